@@ -1,8 +1,9 @@
 //! Compiles `kernels/entry/*.cu` into fat binaries that the library embeds.
 //!
-//! Each entry file becomes one fat binary, by a compiler run of its own: an edit of one costs one
-//! run. Without nvcc the library is built for host memory alone, and says so here, in `cinch info`
-//! and in the error of a call with GPU buffers. What may be set: README, "Building with CUDA".
+//! Each entry file becomes one fat binary by a compiler run of its own, so an edit of one file
+//! costs one run. Without nvcc the library supports host memory only; the build log, `cinch info`
+//! and the error of a call with GPU buffers report this. The README lists the variables ("Building
+//! with CUDA").
 
 #[path = "build/nvcc.rs"]
 mod nvcc;
@@ -18,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The first one with `-compress-mode`.
+/// The first version with `-compress-mode`.
 const COMPRESSING_NVCC: (u32, u32) = (12, 8);
 
 fn main() {
@@ -43,7 +44,7 @@ fn main() {
     }
 }
 
-/// Writes `OUT_DIR/kernels.rs`, with kernels or with the reason why there are none.
+/// Writes `OUT_DIR/kernels.rs`, with the kernels or with the reason why there are none.
 fn kernels() -> Result<(), String> {
     let required = match variable("CINCH_CUDA")?.as_deref() {
         None | Some("auto") => false,
@@ -92,8 +93,8 @@ fn kernels() -> Result<(), String> {
     build.run()
 }
 
-/// All files below `kernels/`, by their path from the package's root, with a hash of what is in
-/// each: read before anything is compiled, so that an edit meanwhile is not taken for built.
+/// All files below `kernels/`: paths from the package's root, and hashes of their contents. They
+/// are read before the first compilation, so that a later edit does not count as built.
 struct Tree {
     hashes: BTreeMap<PathBuf, u64>,
 }
@@ -103,13 +104,13 @@ impl Tree {
         let mut hashes = BTreeMap::new();
         let mut folders = vec![kernels.to_path_buf()];
         while let Some(folder) = folders.pop() {
-            let told = |error| format!("reading {}: {error}", folder.display());
-            for entry in fs::read_dir(&folder).map_err(told)? {
-                let path = entry.map_err(told)?.path();
+            let context = |error| format!("reading {}: {error}", folder.display());
+            for entry in fs::read_dir(&folder).map_err(context)? {
+                let path = entry.map_err(context)?.path();
                 if path.is_dir() {
                     folders.push(path);
                 } else {
-                    let bytes = fs::read(&path).map_err(told)?;
+                    let bytes = fs::read(&path).map_err(context)?;
                     let path = path.strip_prefix(manifest()).unwrap_or(&path);
                     hashes.insert(path.to_path_buf(), hash(&bytes));
                 }
@@ -118,7 +119,7 @@ impl Tree {
         Ok(Tree { hashes })
     }
 
-    /// Names of the entry files, without folder and ending.
+    /// Returns the names of the entry files, without folder and extension.
     fn entries(&self) -> Vec<String> {
         self.hashes
             .keys()
@@ -128,7 +129,8 @@ impl Tree {
             .collect()
     }
 
-    /// One number for the files that a compiler's dependency file names; `None` if one is gone.
+    /// Returns one hash of the files that a compiler's dependency file lists; `None` if one is
+    /// missing.
     fn fingerprint(&self, dependencies: &str) -> Option<u64> {
         let root = manifest();
         let mut files: Vec<_> = dependencies
@@ -150,25 +152,25 @@ impl Tree {
     }
 }
 
-/// The driver reads 64-bit fields of what is embedded.
+/// Aligned, because the driver reads 64-bit fields of the fat binary.
 const ALIGNED: &str = "#[repr(C, align(64))]\nstruct Aligned<const N: usize>([u8; N]);\n";
 
 struct Build {
     nvcc: Nvcc,
     targets: Vec<Target>,
-    /// Whether lines of the source are named in the binary, for profilers and sanitizers: they more than
-    /// double it.
+    /// Adds source lines to the binary, for profilers and sanitizers. They more than double its
+    /// size.
     lines: bool,
     tree: Tree,
     cache: PathBuf,
 }
 
 impl Build {
-    /// Compiles what changed, as many files at once as cargo allows, and writes the table.
+    /// Compiles changed files, as many in parallel as cargo allows, and writes the table.
     fn run(&self) -> Result<(), String> {
         let entries = self.tree.entries();
         let jobs = env::var("NUM_JOBS").map_or(1, |jobs| jobs.parse().unwrap_or(1));
-        // Fewer files than cores: nvcc works on several architectures of one.
+        // With fewer files than cores, nvcc compiles several architectures of a file in parallel.
         let threads = (jobs / entries.len().max(1)).clamp(1, self.targets.len());
         let next = AtomicUsize::new(0);
         let worker = || {
@@ -212,8 +214,8 @@ impl Build {
         ))
     }
 
-    /// Puts the fat binary of one entry file into `OUT_DIR`, compiled only where the file, what it
-    /// includes, the compiler or its flags changed.
+    /// Puts the fat binary of one entry file into `OUT_DIR`. It compiles only if the file, its
+    /// includes, the compiler or the flags changed.
     fn entry(&self, name: &str, threads: usize) -> Result<(), String> {
         let flags = self.flags();
         let stem = format!("{name}.{:016x}", hash((&flags, &self.nvcc.version)));
@@ -230,7 +232,7 @@ impl Build {
 
         let list = out().join(format!("{name}.d"));
         let source = format!("kernels/entry/{name}.cu");
-        // Paths from the package's root: line numbers in the binary name no build machine.
+        // Paths are relative to the package's root, so that line tables name no build machine.
         let run = Command::new(&self.nvcc.path)
             .current_dir(manifest())
             .args(&flags)
@@ -249,19 +251,19 @@ impl Build {
                 String::from_utf8_lossy(&run.stderr)
             ));
         }
-        let told = |error: io::Error| format!("{source}: keeping what was built: {error}");
-        let text = fs::read_to_string(&list).map_err(told)?;
+        let context = |error: io::Error| format!("{source}: keeping what was built: {error}");
+        let text = fs::read_to_string(&list).map_err(context)?;
         let Some(fingerprint) = self.tree.fingerprint(&text) else {
-            return Ok(()); // A file appeared meanwhile; cargo comes back for it.
+            return Ok(()); // A file is new: cargo runs this build script again.
         };
         self.forget(&stem);
-        put(&wanted, &cached(fingerprint)).map_err(told)?;
-        put(&list, &dependencies).map_err(told)
+        put(&wanted, &cached(fingerprint)).map_err(context)?;
+        put(&list, &dependencies).map_err(context)
     }
 
     fn flags(&self) -> Vec<String> {
-        // -fmad=false: host and device give the same bits only if a kernel's own intrinsics alone
-        // decide where products and sums are fused.
+        // -fmad=false: host and device have equal bits only if the kernels' intrinsics alone decide
+        // where a product and a sum are fused.
         let mut flags: Vec<String> = [
             "-std=c++17",
             "-O3",
@@ -292,15 +294,16 @@ impl Build {
     }
 }
 
-/// Copies under a name that appears at once, whole.
+/// Copies a file so that its name appears atomically, with the whole contents.
 fn put(from: &Path, to: &Path) -> io::Result<()> {
     let part = to.with_extension(format!("part{}", std::process::id()));
     fs::copy(from, &part)?;
     fs::rename(&part, to)
 }
 
-/// Where compiled kernels outlive `OUT_DIR`, which every combination of profile, features and
-/// target directory has of its own: the checkout's target directory if there is one.
+/// Returns the cache of compiled kernels: the checkout's target directory, if there is one. Each
+/// profile, feature set and target directory has an `OUT_DIR` of its own, so a cache there would
+/// serve only one of them.
 fn cache_directory() -> PathBuf {
     let target = manifest().join("target");
     let cache = target.join("kernels");
@@ -332,7 +335,7 @@ fn out() -> PathBuf {
     env::var_os("OUT_DIR").unwrap_or_default().into()
 }
 
-/// A variable that is set and not empty.
+/// Returns a variable that is set and not empty.
 fn variable(name: &str) -> Result<Option<String>, String> {
     match env::var(name) {
         Ok(value) => Ok(Some(value.trim().to_string()).filter(|value| !value.is_empty())),

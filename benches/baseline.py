@@ -1,4 +1,4 @@
-"""What the benchmark scripts share: the machine, the build, and baseline files."""
+"""Shared by the benchmark scripts: the machine, the build, and baseline files."""
 
 import datetime
 import json
@@ -14,7 +14,7 @@ BASELINES = ROOT / "benches" / "baselines"
 
 
 def machine():
-    """The machine as a baseline row names it."""
+    """Returns the machine as a baseline row names it."""
     model = "unknown"
     with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
         for line in lines:
@@ -30,21 +30,21 @@ def machine():
 
 
 def build():
-    """Builds the tool; leaves the script if that fails."""
-    command = ["cargo", "build", "--release", "--locked", "--quiet"]
+    """Builds the tool; exits if the build fails."""
+    command = ["cargo", "build", "--release", "--locked", "--quiet", "-p", "cinch-cli"]
     if subprocess.run(command, cwd=ROOT).returncode != 0:
         sys.exit("the release build failed")
 
 
 def commit():
-    """The commit that was measured, with + where files differ from it."""
+    """Returns the commit that was measured, with a + if files differ from it."""
     command = ["git", "describe", "--always", "--dirty=+", "--match", "none"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     return done.stdout.strip() or "unknown"
 
 
 def write(name, rows, folder=BASELINES):
-    """Replaces a file of rows: one JSON object a line, each with machine, date and command."""
+    """Replaces a file of rows: JSON lines, each with machine, date and commit."""
     common = {
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%MZ"),
         "commit": commit(),
@@ -58,8 +58,14 @@ def write(name, rows, folder=BASELINES):
     print(f"written: {path.relative_to(ROOT)}")
 
 
+def rows(path):
+    """Returns the rows of `cinch bench --json`: one JSON object a line."""
+    with open(path, encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
 def size_name(size):
-    """1048576 -> 1M."""
+    """Formats a size: 1048576 is 1M."""
     for unit, shift in (("G", 30), ("M", 20), ("K", 10)):
         if size >= 1 << shift and size % (1 << shift) == 0:
             return f"{size >> shift}{unit}"

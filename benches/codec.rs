@@ -1,14 +1,14 @@
-//! Speed of the codecs on one core, beside memcpy in the same run.
+//! Benchmarks the codecs on one core, beside memcpy in the same run.
 //!
-//! Prints first the speed of packing whole arrays with ADT's Bitpack, on one thread and on as many
-//! as there are cores, then, for each codec, its bandwidth in bytes of fp32 and the ratio to a
-//! memcpy of the same 16 MiB that alternated with it; `cargo bench --bench codec -- --ratios` stops
-//! there, and with `--json` prints a line of JSON a row instead, for `benches/baselines/`.
-//! Then criterion measures each at 16 MiB and on a tile of 2,048 elements in the first-level
-//! cache, which is how a step of a collective calls them.
+//! First come tables of GB/s of fp32 and of the ratio to a memcpy of 16 MiB that alternates with the
+//! codec: packing of whole arrays with ADT's Bitpack on one thread and on all cores, then every codec.
+//! `cargo bench --bench codec -- --ratios` stops there; `--json` also stops, and prints JSON lines for
+//! `benches/baselines/`. Then criterion measures each codec on 16 MiB and on a tile of 2,048 elements
+//! in the first-level cache, the size of a call in a step of a collective.
 
 use cinch::CodecSpec;
-use cinch::codec::{Codec, EncodeStats, Layout, Span, StandAlone, build};
+use cinch::arrays::{Layout, StandAlone};
+use cinch::codec::{Codec, EncodeStats, Span, build};
 use cinch::cpu::Isa;
 use cinch::types::CodecKind;
 use criterion::{Criterion, Throughput};
@@ -18,10 +18,10 @@ use std::time::Instant;
 
 const LARGE: usize = 4 << 20;
 const TILE: usize = 2048;
-/// Alternations of codec and memcpy; the median of their ratios is printed.
+/// Alternations of codec and memcpy. The median of their ratios is printed.
 const ROUNDS: usize = 15;
 
-/// Each codec with its default parameters.
+/// Returns every codec with its default parameters.
 fn specs() -> Vec<CodecSpec> {
     CodecKind::ALL[1..]
         .iter()
@@ -49,7 +49,7 @@ fn main() {
     criterion.final_summary();
 }
 
-/// One codec with its buffers.
+/// A codec with its buffers.
 struct Subject {
     codec: Arc<dyn Codec>,
     span: Span,
@@ -106,13 +106,13 @@ const WORKS: [Work; 4] = [
     Work::DecodeReduce,
 ];
 
-/// One line of the tables.
+/// A line of the tables.
 struct Row {
     codec: String,
     isa: Isa,
     work: String,
     threads: usize,
-    /// Of the codec and of memcpy, and the median of their ratios.
+    /// GB/s of the codec, GB/s of memcpy, and the median of their ratios.
     speeds: (f64, f64, f64),
 }
 
@@ -144,21 +144,21 @@ fn json(row: &Row) {
 const HEADING: &str = "codec                isa     work          threads   GB/s  memcpy  ratio   \
                        (16 MiB of fp32; memcpy on one core)";
 
-/// The scalar form is the specification, not a competitor: one look is enough.
+/// Returns the rounds of a measurement. The scalar form is a specification, for which one is enough.
 fn rounds(isa: Isa) -> usize {
     if isa == Isa::Scalar { 1 } else { ROUNDS }
 }
 
-/// ADT's packing of whole arrays: the goal is 0.7 of memcpy's input bandwidth on one core.
+/// Measures ADT's packing of whole arrays. The goal is 0.7 of memcpy's input bandwidth on one core.
 fn packing(x: &[f32], print: fn(&Row)) {
     let mut copy = vec![0f32; x.len()];
     let mut y = vec![0f32; x.len()];
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut ways: Vec<(Isa, usize)> = Isa::available().into_iter().map(|isa| (isa, 1)).collect();
+    let mut cases: Vec<(Isa, usize)> = Isa::available().into_iter().map(|isa| (isa, 1)).collect();
     if cores > 1 {
-        ways.push((Isa::detect(), cores));
+        cases.push((Isa::detect(), cores));
     }
-    for (isa, threads) in ways {
+    for (isa, threads) in cases {
         for name in ["trunc8", "trunc16", "trunc24"] {
             let spec = name.parse().unwrap();
             let codec = StandAlone::new(spec, Layout::Published, isa).unwrap();
@@ -226,7 +226,8 @@ fn ratios(x: &[f32], print: fn(&Row)) {
     }
 }
 
-/// Median GB/s of both and median ratio, the two alternating and each going first half the time.
+/// Returns the median GB/s of `subject`, of `memcpy`, and the median ratio of their speeds. The two alternate,
+/// and each goes first in half of the rounds.
 fn compare(
     bytes: usize,
     rounds: usize,
@@ -281,7 +282,7 @@ fn measure(criterion: &mut Criterion, x: &[f32]) {
     group.finish();
 }
 
-/// Sums of twelve uniform numbers: near enough to a Gaussian for a speed test.
+/// Returns sums of twelve uniform numbers, which are close enough to Gaussian data for a speed test.
 fn gaussian(n: usize) -> Vec<f32> {
     let mut state = 1u64;
     let mut uniform = move || {

@@ -1,8 +1,8 @@
-//! Many small all_reduces in one group: as one transfer beside each for itself.
+//! Benchmarks many small all_reduces in a group, fused into one call and separate.
 //!
-//! Ranks are threads; groups of both communicators alternate, so that what else the machine does
-//! meets both alike. `cargo bench --bench groups -- [--json]` prints medians over the rounds of the
-//! slowest rank, and with `--json` one line of JSON a row for `benches/baselines/`.
+//! Ranks are threads. Groups of both communicators alternate, so that other load affects both alike.
+//! `cargo bench --bench groups -- [--json]` prints the slowest rank's medians over the rounds, with
+//! `--json` as JSON lines for `benches/baselines/`.
 
 use cinch::bootstrap::LocalOutOfBand;
 use cinch::comm::{Call, Group};
@@ -14,37 +14,37 @@ use std::time::Instant;
 
 /// Tensors of a group.
 const TENSORS: usize = 100;
-/// Groups of either kind that are timed.
+/// Timed groups of each kind.
 const ROUNDS: usize = 200;
-/// Groups before that.
+/// Groups of each kind before the timed ones.
 const WARM: usize = 20;
 
 fn main() {
     let json = std::env::args().any(|argument| argument == "--json");
     if !json {
         println!(
-            "{TENSORS} all_reduces of f32 in a group, codec raw; us a group, median of {ROUNDS}"
+            "{TENSORS} all_reduces of f32 in a group, codec raw; us per group, median of {ROUNDS}"
         );
         println!(
             "{:<10} {:>5} {:>9} {:>10} {:>10} {:>7}",
-            "transport", "ranks", "bytes", "apart", "as one", "ratio"
+            "transport", "ranks", "bytes", "separate", "fused", "ratio"
         );
     }
     for transport in [TransportKind::Shm, TransportKind::Tcp] {
         for nranks in [2, 4] {
             for bytes in [256, 4 << 10, 32 << 10] {
-                let [apart, one] = compare(transport, nranks, bytes);
-                let (apart, one) = (apart * 1e6, one * 1e6);
-                let ratio = apart / one;
+                let [separate, fused] = compare(transport, nranks, bytes);
+                let (separate, fused) = (separate * 1e6, fused * 1e6);
+                let ratio = separate / fused;
                 if json {
                     println!(
                         "{{\"bench\": \"groups\", \"transport\": \"{transport}\", \"ranks\": \
                          {nranks}, \"tensors\": {TENSORS}, \"bytes\": {bytes}, \"apart_us\": \
-                         {apart:.1}, \"fused_us\": {one:.1}, \"ratio\": {ratio:.2}}}"
+                         {separate:.1}, \"fused_us\": {fused:.1}, \"ratio\": {ratio:.2}}}"
                     );
                 } else {
                     println!(
-                        "{transport:<10} {nranks:>5} {bytes:>9} {apart:>10.1} {one:>10.1} {ratio:>7.2}",
+                        "{transport:<10} {nranks:>5} {bytes:>9} {separate:>10.1} {fused:>10.1} {ratio:>7.2}",
                     );
                 }
             }
@@ -52,7 +52,7 @@ fn main() {
     }
 }
 
-/// Median seconds of a group of the slowest rank, apart and as one.
+/// Returns the slowest rank's median seconds of a group with separate calls, and with fused ones.
 fn compare(transport: TransportKind, nranks: usize, bytes: usize) -> [f64; 2] {
     let config = |fuse_bytes| Config {
         transport: Some(transport),
@@ -71,10 +71,12 @@ fn compare(transport: TransportKind, nranks: usize, bytes: usize) -> [f64; 2] {
                 move || Communicator::over(exchange, fault, config).unwrap()
             })
     });
-    let [apart, one] = worlds;
-    let threads: Vec<_> = apart
-        .zip(one)
-        .map(|(apart, one)| std::thread::spawn(move || alternate(&[apart(), one()], bytes)))
+    let [separate, fused] = worlds;
+    let threads: Vec<_> = separate
+        .zip(fused)
+        .map(|(separate, fused)| {
+            std::thread::spawn(move || alternate(&[separate(), fused()], bytes))
+        })
         .collect();
     let ranks: Vec<_> = threads
         .into_iter()
@@ -84,12 +86,12 @@ fn compare(transport: TransportKind, nranks: usize, bytes: usize) -> [f64; 2] {
     [slowest(0), slowest(1)]
 }
 
-/// Median seconds of a group of either communicator on this rank.
+/// Returns this rank's median seconds of a group, for each communicator.
 fn alternate(comms: &[Communicator; 2], bytes: usize) -> [f64; 2] {
     let mut data = vec![vec![1f32; bytes / 4]; TENSORS];
     let mut times = [Vec::new(), Vec::new()];
     for round in 0..WARM + ROUNDS {
-        // Each goes first half the time.
+        // Each communicator goes first in half of the rounds.
         for kind in [round % 2, 1 - round % 2] {
             comms[kind].barrier().unwrap();
             let start = Instant::now();

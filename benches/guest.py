@@ -1,8 +1,8 @@
-"""Emulated machines with a Debian kernel, for what needs one: qemu without KVM, everything in an
-initramfs, commands and their output over serial lines.
+"""Emulated machines with a Debian kernel, for tests that need kernel modules.
 
-Packages come by apt from the registry that is configured, once; they are kept in
-$XDG_CACHE_HOME/cinch (~/.cache/cinch) with all that is made of them.
+A guest is qemu without KVM. Its whole system is an initramfs; its steps report over serial lines.
+Packages are downloaded once by apt from the configured registry, and kept unpacked in
+$XDG_CACHE_HOME/cinch (default ~/.cache/cinch).
 """
 
 import os
@@ -14,24 +14,24 @@ import tempfile
 import time
 
 QEMU = "qemu-system-x86_64"
-# What the figures were taken with; where the registry has it no more, what linux-image-amd64 is.
+# Kernel of the figures. If the registry no longer has it, the kernel of linux-image-amd64 is used.
 KERNEL = "linux-image-6.1.0-56-amd64"
 PACKAGES = ["busybox-static", "iproute2", "libibverbs1", "ibverbs-providers", "libibumad3",
             "librdmacm1", "libpci3", "libnl-3-200", "libnl-route-3-200", "libmnl0", "libelf1",
             "libbpf1", "libcap2", "libdb5.3", "libtirpc3", "libxtables12", "zlib1g", "perftest",
             "libgcc-s1", "libc6", "libudev1", "libgssapi-krb5-2", "libkrb5-3", "libk5crypto3",
             "libkrb5support0", "libcom-err2", "libkeyutils1"]
-# Seconds that fetching them may take: 100 MB.
-PATIENCE = 200
+# Seconds that the download of 100 MB may take.
+DOWNLOAD_TIMEOUT = 200
 MODULES = ["crc32_generic", "rdma_rxe", "dummy", "veth", "e1000", "sch_netem"]
 
 
 class Missing(Exception):
-    """Why there can be no guest here."""
+    """The reason why no guest can run here."""
 
 
 def missing():
-    """Why there can be no guest here; None if there can."""
+    """Returns why no guest can run here, or None if one can."""
     tools = (QEMU, "apt-get", "dpkg-deb", "cpio", "strip")
     absent = [tool for tool in tools if not shutil.which(tool)]
     if absent:
@@ -52,12 +52,12 @@ def run(*command, **options):
 
 
 def folder_of(kernel):
-    """Where the files of a kernel's package and of all others are kept."""
+    """Returns the folder for the files of all packages with this kernel."""
     return cache() / f"guest-{kernel.removeprefix('linux-image-')}"
 
 
 def kernel_package():
-    """The pinned kernel, or the one that the distribution has now."""
+    """Returns the pinned kernel's package, or the distribution's newest if that is gone."""
     if (folder_of(KERNEL) / "complete").exists():
         return KERNEL
     if run("apt-cache", "show", "--no-all-versions", KERNEL).returncode == 0:
@@ -66,12 +66,12 @@ def kernel_package():
     if found := re.search(r"Depends: (linux-image-\S+-amd64)\b", depends):
         print(f"the registry has no {KERNEL}; taking {found[1]}", flush=True)
         return found[1]
-    raise Missing("the package registry has no kernel of Debian's (linux-image-amd64), or its index is "
-                  "not here (apt-get update)")
+    raise Missing("apt knows no Debian kernel (linux-image-amd64); run apt-get update if the package lists "
+                  "are missing")
 
 
 def packages():
-    """A folder with the files of all packages."""
+    """Downloads and unpacks the packages if needed; returns the folder with their files."""
     kernel = kernel_package()
     folder = folder_of(kernel)
     if (folder / "complete").exists():
@@ -80,11 +80,11 @@ def packages():
         root = pathlib.Path(scratch, "root")
         root.mkdir()
         try:
-            done = run("apt-get", "download", kernel, *PACKAGES, cwd=scratch, timeout=PATIENCE)
+            done = run("apt-get", "download", kernel, *PACKAGES, cwd=scratch, timeout=DOWNLOAD_TIMEOUT)
         except subprocess.TimeoutExpired as late:
-            raise Missing(f"packages have not come within {PATIENCE} s") from late
+            raise Missing(f"the download of packages took more than {DOWNLOAD_TIMEOUT} s") from late
         if done.returncode != 0:
-            raise Missing(f"packages cannot be had: {done.stdout.strip().splitlines()[-1]}")
+            raise Missing(f"packages cannot be downloaded: {done.stdout.strip().splitlines()[-1]}")
         for package in pathlib.Path(scratch).glob("*.deb"):
             done = run("dpkg-deb", "-x", package, root)
             if done.returncode != 0:
@@ -96,7 +96,7 @@ def packages():
 
 
 def modules(root):
-    """The files of MODULES and what they need, in the order in which they are to be loaded."""
+    """Returns the files of MODULES and of their dependencies, in load order."""
     files = {path.name.split(".ko")[0].replace("-", "_"): path
              for path in root.glob("lib/modules/*/kernel/**/*.ko*")}
     ordered = []
@@ -104,7 +104,7 @@ def modules(root):
     def add(name):
         path = files.get(name)
         if path is None or path in ordered:
-            return  # compiled in
+            return  # compiled in, or already listed
         text = path.read_bytes()
         if found := re.search(rb"\0depends=([^\0]*)\0", text):
             for needed in filter(None, found[1].decode().split(",")):
@@ -117,7 +117,7 @@ def modules(root):
 
 
 def libraries(program, root):
-    """Shared objects that a program of the guest needs, found in the packages first."""
+    """Returns the shared objects that a program needs, by name; the packages' come first."""
     folders = [root / "usr/lib/x86_64-linux-gnu", root / "lib/x86_64-linux-gnu"]
     environment = os.environ | {"LD_LIBRARY_PATH": ":".join(map(str, folders))}
     found = {}
@@ -135,14 +135,14 @@ mount -t proc none /proc; mount -t sysfs none /sys; mount -t devtmpfs none /dev
 mkdir -p /dev/shm; mount -t tmpfs none /dev/shm; mount -t tmpfs none /tmp
 ln -sf /proc/self/fd /dev/fd
 echo 1 > /proc/sys/kernel/printk
-# The emulator keeps translated code by address: processes that lie at the same one share it.
+# The emulator caches translated code by address: without randomisation processes share it.
 echo 0 > /proc/sys/kernel/randomize_va_space
 ulimit -l unlimited; ulimit -n 4096
 for module in $(cat /modules); do insmod /modules.d/$module || echo "no module $module"; done
 ip link set lo up
 node=$(sed 's/.*node=\\([0-9]*\\).*/\\1/' /proc/cmdline)
 export node
-step() {  # NAME COMMAND...: runs it, and says so on the second serial line
+step() {  # NAME COMMAND...: runs a command, and reports its output and code on the second serial line
     name=$1; shift
     echo "@@ begin $name" > /dev/ttyS1
     begin=$(cut -d' ' -f1 /proc/uptime)
@@ -159,7 +159,7 @@ poweroff -f
 
 
 def image(root, folder, programs, steps):
-    """An initramfs with `programs` (name: path) and the shell text `steps`."""
+    """Builds an initramfs with `programs` (name: path) that runs the shell text `steps`."""
     tree = pathlib.Path(folder, "tree")
     for place in ("bin", "dev", "proc", "sys", "tmp", "etc/libibverbs.d", "modules.d", "lib64",
                   "lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu/libibverbs"):
@@ -209,7 +209,7 @@ def image(root, folder, programs, steps):
 
 
 class Guest:
-    """A machine. A context: ends with it."""
+    """An emulated machine, as a context manager that kills it at the end."""
 
     def __init__(self, root, archive, folder, node=0, devices=(), memory=1536):
         self.log = pathlib.Path(folder, f"console-{node}")
@@ -218,7 +218,7 @@ class Guest:
         self.command = [
             QEMU, "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", str(memory),
             "-nodefaults", "-no-reboot", "-display", "none", "-kernel", kernel, "-initrd", archive,
-            # On a busy host the clock's interrupt is late, and the kernel would give up for that.
+            # On a busy host the timer interrupt is late, for which the kernel would panic at boot.
             "-append", f"console=ttyS0 quiet panic=-1 no_timer_check node={node}",
             "-serial", f"file:{self.log}", "-serial", f"file:{self.out}",
             *(devices or ("-nic", "none"))]
@@ -232,7 +232,7 @@ class Guest:
         self.process.wait()
 
     def steps(self):
-        """What its steps said until now, by name: (code or None while it runs, seconds, output)."""
+        """Returns the steps so far, by name: (code, or None while it runs; seconds; output)."""
         found = {}
         text = self.out.read_text(encoding="utf-8", errors="replace") if self.out.exists() else ""
         for part in re.split(r"^@@ begin ", text, flags=re.M)[1:]:
@@ -247,11 +247,12 @@ class Guest:
         return found
 
     def wait(self, deadline):
-        """Waits until it is off; whether it was, in time."""
+        """Waits until the machine is off; returns whether it was before the deadline."""
         while self.process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.2)
         return self.process.poll() is not None
 
     def last_words(self):
+        """Returns the last lines of the console."""
         text = self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
         return "\n".join(text.splitlines()[-15:])

@@ -1,4 +1,4 @@
-"""Hosts of one machine: network namespaces on a common bridge, with rates, loss and cut links."""
+"""Simulates hosts by network namespaces on a common bridge, with rates, loss and cut links."""
 
 import os
 import pathlib
@@ -8,19 +8,19 @@ import subprocess
 import sys
 import tempfile
 
-# The device of a host in its namespace, and the port where ranks meet.
+# The network device of a host in its namespace, and the port of the rendezvous.
 DEVICE = "eth0"
 PORT = 29511
 
 
 def missing():
-    """Why there can be no namespaces here; None if there can."""
+    """Returns why no namespaces can be created here, or None if they can."""
     absent = [tool for tool in ("ip", "tc") if not shutil.which(tool)]
     if absent:
         return f"{' and '.join(absent)} not found (package iproute2)"
     if os.geteuid() != 0:
         return "needs root"
-    # Root of a container may lack what it takes: only trying tells.
+    # Root in a container may lack the capability, which only an attempt shows.
     space = f"cinch-{os.getpid()}-try"
     made = subprocess.run(["ip", "netns", "add", space], stderr=subprocess.PIPE, text=True)
     subprocess.run(["ip", "netns", "del", space], stderr=subprocess.DEVNULL)
@@ -32,10 +32,10 @@ def ip(*arguments):
 
 
 class Net:
-    """`hosts` namespaces on a bridge in one more. A context: leaves nothing behind."""
+    """Namespaces of hosts, joined by a bridge in one more namespace. A context manager that removes them."""
 
     def __init__(self, hosts, rate=None):
-        # Names carry the process id: two runs do not take each other's namespaces away.
+        # Names have the process id, so that two runs cannot remove each other's namespaces.
         self.spaces = [f"cinch-{os.getpid()}-{host}" for host in range(hosts)]
         self.switch = f"cinch-{os.getpid()}-switch"
         self.rate = rate
@@ -69,7 +69,7 @@ class Net:
             ip("-n", space, "link", "set", DEVICE, "up")
             ip("-n", self.switch, "link", "set", port, "master", "bridge", "up")
             if self.rate:
-                # Both ends: what a host sends, and what is sent to it.
+                # Both ends are limited, so that the rate holds in both directions.
                 self.shape(space, DEVICE)
                 self.shape(self.switch, port)
         self.secret = tempfile.NamedTemporaryFile("w", suffix=".secret")  # made with mode 0600
@@ -77,8 +77,8 @@ class Net:
         self.secret.flush()
 
     def shape(self, space, device):
-        # 128 KiB of burst holds two of the 64 KiB packets that TCP hands down; with less the
-        # bucket, not the rate, sets the pace (32 KiB: 0.44 to 0.75 Gbit/s).
+        # A burst of 128 KiB holds two of TCP's packets of 64 KiB. With a smaller burst the bucket limits
+        # the speed below the rate.
         subprocess.run(["tc", "-n", space, "qdisc", "add", "dev", device, "root", "tbf", "rate",
                         self.rate, "burst", "128k", "latency", "20ms"], check=True)
 
@@ -87,13 +87,13 @@ class Net:
         return f"10.231.77.{host + 1}"
 
     def cut(self, host):
-        """Takes the cable out: the host's own device stays up."""
+        """Takes the bridge's end of the link down. The host's own device stays up, as with an unplugged cable."""
         ip("-n", self.switch, "link", "set", f"port{host}", "down")
 
     def lose(self, host, percent):
-        """Drops that part of the packets that come to a host. Raises if nothing here can."""
+        """Drops `percent` of the packets that a host receives. Raises if nft cannot."""
         space = self.spaces[host]
-        # A packet of the kernel may be 64 KiB long; the wire's are what gets lost.
+        # Without segmentation offload a packet in the kernel is as small as on a wire.
         for end in self.spaces:
             ip("-n", end, "link", "set", DEVICE, "gso_max_segs", 1)
         subprocess.run(["ip", "netns", "exec", space, "nft", "-f", "-"], check=True, text=True, input=f"""
@@ -105,20 +105,22 @@ class Net:
             }}""")
 
     def lost(self, host):
-        """How many packets `lose` has dropped."""
+        """Returns how many packets `lose` has dropped."""
         done = subprocess.run(["ip", "netns", "exec", self.spaces[host], "nft", "list", "chain",
                                "inet", "loss", "input"], check=True, text=True,
                               stdout=subprocess.PIPE)
         return int(done.stdout.split("counter packets ")[1].split()[0])
 
     def popen(self, host, command, environment=None, **options):
-        """Starts a command on a host."""
+        """Starts a command in the namespace of a host."""
         command = ["ip", "netns", "exec", self.spaces[host], *map(str, command)]
         return subprocess.Popen(command, env=os.environ | (environment or {}), text=True, **options)
 
     def ranks(self, hosts, command, last=(), seconds=120, environment=None):
-        """Runs one command as ranks, `hosts` naming each one's host; rank 0's has `last` behind it.
-        Returns their codes and outputs."""
+        """Runs a command as ranks; `hosts` has the host of each rank. Appends `last` for rank 0.
+
+        Returns their codes and outputs.
+        """
         children = [
             self.popen(host, [*command, *(last if rank == 0 else ())],
                        self.rank_environment(hosts, rank) | (environment or {}),
@@ -134,7 +136,7 @@ class Net:
 
 
 def collect(children, seconds):
-    """Codes and outputs of processes that end by themselves; those that do not are killed."""
+    """Waits for processes, and kills those that take too long. Returns their codes and outputs."""
     done = []
     try:
         for child in children:
@@ -154,4 +156,4 @@ def collect(children, seconds):
 
 
 if __name__ == "__main__":
-    sys.exit(f"{pathlib.Path(__file__).name} is for scripts to import")
+    sys.exit(f"{pathlib.Path(__file__).name} is a module for scripts")

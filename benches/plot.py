@@ -2,7 +2,7 @@
 """Draws docs/images/all-reduce-h200x2.svg from the rows of benches/baselines.
 
 benches/plot.py           writes the file
-benches/plot.py --check   fails if the file is not what the rows give
+benches/plot.py --check   fails if the file differs from a drawing of the rows
 """
 
 import json
@@ -22,7 +22,7 @@ MAX_RATIO = 4
 
 
 def points(file, codec):
-    """Returns (bytes, NCCL's time over ours) of the fp32 all_reduces in graph replays."""
+    """Returns (bytes, NCCL's time / cinch's time) of the fp32 all_reduces in graph replays."""
     with open(BENCHES / "baselines" / file, encoding="utf-8") as rows:
         rows = [json.loads(row) for row in rows]
     wanted = {"collective": "all_reduce", "mode": "graph", "type": "f32", "codec": codec}

@@ -1,5 +1,5 @@
-//! Throughput of a tile of element arithmetic in the first-level cache, per instruction set:
-//! load, one combine, store. The row `memcpy` moves as many fp32 bytes three times.
+//! Benchmarks element arithmetic on a tile in the first-level cache, for each instruction set: load, one
+//! combine, store. The row `memcpy` copies the bytes of an fp32 tile three times.
 
 use cinch::cpu::Isa;
 use cinch::reduce::{Reducer, Tile};
@@ -7,7 +7,7 @@ use cinch::types::{DType, ReduceOp};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use std::hint::black_box;
 
-/// Elements: 8 KiB of fp32.
+/// Elements of a tile: 8 KiB of fp32.
 const TILE: usize = 2048;
 
 fn tile(criterion: &mut Criterion) {

@@ -1,16 +1,16 @@
-//! Finding a compiler, and what to have it compile for.
+//! Finds nvcc and parses the architectures to compile for.
 
 use super::{manifest, variable};
 use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The oldest compiler that is tried: C++17 and sm_90.
+/// The oldest supported compiler: it must have C++17 and sm_90.
 const OLDEST_NVCC: (u32, u32) = (12, 0);
-/// Below it there is no bf16 arithmetic and no asynchronous copy.
+/// The lowest supported architecture: older ones have no bf16 arithmetic and no asynchronous copy.
 const LOWEST_ARCH: u32 = 80;
 
-/// One `-gencode`: machine code of an architecture, its PTX, or both.
+/// A `-gencode` option: machine code of an architecture, its PTX, or both.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
     arch: String,
@@ -46,8 +46,8 @@ impl Target {
     }
 }
 
-/// What is built where nothing is asked for: all supported chips in a release, one in between to
-/// keep builds short; PTX for chips that are newer than this file.
+/// Returns the default targets: all supported architectures in a release; otherwise one
+/// architecture, for short builds, and PTX for other chips.
 pub fn default_targets() -> Vec<Target> {
     if env::var("PROFILE").is_ok_and(|profile| profile == "release") {
         return release_targets();
@@ -103,7 +103,7 @@ pub fn parse_archs(text: &str) -> Result<Vec<Target>, String> {
     Ok(targets)
 }
 
-/// A compiler that can be used.
+/// A usable compiler.
 pub struct Nvcc {
     pub path: PathBuf,
     pub version: String,
@@ -112,8 +112,8 @@ pub struct Nvcc {
 }
 
 impl Nvcc {
-    /// In `NVCC`, `CUDA_HOME`, `PATH` and where `scripts/setup` puts it, in this order; a place
-    /// that was named and has none is an error rather than a reason to look on.
+    /// Finds a compiler in `NVCC`, `CUDA_HOME`, `PATH` or `target/cuda` (by `scripts/setup`), in
+    /// this order. If a variable names a place without nvcc, this is an error.
     pub fn find() -> Result<Nvcc, String> {
         if let Some(path) = variable("NVCC")? {
             return Nvcc::at(Path::new(&path)).map_err(|why| format!("NVCC={path}: {why}"));
@@ -128,7 +128,8 @@ impl Nvcc {
         match places.iter().find(|path| path.is_file()) {
             Some(path) => Nvcc::at(path),
             None => {
-                // Only here: elsewhere every shell with another PATH would rebuild the library.
+                // Watches PATH only in this case: otherwise each shell with another PATH would
+                // rebuild the library.
                 println!("cargo:rerun-if-env-changed=PATH");
                 Err("there is no nvcc in NVCC, CUDA_HOME, PATH or target/cuda".into())
             }
@@ -141,7 +142,7 @@ impl Nvcc {
         let version = text
             .split_once(", V")
             .and_then(|(_, rest)| rest.split_whitespace().next())
-            .ok_or_else(|| format!("{} says no version: {text}", path.display()))?;
+            .ok_or_else(|| format!("{} prints no version: {text}", path.display()))?;
         let mut numbers = version.split('.').map(|part| part.parse().unwrap_or(0));
         let number = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
         if number < OLDEST_NVCC {
@@ -166,12 +167,12 @@ impl Nvcc {
     }
 
     fn knows(&self, target: &Target) -> bool {
-        // The list leaves out the variants of an architecture, such as 90a.
+        // nvcc's list omits the variants of an architecture, such as 90a.
         let arch = target.arch.trim_end_matches(['a', 'f']);
         self.archs.iter().any(|known| known == arch)
     }
 
-    /// `targets`, or which of them this compiler lacks.
+    /// Returns `targets`, or an error that names the target that this compiler lacks.
     pub fn check(&self, targets: Vec<Target>) -> Result<Vec<Target>, String> {
         match targets.iter().find(|target| !self.knows(target)) {
             None => Ok(targets),
@@ -184,7 +185,7 @@ impl Nvcc {
         }
     }
 
-    /// Those of `targets` that this compiler has; warns of the others.
+    /// Returns the targets that this compiler supports, and warns of the others.
     pub fn known(&self, targets: Vec<Target>) -> Vec<Target> {
         let (known, unknown): (Vec<_>, Vec<_>) =
             targets.into_iter().partition(|target| self.knows(target));
@@ -199,7 +200,7 @@ impl Nvcc {
     }
 }
 
-/// What a command prints, if it succeeds.
+/// Returns the output of a command that succeeds.
 fn output(command: &mut Command) -> Result<String, String> {
     let shown = command.get_program().to_string_lossy().into_owned();
     let run = command

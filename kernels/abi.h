@@ -1,16 +1,16 @@
-/* What Rust and the kernels share: plain structs, little endian, no padding that is not named.
+/* The structs that Rust and the kernels share: plain, little endian, every padding named.
  *
- * Sizes and offsets are asserted here and in src/gpu/abi.rs. Offsets are in bytes.
+ * Sizes and offsets are asserted here and in src/gpu/abi/. Offsets are in bytes.
  *
  * Memory of a communicator on one rank
- *   box      one for each ordered pair of ranks (from -> to): lives on `to`, or in pinned host
- *            memory where peer access is refused; written by `from` alone, polled by `to` alone.
- *            Holds, for each protocol and lane, the counters that `from` owns and the slots that
- *            it fills. `inbox[p]` is the box p -> me, `outbox[p]` the box me -> p.
- *   cursors  private to the rank, in its device memory: how many messages it has sent and received
- *            on each connection since the beginning. They live between launches, so that a CUDA
- *            graph may replay a launch any number of times.
- *   control  pinned host memory: the abort word, and the report of the first thing that went wrong.
+ *   peer buffer  one for each ordered pair of ranks (from -> to). It lies on `to`, or in pinned host
+ *                memory where peer access is refused. Only `from` writes it and only `to` polls it.
+ *                It holds, for each protocol and channel, the counters that `from` advances and the
+ *                slots that it fills. `inbox[p]` is the peer buffer p -> me, `outbox[p]` me -> p.
+ *   cursors      the rank's own device memory: the messages it has sent and received on each
+ *                connection since its start. Launches keep their counts there and not in arguments,
+ *                so that a CUDA graph may replay a launch any number of times.
+ *   control      pinned host memory: the abort word, and the report of the first failure.
  */
 #ifndef CINCH_ABI_H
 #define CINCH_ABI_H
@@ -24,33 +24,33 @@ extern "C" {
 
 enum {
   CINCH_MAX_RANKS = 32,      /* ranks of a GPU communicator */
-  CINCH_MAX_LANES = 128,     /* parallel connections of a pair */
-  CINCH_ARGS_BYTES = 4096,   /* what a launch passes by value */
+  CINCH_MAX_CHANNELS = 128,  /* channels of a pair of ranks */
+  CINCH_ARGS_BYTES = 4096,   /* arguments that a launch passes by value */
   CINCH_LINE_BYTES = 128,    /* header of a slot; distance of counters */
   CINCH_SIGNATURE_WORDS = 5,
-  /* Of an interpreter, which drives one channel: threads of a block, and, for codecs, dynamic shared
-   * memory of each warp that moves data. Code for sm_90 and above, and code that also runs on GPUs
-   * with 99 KiB of shared memory. */
+  /* Schedule kernels: threads of a block, which drives one channel, and, for codecs, dynamic shared
+   * memory of each warp that moves data. The first two are those of code for sm_90 and above, the
+   * SMALL ones of code that also runs on GPUs with 99 KiB of shared memory. */
   CINCH_BLOCK_THREADS = 608,
   CINCH_STAGE_BYTES = 11520,
   CINCH_SMALL_BLOCK_THREADS = 352,
   CINCH_SMALL_STAGE_BYTES = 7168,
-  CINCH_ONESHOT_THREADS = 512, /* of a fused kernel */
-  CINCH_TILE_WORDS = 60,       /* words of 8 bytes in four lines, which a warp sends together */
-  CINCH_GRANULE_BYTES = 64,    /* of raw elements: where chunks of them may be cut */
-  CINCH_KEPT_STEPS = 96,       /* of a pass, that an interpreter keeps in shared memory */
+  CINCH_FUSED_THREADS = 512, /* threads of a block of a fused kernel without a codec */
+  CINCH_TILE_WORDS = 60,     /* words of 8 bytes in the four lines that a warp sends together */
+  CINCH_GRANULE_BYTES = 64,  /* chunks of raw elements end at multiples of this */
+  CINCH_KEPT_STEPS = 96,     /* steps of a pass that a block caches in shared memory */
   CINCH_MAX_BATCH = 32       /* steps of a batch */
 };
 
-/* How a message announces itself. */
+/* How the bytes of a message and their arrival travel. */
 enum cinch_protocol {
   CINCH_SIMPLE = 0, /* payload, then a counter */
-  CINCH_LL = 1,     /* 8 payload bytes and 8 flag bytes a packet */
-  CINCH_LL128 = 2,  /* 120 payload bytes and 8 flag bytes a line; needs lines that arrive whole */
-  CINCH_PROTOCOLS = 3, /* those with FIFOs; fused kernels report 3 (packets) and 4 (lines) */
+  CINCH_LL = 1,     /* packets of 8 payload bytes and 8 flag bytes */
+  CINCH_LL128 = 2,  /* lines of 120 payload bytes and 8 flag bytes, which must arrive whole */
+  CINCH_PROTOCOLS = 3, /* protocols with FIFOs; fused kernels report 3 (ll) and 4 (ll128) */
 };
 
-/* Numbers of schedule::Op, in order. */
+/* schedule::Op. */
 enum cinch_op {
   CINCH_SEND = 0,
   CINCH_RECV = 1,
@@ -65,198 +65,198 @@ enum cinch_op {
 /* schedule::Own. */
 enum cinch_own { CINCH_OWN_ABSENT = 0, CINCH_OWN_EXACT = 1, CINCH_OWN_CODED = 2 };
 
-/* How contributions are combined: ReduceOp, without what happens before and after. */
+/* The arithmetic of a ReduceOp, without premultiplication and division. */
 enum cinch_combine { CINCH_SUM = 0, CINCH_PROD = 1, CINCH_MAX = 2, CINCH_MIN = 3 };
 
-/* Of flags. */
+/* Bits of `flags`. */
 enum {
-  CINCH_PREMULTIPLY = 1, /* own elements times `factor` */
-  CINCH_AVERAGE = 2,     /* final sums divided by the number of ranks */
-  CINCH_ALIGNED = 4,     /* input and output are multiples of 16; of the fused kernels only: the
-                            interpreter looks at each chunk */
+  CINCH_PREMULTIPLY = 1, /* own elements are multiplied by `factor` */
+  CINCH_AVERAGE = 2,     /* final sums are divided by the number of ranks */
+  CINCH_ALIGNED = 4,     /* fused kernels: input and output are multiples of 16 (the interpreter tests
+                            each chunk) */
   CINCH_FACTOR_AT = 8,   /* `factor` is the address of an element of the call's type */
-  CINCH_REDRAW = 16,     /* the launch may be replayed, and its codec draws: words 2 to 5 of the
-                            codec's parameters, its keys, are mixed with a count of messages, so that
-                            replays draw anew */
-  CINCH_LETS_NEXT_BEGIN = 32, /* the next kernel of the stream may begin once no thread waits for
-                                 another rank any more */
+  CINCH_REDRAW = 16,     /* the launch may be replayed and its codec rounds stochastically: the kernel
+                            mixes a message count into words 2 to 5 of the codec's parameters, its
+                            keys, so that each replay draws other numbers */
+  CINCH_LAUNCH_DEPENDENTS = 32, /* the next kernel of the stream may launch once no thread waits for
+                                   another rank any more */
 };
 
-/* Counters of one lane of one protocol in a box, at lane * CINCH_LINE_BYTES. */
+/* Counters of one channel of one protocol in a peer buffer, at channel * CINCH_LINE_BYTES. */
 struct cinch_counters {
-  uint64_t tail; /* messages that `from` has published on this lane (CINCH_SIMPLE only) */
+  uint64_t tail; /* messages that `from` has published on this channel (CINCH_SIMPLE only) */
   uint64_t unused0[7];
-  uint64_t head; /* messages of the other direction that `from` has taken on this lane */
+  uint64_t head; /* messages of the other direction that `from` has received on this channel */
   uint64_t unused1[7];
 };
 
-/* The FIFOs of one protocol within a box. Slot s of lane l: payload at
- * slots + (l * depth + s) * stride; of CINCH_SIMPLE, the header lies CINCH_LINE_BYTES before it. */
+/* The FIFOs of one protocol within a peer buffer. The payload of slot s of channel c is at
+ * slots + (c * depth + s) * stride; a CINCH_SIMPLE slot has its header CINCH_LINE_BYTES before. */
 struct cinch_fifo {
-  uint64_t counters;   /* offset of lane 0's cinch_counters */
+  uint64_t counters;   /* offset of channel 0's cinch_counters */
   uint64_t slots;      /* offset of slot 0's payload */
   uint32_t stride;     /* bytes from slot to slot */
   uint32_t slot_bytes; /* payload bytes of a slot, without flags */
-  uint32_t depth;      /* slots of a lane */
-  uint32_t lanes;
+  uint32_t depth;      /* slots of a channel */
+  uint32_t channels;
 };
 
-/* Where this rank stands on one connection: [protocol][lane][peer], always with
- * CINCH_MAX_LANES and CINCH_MAX_RANKS, so that the place does not depend on the geometry. */
+/* The message counts of one connection: element [protocol][channel][peer] of an array that always
+ * has CINCH_MAX_CHANNELS and CINCH_MAX_RANKS, so that offsets do not depend on the geometry. */
 struct cinch_cursor {
   uint64_t sent;
   uint64_t received;
 };
 
-/* What went wrong first. `state` goes 0 -> 1 (being written) -> 2. */
+/* The report of the first failure. `state` goes 0 -> 1 (being written) -> 2. */
 enum cinch_trouble_kind {
   CINCH_TROUBLE_NONE = 0,
-  CINCH_TROUBLE_TIMEOUT = 1,  /* `peer` did not send (sends = 0) or take (sends = 1) in time */
-  CINCH_TROUBLE_MISMATCH = 2  /* `peer` runs another call: `theirs` */
+  CINCH_TROUBLE_TIMEOUT = 1,  /* `peer` did not send (sends = 0) or receive (sends = 1) in time */
+  CINCH_TROUBLE_MISMATCH = 2  /* `peer` runs another call, with the signature `theirs` */
 };
 struct cinch_trouble {
   uint32_t state;
   uint32_t kind;
   uint32_t peer;
   uint32_t sends;
-  uint32_t lane;
+  uint32_t channel;
   uint32_t step;
   uint32_t pass;
   uint32_t protocol;
-  uint64_t expected; /* counter that was waited for */
-  uint64_t seen;     /* counter that was there */
+  uint64_t expected; /* value that the wait asked for */
+  uint64_t seen;     /* value at the timeout */
   uint64_t mine[CINCH_SIGNATURE_WORDS];
   uint64_t theirs[CINCH_SIGNATURE_WORDS];
 };
 
 struct cinch_control {
-  uint32_t abort; /* the host sets it to end every wait */
+  uint32_t abort; /* the host sets it to end all waits */
   uint32_t unused[31];
   struct cinch_trouble trouble;
 };
 
-/* A communicator as a kernel sees it. */
+/* The communicator, as a launch passes it to a kernel. */
 struct cinch_comm_view {
   uint8_t *inbox[CINCH_MAX_RANKS];
   uint8_t *outbox[CINCH_MAX_RANKS];
   struct cinch_cursor *cursors;
   struct cinch_control *control;
-  uint64_t timeout_ns; /* of one wait */
+  uint64_t timeout_ns; /* deadline of one wait */
   uint32_t rank;
   uint32_t nranks;
-  struct cinch_fifo fifo; /* of the protocol that this launch uses */
+  struct cinch_fifo fifo; /* the FIFOs of this launch's protocol */
   uint32_t protocol;
   uint32_t unused;
 };
 
-/* Parameters of a codec; see kernels/codec/params.h for what each codec reads. */
+/* Parameters of a codec; kernels/codec/params.h has the fields. */
 struct cinch_codec_words {
   uint32_t word[8];
 };
 
-/* One step of a schedule: schedule::Step with chains joined and places resolved. A chunk's first
- * element, in the input or the output, is block * count + range(pass, part).start; range is that
- * of plan::Geometry. */
+/* A step of a schedule: a schedule::Step with joined chains and resolved ranges. Its chunk begins
+ * in the input or the output at element block * count + range(pass, part).start, where range is
+ * plan::Geometry::range. */
 struct cinch_step {
   uint8_t op;        /* cinch_op */
   uint8_t own;       /* cinch_own */
   uint8_t own_after; /* sources that are added before the own contribution */
-  uint8_t batch;     /* steps, from this one on, whose waits are taken together; 0 inside one */
+  uint8_t batch;     /* steps of the batch that begins here; 0 inside a batch */
   uint16_t stage;
   uint16_t part;
   uint16_t in_block;
   uint16_t out_block;
-  uint16_t peers; /* index of its first peer: receives, then sends */
+  uint16_t peers; /* index of its first peer; receives come before sends */
   uint8_t nrecv;
   uint8_t nsend;
-  /* In the first step of a batch: bit r is set if the batch receives from, sends to, rank r. A
-   * batch has at most one message from, and one to, each rank. */
+  /* In the first step of a batch: bit r is set if the batch receives from (sends to) rank r. A batch
+   * has at most one message from, and one to, each rank. */
   uint32_t recv_mask;
   uint32_t send_mask;
 };
 
-/* What lossy encodes of one tensor dropped, in device memory: this, then arrays of
- * cinch_work.span fp32 at CINCH_RESIDUALS_BYTES: array `turn` is what the last call left and the
- * other one what this call leaves. No element is encoded as a contribution and as a finished sum too.
- * Residual i is that of the message's element i. See src/adapt/residuals.rs. */
+/* The header of the residuals of one tensor in device memory: the part of its elements that lossy
+ * encoding dropped. Two arrays of cinch_work.span fp32 numbers follow at CINCH_RESIDUALS_BYTES. A
+ * call reads array `turn` and writes the other one. Residual i belongs to element i of the message;
+ * no element is encoded both as a contribution and as a sum. See src/codec/feedback. */
 enum { CINCH_RESIDUALS_BYTES = 256 };
 struct cinch_residuals {
   uint32_t turn;
-  uint32_t arrived; /* blocks that are through with the call */
+  uint32_t arrived; /* blocks that have finished the call */
 };
 
-/* One call, or one message of a group. Block b of the launch works on channel b - first_block of
- * the work that it falls into, over lane first_lane + channel, on passes channel, channel +
- * channels, ... */
+/* A call, or one message of a group. Block b of the launch drives channel c = b - first_block of
+ * the work that b falls into. It uses the connections of channel first_channel + c of the
+ * communicator and executes the passes c, c + channels, c + 2 * channels, ... */
 struct cinch_work {
   const void *input;
   void *output;
   uint64_t count; /* elements of the message, or of one rank's block */
   uint64_t chunk; /* elements */
-  uint64_t factor; /* of a pre-multiplied sum, in the accumulator type, in the low bits; or where
-                      it is (CINCH_FACTOR_AT) */
+  uint64_t factor; /* of a pre-multiplied sum: a number of the accumulator type in the low bits, or
+                      an address (CINCH_FACTOR_AT) */
   uint64_t signature[CINCH_SIGNATURE_WORDS];
-  struct cinch_residuals *residuals; /* of error feedback; 0 without */
-  uint64_t span;                     /* elements of an array of them */
+  struct cinch_residuals *residuals; /* of error feedback; 0 without it */
+  uint64_t span;                     /* elements of an array of residuals */
   uint32_t parts;
   uint32_t passes;
   uint16_t first_block;
   uint16_t channels;
-  uint16_t first_lane;
+  uint16_t first_channel;
   uint16_t stages;
-  uint16_t steps; /* index of its first step */
+  uint16_t steps; /* index of the first step */
   uint16_t nsteps;
   uint8_t combine; /* cinch_combine */
   uint8_t flags;
-  uint16_t mark; /* of what the call is, for flags, of which packets have 12 bits */
+  uint16_t signature_hash; /* upper bits of flags; ll packets have 12 bits of it */
   struct cinch_codec_words codec;
 };
 
-enum { CINCH_BLOB_BYTES = CINCH_ARGS_BYTES - 24 - 584 };
+enum { CINCH_WORK_BUFFER_BYTES = CINCH_ARGS_BYTES - 24 - 584 };
 
-/* What the schedule interpreter is launched with. The blob holds nworks cinch_work, then
- * nsteps cinch_step, then the peers, one byte each; it lies here, or at `far` (mapped host memory
- * that lives as long as the launch may be replayed) if it does not fit. */
+/* The arguments of a schedule kernel. The work buffer holds nworks cinch_work, then nsteps
+ * cinch_step, then the peers, one byte each. It is `work_buffer`, or `overflow` if that is not 0:
+ * mapped host memory that lives as long as the launch may be replayed. */
 struct cinch_args {
   struct cinch_comm_view comm;
-  const uint8_t *far;
+  const uint8_t *overflow;
   uint32_t nworks;
   uint32_t nsteps;
   uint32_t npeers;
   uint32_t unused;
-  uint8_t blob[CINCH_BLOB_BYTES];
+  uint8_t work_buffer[CINCH_WORK_BUFFER_BYTES];
 };
 
-/* What a fused kernel of a codec does, of the flags `phases`: everyone sends all that it has to all
- * others, or a part or block to each; keeps what it gets, or its sum; and sends that on. */
+/* Bits of `phases`, for fused kernels of codecs. Every rank sends its whole input to all others, or
+ * (SENDS_PARTS) a part or block to each; stores what it receives, or (SUMS) the sum; and (SENDS_SUMS)
+ * sends its sum to all others. */
 enum { CINCH_SENDS_PARTS = 1, CINCH_SUMS = 2, CINCH_SENDS_SUMS = 4 };
 
-/* What the fused exchange of small messages is launched with. Box of the pair: `area` holds two
- * halves of `half` bytes, used in turn, of which a call in two trips has a half for each; packets of 8
- * payload and 8 flag bytes. With a codec images of tiles travel, each in lines of its own. */
+/* The arguments of a fused kernel. In each peer buffer `area` has two halves of `half` bytes, which
+ * calls use alternately; two-shot calls use each half for two rounds (kernels/fused/exchange.cuh). */
 struct cinch_oneshot_args {
   struct cinch_comm_view comm;
-  uint64_t area;   /* offset in a box */
+  uint64_t area;   /* offset in a peer buffer */
   uint64_t half;   /* bytes */
-  uint64_t *epoch; /* device memory: [0] calls so far, [1] blocks of this call that are done */
+  uint64_t *epoch; /* device memory: [0] calls so far, [1] blocks that have finished this call */
   const void *input;
   void *output;
   uint64_t count; /* elements of the message, or of a block */
   uint64_t factor;
-  uint64_t mark; /* of what the call is, for flags: in the upper 16 bits, of which packets have 12 */
+  uint64_t signature_hash; /* upper 16 bits of flags; ll packets have 12 bits of it */
   uint64_t signature[CINCH_SIGNATURE_WORDS];
-  uint32_t words; /* of 8 bytes, that go from a rank to another on a trip; with a codec elements */
-  uint32_t share; /* of them, of a block of threads: packets, a multiple of 32, tiles of lines, or images */
+  uint32_t words; /* 8-byte words from rank to rank in a round; with a codec elements */
+  uint32_t share; /* of each block of threads: packets (a multiple of 32), or tiles */
   uint8_t combine;
   uint8_t flags;
   uint8_t element_bytes;
   uint8_t root; /* of a broadcast or reduce */
-  uint8_t phases; /* of a codec, as are the next ones */
-  uint8_t image_lines; /* lines that an image takes */
+  uint8_t phases;     /* with a codec */
+  uint8_t tile_lines; /* with a codec: lines of an encoded tile */
   uint8_t unused[2];
   struct cinch_codec_words codec;
-  struct cinch_residuals *residuals; /* of error feedback; 0 without */
-  uint64_t span;                     /* elements of an array of them */
+  struct cinch_residuals *residuals; /* of error feedback; 0 without it */
+  uint64_t span;                     /* elements of an array of residuals */
 };
 
 #ifdef __cplusplus

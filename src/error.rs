@@ -1,22 +1,22 @@
-//! One error for the whole library: a kind, which C callers see as a code, and a sentence.
+//! The error of the whole library: a kind, which C callers see as a code, and a sentence.
 //!
-//! Whoever decides that something is an error builds the sentence, with the ranks, hosts, sizes
-//! and the next step in it. Callers only add context with [`Error::context`].
+//! The function that detects an error builds the sentence, with ranks, hosts, sizes and the next step.
+//! Callers only add context with [`Error::context`].
 
 use std::fmt;
 
-/// Shorthand for results of this crate.
+/// Results with the [`Error`] of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Where an error comes from. The C ABI maps each kind to one code, in `capi/`.
+/// The origin of an error. The C ABI maps each kind to one code, in `capi/`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
     /// An argument is outside its documented range.
     InvalidArgument,
-    /// The call is legal somewhere, but not in this state or with this combination.
+    /// The call is not legal in this state or combination.
     InvalidUsage,
-    /// The operating system refused something.
+    /// The operating system refused a call.
     System,
     /// A peer died, left, or could not be reached.
     Remote,
@@ -33,7 +33,7 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
-    /// The kind as lower-case words.
+    /// Returns the kind as lower-case words.
     pub fn name(self) -> &'static str {
         match self {
             ErrorKind::InvalidArgument => "invalid argument",
@@ -57,7 +57,7 @@ pub struct Error {
 }
 
 impl Error {
-    /// An error of `kind` with its sentence.
+    /// Makes an error of `kind` with its sentence.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Error {
         Error {
             kind,
@@ -65,37 +65,37 @@ impl Error {
         }
     }
 
-    /// An [`ErrorKind::InvalidArgument`].
+    /// Makes an [`ErrorKind::InvalidArgument`].
     pub fn invalid_argument(message: impl Into<String>) -> Error {
         Error::new(ErrorKind::InvalidArgument, message)
     }
 
-    /// An [`ErrorKind::InvalidUsage`].
+    /// Makes an [`ErrorKind::InvalidUsage`].
     pub fn invalid_usage(message: impl Into<String>) -> Error {
         Error::new(ErrorKind::InvalidUsage, message)
     }
 
-    /// An [`ErrorKind::Internal`].
+    /// Makes an [`ErrorKind::Internal`].
     pub fn internal(message: impl Into<String>) -> Error {
         Error::new(ErrorKind::Internal, message)
     }
 
-    /// An [`ErrorKind::System`] from the operating system's last error.
+    /// Makes an [`ErrorKind::System`] from an error of the operating system.
     pub fn system(what: impl fmt::Display, cause: impl Into<std::io::Error>) -> Error {
         Error::new(ErrorKind::System, format!("{what}: {}", cause.into()))
     }
 
-    /// Where the error comes from.
+    /// Returns the origin of the error.
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }
 
-    /// The sentence.
+    /// Returns the sentence.
     pub fn message(&self) -> &str {
         &self.message
     }
 
-    /// The same error with `what` in front of its sentence.
+    /// Puts `what` in front of the sentence.
     pub fn context(self, what: impl fmt::Display) -> Error {
         Error {
             kind: self.kind,

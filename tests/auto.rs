@@ -77,7 +77,7 @@ fn all_ranks_decide_alike_and_say_what_ran() {
             assert_eq!(costs.send.fixed > 0.0, nranks > 1, "{costs:?}");
             // Nothing travels: nothing pays.
             if nranks == 1 {
-                assert!(ran[0].1.iter().all(|one| one.0 == CodecSpec::RAW));
+                assert!(ran[0].1.iter().all(|one| !one.0.is_lossy()));
             }
         }
     }
@@ -200,15 +200,14 @@ fn calls_ask_for_themselves_alone_and_in_groups() {
         local_world(3, &config, |comm| {
             comm.set_costs(costs).unwrap();
             let call = |count| Call {
-                codec: Some("linear8".parse().unwrap()),
-                auto: true,
+                codec: Some("auto:linear8".parse().unwrap()),
                 ..Call::new(Collective::AllReduce, DType::F32, count)
             };
             // By default nothing is compressed, asked for plainly everything is.
             let plain = Call::new(Collective::AllReduce, DType::F32, 300_000);
             assert!(!sum(comm, &plain).codec.is_lossy());
             let always = Call {
-                auto: false,
+                codec: Some("linear8".parse().unwrap()),
                 ..call(64)
             };
             assert!(sum(comm, &always).codec.is_lossy());
@@ -236,8 +235,7 @@ fn calls_ask_for_themselves_alone_and_in_groups() {
 fn a_call_that_cannot_be_compressed_is_refused_as_ever() {
     local_world(2, &config("auto:raw", TransportKind::Loopback), |comm| {
         let call = Call {
-            codec: Some("linear8".parse().unwrap()),
-            auto: true,
+            codec: Some("auto:linear8".parse().unwrap()),
             op: ReduceOp::Max,
             ..Call::new(Collective::AllReduce, DType::F32, 8)
         };

@@ -1,5 +1,5 @@
-//! What remains after communicators are gone: nothing. A test program of its own, because it
-//! counts the descriptors and threads of its process.
+//! Control planes leave no descriptor and no thread behind. This is a test program of its own,
+//! because it counts the descriptors and threads of its process.
 
 use cinch::bootstrap::{ControlPlane, OutOfBand};
 use cinch::sync::Fault;
@@ -18,8 +18,8 @@ fn world(nranks: usize, config: &Config) -> Vec<(Arc<Fault>, Arc<ControlPlane>)>
         let join = |rank| {
             scope.spawn(move || {
                 let fault = Fault::new();
-                let star = ControlPlane::join(&id, rank, nranks, config, fault.clone()).unwrap();
-                (fault, star)
+                let plane = ControlPlane::join(&id, rank, nranks, config, fault.clone()).unwrap();
+                (fault, plane)
             })
         };
         let threads: Vec<_> = (0..nranks).map(join).collect();
@@ -31,7 +31,7 @@ fn world(nranks: usize, config: &Config) -> Vec<(Arc<Fault>, Arc<ControlPlane>)>
 }
 
 #[test]
-fn descriptors_and_threads_are_given_back() {
+fn ended_control_planes_hold_no_descriptors_or_threads() {
     let config = Config {
         init_timeout: Duration::from_secs(20),
         heartbeat: Duration::from_millis(20),
@@ -44,14 +44,14 @@ fn descriptors_and_threads_are_given_back() {
         let ranks = world(8, &config);
         joins.push(started.elapsed());
         match round % 4 {
-            0 => ranks.iter().for_each(|(_, star)| star.leave()),
-            1 => ranks.iter().rev().for_each(|(_, star)| star.leave()),
+            0 => ranks.iter().for_each(|(_, plane)| plane.leave()),
+            1 => ranks.iter().rev().for_each(|(_, plane)| plane.leave()),
             2 => {
                 let reason = Error::new(ErrorKind::Aborted, "enough");
                 ranks[round % 8].1.announce(&reason);
-                ranks.iter().for_each(|(_, star)| star.leave());
+                ranks.iter().for_each(|(_, plane)| plane.leave());
             }
-            // No goodbye at all.
+            // No rank leaves in good order.
             _ => {}
         }
         drop(ranks);

@@ -1,4 +1,4 @@
-//! Ranks as real processes: what the others learn when one is killed, stopped, or leaves.
+//! Ranks as processes: reports on the other ranks when a rank is killed, stopped, or leaves.
 //!
 //! The test binary runs itself again for each rank. `CINCH_TEST_KILLS=200 cargo test --release
 //! --test bootstrap_processes killed` kills more ranks than the routine run.
@@ -25,9 +25,9 @@ fn config() -> Config {
     }
 }
 
-/// One rank: joins, then obeys lines on its input until it ends, telling what it hears.
+/// Runs one rank: joins, then runs the commands on its input until it ends, and prints each event.
 ///
-/// This is no test of its own: without the variable it does nothing.
+/// Without the variable this test does nothing.
 #[test]
 fn rank_process() {
     let Ok(role) = std::env::var(ROLE) else {
@@ -40,58 +40,58 @@ fn rank_process() {
     let mut config = config();
     config.host_id = words.next().map(String::from);
     let fault = Fault::new();
-    let notice = WarningHook::new(|text| say(&format!("notice {text}")));
-    let star =
-        ControlPlane::join_with_warning_hook(&id, rank, nranks, &config, fault.clone(), notice)
+    let warnings = WarningHook::new(|text| report(&format!("warning {text}")));
+    let plane =
+        ControlPlane::join_with_warning_hook(&id, rank, nranks, &config, fault.clone(), warnings)
             .unwrap();
-    // Memory that the kernel has to free before it closes files.
+    // Memory that the kernel has to free before it closes sockets.
     let memory = vec![1u8; ballast << 20];
-    say("joined");
+    report("joined");
     let lines = lines_of(std::io::stdin());
-    let mut told = false;
+    let mut reported = false;
     loop {
-        if let (false, Err(error)) = (told, fault.check()) {
-            say(&format!("fault {error}"));
-            told = true;
+        if let (false, Err(error)) = (reported, fault.check()) {
+            report(&format!("fault {error}"));
+            reported = true;
         }
         match lines.recv_timeout(Duration::from_millis(1)) {
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => break,
             Ok((_, line)) => match line.as_str() {
-                "barrier" => match star.barrier() {
-                    Ok(()) => say("through"),
-                    Err(error) => say(&format!("error {error}")),
+                "barrier" => match plane.barrier() {
+                    Ok(()) => report("through"),
+                    Err(error) => report(&format!("error {error}")),
                 },
                 "leave" => {
-                    star.leave();
-                    say("left");
+                    plane.leave();
+                    report("left");
                 }
                 "lend" => {
                     lend_sockets();
-                    say("lent");
+                    report("lent");
                 }
                 "has_left" => {
-                    let gone: Vec<_> = (0..nranks).filter(|&rank| star.has_left(rank)).collect();
-                    say(&format!("has_left {gone:?}"));
+                    let gone: Vec<_> = (0..nranks).filter(|&rank| plane.has_left(rank)).collect();
+                    report(&format!("has_left {gone:?}"));
                 }
                 other => panic!("{other}"),
             },
         }
     }
-    // Without destructors, as after an error.
+    // No destructor runs, as after an error.
     std::hint::black_box(memory);
     std::process::exit(0);
 }
 
-/// Keeps this process's connections open in another one for a few seconds: when this one is
-/// killed, they do not end, as those of a process that takes long to die do not.
+/// Keeps this process's connections open in a child for a few seconds. When this process is killed,
+/// they do not end at once, as if the kernel took long to free its memory.
 #[allow(unsafe_code)]
 fn lend_sockets() {
     for entry in std::fs::read_dir("/proc/self/fd").unwrap().flatten() {
         let target = std::fs::read_link(entry.path()).unwrap_or_default();
         if target.to_string_lossy().starts_with("socket:") {
             let number = entry.file_name().to_string_lossy().parse().unwrap();
-            // SAFETY: the descriptor is the star's, which outlives this function.
+            // SAFETY: the control plane of `rank_process` keeps the descriptor open during this call.
             let socket = unsafe { BorrowedFd::borrow_raw(number) };
             fcntl(socket, FcntlArg::F_SETFD(FdFlag::empty())).unwrap();
         }
@@ -105,8 +105,8 @@ fn lend_sockets() {
     drop(sleep.spawn().unwrap());
 }
 
-fn say(text: &str) {
-    // Behind the test harness's back: it captures println.
+fn report(text: &str) {
+    // Not println, whose output the test harness captures.
     let mut out = std::io::stdout().lock();
     writeln!(out, "@{text}").unwrap();
     out.flush().unwrap();
@@ -116,7 +116,7 @@ fn lines_of(input: impl std::io::Read + Send + 'static) -> Receiver<(Instant, St
     let (sender, receiver) = channel();
     std::thread::spawn(move || {
         for line in BufReader::new(input).lines().map_while(Result::ok) {
-            // Behind what the harness prints before it.
+            // The harness may have printed text before it on the line.
             let line = line.rsplit('@').next().unwrap_or_default().to_string();
             if sender.send((Instant::now(), line)).is_err() {
                 break;
@@ -132,17 +132,17 @@ struct Rank {
 }
 
 impl Rank {
-    fn tell(&mut self, line: &str) {
+    fn command(&mut self, line: &str) {
         writeln!(self.child.stdin.as_mut().unwrap(), "{line}").unwrap();
     }
 
-    /// The rest of the next line that begins with `word`; others are skipped.
-    fn hears(&self, word: &str) -> (Instant, String) {
+    /// Waits for the next line that begins with `word`, skips others, and returns the rest.
+    fn expect(&self, word: &str) -> (Instant, String) {
         let until = Instant::now() + Duration::from_secs(20);
         loop {
             let left = until.saturating_duration_since(Instant::now());
             let (when, line) = self.lines.recv_timeout(left).unwrap_or_else(|_| {
-                panic!("pid {} never said {word}", self.child.id());
+                panic!("pid {} never reported {word}", self.child.id());
             });
             if let Some(rest) = line.strip_prefix(word) {
                 return (when, rest.trim().to_string());
@@ -150,7 +150,7 @@ impl Rank {
         }
     }
 
-    fn hears_nothing_of(&self, word: &str, wait: Duration) {
+    fn expect_none(&self, word: &str, wait: Duration) {
         let until = Instant::now() + wait;
         while let Ok((_, line)) = self
             .lines
@@ -172,7 +172,7 @@ impl Drop for Rank {
     }
 }
 
-/// `nranks` ranks on one host.
+/// Starts `nranks` ranks on one host.
 fn start(nranks: usize) -> Vec<Rank> {
     let id = UniqueId::create_for_one_host(&config()).unwrap();
     let spawn = |rank| spawn(&[], &format!("{} {rank} {nranks} 0", id.to_hex()));
@@ -195,7 +195,7 @@ fn spawn(prefix: &[&str], role: &str) -> Rank {
 }
 
 fn joined(ranks: Vec<Rank>) -> Vec<Rank> {
-    ranks.iter().for_each(|rank| drop(rank.hears("joined")));
+    ranks.iter().for_each(|rank| drop(rank.expect("joined")));
     ranks
 }
 
@@ -207,7 +207,7 @@ fn kill_one(ranks: &mut [Rank], victim: usize) -> Vec<Duration> {
     let survivors = ranks.iter().enumerate().filter(|(rank, _)| *rank != victim);
     survivors
         .map(|(_, rank)| {
-            let (when, text) = rank.hears("fault");
+            let (when, text) = rank.expect("fault");
             assert!(text.starts_with("remote error: "), "{text}");
             assert!(text.contains(&format!("rank {victim} (host ")), "{text}");
             assert!(text.contains(&format!("pid {pid}) died")), "{text}");
@@ -217,13 +217,13 @@ fn kill_one(ranks: &mut [Rank], victim: usize) -> Vec<Duration> {
 }
 
 #[test]
-fn a_killed_rank_is_named_by_all_within_a_second() {
+fn killed_rank_is_named_by_all_within_a_second() {
     let kills = std::env::var("CINCH_TEST_KILLS").map_or(6, |text| text.parse().unwrap());
     let mut delays = Vec::new();
     for round in 0..kills {
         let nranks = 4 + round % 3;
         let mut ranks = start(nranks);
-        // The hub in one round of three.
+        // The root in every third round.
         let victim = if round % 3 == 0 {
             0
         } else {
@@ -240,9 +240,10 @@ fn a_killed_rank_is_named_by_all_within_a_second() {
     assert!(worst <= Duration::from_secs(1), "promised: {worst:?}");
 }
 
-/// A process that the kernel takes long to bury. Megabytes: `CINCH_TEST_BALLAST`.
+/// Kills a process with much memory, which takes the kernel long to free. `CINCH_TEST_BALLAST` sets
+/// the megabytes.
 #[test]
-fn a_large_rank_is_missed_in_time() {
+fn killed_large_rank_is_named_within_a_second() {
     let ballast = std::env::var("CINCH_TEST_BALLAST").unwrap_or("128".into());
     for victim in [0, 2] {
         let id = UniqueId::create_for_one_host(&config()).unwrap().to_hex();
@@ -264,16 +265,16 @@ fn a_large_rank_is_missed_in_time() {
     }
 }
 
-/// Connections stay open, only the beats stop: /proc tells. With rank 0 on a host of its own, the
-/// others look for it.
+/// Connections stay open and only heartbeats stop, so that /proc decides. With rank 0 on a host of
+/// its own, other ranks look up the process.
 #[test]
-fn a_dead_rank_whose_connections_stand_is_missed_in_time() {
+fn killed_rank_with_open_connections_is_named_within_a_second() {
     for (victim, hosts) in [(0, ["a"; 3]), (2, ["a"; 3]), (2, ["a", "b", "b"])] {
         let id = UniqueId::create_for_one_host(&config()).unwrap().to_hex();
         let spawn = |rank: usize| spawn(&[], &format!("{id} {rank} 3 0 {}", hosts[rank]));
         let mut ranks = joined((0..3).map(spawn).collect());
-        ranks[victim].tell("lend");
-        ranks[victim].hears("lent");
+        ranks[victim].command("lend");
+        ranks[victim].expect("lent");
         let delays = kill_one(&mut ranks, victim);
         println!("rank {victim}, connections stand, hosts {hosts:?}: {delays:?}");
         assert!(
@@ -283,18 +284,17 @@ fn a_dead_rank_whose_connections_stand_is_missed_in_time() {
     }
 }
 
-/// Two network namespaces with a wire between them. Dropped, it takes away what there is of it: of a
-/// wire that could not be laid that may be nothing.
-struct Wire {
+/// Two network namespaces with a link between them. Drop removes what has been made of them.
+struct NetworkLink {
     names: [String; 2],
 }
 
-impl Wire {
-    /// None where this user may not make any.
-    fn lay() -> Option<Wire> {
+impl NetworkLink {
+    /// Makes namespaces and link; `None` if this user may not make any.
+    fn make() -> Option<NetworkLink> {
         let names = ["a", "b"].map(|end| format!("cinch{}{end}", std::process::id()));
-        let wire = Wire { names };
-        let [a, b] = &wire.names;
+        let link = NetworkLink { names };
+        let [a, b] = &link.names;
         let made = ip(&format!("netns add {a}"))
             && ip(&format!("netns add {b}"))
             && ip(&format!(
@@ -305,11 +305,11 @@ impl Wire {
             && [a, b].iter().all(|end| {
                 ip(&format!("-n {end} link set v0 up")) && ip(&format!("-n {end} link set lo up"))
             });
-        made.then_some(wire)
+        made.then_some(link)
     }
 }
 
-impl Drop for Wire {
+impl Drop for NetworkLink {
     fn drop(&mut self) {
         for name in &self.names {
             let _ = ip(&format!("netns del {name}"));
@@ -324,8 +324,8 @@ fn ip(arguments: &str) -> bool {
 }
 
 #[test]
-fn a_cut_link_is_an_error_within_five_seconds() {
-    let Some(wire) = Wire::lay() else {
+fn cut_link_is_an_error_within_five_seconds() {
+    let Some(link) = NetworkLink::make() else {
         println!("skipped: no network namespaces for this user");
         return;
     };
@@ -334,17 +334,17 @@ fn a_cut_link_is_an_error_within_five_seconds() {
     let id = UniqueId::for_address("10.199.0.1", 29_777, &config)
         .unwrap()
         .to_hex();
-    let end = |rank: usize| wire.names[usize::from(rank == 2)].as_str();
+    let end = |rank: usize| link.names[usize::from(rank == 2)].as_str();
     let spawn = |rank| {
         let prefix = ["ip", "netns", "exec", end(rank)];
         spawn(&prefix, &format!("{id} {rank} 3 0"))
     };
     let ranks = joined((0..3).map(spawn).collect());
-    ranks[0].hears_nothing_of("fault", Duration::from_millis(300));
+    ranks[0].expect_none("fault", Duration::from_millis(300));
     let cut = Instant::now();
     assert!(ip(&format!("-n {} link set v0 down", end(2))));
     for (rank, lost) in [(0, 2), (1, 2), (2, 0)] {
-        let (when, text) = ranks[rank].hears("fault");
+        let (when, text) = ranks[rank].expect("fault");
         println!("cut link, rank {rank} after {:?}: {text}", when - cut);
         assert!(
             text.contains(&format!("rank {lost} (")) && text.contains("link"),
@@ -359,45 +359,45 @@ fn a_cut_link_is_an_error_within_five_seconds() {
 }
 
 #[test]
-fn a_stopped_rank_is_named_and_no_failure() {
+fn stopped_rank_causes_a_warning_and_no_failure() {
     for victim in [0, 2] {
         let mut ranks = start(3);
         ranks[victim].signal(Signal::SIGSTOP);
         let watcher = if victim == 0 { 1 } else { 0 };
-        let (_, text) = ranks[watcher].hears("notice");
+        let (_, text) = ranks[watcher].expect("warning");
         assert!(
             text.starts_with(&format!("rank {victim} (")) && text.contains("stopped"),
             "{text}"
         );
-        ranks[1].hears_nothing_of("fault", Duration::from_millis(1500));
+        ranks[1].expect_none("fault", Duration::from_millis(1500));
         ranks[victim].signal(Signal::SIGCONT);
-        ranks.iter_mut().for_each(|rank| rank.tell("barrier"));
-        ranks.iter().for_each(|rank| drop(rank.hears("through")));
-        ranks[0].hears_nothing_of("fault", Duration::from_millis(200));
+        ranks.iter_mut().for_each(|rank| rank.command("barrier"));
+        ranks.iter().for_each(|rank| drop(rank.expect("through")));
+        ranks[0].expect_none("fault", Duration::from_millis(200));
     }
 }
 
 #[test]
-fn the_hub_may_leave_and_end_first() {
+fn root_may_leave_and_end_first() {
     let mut ranks = start(3);
-    ranks[0].tell("leave");
-    ranks[0].hears("left");
+    ranks[0].command("leave");
+    ranks[0].expect("left");
     drop(ranks[0].child.stdin.take());
     ranks[0].child.wait().unwrap();
     for rank in &ranks[1..] {
-        rank.hears_nothing_of("fault", Duration::from_millis(400));
+        rank.expect_none("fault", Duration::from_millis(400));
     }
-    ranks[1].tell("has_left");
-    assert_eq!(ranks[1].hears("has_left").1, "[0]");
-    ranks[1].tell("barrier");
-    let (_, text) = ranks[1].hears("error");
+    ranks[1].command("has_left");
+    assert_eq!(ranks[1].expect("has_left").1, "[0]");
+    ranks[1].command("barrier");
+    let (_, text) = ranks[1].expect("error");
     assert!(text.contains("rank 0 ("), "{text}");
-    // Nobody can tell any more whether rank 2 said goodbye: it counts as has_left.
+    // Without a root nobody knows whether rank 2 left in good order: it counts as having left.
     ranks[2].signal(Signal::SIGKILL);
     let until = Instant::now() + Duration::from_secs(10);
     loop {
-        ranks[1].tell("has_left");
-        if ranks[1].hears("has_left").1 == "[0, 2]" {
+        ranks[1].command("has_left");
+        if ranks[1].expect("has_left").1 == "[0, 2]" {
             break;
         }
         assert!(Instant::now() < until);
@@ -405,15 +405,15 @@ fn the_hub_may_leave_and_end_first() {
 }
 
 #[test]
-fn a_rank_that_left_may_end_without_ado() {
+fn rank_that_has_left_may_be_killed() {
     let mut ranks = start(3);
-    ranks[2].tell("leave");
-    ranks[2].hears("left");
+    ranks[2].command("leave");
+    ranks[2].expect("left");
     ranks[2].signal(Signal::SIGKILL);
-    ranks[0].hears_nothing_of("fault", Duration::from_millis(400));
-    ranks[1].tell("has_left");
-    assert_eq!(ranks[1].hears("has_left").1, "[2]");
-    // The others are watched over as before.
+    ranks[0].expect_none("fault", Duration::from_millis(400));
+    ranks[1].command("has_left");
+    assert_eq!(ranks[1].expect("has_left").1, "[2]");
+    // The root still detects other deaths.
     ranks[1].signal(Signal::SIGKILL);
-    assert!(ranks[0].hears("fault").1.contains("rank 1 ("));
+    assert!(ranks[0].expect("fault").1.contains("rank 1 ("));
 }

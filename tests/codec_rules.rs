@@ -1,5 +1,5 @@
-//! Which calls a default codec carries, that ranks agree about it, and what is counted: on real
-//! communicators of threads.
+//! Tests of default codecs on communicators of threads: which calls they encode, that ranks agree, and
+//! which statistics are counted.
 
 use cinch::comm::{Call, RawReason};
 use cinch::config::Origin;
@@ -15,7 +15,7 @@ fn config(settings: &[(&str, &str)]) -> Config {
     config
 }
 
-/// A number that hangs on rank and place, and that no codec of 8 bits has.
+/// Returns a number that depends on rank and place, and that no 8-bit codec represents exactly.
 fn datum(rank: usize, at: usize) -> f32 {
     let mixed = (at as u32).wrapping_mul(2_654_435_761) ^ (rank as u32).wrapping_mul(40_503);
     (mixed >> 8) as f32 / (1 << 24) as f32 - 0.5
@@ -26,7 +26,7 @@ fn input(rank: usize, count: usize) -> Vec<f32> {
 }
 
 #[test]
-fn reasons_and_bytes_are_counted() {
+fn calls_without_codec_are_counted_by_reason() {
     let config = config(&[("CINCH_CODEC", "linear8"), ("CINCH_CODEC_MIN_BYTES", "4K")]);
     let stats = local_world(3, &config, |comm| {
         let mut large = input(comm.rank(), 10_000);
@@ -40,7 +40,7 @@ fn reasons_and_bytes_are_counted() {
         let mut all = vec![0f32; 30_000];
         comm.all_gather(&large, &mut all).unwrap();
         comm.broadcast(&mut large, 1).unwrap();
-        // The block is below the smallest size, the input of three blocks is not.
+        // The block is below the smallest size, but the input of three blocks is not.
         let mut block = vec![0f32; 400];
         comm.reduce_scatter(&input(comm.rank(), 1200), &mut block, ReduceOp::Avg)
             .unwrap();
@@ -65,13 +65,13 @@ fn reasons_and_bytes_are_counted() {
             assert_eq!(stats.exact(why), count, "{why:?} {stats:?}");
         }
         assert_eq!(stats.exact_calls.iter().sum::<u64>(), 6);
-        // Two calls of 44,800 bytes of sums, at least two thirds of which every rank sends.
+        // Every rank sends at least two thirds of two calls with 44,800 bytes of sums.
         assert!(stats.bytes_saved() > 15_000, "{stats:?}");
     }
 }
 
 #[test]
-fn names_choose_codecs_also_of_a_split() {
+fn rules_choose_the_codec_by_name_also_after_a_split() {
     let rules = "dp*=dynamic8:min=0,tp=off";
     let mut config = config(&[("CINCH_CODEC", "linear8"), ("CINCH_CODEC_RULES", rules)]);
     config.comm_name = "dp0".into();
@@ -104,7 +104,7 @@ fn names_choose_codecs_also_of_a_split() {
             run(&same, None),
             run(&other, None),
             run(&tp, None),
-            // Off is final.
+            // A call cannot override off.
             run(&tp, Some("cast16")),
             run(&other, Some("cast16")),
         ]
@@ -125,7 +125,7 @@ fn names_choose_codecs_also_of_a_split() {
 }
 
 #[test]
-fn ranks_with_other_rules_are_told_both() {
+fn init_with_different_rules_reports_both() {
     let sets = [
         [("CINCH_CODEC_RULES", "dp*=dynamic8")],
         [("CINCH_CODEC_RULES", "dp=off")],
@@ -148,14 +148,14 @@ fn ranks_with_other_rules_are_told_both() {
             for part in [
                 "rank 0",
                 "rank 1",
-                "CINCH_CODEC=dynamic8",
-                "CINCH_CODEC=off",
+                "CINCH_CODEC is dynamic8",
+                " and off on ",
             ] {
                 assert!(error.message().contains(part), "{error}");
             }
         }
     });
-    // Rules that come to the same are no difference.
+    // Different rules with an equal result for this communicator agree.
     let same = [
         [("CINCH_CODEC_RULES", "dp*=dynamic8,tp=off")],
         [("CINCH_CODEC", "dynamic8")],
@@ -171,10 +171,9 @@ fn ranks_with_other_rules_are_told_both() {
     });
 }
 
-/// The errors that samples find are those that a look at all elements finds, all ranks find the
-/// same, and every k-th call is one.
+/// Every k-th call is sampled, all ranks find the same error, and it has the expected size.
 #[test]
-fn samples_measure_the_error() {
+fn sampled_calls_measure_the_error_alike_on_all_ranks() {
     for collective in [Collective::AllReduce, Collective::ReduceScatter] {
         let nranks = 4;
         let (count, calls) = (3000, 10);
@@ -206,9 +205,9 @@ fn samples_measure_the_error() {
     }
 }
 
-/// A call that is refused on one rank only is no coded sum there either.
+/// A call that fails on one rank only must not shift the sampling of that rank.
 #[test]
-fn a_refused_call_is_not_counted_among_the_samples() {
+fn rejected_call_is_not_counted_for_sampling() {
     let config = config(&[("CINCH_CODEC", "linear8"), ("CINCH_CODEC_SAMPLE", "2")]);
     let stats = local_world(2, &config, |comm| {
         if comm.rank() == 0 {
@@ -233,7 +232,7 @@ fn a_refused_call_is_not_counted_among_the_samples() {
 }
 
 #[test]
-fn a_sample_beyond_the_bound_switches_off_on_all_ranks_alike() {
+fn sample_beyond_the_bound_switches_the_codec_off_on_all_ranks() {
     for collective in [Collective::AllReduce, Collective::ReduceScatter] {
         let config = config(&[
             ("CINCH_CODEC", "linear8"),
@@ -282,7 +281,7 @@ fn a_sample_beyond_the_bound_switches_off_on_all_ranks_alike() {
 }
 
 #[test]
-fn shared_memory_can_be_switched_off() {
+fn shm_transport_with_shm_disabled_fails() {
     let config = config(&[("CINCH_SHM_DISABLE", "1"), ("CINCH_TRANSPORT", "shm")]);
     for error in try_local_world(2, &config, |comm| comm.map(drop)) {
         let error = error.unwrap_err();

@@ -1,13 +1,11 @@
-//! The CUDA headers of codecs and element types against the scalar specification, bit for bit: the
-//! headers are compiled for the host, where their arithmetic is that of the device.
+//! The CUDA headers of codecs and element types against the scalar specification, bit for bit. The
+//! headers are compiled for the host, where their arithmetic equals the device's.
 //!
 //! `CINCH_TEST_PATTERNS=100000000 cargo test --release --test cuda_codecs -- --nocapture` is the
-//! full measurement: that many fp32 patterns a codec, and every pattern where dynamic8 decides.
+//! full measurement: so many fp32 patterns for each codec, and every pattern where dynamic8
+//! decides.
 #![allow(unsafe_code)]
 
-#[path = "../src/bin/cinch/codecs.rs"]
-#[allow(dead_code)]
-mod codecs;
 mod common;
 #[path = "cuda/elements.rs"]
 mod elements;
@@ -16,7 +14,8 @@ mod host;
 #[path = "cuda/library.rs"]
 mod library;
 
-use cinch::codec::{Random, kernel_params};
+use cinch::codec::{self, kernel_params};
+use cinch::testing::Random;
 use cinch::types::CodecSpec;
 use host::{Bytes, Reference, abs_max, all};
 
@@ -64,9 +63,9 @@ const SPECS: [&str; 41] = [
     "threshold2:tau=1e-40",
 ];
 
-/// A codec that kernels get is compared here.
+/// Each codec with kernels must be in SPECS.
 #[test]
-fn all_codecs_of_kernels_are_here() {
+fn codec_with_kernels_is_compared() {
     for kind in cinch::codec::KERNEL_CODECS {
         let has = |text: &&str| text.parse::<CodecSpec>().unwrap().kind == kind;
         assert!(SPECS.iter().any(has), "{}", kind.name());
@@ -93,15 +92,15 @@ fn has_second(spec: &str) -> bool {
 }
 
 #[test]
-fn random_patterns() {
+fn codec_on_random_patterns_equals_the_specification() {
     let (seed, patterns) = (common::seed(), patterns());
     for_all(|host, reference, what| {
-        let mut random = codecs::Random::new(seed);
+        let mut random = Random::new(seed);
         let mut done = 0;
         while done < patterns {
             let n = (patterns - done).min(65_536 - done % 97) as usize;
             let x = random.patterns(n);
-            // A tensor scale that some elements exceed, or that is no number.
+            // The tensor scale is exceeded by some elements, or is not a number.
             let scale = reference.is_tensor().then(|| x[n / 2].abs());
             reference.check(host, &x, scale, what);
             done += n as u64;
@@ -114,13 +113,14 @@ fn random_patterns() {
 }
 
 #[test]
-fn all_values_of_16_bits() {
+fn codec_on_all_16_bit_floats_equals_the_specification() {
     let bf16 = (0..=u16::MAX).map(|bits| half::bf16::from_bits(bits).to_f32());
     let f16 = (0..=u16::MAX).map(|bits| half::f16::from_bits(bits).to_f32_const());
     let all: Vec<f32> = bf16.chain(f16).collect();
     let mut finite = all.clone();
     finite.retain(|x| x.is_finite());
-    // Neighbours in the block are of one size, or all but the largest would be 0.
+    // Sorted, so that elements of a block have one magnitude; otherwise all but the largest would
+    // be 0.
     finite.sort_by(|a, b| a.abs().total_cmp(&b.abs()));
     for_all(|host, reference, what| {
         for x in [&all, &finite] {
@@ -131,7 +131,7 @@ fn all_values_of_16_bits() {
 }
 
 #[test]
-fn lengths_and_places() {
+fn codec_at_any_length_equals_the_specification() {
     for_all(|host, reference, what| {
         for n in [
             0, 1, 2, 15, 16, 17, 31, 32, 33, 255, 256, 257, 511, 512, 513, 4095, 4097, 9000,
@@ -152,7 +152,7 @@ fn lengths_and_places() {
 }
 
 #[test]
-fn every_code_under_hard_scales() {
+fn decode_of_every_code_under_hard_scales_equals_the_specification() {
     let tiny = 2f32.powi(-100);
     let scales = [
         1.0,
@@ -185,7 +185,7 @@ fn every_code_under_hard_scales() {
         f32::from_bits(1),
     ];
     for_all(|host, reference, what| {
-        // All 16-bit codes; bytes beside each other in all pairs would take no less.
+        // All 16-bit codes, or all pairs of bytes side by side.
         let n = 1
             << if reference.spec.kind.has_scale() {
                 12
@@ -201,10 +201,10 @@ fn every_code_under_hard_scales() {
             let mut wire = Bytes::new(reference.wire_bytes(n), 0);
             let codes = reference.code_bytes(n);
             for (i, byte) in wire.slice_mut()[..codes].iter_mut().enumerate() {
-                // Both bytes of 16-bit codes, each code beside several neighbours.
+                // Sets both bytes of 16-bit codes, and each code beside several neighbours.
                 *byte = if i & 1 == 0 { i >> 1 } else { i >> 9 } as u8;
             }
-            // Of two numbers the other one is another hard one.
+            // The second of two numbers is another difficult scale.
             for (i, bytes) in wire.slice_mut()[codes..].chunks_exact_mut(4).enumerate() {
                 let other = scales[(place + i / 2 + 1) % scales.len()];
                 let two = reference.numbers() == 2 && i % 2 == 1 && i % 6 != 1;
@@ -222,7 +222,7 @@ fn every_code_under_hard_scales() {
 }
 
 #[test]
-fn hard_scales_of_data() {
+fn encode_under_hard_scales_equals_the_specification() {
     for (compiler, host) in all() {
         for spec in [
             "linear8:block=32",
@@ -259,7 +259,7 @@ fn hard_scales_of_data() {
     }
 }
 
-/// Values by code, for a scale of 1.
+/// Returns the values by code for a scale of 1.
 fn values(reference: &Reference) -> Vec<f32> {
     let mut wire = Bytes::new(reference.wire_bytes(128), 0);
     let bytes = wire.slice_mut();
@@ -272,7 +272,7 @@ fn values(reference: &Reference) -> Vec<f32> {
     out
 }
 
-/// Both sides of every value and of every middle between two, and what lies about them.
+/// Returns numbers on both sides of every value and of every middle between two values.
 fn around(values: &[f32]) -> Vec<f32> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f32::total_cmp);
@@ -291,13 +291,13 @@ fn around(values: &[f32]) -> Vec<f32> {
 }
 
 #[test]
-fn dynamic8_at_every_threshold() {
+fn dynamic8_at_every_threshold_equals_the_specification() {
     let reference = Reference::new("dynamic8:tensor=1");
     let close: Vec<f32> = around(&values(&reference))
         .into_iter()
         .map(|x| x.clamp(-1.0, 1.0))
         .collect();
-    // Every pattern from where the first decision falls, or a sample of them.
+    // Every pattern from the first decision on, or a sample of them.
     let (first, last) = (2f32.powi(-21).to_bits(), 1f32.to_bits());
     let step = (u64::from(last - first) / patterns()).max(1) as usize;
     for (compiler, host) in all() {
@@ -317,7 +317,7 @@ fn dynamic8_at_every_threshold() {
 
 /// With a scale of 127 the factor is 1 and halves are ties.
 #[test]
-fn linear8_at_every_tie() {
+fn linear8_at_every_tie_equals_the_specification() {
     let halves: Vec<f32> = (0..=254).map(|k| k as f32 / 2.0).collect();
     let x: Vec<f32> = around(&halves)
         .into_iter()
@@ -330,8 +330,8 @@ fn linear8_at_every_tie() {
 }
 
 #[test]
-fn decimal_codecs_at_every_offset() {
-    // Where two boundaries shared a bucket of a table, one of them would be found elsewhere.
+fn decimal_codecs_at_every_offset_equal_the_specification() {
+    // If two boundaries shared a bucket of a table, one of them would be misplaced.
     for (compiler, host) in all() {
         for kind in ["static8", "mantissa8"] {
             for offset in -30..=30 {
@@ -342,11 +342,11 @@ fn decimal_codecs_at_every_offset() {
     }
 }
 
-/// The words that the kernels read are those of the header.
+/// The host's parameter words must be where the header has the fields.
 #[test]
-fn parameters_are_where_kernels_read_them() {
+fn kernel_params_have_the_header_layout() {
     let spec = |text: &str| text.parse::<CodecSpec>().unwrap();
-    let draws = [Random::new(1, 2, 3), Random::new(4, 5, 6)];
+    let draws = [codec::Random::new(1, 2, 3), codec::Random::new(4, 5, 6)];
     let words = |text: &str, scale: f32| kernel_params(spec(text), scale, draws);
     assert_eq!(words("linear8:block=512", 3.0), [9, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!(
@@ -365,9 +365,9 @@ fn parameters_are_where_kernels_read_them() {
     assert_eq!(words("threshold2:tau=2", 0.0)[1], 2f32.to_bits());
 }
 
-/// Quotients by constants are those of a division, whatever the mantissa.
+/// Divisions by constants equal true divisions for every mantissa.
 #[test]
-fn quotients_are_rounded_once() {
+fn division_by_constants_equals_true_division() {
     for (compiler, host) in all().iter().filter(|(_, host)| !host.second) {
         for n in [3u32, 7, 15, 127, 255] {
             for exponent in [-100, -1, 0, 126] {

@@ -1,6 +1,7 @@
-//! The kernels that encode and decode whole arrays, run on the host a block at a time
-//! (`tests/cuda/block.h`), against the host's own encoding, byte for byte: what a warp does together
-//! as well as what each channel computes, in both layouts, at any length and alignment.
+//! The kernels that encode and decode whole arrays, run on the host block by block
+//! (`tests/cuda/block.h`) and compared with the host's encoding byte for byte. Both layouts are
+//! tested at many lengths and alignments, so that the cooperation of a warp counts as well as each
+//! lane's arithmetic.
 #![allow(unsafe_code)]
 
 mod common;
@@ -8,7 +9,8 @@ mod common;
 mod library;
 
 use cinch::DType;
-use cinch::codec::{KERNEL_CODECS, Layout, Random, StandAlone, array_family, kernel_params};
+use cinch::arrays::{Layout, StandAlone};
+use cinch::codec::{KERNEL_CODECS, Random, array_family, kernel_params};
 use cinch::cpu::Isa;
 use cinch::reduce::{narrow, widen};
 use cinch::testing::{gaussian, random_word};
@@ -31,11 +33,11 @@ struct Args {
 type Launch = unsafe extern "C" fn(*const c_char, u32, u32, *const Args) -> bool;
 
 const TYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
-/// What lies around arrays.
+/// The bytes around arrays.
 const AROUND: u8 = 0xee;
 const MARGIN: usize = 64;
 
-/// The kernels as a library; `None`, with a word, where there is no g++.
+/// Returns the kernels as a library; `None`, with a message, where there is no g++.
 fn kernels() -> Option<&'static Mutex<Launch>> {
     static KERNELS: OnceLock<Option<Mutex<Launch>>> = OnceLock::new();
     KERNELS
@@ -56,7 +58,7 @@ fn compile() -> Launch {
     unsafe { std::mem::transmute::<*mut c_void, Launch>(library.find("test_launch")) }
 }
 
-/// An array somewhere in memory, with something around it.
+/// An array at some alignment, with a margin around it.
 struct Array {
     memory: Vec<u128>,
     at: usize,
@@ -64,7 +66,7 @@ struct Array {
 }
 
 impl Array {
-    /// `at` bytes from a multiple of 16.
+    /// Places the array `at` bytes from a multiple of 16.
     fn new(at: usize, contents: &[u8], bytes: usize) -> Array {
         let at = MARGIN + at;
         let vectors = (at + bytes + MARGIN).div_ceil(16);
@@ -79,7 +81,7 @@ impl Array {
 
     fn all(&mut self) -> &mut [u8] {
         let bytes = 16 * self.memory.len();
-        // SAFETY: as many initialised bytes, borrowed for as long.
+        // SAFETY: `memory` owns as many initialised bytes, and `self` is borrowed for as long.
         unsafe { std::slice::from_raw_parts_mut(self.memory.as_mut_ptr().cast(), bytes) }
     }
 
@@ -88,7 +90,7 @@ impl Array {
         self.all()[at..].as_mut_ptr()
     }
 
-    /// Its bytes, around which nothing was written.
+    /// Returns the bytes of the array; panics if the margin changed.
     fn take(&mut self, what: &str) -> Vec<u8> {
         let (at, bytes) = (self.at, self.bytes);
         let all = self.all();
@@ -102,7 +104,7 @@ struct Case {
     spec: CodecSpec,
     layout: Layout,
     dtype: DType,
-    /// Blocks of a grid.
+    /// Blocks of the grid.
     blocks: u32,
     wire_at: usize,
     element_at: usize,
@@ -110,10 +112,10 @@ struct Case {
 
 impl Case {
     fn run(&self, launch: Launch, kernel: &str, n: usize, wire: &mut Array, elements: &mut Array) {
-        self.run_told(launch, kernel, n, wire, elements, None);
+        self.run_with_shares(launch, kernel, n, wire, elements, None);
     }
 
-    fn run_told(
+    fn run_with_shares(
         &self,
         launch: Launch,
         kernel: &str,
@@ -139,12 +141,12 @@ impl Case {
             shares.unwrap_or(self.blocks)
         };
         let name = CString::new(kernel).unwrap();
-        // SAFETY: the kernel's parameter; both arrays have room for n elements.
+        // SAFETY: `args` is the kernel's parameter, and both arrays have room for n elements.
         let known = unsafe { launch(name.as_ptr(), blocks, 256, &args) };
         assert!(known, "{kernel}");
     }
 
-    /// Encodes and decodes on both sides.
+    /// Encodes and decodes on both sides, and compares.
     fn check(&self, launch: Launch, values: &[f32]) {
         let (spec, dtype, n, size) = (self.spec, self.dtype, values.len(), self.dtype.size());
         let what = format!(
@@ -176,9 +178,9 @@ impl Case {
             let shares = if n == 0 { 0 } else { self.blocks.min(room) };
             if shares > 0 {
                 let kernel = format!("cinch_extent_{dtype}");
-                self.run_told(launch, &kernel, n, &mut wire, &mut elements, Some(shares));
+                self.run_with_shares(launch, &kernel, n, &mut wire, &mut elements, Some(shares));
             }
-            self.run_told(
+            self.run_with_shares(
                 launch,
                 "cinch_header",
                 n,
@@ -207,7 +209,7 @@ impl Case {
         let (mut a, mut b) = (vec![0f32; n], vec![0f32; n]);
         widen(dtype, Isa::Scalar, &found, &mut a);
         widen(dtype, Isa::Scalar, &expected, &mut b);
-        // Which NaN comes back is not promised.
+        // Any NaN may stand for another.
         let same =
             |i: &usize| a[*i].to_bits() == b[*i].to_bits() || a[*i].is_nan() && b[*i].is_nan();
         if let Some(i) = (0..n).find(|i| !same(i)) {
@@ -216,7 +218,7 @@ impl Case {
     }
 }
 
-/// Values of a few magnitudes; in some arrays with any bits at all.
+/// Returns values of a few magnitudes; some arrays have elements with any bits.
 fn values(seed: u64, n: usize) -> Vec<f32> {
     let word = |at: usize| random_word(seed, at as u64);
     let scale = 2f32.powi((random_word(seed, u64::MAX) % 60) as i32 - 40);
@@ -231,7 +233,7 @@ fn values(seed: u64, n: usize) -> Vec<f32> {
 }
 
 #[test]
-fn chunks_are_those_of_the_host() {
+fn chunks_at_any_length_equal_the_host() {
     let Some(kernels) = kernels() else { return };
     // Blocks run one after the other: the library has one of everything.
     let kernels = kernels.lock().unwrap_or_else(PoisonError::into_inner);
@@ -267,7 +269,7 @@ fn chunks_are_those_of_the_host() {
 }
 
 #[test]
-fn published_layouts_are_those_of_the_host() {
+fn published_layouts_at_any_alignment_equal_the_host() {
     let Some(kernels) = kernels() else { return };
     // Blocks run one after the other: the library has one of everything.
     let kernels = kernels.lock().unwrap_or_else(PoisonError::into_inner);

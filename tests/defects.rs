@@ -7,11 +7,11 @@ mod common;
 use cinch::comm::{Call, Group};
 use cinch::mem::{UserBuffers, bytes_of, bytes_of_mut};
 use cinch::types::TransportKind;
-use cinch::{Algorithm, CodecSpec, Collective, DType, ErrorKind, ReduceOp};
+use cinch::{Algorithm, CodecSetting, Collective, DType, ErrorKind, ReduceOp};
 use common::{config, world};
 use std::time::{Duration, Instant};
 
-fn codec(text: &str) -> Option<CodecSpec> {
+fn codec(text: &str) -> Option<CodecSetting> {
     Some(text.parse().unwrap())
 }
 

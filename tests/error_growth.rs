@@ -1,4 +1,4 @@
-//! How the error of a compressed all_reduce grows with the number of ranks.
+//! Growth of the error of a compressed all_reduce with the number of ranks.
 //!
 //! Let e be the relative RMS error of one encode of normal data. Encoding a sum of s
 //! contributions adds a noise of variance e^2 var(s), independent of the noise before it, and
@@ -6,32 +6,32 @@
 //!
 //! > e sqrt(sum of var(s) over all encodes / var(N)),  var(s) = s + r s (s-1)
 //!
-//! where r is the correlation of two ranks' inputs. An algorithm is the list of its s. What our
-//! schedules encode, and what the simulation encodes whose figures stand in [`CELLS`]:
+//! where r is the correlation of two ranks' inputs. An algorithm is the list of its s. The schedules of
+//! this library and the simulation whose figures are in [`CELLS`] encode sums of:
 //!
-//! | algorithm | ours | the simulation's |
+//! | algorithm | this library | simulation |
 //! | --- | --- | --- |
-//! | ring | 1, 2, ..., N | the same |
+//! | ring | 1, 2, ..., N | 1, 2, ..., N |
 //! | direct | N-1 times 1, then N | N times 1, then N |
 //! | tree | sizes of the subtrees of an in-order binary tree below a root, then N | of a binomial tree |
 //!
 //! For independent inputs and N a power of two this is e times
 //!
-//! | algorithm | ours | the simulation's |
+//! | algorithm | this library | simulation |
 //! | --- | --- | --- |
-//! | ring | sqrt((N+1)/2) | the same |
+//! | ring | sqrt((N+1)/2) | sqrt((N+1)/2) |
 //! | direct | sqrt(2 - 1/N) | sqrt(2) |
 //! | tree | sqrt(log2 N + 1/N) | sqrt(1 + log2(N)/2) |
 //!
 //! Two differences are larger than the 3 % within which figures have to agree:
 //! - The owner of a chunk adds its own contribution exactly, so direct is better than the figure,
 //!   by 3.2 % at 8 ranks and 0.8 % at 32.
-//! - A binomial tree has a mean depth of log2(N)/2, and a root that receives log2(N) times what a
-//!   leaf sends. Ours is a pair of binary trees that load all ranks alike: nobody has more than
-//!   two children, the mean depth is log2(N) - 1 + 1/N, and a contribution is rounded as often
-//!   as its depth says. The figure is exceeded by 12 % at 8 ranks and 20 % at 32.
+//! - A binomial tree has a mean depth of log2(N)/2, but its root receives log2(N) messages. The tree of
+//!   this library is a pair of binary trees that load all ranks alike: no rank has more than two
+//!   children, and the mean depth is log2(N) - 1 + 1/N. A contribution is rounded once per level, so the
+//!   error exceeds the figure by 12 % at 8 ranks and 20 % at 32.
 //!
-//! These cells are held to the law only, which holds for our schedules and the simulation's alike.
+//! Cells with such a difference are compared with the law only, which covers both schedules.
 
 use cinch::testing::{gaussian, local_world, random_word};
 use cinch::types::{CodecKind, TransportKind};
@@ -42,13 +42,13 @@ use std::time::Duration;
 const SEED: u64 = 2015;
 /// 2,048 blocks. Their scales differ by about a tenth, which leaves 0.2 % of sampling noise.
 const COUNT: usize = 1 << 19;
-/// Of the figures.
+/// Tolerance of the figures.
 const TOLERANCE: f64 = 0.03;
-/// Of the law, and of the figures by it. Small enough to notice one encode of the whole sum more
-/// on a ring of 32, or an owner that rounds its own contribution in a direct exchange of 8.
+/// Tolerance of the law, and of the figures by the law. It is small enough to detect an extra encode of
+/// the whole sum on a ring of 32, or an owner that rounds its contribution in a direct exchange of 8.
 const LAW_TOLERANCE: f64 = 0.015;
 
-/// What a codec does to N(0,1) in blocks of 256: RMS error of one encode, fp64 reference.
+/// RMS error of an encode of N(0,1) in blocks of 256, from an fp64 reference.
 struct Coding {
     kind: CodecKind,
     one_encode: f64,
@@ -67,8 +67,8 @@ const DYNAMIC8: Coding = Coding {
     correlation: 0.5,
 };
 
-/// The simulation's figure, where it has one, and whether our schedule is close enough to its own
-/// for the figures to agree.
+/// The figure of the simulation, if it has one, and whether its schedule is close enough to this
+/// library's for the figures to agree.
 type Figure = Option<(f64, Schedules)>;
 
 #[derive(Clone, Copy, PartialEq)]
@@ -120,7 +120,7 @@ const CELLS: [(&Coding, usize, [Cell; 3]); 4] = [
 ];
 
 #[test]
-fn error_grows_as_the_law_of_each_schedule_says() {
+fn error_of_each_schedule_grows_by_its_law() {
     println!("seed {SEED}, {COUNT} elements");
     println!("codec    ranks algo   measured      law  differs   figure  differs");
     let mut wrong = Vec::new();
@@ -143,7 +143,7 @@ fn error_grows_as_the_law_of_each_schedule_says() {
                 } else {
                     line += " (another schedule)";
                 }
-                // The law has to explain what is not compared: here the simulation's schedule.
+                // The law must also explain the figure from the simulation's schedule.
                 let explained = self::law(coding, nranks, &simulated_encodes(algorithm, nranks));
                 right &= (explained / figure - 1.0).abs() < LAW_TOLERANCE;
             }
@@ -161,7 +161,7 @@ fn error_grows_as_the_law_of_each_schedule_says() {
 }
 
 #[test]
-fn laws_have_closed_forms() {
+fn law_of_each_schedule_equals_its_closed_form() {
     let near = |found: f64, squared: f64| {
         let expected = LINEAR8.one_encode * squared.sqrt();
         assert!((found / expected - 1.0).abs() < 1e-12);
@@ -179,7 +179,7 @@ fn laws_have_closed_forms() {
     }
 }
 
-/// Relative RMS error of the sum, by each of the algorithms, of the same inputs.
+/// Returns the relative RMS error of the sum of equal inputs, for each algorithm.
 fn measure<const K: usize>(coding: &Coding, nranks: usize, algorithms: [Algorithm; K]) -> [f64; K] {
     let inputs = inputs(nranks, coding.correlation);
     let mut exact = vec![0.0; COUNT];
@@ -190,7 +190,7 @@ fn measure<const K: usize>(coding: &Coding, nranks: usize, algorithms: [Algorith
     }
     let config = Config {
         transport: Some(TransportKind::Loopback),
-        // 32 ranks that are connected all to all, in one process.
+        // Small slots: 32 ranks of one process are connected all to all.
         slot_bytes: 16 << 10,
         timeout: Duration::from_secs(60),
         ..Config::default()
@@ -203,7 +203,7 @@ fn measure<const K: usize>(coding: &Coding, nranks: usize, algorithms: [Algorith
     let outputs = local_world(nranks, &config, |comm| {
         algorithms.map(|algorithm| {
             let call = Call {
-                codec: Some(codec),
+                codec: Some(codec.into()),
                 algorithm: Some(algorithm),
                 ..Call::new(Collective::AllReduce, DType::F32, COUNT)
             };
@@ -211,7 +211,7 @@ fn measure<const K: usize>(coding: &Coding, nranks: usize, algorithms: [Algorith
             let input = mem::bytes_of(&inputs[comm.rank()]);
             let buffers = mem::UserBuffers::new(input, mem::bytes_of_mut(&mut output));
             let report = comm.call(&call, buffers).unwrap();
-            assert_eq!((report.codec, report.algorithm), (codec, algorithm));
+            assert_eq!((report.codec, report.algorithm), (codec.into(), algorithm));
             output
         })
     });
@@ -227,7 +227,7 @@ fn measure<const K: usize>(coding: &Coding, nranks: usize, algorithms: [Algorith
     })
 }
 
-/// N(0,1), every two ranks' with this correlation.
+/// Returns inputs of N(0,1); any two ranks have this correlation.
 fn inputs(nranks: usize, correlation: f64) -> Vec<Vec<f32>> {
     let normal = |stream: usize| {
         let stream = random_word(SEED, stream as u64);
@@ -242,7 +242,7 @@ fn inputs(nranks: usize, correlation: f64) -> Vec<Vec<f32>> {
     (0..nranks).map(of_rank).collect()
 }
 
-/// Relative RMS error of a sum on whose way sums of so many contributions are encoded.
+/// Returns the relative RMS error of a sum, from the contributions in each encoded partial sum.
 fn law(coding: &Coding, nranks: usize, encodes: &[usize]) -> f64 {
     let variance = |terms: usize| {
         let terms = terms as f64;
@@ -252,7 +252,8 @@ fn law(coding: &Coding, nranks: usize, encodes: &[usize]) -> f64 {
     coding.one_encode * (noise / variance(nranks)).sqrt()
 }
 
-/// How many contributions each sum holds that our schedule encodes. `nranks` is a power of two.
+/// Returns the number of contributions in each sum that a schedule of this library encodes. `nranks` is
+/// a power of two.
 fn encodes(algorithm: Algorithm, nranks: usize) -> Vec<usize> {
     let mut encodes = match algorithm {
         Algorithm::Ring => (1..nranks).collect(),
@@ -267,11 +268,11 @@ fn encodes(algorithm: Algorithm, nranks: usize) -> Vec<usize> {
     encodes
 }
 
-/// The same of the simulation behind the figures.
+/// Returns the number of contributions in each sum that the simulation encodes.
 fn simulated_encodes(algorithm: Algorithm, nranks: usize) -> Vec<usize> {
     let mut encodes = match algorithm {
         Algorithm::Direct => vec![1; nranks],
-        // Halves meet, level by level: one of two partners sends.
+        // Halves combine, level by level: one of two partners sends.
         Algorithm::Tree => (1..=nranks.ilog2())
             .flat_map(|level| vec![nranks >> level; 1 << (level - 1)])
             .collect(),

@@ -1,5 +1,5 @@
-//! Error feedback through the engine: beside a naive two-shot of our own, and by what it promises:
-//! nothing that lossy encodes drop is lost, it only comes later.
+//! Error feedback through the engine, compared with a naive two-shot exchange. Nothing that lossy encodes
+//! drop may be lost: it must arrive in later calls.
 
 use cinch::codec::{Span, build};
 use cinch::comm::Call;
@@ -46,7 +46,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
-/// decode(encode(v)) by the scalar specification, and the new residual.
+/// Returns decode(encode(value + residual)) by the scalar specification, and updates the residual.
 fn through(spec: CodecSpec, value: &[f32], residual: &mut [f32]) -> Vec<f32> {
     let v: Vec<f32> = value.iter().zip(&*residual).map(|(x, r)| x + r).collect();
     let codec = build(spec, Isa::Scalar).unwrap().unwrap();
@@ -63,8 +63,8 @@ fn through(spec: CodecSpec, value: &[f32], residual: &mut [f32]) -> Vec<f32> {
 
 #[test]
 fn direct_on_two_ranks_equals_a_naive_two_shot_bit_for_bit() {
-    // Casts have no scale, so that each received value is exact and a sum of two is rounded once
-    // in any order.
+    // Formats without scales: each received value is exact, and a sum of two is rounded once in any
+    // order.
     for codec in ["cast_bf16", "cast16", "static8", "mantissa8"] {
         let (count, calls) = (64, 20);
         let spec: CodecSpec = codec.parse().unwrap();
@@ -74,7 +74,7 @@ fn direct_on_two_ranks_equals_a_naive_two_shot_bit_for_bit() {
                 .map(|at| run(comm, &call, &input(comm.rank(), at, count)))
                 .collect::<Vec<_>>()
         });
-        // Rank r owns half r, gets the other's half encoded, and sends the encoded sum back.
+        // Rank r owns half r, receives the other rank's encoded half, and sends the encoded sum back.
         let half = count / 2;
         let mut worker = [vec![0f32; half], vec![0f32; half]];
         let mut owner = [vec![0f32; half], vec![0f32; half]];
@@ -95,7 +95,7 @@ fn direct_on_two_ranks_equals_a_naive_two_shot_bit_for_bit() {
     }
 }
 
-/// Largest distance, over elements, of the sum over `calls` of outputs from that of all inputs.
+/// Returns the largest difference of an element between the sum of all outputs and of all inputs.
 fn drift(nranks: usize, call: &Call, calls: usize) -> f64 {
     let count = call.count;
     let outputs = local_world(nranks, &config(), |comm| {
@@ -135,13 +135,13 @@ const ALGORITHMS: [Algorithm; 4] = [
 ];
 
 #[test]
-fn what_is_dropped_comes_later_on_every_algorithm() {
+fn dropped_values_arrive_later_on_every_algorithm() {
     for nranks in [2, 3, 4, 10] {
         for algorithm in ALGORITHMS {
             for codec in ["linear8:block=32", "dynamic8", "mantissa8", "cast_bf16"] {
                 let call = all_reduce(codec, algorithm, 3000, true);
                 let (few, many) = (drift(nranks, &call, 4), drift(nranks, &call, 24));
-                // What waits is at most one residual a chunk and hop; it does not grow.
+                // At most one residual per chunk and hop is pending, so the difference does not grow.
                 assert!(
                     many < 2.5 * few,
                     "{codec} {algorithm} {nranks}: {few} {many}"
@@ -161,7 +161,7 @@ fn what_is_dropped_comes_later_on_every_algorithm() {
 }
 
 #[test]
-fn averages_and_products_have_feedback() {
+fn averages_and_premultiplied_sums_have_feedback() {
     for codec in [
         "raw",
         "linear8",
@@ -193,7 +193,7 @@ fn averages_and_products_have_feedback() {
             let inputs: Vec<_> = (0..3).map(|rank| input(rank, 0, 3000)).collect();
             for at in 0..3000 {
                 let exact: f64 = inputs.iter().map(|x| f64::from(x[at])).sum::<f64>() * factor;
-                // The mean of 64 outputs is that much closer than one of them.
+                // The mean of 64 outputs is much closer than a single output.
                 let mean = outputs[0][at] / 64.0;
                 assert!(
                     (mean - exact).abs() < 0.03,
@@ -206,19 +206,19 @@ fn averages_and_products_have_feedback() {
 }
 
 #[test]
-fn kept_scales_go_with_feedback() {
+fn tensor_scales_work_with_feedback() {
     let call = all_reduce("linear8:tensor=5", Algorithm::Direct, 3000, true);
     let (few, many) = (drift(4, &call, 4), drift(4, &call, 30));
     assert!(many < 4.0 * few, "{few} {many}");
 }
 
 #[test]
-fn reduce_scatter_and_reduce_have_it_and_the_others_refuse() {
+fn feedback_of_a_collective_that_does_not_reduce_fails() {
     let outputs = local_world(4, &config(), |comm| {
         let mut sums = [0f64; 2];
         for _ in 0..64 {
             let mut ones = vec![0.3f32; 4 * 500];
-            // A block's largest value rounds to itself; the others do not.
+            // The largest value of a block rounds to itself; all others have an error.
             ones.iter_mut().step_by(100).for_each(|value| *value = 1.0);
             for (which, collective) in [Collective::ReduceScatter, Collective::Reduce]
                 .into_iter()
@@ -256,7 +256,7 @@ fn reduce_scatter_and_reduce_have_it_and_the_others_refuse() {
 }
 
 #[test]
-fn a_nan_passes_and_leaves_the_residuals_alone() {
+fn nan_reaches_the_output_and_leaves_residuals_finite() {
     let outputs = local_world(3, &config(), |comm| {
         let call = all_reduce("linear8:block=32", Algorithm::Ring, 3000, true);
         let clean = input(comm.rank(), 0, call.count);
@@ -279,7 +279,7 @@ fn a_nan_passes_and_leaves_the_residuals_alone() {
 }
 
 #[test]
-fn the_report_is_about_the_input() {
+fn report_with_feedback_describes_the_input() {
     local_world(2, &config(), |comm| {
         let mut x = vec![0.3f32; 1000];
         x[0] = 1.0;
@@ -301,7 +301,7 @@ fn the_report_is_about_the_input() {
 }
 
 #[test]
-fn residuals_are_stored_and_put_back() {
+fn imported_residuals_continue_the_exported_run() {
     let call = all_reduce("dynamic8", Algorithm::Tree, 3000, true);
     let step = |comm: &Communicator, at: usize| run(comm, &call, &input(comm.rank(), at, 3000));
     let whole = local_world(4, &config(), |comm| {
@@ -322,7 +322,7 @@ fn residuals_are_stored_and_put_back() {
             assert_eq!(bits(&rest[rank][at - 3]), bits(&whole[rank][at]));
         }
     }
-    // Forgetting makes the next call a first one, and so does another count; rescaling by 0 too.
+    // After forgetting, rescaling by 0 or a call with another count, the next call equals the first.
     local_world(4, &config(), |comm| {
         let first = step(comm, 0);
         assert_eq!(bits(&first), bits(&whole[comm.rank()][0]));

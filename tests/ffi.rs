@@ -21,7 +21,8 @@ const PROGRAMS: &[&str] = &[
     "ffi-tests/adapt.c",
     "ffi-tests/split.c",
     "ffi-tests/cpp_header.cpp",
-    "examples/allreduce.c",
+    "examples/c/groups.c",
+    "examples/c/host_all_reduce.c",
 ];
 const STRICT: &[&str] = &[
     "-Wall",
@@ -329,64 +330,4 @@ fn live_split() {
 #[test]
 fn live_cpp() {
     run_in_all_modes("ffi-tests/cpp_header.cpp", "cpp_live");
-}
-
-/// Compiles the example by the command in its comment, against the static library of this build.
-fn compile_example(program: &Path) {
-    let source = fs::read_to_string(root().join("examples/allreduce.c")).unwrap();
-    let command = source
-        .lines()
-        .find_map(|line| line.strip_prefix(" *   cc "))
-        .expect("the example has its compile command");
-    let archive = library().join("libcinch.a");
-    let arguments = command.split_whitespace().map(|word| match word {
-        "allreduce" => program.display().to_string(),
-        "target/release/libcinch.a" => archive.display().to_string(),
-        word => word.to_string(),
-    });
-    let output = Command::new("cc")
-        .args(arguments)
-        .current_dir(root())
-        .output()
-        .unwrap();
-    assert!(
-        output.status.success() && output.stderr.is_empty(),
-        "cc {command}:\n{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-}
-
-#[test]
-fn example_compiles_as_printed() {
-    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("example-printed");
-    compile_example(&program);
-    assert!(program.exists());
-    let _ = fs::remove_file(program);
-}
-
-/// The README prints this program and its command.
-#[test]
-fn live_example() {
-    let Some(tool) = option_env!("CARGO_BIN_EXE_cinch") else {
-        return println!("SKIPPED: built without the cinch tool");
-    };
-    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("example");
-    compile_example(&program);
-    for nranks in [1, 4] {
-        let name = format!("example-{nranks}");
-        let arguments = [
-            "run",
-            "-n",
-            &nranks.to_string(),
-            "--",
-            &program.display().to_string(),
-        ];
-        let arguments = vec![arguments.map(str::to_string).to_vec()];
-        let logs = Ranks::start(Path::new(tool), &name, &arguments).join(&name);
-        let sum = nranks * (nranks + 1) / 2;
-        for rank in 0..nranks {
-            let line = format!("rank {rank} of {nranks}: {sum}");
-            assert!(logs[0].contains(&line), "no \"{line}\" in:\n{}", logs[0]);
-        }
-    }
 }

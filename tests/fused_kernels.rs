@@ -1,6 +1,6 @@
-//! The fused kernels, run on the host with all ranks side by side: what they give, and that it stays right
-//! where the number of the call, of which packets carry 20 bits, comes round, where some ranks are calls
-//! ahead of others, and where one makes another call.
+//! The fused kernels on the host, with all ranks side by side. The tests compare results with a
+//! reference: also where the sequence number of the call wraps (ll packets carry 20 bits of it),
+//! where some ranks are calls ahead of others, and where one rank makes another call.
 #![allow(unsafe_code)]
 
 mod common;
@@ -15,31 +15,31 @@ mod library;
 
 use common::Rng;
 use fused::{World, kernels};
-use fused_work::{ALL, By, Does, Work, any};
+use fused_work::{ALL, Does, Protocol, Work, any};
 
 #[test]
-fn calls_give_the_reference_wherever_their_number_stands() {
+fn calls_at_any_sequence_number_give_the_reference() {
     let Some(kernels) = kernels() else { return };
     let mut rng = Rng(common::seed());
-    // More ranks than are polled at once, too.
+    // 9 ranks are more than one thread polls at once.
     for ranks in [2, 3, 9] {
         let mut world = World::new(*kernels, ranks, Rng(rng.next()));
-        // From the beginning, where every packet is sent anew, across the numbers whose 20 bits are 0.
+        // The first calls rewrite all packets; the others cross a refresh and the wrap of 20 bits.
         for begin in [0, (1 << 18) - 6, (1 << 20) - 6] {
             world.jump(begin);
             for call in 0..22 {
-                let by = [By::Packets, By::Lines][call % 2];
+                let protocol = [Protocol::Ll, Protocol::Ll128][call % 2];
                 let blocks = 1 + rng.below(2);
-                world.call(&any(&mut rng, by, ranks, blocks));
+                world.call(&any(&mut rng, protocol, ranks, blocks));
             }
         }
     }
 }
 
-/// Through codecs, by whose scalar specification they are judged; beside calls without one, with which they
-/// share an area and the number of the call.
+/// Coded calls are compared with the scalar codec. Calls without a codec come between them, with
+/// which they share an area and the sequence number.
 #[test]
-fn calls_through_codecs_give_what_the_specification_says() {
+fn calls_through_codecs_equal_the_scalar_codec() {
     let Some(kernels) = kernels() else { return };
     let mut rng = Rng(common::seed());
     for (ranks, calls) in [(2, 24), (3, 24), (5, 24), (9, 18), (18, 3)] {
@@ -47,35 +47,35 @@ fn calls_through_codecs_give_what_the_specification_says() {
         for call in 0..calls {
             let blocks = 1 + rng.below(2);
             world.call(&match call % 6 {
-                5 => any(&mut rng, By::Lines, ranks, blocks),
+                5 => any(&mut rng, Protocol::Ll128, ranks, blocks),
                 _ => fused_coded::any(&mut rng, ranks, blocks),
             });
         }
     }
 }
 
-/// Makes calls to which one rank comes late, or in which it is slow.
-fn all_with_one_behind(
+/// Makes calls with one late rank, or with one rank that is slow inside them.
+fn calls_with_one_rank_behind(
     world: &mut World,
     works: &[Work],
     ranks: usize,
     slow: usize,
-    comes_late: bool,
+    is_late: bool,
     rng: &mut Rng,
 ) {
     let pauses = (0..works.len() * ranks).map(|at| match at % ranks == slow {
-        true if comes_late => 60 + rng.below(120) as u32,
+        true if is_late => 60 + rng.below(120) as u32,
         _ => 0,
     });
     let pauses: Vec<u32> = pauses.collect();
-    let in_calls = (!comes_late).then_some(slow);
-    let right = world.are_right(works, &pauses, in_calls);
+    let in_calls = (!is_late).then_some(slow);
+    let right = world.are_correct(works, &pauses, in_calls);
     assert!(right, "rank {slow} of {ranks}: {works:?}, {pauses:?}");
 }
 
-/// The same where one rank comes late to calls, or is slow in them.
+/// A rank that is late, or slow, must not receive the encoded tiles of a later call.
 #[test]
-fn images_of_calls_to_come_do_not_overtake_others() {
+fn coded_calls_with_one_rank_behind_give_the_reference() {
     let Some(kernels) = kernels() else { return };
     let mut rng = Rng(common::seed());
     for ranks in [2, 3] {
@@ -85,56 +85,58 @@ fn images_of_calls_to_come_do_not_overtake_others() {
             let mut works: Vec<Work> = (0..4)
                 .map(|_| fused_coded::any(&mut rng, ranks, 1))
                 .collect();
-            works.push(any(&mut rng, By::Lines, ranks, 1));
-            all_with_one_behind(&mut world, &works, ranks, slow, round % 2 == 0, &mut rng);
+            works.push(any(&mut rng, Protocol::Ll128, ranks, 1));
+            calls_with_one_rank_behind(&mut world, &works, ranks, slow, round % 2 == 0, &mut rng);
         }
     }
 }
 
-/// A rank may be calls ahead of others: what it sends must not go where they still read.
+/// A rank may be calls ahead of others. What it sends must not overwrite what they still read.
 #[test]
-fn halves_are_not_used_anew_before_everyone_is_through_with_them() {
+fn area_half_with_one_rank_behind_is_not_overwritten() {
     let Some(kernels) = kernels() else { return };
     let mut rng = Rng(common::seed());
     for ranks in [2, 3] {
         let mut world = World::new(*kernels, ranks, Rng(rng.next()));
-        // Calls of one kind, and of all kinds; one rank comes late to them, or is slow in them.
+        // Calls of one kind, then of all kinds; one rank is late to them, or slow in them.
         for round in 0..2 * (ALL.len() + 2) {
             let does = ALL.get(round / 2);
             let slow = (round + 1) % ranks;
             let works = (0..6).map(|call| {
                 loop {
-                    let by = rng.pick(&[By::Lines, By::Lines, By::Packets]);
-                    let mut work = any(&mut rng, by, ranks, 1);
+                    let protocol = rng.pick(&[Protocol::Ll128, Protocol::Ll128, Protocol::Ll]);
+                    let mut work = any(&mut rng, protocol, ranks, 1);
                     if does.is_none_or(|&does| work.does == does) {
-                        // The others in turn: between two calls of one of them the slow rank has no part.
+                        // The roots are the other ranks in turn: between two calls of one root the
+                        // slow rank sends nothing.
                         work.root = (slow + 1 + call % 2) % ranks;
                         break work;
                     }
                 }
             });
             let works: Vec<Work> = works.collect();
-            all_with_one_behind(&mut world, &works, ranks, slow, round % 2 == 0, &mut rng);
+            calls_with_one_rank_behind(&mut world, &works, ranks, slow, round % 2 == 0, &mut rng);
         }
     }
 }
 
-/// A packet that only long messages have keeps its flag from the last of them. When the flags have come
-/// round, it must not pass for one of a new message: every 2^18 calls all packets are sent anew.
+/// A packet that only long messages use keeps its flag from the last of them. After the flags have
+/// wrapped it must not pass for a packet of a new message, so all packets are rewritten every 2^18
+/// calls.
 #[test]
-fn packets_of_long_ago_are_not_taken_for_new_ones() {
+fn packets_after_the_flags_wrap_are_refreshed() {
     let Some(kernels) = kernels() else { return };
     let mut rng = Rng(common::seed());
     for (short, long) in [
         (Does::AllReduce, Does::AllReduce),
-        (Does::AllReduceTwice, Does::AllReduceTwice),
+        (Does::TwoShotAllReduce, Does::TwoShotAllReduce),
         (Does::AllGather, Does::AllToAll),
-        (Does::AllReduceTwice, Does::ReduceScatter),
-        (Does::AllReduce, Does::AllReduceTwice),
+        (Does::TwoShotAllReduce, Does::ReduceScatter),
+        (Does::AllReduce, Does::TwoShotAllReduce),
     ] {
         const ROUND: u64 = 1 << 20;
-        let short = Work::new(short, By::Packets, 1, 1);
-        let mut long = Work::new(long, By::Packets, 1, 1);
+        let short = Work::new(short, Protocol::Ll, 1, 1);
+        let mut long = Work::new(long, Protocol::Ll, 1, 1);
         long.count = long.most(3);
         for refreshes in [true, false] {
             let mut world = World::new(*kernels, 3, Rng(rng.next()));
@@ -147,28 +149,28 @@ fn packets_of_long_ago_are_not_taken_for_new_ones() {
                 }
             }
             world.jump(1000 + ROUND);
-            // Else the ranks take what is left of the message of a round ago.
-            assert_eq!(world.is_right(&long), refreshes, "{short:?}, {long:?}");
+            // Without the refresh the ranks take the message of one wrap before.
+            assert_eq!(world.is_correct(&long), refreshes, "{short:?}, {long:?}");
         }
     }
 }
 
-/// What a rank sends in another call than the others make is not taken for what they wait for: they say so
-/// after a while, and so does it, and the next call that all make is right.
+/// A rank receives nothing from a call with another signature: all ranks report a timeout, and the
+/// next call that all ranks make is right.
 #[test]
-fn messages_of_another_call_are_not_understood() {
+fn message_of_another_call_is_reported_by_all_ranks() {
     let Some(kernels) = kernels() else { return };
     let mut rng = Rng(common::seed());
     for ranks in [2, 3] {
-        for by in [By::Packets, By::Lines] {
+        for protocol in [Protocol::Ll, Protocol::Ll128] {
             let mut world = World::new(*kernels, ranks, Rng(rng.next()));
-            for stranger in 0..ranks {
-                let work = Work::new(Does::AllReduce, by, 1, 1);
+            for other in 0..ranks {
+                let work = Work::new(Does::AllReduce, protocol, 1, 1);
                 world.call(&work);
-                world.stranger = Some(stranger);
-                assert!(!world.is_right(&work), "{work:?} over {ranks}");
-                assert_eq!(world.troubled(), ranks, "{work:?} over {ranks}");
-                world.stranger = None;
+                world.other_call = Some(other);
+                assert!(!world.is_correct(&work), "{work:?} over {ranks}");
+                assert_eq!(world.failures(), ranks, "{work:?} over {ranks}");
+                world.other_call = None;
             }
         }
     }

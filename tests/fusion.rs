@@ -487,7 +487,7 @@ fn every_codec_gives_what_separate_calls_give() {
         let run = |config: &Config| {
             local_world(2, config, |comm| {
                 let calls = COUNTS.map(|count| Call {
-                    codec: Some(spec),
+                    codec: Some(spec.into()),
                     // All contributions encoded once by each rank: the same for every cut.
                     algorithm: Some(Algorithm::OneShot),
                     ..Call::new(Collective::AllReduce, DType::F32, count)

@@ -1,7 +1,8 @@
-//! Strangers at the door while ranks meet: they are kept out, and hold nobody up.
+//! Unauthenticated connections during the rendezvous are refused and delay no rank.
 //!
-//! The routine run is a tenth of the promise. The whole of it, 10,000 hostile connections during
-//! 100 inits: `CINCH_TEST_HOSTILE=10000 cargo test --release --test hostile -- --nocapture`.
+//! The routine run makes a tenth of the promised connections. The promise is 10,000 hostile
+//! connections during 100 inits:
+//! `CINCH_TEST_HOSTILE=10000 cargo test --release --test hostile -- --nocapture`.
 
 use cinch::bootstrap::{ControlPlane, OutOfBand};
 use cinch::sync::Fault;
@@ -16,7 +17,8 @@ const RANKS: usize = 4;
 const PER_INIT: usize = 100;
 const MAGIC: &[u8; 8] = b"cinch\x01\r\n";
 
-/// The address inside an id: family, pad, port, IP from byte 52. Attackers find it by scanning.
+/// Reads the address inside an id, which attackers find by scanning: family, pad, port and IP from
+/// byte 52.
 fn address_of(id: &UniqueId) -> SocketAddr {
     let bytes = id.as_bytes();
     assert_eq!(bytes[52], 4);
@@ -25,8 +27,8 @@ fn address_of(id: &UniqueId) -> SocketAddr {
     SocketAddr::new(Ipv4Addr::from(ip).into(), port)
 }
 
-/// One hostile connection, of each kind in turn. Some stay open, silent, in `crowd`. Returns
-/// whether somebody listened.
+/// Makes one hostile connection, of each kind in turn. Open connections stay in `crowd`. Returns
+/// whether a server listened.
 fn attack(address: SocketAddr, kind: usize, crowd: &mut Vec<TcpStream>) -> bool {
     let Ok(mut stream) = TcpStream::connect_timeout(&address, Duration::from_secs(1)) else {
         return false;
@@ -34,26 +36,26 @@ fn attack(address: SocketAddr, kind: usize, crowd: &mut Vec<TcpStream>) -> bool 
     let mut hello = [0u8; 96];
     hello[..8].copy_from_slice(MAGIC);
     hello[8..12].copy_from_slice(&[1, 1, 0, 0]);
-    // The door may be slammed at any of these writes.
+    // The server may close the connection at any of these writes.
     let _ = match kind % 7 {
         // Silent.
         0 => Ok(()),
         // Closes early.
         1 => return true,
-        // The right shape, and a proof that is none.
+        // A hello of the right format, and an invalid proof.
         2 => stream
             .write_all(&hello)
             .and_then(|()| stream.write_all(&[0x5a; 32])),
-        // One byte now, and another at each later attack.
+        // One byte now, and another byte at each later attack.
         3 => stream.write_all(&hello[..1]),
-        // Garbage, which reads as a huge length wherever a length may be.
+        // Garbage, which reads as a huge length anywhere.
         4 => stream.write_all(&[0xff; 4 << 10]),
         // The right magic, another version.
         5 => {
             hello[8] = 99;
             stream.write_all(&hello)
         }
-        // Half a hello, then the end.
+        // Half a hello, then the end of the stream.
         _ => {
             let _ = stream.write_all(&hello[..50]);
             return true;
@@ -63,15 +65,15 @@ fn attack(address: SocketAddr, kind: usize, crowd: &mut Vec<TcpStream>) -> bool 
         let _ = slow.write(&[0]);
     }
     crowd.push(stream);
-    // What one attacker can hold open at a time.
+    // An attacker's limit of open connections.
     if crowd.len() > 2 * PER_INIT {
         crowd.drain(..PER_INIT);
     }
     true
 }
 
-/// All ranks join; the last one once `attacks` have reached the meeting. Returns how long that
-/// took, from the last rank's start.
+/// Joins all ranks, the last after `attacks` have reached the server. Returns the number of attacks,
+/// and the time from the start of the last rank.
 fn init(config: &Config, crowd: &mut Vec<TcpStream>, attacks: usize) -> (usize, Duration) {
     let id = UniqueId::create_for_one_host(config).unwrap();
     let (address, done) = (address_of(&id), AtomicBool::new(false));
@@ -81,9 +83,9 @@ fn init(config: &Config, crowd: &mut Vec<TcpStream>, attacks: usize) -> (usize, 
         let join = |rank| {
             scope.spawn(move || {
                 let fault = Fault::new();
-                let star = ControlPlane::join(&id, rank, RANKS, config, fault.clone()).unwrap();
-                star.barrier().unwrap();
-                star.leave();
+                let plane = ControlPlane::join(&id, rank, RANKS, config, fault.clone()).unwrap();
+                plane.barrier().unwrap();
+                plane.leave();
                 assert!(!fault.is_raised());
             })
         };
@@ -97,7 +99,7 @@ fn init(config: &Config, crowd: &mut Vec<TcpStream>, attacks: usize) -> (usize, 
         }
         let (done, reached) = (&done, &mut reached);
         let siege = scope.spawn(move || {
-            // Refused once the meeting is over.
+            // Refused once the rendezvous is over.
             while attacks > 0 && !done.load(Ordering::Relaxed) && attack(address, *reached, crowd) {
                 *reached += 1;
             }
@@ -114,7 +116,7 @@ fn init(config: &Config, crowd: &mut Vec<TcpStream>, attacks: usize) -> (usize, 
 }
 
 #[test]
-fn hostile_connections_do_not_keep_ranks_apart() {
+fn hostile_connections_do_not_prevent_init() {
     let total = std::env::var("CINCH_TEST_HOSTILE").map_or(1000, |text| text.parse().unwrap());
     let config = Config {
         init_timeout: Duration::from_secs(20),

@@ -209,7 +209,7 @@ fn coded_cases(nranks: usize, rng: &mut Rng) -> Vec<Case> {
             if collective.has_root() {
                 call.root = rng.below(nranks);
             }
-            call.codec = Some(codec);
+            call.codec = Some(codec.into());
             call.algorithm = Some(Algorithm::Hierarchical);
             let mut case = Case::new(call, rng.next());
             case.in_place = rng.below(2) == 0;
@@ -289,17 +289,13 @@ fn levels_have_codecs_of_their_own() {
                     gradients.contains(&case.call.collective) && case.call.op != ReduceOp::Max;
                 let shown = if coded { text } else { "raw" };
                 for (_, report) in done {
-                    assert_eq!(report.codecs().to_string(), shown, "{case:?}");
+                    assert_eq!(report.codec.to_string(), shown, "{case:?}");
                 }
             }
             // The bound of the level that loses, with one encode more for the other.
             let looser = |level: Level| -> Vec<Vec<Done>> {
-                let codec = |report: &Report| match level {
-                    Level::Intra => report.intra,
-                    Level::Inter => report.codec,
-                };
                 let swap = |(output, report): &Done| {
-                    let codec = codec(report);
+                    let codec = report.codec.at(level).into();
                     (output.clone(), Report { codec, ..*report })
                 };
                 all.iter()
@@ -543,7 +539,7 @@ fn one_host_has_the_codec_inside() {
     ] {
         let sum = Case::new(Call::new(Collective::AllReduce, DType::F32, 999), 1);
         let done = run(&[0, 0, 0], &with("CINCH_CODEC", text), &[sum], None);
-        assert_eq!(done[0][1].1.codecs().to_string(), shown);
+        assert_eq!(done[0][1].1.codec.to_string(), shown);
         check_all(&[0, 0, 0], &[sum], &done);
     }
 }

@@ -1,4 +1,4 @@
-//! Joining: eight local ranks, again and again, and how long it takes.
+//! Eight local ranks join again and again; the test prints how long that takes.
 
 mod common;
 
@@ -7,7 +7,7 @@ use cinch::{Communicator, ReduceOp, UniqueId};
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-/// Prints the figure; a machine that is busy may take longer, so only the results are asserted.
+/// Asserts the results only, because a busy machine may take longer.
 #[test]
 fn eight_local_ranks_join() {
     const RANKS: usize = 8;

@@ -9,7 +9,7 @@ use cinch::comm::Call;
 use cinch::mem::UserBuffers;
 use cinch::testing::on_rdma_devices;
 use cinch::types::TransportKind;
-use cinch::{CodecSpec, Collective, Communicator, DType, UniqueId};
+use cinch::{CodecSetting, Collective, Communicator, DType, UniqueId};
 use common::{Rng, config, number, seed};
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -313,7 +313,7 @@ fn be_a_rank(task: &str) -> Result<(), Box<dyn std::error::Error>> {
 /// Random calls, the same on all ranks, until one fails.
 fn work(comm: &Communicator, rng: &mut Rng) -> cinch::Error {
     const LARGEST: usize = 100_000;
-    let codecs = ["raw", "linear8", "dynamic8"].map(|text| text.parse::<CodecSpec>().ok());
+    let codecs = ["raw", "linear8", "dynamic8"].map(|text| text.parse::<CodecSetting>().ok());
     let input = vec![0x3fu8; LARGEST * comm.nranks() * 4];
     let mut output = vec![0u8; input.len()];
     loop {

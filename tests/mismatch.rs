@@ -6,7 +6,7 @@ mod common;
 use cinch::comm::Call;
 use cinch::mem::UserBuffers;
 use cinch::types::TransportKind;
-use cinch::{CodecSpec, Collective, Communicator, DType, Error, ErrorKind, ReduceOp};
+use cinch::{CodecSetting, Collective, Communicator, DType, Error, ErrorKind, ReduceOp};
 use common::{Rng, config, number, seed, world};
 use std::time::{Duration, Instant};
 
@@ -122,7 +122,7 @@ fn pair(rng: &mut Rng, nranks: usize) -> Pair {
                 "dynamic8",
                 "cast_bf16",
             ];
-            let [a, b] = two(rng, &codecs).map(|text| text.parse::<CodecSpec>().unwrap());
+            let [a, b] = two(rng, &codecs).map(|text| text.parse::<CodecSetting>().unwrap());
             (most, odd) = (call, call);
             (most.codec, odd.codec) = (Some(a), Some(b));
             values = [format!("codec {a}"), format!("codec {b}")];

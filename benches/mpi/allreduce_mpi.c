@@ -1,11 +1,10 @@
-/* Times MPI_Allreduce of fp32 sums with the program shape of `cinch bench all_reduce`, so that the
- * two may be compared: a barrier before each iteration outside the timing, out of place, the
- * largest time over ranks, the median over iterations, and from 1 MiB on a rotation over as many
- * pairs of buffers as there (`set_count` in row.rs), so that neither library finds its data in the
- * cache.
+/* Times MPI_Allreduce of fp32 sums by the method of `cinch bench all_reduce`, so that the two compare:
+ * a barrier before each iteration outside the timing, out of place, the largest time over ranks, the
+ * median over iterations. From 1 MiB on it rotates over as many pairs of buffers as cinch (`set_count`),
+ * so that neither library finds its data in the cache.
  *
  * allreduce_mpi [-b BYTES] [-e BYTES] [-f FACTOR] [-n ITERATIONS] [-w WARM_UPS]
- * Rank 0 prints a JSON line a size: {"size": bytes, "time_us": median, "min_us": least}.
+ * Rank 0 prints a JSON line for each size: {"size": bytes, "time_us": median, "min_us": least}.
  */
 #include <mpi.h>
 #include <stdint.h>
@@ -17,7 +16,7 @@
 #define COLD_FROM ((size_t)1 << 20)
 #define COLD_BYTES ((size_t)128 << 20)
 
-/* Pairs of buffers in rotation. */
+/* Returns the number of buffer pairs in rotation. */
 static int pairs_of(size_t size, int ranks)
 {
     size_t each = 2 * (size_t)ranks * size, pairs = (COLD_BYTES + each - 1) / each;
@@ -25,7 +24,7 @@ static int pairs_of(size_t size, int ranks)
     return pairs < MOST_PAIRS ? (int)pairs : MOST_PAIRS;
 }
 
-/* Gaussian-like: the sum of four uniform values has kurtosis 2.7 and costs one generator call. */
+/* Fills an array with sums of four uniform values: kurtosis 2.7, for one generator call per value. */
 static void fill(float *data, size_t count, uint64_t seed)
 {
     uint64_t state = seed * 0x9e3779b97f4a7c15u + 1;

@@ -1,7 +1,7 @@
-"""A line with delay between two hosts of netns.Net: for kernels without netem as well.
+"""Delays the link between two hosts of netns.Net, also on kernels without netem.
 
-Each host gets a TAP device instead of its cable; a thread carries frames from one to the other and
-lets each wait. Good for a few hundred Mbit/s.
+Each host gets a TAP device instead of its link. A thread moves frames from one device to the other after
+the delay. It carries a few hundred Mbit/s.
 """
 
 import collections
@@ -20,12 +20,12 @@ CLONE_NEWNET = 0x40000000
 
 
 def missing():
-    """Why there can be no such line here; None if there can."""
+    """Returns why no delayed link can be created here, or None if one can."""
     return None if os.access("/dev/net/tun", os.R_OK | os.W_OK) else "/dev/net/tun cannot be opened"
 
 
 class Line:
-    """The only line between hosts `one` and `other`, `seconds` long each way. A context."""
+    """The only link between hosts `one` and `other`, with a delay of `seconds` each way. A context manager."""
 
     def __init__(self, net, one, other, seconds):
         self.net, self.ends, self.seconds = net, (one, other), seconds
@@ -44,7 +44,7 @@ class Line:
             os.close(tap)
 
     def tap(self, host):
-        """A TAP device in a host's place of its cable, under the same name and address."""
+        """Replaces a host's network device by a TAP device with its name and address."""
         space = self.net.spaces[host]
         netns.ip("-n", space, "link", "del", netns.DEVICE)
         tap = in_space(space, open_tap)
@@ -53,6 +53,7 @@ class Line:
         return tap
 
     def carry(self):
+        """Moves frames between the devices until `stop` is set."""
         waiting = {tap: collections.deque() for tap in self.taps}
         other = dict(zip(self.taps, reversed(self.taps)))
         poll = select.poll()
@@ -60,8 +61,8 @@ class Line:
             poll.register(tap, select.POLLIN)
         while not self.stop.is_set():
             due = [queue[0][0] for queue in waiting.values() if queue]
-            patience = min(max(min(due, default=1) - time.monotonic(), 0), 0.05)
-            for tap, _ in poll.poll(patience * 1000 if due else 50):
+            timeout = min(max(min(due, default=1) - time.monotonic(), 0), 0.05)
+            for tap, _ in poll.poll(timeout * 1000 if due else 50):
                 try:
                     while frame := os.read(tap, 65536):
                         waiting[other[tap]].append((time.monotonic() + self.seconds, frame))
@@ -73,7 +74,7 @@ class Line:
                     try:
                         os.write(tap, queue.popleft()[1])
                     except OSError:
-                        pass  # a full device drops, as a line does
+                        pass  # a full device drops frames, as a link does
 
 
 def open_tap():
@@ -83,7 +84,10 @@ def open_tap():
 
 
 def in_space(space, what):
-    """What `what` returns in another namespace; on a thread of its own, which alone moves there."""
+    """Calls `what` in another namespace and returns its result.
+
+    A thread of its own makes the call, because setns moves the calling thread for good.
+    """
     result = []
 
     def move():

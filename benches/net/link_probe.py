@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures what a TCP connection carries in both directions at once.
+"""Measures the bandwidth of a TCP connection in both directions at once.
 
 link_probe.py listen ADDRESS PORT SECONDS | link_probe.py connect ADDRESS PORT SECONDS
 Both ends send and receive for SECONDS and print the received bits per second of their direction.
@@ -43,7 +43,7 @@ def main():
     while size := connection.recv_into(buffer):
         received += size
         now = time.monotonic()
-        # The first 0.3 s hold slow start and the burst that the shaper lets through.
+        # The first 0.3 s do not count: they hold TCP's slow start and the burst of the token bucket.
         if since is None and now - start > 0.3:
             since, counted = now, received
         last = now

@@ -3,10 +3,10 @@
 
     examples/ddp/compare.py --library target/release/libnccl.so [--ranks N] [--seeds 5]
 
-Starts train.py under torchrun for each. Prints test errors with their 95 % intervals, bytes sent
-and saved, steps a second. Fails if replicas differ, if an interval of 8 bits does not overlap that
-of the exact run, if 8 bits saved nothing, or if another library ran than was meant. NCCL needs a GPU
-for each rank: it is left out, and said so, where ranks share one.
+Starts train.py under torchrun for each variant. Prints test errors with their 95 % intervals, bytes
+sent and saved, and steps per second. Fails if replicas differ, if an 8-bit interval does not overlap the
+exact run's interval, if 8 bits saved nothing, or if the process loaded another library. NCCL needs a GPU
+for each rank: it is a printed skip if ranks share a GPU.
 """
 
 import argparse
@@ -23,7 +23,7 @@ HERE = Path(__file__).resolve().parent
 # Student's t for two-sided 95 %, by degrees of freedom from 1.
 STUDENT = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179,
            2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093]
-# What a communicator says in its last line of the log.
+# Matches the last line that a communicator writes to the log.
 COUNTS = re.compile(r"calls of communicator .*: (\d+) coded, (\d+) exact.*; (\d+) bytes sent, (\d+) saved")
 
 
@@ -52,7 +52,7 @@ def main():
     if ranks <= gpus:
         variants.insert(0, ("NCCL", None, None))
     else:
-        print(f"skip NCCL: it takes a GPU for each of {ranks} ranks, and there are {gpus}")
+        print(f"skip NCCL: it needs a GPU for each of {ranks} ranks, and there are {gpus}")
         skipped += 1
     print(f"{ranks} ranks on {gpus} GPUs, {options.seeds} seeds, {library}")
     print(f"{'task':8}{'carried by':18}{'test error %':>14}{'95 % interval':>18}{'bytes sent':>14}"
@@ -65,11 +65,11 @@ def main():
                 low, high = row(task, name, result, counts)
                 exact = exact or (low, high)
                 if codec and (high < exact[0] or low > exact[1]):
-                    raise Wrong("its interval does not overlap that of the exact run")
+                    raise Wrong("its interval does not overlap the exact run's interval")
                 if codec and not counts["saved"] > 0:
                     raise Wrong("it saved nothing")
                 if not codec and counts["coded"] > 0:
-                    raise Wrong("calls were coded that nobody asked for")
+                    raise Wrong("calls ran with a codec without a setting for it")
                 passed += 1
             except Wrong as why:
                 failed += 1
@@ -83,7 +83,7 @@ class Wrong(Exception):
 
 
 def run(options, task, ranks, preload, codec):
-    """One training; its results, and what its communicators counted."""
+    """Runs a training and returns its results and the statistics of its communicators."""
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
         environment = {name: value for name, value in os.environ.items()
@@ -106,7 +106,7 @@ def run(options, task, ranks, preload, codec):
         try:
             ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=options.limit)
         except subprocess.TimeoutExpired:
-            raise Wrong(f"not done after {options.limit} s") from None
+            raise Wrong(f"it did not end within {options.limit} s") from None
         if ran.returncode != 0 or not result.exists():
             raise Wrong(f"code {ran.returncode}: " + " | ".join((ran.stdout + ran.stderr).splitlines()[-12:]))
         found = json.loads(result.read_text())
@@ -118,7 +118,7 @@ def run(options, task, ranks, preload, codec):
                 for name, value in zip(counts, line):
                     counts[name] += int(value)
         if preload and counts["coded"] + counts["exact"] == 0:
-            raise Wrong("no communicator said what it did")
+            raise Wrong("no communicator logged its calls")
         return found, counts
 
 

@@ -12,7 +12,7 @@ DIGITS = ROOT / "examples" / "train" / "digits.bin"
 
 
 class Digits:
-    """1,797 images of 8 by 8 pixels, as scikit-learn ships them; a perceptron of 1.1 M parameters."""
+    """Learns scikit-learn's 1,797 images of 8 by 8 pixels with a perceptron of 1.1 M parameters."""
 
     epochs = 20
     batch = 128
@@ -26,7 +26,7 @@ class Digits:
             self.images = torch.tensor(images, dtype=torch.float32) / 16
             self.labels = torch.tensor(labels, dtype=torch.int64)
         else:
-            # A byte for the label, then one for each pixel, from 0 to 16.
+            # Each sample has a byte for the label and a byte from 0 to 16 for each pixel.
             raw = Path(source or DIGITS).read_bytes()
             samples = torch.frombuffer(bytearray(raw), dtype=torch.uint8).view(-1, 65)
             self.images = samples[:, 1:].float() / 16
@@ -54,18 +54,18 @@ class Digits:
 class Block(nn.Module):
     def __init__(self, width, heads):
         super().__init__()
-        self.before, self.behind = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.before, self.after = nn.LayerNorm(width), nn.LayerNorm(width)
         self.attention = nn.MultiheadAttention(width, heads, batch_first=True)
         self.feed = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x, mask):
         y = self.before(x)
         x = x + self.attention(y, y, y, attn_mask=mask, need_weights=False)[0]
-        return x + self.feed(self.behind(x))
+        return x + self.feed(self.after(x))
 
 
 class Transformer(nn.Module):
-    """Predicts the next character; two causal layers."""
+    """Predicts the next character with two causal layers."""
 
     def __init__(self, characters, length, width=192, layers=2, heads=4):
         super().__init__()
@@ -84,7 +84,7 @@ class Transformer(nn.Module):
 
 
 class Text:
-    """The Rust sources of this repository, cut into pieces of which a tenth is held out."""
+    """Learns the Rust sources of this repository, cut into pieces; a tenth is held out."""
 
     epochs = 4
     batch = 64
@@ -95,7 +95,7 @@ class Text:
         text = "".join(path.read_text(encoding="utf-8") for path in files)
         alphabet = sorted(set(text))
         number = {character: index for index, character in enumerate(alphabet)}
-        # Half a million characters are enough to learn the manner of a language.
+        # Half a million characters suffice to learn the style.
         codes = torch.tensor([number[character] for character in text[:500_000]])
         pieces = len(codes) // (self.length + 1)
         self.pieces = codes[:pieces * (self.length + 1)].view(pieces, -1)

@@ -3,9 +3,9 @@
 
     torchrun --standalone --nproc-per-node 4 examples/ddp/train.py --task digits --seeds 5
 
-Nothing here knows cinch: put libnccl.so.2 in front (LD_PRELOAD, or `cinch run --preload`), and
-choose a codec with CINCH_CODEC. Ranks share GPUs where there are fewer, which only cinch allows.
-Rank 0 writes results as JSON to --result; the run fails if replicas ever differ.
+The script does not use cinch: preload cinch's libnccl.so.2 (LD_PRELOAD, or `cinch run --preload`), and
+select a codec by CINCH_CODEC. With fewer GPUs than ranks the ranks share GPUs, which NCCL rejects.
+Rank 0 writes results as JSON to --result. The run fails if replicas ever differ.
 """
 
 import argparse
@@ -26,11 +26,11 @@ from tasks import TASKS
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--task", choices=TASKS, default="digits")
-    parser.add_argument("--seeds", type=int, default=5, help="trains from 1 to this seed")
+    parser.add_argument("--seeds", type=int, default=5, help="number of seeds, from 1")
     parser.add_argument("--epochs", type=int, help="default: the task's")
     parser.add_argument("--digits", help="a file like examples/train/digits.bin, or `sklearn`")
     parser.add_argument("--backend", choices=["nccl", "gloo"], default="nccl",
-                        help="gloo tries this script without a GPU, and says nothing about cinch")
+                        help="gloo tries this script without a GPU and without cinch")
     parser.add_argument("--result", help="file for the results")
     options = parser.parse_args()
     device = place(options.backend)
@@ -64,7 +64,7 @@ def place(backend):
 
 
 def train(task, seed, epochs, device):
-    """One run; the same data, order and weights whatever carries the gradients."""
+    """Trains once. Data, order and initial weights depend on the seed only, not on the NCCL library."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(seed)
     inner = task.model().to(device)
@@ -92,7 +92,7 @@ def train(task, seed, epochs, device):
 
 
 def same_everywhere(model):
-    """The hash of the weights, which all ranks must have."""
+    """Returns the hash of the weights, which must be equal on all ranks."""
     raw = b"".join(one.detach().cpu().contiguous().numpy().tobytes() for one in model.parameters())
     mine = hashlib.sha256(raw).hexdigest()
     everybody = [None] * dist.get_world_size()
@@ -114,7 +114,7 @@ def error_of(model, task, indices, device):
 
 
 def nccl_file():
-    """The file in which this process finds NCCL's functions."""
+    """Returns the file from which this process loaded the functions of NCCL."""
 
     class Where(ctypes.Structure):
         _fields_ = [("file", ctypes.c_char_p), ("base", ctypes.c_void_p),
@@ -124,7 +124,7 @@ def nccl_file():
     try:
         address = ctypes.cast(process.ncclAllReduce, ctypes.c_void_p)
     except AttributeError:
-        return "libtorch's own"
+        return "libtorch itself"
     process.dladdr(address, ctypes.byref(where))
     return os.path.realpath(where.file.decode())
 

@@ -1,4 +1,4 @@
-//! The images, and their division into training and test.
+//! The images, and their division into training and test sets.
 
 use cinch::testing::random_word;
 
@@ -6,10 +6,10 @@ pub const PIXELS: usize = 64;
 pub const CLASSES: usize = 10;
 const TEST: usize = 360;
 
-/// One sample after the other: the label, and then the pixels from 0 to 16.
+/// All samples in order: each has its label, then its pixels from 0 to 16.
 static SAMPLES: &[u8] = include_bytes!("digits.bin");
 
-/// Number of samples.
+/// Returns the number of samples.
 pub fn count() -> usize {
     SAMPLES.len() / (PIXELS + 1)
 }
@@ -18,25 +18,25 @@ fn sample(index: usize) -> &'static [u8] {
     &SAMPLES[index * (PIXELS + 1)..][..PIXELS + 1]
 }
 
-/// The digit that `index` shows.
+/// Returns the digit of sample `index`.
 pub fn label(index: usize) -> usize {
     sample(index)[0].into()
 }
 
-/// The image `index`, from 0 to 1.
+/// Reads the pixels of sample `index`, scaled to 0 to 1.
 pub fn read(index: usize, image: &mut [f32]) {
     for (to, &from) in image.iter_mut().zip(&sample(index)[1..]) {
         *to = f32::from(from) / 16.0;
     }
 }
 
-/// Which samples are for what.
+/// Sample numbers of the training and test sets.
 pub struct Split {
     pub train: Vec<usize>,
     pub test: Vec<usize>,
 }
 
-/// The split of a seed.
+/// Divides the samples at random.
 pub fn split(seed: u64) -> Split {
     let mut all: Vec<usize> = (0..count()).collect();
     shuffle(&mut all, seed);
@@ -44,7 +44,7 @@ pub fn split(seed: u64) -> Split {
     Split { train: all, test }
 }
 
-/// A random order.
+/// Shuffles numbers at random.
 pub fn shuffle(indexes: &mut [usize], seed: u64) {
     for last in (1..indexes.len()).rev() {
         let other = random_word(seed, last as u64) % (last as u64 + 1);
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_images_are_what_they_are_known_to_be() {
+    fn images_equal_the_description_of_the_data_set() {
         assert_eq!((count(), SAMPLES.len() % (PIXELS + 1)), (1797, 0));
         assert!((0..count()).all(|at| label(at) < CLASSES));
         assert!(
@@ -65,7 +65,7 @@ mod tests {
                 .chunks(PIXELS + 1)
                 .all(|sample| sample[1..].iter().all(|&p| p <= 16))
         );
-        // As the data set's description counts the digits of its test set.
+        // Counts of each digit, from the description of the data set.
         let of = |digit| (0..count()).filter(|&at| label(at) == digit).count();
         let counts: Vec<usize> = (0..CLASSES).map(of).collect();
         assert_eq!(counts, [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]);

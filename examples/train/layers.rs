@@ -1,7 +1,7 @@
-//! Model-parallel training: every rank has its part of the outputs of every layer, and all images.
+//! Model-parallel training: every rank computes a part of the outputs of every layer, for all images.
 //!
-//! Forward, each layer's outputs are gathered; backward, the gradient of its inputs, to which every
-//! rank's part contributes, is summed and scattered.
+//! The forward pass gathers the outputs of each layer. In the backward pass every rank contributes to
+//! the gradient of a layer's inputs, which is summed and scattered.
 
 use crate::digits::{self, CLASSES, PIXELS, Split};
 use crate::network::{Layer, cross_entropy, is_right};
@@ -12,11 +12,11 @@ use cinch::testing::random_word;
 use cinch::{CodecSpec, Collective, Communicator, DType, Result};
 use std::time::Instant;
 
-/// Widths of the perceptron whose layers are shared: each rank has its part of the outputs of all
-/// but the last, which every rank has whole.
+/// Widths of the perceptron's layers. Each rank has a part of the outputs of all layers except the last,
+/// which every rank has whole.
 const WIDTHS: [usize; 4] = [PIXELS, 128, 64, CLASSES];
 
-/// This rank's part of a layer, or all of it.
+/// A rank's part of a layer, or the whole layer.
 struct Part {
     layer: Layer,
     inputs: usize,
@@ -42,7 +42,7 @@ impl Part {
         }
     }
 
-    /// Outputs of a batch, image by image.
+    /// Returns the outputs of a batch, image by image.
     fn forward(&self, x: &[f32]) -> Vec<f32> {
         let mut y = vec![0.0; x.len() / self.inputs * self.outputs];
         let rows = x
@@ -52,7 +52,7 @@ impl Part {
         y
     }
 
-    /// Gradient of the inputs, from that of the outputs.
+    /// Returns the gradient of the inputs from the gradient of the outputs.
     fn backward(&mut self, x: &[f32], dy: &[f32]) -> Vec<f32> {
         let mut dx = vec![0.0; x.len()];
         self.slope.fill(0.0);
@@ -91,7 +91,7 @@ impl Wire<'_> {
         output: &mut [f32],
     ) -> Result<()> {
         let call = Call {
-            codec: Some(self.codec),
+            codec: Some(self.codec.into()),
             tensor: Some(count as u64),
             ..Call::new(collective, DType::F32, count)
         };
@@ -100,7 +100,7 @@ impl Wire<'_> {
         Ok(())
     }
 
-    /// All ranks' parts side by side, image by image, from each rank's part.
+    /// Gathers the parts of all ranks, side by side for each image.
     fn gather(&mut self, own: &[f32], width: usize) -> Result<Vec<f32>> {
         let mut blocks = vec![0.0; own.len() * RANKS];
         self.call(Collective::AllGather, own.len(), own, &mut blocks)?;
@@ -115,7 +115,7 @@ impl Wire<'_> {
         Ok(rows)
     }
 
-    /// This rank's columns of the sum of all ranks' rows.
+    /// Sums the rows of all ranks and returns this rank's columns.
     fn scatter(&mut self, rows: &[f32], width: usize) -> Result<Vec<f32>> {
         let (part, images) = (width / RANKS, rows.len() / width);
         let mut blocks = Vec::with_capacity(rows.len());
@@ -152,7 +152,7 @@ pub fn train(comm: &Communicator, setup: &Setup, split: &Split) -> Result<(Outco
                 loss = (loss.0 + f64::from(one), loss.1 + 1);
             }
         }
-        // The last layer is the same on all ranks, and so is what flows back from it.
+        // The last layer is equal on all ranks, and so is the gradient of its inputs.
         let mut dh2 = last.backward(&h2, &dy);
         mask(&mut dh2, &h2);
         let dh1 = second.backward(&h1, &columns(&dh2, WIDTHS[2], rank));
@@ -180,7 +180,7 @@ pub fn train(comm: &Communicator, setup: &Setup, split: &Split) -> Result<(Outco
     Ok((outcome, hash(&last.parameters)))
 }
 
-/// Both hidden layers and the outputs of a batch.
+/// Returns both hidden layers and the outputs of a batch.
 fn forward(
     wire: &mut Wire<'_>,
     first: &Part,
@@ -206,7 +206,7 @@ fn images(samples: &[usize]) -> Vec<f32> {
     x
 }
 
-/// The columns of rank `rank` of rows of `width`.
+/// Returns the columns of rank `rank` of rows of `width`.
 fn columns(rows: &[f32], width: usize, rank: usize) -> Vec<f32> {
     let part = width / RANKS;
     let rows = rows.chunks_exact(width);
@@ -214,10 +214,10 @@ fn columns(rows: &[f32], width: usize, rank: usize) -> Vec<f32> {
         .collect()
 }
 
-/// Nothing flows back where nothing came out.
+/// Applies the derivative of [`relu`]: sets gradients to 0 where outputs are 0.
 fn mask(dy: &mut [f32], y: &[f32]) {
     for (dy, y) in dy.iter_mut().zip(y) {
-        // A value that is no number passes: it must not be hidden.
+        // A NaN passes, so that it is not hidden.
         if *y <= 0.0 {
             *dy = 0.0;
         }

@@ -1,23 +1,24 @@
-//! Small networks on one rank: forward, backward, nothing else.
+//! Small networks on one rank: forward and backward passes.
 
 use crate::digits::{CLASSES, PIXELS};
 use cinch::testing::{gaussian, random_word};
 use std::ops::Range;
 
-/// One layer; weights, then biases.
+/// A layer. Its parameters are weights, then biases.
 #[derive(Clone, Copy)]
 pub enum Layer {
-    /// Weights are `[inputs][outputs]`.
+    /// Dense layer; weights are `[inputs][outputs]`.
     Dense { inputs: usize, outputs: usize },
-    /// 3 x 3 with a border of zeros, channel by channel; weights are `[outputs][inputs][3][3]`.
+    /// Convolution of 3 x 3 with a border of zeros, channel by channel; weights are
+    /// `[outputs][inputs][3][3]`.
     Conv {
         inputs: usize,
         outputs: usize,
         side: usize,
     },
-    /// max(0, x).
+    /// Rectifier: max(0, x).
     Relu { elements: usize },
-    /// The largest of 2 x 2, channel by channel.
+    /// Maximum of 2 x 2 places, channel by channel.
     Pool { channels: usize, side: usize },
 }
 
@@ -41,7 +42,7 @@ impl Layer {
         }
     }
 
-    /// Weights of a fresh layer, in `parameters`; biases are 0.
+    /// Initialises weights at random and biases to 0.
     pub fn start(self, parameters: &mut [f32], seed: u64) {
         let (weights, fan_in) = match self {
             Layer::Dense { inputs, outputs } => (inputs * outputs, inputs),
@@ -93,8 +94,8 @@ impl Layer {
         }
     }
 
-    /// From the gradient `dy` of the outputs: adds that of the parameters to `slope`, and sets that
-    /// of the inputs, `dx`.
+    /// Adds the gradient of the parameters to `slope` and sets the gradient `dx` of the inputs, from the
+    /// gradient `dy` of the outputs.
     pub fn backward(
         self,
         parameters: &[f32],
@@ -152,8 +153,8 @@ fn add(to: &mut [f32], from: &[f32]) {
     to.iter_mut().zip(from).for_each(|(to, from)| *to += from);
 }
 
-/// Calls `visit` with the number of a tap of a 3 x 3 kernel, the place in the output and the place
-/// in the input, wherever the latter is inside.
+/// Calls `visit` for each tap of a 3 x 3 kernel and each output place whose input place is inside, with
+/// the number of the tap and both places.
 fn taps(side: usize, mut visit: impl FnMut(usize, usize, usize)) {
     for tap in 0..9 {
         let (down, right) = (tap / 3, tap % 3);
@@ -165,7 +166,7 @@ fn taps(side: usize, mut visit: impl FnMut(usize, usize, usize)) {
     }
 }
 
-/// Place of the largest input of the pooled place `to`; `side` is that of the input.
+/// Returns the place of the largest input of the pooled place `to`; `side` is the side of the input.
 fn largest(x: &[f32], to: usize, side: usize) -> usize {
     let half = side / 2;
     let (channel, place) = (to / (half * half), to % (half * half));
@@ -179,7 +180,7 @@ fn largest(x: &[f32], to: usize, side: usize) -> usize {
     })
 }
 
-/// Gradient of the cross-entropy after a softmax, from its inputs; returns the loss.
+/// Replaces the inputs of a softmax by the gradient of its cross-entropy, and returns the loss.
 pub fn cross_entropy(outputs: &mut [f32], label: usize) -> f32 {
     let most = outputs.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     outputs.iter_mut().for_each(|o| *o = (*o - most).exp());
@@ -190,7 +191,7 @@ pub fn cross_entropy(outputs: &mut [f32], label: usize) -> f32 {
     loss
 }
 
-/// Whether the largest output is that of `label`.
+/// Returns whether the largest output belongs to `label`.
 pub fn is_right(outputs: &[f32], label: usize) -> bool {
     outputs
         .iter()
@@ -198,7 +199,7 @@ pub fn is_right(outputs: &[f32], label: usize) -> bool {
         .all(|(at, &o)| at == label || o < outputs[label])
 }
 
-/// Layers in order, and where their parameters lie in one array.
+/// Layers in order, and the ranges of their parameters in one array.
 pub struct Network {
     layers: Vec<(Layer, Range<usize>)>,
 }
@@ -216,7 +217,7 @@ impl Network {
         }
     }
 
-    /// 64-128-64-10.
+    /// Creates the perceptron 64-128-64-10.
     pub fn mlp() -> Network {
         let dense = |inputs, outputs| Layer::Dense { inputs, outputs };
         let relu = |elements| Layer::Relu { elements };
@@ -229,7 +230,7 @@ impl Network {
         ])
     }
 
-    /// 8 and 16 channels, each halved in side, and a dense layer.
+    /// Creates two convolutions of 8 and 16 channels, each followed by pooling, and a dense layer.
     pub fn conv() -> Network {
         let conv = |inputs, outputs, side| Layer::Conv {
             inputs,
@@ -256,13 +257,13 @@ impl Network {
         ])
     }
 
-    /// Where the tensors that are summed lie: one for each layer with parameters.
+    /// Returns the ranges of the tensors to sum: one for each layer with parameters.
     pub fn tensors(&self) -> Vec<Range<usize>> {
         let places = self.layers.iter().map(|(_, place)| place.clone());
         places.filter(|place| !place.is_empty()).collect()
     }
 
-    /// Fresh parameters.
+    /// Returns initial parameters.
     pub fn start(&self, seed: u64) -> Vec<f32> {
         let last = self.layers.last().map_or(0, |(_, place)| place.end);
         let mut parameters = vec![0.0; last];
@@ -273,7 +274,7 @@ impl Network {
         parameters
     }
 
-    /// What every layer puts out for one image, the image first.
+    /// Returns the image and the outputs of every layer for it.
     pub fn outputs(&self, parameters: &[f32], image: &[f32]) -> Vec<Vec<f32>> {
         let mut values = vec![image.to_vec()];
         for (layer, place) in &self.layers {
@@ -288,7 +289,7 @@ impl Network {
         values
     }
 
-    /// Adds the gradient of one image's loss to `slope`; returns the loss.
+    /// Adds the gradient of an image's loss to `slope`, and returns the loss.
     pub fn gradient(
         &self,
         parameters: &[f32],

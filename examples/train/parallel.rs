@@ -1,4 +1,4 @@
-//! One training run on several ranks; here, each with its part of every batch.
+//! Data-parallel training: every rank has all weights and a part of every batch.
 
 use crate::digits::{self, PIXELS, Split};
 use crate::layers;
@@ -9,19 +9,22 @@ use cinch::testing::{local_world, random_word};
 use cinch::{Algorithm, CodecSpec, Collective, Communicator, Config, DType, ReduceOp, Result};
 use std::time::Instant;
 
-/// Ranks of every run.
+/// Number of ranks of every run.
 pub const RANKS: usize = 4;
-/// EncodedTiles of a step, over all ranks.
+/// Images of a step, over all ranks.
 pub const BATCH: usize = 64;
-/// Step along the slope, unless options say otherwise.
+/// Default learning rate.
 pub const RATE: f32 = 0.05;
 const MOMENTUM: f32 = 0.9;
 
-/// What is trained, and how the ranks share it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A network, and its division among the ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Model {
+    /// Perceptron, data parallel.
     Mlp,
+    /// Convolutions, data parallel.
     Conv,
+    /// Perceptron, model parallel.
     Split,
 }
 
@@ -37,7 +40,7 @@ impl Model {
     }
 }
 
-/// One run.
+/// Parameters of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
     pub model: Model,
@@ -48,20 +51,20 @@ pub struct Setup {
     pub rate: f32,
 }
 
-/// What came of it.
+/// Results of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Outcome {
-    /// Share of test images that are taken for another digit.
+    /// Share of test images with a wrong label.
     pub test_error: f64,
     /// Mean loss of the last epoch.
     pub loss: f64,
     pub steps: usize,
     pub seconds: f64,
-    /// Payload bytes that a rank sent, on average.
+    /// Payload bytes that a rank sent, on average over the ranks.
     pub wire_bytes: f64,
 }
 
-/// Trains; fails if a call fails, or if ranks end with different weights.
+/// Trains a network. Fails if a call fails, or if ranks end with different weights.
 pub fn train(setup: &Setup) -> Result<Outcome> {
     let split = digits::split(setup.seed);
     let ranks = local_world(RANKS, &Config::default(), |comm| match setup.model {
@@ -86,7 +89,7 @@ pub fn train(setup: &Setup) -> Result<Outcome> {
     })
 }
 
-/// Steps of a run: which images each has.
+/// The steps of a run, and the images of each.
 pub struct Order<'a> {
     split: &'a Split,
     seed: u64,
@@ -115,7 +118,7 @@ pub fn order<'a>(setup: &Setup, split: &'a Split) -> Order<'a> {
     }
 }
 
-/// The plain update that all ranks make alike.
+/// Gradient descent with momentum, equal on all ranks.
 pub fn descend(rate: f32, parameters: &mut [f32], speed: &mut [f32], slope: &[f32]) {
     for ((parameter, speed), slope) in parameters.iter_mut().zip(speed).zip(slope) {
         *speed = MOMENTUM * *speed + slope;
@@ -150,10 +153,10 @@ fn share_batch(
         for (tensor, place) in network.tensors().into_iter().enumerate() {
             let call = Call {
                 op: ReduceOp::Avg,
-                codec: Some(setup.codec),
+                codec: Some(setup.codec.into()),
                 tensor: Some(tensor as u64),
                 feedback: setup.feedback.then_some(tensor as u64),
-                // The same for all codecs, so that their wire bytes compare.
+                // All codecs use one algorithm, so that their wire bytes are comparable.
                 algorithm: Some(Algorithm::Direct),
                 ..Call::new(Collective::AllReduce, DType::F32, place.len())
             };
@@ -221,7 +224,7 @@ mod tests {
 
     #[test]
     fn four_ranks_take_the_step_of_one() {
-        // The mean over four quarters is the mean over the batch, so the loss differs by rounding.
+        // The mean of four quarters is the mean of the batch, up to rounding.
         let four = short(Model::Mlp, CodecKind::Raw, false);
         let network = Network::mlp();
         let mut parameters = network.start(5);

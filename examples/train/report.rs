@@ -1,20 +1,20 @@
-//! Rows of the table, as text, CSV and a drawing.
+//! Results of the runs as a table, as CSV and as a drawing.
 
 use crate::parallel::{Model, Outcome};
 use cinch::CodecSpec;
 use std::fmt::Write;
 
-/// All runs of one model, codec and choice of feedback.
+/// Results of all runs with one model, codec and choice of feedback.
 pub struct Row {
     pub model: Model,
     pub codec: CodecSpec,
     pub feedback: bool,
     runs: usize,
-    /// Mean share of wrong test images, and half the width of its 95 % interval.
+    /// Mean share of wrong test images, and half the width of its 95 % confidence interval.
     error: (f64, f64),
     loss: f64,
     steps_per_second: f64,
-    /// A rank's payload bytes per step.
+    /// Payload bytes that a rank sends per step.
     bytes_per_step: f64,
 }
 
@@ -52,7 +52,7 @@ impl Row {
         self.low() <= other.high() && other.low() <= self.high()
     }
 
-    /// The row as text, beside exact training's; without one it is that itself.
+    /// Formats the row, compared with the row of exact training; `None` compares it with itself.
     pub fn line(&self, exact: Option<&Row>) -> String {
         let exact = exact.unwrap_or(self);
         format!(
@@ -72,7 +72,8 @@ impl Row {
     }
 }
 
-/// Mean of `values` and half the width of its 95 % interval, by Student's distribution.
+/// Returns the mean of `values` and half the width of its 95 % confidence interval, by Student's
+/// distribution.
 fn interval(values: &[f64]) -> (f64, f64) {
     let n = values.len() as f64;
     let mean = values.iter().sum::<f64>() / n;
@@ -81,7 +82,7 @@ fn interval(values: &[f64]) -> (f64, f64) {
     (mean, student(values.len() - 1) * deviation / n.sqrt())
 }
 
-/// The 97.5 % quantile of Student's distribution; to 0.1 % beyond ten degrees of freedom.
+/// Returns the 97.5 % quantile of Student's distribution; to 0.1 % beyond ten degrees of freedom.
 fn student(freedom: usize) -> f64 {
     const FEW: [f64; 10] = [
         12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
@@ -89,7 +90,7 @@ fn student(freedom: usize) -> f64 {
     match FEW.get(freedom.wrapping_sub(1)) {
         Some(&quantile) => quantile,
         None => {
-            // The first terms of its expansion around the normal one.
+            // The first terms of its expansion around the normal quantile.
             let (z, n) = (1.959_964f64, freedom as f64);
             z + (z.powi(3) + z) / (4.0 * n)
                 + (5.0 * z.powi(5) + 16.0 * z.powi(3) + 3.0 * z) / (96.0 * n * n)
@@ -126,14 +127,14 @@ const RIGHT: f64 = 30.0;
 const LINE: f64 = 22.0;
 const TOP: f64 = 70.0;
 
-/// Test error by codec, with its interval; the shaded band is exact training's.
+/// Draws the test error of each codec with its interval. The shaded band is the interval of raw.
 pub fn svg(rows: &[Row]) -> String {
     let models: Vec<Model> = Model::ALL
         .into_iter()
         .filter(|&model| rows.iter().any(|row| row.model == model))
         .collect();
     let height = TOP + (rows.len() + 2 * models.len()) as f64 * LINE + 40.0;
-    // A codec that learns nothing must not squeeze the others: the axis ends where it helps.
+    // A codec that learns nothing must not compress the axis: it ends at five times the best result.
     let exact = rows
         .iter()
         .map(|row| row.high())
@@ -218,7 +219,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn intervals_are_students() {
+    fn interval_equals_students_distribution() {
         let (mean, half) = interval(&[1.0, 2.0, 3.0]);
         assert!((mean - 2.0).abs() < 1e-12);
         assert!((half - 4.303 / 3f64.sqrt()).abs() < 1e-9, "{half}");
@@ -231,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn all_forms_hold_all_rows() {
+    fn table_csv_and_drawing_contain_every_row() {
         let outcome = |test_error| Outcome {
             test_error,
             loss: 0.1,

@@ -1,6 +1,6 @@
-// What codecs share whose blocks carry one or two numbers besides codes of a few bits: the rules of
-// src/codec/blocked. A block with an element that is not finite has codes 0 and NaN for its numbers;
-// one whose numbers are not all finite decodes to NaN throughout.
+// The base of codecs whose blocks carry one or two fp32 numbers and codes of a few bits;
+// src/codec/blocked is the specification. A block with an element that is not finite has codes 0
+// and NaN numbers. A block whose numbers are not all finite decodes to NaN.
 #pragma once
 
 #include "codec/params.h"
@@ -12,24 +12,12 @@
 
 namespace cinch {
 
-// How codes of a fixed number of bits, fewer than 8, lie on the wire.
+// Codes of BITS bits, fewer than 8.
 template <int BITS>
-struct FewBits {
-  static constexpr int code_bits = BITS;
-  using Params = cinch_bits_params;
+struct FewBits : FixedWidth<cinch_bits_params, CodeWords<BITS>, BITS> {
   using Codes = CodeWords<BITS>;
 
-  static CINCH_HD uint32_t bits(const Params &) { return BITS; }
-  template <class Size>
-  static CINCH_HD void load(const Params &, const uint8_t *wire, Size n, Size i, Codes &codes) {
-    load_codes(wire, n, i, codes);
-  }
-  template <class Size>
-  static CINCH_HD void store(const Params &, uint8_t *wire, Size n, Size i, const Codes &codes) {
-    store_codes(wire, n, i, codes);
-  }
-
-  // From 16 codes that fit; `of(k)` gives number k.
+  // Packs 16 codes that fit BITS bits; `of(k)` returns code k.
   template <class Of>
   static CINCH_HD Codes packed(Of &&of) {
     constexpr int PER_WORD = 32 / BITS;
@@ -45,7 +33,7 @@ struct FewBits {
     return codes;
   }
 
-  // Code number k.
+  // Returns code k.
   static CINCH_HD uint32_t code_of(const Codes &codes, int k) {
     constexpr int PER_WORD = 32 / BITS;
     return codes.word[k / PER_WORD] >> (BITS * (k % PER_WORD)) & ((1u << BITS) - 1);
@@ -56,14 +44,14 @@ struct FewBits {
   }
 };
 
-// acc = value, or acc + value.
+// Sets acc to value, or adds value to acc.
 template <bool REDUCE>
 CINCH_HD void take(float &acc, float value) {
   acc = REDUCE ? add(acc, value) : value;
 }
 
-// 2^23: from here on fp32 has integers only, so that adding it rounds to one and leaves it in the
-// low bits.
+// 2^23: from here on fp32 holds only integers. Adding it rounds a number to an integer, which is
+// then in the low bits of the sum.
 constexpr float INTEGERS = 0x1p23f;
 constexpr uint32_t INTEGERS_BITS = 0x4b000000u;
 

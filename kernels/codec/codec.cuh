@@ -1,28 +1,40 @@
-// The codecs as a kernel uses them: an object made from parameters, that knows the layout of a
-// chunk. `i` is the chunk's element with which a lane starts, a multiple of 16; `n` the elements of
-// the chunk. A lane beyond the end stores nothing but padding and loads zeros. Chunks are aligned to
-// 16 bytes.
+// Codecs for kernels: WarpCodec<Format> encodes and decodes a chunk, 16 elements for each lane of a
+// warp.
 //
-// Every codec: prepare(threads), then all else; see there for who calls it. It is empty but for the tabled
-// ones, which are Dynamic8, Static8 and Mantissa8, to the bit, for a fifth of the instructions, and 35
-// or 9 KiB of shared memory.
-// Encode: a summary of the block (nothing, look at each of its tiles, conclude), encode, store.
-// Decode: load, then decode or decode_reduce.
-// Under a tensor scale (block() is 0) the scale is a parameter. Whoever fills the chunk sets its
-// scale word to 0 before (clear_scale), and a barrier later all lanes' stores raise it to the scale,
-// or to NaN if an element is not finite.
+// `n` is the number of elements of the chunk and `i` the index of a lane's first element, a
+// multiple of 16. A lane at or beyond the end loads zeros and stores only padding. Chunks are
+// aligned to 16 bytes.
+//
+//   once      prepare(threads), then a barrier
+//   encode    summary of the block, encode, store
+//             (of a block of several tiles: empty_summary, summarize for each tile, combine_lanes)
+//   decode    load, then decode or decode_reduce
+//
+// The tabled formats Dynamic8Tabled, Static8Tabled and Mantissa8Tabled give the same bits as the
+// arithmetic ones for about a fifth of the instructions. Their tables take 35 KiB (dynamic8) or 9
+// KiB of shared memory; only they need prepare.
+//
+// Under a tensor scale, where block() is 0, the scale is a parameter. The kernel that fills a chunk
+// first sets its scale word to 0 (clear_scale). After a barrier the stores of all lanes raise the
+// word to the scale, or to NaN if an element is not finite.
 //
 // A Format has
-//   numbers, code_bits, draws   fp32 numbers of a block; bits of a code, at most; whether codes may
-//                               be drawn
-//   Params, Codes, Summary      what the host prepared, 32 bytes; 16 codes; what is learnt of a block
-//   nothing(), look(x, valid, log2_block, summary), conclude(log2_block, summary)
-//                               of no elements; and of these, `valid` from the first on; and of all
-//                               lanes of the block
+//   numbers            fp32 numbers of a block: 0; 1, a scale; or 2, such as minimum and maximum
+//   code_bits          bits of a code, at most
+//   draws              whether encoding may round stochastically
+//   Params             the 32 bytes that the host prepares
+//   Codes              16 codes
+//   Summary            what encoding needs to know of a block
+//   empty_summary()    the summary of no elements
+//   summarize(x, valid, log2_block, summary)
+//                      adds 16 elements, of which the first `valid` exist
+//   combine_lanes(log2_block, summary)
+//                      combines the summaries of the block's lanes
 //   encode16(params, x, summary, count, random, codes, number)
-//                               in a block of `count` elements, with `random` from these on
-//   decode16, decode_reduce16(params, codes, number, x)
-//   bits(params), load and store(params, wire, n, i, codes)
+//                      encodes 16 elements of a block of `count`; `random` starts at the first
+//   decode16<REDUCE>(params, codes, number, x)
+//                      decodes 16 elements into x, or adds them to x
+//   bits(params), load(params, wire, n, i, codes), store(params, wire, n, i, codes)
 #pragma once
 
 #include <type_traits>
@@ -46,7 +58,7 @@
 
 namespace cinch {
 
-// Whether what a format prepares hangs on parameters.
+// True for formats whose tables depend on parameters.
 template <class Format, class = void>
 struct TakesParams : std::false_type {};
 template <class Format>
@@ -65,18 +77,17 @@ class WarpCodec {
   static constexpr bool draws = Format::draws;
   static constexpr int code_bits = Format::code_bits;
 
-  // Codes of 16 elements with the numbers of their block.
+  // 16 codes and the numbers of their block.
   struct Codes {
     typename Format::Codes code;
     float number[Format::numbers == 2 ? 2 : 1];
   };
 
-  // Once in a kernel, by that many threads of each block, the first ones and whole warps; then a barrier
-  // of theirs, then anything else.
+  // Fills the format's tables in shared memory. The first `threads` threads of a block, in whole
+  // warps, call it once and then synchronise.
   static CINCH_HD void prepare(uint32_t threads) { Format::prepare(threads); }
 
-  // The same in a kernel that has these parameters only: formats whose tables hang on them have no
-  // other.
+  // Fills tables that may depend on the parameters, in a kernel that uses no other parameters.
   CINCH_HD void prepare_own(uint32_t threads) const {
     if constexpr (TakesParams<Format>::value) {
       Format::prepare(params_, threads);
@@ -90,28 +101,28 @@ class WarpCodec {
     memcpy(&params_, &params, sizeof(params_));
   }
 
-  // From eight words with the bytes of the parameters.
+  // Copies the parameters from eight words.
   template <class Words, class = decltype(Words::word)>
   explicit CINCH_HD WarpCodec(const Words &words) {
     static_assert(sizeof(words.word) == sizeof(params_), "eight words");
-    // Word by word: where they lie, a copy of bytes is one load for each of them.
+    // Word by word: a memcpy from shared memory compiles to one load for each byte.
     uint32_t word[8];
     CINCH_UNROLL
     for (int i = 0; i < 8; ++i) word[i] = words.word[i];
     memcpy(&params_, word, sizeof(params_));
   }
 
-  // Of a code.
+  // Returns the bits of a code.
   CINCH_HD uint32_t bits() const { return Format::bits(params_); }
 
-  // Log2 of the elements that share numbers; 0: all do.
+  // Returns log2 of the elements that share numbers; 0 if all of a chunk do.
   CINCH_HD uint32_t log2_block() const { return params_.log2_block; }
 
-  // Elements that share numbers; 0: all.
+  // Returns the elements that share numbers; 0 if all of a chunk do.
   CINCH_HD uint32_t block() const { return params_.log2_block ? 1u << params_.log2_block : 0; }
 
-  // What contributions (0) or sums (1) draw, in a chunk whose first element has this index in its
-  // message.
+  // Returns the random numbers for contributions (which = 0) or sums (1) of a chunk. `first` is the
+  // index in the message of its first element.
   CINCH_HD Random random(uint32_t which, uint32_t first) const {
     if constexpr (draws) {
       return {{params_.key[which][0], params_.key[which][1]}, first};
@@ -121,36 +132,37 @@ class WarpCodec {
   }
 
 #if defined(__CUDACC__)
-  // Of the block that this lane's elements belong to, in one tile. All lanes of the warp call it.
+  // Returns the summary of this lane's block, which lies within one tile. All lanes of the warp
+  // call it.
   __device__ __forceinline__ Summary summary(const float (&x)[16], uint32_t valid) const {
-    Summary summary = Format::nothing();
-    look(x, valid, summary);
-    conclude(summary);
+    Summary summary = Format::empty_summary();
+    summarize(x, valid, summary);
+    combine_lanes(summary);
     return summary;
   }
 
-  // The same of 16 elements x that came as `vectors` of E, where pairs have their ends for less.
+  // Returns the summary of 16 elements x, which were unpacked from `vectors`. Formats that need the
+  // smallest and the largest element compute them on the packed pairs, at lower cost.
   template <class E, int P>
   __device__ __forceinline__ Summary summary_of(const uint4 (&vectors)[P],
                                                 const float (&x)[16]) const {
     if constexpr (std::is_same<Summary, Ends>::value) {
       Summary summary = E::ends_of(vectors);
-      conclude(summary);
+      combine_lanes(summary);
       return summary;
     } else {
       return summary(x, 16);
     }
   }
 
-  // Of blocks of several tiles: all lanes look at each of them, with nothing() before and conclude()
-  // behind.
-  static __device__ __forceinline__ Summary nothing() { return Format::nothing(); }
-  __device__ __forceinline__ void look(const float (&x)[16], uint32_t valid,
+  // The parts of a summary, for blocks of several tiles. All lanes of the warp call them.
+  static __device__ __forceinline__ Summary empty_summary() { return Format::empty_summary(); }
+  __device__ __forceinline__ void summarize(const float (&x)[16], uint32_t valid,
                                        Summary &summary) const {
-    Format::look(x, valid, params_.log2_block, summary);
+    Format::summarize(x, valid, params_.log2_block, summary);
   }
-  __device__ __forceinline__ void conclude(Summary &summary) const {
-    Format::conclude(params_.log2_block, summary);
+  __device__ __forceinline__ void combine_lanes(Summary &summary) const {
+    Format::combine_lanes(params_.log2_block, summary);
   }
 #endif
 
@@ -165,14 +177,15 @@ class WarpCodec {
   }
 
   CINCH_HD void decode(const Codes &codes, float (&x)[16]) const {
-    Format::decode16(params_, codes.code, codes.number, x);
+    Format::template decode16<false>(params_, codes.code, codes.number, x);
   }
 
   CINCH_HD void decode_reduce(const Codes &codes, float (&acc)[16]) const {
-    Format::decode_reduce16(params_, codes.code, codes.number, acc);
+    Format::template decode16<true>(params_, codes.code, codes.number, acc);
   }
 
-  // Whether it is certain that no element of codes from an encoder is NaN: by finite numbers.
+  // Returns whether no element of these codes, made by an encoder, can be NaN: their numbers are
+  // finite.
   static CINCH_HD bool is_free_of_nan(const Codes &codes) {
     if constexpr (numbers == 2) {
       return is_finite(codes.number[0]) && is_finite(codes.number[1]);
@@ -196,7 +209,7 @@ class WarpCodec {
     }
   }
 
-  // Codes without their numbers.
+  // Stores the codes without their numbers.
   template <class Size>
   CINCH_HD void store_codes(uint8_t *wire, Size n, Size i, const Codes &codes) const {
     Format::store(params_, wire, n, i, codes.code);
@@ -216,7 +229,7 @@ class WarpCodec {
     }
   }
 
-  // Under a tensor scale, before the first store of a chunk.
+  // Clears the scale word of a chunk under a tensor scale, before its first store.
   template <class Size>
   CINCH_HD void clear_scale(uint8_t *wire, Size n) const {
     if (scaled && params_.log2_block == 0 && n > 0) *const_cast<float *>(numbers_of(wire, n)) = 0;
@@ -234,10 +247,11 @@ class WarpCodec {
     return reinterpret_cast<const float *>(wire + padded_code_bytes(n, bits()));
   }
 
-  // Numbers that are not negative are ordered as their bits are, with NaN above all.
+  // Raises a scale to at least `to`. Bits of numbers that are not negative compare as the numbers
+  // do, and NaN is above all.
   static CINCH_HD void raise(float *scale, float to) {
 #if defined(__CUDA_ARCH__)
-    // Only what is not there yet costs an atomic operation.
+    // Skips the atomic where the scale is already large enough.
     if (*reinterpret_cast<volatile uint32_t *>(scale) < bits_of(to)) {
       atomicMax(reinterpret_cast<uint32_t *>(scale), bits_of(to) & 0x7fffffffu);
     }

@@ -1,17 +1,18 @@
-// What static8 and mantissa8 share: sign, and a magnitude m * 10^d in units that the host prepares.
-// 0x80 stands for an element that is not finite.
+// The base of static8 and mantissa8: a sign, and a magnitude m * 10^d in units that the host
+// prepares. Code 0x80 stands for an element that is not finite.
 //
-// A unit is a sum of two fp32 numbers, and m * 10^(d mod 4) is a whole number that fp32 holds, so
-// that one fused step rounds the exact value. Encoding finds the place among the magnitudes by
-// arithmetic that may be off by little and compares the distances to the two around, exactly.
+// A unit is the sum of two fp32 numbers, and m * 10^(d mod 4) is an integer that fp32 holds, so one
+// fused step rounds the exact value. Encoding estimates the code of the magnitude below by
+// arithmetic that may be slightly off. It then compares the exact distances to that magnitude and
+// the next.
 #pragma once
 
 #include "codec/elementwise.cuh"
 
 namespace cinch {
 
-// Multiplies w by as many tens, seven at most, as make it reach `least`, and says how many. Rounding
-// may make that one more or less where w is close to a decade's end.
+// Multiplies w by 10 up to seven times, until it reaches `least`, and returns how many times.
+// Rounding may make the count one more or less where w is close to the end of a decade.
 CINCH_HD uint32_t raise_decades(float &w, float least) {
   uint32_t decades = 0;
   if (w < least * 1e-3f) w = mul(w, 1e4f), decades = 4;
@@ -20,18 +21,22 @@ CINCH_HD uint32_t raise_decades(float &w, float least) {
   return decades;
 }
 
-// Self has whole(code), m of a magnitude; place(w), which see; after(code), that of the next larger
-// magnitude; for tables is_used(code), whether encoding gives it, and settled(codes), four codes of
-// which those above a boundary count up by one where after(code) may skip some.
+// Self defines
+//   mantissa(code)      m of a magnitude code
+//   code_below(w)       the code of the magnitude just below w
+//   next_code(code)     the code of the next larger magnitude
+//   is_used(code)       whether encoding gives the code
+//   skip_unused(codes)  moves four codes past codes that next_code skips: a table adds 1 to each
+//                       code above a boundary
 template <class Self>
 struct DecimalMeaning : PlainMeaning<1> {
   CINCH_HD explicit DecimalMeaning(const cinch_codec_params &params) : params(params) {}
 
-  // The value of a magnitude code.
+  // Returns the value of a magnitude code.
   CINCH_HD float magnitude(uint32_t code) const {
     const uint32_t decade = code >> 4;
     const float ten = decade & 1 ? 10.0f : 1.0f;
-    const float q = mul(Self::whole(code), decade & 2 ? mul(ten, 100.0f) : ten);
+    const float q = mul(Self::mantissa(code), decade & 2 ? mul(ten, 100.0f) : ten);
     const float high = decade & 4 ? params.upper[0] : params.lower[0];
     const float low = decade & 4 ? params.upper[1] : params.lower[1];
     return mul(fused(q, high, mul(q, low)), params.shrink);
@@ -39,11 +44,11 @@ struct DecimalMeaning : PlainMeaning<1> {
 
   CINCH_HD uint32_t encode(float x) const {
     const float y = magnitude_of(x);
-    const uint32_t low = Self::place(mul(y, params.reciprocal)), high = Self::after(low);
+    const uint32_t low = Self::code_below(mul(y, params.reciprocal)), high = Self::next_code(low);
     // Both differences are exact where they are close to each other.
     const uint32_t code = add(y, -magnitude(low)) > add(magnitude(high), -y) ? high : low;
     const uint32_t sign = bits_of(x) >> 24 & 0x80;
-    // A choice, not a branch: neighbours would wait for each other.
+    // A select, not a branch, which would make lanes of the warp diverge.
     return !is_finite(x) ? 0x80 : code == 0 ? 0 : code | sign;
   }
 

@@ -1,17 +1,15 @@
-// static8 and mantissa8 by tables in shared memory: the codes and values of decimal.cuh, to the bit,
-// for a fraction of the instructions. For kernels that have one codec with one set of parameters, on
-// which the tables hang: prepare(params, threads).
+// static8 and mantissa8 by tables in shared memory: the codes and values of decimal.cuh, to the
+// bit. The tables depend on the parameters, so a kernel may use one codec with one set of
+// parameters, and calls prepare(params, threads).
 //
-// Encoding: a magnitude is brought below 1 by the power of two that brings the largest of the codec
-// there, exactly, but for what is far below the smallest; what is larger saturates. The line from 0
-// to 1 is cut at fp32 bit patterns, 16 buckets an octave, so that a bucket has at most one boundary
-// between codes. 32 times the pattern and a bucket's word have the code in the top byte of their
-// sum: above the boundary the low parts carry. One load, one sum.
-// Decoding: the value of each of the 256 codes.
+// Encoding: a power of two, exact, brings the largest magnitude of the codec below 1; larger
+// elements saturate. The numbers from 0 to 1 are cut at fp32 bit patterns into 16 buckets an
+// octave, so that a bucket has at most one boundary between codes. The sum of 32 times the pattern
+// and the bucket's word has the code in its top byte: above the boundary the low parts carry. An
+// element costs one load and one addition.
+// Decoding: a table of the values of the 256 codes.
 //
-// Instructions an element on sm_90, loads and stores included: encode of bf16 11.8 (mantissa8 13.5),
-// decode 8.2, where arithmetic takes 86.5 (65.5) and 28.4 (22.6); one of each is a load from shared
-// memory.
+// benches/FIGURES.md, "Choices in the kernels", has the instructions for each element.
 #pragma once
 
 #include "codec/linear8.cuh"
@@ -30,22 +28,22 @@ struct DecimalTables {
   float values[256];
   uint32_t buckets[LAST + 1];
 
-  // What brings the largest magnitude into [1/2, 1).
+  // Returns the power of two that brings the largest magnitude into [1/2, 1).
   static CINCH_HD float factor(const Meaning &meaning) {
     return float_of((253 - (bits_of(meaning.magnitude(127)) >> 23)) << 23);
   }
 
-  // The largest number, times the factor, that is nearest to this code's magnitude: the middle to the
-  // next one's, rounded down.
+  // Returns the largest number, times the factor, whose nearest magnitude is that of `code`: the
+  // middle to the next magnitude, rounded down.
   static CINCH_HD float boundary(const Meaning &meaning, uint32_t code) {
-    const float low = meaning.magnitude(code), high = meaning.magnitude(Meaning::after(code));
+    const float low = meaning.magnitude(code), high = meaning.magnitude(Meaning::next_code(code));
     return mul(mul(add_down(low, high), 0.5f), factor(meaning));
   }
 
-  // Fills the buckets from the one that this code's boundary is in to the next boundary's.
+  // Fills the buckets from the bucket of this code's boundary to the bucket of the next boundary.
   CINCH_HD void fill_from(const Meaning &meaning, uint32_t code) {
     const uint32_t pattern = bits_of(boundary(meaning, code)), bucket = pattern >> SHIFT;
-    const uint32_t above = Meaning::after(code);
+    const uint32_t above = Meaning::next_code(code);
     const uint32_t next =
         above < 127 ? bits_of(boundary(meaning, above)) >> SHIFT : LAST + 1;
     buckets[bucket] = ((code - bucket) << 24) + ((REST - (pattern & REST)) << (24 - SHIFT));
@@ -55,7 +53,7 @@ struct DecimalTables {
     for (uint32_t other = bucket + 1; other < next; ++other) buckets[other] = (above - other) << 24;
   }
 
-  // The share of one of `threads` threads.
+  // Fills the share of one of `threads` threads.
   CINCH_HD void fill(const Meaning &meaning, uint32_t thread, uint32_t threads) {
     for (uint32_t code = thread; code < 256; code += threads) values[code] = meaning.decode(code);
     for (uint32_t code = thread; code < 127; code += threads) {
@@ -72,7 +70,7 @@ template <class Meaning>
 struct DecimalTabled : Unnumbered, WholeBytes<1> {
   using Tables = DecimalTables<Meaning>;
 
-  // Once, by the first threads of the block, before a barrier of theirs and any other use.
+  // Fills the tables. The first `threads` threads of the block call it once, then synchronise.
   static CINCH_HD void prepare(const Params &params, uint32_t threads) {
     const Meaning meaning(params);
 #if CINCH_IN_BLOCK
@@ -86,7 +84,7 @@ struct DecimalTabled : Unnumbered, WholeBytes<1> {
   static CINCH_HD void encode16(const Params &params, const float (&x)[16], Summary, uint32_t,
                                 const Random &, Codes &codes, float (&)[1]) {
     const float factor = Tables::factor(Meaning(params));
-    // 0 unless an element is not finite. Two chains, so that one need not wait for the other.
+    // 0 unless an element is not finite. Two chains, so that their instructions overlap.
     float wild[2] = {0, 0};
     CINCH_UNROLL
     for (int k = 0; k < 16; ++k) wild[k % 2] = fused(x[k], 0.0f, wild[k % 2]);
@@ -103,14 +101,17 @@ struct DecimalTabled : Unnumbered, WholeBytes<1> {
     codes.vector[0] = make_uint4(words[0], words[1], words[2], words[3]);
   }
 
+  template <bool REDUCE>
   static CINCH_HD void decode16(const Params &, const Codes &codes, const float (&)[1],
-                                float (&out)[16]) {
-    decode<false>(codes, out);
-  }
-
-  static CINCH_HD void decode_reduce16(const Params &, const Codes &codes, const float (&)[1],
-                                       float (&acc)[16]) {
-    decode<true>(codes, acc);
+                                float (&acc)[16]) {
+    const uint4 vector = codes.vector[0];
+    const uint32_t words[4] = {vector.x, vector.y, vector.z, vector.w};
+    const Tables &own = tables();
+    CINCH_UNROLL
+    for (int k = 0; k < 16; ++k) {
+      const float value = own.values[words[k / 4] >> (8 * (k % 4)) & 0xff];
+      acc[k] = REDUCE ? canonical(add(acc[k], value)) : value;
+    }
   }
 
  private:
@@ -123,7 +124,7 @@ struct DecimalTabled : Unnumbered, WholeBytes<1> {
     return tables;
   }
 
-  // Of finite elements.
+  // Encodes four finite elements.
   static CINCH_HD uint32_t encode4(const float *x, float factor) {
     const Tables &own = tables();
     uint32_t sum[4];
@@ -134,19 +135,7 @@ struct DecimalTabled : Unnumbered, WholeBytes<1> {
     }
     const uint32_t magnitudes = byte_permute(byte_permute(sum[0], sum[1], 0x0073),
                                              byte_permute(sum[2], sum[3], 0x0073), 0x5410);
-    return LinearMeaning::with_signs(Meaning::settled(magnitudes), x);
-  }
-
-  template <bool REDUCE>
-  static CINCH_HD void decode(const Codes &codes, float (&acc)[16]) {
-    const uint4 vector = codes.vector[0];
-    const uint32_t words[4] = {vector.x, vector.y, vector.z, vector.w};
-    const Tables &own = tables();
-    CINCH_UNROLL
-    for (int k = 0; k < 16; ++k) {
-      const float value = own.values[words[k / 4] >> (8 * (k % 4)) & 0xff];
-      acc[k] = REDUCE ? canonical(add(acc[k], value)) : value;
-    }
+    return LinearMeaning::with_signs(Meaning::skip_unused(magnitudes), x);
   }
 };
 

@@ -1,13 +1,14 @@
-// dynamic8: sign and a 7-bit dynamic tree, times s.
+// dynamic8: a sign and a 7-bit dynamic tree, times the scale s, in closed form.
 //
-// In closed form. A code c from 2 up has b = floor(log2 c) tree bits, decade n = 6 - b. With
-// z = (c + 1/2) * 2^n, from 64 to 128, the leaf's middle is q / (1280 * 10^n) with the integer
-// q = max(14 z - 768, 22 z - 1536): the two lines cross at z = 96, which is 0.45.
-// Encoding finds the place among the magnitudes by the inverse lines, which may be off by little,
-// and then compares the distances to the two magnitudes around, which is exact: each difference is.
+// A code c from 2 up has b = floor(log2 c) tree bits and decade n = 6 - b. With z = (c + 1/2) *
+// 2^n, from 64 to 128, the middle of the leaf is q / (1280 * 10^n). The integer q is max(14 z -
+// 768, 22 z - 1536); the two lines cross at z = 96, which is 0.45.
+// Encoding estimates the position among the magnitudes by the inverse lines, which may be slightly
+// off. It then compares the distances to the two magnitudes around, each of which is an exact
+// difference.
 //
-// Some 80 instructions an element to encode and 34 to decode on sm_90: kernels that have shared
-// memory to spare take dynamic8_tabled.cuh.
+// Kernels with shared memory to spare use dynamic8_tabled.cuh, which takes fewer instructions
+// (benches/FIGURES.md, "Choices in the kernels").
 #pragma once
 
 #include "codec/linear8.cuh"
@@ -21,8 +22,9 @@ struct DynamicMeaning : FactorStep {
     return scale <= 0x1p126f ? divide_ordinary(1.0f, scale) : small_reciprocal(scale);
   }
 
-  // Of a scale whose reciprocal is subnormal: a rounded quotient, rounded once more to a multiple of
-  // 2^-149, where a tie that comes of the first rounding is decided by what that left.
+  // Returns the reciprocal of a scale whose reciprocal is subnormal: a rounded quotient, rounded
+  // again to a multiple of 2^-149. The remainder of the first rounding decides a tie that it
+  // caused.
   static CINCH_HD float small_reciprocal(float scale) {
     const float lowered = mul(scale, 0x1p-64f);
     const float quotient = divide_ordinary(1.0f, lowered);
@@ -55,8 +57,8 @@ struct DynamicMeaning : FactorStep {
     return float_of(bits_of(magnitude_at(half)) | (code & 0x80) << 24);
   }
 
-  // Codes of four ranks with the signs of x: rank 1 has code 0 and rank 128 code 1, the others are
-  // codes. A zero has no sign.
+  // Returns the codes of four ranks (of magnitudes) with the signs of x. Rank 1 has code 0 and rank
+  // 128 code 1; the other ranks are their own codes. A zero has no sign.
   static CINCH_HD uint32_t codes_of(uint32_t ranks, const float *x) {
     const uint32_t nonzero = ranks + 0x7e7e7e7eu;
     const uint32_t odd = (~nonzero | ranks) & 0x80808080u;
@@ -64,9 +66,9 @@ struct DynamicMeaning : FactorStep {
     return codes | (LinearMeaning::sign_bytes(x) & nonzero & 0x80808080u);
   }
 
-  // The rank of the magnitude nearest to y: 1 for 0, 2 to 127 as their code, 128 for 1.
+  // Returns the rank of the magnitude nearest to y: 1 for 0, the code for 2 to 127, and 128 for 1.
   static CINCH_HD uint32_t rank_of(float y) {
-    // What is below this is nearest to 0, and so is this; a sixth decade does not exist.
+    // Magnitudes up to this one are nearest to 0; there is no sixth decade.
     constexpr float LEAST = 1.05e-6f;
     y = y > LEAST ? y : LEAST;
     y = y < 1.0f ? y : 1.0f;
@@ -84,23 +86,23 @@ struct DynamicMeaning : FactorStep {
     const float lower = fused(w, 32 / 0.35f, (float)(64 - 3.2 / 0.35));
     const float upper = fused(w, 32 / 0.55f, (float)(96 - 14.4 / 0.55));
     const float place = fused(lower < upper ? lower : upper, p, -0.5f);
-    // The rank of the magnitude below y, in the low bits.
+    // The low bits are the rank of the magnitude below y.
     const float below = add_down(place, 0x1.8p23f);
     const float half = add(add(below, -0x1.8p23f), 0.5f);
     const float low = magnitude_at(half), high = magnitude_at(add(half, 1.0f));
     return (bits_of(below) & 0xff) + (add(y, -low) > add(high, -y));
   }
 
-  // By rank.
+  // Returns the magnitude of a rank.
   static CINCH_HD float magnitude(uint32_t rank) {
     return magnitude_at(add(small_float(rank), 0.5f));
   }
 
-  // By rank and a half.
+  // Returns the magnitude of a rank, given rank + 1/2.
   static CINCH_HD float magnitude_at(float half) {
     const float z = float_of((bits_of(half) & 0x7fffffu) | (127 + 6) << 23);
     const float below = fused(z, 14.0f, -768.0f), above = fused(z, 22.0f, -1536.0f);
-    // q * 10^(5 - n) has 22 bits at most: exact.
+    // q * 10^(5 - n) has at most 22 bits, so the product is exact.
     float power = half < 2.0f ? 0.0f : 1.0f;
     power = half > 4.0f ? 1e1f : power;
     power = half > 8.0f ? 1e2f : power;
@@ -113,7 +115,7 @@ struct DynamicMeaning : FactorStep {
     return half > 128.0f ? 1.0f : y;
   }
 
-  // A whole number below 2^8 as fp32, without a conversion.
+  // Returns an integer below 2^8 as fp32, without a conversion instruction.
   static CINCH_HD float small_float(uint32_t n) {
     return add(float_of(0x4b000000u | n), -0x1p23f);
   }

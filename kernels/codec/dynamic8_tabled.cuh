@@ -1,12 +1,13 @@
-// dynamic8 by tables in shared memory: the same codes and values as dynamic8.cuh, to the bit, for a
-// sixth of the instructions. A kernel that uses it calls prepare(threads) once; what arithmetic takes 30 steps to find is then one load each way.
+// dynamic8 by tables in shared memory: the codes and values of dynamic8.cuh, to the bit, for about
+// a sixth of the instructions. A kernel that uses it calls prepare(threads) once.
 //
-// Encoding: the number line is cut at fp32 bit patterns, 32 buckets an octave, so that a bucket
-// has at most one threshold. A bucket's word, added to the pattern, leaves the rank of the nearest
-// magnitude from bit 18 on: below the threshold the sum of the low parts does not carry, above it
-// does. One load, one addition; lanes conflict where they differ in octave and agree in mantissa.
-// Decoding: the value of each of the 256 codes, once for each lane, so that no two lanes ever meet
-// in a bank: 32 KiB.
+// Encoding: the numbers are cut at fp32 bit patterns into 32 buckets an octave, so that a bucket
+// has at most one threshold. The sum of the pattern and the bucket's word has the rank of the
+// nearest magnitude from bit 18 up: above the threshold the low parts carry, below it they do not.
+// An element costs one load and one addition. Lanes have a bank conflict where their elements
+// differ in octave and agree in the leading bits of the mantissa.
+// Decoding: a table of the values of the 256 codes, with a copy for each lane (32 KiB) so that no
+// two lanes share a bank.
 #pragma once
 
 #include "codec/dynamic8.cuh"
@@ -28,13 +29,14 @@ struct DynamicTables {
   float values[256 * COPIES];
   uint32_t buckets[LAST - FIRST + 1];
 
-  // The largest number that is nearest to this rank: the middle to the next, rounded down.
+  // Returns the largest number whose nearest magnitude has this rank: the middle to the next
+  // magnitude, rounded down.
   static CINCH_HD float threshold(uint32_t rank) {
     const float low = DynamicMeaning::magnitude(rank), high = DynamicMeaning::magnitude(rank + 1);
     return mul(add_down(low, high), 0.5f);
   }
 
-  // Fills the buckets from the one that this rank's threshold is in to the next threshold's.
+  // Fills the buckets from the bucket of this rank's threshold to the bucket of the next threshold.
   CINCH_HD void fill_buckets(uint32_t rank) {
     const uint32_t pattern = bits_of(threshold(rank));
     const uint32_t bucket = pattern >> SHIFT;
@@ -56,8 +58,8 @@ struct TabledMeaning : DynamicMeaning {
     return tables;
   }
 
-  // Once, by the first threads of the block, before a barrier of theirs and any other use. Values and
-  // buckets are as much work, for a warp each where there are enough.
+  // Fills the tables. The first `threads` threads of the block call it once, then synchronise.
+  // Values and buckets take equally long, so different warps fill them where there are enough.
   static __device__ __forceinline__ void prepare(uint32_t threads) {
     DynamicTables &tables = TabledMeaning::tables();
     const uint32_t lane = threadIdx.x % 32;
@@ -110,7 +112,7 @@ struct TabledMeaning : DynamicMeaning {
     const char *values = reinterpret_cast<const char *>(TabledMeaning::tables().values);
     CINCH_UNROLL
     for (int i = 0; i < 4; ++i) {
-      // 128 bytes a code.
+      // A code has 128 bytes.
       const uint32_t row = i == 0 ? codes << 7 : codes >> (8 * i - 7);
       const uint32_t place = (row & 0x7f80u) | lane * 4;
       value[i] = *reinterpret_cast<const float *>(values + place);

@@ -1,6 +1,6 @@
-// Codecs without scales: each element stands for itself. A Meaning is made from parameters and has
-// code_bytes, encode(x) and decode(code). On the device it may have a faster way for 16 elements,
-// which says whether it could take them: encode16 and decode16.
+// The base of codecs without scales, which encode each element alone. A Meaning is made from
+// parameters and has code_bytes, encode(x) and decode(code). On the device its encode16 and
+// decode16 may convert 16 elements faster; they return false where they cannot.
 #pragma once
 
 #include "codec/scaled.cuh"
@@ -8,7 +8,7 @@
 
 namespace cinch {
 
-// A Meaning without a faster way.
+// The base of a Meaning without faster conversions.
 template <int BYTES>
 struct PlainMeaning {
   static constexpr int code_bytes = BYTES;
@@ -20,7 +20,7 @@ struct PlainMeaning {
   }
 };
 
-// Pairs of narrow floats, converted by a function of ptx/convert.cuh.
+// Converts 16 elements to pairs of narrow floats by a function of ptx/convert.cuh.
 template <class Narrow>
 CINCH_HD void narrow_pairs(const float (&x)[16], CodeVectors<2> &codes, Narrow &&narrow) {
   CINCH_UNROLL
@@ -31,17 +31,17 @@ CINCH_HD void narrow_pairs(const float (&x)[16], CodeVectors<2> &codes, Narrow &
   }
 }
 
-// What formats without numbers have in the place of them.
+// The empty summary of formats without numbers.
 struct Unnumbered {
   static constexpr int numbers = 0;
   static constexpr bool draws = false;
   struct Summary {};
 
   static CINCH_HD void prepare(uint32_t) {}
-  static CINCH_HD Summary nothing() { return {}; }
-  static CINCH_HD void look(const float (&)[16], uint32_t, uint32_t, Summary &) {}
+  static CINCH_HD Summary empty_summary() { return {}; }
+  static CINCH_HD void summarize(const float (&)[16], uint32_t, uint32_t, Summary &) {}
 #if defined(__CUDACC__)
-  static __device__ __forceinline__ void conclude(uint32_t, Summary &) {}
+  static __device__ __forceinline__ void combine_lanes(uint32_t, Summary &) {}
 #endif
 };
 
@@ -74,22 +74,13 @@ struct Elementwise : Unnumbered, WholeBytes<Meaning::code_bytes> {
     }
   }
 
-  static CINCH_HD void decode16(const Params &params, const Codes &codes, const float (&)[1],
-                                float (&out)[16]) {
-    decode<false>(codes, Meaning(params), out);
-  }
-
-  static CINCH_HD void decode_reduce16(const Params &params, const Codes &codes, const float (&)[1],
-                                       float (&acc)[16]) {
-    decode<true>(codes, Meaning(params), acc);
-  }
-
- private:
   template <bool REDUCE>
-  static CINCH_HD void decode(const Codes &codes, const Meaning &meaning, float (&acc)[16]) {
+  static CINCH_HD void decode16(const Params &params, const Codes &codes, const float (&)[1],
+                                float (&acc)[16]) {
 #if defined(__CUDA_ARCH__)
     if (Meaning::template decode16<REDUCE>(codes, acc)) return;
 #endif
+    const Meaning meaning(params);
     constexpr int PER_WORD = 4 / code_bytes;
     CINCH_UNROLL
     for (int v = 0; v < code_bytes; ++v) {

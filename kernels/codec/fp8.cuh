@@ -1,8 +1,9 @@
-// fp8_e4m3, fp8_e5m2: 8-bit floats times a scale, so that the largest magnitude of a block becomes the
-// format's, 448 or 57,344. Codes that stand for no finite number decode to NaN.
+// fp8_e4m3, fp8_e5m2: 8-bit floats times a scale. The scale maps the largest magnitude of a block
+// to the format's largest, 448 or 57,344. Codes of infinity and NaN decode to NaN.
 //
-// From sm_89 on the device converts pairs. Back, both formats are the upper bits of an f16, e4m3 with
-// an exponent that is 8 too large, which the unit makes good; subnormals included.
+// From sm_89 on the device converts pairs to either format. Back, a code becomes the upper bits of
+// an f16, subnormals included. The f16 of an e4m3 code is too small by a factor of 2^8, which the
+// unit corrects.
 #pragma once
 
 #include "codec/linear8.cuh"
@@ -10,13 +11,13 @@
 
 namespace cinch {
 
-// Of MANTISSA bits: 3 or 2.
+// MANTISSA is 3 or 2.
 template <int MANTISSA>
 struct Fp8Meaning : FactorStep {
-  // The largest number is 7 times this.
+  // A seventh of the format's largest number.
   static constexpr float SEVENTH = MANTISSA == 3 ? 64.0f : 8192.0f;
   static constexpr uint32_t TOP = MANTISSA == 3 ? 0x7e : 0x7b;
-  // What the f16 of the same bits is too small by.
+  // The factor by which the f16 with the same bits is too small.
   static constexpr float LIFT = MANTISSA == 3 ? 256.0f : 1.0f;
 
   static CINCH_HD void prepare(uint32_t) {}
@@ -54,7 +55,7 @@ struct Fp8Meaning : FactorStep {
   static CINCH_HD void values4(uint32_t codes, float *value) {
     CINCH_UNROLL
     for (int pair = 0; pair < 2; ++pair) {
-      // Each code in the upper byte of a half: sign, then exponent and mantissa.
+      // Puts each code into the upper byte of a half: sign, then exponent and mantissa.
       uint32_t halves = byte_permute(codes, 0, pair == 0 ? 0x1404 : 0x3424);
       if (MANTISSA == 3) halves = (halves & 0x80008000u) | (halves & 0x7f007f00u) >> 1;
 #if defined(__CUDA_ARCH__)
@@ -65,7 +66,7 @@ struct Fp8Meaning : FactorStep {
       value[2 * pair + 1] = SmallF16::widen(halves >> 16);
 #endif
     }
-    // A magnitude beyond the top carries into bit 7.
+    // A magnitude above TOP carries into bit 7.
     const uint32_t beyond = ((codes & 0x7f7f7f7fu) + (0x7f - TOP) * 0x01010101u) & 0x80808080u;
     CINCH_UNROLL
     for (int i = 0; i < 4; ++i) {

@@ -1,15 +1,16 @@
-// linear8: sign and a 7-bit integer k, worth k * s/127. The magnitude code is the integer nearest
-// to |x| * 127/s, ties to the smaller: the ceiling of what lies half below.
+// linear8: a sign and a 7-bit integer k, worth k * s/127. Encoding rounds |x| * 127/s to the
+// nearest integer, ties to the smaller: the ceiling of that number minus 1/2.
 //
-// The ceiling is one addition that rounds up: 1.5 * 2^23 has a last place worth 1, so the sum's low
-// byte is the ceiling. Where no element exceeds the scale, nothing exceeds 127: the factor is at
-// most 127/s * (1 + 2^-24), so the largest product is below 127.00001.
+// The ceiling is one addition that rounds up: 1.5 * 2^23 has a last place worth 1, so the low byte
+// of the sum is the ceiling. Where no element exceeds the scale no code exceeds 127: the factor is
+// at most 127/s * (1 + 2^-24), so the largest product is below 127.00001.
 //
-// Back: a byte in the upper seven bits of an fp32 mantissa with nothing above it is a subnormal
-// that is worth it times 2^-133, sign included. For scales below 2 one product with 2^133 times the
-// unit brings it there; beyond, that is no number, and two exact powers of two do.
+// Decoding puts the byte into the upper seven bits of an fp32 mantissa whose exponent is 0. That
+// subnormal is the byte times 2^-133, sign included. For scales below 2 one product by 2^133 times
+// the unit gives the value. For larger scales that factor overflows, so two exact powers of two
+// replace it.
 //
-// Of the largest number, whose 127th part rounds up, the unit is one place smaller: 127 of them must
+// 127ths of the largest fp32 number round up, so the unit is one step smaller there: 127 units must
 // not be infinite.
 #pragma once
 
@@ -54,24 +55,24 @@ struct LinearMeaning {
     const uint32_t signs = codes & 0x80808080u;
     CINCH_UNROLL
     for (int i = 0; i < 4; ++i) {
-      // A magnitude has no sign bit, so its sign eight times is a byte of zeros.
+      // A magnitude has no sign bit, so its sign, eight times, is a zero byte.
       const uint32_t selector = (4 + i) << 12 | i << 8 | (8 + i) << 4 | (8 + i);
       value[i] = float_of(byte_permute(magnitudes, signs, selector));
     }
   }
 
-  // The low bytes of four words.
+  // Packs the low bytes of four words.
   static CINCH_HD uint32_t first_bytes(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
     return byte_permute(byte_permute(a, b, 0x0040), byte_permute(c, d, 0x0040), 0x5410);
   }
 
-  // Gives four magnitudes the signs of x; a zero has none.
+  // Gives four magnitudes the signs of x; a zero gets none.
   static CINCH_HD uint32_t with_signs(uint32_t magnitudes, const float *x) {
     const uint32_t nonzero = magnitudes + 0x7f7f7f7fu;
     return magnitudes | (sign_bytes(x) & nonzero & 0x80808080u);
   }
 
-  // Four bytes of which bit 7 is the sign of x.
+  // Returns four bytes whose bit 7 is the sign of x.
   static CINCH_HD uint32_t sign_bytes(const float *x) {
     const uint32_t low = byte_permute(bits_of(x[0]), bits_of(x[1]), 0x0073);
     const uint32_t high = byte_permute(bits_of(x[2]), bits_of(x[3]), 0x0073);

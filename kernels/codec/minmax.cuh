@@ -1,14 +1,15 @@
-// minmax: b-bit integers between the smallest and the largest element of a block: round((x - low) *
-// (levels/range)), half to even or by chance; back, code * (range/levels) + low. Ranges below 2^-100
-// are worked on 2^64 times as large, ranges from 2^126 up four times smaller.
+// minmax: b-bit integers between the smallest (low) and the largest element of a block. The code is
+// round((x - low) * (levels/range)), half to even or stochastic; it decodes to code *
+// (range/levels) + low. Ranges below 2^-100 are scaled up by 2^64 for the arithmetic, ranges from
+// 2^126 up are scaled down by 4.
 //
-// MinMaxFormat<4> has its width at compile time: it is the one that a wire saves most by. The other
-// widths share MinMaxFormat<0>, which goes through bytes.
+// MinMaxFormat<4> fixes the width at compile time, because 4 bits save the most on the wire. The
+// other widths share MinMaxFormat<0>, which expands codes to bytes.
 //
-// Rounding is one addition of 2^23; the sum's low bits are the code, and codes are joined with the
-// constant still above them, which the modulus of the last sum takes away. Back: a code under the
-// exponent of 2^23 is 2^23 + code * 2^k, so that one subtraction makes it a number and the power of
-// two goes into the gap.
+// Rounding is one addition of 2^23, whose low bits are the code. Codes are joined while the
+// constant is still above them; arithmetic modulo 2^32 removes it from the last sum. For decoding,
+// a code under the exponent of 2^23 is 2^23 + code * 2^k: one subtraction makes it a number, and
+// the gap absorbs the power of two.
 #pragma once
 
 #include <type_traits>
@@ -18,16 +19,16 @@
 
 namespace cinch {
 
-// How the codes of a format lie whose parameters say how many bits they have: 1, 2, 4 or 8.
+// The wire layout of codes whose width is a parameter: 1, 2, 4 or 8 bits.
 struct AnyBits {
   static constexpr int code_bits = 8;
   using Params = cinch_bits_params;
-  // A byte each: squeezed only on the wire.
+  // Codes take a byte each; only the wire has them packed.
   using Codes = CodeVectors<1>;
 
   static CINCH_HD uint32_t bits(const Params &params) { return params.bits; }
 
-  // Without what is between them, in the lowest 16 * bits bits.
+  // Packs the codes into the lowest 16 * bits bits.
   static CINCH_HD void squeeze(uint32_t bits, const Codes &codes, uint32_t (&word)[4]) {
     const uint4 v = codes.vector[0];
     word[0] = v.x, word[1] = v.y, word[2] = v.z, word[3] = v.w;
@@ -104,14 +105,14 @@ struct AnyBits {
   }
 };
 
-// Whether the arithmetic of a block takes place on its elements as they are. Not so if one of its
-// ends is not finite: then neither is its range.
+// Returns whether a block's arithmetic needs no scaling of its elements. It is false if an end of
+// the block is not finite, since the range is not finite either.
 CINCH_HD bool is_ordinary(float range) {
   const float size = magnitude_of(range);
   return (size >= TINY && size < 0x1p126f) || size == 0;
 }
 
-// What a block is multiplied with where its arithmetic takes place.
+// Returns the factor that scales a block for its arithmetic.
 CINCH_HD float regime_of(float range) {
   return is_ordinary(range) ? 1.0f : magnitude_of(range) < TINY ? RAISE : 0.25f;
 }
@@ -124,14 +125,14 @@ struct MinMaxFormat : std::conditional<BITS == 4, FewBits<4>, AnyBits>::type {
   static constexpr int numbers = 2;
   static constexpr bool draws = true;
 
-  // Not finite if an element is not.
+  // The ends are not finite if an element is not.
   using Summary = Ends;
 
   static CINCH_HD void prepare(uint32_t) {}
 
-  static CINCH_HD Summary nothing() { return {float_of(INFINITE), -float_of(INFINITE)}; }
+  static CINCH_HD Summary empty_summary() { return {float_of(INFINITE), -float_of(INFINITE)}; }
 
-  static CINCH_HD void look(const float (&x)[16], uint32_t valid, uint32_t, Summary &summary) {
+  static CINCH_HD void summarize(const float (&x)[16], uint32_t valid, uint32_t, Summary &summary) {
     if (valid == 16) {
       summary = join(summary, ends_of(x));
     } else {
@@ -144,9 +145,9 @@ struct MinMaxFormat : std::conditional<BITS == 4, FewBits<4>, AnyBits>::type {
   }
 
 #if defined(__CUDACC__)
-  // Even lanes go for the smallest, odd ones for the largest, which is the smallest when turned
-  // around: blocks have two lanes at least.
-  static __device__ __forceinline__ void conclude(uint32_t log2_block, Summary &summary) {
+  // Even lanes find the smallest element, odd lanes the smallest negated element, which is the
+  // largest. Blocks have at least two lanes.
+  static __device__ __forceinline__ void combine_lanes(uint32_t log2_block, Summary &summary) {
     const bool is_odd = threadIdx.x % 2 == 1;
     float own = is_odd ? -summary.high : summary.low;
     own = smaller_of(own, from_lane(is_odd ? summary.low : -summary.high, 1));
@@ -175,27 +176,27 @@ struct MinMaxFormat : std::conditional<BITS == 4, FewBits<4>, AnyBits>::type {
     }
   }
 
+  template <bool REDUCE>
   static CINCH_HD void decode16(const Params &params, const Codes &codes, const float (&number)[2],
-                                float (&out)[16]) {
-    // -0 becomes +0, and so does what it is added to.
-    const float low = add(number[0], 0.0f);
-    const float range = add(number[1], -low);
-    if (is_ordinary(range)) {
-      each(codes, gap_of(params, range), [&](int k, float code, float gap) {
-        out[k] = fused(code, gap, low);
-      });
+                                float (&acc)[16]) {
+    if constexpr (REDUCE) {
+      // Decodes all 16 before adding, so that their chains of four instructions overlap.
+      float value[16];
+      decode16<false>(params, codes, number, value);
+      CINCH_UNROLL
+      for (int k = 0; k < 16; ++k) acc[k] = add(acc[k], value[k]);
     } else {
-      decode_otherwise(params, codes, number[0], number[1], out);
+      // -0 becomes +0, and so does a value that is added to it.
+      const float low = add(number[0], 0.0f);
+      const float range = add(number[1], -low);
+      if (is_ordinary(range)) {
+        each(codes, gap_of(params, range), [&](int k, float code, float gap) {
+          acc[k] = fused(code, gap, low);
+        });
+      } else {
+        decode_otherwise(params, codes, number[0], number[1], acc);
+      }
     }
-  }
-
-  static CINCH_HD void decode_reduce16(const Params &params, const Codes &codes,
-                                       const float (&number)[2], float (&acc)[16]) {
-    // All of them first: their chains of four instructions side by side.
-    float value[16];
-    decode16(params, codes, number, value);
-    CINCH_UNROLL
-    for (int k = 0; k < 16; ++k) acc[k] = add(acc[k], value[k]);
   }
 
  private:
@@ -203,24 +204,24 @@ struct MinMaxFormat : std::conditional<BITS == 4, FewBits<4>, AnyBits>::type {
     return BITS == 4 ? 15 : (1u << params.bits) - 1;
   }
 
-  // Codes are (x - low) * factor.
+  // Returns the factor of (x - low) that gives the code.
   static CINCH_HD float factor_of(float range, uint32_t levels) {
     if (range == 0) return 0;
-    // A single level over the largest ranges is subnormal.
+    // With one level and the largest ranges the factor is subnormal.
     return levels == 1 ? DynamicMeaning::factor(range) : divide_ordinary((float)levels, range);
   }
 
-  // Rounded to an integer, in the low bits of a sum.
+  // Rounds to an integer, which is in the low bits of the result.
   static CINCH_HD uint32_t rounded(float place) { return bits_of(add(place, INTEGERS)); }
 
-  // From 16 sums of which the low bits are codes, below the constant of INTEGERS.
+  // Packs 16 codes; `of(k)` returns the sum whose low bits are code k, with INTEGERS_BITS above.
   template <class Of>
   static CINCH_HD Codes codes_of(Of &&of) {
     Codes codes;
     if constexpr (BITS == 4) {
       CINCH_UNROLL
       for (int w = 0; w < 2; ++w) {
-        // The constant of the two lowest codes is what the modulus leaves.
+        // Modulo 2^32 only the copies of INTEGERS_BITS in the two lowest codes remain.
         uint32_t word = of(8 * w + 7);
         CINCH_UNROLL
         for (int k = 6; k >= 0; --k) word = word * 16 + of(8 * w + k);
@@ -238,7 +239,7 @@ struct MinMaxFormat : std::conditional<BITS == 4, FewBits<4>, AnyBits>::type {
     return codes;
   }
 
-  // By chance, or of ranges that are not worked on as they are.
+  // Encodes with stochastic rounding, or with a range that needs scaling.
   static CINCH_HD Codes encode_otherwise(const float (&x)[16], float low, float high,
                                          uint32_t levels, Random random, bool draws) {
     const float raise = regime_of(add(high, -low));
@@ -261,7 +262,7 @@ struct MinMaxFormat : std::conditional<BITS == 4, FewBits<4>, AnyBits>::type {
     const float raise = regime_of(add(high, -low));
     low = add(mul(low, raise), 0.0f), high = mul(high, raise);
     float gap = gap_of(params, add(high, -low));
-    // Just below 1: a lowered range decodes to no more than its largest element.
+    // Slightly below 1, so that a scaled-down range decodes to at most its largest element.
     if (raise < 1) gap = mul(gap, 1 - 0x1p-22f);
     const float lower = raise < 1 ? 4.0f : LOWER;
     each(codes, gap, [&](int k, float code, float gap) {
@@ -275,7 +276,7 @@ struct MinMaxFormat : std::conditional<BITS == 4, FewBits<4>, AnyBits>::type {
     return params.bits == 2 ? divided_by<3>(range) : range;
   }
 
-  // Calls take(k, code, gap) for all codes. Their product is that of the code and the gap, exactly.
+  // Calls take(k, code, gap) for all codes. The product of the two is code times gap, exactly.
   template <class Take>
   static CINCH_HD void each(const Codes &codes, float gap, Take &&take) {
     if constexpr (BITS == 4) {
@@ -297,7 +298,7 @@ struct MinMaxFormat : std::conditional<BITS == 4, FewBits<4>, AnyBits>::type {
       CINCH_UNROLL
       for (int k = 0; k < 16; ++k) {
         const uint32_t bits = byte_permute(word[k / 4], INTEGERS_BITS, 0x7650 | k % 4);
-        // A code of less than a byte has zeros above it.
+        // A code narrower than a byte has zeros above it.
         take(k, add(float_of(bits), -INTEGERS), gap);
       }
     }

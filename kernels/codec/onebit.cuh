@@ -1,5 +1,5 @@
-// onebit: the mean of the elements from 0 up, or of those below, of a block: sums in fp64 in the order
-// of src/codec/blocked/sums.rs, rounded to fp32 once.
+// onebit: each element becomes the mean of the block's elements from 0 up, or of those below 0. The
+// sums are fp64, in the order of src/codec/blocked/sums.rs, and each mean is rounded to fp32 once.
 #pragma once
 
 #include "codec/blocked.cuh"
@@ -14,16 +14,17 @@ struct OneBitFormat : FewBits<1> {
   struct Summary {
     float most;  // the largest magnitude; not finite if an element is not
     uint32_t negative;
-    double sum[2];  // of those from 0 up, and below
+    double sum[2];  // of elements from 0 up, and of elements below 0
   };
 
   static CINCH_HD void prepare(uint32_t) {}
-  static CINCH_HD Summary nothing() { return {0, 0, {0, 0}}; }
+  static CINCH_HD Summary empty_summary() { return {0, 0, {0, 0}}; }
 
 #if defined(__CUDACC__)
-  static __device__ __forceinline__ void look(const float (&all)[16], uint32_t valid,
+  static __device__ __forceinline__ void summarize(const float (&all)[16], uint32_t valid,
                                               uint32_t log2_block, Summary &summary) {
-    // Beyond the end of a chunk a sum holds what codes 0 decode to, which is a mean here.
+    // Elements beyond the end of a chunk are not zero here if x is a sum: their codes 0 decode to a
+    // mean.
     float x[16];
     CINCH_UNROLL
     for (int k = 0; k < 16; ++k) x[k] = all[k];
@@ -34,7 +35,7 @@ struct OneBitFormat : FewBits<1> {
     summary.most = larger_magnitude(summary.most, largest_of(x));
     summary.negative += __popc(below(x));
     add_rows(x, log2_block, summary.sum, [](float one, double(&part)[2]) {
-      // A partial sum is never -0, so that adding 0 would change nothing.
+      // A partial sum is never -0, so skipping the addition of 0 changes nothing.
       if (one < 0) {
         part[1] = __dadd_rn(part[1], one);
       } else {
@@ -43,7 +44,7 @@ struct OneBitFormat : FewBits<1> {
     });
   }
 
-  static __device__ __forceinline__ void conclude(uint32_t log2_block, Summary &summary) {
+  static __device__ __forceinline__ void combine_lanes(uint32_t log2_block, Summary &summary) {
     join_lanes(log2_block, [&](uint32_t lanes) {
       summary.most = larger_magnitude(summary.most, from_lane(summary.most, lanes));
       const uint32_t theirs = from_lane(summary.negative, lanes);
@@ -67,40 +68,31 @@ struct OneBitFormat : FewBits<1> {
     codes = {{below(x) ^ 0xffff}};
   }
 
-  static CINCH_HD void decode16(const Params &, const Codes &codes, const float (&number)[2],
-                                float (&out)[16]) {
-    decode<false>(codes, number, out);
-  }
-
-  static CINCH_HD void decode_reduce16(const Params &, const Codes &codes,
-                                       const float (&number)[2], float (&acc)[16]) {
-    decode<true>(codes, number, acc);
-  }
-
- private:
-  // A bit for each of these finite elements that is below 0.
-  static CINCH_HD uint32_t below(const float (&x)[16]) {
-    uint32_t bits = 0;
-    CINCH_UNROLL
-    for (int k = 15; k >= 0; --k) {
-      // Adding 0: -0 is not below it.
-      bits = shifted_in(bits, bits_of(add(x[k], 0.0f)), 1);
-    }
-    return bits;
-  }
-
-  // Adding 0: a sum of -0 alone is none.
-  static CINCH_HD float mean(double sum, uint32_t count) {
-    return count == 0 ? 0.0f : add((float)divide_wide(sum, (double)count), 0.0f);
-  }
-
   template <bool REDUCE>
-  static CINCH_HD void decode(const Codes &codes, const float (&number)[2], float (&acc)[16]) {
+  static CINCH_HD void decode16(const Params &, const Codes &codes, const float (&number)[2],
+                                float (&acc)[16]) {
     if (!(is_finite(number[0]) && is_finite(number[1]))) return all_nan(acc);
     CINCH_UNROLL
     for (int k = 0; k < 16; ++k) {
       take<REDUCE>(acc[k], codes.word[0] >> k & 1 ? number[0] : number[1]);
     }
+  }
+
+ private:
+  // Returns a bit for each of 16 finite elements that is below 0.
+  static CINCH_HD uint32_t below(const float (&x)[16]) {
+    uint32_t bits = 0;
+    CINCH_UNROLL
+    for (int k = 15; k >= 0; --k) {
+      // Adding 0 makes -0 positive: it is not below 0.
+      bits = shifted_in(bits, bits_of(add(x[k], 0.0f)), 1);
+    }
+    return bits;
+  }
+
+  // Adding 0 makes a mean of -0 positive.
+  static CINCH_HD float mean(double sum, uint32_t count) {
+    return count == 0 ? 0.0f : add((float)divide_wide(sum, (double)count), 0.0f);
   }
 };
 

@@ -1,46 +1,46 @@
-/* What the kernels of a codec are told: prepared by the host (kernel_params of src/codec), passed
+/* The parameters of codecs, which the host prepares (src/codec/kernel_params.rs) and a launch passes
  * by value. C and C++. */
 #ifndef CINCH_CODEC_PARAMS_H
 #define CINCH_CODEC_PARAMS_H
 
 #include <stdint.h>
 
-/* Fields that a codec does not read are 0. */
+/* The parameters of most codecs. Fields that a codec does not read are 0. */
 struct cinch_codec_params {
-  /* linear8, dynamic8: elements that share a scale, 5 to 12; 0: the whole chunk shares one. */
+  /* linear8, dynamic8, fp8: log2 of the elements that share a scale, 5 to 12; 0: the whole chunk. */
   uint32_t log2_block;
-  /* linear8, dynamic8 with log2_block 0: that scale, for encoding. Decoding reads the wire's. */
+  /* linear8, dynamic8, fp8 with log2_block 0: the scale for encoding. Decoding reads the wire's. */
   float scale;
-  /* static8, mantissa8: units of the upper and of the lower four decades, each a sum of two
-   * numbers, as much too large as `shrink` is below 1, so that none of them is subnormal. */
+  /* static8, mantissa8: units of the upper and of the lower four decades, each the sum of two
+   * numbers. They are divided by `shrink`, so that none of them is subnormal. */
   float upper[2];
   float lower[2];
   /* static8, mantissa8: a power of two. */
   float shrink;
-  /* static8, mantissa8: 1 over the unit in which the largest decade is looked up, roughly. */
+  /* static8, mantissa8: about 1 over the unit in which encoding estimates a code. */
   float reciprocal;
 };
 
-/* The same words as codecs of a few bits read them: minmax, terngrad, onebit, trunc, threshold2. */
+/* The parameters of codecs of few bits: minmax, terngrad, onebit, trunc, threshold2. */
 struct cinch_bits_params {
-  uint32_t log2_block; /* minmax, terngrad, onebit: elements that share numbers, 5 to 12 */
+  uint32_t log2_block; /* minmax, terngrad, onebit: log2 of the elements that share numbers, 5 to 12 */
   float threshold;     /* threshold2 */
-  /* minmax and terngrad, two halves each: what contributions draw, and what sums draw. */
+  /* minmax, terngrad: keys of the random numbers for contributions and for sums. */
   uint32_t key[2][2];
-  uint32_t bits;  /* minmax, trunc: of a code, where one kernel has several widths */
-  uint32_t draws; /* minmax: whether codes are drawn */
+  uint32_t bits;  /* minmax, trunc: bits of a code, in kernels for several widths */
+  uint32_t draws; /* minmax: whether rounding is stochastic */
 };
 
-/* What a stand-alone kernel gets. `wire` is aligned to 16 bytes and has the chunk's wire bytes;
- * `elements` has n elements of the kernel's type. An encoder under log2_block 0 needs the chunk's
- * scale word to be 0 before it starts. In a published layout `wire` has any alignment, and
+/* The arguments of the kernels for whole arrays. `wire` has the chunk's wire bytes and is aligned to
+ * 16 bytes; `elements` has n elements of the kernel's type. Before an encoder with log2_block 0
+ * starts, the chunk's scale word must be 0. In a published layout `wire` has any alignment and
  * params are cinch_bits_params. */
 struct cinch_codec_args {
   void *wire;
   void *elements;
   uint64_t n;
   struct cinch_codec_params params;
-  uint32_t first; /* place in a message of the first element, on which hangs what is drawn */
+  uint32_t first; /* index in the message of the first element: random numbers depend on it */
   uint32_t unused;
 };
 

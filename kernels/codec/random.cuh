@@ -1,26 +1,27 @@
-// Random numbers by counter, for stochastic rounding: src/codec/random.rs, bit for bit.
+// Counter-based random numbers for stochastic rounding; src/codec/random.rs is the specification,
+// bit for bit.
 #pragma once
 
 #include "ptx/arithmetic.cuh"
 
 namespace cinch {
 
-// Which numbers a chunk draws: a key, and the index of the chunk's first element in its message.
+// The random numbers of a chunk: a key, and the index in the message of the chunk's first element.
 struct Random {
   uint32_t key[2];
   uint32_t first;
 
-  // The number in [0, 1) that an element of the chunk draws: a multiple of 2^-24.
+  // Returns the number in [0, 1) for an element of the chunk: a multiple of 2^-24.
   CINCH_HD float fraction(uint32_t element) const { return mul(drawn(element), 0x1p-32f); }
 
-  // 2^32 times that number.
+  // Returns 2^32 times the number for an element.
   CINCH_HD float drawn(uint32_t element) const {
     const uint32_t x = (first + element) ^ key[0];
     return mixed(x ^ x >> 16);
   }
 
-  // The same of elements 0 to 15, of which the first one is at a multiple of 16: they differ in four
-  // bits, and what is made of the others is common.
+  // A faster form for elements 0 to 15, where `first` is a multiple of 16. Their counters differ in
+  // four bits only, so the first mixing step is common to them.
   CINCH_HD bool is_at_16() const { return first % 16 == 0; }
   CINCH_HD uint32_t common() const { return (first ^ key[0]) ^ (first ^ key[0]) >> 16; }
   CINCH_HD float drawn_near(uint32_t common, uint32_t element) const {

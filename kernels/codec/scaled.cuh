@@ -1,15 +1,16 @@
-// What linear8 and dynamic8 share, which is all but the meaning of a code: the rules of zero,
-// tiny and poisoned scales of src/codec/scaled.
+// The base of codecs with one scale for a block (linear8, dynamic8, fp8): all but the meaning of a
+// code. src/codec/blocked/scaled.rs is the specification of zero, tiny and non-finite scales.
 //
-// A Meaning has, for scales from 2^-100 up, with results that are not used for others:
-//   factor(scale)                    what encode4 takes for it
-//   encode4(x, factor) -> uint32_t   four codes, of finite elements that do not exceed the scale
-//   values4(codes, value)            what four codes are worth, in a unit of the Meaning's own
-//   step(scale), scaled(value, step, acc)
-//                                    value in units of the scale + acc, rounded once
-//   is_short(step), shortened(step)  whether that is value * shortened + acc, and the factor
-//   prepare(threads)                 by so many threads of a block, from the first on, before a
-//                                    barrier of theirs and any of these
+// A Meaning has these functions for scales from 2^-100 up. Their results for other scales are not
+// used.
+//   factor(scale)                    the factor of the elements that encode4 takes
+//   encode4(x, factor) -> uint32_t   four codes of finite elements that do not exceed the scale
+//   values4(codes, value)            the values of four codes, in a unit of the Meaning's own
+//   step(scale)                      what `scaled` needs to convert such values
+//   scaled(value, step, acc)         value in units of the scale + acc, rounded once
+//   is_short(step), shortened(step)  whether that is value * factor + acc, and the factor
+//   prepare(threads)                 fills tables: the first `threads` threads of a block call it,
+//                                    then synchronise
 #pragma once
 
 #include "codec/params.h"
@@ -20,7 +21,7 @@
 
 namespace cinch {
 
-// Of Meanings whose step is a factor.
+// The base of Meanings whose step is a factor.
 struct FactorStep {
   static CINCH_HD float scaled(float value, float step, float acc) {
     return fused(value, step, acc);
@@ -29,7 +30,7 @@ struct FactorStep {
   static CINCH_HD float shortened(float step) { return step; }
 };
 
-// Scales below this are raised, and what they scale with them.
+// Scales below TINY are multiplied by RAISE, and the elements with them.
 constexpr float TINY = 0x1p-100f;
 constexpr float RAISE = 0x1p64f;
 constexpr float LOWER = 0x1p-64f;
@@ -38,19 +39,19 @@ constexpr uint32_t QUIET_NAN = 0x7fc00000u;
 
 CINCH_HD bool is_finite(float x) { return magnitude_of(x) < float_of(INFINITE); }
 
-// The scale on the wire of a block whose largest magnitude this is.
+// Returns the scale on the wire of a block with this largest magnitude.
 CINCH_HD float scale_of(float abs_max) {
   return is_finite(abs_max) ? abs_max : float_of(QUIET_NAN);
 }
 
-// How codes of a fixed number of whole bytes lie on the wire.
-template <int BYTES>
-struct WholeBytes {
-  static constexpr int code_bits = 8 * BYTES;
-  using Params = cinch_codec_params;
-  using Codes = CodeVectors<BYTES>;
+// The wire layout of codes of BITS bits each.
+template <class PARAMS, class CODES, int BITS>
+struct FixedWidth {
+  static constexpr int code_bits = BITS;
+  using Params = PARAMS;
+  using Codes = CODES;
 
-  static CINCH_HD uint32_t bits(const Params &) { return code_bits; }
+  static CINCH_HD uint32_t bits(const Params &) { return BITS; }
   template <class Size>
   static CINCH_HD void load(const Params &, const uint8_t *wire, Size n, Size i, Codes &codes) {
     load_codes(wire, n, i, codes);
@@ -60,6 +61,9 @@ struct WholeBytes {
     store_codes(wire, n, i, codes);
   }
 };
+
+template <int BYTES>
+using WholeBytes = FixedWidth<cinch_codec_params, CodeVectors<BYTES>, 8 * BYTES>;
 
 template <class Meaning>
 struct Scaled : WholeBytes<1> {
@@ -71,19 +75,20 @@ struct Scaled : WholeBytes<1> {
 
   static CINCH_HD void prepare(uint32_t threads) { Meaning::prepare(threads); }
 
-  static CINCH_HD Summary nothing() { return 0; }
-  static CINCH_HD void look(const float (&x)[16], uint32_t, uint32_t, Summary &largest) {
+  static CINCH_HD Summary empty_summary() { return 0; }
+  static CINCH_HD void summarize(const float (&x)[16], uint32_t, uint32_t, Summary &largest) {
     largest = larger_magnitude(largest, largest_of(x));
   }
 #if defined(__CUDACC__)
-  static __device__ __forceinline__ void conclude(uint32_t log2_block, Summary &largest) {
+  static __device__ __forceinline__ void combine_lanes(uint32_t log2_block, Summary &largest) {
     join_lanes(log2_block, [&](uint32_t lanes) {
       largest = larger_magnitude(largest, from_lane(largest, lanes));
     });
   }
 #endif
 
-  // Under a tensor scale that is the scale, unless an element or it is no number.
+  // The number is the block's scale, or the tensor scale from the parameters. It is NaN if the
+  // tensor scale is negative or not finite, or if an element is not finite.
   static CINCH_HD void encode16(const Params &params, const float (&x)[16], Summary largest,
                                 uint32_t, const Random &, Codes &codes, float (&number)[1]) {
     const bool tensor = params.log2_block == 0;
@@ -93,15 +98,12 @@ struct Scaled : WholeBytes<1> {
     number[0] = poisoned ? float_of(QUIET_NAN) : scale;
   }
 
+  // Reducing, acc = value * unit + acc, rounded once.
+  template <bool REDUCE>
   static CINCH_HD void decode16(const Params &, const Codes &codes, const float (&number)[1],
-                                float (&out)[16]) {
-    decode<false>(codes, unit(number[0]), out);
-  }
-
-  // acc = value * unit + acc, rounded once.
-  static CINCH_HD void decode_reduce16(const Params &, const Codes &codes,
-                                       const float (&number)[1], float (&acc)[16]) {
-    // Under a scale that is no number, the usual way has NaN for the step.
+                                float (&acc)[16]) {
+    if (!REDUCE) return decode<false>(codes, unit(number[0]), acc);
+    // With a scale that is not finite, NaN as the step gives NaN on the ordinary path.
     Unit step = unit(is_finite(number[0]) ? number[0] : float_of(QUIET_NAN));
     step.ordinary = !(magnitude_of(number[0]) < TINY) || number[0] == 0;
     decode<true>(codes, step, acc);
@@ -120,9 +122,9 @@ struct Scaled : WholeBytes<1> {
     bool ordinary;
   };
 
-  // For elements of which none is larger than `largest`, which is not finite if one is not. Under
-  // a block's scale the two are equal; under a tensor scale elements beyond it saturate, which
-  // takes the slow way.
+  // Returns the factor for elements of at most `largest`, which is not finite if an element is not.
+  // A block's scale equals `largest`. Under a tensor scale elements beyond the scale saturate,
+  // which takes the slow path.
   static CINCH_HD Factor factor(float scale, float largest) {
     const bool ordinary = scale >= TINY && largest <= scale && is_finite(scale);
     return {scale, Meaning::factor(scale), ordinary};
@@ -139,16 +141,16 @@ struct Scaled : WholeBytes<1> {
     CINCH_UNROLL
     for (int i = 0; i < 16; ++i) y[i] = x[i];
     float multiplier = factor.multiplier;
-    if (!factor.ordinary) multiplier = tame(y, factor.scale);
+    if (!factor.ordinary) multiplier = clamp_to_scale(y, factor.scale);
     codes.vector[0] =
         make_uint4(Meaning::encode4(y, multiplier), Meaning::encode4(y + 4, multiplier),
                    Meaning::encode4(y + 8, multiplier), Meaning::encode4(y + 12, multiplier));
   }
 
-  // Makes any elements under any scale such that ordinary encoding gives their codes, with the
-  // multiplier that comes back: raised if they are tiny, at most the scale, which has the code of
-  // all beyond it, and 0 if they are not finite or the scale silences them.
-  static CINCH_HD float tame(float (&x)[16], float scale) {
+  // Clamps elements so that ordinary encoding gives their codes, and returns the factor for it.
+  // Tiny elements are raised; elements beyond the scale become the scale, whose code they have. The
+  // elements become 0 where they are not finite, or where the scale is not positive and finite.
+  static CINCH_HD float clamp_to_scale(float (&x)[16], float scale) {
     const bool usable = scale > 0 && is_finite(scale);
     const float raise = scale < TINY ? RAISE : 1.0f;
     const float most = usable ? mul(scale, raise) : 0.0f;
@@ -165,7 +167,7 @@ struct Scaled : WholeBytes<1> {
   static CINCH_HD void decode(const Codes &codes, const Unit &unit, float (&acc)[16]) {
     const uint32_t words[4] = {codes.vector[0].x, codes.vector[0].y, codes.vector[0].z,
                                codes.vector[0].w};
-    // All of them before a branch: left to itself the compiler has each wait for the one before.
+    // Computes all values before the branch: otherwise the compiler serialises them.
     float value[16];
     CINCH_UNROLL
     for (int w = 0; w < 4; ++w) Meaning::values4(words[w], value + 4 * w);
@@ -185,7 +187,7 @@ struct Scaled : WholeBytes<1> {
       const Step step = Meaning::step(mul(unit.scale, RAISE));
       CINCH_UNROLL
       for (int i = 0; i < 16; ++i) {
-        // Added to -0 a product stays what it is, its sign included.
+        // Adding -0 keeps the product as it is, its sign included.
         const float product = Meaning::scaled(value[i], step, -0.0f);
         acc[i] = fused(product, LOWER, REDUCE ? acc[i] : 0.0f);
       }

@@ -1,7 +1,8 @@
-// static8: sign, 3-bit decimal exponent, 4-bit tree: the sixteen nodes of a bisection, times a
-// power of ten; the smallest magnitude of all is 0 instead.
+// static8: a sign, a 3-bit decimal exponent and a 4-bit tree: the sixteen nodes of a bisection,
+// times a power of ten. The smallest magnitude of all is replaced by 0.
 //
-// A node is m/800 with m = 80 + 35 k up to the eighth and 54 k - 72 from there: the larger of both.
+// Node k is m/800. m is 80 + 35 k up to the eighth node and 54 k - 72 from there: the larger of
+// both.
 #pragma once
 
 #include "codec/decimal.cuh"
@@ -11,15 +12,15 @@ namespace cinch {
 struct StaticMeaning : DecimalMeaning<StaticMeaning> {
   using DecimalMeaning<StaticMeaning>::DecimalMeaning;
 
-  static CINCH_HD float whole(uint32_t code) {
+  static CINCH_HD float mantissa(uint32_t code) {
     const float k = (float)(code & 15);
     const float lower = fused(k, 35.0f, 80.0f), upper = fused(k, 54.0f, -72.0f);
     return code == 0 ? 0.0f : lower > upper ? lower : upper;
   }
 
-  // The code of the magnitude just below w: roughly, where w is close to a magnitude. w is 1 at the
-  // upper end of the largest decade.
-  static CINCH_HD uint32_t place(float w) {
+  // Returns the code of the magnitude just below w, or of a neighbour where w is close to a
+  // magnitude. w is 1 at the upper end of the largest decade.
+  static CINCH_HD uint32_t code_below(float w) {
     w = w < 0.95f ? w : 0.95f;
     const uint32_t decade = 7 - raise_decades(w, 0.1f);
     const float k = w < 0.45f ? mul(add(w, -0.1f), 1 / 0.04375f)
@@ -28,9 +29,9 @@ struct StaticMeaning : DecimalMeaning<StaticMeaning> {
     return decade << 4 | node;
   }
 
-  static CINCH_HD uint32_t after(uint32_t code) { return code < 127 ? code + 1 : 127; }
+  static CINCH_HD uint32_t next_code(uint32_t code) { return code < 127 ? code + 1 : 127; }
   static CINCH_HD bool is_used(uint32_t) { return true; }
-  static CINCH_HD uint32_t settled(uint32_t codes) { return codes; }
+  static CINCH_HD uint32_t skip_unused(uint32_t codes) { return codes; }
 };
 
 using Static8Format = Elementwise<StaticMeaning>;

@@ -1,6 +1,6 @@
-// terngrad: -s, 0 or s, s with probability |x|/s. s is the largest magnitude of a block, or 2.5 times
-// its root mean square where that is less: a sum of squares in fp64 in the order of
-// src/codec/blocked/sums.rs.
+// terngrad: -s, 0 or s, with probability |x|/s of not being 0. s is the largest magnitude of a
+// block, or 2.5 times its root mean square where that is less. The sum of squares is fp64, in the
+// order of src/codec/blocked/sums.rs.
 #pragma once
 
 #include "codec/blocked.cuh"
@@ -24,10 +24,10 @@ struct TernGradFormat : FewBits<2> {
   };
 
   static CINCH_HD void prepare(uint32_t) {}
-  static CINCH_HD Summary nothing() { return {0, {0}}; }
+  static CINCH_HD Summary empty_summary() { return {0, {0}}; }
 
 #if defined(__CUDACC__)
-  static __device__ __forceinline__ void look(const float (&x)[16], uint32_t, uint32_t log2_block,
+  static __device__ __forceinline__ void summarize(const float (&x)[16], uint32_t, uint32_t log2_block,
                                               Summary &summary) {
     summary.most = larger_magnitude(summary.most, largest_of(x));
     add_rows(x, log2_block, summary.squares, [](double one, double(&part)[1]) {
@@ -36,7 +36,7 @@ struct TernGradFormat : FewBits<2> {
     });
   }
 
-  static __device__ __forceinline__ void conclude(uint32_t log2_block, Summary &summary) {
+  static __device__ __forceinline__ void combine_lanes(uint32_t log2_block, Summary &summary) {
     join_lanes(log2_block, [&](uint32_t lanes) {
       summary.most = larger_magnitude(summary.most, from_lane(summary.most, lanes));
     });
@@ -66,24 +66,27 @@ struct TernGradFormat : FewBits<2> {
     }
   }
 
+  template <bool REDUCE>
   static CINCH_HD void decode16(const Params &, const Codes &codes, const float (&number)[1],
-                                float (&out)[16]) {
-    decode<false>(codes, number[0], out);
-  }
-
-  static CINCH_HD void decode_reduce16(const Params &, const Codes &codes,
-                                       const float (&number)[1], float (&acc)[16]) {
-    decode<true>(codes, number[0], acc);
+                                float (&acc)[16]) {
+    const float scale = number[0];
+    if (!is_finite(scale)) return all_nan(acc);
+    CINCH_UNROLL
+    for (int k = 0; k < 16; ++k) {
+      const uint32_t code = code_of(codes, k);
+      take<REDUCE>(acc[k], code == 1 ? scale : code == 2 ? -scale : 0.0f);
+    }
   }
 
  private:
-  // The codes of elements that become s with this probability, if 2^32 times what they draw is this.
+  // Returns the codes of 16 elements. Element k becomes s or -s with `probability(k)`; `draw(k)` is
+  // 2^32 times its random number.
   template <class Probability, class Draw>
   static CINCH_HD Codes drawn(const float (&x)[16], Probability &&probability, Draw &&draw) {
     uint32_t becomes = 0, below = 0;
     CINCH_UNROLL
     for (int k = 15; k >= 0; --k) {
-      // Of a rounded difference the sign is right.
+      // Rounding keeps the sign of a difference.
       const float rest = fused(draw(k), 0x1p-32f, -probability(k));
       becomes = shifted_in(becomes, bits_of(rest), 2);
       below = shifted_in(below, bits_of(x[k]), 2);
@@ -92,7 +95,7 @@ struct TernGradFormat : FewBits<2> {
     return {{becomes + (becomes & below >> 1)}};
   }
 
-  // A whole block has a power of two elements, and a product by its inverse is the quotient.
+  // A whole block has a power of two of elements, and the product by its inverse is the quotient.
   static CINCH_HD double mean(const Params &params, double sum, uint32_t count) {
     if (count != 1u << params.log2_block) return divide_wide(sum, (double)count);
     const double inverse = double_of((uint64_t)(1023 - params.log2_block) << 52);
@@ -109,16 +112,6 @@ struct TernGradFormat : FewBits<2> {
 #else
     return __builtin_sqrt(x);
 #endif
-  }
-
-  template <bool REDUCE>
-  static CINCH_HD void decode(const Codes &codes, float scale, float (&acc)[16]) {
-    if (!is_finite(scale)) return all_nan(acc);
-    CINCH_UNROLL
-    for (int k = 0; k < 16; ++k) {
-      const uint32_t code = code_of(codes, k);
-      take<REDUCE>(acc[k], code == 1 ? scale : code == 2 ? -scale : 0.0f);
-    }
   }
 };
 

@@ -1,5 +1,5 @@
-// threshold2: -T, 0 or T, as an element reaches the threshold or not: codes 0, 1 and 2. 3 stands for
-// an element that is not finite and decodes to NaN.
+// threshold2: codes 0, 1 and 2 for -T, 0 and T: an element reaches the threshold T in magnitude or
+// becomes 0. Code 3 stands for an element that is not finite and decodes to NaN.
 #pragma once
 
 #include "codec/blocked.cuh"
@@ -13,24 +13,14 @@ struct Threshold2Format : Unnumbered, FewBits<2> {
     codes = packed([&](int k) {
       const float size = magnitude_of(x[k]);
       const uint32_t side = x[k] < 0 ? 0 : 2;
-      // NaN reaches nothing.
+      // NaN compares false with the threshold, so is_finite is tested first.
       return is_finite(x[k]) ? size >= params.threshold ? side : 1 : 3u;
     });
   }
 
-  static CINCH_HD void decode16(const Params &params, const Codes &codes, const float (&)[1],
-                                float (&out)[16]) {
-    decode<false>(params, codes, out);
-  }
-
-  static CINCH_HD void decode_reduce16(const Params &params, const Codes &codes, const float (&)[1],
-                                       float (&acc)[16]) {
-    decode<true>(params, codes, acc);
-  }
-
- private:
   template <bool REDUCE>
-  static CINCH_HD void decode(const Params &params, const Codes &codes, float (&acc)[16]) {
+  static CINCH_HD void decode16(const Params &params, const Codes &codes, const float (&)[1],
+                                float (&acc)[16]) {
     CINCH_UNROLL
     for (int k = 0; k < 16; ++k) {
       const uint32_t code = code_of(codes, k);

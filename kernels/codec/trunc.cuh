@@ -1,8 +1,9 @@
-// trunc8, trunc16, trunc24: the upper bytes of each fp32 number, little endian, element after element.
-// A NaN becomes a quiet one first, whose mark is among the upper two bytes. In one byte 0x7f and 0xff
-// stand for what is not finite, and numbers from 2^127 up saturate at 0x7e.
+// trunc8, trunc16, trunc24: the upper bytes of each fp32 number, little endian, element after
+// element. NaN becomes quiet first, because the quiet bit lies in the upper two bytes. In trunc8
+// codes 0x7f and 0xff stand for elements that are not finite, and finite elements from 2^127 up
+// saturate at 0x7e.
 //
-// One kernel has all three widths: there is nothing to a code but moving bytes.
+// A single kernel serves all three widths, since a code is only moved bytes.
 #pragma once
 
 #include "codec/blocked.cuh"
@@ -43,22 +44,25 @@ struct TruncFormat : Unnumbered {
     const float limit = params.bits == 8 ? 0x1p127f : float_of(INFINITE);
     if (!(largest_of(x) < limit)) {
       CINCH_UNROLL
-      for (int k = 0; k < 16; ++k) word[k] = marked(params, word[k]);
+      for (int k = 0; k < 16; ++k) word[k] = adjusted(params, word[k]);
     }
     pack(params.bits, word, codes);
   }
 
+  template <bool REDUCE>
   static CINCH_HD void decode16(const Params &params, const Codes &codes, const float (&)[1],
-                                float (&out)[16]) {
-    decode<false>(params, codes, out);
+                                float (&acc)[16]) {
+    uint32_t word[16];
+    unpack(params.bits, codes, word);
+    CINCH_UNROLL
+    for (int k = 0; k < 16; ++k) {
+      const bool wild = params.bits == 8 && (word[k] & 0x7fffffffu) == 0x7f000000u;
+      const float value = wild ? float_of(QUIET_NAN) : float_of(word[k]);
+      acc[k] = REDUCE ? canonical(add(acc[k], value)) : value;
+    }
   }
 
-  static CINCH_HD void decode_reduce16(const Params &params, const Codes &codes, const float (&)[1],
-                                       float (&acc)[16]) {
-    decode<true>(params, codes, acc);
-  }
-
-  // The upper bytes of 16 words, as they are.
+  // Packs the upper bytes of 16 words unchanged.
   static CINCH_HD void pack(uint32_t bits, const uint32_t (&word)[16], Codes &codes) {
     if (bits == 16) {
       CINCH_UNROLL
@@ -95,7 +99,7 @@ struct TruncFormat : Unnumbered {
     }
   }
 
-  // The way back, zeros below.
+  // Unpacks 16 words, with zeros in the lower bytes.
   static CINCH_HD void unpack(uint32_t bits, const Codes &codes, uint32_t (&word)[16]) {
     uint32_t packed[12];
     CINCH_UNROLL
@@ -128,7 +132,7 @@ struct TruncFormat : Unnumbered {
   }
 
  private:
-  // Calls use(v, byte) for each vector of a lane that is, as far as it is, within the chunk.
+  // Calls use(v, byte) for each of a lane's vectors that begins inside the chunk's codes.
   template <class Size, class Use>
   static CINCH_HD void each_vector(const Params &params, Size n, Size i, Use &&use) {
     const uint32_t bytes = params.bits / 8;
@@ -139,25 +143,14 @@ struct TruncFormat : Unnumbered {
     }
   }
 
-  // Bits of an element of which nothing is known, such that the upper ones say what they should.
-  static CINCH_HD uint32_t marked(const Params &params, uint32_t bits) {
+  // Returns the bits of an element that may be NaN or too large, adjusted so that their upper bytes
+  // alone have the right value.
+  static CINCH_HD uint32_t adjusted(const Params &params, uint32_t bits) {
     const uint32_t size = bits & 0x7fffffffu, sign = bits & 0x80000000u;
     if (params.bits == 8) {
       return sign | (size >= INFINITE ? 0x7f000000u : size >= 0x7f000000u ? 0x7e000000u : size);
     }
     return size > INFINITE ? bits | 0x00400000u : bits;
-  }
-
-  template <bool REDUCE>
-  static CINCH_HD void decode(const Params &params, const Codes &codes, float (&acc)[16]) {
-    uint32_t word[16];
-    unpack(params.bits, codes, word);
-    CINCH_UNROLL
-    for (int k = 0; k < 16; ++k) {
-      const bool wild = params.bits == 8 && (word[k] & 0x7fffffffu) == 0x7f000000u;
-      const float value = wild ? float_of(QUIET_NAN) : float_of(word[k]);
-      acc[k] = REDUCE ? canonical(add(acc[k], value)) : value;
-    }
   }
 };
 

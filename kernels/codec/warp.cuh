@@ -1,7 +1,7 @@
-// A warp at work on a chunk: tiles of 512 elements, of which lane l holds the 16 from
-// `at + 16 * l`, zeros where the chunk has ended. Device only; all 32 lanes take part.
+// Tiles of a chunk, as a warp works on them: 512 elements, of which lane l holds the 16 from `at +
+// 16 * l`, zeros behind the end of the chunk. Device only; all 32 lanes call these functions.
 //
-// A block of 2^log2_block elements is that of 2^(log2_block - 4) neighbouring lanes, or of several
+// A block of 2^log2_block elements belongs to 2^(log2_block - 4) neighbouring lanes, or to several
 // tiles.
 #pragma once
 
@@ -14,16 +14,17 @@ namespace cinch {
 constexpr uint32_t TILE = 512;
 constexpr uint32_t LOG2_TILE = 9;
 
-// The value of the lane whose number differs in the bits of `lanes`.
+// Returns the value of the lane whose index differs in the bits of `lanes`.
 template <class T>
 __device__ __forceinline__ T from_lane(T own, uint32_t lanes) {
   return __shfl_xor_sync(~0u, own, lanes);
 }
 
-// Calls join(lanes) for the distances, from 2^FIRST on, at which the lanes of each block, as far as the
-// tile goes, join what they have, so that all of them get the whole: by operations that do not mind the
-// order, nor what they have already, which comes from distance 0 in the place of lanes beyond the block.
-// No branch: a lane is never thought to wait for one that has gone another way.
+// Combines a value across the lanes of each block by butterfly exchange: calls join(lanes) for the
+// distances from 2^FIRST on. Afterwards all lanes of a block have the combination, as far as the
+// block lies in the tile. The operation must be commutative, associative and idempotent: where a
+// distance leaves the block, the lane exchanges with itself (distance 0). There is no branch, so
+// the lanes of the warp never diverge.
 template <uint32_t FIRST = 0, class Join>
 __device__ __forceinline__ void join_lanes(uint32_t log2_block, Join &&join) {
   const uint32_t others = ((1u << log2_block) - 1) >> 4;  // bits in which lanes of a block differ
@@ -31,8 +32,8 @@ __device__ __forceinline__ void join_lanes(uint32_t log2_block, Join &&join) {
   for (uint32_t level = FIRST; level < 5; ++level) join(others & 1u << level);
 }
 
-// 32 partial sums of a block in the order of src/codec/blocked/sums.rs, of which lane p has number
-// p, folded in halves: all lanes get the sum.
+// Folds the 32 partial sums of a block, of which lane p has number p, in the order of
+// src/codec/blocked/sums.rs. All lanes receive the sum.
 __device__ __forceinline__ double folded(double part) {
   CINCH_UNROLL
   for (uint32_t half = 16; half > 0; half /= 2) {
@@ -41,8 +42,8 @@ __device__ __forceinline__ double folded(double part) {
   return part;
 }
 
-// The same of two blocks: lane p has number p of the first and of the second, and the lower half of
-// the lanes get the sum of the first, the others that of the second.
+// Folds the partial sums of two blocks, of which lane p has number p each. The lower 16 lanes
+// receive the sum of the first block, the others the sum of the second.
 __device__ __forceinline__ double folded(double first, double second) {
   const bool is_lower = threadIdx.x % 32 < 16;
   const double own = is_lower ? first : second, other = is_lower ? second : first;
@@ -54,12 +55,13 @@ __device__ __forceinline__ double folded(double first, double second) {
   return part;
 }
 
-// Brings K block sums in that order up to date with a tile: `add(x, part)` adds an element to partial
-// sums. Blocks within the tile come out whole, longer ones as partial sums.
+// Adds a tile to K sums for each block, in the order of src/codec/blocked/sums.rs; `add(x, part)`
+// adds an element to partial sums. Sums of blocks within the tile are complete; longer blocks keep
+// partial sums.
 //
-// Lanes hand their elements over in shared memory, half a tile at a time, so that lane l gets element
-// l of each row of 32. Sixteen warps of a block may do so. The elements of a lane are 20 words from
-// those of the next: vectors of 16 bytes meet in no bank.
+// Lanes exchange elements through shared memory, half a tile at a time, so that lane l gets element
+// l of each row of 32. The scratch serves up to 16 warps of a block. The elements of neighbouring
+// lanes are 20 words apart, so 16-byte vectors have no bank conflicts.
 template <int K, class Add>
 __device__ __forceinline__ void add_rows(const float (&x)[16], uint32_t log2_block,
                                          double (&sum)[K], Add &&add) {
@@ -71,9 +73,9 @@ __device__ __forceinline__ void add_rows(const float (&x)[16], uint32_t log2_blo
   const bool is_long = log2_block >= LOG2_TILE;
   const uint32_t rows = is_long ? 16 : 1u << (log2_block - 5);
   const uint32_t block = (lane * 16) >> log2_block;
-  // Half of a tile becomes rows.
+  // Turns half of the tile into rows.
   const auto hand_over = [&](uint32_t half) {
-    // The last reads of the warp are done.
+    // All lanes have finished their loads of the last half.
     __syncwarp();
     if (lane / 16 == half) {
       CINCH_UNROLL
@@ -85,7 +87,7 @@ __device__ __forceinline__ void add_rows(const float (&x)[16], uint32_t log2_blo
     __syncwarp();
   };
   if (rows == ROWS) {
-    // The usual block is half a tile: two of them fold together.
+    // A block of the default size is half a tile: two of them fold together.
     double both[2][K];
     CINCH_UNROLL
     for (uint32_t half = 0; half < 2; ++half) {
@@ -102,7 +104,7 @@ __device__ __forceinline__ void add_rows(const float (&x)[16], uint32_t log2_blo
   double part[K];
   CINCH_UNROLL
   for (int k = 0; k < K; ++k) part[k] = is_long ? sum[k] : 0;
-  // What the rows up to this one of the tile have added, for the lanes of their block.
+  // Ends a block at this row: folds its sums for the lanes of the block.
   const auto end_block = [&](uint32_t row) {
     CINCH_UNROLL
     for (int k = 0; k < K; ++k) {

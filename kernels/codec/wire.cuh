@@ -1,20 +1,22 @@
-// Where codes and numbers of a chunk lie: codes, zeros up to a multiple of 16 bytes, little-endian
-// fp32 numbers, as many for each block as the format has. The same as src/codec/wire.rs.
+// The wire layout of a chunk: codes, zeros up to a multiple of 16 bytes, then the little-endian
+// fp32 numbers of each block. src/codec/wire.rs is the specification.
 //
-// Size is uint32_t or uint64_t: a kernel whose chunks are small saves half of its index arithmetic.
+// Size is uint32_t or uint64_t: a kernel with small chunks saves half of its index arithmetic by 32
+// bits.
 #pragma once
 
 #include "ptx/base.cuh"
 
 namespace cinch {
 
-// 16 codes of BYTES bytes: what one lane holds.
+// 16 codes of BYTES bytes, as one lane holds them.
 template <int BYTES>
 struct CodeVectors {
   uint4 vector[BYTES];
 };
 
-// 16 codes of BITS bits, fewer than 8: one access of a lane. Code k starts at bit BITS * k.
+// 16 codes of BITS bits, fewer than 8, which a lane accesses at once. Code k starts at bit BITS *
+// k.
 template <int BITS>
 struct CodeWords {
   uint32_t word[(16 * BITS + 31) / 32];
@@ -22,26 +24,26 @@ struct CodeWords {
 
 template <class Size>
 CINCH_HD Size padded_code_bytes(Size n, uint32_t code_bits) {
-  // Whole bytes first: the product by a small width stays within Size for every chunk.
+  // Multiplies by whole bytes where it can, so that the product fits Size for every chunk.
   const Size bytes = code_bits < 8 ? (n * code_bits + 7) / 8 : n * (code_bits / 8);
   return (bytes + 15) & ~(Size)15;
 }
 
-// Blocks of a chunk of n elements. log2_block 0: one, if there is any element.
+// Returns the blocks of a chunk of n elements. With log2_block 0 a chunk is one block.
 template <class Size>
 CINCH_HD Size block_count(Size n, uint32_t log2_block) {
   if (log2_block == 0) return n > 0;
   return (n + ((Size)1 << log2_block) - 1) >> log2_block;
 }
 
-// Number of the block of element i.
+// Returns the index of the block of element i.
 template <class Size>
 CINCH_HD Size block_index(Size i, uint32_t log2_block) {
   return log2_block == 0 ? 0 : i >> log2_block;
 }
 
-// Codes of the lane whose first element is i, a multiple of 16. Elements beyond n are zero codes,
-// which fill the padding.
+// Store and load the codes of the lane whose first element is i, a multiple of 16. Elements beyond
+// n have zero codes, which fill the padding.
 template <int BYTES, class Size>
 CINCH_HD void store_codes(uint8_t *wire, Size n, Size i, const CodeVectors<BYTES> &codes) {
   CINCH_UNROLL
@@ -62,7 +64,7 @@ CINCH_HD void load_codes(const uint8_t *wire, Size n, Size i, CodeVectors<BYTES>
   }
 }
 
-// Bits from `bits` on become 0, in an array of words.
+// Clears all bits of an array of words from bit `bits` on.
 template <int WORDS>
 CINCH_HD void clear_bits_from(uint32_t (&word)[WORDS], uint32_t bits) {
   CINCH_UNROLL
@@ -73,7 +75,7 @@ CINCH_HD void clear_bits_from(uint32_t (&word)[WORDS], uint32_t bits) {
   }
 }
 
-// Codes of fewer than 8 bits: those of elements beyond n become zeros first, whatever they are, and
+// Store and load codes of fewer than 8 bits. The store clears the codes of elements beyond n, and
 // lanes beyond the end fill the padding.
 template <int BITS, class Size>
 CINCH_HD void store_codes(uint8_t *wire, Size n, Size i, CodeWords<BITS> codes) {

@@ -1,9 +1,10 @@
-// Element types: how 16 bytes of each become numbers of its accumulator type and back, and the
-// arithmetic of reductions. Names are those of DType.
+// Element types: conversion of 16-byte vectors to and from the accumulator type, and the arithmetic
+// of reductions. DType has the same names.
 //
-// Storage: an element as it lies in memory. Bits: an unsigned integer as large. Acc: what it is
-// computed in, fp32 for floats of up to 32 bits and the type itself otherwise. N: elements of a
-// 16-byte vector.
+// - Storage: an element in memory.
+// - Bits: an unsigned integer of that size.
+// - Acc: the type that arithmetic uses: fp32 for floats of up to 32 bits, else Storage.
+// - N: elements of a 16-byte vector.
 #pragma once
 
 #include "dtype/format.cuh"
@@ -11,7 +12,7 @@
 
 namespace cinch {
 
-// What all types share; Self has widen(Bits) and narrow(Acc).
+// The base of all element types. Self defines widen(Bits) and narrow(Acc).
 template <class Self, class STORAGE, class BITS, class ACC>
 struct ElementBase {
   using Storage = STORAGE;
@@ -33,13 +34,13 @@ struct ElementBase {
     return gather(raw);
   }
 
-  // As unpack, where what is NaN may become any NaN.
-  static CINCH_HD void unpack_loosely(uint4 vector, Acc (&out)[N]) { Self::unpack(vector, out); }
+  // Unpacks faster; a NaN may become another NaN.
+  static CINCH_HD void unpack_any_nan(uint4 vector, Acc (&out)[N]) { Self::unpack(vector, out); }
 
-  // Of numbers that are not NaN.
+  // Packs faster numbers of which none is NaN.
   static CINCH_HD uint4 pack_numbers(const Acc (&in)[N]) { return Self::pack(in); }
 
-  // The ends of the elements of P vectors.
+  // Returns the smallest and the largest element of P vectors.
   template <int P>
   static CINCH_HD Ends ends_of(const uint4 (&vectors)[P]) {
     Ends ends;
@@ -57,20 +58,20 @@ struct ElementBase {
   static CINCH_HD Acc combine(Acc a, Acc b, uint32_t op) {
     return cinch::combine(a, b, static_cast<Combine>(op));
   }
-  // The same in two: many terms, and then what has become of them.
-  static CINCH_HD Acc combine_loosely(Acc a, Acc b, Combine op) {
-    return cinch::combine_loosely(a, b, op);
+  // Split `combine` in two: combine many terms, then canonicalize the result once.
+  static CINCH_HD Acc combine_any_nan(Acc a, Acc b, Combine op) {
+    return cinch::combine_any_nan(a, b, op);
   }
-  static CINCH_HD Acc settle(Acc a) { return Number<Acc>::settle(a); }
-  // The factor of a pre-multiplied sum, in the accumulator type, is in the low bits of the word.
+  static CINCH_HD Acc canonicalize(Acc a) { return Number<Acc>::canonicalize(a); }
+  // Multiplies by the factor of a pre-multiplied sum, which is in the low bits of the word.
   static CINCH_HD Acc premultiply(Acc a, uint64_t factor) {
     return Number<Acc>::prod(a, Number<Acc>::from_word(factor));
   }
-  // The word of a factor that lies in memory as an element.
+  // Loads a factor that is stored as an element.
   static CINCH_HD uint64_t factor_at(uint64_t address) {
     return Number<Acc>::to_word(Self::widen(*reinterpret_cast<const Bits *>(address)));
   }
-  // An average: what is left when all have been added.
+  // Divides the sum of an average by the number of ranks.
   static CINCH_HD Acc divide(Acc a, uint32_t nranks) { return Number<Acc>::divide(a, nranks); }
 
  protected:
@@ -134,117 +135,86 @@ struct F8E5M2 : ElementBase<F8E5M2, uint8_t, uint8_t, float> {
   static CINCH_HD uint8_t narrow(float number) { return (uint8_t)SmallF8E5M2::narrow(number); }
 };
 
+// The base of the 16-bit floats. On the device it converts pairs of elements where none is NaN. Self
+// defines narrow_pair, smaller_pair, larger_pair, has_nan, widen_low and widen_high there.
+template <class Self>
+struct PairElement : ElementBase<Self, uint16_t, uint16_t, float> {
+  using Base = ElementBase<Self, uint16_t, uint16_t, float>;
+
 #if defined(__CUDA_ARCH__)
-// The ends of the pairs in P vectors, a pair each.
-template <int P, class Smaller, class Larger>
-__device__ __forceinline__ void ends_of_pairs(const uint4 (&vectors)[P], Smaller &&smaller,
-                                              Larger &&larger, uint32_t &low, uint32_t &high) {
-#pragma unroll
-  for (int p = 0; p < P; ++p) {
-    const uint4 v = vectors[p];
-    const uint32_t part_low = smaller(smaller(smaller(v.x, v.y), v.z), v.w);
-    const uint32_t part_high = larger(larger(larger(v.x, v.y), v.z), v.w);
-    low = p == 0 ? part_low : smaller(low, part_low);
-    high = p == 0 ? part_high : larger(high, part_high);
-  }
-}
-#endif
-
-// The 16-bit floats take the device's conversions of pairs where no element is NaN.
-struct BF16 : ElementBase<BF16, uint16_t, uint16_t, float> {
-  using Base = ElementBase<BF16, uint16_t, uint16_t, float>;
-
-  static CINCH_HD float widen(uint16_t bits) { return widen_bf16(bits); }
-  static CINCH_HD uint16_t narrow(float number) { return (uint16_t)narrow_bf16(number); }
-
   static CINCH_HD uint4 pack_numbers(const float (&in)[8]) {
-#if defined(__CUDA_ARCH__)
-    return make_uint4(narrow_bf16_pair(in[0], in[1]), narrow_bf16_pair(in[2], in[3]),
-                      narrow_bf16_pair(in[4], in[5]), narrow_bf16_pair(in[6], in[7]));
-#else
-    return Base::pack(in);
-#endif
-  }
-
-  template <int P>
-  static CINCH_HD Ends ends_of(const uint4 (&vectors)[P]) {
-#if defined(__CUDA_ARCH__)
-    uint32_t low, high;
-    ends_of_pairs(vectors, smaller_bf16_pair, larger_bf16_pair, low, high);
-    return join({float_of(low << 16), float_of(high << 16)},
-                {float_of(low & 0xffff0000u), float_of(high & 0xffff0000u)});
-#else
-    return Base::template ends_of<P>(vectors);
-#endif
+    return make_uint4(Self::narrow_pair(in[0], in[1]), Self::narrow_pair(in[2], in[3]),
+                      Self::narrow_pair(in[4], in[5]), Self::narrow_pair(in[6], in[7]));
   }
 
   static CINCH_HD uint4 pack(const float (&in)[8]) {
-#if defined(__CUDA_ARCH__)
     const uint4 v = pack_numbers(in);
     const uint32_t largest =
-        larger_bf16_pair(larger_bf16_pair(v.x, v.y), larger_bf16_pair(v.z, v.w));
-    if (!has_nan_bf16(largest)) return v;
-#endif
+        Self::larger_pair(Self::larger_pair(v.x, v.y), Self::larger_pair(v.z, v.w));
+    if (!Self::has_nan(largest)) return v;
     return Base::pack(in);
   }
+
+  // Returns the smallest and the largest element of P vectors, from the ends of both halves.
+  template <int P>
+  static CINCH_HD Ends ends_of(const uint4 (&vectors)[P]) {
+    uint32_t low, high;
+#pragma unroll
+    for (int p = 0; p < P; ++p) {
+      const uint4 v = vectors[p];
+      const uint32_t part_low =
+          Self::smaller_pair(Self::smaller_pair(Self::smaller_pair(v.x, v.y), v.z), v.w);
+      const uint32_t part_high =
+          Self::larger_pair(Self::larger_pair(Self::larger_pair(v.x, v.y), v.z), v.w);
+      low = p == 0 ? part_low : Self::smaller_pair(low, part_low);
+      high = p == 0 ? part_high : Self::larger_pair(high, part_high);
+    }
+    return join({Self::widen_low(low), Self::widen_low(high)},
+                {Self::widen_high(low), Self::widen_high(high)});
+  }
+#endif
 };
 
-struct F16 : ElementBase<F16, uint16_t, uint16_t, float> {
-  using Base = ElementBase<F16, uint16_t, uint16_t, float>;
+struct BF16 : PairElement<BF16> {
+  static CINCH_HD float widen(uint16_t bits) { return widen_bf16(bits); }
+  static CINCH_HD uint16_t narrow(float number) { return (uint16_t)narrow_bf16(number); }
 
+#if defined(__CUDA_ARCH__)
+  static CINCH_HD uint32_t narrow_pair(float low, float high) { return narrow_bf16_pair(low, high); }
+  static CINCH_HD uint32_t smaller_pair(uint32_t a, uint32_t b) { return smaller_bf16_pair(a, b); }
+  static CINCH_HD uint32_t larger_pair(uint32_t a, uint32_t b) { return larger_bf16_pair(a, b); }
+  static CINCH_HD bool has_nan(uint32_t pair) { return has_nan_bf16(pair); }
+  static CINCH_HD float widen_low(uint32_t pair) { return float_of(pair << 16); }
+  static CINCH_HD float widen_high(uint32_t pair) { return float_of(pair & 0xffff0000u); }
+#endif
+};
+
+struct F16 : PairElement<F16> {
   static CINCH_HD float widen(uint16_t bits) { return SmallF16::widen(bits); }
   static CINCH_HD uint16_t narrow(float number) { return (uint16_t)SmallF16::narrow(number); }
 
-  static CINCH_HD void unpack(uint4 v, float (&out)[8]) {
 #if defined(__CUDA_ARCH__)
+  static CINCH_HD uint32_t narrow_pair(float low, float high) { return narrow_f16_pair(low, high); }
+  static CINCH_HD uint32_t smaller_pair(uint32_t a, uint32_t b) { return smaller_f16_pair(a, b); }
+  static CINCH_HD uint32_t larger_pair(uint32_t a, uint32_t b) { return larger_f16_pair(a, b); }
+  static CINCH_HD bool has_nan(uint32_t pair) { return has_nan_f16(pair); }
+  static CINCH_HD float widen_low(uint32_t pair) { return widen_f16_low(pair); }
+  static CINCH_HD float widen_high(uint32_t pair) { return widen_f16_high(pair); }
+
+  static CINCH_HD void unpack(uint4 v, float (&out)[8]) {
     const uint32_t largest =
         larger_f16_pair(larger_f16_pair(v.x, v.y), larger_f16_pair(v.z, v.w));
-    if (!has_nan_f16(largest)) return unpack_loosely(v, out);
-#endif
+    if (!has_nan_f16(largest)) return unpack_any_nan(v, out);
     Base::unpack(v, out);
   }
 
-  static CINCH_HD void unpack_loosely(uint4 v, float (&out)[8]) {
-#if defined(__CUDA_ARCH__)
+  static CINCH_HD void unpack_any_nan(uint4 v, float (&out)[8]) {
     out[0] = widen_f16_low(v.x), out[1] = widen_f16_high(v.x);
     out[2] = widen_f16_low(v.y), out[3] = widen_f16_high(v.y);
     out[4] = widen_f16_low(v.z), out[5] = widen_f16_high(v.z);
     out[6] = widen_f16_low(v.w), out[7] = widen_f16_high(v.w);
-#else
-    Base::unpack(v, out);
-#endif
   }
-
-  static CINCH_HD uint4 pack_numbers(const float (&in)[8]) {
-#if defined(__CUDA_ARCH__)
-    return make_uint4(narrow_f16_pair(in[0], in[1]), narrow_f16_pair(in[2], in[3]),
-                      narrow_f16_pair(in[4], in[5]), narrow_f16_pair(in[6], in[7]));
-#else
-    return Base::pack(in);
 #endif
-  }
-
-  template <int P>
-  static CINCH_HD Ends ends_of(const uint4 (&vectors)[P]) {
-#if defined(__CUDA_ARCH__)
-    uint32_t low, high;
-    ends_of_pairs(vectors, smaller_f16_pair, larger_f16_pair, low, high);
-    return join({widen_f16_low(low), widen_f16_low(high)},
-                {widen_f16_high(low), widen_f16_high(high)});
-#else
-    return Base::template ends_of<P>(vectors);
-#endif
-  }
-
-  static CINCH_HD uint4 pack(const float (&in)[8]) {
-#if defined(__CUDA_ARCH__)
-    const uint4 v = pack_numbers(in);
-    const uint32_t largest =
-        larger_f16_pair(larger_f16_pair(v.x, v.y), larger_f16_pair(v.z, v.w));
-    if (!has_nan_f16(largest)) return v;
-#endif
-    return Base::pack(in);
-  }
 };
 
 }  // namespace cinch

@@ -1,24 +1,24 @@
-// Storage formats narrower than binary32: what src/reduce/format.rs specifies, bit for bit.
+// Floats narrower than fp32; src/reduce/format.rs is the specification, bit for bit.
 //
 // Rounding is to nearest, ties to even, subnormals included. Beyond the largest finite value f16,
-// bf16 and f8e5m2 give infinity and f8e4m3 NaN. A NaN keeps its sign and the upper bits of its
-// payload and becomes quiet, which the device's conversions do not do: they serve the others.
+// bf16 and f8e5m2 give infinity, f8e4m3 gives NaN. A NaN keeps its sign and the upper bits of its
+// payload and becomes quiet. The device's conversions do not keep them, so they serve only numbers.
 #pragma once
 
 #include "ptx/convert.cuh"
 
 namespace cinch {
 
-// A float with its layout. `special` is the first magnitude that is not finite, `overflow` the
-// first magnitude, as the bits of a binary32, that rounds beyond the finite ones.
+// A float format. SPECIAL is the first magnitude that is not finite. OVERFLOW_BITS are the fp32
+// bits of the first magnitude that rounds beyond the largest finite one.
 template <int EXPONENT_BITS, int MANTISSA_BITS, uint32_t SPECIAL, uint32_t OVERFLOW_BITS>
 struct SmallFloat {
   static constexpr int WIDTH = EXPONENT_BITS + MANTISSA_BITS;
   static constexpr int DROP = 23 - MANTISSA_BITS;
   static constexpr uint32_t BIAS = (1u << (EXPONENT_BITS - 1)) - 1;
-  // Where the format has no infinity, a magnitude that is finite.
+  // The bits of infinity; in a format without infinity a finite magnitude.
   static constexpr uint32_t INFINITE_CODE = ((1u << EXPONENT_BITS) - 1) << MANTISSA_BITS;
-  // The distance of subnormals.
+  // fp32 bits of the distance between subnormals.
   static constexpr uint32_t STEP_BITS = (127 + 1 - BIAS - MANTISSA_BITS) << 23;
 
   static CINCH_HD float widen(uint32_t bits) {

@@ -1,8 +1,9 @@
-// Arithmetic of the accumulator types: what src/reduce/number.rs specifies, bit for bit.
+// Arithmetic of the accumulator types; src/reduce/number.rs is the specification, bit for bit.
 //
-// What arithmetic makes NaN is the canonical quiet NaN (0x7fc00000, 0x7ff8000000000000), which
-// is not the one that the device makes: that of Loose. NaN stays NaN in all of it, so that what is
-// combined from many terms need be settled but once. Integers wrap.
+// Floating-point results that are NaN are the canonical quiet NaN (0x7fc00000, 0x7ff8000000000000).
+// The device's instructions make other NaNs. Since NaN stays NaN through every operation here, code
+// may combine many terms by the `AnyNan` operations and canonicalize the result once. Integers
+// wrap.
 #pragma once
 
 #include <type_traits>
@@ -11,7 +12,7 @@
 
 namespace cinch {
 
-// Numbers of cinch_combine and ReduceOp.
+// Has the values of cinch_combine and ReduceOp.
 enum class Combine : uint32_t { sum = 0, prod = 1, max = 2, min = 3 };
 
 CINCH_HD float canonical(float x) { return x == x ? x : float_of(0x7fc00000u); }
@@ -20,19 +21,19 @@ CINCH_HD double canonical(double x) { return x == x ? x : double_of((uint64_t)0x
 template <class T>
 struct Integer {
   using Wide = typename std::make_unsigned<T>::type;
-  using Loose = Integer;
+  using AnyNan = Integer;
 
-  static CINCH_HD T settle(T a) { return a; }
+  static CINCH_HD T canonicalize(T a) { return a; }
   static CINCH_HD T sum(T a, T b) { return (T)((Wide)a + (Wide)b); }
   static CINCH_HD T prod(T a, T b) {
-    // 64 bits, so that two factors of 16 bits are not promoted to a signed product.
+    // In 64 bits: C++ promotes 16-bit factors to int, whose product may overflow.
     return (T)((uint64_t)(Wide)a * (uint64_t)(Wide)b);
   }
   static CINCH_HD T maximum(T a, T b) { return a > b ? a : b; }
   static CINCH_HD T minimum(T a, T b) { return a < b ? a : b; }
   static CINCH_HD T from_word(uint64_t word) { return (T)word; }
   static CINCH_HD uint64_t to_word(T number) { return (uint64_t)number; }
-  // Towards zero. A number of ranks is positive and fits.
+  // Rounds towards zero. `n` is a number of ranks, so it is positive and fits T.
   static CINCH_HD T divide(T a, uint32_t n) {
     if (sizeof(T) == 8) return (T)(a / (T)n);
     return (T)(std::is_signed<T>::value ? (T)((int64_t)a / (int64_t)n)
@@ -41,12 +42,12 @@ struct Integer {
 };
 
 template <class T>
-struct LooseFloating;
+struct AnyNanFloating;
 
-// IEEE 754-2019 maximum and minimum. Equal numbers have equal bits but for zeros, of which `and`
-// finds a positive and `or` a negative one.
+// IEEE 754-2019 maximum and minimum. Equal numbers have equal bits except zeros: `&` of their bits
+// gives the positive zero, `|` the negative one.
 template <>
-struct LooseFloating<float> {
+struct AnyNanFloating<float> {
   static CINCH_HD float sum(float a, float b) { return add(a, b); }
   static CINCH_HD float prod(float a, float b) { return mul(a, b); }
   static CINCH_HD float maximum(float a, float b) {
@@ -73,7 +74,7 @@ struct LooseFloating<float> {
 };
 
 template <>
-struct LooseFloating<double> {
+struct AnyNanFloating<double> {
   static CINCH_HD double sum(double a, double b) {
 #if defined(__CUDA_ARCH__)
     return __dadd_rn(a, b);
@@ -109,15 +110,15 @@ struct LooseFloating<double> {
 
 template <class T>
 struct Floating {
-  using Loose = LooseFloating<T>;
+  using AnyNan = AnyNanFloating<T>;
   using Word = typename std::conditional<sizeof(T) == 4, uint32_t, uint64_t>::type;
 
-  static CINCH_HD T settle(T a) { return canonical(a); }
-  static CINCH_HD T sum(T a, T b) { return settle(Loose::sum(a, b)); }
-  static CINCH_HD T prod(T a, T b) { return settle(Loose::prod(a, b)); }
-  static CINCH_HD T maximum(T a, T b) { return settle(Loose::maximum(a, b)); }
-  static CINCH_HD T minimum(T a, T b) { return settle(Loose::minimum(a, b)); }
-  static CINCH_HD T divide(T a, uint32_t n) { return settle(Loose::divide(a, n)); }
+  static CINCH_HD T canonicalize(T a) { return canonical(a); }
+  static CINCH_HD T sum(T a, T b) { return canonicalize(AnyNan::sum(a, b)); }
+  static CINCH_HD T prod(T a, T b) { return canonicalize(AnyNan::prod(a, b)); }
+  static CINCH_HD T maximum(T a, T b) { return canonicalize(AnyNan::maximum(a, b)); }
+  static CINCH_HD T minimum(T a, T b) { return canonicalize(AnyNan::minimum(a, b)); }
+  static CINCH_HD T divide(T a, uint32_t n) { return canonicalize(AnyNan::divide(a, n)); }
   static CINCH_HD T from_word(uint64_t word) { return number_of((Word)word); }
   static CINCH_HD uint64_t to_word(T number) { return bits_of(number); }
 
@@ -130,21 +131,21 @@ template <class T>
 using Number = typename std::conditional<std::is_floating_point<T>::value, Floating<T>,
                                          Integer<T>>::type;
 
-// As combine, before it is settled.
+// Combines without canonicalizing a NaN.
 template <class T>
-CINCH_HD T combine_loosely(T a, T b, Combine op) {
-  using Loose = typename Number<T>::Loose;
+CINCH_HD T combine_any_nan(T a, T b, Combine op) {
+  using AnyNan = typename Number<T>::AnyNan;
   switch (op) {
-    case Combine::sum: return Loose::sum(a, b);
-    case Combine::prod: return Loose::prod(a, b);
-    case Combine::max: return Loose::maximum(a, b);
-    default: return Loose::minimum(a, b);
+    case Combine::sum: return AnyNan::sum(a, b);
+    case Combine::prod: return AnyNan::prod(a, b);
+    case Combine::max: return AnyNan::maximum(a, b);
+    default: return AnyNan::minimum(a, b);
   }
 }
 
 template <class T>
 CINCH_HD T combine(T a, T b, Combine op) {
-  return Number<T>::settle(combine_loosely(a, b, op));
+  return Number<T>::canonicalize(combine_any_nan(a, b, op));
 }
 
 }  // namespace cinch

@@ -1,15 +1,16 @@
-// Codecs alone: encode or decode one chunk, whatever its size.
+// Codecs without communication: encode or decode one chunk of any size.
 //
-// cinch_encode_CODEC_TYPE and cinch_decode_CODEC_TYPE, TYPE being f32, f16 or bf16. Any grid, blocks
-// of 256 threads: tiles of 512 elements (a block of scale if that is larger) go round the warps.
-// Elements are aligned as their type is; where they are to 16 bytes, they move in vectors of those.
+// cinch_encode_CODEC_TYPE and cinch_decode_CODEC_TYPE; TYPE is f32, f16 or bf16. Any grid, blocks
+// of 256 threads. The warps of the grid share tiles of 512 elements, or of a block of scale if that
+// is larger. Elements need the alignment of their type; arrays aligned to 16 bytes move in vectors.
 #include "codec/codec.cuh"
 #include "entry/elements.cuh"
 
 namespace cinch {
 
-// The codes of a whole tile, three vectors a lane. Vectors of a lane beside each other would touch
-// half of each sector at a time, so they go by way of shared memory, where threes meet in no bank.
+// Stores the codes of a whole tile, three vectors a lane. Direct stores would touch half of each
+// sector at a time, so the vectors go through shared memory, where groups of three have no bank
+// conflicts.
 __device__ __forceinline__ void store_threes(uint8_t *to, const CodeVectors<3> &codes) {
   __shared__ uint4 rooms[THREADS / 32][96];
   uint4 *room = rooms[threadIdx.x / 32];
@@ -36,15 +37,15 @@ __device__ __forceinline__ void encode_chunk(const cinch_codec_args &args) {
   const uint64_t span = is_long ? codec.block() : TILE;
   const bool aligned = is_aligned(args.elements);
   for (uint64_t begin = first * span; begin < args.n; begin += warps * span) {
-    typename C::Summary summary = C::nothing();
+    typename C::Summary summary = C::empty_summary();
     if (is_long) {
       for (uint64_t i = begin + 16 * lane; i - 16 * lane < begin + span && i - 16 * lane < args.n;
            i += TILE) {
         float x[16];
         load_elements<E>(args.elements, aligned, args.n, i, x);
-        codec.look(x, elements_from(args.n, i), summary);
+        codec.summarize(x, elements_from(args.n, i), summary);
       }
-      codec.conclude(summary);
+      codec.combine_lanes(summary);
     }
     for (uint64_t at = begin; at < begin + span && at < args.n; at += TILE) {
       const uint64_t i = at + 16 * lane;
@@ -82,19 +83,19 @@ __device__ __forceinline__ void decode_chunk(const cinch_codec_args &args) {
 
 }  // namespace cinch
 
-#define CINCH_CODEC_KERNELS(codec, Codec, type, Type)                                          \
-  extern "C" __global__ void __launch_bounds__(256)                                            \
-      cinch_encode_##codec##_##type(const __grid_constant__ cinch_codec_args args) {           \
-    cinch::encode_chunk<cinch::Codec, cinch::Type>(args);                                      \
-  }                                                                                            \
-  extern "C" __global__ void __launch_bounds__(256)                                            \
-      cinch_decode_##codec##_##type(const __grid_constant__ cinch_codec_args args) {           \
-    cinch::decode_chunk<cinch::Codec, cinch::Type>(args);                                      \
+#define CINCH_CODEC_KERNELS(codec, Codec, type, Type)                                \
+  extern "C" __global__ void __launch_bounds__(256)                                  \
+      cinch_encode_##codec##_##type(const __grid_constant__ cinch_codec_args args) { \
+    cinch::encode_chunk<cinch::Codec, cinch::Type>(args);                            \
+  }                                                                                  \
+  extern "C" __global__ void __launch_bounds__(256)                                  \
+      cinch_decode_##codec##_##type(const __grid_constant__ cinch_codec_args args) { \
+    cinch::decode_chunk<cinch::Codec, cinch::Type>(args);                            \
   }
 
-#define CINCH_CODEC_TYPES(codec, Codec)          \
-  CINCH_CODEC_KERNELS(codec, Codec, f32, F32)    \
-  CINCH_CODEC_KERNELS(codec, Codec, f16, F16)    \
+#define CINCH_CODEC_TYPES(codec, Codec)       \
+  CINCH_CODEC_KERNELS(codec, Codec, f32, F32) \
+  CINCH_CODEC_KERNELS(codec, Codec, f16, F16) \
   CINCH_CODEC_KERNELS(codec, Codec, bf16, BF16)
 
 CINCH_CODEC_TYPES(linear8, Linear8)

@@ -1,4 +1,4 @@
-// A lane's 16 elements of an array of any alignment that its type allows. Blocks have 256 threads.
+// A lane's 16 elements of an array, at any alignment of the element type. Blocks have 256 threads.
 #pragma once
 
 #include "codec/warp.cuh"
@@ -8,15 +8,15 @@ namespace cinch {
 
 constexpr uint32_t THREADS = 256;
 
-// Whether vectors of 16 bytes may be loaded and stored.
+// Returns whether accesses may be vectors of 16 bytes.
 __device__ __forceinline__ bool is_aligned(const void *at) { return (uintptr_t)at % 16 == 0; }
 
-// How many of the 16 elements from i on there are.
+// Returns how many of the 16 elements from i on exist.
 __device__ __forceinline__ uint32_t elements_from(uint64_t n, uint64_t i) {
   return i >= n ? 0 : n - i < 16 ? (uint32_t)(n - i) : 16;
 }
 
-// Elements from i on, zeros beyond n.
+// Loads elements from i on, zeros beyond n.
 template <class E>
 __device__ __forceinline__ void load_elements(const void *elements, bool aligned, uint64_t n,
                                               uint64_t i, float (&x)[16]) {
@@ -60,7 +60,7 @@ __device__ __forceinline__ void store_elements(void *elements, bool aligned, uin
   }
 }
 
-// Calls use(begin) for the tiles of this warp: all lanes of it at once.
+// Calls use(begin) for each tile of this warp; all lanes call it together.
 template <class Use>
 __device__ __forceinline__ void each_tile(uint64_t n, Use &&use) {
   const uint64_t warps = (uint64_t)gridDim.x * (THREADS / 32);
@@ -68,9 +68,9 @@ __device__ __forceinline__ void each_tile(uint64_t n, Use &&use) {
   for (uint64_t begin = first * TILE; begin < n; begin += warps * TILE) use(begin);
 }
 
-// The elements of all lanes of a tile, of which this one's are from begin + 16 * lane on. Runs of a
-// lane would touch half of each sector of memory at a time; by way of shared memory, half a tile
-// after the other, whole lines are stored.
+// Stores the elements of a tile; a lane's are those from begin + 16 * lane on. Direct stores would
+// touch half of each sector at a time. Half a tile at a time goes through shared memory, so that
+// stores cover whole lines.
 template <class E>
 __device__ __forceinline__ void store_tile(void *elements, bool aligned, uint64_t n, uint64_t begin,
                                            const float (&x)[16]) {
@@ -82,7 +82,8 @@ __device__ __forceinline__ void store_tile(void *elements, bool aligned, uint64_
   }
   uint4 *room = rooms[threadIdx.x / 32];
   uint4 *to = reinterpret_cast<uint4 *>(static_cast<typename E::Bits *>(elements) + begin);
-  // Neither lanes with neighbouring pieces nor lanes with every PIECES-th meet in a bank.
+  // Neither lanes with neighbouring pieces nor lanes with every PIECES-th piece have a bank
+  // conflict.
   const auto place = [](uint32_t piece) { return piece ^ ((piece >> 3) & (PIECES - 1)); };
 #pragma unroll
   for (uint32_t half = 0; half < 2; ++half) {

@@ -1,9 +1,9 @@
-// How the kernels of the interpreter are named and launched.
+// The entry of a schedule kernel: its name and its launch bounds.
 #pragma once
 
 #include "exec/interpret.cuh"
 
-// One kernel of the schedule interpreter.
+// Defines a kernel of the schedule interpreter for a Mover.
 #define CINCH_INTERPRETER(name, ...)                          \
   extern "C" __global__ void __launch_bounds__(               \
       cinch::BLOCK_THREADS, cinch::BLOCKS_PER_MULTIPROCESSOR) \

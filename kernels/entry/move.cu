@@ -1,4 +1,5 @@
-// Calls that neither reduce nor encode. Moving is the same for all types, so one does for all.
+// The schedule kernels of calls that neither reduce nor encode. They move bytes, so one kernel
+// serves all element types.
 #include "entry/launch.cuh"
 #include "prims/ll.cuh"
 #include "prims/ll128.cuh"

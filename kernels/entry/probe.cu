@@ -1,7 +1,7 @@
-// Kernels that look at the machine: is what a peer wrote what I read, how long does a word take to
-// a peer and back, and how fast do multiprocessors copy. `src/gpu/probe.rs` launches them.
+// Kernels that probe the machine: whether a peer's writes arrive intact, the latency of a word to a
+// peer and back, and the copy rate of multiprocessors. `src/gpu/probe.rs` launches them.
 //
-// Each takes one struct by value; `src/gpu/probe.rs` mirrors these, sizes checked on both sides.
+// Each takes one struct by value, which `src/gpu/probe.rs` mirrors; both sides check the sizes.
 
 #include <cstdint>
 
@@ -23,14 +23,14 @@ struct ProbeCheck {
 static_assert(sizeof(ProbeCheck) == 32, "mirrored in src/gpu/probe.rs");
 
 struct ProbePingpong {
-    uint64_t* mine;        // polled here; the other side writes it
-    uint64_t* theirs;      // written here; the other side polls it
+    uint64_t* mine;        // this side polls it, the other side writes it
+    uint64_t* theirs;      // this side writes it, the other side polls it
     uint64_t base;         // both words hold at most this at the start
     uint64_t rounds;
     uint64_t budget;       // clock cycles that one wait may take
     uint32_t serves;       // 1: sends first
     uint32_t padding;
-    uint64_t* done;        // rounds that came to an end
+    uint64_t* done;        // completed rounds
 };
 static_assert(sizeof(ProbePingpong) == 56, "mirrored in src/gpu/probe.rs");
 
@@ -49,8 +49,8 @@ struct ProbeLate {
 };
 static_assert(sizeof(ProbeLate) == 32, "mirrored in src/gpu/probe.rs");
 
-// Word `index` of the pattern that `seed` names: a bijective mix (splitmix64), so that neither a
-// shifted nor a stale piece looks right. The host has the same in `src/gpu/probe.rs`.
+// Returns word `index` of the pattern of `seed`: a bijective mix (SplitMix64), so that neither
+// shifted nor stale data look right. `src/gpu/probe.rs` has the same function.
 __device__ inline uint64_t probe_word(uint64_t seed, uint64_t index) {
     uint64_t z = seed + (index + 1) * 0x9e3779b97f4a7c15ull;
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
@@ -64,17 +64,18 @@ __device__ inline uint64_t first_index() {
 
 __device__ inline uint64_t stride() { return static_cast<uint64_t>(gridDim.x) * blockDim.x; }
 
-// Any one-dimensional launch. The end of the kernel publishes what it wrote.
+// Fills `target` with the pattern. Any one-dimensional launch; the end of the kernel publishes the
+// words.
 extern "C" __global__ void cinch_probe_fill(ProbeFill args) {
     for (uint64_t i = first_index(); i < args.words; i += stride()) {
         args.target[i] = probe_word(args.seed, i);
     }
 }
 
-// The same, but it lets the next kernel of the stream begin at once, and writes `delay` later: one that
-// does not wait for this one's end reads what was there before.
+// Launches its dependents at once and fills `target` after `delay`. A next kernel that fails to
+// wait for the end of this one reads old data.
 extern "C" __global__ void cinch_probe_late(ProbeLate args) {
-    cinch::let_next_begin();
+    cinch::launch_dependents();
     uint64_t begin, now;
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(begin));
     do {
@@ -85,11 +86,11 @@ extern "C" __global__ void cinch_probe_late(ProbeLate args) {
     }
 }
 
-// Any one-dimensional launch. Adds the number of words that differ to `*wrong`.
+// Adds the number of words that differ from the pattern to `*wrong`. Any one-dimensional launch.
 extern "C" __global__ void cinch_probe_check(ProbeCheck args) {
     uint32_t wrong = 0;
     for (uint64_t i = first_index(); i < args.words; i += stride()) {
-        // Past the caches of this multiprocessor: a peer wrote it.
+        // Bypasses this multiprocessor's cache, because a peer wrote the word.
         wrong += __ldcv(args.source + i) != probe_word(args.seed, i);
     }
     if (wrong != 0) {
@@ -97,8 +98,8 @@ extern "C" __global__ void cinch_probe_check(ProbeCheck args) {
     }
 }
 
-// One thread on each of two GPUs, or on two streams of one: they bounce a counter `rounds` times.
-// Both return when a wait outlasts its budget; `*done` then holds fewer rounds than were asked for.
+// Bounces a counter `rounds` times between one thread on each of two GPUs, or on two streams of one
+// GPU. Both return when a wait exceeds its budget; `*done` is then less than `rounds`.
 extern "C" __global__ void cinch_probe_pingpong(ProbePingpong args) {
     volatile uint64_t* mine = args.mine;
     volatile uint64_t* theirs = args.theirs;
@@ -123,7 +124,7 @@ extern "C" __global__ void cinch_probe_pingpong(ProbePingpong args) {
     *args.done = round;
 }
 
-// Any one-dimensional launch. Four loads are in flight before the first store.
+// Copies vectors. Any one-dimensional launch; four loads are in flight before the first store.
 extern "C" __global__ void cinch_probe_copy(ProbeCopy args) {
     const uint64_t step = stride();
     uint64_t i = first_index();

@@ -1,15 +1,16 @@
-// Whole arrays in the layouts that the sources of formats published, of any alignment: see
-// src/codec/stand_alone.
+// Whole arrays in the layouts that the papers of the formats published, at any alignment;
+// src/arrays/format is the specification. Blocks have 256 threads.
 //
-// cinch_pack_TYPE and cinch_unpack_TYPE: the upper bytes of each number as they are (ADT's Bitpack).
+// cinch_pack_TYPE and cinch_unpack_TYPE: the upper bytes of each number (Bitpack of ADT).
 //
-// cinch_extent_TYPE, cinch_header, cinch_message_TYPE, in this order on a stream: CompLL's message, of
-// which the whole array is one block. Each block of the first leaves the ends of its share where the
-// codes will be, as many blocks as there is room for two words each; the second, one block, joins them
-// and writes the ten bytes of the header; the third reads them there and writes the codes.
-// cinch_unmessage_TYPE: back. A header that is not that of n such elements gives NaN.
-//
-// Blocks have 256 threads.
+// CompLL's message, whose single block is the whole array, takes three kernels in this order on a
+// stream:
+//   cinch_extent_TYPE    each block writes the ends of its share where the codes will be; the host
+//                        launches as many blocks as there is room for two words each
+//   cinch_header         one block joins the ends and writes the header of ten bytes
+//   cinch_message_TYPE   reads the ends in the header and writes the codes
+// cinch_unmessage_TYPE decodes a message. A header that does not fit the width and the element
+// count gives NaN.
 #include "codec/codec.cuh"
 #include "entry/elements.cuh"
 
@@ -17,7 +18,7 @@ namespace cinch {
 
 constexpr uint32_t HEADER_BYTES = 10;
 
-// The bytes of words to and from anywhere.
+// Store and load the bytes of words at any address.
 template <int WORDS>
 __device__ __forceinline__ void store_bytes(uint8_t *to, const uint32_t (&word)[WORDS],
                                             uint32_t bytes) {
@@ -59,7 +60,7 @@ __device__ __forceinline__ cinch_bits_params bits_params(const cinch_codec_args 
   return params;
 }
 
-// Calls use(i) for the first elements of this thread's lanes.
+// Calls use(i) for each group of 16 elements of this thread; i is the index of the first.
 template <class Use>
 __device__ __forceinline__ void each_lane(uint64_t n, Use &&use) {
   const uint64_t threads = (uint64_t)gridDim.x * THREADS;
@@ -135,15 +136,15 @@ __device__ __forceinline__ void unpack_array(const cinch_codec_args &args) {
 
 using Message = MinMaxFormat<0>;
 
-// Where the ends of the shares of blocks lie meanwhile: at the first multiple of 4.
+// Returns where blocks leave the ends of their shares: at the first multiple of 4.
 __device__ __forceinline__ float *shares_of(const cinch_codec_args &args) {
   return reinterpret_cast<float *>(((uintptr_t)args.wire + 3) & ~(uintptr_t)3);
 }
 
-// The ends of all that the threads of a block have, in its first thread.
+// Joins the ends of all threads of the block; the first thread receives the result.
 __device__ __forceinline__ Message::Summary join_block(Message::Summary own) {
   __shared__ Message::Summary warps[THREADS / 32];
-  Message::conclude(LOG2_TILE, own);
+  Message::combine_lanes(LOG2_TILE, own);
   if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = own;
   __syncthreads();
   CINCH_UNROLL
@@ -157,11 +158,11 @@ __device__ __forceinline__ Message::Summary join_block(Message::Summary own) {
 template <class E>
 __device__ __forceinline__ void find_extent(const cinch_codec_args &args) {
   const bool aligned = is_aligned(args.elements);
-  Message::Summary own = Message::nothing();
+  Message::Summary own = Message::empty_summary();
   each_lane(args.n, [&](uint64_t i) {
     float x[16];
     load_elements<E>(args.elements, aligned, args.n, i, x);
-    Message::look(x, elements_from(args.n, i), 0, own);
+    Message::summarize(x, elements_from(args.n, i), 0, own);
   });
   own = join_block(own);
   if (threadIdx.x == 0) {
@@ -174,12 +175,12 @@ __device__ __forceinline__ uint64_t code_bytes(uint64_t n, uint32_t bits) {
   return (n * bits + 7) / 8;
 }
 
-// Codes that the last byte has room for beyond the n.
+// Returns how many codes the last byte has room for beyond the n.
 __device__ __forceinline__ uint32_t lacking(uint64_t n, uint32_t bits) {
   return (uint32_t)(code_bytes(n, bits) * (8 / bits) - n);
 }
 
-// What the header says that is two numbers.
+// Reads the two numbers of the header.
 __device__ __forceinline__ Message::Summary ends_of(const uint8_t *wire) {
   uint32_t word[2];
   load_bytes(wire + 2, word, 8);
@@ -213,7 +214,7 @@ __device__ __forceinline__ void read_message(const cinch_codec_args &args) {
   const bool aligned = is_aligned(args.elements);
   const Message::Summary ends = ends_of(wire);
   float number[2] = {ends.low, ends.high};
-  // Another message is none: numbers that are none make it NaN.
+  // NaN as a number makes all elements NaN.
   if (wire[0] != params.bits || wire[1] != lacking(args.n, params.bits)) {
     number[0] = float_of(QUIET_NAN);
   }
@@ -225,25 +226,25 @@ __device__ __forceinline__ void read_message(const cinch_codec_args &args) {
     Message::Codes codes;
     Message::spread(params.bits, word, codes);
     float x[16];
-    Message::decode16(params, codes, number, x);
+    Message::decode16<false>(params, codes, number, x);
     store_tile<E>(args.elements, aligned, args.n, begin, x);
   });
 }
 
 }  // namespace cinch
 
-// `n` of the arguments is the number of elements, of the array.
+// Writes the header of a message. args.n is the element count of the whole array.
 extern "C" __global__ void __launch_bounds__(256)
     cinch_header(const __grid_constant__ cinch_codec_args args) {
   using namespace cinch;
   const cinch_bits_params params = bits_params(args);
-  // The host says in the place of a block how many shares there are.
-  Message::Summary own = Message::nothing();
+  // The host passes the number of shares in place of the block size.
+  Message::Summary own = Message::empty_summary();
   for (uint32_t share = threadIdx.x; share < params.log2_block; share += THREADS) {
     own.low = smaller_of(own.low, shares_of(args)[2 * share]);
     own.high = larger_of(own.high, shares_of(args)[2 * share + 1]);
   }
-  // Behind the barrier in it nobody reads the shares any more, over which the header lies.
+  // The header overwrites the shares, which no thread reads after the barrier in join_block.
   own = join_block(own);
   if (threadIdx.x != 0) return;
   float low = add(own.low, 0.0f), high = add(own.high, 0.0f);
@@ -259,26 +260,26 @@ extern "C" __global__ void __launch_bounds__(256)
   store_bytes(wire + 2, word, 8);
 }
 
-#define CINCH_PUBLISHED(type, Type)                                                            \
-  extern "C" __global__ void __launch_bounds__(256)                                            \
-      cinch_pack_##type(const __grid_constant__ cinch_codec_args args) {                       \
-    cinch::pack_array<cinch::Type>(args);                                                      \
-  }                                                                                            \
-  extern "C" __global__ void __launch_bounds__(256)                                            \
-      cinch_unpack_##type(const __grid_constant__ cinch_codec_args args) {                     \
-    cinch::unpack_array<cinch::Type>(args);                                                    \
-  }                                                                                            \
-  extern "C" __global__ void __launch_bounds__(256)                                            \
-      cinch_extent_##type(const __grid_constant__ cinch_codec_args args) {                     \
-    cinch::find_extent<cinch::Type>(args);                                                     \
-  }                                                                                            \
-  extern "C" __global__ void __launch_bounds__(256)                                            \
-      cinch_message_##type(const __grid_constant__ cinch_codec_args args) {                    \
-    cinch::write_message<cinch::Type>(args);                                                   \
-  }                                                                                            \
-  extern "C" __global__ void __launch_bounds__(256)                                            \
-      cinch_unmessage_##type(const __grid_constant__ cinch_codec_args args) {                  \
-    cinch::read_message<cinch::Type>(args);                                                    \
+#define CINCH_PUBLISHED(type, Type)                                           \
+  extern "C" __global__ void __launch_bounds__(256)                           \
+      cinch_pack_##type(const __grid_constant__ cinch_codec_args args) {      \
+    cinch::pack_array<cinch::Type>(args);                                     \
+  }                                                                           \
+  extern "C" __global__ void __launch_bounds__(256)                           \
+      cinch_unpack_##type(const __grid_constant__ cinch_codec_args args) {    \
+    cinch::unpack_array<cinch::Type>(args);                                   \
+  }                                                                           \
+  extern "C" __global__ void __launch_bounds__(256)                           \
+      cinch_extent_##type(const __grid_constant__ cinch_codec_args args) {    \
+    cinch::find_extent<cinch::Type>(args);                                    \
+  }                                                                           \
+  extern "C" __global__ void __launch_bounds__(256)                           \
+      cinch_message_##type(const __grid_constant__ cinch_codec_args args) {   \
+    cinch::write_message<cinch::Type>(args);                                  \
+  }                                                                           \
+  extern "C" __global__ void __launch_bounds__(256)                           \
+      cinch_unmessage_##type(const __grid_constant__ cinch_codec_args args) { \
+    cinch::read_message<cinch::Type>(args);                                   \
   }
 
 CINCH_PUBLISHED(f32, F32)

@@ -1,4 +1,4 @@
-// The kernels of one element type that reduce without a codec.
+// The schedule kernels of one element type that reduce without a codec.
 #pragma once
 
 #include "entry/launch.cuh"
@@ -6,7 +6,7 @@
 #include "prims/ll128.cuh"
 #include "prims/raw.cuh"
 
-#define CINCH_RAW(type, Type)                                                       \
-  CINCH_INTERPRETER(cinch_raw_##type, cinch::RawSimple<cinch::Type>)                \
-  CINCH_INTERPRETER(cinch_raw_##type##_ll, cinch::RawLL<cinch::Type, true>)         \
+#define CINCH_RAW(type, Type)                                               \
+  CINCH_INTERPRETER(cinch_raw_##type, cinch::RawSimple<cinch::Type>)        \
+  CINCH_INTERPRETER(cinch_raw_##type##_ll, cinch::RawLL<cinch::Type, true>) \
   CINCH_INTERPRETER(cinch_raw_##type##_ll128, cinch::RawLL128<cinch::Type, true>)

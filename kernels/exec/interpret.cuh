@@ -1,145 +1,49 @@
-// The schedule interpreter: one block walks the steps of one lane.
+// The schedule interpreter: one block executes the steps of one channel.
 //
-// Launch: one block a channel, BLOCK_THREADS threads, all blocks of all works resident at once.
-// Each block takes the passes channel, channel + channels, ... of its work over its own lane, so
-// that blocks never wait for one another.
+// Launch: one block for each channel of each work, BLOCK_THREADS threads; kernels of codecs with a
+//   stage of dynamic shared memory for each mover warp. All blocks must be resident at once,
+//   because they wait for blocks of other ranks.
+// Passes: channel c of a work with n channels executes the passes c, c + n, c + 2n, ... over
+//   connections of its own, so no block waits for another block of its rank.
+// Order: that of schedule::walk, by time and the oldest pass first. Thus a rank frees the slots
+//   that its peers wait for before it waits for slots itself.
 //
-// The waiters walk the steps. For each batch they wait for its messages and slots, work out where
-// its chunks lie, and leave in shared memory all that the others need: the movers share the tiles of
-// all its chunks, one chunk after the other in turn, so that small chunks of many peers go at once;
-// the publisher publishes. The three work on different batches at a time: see exec/group.cuh. A
-// batch of no jobs ends the walk.
+// A batch of steps passes through the roles of the block like this; two batches are in flight, one
+// in each half of the channel's shared state:
 //
-// The walk is schedule::walk: by time, the oldest pass first, so that a rank frees the slots that
-// its peers need before it waits for slots itself.
+//   waiters     poll for messages and credit, write slots and jobs   | batch k + 1
+//   movers      share the tiles of all jobs of the batch             | batch k
+//   publishers  publish messages, return credit                      | batch k - 1
+//
+// A batch of 0 jobs ends the walk. After a failure all roles go on through the barriers, but none
+// polls, moves or publishes.
+//
+// Synchronisation: fifo/fifo.cuh between ranks, channel/block.cuh inside the block. The kernel
+//   begins with wait_for_previous_kernel and, where the work allows it, calls launch_dependents
+//   once none of its threads polls a peer any more.
 #pragma once
 
 #include "abi.h"
+#include "channel/channel.cuh"
+#include "channel/feedback.cuh"
 #include "fifo/fifo.cuh"
 #include "ptx/grid.cuh"
 
 namespace cinch {
-
-// One step of one pass, as the movers see it.
-struct Job {
-  const uint8_t *input;  // this chunk of the input
-  uint8_t *output;       // this chunk of the output
-  uint32_t elements;     // a chunk fits a slot
-  uint32_t first;        // place of its first element in the input: what it draws hangs on that
-  uint16_t peers;        // where in the channel's list its receives stand, then its sends
-  uint8_t op;
-  uint8_t own;
-  uint8_t own_after;
-  uint8_t nrecv;
-  uint8_t nsend;
-  uint8_t half;          // of the shared state
-  bool aligned;          // to 16 bytes, as far as they are used
-  bool usual;            // what Mover::usual says
-
-  __device__ __forceinline__ uint8_t sender(uint32_t r) const;
-  __device__ __forceinline__ const uint8_t *source(uint32_t r) const;
-  __device__ __forceinline__ uint8_t *target(uint32_t t) const;
-  __device__ __forceinline__ uint32_t source_flag(uint32_t r) const;
-  __device__ __forceinline__ uint32_t target_flag(uint32_t t) const;
-  __device__ __forceinline__ bool refresh() const;
-
-  __device__ __forceinline__ bool writes() const {
-    return op != CINCH_SEND && op != CINCH_RECV_REDUCE_SEND;
-  }
-  __device__ __forceinline__ bool sums() const {
-    return op == CINCH_RECV_REDUCE_COPY || op == CINCH_RECV_REDUCE_SEND ||
-           op == CINCH_RECV_REDUCE_COPY_SEND;
-  }
-  __device__ __forceinline__ bool is_final() const {
-    return op == CINCH_RECV_REDUCE_COPY || op == CINCH_RECV_REDUCE_COPY_SEND;
-  }
-  // Whether the rank's own contribution takes part.
-  __device__ __forceinline__ bool reads() const {
-    return op == CINCH_SEND || op == CINCH_COPY || op == CINCH_REDUCE ||
-           (sums() && own != CINCH_OWN_ABSENT);
-  }
-};
-
-// What a raw step does besides moving, in a call that reduces.
-struct Arithmetic {
-  bool computes;  // terms are added, or the input multiplied
-  bool divides;
-  uint32_t own;   // cinch_own of the own contribution, where it is read
-
-  __device__ __forceinline__ Arithmetic(const cinch_work &work, const Job &job, bool reduces) {
-    const bool premultiplies = (work.flags & CINCH_PREMULTIPLY) != 0;
-    computes = reduces &&
-               (job.sums() || job.op == CINCH_REDUCE || (premultiplies && job.nrecv == 0));
-    divides = reduces && (work.flags & CINCH_AVERAGE) && job.is_final();
-    own = job.sums() ? (uint32_t)job.own : (uint32_t)CINCH_OWN_EXACT;
-  }
-};
 
 struct Range {
   uint64_t start;
   uint64_t elements;
 };
 
-// plan::Geometry::range.
+// Returns the elements of a part of a pass; plan::Geometry::range has the same formula.
 __device__ __forceinline__ Range range_of(const cinch_work &work, uint64_t pass, uint32_t part) {
   const uint64_t start = (pass * work.parts + part) * work.chunk;
   const uint64_t begin = min(start, work.count);
   return {begin, min(start + work.chunk, work.count) - begin};
 }
 
-// Steps and peers that fit are kept in shared memory. Of longer lists steps are read where they are,
-// and each batch's peers copied: a batch has a peer once in each direction.
-constexpr uint32_t KEPT_STEPS = CINCH_KEPT_STEPS;
-constexpr uint32_t KEPT_PEERS = 512;
-constexpr uint32_t BATCH_PEERS = 2 * CINCH_MAX_RANKS;
-
-// What movers and the publisher learn of a batch.
-struct Batch {
-  uint32_t jobs;  // 0: there are no more batches
-  uint32_t recv_mask;
-  uint32_t send_mask;
-  uint32_t step;  // number of its first step
-  uint32_t pass;
-};
-
-// What a block keeps in shared memory.
-struct Channel {
-  Places places[2];
-  Job jobs[2][CINCH_MAX_BATCH];
-  Batch batches[2];
-  cinch_work work;
-  cinch_step steps[KEPT_STEPS];
-  uint8_t peers[KEPT_PEERS + 2 * BATCH_PEERS];
-  uint32_t stopped[2];
-};
-
-// The block's own. By name and not by reference, so that the compiler sees shared memory everywhere:
-// a load through a pointer to it is one to anywhere, and ten times as slow.
-__device__ __forceinline__ Channel &this_channel() {
-  __shared__ Channel channel;
-  return channel;
-}
-
-__device__ __forceinline__ uint8_t Job::sender(uint32_t r) const {
-  return this_channel().peers[peers + r];
-}
-__device__ __forceinline__ const uint8_t *Job::source(uint32_t r) const {
-  return this_channel().places[half].at[sender(r)];
-}
-__device__ __forceinline__ uint8_t *Job::target(uint32_t t) const {
-  return this_channel().places[half].at[WARP + this_channel().peers[peers + nrecv + t]];
-}
-__device__ __forceinline__ uint32_t Job::source_flag(uint32_t r) const {
-  return this_channel().places[half].flag[sender(r)];
-}
-__device__ __forceinline__ uint32_t Job::target_flag(uint32_t t) const {
-  return this_channel().places[half].flag[WARP + this_channel().peers[peers + nrecv + t]];
-}
-__device__ __forceinline__ bool Job::refresh() const {
-  return this_channel().places[half].refresh != 0;
-}
-
-// A channel's share of a work.
+// The steps that one channel of a work executes.
 struct Walk {
   const cinch_step *steps;
   uint32_t nsteps;
@@ -148,7 +52,7 @@ struct Walk {
   uint32_t channels;
   uint32_t passes;
 
-  // Calls visit(batch, index of its first step, pass) for all batches, in order.
+  // Calls visit(first step, index of that step, pass) for each batch, in order.
   template <class Visit>
   __device__ __forceinline__ void each(Visit visit) const {
     const uint32_t times = passes == 0 ? 0 : passes + stages - 1;
@@ -171,38 +75,39 @@ struct Walk {
   }
 };
 
-// `Mover` is a class with
-//   static constexpr int protocol;
-//   static constexpr bool draws;               whether it may round at random
-//   static void prepare(uint32_t threads);     once, by the movers, before a barrier of theirs
-//   static uint64_t factor_at(uint64_t);       the word of a factor that lies there
-//   Mover(const cinch_work &, const cinch_comm_view &, Stop);
-//   uint32_t element_bytes() const;
-//   uint32_t tile_elements() const;            elements that a warp moves at once
-//   bool usual(const Job &) const;             whether whole tiles may go by quicker loops
-//   void tiles(const Job &, uint32_t first, uint32_t last);   called by a whole warp; of the channel
+// A `Mover` executes steps in one protocol, for one element type or codec. It has
+//   static constexpr int protocol
+//   static constexpr bool draws              whether its codec may round stochastically
+//   static void prepare(uint32_t threads)    fills tables in shared memory: called once by the
+//                                            movers, before a barrier among them
+//   static uint64_t factor_at(uint64_t)      loads the factor of a pre-multiplied sum
+//   Mover(const cinch_work &, const cinch_comm_view &, Stop)
+//   uint32_t element_bytes() const
+//   uint32_t tile_elements() const           elements that a warp moves at once
+//   bool has_fast_path(const Job &) const    whether whole tiles may take the faster loops
+//   void tiles(const Job &, uint32_t first, uint32_t last)   moves tiles; called by a whole warp
 
-// Tiles of a chunk of `elements`.
+// Returns the tiles of a chunk of `elements`.
 template <class Mover>
 __device__ __forceinline__ uint32_t tiles_of(const Mover &mover, uint32_t elements) {
   return (elements + mover.tile_elements() - 1) / mover.tile_elements();
 }
 
-// The movers share the tiles of a batch, of whose chunks none has more than `tiles`: parts of a pass
-// are equal but for the last ones, which are shorter. Out of line, so that the registers of the walk
-// do not burden the loops that move data. What movers can be told they do not find out: a small call
-// waits for the start of each of its batches.
+// Moves the payload of a batch. Its chunks have `tiles` tiles each, or fewer: only the last parts
+// of a pass are shorter. The function is out of line, so that the loops inside it need not keep the
+// caller's registers. The caller passes `tiles` because a small call waits for the first load of
+// each batch.
 template <class Mover>
 __device__ __noinline__ void move_batch(const cinch_comm_view &comm, uint32_t half,
                                         uint32_t tiles) {
   Channel &own = this_channel();
   const Stop stop = {own.stopped};
   const Mover mover(own.work, comm, stop);
-  if (Mover::protocol != CINCH_SIMPLE && own.places[half].refresh) {
+  if (Mover::protocol != CINCH_SIMPLE && own.slots[half].refresh) {
     tiles = max(tiles, tiles_of(mover, comm.fifo.slot_bytes / mover.element_bytes()));
   }
-  // Each warp takes an equal share of the tiles of all jobs, in order, so that it looks at a job
-  // once for many tiles.
+  // Each warp takes a contiguous share of the tiles of all jobs, so that it reads a job once for
+  // many tiles.
   const uint32_t all = tiles * own.batches[half].jobs;
   uint32_t first = all * mover_warp() >> LOG2_MOVER_WARPS;
   uint32_t left = (all * (mover_warp() + 1) >> LOG2_MOVER_WARPS) - first;
@@ -216,7 +121,7 @@ __device__ __noinline__ void move_batch(const cinch_comm_view &comm, uint32_t ha
   }
 }
 
-// Where the chunk of a step lies. `peers` is where its peers stand.
+// Fills the job of a step. `peers` is the index of its peers in Channel::peers.
 __device__ __forceinline__ void locate(const Channel &own, const cinch_step &step, uint32_t peers,
                                        uint32_t pass, uint32_t element_bytes, uint32_t half,
                                        Job &job) {
@@ -234,32 +139,38 @@ __device__ __forceinline__ void locate(const Channel &own, const cinch_step &ste
   job.nsend = step.nsend;
   job.peers = (uint16_t)peers;
   job.half = (uint8_t)half;
-  // Blocks of any number of elements follow one another, so this differs from chunk to chunk.
+  // A rank's block may have any number of elements, so alignment differs from chunk to chunk.
   const bool reads = job.reads() || job.nrecv == 0, writes = job.writes();
   const uintptr_t used = (reads ? (uintptr_t)job.input : 0) | (writes ? (uintptr_t)job.output : 0);
   job.aligned = used % 16 == 0;
 }
 
-// Says whose data did not come, after movers have polled for it in vain.
+// Reports the rank whose ll or ll128 data did not arrive in time, after a mover's wait for it
+// failed.
 __device__ __forceinline__ void report_missing(const cinch_comm_view &comm, const Channel &own,
-                                               Stop stop, uint32_t lane, uint32_t half) {
+                                               Stop stop, uint32_t channel, uint32_t half) {
   const uint32_t missing = stop.missing();
-  // The first report counts, which is that of the batch in which it went wrong.
+  // Only the first report is kept: that of the batch whose wait failed.
   if (lane_id() != 0 || missing == 0) return;
-  // The flag has the lower bits of the number, and cursors stand where they did before this launch.
-  const uint64_t before = cursor_of(comm, lane, missing - 1)->received;
-  const uint64_t number = before + ((own.places[half].flag[missing - 1] - (uint32_t)before) & NUMBER_MASK);
+  // The flag has the low bits of the number, and the cursor still has the count before this launch.
+  const uint64_t before = cursor_of(comm, channel, missing - 1)->received;
+  const uint32_t flag = own.slots[half].flag[missing - 1];
+  const uint64_t number = before + ((flag - (uint32_t)before) & NUMBER_MASK);
   const Batch &batch = own.batches[half];
-  const Waiting waiting = {missing - 1, 0, lane, batch.step, batch.pass};
-  report(comm, CINCH_TROUBLE_TIMEOUT, waiting, number, number - 1, own.work.signature, nullptr);
+  const WaitInfo info = {missing - 1, 0, channel, batch.step, batch.pass};
+  report(comm, CINCH_TROUBLE_TIMEOUT, info, number, number - 1, own.work.signature, nullptr);
 }
 
-// Has a replay draw other numbers than the last one: a lane over which anything was encoded has sent
-// messages since. By one thread, before anything is published.
-static __device__ __noinline__ void redraw(const cinch_comm_view &comm, uint32_t lane, uint32_t (&key)[4]) {
+// Mixes the channel's message count into the keys of stochastic rounding, so that a replay draws
+// other numbers than the last one. A channel that encoded anything has sent messages since. One
+// thread calls this before the first message is published.
+static __device__ __noinline__ void redraw(const cinch_comm_view &comm, uint32_t channel,
+                                           uint32_t (&key)[4]) {
   uint64_t count = 0;
-  for (uint32_t peer = 0; peer < comm.nranks; ++peer) count += cursor_of(comm, lane, peer)->sent;
-  // The finaliser of SplitMix64, so that counts in a row have nothing in common.
+  for (uint32_t peer = 0; peer < comm.nranks; ++peer) {
+    count += cursor_of(comm, channel, peer)->sent;
+  }
+  // The finaliser of SplitMix64: consecutive counts give unrelated keys.
   uint64_t z = count * 0x9e3779b97f4a7c15u;
   z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
   z = (z ^ z >> 27) * 0x94d049bb133111ebu;
@@ -270,29 +181,17 @@ static __device__ __noinline__ void redraw(const cinch_comm_view &comm, uint32_t
   }
 }
 
-// What a call leaves becomes what the next one, or the next replay, finds: once the last of its
-// `blocks` is through, since blocks read `turn` for as long as they work. A call that fails leaves
-// all as it was. By one thread of each block, behind a barrier.
-static __device__ __noinline__ void end_feedback(cinch_residuals &residuals, uint32_t blocks) {
-  __threadfence();  // SYNC POINT residuals: this block has read `turn`
-  if (atomicAdd(&residuals.arrived, 1) + 1 == blocks) {
-    __threadfence();  // SYNC POINT residuals: so have all
-    residuals.arrived = 0;
-    residuals.turn ^= 1;
-  }
-}
-
 template <class Mover>
 __device__ __forceinline__ void interpret(const cinch_args &args) {
   Channel &own = this_channel();
   const cinch_comm_view &comm = args.comm;
-  if (args.far) await_what_is_before();
-  const uint8_t *blob = args.far ? args.far : args.blob;
-  const cinch_work *works = (const cinch_work *)blob;
+  if (args.overflow) wait_for_previous_kernel();
+  const uint8_t *work_buffer = args.overflow ? args.overflow : args.work_buffer;
+  const cinch_work *works = (const cinch_work *)work_buffer;
   const cinch_step *steps = (const cinch_step *)(works + args.nworks);
   const uint8_t *peers = (const uint8_t *)(steps + args.nsteps);
-  // What a launch of one work, which most are, copies is known without a look at it: small calls wait
-  // for every load that waits for another.
+  // Most launches have one work, which owns all steps. The copies below then need not wait for a
+  // load of the work: a small call pays for each dependent load.
   uint32_t channel = blockIdx.x, nsteps = args.nsteps;
   if (args.nworks > 1) {
     while (blockIdx.x >= works->first_block + works->channels) ++works;
@@ -301,9 +200,9 @@ __device__ __forceinline__ void interpret(const cinch_args &args) {
     steps += works->steps;
   }
   const bool keeps_steps = nsteps <= KEPT_STEPS, keeps_peers = args.npeers <= KEPT_PEERS;
-  // Each of the three by threads of its own.
+  // Disjoint threads copy the work, the peers and the steps.
   constexpr uint32_t WORK_WORDS = sizeof(own.work) / 4, STEP_WORDS = sizeof(cinch_step) / 4;
-  static_assert(WORK_WORDS <= BLOCK_THREADS - MOVERS, "a word a thread");
+  static_assert(WORK_WORDS <= BLOCK_THREADS - MOVERS, "one word for each thread");
   if (threadIdx.x >= MOVERS) {
     const uint32_t i = threadIdx.x - MOVERS;
     if (i < WORK_WORDS) ((uint32_t *)&own.work)[i] = ((const uint32_t *)works)[i];
@@ -319,21 +218,21 @@ __device__ __forceinline__ void interpret(const cinch_args &args) {
   if (keeps_steps) steps = own.steps;
   if (threadIdx.x < 2) {
     own.stopped[threadIdx.x] = 0;
-    own.places[threadIdx.x].refresh = 0;
+    own.slots[threadIdx.x].refresh = 0;
   }
-  await_what_is_before();
+  wait_for_previous_kernel();
   __syncthreads();
   if (own.work.flags & CINCH_FACTOR_AT) {
-    // Read here, in the order of the stream, and once.
+    // Loaded once, and here: the previous kernel of the stream may have written the factor.
     if (threadIdx.x == 0) own.work.factor = Mover::factor_at(own.work.factor);
     __syncthreads();
   }
 
   const Stop stop = {own.stopped};
-  const uint32_t lane = own.work.first_lane + channel;
+  const uint32_t comm_channel = own.work.first_channel + channel;
   if (Mover::draws && (own.work.flags & CINCH_REDRAW)) {
     if (threadIdx.x == 0) {
-      redraw(comm, lane, *(uint32_t(*)[4])(own.work.codec.word + 2));
+      redraw(comm, comm_channel, *(uint32_t(*)[4])(own.work.codec.word + 2));
     }
     __syncthreads();
   }
@@ -341,85 +240,86 @@ __device__ __forceinline__ void interpret(const cinch_args &args) {
   const uint32_t passes =
       own.work.passes > channel ? (own.work.passes - channel + channels - 1) / channels : 0;
 
-  // Once something has gone wrong, all go on through the barriers, and nobody waits or moves.
   if (role() == Role::move) {
     Mover::prepare(MOVERS);
-    meet_movers();
+    sync_movers();
     const Mover mover(own.work, comm, stop);
     const uint32_t tiles = tiles_of(mover, (uint32_t)min(own.work.chunk, own.work.count));
 #pragma unroll 1
     for (uint32_t half = 0;; half ^= 1) {
-      await_ready(half);
+      wait_ready(half);
       if (own.batches[half].jobs == 0) {
-        say_moved(half);
+        arrive_moved(half);
         break;
       }
       if (!stop.is_set()) move_batch<Mover>(comm, half, tiles);
-      say_moved(half);
+      arrive_moved(half);
     }
   } else if (role() == Role::wait) {
     const Walk walk = {steps, nsteps, own.work.stages, channel, channels, passes};
-    Waiter<Mover::protocol> waiter(comm, own.work, lane, stop);
+    Waiter<Mover::protocol> waiter(comm, own.work, comm_channel, stop);
     const Mover mover(own.work, comm, stop);
     const uint32_t element_bytes = mover.element_bytes();
     const uint32_t mine = threadIdx.x - MOVERS;
     uint32_t half = 0, used = 0;
     const auto free_half = [&]() {
       if (used == 2) {
-        await_free(half);
+        wait_free(half);
       } else {
         ++used;
       }
     };
     walk.each([&](const cinch_step &batch, uint32_t at, uint32_t pass) {
       free_half();
-      Places &places = own.places[half];
+      BatchSlots &slots = own.slots[half];
       if (mine < batch.batch) {
         const cinch_step &step = (&batch)[mine];
-        uint32_t place = step.peers;
+        uint32_t at_peers = step.peers;
         if (!keeps_peers) {
-          place = KEPT_PEERS + half * BATCH_PEERS + step.peers - batch.peers;
+          at_peers = KEPT_PEERS + half * BATCH_PEERS + step.peers - batch.peers;
           const uint32_t count = step.nrecv + step.nsend;
-          for (uint32_t i = 0; i < count; ++i) own.peers[place + i] = peers[step.peers + i];
+          for (uint32_t i = 0; i < count; ++i) own.peers[at_peers + i] = peers[step.peers + i];
         }
         Job &job = own.jobs[half][mine];
-        locate(own, step, place, pass, element_bytes, half, job);
-        job.usual = mover.usual(job);
+        locate(own, step, at_peers, pass, element_bytes, half, job);
+        job.fast_path = mover.has_fast_path(job);
       }
       if (mine == 0) {
         own.batches[half] = {batch.batch, batch.recv_mask, batch.send_mask, at, pass};
       }
       if (Mover::protocol != CINCH_SIMPLE) {
-        if (mine == 0) places.refresh = 0;
-        meet_waiters();
+        if (mine == 0) slots.refresh = 0;
+        sync_waiters();
       }
-      if (!stop.is_set()) waiter.wait(batch, at, pass, places);
-      say_ready(half);
+      if (!stop.is_set()) waiter.wait(batch, at, pass, slots);
+      arrive_ready(half);
       half ^= 1;
     });
-    const bool lets_next_begin = (own.work.flags & CINCH_LETS_NEXT_BEGIN) != 0;
-    if (Mover::protocol == CINCH_SIMPLE && lets_next_begin) {
-      // All that peers send is there, and all slots are: none of the waiters waits any more. In the other
-      // protocols it is the movers that wait for what is sent.
-      meet_waiters();
-      let_next_begin();
+    const bool launches = (own.work.flags & CINCH_LAUNCH_DEPENDENTS) != 0;
+    if (Mover::protocol == CINCH_SIMPLE && launches) {
+      // All messages and credits have arrived, so no waiter polls any more. In ll and ll128 the
+      // movers poll the payload; there the publishers launch the dependents.
+      sync_waiters();
+      launch_dependents();
     }
     free_half();
     if (mine == 0) own.batches[half].jobs = 0;
-    say_ready(half);
+    arrive_ready(half);
   } else {
-    Publisher<Mover::protocol> publisher(comm, own.work, lane);
+    Publisher<Mover::protocol> publisher(comm, own.work, comm_channel);
 #pragma unroll 1
     for (uint32_t half = 0;; half ^= 1) {
-      await_moved(half);
+      wait_moved(half);
       const Batch batch = own.batches[half];
       if (batch.jobs == 0) break;
       const bool stopped = stop.is_set();
-      if (stopped) report_missing(comm, own, stop, lane, half);
-      say_free(half);
+      if (stopped) report_missing(comm, own, stop, comm_channel, half);
+      arrive_free(half);
       if (!stopped) publisher.publish(batch.recv_mask, batch.send_mask);
     }
-    if (Mover::protocol != CINCH_SIMPLE && (own.work.flags & CINCH_LETS_NEXT_BEGIN)) let_next_begin();
+    if (Mover::protocol != CINCH_SIMPLE && (own.work.flags & CINCH_LAUNCH_DEPENDENTS)) {
+      launch_dependents();
+    }
     if (!stop.is_set()) publisher.finish();
   }
   if (own.work.residuals != nullptr) {

@@ -1,4 +1,4 @@
-// Waiting without hanging: every wait watches the abort word and a deadline.
+// Waits that cannot hang: each one watches the abort word and a deadline.
 #pragma once
 
 #include "abi.h"
@@ -6,47 +6,49 @@
 
 namespace cinch {
 
-// Polls between two looks at the clock, and nanoseconds between two looks at the abort word: it
-// lies in host memory, and a look costs a trip over PCIe.
+// Polls between two reads of the clock.
 constexpr uint32_t POLLS_PER_CLOCK = 256;
-constexpr uint64_t ABORT_PERIOD = 20000;
+// Nanoseconds between two reads of the abort word, which lies in host memory: each read is a round
+// trip over PCIe.
+constexpr uint64_t ABORT_POLL_INTERVAL = 20000;
 
-// Sources whose packets or lines are polled together.
+// Messages that one thread polls together.
 constexpr uint32_t POLLED = 8;
 
-// Set by threads whose wait ends early; the block looks at it after the next barrier. The second
-// word is 1 + the number of a source whose data did not come in time.
+// The stop flag of a block, in shared memory. A thread whose wait fails sets words[0], and the
+// block reads it after its next barrier. words[1] is 1 + the rank whose data did not arrive in
+// time.
 struct Stop {
   volatile uint32_t *words;
   __device__ __forceinline__ bool is_set() const { return words[0] != 0; }
   __device__ __forceinline__ void set() const { words[0] = 1; }
   __device__ __forceinline__ void missing(uint32_t source) const { words[1] = 1 + source; }
-  // The number of that source, plus 1; 0 if there is none.
+  // Returns 1 + the rank; 0 if no data was missing.
   __device__ __forceinline__ uint32_t missing() const { return words[1]; }
 };
 
-// What a wait is for, for the report.
-struct Waiting {
+// Names the connection and the step of a wait, for the report.
+struct WaitInfo {
   uint32_t peer;
   uint32_t sends;
-  uint32_t lane;
+  uint32_t channel;
   uint32_t step;
   uint32_t pass;
 };
 
-// Fills the report if nobody has yet. The host reads it after `state` is 2.
+// Fills the communicator's report unless an earlier failure has. The host reads it when `state` is
+// 2.
 static __device__ __noinline__ void report(const cinch_comm_view &comm, uint32_t kind,
-                                           const Waiting &waiting, uint64_t expected,
-                                           uint64_t seen, const uint64_t *mine,
-                                           const uint64_t *theirs) {
+                                           const WaitInfo &wait, uint64_t expected, uint64_t seen,
+                                           const uint64_t *mine, const uint64_t *theirs) {
   cinch_trouble *trouble = &comm.control->trouble;
   if (atomicCAS_system(&trouble->state, 0u, 1u) != 0) return;
   trouble->kind = kind;
-  trouble->peer = waiting.peer;
-  trouble->sends = waiting.sends;
-  trouble->lane = waiting.lane;
-  trouble->step = waiting.step;
-  trouble->pass = waiting.pass;
+  trouble->peer = wait.peer;
+  trouble->sends = wait.sends;
+  trouble->channel = wait.channel;
+  trouble->step = wait.step;
+  trouble->pass = wait.pass;
   trouble->protocol = comm.protocol;
   trouble->expected = expected;
   trouble->seen = seen;
@@ -59,33 +61,34 @@ static __device__ __noinline__ void report(const cinch_comm_view &comm, uint32_t
   *(volatile uint32_t *)&trouble->state = 2;
 }
 
-// The patience of one wait. `expired` is asked after each fruitless poll.
-class Patience {
+// Limits one wait in time. A poll loop calls `is_over` after each poll that found nothing.
+class WaitLimit {
  public:
-  __device__ __forceinline__ Patience() : polls_(0), since_(0), looked_(0) {}
+  __device__ __forceinline__ WaitLimit() : polls_(0), began_(0), read_abort_(0) {}
 
-  // True if the wait must end: another thread has given up, the communicator was aborted, or
-  // time is up (then the caller reports).
-  __device__ __forceinline__ bool gone(const cinch_comm_view &comm, Stop stop, bool &timeout) {
+  // Returns true if the wait must end: another thread of the block has stopped, the host aborted
+  // the communicator, or the deadline passed. `timeout` is true in the last case alone, and the
+  // caller then reports it.
+  __device__ __forceinline__ bool is_over(const cinch_comm_view &comm, Stop stop, bool &timeout) {
     timeout = false;
     if (++polls_ % POLLS_PER_CLOCK != 0) return false;
-    return stop.is_set() || slow(comm, timeout);
+    return stop.is_set() || check_clock(comm, timeout);
   }
 
  private:
-  __device__ __noinline__ bool slow(const cinch_comm_view &comm, bool &timeout) {
+  __device__ __noinline__ bool check_clock(const cinch_comm_view &comm, bool &timeout) {
     uint64_t now = nanoseconds();
-    if (since_ == 0) since_ = looked_ = now;
-    if (now - looked_ < ABORT_PERIOD) return false;
-    looked_ = now;
+    if (began_ == 0) began_ = read_abort_ = now;
+    if (now - read_abort_ < ABORT_POLL_INTERVAL) return false;
+    read_abort_ = now;
     if (load_relaxed(&comm.control->abort) != 0) return true;
-    timeout = now - since_ > comm.timeout_ns;
+    timeout = now - began_ > comm.timeout_ns;
     return timeout;
   }
 
   uint32_t polls_;
-  uint64_t since_;
-  uint64_t looked_;
+  uint64_t began_;
+  uint64_t read_abort_;
 };
 
 }  // namespace cinch

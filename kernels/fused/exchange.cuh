@@ -1,11 +1,21 @@
-// What all fused exchanges have in common, whatever announces their messages: who gets what of the
-// input, where what the others send goes, and how a call ends.
+// The common part of the fused kernels, for every protocol and codec: the pattern of the exchange,
+// the addresses of its messages, and the end of a call.
 //
-// Two halves of the area are used in turn. A peer writes half h again two calls later; it has
-// finished the call in between by then, for which it needed this rank's messages of that call, and
-// those were sent after this rank had finished reading h: every call makes every rank wait for
-// every other, for a message without contents if need be. The number of the call lives in device memory, so
-// that a graph may replay it; calls that use another area have numbers of their own.
+// A fused kernel has no slots and no counters. Each peer buffer has an area for it, in two halves
+// that calls use alternately:
+//
+//   area   half of even calls            half of odd calls
+//          | round 0    | round 1    |  | round 0    | round 1    |
+//            (round 1: second round of a two-shot all_reduce; else round 0 has the whole half)
+//
+// Synchronisation contract: in every call every rank waits for a message of every other rank, an
+// empty one if need be. A peer writes half h again two calls later. It has then finished the call
+// in between, for which it needed this rank's messages of that call. This rank had sent those after
+// it finished reading half h.
+//
+// Flags carry the sequence number of the call (`epoch`), which lives in device memory, so that a
+// CUDA graph may replay the launch. Calls that use another area have a sequence number of their
+// own.
 #pragma once
 
 #include "abi.h"
@@ -16,16 +26,22 @@
 
 namespace cinch {
 
-constexpr uint32_t ONESHOT_THREADS = CINCH_ONESHOT_THREADS;
+constexpr uint32_t FUSED_THREADS = CINCH_FUSED_THREADS;
 
-// Pieces that a thread loads before it sends the first of them.
+// Words that a thread loads before it sends the first of them.
 constexpr uint32_t SENT = 4;
 
-// Who gets what of the input: everyone all of it, each a block, or each a part of the message; or of the
-// root's everyone all, or the root all of everyone's.
-enum class Sends { THE_SAME, A_BLOCK_EACH, A_PART_EACH, FROM_ROOT, TO_ROOT };
+// The pattern of an exchange.
+enum class Sends {
+  TO_ALL,        // every rank sends its whole input to all others
+  A_BLOCK_EACH,  // every rank sends each other rank its block
+  A_PART_EACH,   // every rank sends each other rank its part of the message
+  FROM_ROOT,     // the root sends its whole input to all others
+  TO_ROOT,       // every rank sends its whole input to the root
+};
 
-// A call, in words of 8 bytes. BLOCKS: the input or the output has one for each rank.
+// A call of one rank, in words of 8 bytes. With BLOCKS the input or the output has a block for each
+// rank.
 template <Sends SENDS, bool BLOCKS>
 struct Exchange {
   static constexpr bool PARTS = SENDS == Sends::A_PART_EACH;
@@ -39,20 +55,20 @@ struct Exchange {
         output((uint8_t *)args.output),
         bytes((uint32_t)args.count * element_bytes),
         size(element_bytes),
-        // Of parts, the last ones may be shorter, or nothing.
+        // The last parts may be shorter or empty.
         words(args.words),
         area((uint32_t)args.half / (PARTS ? 2 : 1)),
-        // Blocks one behind the other are aligned as the first one is if they are whole words.
+        // Consecutive blocks have the alignment of the first one if they consist of whole words.
         aligned((args.flags & CINCH_ALIGNED) != 0 && (!BLOCKS || bytes % 8 == 0)),
         stop{stopped} {}
 
-  // Where packets or lines of a trip lie in a box.
-  __device__ __forceinline__ uint64_t place(uint32_t trip) const {
-    return args.area + (epoch & 1) * args.half + trip * area;
+  // Returns the offset in a peer buffer of the packets or lines of a round.
+  __device__ __forceinline__ uint64_t offset_of(uint32_t round) const {
+    return args.area + (epoch & 1) * args.half + round * area;
   }
 
-  // Bytes between what one rank and the next one get of the input, or give to the output, and how many
-  // of them are those of `rank`.
+  // Bytes from one rank's block or part to the next one's, and the bytes of the block or part of
+  // `rank`.
   __device__ __forceinline__ uint32_t stride() const { return PARTS ? 8 * words : bytes; }
   __device__ __forceinline__ uint32_t bytes_of(uint32_t rank) const {
     if (!PARTS) return bytes;
@@ -63,22 +79,23 @@ struct Exchange {
     return PARTS ? 8 * i < bytes_of(rank) : i < words;
   }
 
-  // Where in the input lies what goes to `peer`.
+  // Returns the offset in the input of what `peer` receives.
   __device__ __forceinline__ uint64_t begin_of(uint32_t peer) const {
     return PARTS || SENDS == Sends::A_BLOCK_EACH ? (uint64_t)peer * stride() : 0;
   }
 
-  // Word i of that; zeros beyond its end.
+  // Loads word i of what `peer` receives; zeros beyond its end.
   __device__ __forceinline__ uint64_t load(uint32_t peer, uint32_t i) const {
     return load_word(input + begin_of(peer), i, bytes_of(peer), size, aligned);
   }
 
-  // Word i of the output's block or part of `rank`, where it has any; else of 0.
+  // Stores word i of the block or part of `rank` in the output; outputs without blocks pass rank 0.
   __device__ __forceinline__ void store(uint32_t rank, uint32_t i, uint64_t value) const {
     store_word(output + (uint64_t)rank * stride(), i, bytes_of(rank), size, aligned, value);
   }
 
-  // Each rank starts with another peer, so that no port gets all messages at once.
+  // Returns the k-th peer after this rank: each rank starts with another peer, so that no port
+  // receives all messages at once.
   __device__ __forceinline__ uint32_t peer_at(uint32_t k) const {
     const uint32_t peer = comm.rank + k;
     return peer >= comm.nranks ? peer - comm.nranks : peer;
@@ -86,19 +103,19 @@ struct Exchange {
 
   const cinch_oneshot_args &args;
   const cinch_comm_view &comm;
-  uint64_t epoch;  // as it was loaded: the first elements are asked for before it is needed
+  uint64_t epoch;  // loaded late: the first loads of the input do not wait for it
   const uint8_t *input;
   uint8_t *output;
   uint32_t bytes;  // of the message, or of a block
   uint32_t size;   // of an element
-  uint32_t words;  // of what goes to a peer on one trip
-  uint32_t area;  // bytes of a half for one trip
+  uint32_t words;  // that a peer receives in one round
+  uint32_t area;   // bytes of a half for one round
   bool aligned;
   Stop stop;
 };
 
-// What the ranks contribute to a sum, a Piece (PacketElements, LineElements) at a time. There are at
-// least two of them, so that a NaN among them is combined with something, and may be any.
+// The terms of a sum, one Piece (PacketElements, LineElements) at a time. A sum has at least two
+// terms, so every NaN goes through an operation, and terms may be unpacked with any NaN.
 template <class E, class Piece>
 struct Contributions {
   using Word = typename Piece::Word;
@@ -110,7 +127,7 @@ struct Contributions {
         premultiplies((args.flags & CINCH_PREMULTIPLY) != 0),
         factor(args.flags & CINCH_FACTOR_AT ? E::factor_at(args.factor) : args.factor) {}
 
-  // What the peers get of `word`.
+  // Returns what the peers receive for `word`.
   __device__ __forceinline__ Word premultiplied(Word word) const {
     if (!premultiplies) return word;
     Acc x[Piece::ROOM];
@@ -118,22 +135,22 @@ struct Contributions {
     return Piece::pack(x);
   }
 
-  // The same before it is rounded to the element type.
+  // Unpacks `word`, multiplied for a pre-multiplied sum but not rounded to the element type.
   __device__ __forceinline__ void unrounded(Word word, Acc (&x)[Piece::ROOM]) const {
-    Piece::unpack_loosely(word, x);
+    Piece::unpack_any_nan(word, x);
     if (!premultiplies) return;
 #pragma unroll
     for (int k = 0; k < N; ++k) x[k] = E::premultiply(x[k], factor);
   }
 
-  // The sum, to which this rank gives `mine`, of what `receive` hands on in groups and in the order of
-  // ranks. False if the wait ended early.
+  // Adds `mine`, this rank's term, and the terms that `receive` delivers in groups, in the order of
+  // ranks. Returns false if a wait failed.
   template <class Receive>
   __device__ __forceinline__ bool add(Receive &&receive, const Acc (&mine)[Piece::ROOM],
                                       Word &result) const {
     Acc sum[Piece::ROOM];
     const bool complete = receive([&](uint32_t first, const auto &group) {
-      // What is mostly asked for has code of its own, in one piece.
+      // The most frequent operation has a loop of its own, without a branch for each term.
       const Combine op = static_cast<Combine>(args.combine);
       if (op == Combine::sum) {
         fold(first, group, Combine::sum, mine, sum);
@@ -143,7 +160,7 @@ struct Contributions {
     });
     if (!complete) return false;
 #pragma unroll
-    for (int k = 0; k < N; ++k) sum[k] = E::settle(sum[k]);
+    for (int k = 0; k < N; ++k) sum[k] = E::canonicalize(sum[k]);
     if (args.flags & CINCH_AVERAGE) {
 #pragma unroll
       for (int k = 0; k < N; ++k) sum[k] = E::divide(sum[k], args.comm.nranks);
@@ -153,7 +170,7 @@ struct Contributions {
   }
 
  private:
-  // Adds what the ranks from `first` on have sent.
+  // Adds the terms of the ranks from `first` on.
   template <uint32_t K>
   __device__ __forceinline__ void fold(uint32_t first, const Word (&group)[K], Combine op,
                                        const Acc (&mine)[Piece::ROOM],
@@ -162,11 +179,11 @@ struct Contributions {
     for (uint32_t j = 0; j < K; ++j) {
       if (first + j >= args.comm.nranks) break;
       Acc term[Piece::ROOM];
-      Piece::unpack_loosely(group[j], term);
+      Piece::unpack_any_nan(group[j], term);
 #pragma unroll
       for (int k = 0; k < N; ++k) {
         if (first + j == args.comm.rank) term[k] = mine[k];
-        sum[k] = first + j == 0 ? term[k] : E::combine_loosely(sum[k], term[k], op);
+        sum[k] = first + j == 0 ? term[k] : E::combine_any_nan(sum[k], term[k], op);
       }
     }
   }
@@ -178,16 +195,16 @@ struct Contributions {
 };
 
 template <class Does>
-__device__ __forceinline__ void oneshot(const cinch_oneshot_args &args) {
+__device__ __forceinline__ void run_fused(const cinch_oneshot_args &args) {
   __shared__ uint32_t stopped[2];
   if (threadIdx.x == 0) stopped[0] = stopped[1] = 0;
-  await_what_is_before();
+  wait_for_previous_kernel();
   const uint64_t epoch = args.epoch[0];
   __syncthreads();
   Does::exchange(args, epoch, stopped);
   __syncthreads();
-  if (args.flags & CINCH_LETS_NEXT_BEGIN) let_next_begin();
-  // The last block moves on to the next call: all blocks have read the number by then.
+  if (args.flags & CINCH_LAUNCH_DEPENDENTS) launch_dependents();
+  // The last block advances the sequence number: all blocks have loaded it by then.
   if (threadIdx.x == 0) {
     unsigned long long *done = (unsigned long long *)&args.epoch[1];
     if (atomicAdd(done, 1ull) == gridDim.x - 1) {
@@ -195,8 +212,8 @@ __device__ __forceinline__ void oneshot(const cinch_oneshot_args &args) {
       args.epoch[0] = epoch + 1;
     }
     if (stopped[1] != 0) {
-      const Waiting waiting = {stopped[1] - 1, 0, 0, 0, 0};
-      report(args.comm, CINCH_TROUBLE_TIMEOUT, waiting, epoch + 1, epoch, args.signature, nullptr);
+      const WaitInfo info = {stopped[1] - 1, 0, 0, 0, 0};
+      report(args.comm, CINCH_TROUBLE_TIMEOUT, info, epoch + 1, epoch, args.signature, nullptr);
     }
   }
 }

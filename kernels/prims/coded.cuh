@@ -1,17 +1,21 @@
-// Steps through a codec, over SIMPLE slots: encoded by the sender, decoded and summed in registers
-// by the receiver, encoded again where the sum goes on.
+// Steps through a codec, in protocol simple. The sender encodes; the receiver decodes and sums in
+// registers, and encodes the sum again where it goes on.
 //
 // A lane of a warp holds 16 consecutive elements, so that their codes are one access of 16 bytes
 // and a block of scale is a few neighbouring lanes. A tile is 512 elements, or a block if that is
-// larger: then the warp goes over it twice, once for the scale and once for the codes.
+// larger. A warp then reads the tile twice: once for the scale and once for the codes.
 //
-// Whoever sends a sum on keeps what the others will see of it: it decodes its own codes.
+// A rank that sends a sum stores what its own codes decode to, as the receivers do: all ranks end
+// with identical bits.
+//
+// prims/whole_tiles.cuh has the fast path of whole tiles, this file all other cases.
 #pragma once
 
 #include "abi.h"
+#include "channel/channel.cuh"
 #include "codec/codec.cuh"
 #include "dtype/element.cuh"
-#include "exec/interpret.cuh"
+#include "fifo/wait.cuh"
 #include "prims/residuals.cuh"
 #include "prims/whole_tiles.cuh"
 
@@ -36,9 +40,10 @@ class CodedSimple {
     return max(WARP_TILE, codec_.block());
   }
 
-  // Whether whole tiles of the chunk may take the loops of WholeTiles, which know the usual cases:
-  // aligned buffers, blocks within a tile, contributions as they are, averages over a power of two.
-  __device__ __forceinline__ bool usual(const Job &job) const {
+  // Returns whether whole tiles of the chunk may take the loops of WholeTiles. Those need aligned
+  // buffers, blocks within a tile, own contributions without encoding or premultiplication,
+  // averages over a power of two of ranks, and no error feedback.
+  __device__ __forceinline__ bool has_fast_path(const Job &job) const {
     const bool averages = job.is_final() && (work_.flags & CINCH_AVERAGE);
     const bool known = job.op == CINCH_SEND || job.op == CINCH_RECV ||
                        (job.sums() && job.own != CINCH_OWN_CODED);
@@ -49,7 +54,7 @@ class CodedSimple {
   }
 
   __device__ __forceinline__ void tiles(const Job &job, uint32_t first, uint32_t last) const {
-    const uint32_t whole = job.usual ? max(first, min(last, job.elements / WARP_TILE)) : first;
+    const uint32_t whole = job.fast_path ? max(first, min(last, job.elements / WARP_TILE)) : first;
     if (first < whole) {
       if (job.nrecv == 0) {
         Whole::send_tiles(work_, job, first, whole);
@@ -74,7 +79,8 @@ class CodedSimple {
   __device__ __forceinline__ CodedSimple(const cinch_work &work, uint32_t nranks)
       : work_(work), codec_(work.codec), nranks_(nranks) {}
 
-  // Tiles of any kind, by an object of their own, so that no codec is made where none of them is.
+  // Moves tiles of any kind. It makes a mover of its own, so that the fast path constructs no codec
+  // for it.
   static __device__ __noinline__ void any_tiles(const cinch_work &work, uint32_t nranks,
                                                 const Job &job, uint32_t first, uint32_t last) {
     const CodedSimple mover(work, nranks);
@@ -82,7 +88,7 @@ class CodedSimple {
     for (uint32_t t = first; t < last; ++t) mover.tile(job, t);
   }
 
-  // A tile of any kind of step.
+  // Moves one tile of any kind of step.
   __device__ __forceinline__ void tile(const Job &job, uint32_t tile) const {
     const uint32_t begin = tile * tile_elements();
     const uint32_t n = job.elements;
@@ -92,20 +98,21 @@ class CodedSimple {
     if (forwards) forward(job, begin, end);
     const bool encodes = job.op == CINCH_SEND || (job.nsend > 0 && !forwards);
     const bool twice = C::scaled && encodes && tile_elements() > WARP_TILE;
-    Summary summary = C::nothing();
-    // Of the own contribution, before any of the block is overwritten in place.
-    Summary own_summary = C::nothing();
+    Summary summary = C::empty_summary();
+    // The summary of the own contribution is taken before an in-place step overwrites any of the
+    // block.
+    Summary own_summary = C::empty_summary();
     if (C::scaled && job.sums() && job.own == CINCH_OWN_CODED && tile_elements() > WARP_TILE) {
       own_summary = summary_of_own(job, begin, end);
     }
-    // One copy of the code for both rounds: the compiler's time and the instruction cache.
+    // A single loop body serves both rounds, which halves compile time and instruction cache.
 #pragma unroll 1
     for (uint32_t round = twice ? 0 : 1; round < 2; ++round) {
 #pragma unroll 1
       for (uint32_t at = begin; at < end; at += WARP_TILE) {
         float x[HELD];
         if (job.op == CINCH_RECV || forwards) {
-          // As it came: a sum would make another NaN of a NaN.
+          // Decodes without a sum, which would make another NaN of a NaN.
           Codes codes;
           codec_.load(job.source(0), job.elements, Lane::mine(at), codes);
           codec_.decode(codes, x);
@@ -113,9 +120,11 @@ class CodedSimple {
           total(job, at, own_summary, x);
           if (encodes && work_.residuals != nullptr) add_residuals(job, at, x);
         }
-        if (C::scaled && encodes && (round == 0 || !twice)) codec_.look(x, valid(job, at), summary);
+        if (C::scaled && encodes && (round == 0 || !twice)) {
+          codec_.summarize(x, valid(job, at), summary);
+        }
         if (round == 0) continue;
-        if (C::scaled && encodes && !twice) codec_.conclude(summary);
+        if (C::scaled && encodes && !twice) codec_.combine_lanes(summary);
         if (encodes) {
           send(job, at, x, summary);
         } else if (job.sums()) {
@@ -124,21 +133,21 @@ class CodedSimple {
         }
         if (job.writes()) store_user(job, at, x);
       }
-      if (round == 0) codec_.conclude(summary);
+      if (round == 0) codec_.combine_lanes(summary);
     }
   }
 
-  // How many of this lane's elements are in the chunk.
+  // Returns how many of this lane's elements are in the chunk.
   static __device__ __forceinline__ uint32_t valid(const Job &job, uint32_t at) {
     return Lane::valid(job.elements, Lane::mine(at));
   }
 
-  // Whether this lane's elements are whole pieces of aligned buffers.
+  // Returns whether all of this lane's elements exist, in whole pieces of aligned buffers.
   static __device__ __forceinline__ bool is_whole(const Job &job, uint32_t at) {
     return job.aligned && Lane::mine(at) + HELD <= job.elements;
   }
 
-  // This lane's elements of the input, zeros beyond its end.
+  // Loads this lane's elements of the input, zeros beyond its end.
   __device__ __forceinline__ void load_own(const Job &job, uint32_t at, float (&x)[HELD]) const {
     if (is_whole(job, at)) {
       uint4 v[Lane::PIECES];
@@ -162,8 +171,8 @@ class CodedSimple {
     }
   }
 
-  // What a step computes from this lane's elements: a sum, a received chunk, or the input. The
-  // sum starts with -0, to which every number adds as it is.
+  // Computes the step's result for this lane's elements: a sum, or the input. The sum starts at -0,
+  // to which adding keeps every number as it is.
   __device__ __forceinline__ void total(const Job &job, uint32_t at, const Summary &own_summary,
                                         float (&x)[HELD]) const {
     const bool reads = job.reads() || job.nrecv == 0;
@@ -211,35 +220,35 @@ class CodedSimple {
     }
   }
 
-  // What the peers see of the own contribution. Only one-shot schedules ask for it, so it is kept
-  // out of the way. A tile holds several blocks, or is one.
+  // Encodes the own contribution as the peers receive it. Only one-shot schedules need it, so it is
+  // out of line. A tile holds several blocks, or is one block.
   __device__ __noinline__ void own_codes(const Job &job, uint32_t at, Summary own_summary,
                                          Codes &codes) const {
     float x[HELD];
     load_own(job, at, x);
-    // The send of this chunk keeps what it drops; here are the same values again.
+    // The send of this chunk keeps the new residuals; this recomputes the same values.
     if (work_.residuals != nullptr) add_residuals(job, at, x);
     if (C::scaled && tile_elements() == WARP_TILE) own_summary = codec_.summary(x, valid(job, at));
-    // What the send of this chunk drew.
+    // The send of this chunk drew the same random numbers.
     const Random random = codec_.random(0, job.first);
     codec_.encode(x, own_summary, job.elements, Lane::mine(at), random, codes);
   }
 
   __device__ __noinline__ Summary summary_of_own(const Job &job, uint32_t begin,
                                                  uint32_t end) const {
-    Summary summary = C::nothing();
+    Summary summary = C::empty_summary();
 #pragma unroll 1
     for (uint32_t at = begin; at < end; at += WARP_TILE) {
       float x[HELD];
       load_own(job, at, x);
       if (work_.residuals != nullptr) add_residuals(job, at, x);
-      codec_.look(x, valid(job, at), summary);
+      codec_.summarize(x, valid(job, at), summary);
     }
-    codec_.conclude(summary);
+    codec_.combine_lanes(summary);
     return summary;
   }
 
-  // Encodes, sends to all targets, and leaves in `x` what they will decode.
+  // Encodes x, stores the codes to all targets, and replaces `x` by what the codes decode to.
   __device__ __forceinline__ void send(const Job &job, uint32_t at, float (&x)[HELD],
                                        const Summary &summary) const {
     Codes codes;
@@ -263,7 +272,7 @@ class CodedSimple {
     residuals(job, at).add_to(x, valid(job, at));
   }
 
-  // Keeps what `codes` dropped of x, and leaves in `x` what they decode to.
+  // Keeps the residuals of x, and replaces `x` by what the codes decode to.
   __device__ __noinline__ void keep_residuals(const Job &job, uint32_t at,
                                               const Codes &codes, float (&x)[HELD]) const {
     float seen[HELD];

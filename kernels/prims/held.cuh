@@ -1,4 +1,4 @@
-// The 16 elements of a lane, in fp32: from memory and back.
+// The 16 elements of a lane in fp32: loads from memory and stores to it.
 #pragma once
 
 #include "dtype/element.cuh"
@@ -13,22 +13,22 @@ struct Held {
   static constexpr uint32_t PIECES = ElementTiles<SIZE>::PIECES;
   static constexpr uint32_t N = 16 / SIZE;
 
-  // This lane's first element of a tile.
+  // Returns the index of this lane's first element, in a tile that begins at `at`.
   static __device__ __forceinline__ uint32_t mine(uint32_t at) { return at + lane_id() * HELD; }
 
-  // How many of the elements from i on there are, of n.
+  // Returns how many of this lane's elements, from i on, are below n.
   static __device__ __forceinline__ uint32_t valid(uint32_t n, uint32_t i) {
     return n > i ? min(n - i, HELD) : 0;
   }
 
-  // LOOSELY: what is NaN may become any NaN.
-  template <bool LOOSELY = false>
+  // With ANY_NAN the conversion is faster, and a NaN may become another NaN.
+  template <bool ANY_NAN = false>
   static __device__ __forceinline__ void unpack(const uint4 (&v)[PIECES], float (&x)[HELD]) {
 #pragma unroll
     for (uint32_t p = 0; p < PIECES; ++p) {
       float part[N];
-      if (LOOSELY) {
-        E::unpack_loosely(v[p], part);
+      if (ANY_NAN) {
+        E::unpack_any_nan(v[p], part);
       } else {
         E::unpack(v[p], part);
       }
@@ -37,7 +37,7 @@ struct Held {
     }
   }
 
-  // Cheaper where it is known that none of them is NaN.
+  // Packs at lower cost where no element is NaN.
   static __device__ __forceinline__ void pack(const float (&x)[HELD], bool is_free_of_nan,
                                               uint4 (&v)[PIECES]) {
     if (is_free_of_nan) {
@@ -55,7 +55,7 @@ struct Held {
     for (uint32_t p = 0; p < PIECES; ++p) store_vector(to + 16 * p, v[p]);
   }
 
-  // Whether the elements from i on of a buffer of n are all there, in pieces of 16 bytes.
+  // Returns whether all of a lane's elements, from i on, exist in pieces aligned to 16 bytes.
   static __device__ __forceinline__ bool is_whole(const uint8_t *buffer, uint32_t n, uint32_t i) {
     return (uintptr_t)buffer % 16 == 0 && i + HELD <= n;
   }
@@ -65,7 +65,8 @@ struct Held {
     for (uint32_t p = 0; p < PIECES; ++p) v[p] = load_vector(buffer + (uint64_t)i * SIZE + 16 * p);
   }
 
-  // Elements from i on of a buffer of n, one by one; zeros beyond its end.
+  // Load and store elements one by one, from i on of a buffer of n. Loads give zeros beyond its
+  // end.
   static __device__ __forceinline__ void load_some(const uint8_t *buffer, uint32_t n, uint32_t i,
                                                    float (&x)[HELD]) {
     if (i < n) {
@@ -73,7 +74,8 @@ struct Held {
 #pragma unroll
       for (uint32_t k = 0; k < HELD; ++k) x[k] = i + k < n ? E::widen(from[k]) : 0;
     } else {
-      // Not by one load after the other: small messages are tiles that end early.
+      // Skips the element loads. Tiles of small messages end early, and conditional loads cost
+      // latency.
 #pragma unroll
       for (uint32_t k = 0; k < HELD; ++k) x[k] = 0;
     }
@@ -88,7 +90,7 @@ struct Held {
   }
 
  private:
-  // Calls take(p, part) for the elements of each piece.
+  // Calls take(p, part) with the elements of each piece.
   template <class Take>
   static __device__ __forceinline__ void each_part(const float (&x)[HELD], Take &&take) {
 #pragma unroll

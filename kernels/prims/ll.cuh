@@ -1,13 +1,16 @@
-// Steps over LL slots: packets of 16 bytes, 8 of payload and twice the same 4-byte flag.
+// Steps in protocol ll: packets of 16 bytes, which hold 8 bytes of payload and the same 4-byte flag
+// twice.
 //
-// Each half of a packet is seen whole on every transport, so a packet whose flags both match is
-// complete: no counter, no fence, one trip. Half the bytes are flags.
+//   byte 0        4        8        12       16
+//        | word 0 | flag   | word 1 | flag   |
+//
+// Every transport delivers each 8-byte half of a packet whole, so a packet is complete when both
+// flags match. The receiver needs no counter and no fence, and a message takes one network latency.
+// Half of the bytes on the wire are flags.
 #pragma once
 
 #include "abi.h"
-#include "dtype/element.cuh"
-#include "exec/interpret.cuh"
-#include "prims/user.cuh"
+#include "prims/flagged.cuh"
 
 namespace cinch {
 
@@ -17,7 +20,7 @@ __device__ __forceinline__ void store_ll(uint8_t *slot, uint32_t i, uint64_t pay
                make_uint4((uint32_t)payload, flag, (uint32_t)(payload >> 32), flag));
 }
 
-// The elements of a packet's 8 bytes, N of them. E converts 16 bytes at a time.
+// The N elements in a packet's 8 bytes. E converts 16 bytes at a time, hence the double room.
 template <class E>
 struct PacketElements {
   using Word = uint64_t;
@@ -28,11 +31,11 @@ struct PacketElements {
   static __device__ __forceinline__ void unpack(uint64_t payload, Acc (&into)[2 * N]) {
     E::unpack(make_uint4((uint32_t)payload, (uint32_t)(payload >> 32), 0, 0), into);
   }
-  static __device__ __forceinline__ void unpack_loosely(uint64_t payload, Acc (&into)[2 * N]) {
-    E::unpack_loosely(make_uint4((uint32_t)payload, (uint32_t)(payload >> 32), 0, 0), into);
+  static __device__ __forceinline__ void unpack_any_nan(uint64_t payload, Acc (&into)[2 * N]) {
+    E::unpack_any_nan(make_uint4((uint32_t)payload, (uint32_t)(payload >> 32), 0, 0), into);
   }
 
-  // Of the first N; the others may be anything.
+  // Packs the first N elements and overwrites the others.
   static __device__ __forceinline__ uint64_t pack(Acc (&from)[2 * N]) {
 #pragma unroll
     for (int k = N; k < 2 * N; ++k) from[k] = from[0];
@@ -41,15 +44,15 @@ struct PacketElements {
   }
 };
 
-// Reads packet `i` of sources first to first + POLLED - 1 of `count`, but not of source `except`,
-// as soon as each is complete. `flag(r)` is what the packets of source r carry, `name(r)` its rank.
-// False if the wait ended early.
+// Polls packet `i` of up to POLLED sources, from `first` on of `count`, until all are complete.
+// Source r lies at `source(r)`, carries `flag(r)` and is sent by rank `name(r)`; source `except` is
+// skipped. Returns false if the wait failed.
 template <class Source, class Flag, class Name>
 __device__ __forceinline__ bool load_ll(const cinch_comm_view &comm, Stop stop, uint32_t first,
                                         uint32_t count, uint32_t i, Source source, Flag flag,
                                         Name name, uint64_t (&payload)[POLLED],
                                         uint32_t except = 0xffffffffu) {
-  Patience patience;
+  WaitLimit limit;
   uint32_t missing = (1u << min(count - first, POLLED)) - 1;
   if (except - first < POLLED) missing &= ~(1u << (except - first));
   while (missing != 0) {
@@ -70,7 +73,7 @@ __device__ __forceinline__ bool load_ll(const cinch_comm_view &comm, Stop stop, 
     }
     if (missing == 0) break;
     bool timeout;
-    if (patience.gone(comm, stop, timeout)) {
+    if (limit.is_over(comm, stop, timeout)) {
       if (timeout) stop.missing(name(first + __ffs(missing) - 1));
       stop.set();
       return false;
@@ -79,25 +82,22 @@ __device__ __forceinline__ bool load_ll(const cinch_comm_view &comm, Stop stop, 
   return true;
 }
 
-// As much of a step as its element type does not matter for: E::Storage of 1 byte moves bytes.
+// A mover of raw elements in ll. A tile is one packet for each lane of a warp.
 template <class E, bool REDUCES>
-class RawLL {
+class RawLL : public FlaggedMover<E, PacketElements<E>, REDUCES> {
+  using Base = FlaggedMover<E, PacketElements<E>, REDUCES>;
+  using typename Base::Acc;
+  using Base::add;
+  using Base::comm_;
+  using Base::stop_;
+  using Base::work_;
+
  public:
   static constexpr int protocol = CINCH_LL;
-  static constexpr bool draws = false;
-
-  static __device__ __forceinline__ void prepare(uint32_t) {}
-  static __device__ __forceinline__ uint64_t factor_at(uint64_t address) {
-    return E::factor_at(address);
-  }
+  using Base::element_bytes;
 
   __device__ __forceinline__ RawLL(const cinch_work &work, const cinch_comm_view &comm, Stop stop)
-      : work_(work), comm_(comm), stop_(stop) {}
-
-  __device__ __forceinline__ bool usual(const Job &) const { return false; }
-  __device__ __forceinline__ uint32_t element_bytes() const {
-    return REDUCES ? sizeof(typename E::Storage) : work_.codec.word[0];
-  }
+      : Base(work, comm, stop) {}
 
   __device__ __forceinline__ uint32_t tile_elements() const { return 8 * WARP / element_bytes(); }
 
@@ -114,29 +114,7 @@ class RawLL {
     step(job, i, bytes);
   }
 
-  using Packet = PacketElements<E>;
-  using Acc = typename Packet::Acc;
-  static constexpr int N = Packet::N;
-
-  // `own`: cinch_own of an own contribution; absent for what was received.
-  __device__ __forceinline__ void add(Acc (&sum)[2 * N], bool &started, uint64_t payload,
-                                      uint32_t own) const {
-    Acc term[2 * N];
-    Packet::unpack(payload, term);
-    if (own != CINCH_OWN_ABSENT && (work_.flags & CINCH_PREMULTIPLY)) {
-#pragma unroll
-      for (int k = 0; k < N; ++k) term[k] = E::premultiply(term[k], work_.factor);
-      // What the peers see of it is rounded to the element type.
-      if (own == CINCH_OWN_CODED) Packet::unpack(Packet::pack(term), term);
-    }
-#pragma unroll
-    for (int k = 0; k < N; ++k) {
-      sum[k] = started ? E::combine(sum[k], term[k], work_.combine) : term[k];
-    }
-    started = true;
-  }
-
-  // Packets beyond the payload: only in messages that fill their slots.
+  // Sends an empty packet behind the payload, in messages that rewrite their whole slots.
   __device__ __forceinline__ void fill(const Job &job, uint32_t i) const {
     if (!job.refresh() || 8 * i >= comm_.fifo.slot_bytes) return;
     for (uint32_t t = 0; t < job.nsend; ++t) store_ll(job.target(t), i, 0, job.target_flag(t));
@@ -153,7 +131,7 @@ class RawLL {
     uint64_t own = 0;
     if (reads) own = load_word(job.input, i, bytes, size, aligned);
     uint64_t result = own;
-    Acc sum[2 * N];
+    Acc sum[Base::ROOM];
     bool started = false;
     if (does.computes && reads && (job.nrecv == 0 || job.own_after == 0)) {
       add(sum, started, own, does.own);
@@ -176,19 +154,11 @@ class RawLL {
       if (job.op == CINCH_REDUCE) {
         add(sum, started, load_word(job.output, i, bytes, size, aligned), CINCH_OWN_ABSENT);
       }
-#pragma unroll
-      for (int k = 0; k < N; ++k) {
-        if (does.divides) sum[k] = E::divide(sum[k], comm_.nranks);
-      }
-      result = Packet::pack(sum);
+      result = this->finish(sum, does.divides);
     }
     for (uint32_t t = 0; t < job.nsend; ++t) store_ll(job.target(t), i, result, job.target_flag(t));
     if (job.writes()) store_word(job.output, i, bytes, size, aligned, result);
   }
-
-  const cinch_work &work_;
-  const cinch_comm_view &comm_;
-  Stop stop_;
 };
 
 }  // namespace cinch

@@ -1,37 +1,54 @@
-// Steps over LL128 slots: lines of 128 bytes, 120 of payload and an 8-byte flag at the end.
+// Steps in protocol ll128: lines of 128 bytes, which hold 120 bytes of payload and an 8-byte flag
+// at the end.
 //
-// A warp stores four lines with one instruction, 16 bytes a lane, and reads them with one; the
-// last lane of each line carries the flag. This is right only where the 128 bytes of a line,
-// stored by one instruction, arrive whole and in order: NVLink between GPUs, as other libraries
-// rely on too; never PCIe or host memory. The planner sees to that.
+//   lane         0        1       ...  6        7 (last of the line)
+//   bytes 0..    | 16     | 16    |    | 16     | 8 payload, 8 flag |
+//
+// A warp stores four lines (a tile) by one instruction, 16 bytes a lane, and loads them by one. A
+// line is complete when its flag matches. This is right only where 128 bytes that one instruction
+// stored arrive whole and in order: over NVLink between GPUs, never over PCIe or in host memory.
+// The planner takes ll128 on such paths alone.
 #pragma once
 
 #include "abi.h"
-#include "dtype/element.cuh"
-#include "exec/interpret.cuh"
-#include "prims/user.cuh"
+#include "prims/flagged.cuh"
 
 namespace cinch {
 
-constexpr uint32_t LINE_LANES = 8;            // lanes of a line
+constexpr uint32_t LINE_LANES = 8;         // lanes of a line
 constexpr uint32_t TILE_WORDS = CINCH_TILE_WORDS;
-constexpr uint32_t LINES_BYTES = 4 * 128;     // memory of them
+constexpr uint32_t LINES_BYTES = 4 * 128;  // wire bytes of a tile
 
-static_assert(TILE_WORDS == WARP / LINE_LANES * (2 * LINE_LANES - 1), "all but the flags");
+static_assert(TILE_WORDS == WARP / LINE_LANES * (2 * LINE_LANES - 1), "all words but the flags");
 
-// Whether this lane's 16 bytes of a line are 8 of payload and the flag.
+// Returns whether this lane's 16 bytes of a line are 8 bytes of payload and the flag.
 __device__ __forceinline__ bool carries_flag() {
   return lane_id() % LINE_LANES == LINE_LANES - 1;
 }
 
-// The first of this lane's words of a tile.
+// Returns the index in a tile of this lane's first word.
 __device__ __forceinline__ uint32_t word_of_lane() {
   return lane_id() / LINE_LANES * 15 + lane_id() % LINE_LANES * 2;
 }
 
-// A tile by all lanes of a warp, the flag in place of what the last lane of each line has behind
-// its payload. They come here together: after __syncwarp, wherever they have been since the last one.
-// Where a tile has fewer than four lines, lanes without one say so.
+// The elements in a lane's 16 bytes of a line.
+template <class E>
+struct LineElements {
+  using Word = uint4;
+  using Acc = typename E::Acc;
+  static constexpr int N = 16 / sizeof(typename E::Storage);
+  static constexpr int ROOM = N;
+
+  static __device__ __forceinline__ void unpack(uint4 v, Acc (&into)[N]) { E::unpack(v, into); }
+  static __device__ __forceinline__ void unpack_any_nan(uint4 v, Acc (&into)[N]) {
+    E::unpack_any_nan(v, into);
+  }
+  static __device__ __forceinline__ uint4 pack(Acc (&from)[N]) { return E::pack(from); }
+};
+
+// Stores a tile; all lanes of a warp call it, converged by __syncwarp. The last lane of each line
+// replaces its second word by the flag. In a tile of fewer than four lines, lanes without a line
+// pass has_line = false.
 __device__ __forceinline__ void store_lines(uint8_t *tile, uint4 v, uint64_t flag,
                                             bool has_line = true) {
   if (carries_flag()) {
@@ -41,17 +58,19 @@ __device__ __forceinline__ void store_lines(uint8_t *tile, uint4 v, uint64_t fla
   store_line(has_line, tile + 16 * lane_id(), v);
 }
 
-// Tiles by all lanes of a warp, as soon as all lines of each are there: those of which `missing`
-// has bits, which lie at `tile(j)`, carry `wanted(j)` and come from rank `name(j)`. Their flags are
-// in `v`, too. False if the wait ended early. `lines` has bits for tiles of which this lane's line is one.
+// Polls up to TILES tiles until all are complete; all lanes of a warp call it. Bit j of `missing`
+// asks for the tile at `tile(j)`, which carries `wanted(j)` and is sent by rank `name(j)`. Bit j of
+// `lines` is set if tile j has a line for this lane. `v` receives the words with their flags.
+// Returns false if the wait failed.
 template <uint32_t TILES, class Tile, class Wanted, class Name>
 __device__ __forceinline__ bool load_lines(const cinch_comm_view &comm, Stop stop,
                                            uint32_t missing, Tile tile, Wanted wanted, Name name,
                                            uint4 (&v)[TILES], uint32_t lines = ~0u) {
   const bool flagged = carries_flag();
-  Patience patience;
+  WaitLimit limit;
   while (missing != 0) {
-    // A lane that comes later with the flag must not come later with its payload.
+    // All lanes load by one instruction: the lane that loads the flag must not load earlier than
+    // the lanes that load the payload.
     __syncwarp();
 #pragma unroll
     for (uint32_t j = 0; j < TILES; ++j) {
@@ -67,8 +86,8 @@ __device__ __forceinline__ bool load_lines(const cinch_comm_view &comm, Stop sto
     }
     if (missing == 0) break;
     bool timeout;
-    const bool gone = patience.gone(comm, stop, timeout);
-    if (__any_sync(0xffffffffu, gone)) {
+    const bool is_over = limit.is_over(comm, stop, timeout);
+    if (__any_sync(0xffffffffu, is_over)) {
       if (timeout) stop.missing(name(__ffs(missing) - 1));
       stop.set();
       return false;
@@ -77,25 +96,23 @@ __device__ __forceinline__ bool load_lines(const cinch_comm_view &comm, Stop sto
   return true;
 }
 
+// A mover of raw elements in ll128.
 template <class E, bool REDUCES>
-class RawLL128 {
+class RawLL128 : public FlaggedMover<E, LineElements<E>, REDUCES> {
+  using Base = FlaggedMover<E, LineElements<E>, REDUCES>;
+  using typename Base::Acc;
+  using Base::add;
+  using Base::comm_;
+  using Base::stop_;
+  using Base::work_;
+
  public:
   static constexpr int protocol = CINCH_LL128;
-  static constexpr bool draws = false;
-
-  static __device__ __forceinline__ void prepare(uint32_t) {}
-  static __device__ __forceinline__ uint64_t factor_at(uint64_t address) {
-    return E::factor_at(address);
-  }
+  using Base::element_bytes;
 
   __device__ __forceinline__ RawLL128(const cinch_work &work, const cinch_comm_view &comm,
                                       Stop stop)
-      : work_(work), comm_(comm), stop_(stop) {}
-
-  __device__ __forceinline__ bool usual(const Job &) const { return false; }
-  __device__ __forceinline__ uint32_t element_bytes() const {
-    return REDUCES ? sizeof(typename E::Storage) : work_.codec.word[0];
-  }
+      : Base(work, comm, stop) {}
 
   __device__ __forceinline__ uint32_t tile_elements() const {
     return 8 * TILE_WORDS / element_bytes();
@@ -107,28 +124,9 @@ class RawLL128 {
   }
 
  private:
-  using Acc = typename E::Acc;
-  static constexpr int N = 16 / sizeof(typename E::Storage);
-
-  __device__ __forceinline__ uint64_t wide(uint32_t flag) const {
-    return flag | (uint64_t)work_.mark << 48;
-  }
-
-  // `own`: cinch_own of an own contribution; absent for what was received.
-  __device__ __forceinline__ void add(Acc (&sum)[N], bool &started, uint4 v, uint32_t own) const {
-    Acc term[N];
-    E::unpack(v, term);
-    if (own != CINCH_OWN_ABSENT && (work_.flags & CINCH_PREMULTIPLY)) {
-#pragma unroll
-      for (int k = 0; k < N; ++k) term[k] = E::premultiply(term[k], work_.factor);
-      // What the peers see of it is rounded to the element type.
-      if (own == CINCH_OWN_CODED) E::unpack(E::pack(term), term);
-    }
-#pragma unroll
-    for (int k = 0; k < N; ++k) {
-      sum[k] = started ? E::combine(sum[k], term[k], work_.combine) : term[k];
-    }
-    started = true;
+  // Returns the 64-bit flag of a line, whose upper bits are the whole hash of the signature.
+  __device__ __forceinline__ uint64_t line_flag(uint32_t flag) const {
+    return flag | (uint64_t)work_.signature_hash << 48;
   }
 
   __device__ __forceinline__ uint4 load_words(const Job &job, const uint8_t *from, uint32_t word,
@@ -154,14 +152,14 @@ class RawLL128 {
     if (reads) own = load_words(job, job.input, word, flagged, bytes);
     uint4 result = own;
     if (tile * TILE_WORDS < words) {
-      Acc sum[N];
+      Acc sum[Base::ROOM];
       bool started = false;
       if (does.computes && reads && (job.nrecv == 0 || job.own_after == 0)) {
         add(sum, started, own, does.own);
       }
       for (uint32_t r = 0; r < job.nrecv; ++r) {
         const auto at = [&](uint32_t) { return job.source(r) + (uint64_t)tile * LINES_BYTES; };
-        const auto wanted = [&](uint32_t) { return wide(job.source_flag(r)); };
+        const auto wanted = [&](uint32_t) { return line_flag(job.source_flag(r)); };
         const auto name = [&](uint32_t) { return (uint32_t)job.sender(r); };
         uint4 v[1];
         if (!load_lines(comm_, stop_, 1, at, wanted, name, v)) return;
@@ -177,16 +175,13 @@ class RawLL128 {
         if (job.op == CINCH_REDUCE) {
           add(sum, started, load_words(job, job.output, word, flagged, bytes), CINCH_OWN_ABSENT);
         }
-#pragma unroll
-        for (int k = 0; k < N; ++k) {
-          if (does.divides) sum[k] = E::divide(sum[k], comm_.nranks);
-        }
-        result = E::pack(sum);
+        result = this->finish(sum, does.divides);
       }
     }
     __syncwarp();
     for (uint32_t t = 0; t < job.nsend; ++t) {
-      store_lines(job.target(t) + (uint64_t)tile * LINES_BYTES, result, wide(job.target_flag(t)));
+      store_lines(job.target(t) + (uint64_t)tile * LINES_BYTES, result,
+                  line_flag(job.target_flag(t)));
     }
     if (!job.writes() || 8 * word >= bytes) return;
     store_word(job.output, word, bytes, size, aligned, result.x | (uint64_t)result.y << 32);
@@ -194,14 +189,11 @@ class RawLL128 {
     store_word(job.output, word + 1, bytes, size, aligned, result.z | (uint64_t)result.w << 32);
   }
 
-  // Whether a tile beyond the payload is sent: only in messages that fill their slots.
+  // Returns whether a tile behind the payload is sent: only messages that rewrite their slots have
+  // such.
   __device__ __forceinline__ bool fills(const Job &job, uint32_t tile) const {
     return job.refresh() && job.nsend > 0 && 8 * TILE_WORDS * tile < comm_.fifo.slot_bytes;
   }
-
-  const cinch_work &work_;
-  const cinch_comm_view &comm_;
-  Stop stop_;
 };
 
 }  // namespace cinch

@@ -1,26 +1,26 @@
-// Steps that move bytes as they are, over SIMPLE slots.
-//
-// A lane of a warp has up to twice UNROLL pieces of 16 bytes in flight.
+// Steps that move raw bytes, in protocol simple. A lane has up to twice UNROLL pieces of 16 bytes
+// in flight.
 #pragma once
 
 #include "abi.h"
-#include "exec/interpret.cuh"
+#include "channel/channel.cuh"
+#include "fifo/wait.cuh"
 #include "prims/user.cuh"
 
 namespace cinch {
 
-// Pieces of a tile, for each lane.
+// Pieces of a tile for each lane.
 constexpr uint32_t UNROLL = 4;
 constexpr uint32_t TILE_PIECES = UNROLL * WARP;
 constexpr uint32_t TILE_BYTES = 16 * TILE_PIECES;
 
-// Tiles of a chunk of `bytes` whose pieces of the user's buffers are single accesses.
+// Returns how many tiles of a chunk consist of whole 16-byte accesses.
 __device__ __forceinline__ uint32_t whole_tiles(const Job &job, uint32_t bytes) {
   return job.aligned ? bytes / TILE_BYTES : 0;
 }
 
-// What is left of an aligned chunk behind its whole tiles: the pieces that are single accesses. Says
-// how many pieces of the chunk are.
+// Moves the pieces of an aligned chunk's last, partial tile that are whole 16-byte accesses.
+// Returns how many whole pieces the chunk has.
 __device__ __forceinline__ uint32_t move_last_tile(const Job &job, uint32_t tile, uint32_t bytes,
                                                    uint32_t size, bool writes) {
   const uint32_t inside = bytes & ~15u, first = tile * TILE_PIECES + lane_id();
@@ -47,8 +47,8 @@ __device__ __forceinline__ uint32_t move_last_tile(const Job &job, uint32_t tile
   return inside / 16;
 }
 
-// A tile that is not whole, of elements of `size` bytes. Out of line, so that what it keeps does not
-// burden the loop of whole ones.
+// Moves a partial or unaligned tile of elements of `size` bytes. It is out of line, so that the
+// loop over whole tiles need not keep its registers.
 static __device__ __noinline__ void move_ragged_tile(const Job &job, uint32_t tile, uint32_t bytes,
                                                      uint32_t size) {
   const uint32_t pieces = (bytes + 15) / 16;
@@ -68,7 +68,7 @@ static __device__ __noinline__ void move_ragged_tile(const Job &job, uint32_t ti
   }
 }
 
-// Tiles first to last - 1 of a chunk.
+// Moves tiles first to last - 1 of a chunk.
 __device__ __forceinline__ void move_tiles(const Job &job, uint32_t first, uint32_t last,
                                            uint32_t bytes, uint32_t size) {
   const bool from_input = job.nrecv == 0;
@@ -90,7 +90,7 @@ __device__ __forceinline__ void move_tiles(const Job &job, uint32_t first, uint3
 #pragma unroll
     for (uint32_t u = 0; u < UNROLL; ++u) v[u] = next[u];
     source += TILE_BYTES;
-    // The next tile is on its way while this one is stored.
+    // Loads the next tile while this one is stored.
     if (tile + 1 < whole) {
 #pragma unroll
       for (uint32_t u = 0; u < UNROLL; ++u) next[u] = load_vector(source + 16 * WARP * u);
@@ -118,8 +118,8 @@ __device__ __forceinline__ void move_tiles(const Job &job, uint32_t first, uint3
   }
 }
 
-// The kernel for calls that neither reduce nor encode. word[0] of the codec's parameters is the
-// size of an element: 1, 2, 4 or 8.
+// The mover of calls that neither reduce nor encode. word[0] of the codec's parameters is the size
+// of an element: 1, 2, 4 or 8.
 class MoveSimple {
  public:
   static constexpr int protocol = CINCH_SIMPLE;
@@ -131,7 +131,7 @@ class MoveSimple {
   __device__ __forceinline__ MoveSimple(const cinch_work &work, const cinch_comm_view &, Stop)
       : work_(work) {}
 
-  __device__ __forceinline__ bool usual(const Job &) const { return false; }
+  __device__ __forceinline__ bool has_fast_path(const Job &) const { return false; }
   __device__ __forceinline__ uint32_t element_bytes() const { return work_.codec.word[0]; }
   __device__ __forceinline__ uint32_t tile_elements() const {
     return TILE_BYTES / element_bytes();

@@ -1,12 +1,14 @@
-// Steps on raw elements over SIMPLE slots: payload as it lies in memory, in pieces of 16 bytes.
+// Steps that reduce raw elements, in protocol simple. The payload is the elements as they lie in
+// memory, in pieces of 16 bytes.
 //
-// Terms are added in the order of the schedule, in the accumulator type, as the host does it: the
-// same bits.
+// Terms are added in the order of the schedule and in the accumulator type, as the host engine adds
+// them: the bits are the same.
 #pragma once
 
 #include "abi.h"
+#include "channel/channel.cuh"
 #include "dtype/element.cuh"
-#include "exec/interpret.cuh"
+#include "fifo/wait.cuh"
 #include "prims/move.cuh"
 
 namespace cinch {
@@ -27,8 +29,8 @@ class RawSimple {
 
   __device__ __forceinline__ uint32_t element_bytes() const { return SIZE; }
   __device__ __forceinline__ uint32_t tile_elements() const { return TILE_BYTES / SIZE; }
-  // What a whole tile needs no more than a loop for.
-  __device__ __forceinline__ bool usual(const Job &job) const {
+  // The fast path needs own contributions without premultiplication, and no output as a term.
+  __device__ __forceinline__ bool has_fast_path(const Job &job) const {
     return !(work_.flags & CINCH_PREMULTIPLY) && job.op != CINCH_REDUCE;
   }
 
@@ -41,7 +43,7 @@ class RawSimple {
     const uint32_t whole = min(last, whole_tiles(job, bytes));
 #pragma unroll 1
     for (uint32_t tile = first; tile < whole; ++tile) {
-      if (job.usual) {
+      if (job.fast_path) {
         sum_whole_tile(job, tile);
       } else {
         sum_tile<Pieces::WHOLE>(job, tile, bytes);
@@ -58,9 +60,9 @@ class RawSimple {
   static constexpr uint32_t SIZE = sizeof(typename E::Storage);
   static constexpr uint32_t N = 16 / SIZE;
   static constexpr uint32_t NO_OWN = 0xff;
-  // Pieces whose accumulators a lane holds at once: 16 registers of 4 bytes and more are dear.
+  // Pieces that a lane accumulates at once: their accumulators take 16 registers.
   static constexpr uint32_t TOGETHER = SIZE >= 4 ? 4 : SIZE == 2 ? 2 : 1;
-  // Terms whose pieces are on their way together.
+  // Terms whose loads are in flight together.
   static constexpr uint32_t AHEAD = SMALL_BLOCKS || SIZE == 8 || SIZE == 1 ? 2 : 3;
 
   struct Terms {
@@ -90,22 +92,14 @@ class RawSimple {
     for (uint32_t u = 0; u < TOGETHER; ++u) E::unpack(v[u], into.at[u]);
   }
 
-  // A slot holds whole pieces, but not whole tiles.
+  // Loads from a slot, which holds whole pieces, but not whole tiles.
   template <Pieces P>
   __device__ __forceinline__ void load_source(const uint8_t *from, uint32_t first, uint32_t bytes,
                                               Terms &into) const {
-    uint4 v[TOGETHER];
-#pragma unroll
-    for (uint32_t u = 0; u < TOGETHER; ++u) {
-      const uint32_t i = first + u * WARP;
-      constexpr Pieces IN_SLOT = P == Pieces::WHOLE ? P : Pieces::INSIDE;
-      v[u] = load_piece<IN_SLOT>(from, i, bytes, SIZE);
-    }
-#pragma unroll
-    for (uint32_t u = 0; u < TOGETHER; ++u) E::unpack(v[u], into.at[u]);
+    load<P == Pieces::WHOLE ? P : Pieces::INSIDE>(from, first, bytes, into);
   }
 
-  // The own contribution, multiplied if it is to be.
+  // Loads the own contribution, and multiplies it for a pre-multiplied sum.
   template <Pieces P>
   __device__ __forceinline__ void load_own(const Job &job, uint32_t first, uint32_t bytes,
                                            Terms &into) const {
@@ -117,7 +111,7 @@ class RawSimple {
       for (uint32_t k = 0; k < N; ++k) {
         into.at[u][k] = E::premultiply(into.at[u][k], work_.factor);
       }
-      // What the peers see of it is rounded to the element type.
+      // The peers receive the product rounded to the element type.
       if (job.own == CINCH_OWN_CODED) E::unpack(E::pack(into.at[u]), into.at[u]);
     }
   }
@@ -133,7 +127,7 @@ class RawSimple {
     }
   }
 
-  // The usual step: contributions as they are, of which the own one is one term more.
+  // Sums a whole tile on the fast path: the own contribution is one term among the others.
   __device__ __forceinline__ void sum_whole_tile(const Job &job, uint32_t tile) const {
     const uint32_t after = job.reads() ? job.own_after : NO_OWN;
     const uint32_t terms = job.nrecv + (after <= job.nrecv ? 1 : 0);
@@ -177,8 +171,8 @@ class RawSimple {
     }
   }
 
-  // Tiles that are not whole. Out of line, so that what they keep does not burden the loop of whole
-  // ones.
+  // Sums partial and unaligned tiles. It is out of line, so that the loop over whole tiles need not
+  // keep its registers.
   static __device__ __noinline__ void sum_ragged_tiles(const cinch_work &work, uint32_t nranks,
                                                        const Job &job, uint32_t first,
                                                        uint32_t last) {
@@ -186,7 +180,7 @@ class RawSimple {
     const uint32_t bytes = job.elements * SIZE, pieces = bytes / 16;
     uint32_t tile = first;
     if (job.aligned) {
-      // What most calls end with: pieces are single accesses but for the very last one.
+      // Most chunks end like this: all pieces but the very last are whole accesses.
       mover.template sum_tile<Pieces::INSIDE>(job, tile, 16 * pieces);
       if (bytes % 16 != 0 && pieces / TILE_PIECES == tile && lane_id() == 0) {
         mover.template sum_pieces<Pieces::ANY>(job, pieces, bytes);
@@ -223,7 +217,7 @@ class RawSimple {
     finish<P>(job, sum, first, bytes);
   }
 
-  // Sends and stores the sum of a lane's pieces, of which `first` is the first.
+  // Sends and stores the sum of a lane's pieces, from piece `first` on.
   template <Pieces P>
   __device__ __forceinline__ void finish(const Job &job, Terms &sum, uint32_t first,
                                          uint32_t bytes) const {

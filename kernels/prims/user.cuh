@@ -1,14 +1,15 @@
-// Reading and writing the user's buffers in pieces of 16 or 8 bytes, whatever their alignment.
+// Loads and stores of the user's buffers in pieces of 16 or 8 bytes, at any alignment.
 //
-// A piece that lies inside a buffer that is aligned to it is one access; any other is put together from
-// elements, out of line.
+// A whole piece of an aligned buffer is one access. Any other piece is assembled from elements, out
+// of line.
 #pragma once
 
 #include "ptx/memory.cuh"
 
 namespace cinch {
 
-// Up to 16 bytes at `at` in elements of `size` bytes, `left` of them inside the buffer.
+// Load and store up to 16 bytes at `at` in elements of `size` bytes; `left` bytes are in the
+// buffer.
 static __device__ __noinline__ uint4 gather(const uint8_t *at, uint32_t size, uint32_t left) {
   uint64_t half[2] = {0, 0};
 #pragma unroll 1
@@ -47,15 +48,16 @@ static __device__ __noinline__ void scatter(uint8_t *at, uint32_t size, uint32_t
   }
 }
 
-// What is known of the pieces that a step works on.
+// The caller's knowledge of the pieces of a step.
 enum class Pieces {
-  WHOLE,   // all are single accesses
-  INSIDE,  // those that begin before the end are: it is a multiple of 16, or memory goes on behind it
-  ANY,
+  WHOLE,   // each piece is one access
+  INSIDE,  // each piece that begins before the end is one access: the end is a multiple of 16, or
+           // memory goes on behind it
+  ANY,     // nothing
 };
 
-// Piece `i` (of 16 bytes) of a buffer of `bytes`, in elements of `size` bytes; zeros beyond its
-// end.
+// Load and store piece `i` of 16 bytes, of a buffer of `bytes` in elements of `size` bytes. Loads
+// give zeros beyond its end.
 template <Pieces P>
 __device__ __forceinline__ uint4 load_piece(const uint8_t *buffer, uint32_t i, uint32_t bytes,
                                             uint32_t size) {
@@ -77,7 +79,7 @@ __device__ __forceinline__ void store_piece(uint8_t *buffer, uint32_t i, uint32_
   scatter(at, size, bytes > 16 * i ? bytes - 16 * i : 0, value);
 }
 
-// Word `i` (of 8 bytes), likewise.
+// Load and store word `i` of 8 bytes in the same way.
 __device__ __forceinline__ uint64_t load_word(const uint8_t *buffer, uint32_t i, uint32_t bytes,
                                               uint32_t size, bool aligned) {
   const uint8_t *at = buffer + 8 * (uint64_t)i;

@@ -1,11 +1,11 @@
-// Loops over whole encoded tiles, in the usual cases: a warp fetches ahead into its stage and works on
-// 16 elements a lane. What else there is goes by prims/coded.cuh.
+// The fast path of prims/coded.cuh: loops over whole encoded tiles. A warp fetches tiles ahead into
+// its stage and works on 16 elements a lane.
 #pragma once
 
 #include "abi.h"
+#include "channel/channel.cuh"
 #include "codec/codec.cuh"
 #include "dtype/element.cuh"
-#include "exec/interpret.cuh"
 #include "prims/held.cuh"
 #include "prims/stage.cuh"
 
@@ -25,37 +25,37 @@ class WholeTiles : Held<E> {
   using Codes = typename C::Codes;
   using Summary = typename C::Summary;
 
-  // In a stage: of a send SEND_TILES tiles, and one by way of which what is kept is stored; else two
-  // tiles, where there is room a third one, by way of which sums are stored, and two bundles of BUNDLE
-  // images each.
-  static constexpr uint32_t IMAGE_BYTES = Images<C>::BYTES;
+  // The layout of the stage. A send has SEND_TILES tiles in flight and one tile for its output. A
+  // sum has two tiles of the own contribution, one output tile where there is room, and two bundles
+  // of BUNDLE encoded tiles.
+  static constexpr uint32_t ENCODED_BYTES = EncodedTiles<C>::BYTES;
   static constexpr uint32_t SEND_TILES = 2 * STAGE_DEPTH;
   static constexpr uint32_t SENT_TILE = SEND_TILES * Tiles::BYTES;
   static constexpr uint32_t OUT_TILE = 2 * Tiles::BYTES;
-  static constexpr uint32_t BUNDLES = OUT_TILE + (SMALL_BLOCKS ? 0 : Tiles::BYTES);  // where they begin
-  static constexpr uint32_t ROOM = (STAGE_ROOM - BUNDLES) / (2 * IMAGE_BYTES);
+  static constexpr uint32_t BUNDLES = OUT_TILE + (SMALL_BLOCKS ? 0 : Tiles::BYTES);  // their offset
+  static constexpr uint32_t ROOM = (STAGE_ROOM - BUNDLES) / (2 * ENCODED_BYTES);
   static constexpr uint32_t WANTED = C::code_bits <= 8 ? 2 * STAGE_DEPTH : STAGE_DEPTH;
-  // Where shared memory is short, the widest codes have no room, and are not fetched ahead.
+  // In small stages the widest codes have no room and are not fetched ahead.
   static constexpr uint32_t BUNDLE = ROOM == 0 ? 1 : WANTED < ROOM ? WANTED : ROOM;
   static_assert(SENT_TILE + Tiles::BYTES <= STAGE_ROOM, "what the host launches with");
 
-  // Whether what is received has room in a stage.
+  // True if received tiles have room in a stage.
   static constexpr bool HAS_ROOM = ROOM > 0;
 
-  // What the encodes of a job draw: a step without sources has the rank's contribution, the others
-  // that encode have a sum.
+  // Returns the random numbers of a job. A step without sources encodes the rank's contribution;
+  // other steps that encode have a sum.
   static __device__ __forceinline__ Random random_of(const C &codec, const Job &job) {
     return codec.random(job.nrecv == 0 ? 0 : 1, job.first);
   }
 
-  // The input, encoded; and decoded again by whoever keeps what the others will see. What a loop
-  // needs of the work and the job it keeps in registers, the codec's parameters too, so it makes a
-  // codec of its own.
+  // Encodes the input to all targets. A rank that keeps the chunk stores what its codes decode to.
+  // The loops hold their state in registers, the codec's parameters too, so each makes a codec of
+  // its own.
   static __device__ __noinline__ void send_tiles(const cinch_work &work, const Job &job,
                                                  uint32_t first, uint32_t last) {
     const C codec = codec_of(work);
     const uint32_t n = job.elements, nsend = job.nsend;
-    const PeerPlaces targets = targets_of(job);
+    const PeerSlots targets = targets_of(job);
     const Line line(codec, n, first, last);
     const Random random = random_of(codec, job);
     uint8_t *stage = this_stage();
@@ -69,7 +69,7 @@ class WholeTiles : Held<E> {
         next += Tiles::BYTES;
         --left;
       }
-      end_copies();
+      commit_copies();
     };
 #pragma unroll 1
     for (uint32_t slot = 0; slot < SEND_TILES; ++slot) fetch(slot);
@@ -77,7 +77,7 @@ class WholeTiles : Held<E> {
 #pragma unroll 1
     for (uint32_t t = first; t < last; ++t) {
       uint4 v[PIECES];
-      await_copies<SEND_TILES - 1>();
+      wait_copies<SEND_TILES - 1>();
       __syncwarp();
       Tiles::take(stage + slot * Tiles::BYTES, v);
       __syncwarp();
@@ -90,21 +90,21 @@ class WholeTiles : Held<E> {
       if (keeps) {
         codec.decode(codes, x);
         pack(x, C::is_free_of_nan(codes), v);
-        // All lanes have read what they stored last.
+        // All lanes have finished their loads of the last tile.
         __syncwarp();
         Tiles::give(stage + SENT_TILE, v, output);
         output += Tiles::BYTES;
       }
     }
-    await_copies<0>();
+    wait_copies<0>();
   }
 
-  // A received chunk, decoded.
+  // Decodes a received chunk.
   static __device__ __noinline__ void recv_tiles(const cinch_work &work, const Job &job,
                                                  uint32_t first, uint32_t last) {
     const C codec = codec_of(work);
-    const Images<C> images(codec, job.elements);
-    __syncwarp();  // nobody reads what an older loop has left in the stage
+    const EncodedTiles<C> encoded_tiles(codec, job.elements);
+    __syncwarp();  // all lanes have finished with the last contents of the stage
     const uint8_t *source = job.source(0);
     uint8_t *stage = this_stage();
     uint8_t *output = job.output;
@@ -112,21 +112,21 @@ class WholeTiles : Held<E> {
     const auto fetch = [&](uint8_t *bundle) {
 #pragma unroll
       for (uint32_t j = 0; j < BUNDLE; ++j, ++next) {
-        if (next < last) images.fetch(bundle + j * IMAGE_BYTES, source, next);
+        if (next < last) encoded_tiles.fetch(bundle + j * ENCODED_BYTES, source, next);
       }
-      end_copies();
+      commit_copies();
     };
-    uint8_t *bundle = stage + BUNDLES, *other = bundle + BUNDLE * IMAGE_BYTES;
+    uint8_t *bundle = stage + BUNDLES, *other = bundle + BUNDLE * ENCODED_BYTES;
     fetch(bundle);
     fetch(other);
 #pragma unroll 1
     for (uint32_t t = first; t < last; t += BUNDLE) {
-      await_copies<1>();
+      wait_copies<1>();
       __syncwarp();
 #pragma unroll 1
       for (uint32_t j = 0; j < BUNDLE && t + j < last; ++j) {
         Codes codes;
-        Images<C>::take(codec, bundle + j * IMAGE_BYTES, codes);
+        EncodedTiles<C>::take(codec, bundle + j * ENCODED_BYTES, codes);
         float x[HELD];
         codec.decode(codes, x);
         uint4 v[PIECES];
@@ -137,22 +137,22 @@ class WholeTiles : Held<E> {
       fetch(bundle);
       swap(bundle, other);
     }
-    await_copies<0>();
+    wait_copies<0>();
   }
 
-  // The sum of the sources and the own contribution, in the schedule's order. Sources come in
-  // bundles; the first of a tile's brings the own contribution.
+  // Sums the sources and the own contribution in the schedule's order. Sources come in bundles, and
+  // the first bundle of a tile brings the own contribution.
   static __device__ __noinline__ void sum_tiles(const cinch_work &work, const Job &job,
                                                 uint32_t nranks, uint32_t first, uint32_t last) {
     const C codec = codec_of(work);
-    const Images<C> images(codec, job.elements);
+    const EncodedTiles<C> encoded_tiles(codec, job.elements);
     const uint32_t n = job.elements, nsend = job.nsend, nrecv = job.nrecv;
     const uint32_t after = job.reads() ? job.own_after : CINCH_MAX_RANKS;
     const bool averages = job.is_final() && (work.flags & CINCH_AVERAGE);
-    // Of a power of two, so that a product by it is the quotient.
+    // nranks is a power of two, so the product by its inverse is the quotient.
     const float share = averages ? 1.0f / (float)nranks : 1.0f;
     uint8_t *output = job.writes() ? job.output : nullptr;
-    const PeerPlaces sources = sources_of(job), targets = targets_of(job);
+    const PeerSlots sources = sources_of(job), targets = targets_of(job);
     const Line line(codec, n, first, last);
     const Random random = random_of(codec, job);
     uint8_t *stage = this_stage();
@@ -162,13 +162,16 @@ class WholeTiles : Held<E> {
         if (next_source == 0 && after <= nrecv) {
           Tiles::fetch(stage + next % 2 * Tiles::BYTES, job.input + (uint64_t)next * Tiles::BYTES);
         }
-        // All loads before the copies. Behind the last source is what the stage has there, of no use.
+        // All address loads come before the copies. Behind the last source the list has stale
+        // addresses, which no copy uses.
         const uint8_t *source[BUNDLE];
 #pragma unroll
         for (uint32_t j = 0; j < BUNDLE; ++j) source[j] = sources.at(next_source + j);
 #pragma unroll
         for (uint32_t j = 0; j < BUNDLE; ++j) {
-          if (next_source + j < nrecv) images.fetch(bundle + j * IMAGE_BYTES, source[j], next);
+          if (next_source + j < nrecv) {
+            encoded_tiles.fetch(bundle + j * ENCODED_BYTES, source[j], next);
+          }
         }
         next_source += BUNDLE;
         if (next_source >= nrecv) {
@@ -176,9 +179,9 @@ class WholeTiles : Held<E> {
           ++next;
         }
       }
-      end_copies();
+      commit_copies();
     };
-    uint8_t *bundle = stage + BUNDLES, *other = bundle + BUNDLE * IMAGE_BYTES;
+    uint8_t *bundle = stage + BUNDLES, *other = bundle + BUNDLE * ENCODED_BYTES;
     fetch(bundle);
     fetch(other);
 #pragma unroll 1
@@ -188,19 +191,19 @@ class WholeTiles : Held<E> {
       for (uint32_t k = 0; k < HELD; ++k) x[k] = -0.0f;
 #pragma unroll 1
       for (uint32_t begin = 0; begin < nrecv; begin += BUNDLE) {
-        await_copies<1>();
+        wait_copies<1>();
         __syncwarp();
         const uint32_t end = min(nrecv, begin + BUNDLE);
-        const uint8_t *image = bundle;
+        const uint8_t *encoded = bundle;
         uint32_t r = begin;
-        // Up to where the own contribution comes, and from there on.
+        // Part 0 ends at the own contribution, part 1 goes on from there.
 #pragma unroll 1
         for (uint32_t part = 0; part < 2; ++part) {
           const uint32_t to = part == 0 ? min(after, end) : end;
 #pragma unroll 1
-          for (; r < to; ++r, image += IMAGE_BYTES) {
+          for (; r < to; ++r, encoded += ENCODED_BYTES) {
             Codes codes;
-            Images<C>::take(codec, image, codes);
+            EncodedTiles<C>::take(codec, encoded, codes);
             codec.decode_reduce(codes, x);
           }
           if (part == 0 && r == after && (r < end || end == nrecv)) {
@@ -217,7 +220,8 @@ class WholeTiles : Held<E> {
       }
       bool is_free_of_nan = false;
       if (nsend > 0) {
-        // Codes of a block with a NaN are the same whatever it is like; others may keep its bits.
+        // A scaled block with a NaN has the same codes whatever its bits; elementwise codes keep
+        // them.
         if constexpr (!C::scaled) {
 #pragma unroll
           for (uint32_t k = 0; k < HELD; ++k) x[k] = canonical(x[k]);
@@ -236,7 +240,7 @@ class WholeTiles : Held<E> {
         if (SMALL_BLOCKS) {
           store_pieces(output + (uint64_t)mine(t * WARP_TILE) * SIZE, x, is_free_of_nan);
         } else {
-          // All lanes have read what they stored last.
+          // All lanes have finished their loads of the last tile.
           __syncwarp();
           uint4 v[PIECES];
           pack(x, is_free_of_nan, v);
@@ -244,44 +248,45 @@ class WholeTiles : Held<E> {
         }
       }
     }
-    await_copies<0>();
+    wait_copies<0>();
   }
 
  private:
   using Line = NumberLine<C>;
 
-  // The codec of loops that go over whole tiles, with scales of blocks if it has any.
+  // Returns the codec of a loop over whole tiles: scales, if any, belong to blocks.
   static __device__ __forceinline__ C codec_of(const cinch_work &work) {
     const C codec(work.codec);
-    CINCH_GRANTED(!C::scaled || codec.log2_block() != 0);
+    CINCH_ASSUME(!C::scaled || codec.log2_block() != 0);
     return codec;
   }
 
-  // The slots of a job's messages, one a lane.
-  static __device__ __forceinline__ PeerPlaces sources_of(const Job &job) {
-    return PeerPlaces(SOURCES_AT, lane_id() < job.nrecv ? job.source(lane_id()) : nullptr);
+  // Return the slots of a job's messages, one for each lane.
+  static __device__ __forceinline__ PeerSlots sources_of(const Job &job) {
+    return PeerSlots(SOURCES_AT, lane_id() < job.nrecv ? job.source(lane_id()) : nullptr);
   }
-  static __device__ __forceinline__ PeerPlaces targets_of(const Job &job) {
-    return PeerPlaces(TARGETS_AT, lane_id() < job.nsend ? job.target(lane_id()) : nullptr);
+  static __device__ __forceinline__ PeerSlots targets_of(const Job &job) {
+    return PeerSlots(TARGETS_AT, lane_id() < job.nsend ? job.target(lane_id()) : nullptr);
   }
 
-  // Encodes tile t, a whole one of a chunk of n elements, for all targets.
+  // Encodes the whole tile t of a chunk of n elements and stores it to all targets.
   static __device__ __forceinline__ void emit(const C &codec, uint32_t n, uint32_t nsend,
-                                              const PeerPlaces &targets, const Line &line,
+                                              const PeerSlots &targets, const Line &line,
                                               uint32_t t, const Summary &summary,
                                               const Random &random, const float (&x)[HELD],
                                               Codes &codes) {
     const uint32_t i = mine(t * WARP_TILE);
-    CINCH_GRANTED(i < n && i + HELD <= n);
+    CINCH_ASSUME(i < n && i + HELD <= n);
     codec.encode(x, summary, n, i, random, codes);
     const typename Line::Share share = line.take(t, codes);
 #pragma unroll 4
     for (uint32_t peer = 0; peer < nsend; ++peer) {
       uint8_t *const target = targets.at(peer);
-      // In a GPU's memory or mapped host memory: the list of places does not change by stores.
-      CINCH_GRANTED(__isGlobal(target));
+      // Targets are global memory (of a GPU, or mapped from the host), so stores there cannot
+      // change the list.
+      CINCH_ASSUME(__isGlobal(target));
       codec.store_codes(target, n, i, codes);
-      if (share.is_there) *(typename Line::Numbers *)(target + share.place) = share.numbers;
+      if (share.is_there) *(typename Line::Numbers *)(target + share.offset) = share.numbers;
     }
   }
 

@@ -1,4 +1,4 @@
-// IEEE arithmetic with a named rounding, on fp32 and on bytes of a word.
+// IEEE arithmetic with a named rounding, on fp32 and on the bytes of a word.
 #pragma once
 
 #include <math.h>
@@ -23,7 +23,7 @@ CINCH_HD float mul(float a, float b) {
 #endif
 }
 
-// a * b, rounded, then brought into [0, 1]; 0 for NaN.
+// Returns a * b, rounded, then clamped to [0, 1]; 0 for NaN.
 CINCH_HD float saturated_product(float a, float b) {
 #if defined(__CUDA_ARCH__)
   return __saturatef(__fmul_rn(a, b));
@@ -41,10 +41,11 @@ CINCH_HD float divide(float a, float b) {
 #endif
 }
 
-// a / b for an a from 1 to 255 and an ordinary b, 2^-100 and above: the quotient, rounded once, and
-// without the call that a division in general takes for hard operands. A reciprocal that is right
-// but for its last bits, refined; then a quotient, refined twice by remainders that are exact. With
-// such a b nothing in there is subnormal.
+// Returns a / b rounded once, for a from 1 to 255 and finite b from 2^-100 up. It saves the call
+// that general division makes for subnormal and overflowing operands.
+//
+// An approximate reciprocal is refined once, then the quotient twice by exact remainders. With such
+// operands no intermediate value is subnormal.
 CINCH_HD float divide_ordinary(float a, float b) {
 #if defined(__CUDA_ARCH__)
   const bool large = b >= 0x1p64f;
@@ -61,7 +62,7 @@ CINCH_HD float divide_ordinary(float a, float b) {
 #endif
 }
 
-// a * b + c, rounded once.
+// Returns a * b + c, rounded once.
 CINCH_HD float fused(float a, float b, float c) {
 #if defined(__CUDA_ARCH__)
   return __fmaf_rn(a, b, c);
@@ -70,9 +71,9 @@ CINCH_HD float fused(float a, float b, float c) {
 #endif
 }
 
-// scale / N, rounded once, for scales that are 0 or from 2^-100 up: what the reciprocal gives, and
-// its remainder, which is exact for these. A test goes through all mantissas for each N in use. The
-// remainder is taken the other way round, so that a zero keeps its sign.
+// Returns scale / N rounded once, for a scale of 0 or from 2^-100 up: the product by the
+// reciprocal, corrected by its remainder, which is exact for such scales. A test covers all
+// mantissas for each N in use. The remainder is negated twice, so that a zero keeps its sign.
 template <int N>
 CINCH_HD float divided_by(float scale) {
   constexpr float RECIPROCAL = 1 / (float)N;
@@ -80,12 +81,12 @@ CINCH_HD float divided_by(float scale) {
   return fused(fused((float)N, near, -scale), -RECIPROCAL, near);
 }
 
-// a + b, rounded up.
+// Returns a + b, rounded up.
 CINCH_HD float add_up(float a, float b) {
 #if defined(__CUDA_ARCH__)
   return __fadd_ru(a, b);
 #else
-  // The error of a rounded sum is a number, and this finds it.
+  // The rounding error of a sum is a floating-point number; these three operations compute it.
   const float sum = a + b;
   const float part = sum - a;
   const float error = (a - (sum - part)) + (b - part);
@@ -93,7 +94,7 @@ CINCH_HD float add_up(float a, float b) {
 #endif
 }
 
-// a + b, rounded down.
+// Returns a + b, rounded down.
 CINCH_HD float add_down(float a, float b) {
 #if defined(__CUDA_ARCH__)
   return __fadd_rd(a, b);
@@ -102,23 +103,23 @@ CINCH_HD float add_down(float a, float b) {
 #endif
 }
 
-// On the device most instructions take a magnitude for nothing, if it is asked for like this.
+// Returns |x|. Written like this, the device folds it into the operand of most instructions.
 CINCH_HD float magnitude_of(float x) { return fabsf(x); }
 
-// The larger of two magnitudes; not finite if one of them is not.
+// Returns the larger of two magnitudes; not finite if either is not.
 CINCH_HD float larger_magnitude(float a, float b) {
 #if defined(__CUDA_ARCH__)
   float larger;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(fabsf(a)), "f"(fabsf(b)));
   return larger;
 #else
-  // The bits of magnitudes are ordered as they are, with NaN above infinity.
+  // Bits of magnitudes compare as the magnitudes do, and NaN is above infinity.
   const uint32_t x = bits_of(a) & 0x7fffffffu, y = bits_of(b) & 0x7fffffffu;
   return float_of(x > y ? x : y);
 #endif
 }
 
-// The smaller and the larger of two numbers; NaN if one is.
+// smaller_of and larger_of return NaN if either number is NaN.
 CINCH_HD float smaller_of(float a, float b) {
 #if defined(__CUDA_ARCH__)
   float smaller;
@@ -139,7 +140,7 @@ CINCH_HD float larger_of(float a, float b) {
 #endif
 }
 
-// The smallest and the largest of some numbers; NaN if one is.
+// The smallest and the largest of some numbers; NaN if any of them is NaN.
 struct Ends {
   float low;
   float high;
@@ -149,10 +150,10 @@ CINCH_HD Ends join(Ends a, Ends b) {
   return {smaller_of(a.low, b.low), larger_of(a.high, b.high)};
 }
 
-// Of N numbers. N is even.
+// Returns the ends of N numbers; N is even.
 template <int N>
 CINCH_HD Ends ends_of(const float (&x)[N]) {
-  // Two chains for each end, so that one need not wait for the other.
+  // Two chains for each end, so that their instructions overlap.
   Ends even = {x[0], x[0]}, odd = {x[1], x[1]};
   CINCH_UNROLL
   for (int i = 2; i < N; i += 2) {
@@ -162,10 +163,10 @@ CINCH_HD Ends ends_of(const float (&x)[N]) {
   return join(even, odd);
 }
 
-// The largest of N magnitudes; not finite if one is not. N is even.
+// Returns the largest of N magnitudes; not finite if any is not. N is even.
 template <int N>
 CINCH_HD float largest_of(const float (&x)[N]) {
-  // Two chains, so that one need not wait for the other.
+  // Two chains, so that their instructions overlap.
   float a = magnitude_of(x[0]), b = magnitude_of(x[1]);
   CINCH_UNROLL
   for (int i = 2; i < N; i += 2) {
@@ -175,7 +176,7 @@ CINCH_HD float largest_of(const float (&x)[N]) {
   return larger_magnitude(a, b);
 }
 
-// The bits of x that the mask names, among others which it has 0 for.
+// Returns (x & mask) | others.
 CINCH_HD uint32_t bits_among(uint32_t x, uint32_t mask, uint32_t others) {
 #if defined(__CUDA_ARCH__)
   uint32_t all;
@@ -186,7 +187,7 @@ CINCH_HD uint32_t bits_among(uint32_t x, uint32_t mask, uint32_t others) {
 #endif
 }
 
-// `high` shifted left, with the upper bits of `low` behind it. `by` is 1 to 31.
+// Returns `high` shifted left by `by` bits, filled with the upper bits of `low`. `by` is 1 to 31.
 CINCH_HD uint32_t shifted_in(uint32_t high, uint32_t low, uint32_t by) {
 #if defined(__CUDA_ARCH__)
   return __funnelshift_l(low, high, by);
@@ -195,8 +196,8 @@ CINCH_HD uint32_t shifted_in(uint32_t high, uint32_t low, uint32_t by) {
 #endif
 }
 
-// Four bytes out of the eight of low (0-3) and high (4-7), one for each nibble of the selector
-// from the lowest. Bit 3 of a nibble takes the sign of the byte instead, eight times.
+// Picks four bytes of low (0 to 3) and high (4 to 7), one for each nibble of the selector, lowest
+// first. Bit 3 of a nibble replaces the byte by its sign bit, eight times.
 CINCH_HD uint32_t byte_permute(uint32_t low, uint32_t high, uint32_t selector) {
 #if defined(__CUDA_ARCH__)
   uint32_t result;

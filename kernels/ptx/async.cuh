@@ -1,12 +1,11 @@
-// Shared memory that a launch asks for, and copies from global memory to it that go on while the thread
-// does something else.
+// Dynamic shared memory, and asynchronous copies to it from global memory (cp.async).
 #pragma once
 
 #include <stdint.h>
 
 namespace cinch {
 
-// Aligned to 128 bytes.
+// Returns the block's dynamic shared memory, aligned to 128 bytes.
 __device__ __forceinline__ uint8_t *launched_shared() {
   extern __shared__ __align__(128) uint4 stages[];
   return (uint8_t *)stages;
@@ -16,7 +15,7 @@ __device__ __forceinline__ uint32_t shared_address(const void *at) {
   return (uint32_t)__cvta_generic_to_shared(at);
 }
 
-// 16 bytes of shared memory, by their address there.
+// Load and store 16 bytes of shared memory at a shared-space address.
 __device__ __forceinline__ uint4 load_shared(uint32_t at) {
   uint4 v;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -32,24 +31,24 @@ __device__ __forceinline__ void store_shared(uint32_t at, uint4 v) {
                : "memory");
 }
 
-// 16 bytes, past L1. Both addresses are multiples of 16.
+// Starts a copy of 16 bytes that bypasses L1. Both addresses are multiples of 16.
 __device__ __forceinline__ void copy16(void *to, const void *from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from)
                : "memory");
 }
 
-// 4 bytes, through L1.
+// Starts a copy of 4 bytes, through L1.
 __device__ __forceinline__ void copy4(void *to, const void *from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from)
                : "memory");
 }
 
-// Ends a group of copies of this thread.
-__device__ __forceinline__ void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Closes this thread's current group of copies.
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Waits until all but the last GROUPS groups of this thread are there.
+// Waits until all but the last GROUPS groups of this thread are complete.
 template <int GROUPS>
-__device__ __forceinline__ void await_copies() {
+__device__ __forceinline__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS) : "memory");
 }
 

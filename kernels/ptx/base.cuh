@@ -1,8 +1,9 @@
-// What makes one header serve nvcc, for device and host, and a plain C++17 compiler.
+// Macros and bit casts that let one header compile by nvcc, for device and host, and by a plain
+// C++17 compiler.
 //
-// Arithmetic that must give the same bits everywhere goes through the functions of `ptx/`: on the
-// device they are one instruction each, on the host their exact equivalent. Nothing else may
-// contract, so device code is compiled with -fmad=false and host code with -ffp-contract=off.
+// Arithmetic whose bits must agree everywhere goes through the functions of `ptx/`: each is one
+// instruction on the device and its exact equivalent on the host. Nothing else may contract: device
+// code is compiled with -fmad=false, host code with -ffp-contract=off.
 #pragma once
 
 #include <stdint.h>
@@ -16,14 +17,14 @@
 #define CINCH_UNROLL
 #endif
 
-// What the compiler may take for granted, and leave out its checks for.
+// Lets the compiler assume a condition, so that it drops its checks for the contrary.
 #if defined(__CUDA_ARCH__)
-#define CINCH_GRANTED(condition) __builtin_assume(condition)
+#define CINCH_ASSUME(condition) __builtin_assume(condition)
 #else
-#define CINCH_GRANTED(condition) ((void)0)
+#define CINCH_ASSUME(condition) ((void)0)
 #endif
 
-// Whether there are threads of a block: on the device, and where tests run kernels on the host.
+// 1 where code runs in a thread block: on the device, and in tests that emulate blocks on the host.
 #if defined(__CUDA_ARCH__) || (defined(__CUDACC__) && !defined(__NVCC__))
 #define CINCH_IN_BLOCK 1
 #else
@@ -33,7 +34,7 @@
 namespace cinch {
 
 #if !defined(__CUDACC__)
-// The vectors of CUDA that codes and raw elements travel in.
+// The vector types of CUDA that hold codes and raw elements.
 struct alignas(16) uint4 {
   uint32_t x, y, z, w;
 };

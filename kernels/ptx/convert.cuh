@@ -1,4 +1,4 @@
-// Conversions between fp32 and pairs of 16-bit floats, for numbers that are not NaN.
+// Conversions between fp32 and pairs of 16-bit or 8-bit floats, for numbers that are not NaN.
 #pragma once
 
 #include "ptx/arithmetic.cuh"
@@ -7,7 +7,7 @@ namespace cinch {
 
 #if defined(__CUDA_ARCH__)
 
-// Two numbers as bf16 or f16, nearest even: the first in the low half. A NaN becomes 0x7fff.
+// Round two numbers to bf16 or f16, nearest even; the first is in the low half. NaN becomes 0x7fff.
 __device__ __forceinline__ uint32_t narrow_bf16_pair(float low, float high) {
   uint32_t pair;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
@@ -20,7 +20,7 @@ __device__ __forceinline__ uint32_t narrow_f16_pair(float low, float high) {
   return pair;
 }
 
-// The smaller or the larger in each half; a NaN in a half where one is.
+// Return the smaller or the larger of each half; NaN in a half where either operand is NaN.
 __device__ __forceinline__ uint32_t smaller_f16_pair(uint32_t a, uint32_t b) {
   uint32_t smaller;
   asm("min.NaN.f16x2 %0, %1, %2;" : "=r"(smaller) : "r"(a), "r"(b));
@@ -45,7 +45,7 @@ __device__ __forceinline__ uint32_t larger_bf16_pair(uint32_t a, uint32_t b) {
   return larger;
 }
 
-// Whether a half of such a maximum is NaN.
+// Returns whether either half is NaN.
 __device__ __forceinline__ bool has_nan_f16(uint32_t pair) {
   return (pair & 0x7fff) > 0x7c00 || (pair & 0x7fff0000u) > 0x7c000000u;
 }
@@ -54,7 +54,7 @@ __device__ __forceinline__ bool has_nan_bf16(uint32_t pair) {
   return (pair & 0x7fff) > 0x7f80 || (pair & 0x7fff0000u) > 0x7f800000u;
 }
 
-// The f16 in the low or the high half, exactly. NaN may come out as another one.
+// Widen the f16 in the low or the high half, exactly. A NaN may become another NaN.
 __device__ __forceinline__ float widen_f16_low(uint32_t pair) {
   float x;
   asm("{\n .reg .f16 low, high;\n mov.b32 {low, high}, %1;\n cvt.f32.f16 %0, low;\n}"
@@ -73,8 +73,8 @@ __device__ __forceinline__ float widen_f16_high(uint32_t pair) {
 
 #if __CUDA_ARCH__ >= 890
 
-// Two magnitudes as 8-bit floats, nearest even, at most the largest finite one: the first in the low
-// byte.
+// Round two magnitudes to 8-bit floats, nearest even, saturating at the largest finite number. The
+// first is in the low byte.
 __device__ __forceinline__ uint32_t narrow_f8e4m3_pair(float low, float high) {
   uint16_t pair;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));

@@ -1,22 +1,23 @@
-// Kernels that begin while what is before them in the stream still ends (programmatic dependent
-// launch). The host starts only those early that wait here first: see `Function::launch_to_begin`.
+// Programmatic dependent launch: a kernel may start while the previous one of its stream still
+// ends. The host launches only kernels so that call wait_for_previous_kernel
+// (`Function::launch_with`).
 #pragma once
 
 namespace cinch {
 
-// Waits until the kernel before this one in its stream has ended and its writes are seen. Until then it
-// may touch nothing but its parameters and shared memory. Every kernel that starts early comes through
-// here on every way: what is behind it takes its end for that of all before it, too.
-__device__ __forceinline__ void await_what_is_before() {
+// Waits until the previous kernel of the stream has ended and its writes are visible. Before this
+// call a kernel may touch only its parameters and shared memory. Every path of such a kernel makes
+// the call: later kernels take this kernel's end for the end of all earlier ones.
+__device__ __forceinline__ void wait_for_previous_kernel() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-// Lets the next kernel of the stream begin to be launched, once all blocks have said so, for each of
-// which one thread is enough: so no thread of the block may wait for another rank any more. The next
-// kernel takes room that a peer on this GPU may need.
-__device__ __forceinline__ void let_next_begin() {
+// Lets the next kernel of the stream launch, once one thread of every block has called this. No
+// thread of the block may wait for another rank afterwards: the next kernel takes multiprocessors
+// that a peer on this GPU may need.
+__device__ __forceinline__ void launch_dependents() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif

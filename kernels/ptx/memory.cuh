@@ -1,13 +1,12 @@
-// Loads and stores with a memory order, and clocks: all inline assembly that touches memory.
-//
-// Scope is the system everywhere: the other side may be another GPU or the host.
+// Loads and stores with a memory order, and the clock: all inline assembly that touches global
+// memory. The scope is the system, because the other side may be another GPU or the host.
 #pragma once
 
 #include <stdint.h>
 
 namespace cinch {
 
-// Relaxed: polls, credits and in-band flags. Never cached in L1.
+// Relaxed accesses, for polls, credits and in-band flags. L1 never caches them.
 __device__ __forceinline__ uint64_t load_relaxed(const uint64_t *at) {
   uint64_t value;
   asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
@@ -24,21 +23,22 @@ __device__ __forceinline__ void store_relaxed(uint64_t *at, uint64_t value) {
   asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }
 
-// Orders the loads that follow, of the whole block after a barrier, behind a value that a poll
-// has seen. Polling itself stays relaxed: an acquire in the loop would drop L1 on every turn.
+// Orders the following loads behind a counter value that a poll has seen; after a barrier, the
+// loads of the whole block. The poll itself is relaxed: an acquire would invalidate L1 at every
+// iteration.
 __device__ __forceinline__ uint64_t load_acquire(const uint64_t *at) {
   uint64_t value;
   asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
   return value;
 }
 
-// Publishes what this thread, and through a barrier before it the whole block, has written.
+// Publishes the earlier stores of this thread and, after a barrier, of the whole block.
 __device__ __forceinline__ void store_release(uint64_t *at, uint64_t value) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }
 
-// 16 bytes of payload. Reads of a slot must not be served by a line that L1 kept from an earlier
-// message; the acquire of the counter drops those, so plain loads will do.
+// Load and store 16 bytes of payload. A load from a slot must not hit a line that L1 kept from an
+// earlier message; the acquire of the counter invalidates such lines, so plain loads suffice.
 __device__ __forceinline__ uint4 load_vector(const void *at) {
   uint4 v;
   asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -54,8 +54,8 @@ __device__ __forceinline__ void store_vector(void *at, uint4 v) {
                : "memory");
 }
 
-// Packets and lines that announce themselves: one access, seen whole in units of 8 bytes by
-// every transport (NVLink and the local L2 keep the 16 bytes, and a warp's line, together).
+// Load and store a packet, or a lane's part of a line, by one access. Every transport delivers it
+// whole in units of 8 bytes; NVLink and the local L2 keep the 16 bytes together.
 __device__ __forceinline__ uint4 load_packet(const void *at) {
   uint4 v;
   asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -71,8 +71,8 @@ __device__ __forceinline__ void store_packet(void *at, uint4 v) {
                : "memory");
 }
 
-// 16 bytes of each lane of a warp, with one instruction of all lanes: the 128 bytes of a line, if its
-// 8 lanes have one behind the other, are seen whole over NVLink. Lanes that have none come along.
+// Load and store 16 bytes a lane, by one instruction of the warp. If 8 lanes access one aligned
+// line, its 128 bytes arrive whole over NVLink. Lanes without a line take part.
 __device__ __forceinline__ uint4 load_line(bool has_line, const void *at) {
   return has_line ? load_packet(at) : make_uint4(0, 0, 0, 0);
 }
@@ -80,7 +80,7 @@ __device__ __forceinline__ void store_line(bool has_line, void *at, uint4 v) {
   if (has_line) store_packet(at, v);
 }
 
-// Nanoseconds; coarse, but the same pace on every clock setting.
+// Returns nanoseconds of the global timer: coarse, but independent of the clock rate.
 __device__ __forceinline__ uint64_t nanoseconds() {
   uint64_t value;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(value));

@@ -166,7 +166,7 @@ pub(crate) unsafe fn submit(
     };
     // SAFETY: the caller's contract.
     let (mut call, buffers) = unsafe { request.bind(&ARGUMENT_NAMES, &communicator, find_op)? };
-    call.codec = options.codec;
+    call.codec = options.codec.map(Into::into);
     call.algorithm = options.algorithm;
     group::submit(&communicator, &call, buffers)
 }

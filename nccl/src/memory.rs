@@ -5,8 +5,8 @@
 use crate::boundary::CallProgress;
 use crate::settings;
 use crate::types::*;
-use cinch::engine::gpu::device;
 use cinch::gpu::DeviceMemory;
+use cinch::gpu::select;
 use cinch::sys::fork_safe::ForkSafe;
 use cinch::types::DeviceChoice;
 use cinch::{Error, Result};
@@ -77,7 +77,7 @@ fn allocate(size: usize) -> Result<*mut c_void> {
             (lines.as_ptr().expose_provenance(), Allocation::Host(lines))
         }
         choice => {
-            let memory = DeviceMemory::new(&device::open(choice)?, size)?;
+            let memory = DeviceMemory::new(&select::open(choice)?, size)?;
             (memory.address() as usize, Allocation::Gpu(memory))
         }
     };

@@ -1,8 +1,8 @@
 //! Settings of the drop-in.
 
 use cinch::config::{Config, Origin};
-use cinch::engine::gpu::device;
 use cinch::gpu::Driver;
+use cinch::gpu::select;
 use cinch::types::DeviceChoice;
 use cinch::{Error, Result};
 use std::ffi::c_int;
@@ -21,7 +21,7 @@ pub(crate) fn process() -> Result<Config> {
 /// Error of the driver.
 pub(crate) fn on_this_gpu(mut config: Config) -> Result<Config> {
     if config.device == DeviceChoice::Current {
-        let gpu = device::chosen(&Driver::load()?, config.device)?;
+        let gpu = select::chosen(&Driver::load()?, config.device)?;
         config.device = DeviceChoice::Cuda(gpu.ordinal());
     }
     Ok(config)

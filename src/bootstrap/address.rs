@@ -1,41 +1,45 @@
-//! Which of this machine's addresses to listen on. Never all of them.
+//! Chooses the address of this machine to listen on; a socket never listens on all addresses.
 
 use crate::config::Config;
 use crate::error::{Error, Result};
 use nix::net::if_::InterfaceFlags;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// One address of one interface.
+/// An address of an interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Candidate {
+struct InterfaceAddress {
     interface: String,
     ip: IpAddr,
     up: bool,
 }
 
-/// The address to listen on: of the interfaces that `CINCH_SOCKET_IFNAME` admits, else of the first
-/// interface that is up and no loopback, IPv4 before IPv6 unless `CINCH_SOCKET_FAMILY` says which,
-/// else the loopback address.
+/// Chooses the address to listen on: of the interfaces that `CINCH_SOCKET_IFNAME` admits, else of
+/// the first interface that is up and no loopback, else the loopback address. IPv4 comes before IPv6
+/// unless `CINCH_SOCKET_FAMILY` is set.
 ///
 /// # Errors
-/// Invalid argument, with the names there are, if nothing is as the settings say.
+/// Invalid argument, with the existing names, if no interface matches the settings.
 pub fn choose(config: &Config) -> Result<IpAddr> {
     pick(config.interface.as_deref(), config.ipv6, &candidates()?)
 }
 
-/// The address for a job that is known to stay on this host: nobody outside can reach it.
+/// Returns the address for a job on this host alone, which other hosts cannot reach.
 pub fn for_one_host() -> IpAddr {
     IpAddr::V4(Ipv4Addr::LOCALHOST)
 }
 
-fn pick(wanted: Option<&str>, ipv6: Option<bool>, candidates: &[Candidate]) -> Result<IpAddr> {
+fn pick(
+    wanted: Option<&str>,
+    ipv6: Option<bool>,
+    candidates: &[InterfaceAddress],
+) -> Result<IpAddr> {
     // IPv4 first; a stable sort keeps the kernel's order of interfaces.
-    let mut usable: Vec<&Candidate> = candidates
+    let mut usable: Vec<&InterfaceAddress> = candidates
         .iter()
         .filter(|one| one.up && ipv6.is_none_or(|ipv6| one.ip.is_ipv6() == ipv6))
         .collect();
     usable.sort_by_key(|one| one.ip.is_ipv6());
-    let outside = |one: &&&Candidate| !one.ip.is_loopback();
+    let outside = |one: &&&InterfaceAddress| !one.ip.is_loopback();
     let found = match wanted {
         None => match usable.iter().find(outside) {
             Some(one) => Some(one.ip),
@@ -46,7 +50,7 @@ fn pick(wanted: Option<&str>, ipv6: Option<bool>, candidates: &[Candidate]) -> R
             None => admitted(text, &usable),
             Some(text) => {
                 let others = usable.iter().filter(|one| !named(text, one));
-                let others: Vec<&Candidate> = others.copied().collect();
+                let others: Vec<&InterfaceAddress> = others.copied().collect();
                 let first = others.iter().find(outside).or(others.first());
                 first.map(|one| one.ip)
             }
@@ -63,17 +67,17 @@ fn pick(wanted: Option<&str>, ipv6: Option<bool>, candidates: &[Candidate]) -> R
             Some(true) => ", CINCH_SOCKET_FAMILY=ipv6",
         };
         Error::invalid_argument(format!(
-            "CINCH_SOCKET_IFNAME=\"{}\"{family}: no interface that is up, and no address, is \
-             called so or begins so; there are {}",
+            "CINCH_SOCKET_IFNAME=\"{}\"{family}: no interface that is up, and no address, has \
+             this name or begins with it; there are {}",
             wanted.unwrap_or_default(),
             known.join(", ")
         ))
     })
 }
 
-/// The address of the first text of a list that something is called, or begins like: whole names
-/// first, so that `eth1` is not `eth10`.
-fn admitted(list: &str, usable: &[&Candidate]) -> Option<IpAddr> {
+/// Returns the address that the first matching text of a list names, or whose name or address it
+/// begins. Whole names come first, so that `eth1` does not match `eth10`.
+fn admitted(list: &str, usable: &[&InterfaceAddress]) -> Option<IpAddr> {
     list.split(',').map(str::trim).find_map(|text| {
         let exact = text.strip_prefix('=');
         let name = exact.unwrap_or(text);
@@ -95,9 +99,9 @@ fn admitted(list: &str, usable: &[&Candidate]) -> Option<IpAddr> {
     })
 }
 
-/// Whether a list names an interface, by its whole name after `=` or else by its beginning.
-fn named(list: &str, one: &Candidate) -> bool {
-    // NCCL writes `^=a,b`: the sign is said once, and holds for all.
+/// Whether a list names an interface: by its whole name after `=`, else by its beginning.
+fn named(list: &str, one: &InterfaceAddress) -> bool {
+    // NCCL's form `^=a,b`: the first sign holds for all names.
     let (list, exact) = match list.strip_prefix('=') {
         Some(list) => (list, true),
         None => (list, false),
@@ -108,7 +112,7 @@ fn named(list: &str, one: &Candidate) -> bool {
     })
 }
 
-fn candidates() -> Result<Vec<Candidate>> {
+fn candidates() -> Result<Vec<InterfaceAddress>> {
     let interfaces = nix::ifaddrs::getifaddrs()
         .map_err(|cause| Error::system("the network interfaces cannot be listed", cause))?;
     Ok(interfaces
@@ -119,7 +123,7 @@ fn candidates() -> Result<Vec<Candidate>> {
                 (_, Some(v6)) => IpAddr::V6(v6.ip()),
                 _ => return None,
             };
-            Some(Candidate {
+            Some(InterfaceAddress {
                 up: interface
                     .flags
                     .contains(InterfaceFlags::IFF_UP | InterfaceFlags::IFF_RUNNING)
@@ -131,7 +135,8 @@ fn candidates() -> Result<Vec<Candidate>> {
         .collect())
 }
 
-/// Link-local IPv6 addresses mean nothing without an interface, which differs from host to host.
+/// Whether an address is link-local IPv6: it is valid only with an interface, whose number differs
+/// from host to host.
 fn needs_scope(ip: &IpAddr) -> bool {
     matches!(ip, IpAddr::V6(v6) if Ipv6Addr::is_unicast_link_local(v6))
 }
@@ -140,8 +145,8 @@ fn needs_scope(ip: &IpAddr) -> bool {
 mod tests {
     use super::*;
 
-    fn candidate(interface: &str, ip: &str, up: bool) -> Candidate {
-        Candidate {
+    fn candidate(interface: &str, ip: &str, up: bool) -> InterfaceAddress {
+        InterfaceAddress {
             interface: interface.into(),
             ip: ip.parse().unwrap(),
             up,
@@ -149,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn choices() {
+    fn settings_choose_interface_and_family() {
         let all = [
             candidate("lo", "127.0.0.1", true),
             candidate("eth9", "192.168.9.9", false),
@@ -181,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn the_real_machine_has_an_address() {
+    fn this_machine_has_an_address() {
         let mut config = Config::default();
         choose(&config).unwrap();
         config.interface = Some("lo".into());

@@ -1,19 +1,19 @@
-//! CallLog of calls: what each rank started, compared by sequence number.
+//! Call log: the signatures of the calls that each rank started, compared by sequence number.
 //!
-//! Ranks that exchange data find a disagreement in the header of the first message. CallLog find
-//! those that do not: two ranks that wait for different peers, a call of nothing.
+//! Ranks that exchange data find a disagreement in the header of the first message. The call log
+//! finds the others: two ranks that wait for different peers, or a call without data.
 
 use super::PeerInfo;
 use crate::error::{Error, ErrorKind};
 use crate::types::{CallSignature, Collective, SIGNATURE_WORDS};
 
-/// CallLog kept for the next beat; older ones are not compared.
+/// Calls kept until the next heartbeat; older calls are not compared.
 pub(super) const KEPT: usize = 64;
 
-/// A signature as it travels.
+/// A signature as words on the wire.
 pub(super) type Words = [u64; SIGNATURE_WORDS];
 
-/// The latest notes of this rank.
+/// The latest calls of this rank.
 #[derive(Debug)]
 pub(super) struct CallLog {
     ring: [Words; KEPT],
@@ -36,7 +36,7 @@ impl CallLog {
         self.written += 1;
     }
 
-    /// The notes since the last time, at most the latest 64.
+    /// Returns the calls since the last time, at most the latest [`KEPT`].
     pub(super) fn take(&mut self) -> Vec<Words> {
         let from = self.taken.max(self.written.saturating_sub(KEPT));
         self.taken = self.written;
@@ -46,34 +46,35 @@ impl CallLog {
     }
 }
 
-/// Whether notes of this call can be compared: sequence numbers of a send/recv count calls of a
+/// Whether ranks can compare this call. Sequence numbers of send and recv count the calls of a
 /// pair, not of the communicator.
 #[inline]
 pub(super) fn is_comparable(words: &Words) -> bool {
     (words[0] >> 8) as u8 != Collective::SendRecv as u8
 }
 
-/// What the ranks noted, by sequence number, for as long as stragglers may be behind.
+/// Compares the calls of all ranks by sequence number, as long as a slow rank may be behind.
 #[derive(Debug)]
 pub(super) struct CallOrderChecker {
-    lines: Vec<Option<(usize, Words)>>,
+    /// First rank and signature at each sequence number, modulo the length.
+    first: Vec<Option<(usize, Words)>>,
 }
 
 impl CallOrderChecker {
     pub(super) fn new() -> CallOrderChecker {
         CallOrderChecker {
-            lines: vec![None; 16 * KEPT],
+            first: vec![None; 16 * KEPT],
         }
     }
 
-    /// Enters a note. An error, naming both ranks and both calls, if another rank noted another
-    /// call under the same number.
+    /// Enters a call. Returns an error, naming both ranks and both calls, if another rank made
+    /// another call under this number.
     pub(super) fn enter(&mut self, rank: usize, words: Words, peers: &[PeerInfo]) -> Option<Error> {
         if !is_comparable(&words) {
             return None;
         }
-        let index = (words[3] % self.lines.len() as u64) as usize;
-        match &self.lines[index] {
+        let index = (words[3] % self.first.len() as u64) as usize;
+        match &self.first[index] {
             Some((other, known)) if known[3] == words[3] => {
                 if *known == words {
                     return None;
@@ -94,10 +95,10 @@ impl CallOrderChecker {
                     ),
                 ))
             }
-            // Too far behind to be compared.
+            // This rank is too far behind to be compared.
             Some((_, known)) if known[3] > words[3] => None,
             _ => {
-                self.lines[index] = Some((rank, words));
+                self.first[index] = Some((rank, words));
                 None
             }
         }
@@ -127,43 +128,43 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn only_the_latest_notes_are_kept() {
-        let mut notes = CallLog::new();
+    fn call_log_keeps_the_latest_calls() {
+        let mut log = CallLog::new();
         let sum = |count| call(Collective::AllReduce, count, 8);
-        (0..3).for_each(|count| notes.push(sum(count)));
-        assert_eq!(notes.take(), [sum(0), sum(1), sum(2)]);
-        assert!(notes.take().is_empty());
-        (3..200).for_each(|count| notes.push(sum(count)));
-        let taken = notes.take();
+        (0..3).for_each(|count| log.push(sum(count)));
+        assert_eq!(log.take(), [sum(0), sum(1), sum(2)]);
+        assert!(log.take().is_empty());
+        (3..200).for_each(|count| log.push(sum(count)));
+        let taken = log.take();
         assert_eq!(taken.len(), KEPT);
         assert_eq!((taken[0][3], taken[KEPT - 1][3]), (136, 199));
     }
 
     #[test]
-    fn equal_numbers_must_be_equal_calls() {
-        let mut ledger = CallOrderChecker::new();
+    fn different_calls_of_one_number_are_an_error() {
+        let mut checker = CallOrderChecker::new();
         let sum = |count| call(Collective::AllReduce, 7, count);
-        assert!(ledger.enter(0, sum(1024), &[]).is_none());
-        assert!(ledger.enter(1, sum(1024), &[]).is_none());
-        let error = ledger.enter(2, sum(1000), &[]).unwrap();
+        assert!(checker.enter(0, sum(1024), &[]).is_none());
+        assert!(checker.enter(1, sum(1024), &[]).is_none());
+        let error = checker.enter(2, sum(1000), &[]).unwrap();
         for word in ["rank 0", "rank 2", "1024", "1000", "call 7"] {
             assert!(error.message().contains(word), "{error}");
         }
-        // A later call in the same line, then a straggler.
+        // A later call at the same index, then a slow rank.
         assert!(
-            ledger
+            checker
                 .enter(0, call(Collective::AllReduce, 7 + 1024, 5), &[])
                 .is_none()
         );
-        assert!(ledger.enter(1, sum(1), &[]).is_none());
-        // Pairs count by themselves.
+        assert!(checker.enter(1, sum(1), &[]).is_none());
+        // Each pair counts its own sends and recvs.
         assert!(
-            ledger
+            checker
                 .enter(0, call(Collective::SendRecv, 9, 1), &[])
                 .is_none()
         );
         assert!(
-            ledger
+            checker
                 .enter(1, call(Collective::SendRecv, 9, 2), &[])
                 .is_none()
         );

@@ -1,6 +1,6 @@
-//! Which rank this process is, from what its launcher put into the environment.
+//! Rank and rendezvous of this process, from the environment variables of its launcher.
 //!
-//! | launcher | rank and size | where ranks meet |
+//! | launcher | rank and size | rendezvous |
 //! | --- | --- | --- |
 //! | `cinch run` | `CINCH_LAUNCH_RANK`, `_SIZE` | `CINCH_LAUNCH_ID`, a whole unique id |
 //! | torchrun | `RANK`, `WORLD_SIZE` | `MASTER_ADDR`, port `MASTER_PORT` + 1 |
@@ -8,62 +8,62 @@
 //! | Slurm | `SLURM_PROCID`, `SLURM_NTASKS` | as torchrun's; else first node of the step, port from the job |
 //! | PMI (MPICH, Intel MPI) | `PMI_RANK`, `PMI_SIZE` | as torchrun's |
 //!
-//! `CINCH_COMM_ID=host:port` goes before every address. `MASTER_PORT` itself belongs to torch's
-//! store, hence the next one. Of Slurm, the first node of the step is where task 0 runs;
+//! `CINCH_COMM_ID=host:port` overrides every address. `MASTER_PORT` itself belongs to torch's store,
+//! so cinch takes the next port. Slurm runs task 0 on the first node of the step;
 //! `SLURM_LAUNCH_NODE_IPADDR` may be a login node and is the last resort.
 
 use super::UniqueId;
 use crate::config::Config;
 use crate::error::{Error, Result};
 
-/// What a launcher says about this process.
+/// Description of this process by its launcher.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Launch {
-    /// This rank.
+pub struct LaunchInfo {
+    /// Rank of this process.
     pub rank: usize,
     /// Number of ranks.
     pub nranks: usize,
-    /// Where they meet.
-    pub meeting: Meeting,
-    /// Who said so, for messages.
+    /// Rendezvous of all ranks.
+    pub rendezvous: Rendezvous,
+    /// Name of the launcher, for messages.
     pub launcher: &'static str,
 }
 
-/// Where ranks of a [`Launch`] meet.
+/// Rendezvous of the ranks of a [`LaunchInfo`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Meeting {
-    /// By a whole id.
+pub enum Rendezvous {
+    /// A whole id.
     Id(UniqueId),
-    /// At a host and port where rank 0 listens.
+    /// Host and port where rank 0 listens.
     Address(String, u16),
-    /// The launcher does not say; what is missing, as a sentence.
-    Nowhere(String),
+    /// The launcher names none; the sentence states what is missing.
+    Unknown(String),
 }
 
-impl Launch {
-    /// The id by which all ranks of this launch join.
+impl LaunchInfo {
+    /// Returns the id by which all ranks of this launch join.
     ///
     /// # Errors
-    /// Invalid usage if the launcher does not say where to meet; else as for
+    /// Invalid usage if the launcher names no rendezvous; else as for
     /// [`UniqueId::for_address`].
     pub fn unique_id(&self, config: &Config) -> Result<UniqueId> {
-        match &self.meeting {
-            Meeting::Id(id) => Ok(*id),
-            Meeting::Address(host, port) => UniqueId::for_address(host, *port, config),
-            // One rank meets nobody.
-            Meeting::Nowhere(_) if self.nranks == 1 => {
+        match &self.rendezvous {
+            Rendezvous::Id(id) => Ok(*id),
+            Rendezvous::Address(host, port) => UniqueId::for_address(host, *port, config),
+            // A single rank needs no rendezvous.
+            Rendezvous::Unknown(_) if self.nranks == 1 => {
                 UniqueId::for_address("127.0.0.1", FIRST_PORT, config)
             }
-            Meeting::Nowhere(missing) => Err(Error::invalid_usage(missing.clone())),
+            Rendezvous::Unknown(missing) => Err(Error::invalid_usage(missing.clone())),
         }
     }
 }
 
-/// Ports derived from a job's number: below the range that kernels hand out by themselves.
+/// First of the ports that are derived from a job's number: below the kernels' ephemeral range.
 const FIRST_PORT: u16 = 20_000;
 const PORTS: u64 = 12_000;
 
-/// Launchers with their variables of a rank's number and of how many there are.
+/// Launchers, each with its variables of rank and number of ranks.
 const LAUNCHERS: [(&str, &str, &str); 5] = [
     ("cinch run", "CINCH_LAUNCH_RANK", "CINCH_LAUNCH_SIZE"),
     ("torchrun", "RANK", "WORLD_SIZE"),
@@ -72,7 +72,7 @@ const LAUNCHERS: [(&str, &str, &str); 5] = [
     ("PMI", "PMI_RANK", "PMI_SIZE"),
 ];
 
-/// A launcher's variable that is set without its partner, and the partner.
+/// Returns a launcher's variable that is set without its partner, and the partner.
 pub fn half_set(lookup: impl Fn(&str) -> Option<String>) -> Option<(&'static str, &'static str)> {
     LAUNCHERS.into_iter().find_map(|(_, rank, size)| {
         match (lookup(rank).is_some(), lookup(size).is_some()) {
@@ -83,16 +83,16 @@ pub fn half_set(lookup: impl Fn(&str) -> Option<String>) -> Option<(&'static str
     })
 }
 
-/// Rank, size and meeting from `lookup`, which gives the value of a variable (see
-/// [`crate::config::launcher_environment`]), and from [`Config::comm_id`], which goes before what a
-/// variable says of it. `None` if no launcher has left a trace.
+/// Finds rank, size and rendezvous. `lookup` returns the value of a variable (see
+/// [`crate::config::launcher_environment`]); [`Config::comm_id`] overrides its variable. Returns
+/// `None` if no launcher's variables are set.
 ///
 /// # Errors
 /// Invalid argument, naming variable and value, if one is malformed or its partner is missing.
 pub fn discover(
     config: &Config,
     lookup: impl Fn(&str) -> Option<String>,
-) -> Result<Option<Launch>> {
+) -> Result<Option<LaunchInfo>> {
     let lookup = |name: &str| match (&config.comm_id, name) {
         (Some(set), "CINCH_COMM_ID") => Some(set.clone()),
         _ => lookup(name),
@@ -104,7 +104,7 @@ pub fn discover(
                 number::<usize>(size_name, &size)?,
             ),
             (None, None) => continue,
-            // RANK alone is a common name; SLURM_NTASKS alone means that srun did not start us.
+            // RANK alone is a common name; SLURM_NTASKS alone means that srun did not start this.
             _ if launcher != "cinch run" => continue,
             _ => {
                 return Err(Error::invalid_argument(format!(
@@ -117,25 +117,25 @@ pub fn discover(
                 "{rank_name}={rank} is impossible with {size_name}={nranks}"
             )));
         }
-        return Ok(Some(Launch {
+        return Ok(Some(LaunchInfo {
             rank,
             nranks,
-            meeting: meeting(launcher, nranks, &lookup)?,
+            rendezvous: rendezvous(launcher, nranks, &lookup)?,
             launcher,
         }));
     }
     Ok(None)
 }
 
-fn meeting(
+fn rendezvous(
     launcher: &str,
     nranks: usize,
     lookup: &impl Fn(&str) -> Option<String>,
-) -> Result<Meeting> {
+) -> Result<Rendezvous> {
     if launcher == "cinch run" {
         return match lookup("CINCH_LAUNCH_ID") {
             Some(text) => UniqueId::from_hex(&text)
-                .map(Meeting::Id)
+                .map(Rendezvous::Id)
                 .map_err(|error| error.context("CINCH_LAUNCH_ID")),
             None => Err(Error::invalid_argument(
                 "CINCH_LAUNCH_RANK is set and CINCH_LAUNCH_ID is not",
@@ -150,15 +150,15 @@ fn meeting(
             let port: u16 = number("MASTER_PORT", &port)?;
             let next = port.checked_add(1).filter(|_| port > 0).ok_or_else(|| {
                 Error::invalid_argument(format!(
-                    "MASTER_PORT={port}: cinch meets at the port after it; set \
+                    "MASTER_PORT={port}: the rendezvous needs the port after it; set \
                      CINCH_COMM_ID=host:port"
                 ))
             })?;
-            return Ok(Meeting::Address(host.trim().to_string(), next));
+            return Ok(Rendezvous::Address(host.trim().to_string(), next));
         }
         (None, None) => {}
         (host, _) => {
-            return Ok(Meeting::Nowhere(format!(
+            return Ok(Rendezvous::Unknown(format!(
                 "MASTER_{} is set and MASTER_{} is not",
                 if host.is_some() { "ADDR" } else { "PORT" },
                 if host.is_some() { "PORT" } else { "ADDR" },
@@ -171,15 +171,15 @@ fn meeting(
         _ => None,
     };
     Ok(by_launcher.unwrap_or_else(|| {
-        Meeting::Nowhere(format!(
-            "{launcher} says which of {nranks} ranks this is, but not where they meet: set \
+        Rendezvous::Unknown(format!(
+            "{launcher} names the rank of this process, one of {nranks}, but no rendezvous: set \
              CINCH_COMM_ID=host:port, or MASTER_ADDR and MASTER_PORT, to an address of rank 0's \
              host"
         ))
     }))
 }
 
-fn slurm(lookup: &impl Fn(&str) -> Option<String>) -> Result<Option<Meeting>> {
+fn slurm(lookup: &impl Fn(&str) -> Option<String>) -> Result<Option<Rendezvous>> {
     let nodes = [
         "SLURM_STEP_NODELIST",
         "SLURM_NODELIST",
@@ -196,25 +196,25 @@ fn slurm(lookup: &impl Fn(&str) -> Option<String>) -> Result<Option<Meeting>> {
     let job: u64 = number("SLURM_JOB_ID", &job)?;
     let step: u64 = lookup("SLURM_STEP_ID").map_or(Ok(0), |step| number("SLURM_STEP_ID", &step))?;
     let port = job.wrapping_mul(131).wrapping_add(step) % PORTS;
-    Ok(Some(Meeting::Address(host, FIRST_PORT + port as u16)))
+    Ok(Some(Rendezvous::Address(host, FIRST_PORT + port as u16)))
 }
 
-/// On one host, the job's name is enough: all ranks derive the same loopback port from it.
-fn open_mpi(nranks: usize, lookup: &impl Fn(&str) -> Option<String>) -> Option<Meeting> {
+/// Derives a loopback port from the job's name: on one host all ranks derive the same.
+fn open_mpi(nranks: usize, lookup: &impl Fn(&str) -> Option<String>) -> Option<Rendezvous> {
     let local: usize = lookup("OMPI_COMM_WORLD_LOCAL_SIZE")?.trim().parse().ok()?;
     let job = lookup("PMIX_NAMESPACE")?;
     if local != nranks {
         return None;
     }
-    // FNV-1a: any function that all ranks compute alike.
+    // FNV-1a; any function that all ranks compute alike would do.
     let hash = job.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     });
     let port = FIRST_PORT + (hash % PORTS) as u16;
-    Some(Meeting::Address("127.0.0.1".into(), port))
+    Some(Rendezvous::Address("127.0.0.1".into(), port))
 }
 
-/// The first host of Slurm's list: `a`, `a,b`, `node[007-009,12],c`, `rack[1-2]n[3,4]`.
+/// Returns the first host of Slurm's list: `a`, `a,b`, `node[007-009,12],c`, `rack[1-2]n[3,4]`.
 fn first_node(list: &str) -> Option<String> {
     let mut name = String::new();
     let mut rest = list.trim();
@@ -236,7 +236,7 @@ fn first_node(list: &str) -> Option<String> {
     (!name.is_empty()).then_some(name)
 }
 
-fn host_and_port(text: &str) -> Result<Meeting> {
+fn host_and_port(text: &str) -> Result<Rendezvous> {
     let bad = || {
         let shown: String = text.chars().take(80).collect();
         Error::invalid_argument(format!(
@@ -251,7 +251,7 @@ fn host_and_port(text: &str) -> Result<Meeting> {
         .filter(|host| !host.is_empty())
         .ok_or_else(bad)?;
     match port.parse() {
-        Ok(port) if port > 0 => Ok(Meeting::Address(host.to_string(), port)),
+        Ok(port) if port > 0 => Ok(Rendezvous::Address(host.to_string(), port)),
         _ => Err(bad()),
     }
 }
@@ -267,63 +267,63 @@ fn number<T: std::str::FromStr>(name: &str, text: &str) -> Result<T> {
 mod tests {
     use super::*;
 
-    fn of(pairs: &[(&str, &str)]) -> Result<Option<Launch>> {
+    fn of(pairs: &[(&str, &str)]) -> Result<Option<LaunchInfo>> {
         set(&Config::default(), pairs)
     }
 
-    fn set(config: &Config, pairs: &[(&str, &str)]) -> Result<Option<Launch>> {
+    fn set(config: &Config, pairs: &[(&str, &str)]) -> Result<Option<LaunchInfo>> {
         discover(config, |name| {
             let found = pairs.iter().find(|(known, _)| *known == name);
             found.map(|(_, value)| value.to_string())
         })
     }
 
-    fn met(pairs: &[(&str, &str)]) -> (usize, usize, Meeting) {
+    fn found(pairs: &[(&str, &str)]) -> (usize, usize, Rendezvous) {
         let launch = of(pairs).unwrap().unwrap();
-        (launch.rank, launch.nranks, launch.meeting)
+        (launch.rank, launch.nranks, launch.rendezvous)
     }
 
-    fn at(host: &str, port: u16) -> Meeting {
-        Meeting::Address(host.into(), port)
+    fn at(host: &str, port: u16) -> Rendezvous {
+        Rendezvous::Address(host.into(), port)
     }
 
     #[test]
-    fn nothing_is_no_launcher() {
+    fn discover_without_variables_finds_no_launcher() {
         assert_eq!(of(&[]).unwrap(), None);
         assert_eq!(of(&[("SLURM_NTASKS", "4"), ("RANK", "1")]).unwrap(), None);
     }
 
     #[test]
-    fn torchrun_meets_beside_its_store() {
+    fn rendezvous_of_torchrun_is_beside_its_store() {
         let torch = [
             ("RANK", "2"),
             ("WORLD_SIZE", "8"),
             ("MASTER_ADDR", "node1"),
             ("MASTER_PORT", "29500"),
         ];
-        assert_eq!(met(&torch), (2, 8, at("node1", 29501)));
+        assert_eq!(found(&torch), (2, 8, at("node1", 29501)));
         let other = [&torch[..], &[("CINCH_COMM_ID", "[::1]:7")]].concat();
-        assert_eq!(met(&other), (2, 8, at("::1", 7)));
-        // What a program has set goes before that.
+        assert_eq!(found(&other), (2, 8, at("::1", 7)));
+        // A program's setting overrides the variable.
         let config = Config {
             comm_id: Some("node3:9".into()),
             ..Config::default()
         };
         for pairs in [&torch[..2], &other] {
             let launch = set(&config, pairs).unwrap().unwrap();
-            assert_eq!(launch.meeting, at("node3", 9));
+            assert_eq!(launch.rendezvous, at("node3", 9));
         }
-        let (.., nowhere) = met(&torch[..3]);
+        let (.., unknown) = found(&torch[..3]);
         assert_eq!(
-            nowhere,
-            Meeting::Nowhere("MASTER_ADDR is set and MASTER_PORT is not".into())
+            unknown,
+            Rendezvous::Unknown("MASTER_ADDR is set and MASTER_PORT is not".into())
         );
     }
 
     #[test]
-    fn open_mpi_meets_on_one_host_by_the_jobs_name() {
+    fn rendezvous_of_open_mpi_on_one_host_follows_from_the_jobs_name() {
         let job = |local: &str, name: &str| {
-            met(&[
+            found(&[
                 ("OMPI_COMM_WORLD_RANK", "1"),
                 ("OMPI_COMM_WORLD_SIZE", "4"),
                 ("OMPI_COMM_WORLD_LOCAL_SIZE", local),
@@ -331,17 +331,19 @@ mod tests {
             ])
             .2
         };
-        let Meeting::Address(host, port) = job("4", "3342860289") else {
+        let Rendezvous::Address(host, port) = job("4", "3342860289") else {
             panic!("no address")
         };
         assert_eq!(host, "127.0.0.1");
         assert!((20_000..32_000).contains(&port));
         assert_ne!(job("4", "3342860290"), at("127.0.0.1", port));
-        assert!(matches!(job("2", "x"), Meeting::Nowhere(text) if text.contains("CINCH_COMM_ID")));
+        assert!(
+            matches!(job("2", "x"), Rendezvous::Unknown(text) if text.contains("CINCH_COMM_ID"))
+        );
     }
 
     #[test]
-    fn slurm_and_pmi() {
+    fn rendezvous_of_slurm_and_pmi() {
         let slurm = [
             ("SLURM_PROCID", "3"),
             ("SLURM_NTASKS", "4"),
@@ -350,11 +352,11 @@ mod tests {
             ("SLURM_JOB_ID", "1000"),
         ];
         let port = 20_000 + (131_000u64 % 12_000) as u16;
-        assert_eq!(met(&slurm), (3, 4, at("gpu007", port)));
+        assert_eq!(found(&slurm), (3, 4, at("gpu007", port)));
         let launch_node = [&slurm[..2], &slurm[3..]].concat();
-        assert_eq!(met(&launch_node).2, at("10.0.0.1", port));
+        assert_eq!(found(&launch_node).2, at("10.0.0.1", port));
         let pmi = [("PMI_RANK", "0"), ("PMI_SIZE", "2")];
-        assert!(matches!(met(&pmi).2, Meeting::Nowhere(_)));
+        assert!(matches!(found(&pmi).2, Rendezvous::Unknown(_)));
         assert!(
             of(&pmi)
                 .unwrap()
@@ -369,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn node_lists() {
+    fn first_node_of_lists() {
         for (list, first) in [
             ("a", "a"),
             ("a,b", "a"),
@@ -383,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn our_own_launcher_goes_first_and_must_be_complete() {
+    fn cinch_run_comes_first_and_must_be_complete() {
         let config = Config::default();
         let id = UniqueId::for_address("127.0.0.1", 9, &config).unwrap();
         let hex = id.to_hex();
@@ -394,13 +396,13 @@ mod tests {
             ("RANK", "7"),
             ("WORLD_SIZE", "8"),
         ];
-        assert_eq!(met(&ours), (1, 2, Meeting::Id(id)));
+        assert_eq!(found(&ours), (1, 2, Rendezvous::Id(id)));
         assert!(of(&ours[..2]).is_err());
         assert!(of(&ours[..1]).is_err());
     }
 
     #[test]
-    fn malformed_values_are_named() {
+    fn malformed_value_is_named() {
         for (name, value) in [
             ("RANK", "-1"),
             ("RANK", "8"),

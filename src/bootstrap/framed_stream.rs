@@ -1,4 +1,4 @@
-//! Frames over a proven connection: bounded, numbered, sealed; never blocking.
+//! Frames over an authenticated connection: bounded, numbered, sealed; never blocking.
 //!
 //! | bytes | content |
 //! | --- | --- |
@@ -8,41 +8,43 @@
 //! | 16.. | body |
 //! | last 16 | start of HMAC-SHA256(session key of the direction, header, SHA-256(body)) |
 //!
-//! The seal covers the body's digest, not the body, so that a hub that sends one body to a
-//! thousand ranks hashes it once.
+//! The seal covers the digest of the body, not the body. A root that sends one body to a thousand
+//! ranks hashes it once.
 
 use super::auth::{Peer, wait_ready};
 use super::keys::{self, Authenticator};
-use super::wire::damaged;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::Fault;
-use crate::sys::fork::CloseOnFork;
+use crate::sys::socket::{self, Socket};
+use crate::wire::Damaged;
 use nix::poll::PollFlags;
+use nix::sys::socket::{Shutdown, shutdown};
 use std::collections::VecDeque;
-use std::io::{ErrorKind as Io, Read, Write};
-use std::net::{Shutdown, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::io::{ErrorKind as Io, IoSlice, IoSliceMut};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Longest body of a frame.
+/// Most bytes of a body.
 pub(super) const MAX_BODY: usize = 2 << 20;
 const HEADER: usize = 16;
 const SEAL: usize = 16;
-/// Bodies up to this size are copied behind their header: one packet instead of three.
+/// Longest poll between two checks of the fault.
+const FAULT_POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// Most bytes of a body that is copied behind its header: one packet instead of three.
 const SMALL: usize = 16 << 10;
-/// Bytes read from one connection before the others get their turn.
-const TURN: usize = 1 << 20;
+/// Bytes read from one connection before other connections get their turn.
+const READ_LIMIT: usize = 1 << 20;
 
-/// The end of a connection whose other side closed it.
+/// Describes the end of a connection that the other side closed.
 pub(super) const CLOSED: &str = "closed";
-/// The end of a connection whose other side's kernel no longer answers.
+/// Describes the end of a connection whose remote kernel no longer answers.
 pub(super) const UNREACHABLE: &str = "unreachable";
 
-/// What a frame carries. Shared between connections.
+/// Contents of a frame, shared between connections.
 pub(super) struct Body {
     bytes: Vec<u8>,
-    digest: keys::Key,
+    digest: keys::DerivedKey,
 }
 
 impl Body {
@@ -52,50 +54,47 @@ impl Body {
     }
 }
 
-/// A frame that arrived.
+/// A received frame.
 pub(super) struct Frame {
     pub(super) kind: u8,
     pub(super) body: Vec<u8>,
 }
 
-/// One end of a framed connection.
+/// An end of a framed connection.
 pub(super) struct FramedStream {
-    stream: CloseOnFork<TcpStream>,
-    sending: Direction,
-    receiving: Direction,
-    outbox: VecDeque<Piece>,
-    /// Bytes of the first piece that are sent.
+    socket: Socket,
+    sending: SealedDirection,
+    receiving: SealedDirection,
+    outbox: VecDeque<OutboxPiece>,
+    /// Bytes of the first piece that have been sent.
     sent: usize,
     inbox: Vec<u8>,
-    /// Why nothing can be sent any more.
+    /// Error after which nothing can be sent.
     broken: Option<String>,
 }
 
-struct Direction {
+struct SealedDirection {
     authenticator: Authenticator,
     count: u64,
 }
 
-enum Piece {
+enum OutboxPiece {
     Owned(Vec<u8>),
     Shared(Arc<Body>),
 }
 
-impl Piece {
+impl OutboxPiece {
     fn bytes(&self) -> &[u8] {
         match self {
-            Piece::Owned(bytes) => bytes,
-            Piece::Shared(body) => &body.bytes,
+            OutboxPiece::Owned(bytes) => bytes,
+            OutboxPiece::Shared(body) => &body.bytes,
         }
     }
 }
 
 impl FramedStream {
-    pub(super) fn new(peer: Peer) -> Result<FramedStream> {
-        peer.stream
-            .set_nonblocking(true)
-            .map_err(|cause| Error::system("cannot configure a control connection", cause))?;
-        let direction = |from_connector: bool| Direction {
+    pub(super) fn new(peer: Peer) -> FramedStream {
+        let direction = |from_connector: bool| SealedDirection {
             authenticator: keys::authenticator(&keys::derive(
                 &peer.session,
                 &[u8::from(from_connector)],
@@ -103,15 +102,15 @@ impl FramedStream {
             )),
             count: 0,
         };
-        Ok(FramedStream {
+        FramedStream {
             sending: direction(peer.connector),
             receiving: direction(!peer.connector),
-            stream: peer.stream,
+            socket: peer.socket,
             outbox: VecDeque::new(),
             sent: 0,
             inbox: Vec::new(),
             broken: None,
-        })
+        }
     }
 
     /// Queues a frame. [`FramedStream::flush`] sends it.
@@ -128,18 +127,19 @@ impl FramedStream {
         let seal = keys::seal(&self.sending.authenticator, &[&header, &body.digest]);
         if body.bytes.len() <= SMALL {
             let frame = [&header, body.bytes.as_slice(), &seal[..SEAL]].concat();
-            self.outbox.push_back(Piece::Owned(frame));
+            self.outbox.push_back(OutboxPiece::Owned(frame));
         } else {
-            self.outbox.push_back(Piece::Owned(header.to_vec()));
-            self.outbox.push_back(Piece::Shared(body.clone()));
-            self.outbox.push_back(Piece::Owned(seal[..SEAL].to_vec()));
+            self.outbox.push_back(OutboxPiece::Owned(header.to_vec()));
+            self.outbox.push_back(OutboxPiece::Shared(body.clone()));
+            self.outbox
+                .push_back(OutboxPiece::Owned(seal[..SEAL].to_vec()));
         }
     }
 
-    /// Sends what the socket takes. A broken connection drops the rest: reading tells the end.
+    /// Sends as much as the socket takes. A broken connection drops the rest; reading reports it.
     pub(super) fn flush(&mut self) {
         while let Some(piece) = self.outbox.front() {
-            match self.stream.write(&piece.bytes()[self.sent..]) {
+            match socket::write(&self.socket, &[IoSlice::new(&piece.bytes()[self.sent..])]) {
                 Ok(count) => {
                     self.sent += count;
                     if self.sent == piece.bytes().len() {
@@ -157,27 +157,28 @@ impl FramedStream {
         }
     }
 
-    /// Whether all queued frames are with the kernel, or lost with the connection.
+    /// Whether the kernel has taken all queued frames, or the connection has lost them.
     pub(super) fn is_flushed(&self) -> bool {
         self.outbox.is_empty()
     }
 
-    /// Tells the other side that nothing more comes.
+    /// Ends this direction of the stream.
     pub(super) fn finish(&mut self) {
-        let _ = self.stream.shutdown(Shutdown::Write);
+        let _ = shutdown(self.socket.as_raw_fd(), Shutdown::Write);
     }
 
-    /// Appends the frames that have arrived. `Some` when the connection is over, with the reason;
-    /// the frames before its end are there all the same.
+    /// Appends the frames that have arrived. Returns the reason once the connection has ended; the
+    /// frames before its end are still appended.
     pub(super) fn receive(&mut self, frames: &mut Vec<Frame>) -> Option<String> {
         let mut end = None;
-        let mut budget = TURN;
+        let mut budget = READ_LIMIT;
         while budget > 0 && end.is_none() {
             let filled = self.inbox.len();
-            // Beats are small and frequent; a long body grows the buffer step by step.
+            // Heartbeats are small and frequent; a long body grows the buffer step by step.
             let room = if filled == 0 { 4 << 10 } else { 64 << 10 };
             self.inbox.resize(filled + room, 0);
-            let read = self.stream.read(&mut self.inbox[filled..]);
+            let mut parts = [IoSliceMut::new(&mut self.inbox[filled..])];
+            let read = socket::read(&self.socket, &mut parts);
             self.inbox
                 .truncate(filled + read.as_ref().map_or(0, |count| *count));
             match read {
@@ -205,7 +206,7 @@ impl FramedStream {
             let length = u32::from_le_bytes([header[0], header[1], header[2], header[3]]) as usize;
             let count = u64::from_le_bytes(std::array::from_fn(|i| header[8 + i]));
             if length > MAX_BODY || count != self.receiving.count {
-                return Err(damaged());
+                return Err(Damaged.into());
             }
             let rest = &self.inbox[at + HEADER..];
             let (Some(body), Some(seal)) = (rest.get(..length), rest.get(length..length + SEAL))
@@ -230,7 +231,7 @@ impl FramedStream {
         Ok(())
     }
 
-    /// The events to poll for.
+    /// Returns the events to poll for.
     pub(super) fn events(&self) -> PollFlags {
         if self.outbox.is_empty() {
             PollFlags::POLLIN
@@ -240,23 +241,23 @@ impl FramedStream {
     }
 
     pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
-        self.stream.as_fd()
+        self.socket.as_fd()
     }
 
-    pub(super) fn stream(&self) -> &TcpStream {
-        &self.stream
+    pub(super) fn socket(&self) -> &Socket {
+        &self.socket
     }
 
-    /// Sends everything queued and waits for one frame. For the meeting, before there is a
-    /// monitor.
+    /// Sends everything queued and waits for one frame: for the rendezvous, before there is a
+    /// control thread.
     ///
     /// # Errors
-    /// Timeout, remote at the end of the connection (sentences without a subject, for
-    /// [`Error::context`]); the fault's reason.
+    /// Timeout; remote at the end of the connection; the fault's reason. The caller adds the other
+    /// side's name.
     pub(super) fn exchange(&mut self, deadline: Instant, fault: &Fault) -> Result<Frame> {
         let mut frames = Vec::new();
         loop {
-            // Before the look at what has come: nothing is late that is there.
+            // The time before the check: a frame that has arrived by then is in time.
             let now = Instant::now();
             self.flush();
             let end = self.receive(&mut frames);
@@ -273,7 +274,7 @@ impl FramedStream {
             if now >= deadline {
                 return Err(Error::new(ErrorKind::Timeout, "no answer came in time"));
             }
-            let limit = Duration::from_millis(50).min(deadline - now);
+            let limit = FAULT_POLL_INTERVAL.min(deadline - now);
             wait_ready(self.descriptor(), self.events(), limit);
         }
     }
@@ -284,7 +285,7 @@ fn name_end(error: &std::io::Error) -> String {
         Io::TimedOut | Io::HostUnreachable | Io::NetworkUnreachable | Io::NetworkDown => {
             UNREACHABLE.into()
         }
-        // It died with unread data: the same to everybody else.
+        // A process that ends with unread data resets its connections.
         Io::ConnectionReset | Io::BrokenPipe => CLOSED.into(),
         _ => error.to_string(),
     }
@@ -293,25 +294,24 @@ fn name_end(error: &std::io::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::net::TcpListener;
+    use crate::sys::socket::Address;
+    use std::os::fd::OwnedFd;
+    use std::os::unix::net::UnixStream;
 
     fn pair() -> (FramedStream, FramedStream) {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
-        let a = TcpStream::connect(address).unwrap();
-        let (b, _) = listener.accept().unwrap();
-        let channel = |stream, connector| {
+        let (a, b) = UnixStream::pair().unwrap();
+        let framed = |stream: UnixStream, connector| {
+            stream.set_nonblocking(true).unwrap();
             FramedStream::new(Peer {
-                stream: CloseOnFork::from(stream),
-                address,
+                socket: Socket::from(OwnedFd::from(stream)),
+                address: Address::Local([0; 16]),
                 rank: 0,
                 word: 0,
                 session: [5; 32],
                 connector,
             })
-            .unwrap()
         };
-        (channel(a, true), channel(b, false))
+        (framed(a, true), framed(b, false))
     }
 
     fn drain(
@@ -353,9 +353,9 @@ mod tests {
         assert_eq!(end, "closed");
     }
 
-    /// A frame with each byte flipped in turn, a frame twice, and one of the other direction.
+    /// Covers a frame with each byte flipped in turn, a repeated frame, and a reflected frame.
     #[test]
-    fn damaged_repeated_and_reflected_frames_are_refused() {
+    fn damaged_repeated_or_reflected_frame_is_refused() {
         let (mut a, _) = pair();
         a.queue(3, &Body::new(vec![1, 2, 3]));
         let good = a.outbox[0].bytes().to_vec();
@@ -366,7 +366,7 @@ mod tests {
             } else {
                 (&mut b, &mut a)
             };
-            from.outbox.push_back(Piece::Owned(bytes.to_vec()));
+            from.outbox.push_back(OutboxPiece::Owned(bytes.to_vec()));
             from.flush();
             from.finish();
             let mut frames = Vec::new();

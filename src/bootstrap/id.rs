@@ -1,13 +1,13 @@
-//! The unique id: where to meet, and the secret that proves who may.
+//! The unique id: addresses of the rendezvous, and the secret of those who may join.
 //!
 //! | bytes | content |
 //! | --- | --- |
 //! | 0 | format, 1 |
-//! | 1 | flags; bit 0: rank 0 opens the meeting, at the address given |
+//! | 1 | flags; bit 0: rank 0 serves the rendezvous, at the address given |
 //! | 4..36 | secret |
 //! | 36..52 | nonce, different for every id |
-//! | 52..80, 80..108 | addresses of the meeting: family (0 none, 4, 6), pad, port, IP, scope, pad |
-//! | 112..128 | start of the SHA-256 of what precedes |
+//! | 52..80, 80..108 | addresses of the rendezvous: family (0 none, 4, 6), pad, port, IP, scope, pad |
+//! | 112..128 | start of the SHA-256 of bytes 0..112 |
 
 use super::{UniqueId, address, keys, rendezvous_server};
 use crate::config::Config;
@@ -25,14 +25,14 @@ const NONCE: std::ops::Range<usize> = 36..52;
 const ADDRESSES: [usize; 2] = [52, 80];
 const CHECKSUM: usize = 112;
 
-/// Shortest secret that a file may hold, in bytes.
+/// Shortest secret in a file, in bytes.
 const SECRET_FILE_MIN: usize = 16;
-/// Longest, in bytes.
+/// Longest secret in a file, in bytes.
 const SECRET_FILE_MAX: usize = 4096;
 
 impl UniqueId {
-    /// A new id. Opens its meeting in this process, on the interface that `config` chooses: a
-    /// thread that serves one communicator and ends with its init, or after
+    /// Makes a new id and serves its rendezvous in this process, on the interface that `config`
+    /// chooses. The thread serves one communicator and ends with its init, or after
     /// [`Config::init_timeout`].
     ///
     /// # Errors
@@ -41,8 +41,8 @@ impl UniqueId {
         UniqueId::create_at(address::choose(config)?, config)
     }
 
-    /// As [`UniqueId::create`], for ranks that all run on this host: the meeting listens on the
-    /// loopback address only, unless `CINCH_SOCKET_IFNAME` says otherwise.
+    /// Makes an id as [`UniqueId::create`] does, for ranks that all run on this host: the rendezvous
+    /// listens on the loopback address only, unless `CINCH_SOCKET_IFNAME` names an interface.
     ///
     /// # Errors
     /// As for [`UniqueId::create`].
@@ -62,14 +62,14 @@ impl UniqueId {
         )
     }
 
-    /// The id of ranks that know only where to meet, `host:port`: rank 0 listens there, at the first
-    /// two addresses of the name that are its own. Where the name of this host is a loopback address
-    /// to itself, as Debian's `/etc/hosts` has it, ranks of other hosts know it by another one: with
-    /// a secret, the address that [`UniqueId::create`] would take comes before it.
+    /// Makes the id of ranks that know only `host:port`: rank 0 listens there, at the first two of
+    /// the name's addresses that belong to its host. Debian's `/etc/hosts` maps the name of a host to
+    /// a loopback address on that host only. With a secret, the address of [`UniqueId::create`]
+    /// therefore comes before a loopback address.
     ///
-    /// The secret comes from the file that `CINCH_SECRET_FILE` names. Without one, loopback
-    /// addresses only (which other users of this host can reach), or any address with
-    /// `CINCH_ALLOW_UNAUTHENTICATED=1`.
+    /// The secret comes from the file that `CINCH_SECRET_FILE` names. Without a secret, only
+    /// loopback addresses are allowed, which other users of this host can reach;
+    /// `CINCH_ALLOW_UNAUTHENTICATED=1` allows any address.
     ///
     /// # Errors
     /// Invalid argument if the host has no address; invalid usage if a secret is needed, or if
@@ -79,7 +79,7 @@ impl UniqueId {
             .to_socket_addrs()
             .map_err(|cause| {
                 Error::invalid_argument(format!(
-                    "the meeting's host {host} has no address: {cause}"
+                    "the rendezvous host {host} has no address: {cause}"
                 ))
             })?
             .collect();
@@ -89,14 +89,14 @@ impl UniqueId {
                 true => match address::choose(config) {
                     Ok(ip) => Some(SocketAddr::new(ip, port)),
                     Err(error) if config.interface.is_some() => return Err(error),
-                    // Nobody asked for it.
+                    // The other address is optional unless an interface is set.
                     Err(_) => None,
                 },
             };
-        let addresses = meeting_addresses(named, another);
+        let addresses = rendezvous_addresses(named, another);
         if addresses.is_empty() {
             return Err(Error::invalid_argument(format!(
-                "the meeting's host {host} has no address"
+                "the rendezvous host {host} has no address"
             )));
         }
         let secret = match &config.secret_file {
@@ -105,13 +105,13 @@ impl UniqueId {
                 let local = all_loopback(&addresses);
                 if !local && !config.allow_unauthenticated {
                     return Err(Error::invalid_usage(format!(
-                        "ranks that meet at {host}:{port} have no secret in common: write one to \
+                        "ranks that meet at {host}:{port} share no secret: write one to \
                          a file that only you can read and name it in CINCH_SECRET_FILE, or set \
                          CINCH_ALLOW_UNAUTHENTICATED=1 on a network that you trust"
                     )));
                 }
                 if !local {
-                    super::warning_hook::WarningHook::log().say(&format!(
+                    super::warning_hook::WarningHook::log().warn(&format!(
                         "connections for {host}:{port} are not authenticated \
                          (CINCH_ALLOW_UNAUTHENTICATED=1)"
                     ));
@@ -122,10 +122,10 @@ impl UniqueId {
         Ok(assemble(RANK_ZERO_OPENS, &secret, &[0; 16], &addresses))
     }
 
-    /// The id that these bytes are.
+    /// Reads an id from its bytes.
     ///
     /// # Errors
-    /// Invalid argument if they were never filled in, are damaged, or are of another version.
+    /// Invalid argument if the bytes were never filled in, are damaged, or of another version.
     pub fn from_bytes(bytes: &[u8; 128]) -> Result<UniqueId> {
         if bytes.iter().all(|&byte| byte == 0) {
             return Err(Error::invalid_argument(
@@ -152,10 +152,10 @@ impl UniqueId {
         Ok(id)
     }
 
-    /// As [`UniqueId::from_bytes`], for bytes of unknown number.
+    /// Reads an id from bytes of unknown number.
     ///
     /// # Errors
-    /// Also invalid argument if there are not 128 bytes.
+    /// As for [`UniqueId::from_bytes`]; invalid argument if there are not 128 bytes.
     pub fn from_slice(bytes: &[u8]) -> Result<UniqueId> {
         let bytes = bytes.try_into().map_err(|_| {
             Error::invalid_argument(format!(
@@ -166,12 +166,12 @@ impl UniqueId {
         UniqueId::from_bytes(bytes)
     }
 
-    /// The id as 256 hexadecimal digits. It holds the secret: hand it on, do not print it.
+    /// Writes the id as 256 hexadecimal digits. They contain the secret: do not log them.
     pub fn to_hex(&self) -> String {
         self.0.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// The id that [`UniqueId::to_hex`] wrote.
+    /// Reads the id that [`UniqueId::to_hex`] wrote.
     ///
     /// # Errors
     /// As for [`UniqueId::from_bytes`].
@@ -193,39 +193,39 @@ impl UniqueId {
         }
     }
 
-    /// Four bytes that tell ids apart and say nothing about the secret: for logs.
+    /// Returns four bytes that tell ids apart and reveal nothing about the secret: for logs.
     pub fn fingerprint(&self) -> [u8; 4] {
         let key = keys::derive(&self.0[SECRET], &self.0[NONCE], "fingerprint");
         std::array::from_fn(|at| key[at])
     }
 
-    /// Ends the meeting of an id that was created in this process and will not be used.
+    /// Ends the rendezvous of an id that was created in this process and will not be used.
     pub fn cancel(&self) {
         rendezvous_server::cancel(self);
     }
 
-    /// The same where ranks may be on their way: those that have come and those that come soon hear
-    /// the reason.
+    /// Fails the rendezvous of an id that was created in this process: ranks that have registered,
+    /// or do soon, receive the reason.
     pub(crate) fn cancel_because(&self, reason: &Error) {
         rendezvous_server::fail(self, reason);
     }
 
-    /// Whether rank 0 opens the meeting at the address given.
+    /// Whether rank 0 serves the rendezvous at the address given.
     pub(super) fn rank_zero_opens(&self) -> bool {
         self.0[1] & RANK_ZERO_OPENS != 0
     }
 
-    /// Different for every created id.
+    /// Returns bytes that differ for every created id.
     pub(super) fn nonce(&self) -> &[u8] {
         &self.0[NONCE]
     }
 
-    /// A key of this id for `purpose`.
-    pub(super) fn key(&self, salt: &[u8], purpose: &str) -> keys::Key {
+    /// Derives a key of this id for `purpose`.
+    pub(super) fn key(&self, salt: &[u8], purpose: &str) -> keys::DerivedKey {
         keys::derive(&self.0[SECRET], &[self.nonce(), salt].concat(), purpose)
     }
 
-    /// Where to meet: one or two addresses.
+    /// Returns the one or two addresses of the rendezvous.
     pub(super) fn addresses(&self) -> Vec<SocketAddr> {
         ADDRESSES
             .into_iter()
@@ -234,24 +234,24 @@ impl UniqueId {
     }
 }
 
-/// Whether `host` is the name of one host: a loopback address is what it has there alone.
+/// Whether `host` is the name of one host. Such a name has a loopback address on that host only.
 fn names_one_host(host: &str) -> bool {
     let name = host.trim_end_matches('.').to_ascii_lowercase();
     let first = name.split('.').next().unwrap_or_default();
-    let of_every_host = matches!(
+    let names_every_host = matches!(
         first,
         "localhost" | "localhost4" | "localhost6" | "ip6-localhost" | "ip6-loopback"
     ) || name.ends_with(".localhost");
-    host.parse::<IpAddr>().is_err() && !of_every_host
+    host.parse::<IpAddr>().is_err() && !names_every_host
 }
 
 fn all_loopback(addresses: &[SocketAddr]) -> bool {
     addresses.iter().all(|address| address.ip().is_loopback())
 }
 
-/// Where to meet, of the addresses of a name and perhaps another one. The first is that by which
-/// ranks of rank 0's host are known to all: no loopback address, if there is a choice.
-fn meeting_addresses(named: Vec<SocketAddr>, another: Option<SocketAddr>) -> Vec<SocketAddr> {
+/// Chooses from the addresses of a name and perhaps another address. All ranks know the ranks of
+/// rank 0's host by the first, which is no loopback address if there is a choice.
+fn rendezvous_addresses(named: Vec<SocketAddr>, another: Option<SocketAddr>) -> Vec<SocketAddr> {
     let mut addresses = named;
     addresses.extend(another);
     addresses.sort_by_key(|address| (address.ip().is_loopback(), address.is_ipv6()));
@@ -320,7 +320,7 @@ fn read_secret(path: &Path) -> Result<Vec<u8>> {
     let shown = path.display();
     let failed = |cause| Error::system(format!("the secret file {shown} cannot be read"), cause);
     let file = std::fs::File::open(path).map_err(failed)?;
-    // Of the open file, not of the path, which may come to name another one.
+    // Metadata of the open file: the path may name another file by now.
     let metadata = file.metadata().map_err(failed)?;
     if !metadata.is_file()
         || metadata.mode() & 0o077 != 0
@@ -352,7 +352,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn ids_survive_the_journey() {
+    fn id_in_hexadecimal_is_read_back() {
         let config = Config::default();
         let id = UniqueId::create_for_one_host(&config).unwrap();
         let back = UniqueId::from_hex(&id.to_hex()).unwrap();
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_of_both_families() {
+    fn id_holds_addresses_of_both_families() {
         let addresses = ["10.1.2.3:65535", "[fe80::1%7]:1"].map(|text| text.parse().unwrap());
         let id = assemble(0, &[1; 32], &[2; 16], &addresses);
         assert_eq!(UniqueId::from_bytes(&id.0).unwrap().addresses(), addresses);
@@ -374,12 +374,12 @@ mod tests {
 
     /// Debian's `/etc/hosts` has 127.0.1.1 for the host's own name.
     #[test]
-    fn a_name_that_is_loopback_at_home_is_met_elsewhere_first() {
+    fn name_with_a_loopback_address_gets_another_address_first() {
         let of = |named: &[&str], another: Option<&str>| -> Vec<String> {
             let address = |text: &&str| format!("{text}:7").parse().unwrap();
             let named = named.iter().map(address).collect();
-            let met = meeting_addresses(named, another.as_ref().map(address));
-            met.iter().map(|one| one.ip().to_string()).collect()
+            let found = rendezvous_addresses(named, another.as_ref().map(address));
+            found.iter().map(|one| one.ip().to_string()).collect()
         };
         assert_eq!(of(&["127.0.1.1"], None), ["127.0.1.1"]);
         let both = ["10.1.0.7", "127.0.1.1"];
@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn damaged_ids_are_refused_with_a_sentence() {
+    fn damaged_id_is_refused_with_the_reason() {
         let id = assemble(0, &[1; 32], &[2; 16], &["10.1.2.3:4".parse().unwrap()]);
         let refused = |bytes: &[u8], word: &str| {
             let error = UniqueId::from_slice(bytes).unwrap_err();
@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn known_addresses_need_a_secret_beyond_loopback() {
+    fn address_beyond_loopback_needs_a_secret() {
         let mut config = Config {
             log_level: "none".into(),
             ..Config::default()

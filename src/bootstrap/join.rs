@@ -1,28 +1,29 @@
-//! A rank as a guest of the meeting: it comes with what it is, and leaves with what all are.
+//! A rank's side of the rendezvous: it registers its entry and receives the table of all ranks.
 
-use super::auth::{HandshakeConfig, Listener, Patience, Peer, PeerIdentity, Role, connect_to_any};
+use super::auth::{Listener, OnRefusal, Peer, connect_to_any};
 use super::framed_stream::{Body, FramedStream};
 use super::rank_entry::RankEntry;
-use super::rendezvous_server::{REFUSED, REGISTER, TABLE, margin, serve};
-use super::wire::{Reader, Writer, damaged, read_error, write_error};
+use super::rendezvous_server::{REFUSED, REGISTER, TABLE, handshake, margin, serve};
 use super::{UniqueId, address, process};
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::Fault;
+use crate::sys::socket;
+use crate::wire::{Damaged, Reader, Wire, Writer};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Instant;
 
-/// What a rank takes home.
+/// Result of a rendezvous.
 pub(super) struct PeerTable {
     pub(super) members: Vec<RankEntry>,
-    /// Random bytes of this meeting: keys differ between communicators of one secret.
+    /// Random bytes of this rendezvous: keys differ between communicators of one secret.
     pub(super) salt: [u8; 32],
-    /// Rank 0's, where the others come next.
+    /// Control listener of rank 0.
     pub(super) listener: Option<Listener>,
 }
 
-/// Goes to the meeting as `rank` of `nranks` and returns when all have come.
-pub(super) fn meet(
+/// Registers as `rank` of `nranks` and returns when all ranks have.
+pub(super) fn rendezvous(
     id: &UniqueId,
     rank: usize,
     nranks: usize,
@@ -35,148 +36,135 @@ pub(super) fn meet(
         process::check_descriptors(nranks + 8, &format!("rank 0 of {nranks} ranks"))?;
         if id.rank_zero_opens() {
             let (listener, bound) = Listener::bind_to_own(&addresses).map_err(|error| {
-                error.context("rank 0 opens the meeting, but another job may have the port")
+                error.context("rank 0 opens the rendezvous, but another job may have the port")
             })?;
             addresses = bound;
             serve(id, listener, config.init_timeout)?;
         }
     }
-    let terms = HandshakeConfig::new(
-        &id.key(b"", "meeting"),
-        PeerIdentity {
-            role: Role::Meeting,
-            rank,
-            word: 0,
-        },
-    );
-    let peer = reach(id, &addresses, &terms, config, deadline, fault)?;
-    // Once registered, a rank that goes counts as one that died: who cannot come does not register.
+    let peer = connect(id, &addresses, rank, config, deadline, fault)?;
+    // The end of a registered rank counts as its death: a rank with a fault must not register.
     fault.check()?;
-    // The meeting, too, counts from here on.
-    let patience = deadline.saturating_duration_since(Instant::now());
-    let at = peer.address;
-    let mut channel = FramedStream::new(peer)?;
+    // The server counts the timeout from here on, too.
+    let timeout = deadline.saturating_duration_since(Instant::now());
+    let server = format!("the rendezvous at {}", peer.address);
+    let mut stream = FramedStream::new(peer);
 
-    // Nobody waits until the deadline for one that can come no further.
-    let introduced = introduce((&channel, id), rank, nranks, config);
-    let (member, listener) = introduced.inspect_err(|error| {
+    // A rank that cannot register sends why, so that no rank waits for it until the deadline.
+    let described = describe_self((&stream, id), rank, nranks, config);
+    let (entry, listener) = described.inspect_err(|error| {
         let who = format!("rank {rank} (host {})", process::host_name());
-        let told = error.clone().context(who);
-        channel.queue(REFUSED, &Body::new(write_error(&told)));
-        channel.flush();
+        let report = error.clone().context(who);
+        stream.queue(REFUSED, &Body::new(report.to_bytes()));
+        stream.flush();
     })?;
     let mut writer = Writer::default();
     writer.u32(nranks.min(u32::MAX as usize) as u32);
-    writer.u64(patience.as_millis() as u64);
-    member.write(&mut writer);
-    channel.queue(REGISTER, &Body::new(writer.0));
+    writer.u64(timeout.as_millis() as u64);
+    entry.write(&mut writer);
+    stream.queue(REGISTER, &Body::new(writer.0));
 
-    let place = format!("the meeting at {at}");
-    // The meeting decides before our time is up. Where that has not come by then, it is late itself,
-    // and alone knows who is missing.
-    let answer = channel
-        .exchange(deadline + margin(patience), fault)
-        .map_err(|error| error.context(&place))?;
+    // The server decides before our deadline, and alone knows who is missing: wait for it longer.
+    let answer = stream
+        .exchange(deadline + margin(timeout), fault)
+        .map_err(|error| error.context(&server))?;
     match answer.kind {
-        REFUSED => Err(read_error(&answer.body)?),
+        REFUSED => Err(Error::from_bytes(&answer.body)?),
         TABLE => {
-            let (members, salt) =
-                read_table(&answer.body, &member, nranks).map_err(|error| error.context(&place))?;
+            let table = read_table(&answer.body, &entry, nranks);
+            let (members, salt) = table.map_err(|error| error.context(&server))?;
             Ok(PeerTable {
                 members,
                 salt,
                 listener,
             })
         }
-        _ => Err(damaged().context(&place)),
+        _ => Err(Error::from(Damaged).context(&server)),
     }
 }
 
-/// This process as a rank, once it has reached the meeting. Rank 0 listens.
-fn introduce(
-    (meeting, id): (&FramedStream, &UniqueId),
+/// Describes this process as a rank that is connected to the server. Rank 0 starts to listen.
+fn describe_self(
+    (server, id): (&FramedStream, &UniqueId),
     rank: usize,
     nranks: usize,
     config: &Config,
 ) -> Result<(RankEntry, Option<Listener>)> {
-    // The address by which we reach the meeting is one by which its other guests reach us.
+    // The address by which this host reaches the server is one by which other ranks reach it.
     let ip = match &config.interface {
         Some(_) => address::choose(config)?,
         None => {
-            let own = meeting.stream().local_addr().map_err(|cause| {
-                Error::system("the connection to the meeting has no address", cause)
+            let own = socket::local_address(server.socket()).map_err(|cause| {
+                Error::system("the connection to the rendezvous has no address", cause)
             })?;
             address_for_all(own.ip(), id)
         }
     };
-    let mut member = RankEntry::this(rank, ip, config)?;
+    let mut entry = RankEntry::this(rank, ip, config)?;
     if rank != 0 {
-        return Ok((member, None));
+        return Ok((entry, None));
     }
     let (mut listener, address) = Listener::bind(ip)?;
-    listener.expect_ranks(nranks);
-    member.control_port = address.port();
-    Ok((member, Some(listener)))
+    listener.expect_connections(nranks);
+    entry.control_port = address.port();
+    Ok((entry, Some(listener)))
 }
 
-/// By which of this host's addresses all ranks reach it, where it met at `own`: a loopback address may have
-/// answered first, but if the meeting has one besides that is this host's, ranks of other hosts use that.
+/// Returns the address of this host, connected from `own`, by which all ranks reach it. A loopback
+/// address may have answered first; ranks of other hosts need this host's other address of the id.
 fn address_for_all(own: IpAddr, id: &UniqueId) -> IpAddr {
     if !own.is_loopback() {
         return own;
     }
-    let met = id.addresses().into_iter().map(|address| address.ip());
-    let mut others = met.filter(|ip| !ip.is_loopback());
+    let known = id.addresses().into_iter().map(|address| address.ip());
+    let mut others = known.filter(|ip| !ip.is_loopback());
     others.find(|&ip| Listener::bind(ip).is_ok()).unwrap_or(own)
 }
 
-/// Connects to the first of the meeting's addresses that answers.
-fn reach(
+/// Connects to the first of the server's addresses that answers.
+fn connect(
     id: &UniqueId,
     addresses: &[SocketAddr],
-    terms: &HandshakeConfig,
+    rank: usize,
     config: &Config,
     deadline: Instant,
     fault: &Fault,
 ) -> Result<Peer> {
-    let patience = if id.rank_zero_opens() {
-        Patience::UntilDeadline
-    } else {
-        Patience::None
+    let on_refusal = match id.rank_zero_opens() {
+        true => OnRefusal::Retry,
+        false => OnRefusal::Fail,
     };
-    let last = match connect_to_any(addresses, terms, patience, deadline, fault) {
+    let handshake = handshake(id, rank);
+    let last = match connect_to_any(addresses, &handshake, on_refusal, deadline, fault) {
         Ok(peer) => return Ok(peer),
         Err(last) => last,
     };
     fault.check()?;
-    Err(match (last.kind(), patience) {
-        (ErrorKind::Remote, Patience::None) => last.context(format!(
-            "nobody holds the meeting of this unique id: it serves one init and may be used up, \
-             its ranks did not all come within CINCH_INIT_TIMEOUT (here {:.1} s), or the process \
-             that created it has ended",
+    Err(match (last.kind(), on_refusal) {
+        (ErrorKind::Remote, OnRefusal::Fail) => last.context(format!(
+            "nobody serves the rendezvous of this unique id: it serves one init and may be used \
+             up, its ranks did not all come within CINCH_INIT_TIMEOUT (here {:.1} s), or the \
+             process that created it has ended",
             config.init_timeout.as_secs_f64()
         )),
-        (_, Patience::UntilDeadline) => last.context("rank 0 did not open the meeting"),
+        (_, OnRefusal::Retry) => last.context("rank 0 did not open the rendezvous"),
         _ => last,
     })
 }
 
-fn read_table(body: &[u8], me: &RankEntry, nranks: usize) -> Result<(Vec<RankEntry>, [u8; 32])> {
+fn read_table(body: &[u8], own: &RankEntry, nranks: usize) -> Result<(Vec<RankEntry>, [u8; 32])> {
     let mut reader = Reader(body);
-    let salt = reader.array()?;
+    let salt = reader.take()?;
     if reader.u32()? as usize != nranks {
-        return Err(damaged());
+        return Err(Damaged.into());
     }
-    let members: Vec<RankEntry> = (0..nranks)
-        .map(|_| RankEntry::read(&mut reader))
-        .collect::<Result<_>>()?;
+    let members = (0..nranks).map(|_| reader.take());
+    let members = members.collect::<crate::wire::WireResult<Vec<RankEntry>>>()?;
     reader.end()?;
-    let in_order = members
-        .iter()
-        .enumerate()
-        .all(|(at, one)| one.info.rank == at);
-    if !in_order || members[me.info.rank].info != me.info {
-        return Err(damaged());
+    let mut ranks = members.iter().enumerate();
+    let in_order = ranks.all(|(at, member)| member.info.rank == at);
+    if !in_order || members[own.info.rank].info != own.info {
+        return Err(Damaged.into());
     }
     Ok((members, salt))
 }
@@ -187,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rank_that_met_at_loopback_has_an_address_for_other_hosts() {
+    fn rank_on_loopback_has_an_address_for_other_hosts() {
         let id = |texts: &[&str]| {
             let addresses = texts
                 .iter()
@@ -195,7 +183,7 @@ mod tests {
             assemble(0, &[1; 32], &[2; 16], &addresses.collect::<Vec<_>>())
         };
         let own = IpAddr::from([127, 0, 1, 1]);
-        // Of another host, or nobody's.
+        // An address of another host.
         assert_eq!(address_for_all(own, &id(&["192.0.2.1", "127.0.1.1"])), own);
         assert_eq!(address_for_all(own, &id(&["127.0.1.1"])), own);
         let other = IpAddr::from([192, 0, 2, 7]);

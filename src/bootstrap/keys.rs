@@ -1,18 +1,18 @@
-//! Keys, proofs and random bytes: thin names over HKDF and HMAC with SHA-256.
+//! Keys, seals and random bytes, by HKDF and HMAC with SHA-256.
 
 use crate::error::{Error, ErrorKind, Result};
 use hkdf::Hkdf;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 
-/// A key, or a full digest.
-pub(super) type Key = [u8; 32];
+/// A key or a full digest.
+pub(super) type DerivedKey = [u8; 32];
 
-/// A message authentication under way.
+/// A message authentication code under a key.
 pub(super) type Authenticator = Hmac<Sha256>;
 
-/// HKDF-SHA256: a key for `purpose`. Keys of two purposes tell nothing about each other.
-pub(super) fn derive(secret: &[u8], salt: &[u8], purpose: &str) -> Key {
+/// Derives a key for `purpose` by HKDF-SHA256. Keys of two purposes reveal nothing about each other.
+pub(super) fn derive(secret: &[u8], salt: &[u8], purpose: &str) -> DerivedKey {
     let mut key = [0; 32];
     Hkdf::<Sha256>::new(Some(salt), secret)
         .expand(purpose.as_bytes(), &mut key)
@@ -20,27 +20,27 @@ pub(super) fn derive(secret: &[u8], salt: &[u8], purpose: &str) -> Key {
     key
 }
 
-/// An authenticator under `key`, to be cloned for each message: the key schedule runs once.
-pub(super) fn authenticator(key: &Key) -> Authenticator {
+/// Returns an authenticator under `key`. Clone it for each message: the key schedule runs once.
+pub(super) fn authenticator(key: &DerivedKey) -> Authenticator {
     Authenticator::new_from_slice(key).expect("HMAC takes keys of any length")
 }
 
-/// HMAC-SHA256 over the concatenation of `parts`.
-pub(super) fn seal(authenticator: &Authenticator, parts: &[&[u8]]) -> Key {
+/// Returns HMAC-SHA256 over the concatenation of `parts`.
+pub(super) fn seal(authenticator: &Authenticator, parts: &[&[u8]]) -> DerivedKey {
     let mut mac = authenticator.clone();
     parts.iter().for_each(|part| Mac::update(&mut mac, part));
     mac.finalize().into_bytes().into()
 }
 
-/// Whether `seal`, or its first bytes, is right. In constant time.
+/// Whether `seal`, which may be cut, is the HMAC of `parts`. Takes constant time.
 pub(super) fn opens(authenticator: &Authenticator, parts: &[&[u8]], seal: &[u8]) -> bool {
     let mut mac = authenticator.clone();
     parts.iter().for_each(|part| Mac::update(&mut mac, part));
     mac.verify_truncated_left(seal).is_ok()
 }
 
-/// SHA-256 over the concatenation of `parts`.
-pub(super) fn digest(parts: &[&[u8]]) -> Key {
+/// Returns SHA-256 over the concatenation of `parts`.
+pub(super) fn digest(parts: &[&[u8]]) -> DerivedKey {
     let mut hash = Sha256::new();
     parts
         .iter()
@@ -48,13 +48,13 @@ pub(super) fn digest(parts: &[&[u8]]) -> Key {
     hash.finalize().into()
 }
 
-/// Bytes from the operating system's generator.
+/// Returns bytes of the operating system's generator.
 pub(super) fn random<const N: usize>() -> Result<[u8; N]> {
     let mut bytes = [0; N];
     getrandom::fill(&mut bytes).map_err(|cause| {
         Error::new(
             ErrorKind::System,
-            format!("the system gives no random bytes: {cause}"),
+            format!("the system has no random bytes: {cause}"),
         )
     })?;
     Ok(bytes)
@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     fn derive_is_hkdf_of_rfc_5869() {
-        // Appendix A.1, whose info happens to be no text, is out of reach; A.3 has an empty one.
+        // Appendix A.3, whose info is empty. The info of A.1 is no text.
         let expected = "8da4e775a563c18f715f802a063c5a31b8a11f5c5ee1879ec3454e5f3c738d2d";
         assert_eq!(derive(&[0x0b; 22], &[], "").to_vec(), hex(expected));
     }

@@ -1,53 +1,55 @@
-//! The exchange between threads of one process: the control's semantics without its sockets.
+//! [`OutOfBand`] between threads of one process: the control plane's semantics without sockets.
 
 use super::call_log::{self, CallOrderChecker};
 use super::rank_entry::name_ranks;
-use super::{OutOfBand, PeerInfo, address, keys, pass_on, process};
+use super::{OutOfBand, PeerInfo, address, keys, process, raise_in};
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::Fault;
 use crate::types::SIGNATURE_WORDS;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// One rank of a world of threads.
+/// Interval of checks of the fault, which others may raise without waking the waiting thread.
+const FAULT_POLL_INTERVAL: Duration = Duration::from_millis(5);
+
+/// Rank of a communicator of threads.
 #[derive(Debug)]
 pub struct LocalOutOfBand {
     rank: usize,
-    world: Arc<World>,
+    world: Arc<ThreadWorld>,
     timeout: Duration,
-    /// One exchange at a time: its number, and why the ranks are out of step.
-    turn: Mutex<(u64, Option<Error>)>,
+    /// Generation of the next all-gather, and the error after which ranks no longer agree on it.
+    sequence: Mutex<(u64, Option<Error>)>,
 }
 
 #[derive(Debug)]
-struct World {
+struct ThreadWorld {
     peers: Vec<PeerInfo>,
     faults: Vec<Arc<Fault>>,
-    key: keys::Key,
+    key: keys::DerivedKey,
     heartbeat: Duration,
-    state: Mutex<State>,
+    state: Mutex<WorldState>,
     changed: Condvar,
 }
 
 #[derive(Debug)]
-struct State {
-    gathers: BTreeMap<u64, Gather>,
+struct WorldState {
+    gathers: BTreeMap<u64, LocalGather>,
     has_left: Vec<bool>,
-    ledger: CallOrderChecker,
+    call_order: CallOrderChecker,
 }
 
 #[derive(Debug)]
-struct Gather {
-    parts: Vec<Option<Vec<u8>>>,
-    /// Ranks that still have to look at the parts.
+struct LocalGather {
+    contributions: Vec<Option<Vec<u8>>>,
+    /// Ranks that have not read the contributions.
     readers: usize,
 }
 
 impl LocalOutOfBand {
-    /// `nranks` ranks that know each other, with the default timeout. Rank r raises and watches
-    /// `faults[r]`.
+    /// Makes `nranks` ranks with the default timeout. Rank r raises and watches `faults[r]`.
     ///
     /// # Panics
     /// If there are not `nranks` faults.
@@ -55,7 +57,7 @@ impl LocalOutOfBand {
         LocalOutOfBand::world_with(nranks, faults, &Config::default())
     }
 
-    /// As [`LocalOutOfBand::world`], with the timeout and host name of `config`.
+    /// Makes `nranks` ranks with the timeout and host id of `config`.
     ///
     /// # Panics
     /// If there are not `nranks` faults.
@@ -67,8 +69,8 @@ impl LocalOutOfBand {
         LocalOutOfBand::world_of(&vec![config.clone(); nranks], faults)
     }
 
-    /// A rank for each of `configs`, which may stand for different hosts, with the timeout
-    /// and heartbeat of the first.
+    /// Makes one rank for each of `configs`, which may name different hosts. Timeout and heartbeat
+    /// are those of the first.
     ///
     /// # Panics
     /// If there are no ranks, or not as many faults.
@@ -86,16 +88,16 @@ impl LocalOutOfBand {
             process_id,
             address: address::for_one_host(),
         });
-        let world = Arc::new(World {
+        let world = Arc::new(ThreadWorld {
             peers: peers.collect(),
             faults: faults.to_vec(),
-            // Only threads of this process use it.
+            // Random bytes are not needed for security: only threads of this process use the key.
             key: keys::random().unwrap_or([0; 32]),
             heartbeat: configs[0].heartbeat,
-            state: Mutex::new(State {
+            state: Mutex::new(WorldState {
                 gathers: BTreeMap::new(),
                 has_left: vec![false; nranks],
-                ledger: CallOrderChecker::new(),
+                call_order: CallOrderChecker::new(),
             }),
             changed: Condvar::new(),
         });
@@ -104,7 +106,7 @@ impl LocalOutOfBand {
                 rank,
                 world: world.clone(),
                 timeout: configs[0].timeout,
-                turn: Mutex::new((0, None)),
+                sequence: Mutex::new((0, None)),
             })
         };
         (0..nranks).map(exchange).collect()
@@ -115,23 +117,24 @@ impl LocalOutOfBand {
         let nranks = world.peers.len();
         let deadline = Instant::now() + self.timeout;
         let mut state = world.state();
-        let gather = state.gathers.entry(generation).or_insert_with(|| Gather {
-            parts: vec![None; nranks],
+        let gather = state.gathers.entry(generation);
+        let gather = gather.or_insert_with(|| LocalGather {
+            contributions: vec![None; nranks],
             readers: nranks,
         });
-        gather.parts[self.rank] = Some(bytes.to_vec());
+        gather.contributions[self.rank] = Some(bytes.to_vec());
         world.changed.notify_all();
         loop {
-            let State {
+            let WorldState {
                 gathers, has_left, ..
             } = &mut *state;
             let gather = gathers
                 .get_mut(&generation)
                 .ok_or_else(|| Error::internal("an exchange without parts"))?;
-            let parts = &gather.parts;
-            let missing: Vec<usize> = (0..nranks).filter(|&rank| parts[rank].is_none()).collect();
+            let all = &gather.contributions;
+            let missing: Vec<usize> = (0..nranks).filter(|&rank| all[rank].is_none()).collect();
             if missing.is_empty() {
-                let result = parts.iter().flatten().cloned().collect();
+                let result = all.iter().flatten().cloned().collect();
                 gather.readers -= 1;
                 if gather.readers == 0 {
                     gathers.remove(&generation);
@@ -159,21 +162,16 @@ impl LocalOutOfBand {
                     ),
                 ));
             }
-            // The fault may be raised by anybody, without a word to the condition.
-            let slice = Duration::from_millis(5).min(deadline - now);
-            state = match world.changed.wait_timeout(state, slice) {
-                Ok((state, _)) => state,
-                Err(poison) => poison.into_inner().0,
-            };
+            let limit = FAULT_POLL_INTERVAL.min(deadline - now);
+            let waited = world.changed.wait_timeout(state, limit);
+            (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         }
     }
 }
 
-impl World {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state
-            .lock()
-            .unwrap_or_else(|poison| poison.into_inner())
+impl ThreadWorld {
+    fn state(&self) -> MutexGuard<'_, WorldState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -187,34 +185,32 @@ impl OutOfBand for LocalOutOfBand {
     }
 
     fn all_gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
-        let mut turn = self
-            .turn
-            .lock()
-            .unwrap_or_else(|poison| poison.into_inner());
+        let sequence = self.sequence.lock();
+        let mut sequence = sequence.unwrap_or_else(PoisonError::into_inner);
         self.world.faults[self.rank].check()?;
-        if let Some(error) = &turn.1 {
+        if let Some(error) = &sequence.1 {
             return Err(error.clone().context("the ranks are out of step"));
         }
         if self.has_left(self.rank) {
             return Err(Error::invalid_usage("this rank has left its communicator"));
         }
-        let generation = turn.0;
-        turn.0 += 1;
+        let generation = sequence.0;
+        sequence.0 += 1;
         let result = self.gather(generation, bytes);
         if let Err(error) = &result {
-            turn.1 = Some(error.clone());
+            sequence.1 = Some(error.clone());
         }
         result
     }
 
     fn announce(&self, reason: &Error) {
         let mine = &self.world.peers[self.rank];
-        let told = reason.clone().context(format!("{mine} reports"));
+        let report = reason.clone().context(format!("{mine} reports"));
         for (rank, fault) in self.world.faults.iter().enumerate() {
             if rank != self.rank {
-                pass_on(fault, told.clone(), self.world.heartbeat);
+                raise_in(fault, report.clone(), self.world.heartbeat);
             } else if !fault.is_raised() {
-                // What was heard of others keeps its grace: it may be what is passed on here.
+                // A failure of another rank keeps its timeout: `reason` may only forward it.
                 fault.raise(reason.clone());
             }
         }
@@ -227,7 +223,9 @@ impl OutOfBand for LocalOutOfBand {
         }
         let disagreement = {
             let mut state = self.world.state();
-            state.ledger.enter(self.rank, signature, &self.world.peers)
+            state
+                .call_order
+                .enter(self.rank, signature, &self.world.peers)
         };
         if let Some(error) = disagreement {
             for fault in &self.world.faults {
@@ -273,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn everybody_gets_everything_in_rank_order_many_times() {
+    fn all_gather_returns_all_contributions_in_rank_order() {
         let (_, world) = world(5, 60.0);
         std::thread::scope(|scope| {
             for exchange in &world {
@@ -293,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn the_missing_are_named_and_the_waiting_woken() {
+    fn missing_ranks_are_named_and_waiting_ranks_woken() {
         let (_, late) = world(3, 0.05);
         let error = late[0].all_gather(b"x").unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Timeout);
@@ -325,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_that_differ_fail_everywhere() {
+    fn different_calls_fail_on_all_ranks() {
         let (faults, ranks) = world(3, 60.0);
         ranks[0].log_call(call(Collective::SendRecv, 4, 1));
         ranks[1].log_call(call(Collective::SendRecv, 4, 2));

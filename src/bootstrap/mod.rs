@@ -1,7 +1,8 @@
-//! How ranks find and trust each other, and how they hear that one of them is gone.
+//! Out-of-band side of a communicator: ranks find and authenticate each other, exchange small
+//! messages over the control plane, and learn when one of them is gone.
 
 mod address;
-pub mod auth;
+pub(crate) mod auth;
 mod call_log;
 mod control;
 mod discover;
@@ -15,10 +16,9 @@ mod rank_entry;
 mod reconnect;
 mod rendezvous_server;
 mod warning_hook;
-mod wire;
 
 pub use control::{ControlPlane, MAX_CONTRIBUTION};
-pub use discover::{Launch, Meeting, discover, half_set};
+pub use discover::{LaunchInfo, Rendezvous, discover, half_set};
 pub use local::LocalOutOfBand;
 pub use process::host_name;
 pub use reconnect::ShrinkRendezvous;
@@ -27,19 +27,21 @@ pub use warning_hook::WarningHook;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::Fault;
 use crate::types::SIGNATURE_WORDS;
+use crate::wire::{Damaged, Reader, Wire, Writer};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What a job's ranks share before they are connected: where to meet, and a secret.
+/// Identifies a communicator before its ranks are connected: addresses of the rendezvous, and a
+/// secret.
 ///
-/// 128 opaque bytes: format, addresses of the rendezvous, a 32-byte secret, a checksum. Its
-/// secrecy is that of the channel by which the program hands it around.
+/// 128 opaque bytes: format, addresses, a 32-byte secret, a checksum. The program hands them to all
+/// ranks, and whoever reads them can join.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct UniqueId(pub(crate) [u8; 128]);
 
 impl UniqueId {
-    /// The bytes, to hand around.
+    /// Returns the bytes, for handing them to other ranks.
     pub fn as_bytes(&self) -> &[u8; 128] {
         &self.0
     }
@@ -51,28 +53,28 @@ impl std::fmt::Debug for UniqueId {
     }
 }
 
-/// One rank, as the others know it.
+/// Describes one rank to the others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerInfo {
-    /// Its rank.
+    /// Rank.
     pub rank: usize,
-    /// Its process.
+    /// Process id.
     pub pid: u32,
-    /// Its user.
+    /// User id.
     pub uid: u32,
-    /// Its host's name, for messages.
+    /// Host name, for messages.
     pub host: String,
     /// Equal on two ranks exactly if they share a kernel, a network namespace and the user's
     /// `CINCH_HOST_ID`: they can pass file descriptors.
     pub host_id: [u8; 16],
     /// Equal on two ranks exactly if they are threads of one process.
     pub process_id: [u8; 16],
-    /// Where its listeners are.
+    /// Address of its listeners.
     pub address: IpAddr,
 }
 
 impl std::fmt::Display for PeerInfo {
-    /// `rank 3 (host b, pid 412)`, as messages name a rank.
+    /// Names the rank for messages: `rank 3 (host b, pid 412)`.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(
             f,
@@ -82,17 +84,17 @@ impl std::fmt::Display for PeerInfo {
     }
 }
 
-/// The out-of-band side of a communicator: slow, reliable, always there.
+/// Exchanges small messages between the ranks of a communicator, beside its data connections.
 ///
-/// Implementations: the control control over TCP, and threads of one process.
+/// Implementations: [`ControlPlane`] over TCP, and [`LocalOutOfBand`] for threads of one process.
 pub trait OutOfBand: Send + Sync + std::fmt::Debug {
-    /// This rank.
+    /// Returns this rank.
     fn rank(&self) -> usize;
 
-    /// All ranks, in order.
+    /// Returns all ranks, in order.
     fn peers(&self) -> &[PeerInfo];
 
-    /// Gives `bytes` to everybody and returns everybody's, in rank order.
+    /// Sends `bytes` to all ranks and returns the bytes of all, in rank order.
     ///
     /// # Errors
     /// Remote or timeout, naming the ranks that are missing; the reason of the communicator's
@@ -100,56 +102,99 @@ pub trait OutOfBand: Send + Sync + std::fmt::Debug {
     fn all_gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>>;
 
     /// Returns when every rank has called it.
+    ///
+    /// # Errors
+    /// As for [`OutOfBand::all_gather`].
     fn barrier(&self) -> Result<()> {
         self.all_gather(&[]).map(|_| ())
     }
 
-    /// Tells every rank that the communicator has failed, for `reason`; each raises its fault, or
-    /// hears of it: see [`Fault`]. Does not wait.
+    /// Sends every rank that the communicator has failed, for `reason`. Each rank's [`Fault`] is
+    /// raised, those of the others after a short timeout. Does not wait.
     fn announce(&self, reason: &Error);
 
-    /// CallLog that this rank starts the call with this signature. CallLog of ranks are compared in
-    /// the background, so that calls which disagree without exchanging data are found too.
+    /// Logs that this rank starts the call with this signature. The logs of all ranks are compared
+    /// in the background, which finds disagreeing calls that exchange no data.
     fn log_call(&self, signature: [u64; SIGNATURE_WORDS]);
 
-    /// Ranks that left in good order. Waiting for data of one of them is an error once its last
-    /// bytes are read.
+    /// Whether a rank has left in good order. Waiting for its data is an error once the last bytes
+    /// have been read.
     fn has_left(&self, rank: usize) -> bool;
 
-    /// A key for connections of this communicator that only its ranks know.
+    /// Derives a key for connections of this communicator that only its ranks know.
     fn key(&self, purpose: &str) -> [u8; 32];
 
-    /// Says that this rank makes no more calls and takes part in no more exchanges, ahead of
-    /// [`OutOfBand::leave`]: from here on its end is no failure to the others, nor theirs to it. Waits
-    /// for no rank.
+    /// Sends that this rank makes no more calls and exchanges, ahead of [`OutOfBand::leave`]. From
+    /// then on this rank's end is no failure to the others, nor theirs to it. Waits for no rank.
     fn close(&self) {}
 
-    /// Behind [`OutOfBand::retire`]: returns when all other ranks have retired, too.
+    /// Waits after [`OutOfBand::close`] until all other ranks have closed, too.
     ///
     /// # Errors
-    /// As for [`OutOfBand::all_gather`], also if a rank is gone that had not retired.
+    /// As for [`OutOfBand::all_gather`], also if a rank is gone that had not closed.
     fn wait_closed(&self) -> Result<()> {
         self.barrier()
     }
 
-    /// Leaves in good order. Later losses of connection are not failures.
+    /// Ends this rank's part in good order: a later loss of its connection is no failure.
     fn leave(&self);
 }
 
-/// Longest time for which waits go on after the news that another rank is gone.
-const GRACE: Duration = Duration::from_millis(200);
+impl dyn OutOfBand + '_ {
+    /// All-gathers the outcome of a local step, so that no rank waits for one that has failed.
+    /// Returns the outcome of every rank; an error names its rank and that it cannot do `what`.
+    ///
+    /// # Errors
+    /// As for [`OutOfBand::all_gather`].
+    pub(crate) fn gather_results<T: Wire>(
+        &self,
+        what: &str,
+        mine: &Result<T>,
+    ) -> Result<Vec<Result<T>>> {
+        let mut writer = Writer::default();
+        match mine {
+            Ok(value) => writer.put(&true).put(value),
+            Err(error) => writer.put(&false).put(error),
+        };
+        let read = |bytes: &[u8]| -> crate::wire::WireResult<Result<T>> {
+            let mut reader = Reader(bytes);
+            let outcome = match reader.take()? {
+                true => Ok(reader.take()?),
+                false => Err(reader.take::<Error>()?),
+            };
+            reader.end().map(|()| outcome)
+        };
+        let all = self.all_gather(&writer.0)?;
+        let outcomes = all.iter().zip(self.peers());
+        let outcomes = outcomes.map(|(bytes, peer)| match read(bytes) {
+            Ok(Ok(value)) => Ok(value),
+            Ok(Err(error)) => Err(Error::new(
+                ErrorKind::Remote,
+                format!("{peer} cannot {what}: {}", error.message()),
+            )),
+            Err(Damaged) => Err(Error::new(
+                ErrorKind::Mismatch,
+                format!("{peer} sent an outcome in another format: use one version"),
+            )),
+        });
+        Ok(outcomes.collect())
+    }
+}
 
-/// Tells `fault` what the control side says. A rank that is gone spoils only the calls that lack
-/// something of it, and news may overtake data: what is on its way has one heartbeat to arrive, and
-/// no more than [`GRACE`]. All else is wrong with the calls themselves, and ends them.
-fn pass_on(fault: &Fault, error: Error, heartbeat: Duration) {
+/// Longest time from the report that another rank is gone to the end of waits.
+const PEER_EXIT_TIMEOUT: Duration = Duration::from_millis(200);
+
+/// Raises `fault` for an error that another rank reports. A rank that is gone fails only calls that
+/// lack its data, and the report may overtake that data: waits go on for one heartbeat, at most
+/// [`PEER_EXIT_TIMEOUT`]. Any other error is wrong with the calls themselves, and ends them at once.
+fn raise_in(fault: &Fault, error: Error, heartbeat: Duration) {
     match error.kind() {
         ErrorKind::Aborted | ErrorKind::Remote => {
-            fault.hear(error, Instant::now() + heartbeat.min(GRACE))
+            fault.raise_at(error, Instant::now() + heartbeat.min(PEER_EXIT_TIMEOUT))
         }
         _ => fault.raise(error),
     };
 }
 
-/// An [`OutOfBand`] behind a pointer.
+/// A shared [`OutOfBand`].
 pub type OutOfBandRef = Arc<dyn OutOfBand>;

@@ -1,100 +1,101 @@
-//! What the kernel says about a process: who we are, and whether a silent peer still lives.
+//! Identity of this process and its host, and the state of other processes in /proc.
 
 use super::keys;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::sys::fork_safe::First;
 
-/// What became of a process.
+/// State of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Fate {
-    /// Nothing is wrong, or nothing can be known.
-    Alive,
-    /// Stopped by a signal or a debugger; it can go on any time.
+pub(super) enum ProcessState {
+    /// The process runs, or its state is unknown.
+    Running,
+    /// A signal or a debugger has stopped the process; it can go on any time.
     Stopped,
-    /// It will not come back; why, as a phrase.
-    Dead(&'static str),
+    /// The process ends or has ended; why, as a phrase.
+    Ended(&'static str),
 }
 
-/// Flags of a task that is on its way out. The kernel sets them at once, while memory and files
-/// of a large process go on for seconds.
-const LEAVING: u64 = EXITING | DUMPING;
-/// It ends, or is past the point where it could dump core; perhaps it alone: a main thread may
-/// end by `pthread_exit` while the others go on.
+/// Flags of a task that ends. The kernel sets them at once, while freeing memory and files of a
+/// large process takes seconds.
+const ENDING: u64 = EXITING | DUMPING;
+/// Flags of a task that exits, perhaps alone: a main thread may end by `pthread_exit` while other
+/// threads go on.
 const EXITING: u64 = 0x4 | 0x8;
-/// It writes the core of its process, all of which ends.
+/// Flag of a task that dumps core, after which its whole process ends.
 const DUMPING: u64 = 0x200;
 
-/// Looks at a process that started `start_time` ticks after boot (see [`start_time`]).
-pub(super) fn fate(pid: u32, start_time: u64) -> Fate {
+/// Looks up a process that started `start_time` ticks after boot (see [`start_time`]).
+pub(super) fn state(pid: u32, start_time: u64) -> ProcessState {
     let text = match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            return Fate::Dead("its process is gone");
+            return ProcessState::Ended("its process is gone");
         }
-        // ESRCH: it vanished between open and read.
+        // ESRCH: the process vanished between open and read.
         Err(error) if error.raw_os_error() == Some(nix::libc::ESRCH) => {
-            return Fate::Dead("its process is gone");
+            return ProcessState::Ended("its process is gone");
         }
-        Err(_) => return Fate::Alive,
+        Err(_) => return ProcessState::Running,
     };
     match parse(&text) {
-        None => Fate::Alive,
-        Some(stat) if stat.start_time != start_time => Fate::Dead("its process is gone"),
-        Some(stat) if stat.flags & DUMPING != 0 => Fate::Dead("its process is exiting"),
-        Some(stat) if stat.is_gone() => match others(pid) {
-            Others::Run => Fate::Alive,
-            Others::Stopped => Fate::Stopped,
-            Others::Gone if stat.has_ended() => Fate::Dead("its process has ended"),
-            Others::Gone => Fate::Dead("its process is exiting"),
+        None => ProcessState::Running,
+        Some(stat) if stat.start_time != start_time => ProcessState::Ended("its process is gone"),
+        Some(stat) if stat.flags & DUMPING != 0 => ProcessState::Ended("its process is exiting"),
+        Some(stat) if stat.is_ending() => match other_tasks(pid) {
+            OtherTasks::Run => ProcessState::Running,
+            OtherTasks::Stopped => ProcessState::Stopped,
+            OtherTasks::Gone if stat.has_ended() => ProcessState::Ended("its process has ended"),
+            OtherTasks::Gone => ProcessState::Ended("its process is exiting"),
         },
-        Some(stat) if stat.is_stopped() => Fate::Stopped,
-        Some(_) => Fate::Alive,
+        Some(stat) if stat.is_stopped() => ProcessState::Stopped,
+        Some(_) => ProcessState::Running,
     }
 }
 
-/// The tasks of a process beside its first.
-enum Others {
+/// State of the tasks of a process beside its first.
+enum OtherTasks {
     Run,
     Stopped,
     Gone,
 }
 
-fn others(pid: u32) -> Others {
+fn other_tasks(pid: u32) -> OtherTasks {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task"));
     let tasks = tasks.into_iter().flatten().flatten();
-    let mut found = Others::Gone;
+    let mut found = OtherTasks::Gone;
     for task in tasks.filter(|task| *task.file_name() != *pid.to_string()) {
-        // One that ends meanwhile is gone.
+        // A task without a file has ended meanwhile.
         let text = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
         match parse(&text) {
-            Some(stat) if stat.is_gone() || stat.is_killed() => {}
-            Some(stat) if stat.is_stopped() => found = Others::Stopped,
-            Some(_) => return Others::Run,
+            Some(stat) if stat.is_ending() || stat.is_killed() => {}
+            Some(stat) if stat.is_stopped() => found = OtherTasks::Stopped,
+            Some(_) => return OtherTasks::Run,
             None => {}
         }
     }
     found
 }
 
+/// Fields of `/proc/PID/stat`.
 struct Stat {
     state: char,
     flags: u64,
     start_time: u64,
-    /// Signals for this task alone that it has not taken yet.
+    /// Pending signals of this task alone.
     pending: u64,
 }
 
 impl Stat {
-    fn is_gone(&self) -> bool {
-        self.has_ended() || self.flags & LEAVING != 0
+    fn is_ending(&self) -> bool {
+        self.has_ended() || self.flags & ENDING != 0
     }
 
     fn has_ended(&self) -> bool {
         matches!(self.state, 'Z' | 'X' | 'x')
     }
 
-    /// Its process is ending, and so will it, whatever it is stuck in.
+    /// Whether the task has to end, whatever it waits for.
     fn is_killed(&self) -> bool {
         self.pending & 1 << (nix::libc::SIGKILL - 1) != 0
     }
@@ -104,7 +105,7 @@ impl Stat {
     }
 }
 
-/// Fields of `/proc/PID/stat`. The name in parentheses may hold anything, parentheses included.
+/// Parses `/proc/PID/stat`. The name in parentheses may contain parentheses.
 fn parse(text: &str) -> Option<Stat> {
     let (_, rest) = text.rsplit_once(')')?;
     let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
@@ -116,19 +117,20 @@ fn parse(text: &str) -> Option<Stat> {
     })
 }
 
-/// When a process started, in clock ticks since boot: with the pid it names a process for good.
+/// Returns the start time of a process in clock ticks since boot. No other process ever has the
+/// same pid and start time.
 pub(super) fn start_time(pid: u32) -> Option<u64> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     parse(&text).map(|stat| stat.start_time)
 }
 
-/// Tells apart namespaces of pids: a pid of another one means nothing here. 0 if unknown.
+/// Identifies the namespace of pids: a pid of another namespace means nothing here. 0 if unknown.
 pub(super) fn pid_namespace() -> u64 {
     namespace("pid")
 }
 
-/// Equal on two processes exactly if they share a kernel, a network namespace and the user's
-/// `CINCH_HOST_ID`.
+/// Identifies the host: equal for two processes exactly if they share a kernel, a network namespace
+/// and the user's `CINCH_HOST_ID`.
 pub(super) fn host_id(config: &Config) -> [u8; 16] {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let network = namespace("net").to_le_bytes();
@@ -143,7 +145,8 @@ pub(super) fn host_id(config: &Config) -> [u8; 16] {
     std::array::from_fn(|at| hash[at])
 }
 
-/// Equal on two ranks exactly if they are threads of one process, fork included.
+/// Identifies the process: equal on two ranks exactly if they are threads of one process. A forked
+/// child has another id.
 pub(super) fn process_id() -> Result<[u8; 16]> {
     static RANDOM: First<[u8; 12]> = First::new();
     let random = match RANDOM.get() {
@@ -159,7 +162,7 @@ pub(super) fn process_id() -> Result<[u8; 16]> {
     Ok(id)
 }
 
-/// This host's name, for messages.
+/// Returns the name of this host, for messages.
 pub fn host_name() -> String {
     nix::unistd::gethostname()
         .ok()
@@ -168,10 +171,11 @@ pub fn host_name() -> String {
         .unwrap_or_else(|| "unknown".into())
 }
 
-/// Checks that `need` more descriptors can be opened.
+/// Checks that `need` more descriptors can be opened: running out of them later would name neither
+/// need nor limit.
 ///
 /// # Errors
-/// System, naming need and limit: running out in the middle of a meeting would name neither.
+/// System, naming need and limit.
 pub(super) fn check_descriptors(need: usize, what: &str) -> Result<()> {
     let limits = std::fs::read_to_string("/proc/self/limits").unwrap_or_default();
     let limit = limits
@@ -203,8 +207,8 @@ mod tests {
     use std::process::Command;
 
     #[test]
-    fn names_with_parentheses_do_not_confuse() {
-        // From the state to the signals that the task has not taken.
+    fn stat_of_a_name_with_parentheses_is_parsed() {
+        // Fields from the state to the pending signals.
         let of = |pending: u32| {
             parse(&format!(
                 "7 (a) Z 1 (x) ) S 1 7 7 0 -1 4194308 0 0 0 0 0 0 0 0 20 0 1 0 977 0 0 9 1 1 1 0 0 \
@@ -214,55 +218,56 @@ mod tests {
         let stat = of(0).unwrap();
         assert!(!stat.is_killed() && of(256).unwrap().is_killed());
         assert_eq!(
-            (stat.state, stat.flags & LEAVING, stat.start_time),
+            (stat.state, stat.flags & ENDING, stat.start_time),
             ('S', 4, 977)
         );
         assert!(parse("7 (a) S 1").is_none());
     }
 
     #[test]
-    fn fates_of_real_processes() {
+    fn state_follows_a_real_process() {
         let me = std::process::id();
         let born = start_time(me).unwrap();
-        assert_eq!(fate(me, born), Fate::Alive);
-        assert!(matches!(fate(me, born + 1), Fate::Dead(_)));
+        assert_eq!(state(me, born), ProcessState::Running);
+        assert!(matches!(state(me, born + 1), ProcessState::Ended(_)));
         let mut child = Command::new("sleep").arg("60").spawn().unwrap();
         let born = start_time(child.id()).unwrap();
         let pid = nix::unistd::Pid::from_raw(child.id() as i32);
         nix::sys::signal::kill(pid, nix::sys::signal::SIGSTOP).unwrap();
         let until = std::time::Instant::now() + std::time::Duration::from_secs(5);
-        let eventually = |right: fn(Fate) -> bool| {
-            while !right(fate(child.id(), born)) {
+        let eventually = |right: fn(ProcessState) -> bool| {
+            while !right(state(child.id(), born)) {
                 assert!(std::time::Instant::now() < until);
                 std::thread::yield_now();
             }
         };
-        eventually(|fate| fate == Fate::Stopped);
+        eventually(|state| state == ProcessState::Stopped);
         nix::sys::signal::kill(pid, nix::sys::signal::SIGKILL).unwrap();
-        // Not yet waited for: a zombie.
-        eventually(|fate| matches!(fate, Fate::Dead(_)));
+        // A zombie, which nobody has waited for.
+        eventually(|state| matches!(state, ProcessState::Ended(_)));
         child.wait().unwrap();
-        assert_eq!(fate(child.id(), born), Fate::Dead("its process is gone"));
+        let gone = ProcessState::Ended("its process is gone");
+        assert_eq!(state(child.id(), born), gone);
     }
 
-    /// The main thread ends, another one goes on: the process lives as long as that does.
+    /// Ends the main thread of a process while another thread goes on.
     #[test]
     #[allow(unsafe_code)] // fork, and the end of one thread
-    fn a_process_lives_without_its_first_thread() {
+    fn process_runs_without_its_first_thread() {
         use nix::libc;
         use nix::sys::signal::{Signal, kill};
         use nix::unistd::{ForkResult, fork};
-        // SAFETY: the child starts a thread and ends its only other one: nothing of the test
-        // harness runs there.
+        // SAFETY: the child only starts a thread and ends its first: no code of the test harness
+        // runs there.
         let child = match unsafe { fork() }.unwrap() {
             ForkResult::Parent { child } => child,
             ForkResult::Child => {
                 std::thread::spawn(|| {
                     std::thread::sleep(std::time::Duration::from_secs(20));
-                    // SAFETY: ends the process.
+                    // SAFETY: `_exit` has no preconditions.
                     unsafe { libc::_exit(0) }
                 });
-                // SAFETY: the bare system call ends this thread alone.
+                // SAFETY: both calls end the thread; no destructor of the test harness runs.
                 unsafe {
                     libc::syscall(libc::SYS_exit, 0);
                     libc::_exit(1)
@@ -274,25 +279,26 @@ mod tests {
         let until = std::time::Instant::now() + std::time::Duration::from_secs(10);
         let eventually = |right: &dyn Fn() -> bool| {
             while !right() {
-                assert!(std::time::Instant::now() < until, "{:?}", fate(pid, born));
+                assert!(std::time::Instant::now() < until, "{:?}", state(pid, born));
                 std::thread::yield_now();
             }
         };
-        let state = || {
+        let letter = || {
             let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
             parse(&text).unwrap().state
         };
-        eventually(&|| state() == 'Z');
-        assert_eq!(fate(pid, born), Fate::Alive);
+        eventually(&|| letter() == 'Z');
+        assert_eq!(state(pid, born), ProcessState::Running);
         kill(child, Signal::SIGSTOP).unwrap();
-        eventually(&|| fate(pid, born) == Fate::Stopped);
+        eventually(&|| state(pid, born) == ProcessState::Stopped);
         kill(child, Signal::SIGKILL).unwrap();
-        eventually(&|| fate(pid, born) == Fate::Dead("its process has ended"));
+        let ended = ProcessState::Ended("its process has ended");
+        eventually(&|| state(pid, born) == ended);
         nix::sys::wait::waitpid(child, None).unwrap();
     }
 
     #[test]
-    fn identities() {
+    fn ids_are_stable_and_tell_hosts_apart() {
         assert_eq!(process_id().unwrap(), process_id().unwrap());
         let other = Config {
             host_id: Some("b".into()),

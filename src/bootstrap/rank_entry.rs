@@ -1,25 +1,26 @@
-//! Ranks as the control plane knows and names them.
+//! A rank in the rendezvous table: its [`PeerInfo`], and what the control plane needs beside it.
 
-use super::wire::{Reader, Writer, damaged};
-use super::{PeerInfo, process};
+use super::PeerInfo;
+use super::process::{self, ProcessState};
 use crate::config::Config;
 use crate::error::Result;
+use crate::wire::{Damaged, Reader, Wire, WireResult, Writer};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// A rank, with what only the control plane needs to know of it.
+/// An entry of the rendezvous table.
 #[derive(Clone, Debug)]
 pub(super) struct RankEntry {
     pub(super) info: PeerInfo,
-    /// See [`process::start_time`]; 0 if unknown.
+    /// Start time of the process, see [`process::start_time`]; 0 if unknown.
     pub(super) start_time: u64,
-    /// See [`process::pid_namespace`].
+    /// Namespace of the pid, see [`process::pid_namespace`].
     pub(super) pid_namespace: u64,
-    /// Port of its control listener; 0 if it has none.
+    /// Port of the control listener; 0 on members.
     pub(super) control_port: u16,
 }
 
 impl RankEntry {
-    /// This process as `rank`.
+    /// Describes this process as `rank`.
     pub(super) fn this(rank: usize, address: IpAddr, config: &Config) -> Result<RankEntry> {
         let pid = std::process::id();
         Ok(RankEntry {
@@ -38,7 +39,33 @@ impl RankEntry {
         })
     }
 
-    pub(super) fn write(&self, writer: &mut Writer) {
+    /// Names the process: `(host b, pid 412)`.
+    pub(super) fn place(&self) -> String {
+        format!("(host {}, pid {})", self.info.host, self.info.pid)
+    }
+
+    /// Looks up the process of `other`, as far as this process can see it.
+    pub(super) fn state_of(&self, other: &RankEntry) -> ProcessState {
+        if self.shares_process(other) || !self.sees(other) {
+            return ProcessState::Running;
+        }
+        process::state(other.info.pid, other.start_time)
+    }
+
+    pub(super) fn shares_process(&self, other: &RankEntry) -> bool {
+        other.info.process_id == self.info.process_id
+    }
+
+    /// Whether /proc shows the process of `other` here.
+    pub(super) fn sees(&self, other: &RankEntry) -> bool {
+        other.info.host_id == self.info.host_id
+            && other.pid_namespace == self.pid_namespace
+            && other.start_time != 0
+    }
+}
+
+impl Wire for RankEntry {
+    fn write(&self, writer: &mut Writer) {
         let info = &self.info;
         writer.u32(info.rank as u32).u32(info.pid).u32(info.uid);
         writer.text(&info.host);
@@ -51,19 +78,19 @@ impl RankEntry {
         writer.u16(self.control_port);
     }
 
-    pub(super) fn read(reader: &mut Reader<'_>) -> Result<RankEntry> {
+    fn read(reader: &mut Reader<'_>) -> WireResult<RankEntry> {
         Ok(RankEntry {
             info: PeerInfo {
                 rank: reader.u32()? as usize,
                 pid: reader.u32()?,
                 uid: reader.u32()?,
                 host: reader.text()?,
-                host_id: reader.array()?,
-                process_id: reader.array()?,
+                host_id: reader.take()?,
+                process_id: reader.take()?,
                 address: match reader.u8()? {
-                    4 => Ipv4Addr::from(reader.array::<4>()?).into(),
-                    6 => Ipv6Addr::from(reader.array::<16>()?).into(),
-                    _ => return Err(damaged()),
+                    4 => Ipv4Addr::from(reader.take::<[u8; 4]>()?).into(),
+                    6 => Ipv6Addr::from(reader.take::<[u8; 16]>()?).into(),
+                    _ => return Err(Damaged),
                 },
             },
             start_time: reader.u64()?,
@@ -71,14 +98,9 @@ impl RankEntry {
             control_port: reader.u16()?,
         })
     }
-
-    /// `(host b, pid 412)`.
-    pub(super) fn place(&self) -> String {
-        format!("(host {}, pid {})", self.info.host, self.info.pid)
-    }
 }
 
-/// `rank 3`, `ranks 3, 5, 6 and 12 more`.
+/// Names ranks: `rank 3`, `ranks 3, 5, 6 and 12 more`.
 pub(super) fn name_ranks(ranks: &[usize]) -> String {
     const SHOWN: usize = 16;
     let shown: Vec<String> = ranks.iter().take(SHOWN).map(usize::to_string).collect();

@@ -1,82 +1,75 @@
-//! Meeting again: some ranks of a communicator make another one although others of them are gone,
-//! and perhaps the hub, by which they could have agreed on a place.
+//! Rendezvous after a failure: ranks of a communicator make another one although others are gone,
+//! perhaps the root, over which they could have agreed on an address.
 //!
-//! So every rank keeps a socket that listens from the beginning, and all know where. Who comes to
-//! one before its owner waits in the kernel's queue. The key of a meeting is derived from the
-//! communicator's and from who is to come: no one else can.
+//! Every rank therefore keeps a listening socket from the beginning, whose address all know. A rank
+//! that connects before the owner serves the socket waits in the kernel's queue. The key of a
+//! rendezvous is derived from the communicator's key and the ranks that take part.
 
 use super::auth::Listener;
 use super::{OutOfBand, UniqueId, id, keys, rendezvous_server};
 use crate::config::Config;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::Result;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Mutex, PoisonError};
 
-/// Where the ranks of one communicator can meet again.
+/// Addresses at which ranks of one communicator can hold another rendezvous.
 #[derive(Debug)]
 pub struct ShrinkRendezvous {
     rank: usize,
     listener: Listener,
     addresses: Vec<SocketAddr>,
-    key: keys::Key,
-    /// Meetings so far, by who came: equal on all of them.
-    meetings: Mutex<BTreeMap<Vec<usize>, u64>>,
+    key: keys::DerivedKey,
+    /// Number of earlier rendezvous by their members, equal on all members.
+    rounds: Mutex<BTreeMap<Vec<usize>, u64>>,
 }
 
 impl ShrinkRendezvous {
-    /// Opens this rank's socket, and learns of the others'. All ranks call it together.
+    /// Opens this rank's socket, and gathers the addresses of all. All ranks call it together.
     ///
     /// # Errors
-    /// System if a rank cannot listen; those of the exchange.
+    /// System if a rank cannot listen; those of [`OutOfBand::all_gather`].
     pub fn open(exchange: &dyn OutOfBand) -> Result<ShrinkRendezvous> {
         let (rank, peers) = (exchange.rank(), exchange.peers());
-        let bound = Listener::bind(peers[rank].address);
-        // A rank that cannot says so, so that nobody waits for it.
-        let said = match &bound {
-            Ok((_, address)) => address.port().to_le_bytes().to_vec(),
-            Err(_) => Vec::new(),
+        let (bound, port) = match Listener::bind(peers[rank].address) {
+            Ok((listener, address)) => (Ok(listener), Ok(address.port())),
+            Err(error) => (Err(error.clone()), Err(error)),
         };
-        let ports = exchange.all_gather(&said)?;
-        let (listener, _) = bound?;
-        let addresses = ports.iter().zip(peers).map(|(port, peer)| {
-            let port: [u8; 2] = port.as_slice().try_into().map_err(|_| {
-                Error::new(
-                    ErrorKind::Remote,
-                    format!("{peer} cannot listen for ranks that meet again"),
-                )
-            })?;
-            Ok(SocketAddr::new(peer.address, u16::from_le_bytes(port)))
-        });
+        let ports = exchange.gather_results("listen for a later rendezvous", &port)?;
+        let listener = bound?;
+        let addresses = ports.into_iter().zip(peers);
+        let addresses =
+            addresses.map(|(port, peer)| port.map(|port| SocketAddr::new(peer.address, port)));
         Ok(ShrinkRendezvous {
             rank,
             listener,
             addresses: addresses.collect::<Result<_>>()?,
-            key: exchange.key("meeting again"),
-            meetings: Mutex::default(),
+            key: exchange.key("reconnect"),
+            rounds: Mutex::default(),
         })
     }
 
-    /// The id by which `members`, in order, make a communicator: they meet at the first one's,
-    /// which opens the meeting by this call.
+    /// Returns the id by which `members`, in order, make a communicator. On the first member the
+    /// call starts to serve the rendezvous.
     ///
     /// # Errors
-    /// System if the meeting's thread cannot start.
-    pub fn meeting(&self, members: &[usize], config: &Config) -> Result<UniqueId> {
-        let turn = {
-            let mut meetings = self.meetings.lock().unwrap_or_else(PoisonError::into_inner);
-            let turn = meetings.entry(members.to_vec()).or_default();
-            *turn += 1;
-            *turn
+    /// System if the thread of the rendezvous cannot start.
+    pub fn rendezvous(&self, members: &[usize], config: &Config) -> Result<UniqueId> {
+        let round = {
+            let mut rounds = self.rounds.lock().unwrap_or_else(PoisonError::into_inner);
+            let round = rounds.entry(members.to_vec()).or_default();
+            *round += 1;
+            *round
         };
-        let mut who = turn.to_le_bytes().to_vec();
-        who.extend(members.iter().flat_map(|rank| rank.to_le_bytes()));
-        let secret = keys::derive(&self.key, &who, "secret");
-        let nonce = keys::derive(&self.key, &who, "nonce");
+        let mut salt = round.to_le_bytes().to_vec();
+        salt.extend(members.iter().flat_map(|rank| rank.to_le_bytes()));
+        let secret = keys::derive(&self.key, &salt, "secret");
+        let nonce = keys::derive(&self.key, &salt, "nonce");
         let nonce: [u8; 16] = std::array::from_fn(|at| nonce[at]);
         let id = id::assemble(0, &secret, &nonce, &[self.addresses[members[0]]]);
         if members[0] == self.rank {
-            rendezvous_server::serve(&id, self.listener.again()?, config.init_timeout)?;
+            let listener = self.listener.duplicate()?;
+            rendezvous_server::serve(&id, listener, config.init_timeout)?;
         }
         Ok(id)
     }

@@ -1,19 +1,20 @@
-//! The meeting: ranks come with what they are, and leave with what all are.
+//! The rendezvous server: every rank registers an entry and receives the table of all.
 //!
-//! One thread of the process that created the id serves it (or of rank 0, for an address from
-//! the environment). It ends with the meeting: after it, nobody listens at the id's address. What the
-//! ranks do there is in `guest`.
+//! A thread of the process that created the id serves the rendezvous; for an address from the
+//! environment, a thread of rank 0. It ends with the rendezvous: afterwards nothing listens at the
+//! id's address.
+//! [`super::join`] is the ranks' side.
 
-use super::auth::{HandshakeConfig, Listener, PeerIdentity, Role, poll_for};
+use super::auth::{ConnectionRole, HandshakeConfig, Listener, Peer, PeerIdentity, poll_for};
 use super::framed_stream::{Body, Frame, FramedStream};
 use super::rank_entry::{RankEntry, name_ranks};
-use super::wire::{Reader, Writer, damaged, read_error, write_error};
 use super::{UniqueId, keys};
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sys::fork::ProcessId;
 use crate::sys::fork_safe::ForkSafe;
-use nix::poll::{PollFd, PollFlags};
+use crate::wire::{Damaged, Reader, Wire, Writer};
+use nix::poll::PollFd;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -22,34 +23,39 @@ use std::time::{Duration, Instant};
 /// Most ranks of a communicator: the table of all must fit a frame.
 pub(super) const MAX_RANKS: usize = 4096;
 
-/// A guest is there: ranks, how long it can wait, and what it is.
+/// Kind of a frame by which a rank registers: number of ranks, time that it can wait, its entry.
 pub(super) const REGISTER: u8 = 1;
-/// All are: random bytes, and what they are.
+/// Kind of a frame for registered ranks: random bytes, and the entries of all.
 pub(super) const TABLE: u8 = 2;
-/// Why there will be no communicator, from the meeting, or from a guest that cannot register.
+/// Kind of a frame with the reason why there will be no communicator, from the server or from a
+/// rank that cannot register.
 pub(super) const REFUSED: u8 = 3;
 
-/// How long a failed meeting stays, to tell those who come late why it failed.
-const AFTERWORD: Duration = Duration::from_secs(3);
+/// Time that a failed rendezvous stays open, to send its error to late ranks.
+const FAILED_TIMEOUT: Duration = Duration::from_secs(3);
+/// Time that ranks have to read the table and close their connections.
+const HANG_UP_TIMEOUT: Duration = Duration::from_secs(2);
+/// Longest poll between two checks of the requests of this process.
+const REQUEST_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Meetings that this process serves, and those that the process served which it is forked from.
-static OPEN: ForkSafe<Vec<Open>> = ForkSafe::new(Vec::new());
+/// Servers of this process, and those of the process from which this one was forked.
+static SERVERS: ForkSafe<Vec<RunningServer>> = ForkSafe::new(Vec::new());
 
-struct Open {
+struct RunningServer {
     owner: ProcessId,
     nonce: [u8; 16],
-    orders: Arc<Orders>,
+    requests: Arc<Requests>,
 }
 
-/// What others in its process tell a meeting.
+/// Requests of other threads to a server of their process.
 #[derive(Default)]
-struct Orders {
+struct Requests {
     stop: AtomicBool,
-    /// Why the meeting has failed.
-    verdict: OnceLock<Error>,
+    /// Reason to fail the rendezvous.
+    failure: OnceLock<Error>,
 }
 
-/// Opens a meeting on a free port of `ip` for the id that `make` builds from the address.
+/// Serves a rendezvous on a free port of `ip`, for the id that `make` builds from the address.
 pub(super) fn open(
     ip: IpAddr,
     make: impl FnOnce(SocketAddr) -> UniqueId,
@@ -61,260 +67,270 @@ pub(super) fn open(
     Ok(id)
 }
 
-/// Ends a meeting of this process. Returns whether there was one.
+/// Ends the rendezvous of `id` in this process. Returns whether there was one.
 pub(super) fn cancel(id: &UniqueId) -> bool {
-    let cancelled = OPEN.with(|open| {
-        let at = open.iter().position(|one| one.is_of(id));
-        at.map(|at| open.swap_remove(at).orders)
+    let cancelled = SERVERS.with(|servers| {
+        let at = servers.iter().position(|server| server.serves(id));
+        at.map(|at| servers.swap_remove(at).requests)
     });
     cancelled
-        .inspect(|orders| orders.stop.store(true, Ordering::Relaxed))
+        .inspect(|requests| requests.stop.store(true, Ordering::Relaxed))
         .is_some()
 }
 
-/// Fails a meeting of this process, if there is one.
+/// Fails the rendezvous of `id` in this process, if there is one.
 pub(super) fn fail(id: &UniqueId, reason: &Error) {
-    let found = OPEN.with(|open| {
-        let found = open.iter().find(|one| one.is_of(id));
-        found.map(|one| one.orders.clone())
+    let found = SERVERS.with(|servers| {
+        let found = servers.iter().find(|server| server.serves(id));
+        found.map(|server| server.requests.clone())
     });
-    if let Some(orders) = found {
-        let _ = orders.verdict.set(reason.clone());
+    if let Some(requests) = found {
+        let _ = requests.failure.set(reason.clone());
     }
 }
 
-impl Open {
-    fn is_of(&self, id: &UniqueId) -> bool {
+impl RunningServer {
+    fn serves(&self, id: &UniqueId) -> bool {
         self.nonce == id.nonce() && self.owner.is_this()
     }
 }
 
-fn forget(orders: &Arc<Orders>) {
-    OPEN.with(|open| open.retain(|one| !Arc::ptr_eq(&one.orders, orders)));
+fn forget(requests: &Arc<Requests>) {
+    SERVERS.with(|servers| servers.retain(|server| !Arc::ptr_eq(&server.requests, requests)));
 }
 
-/// Serves the meeting of `id` at the address where `listener` listens.
-pub(super) fn serve(id: &UniqueId, listener: Listener, patience: Duration) -> Result<()> {
-    let terms = HandshakeConfig::new(
-        &id.key(b"", "meeting"),
-        PeerIdentity {
-            role: Role::Meeting,
-            rank: 0,
-            word: 0,
-        },
-    );
-    let orders = Arc::<Orders>::default();
-    let nonce: [u8; 16] = std::array::from_fn(|at| id.nonce()[at]);
-    let root = RendezvousServer {
+/// Returns the handshake of the rendezvous of `id`.
+pub(super) fn handshake(id: &UniqueId, rank: usize) -> HandshakeConfig {
+    let identity = PeerIdentity {
+        role: ConnectionRole::Rendezvous,
+        rank,
+        word: 0,
+    };
+    HandshakeConfig::new(&id.key(b"", "rendezvous"), identity)
+}
+
+/// Starts a thread that serves the rendezvous of `id` behind `listener` for `timeout`.
+pub(super) fn serve(id: &UniqueId, listener: Listener, timeout: Duration) -> Result<()> {
+    let requests = Arc::<Requests>::default();
+    let server = RendezvousServer {
         listener: Some(listener),
-        terms,
-        guests: Vec::new(),
+        handshake: handshake(id, 0),
+        registrants: Vec::new(),
         nranks: 0,
-        told: 0,
-        verdict: None,
-        deadline: Instant::now() + patience,
-        patience,
-        orders: orders.clone(),
+        refused: 0,
+        failure: None,
+        deadline: Instant::now() + timeout,
+        timeout,
+        requests: requests.clone(),
     };
-    let owner = ProcessId::this();
-    let listed = Open {
-        owner,
-        nonce,
-        orders: orders.clone(),
+    let running = RunningServer {
+        owner: ProcessId::this(),
+        nonce: std::array::from_fn(|at| id.nonce()[at]),
+        requests: requests.clone(),
     };
-    OPEN.with(|open| open.push(listed));
-    let ours = orders.clone();
+    SERVERS.with(|servers| servers.push(running));
+    let own = requests.clone();
     let spawned = std::thread::Builder::new()
-        .name("cinch-meeting".into())
+        .name("cinch-rendezvous".into())
         .stack_size(256 << 10)
         .spawn(move || {
             crate::sys::process::block_signals();
-            root.run();
-            forget(&ours);
+            server.run();
+            forget(&own);
         });
     spawned.map(drop).map_err(|cause| {
-        forget(&orders);
-        Error::system("cannot start the meeting's thread", cause)
+        forget(&requests);
+        Error::system("cannot start the rendezvous thread", cause)
     })
 }
 
-/// The thread that serves a meeting.
+/// State of the thread that serves a rendezvous.
 struct RendezvousServer {
+    /// `None` once the rendezvous is over.
     listener: Option<Listener>,
-    terms: HandshakeConfig,
-    guests: Vec<Registrant>,
-    /// As the first rank says; 0 before it came.
+    handshake: HandshakeConfig,
+    registrants: Vec<Registrant>,
+    /// Number of ranks that the first rank registered; 0 before.
     nranks: usize,
-    /// Ranks that were told the verdict.
-    told: usize,
-    /// Why the meeting failed.
-    verdict: Option<Error>,
+    /// Ranks that have received the failure.
+    refused: usize,
+    failure: Option<Error>,
     deadline: Instant,
-    patience: Duration,
-    orders: Arc<Orders>,
+    /// Timeout from which the deadline follows, for the error.
+    timeout: Duration,
+    requests: Arc<Requests>,
 }
 
+/// A connection to the server.
 struct Registrant {
-    channel: FramedStream,
-    /// Before it was let in: no later than it reckons how long it can wait.
-    since: Instant,
+    stream: FramedStream,
+    /// Time before the connection was accepted, not after the rank began to wait.
+    accepted: Instant,
     rank: usize,
-    member: Option<RankEntry>,
+    /// `None` before the rank has registered.
+    entry: Option<RankEntry>,
 }
 
 impl RendezvousServer {
     fn run(mut self) {
+        let is_stopped = |requests: &Requests| requests.stop.load(Ordering::Relaxed);
         while self.listener.is_some() {
-            if self.orders.stop.load(Ordering::Relaxed) {
+            if is_stopped(&self.requests) {
                 return;
             }
-            self.turn();
-            // A guest that came between the end of this meeting and its last turn is not served:
-            // the id is used up.
-            if self.orders.stop.load(Ordering::Relaxed) {
+            self.poll();
+            // A rank that registered after the end of the rendezvous is not served: the id is used
+            // up.
+            if is_stopped(&self.requests) {
                 return;
             }
-            if let Some(reason) = self.orders.verdict.get() {
+            if let Some(reason) = self.requests.failure.get() {
                 self.fail(reason.clone());
             }
-            if self.verdict.is_none() && Instant::now() >= self.deadline {
-                let missing = self.missing();
-                self.fail(Error::new(ErrorKind::Timeout, missing));
-            }
-            let complete = self.nranks > 0 && self.registered().count() == self.nranks;
-            if self.verdict.is_none() && complete {
-                self.hand_out_tables();
-            }
-            let all_know = self.told > 0 && self.told >= self.nranks;
-            if self.verdict.is_some() && (all_know || Instant::now() >= self.deadline) {
-                self.listener = None;
-            }
+            self.advance();
         }
-        // Those who were told hang up. Closing first could cut off what they have not read.
-        let until = Instant::now() + Duration::from_secs(2);
-        while !self.guests.is_empty() && Instant::now() < until {
-            self.turn();
+        // Registrants close their connections. Closing first could cut off unread frames.
+        let until = Instant::now() + HANG_UP_TIMEOUT;
+        while !self.registrants.is_empty() && Instant::now() < until {
+            self.poll();
         }
     }
 
-    fn turn(&mut self) {
+    /// Fails at the deadline, completes with the last rank, and ends after either.
+    fn advance(&mut self) {
+        if self.failure.is_none() && Instant::now() >= self.deadline {
+            self.fail(Error::new(ErrorKind::Timeout, self.missing()));
+        }
+        let complete = self.nranks > 0 && self.entries().count() == self.nranks;
+        if self.failure.is_none() && complete {
+            self.send_tables();
+        }
+        let all_refused = self.refused > 0 && self.refused >= self.nranks;
+        if self.failure.is_some() && (all_refused || Instant::now() >= self.deadline) {
+            self.listener = None;
+        }
+    }
+
+    /// Waits for frames and connections, and handles them.
+    fn poll(&mut self) {
         let now = Instant::now();
-        let mut limit = Duration::from_millis(50).min(self.deadline.saturating_duration_since(now));
+        let mut limit = REQUEST_POLL_INTERVAL.min(self.deadline.saturating_duration_since(now));
         if let Some(listener) = &self.listener {
-            limit = limit.min(listener.patience(now));
+            limit = limit.min(listener.poll_limit(now));
         }
-        let (guests, strangers) = {
-            let guests = self
-                .guests
-                .iter()
-                .map(|guest| PollFd::new(guest.channel.descriptor(), guest.channel.events()));
-            let strangers = self.listener.iter().flat_map(Listener::descriptors);
-            let mut fds: Vec<PollFd<'_>> = guests.chain(strangers).collect();
+        let (registrants, listener) = {
+            let registrants = self.registrants.iter().map(|one| &one.stream);
+            let registrants =
+                registrants.map(|stream| PollFd::new(stream.descriptor(), stream.events()));
+            let listener = self.listener.iter().flat_map(Listener::descriptors);
+            let mut fds: Vec<PollFd<'_>> = registrants.chain(listener).collect();
             poll_for(&mut fds, limit.max(Duration::from_millis(1)));
-            let mut ready: Vec<bool> = fds
-                .iter()
-                .map(|fd| {
-                    fd.revents()
-                        .is_none_or(|events| events != PollFlags::empty())
-                })
-                .collect();
-            let strangers = ready.split_off(self.guests.len());
-            (ready, strangers)
+            let ready = fds.iter().map(|fd| fd.any().unwrap_or(true));
+            let mut ready: Vec<bool> = ready.collect();
+            let listener = ready.split_off(self.registrants.len());
+            (ready, listener)
         };
-        // From the back, so that leaving guests do not move those still to be heard.
-        for at in (0..guests.len()).rev().filter(|&at| guests[at]) {
-            self.hear(at);
+        // From the back, so that a removal does not move the registrants still to come.
+        for at in (0..registrants.len()).rev().filter(|&at| registrants[at]) {
+            self.receive(at);
         }
-        if let Some(listener) = &mut self.listener {
-            let since = Instant::now();
-            let served = listener.serve(&self.terms, &strangers);
-            let mut arrivals = Vec::new();
-            while let Some(peer) = listener.next() {
-                arrivals.push(peer);
-            }
-            if let Err(error) = served {
-                self.fail(error);
-            }
-            for peer in arrivals {
-                match peer.and_then(|peer| Ok((peer.rank, FramedStream::new(peer)?))) {
-                    Ok((rank, channel)) => {
-                        self.guests.push(Registrant {
-                            channel,
-                            since,
-                            rank,
-                            member: None,
-                        });
-                        self.hear(self.guests.len() - 1);
-                    }
-                    Err(error) => self.fail(error),
+        self.accept(&listener);
+    }
+
+    fn accept(&mut self, ready: &[bool]) {
+        let Some(listener) = &mut self.listener else {
+            return;
+        };
+        let accepted = Instant::now();
+        let served = listener.serve(&self.handshake, ready);
+        let arrivals: Vec<Result<Peer>> = std::iter::from_fn(|| listener.next()).collect();
+        if let Err(error) = served {
+            self.fail(error);
+        }
+        for peer in arrivals {
+            match peer {
+                Ok(peer) => {
+                    self.registrants.push(Registrant {
+                        rank: peer.rank,
+                        stream: FramedStream::new(peer),
+                        accepted,
+                        entry: None,
+                    });
+                    self.receive(self.registrants.len() - 1);
                 }
+                Err(error) => self.fail(error),
             }
         }
     }
 
-    fn hear(&mut self, at: usize) {
+    fn receive(&mut self, at: usize) {
         let mut frames = Vec::new();
-        self.guests[at].channel.flush();
-        let end = self.guests[at].channel.receive(&mut frames);
+        let stream = &mut self.registrants[at].stream;
+        stream.flush();
+        let end = stream.receive(&mut frames);
         for frame in frames {
             if let Err(error) = self.register(at, &frame) {
                 self.fail(error);
             }
         }
         if end.is_some() {
-            let guest = self.guests.remove(at);
-            // Once the tables are out, guests leave.
-            if let (Some(member), Some(_)) = (guest.member, &self.listener) {
-                self.fail(Error::new(
-                    ErrorKind::Remote,
-                    format!(
-                        "{} died before all ranks had come to the meeting",
-                        member.info
-                    ),
-                ));
+            let registrant = self.registrants.remove(at);
+            // After the tables are sent, ranks close their connections in good order.
+            if let (Some(entry), Some(_)) = (registrant.entry, &self.listener) {
+                let info = entry.info;
+                let died = format!("{info} died before all ranks had come to the rendezvous");
+                self.fail(Error::new(ErrorKind::Remote, died));
             }
         }
     }
 
     fn register(&mut self, at: usize, frame: &Frame) -> Result<()> {
-        if frame.kind == REFUSED && self.guests[at].member.is_none() {
-            return Err(read_error(&frame.body)?);
+        let registrant = &mut self.registrants[at];
+        let damaged =
+            |rank: usize| Error::from(Damaged).context(format!("rank {rank} at the rendezvous"));
+        if frame.kind == REFUSED && registrant.entry.is_none() {
+            return Err(Error::from_bytes(&frame.body)?);
         }
-        if frame.kind != REGISTER || self.guests[at].member.is_some() {
-            return Err(damaged().context(format!("rank {} at the meeting", self.guests[at].rank)));
+        if frame.kind != REGISTER || registrant.entry.is_some() {
+            return Err(damaged(registrant.rank));
         }
         let mut reader = Reader(&frame.body);
         let nranks = reader.u32()? as usize;
-        let patience = Duration::from_millis(reader.u64()?.min(1 << 40));
-        let member = RankEntry::read(&mut reader)?;
+        let timeout = Duration::from_millis(reader.u64()?.min(1 << 40));
+        let entry: RankEntry = reader.take()?;
         reader.end()?;
-        let rank = member.info.rank;
-        let guest = &mut self.guests[at];
-        guest.member = Some(member.clone());
-        if rank != guest.rank {
-            return Err(damaged().context(format!("rank {} at the meeting", guest.rank)));
+        registrant.entry = Some(entry.clone());
+        if entry.info.rank != registrant.rank {
+            return Err(damaged(registrant.rank));
         }
-        if let Some(verdict) = &self.verdict {
-            let body = Body::new(write_error(verdict));
-            guest.channel.queue(REFUSED, &body);
-            guest.channel.flush();
-            self.told += 1;
-            // The first to come after the verdict is perhaps not the last.
+        if let Some(failure) = &self.failure {
+            registrant
+                .stream
+                .queue(REFUSED, &Body::new(failure.to_bytes()));
+            registrant.stream.flush();
+            self.refused += 1;
+            // The first rank may come only after the failure.
             self.nranks = self.nranks.max(nranks);
             return Ok(());
         }
-        // The earliest deadline counts, less what it takes to tell everybody who is missing. When
-        // this thread hears of it says nothing: it may have had to wait for a processor.
-        let until = guest.since + patience.saturating_sub(margin(patience));
+        // The earliest deadline counts, less the time to send all ranks who is missing. It is
+        // reckoned from the acceptance, because this thread may have waited for a core since.
+        let until = registrant.accepted + timeout.saturating_sub(margin(timeout));
         if self.nranks == 0 || until < self.deadline {
             self.deadline = until;
-            self.patience = patience;
+            self.timeout = timeout;
         }
-        let first = self.registered().find(|other| other.info.rank != rank);
+        self.check_entry(&entry, nranks)
+    }
+
+    /// Checks a new entry against the others.
+    fn check_entry(&mut self, entry: &RankEntry, nranks: usize) -> Result<()> {
+        let info = &entry.info;
+        let first = self.entries().find(|other| other.info.rank != info.rank);
         if self.nranks == 0 {
             self.nranks = nranks;
             if let Some(listener) = &mut self.listener {
-                listener.expect_ranks(nranks.min(MAX_RANKS));
+                listener.expect_connections(nranks.min(MAX_RANKS));
             }
         } else if self.nranks != nranks
             && let Some(first) = first
@@ -322,97 +338,91 @@ impl RendezvousServer {
             return Err(Error::new(
                 ErrorKind::Mismatch,
                 format!(
-                    "{} joins a communicator of {nranks} ranks, {} one of {}",
-                    member.info, first.info, self.nranks
+                    "{info} joins a communicator of {nranks} ranks, {} one of {}",
+                    first.info, self.nranks
                 ),
             ));
         }
-        if rank >= self.nranks || self.nranks > MAX_RANKS {
+        if info.rank >= self.nranks || self.nranks > MAX_RANKS {
             return Err(Error::invalid_argument(format!(
-                "{} joins a communicator of {} ranks: ranks go from 0 to one less",
-                member.info, self.nranks
+                "{info} joins a communicator of {} ranks: ranks go from 0 to one less",
+                self.nranks
             )));
         }
-        let same: Vec<String> = self
-            .registered()
-            .filter(|other| other.info.rank == rank)
-            .map(RankEntry::place)
-            .collect();
+        let same = self.entries().filter(|other| other.info.rank == info.rank);
+        let same: Vec<String> = same.map(RankEntry::place).collect();
         if same.len() > 1 {
             return Err(Error::invalid_argument(format!(
-                "rank {rank} joined more than once: {}",
+                "rank {} joined more than once: {}",
+                info.rank,
                 same.join(" and ")
             )));
         }
         Ok(())
     }
 
-    fn registered(&self) -> impl Iterator<Item = &RankEntry> {
-        self.guests.iter().filter_map(|guest| guest.member.as_ref())
+    /// Returns the entries of the ranks that have registered.
+    fn entries(&self) -> impl Iterator<Item = &RankEntry> {
+        self.registrants.iter().filter_map(|one| one.entry.as_ref())
     }
 
     fn missing(&self) -> String {
         let waited = format!(
             "within {:.1} s (CINCH_INIT_TIMEOUT)",
-            self.patience.as_secs_f64()
+            self.timeout.as_secs_f64()
         );
         if self.nranks == 0 {
             return format!(
-                "no rank came to the meeting {waited} after its unique id was made; start the \
+                "no rank came to the rendezvous {waited} after its unique id was made; start the \
                  ranks sooner or raise the setting"
             );
         }
-        let here: Vec<usize> = self.registered().map(|member| member.info.rank).collect();
-        let missing: Vec<usize> = (0..self.nranks)
-            .filter(|rank| !here.contains(rank))
-            .collect();
+        let registered: Vec<usize> = self.entries().map(|entry| entry.info.rank).collect();
+        let missing = (0..self.nranks).filter(|rank| !registered.contains(rank));
         format!(
-            "{} of {} did not come to the meeting {waited}; were they started?",
-            name_ranks(&missing),
+            "{} of {} did not come to the rendezvous {waited}; were they started?",
+            name_ranks(&missing.collect::<Vec<_>>()),
             self.nranks,
         )
     }
 
-    /// Everybody who registered, now or later, gets this error.
+    /// Fails the rendezvous: every rank that has registered, or does later, receives `error`.
     fn fail(&mut self, error: Error) {
-        if self.verdict.is_some() {
+        if self.failure.is_some() {
             return;
         }
-        let body = Body::new(write_error(&error));
-        for guest in self
-            .guests
-            .iter_mut()
-            .filter(|guest| guest.member.is_some())
-        {
-            guest.channel.queue(REFUSED, &body);
-            guest.channel.flush();
-            self.told += 1;
+        let body = Body::new(error.to_bytes());
+        let registrants = self.registrants.iter_mut();
+        for registrant in registrants.filter(|one| one.entry.is_some()) {
+            registrant.stream.queue(REFUSED, &body);
+            registrant.stream.flush();
+            self.refused += 1;
         }
-        self.verdict = Some(error);
-        self.deadline = Instant::now() + AFTERWORD;
+        self.failure = Some(error);
+        self.deadline = Instant::now() + FAILED_TIMEOUT;
     }
 
-    fn hand_out_tables(&mut self) {
+    fn send_tables(&mut self) {
         // An id serves once: from here on, its address refuses connections.
         self.listener = None;
         let salt = match keys::random::<32>() {
             Ok(salt) => salt,
             Err(error) => return self.fail(error),
         };
-        let mut members: Vec<&RankEntry> = self.registered().collect();
-        members.sort_by_key(|member| member.info.rank);
+        let mut entries: Vec<&RankEntry> = self.entries().collect();
+        entries.sort_by_key(|entry| entry.info.rank);
         let mut writer = Writer::default();
-        writer.bytes(&salt).u32(members.len() as u32);
-        members.iter().for_each(|member| member.write(&mut writer));
+        writer.bytes(&salt).u32(entries.len() as u32);
+        entries.iter().for_each(|entry| entry.write(&mut writer));
         let body = Body::new(writer.0);
-        for guest in &mut self.guests {
-            guest.channel.queue(TABLE, &body);
-            guest.channel.flush();
+        for registrant in &mut self.registrants {
+            registrant.stream.queue(TABLE, &body);
+            registrant.stream.flush();
         }
     }
 }
 
-/// How long before the deadline of a rank with this `patience` the meeting gives up.
-pub(super) fn margin(patience: Duration) -> Duration {
-    (patience / 10).clamp(Duration::from_millis(20), Duration::from_millis(500))
+/// Returns how long before the deadline of a rank with this timeout the rendezvous gives up.
+pub(super) fn margin(timeout: Duration) -> Duration {
+    (timeout / 10).clamp(Duration::from_millis(20), Duration::from_millis(500))
 }

@@ -1,14 +1,14 @@
-//! Where the control plane reports what is no error, such as a frozen rank.
+//! Hook for warnings of the control plane, such as of a stopped rank.
 
 use crate::sys::log;
 use std::sync::Arc;
 
-/// A hook for sentences that a user should see.
+/// Receives warnings that a user should see.
 #[derive(Clone)]
 pub struct WarningHook(Arc<dyn Fn(&str) + Send + Sync>);
 
 impl WarningHook {
-    /// Calls `hook` with each sentence, from the control plane's thread: it must not block.
+    /// Calls `hook` with each warning, from the control thread: it must not block.
     pub fn new(hook: impl Fn(&str) + Send + Sync + 'static) -> WarningHook {
         WarningHook(Arc::new(hook))
     }
@@ -18,7 +18,7 @@ impl WarningHook {
         WarningHook::new(|sentence| log::line(log::Level::Warn, format_args!("{sentence}")))
     }
 
-    pub(super) fn say(&self, sentence: &str) {
+    pub(super) fn warn(&self, sentence: &str) {
         (self.0)(sentence);
     }
 }

@@ -6,12 +6,12 @@ use super::core::arguments::{check_out, store};
 use super::error::cinch_result_t;
 use super::types::{ARGUMENT_NAMES, dtype_number};
 use super::versioned;
-use crate::adapt::{
-    Awp, AwpConfig, AwpState, LossScaler, LossScalerConfig, LossScalerState, count_non_finite,
-};
 use crate::cpu::Isa;
 use crate::error::{Error, Result};
 use crate::reduce;
+use crate::training::{
+    Awp, AwpConfig, AwpState, LossScaler, LossScalerConfig, LossScalerState, count_non_finite,
+};
 use crate::types::DType;
 use std::ffi::{c_char, c_int, c_void};
 

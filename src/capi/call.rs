@@ -10,7 +10,7 @@ use super::types::{self, NumberedSetting, algorithm_number, collective_number};
 use super::types::{dtype_number, op_number};
 use super::versioned;
 use crate::error::{Error, Result};
-use crate::types::{Algorithm, CodecChoice};
+use crate::types::{Algorithm, CodecSetting};
 use std::ffi::{c_char, c_int, c_void};
 
 /// Call of a collective. The library ignores fields that the collective does not use.
@@ -99,7 +99,7 @@ unsafe fn submit(call: *const cinch_call_t, report: *mut cinch_report_t) -> Resu
     let (call, target) = unsafe { (versioned::read(call)?, ReportTarget::new(report)?) };
     // SAFETY: the caller's contract.
     let codec = unsafe { text::read(call.codec, "call.codec") }?;
-    let codec = codec.map(str::parse::<CodecChoice>).transpose()?;
+    let codec = codec.map(str::parse::<CodecSetting>).transpose()?;
     let algorithm = algorithm_of_call(call.algorithm)?;
     let (collective, sends) = types::collective(call.collective)?;
     let request = CollectiveRequest {
@@ -116,8 +116,7 @@ unsafe fn submit(call: *const cinch_call_t, report: *mut cinch_report_t) -> Resu
     };
     let id = |id: u64| (id != 0).then_some(id);
     let set_options = |made: &mut crate::comm::Call| {
-        made.codec = codec.map(|choice| choice.spec);
-        made.auto = codec.is_some_and(|choice| choice.auto);
+        made.codec = codec;
         made.algorithm = algorithm;
         made.tensor = id(call.tensor);
         made.feedback = id(call.feedback);

@@ -5,10 +5,10 @@ use super::device;
 use super::error::cinch_result_t;
 use super::text;
 use super::types::{ARGUMENT_NAMES, dtype_number};
-use crate::codec::{Layout, StandAlone};
+use crate::arrays;
+use crate::arrays::{Layout, StandAlone};
 use crate::config::Config;
 use crate::cpu::{Isa, Tile};
-use crate::engine::gpu::stand_alone;
 use crate::error::{Error, ErrorKind, Result};
 use crate::reduce::Reducer;
 use crate::types::{CodecSpec, DType, ReduceOp};
@@ -274,7 +274,7 @@ impl HostElements {
     fn new(count: usize, dtype: dtype_number) -> Result<HostElements> {
         check_count(count)?;
         let dtype = ARGUMENT_NAMES.dtype(dtype.into())?;
-        if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) {
+        if !dtype.has_codecs() {
             return Err(Error::new(
                 ErrorKind::Unsupported,
                 format!("codecs encode f32, f16 and bf16, not {dtype}"),
@@ -287,8 +287,8 @@ impl HostElements {
         })
     }
 
-    fn on_device(&self, address: usize) -> stand_alone::Elements {
-        stand_alone::Elements {
+    fn on_device(&self, address: usize) -> arrays::Elements {
+        arrays::Elements {
             address: address as u64,
             count: self.count,
             dtype: self.dtype,

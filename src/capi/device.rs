@@ -1,8 +1,7 @@
 //! Codec calls on arrays in GPU memory: the GPU of an address, and the kernels loaded there.
 
-use crate::codec::Layout;
-use crate::engine::gpu::host_copy::HostCopier;
-use crate::engine::gpu::stand_alone::{CodecKernels, DeviceCodec, Elements};
+use crate::arrays::Layout;
+use crate::arrays::{CodecKernels, DeviceCodec, Elements, HostCopier};
 use crate::error::{Error, Result};
 use crate::gpu::{Context, Device, Driver, Space, Stream};
 use crate::sys::cuda::CuStream;

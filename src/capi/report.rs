@@ -103,11 +103,8 @@ impl ReportTarget {
 
 fn c_report(report: &Report) -> cinch_report_t {
     let mut codec = [0; 64];
-    // The last byte stays NUL, however long the names are.
-    for (to, from) in codec[..63]
-        .iter_mut()
-        .zip(report.codecs().to_string().bytes())
-    {
+    // The last byte stays NUL, whatever codecs will be called.
+    for (to, from) in codec[..63].iter_mut().zip(report.codec.to_string().bytes()) {
         *to = from as c_char;
     }
     let input = report.input.unwrap_or_default();
@@ -138,7 +135,7 @@ mod tests {
     use super::super::core::versioned_struct::VersionedStruct;
     use super::*;
     use crate::codec::EncodeStats;
-    use crate::types::{Algorithm, CodecKind, CodecSpec, ScaleRule, TransportKind};
+    use crate::types::{Algorithm, CodecKind, CodecSetting, CodecSpec, ScaleRule, TransportKind};
     use std::ffi::CStr;
 
     #[test]
@@ -150,11 +147,14 @@ mod tests {
             cinch_report_init(report.as_mut_ptr(), size, 1);
             let target = ReportTarget::new(report.as_mut_ptr()).unwrap();
             target.fill(&Report {
-                codec: CodecSpec {
-                    scale: ScaleRule::Tensor { refresh: 1 << 20 },
-                    ..CodecSpec::of(CodecKind::Dynamic8)
+                codec: CodecSetting {
+                    intra: CodecSpec::RAW,
+                    inter: CodecSpec {
+                        scale: ScaleRule::Tensor { refresh: 1 << 20 },
+                        ..CodecSpec::of(CodecKind::Dynamic8)
+                    },
+                    auto: false,
                 },
-                intra: CodecSpec::RAW,
                 algorithm: Algorithm::Hierarchical,
                 transport: Some(TransportKind::Shm),
                 channels: 2,

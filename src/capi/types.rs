@@ -325,6 +325,7 @@ mod tests {
             transport(CINCH_TRANSPORT_AUTO as u32).unwrap(),
             NumberedSetting::Auto
         );
-        assert!(algorithm(7).is_err() && transport(7).is_err());
+        let unknown = TransportKind::ALL.len() as u32 + 2;
+        assert!(algorithm(7).is_err() && transport(unknown).is_err());
     }
 }

@@ -1,15 +1,14 @@
-//! What every codec promises, on every instruction set of this machine. Vector against scalar
-//! form on many more patterns: `cinch codecs --check` and `tests/codec_figures.rs`.
+//! Conformance tests: every codec keeps the contract of [`Codec`] on every instruction set of this
+//! machine. `cinch codecs --check` and `tests/codec_figures.rs` compare vector and scalar forms on many
+//! more patterns.
 
 mod vectors;
 
 use super::*;
-use crate::types::CodecKind;
+/// SplitMix64, independent of the library.
+struct TestRandom(u64);
 
-/// SplitMix64.
-struct Random(u64);
-
-impl Random {
+impl TestRandom {
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -17,7 +16,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// From -1 to 1.
+    /// Returns a number from -1 to 1.
     fn unit(&mut self) -> f32 {
         (self.next() >> 40) as f32 / (1 << 23) as f32 - 1.0
     }
@@ -31,7 +30,7 @@ fn codec(spec: &str, isa: Isa) -> Arc<dyn Codec> {
     build(spec.parse().unwrap(), isa).unwrap().unwrap()
 }
 
-/// Every codec with each of its parameters.
+/// Returns every codec with each of its parameters.
 fn specs() -> Vec<String> {
     CodecSpec::samples()
         .iter()
@@ -39,7 +38,7 @@ fn specs() -> Vec<String> {
         .collect()
 }
 
-/// The same on every instruction set.
+/// Returns every codec with each of its parameters, on every instruction set.
 fn all() -> Vec<(Isa, Arc<dyn Codec>)> {
     let pairs = Isa::available()
         .into_iter()
@@ -52,7 +51,7 @@ fn is_tensor(codec: &dyn Codec) -> bool {
     spec.kind.has_scale() && matches!(spec.scale, ScaleRule::Tensor { .. })
 }
 
-/// The scale that a caller gives: the largest finite magnitude, under a tensor rule.
+/// Returns the scale to give: the largest finite magnitude under a tensor rule, else `None`.
 fn scale_of(codec: &dyn Codec, x: &[f32]) -> Option<f32> {
     is_tensor(codec).then(|| abs_max(Isa::Scalar, x).0)
 }
@@ -77,9 +76,9 @@ fn same(a: &[f32], b: &[f32]) -> bool {
     a.iter().map(bits).eq(b.iter().map(bits))
 }
 
-/// Data that is hard in various ways, `n` elements of it.
-fn inputs(n: usize, random: &mut Random) -> Vec<(&'static str, Vec<f32>)> {
-    let mut of = |what, make: &mut dyn FnMut(&mut Random) -> f32| {
+/// Returns inputs of `n` elements that are hard to encode, with their names.
+fn inputs(n: usize, random: &mut TestRandom) -> Vec<(&'static str, Vec<f32>)> {
+    let mut of = |what, make: &mut dyn FnMut(&mut TestRandom) -> f32| {
         (what, (0..n).map(|_| make(random)).collect::<Vec<f32>>())
     };
     vec![
@@ -104,8 +103,8 @@ fn inputs(n: usize, random: &mut Random) -> Vec<(&'static str, Vec<f32>)> {
 }
 
 #[test]
-fn error_stays_within_the_bound() {
-    let mut random = Random(1);
+fn error_of_every_element_is_within_the_bound() {
+    let mut random = TestRandom(1);
     for (isa, codec) in all() {
         for (what, x) in inputs(4097, &mut random) {
             let (wire, stats) = encode(&*codec, &x);
@@ -151,13 +150,13 @@ fn error_stays_within_the_bound() {
 }
 
 #[test]
-fn bounds_are_those_of_the_note() {
+fn bounds_of_8_bit_codecs_equal_the_published_figures() {
     let linear = codec("linear8", Isa::Scalar);
     let dynamic = codec("dynamic8", Isa::Scalar);
     assert!(linear.error_bound(0.3, 1.0) < 1.0 / 254.0 * 1.0001);
     assert!(dynamic.error_bound(0.99, 1.0) < 0.00860);
-    // True errors, relative in the decades below the scale. (The bound is the same for all of
-    // a gap, so relative to its lower end it is larger.)
+    // Largest relative errors in the decades below the scale. The bound is constant within a gap, so it
+    // is larger relative to the lower end.
     for (decade, percent) in [(0, 5.0), (1, 9.0), (2, 15.3), (3, 25.0), (4, 45.5)] {
         let step = |i: usize| 10f32.powi(-decade) * (0.1 + 0.9 * i as f32 / 4096.0);
         let x: Vec<f32> = std::iter::once(1.0).chain((1..4096).map(step)).collect();
@@ -178,8 +177,8 @@ fn bounds_are_those_of_the_note() {
 }
 
 #[test]
-fn all_lengths_and_special_values_survive() {
-    let mut random = Random(2);
+fn encoding_of_any_length_and_special_value_keeps_the_contract() {
+    let mut random = TestRandom(2);
     for (isa, codec) in all() {
         let block = codec.granule().max(32);
         for n in [
@@ -200,9 +199,10 @@ fn all_lengths_and_special_values_survive() {
             let (wire, _) = encode(&*codec, &x);
             let description = codec.description();
             let bytes = (n * description.code_bits).div_ceil(8);
-            let blocks = match is_tensor(&*codec) {
-                true => n.min(1),
-                false => n.div_ceil(block),
+            let blocks = if is_tensor(&*codec) {
+                n.min(1)
+            } else {
+                n.div_ceil(block)
             };
             assert_eq!(
                 wire.len(),
@@ -229,9 +229,10 @@ fn all_lengths_and_special_values_survive() {
                 assert_eq!(stats.non_finite, 1, "{what}");
                 let y = decode(&*codec, &wire, n);
                 for (i, y) in y.iter().enumerate() {
-                    let hit = match description.poisons_block {
-                        true => is_tensor(&*codec) || i / block == at / block,
-                        false => i == at,
+                    let hit = if description.poisons_block {
+                        is_tensor(&*codec) || i / block == at / block
+                    } else {
+                        i == at
                     };
                     assert_eq!(
                         y.is_finite(),
@@ -249,7 +250,7 @@ fn all_lengths_and_special_values_survive() {
 }
 
 #[test]
-fn zeros_decode_to_plus_zero() {
+fn zeros_decode_as_described() {
     for (isa, codec) in all() {
         for x in [
             vec![-0.0f32; 300],
@@ -272,8 +273,8 @@ fn zeros_decode_to_plus_zero() {
 }
 
 #[test]
-fn spans_do_not_show_on_the_wire() {
-    let mut random = Random(3);
+fn encoding_in_spans_gives_the_bytes_of_one_span() {
+    let mut random = TestRandom(3);
     for (isa, codec) in all() {
         let step = codec.granule();
         for n in [1, 3 * step + 7, 5 * step.max(100)] {
@@ -325,8 +326,8 @@ fn spans_do_not_show_on_the_wire() {
 }
 
 #[test]
-fn sums_are_rounded_once() {
-    let mut random = Random(4);
+fn decode_reduce_rounds_the_sum_once() {
+    let mut random = TestRandom(4);
     for (isa, codec) in all() {
         let x: Vec<f32> = (0..700).map(|_| random.unit()).collect();
         let start: Vec<f32> = (0..700).map(|_| random.unit() * 3.0).collect();
@@ -359,7 +360,7 @@ fn sums_are_rounded_once() {
 }
 
 #[test]
-fn every_code_decodes_and_encodes_to_itself() {
+fn decoded_code_encodes_to_itself() {
     for (isa, codec) in all() {
         let kind = codec.spec().kind;
         let tables = CodecKind::Linear8 as u8..=CodecKind::Mantissa8 as u8;
@@ -381,12 +382,12 @@ fn every_code_decodes_and_encodes_to_itself() {
             let (again, _) = encode(&*codec, &y[..n.min(128)]);
             for i in 0..n.min(128) {
                 match kind {
-                    // Several codes for one value: the value comes back.
+                    // Several codes have the same value; the value must come back.
                     CodecKind::Mantissa8 => {
                         let z = decode(&*codec, &again, n.min(128));
                         assert_eq!(y[i], z[i], "{} {isa:?} code {i:#x}", codec.spec());
                     }
-                    // Block of 32: those without the largest code have another scale.
+                    // Blocks of 32 without the largest code have another scale.
                     _ if codec.granule() == 32 => {}
                     _ => assert_eq!(again[i], i as u8, "{} {isa:?} {scale:e}", codec.spec()),
                 }
@@ -404,7 +405,7 @@ fn every_code_decodes_and_encodes_to_itself() {
 }
 
 #[test]
-fn a_stale_scale_saturates_and_counts() {
+fn stale_tensor_scale_saturates_and_counts() {
     for isa in Isa::available() {
         for spec in ["linear8:tensor=9", "dynamic8:tensor=9"] {
             let codec = codec(spec, isa);
@@ -429,7 +430,7 @@ fn a_stale_scale_saturates_and_counts() {
                     );
                 }
             }
-            // A scale that is none poisons, as does data that is none, in any span.
+            // A bad scale poisons the chunk, and so does a non-finite element in any span.
             for (scale, at) in [
                 (f32::NAN, 0),
                 (f32::INFINITY, 0),
@@ -451,7 +452,7 @@ fn a_stale_scale_saturates_and_counts() {
 }
 
 #[test]
-fn bad_specs_and_foreign_instruction_sets_are_errors() {
+fn build_with_a_bad_spec_or_missing_instruction_set_fails() {
     let linear = CodecSpec::of(CodecKind::Linear8);
     for scale in [0, 16, 48, 8192].map(ScaleRule::Block) {
         assert!(build(CodecSpec { scale, ..linear }, Isa::Scalar).is_err());
@@ -486,10 +487,10 @@ fn bad_specs_and_foreign_instruction_sets_are_errors() {
     }
 }
 
-/// What a parcel of tensors relies on that fills the last block of each with its last element.
+/// Fused calls fill the last block of each tensor with its last element and rely on this.
 #[test]
-fn repeating_an_element_changes_no_other_where_the_extremes_decide() {
-    let mut random = Random(77);
+fn repeated_last_element_changes_no_other_if_extremes_decide() {
+    let mut random = TestRandom(77);
     for (isa, codec) in all() {
         let mut differs = false;
         for n in [1, 33, 100, 300] {
@@ -508,7 +509,11 @@ fn repeating_an_element_changes_no_other_where_the_extremes_decide() {
             }
         }
         if !codec.description().fits_extremes {
-            assert!(differs, "{isa:?} {:?} could say so", codec.spec());
+            assert!(
+                differs,
+                "{isa:?} {:?} could set fits_extremes",
+                codec.spec()
+            );
         }
     }
 }

@@ -1,65 +1,99 @@
-//! Which codecs CUDA kernels have, and what a kernel is told about one.
+//! Which codecs have CUDA kernels, and the parameter words of these kernels.
 
-use super::Random;
+use super::info::info;
+use super::{Random, TABLE};
 use crate::cpu::FloatEnvironment;
 use crate::types::{CodecKind, CodecSpec, ScaleRule};
 
-/// The lossy codecs that kernels have too; on GPUs there are no others. Names of kernels, what a
-/// GPU refuses and the tests on GPUs follow from this list.
-pub const KERNEL_CODECS: [CodecKind; 18] = [
-    CodecKind::Linear8,
-    CodecKind::Dynamic8,
-    CodecKind::Static8,
-    CodecKind::Mantissa8,
-    CodecKind::CastBf16,
-    CodecKind::Cast16,
-    CodecKind::MinMax1,
-    CodecKind::MinMax2,
-    CodecKind::MinMax4,
-    CodecKind::MinMax8,
-    CodecKind::Trunc8,
-    CodecKind::Trunc16,
-    CodecKind::Trunc24,
-    CodecKind::Fp8E4M3,
-    CodecKind::Fp8E5M2,
-    CodecKind::TernGrad,
-    CodecKind::OneBit,
-    CodecKind::Threshold2,
-];
+/// Facts about the CUDA kernels of a codec.
+#[derive(Clone, Copy, Debug)]
+pub struct KernelInfo {
+    /// Name part of the kernels that run collectives. Codecs that differ by a parameter alone share
+    /// kernels.
+    pub family: &'static str,
+    /// Name part of the kernels for whole arrays. Kernels with a table give the same codes for at most
+    /// a fifth of the instructions.
+    pub array_family: &'static str,
+    /// Whether small and medium messages have a fused kernel. Tuning tables are measured for these
+    /// codecs only.
+    pub is_fused: bool,
+    /// Seconds per encoded element, of all channels of a GPU together, for the cost model.
+    pub encode_seconds: f64,
+    /// Seconds per decoded element, of all channels of a GPU together.
+    pub decode_seconds: f64,
+    /// Sets the words that only this codec has.
+    pub(super) words: fn(CodecSpec, &mut [u32; 8]),
+}
 
-/// Those that small and middle messages go through in one fused kernel: the ones that tables are measured
-/// for.
-pub const FUSED_CODECS: [CodecKind; 3] =
-    [CodecKind::Linear8, CodecKind::Dynamic8, CodecKind::MinMax4];
-
-/// What the kernels of a codec have in their names. Widths that differ in nothing but a parameter
-/// share kernels.
-pub const fn kernel_family(kind: CodecKind) -> &'static str {
-    match kind {
-        CodecKind::MinMax1 | CodecKind::MinMax2 | CodecKind::MinMax8 => "minmax",
-        CodecKind::Trunc8 | CodecKind::Trunc16 | CodecKind::Trunc24 => "trunc",
-        _ => kind.name(),
+impl KernelInfo {
+    /// Returns the kernels of a codec without words of its own, not fused, with the costs of `dynamic8`.
+    pub(super) const fn new(family: &'static str) -> KernelInfo {
+        KernelInfo {
+            family,
+            array_family: family,
+            is_fused: false,
+            encode_seconds: 0.9e-12,
+            decode_seconds: 0.4e-12,
+            words: |_, _| {},
+        }
     }
 }
 
-/// The same of the kernels for whole arrays: by tables where there are some, which give the same
-/// codes for a fifth of the instructions or less.
-pub const fn array_family(kind: CodecKind) -> &'static str {
-    match kind {
-        CodecKind::Dynamic8 => "dynamic8_tabled",
-        CodecKind::Static8 => "static8_tabled",
-        CodecKind::Mantissa8 => "mantissa8_tabled",
-        _ => kernel_family(kind),
+/// The codecs that have CUDA kernels; GPUs refuse all others.
+pub const KERNEL_CODECS: [CodecKind; count(false)] = select(false);
+
+/// The codecs that have fused kernels, too.
+pub const FUSED_CODECS: [CodecKind; count(true)] = select(true);
+
+/// Returns whether codec number `at` of the table has kernels, or fused ones.
+const fn is_selected(at: usize, fused: bool) -> bool {
+    match TABLE[at].kernels {
+        Some(kernels) => kernels.is_fused || !fused,
+        None => false,
     }
 }
 
-/// The eight words of `cinch_codec_params` or `cinch_bits_params` (`kernels/codec/params.h`) for
-/// a legal spec of one of [`KERNEL_CODECS`], under a tensor rule with the `scale` of the chunk to
-/// encode. `draws` are what contributions and what sums draw, where the codec draws; of their
-/// places in a message a kernel knows itself.
+const fn count(fused: bool) -> usize {
+    let (mut at, mut n) = (0, 0);
+    while at < TABLE.len() {
+        n += is_selected(at, fused) as usize;
+        at += 1;
+    }
+    n
+}
+
+const fn select<const N: usize>(fused: bool) -> [CodecKind; N] {
+    let mut selected = [CodecKind::Raw; N];
+    let (mut at, mut n) = (0, 0);
+    while at < TABLE.len() {
+        if is_selected(at, fused) {
+            selected[n] = TABLE[at].kind;
+            n += 1;
+        }
+        at += 1;
+    }
+    selected
+}
+
+fn kernels(kind: CodecKind) -> Option<KernelInfo> {
+    info(kind)?.kernels
+}
+
+/// Returns the name part of a codec's kernels for collectives; see [`KernelInfo::family`].
+pub fn kernel_family(kind: CodecKind) -> &'static str {
+    kernels(kind).map_or(kind.name(), |kernels| kernels.family)
+}
+
+/// Returns the name part of a codec's kernels for whole arrays; see [`KernelInfo::array_family`].
+pub fn array_family(kind: CodecKind) -> &'static str {
+    kernels(kind).map_or(kind.name(), |kernels| kernels.array_family)
+}
+
+/// Returns the eight words of `cinch_codec_params` or `cinch_bits_params`
+/// (`kernels/codec/params.h`) for a legal spec of one of [`KERNEL_CODECS`].
 ///
-/// A decimal unit is a sum of two fp32 numbers, so that a kernel rounds the values of the table
-/// from it as the parser does. `tests/cuda_codecs.rs` holds them to that for every offset.
+/// Under a tensor rule `scale` is the scale of the chunk to encode. `draws` are the random numbers of
+/// contributions and of sums, if rounding is stochastic; a kernel adds the place in the message.
 pub fn kernel_params(spec: CodecSpec, scale: f32, draws: [Random; 2]) -> [u32; 8] {
     let _environment = FloatEnvironment::standard();
     let mut words = [0; 8];
@@ -69,46 +103,13 @@ pub fn kernel_params(spec: CodecSpec, scale: f32, draws: [Random; 2]) -> [u32; 8
         ScaleRule::Threshold(bits) if spec.kind.has_threshold() => words[1] = bits,
         _ => {}
     }
-    words[6] = match spec.kind {
-        CodecKind::MinMax1 => 1,
-        CodecKind::MinMax2 => 2,
-        CodecKind::MinMax4 => 4,
-        CodecKind::MinMax8 | CodecKind::Trunc8 => 8,
-        CodecKind::Trunc16 => 16,
-        CodecKind::Trunc24 => 24,
-        _ => 0,
-    };
     if spec.kind.has_seed() {
         let [[a, b], [c, d]] = draws.map(|random| random.parts().0);
         words[2..6].copy_from_slice(&[a, b, c, d]);
         words[7] = u32::from(spec.seed != 0);
     }
-    let offset = i32::from(spec.offset);
-    // The unit of decade 4 and the value that is 1 in a kernel's view of the largest decade.
-    let (unit, top) = match spec.kind {
-        CodecKind::Static8 => (decimal(125, offset - 6), decimal(1, -(offset + 2))),
-        CodecKind::Mantissa8 => (decimal(1, offset - 2), decimal(1, -(offset + 1))),
-        _ => return words,
-    };
-    let below = match spec.kind {
-        CodecKind::Static8 => decimal(125, offset - 10),
-        _ => decimal(1, offset - 6),
-    };
-    // Where values are small, the second number of a unit would be subnormal and lose its bits.
-    let raise = if offset < 0 { 64 } else { 0 };
-    let two = |unit: f64| {
-        let raised = unit * 2f64.powi(raise);
-        let first = raised as f32;
-        [first, (raised - f64::from(first)) as f32].map(f32::to_bits)
-    };
-    words[2..4].copy_from_slice(&two(unit));
-    words[4..6].copy_from_slice(&two(below));
-    words[6] = 2f32.powi(-raise).to_bits();
-    words[7] = (top as f32).to_bits();
+    if let Some(kernels) = kernels(spec.kind) {
+        (kernels.words)(spec, &mut words);
+    }
     words
-}
-
-/// `digits` times ten to `power`, correctly rounded, which a product would not be.
-fn decimal(digits: u32, power: i32) -> f64 {
-    format!("{digits}e{power}").parse().unwrap_or(0.0)
 }

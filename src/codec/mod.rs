@@ -1,30 +1,34 @@
 //! Encodings of a chunk on the wire.
 //!
-//! A codec works on fp32 values: elements of other types are widened before and rounded after
-//! (`reduce`). It works on spans of a chunk, so that a step runs tile by tile in the first-level
-//! cache. No codec holds state: what lives from call to call is the caller's ([`TensorScales`]).
+//! A codec works on fp32 values; `reduce` widens elements of other types before and rounds after. It
+//! works on spans of a chunk, so that a step runs tile by tile in the first-level cache. No codec holds
+//! state: the caller owns what lives from call to call ([`TensorScales`], [`feedback`]).
 //!
-//! Wire layout of a chunk of n elements: the codes of all blocks, contiguous, padded with zeros
-//! to a multiple of 16 bytes; then one little-endian fp32 scale a block. Tensor scale: one scale.
-//! Formats without scales end after the padding.
+//! Wire layout of a chunk of n elements: the codes of all blocks, contiguous, padded with zeros to a
+//! multiple of 16 bytes; then the numbers of each block as little-endian fp32, such as its scale. A
+//! tensor scale is one number for the chunk. Formats without numbers end after the padding.
 //!
-//! A code of one byte has the sign in bit 7 and a magnitude in the others. Zero is 0x00, whatever
-//! its sign was. `linear8` and `dynamic8` never emit 0x80: a block with a non-finite element has
-//! the scale NaN and codes 0 (under a tensor scale: its own codes, 0 for the element), and decodes
-//! to NaN throughout. `static8` and `mantissa8` emit 0x80 for a non-finite element, which decodes
-//! to NaN. Casts have two bytes a code and what their formats have for such elements; they
-//! saturate finite ones.
+//! Two frames share the loops: `blocked` for formats with numbers, `elementwise` for formats without.
 //!
-//! The scalar functions are the specification; vector forms equal them bit for bit. Only
-//! [`EncodeStats::sum_squares`] may differ in its last bits, by the order of its additions. Any
-//! bytes decode to some numbers: what a peer writes is never trusted to be an encoding.
+//! A code of one byte has the sign in bit 7 and a magnitude in the others. Zero is 0x00, whatever its
+//! sign was. `linear8` and `dynamic8` never emit 0x80. A block with a non-finite element has the scale
+//! NaN and codes 0, and decodes to NaN throughout; under a tensor scale only that element has code 0,
+//! but the chunk decodes to NaN. `static8` and `mantissa8` emit 0x80 for a non-finite element, which
+//! decodes to NaN. Casts have two bytes a code and encode non-finite elements as their formats do; they
+//! saturate finite elements.
+//!
+//! The scalar functions are the specification, and vector forms equal them bit for bit. Only
+//! [`EncodeStats::sum_squares`] may differ in its last bits, by the order of its additions. Any bytes
+//! decode to some numbers: a codec never trusts that a peer wrote an encoding.
 
 mod blocked;
 mod cast16;
 mod cast_bf16;
 mod dynamic8;
 mod elementwise;
+pub mod feedback;
 mod fp8;
+mod info;
 mod kernel_params;
 mod linear8;
 mod mantissa8;
@@ -32,10 +36,8 @@ mod minmax;
 mod onebit;
 mod pack;
 mod random;
-mod scaled;
 #[allow(unsafe_code)]
 mod simd;
-mod stand_alone;
 mod static8;
 mod stats;
 mod table;
@@ -45,11 +47,15 @@ mod threshold2;
 mod trunc;
 mod wire;
 
-pub use kernel_params::{FUSED_CODECS, KERNEL_CODECS, array_family, kernel_family, kernel_params};
+pub use info::{CodecInfo, info};
+pub use kernel_params::{
+    FUSED_CODECS, KERNEL_CODECS, KernelInfo, array_family, kernel_family, kernel_params,
+};
+pub(crate) use minmax::{decode_range, encode_range};
 pub use random::Random;
-pub use stand_alone::{Layout, StandAlone};
 pub use stats::{abs_max, look};
 pub use tensor_scales::TensorScales;
+pub(crate) use trunc::{pack_upper, unpack_upper};
 
 use crate::cpu::Isa;
 use crate::error::{Error, Result};
@@ -57,21 +63,43 @@ use crate::types::{CodecKind, CodecSpec, ScaleRule, is_threshold};
 use simd::Available;
 use std::sync::Arc;
 
-/// Whether encoding a decoded chunk again, after adding to it, loses anew.
+/// The table of codecs, in the order of [`CodecKind`]. Raw is not a codec and has no entry.
+const TABLE: [CodecInfo; CodecKind::ALL.len() - 1] = [
+    linear8::INFO,
+    dynamic8::INFO,
+    static8::INFO,
+    mantissa8::INFO,
+    cast_bf16::INFO,
+    cast16::INFO,
+    minmax::info::<1>(),
+    minmax::info::<2>(),
+    minmax::info::<4>(),
+    minmax::info::<8>(),
+    trunc::info::<8>(),
+    trunc::info::<16>(),
+    trunc::info::<24>(),
+    fp8::info::<3>(),
+    fp8::info::<2>(),
+    terngrad::INFO,
+    onebit::INFO,
+    threshold2::INFO,
+];
+
+/// Whether encoding a partial sum adds a rounding error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reencode {
-    /// Sums travel as exactly as contributions do.
+    /// Partial sums are encoded as exactly as contributions.
     Exact,
     /// Each encode of a partial sum adds its own rounding error.
     Lossy,
 }
 
-/// What an encode pass learns about its input on the way.
+/// Statistics that an encode pass takes of its input.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct EncodeStats {
-    /// Finite elements beyond the largest representable value, which saturated.
+    /// Count of finite elements beyond the largest representable value, which saturated.
     pub saturated: u64,
-    /// NaN and infinite elements.
+    /// Count of NaN and infinite elements.
     pub non_finite: u64,
     /// Largest magnitude among the finite elements.
     pub abs_max: f32,
@@ -80,7 +108,7 @@ pub struct EncodeStats {
 }
 
 impl EncodeStats {
-    /// Adds what another pass learnt.
+    /// Adds the statistics of another pass.
     pub fn merge(&mut self, other: &EncodeStats) {
         self.saturated += other.saturated;
         self.non_finite += other.non_finite;
@@ -89,22 +117,22 @@ impl EncodeStats {
     }
 }
 
-/// Bound of |decode(encode(x)) - x| as plain terms, for whoever predicts the error of a sum:
-/// `of_scale` times the largest magnitude of the block, plus `of_value` times |x|, plus `floor`.
+/// Bound of |decode(encode(x)) - x|, from which the error of a sum can be predicted: `of_scale` times
+/// the largest magnitude of the block, plus `of_value` times |x|, plus `floor`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ErrorLaw {
-    /// Times the largest magnitude of the block.
+    /// Factor of the block's largest magnitude.
     pub of_scale: f64,
-    /// Times the value.
+    /// Factor of |x|.
     pub of_value: f64,
-    /// Regardless of the value.
+    /// Constant part.
     pub floor: f64,
-    /// Magnitudes beyond it saturate; infinite where none do.
+    /// Magnitudes beyond this saturate; infinite if none do.
     pub largest: f64,
 }
 
 impl ErrorLaw {
-    /// Nothing is lost and nothing saturates.
+    /// Law of a codec that loses nothing.
     pub const EXACT: ErrorLaw = ErrorLaw {
         of_scale: 0.0,
         of_value: 0.0,
@@ -113,49 +141,49 @@ impl ErrorLaw {
     };
 }
 
-/// What a zero of either sign comes back as.
+/// How a zero of either sign decodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Zero {
-    /// Itself, with its sign.
+    /// To itself, with its sign.
     Signed,
-    /// +0.
+    /// To +0.
     Positive,
-    /// +0 in a block of zeros; among other numbers an element like any other.
+    /// To +0 in a block of zeros; in other blocks with the error of any element.
     Inexact,
 }
 
-/// What is fixed about a codec: tests, tools and other devices read it instead of knowing names.
+/// Fixed properties of a codec, which tests, tools and GPUs read instead of matching on names.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Description {
     /// Bits of a code.
     pub code_bits: usize,
     /// fp32 numbers on the wire for each block; 0 for formats without blocks.
     pub block_numbers: usize,
-    /// Whether the numbers of a block follow from its smallest and its largest element, so that more
-    /// elements between those change nothing for the others; true of formats without blocks.
+    /// Whether a block's numbers depend on its smallest and largest element only, so that adding
+    /// elements between them changes no other element. True of formats without blocks.
     pub fits_extremes: bool,
-    /// Whether a non-finite element takes its block along; else it alone comes back non-finite.
+    /// Whether a non-finite element makes its whole block non-finite, or only itself.
     pub poisons_block: bool,
-    /// What a zero comes back as.
+    /// How zeros decode.
     pub zero: Zero,
-    /// How far off a decoded element is.
+    /// Bound of the error of an element.
     pub errors: ErrorLaw,
 }
 
-/// A part of a chunk: `len` elements from `at`. `at` is a multiple of the codec's granule, and so
-/// is `len` unless the span ends the chunk.
+/// A part of a chunk, from element `at`. `at` is a multiple of the codec's granule, and so is the length
+/// unless the span ends the chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// Elements of the whole chunk.
+    /// Count of elements of the whole chunk.
     pub chunk: usize,
-    /// First element of the span.
+    /// Number of the span's first element.
     pub at: usize,
-    /// What the chunk draws, where encoding rounds at random; decoding does not look at it.
+    /// Random numbers of the chunk for stochastic rounding; decoding ignores them.
     pub random: Random,
 }
 
 impl Span {
-    /// From element `at` of a chunk that draws the numbers of no operation in particular.
+    /// Creates a span from element `at` with the default random numbers.
     pub fn new(chunk: usize, at: usize) -> Span {
         Span {
             chunk,
@@ -164,51 +192,51 @@ impl Span {
         }
     }
 
-    /// A chunk of `n` elements in one span.
+    /// Creates a span of a whole chunk of `n` elements.
     pub fn whole(n: usize) -> Span {
         Span::new(n, 0)
     }
 
-    /// The same span, drawing these numbers.
+    /// Returns the span with these random numbers.
     pub fn drawing(self, random: Random) -> Span {
         Span { random, ..self }
     }
 }
 
-/// An encoding. Implementations are pure; one value serves all threads.
+/// An encoding. Implementations are pure, and all threads share a value.
 ///
-/// The methods that take a span panic if it breaks the contract of [`Span`], if `wire` is shorter
-/// than [`Codec::wire_bytes`] of its chunk, or if a scale is given or missing against the rule:
-/// these follow from geometry that was checked before. Bytes of `wire` never make them panic.
+/// Methods that take a span panic if it breaks the contract of [`Span`], if `wire` is shorter than
+/// [`Codec::wire_bytes`] of its chunk, or if a scale is given or missing against the rule. The engine
+/// checks this geometry before. The bytes of `wire` never cause a panic.
 pub trait Codec: Send + Sync + std::fmt::Debug {
-    /// Name and parameters.
+    /// Returns name and parameters.
     fn spec(&self) -> CodecSpec;
 
-    /// Elements that must stay together: spans start at multiples of it.
+    /// Returns the count of elements that must stay together: spans start at multiples of it.
     fn granule(&self) -> usize;
 
-    /// Wire bytes of a chunk of `n` elements.
+    /// Returns the wire bytes of a chunk of `n` elements.
     fn wire_bytes(&self, n: usize) -> usize;
 
-    /// What is fixed about the format.
+    /// Returns the fixed properties of the codec.
     fn description(&self) -> Description;
 
-    /// What re-encoding a partial sum costs.
+    /// Returns whether encoding a partial sum loses precision.
     fn reencode(&self) -> Reencode;
 
-    /// Bound of |decode(encode(x)) - x| for a finite x in a block whose largest finite magnitude
-    /// is `abs_max`, for values that do not saturate.
+    /// Returns a bound of |decode(encode(x)) - x| for a finite x that does not saturate, in a block
+    /// whose largest finite magnitude is `abs_max`.
     fn error_bound(&self, x: f32, abs_max: f32) -> f32;
 
     /// Encodes `src`, the elements of `span`, into the chunk `wire`.
     ///
-    /// `scale` is the absolute maximum to use instead of the block's own: `Some` exactly with
+    /// `scale` replaces the largest magnitude of the block; it is `Some` exactly with
     /// [`crate::types::ScaleRule::Tensor`]. A block with a non-finite element decodes to NaN
-    /// throughout (formats without scales: just that element).
-    /// Under a tensor scale the spans of a chunk are encoded in order from the first: one that
-    /// is poisoned poisons the chunk. A given scale that is negative or not finite does so, too.
-    /// The span that ends the chunk zeroes the padding.
-    /// `stats` is brought up to date with `src` if it is there.
+    /// throughout; formats without numbers decode only that element to NaN.
+    ///
+    /// Under a tensor scale the spans of a chunk are encoded in order from the first. A span with a
+    /// non-finite element makes the chunk decode to NaN, and so does a negative or non-finite scale.
+    /// The span that ends the chunk zeroes the padding. Statistics of `src` are added to `stats`.
     fn encode(
         &self,
         span: Span,
@@ -221,13 +249,12 @@ pub trait Codec: Send + Sync + std::fmt::Debug {
     /// Decodes the elements of `span` into `dst`.
     fn decode(&self, span: Span, wire: &[u8], dst: &mut [f32]);
 
-    /// Adds the decoded elements of `span` to `acc`, each with one fused multiply-add where the
-    /// format has a scale, so that the sum is rounded once.
+    /// Adds the decoded elements of `span` to `acc`. Formats with a scale use a fused multiply-add, so
+    /// that the sum is rounded once.
     fn decode_reduce(&self, span: Span, wire: &[u8], acc: &mut [f32]);
 }
 
-/// The codec of a spec, running on `isa`. Raw bytes are no codec: the engine moves them itself,
-/// and [`CodecKind::Raw`] gives `None`.
+/// Creates the codec of a spec, running on `isa`; `None` for raw, whose bytes the engine moves itself.
 ///
 /// # Errors
 /// Invalid argument if a parameter is outside its range (a spec may come from a peer's signature
@@ -235,39 +262,10 @@ pub trait Codec: Send + Sync + std::fmt::Debug {
 pub fn build(spec: CodecSpec, isa: Isa) -> Result<Option<Arc<dyn Codec>>> {
     check(spec)?;
     let isa = Available::new(isa)?;
-    Ok(Some(match spec.kind {
-        CodecKind::Raw => return Ok(None),
-        CodecKind::Linear8 => Arc::new(linear8::Linear8::new(linear8::Linear, spec.scale, isa)),
-        CodecKind::Dynamic8 => Arc::new(dynamic8::Dynamic8::new(
-            dynamic8::Dynamic::new(),
-            spec.scale,
-            isa,
-        )),
-        CodecKind::Static8 => Arc::new(static8::Static8::new(static8::format(spec.offset), isa)),
-        CodecKind::Mantissa8 => Arc::new(mantissa8::Mantissa8::new(
-            mantissa8::format(spec.offset),
-            isa,
-        )),
-        CodecKind::CastBf16 => Arc::new(cast_bf16::CastBf16::new(cast_bf16::Bf16, isa)),
-        CodecKind::Cast16 => Arc::new(cast16::Cast16::new(cast16::F16, isa)),
-        CodecKind::MinMax1 => Arc::new(minmax::MinMax::<1>::new(spec, isa)),
-        CodecKind::MinMax2 => Arc::new(minmax::MinMax::<2>::new(spec, isa)),
-        CodecKind::MinMax4 => Arc::new(minmax::MinMax::<4>::new(spec, isa)),
-        CodecKind::MinMax8 => Arc::new(minmax::MinMax::<8>::new(spec, isa)),
-        CodecKind::Trunc8 => Arc::new(trunc::Trunc::new(trunc::Upper::<8>, isa)),
-        CodecKind::Trunc16 => Arc::new(trunc::Trunc::new(trunc::Upper::<16>, isa)),
-        CodecKind::Trunc24 => Arc::new(trunc::Trunc::new(trunc::Upper::<24>, isa)),
-        CodecKind::Fp8E4M3 => Arc::new(fp8::Fp8::new(fp8::Small::<3>, spec.scale, isa)),
-        CodecKind::Fp8E5M2 => Arc::new(fp8::Fp8::new(fp8::Small::<2>, spec.scale, isa)),
-        CodecKind::TernGrad => Arc::new(terngrad::TernGrad::new(spec, isa)),
-        CodecKind::OneBit => Arc::new(onebit::OneBit::new(spec, isa)),
-        CodecKind::Threshold2 => {
-            Arc::new(threshold2::Threshold2::new(threshold2::format(spec), isa))
-        }
-    }))
+    Ok(info(spec.kind).map(|info| (info.build)(spec, isa)))
 }
 
-/// Parameters that text cannot have, but a struct or a signature word can.
+/// Checks parameters: text is checked by its parser, but a struct or a signature word may hold any.
 fn check(spec: CodecSpec) -> Result<()> {
     let good_scale = match spec.scale {
         ScaleRule::Block(block) => (32..=4096).contains(&block) && block.is_power_of_two(),

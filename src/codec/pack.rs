@@ -1,18 +1,18 @@
-//! Codes of 1, 2, 4, 8, 16 and 24 bits in memory: element i of a run lies at bit `BITS * i`,
-//! least significant bit first, little endian.
+//! Packs codes of 1, 2, 4, 8, 16 and 24 bits. Element i of a run lies at bit `BITS * i`, least
+//! significant bit first, little endian.
 
 use super::simd::{Lanes, WIDEST};
 
-/// Bytes that hold any vector of codes.
+/// Bytes that suffice for a vector of codes of any width.
 pub(super) const WIDEST_CODES: usize = 4 * WIDEST;
 
-/// Bytes of `n` codes.
+/// Returns the bytes of `n` codes.
 #[inline(always)]
 pub(super) const fn code_bytes(n: usize, bits: usize) -> usize {
     (n * bits).div_ceil(8)
 }
 
-/// Writes code number `i` into bytes that were zero before: the specification.
+/// Writes code number `i` into zeroed bytes: the specification.
 #[inline(always)]
 pub(super) fn put(bits: usize, codes: &mut [u8], i: usize, code: u32) {
     if bits < 8 {
@@ -36,7 +36,7 @@ pub(super) fn take(bits: usize, codes: &[u8], i: usize) -> u32 {
     }
 }
 
-/// Writes [`Lanes::N`] codes; all must fit their bits.
+/// Writes [`Lanes::N`] codes, each below 2^`bits`.
 #[inline(always)]
 pub(super) fn store<L: Lanes>(bits: usize, lanes: L, code: L::I, to: &mut [u8]) {
     match bits {
@@ -62,8 +62,7 @@ pub(super) fn load<L: Lanes>(bits: usize, lanes: L, from: &[u8]) -> L::I {
     }
 }
 
-/// Writes the first `n` codes of a vector, and zero bits behind them: the last bytes of a run
-/// that is no multiple of the vector.
+/// Writes the first `n` codes of a vector, and zero bits behind them, as the last bytes of a run.
 #[inline(always)]
 pub(super) fn store_part<L: Lanes>(bits: usize, lanes: L, code: L::I, n: usize, to: &mut [u8]) {
     let mut whole = [0; WIDEST_CODES];
@@ -75,7 +74,7 @@ pub(super) fn store_part<L: Lanes>(bits: usize, lanes: L, code: L::I, n: usize, 
     to.copy_from_slice(&whole[..code_bytes(n, bits)]);
 }
 
-/// Reads codes of which there are fewer than a vector holds; the others are 0.
+/// Reads fewer codes than a vector holds, and fills up with zeros.
 #[inline(always)]
 pub(super) fn load_part<L: Lanes>(bits: usize, lanes: L, from: &[u8]) -> L::I {
     let mut whole = [0; WIDEST_CODES];
@@ -107,7 +106,7 @@ fn load_small<const BITS: usize, L: Lanes>(lanes: L, from: &[u8]) -> L::I {
     lanes.load_u8(&bytes)
 }
 
-/// Bits set in groups of `width`, one group every `every` bits.
+/// Returns a mask with a group of `width` set bits every `every` bits.
 const fn groups(width: usize, every: usize) -> u64 {
     let (mut mask, mut at) = (0, 0);
     while at < 64 {
@@ -117,7 +116,7 @@ const fn groups(width: usize, every: usize) -> u64 {
     mask
 }
 
-/// Eight codes of a byte each, moved together: pairs, then pairs of pairs, then all.
+/// Moves eight codes, each in a byte of its own, together: pairs, then pairs of pairs, then all.
 #[inline(always)]
 fn squeeze<const BITS: usize>(x: u64) -> u64 {
     let x = (x | x >> (8 - BITS)) & const { groups(2 * BITS, 16) };
@@ -125,7 +124,7 @@ fn squeeze<const BITS: usize>(x: u64) -> u64 {
     (x | x >> (32 - 4 * BITS)) & const { groups(8 * BITS, 64) }
 }
 
-/// The way back.
+/// Moves eight adjacent codes apart, each into a byte of its own: the inverse of [`squeeze`].
 #[inline(always)]
 fn spread<const BITS: usize>(x: u64) -> u64 {
     let x = (x | x << (32 - 4 * BITS)) & const { groups(4 * BITS, 32) };
@@ -140,9 +139,9 @@ mod tests {
     use crate::cpu::Isa;
 
     /// Writes codes as vectors and as parts, and reads them back.
-    struct Round<const BITS: usize>(Vec<u32>);
+    struct RoundTrip<const BITS: usize>(Vec<u32>);
 
-    impl<const BITS: usize> Kernel for Round<BITS> {
+    impl<const BITS: usize> Kernel for RoundTrip<BITS> {
         type Output = Vec<u8>;
 
         fn scalar(self) -> Vec<u8> {
@@ -161,7 +160,7 @@ mod tests {
             let mut bytes = vec![0xee; code_bytes(self.0.len(), BITS)];
             let step = L::N * BITS / 8;
             for (codes, to) in self.0.chunks(L::N).zip(bytes.chunks_mut(step)) {
-                // What is behind a tail is no zero, and must not show.
+                // Elements beyond the tail are not zero, and must not appear.
                 let mut whole = [u32::MAX >> (32 - BITS); WIDEST];
                 whole[..codes.len()].copy_from_slice(codes);
                 let vector = lanes.bits(lanes.load(&whole.map(f32::from_bits)));
@@ -171,9 +170,10 @@ mod tests {
                     store_part(BITS, lanes, vector, codes.len(), to);
                 }
                 let mut back = [0.0; WIDEST];
-                let read = match codes.len() == L::N {
-                    true => load(BITS, lanes, to),
-                    false => load_part(BITS, lanes, to),
+                let read = if codes.len() == L::N {
+                    load(BITS, lanes, to)
+                } else {
+                    load_part(BITS, lanes, to)
                 };
                 lanes.store(lanes.float(read), &mut back);
                 assert_eq!(back.map(f32::to_bits)[..codes.len()], *codes);
@@ -186,17 +186,17 @@ mod tests {
         for n in [0, 1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 33, 64, 100] {
             let codes = (0..n as u32).map(|i| i.wrapping_mul(0x9e37_79b9) >> (32 - BITS));
             let codes: Vec<u32> = codes.collect();
-            let expected = Round::<BITS>(codes.clone()).scalar();
+            let expected = RoundTrip::<BITS>(codes.clone()).scalar();
             for isa in Isa::available() {
                 let isa = Available::new(isa).unwrap();
-                let found = launch(isa, Round::<BITS>(codes.clone()));
+                let found = launch(isa, RoundTrip::<BITS>(codes.clone()));
                 assert_eq!(found, expected, "{BITS} bits, {n} codes, {isa:?}");
             }
         }
     }
 
     #[test]
-    fn codes_of_all_widths_come_back() {
+    fn packed_codes_of_every_width_unpack_unchanged() {
         round::<1>();
         round::<2>();
         round::<4>();

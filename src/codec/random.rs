@@ -1,6 +1,6 @@
-//! Random numbers by counter, for stochastic rounding: element `i` of a message draws a number
-//! that depends on the key and on `i` alone, not on how the message is cut into chunks, tiles,
-//! vectors or threads. Every device computes the same ones, and runs repeat.
+//! Counter-based random numbers for stochastic rounding. The number of element `i` depends on the key
+//! and on `i` alone, not on the division of the message into chunks, tiles, vectors or threads. Every
+//! device computes the same numbers, and runs are reproducible.
 //!
 //! A draw mixes the low 32 bits of the index with the 64 bits of the key by xor, shifts and two
 //! multiplications, and keeps the upper 24 bits u, which stand for u/2^24 in [0, 1): fp32 holds
@@ -8,12 +8,12 @@
 
 use super::simd::Lanes;
 
-/// First and second multiplier of a draw.
+/// The two multipliers of a draw.
 const MULTIPLIERS: [u32; 2] = [0x7feb_352d, 0x846c_a68b];
 /// 2^-24.
 const UNIT: f32 = f32::from_bits((127 - 24) << 23);
 
-/// Which random numbers a chunk draws.
+/// The random numbers of a chunk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Random {
     key: [u32; 2],
@@ -21,14 +21,14 @@ pub struct Random {
 }
 
 impl Random {
-    /// Those of no operation in particular.
+    /// Random numbers without a key, for encodes outside of an operation.
     pub const NONE: Random = Random {
         key: [0; 2],
         first: 0,
     };
 
-    /// The numbers of one encoder in one operation. `hop` tells apart the encodes of one
-    /// operation: all ranks' contributions and partial sums have one each.
+    /// Creates the numbers of one encoder in one operation. `hop` distinguishes the encodes of an
+    /// operation: the contribution and each partial sum of every rank has its own.
     pub fn new(seed: u64, operation: u64, hop: u64) -> Random {
         let mut key = 0;
         for word in [seed, operation, hop] {
@@ -40,8 +40,8 @@ impl Random {
         }
     }
 
-    /// The same for a chunk whose first element has this index in its message. Indices that
-    /// differ by a multiple of 2^32 draw alike.
+    /// Returns the numbers of a chunk whose first element has index `first` in its message. Indices that
+    /// differ by a multiple of 2^32 draw the same number.
     pub fn from(self, first: usize) -> Random {
         Random {
             first: self.first.wrapping_add(first as u32),
@@ -49,12 +49,12 @@ impl Random {
         }
     }
 
-    /// The two halves of the key and the index of the first element, for another device.
+    /// Returns the two halves of the key and the index of the first element, for a GPU.
     pub fn parts(self) -> ([u32; 2], u32) {
         (self.key, self.first)
     }
 
-    /// The number in [0, 1) that an element of the chunk draws.
+    /// Returns the number in [0, 1) of an element of the chunk.
     #[inline(always)]
     pub fn fraction(self, element: usize) -> f32 {
         let mut x = self.first.wrapping_add(element as u32) ^ self.key[0];
@@ -67,7 +67,7 @@ impl Random {
         (x >> 8) as f32 * UNIT
     }
 
-    /// The same for [`Lanes::N`] elements in a row.
+    /// Returns the numbers of [`Lanes::N`] successive elements.
     #[inline(always)]
     pub(super) fn fractions<L: Lanes>(self, lanes: L, element: usize) -> L::F {
         let first = self.first.wrapping_add(element as u32) as i32;
@@ -83,7 +83,7 @@ impl Random {
     }
 }
 
-/// The finaliser of SplitMix64.
+/// Mixes the bits of a word with the finaliser of SplitMix64.
 fn mix(x: u64) -> u64 {
     let z = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn every_instruction_set_draws_the_same() {
+    fn draws_on_every_instruction_set_equal_the_scalar_form() {
         for hop in 0..50u64 {
             let random = Random::new(7, 1 << hop, hop).from(1 << (hop % 33));
             let expected = Draw(random, 12345).scalar();
@@ -128,9 +128,9 @@ mod tests {
         }
     }
 
-    /// Written down so that another device, or a later version, can compare.
+    /// GPUs and later versions must draw these numbers, too.
     #[test]
-    fn golden_draws() {
+    fn draws_equal_the_golden_numbers() {
         let draws = Draw(Random::new(1, 2, 3), 0).scalar();
         let numbers: Vec<u32> = draws[..4].iter().map(|u| (u / UNIT) as u32).collect();
         assert_eq!(numbers, GOLDEN);
@@ -143,14 +143,14 @@ mod tests {
     const GOLDEN: [u32; 4] = [1_789_920, 4_397_506, 10_047_920, 13_954_355];
 
     #[test]
-    fn draws_are_even_and_independent_of_their_neighbours() {
+    fn draws_are_uniform_and_uncorrelated() {
         const N: usize = 1 << 20;
         for (seed, operation, hop) in [(0, 0, 0), (1, 0, 0), (1, 1, 0), (1, 0, 1)] {
             let random = Random::new(seed, operation, hop);
             let other = Random::new(seed, operation, hop + 2);
             let u = |i| f64::from(random.fraction(i)) - 0.5;
             let mean = (0..N).map(u).sum::<f64>() / N as f64;
-            // Standard errors of the mean, and of a product of independent numbers.
+            // Standard errors of the mean, and of the mean product of independent numbers.
             let (single, double) = (
                 (1.0 / 12.0 / N as f64).sqrt(),
                 (1.0 / 144.0 / N as f64).sqrt(),

@@ -1,29 +1,29 @@
-//! Looking at data without encoding it.
+//! Statistics of data that is not encoded.
 
 use super::EncodeStats;
 use super::simd::{Available, Kernel, Lanes, abs_bits, launch, load_part};
 use crate::cpu::Isa;
 
-/// Elements whose largest magnitude is looked at together.
+/// Elements whose largest magnitude is computed together.
 const PIECE: usize = 1024;
 
-/// The largest magnitude among the finite elements, and the number of those that are not: what a
-/// caller needs who refreshes a tensor scale.
+/// Returns the largest finite magnitude, which is the new value of a tensor scale, and the number of
+/// non-finite elements.
 ///
-/// An `isa` beyond the machine's runs the scalar form; the result is the same in all.
+/// An `isa` beyond the machine's runs the scalar form, with the same result.
 pub fn abs_max(isa: Isa, x: &[f32]) -> (f32, u64) {
     let isa = Available::new(isa).unwrap_or(Available::SCALAR);
     launch(isa, AbsMax { x })
 }
 
-/// What an encode pass would learn about `x` with a codec whose largest value is `largest`: for
-/// who encodes `x` together with other data.
+/// Returns the statistics that an encode pass would take of `x` with a codec whose largest value is
+/// `largest`, for data that is encoded together with other data.
 ///
-/// An `isa` beyond the machine's runs the scalar form; results may differ in the last bits of the
-/// sum of squares.
+/// An `isa` beyond the machine's runs the scalar form. The last bits of the sum of squares may differ
+/// between instruction sets.
 pub fn look(isa: Isa, x: &[f32], largest: f64) -> EncodeStats {
     let isa = Available::new(isa).unwrap_or(Available::SCALAR);
-    let mut stats = launch(isa, Look { x });
+    let mut stats = launch(isa, Statistics { x });
     if f64::from(stats.abs_max) > largest {
         let beyond = |x: &&f32| x.is_finite() && f64::from(x.abs()) > largest;
         stats.saturated = x.iter().filter(beyond).count() as u64;
@@ -31,7 +31,7 @@ pub fn look(isa: Isa, x: &[f32], largest: f64) -> EncodeStats {
     stats
 }
 
-/// Magnitude, squares and count of elements, some of which are not finite: the specification.
+/// Returns the statistics of any elements: the specification.
 #[cold]
 pub(super) fn scan_slowly(x: &[f32]) -> EncodeStats {
     let mut stats = EncodeStats::default();
@@ -84,11 +84,11 @@ impl Kernel for AbsMax<'_> {
     }
 }
 
-struct Look<'a> {
+struct Statistics<'a> {
     x: &'a [f32],
 }
 
-impl Kernel for Look<'_> {
+impl Kernel for Statistics<'_> {
     type Output = EncodeStats;
 
     fn scalar(self) -> EncodeStats {
@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_look_learns_what_the_scalar_scan_does() {
+    fn look_on_every_instruction_set_equals_the_scalar_scan() {
         let mut x: Vec<f32> = (0..5000u32).map(|i| (i as f32 * 0.7).sin() * 9.0).collect();
         for spoil in [None, Some(f32::NAN), Some(f32::NEG_INFINITY)] {
             if let Some(bad) = spoil {
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn abs_max_sees_every_place_and_skips_what_is_not_finite() {
+    fn abs_max_finds_every_element_and_skips_non_finite_ones() {
         for isa in Isa::available() {
             assert_eq!(abs_max(isa, &[]), (0.0, 0));
             assert_eq!(abs_max(isa, &[f32::NAN, f32::INFINITY]), (0.0, 2));

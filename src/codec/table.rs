@@ -1,34 +1,34 @@
-//! Tables of 128 magnitudes, and finding the nearest of them.
+//! Tables of 128 magnitudes, and the search for the nearest magnitude.
 //!
-//! Nearest means: count the thresholds below y. A threshold is the exact midpoint of two
-//! adjacent magnitudes, rounded down to fp32 where fp32 lacks it: no fp32 number lies between
-//! the two, so "y > threshold" decides as the exact midpoint would, and a tie goes to the
+//! The nearest magnitude of y follows from the number of thresholds below y. A threshold is the exact
+//! midpoint of two adjacent magnitudes, rounded down if fp32 cannot hold it. No fp32 number lies between
+//! the midpoint and the threshold, so "y > threshold" gives the exact result, and a tie goes to the
 //! smaller magnitude.
 
-/// Mantissa bits that a bucket key keeps: 32 buckets an octave. All tables here are coarse
-/// enough that a bucket holds at most one threshold.
+/// Bits of fp32 below the key of a bucket: there are 32 buckets an octave. Tables are coarse enough that
+/// a bucket holds at most one threshold.
 const KEY_SHIFT: u32 = 18;
 const REST_MASK: u32 = (1 << KEY_SHIFT) - 1;
 
-/// 128 magnitudes by code, 0 among them, and the way back.
+/// Table of 128 magnitudes by code, with the search for the nearest.
 #[derive(Debug)]
 pub(super) struct Magnitudes {
     values: [f32; 128],
     /// Distinct magnitudes, ascending.
     sorted: Vec<f32>,
-    /// The smallest code of each.
+    /// The smallest code of each distinct magnitude.
     codes: Vec<u8>,
-    /// Between adjacent ones.
+    /// Thresholds between adjacent distinct magnitudes.
     thresholds: Vec<f32>,
     buckets: Buckets,
 }
 
 impl Magnitudes {
-    /// A table from its magnitudes by code; `values[0]` is 0.
+    /// Creates a table from its magnitudes by code; `values[0]` is 0.
     pub fn new(values: [f32; 128]) -> Magnitudes {
         let mut order: Vec<u8> = (0..128).collect();
         order.sort_by(|&a, &b| values[a as usize].total_cmp(&values[b as usize]));
-        // The sort is stable, so the smallest code of equal magnitudes comes first and stays.
+        // The sort is stable, so the smallest code of equal magnitudes comes first and is kept.
         order.dedup_by(|a, b| values[*a as usize] == values[*b as usize]);
         let sorted: Vec<f32> = order.iter().map(|&code| values[code as usize]).collect();
         let thresholds: Vec<f32> = sorted.windows(2).map(|w| threshold(w[0], w[1])).collect();
@@ -42,38 +42,38 @@ impl Magnitudes {
         }
     }
 
-    /// Magnitudes by code.
+    /// Returns the magnitudes by code.
     pub fn values(&self) -> &[f32; 128] {
         &self.values
     }
 
-    /// Distinct magnitudes, ascending.
+    /// Returns the distinct magnitudes, ascending.
     pub fn sorted(&self) -> &[f32] {
         &self.sorted
     }
 
-    /// Thresholds between them, ascending.
+    /// Returns the thresholds between distinct magnitudes, ascending.
     pub fn thresholds(&self) -> &[f32] {
         &self.thresholds
     }
 
-    /// The largest magnitude.
+    /// Returns the largest magnitude.
     pub fn largest(&self) -> f32 {
         self.sorted[self.sorted.len() - 1]
     }
 
-    /// Code of the magnitude nearest to y >= 0.
+    /// Returns the code of the magnitude nearest to y >= 0.
     pub fn nearest(&self, y: f32) -> u8 {
         self.codes[self.thresholds.partition_point(|&t| y > t)]
     }
 
-    /// The same in constant time, for vectors.
+    /// Returns the tables that find the nearest magnitude in constant time, for vectors.
     pub fn buckets(&self) -> &Buckets {
         &self.buckets
     }
 
-    /// Largest distance to the nearest magnitude of any number within one part in 2^20 of
-    /// `y >= 0`, unless it saturates.
+    /// Returns the largest distance to the nearest magnitude, over all numbers that do not saturate and
+    /// lie within one part in 2^20 of `y >= 0`.
     pub fn half_gap(&self, y: f64) -> f64 {
         let slack = y * 2f64.powi(-20);
         self.sorted
@@ -85,9 +85,9 @@ impl Magnitudes {
     }
 }
 
-/// The largest fp32 number up to the midpoint of two adjacent magnitudes.
+/// Returns the largest fp32 number up to the midpoint of two adjacent magnitudes.
 fn threshold(low: f32, high: f32) -> f32 {
-    // Exact: the two differ by few binary places.
+    // The sum is exact: the exponents of adjacent magnitudes differ little.
     let middle = (f64::from(low) + f64::from(high)) / 2.0;
     let rounded = middle as f32;
     if f64::from(rounded) > middle {
@@ -97,17 +97,17 @@ fn threshold(low: f32, high: f32) -> f32 {
     }
 }
 
-/// The number line cut at fp32 bit patterns, 32 buckets an octave, each with its threshold and
-/// the codes on both sides of it: one load, one comparison.
+/// Buckets of fp32 bit patterns, 32 an octave, each with its threshold and the codes on both sides of
+/// it. A search costs one load and one comparison.
 ///
 /// An entry holds, from the top: the 18 low bits of the threshold (its upper bits are the key),
 /// the code above it (7 bits), the code up to it (7 bits).
 #[derive(Debug)]
 pub(super) struct Buckets {
     entries: Vec<i32>,
-    /// Patterns below this (a bucket's first) decode as it does.
+    /// First pattern of the first bucket; smaller patterns have its code.
     first: u32,
-    /// Patterns above this (a bucket's last) likewise.
+    /// Last pattern of the last bucket; larger patterns have its code.
     last: u32,
 }
 
@@ -144,7 +144,7 @@ mod vector {
     use super::{Buckets, KEY_SHIFT, REST_MASK};
 
     impl Buckets {
-        /// [`super::Magnitudes::nearest`] of magnitudes, none NaN.
+        /// Vector form of [`super::Magnitudes::nearest`], for magnitudes of which none is NaN.
         #[inline(always)]
         pub fn nearest<L: Lanes>(&self, lanes: L, y: L::F) -> L::I {
             let first = lanes.splat_i(self.first as i32);
@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     fn table() -> Magnitudes {
-        // 0, a duplicate of 1, then steps of an eighth of an octave, not in order.
+        // The table has 0, a duplicate of 1, then steps of an eighth of an octave, not in order.
         let mut values: [f32; 128] =
             std::array::from_fn(|i| (i as f32 / 8.0).floor().exp2() * (1.0 + (i % 8) as f32 / 8.0));
         values[0] = 0.0;
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn nearest_agrees_with_trying_all() {
+    fn nearest_equals_a_search_of_all_codes() {
         let table = table();
         for t in table.thresholds() {
             for step in -3i32..=3 {
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn thresholds_decide_like_exact_midpoints() {
+    fn threshold_is_the_largest_number_up_to_the_midpoint() {
         for (low, high) in [
             (1.0f32, 1.0f32.next_up()),
             (0.1, 0.3),

@@ -1,24 +1,24 @@
-//! Scales that outlive a call.
+//! Tensor scales, which several calls share.
 
-/// The scales of one tensor under [`crate::types::ScaleRule::Tensor`], kept between the calls that look at the
-/// data. The caller owns one for each tensor that it compresses so and passes it to every call.
+/// Scales of one tensor under [`crate::types::ScaleRule::Tensor`], kept between the calls that scan the
+/// data. The caller owns a value for each such tensor and passes it to every call.
 ///
-/// A call encodes at a number of sites (its chunks and partial sums), always in the same order;
-/// each site has its own scale. Everything is forgotten when the element count or the number of
-/// sites changes. A scale is not kept if it came from data with a non-finite element, or if it is
-/// 0 and would silence all that follows: that site looks again in the next call.
+/// A call encodes at a number of sites (its chunks and partial sums), always in the same order; each
+/// site has its own scale. All scales are dropped when the element count or the number of sites changes.
+/// A scale is not kept if its data had a non-finite element, or if it is 0 and would turn all later data
+/// into zeros. Such a site scans again in the next call.
 #[derive(Clone, Debug)]
 pub struct TensorScales {
     refresh: u32,
     count: usize,
-    /// Calls since the last one that looked at all sites.
+    /// Number of calls since all sites were scanned.
     age: u32,
-    /// By site; NaN: look.
+    /// Scales by site; NaN if the site must be scanned.
     scales: Vec<f32>,
 }
 
 impl TensorScales {
-    /// Scales that are looked up anew every `refresh` calls; 0 counts as 1.
+    /// Creates scales that are scanned again every `refresh` calls; 0 counts as 1.
     pub fn new(refresh: u32) -> TensorScales {
         TensorScales {
             refresh: refresh.max(1),
@@ -28,7 +28,7 @@ impl TensorScales {
         }
     }
 
-    /// Starts a call on `count` elements that encodes at `sites` sites.
+    /// Begins a call on `count` elements that encodes at `sites` sites.
     pub fn begin(&mut self, count: usize, sites: usize) {
         let same = self.count == count && self.scales.len() == sites;
         self.age += 1;
@@ -40,15 +40,15 @@ impl TensorScales {
         }
     }
 
-    /// The scale of a site of the call: the kept one, or what `look` finds, which is the largest
+    /// Returns the scale of a site: the kept scale, or a new scale from `scan`, which returns the largest
     /// finite magnitude and the number of non-finite elements ([`super::abs_max`]).
     ///
     /// # Panics
-    /// If `site` is not below the sites of [`TensorScales::begin`].
-    pub fn scale(&mut self, site: usize, look: impl FnOnce() -> (f32, u64)) -> f32 {
+    /// If `site` is not below the number of sites of [`TensorScales::begin`].
+    pub fn scale(&mut self, site: usize, scan: impl FnOnce() -> (f32, u64)) -> f32 {
         let kept = &mut self.scales[site];
         if kept.is_nan() {
-            let (scale, non_finite) = look();
+            let (scale, non_finite) = scan();
             if non_finite > 0 || scale == 0.0 {
                 return scale;
             }
@@ -62,7 +62,7 @@ impl TensorScales {
 mod tests {
     use super::*;
 
-    /// Runs a call and returns the scales and how many sites looked.
+    /// Runs a call and returns the scales and the number of sites that were scanned.
     fn call(scales: &mut TensorScales, count: usize, found: &[(f32, u64)]) -> (Vec<f32>, usize) {
         let mut looks = 0;
         scales.begin(count, found.len());
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn looks_every_so_many_calls() {
+    fn scales_are_kept_for_refresh_calls() {
         let mut scales = TensorScales::new(3);
         for round in 0..4 {
             let fresh = (1.0 + round as f32, 0);
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn refresh_of_one_always_looks() {
+    fn refresh_of_one_scans_every_call() {
         let mut scales = TensorScales::new(1);
         for i in 1..5 {
             assert_eq!(call(&mut scales, 8, &[(i as f32, 0)]), (vec![i as f32], 1));
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn forgets_when_the_call_changes() {
+    fn another_count_or_site_number_drops_all_scales() {
         let mut scales = TensorScales::new(100);
         call(&mut scales, 8, &[(1.0, 0); 2]);
         assert_eq!(call(&mut scales, 9, &[(2.0, 0); 2]).1, 2);
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn keeps_no_scale_of_damaged_or_empty_data() {
+    fn scale_of_non_finite_or_zero_data_is_not_kept() {
         let mut scales = TensorScales::new(100);
         assert_eq!(
             call(&mut scales, 8, &[(1.0, 1), (0.0, 0)]),

@@ -1,85 +1,85 @@
-//! Where codes and scales of a chunk lie.
+//! Layout of codes and numbers in a chunk.
 
 use super::Span;
 use super::pack::code_bytes;
 
-/// Codes start the chunk and scales follow at a multiple of this, so that both may be read with
-/// aligned vectors on any device.
+/// Numbers start at a multiple of this, so that every device can read codes and numbers with aligned
+/// vectors.
 const ALIGN: usize = 16;
 
-/// Bytes of a scale.
-const SCALE: usize = 4;
+/// Bytes of a number, which is fp32.
+const NUMBER: usize = 4;
 
-/// The layout of one chunk.
+/// Layout of a chunk: codes, padding, numbers of the blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Layout {
+pub(super) struct ChunkLayout {
     /// Bytes of codes.
     codes: usize,
-    /// The same with padding: where the scales start.
+    /// Bytes of codes and padding: the start of the numbers.
     padded: usize,
-    /// Number of scales.
-    scales: usize,
+    /// Count of numbers.
+    numbers: usize,
 }
 
-impl Layout {
-    /// `n` elements of `bits` code bits each and `scales` scales.
-    pub fn new(n: usize, bits: usize, scales: usize) -> Layout {
+impl ChunkLayout {
+    /// Creates the layout of `n` elements of `bits` code bits each and `numbers` numbers.
+    pub fn new(n: usize, bits: usize, numbers: usize) -> ChunkLayout {
         let codes = code_bytes(n, bits);
-        Layout {
+        ChunkLayout {
             codes,
             padded: codes.next_multiple_of(ALIGN),
-            scales,
+            numbers,
         }
     }
 
-    /// Bytes in all.
+    /// Returns the bytes of the chunk.
     pub fn bytes(self) -> usize {
-        self.padded + SCALE * self.scales
+        self.padded + NUMBER * self.numbers
     }
 
-    /// Codes and scale bytes of a chunk.
+    /// Splits a chunk into the bytes of codes and of numbers.
     ///
     /// # Panics
     /// If `wire` is too short for the chunk: geometry is computed from checked sizes.
     #[inline]
     pub fn split(self, wire: &[u8]) -> (&[u8], &[u8]) {
         assert!(wire.len() >= self.bytes(), "chunk beyond its wire bytes");
-        let (codes, scales) = wire.split_at(self.padded);
-        (&codes[..self.codes], scales)
+        let (codes, numbers) = wire.split_at(self.padded);
+        (&codes[..self.codes], numbers)
     }
 
-    /// The same for writing; zeroes the padding if the span ends the chunk.
+    /// Splits a chunk for writing, and zeroes the padding if the span ends the chunk.
     ///
     /// # Panics
-    /// As [`Layout::split`].
+    /// As [`ChunkLayout::split`].
     #[inline]
     pub fn split_mut(self, wire: &mut [u8], ends_chunk: bool) -> (&mut [u8], &mut [u8]) {
         assert!(wire.len() >= self.bytes(), "chunk beyond its wire bytes");
-        let (codes, scales) = wire.split_at_mut(self.padded);
+        let (codes, numbers) = wire.split_at_mut(self.padded);
         let (codes, padding) = codes.split_at_mut(self.codes);
         if ends_chunk {
             padding.fill(0);
         }
-        (codes, scales)
+        (codes, numbers)
     }
 }
 
-/// Scale number `index`.
+/// Reads a number by its index.
 #[inline(always)]
-pub(super) fn read_scale(scales: &[u8], index: usize) -> f32 {
-    let at = SCALE * index;
-    let bytes: [u8; SCALE] = scales[at..at + SCALE].try_into().unwrap();
+pub(super) fn read_number(numbers: &[u8], index: usize) -> f32 {
+    let at = NUMBER * index;
+    let bytes: [u8; NUMBER] = numbers[at..at + NUMBER].try_into().unwrap();
     f32::from_le_bytes(bytes)
 }
 
-/// Sets scale number `index`.
+/// Writes a number at its index.
 #[inline(always)]
-pub(super) fn write_scale(scales: &mut [u8], index: usize, scale: f32) {
-    let at = SCALE * index;
-    scales[at..at + SCALE].copy_from_slice(&scale.to_le_bytes());
+pub(super) fn write_number(numbers: &mut [u8], index: usize, number: f32) {
+    let at = NUMBER * index;
+    numbers[at..at + NUMBER].copy_from_slice(&number.to_le_bytes());
 }
 
-/// Checks the contract of [`Span`] for `len` elements; true if they end the chunk.
+/// Checks the contract of [`Span`] for `len` elements and returns whether they end the chunk.
 ///
 /// # Panics
 /// If the span leaves the chunk or breaks up a granule.

@@ -1,11 +1,11 @@
-//! What a call must satisfy before anything moves.
+//! Checks of a call and its buffers before anything moves.
 
 use super::{Call, Communicator};
 use crate::error::{Error, Result};
 use crate::mem::{DeviceBuffers, UserBuffers};
-use crate::types::{Collective, ReduceOp, Scalar};
+use crate::types::{Extent, InPlace, ReduceOp, Scalar};
 
-/// Where a call's buffers are: address and bytes of each.
+/// Address and bytes of each buffer of a call.
 pub(super) struct BufferRanges {
     input: (usize, usize),
     output: (usize, usize),
@@ -30,14 +30,14 @@ impl From<&DeviceBuffers<'_>> for BufferRanges {
     }
 }
 
-/// Everything that can be said of a call and its buffers.
+/// Checks a call and its buffers.
 pub(super) fn call(comm: &Communicator, call: &Call, buffers: &BufferRanges) -> Result<()> {
     shape(comm, call)?;
     sizes(comm, call, buffers)?;
     overlap(comm, call, buffers)
 }
 
-/// Ranks, counts and operators.
+/// Checks ranks, counts and operators.
 pub(super) fn shape(comm: &Communicator, call: &Call) -> Result<()> {
     let (rank, nranks) = (comm.rank(), comm.nranks());
     let name = call.collective.name();
@@ -52,7 +52,7 @@ pub(super) fn shape(comm: &Communicator, call: &Call) -> Result<()> {
     if call.collective.has_root() {
         in_range("root", call.root)?;
     }
-    if call.collective == Collective::SendRecv {
+    if call.collective.is_message() {
         in_range("sender", call.root)?;
         in_range("receiver", call.peer)?;
         if call.root != rank && call.peer != rank {
@@ -82,7 +82,7 @@ pub(super) fn shape(comm: &Communicator, call: &Call) -> Result<()> {
         && match scalar {
             Scalar::Float(_) => !call.dtype.is_float(),
             Scalar::Int(_) => call.dtype.is_float(),
-            // Looked at where the GPU is known.
+            // `check_on` checks the address, because it knows the GPU.
             Scalar::Device(_) => comm.gpu().is_none(),
         }
     {
@@ -94,17 +94,18 @@ pub(super) fn shape(comm: &Communicator, call: &Call) -> Result<()> {
     Ok(())
 }
 
+/// Checks that the buffers are as large as the call needs.
 fn sizes(comm: &Communicator, call: &Call, buffers: &BufferRanges) -> Result<()> {
     let is_root = call.root == comm.rank();
     let (mut input, mut output) = (
         call.collective.input_extent(is_root),
         call.collective.output_extent(is_root),
     );
-    if call.collective == Collective::SendRecv && call.root == call.peer {
-        // A message to oneself: the sending call has the input, the receiving one the output.
+    if call.collective.is_message() && call.root == call.peer {
+        // A message to the own rank is two calls: the send has an input, the receive an output.
         if buffers.input.1 == 0 {
-            input = crate::types::Extent::Unused;
-            output = crate::types::Extent::Count;
+            input = Extent::Unused;
+            output = Extent::Count;
         }
     }
     let size = call.dtype.size();
@@ -131,14 +132,12 @@ fn sizes(comm: &Communicator, call: &Call, buffers: &BufferRanges) -> Result<()>
     Ok(())
 }
 
-/// Input and output are disjoint, or in place as NCCL defines it.
+/// Checks that input and output are disjoint, or in place as NCCL defines it.
 fn overlap(comm: &Communicator, call: &Call, buffers: &BufferRanges) -> Result<()> {
     let (nranks, rank) = (comm.nranks(), comm.rank());
     let is_root = call.root == rank;
     let size = call.dtype.size();
-    let extent = |extent: crate::types::Extent| {
-        extent.elements(call.count, nranks).unwrap_or(usize::MAX) * size
-    };
+    let extent = |extent: Extent| extent.elements(call.count, nranks).unwrap_or(usize::MAX) * size;
     let input = (
         buffers.input.0,
         extent(call.collective.input_extent(is_root)),
@@ -157,14 +156,11 @@ fn overlap(comm: &Communicator, call: &Call, buffers: &BufferRanges) -> Result<(
         return Ok(());
     }
     let block = call.count * size * rank;
-    let allowed = match call.collective {
-        Collective::AllReduce
-        | Collective::Reduce
-        | Collective::Broadcast
-        | Collective::AllToAll => input.0 == output.0,
-        Collective::AllGather | Collective::Gather => input.0 == output.0 + block,
-        Collective::ReduceScatter | Collective::Scatter => output.0 == input.0 + block,
-        Collective::SendRecv => false,
+    let allowed = match call.collective.in_place() {
+        InPlace::Same => input.0 == output.0,
+        InPlace::InputInOutput => input.0 == output.0 + block,
+        InPlace::OutputInInput => output.0 == input.0 + block,
+        InPlace::Never => false,
     };
     if allowed {
         return Ok(());
@@ -176,8 +172,8 @@ fn overlap(comm: &Communicator, call: &Call, buffers: &BufferRanges) -> Result<(
     )))
 }
 
-/// What a rank sends to itself does not overlap where it receives it, unless both are one place: it
-/// is one copy, in no order.
+/// Checks a message of a rank to itself: its buffers are disjoint or one buffer, because they are
+/// copied in no order.
 pub(super) fn to_oneself(call: &Call, input: usize, output: usize) -> Result<()> {
     let bytes = call.count * call.dtype.size();
     if input == output || input.abs_diff(output) >= bytes {
@@ -190,9 +186,9 @@ pub(super) fn to_oneself(call: &Call, input: usize, output: usize) -> Result<()>
     )))
 }
 
-/// A send to oneself has its receive in the same group.
+/// Refuses a message of a rank to itself outside a group, because its receive would come too late.
 pub(super) fn alone(comm: &Communicator, call: &Call) -> Result<()> {
-    if call.collective == Collective::SendRecv && call.root == call.peer {
+    if call.collective.is_message() && call.root == call.peer {
         return Err(Error::invalid_usage(format!(
             "rank {} sends to itself outside a group: put the send and its receive into one group",
             comm.rank()

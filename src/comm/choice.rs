@@ -1,40 +1,39 @@
-//! Which codec carries a call, and why none does. Pure: ranks whose calls and settings are equal
-//! decide alike.
+//! The choice of the codec of a call, and the reason if it runs exactly. Ranks whose calls and
+//! settings are equal decide alike.
 
 use super::Call;
 use crate::config::CodecPolicy;
 use crate::error::{Error, Result};
-use crate::plan::Request;
-use crate::types::{CodecChoice, CodecSpec, DType, Extent, ScaleRule};
+use crate::types::{CodecSetting, CodecSpec, Extent, ResolvedCall};
 
-/// Why a call ran exactly.
+/// The reason why a call ran exactly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum RawReason {
-    /// Nobody asked for a codec, or for one inside hosts only and the algorithm has one level.
+    /// No setting and no call names a codec, or only for a level that the algorithm does not have.
     NotAsked,
-    /// Compression is off for good, by process or communicator.
+    /// The process or a rule has turned compression off.
     Off,
-    /// The call asked for it.
+    /// The call names `raw`.
     ByCall,
-    /// The codec is not for this collective unless it is named.
+    /// The communicator's codec does not carry this collective.
     Collective,
-    /// Codecs carry f32, f16 and bf16.
+    /// Codecs do not carry this element type.
     DType,
-    /// Codecs carry sums and averages.
+    /// Codecs carry sums and averages only.
     Operation,
-    /// It is below the smallest size.
+    /// The input is below the smallest size.
     Small,
-    /// The codec keeps scales for tensors, and the call names none.
+    /// The codec keeps scales of tensors, and the call names no tensor.
     NoTensor,
-    /// A sample was beyond the bound.
+    /// The error of a sample was above the bound.
     SwitchedOff,
-    /// The model of costs said that it does not pay.
+    /// The cost model predicted that the codec does not pay.
     Costs,
 }
 
 impl RawReason {
-    /// Every reason, in numeric order.
+    /// All reasons, in numeric order.
     pub const ALL: [RawReason; 10] = [
         RawReason::NotAsked,
         RawReason::Off,
@@ -48,7 +47,7 @@ impl RawReason {
         RawReason::Costs,
     ];
 
-    /// As people read it.
+    /// Returns the reason as logs print it.
     pub const fn name(self) -> &'static str {
         match self {
             RawReason::NotAsked => "no codec",
@@ -68,25 +67,25 @@ impl RawReason {
 /// The codec of a call.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct CodecDecision {
-    pub codec: CodecChoice,
-    /// Why it is raw, if it is.
+    pub codec: CodecSetting,
+    /// The reason if the call runs exactly.
     pub raw_reason: Option<RawReason>,
 }
 
 impl CodecDecision {
     fn exact(why: RawReason) -> CodecDecision {
         CodecDecision {
-            codec: CodecSpec::RAW.into(),
+            codec: CodecSetting::RAW,
             raw_reason: Some(why),
         }
     }
 }
 
-/// The codec that carries `call` on a communicator of `nranks` with this policy; `switched_off` if
-/// a sample was beyond the bound.
+/// Chooses the codec of `call` on a communicator of `nranks` with this policy; `switched_off` if the
+/// error of a sample was above the bound.
 ///
 /// # Errors
-/// Invalid argument if the call asks for a codec that may not carry it.
+/// Invalid argument if the call names a codec that may not carry it, or codecs by level.
 pub(super) fn choose(
     policy: &CodecPolicy,
     call: &Call,
@@ -94,21 +93,22 @@ pub(super) fn choose(
     switched_off: bool,
 ) -> Result<CodecDecision> {
     let (codec, asked) = match call.codec {
-        Some(spec) if !spec.is_lossy() => return Ok(CodecDecision::exact(RawReason::ByCall)),
-        Some(spec) => {
-            let auto = call.auto;
-            let intra = None;
-            (CodecChoice { spec, auto, intra }, true)
+        Some(codec) if codec.is_by_level() => {
+            return Err(Error::invalid_argument(format!(
+                "{}: a call names one codec, not codec {codec}; set CINCH_CODEC to codecs by level",
+                call.collective
+            )));
         }
+        Some(codec) if !codec.is_lossy() => return Ok(CodecDecision::exact(RawReason::ByCall)),
+        Some(codec) => (codec, true),
         None => (policy.codec, false),
     };
-    let spec = codec.spec;
-    let refused = [Some(spec), codec.intra].into_iter().flatten();
+    let refused = [codec.inter, codec.intra].into_iter();
     let refused = refused.filter_map(|spec| refusal(call, spec)).next();
     if asked && let Some((_, why)) = refused {
         return Err(Error::invalid_argument(format!(
-            "{} of {}: codec {spec} was asked for, but {why}",
-            call.collective, call.dtype
+            "{} of {}: codec {} was asked for, but {why}",
+            call.collective, call.dtype, codec.inter
         )));
     }
     let exact = if policy.off {
@@ -136,32 +136,32 @@ pub(super) fn choose(
 }
 
 impl Call {
-    /// The call with the codec that carries it on a communicator of `nranks` with this policy, where no
-    /// sample was beyond its bound: what a planner takes.
+    /// Resolves the call for planners: with the codec that it has on a communicator of `nranks` with
+    /// this policy, before any sample has switched the codec off.
     ///
     /// # Errors
-    /// Invalid argument if the call asks for a codec that may not carry it.
-    pub fn under(&self, policy: &CodecPolicy, nranks: usize) -> Result<Request> {
-        Ok(self.request(choose(policy, self, nranks, false)?.codec))
+    /// Invalid argument if the call names a codec that may not carry it.
+    pub fn under(&self, policy: &CodecPolicy, nranks: usize) -> Result<ResolvedCall> {
+        Ok(self.resolve(choose(policy, self, nranks, false)?.codec))
     }
 }
 
-/// Bytes of the input of a rank that has one: the same number on all ranks.
+/// Returns the input bytes of a rank that has an input: the same number on all ranks.
 fn input_bytes(call: &Call, nranks: usize) -> usize {
     let blocks = match call.collective.input_extent(true) {
         Extent::CountPerRank => nranks,
         Extent::Count | Extent::Unused => 1,
     };
-    // `check::shape` has looked for overflow.
+    // `check::shape` keeps the product from overflowing.
     call.count * call.dtype.size() * blocks
 }
 
-/// Why this codec may not carry this call.
+/// Returns why this codec may not carry this call.
 fn refusal(call: &Call, spec: CodecSpec) -> Option<(RawReason, String)> {
     if !spec.is_lossy() {
         return None;
     }
-    if !matches!(call.dtype, DType::F32 | DType::F16 | DType::BF16) {
+    if !call.dtype.has_codecs() {
         let why = format!("it carries f32, f16 and bf16 only, not {}", call.dtype);
         return Some((RawReason::DType, why));
     }
@@ -172,10 +172,7 @@ fn refusal(call: &Call, spec: CodecSpec) -> Option<(RawReason, String)> {
         );
         return Some((RawReason::Operation, why));
     }
-    if matches!(spec.scale, ScaleRule::Tensor { .. })
-        && spec.kind.has_scale()
-        && call.tensor.is_none()
-    {
+    if CodecSetting::of(spec).needs_tensor() && call.tensor.is_none() {
         let why = "a tensor scale needs the call's tensor id, to know whose scale to keep";
         return Some((RawReason::NoTensor, why.into()));
     }
@@ -186,7 +183,7 @@ fn refusal(call: &Call, spec: CodecSpec) -> Option<(RawReason, String)> {
 mod tests {
     use super::*;
     use crate::config::{Config, Origin};
-    use crate::types::{Collective, ReduceOp, Scalar};
+    use crate::types::{Collective, DType, ReduceOp, Scalar};
 
     fn policy(settings: &[(&str, &str)]) -> CodecPolicy {
         let mut config = Config::default();
@@ -203,9 +200,9 @@ mod tests {
         }
     }
 
-    /// The defaults of the drop-in with a codec, call by call: what compresses, and why not.
+    /// The policy is the default of the drop-in with a codec.
     #[test]
-    fn only_large_float_sums_compress_by_default() {
+    fn default_policy_compresses_large_float_sums_only() {
         use Collective::*;
         use ReduceOp::*;
         let policy = policy(&[("CINCH_CODEC", "dynamic8"), ("CINCH_CODEC_MIN_BYTES", "1M")]);
@@ -223,7 +220,7 @@ mod tests {
             (AllReduce, DType::F32, Sum, 0, Some(RawReason::Small)),
             (AllReduce, DType::F16, Avg, m / 2, None),
             (AllReduce, DType::BF16, factor, m / 2, None),
-            // Four ranks: the input has four blocks.
+            // The input has a block for each of the four ranks.
             (ReduceScatter, DType::BF16, Sum, m / 8, None),
             (
                 ReduceScatter,
@@ -256,7 +253,7 @@ mod tests {
             let call = call(collective, dtype, op, count);
             let choice = choose(&policy, &call, 4, false).unwrap();
             assert_eq!(choice.raw_reason, expected, "{call:?}");
-            assert_eq!(choice.codec.spec.is_lossy(), expected.is_none(), "{call:?}");
+            assert_eq!(choice.codec.is_lossy(), expected.is_none(), "{call:?}");
         }
         let sum = call(AllReduce, DType::F32, Sum, m);
         let choice = choose(&policy, &sum, 4, true).unwrap();
@@ -264,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn named_collectives_compress_and_the_others_do_not() {
+    fn policy_with_collectives_compresses_these_only() {
         let policy = policy(&[
             ("CINCH_CODEC", "linear8"),
             ("CINCH_CODEC_COLLECTIVES", "all_gather,send_recv"),
@@ -275,10 +272,10 @@ mod tests {
             (Collective::AllReduce, false),
             (Collective::Broadcast, false),
         ] {
-            // What moves is not reduced: the operation does not matter.
+            // The operator does not matter, because nothing is reduced.
             let call = call(collective, DType::F32, ReduceOp::Max, 1000);
             let choice = choose(&policy, &call, 4, false).unwrap();
-            assert_eq!(choice.codec.spec.is_lossy(), lossy, "{collective}");
+            assert_eq!(choice.codec.is_lossy(), lossy, "{collective}");
         }
         let pickles = call(Collective::AllGather, DType::U8, ReduceOp::Sum, 1 << 20);
         let choice = choose(&policy, &pickles, 4, false).unwrap();
@@ -286,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_decides_for_itself_unless_compression_is_off() {
+    fn call_names_its_codec_unless_compression_is_off() {
         let asking = |codec: &str, dtype, op| Call {
             codec: Some(codec.parse().unwrap()),
             ..call(Collective::Broadcast, dtype, op, 3)
@@ -296,7 +293,7 @@ mod tests {
         let off = policy(&[("CINCH_CODEC", "off")]);
         let call = asking("linear8", DType::F32, ReduceOp::Sum);
         for policy in [&exact, &lossy] {
-            // Neither size nor collective matter: it was asked for.
+            // Neither size nor collective matter where the call names the codec.
             let choice = choose(policy, &call, 4, false).unwrap();
             assert_eq!(choice.codec.to_string(), "linear8:block=256");
         }
@@ -329,13 +326,7 @@ mod tests {
             tensor: Some(7),
             ..asking("linear8:tensor=5", DType::F32, ReduceOp::Sum)
         };
-        assert!(
-            choose(&exact, &named, 4, false)
-                .unwrap()
-                .codec
-                .spec
-                .is_lossy()
-        );
+        assert!(choose(&exact, &named, 4, false).unwrap().codec.is_lossy());
         assert_eq!(
             choose(&exact, &Call { codec: None, ..raw }, 4, false)
                 .unwrap()

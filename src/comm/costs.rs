@@ -1,49 +1,48 @@
-//! Measuring what links and cores cost, when a communicator is made whose codec is left to the
-//! model of costs.
+//! Measurement of links and cores for a communicator whose codec is optional (`auto:`).
 
 use crate::bootstrap::{OutOfBandRef, PeerInfo};
 use crate::cpu::Isa;
 use crate::engine::HostEngine;
 use crate::error::Result;
 use crate::mem::UserBuffers;
-use crate::plan::{Affine, MeasuredCosts, Request};
-use crate::types::{CodecSpec, Collective, DType, Fused, ReduceOp};
+use crate::plan::{Affine, MeasuredCosts};
+use crate::types::{Call, CodecSetting, CodecSpec, Collective, DType, ResolvedCall};
 use std::time::Instant;
 
-/// Bytes of the smallest message, of a larger one, and of one that no longer fits the nearest
-/// caches and buffers, which is sent where the larger one was quick.
+/// Bytes of the timed messages. The largest no longer fits the nearest caches and buffers; it is sent
+/// only where the second was quick.
 const MESSAGES: [usize; 3] = [64, 32 << 10, 256 << 10];
 
-/// Seconds of a trip of the larger message below which it was quick: else the largest one would
-/// take more than a few milliseconds.
-const QUICK: f64 = 200e-6;
+/// Seconds of a trip of the second message below which the largest is sent: it takes a few
+/// milliseconds at most then.
+const QUICK_TRIP: f64 = 200e-6;
 
-/// Trips there and back of each size; the first brings both sides in step and does not count.
+/// Round trips of each size; the first brings both sides in step and does not count.
 const TRIPS: usize = 6;
 
-/// Measures this rank's core, which encodes with `spec` among others, and its link to a partner, and
-/// gives `engine` what all ranks agreed on. All ranks call it together, right after they have
-/// connected: it makes the same calls on both ranks of a pair and two exchanges on all.
+/// Measures this rank's core, with `spec` and the other codecs, and its link to a partner, and gives
+/// `engine` the costs on which all ranks agree. All ranks call it together, right after they have
+/// connected: both ranks of a pair send the same messages, and all ranks take part in two exchanges.
 ///
 /// # Errors
-/// What stops a message between two ranks; mismatch if a rank says no costs.
+/// Errors of a message between two ranks; mismatch if a rank sends no costs.
 pub(super) fn measure(
     exchange: &OutOfBandRef,
     spec: CodecSpec,
     engine: &mut HostEngine,
     isa: Isa,
 ) -> Result<()> {
-    // One after the other: cores are busy with codecs while no message is timed.
+    // The barrier keeps codecs from running on a core while messages are timed on another.
     let core = MeasuredCosts::of_core(Affine::default(), spec, isa)?;
     exchange.barrier()?;
     let send = link(exchange, engine)?;
-    let said = exchange.all_gather(&MeasuredCosts { send, ..core }.to_bytes())?;
-    engine.set_costs(MeasuredCosts::agreed(&said)?);
+    let parts = exchange.all_gather(&MeasuredCosts { send, ..core }.to_bytes())?;
+    engine.set_costs(MeasuredCosts::agreed(&parts)?);
     Ok(())
 }
 
-/// What a message to the partner costs. Zero on the second of a pair, which answers only, and on
-/// a rank without a partner: the largest of all ranks counts.
+/// Measures a message to the partner. Returns zero on the second rank of a pair and on a rank without
+/// a partner: the largest cost of all ranks counts.
 fn link(exchange: &OutOfBandRef, engine: &mut HostEngine) -> Result<Affine> {
     let rank = exchange.rank();
     let Some((first, second)) = pairs(exchange.peers())
@@ -52,8 +51,8 @@ fn link(exchange: &OutOfBandRef, engine: &mut HostEngine) -> Result<Affine> {
     else {
         return Ok(Affine::default());
     };
-    let mut trips = |bytes: usize, trips: usize, mark: u8| -> Result<(f64, u8)> {
-        let mut buffer = vec![mark; bytes];
+    let mut trips = |bytes: usize, trips: usize, content: u8| -> Result<(f64, u8)> {
+        let mut buffer = vec![content; bytes];
         let mut shortest = f64::INFINITY;
         for trip in 0..trips {
             let start = Instant::now();
@@ -74,8 +73,8 @@ fn link(exchange: &OutOfBandRef, engine: &mut HostEngine) -> Result<Affine> {
     let [small, large, largest] = MESSAGES;
     let short = (small, trips(small, TRIPS, 0)?.0);
     let mut long = (large, trips(large, TRIPS, 0)?.0);
-    // The first of the pair decides for both, and says so in what it sends.
-    let quick = u8::from(rank == first && long.1 < QUICK);
+    // The first rank of the pair decides for both, in the content of its message.
+    let quick = u8::from(rank == first && long.1 < QUICK_TRIP);
     if trips(small, 1, quick)?.1 == 1 {
         long = (largest, trips(largest, TRIPS, 0)?.0);
     }
@@ -85,8 +84,8 @@ fn link(exchange: &OutOfBandRef, engine: &mut HostEngine) -> Result<Affine> {
     Ok(Affine::through(short, long))
 }
 
-/// Disjoint pairs of ranks that all ranks know alike: on different hosts as far as each host has
-/// no more than half of all ranks, because the slowest link is the one to know.
+/// Returns disjoint pairs of ranks, equal on all ranks. Pairs are on different hosts as far as no host
+/// has more than half of all ranks, because the slowest link decides.
 fn pairs(peers: &[PeerInfo]) -> Vec<(usize, usize)> {
     let mut by_host: Vec<(usize, usize)> = peers
         .iter()
@@ -102,22 +101,13 @@ fn pairs(peers: &[PeerInfo]) -> Vec<(usize, usize)> {
         .collect()
 }
 
-fn message(from: usize, to: usize, bytes: usize) -> Request {
-    Request {
-        collective: Collective::SendRecv,
-        dtype: DType::U8,
-        op: ReduceOp::Sum,
-        count: bytes,
+fn message(from: usize, to: usize, bytes: usize) -> ResolvedCall {
+    let call = Call {
         root: from,
         peer: to,
-        codec: CodecSpec::RAW,
-        intra: CodecSpec::RAW,
-        auto: false,
-        algorithm: None,
-        tensor: None,
-        feedback: None,
-        fused: Fused::ALONE,
-    }
+        ..Call::new(Collective::SendRecv, DType::U8, bytes)
+    };
+    call.resolve(CodecSetting::RAW)
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ fn data(rank: usize) -> Vec<f32> {
     (0..COUNT).map(value).collect()
 }
 
-/// What the ranks make of sums of all codecs, by themselves and in a group. Rank 1 calls with the
+/// Returns the ranks' sums by all codecs, alone and in a group. Rank 1 calls with the
 /// arithmetic of `word`.
 fn sums(word: Option<u32>) -> Vec<Vec<Vec<u32>>> {
     local_world(RANKS, &Config::default(), |comm| {
@@ -49,7 +49,7 @@ fn sums(word: Option<u32>) -> Vec<Vec<Vec<u32>>> {
 fn call(codec: CodecSpec, algorithm: Algorithm) -> Call {
     Call {
         op: ReduceOp::Avg,
-        codec: Some(codec),
+        codec: Some(codec.into()),
         algorithm: Some(algorithm),
         ..Call::new(Collective::AllReduce, DType::F32, COUNT)
     }

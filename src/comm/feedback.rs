@@ -1,18 +1,18 @@
-//! Residuals of error feedback, which a communicator owns.
+//! Residuals of error feedback: export, import and rescaling.
 
 use super::{Communicator, DeviceState};
-use crate::adapt::Feedback;
+use crate::codec::feedback::Feedback;
 use crate::cpu::FloatEnvironment;
 use crate::error::Result;
 
 impl Communicator {
-    /// This rank's residuals of error feedback, to be stored with a checkpoint. See
-    /// [`super::Call::feedback`].
+    /// Exports this rank's residuals of error feedback ([`super::Call::feedback`]), to be stored with a
+    /// checkpoint.
     ///
     /// # Errors
-    /// Internal if an earlier call panicked. A communicator that failed still has the residuals of
-    /// its calls that succeeded, but for the tensor of the call that failed. On a GPU, here and
-    /// below: timeout if calls that were launched do not end; those of the driver.
+    /// Internal if an earlier call panicked. On a GPU: timeout if queued calls do not end; errors of the
+    /// driver. A failed communicator still has the residuals of its successful calls, without the tensor
+    /// of the call that failed.
     pub fn export_residuals(&self) -> Result<Vec<u8>> {
         let (rank, nranks) = (self.rank(), self.nranks());
         Ok(match &self.state {
@@ -21,12 +21,13 @@ impl Communicator {
         })
     }
 
-    /// Puts residuals that [`Communicator::export_residuals`] gave in the place of all present
-    /// ones. They must be of this rank of as many. Those that the first call of their tensor has no
-    /// use for, as it has another count, cut, operator or type, are dropped then; the log says so.
+    /// Replaces all residuals by exported ones ([`Communicator::export_residuals`]) of this rank in a
+    /// communicator of as many ranks. The first call of a tensor drops residuals of another count, cut,
+    /// operator or type, with a line in the log.
     ///
     /// # Errors
-    /// Invalid argument if they are not, or are damaged; nothing changes.
+    /// Invalid argument if the residuals are of another rank or damaged; nothing changes. On a GPU as
+    /// for the export.
     pub fn import_residuals(&self, bytes: &[u8]) -> Result<()> {
         let feedback = Feedback::import(bytes, self.rank(), self.nranks())?;
         match &self.state {
@@ -39,9 +40,9 @@ impl Communicator {
         }
     }
 
-    /// Multiplies this rank's residuals by `factor`: new over old scale of the loss, where scaled
-    /// gradients are summed ([`crate::adapt::Verdict::rescale`]). Those on a GPU go by way of the
-    /// host.
+    /// Multiplies this rank's residuals by `factor`: the new over the old loss scale, where scaled
+    /// gradients are summed ([`crate::training::Verdict::rescale`]). Residuals on a GPU are copied to the
+    /// host and back.
     ///
     /// # Errors
     /// Invalid argument if the factor is negative or not finite.
@@ -58,7 +59,7 @@ impl Communicator {
         }
     }
 
-    /// Forgets this rank's residuals of one tensor, or all of them.
+    /// Drops this rank's residuals of one tensor, or of all tensors.
     ///
     /// # Errors
     /// Internal if an earlier call panicked.

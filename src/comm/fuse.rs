@@ -1,74 +1,77 @@
-//! Small all_reduces of a group as one: a message costs what it costs however short it is, so
-//! that tensors which travel together pay once.
+//! Small all_reduces of a group, fused into one: short messages cost the same whatever their size, so
+//! fused tensors pay that cost once.
 //!
-//! Calls are taken together by what all ranks know alike and nothing else: collective, type,
-//! operator, codec, algorithm and count, in the order of the calls. Left alone are a pre-multiplied
-//! sum, whose factor is each rank's own; and calls that keep scales or residuals for their tensor.
+//! Ranks fuse alike, because they decide by collective, type, operator, codec, algorithm and count, in
+//! the order of the calls. Pre-multiplied sums are not fused, because each rank has its own factor;
+//! nor are calls that keep scales or residuals for their tensor.
 //!
-//! The inputs are read when the calls' turn comes, and the outputs written before that of the next:
-//! towards all other calls a fused is one of them. Only its own calls must not depend on each other.
+//! A fused call reads the inputs of its members when it starts, and writes their outputs when it ends.
+//! So members must not depend on each other; calls before and behind may depend on them.
 //!
-//! Each tensor begins at a multiple of the granule of the codecs on all levels, with its last element
-//! repeated up to there. So no block has elements of two tensors, and what fills the last block changes
-//! neither its smallest nor its largest element. Where a codec goes by more than these, only tensors of
-//! whole blocks are taken. The sum is formed as for any call of that length: where arithmetic is exact
-//! the bits are those of separate calls, elsewhere the last ones may differ, because another rank may
-//! own an element and add its own part first, or a codec draw the numbers of another range.
+//! Each tensor begins at a multiple of the granule of the codecs of both levels. Its last element is
+//! repeated up to the next tensor, so that no block has elements of two tensors and no block gets
+//! another smallest or largest element. A codec that depends on more than these fuses only tensors of
+//! whole blocks.
+//!
+//! The sum is formed as for any call of the total length. Exact arithmetic gives the bits of separate
+//! calls. Other arithmetic may differ in the last bits: another rank may own an element and add its
+//! own part first, or a codec may draw the random numbers of another range.
 
 use super::{Call, Communicator, Report};
 use crate::codec::{self, EncodeStats};
 use crate::cpu::Isa;
 use crate::error::{Error, Result};
 use crate::mem::UserBuffers;
-use crate::plan::{self, Request};
+use crate::plan;
 use crate::reduce::{Reducer, Tile};
-use crate::types::{CodecChoice, Collective, DType, Fused, ReduceOp};
+use crate::types::{CodecSetting, Collective, DType, Fused, ReduceOp, ResolvedCall};
 use std::ops::Range;
 
-/// Most bytes that travel as one. More of them gain nothing: the work is in the bytes by then.
+/// Most bytes of a fused call. Larger calls gain nothing, because their bytes cost more than their
+/// messages.
 const MAX_FUSED_BYTES: usize = 1 << 20;
 
-/// Fused calls whose memory a communicator keeps for the next group.
+/// Buffers of fused calls that a communicator keeps for its next group.
 const MAX_SPARE_BUFFERS: usize = 2;
 
-/// Small calls that travel as one.
+/// Small calls that run as one.
 #[derive(Debug)]
 pub(super) struct FusedCall {
-    /// Which calls of the group, in order.
+    /// Indices of the members in the group, in order.
     pub members: Vec<usize>,
-    /// Where the elements of each are.
+    /// Elements of each member in the fused call.
     ranges: Vec<Range<usize>>,
     dtype: DType,
-    codec: CodecChoice,
+    codec: CodecSetting,
     rules: FusionRules,
-    /// What is known of each member's input, once it was gathered: what an encode pass would have
-    /// learnt, were it alone. Empty if nothing is to be learnt.
+    /// Statistics of each member's input, as its own encode pass would have taken them; empty until
+    /// the inputs are gathered, and where nothing is encoded.
     inputs: Vec<EncodeStats>,
 }
 
-/// What the codecs of both levels need of tensors that travel together.
+/// The needs of the codecs of both levels.
 #[derive(Clone, Copy, Debug)]
 struct FusionRules {
-    /// At multiples of how many elements tensors begin.
+    /// Tensors begin at multiples of this many elements.
     granule: usize,
-    /// Of how many elements their counts are multiples.
+    /// Counts are multiples of this many elements.
     whole: usize,
-    /// Whether there are blocks, so that what fills the last one matters.
+    /// Whether a codec has blocks, so that the filling of the last block matters.
     has_blocks: bool,
-    /// Largest magnitude that saturates in none of them; `None` where nothing is encoded.
+    /// Largest magnitude that saturates in no codec; `None` where nothing is encoded.
     largest: Option<f64>,
 }
 
 impl FusionRules {
-    fn of(dtype: DType, codec: CodecChoice) -> Result<FusionRules> {
+    fn of(dtype: DType, codec: CodecSetting) -> Result<FusionRules> {
         let mut rules = FusionRules {
             granule: plan::granule(dtype, None),
             whole: 1,
             has_blocks: false,
             largest: None,
         };
-        // Which of them a call uses is known when it is planned, by its padded length.
-        for spec in [codec.spec, codec.intra.unwrap_or(codec.spec)] {
+        // Planning selects the algorithm, and so the codecs, by the padded length: both count here.
+        for spec in [codec.inter, codec.intra] {
             let Some(codec) = codec::build(spec, Isa::Scalar)? else {
                 continue;
             };
@@ -85,13 +88,13 @@ impl FusionRules {
     }
 }
 
-/// What is the same for calls that travel together.
-fn alike(a: (&Call, CodecChoice), b: (&Call, CodecChoice)) -> bool {
-    let key = |(call, codec): (&Call, CodecChoice)| (call.dtype, call.op, codec, call.algorithm);
+/// Returns whether two calls may be fused.
+fn alike(a: (&Call, CodecSetting), b: (&Call, CodecSetting)) -> bool {
+    let key = |(call, codec): (&Call, CodecSetting)| (call.dtype, call.op, codec, call.algorithm);
     key(a) == key(b)
 }
 
-/// Whether a call may travel with others, up to `bytes` of it.
+/// Returns whether a call of at most `bytes` may be fused at all.
 fn is_small(call: &Call, bytes: usize) -> bool {
     call.collective == Collective::AllReduce
         && !matches!(call.op, ReduceOp::PreMulSum(_))
@@ -100,19 +103,19 @@ fn is_small(call: &Call, bytes: usize) -> bool {
         && call.count <= bytes / call.dtype.size()
 }
 
-/// Finds calls of `comm` that travel together. `calls` are all its calls of a group in order, each
-/// with its number in the group.
+/// Finds the calls of `comm` that are fused. `calls` are all its calls of a group in order, each with
+/// its index in the group.
 ///
 /// # Errors
 /// Invalid argument if a codec has impossible parameters.
 pub(super) fn fused_calls(
     comm: &Communicator,
-    calls: &[(usize, &Call, CodecChoice)],
+    calls: &[(usize, &Call, CodecSetting)],
 ) -> Result<Vec<FusedCall>> {
     let bytes = comm.config.fuse_bytes;
     let mut calls_fused: Vec<FusedCall> = Vec::new();
-    // The call before, and whether the last fused is open for the next one.
-    let mut open: Option<(&Call, CodecChoice)> = None;
+    // The call before, if the last fused call is open for the next call.
+    let mut open: Option<(&Call, CodecSetting)> = None;
     for &(index, call, codec) in calls {
         if bytes == 0 || !is_small(call, bytes) {
             open = None;
@@ -138,7 +141,7 @@ pub(super) fn fused_calls(
 }
 
 impl FusedCall {
-    fn new(dtype: DType, codec: CodecChoice) -> Result<FusedCall> {
+    fn new(dtype: DType, codec: CodecSetting) -> Result<FusedCall> {
         Ok(FusedCall {
             members: Vec::new(),
             ranges: Vec::new(),
@@ -149,13 +152,13 @@ impl FusedCall {
         })
     }
 
-    /// Elements, filling included.
+    /// Returns the elements, with the filling.
     fn count(&self) -> usize {
         let end = self.ranges.last().map_or(0, |range| range.end);
         end.next_multiple_of(self.rules.granule)
     }
 
-    /// Takes one more call, unless it no longer fits, or its last block may not be filled.
+    /// Adds a call, unless it no longer fits or its last block must not be filled.
     fn try_add(&mut self, index: usize, call: &Call) -> bool {
         if !call.count.is_multiple_of(self.rules.whole) {
             return false;
@@ -170,27 +173,26 @@ impl FusedCall {
         true
     }
 
-    /// The call that stands for all: one of them, as long as all together.
-    pub(super) fn request(&self, one: &Call) -> Request {
-        Request {
+    /// Resolves the call that stands for all members: like `one`, with their total length.
+    pub(super) fn resolve(&self, one: &Call) -> ResolvedCall {
+        ResolvedCall {
             count: self.count(),
             fused: Fused::of(self.ranges.iter().map(Range::len)),
-            ..one.request(self.codec)
+            ..one.resolve(self.codec)
         }
     }
 
-    /// The call of the group whose range they take.
+    /// Returns the index of the first member, in whose place the fused call runs.
     pub(super) fn first(&self) -> usize {
         self.members.first().copied().unwrap_or(usize::MAX)
     }
 
-    /// Bytes of the call that stands for all.
+    /// Returns the bytes of the fused call.
     pub(super) fn bytes(&self) -> usize {
         self.count() * self.dtype.size()
     }
 
-    /// Copies all inputs together, and takes note of them. `inputs` are those of the members, in
-    /// order.
+    /// Copies the inputs of the members, in order, into `memory`, and takes their statistics.
     pub(super) fn gather<'b>(
         &mut self,
         inputs: impl Iterator<Item = &'b UserBuffers<'b>>,
@@ -202,7 +204,7 @@ impl FusedCall {
             input.read_input(0, &mut memory[from..to]);
             let filled = range.end.next_multiple_of(self.rules.granule) * size;
             if !self.rules.has_blocks {
-                // Nothing that could saturate, and be counted.
+                // Zeros do not saturate, so the statistics do not count them.
                 memory[to..filled].fill(0);
                 continue;
             }
@@ -214,7 +216,7 @@ impl FusedCall {
         Ok(())
     }
 
-    /// Copies a member's part of the result in `all` to its output.
+    /// Copies a member's part of the result `all` to the member's output.
     pub(super) fn scatter(
         &self,
         member: usize,
@@ -226,6 +228,7 @@ impl FusedCall {
         output.write_output(0, all.output(range.start * size, range.len() * size));
     }
 
+    /// Takes the statistics of each member's input.
     fn look(&self, memory: &[u8]) -> Result<Vec<EncodeStats>> {
         let Some(largest) = self.rules.largest else {
             return Ok(Vec::new());
@@ -242,15 +245,14 @@ impl FusedCall {
         Ok(looks.collect())
     }
 
-    /// The members' reports from that of the call that stood for all: each has its share of the
-    /// bytes, the first one what cannot be shared.
+    /// Divides the report of the fused call among its members. The first member has the bytes that do
+    /// not divide evenly.
     pub(super) fn reports(&self, all: &Report) -> Vec<Report> {
         let count = self.count().max(1) as u64;
         let share = |bytes: u64, range: &Range<usize>| {
             let filled = range.len().next_multiple_of(self.rules.granule) as u64;
             bytes * filled / count
         };
-        // What is left over goes to the first member.
         let of = |bytes: u64, member: usize| {
             let shared = || {
                 self.ranges
@@ -273,14 +275,13 @@ impl FusedCall {
         reports.collect()
     }
 
-    /// What is known of each member's input, with as many saturated elements as were counted in
-    /// `all`. That counts sums too, of which nobody knows whose they are: they go to the member with
-    /// the largest elements.
+    /// Returns the statistics of each member's input, with as many saturated elements as `all` counts.
+    /// Saturated sums cannot be assigned to a member; the member with the largest elements has them.
     fn saturated_as(&self, all: &EncodeStats) -> Vec<EncodeStats> {
         let mut inputs = self.inputs.clone();
         let mut left = all.saturated;
         for input in &mut inputs {
-            // What this rank had to add to a sum, and did not encode by itself, did not saturate.
+            // Inputs that this rank added to a sum instead of encoding them did not saturate.
             input.saturated = input.saturated.min(left);
             left -= input.saturated;
         }
@@ -294,14 +295,14 @@ impl FusedCall {
     }
 }
 
-/// Refuses calls that travel as one although one writes what another reads or writes: all inputs
-/// are read before any output is there. Each call has its number in the group, and the addresses
-/// of its input and of its output.
+/// Refuses a fused call in which a member writes memory that another member reads or writes, because
+/// all inputs are read before any output is written. Each member has its index in the group, and the
+/// addresses of its input and output.
 ///
 /// # Errors
-/// Invalid argument, naming both calls by their numbers in the group.
+/// Invalid argument, naming both calls by their indices in the group.
 pub(super) fn check_apart(members: impl Iterator<Item = (usize, [Range<usize>; 2])>) -> Result<()> {
-    // Start, end, call, and whether it is written.
+    // Start, end, index of the call, and whether the call writes the range.
     let mut ranges: Vec<(usize, usize, usize, bool)> = Vec::new();
     for (index, [input, output]) in members {
         ranges.push((input.start, input.end, index, false));
@@ -325,7 +326,7 @@ pub(super) fn check_apart(members: impl Iterator<Item = (usize, [Range<usize>; 2
 }
 
 impl Communicator {
-    /// Memory for a fused call.
+    /// Returns memory for a fused call.
     pub(super) fn take_fuse_buffer(&self, bytes: usize) -> Vec<u8> {
         let spare = self
             .spare_buffers
@@ -337,7 +338,7 @@ impl Communicator {
         memory
     }
 
-    /// Keeps it for the next group.
+    /// Keeps the memory of a fused call for the next group.
     pub(super) fn keep_fuse_buffer(&self, memory: Vec<u8>) {
         if let Ok(mut spare) = self.spare_buffers.lock()
             && spare.len() < MAX_SPARE_BUFFERS
@@ -356,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn only_small_sums_without_state_travel_together() {
+    fn small_sum_without_state_is_fused() {
         let small = all_reduce(1024);
         assert!(is_small(&small, 4096));
         assert!(!is_small(&all_reduce(1025), 4096));
@@ -381,15 +382,15 @@ mod tests {
     }
 
     #[test]
-    fn tensors_begin_at_whole_blocks_and_parcels_end() {
-        let codec: CodecChoice = "linear8:block=64".parse().unwrap();
+    fn fused_tensor_begins_at_a_whole_block() {
+        let codec: CodecSetting = "linear8:block=64".parse().unwrap();
         let mut fused = FusedCall::new(DType::F32, codec).unwrap();
         for (index, count) in [100, 64, 1].into_iter().enumerate() {
             assert!(fused.try_add(index, &all_reduce(count)));
         }
         assert_eq!(fused.ranges, [0..100, 128..192, 192..193]);
         assert_eq!(
-            (fused.count(), fused.request(&all_reduce(1)).count),
+            (fused.count(), fused.resolve(&all_reduce(1)).count),
             (256, 256)
         );
         let mut taken = 0;
@@ -407,8 +408,7 @@ mod tests {
             fused.try_add(0, &all_reduce(count));
         }
         let all = Report {
-            codec: crate::types::CodecSpec::RAW,
-            intra: crate::types::CodecSpec::RAW,
+            codec: CodecSetting::RAW,
             algorithm: crate::types::Algorithm::Direct,
             transport: None,
             channels: 1,
@@ -431,8 +431,8 @@ mod tests {
     }
 
     #[test]
-    fn what_one_writes_no_other_uses() {
-        // Input at a, output at b, each of 8 bytes.
+    fn member_that_writes_what_another_uses_is_refused() {
+        // Pairs are the addresses of input and output, each of 8 bytes.
         let check = |calls: &[(usize, usize)]| {
             let ranges = calls.iter().map(|&(a, b)| [a..a + 8, b..b + 8]);
             check_apart(ranges.enumerate())

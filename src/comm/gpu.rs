@@ -6,23 +6,23 @@ use super::{Call, CommInfo, Communicator, DeviceState, PanicGuard, Report};
 use crate::bootstrap::OutOfBandRef;
 use crate::config::{CodecPolicy, Config, TuningChoice};
 use crate::cpu::{FloatEnvironment, Isa};
-use crate::engine::gpu::device;
 use crate::engine::gpu::kernels::{self, Kernels};
 use crate::engine::gpu::{
-    Admitted, Connections, GpuCall, GpuEngine, Parts, SampleWindows, Sampled,
+    Admitted, Connections, EngineParts, GpuCall, GpuEngine, SampleWindows, Sampled, is_capturing,
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::Context;
+use crate::gpu::abi::Protocol;
+use crate::gpu::select;
 use crate::gpu_links::{self, GpuLinks, PeerPath};
 use crate::mem::DeviceBuffers;
-use crate::mem::abi::Protocol;
 use crate::plan::{KernelVariant, Resident, Site, Table, Tuning, links};
 use crate::schedule::Hosts;
 use crate::sync::Fault;
 use crate::sys::fork_safe::First;
 use crate::sys::log::{self, Level};
 use crate::transport::ConnectContext;
-use crate::types::{Collective, DType, ReduceOp, Scalar};
+use crate::types::{CodecSetting, Collective, DType, ReduceOp, Scalar};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
@@ -31,20 +31,20 @@ use std::time::Duration;
 pub(super) struct GpuState {
     context: Arc<Context>,
     engine: Mutex<GpuEngine>,
-    /// For samples of coded sums, if there are to be any. Behind the engine, whose kernels use it.
+    /// Windows of coded sums, if samples are taken. Declared behind the engine, whose kernels use them.
     slices: Option<SampleWindows>,
 }
 
-/// Calls that were admitted, and are queued one behind the other.
+/// Admitted calls that are queued one behind the other.
 #[derive(Debug)]
 pub(super) enum AdmittedPart<'b> {
     Plain(Vec<GpuCall<'b>>, Admitted),
-    /// A coded sum with what it is compared with.
+    /// A coded sum and the exact sum of its window.
     Sampled(Sampled<'b>),
 }
 
 impl Drop for GpuState {
-    /// As the engine leaves its memory to a kernel that does not end, so must what goes with it.
+    /// Leaves the windows to a kernel that does not end, as the engine leaves its memory.
     fn drop(&mut self) {
         let engine = self.engine.get_mut();
         let engine = engine.unwrap_or_else(PoisonError::into_inner);
@@ -61,7 +61,7 @@ impl GpuState {
         })
     }
 
-    /// The engine, whether or not a call has panicked; none while one is being made.
+    /// Locks the engine, even if a call has panicked; `None` while a call is being made.
     fn engine_between_calls(&self) -> Option<MutexGuard<'_, GpuEngine>> {
         match self.engine.try_lock() {
             Ok(engine) => Some(engine),
@@ -75,8 +75,8 @@ impl GpuState {
             .is_some_and(|engine| self.is_over(&engine))
     }
 
-    /// Whether nothing runs that was queued. Where the context has failed or the driver has ended, nothing
-    /// runs any more.
+    /// Returns whether all queued calls have ended. They have if the context has failed or the driver
+    /// has ended.
     pub(super) fn is_over(&self, engine: &GpuEngine) -> bool {
         let waited = engine.wait(Duration::ZERO);
         let runs = waited.is_err_and(|error| error.kind() == ErrorKind::Timeout);
@@ -90,7 +90,7 @@ impl GpuState {
     }
 
     pub(super) fn is_mapped_by_peers(&self) -> bool {
-        // Whoever makes a call has it.
+        // A rank that makes a call maps its peers.
         self.engine_between_calls()
             .is_none_or(|engine| engine.is_mapped_by_peers())
     }
@@ -105,7 +105,7 @@ impl GpuState {
     }
 }
 
-/// Connects this rank's GPU with those of all others. All ranks call it together.
+/// Connects this rank's GPU with the GPUs of all other ranks. All ranks call it together.
 pub(super) fn connect(
     exchange: &OutOfBandRef,
     fault: &Arc<Fault>,
@@ -114,7 +114,7 @@ pub(super) fn connect(
     isa: Isa,
     table: Option<Arc<Table>>,
 ) -> Result<(CommInfo, GpuState)> {
-    // Told to the others, so that they do not wait for a rank that cannot come.
+    // Announced, so that the other ranks do not wait for a rank that cannot connect.
     try_connect(exchange, fault, config, policy, isa, table)
         .inspect_err(|error| exchange.announce(error))
 }
@@ -128,17 +128,17 @@ fn try_connect(
     table: Option<Arc<Table>>,
 ) -> Result<(CommInfo, GpuState)> {
     let default = Call::new(Collective::AllReduce, DType::F32, 1);
-    kernels::check(&default.request(policy.codec))
+    kernels::check(&default.resolve(policy.codec))
         .map_err(|error| error.context(format!("the codec of this communicator ({policy})")))?;
     if let Some(why) = without_effect(config) {
-        static SAID: First<()> = First::new();
-        if SAID.give(()) {
+        static WARNED: First<()> = First::new();
+        if WARNED.give(()) {
             log::line(Level::Warn, format_args!("{why}"));
         }
     }
     let hosts = Hosts::new(exchange.peers().iter().map(|peer| peer.host_id));
     refuse_codec_by_level(&hosts, policy)?;
-    let context = device::open(config.device)?;
+    let context = select::open(config.device)?;
     let kernels = Kernels::of(&context)?;
     let whole = kernels.resident()?;
     let connecting = ConnectContext {
@@ -161,7 +161,7 @@ fn try_connect(
     let own = site(&context, &info, exchange.peers().len());
     let tuning = tuning(exchange, config, own, table)?;
     log::line(Level::Info, format_args!("kernels are chosen by {tuning}"));
-    let parts = Parts {
+    let parts = EngineParts {
         context: context.clone(),
         kernels,
         wiring: Arc::new(links),
@@ -177,8 +177,8 @@ fn try_connect(
         0 => None,
         _ => Some(SampleWindows::new(&context, config.init_timeout)?),
     };
-    // What a rank still allocates may wait for the kernels of another rank on its GPU, which may
-    // wait for this rank: nobody launches before all have what they need.
+    // An allocation may wait for kernels of another rank on the GPU, and these for this rank: no rank
+    // launches before all ranks have allocated.
     exchange.barrier()?;
     let state = GpuState {
         context,
@@ -188,10 +188,13 @@ fn try_connect(
     Ok((info, state))
 }
 
-/// What was set and means nothing to buffers on GPUs.
+/// Returns a warning about settings without effect on GPUs.
 fn without_effect(config: &Config) -> Option<String> {
     let names = ["CINCH_SLOT_BYTES", "CINCH_SLOTS"];
-    let set: Vec<&str> = names.into_iter().filter(|name| config.says(name)).collect();
+    let set: Vec<&str> = names
+        .into_iter()
+        .filter(|name| config.is_set(name))
+        .collect();
     (!set.is_empty()).then(|| {
         format!(
             "without effect on buffers on GPUs, whose slots are as large as CINCH_BUFFER_BYTES lets \
@@ -201,39 +204,40 @@ fn without_effect(config: &Config) -> Option<String> {
     })
 }
 
-/// Blocks that each rank may have resident at once, where a GPU holds `whole`: the ranks of a GPU
-/// share its multiprocessors, and the least of all ranks counts for all, since their channels must be
-/// as many. Half is left to what else runs there, another communicator's calls for one: kernels that
-/// wait for each other across GPUs must not keep one another out. A rank that is alone on its GPU may
-/// have more than that if more channels were `asked` for, and no more than these.
+/// Computes the blocks that each rank may have resident at once, where a GPU holds `whole`.
+///
+/// Ranks of one GPU share its multiprocessors, and the least of all ranks counts, because all ranks
+/// have equally many channels. Half of the GPU is left to other kernels, such as another
+/// communicator's: kernels that wait for each other across GPUs must not keep each other from
+/// starting. A rank alone on its GPU may have up to `asked` channels beyond that half.
 fn resident(
     exchange: &OutOfBandRef,
     context: &Context,
     whole: Resident,
     asked: Option<usize>,
 ) -> Result<Resident> {
-    let mut said = context.device().uuid.to_vec();
+    let mut part = context.device().uuid.to_vec();
     for blocks in [whole.channels, whole.fused] {
-        said.extend((blocks as u32).to_le_bytes());
+        part.extend((blocks as u32).to_le_bytes());
     }
-    let all = exchange.all_gather(&said)?;
-    let mut seats = Vec::with_capacity(all.len());
-    for (seat, peer) in all.iter().zip(exchange.peers()) {
+    let all = exchange.all_gather(&part)?;
+    let mut gpus = Vec::with_capacity(all.len());
+    for (part, peer) in all.iter().zip(exchange.peers()) {
         let foreign = || {
             let text = format!("{peer} described its GPU in another format: use one version");
             Error::new(ErrorKind::Mismatch, text)
         };
-        let (uuid, blocks) = seat.split_at_checked(16).ok_or_else(foreign)?;
+        let (uuid, blocks) = part.split_at_checked(16).ok_or_else(foreign)?;
         let blocks: [u8; 8] = blocks.try_into().map_err(|_| foreign())?;
         let [channels, fused] = [0, 4].map(|at| {
             let bytes = [0, 1, 2, 3].map(|byte| blocks[at + byte]);
             u32::from_le_bytes(bytes) as usize
         });
-        seats.push((uuid, Resident { channels, fused }));
+        gpus.push((uuid, Resident { channels, fused }));
     }
-    let crowd = |uuid: &[u8]| seats.iter().filter(|(other, _)| *other == uuid).count();
+    let ranks_on = |uuid: &[u8]| gpus.iter().filter(|(other, _)| *other == uuid).count();
     let least = |blocks: fn(&Resident) -> usize| {
-        let shares = seats.iter().map(|(uuid, whole)| match crowd(uuid) {
+        let shares = gpus.iter().map(|(uuid, whole)| match ranks_on(uuid) {
             1 => blocks(whole).min(asked.unwrap_or(0).max(blocks(whole) / 2)),
             ranks => blocks(whole) / 2 / ranks,
         });
@@ -253,21 +257,21 @@ fn resident(
             format!(
                 "{} ranks share a GPU, whose multiprocessors hold too few channels for all of them \
                  at once; start fewer ranks on each GPU",
-                seats.iter().map(|(uuid, _)| crowd(uuid)).max().unwrap_or(0)
+                gpus.iter()
+                    .map(|(uuid, _)| ranks_on(uuid))
+                    .max()
+                    .unwrap_or(0)
             ),
         )),
     }
 }
 
-/// A kernel has one codec for all of a call. On one host there is one level.
+/// Refuses a codec by level on several hosts, because a kernel has one codec for all of a call.
 fn refuse_codec_by_level(hosts: &Hosts, policy: &CodecPolicy) -> Result<()> {
-    let inter = policy.codec.spec;
-    let Some(intra) = policy.codec.intra.filter(|&intra| intra != inter) else {
-        return Ok(());
-    };
-    if hosts.count() == 1 {
+    if hosts.count() == 1 || !policy.codec.is_by_level() {
         return Ok(());
     }
+    let CodecSetting { intra, inter, .. } = policy.codec;
     Err(Error::new(
         ErrorKind::Unsupported,
         format!(
@@ -277,7 +281,7 @@ fn refuse_codec_by_level(hosts: &Hosts, policy: &CodecPolicy) -> Result<()> {
     ))
 }
 
-/// This rank's GPU and its links, as tuning tables name them.
+/// Returns this rank's GPU and its links as tuning tables name them.
 fn site(context: &Context, info: &CommInfo, ranks: usize) -> Site {
     Site {
         gpu: context.device().name.clone(),
@@ -286,7 +290,7 @@ fn site(context: &Context, info: &CommInfo, ranks: usize) -> Site {
     }
 }
 
-/// Where measured choices come from: the same on all ranks, from what all said.
+/// Chooses the source of measured choices, from the sites of all ranks and equal on all ranks.
 fn tuning(
     exchange: &OutOfBandRef,
     config: &Config,
@@ -297,15 +301,15 @@ fn tuning(
     let bounded =
         config.gpu_channels.is_some() || config.gpu_channels_for(1) < Config::GPU_CHANNELS;
     let channels = if bounded { "1" } else { "" };
-    let said = [own.gpu.as_str(), &own.links, channels].join("\0");
+    let part = [own.gpu.as_str(), &own.links, channels].join("\0");
     let mut sites = Vec::with_capacity(ranks);
     let mut asked = false;
-    for (said, peer) in exchange
-        .all_gather(said.as_bytes())?
+    for (part, peer) in exchange
+        .all_gather(part.as_bytes())?
         .iter()
         .zip(exchange.peers())
     {
-        let words: Vec<&str> = std::str::from_utf8(said)
+        let words: Vec<&str> = std::str::from_utf8(part)
             .map(|text| text.split('\0').collect())
             .unwrap_or_default();
         let [gpu, links, channels] = words[..] else {
@@ -332,7 +336,8 @@ fn tuning(
     })
 }
 
-/// GPUs without peer access have host memory between them, and nothing else in this version.
+/// Refuses pinned host memory between GPUs under `CINCH_SHM_DISABLE=1`; GPUs without peer access have
+/// no other path.
 fn refuse_pinned(exchange: &OutOfBandRef, links: &GpuLinks) -> Result<()> {
     for (path, peer) in links.paths.iter().zip(exchange.peers()) {
         if let Some(PeerPath::PinnedHost { reason }) = path {
@@ -367,7 +372,7 @@ fn info(links: &GpuLinks, hosts: Hosts) -> CommInfo {
 }
 
 impl Communicator {
-    /// The GPU that the communicator's buffers are on; `None` if they are in host memory.
+    /// Returns the GPU of the communicator's buffers; `None` if they are in host memory.
     pub fn gpu(&self) -> Option<&Arc<Context>> {
         match &self.state {
             DeviceState::Host(_) => None,
@@ -375,19 +380,18 @@ impl Communicator {
         }
     }
 
-    /// Queues one call on the buffers' stream, and returns before it has run: what comes later in
-    /// the stream comes after it. What goes wrong then is the communicator's
-    /// [`Communicator::async_error`].
+    /// Queues one call on the buffers' stream and returns before it has run. Later work of the stream
+    /// runs after it. Later failures are the communicator's [`Communicator::async_error`].
     ///
-    /// Calls of one communicator run in the order in which they are made, whatever their streams.
-    /// A stream that is being captured records the call; the graph may be launched any number of
-    /// times while the communicator lives. A launch of it takes its place among the communicator's
-    /// calls, unless `CINCH_GRAPH_MIXING=0` leaves that to the caller's streams. The order is the
-    /// same on all ranks.
+    /// Calls of one communicator run in the order in which they are made, whatever their streams; all
+    /// ranks must make them in one order. A stream that is being captured records the call, and its
+    /// graph may be launched any number of times while the communicator exists. A launch takes its
+    /// place among the communicator's calls, unless `CINCH_GRAPH_MIXING=0` leaves their order to the
+    /// caller's streams.
     ///
-    /// Ranks of one process that share a GPU wait for each other's kernels there: they need
-    /// `CUDA_DEVICE_MAX_CONNECTIONS=32`, that their streams do not queue behind each other, and streams
-    /// on which something has run before: a stream's first kernel may wait for all that run on the GPU.
+    /// Ranks of one process that share a GPU wait for each other's kernels there. Their streams must
+    /// not queue behind each other (`CUDA_DEVICE_MAX_CONNECTIONS=32`). Each stream must have run a
+    /// kernel before, because the first kernel of a stream may wait for all kernels of the GPU.
     ///
     /// # Errors
     /// Before anything is queued: invalid usage on a communicator of host memory, or for a stream
@@ -405,7 +409,7 @@ impl Communicator {
         let mut engine = gpu.engine()?;
         let _guard = PanicGuard(self);
         let queued = GpuCall {
-            request: call.request(admission.decision.codec),
+            request: call.resolve(admission.decision.codec),
             buffers,
         };
         let parts = self
@@ -418,15 +422,15 @@ impl Communicator {
         Ok(report)
     }
 
-    /// Decides about a call on this GPU that is to run, in the order of calls.
+    /// Decides how a call on this GPU runs. Calls are admitted in their order.
     pub(super) fn admit_on(&self, call: &Call, buffers: &DeviceBuffers<'_>) -> Result<Admission> {
-        // What a graph replays cannot be looked at in between.
+        // The result of a captured call does not exist before its graph is launched.
         let sampled =
-            self.policy.sample > 0 && !device::is_capturing(self.gpu_state()?.context(), buffers)?;
+            self.policy.sample > 0 && !is_capturing(self.gpu_state()?.context(), buffers)?;
         self.admit(call, sampled)
     }
 
-    /// Everything that can be said of a call on this GPU.
+    /// Checks a call on this GPU and its buffers.
     pub(super) fn check_on(&self, call: &Call, buffers: &DeviceBuffers<'_>) -> Result<()> {
         let gpu = self.gpu_state()?;
         check::call(self, call, &BufferRanges::from(buffers))?;
@@ -443,7 +447,7 @@ impl Communicator {
                     call.dtype
                 )));
             }
-            device::check_address(gpu.context(), what, address)?;
+            select::check_address(gpu.context(), what, address)?;
         }
         if call.collective.reduces()
             && let ReduceOp::PreMulSum(Scalar::Device(address)) = call.op
@@ -456,12 +460,12 @@ impl Communicator {
                     call.dtype
                 )));
             }
-            device::check_factor(gpu.context(), what, address)?;
+            select::check_factor(gpu.context(), what, address)?;
         }
         Ok(())
     }
 
-    /// Refuses what cannot be queued of calls that were checked; nothing is yet.
+    /// Plans checked calls, and refuses calls that cannot be queued. Queues nothing.
     pub(super) fn prepare_on<'b>(
         &self,
         gpu: &GpuState,
@@ -469,8 +473,8 @@ impl Communicator {
         calls: &[(GpuCall<'b>, Admission)],
     ) -> Result<Vec<AdmittedPart<'b>>> {
         let _bound = gpu.context().bind()?;
-        // A sampled call runs by itself, with what it is compared with right behind it: the place
-        // of that in the order of calls must not depend on what is grouped with it.
+        // A sampled call is queued alone, with its exact sum right behind it: the exact sum's place in
+        // the order of calls must not depend on the group.
         let parts = calls.chunk_by(|one, next| one.1.slice.is_none() && next.1.slice.is_none());
         let admitted = parts.map(|part| match part {
             [
@@ -493,7 +497,7 @@ impl Communicator {
         admitted.collect()
     }
 
-    /// Queues calls that were admitted.
+    /// Queues admitted calls.
     pub(super) fn launch_on(
         &self,
         gpu: &GpuState,
@@ -518,39 +522,39 @@ impl Communicator {
         self.fail_on_error(queue())
     }
 
-    /// The GPUs of this communicator as tuning tables name them, if its buffers are on GPUs.
+    /// Returns the GPUs of this communicator as tuning tables name them; `None` on host memory.
     pub fn site(&self) -> Option<Site> {
         let gpu = self.gpu()?;
         Some(site(gpu, &self.info, self.nranks()))
     }
 
-    /// The ways of kernels to run `call` that are worth a measurement, the same on all ranks.
+    /// Returns the kernel variants of `call` that are worth a measurement, equal on all ranks.
     ///
     /// # Errors
     /// Invalid usage on a communicator of host memory; invalid argument if the call is impossible.
     pub fn variants(&self, call: &Call) -> Result<Vec<KernelVariant>> {
         check::shape(self, call)?;
-        let request = call.request(self.choose(call)?.codec);
+        let request = call.resolve(self.choose(call)?.codec);
         self.gpu_state()?.engine()?.variants(&request)
     }
 
-    /// Whether `call` can go this way.
+    /// Returns whether `call` has this kernel variant.
     ///
     /// # Errors
-    /// As for [`Communicator::ways`].
-    pub fn supports(&self, call: &Call, way: &KernelVariant) -> Result<bool> {
+    /// As for [`Communicator::variants`].
+    pub fn supports(&self, call: &Call, variant: &KernelVariant) -> Result<bool> {
         check::shape(self, call)?;
-        let request = call.request(self.choose(call)?.codec);
-        self.gpu_state()?.engine()?.supports(&request, *way)
+        let request = call.resolve(self.choose(call)?.codec);
+        self.gpu_state()?.engine()?.supports(&request, *variant)
     }
 
-    /// Runs calls this way from now on, those that can go it; with `None`, as before. All ranks do so
-    /// between the same two calls.
+    /// Runs later calls by this kernel variant where they have it; `None` restores selection. All ranks
+    /// must call it between the same two calls.
     ///
     /// # Errors
     /// Invalid usage on a communicator of host memory.
-    pub fn force_variant(&self, way: Option<KernelVariant>) -> Result<()> {
-        self.gpu_state()?.engine()?.force_variant(way);
+    pub fn force_variant(&self, variant: Option<KernelVariant>) -> Result<()> {
+        self.gpu_state()?.engine()?.force_variant(variant);
         Ok(())
     }
 

@@ -10,7 +10,7 @@ use crate::mem::UserBuffers;
 use crate::sys::cuda::CuResult;
 use crate::sys::fork::{ForkOwned, ProcessId};
 use crate::testing::try_local_world;
-use crate::types::{Algorithm, CodecSpec, TransportKind};
+use crate::types::{Algorithm, TransportKind};
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
@@ -20,7 +20,7 @@ fn communicators(bench: &Bench) -> Vec<Communicator> {
     communicators_with(bench, Config::default().timeout)
 }
 
-/// The same with so much patience.
+/// Makes the communicators with this timeout.
 fn communicators_with(bench: &Bench, timeout: Duration) -> Vec<Communicator> {
     let config = Config {
         codec_sample: 2,
@@ -60,13 +60,13 @@ fn communicators_with(bench: &Bench, timeout: Duration) -> Vec<Communicator> {
 /// A sum that has a kernel in fp32, and none in fp16.
 fn sum(dtype: DType) -> Call {
     Call {
-        codec: Some("linear8".parse::<CodecSpec>().unwrap()),
+        codec: Some("linear8".parse().unwrap()),
         algorithm: Some(Algorithm::Direct),
         ..Call::new(Collective::AllReduce, dtype, 1000)
     }
 }
 
-/// What is refused before anything is queued leaves a communicator as it was: usable, and its
+/// A call that is refused before anything is queued leaves a communicator as it was: usable, and its
 /// samples due where they were.
 #[test]
 fn a_refused_call_takes_no_sample_with_it() {
@@ -112,7 +112,7 @@ fn a_refused_call_takes_no_sample_with_it() {
     }
     assert_eq!(group.run().unwrap_err().kind(), ErrorKind::Unsupported);
     assert_eq!([run(one), run(one)], [1, 2]);
-    // What was queued of it is nothing: the first communicator's call is refused.
+    // Nothing of the group was queued: the first communicator's call is refused.
     let mut group = Group::new();
     for (comm, dtype) in [(one, DType::F16), (two, DType::F32)] {
         group.add_on(comm, &sum(dtype), on(&stream)).unwrap();
@@ -238,7 +238,7 @@ fn on_hosts(timeout: Duration) -> Vec<Communicator> {
     try_local_world(2, &config, Result::unwrap)
 }
 
-/// The same group, made anew, would queue what is on the GPU twice.
+/// A refused group that is made again would queue its calls on the GPU twice.
 #[test]
 fn what_host_memory_refuses_is_refused_before_anything_is_queued() {
     let bench = Bench::new();
@@ -273,7 +273,7 @@ fn what_host_memory_refuses_is_refused_before_anything_is_queued() {
     assert_eq!([run(), run()], [2, 1]);
 }
 
-/// What was queued on the GPU may wait for a rank that waits in the group's call on host memory.
+/// A queued kernel may wait for a rank that waits in the group's call on host memory.
 #[test]
 fn a_failure_on_host_memory_fails_the_whole_group() {
     let bench = Bench::new();
@@ -361,7 +361,8 @@ fn large_groups_take_turns_on_several_gpus() {
     }
 }
 
-/// What two ranks may have resident, on these GPUs of 132 blocks, with so many channels asked for.
+/// Returns the blocks that two ranks may have resident, on these GPUs of 132 blocks, if
+/// `CINCH_GPU_CHANNELS` is `channels`.
 fn resident_on(gpus: [u32; 2], channels: &str) -> usize {
     let bench = Bench::new();
     let mut config = Config::default();
@@ -507,7 +508,7 @@ fn a_rank_that_retires_waits_for_what_is_ahead_of_its_calls() {
     }
 }
 
-/// That another rank is gone is none of the business of one whose calls have all ended.
+/// The exit of another rank is no error of a rank whose calls have all ended.
 #[test]
 fn a_death_that_cuts_no_call_short_fails_no_rank_that_retires() {
     let bench = Bench::new();
@@ -521,14 +522,14 @@ fn a_death_that_cuts_no_call_short_fails_no_rank_that_retires() {
         let retires = scope.spawn(|| comms[0].close());
         std::thread::sleep(Duration::from_millis(50));
         let died = Error::new(ErrorKind::Remote, "rank 1 died");
-        comms[0].fault().hear(died, Instant::now() + WAIT);
+        comms[0].fault().raise_at(died, Instant::now() + WAIT);
         bench.process.hang(false);
         retires.join().unwrap().unwrap();
     });
     assert!(!comms[1].fault().is_raised());
 }
 
-/// One that has not come is waited for, whatever the deadline of calls says.
+/// A rank that has not closed is waited for, whatever the timeout of calls.
 #[test]
 fn a_rank_outlasts_those_that_are_late() {
     let bench = Bench::new();

@@ -1,42 +1,42 @@
 //! The batches in which one thread queues the calls of several GPU ranks.
 //!
-//! A driver takes some 1,000 launches of a stream, and keeps whoever makes more waiting until some have
-//! ended. Those of one rank may wait for those of another one, which the same thread makes: so each GPU
-//! gets a part of its launches in turn. Communicators of one GPU keep their order, since they may share a
-//! stream.
+//! A driver takes some 1,000 launches of a stream, and then blocks the launching thread until some have
+//! ended. Launches of one rank may wait for launches of another rank by the same thread, so GPUs get
+//! their launches in turns of limited size. Communicators of one GPU keep their order, because they may
+//! share a stream.
 
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// Calls of a turn, unless those that belong together are more.
+/// Least calls of a batch; calls that must stay together may make it larger.
 const MIN_BATCH_CALLS: usize = 64;
 
-/// The calls of one communicator, as far as batches go.
+/// The calls of one communicator, as [`interleave`] needs them.
 #[derive(Debug)]
 pub(super) struct GpuCalls {
-    /// Which GPU they are for.
+    /// Number of their GPU.
     pub gpu: usize,
-    /// For each whether a turn may begin with it: where all ranks queue what is before it by itself.
+    /// Whether a batch may begin with each call.
     pub may_begin: Vec<bool>,
 }
 
-/// Which communicator's turn it is, and for which of its calls.
+/// Index of a communicator, and the range of its calls.
 pub(super) type LaunchBatch = (usize, Range<usize>);
 
-/// All batches, in the order in which they are queued.
+/// Returns all batches in the order in which they are queued.
 pub(super) fn interleave(all: &[GpuCalls]) -> Vec<LaunchBatch> {
-    let is_alone = all.iter().all(|waiting| waiting.gpu == all[0].gpu);
+    let is_alone = all.iter().all(|calls| calls.gpu == all[0].gpu);
     let mut queues: Vec<(usize, VecDeque<LaunchBatch>)> = Vec::new();
-    for (index, waiting) in all.iter().enumerate() {
+    for (index, calls) in all.iter().enumerate() {
         let least = if is_alone {
             usize::MAX
         } else {
             MIN_BATCH_CALLS
         };
-        let parts = parts(&waiting.may_begin, least);
-        let queue = queues.iter().position(|(gpu, _)| *gpu == waiting.gpu);
+        let parts = parts(&calls.may_begin, least);
+        let queue = queues.iter().position(|(gpu, _)| *gpu == calls.gpu);
         let queue = queue.unwrap_or_else(|| {
-            queues.push((waiting.gpu, VecDeque::new()));
+            queues.push((calls.gpu, VecDeque::new()));
             queues.len() - 1
         });
         queues[queue]
@@ -50,7 +50,7 @@ pub(super) fn interleave(all: &[GpuCalls]) -> Vec<LaunchBatch> {
     batches
 }
 
-/// Ranges of at least so many calls, except for the last.
+/// Divides calls into ranges of at least `least` calls, except for the last range.
 fn parts(may_begin: &[bool], least: usize) -> Vec<Range<usize>> {
     let (mut parts, mut begin) = (Vec::new(), 0);
     for (at, &may_begin) in may_begin.iter().enumerate() {
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn gpus_take_turns_and_communicators_of_one_do_not() {
+    fn batches_of_several_gpus_are_interleaved() {
         assert_eq!(interleave(&[]), []);
         assert_eq!(
             interleave(&[of(0, 200), of(0, 3)]),
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn what_belongs_together_has_one_turn() {
+    fn calls_that_stay_together_are_one_batch() {
         let mut messages = of(0, 300);
         for at in 50..200 {
             messages.may_begin[at] = false;

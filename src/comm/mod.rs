@@ -1,6 +1,6 @@
-//! Communicators: what a program holds.
+//! Communicators and groups of calls.
 
-mod call;
+mod agreement;
 mod check;
 mod choice;
 mod costs;
@@ -13,11 +13,13 @@ mod group;
 mod init;
 mod launch_interleave;
 mod sample;
+mod split;
 mod stats;
 mod teardown;
 mod typed;
 
-pub use call::{Call, Report};
+pub use crate::engine::Report;
+pub use crate::types::Call;
 use check::BufferRanges;
 pub use choice::RawReason;
 pub use group::Group;
@@ -31,7 +33,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::mem::UserBuffers;
 use crate::plan::{Limits, MeasuredCosts};
 use crate::schedule::Hosts;
-use crate::sync::{Fault, GRACE};
+use crate::sync::{CAUSE_TIMEOUT, Fault};
 use crate::sys::fork::{ForkOwned, ProcessId};
 use crate::types::TransportKind;
 use gpu::GpuState;
@@ -43,38 +45,38 @@ use std::time::Duration;
 
 /// A group of ranks that call collectives together.
 ///
-/// Calls block until their buffers may be used again. Two threads may hold one communicator, but
-/// its calls run one after the other, and all ranks must make them in the same order, small sums in
-/// the same groups ([`Group::run`]).
+/// Calls block until their buffers may be used again. Threads may share a communicator; its calls run
+/// one after the other. All ranks must make calls in the same order, and small sums in the same groups
+/// ([`Group::run`]).
 ///
-/// Dropping it leaves in good order: peers that still wait for this rank's part of a call get an
-/// error, peers that do not are not disturbed.
+/// A drop leaves in good order: peers that wait for this rank's part of a call get an error, other
+/// peers are not disturbed.
 ///
-/// In a child that is forked later it is dead: calls fail with invalid usage, and abort and drop
-/// do nothing. The parent goes on.
+/// In a child that is forked later, calls fail with invalid usage, and abort and drop do nothing. The
+/// parent's communicator keeps working.
 #[derive(Debug)]
 pub struct Communicator {
     owner: ProcessId,
     exchange: OutOfBandRef,
     fault: Arc<Fault>,
-    /// Whether the other ranks were told why this communicator failed. The fault may be raised by
-    /// another communicator, the one that this was split from; its ranks hear of it from us.
+    /// Whether the failure was announced to the other ranks. The communicator that this was split from
+    /// may raise the fault, too; this communicator's ranks learn of it by the announcement.
     announced: AtomicBool,
     config: Config,
-    /// What holds for calls that name no codec.
+    /// Codec of calls that name none.
     policy: CodecPolicy,
     sampler: Sampler,
     counters: CommCounters,
     info: CommInfo,
     state: DeviceState,
-    /// Memory of small calls that travelled as one, for the next ones.
+    /// Memory of fused calls, for the next group.
     spare_buffers: Mutex<Vec<Vec<u8>>>,
-    /// Where its ranks can meet again, once they have agreed on that.
+    /// Rendezvous after a failure, once all ranks have prepared to shrink.
     shrink_rendezvous: OnceLock<ShrinkRendezvous>,
 }
 
-/// Everything that a running call needs. `abort` must not take its lock: it frees those who wait
-/// inside.
+/// The engine of running calls. `abort` must not take its lock, because a call may hold the lock while
+/// it waits for the abort.
 #[derive(Debug)]
 enum DeviceState {
     /// Buffers are in host memory.
@@ -83,12 +85,12 @@ enum DeviceState {
     Gpu(ForkOwned<Box<GpuState>>),
 }
 
-/// What a communicator is made of, for `cinch info` and logs.
+/// The transports and slots of a communicator, for `cinch info` and logs.
 #[derive(Clone, Debug)]
 pub struct CommInfo {
     /// Transport to each rank; `None` for this rank itself.
     pub transports: Vec<Option<TransportKind>>,
-    /// What lies between this rank's GPU and that of each other rank; empty on host memory.
+    /// Link between this rank's GPU and the GPU of each other rank; empty on host memory.
     pub classes: Vec<String>,
     /// Channels.
     pub channels: usize,
@@ -98,7 +100,7 @@ pub struct CommInfo {
     pub slots: usize,
     /// Bytes of slot memory on this rank.
     pub buffer_bytes: usize,
-    /// Which ranks share a host.
+    /// Ranks by host.
     pub hosts: Hosts,
 }
 
@@ -112,7 +114,7 @@ impl Communicator {
         init::by_id(id, rank, nranks, config, Fault::new())
     }
 
-    /// As [`Communicator::init`], with the fault that the communicator will have: raising it ends
+    /// Joins as [`Communicator::init`], with the fault of the new communicator. Raising the fault ends
     /// an init that still waits.
     ///
     /// # Errors
@@ -135,7 +137,7 @@ impl Communicator {
         init::by_environment(config)
     }
 
-    /// Joins over an out-of-band side that is there already.
+    /// Makes a communicator of ranks that have joined a control plane.
     ///
     /// # Errors
     /// As for [`Communicator::init`].
@@ -143,38 +145,38 @@ impl Communicator {
         init::connect(exchange, fault, config)
     }
 
-    /// This rank.
+    /// Returns this rank.
     pub fn rank(&self) -> usize {
         self.exchange.rank()
     }
 
-    /// Number of ranks.
+    /// Returns the number of ranks.
     pub fn nranks(&self) -> usize {
         self.exchange.peers().len()
     }
 
-    /// All ranks, in order.
+    /// Returns all ranks, in order.
     pub fn peers(&self) -> &[PeerInfo] {
         self.exchange.peers()
     }
 
-    /// Equal on the ranks of this communicator, and of no other communicator, also if both met by
-    /// one id. Says nothing about the secret.
+    /// Returns a name that is equal on the ranks of this communicator and differs from the name of any
+    /// other communicator, even of the same id. It does not reveal the secret.
     pub fn identity(&self) -> [u8; 32] {
         self.exchange.key("identity")
     }
 
-    /// What the communicator is made of.
+    /// Returns transports, channels and slots.
     pub fn info(&self) -> CommInfo {
         self.info.clone()
     }
 
-    /// What holds for calls that name no codec, and who said so.
+    /// Returns the codec of calls that name none, and the setting that decided it.
     pub fn codec_policy(&self) -> &CodecPolicy {
         &self.policy
     }
 
-    /// The settings in effect.
+    /// Returns the settings in effect.
     pub fn config(&self) -> &Config {
         &self.config
     }
@@ -183,8 +185,8 @@ impl Communicator {
     ///
     /// # Errors
     /// Invalid argument, before anything moves, if the call or its buffers are impossible;
-    /// mismatch, remote, timeout or aborted otherwise, after which the communicator is only good
-    /// for [`Communicator::abort`] and drop, and the output is undefined.
+    /// mismatch, remote, timeout or aborted otherwise. After these the output is undefined, and the
+    /// communicator takes [`Communicator::abort`] and drop only.
     pub fn call(&self, call: &Call, buffers: UserBuffers<'_>) -> Result<Report> {
         let _environment = FloatEnvironment::standard();
         self.check_fault()?;
@@ -192,7 +194,7 @@ impl Communicator {
         check::call(self, call, &BufferRanges::from(&buffers))?;
         check::alone(self, call)?;
         let admission = self.admit(call, true)?;
-        let request = call.request(admission.decision.codec);
+        let request = call.resolve(admission.decision.codec);
         let mut engine = self.engine()?;
         let _guard = PanicGuard(self);
         let run = engine
@@ -208,7 +210,7 @@ impl Communicator {
         Ok(report)
     }
 
-    /// Returns when every rank has called it. On a GPU it does not wait for calls that are queued.
+    /// Waits until every rank has called it, but not for calls that are queued on a GPU.
     ///
     /// # Errors
     /// As [`Communicator::call`].
@@ -221,28 +223,28 @@ impl Communicator {
             .map(|_| ())
     }
 
-    /// The candidates for a call, their predicted costs and the winner, as text.
+    /// Shows the candidates for a call, their predicted costs and the winner as text.
     ///
     /// # Errors
     /// Invalid argument if the call is impossible.
     pub fn explain(&self, call: &Call) -> Result<String> {
         let _environment = FloatEnvironment::standard();
         check::shape(self, call)?;
-        let request = call.request(self.choose(call)?.codec);
+        let request = call.resolve(self.choose(call)?.codec);
         match &self.state {
             DeviceState::Host(_) => self.engine()?.explain(&request),
             DeviceState::Gpu(gpu) => gpu.engine()?.explain(&request),
         }
     }
 
-    /// Seconds that a call is predicted to take, by the model that selects how it is run.
+    /// Predicts the seconds of a call, by the model that selects how it runs.
     ///
     /// # Errors
     /// Invalid argument if the call is impossible.
     pub fn predict(&self, call: &Call) -> Result<f64> {
         let _environment = FloatEnvironment::standard();
         check::shape(self, call)?;
-        let request = call.request(self.choose(call)?.codec);
+        let request = call.resolve(self.choose(call)?.codec);
         match &self.state {
             DeviceState::Host(_) => self.engine()?.predict(&request),
             DeviceState::Gpu(gpu) => gpu.engine()?.predict(&request),
@@ -258,9 +260,8 @@ impl Communicator {
         self.split_watched(color, key, self.config.clone(), self.fault.child())
     }
 
-    /// As [`Communicator::split`], with the settings of the new communicator, which its ranks must
-    /// share as those of any, and with its fault: a child of this communicator's
-    /// ([`Communicator::fault`]).
+    /// Splits as [`Communicator::split`], with the settings and the fault of the new communicator. The
+    /// fault is a child of this communicator's fault ([`Communicator::fault`]).
     ///
     /// # Errors
     /// As [`Communicator::split`].
@@ -272,39 +273,38 @@ impl Communicator {
         fault: Arc<Fault>,
     ) -> Result<Option<Communicator>> {
         self.check_fault()?;
-        let made = init::split(self, color, key, config, fault);
-        // Who aborts this communicator ends its part in the split at once, and that may be seen here
-        // before the news of the abort comes.
+        let made = split::split(self, color, key, config, fault);
+        // A rank that aborts this communicator leaves the split at once; the announcement of the abort
+        // may arrive a little later, and is the better reason.
         if let Err(error) = &made
             && error.kind() == ErrorKind::Remote
         {
-            self.fault.reason_within(GRACE);
+            self.fault.reason_within(CAUSE_TIMEOUT);
         }
-        // A rank that fails to split leaves the others waiting for it: all of them fail.
+        // The other ranks would wait for a rank that fails to split: all fail.
         self.fail_on_error(made)
     }
 
-    /// Lets ranks of this communicator make another one when it has failed: see
-    /// [`Communicator::shrink`]. All ranks must call it. Costs a socket for as long as the
-    /// communicator lives.
+    /// Prepares a rendezvous by which ranks can [`Communicator::shrink`] the communicator after a
+    /// failure. All ranks must call it. It keeps a socket open while the communicator exists.
     ///
     /// # Errors
     /// As [`Communicator::call`].
     pub fn prepare_to_shrink(&self) -> Result<()> {
         self.check_fault()?;
         if self.shrink_rendezvous.get().is_none() {
-            let refuge = self.fail_on_error(ShrinkRendezvous::open(&*self.exchange))?;
-            let _ = self.shrink_rendezvous.set(refuge);
+            let rendezvous = self.fail_on_error(ShrinkRendezvous::open(&*self.exchange))?;
+            let _ = self.shrink_rendezvous.set(rendezvous);
         }
         Ok(())
     }
 
-    /// Makes a communicator of the ranks that are not in `exclude`, in order. They all must call
-    /// it with the same list; those in the list need not be alive, and this communicator may have
-    /// failed. The new one's fault is `fault`.
+    /// Makes a communicator of the ranks that are not in `exclude`, in order. All of these must call it
+    /// with the same list. Excluded ranks may have exited, and this communicator may have failed. The
+    /// new communicator's fault is `fault`.
     ///
     /// # Errors
-    /// Invalid argument for a list with this rank, a rank twice or one that there is not; invalid
+    /// Invalid argument for a list with this rank, a rank twice or an unknown rank; invalid
     /// usage without [`Communicator::prepare_to_shrink`]; else as [`Communicator::init`].
     pub fn shrink(
         &self,
@@ -312,11 +312,11 @@ impl Communicator {
         config: Config,
         fault: Arc<Fault>,
     ) -> Result<Communicator> {
-        init::shrink(self, exclude, config, fault)
+        split::shrink(self, exclude, config, fault)
     }
 
-    /// As [`Communicator::split_watched`], for a communicator that has failed although all its ranks
-    /// are there: one that they aborted. The new one's fault is `fault`, which is no child.
+    /// Splits as [`Communicator::split_watched`] a communicator that its ranks have aborted. The new
+    /// communicator's fault is `fault`, which is no child.
     ///
     /// # Errors
     /// Invalid usage without [`Communicator::prepare_to_shrink`]; else as [`Communicator::init`].
@@ -327,17 +327,17 @@ impl Communicator {
         config: Config,
         fault: Arc<Fault>,
     ) -> Result<Option<Communicator>> {
-        init::split_again(self, color, key, config, fault)
+        split::split_again(self, color, key, config, fault)
     }
 
-    /// What every wait of this communicator watches.
+    /// Returns the fault, which ends every wait of this communicator when it is raised.
     pub fn fault(&self) -> &Arc<Fault> {
         &self.fault
     }
 
-    /// The reason why the communicator has failed, if it has. That another rank is gone is told
-    /// here when it ends this rank's calls, since those that need nothing of it complete first, or as
-    /// soon as a call was refused for it.
+    /// Returns the reason why the communicator has failed, if it has. The exit of another rank is
+    /// reported when it ends or refuses a call of this rank: calls that need no data of that rank
+    /// complete first.
     pub fn async_error(&self) -> Option<Error> {
         if let Err(error) = self.owner.check() {
             return Some(error);
@@ -346,7 +346,7 @@ impl Communicator {
             return self.fault.check().err();
         }
         let ended = self.fault.ends_waits();
-        ended.inspect_err(|reason| self.tell(reason)).err()
+        ended.inspect_err(|reason| self.announce(reason)).err()
     }
 
     /// # Errors
@@ -355,8 +355,8 @@ impl Communicator {
         self.owner.check()
     }
 
-    /// Whether this rank is in no call: none is being made, and on a GPU none that was queued is left.
-    /// What a graph replays is not known where `CINCH_GRAPH_MIXING` is 0.
+    /// Returns whether this rank is in no call: no call is being made, and on a GPU no queued call is
+    /// left. With `CINCH_GRAPH_MIXING=0`, replays of graphs are not seen.
     pub fn is_idle(&self) -> bool {
         match &self.state {
             DeviceState::Host(engine) => engine.try_lock().is_ok(),
@@ -364,9 +364,8 @@ impl Communicator {
         }
     }
 
-    /// Fails the communicator, on this rank at once and on the others by message. Calls that wait
-    /// return [`ErrorKind::Aborted`]. Reaches communicators split from this one whose faults are still
-    /// children of its own.
+    /// Fails the communicator, on this rank at once and on the other ranks by message. Calls that wait
+    /// return [`ErrorKind::Aborted`]. Communicators split from it, whose faults are children, fail too.
     pub fn abort(&self) {
         let me = &self.peers()[self.rank()];
         self.fail(Error::new(
@@ -375,20 +374,21 @@ impl Communicator {
         ));
     }
 
-    /// Waits until the calls of this rank have ended, which do so soon once the communicator has
-    /// failed; those on a GPU behind what else is on their streams, at most `patience`.
+    /// Waits until the calls of this rank have ended, which takes little once the communicator has
+    /// failed. Calls on a GPU end behind the work ahead of them on their streams; the wait ends after
+    /// `timeout`.
     ///
     /// # Errors
-    /// Timeout if a kernel still runs; those of the driver.
-    pub fn wait_stopped(&self, patience: Duration) -> Result<()> {
+    /// Timeout if a kernel still runs; errors of the driver.
+    pub fn wait_stopped(&self, timeout: Duration) -> Result<()> {
         self.owner.check()?;
         match &self.state {
             DeviceState::Host(engine) => {
-                // Held while a call runs. One that panicked has ended, too.
+                // A call holds the lock while it runs. A call that panicked has ended, too.
                 drop(engine.lock());
                 Ok(())
             }
-            DeviceState::Gpu(gpu) => gpu.engine()?.wait(patience),
+            DeviceState::Gpu(gpu) => gpu.engine()?.wait(timeout),
         }
     }
 
@@ -410,19 +410,21 @@ impl Communicator {
         })
     }
 
-    /// The reason why the communicator has failed, if it has; tells the other ranks if they have
-    /// not heard it from this one.
+    /// Fails if the communicator has failed, and announces the reason to the other ranks if this rank
+    /// has not done so.
     fn check_fault(&self) -> Result<()> {
         self.owner.check()?;
-        self.fault.check().inspect_err(|reason| self.tell(reason))
+        self.fault
+            .check()
+            .inspect_err(|reason| self.announce(reason))
     }
 
-    /// Turns a failed call into the failure of the communicator. Errors that are found before
-    /// anything moves do not come here.
+    /// Turns a failed call into the failure of the communicator. Errors of checks before anything moves
+    /// must not come here.
     fn fail_on_error<T>(&self, result: Result<T>) -> Result<T> {
         result.map_err(|error| {
             self.fail(error.clone());
-            // Whoever was first decides what all calls return from now on.
+            // The first failure decides the error of all later calls.
             self.fault.reason().cloned().unwrap_or(error)
         })
     }
@@ -432,18 +434,18 @@ impl Communicator {
             return;
         }
         self.fault.raise(reason.clone());
-        self.tell(self.fault.reason().unwrap_or(&reason));
+        self.announce(self.fault.reason().unwrap_or(&reason));
     }
 
-    fn tell(&self, reason: &Error) {
+    /// Announces the reason of the failure to the other ranks, once.
+    fn announce(&self, reason: &Error) {
         if !self.announced.swap(true, Ordering::Relaxed) {
             self.exchange.announce(reason);
         }
     }
 }
 
-/// Fails a communicator whose call unwinds: its peers must not wait for a rank that will not come
-/// back to it.
+/// Fails a communicator whose call panics, because its peers would wait for this rank.
 struct PanicGuard<'a>(&'a Communicator);
 
 impl Drop for PanicGuard<'_> {
@@ -457,8 +459,8 @@ impl Drop for PanicGuard<'_> {
 }
 
 impl Communicator {
-    /// Cuts messages of host memory from now on as `other` does, which has as many ranks: two
-    /// engines must give the same bits for the same cut. For tests.
+    /// Cuts messages of host memory from now on by the limits of another communicator of as many ranks.
+    /// Tests compare the bits of two engines with the same cut.
     ///
     /// # Errors
     /// Invalid usage if this communicator is on a GPU; invalid argument if the ranks differ.
@@ -474,8 +476,8 @@ impl Communicator {
         Ok(())
     }
 
-    /// Selects by these costs from now on, on host memory: measured in another way, or another
-    /// machine's. All ranks give the same ones at the same point.
+    /// Selects by these costs from now on, on host memory. All ranks must set the same costs between the
+    /// same two calls.
     ///
     /// # Errors
     /// Invalid usage if the communicator is on a GPU, whose costs are constants.
@@ -484,7 +486,7 @@ impl Communicator {
         Ok(())
     }
 
-    /// What this communicator selects and cuts by.
+    /// Returns the limits by which this communicator selects algorithms and cuts messages.
     ///
     /// # Errors
     /// Internal if an earlier call panicked.

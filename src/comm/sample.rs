@@ -1,14 +1,13 @@
-//! Samples: every k-th coded sum is also run exactly, on a slice, and the two are compared.
+//! Samples: every k-th coded sum is also run exactly on a window, and both results are compared.
 //!
-//! All ranks must decide alike whether to go on with the codec, and none may ask the others: a
-//! thread may hold several ranks. So every rank gets what all need to come to the same number. The
-//! exact sum has the same bits everywhere. So has a coded all_reduce; of a coded reduce_scatter,
-//! whose result is spread over the ranks, an all_gather brings each rank's slice to all. Which
-//! calls are sampled, and from which call on a verdict counts, follows from the number of the call
-//! alone. On a GPU nothing is waited for but the sample before, when the next one is due.
+//! All ranks must decide alike whether to keep the codec, without another exchange: a thread may hold
+//! several ranks. So each rank gets all data of the comparison. The exact sum has the same bits on all
+//! ranks, and so has a coded all_reduce; an all_gather replicates the window of a coded
+//! reduce_scatter. The number of a call decides whether it is sampled, and from which call on the
+//! verdict counts. On a GPU, a sample waits only for the sample before it.
 //!
-//! Calls on host memory that are in groups, and calls that are captured, are not sampled. Groups of
-//! one call are no exception: a rank may have more in its group than another one, a message say.
+//! Calls on host memory in groups and captured calls are not sampled. This includes groups of one call,
+//! because another rank may have further calls in its group.
 
 use super::choice::{CodecDecision, choose};
 use super::gpu::GpuState;
@@ -37,7 +36,7 @@ pub(super) struct Sampler {
 struct SamplerState {
     /// Coded sums so far.
     coded: u64,
-    /// The sample whose verdict is still due.
+    /// The sample that is not judged yet.
     due: PendingSample,
 }
 
@@ -45,23 +44,23 @@ struct SamplerState {
 enum PendingSample {
     #[default]
     None,
-    /// Its call was accepted and has not been queued.
+    /// Its call was admitted and is not queued yet.
     Accepted,
-    /// Its slice is on its way to the host.
+    /// Its window is being copied to the host.
     Queued(SampleWindow),
 }
 
-/// How a call runs.
+/// The decision how a call runs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Admission {
     pub decision: CodecDecision,
-    /// The slice that is compared.
+    /// The window that is compared, if the call is sampled.
     pub slice: Option<SampleWindow>,
-    /// Whether it is one of the coded sums of which every k-th is sampled.
+    /// Whether the call counts among the coded sums of which every k-th is sampled.
     counted: bool,
 }
 
-/// From one look at a slice that has not arrived to the next.
+/// Time between two checks whether a window has arrived on the host.
 const SAMPLE_POLL_INTERVAL: Duration = Duration::from_micros(50);
 
 impl Sampler {
@@ -70,24 +69,24 @@ impl Sampler {
     }
 
     fn state(&self) -> MutexGuard<'_, SamplerState> {
-        // Whole after every change.
+        // Each change leaves the state consistent, so a poisoned lock does not matter.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Communicator {
-    /// The codec of a call, were it made now.
+    /// Chooses the codec of a call that would run now.
     pub(super) fn choose(&self, call: &Call) -> Result<CodecDecision> {
         let off = self.sampler.has_switched_off();
         choose(&self.policy, call, self.nranks(), off)
     }
 
-    /// Decides about a call that is to run, in the order of calls. `sampled`: whether it may be.
+    /// Decides how a call runs. Calls are admitted in their order; `sampled` allows a sample.
     pub(super) fn admit(&self, call: &Call, sampled: bool) -> Result<Admission> {
         let _environment = FloatEnvironment::standard();
         let decision = self.choose(call)?;
         let every = u64::from(self.policy.sample);
-        let request = call.request(decision.codec);
+        let request = call.resolve(decision.codec);
         let admission = |slice, counted| Admission {
             decision,
             slice,
@@ -120,8 +119,8 @@ impl Communicator {
         })
     }
 
-    /// Takes back what [`Communicator::admit`] decided about a call that was refused. The next coded
-    /// sum has its number: on other ranks it may not have been refused.
+    /// Takes back [`Communicator::admit`] of a call that was refused, so that the next coded sum has
+    /// its number: other ranks have not counted the refused call.
     pub(super) fn rollback(&self, admission: &Admission) {
         if !admission.counted {
             return;
@@ -133,7 +132,7 @@ impl Communicator {
         }
     }
 
-    /// The verdict of the sample before.
+    /// Judges the sample before, if it is not judged yet.
     fn collect(&self, state: &mut SamplerState) -> Result<()> {
         match std::mem::take(&mut state.due) {
             PendingSample::None => Ok(()),
@@ -148,7 +147,8 @@ impl Communicator {
                 let DeviceState::Gpu(gpu) = &self.state else {
                     return Ok(());
                 };
-                // Without the verdict this rank would decide otherwise than those that have it.
+                // An error fails the communicator: without the verdict this rank would decide
+                // differently from the other ranks.
                 let [exact, coded] = self.fail_on_error(self.await_slices(gpu, &slice))?;
                 self.judge(&slice, &exact, &coded);
                 Ok(())
@@ -156,7 +156,7 @@ impl Communicator {
         }
     }
 
-    /// The exact and the coded sums of the sample before, when they are on the host.
+    /// Waits until the exact and the coded window of the sample before are on the host.
     fn await_slices(&self, gpu: &GpuState, slice: &SampleWindow) -> Result<[Vec<u8>; 2]> {
         let slices = gpu.slices()?;
         let since = Instant::now();
@@ -184,11 +184,11 @@ impl Communicator {
         sampled: &Sampled<'_>,
     ) -> Result<Report> {
         let report = slices.start(engine, sampled)?;
-        self.sampler.state().due = PendingSample::Queued(*sampled.slice());
+        self.sampler.state().due = PendingSample::Queued(*sampled.window());
         Ok(report)
     }
 
-    /// Runs a sampled call on host memory, and compares at once.
+    /// Runs a sampled call on host memory, and judges the sample at once.
     pub(super) fn sample(
         &self,
         engine: &mut HostEngine,
@@ -223,7 +223,7 @@ impl Communicator {
         Ok(report)
     }
 
-    /// Takes note of a sample's error, and switches the codec off if it is beyond the bound.
+    /// Records the error of a sample, and switches the codec off if it is above the bound.
     fn judge(&self, slice: &SampleWindow, exact: &[u8], coded: &[u8]) {
         let SampleComparison {
             error,
@@ -271,17 +271,16 @@ impl Communicator {
     }
 }
 
-/// What a slice says of its codec.
+/// The comparison of a window with its exact sum.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct SampleComparison {
     /// The RMS of the differences over the RMS of the exact sums.
     error: f64,
-    /// Elements that are finite on both sides: the others are left out.
+    /// Elements that are finite in both results; other elements are left out.
     compared: usize,
-    /// Elements that are finite exactly and came back not finite. They are not held against the
-    /// codec: it turns a whole block, or under a tensor scale a whole chunk, of an element that is
-    /// not finite into NaN, that element may lie outside the slice, and steps with such gradients
-    /// come as a rule where losses are scaled.
+    /// Elements that are finite in the exact sum only. They are no error of the codec: an element that
+    /// is not finite turns its whole block, or under a tensor scale its whole chunk, into NaN. That
+    /// element may be outside the window, and loss scaling makes such steps a rule.
     lost: usize,
 }
 
@@ -324,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_back_not_finite_is_counted_apart() {
+    fn element_not_finite_in_one_result_is_left_out() {
         let (nan, inf) = (f32::NAN, f32::INFINITY);
         for (exact, coded, compared, lost) in [
             ([1.0, 2.0, 3.0], [1.0, 2.0, 3.0], 3, 0),
@@ -339,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_are_relative_to_the_exact_sums() {
+    fn error_is_relative_to_the_exact_sum() {
         let error = |exact: &[f32], coded: &[f32]| of(exact, coded).error;
         assert_eq!(error(&[3.0, 4.0], &[3.0, 4.0]), 0.0);
         assert_eq!(error(&[3.0, 4.0], &[0.0, 0.0]), 1.0);

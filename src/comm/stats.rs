@@ -1,37 +1,37 @@
-//! What a communicator's calls did, counted on this rank.
+//! Counters of a communicator's calls on this rank.
 
 use super::choice::CodecDecision;
 use super::{Communicator, RawReason, Report};
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
-/// Counts since the communicator was made, on this rank. Replays of captured graphs are not seen;
-/// a captured call counts once, when it is recorded.
+/// Counts of this rank's calls since the communicator was made. A captured call counts once, when it
+/// is recorded; replays of its graph do not count.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct CodecStats {
-    /// Calls that a codec carried, on either level.
+    /// Calls that a codec carried on either level.
     pub coded_calls: u64,
-    /// Calls that ran exactly, by reason: the order is that of [`RawReason::ALL`].
+    /// Calls that ran exactly, by reason, in the order of [`RawReason::ALL`].
     pub exact_calls: [u64; RawReason::ALL.len()],
     /// Bytes that this rank sent.
     pub wire_bytes: u64,
-    /// Bytes that it would have sent with the same algorithms and no codec.
+    /// Bytes that this rank would have sent with the same algorithms and no codec.
     pub raw_bytes: u64,
-    /// Coded calls of which a slice was also run exactly, and compared.
+    /// Coded calls of which a slice was also run exactly and compared.
     pub sampled: u64,
-    /// The largest relative RMS error of those.
+    /// The largest relative RMS error of the sampled calls.
     pub worst_error: f64,
-    /// Whether such an error was beyond the bound, so that calls have been exact since.
+    /// Whether a sample's error was above the bound, so that calls have been exact since.
     pub switched_off: bool,
 }
 
 impl CodecStats {
-    /// Bytes that codecs kept off the wire.
+    /// Returns the bytes that codecs kept off the wire.
     pub fn bytes_saved(&self) -> u64 {
         self.raw_bytes.saturating_sub(self.wire_bytes)
     }
 
-    /// Calls that ran exactly because of `why`.
+    /// Returns the calls that ran exactly because of `why`.
     pub fn exact(&self, why: RawReason) -> u64 {
         self.exact_calls[why as usize]
     }
@@ -65,17 +65,17 @@ pub(super) struct CommCounters(Mutex<CodecStats>);
 
 impl CommCounters {
     pub(super) fn change<T>(&self, change: impl FnOnce(&mut CodecStats) -> T) -> T {
-        // Whole after every change, so that a panic elsewhere does not matter.
+        // Each change leaves the counts consistent, so a poisoned lock does not matter.
         change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Takes note of a call that ran.
+    /// Counts a call that ran.
     pub(super) fn ran(&self, decision: &CodecDecision, report: &Report) {
-        let exact = match (decision.raw_reason, report.codecs().is_lossy()) {
+        let exact = match (decision.raw_reason, report.codec.is_lossy()) {
             (None, true) => None,
             (Some(why), _) => Some(why),
             (None, false) if decision.codec.auto => Some(RawReason::Costs),
-            // Its codec is for contributions inside hosts, and its algorithm has one level.
+            // The codec is for contributions inside hosts, and the algorithm has one level.
             (None, false) => Some(RawReason::NotAsked),
         };
         self.change(|stats| {
@@ -90,8 +90,8 @@ impl CommCounters {
 }
 
 impl Communicator {
-    /// What this communicator's calls did so far, on this rank.
-    /// None in a child that the process forked, which has no part in them.
+    /// Returns the counts of this rank's calls so far; all are zero in a child that the process
+    /// forked.
     pub fn codec_stats(&self) -> CodecStats {
         match self.owner.is_this() {
             true => self.counters.change(|stats| *stats),
@@ -103,42 +103,27 @@ impl Communicator {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::types::{Algorithm, CodecChoice, LevelCodecs};
+    use crate::types::{Algorithm, CodecSetting};
 
     #[test]
-    fn bytes_and_reasons_add_up() {
+    fn bytes_and_reasons_are_counted() {
         let counters = CommCounters::default();
-        let levels = |text: &str| match LevelCodecs::names_levels(text) {
-            true => text.parse().unwrap(),
-            false => LevelCodecs::of(text.parse().unwrap()),
-        };
-        let report = |codecs: &str, wire_bytes, raw_bytes| {
-            let codecs = levels(codecs);
-            Report {
-                codec: codecs.inter,
-                intra: codecs.intra,
-                algorithm: Algorithm::Ring,
-                transport: None,
-                channels: 1,
-                wire_bytes,
-                raw_bytes,
-                input: None,
-                fused: 1,
-            }
+        let setting = |text: &str| text.parse::<CodecSetting>().unwrap();
+        let report = |codec: &str, wire_bytes, raw_bytes| Report {
+            codec: setting(codec),
+            algorithm: Algorithm::Ring,
+            transport: None,
+            channels: 1,
+            wire_bytes,
+            raw_bytes,
+            input: None,
+            fused: 1,
         };
         let ran = |asked: &str, raw_reason, report| {
-            let (auto, asked) = match asked.strip_prefix("auto:") {
-                Some(asked) => (true, levels(asked)),
-                None => (false, levels(asked)),
-            };
-            let codec = CodecChoice {
-                spec: asked.inter,
-                auto,
-                intra: Some(asked.intra),
-            };
+            let codec = setting(asked);
             counters.ran(&CodecDecision { codec, raw_reason }, &report);
         };
-        // A codec on either level is one.
+        // A codec on either level counts.
         ran("linear8", None, report("linear8", 260_000, 1_024_000));
         let inside = "intra=linear8,inter=raw";
         ran(inside, None, report(inside, 260_000, 512_000));
@@ -146,7 +131,7 @@ mod tests {
         ran(between, None, report(between, 2_000, 4_000));
         ran("raw", Some(RawReason::Small), report("raw", 100, 100));
         ran("raw", Some(RawReason::DType), report("raw", 10, 10));
-        // The model decided, or nobody did.
+        // The cost model left the codec out, or the algorithm has no level with a codec.
         ran("auto:linear8", None, report("raw", 0, 0));
         ran(inside, None, report("raw", 0, 0));
         let stats = counters.change(|stats| *stats);
@@ -168,7 +153,7 @@ mod tests {
         assert_eq!(stats.wire_bytes, 522_110);
         assert_eq!(stats.raw_bytes, 1_024_000 + 512_000 + 4_000 + 110);
         assert_eq!(stats.bytes_saved(), 1_018_000);
-        // examples/ddp/compare.py reads this out of the log.
+        // examples/ddp/compare.py parses this line of the log.
         assert_eq!(
             stats.to_string(),
             "3 coded, 4 exact (1 no codec, 1 data type, 1 small, 1 does not pay); 522110 bytes sent, 1018000 saved"

@@ -1,21 +1,21 @@
-//! The end of a communicator: together with the other ranks, or for this one alone.
+//! The end of a communicator, together with the other ranks or on this rank alone.
 
 use super::{Communicator, DeviceState};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sys::log::{self, Level};
 use std::time::{Duration, Instant};
 
-/// How long a rank keeps the memory that others may still write to when they cannot meet any more.
+/// How long a rank keeps memory that peers may still write, after the control plane has failed.
 const PEER_MEMORY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Time between two looks at who is still there.
+/// Time between two checks which peers are left.
 const PEER_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 impl Communicator {
-    /// Waits until every rank has finalized: no rank's data is lost by the drop that follows. On a GPU
-    /// this rank's calls end first, however long the work takes that is ahead of them on their streams;
-    /// it takes no more calls then, and no rank maps memory of another any more, unless a graph with its
-    /// calls is left.
+    /// Waits until every rank has finalized, so that the drop that follows loses no rank's data. On a
+    /// GPU this rank's calls end first, whatever work is ahead of them on their streams. Then the
+    /// communicator takes no more calls, and no rank maps memory of another rank, unless a graph with
+    /// its calls is left.
     ///
     /// # Errors
     /// As [`Communicator::call`].
@@ -26,7 +26,8 @@ impl Communicator {
                 let _engine = self.engine()?;
                 self.exchange.barrier()
             }
-            // Whatever any rank has queued writes to the memory of others.
+            // Queued kernels of any rank write to the memory of other ranks: all drain before any
+            // unmaps.
             DeviceState::Gpu(gpu) => {
                 let mut engine = gpu.engine()?;
                 let ended = engine.drain().and_then(|()| self.exchange.barrier());
@@ -39,13 +40,13 @@ impl Communicator {
         self.fail_on_error(result)
     }
 
-    /// Waits until the calls of this rank have ended, however long the work takes that is ahead of them
-    /// on their streams, and says that it makes no more: from here on its end is no failure to the other
-    /// ranks, nor theirs to it. Waits for no rank but where those calls do.
+    /// Waits until the calls of this rank have ended, whatever work is ahead of them on their streams,
+    /// and announces that no more will come. From then on the exit of this rank is no failure to the
+    /// other ranks, nor their exit to it. Waits for other ranks only as these calls do.
     ///
     /// # Errors
-    /// The reason why the communicator has failed; but that other ranks are gone is none where it cut no
-    /// call short.
+    /// The reason why the communicator has failed; the exit of other ranks is no error if it ended no
+    /// call.
     pub fn close(&self) -> Result<()> {
         self.owner.check()?;
         if let Err(error) = self.fault.check()
@@ -53,7 +54,7 @@ impl Communicator {
         {
             return self.fail_on_error(Err(error));
         }
-        // Of this rank's own calls: others may look at the engine for a moment.
+        // `is_idle` may be false for a moment because another thread reads the engine.
         let (was_idle, ended) = match &self.state {
             DeviceState::Host(_) => (self.is_idle(), self.engine().map(drop)),
             DeviceState::Gpu(gpu) => match gpu.engine() {
@@ -61,7 +62,7 @@ impl Communicator {
                 Err(error) => (false, Err(error)),
             },
         };
-        // What has only been heard of so far has ended no call.
+        // An exit that was reported but ended no call is no error.
         match ended.and_then(|()| self.fault.ends_waits()) {
             Err(error) if !(was_idle && is_peer_exit(&error)) => {
                 return self.fail_on_error(Err(error));
@@ -73,11 +74,11 @@ impl Communicator {
         Ok(())
     }
 
-    /// Gives up the memory of other ranks ahead of the word that this one has retired, so that none of
-    /// those which hear that all have frees what another still maps.
+    /// Unmaps the memory of other ranks before this rank announces its close: a rank that learns that
+    /// all have closed frees memory, which no rank may still map.
     ///
-    /// The driver may wait for kernels of this GPU here. The engine is held meanwhile, which nobody needs
-    /// any more: an abort does without it, and so do the threads that serve running kernels.
+    /// The driver may wait for kernels of this GPU here, with the engine locked. Neither an abort nor the
+    /// threads that serve running kernels need the engine.
     fn unmap(&self) {
         if let DeviceState::Gpu(gpu) = &self.state
             && !gpu.context().driver().has_ended()
@@ -87,9 +88,9 @@ impl Communicator {
         }
     }
 
-    /// For a communicator that ends in a process that has others of its ranks: takes no more calls, and
-    /// gives up the memory of those ranks, none of which it frees then. Returns whether there was any.
-    /// Does nothing while calls of this rank go on.
+    /// Unmaps the memory of ranks in this process, so that their end does not wait for this rank. The
+    /// communicator takes no more calls. Returns whether any memory was mapped; does nothing while calls
+    /// of this rank run.
     pub fn unmap_local_peers(&self) -> bool {
         match &self.state {
             DeviceState::Host(_) => false,
@@ -97,8 +98,8 @@ impl Communicator {
         }
     }
 
-    /// Whether other ranks of this process have not given up the memory of this one's GPU yet. If it ends
-    /// now, the last of them frees that, at whatever time it ends itself.
+    /// Returns whether other ranks of this process still map this rank's GPU memory. If this rank ends
+    /// now, the last of these ranks frees the memory when it ends.
     pub fn is_mapped_by_peers(&self) -> bool {
         match &self.state {
             DeviceState::Host(_) => false,
@@ -106,18 +107,19 @@ impl Communicator {
         }
     }
 
-    /// Behind [`Communicator::close`]: returns when the other ranks have retired, too, however late, or
-    /// are gone, and nobody uses memory of this rank any more.
+    /// Waits, after [`Communicator::close`], until the other ranks have closed or exited and use no
+    /// memory of this rank any more.
     pub fn wait_closed(&self) {
         self.wait_peers_closed(PEER_MEMORY_TIMEOUT);
     }
 
-    /// The same, where others that cannot meet any more get so long.
+    /// Waits as [`Communicator::wait_closed`], at most `timeout` for peers that the control plane has
+    /// lost.
     pub(super) fn wait_peers_closed(&self, timeout: Duration) {
         loop {
             match self.exchange.wait_closed() {
                 Ok(()) => return,
-                // Who has not come may have work queued that takes longer.
+                // A rank that has not closed may have queued work that takes longer.
                 Err(error) if error.kind() == ErrorKind::Timeout && self.peers_may_close() => {
                     std::thread::sleep(PEER_POLL_INTERVAL);
                 }
@@ -127,14 +129,14 @@ impl Communicator {
         if self.gpu().is_none() {
             return;
         }
-        // Nobody says any more when kernels of those that are left have ended.
+        // No message will report when the kernels of ranks that are left have ended.
         let until = Instant::now() + timeout;
         while self.owner.is_this() && self.has_live_peers() && Instant::now() < until {
             std::thread::sleep(PEER_POLL_INTERVAL);
         }
     }
 
-    /// Whether ranks that have not left may still say that they have retired.
+    /// Returns whether ranks that have not left may still announce their close.
     fn peers_may_close(&self) -> bool {
         self.owner.is_this() && !self.fault.is_raised() && self.has_live_peers()
     }
@@ -145,7 +147,7 @@ impl Communicator {
     }
 }
 
-/// Whether `error` is the end of another rank, which is its own business unless something is missed.
+/// Returns whether `error` reports the exit of another rank.
 fn is_peer_exit(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Remote | ErrorKind::Aborted)
 }
@@ -169,12 +171,12 @@ impl Drop for Communicator {
         if let DeviceState::Gpu(gpu) = &self.state
             && let Ok(mut engine) = gpu.engine()
         {
-            // Peers that still wait for this rank's part get it before they hear that it left.
+            // Peers that wait for this rank's part of a call get it before they learn that it left.
             engine.end();
         }
-        // The others must not take for a rank that left in good order one that failed unheard.
+        // Otherwise the other ranks would take a failed rank for a rank that left in good order.
         if let Err(reason) = self.fault.check() {
-            self.tell(&reason);
+            self.announce(&reason);
         }
         self.exchange.leave();
     }

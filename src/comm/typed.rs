@@ -1,4 +1,4 @@
-//! Collectives over slices of Rust types.
+//! Collectives on slices of Rust types.
 
 use super::{Call, Communicator, Report};
 use crate::error::{Error, Result};

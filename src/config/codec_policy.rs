@@ -1,30 +1,32 @@
-//! Which calls a codec carries that nobody asked for by call: by process, by communicator.
+//! The codec of calls that name none, by process and communicator.
 //!
-//! Three levels speak about a call: the process (`CINCH_CODEC`), the communicator (a rule on its
-//! name, or the program that made it), and the call itself. The narrowest that says something
-//! wins; `off` is final for whatever is narrower. Nothing here looks at data or at one rank alone,
-//! so that ranks with equal settings decide alike.
+//! The codec of a call comes from the process (`CINCH_CODEC`), the communicator (a rule on its
+//! name, or the program that made it) or the call. The narrowest of these that is set wins; `off`
+//! is final for narrower ones. A decision depends on settings alone, not on data or on one rank, so
+//! that ranks with equal settings decide alike.
 
 use super::Config;
-use crate::types::{CodecChoice, CodecSpec, Collective, LevelCodecs, ScaleRule};
+use super::kinds::{Parsed, parse_bytes};
+use crate::types::{CodecSetting, CodecSpec, Collective};
 use std::fmt;
 
-/// Some of the collectives.
+/// A set of collectives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CollectiveSet(u16);
 
 impl CollectiveSet {
-    /// Those that carry gradients. The others carry weights, tokens, indices and pickles.
+    /// The collectives that carry gradients. Other collectives carry weights, tokens, indices and
+    /// pickles.
     pub const GRADIENTS: CollectiveSet =
         CollectiveSet(1 << Collective::AllReduce as u16 | 1 << Collective::ReduceScatter as u16);
 
-    /// Whether `one` is among them.
+    /// Returns whether `one` is in the set.
     pub const fn has(self, one: Collective) -> bool {
         self.0 & 1 << one as u16 != 0
     }
 
-    /// Names with `separator` between.
-    pub(super) fn parse(text: &str, separator: char) -> Result<CollectiveSet, String> {
+    /// Parses names with `separator` between.
+    pub(super) fn parse(text: &str, separator: char) -> Parsed<CollectiveSet> {
         let mut bits = 0;
         for name in text.split(separator).map(str::trim) {
             let one = Collective::from_name(name)
@@ -46,40 +48,50 @@ impl fmt::Display for CollectiveSet {
     }
 }
 
-/// Which communicators a codec is for.
+/// Communicators whose calls a codec carries although they name none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CodecLinks {
-    /// All.
+    /// All communicators.
     All,
-    /// Those that span hosts.
+    /// Communicators that span hosts.
     Network,
 }
 
-/// What a rule says of the communicators whose names it fits.
+impl CodecLinks {
+    /// Returns the value of `CINCH_CODEC_LINKS`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            CodecLinks::All => "all",
+            CodecLinks::Network => "network",
+        }
+    }
+}
+
+/// The decision of a rule for the communicators whose names it fits.
 #[derive(Clone, Debug, PartialEq)]
 enum Verdict {
     Off,
     Codec {
-        spec: CodecChoice,
+        codec: CodecSetting,
         min_bytes: Option<usize>,
         collectives: Option<CollectiveSet>,
     },
 }
 
-/// One rule on names of communicators.
+/// A rule on names of communicators.
 #[derive(Clone, Debug, PartialEq)]
 struct Rule {
     pattern: String,
     verdict: Verdict,
 }
 
-/// Rules on names of communicators, the first that fits counts.
+/// Rules on names of communicators; the first that fits counts.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CodecRules(Vec<Rule>);
 
 impl CodecRules {
-    /// `PATTERN=off` or `PATTERN=CODEC[:min=BYTES][:for=COLLECTIVE+...]`, commas between.
-    pub(super) fn parse(text: &str) -> Result<CodecRules, String> {
+    /// Parses `PATTERN=off` or `PATTERN=CODEC[:min=BYTES][:for=COLLECTIVE+...]`, commas between.
+    pub(super) fn parse(text: &str) -> Parsed<CodecRules> {
         let mut rules: Vec<Rule> = Vec::new();
         for part in text.split(',').map(str::trim) {
             let rule = Rule::parse(part).map_err(|why| format!("\"{part}\": {why}"))?;
@@ -94,11 +106,11 @@ impl CodecRules {
         Ok(CodecRules(rules))
     }
 
-    /// The first rule whose codec needs the tensor ids of calls, as text.
+    /// Returns the first rule whose codec needs the tensor ids of calls, as text.
     pub(super) fn needing_tensor(&self) -> Option<String> {
         let needs = |rule: &&Rule| match &rule.verdict {
             Verdict::Off => false,
-            Verdict::Codec { spec, .. } => needs_tensor(spec),
+            Verdict::Codec { codec, .. } => codec.needs_tensor(),
         };
         self.0.iter().find(needs).map(Rule::to_string)
     }
@@ -116,31 +128,30 @@ impl fmt::Display for CodecRules {
 }
 
 impl Rule {
-    fn parse(text: &str) -> Result<Rule, String> {
-        let (pattern, said) = text
+    fn parse(text: &str) -> Parsed<Rule> {
+        let (pattern, decision) = text
             .split_once('=')
             .ok_or("a rule is PATTERN=CODEC or PATTERN=off")?;
         let pattern = pattern.trim();
         if pattern.is_empty() {
             return Err("the pattern is empty; * fits every name".into());
         }
-        let said = said.trim();
-        let verdict = if said == "off" {
+        let decision = decision.trim();
+        let verdict = if decision == "off" {
             Verdict::Off
         } else {
             let (mut spec, mut min_bytes, mut collectives) = (Vec::new(), None, None);
-            for part in said.split(':').map(str::trim) {
+            for part in decision.split(':').map(str::trim) {
                 if let Some(bytes) = part.strip_prefix("min=") {
-                    min_bytes = Some(super::knobs::parse_bytes(bytes)?);
+                    min_bytes = Some(parse_bytes(bytes)?);
                 } else if let Some(names) = part.strip_prefix("for=") {
                     collectives = Some(CollectiveSet::parse(names, '+')?);
                 } else {
                     spec.push(part);
                 }
             }
-            let spec = parse_choice(&spec.join(":"))?;
             Verdict::Codec {
-                spec,
+                codec: parse_setting(&spec.join(":"))?,
                 min_bytes,
                 collectives,
             }
@@ -151,7 +162,8 @@ impl Rule {
         })
     }
 
-    /// Whether a later rule can never count. Not exhaustive: what people write by mistake.
+    /// Returns whether a later rule can never count. Finds the mistakes that people make, not all
+    /// patterns that include others.
     fn hides(&self, later: &Rule) -> bool {
         self.pattern == "*" || self.pattern == later.pattern
     }
@@ -163,11 +175,11 @@ impl fmt::Display for Rule {
         match &self.verdict {
             Verdict::Off => f.write_str("off"),
             Verdict::Codec {
-                spec,
+                codec,
                 min_bytes,
                 collectives,
             } => {
-                write!(f, "{spec}")?;
+                write!(f, "{codec}")?;
                 if let Some(bytes) = min_bytes {
                     write!(f, ":min={bytes}")?;
                 }
@@ -180,26 +192,13 @@ impl fmt::Display for Rule {
     }
 }
 
-/// A codec by its text, with the sentence of its refusal.
-pub(super) fn parse_choice(text: &str) -> Result<CodecChoice, String> {
-    let message = |error: crate::Error| error.message().to_string();
-    if !LevelCodecs::names_levels(text) {
-        return text.trim().parse().map_err(message);
-    }
-    let LevelCodecs { intra, inter } = text.parse().map_err(message)?;
-    Ok(CodecChoice {
-        spec: inter,
-        auto: false,
-        intra: (intra != inter).then_some(intra),
-    })
+/// Parses the codec of a process or rule; the error is the sentence of the parser.
+pub(super) fn parse_setting(text: &str) -> Parsed<CodecSetting> {
+    let setting = text.trim().parse();
+    setting.map_err(|error: crate::Error| error.message().to_string())
 }
 
-fn needs_tensor(choice: &CodecChoice) -> bool {
-    let mut specs = [Some(choice.spec), choice.intra].into_iter().flatten();
-    specs.any(|spec| spec.kind.has_scale() && matches!(spec.scale, ScaleRule::Tensor { .. }))
-}
-
-/// The codec that a call asks for by text: a codec, or `off` and `raw` for none.
+/// Parses the codec of a call: one codec, or `off` and `raw` for none.
 ///
 /// # Errors
 /// Invalid argument for unknown names and impossible parameters.
@@ -210,11 +209,11 @@ pub fn call_codec(text: &str) -> crate::Result<CodecSpec> {
     }
 }
 
-/// Whether a pattern fits a name: `*` stands for any text, `?` for one character.
+/// Returns whether a pattern fits a name: `*` stands for any text, `?` for one character.
 fn fits(pattern: &str, name: &str) -> bool {
     let (pattern, name): (Vec<char>, Vec<char>) =
         (pattern.chars().collect(), name.chars().collect());
-    // Where to go on if the text after the last star does not fit here.
+    // Where to resume if the text after the last `*` does not fit here.
     let (mut at, mut seen, mut retry) = (0, 0, None);
     while seen < name.len() {
         match pattern.get(at) {
@@ -227,9 +226,9 @@ fn fits(pattern: &str, name: &str) -> bool {
                 seen += 1;
             }
             _ => match retry {
-                Some((star, from)) => {
-                    retry = Some((star, from + 1));
-                    (at, seen) = (star, from + 1);
+                Some((wildcard, from)) => {
+                    retry = Some((wildcard, from + 1));
+                    (at, seen) = (wildcard, from + 1);
                 }
                 None => return false,
             },
@@ -238,38 +237,38 @@ fn fits(pattern: &str, name: &str) -> bool {
     pattern[at..].iter().all(|&one| one == '*')
 }
 
-/// What holds for the calls of one communicator that name no codec.
+/// The codec of a communicator's calls that name none.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CodecPolicy {
-    /// Whether compression is off, also for calls that ask for it.
+    /// Whether compression is off, also for calls that name a codec.
     pub off: bool,
-    /// The codec, and whether it has to pay.
-    pub codec: CodecChoice,
-    /// Input bytes of a rank below which it stays out.
+    /// The codec.
+    pub codec: CodecSetting,
+    /// Input bytes of a rank below which calls are exact.
     pub min_bytes: usize,
-    /// The collectives that it carries.
+    /// The collectives that the codec carries.
     pub collectives: CollectiveSet,
     /// Every so many coded calls, one is also run exactly on a slice; 0 = never.
     pub sample: u32,
-    /// Relative error of a sample from which the codec is switched off; infinite = none.
+    /// Relative error of a sample above which the codec is switched off.
     pub bound: f64,
-    /// Who said so, for the log.
+    /// The setting that decided, for the log.
     pub why: String,
 }
 
 impl CodecPolicy {
-    /// The policy for a communicator of these settings and name, which spans hosts or not.
+    /// Decides for a communicator with these settings and name, on one host or on several.
     pub fn new(config: &Config, one_host: bool) -> CodecPolicy {
         let policy = CodecPolicy {
             off: false,
-            codec: config.codec_choice(),
+            codec: config.codec,
             min_bytes: config.codec_min_bytes,
             collectives: config.codec_collectives,
             sample: config.codec_sample,
             bound: config.codec_bound,
             why: match config.codec_by_program {
                 true => "as the program asks".into(),
-                false if config.codec_choice().is_lossy() => "by CINCH_CODEC".into(),
+                false if config.codec.is_lossy() => "by CINCH_CODEC".into(),
                 false => "no CINCH_CODEC".into(),
             },
         };
@@ -287,14 +286,14 @@ impl CodecPolicy {
         let why = format!("by the rule {rule} of CINCH_CODEC_RULES");
         match &rule.verdict {
             Verdict::Off => self.without(true, why),
-            // A program that speaks of this one communicator is narrower than a pattern of names.
+            // The setting of this communicator is narrower than a pattern of names.
             _ if by_program => self,
             Verdict::Codec {
-                spec,
+                codec,
                 min_bytes,
                 collectives,
             } => CodecPolicy {
-                codec: *spec,
+                codec: *codec,
                 min_bytes: min_bytes.unwrap_or(self.min_bytes),
                 collectives: collectives.unwrap_or(self.collectives),
                 why,
@@ -304,10 +303,9 @@ impl CodecPolicy {
     }
 
     fn on(self, links: CodecLinks, one_host: bool) -> CodecPolicy {
-        // Nothing goes between hosts where there is one.
-        let codec = match self.codec.intra {
-            Some(intra) if one_host => intra.into(),
-            _ => self.codec,
+        let codec = match one_host {
+            true => self.codec.on(1),
+            false => self.codec,
         };
         let this = CodecPolicy { codec, ..self };
         if links == CodecLinks::Network && one_host && codec.is_lossy() {
@@ -320,32 +318,24 @@ impl CodecPolicy {
     fn without(self, off: bool, why: String) -> CodecPolicy {
         CodecPolicy {
             off,
-            codec: CodecSpec::RAW.into(),
+            codec: CodecSetting::RAW,
             why,
             ..self
         }
     }
 
-    /// Whether the codec needs the tensor ids of calls, on either level.
-    pub fn needs_tensor(&self) -> bool {
-        needs_tensor(&self.codec)
-    }
-
-    /// What all ranks must have alike, as text.
-    pub fn shared(&self) -> String {
-        format!(
-            "CINCH_CODEC={} CINCH_CODEC_MIN_BYTES={} CINCH_CODEC_COLLECTIVES={} \
-             CINCH_CODEC_SAMPLE={} CINCH_CODEC_BOUND={}",
-            if self.off {
-                "off".into()
-            } else {
-                self.codec.to_string()
-            },
-            self.min_bytes,
-            self.collectives,
-            self.sample,
-            self.bound
-        )
+    /// Returns the value in effect of a setting that this policy comes from, or `None` for any other
+    /// setting. All ranks must have these values alike; the rules that lead to them may differ.
+    pub fn in_effect(&self, name: &str) -> Option<String> {
+        Some(match name {
+            "CINCH_CODEC" if self.off => "off".into(),
+            "CINCH_CODEC" => self.codec.to_string(),
+            "CINCH_CODEC_MIN_BYTES" => self.min_bytes.to_string(),
+            "CINCH_CODEC_COLLECTIVES" => self.collectives.to_string(),
+            "CINCH_CODEC_SAMPLE" => self.sample.to_string(),
+            "CINCH_CODEC_BOUND" => self.bound.to_string(),
+            _ => return None,
+        })
     }
 }
 
@@ -376,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn patterns() {
+    fn pattern_fits_whole_name() {
         for (pattern, name, expected) in [
             ("*", "", true),
             ("*", "anything", true),
@@ -396,9 +386,10 @@ mod tests {
         }
     }
 
-    /// Process, rules, program, name of the communicator: which codec, and whether it is final.
+    /// Columns: codecs of process, rules and program, name of the communicator; codec in effect, and
+    /// whether it is final.
     #[test]
-    fn the_narrowest_wins_and_off_is_final() {
+    fn narrowest_codec_wins_and_off_is_final() {
         let rules = "dp*=linear8,tp*=off,ep?=raw,*=static8";
         for (process, rules, program, name, codec, off) in [
             (None, None, None, "dp", "raw", false),
@@ -482,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_has_its_own_size_and_collectives() {
+    fn rule_has_its_own_size_and_collectives() {
         let mut config = config(&[
             ("CINCH_CODEC_MIN_BYTES", "1M"),
             (
@@ -495,7 +486,7 @@ mod tests {
         assert_eq!(policy.codec.to_string(), "dynamic8:block=64");
         assert_eq!(policy.min_bytes, 64 << 10);
         assert_eq!(policy.collectives.to_string(), "all_gather,reduce_scatter");
-        // What is printed is what may be written.
+        // Printed rules parse to the same rules.
         let text = config.codec_rules.to_string();
         assert_eq!(CodecRules::parse(&text), Ok(config.codec_rules.clone()));
         config.comm_name = "other".into();
@@ -505,22 +496,22 @@ mod tests {
     }
 
     #[test]
-    fn one_host_stays_exact_where_the_network_is_meant() {
+    fn one_host_with_codec_for_network_is_exact() {
         let mut config = config(&[("CINCH_CODEC", "linear8")]);
-        assert!(CodecPolicy::new(&config, true).codec.spec.is_lossy());
+        assert!(CodecPolicy::new(&config, true).codec.is_lossy());
         config
             .set("CINCH_CODEC_LINKS", "network", Origin::Environment)
             .unwrap();
         let near = CodecPolicy::new(&config, true);
-        // A call may still ask.
-        assert!(!near.codec.spec.is_lossy() && !near.off);
+        // A call may still name a codec.
+        assert!(!near.codec.is_lossy() && !near.off);
         assert!(near.to_string().contains("one host"), "{near}");
-        assert!(CodecPolicy::new(&config, false).codec.spec.is_lossy());
+        assert!(CodecPolicy::new(&config, false).codec.is_lossy());
     }
 
     #[test]
-    fn misspelt_rules_are_errors_that_quote_them() {
-        for (text, said) in [
+    fn misspelt_rule_is_quoted_in_the_error() {
+        for (text, reason) in [
             ("dp*", "PATTERN=CODEC"),
             ("=dynamic8", "pattern is empty"),
             ("dp*=dynamic9", "dynamic9"),
@@ -534,12 +525,12 @@ mod tests {
             ("", "PATTERN=CODEC"),
         ] {
             let error = CodecRules::parse(text).unwrap_err();
-            assert!(error.contains(said), "{text}: {error}");
+            assert!(error.contains(reason), "{text}: {error}");
         }
     }
 
     #[test]
-    fn calls_name_codecs_by_text() {
+    fn codec_of_call_is_parsed() {
         assert_eq!(call_codec(" off ").unwrap(), CodecSpec::RAW);
         assert_eq!(call_codec("raw").unwrap(), CodecSpec::RAW);
         assert_eq!(

@@ -1,25 +1,66 @@
-//! The table of settings.
+//! The table of settings. Each line makes a field of [`Config`], its default, its parser, its row in
+//! `cinch info` and `docs/settings.md`, and its part in the agreement of all ranks.
 
-use super::codec_policy::{CodecLinks, CodecRules, CollectiveSet, parse_choice};
-use super::{Config, TuningChoice};
-use crate::types::{Algorithm, CodecSpec, Kernel, Protocol, Subsystems, TransportKind};
+use super::codec_policy::{CodecLinks, CodecRules, CollectiveSet, parse_setting};
+use super::kinds::{
+    Auto, ByteCount, Custom, FilePath, FreeText, Member, Parsed, PowerOfTwo, Seconds, Switch,
+    ValueKind, WholeNumber, Word, non_empty,
+};
+use super::{Note, Origin, TuningChoice};
+use crate::types::{
+    Algorithm, CodecSetting, DeviceChoice, Kernel, Protocol, Subsystems, TransportKind,
+};
+use std::path::PathBuf;
 use std::time::Duration;
 
-/// One setting.
+/// A setting.
 pub struct Knob {
     /// Environment variable.
     pub name: &'static str,
-    /// What values it takes, as a phrase.
-    pub range: &'static str,
-    /// What it does.
+    /// Its effect, as a phrase.
     pub help: &'static str,
-    pub(super) apply: fn(&mut Config, &str) -> Result<(), String>,
-    /// The value in effect, as it would be written; empty if unset.
+    /// Ranks that must have one value.
+    pub shared: Sharing,
+    range: fn() -> String,
+    pub(super) apply: fn(&mut Config, &str) -> Parsed<()>,
+    /// Shows the value in effect as it may be written; empty if unset.
     pub show: fn(&Config) -> String,
 }
 
-/// `CINCH_` variables that are not settings of the library: the launcher's messages to its
-/// children, the build's own, and the tests'.
+impl Knob {
+    /// Returns the values that the setting takes, as a phrase.
+    pub fn range(&self) -> String {
+        (self.range)()
+    }
+
+    /// Finds a setting by its name.
+    pub fn find(name: &str) -> Option<&'static Knob> {
+        KNOBS.iter().find(|knob| knob.name == name)
+    }
+}
+
+/// Communicators on which all ranks must have one value of a setting. They compare it when they
+/// join, because each computes from it what the others must find, too: slots, schedules, channels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sharing {
+    /// Each rank may have its own value.
+    No,
+    /// On every communicator.
+    Always,
+    /// Where buffers are in host memory.
+    HostMemory,
+    /// Where the host's transports connect ranks: buffers are in host memory, or GPUs are on several
+    /// hosts.
+    HostLinks,
+    /// Where buffers are on GPUs.
+    Gpus,
+    /// On every communicator, but not as written: ranks compare what follows from the setting. The
+    /// module `comm` works it out.
+    Effect,
+}
+
+/// `CINCH_` variables that are no settings of the library: they are of the launcher, the build and
+/// the tests.
 pub(super) const RESERVED: &[&str] = &[
     "CINCH_CUDA",
     "CINCH_CUDA_ARCHS",
@@ -36,547 +77,248 @@ pub(super) const RESERVED: &[&str] = &[
     "CINCH_TEST_PATTERNS",
     "CINCH_TEST_RDMA",
     "CINCH_TEST_SEED",
+    "CINCH_UPDATE_HEADER",
+    "CINCH_UPDATE_SETTINGS",
 ];
 
 /// Most blocks that a call on a GPU may have.
 pub const MOST_GPU_CHANNELS: usize = 128;
 
-/// Parses a byte count with an optional binary K, M or G.
-pub(crate) fn parse_bytes(text: &str) -> Result<usize, String> {
-    let text = text.trim();
-    let (digits, unit) = match text.char_indices().last() {
-        Some((at, 'k' | 'K')) => (&text[..at], 10),
-        Some((at, 'm' | 'M')) => (&text[..at], 20),
-        Some((at, 'g' | 'G')) => (&text[..at], 30),
-        _ => (text, 0),
+/// Declares [`Config`] and [`KNOBS`]. A line reads
+/// `NAME field: type = default, kind of value, ranks that share it, "what it does";`
+macro_rules! knobs {
+    ($($name:ident $field:ident: $type:ty = $default:expr, $kind:expr, $shared:ident, $help:literal;)*) => {
+        /// The effective settings of one communicator.
+        ///
+        /// Fields with the name of an environment variable are settings of [`KNOBS`].
+        #[derive(Clone, Debug, PartialEq)]
+        pub struct Config {
+            $(
+                #[doc = concat!("`", stringify!($name), "`: ", $help, ".")]
+                pub $field: $type,
+            )*
+            /// Upper bound of the channels between two GPUs that raises nothing, as programs for NCCL
+            /// set it: see [`Config::bound_channels`].
+            pub gpu_channels_most: Option<usize>,
+            /// `CINCH_CODEC=off`: neither rules nor calls turn compression on.
+            pub codec_off: bool,
+            /// Whether the program, not the environment, chose [`Config::codec`].
+            pub codec_by_program: bool,
+            /// Name of the communicator, by which codec rules find it; empty if it has none.
+            pub comm_name: String,
+            /// Origin of each setting, in the order of [`KNOBS`].
+            pub origins: Vec<Origin>,
+            /// Whether NCCL's names and defaults hold ([`Config::for_nccl`]).
+            pub as_nccl: bool,
+            /// Sentences about the environment, for the log.
+            pub notes: Vec<Note>,
+        }
+
+        impl Default for Config {
+            fn default() -> Config {
+                Config {
+                    $($field: $default,)*
+                    gpu_channels_most: None,
+                    codec_off: false,
+                    codec_by_program: false,
+                    comm_name: String::new(),
+                    origins: vec![Origin::Default; KNOBS.len()],
+                    as_nccl: false,
+                    notes: Vec::new(),
+                }
+            }
+        }
+
+        /// All settings.
+        pub const KNOBS: &[Knob] = &[$(Knob {
+            name: stringify!($name),
+            help: $help,
+            shared: Sharing::$shared,
+            range: || $kind.range(),
+            apply: |config, text| $kind.apply(config, |config| &mut config.$field, text),
+            show: |config| $kind.show_in(config, &config.$field),
+        }),*];
     };
-    let number: usize = digits.parse().map_err(|_| "not a byte count".to_string())?;
-    number
-        .checked_mul(1 << unit)
-        .ok_or_else(|| "too large".to_string())
 }
 
-fn bytes_between(text: &str, low: usize, high: usize) -> Result<usize, String> {
-    let value = parse_bytes(text)?;
-    if (low..=high).contains(&value) {
-        Ok(value)
-    } else {
-        Err("out of range".into())
+knobs! {
+    CINCH_SLOT_BYTES slot_bytes: usize = 128 << 10, ByteCount(4 << 10, 16 << 20, 64), HostMemory,
+        "bytes of one slot in host memory; a chunk never encodes to more";
+    CINCH_SLOTS slots: usize = 4, PowerOfTwo(2, 64), HostMemory,
+        "slots of one connection in host memory";
+    CINCH_CHANNELS channels: usize = 2, WholeNumber(1, 16, ""), HostLinks,
+        "parallel channels through all ranks";
+    CINCH_BUFFER_BYTES buffer_bytes: usize = 64 << 20, ByteCount(64 << 10, 64 << 30, 1), Always,
+        "upper bound of slot memory per communicator and rank; slots shrink to fit it";
+    CINCH_TRANSPORT transport: Option<TransportKind> = None, Auto(Member(&TransportKind::ALL, TransportKind::name)), HostLinks,
+        "transport between all ranks; auto takes the best that connects each pair";
+    CINCH_DEVICE device: DeviceChoice = DeviceChoice::Host, Custom("host, cuda or cuda:N", |text| text.parse::<DeviceChoice>()), Effect,
+        "memory that calls work on; cuda is the GPU of the thread's current context, else 0";
+    CINCH_P2P_DISABLE p2p_disable: bool = false, Switch, No,
+        "keeps GPUs from writing each other's memory: slots lie in pinned host memory";
+    CINCH_GRAPH_MIXING graph_mixing: bool = true, Switch, No,
+        "orders replays of CUDA graphs with a communicator's other calls; 0 leaves it to you";
+    CINCH_EARLY_LAUNCH early_launch: bool = true, Switch, No,
+        "launches kernels while the work ahead of them in the stream ends (programmatic dependent launch); Hopper and newer";
+    CINCH_SHM_DISABLE shm_disable: bool = false, Switch, HostLinks,
+        "keeps ranks from sharing host memory: TCP carries it, and GPUs need peer memory";
+    CINCH_GPU_CHANNELS gpu_channels: Option<usize> = None, Auto(WholeNumber(1, MOST_GPU_CHANNELS, "")), Gpus,
+        "upper bound of a call's blocks; auto is 64, on several hosts 8, or half of what the GPU holds if less";
+    CINCH_ALGO algorithm: Option<Algorithm> = None, Auto(Member(&Algorithm::ALL, Algorithm::name)), Always,
+        "algorithm to use where the collective has it; auto takes the cheapest by the cost model";
+    CINCH_PROTO protocol: Option<Protocol> = None, Auto(Member(&Protocol::ALL, Protocol::name)), Always,
+        "protocol of kernels, where they have it";
+    CINCH_KERNEL kernel: Option<Kernel> = None, Auto(Member(&Kernel::ALL, Kernel::name)), Always,
+        "kernels that interpret a schedule, or fused ones for small messages where there is one";
+    CINCH_TUNING tuning: TuningChoice = TuningChoice::Auto, Custom("auto, off or the path of a table of `cinch tune`", TuningChoice::parse), Effect,
+        "measured choices of algorithm, protocol and blocks on GPUs: the library's where it has a table for them, none, or a file; CINCH_ALGO, CINCH_KERNEL, CINCH_PROTO and CINCH_GPU_CHANNELS win";
+    CINCH_CODEC codec: CodecSetting = CodecSetting::RAW, DefaultCodec, Effect,
+        "codec of calls that name none and admit it: sums and averages of f16, bf16, f32; with auto only where measured costs say that it pays; off is final for rules and calls";
+    CINCH_CODEC_RULES codec_rules: CodecRules = CodecRules::default(), Custom("PATTERN=off or PATTERN=CODEC[:min=BYTES][:for=COLLECTIVE+...], commas between", CodecRules::parse), No,
+        "codecs by names of communicators, in which * and ? stand for any text and character; the first that fits counts";
+    CINCH_CODEC_COLLECTIVES codec_collectives: CollectiveSet = CollectiveSet::GRADIENTS, Custom("names of collectives, commas between", |text| CollectiveSet::parse(text, ',')), Effect,
+        "collectives whose calls a codec carries although they name none";
+    CINCH_CODEC_LINKS codec_links: CodecLinks = CodecLinks::All, Member(&[CodecLinks::All, CodecLinks::Network], CodecLinks::name), No,
+        "network keeps calls exact that name no codec, where all ranks are on one host";
+    CINCH_CODEC_MIN_BYTES codec_min_bytes: usize = 0, ByteCount(0, 64 << 30, 1), Effect,
+        "input bytes below which calls that name no codec are exact";
+    CINCH_CODEC_SAMPLE codec_sample: u32 = 0, WholeNumber(0, 1_000_000_000, " calls"), Effect,
+        "every so many coded sums of a communicator, one is also run exactly on a slice and its error logged; 0 is never";
+    CINCH_CODEC_BOUND codec_bound: f64 = f64::INFINITY, Custom("a number above 0, or inf", parse_bound), Effect,
+        "relative RMS error of such a slice beyond which a communicator goes on without its codec";
+    CINCH_FUSE_BYTES fuse_bytes: usize = 64 << 10, ByteCount(0, 1 << 20, 1), Always,
+        "all_reduces of a group up to this many bytes each travel together on host memory, so all ranks must group them alike; 0 keeps them apart";
+    CINCH_THREADS threads: usize = 1, WholeNumber(1, 256, ""), No,
+        "threads that encode or decode a large array outside a collective";
+    CINCH_TIMEOUT timeout: Duration = Duration::from_secs(60), Seconds(0.01, 1e6), No,
+        "how long a call may wait for a peer";
+    CINCH_INIT_TIMEOUT init_timeout: Duration = Duration::from_secs(60), Seconds(0.01, 1e6), No,
+        "how long joining a communicator may take";
+    CINCH_HEARTBEAT heartbeat: Duration = Duration::from_millis(100), Seconds(0.01, 60.0), No,
+        "interval of the heartbeats of control connections";
+    CINCH_SOCKET_IFNAME interface: Option<String> = None, FreeText("names or beginnings of names or addresses, commas between; =NAME is exact, ^ excludes"), No,
+        "network interface for TCP; unset takes the first that is up, loopback for one host";
+    CINCH_SOCKET_FAMILY ipv6: Option<bool> = None, Auto(Member(&[false, true], |ipv6| if ipv6 { "ipv6" } else { "ipv4" })), No,
+        "addresses that count when an interface is chosen; auto takes IPv4 before IPv6";
+    CINCH_TCP_SOCKETS tcp_sockets: usize = 1, WholeNumber(1, 16, ""), HostLinks,
+        "sockets for each connected pair and channel";
+    CINCH_IB_DISABLE ib_disable: bool = false, Switch, No,
+        "keeps RDMA out where CINCH_TRANSPORT does not ask for it: TCP connects hosts";
+    CINCH_IB_HCA ib_hca: Option<String> = None, FreeText("names or beginnings of names of devices, :PORT behind, commas between; = in front is exact, ^ excludes"), No,
+        "RDMA devices and ports; unset takes all that are up";
+    CINCH_IB_GID ib_gid: Option<String> = None, Auto(Custom("a place in the port's table of addresses, or an address", parse_gid)), No,
+        "address of a RDMA port; auto takes RoCE v2 over IPv4, then over IPv6, then RoCE v1, whichever all ranks have";
+    CINCH_IB_TIMEOUT ib_timeout: u8 = 16, WholeNumber(8, 22, ": 4.096 us times two to this"), No,
+        "how long a RDMA device waits for an answer before it sends again";
+    CINCH_IB_RETRY ib_retry: u8 = 3, Custom("0 to 6", parse_retry), No,
+        "how often it sends again before the peer counts as dead";
+    CINCH_IB_QPS ib_qps: usize = 1, WholeNumber(1, 8, ""), HostLinks,
+        "RDMA queue pairs for each connected pair and channel; messages take turns";
+    CINCH_IB_SL ib_service_level: u8 = 0, WholeNumber(0, 15, ""), No,
+        "InfiniBand service level; RoCE priority where the network uses it";
+    CINCH_IB_TC ib_traffic_class: u8 = 0, WholeNumber(0, 255, ""), No,
+        "traffic class of RoCE packets, by which switches choose queues";
+    CINCH_HOST_ID host_id: Option<String> = None, FreeText("any text"), No,
+        "stands for the machine's identity, so that one machine can play several hosts";
+    CINCH_SIMD simd: String = "auto".into(), Word(&["auto", "scalar", "avx2", "avx512"]), No,
+        "widest instruction set to use; results do not depend on it";
+    CINCH_LOG log_level: String = "warn".into(), Word(&["none", "version", "warn", "info", "trace"]), No,
+        "log threshold";
+    CINCH_LOG_SUBSYS log_subsystems: Subsystems = Subsystems::ALL, Custom("ALL or names such as INIT,COLL,ENV, commas between; ^ in front excludes them", parse_subsystems), No,
+        "subsystems whose info and trace lines are logged";
+    CINCH_LOG_FILE log_file: Option<PathBuf> = None, FilePath("a path; %h and %p stand for host and process"), No,
+        "log destination; unset is standard error";
+    CINCH_COMM_ID comm_id: Option<String> = None, FreeText("host:port"), No,
+        "rendezvous for ranks that are discovered from the environment";
+    CINCH_SECRET_FILE secret_file: Option<PathBuf> = None, FilePath("a path of a file that only its owner can read"), No,
+        "the job's secret, for ranks that find each other by address";
+    CINCH_ALLOW_UNAUTHENTICATED allow_unauthenticated: bool = false, Switch, No,
+        "lets ranks that find each other by a non-loopback address do without a secret";
+    CINCH_NCCL_VERSION nccl_version: u32 = 22809, WholeNumber(20900, 99999, ", as NCCL writes versions: 22809 is 2.28.9"), No,
+        "version that ncclGetVersion of the drop-in returns; programs choose features by it";
+}
+
+/// The values of `CINCH_CODEC`, which has three fields: `off` is no codec but a decision.
+struct DefaultCodec;
+
+impl ValueKind for DefaultCodec {
+    type Value = CodecSetting;
+
+    fn range(&self) -> String {
+        "off, [auto:]NAME[:block=B][:tensor=K][:offset=E][:seed=S][:tau=T], see `cinch codecs`, \
+         or intra=NAME...,inter=NAME..."
+            .into()
     }
-}
 
-fn count(text: &str, low: usize, high: usize) -> Result<usize, String> {
-    match text.trim().parse::<usize>() {
-        Ok(value) if (low..=high).contains(&value) => Ok(value),
-        Ok(_) => Err("out of range".into()),
-        Err(_) => Err("not a whole number".into()),
+    fn parse(&self, text: &str) -> Parsed<CodecSetting> {
+        match text.trim() {
+            "off" => Ok(CodecSetting::RAW),
+            _ => parse_setting(text),
+        }
     }
-}
 
-fn seconds(text: &str, low: f64, high: f64) -> Result<Duration, String> {
-    match text.trim().parse::<f64>() {
-        Ok(value) if value >= low && value <= high => Ok(Duration::from_secs_f64(value)),
-        Ok(_) => Err("out of range".into()),
-        Err(_) => Err("not a number of seconds".into()),
+    fn show(&self, value: &CodecSetting) -> String {
+        value.to_string()
     }
-}
 
-fn one_of<T>(text: &str, find: impl Fn(&str) -> Option<T>) -> Result<Option<T>, String> {
-    match text.trim() {
-        "auto" => Ok(None),
-        name => find(name).map(Some).ok_or_else(|| "no such name".into()),
+    fn apply(
+        &self,
+        config: &mut Config,
+        field: fn(&mut Config) -> &mut CodecSetting,
+        text: &str,
+    ) -> Parsed<()> {
+        let setting = self.parse(text)?;
+        config.codec_off |= text.trim() == "off";
+        // Off is final: a program does not turn on what the environment turned off.
+        *field(config) = match config.codec_off {
+            true => CodecSetting::RAW,
+            false => setting,
+        };
+        Ok(())
     }
-}
 
-fn word(text: &str, words: &[&str]) -> Result<String, String> {
-    let text = text.trim().to_ascii_lowercase();
-    if words.contains(&text.as_str()) {
-        Ok(text)
-    } else {
-        Err("no such name".into())
-    }
-}
-
-fn non_empty(text: &str) -> Result<String, String> {
-    if text.trim().is_empty() {
-        Err("empty".into())
-    } else {
-        Ok(text.trim().to_string())
-    }
-}
-
-/// Every setting.
-pub const KNOBS: &[Knob] = &[
-    Knob {
-        name: "CINCH_SLOT_BYTES",
-        range: "4K to 16M, a multiple of 64",
-        help: "bytes of one slot in host memory; a chunk never encodes to more",
-        apply: |config, text| {
-            let value = bytes_between(text, 4 << 10, 16 << 20)?;
-            if value % 64 != 0 {
-                return Err("not a multiple of 64".into());
-            }
-            config.slot_bytes = value;
-            Ok(())
-        },
-        show: |config| config.slot_bytes.to_string(),
-    },
-    Knob {
-        name: "CINCH_SLOTS",
-        range: "a power of two from 2 to 64",
-        help: "slots of one connection in host memory",
-        apply: |config, text| {
-            let value = count(text, 2, 64)?;
-            if !value.is_power_of_two() {
-                return Err("not a power of two".into());
-            }
-            config.slots = value;
-            Ok(())
-        },
-        show: |config| config.slots.to_string(),
-    },
-    Knob {
-        name: "CINCH_CHANNELS",
-        range: "1 to 16",
-        help: "parallel channels through all ranks",
-        apply: |config, text| count(text, 1, 16).map(|value| config.channels = value),
-        show: |config| config.channels.to_string(),
-    },
-    Knob {
-        name: "CINCH_BUFFER_BYTES",
-        range: "64K to 64G",
-        help: "upper bound of slot memory per communicator and rank; slots shrink to fit it",
-        apply: |config, text| {
-            bytes_between(text, 64 << 10, 64 << 30).map(|value| config.buffer_bytes = value)
-        },
-        show: |config| config.buffer_bytes.to_string(),
-    },
-    Knob {
-        name: "CINCH_TRANSPORT",
-        range: "auto, loopback, shm, tcp, rdma or cuda",
-        help: "transport to use between all ranks",
-        apply: |config, text| {
-            one_of(text, TransportKind::from_name).map(|value| config.transport = value)
-        },
-        show: |config| config.transport.map_or("auto", TransportKind::name).into(),
-    },
-    Knob {
-        name: "CINCH_DEVICE",
-        range: "host, cuda or cuda:N",
-        help: "memory that calls work on; cuda is the GPU of the thread's current context, else 0",
-        apply: |config, text| text.parse().map(|value| config.device = value),
-        show: |config| config.device.to_string(),
-    },
-    Knob {
-        name: "CINCH_P2P_DISABLE",
-        range: "0 or 1",
-        help: "keeps GPUs from writing each other's memory: slots lie in pinned host memory",
-        apply: |config, text| count(text, 0, 1).map(|value| config.p2p_disable = value == 1),
-        show: |config| u8::from(config.p2p_disable).to_string(),
-    },
-    Knob {
-        name: "CINCH_GRAPH_MIXING",
-        range: "0 or 1",
-        help: "orders replays of CUDA graphs with a communicator's other calls; 0 leaves it to you",
-        apply: |config, text| count(text, 0, 1).map(|value| config.graph_mixing = value == 1),
-        show: |config| u8::from(config.graph_mixing).to_string(),
-    },
-    Knob {
-        name: "CINCH_EARLY_LAUNCH",
-        range: "0 or 1",
-        help: "launches kernels while what is ahead of them in the stream ends; Hopper and newer",
-        apply: |config, text| count(text, 0, 1).map(|value| config.early_launch = value == 1),
-        show: |config| u8::from(config.early_launch).to_string(),
-    },
-    Knob {
-        name: "CINCH_SHM_DISABLE",
-        range: "0 or 1",
-        help: "keeps ranks from sharing host memory: TCP carries it, and GPUs need peer memory",
-        apply: |config, text| count(text, 0, 1).map(|value| config.shm_disable = value == 1),
-        show: |config| u8::from(config.shm_disable).to_string(),
-    },
-    Knob {
-        name: "CINCH_GPU_CHANNELS",
-        range: "auto or 1 to 128",
-        help: "upper bound of a call's blocks; auto is 64, on several hosts 8, or half of what the GPU holds if less",
-        apply: |config, text| {
-            config.gpu_channels = match text.trim() {
-                "auto" => None,
-                number => Some(count(number, 1, MOST_GPU_CHANNELS)?),
-            };
-            Ok(())
-        },
-        show: |config| {
-            let number = config.gpu_channels.map(|value| value.to_string());
-            number.unwrap_or_else(|| "auto".into())
-        },
-    },
-    Knob {
-        name: "CINCH_ALGO",
-        range: "auto, ring, tree, oneshot, direct or hierarchical",
-        help: "algorithm to use where the collective has it",
-        apply: |config, text| {
-            one_of(text, Algorithm::from_name).map(|value| config.algorithm = value)
-        },
-        show: |config| config.algorithm.map_or("auto", Algorithm::name).into(),
-    },
-    Knob {
-        name: "CINCH_PROTO",
-        range: "auto, simple, ll or ll128",
-        help: "protocol of kernels, where they have it",
-        apply: |config, text| {
-            one_of(text, Protocol::from_name).map(|value| config.protocol = value)
-        },
-        show: |config| config.protocol.map_or("auto", Protocol::name).into(),
-    },
-    Knob {
-        name: "CINCH_KERNEL",
-        range: "auto, schedule or fused",
-        help: "kernels that interpret a schedule, or fused ones for small messages where there is one",
-        apply: |config, text| one_of(text, Kernel::from_name).map(|value| config.kernel = value),
-        show: |config| config.kernel.map_or("auto", Kernel::name).into(),
-    },
-    Knob {
-        name: "CINCH_TUNING",
-        range: "auto, off or the path of a table of `cinch tune`",
-        help: "measured choices of algorithm, protocol and blocks on GPUs: the library's where it has \
-               a table for them, none, or a file; CINCH_ALGO, CINCH_KERNEL, CINCH_PROTO and CINCH_GPU_CHANNELS win",
-        apply: |config, text| {
-            config.tuning = match text.trim() {
-                "auto" => TuningChoice::Auto,
-                "off" => TuningChoice::Off,
-                _ => TuningChoice::File(non_empty(text)?.into()),
-            };
-            Ok(())
-        },
-        show: |config| match &config.tuning {
-            TuningChoice::Auto => "auto".into(),
-            TuningChoice::Off => "off".into(),
-            TuningChoice::File(path) => path.display().to_string(),
-        },
-    },
-    Knob {
-        name: "CINCH_CODEC",
-        range: "off, [auto:]NAME[:block=B][:tensor=K][:offset=E][:seed=S][:tau=T], see `cinch codecs`, \
-                or intra=NAME...,inter=NAME...",
-        help: "codec of calls that name none and admit it: sums and averages of f16, bf16, f32; \
-               with auto only where measured costs say that it pays; off is final for rules and calls",
-        apply: |config, text| {
-            if text.trim() == "off" {
-                (config.codec, config.codec_auto) = (CodecSpec::RAW, false);
-                config.codec_intra = None;
-                config.codec_off = true;
-                return Ok(());
-            }
-            let choice = parse_choice(text)?;
-            // Nothing narrower turns on what was turned off for good.
-            if !config.codec_off {
-                (config.codec, config.codec_auto) = (choice.spec, choice.auto);
-                config.codec_intra = choice.intra;
-            }
-            Ok(())
-        },
-        show: |config| match config.codec_off {
+    fn show_in(&self, config: &Config, value: &CodecSetting) -> String {
+        match config.codec_off {
             true => "off".into(),
-            false => config.codec_choice().to_string(),
-        },
-    },
-    Knob {
-        name: "CINCH_CODEC_RULES",
-        range: "PATTERN=off or PATTERN=CODEC[:min=BYTES][:for=COLLECTIVE+...], commas between",
-        help: "codecs by names of communicators, in which * and ? stand for any text and character; the first that fits counts",
-        apply: |config, text| CodecRules::parse(text).map(|value| config.codec_rules = value),
-        show: |config| config.codec_rules.to_string(),
-    },
-    Knob {
-        name: "CINCH_CODEC_COLLECTIVES",
-        range: "names of collectives, commas between",
-        help: "collectives that a codec carries which no call asked for",
-        apply: |config, text| {
-            CollectiveSet::parse(text, ',').map(|value| config.codec_collectives = value)
-        },
-        show: |config| config.codec_collectives.to_string(),
-    },
-    Knob {
-        name: "CINCH_CODEC_LINKS",
-        range: "all or network",
-        help: "network keeps calls exact that ask for no codec, where all ranks are on one host",
-        apply: |config, text| {
-            config.codec_links = match text.trim() {
-                "all" => CodecLinks::All,
-                "network" => CodecLinks::Network,
-                _ => return Err("no such name".into()),
-            };
-            Ok(())
-        },
-        show: |config| match config.codec_links {
-            CodecLinks::All => "all".into(),
-            CodecLinks::Network => "network".into(),
-        },
-    },
-    Knob {
-        name: "CINCH_CODEC_MIN_BYTES",
-        range: "0 to 64G",
-        help: "input bytes below which the default codec stays out",
-        apply: |config, text| {
-            bytes_between(text, 0, 64 << 30).map(|value| config.codec_min_bytes = value)
-        },
-        show: |config| config.codec_min_bytes.to_string(),
-    },
-    Knob {
-        name: "CINCH_CODEC_SAMPLE",
-        range: "0 to 1000000000 calls",
-        help: "every so many coded sums of a communicator, one is also run exactly on a slice and its error logged; 0 is never",
-        apply: |config, text| {
-            count(text, 0, 1_000_000_000).map(|value| config.codec_sample = value as u32)
-        },
-        show: |config| config.codec_sample.to_string(),
-    },
-    Knob {
-        name: "CINCH_CODEC_BOUND",
-        range: "a number above 0, or inf",
-        help: "relative RMS error of such a slice beyond which a communicator goes on without its codec",
-        apply: |config, text| match text.trim().parse::<f64>() {
-            Ok(value) if value > 0.0 => {
-                config.codec_bound = value;
-                Ok(())
-            }
-            _ => Err("no such bound".into()),
-        },
-        show: |config| config.codec_bound.to_string(),
-    },
-    Knob {
-        name: "CINCH_FUSE_BYTES",
-        range: "0 to 1M",
-        help: "all_reduces of a group up to this many bytes each travel together on host memory, \
-               so all ranks must group them alike; 0 keeps them apart",
-        apply: |config, text| {
-            bytes_between(text, 0, 1 << 20).map(|value| config.fuse_bytes = value)
-        },
-        show: |config| config.fuse_bytes.to_string(),
-    },
-    Knob {
-        name: "CINCH_THREADS",
-        range: "1 to 256",
-        help: "threads that encode or decode a large array outside a collective",
-        apply: |config, text| count(text, 1, 256).map(|value| config.threads = value),
-        show: |config| config.threads.to_string(),
-    },
-    Knob {
-        name: "CINCH_TIMEOUT",
-        range: "0.01 to 1000000 seconds",
-        help: "how long a call may wait for a peer",
-        apply: |config, text| seconds(text, 0.01, 1e6).map(|value| config.timeout = value),
-        show: |config| config.timeout.as_secs_f64().to_string(),
-    },
-    Knob {
-        name: "CINCH_INIT_TIMEOUT",
-        range: "0.01 to 1000000 seconds",
-        help: "how long joining a communicator may take",
-        apply: |config, text| seconds(text, 0.01, 1e6).map(|value| config.init_timeout = value),
-        show: |config| config.init_timeout.as_secs_f64().to_string(),
-    },
-    Knob {
-        name: "CINCH_HEARTBEAT",
-        range: "0.01 to 60 seconds",
-        help: "beat of the control connections",
-        apply: |config, text| seconds(text, 0.01, 60.0).map(|value| config.heartbeat = value),
-        show: |config| config.heartbeat.as_secs_f64().to_string(),
-    },
-    Knob {
-        name: "CINCH_SOCKET_IFNAME",
-        range: "names or beginnings of names or addresses, commas between; =NAME is exact, ^ excludes",
-        help: "network interface for TCP; unset takes the first that is up, loopback for one host",
-        apply: |config, text| non_empty(text).map(|value| config.interface = Some(value)),
-        show: |config| config.interface.clone().unwrap_or_default(),
-    },
-    Knob {
-        name: "CINCH_SOCKET_FAMILY",
-        range: "auto, ipv4 or ipv6",
-        help: "addresses that count when an interface is chosen; auto takes IPv4 before IPv6",
-        apply: |config, text| {
-            config.ipv6 = match text.trim() {
-                "auto" => None,
-                "ipv4" => Some(false),
-                "ipv6" => Some(true),
-                _ => return Err("no such name".into()),
-            };
-            Ok(())
-        },
-        show: |config| match config.ipv6 {
-            None => "auto".into(),
-            Some(false) => "ipv4".into(),
-            Some(true) => "ipv6".into(),
-        },
-    },
-    Knob {
-        name: "CINCH_TCP_SOCKETS",
-        range: "1 to 16",
-        help: "sockets for each connected pair and channel",
-        apply: |config, text| count(text, 1, 16).map(|value| config.tcp_sockets = value),
-        show: |config| config.tcp_sockets.to_string(),
-    },
-    Knob {
-        name: "CINCH_IB_DISABLE",
-        range: "0 or 1",
-        help: "keeps RDMA out where CINCH_TRANSPORT does not ask for it: TCP connects hosts",
-        apply: |config, text| count(text, 0, 1).map(|value| config.ib_disable = value == 1),
-        show: |config| u8::from(config.ib_disable).to_string(),
-    },
-    Knob {
-        name: "CINCH_IB_HCA",
-        range: "names or beginnings of names of devices, :PORT behind, commas between; = in front is exact, ^ excludes",
-        help: "RDMA devices and ports; unset takes all that are up",
-        apply: |config, text| non_empty(text).map(|value| config.ib_hca = Some(value)),
-        show: |config| config.ib_hca.clone().unwrap_or_default(),
-    },
-    Knob {
-        name: "CINCH_IB_GID",
-        range: "auto, a place in the port's table of addresses, or an address",
-        help: "address of a RDMA port; auto takes RoCE v2 over IPv4, then over IPv6, then RoCE v1, whichever all ranks have",
-        apply: |config, text| {
-            let text = text.trim();
-            let known = text.parse::<u8>().is_ok() || text.parse::<std::net::IpAddr>().is_ok();
-            config.ib_gid = match text {
-                "auto" => None,
-                _ if known => Some(text.into()),
-                _ => return Err("neither a place in the table nor an address".into()),
-            };
-            Ok(())
-        },
-        show: |config| config.ib_gid.clone().unwrap_or_else(|| "auto".into()),
-    },
-    Knob {
-        name: "CINCH_IB_TIMEOUT",
-        range: "8 to 22: 4.096 us times two to this",
-        help: "how long a RDMA device waits for an answer before it sends again",
-        apply: |config, text| count(text, 8, 22).map(|value| config.ib_timeout = value as u8),
-        show: |config| config.ib_timeout.to_string(),
-    },
-    Knob {
-        name: "CINCH_IB_RETRY",
-        range: "0 to 6",
-        help: "how often it sends again before the peer counts as dead",
-        apply: |config, text| match count(text, 0, 7)? {
-            7 => Err(
-                "7 may mean for ever to a device, and a dead peer would never be noticed".into(),
-            ),
-            value => {
-                config.ib_retry = value as u8;
-                Ok(())
-            }
-        },
-        show: |config| config.ib_retry.to_string(),
-    },
-    Knob {
-        name: "CINCH_IB_QPS",
-        range: "1 to 8",
-        help: "RDMA queue pairs for each connected pair and channel; messages take turns",
-        apply: |config, text| count(text, 1, 8).map(|value| config.ib_qps = value),
-        show: |config| config.ib_qps.to_string(),
-    },
-    Knob {
-        name: "CINCH_IB_SL",
-        range: "0 to 15",
-        help: "InfiniBand service level; RoCE priority where the network goes by it",
-        apply: |config, text| count(text, 0, 15).map(|value| config.ib_service_level = value as u8),
-        show: |config| config.ib_service_level.to_string(),
-    },
-    Knob {
-        name: "CINCH_IB_TC",
-        range: "0 to 255",
-        help: "traffic class of RoCE packets, by which switches choose queues",
-        apply: |config, text| {
-            count(text, 0, 255).map(|value| config.ib_traffic_class = value as u8)
-        },
-        show: |config| config.ib_traffic_class.to_string(),
-    },
-    Knob {
-        name: "CINCH_HOST_ID",
-        range: "any text",
-        help: "stands for the machine's identity, so that one machine can play several hosts",
-        apply: |config, text| non_empty(text).map(|value| config.host_id = Some(value)),
-        show: |config| config.host_id.clone().unwrap_or_default(),
-    },
-    Knob {
-        name: "CINCH_SIMD",
-        range: "auto, scalar, avx2 or avx512",
-        help: "widest instruction set to use; results do not depend on it",
-        apply: |config, text| {
-            word(text, &["auto", "scalar", "avx2", "avx512"]).map(|value| config.simd = value)
-        },
-        show: |config| config.simd.clone(),
-    },
-    Knob {
-        name: "CINCH_LOG",
-        range: "none, version, warn, info or trace",
-        help: "log threshold",
-        apply: |config, text| {
-            word(text, &["none", "version", "warn", "info", "trace"])
-                .map(|value| config.log_level = value)
-        },
-        show: |config| config.log_level.clone(),
-    },
-    Knob {
-        name: "CINCH_LOG_SUBSYS",
-        range: "ALL or names such as INIT,COLL,ENV, commas between; ^ in front excludes them",
-        help: "what lines of info and trace may be about",
-        apply: |config, text| match Subsystems::parse(text) {
-            (subsystems, unknown) if unknown.is_empty() => {
-                config.log_subsystems = subsystems;
-                Ok(())
-            }
-            (_, unknown) => Err(format!("no subsystem is called {}", unknown.join(", "))),
-        },
-        show: |config| config.log_subsystems.to_string(),
-    },
-    Knob {
-        name: "CINCH_LOG_FILE",
-        range: "a path; %h and %p stand for host and process",
-        help: "log destination; unset is standard error",
-        apply: |config, text| non_empty(text).map(|value| config.log_file = Some(value.into())),
-        show: |config| {
-            config
-                .log_file
-                .as_ref()
-                .map_or(String::new(), |path| path.display().to_string())
-        },
-    },
-    Knob {
-        name: "CINCH_COMM_ID",
-        range: "host:port",
-        help: "rendezvous for ranks that are discovered from the environment",
-        apply: |config, text| non_empty(text).map(|value| config.comm_id = Some(value)),
-        show: |config| config.comm_id.clone().unwrap_or_default(),
-    },
-    Knob {
-        name: "CINCH_SECRET_FILE",
-        range: "a path of a file that only its owner can read",
-        help: "the job's secret, for ranks that find each other by address",
-        apply: |config, text| non_empty(text).map(|value| config.secret_file = Some(value.into())),
-        show: |config| {
-            config
-                .secret_file
-                .as_ref()
-                .map_or(String::new(), |path| path.display().to_string())
-        },
-    },
-    Knob {
-        name: "CINCH_ALLOW_UNAUTHENTICATED",
-        range: "0 or 1",
-        help: "lets ranks that find each other by a non-loopback address do without a secret",
-        apply: |config, text| {
-            count(text, 0, 1).map(|value| config.allow_unauthenticated = value == 1)
-        },
-        show: |config| u8::from(config.allow_unauthenticated).to_string(),
-    },
-    Knob {
-        name: "CINCH_NCCL_VERSION",
-        range: "20900 to 99999, as NCCL writes versions: 22809 is 2.28.9",
-        help: "what ncclGetVersion of the drop-in answers; programs choose features by it",
-        apply: |config, text| {
-            count(text, 20900, 99999).map(|value| config.nccl_version = value as u32)
-        },
-        show: |config| config.nccl_version.to_string(),
-    },
-];
+            false => self.show(value),
+        }
+    }
+}
+
+fn parse_bound(text: &str) -> Parsed<f64> {
+    match text.trim().parse::<f64>() {
+        Ok(value) if value > 0.0 => Ok(value),
+        _ => Err("no such bound".into()),
+    }
+}
+
+fn parse_gid(text: &str) -> Parsed<String> {
+    match text.parse::<u8>().is_ok() || text.parse::<std::net::IpAddr>().is_ok() {
+        true => Ok(text.into()),
+        false => Err("neither a place in the table nor an address".into()),
+    }
+}
+
+fn parse_retry(text: &str) -> Parsed<u8> {
+    match WholeNumber(0, 7, "").parse(text)? {
+        7 => Err("7 may mean for ever to a device, and a dead peer would never be noticed".into()),
+        value => Ok(value),
+    }
+}
+
+fn parse_subsystems(text: &str) -> Parsed<Subsystems> {
+    match Subsystems::parse(text) {
+        (subsystems, unknown) if unknown.is_empty() => Ok(subsystems),
+        (_, unknown) => Err(format!("no subsystem is called {}", unknown.join(", "))),
+    }
+}
+
+impl TuningChoice {
+    fn parse(text: &str) -> Parsed<TuningChoice> {
+        match text.trim() {
+            "auto" => Ok(TuningChoice::Auto),
+            "off" => Ok(TuningChoice::Off),
+            _ => Ok(TuningChoice::File(non_empty(text)?.into())),
+        }
+    }
+}

@@ -1,6 +1,6 @@
-//! What launchers tell their ranks through the environment: read here, understood in `bootstrap`.
+//! Variables by which launchers describe a job to its ranks: read here, interpreted in `bootstrap`.
 
-/// Variables of launchers that are looked at, ours first.
+/// The variables of launchers, those of `cinch run` first.
 pub const LAUNCHER_VARIABLES: &[&str] = &[
     "CINCH_LAUNCH_ID",
     "CINCH_LAUNCH_RANK",
@@ -26,8 +26,8 @@ pub const LAUNCHER_VARIABLES: &[&str] = &[
     "PMI_SIZE",
 ];
 
-/// The value of one of [`LAUNCHER_VARIABLES`]; `None` for other names, and where it is unset or
-/// not UTF-8.
+/// Reads one of [`LAUNCHER_VARIABLES`]; `None` for other names and for values that are unset or not
+/// UTF-8.
 pub fn launcher_environment(name: &str) -> Option<String> {
     LAUNCHER_VARIABLES
         .contains(&name)

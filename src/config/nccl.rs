@@ -1,35 +1,34 @@
-//! NCCL's environment, for the drop-in: which of its names mean something here, and what.
+//! NCCL's environment variables, for the drop-in: the table of names that have an effect, and which.
 //!
-//! Ours win. A value that NCCL takes and we cannot is said in the log and left out, because the
-//! program ran with it; only what concerns compression is an error, since no such name is NCCL's.
+//! `CINCH_` names win. A value that NCCL takes and cinch cannot is logged and left out, because the
+//! program ran with it under NCCL. Only errors about compression are final: no NCCL name concerns it.
 
-use super::{Config, KNOBS, Note, Origin};
+use super::{Config, KNOBS, Knob, Note, Origin};
 use crate::error::{Error, Result};
 use crate::types::{DeviceChoice, Subsystems};
 use std::ffi::OsString;
 use std::time::Duration;
 
-/// One of NCCL's names.
+/// An environment variable of NCCL.
 pub struct NcclName {
     /// The variable.
     pub name: &'static str,
-    /// What it does here.
+    /// Its effect in cinch.
     pub means: Meaning,
 }
 
-/// What one of NCCL's names does here.
+/// The effect of an NCCL variable in cinch.
 pub enum Meaning {
-    /// It is another name for one of our settings.
+    /// It is another name for a setting of cinch.
     Setting {
-        /// Ours.
+        /// The setting of cinch.
         ours: &'static str,
-        /// Our value for NCCL's; `None` where it asks for what happens anyway.
+        /// Translates NCCL's value; `None` where the value asks for what happens anyway.
         translate: fn(&str) -> std::result::Result<Option<String>, String>,
     },
-    /// It bounds a call's blocks, and raises nothing, unless `CINCH_GPU_CHANNELS` says how many there
-    /// are.
+    /// It bounds a call's blocks and raises nothing, unless `CINCH_GPU_CHANNELS` is set.
     MostChannels,
-    /// Nothing, for this reason.
+    /// No effect, for this reason.
     Nothing(&'static str),
 }
 
@@ -58,7 +57,7 @@ const fn nothing(name: &'static str, why: &'static str) -> NcclName {
     }
 }
 
-/// NCCL's names that are known here. Any other is left to NCCL, and said to have no effect.
+/// NCCL's variables that cinch knows. It logs that others have no effect.
 pub const NCCL_NAMES: &[NcclName] = &[
     setting("NCCL_SOCKET_IFNAME", "CINCH_SOCKET_IFNAME", as_it_is),
     setting("NCCL_SOCKET_FAMILY", "CINCH_SOCKET_FAMILY", family),
@@ -114,7 +113,7 @@ fn switch(value: &str) -> std::result::Result<Option<String>, String> {
     number(value).map(|value| Some(u8::from(value != 0).to_string()))
 }
 
-/// Sockets, or what happens anyway.
+/// Translates `NCCL_NET`: `socket` disables RDMA, `ib` is the default.
 fn network(value: &str) -> std::result::Result<Option<String>, String> {
     match value.trim().to_ascii_lowercase().as_str() {
         "socket" => Ok(Some("1".into())),
@@ -123,7 +122,7 @@ fn network(value: &str) -> std::result::Result<Option<String>, String> {
     }
 }
 
-/// -1 is NCCL's word for automatic.
+/// Translates `NCCL_IB_GID_INDEX`, in which -1 is automatic.
 fn gid(value: &str) -> std::result::Result<Option<String>, String> {
     match number(value)? {
         -1 => Ok(None),
@@ -131,7 +130,8 @@ fn gid(value: &str) -> std::result::Result<Option<String>, String> {
     }
 }
 
-/// Only "never" can be said here: what connects two GPUs does not matter, whether data passes does.
+/// Translates `NCCL_P2P_LEVEL`. Only "never" has an effect, because cinch tries each path with data
+/// instead of judging it by its kind.
 fn level(value: &str) -> std::result::Result<Option<String>, String> {
     match value.trim() {
         "LOC" | "0" => Ok(Some("1".into())),
@@ -182,38 +182,38 @@ fn debug(value: &str) -> std::result::Result<Option<String>, String> {
             ("VERSION", "version"),
             ("WARN", "warn"),
             ("INFO", "info"),
-            // Between INFO and TRACE there: lines of a communicator that is aborted.
+            // NCCL logs aborts at a level of its own between INFO and TRACE.
             ("ABORT", "info"),
             ("TRACE", "trace"),
         ],
     )
 }
 
-/// NCCL has subsystems that we have not; a list may name them.
+/// Translates `NCCL_DEBUG_SUBSYS`, and leaves out subsystems that cinch does not have.
 fn subsystems(value: &str) -> std::result::Result<Option<String>, String> {
     Ok(Some(Subsystems::parse(value).0.to_string()))
 }
 
-/// What a call of the drop-in waits at most where nothing is set. NCCL waits for ever, and programs
-/// count on it: one rank may write a checkpoint while the others are in the next call. Frameworks
-/// have watchdogs of their own, of some ten minutes. A rank that dies is found without a deadline;
-/// this is for one that is stopped.
-const PATIENCE: Duration = Duration::from_secs(86400);
-/// The same of joining.
-const INIT_PATIENCE: Duration = Duration::from_secs(3600);
-/// Input bytes of a rank below which loss scales, norms and flags are found, not gradients.
+/// Default timeout of a call of the drop-in. NCCL waits for ever, and programs count on it: one rank
+/// may write a checkpoint while the others are in the next call. Frameworks have watchdogs of some
+/// ten minutes. A rank that dies is found without this timeout; it is for a process that is stopped.
+const CALL_TIMEOUT: Duration = Duration::from_secs(86400);
+/// Default timeout of joining a communicator of the drop-in.
+const INIT_TIMEOUT: Duration = Duration::from_secs(3600);
+/// Default of the input bytes below which calls are exact: loss scales, norms and flags are smaller,
+/// gradients are larger.
 const MIN_BYTES: usize = 1 << 20;
 
 impl Config {
-    /// The settings of a program that was built for NCCL: those of [`Config::from_env`], then what
-    /// [`NCCL_NAMES`] say, then defaults that such programs count on: buffers on the GPU of the
-    /// current context, codecs from 1 MiB, a day's patience. [`Config::notes`] says what of the
-    /// environment has no effect.
+    /// Reads the settings of a program that was built for NCCL: [`Config::from_env`], then
+    /// [`NCCL_NAMES`], then defaults that such programs count on. These are buffers on the GPU of the
+    /// current context, codecs from 1 MiB and a timeout of a day. [`Config::notes`] lists the
+    /// variables without effect.
     ///
     /// # Errors
-    /// Invalid argument for what `CINCH_` names hold, as in [`Config::from_env`], for names that
-    /// begin with `CINCH_CODEC` and are none (a run would be exact by mistake), and for codecs that
-    /// need what calls of NCCL cannot say.
+    /// Invalid argument for bad values of `CINCH_` names, as in [`Config::from_env`]; for unknown
+    /// names that begin with `CINCH_CODEC`, which would leave a run exact by mistake; and for codecs
+    /// that need tensor ids, which calls of NCCL do not have.
     pub fn for_nccl() -> Result<Config> {
         let mut config = Config::for_nccl_of(&|name| std::env::var_os(name))?;
         let unknown = Config::unknown_names();
@@ -245,8 +245,8 @@ impl Config {
             as_nccl: true,
             device: DeviceChoice::Current,
             codec_min_bytes: MIN_BYTES,
-            timeout: PATIENCE,
-            init_timeout: INIT_PATIENCE,
+            timeout: CALL_TIMEOUT,
+            init_timeout: INIT_TIMEOUT,
             log_subsystems: Subsystems::DEFAULT,
             ..Config::default()
         };
@@ -265,20 +265,20 @@ impl Config {
         }
     }
 
-    /// A setting that gives calls of some communicator, which has no name yet, a codec that needs the
-    /// tensor ids of calls.
+    /// Returns the setting that would give some communicator a codec that needs tensor ids. Rules are
+    /// checked too, because communicators have no names yet.
     fn needing_tensor(&self) -> Option<String> {
         if self.codec_off {
             return None;
         }
-        if super::CodecPolicy::new(self, false).needs_tensor() {
-            return Some(format!("CINCH_CODEC={}", self.codec_choice()));
+        if super::CodecPolicy::new(self, false).codec.needs_tensor() {
+            return Some(format!("CINCH_CODEC={}", self.codec));
         }
         let rule = self.codec_rules.needing_tensor()?;
         Some(format!("CINCH_CODEC_RULES has {rule}"))
     }
 
-    /// Does what one of NCCL's names asks for, unless one of ours has said something else.
+    /// Applies an NCCL variable, unless a `CINCH_` variable has set another value.
     fn honour(&mut self, known: &NcclName, value: &str) {
         let name = known.name;
         let (ours, translate) = match known.means {
@@ -293,17 +293,17 @@ impl Config {
             Ok(None) => return,
             Err(why) => return self.note(true, format!("{name}=\"{value}\" is left out: {why}")),
         };
-        let Some(at) = KNOBS.iter().position(|knob| knob.name == ours) else {
+        let Some(knob) = Knob::find(ours) else {
             return;
         };
+        let was_set = self.is_set(ours);
         let before = self.clone();
         if let Err(error) = self.set(ours, &translated, Origin::Environment) {
             *self = before;
             return self.note(true, format!("{name} is left out: {}", error.message()));
         }
-        let show = KNOBS[at].show;
-        if before.origins[at] != Origin::Default {
-            let (earlier, later) = (show(&before), show(self));
+        if was_set {
+            let (earlier, later) = ((knob.show)(&before), (knob.show)(self));
             *self = before;
             if earlier != later {
                 self.note(
@@ -314,14 +314,14 @@ impl Config {
         }
     }
 
-    /// Bounds a call's blocks, unless ours has said how many there are.
+    /// Bounds a call's blocks, unless `CINCH_GPU_CHANNELS` is set.
     fn honour_bound(&mut self, name: &str, value: &str) {
         const OURS: &str = "CINCH_GPU_CHANNELS";
         let most = match channels(value) {
             Ok(most) => most,
             Err(why) => return self.note(true, format!("{name}=\"{value}\" is left out: {why}")),
         };
-        if !self.says(OURS) {
+        if !self.is_set(OURS) {
             self.bound_channels(most);
         } else if most < self.gpu_channels_for(1) {
             let counts = self.gpu_channels_for(1);
@@ -348,19 +348,19 @@ mod tests {
     }
 
     #[test]
-    fn nothing_set_is_exact_and_patient() {
+    fn empty_environment_is_exact_with_long_timeouts() {
         let config = read(&[]).unwrap();
         assert_eq!(config.device, DeviceChoice::Current);
         assert!(!config.codec.is_lossy() && config.codec_min_bytes == 1 << 20);
         assert!(config.timeout >= Duration::from_secs(3600));
         assert!(config.notes.is_empty());
-        // Ours still count.
+        // `CINCH_` variables still count.
         let ours = read(&[("CINCH_DEVICE", "host"), ("CINCH_CODEC_MIN_BYTES", "0")]).unwrap();
         assert_eq!((ours.device, ours.codec_min_bytes), (DeviceChoice::Host, 0));
     }
 
     #[test]
-    fn each_name_that_maps_arrives() {
+    fn nccl_variable_sets_its_setting() {
         let config = read(&[
             ("NCCL_SOCKET_IFNAME", "^docker,lo"),
             ("NCCL_SOCKET_FAMILY", "AF_INET6"),
@@ -408,17 +408,17 @@ mod tests {
     }
 
     #[test]
-    fn the_manual_names_each() {
+    fn nccl_variables_are_in_the_manual() {
         let manual = include_str!("../../docs/codec-rules.md");
         for known in NCCL_NAMES {
-            // Alone, or with a value.
+            // The manual shows the name alone or with a value.
             let is_there = |end: &str| manual.contains(&format!("`{}{end}", known.name));
             assert!(is_there("`") || is_there("="), "{}", known.name);
         }
     }
 
     #[test]
-    fn every_mapped_name_has_a_setting_of_ours() {
+    fn nccl_variable_names_an_existing_setting() {
         for known in NCCL_NAMES {
             assert!(known.name.starts_with("NCCL_"));
             if let Meaning::Setting { ours, .. } = known.means {
@@ -428,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn ours_win_and_that_is_said_once() {
+    fn cinch_variable_wins_with_one_note() {
         let config = read(&[("CINCH_LOG", "trace"), ("NCCL_DEBUG", "WARN")]).unwrap();
         assert_eq!(config.log_level, "trace");
         let [note] = &config.notes[..] else {
@@ -438,7 +438,7 @@ mod tests {
             note.warns && note.text.contains("CINCH_LOG=trace counts"),
             "{note:?}"
         );
-        // The same wish is no conflict.
+        // Equal values are no conflict.
         let same = read(&[("CINCH_P2P_DISABLE", "1"), ("NCCL_P2P_DISABLE", "1")]).unwrap();
         assert!(same.p2p_disable && same.notes.is_empty());
         let ours = [("CINCH_GPU_CHANNELS", "16"), ("NCCL_MAX_CTAS", "8")];
@@ -454,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn bounds_of_channels_raise_nothing() {
+    fn bound_of_channels_raises_nothing() {
         let default = Config::default();
         for (names, channels) in [
             (&[("NCCL_MAX_CTAS", "100")][..], [64, 8]),
@@ -481,8 +481,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_said_and_left_out() {
-        for (name, value, said) in [
+    fn unknown_value_is_left_out_with_a_note() {
+        for (name, value, reason) in [
             ("NCCL_P2P_DISABLE", "yes", "whole number"),
             ("NCCL_ALGO", "NVLS", "Ring, Tree"),
             ("NCCL_ALGO", "^Tree", "Ring, Tree"),
@@ -497,7 +497,7 @@ mod tests {
             let [note] = &config.notes[..] else {
                 panic!("{name}: {:?}", config.notes)
             };
-            assert!(note.warns && note.text.contains(said), "{note:?}");
+            assert!(note.warns && note.text.contains(reason), "{note:?}");
             assert!(note.text.contains(name), "{note:?}");
             let untouched = Config {
                 notes: config.notes.clone(),
@@ -522,20 +522,20 @@ mod tests {
     }
 
     #[test]
-    fn codecs_that_are_misspelt_or_need_tensors_are_errors() {
+    fn codec_misspelt_or_with_tensors_is_refused() {
         for (name, value) in [
             ("CINCH_CODEC", "int8"),
             ("CINCH_CODEC", "dynamic8:tensor=50"),
             ("CINCH_CODEC", "intra=dynamic8:tensor=50,inter=linear8"),
             ("CINCH_CODEC_RULES", "dp*=fp8"),
-            // No communicator has a name by now.
+            // Rules are refused although no communicator has a name yet.
             ("CINCH_CODEC_RULES", "tp*=off,dp*=dynamic8:tensor=50"),
             ("CINCH_CODEC_RULES", "*=dynamic8:tensor=50"),
         ] {
             let error = read(&[(name, value)]).unwrap_err();
             assert!(error.message().contains("CINCH_CODEC"), "{error}");
         }
-        // Nothing comes to it.
+        // Rules without effect are not refused.
         let off = [
             ("CINCH_CODEC", "off"),
             ("CINCH_CODEC_RULES", "dp*=dynamic8:tensor=50"),

@@ -1,7 +1,8 @@
-//! What of this machine tests are to use.
+//! A setting of tests: the RDMA devices that they use.
 
-/// Whether tests of RDMA go through this machine's devices, and not through simulated ones:
-/// `CINCH_TEST_RDMA=device`, as in the guest of `scripts/test-rdma`. Processes can then, too.
+/// Returns whether tests use this machine's RDMA devices instead of simulated ones:
+/// `CINCH_TEST_RDMA=device`, as in the virtual machine of `scripts/test-rdma`. Only real devices connect
+/// processes.
 pub fn on_rdma_devices() -> bool {
     std::env::var_os("CINCH_TEST_RDMA").is_some_and(|value| value == "device")
 }

@@ -2,30 +2,30 @@
 
 use std::marker::PhantomData;
 
-/// While it lives, the thread computes as IEEE 754 does by default, whatever it was set to before:
-/// rounding to nearest, subnormal numbers as they are, exceptions without a trap. Threads that it
-/// starts meanwhile inherit that.
+/// Guard that sets the default arithmetic of IEEE 754 for the current thread until it is dropped:
+/// rounding to nearest, subnormal numbers kept, exceptions without a trap. Threads started meanwhile
+/// inherit it.
 ///
-/// Results are specified to the bit, and each rank forms its own. A thread on which a library
-/// linked with `-ffast-math` was loaded, or `torch.set_flush_denormal(True)` called, takes
-/// subnormal numbers for 0: its results would differ from those of the other ranks.
+/// Results are specified to the bit, and each rank forms its own. A library linked with `-ffast-math`,
+/// or `torch.set_flush_denormal(True)`, makes a thread read subnormal numbers as 0. Without the guard
+/// its results would differ from those of other ranks.
 #[derive(Debug)]
-#[must_use = "dropping it brings the caller's environment back"]
+#[must_use = "dropping it restores the caller's environment"]
 pub struct FloatEnvironment {
-    /// What to set again, if it had to be changed.
+    /// Control word to restore, if it had to be changed.
     found: Option<u32>,
-    /// It is the thread's that made it.
+    /// Keeps the guard on its thread: the control word is a register of the thread.
     _thread: PhantomData<*const ()>,
 }
 
-/// MXCSR of a new process: all exceptions masked, to nearest, nothing flushed to zero.
+/// MXCSR of a new process: exceptions masked, rounding to nearest, nothing flushed to zero.
 const STANDARD: u32 = 0x1f80;
 
-/// Bits of MXCSR that say how to compute. The lowest six say what happened so far.
+/// Bits of MXCSR that control arithmetic; the lowest six record exceptions.
 const CONTROL: u32 = 0xffc0;
 
 impl FloatEnvironment {
-    /// Sets the thread's environment.
+    /// Sets the environment of the current thread.
     pub fn standard() -> FloatEnvironment {
         let found = control_word();
         let differs = found & CONTROL != STANDARD;
@@ -50,7 +50,7 @@ impl Drop for FloatEnvironment {
 #[cfg(target_arch = "x86_64")]
 fn control_word() -> u32 {
     let mut word = 0u32;
-    // SAFETY: stores the 4 bytes of MXCSR to `word`.
+    // SAFETY: the instruction writes the 4 bytes of `word` and nothing else.
     unsafe {
         std::arch::asm!("stmxcsr [{}]", in(reg) &raw mut word, options(nostack, preserves_flags));
     }
@@ -59,14 +59,14 @@ fn control_word() -> u32 {
 
 #[cfg(target_arch = "x86_64")]
 fn set_control_word(word: u32) {
-    // SAFETY: `word` is `STANDARD` or was read from MXCSR, so that no reserved bit is set. Not
-    // `nomem`, so that what goes to or comes from memory stays on its side.
+    // SAFETY: `word` is `STANDARD` or was read from MXCSR, so that no reserved bit is set. Without
+    // `nomem` the compiler moves no memory access across.
     unsafe {
         std::arch::asm!("ldmxcsr [{}]", in(reg) &raw const word, options(nostack, preserves_flags));
     }
 }
 
-/// Other machines run in the environment that they have.
+/// Other architectures keep their environment.
 #[cfg(not(target_arch = "x86_64"))]
 fn control_word() -> u32 {
     STANDARD
@@ -75,12 +75,12 @@ fn control_word() -> u32 {
 #[cfg(not(target_arch = "x86_64"))]
 fn set_control_word(_: u32) {}
 
-/// Environments that programs have: flushing subnormal numbers in results and operands, the other
-/// roundings, and traps for invalid operations, divisions by zero and overflow.
+/// Control words that programs set: flush subnormal results and operands to zero, round otherwise, and
+/// trap invalid operations, divisions by zero and overflow.
 #[cfg(test)]
 pub(crate) const STRANGE: [u32; 5] = [0x9fc0, 0x3f80, 0x5f80, 0x7f80, 0x1900];
 
-/// Runs `body` in an environment such as a program may have, which it must leave as it was.
+/// Runs `body` under a control word, and checks that it leaves the word unchanged.
 #[cfg(test)]
 pub(crate) fn under<T>(word: u32, body: impl FnOnce() -> T) -> T {
     let before = control_word();
@@ -92,7 +92,7 @@ pub(crate) fn under<T>(word: u32, body: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Whether the thread computes as it should.
+/// Returns whether the thread has the standard environment.
 #[cfg(test)]
 pub(crate) fn is_standard() -> bool {
     control_word() & CONTROL == STANDARD
@@ -103,13 +103,13 @@ mod tests {
     use super::*;
     use std::hint::black_box;
 
-    /// The smallest normal number, halved: 0 where results are flushed.
+    /// Returns half of the smallest normal number, which is 0 if results are flushed.
     fn half_of_the_smallest() -> f32 {
         black_box(f32::MIN_POSITIVE) * black_box(0.5)
     }
 
     #[test]
-    fn arithmetic_is_the_standard_one_and_the_callers_comes_back() {
+    fn guard_sets_the_standard_environment_and_restores_the_callers() {
         for word in STRANGE {
             under(word, || {
                 for _ in 0..2 {
@@ -120,13 +120,13 @@ mod tests {
                     let there = std::thread::spawn(half_of_the_smallest);
                     assert!(there.join().unwrap() > 0.0);
                     drop(inner);
-                    assert!(is_standard(), "the inner one found nothing to change");
+                    assert!(is_standard(), "the inner guard has nothing to restore");
                     drop(outer);
                     assert!(!is_standard());
                 }
             });
         }
-        // Threads inherit the environment of the one that starts them.
+        // A thread inherits the environment of the thread that starts it.
         let there = under(STRANGE[0], || std::thread::spawn(is_standard));
         assert!(!there.join().unwrap());
     }

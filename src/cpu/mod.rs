@@ -1,5 +1,5 @@
-//! Instruction sets: what the machine has, and how wide a caller may go. What arithmetic a thread
-//! does by is [`FloatEnvironment`].
+//! Properties of the CPU: instruction sets ([`Isa`]), the floating-point environment of a thread
+//! ([`FloatEnvironment`]) and aligned scratch memory ([`Tile`]).
 //!
 //! Vector code is chosen once, when a codec or reducer is built, never per call.
 
@@ -25,7 +25,7 @@ pub enum Isa {
 }
 
 impl Isa {
-    /// The widest set that this machine has.
+    /// Returns the widest set that this machine has.
     pub fn detect() -> Isa {
         #[cfg(target_arch = "x86_64")]
         {
@@ -45,7 +45,7 @@ impl Isa {
         Isa::Scalar
     }
 
-    /// Every set that this machine has, scalar first: tests compare them all.
+    /// Returns every set that this machine has, scalar first; tests compare them all.
     pub fn available() -> Vec<Isa> {
         [Isa::Scalar, Isa::Avx2, Isa::Avx512]
             .into_iter()
@@ -53,7 +53,7 @@ impl Isa {
             .collect()
     }
 
-    /// The set that a `CINCH_SIMD` value asks for.
+    /// Returns the set that a `CINCH_SIMD` value names, or the widest for any other value.
     ///
     /// # Errors
     /// Unsupported if the machine lacks the named set.
@@ -76,7 +76,7 @@ impl Isa {
         Ok(wanted)
     }
 
-    /// Lower-case name.
+    /// Returns the lower-case name.
     pub const fn name(self) -> &'static str {
         match self {
             Isa::Scalar => "scalar",

@@ -1,40 +1,40 @@
-//! Aligned scratch memory that is read as whichever number the step at hand works on.
+//! Aligned scratch memory, viewed as numbers of any element type.
 
 use crate::types::Element;
 
 /// Bytes of a cache line, and of the widest vector.
 const LINE: usize = 64;
 
-/// The unit of allocation: its alignment is the tile's.
+/// Unit of allocation, which aligns the tile.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Line([u8; LINE]);
 
-/// Room for a number of elements of up to 8 bytes, 64-byte aligned, allocated once and reused.
+/// Scratch memory for elements of up to 8 bytes, 64-byte aligned, allocated once and reused.
 ///
-/// A view shows the tile's first elements as numbers of some type. Views of different types show
-/// the same bytes, so a step that changes the type in place must have read before it writes.
+/// A view shows the first elements of the tile as numbers of some type. Views of different types share
+/// bytes: a step that converts in place must read an element before it overwrites it.
 pub struct Tile {
     lines: Vec<Line>,
 }
 
 impl Tile {
-    /// Room for `elements` elements of any type, all zero.
+    /// Creates a tile for `elements` elements of any type, all zero.
     pub fn new(elements: usize) -> Tile {
         Tile {
             lines: vec![Line([0; LINE]); (elements * size_of::<u64>()).div_ceil(LINE)],
         }
     }
 
-    /// Bytes that fit: at least 8 for each element asked for.
+    /// Returns the size in bytes: at least 8 per requested element.
     pub fn capacity(&self) -> usize {
         self.lines.len() * LINE
     }
 
-    /// The first `n` elements.
+    /// Returns the first `n` elements.
     ///
     /// # Panics
-    /// If they exceed the tile.
+    /// If `n` exceeds the tile.
     #[inline]
     pub fn view<T: Element>(&self, n: usize) -> &[T] {
         self.check(n, size_of::<T>());
@@ -43,49 +43,50 @@ impl Tile {
         unsafe { std::slice::from_raw_parts(self.lines.as_ptr().cast(), n) }
     }
 
-    /// The first `n` elements, writable.
+    /// Returns the first `n` elements, writable.
     ///
     /// # Panics
-    /// If they exceed the tile.
+    /// If `n` exceeds the tile.
     #[inline]
     pub fn view_mut<T: Element>(&mut self, n: usize) -> &mut [T] {
         self.check(n, size_of::<T>());
-        // SAFETY: as for `view`; the borrow of `self` makes the view the only one.
+        // SAFETY: `check` keeps the view inside the lines, which are initialised and aligned for
+        // every `Element`; every byte pattern is an `Element`. `&mut self` excludes other views.
         unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), n) }
     }
 
-    /// The first `n` elements as fp32, which is what codecs work on.
+    /// Returns the first `n` elements as fp32, on which codecs work.
     ///
     /// # Panics
-    /// If they exceed the tile.
+    /// If `n` exceeds the tile.
     #[inline]
     pub fn f32(&self, n: usize) -> &[f32] {
         self.view(n)
     }
 
-    /// The first `n` elements as fp32, writable.
+    /// Returns the first `n` elements as fp32, writable.
     ///
     /// # Panics
-    /// If they exceed the tile.
+    /// If `n` exceeds the tile.
     #[inline]
     pub fn f32_mut(&mut self, n: usize) -> &mut [f32] {
         self.view_mut(n)
     }
 
-    /// The first `n` bytes.
+    /// Returns the first `n` bytes.
     ///
     /// # Panics
-    /// If they exceed the tile.
+    /// If `n` exceeds the tile.
     #[inline]
     pub fn bytes(&self, n: usize) -> &[u8] {
         self.view(n)
     }
 
-    /// The first `n` bytes, writable. Where the accumulator is the element type itself
-    /// ([`crate::types::DType::accumulator`]), copying elements here is the same as loading them.
+    /// Returns the first `n` bytes, writable. If the accumulator is the element type itself
+    /// ([`crate::types::DType::accumulator`]), copying elements here equals loading them.
     ///
     /// # Panics
-    /// If they exceed the tile.
+    /// If `n` exceeds the tile.
     #[inline]
     pub fn bytes_mut(&mut self, n: usize) -> &mut [u8] {
         self.view_mut(n)
@@ -112,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn views_are_aligned_and_show_the_same_bytes() {
+    fn views_are_aligned_and_share_bytes() {
         let mut tile = Tile::new(3);
         assert_eq!(tile.capacity(), 64);
         assert_eq!(tile.view::<u64>(3).as_ptr() as usize % 64, 0);
@@ -126,7 +127,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "9 elements of 8 bytes exceed a tile of 64 bytes")]
-    fn a_view_does_not_exceed_the_tile() {
+    fn view_beyond_the_tile_panics() {
         Tile::new(8).view::<f64>(9);
     }
 }

@@ -1,53 +1,33 @@
-//! Runs plans: walks the steps of each lane, waits without hanging, moves bytes.
+//! Runs plans: executes the steps of each channel, waits with a deadline, and moves bytes.
 
-mod batch;
 #[allow(unsafe_code)]
 pub mod gpu;
 mod host;
 mod numbers;
-mod run;
-mod state;
-mod step;
-mod zero_copy;
 
-pub use batch::{Batch, Caller, Progress};
-pub use host::HostEngine;
-pub use run::Run;
+pub use host::{Batch, Caller, HostEngine, Progress, Run};
 
 use crate::codec::EncodeStats;
-use crate::types::{Algorithm, CodecSpec, LevelCodecs, TransportKind};
+use crate::types::{Algorithm, CodecSetting, TransportKind};
 
 /// What a call did.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Report {
-    /// The codec that ran.
-    pub codec: CodecSpec,
-    /// The codec of contributions inside hosts: `codec`, but for hierarchical calls whose settings
-    /// name one.
-    pub intra: CodecSpec,
+    /// The codecs that ran: equal, but for hierarchical calls whose setting has one for each level.
+    pub codec: CodecSetting,
     /// The algorithm that ran.
     pub algorithm: Algorithm,
-    /// The slowest transport that carried data; `None` if none did.
+    /// The slowest transport that carried data; `None` if no data travelled.
     pub transport: Option<TransportKind>,
-    /// Lanes used.
+    /// Channels used.
     pub channels: usize,
     /// Payload bytes that this rank sent.
     pub wire_bytes: u64,
-    /// Payload bytes that it would have sent by the same steps with no codec.
+    /// Payload bytes that the same steps would have sent without a codec.
     pub raw_bytes: u64,
-    /// What the encode pass learnt about this rank's input; `None` when nothing was encoded
-    /// (codec raw, or a rank without input), and for calls on GPUs.
+    /// Statistics of this rank's input from the encode pass. `None` for calls on GPUs, and when this rank
+    /// encoded nothing.
     pub input: Option<EncodeStats>,
-    /// Calls of a group that travelled as one with this one, itself included; 1 if it went alone.
+    /// Calls of a group that were fused with this call, itself included; 1 if it ran alone.
     pub fused: usize,
-}
-
-impl Report {
-    /// The codecs that ran: one, or that of each level, as settings name them.
-    pub fn codecs(&self) -> LevelCodecs {
-        LevelCodecs {
-            intra: self.intra,
-            inter: self.codec,
-        }
-    }
 }

@@ -5,6 +5,7 @@
 //! dropped in is right. Every method makes the context current that it needs and puts the caller's
 //! back; none waits without a deadline.
 
+pub mod abi;
 mod context;
 mod device;
 mod driver;
@@ -17,6 +18,7 @@ mod module;
 mod pinned;
 mod pointer;
 pub mod probe;
+pub mod select;
 mod stream;
 #[cfg(test)]
 mod tests;

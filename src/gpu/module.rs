@@ -337,7 +337,7 @@ impl Function {
     ///
     /// # Safety
     /// As for [`Function::launch`]. One that begins early waits for what is ahead of it before it
-    /// touches memory, if it was compiled for sm_90 or newer (`await_what_is_before` in
+    /// touches memory, if it was compiled for sm_90 or newer (`wait_for_previous_kernel` in
     /// `kernels/ptx/grid.cuh`).
     pub unsafe fn launch_with<A: Copy>(
         &self,

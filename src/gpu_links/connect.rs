@@ -1,7 +1,7 @@
 //! Connects a GPU rank with all others.
 //!
 //! ```text
-//! round 1  gpus: which GPU, which settings
+//! round 1  GPU of each rank
 //! round 2  which ways the driver refuses                       -> layout of the inboxes
 //! round 3  inboxes are allocated and zero: where they are
 //! round 4  peers' inboxes are mapped, and patterns written into them: what failed
@@ -24,14 +24,13 @@ use super::path_probe::{Pair, PathProbe};
 use super::paths::{GPUS_THAT_KEEP_LINES_WHOLE, LinkClass, PathFailures, PeerPath};
 use crate::bootstrap::PeerInfo;
 use crate::error::{Error, ErrorKind, Result};
+use crate::gpu::abi::MAX_RANKS;
 use crate::gpu::probe::Probe;
 use crate::gpu::{Context, DeviceMemory, Stream};
-use crate::mem::abi::MAX_RANKS;
 use crate::mem::{ControlWords, PRIVATE_BYTES, PeerBufferLayout};
 use crate::schedule::Hosts;
 use crate::sys::log::{Level, line};
 use crate::transport::ConnectContext;
-use crate::types::TransportKind;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -39,9 +38,8 @@ use std::time::{Duration, Instant};
 /// each from a thread of its own.
 ///
 /// # Errors
-/// On all ranks: mismatch naming two ranks and both values if settings differ; unsupported if
-/// ranks are too many; invalid argument if the boxes cannot fit the budget; remote, naming the
-/// rank that is in trouble. On this rank: timeout; the fault's reason; system
+/// On all ranks: mismatch if a rank has another version; unsupported if ranks are too many; invalid
+/// argument if the peer buffers cannot fit the budget; remote, naming the rank that is in trouble. On this rank: timeout; the fault's reason; system
 /// and unsupported, from the driver. After these the caller announces the failure, so that the
 /// other ranks do not wait for the deadline.
 pub fn connect(context: &ConnectContext<'_>, gpu: &Arc<Context>) -> Result<GpuLinks> {
@@ -52,7 +50,7 @@ pub fn connect(context: &ConnectContext<'_>, gpu: &Arc<Context>) -> Result<GpuLi
 pub(super) fn connect_with(
     context: &ConnectContext<'_>,
     gpu: &Arc<Context>,
-    trial: &dyn Fn() -> Result<Box<dyn PathProbe>>,
+    probe: &dyn Fn() -> Result<Box<dyn PathProbe>>,
 ) -> Result<GpuLinks> {
     let exchange = context.exchange;
     let (me, peers) = (exchange.rank(), exchange.peers());
@@ -64,7 +62,7 @@ pub(super) fn connect_with(
         peers,
         hosts: Hosts::new(peers.iter().map(|peer| peer.host_id)),
     };
-    connecting.run(trial).map_err(named)
+    connecting.run(probe).map_err(named)
 }
 
 /// One rank, connecting.
@@ -79,46 +77,46 @@ pub(super) struct Connecting<'a> {
 /// What a rank has allocated before it knows where the others' memory is.
 struct Prepared {
     links: GpuLinks,
-    trial: Option<Box<dyn PathProbe>>,
-    whereabouts: MemoryHandle,
+    probe: Option<Box<dyn PathProbe>>,
+    exported: MemoryHandle,
     /// Until all are connected.
     offer: Option<Offer>,
 }
 
 impl Connecting<'_> {
-    fn run(&self, trial: &dyn Fn() -> Result<Box<dyn PathProbe>>) -> Result<GpuLinks> {
+    fn run(&self, probe: &dyn Fn() -> Result<Box<dyn PathProbe>>) -> Result<GpuLinks> {
         let (me, nranks, config) = (self.me, self.peers.len(), self.context.config);
-        let gpus = GpuInfo::compare(&self.round(self.gpu_info())?, self.peers)?;
-        // The same on all ranks, so nobody needs to be told.
+        let gpus = GpuInfo::read_all(&self.round(self.gpu_info())?, self.peers)?;
+        // All ranks compute the same, or fail alike: no error needs to be announced.
         let shape = match self.hosts.count() {
             1 => PeerBufferLayout::new(nranks, config.buffer_bytes, config.gpu_channels_for(1))?,
             _ => network::shape(&self.hosts, config)?,
         };
         if nranks == 1 {
-            let mut links = self.prepare(shape, &[], trial)?.links;
+            let mut links = self.prepare(shape, &[], probe)?.links;
             links.gpus_keep_lines_whole = gpus_keep_lines_whole(&gpus);
             return Ok(links);
         }
 
-        let mut obstacles = PathFailures::on(&self.hosts);
+        let mut failures = PathFailures::on(&self.hosts);
         let ways = mapping::ways(self.gpu, me, self.peers, &gpus);
         let refused = ways.as_ref().map(|ways| PathReport {
-            obstacles: mapping::refusals(ways),
+            failures: mapping::refusals(ways),
             slowest: LinkClass::SameDevice,
         });
-        self.agree(refused.map_err(Error::clone), &mut obstacles)?;
+        self.agree(refused.map_err(Error::clone), &mut failures)?;
         let ways = ways?;
 
         // By what all know now the inboxes are laid out. Pairs that turn out to be apart later
         // leave their part unused.
-        let candidates = obstacles.clone();
+        let candidates = failures.clone();
         let reachable = candidates.reachable(me, nranks);
-        let prepared = self.prepare(shape, &reachable, trial);
-        let part = prepared.as_ref().map(|own| own.whereabouts.encode());
+        let prepared = self.prepare(shape, &reachable, probe);
+        let part = prepared.as_ref().map(|own| own.exported.encode());
         let parts = self.round(part.map_err(Error::clone))?;
         let Prepared {
             mut links,
-            trial,
+            probe,
             offer,
             ..
         } = prepared?;
@@ -135,21 +133,21 @@ impl Connecting<'_> {
         let written = self.map(&parts, &reachable, &candidates, &mut links);
         let written = written.and_then(|failed| {
             for &peer in &reachable {
-                if let (Some(trial), 1..) = (&trial, links.outbox[peer]) {
+                if let (Some(probe), 1..) = (&probe, links.outbox[peer]) {
                     self.glance()?;
                     // SAFETY: the peer's inbox, mapped by `map`, where this box is ours alone;
                     // kernels of calls come when all have met.
-                    unsafe { pair(me, peer, links.outbox[peer]).write(&**trial)? };
+                    unsafe { pair(me, peer, links.outbox[peer]).write(&**probe)? };
                 }
             }
             Ok(PathReport {
-                obstacles: failed,
+                failures: failed,
                 slowest: LinkClass::SameDevice,
             })
         });
-        self.agree(written, &mut obstacles)?;
+        self.agree(written, &mut failures)?;
 
-        let reachable = obstacles.reachable(me, nranks);
+        let reachable = failures.reachable(me, nranks);
         if let Some(memory) = &links.memory {
             for &peer in &reachable {
                 links.inbox[peer] = memory.address() + place(&candidates, me, peer, &shape);
@@ -159,10 +157,10 @@ impl Connecting<'_> {
             let mut failed = Vec::new();
             for &peer in &reachable {
                 self.glance()?;
-                let trial = trial.as_deref();
+                let probe = probe.as_deref();
                 // SAFETY: our inbox, whose writers have ended: all ranks have told what failed.
                 let wrong =
-                    trial.map(|trial| unsafe { pair(peer, me, links.inbox[peer]).wrong(trial) });
+                    probe.map(|probe| unsafe { pair(peer, me, links.inbox[peer]).wrong(probe) });
                 match wrong.transpose()? {
                     None | Some(0) => {}
                     Some(wrong) => failed.push((peer, self.garbled(peer, wrong))),
@@ -175,28 +173,28 @@ impl Connecting<'_> {
                 stream.wait(self.left())?;
             }
             Ok(PathReport {
-                obstacles: failed,
+                failures: failed,
                 slowest: slowest(&ways, &reachable),
             })
         };
-        links.slowest = self.agree(look(), &mut obstacles)?;
+        links.slowest = self.agree(look(), &mut failures)?;
 
-        for peer in obstacles.apart(me, nranks) {
+        for peer in failures.apart(me, nranks) {
             (links.inbox[peer], links.outbox[peer]) = (0, 0);
         }
-        links.paths = self.paths(&ways, &obstacles);
-        if !obstacles.is_empty() {
+        links.paths = self.paths(&ways, &failures);
+        if !failures.is_empty() {
             links.slowest = LinkClass::Host;
             let reached = links.reached.get_mut();
             let reached = reached.unwrap_or_else(PoisonError::into_inner);
             reached.retain(|(peer, _)| links.outbox[*peer] != 0);
-            self.log(&obstacles);
-            host::connect(self, &mut links, &obstacles)?;
+            self.log(&failures);
+            host::connect(self, &mut links, &failures)?;
         } else {
             self.meet()?;
         }
         if self.hosts.count() > 1 {
-            network::connect(self, &mut links, &obstacles.abroad(me, nranks))?;
+            network::connect(self, &mut links, &failures.abroad(me, nranks))?;
         }
         // All have met: offers have served every rank, and every inbox is zero.
         drop(offer);
@@ -213,9 +211,9 @@ impl Connecting<'_> {
     ) -> Result<Vec<(usize, String)>> {
         let mut failed = Vec::new();
         for &peer in reachable {
-            let whereabouts = MemoryHandle::decode(&parts[peer], &self.peers[peer])?;
+            let exported = MemoryHandle::decode(&parts[peer], &self.peers[peer])?;
             let bytes = candidates.reachable(peer, self.peers.len()).len() * links.shape.bytes();
-            match Mapping::open(self.gpu, &whereabouts, self.share_process(peer), bytes) {
+            match Mapping::open(self.gpu, &exported, self.share_process(peer), bytes) {
                 Ok(reached) => {
                     let at = place(candidates, peer, self.me, &links.shape);
                     links.outbox[peer] = reached.address() + at;
@@ -234,7 +232,7 @@ impl Connecting<'_> {
         let config = self.context.config;
         // Between hosts another kind may be asked for; which of them can, connecting says.
         if let Some(kind) = config.transport
-            && kind != TransportKind::Cuda
+            && kind != super::KIND
             && self.hosts.count() == 1
         {
             return Err(Error::new(
@@ -244,7 +242,6 @@ impl Connecting<'_> {
         }
         let device = self.gpu.device();
         let gpu_info = GpuInfo {
-            settings: GpuInfo::settings_of(config),
             uuid: device.uuid,
             ordinal: device.ordinal(),
             capability: device.compute_capability,
@@ -258,7 +255,7 @@ impl Connecting<'_> {
         &self,
         shape: PeerBufferLayout,
         reachable: &[usize],
-        trial: &dyn Fn() -> Result<Box<dyn PathProbe>>,
+        probe: &dyn Fn() -> Result<Box<dyn PathProbe>>,
     ) -> Result<Prepared> {
         let (gpu, left) = (self.gpu, self.left());
         let private = DeviceMemory::zeroed(gpu, PRIVATE_BYTES, left)?;
@@ -303,8 +300,8 @@ impl Connecting<'_> {
         };
         Ok(Prepared {
             links,
-            trial: memory_is_there.then(trial).transpose()?,
-            whereabouts: MemoryHandle {
+            probe: memory_is_there.then(probe).transpose()?,
+            exported: MemoryHandle {
                 offer: offer.as_ref().map_or(0, |offer| offer.number),
                 handle,
                 refusal,
@@ -313,8 +310,8 @@ impl Connecting<'_> {
         })
     }
 
-    fn paths(&self, ways: &[MappingPlan], obstacles: &PathFailures) -> Vec<Option<PeerPath>> {
-        let path = |peer: usize| match obstacles.between(self.me, peer) {
+    fn paths(&self, ways: &[MappingPlan], failures: &PathFailures) -> Vec<Option<PeerPath>> {
+        let path = |peer: usize| match failures.between(self.me, peer) {
             _ if peer == self.me => None,
             Some(reason) => Some(PeerPath::PinnedHost {
                 reason: reason.into(),
@@ -333,8 +330,8 @@ impl Connecting<'_> {
         (0..self.peers.len()).map(path).collect()
     }
 
-    fn log(&self, obstacles: &PathFailures) {
-        for (reason, peers) in obstacles.told_by(self.me) {
+    fn log(&self, failures: &PathFailures) {
+        for (reason, peers) in failures.told_by(self.me) {
             // What was asked for is no news.
             let level = match reason.starts_with(mapping::SWITCHED_OFF) {
                 true => Level::Info,
@@ -393,14 +390,14 @@ impl Connecting<'_> {
 
     /// Tells all what this rank found, and notes what all say: in rank order, so that all note
     /// the same. Returns the slowest link of all.
-    fn agree(&self, mine: Result<PathReport>, obstacles: &mut PathFailures) -> Result<LinkClass> {
-        let parts = self.round(mine.map(|findings| findings.encode()))?;
+    fn agree(&self, mine: Result<PathReport>, failures: &mut PathFailures) -> Result<LinkClass> {
+        let parts = self.round(mine.map(|report| report.encode()))?;
         let mut slowest = LinkClass::SameDevice;
         for (by, part) in parts.iter().enumerate() {
-            let findings = PathReport::decode(part, &self.peers[by], self.peers.len())?;
-            slowest = slowest.max(findings.slowest);
-            for (peer, reason) in findings.obstacles {
-                obstacles.note(by, peer, reason);
+            let report = PathReport::decode(part, &self.peers[by], self.peers.len())?;
+            slowest = slowest.max(report.slowest);
+            for (peer, reason) in report.failures {
+                failures.note(by, peer, reason);
             }
         }
         Ok(slowest)
@@ -420,7 +417,7 @@ impl Connecting<'_> {
 
     /// A number of this communicator.
     fn nonce(&self) -> u64 {
-        let key = self.context.exchange.key("cuda trial");
+        let key = self.context.exchange.key("cuda path probe");
         u64::from_le_bytes(std::array::from_fn(|at| key[at]))
     }
 }

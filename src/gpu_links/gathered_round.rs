@@ -5,44 +5,22 @@
 
 use super::paths::LinkClass;
 use crate::bootstrap::{OutOfBand, PeerInfo};
-use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::IPC_HANDLE_BYTES;
-
-const FINE: u8 = 0;
-const TROUBLE: u8 = 1;
+use crate::wire::{Damaged, Reader, WireResult, Writer};
 
 /// Longest reason that travels; drivers' and systems' sentences are shorter.
 const LONGEST: usize = 400;
 
-/// Gives `mine` to all ranks and returns what all gave, in rank order.
+/// Gives `mine` to all ranks and returns the parts of all, in rank order.
 ///
 /// # Errors
-/// `mine`, if it is one, after the others have been told; remote, naming the rank that is in
-/// trouble; those of the exchange.
+/// `mine`, if it is an error, after the others have received it; remote, naming the rank that
+/// failed; those of the exchange.
 pub(super) fn round(exchange: &dyn OutOfBand, mine: Result<Vec<u8>>) -> Result<Vec<Vec<u8>>> {
-    let bytes = match &mine {
-        Ok(part) => [&[FINE], &part[..]].concat(),
-        Err(error) => [&[TROUBLE], shortened(error.message()).as_bytes()].concat(),
-    };
-    let all = exchange.all_gather(&bytes)?;
+    let all = exchange.gather_results("connect its GPU", &mine)?;
     mine?;
-    let peers = exchange.peers();
-    let part = |(mut bytes, peer): (Vec<u8>, &PeerInfo)| match bytes.first() {
-        Some(&FINE) => {
-            bytes.remove(0);
-            Ok(bytes)
-        }
-        Some(&TROUBLE) => Err(Error::new(
-            ErrorKind::Remote,
-            format!(
-                "{peer} cannot connect its GPU: {}",
-                String::from_utf8_lossy(&bytes[1..])
-            ),
-        )),
-        _ => Err(foreign(peer)),
-    };
-    all.into_iter().zip(peers).map(part).collect()
+    all.into_iter().collect()
 }
 
 /// Another rank's bytes make no sense.
@@ -56,33 +34,9 @@ pub(super) fn foreign(peer: &PeerInfo) -> Error {
     )
 }
 
-/// A setting that all ranks must share: its name, and how it is read.
-type Shared = (&'static str, fn(&Config) -> u64);
-
-/// A setting that is left to cinch; none can be asked for by this number.
-const AUTO: u64 = 0;
-
-/// All of them.
-const SHARED: [Shared; 3] = [
-    ("CINCH_BUFFER_BYTES", |config| config.buffer_bytes as u64),
-    ("CINCH_GPU_CHANNELS", |config| {
-        config.gpu_channels.map_or(AUTO, |number| number as u64)
-    }),
-    (
-        "the bound of NCCL_MAX_CTAS, NCCL_MAX_NCHANNELS and maxCTAs",
-        |config| {
-            config
-                .gpu_channels_most
-                .map_or(AUTO, |number| number as u64)
-        },
-    ),
-];
-
-/// Which GPU a rank sits on, and what it was told.
+/// Describes the GPU of a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct GpuInfo {
-    /// In the order of [`SHARED`].
-    pub settings: [u64; SHARED.len()],
     /// The GPU's identity, the same in every process.
     pub uuid: [u8; 16],
     /// The GPU's number in the rank's process.
@@ -94,73 +48,38 @@ pub(super) struct GpuInfo {
 }
 
 const MAGIC: &[u8; 8] = b"cinchgpu";
-const SEAT: usize = 8 + 8 * SHARED.len() + 16 + 4 + 8 + 1;
 
 impl GpuInfo {
-    /// The settings that [`GpuInfo::settings`] holds.
-    pub fn settings_of(config: &Config) -> [u64; SHARED.len()] {
-        SHARED.map(|(_, read)| read(config))
-    }
-
     /// As it travels.
     pub fn encode(&self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(SEAT);
-        bytes.extend(MAGIC);
-        bytes.extend(self.settings.iter().flat_map(|value| value.to_le_bytes()));
-        bytes.extend(self.uuid);
+        let mut writer = Writer::default();
+        writer.bytes(MAGIC).put(&self.uuid);
         let (major, minor) = self.capability;
-        for word in [self.ordinal, major, minor] {
-            bytes.extend(word.to_le_bytes());
-        }
-        bytes.push(u8::from(self.p2p_disable));
-        bytes
+        writer.u32(self.ordinal).u32(major).u32(minor);
+        writer.put(&self.p2p_disable);
+        writer.0
     }
 
-    fn decode(bytes: &[u8]) -> Option<GpuInfo> {
+    fn decode(bytes: &[u8]) -> WireResult<GpuInfo> {
         let mut reader = Reader(bytes);
-        if reader.take(8)? != MAGIC {
-            return None;
+        if reader.bytes(8)? != MAGIC {
+            return Err(Damaged);
         }
-        Some(GpuInfo {
-            settings: [reader.long()?, reader.long()?, reader.long()?],
-            uuid: reader.take(16)?.try_into().ok()?,
-            ordinal: reader.word()?,
-            capability: (reader.word()?, reader.word()?),
-            p2p_disable: reader.take(1)? == [1],
+        Ok(GpuInfo {
+            uuid: reader.take()?,
+            ordinal: reader.u32()?,
+            capability: (reader.u32()?, reader.u32()?),
+            p2p_disable: reader.take()?,
         })
     }
 
-    /// Everybody's gpus, if these ranks can be connected.
+    /// Reads the GPUs of all ranks.
     ///
     /// # Errors
-    /// Mismatch, naming two ranks and both values. The same on all ranks.
-    pub fn compare(parts: &[Vec<u8>], peers: &[PeerInfo]) -> Result<Vec<GpuInfo>> {
-        let gpus: Result<Vec<GpuInfo>> = parts
-            .iter()
-            .zip(peers)
-            .map(|(bytes, peer)| GpuInfo::decode(bytes).ok_or_else(|| foreign(peer)))
-            .collect();
-        let gpus = gpus?;
-        for (gpu_info, peer) in gpus.iter().zip(peers) {
-            for (index, (name, _)) in SHARED.iter().enumerate() {
-                let (first, other) = (gpus[0].settings[index], gpu_info.settings[index]);
-                if first != other {
-                    let [first, other] = [first, other].map(|value| match value {
-                        AUTO => "auto".to_string(),
-                        value => value.to_string(),
-                    });
-                    return Err(Error::new(
-                        ErrorKind::Mismatch,
-                        format!(
-                            "{name} is {first} on {} and {other} on {peer}: set it alike on all \
-                             ranks",
-                            peers[0]
-                        ),
-                    ));
-                }
-            }
-        }
-        Ok(gpus)
+    /// Mismatch, naming a rank, if its bytes are no description of a GPU. The same on all ranks.
+    pub fn read_all(parts: &[Vec<u8>], peers: &[PeerInfo]) -> Result<Vec<GpuInfo>> {
+        let gpu = |(bytes, peer): (&Vec<u8>, _)| GpuInfo::decode(bytes).map_err(|_| foreign(peer));
+        parts.iter().zip(peers).map(gpu).collect()
     }
 }
 
@@ -168,22 +87,20 @@ impl GpuInfo {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PathReport {
     /// Why a peer's memory cannot be written, or what it wrote was wrong: rank and reason.
-    pub obstacles: Vec<(usize, String)>,
-    /// The slowest of its links that have no obstacle.
+    pub failures: Vec<(usize, String)>,
+    /// The slowest of its links that have no failure.
     pub slowest: LinkClass,
 }
 
 impl PathReport {
     /// As it travels.
     pub fn encode(&self) -> Vec<u8> {
-        let mut bytes = vec![self.slowest as u8];
-        for (rank, reason) in &self.obstacles {
-            let reason = shortened(reason);
-            bytes.extend((*rank as u32).to_le_bytes());
-            bytes.extend((reason.len() as u32).to_le_bytes());
-            bytes.extend(reason.as_bytes());
+        let mut writer = Writer::default();
+        writer.u8(self.slowest as u8);
+        for (rank, reason) in &self.failures {
+            writer.u32(*rank as u32).text(shortened(reason));
         }
-        bytes
+        writer.0
     }
 
     /// From what travelled.
@@ -191,22 +108,20 @@ impl PathReport {
     /// # Errors
     /// Mismatch if it is nothing of the kind.
     pub fn decode(bytes: &[u8], peer: &PeerInfo, nranks: usize) -> Result<PathReport> {
-        let read = || {
+        let read = || -> WireResult<PathReport> {
             let mut reader = Reader(bytes);
-            let mut findings = PathReport {
-                slowest: LinkClass::from_number(reader.take(1)?[0])?,
-                obstacles: Vec::new(),
+            let mut report = PathReport {
+                slowest: LinkClass::from_number(reader.u8()?).ok_or(Damaged)?,
+                failures: Vec::new(),
             };
-            while !reader.0.is_empty() {
-                let rank = reader.word()? as usize;
-                let len = reader.word()? as usize;
-                let reason = String::from_utf8(reader.take(len)?.to_vec()).ok()?;
-                findings.obstacles.push((rank, reason));
+            while reader.end().is_err() {
+                let (rank, reason) = (reader.u32()? as usize, reader.text()?);
+                report.failures.push((rank, reason));
             }
-            let sensible = findings.obstacles.iter().all(|(rank, _)| *rank < nranks);
-            sensible.then_some(findings)
+            let sensible = report.failures.iter().all(|(rank, _)| *rank < nranks);
+            sensible.then_some(report).ok_or(Damaged)
         };
-        read().ok_or_else(|| foreign(peer))
+        read().map_err(|_| foreign(peer))
     }
 }
 
@@ -224,12 +139,10 @@ pub(super) struct MemoryHandle {
 impl MemoryHandle {
     /// As it travels.
     pub fn encode(&self) -> Vec<u8> {
-        let refusal = shortened(&self.refusal);
-        let mut bytes = self.offer.to_le_bytes().to_vec();
-        bytes.extend((refusal.len() as u32).to_le_bytes());
-        bytes.extend(refusal.as_bytes());
-        bytes.extend(self.handle.iter().flatten());
-        bytes
+        let mut writer = Writer::default();
+        writer.u64(self.offer).text(shortened(&self.refusal));
+        writer.put(&self.handle);
+        writer.0
     }
 
     /// From what travelled.
@@ -237,40 +150,17 @@ impl MemoryHandle {
     /// # Errors
     /// Mismatch if it is nothing of the kind.
     pub fn decode(bytes: &[u8], peer: &PeerInfo) -> Result<MemoryHandle> {
-        let read = || {
+        let read = || -> WireResult<MemoryHandle> {
             let mut reader = Reader(bytes);
-            let offer = reader.long()?;
-            let len = reader.word()? as usize;
-            let refusal = String::from_utf8(reader.take(len)?.to_vec()).ok()?;
-            let handle = match reader.0.is_empty() {
-                true => None,
-                false => Some(reader.take(IPC_HANDLE_BYTES)?.try_into().ok()?),
-            };
-            reader.0.is_empty().then_some(MemoryHandle {
+            let (offer, refusal) = (reader.u64()?, reader.text()?);
+            let handle = reader.take()?;
+            reader.end().map(|()| MemoryHandle {
                 offer,
                 handle,
                 refusal,
             })
         };
-        read().ok_or_else(|| foreign(peer))
-    }
-}
-
-struct Reader<'a>(&'a [u8]);
-
-impl<'a> Reader<'a> {
-    fn take(&mut self, bytes: usize) -> Option<&'a [u8]> {
-        let (taken, rest) = self.0.split_at_checked(bytes)?;
-        self.0 = rest;
-        Some(taken)
-    }
-
-    fn word(&mut self) -> Option<u32> {
-        Some(u32::from_le_bytes(self.take(4)?.try_into().ok()?))
-    }
-
-    fn long(&mut self) -> Option<u64> {
-        Some(u64::from_le_bytes(self.take(8)?.try_into().ok()?))
+        read().map_err(|_| foreign(peer))
     }
 }
 
@@ -300,7 +190,6 @@ mod tests {
 
     fn gpu_info() -> GpuInfo {
         GpuInfo {
-            settings: GpuInfo::settings_of(&Config::default()),
             uuid: std::array::from_fn(|at| at as u8),
             ordinal: 3,
             capability: (9, 0),
@@ -311,62 +200,51 @@ mod tests {
     #[test]
     fn everything_travels_and_no_prefix_passes() {
         let bytes = gpu_info().encode();
-        assert_eq!(GpuInfo::decode(&bytes), Some(gpu_info()));
-        assert!((0..bytes.len()).all(|cut| GpuInfo::decode(&bytes[..cut]).is_none()));
+        assert_eq!(GpuInfo::decode(&bytes), Ok(gpu_info()));
+        assert!((0..bytes.len()).all(|cut| GpuInfo::decode(&bytes[..cut]).is_err()));
 
-        let findings = PathReport {
-            obstacles: vec![(1, "the driver says no".into()), (4, String::new())],
+        let report = PathReport {
+            failures: vec![(1, "the driver says no".into()), (4, String::new())],
             slowest: LinkClass::NvLink,
         };
-        let bytes = findings.encode();
+        let bytes = report.encode();
         let one = peer(1, 1);
-        assert_eq!(PathReport::decode(&bytes, &one, 5).unwrap(), findings);
+        assert_eq!(PathReport::decode(&bytes, &one, 5).unwrap(), report);
         assert!(PathReport::decode(&bytes, &one, 4).is_err());
         assert!(PathReport::decode(&bytes[..bytes.len() - 1], &one, 5).is_err());
         assert!(PathReport::decode(&[], &one, 5).is_err());
         let long = PathReport {
-            obstacles: vec![(0, "é".repeat(1000))],
-            ..findings
+            failures: vec![(0, "é".repeat(1000))],
+            ..report
         };
         let back = PathReport::decode(&long.encode(), &one, 5).unwrap();
-        assert_eq!(back.obstacles[0].1, "é".repeat(LONGEST / 2));
+        assert_eq!(back.failures[0].1, "é".repeat(LONGEST / 2));
 
         for (handle, refusal) in [
             (None, ""),
             (None, "no sharing"),
             (Some([7; IPC_HANDLE_BYTES]), ""),
         ] {
-            let whereabouts = MemoryHandle {
+            let exported = MemoryHandle {
                 offer: 9,
                 handle,
                 refusal: refusal.into(),
             };
-            let bytes = whereabouts.encode();
-            assert_eq!(MemoryHandle::decode(&bytes, &one).unwrap(), whereabouts);
+            let bytes = exported.encode();
+            assert_eq!(MemoryHandle::decode(&bytes, &one).unwrap(), exported);
             assert!(MemoryHandle::decode(&bytes[..bytes.len() - 1], &one).is_err());
         }
     }
 
     #[test]
-    fn ranks_that_do_not_fit_are_named() {
+    fn gpu_of_another_format_names_its_rank() {
         let peers = [peer(0, 1), peer(1, 1)];
-        let mut other = gpu_info();
-        other.settings[1] = 8;
-        let parts = [gpu_info().encode(), other.encode()];
-        let error = GpuInfo::compare(&parts, &peers).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Mismatch);
-        for part in [
-            "CINCH_GPU_CHANNELS is auto on rank 0",
-            "8 on rank 1 (host h1, pid 100)",
-        ] {
-            assert!(error.message().contains(part), "{error}");
-        }
         let parts = [gpu_info().encode(), gpu_info().encode()];
         assert_eq!(
-            GpuInfo::compare(&parts, &peers).unwrap(),
+            GpuInfo::read_all(&parts, &peers).unwrap(),
             [gpu_info(), gpu_info()]
         );
-        let error = GpuInfo::compare(&[gpu_info().encode(), vec![0; 200]], &peers).unwrap_err();
+        let error = GpuInfo::read_all(&[gpu_info().encode(), vec![0; 200]], &peers).unwrap_err();
         assert!(error.message().contains("rank 1"), "{error}");
     }
 }

@@ -9,12 +9,13 @@ use super::connect::Connecting;
 use super::gathered_round::MemoryHandle;
 use super::local_registry::{self, Offer};
 use super::paths::PathFailures;
+use crate::bootstrap::auth::Listener;
 use crate::error::{Error, Result};
 use crate::gpu::{Context, IPC_HANDLE_BYTES, PinnedMemory};
 use crate::mem::Region;
 use crate::sys::memory::PAGE;
-use crate::sys::socket::{self, Address, Socket};
-use crate::transport::mesh::{Link, Mesh};
+use crate::sys::socket::Address;
+use crate::transport::mesh::SocketMesh;
 use crate::transport::shm;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
@@ -39,20 +40,20 @@ pub(super) struct LocalBuffers {
 
 /// What a rank holds ready before it knows the others' addresses.
 struct Prepared {
-    shelf: Arc<LocalBuffers>,
+    buffers: Arc<LocalBuffers>,
     offer: Option<Offer>,
     name: [u8; 16],
-    local: Option<(Socket, OwnedFd)>,
+    local: Option<(Listener, OwnedFd)>,
 }
 
-/// Gives each pair with an obstacle its boxes. All ranks call it together if there is one at all.
+/// Gives each pair with a failed path its boxes. All ranks call it together if there is one at all.
 pub(super) fn connect(
     connecting: &Connecting<'_>,
     links: &mut GpuLinks,
-    obstacles: &PathFailures,
+    failures: &PathFailures,
 ) -> Result<()> {
     let (me, peers) = (connecting.me, connecting.peers);
-    let apart = obstacles.apart(me, peers.len());
+    let apart = failures.apart(me, peers.len());
     let stride = links.shape.bytes().next_multiple_of(PAGE);
     let prepared = Prepared::new(connecting, &apart, stride);
     let part = prepared.as_ref().map(|prepared| prepared.part().encode());
@@ -62,26 +63,26 @@ pub(super) fn connect(
         return connecting.meet();
     }
 
-    for (&peer, memory) in apart.iter().zip(&prepared.shelf.boxes) {
+    for (&peer, memory) in apart.iter().zip(&prepared.buffers.boxes) {
         links.inbox[peer] = memory.address();
     }
     let mut others = Vec::new();
     let mut abroad = Vec::new();
     for &peer in &apart {
-        let whereabouts = MemoryHandle::decode(&parts[peer], &peers[peer])?;
+        let exported = MemoryHandle::decode(&parts[peer], &peers[peer])?;
         if connecting.share_process(peer) {
-            let shelf: Arc<LocalBuffers> = local_registry::take(whereabouts.offer)
+            let buffers: Arc<LocalBuffers> = local_registry::take(exported.offer)
                 .map_err(|error| error.context(&peers[peer]))?;
-            let theirs = obstacles.apart(peer, peers.len());
+            let theirs = failures.apart(peer, peers.len());
             let index = theirs.iter().position(|&rank| rank == me);
             let memory = index
-                .and_then(|index| shelf.boxes.get(index))
+                .and_then(|index| buffers.boxes.get(index))
                 .ok_or_else(|| Error::internal(format!("{} has no box for us", peers[peer])))?;
             links.outbox[peer] = memory.address();
-            others.push(shelf);
+            others.push(buffers);
         } else {
             let mut name = [0; 16];
-            let handle = whereabouts.handle.unwrap_or([0; IPC_HANDLE_BYTES]);
+            let handle = exported.handle.unwrap_or([0; IPC_HANDLE_BYTES]);
             name.copy_from_slice(&handle[..16]);
             abroad.push((peer, name));
         }
@@ -89,7 +90,7 @@ pub(super) fn connect(
     let mut registered = Vec::new();
     if let Some((listener, memory)) = prepared.local.take() {
         let bytes = stride * (peers.len() - 1);
-        let regions = shm::exchange(connecting.mesh(listener, &abroad), memory, bytes)?;
+        let regions = shm::exchange(connecting.mesh(listener, &abroad), &memory, bytes)?;
         for (peer, region) in regions {
             let at = stride * index_of(peer, me);
             let memory = pin(connecting.gpu, region, at, stride)
@@ -101,7 +102,7 @@ pub(super) fn connect(
     links.pinned_bytes += apart.len() * stride;
     links.host = Some(HostPeerBuffers {
         _registered: registered,
-        _own: prepared.shelf.clone(),
+        _own: prepared.buffers.clone(),
         _others: others,
     });
     // Offers have served every rank when all have met.
@@ -124,7 +125,7 @@ impl Prepared {
                 let (region, memory) = Region::shareable(bytes)?;
                 getrandom::fill(&mut name)
                     .map_err(|error| Error::internal(format!("no random numbers: {error}")))?;
-                local = Some((socket::listen(&Address::Local(name))?, memory));
+                local = Some((Listener::bind_local(name)?, memory));
                 region
             }
         };
@@ -133,11 +134,11 @@ impl Prepared {
             let at = stride * index_of(me, peer);
             boxes.push(pin(connecting.gpu, region.clone(), at, stride)?);
         }
-        let shelf = Arc::new(LocalBuffers { boxes });
+        let buffers = Arc::new(LocalBuffers { boxes });
         let at_home = apart.iter().any(|&peer| connecting.share_process(peer));
         Ok(Prepared {
-            offer: at_home.then(|| Offer::new(shelf.clone())),
-            shelf,
+            offer: at_home.then(|| Offer::new(buffers.clone())),
+            buffers,
             name,
             local,
         })
@@ -155,29 +156,19 @@ impl Prepared {
 }
 
 impl<'a> Connecting<'a> {
-    fn mesh(&'a self, listener: Socket, abroad: &[(usize, [u8; 16])]) -> Mesh<'a> {
-        let link = |peer| Link {
-            peer,
-            channel: 0,
-            socket: 0,
-        };
-        // The higher rank connects.
-        let (lower, higher): (Vec<_>, Vec<_>) = abroad
+    fn mesh(&'a self, listener: Listener, abroad: &[(usize, [u8; 16])]) -> SocketMesh<'a> {
+        let addresses = abroad
             .iter()
-            .copied()
-            .partition(|(peer, _)| *peer < self.me);
-        let connects = lower
-            .into_iter()
-            .map(|(peer, name)| (link(peer), Address::Local(name)));
-        Mesh {
+            .map(|&(peer, name)| (peer, Address::Local(name)));
+        SocketMesh {
             purpose: PURPOSE,
             key: self.context.exchange.key(PURPOSE),
             me: self.me,
             peers: self.peers,
             listener,
-            local: true,
-            accepts: higher.into_iter().map(|(peer, _)| link(peer)).collect(),
-            connects: connects.collect(),
+            addresses: addresses.collect(),
+            channels: 1,
+            sockets: 1,
             fault: self.context.fault,
             deadline: self.context.deadline,
         }

@@ -137,19 +137,19 @@ pub(super) enum Mapping {
 }
 
 impl Mapping {
-    /// Maps what is at `whereabouts`, `bytes` bytes long.
+    /// Maps the `bytes` bytes that `exported` names.
     ///
     /// # Errors
     /// Those of the driver; unsupported if it refuses peer access; mismatch if the memory is
     /// smaller.
     pub fn open(
         gpu: &Arc<Context>,
-        whereabouts: &MemoryHandle,
+        exported: &MemoryHandle,
         same_process: bool,
         bytes: usize,
     ) -> Result<Mapping> {
         let reached = if same_process {
-            let memory: Arc<DeviceMemory> = local_registry::take(whereabouts.offer)?;
+            let memory: Arc<DeviceMemory> = local_registry::take(exported.offer)?;
             if !gpu.enable_peer(memory.context())? {
                 return Err(Error::new(
                     ErrorKind::Unsupported,
@@ -162,11 +162,11 @@ impl Mapping {
             }
             Mapping::Near(memory)
         } else {
-            let none = || match &whereabouts.refusal[..] {
+            let none = || match &exported.refusal[..] {
                 "" => Error::internal("no IPC handle came"),
                 why => Error::new(ErrorKind::Unsupported, why),
             };
-            let handle = whereabouts.handle.ok_or_else(none)?;
+            let handle = exported.handle.ok_or_else(none)?;
             Mapping::Mapped(IpcMemory::open(gpu, &IpcHandle::from_bytes(&handle))?)
         };
         let found = match &reached {

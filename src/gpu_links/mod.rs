@@ -32,12 +32,16 @@ pub use network::Network;
 pub use paths::{LinkClass, PeerPath};
 
 use crate::gpu::DeviceMemory;
-use crate::mem::abi::{CURSORS_BYTES, CommView, MAX_RANKS, Protocol};
+use crate::gpu::abi::{CURSORS_BYTES, CommView, MAX_RANKS, Protocol};
 use crate::mem::{ControlWords, PeerBufferLayout, Staging};
+use crate::types::TransportKind;
 use host::HostPeerBuffers;
 use mapping::Mapping;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+
+/// The kind that reports give for calls over peer memory of GPUs.
+pub const KIND: TransportKind = TransportKind::Cuda;
 
 /// All connections of one GPU rank: where its boxes are, and what keeps them alive.
 ///

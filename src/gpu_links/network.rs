@@ -16,12 +16,12 @@ use super::paths::PeerPath;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::gpu::PinnedMemory;
-use crate::mem::abi::Protocol;
+use crate::gpu::abi::Protocol;
 use crate::mem::{LINE_BYTES, PRIVATE_BYTES, PeerBufferLayout, Staging};
 use crate::schedule::Hosts;
 use crate::sys::log::{Level, line};
 use crate::transport::connect::connect_across_hosts;
-use crate::transport::{ConnectContext, Links};
+use crate::transport::{self, ConnectContext, Links};
 use crate::types::TransportKind;
 use std::sync::{Arc, Mutex};
 
@@ -32,20 +32,17 @@ const SLOTS: usize = 2;
 /// The connections with ranks of other hosts, and the boxes that kernels use for them.
 #[derive(Debug)]
 pub struct Network {
-    /// Of the host transport, a channel for each channel; nothing for ranks of the same host.
+    /// Connections of the host transport, one channel for each GPU channel; nothing for ranks of the same host.
     pub links: Links,
     /// The boxes of each rank of another host, by rank.
     pub staging: Vec<Option<Arc<Staging>>>,
 }
 
 impl Network {
-    /// The slowest transport that carries any of the connections: nothing is slower than TCP.
+    /// Returns the slowest transport that carries any of the connections.
     pub fn transport(&self) -> TransportKind {
-        let mut kinds = self.links.kinds.iter().flatten().copied();
-        match kinds.clone().any(|kind| kind == TransportKind::Tcp) {
-            true => TransportKind::Tcp,
-            false => kinds.next().unwrap_or(TransportKind::Tcp),
-        }
+        let kinds = self.links.kinds.iter().flatten().copied();
+        transport::slowest(kinds).unwrap_or(super::KIND)
     }
 }
 
@@ -157,7 +154,7 @@ fn config_of(config: &Config, shape: &PeerBufferLayout) -> Config {
         tcp_sockets: (config.channels * config.tcp_sockets).div_ceil(channels),
         // The boxes were fitted to the budget, with these slots counted: see `shape`.
         buffer_bytes: usize::MAX,
-        transport: config.transport.filter(|&kind| kind != TransportKind::Cuda),
+        transport: config.transport.filter(|&kind| kind != super::KIND),
         ..config.clone()
     }
 }

@@ -39,7 +39,7 @@ impl PathProbe for Probe {
     }
 }
 
-/// The trial of one box.
+/// The probe of one box.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pair<'a> {
     /// The writer's rank.
@@ -61,11 +61,11 @@ impl Pair<'_> {
     /// See [`PathProbe::write`].
     ///
     /// # Safety
-    /// A box of that shape is mapped at the address, and only this trial uses it.
-    pub unsafe fn write(self, trial: &dyn PathProbe) -> Result<()> {
+    /// A box of that shape is mapped at the address, and only this probe uses it.
+    pub unsafe fn write(self, probe: &dyn PathProbe) -> Result<()> {
         for (address, words, seed) in self.places() {
             // SAFETY: inside the box, by the shape.
-            unsafe { trial.write(address, words, seed)? };
+            unsafe { probe.write(address, words, seed)? };
         }
         Ok(())
     }
@@ -77,11 +77,11 @@ impl Pair<'_> {
     ///
     /// # Safety
     /// As for [`Pair::write`].
-    pub unsafe fn wrong(self, trial: &dyn PathProbe) -> Result<u64> {
+    pub unsafe fn wrong(self, probe: &dyn PathProbe) -> Result<u64> {
         let mut wrong = 0;
         for (address, words, seed) in self.places() {
             // SAFETY: as above.
-            wrong += u64::from(unsafe { trial.wrong(address, words, seed)? });
+            wrong += u64::from(unsafe { probe.wrong(address, words, seed)? });
         }
         Ok(wrong)
     }
@@ -90,7 +90,7 @@ impl Pair<'_> {
         // Different for each box and place, so that data that went astray is not taken for right.
         let pair = ((self.from as u64) << 32) | ((self.to as u64) << 8);
         let mut place = 0;
-        self.shape.trial_places().map(|(offset, bytes)| {
+        self.shape.probed_ranges().map(|(offset, bytes)| {
             place += 1;
             (
                 self.address + offset,

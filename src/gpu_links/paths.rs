@@ -101,7 +101,7 @@ impl PeerPath {
     pub fn transport(&self) -> TransportKind {
         match self {
             PeerPath::Network { transport } => *transport,
-            _ => TransportKind::Cuda,
+            _ => super::KIND,
         }
     }
 
@@ -203,36 +203,36 @@ mod tests {
 
     #[test]
     fn a_pair_has_one_answer_whoever_asks_and_whoever_spoke() {
-        let mut obstacles = PathFailures::default();
-        assert!(obstacles.is_empty());
-        obstacles.note(2, 0, "first".into());
-        obstacles.note(0, 2, "second".into());
-        obstacles.note(0, 3, "first".into());
-        obstacles.note(1, 0, "third".into());
-        assert_eq!(obstacles.between(0, 2), Some("first"));
-        assert_eq!(obstacles.between(2, 0), Some("first"));
-        assert_eq!(obstacles.between(1, 2), None);
-        assert_eq!(obstacles.reachable(0, 5), [4]);
-        assert_eq!(obstacles.apart(0, 5), [1, 2, 3]);
-        assert_eq!(obstacles.reachable(2, 5), [1, 3, 4]);
+        let mut failures = PathFailures::default();
+        assert!(failures.is_empty());
+        failures.note(2, 0, "first".into());
+        failures.note(0, 2, "second".into());
+        failures.note(0, 3, "first".into());
+        failures.note(1, 0, "third".into());
+        assert_eq!(failures.between(0, 2), Some("first"));
+        assert_eq!(failures.between(2, 0), Some("first"));
+        assert_eq!(failures.between(1, 2), None);
+        assert_eq!(failures.reachable(0, 5), [4]);
+        assert_eq!(failures.apart(0, 5), [1, 2, 3]);
+        assert_eq!(failures.reachable(2, 5), [1, 3, 4]);
         assert_eq!(
-            obstacles.told_by(0),
+            failures.told_by(0),
             [("third", vec![1]), ("first", vec![2, 3])]
         );
-        assert!(obstacles.told_by(2).is_empty());
+        assert!(failures.told_by(2).is_empty());
     }
 
     #[test]
     fn ranks_of_different_hosts_meet_nowhere() {
-        let mut obstacles = PathFailures::on(&Hosts::even(2, 2));
-        obstacles.note(0, 2, "no link".into());
-        assert!(obstacles.is_empty() && obstacles.between(0, 2).is_none());
-        obstacles.note(2, 3, "no link".into());
-        assert_eq!(obstacles.reachable(0, 4), [1]);
-        assert_eq!(obstacles.abroad(0, 4), [2, 3]);
-        assert!(obstacles.reachable(3, 4).is_empty());
-        assert_eq!(obstacles.apart(3, 4), [2]);
-        assert_eq!(obstacles.abroad(3, 4), [0, 1]);
+        let mut failures = PathFailures::on(&Hosts::even(2, 2));
+        failures.note(0, 2, "no link".into());
+        assert!(failures.is_empty() && failures.between(0, 2).is_none());
+        failures.note(2, 3, "no link".into());
+        assert_eq!(failures.reachable(0, 4), [1]);
+        assert_eq!(failures.abroad(0, 4), [2, 3]);
+        assert!(failures.reachable(3, 4).is_empty());
+        assert_eq!(failures.apart(3, 4), [2]);
+        assert_eq!(failures.abroad(3, 4), [0, 1]);
         let path = PeerPath::Network {
             transport: TransportKind::Tcp,
         };

@@ -8,9 +8,9 @@ use super::paths::GPUS_THAT_KEEP_LINES_WHOLE;
 use super::{GpuLinks, LinkClass, PeerPath};
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
+use crate::gpu::abi::{MAX_CHANNELS, MAX_RANKS, Protocol, TROUBLE_COMPLETE};
 use crate::gpu::probe::probe_word;
 use crate::gpu::{Context, Device, Driver};
-use crate::mem::abi::{MAX_CHANNELS, MAX_RANKS, Protocol, TROUBLE_COMPLETE};
 use crate::sync::Fault;
 use crate::transport::ConnectContext;
 use crate::transport::conformance::world::World;
@@ -118,14 +118,14 @@ impl Job {
                         verbs: None,
                     };
                     let own = usize::from(device.uuid[0]) - 1;
-                    let trial = || -> Result<Box<dyn PathProbe>> {
+                    let probe = || -> Result<Box<dyn PathProbe>> {
                         Ok(Box::new(Heap {
                             machine: self.machine.clone(),
                             own,
                             garbled: self.garbled.clone(),
                         }))
                     };
-                    connect_with(&context, &gpu, &trial)
+                    connect_with(&context, &gpu, &probe)
                         .inspect_err(|error| exchange.announce(error))
                 })
             };
@@ -474,19 +474,6 @@ fn one_rank_in_trouble_is_heard_by_all() {
     assert_eq!(job.machine.left(), [0; 5]);
 
     let mut job = Job::on(Machine::new(2));
-    let other = Config {
-        gpu_channels: Some(7),
-        ..job.config.clone()
-    };
-    job.configs.insert(1, other);
-    for error in self::errors(job.connect(&[(1, 0), (1, 1)])) {
-        assert_eq!(error.kind(), ErrorKind::Mismatch);
-        assert!(
-            error
-                .message()
-                .contains("CINCH_GPU_CHANNELS is auto on rank 0")
-        );
-    }
     let tcp = Config {
         transport: Some(TransportKind::Tcp),
         ..job.config.clone()

@@ -1,8 +1,8 @@
-//! The buffers of a call, wherever they are.
+//! The buffers of a call, in host memory or on a GPU.
 
 use super::{DeviceBuffers, UserBuffers};
 
-/// The buffers of a call: where they are is the communicator's choice.
+/// The buffers of a call; the communicator determines their kind.
 #[derive(Debug)]
 pub enum Buffers<'a> {
     /// In host memory.
@@ -12,7 +12,7 @@ pub enum Buffers<'a> {
 }
 
 impl<'a> Buffers<'a> {
-    /// Bytes of the output.
+    /// Returns the bytes of the output.
     pub(crate) fn output_bytes(&self) -> usize {
         match self {
             Buffers::Host(buffers) => buffers.output_bytes(),
@@ -20,7 +20,7 @@ impl<'a> Buffers<'a> {
         }
     }
 
-    /// Addresses of input and output.
+    /// Returns the addresses of input and output.
     pub(crate) fn places(&self) -> (usize, usize) {
         match self {
             Buffers::Host(buffers) => (buffers.input_address(), buffers.output_address()),
@@ -28,8 +28,8 @@ impl<'a> Buffers<'a> {
         }
     }
 
-    /// The buffers of a message to oneself: those of its send and its receive as one, and what is
-    /// left for the receive.
+    /// Combines the buffers of a send and a receive of one rank with itself; the receive is left with empty
+    /// buffers. `None` if the kinds differ.
     pub(crate) fn joined(
         send: Buffers<'a>,
         recv: Buffers<'a>,

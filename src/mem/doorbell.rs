@@ -1,10 +1,9 @@
-//! How a rank sleeps, and how its peers wake it.
+//! The doorbell: a rank sleeps on a futex, and its peers wake it.
 //!
-//! Two words in the memory of the rank that sleeps: `sleeping`, which says that somebody must
-//! ring, and `rings`, on which the kernel lets it sleep. The protocol is Dekker's: the sleeper
-//! writes `sleeping` and then reads the counters once more; a peer writes its counter and then
-//! reads `sleeping`. With a full fence between the two on both sides, at least one of them sees
-//! the other.
+//! Two words lie in the sleeper's memory: `sleeping` requests a ring, and `rings` is the futex word. The
+//! protocol is Dekker's. The sleeper writes `sleeping` and then reads the message counters once more; a peer
+//! writes its counter and then reads `sleeping`. A full fence between write and read on both sides
+//! guarantees that at least one side sees the other's write.
 
 use super::region::Region;
 use crate::sync::atomic::{AtomicU32, Ordering, fence};
@@ -12,109 +11,108 @@ use crate::sys::futex;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Bytes that a doorbell takes: its words lie on separate pairs of cache lines, because peers
-/// read `sleeping` after every message.
+/// Bytes of a doorbell. Its words lie on separate pairs of cache lines, because peers read `sleeping` after
+/// every message.
 pub const DOORBELL_BYTES: usize = 256;
 
 const SLEEPING: usize = 0;
 const RINGS: usize = 128;
 
-/// The end that rings: held by every peer of the sleeper.
+/// The waking end; every peer of the sleeper holds a clone.
 #[derive(Debug, Clone)]
 pub struct Ringer {
-    surely: bool,
+    fenced: bool,
     region: Arc<Region>,
     sleeping: *const AtomicU32,
     rings: *const AtomicU32,
 }
 
-// SAFETY: the pointers lead into `region`, which the ringer holds, to words that are only
-// accessed atomically.
+// SAFETY: the pointers lead into `region`, which the ringer holds, to words that all sides access
+// atomically.
 unsafe impl Send for Ringer {}
 
 impl Ringer {
-    /// Rings the doorbell at byte `at` of its owner's region. Not `surely`: without the fence,
-    /// which costs as much as the message itself. A ring can then miss an owner that announces
-    /// itself in the same moment, and its nap lasts to the end of its limit.
+    /// Makes a ringer for the doorbell at byte `at` of its owner's region. Without `fenced` it omits the fence,
+    /// which costs as much as the message itself. A ring can then miss an owner that goes to sleep at the
+    /// same moment, and the owner sleeps until its limit.
     ///
     /// # Panics
-    /// If that is outside the region.
-    pub fn new(region: Arc<Region>, at: usize, surely: bool) -> Ringer {
+    /// If the doorbell is outside the region.
+    pub fn new(region: Arc<Region>, at: usize, fenced: bool) -> Ringer {
         Ringer {
-            surely,
+            fenced,
             sleeping: region.word(at + SLEEPING),
             rings: region.word(at + RINGS),
             region,
         }
     }
 
-    /// Wakes the owner if it sleeps or is about to. Called after the counter that it waits for
-    /// was advanced.
+    /// Wakes the owner if it sleeps or is about to sleep. The caller has advanced a counter before.
     #[inline]
     pub fn ring(&self) {
         debug_assert!(self.region.bytes() >= DOORBELL_BYTES);
-        // SAFETY: the words live as long as `region`.
+        // SAFETY: `region` keeps the words mapped.
         let (sleeping, rings) = unsafe { (&*self.sleeping, &*self.rings) };
-        if must_wake(sleeping, rings, self.surely) {
-            // SAFETY: as above.
+        if must_wake(sleeping, rings, self.fenced) {
+            // SAFETY: `region` keeps the futex word mapped.
             unsafe { futex::wake(self.rings.cast()) };
         }
     }
 }
 
-/// The end that sleeps. There is one.
+/// The sleeping end; each doorbell has one.
 #[derive(Debug)]
 pub struct Sleeper {
     region: Arc<Region>,
     at: usize,
-    nap: Nap,
+    state: SleepState,
 }
 
 impl Sleeper {
-    /// Sleeps on the doorbell at byte `at` of the own region.
+    /// Makes the sleeper of the doorbell at byte `at` of this rank's region.
     ///
     /// # Panics
-    /// If that is outside the region.
+    /// If the doorbell is outside the region.
     pub fn new(region: Arc<Region>, at: usize) -> Sleeper {
         let _ = (region.word(at + SLEEPING), region.word(at + RINGS));
         Sleeper {
             region,
             at,
-            nap: Nap::default(),
+            state: SleepState::default(),
         }
     }
 
-    /// First call: announces the sleep and returns at once; the caller scans its connections
-    /// again. Second call in a row: sleeps until rung or `limit` has passed. A peer that advances
-    /// a counter after that scan rings.
+    /// The first call announces the sleep and returns at once, and the caller scans its connections again. The
+    /// second call in a row sleeps until a ring or until `limit` has passed. A peer that advances a counter
+    /// after the scan rings.
     pub fn sleep(&mut self, limit: Duration) {
         let sleeping = self.region.word(self.at + SLEEPING);
         let rings = self.region.word(self.at + RINGS);
-        if let Some(seen) = self.nap.step(sleeping, rings) {
-            // SAFETY: the word lives as long as `region`.
+        if let Some(seen) = self.state.step(sleeping, rings) {
+            // SAFETY: `region` keeps the futex word mapped.
             unsafe { futex::wait(std::ptr::from_ref(rings).cast(), seen, limit) };
-            self.nap.end(sleeping);
+            self.state.end(sleeping);
         }
     }
 
-    /// Takes an announcement back: the scan after it found work.
+    /// Withdraws an announcement, because the scan after it found work.
     #[inline]
     pub fn stay_awake(&mut self) {
-        if self.nap.announced.is_some() {
-            self.nap.end(self.region.word(self.at + SLEEPING));
+        if self.state.announced.is_some() {
+            self.state.end(self.region.word(self.at + SLEEPING));
         }
     }
 }
 
-/// Whether the sleeper has announced itself. Then its word is changed, and it must be woken.
+/// Returns whether the sleeper has announced itself and must be woken; if so, takes the announcement back.
 #[inline]
-fn must_wake(sleeping: &AtomicU32, rings: &AtomicU32, surely: bool) -> bool {
-    if surely {
+fn must_wake(sleeping: &AtomicU32, rings: &AtomicU32, fenced: bool) -> bool {
+    if fenced {
         // SYNC POINT doorbell: the counter was advanced before this fence; pairs with
-        // `Nap::step`.
+        // `SleepState::step`.
         fence(Ordering::SeqCst);
     }
-    // The swap makes one ringer of many do the system call.
+    // The swap lets only one of several ringers make the system call.
     if sleeping.load(Ordering::Relaxed) == 0 || sleeping.swap(0, Ordering::AcqRel) == 0 {
         return false;
     }
@@ -122,18 +120,18 @@ fn must_wake(sleeping: &AtomicU32, rings: &AtomicU32, surely: bool) -> bool {
     true
 }
 
-/// Where the sleeper is in the protocol.
+/// State of the sleeper in the protocol.
 #[derive(Debug, Default)]
-struct Nap {
+struct SleepState {
     announced: Option<u32>,
 }
 
-impl Nap {
-    /// Announces, or after an announcement returns the value of `rings` to sleep on. A ring since
-    /// the announcement has changed the word, so that the kernel refuses to sleep.
+impl SleepState {
+    /// Announces the sleep; after an announcement returns the value of `rings` to sleep on. A ring since the
+    /// announcement has changed `rings`, so that the kernel does not sleep.
     fn step(&mut self, sleeping: &AtomicU32, rings: &AtomicU32) -> Option<u32> {
         if self.announced.is_none() {
-            // Read before the announcement: any ring that answers it comes later.
+            // `rings` is read before the announcement, so that any ring for it changes the word later.
             self.announced = Some(rings.load(Ordering::Acquire));
             sleeping.store(1, Ordering::Relaxed);
             // SYNC POINT doorbell: the counters are read after this fence, by the caller's scan;
@@ -227,16 +225,16 @@ mod models {
                     loom::thread::spawn(move || peer(&shared, index))
                 })
                 .collect();
-            let mut nap = Nap::default();
+            let mut state = SleepState::default();
             let done = |counter: &AtomicU64| counter.load(Ordering::Acquire) == 1;
             while !shared.counters.iter().all(done) {
-                if let Some(seen) = nap.step(&shared.sleeping, &shared.rings) {
+                if let Some(seen) = state.step(&shared.sleeping, &shared.rings) {
                     let mut guard = shared.kernel.lock.lock().unwrap();
                     while shared.rings.load(Ordering::Acquire) == seen {
                         guard = shared.kernel.wake.wait(guard).unwrap();
                     }
                     drop(guard);
-                    nap.end(&shared.sleeping);
+                    state.end(&shared.sleeping);
                 }
             }
             for thread in threads {

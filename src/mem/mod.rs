@@ -1,6 +1,5 @@
 //! Memory: the user's buffers, shared and private regions, and the slot layout in them.
 
-pub mod abi;
 mod buffers;
 mod doorbell;
 pub mod gpu;

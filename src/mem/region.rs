@@ -1,4 +1,4 @@
-//! Memory that ranks share: by reference between threads, by descriptor between processes.
+//! Memory that ranks share: threads share an `Arc`, processes a file descriptor.
 
 use crate::error::Result;
 use crate::sync::atomic::{AtomicU32, AtomicU64};
@@ -6,78 +6,78 @@ use crate::sys::memory::{Mapping, sealed_memfd};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// A piece of memory in which ranks keep counters and slots. Zero at first; pages cost memory
-/// only once they are touched.
+/// A piece of memory for counters and slots. It begins as zeros; a page takes memory from its first access.
 #[derive(Debug)]
 pub struct Region {
     mapping: Mapping,
 }
 
 impl Region {
-    /// Memory for the threads of this process.
+    /// Allocates memory for the threads of this process.
     ///
     /// # Errors
-    /// System if there is not that much.
+    /// System if memory is short.
     pub fn heap(bytes: usize) -> Result<Arc<Region>> {
         let mapping = Mapping::private(bytes)?;
         Ok(Arc::new(Region { mapping }))
     }
 
-    /// Memory that other processes can map, and the descriptor to hand them.
+    /// Allocates memory that other processes can map, and returns it with its descriptor.
     ///
     /// # Errors
-    /// System if there is not that much.
+    /// System if memory is short.
     pub fn shareable(bytes: usize) -> Result<(Arc<Region>, OwnedFd)> {
         let memory = sealed_memfd(bytes)?;
         Ok((Region::of(&memory, bytes)?, memory))
     }
 
-    /// The memory behind a descriptor of another process.
+    /// Maps the memory behind a descriptor of another process.
     ///
     /// # Errors
-    /// Mismatch if it is not of that size or not sealed; system if it cannot be mapped.
+    /// Mismatch if the memory has another size or is not sealed; system if it cannot be mapped.
     pub fn of(memory: &OwnedFd, bytes: usize) -> Result<Arc<Region>> {
         let mapping = Mapping::shared(memory, bytes)?;
         Ok(Arc::new(Region { mapping }))
     }
 
-    /// Its size in bytes.
+    /// Returns the size in bytes.
     pub fn bytes(&self) -> usize {
         self.mapping.len()
     }
 
-    /// The 64-bit word at byte `at`.
+    /// Returns the 64-bit word at byte `at`.
     ///
     /// # Panics
-    /// If it is misaligned or outside: offsets come from our own geometry, never from a peer.
+    /// If the word is misaligned or outside. Offsets come from local geometry, never from a peer.
     pub fn counter(&self, at: usize) -> &AtomicU64 {
         let place = self.place(at, 8, 8);
-        // SAFETY: in bounds and aligned by `place`; mapped as long as `self`; every access to
-        // this word is atomic, and every bit pattern is a value.
+        // SAFETY: `place` checks bounds and alignment; `self` keeps the mapping. Every access to this word is
+        // atomic, and every bit pattern is a value.
         unsafe { &*place.cast() }
     }
 
-    /// The 32-bit word at byte `at`.
+    /// Returns the 32-bit word at byte `at`.
     ///
     /// # Panics
-    /// As for [`Region::counter`].
+    /// See [`Region::counter`].
     pub fn word(&self, at: usize) -> &AtomicU32 {
         let place = self.place(at, 4, 4);
-        // SAFETY: as for `counter`.
+        // SAFETY: `place` checks bounds and alignment; `self` keeps the mapping. Every access to this word is
+        // atomic, and every bit pattern is a value.
         unsafe { &*place.cast() }
     }
 
-    /// Address of `bytes` bytes at `at`, which must be a multiple of `align` (at most a page).
+    /// Returns the address of `bytes` bytes at `at`, a multiple of `align` (at most a page).
     ///
     /// # Panics
-    /// As for [`Region::counter`].
+    /// See [`Region::counter`].
     pub fn place(&self, at: usize, bytes: usize, align: usize) -> *mut u8 {
         assert!(
             at.is_multiple_of(align) && at <= self.bytes() && bytes <= self.bytes() - at,
             "{bytes} bytes at {at} are outside a region of {} or misaligned",
             self.bytes()
         );
-        // SAFETY: in bounds by the assertion.
+        // SAFETY: the assertion keeps the address inside the mapping.
         unsafe { self.mapping.base().as_ptr().add(at) }
     }
 }
@@ -88,7 +88,7 @@ mod tests {
     use crate::sync::atomic::Ordering;
 
     #[test]
-    fn processes_see_the_same_words() {
+    fn region_mapped_twice_shares_words() {
         let (here, memory) = Region::shareable(10_000).unwrap();
         let there = Region::of(&memory, 10_000).unwrap();
         drop(memory);
@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "outside a region")]
-    fn the_end_is_the_end() {
+    fn counter_beyond_the_end_panics() {
         Region::heap(4096).unwrap().counter(4096);
     }
 }

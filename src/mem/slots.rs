@@ -4,14 +4,13 @@
 //! memory of the receiver:  | line 64 | payload | line 64 | payload | ...
 //! memory of the sender:    head (128 bytes) ...
 //! ```
-//! The tail is spread over the slots: each slot's line carries the number of its message, so that
-//! the receiver polls the very line whose header it reads next. A tail of its own would cost
-//! another trip between the cores for every message.
+//! The tail is spread over the slots: each slot's line carries the number of its message. So the receiver
+//! polls the very line whose header it reads next; a separate tail would cost another cache miss for every
+//! message.
 //!
-//! Each counter lies where it is polled; the head has a pair of cache lines to itself (the
-//! prefetcher fetches pairs). Counters are 64-bit and never reset. Each side indexes by its own
-//! counters; what the other side writes is a hint that is bounded by local geometry before it is
-//! used.
+//! Each counter lies in the memory of the side that polls it. The head has a pair of cache lines to itself,
+//! because the prefetcher fetches pairs. Counters are 64-bit and never reset. Each side indexes by its own
+//! counters, and checks the other side's counter against local geometry before it uses it.
 
 use super::region::Region;
 use crate::error::{Error, ErrorKind, Result};
@@ -19,13 +18,13 @@ use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::types::SIGNATURE_WORDS;
 use std::sync::Arc;
 
-/// Bytes that a counter takes.
+/// Bytes of a counter.
 pub const COUNTER_BYTES: usize = 128;
 
 /// Bytes before the payload of a slot: the header's cache line.
 pub const LINE_BYTES: usize = 64;
 
-/// What precedes the payload of every message.
+/// The header before the payload of every message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Header {
     /// Payload bytes.
@@ -34,17 +33,17 @@ pub struct Header {
     pub signature: [u64; SIGNATURE_WORDS],
 }
 
-/// Header as it lies in a slot, without the number that announces it.
+/// A header in a slot's line, without the message number.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Line {
+struct SlotLine {
     signature: [u64; SIGNATURE_WORDS],
     bytes: u32,
     rest: u32,
 }
 
-/// Where in a line its message's number lies: message m of a FIFO is there when it reads m + 1.
-const NUMBER_AT: usize = size_of::<Line>();
+/// Offset of the message number in a line. Message m of a FIFO has arrived when the number is m + 1.
+const NUMBER_AT: usize = size_of::<SlotLine>();
 
 const _: () = assert!(NUMBER_AT + size_of::<u64>() <= LINE_BYTES);
 
@@ -58,7 +57,7 @@ pub struct FifoShape {
 }
 
 impl FifoShape {
-    /// Bytes of all slots.
+    /// Returns the bytes of all slots.
     pub fn bytes(&self) -> usize {
         self.depth * self.stride()
     }
@@ -71,28 +70,28 @@ impl FifoShape {
 /// A place in a region.
 #[derive(Clone, Debug)]
 pub struct Place {
-    /// Where.
+    /// The region.
     pub region: Arc<Region>,
-    /// At which byte.
+    /// Offset in bytes.
     pub at: usize,
 }
 
-/// Where the parts of a FIFO are.
+/// Places of a FIFO's parts.
 #[derive(Clone, Debug)]
 pub struct FifoPlaces {
-    /// [`FifoShape::bytes`] bytes, in the receiver's memory.
+    /// The slots: [`FifoShape::bytes`] bytes in the receiver's memory.
     pub slots: Place,
-    /// [`COUNTER_BYTES`] bytes, in the sender's memory.
+    /// The head: [`COUNTER_BYTES`] bytes in the sender's memory.
     pub head: Place,
 }
 
 impl FifoPlaces {
-    /// Bytes of a FIFO that lies in one piece.
+    /// Returns the bytes of a FIFO whose head and slots are adjacent.
     pub fn bytes(shape: &FifoShape) -> usize {
         COUNTER_BYTES + shape.bytes()
     }
 
-    /// A FIFO in one piece at byte `at`.
+    /// Returns the places of a FIFO whose head and slots are adjacent, from byte `at`.
     pub fn together(region: &Arc<Region>, at: usize) -> FifoPlaces {
         let place = |offset| Place {
             region: region.clone(),
@@ -105,27 +104,27 @@ impl FifoPlaces {
     }
 }
 
-/// Pointers of one end, and what keeps them valid.
+/// Pointers of one end, with the regions that they lead into.
 #[derive(Debug)]
-struct Memory {
+struct FifoMemory {
     shape: FifoShape,
     places: FifoPlaces,
     slots: *mut u8,
     head: *const AtomicU64,
 }
 
-// SAFETY: the pointers lead into regions that `places` holds. Counters are atomic; slots are
-// handed from one end to the other by the counters.
-unsafe impl Send for Memory {}
+// SAFETY: the pointers lead into regions that `places` holds. Counters are atomic, and pass each slot from one
+// end to the other.
+unsafe impl Send for FifoMemory {}
 
-impl Memory {
-    fn new(shape: FifoShape, places: FifoPlaces) -> Memory {
+impl FifoMemory {
+    fn new(shape: FifoShape, places: FifoPlaces) -> FifoMemory {
         assert!(
             shape.depth.is_power_of_two() && shape.slot_bytes.is_multiple_of(64),
             "impossible FIFO {shape:?}"
         );
         let slots = &places.slots;
-        Memory {
+        FifoMemory {
             slots: slots.region.place(slots.at, shape.bytes(), 64),
             head: places.head.region.counter(places.head.at),
             shape,
@@ -136,28 +135,28 @@ impl Memory {
     #[inline]
     fn head(&self) -> &AtomicU64 {
         debug_assert!(self.places.head.region.bytes() > 0);
-        // SAFETY: `places` keeps the region mapped.
+        // SAFETY: `places` holds the region, which keeps the counter mapped.
         unsafe { &*self.head }
     }
 
-    /// The header line of message `number`; its payload follows.
+    /// Returns the header line of message `number`; its payload follows.
     #[inline]
     fn line(&self, number: u64) -> *mut u8 {
         let index = number as usize & (self.shape.depth - 1);
-        // SAFETY: below `depth` strides, which `new` found to be inside the region.
+        // SAFETY: the index is below `depth`, and `new` checked that all slots are inside the region.
         unsafe { self.slots.add(index * self.shape.stride()) }
     }
 
-    /// The word that announces message `number`.
+    /// Returns the word that announces message `number`.
     #[inline]
     fn number(&self, number: u64) -> &AtomicU64 {
-        // SAFETY: inside the line, at a multiple of 8; only accessed atomically.
+        // SAFETY: the word lies inside the line at a multiple of 8, and is accessed atomically only.
         unsafe { &*self.line(number).add(NUMBER_AT).cast::<AtomicU64>() }
     }
 
     #[inline]
     fn payload(&self, number: u64) -> *mut u8 {
-        // SAFETY: a slot is longer than its line.
+        // SAFETY: the payload follows the line in the same slot.
         unsafe { self.line(number).add(LINE_BYTES) }
     }
 }
@@ -170,7 +169,7 @@ struct SendCursor {
 }
 
 impl SendCursor {
-    /// Free slots, without looking at the receiver's counter.
+    /// Returns the free slots as of the last refresh.
     #[inline]
     fn known(&self, depth: usize) -> usize {
         depth - (self.sent - self.freed) as usize
@@ -187,11 +186,11 @@ impl SendCursor {
         Ok(())
     }
 
-    /// `number` is the word of the slot that message `sent` is in.
+    /// Announces message `sent` in its slot's word.
     #[inline]
     fn publish(&mut self, number: &AtomicU64) {
         self.sent += 1;
-        // SYNC POINT slot-number: publishes line and payload to `RecvCursor::look`.
+        // SYNC POINT slot-number: publishes line and payload to `RecvCursor::poll`.
         number.store(self.sent, Ordering::Release);
     }
 }
@@ -209,16 +208,16 @@ impl RecvCursor {
         (self.arrived - self.taken) as usize
     }
 
-    /// Whether message `arrived` has come; `number` is the word of the slot that it goes to.
+    /// Returns whether the next message has arrived; `number` is the word of its slot.
     #[inline]
-    fn look(&mut self, number: &AtomicU64, depth: usize) -> Result<bool> {
+    fn poll(&mut self, number: &AtomicU64, depth: usize) -> Result<bool> {
         // SYNC POINT slot-number: pairs with `SendCursor::publish`; line and payload are there.
         let seen = number.load(Ordering::Acquire);
         if seen == self.arrived + 1 {
             self.arrived += 1;
             return Ok(true);
         }
-        // Until then the word is that of the message that was in the slot before.
+        // Before that the word has the number of the slot's previous message.
         if seen != (self.arrived + 1).saturating_sub(depth as u64) {
             return Err(impossible("sent", seen, self.arrived, self.arrived + 1));
         }
@@ -238,35 +237,35 @@ fn impossible(verb: &str, seen: u64, low: u64, high: u64) -> Error {
     Error::new(
         ErrorKind::Mismatch,
         format!(
-            "the peer says that it has {verb} {seen} slots, which is not between {low} and {high}: \
+            "the peer reports that it has {verb} {seen} slots, which is not between {low} and {high}: \
              shared memory is corrupted"
         ),
     )
 }
 
-/// The end that fills slots.
+/// The sending end of a FIFO.
 #[derive(Debug)]
 pub struct Producer {
-    memory: Memory,
+    memory: FifoMemory,
     cursor: SendCursor,
 }
 
 impl Producer {
-    /// The sending end of a FIFO whose counters are zero.
+    /// Makes the sending end of a FIFO whose counters are zero.
     ///
     /// # Safety
-    /// There is no other producer of these places, in any process that plays by the rules.
+    /// No other producer uses these places, in this or any other cinch process.
     ///
     /// # Panics
     /// If the places are outside their regions.
     pub unsafe fn new(shape: FifoShape, places: FifoPlaces) -> Producer {
         Producer {
-            memory: Memory::new(shape, places),
+            memory: FifoMemory::new(shape, places),
             cursor: SendCursor::default(),
         }
     }
 
-    /// Whether a slot is free.
+    /// Returns whether a slot is free.
     ///
     /// # Errors
     /// Mismatch if the receiver's counter is impossible.
@@ -278,24 +277,24 @@ impl Producer {
         Ok(self.cursor.known(self.memory.shape.depth) > 0)
     }
 
-    /// How many slots are free.
+    /// Returns the number of free slots.
     ///
     /// # Errors
-    /// As for [`Producer::ready`].
+    /// See [`Producer::ready`].
     #[inline]
     pub fn free(&mut self) -> Result<usize> {
         self.cursor.refresh(self.memory.head())?;
         Ok(self.cursor.known(self.memory.shape.depth))
     }
 
-    /// Payload space of the free slot that is `ahead` of the next one to be published.
+    /// Returns the payload space of the free slot `ahead` places behind the next slot.
     ///
     /// # Panics
     /// If that slot is not known to be free.
     #[inline]
     pub fn slot(&mut self, ahead: usize) -> &mut [u8] {
         let number = self.check(ahead);
-        // SAFETY: a whole slot, which is ours until it is published, by the check.
+        // SAFETY: `check` proves that the slot is free, so it belongs to this end until `publish`.
         unsafe {
             std::slice::from_raw_parts_mut(
                 self.memory.payload(number),
@@ -304,23 +303,23 @@ impl Producer {
         }
     }
 
-    /// The next slot to be published, for reading.
+    /// Returns the payload of the next slot, for reading.
     ///
     /// # Panics
-    /// If it is not known to be free.
+    /// If the slot is not known to be free.
     #[inline]
     pub fn written(&self) -> &[u8] {
         let number = self.check(0);
-        // SAFETY: as for `slot`.
+        // SAFETY: `check` proves that the slot is free, so it belongs to this end until `publish`.
         unsafe {
             std::slice::from_raw_parts(self.memory.payload(number), self.memory.shape.slot_bytes)
         }
     }
 
-    /// Hands the next slot to the consumer.
+    /// Publishes the next slot to the consumer.
     ///
     /// # Panics
-    /// If it is not known to be free, or `header.bytes` exceeds it.
+    /// If the slot is not known to be free, or `header.bytes` exceeds it.
     #[inline]
     pub fn publish(&mut self, header: Header) {
         let number = self.check(0);
@@ -330,17 +329,17 @@ impl Producer {
             header.bytes,
             self.memory.shape.slot_bytes
         );
-        let line = Line {
+        let line = SlotLine {
             signature: header.signature,
             bytes: header.bytes,
             rest: 0,
         };
-        // SAFETY: the line of a slot that is ours; 64-byte aligned by `Memory::new`.
-        unsafe { self.memory.line(number).cast::<Line>().write(line) };
+        // SAFETY: `check` proves that the slot belongs to this end; `FifoMemory::new` aligned its line to 64 bytes.
+        unsafe { self.memory.line(number).cast::<SlotLine>().write(line) };
         self.cursor.publish(self.memory.number(number));
     }
 
-    /// Messages published so far.
+    /// Returns the number of messages published so far.
     pub fn published(&self) -> u64 {
         self.cursor.sent
     }
@@ -355,32 +354,32 @@ impl Producer {
     }
 }
 
-/// The end that reads slots.
+/// The receiving end of a FIFO.
 #[derive(Debug)]
 pub struct Consumer {
-    memory: Memory,
+    memory: FifoMemory,
     cursor: RecvCursor,
-    /// Header of the next message, copied once: the peer could change it after it was checked.
+    /// Header of the next message. It is copied once, because the peer could change it after the check.
     current: Option<Header>,
 }
 
 impl Consumer {
-    /// The receiving end of a FIFO whose counters are zero.
+    /// Makes the receiving end of a FIFO whose counters are zero.
     ///
     /// # Safety
-    /// There is no other consumer of these places, in any process that plays by the rules.
+    /// No other consumer uses these places, in this or any other cinch process.
     ///
     /// # Panics
     /// If the places are outside their regions.
     pub unsafe fn new(shape: FifoShape, places: FifoPlaces) -> Consumer {
         Consumer {
-            memory: Memory::new(shape, places),
+            memory: FifoMemory::new(shape, places),
             cursor: RecvCursor::default(),
             current: None,
         }
     }
 
-    /// Whether a message is there.
+    /// Returns whether a message has arrived.
     ///
     /// # Errors
     /// Mismatch, with the numbers, if the sender's counter or header is impossible.
@@ -389,30 +388,30 @@ impl Consumer {
         if self.current.is_some() {
             return Ok(true);
         }
-        if self.cursor.known() == 0 && !self.look()? {
+        if self.cursor.known() == 0 && !self.poll()? {
             return Ok(false);
         }
         self.current = Some(self.read_header(0)?);
         Ok(true)
     }
 
-    /// How many messages are there.
+    /// Returns the number of messages that have arrived.
     ///
     /// # Errors
-    /// As for [`Consumer::ready`].
+    /// See [`Consumer::ready`].
     #[inline]
     pub fn available(&mut self) -> Result<usize> {
-        while self.cursor.known() < self.memory.shape.depth && self.look()? {}
+        while self.cursor.known() < self.memory.shape.depth && self.poll()? {}
         Ok(self.cursor.known())
     }
 
     #[inline]
-    fn look(&mut self) -> Result<bool> {
+    fn poll(&mut self) -> Result<bool> {
         let number = self.memory.number(self.cursor.arrived);
-        self.cursor.look(number, self.memory.shape.depth)
+        self.cursor.poll(number, self.memory.shape.depth)
     }
 
-    /// Header of the next message, after `ready` returned true; zeros before.
+    /// Returns the header of the next message after `ready` returned true; zeros before.
     #[inline]
     pub fn header(&self) -> Header {
         self.current.unwrap_or_default()
@@ -427,7 +426,7 @@ impl Consumer {
     /// The message that is `ahead` of the next one.
     ///
     /// # Errors
-    /// As for [`Consumer::ready`].
+    /// See [`Consumer::ready`].
     ///
     /// # Panics
     /// If [`Consumer::available`] has not seen it.
@@ -445,7 +444,7 @@ impl Consumer {
     pub fn release(&mut self) {
         assert!(self.cursor.known() > 0, "release without a message");
         self.current = None;
-        // SAFETY: `places` keeps the region mapped.
+        // SAFETY: `places` holds the region, which keeps the counter mapped.
         self.cursor.release(unsafe { &*self.memory.head });
     }
 
@@ -459,12 +458,12 @@ impl Consumer {
         let line = self.memory.line(self.cursor.taken + ahead as u64);
         // SAFETY: a whole, aligned line of a slot that was handed to us. Volatile: a peer that
         // breaks the rules may write meanwhile, and the value must be read only once.
-        let line = unsafe { line.cast::<Line>().read_volatile() };
+        let line = unsafe { line.cast::<SlotLine>().read_volatile() };
         if line.bytes as usize > self.memory.shape.slot_bytes {
             return Err(Error::new(
                 ErrorKind::Mismatch,
                 format!(
-                    "message {} says that it has {} bytes in a slot of {}",
+                    "message {} has {} bytes in a slot of {}",
                     self.cursor.taken + ahead as u64,
                     line.bytes,
                     self.memory.shape.slot_bytes
@@ -486,7 +485,6 @@ impl Consumer {
 }
 
 #[cfg(all(test, not(loom)))]
-#[path = "slots_tests.rs"]
 mod tests;
 
 #[cfg(all(test, loom))]
@@ -530,7 +528,7 @@ mod models {
             let mut cursor = RecvCursor::default();
             for value in 0..MESSAGES {
                 let index = cursor.taken as usize & (DEPTH - 1);
-                while !cursor.look(&shared.numbers[index], DEPTH).unwrap() {
+                while !cursor.poll(&shared.numbers[index], DEPTH).unwrap() {
                     loom::thread::yield_now();
                 }
                 let slot = &shared.slots[index];

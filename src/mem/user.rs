@@ -1,21 +1,21 @@
-//! The user's input and output. They may be the same memory (in place), so the engine holds no
-//! slice of either for longer than one step takes: it copies tiles in and out through the
-//! first-level cache, or lends a chunk to a transport that copies it itself.
+//! The user's input and output in host memory. They may be the same memory (in place), so the engine holds a
+//! slice of either for one step at most. It copies tiles through the first-level cache, or lends a chunk to
+//! a transport that copies it itself.
 
 use crate::error::{Error, Result};
 use crate::types::Element;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// The bytes of elements.
+/// Returns the bytes of elements.
 pub fn bytes_of<T: Element>(elements: &[T]) -> &[u8] {
     // SAFETY: `Element` is implemented for primitive numbers only, which have no padding.
     unsafe { std::slice::from_raw_parts(elements.as_ptr().cast(), size_of_val(elements)) }
 }
 
-/// The bytes of elements, writable: every bit pattern is a number.
+/// Returns the bytes of elements for writing: every bit pattern is a number.
 pub fn bytes_of_mut<T: Element>(elements: &mut [T]) -> &mut [u8] {
-    // SAFETY: as for `bytes_of`; any bytes make valid elements.
+    // SAFETY: `Element` is implemented for primitive numbers only: no padding, and any bytes are a value.
     unsafe { std::slice::from_raw_parts_mut(elements.as_mut_ptr().cast(), size_of_val(elements)) }
 }
 
@@ -29,12 +29,12 @@ pub struct UserBuffers<'a> {
     borrow: PhantomData<&'a mut [u8]>,
 }
 
-// SAFETY: the pointers stand for borrows (see `new` and `from_raw`), which may move between
-// threads like `&[u8]` and `&mut [u8]`.
+// SAFETY: `new` and `from_raw` make the pointers from borrows or under their contract, which may move
+// between threads like `&[u8]` and `&mut [u8]`.
 unsafe impl Send for UserBuffers<'_> {}
 
 impl<'a> UserBuffers<'a> {
-    /// Separate buffers.
+    /// Makes separate buffers.
     pub fn new(input: &'a [u8], output: &'a mut [u8]) -> UserBuffers<'a> {
         UserBuffers {
             input: input.as_ptr(),
@@ -45,7 +45,7 @@ impl<'a> UserBuffers<'a> {
         }
     }
 
-    /// Output only, or in place with the input `input_at` bytes into the output.
+    /// Makes in-place buffers: the input begins `input_at` bytes into the output. An empty input is allowed.
     ///
     /// # Errors
     /// Invalid argument if the input does not lie within the output.
@@ -73,8 +73,7 @@ impl<'a> UserBuffers<'a> {
         })
     }
 
-    /// Input and output anywhere in one buffer: a reduce_scatter in place, for instance, has its
-    /// output within its input.
+    /// Makes buffers anywhere in one piece of memory. An in-place reduce_scatter has its output within its input.
     ///
     /// # Errors
     /// Invalid argument if a range does not lie within the buffer.
@@ -103,11 +102,11 @@ impl<'a> UserBuffers<'a> {
         })
     }
 
-    /// Buffers of a C caller.
+    /// Makes the buffers of a C caller.
     ///
     /// # Safety
-    /// `input` is readable for `input_bytes` and `output` writable for `output_bytes` until the
-    /// value is dropped, and nobody else writes either. They may overlap.
+    /// `input` is readable for `input_bytes` and `output` writable for `output_bytes` until the value is
+    /// dropped, and no other code writes either. They may overlap.
     pub unsafe fn from_raw(
         input: *const u8,
         input_bytes: usize,
@@ -123,7 +122,7 @@ impl<'a> UserBuffers<'a> {
         }
     }
 
-    /// The input of one pair of buffers with the output of another: a rank's message to itself.
+    /// Combines the input of one call with the output of another, for a rank's message to itself.
     pub fn joined(input: UserBuffers<'a>, output: UserBuffers<'a>) -> UserBuffers<'a> {
         UserBuffers {
             input: input.input,
@@ -134,22 +133,22 @@ impl<'a> UserBuffers<'a> {
         }
     }
 
-    /// Bytes of the input.
+    /// Returns the bytes of the input.
     pub fn input_bytes(&self) -> usize {
         self.input_bytes
     }
 
-    /// Bytes of the output.
+    /// Returns the bytes of the output.
     pub fn output_bytes(&self) -> usize {
         self.output_bytes
     }
 
-    /// Address of the input, for overlap checks.
+    /// Returns the address of the input, for overlap checks.
     pub fn input_address(&self) -> usize {
         self.input as usize
     }
 
-    /// Address of the output, for overlap checks.
+    /// Returns the address of the output, for overlap checks.
     pub fn output_address(&self) -> usize {
         self.output as usize
     }
@@ -157,15 +156,15 @@ impl<'a> UserBuffers<'a> {
     /// Copies input from byte `at` into `tile`.
     ///
     /// # Panics
-    /// If that exceeds the input: geometry is computed against checked buffer sizes.
+    /// If the range exceeds the input; the geometry was computed for checked buffer sizes.
     #[inline]
     pub fn read_input(&self, at: usize, tile: &mut [u8]) {
         assert!(
             at <= self.input_bytes && tile.len() <= self.input_bytes - at,
             "input overrun"
         );
-        // SAFETY: in bounds by the assertion; `tile` is private memory of the engine, so it does
-        // not overlap the user's.
+        // SAFETY: the assertion checks bounds; `tile` is the engine's own memory, which the user's cannot
+        // overlap.
         unsafe {
             std::ptr::copy_nonoverlapping(self.input.add(at), tile.as_mut_ptr(), tile.len());
         }
@@ -174,14 +173,15 @@ impl<'a> UserBuffers<'a> {
     /// Copies output from byte `at` into `tile`.
     ///
     /// # Panics
-    /// If that exceeds the output.
+    /// If the range exceeds the output.
     #[inline]
     pub fn read_output(&self, at: usize, tile: &mut [u8]) {
         assert!(
             at <= self.output_bytes && tile.len() <= self.output_bytes - at,
             "output overrun"
         );
-        // SAFETY: as for `read_input`.
+        // SAFETY: the assertion checks bounds; `tile` is the engine's own memory, which the user's cannot
+        // overlap.
         unsafe {
             std::ptr::copy_nonoverlapping(self.output.add(at), tile.as_mut_ptr(), tile.len());
         }
@@ -190,65 +190,66 @@ impl<'a> UserBuffers<'a> {
     /// Copies `tile` to the output at byte `at`.
     ///
     /// # Panics
-    /// If that exceeds the output.
+    /// If the range exceeds the output.
     #[inline]
     pub fn write_output(&mut self, at: usize, tile: &[u8]) {
         assert!(
             at <= self.output_bytes && tile.len() <= self.output_bytes - at,
             "output overrun"
         );
-        // SAFETY: in bounds by the assertion; `tile` is private memory of the engine or a slot.
+        // SAFETY: the assertion checks bounds; `tile` is the engine's own memory or a slot.
         unsafe {
             std::ptr::copy_nonoverlapping(tile.as_ptr(), self.output.add(at), tile.len());
         }
     }
 
-    /// `bytes` of input at `at`.
+    /// Returns `bytes` of input at `at`.
     ///
     /// # Panics
-    /// If that exceeds the input.
+    /// If the range exceeds the input.
     pub fn input(&self, at: usize, bytes: usize) -> &[u8] {
         assert_within(at, bytes, self.input_bytes, "input");
         if bytes == 0 {
             // A C caller's empty buffer may be NULL, which no slice may be.
             return &[];
         }
-        // SAFETY: in bounds by the assertion; nothing writes the user's memory while the slice
-        // lives, since writing takes `&mut self`.
+        // SAFETY: the assertion checks bounds. Writing the user's memory takes `&mut self`, which the slice
+        // excludes.
         unsafe { std::slice::from_raw_parts(self.input.add(at), bytes) }
     }
 
-    /// `bytes` of output at `at`.
+    /// Returns `bytes` of output at `at`.
     ///
     /// # Panics
-    /// If that exceeds the output.
+    /// If the range exceeds the output.
     pub fn output(&self, at: usize, bytes: usize) -> &[u8] {
         assert_within(at, bytes, self.output_bytes, "output");
         if bytes == 0 {
             return &[];
         }
-        // SAFETY: as for `input`.
+        // SAFETY: the assertion checks bounds. Writing the user's memory takes `&mut self`, which the slice
+        // excludes.
         unsafe { std::slice::from_raw_parts(self.output.add(at), bytes) }
     }
 
-    /// The same, for writing.
+    /// Returns `bytes` of output at `at` for writing.
     ///
     /// # Panics
-    /// If that exceeds the output.
+    /// If the range exceeds the output.
     pub fn output_mut(&mut self, at: usize, bytes: usize) -> &mut [u8] {
         assert_within(at, bytes, self.output_bytes, "output");
         if bytes == 0 {
             return &mut [];
         }
-        // SAFETY: in bounds by the assertion; no other slice of the user's memory, which input and
-        // output may share, lives meanwhile: it would borrow `self`.
+        // SAFETY: the assertion checks bounds. The slice borrows `self` mutably, which excludes any other slice
+        // of the user's memory.
         unsafe { std::slice::from_raw_parts_mut(self.output.add(at), bytes) }
     }
 
     /// Lends `bytes` of input at `at` to `work`.
     ///
     /// # Panics
-    /// If that exceeds the input.
+    /// If the range exceeds the input.
     #[inline]
     pub fn lend_input(&self, at: usize, bytes: usize, work: impl FnOnce(&[u8])) {
         let input = self.input(at, bytes);
@@ -257,12 +258,11 @@ impl<'a> UserBuffers<'a> {
         }
     }
 
-    /// Lends `bytes` of input at `from` and of output at `to` to `work`. Where both are the same
-    /// memory it gets the output alone, which then holds the input.
+    /// Lends `bytes` of input at `from` and of output at `to` to `work`. If both are the same memory, `work`
+    /// gets only the output, which holds the input.
     ///
     /// # Panics
-    /// If either range exceeds its buffer, or if they overlap in part: a call in place never has
-    /// that, see `comm::check`.
+    /// If either range exceeds its buffer, or if they overlap in part, which `comm::check` excludes.
     #[inline]
     pub fn lend(
         &mut self,
@@ -288,7 +288,7 @@ impl<'a> UserBuffers<'a> {
             apart == 0 || apart >= bytes,
             "input and output overlap in part"
         );
-        // SAFETY: in bounds by the assertions. The slices are disjoint, or only one is made.
+        // SAFETY: the assertions check bounds. The slices are disjoint, or only the output's slice is made.
         unsafe {
             let output = std::slice::from_raw_parts_mut(output, bytes);
             let input = (apart != 0).then(|| std::slice::from_raw_parts(input, bytes));
@@ -296,7 +296,7 @@ impl<'a> UserBuffers<'a> {
         }
     }
 
-    /// Copies `bytes` of input at `from` to the output at `to`; nothing if they are the same.
+    /// Copies `bytes` of input at `from` to the output at `to`, unless both are the same memory.
     ///
     /// # Panics
     /// If either range exceeds its buffer.
@@ -309,7 +309,7 @@ impl<'a> UserBuffers<'a> {
             to <= self.output_bytes && bytes <= self.output_bytes - to,
             "output overrun"
         );
-        // SAFETY: in bounds by the assertions; `copy` allows overlap.
+        // SAFETY: the assertions check bounds; `copy` allows overlap.
         unsafe {
             let (from, to) = (self.input.add(from), self.output.add(to));
             if !std::ptr::eq(from, to) {
@@ -330,7 +330,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn overlapping_ranges_share_memory_and_stay_inside() {
+    fn overlapping_buffers_share_memory_and_stay_inside() {
         let mut bytes = *b"abcdef";
         let mut buffers = UserBuffers::overlapping(&mut bytes, 0..6, 4..6).unwrap();
         assert_eq!((buffers.input_bytes(), buffers.output_bytes()), (6, 2));

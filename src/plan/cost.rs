@@ -1,10 +1,12 @@
-//! Predicted time of a candidate: a pure function of the call and the communicator.
+//! Predicted time of a candidate on host memory, a pure function of the call and the communicator.
 
 use super::measured::{Link, MeasuredCosts};
+use crate::codec::info;
 use crate::schedule::{CostCounts, Hops};
+use crate::transport::{self, Caps};
 use crate::types::{CodecKind, TransportKind};
 
-/// What the model knows about the machine, equal on all ranks.
+/// Facts about the machine, equal on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Machine {
     /// The slowest transport between any two ranks.
@@ -13,75 +15,68 @@ pub struct Machine {
     pub inside: TransportKind,
     /// Whether some host has more ranks than cores for them.
     pub oversubscribed: bool,
-    /// What the communicator measured, if it did; constants otherwise.
+    /// Costs that the communicator measured; `None` leaves the constants.
     pub measured: Option<MeasuredCosts>,
 }
 
-/// Costs of one link and one core, in seconds and seconds per byte.
+/// Costs of one link and one core, in seconds or seconds per byte.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Constants {
     /// From a published message to the peer's next action.
     hop: f64,
-    /// Work per message on either side.
+    /// Work per message on each side.
     message: f64,
-    /// Moving a byte of wire data, per side.
+    /// Moving a byte of wire data, on each side.
     wire_byte: f64,
     /// Loading, adding or storing a byte of elements in cache.
     element_byte: f64,
 }
 
+/// Seconds to load, add or store a byte of elements in cache.
+const ELEMENT_BYTE: f64 = 0.01e-9;
+
 impl Constants {
-    /// Fitted to `benches/baselines/host-allreduce-vs-openmpi.jsonl`; only their proportions
-    /// matter.
-    fn of(transport: TransportKind, machine: Machine) -> Constants {
-        let mut constants = match transport {
-            TransportKind::Loopback | TransportKind::Shm => Constants {
-                hop: 0.25e-6,
-                message: 0.1e-6,
-                wire_byte: 0.02e-9,
-                element_byte: 0.01e-9,
-            },
-            // To be fitted on hardware; what is known is that posting a write costs less than a system
-            // call, and that the device moves the bytes.
-            TransportKind::Rdma => Constants {
-                hop: 3e-6,
-                message: 1e-6,
-                wire_byte: 0.04e-9,
-                element_byte: 0.01e-9,
-            },
-            // GPUs have a model of their own; between host buffers this kind carries nothing.
-            TransportKind::Cuda | TransportKind::Tcp => Constants {
-                hop: 12e-6,
-                message: 4e-6,
-                wire_byte: 0.4e-9,
-                element_byte: 0.01e-9,
-            },
+    /// Returns the constants of a transport, as its [`Caps`] have them.
+    fn of(kind: TransportKind, machine: Machine) -> Constants {
+        // GPU memory has a cost model of its own, so links without caps cost nothing here.
+        let link = |of: fn(&Caps) -> f64| transport::caps(kind).map_or(0.0, of);
+        let mut constants = Constants {
+            hop: link(|caps| caps.hop_seconds),
+            message: link(|caps| caps.message_seconds),
+            wire_byte: link(|caps| caps.byte_seconds),
+            element_byte: ELEMENT_BYTE,
         };
         if machine.oversubscribed {
-            // A hop now waits for the scheduler to run the peer.
+            // A hop waits until the scheduler runs the peer.
             constants.hop += 3e-6;
         }
         constants
     }
 }
 
-/// Seconds for a byte that leaves a host: 10 Gbit/s for all its ranks together. What a machine
-/// really has is not known; this keeps algorithms apart that send a byte once or for each rank.
+/// Returns whether bytes move over a transport while the cores work on something else.
+pub(super) fn moves_beside(kind: TransportKind) -> bool {
+    transport::caps(kind).is_some_and(|caps| caps.moves_beside)
+}
+
+/// Seconds for each byte that leaves a host: 10 Gbit/s for all its ranks together. The real
+/// bandwidth is unknown here; the constant separates algorithms that send a byte once from those
+/// that send it for each rank.
 const HOST_BYTE: f64 = 0.8e-9;
 
-/// What a message between hosts costs, in seconds.
+/// Costs of a message between hosts, in seconds.
 pub(super) struct BetweenHosts {
     /// From a published message to the peer's next action.
     pub hop: f64,
-    /// Work per message on either side.
+    /// Work per message on each side.
     pub message: f64,
-    /// Moving a byte of it, per side.
+    /// Moving a byte of the message, on each side.
     pub byte: f64,
-    /// A byte that leaves a host, for all its ranks together.
+    /// Moving a byte out of a host, for all its ranks together.
     pub host_byte: f64,
 }
 
-/// The same costs for those who know what else there is: GPUs have a model of their own.
+/// Returns the costs between hosts for the GPU model, which has its own costs inside a host.
 pub(super) fn between_hosts(machine: Machine) -> BetweenHosts {
     let Constants {
         hop,
@@ -97,37 +92,23 @@ pub(super) fn between_hosts(machine: Machine) -> BetweenHosts {
     }
 }
 
-/// Slots that a rank has in use beyond this no longer fit its second-level cache, and each byte
-/// of them comes from further away.
+/// Bytes of slots in use from which they no longer fit a rank's second-level cache, so that each
+/// byte costs more.
 const CACHE: usize = 1 << 20;
 
-/// Seconds per element of encode and decode on one core, from `benches/codec.rs`.
+/// Returns the seconds per element of encode and decode on one core.
 fn codec_seconds(kind: CodecKind) -> (f64, f64) {
-    match kind {
-        CodecKind::Raw => (0.0, 0.0),
-        CodecKind::Linear8 => (0.13e-9, 0.05e-9),
-        CodecKind::CastBf16
-        | CodecKind::Cast16
-        | CodecKind::Trunc8
-        | CodecKind::Trunc16
-        | CodecKind::Trunc24 => (0.06e-9, 0.05e-9),
-        CodecKind::Dynamic8 => (0.36e-9, 0.08e-9),
-        CodecKind::MinMax1 | CodecKind::MinMax2 | CodecKind::MinMax4 => (0.3e-9, 0.15e-9),
-        CodecKind::Fp8E4M3 | CodecKind::Fp8E5M2 => (0.16e-9, 0.07e-9),
-        CodecKind::TernGrad => (0.4e-9, 0.15e-9),
-        CodecKind::OneBit => (0.3e-9, 0.15e-9),
-        CodecKind::Threshold2 => (0.15e-9, 0.15e-9),
-        CodecKind::MinMax8 => (0.2e-9, 0.08e-9),
-        CodecKind::Static8 | CodecKind::Mantissa8 => (0.5e-9, 0.1e-9),
-    }
+    info(kind).map_or((0.0, 0.0), |info| {
+        (info.encode_seconds, info.decode_seconds)
+    })
 }
 
-/// One candidate's share of a call.
+/// The work of one candidate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Work {
     /// Steps of one pass of the busiest rank.
     pub counts: CostCounts,
-    /// Messages that follow one another in a pass.
+    /// Messages that depend on one another in a pass.
     pub hops: Hops,
     /// Passes.
     pub passes: usize,
@@ -137,18 +118,18 @@ pub struct Work {
     pub chunk: usize,
     /// Bytes of an element.
     pub element_bytes: usize,
-    /// Wire bytes of a full chunk: inside a host by a codec for that, and everywhere else.
+    /// Wire bytes of a full chunk at each [`Level`](crate::types::Level).
     pub wire_bytes: [usize; 2],
-    /// The codecs of both.
+    /// The codec at each level.
     pub codecs: [CodecKind; 2],
-    /// Messages of one pass by which a host's ranks send to other hosts.
+    /// Messages of one pass that the ranks of a host send to other hosts.
     pub leaving: usize,
     /// Hosts of the communicator.
     pub hosts: usize,
 }
 
-/// Predicted seconds. Hops are paid once: passes overlap. So do a rank's work and what its host's
-/// link carries.
+/// Returns the predicted seconds. Passes overlap, so hops are paid once; a rank's work overlaps
+/// with what its host's link carries.
 pub fn seconds(work: &Work, machine: Machine) -> f64 {
     if let Some(measured) = &machine.measured {
         let far = measured.link(machine.transport);
@@ -161,8 +142,8 @@ pub fn seconds(work: &Work, machine: Machine) -> f64 {
     let crossing = (counts.crossing[0] + counts.crossing[1]) as f64;
     let intra = (counts.intra[0] + counts.intra[1]) as f64;
     let messages = (counts.sends + counts.recvs) as f64;
-    // Without a codec nobody looks at the own contribution as peers see it.
-    let coded = if work.codecs[1] == CodecKind::Raw {
+    // Without a codec, no rank decodes its own contribution.
+    let coded = if work.codecs[1].is_raw() {
         2 * counts.coded
     } else {
         0
@@ -195,8 +176,8 @@ pub fn seconds(work: &Work, machine: Machine) -> f64 {
         + work.passes as f64 * per_pass.max(link)
 }
 
-/// The link inside hosts beside measured costs. Where there are several, it is one between them
-/// that was measured: inside, the constants know better.
+/// Returns the link inside hosts when `measured` exists. On several hosts the measured link
+/// connects hosts, and constants describe links inside them.
 fn near(work: &Work, machine: Machine, measured: Link) -> Link {
     if work.hosts == 1 {
         return measured;
@@ -206,6 +187,6 @@ fn near(work: &Work, machine: Machine, measured: Link) -> Link {
         latency: inside.hop,
         work: inside.message,
         byte: 2.0 * inside.wire_byte,
-        beside: Link::moves_beside(machine.inside),
+        beside: moves_beside(machine.inside),
     }
 }

@@ -1,24 +1,25 @@
-//! How fused kernels cut what they encode: an image is a tile, in lines of its own.
+//! Counts the encoded tiles that a fused kernel sends: each tile of elements travels in lines of
+//! its own.
 
 use crate::codec::Codec;
-use crate::mem::abi::LINE_BYTES;
+use crate::gpu::abi::LINE_BYTES;
 
-/// Elements that a warp encodes at a time.
+/// Elements of a tile, which a warp encodes at once.
 pub const TILE: usize = 512;
 /// Payload bytes of a line.
 const LINE_PAYLOAD: usize = LINE_BYTES - 8;
 
-/// What a rank sends to another on a trip of a fused kernel.
+/// The encoded tiles that a rank sends to one other rank on a trip of a fused kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EncodedTiles {
-    /// Lines that an image takes.
+    /// Lines of a tile.
     pub lines: usize,
-    /// EncodedTiles.
+    /// Number of tiles.
     pub count: usize,
 }
 
 impl EncodedTiles {
-    /// Of `elements` through `codec`.
+    /// Returns the tiles of `elements` encoded by `codec`.
     pub fn new(codec: &dyn Codec, elements: usize) -> EncodedTiles {
         EncodedTiles {
             lines: codec.wire_bytes(TILE).div_ceil(LINE_PAYLOAD),
@@ -26,7 +27,7 @@ impl EncodedTiles {
         }
     }
 
-    /// Payload bytes that their lines have room for.
+    /// Returns the payload bytes of all their lines.
     pub fn room(&self) -> usize {
         self.count * self.lines * LINE_PAYLOAD
     }
@@ -49,9 +50,9 @@ mod tests {
         ] {
             let codec = codec::build(text.parse().unwrap(), Isa::Scalar);
             let codec = codec.unwrap().unwrap();
-            let images = EncodedTiles::new(&*codec, 5121);
-            assert_eq!((images.lines, images.count), (lines, 11), "{text}");
-            assert!(images.room() >= codec.wire_bytes(5121), "{text}");
+            let tiles = EncodedTiles::new(&*codec, 5121);
+            assert_eq!((tiles.lines, tiles.count), (lines, 11), "{text}");
+            assert!(tiles.room() >= codec.wire_bytes(5121), "{text}");
         }
     }
 }

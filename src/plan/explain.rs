@@ -1,13 +1,13 @@
-//! Plans, explained: the candidates, their costs, the winner, and who chose it.
+//! Prints the candidates for a call, their predicted costs, the winner, and what selected it.
 
 use super::select::no_hierarchy;
 use super::{Candidate, Limits, Planner, Request, Tuning, candidates};
 use crate::error::Result;
-use crate::types::{Algorithm, CodecSpec};
+use crate::types::{Algorithm, CodecSetting, CodecSpec};
 use std::fmt::Write;
 
 impl Planner {
-    /// Where the choice comes from, as a line; empty on host memory.
+    /// Returns what selected the winner, as a line; empty on host memory.
     fn source(&self, measured: &std::result::Result<(Candidate, Option<usize>), String>) -> String {
         match (measured, &self.tuning) {
             (Ok((_, Some(line))), Tuning::Table(table)) => format!(
@@ -24,11 +24,10 @@ impl Planner {
         }
     }
 
-    /// The candidates for `request`, as text. Where it is open whether the codec runs, those
-    /// with and without it, the winner's first, and both costs.
+    /// Returns the candidates for `request`, as text. With `auto:` it lists the candidates with and
+    /// without the codec, the winner's first, and both costs.
     ///
-    /// # Errors
-    /// As for [`Planner::plan`].
+    /// # Errors As for [`Planner::plan`].
     pub fn explain(&self, request: &Request) -> Result<String> {
         let table = |request: &Request| {
             let [intra, codec] = self.codecs(request)?;
@@ -39,16 +38,19 @@ impl Planner {
             let text = explain(request, &self.limits, &candidates, best);
             Ok(text + &self.source(&measured))
         };
-        if !request.auto {
+        if !request.codec.auto {
             return table(request);
         }
-        let (coded, raw) = (self.best(request)?.0, self.best(&request.plain())?.0);
+        let (coded, raw) = (
+            self.best(request)?.0,
+            self.best(&request.without_codec())?.0,
+        );
         let pays = coded.seconds < raw.seconds;
         let mut text = match pays {
-            true => table(request)? + &table(&request.plain())?,
-            false => table(&request.plain())? + &table(request)?,
+            true => table(request)? + &table(&request.without_codec())?,
+            false => table(&request.without_codec())? + &table(request)?,
         };
-        let spec = request.codec;
+        let spec = request.codec.inter;
         text += &format!(
             "  auto:{spec}: raw {:.2} us, {spec} {:.2} us, so {} runs\n",
             raw.seconds * 1e6,
@@ -73,8 +75,8 @@ impl Planner {
     }
 }
 
-/// The candidates as a table, the cheapest marked; or in front of them, and marked, the one that was
-/// `measured` to be the fastest.
+/// Returns the candidates as a table and marks the cheapest. A candidate that a tuning table
+/// selected stands in front and is marked instead.
 pub fn explain(
     request: &Request,
     limits: &Limits,
@@ -87,9 +89,9 @@ pub fn explain(
         .min_by(f64::total_cmp)
         .filter(|_| measured.is_none());
     let candidates: Vec<&Candidate> = measured.into_iter().chain(candidates).collect();
-    let codec = match request.intra == request.codec {
-        true => request.codec.to_string(),
-        false => format!("intra={},inter={}", request.intra, request.codec),
+    let codec = CodecSetting {
+        auto: false,
+        ..request.codec
     };
     let hosts = match limits.hosts.count() {
         1 => String::new(),
@@ -139,7 +141,7 @@ pub fn explain(
             candidate.seconds * 1e6,
         );
     }
-    // Who has several hosts, or asked for it by a setting, looks for it in the table.
+    // Users with several hosts, or with CINCH_ALGO=hierarchical, expect the algorithm in the table.
     let expected = limits.hosts.count() > 1 || limits.algorithm == Some(Algorithm::Hierarchical);
     if let Some(why) = no_hierarchy(request, limits).filter(|_| expected) {
         let _ = writeln!(text, "  no hierarchical: {why}");

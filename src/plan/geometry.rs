@@ -1,12 +1,12 @@
-//! How a message is cut into passes and chunks. Computed once per plan from the call alone, so
-//! that all ranks cut alike, whatever their number of cores or kind of memory.
+//! Cuts a message into passes and chunks. The cut follows from the call alone, so that all ranks
+//! cut alike, whatever their number of cores or kind of memory.
 
 use std::ops::Range;
 
 /// The cut of `count` elements into passes of `parts` chunks each.
 ///
-/// `count` is that of the message for collectives whose chunks are parts of it, that of one
-/// rank's block for those whose chunks are parts of blocks.
+/// `count` is the message's for collectives whose chunks are parts of the message, and one rank's
+/// block for collectives whose chunks are parts of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     count: usize,
@@ -16,8 +16,8 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// Cuts into as few passes as chunks of at most `chunk_max` elements allow, all of one size
-    /// but the last. Chunks begin at multiples of `granule`, which divides `chunk_max`.
+    /// Cuts into as few passes as chunks of at most `chunk_max` elements allow. All chunks but the
+    /// last have one size, and begin at multiples of `granule`, which divides `chunk_max`.
     pub fn new(count: usize, parts: usize, granule: usize, chunk_max: usize) -> Geometry {
         debug_assert!(granule > 0 && chunk_max >= granule && chunk_max.is_multiple_of(granule));
         let least = count.div_ceil(parts * chunk_max).max(1);
@@ -34,17 +34,17 @@ impl Geometry {
         }
     }
 
-    /// Number of passes, at least 1: an empty message still sends its signature around.
+    /// Returns the number of passes, at least 1: an empty message still sends its signature.
     pub fn passes(&self) -> usize {
         self.passes
     }
 
-    /// Largest number of elements of a chunk.
+    /// Returns the most elements of a chunk.
     pub fn chunk(&self) -> usize {
         self.chunk
     }
 
-    /// Elements of part `part` of pass `pass`; empty beyond the end of the message.
+    /// Returns the elements of part `part` of pass `pass`; empty beyond the end of the message.
     #[inline]
     pub fn range(&self, pass: usize, part: usize) -> Range<usize> {
         let start = (pass * self.parts + part) * self.chunk;

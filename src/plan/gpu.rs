@@ -1,7 +1,9 @@
-//! Candidates for kernels: protocol, channels and cut of a call whose buffers are on GPUs.
+//! Candidates for GPU kernels: kernel, protocol, channels and chunk size of a call.
 //!
-//! Everything here follows from the request and from what all ranks know, so that all ranks
-//! launch alike.
+//! Everything here follows from the request and from facts that all ranks share, so that all ranks
+//! launch the same grid.
+//!
+//! "Why the planner's constants are what they are" in benches/FIGURES.md has the measurements.
 
 use super::encoded_tiles::TILE as CODED_TILE;
 use super::gpu_costs::{network_seconds, seconds};
@@ -10,16 +12,17 @@ use super::tuning::KernelVariant;
 use super::{EncodedTiles, Geometry, Request, chunk_max, granule};
 use crate::codec::{Codec, FUSED_CODECS};
 use crate::error::Result;
-use crate::mem::{PeerBufferLayout, abi, abi::LINE_BYTES};
+use crate::gpu::abi::{self, LINE_BYTES};
+use crate::mem::PeerBufferLayout;
 use crate::schedule::{self, CostCounts};
 use crate::types::{Algorithm, Collective, DType, Kernel, KernelProtocol, Protocol, ScaleRule};
 
-/// Channels of calls without a codec: what small messages can use. Large ones take all there are.
+/// Most channels of a raw call below [`LARGE_BYTES`]. Larger calls use all channels there are.
 const RAW_CHANNELS: usize = 64;
-/// From this many bytes on a message is large.
+/// Message bytes from which a raw call may use all channels.
 const LARGE_BYTES: usize = 8 << 20;
-/// What the fused kernels do, in which everybody sends something to everybody, and the schedule that does
-/// the same. Through codecs all but the last, in lines.
+/// Collectives and algorithms that have a fused kernel in which each rank sends to each other rank.
+/// All but the last also have one with a codec, in lines.
 const FUSED: [(Collective, Algorithm); 5] = [
     (Collective::AllReduce, Algorithm::OneShot),
     (Collective::AllReduce, Algorithm::Direct),
@@ -27,61 +30,60 @@ const FUSED: [(Collective, Algorithm); 5] = [
     (Collective::ReduceScatter, Algorithm::Direct),
     (Collective::AllToAll, Algorithm::Direct),
 ];
-/// What they do besides in lines, of which those who have nothing for each other send an empty one.
+/// Collectives and algorithms that have a fused kernel in lines only. Ranks that have no data for
+/// each other send an empty line.
 const FUSED128: [(Collective, Algorithm); 2] = [
     (Collective::Broadcast, Algorithm::OneShot),
     (Collective::Reduce, Algorithm::OneShot),
 ];
-/// The types that fused kernels add up in lines: those of gradients. Whatever is only moved goes in lines,
-/// too.
+/// Types that fused kernels reduce in lines: the types of gradients. Collectives that only move
+/// data use lines for every type.
 pub const FUSED128_DTYPES: [DType; 3] = [DType::F16, DType::F32, DType::BF16];
-/// Blocks of a fused kernel.
+/// Most blocks of a fused kernel.
 const FUSED_BLOCKS: usize = 64;
-/// Bytes of what a peer gets that each of them has at least: a multiprocessor stores some 44 GB/s into
-/// peers' memory, and to each of seven peers go twice these bytes in packets.
+/// Fewest bytes that a block of a fused kernel sends to each peer. Smaller shares would cost more
+/// launches of blocks than the store bandwidth of a multiprocessor is worth.
 pub(super) const FUSED_SHARE: usize = 512;
-/// EncodedTiles of a block of one that goes through a codec, at most: 64 KiB of fp32 between two ranks of an H100 take
-/// 4.8 us with four and 4.6 with one, on a quarter of the multiprocessors.
+/// Most encoded tiles of a block of a fused kernel with a codec. Four need a quarter of the
+/// multiprocessors that one needs, for a few percent of the time.
 const CODED_SHARE: usize = 4;
-/// Bytes of a message between two ranks for which it should have one more channel.
+/// Bytes of a send/recv message for which it gets one more channel.
 const MESSAGE_SHARE: usize = 256 << 10;
-/// Strands of a ring in a direction, at most. 8 ranks on 2 H200, every hop over NVLink, 64 blocks a GPU,
-/// slots of 33 KiB: an all-reduce carries 255 GB/s a GPU on one strand, 238 on two (one in each
-/// direction), 348 on four; with slots of 66 KiB 322, 291, 357, and 346 on six.
+/// Most rings per channel in one direction. Several rings share a channel so that their hops
+/// overlap; slots limit how many do.
 const RING_ABREAST: usize = 2;
-/// Steps of a pass that a kernel keeps in shared memory: more are read from afar in each pass.
+/// Most steps of a pass that a kernel keeps in shared memory. More steps would be read from global
+/// memory in each pass.
 pub const KEPT_STEPS: usize = 96;
-/// Bytes of elements in which fused kernels cut what goes to a rank.
+/// Bytes of elements at which fused kernels may cut a rank's part.
 const WORD_BYTES: usize = 8;
-/// Bytes of elements below which a chunk is not cut further: a message costs more than it brings.
+/// Bytes of elements below which a chunk is not cut further, because each message has a fixed cost.
 const SMALLEST_CHUNK: usize = 512;
-/// Warps of a block that move data, and bytes of raw elements that each takes at a time; of encoded ones it
-/// takes a tile.
+/// Warps of a block that move data, and bytes of raw elements that a warp takes at a time. A warp
+/// takes one tile of encoded elements at a time.
 const MOVER_WARPS: usize = 16;
 const RAW_TILE_BYTES: usize = 2 << 10;
-/// Bytes of an encoded chunk, at most, however large slots are: 64 Ki elements of 8 bits and their
-/// scales. Chunks of several passes are on their way at once, and more of them overlap better: 256 MiB
-/// of fp32 over 2 H200 in `linear8` take 297 us with this, 315 us with twice and 329 us with half as
-/// many elements.
+/// Most bytes of an encoded chunk, however large slots are: 64 Ki elements of 8 bits and their
+/// scales. Chunks of several passes travel at once, and more of them overlap better.
 const CODED_BYTES: usize = 66 << 10;
-/// Message bytes up to which packets of 8 and 8 bytes are considered.
+/// Message bytes up to which the schedule kernel with [`Protocol::Ll`] is a candidate.
 const LL_BYTES: usize = 64 << 10;
-/// Message bytes up to which lines of 120 and 8 bytes are.
+/// Message bytes up to which the schedule kernel with [`Protocol::Ll128`] is a candidate.
 const LL128_BYTES: usize = 1 << 20;
 
-/// Blocks that one rank may launch so that those of all ranks on its GPU are resident at once: the
-/// least of all ranks.
+/// Blocks that a rank may launch so that the blocks of all ranks on its GPU are resident at once:
+/// the minimum over all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resident {
-    /// Of an interpreter: its channels.
+    /// Blocks, and so channels, of a kernel that interprets a schedule.
     pub channels: usize,
-    /// Of a fused kernel.
+    /// Blocks of a fused kernel.
     pub fused: usize,
 }
 
 #[cfg(test)]
 impl Resident {
-    /// As many blocks of either.
+    /// Returns a limit of `blocks` for both kinds of kernels.
     pub fn both(blocks: usize) -> Resident {
         Resident {
             channels: blocks,
@@ -90,22 +92,24 @@ impl Resident {
     }
 }
 
-/// What selection goes by on GPUs; equal on all ranks.
+/// Facts by which the planner selects on GPUs. They are equal on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GpuLimits {
-    /// Payload bytes of a slot, and channels, of simple, ll and ll128.
+    /// Payload bytes of a slot and number of channels, for each [`Protocol`].
     pub fifos: [(usize, usize); abi::PROTOCOLS],
-    /// Slots of a connection, of simple.
+    /// Slots of a connection with [`Protocol::Simple`].
     pub depth: usize,
-    /// Payload bytes from a rank to another in a fused kernel, of both trips together, at most.
+    /// Most payload bytes from one rank to another in a fused kernel with packets, over all its
+    /// trips.
     pub oneshot_bytes: usize,
-    /// The same of one that sends lines.
+    /// Most payload bytes from one rank to another in a fused kernel with lines, over all its
+    /// trips.
     pub lines_bytes: usize,
-    /// What may be launched at once.
+    /// Blocks that may be launched at once.
     pub resident: Resident,
     /// `CINCH_GPU_CHANNELS`.
     pub channels: usize,
-    /// Whether lines arrive whole between all pairs.
+    /// Whether 128-byte lines arrive whole between all pairs of ranks.
     pub ll128: bool,
     /// `CINCH_PROTO`, where it is not auto.
     pub protocol: Option<Protocol>,
@@ -114,7 +118,7 @@ pub struct GpuLimits {
 }
 
 impl GpuLimits {
-    /// The limits of boxes of this shape.
+    /// Returns the limits that follow from peer buffers of this layout.
     pub fn new(shape: &PeerBufferLayout, resident: Resident, channels: usize) -> GpuLimits {
         let fifo = |protocol| {
             let fifo = shape.fifo(protocol);
@@ -154,10 +158,10 @@ impl GpuLimits {
         self.protocol.is_some() || self.kernel.is_some()
     }
 
-    /// Most channels of a call. Both ends of a message must arrive at one number.
+    /// Returns the most channels of a call. Both ends of a message compute the same number.
     fn channels(&self, request: &Request, protocol: Protocol, nranks: usize) -> usize {
-        // Encoding takes instructions, and so multiprocessors, whatever the size.
-        let all = request.codec.is_lossy() || bytes(request, nranks) >= LARGE_BYTES;
+        // Encoding takes instructions, and so multiprocessors, at every size.
+        let all = request.codec.inter.is_lossy() || bytes(request, nranks) >= LARGE_BYTES;
         let cap = if all { usize::MAX } else { RAW_CHANNELS };
         let resident = match request.collective {
             Collective::SendRecv => self.message_channels(bytes(request, nranks), nranks),
@@ -167,27 +171,27 @@ impl GpuLimits {
         cap.min(self.channels).min(channels).min(resident).max(1)
     }
 
-    /// Strands of a ring, 1 of other algorithms: as many as bring anything in both directions, where they
-    /// lead to different ranks, if that leaves a slot to the next message, and if a kernel has room for
-    /// their steps. A second direction alone costs more than it brings.
+    /// Returns the rings per channel, which is 1 for other algorithms than ring. There are as many
+    /// as pay off in both directions, if they leave a slot to the next message and the kernel has
+    /// room for their steps. One more direction alone costs more than it brings.
     ///
-    /// A coded ring has one strand, as on the host, that both give the same bits; so has one between
-    /// hosts, whose proxies have slots of their own.
-    fn strands(&self, request: &Request, limits: &Limits, way: KernelVariant) -> usize {
+    /// A coded call has one ring, as on the host, so that both give the same bits. A call between
+    /// hosts has one as well, because its proxy has slots of its own.
+    fn rings(&self, request: &Request, limits: &Limits, way: KernelVariant) -> usize {
         let is_simple_ring = (way.algorithm, way.kernel)
             == (Algorithm::Ring, KernelProtocol::SIMPLE)
-            && schedule::has_strands(request.collective);
-        let is_open = !request.codec.is_lossy() && !request.crosses(&limits.hosts);
+            && schedule::has_several_rings(request.collective);
+        let is_open = !request.codec.inter.is_lossy() && !request.crosses(&limits.hosts);
         if !is_simple_ring || !is_open || self.depth <= RING_ABREAST {
             return 1;
         }
-        let most = KEPT_STEPS / schedule::strand_steps(limits.nranks);
+        let most = KEPT_STEPS / schedule::ring_steps(limits.nranks);
         (schedule::directions(limits.nranks) * RING_ABREAST).min(most.max(1))
     }
 
-    /// Channels that a message of `bytes` between two ranks may have: as many as there is room for if
-    /// all peers have them, each way, and more the larger it is, so that it has the blocks to fill a
-    /// link: 512 MiB to the next of 8 H200 took 9.5 ms over 4 of them.
+    /// Returns the channels that a send/recv message of `bytes` may have in each direction. All
+    /// peers together fit the resident blocks; a larger message gets more, so that it has the
+    /// blocks to fill a link.
     fn message_channels(&self, bytes: usize, nranks: usize) -> usize {
         let each_way = (self.resident.channels / 2).max(1);
         let everybody = nranks.saturating_sub(1).clamp(1, each_way);
@@ -196,13 +200,14 @@ impl GpuLimits {
             .clamp(each_way / everybody, each_way)
     }
 
-    /// With how many peers a rank may exchange messages of `bytes` in one launch: those whose channels
-    /// there is room for. Sender and receiver come to the same.
+    /// Returns with how many peers a rank may exchange messages of `bytes` in one launch, so that
+    /// all their channels are resident. Sender and receiver compute the same number.
     pub fn peers_at_once(&self, nranks: usize, bytes: usize) -> usize {
         let each_way = (self.resident.channels / 2).max(1);
         let everybody = nranks.saturating_sub(1).max(1);
         let room = (each_way / self.message_channels(bytes, nranks)).min(everybody);
-        // Messages of a group share launches where they come to the same: a few numbers, then.
+        // Messages of a group share a launch if their numbers are equal, so powers of two keep the
+        // numbers few.
         match room == everybody {
             true => room,
             false => 1 << room.ilog2(),
@@ -210,8 +215,9 @@ impl GpuLimits {
     }
 }
 
-/// Returns the kernels and protocols that may run `request` by `algorithm`: those that the settings ask
-/// for, if any of them can, else all that can and are worth a prediction.
+/// Returns the kernels and protocols that may run `request` by `algorithm`. Where the settings ask
+/// for some that can run it, only these; else all that can and are not too large for their
+/// protocol.
 pub(super) fn kernels(
     request: &Request,
     limits: &Limits,
@@ -236,7 +242,7 @@ pub(super) fn kernels(
     found
 }
 
-/// Whether messages of `request` can be carried so.
+/// Whether `kernel` can run `request` by `algorithm`.
 fn possible(
     request: &Request,
     limits: &Limits,
@@ -244,13 +250,13 @@ fn possible(
     codec: Option<&dyn Codec>,
     (algorithm, kernel): (Algorithm, KernelProtocol),
 ) -> bool {
-    // A single rank has no messages; what goes between hosts has to be seen by a proxy, as counters are and
-    // flags among the data are not.
+    // A single rank sends no messages. Messages between hosts pass through a proxy, which sees
+    // counters but no flags among the data.
     if limits.nranks == 1 || request.crosses(&limits.hosts) {
         return kernel == KernelProtocol::SIMPLE;
     }
-    if let Some(codec) = codec.filter(|_| request.codec.is_lossy()) {
-        // A codec's chunks travel in slots, or as the images of a fused kernel.
+    if let Some(codec) = codec.filter(|_| request.codec.inter.is_lossy()) {
+        // Encoded chunks travel in slots, or as encoded tiles of a fused kernel.
         return match kernel {
             KernelProtocol::SIMPLE => true,
             KernelProtocol::FUSED_LL128 => {
@@ -280,16 +286,17 @@ fn possible(
     }
 }
 
-/// Whether what a rank sends to another in a fused kernel is at most `most` bytes in all.
+/// Whether a rank sends at most `most` bytes to each other rank in a fused kernel.
 fn fits_fused(request: &Request, limits: &Limits, algorithm: Algorithm, most: usize) -> bool {
-    // Two trips share the area.
+    // All trips share the receive area.
     let trips = trips(request.collective, algorithm);
     let parts = if trips == 1 { 1 } else { limits.nranks };
     let words = (request.count * request.dtype.size()).div_ceil(WORD_BYTES);
     words.div_ceil(parts) * WORD_BYTES <= most / trips
 }
 
-/// Trips of a fused kernel: one, or to the owner of a part and back to all.
+/// Returns the trips of a fused kernel: 2 if parts travel to their owner and sums back to all
+/// ranks, else 1.
 fn trips(collective: Collective, algorithm: Algorithm) -> usize {
     match (collective, algorithm) {
         (Collective::AllReduce, Algorithm::Direct) => 2,
@@ -297,9 +304,9 @@ fn trips(collective: Collective, algorithm: Algorithm) -> usize {
     }
 }
 
-/// Whether there is a fused kernel that does `request` through its codec, and room for it: one that knows
-/// of nothing that is drawn, and of blocks within a tile only. Of residuals it knows: whether a rank keeps
-/// some, the others cannot tell.
+/// Whether a fused kernel with a codec runs `request`, and its encoded tiles fit. It has no random
+/// numbers, and its blocks lie within a tile. It supports residuals of error feedback in any case:
+/// a rank cannot know whether other ranks keep some, so residuals must not select the kernel.
 fn fits_coded(
     request: &Request,
     limits: &Limits,
@@ -307,7 +314,7 @@ fn fits_coded(
     codec: &dyn Codec,
     algorithm: Algorithm,
 ) -> bool {
-    let (spec, trips) = (request.codec, trips(request.collective, algorithm));
+    let (spec, trips) = (request.codec.inter, trips(request.collective, algorithm));
     let is_known = FUSED.contains(&(request.collective, algorithm))
         && request.collective != Collective::AllToAll
         && FUSED_CODECS.contains(&spec.kind)
@@ -321,7 +328,7 @@ fn fits_coded(
     is_known && EncodedTiles::new(codec, elements).room() <= gpu.lines_bytes / trips
 }
 
-/// Bytes of the largest buffer.
+/// Returns the bytes of the call's largest buffer.
 pub(super) fn bytes(request: &Request, nranks: usize) -> usize {
     let blocks = match request.collective {
         Collective::AllReduce | Collective::Broadcast | Collective::Reduce => 1,
@@ -331,8 +338,8 @@ pub(super) fn bytes(request: &Request, nranks: usize) -> usize {
     request.count * request.dtype.size() * blocks
 }
 
-/// Channels and cut: as many channels as there may be, each with the same number of chunks, none
-/// larger than a slot, and none smaller than is worth a message.
+/// Cuts the message: as many channels as there may be, each with the same number of chunks. A chunk
+/// fits a slot and is no smaller than a message is worth.
 pub(super) fn cut(
     request: &Request,
     limits: &Limits,
@@ -341,8 +348,8 @@ pub(super) fn cut(
     way: KernelVariant,
     parts: usize,
 ) -> Result<(Geometry, usize)> {
-    // A tile that is not whole goes by a slower way: only the message's last one may be such.
-    let granule = match request.codec.is_lossy() {
+    // Partial tiles take a slower path, so only the last tile of a message may be partial.
+    let granule = match request.codec.inter.is_lossy() {
         true => granule(request.dtype, codec).max(CODED_TILE),
         false => granule(request.dtype, codec),
     };
@@ -351,7 +358,7 @@ pub(super) fn cut(
         let part = request.count.div_ceil(parts).max(1);
         let whole = part.next_multiple_of(granule);
         let geometry = Geometry::new(request.count, parts, granule, whole);
-        let blocks = match codec.filter(|_| request.codec.is_lossy()) {
+        let blocks = match codec.filter(|_| request.codec.inter.is_lossy()) {
             Some(codec) => {
                 let images = EncodedTiles::new(codec, part).count;
                 images.div_ceil(coded_share(way.algorithm, limits.nranks))
@@ -364,15 +371,17 @@ pub(super) fn cut(
             .min(way.channels);
         return Ok((geometry, blocks.clamp(1, most.max(1))));
     }
-    let slot = match (gpu.fifos[protocol as usize].0, request.codec.is_lossy()) {
+    let slot = match (
+        gpu.fifos[protocol as usize].0,
+        request.codec.inter.is_lossy(),
+    ) {
         (slot, true) => slot.min(CODED_BYTES),
         (slot, false) => slot,
     };
-    let most = chunk_max(slot, request.dtype, request.codec, codec)?;
-    let (granule, least, most) = match request.codec.is_lossy() {
+    let most = chunk_max(slot, request.dtype, request.codec.inter, codec)?;
+    let (granule, least, most) = match request.codec.inter.is_lossy() {
         true => (granule, granule, most / granule * granule),
-        // Whole lines: 2 MB of an all_to_all over 4 H200 took 15.3 us in chunks of 8,128 bytes, and 12.9
-        // in chunks of 8,192.
+        // Chunks are whole 128-byte lines, so that stores are not split.
         false => {
             let granule = granule.max(LINE_BYTES / size);
             (granule, SMALLEST_CHUNK / size, most / granule * granule)
@@ -392,7 +401,7 @@ pub(super) fn cut(
     let chunks_at_once = parts * channels;
     let rounds = request.count.div_ceil(chunks_at_once * most).max(1);
     let even = request.count.div_ceil(chunks_at_once * rounds);
-    // A large chunk is worth some channels that end early.
+    // Large chunks are worth it even if some channels end one pass earlier.
     let even = match even > even_load {
         true => even.next_multiple_of(even_load),
         false => even,
@@ -402,8 +411,9 @@ pub(super) fn cut(
     Ok((geometry, channels.min(geometry.passes())))
 }
 
-/// EncodedTiles of a block of a fused kernel that goes through a codec: few, and where each of them is a message of
-/// its own for, or from, every peer, no more messages than warps.
+/// Returns the encoded tiles of a block of a fused kernel with a codec: at most [`CODED_SHARE`].
+/// Where each tile is a message of its own to or from every peer, there are no more messages than
+/// warps.
 pub(super) fn coded_share(algorithm: Algorithm, nranks: usize) -> usize {
     match algorithm {
         Algorithm::OneShot => CODED_SHARE,
@@ -411,19 +421,19 @@ pub(super) fn coded_share(algorithm: Algorithm, nranks: usize) -> usize {
     }
 }
 
-/// Elements of a chunk in multiples of which the warps of a block have as many tiles each: with 12
-/// tiles for 16 warps 64 MiB raw over 4 H200 take 5 % longer than with 16.
+/// Returns the elements that give each warp of a block equally many tiles. Chunks are multiples of
+/// it, so that no warp idles.
 fn even_load(request: &Request, protocol: Protocol) -> usize {
-    let tile = match (protocol, request.codec.is_lossy()) {
+    let tile = match (protocol, request.codec.inter.is_lossy()) {
         (Protocol::Simple, true) => CODED_TILE,
         (Protocol::Simple, false) => RAW_TILE_BYTES / request.dtype.size(),
-        // Messages of the others are small.
+        // Messages of the other protocols are small.
         _ => 1,
     };
     MOVER_WARPS * tile
 }
 
-/// One way to serve `request` with kernels.
+/// Returns the candidate for `request` by one kernel variant, with its predicted time.
 pub(super) fn candidate(
     request: &Request,
     limits: &Limits,
@@ -432,8 +442,8 @@ pub(super) fn candidate(
     (way, between): (KernelVariant, Algorithm),
 ) -> Result<Candidate> {
     let algorithm = way.algorithm;
-    let strands = gpu.strands(request, limits, way);
-    let pattern = super::pattern(request, limits, (algorithm, between), strands);
+    let rings = gpu.rings(request, limits, way);
+    let pattern = super::pattern(request, limits, (algorithm, between), rings);
     let leaving = super::select::leaving(&pattern, limits)?;
     let (geometry, channels) = cut(request, limits, gpu, codec, way, pattern.parts())?;
     let chunk = geometry.chunk();
@@ -443,7 +453,7 @@ pub(super) fn candidate(
     let mut candidate = Candidate {
         algorithm,
         between,
-        strands,
+        rings,
         geometry,
         channels,
         counts: CostCounts::default(),
@@ -469,7 +479,7 @@ pub(super) fn candidate(
     Ok(candidate)
 }
 
-/// The way that a table says, if it can be taken here.
+/// Returns the candidate of a kernel variant from a tuning table, or `None` if it cannot run here.
 pub(super) fn tuned(
     request: &Request,
     limits: &Limits,
@@ -486,16 +496,16 @@ pub(super) fn tuned(
     candidate(request, limits, gpu, codec, (way, Algorithm::Direct)).map(Some)
 }
 
-/// How many times slower than the cheapest the model may expect a way to be that is tried all the
-/// same: so far it is not trusted.
+/// How many times slower than the cheapest prediction a variant may be that `cinch tune` still
+/// measures.
 const TRIED: f64 = 3.0;
-/// Message bytes up to which packets and lines are tried.
+/// Message bytes up to which `cinch tune` measures schedule kernels with packets and with lines.
 const TRIED_LL: usize = 256 << 10;
 const TRIED_LL128: usize = 8 << 20;
-/// From this many bytes on smaller chunks than fit a slot are tried.
+/// Message bytes from which `cinch tune` also measures chunks smaller than a slot.
 const TRIED_CHUNKS: usize = 4 << 20;
 
-/// The ways that are worth a measurement, each with another plan.
+/// Returns the kernel variants that are worth a measurement. Each leads to another plan.
 pub(super) fn variants(
     request: &Request,
     limits: &Limits,
@@ -546,7 +556,7 @@ pub(super) fn variants(
                 && (known.channels, known.geometry) == (candidate.channels, candidate.geometry)
         };
         match ways.iter().position(same) {
-            // The least number of blocks that comes to the same.
+            // The variant with the fewest blocks stays where plans are equal.
             Some(at) if ways[at].0.chunk == way.chunk => ways[at].0 = way,
             Some(_) => {}
             None if candidate.seconds <= TRIED * least => ways.push((way, candidate)),

@@ -35,9 +35,7 @@ pub(super) fn request(collective: Collective, count: usize, codec: &str) -> Requ
         count,
         root: 0,
         peer: usize::from(collective == Collective::SendRecv),
-        codec: codec.parse::<CodecSpec>().unwrap(),
-        auto: false,
-        intra: codec.parse::<CodecSpec>().unwrap(),
+        codec: codec.parse().unwrap(),
         algorithm: None,
         tensor: None,
         feedback: None,
@@ -458,13 +456,11 @@ fn the_host_imitates_the_cut_of_a_gpu() {
 #[test]
 fn a_codec_left_to_the_model_runs_where_it_is_predicted_to_pay() {
     let chosen = |bytes: usize, codec: &str| {
-        let request = Request {
-            auto: true,
-            ..request(Collective::AllReduce, bytes / 4, codec)
-        };
+        let codec = format!("auto:{codec}");
+        let request = request(Collective::AllReduce, bytes / 4, &codec);
         let mut planner = Planner::new(limits(8, 132), 0, Isa::Scalar);
         let best = |planner: &Planner, request: &Request| {
-            let codec = crate::codec::build(request.codec, Isa::Scalar).unwrap();
+            let codec = crate::codec::build(request.codec.inter, Isa::Scalar).unwrap();
             let all = super::candidates(request, planner.limits(), [codec.as_deref(); 2]);
             let times = all.unwrap().into_iter().map(|candidate| candidate.seconds);
             times.fold(f64::INFINITY, f64::min)
@@ -472,22 +468,25 @@ fn a_codec_left_to_the_model_runs_where_it_is_predicted_to_pay() {
         let plan = planner.plan(&request).unwrap();
         let explained = planner.explain(&request).unwrap();
         assert!(
-            explained.contains(&format!("so {} runs", plan.spec)),
+            explained.contains(&format!("so {} runs", plan.specs.inter)),
             "{explained}"
         );
         // The verdict follows from the costs of both, and the winner's table comes first.
-        let (coded, raw) = (best(&planner, &request), best(&planner, &request.plain()));
-        assert_eq!(plan.spec.is_lossy(), coded < raw, "{bytes} {codec}");
+        let (coded, raw) = (
+            best(&planner, &request),
+            best(&planner, &request.without_codec()),
+        );
+        assert_eq!(plan.specs.inter.is_lossy(), coded < raw, "{bytes} {codec}");
         assert!(
             explained
                 .lines()
                 .next()
                 .unwrap()
-                .contains(&format!("codec {},", plan.spec))
+                .contains(&format!("codec {},", plan.specs.inter))
         );
-        assert_eq!(plan.codec.is_some(), plan.spec.is_lossy());
-        assert_eq!(plan.decided(&request).codec, plan.spec);
-        plan.spec
+        assert_eq!(plan.codec.is_some(), plan.specs.inter.is_lossy());
+        assert_eq!(plan.decided(&request).codec.inter, plan.specs.inter);
+        plan.specs.inter
     };
     for codec in ["linear8", "dynamic8", "cast_bf16"] {
         assert_eq!(chosen(4 << 10, codec), CodecSpec::RAW, "{codec}");
@@ -543,9 +542,12 @@ fn a_kernel_has_one_codec_for_both_levels() {
     let mut limits = limits(4, 64);
     limits.hosts = Hosts::even(2, 2);
     let asked = |intra: &str| Request {
-        intra: intra.parse().unwrap(),
         algorithm: Some(Algorithm::Hierarchical),
-        ..request(Collective::AllReduce, 1 << 20, "linear8")
+        ..request(
+            Collective::AllReduce,
+            1 << 20,
+            &format!("intra={intra},inter=linear8"),
+        )
     };
     let mut planner = Planner::new(limits, 0, Isa::Scalar);
     let plan = planner.plan(&asked("linear8")).unwrap();
@@ -556,7 +558,7 @@ fn a_kernel_has_one_codec_for_both_levels() {
     }
 }
 
-/// A ring has as many strands as its slots and the kernel's memory for steps allow, and one where its
+/// A ring has as many rings as its slots and the kernel's memory for steps allow, and one where its
 /// bits or its messages have to be those of the host.
 #[test]
 fn rings_have_the_slots_that_they_need() {
@@ -566,7 +568,7 @@ fn rings_have_the_slots_that_they_need() {
         let plan = plan(limits.clone(), &asked);
         assert_eq!(plan.algorithm, Algorithm::Ring);
         (
-            plan.pattern.strands,
+            plan.pattern.rings,
             plan.pattern.slots(),
             plan.schedule.steps.len(),
         )
@@ -588,17 +590,17 @@ fn rings_have_the_slots_that_they_need() {
                 schedule::algorithms(collective).contains(&Algorithm::Ring)
             };
             for collective in Collective::ALL.into_iter().filter(has_ring) {
-                let (strands, slots, steps) = ring(&limits, collective, "raw");
+                let (rings, slots, steps) = ring(&limits, collective, "raw");
                 assert!(
                     slots <= depth && steps <= KEPT_STEPS,
                     "{nranks} {collective}"
                 );
-                let is_chain = !schedule::has_strands(collective);
+                let is_chain = !schedule::has_several_rings(collective);
                 assert!(
-                    strands == 1 || (depth > 2 && !is_chain),
+                    rings == 1 || (depth > 2 && !is_chain),
                     "{nranks} {collective}"
                 );
-                found.insert(strands);
+                found.insert(rings);
             }
             assert_eq!(ring(&limits, Collective::AllGather, "linear8").0, 1);
             if nranks % 2 == 0 {
@@ -608,7 +610,7 @@ fn rings_have_the_slots_that_they_need() {
         }
     }
     assert!(
-        [1, 2, 3, 4].iter().all(|strands| found.contains(strands)),
+        [1, 2, 3, 4].iter().all(|rings| found.contains(rings)),
         "{found:?}"
     );
 }

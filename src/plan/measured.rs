@@ -1,11 +1,11 @@
-//! Costs that a communicator measures when it is made: T(x) = A + B x, as in "CaSync" (HiPress,
-//! section 4), for sending, adding, encoding and decoding. With them the model knows this
-//! machine's links and cores, chooses the number of chunks, and says whether a codec pays.
+//! Costs that a communicator measures at init: T(x) = A + B x, as in "CaSync" (HiPress, section 4),
+//! for sending, reducing, encoding and decoding. With them the planner knows this machine's links
+//! and cores, selects the number of chunks, and predicts whether a codec pays.
 //!
-//! Ranks measure different numbers and must decide alike: what selection goes by is the largest
-//! of all ranks' ([`MeasuredCosts::agreed`]).
+//! Ranks measure different numbers and must select alike. [`MeasuredCosts::agreed`] takes the
+//! largest number of all ranks.
 
-use super::cost::Work;
+use super::cost::{Work, moves_beside};
 use crate::codec::{self, Span};
 use crate::cpu::Isa;
 use crate::error::{Error, ErrorKind, Result};
@@ -17,15 +17,15 @@ use std::time::Instant;
 /// T(x) = `fixed` + `each` x, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Affine {
-    /// Seconds whatever the size.
+    /// Seconds at size 0.
     pub fixed: f64,
-    /// Seconds of each byte or element.
+    /// Seconds per byte or element.
     pub each: f64,
 }
 
 impl Affine {
-    /// The line through two measurements, (size, seconds) each, the smaller size first. Noise
-    /// that would make one of the terms negative makes it 0.
+    /// Returns the line through two measurements, (size, seconds) each, the smaller size first. A
+    /// term that noise would make negative is 0.
     pub fn through(small: (usize, f64), large: (usize, f64)) -> Affine {
         let each = (large.1 - small.1) / (large.0 - small.0).max(1) as f64;
         let each = each.max(0.0);
@@ -49,39 +49,38 @@ impl Affine {
 
 const KINDS: usize = CodecKind::ALL.len();
 
-/// Lines that are exchanged: the link, adding, and two a codec.
+/// Lines that ranks exchange: the link, the reduction, and two per codec.
 const LINES: usize = 2 + 2 * KINDS;
 
-/// What one communicator measured.
+/// Costs that all ranks of a communicator use.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MeasuredCosts {
-    /// A message from one rank's buffer to another's, by its bytes.
+    /// Sending a message from one rank's buffer to another's, by its bytes.
     pub send: Affine,
-    /// Adding what was received to fp32 elements, without a codec.
+    /// Adding received elements to fp32 elements, without a codec.
     pub reduce: Affine,
-    /// Encoding fp32 elements, by the number of the codec.
+    /// Encoding fp32 elements, by the codec's number.
     pub encode: [Affine; KINDS],
-    /// Decoding them and adding them up.
+    /// Decoding and adding up elements, by the codec's number.
     pub decode: [Affine; KINDS],
 }
 
-/// Elements of the smaller and the larger measurement: a block, and the tile that an engine
-/// encodes at once, both in the first-level cache, where its tiles are.
+/// Elements of the smaller and the larger measurement: a block, and the tile that an engine encodes
+/// at once. Both fit the first-level cache, as the engine's tiles do.
 const SIZES: [usize; 2] = [256, 4096];
 
-/// Measurements of each size; the shortest counts, which no interruption has lengthened.
+/// Measurements of each size. The shortest counts, because no interruption has lengthened it.
 const ROUNDS: usize = 7;
 
-/// Of the fixed part of a message, what each side works on it. The rest passes while it is on
-/// its way. The proportion is that of the constants in `cost.rs`.
+/// Part of a message's fixed cost that each side works; the rest passes while the message travels.
+/// The proportion is the same as in the constants of `cost.rs`.
 const WORK: f64 = 0.2;
 
 impl MeasuredCosts {
-    /// Measures this core, with `spec` and every other codec with its default parameters; the
-    /// link is given. Takes about a millisecond.
+    /// Measures this core with `spec`, and with every other codec at its default parameters. `send`
+    /// is the link. Takes about a millisecond.
     ///
-    /// # Errors
-    /// Invalid argument if `spec` has impossible parameters.
+    /// # Errors Invalid argument if `spec` has impossible parameters.
     pub fn of_core(send: Affine, spec: CodecSpec, isa: Isa) -> Result<MeasuredCosts> {
         let mut costs = MeasuredCosts {
             send,
@@ -101,7 +100,7 @@ impl MeasuredCosts {
         Ok(costs)
     }
 
-    /// The words that ranks exchange.
+    /// Returns the bytes that ranks exchange.
     pub fn to_bytes(&self) -> Vec<u8> {
         let lines = [&[self.send, self.reduce][..], &self.encode, &self.decode].concat();
         let words = lines.iter().flat_map(|line| [line.fixed, line.each]);
@@ -130,11 +129,10 @@ impl MeasuredCosts {
         })
     }
 
-    /// What all ranks go by: the largest of what each said, in rank order. The slowest link and
-    /// the slowest core set the pace of a collective.
+    /// Returns the costs that all ranks use: the largest number of all ranks, because the slowest
+    /// link and the slowest core set the pace of a collective.
     ///
-    /// # Errors
-    /// Mismatch, naming the rank, if one said no costs.
+    /// # Errors Mismatch, naming the rank, if a rank sent something else than costs.
     pub fn agreed(said: &[Vec<u8>]) -> Result<MeasuredCosts> {
         let mut most: Option<MeasuredCosts> = None;
         for (rank, bytes) in said.iter().enumerate() {
@@ -169,24 +167,24 @@ impl MeasuredCosts {
         }
     }
 
-    /// The link that was measured, over `transport`. Where there are several hosts it is one between
-    /// them, and what it carried shared its host's way out with the messages of the host's other
-    /// ranks, as in a call: they were measured at the same time.
+    /// Returns the measured link, over `transport`. On several hosts the link connects two hosts.
+    /// All ranks of a host measured at the same time, so the host's bandwidth was shared as in a
+    /// call.
     pub(super) fn link(&self, transport: TransportKind) -> Link {
         Link {
             latency: (1.0 - 2.0 * WORK) * self.send.fixed,
             work: WORK * self.send.fixed,
             byte: self.send.each,
-            beside: Link::moves_beside(transport),
+            beside: moves_beside(transport),
         }
     }
 
-    /// Predicted seconds of `work`, over one link inside hosts and one between them.
+    /// Returns the predicted seconds of `work`, over one link inside hosts and one between hosts.
     ///
-    /// One pass is the busiest rank's work on its messages and its elements, at least the time
-    /// in which one chunk goes through all hops one after the other, and the hops' latencies.
-    /// Every further pass adds its work, of which what the wire does by itself hides behind what
-    /// the core does, or the other way round.
+    /// The first pass takes the busiest rank's work on its messages and elements, but at least the
+    /// time in which one chunk takes all hops, and the latencies of the hops. Every further pass
+    /// adds its work. What the wire moves by itself overlaps with what the core does; the longer of
+    /// the two counts.
     pub(super) fn seconds(&self, work: &Work, near: Link, far: Link) -> f64 {
         let counts = &work.counts;
         let [near_bytes, far_bytes] = work.wire_bytes.map(|bytes| bytes as f64);
@@ -194,22 +192,22 @@ impl MeasuredCosts {
         let (crossing, intra) = (both(counts.crossing), both(counts.intra));
         let inside = both([counts.sends, counts.recvs]) - crossing - intra;
         let fixed = crossing * far.work + (intra + inside) * near.work;
-        // Either side has half of a message's time; a link that works in both directions at once
-        // is as long at it as the busier one takes.
+        // Each side has half of a message's time. A link that works in both directions at once
+        // takes as long as its busier direction.
         let crossed = crossing * far_bytes * far.byte / 2.0;
         let stayed = (intra * near_bytes + inside * far_bytes) * near.byte / 2.0;
         let (mut beside, mut core) = (0.0, self.computing(work));
         for (link, seconds) in [(far, crossed), (near, stayed)] {
             match link.beside {
                 true => beside += seconds,
-                // The same cores carry the bytes.
+                // The same cores move the bytes.
                 false => core += seconds,
             }
         }
         let hop = |level: usize, link: Link| {
             link.byte * work.wire_bytes[level] as f64
                 + match work.codecs[level] {
-                    CodecKind::Raw => self.reduce.at(work.chunk as f64),
+                    raw if raw.is_raw() => self.reduce.at(work.chunk as f64),
                     codec => self.coding(codec, work.chunk).iter().sum(),
                 }
         };
@@ -220,7 +218,7 @@ impl MeasuredCosts {
         hops[0] * near.latency + hops[1] * far.latency + first + (work.passes - 1) as f64 * next
     }
 
-    /// Seconds of a pass that the busiest rank computes.
+    /// Returns the seconds that the busiest rank computes in a pass.
     fn computing(&self, work: &Work) -> f64 {
         let counts = &work.counts;
         let [encodes, decodes] = counts.intra_coded;
@@ -231,27 +229,27 @@ impl MeasuredCosts {
         let mut seconds = 0.0;
         let mut exact = 0;
         for (codec, [encodes, decodes]) in work.codecs.into_iter().zip(coded) {
-            if codec == CodecKind::Raw {
+            if codec.is_raw() {
                 exact += decodes;
                 continue;
             }
-            // Decoding adds up.
+            // Decoding includes the addition.
             let [encode, decode] = self.coding(codec, work.chunk);
             seconds += encodes as f64 * encode + decodes as f64 * decode;
         }
-        let reduces = match work.codecs {
-            [CodecKind::Raw, CodecKind::Raw] => counts.reduces,
-            _ => counts.reduces.min(exact),
+        let reduces = match work.codecs.iter().all(|codec| codec.is_raw()) {
+            true => counts.reduces,
+            false => counts.reduces.min(exact),
         };
         seconds + reduces as f64 * self.reduce.at(work.chunk as f64)
     }
 
-    /// Seconds in which a chunk is encoded, and decoded.
+    /// Returns the seconds to encode and to decode a chunk.
     fn coding(&self, codec: CodecKind, chunk: usize) -> [f64; 2] {
         [&self.encode, &self.decode].map(|costs| costs[codec as usize].at(chunk as f64))
     }
 
-    /// The lines that a decision about `kind` goes by, as text.
+    /// Returns the lines that a decision about `kind` depends on, as text.
     pub fn describe(&self, kind: CodecKind) -> String {
         let line = |name: &str, line: Affine, unit: &str| {
             format!(
@@ -265,7 +263,7 @@ impl MeasuredCosts {
             line("send", self.send, "a byte"),
             line("reduce", self.reduce, "an element")
         );
-        if kind != CodecKind::Raw {
+        if !kind.is_raw() {
             let name = kind.name();
             for (what, costs) in [("encode", &self.encode), ("decode", &self.decode)] {
                 text += "; ";
@@ -280,27 +278,20 @@ impl MeasuredCosts {
     }
 }
 
-/// What messages cost over one kind of link.
+/// Costs of messages over one class of links.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Link {
-    /// Seconds on its way, whatever the size.
+    /// Seconds that a message travels, at size 0.
     pub latency: f64,
-    /// Work on either side, whatever the size.
+    /// Seconds of work on each side, at size 0.
     pub work: f64,
-    /// Seconds of a byte, half of them for either side.
+    /// Seconds per byte, half of them on each side.
     pub byte: f64,
-    /// Whether bytes move while the cores do something else.
+    /// Whether bytes move while the cores work on something else.
     pub beside: bool,
 }
 
-impl Link {
-    /// Whether bytes move over `transport` while the cores do something else.
-    pub(super) fn moves_beside(transport: TransportKind) -> bool {
-        matches!(transport, TransportKind::Tcp | TransportKind::Rdma)
-    }
-}
-
-/// The shortest of a few runs of `work` on each of [`SIZES`], as a line.
+/// Returns a line through the shortest of a few runs of `work` on each of [`SIZES`].
 fn measure(mut work: impl FnMut(usize)) -> Affine {
     let mut shortest = |n: usize| {
         work(n);
@@ -347,7 +338,7 @@ fn coded(spec: CodecSpec, isa: Isa) -> Result<[Affine; 2]> {
 /// Largest magnitude of [`samples`].
 const SPREAD: f32 = 1.0;
 
-/// Numbers of many sizes and both signs, the same on every rank.
+/// Returns numbers of many magnitudes and both signs, the same on every rank.
 fn samples() -> Vec<f32> {
     let mut state = 1u64;
     let mut unit = || {
@@ -425,7 +416,7 @@ mod tests {
         }
     }
 
-    /// A pass of the busiest rank of a two-shot of four ranks.
+    /// Returns a pass of the busiest rank of a two-shot of four ranks.
     fn work(codec: CodecKind, passes: usize) -> Work {
         Work {
             counts: CostCounts {
@@ -484,7 +475,7 @@ mod tests {
             .map(|passes| seconds(passes, TransportKind::Tcp))
             .to_vec();
         assert!(times[1] < times[0] && times[1] < times[2], "{times:?}");
-        // Where the cores carry the bytes there is nothing to hide behind.
+        // Where cores move the bytes, more passes hide nothing.
         assert!(seconds(1, TransportKind::Shm) <= seconds(8, TransportKind::Shm));
     }
 }

@@ -1,7 +1,7 @@
 //! Plans: a call bound to a schedule, a codec and a cut of the message.
 //!
 //! Selection is a pure function of the request and of facts that all ranks share, so that all
-//! ranks choose alike without talking; [`explain`] shows its candidates.
+//! ranks choose alike without talking; `explain` shows its candidates.
 
 mod cost;
 mod encoded_tiles;
@@ -10,11 +10,11 @@ mod geometry;
 mod gpu;
 mod gpu_costs;
 mod measured;
-pub mod predict;
 mod sample_window;
 mod select;
 mod tuning;
 
+pub use crate::types::ResolvedCall as Request;
 pub use cost::{Machine, Work, seconds};
 pub use encoded_tiles::EncodedTiles;
 pub use explain::explain;
@@ -32,88 +32,15 @@ use crate::cpu::Isa;
 use crate::error::{Error, Result};
 use crate::schedule::{Hosts, Pattern, Place, Schedule};
 use crate::types::{
-    Algorithm, CallSignature, CodecSpec, Collective, DType, Fused, KernelProtocol, Level, ReduceOp,
-    ScaleRule,
+    Algorithm, CodecSetting, CodecSpec, Collective, DType, KernelProtocol, Level, ScaleRule,
 };
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
-/// A call with its codec decided: what a plan is made from.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Request {
-    /// What.
-    pub collective: Collective,
-    /// Of which elements.
-    pub dtype: DType,
-    /// Combined how.
-    pub op: ReduceOp,
-    /// Elements of the message or of one rank's block.
-    pub count: usize,
-    /// Root or sender; 0 where there is none.
-    pub root: usize,
-    /// Receiver of a send/recv; 0 otherwise.
-    pub peer: usize,
-    /// Codec that runs.
-    pub codec: CodecSpec,
-    /// Whether it runs only if it is predicted to be faster than none.
-    pub auto: bool,
-    /// Codec of contributions on their way inside a host, where the schedule has two levels.
-    pub intra: CodecSpec,
-    /// Algorithm asked for by the call.
-    pub algorithm: Option<Algorithm>,
-    /// Tensor whose scales are kept.
-    pub tensor: Option<u64>,
-    /// Tensor whose residuals of error feedback are kept.
-    pub feedback: Option<u64>,
-    /// Of which calls of a group it is made.
-    pub fused: Fused,
-}
-
 impl Request {
-    /// The codec of a level.
-    pub fn codec_of(&self, level: Level) -> CodecSpec {
-        match level {
-            Level::Intra => self.intra,
-            Level::Inter => self.codec,
-        }
-    }
-
-    /// Whether ranks of different hosts take part.
+    /// Returns whether ranks of different hosts take part.
     pub fn crosses(&self, hosts: &Hosts) -> bool {
-        hosts.count() > 1
-            && !(self.collective == Collective::SendRecv && hosts.share(self.root, self.peer))
-    }
-
-    /// What all ranks must agree on about the `sequence`-th such call, which runs by `algorithm`
-    /// with `intra` inside hosts.
-    pub fn signature(
-        &self,
-        algorithm: Algorithm,
-        intra: CodecSpec,
-        sequence: u64,
-    ) -> CallSignature {
-        CallSignature {
-            collective: self.collective,
-            dtype: self.dtype,
-            op: self.op.number(),
-            algorithm,
-            intra,
-            root: self.root as u32,
-            peer: self.peer as u32,
-            fused: self.fused,
-            count: self.count as u64,
-            sequence,
-            codec: self.codec,
-        }
-    }
-
-    /// The same call, without a codec.
-    fn plain(&self) -> Request {
-        Request {
-            codec: CodecSpec::RAW,
-            intra: CodecSpec::RAW,
-            ..*self
-        }
+        hosts.count() > 1 && !(self.collective.is_message() && hosts.share(self.root, self.peer))
     }
 }
 
@@ -132,12 +59,10 @@ pub struct Plan {
     pub geometry: Geometry,
     /// The codec; `None` = raw.
     pub codec: Option<Arc<dyn Codec>>,
-    /// Its name.
-    pub spec: CodecSpec,
     /// The codec of messages for [`Level::Intra`]; `None` = raw.
     pub intra: Option<Arc<dyn Codec>>,
-    /// Its name; [`Plan::spec`] where the schedule has one level.
-    pub intra_spec: CodecSpec,
+    /// The names of both codecs, equal where the schedule has one level.
+    pub specs: CodecSetting,
     /// Elements of the message or of one rank's block.
     pub count: usize,
     /// Where chunks lie.
@@ -157,9 +82,7 @@ impl Plan {
     /// `request`, of which this is a plan, with the codec that was decided for.
     pub fn decided(&self, request: &Request) -> Request {
         Request {
-            codec: self.spec,
-            intra: self.intra_spec,
-            auto: false,
+            codec: self.specs,
             ..*request
         }
     }
@@ -176,10 +99,7 @@ impl Plan {
     /// The name of that codec.
     #[inline]
     pub fn spec_of(&self, level: Level) -> CodecSpec {
-        match level {
-            Level::Intra => self.intra_spec,
-            Level::Inter => self.spec,
-        }
+        self.specs.at(level)
     }
 
     /// Whether any message is encoded.
@@ -236,9 +156,7 @@ struct Key {
     count: usize,
     root: usize,
     peer: usize,
-    codec: CodecSpec,
-    auto: bool,
-    intra: CodecSpec,
+    codec: CodecSetting,
     algorithm: Option<Algorithm>,
 }
 
@@ -343,8 +261,6 @@ impl Planner {
             root: request.root,
             peer: request.peer,
             codec: request.codec,
-            auto: request.auto,
-            intra: request.intra,
             algorithm: request.algorithm,
         };
         if let Some((_, plan)) = self.latest.iter().find(|(known, _)| *known == key) {
@@ -368,11 +284,11 @@ impl Planner {
 
     fn make(&self, request: &Request) -> Result<Plan> {
         let coded = self.best(request)?;
-        let best = match request.auto {
+        let best = match request.codec.auto {
             false => coded,
             // At equal costs nothing is lost by being exact.
             true => {
-                let raw = self.best(&request.plain())?;
+                let raw = self.best(&request.without_codec())?;
                 if coded.0.seconds < raw.0.seconds {
                     coded
                 } else {
@@ -385,7 +301,7 @@ impl Planner {
             request,
             &self.limits,
             (best.algorithm, best.between),
-            best.strands,
+            best.rings,
         );
         let intra = match best.algorithm {
             Algorithm::Hierarchical => intra,
@@ -406,9 +322,12 @@ impl Planner {
             algorithm: best.algorithm,
             schedule: Arc::new(schedule),
             geometry: best.geometry,
-            spec: codec.as_ref().map_or(CodecSpec::RAW, |codec| codec.spec()),
+            specs: CodecSetting {
+                intra: spec(intra.as_deref()),
+                inter: spec(codec.as_deref()),
+                auto: false,
+            },
             codec,
-            intra_spec: intra.as_ref().map_or(CodecSpec::RAW, |codec| codec.spec()),
             intra,
             count: request.count,
             pattern,
@@ -493,13 +412,18 @@ impl Planner {
 
     /// The codecs of both levels, in the order of [`Level`].
     fn codecs(&self, request: &Request) -> Result<[Option<Arc<dyn Codec>>; 2]> {
-        let inter = codec::build(request.codec, self.isa)?;
-        let intra = match request.intra == request.codec {
+        let inter = codec::build(request.codec.inter, self.isa)?;
+        let intra = match request.codec.intra == request.codec.inter {
             true => inter.clone(),
-            false => codec::build(request.intra, self.isa)?,
+            false => codec::build(request.codec.intra, self.isa)?,
         };
         Ok([intra, inter])
     }
+}
+
+/// Returns the name of a built codec.
+fn spec(codec: Option<&dyn Codec>) -> CodecSpec {
+    codec.map_or(CodecSpec::RAW, |codec| codec.spec())
 }
 
 /// The schedules of a request by an algorithm, and of a hierarchical one between hosts, for all
@@ -508,7 +432,7 @@ fn pattern(
     request: &Request,
     limits: &Limits,
     (algorithm, between): (Algorithm, Algorithm),
-    strands: usize,
+    rings: usize,
 ) -> Pattern {
     Pattern {
         collective: request.collective,
@@ -518,7 +442,7 @@ fn pattern(
         peer: request.peer,
         hosts: limits.hosts.clone(),
         between,
-        strands,
+        rings,
     }
 }
 

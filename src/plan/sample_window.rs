@@ -1,31 +1,33 @@
-//! The slice of a coded sum that is also run exactly: where it lies, and what runs it.
+//! The sample window of a coded sum: elements that are also summed exactly, to report the codec's
+//! error.
 
 use super::Request;
-use crate::types::{CodecSpec, Collective, DType, Fused, ReduceOp};
+use crate::types::{CodecSetting, Collective, DType, Fused, ReduceOp};
 
-/// Elements of a slice at most, over all blocks.
+/// Most elements of a window, over all blocks.
 pub const SAMPLE_WINDOW_ELEMENTS: usize = 4096;
 
-/// Elements at which a slice begins: whole cache lines, so that a copy is no odd one.
+/// Elements at which a window may begin: whole cache lines, so that copies are aligned.
 const ALIGNMENT: usize = 64;
 
-/// A slice of every block of a call's input, and of its output.
+/// A window of every block of a call's input, and of its output.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SampleWindow {
     dtype: DType,
     op: ReduceOp,
-    /// Blocks of the input: one, or of a reduce_scatter one for each rank.
+    /// Blocks of the input: one, or one for each rank with reduce_scatter.
     blocks: usize,
     /// Elements of a block.
     count: usize,
-    /// Where the slice begins in it.
+    /// First element of the window in each block.
     start: usize,
-    /// Its elements.
+    /// Elements of the window.
     elements: usize,
 }
 
 impl SampleWindow {
-    /// The slice for the `number`-th sample; `None` for what is no sum or has too many ranks.
+    /// Returns the window for the `number`-th sample; `None` if the call is not a sum or has too
+    /// many ranks.
     pub fn of(request: &Request, nranks: usize, number: u64) -> Option<SampleWindow> {
         let blocks = match request.collective {
             Collective::AllReduce => 1,
@@ -36,7 +38,7 @@ impl SampleWindow {
         if elements == 0 {
             return None;
         }
-        // Somewhere else each time, and at the same place on all ranks.
+        // Samples move through the block, and all ranks sample the same elements.
         let places = (request.count - elements) / ALIGNMENT + 1;
         let scattered = number.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         Some(SampleWindow {
@@ -49,38 +51,39 @@ impl SampleWindow {
         })
     }
 
-    /// Type of the elements.
+    /// Returns the type of the elements.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// Bytes of one block's part.
+    /// Returns the bytes of the window in one block.
     pub fn part_bytes(&self) -> usize {
         self.elements * self.dtype.size()
     }
 
-    /// Bytes of all blocks' parts.
+    /// Returns the bytes of the window in all blocks.
     pub fn bytes(&self) -> usize {
         self.part_bytes() * self.blocks
     }
 
-    /// First byte of each block's part in the input, in order.
+    /// Returns the first byte of the window in each block of the input, in order.
     pub fn input_places(&self) -> impl Iterator<Item = usize> {
         let (count, start, size) = (self.count, self.start, self.dtype.size());
         (0..self.blocks).map(move |block| (block * count + start) * size)
     }
 
-    /// First byte of the part in this rank's output.
+    /// Returns the first byte of the window in this rank's output.
     pub fn output_place(&self) -> usize {
         self.start * self.dtype.size()
     }
 
-    /// Sums the parts of all ranks exactly, in place.
+    /// Returns the request that sums the window of all ranks exactly, in place.
     pub fn exact_sum(&self) -> Request {
         self.request(Collective::AllReduce, self.elements * self.blocks)
     }
 
-    /// Brings the parts of all ranks' outputs to every rank; `None` where each has the whole.
+    /// Returns the request that all-gathers the window of all ranks' outputs; `None` if the
+    /// collective already replicates its output.
     pub fn gather(&self) -> Option<Request> {
         let spread = self.blocks > 1;
         spread.then(|| self.request(Collective::AllGather, self.elements))
@@ -97,9 +100,7 @@ impl SampleWindow {
             count,
             root: 0,
             peer: 0,
-            codec: CodecSpec::RAW,
-            intra: CodecSpec::RAW,
-            auto: false,
+            codec: CodecSetting::RAW,
             algorithm: None,
             tensor: None,
             feedback: None,
@@ -121,8 +122,6 @@ mod tests {
             root: 0,
             peer: 0,
             codec: "linear8".parse().unwrap(),
-            intra: "linear8".parse().unwrap(),
-            auto: false,
             algorithm: None,
             tensor: Some(3),
             feedback: None,
@@ -131,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn slices_lie_within_and_move() {
+    fn windows_lie_within_and_move() {
         for (collective, nranks) in [
             (Collective::AllReduce, 5),
             (Collective::ReduceScatter, 2),
@@ -143,20 +142,20 @@ mod tests {
                     .unwrap()
                     .input_places()
                     .count();
-                let slice_elements = count.min(SAMPLE_WINDOW_ELEMENTS / blocks);
+                let window_elements = count.min(SAMPLE_WINDOW_ELEMENTS / blocks);
                 let mut starts = std::collections::BTreeSet::new();
                 for number in 0..100 {
-                    let slice = SampleWindow::of(&request, nranks, number).unwrap();
-                    assert!(slice.output_place() + slice.part_bytes() <= 2 * count);
-                    assert!(slice.bytes() <= 2 * SAMPLE_WINDOW_ELEMENTS);
-                    let places: Vec<usize> = slice.input_places().collect();
+                    let window = SampleWindow::of(&request, nranks, number).unwrap();
+                    assert!(window.output_place() + window.part_bytes() <= 2 * count);
+                    assert!(window.bytes() <= 2 * SAMPLE_WINDOW_ELEMENTS);
+                    let places: Vec<usize> = window.input_places().collect();
                     for (block, place) in places.iter().enumerate() {
-                        assert_eq!(*place, slice.output_place() + 2 * block * count);
+                        assert_eq!(*place, window.output_place() + 2 * block * count);
                     }
-                    assert_eq!(places.len() * slice.part_bytes(), slice.bytes());
-                    starts.insert(slice.output_place());
+                    assert_eq!(places.len() * window.part_bytes(), window.bytes());
+                    starts.insert(window.output_place());
                 }
-                let moves = (count - slice_elements) / ALIGNMENT > 0;
+                let moves = (count - window_elements) / ALIGNMENT > 0;
                 assert_eq!(starts.len() > 1, moves, "{count}: {starts:?}");
                 assert!(count < 1 << 20 || starts.len() > 50);
             }
@@ -164,14 +163,14 @@ mod tests {
     }
 
     #[test]
-    fn what_runs_is_exact_and_covers_the_slice() {
+    fn what_runs_is_exact_and_covers_the_window() {
         let scattered = request(Collective::ReduceScatter, 10_000);
-        let slice = SampleWindow::of(&scattered, 4, 9).unwrap();
-        let sum = slice.exact_sum();
+        let window = SampleWindow::of(&scattered, 4, 9).unwrap();
+        let sum = window.exact_sum();
         assert_eq!((sum.collective, sum.count), (Collective::AllReduce, 4096));
         assert_eq!((sum.op, sum.tensor), (ReduceOp::Avg, None));
         assert!(!sum.codec.is_lossy());
-        let gather = slice.gather().unwrap();
+        let gather = window.gather().unwrap();
         assert_eq!(gather.count * 4, sum.count);
         let reduced = request(Collective::AllReduce, 10_000);
         assert!(SampleWindow::of(&reduced, 4, 9).unwrap().gather().is_none());

@@ -1,15 +1,15 @@
-//! Candidates and their costs.
+//! Candidates for a call, and their predicted costs.
 
-use super::cost::{Machine, Work, seconds};
+use super::cost::{Machine, Work, moves_beside, seconds};
 use super::gpu::{self, GpuLimits};
 use super::tuning::KernelVariant;
 use super::{Geometry, Request, chunk_max, granule};
 use crate::codec::{Codec, Reencode};
 use crate::error::{Error, ErrorKind, Result};
 use crate::schedule::{self, CostCounts, Hops, Hosts, Pattern};
-use crate::types::{Algorithm, KernelProtocol, Level, ScaleRule, TransportKind};
+use crate::types::{Algorithm, CodecSetting, KernelProtocol, Level, ScaleRule};
 
-/// What selection goes by besides the request; equal on all ranks.
+/// Facts by which the planner selects, besides the request. They are equal on all ranks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Limits {
     /// Ranks.
@@ -22,34 +22,34 @@ pub struct Limits {
     pub channels: usize,
     /// Algorithm preferred by the communicator's settings.
     pub algorithm: Option<Algorithm>,
-    /// The machine.
+    /// Costs of the machine's links and cores.
     pub machine: Machine,
     /// Which ranks share a host.
     pub hosts: Hosts,
-    /// Where the buffers are on GPUs: what counts there.
+    /// Facts about the GPUs; `None` if buffers are in host memory.
     pub gpu: Option<GpuLimits>,
 }
 
-/// One way to serve a request.
+/// A way to run a request, with its predicted time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Candidate {
     /// The algorithm.
     pub algorithm: Algorithm,
-    /// What a hierarchical one does between hosts; without meaning for others.
+    /// Algorithm between hosts of a hierarchical schedule; unused by others.
     pub between: Algorithm,
-    /// Strands of its ring, if it is one; else 1.
-    pub strands: usize,
-    /// Its cut of the message.
+    /// Rings per channel of a ring; 1 for other algorithms.
+    pub rings: usize,
+    /// Chunks and passes of the message.
     pub geometry: Geometry,
-    /// Channels that would have work.
+    /// Channels that have at least one pass.
     pub channels: usize,
-    /// What the busiest rank does in a pass.
+    /// Steps of one pass of the busiest rank.
     pub counts: CostCounts,
-    /// Messages that follow one another.
+    /// Messages that depend on one another in a pass.
     pub hops: Hops,
-    /// Predicted time.
+    /// Predicted seconds.
     pub seconds: f64,
-    /// How messages are carried.
+    /// The kernel and its protocol.
     pub kernel: KernelProtocol,
 }
 
@@ -57,21 +57,20 @@ pub struct Candidate {
 pub type Codecs<'a> = [Option<&'a dyn Codec>; 2];
 
 impl Candidate {
-    /// The algorithm's name, of a hierarchical one with what it does between hosts, of a ring of several
-    /// strands with their number.
+    /// Returns the algorithm's name for tables: with the algorithm between hosts, or the number of
+    /// rings per channel.
     pub fn name(&self) -> String {
         match self.algorithm {
             Algorithm::Hierarchical => format!("{}/{}", self.algorithm, self.between),
-            Algorithm::Ring if self.strands > 1 => format!("{}/{}", self.algorithm, self.strands),
+            Algorithm::Ring if self.rings > 1 => format!("{}/{}", self.algorithm, self.rings),
             flat => flat.name().into(),
         }
     }
 }
 
-/// Every way to serve `request`, or the one that was asked for.
+/// Returns every candidate for `request`, or only candidates of the algorithm that it asks for.
 ///
-/// # Errors
-/// Unsupported if the request asks for an algorithm that its collective does not have.
+/// # Errors Unsupported if the request asks for an algorithm that its collective does not have.
 pub fn candidates(
     request: &Request,
     limits: &Limits,
@@ -91,7 +90,7 @@ pub fn candidates(
                 format!(
                     "{} by oneshot with codec {}: a tensor scale needs an owner for each \
                          chunk; use ring, tree or direct",
-                    request.collective, request.codec
+                    request.collective, request.codec.inter
                 ),
             ));
         }
@@ -109,13 +108,13 @@ pub fn candidates(
     variants(request, limits, codecs, &all)
 }
 
-/// Whether scales live from call to call. In the one-shot form every rank must see its own part as
-/// the others do, which a scale that is refreshed now and then does not guarantee.
+/// Whether `tensor=` scales are kept from call to call. One-shot needs each rank to decode its own
+/// contribution as its peers do, which a scale that is refreshed now and then does not guarantee.
 fn keeps(request: &Request, codec: Option<&dyn Codec>) -> bool {
-    matches!(request.codec.scale, ScaleRule::Tensor { .. }) && codec.is_some()
+    matches!(request.codec.inter.scale, ScaleRule::Tensor { .. }) && codec.is_some()
 }
 
-/// The algorithms with one level that can serve `request`.
+/// Returns the algorithms with one level that can run `request`.
 fn flat(request: &Request, codec: Option<&dyn Codec>) -> Vec<Algorithm> {
     let kept = keeps(request, codec);
     let all = schedule::algorithms(request.collective).iter().copied();
@@ -123,14 +122,15 @@ fn flat(request: &Request, codec: Option<&dyn Codec>) -> Vec<Algorithm> {
         .collect()
 }
 
-/// A ring rounds a partial sum at every hop; with a codec that loses each time, the others have the
-/// same bytes and at most two roundings (a tree: one a level).
+/// Whether a ring loses no more precision than other algorithms. A ring rounds a partial sum at
+/// every hop. With a lossy re-encode, direct and tree send as few bytes and round at most twice (a
+/// tree once a level).
 fn ring_is_gentle(request: &Request, limits: &Limits, codec: Option<&dyn Codec>) -> bool {
     let loses = codec.is_some_and(|codec| codec.reencode() == Reencode::Lossy);
     !loses || !request.collective.reduces() || limits.nranks <= 2
 }
 
-/// The algorithms with one level that serve `request` where none is asked for.
+/// Returns the algorithms with one level among which the planner selects for `request`.
 pub(super) fn algorithms(
     request: &Request,
     limits: &Limits,
@@ -141,23 +141,23 @@ pub(super) fn algorithms(
     all
 }
 
-/// Why no hierarchical schedule serves `request`, as a sentence.
+/// Returns why no hierarchical schedule can run `request`, as a sentence.
 pub(super) fn no_hierarchy(request: &Request, limits: &Limits) -> Option<String> {
     Pattern::no_hierarchy(request.collective, &limits.hosts).or_else(|| {
-        let two_codecs = limits.gpu.is_some() && request.intra != request.codec;
+        let two_codecs = limits.gpu.is_some() && request.codec.intra != request.codec.inter;
         two_codecs.then(|| {
             format!(
                 "{} by hierarchical with codecs intra={},inter={} is for host buffers: a kernel has \
                  one codec for all of a call",
-                request.collective, request.intra, request.codec
+                request.collective, request.codec.intra, request.codec.inter
             )
         })
     })
 }
 
-/// What a hierarchical schedule may do between hosts. In a ring between hosts, as in a flat one, a
-/// partial sum is rounded at every hop: where the codec loses each time, only one that is asked for
-/// by its bytes would do that, and a two-shot sends as few.
+/// Returns the algorithms that a hierarchical schedule may use between hosts. A ring between hosts
+/// rounds a partial sum at every hop. With a lossy re-encode it is left out, because direct sends
+/// as few bytes.
 fn between(request: &Request, limits: &Limits, codecs: Codecs<'_>) -> Vec<Algorithm> {
     let codec = codecs[Level::Inter as usize];
     let loses = codec.is_some_and(|codec| codec.reencode() == Reencode::Lossy);
@@ -169,7 +169,7 @@ fn between(request: &Request, limits: &Limits, codecs: Codecs<'_>) -> Vec<Algori
         .collect()
 }
 
-/// Every way to serve `request` by one of `algorithms`.
+/// Returns every candidate for `request` by one of `algorithms`.
 fn variants(
     request: &Request,
     limits: &Limits,
@@ -179,7 +179,7 @@ fn variants(
     let codec = codecs[Level::Inter as usize];
     let two_levels = |&algorithm: &Algorithm| match algorithm {
         Algorithm::Hierarchical => between(request, limits, codecs),
-        // Without meaning.
+        // Algorithms with one level have nothing between hosts.
         _ => vec![Algorithm::Direct],
     };
     let ways = algorithms.iter().flat_map(|algorithm| {
@@ -211,8 +211,8 @@ fn variants(
     Ok(found)
 }
 
-/// The busiest of a few ranks stands for all: the same few on every rank, so that all ranks
-/// arrive at the same number. One of them is on the last of the [`hosts`] that are looked at.
+/// Returns a few ranks of which the busiest stands for all, the same few on every rank. The last of
+/// them is on the last of the sampled [`hosts`].
 pub(super) fn busiest(request: &Request, limits: &Limits) -> impl Iterator<Item = usize> + use<> {
     let (nranks, root) = (limits.nranks, request.root);
     let beside = match limits.hosts.count() {
@@ -225,17 +225,18 @@ pub(super) fn busiest(request: &Request, limits: &Limits) -> impl Iterator<Item 
         .chain(beside)
 }
 
-/// Hosts that are looked at, of which there are several: that of `root` and the two behind it. In
-/// trees the root has no parent and few children, and the third host has two where any has.
+/// Returns the sampled hosts: the host of `root` and the two behind it. In trees the root has no
+/// parent and few children, and the third host has two if any host has.
 fn hosts(hosts: &Hosts, root: usize) -> impl DoubleEndedIterator<Item = usize> + use<> {
     let (home, count) = (hosts.of(root).0, hosts.count());
     (0..count.min(3)).map(move |behind| (home + behind) % count)
 }
 
-/// Ranks of a host that are looked at for what leaves it; more of them stand for the rest.
+/// Ranks of a host whose schedules are generated to count what leaves the host; they stand for the
+/// rest.
 const LOOKED_AT: usize = 8;
 
-/// Messages of a pass by which the ranks of a host send to others, of the host that sends most.
+/// Returns the messages of a pass that leave the host which sends most to other hosts.
 pub(super) fn leaving(pattern: &Pattern, limits: &Limits) -> Result<usize> {
     if limits.hosts.count() == 1 {
         return Ok(0);
@@ -254,33 +255,33 @@ pub(super) fn leaving(pattern: &Pattern, limits: &Limits) -> Result<usize> {
     Ok(most)
 }
 
-/// Elements at which both codecs may be cut, and the most whose encodings by both fit a slot.
+/// Returns the elements at which both codecs may be cut, and the most whose encodings fit a slot.
 fn cut(request: &Request, limits: &Limits, codecs: Codecs<'_>) -> Result<(usize, usize)> {
     let whole = |level: Level| granule(request.dtype, codecs[level as usize]);
     let granule = whole(Level::Intra).max(whole(Level::Inter));
     let mut most = usize::MAX;
     for level in Level::ALL {
-        let (spec, codec) = (request.codec_of(level), codecs[level as usize]);
+        let (spec, codec) = (request.codec.at(level), codecs[level as usize]);
         most = most.min(chunk_max(limits.slot_bytes, request.dtype, spec, codec)?);
     }
     match most / granule * granule {
         0 => Err(Error::invalid_argument(format!(
             "a slot of {} bytes holds {most} elements in one of codecs intra={} and inter={}, but \
              they can only be cut every {granule}; raise CINCH_SLOT_BYTES or CINCH_BUFFER_BYTES",
-            limits.slot_bytes, request.intra, request.codec
+            limits.slot_bytes, request.codec.intra, request.codec.inter
         ))),
         most => Ok((granule, most)),
     }
 }
 
-/// Most times that a message is cut finer than slots make necessary, each time in two.
+/// Most times that chunks are halved below the size of a slot.
 const FINER: usize = 6;
 
-/// Bytes of a chunk's elements below which it is not cut further.
+/// Bytes of elements below which a chunk is not cut further.
 const SMALLEST_CHUNK: usize = 4 << 10;
 
-/// The candidate of one algorithm with the cut that the model likes best. The constants know of
-/// no gain by more chunks than slots make necessary; measured costs may.
+/// Returns the candidate of one algorithm with the chunk size of least predicted time. The
+/// constants see no gain in chunks smaller than a slot; measured costs may.
 fn cheapest_cut(
     request: &Request,
     limits: &Limits,
@@ -288,9 +289,12 @@ fn cheapest_cut(
     (algorithm, between): (Algorithm, Algorithm),
 ) -> Result<Candidate> {
     let two_levels = algorithm == Algorithm::Hierarchical;
-    // With one level there is one codec.
+    // A schedule with one level has one codec.
     let one = Request {
-        intra: request.codec,
+        codec: CodecSetting {
+            intra: request.codec.inter,
+            ..request.codec
+        },
         ..*request
     };
     let (request, codecs) = match two_levels {
@@ -330,11 +334,11 @@ fn candidate(
 ) -> Result<Candidate> {
     let (algorithm, between) = (pattern.algorithm, pattern.between);
     let hops = pattern.hops();
-    // One thread drives all channels, so channels only pay where the wire works while the core does
-    // something else; in shared memory they would only spread the slots over more cache.
-    let channels = match limits.machine.transport {
-        TransportKind::Loopback | TransportKind::Shm | TransportKind::Cuda => 1,
-        TransportKind::Tcp | TransportKind::Rdma => limits.channels.min(geometry.passes()),
+    // One thread drives all channels. More than one pays only where the wire moves bytes while the
+    // core works; in shared memory they would only spread the slots over more cache.
+    let channels = match moves_beside(limits.machine.transport) {
+        true => limits.channels.min(geometry.passes()),
+        false => 1,
     };
     let chunk = geometry.chunk();
     let wire_bytes = codecs.map(|codec| {
@@ -353,7 +357,7 @@ fn candidate(
             chunk,
             element_bytes: request.dtype.size(),
             wire_bytes,
-            codecs: Level::ALL.map(|level| request.codec_of(level).kind),
+            codecs: Level::ALL.map(|level| request.codec.at(level).kind),
             leaving,
             hosts: limits.hosts.count(),
         };
@@ -366,7 +370,7 @@ fn candidate(
     Ok(Candidate {
         algorithm,
         between,
-        strands: pattern.strands,
+        rings: pattern.rings,
         geometry,
         channels,
         counts,
@@ -381,7 +385,7 @@ mod tests {
     use super::*;
     use crate::cpu::Isa;
     use crate::plan::{Affine, MeasuredCosts, Planner, gpu_tests};
-    use crate::types::{CodecSpec, Collective};
+    use crate::types::{CodecSpec, Collective, TransportKind};
 
     fn limits(hosts: &Hosts) -> Limits {
         Limits {
@@ -401,7 +405,7 @@ mod tests {
         }
     }
 
-    /// In blocks of ranks, and dealt to the hosts one by one.
+    /// Returns ranks in blocks per host, and ranks dealt to the hosts one by one.
     fn places(hosts: usize, ranks: usize) -> [Hosts; 2] {
         let dealt = Hosts::new((0..hosts * ranks).map(|rank| rank % hosts));
         [Hosts::even(hosts, ranks), dealt]
@@ -434,7 +438,8 @@ mod tests {
                     let found = leaving(&pattern, &limits).unwrap();
                     let what = format!("{algorithm}/{between} on {hosts:?}: {found}, {sent:?}");
                     match algorithm {
-                        // Its hosts are many labels each, and no two of them alike.
+                        // The third host of a tree has other labels, so its count is close to the
+                        // most but not equal.
                         Algorithm::Tree => {
                             assert!(4 * found >= 3 * most && found <= most, "{what}");
                         }
@@ -445,7 +450,7 @@ mod tests {
         }
     }
 
-    /// Costs of 10 Gbit/s between hosts, as `cinch bench --explain` prints them.
+    /// Returns costs of 10 Gbit/s between hosts, as `cinch bench --explain` prints them.
     fn measured() -> MeasuredCosts {
         let line = |fixed, each| Affine { fixed, each };
         let send = line(25e-6, 0.8e-9);
@@ -456,7 +461,7 @@ mod tests {
         costs
     }
 
-    /// They tell of links between hosts, and nothing of those inside.
+    /// Measured costs describe links between hosts only.
     #[test]
     fn measured_costs_leave_messages_inside_hosts_cheap() {
         for hosts in places(4, 2) {

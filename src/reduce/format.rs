@@ -1,33 +1,33 @@
-//! Element formats: how the bytes of each [`DType`](crate::types::DType) become a number of its
-//! accumulator type and back. This is the specification of widening and rounding.
+//! Element formats: convert the bytes of each [`DType`](crate::types::DType) to a number of its
+//! accumulator type and back. They specify widening and rounding.
 //!
-//! Rounding is to nearest, ties to even, subnormals included. Beyond the largest finite value
-//! f16, bf16 and f8e5m2 give infinity and f8e4m3, which has none, NaN, as NVIDIA's conversions
-//! without saturation do. A NaN stays one and keeps its sign and the upper bits of its payload,
-//! with the quiet bit set (f8e4m3 has one NaN of each sign), as F16C and the `half` crate do.
+//! Rounding is to nearest, ties to even, subnormals included. Beyond the largest finite value f16, bf16
+//! and f8e5m2 become infinite. f8e4m3 has no infinity and becomes NaN, as in NVIDIA's conversions
+//! without saturation. A NaN keeps its sign and the upper bits of its payload and becomes quiet, as in
+//! F16C and the `half` crate; f8e4m3 has one NaN of each sign.
 
 use super::number::Number;
 
-/// How elements of one type are stored.
+/// Storage of elements of one type.
 pub(super) trait Format {
     /// The bytes of one element.
     type Raw: Copy;
-    /// What it is computed in.
+    /// The type of its arithmetic.
     type Accumulator: Number;
-    /// Whether [`Format::widen_slice`] beats element by element widening, so that a pass through
+    /// Whether [`Format::widen_slice`] is so much faster than widening each element that a pass through
     /// a scratch block pays.
     const BLOCKED: bool = false;
 
-    /// Elements of a byte slice of any alignment.
+    /// Returns the elements of a byte slice of any alignment.
     fn raw(bytes: &[u8]) -> &[Self::Raw];
-    /// Elements of a writable byte slice.
+    /// Returns the elements of a writable byte slice.
     fn raw_mut(bytes: &mut [u8]) -> &mut [Self::Raw];
-    /// One element as a number: exact.
+    /// Converts an element to a number, exactly.
     fn widen(raw: Self::Raw) -> Self::Accumulator;
-    /// The element nearest to a number.
+    /// Returns the element nearest to a number.
     fn narrow(number: Self::Accumulator) -> Self::Raw;
 
-    /// [`Format::widen`] for slices of one length.
+    /// Runs [`Format::widen`] on slices of equal length.
     #[inline(always)]
     fn widen_slice(raw: &[Self::Raw], numbers: &mut [Self::Accumulator]) {
         for (number, raw) in numbers.iter_mut().zip(raw) {
@@ -35,7 +35,7 @@ pub(super) trait Format {
         }
     }
 
-    /// [`Format::narrow`] for slices of one length.
+    /// Runs [`Format::narrow`] on slices of equal length.
     #[inline(always)]
     fn narrow_slice(numbers: &[Self::Accumulator], raw: &mut [Self::Raw]) {
         for (raw, number) in raw.iter_mut().zip(numbers) {
@@ -44,7 +44,7 @@ pub(super) trait Format {
     }
 }
 
-/// The two casts between bytes and elements of `$size` bytes.
+/// Defines the casts between bytes and elements of `$size` bytes.
 macro_rules! raw_casts {
     ($size:expr) => {
         type Raw = [u8; $size];
@@ -76,7 +76,7 @@ macro_rules! itself {
 }
 itself!(i8, u8, i32, u32, i64, u64, f32, f64);
 
-/// The upper half of a binary32.
+/// bfloat16: the upper half of a binary32.
 pub(super) struct BF16;
 
 impl Format for BF16 {
@@ -152,7 +152,7 @@ impl Format for F8E5M2 {
     }
 }
 
-/// OCP E4M3: the largest exponent is an ordinary one but for the mantissa of all ones, NaN.
+/// OCP E4M3: the largest exponent has finite numbers, and NaN where all mantissa bits are set.
 pub(super) struct F8E4M3;
 
 impl F8E4M3 {
@@ -183,14 +183,14 @@ impl Format for F8E4M3 {
 const F32_INFINITY: u32 = 0x7f80_0000;
 const F32_QUIET: u32 = 0x0040_0000;
 
-/// A float narrower than binary32 with its layout. No step below makes or reads a subnormal
-/// binary32, so a thread that flushes those to zero gets the same results.
+/// Layout of a float narrower than binary32. Conversions neither make nor read a subnormal binary32, so
+/// a thread that flushes subnormals to zero gets the same results.
 struct Small {
     exponent_bits: u32,
     mantissa_bits: u32,
-    /// The first magnitude that is not finite.
+    /// Smallest magnitude code that is not finite.
     special: u32,
-    /// The first magnitude, as the bits of a binary32, that rounds beyond the finite ones.
+    /// Smallest magnitude, as the bits of a binary32, that rounds beyond the finite numbers.
     overflow: u32,
 }
 
@@ -199,7 +199,7 @@ impl Small {
         (1 << (self.exponent_bits - 1)) - 1
     }
 
-    /// The distance of subnormals, as a binary32.
+    /// Returns the distance between subnormals, as a binary32.
     const fn step(&self) -> f32 {
         f32::from_bits((127 + 1 - self.bias() - self.mantissa_bits) << 23)
     }
@@ -264,7 +264,7 @@ impl Small {
         small | (bits >> 31) << width
     }
 
-    /// The magnitude of infinity; where the format has none, one that is finite.
+    /// Returns the magnitude code of infinity; a finite code if the format has no infinity.
     const fn infinity(&self) -> u32 {
         ((1 << self.exponent_bits) - 1) << self.mantissa_bits
     }

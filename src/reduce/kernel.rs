@@ -1,6 +1,6 @@
-//! The loops over a tile, written once for every format and operator. They are compiled anew for
-//! each instruction set (`simd`), whose vectors the compiler fills: there is no order of
-//! operations in them, so that any width gives the same bits.
+//! Loops over a tile, written once for every format and operator. `simd` compiles them for each
+//! instruction set, and the compiler vectorises them. Elements are independent of each other, so that
+//! any width gives the same bits.
 
 use super::Observation;
 use super::format::Format;
@@ -10,7 +10,7 @@ use crate::cpu::Tile;
 /// Elements of a scratch block: 1 KiB, next to the tile in the first-level cache.
 const BLOCK: usize = 256;
 
-/// Lanes of [`observe`]. The number is part of the result: it fixes the order of the sum.
+/// Partial sums of [`observe`]. Their number fixes the order of additions, and so the result.
 const LANES: usize = 16;
 
 #[inline(always)]
@@ -48,7 +48,7 @@ pub(super) fn combine<F: Format, O: Operator>(src: &[u8], acc: &mut Tile) {
     }
 }
 
-/// dst = a op b, in one pass: what `load`, `combine` and `store` give.
+/// Sets dst = a op b in one pass, with the result of `load`, `combine` and `store`.
 #[inline(always)]
 pub(super) fn pair<F: Format, O: Operator>(a: &[u8], b: &[u8], dst: &mut [u8]) {
     let (a, b, dst) = (F::raw(a), F::raw(b), F::raw_mut(dst));
@@ -79,7 +79,7 @@ pub(super) fn pair<F: Format, O: Operator>(a: &[u8], b: &[u8], dst: &mut [u8]) {
     }
 }
 
-/// dst = dst op b, in one pass.
+/// Sets dst = dst op b in one pass.
 #[inline(always)]
 pub(super) fn assign<F: Format, O: Operator>(dst: &mut [u8], b: &[u8]) {
     let (dst, b) = (F::raw_mut(dst), F::raw(b));
@@ -136,24 +136,24 @@ pub(super) fn observe(src: &[f32]) -> Observation {
     let mut squares = [0f64; LANES];
     let mut largest = [0u32; LANES];
     let mut non_finite = [0u64; LANES];
-    let mut look = |lane: usize, x: f32| {
+    let mut add = |lane: usize, x: f32| {
         let magnitude = x.to_bits() & 0x7fff_ffff;
         let finite = magnitude < 0x7f80_0000;
         let kept = if finite { magnitude } else { 0 };
         let x = f64::from(f32::from_bits(kept));
         squares[lane] += x * x;
-        // Magnitudes of floats are ordered as their bits are.
+        // Magnitudes of floats have the order of their bits.
         largest[lane] = largest[lane].max(kept);
         non_finite[lane] += u64::from(!finite);
     };
     let (chunks, tail) = src.as_chunks::<LANES>();
     for chunk in chunks {
         for (lane, &x) in chunk.iter().enumerate() {
-            look(lane, x);
+            add(lane, x);
         }
     }
     for (lane, &x) in tail.iter().enumerate() {
-        look(lane, x);
+        add(lane, x);
     }
     Observation {
         non_finite: non_finite.iter().sum(),

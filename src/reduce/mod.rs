@@ -1,12 +1,12 @@
-//! Element arithmetic: widening, combining, finishing and rounding, for every type and operator.
+//! Element arithmetic: widens, combines, finishes and rounds elements of every type, for every operator.
 //!
-//! A step of a reduction runs tile by tile: [`Reducer::load`] this rank's elements into a
-//! [`Tile`], [`Reducer::combine`] what peers sent, [`Reducer::finish`] where the result is final,
-//! [`Reducer::store`]. The tile holds accumulators ([`DType::accumulator`]): fp32 for floats of
-//! up to 32 bits, otherwise the type itself.
+//! A step of a reduction runs tile by tile. [`Reducer::load`] reads this rank's elements into a
+//! [`Tile`], [`Reducer::combine`] adds elements of peers, [`Reducer::finish`] completes a final result,
+//! and [`Reducer::store`] rounds it. The tile holds accumulators ([`DType::accumulator`]): fp32 for
+//! floats of up to 32 bits, the type itself otherwise.
 //!
-//! `number` and `format` specify the arithmetic, element by element; `kernel` holds the loops,
-//! and `simd` compiles them for each instruction set. Every set gives the same bits.
+//! `number` and `format` specify the arithmetic of an element. `kernel` holds the loops, and `simd`
+//! compiles them for each instruction set. Every set gives the same bits.
 
 mod format;
 mod kernel;
@@ -21,29 +21,29 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::types::{DType, ReduceOp, Scalar};
 use simd::{Conversion, Fp32, Kernels};
 
-/// The arithmetic of one element type and one operator. Cheap to copy; one indirect call a tile.
+/// The arithmetic of one element type and one operator. It is cheap to copy and costs an indirect call
+/// per tile.
 ///
-/// Element slices may have any alignment. They hold whole elements, and no more than the tile
-/// has room for: anything else is a defect of the caller and panics.
+/// Element slices may have any alignment. They must hold whole elements that fit the tile; methods panic
+/// otherwise.
 #[derive(Clone, Copy)]
 pub struct Reducer {
     dtype: DType,
     op: ReduceOp,
     isa: Isa,
-    /// The factor of a pre-multiplied sum in the accumulator type, in the low bits.
+    /// Factor of a pre-multiplied sum in the accumulator type, in the low bits.
     factor: u64,
     kernels: Kernels,
 }
 
 impl Reducer {
-    /// Chooses the functions for elements of `dtype`, combined by `op`.
+    /// Creates the arithmetic for elements of `dtype`, combined by `op`.
     ///
-    /// The factor of a pre-multiplied sum is rounded to the accumulator type; an integer factor
-    /// wraps to it.
+    /// The factor of a pre-multiplied sum is rounded to the accumulator type; an integer factor wraps.
     ///
     /// # Errors
-    /// Invalid argument if a pre-multiplied sum of integers has a floating factor or one of
-    /// floats an integer factor; unsupported if the machine lacks `isa`.
+    /// Invalid argument if integers have a floating factor or floats an integer factor; unsupported if
+    /// the machine lacks `isa`.
     pub fn new(dtype: DType, op: ReduceOp, isa: Isa) -> Result<Reducer> {
         if isa > Isa::detect() {
             return Err(Error::new(
@@ -68,43 +68,43 @@ impl Reducer {
         })
     }
 
-    /// The element type.
+    /// Returns the element type.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// The operator.
+    /// Returns the operator.
     pub fn op(&self) -> ReduceOp {
         self.op
     }
 
-    /// acc\[i\] = src\[i\], times the factor of a pre-multiplied sum: for this rank's own input.
+    /// Sets acc\[i\] = src\[i\], times the factor of a pre-multiplied sum. `src` is this rank's input.
     #[inline]
     pub fn load(&self, src: &[u8], acc: &mut Tile) {
         self.kernels.load(src, acc, self.factor);
     }
 
-    /// acc\[i\] = acc\[i\] op src\[i\]: for what a peer sent. Its factor is already in it.
+    /// Sets acc\[i\] = acc\[i\] op src\[i\]. `src` comes from a peer, which has applied the factor.
     #[inline]
     pub fn combine(&self, src: &[u8], acc: &mut Tile) {
         self.kernels.combine(src, acc);
     }
 
-    /// dst\[i\] = a\[i\] op b\[i\] for two contributions that are not multiplied any more: what
-    /// `load`, `combine` and `store` give, in one pass. The order of `a` and `b` does not matter.
+    /// Sets dst\[i\] = a\[i\] op b\[i\] in one pass, with the result of `load`, `combine` and `store` but
+    /// without the factor. The order of `a` and `b` does not matter.
     #[inline]
     pub fn pair(&self, a: &[u8], b: &[u8], dst: &mut [u8]) {
         self.kernels.pair(a, b, dst);
     }
 
-    /// [`Reducer::pair`] with the first contribution in the result's place.
+    /// Sets dst\[i\] = dst\[i\] op b\[i\]: [`Reducer::pair`] in place.
     #[inline]
     pub fn assign(&self, dst: &mut [u8], b: &[u8]) {
         self.kernels.assign(dst, b);
     }
 
-    /// Makes `n` combined elements final: an average is divided by the number of ranks (integers
-    /// truncate towards zero), any other operator is done already.
+    /// Completes `n` combined elements. Averages are divided by the number of ranks, where integers
+    /// truncate towards zero; other operators need nothing.
     ///
     /// # Panics
     /// If `nranks` is 0.
@@ -116,8 +116,8 @@ impl Reducer {
         }
     }
 
-    /// dst\[i\] = acc\[i\], rounded to nearest even. Beyond the largest finite value f16, bf16
-    /// and f8e5m2 become infinite and f8e4m3 NaN.
+    /// Sets dst\[i\] = acc\[i\], rounded to nearest even. Beyond the largest finite value f16, bf16 and
+    /// f8e5m2 become infinite, and f8e4m3 becomes NaN.
     #[inline]
     pub fn store(&self, acc: &Tile, dst: &mut [u8]) {
         self.kernels.store(acc, dst);
@@ -136,11 +136,11 @@ impl std::fmt::Debug for Reducer {
     }
 }
 
-/// The factor of a pre-multiplied sum in the accumulator type of `dtype`, in the low bits of a
+/// Returns the factor of a pre-multiplied sum in the accumulator type of `dtype`, in the low bits of a
 /// word.
 ///
 /// # Errors
-/// Invalid argument if one is integer and the other is not.
+/// Invalid argument if integers have a floating factor or floats an integer factor.
 pub fn factor_word(dtype: DType, scalar: Scalar) -> Result<u64> {
     match (dtype.accumulator(), scalar) {
         (DType::F32, Scalar::Float(factor)) => Ok((factor as f32).to_bits().into()),
@@ -159,7 +159,7 @@ pub fn factor_word(dtype: DType, scalar: Scalar) -> Result<u64> {
     }
 }
 
-/// Elements of a float type of up to 32 bits as fp32: exact.
+/// Converts elements of a float type of up to 32 bits to fp32, exactly.
 ///
 /// # Panics
 /// If `dtype` is another type, the machine lacks `isa`, or the slices differ in elements.
@@ -167,7 +167,7 @@ pub fn widen(dtype: DType, isa: Isa, src: &[u8], dst: &mut [f32]) {
     conversion(dtype, isa).widen(src, dst);
 }
 
-/// fp32 rounded to a float type of up to 32 bits, as [`Reducer::store`] does.
+/// Rounds fp32 to a float type of up to 32 bits, as [`Reducer::store`] does.
 ///
 /// # Panics
 /// If `dtype` is another type, the machine lacks `isa`, or the slices differ in elements.
@@ -179,19 +179,19 @@ fn conversion(dtype: DType, isa: Isa) -> Conversion {
     Conversion::new(dtype, isa).unwrap_or_else(|| panic!("{dtype} does not fit fp32"))
 }
 
-/// What a look at input that is not encoded finds.
+/// Statistics of input that is not encoded.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Observation {
-    /// NaN and infinite elements.
+    /// Count of NaN and infinite elements.
     pub non_finite: u64,
     /// Largest magnitude among the finite elements.
     pub abs_max: f32,
-    /// Sum of squares of the finite elements. It is added in 16 lanes, so that every instruction
-    /// set finds the same bits.
+    /// Sum of squares of the finite elements, added in 16 lanes so that every instruction set gives the
+    /// same bits.
     pub sum_squares: f64,
 }
 
-/// Looks at `src`.
+/// Takes the statistics of `src`.
 ///
 /// # Panics
 /// If the machine lacks `isa`.

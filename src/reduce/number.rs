@@ -1,27 +1,27 @@
-//! Arithmetic of the accumulator types: the specification of every operator.
+//! Arithmetic of the accumulator types: specifies every operator.
 //!
-//! What arithmetic makes NaN is the canonical quiet NaN (0x7fc00000, 0x7ff8000000000000):
-//! hardware and compilers are free to pick either operand's payload, and results must not depend
-//! on the instruction set. The two extra instructions hide behind the loads.
+//! A NaN result is always the canonical quiet NaN (0x7fc00000, 0x7ff8000000000000). Hardware and
+//! compilers may pick either operand's payload, but results must not depend on the instruction set. The
+//! two extra instructions hide behind the loads.
 
 use crate::types::Element;
 
 /// A type in which reductions accumulate.
 pub(super) trait Number: Element {
-    /// What [`Number::divide`] divides by.
+    /// The divisor of [`Number::divide`].
     type Divisor: Copy;
 
     fn sum(self, other: Self) -> Self;
     fn prod(self, other: Self) -> Self;
     fn maximum(self, other: Self) -> Self;
     fn minimum(self, other: Self) -> Self;
-    /// The number behind the low bits of a word: see `Reducer::new`.
+    /// Returns the number in the low bits of a word; see `Reducer::new`.
     fn from_word(word: u64) -> Self;
     fn divisor(nranks: usize) -> Self::Divisor;
     fn divide(self, by: Self::Divisor) -> Self;
 }
 
-/// A binary operator, as a type, so that each kernel is compiled for its own.
+/// A binary operator. It is a type, so that kernels are compiled for each operator.
 pub(super) trait Operator {
     fn apply<N: Number>(a: N, b: N) -> N;
 }
@@ -62,8 +62,8 @@ macro_rules! wrapping {
     };
 }
 
-// Vector units divide doubles, not integers. For operands below 2^32 the double quotient
-// truncates right: a true quotient that is no integer is at least 1/divisor away from one, and
+// Vector units divide doubles, not integers. For operands below 2^32 the double quotient truncates
+// correctly: an exact quotient that is not an integer is at least 1/divisor away from an integer, and
 // the rounding error is below 2^-21/divisor.
 macro_rules! integer_by_double {
     ($($integer:ty),*) => {$(impl Number for $integer {
@@ -96,8 +96,8 @@ macro_rules! float {
         fn sum(self, other: Self) -> Self { canonical::$float(self + other) }
         #[inline(always)]
         fn prod(self, other: Self) -> Self { canonical::$float(self * other) }
-        // IEEE 754-2019 maximum and minimum. Equal numbers have equal bits but for zeros, of
-        // which `and` finds a positive and `or` a negative one.
+        // IEEE 754-2019 maximum and minimum. Equal numbers have equal bits except for zeros: `and`
+        // gives +0 if either zero is positive, `or` gives -0 if either is negative.
         #[inline(always)]
         fn maximum(self, other: Self) -> Self {
             let equal = $float::from_bits(self.to_bits() & other.to_bits());

@@ -1,7 +1,7 @@
-//! The kernels, compiled for each instruction set and chosen once.
+//! Compiles the kernels for each instruction set, and chooses among them once.
 //!
-//! Each set gets the loops of `kernel` inlined into functions with its target features. Only
-//! binary16 has conversions that a compiler does not find by itself (F16C, AVX-512 F).
+//! The loops of `kernel` are inlined into functions with the target features of each set. Only
+//! binary16 needs intrinsics: compilers do not emit its conversions (F16C, AVX-512 F) by themselves.
 
 use super::format::{BF16, F8E4M3, F8E5M2, F16, Format, raw_casts};
 use super::number::{Max, Min, Operator, Prod, Sum};
@@ -9,7 +9,8 @@ use super::{Observation, kernel};
 use crate::cpu::{Isa, Tile};
 use crate::types::{DType, ReduceOp};
 
-// Each is called only on a machine that has the instruction set it was compiled for.
+// Functions of these types may be called only on machines with the instruction set that they were
+// compiled for.
 type Load = unsafe fn(&[u8], &mut Tile, u64);
 type Combine = unsafe fn(&[u8], &mut Tile);
 type Pair = unsafe fn(&[u8], &[u8], &mut [u8]);
@@ -17,7 +18,7 @@ type Assign = unsafe fn(&mut [u8], &[u8]);
 type Divide = unsafe fn(&mut Tile, usize, usize);
 type Store = unsafe fn(&Tile, &mut [u8]);
 
-/// The functions of one element type and operator, in one instruction set that the machine has.
+/// Functions of one element type and operator, for an instruction set that the machine has.
 #[derive(Clone, Copy)]
 pub(super) struct Kernels {
     load: Load,
@@ -28,25 +29,26 @@ pub(super) struct Kernels {
     store: Store,
 }
 
-/// The functions of fp32 alone.
+/// Functions that exist for fp32 only.
 #[derive(Clone, Copy)]
 pub(super) struct Fp32 {
     observe: unsafe fn(&[f32]) -> Observation,
 }
 
-/// The functions between a float of up to 32 bits and fp32.
+/// Conversions between a float of up to 32 bits and fp32.
 #[derive(Clone, Copy)]
 pub(super) struct Conversion {
     widen: unsafe fn(&[u8], &mut [f32]),
     narrow: unsafe fn(&[f32], &mut [u8]),
 }
 
-/// Refuses a set that the machine lacks: what makes calling the pointers sound.
+/// Panics if the machine lacks a set. The constructors below call it, which makes their function pointers
+/// safe to call.
 fn check(isa: Isa) {
     assert!(isa <= Isa::detect(), "this machine lacks {}", isa.name());
 }
 
-/// Picks `$function` of the module of an instruction set.
+/// Calls `$function` of the module of an instruction set.
 macro_rules! of_isa {
     ($isa:expr, $function:ident($($argument:expr),*)) => {{
         check($isa);
@@ -61,6 +63,8 @@ macro_rules! of_isa {
 }
 
 impl Kernels {
+    /// Chooses the functions for `isa`.
+    ///
     /// # Panics
     /// If the machine lacks `isa`.
     pub(super) fn new(dtype: DType, op: ReduceOp, isa: Isa) -> Kernels {
@@ -75,37 +79,37 @@ impl Kernels {
 
     #[inline]
     pub(super) fn combine(&self, src: &[u8], acc: &mut Tile) {
-        // SAFETY: as for `load`.
+        // SAFETY: `Kernels::new` checked that the machine has what the function needs.
         unsafe { (self.combine)(src, acc) }
     }
 
     #[inline]
     pub(super) fn pair(&self, a: &[u8], b: &[u8], dst: &mut [u8]) {
-        // SAFETY: as for `load`.
+        // SAFETY: `Kernels::new` checked that the machine has what the function needs.
         unsafe { (self.pair)(a, b, dst) }
     }
 
     #[inline]
     pub(super) fn assign(&self, dst: &mut [u8], b: &[u8]) {
-        // SAFETY: as for `load`.
+        // SAFETY: `Kernels::new` checked that the machine has what the function needs.
         unsafe { (self.assign)(dst, b) }
     }
 
     #[inline]
     pub(super) fn divide(&self, acc: &mut Tile, n: usize, nranks: usize) {
-        // SAFETY: as for `load`.
+        // SAFETY: `Kernels::new` checked that the machine has what the function needs.
         unsafe { (self.divide)(acc, n, nranks) }
     }
 
     #[inline]
     pub(super) fn store(&self, acc: &Tile, dst: &mut [u8]) {
-        // SAFETY: as for `load`.
+        // SAFETY: `Kernels::new` checked that the machine has what the function needs.
         unsafe { (self.store)(acc, dst) }
     }
 }
 
 impl Conversion {
-    /// `None` if `dtype` is no float of up to 32 bits.
+    /// Chooses the functions for `isa`; `None` if `dtype` is not a float of up to 32 bits.
     ///
     /// # Panics
     /// If the machine lacks `isa`.
@@ -121,12 +125,14 @@ impl Conversion {
 
     #[inline]
     pub(super) fn narrow(&self, src: &[f32], dst: &mut [u8]) {
-        // SAFETY: as for `widen`.
+        // SAFETY: `Conversion::new` checked that the machine has what the function needs.
         unsafe { (self.narrow)(src, dst) }
     }
 }
 
 impl Fp32 {
+    /// Chooses the functions for `isa`.
+    ///
     /// # Panics
     /// If the machine lacks `isa`.
     pub(super) fn new(isa: Isa) -> Fp32 {
@@ -140,7 +146,7 @@ impl Fp32 {
     }
 }
 
-/// One instruction set: its module, its binary16, its target features.
+/// Defines the module of an instruction set from its name, its binary16 and its target features.
 macro_rules! instruction_set {
     ($(#[$configured:meta])? $module:ident, $half:ty $(, $features:literal)?) => {
         $(#[$configured])?
@@ -277,8 +283,8 @@ instruction_set!(
     "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"
 );
 
-/// Binary16 by the conversion instructions, which round as the specification does. These types
-/// are named in the modules above only, whose functions have the features.
+/// Binary16 with conversion instructions, which round as the specification does. Only the modules
+/// `avx2` and `avx512` name these types, and their functions have the features.
 #[cfg(target_arch = "x86_64")]
 mod half {
     use super::*;
@@ -320,7 +326,8 @@ mod half {
                     let (numbers, tail) = numbers.as_chunks::<$lanes>();
                     let (raw, raw_tail) = raw.as_chunks_mut::<$lanes>();
                     for ($from, $to) in numbers.iter().zip(raw) {
-                        // SAFETY: as for `widen_slice`.
+                        // SAFETY: both chunks have the lanes of one vector, and only functions
+                        // with the features are instantiated with this type.
                         unsafe { $narrow }
                     }
                     F16::narrow_slice(tail, raw_tail);

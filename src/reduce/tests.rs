@@ -3,7 +3,7 @@ use half::{bf16, f16};
 
 const SEED: u64 = 0x5eed_0001;
 
-/// splitmix64: all that the tests need, and independent of the library.
+/// SplitMix64, independent of the library.
 struct Random(u64);
 
 impl Random {
@@ -41,7 +41,7 @@ fn halves(bytes: &[u8]) -> Vec<u16> {
     pairs.map(|b| u16::from_le_bytes([b[0], b[1]])).collect()
 }
 
-/// Random patterns, every 16-bit pattern in the upper half with lower halves around the tie, and
+/// Returns random patterns, every 16-bit pattern in the upper half with lower halves around the tie, and
 /// every boundary of an 8- or 16-bit format with its neighbours.
 fn hard_numbers() -> Vec<f32> {
     let mut random = Random::new(1);
@@ -70,7 +70,7 @@ fn hard_numbers() -> Vec<f32> {
 }
 
 #[test]
-fn halves_equal_the_half_crate() {
+fn conversions_of_16_bit_floats_equal_the_half_crate() {
     let all: Vec<u16> = (0..=u16::MAX).collect();
     let bytes: Vec<u8> = all.iter().flat_map(|h| h.to_le_bytes()).collect();
     let numbers = hard_numbers();
@@ -80,7 +80,7 @@ fn halves_equal_the_half_crate() {
             assert_eq!(wide.to_bits(), expected.to_bits(), "f16 {h:#x}");
         }
         for (&h, wide) in all.iter().zip(widened(DType::BF16, isa, &bytes)) {
-            // The crate makes NaNs quiet here, we on the way back.
+            // The crate makes NaNs quiet when it widens, `narrow` when it rounds.
             assert_eq!(wide.to_bits(), u32::from(h) << 16, "bf16 {h:#x}");
             let expected = bf16::from_bits(h).to_f32();
             assert!(wide == expected || wide.is_nan() && expected.is_nan());
@@ -98,7 +98,7 @@ fn halves_equal_the_half_crate() {
     }
 }
 
-/// The value of an 8-bit code by the OCP definition: sign, 2^(e - bias), 1.m or 0.m.
+/// Returns the value of an 8-bit code by the OCP definition: sign, 2^(e - bias), 1.m or 0.m.
 fn f8_value(dtype: DType, code: u8) -> f64 {
     let (mantissa_bits, bias) = if dtype == DType::F8E4M3 {
         (3, 7)
@@ -117,8 +117,8 @@ fn f8_value(dtype: DType, code: u8) -> f64 {
     if code < 0x80 { magnitude } else { -magnitude }
 }
 
-/// The code nearest to a number among all, a tie going to the even code; what lies beyond the
-/// largest finite value by half a step or more is not finite.
+/// Returns the code nearest to a number by comparison with all codes; a tie goes to the even code. A
+/// number beyond the largest finite value by half a step or more is not finite.
 fn f8_nearest(dtype: DType, x: f32) -> u8 {
     let sign = if x.is_sign_negative() { 0x80 } else { 0 };
     let (top, beyond, nan) = match dtype {
@@ -144,7 +144,7 @@ fn f8_nearest(dtype: DType, x: f32) -> u8 {
 }
 
 #[test]
-fn f8_decodes_from_first_principles() {
+fn f8_widened_equals_the_definition() {
     let codes: Vec<u8> = (0..=255).collect();
     for dtype in [DType::F8E4M3, DType::F8E5M2] {
         for isa in Isa::available() {
@@ -162,12 +162,12 @@ fn f8_decodes_from_first_principles() {
 }
 
 #[test]
-fn f8_encodes_to_the_nearest_code() {
+fn f8_narrowed_is_the_nearest_code() {
     let mut numbers: Vec<f32> = (0..=u16::MAX)
         .map(|h| f16::from_bits(h).to_f32_const())
         .collect();
     for dtype in [DType::F8E4M3, DType::F8E5M2] {
-        // Midpoints of neighbours, which are the thresholds, and the numbers beside them.
+        // Midpoints of adjacent values, which are the thresholds, and the numbers beside them.
         for code in 0..0x7e {
             let middle = (f8_value(dtype, code) + f8_value(dtype, code + 1)) as f32 / 2.0;
             if middle.is_finite() {
@@ -208,7 +208,7 @@ const OPS: [ReduceOp; 5] = [
     ReduceOp::Avg,
 ];
 
-/// All operators with a factor that fits the type.
+/// Returns all operators, with a factor that fits the type.
 fn ops(dtype: DType) -> Vec<ReduceOp> {
     let factor = if dtype.is_float() {
         Scalar::Float(-1.7)
@@ -220,7 +220,7 @@ fn ops(dtype: DType) -> Vec<ReduceOp> {
         .collect()
 }
 
-/// Random elements, every fourth one special.
+/// Returns random elements, of which a quarter are special values.
 fn elements(random: &mut Random, dtype: DType, n: usize) -> Vec<u8> {
     let mut bytes = random.bytes(n * dtype.size());
     let top = 1u64 << (dtype.size() * 8 - 1);
@@ -255,7 +255,7 @@ fn elements(random: &mut Random, dtype: DType, n: usize) -> Vec<u8> {
     bytes
 }
 
-/// One tile through the whole chain: what is stored, and the accumulators before.
+/// Runs one tile through load, combine, finish and store. Returns the stored bytes and the accumulators.
 fn chain(reducer: &Reducer, inputs: &[&[u8]]) -> (Vec<u8>, Vec<u8>) {
     let size = reducer.dtype().size();
     let n = inputs[0].len() / size;
@@ -265,7 +265,7 @@ fn chain(reducer: &Reducer, inputs: &[&[u8]]) -> (Vec<u8>, Vec<u8>) {
         reducer.combine(input, &mut tile);
     }
     reducer.finish(&mut tile, n, inputs.len());
-    // One byte off any alignment.
+    // The output starts one byte off any alignment.
     let mut out = vec![0xa5; n * size + 2];
     reducer.store(&tile, &mut out[1..1 + n * size]);
     assert_eq!(
@@ -279,7 +279,7 @@ fn chain(reducer: &Reducer, inputs: &[&[u8]]) -> (Vec<u8>, Vec<u8>) {
 }
 
 #[test]
-fn every_instruction_set_equals_the_scalar_specification() {
+fn reduction_on_every_instruction_set_equals_the_scalar_form() {
     let mut random = Random::new(2);
     for dtype in DType::ALL {
         for op in ops(dtype) {
@@ -304,7 +304,7 @@ fn every_instruction_set_equals_the_scalar_specification() {
     }
 }
 
-/// The elements as f64, by other means than ours.
+/// Returns the elements as f64, without the functions under test.
 fn values(dtype: DType, bytes: &[u8]) -> Vec<f64> {
     let value = |b: &[u8]| match dtype {
         DType::F16 => f16::from_le_bytes([b[0], b[1]]).to_f64(),
@@ -316,7 +316,7 @@ fn values(dtype: DType, bytes: &[u8]) -> Vec<f64> {
     bytes.chunks_exact(dtype.size()).map(value).collect()
 }
 
-/// The specification of one float operation, in plain words.
+/// Applies one float operation, by its definition.
 fn float_oracle(op: ReduceOp, a: f64, b: f64) -> f64 {
     if a.is_nan() || b.is_nan() {
         return f64::NAN;
@@ -332,7 +332,7 @@ fn float_oracle(op: ReduceOp, a: f64, b: f64) -> f64 {
 }
 
 #[test]
-fn two_floats_combine_as_their_values_do() {
+fn two_floats_combine_with_one_rounding() {
     let mut random = Random::new(3);
     let n = 3000;
     for dtype in DType::ALL.into_iter().filter(|dtype| dtype.is_float()) {
@@ -356,7 +356,7 @@ fn two_floats_combine_as_their_values_do() {
                 } else {
                     a
                 };
-                // One rounding from f64 to f32 is right: f64 has more than twice the digits.
+                // Rounding the f64 result to f32 is correct: f64 has more than twice the digits.
                 let expected = round(float_oracle(op, a, b));
                 let expected = if op == ReduceOp::Avg {
                     round(expected / 2.0)
@@ -386,7 +386,7 @@ fn two_floats_combine_as_their_values_do() {
 }
 
 #[test]
-fn zeros_and_nans_of_max_and_min() {
+fn max_and_min_of_zeros_and_nans_follow_ieee_754() {
     let pair = |op, a: f32, b: f32| {
         let reducer = Reducer::new(DType::F32, op, Isa::detect()).unwrap();
         let (out, _) = chain(&reducer, &[&a.to_le_bytes(), &b.to_le_bytes()]);
@@ -404,7 +404,7 @@ fn zeros_and_nans_of_max_and_min() {
     }
 }
 
-/// The element at `i`, extended to 128 bits.
+/// Returns element `i`, extended to 128 bits.
 fn integer(dtype: DType, bytes: &[u8], i: usize) -> i128 {
     let element = &bytes[i * dtype.size()..][..dtype.size()];
     let mut wide = [0u8; 16];
@@ -424,7 +424,7 @@ fn wrapped(dtype: DType, x: i128) -> i128 {
 }
 
 #[test]
-fn integers_wrap_and_truncate() {
+fn integer_results_wrap_and_averages_truncate() {
     let mut random = Random::new(4);
     let n = 400;
     for dtype in DType::ALL.into_iter().filter(|dtype| !dtype.is_float()) {
@@ -460,7 +460,7 @@ fn integers_wrap_and_truncate() {
 }
 
 #[test]
-fn a_factor_of_the_wrong_kind_is_refused() {
+fn factor_of_the_wrong_kind_is_an_error() {
     for dtype in DType::ALL {
         let wrong = if dtype.is_float() {
             Scalar::Int(2)
@@ -474,11 +474,11 @@ fn a_factor_of_the_wrong_kind_is_refused() {
 }
 
 #[test]
-fn fp32_sums_and_observations_agree_everywhere() {
+fn observe_on_every_instruction_set_equals_a_plain_loop() {
     let mut random = Random::new(5);
     for n in (0..=70).chain([1000, 4099]) {
         let bytes = elements(&mut random, DType::F32, n);
-        // Exponents that f64 sums exactly enough to compare with a plain loop.
+        // Small exponents, so that f64 sums are accurate enough to compare with a plain loop.
         let tame: Vec<f32> = bytes
             .chunks_exact(4)
             .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
@@ -502,7 +502,7 @@ fn fp32_sums_and_observations_agree_everywhere() {
 }
 
 #[test]
-fn a_pair_is_load_combine_and_store() {
+fn pair_and_assign_equal_load_combine_and_store() {
     let mut random = Random::new(77);
     let ops = [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Max, ReduceOp::Min];
     for dtype in DType::ALL {

@@ -1,5 +1,5 @@
-//! What a chunk is: how many a pass has, where each lies in the buffers, and whose contributions
-//! its result holds. Generators, verifier and plan all read it here.
+//! Defines chunks: how many a pass has, where each lies in the buffers, and which ranks contribute to
+//! it. Generators, verifier and planner all read them here.
 //!
 //! | collective | chunks of a pass | chunk c |
 //! | --- | --- | --- |
@@ -9,56 +9,56 @@
 //! | all_to_all | N * N | c = source * N + destination |
 //! | send_recv | 1 | the message |
 //!
-//! W is the number of strands of a ring that is no chain, and otherwise 1. With one rank there is one chunk.
+//! W is the number of rings per channel, and 1 for chains and other algorithms. One rank has one chunk.
 
 use super::hosts::Hosts;
 use super::{hierarchical, ring};
 use crate::types::{Algorithm, Collective};
 use std::ops::Range;
 
-/// Where a chunk lies in one buffer of one rank, within the range of a pass.
+/// The place of a chunk in one buffer of one rank, within the range of a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Place {
-    /// Which block of a buffer that holds one of `count` elements for each rank, of which a pass takes
-    /// the same range; `None` of a buffer that holds `count` elements, of which it takes a range.
+    /// The block, in a buffer with a block of `count` elements for each rank; a pass takes the same
+    /// range of each block. `None` in a buffer of `count` elements, of which a pass takes a range.
     pub block: Option<usize>,
-    /// Which of the [`Pattern::parts`] of that range.
+    /// Index among the [`Pattern::parts`] of the range.
     pub part: usize,
 }
 
-/// Whose contributions a finished chunk holds, each exactly once.
+/// Ranks whose contributions a finished chunk holds, each exactly once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Contributors {
-    /// Every rank's.
+    /// Every rank.
     All,
-    /// One rank's.
+    /// This rank.
     One(usize),
 }
 
-/// Which schedule: what all ranks agree on before they generate their part.
+/// Selects a schedule. All ranks agree on it before each generates its own part.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Pattern {
-    /// What is done.
+    /// The collective.
     pub collective: Collective,
-    /// By which family of schedules.
+    /// The algorithm.
     pub algorithm: Algorithm,
     /// Ranks that take part.
     pub nranks: usize,
-    /// Root; of a send/recv, the sender. Not used where the collective has none.
+    /// Root; sender of a send/recv. Unused where the collective has none.
     pub root: usize,
-    /// Receiver of a send/recv. Not used otherwise.
+    /// Receiver of a send/recv; unused otherwise.
     pub peer: usize,
-    /// Which ranks share a host. Not used by algorithms that treat all ranks alike.
+    /// Ranks of each host. Unused by algorithms that treat all ranks alike.
     pub hosts: Hosts,
-    /// What a hierarchical schedule does between hosts. Not used otherwise.
+    /// Algorithm between hosts of a hierarchical schedule; unused otherwise.
     pub between: Algorithm,
-    /// Strands of a ring: into how many chunks it cuts what a rank owns, so that there is always one to
-    /// move while others travel. At least 1; not used by chains and other algorithms.
-    pub strands: usize,
+    /// Rings per channel: each carries a part of what a rank owns, so that one chunk moves while
+    /// others travel. At least 1; unused by chains and by other algorithms.
+    pub rings: usize,
 }
 
 impl Pattern {
-    /// A pattern of ranks of one host, with rank 0 as root and peer.
+    /// Returns a pattern of ranks on one host, with rank 0 as root and peer.
     pub const fn flat(collective: Collective, algorithm: Algorithm, nranks: usize) -> Pattern {
         Pattern {
             collective,
@@ -68,17 +68,17 @@ impl Pattern {
             peer: 0,
             hosts: Hosts::ONE,
             between: Algorithm::Direct,
-            strands: 1,
+            rings: 1,
         }
     }
 
-    /// Parts into which a pass divides its range of `count` elements.
+    /// Returns the parts into which a pass divides its range of `count` elements.
     pub fn parts(&self) -> usize {
         match (self.collective, self.algorithm) {
             _ if self.nranks == 1 => 1,
             (_, Algorithm::Hierarchical) => hierarchical::parts(self),
-            (Collective::AllReduce, Algorithm::Ring) => self.nranks * ring::strands(self),
-            (_, Algorithm::Ring) => ring::strands(self),
+            (Collective::AllReduce, Algorithm::Ring) => self.nranks * ring::rings(self),
+            (_, Algorithm::Ring) => ring::rings(self),
             (Collective::AllReduce, Algorithm::Direct) => self.nranks,
             (Collective::Broadcast | Collective::Reduce, Algorithm::Direct) => self.nranks,
             (
@@ -89,7 +89,7 @@ impl Pattern {
         }
     }
 
-    /// Chunks of a pass, over all ranks.
+    /// Returns the chunks of a pass, over all ranks.
     pub fn chunks(&self) -> usize {
         match self.collective {
             Collective::AllReduce | Collective::Broadcast | Collective::Reduce => self.parts(),
@@ -102,12 +102,12 @@ impl Pattern {
         }
     }
 
-    /// Which part of the range of a pass `chunk` is, in every buffer that has it.
+    /// Returns the part of the range that `chunk` is, in every buffer that has it.
     pub fn part(&self, chunk: usize) -> usize {
         chunk % self.parts()
     }
 
-    /// Slots that each connection needs, so that nobody waits for ever.
+    /// Returns the slots that each connection needs to be free of deadlock.
     pub fn slots(&self) -> usize {
         match self.algorithm {
             Algorithm::Ring => ring::slots(self),
@@ -115,7 +115,8 @@ impl Pattern {
         }
     }
 
-    /// Where `chunk` lies in the input of `rank`; `None` if that rank contributes nothing to it.
+    /// Returns the place of `chunk` in the input of `rank`; `None` if the rank contributes nothing
+    /// to it.
     pub fn input(&self, rank: usize, chunk: usize) -> Option<Place> {
         let block = chunk / self.parts();
         let (holds, block) = match self.collective {
@@ -130,7 +131,8 @@ impl Pattern {
         holds.then_some(Place { block, part })
     }
 
-    /// Where `chunk` lies in the output of `rank`; `None` if that rank does not get it.
+    /// Returns the place of `chunk` in the output of `rank`; `None` if the rank does not receive
+    /// it.
     pub fn output(&self, rank: usize, chunk: usize) -> Option<Place> {
         let block = chunk / self.parts();
         let (gets, block) = match self.collective {
@@ -146,7 +148,7 @@ impl Pattern {
         gets.then_some(Place { block, part })
     }
 
-    /// The chunks that `rank` gets, without looking at those that it does not get.
+    /// Returns the chunks that `rank` receives, without a scan of the others.
     pub fn outputs(&self, rank: usize) -> impl Iterator<Item = usize> + use<> {
         let (range, step): (Range<usize>, usize) = match self.collective {
             Collective::AllToAll => (rank..self.chunks(), self.nranks),
@@ -160,7 +162,7 @@ impl Pattern {
         range.step_by(step)
     }
 
-    /// Whose contributions the finished `chunk` holds.
+    /// Returns the contributors of the finished `chunk`.
     pub fn contributors(&self, chunk: usize) -> Contributors {
         match self.collective {
             Collective::AllReduce | Collective::Reduce | Collective::ReduceScatter => {
@@ -174,7 +176,7 @@ impl Pattern {
         }
     }
 
-    /// Whether several ranks get the same chunk, and must get the same bits.
+    /// Whether several ranks receive the same chunk, and so must receive the same bits.
     pub fn is_shared(&self) -> bool {
         matches!(
             self.collective,
@@ -193,12 +195,12 @@ mod tests {
     fn chunks_tile_the_buffers() {
         for collective in Collective::ALL {
             for algorithm in Algorithm::ALL {
-                for (nranks, strands) in (1..=6).flat_map(|n| [(n, 1), (n, 2), (n, 4)]) {
+                for (nranks, rings) in (1..=6).flat_map(|n| [(n, 1), (n, 2), (n, 4)]) {
                     let pattern = Pattern {
                         root: nranks / 2,
                         peer: nranks - 1,
                         hosts: Hosts::new((0..nranks).map(|rank| rank % 2)),
-                        strands,
+                        rings,
                         ..Pattern::flat(collective, algorithm, nranks)
                     };
                     for rank in 0..nranks {
@@ -219,7 +221,7 @@ mod tests {
         let outputs = chunks.clone().filter_map(|c| pattern.output(rank, c));
         let mut extent = pattern.collective.output_extent(is_root);
         if pattern.collective == Collective::SendRecv {
-            // A pattern knows the receiver; an extent knows only who does not send.
+            // A pattern knows the receiver of a send/recv; an extent knows only the sender.
             extent = [Extent::Unused, Extent::Count][usize::from(rank == pattern.peer)];
         }
         assert_eq!(

@@ -1,11 +1,11 @@
-//! Every generator against the verifier, and the verifier against broken schedules.
+//! Runs every generator against the verifier, and the verifier against broken schedules.
 
 use super::*;
 use crate::error::Error;
 use crate::types::{Algorithm, Collective};
 use std::collections::HashSet;
 
-/// Slots in use at the least: the lower bound of `CINCH_SLOTS`.
+/// The lower bound of `CINCH_SLOTS`.
 const SLOTS: usize = 2;
 
 fn schedules(pattern: &Pattern) -> Vec<Schedule> {
@@ -20,7 +20,7 @@ fn pattern(collective: Collective, algorithm: Algorithm, nranks: usize) -> Patte
     }
 }
 
-/// Every existing combination of collective, algorithm and the given roots.
+/// Returns every existing combination of collective, algorithm and the given roots.
 fn patterns(nranks: usize, roots: &[usize]) -> Vec<Pattern> {
     let mut patterns = Vec::new();
     for collective in Collective::ALL {
@@ -46,8 +46,8 @@ fn cost_counts(schedule: &Schedule) -> CostCounts {
     super::cost_counts(schedule, &Hosts::ONE)
 }
 
-/// No rank encodes a chunk both as a contribution, or a partial sum, and as a finished sum: what an
-/// encode drops has one place for each element (`engine::gpu`'s residuals rely on it).
+/// No rank encodes a chunk both as a contribution or partial sum and as a finished sum, so that the encoding
+/// error of each element has one place (residuals of `engine::gpu` rely on it).
 pub(super) fn check_roles(pattern: &Pattern, schedules: &[Schedule]) {
     if !pattern.collective.reduces() {
         return;
@@ -74,10 +74,7 @@ pub(super) fn check_roles(pattern: &Pattern, schedules: &[Schedule]) {
 fn prove(pattern: &Pattern, passes: usize) {
     let schedules = schedules(pattern);
     check_roles(pattern, &schedules);
-    assert!(
-        pattern.slots() == SLOTS || pattern.strands > 1,
-        "{pattern:?}"
-    );
+    assert!(pattern.slots() == SLOTS || pattern.rings > 1, "{pattern:?}");
     let limits = Limits {
         slots: pattern.slots(),
         passes,
@@ -118,15 +115,15 @@ fn all_small_schedules_are_right() {
 }
 
 #[test]
-fn rings_of_several_strands_are_right() {
+fn several_rings_per_channel_verify() {
     for nranks in 2..=17 {
-        for strands in 2..=5 {
-            let rings = patterns(nranks, &[0, nranks / 2]).into_iter();
-            for pattern in rings.filter(|pattern| pattern.algorithm == Algorithm::Ring) {
-                let pattern = Pattern { strands, ..pattern };
+        for rings in 2..=5 {
+            let all = patterns(nranks, &[0, nranks / 2]).into_iter();
+            for pattern in all.filter(|pattern| pattern.algorithm == Algorithm::Ring) {
+                let pattern = Pattern { rings, ..pattern };
                 if pattern.collective == Collective::AllReduce {
                     let steps = pattern.schedule(0).unwrap().steps.len();
-                    assert_eq!(steps, strands * strand_steps(nranks));
+                    assert_eq!(steps, rings * ring_steps(nranks));
                 }
                 prove(&pattern, 3);
                 prove(&pattern, 1);
@@ -135,11 +132,11 @@ fn rings_of_several_strands_are_right() {
     }
 }
 
-/// A ring needs the slots that it says: the ranks of one of four strands wait for each other with one less.
+/// With one slot less than [`Pattern::slots`], ranks of four rings per channel wait for each other.
 #[test]
-fn strands_need_their_slots() {
+fn several_rings_with_one_slot_less_deadlock() {
     let pattern = Pattern {
-        strands: 4,
+        rings: 4,
         ..pattern(Collective::AllReduce, Algorithm::Ring, 5)
     };
     assert_eq!(pattern.slots(), 3);
@@ -257,7 +254,7 @@ fn load_is_spread() {
         ..CostCounts::default()
     };
     assert_eq!(counts(Algorithm::Ring, 8), ring);
-    // The same work, over more connections.
+    // Equal work, over more connections.
     let spread = CostCounts {
         connections: 14,
         ..ring
@@ -288,7 +285,7 @@ fn load_is_spread() {
     assert_eq!(counts(Algorithm::Direct, 31), direct);
 }
 
-/// What the verifier says about the schedules of `pattern` after `damage`.
+/// Returns the verdict on the schedules of `pattern` after `damage`.
 fn verdict(pattern: &Pattern, damage: impl FnOnce(&mut Vec<Schedule>)) -> Result<Proof, Error> {
     let mut schedules = schedules(pattern);
     damage(&mut schedules);
@@ -335,7 +332,7 @@ fn defects_are_named() {
         }
         s[3].steps[0].send_to = [0, 1].into_iter().collect();
     });
-    // A contribution missing, twice, or in another's place.
+    // Contributions that are missing, doubled, or at another rank's place.
     caught(
         &ring,
         "holds 3 contributions instead of 4: rank 1's is missing",
@@ -370,7 +367,7 @@ fn defects_are_named() {
             s[1].steps[0] = s[1].steps[0].to([2, 3]);
         },
     );
-    // The right contributions in another order, or not as the others see them.
+    // The right contributions in another order, or not encoded as for the other ranks.
     caught(&shot, "is not the same expression as on rank", |s| {
         let sum = s[1].steps.last_mut().unwrap();
         sum.recv_from = [2, 0, 3].into_iter().collect();
@@ -420,7 +417,7 @@ fn defects_are_named() {
         let chain = s[0].steps.iter().position(|step| step.more).unwrap();
         s[0].steps.drain(chain + 1..chain + 3);
     });
-    // Messages that nobody takes: left over in the end, or in the way.
+    // Messages that no rank receives: left over, or ahead of an expected one.
     let message = pattern(Collective::SendRecv, Algorithm::Direct, 4);
     let mut twice = schedules(&message);
     let step = twice[0].steps[0];
@@ -435,7 +432,7 @@ fn defects_are_named() {
     let error = verify(&message, &twice, passes(9)).unwrap_err();
     let sentence = "waits for a slot to rank 1";
     assert!(error.message().contains(sentence), "{error}");
-    // Output that nobody has.
+    // Output that no rank writes.
     let reduce = pattern(Collective::Reduce, Algorithm::Tree, 6);
     caught(&reduce, "the rank has no such output", |s| {
         let sum = s[2].steps.iter_mut().find(|step| step.op.sums()).unwrap();
@@ -457,7 +454,7 @@ fn deadlock_is_seen() {
     assert!(error.message().contains(sentence), "{error}");
 }
 
-/// Whatever single thing is taken from a schedule, the verifier misses it.
+/// The verifier finds the removal of any single send, receive or contribution.
 #[test]
 fn no_part_of_a_step_can_be_missing() {
     let mut damaged = 0;

@@ -1,4 +1,4 @@
-//! What a schedule does, in numbers for a cost model.
+//! Counts the work of a schedule for the cost model.
 
 use super::chunks::Pattern;
 use super::hosts::Hosts;
@@ -14,30 +14,30 @@ pub struct CostCounts {
     pub sends: usize,
     /// Messages received.
     pub recvs: usize,
-    /// Chunks encoded; what a chain sends to more peers counts once.
+    /// Chunks encoded. A chunk that a chain sends to several peers counts once.
     pub encodes: usize,
     /// Chunks decoded.
     pub decodes: usize,
     /// Chunks added to another.
     pub reduces: usize,
-    /// Of the encodes and decodes each, those by which a rank sees its own contribution as its
-    /// peers do: work only where a codec loses bits.
+    /// Encodes, and as many decodes, through which a rank reads its own contribution as its peers do. They
+    /// are work only if the codec is lossy.
     pub coded: usize,
     /// Connections used, both directions counted.
     pub connections: usize,
-    /// Of the sends and the recvs each, those that are encoded for [`Level::Intra`].
+    /// Sends and receives that are encoded for [`Level::Intra`].
     pub intra: [usize; 2],
-    /// Of the encodes and the decodes each, those for [`Level::Intra`].
+    /// Encodes and decodes for [`Level::Intra`].
     pub intra_coded: [usize; 2],
-    /// Of the sends and the recvs each, those to and from other hosts.
+    /// Sends to other hosts, and receives from them.
     pub crossing: [usize; 2],
 }
 
-/// Counts the work of one rank in one pass; `hosts` tells what crosses between them.
+/// Counts the work of one rank in one pass. `hosts` decides which messages leave a host.
 pub fn cost_counts(schedule: &Schedule, hosts: &Hosts) -> CostCounts {
     let mut counts = CostCounts::default();
     let (mut to, mut from) = (HashSet::<u32>::new(), HashSet::<u32>::new());
-    // Terms of the sum that is open.
+    // Terms of the sum that the current chain forms.
     let mut terms = 0;
     let crosses = |peers: &[u32]| {
         let abroad = |peer: &&u32| !hosts.share(schedule.rank, **peer as usize);
@@ -55,7 +55,7 @@ pub fn cost_counts(schedule: &Schedule, hosts: &Hosts) -> CostCounts {
         match step.op {
             Op::Send => counts.encodes += 1,
             Op::Recv | Op::RecvCopySend => {
-                // All steps of a chain mean one message.
+                // All steps of a chain receive one message.
                 counts.recvs += last;
                 counts.decodes += last;
             }
@@ -98,26 +98,24 @@ pub fn cost_counts(schedule: &Schedule, hosts: &Hosts) -> CostCounts {
     counts
 }
 
-/// Messages one after the other, each waiting for the one before it, between the input and the
-/// last output of a pass.
+/// The longest chain of messages that wait for one another, from the input to the last output of a pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Hops {
     /// Between ranks of one host.
     pub inside: usize,
-    /// Between hosts, or anywhere where the algorithm does not care.
+    /// Between hosts; all messages of an algorithm that ignores hosts.
     pub between: usize,
 }
 
 impl Hops {
-    /// All of them.
+    /// Returns both together.
     pub const fn total(self) -> usize {
         self.inside + self.between
     }
 }
 
 impl Pattern {
-    /// The longest way of a message. Which combinations exist is the business of
-    /// [`super::algorithms`].
+    /// Returns the longest chain of messages. [`super::algorithms`] lists the combinations that exist.
     pub fn hops(&self) -> Hops {
         if self.algorithm == Algorithm::Hierarchical {
             return hierarchical::hops(self);
@@ -147,7 +145,7 @@ fn flat_hops(collective: Collective, algorithm: Algorithm, nranks: usize) -> usi
         Algorithm::OneShot => 1,
         Algorithm::Direct => match collective {
             Collective::AllReduce | Collective::Reduce => 2,
-            // With two ranks the owner has nobody left to send to.
+            // With two ranks the owner has no third rank to send to.
             Collective::Broadcast => 1 + usize::from(nranks > 2),
             _ => 1,
         },

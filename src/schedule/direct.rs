@@ -1,4 +1,4 @@
-//! Direct: every chunk goes straight to whom it concerns. Two-shot where one message is not
+//! Direct: every chunk goes straight to the ranks that need it, in two shots where one message is not
 //! enough. For N ranks and a message (or block) of S bytes:
 //!
 //! | collective | phases | bytes sent by a rank |
@@ -12,12 +12,12 @@
 //! | gather, scatter | a block to, or from, the root | S; root of a scatter: S (N-1) |
 //! | send_recv | the message | S |
 //!
-//! Sums are formed in rank order, so a result does not depend on who owns its chunk, but for a
-//! pre-multiplied sum: the owner adds its own product before it is rounded to the element type. A rank
-//! sends first to its neighbour, so that nobody is everybody's first.
+//! Sums are formed in rank order, so a result does not depend on the chunk's owner. A pre-multiplied sum
+//! is the exception: the owner adds its own product before it is rounded to the element type. A rank
+//! sends first to its neighbour, so that no rank receives from all others at once.
 //!
-//! Stages: phase i stands in stage i where there are two phases; in exchanges of one phase the
-//! receiving half stands two stages after the sending half. Both need two slots, and both let a
+//! Stages: with two phases, phase i is stage i. Exchanges of one phase receive two stages after they
+//! send. Both need two slots, and both let a
 //! rank run ahead of its peers as far as two slots allow.
 
 use super::chunks::Pattern;
@@ -46,7 +46,7 @@ pub(super) fn steps(pattern: &Pattern, rank: usize) -> Vec<Step> {
     let send = |chunk, to| Step::new(0, Op::Send, chunk).to([to]);
     let recv = |stage, chunk, from| Step::new(stage, Op::Recv, chunk).from([from]);
     let copy = |chunk| Step::new(0, Op::Copy, chunk);
-    // The peers' parts of chunks that they own.
+    // Send each peer its part, of which that peer owns the sum.
     let parts = || after().map(|owner| send(owner, owner));
 
     let mut steps = Vec::new();
@@ -81,7 +81,7 @@ pub(super) fn steps(pattern: &Pattern, rank: usize) -> Vec<Step> {
         Collective::Broadcast => {
             let third = |other: &usize| *other != root;
             steps.extend(fan::forward(1, rank, root, after().filter(third)));
-            // The root sends its own chunk last, to everyone: like all that it sends, it is
+            // The root sends its own chunk last, to all ranks: like all that it sends, it is
             // received one stage later.
             steps.push(recv(1, root, root));
             let owners = before().filter(third);
@@ -107,12 +107,9 @@ pub(super) fn steps(pattern: &Pattern, rank: usize) -> Vec<Step> {
             let chunks = before().map(|from| (from * nranks + rank, from));
             steps.extend(chunks.map(|(chunk, from)| recv(2, chunk, from)));
         }
-        Collective::SendRecv => match (rank == root, rank == peer) {
-            (true, true) => steps.push(copy(0)),
-            (true, false) => steps.push(send(0, peer)),
-            (false, true) => steps.push(recv(0, 0, root)),
-            (false, false) => {}
-        },
+        Collective::SendRecv if root == peer => steps.extend((rank == root).then(|| copy(0))),
+        Collective::SendRecv if rank == root => steps.push(send(0, peer)),
+        Collective::SendRecv => steps.extend((rank == peer).then(|| recv(0, 0, root))),
     }
     steps
 }

@@ -3,14 +3,14 @@
 use super::ir::{MAX_FAN, Op, Own, Step};
 use crate::types::Level;
 
-/// The ranks behind `rank` on the circle of `nranks`, nearest first. Every rank starts at another
-/// one, so that nobody is everybody's first.
+/// Returns the ranks behind `rank` on the circle of `nranks`, nearest first. Every rank starts at another
+/// rank, so that no rank receives from all others at once.
 pub(super) fn after(rank: usize, nranks: usize) -> impl Iterator<Item = usize> + use<> {
     (1..nranks).map(move |i| (rank + i) % nranks)
 }
 
-/// The ranks before `rank` on the circle, nearest first: the order in which messages arrive that
-/// were sent in the order of [`after`].
+/// Returns the ranks before `rank` on the circle, nearest first. Messages that were sent in the order of
+/// [`after`] arrive in this order.
 pub(super) fn before(rank: usize, nranks: usize) -> impl Iterator<Item = usize> + use<> {
     (1..nranks).map(move |i| (rank + nranks - i) % nranks)
 }
@@ -22,8 +22,8 @@ pub(super) enum OwnTerm {
     Coded,
 }
 
-/// The sum over all ranks in rank order, formed by `rank`, then sent to `to`. In rank order, so
-/// that a result does not depend on how a message is cut into chunks.
+/// Sums over all ranks in rank order on `rank`, then sends to `to`. The order makes the result independent
+/// of how a message is cut into chunks.
 pub(super) fn sum_in_rank_order(
     at: Step,
     rank: usize,
@@ -35,8 +35,8 @@ pub(super) fn sum_in_rank_order(
     sum(at, &[(at.takes, &others)], (own, rank), to)
 }
 
-/// The sum of what the ranks of each of `groups` send, encoded for the group's level, in this
-/// order, with the own contribution behind `before` terms of the first group; then sent to `to`.
+/// Sums the messages of the ranks in each of `groups`, in this order, encoded for the group's level. The
+/// own contribution follows `before` terms of the first group. The sum is sent to `to`.
 pub(super) fn sum(
     at: Step,
     groups: &[(Level, &[usize])],
@@ -69,15 +69,15 @@ pub(super) fn sum(
     chain(steps)
 }
 
-/// The input to all of `to`. The sender does not keep what they get.
+/// Sends the input to all of `to`. The sender does not keep the encoded values.
 pub(super) fn send(stage: usize, chunk: usize, to: impl IntoIterator<Item = usize>) -> Vec<Step> {
     fans(to)
         .map(|fan| Step::new(stage, Op::Send, chunk).to(fan))
         .collect()
 }
 
-/// The input to all of `to`; the sender's output gets what they get. Written last: in place, the
-/// output is the input.
+/// Sends the input to all of `to`, and writes the values that they receive to the own output. The write comes
+/// last, because in place the output is the input.
 pub(super) fn source(stage: usize, chunk: usize, to: impl IntoIterator<Item = usize>) -> Vec<Step> {
     let mut steps = send(stage, chunk, to);
     if let Some(last) = steps.last_mut() {
@@ -87,7 +87,7 @@ pub(super) fn source(stage: usize, chunk: usize, to: impl IntoIterator<Item = us
     steps
 }
 
-/// What `from` sends to the output and, unchanged, to all of `to`.
+/// Writes what `from` sends to the output, and forwards the bytes unchanged to all of `to`.
 pub(super) fn forward(
     stage: usize,
     chunk: usize,
@@ -102,7 +102,7 @@ pub(super) fn forward(
     chain(steps)
 }
 
-/// Cuts peers into fans that one step can have.
+/// Cuts peers into groups of at most [`MAX_FAN`].
 fn fans(peers: impl IntoIterator<Item = usize>) -> impl Iterator<Item = Vec<usize>> {
     let mut peers = peers.into_iter();
     std::iter::from_fn(move || {
@@ -124,7 +124,7 @@ fn chain(mut steps: Vec<Step>) -> Vec<Step> {
 mod tests {
     use super::*;
 
-    /// Reads a chain back as the order of its terms; the own one is `usize::MAX`.
+    /// Returns the order of the terms of a chain; the own term is `usize::MAX`.
     fn terms(steps: &[Step]) -> Vec<usize> {
         let mut terms = Vec::new();
         for step in steps {

@@ -1,4 +1,4 @@
-//! From a pattern to one rank's steps.
+//! Generates one rank's steps from a pattern.
 
 use super::chunks::Pattern;
 use super::hosts::Hosts;
@@ -7,8 +7,8 @@ use super::{direct, hierarchical, oneshot, ring, tree};
 use crate::error::{Error, ErrorKind, Result};
 use crate::types::{Algorithm, Collective};
 
-/// The algorithms of a collective on any hosts; those that [`Pattern::between_hosts`] names come
-/// on top.
+/// Returns the flat algorithms of a collective. Hierarchical schedules exist for the algorithms of
+/// [`Pattern::between_hosts`] as well.
 pub fn algorithms(collective: Collective) -> &'static [Algorithm] {
     match collective {
         Collective::AllReduce | Collective::Broadcast | Collective::Reduce => &Algorithm::FLAT,
@@ -19,7 +19,7 @@ pub fn algorithms(collective: Collective) -> &'static [Algorithm] {
     }
 }
 
-/// The part of `rank` in one pass, in time proportional to its own steps. `root` is the sender
+/// Generates the steps of `rank` in one pass, in time proportional to their number. `root` is the sender
 /// of a send/recv and `peer` its receiver; both are ignored where the collective has none.
 ///
 /// # Errors
@@ -41,7 +41,7 @@ pub fn generate(
 }
 
 impl Pattern {
-    /// The part of `rank` in one pass, in time proportional to its own steps.
+    /// Generates the steps of `rank` in one pass, in time proportional to their number.
     ///
     /// # Errors
     /// Unsupported if the collective has no such algorithm, or has chunks beyond 32-bit numbers;
@@ -75,7 +75,7 @@ impl Pattern {
         })
     }
 
-    /// What a hierarchical schedule of `collective` may do between hosts.
+    /// Returns the algorithms that a hierarchical schedule of `collective` may use between hosts.
     pub const fn between_hosts(collective: Collective) -> &'static [Algorithm] {
         match collective {
             Collective::AllReduce => &[Algorithm::Ring, Algorithm::Tree, Algorithm::Direct],
@@ -85,7 +85,7 @@ impl Pattern {
         }
     }
 
-    /// Why a hierarchical schedule of `collective` does not exist on `hosts`, as a sentence.
+    /// Returns why `collective` has no hierarchical schedule on `hosts`, as a sentence.
     pub fn no_hierarchy(collective: Collective, hosts: &Hosts) -> Option<String> {
         if Pattern::between_hosts(collective).is_empty() {
             return Some(format!(
@@ -93,7 +93,7 @@ impl Pattern {
                  so hosts have nothing to combine"
             ));
         }
-        let why = hosts.obstacle()?;
+        let why = hosts.single_level_reason()?;
         Some(format!(
             "{collective} by hierarchical needs several hosts with several ranks: {why}"
         ))
@@ -176,7 +176,7 @@ impl Pattern {
     }
 }
 
-/// The only step of a single rank. A reduction over one rank still multiplies by its factor.
+/// Returns the only step of a single rank. A reduction over one rank still multiplies by its factor.
 fn alone(collective: Collective) -> Step {
     let op = if collective.reduces() {
         Op::RecvReduceCopy
@@ -214,7 +214,7 @@ mod tests {
         let error = generate(Collective::AllToAll, Algorithm::Direct, 65_536, 0, 0, 0).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         assert!(error.message().contains("65536"), "{error}");
-        // A root is only looked at where there is one.
+        // The root is ignored where the collective has none.
         assert!(generate(Collective::AllReduce, Algorithm::Ring, 4, 0, 9, 9).is_ok());
     }
 }

@@ -1,9 +1,9 @@
-//! Hierarchical schedules against the verifier: even and uneven hosts, ranks in any order.
+//! Runs hierarchical schedules against the verifier: even and uneven hosts, ranks in any order.
 
 use super::*;
 use crate::types::{Algorithm, Collective, Level};
 
-/// Slots in use at the least: the lower bound of `CINCH_SLOTS`.
+/// The lower bound of `CINCH_SLOTS`.
 const SLOTS: usize = 2;
 
 /// SplitMix64, for orders of ranks.
@@ -19,7 +19,7 @@ impl Rng {
     }
 }
 
-/// Hosts of the given sizes, their ranks in an order of chance.
+/// Returns hosts of the given sizes, with their ranks in random order.
 fn shuffled(sizes: &[usize], rng: &mut Rng) -> Hosts {
     let mut of: Vec<usize> = Vec::new();
     for (host, &size) in sizes.iter().enumerate() {
@@ -31,7 +31,7 @@ fn shuffled(sizes: &[usize], rng: &mut Rng) -> Hosts {
     Hosts::new(of)
 }
 
-/// Every hierarchical pattern on `hosts`, with each of `roots`.
+/// Returns every hierarchical pattern on `hosts`, with each of `roots`.
 fn patterns(hosts: &Hosts, roots: &[usize]) -> Vec<Pattern> {
     let nranks = hosts.nranks().unwrap();
     let mut patterns = Vec::new();
@@ -137,7 +137,7 @@ fn uneven_hosts_in_any_order_are_right() {
     }
 }
 
-/// What the header of the algorithm promises a host to send to others, in chunks of a pass.
+/// Returns the chunks of a pass that a host may send to others by the table of the algorithm's header.
 #[test]
 fn what_crosses_between_hosts_crosses_once() {
     for (count, ranks) in [(2, 2), (4, 2), (5, 3), (8, 8)] {
@@ -174,7 +174,7 @@ fn what_crosses_between_hosts_crosses_once() {
     }
 }
 
-/// Only contributions inside a host are encoded for it, and nothing for it leaves a host.
+/// Only contributions inside a host are encoded for [`Level::Intra`]; none of them leaves a host.
 #[test]
 fn levels_are_those_of_the_links() {
     let mut rng = Rng(9);
@@ -239,7 +239,7 @@ fn a_wrong_level_is_named() {
     );
 }
 
-/// Whatever single thing is taken from a schedule, the verifier misses it.
+/// The verifier finds the removal of any single send, receive or contribution.
 #[test]
 fn no_part_of_a_step_can_be_missing() {
     let mut rng = Rng(10);
@@ -293,7 +293,7 @@ fn without(peers: &Peers, index: usize) -> Vec<usize> {
     peers
 }
 
-/// 32,768 ranks on 4,096 hosts: all ranks are generated and run for what goes in trees.
+/// Runs all 32,768 ranks on 4,096 hosts for collectives that use trees.
 #[test]
 fn trees_of_4096_hosts_are_right() {
     let hosts = Hosts::even(4096, 8);
@@ -305,7 +305,8 @@ fn trees_of_4096_hosts_are_right() {
     }
 }
 
-/// Rings and exchanges have as many chunks as ranks: whole at 64 hosts, one rank's part at 4,096.
+/// Rings and exchanges have as many chunks as ranks: all ranks run on 64 hosts, one rank's part is generated
+/// on 4,096.
 #[test]
 fn rings_and_exchanges_of_many_hosts_are_right() {
     for pattern in patterns(&Hosts::even(64, 8), &[0]) {

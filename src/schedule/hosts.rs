@@ -1,12 +1,12 @@
-//! Which rank is on which host: what schedules of two levels are made from.
+//! The host of each rank, from which two-level schedules are made.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::hash::Hash;
 use std::sync::Arc;
 
-/// Which ranks share a host, the same on all ranks. Hosts are numbered by their lowest rank, and
-/// the ranks of a host stand in rank order: a rank's index there is its place.
+/// The host of each rank, equal on all ranks. Hosts are numbered by their lowest rank. A rank's place is
+/// its index among the ranks of its host, in rank order.
 ///
 /// Cheap to clone.
 #[derive(Clone, PartialEq, Eq, Hash, Default)]
@@ -29,7 +29,7 @@ impl Hosts {
     /// All ranks on one host.
     pub const ONE: Hosts = Hosts(None);
 
-    /// From what names the host of each rank, in rank order.
+    /// Returns the hosts that `names`, one for each rank, distinguish.
     pub fn new<Name: Eq + Hash>(names: impl IntoIterator<Item = Name>) -> Hosts {
         let mut numbers = HashMap::new();
         let mut members: Vec<Vec<u32>> = Vec::new();
@@ -59,12 +59,12 @@ impl Hosts {
         })))
     }
 
-    /// `hosts` hosts of `ranks` ranks each, in rank order.
+    /// Returns `hosts` hosts of `ranks` ranks each, in rank order.
     pub fn even(hosts: usize, ranks: usize) -> Hosts {
         Hosts::new((0..hosts * ranks).map(|rank| rank / ranks.max(1)))
     }
 
-    /// How many hosts.
+    /// Returns the number of hosts.
     pub fn count(&self) -> usize {
         self.0.as_ref().map_or(1, |map| map.begin.len() - 1)
     }
@@ -74,7 +74,7 @@ impl Hosts {
         self.of(one).0 == self.of(other).0
     }
 
-    /// Host of a rank, and its place among the ranks there.
+    /// Returns the host of a rank, and its place there.
     ///
     /// # Panics
     /// If there are several hosts and the rank is on none of them.
@@ -85,7 +85,7 @@ impl Hosts {
         }
     }
 
-    /// The ranks of a host, in order; nothing where all share one, which is not listed.
+    /// Returns the ranks of a host, in order; empty if all ranks share one host.
     ///
     /// # Panics
     /// If there is no such host.
@@ -96,15 +96,15 @@ impl Hosts {
         }
     }
 
-    /// Parallel ways between hosts: as many as the smallest host has ranks. The rank at place p of
-    /// each host is on rail p. A host with more ranks has no use for more rails: the smallest one
-    /// has to carry as many bytes.
+    /// Returns the number of rails: parallel connections between hosts, as many as the smallest host has
+    /// ranks. The rank at place p of each host is on rail p. More rails would not help larger hosts,
+    /// because the smallest host has to carry as many bytes.
     pub fn rails(&self) -> usize {
         self.0.as_ref().map_or(1, |map| map.least)
     }
 
-    /// Why a schedule of two levels makes no sense here, as the end of a sentence.
-    pub fn obstacle(&self) -> Option<String> {
+    /// Returns why a two-level schedule makes no sense here, as the end of a sentence.
+    pub fn single_level_reason(&self) -> Option<String> {
         match &self.0 {
             None => Some("all ranks are on one host".into()),
             Some(map) if map.most == 1 => {
@@ -114,14 +114,14 @@ impl Hosts {
         }
     }
 
-    /// Ranks in all; `None` where they share one host.
+    /// Returns the number of ranks; `None` if all share one host.
     pub fn nranks(&self) -> Option<usize> {
         self.0.as_ref().map(|map| map.of.len())
     }
 }
 
 impl fmt::Display for Hosts {
-    /// `1 host`, `4 hosts of 2 ranks`, `3 hosts of 1 to 8 ranks`.
+    /// Prints `1 host`, `4 hosts of 2 ranks`, `3 hosts of 1 to 8 ranks`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
             None => f.write_str("1 host"),
@@ -167,7 +167,7 @@ mod tests {
         assert_eq!((hosts.rails(), hosts.nranks()), (1, Some(6)));
         assert!(hosts.share(0, 5) && !hosts.share(0, 1));
         assert_eq!(hosts.to_string(), "3 hosts of 1 to 3 ranks");
-        assert_eq!(hosts.obstacle(), None);
+        assert_eq!(hosts.single_level_reason(), None);
     }
 
     #[test]
@@ -175,10 +175,14 @@ mod tests {
         for one in [Hosts::ONE, Hosts::new([7, 7, 7]), Hosts::even(1, 9)] {
             assert_eq!(one, Hosts::ONE);
             assert_eq!((one.count(), one.of(5), one.nranks()), (1, (0, 5), None));
-            assert!(one.obstacle().unwrap().contains("one host"));
+            assert!(one.single_level_reason().unwrap().contains("one host"));
         }
         let thin = Hosts::even(4, 1);
-        assert!(thin.obstacle().unwrap().contains("4 hosts has one rank"));
+        assert!(
+            thin.single_level_reason()
+                .unwrap()
+                .contains("4 hosts has one rank")
+        );
         let even = Hosts::even(4, 2);
         assert_eq!((even.of(5), even.rails()), ((2, 1), 2));
         assert_eq!(even.to_string(), "4 hosts of 2 ranks");

@@ -1,4 +1,4 @@
-//! The intermediate representation.
+//! The intermediate representation: steps, schedules, and the order in which engines run them.
 
 use crate::types::Level;
 use std::ops::Deref;
@@ -6,7 +6,7 @@ use std::ops::Deref;
 /// Largest fan-in and fan-out of one step.
 pub const MAX_FAN: usize = 8;
 
-/// What one step does with its chunk. `in` and `out` are the chunk's place in the user's input
+/// The action of a step on its chunk. `in` and `out` are the chunk's place in the user's input
 /// and output; `enc` encodes, `dec` decodes. Where the collective reduces with a pre-multiplied
 /// sum, `in` is the input times the rank's factor, wherever it is read.
 ///
@@ -67,7 +67,7 @@ impl Op {
         )
     }
 
-    /// Whether the step ends a sum for good: an average divides.
+    /// Whether the step completes a sum, so that an average divides.
     pub const fn is_final(self) -> bool {
         matches!(self, Op::RecvReduceCopy | Op::RecvReduceCopySend)
     }
@@ -81,13 +81,13 @@ pub struct Peers {
 }
 
 impl Peers {
-    /// Nobody.
+    /// No rank.
     pub const NONE: Peers = Peers {
         ranks: [0; MAX_FAN],
         len: 0,
     };
 
-    /// One rank.
+    /// Returns one rank.
     pub fn one(rank: usize) -> Peers {
         Peers::from_iter([rank])
     }
@@ -124,16 +124,16 @@ impl std::fmt::Debug for Peers {
 /// `recv_from` are added before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Own {
-    /// None: the op forms no sum, or another step of the chain adds it, or the rank only passes
-    /// on what others contribute.
+    /// The step does not add it: the op forms no sum, another step of the chain adds it, or the rank only
+    /// forwards the contributions of others.
     Absent,
-    /// in.
+    /// Adds the input exactly.
     Exact {
         /// Position.
         after: u8,
     },
-    /// dec(enc(in)): what the peers see of it. Where several ranks form the same sum each for
-    /// itself, this is what makes them agree. The same as `Exact` under a codec that keeps bits.
+    /// Adds dec(enc(in)), as the peers receive it. Where several ranks form the same sum, each for itself,
+    /// their results agree because of this. Equal to `Exact` under a lossless codec.
     Coded {
         /// Position.
         after: u8,
@@ -141,10 +141,10 @@ pub enum Own {
 }
 
 impl Own {
-    /// Before everything received.
+    /// Exact, before all received terms.
     pub const FIRST: Own = Own::Exact { after: 0 };
 
-    /// The position, if the step adds the own contribution.
+    /// Returns the position, if the step adds the own contribution.
     pub const fn after(self) -> Option<usize> {
         match self {
             Own::Absent => None,
@@ -153,7 +153,7 @@ impl Own {
     }
 }
 
-/// One action of one rank on one chunk.
+/// An action of one rank on one chunk.
 ///
 /// # Chains
 /// A step with `more` is continued by the next step of the list, which has the same stage, op and
@@ -167,29 +167,28 @@ impl Own {
 ///   message, which the last step releases after it has written the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// When: pass p runs stage s at time p + s. Steps of a rank stand in order of stage.
+    /// Stage: pass p runs stage s at time p + s. Steps of a rank are in order of stage.
     pub stage: u32,
-    /// What.
+    /// The action.
     pub op: Op,
-    /// On which chunk of the pass. How chunks lie in the buffers is the collective's business:
-    /// see [`super::Pattern`].
+    /// Chunk of the pass. [`super::Pattern`] gives its place in the buffers.
     pub chunk: u32,
     /// Whether the next step continues this one.
     pub more: bool,
-    /// Where the rank's own contribution stands in the sum.
+    /// Place of the rank's own contribution in the sum.
     pub own: Own,
-    /// From whom, one message each; contributions are added in this order.
+    /// Ranks to receive one message each from; contributions are added in this order.
     pub recv_from: Peers,
-    /// To whom, one message each.
+    /// Ranks to send one message each to.
     pub send_to: Peers,
-    /// For what the received messages are encoded.
+    /// Level for which received messages are encoded.
     pub takes: Level,
-    /// For what the sent messages are encoded; the same where they are forwarded.
+    /// Level for which sent messages are encoded; equal to `takes` if they are forwarded.
     pub gives: Level,
 }
 
 impl Step {
-    /// A step that neither receives nor sends; the methods below add to it.
+    /// Returns a step that neither receives nor sends; the methods below add peers.
     pub const fn new(stage: usize, op: Op, chunk: usize) -> Step {
         Step {
             stage: stage as u32,
@@ -204,7 +203,7 @@ impl Step {
         }
     }
 
-    /// The same step, taking messages that are encoded for `level`.
+    /// Receives messages that are encoded for `level`.
     pub const fn takes(self, level: Level) -> Step {
         Step {
             takes: level,
@@ -212,7 +211,7 @@ impl Step {
         }
     }
 
-    /// The same step, encoding for `level`.
+    /// Encodes sent messages for `level`.
     pub const fn gives(self, level: Level) -> Step {
         Step {
             gives: level,
@@ -220,7 +219,7 @@ impl Step {
         }
     }
 
-    /// The same step, receiving from `peers`.
+    /// Receives from `peers`.
     ///
     /// # Panics
     /// If there are more than [`MAX_FAN`].
@@ -229,7 +228,7 @@ impl Step {
         Step { recv_from, ..self }
     }
 
-    /// The same step, sending to `peers`.
+    /// Sends to `peers`.
     ///
     /// # Panics
     /// If there are more than [`MAX_FAN`].
@@ -238,7 +237,7 @@ impl Step {
         Step { send_to, ..self }
     }
 
-    /// The same step with another own contribution.
+    /// Replaces the place of the own contribution.
     pub const fn own(self, own: Own) -> Step {
         Step { own, ..self }
     }
@@ -260,12 +259,12 @@ impl Step {
     }
 }
 
-/// One rank's part of one pass.
+/// The steps of one rank in one pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schedule {
     /// Ranks that take part.
     pub nranks: usize,
-    /// Whose steps these are.
+    /// The rank that runs the steps.
     pub rank: usize,
     /// Chunks of a pass, over all ranks.
     pub chunks: usize,
@@ -275,17 +274,17 @@ pub struct Schedule {
     pub steps: Vec<Step>,
 }
 
-/// One step of one pass, as [`walk`] yields it.
+/// A step of a pass, as [`walk`] yields it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Visit {
-    /// Which pass.
+    /// The pass.
     pub pass: usize,
     /// Index into [`Schedule::steps`].
     pub step: usize,
 }
 
-/// The order in which one rank runs `passes` passes: by time; within one time the oldest pass
-/// first; within a pass as listed.
+/// Returns the order in which one rank runs `passes` passes: by time, then the oldest pass first, then in
+/// the order of the list.
 ///
 /// Oldest first, because then a rank frees the slots that its peers need for this time before it
 /// waits for slots itself. A message that is sent at stage s and received at stage s + 1 needs
@@ -313,20 +312,20 @@ impl Iterator for Walk<'_> {
     }
 }
 
-/// A place in a [`walk`], apart from the schedule that is walked: for engines that keep both.
+/// A position in a [`walk`] that does not borrow the schedule, for engines that keep both.
 #[derive(Clone, Debug)]
 pub struct Cursor {
     passes: usize,
     time: usize,
     pass: usize,
-    /// Steps from here on belong to stages that this time is done with.
+    /// First step of the stages that the current time has finished.
     begin: usize,
     step: usize,
     end: usize,
 }
 
 impl Cursor {
-    /// The beginning of a walk over `passes` passes of `schedule`.
+    /// Returns the beginning of a walk over `passes` passes of `schedule`.
     pub fn new(schedule: &Schedule, passes: usize) -> Cursor {
         Cursor {
             passes,
@@ -338,7 +337,7 @@ impl Cursor {
         }
     }
 
-    /// The next visit of the walk; `schedule` is the one that the cursor was made for.
+    /// Returns the next visit; `schedule` must be the schedule of [`Cursor::new`].
     pub fn next(&mut self, schedule: &Schedule) -> Option<Visit> {
         let steps = &schedule.steps;
         while self.step == self.end {
@@ -346,7 +345,7 @@ impl Cursor {
                 self.time += 1;
                 self.begin = steps.len();
             }
-            // An older pass is at a later stage, so the list is taken stage by stage from behind.
+            // Older passes are at later stages, so the list is taken stage by stage from its end.
             let stage = steps[..self.begin].last()?.stage as usize;
             if self.passes == 0 || self.time >= self.passes + schedule.stages - 1 {
                 return None;

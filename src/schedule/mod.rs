@@ -1,9 +1,9 @@
-//! Schedules are data: what every rank does, chunk by chunk, in one pass.
+//! Schedules are data: the steps of every rank, chunk by chunk, in one pass.
 //!
 //! The host interpreter, the GPU interpreter, the proxy and the verifier all walk a schedule with
-//! [`walk`], so that no step count and no order is computed twice. [`Pattern`] is the one truth
-//! about chunks: how many a pass has, where they lie, and who contributes to them. One file holds
-//! the generators of one algorithm; [`verify()`] proves what they make.
+//! [`walk`], so that no step count and no order is computed twice. [`Pattern`] alone defines
+//! chunks: how many a pass has, their places in the buffers, and the ranks that contribute to them. Each
+//! algorithm has a file with its generators; [`verify()`] proves that their schedules are right.
 
 mod chunks;
 mod cost;
@@ -28,5 +28,5 @@ pub use cost::{CostCounts, Hops, cost_counts};
 pub use generate::{algorithms, generate};
 pub use hosts::Hosts;
 pub use ir::{Cursor, MAX_FAN, Op, Own, Peers, Schedule, Step, Visit, Walk, walk};
-pub use ring::{directions, has_strands, strand_steps};
+pub use ring::{directions, has_several_rings, ring_steps};
 pub use verify::{Limits, Proof, verify};

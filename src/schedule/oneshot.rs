@@ -1,4 +1,4 @@
-//! One-shot: one message between any two ranks that have something for each other, least latency.
+//! One-shot: one message between any two ranks that exchange data; the least latency.
 //! For N ranks and a message of S bytes:
 //!
 //! | collective | phases | bytes sent by a rank |
@@ -7,8 +7,8 @@
 //! | broadcast | the root sends to everyone | root: S (N-1) |
 //! | reduce | everyone sends to the root | S; the root none |
 //!
-//! In an all_reduce every rank forms the same sum for itself. The bits agree because all add in
-//! rank order and take their own contribution as the others see it, through the codec.
+//! In an all_reduce every rank forms the same sum for itself. The bits agree because all ranks add in
+//! rank order, and decode their own contribution as the other ranks do.
 //!
 //! An all_reduce receives two stages after it sends: with two slots a rank may be a whole pass
 //! ahead of its peers.

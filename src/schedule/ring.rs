@@ -6,18 +6,19 @@
 //! | reduce_scatter, all_gather | N-1 | (N-1) blocks |
 //! | broadcast, reduce (a chain from or to the root) | N-1 | S; the last rank none |
 //!
-//! Rank r sends to r+1. What rank c owns starts at rank c+1 and is complete at rank c.
+//! Rank r sends to r+1. The chunk of rank c starts at rank c+1 and is complete at rank c.
 //!
-//! Of W strands each carries a W-th of what every rank owns, a chunk of its own: odd ones the other way
-//! round, from r to r-1, where there are more than two ranks. All ranks do the same step of all strands,
-//! then the next: so they have W messages to move while one travels. A connection of a ring of one strand
-//! needs two slots, and one more for each further strand in its direction. A chain has one: its passes
-//! follow each other as closely, and in two directions its ends would wait for one another.
+//! With W rings per channel, each ring carries a W-th of what every rank owns as a chunk of its own. Odd
+//! rings run the other way, from r to r-1, if there are more than two ranks. All ranks do the same step of
+//! all rings before the next step, so that W messages can move while one travels. A connection needs two
+//! slots for one ring, and one more for each further ring in its direction. A chain (broadcast, reduce)
+//! has one ring: its passes follow each other as closely, and with two directions its ends would wait for
+//! one another.
 //!
-//! All steps stand in one stage. Receiving message m and sending message m+1 are one fused step,
-//! and a connection is first in, first out: a cut between two stages at any m would have the
-//! neighbour receive in another order than this rank sends. A chain of one step a rank overlaps
-//! passes by itself; the others keep every rank busy in every step.
+//! All steps have one stage. Receiving message m and sending message m+1 are one fused step, and a
+//! connection is first in, first out: a cut between two stages at any m would make the neighbour receive in
+//! another order than this rank sends. A chain of one step per rank overlaps passes by itself; the other
+//! collectives keep every rank busy in every step.
 
 use super::chunks::Pattern;
 use super::ir::{Op, Step};
@@ -25,61 +26,61 @@ use crate::types::Collective;
 
 pub(super) const STAGES: usize = 1;
 
-/// Slots that each connection needs.
+/// Returns the slots that each connection needs.
 pub(super) fn slots(pattern: &Pattern) -> usize {
-    1 + strands(pattern).div_ceil(directions(pattern.nranks))
+    1 + rings(pattern).div_ceil(directions(pattern.nranks))
 }
 
-/// Strands of this ring.
-pub(super) fn strands(pattern: &Pattern) -> usize {
-    match has_strands(pattern.collective) {
-        true => pattern.strands,
+/// Returns the rings per channel of this pattern.
+pub(super) fn rings(pattern: &Pattern) -> usize {
+    match has_several_rings(pattern.collective) {
+        true => pattern.rings,
         false => 1,
     }
 }
 
-/// Whether a ring of `collective` may have several strands: it is no chain.
-pub const fn has_strands(collective: Collective) -> bool {
+/// Whether `collective` may have several rings per channel; chains have one.
+pub const fn has_several_rings(collective: Collective) -> bool {
     matches!(
         collective,
         Collective::AllReduce | Collective::AllGather | Collective::ReduceScatter
     )
 }
 
-/// Directions that lead to different ranks.
+/// Returns the directions that lead to different ranks.
 pub const fn directions(nranks: usize) -> usize {
     if nranks > 2 { 2 } else { 1 }
 }
 
-/// Steps of a strand in a pass, at most: those of an all_reduce.
-pub const fn strand_steps(nranks: usize) -> usize {
+/// Returns the most steps of one ring in a pass, which an all_reduce has.
+pub const fn ring_steps(nranks: usize) -> usize {
     2 * nranks - 1
 }
 
 pub(super) fn steps(pattern: &Pattern, rank: usize) -> Vec<Step> {
-    let strands: Vec<_> = (0..strands(pattern))
-        .map(|strand| Ring::new(pattern, rank, strand).steps(pattern.collective, pattern.root))
+    let rings: Vec<_> = (0..rings(pattern))
+        .map(|index| Ring::new(pattern, rank, index).steps(pattern.collective, pattern.root))
         .collect();
-    // All strands have as many.
-    let nth = |at| strands.iter().map(move |steps: &Vec<Step>| steps[at]);
-    (0..strands[0].len()).flat_map(nth).collect()
+    // All rings have equally many steps.
+    let nth = |at| rings.iter().map(move |steps: &Vec<Step>| steps[at]);
+    (0..rings[0].len()).flat_map(nth).collect()
 }
 
-/// One strand of a ring as one rank sees it.
+/// A ring from the view of one rank.
 struct Ring {
     nranks: usize,
     rank: usize,
-    strand: usize,
-    strands: usize,
+    index: usize,
+    rings: usize,
 }
 
 impl Ring {
-    fn new(pattern: &Pattern, rank: usize, strand: usize) -> Ring {
+    fn new(pattern: &Pattern, rank: usize, index: usize) -> Ring {
         Ring {
             nranks: pattern.nranks,
             rank,
-            strand,
-            strands: strands(pattern),
+            index,
+            rings: rings(pattern),
         }
     }
 
@@ -115,7 +116,7 @@ impl Ring {
         }
     }
 
-    /// Partial sums of all chunks but the own, from c+1 towards c.
+    /// Passes partial sums of all chunks but the own on, from c+1 towards c.
     fn scatter_sums(&self) -> Vec<Step> {
         let mut steps = vec![self.begin(Op::Send, self.chunk(1))];
         steps.extend((2..self.nranks).map(|back| {
@@ -125,7 +126,7 @@ impl Ring {
         steps
     }
 
-    /// Finished chunks of all other ranks, after the own one has left.
+    /// Passes finished chunks of all other ranks on, after the own chunk was sent.
     fn spread(&self) -> Vec<Step> {
         let last = self.nranks - 1;
         let mut steps: Vec<_> = (1..last)
@@ -135,18 +136,18 @@ impl Ring {
         steps
     }
 
-    /// This strand's chunk of the rank that stands so many places before.
+    /// Returns this ring's chunk of the rank `back` places before.
     fn chunk(&self, back: usize) -> usize {
-        self.before(back) * self.strands + self.strand
+        self.before(back) * self.rings + self.index
     }
 
     fn distance_from(&self, root: usize) -> usize {
         (self.rank + self.nranks - root) % self.nranks
     }
 
-    /// The rank that stands so many places before; fewer than there are ranks.
+    /// Returns the rank `back` places before; `back` is below the number of ranks.
     fn before(&self, back: usize) -> usize {
-        match self.strand % directions(self.nranks) {
+        match self.index % directions(self.nranks) {
             0 => (self.rank + self.nranks - back) % self.nranks,
             _ => (self.rank + back) % self.nranks,
         }

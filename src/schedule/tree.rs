@@ -22,7 +22,7 @@ use super::chunks::Pattern;
 use super::ir::{Op, Step};
 use crate::types::Collective;
 
-/// Levels below the root.
+/// Returns the levels below the root.
 pub(super) fn depth(nranks: usize) -> usize {
     match nranks {
         0 | 1 => 0,
@@ -99,7 +99,7 @@ pub(super) fn steps(pattern: &Pattern, rank: usize) -> Vec<Step> {
     steps
 }
 
-/// One of the two trees over the labels 0 (the root) to `inner`.
+/// A binary tree over the labels 0 (the root) to `inner`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tree {
     inner: usize,
@@ -107,7 +107,7 @@ pub(super) struct Tree {
 }
 
 impl Tree {
-    /// Tree `index`, 0 or 1, over `nodes` labels.
+    /// Returns tree `index`, 0 or 1, over `nodes` labels.
     pub(super) fn new(nodes: usize, index: usize) -> Tree {
         Tree {
             inner: nodes - 1,
@@ -133,7 +133,7 @@ impl Tree {
         } else {
             let mut half = lowest_bit(node) / 2;
             let left = (half > 0).then(|| node - half);
-            // The right subtree may be cut off: then its highest node that exists.
+            // If the right subtree is cut off, its highest existing node is the child.
             while half > 0 && node + half > self.inner {
                 half /= 2;
             }
@@ -149,7 +149,7 @@ impl Tree {
         std::iter::successors(self.parent(label), |&up| self.parent(up)).count()
     }
 
-    /// Which node of the in-order tree a label is.
+    /// Returns the node of the in-order tree that has a label.
     fn node(&self, label: usize) -> usize {
         match (label, self.index) {
             (0, _) | (_, 0) => label,
@@ -159,7 +159,7 @@ impl Tree {
         }
     }
 
-    /// Which label a node of the in-order tree is.
+    /// Returns the label of a node of the in-order tree.
     fn label(&self, node: usize) -> usize {
         match (node, self.index) {
             (0, _) | (_, 0) => node,

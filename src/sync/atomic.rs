@@ -1,8 +1,8 @@
-//! Atomics of the lock-free code: the standard ones, or loom's when its models run
+//! Atomics of lock-free code: of the standard library, or of loom when its models run
 //! (`RUSTFLAGS="--cfg loom" cargo test --lib loom_`).
 //!
-//! Under loom an atomic is not a plain word of memory, so nothing that maps memory runs there:
-//! the models drive the protocols of `mem` on counters of their own.
+//! A loom atomic is no plain word of memory, so code that maps memory does not run under loom. The
+//! models run the protocols of `mem` on counters of their own.
 
 #[cfg(all(loom, test))]
 pub use loom::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};

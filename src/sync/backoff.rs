@@ -1,8 +1,8 @@
-//! How a wait goes from spinning to sleeping.
+//! Backoff of a wait: from spinning over yielding to sleeping.
 
 use std::time::Duration;
 
-/// What to do after a scan that found nothing.
+/// Action after a poll that found nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pause {
     /// Stay on the core.
@@ -13,48 +13,48 @@ pub enum Pause {
     Sleep,
 }
 
-/// When a wait spins, yields and sleeps, by the number of scans in a row that found nothing.
+/// Chooses between spinning, yielding and sleeping by the number of polls in a row that found
+/// nothing.
 ///
-/// A spinning rank that has its core to itself sees a message within tens of nanoseconds. A rank
-/// that shares its core must not: while it spins, the peer that it waits for cannot run.
+/// A spinning rank with a core of its own sees a message within tens of nanoseconds. A rank that
+/// shares its core must not spin, because its peer cannot run meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Backoff {
     spins: u32,
     yields: u32,
-    longest_nap: Duration,
+    sleep_timeout: Duration,
 }
 
 impl Backoff {
-    /// For a host whose ranks share cores (`crowded`) or have one each.
+    /// Returns the backoff of a host whose ranks share cores (`crowded`) or have one each.
     pub fn new(crowded: bool) -> Backoff {
         if crowded {
-            // Measured with 4 ranks on 2 cores, all_reduce of 1 KiB: 5 to 9 us with these. With 4
-            // spins and 2 yields 5 or 16 to 23 us, from run to run: a core whose ranks all sleep
-            // halts, and takes longer to come back than the message. 200 spins: 11 us a hop.
+            // With fewer yields a core whose ranks all sleep halts, and takes longer to wake than a
+            // message takes. More spins keep the peer from running. See benches/FIGURES.md, Host memory.
             Backoff {
                 spins: 1,
                 yields: 60,
-                longest_nap: Duration::MAX,
+                sleep_timeout: Duration::MAX,
             }
         } else {
-            // About 20 us: a futex wake costs several. Longer would hold up a peer that another
-            // program has driven onto this core.
+            // Spins for about 20 us, since a futex wake costs several. Longer spinning would delay a
+            // peer that the kernel has moved to this core.
             Backoff {
                 spins: 800,
                 yields: 200,
-                longest_nap: Duration::from_millis(1),
+                sleep_timeout: Duration::from_millis(1),
             }
         }
     }
 
-    /// Bound of one sleep. Where ranks have cores of their own, peers ring without a fence and
-    /// may miss a rank that is just falling asleep.
-    pub fn longest_nap(&self) -> Duration {
-        self.longest_nap
+    /// Returns the longest sleep. Where ranks have cores of their own, peers ring the doorbell
+    /// without a fence and may miss a rank that is about to sleep.
+    pub fn sleep_timeout(&self) -> Duration {
+        self.sleep_timeout
     }
 
-    /// The same for scans that end in a system call, each of which takes as long as a hundred
-    /// looks at memory.
+    /// Reduces the number of polls for a wait that polls by system calls: each takes as long as a
+    /// hundred polls of memory.
     pub fn with_system_calls(self) -> Backoff {
         Backoff {
             spins: self.spins / 20,
@@ -63,12 +63,12 @@ impl Backoff {
         }
     }
 
-    /// What to do after `scans` scans in a row found nothing before this one.
+    /// Returns the action of a poll that found nothing, after `polls` others.
     #[inline]
-    pub fn pause(&self, scans: u32) -> Pause {
-        if scans < self.spins {
+    pub fn pause(&self, polls: u32) -> Pause {
+        if polls < self.spins {
             Pause::Spin
-        } else if scans < self.spins + self.yields {
+        } else if polls < self.spins + self.yields {
             Pause::Yield
         } else {
             Pause::Sleep
@@ -81,10 +81,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waits_get_gentler() {
+    fn pauses_go_from_spinning_to_sleeping() {
         for crowded in [false, true] {
             let backoff = Backoff::new(crowded);
-            let order: Vec<_> = (0..5000).map(|scans| backoff.pause(scans)).collect();
+            let order: Vec<_> = (0..5000).map(|polls| backoff.pause(polls)).collect();
             assert_eq!(order[0], Pause::Spin);
             assert_eq!(order[4999], Pause::Sleep);
             assert!(order.is_sorted_by_key(|&pause| pause as u8));

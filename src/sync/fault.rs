@@ -1,4 +1,4 @@
-//! The abort word of a communicator, with the reason that the first writer left.
+//! Abort flag of a communicator, with the error of its first writer.
 
 use super::atomic::{AtomicU8, Ordering};
 use super::locks::{Mutex, OnceLock};
@@ -6,66 +6,67 @@ use crate::error::{Error, Result};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// Nothing has happened.
+/// No failure.
 const NONE: u8 = 0;
-/// Another rank is gone: nothing begins any more, waits go on for a moment.
-const HEARD: u8 = 1;
+/// Another rank is gone: new work is refused, waits go on until the deadline.
+const PENDING: u8 = 1;
 /// The communicator has failed: every wait ends.
 const RAISED: u8 = 2;
 
-/// How long what broke waits for news of what really happened: the connection of a rank that gave up
-/// may break before the news of the rank that died, or of the one that aborted, arrives.
-pub const GRACE: Duration = Duration::from_millis(300);
+/// Time that a broken connection waits for the report of its cause. The connection of a rank that
+/// gave up may break before the report of the rank that died, or that aborted, arrives.
+pub const CAUSE_TIMEOUT: Duration = Duration::from_millis(300);
 
-/// Set by whoever first sees the communicator fail; watched by every wait.
+/// Failure of a communicator: raised by the thread that first detects it, checked by every wait.
 ///
-/// What happens here is raised, and ends waits at once. Of a rank that is gone this one hears,
-/// while the last bytes of that rank and the rest of the others' data may still be on their way:
-/// calls that have all they need complete, so waits go on until a deadline. Only waits: new work
-/// is refused in both states.
+/// A failure of this rank is raised and ends waits at once. A failure of another rank is raised with
+/// a deadline, because its last bytes and other ranks' data may still be under way. Until the
+/// deadline waits go on, so that calls which lack nothing complete. New work is refused in both
+/// states.
 ///
-/// Faults form a tree: a fault of a communicator reaches those split from it, until they are detached.
+/// Faults form a tree: the fault of a communicator raises the faults of communicators that are split
+/// from it, until they are detached.
 #[derive(Debug, Default)]
 pub struct Fault {
     state: AtomicU8,
     reason: OnceLock<Error>,
-    /// Until when waits go on after the news.
-    until: OnceLock<Instant>,
+    /// End of waits after a failure of another rank.
+    deadline: OnceLock<Instant>,
     children: Mutex<Vec<Weak<Fault>>>,
 }
 
 impl Fault {
-    /// A fault that has not happened.
+    /// Returns a fault that is not raised.
     pub fn new() -> Arc<Fault> {
         Arc::default()
     }
 
-    /// A fault that also happens when `self` does, until [`Fault::detach`].
+    /// Returns a fault that is raised with `self`, until [`Fault::detach`].
     pub fn child(&self) -> Arc<Fault> {
         let child = Fault::new();
         if let Ok(mut children) = self.children.lock() {
             children.retain(|weak| weak.strong_count() > 0);
             children.push(Arc::downgrade(&child));
         }
-        // A fault that happened between the caller's last check and the push must not be lost.
-        // SYNC POINT fault: pairs with the releases in `raise` and `hear`.
-        match (self.state.load(Ordering::Acquire), self.until.get()) {
+        // A failure between the caller's last check and the push must not be lost.
+        // SYNC POINT fault: pairs with the releases in `raise` and `raise_at`.
+        match (self.state.load(Ordering::Acquire), self.deadline.get()) {
             (NONE, _) => false,
-            (HEARD, Some(&until)) => child.hear(self.failure(), until),
+            (PENDING, Some(&deadline)) => child.raise_at(self.failure(), deadline),
             _ => child.raise(self.failure()),
         };
         child
     }
 
-    /// From here on `child` no longer happens when `self` does.
+    /// Ends the raising of `child` with `self`.
     pub fn detach(&self, child: &Arc<Fault>) {
         if let Ok(mut children) = self.children.lock() {
             children.retain(|weak| !std::ptr::eq(weak.as_ptr(), Arc::as_ptr(child)));
         }
     }
 
-    /// Ends all waits, with `error` unless a reason is there already. Returns whether this call
-    /// gave the reason.
+    /// Ends all waits, with `error` unless there is an earlier reason. Returns whether `error` is
+    /// the reason.
     pub fn raise(&self, error: Error) -> bool {
         let first = self.reason.set(error).is_ok();
         // SYNC POINT fault: publishes `reason` to `check` and `ends_waits`.
@@ -80,75 +81,72 @@ impl Fault {
         first
     }
 
-    /// Ends all waits at `until`, with `error` unless a reason is there already, and refuses new
-    /// work at once. Neither ends what was raised, nor moves a deadline that is there. Returns
-    /// whether this call gave the reason.
-    pub fn hear(&self, error: Error, until: Instant) -> bool {
+    /// Refuses new work at once and ends all waits at `deadline`, with `error` unless there is an
+    /// earlier reason. Changes neither a raised fault nor an earlier deadline. Returns whether
+    /// `error` is the reason.
+    pub fn raise_at(&self, error: Error, deadline: Instant) -> bool {
         let first = self.reason.set(error).is_ok();
-        let until = *self.until.get_or_init(|| until);
-        // SYNC POINT fault: publishes `reason` and `until` to `check` and `ends_waits`.
-        let heard = self
-            .state
-            .compare_exchange(NONE, HEARD, Ordering::Release, Ordering::Relaxed);
-        if heard.is_ok()
+        let deadline = *self.deadline.get_or_init(|| deadline);
+        // SYNC POINT fault: publishes `reason` and `deadline` to `check` and `ends_waits`.
+        let pending =
+            self.state
+                .compare_exchange(NONE, PENDING, Ordering::Release, Ordering::Relaxed);
+        if pending.is_ok()
             && let Some(reason) = self.reason()
         {
             for child in self.children() {
-                child.hear(reason.clone(), until);
+                child.raise_at(reason.clone(), deadline);
             }
         }
         first
     }
 
-    /// Whether anything has happened, raised or heard. One relaxed load: for wait loops.
+    /// Whether the fault is raised, at once or at a deadline. One relaxed load: for wait loops.
     #[inline]
     pub fn is_raised(&self) -> bool {
         self.state.load(Ordering::Relaxed) != NONE
     }
 
-    /// The reason, as an error, once anything has happened: for what would begin now.
+    /// Returns the reason as an error once the fault is raised, also at a deadline: for new work.
     #[inline]
     pub fn check(&self) -> Result<()> {
-        // SYNC POINT fault: pairs with the releases in `raise` and `hear`.
+        // SYNC POINT fault: pairs with the releases in `raise` and `raise_at`.
         match self.state.load(Ordering::Acquire) {
             NONE => Ok(()),
             _ => Err(self.failure()),
         }
     }
 
-    /// The reason, as an error, once it ends what began before: for waits.
+    /// Returns the reason as an error once the fault ends waits: for work that has begun.
     #[inline]
     pub fn ends_waits(&self) -> Result<()> {
         if !self.is_raised() {
             return Ok(());
         }
-        // SYNC POINT fault: pairs with the releases in `raise` and `hear`.
-        if self.state.load(Ordering::Acquire) == HEARD {
-            if self
-                .until
-                .get()
-                .is_some_and(|until| Instant::now() < *until)
-            {
+        // SYNC POINT fault: pairs with the releases in `raise` and `raise_at`.
+        if self.state.load(Ordering::Acquire) == PENDING {
+            let deadline = self.deadline.get();
+            if deadline.is_some_and(|deadline| Instant::now() < *deadline) {
                 return Ok(());
             }
-            // Children have the same deadline and see to themselves. Whoever reads this state has
-            // seen no other: the release passes on what was acquired above.
+            // Children have the same deadline and raise themselves. A thread that acquires RAISED
+            // may never have acquired PENDING: the release publishes `reason` again.
             let _ =
                 self.state
-                    .compare_exchange(HEARD, RAISED, Ordering::Release, Ordering::Relaxed);
+                    .compare_exchange(PENDING, RAISED, Ordering::Release, Ordering::Relaxed);
         }
         Err(self.failure())
     }
 
-    /// The reason, if anything has happened.
+    /// Returns the reason, if there is a failure.
     pub fn reason(&self) -> Option<&Error> {
         self.reason.get()
     }
 
-    /// The reason, if anything has happened or does within `patience`: what broke here may have a
-    /// cause of which this rank is yet to hear.
-    pub fn reason_within(&self, patience: Duration) -> Option<Error> {
-        let deadline = Instant::now() + patience;
+    /// Waits up to `timeout` for a reason: the cause of a broken connection may be a failure whose
+    /// report has not arrived.
+    pub fn reason_within(&self, timeout: Duration) -> Option<Error> {
+        let deadline = Instant::now() + timeout;
         loop {
             match self.check() {
                 Err(reason) => return Some(reason),
@@ -178,7 +176,7 @@ mod tests {
     use crate::error::ErrorKind;
 
     #[test]
-    fn the_first_reason_wins_and_reaches_children() {
+    fn first_reason_wins_and_reaches_children() {
         let parent = Fault::new();
         let child = parent.child();
         assert!(child.check().is_ok());
@@ -197,20 +195,21 @@ mod tests {
     }
 
     #[test]
-    fn what_is_heard_refuses_at_once_and_ends_waits_later() {
-        let (parent, until) = (Fault::new(), Instant::now() + Duration::from_millis(60));
+    fn fault_with_deadline_refuses_at_once_and_ends_waits_later() {
+        let (parent, deadline) = (Fault::new(), Instant::now() + Duration::from_millis(60));
         let before = parent.child();
         assert!(parent.ends_waits().is_ok());
-        assert!(parent.hear(remote(), until));
+        assert!(parent.raise_at(remote(), deadline));
         let after = parent.child();
-        // Neither the reason nor the deadline moves.
-        assert!(!parent.hear(Error::internal("late"), until + Duration::from_secs(60)));
+        // Neither the reason nor the deadline changes.
+        let later = deadline + Duration::from_secs(60);
+        assert!(!parent.raise_at(Error::internal("late"), later));
         for fault in [&parent, &before, &after] {
             assert!(fault.is_raised());
             assert_eq!(fault.check().unwrap_err(), remote());
-            assert!(fault.ends_waits().is_ok() || Instant::now() >= until);
+            assert!(fault.ends_waits().is_ok() || Instant::now() >= deadline);
         }
-        std::thread::sleep(until.saturating_duration_since(Instant::now()));
+        std::thread::sleep(deadline.saturating_duration_since(Instant::now()));
         for fault in [&before, &parent, &after] {
             assert_eq!(fault.ends_waits().unwrap_err(), remote());
             assert_eq!(fault.state.load(Ordering::Relaxed), RAISED);
@@ -219,27 +218,27 @@ mod tests {
     }
 
     #[test]
-    fn what_happens_here_ends_waits_in_spite_of_what_was_heard() {
+    fn fault_raised_after_a_deadline_was_set_ends_waits_at_once() {
         let late = Instant::now() + Duration::from_secs(600);
         let parent = Fault::new();
         let child = parent.child();
-        parent.hear(remote(), late);
+        parent.raise_at(remote(), late);
         assert!(child.ends_waits().is_ok());
         assert!(!parent.raise(Error::new(ErrorKind::Aborted, "enough")));
         for fault in [&parent, &child] {
             assert_eq!(fault.ends_waits().unwrap_err(), remote());
         }
-        // What is heard gives no time to what was raised.
+        // A deadline does not postpone a raised fault.
         let raised = Fault::new();
         raised.raise(Error::new(ErrorKind::Aborted, "enough"));
-        assert!(!raised.hear(remote(), late));
+        assert!(!raised.raise_at(remote(), late));
         for fault in [&raised, &raised.child()] {
             assert_eq!(fault.ends_waits().unwrap_err().message(), "enough");
         }
     }
 
     #[test]
-    fn a_detached_child_outlives_its_parent() {
+    fn detached_child_is_not_raised_with_its_parent() {
         let parent = Fault::new();
         let children = [parent.child(), parent.child()];
         parent.detach(&children[0]);
@@ -254,30 +253,27 @@ mod models {
     use crate::error::ErrorKind;
 
     const OWN: &str = "own";
-    const HEARD_OF: &str = "heard";
+    const REMOTE: &str = "remote";
 
     fn raise(fault: &Fault) {
         fault.raise(Error::new(ErrorKind::Aborted, OWN));
     }
 
-    fn hear(fault: &Fault, until: Instant) {
-        fault.hear(Error::new(ErrorKind::Remote, HEARD_OF), until);
+    /// Raises the fault at a deadline that no model reaches.
+    fn raise_late(fault: &Fault) {
+        let deadline = Instant::now() + Duration::from_secs(3600);
+        fault.raise_at(Error::new(ErrorKind::Remote, REMOTE), deadline);
     }
 
-    /// The end of a grace that lasts as long as any model.
-    fn grace() -> Instant {
-        Instant::now() + Duration::from_secs(3600)
-    }
-
-    /// One of the reasons that somebody gave, if there is one: never that none was given.
+    /// Returns the reason, which must be one of the two that threads give.
     fn reason(result: Result<()>) -> Option<&'static str> {
         let error = result.err()?;
-        let given = [OWN, HEARD_OF].into_iter();
+        let given = [OWN, REMOTE].into_iter();
         let given = given.filter(|reason| error.message() == *reason);
         Some(given.last().unwrap_or_else(|| panic!("{error}")))
     }
 
-    /// A wait that never ends is one that loom reports.
+    /// Waits for the fault; loom reports a wait that never ends.
     fn wait(fault: &Fault) -> &'static str {
         loop {
             match reason(fault.ends_waits()) {
@@ -287,7 +283,7 @@ mod models {
         }
     }
 
-    /// Explores `body`, with a thread that acts on its fault in each of these ways.
+    /// Explores `body` with one thread for each of `acts` on its fault.
     fn model(
         acts: &'static [fn(&Fault)],
         body: fn(&Arc<Fault>, Vec<loom::thread::JoinHandle<()>>),
@@ -309,24 +305,23 @@ mod models {
             .for_each(|thread| thread.join().unwrap());
     }
 
-    /// A fault of one's own ends waits, whatever is heard before, meanwhile or after.
+    /// Raises a fault at once, and before, meanwhile or after that at a deadline.
     #[test]
-    fn loom_a_raised_fault_ends_waits_in_spite_of_what_is_heard() {
-        model(&[raise, |fault| hear(fault, grace())], |fault, threads| {
+    fn loom_raised_fault_ends_waits_whatever_its_deadline() {
+        model(&[raise, raise_late], |fault, threads| {
             let before = fault.child();
             let (mine, its) = (wait(fault), wait(&before));
             join(threads);
-            // One reason, for good and for all.
+            // All have the same reason, for good.
             assert_eq!(mine, its);
             assert_eq!(reason(fault.check()), Some(mine));
             assert_eq!(reason(fault.child().ends_waits()), Some(mine));
         });
     }
 
-    /// What is heard refuses new work, and leaves waits alone as long as its grace lasts.
     #[test]
-    fn loom_a_heard_fault_is_not_lost_and_ends_no_wait_before_its_time() {
-        model(&[|fault| hear(fault, grace())], |fault, threads| {
+    fn loom_fault_with_deadline_refuses_work_and_ends_no_wait() {
+        model(&[raise_late], |fault, threads| {
             let child = fault.child();
             for one in [fault, &child] {
                 while reason(one.check()).is_none() {
@@ -336,24 +331,24 @@ mod models {
                 assert!(one.ends_waits().is_ok());
             }
             join(threads);
-            assert_eq!(reason(fault.child().check()), Some(HEARD_OF));
+            assert_eq!(reason(fault.child().check()), Some(REMOTE));
             assert!(fault.child().ends_waits().is_ok() && fault.ends_waits().is_ok());
         });
     }
 
-    /// A child that is made while its parent fails fails too, and as that does.
+    /// Makes a child while its parent is raised: the child is raised alike.
     #[test]
-    fn loom_no_child_misses_what_happens_while_it_is_made() {
-        model(&[raise, |fault| hear(fault, grace())], |fault, threads| {
+    fn loom_child_made_meanwhile_is_raised_with_its_parent() {
+        model(&[raise, raise_late], |fault, threads| {
             let child = fault.child();
             join(threads);
             assert_eq!(reason(child.ends_waits()), reason(fault.ends_waits()));
             assert!(reason(child.ends_waits()).is_some());
         });
-        model(&[|fault| hear(fault, grace())], |fault, threads| {
+        model(&[raise_late], |fault, threads| {
             let child = fault.child();
             join(threads);
-            assert_eq!(reason(child.check()), Some(HEARD_OF));
+            assert_eq!(reason(child.check()), Some(REMOTE));
             assert!(child.ends_waits().is_ok());
         });
     }

@@ -1,4 +1,4 @@
-//! Locks of what has a model: the standard ones, or loom's when its models run.
+//! Locks of code with a loom model: of the standard library, or of loom when its models run.
 
 #[cfg(not(all(loom, test)))]
 pub use std::sync::{Mutex, OnceLock};
@@ -8,8 +8,8 @@ pub use loom::sync::Mutex;
 #[cfg(all(loom, test))]
 pub use once::OnceLock;
 
-/// loom has no `OnceLock`: the standard one's promises, kept by what loom has. Whoever finds the
-/// value, or that it is there already, sees what its writer did before; no more is promised.
+/// `OnceLock` for loom, which has none. A thread that finds the value, or that it is set, sees all
+/// that the writer did before; the standard type promises no more.
 #[cfg(all(loom, test))]
 mod once {
     use super::Mutex;
@@ -23,8 +23,8 @@ mod once {
         value: UnsafeCell<Option<T>>,
     }
 
-    // SAFETY: `value` is written once, under the lock and before `is_set` is released; read only
-    // by who has acquired that. loom checks both.
+    // SAFETY: `set` writes `value` once, under the lock and before it releases `is_set`; `get` reads
+    // it after it has acquired `is_set`. loom checks both.
     unsafe impl<T: Send + Sync> Sync for OnceLock<T> {}
 
     impl<T> Default for OnceLock<T> {
@@ -41,7 +41,7 @@ mod once {
         pub fn get(&self) -> Option<&T> {
             // SYNC POINT modelled once: pairs with the release in `set`.
             match self.is_set.load(Ordering::Acquire) {
-                // SAFETY: nobody writes any more.
+                // SAFETY: `set` never writes again once `is_set` is true.
                 true => self.value.with(|value| unsafe { (*value).as_ref() }),
                 false => None,
             }
@@ -52,7 +52,7 @@ mod once {
             if self.is_set.load(Ordering::Relaxed) {
                 return Err(value);
             }
-            // SAFETY: under the lock, and nobody has acquired `is_set`.
+            // SAFETY: `writers` is locked, and `is_set` is false, so that `get` returns no reference.
             self.value.with_mut(|place| unsafe { *place = Some(value) });
             // SYNC POINT modelled once: publishes `value`.
             self.is_set.store(true, Ordering::Release);

@@ -1,5 +1,5 @@
-//! Waiting and failing together: the fault that every wait watches, deadlines, backoff, and the
-//! facade of atomics and locks (std, or loom under `--cfg loom`).
+//! Failing and waiting: the fault that every wait checks, backoff, and the facade of atomics and
+//! locks (std, or loom under `--cfg loom`).
 
 pub mod atomic;
 mod backoff;
@@ -7,4 +7,4 @@ mod fault;
 mod locks;
 
 pub use backoff::{Backoff, Pause};
-pub use fault::{Fault, GRACE};
+pub use fault::{CAUSE_TIMEOUT, Fault};

@@ -10,6 +10,5 @@ pub mod ibverbs;
 mod loader;
 pub mod log;
 pub mod memory;
-pub mod nccl;
 pub mod process;
 pub mod socket;

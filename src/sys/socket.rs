@@ -9,7 +9,7 @@ use nix::sys::socket::{
 };
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
-use std::net::SocketAddr;
+use std::net::{SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
@@ -34,40 +34,56 @@ impl fmt::Display for Address {
     }
 }
 
-/// A listener on `address` (port 0: any), closed on exec.
+/// Listens on `address` (port 0: any). The socket is closed on exec.
 ///
 /// # Errors
-/// System, naming the address.
-pub fn listen(address: &Address) -> Result<Socket> {
-    let what = |error| Error::system(format!("listening on {address}"), error);
-    let listener = open(address).map_err(what)?;
+/// The system's, such as address in use.
+pub fn listen(address: &Address) -> io::Result<Socket> {
+    let listener = open(address)?;
     match address {
-        Address::Local(name) => {
-            nix::sys::socket::bind(listener.as_raw_fd(), &local(name).map_err(what)?)
-        }
+        Address::Local(name) => nix::sys::socket::bind(listener.as_raw_fd(), &local(name)?)?,
         Address::Tcp(address) => {
-            nix::sys::socket::bind(listener.as_raw_fd(), &SockaddrStorage::from(*address))
+            // A port of connections that have just ended can be bound again.
+            nix::sys::socket::setsockopt(&listener, sockopt::ReuseAddr, &true)?;
+            nix::sys::socket::bind(listener.as_raw_fd(), &SockaddrStorage::from(*address))?;
         }
     }
-    .map_err(what)?;
-    // The kernel cuts the length down to its own limit.
-    nix::sys::socket::listen(&*listener, Backlog::MAXALLOWABLE).map_err(what)?;
+    // The kernel cuts the length down to its own limit. A short queue drops SYN packets when a
+    // thousand ranks connect at once, which costs each a second.
+    nix::sys::socket::listen(&*listener, Backlog::MAXALLOWABLE)?;
     Ok(listener)
 }
 
-/// The port of a TCP listener.
+/// Returns the address and port of this end of a TCP socket.
 ///
 /// # Errors
-/// System if the socket has none.
-pub fn port(listener: &OwnedFd) -> Result<u16> {
-    let what = |error| Error::system("reading the port of a listener", error);
-    let storage: SockaddrStorage =
-        nix::sys::socket::getsockname(listener.as_raw_fd()).map_err(what)?;
-    storage
-        .as_sockaddr_in()
-        .map(|address| address.port())
-        .or_else(|| storage.as_sockaddr_in6().map(|address| address.port()))
-        .ok_or_else(|| what(nix::errno::Errno::EAFNOSUPPORT))
+/// The system's; unsupported for a socket of another family.
+pub fn local_address(socket: &OwnedFd) -> io::Result<SocketAddr> {
+    let storage: SockaddrStorage = nix::sys::socket::getsockname(socket.as_raw_fd())?;
+    ip_address(&storage).ok_or_else(|| io::ErrorKind::Unsupported.into())
+}
+
+/// Returns the address of the other end; all local sockets have the name of zeros.
+///
+/// # Errors
+/// The system's, such as not connected.
+pub fn peer_address(socket: &OwnedFd) -> io::Result<Address> {
+    let storage: SockaddrStorage = nix::sys::socket::getpeername(socket.as_raw_fd())?;
+    Ok(ip_address(&storage).map_or(Address::Local([0; 16]), Address::Tcp))
+}
+
+fn ip_address(storage: &SockaddrStorage) -> Option<SocketAddr> {
+    let v4 = storage.as_sockaddr_in().map(|v4| SocketAddrV4::from(*v4));
+    let v6 = storage.as_sockaddr_in6().map(|v6| SocketAddrV6::from(*v6));
+    v4.map(SocketAddr::V4).or(v6.map(SocketAddr::V6))
+}
+
+/// Whether descriptors or memory lack: the same call may succeed later.
+pub fn is_shortage(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM)
+    )
 }
 
 /// The next connection that waits at `listener`, if one does.
@@ -374,7 +390,7 @@ mod tests {
         assert!(accept(&listener).unwrap().is_none());
         let address = match address {
             Address::Tcp(mut address) => {
-                address.set_port(port(&listener).unwrap());
+                address.set_port(local_address(&listener).unwrap().port());
                 Address::Tcp(address)
             }
             local => local,

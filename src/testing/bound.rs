@@ -24,7 +24,7 @@ pub struct RawBound {
 }
 
 impl RawBound {
-    /// The bound for `nranks` contributions of `dtype`; of integers it is 0.
+    /// Makes the bound for `nranks` contributions of `dtype`; for integers it is 0.
     pub fn new(dtype: DType, op: ReduceOp, nranks: usize) -> RawBound {
         let exact = RawBound {
             op,
@@ -60,7 +60,7 @@ impl RawBound {
         }
     }
 
-    /// The bound of one element whose exact result is `value`. `magnitude` is the sum of the
+    /// Returns the bound of one element whose exact result is `value`. `magnitude` is the sum of the
     /// magnitudes of the contributions; of a product, the product of max(1, |x|).
     #[inline]
     pub fn of(&self, value: f64, magnitude: f64) -> f64 {
@@ -72,7 +72,7 @@ impl RawBound {
         self.relative * scale + self.absolute
     }
 
-    /// Whether some partial result may exceed the type, so that a result that is not finite is
+    /// Returns whether some partial result may exceed the type, so that a result that is not finite is
     /// right too. `magnitude` is that of [`RawBound::of`].
     #[inline]
     pub fn may_overflow(&self, magnitude: f64) -> bool {

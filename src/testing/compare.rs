@@ -1,6 +1,6 @@
 //! Differences between a result and what it should be, counted.
 
-/// What a comparison found. Comparisons of parts merge into that of the whole.
+/// Result of a comparison. Comparisons of parts merge into that of the whole.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Comparison {
     /// Elements compared.
@@ -18,7 +18,7 @@ pub struct Comparison {
 }
 
 impl Comparison {
-    /// The error's root mean square relative to that of the values; infinite if only the values
+    /// Returns the error's root mean square relative to that of the values; infinite if only the values
     /// are zero.
     pub fn rms_rel_err(&self) -> f64 {
         if self.error_squares == 0.0 {

@@ -30,7 +30,7 @@ impl Pattern {
         Pattern::Small,
     ];
 
-    /// Lower-case name.
+    /// Returns the lower-case name.
     pub const fn name(self) -> &'static str {
         match self {
             Pattern::Gaussian => "gaussian",
@@ -40,7 +40,7 @@ impl Pattern {
         }
     }
 
-    /// The pattern with this name.
+    /// Returns the pattern with this name.
     pub fn from_name(name: &str) -> Option<Pattern> {
         Pattern::ALL
             .into_iter()
@@ -86,7 +86,7 @@ impl Data {
         }
     }
 
-    /// The first `count` elements of `rank`.
+    /// Returns the first `count` elements of `rank`.
     pub fn vec(&self, rank: usize, count: usize) -> Vec<u8> {
         let mut bytes = vec![0; count * self.dtype.size()];
         self.fill(rank, 0, &mut bytes);
@@ -117,7 +117,7 @@ impl Inputs for Data {
     }
 }
 
-/// Word `index` of the stream `seed`: splitmix64.
+/// Returns word `index` of the stream `seed`, by SplitMix64.
 #[inline]
 pub fn random_word(seed: u64, index: u64) -> u64 {
     let z = seed.wrapping_add(index.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
@@ -126,13 +126,13 @@ pub fn random_word(seed: u64, index: u64) -> u64 {
     z ^ z >> 31
 }
 
-/// A random word as a number of U(0, 1), never 0 or 1.
+/// Turns a random word into a number of U(0, 1), never 0 or 1.
 #[inline]
 pub fn uniform(word: u64) -> f64 {
     ((word >> 12) as f64 + 0.5) * (1.0 / (1u64 << 52) as f64)
 }
 
-/// A random word as a number of N(0, 1): the inverse of the normal distribution by Acklam's
+/// Turns a random word into a number of N(0, 1): the inverse of the normal distribution by Acklam's
 /// rational approximation, whose relative error is below 1.2e-9. One word makes one number, with
 /// no operation that differs between machines' mathematics libraries.
 #[inline]
@@ -179,13 +179,13 @@ pub fn gaussian(word: u64) -> f64 {
     if q < 0.0 { size } else { -size }
 }
 
-/// The highest power first.
+/// Evaluates a polynomial; the highest power comes first.
 #[inline(always)]
 fn polynomial<const N: usize>(coefficients: &[f64; N], x: f64) -> f64 {
     coefficients.iter().fold(0.0, |sum, &c| sum * x + c)
 }
 
-/// The natural logarithm of a positive normal number: 2 atanh((m - 1) / (m + 1)) of its mantissa.
+/// Returns the natural logarithm of a positive normal number: 2 atanh((m - 1) / (m + 1)) of its mantissa.
 fn logarithm(x: f64) -> f64 {
     let exponent = (x.to_bits() >> 52) as i64 - 1023;
     let mantissa = f64::from_bits(x.to_bits() & ((1 << 52) - 1) | 1023 << 52);
@@ -197,7 +197,7 @@ fn logarithm(x: f64) -> f64 {
     exponent as f64 * std::f64::consts::LN_2 + 2.0 * s * series
 }
 
-/// e^x for |x| below 700.
+/// Returns e^x for |x| below 700.
 #[inline]
 fn exponential(x: f64) -> f64 {
     const RECIPROCAL_FACTORIALS: [f64; 14] = {

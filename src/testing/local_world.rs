@@ -1,4 +1,4 @@
-//! Ranks as threads of one process.
+//! Communicators whose ranks are threads of one process.
 
 use crate::bootstrap::LocalOutOfBand;
 use crate::comm::Communicator;
@@ -7,12 +7,12 @@ use crate::error::Result;
 use crate::sync::Fault;
 use std::sync::Arc;
 
-/// Runs `body` as every rank of a communicator of `nranks` threads, and returns what the ranks
-/// return, in order. The out-of-band side is the process's own memory; the transport is what
-/// `config` asks for, loopback by default.
+/// Runs `body` on each rank of a communicator of `nranks` threads, and returns the results in rank
+/// order. The control plane is memory of the process; `config` names the transport, loopback by
+/// default.
 ///
 /// # Panics
-/// If a rank cannot connect, or panics: this is for tests.
+/// If a rank cannot connect, or panics.
 pub fn local_world<T: Send>(
     nranks: usize,
     config: &Config,
@@ -24,7 +24,7 @@ pub fn local_world<T: Send>(
     worlds.into_iter().collect()
 }
 
-/// As [`local_world`], for bodies that look at a failed start themselves.
+/// Runs ranks as [`local_world`] does, for bodies that handle a failed start themselves.
 ///
 /// # Panics
 /// If a rank panics.

@@ -5,6 +5,7 @@ mod compare;
 mod data;
 mod local_world;
 mod numbers;
+mod random;
 mod reference;
 
 pub use crate::config::on_rdma_devices;
@@ -12,4 +13,8 @@ pub use bound::RawBound;
 pub use compare::Comparison;
 pub use data::{Data, Pattern, gaussian, random_word, uniform};
 pub use local_world::{local_world, try_local_world};
-pub use reference::{Expected, Inputs, Problem};
+pub use numbers::{
+    integer, largest, set_integer, set_value, smallest, unit_roundoff, value, wrap as wrap_integer,
+};
+pub use random::Random;
+pub use reference::{Expected, Inputs, Problem, Segment};

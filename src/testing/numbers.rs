@@ -1,5 +1,5 @@
-//! What elements are worth, in f64 and in 128-bit integers. Written from the definitions of the
-//! formats and shared with nothing below, because results are judged by it.
+//! Values of elements, in f64 and in 128-bit integers. Written from the definitions of the formats and
+//! independent of the library below, because results are judged by it.
 
 use crate::types::DType;
 
@@ -16,7 +16,7 @@ pub(super) struct FloatFormat {
 }
 
 impl FloatFormat {
-    /// The format of a float type.
+    /// Returns the format of a float type.
     pub(super) fn of(dtype: DType) -> Option<FloatFormat> {
         let format = |mantissa_bits, bias, largest, special| FloatFormat {
             mantissa_bits,
@@ -39,12 +39,12 @@ impl FloatFormat {
         })
     }
 
-    /// Half the distance of 1 and the next number: the largest relative error of rounding.
+    /// Returns half the distance of 1 and the next number: the largest relative error of rounding.
     pub(super) fn unit_roundoff(self) -> f64 {
         power_of_two(-self.mantissa_bits - 1)
     }
 
-    /// The distance of subnormals.
+    /// Returns the distance of subnormals.
     pub(super) fn smallest(self) -> f64 {
         // In two factors: the smallest f64 is no power that `power_of_two` makes.
         power_of_two(1 - self.bias) * power_of_two(-self.mantissa_bits)
@@ -100,13 +100,13 @@ impl FloatFormat {
     }
 }
 
-/// 2^exponent, -1022 to 1023.
+/// Returns 2^exponent, for -1022 to 1023.
 #[inline]
 fn power_of_two(exponent: i32) -> f64 {
     f64::from_bits(((exponent + 1023) as u64) << 52)
 }
 
-/// The values of elements; of 64-bit integers the nearest f64.
+/// Reads the values of elements; of 64-bit integers the nearest f64.
 pub(super) fn values(dtype: DType, bytes: &[u8], values: &mut [f64]) {
     macro_rules! each {
         ($size:literal, |$raw:ident| $value:expr) => {
@@ -131,7 +131,7 @@ pub(super) fn values(dtype: DType, bytes: &[u8], values: &mut [f64]) {
     }
 }
 
-/// Values rounded to elements: floats to nearest even, integers towards zero, saturating.
+/// Rounds values to elements: floats to nearest even, integers towards zero, saturating.
 pub(super) fn round(dtype: DType, values: &[f64], bytes: &mut [u8]) {
     macro_rules! each {
         ($size:literal, |$value:ident| $raw:expr) => {
@@ -157,18 +157,60 @@ pub(super) fn round(dtype: DType, values: &[f64], bytes: &mut [u8]) {
     }
 }
 
-/// The first integer of `bytes`.
+/// Returns the value of one element; of a 64-bit integer the nearest f64.
+pub fn value(dtype: DType, element: &[u8]) -> f64 {
+    let mut value = [0.0];
+    values(dtype, element, &mut value);
+    value[0]
+}
+
+/// Writes `value` as one element: floats round to nearest even, integers truncate and saturate.
+pub fn set_value(dtype: DType, value: f64, element: &mut [u8]) {
+    round(dtype, &[value], element);
+}
+
+/// Writes the low bits of `value` as one element of an integer type.
+pub fn set_integer(value: i128, element: &mut [u8]) {
+    let size = element.len();
+    element.copy_from_slice(&value.to_le_bytes()[..size]);
+}
+
+/// Returns half the distance of 1 and the next number of a float type: the largest relative error of
+/// rounding. Integers have none.
+pub fn unit_roundoff(dtype: DType) -> f64 {
+    FloatFormat::of(dtype).map_or(0.0, FloatFormat::unit_roundoff)
+}
+
+/// Returns the smallest positive number of a float type; 0 for integers.
+pub fn smallest(dtype: DType) -> f64 {
+    FloatFormat::of(dtype).map_or(0.0, FloatFormat::smallest)
+}
+
+/// Returns the largest finite number of a type.
+pub fn largest(dtype: DType) -> f64 {
+    match dtype {
+        DType::I8 => i8::MAX.into(),
+        DType::U8 => u8::MAX.into(),
+        DType::I32 => i32::MAX.into(),
+        DType::U32 => u32::MAX.into(),
+        DType::I64 => i64::MAX as f64,
+        DType::U64 => u64::MAX as f64,
+        _ => FloatFormat::of(dtype).map_or(f64::NAN, |format| format.largest),
+    }
+}
+
+/// Returns the first integer of `bytes`.
 #[inline]
-pub(super) fn integer(dtype: DType, bytes: &[u8]) -> i128 {
+pub fn integer(dtype: DType, bytes: &[u8]) -> i128 {
     let size = dtype.size();
     let mut word = [0; 8];
     word[..size].copy_from_slice(&bytes[..size]);
     wrap(dtype, u64::from_le_bytes(word).into())
 }
 
-/// An integer reduced to the range of its type, as wrapping arithmetic does.
+/// Reduces an integer to the range of its type, as wrapping arithmetic does.
 #[inline]
-pub(super) fn wrap(dtype: DType, x: i128) -> i128 {
+pub fn wrap(dtype: DType, x: i128) -> i128 {
     match dtype {
         DType::I8 => (x as i8).into(),
         DType::U8 => (x as u8).into(),
@@ -184,15 +226,13 @@ mod tests {
     use super::*;
     use half::{bf16, f16};
 
-    fn value(dtype: DType, code: u64) -> f64 {
-        let mut value = [0.0];
-        values(dtype, &code.to_le_bytes()[..dtype.size()], &mut value);
-        value[0]
+    fn decoded(dtype: DType, code: u64) -> f64 {
+        value(dtype, &code.to_le_bytes()[..dtype.size()])
     }
 
     fn code(dtype: DType, x: f64) -> u64 {
         let mut bytes = [0; 8];
-        round(dtype, &[x], &mut bytes[..dtype.size()]);
+        set_value(dtype, x, &mut bytes[..dtype.size()]);
         u64::from_le_bytes(bytes)
     }
 
@@ -203,10 +243,10 @@ mod tests {
                 (DType::F16, f16::from_bits(h).to_f64()),
                 (DType::BF16, bf16::from_bits(h).to_f64()),
             ] {
-                let x = value(dtype, h.into());
+                let x = decoded(dtype, h.into());
                 assert!(x == expected || x.is_nan() && expected.is_nan(), "{h:#x}");
                 // Between this number and the next: the middle and beside it.
-                let next = value(dtype, u64::from(h) + 1);
+                let next = decoded(dtype, u64::from(h) + 1);
                 for y in [
                     x,
                     (x + next) / 2.0,
@@ -227,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn known_bytes() {
+    fn known_bytes_have_their_values() {
         let e4m3 = [
             (0x7e, 448.0),
             (0x08, 1.0 / 64.0),
@@ -236,7 +276,7 @@ mod tests {
         ];
         for (bits, x) in e4m3 {
             assert_eq!(
-                (value(DType::F8E4M3, bits), code(DType::F8E4M3, x)),
+                (decoded(DType::F8E4M3, bits), code(DType::F8E4M3, x)),
                 (x, bits)
             );
         }
@@ -244,23 +284,36 @@ mod tests {
             (0x7b, 57344.0),
             (0x01, 1.0 / 65536.0),
             (0x7c, f64::INFINITY),
+            (0xfc, f64::NEG_INFINITY),
         ] {
             assert_eq!(
-                (value(DType::F8E5M2, bits), code(DType::F8E5M2, x)),
+                (decoded(DType::F8E5M2, bits), code(DType::F8E5M2, x)),
                 (x, bits)
             );
         }
+        assert!(decoded(DType::F8E4M3, 0xff).is_nan());
         assert_eq!(code(DType::F8E4M3, 464.0), 0x7e);
         assert_eq!(code(DType::F8E4M3, 464.1), 0x7f);
         assert_eq!(code(DType::F8E5M2, 61440.0), 0x7c);
         assert_eq!(code(DType::F32, 0.1), 0x3dcc_cccd);
-        assert_eq!(value(DType::I64, u64::MAX), -1.0);
+        assert_eq!(decoded(DType::I64, u64::MAX), -1.0);
         assert_eq!(integer(DType::I32, &[0xfe, 0xff, 0xff, 0xff]), -2);
         assert_eq!(wrap(DType::U8, -1), 255);
-        let format = FloatFormat::of(DType::F64).unwrap();
-        assert_eq!(
-            (format.smallest(), format.unit_roundoff()),
-            (5e-324, f64::EPSILON / 2.0)
-        );
+        let of_f64 = (smallest(DType::F64), unit_roundoff(DType::F64));
+        assert_eq!(of_f64, (5e-324, f64::EPSILON / 2.0));
+        for (dtype, least) in [(DType::F8E4M3, -9), (DType::F8E5M2, -16), (DType::F16, -24)] {
+            assert_eq!(smallest(dtype), 2f64.powi(least), "{dtype}");
+            assert_eq!(decoded(dtype, 1), smallest(dtype));
+            assert_eq!(decoded(dtype, code(dtype, largest(dtype))), largest(dtype));
+        }
+        for dtype in [DType::F8E4M3, DType::F8E5M2] {
+            for bits in 0..=0xff {
+                let x = decoded(dtype, bits);
+                assert!(x.is_nan() || code(dtype, x) == bits, "{dtype} {bits:#04x}");
+            }
+        }
+        let mut byte = [0];
+        set_integer(200, &mut byte);
+        assert_eq!(integer(DType::I8, &byte), -56);
     }
 }

@@ -1,7 +1,8 @@
-//! What a collective should give, from all ranks' inputs: floats in f64, integers in 128 bits.
+//! The exact result of a collective, computed from all ranks' inputs: floats in f64, integers in 128
+//! bits.
 //!
-//! Results are made and judged block by block, so that a rank checks 64 MiB without holding
-//! anybody's input.
+//! Results are computed and judged block by block, so that a rank checks 64 MiB without holding any
+//! rank's input.
 
 use super::bound::RawBound;
 use super::compare::Comparison;
@@ -14,41 +15,31 @@ const BLOCK: usize = 4096;
 
 /// All ranks' inputs.
 pub trait Inputs {
-    /// Bytes of the input of `rank`.
+    /// Returns the bytes of the input of `rank`.
     fn bytes(&self, rank: usize) -> usize;
 
     /// Copies the input of `rank` from byte `at`, the start of an element, on.
     fn read(&self, rank: usize, at: usize, bytes: &mut [u8]);
 }
 
-impl Inputs for [Vec<u8>] {
+impl<T: AsRef<[Vec<u8>]>> Inputs for T {
     fn bytes(&self, rank: usize) -> usize {
-        self.get(rank).map_or(0, Vec::len)
+        self.as_ref().get(rank).map_or(0, Vec::len)
     }
 
     fn read(&self, rank: usize, at: usize, bytes: &mut [u8]) {
-        bytes.copy_from_slice(&self[rank][at..at + bytes.len()]);
+        bytes.copy_from_slice(&self.as_ref()[rank][at..at + bytes.len()]);
     }
 }
 
-impl Inputs for Vec<Vec<u8>> {
-    fn bytes(&self, rank: usize) -> usize {
-        self.as_slice().bytes(rank)
-    }
-
-    fn read(&self, rank: usize, at: usize, bytes: &mut [u8]) {
-        self.as_slice().read(rank, at, bytes);
-    }
-}
-
-/// One collective over all ranks.
+/// A collective over all ranks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Problem {
-    /// What.
+    /// Collective.
     pub collective: Collective,
-    /// Of which elements.
+    /// Element type.
     pub dtype: DType,
-    /// Combined how.
+    /// Reduction.
     pub op: ReduceOp,
     /// Each rank's own factor of a pre-multiplied sum; empty = that of `op` on every rank.
     pub factors: Vec<Scalar>,
@@ -62,18 +53,29 @@ pub struct Problem {
     pub peer: usize,
 }
 
-/// The result of one rank.
+/// The result of one rank, or a part of it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Expected {
     /// Values, before they are rounded to elements; 64-bit integers to the nearest f64.
     pub values: Vec<f64>,
+    /// For computed floats the magnitude that an error is relative to: see [`RawBound::of`]. Else 0.
+    pub magnitudes: Vec<f64>,
     /// The values as elements. Exact for integers and where nothing is computed; of a sum,
     /// product or average of floats rounded once, which a real reduction need not reach.
     pub bytes: Vec<u8>,
 }
 
+/// A run of `count` elements of a result, and its contributions.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Segment {
+    /// Rank and first input element of each contribution.
+    pub sources: Vec<(usize, usize)>,
+    /// Index, within the segment, of the element that was asked for.
+    pub at: usize,
+}
+
 impl Problem {
-    /// A problem with op sum, root 0, and 0 sending to the last rank.
+    /// Makes a problem with op sum, root 0, and 0 sending to the last rank.
     pub fn new(collective: Collective, dtype: DType, nranks: usize, count: usize) -> Problem {
         Problem {
             collective,
@@ -87,12 +89,12 @@ impl Problem {
         }
     }
 
-    /// Elements of a rank's input.
+    /// Returns the elements of a rank's input.
     pub fn input_elements(&self, rank: usize) -> usize {
         self.elements(self.collective.input_extent(rank == self.root))
     }
 
-    /// Elements of a rank's output.
+    /// Returns the elements of a rank's output.
     pub fn output_elements(&self, rank: usize) -> usize {
         if self.collective == Collective::SendRecv && rank != self.peer {
             return 0;
@@ -106,27 +108,50 @@ impl Problem {
             .unwrap_or(usize::MAX)
     }
 
-    /// The whole result of `rank`, for small problems.
+    /// Returns the whole result of `rank`, for small problems.
     ///
     /// # Errors
     /// Invalid argument if the problem is impossible or an input too short.
     pub fn expected(&self, inputs: &dyn Inputs, rank: usize) -> Result<Expected> {
         self.validate(inputs, rank)?;
-        let mut whole = Expected::default();
+        Ok(self.part(inputs, rank, 0, self.output_elements(rank)))
+    }
+
+    /// Returns `n` elements of the result of `rank` from element `first` on.
+    pub fn part(&self, inputs: &dyn Inputs, rank: usize, first: usize, n: usize) -> Expected {
+        let mut part = Expected::default();
         let mut work = Work::new(self);
-        for (first, n) in self.blocks(rank) {
-            work.run(self, inputs, rank, first, n);
-            whole.values.extend_from_slice(&work.values[..n]);
-            whole
-                .bytes
+        for first_of_block in (first..first + n).step_by(BLOCK) {
+            let n = BLOCK.min(first + n - first_of_block);
+            work.run(self, inputs, rank, first_of_block, n);
+            part.values.extend_from_slice(&work.values[..n]);
+            part.magnitudes.extend_from_slice(&work.magnitudes[..n]);
+            part.bytes
                 .extend_from_slice(&work.bytes[..n * self.dtype.size()]);
         }
-        Ok(whole)
+        part
+    }
+
+    /// Returns the segment that holds an element of the result of `rank`.
+    pub fn segment(&self, rank: usize, element: usize) -> Segment {
+        let own = rank * self.count;
+        let (block, at) = (element / self.count, element % self.count);
+        let sources = match self.collective {
+            Collective::AllReduce | Collective::Reduce => {
+                (0..self.nranks).map(|r| (r, 0)).collect()
+            }
+            Collective::ReduceScatter => (0..self.nranks).map(|r| (r, own)).collect(),
+            Collective::AllGather | Collective::Gather => vec![(block, 0)],
+            Collective::AllToAll => vec![(block, own)],
+            Collective::Scatter => vec![(self.root, own)],
+            Collective::Broadcast | Collective::SendRecv => vec![(self.root, 0)],
+        };
+        Segment { sources, at }
     }
 
     /// Judges the `output` of `rank`.
     ///
-    /// What is only moved, and integers, must have the exact bytes; sums, products and averages
+    /// Moved data and integers must have the exact bytes; sums, products and averages
     /// of floats lie within [`RawBound`]. Where the exact result is not finite, so is the output;
     /// where a partial result may overflow, it may be. `extra` is what a lossy codec may add to
     /// any element's error, 0 for none, infinity to count without judging.
@@ -237,10 +262,10 @@ impl Problem {
     }
 }
 
-/// One block of a result, in memory that is reused.
+/// A block of a result, in memory that is reused.
 struct Work {
     values: Vec<f64>,
-    /// What a float's error is relative to: see [`RawBound::of`].
+    /// Magnitude that a float's error is relative to: see [`RawBound::of`].
     magnitudes: Vec<f64>,
     bytes: Vec<u8>,
     input: Vec<u8>,
@@ -378,18 +403,10 @@ fn gather(problem: &Problem, inputs: &dyn Inputs, rank: usize, first: usize, byt
     let size = problem.dtype.size();
     let mut done = 0;
     while done < bytes.len() {
-        let (block, at) = (
-            (first + done / size) / problem.count,
-            (first + done / size) % problem.count,
-        );
+        let Segment { sources, at } = problem.segment(rank, first + done / size);
+        let (from, begin) = sources[0];
         let n = bytes.len().min(done + (problem.count - at) * size) - done;
-        let (from, element) = match problem.collective {
-            Collective::AllGather | Collective::Gather => (block, at),
-            Collective::AllToAll => (block, rank * problem.count + at),
-            Collective::Scatter => (problem.root, rank * problem.count + at),
-            _ => (problem.root, at),
-        };
-        inputs.read(from, element * size, &mut bytes[done..done + n]);
+        inputs.read(from, (begin + at) * size, &mut bytes[done..done + n]);
         done += n;
     }
 }

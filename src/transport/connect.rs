@@ -1,31 +1,22 @@
 //! Connects a rank with all others.
 
-use super::inbox::InboxLayout;
-use super::mesh::{Link, Mesh};
-use super::rdma::{self, Endpoint, Ports};
+use super::contract::{Ends, Peers, Pollable, Prepared, Setup};
+use super::inbox::{Inbox, InboxLayout};
 use super::settings::{self, ConnectInfo};
 use super::waiter::RankWaiter;
-use super::{ConnectContext, Links, loopback, shm, tcp};
+use super::{ConnectContext, InboxMemory, Links, TRANSPORTS, Transport};
 use crate::bootstrap::PeerInfo;
-use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
-use crate::mem::{FifoShape, LINE_BYTES, Region, Sleeper};
-use crate::sync::Backoff;
+use crate::mem::{FifoShape, Sleeper};
 use crate::sys::cpu;
-use crate::sys::ibverbs::{self, Api};
-use crate::sys::log::{self, Level};
-use crate::sys::socket::{self, Socket};
-use crate::types::{Subsystem, TransportKind};
-use std::os::fd::OwnedFd;
-use std::sync::Arc;
-use std::time::Instant;
+use crate::sys::socket;
+use crate::wire::Wire;
 
 /// Connects this rank with all others. All ranks call it together.
 ///
-/// Each pair uses the best transport that connects it: loopback within a process, shm within a
-/// host, rdma between hosts if every rank has an active port, tcp otherwise; or the one that the
-/// settings force. Slots shrink until the buffers fit
-/// `buffer_bytes`.
+/// Each pair uses the transport that the settings force, or the first of the table that connects the
+/// pair: loopback within a process, shm within a host, rdma between hosts if every rank has an active
+/// port, else tcp. Slots shrink until the buffers fit `buffer_bytes`.
 ///
 /// # Errors
 /// On all ranks: mismatch naming two ranks and both values if settings differ; invalid argument
@@ -36,7 +27,7 @@ pub fn connect_all(context: &ConnectContext<'_>) -> Result<Links> {
     connect(context, Pairs::All)
 }
 
-/// Connects this rank with those of other hosts, and with no other. All ranks call it together.
+/// Connects this rank with the ranks of other hosts only. All ranks call it together.
 ///
 /// # Errors
 /// As for [`connect_all`].
@@ -53,208 +44,100 @@ enum Pairs {
 
 fn connect(context: &ConnectContext<'_>, pairs: Pairs) -> Result<Links> {
     let (exchange, config) = (context.exchange, context.config);
-    let (me, peers) = (exchange.rank(), exchange.peers());
+    let peers = exchange.peers();
     let shape = settings::shape(config, peers.len());
     if peers.len() < 2 {
         return Ok(alone(shape?, config.channels));
     }
 
-    let names = settings::shared(config);
     let mut info = ConnectInfo {
-        settings: names.map(|(_, value)| value),
         cores: cpu::allowed(),
         ..ConnectInfo::default()
     };
-    let prepared = shape.and_then(|shape| Prepared::new(context, pairs, shape, &mut info));
-    if let Err(error) = &prepared {
-        // Told to the others instead of leaving them to wait.
-        info.trouble = error.to_string();
+    let prepared = shape.and_then(|shape| Preparation::new(context, pairs, shape));
+    match &prepared {
+        Ok(prepared) => info.offers = prepared.offers(),
+        // A reported failure ends the wait of the other ranks.
+        Err(error) => info.trouble = error.to_string(),
     }
-    let blobs = exchange.all_gather(&info.encode())?;
-    let compared = settings::compare(&blobs, peers, &names);
-    // Settings that differ explain more than what they led to here.
+    let compared = settings::compare(&exchange.all_gather(&info.to_bytes())?, peers);
     let (mut prepared, infos) = match (prepared, compared) {
-        (Err(own), Err(other)) if other.kind() == crate::error::ErrorKind::Remote => {
-            return Err(own);
-        }
+        (Err(own), Err(other)) if other.kind() == ErrorKind::Remote => return Err(own),
+        // Settings that differ between ranks explain more than a failure that they led to.
         (_, Err(error)) | (Err(error), _) => return Err(error),
         (Ok(prepared), Ok(infos)) => (prepared, infos),
     };
-    let links = prepared.connect(context, &infos)?;
-    // Only now: offers and listeners have served every rank.
+    let links = prepared.connect(&infos)?;
+    // Peers use this rank's offers and listeners until they are connected, too.
     exchange.barrier()?;
     drop(prepared);
-    debug_assert_eq!(links.rank, me);
     Ok(links)
 }
 
-/// What a rank holds ready before it knows the others' addresses.
-struct Prepared {
-    kinds: Vec<Option<TransportKind>>,
-    layout: InboxLayout,
-    region: Option<Arc<Region>>,
-    offer: Option<loopback::Offer>,
-    local: Option<(Socket, OwnedFd)>,
-    tcp: Option<Socket>,
-    /// What RDMA would go through.
-    ports: Option<Ports>,
+/// State of a rank that has not received the others' offers.
+struct Preparation<'a> {
+    setup: Setup<'a>,
+    /// By rank: the transports that may connect this rank with it, best first.
+    candidates: Vec<Vec<&'static dyn Transport>>,
+    prepared: Vec<(&'static dyn Transport, Box<dyn Prepared>)>,
 }
 
-impl Prepared {
+impl<'a> Preparation<'a> {
     fn new(
-        context: &ConnectContext<'_>,
+        context: &'a ConnectContext<'a>,
         pairs: Pairs,
         shape: FifoShape,
-        info: &mut ConnectInfo,
-    ) -> Result<Prepared> {
+    ) -> Result<Preparation<'a>> {
         let (exchange, config) = (context.exchange, context.config);
         let (me, peers) = (exchange.rank(), exchange.peers());
-        let mut kinds = settings::kinds(peers, me, config.transport, config.shm_disable)?;
-        if pairs == Pairs::AcrossHosts {
-            for (kind, peer) in kinds.iter_mut().zip(peers) {
-                kind.take_if(|_| peer.host_id == peers[me].host_id);
+        let mut candidates = settings::candidates(peers, me, config)?;
+        for (candidates, peer) in candidates.iter_mut().zip(peers) {
+            if pairs == Pairs::AcrossHosts && peer.host_id == peers[me].host_id {
+                candidates.clear();
             }
         }
+        check_descriptors(context, &candidates)?;
+        let memory = candidates.iter().flatten();
+        let memory = memory.map(|transport| transport.caps().inbox).max();
         let layout = InboxLayout {
             nranks: peers.len(),
             channels: config.channels,
             shape,
         };
-        let mut prepared = Prepared {
-            layout,
-            region: None,
-            offer: None,
-            local: None,
-            tcp: None,
-            ports: None,
-            kinds,
+        let setup = Setup {
+            context,
+            shape,
+            inbox: Inbox::new(layout, memory.unwrap_or(InboxMemory::None))?,
         };
-        prepared.check_descriptors(config.channels * config.tcp_sockets)?;
-        if prepared.has(TransportKind::Shm) {
-            let (region, memory) = Region::shareable(layout.bytes())?;
-            getrandom::fill(&mut info.local)
-                .map_err(|error| Error::internal(format!("no random numbers: {error}")))?;
-            let listener = socket::listen(&socket::Address::Local(info.local))?;
-            prepared.region = Some(region);
-            prepared.local = Some((listener, memory));
-        } else if prepared.has(TransportKind::Loopback) {
-            prepared.region = Some(Region::heap(layout.bytes())?);
-        }
-        if prepared.has(TransportKind::Loopback) {
-            prepared.offer = prepared.region.clone().map(loopback::Offer::new);
-            info.offer = prepared.offer.as_ref().map_or(0, |offer| offer.number);
-        }
-        if prepared.has(TransportKind::Tcp) {
-            let (listener, port) = tcp::connect::listen(peers[me].address)?;
-            prepared.tcp = Some(listener);
-            info.port = port;
-        }
-        let forced = prepared.has(TransportKind::Rdma);
-        if forced || prepared.has(TransportKind::Tcp) && config.transport.is_none() {
-            match find_ports(context.verbs.clone(), config, forced) {
-                Ok(ports) => {
-                    (info.rdma, info.rdma_note) = (ports.kinds(), ports.names());
-                    prepared.ports = Some(ports);
-                }
-                Err(error) if forced => return Err(error),
-                Err(error) => info.rdma_note = error.message().into(),
+        let mut prepared = Vec::new();
+        for &transport in TRANSPORTS {
+            let mut used = candidates.iter().flatten();
+            if used.any(|used| used.kind() == transport.kind()) {
+                prepared.push((transport, transport.prepare(&setup)?));
             }
         }
-        Ok(prepared)
+        Ok(Preparation {
+            setup,
+            candidates,
+            prepared,
+        })
     }
 
-    /// Connects hosts by RDMA where that is asked for, or where nothing is and every rank can.
-    /// What was chosen, and why, is one line of the log.
-    fn rdma(
-        &mut self,
-        context: &ConnectContext<'_>,
-        infos: &[ConnectInfo],
-    ) -> Result<Option<(Arc<Endpoint>, Vec<rdma::connect::Ends>)>> {
-        let (exchange, config) = (context.exchange, context.config);
-        let (me, peers) = (exchange.rank(), exchange.peers());
-        let forced = self.has(TransportKind::Rdma);
-        if !forced && (config.transport.is_some() || !self.has(TransportKind::Tcp)) {
-            return Ok(None);
-        }
-        let kind = match settings::rdma_kind(infos, peers) {
-            Ok(kind) => kind,
-            Err(why) if forced => {
-                return Err(Error::new(
-                    ErrorKind::Unsupported,
-                    format!("CINCH_TRANSPORT=rdma cannot connect the ranks: {why}"),
-                ));
-            }
-            Err(why) => {
-                chosen(format_args!(
-                    "TCP between hosts, because RDMA has no way: {why}"
-                ));
-                return Ok(None);
-            }
-        };
-        let plan = rdma::connect::Plan {
-            me,
-            peers,
-            served: self.served(if forced {
-                TransportKind::Rdma
-            } else {
-                TransportKind::Tcp
-            }),
-            channels: self.layout.channels,
-            shape: self.layout.shape,
-            config,
-            kind,
-        };
-        let ports = self.ports.as_ref().map(|ports| ports.with(kind));
-        let ports = ports.ok_or_else(|| Error::internal("no ports were looked for"))?;
-        let prepared = rdma::connect::Prepared::new(plan, &ports);
-        // A rank that cannot says so; what it could not is worth a retreat only where it was not
-        // asked for.
-        let said = exchange.all_gather(&answer(&prepared, rdma::connect::Prepared::offer))?;
-        let offers = match all_can("use RDMA", said, peers) {
-            Ok(offers) => offers,
-            Err(why) => return retreat(forced, prepared.err(), why).map(|()| None),
-        };
-        // Whether an active port reaches another one, the system finds out only here, if it has no
-        // route, or when a packet has to arrive.
-        let mut connected = prepared?.connect(&offers);
-        for is_proven in [false, true] {
-            if let (true, Ok((endpoint, _))) = (is_proven, &connected) {
-                // Time is left to go on without.
-                let left = context.deadline.saturating_duration_since(Instant::now());
-                let proven = endpoint.prove(context.fault, Instant::now() + left / 2);
-                connected = proven.and(connected);
-            }
-            let said = exchange.all_gather(&answer(&connected, |_| Vec::new()))?;
-            if let Err(why) = all_can("reach others by RDMA", said, peers) {
-                return retreat(forced, connected.err(), why).map(|()| None);
-            }
-        }
-        let connected = connected?;
-        let why = match forced {
-            true => "CINCH_TRANSPORT=rdma asks for it",
-            false => "every rank has an active port",
-        };
-        let names = ports.names();
-        chosen(format_args!(
-            "RDMA between hosts ({kind}, ports {names}), because {why}"
-        ));
-        for kind in &mut self.kinds {
-            if *kind == Some(TransportKind::Tcp) {
-                *kind = Some(TransportKind::Rdma);
-            }
-        }
-        self.tcp = None;
-        Ok(Some(connected))
+    fn offers(&self) -> Vec<(u8, Vec<u8>)> {
+        let prepared = self.prepared.iter();
+        prepared
+            .map(|(transport, prepared)| (transport.kind() as u8, prepared.offer()))
+            .collect()
     }
 
-    fn connect(&mut self, context: &ConnectContext<'_>, infos: &[ConnectInfo]) -> Result<Links> {
-        let (exchange, config) = (context.exchange, context.config);
-        let (me, peers) = (exchange.rank(), exchange.peers());
-        let (nranks, channels) = (peers.len(), self.layout.channels);
-        let mut links = alone(self.layout.shape, channels);
+    fn connect(&mut self, infos: &[ConnectInfo]) -> Result<Links> {
+        let (me, peers) = (self.setup.me(), self.setup.peers());
+        let (nranks, channels) = (peers.len(), self.setup.config().channels);
+        let mut links = alone(self.setup.shape, channels);
         (links.nranks, links.rank) = (nranks, me);
         links.sends.resize_with(channels * nranks, || None);
         links.recvs.resize_with(channels * nranks, || None);
+        links.kinds.resize(nranks, None);
 
         let shares_cores = |peer: &PeerInfo| {
             let (ranks, cores) = settings::crowd(peers, infos, peer.host_id);
@@ -262,212 +145,79 @@ impl Prepared {
         };
         links.oversubscribed = peers.iter().any(shares_cores);
         let crowded = shares_cores(&peers[me]);
-
-        let mut regions: Vec<(usize, Arc<Region>)> = Vec::new();
-        for rank in self.served(TransportKind::Loopback) {
-            let region = loopback::take(infos[rank].offer, self.layout.bytes())
-                .map_err(|error| error.context(&peers[rank]))?;
-            regions.push((rank, region));
-        }
-        if let Some((listener, memory)) = self.local.take() {
-            let (accepts, connects) = self.local_links(me, infos);
-            let mesh = Mesh {
-                purpose: shm::PURPOSE,
-                key: exchange.key(shm::PURPOSE),
-                me,
-                peers,
-                listener,
-                local: true,
-                accepts,
-                connects,
-                fault: context.fault,
-                deadline: context.deadline,
+        let mut pollables: Vec<Box<dyn Pollable>> = Vec::new();
+        for (transport, prepared) in &mut self.prepared {
+            let kind = transport.kind();
+            let is_served = |candidates: &Vec<&dyn Transport>| {
+                let first = candidates.first();
+                first.is_some_and(|first| first.kind() == kind)
             };
-            regions.extend(shm::exchange(mesh, memory, self.layout.bytes())?);
-        }
-        if let Some(own) = &self.region {
-            for (rank, region) in &regions {
-                let who = peers[*rank].to_string();
-                for channel in 0..channels {
-                    let (here, there) = ((me, own), (*rank, region));
-                    // SAFETY: each rank and channel comes up once here, on each of two ranks.
-                    let (send, recv) =
-                        unsafe { self.layout.join(here, there, channel, &who, crowded) };
-                    links.sends[channel * nranks + rank] = Some(Box::new(send));
-                    links.recvs[channel * nranks + rank] = Some(Box::new(recv));
+            let ranks = 0..nranks;
+            let served: Vec<usize> = ranks
+                .filter(|&rank| is_served(&self.candidates[rank]))
+                .collect();
+            if served.is_empty() {
+                continue;
+            }
+            let connected = prepared.connect(
+                &self.setup,
+                &Peers {
+                    served: &served,
+                    offers: infos.iter().map(|info| info.offer(kind)).collect(),
+                    crowded,
+                },
+            )?;
+            let Some(connected) = connected else {
+                for rank in served {
+                    self.candidates[rank].remove(0);
                 }
-            }
-        }
-
-        let mut verbs = None;
-        if let Some((endpoint, ends)) = self.rdma(context, infos)? {
-            for end in ends {
-                let index = end.channel * nranks + end.peer;
-                links.sends[index] = Some(Box::new(end.send));
-                links.recvs[index] = Some(Box::new(end.recv));
-            }
-            verbs = Some(endpoint);
-        }
-
-        let mut pumps = Vec::new();
-        if let Some(listener) = self.tcp.take() {
-            let served = self.served(TransportKind::Tcp);
-            let mut sockets = tcp::connect::connect(tcp::connect::Plan {
-                me,
-                peers,
-                ports: served
-                    .iter()
-                    .map(|&rank| (rank, infos[rank].port))
-                    .collect(),
-                channels,
-                sockets: config.tcp_sockets,
-                listener,
-                key: exchange.key(tcp::connect::PURPOSE),
-                fault: context.fault,
-                deadline: context.deadline,
-            })?;
+                continue;
+            };
             for rank in served {
-                let who = peers[rank].to_string();
-                for channel in 0..channels {
-                    let own = (0..config.tcp_sockets).filter_map(|socket| {
-                        sockets.remove(&Link {
-                            peer: rank,
-                            channel,
-                            socket,
-                        })
-                    });
-                    let (send, recv, pump) = tcp::join(self.layout.shape, own.collect(), &who)?;
-                    links.sends[channel * nranks + rank] = Some(Box::new(send));
-                    links.recvs[channel * nranks + rank] = Some(Box::new(recv));
-                    pumps.push(pump);
-                }
+                links.kinds[rank] = Some(kind);
             }
+            for Ends {
+                peer,
+                channel,
+                send,
+                recv,
+            } in connected.ends
+            {
+                links.sends[channel * nranks + peer] = Some(send);
+                links.recvs[channel * nranks + peer] = Some(recv);
+            }
+            links.buffer_bytes += connected.bytes;
+            pollables.extend(connected.pollable);
         }
-
-        let mut backoff = Backoff::new(crowded);
-        if !pumps.is_empty() {
-            backoff = backoff.with_system_calls();
-        }
-        let fifo = config.slots * (self.layout.shape.slot_bytes + LINE_BYTES) * channels;
-        // A pair of hosts has slots on both sides for both directions.
-        let far = self.served(TransportKind::Tcp).len() + self.served(TransportKind::Rdma).len();
-        links.buffer_bytes = fifo * (regions.len() + 2 * far);
-        let sleeper = self.region.take().map(|region| Sleeper::new(region, 0));
-        links.waiter = Box::new(RankWaiter::new(sleeper, pumps, verbs, backoff));
-        links.kinds = std::mem::take(&mut self.kinds);
+        let inbox = self.setup.inbox.as_ref();
+        let sleeper = inbox.map(|inbox| Sleeper::new(inbox.region().clone(), 0));
+        links.waiter = Box::new(RankWaiter::new(sleeper, pollables, crowded));
         Ok(links)
     }
-
-    fn has(&self, kind: TransportKind) -> bool {
-        self.kinds.contains(&Some(kind))
-    }
-
-    fn served(&self, kind: TransportKind) -> Vec<usize> {
-        (0..self.kinds.len())
-            .filter(|&rank| self.kinds[rank] == Some(kind))
-            .collect()
-    }
-
-    fn local_links(
-        &self,
-        me: usize,
-        infos: &[ConnectInfo],
-    ) -> (Vec<Link>, Vec<(Link, socket::Address)>) {
-        let link = |peer| Link {
-            peer,
-            channel: 0,
-            socket: 0,
-        };
-        // The higher rank connects.
-        let (lower, higher): (Vec<_>, Vec<_>) = self
-            .served(TransportKind::Shm)
-            .into_iter()
-            .partition(|&rank| rank < me);
-        let connects = lower
-            .into_iter()
-            .map(|rank| (link(rank), socket::Address::Local(infos[rank].local)));
-        (higher.into_iter().map(link).collect(), connects.collect())
-    }
-
-    /// Descriptors that this rank will hold at once, against the limit of the process.
-    fn check_descriptors(&self, sockets: usize) -> Result<()> {
-        let need = self.served(TransportKind::Shm).len()
-            + self.served(TransportKind::Tcp).len() * sockets
-            + 16;
-        let limit = socket::descriptor_limit();
-        if need > limit {
-            return Err(Error::invalid_usage(format!(
-                "connecting needs about {need} descriptors and the process may hold {limit}: raise \
-                 `ulimit -n`, or lower CINCH_CHANNELS (on GPUs CINCH_GPU_CHANNELS) or \
-                 CINCH_TCP_SOCKETS"
-            )));
-        }
-        Ok(())
-    }
 }
 
-/// The ports that RDMA may go through.
-pub(super) fn find_ports(
-    verbs: Option<Arc<dyn Api>>,
-    config: &Config,
-    forced: bool,
-) -> Result<Ports> {
-    if config.ib_disable && !forced {
-        return Err(Error::invalid_usage("CINCH_IB_DISABLE=1"));
+/// Compares the descriptors that this rank will hold with the limit of the process.
+fn check_descriptors(
+    context: &ConnectContext<'_>,
+    candidates: &[Vec<&'static dyn Transport>],
+) -> Result<()> {
+    let each = candidates.iter().flatten();
+    let sum: usize = each
+        .map(|transport| transport.descriptors(context.config))
+        .sum();
+    let (need, limit) = (sum + 16, socket::descriptor_limit());
+    if need > limit {
+        return Err(Error::invalid_usage(format!(
+            "connecting needs about {need} descriptors and the process may hold {limit}: raise \
+             `ulimit -n`, or lower CINCH_CHANNELS (on GPUs CINCH_GPU_CHANNELS) or \
+             CINCH_TCP_SOCKETS"
+        )));
     }
-    let api = match verbs {
-        Some(api) => api,
-        None => Arc::new(ibverbs::Loaded::open(ibverbs::Loaded::LIBRARY)?),
-    };
-    Ports::find(&api, config)
-}
-
-/// What a rank tells the others: what it has to offer, or why it cannot go on.
-fn answer<T>(outcome: &Result<T>, offer: impl Fn(&T) -> Vec<u8>) -> Vec<u8> {
-    match outcome {
-        Ok(outcome) => [&[1][..], &offer(outcome)].concat(),
-        Err(error) => [&[0][..], error.message().as_bytes()].concat(),
-    }
-}
-
-/// What all ranks offer, or which one cannot do `what`, and why.
-fn all_can(
-    what: &str,
-    mut said: Vec<Vec<u8>>,
-    peers: &[PeerInfo],
-) -> std::result::Result<Vec<Vec<u8>>, String> {
-    for (rank, text) in said.iter_mut().enumerate() {
-        let can = text.first() == Some(&1);
-        let rest = text.split_off(text.len().min(1));
-        if !can {
-            let why = String::from_utf8_lossy(&rest);
-            return Err(format!("{} cannot {what}: {why}", peers[rank]));
-        }
-        *text = rest;
-    }
-    Ok(said)
-}
-
-/// Goes back to TCP, which all ranks do together, unless RDMA was asked for.
-fn retreat(forced: bool, own: Option<Error>, why: String) -> Result<()> {
-    if forced {
-        return Err(own.unwrap_or(Error::new(ErrorKind::Remote, why)));
-    }
-    log::line_of(
-        Subsystem::Net,
-        Level::Warn,
-        format_args!("TCP between hosts, because {why}"),
-    );
     Ok(())
 }
 
-fn chosen(text: std::fmt::Arguments<'_>) {
-    log::line_of(Subsystem::Net, Level::Info, text);
-}
-
-/// The links of a rank without peers.
+/// Returns the links of a rank without peers.
 fn alone(shape: FifoShape, channels: usize) -> Links {
-    let backoff = Backoff::new(false);
     Links {
         nranks: 1,
         rank: 0,
@@ -479,6 +229,6 @@ fn alone(shape: FifoShape, channels: usize) -> Links {
         kinds: vec![None],
         buffer_bytes: 0,
         oversubscribed: false,
-        waiter: Box::new(RankWaiter::new(None, Vec::new(), None, backoff)),
+        waiter: Box::new(RankWaiter::new(None, Vec::new(), false)),
     }
 }

@@ -1,4 +1,4 @@
-//! A message's header as it travels between hosts, before its payload:
+//! The frame of a message between hosts, which precedes the payload:
 //!
 //! ```text
 //! signature 40 | payload bytes 4 | magic 4 | message number 8 | zero 8
@@ -7,12 +7,12 @@
 use super::Header;
 use crate::error::{Error, ErrorKind, Result};
 
-/// Its bytes.
+/// Bytes of a frame.
 pub(super) const FRAME: usize = 64;
 
 const MAGIC: u32 = 0x6331_6368; // "hc1c"
 
-/// The header of message `number`.
+/// Returns the frame of message `number`.
 pub(super) fn encode(header: &Header, number: u64) -> [u8; FRAME] {
     let mut frame = [0; FRAME];
     for (word, place) in header.signature.iter().zip(frame.chunks_exact_mut(8)) {
@@ -24,10 +24,10 @@ pub(super) fn encode(header: &Header, number: u64) -> [u8; FRAME] {
     frame
 }
 
-/// Reads what `who` sent as message `number` of a connection with such slots.
+/// Reads the frame that `who` sent as message `number` of a connection with slots of `slot_bytes` bytes.
 ///
 /// # Errors
-/// Mismatch, with the numbers, if it is not.
+/// Mismatch, with the numbers, if another number, magic or length was sent.
 pub(super) fn decode(
     who: &str,
     frame: &[u8; FRAME],

@@ -1,45 +1,123 @@
-//! The region of one rank, into which its peers on the same host write, and the ends of the
-//! connections through it. The same for threads (by reference) and processes (by descriptor).
+//! The inbox of a rank: memory into which its peers on the same host write, and the ends of the
+//! connections through it. Threads share it through a registry, processes through a descriptor.
 //!
 //! ```text
 //! 0            doorbell of the rank
 //! 4096         heads of its outgoing FIFOs, by channel and receiver
 //! next page    slots of its incoming FIFOs, by channel and sender
 //! ```
-//! Senders write into the receiver's memory: one trip over the bus. Places of ranks that are
-//! connected otherwise are holes, which cost address space only.
+//! Senders write into the receiver's memory, so that a byte crosses the bus once. FIFOs of ranks with
+//! another transport stay untouched and take address space only.
 
-use super::{Header, RecvEnd, SendEnd};
+use super::contract::{Connected, Ends, Peers, Setup};
+use super::{Header, InboxMemory, RecvEnd, SendEnd};
 use crate::error::Result;
 use crate::mem::{
     COUNTER_BYTES, Consumer, DOORBELL_BYTES, FifoPlaces, FifoShape, Place, Producer, Region, Ringer,
 };
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 const DOORBELL_AT: usize = 0;
 const PAGE: usize = 4096;
 const _: () = assert!(DOORBELL_BYTES <= PAGE);
 
-/// Where everything is; the same on all ranks.
+/// The inbox of this rank.
+pub(crate) struct Inbox {
+    layout: InboxLayout,
+    region: Arc<Region>,
+    /// The descriptor of the region, if other processes map it.
+    memory: Option<OwnedFd>,
+}
+
+impl Inbox {
+    /// Allocates an inbox; `None` if no transport needs one.
+    ///
+    /// # Errors
+    /// System if memory is short.
+    pub fn new(layout: InboxLayout, memory: InboxMemory) -> Result<Option<Inbox>> {
+        let (region, memory) = match memory {
+            InboxMemory::None => return Ok(None),
+            InboxMemory::Private => (Region::heap(layout.bytes())?, None),
+            InboxMemory::Shareable => {
+                let (region, memory) = Region::shareable(layout.bytes())?;
+                (region, Some(memory))
+            }
+        };
+        Ok(Some(Inbox {
+            layout,
+            region,
+            memory,
+        }))
+    }
+
+    pub fn region(&self) -> &Arc<Region> {
+        &self.region
+    }
+
+    /// Returns the descriptor of the region, if other processes map it.
+    pub fn memory(&self) -> Option<&OwnedFd> {
+        self.memory.as_ref()
+    }
+
+    /// Returns the bytes of every rank's inbox.
+    pub fn bytes(&self) -> usize {
+        self.layout.bytes()
+    }
+
+    /// Connects this rank with the ranks whose inboxes `regions` are. Each pair of ranks must be connected
+    /// once, through one transport.
+    pub fn connect(
+        &self,
+        setup: &Setup<'_>,
+        peers: &Peers<'_>,
+        regions: Vec<(usize, Arc<Region>)>,
+    ) -> Connected {
+        let bytes = setup.fifo_bytes() * regions.len();
+        let mut ends = Vec::new();
+        for (peer, region) in regions {
+            let who = setup.peers()[peer].to_string();
+            let (own, their) = ((setup.me(), &self.region), (peer, &region));
+            for channel in 0..self.layout.channels {
+                // SAFETY: the caller connects each pair once, and the loop visits each channel once.
+                let (send, recv) =
+                    unsafe { self.layout.join(own, their, channel, &who, peers.crowded) };
+                ends.push(Ends {
+                    peer,
+                    channel,
+                    send: Box::new(send),
+                    recv: Box::new(recv),
+                });
+            }
+        }
+        Connected {
+            ends,
+            pollable: None,
+            bytes,
+        }
+    }
+}
+
+/// Layout of an inbox, equal on all ranks.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct InboxLayout {
+pub(crate) struct InboxLayout {
     pub nranks: usize,
     pub channels: usize,
     pub shape: FifoShape,
 }
 
 impl InboxLayout {
-    /// Bytes of one rank's region.
+    /// Returns the bytes of an inbox.
     pub fn bytes(&self) -> usize {
         self.slots_at(self.fifos())
     }
 
-    /// Both ends' halves of the pair: what `me` sends to `peer` on `channel`, and what it
-    /// receives. `crowded`: ranks share cores, so that they sleep often.
+    /// Returns the ends of `me` to and from `peer` on `channel`. If ranks are `crowded`, they share cores
+    /// and sleep often.
     ///
     /// # Safety
-    /// Called once for each rank, peer and channel.
-    pub unsafe fn join(
+    /// Each rank calls it once for each peer and channel.
+    unsafe fn join(
         &self,
         (me, own): (usize, &Arc<Region>),
         (peer, their): (usize, &Arc<Region>),
@@ -47,11 +125,11 @@ impl InboxLayout {
         who: &str,
         crowded: bool,
     ) -> (InboxSend, InboxRecv) {
-        // A rank with a core of its own seldom sleeps, and then not for long.
+        // A rank with a core of its own rarely sleeps, and never for long.
         let ringer = Ringer::new(their.clone(), DOORBELL_AT, crowded);
         let outgoing = self.places((me, own), (peer, their), channel);
         let incoming = self.places((peer, their), (me, own), channel);
-        // SAFETY: the caller calls once, and these places are this pair's and channel's alone.
+        // SAFETY: the caller calls once, and `places` gives each pair and channel places of its own.
         unsafe {
             (
                 InboxSend {
@@ -94,7 +172,7 @@ impl InboxLayout {
     }
 }
 
-/// Sends into a peer's inbox.
+/// Sends into the inbox of a peer.
 #[derive(Debug)]
 pub(super) struct InboxSend {
     producer: Producer,
@@ -132,7 +210,7 @@ impl SendEnd for InboxSend {
     }
 }
 
-/// Receives from a peer through the own inbox.
+/// Receives from a peer through this rank's inbox.
 #[derive(Debug)]
 pub(super) struct InboxRecv {
     consumer: Consumer,
@@ -170,7 +248,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_two_places_overlap() {
+    fn places_of_an_inbox_do_not_overlap() {
         let layout = InboxLayout {
             nranks: 3,
             channels: 2,

@@ -1,310 +1,296 @@
-//! Opens all sockets of a rank at once: connects to some peers while others connect to it.
+//! Opens all data sockets of a rank at once: connects to some peers while others connect to it.
 //!
-//! One thread, one poll: no rank waits for one peer while another waits for it, and a stranger
-//! who connects and falls silent holds up nobody.
+//! A single thread polls them all, so that no rank waits for one peer while another waits for it. Every
+//! socket is authenticated by [`crate::bootstrap::auth`] under the communicator's key for the
+//! transport.
 
-use super::handshake::{Handshake, Progress};
 use crate::bootstrap::PeerInfo;
+use crate::bootstrap::auth::{
+    ConnectFailure, ConnectionRole, Connector, FailureKind, HandshakeConfig, Listener, Peer,
+    PeerIdentity, poll_for,
+};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::Fault;
 use crate::sys::socket::{self, Address, Socket};
+use nix::poll::PollFd;
 use std::collections::HashMap;
-use std::io;
 use std::time::{Duration, Instant};
 
-/// How long one who connects may take to prove itself.
-const PROOF_LIMIT: Duration = Duration::from_secs(2);
+/// Longest poll between two checks of the fault.
+const FAULT_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// How often the fault is looked at while nothing happens.
-const GLANCE: Duration = Duration::from_millis(20);
-
-/// One socket of this rank, by what it is for.
+/// Identity of one socket of this rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Link {
+pub(crate) struct SocketId {
     /// Rank at the other end.
     pub peer: usize,
     /// Channel.
     pub channel: usize,
-    /// Which of the channel's sockets.
-    pub socket: usize,
+    /// Index among the sockets of the channel.
+    pub index: usize,
+}
+
+impl SocketId {
+    /// Identifies the only socket between this rank and `peer`.
+    pub(crate) fn only(peer: usize) -> SocketId {
+        SocketId {
+            peer,
+            channel: 0,
+            index: 0,
+        }
+    }
+
+    /// Packs the identity for the hello of the connector: target rank, channel and index.
+    fn word(self) -> u64 {
+        (self.peer as u64) << 32 | (self.channel as u64) << 16 | self.index as u64
+    }
+
+    /// Unpacks the identity of a socket that `peer` has connected to rank `me`; `None` if the peer
+    /// meant another rank.
+    fn accepted(peer: &Peer, me: usize) -> Option<SocketId> {
+        let field = |shift: u32| (peer.word >> shift & 0xffff) as usize;
+        (peer.word >> 32 == me as u64).then(|| SocketId {
+            peer: peer.rank,
+            channel: field(16),
+            index: field(0),
+        })
+    }
 }
 
 /// The sockets to open.
-pub(crate) struct Mesh<'a> {
-    /// What they are for, in messages.
+pub(crate) struct SocketMesh<'a> {
+    /// Name of the transport, for errors.
     pub purpose: &'static str,
-    /// Only ranks of the communicator know it.
+    /// Key of the communicator for this purpose.
     pub key: [u8; 32],
     /// This rank.
     pub me: usize,
     /// All ranks.
     pub peers: &'a [PeerInfo],
-    /// Where others connect to.
-    pub listener: Socket,
-    /// Whether the other ends are on this host and must run as our user.
-    pub local: bool,
-    /// Sockets that others open.
-    pub accepts: Vec<Link>,
-    /// Sockets that this rank opens.
-    pub connects: Vec<(Link, Address)>,
+    /// Accepts the connections of higher ranks.
+    pub listener: Listener,
+    /// Ranks to connect with, and where they listen. Of two ranks the higher connects.
+    pub addresses: Vec<(usize, Address)>,
+    /// Channels between two ranks.
+    pub channels: usize,
+    /// Sockets of a channel.
+    pub sockets: usize,
     /// Watched while waiting.
     pub fault: &'a Fault,
-    /// Give up after this.
+    /// End of the attempts.
     pub deadline: Instant,
 }
 
-/// A connection on its way.
-struct Attempt<'a> {
-    socket: Option<Socket>,
-    handshake: Handshake<'a>,
-    write: bool,
-    /// Accepted: when it is dropped. Connected: when it may be tried again.
-    time: Instant,
-    tries: u32,
-    last: Option<io::Error>,
+/// A socket that this rank opens.
+struct Outgoing {
+    id: SocketId,
+    address: Address,
+    config: HandshakeConfig,
+    connector: Option<Connector>,
+    next_attempt: Instant,
+    attempts: u32,
+    last: Option<ConnectFailure>,
 }
 
-/// What became of one who connected.
-enum Heard {
-    Waits,
-    /// A rank, for this link.
-    Proven(Link),
-    /// Dropped without a word.
-    Stranger,
+/// Sockets that are still to be opened, and those that are open.
+struct Opening {
+    config: HandshakeConfig,
+    accepts: Vec<SocketId>,
+    outgoing: Vec<Outgoing>,
+    open: HashMap<SocketId, Socket>,
 }
 
-impl Mesh<'_> {
-    /// Opens them all, then closes the listener.
+impl SocketMesh<'_> {
+    /// Opens all sockets, then closes the listener.
     ///
     /// # Errors
-    /// Timeout, naming the ranks that are missing and why; the fault's reason; system if
-    /// descriptors run out, with the limit.
-    pub fn open(self) -> Result<HashMap<Link, Socket>> {
-        let mut links = HashMap::new();
-        let total = self.accepts.len() + self.connects.len();
-        let mut calls = Vec::new();
-        for &(link, address) in &self.connects {
-            let handshake = Handshake::connector(&self.key, self.me, link)?;
-            let attempt = Attempt {
-                socket: None,
-                handshake,
-                write: true,
-                time: Instant::now(),
-                tries: 0,
-                last: None,
-            };
-            calls.push((link, address, attempt));
-        }
-        let mut visitors: Vec<Attempt<'_>> = Vec::new();
-        while links.len() < total {
+    /// Timeout, naming the ranks that are missing and why, or remote if their listeners do not know
+    /// the key; the fault's reason; mismatch if a rank runs another version; system if descriptors
+    /// run out, with the limit.
+    pub fn open(mut self) -> Result<HashMap<SocketId, Socket>> {
+        let mut opening = self.begin();
+        self.listener.expect_connections(opening.accepts.len());
+        while opening.open.len() < self.total() {
             self.fault.check()?;
             let now = Instant::now();
             if now >= self.deadline {
-                return Err(self.late(&links, &calls));
+                return Err(self.late(&opening));
             }
-            for (link, address, call) in &mut calls {
-                if call.socket.is_none() && now >= call.time {
-                    self.call(*link, address, call)?;
+            for outgoing in &mut opening.outgoing {
+                if outgoing.connector.is_none() && now >= outgoing.next_attempt {
+                    outgoing
+                        .start()
+                        .or_else(|error| self.retry(outgoing, error))?;
                 }
             }
-            self.wait(&calls, &visitors, now)?;
-
-            let mut index = 0;
-            while index < calls.len() {
-                let (link, _, call) = &mut calls[index];
-                match advance(call) {
-                    Some(Ok(true)) => {
-                        let (link, socket) = (*link, call.socket.take());
-                        calls.swap_remove(index);
-                        links.extend(socket.map(|socket| (link, socket)));
-                        continue;
-                    }
-                    Some(Err(error)) => self.hang_up(*link, call, error)?,
-                    _ => {}
-                }
-                index += 1;
-            }
-            // What has come counts, however late: only then do the late and the silent go.
-            let mut index = 0;
-            while index < visitors.len() {
-                match self.hear(&mut visitors[index]) {
-                    Heard::Waits if now < visitors[index].time => index += 1,
-                    Heard::Proven(link) => {
-                        links.extend(visitors.swap_remove(index).socket.map(|it| (link, it)));
-                    }
-                    _ => drop(visitors.swap_remove(index)),
+            let mut ready = self.poll(&opening.outgoing, now);
+            let accepting = ready.split_off(opening.outgoing.len());
+            self.advance(&mut opening, &ready)?;
+            let served = self.listener.serve(&opening.config, &accepting);
+            served.map_err(|error| error.context(self.need()))?;
+            while let Some(peer) = self.listener.next() {
+                let peer = peer?;
+                // A rank whose first connection was displaced connects again: the last counts.
+                let id = SocketId::accepted(&peer, self.me);
+                if let Some(id) = id.filter(|id| opening.accepts.contains(id)) {
+                    opening.open.insert(id, peer.socket);
                 }
             }
-            self.welcome(&mut visitors, &mut links)?;
         }
-        Ok(links)
+        Ok(opening.open)
     }
 
-    fn call<'a>(&'a self, link: Link, address: &Address, call: &mut Attempt<'a>) -> Result<()> {
-        call.handshake = Handshake::connector(&self.key, self.me, link)?;
-        call.write = true;
-        call.tries += 1;
-        match socket::connect(address).and_then(|socket| {
-            if let Address::Tcp(_) = address {
-                socket::no_delay(&socket).map_err(io::Error::other)?;
-            }
-            Ok(socket)
-        }) {
-            Ok(socket) => call.socket = Some(socket),
-            Err(error) => self.hang_up(link, call, error)?,
-        }
-        Ok(())
-    }
-
-    /// Tries again later: the peer's queue may be full, or a stranger may have displaced us.
-    fn hang_up(&self, link: Link, call: &mut Attempt<'_>, error: io::Error) -> Result<()> {
-        if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) {
-            return Err(self.no_descriptors(error));
-        }
-        call.socket = None;
-        if error.kind() == io::ErrorKind::InvalidData {
-            return Err(Error::new(
-                ErrorKind::Remote,
-                format!(
-                    "whoever listens for {} in place of {} does not know the communicator's key",
-                    self.purpose, self.peers[link.peer]
-                ),
-            ));
-        }
-        call.time = Instant::now() + Duration::from_millis(u64::from(call.tries.min(20)) * 5);
-        call.last = Some(error);
-        Ok(())
-    }
-
-    fn wait(
-        &self,
-        calls: &[(Link, Address, Attempt<'_>)],
-        visitors: &[Attempt<'_>],
-        now: Instant,
-    ) -> Result<()> {
-        let mut limit = GLANCE.min(self.deadline - now);
-        let mut interests = vec![socket::interest(&self.listener, true, false)];
-        for (.., call) in calls {
-            if call.socket.is_none() {
-                limit = limit.min(call.time.saturating_duration_since(now));
+    fn begin(&self) -> Opening {
+        let identity = PeerIdentity {
+            role: ConnectionRole::Data,
+            rank: self.me,
+            word: 0,
+        };
+        let config = HandshakeConfig::new(&self.key, identity);
+        let (mut accepts, mut outgoing) = (Vec::new(), Vec::new());
+        for &(peer, address) in &self.addresses {
+            for (channel, index) in
+                (0..self.channels).flat_map(|at| (0..self.sockets).map(move |index| (at, index)))
+            {
+                let id = SocketId {
+                    peer,
+                    channel,
+                    index,
+                };
+                if peer > self.me {
+                    accepts.push(id);
+                    continue;
+                }
+                outgoing.push(Outgoing {
+                    id,
+                    address,
+                    config: config.clone().with_word(id.word()),
+                    connector: None,
+                    next_attempt: Instant::now(),
+                    attempts: 0,
+                    last: None,
+                });
             }
         }
-        for attempt in calls.iter().map(|(.., call)| call).chain(visitors) {
-            if let Some(socket) = &attempt.socket {
-                interests.push(socket::interest(socket, !attempt.write, attempt.write));
-            }
-        }
-        socket::poll(&mut interests, limit).map(|_| ())
-    }
-
-    fn hear(&self, visitor: &mut Attempt<'_>) -> Heard {
-        let outcome = advance(visitor);
-        let known = visitor.handshake.link();
-        match (outcome, known) {
-            (_, Some(link)) if !self.accepts.contains(&link) => Heard::Stranger,
-            (Some(Ok(true)), Some(link)) => Heard::Proven(link),
-            (Some(Ok(false)), _) => Heard::Waits,
-            _ => Heard::Stranger,
+        Opening {
+            config,
+            accepts,
+            outgoing,
+            open: HashMap::new(),
         }
     }
 
-    /// Accepts what has queued up. A rank's hello is often there already.
-    fn welcome<'a>(
-        &'a self,
-        visitors: &mut Vec<Attempt<'a>>,
-        links: &mut HashMap<Link, Socket>,
-    ) -> Result<()> {
-        let most = 2 * self.accepts.len() + 64;
-        // Bounded, so that a flood of strangers cannot keep us from the others.
-        for _ in 0..most {
-            let socket = match socket::accept(&self.listener) {
-                Ok(Some(socket)) => socket,
-                Ok(None) => return Ok(()),
-                // Descriptors that strangers hold come back first.
-                Err(_) if !visitors.is_empty() => {
-                    displace(visitors);
-                    return Ok(());
+    /// Waits for an event. Returns which outgoing sockets are ready, then which of the listener's.
+    fn poll(&self, outgoing: &[Outgoing], now: Instant) -> Vec<bool> {
+        let mut limit = FAULT_POLL_INTERVAL.min(self.deadline - now);
+        limit = limit.min(self.listener.poll_limit(now));
+        for waiting in outgoing.iter().filter(|one| one.connector.is_none()) {
+            limit = limit.min(waiting.next_attempt.saturating_duration_since(now));
+        }
+        let connectors = outgoing.iter().flat_map(|one| &one.connector);
+        let connectors = connectors.map(Connector::interest);
+        let mut fds: Vec<PollFd<'_>> = connectors.chain(self.listener.descriptors()).collect();
+        poll_for(&mut fds, limit);
+        let mut ready = fds.iter().map(|fd| fd.any().unwrap_or(true));
+        let mut all: Vec<bool> = outgoing
+            .iter()
+            .map(|one| one.connector.is_some() && ready.next().unwrap_or(false))
+            .collect();
+        all.extend(ready);
+        all
+    }
+
+    /// Advances the outgoing sockets that are ready.
+    fn advance(&self, opening: &mut Opening, ready: &[bool]) -> Result<()> {
+        let outgoing = std::mem::take(&mut opening.outgoing);
+        for (mut outgoing, &ready) in outgoing.into_iter().zip(ready) {
+            match if ready { outgoing.advance() } else { Ok(None) } {
+                Ok(None) => opening.outgoing.push(outgoing),
+                Ok(Some(peer)) if peer.rank == outgoing.id.peer => {
+                    opening.open.insert(outgoing.id, peer.socket);
                 }
-                Err(error) => return Err(self.no_descriptors(error)),
-            };
-            let uid = nix::unistd::geteuid().as_raw();
-            let welcome = if self.local {
-                socket::peer_uid(&socket).is_ok_and(|found| found == uid)
-            } else {
-                socket::no_delay(&socket).is_ok()
-            };
-            if !welcome {
-                continue;
-            }
-            let mut visitor = Attempt {
-                socket: Some(socket),
-                handshake: Handshake::acceptor(&self.key, self.me),
-                write: false,
-                time: Instant::now() + PROOF_LIMIT,
-                tries: 0,
-                last: None,
-            };
-            match self.hear(&mut visitor) {
-                Heard::Waits => {
-                    if visitors.len() >= most {
-                        displace(visitors);
-                    }
-                    visitors.push(visitor);
+                Ok(Some(peer)) => {
+                    let error = Error::internal(format!("rank {} answered", peer.rank));
+                    return Err(error.context(&self.peers[outgoing.id.peer]));
                 }
-                Heard::Proven(link) => links.extend(visitor.socket.map(|it| (link, it))),
-                Heard::Stranger => {}
+                Err(failure) => {
+                    self.retry(&mut outgoing, failure)?;
+                    opening.outgoing.push(outgoing);
+                }
             }
         }
         Ok(())
     }
 
-    fn no_descriptors(&self, error: io::Error) -> Error {
-        Error::system(
-            format!(
-                "{} needs {} sockets on rank {} and the process may hold {} descriptors \
-                 (raise `ulimit -n`, or lower CINCH_CHANNELS or CINCH_TCP_SOCKETS)",
-                self.purpose,
-                self.accepts.len() + self.connects.len(),
-                self.me,
-                socket::descriptor_limit()
-            ),
-            error,
+    /// Schedules another attempt: the peer's queue may be full, or a flood of unauthenticated
+    /// connections may have displaced this one.
+    fn retry(&self, outgoing: &mut Outgoing, failure: ConnectFailure) -> Result<()> {
+        match failure.kind {
+            FailureKind::System => return Err(failure.error.context(self.need())),
+            FailureKind::Foreign => {
+                let peer = &self.peers[outgoing.id.peer];
+                let what = format!("the {} connection to {peer}", self.purpose);
+                return Err(failure.error.context(what));
+            }
+            _ => {}
+        }
+        outgoing.connector = None;
+        let pause = Duration::from_millis(u64::from(outgoing.attempts.min(20)) * 5);
+        outgoing.next_attempt = Instant::now() + pause;
+        outgoing.last = Some(failure);
+        Ok(())
+    }
+
+    fn total(&self) -> usize {
+        self.addresses.len() * self.channels * self.sockets
+    }
+
+    fn need(&self) -> String {
+        format!(
+            "{} needs {} sockets on rank {} and the process may hold {} descriptors (raise \
+             `ulimit -n`, or lower CINCH_CHANNELS or CINCH_TCP_SOCKETS)",
+            self.purpose,
+            self.total(),
+            self.me,
+            socket::descriptor_limit()
         )
     }
 
-    fn late(&self, links: &HashMap<Link, Socket>, calls: &[(Link, Address, Attempt<'_>)]) -> Error {
-        let mut missing: Vec<String> = calls
-            .iter()
-            .filter(|(link, ..)| link.channel == 0 && link.socket == 0)
-            .map(|(link, address, call)| {
-                let why = match &call.last {
-                    Some(error) => error.to_string(),
-                    None => "no answer".into(),
-                };
-                format!("{} at {address} ({why})", self.peers[link.peer])
-            })
-            .collect();
-        let mut silent: Vec<usize> = self
-            .accepts
-            .iter()
-            .filter(|link| !links.contains_key(link))
-            .map(|link| link.peer)
-            .collect();
+    fn late(&self, opening: &Opening) -> Error {
+        let waiting = opening.outgoing.iter();
+        let first = waiting.filter(|one| one.id == SocketId::only(one.id.peer));
+        let why = first.map(|one| {
+            let why = match &one.last {
+                Some(failure) => failure.error.message().to_string(),
+                None => "no answer".into(),
+            };
+            format!("{} at {} ({why})", self.peers[one.id.peer], one.address)
+        });
+        let mut missing: Vec<String> = why.collect();
+        let accepts = opening.accepts.iter();
+        let silent = accepts.filter(|id| !opening.open.contains_key(id));
+        let mut silent: Vec<usize> = silent.map(|id| id.peer).collect();
         silent.sort_unstable();
         silent.dedup();
-        missing.extend(
-            silent
-                .into_iter()
-                .map(|peer| format!("{} has not connected to us", self.peers[peer])),
-        );
+        let silent = silent.into_iter().map(|peer| &self.peers[peer]);
+        missing.extend(silent.map(|peer| format!("{peer} has not connected to us")));
         missing.truncate(8);
+        // A listener that always hangs up does not know the key.
+        let refuses = |one: &Outgoing| {
+            let last = one.last.as_ref();
+            last.is_some_and(|failure| failure.kind == FailureKind::Closed)
+        };
+        let kind = match opening.outgoing.iter().any(refuses) {
+            true => ErrorKind::Remote,
+            false => ErrorKind::Timeout,
+        };
         Error::new(
-            ErrorKind::Timeout,
+            kind,
             format!(
                 "{} opened {} of {} sockets for {} before the deadline; missing: {}",
                 self.peers[self.me],
-                links.len(),
-                self.accepts.len() + self.connects.len(),
+                opening.open.len(),
+                self.total(),
                 self.purpose,
                 missing.join(", ")
             ),
@@ -312,30 +298,28 @@ impl Mesh<'_> {
     }
 }
 
-/// Makes room for another visitor. Ranks say hello at once and come again if they are dropped:
-/// whoever is silent for longest is most likely none, then whoever is here longest.
-fn displace(visitors: &mut Vec<Attempt<'_>>) {
-    let since = |visitor: &Attempt<'_>| (visitor.handshake.link().is_some(), visitor.time);
-    let places = visitors.iter().enumerate();
-    if let Some((place, _)) = places.min_by_key(|(_, visitor)| since(visitor)) {
-        visitors.swap_remove(place);
+impl Outgoing {
+    fn start(&mut self) -> std::result::Result<(), ConnectFailure> {
+        self.attempts += 1;
+        self.connector = Some(Connector::start(self.address, &self.config)?);
+        Ok(())
     }
-}
 
-/// Goes on with a connection: whether it is done; None if it is not there.
-fn advance(attempt: &mut Attempt<'_>) -> Option<io::Result<bool>> {
-    let socket = attempt.socket.as_ref()?;
-    if let Err(error) = socket::outcome(socket) {
-        return Some(Err(error));
-    }
-    Some(match attempt.handshake.advance(socket) {
-        Ok(Progress::Done) => Ok(true),
-        Ok(Progress::Pending { write }) => {
-            attempt.write = write;
-            Ok(false)
+    /// Goes on with the handshake; the peer once it is authenticated.
+    fn advance(&mut self) -> std::result::Result<Option<Peer>, ConnectFailure> {
+        let Some(mut connector) = self.connector.take() else {
+            return Ok(None);
+        };
+        if !connector.advance(&self.config)? {
+            self.connector = Some(connector);
+            return Ok(None);
         }
-        Err(error) => Err(error),
-    })
+        let peer = connector.finish(&self.config);
+        peer.map(Some).map_err(|error| ConnectFailure {
+            kind: FailureKind::Foreign,
+            error,
+        })
+    }
 }
 
 #[cfg(all(test, not(loom)))]

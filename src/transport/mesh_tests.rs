@@ -1,6 +1,6 @@
 use super::*;
-use crate::sync::Fault;
-use std::io::{Read, Write};
+use crate::bootstrap::auth::{Handshake, HandshakeProgress};
+use std::io::{IoSlice, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 
@@ -17,22 +17,18 @@ fn peers() -> Vec<PeerInfo> {
     (0..2).map(peer).collect()
 }
 
-fn listener() -> (Socket, SocketAddr) {
-    let any = SocketAddr::from(([127, 0, 0, 1], 0));
-    let listener = socket::listen(&Address::Tcp(any)).unwrap();
-    let port = socket::port(&listener).unwrap();
-    (listener, SocketAddr::from(([127, 0, 0, 1], port)))
+fn listener() -> (Listener, SocketAddr) {
+    Listener::bind([127, 0, 0, 1].into()).unwrap()
 }
 
-fn link(peer: usize, socket: usize) -> Link {
-    Link {
-        peer,
-        channel: 0,
-        socket,
+fn id(peer: usize, index: usize) -> SocketId {
+    SocketId {
+        index,
+        ..SocketId::only(peer)
     }
 }
 
-/// Rank 0 accepts `count` sockets of rank 1 at `to`.
+/// Opens `count` sockets, which rank 0 accepts from rank 1.
 struct Side<'a> {
     peers: &'a [PeerInfo],
     fault: &'a Fault,
@@ -42,24 +38,16 @@ struct Side<'a> {
 }
 
 impl Side<'_> {
-    fn open(&self, me: usize, at: Socket, to: SocketAddr) -> Result<HashMap<Link, Socket>> {
-        let links = (0..self.count).map(|socket| link(1 - me, socket));
-        let (accepts, connects) = match me {
-            0 => (links.collect(), Vec::new()),
-            _ => (
-                Vec::new(),
-                links.map(|link| (link, Address::Tcp(to))).collect(),
-            ),
-        };
-        Mesh {
+    fn open(&self, me: usize, at: Listener, to: SocketAddr) -> Result<HashMap<SocketId, Socket>> {
+        SocketMesh {
             purpose: "tcp",
             key: [self.key; 32],
             me,
             peers: self.peers,
             listener: at,
-            local: false,
-            accepts,
-            connects,
+            addresses: vec![(1 - me, Address::Tcp(to))],
+            channels: 1,
+            sockets: self.count,
             fault: self.fault,
             deadline: Instant::now() + Duration::from_secs_f64(self.seconds),
         }
@@ -68,7 +56,30 @@ impl Side<'_> {
 }
 
 #[test]
-fn strangers_neither_join_nor_stall() {
+fn socket_id_of_another_target_is_refused() {
+    let sent = SocketId {
+        peer: 3,
+        channel: 65_535,
+        index: 7,
+    };
+    let peer = |word| {
+        let (socket, _) = std::os::unix::net::UnixStream::pair().unwrap();
+        Peer {
+            socket: Socket::from(std::os::fd::OwnedFd::from(socket)),
+            address: Address::Local([0; 16]),
+            rank: 9,
+            word,
+            session: [0; 32],
+            connector: false,
+        }
+    };
+    let received = SocketId { peer: 9, ..sent };
+    assert_eq!(SocketId::accepted(&peer(sent.word()), 3), Some(received));
+    assert_eq!(SocketId::accepted(&peer(sent.word()), 2), None);
+}
+
+#[test]
+fn unauthenticated_connections_neither_join_nor_delay() {
     let (peers, fault) = (peers(), Fault::new());
     let side = Side {
         peers: &peers,
@@ -79,18 +90,18 @@ fn strangers_neither_join_nor_stall() {
     };
     let (at, to) = listener();
     let (other, _) = listener();
-    // Silent ones, chatty ones, hasty ones; more than may wait at once, all before the ranks.
-    let mut strangers = Vec::new();
+    // Silent, garbage and closed connections before the ranks, more than there are places.
+    let mut crowd = Vec::new();
     for index in 0..120 {
-        let mut stranger = TcpStream::connect(to).unwrap();
+        let mut stream = TcpStream::connect(to).unwrap();
         match index % 3 {
             0 => {}
             1 => {
-                let _ = stranger.write_all(&[b'G'; 500]);
+                let _ = stream.write_all(&[b'G'; 500]);
             }
             _ => continue,
         }
-        strangers.push(stranger);
+        crowd.push(stream);
     }
     std::thread::scope(|scope| {
         let accepting = scope.spawn(|| side.open(0, at, to));
@@ -100,9 +111,9 @@ fn strangers_neither_join_nor_stall() {
         assert_eq!((here.len(), there.len()), (6, 6));
         for socket in 0..6 {
             let text = format!("over socket {socket}");
-            let parts = [io::IoSlice::new(text.as_bytes())];
-            socket::write(&there[&link(0, socket)], &parts).unwrap();
-            let mut stream = TcpStream::from(here[&link(1, socket)].try_clone().unwrap());
+            let parts = [IoSlice::new(text.as_bytes())];
+            socket::write(&there[&id(0, socket)], &parts).unwrap();
+            let mut stream = TcpStream::from(here[&id(1, socket)].try_clone().unwrap());
             stream.set_nonblocking(false).unwrap();
             let mut found = vec![0; text.len()];
             stream.read_exact(&mut found).unwrap();
@@ -112,7 +123,7 @@ fn strangers_neither_join_nor_stall() {
 }
 
 #[test]
-fn a_rank_that_does_not_come_is_named_at_the_deadline() {
+fn missing_rank_is_named_at_the_deadline() {
     let (peers, fault) = (peers(), Fault::new());
     let side = Side {
         peers: &peers,
@@ -126,7 +137,7 @@ fn a_rank_that_does_not_come_is_named_at_the_deadline() {
     assert_eq!(error.kind(), ErrorKind::Timeout);
     assert!(error.message().contains("rank 1 (host here"), "{error}");
     assert!(error.message().contains("0 of 2 sockets"), "{error}");
-    // Nobody listens there any more.
+    // The listener is closed by now.
     let (at, _) = listener();
     let error = side.open(1, at, to).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Timeout);
@@ -134,7 +145,7 @@ fn a_rank_that_does_not_come_is_named_at_the_deadline() {
 }
 
 #[test]
-fn another_key_is_refused() {
+fn listener_of_another_key_is_refused() {
     let (peers, fault) = (peers(), Fault::new());
     let side = |key| Side {
         peers: &peers,
@@ -150,13 +161,13 @@ fn another_key_is_refused() {
         let accepting = scope.spawn(move || accepting.open(0, at, to));
         let error = connecting.open(1, other, to).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Remote);
-        assert!(error.message().contains("key"), "{error}");
+        assert!(error.message().contains("another secret"), "{error}");
         assert!(accepting.join().unwrap().is_err());
     });
 }
 
 #[test]
-fn the_fault_ends_the_wait() {
+fn raised_fault_ends_the_attempts() {
     let (peers, fault) = (peers(), Arc::clone(&Fault::new()));
     let side = Side {
         peers: &peers,
@@ -173,10 +184,10 @@ fn the_fault_ends_the_wait() {
     });
 }
 
-/// Stopped, or starved, between its hello and its proof, for longer than a visitor may take: it
-/// learns that it was dropped, and comes again.
+/// A rank that is stopped between hello and proof beyond the timeout learns that its connection was
+/// dropped, and connects again.
 #[test]
-fn a_connector_that_is_late_with_its_proof_is_not_lost() {
+fn connector_with_a_late_proof_connects_again() {
     let (peers, fault) = (peers(), Fault::new());
     let side = Side {
         peers: &peers,
@@ -187,27 +198,35 @@ fn a_connector_that_is_late_with_its_proof_is_not_lost() {
     };
     let (at, to) = listener();
     let (other, _) = listener();
-    let key = [3; 32];
+    let identity = PeerIdentity {
+        role: ConnectionRole::Data,
+        rank: 1,
+        word: id(0, 0).word(),
+    };
+    let config = HandshakeConfig::new(&[3; 32], identity);
     std::thread::scope(|scope| {
         let socket = socket::connect(&Address::Tcp(to)).unwrap();
-        let mut hand = Handshake::connector(&key, 1, link(0, 0)).unwrap();
+        let mut handshake = Handshake::connector(&config).unwrap();
         let mut wait = |write: bool| {
             let mut interest = [socket::interest(&socket, !write, write)];
             socket::poll(&mut interest, Duration::from_secs(10)).unwrap();
             assert!(interest[0].revents != 0);
-            hand.advance(&socket)
+            handshake.advance(&config, &socket)
         };
-        // The hello goes, to whom nobody listens yet; the acceptor's proof comes while nobody reads
-        // it, and behind it the end.
-        assert_eq!(wait(true).unwrap(), Progress::Pending { write: false });
+        // The hello waits in the kernel's queue. The acceptor's proof arrives unread, and behind it
+        // the end of the stream.
+        assert_eq!(
+            wait(true).unwrap(),
+            HandshakeProgress::Pending { write: false }
+        );
         let accepting = scope.spawn(|| side.open(0, at, to));
         let mut gone = socket::interest(&socket, false, false);
         gone.events = libc::POLLRDHUP;
-        let limit = 5 * PROOF_LIMIT;
+        let limit = Duration::from_secs(10);
         assert!(socket::poll(std::slice::from_mut(&mut gone), limit).unwrap() > 0);
         let end = loop {
             match wait(false) {
-                Ok(Progress::Pending { .. }) => {}
+                Ok(HandshakeProgress::Pending { .. }) => {}
                 end => break end,
             }
         };
@@ -218,9 +237,9 @@ fn a_connector_that_is_late_with_its_proof_is_not_lost() {
     });
 }
 
-/// Strangers who come all the time, faster than one can look at them.
+/// Opens unauthenticated connections faster than they can be accepted.
 #[test]
-fn a_flood_of_strangers_displaces_no_rank() {
+fn flood_of_unauthenticated_connections_displaces_no_rank() {
     use std::sync::atomic::{AtomicBool, Ordering};
     let (peers, fault) = (peers(), Fault::new());
     for round in 0..5 {

@@ -1,55 +1,23 @@
-//! What ranks tell each other before they connect, and what follows from it on all of them alike:
-//! geometry, and which transport serves which pair.
+//! Decisions that all ranks make alike: slot geometry and the transports of each pair.
 
-use super::rdma::AddressKind;
+use super::contract::another_format;
+use super::{TRANSPORTS, Transport, find, slowest};
 use crate::bootstrap::PeerInfo;
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::{FifoShape, LINE_BYTES};
 use crate::sys::cpu::{self, CoreSet};
 use crate::types::TransportKind;
+use crate::wire::{Reader, Wire, WireResult, Writer};
 
-/// Slots do not shrink below this.
+/// Smallest payload of a slot, to which the budget may shrink slots.
 const SMALLEST_SLOT: usize = 4 << 10;
 
-/// Number of settings that all ranks must share.
-const SHARED: usize = 8;
-
-/// Their names and values.
-pub(super) type Shared = [(&'static str, u64); SHARED];
-
-/// The shared settings of `config`.
-pub(super) fn shared(config: &Config) -> Shared {
-    [
-        ("CINCH_SLOT_BYTES", config.slot_bytes as u64),
-        ("CINCH_SLOTS", config.slots as u64),
-        ("CINCH_CHANNELS", config.channels as u64),
-        ("CINCH_BUFFER_BYTES", config.buffer_bytes as u64),
-        ("CINCH_TCP_SOCKETS", config.tcp_sockets as u64),
-        (
-            "CINCH_TRANSPORT",
-            config.transport.map_or(0, |kind| kind as u64 + 1),
-        ),
-        ("CINCH_SHM_DISABLE", config.shm_disable.into()),
-        ("CINCH_IB_QPS", config.ib_qps as u64),
-    ]
-}
-
-fn show(name: &str, value: u64) -> String {
-    if name != "CINCH_TRANSPORT" {
-        return value.to_string();
-    }
-    let kind = TransportKind::ALL
-        .into_iter()
-        .find(|&kind| kind as u64 + 1 == value);
-    kind.map_or("auto", TransportKind::name).into()
-}
-
-/// The slots of a connection: as configured, or smaller where the budget demands it.
+/// Returns the slots of a connection: as configured, or smaller if the budget demands it.
 ///
 /// # Errors
-/// Invalid argument if the settings are impossible, or, with the number that is needed, if even
-/// the smallest slots exceed the budget.
+/// Invalid argument if the settings are impossible, or if even the smallest slots exceed the budget; the
+/// latter names the bytes needed.
 pub(super) fn shape(config: &Config, nranks: usize) -> Result<FifoShape> {
     let sensible = config.slots.is_power_of_two()
         && config.slot_bytes >= SMALLEST_SLOT
@@ -65,7 +33,7 @@ pub(super) fn shape(config: &Config, nranks: usize) -> Result<FifoShape> {
             config.slots, config.slot_bytes, config.channels, config.tcp_sockets
         )));
     }
-    // Both directions.
+    // Every pair has slots in both directions.
     let slots = 2 * nranks as u128 * config.channels as u128 * config.slots as u128;
     let need = |slot_bytes: usize| slots * (slot_bytes + LINE_BYTES) as u128;
     let mut slot_bytes = config.slot_bytes;
@@ -89,164 +57,159 @@ pub(super) fn shape(config: &Config, nranks: usize) -> Result<FifoShape> {
     })
 }
 
-/// Bytes of a slot between so many ranks: `CINCH_SLOT_BYTES`, or fewer where `CINCH_BUFFER_BYTES`
-/// demands it.
+/// Returns the bytes of a slot between `nranks` ranks: `CINCH_SLOT_BYTES`, or fewer if
+/// `CINCH_BUFFER_BYTES` demands it.
 ///
 /// # Errors
-/// Invalid argument if such ranks could not connect: the settings are impossible, or even the smallest
+/// Invalid argument if the ranks could not connect: the settings are impossible, or even the smallest
 /// slots exceed the budget.
 pub fn slot_bytes(config: &Config, nranks: usize) -> Result<usize> {
     Ok(shape(config, nranks)?.slot_bytes)
 }
 
-/// Which transport serves each rank; None for `me`. `shm_disable` leaves shared memory between
-/// processes out. Where none is forced, TCP stands for whatever connects hosts.
+/// Returns the transports that may connect rank `me` with each rank, best first. All but the last may
+/// decline. The list of `me` is empty.
 ///
 /// # Errors
 /// Unsupported, naming both ranks and why, if the forced transport cannot connect a pair.
-pub(super) fn kinds(
+pub(super) fn candidates(
     peers: &[PeerInfo],
     me: usize,
-    forced: Option<TransportKind>,
-    shm_disable: bool,
-) -> Result<Vec<Option<TransportKind>>> {
-    let own = &peers[me];
-    let kind = |peer: &PeerInfo| {
-        let obstacle = |kind| match kind {
-            TransportKind::Loopback if own.process_id != peer.process_id => {
-                Some("they are not threads of one process")
-            }
-            TransportKind::Loopback | TransportKind::Shm if own.host_id != peer.host_id => {
-                Some("they do not share a host, its network namespace and CINCH_HOST_ID")
-            }
-            TransportKind::Shm if shm_disable => Some("CINCH_SHM_DISABLE=1"),
-            TransportKind::Cuda => Some("it carries memory of GPUs, and theirs is on the host"),
-            _ => None,
-        };
-        match forced {
-            None => Ok(TransportKind::HOST
-                .into_iter()
-                .find(|&kind| obstacle(kind).is_none())),
-            Some(kind) => match obstacle(kind) {
-                None => Ok(Some(kind)),
-                Some(why) => Err(Error::new(
-                    ErrorKind::Unsupported,
-                    format!(
-                        "CINCH_TRANSPORT={} cannot connect {own} and {peer}: {why}",
-                        kind.name()
-                    ),
-                )),
-            },
-        }
-    };
-    let ranks = peers.iter().enumerate();
-    ranks
-        .map(|(rank, peer)| if rank == me { Ok(None) } else { kind(peer) })
-        .collect()
+    config: &Config,
+) -> Result<Vec<Vec<&'static dyn Transport>>> {
+    let each = peers
+        .iter()
+        .enumerate()
+        .map(|(rank, peer)| match rank == me {
+            true => Ok(Vec::new()),
+            false => of_pair(&peers[me], peer, config),
+        });
+    each.collect()
 }
 
-/// One rank's part of the exchange.
+fn of_pair(
+    own: &PeerInfo,
+    peer: &PeerInfo,
+    config: &Config,
+) -> Result<Vec<&'static dyn Transport>> {
+    let Some(kind) = config.transport else {
+        let mut found = Vec::new();
+        for &transport in TRANSPORTS {
+            if transport.obstruction(own, peer, config).is_some() {
+                continue;
+            }
+            found.push(transport);
+            if !transport.caps().may_decline {
+                break;
+            }
+        }
+        return Ok(found);
+    };
+    let unsupported = |why| {
+        Error::new(
+            ErrorKind::Unsupported,
+            format!("CINCH_TRANSPORT={kind} cannot connect {own} and {peer}: {why}"),
+        )
+    };
+    let transport = find(kind)
+        .ok_or_else(|| unsupported("it carries memory of GPUs, and theirs is on the host"))?;
+    match transport.obstruction(own, peer, config) {
+        Some(why) => Err(unsupported(why)),
+        None => Ok(vec![transport]),
+    }
+}
+
+/// The slowest transports of a communicator, equal on all ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlowestLinks {
+    /// Between any two ranks.
+    pub any: TransportKind,
+    /// Between two ranks of one host. Shared memory if no two ranks share a host.
+    pub inside: TransportKind,
+}
+
+/// Returns the slowest transports of a communicator. `connected` are the transports of one rank: a
+/// transport that may decline connects all ranks or none, so that any rank's list shows which.
+pub fn slowest_links(
+    peers: &[PeerInfo],
+    config: &Config,
+    connected: &[Option<TransportKind>],
+) -> SlowestLinks {
+    let kind_of = |one: &PeerInfo, other: &PeerInfo| {
+        let mut candidates = TRANSPORTS.iter().filter(|transport| {
+            transport.obstruction(one, other, config).is_none()
+                && (!transport.caps().may_decline || connected.contains(&Some(transport.kind())))
+        });
+        candidates.next().map(|transport| transport.kind())
+    };
+    let each = peers.iter().enumerate();
+    let neighbours = each.flat_map(|(rank, one)| {
+        let others = peers[rank + 1..].iter();
+        let of_host = others.filter(|other| one.host_id == other.host_id);
+        of_host.filter_map(move |other| kind_of(one, other))
+    });
+    // Pairs of different hosts all have the same transport, so the first rank's pairs show it.
+    let first = &peers[0];
+    let abroad = peers.iter().filter(|peer| peer.host_id != first.host_id);
+    let abroad = abroad.filter_map(|peer| kind_of(first, peer));
+    // Ranks of one host share memory at best, in one process or in several, which costs alike.
+    let shared = TRANSPORTS.iter().filter(|one| one.caps().shares_memory());
+    let floor = shared.map(|transport| transport.kind());
+    let inside = slowest(floor.chain(neighbours));
+    let any = slowest(inside.into_iter().chain(abroad));
+    let forced_or = |found: Option<TransportKind>| {
+        let first = TRANSPORTS[0].kind();
+        config.transport.or(found).unwrap_or(first)
+    };
+    SlowestLinks {
+        any: forced_or(any),
+        inside: forced_or(inside),
+    }
+}
+
+/// The part of one rank in the exchange before connecting.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ConnectInfo {
-    /// In the order of [`shared`].
-    pub settings: [u64; SHARED],
-    /// Under which its region is offered to threads of its process.
-    pub offer: u64,
-    /// Where its region is handed to other processes.
-    pub local: [u8; 16],
-    /// Where it takes TCP connections.
-    pub port: u16,
-    /// The cores that it may run on.
+    /// Cores that the rank may run on.
     pub cores: CoreSet,
-    /// Kinds of addresses that its RDMA ports have, as a set.
-    pub rdma: u8,
-    /// Why there are none, or the names of its ports.
-    pub rdma_note: String,
-    /// Why it cannot take part, so that all ranks hear of it; empty if it can.
+    /// Offers of the rank's transports, by number of the kind.
+    pub offers: Vec<(u8, Vec<u8>)>,
+    /// The reason for which the rank cannot take part; empty if it can.
     pub trouble: String,
 }
 
-/// Behind the settings and the offer, which are words.
-const LOCAL: usize = 8 * (SHARED + 1);
-const PORT: usize = LOCAL + 16;
-const CORES: usize = PORT + 2;
-const RDMA: usize = CORES + size_of::<CoreSet>();
-/// The kinds of addresses, and the length of the note that follows the fixed part.
-const CARD: usize = RDMA + 1 + 2;
-/// Longer notes are cut.
-const LONGEST_NOTE: usize = 1000;
-
 impl ConnectInfo {
-    /// As it travels.
-    pub fn encode(&self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(CARD + self.trouble.len());
-        for value in self.settings {
-            bytes.extend(value.to_le_bytes());
+    /// Returns the rank's offer for a transport; empty if it has none.
+    pub fn offer(&self, kind: TransportKind) -> &[u8] {
+        let mut offers = self.offers.iter();
+        let found = offers.find(|(number, _)| *number == kind as u8);
+        found.map_or(&[], |(_, offer)| offer)
+    }
+}
+
+impl Wire for ConnectInfo {
+    fn write(&self, writer: &mut Writer) {
+        writer.put(&self.cores).u8(self.offers.len() as u8);
+        for (kind, offer) in &self.offers {
+            writer.u8(*kind).put(offer);
         }
-        bytes.extend(self.offer.to_le_bytes());
-        bytes.extend(self.local);
-        bytes.extend(self.port.to_le_bytes());
-        bytes.extend(self.cores.iter().flat_map(|word| word.to_le_bytes()));
-        let note: String = self.rdma_note.chars().take(LONGEST_NOTE / 4).collect();
-        bytes.push(self.rdma);
-        bytes.extend((note.len() as u16).to_le_bytes());
-        bytes.extend(note.as_bytes());
-        bytes.extend(self.trouble.as_bytes());
-        bytes
+        writer.text(&self.trouble);
     }
 
-    /// From what travelled; None if it is no info.
-    pub fn decode(bytes: &[u8]) -> Option<ConnectInfo> {
-        let (fixed, texts) = bytes.split_at_checked(CARD)?;
-        let note = usize::from(u16::from_le_bytes([fixed[RDMA + 1], fixed[RDMA + 2]]));
-        let (rdma_note, trouble) = texts.split_at_checked(note)?;
-        let long_at = |at: usize| {
-            let bytes = fixed[at..at + 8].try_into();
-            u64::from_le_bytes(bytes.unwrap_or_default())
-        };
-        let long = |index: usize| long_at(8 * index);
-        Some(ConnectInfo {
-            settings: std::array::from_fn(long),
-            offer: long(SHARED),
-            local: fixed[LOCAL..PORT].try_into().ok()?,
-            port: u16::from_le_bytes([fixed[PORT], fixed[PORT + 1]]),
-            cores: std::array::from_fn(|word| long_at(CORES + 8 * word)),
-            rdma: fixed[RDMA],
-            rdma_note: std::str::from_utf8(rdma_note).ok()?.into(),
-            trouble: std::str::from_utf8(trouble).ok()?.into(),
+    fn read(reader: &mut Reader<'_>) -> WireResult<ConnectInfo> {
+        let cores = reader.take()?;
+        let count = reader.u8()?;
+        let offers = (0..count).map(|_| Ok((reader.u8()?, reader.take()?)));
+        Ok(ConnectInfo {
+            cores,
+            offers: offers.collect::<WireResult<_>>()?,
+            trouble: reader.text()?,
         })
     }
 }
 
-/// The kind of address by which RDMA connects all ranks.
-///
-/// # Errors
-/// Why it cannot: the rank that has no port, or the two that share no kind. The same on all ranks.
-pub(super) fn rdma_kind(
-    infos: &[ConnectInfo],
-    peers: &[PeerInfo],
-) -> std::result::Result<AddressKind, String> {
-    if let Some((info, peer)) = infos.iter().zip(peers).find(|(info, _)| info.rdma == 0) {
-        return Err(format!("{peer}: {}", info.rdma_note));
-    }
-    let common = infos.iter().fold(u8::MAX, |set, info| set & info.rdma);
-    AddressKind::first(common).ok_or_else(|| {
-        let first = infos[0].rdma;
-        let other = infos.iter().zip(peers).find(|(info, _)| info.rdma != first);
-        let has = |info: &ConnectInfo| AddressKind::names(info.rdma);
-        let other = other.map_or(String::new(), |(info, peer)| {
-            format!(" and {peer} has {}", has(info))
-        });
-        format!(
-            "ports of the ranks share no kind of address: {} has {}{other}",
-            peers[0],
-            has(&infos[0])
-        )
-    })
-}
-
-/// The ranks of one host and the cores that any of them may run on: launchers often give each
-/// rank one of them.
+/// Returns the number of ranks of a host, and the number of cores that any of these ranks may run on.
+/// Launchers often bind each rank to a core of its own.
 pub(super) fn crowd(
     peers: &[PeerInfo],
     infos: &[ConnectInfo],
@@ -267,51 +230,24 @@ pub(super) fn crowd(
     (ranks, cpu::count(&all))
 }
 
-/// Reads everybody's info, and finds out whether all ranks can and want the same.
+/// Reads the infos of all ranks.
 ///
 /// # Errors
-/// Mismatch, naming two ranks and both values; remote, naming the rank that has trouble. The
-/// same on all ranks.
-pub(super) fn compare(
-    blobs: &[Vec<u8>],
-    peers: &[PeerInfo],
-    names: &Shared,
-) -> Result<Vec<ConnectInfo>> {
-    let mut infos = Vec::with_capacity(blobs.len());
-    for (blob, peer) in blobs.iter().zip(peers) {
-        infos.push(ConnectInfo::decode(blob).ok_or_else(|| {
-            Error::new(
-                ErrorKind::Mismatch,
-                format!("{peer} described its connections in another format: use one version"),
-            )
-        })?);
+/// Mismatch if a rank's info has another format; remote, naming a rank that cannot take part. All ranks
+/// get the same error.
+pub(super) fn compare(frames: &[Vec<u8>], peers: &[PeerInfo]) -> Result<Vec<ConnectInfo>> {
+    let each = frames.iter().zip(peers);
+    let infos =
+        each.map(|(frame, peer)| ConnectInfo::from_bytes(frame).map_err(|_| another_format(peer)));
+    let infos: Vec<ConnectInfo> = infos.collect::<Result<_>>()?;
+    let mut each = infos.iter().zip(peers);
+    match each.find(|(info, _)| !info.trouble.is_empty()) {
+        None => Ok(infos),
+        Some((info, peer)) => Err(Error::new(
+            ErrorKind::Remote,
+            format!("{peer} cannot connect: {}", info.trouble),
+        )),
     }
-    // Settings first: trouble often comes from them.
-    for (info, peer) in infos.iter().zip(peers) {
-        for (index, (name, _)) in names.iter().enumerate() {
-            let (first, other) = (infos[0].settings[index], info.settings[index]);
-            if first != other {
-                return Err(Error::new(
-                    ErrorKind::Mismatch,
-                    format!(
-                        "{name} is {} on {} and {} on {peer}: set it alike on all ranks",
-                        show(name, first),
-                        peers[0],
-                        show(name, other)
-                    ),
-                ));
-            }
-        }
-    }
-    for (info, peer) in infos.iter().zip(peers) {
-        if !info.trouble.is_empty() {
-            return Err(Error::new(
-                ErrorKind::Remote,
-                format!("{peer} cannot connect: {}", info.trouble),
-            ));
-        }
-    }
-    Ok(infos)
 }
 
 #[cfg(test)]

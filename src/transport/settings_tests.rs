@@ -13,8 +13,25 @@ fn peer(rank: usize, host: u8, process: u8) -> PeerInfo {
     }
 }
 
+/// Returns the transport that never declines, by rank.
+fn kinds(
+    peers: &[PeerInfo],
+    me: usize,
+    transport: Option<TransportKind>,
+    shm_disable: bool,
+) -> Result<Vec<Option<TransportKind>>> {
+    let config = Config {
+        transport,
+        shm_disable,
+        ..Config::default()
+    };
+    let candidates = candidates(peers, me, &config)?.into_iter();
+    let last = candidates.map(|candidates| candidates.last().map(|one| one.kind()));
+    Ok(last.collect())
+}
+
 #[test]
-fn each_pair_gets_the_best_transport_and_both_sides_agree() {
+fn pair_takes_the_best_transport_on_both_sides() {
     let peers = [peer(0, 1, 1), peer(1, 1, 1), peer(2, 1, 2), peer(3, 2, 3)];
     let table: Vec<_> = (0..4)
         .map(|me| kinds(&peers, me, None, false).unwrap())
@@ -45,7 +62,26 @@ fn each_pair_gets_the_best_transport_and_both_sides_agree() {
 }
 
 #[test]
-fn slots_shrink_to_the_budget_and_no_further() {
+fn hosts_prefer_rdma_unless_a_transport_is_forced() {
+    use TransportKind::{Rdma, Tcp};
+    let peers = [peer(0, 1, 1), peer(1, 2, 2)];
+    for (forced, expected) in [
+        (None, vec![Rdma, Tcp]),
+        (Some(Tcp), vec![Tcp]),
+        (Some(Rdma), vec![Rdma]),
+    ] {
+        let config = Config {
+            transport: forced,
+            ..Config::default()
+        };
+        let found = candidates(&peers, 1, &config).unwrap();
+        let found: Vec<_> = found[0].iter().map(|one| one.kind()).collect();
+        assert_eq!(found, expected);
+    }
+}
+
+#[test]
+fn slots_shrink_to_the_budget() {
     let mut config = Config::default();
     assert_eq!(shape(&config, 2).unwrap().slot_bytes, 128 << 10);
     for nranks in [2, 8, 16, 32, 64, 100, 500] {
@@ -70,47 +106,35 @@ fn slots_shrink_to_the_budget_and_no_further() {
 }
 
 #[test]
-fn cards_travel_and_disagreement_names_both() {
-    let config = Config::default();
-    let names = shared(&config);
+fn connect_info_survives_bytes_and_trouble_names_the_rank() {
     let info = ConnectInfo {
-        settings: names.map(|(_, value)| value),
-        offer: 7,
-        local: [9; 16],
-        port: 4711,
         cores: std::array::from_fn(|word| 1 << word),
-        rdma: 5,
-        rdma_note: "ärger".into(),
+        offers: vec![(0, vec![7; 8]), (4, Vec::new())],
         trouble: String::new(),
     };
+    assert_eq!(info.offer(TransportKind::Loopback), [7; 8]);
+    assert!(info.offer(TransportKind::Tcp).is_empty());
     let peers = [peer(0, 1, 1), peer(1, 1, 2)];
-    let blobs = |other: &ConnectInfo| vec![info.encode(), other.encode()];
-    assert_eq!(compare(&blobs(&info), &peers, &names).unwrap()[1], info);
+    let frames = |other: &ConnectInfo| vec![info.to_bytes(), other.to_bytes()];
+    assert_eq!(compare(&frames(&info), &peers).unwrap()[1], info);
 
     let mut other = info.clone();
-    other.settings[5] = TransportKind::Tcp as u64 + 1;
     other.trouble = "no sockets".into();
-    let error = compare(&blobs(&other), &peers, &names).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Mismatch);
-    for part in ["CINCH_TRANSPORT is auto on rank 0", "tcp on rank 1"] {
-        assert!(error.message().contains(part), "{error}");
-    }
-    other.settings = info.settings;
-    let error = compare(&blobs(&other), &peers, &names).unwrap_err();
+    let error = compare(&frames(&other), &peers).unwrap_err();
     assert!(
         error
             .message()
             .contains("rank 1 (host h1, pid 102) cannot connect: no sockets")
     );
 
-    for cut in [0, CARD - 1] {
-        let short = vec![info.encode(), info.encode()[..cut].to_vec()];
-        assert!(compare(&short, &peers, &names).is_err());
+    for cut in 0..info.to_bytes().len() {
+        let short = vec![info.to_bytes(), info.to_bytes()[..cut].to_vec()];
+        assert!(compare(&short, &peers).is_err());
     }
 }
 
 #[test]
-fn cores_are_counted_once_for_all_ranks_of_a_host() {
+fn cores_of_a_host_are_counted_once() {
     let info = |cores: u64| {
         let mut info = ConnectInfo::default();
         info.cores[1] = cores;

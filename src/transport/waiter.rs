@@ -1,93 +1,117 @@
-//! How a rank waits for its peers, whatever carries their messages.
+//! How a rank waits for its peers over all its transports.
 
 use super::Waiter;
-use super::rdma::Endpoint;
-use super::tcp::SharedPump;
+use super::contract::Pollable;
 use crate::error::Result;
 use crate::mem::Sleeper;
 use crate::sync::{Backoff, Pause};
 use crate::sys::socket::{self, Interest};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A doorbell does not end a poll of descriptors, so a rank that has both looks up this often.
-const BOTH: Duration = Duration::from_millis(1);
+/// Longest poll of descriptors by a rank that also has a doorbell, which does not end such a poll.
+const DOORBELL_CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
-/// How often a rank that sleeps asks whether the hosts it is connected to still answer.
-const LIFE: Duration = Duration::from_millis(500);
+/// Interval at which a sleeping rank checks that the hosts of its peers still answer.
+const PEER_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Pauses in one spin: long enough to spare the other hardware thread, short beside a message.
 const PAUSES: u32 = 4;
 
-/// Waits on the doorbell of the own region, on all sockets, and on completions of devices.
+/// Waits on the doorbell of the inbox and on the descriptors of all transports.
 #[derive(Debug)]
 pub(super) struct RankWaiter {
-    /// If any peer is on this host.
+    /// Sleeps on the doorbell; `None` without an inbox.
     sleeper: Option<Sleeper>,
-    pumps: Vec<SharedPump>,
-    /// If any peer is reached by RDMA.
-    verbs: Option<Arc<Endpoint>>,
-    /// Whether completions since the last scan will end a sleep.
+    /// Transports with descriptors.
+    pollables: Vec<Box<dyn Pollable>>,
+    /// Whether a transport is polled while the rank spins.
+    is_polled: bool,
+    /// Whether events since the last scan end a sleep.
     armed: bool,
     interests: Vec<Interest>,
-    /// Index of the pump that each interest belongs to.
-    owners: Vec<usize>,
+    /// End of each pollable's part of `interests`.
+    parts: Vec<usize>,
     backoff: Backoff,
-    /// When to ask next.
-    next_check: Instant,
+    next_peer_check: Instant,
 }
 
 impl RankWaiter {
-    /// Waits as `backoff` says.
+    /// Creates the waiter of a rank whose ranks share cores if `crowded`.
     pub fn new(
         sleeper: Option<Sleeper>,
-        pumps: Vec<SharedPump>,
-        verbs: Option<Arc<Endpoint>>,
-        backoff: Backoff,
+        pollables: Vec<Box<dyn Pollable>>,
+        crowded: bool,
     ) -> RankWaiter {
+        let is_polled = pollables.iter().any(|pollable| pollable.is_polled());
+        let backoff = Backoff::new(crowded);
         RankWaiter {
             sleeper,
-            verbs,
+            pollables,
+            is_polled,
             armed: false,
             interests: Vec::new(),
-            owners: Vec::new(),
-            pumps,
-            backoff,
-            next_check: Instant::now(),
+            parts: Vec::new(),
+            backoff: match is_polled {
+                true => backoff.with_system_calls(),
+                false => backoff,
+            },
+            next_peer_check: Instant::now(),
         }
     }
 
-    /// Waits until sockets can be moved along, and moves those, or until a device has completed
-    /// something. Reading is level-triggered: what
-    /// came before the wait ends it at once.
+    /// Waits until a descriptor is ready, and lets its transport handle the event. Readiness is
+    /// level-triggered: an event before the wait ends it at once.
     fn poll(&mut self, limit: Duration) -> Result<()> {
         self.interests.clear();
-        self.owners.clear();
-        for (index, pump) in self.pumps.iter().enumerate() {
-            pump.interests(&mut self.interests)?;
-            self.owners.resize(self.interests.len(), index);
-        }
-        if let Some(verbs) = &self.verbs {
-            verbs.interests(&mut self.interests);
+        self.parts.clear();
+        for pollable in &mut self.pollables {
+            pollable.interests(&mut self.interests)?;
+            self.parts.push(self.interests.len());
         }
         if socket::poll(&mut self.interests, limit)? == 0 {
             return Ok(());
         }
-        let mut last = None;
-        for (interest, &owner) in self.interests.iter().zip(&self.owners) {
-            if interest.revents != 0 && last != Some(owner) {
-                self.pumps[owner].progress();
-                last = Some(owner);
+        let mut begin = 0;
+        for (pollable, &end) in self.pollables.iter_mut().zip(&self.parts) {
+            let part = &self.interests[begin..end];
+            if part.iter().any(|interest| interest.revents != 0) {
+                pollable.handle(part);
             }
-        }
-        // Those of devices come last, and have no owner.
-        let devices = &self.interests[self.owners.len()..];
-        if let Some(verbs) = &self.verbs
-            && devices.iter().any(|interest| interest.revents != 0)
-        {
-            verbs.wake();
+            begin = end;
         }
         Ok(())
+    }
+
+    fn sleep(&mut self, limit: Duration) -> Result<()> {
+        if self.pollables.is_empty() {
+            match &mut self.sleeper {
+                Some(sleeper) => sleeper.sleep(limit.min(self.backoff.sleep_timeout())),
+                // A rank without peers waits for nothing, but must not burn a core.
+                None => std::thread::sleep(limit.min(DOORBELL_CHECK_INTERVAL)),
+            }
+            return Ok(());
+        }
+        if !std::mem::replace(&mut self.armed, true) {
+            let mut must_scan = false;
+            for pollable in &mut self.pollables {
+                must_scan |= pollable.arm();
+            }
+            if must_scan {
+                return Ok(());
+            }
+        }
+        self.armed = false;
+        let now = Instant::now();
+        if now >= self.next_peer_check {
+            self.next_peer_check = now + PEER_CHECK_INTERVAL;
+            self.pollables
+                .iter_mut()
+                .for_each(|pollable| pollable.check_peers());
+        }
+        self.poll(match self.sleeper {
+            Some(_) => limit.min(DOORBELL_CHECK_INTERVAL),
+            None => limit,
+        })
     }
 }
 
@@ -106,44 +130,14 @@ impl Waiter for RankWaiter {
                 }
             }
             Pause::Yield => std::thread::yield_now(),
-            Pause::Sleep => {
-                if let Some(verbs) = &self.verbs
-                    && !std::mem::replace(&mut self.armed, true)
-                {
-                    // What completed before this shows in the scan that follows.
-                    verbs.arm();
-                    return Ok(());
-                }
-                if !self.pumps.is_empty() || self.verbs.is_some() {
-                    self.armed = false;
-                    let limit = match self.sleeper {
-                        Some(_) => limit.min(BOTH),
-                        None => limit,
-                    };
-                    let now = Instant::now();
-                    if now >= self.next_check {
-                        self.next_check = now + LIFE;
-                        self.pumps.iter().for_each(SharedPump::listen_for_life);
-                        if let Some(verbs) = &self.verbs {
-                            verbs.listen_for_life();
-                        }
-                    }
-                    return self.poll(limit);
-                }
-                match &mut self.sleeper {
-                    Some(sleeper) => sleeper.sleep(limit.min(self.backoff.longest_nap())),
-                    // No peers: nothing to wait for, but a caller that does must not burn a core.
-                    None => std::thread::sleep(limit.min(BOTH)),
-                }
-                return Ok(());
-            }
+            Pause::Sleep => return self.sleep(limit),
         }
-        if let Some(verbs) = &self.verbs {
-            verbs.progress();
+        for pollable in &mut self.pollables {
+            pollable.progress();
         }
-        if self.pumps.is_empty() {
-            return Ok(());
+        match self.is_polled {
+            true => self.poll(Duration::ZERO),
+            false => Ok(()),
         }
-        self.poll(Duration::ZERO)
     }
 }

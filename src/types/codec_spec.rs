@@ -4,10 +4,10 @@ use crate::error::{Error, Result};
 use std::fmt;
 use std::str::FromStr;
 
-/// Elements that share one scale unless a spec says otherwise.
+/// Elements that share one scale where a spec gives no block.
 pub const DEFAULT_BLOCK: u32 = 256;
 
-/// Parameters that may follow a codec's name.
+/// A set of parameters that may follow a codec's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parameters(u8);
 
@@ -32,7 +32,7 @@ impl Parameters {
         Parameters(bits)
     }
 
-    /// Whether any of `other` is among these.
+    /// Returns whether the sets have a parameter in common.
     pub const fn has(self, other: Parameters) -> bool {
         self.0 & other.0 != 0
     }
@@ -59,7 +59,8 @@ impl fmt::Display for Parameters {
     }
 }
 
-/// The table of codecs: a new one is one line here, one in `codec::build` and its folder.
+/// Declares the table of codecs. A new codec is a line here, a line in `codec::build` and its
+/// folder.
 macro_rules! codecs {
     ($($(#[$doc:meta])* $kind:ident = $number:literal, $name:literal, [$($parameter:ident),*];)*) => {
         /// An encoding. Numbers are part of the wire format and are never reused.
@@ -73,14 +74,14 @@ macro_rules! codecs {
             /// Every codec, in numeric order.
             pub const ALL: [CodecKind; [$($number),*].len()] = [$(CodecKind::$kind),*];
 
-            /// Name as users write it.
+            /// Returns the name as users write it.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(CodecKind::$kind => $name,)*
                 }
             }
 
-            /// What may follow the name.
+            /// Returns the parameters that may follow the name.
             pub const fn parameters(self) -> Parameters {
                 match self {
                     $(CodecKind::$kind => Parameters::of(&[$(Parameters::$parameter),*]),)*
@@ -132,27 +133,33 @@ codecs! {
 }
 
 impl CodecKind {
-    /// Whether elements of a block share what is derived from them, such as a scale.
+    /// Returns whether elements travel as they are, without a codec.
+    pub const fn is_raw(self) -> bool {
+        matches!(self, CodecKind::Raw)
+    }
+
+    /// Returns whether elements of a block share numbers that are derived from them, such as a
+    /// scale.
     pub const fn has_scale(self) -> bool {
         self.parameters().has(Parameters::BLOCK)
     }
 
-    /// Whether a caller may give the scale of a whole chunk.
+    /// Returns whether one scale may hold for a whole chunk.
     pub const fn has_tensor_scale(self) -> bool {
         self.parameters().has(Parameters::TENSOR)
     }
 
-    /// Whether elements are compared with a given number.
+    /// Returns whether elements are compared with a given number.
     pub const fn has_threshold(self) -> bool {
         self.parameters().has(Parameters::TAU)
     }
 
-    /// Whether rounding may be random.
+    /// Returns whether rounding may be random.
     pub const fn has_seed(self) -> bool {
         self.parameters().has(Parameters::SEED)
     }
 
-    /// Whether values are placed by a fixed power of ten.
+    /// Returns whether a fixed power of ten moves the range of values.
     pub const fn has_offset(self) -> bool {
         self.parameters().has(Parameters::OFFSET)
     }
@@ -163,28 +170,28 @@ impl CodecKind {
 pub enum ScaleRule {
     /// This many consecutive elements, a power of two from 32 to 4,096.
     Block(u32),
-    /// A whole chunk; the absolute maximum is taken anew every `refresh` calls of the same
-    /// tensor and kept in between, values beyond it saturating.
+    /// All elements of a chunk. Every `refresh` calls of one tensor take the absolute maximum anew;
+    /// calls in between keep it, and larger values saturate.
     Tensor {
-        /// Calls between two looks at the data; 1 looks every time.
+        /// Calls from one maximum to the next; 1 takes it in every call.
         refresh: u32,
     },
-    /// None: every element is compared with this number above 0, given by its fp32 bits.
+    /// No elements: each is compared with this number above 0, given by its fp32 bits.
     Threshold(u32),
 }
 
 /// A codec with its parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CodecSpec {
-    /// Which codec.
+    /// The codec.
     pub kind: CodecKind,
-    /// Scale sharing where [`CodecKind::has_scale`], or the threshold where
-    /// [`CodecKind::has_threshold`]; else without meaning.
+    /// Elements that share a scale if [`CodecKind::has_scale`], the threshold if
+    /// [`CodecKind::has_threshold`], else ignored.
     pub scale: ScaleRule,
-    /// Power of ten by which the value range is moved; meaningful where
-    /// [`CodecKind::has_offset`]. -30 to 30.
+    /// Power of ten by which the range of values is moved, -30 to 30; ignored unless
+    /// [`CodecKind::has_offset`].
     pub offset: i8,
-    /// Seed of stochastic rounding; 0: rounding is deterministic. Meaningful where
+    /// Seed of stochastic rounding; 0 rounds deterministically. Ignored unless
     /// [`CodecKind::has_seed`].
     pub seed: u8,
 }
@@ -193,7 +200,7 @@ impl CodecSpec {
     /// The elements as they are.
     pub const RAW: CodecSpec = CodecSpec::of(CodecKind::Raw);
 
-    /// A codec with default parameters; a threshold, which text must give, is 1.
+    /// A codec with default parameters. The threshold, which has no default in text, is 1.
     pub const fn of(kind: CodecKind) -> CodecSpec {
         CodecSpec {
             kind,
@@ -206,8 +213,7 @@ impl CodecSpec {
         }
     }
 
-    /// Every lossy codec with each of its parameters, the default ones first: what tests and
-    /// tools run through.
+    /// Returns every lossy codec with each of its parameters, defaults first, for tests and tools.
     pub fn samples() -> Vec<CodecSpec> {
         let mut samples = Vec::new();
         for kind in &CodecKind::ALL[1..] {
@@ -234,12 +240,12 @@ impl CodecSpec {
         samples
     }
 
-    /// Whether data may change on the wire.
+    /// Returns whether data may change on the wire.
     pub const fn is_lossy(self) -> bool {
         !matches!(self.kind, CodecKind::Raw)
     }
 
-    /// The parameters as one word of a call signature: equal words, equal wire format.
+    /// Encodes the spec as one word of a call signature: equal words mean equal wire formats.
     pub fn word(self) -> u64 {
         let (rule, value) = match self.scale {
             ScaleRule::Block(block) => (0u64, block),
@@ -253,7 +259,7 @@ impl CodecSpec {
             | (value as u64) << 32
     }
 
-    /// The spec behind a signature word, if it is one.
+    /// Decodes a word of a call signature.
     pub fn from_word(word: u64) -> Option<CodecSpec> {
         let kind = *CodecKind::ALL.get((word & 0xff) as usize)?;
         let value = (word >> 32) as u32;
@@ -357,7 +363,7 @@ impl FromStr for CodecSpec {
     }
 }
 
-/// Whether a codec can compare with it.
+/// Returns whether a codec can compare elements with `tau`.
 pub(crate) fn is_threshold(tau: f32) -> bool {
     tau.is_finite() && tau > 0.0
 }
@@ -367,7 +373,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn specs_survive_text_and_word() {
+    fn spec_survives_text_and_word() {
         for text in [
             "raw",
             "linear8:block=32",
@@ -385,14 +391,14 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_places_in_the_table() {
+    fn codec_number_is_its_place_in_the_table() {
         for (number, kind) in CodecKind::ALL.into_iter().enumerate() {
             assert_eq!(kind as usize, number, "{}", kind.name());
         }
     }
 
     #[test]
-    fn bad_specs_are_named() {
+    fn bad_spec_is_refused_by_name() {
         for text in [
             "",
             "Linear8",

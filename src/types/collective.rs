@@ -1,30 +1,6 @@
-//! Collectives and the shape of their buffers.
+//! Collectives: one table with the shape of their buffers, their roots and their in-place rule.
 
-use std::fmt;
-
-/// What a call does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum Collective {
-    /// Every rank gets the reduction of all inputs.
-    AllReduce = 0,
-    /// Every rank gets all inputs, in rank order.
-    AllGather = 1,
-    /// Rank r gets block r of the reduction.
-    ReduceScatter = 2,
-    /// Every rank gets the root's input.
-    Broadcast = 3,
-    /// The root gets the reduction of all inputs.
-    Reduce = 4,
-    /// The root gets all inputs, in rank order.
-    Gather = 5,
-    /// Rank r gets block r of the root's input.
-    Scatter = 6,
-    /// Rank r gets block r of every rank's input, in rank order.
-    AllToAll = 7,
-    /// One rank's input goes to one peer.
-    SendRecv = 8,
-}
+use super::named_enum::named_enum;
 
 /// How many elements a buffer holds, in terms of a call's `count`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,7 +14,7 @@ pub enum Extent {
 }
 
 impl Extent {
-    /// Elements of the buffer, or `None` on overflow.
+    /// Returns the elements of the buffer, or `None` on overflow.
     pub fn elements(self, count: usize, nranks: usize) -> Option<usize> {
         match self {
             Extent::Unused => Some(0),
@@ -48,97 +24,159 @@ impl Extent {
     }
 }
 
-impl Collective {
-    /// Every collective, in numeric order.
-    pub const ALL: [Collective; 9] = [
-        Collective::AllReduce,
-        Collective::AllGather,
-        Collective::ReduceScatter,
-        Collective::Broadcast,
-        Collective::Reduce,
-        Collective::Gather,
-        Collective::Scatter,
-        Collective::AllToAll,
-        Collective::SendRecv,
-    ];
+/// Where input and output may overlap: as NCCL defines its in-place calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InPlace {
+    /// Both buffers begin at one address.
+    Same,
+    /// The input is the caller's own block of the output.
+    InputInOutput,
+    /// The output is the caller's own block of the input.
+    OutputInInput,
+    /// The buffers are disjoint.
+    Never,
+}
 
-    /// The collective with this number.
-    pub fn from_number(number: u32) -> Option<Collective> {
-        Collective::ALL.get(number as usize).copied()
-    }
+/// Which ranks a call names.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum NamedRanks {
+    Nothing,
+    Root,
+    SenderAndReceiver,
+}
 
-    /// The collective with this name, as [`Collective::name`] prints it.
-    pub fn from_name(name: &str) -> Option<Collective> {
-        Collective::ALL
-            .into_iter()
-            .find(|collective| collective.name() == name)
-    }
+/// Where the extents of one buffer hold.
+#[derive(Clone, Copy)]
+enum ExtentByRole {
+    Everywhere(Extent),
+    AtRoot(Extent),
+    ExceptAtRoot(Extent),
+}
 
-    /// Snake-case name.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Collective::AllReduce => "all_reduce",
-            Collective::AllGather => "all_gather",
-            Collective::ReduceScatter => "reduce_scatter",
-            Collective::Broadcast => "broadcast",
-            Collective::Reduce => "reduce",
-            Collective::Gather => "gather",
-            Collective::Scatter => "scatter",
-            Collective::AllToAll => "all_to_all",
-            Collective::SendRecv => "send_recv",
-        }
-    }
-
-    /// Whether contributions are combined.
-    pub const fn reduces(self) -> bool {
-        matches!(
-            self,
-            Collective::AllReduce | Collective::ReduceScatter | Collective::Reduce
-        )
-    }
-
-    /// Whether the call names a root.
-    pub const fn has_root(self) -> bool {
-        matches!(
-            self,
-            Collective::Broadcast | Collective::Reduce | Collective::Gather | Collective::Scatter
-        )
-    }
-
-    /// Shape of the input buffer on a rank that is (not) the root. Of a send/recv, the root is
-    /// the sender.
-    pub const fn input_extent(self, is_root: bool) -> Extent {
-        match self {
-            Collective::AllReduce
-            | Collective::AllGather
-            | Collective::Reduce
-            | Collective::Gather => Extent::Count,
-            Collective::ReduceScatter | Collective::AllToAll => Extent::CountPerRank,
-            Collective::Broadcast | Collective::SendRecv if is_root => Extent::Count,
-            Collective::Scatter if is_root => Extent::CountPerRank,
-            Collective::Broadcast | Collective::Scatter | Collective::SendRecv => Extent::Unused,
-        }
-    }
-
-    /// Shape of the output buffer on a rank that is (not) the root. Of a send/recv, the root is
-    /// the sender.
-    pub const fn output_extent(self, is_root: bool) -> Extent {
-        match self {
-            Collective::AllReduce
-            | Collective::ReduceScatter
-            | Collective::Broadcast
-            | Collective::Scatter => Extent::Count,
-            Collective::AllGather | Collective::AllToAll => Extent::CountPerRank,
-            Collective::Reduce if is_root => Extent::Count,
-            Collective::Gather if is_root => Extent::CountPerRank,
-            Collective::SendRecv if !is_root => Extent::Count,
-            Collective::Reduce | Collective::Gather | Collective::SendRecv => Extent::Unused,
+impl ExtentByRole {
+    const fn on(self, is_root: bool) -> Extent {
+        match (self, is_root) {
+            (ExtentByRole::Everywhere(extent), _)
+            | (ExtentByRole::AtRoot(extent), true)
+            | (ExtentByRole::ExceptAtRoot(extent), false) => extent,
+            (ExtentByRole::AtRoot(_), false) | (ExtentByRole::ExceptAtRoot(_), true) => {
+                Extent::Unused
+            }
         }
     }
 }
 
-impl fmt::Display for Collective {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+/// A line of the table.
+struct CollectiveFacts {
+    /// Whether contributions are combined.
+    reduces: bool,
+    names: NamedRanks,
+    input: ExtentByRole,
+    output: ExtentByRole,
+    in_place: InPlace,
+}
+
+const fn moves(
+    names: NamedRanks,
+    input: ExtentByRole,
+    output: ExtentByRole,
+    in_place: InPlace,
+) -> CollectiveFacts {
+    CollectiveFacts {
+        reduces: false,
+        names,
+        input,
+        output,
+        in_place,
+    }
+}
+
+const fn reduces(
+    names: NamedRanks,
+    input: ExtentByRole,
+    output: ExtentByRole,
+    in_place: InPlace,
+) -> CollectiveFacts {
+    CollectiveFacts {
+        reduces: true,
+        ..moves(names, input, output, in_place)
+    }
+}
+
+use Extent::{Count, CountPerRank};
+use ExtentByRole::{AtRoot, Everywhere, ExceptAtRoot};
+use NamedRanks::{Nothing, Root, SenderAndReceiver};
+
+named_enum! {
+    /// The operation of a call. Numbers travel in call signatures and are those of `cinch_collective_t`.
+    Collective as CollectiveFacts {
+        /// Every rank gets the reduction of all inputs.
+        AllReduce = 0, "all_reduce",
+            reduces(Nothing, Everywhere(Count), Everywhere(Count), InPlace::Same);
+        /// Every rank gets all inputs, in rank order.
+        AllGather = 1, "all_gather",
+            moves(Nothing, Everywhere(Count), Everywhere(CountPerRank), InPlace::InputInOutput);
+        /// Rank r gets block r of the reduction.
+        ReduceScatter = 2, "reduce_scatter",
+            reduces(Nothing, Everywhere(CountPerRank), Everywhere(Count), InPlace::OutputInInput);
+        /// Every rank gets the root's input.
+        Broadcast = 3, "broadcast",
+            moves(Root, AtRoot(Count), Everywhere(Count), InPlace::Same);
+        /// The root gets the reduction of all inputs.
+        Reduce = 4, "reduce",
+            reduces(Root, Everywhere(Count), AtRoot(Count), InPlace::Same);
+        /// The root gets all inputs, in rank order.
+        Gather = 5, "gather",
+            moves(Root, Everywhere(Count), AtRoot(CountPerRank), InPlace::InputInOutput);
+        /// Rank r gets block r of the root's input.
+        Scatter = 6, "scatter",
+            moves(Root, AtRoot(CountPerRank), Everywhere(Count), InPlace::OutputInInput);
+        /// Rank r gets block r of every rank's input, in rank order.
+        AllToAll = 7, "all_to_all",
+            moves(Nothing, Everywhere(CountPerRank), Everywhere(CountPerRank), InPlace::Same);
+        /// The sender's input goes to one peer.
+        SendRecv = 8, "send_recv",
+            moves(SenderAndReceiver, AtRoot(Count), ExceptAtRoot(Count), InPlace::Never);
+    }
+}
+
+impl Collective {
+    /// Returns whether contributions are combined.
+    pub const fn reduces(self) -> bool {
+        self.facts().reduces
+    }
+
+    /// Returns whether the call names a root.
+    pub const fn has_root(self) -> bool {
+        matches!(self.facts().names, NamedRanks::Root)
+    }
+
+    /// Returns whether the call is a message: it names a sender and a receiver, and no other rank
+    /// takes part.
+    pub const fn is_message(self) -> bool {
+        matches!(self.facts().names, NamedRanks::SenderAndReceiver)
+    }
+
+    /// Returns whether `count` is the size of one rank's block, not of the whole message.
+    pub const fn has_blocks(self) -> bool {
+        matches!(self.input_extent(true), CountPerRank)
+            || matches!(self.output_extent(true), CountPerRank)
+    }
+
+    /// Returns the extent of the input buffer on a rank that is (not) the root. The root of a
+    /// send/recv is its sender.
+    pub const fn input_extent(self, is_root: bool) -> Extent {
+        self.facts().input.on(is_root)
+    }
+
+    /// Returns the extent of the output buffer on a rank that is (not) the root. The root of a
+    /// send/recv is its sender.
+    pub const fn output_extent(self, is_root: bool) -> Extent {
+        self.facts().output.on(is_root)
+    }
+
+    /// Returns how input and output of one rank may overlap.
+    pub const fn in_place(self) -> InPlace {
+        self.facts().in_place
     }
 }

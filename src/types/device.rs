@@ -1,4 +1,4 @@
-//! Where the buffers of a communicator's calls are.
+//! The memory of a communicator's buffers.
 
 use std::fmt;
 use std::str::FromStr;
@@ -16,7 +16,7 @@ pub enum DeviceChoice {
 }
 
 impl fmt::Display for DeviceChoice {
-    /// As it is written in `CINCH_DEVICE`.
+    /// Writes the value of `CINCH_DEVICE`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             DeviceChoice::Host => f.write_str("host"),
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_shown_parses_back_and_nothing_else_does() {
+    fn device_survives_text_and_other_text_is_refused() {
         for choice in [
             DeviceChoice::Host,
             DeviceChoice::Current,

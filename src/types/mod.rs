@@ -1,26 +1,28 @@
-//! Plain vocabulary: data types, reduction operators, collectives, codec and algorithm names.
+//! Element types, operators, collectives, algorithms, codecs and calls: the words of all layers.
 //!
-//! Each list of names stands here once; the C header, the tool and the log derive from it.
+//! Each list is one table with the facts of its members. Other modules read these facts instead of
+//! matching on members, so that a new member is one line here.
 
 mod algorithm;
-mod codec_choice;
+mod call;
+mod codec_setting;
 mod codec_spec;
 mod collective;
 mod device;
 mod dtype;
-mod level_codecs;
+mod named_enum;
 mod reduce_op;
 mod signature;
 mod subsystem;
 
 pub use algorithm::{Algorithm, Kernel, KernelProtocol, Level, Protocol, TransportKind};
-pub use codec_choice::CodecChoice;
+pub use call::{Call, ResolvedCall};
+pub use codec_setting::CodecSetting;
 pub(crate) use codec_spec::is_threshold;
 pub use codec_spec::{CodecKind, CodecSpec, DEFAULT_BLOCK, Parameters, ScaleRule};
-pub use collective::{Collective, Extent};
+pub use collective::{Collective, Extent, InPlace};
 pub use device::DeviceChoice;
 pub use dtype::{DType, Element};
-pub use level_codecs::LevelCodecs;
 pub use reduce_op::{ReduceOp, Scalar};
 pub use signature::{CallSignature, FORMAT_VERSION, Fused, SIGNATURE_WORDS};
 pub use subsystem::{Subsystem, Subsystems};

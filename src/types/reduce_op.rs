@@ -9,8 +9,8 @@ pub enum Scalar {
     Float(f64),
     /// For integer types.
     Int(i128),
-    /// The address of an element of the call's type, which kernels of the communicator's GPU read
-    /// when the call runs.
+    /// For all types: the device address of an element of the call's type. Kernels read it when the
+    /// call runs.
     Device(u64),
 }
 
@@ -32,20 +32,17 @@ pub enum ReduceOp {
 }
 
 impl ReduceOp {
-    /// Name, without the factor.
+    /// Names, in the order of [`ReduceOp::number`].
+    const NAMES: [&str; 6] = ["sum", "prod", "max", "min", "avg", "premulsum"];
+
+    /// Returns the name, without the factor.
     pub const fn name(self) -> &'static str {
-        match self {
-            ReduceOp::Sum => "sum",
-            ReduceOp::Prod => "prod",
-            ReduceOp::Max => "max",
-            ReduceOp::Min => "min",
-            ReduceOp::Avg => "avg",
-            ReduceOp::PreMulSum(_) => "premulsum",
-        }
+        ReduceOp::NAMES[self.number() as usize]
     }
 
-    /// Number on the wire. The factor of a pre-multiplied sum is each rank's own business.
-    /// The first five are those of `ncclRedOp_t`.
+    /// Returns the number that travels in call signatures. It leaves out the factor of a
+    /// pre-multiplied sum, which may differ from rank to rank. The first five numbers are those of
+    /// `ncclRedOp_t`.
     pub const fn number(self) -> u8 {
         match self {
             ReduceOp::Sum => 0,
@@ -57,20 +54,13 @@ impl ReduceOp {
         }
     }
 
-    /// Name of a wire number.
-    pub const fn number_name(number: u8) -> &'static str {
-        match number {
-            0 => "sum",
-            1 => "prod",
-            2 => "max",
-            3 => "min",
-            4 => "avg",
-            5 => "premulsum",
-            _ => "unknown",
-        }
+    /// Returns the name of the operator with this number.
+    pub fn number_name(number: u8) -> &'static str {
+        let name = ReduceOp::NAMES.get(usize::from(number));
+        name.copied().unwrap_or("unknown")
     }
 
-    /// Whether a lossy codec may carry the contributions: only sums commute with rounding.
+    /// Returns whether lossy codecs may carry the contributions: only sums commute with rounding.
     pub const fn is_additive(self) -> bool {
         matches!(self, ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PreMulSum(_))
     }

@@ -1,32 +1,32 @@
-//! What a rank believes a call to be. It travels in the header of every message, so that ranks
-//! that disagree find out from the first bytes instead of hanging.
+//! The signature of a call. The header of every message carries it, so that ranks that disagree
+//! about a call fail at the first bytes instead of hanging.
 
 use super::{Algorithm, CodecKind, CodecSpec, Collective, DType, ReduceOp};
 use std::fmt;
 
-/// Version of the wire format: message header, codec layouts, chunk geometry, boxes between GPUs.
-pub const FORMAT_VERSION: u8 = 4;
+/// Version of the wire format: message header, codec layouts, chunk geometry, peer buffers.
+pub const FORMAT_VERSION: u8 = 5;
 
 /// 64-bit words of an encoded signature.
 pub const SIGNATURE_WORDS: usize = 5;
 
-/// Of which calls of a group one is made that travels in their place.
+/// Describes the calls of a group for which one fused call stands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Fused {
-    /// How many; 0 for a call that travels alone.
+    /// Number of calls; 0 for a call that is not fused.
     calls: u32,
-    /// Tells their counts apart, and the order of these.
+    /// Digest of their counts, in order.
     digest: u32,
 }
 
 impl Fused {
-    /// A call that travels alone.
+    /// A call that is not fused.
     pub const ALONE: Fused = Fused {
         calls: 0,
         digest: 0,
     };
 
-    /// Calls of these counts.
+    /// Describes calls of these counts, in order.
     pub fn of(counts: impl Iterator<Item = usize>) -> Fused {
         let (mut calls, mut mixed) = (0, 0u64);
         for count in counts {
@@ -55,37 +55,37 @@ impl Fused {
 /// The part of a call that all ranks must agree on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CallSignature {
-    /// What is done.
+    /// The collective.
     pub collective: Collective,
-    /// Of which elements.
+    /// Type of the elements.
     pub dtype: DType,
     /// [`ReduceOp::number`]; 0 where nothing is reduced.
     pub op: u8,
-    /// By which schedule.
+    /// Family of the schedule that runs.
     pub algorithm: Algorithm,
     /// Root, or the sender of a send/recv.
     pub root: u32,
     /// Receiver of a send/recv, 0 otherwise.
     pub peer: u32,
-    /// Of which calls it is made.
+    /// Calls of a group for which this call stands.
     pub fused: Fused,
     /// The call's `count`.
     pub count: u64,
-    /// How many calls this communicator (for a send/recv: this pair) has made before, captured ones not
-    /// counted; [`CallSignature::CAPTURED`] of those.
+    /// Number of calls that this communicator (for a send/recv: this pair) made before, without
+    /// captured calls; [`CallSignature::CAPTURED`] in a captured call.
     pub sequence: u64,
-    /// The codec that runs.
+    /// The codec between hosts.
     pub codec: CodecSpec,
     /// The codec of contributions inside hosts; `codec` where the schedule has one level.
     pub intra: CodecSpec,
 }
 
 impl CallSignature {
-    /// In the place of a number, of a call that a graph replays: at what time is each rank's own business, and
-    /// so is how often it captures anything.
+    /// Sequence number of a call that a graph replays: ranks may capture and replay graphs at
+    /// different points of their order of calls.
     pub const CAPTURED: u64 = u64::MAX;
 
-    /// The signature as it travels.
+    /// Encodes the signature.
     pub fn words(&self) -> [u64; SIGNATURE_WORDS] {
         [
             u64::from(FORMAT_VERSION)
@@ -104,8 +104,9 @@ impl CallSignature {
         ]
     }
 
-    /// 24 bits that tell codecs inside hosts apart: 0 where it is the other one, else its number
-    /// plus 1, and a digest of its parameters. Settings are compared in full when ranks join.
+    /// Returns 24 bits that stand for the codec inside hosts: 0 if it equals the codec between hosts,
+    /// else its number plus 1, and a digest of its parameters. Ranks compare the full settings when
+    /// they join.
     fn intra_bits(&self) -> u64 {
         if self.intra == self.codec {
             return 0;
@@ -114,8 +115,8 @@ impl CallSignature {
         (self.intra.kind as u64 + 1) | mixed >> 48 << 8
     }
 
-    /// The signature that these words are of; `None` if they are of none, or of a call with a codec
-    /// of its own inside hosts, of which they hold a digest only.
+    /// Decodes a signature. Returns `None` if the words are no signature, or if they hold only a
+    /// digest of the codec inside hosts.
     pub fn from_words(words: &[u64; SIGNATURE_WORDS]) -> Option<CallSignature> {
         let byte = |shift: u32| (words[0] >> shift) as u8;
         if byte(0) != FORMAT_VERSION || words[0] >> 40 != 0 {
@@ -131,7 +132,7 @@ impl CallSignature {
             collective,
             dtype: DType::from_number(byte(16).into())?,
             op: byte(24),
-            algorithm: *Algorithm::ALL.get(byte(32) as usize)?,
+            algorithm: Algorithm::from_number(byte(32).into())?,
             root: place as u32,
             peer: (place >> 32) as u32,
             fused,
@@ -142,7 +143,7 @@ impl CallSignature {
         })
     }
 
-    /// Describes words that came from a peer, legal or not.
+    /// Describes words that came from a peer and may be no signature.
     pub fn describe(words: &[u64; SIGNATURE_WORDS]) -> String {
         let byte = |shift: u32| (words[0] >> shift) as u8;
         if byte(0) != FORMAT_VERSION {
@@ -167,7 +168,7 @@ impl CallSignature {
         if collective.is_some_and(Collective::has_root) {
             text += &format!(", root {}", words[1] as u32);
         }
-        if collective == Some(Collective::SendRecv) {
+        if collective.is_some_and(Collective::is_message) {
             text += &format!(" from {} to {}", words[1] as u32, words[1] >> 32);
         }
         let intra = byte(40)
@@ -183,15 +184,15 @@ impl CallSignature {
                 text += &format!(", codec intra={intra} (#{digest:04x}),inter={inter}");
             }
         }
-        let algorithm = Algorithm::ALL.get(byte(32) as usize);
-        text + ", algorithm " + algorithm.map_or("unknown", |a| a.name())
+        let algorithm = Algorithm::from_number(byte(32).into());
+        text + ", algorithm " + algorithm.map_or("unknown", Algorithm::name)
     }
 }
 
-/// Whether the ranks that root and peer name belong to the call. Where they do not, their word says
-/// of which calls it is made.
+/// Returns whether root and peer are part of the call. In other calls their word describes the
+/// fused calls.
 fn has_place(collective: Collective) -> bool {
-    collective.has_root() || collective == Collective::SendRecv
+    collective.has_root() || collective.is_message()
 }
 
 impl fmt::Display for CallSignature {
@@ -205,7 +206,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_are_read_back() {
+    fn signature_survives_words() {
         for (number, collective) in Collective::ALL.into_iter().enumerate() {
             let codec = ["raw", "dynamic8:block=64", "minmax4:seed=9"][number % 3];
             let (root, peer, fused) = match has_place(collective) {
@@ -239,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_that_travel_as_one_are_told_apart() {
+    fn fused_calls_of_other_counts_have_other_words() {
         let call = |counts: &[usize]| CallSignature {
             collective: Collective::AllReduce,
             dtype: DType::F32,
@@ -271,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn codecs_inside_hosts_are_told_apart() {
+    fn codecs_inside_hosts_have_other_words() {
         let call = |intra: &str| CallSignature {
             collective: Collective::AllReduce,
             dtype: DType::F32,

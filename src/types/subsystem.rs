@@ -1,96 +1,59 @@
-//! Parts of the library that the log can be narrowed to, with NCCL's names.
+//! Parts of the library to which the log can be narrowed, with NCCL's names.
 
+use super::named_enum::named_enum;
 use std::fmt;
 
-/// What a line of the log is about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Subsystem {
-    /// Joining, and what a communicator is made of.
-    Init,
-    /// Each collective.
-    Coll,
-    /// Peer memory between GPUs.
-    P2p,
-    /// Shared and pinned host memory.
-    Shm,
-    /// The network.
-    Net,
-    /// The graph of the machine.
-    Graph,
-    /// Selection of algorithms.
-    Tuning,
-    /// The environment.
-    Env,
-    /// Memory.
-    Alloc,
-    /// Calls of the interface.
-    Call,
-    /// Network progress.
-    Proxy,
-    /// Rendezvous.
-    Bootstrap,
-    /// Registered buffers.
-    Reg,
-}
-
-impl Subsystem {
-    /// Every subsystem, in numeric order.
-    pub const ALL: [Subsystem; 13] = [
-        Subsystem::Init,
-        Subsystem::Coll,
-        Subsystem::P2p,
-        Subsystem::Shm,
-        Subsystem::Net,
-        Subsystem::Graph,
-        Subsystem::Tuning,
-        Subsystem::Env,
-        Subsystem::Alloc,
-        Subsystem::Call,
-        Subsystem::Proxy,
-        Subsystem::Bootstrap,
-        Subsystem::Reg,
-    ];
-
-    /// Name as users write it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Subsystem::Init => "INIT",
-            Subsystem::Coll => "COLL",
-            Subsystem::P2p => "P2P",
-            Subsystem::Shm => "SHM",
-            Subsystem::Net => "NET",
-            Subsystem::Graph => "GRAPH",
-            Subsystem::Tuning => "TUNING",
-            Subsystem::Env => "ENV",
-            Subsystem::Alloc => "ALLOC",
-            Subsystem::Call => "CALL",
-            Subsystem::Proxy => "PROXY",
-            Subsystem::Bootstrap => "BOOTSTRAP",
-            Subsystem::Reg => "REG",
-        }
+named_enum! {
+    /// A part of the library that a line of the log is about.
+    Subsystem {
+        /// Joining, and what a communicator is made of.
+        Init = 0, "INIT";
+        /// Each collective.
+        Coll = 1, "COLL";
+        /// Peer memory between GPUs.
+        P2p = 2, "P2P";
+        /// Shared and pinned host memory.
+        Shm = 3, "SHM";
+        /// The network.
+        Net = 4, "NET";
+        /// The graph of the machine.
+        Graph = 5, "GRAPH";
+        /// Selection of algorithms.
+        Tuning = 6, "TUNING";
+        /// The environment.
+        Env = 7, "ENV";
+        /// Memory.
+        Alloc = 8, "ALLOC";
+        /// Calls of the interface.
+        Call = 9, "CALL";
+        /// Network progress.
+        Proxy = 10, "PROXY";
+        /// Rendezvous.
+        Bootstrap = 11, "BOOTSTRAP";
+        /// Registered buffers.
+        Reg = 12, "REG";
     }
 }
 
-/// Some of the subsystems.
+/// A set of subsystems.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Subsystems(u16);
 
 impl Subsystems {
-    /// All of them.
+    /// All subsystems.
     pub const ALL: Subsystems = Subsystems((1 << Subsystem::ALL.len()) - 1);
-    /// What is of interest when nothing is said, as in NCCL.
+    /// The set that NCCL takes where none is set.
     pub const DEFAULT: Subsystems = Subsystems(
         1 << Subsystem::Init as u16 | 1 << Subsystem::Env as u16 | 1 << Subsystem::Bootstrap as u16,
     );
 
-    /// Whether `one` is among them.
+    /// Returns whether `one` is in the set.
     pub const fn has(self, one: Subsystem) -> bool {
         self.0 & 1 << one as u16 != 0
     }
 
-    /// Names with commas between, `ALL` among them; after `^`, all but these. Case does not
-    /// matter. Second, names that are none of ours.
+    /// Parses names with commas between, of which `ALL` is one; `^` in front excludes the named
+    /// subsystems. Case does not matter. Returns the unknown names beside the set.
     pub fn parse(text: &str) -> (Subsystems, Vec<&str>) {
         let (list, inverted) = match text.trim().strip_prefix('^') {
             Some(list) => (list, true),
@@ -135,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_and_their_opposites() {
+    fn list_with_caret_is_the_complement() {
         let (some, unknown) = Subsystems::parse("coll, P2P");
         assert!(some.has(Subsystem::Coll) && some.has(Subsystem::P2p) && unknown.is_empty());
         assert!(!some.has(Subsystem::Init));
@@ -146,8 +109,5 @@ mod tests {
         assert_eq!(Subsystems::parse("ALL").0, Subsystems::ALL);
         assert_eq!(Subsystems::parse("INIT,NVLS").1, ["NVLS"]);
         assert_eq!(Subsystems::DEFAULT.to_string(), "INIT,ENV,BOOTSTRAP");
-        for (number, one) in Subsystem::ALL.into_iter().enumerate() {
-            assert_eq!(one as usize, number);
-        }
     }
 }

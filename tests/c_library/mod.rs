@@ -1,12 +1,12 @@
-//! Builds the C library of this tree, for tests that link or inspect it.
+//! Builds the C library and the programs of this tree, for tests that link or start them.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Builds the package `cinch-capi` with the profile of the running test, and returns the folder with
-/// `libcinch.so` and `libcinch.a`.
+/// Builds the workspace with the profile of the running test, and returns the folder with the C library,
+/// the tool and the examples.
 ///
-/// Cargo cannot build them for a test by itself: a test may only depend on Rust libraries.
+/// Cargo builds them for `cargo test --workspace` too, but not for `cargo test --test NAME`.
 pub fn build() -> PathBuf {
     // The test is in target/PROFILE/deps.
     let test = std::env::current_exe().unwrap();
@@ -15,16 +15,14 @@ pub fn build() -> PathBuf {
         "debug" => "dev",
         profile => profile,
     };
-    // Both packages, so that the Rust library has the features that it has for tests.
     let built = Command::new(env!("CARGO"))
         .args([
             "build",
             "--locked",
+            "--workspace",
             "--lib",
-            "-p",
-            "cinch-ccl",
-            "-p",
-            "cinch-capi",
+            "--bins",
+            "--examples",
         ])
         .args(["--profile", profile, "--target-dir"])
         .arg(folder.parent().unwrap())
@@ -32,6 +30,6 @@ pub fn build() -> PathBuf {
         .output()
         .expect("cargo");
     let text = String::from_utf8_lossy(&built.stderr);
-    assert!(built.status.success(), "cargo build -p cinch-capi:\n{text}");
+    assert!(built.status.success(), "cargo build --workspace:\n{text}");
     folder.to_path_buf()
 }

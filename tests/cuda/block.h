@@ -1,6 +1,6 @@
-// Enough of CUDA for a plain C++ compiler to run a kernel, a block at a time: each thread is a fiber,
-// and what threads do together (shuffles, barriers) hands over to the next one until all are there.
-// Arithmetic takes the paths for the host, which are those of the device bit for bit.
+// An emulation of CUDA for a plain C++ compiler, which runs a kernel block by block. Each thread of
+// a block is a fiber; shuffles and barriers switch to the next fiber until all have arrived.
+// Arithmetic takes the host paths of the headers, which equal the device's bit for bit.
 #pragma once
 
 #include <stdint.h>
@@ -18,7 +18,7 @@
 #define __noinline__ __attribute__((noinline))
 #define __grid_constant__
 #define __launch_bounds__(...)
-// Blocks run one after the other.
+// Static, since blocks run one after the other.
 #define __shared__ static
 
 struct alignas(16) uint4 {
@@ -43,8 +43,9 @@ inline uint32_t __popc(uint32_t x) { return (uint32_t)__builtin_popcount(x); }
 inline double __dadd_rn(double a, double b) { return a + b; }
 inline double __fma_rn(double a, double b, double c) { return __builtin_fma(a, b, c); }
 
-// Goes on with the fiber whose stack is at `*to`, and leaves in `*from` where this one stands. A switch of
-// the C library would ask the kernel for the signal mask each time, which took longer than all else.
+// Switches to the fiber whose stack pointer is `*to`, and saves this fiber's in `*from`.
+// swapcontext of the C library makes a system call for the signal mask at every switch, which took
+// most of the time.
 extern "C" __attribute__((visibility("hidden"))) void switch_fiber(void **from, void *const *to);
 asm(R"(
   .text
@@ -70,7 +71,8 @@ switch_fiber:
   .size switch_fiber, . - switch_fiber
 )");
 
-// A block of threads, or several that run side by side, all on the caller's thread.
+// A block of threads, or several copies of it that run side by side (one for each rank), all on the
+// caller's thread.
 class Block {
  public:
   static constexpr uint32_t STACK = 256 << 10;
@@ -87,7 +89,7 @@ class Block {
     for (uint32_t i = 0; i < threads * copies; ++i) {
       Fiber &fiber = fibers_[i];
       fiber.stack.reset(new char[STACK]);
-      // As if `enter` had been called, and had come to a switch at once: six registers and where to go on,
+      // Looks as if `enter` had just switched away: six registers and the address to resume at,
       // below a return address that is never used.
       const uintptr_t end = (uintptr_t)(fiber.stack.get() + STACK) / 16 * 16;
       void **top = (void **)end - 8;
@@ -101,50 +103,51 @@ class Block {
   void run() {
     while (left_ > 0) {
       for (at_ = 0; at_ < fibers_.size(); ++at_) {
-        if (!fibers_[at_].goes_on()) continue;
+        if (!fibers_[at_].is_ready()) continue;
         threadIdx.x = at_ % threads_;
-        switch_fiber(&home_, &fibers_[at_].at);
+        switch_fiber(&scheduler_, &fibers_[at_].at);
       }
     }
   }
 
   static Block &current() { return *current_; }
 
-  // A copy that takes so many turns more for a look at what others send, for its first few looks.
+  // The index of a copy whose first polls take `slow_turns` more turns each.
   static inline uint32_t slow_copy = UINT32_MAX, slow_turns = 0;
 
-  // Which of the blocks that run side by side this one is.
+  // Returns the index of the current copy.
   uint32_t copy() const { return at_ / threads_; }
 
-  // Lets all other threads go on.
+  // Switches to the other threads once.
   void pause() {
-    switch_fiber(&fibers_[at_].at, &home_);
+    switch_fiber(&fibers_[at_].at, &scheduler_);
   }
 
-  // The same behind a look at what others send.
-  void pause_after_a_look() {
-    uint32_t &looks = fibers_[at_].slow_looks;
-    if (copy() == slow_copy && looks > 0) {
-      --looks;
+  // Switches after a poll of a peer's message; longer in the slow copy.
+  void pause_after_poll() {
+    uint32_t &polls = fibers_[at_].slow_polls;
+    if (copy() == slow_copy && polls > 0) {
+      --polls;
       for (uint32_t i = 0; i < slow_turns; ++i) pause();
     }
     pause();
   }
 
-  // Waits for all threads, or for those of the warp.
-  void meet_all() { meet(all_[copy()], threads_); }
-  void meet_warp() { meet(warps_[at_ / 32], 32); }
-  // The last one to come does something with the fibers of all of them before any goes on.
+  // Barriers of all threads of the block, or of the warp.
+  void sync_all() { sync(all_[copy()], threads_); }
+  void sync_warp() { sync(warps_[at_ / 32], 32); }
+  // A barrier of the warp whose last thread calls `does` with the fibers of the warp.
   template <class Does>
-  void meet_warp(Does &&does) {
+  void sync_warp(Does &&does) {
     if (warps_[at_ / 32].arrived == 31) does(&fibers_[at_ / 32 * 32]);
-    meet_warp();
+    sync_warp();
   }
 
-  // Copies 16 bytes for each thread of the warp, with nothing in between.
+  // Copies 16 bytes for each thread of the warp, as one atomic access.
   void warp_loads(void *to, const void *from) { warp_copies(to, from, 0, 32); }
 
-  // The same, but only 8 neighbours at a time have nothing in between, and the last ones come first.
+  // Copies 16 bytes for each thread of the warp. Only 8 neighbours, a line, are atomic; the last
+  // line goes first.
   void warp_stores(void *to, const void *from) {
     for (uint32_t lane = 32; lane > 0; lane -= 8) {
       warp_copies(to, from, lane - 8, lane);
@@ -152,18 +155,18 @@ class Block {
     }
   }
 
-  // Whether `value` is true of all threads of the warp.
+  // Returns whether `value` is true in all threads of the warp.
   bool warp_agrees(bool value) {
-    fibers_[at_].said[0] = value;
-    meet_warp([](Fiber *warp) {
+    fibers_[at_].sent[0] = value;
+    sync_warp([](Fiber *warp) {
       char all = 1;
-      for (int lane = 0; lane < 32; ++lane) all &= warp[lane].said[0];
-      for (int lane = 0; lane < 32; ++lane) warp[lane].heard = all;
+      for (int lane = 0; lane < 32; ++lane) all &= warp[lane].sent[0];
+      for (int lane = 0; lane < 32; ++lane) warp[lane].received = all;
     });
-    return fibers_[at_].heard;
+    return fibers_[at_].received;
   }
 
-  // A copy that this thread makes now, or when it waits for its copies: there is no telling.
+  // Makes an asynchronous copy now or at this thread's next wait_copies, at random.
   void copy_sometime(void *to, const void *from, uint32_t bytes) {
     chance_ = chance_ * 6364136223846793005u + 1442695040888963407u;
     if (chance_ >> 63) {
@@ -179,17 +182,17 @@ class Block {
 
   template <class T>
   T shuffle_xor(T value, uint32_t lanes) {
-    memcpy(fibers_[at_].said, &value, sizeof(value));
-    meet_warp();
+    memcpy(fibers_[at_].sent, &value, sizeof(value));
+    sync_warp();
     T other;
-    memcpy(&other, fibers_[at_ ^ lanes].said, sizeof(other));
-    // Nobody says the next value before all have heard this one.
-    meet_warp();
+    memcpy(&other, fibers_[at_ ^ lanes].sent, sizeof(other));
+    // No thread overwrites its value before all have read it.
+    sync_warp();
     return other;
   }
 
  private:
-  struct Meeting {
+  struct Barrier {
     uint32_t arrived = 0;
     uint64_t round = 0;
   };
@@ -201,14 +204,14 @@ class Block {
   struct Fiber {
     std::unique_ptr<char[]> stack;
     std::vector<Copy> copies;
-    void *at;  // in its stack, where it goes on
+    void *at;  // stack pointer to resume at
     bool done = false;
-    const Meeting *meeting = nullptr;  // that it is in, since this round
-    uint64_t round = 0;
-    bool goes_on() const { return !done && (meeting == nullptr || meeting->round != round); }
-    uint32_t slow_looks = 8;
-    char said[8];
-    char heard;
+    const Barrier *barrier = nullptr;  // that the fiber waits at
+    uint64_t round = 0;                // of that barrier, when it arrived
+    bool is_ready() const { return !done && (barrier == nullptr || barrier->round != round); }
+    uint32_t slow_polls = 8;
+    char sent[8];
+    char received;
     void *to;
     const void *from;
   };
@@ -223,22 +226,22 @@ class Block {
   void warp_copies(void *to, const void *from, uint32_t begin, uint32_t end) {
     fibers_[at_].to = to;
     fibers_[at_].from = from;
-    meet_warp([begin, end](Fiber *warp) {
+    sync_warp([begin, end](Fiber *warp) {
       for (uint32_t lane = begin; lane < end; ++lane) memcpy(warp[lane].to, warp[lane].from, 16);
     });
   }
 
-  void meet(Meeting &meeting, uint32_t threads) {
+  void sync(Barrier &barrier, uint32_t threads) {
     Fiber &own = fibers_[at_];
-    own.round = meeting.round;
-    if (++meeting.arrived == threads) {
-      meeting.arrived = 0;
-      ++meeting.round;
+    own.round = barrier.round;
+    if (++barrier.arrived == threads) {
+      barrier.arrived = 0;
+      ++barrier.round;
       return;
     }
-    own.meeting = &meeting;
+    own.barrier = &barrier;
     pause();
-    own.meeting = nullptr;
+    own.barrier = nullptr;
   }
 
   static inline Block *current_;
@@ -246,9 +249,9 @@ class Block {
   std::function<void()> kernel_;
   uint32_t threads_;
   std::vector<Fiber> fibers_;
-  void *home_;
+  void *scheduler_;
   uint32_t at_ = 0, left_;
-  std::vector<Meeting> all_, warps_;
+  std::vector<Barrier> all_, warps_;
 };
 
 template <class T>
@@ -257,10 +260,10 @@ T __shfl_xor_sync(uint32_t, T value, uint32_t lanes) {
 }
 inline bool __all_sync(uint32_t, bool value) { return Block::current().warp_agrees(value); }
 inline bool __any_sync(uint32_t, bool value) { return !Block::current().warp_agrees(!value); }
-inline void __syncwarp() { Block::current().meet_warp(); }
-inline void __syncthreads() { Block::current().meet_all(); }
+inline void __syncwarp() { Block::current().sync_warp(); }
+inline void __syncthreads() { Block::current().sync_all(); }
 
-// Runs a kernel, block after block; each so many times side by side.
+// Runs a kernel block after block, each as so many copies side by side.
 template <class Kernel>
 void launch(uint32_t blocks, uint32_t threads, Kernel &&kernel, uint32_t copies = 1) {
   gridDim.x = blocks;

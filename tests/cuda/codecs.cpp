@@ -1,5 +1,5 @@
-// The CUDA headers of codecs and element types, compiled for the host: what tests/cuda_codecs.rs
-// loads and compares with the specification. Lanes of a warp run one after the other.
+// The CUDA headers of codecs and element types on the host, for tests/cuda_codecs.rs, which
+// compares them with the specification. Lanes of a warp run one after the other.
 #include "codec/codec.cuh"
 #include "dtype/element.cuh"
 
@@ -7,12 +7,12 @@ namespace {
 
 using namespace cinch;
 
-// 16 elements from i on, zeros beyond n.
+// Loads 16 elements from i on, zeros beyond n.
 void load(const float *x, uint64_t n, uint64_t i, float (&out)[16]) {
   for (int k = 0; k < 16; ++k) out[k] = i + k < n ? x[i + k] : 0.0f;
 }
 
-// 32 partial sums, element i going to number i mod 32, folded in halves: what lanes do together.
+// Returns 32 partial sums, element i in sum i mod 32, folded in halves: the order of a warp.
 template <class Of>
 double wide_sum(const float *x, uint64_t n, Of of) {
   double parts[32] = {};
@@ -23,14 +23,14 @@ double wide_sum(const float *x, uint64_t n, Of of) {
   return parts[0];
 }
 
-// What a warp learns of a block.
+// Returns the summary of a block.
 template <class Format>
 typename Format::Summary summary_of(const float *x, uint64_t n, Format *) {
-  typename Format::Summary summary = Format::nothing();
+  typename Format::Summary summary = Format::empty_summary();
   for (uint64_t i = 0; i < n; i += 16) {
     float lane[16];
     load(x, n, i, lane);
-    Format::look(lane, n - i < 16 ? (uint32_t)(n - i) : 16, 8, summary);
+    Format::summarize(lane, n - i < 16 ? (uint32_t)(n - i) : 16, 8, summary);
   }
   return summary;
 }
@@ -60,7 +60,7 @@ void encode(const cinch_codec_params &params, const float *x, uint64_t n, uint32
   codec.prepare_own(1);
   const Random random = codec.random(1, first);
   codec.clear_scale(wire, n);
-  // Under a tensor scale a lane looks at its own elements alone.
+  // Under a tensor scale a lane's summary covers its own elements alone.
   const uint64_t block = codec.block() ? codec.block() : 16;
   for (uint64_t begin = 0; begin < n; begin += block) {
     const uint64_t count = n - begin < block ? n - begin : block;
@@ -108,7 +108,7 @@ constexpr Entry entry() {
           [](const cinch_codec_params &params, uint64_t n) { return C(params).wire_bytes(n); }};
 }
 
-// By number of CodecKind, then the other forms of dynamic8, minmax4, static8 and mantissa8.
+// Indexed by CodecKind; the second forms of dynamic8, minmax4, static8 and mantissa8 follow.
 const Entry CODECS[] = {{},
                         entry<Linear8>(),
                         entry<Dynamic8>(),
@@ -133,8 +133,8 @@ const Entry CODECS[] = {{},
                         entry<Static8Tabled>(),
                         entry<Mantissa8Tabled>()};
 
-// dst = a op b for whole 16-byte vectors. op: a cinch_combine, or 4 for a * word, 5 for a divided
-// by word, 6 for a as it is.
+// Computes dst = a op b for 16-byte vectors. op is a cinch_combine, 4 for a * word, 5 for a divided
+// by word, or 6 for a itself.
 template <class E>
 void element(uint32_t op, uint64_t word, const uint4 *a, const uint4 *b, uint4 *dst,
              uint64_t vectors) {
@@ -151,7 +151,7 @@ void element(uint32_t op, uint64_t word, const uint4 *a, const uint4 *b, uint4 *
   }
 }
 
-// Wide numbers stored, or stored numbers widened.
+// Narrows fp32 numbers to elements, or widens elements.
 template <class E>
 void convert(bool narrow, const void *from, void *to, uint64_t n) {
   using Bits = typename E::Bits;
@@ -172,13 +172,13 @@ uint64_t test_wire_bytes(uint32_t kind, const cinch_codec_params *params, uint64
   return CODECS[kind].bytes(*params, n);
 }
 
-// Draws what sums do, from element `first` of a message on.
+// Encodes a chunk from element `first` of a message on, with the random numbers of sums.
 void test_encode(uint32_t kind, const cinch_codec_params *params, const float *x, uint64_t n,
                  uint32_t first, uint8_t *wire) {
   CODECS[kind].encode(*params, x, n, first, wire);
 }
 
-// x / n for the numbers by which kernels divide in their own way.
+// Returns x / n, by divided_by.
 float test_divided(uint32_t n, float x) {
   switch (n) {
     case 3: return divided_by<3>(x);
@@ -194,7 +194,7 @@ void test_decode(uint32_t kind, const cinch_codec_params *params, const uint8_t 
   CODECS[kind].decode(*params, wire, n, out, reduce);
 }
 
-// `dtype` by number of DType.
+// `dtype` is the number of a DType.
 void test_element(uint32_t dtype, uint32_t op, uint64_t word, const void *a, const void *b,
                   void *dst, uint64_t vectors) {
   using Function = void (*)(uint32_t, uint64_t, const uint4 *, const uint4 *, uint4 *, uint64_t);

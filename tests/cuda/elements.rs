@@ -1,4 +1,4 @@
-//! Element types and reduction arithmetic of the headers.
+//! Element types and reduction arithmetic of the CUDA headers against the scalar specification.
 
 use crate::common::{Rng, seed};
 use crate::host::{Bytes, all};
@@ -10,7 +10,7 @@ use cinch::{DType, ReduceOp};
 const SMALL: [DType; 4] = [DType::F16, DType::BF16, DType::F8E4M3, DType::F8E5M2];
 
 #[test]
-fn every_small_float_widens_and_narrows() {
+fn small_floats_of_all_bits_convert_as_specified() {
     let mut random = Rng(seed());
     let mut wide: Vec<f32> = (0..=u16::MAX)
         .flat_map(|upper| {
@@ -30,7 +30,7 @@ fn every_small_float_widens_and_narrows() {
             let mut expected = vec![0f32; codes.len() / dtype.size()];
             widen(dtype, Isa::Scalar, &codes, &mut expected);
             let found = host.widen(dtype, &Bytes::from(&codes));
-            // To the bit: NaN too.
+            // NaNs must have equal bits, too.
             for (i, (a, b)) in expected.iter().zip(&found).enumerate() {
                 assert_eq!(a.to_bits(), b.to_bits(), "{dtype} {i:#x} by {compiler}");
             }
@@ -47,7 +47,7 @@ fn every_small_float_widens_and_narrows() {
     }
 }
 
-/// Elements that are hard: any bits, small whole numbers, values of one size, special ones.
+/// Returns difficult elements: any bits, small integers, values of one magnitude, special values.
 fn data(dtype: DType, n: usize, random: &mut Rng) -> Bytes {
     let mut bytes = Bytes::new(n * dtype.size(), 0);
     let special64 = [
@@ -91,7 +91,7 @@ fn assert_equal(dtype: DType, op: &str, compiler: &str, expected: &[u8], found: 
 }
 
 #[test]
-fn reductions_of_every_type() {
+fn reductions_of_every_type_equal_the_specification() {
     let mut random = Rng(seed());
     const N: usize = 1 << 16;
     for dtype in DType::ALL {

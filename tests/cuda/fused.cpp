@@ -1,5 +1,5 @@
-// The fused kernels, run on the host: what tests/fused_kernels.rs loads. The blocks of all ranks with one
-// number run side by side, since each waits for the others. See block.h.
+// The fused kernels on the host, for tests/fused_kernels.rs. Blocks with the same index run side by
+// side on all ranks, since each waits for the others. block.h emulates the GPU.
 #include "block.h"
 
 #include <algorithm>
@@ -23,8 +23,8 @@ inline uint32_t atomicCAS_system(uint32_t *at, uint32_t from, uint32_t to) {
 }
 
 #include "fused/coded.cuh"
-#include "fused/lines.cuh"
-#include "fused/oneshot.cuh"
+#include "fused/ll128.cuh"
+#include "fused/ll.cuh"
 
 using namespace cinch;
 
@@ -36,18 +36,18 @@ struct Named {
 };
 
 #define SUMS(type, Type)                                                   \
-  {#type, oneshot<OneshotSum<Type>>},                                      \
-      {"twice_" #type, oneshot<OneshotSum<Type, Sends::A_PART_EACH>>},     \
-      {"scatter_" #type, oneshot<OneshotSum<Type, Sends::A_BLOCK_EACH>>},  \
-      {#type "_ll128", oneshot<LinesSum<Type>>},                           \
-      {"twice_" #type "_ll128", oneshot<LinesSum<Type, Sends::A_PART_EACH>>}, \
-      {"scatter_" #type "_ll128", oneshot<LinesSum<Type, Sends::A_BLOCK_EACH>>}, \
-      {"to_root_" #type "_ll128", oneshot<LinesSum<Type, Sends::TO_ROOT>>}
+  {#type "_ll", run_fused<PacketsSum<Type>>},                                      \
+      {"two_shot_" #type "_ll", run_fused<PacketsSum<Type, Sends::A_PART_EACH>>},     \
+      {"scatter_" #type "_ll", run_fused<PacketsSum<Type, Sends::A_BLOCK_EACH>>},  \
+      {#type "_ll128", run_fused<LinesSum<Type>>},                           \
+      {"two_shot_" #type "_ll128", run_fused<LinesSum<Type, Sends::A_PART_EACH>>}, \
+      {"scatter_" #type "_ll128", run_fused<LinesSum<Type, Sends::A_BLOCK_EACH>>}, \
+      {"to_root_" #type "_ll128", run_fused<LinesSum<Type, Sends::TO_ROOT>>}
 
 #define CODED(codec, Codec)                                              \
-  {#codec "_f32_ll128", oneshot<CodedExchange<F32, Codec>>},             \
-      {#codec "_f16_ll128", oneshot<CodedExchange<F16, Codec>>},         \
-      {#codec "_bf16_ll128", oneshot<CodedExchange<BF16, Codec>>}
+  {#codec "_f32_ll128", run_fused<CodedExchange<F32, Codec>>},             \
+      {#codec "_f16_ll128", run_fused<CodedExchange<F16, Codec>>},         \
+      {#codec "_bf16_ll128", run_fused<CodedExchange<BF16, Codec>>}
 
 const Named KERNELS[] = {CODED(linear8, Linear8),
                          CODED(dynamic8, Dynamic8Tabled),
@@ -55,18 +55,18 @@ const Named KERNELS[] = {CODED(linear8, Linear8),
                          SUMS(f32, F32),
                          SUMS(f16, F16),
                          SUMS(bf16, BF16),
-                         {"move", oneshot<OneshotMove<>>},
-                         {"scatter_move", oneshot<OneshotMove<Sends::A_BLOCK_EACH>>},
-                         {"move_ll128", oneshot<LinesMove<>>},
-                         {"scatter_move_ll128", oneshot<LinesMove<Sends::A_BLOCK_EACH>>},
-                         {"from_root_move_ll128", oneshot<LinesMove<Sends::FROM_ROOT>>}};
+                         {"move_ll", run_fused<PacketsMove<>>},
+                         {"scatter_move_ll", run_fused<PacketsMove<Sends::A_BLOCK_EACH>>},
+                         {"move_ll128", run_fused<LinesMove<>>},
+                         {"scatter_move_ll128", run_fused<LinesMove<Sends::A_BLOCK_EACH>>},
+                         {"from_root_move_ll128", run_fused<LinesMove<Sends::FROM_ROOT>>}};
 
 }  // namespace
 
-// Runs kernels by their names, one after the other, on all ranks, with the arguments of each call and of
-// each rank in it; whether there are such. Between its calls a rank lets all others go on so many times,
-// and waits for nobody. Several calls have one block. Rank `slow` takes so many turns more for each look at
-// what others send in lines.
+// Runs calls, by kernel name, on all ranks. `args` and `pauses` have an element for each rank of
+// each call. Before each of several calls, which have one block, a rank switches `pauses` times to
+// the others. Rank `slow` takes `slow_turns` more turns for each poll of lines. Returns false if a
+// name is unknown or several calls have several blocks.
 extern "C" bool test_fused(uint32_t calls, const char *const *names, uint32_t ranks, uint32_t blocks,
                            const cinch_oneshot_args *args, const uint32_t *pauses, uint32_t slow,
                            uint32_t slow_turns) {
@@ -78,7 +78,7 @@ extern "C" bool test_fused(uint32_t calls, const char *const *names, uint32_t ra
       if (strcmp(one.name, names[call]) == 0) kernels.push_back(one.kernel);
     }
   }
-  static_assert(MOVERS == ONESHOT_THREADS, "all are launched alike here");
+  static_assert(MOVERS == FUSED_THREADS, "all are launched alike here");
   if (kernels.size() != calls || (calls > 1 && blocks > 1)) return false;
   const auto all = [&] {
     for (uint32_t call = 0; call < calls; ++call) {
@@ -90,6 +90,6 @@ extern "C" bool test_fused(uint32_t calls, const char *const *names, uint32_t ra
       kernels[call](args[at]);
     }
   };
-  launch(blocks, ONESHOT_THREADS, all, ranks);
+  launch(blocks, FUSED_THREADS, all, ranks);
   return true;
 }

@@ -2,16 +2,16 @@
 
 use super::common::Rng;
 use super::fused_coded;
-use super::fused_work::{By, Type, Work, half};
+use super::fused_work::{Protocol, Type, Work, half};
 use super::library::{Library, starts};
-use cinch::engine::gpu::abi::{ALIGNED, OneshotArgs, RESIDUALS_BYTES};
-use cinch::mem::abi::{CommView, Control, Fifo, Trouble};
+use cinch::gpu::abi::{ALIGNED, OneshotArgs, RESIDUALS_BYTES};
+use cinch::gpu::abi::{CommView, Control, Fifo, Trouble};
 use std::ffi::{CString, c_char, c_void};
 use std::mem;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// Calls, their names; ranks, blocks of each; arguments, of call by call those of rank by rank; pauses; a
-/// rank that looks slowly at what others send, and how slowly.
+/// `test_fused` of `fused.cpp`: the number of calls, kernel names, ranks, blocks, arguments (of
+/// each rank in each call), pauses (likewise), the slow rank and how slow it is.
 type Launch = unsafe extern "C" fn(
     u32,
     *const *const c_char,
@@ -23,14 +23,14 @@ type Launch = unsafe extern "C" fn(
     u32,
 ) -> bool;
 
-/// What the library has.
+/// The functions of the library.
 #[derive(Clone, Copy)]
 pub struct Kernels {
     launch: Launch,
 }
 
-/// The kernels as a library, for one test at a time: it has one of everything. `None`, with a word, where
-/// there is no g++.
+/// Returns the kernels as a library, for one test at a time, because the library has static memory.
+/// Returns `None`, with a message, where there is no g++.
 pub fn kernels() -> Option<MutexGuard<'static, Kernels>> {
     static KERNELS: OnceLock<Option<Mutex<Kernels>>> = OnceLock::new();
     let kernels = KERNELS.get_or_init(|| {
@@ -45,7 +45,7 @@ pub fn kernels() -> Option<MutexGuard<'static, Kernels>> {
 }
 
 fn compile() -> Kernels {
-    // Of the interpreter that is in the same headers nothing is used here.
+    // The headers have functions that only schedule kernels use.
     let options = ["-O1", "-Wno-unknown-pragmas", "-Wno-unused-function"];
     let library = Library::compile("g++", "fused", &options, &["tests/cuda/host"]);
     // SAFETY: this is the type of the function in `fused.cpp`.
@@ -53,7 +53,7 @@ fn compile() -> Kernels {
     Kernels { launch }
 }
 
-/// Memory of a rank, from a multiple of 16 on.
+/// Memory of a rank, aligned to 16 bytes.
 struct Memory(Vec<u128>);
 
 impl Memory {
@@ -96,14 +96,15 @@ pub struct World {
     ranks: usize,
     /// Bytes of a half of an area.
     half: usize,
-    /// Box from -> to at `from * ranks + to`: the area for packets, and that for lines.
-    boxes: Vec<Vec<u128>>,
-    /// Of each rank, for packets and for lines: calls so far, and blocks that are done.
+    /// The peer buffer from -> to is element `from * ranks + to`: an area for ll, then one for
+    /// ll128.
+    peer_buffers: Vec<Vec<u128>>,
+    /// For each rank and protocol: the sequence number, and the blocks that have finished the call.
     epochs: Vec<[[u64; 2]; 2]>,
     controls: Vec<Control>,
     rng: Rng,
     /// A rank that makes another call than the others.
-    pub stranger: Option<usize>,
+    pub other_call: Option<usize>,
 }
 
 impl World {
@@ -111,7 +112,7 @@ impl World {
         World::with(kernels, ranks, half(ranks), rng)
     }
 
-    /// With areas of which a half has so many bytes.
+    /// Makes a world whose areas have halves of `half` bytes.
     pub fn with(kernels: Kernels, ranks: usize, half: usize, rng: Rng) -> World {
         let control = Control {
             abort: 0,
@@ -122,36 +123,36 @@ impl World {
             kernels,
             ranks,
             half,
-            boxes: vec![vec![0; 4 * half / 16]; ranks * ranks],
+            peer_buffers: vec![vec![0; 4 * half / 16]; ranks * ranks],
             epochs: vec![[[0; 2]; 2]; ranks],
             controls: vec![control; ranks],
             rng,
-            stranger: None,
+            other_call: None,
         }
     }
 
-    /// As if so many calls had been made.
+    /// Sets the sequence number, as if so many calls had been made.
     pub fn jump(&mut self, calls: u64) {
         self.epochs.fill([[calls, 0]; 2]);
     }
 
-    /// How many ranks have reported trouble since this was last asked.
-    pub fn troubled(&mut self) -> usize {
+    /// Returns how many ranks have reported a failure since the last call of this function.
+    pub fn failures(&mut self) -> usize {
         let states = self.controls.iter_mut();
         let states = states.map(|one| mem::take(&mut one.trouble.state));
         states.filter(|&state| state != 0).count()
     }
 
-    /// Makes a call, and says whether all ranks got what they should, and nothing beside it.
-    pub fn is_right(&mut self, work: &Work) -> bool {
+    /// Makes a call. Returns whether all ranks have the right output and nothing else changed.
+    pub fn is_correct(&mut self, work: &Work) -> bool {
         let made = [self.prepare(work)];
         self.launch(&made, work.blocks, &vec![0; self.ranks], None)
     }
 
-    /// The same of calls of one block, which each rank makes one after the other, whatever the others do,
-    /// the next one so many turns of all fibers later: `pauses` are of call by call, of rank by rank. Rank
-    /// `slow` takes long for each look at what others send in lines.
-    pub fn are_right(&mut self, works: &[Work], pauses: &[u32], slow: Option<usize>) -> bool {
+    /// Makes several calls of one block. Each rank makes them one after the other, without waiting
+    /// for other ranks in between. `pauses` has, for each rank of each call, how often it switches
+    /// to the other fibers before the call. Rank `slow` is slow to poll lines.
+    pub fn are_correct(&mut self, works: &[Work], pauses: &[u32], slow: Option<usize>) -> bool {
         let made: Vec<Made> = works.iter().map(|work| self.prepare(work)).collect();
         self.launch(&made, 1, pauses, slow)
     }
@@ -160,8 +161,8 @@ impl World {
         assert_eq!(pauses.len(), made.len() * self.ranks);
         let names: Vec<_> = made.iter().map(|made| made.name.as_ptr()).collect();
         let args: Vec<OneshotArgs> = made.iter().flat_map(|made| made.args.clone()).collect();
-        // SAFETY: the names and arguments of each call, for as many ranks; what they point to lives
-        // through the calls, and is as large as they say.
+        // SAFETY: there are names and arguments for each call and rank. `made` owns the memory that
+        // they point to, which is as large as they say.
         let known = unsafe {
             (self.kernels.launch)(
                 made.len() as u32,
@@ -176,7 +177,7 @@ impl World {
         };
         assert!(known, "{names:?}");
         let in_time = self.controls.iter().all(|one| one.trouble.state == 0);
-        in_time && made.iter().all(Made::is_right)
+        in_time && made.iter().all(Made::is_correct)
     }
 
     fn prepare(&mut self, work: &Work) -> Made {
@@ -197,7 +198,7 @@ impl World {
         };
         let [sent, got] = work.does.blocks(ranks).map(|blocks| blocks * work.count);
         let apart = (sent * size).next_multiple_of(16) + 16;
-        // Input and output of each.
+        // Where the input and the output of each rank begin, in bytes.
         let places = |rank: usize| match work.in_place {
             true => work
                 .does
@@ -210,7 +211,7 @@ impl World {
             memory.write(places(rank)[0], size, &inputs[rank]);
             let at = places(rank)[1];
             let end = at + got * size;
-            // Of ranks that get nothing all must stay.
+            // A rank that receives nothing must keep its whole output.
             let begin = if expected.is_empty() { at } else { end };
             let around = (at.saturating_sub(16)..at).chain(begin..end + 8);
             let around = around.map(|place| (place, memory.byte(place))).collect();
@@ -249,7 +250,7 @@ impl World {
             outbox: [0; 32],
             cursors: 0,
             control: (&raw mut self.controls[rank]).addr() as u64,
-            // Of a clock that all threads of all ranks move on.
+            // On a clock that the polls of all ranks advance.
             timeout_ns: 400_000_000,
             rank: rank as u32,
             nranks: ranks as u32,
@@ -258,8 +259,9 @@ impl World {
             unused: 0,
         };
         for peer in (0..ranks).filter(|&peer| peer != rank) {
-            let mut address =
-                |from: usize, to: usize| self.boxes[from * ranks + to].as_mut_ptr().addr() as u64;
+            let mut address = |from: usize, to: usize| {
+                self.peer_buffers[from * ranks + to].as_mut_ptr().addr() as u64
+            };
             comm.inbox[peer] = address(peer, rank);
             comm.outbox[peer] = address(rank, peer);
         }
@@ -269,17 +271,19 @@ impl World {
         };
         OneshotArgs {
             comm,
-            area: match work.by {
-                By::Packets => 0,
-                By::Lines => 2 * self.half as u64,
+            area: match work.protocol {
+                Protocol::Ll => 0,
+                Protocol::Ll128 => 2 * self.half as u64,
             },
             half: self.half as u64,
-            epoch: self.epochs[rank][work.by as usize].as_mut_ptr().addr() as u64,
+            epoch: self.epochs[rank][work.protocol as usize]
+                .as_mut_ptr()
+                .addr() as u64,
             input: input as u64,
             output: output as u64,
             count: work.count as u64,
             factor: u64::from(0.5f32.to_bits()),
-            mark: if self.stranger == Some(rank) {
+            signature_hash: if self.other_call == Some(rank) {
                 23 << 48
             } else {
                 7 << 48
@@ -292,7 +296,7 @@ impl World {
             element_bytes: work.dtype.size() as u8,
             root: work.root as u8,
             phases: fused_coded::phases(work.does),
-            image_lines: work.codec.map_or(0, fused_coded::image_lines) as u8,
+            tile_lines: work.codec.map_or(0, fused_coded::tile_lines) as u8,
             unused: [0; 2],
             codec: fused_coded::words(work.codec),
             residuals: 0,
@@ -301,19 +305,19 @@ impl World {
     }
 
     pub fn call(&mut self, work: &Work) {
-        let before = self.epochs[0][work.by as usize][0];
+        let before = self.epochs[0][work.protocol as usize][0];
         let what = format!("{work:?} over {}, call {before}", self.ranks);
-        assert!(self.is_right(work), "{what}");
+        assert!(self.is_correct(work), "{what}");
         assert!(
             self.epochs
                 .iter()
-                .all(|epochs| epochs[work.by as usize] == [before + 1, 0]),
+                .all(|epochs| epochs[work.protocol as usize] == [before + 1, 0]),
             "{what}"
         );
     }
 }
 
-/// A call whose memory is ready.
+/// A call with its memory.
 struct Made {
     name: CString,
     args: Vec<OneshotArgs>,
@@ -322,21 +326,21 @@ struct Made {
 }
 
 impl Made {
-    fn is_right(&self) -> bool {
+    fn is_correct(&self) -> bool {
         let mut kept = self.residuals.iter().filter(|kept| !kept.now.is_empty());
-        let kept = kept.all(Residuals::are_right);
-        kept && self.outputs.iter().all(Output::is_right)
+        let kept = kept.all(Residuals::are_correct);
+        kept && self.outputs.iter().all(Output::is_correct)
     }
 }
 
-/// The residuals of a rank, as its kernel finds and leaves them.
+/// The residuals of a rank, before and after its kernel.
 struct Residuals {
     /// A header, then two arrays.
     memory: Vec<u32>,
-    /// Which array was what the last call left.
+    /// The array that the last call wrote.
     turn: usize,
     now: Vec<u32>,
-    /// What is to be in the other one.
+    /// The expected contents of the other array.
     next: Vec<u32>,
 }
 
@@ -363,7 +367,7 @@ impl Residuals {
         }
     }
 
-    fn are_right(&self) -> bool {
+    fn are_correct(&self) -> bool {
         let array = |number: usize| {
             let at = Residuals::HEADER + number * self.now.len();
             &self.memory[at..at + self.now.len()]
@@ -373,20 +377,20 @@ impl Residuals {
     }
 }
 
-/// What a rank is to have in its memory.
+/// The expected output of a rank.
 struct Output {
     memory: Memory,
     at: usize,
     size: usize,
     expected: Vec<u64>,
-    /// Where any NaN is as good as another, the type.
+    /// The type, where any NaN may replace another.
     nan: Option<Type>,
-    /// What is to stay as it was: places and bytes.
+    /// Bytes around the output that must not change: places and values.
     around: Vec<(usize, u64)>,
 }
 
 impl Output {
-    fn is_right(&self) -> bool {
+    fn is_correct(&self) -> bool {
         let got = self.memory.read(self.at, self.size, self.expected.len());
         let mut around = self.around.iter();
         let is_nan = |bits: u64| self.nan.is_some_and(|dtype| dtype.is_nan(bits));

@@ -1,23 +1,23 @@
-//! What the fused kernels of codecs are asked to do, and what is right then: by the codec's scalar
-//! specification, element after element as the schedules say.
+//! Calls of the fused kernels through codecs, and their expected results, computed by the scalar
+//! codec in the order of the schedules.
 
 use super::common::Rng;
-use super::fused_work::{By, Does, Op, Type, Work};
+use super::fused_work::{Does, Op, Protocol, Type, Work};
 use cinch::codec::{self, Codec, Random, Span, kernel_params};
 use cinch::cpu::Isa;
-use cinch::engine::gpu::abi::{CodecWords, SENDS_PARTS, SENDS_SUMS, SUMS};
+use cinch::gpu::abi::{CodecWords, SENDS_PARTS, SENDS_SUMS, SUMS};
 use cinch::reduce::{narrow, widen};
 use cinch::{CodecSpec, DType};
 use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Bytes of a half of an area: more images in each of two trips than a block has warps, or several for each
-/// warp; and what calls without a codec count on.
+/// Bytes of a half of an area. Each round has room for more encoded tiles than a block has warps,
+/// or for several for each warp; calls without a codec use the same half.
 pub fn half(ranks: usize) -> usize {
     match ranks {
         2 => 100 << 10,
-        // More than a block has warps, and so many threads that calls are few.
+        // More ranks than a block has warps, and so many fibers that calls must be few.
         18.. => 12 << 10,
         _ => 40 << 10,
     }
@@ -35,7 +35,7 @@ const SPECS: [&str; 6] = [
 pub fn phases(does: Does) -> u8 {
     match does {
         Does::AllReduce => SUMS,
-        Does::AllReduceTwice => SENDS_PARTS | SUMS | SENDS_SUMS,
+        Does::TwoShotAllReduce => SENDS_PARTS | SUMS | SENDS_SUMS,
         Does::ReduceScatter => SENDS_PARTS | SUMS,
         _ => 0,
     }
@@ -63,29 +63,30 @@ fn scalar(spec: CodecSpec) -> Arc<dyn Codec> {
     codec::build(spec, Isa::Scalar).unwrap().unwrap()
 }
 
-pub fn image_lines(spec: CodecSpec) -> usize {
+pub fn tile_lines(spec: CodecSpec) -> usize {
     scalar(spec).wire_bytes(512).div_ceil(120)
 }
 
-/// Elements that go from a rank to another on a trip.
+/// Elements that a rank sends another in one round.
 pub fn part(work: &Work, ranks: usize) -> usize {
     match work.does {
-        Does::AllReduceTwice => work.count.div_ceil(ranks).next_multiple_of(512),
+        Does::TwoShotAllReduce => work.count.div_ceil(ranks).next_multiple_of(512),
         _ => work.count,
     }
 }
 
-/// What a call works on, and what it makes of it.
+/// The data of a call.
 pub struct Data {
-    /// Of all ranks, as bits of elements.
+    /// Inputs of all ranks, as bits of elements.
     pub inputs: Vec<Vec<u64>>,
     pub outputs: Vec<Vec<u64>>,
-    /// Residuals of ranks that keep some, by element of their input, before and after the call.
+    /// Residuals by element of the input, before and after the call; empty for ranks without
+    /// feedback.
     pub now: Vec<Vec<f32>>,
     pub next: Vec<Vec<f32>>,
 }
 
-/// Mostly small; some would make a finite value infinite.
+/// Returns a residual: mostly small; rarely one that would make a finite element infinite.
 fn residual(rng: &mut Rng) -> f32 {
     match rng.below(2000) {
         0 => f32::MAX,
@@ -93,7 +94,7 @@ fn residual(rng: &mut Rng) -> f32 {
     }
 }
 
-/// What stands for residuals that a call leaves as they are.
+/// The value of residuals that a call must leave alone.
 pub const UNTOUCHED: f32 = 7.25;
 
 pub fn data(work: &Work, spec: CodecSpec, ranks: usize, rng: &mut Rng) -> Data {
@@ -115,7 +116,7 @@ pub fn data(work: &Work, spec: CodecSpec, ranks: usize, rng: &mut Rng) -> Data {
     };
     let outputs = (0..ranks).map(|rank| match work.does {
         Does::AllReduce => oracle.sum(0..count, None),
-        Does::AllReduceTwice => {
+        Does::TwoShotAllReduce => {
             let part = part(work, ranks);
             let of = |owner: usize| {
                 let end = count.min((owner + 1) * part);
@@ -158,7 +159,7 @@ struct Oracle {
 }
 
 impl Oracle {
-    /// What `rank` sends of a range, and what its residuals become of it.
+    /// Encodes a range of `rank` as it sends it, and updates its residuals.
     fn encoded(&self, rank: usize, range: Range<usize>, mut x: Vec<f32>) -> Encoded {
         let now = Some(&self.now[rank]).filter(|now| !now.is_empty());
         let now = now.map(|now| &now[range.clone()]);
@@ -191,8 +192,8 @@ impl Oracle {
         seen
     }
 
-    /// The sum of what all have in a range, in the order of ranks, to which its owner's contribution is as
-    /// it is.
+    /// Returns the sum of a range over all ranks, in the order of ranks. The owner's own
+    /// contribution is not encoded.
     fn sum(&self, range: Range<usize>, owner: Option<usize>) -> Vec<f32> {
         let mut sum = vec![-0.0; range.len()];
         for (rank, input) in self.inputs.iter().enumerate() {
@@ -213,7 +214,8 @@ impl Oracle {
     }
 }
 
-/// Elements around zero, of a magnitude of their own for each array; a few zeros, and rarely no numbers.
+/// Returns elements around zero of one magnitude for each array, with a few zeros and rarely NaN or
+/// infinity.
 fn elements(dtype: Type, len: usize, rng: &mut Rng) -> Vec<u64> {
     let scale = 2f64.powi(rng.below(9) as i32 - 4);
     let wild = rng.below(4) == 0;
@@ -252,27 +254,27 @@ fn bits(dtype: Type, numbers: &[f32]) -> Vec<u64> {
     bytes.chunks(size).map(word).collect()
 }
 
-/// Any call that there is a kernel for, in so many blocks.
+/// Returns a random call that a fused kernel of a codec supports, in so many blocks.
 pub fn any(rng: &mut Rng, ranks: usize, blocks: usize) -> Work {
     let does = rng.pick(&[
         Does::AllReduce,
-        Does::AllReduceTwice,
+        Does::TwoShotAllReduce,
         Does::ReduceScatter,
         Does::AllGather,
     ]);
     let spec: CodecSpec = rng.pick(&SPECS).parse().unwrap();
-    let mut work = Work::new(does, By::Lines, 0, blocks as u32);
+    let mut work = Work::new(does, Protocol::Ll128, 0, blocks as u32);
     work.codec = Some(spec);
     work.dtype = rng.pick(&[Type::F32, Type::F16, Type::Bf16]);
     if does.reduces() {
         work.op = rng.pick(&[Op::Sum, Op::Avg, Op::HalfSum]);
     }
-    let (trips, parts) = match does {
-        Does::AllReduceTwice => (2, ranks),
+    let (rounds, parts) = match does {
+        Does::TwoShotAllReduce => (2, ranks),
         _ => (1, 1),
     };
-    let images = half(ranks) / trips / (128 * image_lines(spec));
-    let most = images * 512 * parts;
+    let tiles = half(ranks) / rounds / (128 * tile_lines(spec));
+    let most = tiles * 512 * parts;
     work.count = match rng.below(3) {
         0 => 1 + rng.below(1500),
         1 => most - rng.below(600),

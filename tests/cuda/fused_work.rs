@@ -1,12 +1,13 @@
-//! What the fused kernels are asked to do, and what is right then.
+//! Calls of the fused kernels without a codec, and their expected results.
 
 use super::common::Rng;
 use super::fused_coded;
 use cinch::CodecSpec;
-use cinch::engine::gpu::abi::{AVERAGE, PREMULTIPLY};
+use cinch::gpu::abi::{AVERAGE, PREMULTIPLY};
 
-/// Bytes of a half of an area: more packets than a block has threads, and more tiles than it has warps. Of
-/// two ranks, who send the next tile before they wait for the last one, more than four times as many.
+/// Bytes of a half of an area: more packets than a block has threads and more tiles than it has
+/// warps. Two ranks send the next tile before they poll for the last one, so their half has more
+/// than four times as many.
 pub fn half(ranks: usize) -> usize {
     match ranks {
         2 => 40 << 10,
@@ -14,11 +15,11 @@ pub fn half(ranks: usize) -> usize {
     }
 }
 
-/// What a kernel does.
+/// The operation of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Does {
     AllReduce,
-    AllReduceTwice,
+    TwoShotAllReduce,
     ReduceScatter,
     AllGather,
     AllToAll,
@@ -28,11 +29,11 @@ pub enum Does {
 
 pub const ALL: [Does; 7] = [
     Does::AllReduce,
-    Does::AllReduceTwice,
+    Does::TwoShotAllReduce,
     Does::ReduceScatter,
     Does::AllGather,
     Does::AllToAll,
-    // In lines alone.
+    // Broadcast and reduce have ll128 kernels only.
     Does::Broadcast,
     Does::Reduce,
 ];
@@ -42,17 +43,18 @@ impl Does {
         !matches!(self, Does::AllGather | Does::AllToAll | Does::Broadcast)
     }
 
-    /// Elements of the input and of the output for a count, in units of it.
+    /// Returns the elements of the input and of the output, in units of the count.
     pub fn blocks(self, ranks: usize) -> [usize; 2] {
         match self {
-            Does::AllReduce | Does::AllReduceTwice | Does::Broadcast | Does::Reduce => [1, 1],
+            Does::AllReduce | Does::TwoShotAllReduce | Does::Broadcast | Does::Reduce => [1, 1],
             Does::ReduceScatter => [ranks, 1],
             Does::AllGather => [1, ranks],
             Does::AllToAll => [ranks, ranks],
         }
     }
 
-    /// Where input and output of `rank` begin, in units of the count, if one lies inside the other.
+    /// Returns where the input and the output of an in-place call of `rank` begin, in units of the
+    /// count.
     pub fn places(self, rank: usize) -> [usize; 2] {
         match self {
             Does::ReduceScatter => [0, rank],
@@ -62,38 +64,38 @@ impl Does {
     }
 }
 
-/// In what.
+/// The protocol of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum By {
-    Packets,
-    Lines,
+pub enum Protocol {
+    Ll,
+    Ll128,
 }
 
-impl By {
-    /// Payload bytes of so much memory: half of a packet, 480 of the 512 of a tile.
+impl Protocol {
+    /// Returns the payload bytes in `memory` bytes: half of each packet, 480 of the 512 of a tile.
     pub fn payload(self, memory: usize) -> usize {
         match self {
-            By::Packets => memory / 2,
-            By::Lines => memory / 512 * 480,
+            Protocol::Ll => memory / 2,
+            Protocol::Ll128 => memory / 512 * 480,
         }
     }
 
-    /// What each of `blocks` does of `words`: packets of one, tiles of 60.
+    /// Returns the share of each of `blocks`, of `words`: packets of one word, or tiles of 60.
     pub fn share(self, words: usize, blocks: usize) -> usize {
         match self {
-            By::Packets => words.div_ceil(blocks).next_multiple_of(32),
-            By::Lines => words.div_ceil(60).div_ceil(blocks),
+            Protocol::Ll => words.div_ceil(blocks).next_multiple_of(32),
+            Protocol::Ll128 => words.div_ceil(60).div_ceil(blocks),
         }
     }
 }
 
-/// Of what type.
+/// The element type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Type {
     F32,
     F16,
     Bf16,
-    /// Of so many bytes, which are only moved.
+    /// Elements of so many bytes, which are only moved.
     Bytes(usize),
 }
 
@@ -108,7 +110,7 @@ impl Type {
         }
     }
 
-    /// The bits of a number that the type has, or of the NaN that arithmetic makes.
+    /// Returns the bits of a number that the type has, or of the NaN that arithmetic gives.
     pub fn bits(self, number: f32) -> u64 {
         let bits = u64::from(number.to_bits());
         match self {
@@ -132,7 +134,7 @@ impl Type {
         }
     }
 
-    /// A NaN with a payload of its own.
+    /// Returns a NaN with a random payload.
     pub fn any_nan(self, rng: &mut Rng) -> u64 {
         let payload = 1 + rng.below(100) as u64;
         match self {
@@ -143,7 +145,7 @@ impl Type {
     }
 }
 
-/// How contributions are put together.
+/// The reduction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
     Sum,
@@ -157,7 +159,7 @@ pub enum Op {
 const OPS: [Op; 6] = [Op::Sum, Op::Prod, Op::Max, Op::Min, Op::Avg, Op::HalfSum];
 
 impl Op {
-    /// A number of which that of many is exact in all types.
+    /// Returns a number whose reduction over `ranks` is exact in all types.
     pub fn number(self, dtype: Type, ranks: usize, rng: &mut Rng) -> f32 {
         match self {
             Op::Sum if dtype == Type::F32 => rng.below(1 << 20) as f32,
@@ -206,27 +208,27 @@ impl Op {
 #[derive(Clone, Copy, Debug)]
 pub struct Work {
     pub does: Does,
-    pub by: By,
+    pub protocol: Protocol,
     pub dtype: Type,
     pub op: Op,
     pub count: usize,
-    /// Of a broadcast or reduce.
+    /// The root of a broadcast or reduce.
     pub root: usize,
     pub blocks: u32,
     pub in_place: bool,
-    /// Elements from an address that is a multiple of 16 to the input and the output.
+    /// Elements between an address that is a multiple of 16 and the input (the output).
     pub shift: usize,
-    /// What it goes through.
+    /// The codec, if any.
     pub codec: Option<CodecSpec>,
-    /// Whether ranks keep residuals then: some of them.
+    /// Whether some ranks use error feedback, with a codec.
     pub feeds: bool,
 }
 
 impl Work {
-    pub fn new(does: Does, by: By, count: usize, blocks: u32) -> Work {
+    pub fn new(does: Does, protocol: Protocol, count: usize, blocks: u32) -> Work {
         Work {
             does,
-            by,
+            protocol,
             dtype: Type::F32,
             op: Op::Sum,
             count,
@@ -245,7 +247,7 @@ impl Work {
         }
         let does = match self.does {
             Does::AllReduce => "",
-            Does::AllReduceTwice => "twice_",
+            Does::TwoShotAllReduce => "two_shot_",
             Does::ReduceScatter => "scatter_",
             Does::AllGather => "move",
             Does::AllToAll => "scatter_move",
@@ -258,43 +260,44 @@ impl Work {
             Type::Bf16 => "bf16",
             _ => "f32",
         };
-        let by = match self.by {
-            By::Packets => "",
-            By::Lines => "_ll128",
+        let suffix = match self.protocol {
+            Protocol::Ll => "_ll",
+            Protocol::Ll128 => "_ll128",
         };
-        format!("{does}{dtype}{by}")
+        format!("{does}{dtype}{suffix}")
     }
 
-    /// The most elements that there is room for.
+    /// Returns the largest count for which the area has room.
     pub fn most(&self, ranks: usize) -> usize {
         let bytes = match self.does {
-            // Two trips share a half, and each rank has a part in whole granules.
-            Does::AllReduceTwice => self.by.payload(half(ranks) / 2) / 64 * 64 * ranks,
-            _ => self.by.payload(half(ranks)),
+            // Two rounds share a half, and each rank's part has whole granules.
+            Does::TwoShotAllReduce => self.protocol.payload(half(ranks) / 2) / 64 * 64 * ranks,
+            _ => self.protocol.payload(half(ranks)),
         };
         bytes / self.dtype.size()
     }
 
-    /// Words of 8 bytes from a rank to another on a trip.
+    /// Returns the words of 8 bytes from rank to rank in one round.
     pub fn words(&self, ranks: usize) -> usize {
         let bytes = self.count * self.dtype.size();
         match self.does {
             _ if self.codec.is_some() => fused_coded::part(self, ranks),
-            Does::AllReduceTwice => bytes.div_ceil(64 * ranks) * 8,
+            Does::TwoShotAllReduce => bytes.div_ceil(64 * ranks) * 8,
             _ => bytes.div_ceil(8),
         }
     }
 
-    /// What each block does of `words`.
+    /// Returns the share of each block, of `words`.
     pub fn share(&self, words: usize) -> usize {
         match self.codec {
-            None => self.by.share(words, self.blocks as usize),
+            None => self.protocol.share(words, self.blocks as usize),
             // EncodedTiles of a tile each.
             Some(_) => words.div_ceil(512).div_ceil(self.blocks as usize),
         }
     }
 
-    /// Inputs of all ranks, and the outputs that they make, where they make any: the bits of elements.
+    /// Returns the inputs of all ranks and their expected outputs (empty where a rank has none), as
+    /// bits of elements.
     pub fn data(&self, ranks: usize, rng: &mut Rng) -> [Vec<Vec<u64>>; 2] {
         let count = self.count;
         let len = self.does.blocks(ranks)[0] * count;
@@ -347,13 +350,13 @@ impl Work {
     }
 }
 
-/// Any call that there is a kernel for, in so many blocks.
-pub fn any(rng: &mut Rng, by: By, ranks: usize, blocks: usize) -> Work {
-    let does = match by {
-        By::Packets => rng.pick(&ALL[..5]),
-        By::Lines => rng.pick(&ALL),
+/// Returns a random call that a fused kernel supports, in so many blocks.
+pub fn any(rng: &mut Rng, protocol: Protocol, ranks: usize, blocks: usize) -> Work {
+    let does = match protocol {
+        Protocol::Ll => rng.pick(&ALL[..5]),
+        Protocol::Ll128 => rng.pick(&ALL),
     };
-    let mut work = Work::new(does, by, 0, blocks as u32);
+    let mut work = Work::new(does, protocol, 0, blocks as u32);
     work.dtype = match work.does.reduces() {
         true => rng.pick(&FLOATS),
         false => Type::Bytes(rng.pick(&[1, 2, 4, 8])),

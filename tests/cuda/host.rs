@@ -1,4 +1,4 @@
-//! The CUDA headers as a shared library for the host.
+//! The CUDA headers of codecs and element types, as a shared library for the host.
 
 use crate::library::{Library, starts};
 use cinch::codec::{Codec, Random, Span, build, kernel_params};
@@ -18,8 +18,8 @@ type Convert = unsafe extern "C" fn(u32, bool, *const c_void, *mut c_void, u64);
 /// The functions of `codecs.cpp`.
 #[derive(Clone, Copy)]
 pub struct Host {
-    /// Whether dynamic8, static8 and mantissa8 go by tables and minmax4 takes its width from its
-    /// parameters. Other codecs are the same then.
+    /// Selects the second form of codecs with two: tables for dynamic8, static8 and mantissa8, and
+    /// the kernel for all widths for minmax4.
     pub second: bool,
     wire_bytes: WireBytes,
     encode: Encode,
@@ -29,7 +29,7 @@ pub struct Host {
     convert: Convert,
 }
 
-/// The library as each compiler of this machine builds it, with both forms of codecs that have two.
+/// Returns the library as each available compiler builds it, once for each form.
 pub fn all() -> &'static [(String, Host)] {
     static HOSTS: OnceLock<Vec<(String, Host)>> = OnceLock::new();
     HOSTS.get_or_init(|| {
@@ -83,9 +83,9 @@ impl Host {
         }
     }
 
-    /// Bytes of a chunk.
+    /// Returns the wire bytes of a chunk.
     pub fn wire_bytes(&self, spec: CodecSpec, n: usize) -> usize {
-        // SAFETY: the words live through the call.
+        // SAFETY: the function reads eight words, which this expression owns until it returns.
         unsafe {
             (self.wire_bytes)(
                 self.kind(spec),
@@ -95,7 +95,7 @@ impl Host {
         }
     }
 
-    /// The chunk that the kernels would write.
+    /// Encodes a chunk as the kernels do.
     pub fn encode(
         &self,
         spec: CodecSpec,
@@ -106,7 +106,8 @@ impl Host {
         let params = kernel_params(spec, scale.unwrap_or(0.0), [Random::default(), random]);
         let mut wire = Bytes::new(self.wire_bytes(spec, x.len()), 0xee);
         let to = wire.slice_mut().as_mut_ptr();
-        // SAFETY: `x` has as many elements and `wire`, aligned to 16, as many bytes as are said.
+        // SAFETY: `x` has `x.len()` elements, and `wire_bytes` gave `wire`, aligned to 16, its
+        // length.
         unsafe {
             (self.encode)(
                 self.kind(spec),
@@ -120,57 +121,57 @@ impl Host {
         wire
     }
 
-    /// What they would decode, or add to `out`.
+    /// Decodes a chunk into `out` as the kernels do, or adds it.
     pub fn decode(&self, spec: CodecSpec, wire: &Bytes, out: &mut [f32], reduce: bool) {
         let (params, n) = (kernel_params(spec, 0.0, NOTHING), out.len());
         assert!(wire.slice().len() >= self.wire_bytes(spec, n));
         let (from, to) = (wire.slice().as_ptr(), out.as_mut_ptr());
-        // SAFETY: `wire` was found long enough for `n` elements, which `out` has.
+        // SAFETY: the assertion holds `wire` long enough for the `n` elements of `out`.
         unsafe { (self.decode)(self.kind(spec), &params, from, n as u64, to, reduce) };
     }
 
-    /// x / n as kernels divide by 3, 7, 15, 127 and 255.
+    /// Returns x / n as kernels divide by 3, 7, 15, 127 and 255.
     pub fn divided(&self, n: u32, x: f32) -> f32 {
-        // SAFETY: numbers alone.
+        // SAFETY: the function takes numbers only.
         unsafe { (self.divided)(n, x) }
     }
 
-    /// a op b, whole vectors; `op` as in `codecs.cpp`.
+    /// Computes a op b on whole vectors; `codecs.cpp` numbers the operations.
     pub fn element(&self, dtype: DType, op: u32, word: u64, a: &Bytes, b: &Bytes) -> Bytes {
         let n = a.slice().len();
         assert!(n.is_multiple_of(16) && b.slice().len() == n);
         let mut out = Bytes::new(n, 0);
         let (from, with) = (a.slice().as_ptr().cast(), b.slice().as_ptr().cast());
         let to = out.slice_mut().as_mut_ptr().cast();
-        // SAFETY: all three have `n` bytes, aligned to 16.
+        // SAFETY: `Bytes` aligns all three to 16, and each has `n` bytes.
         unsafe { (self.element)(dtype as u32, op, word, from, with, to, n as u64 / 16) };
         out
     }
 
-    /// Elements of `dtype` as fp32.
+    /// Widens elements of `dtype` to fp32.
     pub fn widen(&self, dtype: DType, src: &Bytes) -> Vec<f32> {
         let n = src.slice().len() / dtype.size();
         let mut out = vec![0f32; n];
         let (from, to) = (src.slice().as_ptr().cast(), out.as_mut_ptr().cast());
-        // SAFETY: `src` has `n` elements, aligned to 16, and `out` too.
+        // SAFETY: `src`, which `Bytes` aligns to 16, has `n` elements, and so has `out`.
         unsafe { (self.convert)(dtype as u32, false, from, to, n as u64) };
         out
     }
 
-    /// fp32 rounded to `dtype`.
+    /// Rounds fp32 numbers to `dtype`.
     pub fn narrow(&self, dtype: DType, src: &[f32]) -> Bytes {
         let mut out = Bytes::new(src.len() * dtype.size(), 0);
         let (from, to) = (src.as_ptr().cast(), out.slice_mut().as_mut_ptr().cast());
-        // SAFETY: `out` has room for as many elements as `src` has.
+        // SAFETY: `out` has room for `src.len()` elements.
         unsafe { (self.convert)(dtype as u32, true, from, to, src.len() as u64) };
         out
     }
 }
 
-/// Of a codec that does not encode here.
+/// For calls that do not encode.
 const NOTHING: [Random; 2] = [Random::NONE; 2];
 
-/// Bytes at a multiple of 16.
+/// Bytes aligned to 16.
 #[derive(Clone)]
 pub struct Bytes {
     vectors: Vec<u128>,
@@ -190,17 +191,18 @@ impl Bytes {
     }
 
     pub fn slice(&self) -> &[u8] {
-        // SAFETY: the vectors are initialised and `length` is within them.
+        // SAFETY: `new` initialises all vectors and allots `length` bytes within them.
         unsafe { std::slice::from_raw_parts(self.vectors.as_ptr().cast(), self.length) }
     }
 
     pub fn slice_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as for `slice`; the borrow of `self` makes this the only one.
+        // SAFETY: `new` initialises all vectors and allots `length` bytes within them; `self` is
+        // borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.vectors.as_mut_ptr().cast(), self.length) }
     }
 }
 
-/// The specification of a codec.
+/// A codec's scalar specification.
 pub struct Reference {
     pub spec: CodecSpec,
     codec: Arc<dyn Codec>,
@@ -221,14 +223,14 @@ impl Reference {
         self.codec.wire_bytes(n)
     }
 
-    /// Bytes of codes, with their padding.
+    /// Returns the bytes of the codes, with their padding.
     pub fn code_bytes(&self, n: usize) -> usize {
         (n * self.codec.description().code_bits)
             .div_ceil(8)
             .next_multiple_of(16)
     }
 
-    /// fp32 numbers of a block.
+    /// Returns the fp32 numbers of a block.
     pub fn numbers(&self) -> usize {
         self.codec.description().block_numbers
     }
@@ -248,10 +250,11 @@ impl Reference {
         }
     }
 
-    /// Panics where the headers, as `host` runs them, make anything else of `x`.
+    /// Encodes and decodes `x` by the headers, as `host` runs them; panics where they differ from
+    /// the specification.
     pub fn check(&self, host: &Host, x: &[f32], scale: Option<f32>, what: &str) {
         let spec = self.spec;
-        // Each chunk draws its own numbers, from some place in its message on.
+        // Each chunk draws its own random numbers, from some index in its message on.
         let sum = x.iter().fold(x.len() as u64, |sum, x| {
             sum.rotate_left(7) ^ u64::from(x.to_bits())
         });
@@ -267,7 +270,8 @@ impl Reference {
         self.check_decode(host, &wire, x, what);
     }
 
-    /// The same of the way back, from any bytes; `acc` is what is added to.
+    /// Decodes any bytes, and adds them to `acc`; panics where the headers differ from the
+    /// specification.
     pub fn check_decode(&self, host: &Host, wire: &Bytes, acc: &[f32], what: &str) {
         for reduce in [false, true] {
             let (mut out, mut found) = (acc.to_vec(), acc.to_vec());
@@ -284,14 +288,14 @@ impl Reference {
     }
 }
 
-/// The first element with other bits. Which NaN a sum with one gives is not promised.
+/// Returns the first element with other bits. Any NaN may stand for another.
 pub fn difference(a: &[f32], b: &[f32]) -> Option<usize> {
     assert_eq!(a.len(), b.len());
     let bits = |x: f32| if x.is_nan() { u32::MAX } else { x.to_bits() };
     (0..a.len()).find(|&i| bits(a[i]) != bits(b[i]))
 }
 
-/// The tensor scale that a caller would give.
+/// Returns the tensor scale that a caller would pass.
 pub fn abs_max(x: &[f32]) -> f32 {
     codec::abs_max(Isa::Scalar, x).0
 }

@@ -1,4 +1,4 @@
-// The kernels for whole arrays, run on the host: what tests/cuda_kernels.rs loads. See block.h.
+// The kernels for whole arrays on the host, for tests/cuda_kernels.rs; block.h emulates the GPU.
 #include "block.h"
 
 #include "entry/codec.cu"
@@ -31,7 +31,7 @@ const Named KERNELS[] = {TYPES(linear8),   TYPES(dynamic8_tabled), TYPES(static8
 
 }  // namespace
 
-// Runs a kernel by name; whether there is one.
+// Runs a kernel by name; returns false if there is none.
 extern "C" bool test_launch(const char *name, uint32_t blocks, uint32_t threads,
                             const cinch_codec_args *args) {
   for (const Named &one : KERNELS) {

@@ -1,4 +1,4 @@
-//! CUDA sources of the project as shared libraries for the host.
+//! CUDA sources of the project, compiled to shared libraries for the host.
 
 use std::ffi::{CString, c_void};
 use std::path::Path;
@@ -11,12 +11,12 @@ pub fn starts(compiler: &str) -> bool {
     command.status().is_ok_and(|status| status.success())
 }
 
-/// A library that is open for good.
+/// A library that is never closed.
 pub struct Library(*mut c_void);
 
 impl Library {
-    /// Compiles `tests/cuda/NAME.cpp`, with what `options` says besides, where headers in `folders`
-    /// come before those of the kernels.
+    /// Compiles `tests/cuda/NAME.cpp` with `options`. Headers in `folders` take precedence over
+    /// those of `kernels/`.
     pub fn compile(compiler: &str, name: &str, options: &[&str], folders: &[&str]) -> Library {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
         let library = Path::new(env!("CARGO_TARGET_TMPDIR"))
@@ -36,17 +36,18 @@ impl Library {
         let text = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{compiler}: {text}");
         let path = CString::new(library.to_str().unwrap()).unwrap();
-        // SAFETY: a C string; the library's constructors do nothing. It is never closed.
+        // SAFETY: `path` is a C string. The library's constructors do nothing, and it is never
+        // closed.
         let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         assert!(!handle.is_null(), "dlopen {}", library.display());
         std::fs::remove_file(&library).unwrap();
         Library(handle)
     }
 
-    /// The address of a function, which there is.
+    /// Returns the address of a function; panics if there is none.
     pub fn find(&self, name: &str) -> *mut c_void {
         let name = CString::new(name).unwrap();
-        // SAFETY: the handle is open and the name a C string.
+        // SAFETY: `Library` never closes its handle, and `name` is a C string.
         let symbol = unsafe { libc::dlsym(self.0, name.as_ptr()) };
         assert!(!symbol.is_null(), "{name:?} is missing");
         symbol

@@ -12,7 +12,7 @@ use cinch::schedule::Hosts;
 use cinch::sync::Fault;
 use cinch::transport::{ConnectContext, Header, Links, RecvEnd, Waiter, connect_all};
 use cinch::types::TransportKind;
-use cinch::{CodecSpec, Collective, Config, DType, ErrorKind, ReduceOp};
+use cinch::{CodecSetting, Collective, Config, DType, ErrorKind, ReduceOp};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -134,9 +134,7 @@ fn one_message(
                     count: if rank == 0 { count } else { 8 },
                     root: 0,
                     peer: 1,
-                    codec: CodecSpec::RAW,
-                    auto: false,
-                    intra: CodecSpec::RAW,
+                    codec: CodecSetting::RAW,
                     algorithm: None,
                     tensor: None,
                     feedback: None,

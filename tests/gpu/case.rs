@@ -270,8 +270,11 @@ impl Case {
                     "{self}: rank {rank} of {nranks}: finite terms, and yet elements are not finite"
                 ));
             }
-            let is_one_of =
-                |kinds: &[CodecKind]| self.call.codec.is_some_and(|one| kinds.contains(&one.kind));
+            let is_one_of = |kinds: &[CodecKind]| {
+                self.call
+                    .codec
+                    .is_some_and(|one| kinds.contains(&one.inter.kind))
+            };
             let (few, limit) = match self.values {
                 _ if is_one_of(&WIDE) => (FEW_WIDE, LOSSY_WIDE),
                 Values::Of(Pattern::HeavyTailed) => (FEW_NARROW, LOSSY_TAILS),
@@ -351,7 +354,7 @@ impl Case {
 
     /// Codecs without scales have a range, which data may exceed, or be too small for.
     fn may_saturate(&self) -> bool {
-        let codec = self.call.codec.map(|codec| codec.kind);
+        let codec = self.call.codec.map(|codec| codec.inter.kind);
         codec.is_some_and(|kind| kind.has_offset())
     }
 

@@ -13,7 +13,7 @@ use cinch::gpu::{CaptureMode, Graph};
 use cinch::plan::{EncodedTiles, Limits};
 use cinch::testing::{Pattern, gaussian};
 use cinch::types::KernelProtocol;
-use cinch::{Algorithm, CodecSpec, Collective, DType, ReduceOp, schedule};
+use cinch::{Algorithm, Collective, DType, ReduceOp, schedule};
 
 const SPECS: [&str; 30] = [
     "linear8",
@@ -144,7 +144,7 @@ fn one(rng: &mut Rng, nranks: usize, codec: &str, dtype: DType, most: usize) -> 
     let collective = rng.pick(&Collective::ALL[..8]);
     let largest = rng.pick(&[3, 300, 5000, 5000, most / nranks]);
     let mut call = Call::new(collective, dtype, 1 + rng.below(largest));
-    call.codec = codec.parse::<CodecSpec>().ok();
+    call.codec = codec.parse().ok();
     call.op = rng.pick(&[
         ReduceOp::Sum,
         ReduceOp::Sum,

@@ -198,8 +198,7 @@ fn counts_differ(_: &Setup, world: &World, _: usize) -> Verdict {
 /// A kernel has one codec: the other one would be left out in silence.
 fn by_level(setup: &Setup) -> Verdict {
     let mut world = World::on_hosts(setup, &[0, 1], 1);
-    world.config.codec = "dynamic8".parse()?;
-    world.config.codec_intra = Some("linear8".parse()?);
+    world.config.codec = "intra=linear8,inter=dynamic8".parse()?;
     match world.run(|_| Ok(())) {
         Err(Stop::Wrong(why)) if why.contains("one codec") && why.contains("CINCH_CODEC") => {
             Ok(why.chars().take(120).collect())

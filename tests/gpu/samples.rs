@@ -5,7 +5,7 @@ use crate::harness::{Check, Setup, Stop, Verdict, ensure};
 use crate::world::World;
 use cinch::comm::{Call, CodecStats};
 use cinch::testing::Pattern;
-use cinch::{CodecSpec, Collective, DType, ReduceOp};
+use cinch::{CodecSetting, Collective, DType, ReduceOp};
 
 /// Of so many coded sums one is sampled: the first, whose verdict is due when the next one is.
 const EVERY: usize = 3;
@@ -106,9 +106,9 @@ fn run(world: &World, cases: &[Case]) -> Result<Vec<(Vec<Done>, CodecStats)>, St
 /// Whether the call was encoded where it was to be, and exact otherwise; the ranks agree either way.
 fn judge(case: &Case, done: &[Done], coded: bool) -> Result<(), String> {
     let inputs = case.inputs(done.len());
-    let codec: CodecSpec = match coded {
+    let codec: CodecSetting = match coded {
         true => "linear8".parse().map_err(|error| format!("{error}"))?,
-        false => CodecSpec::RAW,
+        false => CodecSetting::RAW,
     };
     for (rank, one) in done.iter().enumerate() {
         if one.report.codec != codec {

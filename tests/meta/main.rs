@@ -3,6 +3,7 @@
 #[path = "../c_library/mod.rs"]
 mod c_library;
 mod header;
+mod kernel_includes;
 mod layers;
 mod readme;
 mod shape;

@@ -1,8 +1,8 @@
 //! README and `docs/` agree with the tree: the C example is the file that other tests run, the table of
-//! settings is the library's, links lead somewhere, the picture is drawn from committed rows.
+//! settings is generated, links lead to files, the picture is drawn from committed rows.
 
 use cinch::Config;
-use cinch::config::KNOBS;
+use cinch::config::{KNOBS, Sharing};
 use std::path::Path;
 use std::process::Command;
 
@@ -14,7 +14,7 @@ fn read(path: &str) -> String {
     std::fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// The first ```c block.
+/// Returns the first C block.
 fn c_block(readme: &str) -> &str {
     let start = readme.find("```c\n").expect("a C block") + "```c\n".len();
     let end = readme[start..].find("```").expect("the end of the C block");
@@ -22,16 +22,16 @@ fn c_block(readme: &str) -> &str {
 }
 
 #[test]
-fn the_c_example_is_the_file() {
-    let (readme, file) = (read("README.md"), read("examples/allreduce.c"));
+fn c_example_of_readme_is_the_file() {
+    let (readme, file) = (read("README.md"), read("examples/c/host_all_reduce.c"));
     assert!(
         c_block(&readme) == file,
-        "the C block of README.md differs from examples/allreduce.c; copy the file there:\n{file}"
+        "the C block of README.md differs from examples/c/host_all_reduce.c; copy the file there:\n{file}"
     );
 }
 
 #[test]
-fn the_c_example_compiles_as_printed() {
+fn c_example_of_readme_compiles() {
     let source = Path::new(env!("CARGO_TARGET_TMPDIR")).join("readme.c");
     std::fs::write(&source, c_block(&read("README.md"))).unwrap();
     let strict = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic"];
@@ -49,29 +49,58 @@ fn the_c_example_compiles_as_printed() {
     );
 }
 
-#[test]
-fn the_table_of_settings_is_the_librarys() {
+/// First and last line around the table of settings, which the library writes.
+const TABLE: [&str; 2] = [
+    "<!-- The test `meta` writes this table; CINCH_UPDATE_SETTINGS=1 updates it. -->\n",
+    "<!-- End of the table. -->\n",
+];
+
+/// Returns the table of all settings as Markdown.
+fn table_of_settings() -> String {
     let default = Config::default();
-    let table: String = KNOBS
-        .iter()
-        .map(|knob| {
-            let shown = match (knob.show)(&default) {
-                value if value.is_empty() => "unset".to_string(),
-                value => value,
-            };
-            format!(
-                "| `{}` | {} | {shown} | {} |\n",
-                knob.name, knob.range, knob.help
-            )
-        })
-        .collect();
+    let mut table = String::from(
+        "\n| variable | takes | default | all ranks alike | what it does |\n\
+         | --- | --- | --- | --- | --- |\n",
+    );
+    for knob in KNOBS {
+        let shown = match (knob.show)(&default) {
+            value if value.is_empty() => "unset".to_string(),
+            value => value,
+        };
+        let alike = match knob.shared {
+            Sharing::No => "",
+            Sharing::Always => "yes",
+            Sharing::HostMemory => "on host memory",
+            Sharing::HostLinks => "on host memory or several hosts",
+            Sharing::Gpus => "on GPUs",
+            Sharing::Effect => "in effect",
+        };
+        let (name, range, help) = (knob.name, knob.range(), knob.help);
+        table += &format!("| `{name}` | {range} | {shown} | {alike} | {help} |\n");
+    }
+    table + "\n"
+}
+
+#[test]
+fn table_of_settings_is_generated() {
+    const PAGE: &str = "docs/settings.md";
+    let page = read(PAGE);
+    let [before, after] = TABLE;
+    let (head, rest) = page.split_once(before).expect("the line before the table");
+    let (_, tail) = rest.split_once(after).expect("the line behind the table");
+    let generated = [head, before, &table_of_settings(), after, tail].concat();
+    if std::env::var_os("CINCH_UPDATE_SETTINGS").is_some() {
+        std::fs::write(root().join(PAGE), &generated).unwrap();
+        return;
+    }
     assert!(
-        read("docs/settings.md").contains(&table),
-        "the table of settings in docs/settings.md is not the library's, which is:\n{table}"
+        page == generated,
+        "the table of {PAGE} is out of date; update it with \
+         CINCH_UPDATE_SETTINGS=1 cargo test --test meta settings"
     );
 }
 
-/// Targets of the Markdown links of `text`, without anchors and addresses of the web.
+/// Returns the targets of Markdown links, without anchors and web addresses.
 fn links(text: &str) -> Vec<&str> {
     text.split("](")
         .skip(1)
@@ -83,7 +112,7 @@ fn links(text: &str) -> Vec<&str> {
 }
 
 #[test]
-fn links_of_the_pages_lead_to_files() {
+fn link_of_a_page_leads_to_a_file() {
     let pages = std::fs::read_dir(root().join("docs")).unwrap();
     let pages = pages.map(|entry| entry.unwrap().path());
     let top = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"].map(|name| root().join(name));
@@ -103,7 +132,7 @@ fn links_of_the_pages_lead_to_files() {
 }
 
 #[test]
-fn every_page_is_in_the_summary() {
+fn page_is_in_the_summary() {
     let summary = read("docs/SUMMARY.md");
     let listed = links(&summary);
     for entry in std::fs::read_dir(root().join("docs")).unwrap() {
@@ -129,7 +158,7 @@ fn readme_and_changelog_stay_short() {
 }
 
 #[test]
-fn the_picture_is_drawn_from_the_rows() {
+fn picture_is_drawn_from_the_rows() {
     let done = Command::new("python3")
         .arg(root().join("benches/plot.py"))
         .arg("--check")

@@ -4,14 +4,16 @@ use crate::source::{Source, code, sources};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Most type names that may be defined in several places.
-const MOST_SHARED_NAMES: usize = 87;
+const MOST_SHARED_NAMES: usize = 43;
 /// Longest function, in lines of its body.
 const LONGEST_FUNCTION: usize = 114;
 /// Deepest nesting of control flow in a function.
-const DEEPEST_NESTING: usize = 6;
+const DEEPEST_NESTING: usize = 4;
+/// Folders with stricter limits: (folder, longest function, deepest nesting).
+const STRICT: &[(&str, usize, usize)] = &[("src/transport/", 80, 4)];
 /// Most circles between files, and most files in one.
-const MOST_CIRCLES: usize = 14;
-const LARGEST_CIRCLE: usize = 8;
+const MOST_CIRCLES: usize = 9;
+const LARGEST_CIRCLE: usize = 3;
 
 /// Folders whose subfolders implement one trait: a name may stand once in each of them.
 const SIBLINGS: &[&str] = &["src/codec", "src/transport", "src/schedule"];
@@ -180,7 +182,15 @@ fn functions_are_short_and_flat() {
     println!("deepest: nesting {}, {}", deepest.nesting, deepest.place);
     let beyond: Vec<String> = all
         .iter()
-        .filter(|function| function.lines > LONGEST_FUNCTION || function.nesting > DEEPEST_NESTING)
+        .filter(|function| {
+            let mut strict = STRICT.iter();
+            let strict = strict.find(|(folder, ..)| function.place.starts_with(folder));
+            let (lines, nesting) = strict.map_or(
+                (LONGEST_FUNCTION, DEEPEST_NESTING),
+                |&(_, lines, nesting)| (lines, nesting),
+            );
+            function.lines > lines || function.nesting > nesting
+        })
         .map(|function| {
             let Function {
                 place,

@@ -49,12 +49,12 @@ const RETIRED: &[(&str, &str, Scope)] = &[
     (
         "guest",
         "joining rank",
-        Except(&["scripts/", "tests/rdma", "docs/"]),
+        Except(&["scripts/", "benches/guest.py", "tests/rdma", "docs/"]),
     ),
     (
         "guests",
         "joining ranks",
-        Except(&["scripts/", "tests/rdma", "docs/"]),
+        Except(&["scripts/", "benches/guest.py", "tests/rdma", "docs/"]),
     ),
     ("meeting", "rendezvous", Everywhere),
     ("meetings", "rendezvous", Everywhere),
@@ -109,7 +109,14 @@ const RETIRED: &[(&str, &str, Scope)] = &[
 ];
 
 /// Tokens that only look retired: Rust's own types, names of the system, other people's words.
-const ALLOWED: &[&str] = &["Box", "Boxed", "into_boxed_slice", "black_box", "boxed"];
+const ALLOWED: &[&str] = &[
+    "Box",
+    "Boxed",
+    "into_boxed_slice",
+    "black_box",
+    "boxed",
+    "viewBox",
+];
 
 /// How a comment must not begin: it would point at something that its reader does not see.
 const POINTING: &[&str] = &[
@@ -261,8 +268,8 @@ fn comments_that_point_at_others_stay_out() {
 }
 
 /// Most places that are left; both fall to none.
-const RETIRED_LEFT: usize = 1701;
-const POINTING_LEFT: usize = 1151;
+const RETIRED_LEFT: usize = 280;
+const POINTING_LEFT: usize = 308;
 
 /// Fails with the count by folder and the first hundred places if there are more than `most`.
 fn report(found: &[String], what: &str, most: usize) {

@@ -5,7 +5,7 @@ use crate::common::{config, world};
 use crate::oracle::{Case, check};
 use cinch::mem::UserBuffers;
 use cinch::types::TransportKind;
-use cinch::{CodecSpec, Collective, Communicator, ErrorKind, Report};
+use cinch::{CodecSetting, Collective, Communicator, ErrorKind, Report};
 use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Mutex;
@@ -201,7 +201,7 @@ fn check_report(case: &Case, nranks: usize, transport: TransportKind, report: &R
     if nranks == 1 || case.call.count == 0 {
         return;
     }
-    let asked = case.call.codec.unwrap_or(CodecSpec::RAW);
+    let asked = case.call.codec.unwrap_or(CodecSetting::RAW);
     assert_eq!(report.codec, asked, "{what}: {report:?}");
     if let Some(algorithm) = case.call.algorithm {
         assert_eq!(report.algorithm, algorithm, "{what}: {report:?}");

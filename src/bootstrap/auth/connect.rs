@@ -1,300 +1,254 @@
-//! Connecting, within a deadline and under a fault.
+//! Outgoing connections: [`Connector`] never blocks, [`connect_to_any`] waits until a deadline.
 
+use super::handshake::{HandshakeFailure, HandshakeProgress};
 use super::*;
 use crate::sync::Fault;
-use nix::errno::Errno;
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage};
-use std::io::{ErrorKind as Io, Read, Write};
-use std::os::fd::{AsFd, AsRawFd};
+use crate::sys::socket;
+use std::io::ErrorKind as Io;
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::time::Instant;
 
-/// How often a wait looks at its fault.
-const GLANCE: Duration = Duration::from_millis(50);
-/// How often a connection that ends before its welcome is tried again: a flood of strangers may
-/// have taken its place.
-const RETRIES: u32 = 8;
+/// Most attempts after connections that closed before their welcome: a flood of unauthenticated
+/// connections may have displaced them.
+const MAX_CLOSED_RETRIES: u32 = 8;
 
-/// How long one address of several is waited for in the first round, and at most.
-const TURNS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(4)];
-/// The pause behind the first round, and the longest one.
-const PAUSES: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(250)];
+/// Shortest and longest wait for one of several addresses; the wait doubles from round to round.
+const ADDRESS_TIMEOUTS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(4)];
+/// Shortest and longest pause between two rounds over the addresses.
+const RETRY_INTERVALS: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(250)];
 
-/// What a refused connection means.
+/// Reaction to a refused connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::bootstrap) enum Patience {
-    /// Nobody listens: an error at once.
-    None,
-    /// The other side may not be there yet: try until the deadline.
-    UntilDeadline,
+pub(in crate::bootstrap) enum OnRefusal {
+    /// Nothing listens: fail at once.
+    Fail,
+    /// The other side may not listen yet: retry until the deadline.
+    Retry,
 }
 
-/// Connects to a [`Listener`] and proves knowledge of `key` both ways.
+/// An outgoing connection that is not authenticated yet.
+pub(crate) struct Connector {
+    address: Address,
+    socket: Socket,
+    handshake: Handshake,
+}
+
+/// An error of a connection attempt, with its kind.
+#[derive(Debug)]
+pub(crate) struct ConnectFailure {
+    pub kind: FailureKind,
+    pub error: Error,
+}
+
+/// Kind of a failed connection attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FailureKind {
+    /// Nothing listens at the address, or its queue is full.
+    Refused,
+    /// The address cannot be reached.
+    Unreachable,
+    /// The connection closed before its welcome.
+    Closed,
+    /// No answer before the deadline.
+    Late,
+    /// The other side does not know the key, or runs another version.
+    Foreign,
+    /// This process cannot open sockets.
+    System,
+}
+
+impl FailureKind {
+    fn with(self, error: Error) -> ConnectFailure {
+        ConnectFailure { kind: self, error }
+    }
+
+    fn remote(self, message: String) -> ConnectFailure {
+        self.with(Error::new(ErrorKind::Remote, message))
+    }
+}
+
+impl Connector {
+    /// Starts to connect to `address`.
+    pub(crate) fn start(
+        address: Address,
+        config: &HandshakeConfig,
+    ) -> std::result::Result<Connector, ConnectFailure> {
+        let handshake = Handshake::connector(config);
+        let handshake = handshake.map_err(|error| FailureKind::System.with(error))?;
+        let socket = socket::connect(&address).map_err(|cause| unreachable(address, cause))?;
+        if let Address::Tcp(to) = address {
+            // An ephemeral port that is tried again and again can end up connected to itself.
+            if socket::local_address(&socket).is_ok_and(|own| own == to) {
+                let refused = std::io::Error::from(Io::ConnectionRefused);
+                return Err(unreachable(address, refused));
+            }
+            let _ = socket::no_delay(&socket);
+        }
+        Ok(Connector {
+            address,
+            socket,
+            handshake,
+        })
+    }
+
+    /// Returns the descriptor and the events to poll for.
+    pub(crate) fn interest(&self) -> PollFd<'_> {
+        PollFd::new(self.socket.as_fd(), self.handshake.events())
+    }
+
+    /// Goes on as far as the socket allows. Returns whether both sides are authenticated.
+    pub(crate) fn advance(
+        &mut self,
+        config: &HandshakeConfig,
+    ) -> std::result::Result<bool, ConnectFailure> {
+        let address = self.address;
+        if let Err(cause) = socket::outcome(&self.socket) {
+            return Err(match self.handshake.has_sent() {
+                true => broken(address, &cause),
+                false => unreachable(address, cause),
+            });
+        }
+        match self.handshake.advance(config, &self.socket) {
+            Ok(progress) => Ok(progress == HandshakeProgress::Done),
+            Err(HandshakeFailure::Closed) => Err(FailureKind::Closed.remote(format!(
+                "{address} closed the connection during the handshake: it holds another secret, or \
+                 is no rank of this job"
+            ))),
+            Err(HandshakeFailure::Broken(cause)) => Err(broken(address, &cause)),
+            Err(HandshakeFailure::Refused(why)) => {
+                Err(FailureKind::Foreign.remote(format!("the listener at {address} {why}")))
+            }
+        }
+    }
+
+    /// Returns the authenticated connection, after [`Connector::advance`] returned true.
+    ///
+    /// # Errors
+    /// Mismatch, naming both versions, if the peer runs another version of the library.
+    pub(crate) fn finish(self, config: &HandshakeConfig) -> Result<Peer> {
+        self.handshake.into_peer(config, self.socket, self.address)
+    }
+}
+
+/// Connects to the first of the `addresses` of a listener that answers. Waits for several addresses
+/// in turn, so that a silent address costs the others no time.
 ///
 /// # Errors
-/// Remote if nobody listens there, or if the other side does not know the key; mismatch if it
-/// runs another version; timeout at `deadline`; the fault's reason once it is raised.
-pub fn connect(
-    address: SocketAddr,
-    key: &[u8; 32],
-    me: PeerIdentity,
-    deadline: Instant,
-    fault: &Fault,
-) -> Result<Peer> {
-    connect_with(
-        address,
-        &HandshakeConfig::new(key, me),
-        Patience::None,
-        deadline,
-        fault,
-    )
-}
-
-/// [`connect`], with a choice of what refusal means.
-pub(in crate::bootstrap) fn connect_with(
-    address: SocketAddr,
-    terms: &HandshakeConfig,
-    patience: Patience,
-    deadline: Instant,
-    fault: &Fault,
-) -> Result<Peer> {
-    connect_to_any(&[address], terms, patience, deadline, fault)
-}
-
-/// The same to the first of some addresses of one listener that answers, in turns: none of them is
-/// waited for until the deadline while another one might answer.
+/// Remote if nothing listens there, or if the listener does not know the key; mismatch if it runs
+/// another version; timeout at `deadline`; the fault's reason once it is raised.
 pub(in crate::bootstrap) fn connect_to_any(
     addresses: &[SocketAddr],
-    terms: &HandshakeConfig,
-    patience: Patience,
+    config: &HandshakeConfig,
+    on_refusal: OnRefusal,
     deadline: Instant,
     fault: &Fault,
 ) -> Result<Peer> {
-    let (mut turn, mut pause) = (TURNS[0], PAUSES[0]);
-    let mut turned_away = 0;
-    // Why an address is not tried again.
-    let mut given_up: Vec<Option<Error>> = vec![None; addresses.len()];
+    let (mut timeout, mut interval) = (ADDRESS_TIMEOUTS[0], RETRY_INTERVALS[0]);
+    let mut closed = 0;
+    // The final error of each address.
+    let mut errors: Vec<Option<Error>> = vec![None; addresses.len()];
     loop {
         for (at, &address) in addresses.iter().enumerate() {
-            if given_up[at].is_some() {
+            if errors[at].is_some() {
                 continue;
             }
             let now = Instant::now();
-            let until = match given_up.iter().filter(|error| error.is_none()).count() {
+            let until = match errors.iter().filter(|error| error.is_none()).count() {
                 1 => deadline,
-                // However little is left, some of it is the others'.
-                _ => now + turn.min(deadline.saturating_duration_since(now) / 2),
+                // Half of the time left stays for the other addresses.
+                _ => now + timeout.min(deadline.saturating_duration_since(now) / 2),
             };
-            match attempt(address, terms, until, fault) {
+            let failure = match attempt(Address::Tcp(address), config, until, fault) {
                 Ok(peer) => return Ok(peer),
-                Err(Trouble::Late(_)) if until < deadline => {}
-                Err(Trouble::Refused(_)) if patience == Patience::UntilDeadline => {}
-                Err(Trouble::TurnedAway(_)) if turned_away < RETRIES => turned_away += 1,
-                Err(
-                    Trouble::Final(error)
-                    | Trouble::Late(error)
-                    | Trouble::Refused(error)
-                    | Trouble::TurnedAway(error),
-                ) => given_up[at] = Some(error),
+                Err(failure) => failure,
+            };
+            match failure.kind {
+                FailureKind::Late if until < deadline => {}
+                FailureKind::Refused if on_refusal == OnRefusal::Retry => {}
+                FailureKind::Closed if closed < MAX_CLOSED_RETRIES => closed += 1,
+                _ => errors[at] = Some(failure.error),
             }
             fault.check()?;
         }
-        if given_up.iter().all(Option::is_some) {
-            let errors = given_up.into_iter().flatten();
-            // Of several, one that answered says more than one that did not.
+        if errors.iter().all(Option::is_some) {
+            let errors = errors.into_iter().flatten();
+            // The error of an address that answered explains more than a timeout.
             let last = errors.max_by_key(|error| error.kind() != ErrorKind::Timeout);
             return Err(last.unwrap_or_else(|| Error::internal("no address to connect to")));
         }
-        let until = (Instant::now() + pause).min(deadline);
+        let until = (Instant::now() + interval).min(deadline);
         while Instant::now() < until {
             fault.check()?;
-            std::thread::sleep(GLANCE.min(until.saturating_duration_since(Instant::now())));
+            let left = until.saturating_duration_since(Instant::now());
+            std::thread::sleep(FAULT_POLL_INTERVAL.min(left));
         }
         if Instant::now() >= deadline {
             let names: Vec<String> = addresses.iter().map(SocketAddr::to_string).collect();
             let names = names.join(" and ");
-            return Err(match given_up.into_iter().flatten().next() {
+            return Err(match errors.into_iter().flatten().next() {
                 Some(error) => error.context(format!("no rank answered at {names}")),
                 None => late(&names, "could not be reached"),
             });
         }
-        [turn, pause] = [(turn, TURNS), (pause, PAUSES)].map(longer);
+        [timeout, interval] =
+            [(timeout, ADDRESS_TIMEOUTS), (interval, RETRY_INTERVALS)].map(double);
     }
 }
 
-/// What comes after `last` between the first and the longest of its kind.
-fn longer((last, [_, longest]): (Duration, [Duration; 2])) -> Duration {
+/// Doubles `last` up to the longer of the two limits.
+fn double((last, [_, longest]): (Duration, [Duration; 2])) -> Duration {
     (last * 2).min(longest)
 }
 
-enum Trouble {
-    /// Trying again is no use.
-    Final(Error),
-    /// No answer in time.
-    Late(Error),
-    /// Nobody listens.
-    Refused(Error),
-    /// The connection ended before its welcome.
-    TurnedAway(Error),
-}
-
-impl From<Error> for Trouble {
-    fn from(error: Error) -> Trouble {
-        Trouble::Final(error)
-    }
-}
-
 fn attempt(
-    address: SocketAddr,
-    terms: &HandshakeConfig,
+    address: Address,
+    config: &HandshakeConfig,
     deadline: Instant,
     fault: &Fault,
-) -> std::result::Result<Peer, Trouble> {
-    let mut stream = open(address, deadline, fault)?;
-    let connector = terms.hello(Side::Connector)?;
-    let lost = |cause| broken(address, cause);
-    stream.write_all(&connector).map_err(lost)?;
-
-    let mut input = [0; HELLO_BYTES + PROOF_BYTES];
-    hear(&mut stream, &mut input, address, deadline, fault)?;
-    let acceptor = *input.first_chunk().expect("the input begins with a hello");
-    let hello = parse_hello(&acceptor, terms, Side::Acceptor).map_err(|why| {
-        Error::new(
-            ErrorKind::Remote,
-            format!("what listens at {address} {why}"),
-        )
-    })?;
-    let transcript = Transcript {
-        connector,
-        acceptor,
-    };
-    if !terms.proves(Side::Acceptor, &transcript, &input[HELLO_BYTES..]) {
-        return Err(Trouble::Final(Error::new(
-            ErrorKind::Remote,
-            format!("what listens at {address} could not prove that it knows the job's secret"),
-        )));
-    }
-    stream
-        .write_all(&terms.proof(Side::Connector, &transcript))
-        .map_err(lost)?;
-    let mut welcome = [0];
-    hear(&mut stream, &mut welcome, address, deadline, fault)?;
-    if welcome != [WELCOME] {
-        let error = format!("what listens at {address} does not speak cinch's protocol");
-        return Err(Error::new(ErrorKind::Remote, error).into());
-    }
-    terms.check_version(&hello, address)?;
-    stream
-        .set_nonblocking(false)
-        .map_err(|cause| Error::system("cannot configure a connection", cause))?;
-    Ok(Peer {
-        stream,
-        address,
-        rank: hello.rank,
-        word: hello.word,
-        session: terms.session(&transcript),
-        connector: true,
-    })
-}
-
-/// Reads exactly `input.len()` bytes.
-fn hear(
-    stream: &mut TcpStream,
-    input: &mut [u8],
-    address: SocketAddr,
-    deadline: Instant,
-    fault: &Fault,
-) -> std::result::Result<(), Trouble> {
-    let mut filled = 0;
-    while filled < input.len() {
-        match stream.read(&mut input[filled..]) {
-            Ok(0) => {
-                return Err(Trouble::TurnedAway(Error::new(
-                    ErrorKind::Remote,
-                    format!(
-                        "{address} closed the connection during the handshake: it holds another \
-                         secret, or is no rank of this job"
-                    ),
-                )));
-            }
-            Ok(count) => filled += count,
-            Err(error) if error.kind() == Io::WouldBlock => {
-                fault.check()?;
-                let now = Instant::now();
-                if now >= deadline {
-                    let error = late(&address.to_string(), "did not answer the handshake");
-                    return Err(Trouble::Late(error));
-                }
-                let limit = GLANCE.min(deadline - now);
-                wait_ready(stream.as_fd(), PollFlags::POLLIN, limit);
-            }
-            Err(error) if error.kind() == Io::Interrupted => {}
-            Err(error) => return Err(broken(address, error)),
+) -> std::result::Result<Peer, ConnectFailure> {
+    let foreign = |error| FailureKind::Foreign.with(error);
+    let mut connector = Connector::start(address, config)?;
+    loop {
+        if connector.advance(config)? {
+            return connector.finish(config).map_err(foreign);
         }
+        fault.check().map_err(foreign)?;
+        let now = Instant::now();
+        if now >= deadline {
+            let what = match connector.handshake.has_sent() {
+                true => "did not answer the handshake",
+                false => "could not be reached",
+            };
+            return Err(FailureKind::Late.with(late(&address.to_string(), what)));
+        }
+        poll_for(
+            &mut [connector.interest()],
+            FAULT_POLL_INTERVAL.min(deadline - now),
+        );
     }
-    Ok(())
 }
 
-fn broken(address: SocketAddr, cause: std::io::Error) -> Trouble {
-    Trouble::TurnedAway(Error::new(
-        ErrorKind::Remote,
-        format!("the connection to {address} broke during the handshake: {cause}"),
+fn broken(address: Address, cause: &std::io::Error) -> ConnectFailure {
+    FailureKind::Closed.remote(format!(
+        "the connection to {address} broke during the handshake: {cause}"
     ))
 }
 
-/// A non-blocking connected stream.
-fn open(
-    address: SocketAddr,
-    deadline: Instant,
-    fault: &Fault,
-) -> std::result::Result<CloseOnFork<TcpStream>, Trouble> {
-    let failed = |cause: Errno| Error::system(format!("cannot connect to {address}"), cause);
-    let family = match address {
-        SocketAddr::V4(_) => AddressFamily::Inet,
-        SocketAddr::V6(_) => AddressFamily::Inet6,
+fn unreachable(address: Address, cause: std::io::Error) -> ConnectFailure {
+    if socket::is_shortage(&cause) {
+        let error = Error::system(format!("cannot connect to {address}"), cause);
+        return FailureKind::System.with(error);
+    }
+    let kind = match cause.kind() {
+        Io::ConnectionRefused
+        | Io::ConnectionReset
+        | Io::HostUnreachable
+        | Io::NetworkUnreachable
+        | Io::WouldBlock => FailureKind::Refused,
+        _ => FailureKind::Unreachable,
     };
-    let stream = CloseOnFork::open(|| {
-        let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
-        nix::sys::socket::socket(family, SockType::Stream, flags, None).map(TcpStream::from)
-    })
-    .map_err(failed)?;
-    let started = nix::sys::socket::connect(stream.as_raw_fd(), &SockaddrStorage::from(address));
-    match started {
-        Ok(()) | Err(Errno::EINPROGRESS | Errno::EINTR) => {}
-        Err(errno) => return Err(unreachable(address, errno.into())),
-    }
-    while !wait_ready(stream.as_fd(), PollFlags::POLLOUT, GLANCE) {
-        fault.check()?;
-        if Instant::now() >= deadline {
-            let error = late(&address.to_string(), "could not be reached");
-            return Err(Trouble::Late(error));
-        }
-    }
-    match stream.take_error() {
-        Ok(None) => {}
-        Ok(Some(cause)) | Err(cause) => return Err(unreachable(address, cause)),
-    }
-    // Trying a free port again and again, a socket can end up connected to itself.
-    if stream.local_addr().ok() == Some(address) {
-        return Err(unreachable(address, Errno::ECONNREFUSED.into()));
-    }
-    let _ = stream.set_nodelay(true);
-    Ok(stream)
-}
-
-fn unreachable(address: SocketAddr, cause: std::io::Error) -> Trouble {
-    let refused = matches!(
-        cause.kind(),
-        Io::ConnectionRefused | Io::ConnectionReset | Io::HostUnreachable | Io::NetworkUnreachable
-    );
-    let error = Error::new(
-        ErrorKind::Remote,
-        format!("cannot connect to {address}: {cause}"),
-    );
-    if refused {
-        Trouble::Refused(error)
-    } else {
-        Trouble::Final(error)
-    }
+    kind.remote(format!("cannot connect to {address}: {cause}"))
 }
 
 fn late(address: &str, what: &str) -> Error {
@@ -310,15 +264,15 @@ mod tests {
 
     /// Hours of refusals are no reason to stop waiting.
     #[test]
-    fn turns_and_pauses_grow_to_their_limits() {
-        for of in [TURNS, PAUSES] {
-            let mut last = of[0];
+    fn timeouts_and_intervals_double_to_their_limits() {
+        for limits in [ADDRESS_TIMEOUTS, RETRY_INTERVALS] {
+            let mut last = limits[0];
             for _ in 0..10_000 {
-                let next = longer((last, of));
-                assert!(next >= last && next <= of[1]);
+                let next = double((last, limits));
+                assert!(next >= last && next <= limits[1]);
                 last = next;
             }
-            assert_eq!(last, of[1]);
+            assert_eq!(last, limits[1]);
         }
     }
 }

@@ -1,42 +1,44 @@
-//! Accepting: many strangers at once, none of whom can hold up the others.
+//! Accepted connections: any number of pending handshakes at once, none of which delays another.
 
+use super::handshake::HandshakeProgress;
 use super::*;
 use crate::sync::Fault;
+use crate::sys::socket;
 use std::collections::VecDeque;
-use std::io::{ErrorKind as Io, Read, Write};
-use std::net::{IpAddr, TcpListener};
+use std::io;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 use std::time::Instant;
 
-/// How long a stranger may take to prove itself.
-const PROOF_TIME: Duration = Duration::from_secs(2);
-/// How long a socket is left alone that cannot accept for want of descriptors or memory: a poll of it
-/// would not wait.
-const REST: Duration = Duration::from_millis(20);
-/// How long that is tried before it is an error.
-const SHORTAGE: Duration = Duration::from_secs(3);
-/// How often a wait looks at its fault.
-const GLANCE: Duration = Duration::from_millis(50);
+/// Longest time from accepting a connection to its proof.
+const PROOF_TIMEOUT: Duration = Duration::from_secs(2);
+/// Pause after a connection could not be accepted for want of descriptors or memory. The socket
+/// stays readable meanwhile, so polling it would spin.
+const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(20);
+/// Longest time without descriptors or memory before accepting fails.
+const SHORTAGE_TIMEOUT: Duration = Duration::from_secs(3);
+/// Most connections that one socket accepts before the pending ones get their turn.
+const ACCEPTS_PER_TURN: usize = 64;
 
-/// Listens, and hands out connections whose other side has proven that it knows the key.
+/// Listens on TCP or UNIX sockets, and returns connections whose other end knows the key.
 ///
-/// Strangers cost at most 128 bytes, two seconds and one of `2 x ranks + 64` places each; the
-/// oldest that has said nothing of use gives its place to the newest.
+/// An unauthenticated connection costs at most 128 bytes, [`PROOF_TIMEOUT`] and one of
+/// `2 x ranks + 64` places. A new connection displaces the oldest one without a valid hello. The
+/// other end of a UNIX socket must also run as the same user.
 #[derive(Debug)]
-pub struct Listener {
-    sockets: Vec<CloseOnFork<TcpListener>>,
-    pub(super) waiting: VecDeque<PendingPeer>,
+pub(crate) struct Listener {
+    sockets: Vec<Socket>,
+    pub(super) pending: VecDeque<PendingPeer>,
     places: usize,
-    proven: VecDeque<Result<Peer>>,
+    authenticated: VecDeque<Result<Peer>>,
     shortage: Option<Shortage>,
 }
 
-/// Why connections that wait in the kernel are not accepted.
+/// Want of descriptors or memory: connections stay in the kernel's queue.
 #[derive(Debug)]
 struct Shortage {
     since: Instant,
-    /// When to try again.
-    next: Instant,
+    next_attempt: Instant,
 }
 
 impl Listener {
@@ -44,38 +46,40 @@ impl Listener {
     ///
     /// # Errors
     /// System, with the address.
-    pub fn bind(ip: IpAddr) -> Result<(Listener, SocketAddr)> {
-        Listener::bind_to(SocketAddr::new(ip, 0))
-    }
-
-    /// Listens on this very address.
-    ///
-    /// # Errors
-    /// System, with the address.
-    pub fn bind_to(address: SocketAddr) -> Result<(Listener, SocketAddr)> {
+    pub(crate) fn bind(ip: IpAddr) -> Result<(Listener, SocketAddr)> {
+        let address = SocketAddr::new(ip, 0);
         let (socket, bound) = listen(address).map_err(|cause| cannot_listen(address, cause))?;
-        Ok((Listener::of(vec![socket]), bound))
+        Ok((Listener::with(vec![socket]), bound))
     }
 
-    /// Listens on those of `addresses` that are this host's. Returns these, as they are bound.
+    /// Listens on an abstract UNIX socket, for processes of this host and user.
     ///
     /// # Errors
-    /// System, with the address, if none is or one cannot be listened on.
+    /// System.
+    pub(crate) fn bind_local(name: [u8; 16]) -> Result<Listener> {
+        let socket = socket::listen(&Address::Local(name))
+            .map_err(|cause| Error::system("cannot listen on a local socket", cause))?;
+        Ok(Listener::with(vec![socket]))
+    }
+
+    /// Listens on those of `addresses` that belong to this host, and returns them as bound.
+    ///
+    /// # Errors
+    /// System, with the address, if none belongs to this host or one is taken.
     pub(in crate::bootstrap) fn bind_to_own(
         addresses: &[SocketAddr],
     ) -> Result<(Listener, Vec<SocketAddr>)> {
+        use nix::libc::{EADDRNOTAVAIL, EAFNOSUPPORT, EINVAL};
         let mut found = Vec::new();
         let mut foreign = None;
         for &address in addresses {
             match listen(address) {
                 Ok(socket) => found.push(socket),
-                // Not this host's, or of a family that it does not have, or of a link that is not named.
+                // Another host's, of a family without support, or of a link without a scope.
                 Err(cause)
                     if matches!(
                         cause.raw_os_error(),
-                        Some(
-                            nix::libc::EADDRNOTAVAIL | nix::libc::EAFNOSUPPORT | nix::libc::EINVAL
-                        )
+                        Some(EADDRNOTAVAIL | EAFNOSUPPORT | EINVAL)
                     ) =>
                 {
                     foreign.get_or_insert(cannot_listen(address, cause));
@@ -88,71 +92,54 @@ impl Listener {
             return Err(foreign.unwrap_or_else(none));
         }
         let (sockets, bound) = found.into_iter().unzip();
-        Ok((Listener::of(sockets), bound))
+        Ok((Listener::with(sockets), bound))
     }
 
-    fn of(sockets: Vec<CloseOnFork<TcpListener>>) -> Listener {
+    fn with(sockets: Vec<Socket>) -> Listener {
         Listener {
             sockets,
-            waiting: VecDeque::new(),
+            pending: VecDeque::new(),
             places: 64,
-            proven: VecDeque::new(),
+            authenticated: VecDeque::new(),
             shortage: None,
         }
     }
 
-    /// Another one at the same address, for one meeting of several that take turns there.
+    /// Duplicates the sockets, for one of several rendezvous that take turns at this address.
     ///
     /// # Errors
     /// System if there are no descriptors left.
-    pub(in crate::bootstrap) fn again(&self) -> Result<Listener> {
+    pub(in crate::bootstrap) fn duplicate(&self) -> Result<Listener> {
         let sockets = self.sockets.iter();
-        let sockets = sockets.map(|socket| CloseOnFork::open(|| socket.try_clone()));
+        let sockets = sockets.map(|socket| Socket::open(|| socket.try_clone()));
         let sockets = sockets
-            .collect::<std::io::Result<_>>()
+            .collect::<io::Result<_>>()
             .map_err(|cause| Error::system("a socket that listens cannot be shared", cause))?;
         Ok(Listener {
             places: self.places,
-            ..Listener::of(sockets)
+            ..Listener::with(sockets)
         })
     }
 
-    /// Keeps places for this many ranks beside the strangers.
-    pub fn expect_ranks(&mut self, ranks: usize) {
-        self.places = 2 * ranks + 64;
+    /// Reserves places for this many connections of ranks beside unauthenticated ones.
+    pub(crate) fn expect_connections(&mut self, connections: usize) {
+        self.places = 2 * connections + 64;
     }
 
-    /// The next connection whose other side proved that it knows `key`. Strangers who do not
-    /// are dropped without a word.
+    /// Waits for the next authenticated connection; `None` at the deadline. Drops connections that
+    /// fail the handshake without an answer.
     ///
     /// # Errors
-    /// Mismatch if a rank with the key runs another version of the library; timeout at
-    /// `deadline`; the fault's reason once it is raised.
-    pub fn accept(
-        &mut self,
-        key: &[u8; 32],
-        me: PeerIdentity,
-        deadline: Instant,
-        fault: &Fault,
-    ) -> Result<Peer> {
-        self.accept_until(&HandshakeConfig::new(key, me), deadline, fault)?
-            .ok_or_else(|| {
-                Error::new(
-                    ErrorKind::Timeout,
-                    format!("rank {} waited in vain for a connection", me.rank),
-                )
-            })
-    }
-
-    /// As [`Listener::accept`]; `None` at the deadline.
+    /// Mismatch if a rank with the key runs another version of the library; the fault's reason once
+    /// it is raised; system if the sockets fail.
     pub(in crate::bootstrap) fn accept_until(
         &mut self,
-        terms: &HandshakeConfig,
+        config: &HandshakeConfig,
         deadline: Instant,
         fault: &Fault,
     ) -> Result<Option<Peer>> {
         loop {
-            if let Some(peer) = self.proven.pop_front() {
+            if let Some(peer) = self.authenticated.pop_front() {
                 return peer.map(Some);
             }
             fault.check()?;
@@ -160,161 +147,148 @@ impl Listener {
             if now >= deadline {
                 return Ok(None);
             }
-            let limit = self.patience(now).min(GLANCE).min(deadline - now);
+            let limit = self.poll_limit(now);
+            let limit = limit.min(FAULT_POLL_INTERVAL).min(deadline - now);
             let ready: Vec<bool> = {
                 let mut fds: Vec<PollFd<'_>> = self.descriptors().collect();
                 poll_for(&mut fds, limit);
                 fds.iter().map(|fd| fd.any().unwrap_or(true)).collect()
             };
-            self.serve(terms, &ready)?;
+            self.serve(config, &ready)?;
         }
     }
 
-    /// What to poll: the sockets, then every stranger. For [`Listener::serve`].
-    pub(in crate::bootstrap) fn descriptors(&self) -> impl Iterator<Item = PollFd<'_>> {
-        let strangers = self.waiting.iter().map(|stranger| stranger.stream.as_fd());
-        let strangers = strangers.map(|fd| PollFd::new(fd, PollFlags::POLLIN));
-        let awaited = match self.rest(Instant::now()) {
+    /// Returns what to poll for [`Listener::serve`]: the sockets, then every pending connection.
+    pub(crate) fn descriptors(&self) -> impl Iterator<Item = PollFd<'_>> {
+        let pending = self
+            .pending
+            .iter()
+            .map(|peer| PollFd::new(peer.socket.as_fd(), peer.handshake.events()));
+        let awaited = match self.shortage_left(Instant::now()) {
             Some(_) => PollFlags::empty(),
             None => PollFlags::POLLIN,
         };
         let sockets = self.sockets.iter().map(|socket| socket.as_fd());
         let sockets = sockets.map(move |fd| PollFd::new(fd, awaited));
-        sockets.chain(strangers)
+        sockets.chain(pending)
     }
 
-    /// How long the sockets are left alone.
-    fn rest(&self, now: Instant) -> Option<Duration> {
-        let next = self.shortage.as_ref()?.next;
+    /// Returns how long the sockets are left alone.
+    fn shortage_left(&self, now: Instant) -> Option<Duration> {
+        let next = self.shortage.as_ref()?.next_attempt;
         (now < next).then(|| next - now)
     }
 
-    /// How long a poll may sleep before a stranger's time is up, or a socket is tried again.
-    pub(in crate::bootstrap) fn patience(&self, now: Instant) -> Duration {
-        let patience = self.waiting.front().map_or(PROOF_TIME, |oldest| {
-            oldest.until.saturating_duration_since(now)
+    /// Returns how long a poll may wait before a pending connection expires or accepting is retried.
+    pub(crate) fn poll_limit(&self, now: Instant) -> Duration {
+        let limit = self.pending.front().map_or(PROOF_TIMEOUT, |oldest| {
+            oldest.deadline.saturating_duration_since(now)
         });
-        self.rest(now).map_or(patience, |rest| rest.min(patience))
+        self.shortage_left(now)
+            .map_or(limit, |left| left.min(limit))
     }
 
-    /// The next proven connection, if [`Listener::serve`] found one.
-    pub(in crate::bootstrap) fn next(&mut self) -> Option<Result<Peer>> {
-        self.proven.pop_front()
+    /// Returns the next connection that [`Listener::serve`] has authenticated.
+    pub(crate) fn next(&mut self) -> Option<Result<Peer>> {
+        self.authenticated.pop_front()
     }
 
-    /// Moves along whatever `ready` says, in the order of [`Listener::descriptors`].
+    /// Advances whatever `ready` marks, in the order of [`Listener::descriptors`], and accepts.
     ///
     /// # Errors
-    /// System if a socket itself fails.
-    pub(in crate::bootstrap) fn serve(
-        &mut self,
-        terms: &HandshakeConfig,
-        ready: &[bool],
-    ) -> Result<()> {
+    /// System if a socket fails, or if descriptors or memory lack for [`SHORTAGE_TIMEOUT`].
+    pub(crate) fn serve(&mut self, config: &HandshakeConfig, ready: &[bool]) -> Result<()> {
         let now = Instant::now();
-        let (sockets, strangers) = ready.split_at(self.sockets.len().min(ready.len()));
-        let mut kept = VecDeque::with_capacity(self.waiting.len());
-        for (at, mut stranger) in std::mem::take(&mut self.waiting).into_iter().enumerate() {
-            let step = if strangers.get(at).is_some_and(|ready| *ready) {
-                stranger.advance(terms)
-            } else {
-                Step::Waits
-            };
-            match step {
-                Step::Waits if now < stranger.until => kept.push_back(stranger),
-                Step::Waits | Step::Refused => {}
-                Step::Proven(hello, session) => {
-                    self.proven
-                        .push_back(stranger.settle(terms, hello, session));
-                }
+        let (sockets, pending) = ready.split_at(self.sockets.len().min(ready.len()));
+        // Bytes that have arrived count, however late: only then do late connections go.
+        for (at, peer) in std::mem::take(&mut self.pending).into_iter().enumerate() {
+            match pending.get(at).is_some_and(|ready| *ready) {
+                true => self.advance(peer, config, now),
+                false if now < peer.deadline => self.pending.push_back(peer),
+                false => {}
             }
         }
-        self.waiting = kept;
-        if self.rest(now).is_none() {
+        if self.shortage_left(now).is_none() {
             for (at, _) in sockets.iter().enumerate().filter(|(_, ready)| **ready) {
-                self.welcome(at, terms, now)?;
+                self.accept(at, config, now)?;
             }
         }
         Ok(())
     }
 
-    /// Accepts what has queued up at a socket, a bounded number at a time.
-    fn welcome(&mut self, at: usize, terms: &HandshakeConfig, now: Instant) -> Result<()> {
-        for _ in 0..64 {
-            let mut from = None;
-            let accepted = CloseOnFork::open(|| -> std::io::Result<TcpStream> {
-                let (stream, address) = self.sockets[at].accept()?;
-                from = Some(address);
-                Ok(stream)
-            });
-            let (stream, address) = match accepted.map(|stream| from.map(|from| (stream, from))) {
-                Ok(Some(pair)) => pair,
-                Ok(None) => continue,
-                Err(error) => match error.raw_os_error() {
-                    _ if error.kind() == Io::WouldBlock => {
-                        self.shortage = None;
-                        return Ok(());
-                    }
-                    // Out of descriptors: the oldest stranger has to go, or poll would spin.
-                    Some(nix::libc::EMFILE | nix::libc::ENFILE) if !self.waiting.is_empty() => {
-                        self.waiting.pop_front();
-                        continue;
-                    }
-                    Some(
-                        nix::libc::EMFILE
-                        | nix::libc::ENFILE
-                        | nix::libc::ENOBUFS
-                        | nix::libc::ENOMEM,
-                    ) => return self.fall_short(now, error),
-                    Some(nix::libc::EBADF | nix::libc::EINVAL) => {
-                        return Err(Error::system("cannot accept connections of ranks", error));
-                    }
-                    // The stranger is gone already, or a signal came.
-                    _ => continue,
-                },
+    /// Advances one pending connection, and keeps it unless it fails or is too late.
+    fn advance(&mut self, mut peer: PendingPeer, config: &HandshakeConfig, now: Instant) {
+        match peer.handshake.advance(config, &peer.socket) {
+            Ok(HandshakeProgress::Done) => {
+                let peer = peer.handshake.into_peer(config, peer.socket, peer.address);
+                self.authenticated.push_back(peer);
+            }
+            Ok(HandshakeProgress::Pending { .. }) if now < peer.deadline => {
+                if self.pending.len() >= self.places {
+                    self.displace();
+                }
+                self.pending.push_back(peer);
+            }
+            _ => {}
+        }
+    }
+
+    /// Accepts a bounded number of connections, so that a flood cannot starve the pending ones.
+    fn accept(&mut self, at: usize, config: &HandshakeConfig, now: Instant) -> Result<()> {
+        for _ in 0..ACCEPTS_PER_TURN {
+            let socket = match socket::accept(&self.sockets[at]) {
+                Ok(Some(socket)) => socket,
+                Ok(None) => {
+                    self.shortage = None;
+                    return Ok(());
+                }
+                Err(error) if is_out_of_descriptors(&error) && !self.pending.is_empty() => {
+                    self.displace();
+                    continue;
+                }
+                Err(error) if socket::is_shortage(&error) => return self.fall_short(now, error),
+                Err(error) if is_unusable(&error) => {
+                    return Err(Error::system("cannot accept connections of ranks", error));
+                }
+                // This connection alone: a firewall refused it.
+                Err(_) => continue,
             };
             self.shortage = None;
-            if stream.set_nonblocking(true).is_err() || stream.set_nodelay(true).is_err() {
+            let Some(address) = check_user(&socket) else {
                 continue;
-            }
-            if self.waiting.len() >= self.places {
-                // Whoever knows the fingerprint is most likely a rank about to prove itself.
-                let silent = self.waiting.iter().position(|one| one.heard.is_none());
-                self.waiting.remove(silent.unwrap_or(0));
-            }
-            let mut stranger = PendingPeer {
-                stream,
-                address,
-                until: now + PROOF_TIME,
-                input: [0; HELLO_BYTES + PROOF_BYTES],
-                filled: 0,
-                heard: None,
             };
-            // The hello is often there already.
-            match stranger.advance(terms) {
-                Step::Waits => self.waiting.push_back(stranger),
-                Step::Refused => {}
-                Step::Proven(hello, session) => {
-                    self.proven
-                        .push_back(stranger.settle(terms, hello, session));
-                }
-            }
+            let peer = PendingPeer {
+                socket,
+                address,
+                deadline: now + PROOF_TIMEOUT,
+                handshake: Handshake::acceptor(),
+            };
+            // The hello has often arrived already.
+            self.advance(peer, config, now);
         }
         Ok(())
     }
 
-    /// A connection could not be accepted: it stays where it is, for what is lacking may be given back
-    /// soon.
-    fn fall_short(&mut self, now: Instant, cause: std::io::Error) -> Result<()> {
-        // Another one, if nobody has tried for a while.
+    /// Drops the oldest connection without a valid hello, or else the oldest one. A rank sends its
+    /// hello at once, and connects again if it is displaced.
+    fn displace(&mut self) {
+        let silent = |peer: &PendingPeer| !peer.handshake.has_hello();
+        let oldest = self.pending.iter().position(silent);
+        self.pending.remove(oldest.unwrap_or(0));
+    }
+
+    /// Keeps a connection in the kernel's queue: descriptors or memory may come back soon.
+    fn fall_short(&mut self, now: Instant, cause: io::Error) -> Result<()> {
+        // A shortage without recent attempts is over; this is a new one.
         let known = self.shortage.as_ref();
-        let since = match known.filter(|known| now < known.next + 10 * REST) {
-            Some(known) => known.since,
-            None => now,
-        };
-        let next = Instant::now() + REST;
-        self.shortage = Some(Shortage { since, next });
-        if now.duration_since(since) < SHORTAGE {
+        let known = known.filter(|known| now < known.next_attempt + 10 * ACCEPT_RETRY_INTERVAL);
+        let since = known.map_or(now, |known| known.since);
+        let next_attempt = Instant::now() + ACCEPT_RETRY_INTERVAL;
+        self.shortage = Some(Shortage {
+            since,
+            next_attempt,
+        });
+        if now.duration_since(since) < SHORTAGE_TIMEOUT {
             return Ok(());
         }
         let tried = format!(
@@ -325,102 +299,47 @@ impl Listener {
     }
 }
 
-/// A socket that listens on `address`, and where that is.
-fn listen(address: SocketAddr) -> std::io::Result<(CloseOnFork<TcpListener>, SocketAddr)> {
-    let socket = CloseOnFork::open(|| TcpListener::bind(address))?;
-    // The standard library's backlog of 128 is too short for a thousand ranks that come at once: a
-    // dropped SYN costs a second.
-    nix::sys::socket::listen(&socket, nix::sys::socket::Backlog::MAXCONN)?;
-    socket.set_nonblocking(true)?;
-    let bound = socket.local_addr()?;
+/// Prepares an accepted socket and returns the address of its other end; `None` for another user's
+/// process, or if the connection has ended.
+fn check_user(socket: &Socket) -> Option<Address> {
+    let address = socket::peer_address(socket).ok()?;
+    let trusted = match address {
+        Address::Local(_) => {
+            let user = nix::unistd::geteuid().as_raw();
+            socket::peer_uid(socket).is_ok_and(|found| found == user)
+        }
+        Address::Tcp(_) => socket::no_delay(socket).is_ok(),
+    };
+    trusted.then_some(address)
+}
+
+fn is_out_of_descriptors(error: &io::Error) -> bool {
+    use nix::libc::{EMFILE, ENFILE};
+    matches!(error.raw_os_error(), Some(EMFILE | ENFILE))
+}
+
+fn is_unusable(error: &io::Error) -> bool {
+    use nix::libc::{EBADF, EINVAL};
+    matches!(error.raw_os_error(), Some(EBADF | EINVAL))
+}
+
+/// Listens on `address`, and returns the address as bound.
+fn listen(address: SocketAddr) -> io::Result<(Socket, SocketAddr)> {
+    let socket = socket::listen(&Address::Tcp(address))?;
+    let bound = socket::local_address(&socket)?;
     Ok((socket, bound))
 }
 
-fn cannot_listen(address: SocketAddr, cause: std::io::Error) -> Error {
+fn cannot_listen(address: SocketAddr, cause: io::Error) -> Error {
     Error::system(format!("cannot listen for ranks at {address}"), cause)
 }
 
-/// A connection before its proof.
+/// An accepted connection before its proof.
 pub(super) struct PendingPeer {
-    stream: CloseOnFork<TcpStream>,
-    address: SocketAddr,
-    until: Instant,
-    input: [u8; HELLO_BYTES + PROOF_BYTES],
-    filled: usize,
-    heard: Option<(Hello, Transcript)>,
-}
-
-enum Step {
-    Waits,
-    Refused,
-    Proven(Hello, Key),
-}
-
-impl PendingPeer {
-    fn advance(&mut self, terms: &HandshakeConfig) -> Step {
-        loop {
-            let goal = match self.heard {
-                None => HELLO_BYTES,
-                Some(_) => HELLO_BYTES + PROOF_BYTES,
-            };
-            while self.filled < goal {
-                match self.stream.read(&mut self.input[self.filled..goal]) {
-                    Ok(0) => return Step::Refused,
-                    Ok(count) => self.filled += count,
-                    Err(error) if error.kind() == Io::WouldBlock => return Step::Waits,
-                    Err(error) if error.kind() == Io::Interrupted => {}
-                    Err(_) => return Step::Refused,
-                }
-            }
-            match self.heard.take() {
-                None => match self.answer(terms) {
-                    Some(heard) => self.heard = Some(heard),
-                    None => return Step::Refused,
-                },
-                Some((hello, transcript)) => {
-                    let proof = &self.input[HELLO_BYTES..];
-                    return if terms.proves(Side::Connector, &transcript, proof)
-                        && matches!((&*self.stream).write(&[WELCOME]), Ok(1))
-                    {
-                        Step::Proven(hello, terms.session(&transcript))
-                    } else {
-                        Step::Refused
-                    };
-                }
-            }
-        }
-    }
-
-    /// Our hello and proof, once theirs looks right. A fresh socket has room for both.
-    fn answer(&mut self, terms: &HandshakeConfig) -> Option<(Hello, Transcript)> {
-        let connector = *self.input.first_chunk()?;
-        let hello = parse_hello(&connector, terms, Side::Connector).ok()?;
-        let acceptor = terms.hello(Side::Acceptor).ok()?;
-        let transcript = Transcript {
-            connector,
-            acceptor,
-        };
-        let mut message = [0; HELLO_BYTES + PROOF_BYTES];
-        message[..HELLO_BYTES].copy_from_slice(&acceptor);
-        message[HELLO_BYTES..].copy_from_slice(&terms.proof(Side::Acceptor, &transcript));
-        let sent = (&*self.stream).write(&message).ok()?;
-        (sent == message.len()).then_some((hello, transcript))
-    }
-
-    fn settle(self, terms: &HandshakeConfig, hello: Hello, session: Key) -> Result<Peer> {
-        terms.check_version(&hello, self.address)?;
-        self.stream
-            .set_nonblocking(false)
-            .map_err(|cause| Error::system("cannot configure a connection", cause))?;
-        Ok(Peer {
-            stream: self.stream,
-            address: self.address,
-            rank: hello.rank,
-            word: hello.word,
-            session,
-            connector: false,
-        })
-    }
+    socket: Socket,
+    address: Address,
+    deadline: Instant,
+    handshake: Handshake,
 }
 
 impl std::fmt::Debug for PendingPeer {

@@ -1,75 +1,109 @@
+use super::handshake::{HandshakeFailure, HandshakeProgress};
 use super::*;
 use crate::sync::Fault;
-use std::io::{Read, Write};
-use std::net::{IpAddr, Ipv4Addr, TcpListener};
+use crate::sys::socket;
+use std::io::{IoSlice, IoSliceMut, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
 const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const KEY: [u8; 32] = [7; 32];
 
-fn greeting(rank: usize, word: u64) -> PeerIdentity {
+fn identity(rank: usize, word: u64) -> PeerIdentity {
     PeerIdentity {
-        role: Role::Data,
+        role: ConnectionRole::Data,
         rank,
         word,
     }
+}
+
+/// Connects to a listener that is there.
+fn connect(
+    address: SocketAddr,
+    key: &[u8; 32],
+    me: PeerIdentity,
+    deadline: Instant,
+    fault: &Fault,
+) -> Result<Peer> {
+    let config = HandshakeConfig::new(key, me);
+    connect_to_any(&[address], &config, OnRefusal::Fail, deadline, fault)
+}
+
+/// Waits for one connection; a missing one is an error.
+fn accept(
+    listener: &mut Listener,
+    me: PeerIdentity,
+    deadline: Instant,
+    fault: &Fault,
+) -> Result<Peer> {
+    let accepted = listener.accept_until(&HandshakeConfig::new(&KEY, me), deadline, fault)?;
+    accepted.ok_or_else(|| Error::new(ErrorKind::Timeout, "no connection"))
+}
+
+/// Listens at `address` alone.
+fn listen_at(address: SocketAddr) -> Listener {
+    Listener::bind_to_own(&[address]).unwrap().0
+}
+
+fn blocking(peer: Peer) -> TcpStream {
+    let stream = TcpStream::from(peer.socket.try_clone().unwrap());
+    stream.set_nonblocking(false).unwrap();
+    stream
 }
 
 fn soon(milliseconds: u64) -> Instant {
     Instant::now() + Duration::from_millis(milliseconds)
 }
 
-/// Accepts as rank 0 with `terms` on another thread.
+/// Accepts as rank 0 with `config` on another thread.
 fn acceptor(
-    terms: HandshakeConfig,
+    config: HandshakeConfig,
     wait: u64,
 ) -> (SocketAddr, std::thread::JoinHandle<Result<Option<Peer>>>) {
     let (mut listener, address) = Listener::bind(LOCAL).unwrap();
     let thread =
-        std::thread::spawn(move || listener.accept_until(&terms, soon(wait), &Fault::new()));
+        std::thread::spawn(move || listener.accept_until(&config, soon(wait), &Fault::new()));
     (address, thread)
 }
 
 #[test]
-fn both_sides_learn_who_the_other_is_and_share_a_session() {
+fn handshake_identifies_both_sides_and_derives_a_session() {
     let (mut listener, address) = Listener::bind(LOCAL).unwrap();
     let fault = Fault::new();
     let client = std::thread::spawn(move || {
         connect(
             address,
             &KEY,
-            greeting(3, 0x0102_0304_0506_0708),
+            identity(3, 0x0102_0304_0506_0708),
             soon(5000),
             &Fault::new(),
         )
         .unwrap()
     });
-    let mut peer = listener
-        .accept(&KEY, greeting(0, 9), soon(5000), &fault)
-        .unwrap();
-    let mut other = client.join().unwrap();
+    let peer = accept(&mut listener, identity(0, 9), soon(5000), &fault).unwrap();
+    let other = client.join().unwrap();
     assert_eq!((peer.rank, peer.word), (3, 0x0102_0304_0506_0708));
     assert_eq!((other.rank, other.word), (0, 9));
     assert_eq!(peer.session, other.session);
     assert!(other.connector && !peer.connector);
-    // Nothing of what follows was swallowed.
-    other.stream.write_all(b"payload").unwrap();
+    // Bytes behind the handshake stay in the socket.
+    blocking(other).write_all(b"payload").unwrap();
     let mut read = [0; 7];
-    peer.stream.read_exact(&mut read).unwrap();
+    blocking(peer).read_exact(&mut read).unwrap();
     assert_eq!(&read, b"payload");
 }
 
 #[test]
-fn sessions_differ_between_connections() {
+fn session_differs_between_connections() {
     let (mut listener, address) = Listener::bind(LOCAL).unwrap();
     let mut sessions = Vec::new();
     for _ in 0..2 {
         let client = std::thread::spawn(move || {
-            connect(address, &KEY, greeting(1, 0), soon(5000), &Fault::new()).unwrap()
+            connect(address, &KEY, identity(1, 0), soon(5000), &Fault::new()).unwrap()
         });
-        let peer = listener
-            .accept(&KEY, greeting(0, 0), soon(5000), &Fault::new())
-            .unwrap();
+        let peer = accept(&mut listener, identity(0, 0), soon(5000), &Fault::new()).unwrap();
         client.join().unwrap();
         sessions.push(peer.session);
     }
@@ -77,9 +111,12 @@ fn sessions_differ_between_connections() {
 }
 
 #[test]
-fn another_secret_or_role_is_refused_on_both_sides() {
-    for (key, role) in [([8; 32], Role::Data), (KEY, Role::Control)] {
-        let (address, server) = acceptor(HandshakeConfig::new(&KEY, greeting(0, 0)), 1500);
+fn peer_of_another_secret_or_role_is_refused_on_both_sides() {
+    for (key, role) in [
+        ([8; 32], ConnectionRole::Data),
+        (KEY, ConnectionRole::Control),
+    ] {
+        let (address, server) = acceptor(HandshakeConfig::new(&KEY, identity(0, 0)), 1500);
         let me = PeerIdentity {
             role,
             rank: 1,
@@ -92,10 +129,10 @@ fn another_secret_or_role_is_refused_on_both_sides() {
 }
 
 #[test]
-fn other_versions_are_refused_by_rank_on_both_sides() {
-    let other = HandshakeConfig::new(&KEY, greeting(0, 0)).with_library([9, 8, 7]);
+fn peer_of_another_version_is_refused_by_rank_on_both_sides() {
+    let other = HandshakeConfig::new(&KEY, identity(0, 0)).with_library([9, 8, 7]);
     let (address, server) = acceptor(other, 4000);
-    let mine = connect(address, &KEY, greeting(3, 0), soon(4000), &Fault::new()).unwrap_err();
+    let mine = connect(address, &KEY, identity(3, 0), soon(4000), &Fault::new()).unwrap_err();
     let theirs = server.join().unwrap().unwrap_err();
     for error in [&mine, &theirs] {
         assert_eq!(error.kind(), ErrorKind::Mismatch);
@@ -105,24 +142,24 @@ fn other_versions_are_refused_by_rank_on_both_sides() {
     }
 }
 
-/// A fake acceptor that knows the fingerprint but not the secret.
+/// The acceptor knows the fingerprint but not the secret.
 #[test]
-fn a_fake_acceptor_is_refused() {
-    let terms = HandshakeConfig::new(&KEY, greeting(0, 0));
-    let mut fake = HandshakeConfig::new(&[0; 32], greeting(0, 0));
-    fake.fingerprint = terms.fingerprint;
+fn acceptor_without_the_secret_is_refused() {
+    let config = HandshakeConfig::new(&KEY, identity(0, 0));
+    let mut fake = HandshakeConfig::new(&[0; 32], identity(0, 0));
+    fake.fingerprint = config.fingerprint;
     let (address, server) = acceptor(fake, 1500);
-    let error = connect(address, &KEY, greeting(1, 0), soon(4000), &Fault::new()).unwrap_err();
+    let error = connect(address, &KEY, identity(1, 0), soon(4000), &Fault::new()).unwrap_err();
     assert!(error.message().contains("could not prove"), "{error}");
     assert!(server.join().unwrap().unwrap().is_none());
 }
 
-/// A fake connector that knows the fingerprint, and returns the acceptor's own proof or garbage.
+/// The connector knows the fingerprint, and returns the acceptor's own proof or garbage.
 #[test]
-fn a_fake_connector_is_refused() {
+fn connector_without_the_secret_is_refused() {
     for reflect in [true, false] {
-        let (address, server) = acceptor(HandshakeConfig::new(&KEY, greeting(0, 0)), 400);
-        let hello = HandshakeConfig::new(&KEY, greeting(1, 0)).hello(Side::Connector);
+        let (address, server) = acceptor(HandshakeConfig::new(&KEY, identity(0, 0)), 400);
+        let hello = HandshakeConfig::new(&KEY, identity(1, 0)).hello(HandshakeSide::Connector);
         let mut stream = TcpStream::connect(address).unwrap();
         stream
             .set_read_timeout(Some(Duration::from_secs(2)))
@@ -141,9 +178,9 @@ fn a_fake_connector_is_refused() {
     }
 }
 
-/// One that sends the connector's own bytes back.
+/// The acceptor sends the connector's own bytes back.
 #[test]
-fn an_echo_is_refused() {
+fn echo_is_refused() {
     let socket = TcpListener::bind((LOCAL, 0)).unwrap();
     let address = socket.local_addr().unwrap();
     let echo = std::thread::spawn(move || {
@@ -151,47 +188,53 @@ fn an_echo_is_refused() {
         let mut hello = [0; HELLO_BYTES];
         stream.read_exact(&mut hello).unwrap();
         stream.write_all(&hello).unwrap();
-        hello[10] = Side::Acceptor as u8;
+        hello[10] = HandshakeSide::Acceptor as u8;
         stream.write_all(&hello[..PROOF_BYTES]).unwrap();
         stream
     });
-    let error = connect(address, &KEY, greeting(1, 0), soon(4000), &Fault::new()).unwrap_err();
+    let error = connect(address, &KEY, identity(1, 0), soon(4000), &Fault::new()).unwrap_err();
     assert!(error.message().contains("does not speak"), "{error}");
     echo.join().unwrap();
 }
 
 #[test]
-fn nobody_there_is_an_error_at_once_and_a_late_listener_is_awaited() {
+fn missing_listener_fails_at_once_or_is_awaited() {
     let (listener, address) = Listener::bind(LOCAL).unwrap();
     drop(listener);
-    let terms = HandshakeConfig::new(&KEY, greeting(1, 0));
-    let error = connect_with(address, &terms, Patience::None, soon(60_000), &Fault::new());
+    let config = HandshakeConfig::new(&KEY, identity(1, 0));
+    let error = connect_to_any(
+        &[address],
+        &config,
+        OnRefusal::Fail,
+        soon(60_000),
+        &Fault::new(),
+    );
     assert!(error.unwrap_err().message().contains("refused"));
 
     let server = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(100));
-        let (mut listener, _) = Listener::bind_to(address).unwrap();
-        listener.accept(&KEY, greeting(0, 0), soon(5000), &Fault::new())
+        let mut listener = listen_at(address);
+        accept(&mut listener, identity(0, 0), soon(5000), &Fault::new())
     });
     let fault = Fault::new();
-    connect_with(address, &terms, Patience::UntilDeadline, soon(5000), &fault).unwrap();
+    connect_to_any(&[address], &config, OnRefusal::Retry, soon(5000), &fault).unwrap();
     server.join().unwrap().unwrap();
 }
 
-/// One that is not this host's, and two that are.
+/// Binds one address of another host and two of this host.
 #[test]
-fn a_listener_has_those_of_its_addresses_that_are_its_hosts() {
+fn listener_binds_the_addresses_of_its_host() {
     let addresses = ["192.0.2.1:0", "127.0.0.2:0", "127.0.0.3:0"].map(|one| one.parse().unwrap());
     let (listener, bound) = Listener::bind_to_own(&addresses).unwrap();
     let ips: Vec<_> = bound.iter().map(|one| one.ip().to_string()).collect();
     assert_eq!(ips, ["127.0.0.2", "127.0.0.3"]);
-    let mut listener = listener.again().unwrap();
+    let mut listener = listener.duplicate().unwrap();
     let fault = Fault::new();
     for (rank, &address) in bound.iter().enumerate() {
-        let me = greeting(rank, 0);
+        let me = identity(rank, 0);
         let other =
             std::thread::spawn(move || connect(address, &KEY, me, soon(5000), &Fault::new()));
-        let peer = listener.accept(&KEY, greeting(9, 0), soon(5000), &fault);
+        let peer = accept(&mut listener, identity(9, 0), soon(5000), &fault);
         assert_eq!(peer.unwrap().rank, rank);
         other.join().unwrap().unwrap();
     }
@@ -201,77 +244,83 @@ fn a_listener_has_those_of_its_addresses_that_are_its_hosts() {
     assert!(none.message().contains("192.0.2.1"), "{none}");
 }
 
-/// Nobody is at the first address, and at the second one that never says a word.
+/// Nothing listens at the first address, and the second is silent.
 #[test]
-fn all_addresses_of_a_listener_are_tried_within_the_deadline() {
+fn connector_tries_all_addresses_within_the_deadline() {
     let silent = TcpListener::bind(("127.0.0.2", 0)).unwrap();
     let port = silent.local_addr().unwrap().port();
     let addresses = [4, 2, 3].map(|last| SocketAddr::from(([127, 0, 0, last], port)));
-    let terms = HandshakeConfig::new(&KEY, greeting(1, 0));
+    let config = HandshakeConfig::new(&KEY, identity(1, 0));
     let fault = Fault::new();
     let server = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(100));
-        let (mut listener, _) = Listener::bind_to(addresses[2]).unwrap();
-        listener.accept(&KEY, greeting(0, 0), soon(20_000), &Fault::new())
+        let mut listener = listen_at(addresses[2]);
+        accept(&mut listener, identity(0, 0), soon(20_000), &Fault::new())
     });
-    let patience = Patience::UntilDeadline;
-    let peer = connect_to_any(&addresses, &terms, patience, soon(20_000), &fault).unwrap();
-    assert_eq!(peer.address, addresses[2]);
+    let on_refusal = OnRefusal::Retry;
+    let peer = connect_to_any(&addresses, &config, on_refusal, soon(20_000), &fault).unwrap();
+    assert_eq!(peer.address, Address::Tcp(addresses[2]));
     server.join().unwrap().unwrap();
-    let late = connect_to_any(&addresses[..2], &terms, patience, soon(300), &fault);
+    let late = connect_to_any(&addresses[..2], &config, on_refusal, soon(300), &fault);
     let late = late.unwrap_err();
     assert_eq!(late.kind(), ErrorKind::Timeout, "{late}");
-    let refused = connect_to_any(&addresses[..1], &terms, Patience::None, soon(9000), &fault);
+    let refused = connect_to_any(
+        &addresses[..1],
+        &config,
+        OnRefusal::Fail,
+        soon(9000),
+        &fault,
+    );
     assert!(refused.unwrap_err().message().contains("refused"));
 }
 
-/// However long it has taken so far, an address that never says a word leaves time for the others.
+/// A silent address costs the others no time, however long the attempts have taken.
 #[test]
-fn a_silent_address_does_not_use_up_the_time_of_others() {
+fn silent_address_costs_others_no_time() {
     let silent = TcpListener::bind(("127.0.0.2", 0)).unwrap();
     let port = silent.local_addr().unwrap().port();
     let addresses = [2, 3].map(|last| SocketAddr::from(([127, 0, 0, last], port)));
-    let terms = HandshakeConfig::new(&KEY, greeting(1, 0));
+    let config = HandshakeConfig::new(&KEY, identity(1, 0));
     let server = std::thread::spawn(move || {
-        // Behind the turns of a second and of two.
+        // Later than the waits of one and of two seconds.
         std::thread::sleep(Duration::from_millis(1200));
-        let (mut listener, _) = Listener::bind_to(addresses[1]).unwrap();
-        listener.accept(&KEY, greeting(0, 0), soon(2000), &Fault::new())
+        let mut listener = listen_at(addresses[1]);
+        accept(&mut listener, identity(0, 0), soon(2000), &Fault::new())
     });
-    let patience = Patience::UntilDeadline;
+    let on_refusal = OnRefusal::Retry;
     let fault = Fault::new();
-    let peer = connect_to_any(&addresses, &terms, patience, soon(2800), &fault).unwrap();
-    assert_eq!(peer.address, addresses[1]);
+    let peer = connect_to_any(&addresses, &config, on_refusal, soon(2800), &fault).unwrap();
+    assert_eq!(peer.address, Address::Tcp(addresses[1]));
     server.join().unwrap().unwrap();
 }
 
 #[test]
-fn waits_end_at_the_deadline_and_with_the_fault() {
+fn waits_end_at_the_deadline_or_with_the_fault() {
     let (mut listener, address) = Listener::bind(LOCAL).unwrap();
-    let timeout = listener.accept(&KEY, greeting(0, 0), soon(30), &Fault::new());
+    let timeout = accept(&mut listener, identity(0, 0), soon(30), &Fault::new());
     assert_eq!(timeout.unwrap_err().kind(), ErrorKind::Timeout);
     let fault = Fault::new();
     fault.raise(Error::new(ErrorKind::Aborted, "enough"));
-    let aborted = listener.accept(&KEY, greeting(0, 0), soon(60_000), &fault);
+    let aborted = accept(&mut listener, identity(0, 0), soon(60_000), &fault);
     assert_eq!(aborted.unwrap_err().message(), "enough");
-    // The listener exists, and nobody serves it.
-    let aborted = connect(address, &KEY, greeting(1, 0), soon(60_000), &fault);
+    // The listener exists, and no thread serves it.
+    let aborted = connect(address, &KEY, identity(1, 0), soon(60_000), &fault);
     assert_eq!(aborted.unwrap_err().message(), "enough");
-    let late = connect(address, &KEY, greeting(1, 0), soon(30), &Fault::new());
+    let late = connect(address, &KEY, identity(1, 0), soon(30), &Fault::new());
     assert_eq!(late.unwrap_err().kind(), ErrorKind::Timeout);
 }
 
-/// More silent strangers than there are places, then a rank that sends one byte at a time.
+/// More silent connections than places, then a rank that sends one byte at a time.
 #[test]
-fn silent_and_slow_strangers_hold_nobody_up() {
+fn silent_or_slow_connections_delay_no_rank() {
     let (mut listener, address) = Listener::bind(LOCAL).unwrap();
     let crowd: Vec<TcpStream> = (0..80)
         .map(|_| TcpStream::connect(address).unwrap())
         .collect();
     let client = std::thread::spawn(move || {
-        let terms = HandshakeConfig::new(&KEY, greeting(1, 0));
+        let config = HandshakeConfig::new(&KEY, identity(1, 0));
         let mut stream = TcpStream::connect(address).unwrap();
-        let connector = terms.hello(Side::Connector).unwrap();
+        let connector = config.hello(HandshakeSide::Connector).unwrap();
         for byte in connector {
             stream.write_all(&[byte]).unwrap();
         }
@@ -281,43 +330,41 @@ fn silent_and_slow_strangers_hold_nobody_up() {
             connector,
             acceptor: *input.first_chunk().unwrap(),
         };
-        for byte in terms.proof(Side::Connector, &transcript) {
+        for byte in config.prove(HandshakeSide::Connector, &transcript) {
             stream.write_all(&[byte]).unwrap();
         }
         stream.read_exact(&mut input[..1]).unwrap();
         assert_eq!(input[0], WELCOME);
         stream
     });
-    let peer = listener
-        .accept(&KEY, greeting(0, 0), soon(5000), &Fault::new())
-        .unwrap();
+    let peer = accept(&mut listener, identity(0, 0), soon(5000), &Fault::new()).unwrap();
     assert_eq!(peer.rank, 1);
-    assert!(listener.waiting.len() <= 64);
+    assert!(listener.pending.len() <= 64);
     client.join().unwrap();
     drop(crowd);
-    // Their time is up after two seconds at most; those who hung up are gone at once.
+    // Silent connections expire after two seconds; closed ones are dropped at once.
     let nothing = listener.accept_until(
-        &HandshakeConfig::new(&KEY, greeting(0, 0)),
+        &HandshakeConfig::new(&KEY, identity(0, 0)),
         soon(100),
         &Fault::new(),
     );
     assert!(nothing.unwrap().is_none());
-    assert_eq!(listener.waiting.len(), 0);
+    assert_eq!(listener.pending.len(), 0);
 }
 
-/// A rank that has said hello keeps its place while strangers who say nothing flood the door.
+/// A rank that has sent its hello keeps its place during a flood of silent connections.
 #[test]
-fn a_flood_of_silence_does_not_displace_a_rank() {
+fn flood_of_silent_connections_displaces_no_rank() {
     let (mut listener, address) = Listener::bind(LOCAL).unwrap();
-    let terms = HandshakeConfig::new(&KEY, greeting(0, 0));
-    let mine = HandshakeConfig::new(&KEY, greeting(1, 0));
+    let config = HandshakeConfig::new(&KEY, identity(0, 0));
+    let mine = HandshakeConfig::new(&KEY, identity(1, 0));
     let mut stream = TcpStream::connect(address).unwrap();
-    let connector = mine.hello(Side::Connector).unwrap();
+    let connector = mine.hello(HandshakeSide::Connector).unwrap();
     stream.write_all(&connector).unwrap();
     let mut crowd = Vec::new();
     for _ in 0..5 {
         crowd.extend((0..100).map(|_| TcpStream::connect(address).unwrap()));
-        let nobody = listener.accept_until(&terms, soon(20), &Fault::new());
+        let nobody = listener.accept_until(&config, soon(20), &Fault::new());
         assert!(nobody.unwrap().is_none());
     }
     let mut input = [0; HELLO_BYTES + PROOF_BYTES];
@@ -327,25 +374,110 @@ fn a_flood_of_silence_does_not_displace_a_rank() {
         acceptor: *input.first_chunk().unwrap(),
     };
     stream
-        .write_all(&mine.proof(Side::Connector, &transcript))
+        .write_all(&mine.prove(HandshakeSide::Connector, &transcript))
         .unwrap();
-    let peer = listener.accept_until(&terms, soon(5000), &Fault::new());
+    let peer = listener.accept_until(&config, soon(5000), &Fault::new());
     assert_eq!(peer.unwrap().unwrap().rank, 1);
 }
 
-#[test]
-fn no_more_than_a_hello_is_read_from_a_stranger() {
-    let (mut listener, address) = Listener::bind(LOCAL).unwrap();
-    let terms = HandshakeConfig::new(&KEY, greeting(0, 0));
-    let mut stream = TcpStream::connect(address).unwrap();
-    stream.write_all(&[0xff; 4096]).unwrap();
-    let nothing = listener.accept_until(&terms, soon(50), &Fault::new());
-    assert!(nothing.unwrap().is_none());
-    assert_eq!(listener.waiting.len(), 0, "garbage is dropped at once");
+fn local_sockets() -> (OwnedFd, OwnedFd) {
+    let (one, two) = UnixStream::pair().unwrap();
+    one.set_nonblocking(true).unwrap();
+    two.set_nonblocking(true).unwrap();
+    (one.into(), two.into())
 }
 
-/// A socket that is there before descriptors run out, and a way to connect it.
-pub(in crate::bootstrap) fn stranger(to: SocketAddr) -> impl FnOnce() {
+#[test]
+fn handshake_over_a_local_socket_authenticates_both_sides() {
+    let [mine, theirs] = [1, 0].map(|rank| HandshakeConfig::new(&KEY, identity(rank, 5)));
+    let (here, there) = local_sockets();
+    let mut connector = Handshake::connector(&mine).unwrap();
+    let mut acceptor = Handshake::acceptor();
+    let mut ends = [false; 2];
+    while ends != [true; 2] {
+        ends = [
+            connector.advance(&mine, &here).unwrap() == HandshakeProgress::Done,
+            acceptor.advance(&theirs, &there).unwrap() == HandshakeProgress::Done,
+        ];
+    }
+    let local = Address::Local([0; 16]);
+    let connected = connector.into_peer(&mine, here.into(), local).unwrap();
+    let accepted = acceptor.into_peer(&theirs, there.into(), local).unwrap();
+    assert_eq!((connected.rank, accepted.rank), (0, 1));
+    assert_eq!(connected.session, accepted.session);
+}
+
+#[test]
+fn connector_without_its_welcome_is_not_done() {
+    let [mine, theirs] = [1, 0].map(|rank| HandshakeConfig::new(&KEY, identity(rank, 0)));
+    for (welcome, right) in [(&[][..], false), (&[WELCOME], true), (b"x", false)] {
+        let (here, there) = local_sockets();
+        let mut connector = Handshake::connector(&mine).unwrap();
+        let mut acceptor = Handshake::acceptor();
+        let pending = HandshakeProgress::Pending { write: false };
+        assert_eq!(connector.advance(&mine, &here).unwrap(), pending);
+        assert_eq!(acceptor.advance(&theirs, &there).unwrap(), pending);
+        // The connector sends its proof, which the acceptor has not read.
+        assert_eq!(connector.advance(&mine, &here).unwrap(), pending);
+        if !welcome.is_empty() {
+            socket::write(&there, &[IoSlice::new(welcome)]).unwrap();
+        }
+        drop(there);
+        match connector.advance(&mine, &here) {
+            Ok(progress) => assert!(right && progress == HandshakeProgress::Done),
+            // A closed connection is tried again; a wrong welcome is refused.
+            Err(HandshakeFailure::Refused(_)) => assert!(!right && !welcome.is_empty()),
+            Err(_) => assert!(!right && welcome.is_empty()),
+        }
+    }
+}
+
+/// Reflects every byte that it reads, and a part of them as a proof.
+#[test]
+fn mirror_of_a_local_socket_is_refused() {
+    let config = HandshakeConfig::new(&KEY, identity(1, 0));
+    let mut connector = Handshake::connector(&config).unwrap();
+    let (here, there) = local_sockets();
+    let failure = loop {
+        if let Err(failure) = connector.advance(&config, &here) {
+            break failure;
+        }
+        let mut bytes = [0; 200];
+        if let Ok(count) = socket::read(&there, &mut [IoSliceMut::new(&mut bytes)]) {
+            socket::write(&there, &[IoSlice::new(&bytes[..count])]).unwrap();
+            socket::write(&there, &[IoSlice::new(&bytes[..PROOF_BYTES])]).unwrap();
+        }
+    };
+    assert!(
+        matches!(failure, HandshakeFailure::Refused(_)),
+        "{failure:?}"
+    );
+}
+
+#[test]
+fn garbage_is_dropped_after_one_hello() {
+    let config = HandshakeConfig::new(&KEY, identity(0, 0));
+    let (here, there) = local_sockets();
+    socket::write(&here, &[IoSlice::new(&[65; 1000])]).unwrap();
+    let mut acceptor = Handshake::acceptor();
+    let failure = acceptor.advance(&config, &there).unwrap_err();
+    assert!(matches!(failure, HandshakeFailure::Refused(_)));
+    assert_eq!(acceptor.received, HELLO_BYTES);
+}
+
+#[test]
+fn garbage_is_dropped_at_once() {
+    let (mut listener, address) = Listener::bind(LOCAL).unwrap();
+    let config = HandshakeConfig::new(&KEY, identity(0, 0));
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.write_all(&[0xff; 4096]).unwrap();
+    let nothing = listener.accept_until(&config, soon(50), &Fault::new());
+    assert!(nothing.unwrap().is_none());
+    assert_eq!(listener.pending.len(), 0, "garbage is dropped at once");
+}
+
+/// Opens a socket before descriptors run out. The closure connects it.
+pub(in crate::bootstrap) fn unauthenticated_peer(to: SocketAddr) -> impl FnOnce() {
     use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, connect, socket};
     use std::os::fd::AsRawFd;
     let flags = SockFlag::SOCK_CLOEXEC;
@@ -357,18 +489,20 @@ pub(in crate::bootstrap) fn stranger(to: SocketAddr) -> impl FnOnce() {
 }
 
 #[test]
-fn a_listener_without_descriptors_says_so_and_does_not_spin() {
+fn listener_without_descriptors_fails_and_does_not_spin() {
     use crate::sys::fork::tests::{limit_descriptors, processor_time};
     assert!(crate::sys::fork::tests::in_child(|| {
         let (mut listener, address) = Listener::bind(LOCAL).unwrap();
-        let come = stranger(address);
+        let connect = unauthenticated_peer(address);
         limit_descriptors(3);
-        come();
+        connect();
         let deadline = Instant::now() + Duration::from_secs(10);
-        let terms = HandshakeConfig::new(&KEY, greeting(0, 0));
+        let config = HandshakeConfig::new(&KEY, identity(0, 0));
         let mut found = None;
         let spent = processor_time(|| {
-            found = listener.accept_until(&terms, deadline, &Fault::new()).err();
+            found = listener
+                .accept_until(&config, deadline, &Fault::new())
+                .err();
         });
         let found = found.unwrap();
         let patient = found.message().contains("and tried for ");

@@ -1,572 +1,273 @@
-//! The thread behind a control: polls, never blocks, and is the only one that touches the sockets.
+//! The thread behind a control plane: polls, never blocks, and alone touches the sockets.
 
-use super::member::Assembly;
+use super::frames::{ANNOUNCE, CLOSED, HEARTBEAT, LEFT};
+use super::links::{ControlLinks, describe_end};
 use super::root::ControlRoot;
-use super::*;
+use super::shared::{ControlCommand, SharedControl};
+use super::{CLOSE_TIMEOUT, member};
 use crate::bootstrap::auth::poll_for;
-use crate::bootstrap::framed_stream::{CLOSED, Frame, UNREACHABLE};
-use crate::bootstrap::wire::{Reader, read_error};
+use crate::bootstrap::framed_stream::{Body, Frame, FramedStream};
+use crate::bootstrap::process::ProcessState;
+use crate::error::{Error, Result};
+use crate::sys::process::block_signals;
+use crate::wire::Wire;
 use nix::poll::{PollFd, PollFlags};
-use std::io::{Read, Write};
-use std::os::fd::AsFd;
-use std::os::unix::net::UnixStream;
-use std::sync::Condvar;
-use std::sync::atomic::AtomicBool;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-// Kinds of control frames.
-pub(super) const BEAT: u8 = 16;
-pub(super) const CONTRIBUTION: u8 = 17;
-pub(super) const RESULT: u8 = 18;
-pub(super) const GATHER_FAILED: u8 = 19;
-pub(super) const ANNOUNCE: u8 = 20;
-pub(super) const GOODBYE: u8 = 21;
-pub(super) const DEPARTED: u8 = 22;
-pub(super) const SILENT: u8 = 23;
-pub(super) const RETIRED: u8 = 24;
+/// Interval of heartbeats to a silent peer. More would fill its buffers while it is stopped.
+const SLOW_HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
+/// Silence after which a rank is reported whose state /proc does not explain.
+const SILENCE_WARNING_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// In the number of an exchange that a rank gives its part to: it has retired, and takes part in no other.
-pub(super) const RETIRING: u64 = 1 << 63;
-
-/// A silent peer is sent beats this often only: its buffers must not fill while it is stopped.
-const SLOW_BEAT: Duration = Duration::from_secs(1);
-/// Silence that is reported, where /proc cannot tell why.
-const LONG_SILENCE: Duration = Duration::from_secs(5);
-
-/// What the control and its monitor share.
-pub(super) struct Shared {
-    pub(super) rank: usize,
-    pub(super) peers: Vec<PeerInfo>,
-    pub(super) members: Vec<RankEntry>,
-    pub(super) fault: Arc<Fault>,
-    pub(super) has_left: Vec<AtomicBool>,
-    pub(super) changed: Condvar,
-    pub(super) beat: Duration,
-    pub(super) notice: WarningHook,
-    notes: Mutex<CallLog>,
-    state: Mutex<State>,
-    /// Writing to the first wakes the monitor, which polls the second.
-    wake: (UnixStream, UnixStream),
-}
-
-#[derive(Default)]
-pub(super) struct State {
-    commands: Vec<Command>,
-    /// The exchange that this rank waits for.
-    pub(super) gather: Option<Gather>,
-    /// The word that this rank has retired is with the kernel.
-    pub(super) retired: bool,
-    /// The goodbye is with the kernel.
-    pub(super) farewell: bool,
-    /// The monitor is gone.
-    pub(super) ended: bool,
-}
-
-pub(super) struct Gather {
-    pub(super) generation: u64,
-    pub(super) outcome: Option<Result<Vec<Vec<u8>>>>,
-    /// Ranks that have contributed, as the hub knows it; empty on others until it has said so.
-    pub(super) present: Vec<bool>,
-}
-
-impl Gather {
-    /// Ranks that have not contributed, seen from `rank`, which has; `None` if nobody has said.
-    pub(super) fn missing(&self, rank: usize) -> Option<Vec<usize>> {
-        let present = self.present.iter().enumerate();
-        let absent = present.filter(|&(other, &here)| !here && other != rank);
-        (!self.present.is_empty()).then(|| absent.map(|(other, _)| other).collect())
-    }
-}
-
-/// What the control asks of its monitor.
-pub(super) enum Command {
-    Contribute(u64, Vec<u8>),
-    Announce(Error),
-    Retire,
-    Leave,
-    Close,
-}
-
-impl Shared {
-    pub(super) fn new(
-        rank: usize,
-        members: Vec<RankEntry>,
-        fault: Arc<Fault>,
-        config: &Config,
-        notice: WarningHook,
-    ) -> Result<Shared> {
-        let wake = UnixStream::pair()
-            .and_then(|(a, b)| {
-                a.set_nonblocking(true)?;
-                b.set_nonblocking(true)?;
-                Ok((a, b))
-            })
-            .map_err(|cause| Error::system("cannot make the control thread's alarm", cause))?;
-        Ok(Shared {
-            rank,
-            peers: members.iter().map(|member| member.info.clone()).collect(),
-            has_left: members.iter().map(|_| AtomicBool::new(false)).collect(),
-            members,
-            fault,
-            changed: Condvar::new(),
-            beat: config.heartbeat,
-            notice,
-            notes: Mutex::new(CallLog::new()),
-            state: Mutex::default(),
-            wake,
-        })
-    }
-
-    pub(super) fn state(&self) -> MutexGuard<'_, State> {
-        self.state
-            .lock()
-            .unwrap_or_else(|poison| poison.into_inner())
-    }
-
-    pub(super) fn notes(&self) -> MutexGuard<'_, CallLog> {
-        self.notes
-            .lock()
-            .unwrap_or_else(|poison| poison.into_inner())
-    }
-
-    pub(super) fn command(&self, command: Command) {
-        self.state().commands.push(command);
-        // A full buffer wakes just as well.
-        let _ = (&self.wake.0).write(&[1]);
-    }
-
-    /// Gives this rank's part to an exchange. That of one that retires has [`RETIRING`] in its number.
-    pub(super) fn start_gather(&self, numbered: u64, bytes: Vec<u8>) {
-        let present = match self.rank {
-            0 => vec![false; self.peers.len()],
-            _ => Vec::new(),
-        };
-        self.state().gather = Some(Gather {
-            generation: numbered & !RETIRING,
-            outcome: None,
-            present,
-        });
-        self.command(Command::Contribute(numbered, bytes));
-    }
-
-    pub(super) fn finish_gather(&self, generation: u64, outcome: Result<Vec<Vec<u8>>>) {
-        let mut state = self.state();
-        if let Some(gather) = &mut state.gather
-            && gather.generation == generation
-            && gather.outcome.is_none()
-        {
-            gather.outcome = Some(outcome);
-        }
-        drop(state);
-        self.changed.notify_all();
-    }
-
-    /// Ends the exchange that this rank waits for, if it does.
-    pub(super) fn fail_gather(&self, error: Error) {
-        let generation = self.state().gather.as_ref().map(|gather| gather.generation);
-        if let Some(generation) = generation {
-            self.finish_gather(generation, Err(error));
-        }
-    }
-
-    /// What the others are told of a reason that this rank gives.
-    pub(super) fn report(&self, reason: &Error) -> Error {
-        let me = &self.peers[self.rank];
-        reason.clone().context(format!("{me} reports"))
-    }
-
-    pub(super) fn depart(&self, rank: usize) {
-        if let Some(has_left) = self.has_left.get(rank) {
-            // SYNC POINT has_left: what the rank sent before it left is on its way already.
-            has_left.store(true, Ordering::Release);
-        }
-        self.changed.notify_all();
-    }
-
-    pub(super) fn is_departed(&self, rank: usize) -> bool {
-        self.has_left[rank].load(Ordering::Relaxed)
-    }
-}
-
-/// The connection to one rank.
-pub(super) struct Link {
-    pub(super) rank: usize,
-    /// None once it is over.
-    pub(super) channel: Option<FramedStream>,
-    pub(super) goodbye: bool,
-    pub(super) assembly: Assembly,
-    heard: Instant,
-    spoke: Instant,
-    noticed: bool,
-}
-
-impl Link {
-    pub(super) fn send(&mut self, kind: u8, body: &Arc<Body>) {
-        if let Some(channel) = &mut self.channel {
-            channel.queue(kind, body);
-        }
-    }
-}
-
+/// Serves the control connections of one rank.
 pub(super) struct ControlThread {
-    pub(super) shared: Arc<Shared>,
-    pub(super) links: Vec<Link>,
-    /// What only rank 0 keeps.
-    pub(super) hub: ControlRoot,
-    next_beat: Instant,
-    /// This rank takes no more part in anything.
-    retired: bool,
-    /// When to give up saying goodbye.
-    leaving: Option<Instant>,
-    closing: Option<Instant>,
-    /// The hub left in good order and is gone.
-    orphaned: bool,
-    /// Every rank has been told of a failure.
-    failed: bool,
+    node: ControlLinks,
+    /// State of rank 0; `None` on members.
+    root: Option<ControlRoot>,
+    next_heartbeat: Instant,
+    /// End of the attempts to flush before the thread ends without a word.
+    end_deadline: Option<Instant>,
 }
 
 impl ControlThread {
-    pub(super) fn new(shared: Arc<Shared>) -> ControlThread {
+    pub(super) fn new(
+        shared: Arc<SharedControl>,
+        streams: Vec<(usize, FramedStream)>,
+    ) -> ControlThread {
+        let root = (shared.rank == 0).then(|| ControlRoot::new(shared.peers.len()));
         ControlThread {
-            hub: ControlRoot::new(shared.peers.len()),
-            shared,
-            links: Vec::new(),
-            next_beat: Instant::now(),
-            retired: false,
-            leaving: None,
-            closing: None,
-            orphaned: false,
-            failed: false,
+            node: ControlLinks::new(shared, streams),
+            root,
+            next_heartbeat: Instant::now(),
+            end_deadline: None,
         }
     }
 
-    pub(super) fn add_link(&mut self, rank: usize, channel: FramedStream) {
-        let now = Instant::now();
-        self.links.push(Link {
-            rank,
-            channel: Some(channel),
-            goodbye: false,
-            assembly: Assembly::default(),
-            heard: now,
-            spoke: now,
-            noticed: false,
-        });
+    /// Returns the connections of a thread that could not start.
+    pub(super) fn into_streams(self) -> Vec<FramedStream> {
+        let links = self.node.links.into_iter();
+        links.filter_map(|link| link.stream).collect()
     }
 
-    pub(super) fn is_hub(&self) -> bool {
-        self.shared.rank == 0
-    }
-
+    /// Serves until this rank has left or ended; see [`super`] for the root.
     pub(super) fn run(mut self) {
         block_signals();
         while !self.is_finished() {
-            let ready = self.sleep();
-            // Reading comes before obeying: a failure that has arrived goes first.
-            self.listen(&ready);
-            self.obey();
-            if Instant::now() >= self.next_beat {
-                self.beat();
+            let ready = self.poll();
+            // A failure that has arrived comes before commands of this rank.
+            self.receive(&ready);
+            self.run_commands();
+            if Instant::now() >= self.next_heartbeat {
+                self.heartbeat();
             }
             self.flush();
         }
-        self.shared.state().ended = true;
-        self.shared.changed.notify_all();
+        self.node.shared.state().ended = true;
+        self.node.shared.changed.notify_all();
     }
 
-    /// Waits for news or the next beat. Returns which links have some.
-    fn sleep(&mut self) -> Vec<bool> {
-        let limit = self.next_beat.saturating_duration_since(Instant::now());
-        let ready = {
-            let links = self.links.iter().filter_map(|link| link.channel.as_ref());
-            let links = links.map(|channel| PollFd::new(channel.descriptor(), channel.events()));
-            let wake = PollFd::new(self.shared.wake.1.as_fd(), PollFlags::POLLIN);
-            let mut fds: Vec<PollFd<'_>> = std::iter::once(wake).chain(links).collect();
-            poll_for(&mut fds, limit);
-            let mut polled = fds.iter().skip(1).map(|fd| fd.any().unwrap_or(true));
-            let links = self.links.iter();
-            links
-                .map(|link| link.channel.is_some() && polled.next().unwrap_or(false))
-                .collect()
-        };
-        let mut alarm = [0; 64];
-        while matches!((&self.shared.wake.1).read(&mut alarm), Ok(1..)) {}
+    /// Waits for frames, a command or the next heartbeat. Returns which links are ready.
+    fn poll(&self) -> Vec<bool> {
+        let limit = self
+            .next_heartbeat
+            .saturating_duration_since(Instant::now());
+        let links = &self.node.links;
+        let streams = links.iter().filter_map(|link| link.stream.as_ref());
+        let streams = streams.map(|stream| PollFd::new(stream.descriptor(), stream.events()));
+        let alarm = PollFd::new(self.node.shared.alarm(), PollFlags::POLLIN);
+        let mut fds: Vec<PollFd<'_>> = std::iter::once(alarm).chain(streams).collect();
+        poll_for(&mut fds, limit);
+        let mut polled = fds.iter().skip(1).map(|fd| fd.any().unwrap_or(true));
+        let ready = links
+            .iter()
+            .map(|link| link.stream.is_some() && polled.next().unwrap_or(false))
+            .collect();
+        self.node.shared.clear_alarm();
         ready
     }
 
-    /// Reads what has come on the ready links. Ends are dealt with last: what a rank reported
-    /// before it went, and who else went at the same time, says more than the first end found.
-    fn listen(&mut self, ready: &[bool]) {
+    /// Reads the ready links. Ends of connections come last: the reports that a rank sent before its
+    /// end, and all ends that happened together, explain more than the first end.
+    fn receive(&mut self, ready: &[bool]) {
         let mut ends = Vec::new();
-        for at in (0..self.links.len()).filter(|&at| ready[at]) {
-            let link = &mut self.links[at];
-            let Some(channel) = &mut link.channel else {
+        for at in (0..self.node.links.len()).filter(|&at| ready[at]) {
+            let link = &mut self.node.links[at];
+            let Some(stream) = &mut link.stream else {
                 continue;
             };
             let mut frames = Vec::new();
-            let end = channel.receive(&mut frames);
+            let end = stream.receive(&mut frames);
             if !frames.is_empty() {
-                link.heard = Instant::now();
-                link.noticed = false;
+                link.last_received = Instant::now();
+                link.warned = false;
             }
             for frame in frames {
-                if let Err(error) = self.handle(at, frame) {
+                if let Err(error) = self.handle(at, &frame) {
                     ends.push((at, describe_end(&format!("nonsense: {}", error.message()))));
                 }
             }
-            if let Some(end) = end {
-                ends.push((at, describe_end(&end)));
-            }
+            ends.extend(end.map(|end| (at, describe_end(&end))));
         }
-        self.lose(ends.into_iter());
+        self.node.lose(ends);
     }
 
-    fn handle(&mut self, at: usize, frame: Frame) -> Result<()> {
+    fn handle(&mut self, at: usize, frame: &Frame) -> Result<()> {
+        let node = &mut self.node;
         if frame.kind == ANNOUNCE {
-            let error = read_error(&frame.body)?;
-            self.raise(error);
-            if self.is_hub() {
-                self.tell_all_but(Some(at), ANNOUNCE, &Body::new(frame.body));
+            node.raise(Error::from_bytes(&frame.body)?);
+            if node.is_root() {
+                node.send_all_but(Some(at), ANNOUNCE, &Body::new(frame.body.clone()));
             }
             return Ok(());
         }
-        if self.is_hub() {
-            self.handle_as_hub(at, frame)
-        } else {
-            self.handle_as_leaf(at, frame)
+        match &mut self.root {
+            Some(root) => root.handle(node, at, frame),
+            None => member::handle(node, at, frame),
         }
     }
 
-    /// Connections that are over, or processes that are, with what to say of the rank. Those
-    /// without goodbye are failures.
-    pub(super) fn lose(&mut self, ends: impl Iterator<Item = (usize, String)>) {
-        let mut deaths = Vec::new();
-        for (at, why) in ends {
-            let shared = &self.shared;
-            let link = &mut self.links[at];
-            if link.channel.take().is_none() {
-                continue;
-            }
-            if !link.goodbye {
-                deaths.push(format!("{} {why}", shared.peers[link.rank]));
-            } else if link.rank == 0 {
-                self.orphaned = true;
-                let error = Error::new(
-                    ErrorKind::Remote,
-                    format!(
-                        "{} has left, and with it the control connections",
-                        shared.peers[0]
-                    ),
-                );
-                shared.fail_gather(error);
-            }
-        }
-        // After our own goodbye, the others' ends are none of our business.
-        if !deaths.is_empty() && (self.is_hub() || self.leaving.is_none()) {
-            deaths.sort();
-            self.fail(Error::new(ErrorKind::Remote, deaths.join("; ")));
-        }
-    }
-
-    /// The communicator has failed: here, and everywhere.
-    pub(super) fn fail(&mut self, error: Error) {
-        let body = Body::new(write_error(&error));
-        self.raise(error);
-        self.tell_all_but(None, ANNOUNCE, &body);
-    }
-
-    /// After a rank's own goodbye its fault stays as it is: communicators split from this one
-    /// watch it too. So it does when the rank has retired: only its last meeting ends.
-    fn raise(&mut self, error: Error) {
-        self.failed = true;
-        if self.retired {
-            self.shared.fail_gather(error);
-        } else if self.leaving.is_none() {
-            pass_on(&self.shared.fault, error, self.shared.beat);
-        }
-        self.shared.changed.notify_all();
-    }
-
-    /// Tells the others of a fault that came from elsewhere, from the communicator that this one was
-    /// split from for instance: nobody else here may look at it for a long time.
-    fn report_own(&mut self) {
-        if self.failed || self.retired || self.leaving.is_some() {
-            return;
-        }
-        if let Err(reason) = self.shared.fault.check() {
-            self.failed = true;
-            let told = self.shared.report(&reason);
-            self.tell_all_but(None, ANNOUNCE, &Body::new(write_error(&told)));
-        }
-    }
-
-    pub(super) fn tell_all_but(&mut self, at: Option<usize>, kind: u8, body: &Arc<Body>) {
-        for (_, link) in self
-            .links
-            .iter_mut()
-            .enumerate()
-            .filter(|(i, _)| Some(*i) != at)
-        {
-            link.send(kind, body);
-        }
-    }
-
-    fn obey(&mut self) {
-        let commands = std::mem::take(&mut self.shared.state().commands);
-        for command in commands {
+    fn run_commands(&mut self) {
+        for command in self.node.shared.take_commands() {
             match command {
-                Command::Contribute(numbered, bytes) if self.is_hub() => {
-                    self.contribute(self.shared.rank, numbered, bytes);
+                ControlCommand::Contribute(numbered, bytes) => match &mut self.root {
+                    Some(root) => root.contribute(&mut self.node, 0, numbered, bytes),
+                    None => member::contribute(&mut self.node, numbered, &bytes),
+                },
+                ControlCommand::Announce(error) => self.node.announce(&error),
+                ControlCommand::Close => {
+                    self.node.closed = true;
+                    self.end_calls(CLOSED);
                 }
-                Command::Contribute(numbered, bytes) => self.send_contribution(numbered, &bytes),
-                // What this rank was told, or has told, the others know. What becomes of a rank that
-                // has retired is none of their business.
-                Command::Announce(_) if self.failed || self.retired => {}
-                Command::Announce(error) => {
-                    self.failed = true;
-                    self.tell_all_but(None, ANNOUNCE, &Body::new(write_error(&error)));
+                ControlCommand::Leave => {
+                    self.node.leave_deadline = Some(Instant::now() + CLOSE_TIMEOUT);
+                    self.end_calls(LEFT);
                 }
-                Command::Retire => {
-                    self.retired = true;
-                    // Calls made since the last beat are compared all the same.
-                    self.beat();
-                    self.tell_all_but(None, RETIRED, &Body::new(Vec::new()));
-                    if self.is_hub() {
-                        self.leave_gather(0);
-                    }
-                }
-                Command::Leave => {
-                    self.leaving = Some(Instant::now() + CLOSE_TIMEOUT);
-                    // Calls made since the last beat are compared all the same.
-                    self.beat();
-                    self.tell_all_but(None, GOODBYE, &Body::new(Vec::new()));
-                    if self.is_hub() {
-                        self.leave_gather(0);
-                    }
-                }
-                Command::Close => self.closing = Some(Instant::now() + CLOSE_TIMEOUT),
+                ControlCommand::End => self.end_deadline = Some(Instant::now() + CLOSE_TIMEOUT),
             }
+        }
+    }
+
+    /// Sends that this rank makes no more calls, after a heartbeat with the calls that it made.
+    fn end_calls(&mut self, kind: u8) {
+        self.heartbeat();
+        self.node.send_all(kind, &Body::new(Vec::new()));
+        if let Some(root) = &mut self.root {
+            root.leave_gather(&mut self.node, 0);
         }
     }
 
     fn flush(&mut self) {
-        let mut flushed = true;
-        for channel in self
-            .links
-            .iter_mut()
-            .filter_map(|link| link.channel.as_mut())
+        self.node.streams().for_each(FramedStream::flush);
+        let flushed = self.node.is_flushed();
+        let shared = &self.node.shared;
+        if self.node.closed && flushed && !std::mem::replace(&mut shared.state().closed_sent, true)
         {
-            channel.flush();
-            flushed &= channel.is_flushed();
+            shared.changed.notify_all();
         }
-        if self.retired && flushed && !std::mem::replace(&mut self.shared.state().retired, true) {
-            self.shared.changed.notify_all();
-        }
-        let late = self.leaving.is_some_and(|until| Instant::now() >= until);
-        if self.leaving.is_some() && (flushed || late) {
-            let farewell = std::mem::replace(&mut self.shared.state().farewell, true);
-            if !farewell {
-                self.shared.changed.notify_all();
-                if !self.is_hub() {
-                    let channels = self
-                        .links
-                        .iter_mut()
-                        .filter_map(|link| link.channel.as_mut());
-                    channels.for_each(FramedStream::finish);
-                }
+        if let Some(deadline) = self.node.leave_deadline
+            && (flushed || Instant::now() >= deadline)
+            && !std::mem::replace(&mut shared.state().left_sent, true)
+        {
+            shared.changed.notify_all();
+            if !self.node.is_root() {
+                self.node.streams().for_each(FramedStream::finish);
             }
         }
-        // The next look at whether this is the end must not wait for a beat of a minute.
-        if let Some(until) = self.leaving.or(self.closing)
-            && until > Instant::now()
+        // A heartbeat of a minute must not delay the check of a deadline.
+        if let Some(deadline) = self.node.leave_deadline.or(self.end_deadline)
+            && deadline > Instant::now()
         {
-            self.next_beat = self.next_beat.min(until);
+            self.next_heartbeat = self.next_heartbeat.min(deadline);
         }
     }
 
     fn is_finished(&self) -> bool {
-        let now = Instant::now();
-        let mut channels = self.links.iter().filter_map(|link| link.channel.as_ref());
-        if let Some(until) = self.closing {
-            return now >= until || channels.all(FramedStream::is_flushed);
+        let (now, node) = (Instant::now(), &self.node);
+        if let Some(deadline) = self.end_deadline {
+            return now >= deadline || node.is_flushed();
         }
-        match self.leaving {
+        match node.leave_deadline {
             None => false,
-            Some(_) if self.links.iter().all(|link| link.channel.is_none()) => true,
-            // The hub serves on, unless there is nothing left to watch over.
-            Some(until) if self.is_hub() => {
-                (self.failed || self.shared.fault.is_raised())
-                    && (now >= until || channels.all(FramedStream::is_flushed))
+            Some(_) if node.links.iter().all(|link| link.stream.is_none()) => true,
+            // The root serves on until the communicator has failed.
+            Some(deadline) if node.is_root() => {
+                (node.failed || node.shared.fault.is_raised())
+                    && (now >= deadline || node.is_flushed())
             }
-            Some(until) => now >= until,
+            Some(deadline) => now >= deadline,
         }
     }
 
-    fn beat(&mut self) {
-        self.report_own();
+    /// Sends a heartbeat, and looks up the processes of silent ranks.
+    fn heartbeat(&mut self) {
+        self.node.announce_fault();
         let now = Instant::now();
-        let beat = self.shared.beat;
-        self.next_beat = now + beat;
-        let body = Body::new(if self.is_hub() {
-            self.hub_beat()
-        } else {
-            self.leaf_beat()
+        self.next_heartbeat = now + self.node.shared.heartbeat;
+        let body = Body::new(match &mut self.root {
+            Some(root) => root.heartbeat(&mut self.node),
+            None => member::heartbeat(&self.node),
         });
-        let mut ends = Vec::new();
-        let mut silent = Vec::new();
-        let me = &self.shared.members[self.shared.rank];
-        for (at, link) in self.links.iter_mut().enumerate() {
-            if link.channel.is_none() {
-                continue;
-            }
-            let silence = now.duration_since(link.heard);
-            if silence < SLOW_BEAT.max(10 * beat) || now.duration_since(link.spoke) >= SLOW_BEAT {
-                link.spoke = now;
-                link.send(BEAT, &body);
-            }
-            if silence <= beat + beat / 2 {
-                continue;
-            }
-            let peer = &self.shared.peers[link.rank];
-            match look(me, &self.shared.members[link.rank]) {
-                Fate::Dead(why) => ends.push((at, format!("died: {why}"))),
-                // Nobody waits for it.
-                _ if link.goodbye => {}
-                Fate::Stopped if !link.noticed => {
-                    link.noticed = true;
-                    self.shared.notice.say(&format!(
-                        "{peer} is stopped (state T); calls wait for it until their timeout"
-                    ));
-                }
-                Fate::Alive if !link.noticed && silence >= LONG_SILENCE.max(10 * beat) => {
-                    link.noticed = true;
-                    self.shared.notice.say(&format!(
-                        "{peer} has been silent for {:.1} s; its connection stands",
-                        silence.as_secs_f64()
-                    ));
-                }
-                _ => silent.push(link.rank),
-            }
+        let (silent, ends) = self.check_silence(&body, now);
+        self.node.lose(ends);
+        if let Some(root) = &mut self.root {
+            root.request_lookups(&mut self.node, &silent);
         }
-        self.lose(ends.into_iter());
-        if self.is_hub() {
-            self.ask_about(&silent);
-        }
-        if self.orphaned {
-            self.look_around();
+        if self.node.lost_root {
+            member::find_ended_processes(&self.node);
         }
     }
-}
 
-/// What the end of a connection says about its rank.
-fn describe_end(end: &str) -> String {
-    match end {
-        CLOSED => "died: its control connection closed".into(),
-        UNREACHABLE => "is lost: its host does not answer, it is down or the link is cut".into(),
-        other => format!("died: its control connection ended: {other}"),
+    /// Sends `body` where it is due. Returns silent ranks without an explanation, and the links of
+    /// ranks whose processes have ended.
+    fn check_silence(
+        &mut self,
+        body: &Arc<Body>,
+        now: Instant,
+    ) -> (Vec<usize>, Vec<(usize, String)>) {
+        let (mut silent, mut ends) = (Vec::new(), Vec::new());
+        let shared = &self.node.shared;
+        let heartbeat = shared.heartbeat;
+        let me = &shared.members[shared.rank];
+        for (at, link) in self.node.links.iter_mut().enumerate() {
+            if link.stream.is_none() {
+                continue;
+            }
+            let silence = now.duration_since(link.last_received);
+            if silence < SLOW_HEARTBEAT_INTERVAL.max(10 * heartbeat)
+                || now.duration_since(link.last_heartbeat) >= SLOW_HEARTBEAT_INTERVAL
+            {
+                link.last_heartbeat = now;
+                link.send(HEARTBEAT, body);
+            }
+            if silence <= heartbeat + heartbeat / 2 {
+                continue;
+            }
+            let peer = &shared.peers[link.rank];
+            let warning = match me.state_of(&shared.members[link.rank]) {
+                ProcessState::Ended(why) => {
+                    ends.push((at, format!("died: {why}")));
+                    continue;
+                }
+                // No call waits for a rank that has closed.
+                _ if link.has_closed => continue,
+                ProcessState::Stopped if !link.warned => {
+                    format!("{peer} is stopped (state T); calls wait for it until their timeout")
+                }
+                ProcessState::Running
+                    if !link.warned && silence >= SILENCE_WARNING_TIMEOUT.max(10 * heartbeat) =>
+                {
+                    let silence = silence.as_secs_f64();
+                    format!("{peer} has been silent for {silence:.1} s; its connection stands")
+                }
+                _ => {
+                    silent.push(link.rank);
+                    continue;
+                }
+            };
+            link.warned = true;
+            shared.warnings.warn(&warning);
+        }
+        (silent, ends)
     }
-}
-
-/// The first 8 bytes of a frame about an exchange.
-pub(super) fn read_generation<'a>(body: &'a [u8]) -> Result<(u64, Reader<'a>)> {
-    let mut reader = Reader(body);
-    Ok((reader.u64()?, reader))
 }

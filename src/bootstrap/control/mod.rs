@@ -1,83 +1,84 @@
-//! The control control: every rank holds one proven connection to rank 0, the hub, served by one
-//! thread a process and communicator.
+//! The control plane between processes: every rank holds one authenticated connection to rank 0,
+//! the root. A control thread per process and communicator serves it.
 //!
-//! **Who is gone.** A connection that ends without goodbye is a death; the hub tells all, and the
-//! hub's own end is seen by all. Because the kernel frees memory before it closes files, a large
-//! process can be dead for seconds before its connection ends: a peer that misses two beats is
-//! looked up in /proc, by the hub or by a rank on its host. A stopped process is named once and
-//! is no failure. A link to another host that is cut ends after three seconds without an answer
-//! of its kernel.
+//! **Failures.** A connection that ends before its rank has left is a death. The root announces it to
+//! all ranks; every member sees the root's own end. The kernel frees memory before it closes
+//! sockets, so a large process can be dead for seconds before its connection ends. The root, or a
+//! rank of the same host, therefore looks up in /proc a peer that misses two heartbeats. A stopped
+//! process causes one warning and no failure. A cut link to another host ends after three seconds
+//! without an answer of its kernel.
 //!
-//! **Goodbye.** A rank that leaves says so; what happens to its connection then is no failure. One
-//! that has retired has said as much, and keeps the connection to hear when the others have, too.
-//! When the hub leaves first, its thread goes on serving until every other rank has left too (or
-//! died, or the communicator has failed), so that the others stay watched. If its process ends
-//! meanwhile, the others are left without a hub: that is no failure either, collective calls over
-//! the control fail, and a rank on the same host whose process ends counts as has_left from then
-//! on, since nobody can tell any more whether it said goodbye.
+//! **Leaving.** A leaving rank sends a frame; a later end of its connection is no failure. A rank that
+//! has closed makes no more calls, but keeps its connection to learn when the others have closed.
+//! A root that has left first serves on until every other rank has left or died, or the communicator
+//! has failed. If its process ends meanwhile, the others are without a root, which is no failure
+//! either: collective calls over the control plane fail. A rank of the same host whose process ends
+//! counts as having left from then on, because nobody can tell whether it left in good order.
 
+mod accept_members;
 mod control_thread;
-mod gather;
+mod frames;
+mod links;
 mod member;
 mod root;
+mod shared;
 
-use super::auth::{HandshakeConfig, Listener, Patience, Peer, PeerIdentity, Role, connect_with};
-use super::call_log::{self, CallLog};
-use super::framed_stream::{Body, FramedStream};
+use super::auth::{ConnectionRole, HandshakeConfig, OnRefusal, Peer, PeerIdentity, connect_to_any};
+use super::call_log;
+use super::framed_stream::FramedStream;
 use super::join::{self, PeerTable};
-use super::process::{self, Fate};
 use super::rank_entry::{RankEntry, name_ranks};
 use super::rendezvous_server::{self, MAX_RANKS};
 use super::warning_hook::WarningHook;
-use super::wire::write_error;
-use super::{OutOfBand, PeerInfo, UniqueId, address, keys, pass_on};
+use super::{OutOfBand, PeerInfo, UniqueId, address, keys};
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::Fault;
 use crate::sys::fork::{ForkOwned, ProcessId};
-use crate::sys::process::block_signals;
 use crate::types::SIGNATURE_WORDS;
-use control_thread::{Command, ControlThread, RETIRING, Shared, State};
-use gather::{Told, gather_leaves};
+use accept_members::{FailureReport, accept_members};
+use control_thread::ControlThread;
+use frames::CLOSING;
+use shared::{ControlCommand, ControlState, SharedControl};
 use std::net::SocketAddr;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Most bytes that one rank gives to an [`OutOfBand::all_gather`].
+/// Most bytes that one rank contributes to an [`OutOfBand::all_gather`].
 pub const MAX_CONTRIBUTION: usize = 16 << 20;
 
-/// How long leaving and closing may take.
+/// Longest time that closing and leaving take.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+/// Interval of checks of the fault, which others may raise without waking the waiting thread.
+const FAULT_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The [`OutOfBand`] between processes.
 ///
-/// Dropping it without [`OutOfBand::leave`] looks like a death to the others.
+/// To the other ranks, dropping it without [`OutOfBand::leave`] is a death.
 pub struct ControlPlane {
-    shared: Arc<Shared>,
-    base: keys::Key,
+    shared: Arc<SharedControl>,
+    base: keys::DerivedKey,
     timeout: Duration,
-    turn: Mutex<Turn>,
-    monitor: ForkOwned<Mutex<Option<JoinHandle<()>>>>,
+    sequence: Mutex<GatherSequence>,
+    thread: ForkOwned<Mutex<Option<JoinHandle<()>>>>,
     owner: ProcessId,
 }
 
-/// One all_gather at a time.
+/// Order of this rank's all-gathers: one at a time.
 #[derive(Default)]
-struct Turn {
-    generation: u64,
-    /// Why the ranks are out of step.
+struct GatherSequence {
+    next_generation: u64,
+    /// The error after which the ranks no longer agree on the generation.
     broken: Option<Error>,
-    /// The exchange in which ranks that have retired meet, the last of this rank.
-    retired: Option<u64>,
+    /// Generation of the closing all-gather, the last of this rank.
+    closing: Option<u64>,
     left: bool,
 }
 
 impl ControlPlane {
-    /// Joins the communicator of `id` as `rank` of `nranks`. Returns when all ranks came to the
-    /// meeting and the control connection stands. From then on the control raises `fault` when a
-    /// rank is gone.
+    /// Joins the communicator of `id` as `rank` of `nranks`. Returns when all ranks have joined and
+    /// this rank is connected to the root. From then on `fault` is raised when a rank is gone.
     ///
     /// # Errors
     /// Invalid argument for impossible or doubly taken ranks; mismatch if ranks disagree about
@@ -94,7 +95,7 @@ impl ControlPlane {
         ControlPlane::join_with_warning_hook(id, rank, nranks, config, fault, WarningHook::log())
     }
 
-    /// As [`ControlPlane::join`], with a hook for what is no error.
+    /// Joins as [`ControlPlane::join`] does, with a hook for warnings.
     ///
     /// # Errors
     /// As for [`ControlPlane::join`].
@@ -104,7 +105,7 @@ impl ControlPlane {
         nranks: usize,
         config: &Config,
         fault: Arc<Fault>,
-        notice: WarningHook,
+        warnings: WarningHook,
     ) -> Result<Arc<ControlPlane>> {
         if nranks == 0
             || nranks > MAX_RANKS
@@ -117,66 +118,58 @@ impl ControlPlane {
             )));
         }
         let deadline = Instant::now() + config.init_timeout;
-        // One rank needs nobody. Where the meeting is in another process, going there ends it.
+        let share = |members| SharedControl::new(rank, members, fault.clone(), config, warnings);
+        // A single rank needs no rendezvous. One of another process ends when the rank joins it.
         if nranks == 1 && (id.rank_zero_opens() || rendezvous_server::cancel(id)) {
             let member = RankEntry::this(0, address::for_one_host(), config)?;
             let base = id.key(&keys::random::<32>()?, "communicator");
-            return ControlPlane::alone(member, base, config, fault, notice);
+            let shared = Arc::new(share(vec![member])?);
+            return Ok(ControlPlane::with(shared, base, config, None));
         }
         let PeerTable {
             members,
             salt,
             listener,
-        } = join::meet(id, rank, nranks, config, deadline, &fault)?;
+        } = join::rendezvous(id, rank, nranks, config, deadline, &fault)?;
         let base = id.key(&salt, "communicator");
         if nranks == 1 {
-            let member = members.into_iter().next();
-            let member = member.ok_or_else(|| Error::internal("a table without ranks"))?;
-            return ControlPlane::alone(member, base, config, fault, notice);
+            let shared = Arc::new(share(members)?);
+            return Ok(ControlPlane::with(shared, base, config, None));
         }
-        let me = PeerIdentity {
-            role: Role::Control,
+        let identity = PeerIdentity {
+            role: ConnectionRole::Control,
             rank,
             word: 0,
         };
-        let terms = HandshakeConfig::new(&keys::derive(&base, b"", "control"), me);
-        let links = match listener {
-            Some(listener) => gather_leaves(listener, &members, &terms, deadline, &fault)?,
-            None => vec![(0, reach_hub(&members[0], &terms, deadline, &fault)?)],
+        let handshake = HandshakeConfig::new(&keys::derive(&base, b"", "control"), identity);
+        let peers = match listener {
+            Some(listener) => accept_members(listener, &members, &handshake, deadline, &fault)?,
+            None => vec![(
+                0,
+                connect_to_root(&members[0], &handshake, deadline, &fault)?,
+            )],
         };
-        for (rank, peer) in &links {
-            if members[*rank].info.host_id != members[me.rank].info.host_id {
-                watch_link(peer);
+        for (other, peer) in &peers {
+            if members[*other].info.host_id != members[rank].info.host_id {
+                detect_cut_link(peer);
             }
         }
-        let shared = |members| Shared::new(rank, members, fault, config, notice);
-        let (shared, thread) = begin(rank, members, links, shared)?;
+        let (shared, thread) = start(rank, members, peers, share)?;
         Ok(ControlPlane::with(shared, base, config, Some(thread)))
     }
 
-    fn alone(
-        member: RankEntry,
-        base: keys::Key,
-        config: &Config,
-        fault: Arc<Fault>,
-        notice: WarningHook,
-    ) -> Result<Arc<ControlPlane>> {
-        let shared = Shared::new(0, vec![member], fault, config, notice)?;
-        Ok(ControlPlane::with(Arc::new(shared), base, config, None))
-    }
-
     fn with(
-        shared: Arc<Shared>,
-        base: keys::Key,
+        shared: Arc<SharedControl>,
+        base: keys::DerivedKey,
         config: &Config,
-        monitor: Option<JoinHandle<()>>,
+        thread: Option<JoinHandle<()>>,
     ) -> Arc<ControlPlane> {
         Arc::new(ControlPlane {
             shared,
             base,
             timeout: config.timeout,
-            turn: Mutex::default(),
-            monitor: ForkOwned::new(Mutex::new(monitor)),
+            sequence: Mutex::default(),
+            thread: ForkOwned::new(Mutex::new(thread)),
             owner: ProcessId::this(),
         })
     }
@@ -185,16 +178,13 @@ impl ControlPlane {
         self.shared.peers.len() == 1
     }
 
-    /// Waits for the result of the exchange that was just handed to the monitor.
+    /// Waits for the result of the all-gather that the control thread has just received.
     fn await_result(&self, generation: u64, deadline: Instant) -> Result<Vec<Vec<u8>>> {
         let shared = &self.shared;
         let mut state = shared.state();
         loop {
-            if let Some(outcome) = state
-                .gather
-                .as_mut()
-                .and_then(|gather| gather.outcome.take())
-            {
+            let gather = state.gather.as_mut();
+            if let Some(outcome) = gather.and_then(|gather| gather.outcome.take()) {
                 return outcome;
             }
             shared.fault.check()?;
@@ -206,41 +196,34 @@ impl ControlPlane {
             }
             let now = Instant::now();
             if now >= deadline {
-                let missing = state
-                    .gather
-                    .as_ref()
-                    .and_then(|gather| gather.missing(shared.rank));
+                let gather = state.gather.as_ref();
+                let missing = gather.and_then(|gather| gather.missing(shared.rank));
                 return Err(self.late(generation, missing.as_deref()));
             }
-            // The fault may be raised by others than the monitor, who do not know the condition.
-            let slice = Duration::from_millis(10).min(deadline - now);
-            state = match shared.changed.wait_timeout(state, slice) {
-                Ok((state, _)) => state,
-                Err(poison) => poison.into_inner().0,
-            };
+            let limit = FAULT_POLL_INTERVAL.min(deadline - now);
+            let waited = shared.changed.wait_timeout(state, limit);
+            (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         }
     }
 
-    /// Waits for what the monitor notes when the kernel has it, at most [`CLOSE_TIMEOUT`].
-    fn await_flush(&self, is_flushed: impl Fn(&State) -> bool) {
+    /// Waits until the kernel has taken a frame, at most [`CLOSE_TIMEOUT`].
+    fn await_sent(&self, is_sent: impl Fn(&ControlState) -> bool) {
         let until = Instant::now() + CLOSE_TIMEOUT;
         let mut state = self.shared.state();
-        while !is_flushed(&state) && !state.ended {
+        while !is_sent(&state) && !state.ended {
             let now = Instant::now();
             if now >= until {
                 return;
             }
-            state = match self.shared.changed.wait_timeout(state, until - now) {
-                Ok((state, _)) => state,
-                Err(poison) => poison.into_inner().0,
-            };
+            let waited = self.shared.changed.wait_timeout(state, until - now);
+            (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         }
     }
 
     fn late(&self, generation: u64, missing: Option<&[usize]>) -> Error {
         let peers = &self.shared.peers;
         let who = match missing {
-            None => format!("{} has not said who came; not all ranks", peers[0]),
+            None => format!("{} has not reported who came; not all ranks", peers[0]),
             Some([]) => "not all ranks".to_string(),
             Some([one]) => format!("{} did not come; not all ranks", peers[*one]),
             Some(several) => format!("{} did not come; not all ranks", name_ranks(several)),
@@ -254,10 +237,8 @@ impl ControlPlane {
         )
     }
 
-    fn lock_turn(&self) -> MutexGuard<'_, Turn> {
-        self.turn
-            .lock()
-            .unwrap_or_else(|poison| poison.into_inner())
+    fn sequence(&self) -> MutexGuard<'_, GatherSequence> {
+        self.sequence.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -272,12 +253,12 @@ impl OutOfBand for ControlPlane {
 
     fn all_gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
         self.owner.check()?;
-        let mut turn = self.lock_turn();
+        let mut sequence = self.sequence();
         self.shared.fault.check()?;
-        if let Some(error) = &turn.broken {
+        if let Some(error) = &sequence.broken {
             return Err(error.clone().context("the ranks are out of step"));
         }
-        if turn.left || turn.retired.is_some() {
+        if sequence.left || sequence.closing.is_some() {
             return Err(Error::invalid_usage("this rank has left its communicator"));
         }
         if bytes.len() > MAX_CONTRIBUTION {
@@ -289,14 +270,14 @@ impl OutOfBand for ControlPlane {
         if self.is_alone() {
             return Ok(vec![bytes.to_vec()]);
         }
-        let generation = turn.generation;
-        turn.generation += 1;
+        let generation = sequence.next_generation;
+        sequence.next_generation += 1;
         let deadline = Instant::now() + self.timeout;
         self.shared.start_gather(generation, bytes.to_vec());
         let result = self.await_result(generation, deadline);
         self.shared.state().gather = None;
         if let Err(error) = &result {
-            turn.broken = Some(error.clone());
+            sequence.broken = Some(error.clone());
         }
         result
     }
@@ -305,57 +286,55 @@ impl OutOfBand for ControlPlane {
         if !self.owner.is_this() {
             return;
         }
-        // What was heard of others keeps its grace: it may be what is passed on here.
+        // A failure of another rank keeps its timeout: `reason` may only forward it.
         if !self.shared.fault.is_raised() {
             self.shared.fault.raise(reason.clone());
         }
         self.shared.changed.notify_all();
         if !self.is_alone() {
-            let told = self.shared.report(reason);
-            self.shared.command(Command::Announce(told));
+            let report = self.shared.report(reason);
+            self.shared.command(ControlCommand::Announce(report));
         }
     }
 
     fn log_call(&self, signature: [u64; SIGNATURE_WORDS]) {
         if call_log::is_comparable(&signature) {
-            self.shared.notes().push(signature);
+            self.shared.calls().push(signature);
         }
     }
 
     fn has_left(&self, rank: usize) -> bool {
-        let has_left = self.shared.has_left.get(rank);
-        // SYNC POINT has_left: pairs with the release in the monitor.
-        has_left.is_some_and(|has_left| has_left.load(Ordering::Acquire))
+        self.shared.has_left(rank)
     }
 
     fn key(&self, purpose: &str) -> [u8; 32] {
         keys::derive(&self.base, b"for transports", purpose)
     }
 
-    /// Returns when the word is with the kernel, so that the process may end; at most a second later.
+    /// Returns when the kernel has taken the frame, so that the process may end, or after a second.
     fn close(&self) {
         if !self.owner.is_this() || self.is_alone() {
             return;
         }
         {
-            let mut turn = self.lock_turn();
-            if turn.left || turn.retired.is_some() {
+            let mut sequence = self.sequence();
+            if sequence.left || sequence.closing.is_some() {
                 return;
             }
-            // Its part of the last exchange goes ahead of the word that it takes part in no other.
-            let numbered = turn.generation | RETIRING;
-            self.shared.start_gather(numbered, Vec::new());
-            turn.retired = Some(turn.generation);
-            turn.generation += 1;
+            // The contribution to the closing all-gather goes before the frame that ends all others.
+            let generation = sequence.next_generation;
+            self.shared.start_gather(generation | CLOSING, Vec::new());
+            sequence.closing = Some(generation);
+            sequence.next_generation += 1;
         }
-        self.shared.command(Command::Retire);
-        self.await_flush(|state| state.retired);
+        self.shared.command(ControlCommand::Close);
+        self.await_sent(|state| state.closed_sent);
     }
 
     fn wait_closed(&self) -> Result<()> {
         self.owner.check()?;
-        let retired = self.lock_turn().retired;
-        match retired {
+        let closing = self.sequence().closing;
+        match closing {
             Some(generation) => {
                 let deadline = Instant::now() + self.timeout;
                 self.await_result(generation, deadline).map(drop)
@@ -364,38 +343,37 @@ impl OutOfBand for ControlPlane {
         }
     }
 
-    /// Returns when the goodbye is with the kernel, so that the process may end; at most a
-    /// second later.
+    /// Returns when the kernel has taken the frame, so that the process may end, or after a second.
     fn leave(&self) {
         if !self.owner.is_this() {
             return;
         }
         {
-            let mut turn = self.lock_turn();
-            if std::mem::replace(&mut turn.left, true) || self.is_alone() {
+            let mut sequence = self.sequence();
+            if std::mem::replace(&mut sequence.left, true) || self.is_alone() {
                 return;
             }
         }
-        self.shared.command(Command::Leave);
-        self.await_flush(|state| state.farewell);
+        self.shared.command(ControlCommand::Leave);
+        self.await_sent(|state| state.left_sent);
     }
 }
 
 impl Drop for ControlPlane {
     fn drop(&mut self) {
         if !self.owner.is_this() {
-            // A forked child: the thread and the connections are its parent's.
+            // In a forked child: thread and connections belong to the parent.
             return;
         }
-        let left = self.lock_turn().left;
-        let monitor = self.monitor.lock().map(|mut monitor| monitor.take());
-        let Ok(Some(monitor)) = monitor else { return };
+        let left = self.sequence().left;
+        let thread = self.thread.lock().map(|mut thread| thread.take());
+        let Ok(Some(thread)) = thread else { return };
         if !left {
-            self.shared.command(Command::Close);
+            self.shared.command(ControlCommand::End);
         }
-        // The hub's thread serves on until the others have left; all others end within CLOSE_TIMEOUT.
-        if !left || self.shared.rank != 0 || monitor.is_finished() {
-            let _ = monitor.join();
+        // The root's thread serves until the others have left; all others end within CLOSE_TIMEOUT.
+        if !left || self.shared.rank != 0 || thread.is_finished() {
+            let _ = thread.join();
         }
     }
 }
@@ -409,76 +387,73 @@ impl std::fmt::Debug for ControlPlane {
     }
 }
 
-/// Starts the thread that serves the control connections. The others hear why that fails: without a
-/// word, they would take this rank for dead.
-fn begin(
+/// A control thread, and the state that it shares.
+type Started = (Arc<SharedControl>, JoinHandle<()>);
+
+/// Starts the thread that serves the connections to `peers`. The other ranks receive the error if
+/// that fails: without it, they would report that this rank has died.
+fn start(
     rank: usize,
     members: Vec<RankEntry>,
-    links: Vec<(usize, Peer)>,
-    share: impl FnOnce(Vec<RankEntry>) -> Result<Shared>,
-) -> Result<(Arc<Shared>, JoinHandle<()>)> {
+    peers: Vec<(usize, Peer)>,
+    share: impl FnOnce(Vec<RankEntry>) -> Result<SharedControl>,
+) -> Result<Started> {
     let who = format!("{} reports", members[rank].info);
-    let mut channels = Vec::with_capacity(links.len());
-    for (rank, peer) in links {
-        channels.push((rank, FramedStream::new(peer)?));
-    }
-    let (error, channels) = match share(members) {
-        Ok(shared) => match start_monitor(Arc::new(shared), channels) {
+    let streams = peers.into_iter();
+    let streams = streams.map(|(rank, peer)| (rank, FramedStream::new(peer)));
+    let streams: Vec<(usize, FramedStream)> = streams.collect();
+    let (error, streams) = match share(members) {
+        Ok(shared) => match spawn(Arc::new(shared), streams) {
             Ok(started) => return Ok(started),
             Err(failed) => failed,
         },
-        Err(error) => (error, channels),
+        Err(error) => {
+            let streams = streams.into_iter().map(|(_, stream)| stream);
+            (error, streams.collect())
+        }
     };
-    let mut told = Told::new(&error.clone().context(who));
-    for (_, channel) in channels {
-        told.tell_on(channel);
-    }
-    told.hang_up();
+    let mut report = FailureReport::new(&error.clone().context(who));
+    streams.into_iter().for_each(|stream| report.send(stream));
+    report.finish();
     Err(error)
 }
 
-/// Connections by rank.
-type FramedStreams = Vec<(usize, FramedStream)>;
-
-/// If there is no thread, the connections come back.
-fn start_monitor(
-    shared: Arc<Shared>,
-    channels: FramedStreams,
-) -> std::result::Result<(Arc<Shared>, JoinHandle<()>), (Error, FramedStreams)> {
-    let mut monitor = ControlThread::new(shared.clone());
-    for (rank, channel) in channels {
-        monitor.add_link(rank, channel);
-    }
-    // What a thread that does not start was to run is lost.
-    let monitor = Arc::new(Mutex::new(Some(monitor)));
+/// Spawns the control thread. Returns the connections if there is no thread.
+fn spawn(
+    shared: Arc<SharedControl>,
+    streams: Vec<(usize, FramedStream)>,
+) -> std::result::Result<Started, (Error, Vec<FramedStream>)> {
+    let control = ControlThread::new(shared.clone(), streams);
+    // A closure that is not spawned is lost, and everything that it owns.
+    let control = Arc::new(Mutex::new(Some(control)));
     let take = |from: &Mutex<Option<ControlThread>>| {
-        let mut monitor = from.lock().unwrap_or_else(PoisonError::into_inner);
-        monitor.take()
+        let mut control = from.lock().unwrap_or_else(PoisonError::into_inner);
+        control.take()
     };
-    let given = monitor.clone();
+    let given = control.clone();
     std::thread::Builder::new()
-        .name("cinch-monitor".into())
+        .name("cinch-control".into())
         .stack_size(256 << 10)
         .spawn(move || take(&given).map_or((), ControlThread::run))
         .map(|thread| (shared, thread))
         .map_err(|cause| {
-            let links = take(&monitor).map_or(Vec::new(), |monitor| monitor.links);
-            let links = links.into_iter();
-            let channels = links.filter_map(|link| Some((link.rank, link.channel?)));
-            let error = Error::system("cannot start the control thread", cause);
-            (error, channels.collect())
+            let streams = take(&control).map_or(Vec::new(), ControlThread::into_streams);
+            (
+                Error::system("cannot start the control thread", cause),
+                streams,
+            )
         })
 }
 
-fn reach_hub(
-    hub: &RankEntry,
-    terms: &HandshakeConfig,
+fn connect_to_root(
+    root: &RankEntry,
+    config: &HandshakeConfig,
     deadline: Instant,
     fault: &Fault,
 ) -> Result<Peer> {
-    let address = SocketAddr::new(hub.info.address, hub.control_port);
-    let name = || format!("the control connection to {}", hub.info);
-    let peer = connect_with(address, terms, Patience::None, deadline, fault)
+    let address = SocketAddr::new(root.info.address, root.control_port);
+    let name = || format!("the control connection to {}", root.info);
+    let peer = connect_to_any(&[address], config, OnRefusal::Fail, deadline, fault)
         .map_err(|error| error.context(name()))?;
     if peer.rank != 0 {
         let error = Error::internal(format!("rank {} answered", peer.rank));
@@ -487,34 +462,15 @@ fn reach_hub(
     Ok(peer)
 }
 
-/// What can be said here about the process of `member`.
-fn look(me: &RankEntry, member: &RankEntry) -> Fate {
-    if is_this_process(me, member) || !is_visible(me, member) {
-        return Fate::Alive;
-    }
-    process::fate(member.info.pid, member.start_time)
-}
-
-fn is_this_process(me: &RankEntry, member: &RankEntry) -> bool {
-    member.info.process_id == me.info.process_id
-}
-
-/// Whether /proc shows the process of `member` here.
-fn is_visible(me: &RankEntry, member: &RankEntry) -> bool {
-    member.info.host_id == me.info.host_id
-        && member.pid_namespace == me.pid_namespace
-        && member.start_time != 0
-}
-
 /// Ends a connection whose link is cut after 3 s, blocked or idle. Only between hosts: the kernel
-/// counts a full buffer as cut too, and on one host a stopped process would look like that.
-fn watch_link(peer: &Peer) {
+/// counts a full buffer as cut too, which a stopped process of this host has.
+fn detect_cut_link(peer: &Peer) {
     use nix::sys::socket::{setsockopt, sockopt};
-    let _ = setsockopt(&peer.stream, sockopt::KeepAlive, &true);
-    let _ = setsockopt(&peer.stream, sockopt::TcpKeepIdle, &1);
-    let _ = setsockopt(&peer.stream, sockopt::TcpKeepInterval, &1);
-    let _ = setsockopt(&peer.stream, sockopt::TcpKeepCount, &3);
-    let _ = setsockopt(&peer.stream, sockopt::TcpUserTimeout, &3000);
+    let _ = setsockopt(&peer.socket, sockopt::KeepAlive, &true);
+    let _ = setsockopt(&peer.socket, sockopt::TcpKeepIdle, &1);
+    let _ = setsockopt(&peer.socket, sockopt::TcpKeepInterval, &1);
+    let _ = setsockopt(&peer.socket, sockopt::TcpKeepCount, &3);
+    let _ = setsockopt(&peer.socket, sockopt::TcpUserTimeout, &3000);
 }
 
 #[cfg(test)]

@@ -1,269 +1,262 @@
-//! What rank 0 does for the others: collects exchanges, compares notes, passes on news.
+//! The control thread of rank 0: completes all-gathers, compares calls, forwards reports.
 
-use super::control_thread::*;
-use super::member::write_parts;
-use super::*;
-use crate::bootstrap::call_log::CallOrderChecker;
+use super::MAX_CONTRIBUTION;
+use super::frames::*;
+use super::links::ControlLinks;
+use crate::bootstrap::call_log::{self, CallOrderChecker};
 use crate::bootstrap::framed_stream::Frame;
-use crate::bootstrap::wire::{Reader, Writer, damaged};
+use crate::error::{Error, ErrorKind, Result};
+use crate::types::SIGNATURE_WORDS;
+use crate::wire::{Damaged, Reader, Writer};
+use std::time::Instant;
 
-/// State of the hub. Idle on other ranks.
+/// State of the root.
 pub(super) struct ControlRoot {
-    ledger: CallOrderChecker,
-    /// The exchange that is being collected.
+    call_order: CallOrderChecker,
+    /// The all-gather that is being collected.
     generation: u64,
-    parts: Vec<Option<Part>>,
-    /// Why no exchange will complete any more.
+    contributions: Vec<Option<Contribution>>,
+    /// Why no later all-gather can complete.
     broken: Option<Error>,
-    asked: Instant,
+    /// When members were last asked to look up silent ranks of their hosts.
+    last_lookup: Instant,
 }
 
-/// What one rank gives to an exchange.
+/// A rank's part of an all-gather.
 #[derive(Clone)]
-struct Part {
+struct Contribution {
     bytes: Vec<u8>,
-    /// Whether it comes because it has retired: whoever exchanges something is not to take it for an answer.
-    retires: bool,
+    /// Whether the rank closes: its part is no answer for ranks that exchange something.
+    closes: bool,
 }
 
 impl ControlRoot {
     pub(super) fn new(nranks: usize) -> ControlRoot {
         ControlRoot {
-            ledger: CallOrderChecker::new(),
+            call_order: CallOrderChecker::new(),
             generation: 0,
-            parts: vec![None; nranks],
+            contributions: vec![None; nranks],
             broken: None,
-            asked: Instant::now(),
+            last_lookup: Instant::now(),
         }
     }
-}
 
-impl ControlThread {
-    pub(super) fn handle_as_hub(&mut self, at: usize, frame: Frame) -> Result<()> {
-        let rank = self.links[at].rank;
+    /// Handles a frame of the member on the connection at index `at`.
+    pub(super) fn handle(
+        &mut self,
+        node: &mut ControlLinks,
+        at: usize,
+        frame: &Frame,
+    ) -> Result<()> {
+        let rank = node.links[at].rank;
         let mut reader = Reader(&frame.body);
         match frame.kind {
-            BEAT => {
+            HEARTBEAT => {
                 let count = usize::from(reader.u8()?);
                 for _ in 0..count.min(call_log::KEPT) {
-                    let mut words = [0; SIGNATURE_WORDS];
-                    for word in &mut words {
-                        *word = reader.u64()?;
-                    }
-                    self.compare(rank, words);
+                    self.compare(node, rank, reader.take()?);
                 }
-                reader.end()
+                reader.end()?;
             }
             CONTRIBUTION => {
                 let limit = MAX_CONTRIBUTION as u64;
-                if let Some((numbered, bytes)) = self.links[at].assembly.add(&frame.body, limit)? {
-                    self.contribute(rank, numbered, bytes);
+                let whole = node.links[at].assembly.add(&frame.body, limit)?;
+                if let Some((numbered, bytes)) = whole {
+                    self.contribute(node, rank, numbered, bytes);
                 }
-                Ok(())
             }
-            RETIRED => {
-                self.see_off(at);
-                reader.end()
+            CLOSED => {
+                self.note_closed(node, at);
+                reader.end()?;
             }
-            GOODBYE => {
-                self.see_off(at);
-                // The rank has sent its last byte and waits for us to hang up.
-                self.links[at].channel = None;
-                Ok(())
+            LEFT => {
+                self.note_closed(node, at);
+                // The rank has sent its last byte and waits until the root closes the connection.
+                node.links[at].stream = None;
             }
-            _ => Err(damaged()),
+            _ => return Err(Damaged.into()),
         }
+        Ok(())
     }
 
-    /// A rank takes no more part: what happens to its connection is no failure from here on.
-    fn see_off(&mut self, at: usize) {
-        let link = &mut self.links[at];
+    /// Notes that a member makes no more calls: the end of its connection is no failure any more.
+    fn note_closed(&mut self, node: &mut ControlLinks, at: usize) {
+        let link = &mut node.links[at];
         let rank = link.rank;
-        if !std::mem::replace(&mut link.goodbye, true) {
-            let mut writer = Writer::default();
-            writer.u32(rank as u32);
-            self.tell_all_but(Some(at), DEPARTED, &Body::new(writer.0));
-            self.leave_gather(rank);
+        if !std::mem::replace(&mut link.has_closed, true) {
+            node.send_all_but(Some(at), HAS_LEFT, &rank_body(rank));
+            self.leave_gather(node, rank);
         }
     }
 
-    fn compare(&mut self, rank: usize, words: [u64; SIGNATURE_WORDS]) {
-        let disagreement = self.hub.ledger.enter(rank, words, &self.shared.peers);
+    fn compare(&mut self, node: &mut ControlLinks, rank: usize, words: [u64; SIGNATURE_WORDS]) {
+        let disagreement = self.call_order.enter(rank, words, &node.shared.peers);
         if let Some(error) = disagreement
-            && !self.shared.fault.is_raised()
+            && !node.shared.fault.is_raised()
         {
-            self.fail(error);
+            node.fail(error);
         }
     }
 
-    /// The hub's beat: who has come to the exchange under way.
-    pub(super) fn hub_beat(&mut self) -> Vec<u8> {
-        let fresh = self.shared.notes().take();
+    /// Returns the heartbeat of the root: the ranks that have contributed to the all-gather under
+    /// way.
+    pub(super) fn heartbeat(&mut self, node: &mut ControlLinks) -> Vec<u8> {
+        let rank = node.shared.rank;
+        let fresh = node.shared.calls().take();
         for words in fresh {
-            self.compare(self.shared.rank, words);
+            self.compare(node, rank, words);
         }
         let mut writer = Writer::default();
-        let here: Vec<bool> = self.hub.parts.iter().map(Option::is_some).collect();
-        if here.contains(&true) {
-            writer.u64(self.hub.generation);
-            for eight in here.chunks(8) {
-                let bits = eight
-                    .iter()
-                    .enumerate()
-                    .map(|(bit, &here)| u8::from(here) << bit);
+        let present = self.present();
+        if present.contains(&true) {
+            writer.u64(self.generation);
+            for eight in present.chunks(8) {
+                let bits = eight.iter().enumerate();
+                let bits = bits.map(|(bit, &here)| u8::from(here) << bit);
                 writer.u8(bits.sum());
             }
-            let mut state = self.shared.state();
-            if let Some(gather) = &mut state.gather
-                && gather.generation == self.hub.generation
-            {
-                gather.present = here;
-            }
+            let generation = self.generation;
+            node.shared
+                .update_present(generation, |known| *known = present);
         }
         writer.0
     }
 
-    pub(super) fn contribute(&mut self, rank: usize, numbered: u64, bytes: Vec<u8>) {
-        let (generation, retires) = (numbered & !RETIRING, numbered & RETIRING != 0);
-        if let Some(error) = self.hub.broken.clone() {
-            // The others were told when it broke.
-            return self.fail_gather_of(rank, generation, error);
+    fn present(&self) -> Vec<bool> {
+        self.contributions.iter().map(Option::is_some).collect()
+    }
+
+    fn is_begun(&self) -> bool {
+        self.contributions.iter().any(Option::is_some)
+    }
+
+    /// Adds a contribution, and completes or fails the all-gather if it is the last one.
+    pub(super) fn contribute(
+        &mut self,
+        node: &mut ControlLinks,
+        rank: usize,
+        numbered: u64,
+        bytes: Vec<u8>,
+    ) {
+        let (generation, closes) = (numbered & !CLOSING, numbered & CLOSING != 0);
+        if let Some(error) = self.broken.clone() {
+            // The other ranks received the error when it happened.
+            return fail_gather_of(node, rank, generation, error);
         }
-        if generation != self.hub.generation {
+        if generation != self.generation {
             let error = Error::internal(format!(
                 "{} is at exchange {generation}, the others at {}",
-                self.shared.peers[rank], self.hub.generation
+                node.shared.peers[rank], self.generation
             ));
-            self.hub.broken = Some(error.clone());
-            self.fail_gather(self.hub.generation, &error);
-            return self.fail_gather_of(rank, generation, error);
+            self.broken = Some(error.clone());
+            fail_gather(node, self.generation, &error);
+            return fail_gather_of(node, rank, generation, error);
         }
-        self.hub.parts[rank] = Some(Part { bytes, retires });
-        // The hub's own user may be waiting for an exchange that others have completed it for.
-        self.mark_present(rank, generation);
-        if let Some(absent) = self.departed_absentee().or(self.retired_among_others()) {
-            let error = self.break_gather(absent);
-            self.fail_gather(generation, &error);
-        } else if self.hub.parts.iter().all(Option::is_some) {
-            self.complete();
-        }
-    }
-
-    fn mark_present(&self, rank: usize, generation: u64) {
-        let mut state = self.shared.state();
-        if let Some(gather) = &mut state.gather
-            && gather.generation == generation
-        {
-            match rank == self.shared.rank {
-                // Others may have come before.
-                true => gather.present = self.hub.parts.iter().map(Option::is_some).collect(),
-                false => gather.present[rank] = true,
-            }
+        self.contributions[rank] = Some(Contribution { bytes, closes });
+        // The root's own thread may have contributed after other ranks.
+        let is_own = rank == node.shared.rank;
+        let present = self.present();
+        node.shared
+            .update_present(generation, |known| match is_own {
+                true => *known = present,
+                false => known[rank] = true,
+            });
+        if let Some(absent) = self.left_rank(node).or(self.closing_rank()) {
+            let error = self.break_gather(node, absent);
+            fail_gather(node, generation, &error);
+        } else if self.contributions.iter().all(Option::is_some) {
+            self.complete(node);
         }
     }
 
-    fn complete(&mut self) {
-        let generation = self.hub.generation;
-        self.hub.generation += 1;
-        let parts = self.hub.parts.iter_mut().filter_map(Option::take);
-        let parts: Vec<Vec<u8>> = parts.map(|part| part.bytes).collect();
-        let total: u64 = parts.iter().map(|part| part.len() as u64 + 4).sum();
-        let mut pieces = Vec::new();
-        write_parts(&parts, |piece| {
-            let mut writer = Writer::default();
-            writer.u64(generation).u64(total).bytes(piece);
-            pieces.push(Body::new(writer.0));
+    fn complete(&mut self, node: &mut ControlLinks) {
+        let generation = self.generation;
+        self.generation += 1;
+        let contributions = self.contributions.iter_mut().filter_map(Option::take);
+        let contributions: Vec<Vec<u8>> = contributions.map(|one| one.bytes).collect();
+        let lengths = contributions.iter().map(|bytes| bytes.len() as u64 + 4);
+        let total: u64 = lengths.sum();
+        write_contributions(&contributions, |bytes| {
+            node.send_all(RESULT, &piece(generation, total, bytes));
         });
-        for piece in &pieces {
-            self.tell_all_but(None, RESULT, piece);
-        }
-        self.shared.finish_gather(generation, Ok(parts));
+        node.shared.finish_gather(generation, Ok(contributions));
     }
 
-    /// A rank has left: exchanges that lack it will never complete.
-    pub(super) fn leave_gather(&mut self, rank: usize) {
-        self.shared.depart(rank);
-        let begun = self.hub.parts.iter().any(Option::is_some);
-        if begun && self.hub.broken.is_none() && self.hub.parts[rank].is_none() {
-            let error = self.break_gather(rank);
-            self.fail_gather(self.hub.generation, &error);
+    /// Notes that a rank takes part in no later all-gather: those that lack it never complete.
+    pub(super) fn leave_gather(&mut self, node: &mut ControlLinks, rank: usize) {
+        node.shared.set_left(rank);
+        if self.is_begun() && self.broken.is_none() && self.contributions[rank].is_none() {
+            let error = self.break_gather(node, rank);
+            fail_gather(node, self.generation, &error);
         }
     }
 
-    fn departed_absentee(&self) -> Option<usize> {
-        let begun = self.hub.broken.is_none() && self.hub.parts.iter().any(Option::is_some);
-        (0..self.hub.parts.len())
-            .find(|&rank| begun && self.hub.parts[rank].is_none() && self.shared.is_departed(rank))
+    /// Returns a rank that has left without contributing to the all-gather under way.
+    fn left_rank(&self, node: &ControlLinks) -> Option<usize> {
+        let begun = self.broken.is_none() && self.is_begun();
+        let mut ranks = 0..self.contributions.len();
+        ranks
+            .find(|&rank| begun && self.contributions[rank].is_none() && node.shared.has_left(rank))
     }
 
-    /// A rank that has retired where others exchange something.
-    fn retired_among_others(&self) -> Option<usize> {
-        let retires = |part: &Option<Part>| part.as_ref().map(|part| part.retires);
-        let kinds = || self.hub.parts.iter().map(retires);
-        let others_do = kinds().any(|kind| kind == Some(false));
-        kinds().position(|kind| others_do && kind == Some(true))
+    /// Returns a rank that closes while other ranks exchange something.
+    fn closing_rank(&self) -> Option<usize> {
+        let closes = |one: &Option<Contribution>| one.as_ref().map(|one| one.closes);
+        let kinds = || self.contributions.iter().map(closes);
+        let others_exchange = kinds().any(|kind| kind == Some(false));
+        kinds().position(|kind| others_exchange && kind == Some(true))
     }
 
-    fn break_gather(&mut self, rank: usize) -> Error {
+    fn break_gather(&mut self, node: &ControlLinks, rank: usize) -> Error {
         let error = Error::new(
             ErrorKind::Remote,
             format!(
                 "{} left before it took part in exchange {}",
-                self.shared.peers[rank], self.hub.generation
+                node.shared.peers[rank], self.generation
             ),
         );
-        self.hub.broken = Some(error.clone());
-        self.hub.parts.iter_mut().for_each(|part| *part = None);
+        self.broken = Some(error.clone());
+        self.contributions.iter_mut().for_each(|one| *one = None);
         error
     }
 
-    fn fail_gather(&mut self, generation: u64, error: &Error) {
-        self.tell_all_but(None, GATHER_FAILED, &failed_gather(generation, error));
-        self.shared.finish_gather(generation, Err(error.clone()));
-    }
-
-    /// The same for `rank` alone.
-    fn fail_gather_of(&mut self, rank: usize, generation: u64, error: Error) {
-        if rank == self.shared.rank {
-            return self.shared.finish_gather(generation, Err(error));
-        }
-        let body = failed_gather(generation, &error);
-        let mut links = self.links.iter_mut();
-        if let Some(link) = links.find(|link| link.rank == rank) {
-            link.send(GATHER_FAILED, &body);
-        }
-    }
-
-    /// Ranks on other hosts that are silent: those who share a host with them may know more.
-    pub(super) fn ask_about(&mut self, silent: &[usize]) {
-        let hosts = |rank: usize| self.shared.peers[rank].host_id;
-        let far: Vec<usize> = silent
-            .iter()
-            .copied()
-            .filter(|&rank| hosts(rank) != hosts(0))
+    /// Asks members to look up silent ranks of their hosts, which the root cannot see.
+    pub(super) fn request_lookups(&mut self, node: &mut ControlLinks, silent: &[usize]) {
+        let peers = &node.shared.peers;
+        let remote = silent.iter().copied();
+        let remote: Vec<usize> = remote
+            .filter(|&rank| peers[rank].host_id != peers[0].host_id)
             .collect();
-        if far.is_empty() || self.hub.asked.elapsed() < 2 * self.shared.beat {
+        if remote.is_empty() || self.last_lookup.elapsed() < 2 * node.shared.heartbeat {
             return;
         }
-        self.hub.asked = Instant::now();
-        for rank in far {
-            let mut writer = Writer::default();
-            writer.u32(rank as u32);
-            let body = Body::new(writer.0);
-            let shared = &self.shared;
-            let host = shared.peers[rank].host_id;
-            let near = self.links.iter_mut().filter(|link| {
+        self.last_lookup = Instant::now();
+        for rank in remote {
+            let body = rank_body(rank);
+            let host = peers[rank].host_id;
+            let neighbours = node.links.iter_mut().filter(|link| {
                 link.rank != rank
                     && !silent.contains(&link.rank)
-                    && shared.peers[link.rank].host_id == host
+                    && peers[link.rank].host_id == host
             });
-            near.for_each(|link| link.send(SILENT, &body));
+            neighbours.for_each(|link| link.send(SILENT, &body));
         }
     }
 }
 
-fn failed_gather(generation: u64, error: &Error) -> Arc<Body> {
-    let mut writer = Writer::default();
-    writer.u64(generation).bytes(&write_error(error));
-    Body::new(writer.0)
+/// Fails the all-gather `generation` on all ranks.
+fn fail_gather(node: &mut ControlLinks, generation: u64, error: &Error) {
+    node.send_all(GATHER_FAILED, &failed_gather(generation, error));
+    node.shared.finish_gather(generation, Err(error.clone()));
+}
+
+/// Fails the all-gather `generation` on `rank` alone.
+fn fail_gather_of(node: &mut ControlLinks, rank: usize, generation: u64, error: Error) {
+    if rank == node.shared.rank {
+        return node.shared.finish_gather(generation, Err(error));
+    }
+    let body = failed_gather(generation, &error);
+    if let Some(link) = node.links.iter_mut().find(|link| link.rank == rank) {
+        link.send(GATHER_FAILED, &body);
+    }
 }

@@ -1,6 +1,9 @@
 use super::*;
+use crate::bootstrap::auth::Listener;
 use crate::bootstrap::call_log::tests::call;
+use crate::bootstrap::framed_stream::Body;
 use crate::types::Collective;
+use crate::wire::Wire;
 
 fn config(timeout: f64) -> Config {
     Config {
@@ -14,10 +17,10 @@ fn config(timeout: f64) -> Config {
 
 struct World {
     faults: Vec<Arc<Fault>>,
-    stars: Vec<Arc<ControlPlane>>,
+    planes: Vec<Arc<ControlPlane>>,
 }
 
-/// Ranks as threads of this process, over real sockets.
+/// Joins ranks as threads of this process, over real sockets.
 fn world(nranks: usize, config: &Config) -> World {
     let id = UniqueId::create_for_one_host(config).unwrap();
     let faults: Vec<Arc<Fault>> = (0..nranks).map(|_| Fault::new()).collect();
@@ -28,7 +31,7 @@ fn world(nranks: usize, config: &Config) -> World {
         config,
     );
     World {
-        stars: joins.into_iter().map(Result::unwrap).collect(),
+        planes: joins.into_iter().map(Result::unwrap).collect(),
         faults,
     }
 }
@@ -57,7 +60,7 @@ fn join_all(
 fn on_all<T: Send>(world: &World, act: impl Fn(&ControlPlane) -> T + Sync) -> Vec<T> {
     std::thread::scope(|scope| {
         let threads: Vec<_> = world
-            .stars
+            .planes
             .iter()
             .map(|control| scope.spawn(|| act(control)))
             .collect();
@@ -68,7 +71,7 @@ fn on_all<T: Send>(world: &World, act: impl Fn(&ControlPlane) -> T + Sync) -> Ve
     })
 }
 
-/// Waits for what other threads do soon.
+/// Waits until other threads have made `condition` true.
 fn eventually(what: &str, condition: impl Fn() -> bool) {
     let until = Instant::now() + Duration::from_secs(10);
     while !condition() {
@@ -78,9 +81,9 @@ fn eventually(what: &str, condition: impl Fn() -> bool) {
 }
 
 #[test]
-fn everybody_knows_everybody_and_gathers_big_and_empty() {
+fn joined_ranks_know_each_other_and_gather_all_sizes() {
     let world = world(4, &config(60.0));
-    for (rank, control) in world.stars.iter().enumerate() {
+    for (rank, control) in world.planes.iter().enumerate() {
         assert_eq!((control.rank(), control.peers().len()), (rank, 4));
         assert!(
             control
@@ -91,10 +94,10 @@ fn everybody_knows_everybody_and_gathers_big_and_empty() {
         );
         assert_eq!(control.peers()[0].process_id, control.peers()[3].process_id);
         assert!(control.peers()[2].address.is_loopback());
-        assert_eq!(control.key("tcp"), world.stars[0].key("tcp"));
+        assert_eq!(control.key("tcp"), world.planes[0].key("tcp"));
         assert_ne!(control.key("tcp"), control.key("shm"));
     }
-    for size in [0usize, 1, 1000, MAX_PART_TEST, 5 << 20] {
+    for size in [0usize, 1, 1000, frames::MAX_PIECE, 5 << 20] {
         let part = |rank: usize| -> Vec<u8> {
             let bytes = if rank == 2 { 0 } else { size + rank };
             (0..bytes).map(|at| (at * (rank + 3) % 253) as u8).collect()
@@ -112,7 +115,7 @@ fn everybody_knows_everybody_and_gathers_big_and_empty() {
     on_all(&world, |control| {
         (0..50).for_each(|_| control.barrier().unwrap())
     });
-    let control = &world.stars[1];
+    let control = &world.planes[1];
     let big = control
         .all_gather(&vec![0; MAX_CONTRIBUTION + 1])
         .unwrap_err();
@@ -121,17 +124,15 @@ fn everybody_knows_everybody_and_gathers_big_and_empty() {
     assert!(world.faults.iter().all(|fault| !fault.is_raised()));
 }
 
-const MAX_PART_TEST: usize = super::member::MAX_PART;
-
 #[test]
-fn one_rank_needs_no_thread_and_ends_its_meeting() {
+fn single_rank_needs_no_thread_and_ends_its_rendezvous() {
     let config = config(60.0);
     let id = UniqueId::create_for_one_host(&config).unwrap();
     let control = ControlPlane::join(&id, 0, 1, &config, Fault::new()).unwrap();
     assert_eq!(control.all_gather(b"me").unwrap(), [b"me".to_vec()]);
     control.barrier().unwrap();
     control.leave();
-    eventually("the meeting ends", || {
+    eventually("the rendezvous ends", || {
         ControlPlane::join(&id, 0, 2, &config, Fault::new())
             .is_err_and(|error| error.message().contains("used up"))
     });
@@ -142,18 +143,18 @@ fn one_rank_needs_no_thread_and_ends_its_meeting() {
 }
 
 #[test]
-fn an_id_serves_once() {
+fn id_serves_one_communicator() {
     let config = config(60.0);
     let id = UniqueId::create_for_one_host(&config).unwrap();
     let faults = [Fault::new(), Fault::new()];
-    let stars = join_all(&id, &[(0, 2), (1, 2)], &faults, &config);
-    assert!(stars.iter().all(Result::is_ok));
+    let planes = join_all(&id, &[(0, 2), (1, 2)], &faults, &config);
+    assert!(planes.iter().all(Result::is_ok));
     let error = ControlPlane::join(&id, 0, 2, &config, Fault::new()).unwrap_err();
     assert!(error.message().contains("used up"), "{error}");
 }
 
 #[test]
-fn impossible_meetings_are_explained_to_everybody() {
+fn impossible_rendezvous_is_an_error_on_all_ranks() {
     let config = config(60.0);
     let me = std::process::id().to_string();
     for (claims, kind, words) in [
@@ -186,7 +187,7 @@ fn impossible_meetings_are_explained_to_everybody() {
 }
 
 #[test]
-fn those_who_do_not_come_are_named() {
+fn missing_ranks_of_a_rendezvous_are_named() {
     let config = Config {
         init_timeout: Duration::from_secs(1),
         ..config(60.0)
@@ -201,7 +202,7 @@ fn those_who_do_not_come_are_named() {
 }
 
 #[test]
-fn a_meeting_that_nobody_came_to_says_so() {
+fn rendezvous_without_ranks_reports_it_to_late_ranks() {
     let config = Config {
         init_timeout: Duration::from_millis(200),
         ..config(60.0)
@@ -214,12 +215,12 @@ fn a_meeting_that_nobody_came_to_says_so() {
     };
     let error = ControlPlane::join(&id, 1, 2, &patient, Fault::new()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Timeout);
-    let words = "no rank came to the meeting within 0.2 s (CINCH_INIT_TIMEOUT)";
+    let words = "no rank came to the rendezvous within 0.2 s (CINCH_INIT_TIMEOUT)";
     assert!(error.message().contains(words), "{error}");
 }
 
 #[test]
-fn a_known_address_needs_no_id_and_serves_again() {
+fn known_address_serves_several_communicators() {
     let config = config(60.0);
     let port = std::net::TcpListener::bind("127.0.0.1:0")
         .unwrap()
@@ -230,20 +231,17 @@ fn a_known_address_needs_no_id_and_serves_again() {
     let mut keys = Vec::new();
     for _ in 0..2 {
         let faults = [Fault::new(), Fault::new(), Fault::new()];
-        let stars = join_all(&id, &[(2, 3), (0, 3), (1, 3)], &faults, &config);
-        let stars: Vec<_> = stars.into_iter().map(Result::unwrap).collect();
-        keys.push(stars[0].key("tcp"));
-        stars.iter().for_each(|control| control.leave());
+        let planes = join_all(&id, &[(2, 3), (0, 3), (1, 3)], &faults, &config);
+        let planes: Vec<_> = planes.into_iter().map(Result::unwrap).collect();
+        keys.push(planes[0].key("tcp"));
+        planes.iter().for_each(|control| control.leave());
     }
-    assert_ne!(
-        keys[0], keys[1],
-        "keys are of a communicator, not of a secret"
-    );
+    assert_ne!(keys[0], keys[1], "each communicator has its own keys");
 }
 
-/// Each host has its own idea of what rank 0's name means.
+/// Ranks of several hosts resolve the name of rank 0's host to different addresses.
 #[test]
-fn ranks_meet_although_they_know_rank_zero_by_different_addresses() {
+fn ranks_with_different_addresses_of_rank_zero_join() {
     let config = config(60.0);
     let port = {
         let socket = std::net::TcpListener::bind("127.0.0.3:0").unwrap();
@@ -258,7 +256,7 @@ fn ranks_meet_although_they_know_rank_zero_by_different_addresses() {
     };
     let ids = [of(&[3, 2]), of(&[4, 2]), of(&[3])];
     let faults = [(); 3].map(|()| Fault::new());
-    let stars: Vec<_> = std::thread::scope(|scope| {
+    let planes: Vec<_> = std::thread::scope(|scope| {
         let config = &config;
         let threads: Vec<_> = ids
             .iter()
@@ -275,24 +273,24 @@ fn ranks_meet_although_they_know_rank_zero_by_different_addresses() {
     });
     let worlds = World {
         faults: faults.into(),
-        stars,
+        planes,
     };
     on_all(&worlds, |control| control.barrier().unwrap());
-    worlds.stars.iter().for_each(|control| control.leave());
+    worlds.planes.iter().for_each(|control| control.leave());
 }
 
 #[test]
-fn a_reason_reaches_all_with_its_kind_and_its_reporter() {
+fn announced_error_reaches_all_ranks_with_kind_and_reporter() {
     for reporter in [0, 2] {
         let world = world(3, &config(60.0));
         let waiting = std::thread::scope(|scope| {
-            let other = &world.stars[1];
+            let other = &world.planes[1];
             let waiting = scope.spawn(|| other.barrier());
             let reason = Error::new(ErrorKind::Mismatch, "apples and pears");
-            world.stars[reporter].announce(&reason);
+            world.planes[reporter].announce(&reason);
             waiting.join().unwrap()
         });
-        let reporter_name = world.stars[0].peers()[reporter].to_string();
+        let reporter_name = world.planes[0].peers()[reporter].to_string();
         assert_eq!(waiting.unwrap_err().kind(), ErrorKind::Mismatch);
         eventually("all know", || {
             world.faults.iter().all(|fault| fault.is_raised())
@@ -312,15 +310,15 @@ fn leaving_in_any_order_is_no_failure() {
     for order in [[0, 1, 2], [2, 1, 0], [1, 0, 2]] {
         let world = world(3, &config(60.0));
         on_all(&world, |control| control.barrier().unwrap());
-        let mut stars: Vec<_> = world.stars.into_iter().map(Some).collect();
+        let mut planes: Vec<_> = world.planes.into_iter().map(Some).collect();
         let mut gone = Vec::new();
         for leaver in order {
-            let control = stars[leaver].take().unwrap();
+            let control = planes[leaver].take().unwrap();
             control.leave();
             drop(control);
             gone.push(leaver);
-            for control in stars.iter().flatten() {
-                eventually("goodbyes arrive", || {
+            for control in planes.iter().flatten() {
+                eventually("the leaving arrives", || {
                     gone.iter().all(|&rank| control.has_left(rank))
                 });
                 assert!(!control.has_left(control.rank()));
@@ -331,12 +329,12 @@ fn leaving_in_any_order_is_no_failure() {
 }
 
 #[test]
-fn waiting_for_a_rank_that_left_is_an_error() {
+fn barrier_with_a_rank_that_left_is_an_error() {
     for leaver in [0, 1] {
         let world = world(3, &config(60.0));
-        world.stars[leaver].leave();
+        world.planes[leaver].leave();
         for control in world
-            .stars
+            .planes
             .iter()
             .filter(|control| control.rank() != leaver)
         {
@@ -347,18 +345,18 @@ fn waiting_for_a_rank_that_left_is_an_error() {
                 "{error}"
             );
         }
-        let own = world.stars[leaver].barrier().unwrap_err();
+        let own = world.planes[leaver].barrier().unwrap_err();
         assert_eq!(own.kind(), ErrorKind::InvalidUsage);
         assert!(world.faults.iter().all(|fault| !fault.is_raised()));
     }
 }
 
 #[test]
-fn dropping_without_goodbye_is_a_death() {
+fn drop_without_leaving_is_a_death() {
     for victim in [0, 1] {
-        let World { faults, mut stars } = world(3, &config(60.0));
-        let name = stars[0].peers()[victim].to_string();
-        drop(stars.remove(victim));
+        let World { faults, mut planes } = world(3, &config(60.0));
+        let name = planes[0].peers()[victim].to_string();
+        drop(planes.remove(victim));
         for fault in faults
             .iter()
             .enumerate()
@@ -378,29 +376,29 @@ fn dropping_without_goodbye_is_a_death() {
 }
 
 #[test]
-fn the_hub_watches_over_the_others_after_its_goodbye() {
-    let World { faults, mut stars } = world(3, &config(60.0));
-    let hub = stars.remove(0);
-    hub.leave();
-    drop(hub);
-    drop(stars.remove(0));
-    eventually("rank 2 hears of rank 1", || faults[2].is_raised());
+fn root_that_has_left_still_reports_deaths() {
+    let World { faults, mut planes } = world(3, &config(60.0));
+    let root = planes.remove(0);
+    root.leave();
+    drop(root);
+    drop(planes.remove(0));
+    eventually("rank 2 learns of rank 1", || faults[2].is_raised());
     assert!(faults[2].reason().unwrap().message().contains("rank 1 ("));
     assert!(!faults[0].is_raised(), "rank 0 had left");
 }
 
 #[test]
-fn calls_that_differ_are_found_without_data() {
+fn different_calls_without_data_are_found() {
     for (a, b) in [(0, 2), (1, 2)] {
         let world = world(3, &config(60.0));
-        for control in &world.stars {
+        for control in &world.planes {
             control.log_call(call(Collective::AllReduce, 0, 77));
             control.log_call(call(Collective::SendRecv, 1, control.rank() as u64));
         }
         std::thread::sleep(Duration::from_millis(200));
         assert!(world.faults.iter().all(|fault| !fault.is_raised()));
-        world.stars[a].log_call(call(Collective::AllReduce, 1, 1000));
-        world.stars[b].log_call(call(Collective::Broadcast, 1, 1024));
+        world.planes[a].log_call(call(Collective::AllReduce, 1, 1000));
+        world.planes[b].log_call(call(Collective::Broadcast, 1, 1024));
         eventually("all know", || {
             world.faults.iter().all(|fault| fault.is_raised())
         });
@@ -420,11 +418,11 @@ fn calls_that_differ_are_found_without_data() {
 }
 
 #[test]
-fn late_ranks_are_named_by_all() {
+fn late_rank_is_named_on_all_ranks() {
     let world = world(3, &config(0.4));
     let results: Vec<_> = std::thread::scope(|scope| {
         let threads = [0, 1].map(|rank| {
-            let control = &world.stars[rank];
+            let control = &world.planes[rank];
             scope.spawn(|| control.barrier())
         });
         threads.map(|thread| thread.join().unwrap()).into()
@@ -435,7 +433,7 @@ fn late_ranks_are_named_by_all() {
         assert!(error.message().contains("rank 2 ("), "{error}");
     }
     assert!(
-        world.stars[1]
+        world.planes[1]
             .barrier()
             .unwrap_err()
             .message()
@@ -443,31 +441,31 @@ fn late_ranks_are_named_by_all() {
     );
 }
 
-/// Which ranks have come a leaf knows from the hub's beats alone: before the first it blames none.
+/// A member knows from the root's heartbeats alone which ranks have contributed.
 #[test]
-fn who_is_late_is_not_guessed() {
+fn late_rank_is_not_guessed_before_a_heartbeat() {
     let config = Config {
         heartbeat: Duration::from_secs(5),
         ..config(0.2)
     };
     let world = world(3, &config);
-    // The beat of the beginning says nothing of the exchange.
+    // The first heartbeat comes before the all-gather.
     std::thread::sleep(Duration::from_millis(100));
-    // Rank 1 has come when rank 0 comes, and between the beats.
-    let [first, second] = [1, 0].map(|rank| world.stars[rank].barrier().unwrap_err());
+    // Rank 1 contributes before rank 0, and between two heartbeats.
+    let [first, second] = [1, 0].map(|rank| world.planes[rank].barrier().unwrap_err());
     assert!(first.message().starts_with("rank 0 ("), "{first}");
     assert!(
-        first.message().contains(" has not said who came"),
+        first.message().contains(" has not reported who came"),
         "{first}"
     );
     assert!(second.message().starts_with("rank 2 ("), "{second}");
 }
 
 #[test]
-fn a_fault_of_ones_own_ends_the_wait() {
+fn raised_fault_ends_a_barrier() {
     let world = world(2, &config(60.0));
     let error = std::thread::scope(|scope| {
-        let control = &world.stars[1];
+        let control = &world.planes[1];
         let waiting = scope.spawn(|| control.barrier());
         world.faults[1].raise(Error::new(ErrorKind::Aborted, "enough"));
         waiting.join().unwrap().unwrap_err()
@@ -476,19 +474,19 @@ fn a_fault_of_ones_own_ends_the_wait() {
 }
 
 #[test]
-fn a_fault_from_elsewhere_is_told_with_the_next_beat() {
+fn raised_fault_is_announced_with_the_next_heartbeat() {
     for victim in [0, 1] {
         let world = world(3, &config(60.0));
         world.faults[victim].raise(Error::new(ErrorKind::Internal, "enough"));
-        let name = world.stars[0].peers()[victim].to_string();
+        let name = world.planes[0].peers()[victim].to_string();
         for (rank, fault) in world.faults.iter().enumerate() {
-            eventually("all hear", || fault.is_raised());
-            let told = if rank == victim {
+            eventually("all know", || fault.is_raised());
+            let expected = if rank == victim {
                 "enough".to_string()
             } else {
                 format!("{name} reports: enough")
             };
-            assert_eq!(fault.reason().unwrap().message(), told);
+            assert_eq!(fault.reason().unwrap().message(), expected);
         }
     }
 }
@@ -504,28 +502,28 @@ fn sixty_four_ranks_join() {
     on_all(&world, ControlPlane::leave);
 }
 
-/// The meeting of a process that lacks descriptors for a moment.
+/// Serves a rendezvous in a process that lacks descriptors for a moment.
 #[test]
-fn a_meeting_waits_for_descriptors_and_does_not_spin() {
-    use crate::bootstrap::auth::tests::stranger;
+fn rendezvous_without_descriptors_waits_and_does_not_spin() {
+    use crate::bootstrap::auth::tests::unauthenticated_peer;
     use crate::sys::fork::tests::{limit_descriptors, processor_time};
     assert!(crate::sys::fork::tests::in_child(|| {
         let config = config(60.0);
         let id = UniqueId::create_for_one_host(&config).unwrap();
-        let come = stranger(id.addresses()[0]);
+        let connect = unauthenticated_peer(id.addresses()[0]);
         let limit = limit_descriptors(3);
-        come();
+        connect();
         let spent = processor_time(|| std::thread::sleep(Duration::from_millis(600)));
         limit_descriptors(limit);
         let faults = [Fault::new(), Fault::new()];
-        let stars = join_all(&id, &[(0, 2), (1, 2)], &faults, &config);
-        stars.iter().all(Result::is_ok) && spent < Duration::from_millis(200)
+        let planes = join_all(&id, &[(0, 2), (1, 2)], &faults, &config);
+        planes.iter().all(Result::is_ok) && spent < Duration::from_millis(200)
     }));
 }
 
-/// Rank 1 reaches the meeting, and can come no further. The others would wait for it for 20 s.
+/// Rank 1 reaches the server and cannot register. The others would wait for it for 20 s.
 #[test]
-fn the_others_hear_of_a_rank_that_cannot_register() {
+fn rank_that_cannot_register_fails_all_ranks_at_once() {
     let good = config(60.0);
     let bad = Config {
         interface: Some("=no-such-interface".into()),
@@ -533,15 +531,15 @@ fn the_others_hear_of_a_rank_that_cannot_register() {
     };
     let join =
         |id, rank, config| ControlPlane::join(id, rank, 3, config, Fault::new()).unwrap_err();
-    let check = |own: &Error, told: [Error; 2]| {
+    let check = |own: &Error, received: [Error; 2]| {
         assert_eq!(own.kind(), ErrorKind::InvalidArgument, "{own}");
-        for error in told {
+        for error in received {
             let words = error.message();
             assert!(words.starts_with("rank 1 (host "), "{words}");
             assert!(words.ends_with(own.message()), "{words}");
         }
     };
-    // At the same time, and one after the other.
+    // Ranks join at the same time, then in turn.
     let id = UniqueId::create_for_one_host(&good).unwrap();
     let (join, good, id) = (&join, &good, &id);
     std::thread::scope(|scope| {
@@ -554,75 +552,67 @@ fn the_others_hear_of_a_rank_that_cannot_register() {
     check(&own, [join(id, 0, good), join(id, 2, good)]);
 }
 
-/// The meeting's thread had to wait for a processor until a rank's time was up.
+/// The server waits for a core until the deadline of a rank has passed.
 #[test]
-fn a_verdict_that_is_late_is_heard() {
+fn late_refusal_is_received() {
     let deadline = Instant::now() + Duration::from_secs(5);
     let (mut listener, at) = Listener::bind(address::for_one_host()).unwrap();
     let id = crate::bootstrap::id::assemble(0, &[5; 32], &[1; 16], &[at]);
-    let verdict = Error::new(ErrorKind::Timeout, "rank 0 of 2 did not come");
-    let heard = std::thread::scope(|scope| {
-        let guest = scope.spawn(|| {
+    let failure = Error::new(ErrorKind::Timeout, "rank 0 of 2 did not come");
+    let received = std::thread::scope(|scope| {
+        let joining = scope.spawn(|| {
             let fault = Fault::new();
-            join::meet(&id, 1, 2, &config(60.0), deadline, &fault).map(drop)
+            join::rendezvous(&id, 1, 2, &config(60.0), deadline, &fault).map(drop)
         });
-        let me = PeerIdentity {
-            role: Role::Meeting,
-            rank: 0,
-            word: 0,
-        };
-        let terms = HandshakeConfig::new(&id.key(b"", "meeting"), me);
+        let handshake = rendezvous_server::handshake(&id, 0);
         let fault = Fault::new();
-        let peer = listener.accept_until(&terms, deadline, &fault).unwrap();
-        let mut channel = FramedStream::new(peer.unwrap()).unwrap();
-        channel.exchange(deadline, &fault).unwrap();
+        let peer = listener.accept_until(&handshake, deadline, &fault).unwrap();
+        let mut stream = FramedStream::new(peer.unwrap());
+        stream.exchange(deadline, &fault).unwrap();
         std::thread::sleep(deadline - Instant::now() + Duration::from_millis(20));
-        channel.queue(
-            rendezvous_server::REFUSED,
-            &Body::new(write_error(&verdict)),
-        );
-        channel.flush();
-        guest.join().unwrap()
+        stream.queue(rendezvous_server::REFUSED, &Body::new(failure.to_bytes()));
+        stream.flush();
+        joining.join().unwrap()
     });
-    assert_eq!(heard.unwrap_err(), verdict);
+    assert_eq!(received.unwrap_err(), failure);
 }
 
 #[test]
-fn ranks_that_have_retired_may_vanish_and_meet_once_more() {
+fn closed_ranks_may_end_and_wait_for_each_other() {
     let mut world = world(4, &config(60.0));
-    world.stars[2].close();
-    let refused = world.stars[2].barrier();
+    world.planes[2].close();
+    let refused = world.planes[2].barrier();
     assert!(refused.is_err_and(|error| error.kind() == ErrorKind::InvalidUsage));
     eventually("the others know", || {
         world
-            .stars
+            .planes
             .iter()
             .enumerate()
             .all(|(rank, control)| rank == 2 || control.has_left(2))
     });
-    // Without goodbye.
-    drop(world.stars.remove(2));
+    // The rank ends without leaving.
+    drop(world.planes.remove(2));
     std::thread::sleep(Duration::from_millis(300));
     assert!(world.faults.iter().all(|fault| !fault.is_raised()));
     on_all(&world, |control| {
         control.close();
         control.wait_closed().unwrap();
     });
-    drop(world.stars.remove(0));
+    drop(world.planes.remove(0));
     on_all(&world, ControlPlane::leave);
     assert!(world.faults.iter().all(|fault| !fault.is_raised()));
 }
 
-/// The hub's process has ended, and its connections with it.
+/// The root's process has ended, and its connections with it.
 #[test]
-fn a_rank_that_retires_last_waits_for_nobody() {
+fn close_without_a_root_returns_at_once() {
     let mut world = world(2, &config(60.0));
-    let hub = world.stars.remove(0);
-    hub.close();
-    drop(hub);
-    let last = &world.stars[0];
+    let root = world.planes.remove(0);
+    root.close();
+    drop(root);
+    let last = &world.planes[0];
     eventually("the other has left", || last.has_left(0));
-    // Until it is seen that nothing more comes from there.
+    // Until the last rank has seen the end of the connection.
     std::thread::sleep(Duration::from_millis(300));
     let begin = Instant::now();
     last.close();
@@ -631,20 +621,20 @@ fn a_rank_that_retires_last_waits_for_nobody() {
     assert!(begin.elapsed() < Duration::from_secs(10));
 }
 
-/// Its part is of the same number as theirs, and empty.
+/// The contribution of a closing rank has the generation of the others' and is empty.
 #[test]
-fn a_rank_that_retires_answers_no_exchange() {
+fn closing_rank_fails_all_gathers_of_the_others() {
     for (gone, is_first) in [(0, true), (0, false), (1, true), (1, false)] {
         let world = world(3, &config(60.0));
         let exchanges = |control: &ControlPlane| {
             let error = control.all_gather(b"a part").unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Remote, "{error}");
-            let who = format!("{} left", world.stars[gone].peers()[gone]);
+            let who = format!("{} left", world.planes[gone].peers()[gone]);
             assert!(error.message().contains(&who), "{error}");
         };
         std::thread::scope(|scope| {
             let (leaver, others) = {
-                let mut others: Vec<_> = world.stars.iter().collect();
+                let mut others: Vec<_> = world.planes.iter().collect();
                 (others.remove(gone), others)
             };
             if is_first {
@@ -656,12 +646,12 @@ fn a_rank_that_retires_answers_no_exchange() {
             let exchanging: Vec<_> = exchanging.collect();
             if !is_first {
                 let came = || {
-                    let state = world.stars[0].shared.state();
+                    let state = world.planes[0].shared.state();
                     let present = state.gather.as_ref().map(|gather| gather.present.clone());
                     present.is_some_and(|present| present.iter().filter(|&&here| here).count() == 2)
                 };
                 match gone {
-                    // Only a hub that takes part in an exchange notes who has come.
+                    // Only a root that waits for an all-gather notes who has contributed.
                     0 => std::thread::sleep(Duration::from_millis(100)),
                     _ => eventually("the others exchange", came),
                 }

@@ -1,22 +1,51 @@
-//! The loops over blocks; what differs between scalar and vector form is a [`Part`].
+//! Loops over blocks. [`BlockLoops`] holds the inner loops, in scalar and in vector form.
 
 use super::super::pack::{code_bytes, load, load_part, put, store, store_part, take};
 use super::super::simd::{Kernel, Lanes, WIDEST, abs_bits, load_part as load_floats};
 use super::super::stats::scan_slowly;
-use super::super::wire::{read_scale, write_scale};
+use super::super::wire::{read_number, write_number};
 use super::super::{EncodeStats, Random};
-use super::{BlockFormat, Numbers};
-use std::marker::PhantomData;
+use super::{BlockFormat, Draws, Numbers};
 
 /// Bits of infinity: magnitudes from here up are not finite.
 const INFINITE: u32 = 0x7f80_0000;
 
-/// The inner loops of one block. Implementations are `#[inline(always)]`.
-trait Part<F: BlockFormat> {
-    /// Bits of the largest magnitude (NaN above infinity), and the sum of squares if asked for.
-    fn scan<const SQUARES: bool>(&self, x: &[f32]) -> (u32, f64);
-    fn fit(&self, x: &[f32]) -> Numbers;
-    /// Encodes; what is drawn is for the first element of `x`.
+/// Elements that are scanned and encoded together under a tensor scale, so that the scanned elements
+/// are still in the first-level cache when they are encoded.
+const PIECE: usize = 256;
+
+/// Result of one pass over a block.
+#[derive(Clone, Copy)]
+struct Scan {
+    /// Bits of the largest magnitude; NaN counts above infinity.
+    max_bits: u32,
+    /// Sum of squares; 0 if it was not requested.
+    squares: f64,
+}
+
+impl Scan {
+    #[inline(always)]
+    fn is_finite(self) -> bool {
+        self.max_bits < INFINITE
+    }
+
+    /// Adds the block `x` to the statistics; a block with a non-finite element is scanned again.
+    #[inline(always)]
+    fn record(self, stats: &mut EncodeStats, x: &[f32]) {
+        if self.is_finite() {
+            stats.abs_max = stats.abs_max.max(f32::from_bits(self.max_bits));
+            stats.sum_squares += self.squares;
+        } else {
+            stats.merge(&scan_slowly(x));
+        }
+    }
+}
+
+/// Inner loops over the elements of one block. Implementations are `#[inline(always)]`.
+trait BlockLoops<F: BlockFormat> {
+    fn scan<const SQUARES: bool>(&self, x: &[f32]) -> Scan;
+    fn fit(&self, x: &[f32], largest: f32) -> Numbers;
+    /// Encodes finite elements; `random` belongs to the first element of `x`.
     fn encode<const DRAW: bool>(
         &self,
         x: &[f32],
@@ -27,15 +56,15 @@ trait Part<F: BlockFormat> {
     fn decode<const REDUCE: bool>(&self, codes: &[u8], decoder: F::Decoder, dst: &mut [f32]);
 }
 
-/// Encodes a span.
-pub(super) struct Encode<'a, F> {
-    pub format: PhantomData<F>,
+/// Encodes a span, block by block.
+pub(super) struct EncodeBlocks<'a, F> {
+    pub format: &'a F,
     pub block: usize,
     /// Number of the span's first block in the chunk.
     pub first_block: usize,
     /// Number of the span's first element in the chunk.
     pub first: usize,
-    /// What is drawn, if anything is.
+    /// Random numbers of the chunk, if rounding is stochastic.
     pub random: Option<Random>,
     pub src: &'a [f32],
     pub codes: &'a mut [u8],
@@ -43,57 +72,62 @@ pub(super) struct Encode<'a, F> {
     pub stats: Option<&'a mut EncodeStats>,
 }
 
-impl<F: BlockFormat> Kernel for Encode<'_, F> {
+impl<F: BlockFormat> Kernel for EncodeBlocks<'_, F> {
     type Output = ();
 
     fn scalar(self) {
-        self.run(ScalarPart);
+        let loops = ScalarLoops {
+            format: self.format,
+        };
+        self.run(loops);
     }
 
     #[inline(always)]
     fn vector<L: Lanes>(self, lanes: L) {
-        self.run(VectorPart { lanes });
+        let loops = VectorLoops::new(self.format, lanes);
+        self.run(loops);
     }
 }
 
-impl<F: BlockFormat> Encode<'_, F> {
+impl<F: BlockFormat> EncodeBlocks<'_, F> {
     #[inline(always)]
-    fn run<P: Part<F>>(self, part: P) {
-        match self.stats.is_some() {
-            true => self.blocks::<P, true>(part),
-            false => self.blocks::<P, false>(part),
+    fn run<P: BlockLoops<F>>(self, loops: P) {
+        if self.stats.is_some() {
+            self.blocks::<P, true>(loops);
+        } else {
+            self.blocks::<P, false>(loops);
         }
     }
 
     #[inline(always)]
-    fn blocks<P: Part<F>, const STATS: bool>(self, part: P) {
+    fn blocks<P: BlockLoops<F>, const STATS: bool>(self, loops: P) {
         let mut stats = EncodeStats::default();
         let codes = self.codes.chunks_mut(code_bytes(self.block, F::BITS));
         for (index, (x, codes)) in self.src.chunks(self.block).zip(codes).enumerate() {
-            let (max_bits, squares) = part.scan::<STATS>(x);
-            let finite = max_bits < INFINITE;
-            if STATS && finite {
-                stats.abs_max = stats.abs_max.max(f32::from_bits(max_bits));
-                stats.sum_squares += squares;
-            } else if STATS {
-                stats.merge(&scan_slowly(x));
+            let scan = loops.scan::<STATS>(x);
+            if STATS {
+                scan.record(&mut stats, x);
             }
-            let numbers = match finite {
-                true => part.fit(x),
-                false => [f32::NAN; 2],
+            let numbers = if scan.is_finite() {
+                loops.fit(x, f32::from_bits(scan.max_bits))
+            } else {
+                [f32::NAN; 2]
             };
             for (which, &number) in numbers[..F::NUMBERS].iter().enumerate() {
                 let at = (self.first_block + index) * F::NUMBERS + which;
-                write_scale(self.numbers, at, number);
+                write_number(self.numbers, at, number);
             }
-            let encoder = F::encoder(numbers);
+            if !scan.is_finite() || F::is_zero(numbers) {
+                codes.fill(0);
+                continue;
+            }
             match self.random {
-                _ if !finite => codes.fill(0),
-                Some(random) => {
+                Some(random) if !matches!(F::DRAWS, Draws::Never) => {
                     let random = random.from(self.first + index * self.block);
-                    part.encode::<true>(x, encoder, random, codes);
+                    loops.encode::<true>(x, F::encoder(numbers), random, codes);
                 }
-                None => part.encode::<false>(x, encoder, Random::default(), codes),
+                _ if F::needs_scalar(numbers) => encode_scalar(self.format, x, numbers, codes),
+                _ => loops.encode::<false>(x, F::encoder(numbers), Random::NONE, codes),
             }
         }
         if let Some(total) = self.stats {
@@ -102,9 +136,101 @@ impl<F: BlockFormat> Encode<'_, F> {
     }
 }
 
+/// Encodes a span under a scale that the caller gives for the whole chunk.
+pub(super) struct EncodeTensor<'a, F> {
+    pub format: &'a F,
+    pub scale: f32,
+    pub starts_chunk: bool,
+    pub src: &'a [f32],
+    pub codes: &'a mut [u8],
+    /// The number of the chunk; empty if the chunk is.
+    pub number: &'a mut [u8],
+    pub stats: Option<&'a mut EncodeStats>,
+}
+
+impl<F: BlockFormat> Kernel for EncodeTensor<'_, F> {
+    type Output = ();
+
+    fn scalar(self) {
+        let loops = ScalarLoops {
+            format: self.format,
+        };
+        self.run(loops);
+    }
+
+    #[inline(always)]
+    fn vector<L: Lanes>(self, lanes: L) {
+        let loops = VectorLoops::new(self.format, lanes);
+        self.run(loops);
+    }
+}
+
+impl<F: BlockFormat> EncodeTensor<'_, F> {
+    #[inline(always)]
+    fn run<P: BlockLoops<F>>(self, loops: P) {
+        if self.stats.is_some() {
+            self.pieces::<P, true>(loops);
+        } else {
+            self.pieces::<P, false>(loops);
+        }
+    }
+
+    #[inline(always)]
+    fn pieces<P: BlockLoops<F>, const STATS: bool>(self, loops: P) {
+        let mut stats = EncodeStats::default();
+        let scale = self.scale;
+        // A scale that is negative or not finite poisons the chunk, as a non-finite element does.
+        let is_usable = scale.is_finite() && scale >= 0.0;
+        let mut is_poisoned = !is_usable;
+        let numbers = [scale, 0.0];
+        let encoder = F::encoder(numbers);
+        let codes = self.codes.chunks_mut(code_bytes(PIECE, F::BITS));
+        for (x, codes) in self.src.chunks(PIECE).zip(codes) {
+            let scan = loops.scan::<STATS>(x);
+            if STATS {
+                scan.record(&mut stats, x);
+                if is_usable && (!scan.is_finite() || f32::from_bits(scan.max_bits) > scale) {
+                    let is_beyond = |&&x: &&f32| x.is_finite() && x.abs() > scale;
+                    stats.saturated += x.iter().filter(is_beyond).count() as u64;
+                }
+            }
+            is_poisoned |= !scan.is_finite();
+            if !is_usable || F::is_zero(numbers) {
+                codes.fill(0);
+            } else if !scan.is_finite() || F::needs_scalar(numbers) {
+                encode_scalar(self.format, x, numbers, codes);
+            } else {
+                loops.encode::<false>(x, encoder, Random::NONE, codes);
+            }
+        }
+        // A chunk that an earlier span poisoned stays poisoned.
+        if !self.number.is_empty() {
+            if is_poisoned {
+                write_number(self.number, 0, f32::NAN);
+            } else if self.starts_chunk {
+                write_number(self.number, 0, scale);
+            }
+        }
+        if let Some(total) = self.stats {
+            total.merge(&stats);
+        }
+    }
+}
+
+/// Encodes any elements in scalar form; a non-finite element gets the code of 0.
+#[cold]
+fn encode_scalar<F: BlockFormat>(format: &F, x: &[f32], numbers: Numbers, codes: &mut [u8]) {
+    let encoder = F::encoder(numbers);
+    codes.fill(0);
+    for (i, &x) in x.iter().enumerate() {
+        let x = if x.is_finite() { x } else { 0.0 };
+        put(F::BITS, codes, i, format.code(encoder, x));
+    }
+}
+
 /// Decodes a span into `dst`, or adds it to `dst`.
-pub(super) struct Decode<'a, F, const REDUCE: bool> {
-    pub format: PhantomData<F>,
+pub(super) struct DecodeBlocks<'a, F, const REDUCE: bool> {
+    pub format: &'a F,
     pub block: usize,
     pub first_block: usize,
     pub codes: &'a [u8],
@@ -112,52 +238,67 @@ pub(super) struct Decode<'a, F, const REDUCE: bool> {
     pub dst: &'a mut [f32],
 }
 
-impl<F: BlockFormat, const REDUCE: bool> Kernel for Decode<'_, F, REDUCE> {
+impl<F: BlockFormat, const REDUCE: bool> Kernel for DecodeBlocks<'_, F, REDUCE> {
     type Output = ();
 
     fn scalar(self) {
-        self.run(ScalarPart);
+        let loops = ScalarLoops {
+            format: self.format,
+        };
+        self.run(loops);
     }
 
     #[inline(always)]
     fn vector<L: Lanes>(self, lanes: L) {
-        self.run(VectorPart { lanes });
+        let loops = VectorLoops::new(self.format, lanes);
+        self.run(loops);
     }
 }
 
-impl<F: BlockFormat, const REDUCE: bool> Decode<'_, F, REDUCE> {
+impl<F: BlockFormat, const REDUCE: bool> DecodeBlocks<'_, F, REDUCE> {
     #[inline(always)]
-    fn run<P: Part<F>>(self, part: P) {
+    fn run<P: BlockLoops<F>>(self, loops: P) {
         let codes = self.codes.chunks(code_bytes(self.block, F::BITS));
         for (index, (codes, dst)) in codes.zip(self.dst.chunks_mut(self.block)).enumerate() {
             let mut numbers = [0.0; 2];
             for (which, number) in numbers[..F::NUMBERS].iter_mut().enumerate() {
                 let at = (self.first_block + index) * F::NUMBERS + which;
-                *number = read_scale(self.numbers, at);
+                *number = read_number(self.numbers, at);
             }
-            match numbers.iter().all(|number| number.is_finite()) {
-                true => part.decode::<REDUCE>(codes, F::decoder(numbers), dst),
-                false => dst.fill(f32::NAN),
+            if !numbers.iter().all(|number| number.is_finite()) {
+                // 0 * NaN would not do: its sign and payload differ between machines.
+                dst.fill(f32::NAN);
+            } else if F::needs_scalar(numbers) {
+                let loops = ScalarLoops {
+                    format: self.format,
+                };
+                loops.decode::<REDUCE>(codes, F::decoder(numbers), dst);
+            } else {
+                loops.decode::<REDUCE>(codes, F::decoder(numbers), dst);
             }
         }
     }
 }
 
-/// The specification.
-struct ScalarPart;
+/// Scalar loops: the specification.
+struct ScalarLoops<'a, F> {
+    format: &'a F,
+}
 
-impl<F: BlockFormat> Part<F> for ScalarPart {
+impl<F: BlockFormat> BlockLoops<F> for ScalarLoops<'_, F> {
     #[inline(always)]
-    fn scan<const SQUARES: bool>(&self, x: &[f32]) -> (u32, f64) {
+    fn scan<const SQUARES: bool>(&self, x: &[f32]) -> Scan {
         let bits = x.iter().map(|x| x.to_bits() & 0x7fff_ffff);
         let squares = x.iter().map(|&x| f64::from(x) * f64::from(x));
-        let squares = if SQUARES { squares.sum() } else { 0.0 };
-        (bits.max().unwrap_or(0), squares)
+        Scan {
+            max_bits: bits.max().unwrap_or(0),
+            squares: if SQUARES { squares.sum() } else { 0.0 },
+        }
     }
 
     #[inline(always)]
-    fn fit(&self, x: &[f32]) -> Numbers {
-        F::fit(x)
+    fn fit(&self, x: &[f32], largest: f32) -> Numbers {
+        F::fit(x, largest)
     }
 
     #[inline(always)]
@@ -170,9 +311,10 @@ impl<F: BlockFormat> Part<F> for ScalarPart {
     ) {
         codes.fill(0);
         for (i, &x) in x.iter().enumerate() {
-            let code = match DRAW {
-                true => F::draw(encoder, x, random.fraction(i)),
-                false => F::code(encoder, x),
+            let code = if DRAW {
+                self.format.draw(encoder, x, random.fraction(i))
+            } else {
+                self.format.code(encoder, x)
             };
             put(F::BITS, codes, i, code);
         }
@@ -181,37 +323,87 @@ impl<F: BlockFormat> Part<F> for ScalarPart {
     #[inline(always)]
     fn decode<const REDUCE: bool>(&self, codes: &[u8], decoder: F::Decoder, dst: &mut [f32]) {
         for (i, out) in dst.iter_mut().enumerate() {
-            let value = F::value(decoder, take(F::BITS, codes, i));
-            *out = if REDUCE { *out + value } else { value };
+            let code = take(F::BITS, codes, i);
+            *out = if REDUCE {
+                self.format.add(decoder, code, *out)
+            } else {
+                self.format.value(decoder, code)
+            };
         }
     }
 }
 
-/// The same, [`Lanes::N`] elements at a time; tails go through buffers that zeros fill up.
-struct VectorPart<L> {
+/// Vector loops over [`Lanes::N`] elements at a time. The last elements of a block go through a
+/// buffer filled up with zeros, which change neither the largest magnitude nor the sum of squares.
+struct VectorLoops<'a, F: BlockFormat, L: Lanes> {
     lanes: L,
+    registers: F::Registers<'a, L>,
 }
 
-impl<F: BlockFormat, L: Lanes> Part<F> for VectorPart<L> {
+impl<'a, F: BlockFormat, L: Lanes> VectorLoops<'a, F, L> {
     #[inline(always)]
-    fn scan<const SQUARES: bool>(&self, x: &[f32]) -> (u32, f64) {
+    fn new(format: &'a F, lanes: L) -> VectorLoops<'a, F, L> {
+        VectorLoops {
+            lanes,
+            registers: format.registers(lanes),
+        }
+    }
+
+    /// Returns the codes of a vector whose first element is number `at` of the block.
+    #[inline(always)]
+    fn code<const DRAW: bool>(
+        &self,
+        x: L::F,
+        encoder: F::Encoder,
+        random: Random,
+        at: usize,
+    ) -> L::I {
+        if DRAW {
+            let u = random.fractions(self.lanes, at);
+            F::draw_lanes(self.lanes, self.registers, encoder, x, u)
+        } else {
+            F::code_lanes(self.lanes, self.registers, encoder, x)
+        }
+    }
+}
+
+impl<F: BlockFormat, L: Lanes> BlockLoops<F> for VectorLoops<'_, F, L> {
+    #[inline(always)]
+    fn scan<const SQUARES: bool>(&self, x: &[f32]) -> Scan {
         let lanes = self.lanes;
-        let mut most = lanes.splat_i(0);
-        let mut sum = lanes.zero_sum();
-        for x in x.chunks(L::N) {
-            let x = load_any(lanes, x);
-            most = lanes.max_i(most, abs_bits(lanes, x));
+        // Two independent chains, so that an addition need not wait for the one before it.
+        let mut most = [lanes.splat_i(0); 2];
+        let mut sums = [lanes.zero_sum(); 2];
+        let mut pairs = x.chunks_exact(2 * L::N);
+        for pair in &mut pairs {
+            let (a, b) = (lanes.load(pair), lanes.load(&pair[L::N..]));
+            most[0] = lanes.max_i(most[0], abs_bits(lanes, a));
+            most[1] = lanes.max_i(most[1], abs_bits(lanes, b));
             if SQUARES {
-                sum = lanes.add_squares(sum, x);
+                sums[0] = lanes.add_squares(sums[0], a);
+                sums[1] = lanes.add_squares(sums[1], b);
             }
         }
-        let squares = if SQUARES { lanes.total(sum) } else { 0.0 };
-        (lanes.reduce_max(most) as u32, squares)
+        for rest in pairs.remainder().chunks(L::N) {
+            let a = load_floats(lanes, rest);
+            most[0] = lanes.max_i(most[0], abs_bits(lanes, a));
+            if SQUARES {
+                sums[0] = lanes.add_squares(sums[0], a);
+            }
+        }
+        Scan {
+            max_bits: lanes.reduce_max(lanes.max_i(most[0], most[1])) as u32,
+            squares: if SQUARES {
+                lanes.total(sums[0]) + lanes.total(sums[1])
+            } else {
+                0.0
+            },
+        }
     }
 
     #[inline(always)]
-    fn fit(&self, x: &[f32]) -> Numbers {
-        F::fit_lanes(self.lanes, x)
+    fn fit(&self, x: &[f32], largest: f32) -> Numbers {
+        F::fit_lanes(self.lanes, x, largest)
     }
 
     #[inline(always)]
@@ -222,53 +414,59 @@ impl<F: BlockFormat, L: Lanes> Part<F> for VectorPart<L> {
         random: Random,
         codes: &mut [u8],
     ) {
-        let lanes = self.lanes;
-        let codes = codes.chunks_mut(code_bytes(L::N, F::BITS));
-        for (index, (part, to)) in x.chunks(L::N).zip(codes).enumerate() {
-            let x = load_any(lanes, part);
-            let code = if DRAW {
-                let u = random.fractions(lanes, index * L::N);
-                F::draw_lanes(lanes, encoder, x, u)
-            } else {
-                F::code_lanes(lanes, encoder, x)
-            };
-            match part.len() == L::N {
-                true => store(F::BITS, lanes, code, to),
-                false => store_part(F::BITS, lanes, code, part.len(), to),
-            }
+        let mut whole = x.chunks_exact(L::N);
+        let mut out = codes.chunks_exact_mut(code_bytes(L::N, F::BITS));
+        for (index, (x, out)) in (&mut whole).zip(&mut out).enumerate() {
+            let x = self.lanes.load(x);
+            let code = self.code::<DRAW>(x, encoder, random, index * L::N);
+            store(F::BITS, self.lanes, code, out);
+        }
+        let rest = whole.remainder();
+        if !rest.is_empty() {
+            let at = x.len() - rest.len();
+            let code = self.code::<DRAW>(load_floats(self.lanes, rest), encoder, random, at);
+            let out = &mut codes[code_bytes(at, F::BITS)..];
+            store_part(F::BITS, self.lanes, code, rest.len(), out);
         }
     }
 
     #[inline(always)]
     fn decode<const REDUCE: bool>(&self, codes: &[u8], decoder: F::Decoder, dst: &mut [f32]) {
-        let lanes = self.lanes;
-        let codes = codes.chunks(code_bytes(L::N, F::BITS));
-        for (codes, out) in codes.zip(dst.chunks_mut(L::N)) {
-            let code = match out.len() == L::N {
-                true => load(F::BITS, lanes, codes),
-                false => load_part(F::BITS, lanes, codes),
-            };
-            let value = F::value_lanes(lanes, decoder, code);
-            let sum = match REDUCE {
-                true => lanes.add(load_any(lanes, out), value),
-                false => value,
-            };
-            if out.len() == L::N {
-                lanes.store(sum, out);
+        let (lanes, registers) = (self.lanes, self.registers);
+        let whole = codes.chunks_exact(code_bytes(L::N, F::BITS));
+        let done = dst.len() / L::N * L::N;
+        let mut out = dst.chunks_exact_mut(L::N);
+        for (codes, out) in whole.zip(&mut out) {
+            let code = load(F::BITS, lanes, codes);
+            let result = if REDUCE {
+                F::add_lanes(lanes, registers, decoder, code, lanes.load(out))
             } else {
-                let mut buffer = [0.0; WIDEST];
-                lanes.store(sum, &mut buffer);
-                out.copy_from_slice(&buffer[..out.len()]);
-            }
+                F::value_lanes(lanes, registers, decoder, code)
+            };
+            lanes.store(result, out);
+        }
+        let out = out.into_remainder();
+        if !out.is_empty() {
+            let rest = &codes[code_bytes(done, F::BITS)..];
+            let code = load_part(F::BITS, lanes, rest);
+            let result = if REDUCE {
+                F::add_lanes(lanes, registers, decoder, code, load_floats(lanes, out))
+            } else {
+                F::value_lanes(lanes, registers, decoder, code)
+            };
+            let mut buffer = [0.0; WIDEST];
+            lanes.store(result, &mut buffer);
+            out.copy_from_slice(&buffer[..out.len()]);
         }
     }
 }
 
-/// A whole vector, or what there is of it and zeros.
+/// Loads a whole vector, or fewer elements and zeros.
 #[inline(always)]
 pub(in super::super) fn load_any<L: Lanes>(lanes: L, x: &[f32]) -> L::F {
-    match x.len() == L::N {
-        true => lanes.load(x),
-        false => load_floats(lanes, x),
+    if x.len() == L::N {
+        lanes.load(x)
+    } else {
+        load_floats(lanes, x)
     }
 }

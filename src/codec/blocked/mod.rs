@@ -1,114 +1,206 @@
-//! Codecs whose blocks carry one or two numbers besides codes of a few bits: what
-//! [`super::minmax`], [`super::terngrad`] and [`super::onebit`] share, which is all but how a
-//! block is fitted and what a code means.
+//! Frame of codecs that store one or two numbers per block beside the codes of its elements.
 //!
-//! A block with a non-finite element has codes 0 and NaN for its numbers, and decodes to NaN
-//! throughout. A block of numbers that are not all finite does so, whoever wrote it.
+//! A [`BlockFormat`] defines how the numbers follow from a block and what a code means; the frame
+//! does all else. [`Scaled`] adapts formats whose codes are multiples of one scale: `linear8`,
+//! `dynamic8` and `fp8`. `minmax`, `terngrad` and `onebit` implement [`BlockFormat`] themselves.
+//!
+//! A block with a non-finite element gets codes 0 and NaN for its numbers. A block whose numbers are
+//! not all finite decodes to NaN throughout, whoever wrote it.
 
 mod kernel;
+mod scaled;
 mod sums;
 
 use super::pack::code_bytes;
 use super::simd::{Available, Lanes, launch};
-use super::wire::{Layout, ends_chunk, read_scale, write_scale};
+use super::wire::{ChunkLayout, ends_chunk, read_number, write_number};
 use super::{Codec, Description, EncodeStats, ErrorLaw, Random, Reencode, Span, Zero};
 use crate::types::{CodecKind, CodecSpec, ScaleRule};
 pub(super) use kernel::load_any;
-use kernel::{Decode, Encode};
+use kernel::{DecodeBlocks, EncodeBlocks, EncodeTensor};
+pub(super) use scaled::{Scaled, ScaledFormat, VectorScaledFormat};
 use std::fmt::Debug;
-use std::marker::PhantomData;
 pub(super) use sums::{WideSum, total};
 
-/// Numbers of a block; a format with one leaves the other 0.
+/// Numbers of a block; a format with one number leaves the second 0.
 pub(super) type Numbers = [f32; 2];
 
-/// How a block is fitted and what its codes mean. The scalar methods are the specification; the
-/// others equal them bit for bit and are `#[inline(always)]`. Blocks that they see are not empty
-/// and hold finite elements only.
+/// When random draws decide about codes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Draws {
+    /// Rounding is deterministic.
+    Never,
+    /// Rounding is stochastic if the spec has a seed.
+    Seeded,
+    /// Rounding is stochastic with every spec.
+    Always,
+}
+
+/// How a block is fitted and what its codes mean.
+///
+/// The scalar methods are the specification. The `_lanes` methods equal them bit for bit and are
+/// `#[inline(always)]`. Both see blocks that are not empty and hold finite elements only.
 pub(super) trait BlockFormat: Debug + Send + Sync + 'static {
+    /// The codec.
+    const KIND: CodecKind;
     /// Bits of a code.
     const BITS: usize;
     /// Numbers on the wire for each block: 1 or 2.
     const NUMBERS: usize;
-    /// Whether [`BlockFormat::fit`] looks at the smallest and largest element only.
+    /// Whether [`BlockFormat::fit`] depends on the smallest and largest element only.
     const FITS_EXTREMES: bool;
-    /// What a zero comes back as.
+    /// How zeros decode.
     const ZERO: Zero;
-    /// Whether a draw decides about every code, seed or not.
-    const ALWAYS_RANDOM: bool;
+    /// When rounding is stochastic.
+    const DRAWS: Draws;
 
-    /// What encoding needs of a block's numbers.
+    /// Values derived from a block's numbers for encoding.
     type Encoder: Copy;
-    /// What decoding needs of them.
+    /// Values derived from a block's numbers for decoding.
     type Decoder: Copy;
+    /// Tables that a vector loop keeps in registers.
+    type Registers<'a, L: Lanes>: Copy;
 
-    /// Which codec.
-    fn kind() -> CodecKind;
-
-    /// The error in plain terms, of deterministic encoding.
+    /// Returns the error law of deterministic encoding.
     fn errors() -> ErrorLaw;
 
-    /// The numbers of a block.
-    fn fit(x: &[f32]) -> Numbers;
-    /// [`BlockFormat::fit`].
-    fn fit_lanes<L: Lanes>(lanes: L, x: &[f32]) -> Numbers;
+    /// Returns a bound of the error at `x >= 0` in a block whose largest magnitude is `scale`, before
+    /// it is rounded to fp32. `law` is [`Description::errors`]; 2^-21 of the largest magnitude covers
+    /// the roundings of numbers, encoder and decoder.
+    fn error_bound(&self, law: ErrorLaw, x: f64, scale: f64) -> f64 {
+        law.of_scale * scale + law.of_value * x + law.floor + scale * 2f64.powi(-21)
+    }
 
+    /// Loads the registers of a vector loop.
+    fn registers<L: Lanes>(&self, lanes: L) -> Self::Registers<'_, L>;
+
+    /// Returns the numbers of a block whose largest magnitude is `largest`.
+    fn fit(x: &[f32], largest: f32) -> Numbers;
+    /// Vector form of [`BlockFormat::fit`].
+    fn fit_lanes<L: Lanes>(lanes: L, x: &[f32], largest: f32) -> Numbers;
+
+    /// Derives the encoder from a block's numbers.
     fn encoder(numbers: Numbers) -> Self::Encoder;
+    /// Derives the decoder from a block's numbers.
     fn decoder(numbers: Numbers) -> Self::Decoder;
 
-    /// The code of an element.
-    fn code(encoder: Self::Encoder, x: f32) -> u32;
-    /// [`BlockFormat::code`].
-    fn code_lanes<L: Lanes>(lanes: L, encoder: Self::Encoder, x: L::F) -> L::I;
+    /// Returns whether every code of a block with these numbers is 0. The frame then fills in zeros.
+    #[inline(always)]
+    fn is_zero(_numbers: Numbers) -> bool {
+        false
+    }
 
-    /// The code of an element that draws `u` of [0, 1).
-    fn draw(encoder: Self::Encoder, x: f32, u: f32) -> u32;
-    /// [`BlockFormat::draw`].
-    fn draw_lanes<L: Lanes>(lanes: L, encoder: Self::Encoder, x: L::F, u: L::F) -> L::I;
+    /// Returns whether the numbers are so small that vector forms would lose bits. The frame then
+    /// runs the scalar form.
+    #[inline(always)]
+    fn needs_scalar(_numbers: Numbers) -> bool {
+        false
+    }
 
-    /// The value of a code.
-    fn value(decoder: Self::Decoder, code: u32) -> f32;
-    /// [`BlockFormat::value`].
-    fn value_lanes<L: Lanes>(lanes: L, decoder: Self::Decoder, code: L::I) -> L::F;
+    /// Returns the code of an element.
+    fn code(&self, encoder: Self::Encoder, x: f32) -> u32;
+    /// Vector form of [`BlockFormat::code`].
+    fn code_lanes<L: Lanes>(
+        lanes: L,
+        registers: Self::Registers<'_, L>,
+        encoder: Self::Encoder,
+        x: L::F,
+    ) -> L::I;
+
+    /// Returns the code of an element that draws `u` of [0, 1).
+    #[inline(always)]
+    fn draw(&self, encoder: Self::Encoder, x: f32, _u: f32) -> u32 {
+        self.code(encoder, x)
+    }
+    /// Vector form of [`BlockFormat::draw`].
+    #[inline(always)]
+    fn draw_lanes<L: Lanes>(
+        lanes: L,
+        registers: Self::Registers<'_, L>,
+        encoder: Self::Encoder,
+        x: L::F,
+        _u: L::F,
+    ) -> L::I {
+        Self::code_lanes(lanes, registers, encoder, x)
+    }
+
+    /// Returns the value of a code.
+    fn value(&self, decoder: Self::Decoder, code: u32) -> f32;
+    /// Vector form of [`BlockFormat::value`].
+    fn value_lanes<L: Lanes>(
+        lanes: L,
+        registers: Self::Registers<'_, L>,
+        decoder: Self::Decoder,
+        code: L::I,
+    ) -> L::F;
+
+    /// Returns `sum` plus the value of a code.
+    #[inline(always)]
+    fn add(&self, decoder: Self::Decoder, code: u32, sum: f32) -> f32 {
+        sum + self.value(decoder, code)
+    }
+    /// Vector form of [`BlockFormat::add`].
+    #[inline(always)]
+    fn add_lanes<L: Lanes>(
+        lanes: L,
+        registers: Self::Registers<'_, L>,
+        decoder: Self::Decoder,
+        code: L::I,
+        sum: L::F,
+    ) -> L::F {
+        lanes.add(sum, Self::value_lanes(lanes, registers, decoder, code))
+    }
 }
 
-/// A codec of one such format.
+/// Codec of a [`BlockFormat`].
 #[derive(Debug)]
 pub(super) struct Blocked<F> {
-    block: u32,
+    format: F,
+    rule: ScaleRule,
     seed: u8,
     isa: Available,
-    format: PhantomData<F>,
 }
 
 impl<F: BlockFormat> Blocked<F> {
-    /// # Panics
-    /// If `spec`, which was checked, has no block.
-    pub fn new(spec: CodecSpec, isa: Available) -> Blocked<F> {
-        let ScaleRule::Block(block) = spec.scale else {
-            unreachable!("{spec} has no block")
-        };
+    /// Creates the codec of a spec that was checked.
+    pub fn new(format: F, spec: CodecSpec, isa: Available) -> Blocked<F> {
         Blocked {
-            block,
-            seed: spec.seed,
+            format,
+            rule: spec.scale,
+            seed: if F::KIND.has_seed() { spec.seed } else { 0 },
             isa,
-            format: PhantomData,
         }
     }
 
-    fn layout(&self, n: usize) -> Layout {
-        let numbers = F::NUMBERS * n.div_ceil(self.granule());
-        Layout::new(n, F::BITS, numbers)
+    /// Returns the elements that share numbers; `None` if the whole chunk does.
+    fn block(&self) -> Option<usize> {
+        match self.rule {
+            ScaleRule::Block(block) => Some(block as usize),
+            _ => None,
+        }
+    }
+
+    fn layout(&self, n: usize) -> ChunkLayout {
+        let blocks = match self.block() {
+            Some(block) => n.div_ceil(block),
+            None => usize::from(n > 0),
+        };
+        ChunkLayout::new(n, F::BITS, F::NUMBERS * blocks)
+    }
+
+    /// Returns where the codes of `len` elements from `at` lie.
+    fn codes(at: usize, len: usize) -> std::ops::Range<usize> {
+        code_bytes(at, F::BITS)..code_bytes(at + len, F::BITS)
     }
 
     fn decode_span<const REDUCE: bool>(&self, span: Span, wire: &[u8], dst: &mut [f32]) {
         ends_chunk(span, dst.len(), self.granule());
         let (codes, numbers) = self.layout(span.chunk).split(wire);
-        let decode = Decode::<F, REDUCE> {
-            format: self.format,
-            block: self.granule(),
-            first_block: span.at / self.granule(),
-            codes: &codes[code_bytes(span.at, F::BITS)..code_bytes(span.at + dst.len(), F::BITS)],
+        let decode = DecodeBlocks::<F, REDUCE> {
+            format: &self.format,
+            block: self.block().unwrap_or(dst.len()).max(1),
+            first_block: self.block().map_or(0, |block| span.at / block),
+            codes: &codes[Self::codes(span.at, dst.len())],
             numbers,
             dst,
         };
@@ -118,6 +210,7 @@ impl<F: BlockFormat> Blocked<F> {
 
 /// Encodes one block of any length into exactly its codes and returns its numbers.
 pub(super) fn encode_block<F: BlockFormat>(
+    format: &F,
     isa: Available,
     random: Option<Random>,
     src: &[f32],
@@ -125,8 +218,8 @@ pub(super) fn encode_block<F: BlockFormat>(
     stats: &mut EncodeStats,
 ) -> Numbers {
     let mut numbers = [0; 8];
-    let encode = Encode::<F> {
-        format: PhantomData,
+    let encode = EncodeBlocks {
+        format,
         block: src.len().max(1),
         first_block: 0,
         first: 0,
@@ -137,21 +230,22 @@ pub(super) fn encode_block<F: BlockFormat>(
         stats: Some(stats),
     };
     launch(isa, encode);
-    [read_scale(&numbers, 0), read_scale(&numbers, 1)]
+    [read_number(&numbers, 0), read_number(&numbers, 1)]
 }
 
 /// Decodes one block of any length from exactly its codes.
 pub(super) fn decode_block<F: BlockFormat>(
+    format: &F,
     isa: Available,
     numbers: Numbers,
     codes: &[u8],
     dst: &mut [f32],
 ) {
     let mut bytes = [0; 8];
-    write_scale(&mut bytes, 0, numbers[0]);
-    write_scale(&mut bytes, 1, numbers[1]);
-    let decode = Decode::<F, false> {
-        format: PhantomData,
+    write_number(&mut bytes, 0, numbers[0]);
+    write_number(&mut bytes, 1, numbers[1]);
+    let decode = DecodeBlocks::<F, false> {
+        format,
         block: dst.len().max(1),
         first_block: 0,
         codes,
@@ -164,14 +258,14 @@ pub(super) fn decode_block<F: BlockFormat>(
 impl<F: BlockFormat> Codec for Blocked<F> {
     fn spec(&self) -> CodecSpec {
         CodecSpec {
-            scale: ScaleRule::Block(self.block),
+            scale: self.rule,
             seed: self.seed,
-            ..CodecSpec::of(F::kind())
+            ..CodecSpec::of(F::KIND)
         }
     }
 
     fn granule(&self) -> usize {
-        self.block as usize
+        self.block().unwrap_or(1)
     }
 
     fn wire_bytes(&self, n: usize) -> usize {
@@ -180,11 +274,8 @@ impl<F: BlockFormat> Codec for Blocked<F> {
 
     fn description(&self) -> Description {
         // A draw may round to the further of two neighbours.
-        let factor = if self.seed != 0 && !F::ALWAYS_RANDOM {
-            2.0
-        } else {
-            1.0
-        };
+        let is_doubled = self.seed != 0 && F::DRAWS == Draws::Seeded;
+        let factor = if is_doubled { 2.0 } else { 1.0 };
         let errors = F::errors();
         Description {
             code_bits: F::BITS,
@@ -204,13 +295,11 @@ impl<F: BlockFormat> Codec for Blocked<F> {
         Reencode::Lossy
     }
 
-    /// [`Description::errors`], with 2^-21 of the largest magnitude for the roundings on the way
-    /// and the smallest subnormal.
+    /// Rounds [`BlockFormat::error_bound`] up and adds the smallest subnormal.
     fn error_bound(&self, x: f32, abs_max: f32) -> f32 {
         let law = self.description().errors;
-        let scale = f64::from(abs_max);
-        let bound = law.of_scale * scale + law.of_value * f64::from(x.abs()) + law.floor;
-        ((bound + scale * 2f64.powi(-21)).min(f32::MAX.into()) as f32).next_up() + f32::from_bits(1)
+        let bound = self.format.error_bound(law, x.abs().into(), abs_max.into());
+        (bound.min(f32::MAX.into()) as f32).next_up() + f32::from_bits(1)
     }
 
     fn encode(
@@ -221,22 +310,42 @@ impl<F: BlockFormat> Codec for Blocked<F> {
         wire: &mut [u8],
         stats: Option<&mut EncodeStats>,
     ) {
-        assert_eq!(scale, None, "this format has no tensor scale");
         let ends = ends_chunk(span, src.len(), self.granule());
         let (codes, numbers) = self.layout(span.chunk).split_mut(wire, ends);
-        let bytes = code_bytes(span.at, F::BITS)..code_bytes(span.at + src.len(), F::BITS);
-        let encode = Encode {
-            format: self.format,
-            block: self.granule(),
-            first_block: span.at / self.granule(),
-            first: span.at,
-            random: (self.seed != 0 || F::ALWAYS_RANDOM).then_some(span.random),
-            src,
-            codes: &mut codes[bytes],
-            numbers,
-            stats,
-        };
-        launch(self.isa, encode);
+        let codes = &mut codes[Self::codes(span.at, src.len())];
+        match (self.block(), scale) {
+            (Some(block), None) => {
+                let encode = EncodeBlocks {
+                    format: &self.format,
+                    block,
+                    first_block: span.at / block,
+                    first: span.at,
+                    random: match F::DRAWS {
+                        Draws::Seeded if self.seed != 0 => Some(span.random),
+                        Draws::Always => Some(span.random),
+                        _ => None,
+                    },
+                    src,
+                    codes,
+                    numbers,
+                    stats,
+                };
+                launch(self.isa, encode);
+            }
+            (None, Some(scale)) => {
+                let encode = EncodeTensor {
+                    format: &self.format,
+                    scale,
+                    starts_chunk: span.at == 0,
+                    src,
+                    codes,
+                    number: numbers,
+                    stats,
+                };
+                launch(self.isa, encode);
+            }
+            _ => panic!("a scale is given exactly with the tensor rule"),
+        }
     }
 
     fn decode(&self, span: Span, wire: &[u8], dst: &mut [f32]) {

@@ -1,15 +1,15 @@
-//! Sums over a block in fp64 that have the same bits everywhere: 32 partial sums, element i going
-//! to number i mod 32 in ascending order, which are then folded in halves. A vector of any width
-//! up to 32, or a warp, forms them without an extra step.
+//! Sums over a block in fp64 with the same bits on every device. Element i is added to partial sum
+//! i mod 32, in ascending order; the 32 partial sums are then folded in halves. Vectors of any width up
+//! to 32, and warps, form the partial sums without an extra step.
 
 use super::super::simd::{Lanes, WIDEST};
 
-/// Partial sums.
+/// Number of partial sums.
 const PARTS: usize = 32;
-/// Vectors of partial sums that the narrowest vectors need.
+/// Number of vectors of partial sums, for the narrowest vectors.
 const VECTORS: usize = PARTS / 8;
 
-/// The sum of the numbers of an iterator: the specification.
+/// Sums the numbers of an iterator: the specification.
 pub(in super::super) fn total(x: impl Iterator<Item = f64>) -> f64 {
     let mut parts = [0.0; PARTS];
     for (i, x) in x.enumerate() {
@@ -18,7 +18,7 @@ pub(in super::super) fn total(x: impl Iterator<Item = f64>) -> f64 {
     fold(parts)
 }
 
-/// The same of vectors that are added one after the other.
+/// Vector form of [`total`], for vectors that are added one after the other.
 #[derive(Clone, Copy)]
 pub(in super::super) struct WideSum<L: Lanes> {
     sums: [L::D; VECTORS],
@@ -39,7 +39,7 @@ impl<L: Lanes> WideSum<L> {
         *sum = lanes.add_wide(*sum, x);
     }
 
-    /// Adds its squares, which fp64 holds exactly.
+    /// Adds the squares of vector number `index`, which fp64 holds exactly.
     #[inline(always)]
     pub fn add_squares(&mut self, lanes: L, index: usize, x: L::F) {
         let sum = &mut self.sums[index % (PARTS / L::N)];

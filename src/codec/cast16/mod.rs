@@ -1,24 +1,34 @@
-//! `cast16`: IEEE binary16, nearest even, subnormals kept.
+//! `cast16`: IEEE binary16, rounded to nearest even, subnormals kept.
 //!
-//! Infinity stays infinite and NaN stays a quiet NaN, element by element. A finite element beyond
-//! 65,504 becomes 65,504: a cast makes no infinity where there was none.
+//! Infinity stays infinite and NaN becomes a quiet NaN. A finite element beyond 65,504 becomes 65,504,
+//! so that rounding never makes an infinity.
 
 mod simd;
 
 use super::elementwise::{ElementFormat, Elementwise};
-use super::{ErrorLaw, Zero};
+use super::{CodecInfo, ErrorLaw, KernelInfo, Zero};
 use crate::types::{CodecKind, CodecSpec};
+use std::sync::Arc;
 
-/// The codec.
-pub(super) type Cast16 = Elementwise<F16>;
+pub(super) const INFO: CodecInfo = CodecInfo {
+    kind: CodecKind::Cast16,
+    encode_seconds: 0.06e-9,
+    decode_seconds: 0.05e-9,
+    kernels: Some(KernelInfo {
+        encode_seconds: 0.3e-12,
+        decode_seconds: 0.2e-12,
+        ..KernelInfo::new("cast16")
+    }),
+    build: |_, isa| Arc::new(Elementwise::new(F16, isa)),
+};
 
-/// Meaning of the codes.
+/// The format.
 #[derive(Debug)]
 pub(super) struct F16;
 
 /// The largest finite value.
 const LARGEST: f32 = 65_504.0;
-/// Exponent fields of fp32 exceed those of binary16 by this.
+/// Exponent bias of fp32 minus the bias of binary16.
 const REBIAS: u32 = 127 - 15;
 /// The smallest normal binary16, as fp32 bits.
 const NORMAL: u32 = (REBIAS + 1) << 23;
@@ -47,7 +57,7 @@ impl ElementFormat for F16 {
         let sign = (code & 0x8000) << 16;
         let (exponent, mantissa) = (code >> 10 & 0x1f, code & 0x3ff);
         let magnitude = match (exponent, mantissa) {
-            // Subnormal: whole multiples of 2^-24, all of them normal in fp32.
+            // Subnormals are whole multiples of 2^-24, which are normal in fp32.
             (0, _) => (mantissa as f32 * 2f32.powi(-24)).to_bits(),
             (0x1f, 0) => f32::INFINITY.to_bits(),
             (0x1f, _) => 0x7fc0_0000 | mantissa << 13,
@@ -75,14 +85,14 @@ impl ElementFormat for F16 {
     }
 }
 
-/// Rounds the bits of a magnitude up to [`LARGEST`].
+/// Rounds a magnitude of at most [`LARGEST`], given by its bits.
 fn finite(bits: u32) -> u32 {
     if bits >= NORMAL {
         let rounded = bits + 0xfff + (bits >> 13 & 1);
         return (rounded >> 13) - (REBIAS << 10);
     }
-    // Subnormal result: the mantissa with its leading 1, shifted to units of 2^-24. Beyond 31
-    // places nothing is left to round up from.
+    // A subnormal result is the mantissa with its leading 1, shifted to units of 2^-24. A shift of 31
+    // or more rounds to 0.
     let shift = (REBIAS + 14).saturating_sub(bits >> 23).min(31);
     let mantissa = u64::from(bits & 0x7f_ffff | 0x80_0000);
     let half = (1 << (shift - 1)) - 1;
@@ -94,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn equals_the_half_crate() {
+    fn codes_and_values_equal_the_half_crate() {
         for code in 0..=u16::MAX {
             let value = half::f16::from_bits(code).to_f32_const();
             assert_eq!(
@@ -107,10 +117,12 @@ mod tests {
             for lower in [0u32, 1, 0xfff, 0x1000, 0x1001, 0x8000, 0xffff] {
                 let x = f32::from_bits(u32::from(upper) << 16 | lower);
                 let oracle = half::f16::from_f32_const(x);
-                let oracle = match oracle.is_infinite() && x.is_finite() {
-                    true if x > 0.0 => half::f16::MAX,
-                    true => half::f16::MIN,
-                    false => oracle,
+                let oracle = if oracle.is_finite() || !x.is_finite() {
+                    oracle
+                } else if x > 0.0 {
+                    half::f16::MAX
+                } else {
+                    half::f16::MIN
                 };
                 assert_eq!(
                     F16.encode(x),

@@ -1,10 +1,10 @@
-//! Vector form: the machine's own conversion, after saturation.
+//! Vector form: the machine's conversion instruction, after saturation.
 
-use super::super::elementwise::VectorFormat;
+use super::super::elementwise::VectorElementFormat;
 use super::super::simd::{Lanes, abs};
 use super::{F16, LARGEST};
 
-impl VectorFormat for F16 {
+impl VectorElementFormat for F16 {
     type Registers<'a, L: Lanes> = ();
 
     #[inline(always)]

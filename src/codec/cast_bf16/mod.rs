@@ -1,18 +1,28 @@
-//! `cast_bf16`: bfloat16, nearest even.
+//! `cast_bf16`: bfloat16, rounded to nearest even.
 //!
-//! Infinity stays infinite and NaN stays a quiet NaN, element by element. A finite element beyond
-//! the largest finite bfloat16 becomes that one: a cast makes no infinity where there was none.
+//! Infinity stays infinite and NaN becomes a quiet NaN. A finite element beyond the largest finite
+//! bfloat16 becomes that largest number, so that rounding never makes an infinity.
 
 mod simd;
 
 use super::elementwise::{ElementFormat, Elementwise};
-use super::{ErrorLaw, Zero};
+use super::{CodecInfo, ErrorLaw, KernelInfo, Zero};
 use crate::types::{CodecKind, CodecSpec};
+use std::sync::Arc;
 
-/// The codec.
-pub(super) type CastBf16 = Elementwise<Bf16>;
+pub(super) const INFO: CodecInfo = CodecInfo {
+    kind: CodecKind::CastBf16,
+    encode_seconds: 0.06e-9,
+    decode_seconds: 0.05e-9,
+    kernels: Some(KernelInfo {
+        encode_seconds: 0.3e-12,
+        decode_seconds: 0.2e-12,
+        ..KernelInfo::new("cast_bf16")
+    }),
+    build: |_, isa| Arc::new(Elementwise::new(Bf16, isa)),
+};
 
-/// Meaning of the codes.
+/// The format.
 #[derive(Debug)]
 pub(super) struct Bf16;
 
@@ -20,7 +30,7 @@ pub(super) struct Bf16;
 const LARGEST: u32 = 0x7f7f_0000;
 /// Infinity, as fp32 bits.
 const INFINITE: u32 = 0x7f80_0000;
-/// What makes a NaN quiet, in fp32.
+/// The bit of fp32 that makes a NaN quiet.
 const QUIET: u32 = 0x0040_0000;
 
 impl ElementFormat for Bf16 {
@@ -39,7 +49,7 @@ impl ElementFormat for Bf16 {
         } else if bits == INFINITE {
             bits
         } else {
-            // Adding just under half, or half if the kept part is odd, carries into what stays.
+            // Adds just under half, or half if the kept part is odd, so that rounding is to nearest even.
             (bits + 0x7fff + (bits >> 16 & 1)).min(LARGEST)
         };
         (rounded | sign) >> 16
@@ -73,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn equals_the_half_crate() {
+    fn codes_and_values_equal_the_half_crate() {
         for upper in 0..=u16::MAX {
             assert_eq!(
                 Bf16.decode(upper.into()).to_bits(),
@@ -82,10 +92,12 @@ mod tests {
             for lower in [0u32, 1, 0x7fff, 0x8000, 0x8001, 0xffff] {
                 let x = f32::from_bits(u32::from(upper) << 16 | lower);
                 let oracle = half::bf16::from_f32(x);
-                let oracle = match oracle.is_infinite() && x.is_finite() {
-                    true if x > 0.0 => half::bf16::MAX,
-                    true => half::bf16::MIN,
-                    false => oracle,
+                let oracle = if oracle.is_finite() || !x.is_finite() {
+                    oracle
+                } else if x > 0.0 {
+                    half::bf16::MAX
+                } else {
+                    half::bf16::MIN
                 };
                 assert_eq!(
                     Bf16.encode(x),

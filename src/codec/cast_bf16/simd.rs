@@ -1,10 +1,10 @@
 //! Vector form: integer arithmetic.
 
-use super::super::elementwise::VectorFormat;
+use super::super::elementwise::VectorElementFormat;
 use super::super::simd::{Lanes, abs_bits};
 use super::{Bf16, INFINITE, LARGEST, QUIET};
 
-impl VectorFormat for Bf16 {
+impl VectorElementFormat for Bf16 {
     type Registers<'a, L: Lanes> = ();
 
     #[inline(always)]

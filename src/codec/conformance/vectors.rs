@@ -1,9 +1,9 @@
-//! Vector forms against the scalar one, where random patterns might miss something.
+//! Compares vector forms with the scalar form where random patterns might miss a difference.
 
 use super::*;
 
 #[test]
-fn vector_forms_equal_the_scalar_one_on_all_16_bit_values() {
+fn vector_form_on_all_16_bit_values_equals_the_scalar_form() {
     let bf16 = (0..=u16::MAX).map(|bits| half::bf16::from_bits(bits).to_f32());
     let f16 = (0..=u16::MAX).map(|bits| half::f16::from_bits(bits).to_f32_const());
     let mut finite: Vec<f32> = bf16
@@ -11,10 +11,10 @@ fn vector_forms_equal_the_scalar_one_on_all_16_bit_values() {
         .chain(f16.clone())
         .filter(|x| x.is_finite())
         .collect();
-    // Neighbours in the block are of one size, or all but the largest would be 0.
+    // Sorted, so that elements of a block have similar sizes; else all but the largest would become 0.
     finite.sort_by(|a, b| a.abs().total_cmp(&b.abs()));
     let mut shuffled = finite.clone();
-    let mut random = Random(5);
+    let mut random = TestRandom(5);
     (1..shuffled.len()).for_each(|i| shuffled.swap(i, random.below(i + 1)));
     let inputs = [bf16.collect(), f16.collect(), finite, shuffled];
     for spec in specs() {
@@ -38,8 +38,8 @@ fn vector_forms_equal_the_scalar_one_on_all_16_bit_values() {
 }
 
 #[test]
-fn any_bytes_decode_without_harm() {
-    let mut random = Random(6);
+fn any_bytes_decode_alike_without_a_panic() {
+    let mut random = TestRandom(6);
     let scales = [
         0.0f32,
         -0.0,
@@ -84,8 +84,8 @@ fn any_bytes_decode_without_harm() {
 }
 
 #[test]
-fn dynamic8_vectors_are_nearest_at_every_threshold() {
-    // A tensor scale of 1 makes the factor 1: elements are looked up as they are.
+fn dynamic8_vectors_at_every_threshold_equal_the_scalar_form() {
+    // A tensor scale of 1 makes the factor 1: elements are searched unscaled.
     let magnitudes = super::super::table::Magnitudes::new(std::array::from_fn(|code| {
         let scalar = codec("dynamic8:tensor=1", Isa::Scalar);
         let mut wire = vec![0; 20];
@@ -102,7 +102,7 @@ fn dynamic8_vectors_are_nearest_at_every_threshold() {
             (-64..=64).map(move |step| f32::from_bits((bits + step).max(0) as u32))
         });
     let one = 1f32.to_bits();
-    // Every pattern with optimisation, a dense sample without.
+    // With optimisation every pattern is tested, without a dense sample.
     let step = if cfg!(debug_assertions) { 509 } else { 1 };
     let dense = (0..=one).step_by(step).map(f32::from_bits);
     let mut x: Vec<f32> = Vec::with_capacity(1 << 16);

@@ -1,37 +1,37 @@
-//! Finding the nearest leaf without a search or a gather, for vectors of 16.
+//! Finds the nearest leaf without a search or a gather, for vectors of 16.
 //!
-//! The leaves of half a decade are equally wide, so between 0 and 1 there are twelve segments in
-//! which the place of y among the magnitudes is a linear function of y: one multiply-add gives
-//! the magnitude below y, and one comparison with the true threshold above that decides. An
-//! octave holds the start of at most one segment, so the exponent of y and one comparison find
-//! the segment. All tables fit into registers.
+//! The leaves of half a decade are equally wide. So there are twelve segments between 0 and 1 in which
+//! the place of y among the magnitudes is a linear function of y. One multiply-add gives the magnitude
+//! below y, and one comparison with the exact threshold above that magnitude decides. An octave holds
+//! the start of at most one segment, so the exponent of y and one comparison find the segment. All
+//! tables fit into registers.
 //!
 //! The linear function need not be exact: where its rounding matters, y is next to a magnitude
-//! and far from a threshold, and both answers lead to the same code.
+//! and far from a threshold, and both results lead to the same code.
 
 use super::super::simd::Lanes;
 
-/// Bits of the smallest y that is told apart; everything below is nearest to 0 anyway. Octave
-/// numbers are the low five bits of exponent fields from here to that of 1.
+/// Bits of the smallest y that the tables resolve; all smaller y are nearest to 0. Octave numbers are
+/// the low five bits of the exponent fields from here up to the field of 1.
 const SMALLEST: u32 = 96 << 23;
 
 /// Tables by octave, by segment, and by code.
 #[derive(Debug)]
 pub(super) struct Segments {
-    /// By octave: where in it a segment starts; infinity: nowhere.
+    /// By octave: the start of a segment in it; infinity if none starts there.
     starts: [f32; 32],
-    /// By octave: the segment of its lower end, as the bits of an integer.
+    /// By octave: the segment of the octave's lower end, as the bits of an integer.
     segments: [f32; 32],
     /// By segment: codes per unit of y.
     slopes: [f32; 16],
-    /// By segment: the code that the line has at 0.
+    /// By segment: the code of the linear function at 0.
     intercepts: [f32; 16],
-    /// By code, counting 1 for 0 and 128 for 1: above this comes the next.
+    /// By code, where 1 stands for the value 0 and 128 for the value 1: the next code starts above this.
     thresholds: [f32; 128],
 }
 
-/// The same in registers.
-pub(super) struct Registers<'a, L: Lanes> {
+/// [`Segments`] in registers.
+pub(super) struct SegmentRegisters<'a, L: Lanes> {
     starts: L::T32<'a>,
     segments: L::T32<'a>,
     slopes: L::T16<'a>,
@@ -39,16 +39,16 @@ pub(super) struct Registers<'a, L: Lanes> {
     thresholds: L::T128<'a>,
 }
 
-impl<L: Lanes> Clone for Registers<'_, L> {
+impl<L: Lanes> Clone for SegmentRegisters<'_, L> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<L: Lanes> Copy for Registers<'_, L> {}
+impl<L: Lanes> Copy for SegmentRegisters<'_, L> {}
 
 impl Segments {
-    /// From the thresholds between the 128 magnitudes.
+    /// Creates the tables from the thresholds between the 128 magnitudes.
     pub fn new(thresholds: &[f32]) -> Segments {
         let mut tables = Segments {
             starts: [f32::INFINITY; 32],
@@ -66,7 +66,7 @@ impl Segments {
             {
                 let slope = f64::from(leaves) / (width * unit);
                 tables.slopes[lows.len()] = slope as f32;
-                // A leaf's value is its middle, where the line has just reached its code.
+                // The value of a leaf is its middle, where the linear function reaches its code.
                 let intercept = f64::from(first) - 0.5 - low * unit * slope;
                 tables.intercepts[lows.len()] = intercept as f32;
                 lows.push((low * unit) as f32);
@@ -86,8 +86,8 @@ impl Segments {
     }
 
     #[inline(always)]
-    pub fn registers<L: Lanes>(&self, lanes: L) -> Registers<'_, L> {
-        Registers {
+    pub fn registers<L: Lanes>(&self, lanes: L) -> SegmentRegisters<'_, L> {
+        SegmentRegisters {
             starts: lanes.table32(&self.starts),
             segments: lanes.table32(&self.segments),
             slopes: lanes.table16(&self.slopes),
@@ -97,8 +97,8 @@ impl Segments {
     }
 }
 
-impl<L: Lanes> Registers<'_, L> {
-    /// Codes nearest to magnitudes, none NaN.
+impl<L: Lanes> SegmentRegisters<'_, L> {
+    /// Returns the codes nearest to magnitudes, none of which is NaN.
     #[inline(always)]
     pub fn nearest(self, lanes: L, y: L::F) -> L::I {
         let (zero, one) = (lanes.splat_i(0), lanes.splat_i(1));
@@ -117,7 +117,7 @@ impl<L: Lanes> Registers<'_, L> {
         let beyond = lanes.gt(y, lanes.lookup128(self.thresholds, below));
         let code = lanes.add_i(below, lanes.select_i(beyond, one, zero));
 
-        // Code 1 was counted for 0, and 128 for 1.
+        // Up to here 1 stood for the value 0, and 128 for the value 1.
         let is_one = lanes.gt_i(code, lanes.splat_i(127));
         let is_leaf = lanes.gt_i(code, one);
         lanes.select_i(is_one, one, lanes.select_i(is_leaf, code, zero))

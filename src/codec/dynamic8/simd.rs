@@ -1,31 +1,32 @@
-//! Vector form. Vectors of 16 have registers for whole tables; narrower ones gather.
+//! Vector form. Vectors of 16 keep whole tables in registers; narrower vectors gather.
 
-use super::super::scaled::VectorFormat;
+use super::super::blocked::VectorScaledFormat;
 use super::super::simd::{Lanes, WIDEST, apply_sign};
 use super::super::table::Buckets;
-use super::{Dynamic, segments};
+use super::Dynamic;
+use super::segments::SegmentRegisters;
 
-/// Both ways to encode, and the values. A loop that uses one of them loads no other.
-pub(in super::super) struct Registers<'a, L: Lanes> {
+/// Tables of both encoders, and the values. A loop loads only the tables that it uses.
+pub(in super::super) struct DynamicRegisters<'a, L: Lanes> {
     buckets: &'a Buckets,
-    segments: segments::Registers<'a, L>,
+    segments: SegmentRegisters<'a, L>,
     values: L::T128<'a>,
 }
 
-impl<L: Lanes> Clone for Registers<'_, L> {
+impl<L: Lanes> Clone for DynamicRegisters<'_, L> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<L: Lanes> Copy for Registers<'_, L> {}
+impl<L: Lanes> Copy for DynamicRegisters<'_, L> {}
 
-impl VectorFormat for Dynamic {
-    type Registers<'a, L: Lanes> = Registers<'a, L>;
+impl VectorScaledFormat for Dynamic {
+    type Registers<'a, L: Lanes> = DynamicRegisters<'a, L>;
 
     #[inline(always)]
-    fn registers<L: Lanes>(&self, lanes: L) -> Registers<'_, L> {
-        Registers {
+    fn registers<L: Lanes>(&self, lanes: L) -> DynamicRegisters<'_, L> {
+        DynamicRegisters {
             buckets: self.magnitudes.buckets(),
             segments: self.segments.registers(lanes),
             values: lanes.table128(self.magnitudes.values()),
@@ -35,7 +36,7 @@ impl VectorFormat for Dynamic {
     #[inline(always)]
     fn magnitude_lanes<L: Lanes>(
         lanes: L,
-        registers: Registers<'_, L>,
+        registers: DynamicRegisters<'_, L>,
         x: L::F,
         factor: L::F,
     ) -> L::I {
@@ -48,7 +49,7 @@ impl VectorFormat for Dynamic {
     }
 
     #[inline(always)]
-    fn value_lanes<L: Lanes>(lanes: L, registers: Registers<'_, L>, code: L::I) -> L::F {
+    fn value_lanes<L: Lanes>(lanes: L, registers: DynamicRegisters<'_, L>, code: L::I) -> L::F {
         apply_sign(lanes, lanes.lookup128(registers.values, code), code)
     }
 }

@@ -1,66 +1,68 @@
-//! Codecs without scales: each element stands for itself. What [`super::static8`],
-//! [`super::mantissa8`], [`super::cast_bf16`] and [`super::cast16`] share.
+//! Frame of codecs whose elements are encoded each by itself, without blocks and scales.
+//!
+//! An [`ElementFormat`] defines what a code means; the frame does all else. [`Table8`] is the format
+//! of codecs of one byte with a table of magnitudes.
 
 mod table8;
 mod vector;
 
 use super::pack::code_bytes;
 use super::simd::{Available, launch};
-use super::wire::{Layout, ends_chunk};
+use super::wire::{ChunkLayout, ends_chunk};
 use super::{Codec, Description, EncodeStats, ErrorLaw, Reencode, Span, Zero};
 use crate::types::CodecSpec;
 use std::fmt::Debug;
-pub(super) use table8::Table8;
-pub(super) use vector::VectorFormat;
-use vector::{Decode, Encode};
+pub(super) use table8::{Table8, decimal, kernel_words};
+pub(super) use vector::VectorElementFormat;
+use vector::{DecodeElements, EncodeElements};
 
 /// The meaning of a code.
 pub(super) trait ElementFormat: Debug + Send + Sync + 'static {
     /// Bits of a code: 2, 8, 16 or 24.
     const BITS: usize;
 
-    /// What a zero comes back as.
+    /// How zeros decode.
     const ZERO: Zero;
 
-    /// Name and parameters.
+    /// Returns name and parameters.
     fn spec(&self) -> CodecSpec;
 
-    /// The code of any element.
+    /// Returns the code of any element.
     fn encode(&self, x: f32) -> u32;
 
-    /// The value of any code.
+    /// Returns the value of any code.
     fn decode(&self, code: u32) -> f32;
 
-    /// The largest finite value. What is beyond saturates.
+    /// Returns the largest finite value; magnitudes beyond it saturate.
     fn largest(&self) -> f32;
 
-    /// Bound of the error at a finite x up to the largest.
+    /// Returns a bound of the error at a finite x up to the largest value.
     fn error_bound(&self, x: f32) -> f32;
 
-    /// The error in plain terms; `largest` is [`ElementFormat::largest`].
+    /// Returns the error law; its `largest` is [`ElementFormat::largest`].
     fn errors(&self) -> ErrorLaw;
 }
 
-/// A codec of one such format.
+/// Codec of an [`ElementFormat`].
 #[derive(Debug)]
 pub(super) struct Elementwise<F> {
     format: F,
     isa: Available,
 }
 
-impl<F: VectorFormat> Elementwise<F> {
+impl<F: VectorElementFormat> Elementwise<F> {
     pub fn new(format: F, isa: Available) -> Elementwise<F> {
         Elementwise { format, isa }
     }
 
-    fn layout(&self, n: usize) -> Layout {
-        Layout::new(n, F::BITS, 0)
+    fn layout(&self, n: usize) -> ChunkLayout {
+        ChunkLayout::new(n, F::BITS, 0)
     }
 
     fn decode_span<const REDUCE: bool>(&self, span: Span, wire: &[u8], dst: &mut [f32]) {
         ends_chunk(span, dst.len(), self.granule());
         let (codes, _) = self.layout(span.chunk).split(wire);
-        let decode = Decode::<F, REDUCE> {
+        let decode = DecodeElements::<F, REDUCE> {
             format: &self.format,
             codes: &codes[code_bytes(span.at, F::BITS)..code_bytes(span.at + dst.len(), F::BITS)],
             dst,
@@ -69,12 +71,12 @@ impl<F: VectorFormat> Elementwise<F> {
     }
 }
 
-impl<F: VectorFormat> Codec for Elementwise<F> {
+impl<F: VectorElementFormat> Codec for Elementwise<F> {
     fn spec(&self) -> CodecSpec {
         self.format.spec()
     }
 
-    /// Spans start at whole bytes.
+    /// Spans start at whole bytes of codes.
     fn granule(&self) -> usize {
         if F::BITS < 8 { 8 / F::BITS } else { 1 }
     }
@@ -114,7 +116,7 @@ impl<F: VectorFormat> Codec for Elementwise<F> {
         let ends = ends_chunk(span, src.len(), self.granule());
         let (codes, _) = self.layout(span.chunk).split_mut(wire, ends);
         let bytes = code_bytes(span.at, F::BITS)..code_bytes(span.at + src.len(), F::BITS);
-        let encode = Encode {
+        let encode = EncodeElements {
             format: &self.format,
             src,
             codes: &mut codes[bytes],

@@ -1,4 +1,4 @@
-//! The loops, scalar and over [`Lanes`].
+//! Loops over elements, in scalar and in vector form.
 
 use super::super::EncodeStats;
 use super::super::pack::{code_bytes, load, load_part, put, store, store_part, take};
@@ -8,30 +8,30 @@ use super::ElementFormat;
 /// Largest finite magnitude, as bits.
 const FINITE: i32 = 0x7f7f_ffff;
 
-/// A format in vector form. Methods are `#[inline(always)]`.
-pub(in super::super) trait VectorFormat: ElementFormat {
-    /// What is kept in registers through a loop.
+/// Vector form of an [`ElementFormat`]. Methods are `#[inline(always)]`.
+pub(in super::super) trait VectorElementFormat: ElementFormat {
+    /// Tables that a loop keeps in registers.
     type Registers<'a, L: Lanes>: Copy;
 
-    /// Fills the registers.
+    /// Loads the registers.
     fn registers<L: Lanes>(&self, lanes: L) -> Self::Registers<'_, L>;
 
-    /// [`ElementFormat::encode`].
+    /// Vector form of [`ElementFormat::encode`].
     fn encode_lanes<L: Lanes>(lanes: L, registers: Self::Registers<'_, L>, x: L::F) -> L::I;
 
-    /// [`ElementFormat::decode`].
+    /// Vector form of [`ElementFormat::decode`].
     fn decode_lanes<L: Lanes>(lanes: L, registers: Self::Registers<'_, L>, code: L::I) -> L::F;
 }
 
 /// Encodes a span.
-pub(super) struct Encode<'a, F> {
+pub(super) struct EncodeElements<'a, F> {
     pub format: &'a F,
     pub src: &'a [f32],
     pub codes: &'a mut [u8],
     pub stats: Option<&'a mut EncodeStats>,
 }
 
-impl<F: VectorFormat> Kernel for Encode<'_, F> {
+impl<F: VectorElementFormat> Kernel for EncodeElements<'_, F> {
     type Output = ();
 
     fn scalar(self) {
@@ -68,17 +68,17 @@ impl<F: VectorFormat> Kernel for Encode<'_, F> {
     }
 }
 
-impl<F: VectorFormat> Encode<'_, F> {
+impl<F: VectorElementFormat> EncodeElements<'_, F> {
     #[inline(always)]
     fn run<L: Lanes, const STATS: bool>(self, lanes: L) -> EncodeStats {
         let registers = self.format.registers(lanes);
         let largest = self.format.largest().to_bits() as i32;
         let mut stats = EncodeStats::default();
-        // Counters of an element are 32 bits wide: bounded pieces keep them far from overflow.
+        // The counters of a vector element have 32 bits: bounded pieces keep them from overflowing.
         const PIECE: usize = 1 << 20;
         let pieces = self.codes.chunks_mut(code_bytes(PIECE, F::BITS));
         for (piece, codes) in self.src.chunks(PIECE).zip(pieces) {
-            let mut looks = Looks::new(lanes, largest);
+            let mut lane_stats = LaneStats::new(lanes, largest);
             let mut whole = piece.chunks_exact(L::N);
             let mut out = codes.chunks_exact_mut(code_bytes(L::N, F::BITS));
             for (x, out) in (&mut whole).zip(&mut out) {
@@ -86,7 +86,7 @@ impl<F: VectorFormat> Encode<'_, F> {
                 let code = F::encode_lanes(lanes, registers, x);
                 store(F::BITS, lanes, code, out);
                 if STATS {
-                    looks.at(x);
+                    lane_stats.add(x);
                 }
             }
             let rest = whole.remainder();
@@ -96,19 +96,19 @@ impl<F: VectorFormat> Encode<'_, F> {
                 let at = code_bytes(piece.len() - rest.len(), F::BITS);
                 store_part(F::BITS, lanes, code, rest.len(), &mut codes[at..]);
                 if STATS {
-                    looks.at(x);
+                    lane_stats.add(x);
                 }
             }
             if STATS {
-                stats.merge(&looks.total());
+                stats.merge(&lane_stats.total());
             }
         }
         stats
     }
 }
 
-/// Statistics of vectors.
-struct Looks<L: Lanes> {
+/// Statistics of each element of a vector.
+struct LaneStats<L: Lanes> {
     lanes: L,
     largest: L::I,
     most: L::I,
@@ -117,11 +117,11 @@ struct Looks<L: Lanes> {
     non_finite: L::I,
 }
 
-impl<L: Lanes> Looks<L> {
+impl<L: Lanes> LaneStats<L> {
     #[inline(always)]
-    fn new(lanes: L, largest: i32) -> Looks<L> {
+    fn new(lanes: L, largest: i32) -> LaneStats<L> {
         let zero = lanes.splat_i(0);
-        Looks {
+        LaneStats {
             lanes,
             largest: lanes.splat_i(largest),
             most: zero,
@@ -132,7 +132,7 @@ impl<L: Lanes> Looks<L> {
     }
 
     #[inline(always)]
-    fn at(&mut self, x: L::F) {
+    fn add(&mut self, x: L::F) {
         let lanes = self.lanes;
         let (zero, one) = (lanes.splat_i(0), lanes.splat_i(1));
         let bits = abs_bits(lanes, x);
@@ -157,13 +157,13 @@ impl<L: Lanes> Looks<L> {
 }
 
 /// Decodes a span into `dst`, or adds it to `dst`.
-pub(super) struct Decode<'a, F, const REDUCE: bool> {
+pub(super) struct DecodeElements<'a, F, const REDUCE: bool> {
     pub format: &'a F,
     pub codes: &'a [u8],
     pub dst: &'a mut [f32],
 }
 
-impl<F: VectorFormat, const REDUCE: bool> Kernel for Decode<'_, F, REDUCE> {
+impl<F: VectorElementFormat, const REDUCE: bool> Kernel for DecodeElements<'_, F, REDUCE> {
     type Output = ();
 
     fn scalar(self) {
@@ -182,18 +182,20 @@ impl<F: VectorFormat, const REDUCE: bool> Kernel for Decode<'_, F, REDUCE> {
         let mut out = self.dst.chunks_exact_mut(L::N);
         for (codes, out) in whole.zip(&mut out) {
             let value = F::decode_lanes(lanes, registers, load(F::BITS, lanes, codes));
-            let sum = match REDUCE {
-                true => lanes.add(lanes.load(out), value),
-                false => value,
+            let sum = if REDUCE {
+                lanes.add(lanes.load(out), value)
+            } else {
+                value
             };
             lanes.store(sum, out);
         }
         let out = out.into_remainder();
         if !out.is_empty() {
             let value = F::decode_lanes(lanes, registers, load_part(F::BITS, lanes, rest));
-            let sum = match REDUCE {
-                true => lanes.add(load_floats(lanes, out), value),
-                false => value,
+            let sum = if REDUCE {
+                lanes.add(load_floats(lanes, out), value)
+            } else {
+                value
             };
             let mut buffer = [0.0; WIDEST];
             lanes.store(sum, &mut buffer);

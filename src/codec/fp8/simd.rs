@@ -1,10 +1,10 @@
-//! Vector form: all arithmetic, no table. Subnormals of the format are ordinary fp32 numbers.
+//! Vector form: arithmetic without a table. Subnormals of the format are normal fp32 numbers.
 
-use super::super::scaled::VectorFormat;
+use super::super::blocked::VectorScaledFormat;
 use super::super::simd::{Lanes, apply_sign};
-use super::Small;
+use super::Fp8;
 
-impl<const MANTISSA: usize> VectorFormat for Small<MANTISSA> {
+impl<const MANTISSA: usize> VectorScaledFormat for Fp8<MANTISSA> {
     type Registers<'a, L: Lanes> = ();
 
     #[inline(always)]

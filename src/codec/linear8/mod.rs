@@ -1,25 +1,36 @@
-//! `linear8`: sign and a 7-bit integer k, worth k * s/127.
+//! `linear8`: sign and a 7-bit integer k with the value k * s/127.
 //!
 //! Source: compression.md 1.1, "linear quant". The magnitude code is the integer nearest to
-//! |x| * 127/s, ties to the smaller. Half a step is s/254. Of the largest number, whose 127th part
-//! rounds up, the step is one place smaller: 127 of them must not be infinite.
+//! |x| * 127/s, ties to the smaller. Half a step is s/254. The unit s/127 of [`f32::MAX`] rounds up;
+//! it is lowered by one place, so that 127 units stay finite.
 
 mod simd;
 
-use super::ErrorLaw;
-use super::scaled::{Scaled, ScaledFormat};
+use super::blocked::{Blocked, Scaled, ScaledFormat};
+use super::{CodecInfo, ErrorLaw, KernelInfo};
 use crate::types::CodecKind;
+use std::sync::Arc;
 
-/// The codec.
-pub(super) type Linear8 = Scaled<Linear>;
+pub(super) const INFO: CodecInfo = CodecInfo {
+    kind: CodecKind::Linear8,
+    encode_seconds: 0.13e-9,
+    decode_seconds: 0.05e-9,
+    kernels: Some(KernelInfo {
+        is_fused: true,
+        encode_seconds: 0.6e-12,
+        decode_seconds: 0.3e-12,
+        ..KernelInfo::new("linear8")
+    }),
+    build: |spec, isa| Arc::new(Blocked::new(Scaled(Linear), spec, isa)),
+};
 
-/// Meaning of the codes.
+/// The format.
 #[derive(Debug)]
 pub(super) struct Linear;
 
 const LEVELS: f32 = 127.0;
 
-/// The largest number of which 127 are finite.
+/// The largest unit of which 127 are finite.
 const LARGEST_UNIT: f32 = f32::from_bits(0x7c01_0203);
 
 impl ScaledFormat for Linear {
@@ -40,8 +51,8 @@ impl ScaledFormat for Linear {
         (scale / LEVELS).min(LARGEST_UNIT)
     }
 
-    /// Nearest, ties down, is the ceiling of what lies half below; one fused step, so that the
-    /// product is not rounded before the decision.
+    /// Rounds to nearest, ties down, as the ceiling of the product minus one half. The multiply-add is
+    /// fused, so that the product is not rounded before the decision.
     #[inline(always)]
     fn magnitude(&self, x: f32, factor: f32) -> u8 {
         x.mul_add(factor, -0.5).ceil().min(LEVELS) as u8
@@ -63,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_magnitude_of_a_finite_scale_is_infinite() {
+    fn unit_of_a_finite_scale_keeps_127_units_finite() {
         assert!((LARGEST_UNIT * LEVELS).is_finite());
         assert!((LARGEST_UNIT.next_up() * LEVELS).is_infinite());
         let below = f32::MAX.next_down();
@@ -76,8 +87,8 @@ mod tests {
     }
 
     #[test]
-    fn ties_go_to_the_smaller_magnitude() {
-        // With s = 127 the factor is 1, so that halves are ties.
+    fn magnitude_at_a_tie_is_the_smaller() {
+        // With s = 127 the factor is 1, and halves are ties.
         for k in 0..127 {
             let middle = k as f32 + 0.5;
             assert_eq!(Linear.magnitude(middle, 1.0), k);

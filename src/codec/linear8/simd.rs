@@ -1,10 +1,10 @@
-//! Vector form: all arithmetic, no table.
+//! Vector form: arithmetic without a table.
 
-use super::super::scaled::VectorFormat;
+use super::super::blocked::VectorScaledFormat;
 use super::super::simd::{Lanes, apply_sign};
 use super::{LEVELS, Linear};
 
-impl VectorFormat for Linear {
+impl VectorScaledFormat for Linear {
     type Registers<'a, L: Lanes> = ();
 
     #[inline(always)]

@@ -1,4 +1,4 @@
-//! Golden vectors of compression.md 1.6, the ends of the range, and what is drawn.
+//! Tests of minmax: golden vectors of compression.md 1.6, ends of ranges, and stochastic rounding.
 
 use super::super::{Codec, Random, Span, build};
 use crate::cpu::Isa;
@@ -18,7 +18,7 @@ fn round_trip(codec: &dyn Codec, x: &[f32], random: Random) -> (Vec<u8>, Vec<f32
 }
 
 #[test]
-fn golden_vectors() {
+fn golden_vectors_have_the_published_bytes() {
     let x = [-5.0, 2.0, -3.0, 7.0, -1.0, 5.0, 3.0];
     for isa in Isa::available() {
         for (text, codes) in [
@@ -40,7 +40,7 @@ fn golden_vectors() {
 }
 
 #[test]
-fn ranges_of_every_size_keep_their_ends() {
+fn ends_of_any_range_decode_to_themselves() {
     let tiny = f32::from_bits(1);
     for isa in Isa::available() {
         for [low, high] in [
@@ -76,7 +76,7 @@ fn ranges_of_every_size_keep_their_ends() {
 
 /// Means of many draws lie within four standard errors of what was encoded.
 #[test]
-fn drawn_codes_are_unbiased() {
+fn mean_of_drawn_codes_is_unbiased() {
     const DRAWS: u64 = 20_000;
     let x: Vec<f32> = (0..61)
         .map(|i| ((i * 37) % 61) as f32 / 60.0 - 0.4)
@@ -111,7 +111,7 @@ fn drawn_codes_are_unbiased() {
 }
 
 #[test]
-fn draws_hang_on_place_not_on_cut() {
+fn draws_depend_on_the_index_not_on_the_span() {
     let x: Vec<f32> = (0..700).map(|i| (i as f32 * 0.7).sin()).collect();
     let random = Random::new(9, 1, 2);
     for isa in Isa::available() {

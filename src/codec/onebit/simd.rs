@@ -3,8 +3,8 @@
 use super::super::blocked::{Numbers, WideSum, load_any};
 use super::super::simd::Lanes;
 
-/// Zeros that fill up the tail are of the upper side, whose sum they do not change; only the
-/// elements of the other side are counted.
+/// Returns the means of both sides. Zeros that fill up the last vector belong to the upper side, whose
+/// sum they do not change; only elements below 0 are counted.
 #[inline(always)]
 pub(super) fn fit<L: Lanes>(lanes: L, x: &[f32]) -> Numbers {
     let (zero, none) = (lanes.splat(0.0), lanes.splat_i(0));

@@ -1,4 +1,4 @@
-//! Eight lanes: AVX2 with FMA and F16C.
+//! Vectors of eight elements: AVX2 with FMA and F16C.
 
 use super::Lanes;
 use std::arch::x86_64::*;
@@ -8,6 +8,8 @@ use std::arch::x86_64::*;
 pub(super) struct Avx2(());
 
 impl Avx2 {
+    /// Creates the token.
+    ///
     /// # Safety
     /// The machine has AVX2, FMA and F16C.
     #[inline(always)]
@@ -16,7 +18,7 @@ impl Avx2 {
     }
 }
 
-/// Intrinsics that only compute.
+/// Evaluates intrinsics that touch no memory.
 macro_rules! op {
     ($body:expr) => {{
         // SAFETY: the token in `self` proves the instruction set; no memory is touched.
@@ -37,28 +39,28 @@ impl Lanes for Avx2 {
     #[inline(always)]
     fn load(self, from: &[f32]) -> __m256 {
         let from: &[f32; 8] = from.first_chunk().unwrap();
-        // SAFETY: 8 floats are there; unaligned loads are allowed.
+        // SAFETY: `from` has 8 floats; the instruction accepts any alignment.
         unsafe { _mm256_loadu_ps(from.as_ptr()) }
     }
 
     #[inline(always)]
     fn store(self, v: __m256, to: &mut [f32]) {
         let to: &mut [f32; 8] = to.first_chunk_mut().unwrap();
-        // SAFETY: 8 floats are there; unaligned stores are allowed.
+        // SAFETY: `to` has 8 floats; the instruction accepts any alignment.
         unsafe { _mm256_storeu_ps(to.as_mut_ptr(), v) }
     }
 
     #[inline(always)]
     fn load_u8(self, from: &[u8]) -> __m256i {
         let from: &[u8; 8] = from.first_chunk().unwrap();
-        // SAFETY: 8 bytes are there.
+        // SAFETY: the array has 8 bytes; the instruction accepts any alignment.
         unsafe { _mm256_cvtepu8_epi32(_mm_loadl_epi64(from.as_ptr().cast())) }
     }
 
     #[inline(always)]
     fn store_u8(self, v: __m256i, to: &mut [u8]) {
         let to: &mut [u8; 8] = to.first_chunk_mut().unwrap();
-        // SAFETY: 8 bytes are there.
+        // SAFETY: the array has 8 bytes; the instruction accepts any alignment.
         unsafe {
             let low = _mm256_castsi256_si128(v);
             let words = _mm_packs_epi32(low, _mm256_extracti128_si256::<1>(v));
@@ -69,14 +71,14 @@ impl Lanes for Avx2 {
     #[inline(always)]
     fn load_u16(self, from: &[u8]) -> __m256i {
         let from: &[u8; 16] = from.first_chunk().unwrap();
-        // SAFETY: 16 bytes are there; unaligned loads are allowed.
+        // SAFETY: `from` has 16 bytes; the instruction accepts any alignment.
         unsafe { _mm256_cvtepu16_epi32(_mm_loadu_si128(from.as_ptr().cast())) }
     }
 
     #[inline(always)]
     fn store_u16(self, v: __m256i, to: &mut [u8]) {
         let to: &mut [u8; 16] = to.first_chunk_mut().unwrap();
-        // SAFETY: 16 bytes are there; unaligned stores are allowed.
+        // SAFETY: `to` has 16 bytes; the instruction accepts any alignment.
         unsafe {
             let low = _mm256_castsi256_si128(v);
             let words = _mm_packus_epi32(low, _mm256_extracti128_si256::<1>(v));
@@ -87,13 +89,13 @@ impl Lanes for Avx2 {
     #[inline(always)]
     fn load_u24(self, from: &[u8]) -> __m256i {
         let from: &[u8; 24] = from.first_chunk().unwrap();
-        // SAFETY: the halves are bytes 0 to 15 and 8 to 23 of the 24 that are there; unaligned
-        // loads are allowed.
+        // SAFETY: the halves are bytes 0 to 15 and 8 to 23 of 24; the instructions accept any
+        // alignment.
         unsafe {
             let low = _mm_loadu_si128(from.as_ptr().cast());
             let high = _mm_loadu_si128(from.as_ptr().add(8).cast());
             let halves = _mm256_set_m128i(high, low);
-            // Elements 0 to 3 lie at byte 0 of the low half, 4 to 7 at byte 4 of the high one.
+            // Elements 0 to 3 start at byte 0 of the low half, 4 to 7 at byte 4 of the high half.
             #[rustfmt::skip]
             let order = _mm256_setr_epi8(
                 0, 1, 2, -1, 3, 4, 5, -1, 6, 7, 8, -1, 9, 10, 11, -1,
@@ -106,14 +108,14 @@ impl Lanes for Avx2 {
     #[inline(always)]
     fn store_u24(self, v: __m256i, to: &mut [u8]) {
         let to: &mut [u8; 24] = to.first_chunk_mut().unwrap();
-        // SAFETY: 16 and 8 of the 24 bytes that are there; unaligned stores are allowed.
+        // SAFETY: the stores write bytes 0 to 15 and 16 to 23 of 24; they accept any alignment.
         unsafe {
             #[rustfmt::skip]
             let order = _mm256_setr_epi8(
                 0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1,
                 0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1,
             );
-            // Three words of each half, brought together.
+            // Brings together three words of each half.
             let words = _mm256_shuffle_epi8(v, order);
             let dense =
                 _mm256_permutevar8x32_epi32(words, _mm256_setr_epi32(0, 1, 2, 4, 5, 6, 3, 7));
@@ -283,7 +285,7 @@ impl Lanes for Avx2 {
     #[inline(always)]
     fn gather(self, table: &[i32], at: __m256i) -> __m256i {
         let last = last_index(table);
-        // SAFETY: the index is at most the table's last, as an unsigned number.
+        // SAFETY: `min_epu32` keeps the index at or below the table's last, as an unsigned number.
         unsafe {
             let at = _mm256_min_epu32(at, _mm256_set1_epi32(last));
             _mm256_i32gather_epi32::<4>(table.as_ptr(), at)
@@ -329,7 +331,7 @@ impl Lanes for Avx2 {
     #[inline(always)]
     fn sums(self, sum: (__m256d, __m256d), to: &mut [f64]) {
         let to: &mut [f64; 8] = to.first_chunk_mut().unwrap();
-        // SAFETY: 8 doubles are there; unaligned stores are allowed.
+        // SAFETY: `to` has 8 doubles; the instruction accepts any alignment.
         unsafe {
             _mm256_storeu_pd(to.as_mut_ptr(), sum.0);
             _mm256_storeu_pd(to.as_mut_ptr().add(4), sum.1);
@@ -339,27 +341,28 @@ impl Lanes for Avx2 {
     #[inline(always)]
     fn total(self, sum: (__m256d, __m256d)) -> f64 {
         let mut parts = [0.0; 4];
-        // SAFETY: 4 doubles are there; unaligned stores are allowed.
+        // SAFETY: `to` has 4 doubles; the instruction accepts any alignment.
         unsafe { _mm256_storeu_pd(parts.as_mut_ptr(), _mm256_add_pd(sum.0, sum.1)) };
         parts.iter().sum()
     }
 }
 
-/// Entries of a table whose length is a power of two, at the low bits of `at`.
+/// Returns entries of a table whose length is a power of two, at the low bits of `at`.
 #[inline(always)]
 fn lookup<const LEN: usize>(table: &[f32; LEN], at: __m256i) -> __m256 {
     const { assert!(LEN.is_power_of_two()) };
-    // SAFETY: only callers with a token reach this, and the index is masked to below LEN.
+    // SAFETY: callers hold an `Avx2` token, which proves the instruction set; the mask keeps the index
+    // below LEN.
     unsafe {
         let at = _mm256_and_si256(at, _mm256_set1_epi32(LEN as i32 - 1));
         _mm256_i32gather_ps::<4>(table.as_ptr(), at)
     }
 }
 
-/// Index of the last entry, for clamping.
+/// Returns the index of the last entry, for clamping.
 ///
 /// # Panics
-/// If the table is empty or longer than indices reach.
+/// If the table is empty or has more than 2^20 entries.
 #[inline(always)]
 pub(super) fn last_index(table: &[i32]) -> i32 {
     assert!(!table.is_empty() && table.len() <= 1 << 20);
@@ -369,7 +372,7 @@ pub(super) fn last_index(table: &[i32]) -> i32 {
 #[inline(always)]
 fn elements(a: __m256i) -> [i32; 8] {
     let mut elements = [0; 8];
-    // SAFETY: only callers with a token reach this; 32 bytes are there.
+    // SAFETY: callers hold an `Avx2` token, which proves the instruction set; `elements` has 32 bytes.
     unsafe { _mm256_storeu_si256(elements.as_mut_ptr().cast(), a) };
     elements
 }

@@ -1,17 +1,34 @@
 //! `static8`: sign, 3-bit decimal exponent e, 4-bit tree.
 //!
-//! Source: compression.md 1.1, "static tree". The sixteen nodes of a bisection of (0.1, 0.99)
-//! first cut at 0.45, times 10^(2-e), times 10^offset; the smallest value of all is 0 instead.
-//! At offset 0: 0 and 1.4375e-6 to 92.25.
+//! Source: compression.md 1.1, "static tree". A magnitude is one of the sixteen nodes of a bisection
+//! of (0.1, 0.99), cut first at 0.45, times 10^(2-e), times 10^offset. The smallest of all is replaced
+//! by 0. At offset 0 the values are 0 and 1.4375e-6 to 92.25.
 //!
 //! The source writes a magnitude as EEE MMMM with e = 0 for the largest decade. On the wire the
 //! three exponent bits are inverted, so that 0 has code 0 and values ascend with the code.
 
-use super::elementwise::{Elementwise, Table8};
+use super::elementwise::{Elementwise, Table8, decimal, kernel_words};
+use super::{CodecInfo, KernelInfo};
 use crate::types::CodecKind;
+use std::sync::Arc;
 
-/// The codec.
-pub(super) type Static8 = Elementwise<Table8>;
+pub(super) const INFO: CodecInfo = CodecInfo {
+    kind: CodecKind::Static8,
+    encode_seconds: 0.5e-9,
+    decode_seconds: 0.1e-9,
+    kernels: Some(KernelInfo {
+        array_family: "static8_tabled",
+        encode_seconds: 0.7e-12,
+        decode_seconds: 0.4e-12,
+        words: |spec, words| {
+            let offset = i32::from(spec.offset);
+            let units = [decimal(125, offset - 6), decimal(125, offset - 10)];
+            kernel_words(spec.offset, units, decimal(1, -(offset + 2)), words);
+        },
+        ..KernelInfo::new("static8")
+    }),
+    build: |spec, isa| Arc::new(Elementwise::new(format(spec.offset), isa)),
+};
 
 /// Nodes in units of 1e-5.
 const NODES: [u32; 16] = [
@@ -19,13 +36,13 @@ const NODES: [u32; 16] = [
     72_000, 78_750, 85_500, 92_250,
 ];
 
-/// The format at an offset.
+/// Creates the format at an offset.
 pub(super) fn format(offset: i8) -> Table8 {
     Table8::new(CodecKind::Static8, offset, |code| {
         let (decade, node) = (code >> 4, NODES[(code & 15) as usize]);
         match code {
             0 => (0, 0),
-            // e = 7 - decade, and 10^(2-e) in units of 1e-5.
+            // e = 7 - decade, and nodes are in units of 1e-5.
             _ => (node, decade as i32 - 5 - 5),
         }
     })
@@ -37,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn golden_values() {
+    fn golden_inputs_become_the_published_values() {
         let format = format(0);
         let nearest = |x: f32| format.decode(format.encode(x));
         assert_eq!(nearest(0.2345678), 0.23125);
@@ -52,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_are_a_bisection() {
+    fn nodes_equal_those_of_the_bisection() {
         let ends = [45_000u32, 99_000];
         for (half, low) in [10_000, 45_000].into_iter().enumerate() {
             for i in 0..8 {
@@ -66,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn offset_moves_the_range() {
+    fn offset_multiplies_the_range() {
         for (offset, largest) in [(-30, 92.25e-30), (-2, 0.9225), (3, 92.25e3), (30, 92.25e30)] {
             let format = format(offset);
             assert_eq!(format.largest(), largest);

@@ -1,38 +1,46 @@
-//! `terngrad`: -s, 0 or s, with chance.
+//! `terngrad`: -s, 0 or s, by stochastic rounding.
 //!
-//! Source: Wen et al. 2017, as told in compression.md 1.6. Elements are clipped to 2.5 standard
+//! Source: Wen et al. 2017, after compression.md 1.6. Elements are clipped to 2.5 standard
 //! deviations of their block; s is the largest magnitude that is left; an element becomes s with
 //! its sign with probability |x|/s, otherwise 0. What decodes is the clipped element on average.
 //! Elements beyond s are clipped by intent and are not counted as saturated.
 //!
-//! The standard deviation is that about 0, so that a block of equal numbers keeps its value. The
-//! source shares s among ranks so that ternary numbers can be added as such; here sums are fp32
-//! and each block has its own s, which is never larger than a shared one.
+//! The standard deviation is taken about 0, so that a block of equal numbers keeps its value. The
+//! source shares s among ranks so that ternary numbers can be added as such. Here sums are fp32, and
+//! each block has its own s, which never exceeds a shared s.
 //!
-//! Codes are 0 for 0, 1 for s, 2 for -s; 3, which is never written, decodes to 0. Every code
-//! needs a draw, so a seed tells streams apart but is not needed to round at random.
+//! Codes are 0 for 0, 1 for s and 2 for -s. Code 3 is never written and decodes to 0. Every code
+//! needs a draw: a seed selects other draws, but rounding is stochastic without a seed, too.
 
 mod simd;
 
-use super::blocked::{BlockFormat, Blocked, Numbers, total};
+use super::blocked::{BlockFormat, Blocked, Draws, Numbers, total};
 use super::simd::Lanes;
-use super::{ErrorLaw, Zero};
+use super::{CodecInfo, ErrorLaw, KernelInfo, Zero};
 use crate::types::CodecKind;
+use std::sync::Arc;
 
-/// The codec.
-pub(super) type TernGrad = Blocked<Ternary>;
+pub(super) const INFO: CodecInfo = CodecInfo {
+    kind: CodecKind::TernGrad,
+    encode_seconds: 0.4e-9,
+    decode_seconds: 0.15e-9,
+    kernels: Some(KernelInfo::new("terngrad")),
+    build: |spec, isa| Arc::new(Blocked::new(Ternary, spec, isa)),
+};
 
-/// Meaning of the codes.
+/// The format.
 #[derive(Debug)]
 pub(super) struct Ternary;
 
-/// Standard deviations that are not clipped.
+/// Magnitudes beyond this many standard deviations are clipped.
 const CLIP: f64 = 2.5;
-/// Scales below this are raised before they are inverted, scales from [`HUGE`] up lowered.
+/// Scales below this are multiplied with [`RAISE`] before they are inverted, scales from [`HUGE`] up
+/// with [`LOWER`].
 const TINY: f32 = f32::from_bits((127 - 100) << 23);
 const HUGE: f32 = f32::from_bits((127 + 100) << 23);
-/// 2^64 and 2^-64.
+/// 2^64.
 const RAISE: f32 = f32::from_bits((127 + 64) << 23);
+/// 2^-64.
 const LOWER: f32 = f32::from_bits((127 - 64) << 23);
 
 /// probability = (|x| * raise) * factor.
@@ -43,20 +51,18 @@ pub(super) struct Encoder {
 }
 
 impl BlockFormat for Ternary {
+    const KIND: CodecKind = CodecKind::TernGrad;
     const BITS: usize = 2;
     const NUMBERS: usize = 1;
     const FITS_EXTREMES: bool = false;
     const ZERO: Zero = Zero::Positive;
-    const ALWAYS_RANDOM: bool = true;
+    const DRAWS: Draws = Draws::Always;
 
     type Encoder = Encoder;
     type Decoder = f32;
+    type Registers<'a, L: Lanes> = ();
 
-    fn kind() -> CodecKind {
-        CodecKind::TernGrad
-    }
-
-    /// From 0 to s and back, and what is clipped.
+    /// An element may become 0 or s, or be clipped.
     fn errors() -> ErrorLaw {
         ErrorLaw {
             of_scale: 1.0,
@@ -64,15 +70,17 @@ impl BlockFormat for Ternary {
         }
     }
 
-    fn fit(x: &[f32]) -> Numbers {
-        let most = x.iter().fold(0f32, |most, x| most.max(x.abs()));
+    #[inline(always)]
+    fn registers<L: Lanes>(&self, _: L) {}
+
+    fn fit(x: &[f32], largest: f32) -> Numbers {
         let squares = total(x.iter().map(|&x| f64::from(x) * f64::from(x)));
-        scale(most, squares, x.len())
+        scale(largest, squares, x.len())
     }
 
     #[inline(always)]
-    fn fit_lanes<L: Lanes>(lanes: L, x: &[f32]) -> Numbers {
-        simd::fit(lanes, x)
+    fn fit_lanes<L: Lanes>(lanes: L, x: &[f32], largest: f32) -> Numbers {
+        simd::fit(lanes, x, largest)
     }
 
     #[inline(always)]
@@ -86,9 +94,10 @@ impl BlockFormat for Ternary {
         };
         Encoder {
             raise,
-            factor: match scale == 0.0 {
-                true => 0.0,
-                false => 1.0 / (scale * raise),
+            factor: if scale == 0.0 {
+                0.0
+            } else {
+                1.0 / (scale * raise)
             },
         }
     }
@@ -98,33 +107,34 @@ impl BlockFormat for Ternary {
         scale
     }
 
-    /// Nearest of the three: no draw is a draw of the middle.
+    /// Rounds to the nearest of the three values.
     #[inline(always)]
-    fn code(encoder: Encoder, x: f32) -> u32 {
-        Self::draw(encoder, x, 0.5)
+    fn code(&self, encoder: Encoder, x: f32) -> u32 {
+        self.draw(encoder, x, 0.5)
     }
 
     #[inline(always)]
-    fn code_lanes<L: Lanes>(lanes: L, encoder: Encoder, x: L::F) -> L::I {
+    fn code_lanes<L: Lanes>(lanes: L, _: (), encoder: Encoder, x: L::F) -> L::I {
         simd::draw(lanes, encoder, x, lanes.splat(0.5))
     }
 
     #[inline(always)]
-    fn draw(encoder: Encoder, x: f32, u: f32) -> u32 {
+    fn draw(&self, encoder: Encoder, x: f32, u: f32) -> u32 {
         let probability = (x.abs() * encoder.raise) * encoder.factor;
-        match probability > u {
-            true => 1 + (x.to_bits() >> 31),
-            false => 0,
+        if probability > u {
+            1 + (x.to_bits() >> 31)
+        } else {
+            0
         }
     }
 
     #[inline(always)]
-    fn draw_lanes<L: Lanes>(lanes: L, encoder: Encoder, x: L::F, u: L::F) -> L::I {
+    fn draw_lanes<L: Lanes>(lanes: L, _: (), encoder: Encoder, x: L::F, u: L::F) -> L::I {
         simd::draw(lanes, encoder, x, u)
     }
 
     #[inline(always)]
-    fn value(scale: f32, code: u32) -> f32 {
+    fn value(&self, scale: f32, code: u32) -> f32 {
         match code {
             1 => scale,
             2 => -scale,
@@ -133,17 +143,17 @@ impl BlockFormat for Ternary {
     }
 
     #[inline(always)]
-    fn value_lanes<L: Lanes>(lanes: L, scale: f32, code: L::I) -> L::F {
+    fn value_lanes<L: Lanes>(lanes: L, _: (), scale: f32, code: L::I) -> L::F {
         simd::value(lanes, scale, code)
     }
 }
 
-/// The scale of a block with this largest magnitude and sum of squares.
+/// Returns the scale of a block with this largest magnitude and sum of squares.
 #[inline(always)]
-fn scale(most: f32, squares: f64, n: usize) -> Numbers {
+fn scale(largest: f32, squares: f64, n: usize) -> Numbers {
     let clip = CLIP * (squares / n as f64).sqrt();
     // A clip beyond fp32 is larger than any magnitude.
-    [most.min(clip as f32), 0.0]
+    [largest.min(clip as f32), 0.0]
 }
 
 #[cfg(test)]
@@ -168,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_three_and_the_scale_is_clipped() {
+    fn values_beyond_the_clip_become_the_scale() {
         // 63 ones and one 100: the mean square is 157.2, so that 2.5 deviations are 31.3.
         let mut x = vec![1f32; 64];
         x[17] = -100.0;
@@ -177,7 +187,7 @@ mod tests {
             let y = decoded(&*codec(isa), &x, Random::new(1, 1, 1));
             assert_eq!(y[17], -s);
             assert!(y.iter().all(|&y| y == 0.0 || y == s || y == -s));
-            // Equal numbers are their own scale.
+            // A block of equal numbers has their magnitude as its scale.
             assert_eq!(
                 decoded(&*codec(isa), &[-3.5; 64], Random::default()),
                 [-3.5; 64]
@@ -186,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_clipped_is_unbiased() {
+    fn mean_of_unclipped_values_is_unbiased() {
         const DRAWS: u64 = 40_000;
         let x: Vec<f32> = (0..64).map(|i| (i as f32 - 31.5) / 32.0).collect();
         for isa in [Isa::Scalar, Isa::detect()] {

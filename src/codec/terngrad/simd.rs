@@ -1,20 +1,16 @@
 //! Vector form.
 
 use super::super::blocked::{Numbers, WideSum, load_any};
-use super::super::simd::{Lanes, abs, abs_bits};
+use super::super::simd::{Lanes, abs};
 use super::Encoder;
 
 #[inline(always)]
-pub(super) fn fit<L: Lanes>(lanes: L, x: &[f32]) -> Numbers {
-    let mut most = lanes.splat_i(0);
+pub(super) fn fit<L: Lanes>(lanes: L, x: &[f32], largest: f32) -> Numbers {
     let mut squares = WideSum::new(lanes);
     for (index, part) in x.chunks(L::N).enumerate() {
-        let part = load_any(lanes, part);
-        most = lanes.max_i(most, abs_bits(lanes, part));
-        squares.add_squares(lanes, index, part);
+        squares.add_squares(lanes, index, load_any(lanes, part));
     }
-    let most = f32::from_bits(lanes.reduce_max(most) as u32);
-    super::scale(most, squares.total(lanes), x.len())
+    super::scale(largest, squares.total(lanes), x.len())
 }
 
 #[inline(always)]

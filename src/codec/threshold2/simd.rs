@@ -1,10 +1,10 @@
 //! Vector form: comparisons.
 
-use super::super::elementwise::VectorFormat;
+use super::super::elementwise::VectorElementFormat;
 use super::super::simd::{Lanes, abs, apply_sign};
 use super::{ABOVE, BELOW, BETWEEN, NOT_FINITE, Threshold};
 
-impl VectorFormat for Threshold {
+impl VectorElementFormat for Threshold {
     type Registers<'a, L: Lanes> = L::F;
 
     #[inline(always)]
@@ -12,7 +12,7 @@ impl VectorFormat for Threshold {
         lanes.splat(self.tau)
     }
 
-    /// A magnitude reaches the threshold where that does not exceed it; NaN is compared as bits.
+    /// Tests `!(tau > |x|)`, which is true for NaN, too; NaN is then found by its bits.
     #[inline(always)]
     fn encode_lanes<L: Lanes>(lanes: L, tau: L::F, x: L::F) -> L::I {
         let magnitude = abs(lanes, x);

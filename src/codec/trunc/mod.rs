@@ -1,35 +1,57 @@
 //! `trunc8`, `trunc16`, `trunc24`: the upper 1, 2 or 3 bytes of each fp32 number.
 //!
-//! Source: compression.md 1.4 (ADT's Bitpack). No rounding: towards zero, with the sign, so that
-//! -0 stays -0. The kept bytes are little endian, element after element; decoding puts zeros
-//! where bytes were dropped. `trunc16` is bfloat16 by truncation; `trunc8` keeps seven bits of the
-//! exponent and loses up to three quarters of a number.
+//! Source: compression.md 1.4 (ADT's Bitpack). Truncation rounds towards zero and keeps the sign, so
+//! that -0 stays -0. The kept bytes are little endian, element after element; decoding sets the dropped
+//! bytes to zero. `trunc16` is bfloat16 by truncation. `trunc8` keeps seven bits of the exponent and
+//! loses up to three quarters of a number.
 //!
-//! Where the source swallows what is not finite, this does not: a NaN becomes a quiet one first,
-//! whose mark is among the upper two bytes. One byte has no room for that; there 0x7f and 0xff,
-//! which the source gives to numbers from 2^127 up, stand for NaN, and such numbers saturate at
-//! 0x7e. For all other elements the codes are the source's.
+//! Unlike the source, these codecs keep non-finite elements. A NaN is first made quiet, which sets a
+//! bit in the upper two bytes. One byte has no such bit: there 0x7f and 0xff, which the source gives to
+//! numbers from 2^127 up, stand for NaN, and such numbers saturate at 0x7e. All other codes equal the
+//! source's; [`pack_upper`] has the source's codes throughout.
 
 mod simd;
+mod upper;
 
 use super::elementwise::{ElementFormat, Elementwise};
-use super::{ErrorLaw, Zero};
+use super::{CodecInfo, ErrorLaw, KernelInfo, Zero};
 use crate::types::{CodecKind, CodecSpec};
+use std::sync::Arc;
+pub(crate) use upper::{pack_upper, unpack_upper};
 
-/// The codec that keeps `BITS` bits.
-pub(super) type Trunc<const BITS: usize> = Elementwise<Upper<BITS>>;
+/// Returns the facts about the codec that keeps `BITS` bits: 8, 16 or 24.
+pub(super) const fn info<const BITS: usize>() -> CodecInfo {
+    CodecInfo {
+        kind: kind(BITS),
+        encode_seconds: 0.06e-9,
+        decode_seconds: 0.05e-9,
+        kernels: Some(KernelInfo {
+            words: |_, words| words[6] = BITS as u32,
+            ..KernelInfo::new("trunc")
+        }),
+        build: |_, isa| Arc::new(Elementwise::new(Upper::<BITS>, isa)),
+    }
+}
 
-/// Meaning of the codes.
+const fn kind(bits: usize) -> CodecKind {
+    match bits {
+        8 => CodecKind::Trunc8,
+        16 => CodecKind::Trunc16,
+        _ => CodecKind::Trunc24,
+    }
+}
+
+/// The format.
 #[derive(Debug)]
 pub(super) struct Upper<const BITS: usize>;
 
 /// Infinity, as bits.
 const INFINITE: u32 = 0x7f80_0000;
-/// What makes a NaN quiet.
+/// The bit that makes a NaN quiet.
 const QUIET: u32 = 0x0040_0000;
-/// The magnitude code of `trunc8` for what is not finite.
+/// Magnitude code of `trunc8` for non-finite elements.
 const NOT_FINITE: u32 = 0x7f;
-/// The largest magnitude that `trunc8` does not confuse with it.
+/// Bits of the largest magnitude whose `trunc8` code differs from [`NOT_FINITE`].
 const LARGEST8: u32 = 0x7eff_ffff;
 
 impl<const BITS: usize> ElementFormat for Upper<BITS> {
@@ -37,11 +59,7 @@ impl<const BITS: usize> ElementFormat for Upper<BITS> {
     const ZERO: Zero = Zero::Signed;
 
     fn spec(&self) -> CodecSpec {
-        CodecSpec::of(match BITS {
-            8 => CodecKind::Trunc8,
-            16 => CodecKind::Trunc16,
-            _ => CodecKind::Trunc24,
-        })
+        CodecSpec::of(kind(BITS))
     }
 
     fn encode(&self, x: f32) -> u32 {
@@ -70,7 +88,7 @@ impl<const BITS: usize> ElementFormat for Upper<BITS> {
         }
     }
 
-    /// A part of x, or what lies below the smallest magnitude.
+    /// The relative part of the error law plus its floor.
     fn error_bound(&self, x: f32) -> f32 {
         let law = self.errors();
         ((law.of_value * f64::from(x.abs()) + law.floor) as f32).next_up()
@@ -100,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn golden_values() {
+    fn golden_inputs_become_the_published_codes() {
         assert_eq!(both::<24>(1.23), (0x3f9d70, 1.229_980_5));
         assert_eq!(both::<16>(1.23), (0x3f9d, 1.226_562_5));
         assert_eq!(both::<8>(1.23), (0x3f, 0.5));
@@ -108,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_finite_stays_so() {
+    fn non_finite_elements_stay_non_finite() {
         let faint = f32::from_bits(INFINITE + 1);
         assert_eq!(both::<16>(f32::INFINITY).1, f32::INFINITY);
         assert_eq!(both::<24>(f32::NEG_INFINITY).1, f32::NEG_INFINITY);
@@ -120,9 +138,9 @@ mod tests {
         assert_eq!(both::<8>(-2f32.powi(127)).0, 0xfe);
     }
 
-    /// The source's figures: three bytes to 2^-15, two to 2^-7, one to three quarters.
+    /// The source's figures: an error below 2^-15 with three bytes, 2^-7 with two, 3/4 with one.
     #[test]
-    fn truncation_has_its_law() {
+    fn truncation_errors_reach_the_published_bounds() {
         let x: Vec<f32> = (0..1 << 16)
             .map(|i| (i as f32 / 65_536.0 * 4.0).exp2())
             .collect();

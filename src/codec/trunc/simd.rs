@@ -1,10 +1,10 @@
 //! Vector form: a shift between a load and a dense store.
 
-use super::super::elementwise::VectorFormat;
+use super::super::elementwise::VectorElementFormat;
 use super::super::simd::{Lanes, abs_bits};
 use super::{INFINITE, LARGEST8, NOT_FINITE, QUIET, Upper};
 
-impl<const BITS: usize> VectorFormat for Upper<BITS> {
+impl<const BITS: usize> VectorElementFormat for Upper<BITS> {
     type Registers<'a, L: Lanes> = ();
 
     #[inline(always)]

@@ -1,40 +1,38 @@
-//! What the engine knows of a communicator's connections.
+//! [`Connections`]: the engine's view of a communicator's peer buffers.
 
+use crate::gpu::abi::{CommView, Protocol, Trouble};
 use crate::gpu_links::GpuLinks;
 use crate::mem::PeerBufferLayout;
-use crate::mem::abi::{CommView, Protocol, Trouble};
 use std::fmt::Debug;
 use std::time::Duration;
 
-/// The connections of one GPU rank, alive for as long as the value.
+/// The connections of one GPU rank. They stay open as long as the value exists.
 pub trait Connections: Send + Sync + Debug {
-    /// The layout of each box.
+    /// Returns the layout of each peer buffer.
     fn shape(&self) -> &PeerBufferLayout;
 
-    /// What a kernel needs to know that uses `protocol` and lets each wait last `timeout`.
+    /// Returns the kernel's view for `protocol`, with `timeout` as the deadline of each wait.
     fn view(&self, protocol: Protocol, timeout: Duration) -> CommView;
 
-    /// Device addresses of the two words of the fused kernels that send packets, and of those that
-    /// send lines.
+    /// Returns the device addresses of the call counters of fused kernels: for packets, and for lines.
     fn epochs(&self) -> [u64; 2];
 
-    /// Ends every wait of this rank's kernels, now and later.
+    /// Aborts all present and later waits of this rank's kernels.
     fn abort(&self);
 
-    /// Gives up what other ranks own: no kernel may use the connections from here on.
+    /// Unmaps memory of other ranks. No kernel may use the connections afterwards.
     fn unmap(&self);
 
-    /// The same for what ranks of this process own alone, which asks the driver for nothing. Returns
-    /// whether there was any.
+    /// Unmaps memory of other ranks of this process, without a driver call. Returns whether any was mapped.
     fn unmap_local_peers(&self) -> bool;
 
-    /// Whether ranks of this process have not given up yet what this one owns.
+    /// Returns whether ranks of this process still map memory of this rank.
     fn is_mapped_by_peers(&self) -> bool;
 
-    /// What went wrong first, once a kernel has said so.
+    /// Returns the first failure that a kernel has reported.
     fn trouble(&self) -> Option<Trouble>;
 
-    /// Whether the ll128 protocol works between all ranks; the same on all ranks.
+    /// Returns whether ll128 works between all ranks. All ranks get the same answer.
     fn lines_arrive_whole(&self) -> bool;
 }
 

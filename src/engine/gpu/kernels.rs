@@ -1,67 +1,63 @@
-//! The kernels of a GPU: all of them loaded before the first launch, and found by name.
+//! The kernels of a GPU, loaded before the first launch and found by name.
 //!
-//! A kernel that the driver loads at its first launch may wait for all others to end, for ever if
-//! one of them waits for it; so none is left for later.
+//! Lazy loading could deadlock: the driver may load a kernel only when all running kernels have ended, and one
+//! of them may wait for the new kernel.
 
 use crate::codec::{FUSED_CODECS, KERNEL_CODECS, kernel_family};
 use crate::error::{Error, ErrorKind, Result};
+use crate::gpu::abi::{
+    BLOCK_THREADS, FUSED_THREADS, SMALL_BLOCK_THREADS, SMALL_STAGE_BYTES, STAGE_BYTES,
+};
 use crate::gpu::{Context, Function, Module, kernels};
 use crate::plan::{FUSED128_DTYPES, Plan, Request, Resident};
 use crate::types::{Algorithm, CodecKind, Collective, DType, Kernel, Protocol, ScaleRule};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// Threads of a block of the fused kernels without a codec.
-pub const FUSED_THREADS: u32 = 512;
-
-/// The block of a kernel: of an interpreter, which drives one channel, or of a fused one.
+/// Block size of a kernel. A schedule kernel's block drives one channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
-    /// Threads: what moves data, and of an interpreter 64 that wait and 32 that publish.
+pub struct BlockShape {
+    /// Threads. A schedule kernel has 64 threads that wait and 32 that publish beside the data movers.
     pub threads: u32,
-    /// Bytes of dynamic shared memory, which kernels of codecs fetch ahead into.
+    /// Bytes of dynamic shared memory, into which codec kernels prefetch.
     pub shared: u32,
 }
 
-/// Threads, and bytes of dynamic shared memory for each warp that moves data, of code for sm_90 and
-/// above.
-pub const LARGE: [u32; 2] = [608, 11520];
-/// The same of code that also runs on GPUs with 99 KiB of shared memory.
-pub const SMALL: [u32; 2] = [352, 7168];
-/// Threads of a block of an interpreter that move no data. A fused kernel has none.
-const ASIDE: u32 = 96;
+/// Threads of a schedule kernel's block that move no data. A fused kernel has none.
+const CONTROL_THREADS: u32 = 96;
 
-/// How a kernel is launched. Which code of the fat binary the driver took is seen by the threads that it was
-/// compiled for.
-pub fn shape(function: &Function) -> Shape {
-    let (aside, is_coded) = match function.name().strip_prefix("cinch_oneshot_") {
+/// Returns the block size of a kernel. The function's thread limit shows which code of the fat binary the driver
+/// selected.
+pub fn shape(function: &Function) -> BlockShape {
+    let (aside, is_coded) = match function.name().strip_prefix("cinch_fused_") {
         Some(does) if !is_through_codec(does) => {
-            return Shape {
+            return BlockShape {
                 threads: FUSED_THREADS,
                 shared: 0,
             };
         }
         Some(_) => (0, true),
-        None => (ASIDE, function.name().starts_with("cinch_coded_")),
+        None => (CONTROL_THREADS, function.name().starts_with("cinch_coded_")),
     };
-    let [threads, stage] = match function.max_threads {
-        most if most < LARGE[0] - ASIDE + aside => SMALL,
-        _ => LARGE,
+    let (threads, stage) = if function.max_threads < BLOCK_THREADS - CONTROL_THREADS + aside {
+        (SMALL_BLOCK_THREADS, SMALL_STAGE_BYTES)
+    } else {
+        (BLOCK_THREADS, STAGE_BYTES)
     };
-    let movers = threads - ASIDE;
-    Shape {
+    let movers = threads - CONTROL_THREADS;
+    BlockShape {
         threads: movers + aside,
         shared: if is_coded { movers / 32 * stage } else { 0 },
     }
 }
 
-/// Whether a fused kernel of this name goes through a codec.
+/// Returns whether a fused kernel of this name has a codec.
 fn is_through_codec(does: &str) -> bool {
     let mut families = FUSED_CODECS.map(kernel_family).into_iter();
     families.any(|family| does.starts_with(family))
 }
 
-/// The kernels that are loaded on one GPU.
+/// Kernels that are loaded on one GPU.
 #[derive(Debug)]
 pub struct Kernels {
     context: Arc<Context>,
@@ -69,10 +65,10 @@ pub struct Kernels {
 }
 
 impl Kernels {
-    /// Those of the GPU of `context`, loaded by the first communicator of the process that asks.
+    /// Returns the kernels of the GPU of `context`. The process's first communicator there loads them.
     ///
     /// # Errors
-    /// Unsupported if the build has none, or none for this GPU; those of the driver.
+    /// Unsupported if the build has no kernels for this GPU; the driver's errors.
     pub fn of(context: &Arc<Context>) -> Result<Arc<Kernels>> {
         static LOADED: Mutex<Vec<Weak<Kernels>>> = Mutex::new(Vec::new());
         let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -84,11 +80,11 @@ impl Kernels {
         if let Some(known) = loaded.iter().filter_map(Weak::upgrade).find(same) {
             return Ok(known);
         }
-        // One that is missing says why.
+        // A missing module is an error that states the cause.
         let mut modules = vec![kernels::load(context, "move")?];
         for fatbin in kernels::fatbins() {
-            // The others are for trials and tests.
-            if ["oneshot", "raw_", "coded_"]
+            // Other modules serve path probes and tests.
+            if ["fused_", "raw_", "coded_"]
                 .iter()
                 .any(|begin| fatbin.name.starts_with(begin))
             {
@@ -100,10 +96,10 @@ impl Kernels {
         Ok(found)
     }
 
-    /// The kernels that `modules` have between them.
+    /// Finds all kernels in `modules`.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// The driver's errors.
     pub fn find_in(context: &Arc<Context>, modules: &[Arc<Module>]) -> Result<Kernels> {
         let mut functions = HashMap::new();
         for name in names() {
@@ -128,10 +124,10 @@ impl Kernels {
         })
     }
 
-    /// The kernel of this name.
+    /// Returns the kernel of this name.
     ///
     /// # Errors
-    /// Unsupported if there is none.
+    /// Unsupported if the build lacks it.
     pub fn find(&self, name: &str) -> Result<&Function> {
         self.functions.get(name).ok_or_else(|| {
             Error::new(
@@ -141,25 +137,24 @@ impl Kernels {
         })
     }
 
-    /// Blocks that the GPU holds at once, whichever of its interpreters, or of its fused kernels,
-    /// they run.
+    /// Returns the blocks that are resident at once, for any schedule kernel and for any fused kernel.
     ///
     /// # Errors
-    /// Internal if a kernel does not fit a multiprocessor at all; those of the driver.
+    /// Internal if a kernel does not fit a multiprocessor; the driver's errors.
     pub fn resident(&self) -> Result<Resident> {
-        let is_fused = |name: &str| name.starts_with("cinch_oneshot_");
+        let is_fused = |name: &str| name.starts_with("cinch_fused_");
         Ok(Resident {
             channels: self.blocks(|name| !is_fused(name))?,
             fused: self.blocks(is_fused)?,
         })
     }
 
-    /// Blocks that the GPU holds at once of whichever of these kernels.
+    /// Returns the blocks that are resident at once for any of the selected kernels.
     fn blocks(&self, counts: impl Fn(&str) -> bool) -> Result<usize> {
         let mut least = u32::MAX;
         let functions = self.functions.values();
         for function in functions.filter(|function| counts(function.name())) {
-            let Shape { threads, shared } = shape(function);
+            let BlockShape { threads, shared } = shape(function);
             let blocks = function.blocks_per_multiprocessor(threads, shared)?;
             if blocks == 0 {
                 return Err(Error::internal(format!(
@@ -175,12 +170,12 @@ impl Kernels {
     }
 }
 
-/// Refuses a call that no kernel runs, whatever the GPU. All ranks decide alike.
+/// Rejects a call that no kernel runs on any GPU. All ranks decide alike.
 ///
 /// # Errors
 /// Unsupported if the codec has no kernels or keeps scales from call to call.
 pub fn check(request: &Request) -> Result<()> {
-    let spec = request.codec;
+    let spec = request.codec.inter;
     let why = if spec.is_lossy() && !KERNEL_CODECS.contains(&spec.kind) {
         format!(
             "{} has no kernels and works on host buffers only; take one of raw, {}",
@@ -202,38 +197,38 @@ pub fn check(request: &Request) -> Result<()> {
     ))
 }
 
-/// The kernel that runs a plan.
+/// Returns the name of the kernel that runs a plan.
 pub fn name_for(plan: &Plan) -> String {
     let suffix = match (plan.kernel.kernel, plan.kernel.protocol) {
         (Kernel::Schedule, Protocol::Simple) => "",
         (Kernel::Schedule, Protocol::Ll) => "_ll",
         (Kernel::Schedule, Protocol::Ll128) => "_ll128",
         (Kernel::Fused, _) if plan.codec.is_some() => {
-            let family = kernel_family(plan.spec.kind);
-            return format!("cinch_oneshot_{family}_{}_ll128", plan.dtype);
+            let family = kernel_family(plan.specs.inter.kind);
+            return format!("cinch_fused_{family}_{}_ll128", plan.dtype);
         }
         (Kernel::Fused, protocol) => {
             let end = match protocol {
                 Protocol::Ll128 => "_ll128",
-                _ => "",
+                _ => "_ll",
             };
             let begin = match (plan.collective, plan.algorithm) {
                 (Collective::ReduceScatter | Collective::AllToAll, _) => "scatter_",
-                (Collective::AllReduce, Algorithm::Direct) => "twice_",
+                (Collective::AllReduce, Algorithm::Direct) => "two_shot_",
                 (Collective::Broadcast, _) => "from_root_",
                 (Collective::Reduce, _) => "to_root_",
                 _ => "",
             };
             return match plan.collective.reduces() {
-                true => format!("cinch_oneshot_{begin}{}{end}", plan.dtype),
-                false => format!("cinch_oneshot_{begin}move{end}"),
+                true => format!("cinch_fused_{begin}{}{end}", plan.dtype),
+                false => format!("cinch_fused_{begin}move{end}"),
             };
         }
     };
     if plan.codec.is_some() {
         format!(
             "cinch_coded_{}_{}",
-            kernel_family(plan.spec.kind),
+            kernel_family(plan.specs.inter.kind),
             plan.dtype
         )
     } else if plan.collective.reduces() {
@@ -243,7 +238,7 @@ pub fn name_for(plan: &Plan) -> String {
     }
 }
 
-/// Every name that [`name_for`] can give.
+/// Returns every name that [`name_for`] can return.
 fn names() -> Vec<String> {
     let suffixes = ["", "_ll", "_ll128"];
     let mut names: Vec<String> = suffixes
@@ -253,21 +248,21 @@ fn names() -> Vec<String> {
     let fused = |begins: &[&str], does: &str| {
         begins
             .iter()
-            .map(|begin| format!("cinch_oneshot_{begin}{does}"))
+            .map(|begin| format!("cinch_fused_{begin}{does}"))
             .collect::<Vec<_>>()
     };
-    for end in ["", "_ll128"] {
+    for end in ["_ll", "_ll128"] {
         names.extend(fused(&["", "scatter_"], &format!("move{end}")));
     }
     for dtype in FUSED128_DTYPES {
         names.extend(fused(
-            &["", "scatter_", "twice_", "to_root_"],
+            &["", "scatter_", "two_shot_", "to_root_"],
             &format!("{dtype}_ll128"),
         ));
     }
     names.extend(fused(&["from_root_"], "move_ll128"));
     for family in FUSED_CODECS.map(kernel_family) {
-        let types = FUSED128_DTYPES.map(|dtype| format!("cinch_oneshot_{family}_{dtype}_ll128"));
+        let types = FUSED128_DTYPES.map(|dtype| format!("cinch_fused_{family}_{dtype}_ll128"));
         names.extend(types);
     }
     for dtype in DType::ALL {
@@ -276,7 +271,10 @@ fn names() -> Vec<String> {
                 .iter()
                 .map(|suffix| format!("cinch_raw_{dtype}{suffix}")),
         );
-        names.extend(fused(&["", "scatter_", "twice_"], &dtype.to_string()));
+        names.extend(fused(
+            &["", "scatter_", "two_shot_"],
+            &format!("{dtype}_ll"),
+        ));
     }
     let families: BTreeSet<&str> = KERNEL_CODECS.into_iter().map(kernel_family).collect();
     for family in families {
@@ -292,9 +290,8 @@ mod tests {
     use super::*;
     use std::fs;
 
-    /// The kernels that the macros of `kernels/entry` make, read from the text.
     #[test]
-    fn the_kernels_have_these_names() {
+    fn kernel_entry_macros_define_exactly_these_names() {
         let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/kernels/entry");
         let mut found = BTreeSet::new();
         for entry in fs::read_dir(directory).unwrap() {
@@ -317,23 +314,23 @@ mod tests {
                     "CINCH_CODED" => found.extend(
                         ["f32", "f16", "bf16"].map(|dtype| format!("cinch_coded_{first}_{dtype}")),
                     ),
-                    "CINCH_ONESHOT" => {
-                        found.insert(format!("cinch_oneshot_{first}"));
+                    "CINCH_FUSED_LL" => {
+                        found.insert(format!("cinch_fused_{first}_ll"));
                     }
-                    "CINCH_ONESHOT_CODED" => found.extend(
+                    "CINCH_FUSED_CODED" => found.extend(
                         ["f32", "f16", "bf16"]
-                            .map(|dtype| format!("cinch_oneshot_{first}_{dtype}_ll128")),
+                            .map(|dtype| format!("cinch_fused_{first}_{dtype}_ll128")),
                     ),
-                    "CINCH_ONESHOT_LL128" => {
-                        found.insert(format!("cinch_oneshot_{first}_ll128"));
+                    "CINCH_FUSED_LL128" => {
+                        found.insert(format!("cinch_fused_{first}_ll128"));
                     }
-                    "CINCH_ONESHOTS" => found.extend(
-                        ["", "scatter_", "twice_"]
-                            .map(|begin| format!("cinch_oneshot_{begin}{first}")),
+                    "CINCH_FUSEDS_LL" => found.extend(
+                        ["", "scatter_", "two_shot_"]
+                            .map(|begin| format!("cinch_fused_{begin}{first}_ll")),
                     ),
-                    "CINCH_ONESHOTS_LL128" => found.extend(
-                        ["", "scatter_", "twice_", "to_root_"]
-                            .map(|begin| format!("cinch_oneshot_{begin}{first}_ll128")),
+                    "CINCH_FUSEDS_LL128" => found.extend(
+                        ["", "scatter_", "two_shot_", "to_root_"]
+                            .map(|begin| format!("cinch_fused_{begin}{first}_ll128")),
                     ),
                     _ => {}
                 }

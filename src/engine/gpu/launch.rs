@@ -1,15 +1,14 @@
-//! From a plan to the arguments of a launch, and what the driver is asked about streams.
+//! Launches: from a plan to kernel arguments, and the checks of the caller's stream.
 
 use super::GpuCall;
-use super::abi::{self, Args, OneshotArgs};
 use super::connections::Connections;
-use super::kernels::{self, Kernels, Shape};
+use super::kernels::{self, BlockShape, Kernels};
 use super::pack::{self, Addresses, PackedSchedule, WorkBuffer};
-use super::residuals::Place;
+use super::residuals::ResidualPlace;
 use crate::codec;
 use crate::error::{Error, ErrorKind, Result};
+use crate::gpu::abi::{self, CommView, OneshotArgs, ScheduleArgs};
 use crate::gpu::{Context, Function, Launch, Stream};
-use crate::mem::abi::CommView;
 use crate::plan::{EncodedTiles, Plan, Request};
 use crate::sys::cuda::{CuContext, CuGreenContext, CuResult};
 use crate::types::{
@@ -18,42 +17,41 @@ use crate::types::{
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Words of payload of a tile of lines.
-pub(super) const TILE_WORDS: usize = 60;
 /// Packets that a warp stores together.
-const PACKETS_TOGETHER: usize = 32;
+const WARP_PACKETS: usize = 32;
 
-/// A plan, ready to be launched.
+/// A plan with its packed schedule and kernel.
 #[derive(Debug)]
-pub(super) struct Prepared {
+pub(super) struct PreparedPlan {
     pub plan: Arc<Plan>,
     pub packed: PackedSchedule,
     pub function: Function,
-    /// Its blocks.
-    pub shape: Shape,
+    /// Block size of the kernel.
+    pub shape: BlockShape,
     /// Payload bytes that this rank sends.
     pub wire_bytes: u64,
-    exchange: Exchange,
+    round: FusedRound,
 }
 
-/// What goes from a rank to another on a trip of a fused kernel.
+/// Sizes of one round of a fused kernel, in which every rank sends every other rank a message.
 #[derive(Clone, Copy, Debug, Default)]
-struct Exchange {
-    /// Words of 8 bytes; with a codec elements.
+struct FusedRound {
+    /// 8-byte words of a message; elements with a codec.
     words: usize,
-    /// What a block has of them: packets of a word each, tiles of four lines, or images.
+    /// Share of each block: packets of one word, tiles of four lines, or encoded tiles.
     share: usize,
-    /// Lines of an image, and what is done with it: flags. Of a codec alone.
+    /// Lines of an encoded tile, with a codec.
     lines: usize,
+    /// `SENDS_PARTS` to `SENDS_SUMS`, with a codec.
     phases: u8,
 }
 
-impl Prepared {
-    pub fn new(plan: Arc<Plan>, kernels: &Kernels) -> Result<Prepared> {
+impl PreparedPlan {
+    pub fn new(plan: Arc<Plan>, kernels: &Kernels) -> Result<PreparedPlan> {
         let packed = PackedSchedule::new(&plan.schedule, &plan.pattern)?;
         let function = kernels.find(&kernels::name_for(&plan))?.clone();
-        Ok(Prepared {
-            exchange: Exchange::of(&plan),
+        Ok(PreparedPlan {
+            round: FusedRound::new(&plan),
             shape: kernels::shape(&function),
             function,
             wire_bytes: wire_bytes(&plan, &packed),
@@ -62,7 +60,7 @@ impl Prepared {
         })
     }
 
-    /// Which FIFOs the kernel uses; fused kernels have areas of their own.
+    /// Returns the protocol whose FIFOs the kernel uses; fused kernels have areas of their own.
     pub fn fifo(&self) -> Protocol {
         match self.plan.kernel.kernel {
             Kernel::Schedule => self.plan.kernel.protocol,
@@ -70,57 +68,57 @@ impl Prepared {
         }
     }
 
-    /// Whether the call is a copy on one GPU: a single rank's is, unless it multiplies.
+    /// Returns whether the call is a copy on one GPU: a single rank's call is, unless it has a factor.
     pub fn only_copies(&self, op: ReduceOp) -> bool {
         let multiplies = self.plan.collective.reduces() && matches!(op, ReduceOp::PreMulSum(_));
         self.plan.pattern.nranks == 1 && !multiplies
     }
 
-    /// The tensor whose residuals a call reads and leaves, if it does.
-    pub fn feeds(&self, request: &Request) -> Option<u64> {
+    /// Returns the tensor whose residuals a call reads and updates, if any.
+    pub fn feedback_tensor(&self, request: &Request) -> Option<u64> {
         let moves = request.count > 0 && self.plan.is_coded() && !self.only_copies(request.op);
         request.feedback.filter(|_| moves)
     }
 
-    /// Adds a call to the works of a launch, which a graph may replay if it is captured.
+    /// Adds a call to a launch's work buffer. A graph may replay a captured launch.
     pub fn add_to(
         &self,
         work_buffer: &mut WorkBuffer,
         call: &GpuCall<'_>,
         signature: [u64; SIGNATURE_WORDS],
-        residuals: Option<&Place>,
+        residuals: Option<&ResidualPlace>,
         captured: bool,
         begin: Launch,
     ) -> Result<()> {
-        let mut work = pack::work(&self.plan, call.request.op, call.at())?;
-        (work.signature, work.mark) = (signature, mark(signature));
+        let mut work = pack::work(&self.plan, call.request.op, call.addresses())?;
+        (work.signature, work.signature_hash) = (signature, signature_hash(signature));
         if let Some(place) = residuals {
             (work.residuals, work.span) = (place.address, place.span);
         }
         work.codec = codec_words(&self.plan, signature[3]);
-        // All replays have the numbers of one operation.
-        if captured && self.plan.spec.kind.has_seed() {
+        // All replays carry the sequence number of one call, so the kernel varies the codec's keys.
+        if captured && self.plan.specs.inter.kind.has_seed() {
             work.flags |= abi::REDRAW;
         }
-        work.flags |= lets_next_begin(begin);
+        work.flags |= launch_flag(begin);
         work_buffer.add(&self.packed, work)
     }
 
-    /// The arguments of the fused kernel, if the plan is for it.
+    /// Returns the arguments of the fused kernel, if the plan uses one.
     pub fn fused(
         &self,
         call: &GpuCall<'_>,
         signature: [u64; SIGNATURE_WORDS],
-        residuals: Option<&Place>,
-    ) -> Result<Option<Fused>> {
+        residuals: Option<&ResidualPlace>,
+    ) -> Result<Option<FusedLaunch>> {
         if !self.plan.kernel.is_fused() {
             return Ok(None);
         }
         let (combine, factor, flags) = pack::arithmetic(&self.plan, call.request.op)?;
-        Ok(Some(Fused {
-            at: call.at(),
+        Ok(Some(FusedLaunch {
+            at: call.addresses(),
             combine: combine as u8,
-            flags: flags | pack::aligned(call.at()),
+            flags: flags | pack::aligned(call.addresses()),
             factor,
             codec: codec_words(&self.plan, signature[3]),
             residuals: residuals.map_or((0, 0), |place| (place.address, place.span)),
@@ -129,30 +127,30 @@ impl Prepared {
     }
 }
 
-/// What kernels that begin early themselves let the next one do.
-fn lets_next_begin(begin: Launch) -> u8 {
+/// Returns the flag of a launch with programmatic dependent launch: the kernel releases its successor.
+fn launch_flag(begin: Launch) -> u8 {
     match begin {
-        Launch::Programmatic => abi::LETS_NEXT_BEGIN,
+        Launch::Programmatic => abi::LAUNCH_DEPENDENTS,
         Launch::Serialized => 0,
     }
 }
 
-/// What one fused exchange has of its own.
-pub(super) struct Fused {
+/// A call of a fused kernel.
+pub(super) struct FusedLaunch {
     at: Addresses,
     combine: u8,
     flags: u8,
     factor: u64,
     codec: abi::CodecWords,
-    /// Their address, and the elements of an array of them.
+    /// Address of the residuals, and elements of an array.
     residuals: (u64, u64),
     signature: [u64; SIGNATURE_WORDS],
 }
 
-impl Fused {
+impl FusedLaunch {
     pub fn launch(
         &self,
-        run: &Prepared,
+        run: &PreparedPlan,
         wiring: &dyn Connections,
         timeout: Duration,
         stream: &Stream,
@@ -175,26 +173,26 @@ impl Fused {
             output: self.at.output,
             count: run.plan.count as u64,
             factor: self.factor,
-            mark: u64::from(mark(self.signature)) << 48,
+            signature_hash: u64::from(signature_hash(self.signature)) << 48,
             signature: self.signature,
-            words: run.exchange.words as u32,
-            share: run.exchange.share as u32,
+            words: run.round.words as u32,
+            share: run.round.share as u32,
             combine: self.combine,
-            flags: self.flags | lets_next_begin(begin),
+            flags: self.flags | launch_flag(begin),
             element_bytes: run.plan.dtype.size() as u8,
             root: run.plan.pattern.root as u8,
-            phases: run.exchange.phases,
-            image_lines: run.exchange.lines as u8,
+            phases: run.round.phases,
+            tile_lines: run.round.lines as u8,
             unused: [0; 2],
             codec: self.codec,
             residuals: self.residuals.0,
             span: self.residuals.1,
         };
         let blocks = run.plan.channels as u32;
-        let Shape { threads, shared } = run.shape;
-        // SAFETY: the fused kernel takes `cinch_oneshot_args`, and waits before it touches memory;
-        // the addresses are of the wiring, which outlives the kernel, and of the caller's buffers,
-        // which he vouches for.
+        let BlockShape { threads, shared } = run.shape;
+        // SAFETY: the fused kernel takes `cinch_oneshot_args`, and waits for its predecessor before it
+        // touches memory. `GpuEngine::end` and `keep` hold the connections until no kernel uses them;
+        // the contract of `DeviceBuffers` covers the caller's buffers.
         unsafe {
             let function = &run.function;
             function.launch_with(begin, blocks, threads, shared, stream, &args)
@@ -202,43 +200,43 @@ impl Fused {
     }
 }
 
-impl Exchange {
-    /// That of a plan; nothing if an interpreter runs it.
-    fn of(plan: &Plan) -> Exchange {
+impl FusedRound {
+    /// Returns the sizes for a plan; zeros if a schedule kernel runs it.
+    fn new(plan: &Plan) -> FusedRound {
         let elements = match plan.pattern.parts() {
             1 => plan.count,
-            // Parts are of one size, of which the last ones may have less.
+            // All parts have one size; the last parts may be shorter.
             _ => plan.geometry.chunk(),
         };
         let words = (elements * plan.dtype.size()).div_ceil(8);
         let share = |all: usize| all.div_ceil(plan.channels);
         match (plan.kernel, &plan.codec) {
             (KernelProtocol::FUSED_LL128, Some(codec)) => {
-                let images = EncodedTiles::new(&**codec, elements);
-                Exchange {
+                let tiles = EncodedTiles::new(&**codec, elements);
+                FusedRound {
                     words: elements,
-                    share: share(images.count),
-                    lines: images.lines,
+                    share: share(tiles.count),
+                    lines: tiles.lines,
                     phases: phases(plan),
                 }
             }
-            (KernelProtocol::FUSED_LL128, None) => Exchange {
+            (KernelProtocol::FUSED_LL128, None) => FusedRound {
                 words,
-                share: share(words.div_ceil(TILE_WORDS)),
-                ..Exchange::default()
+                share: share(words.div_ceil(abi::TILE_WORDS)),
+                ..FusedRound::default()
             },
-            (KernelProtocol::FUSED_LL, _) => Exchange {
+            (KernelProtocol::FUSED_LL, _) => FusedRound {
                 words,
-                // Whole lines of the buffers.
-                share: share(words).next_multiple_of(PACKETS_TOGETHER),
-                ..Exchange::default()
+                // A warp stores whole lines.
+                share: share(words).next_multiple_of(WARP_PACKETS),
+                ..FusedRound::default()
             },
-            _ => Exchange::default(),
+            _ => FusedRound::default(),
         }
     }
 }
 
-/// What a fused kernel of a codec does, as flags.
+/// Returns the phases of a fused kernel with a codec, as flags.
 fn phases(plan: &Plan) -> u8 {
     match (plan.collective, plan.algorithm) {
         (Collective::AllReduce, Algorithm::Direct) => {
@@ -250,10 +248,10 @@ fn phases(plan: &Plan) -> u8 {
     }
 }
 
-/// What flags have of a call besides a number: 16 bits of its signature (packets have room for 12), so
-/// that a rank never, or hardly ever, understands one that makes another call. Not of how many calls there
-/// have been: a graph is replayed with what was counted when it was captured.
-fn mark(signature: [u64; SIGNATURE_WORDS]) -> u16 {
+/// Returns 16 bits of hash of a signature for the flags of a fused kernel (ll packets have room for 12). A rank
+/// that makes another call then hardly ever accepts the flags. The hash leaves out the sequence number,
+/// because a graph's replay repeats the number of its capture.
+fn signature_hash(signature: [u64; SIGNATURE_WORDS]) -> u16 {
     let [a, b, c, _, d] = signature;
     let mixed = [a, b, c, d].into_iter().fold(0, |mixed: u64, word| {
         (mixed ^ word)
@@ -263,36 +261,36 @@ fn mark(signature: [u64; SIGNATURE_WORDS]) -> u16 {
     mixed as u16
 }
 
-/// The arguments of an interpreter whose work_buffer is still to be written.
-pub(super) fn args(comm: CommView, work_buffer: &WorkBuffer) -> Args {
+/// Returns the arguments of a schedule kernel, with an empty work buffer.
+pub(super) fn args(comm: CommView, work_buffer: &WorkBuffer) -> ScheduleArgs {
     let [nworks, nsteps, npeers] = work_buffer.counts();
-    Args {
+    ScheduleArgs {
         comm,
-        far: 0,
+        overflow: 0,
         nworks,
         nsteps,
         npeers,
         unused: 0,
-        work_buffer: [0; abi::BLOB_BYTES],
+        work_buffer: [0; abi::WORK_BUFFER_BYTES],
     }
 }
 
-/// What a kernel needs to know of a plan's codec, in this operation; of no codec, the bytes of an
-/// element.
+/// Returns the codec's parameters for the call with sequence number `operation`; without a codec, the bytes of
+/// an element.
 fn codec_words(plan: &Plan, operation: u64) -> abi::CodecWords {
     let mut word = [0; 8];
     match plan.codec {
-        // Scales are of blocks: tensor scales were refused.
+        // `kernels::check` rejects scales of whole tensors.
         Some(_) => {
-            let draws = Plan::draws(plan.spec, operation, plan.schedule.rank);
-            word = codec::kernel_params(plan.spec, 0.0, draws);
+            let draws = Plan::draws(plan.specs.inter, operation, plan.schedule.rank);
+            word = codec::kernel_params(plan.specs.inter, 0.0, draws);
         }
         None => word[0] = plan.dtype.size() as u32,
     }
     abi::CodecWords { word }
 }
 
-/// Payload bytes that a rank sends in all passes.
+/// Returns the payload bytes that this rank sends in all passes.
 fn wire_bytes(plan: &Plan, packed: &PackedSchedule) -> u64 {
     let mut sends = vec![0u64; plan.pattern.parts()];
     for step in &packed.steps {
@@ -307,14 +305,14 @@ fn wire_bytes(plan: &Plan, packed: &PackedSchedule) -> u64 {
     bytes
 }
 
-/// Queues a copy on this GPU; of a buffer onto itself, nothing.
+/// Queues a copy on this GPU, unless input and output are the same.
 pub(super) fn copy(stream: &Stream, at: Addresses, bytes: usize) -> Result<()> {
     if at.input == at.output || bytes == 0 {
         return Ok(());
     }
     let context = stream.context();
     let _bound = context.bind()?;
-    // SAFETY: a live stream; buffers of that many bytes, by the caller's word.
+    // SAFETY: the contract of `DeviceBuffers` keeps the stream valid and covers both buffers.
     let queued = unsafe {
         let api = context.driver().api();
         api.cuMemcpyAsync(at.output, at.input, bytes, stream.handle())
@@ -322,8 +320,8 @@ pub(super) fn copy(stream: &Stream, at: Addresses, bytes: usize) -> Result<()> {
     context.driver().check("cuMemcpyAsync", queued)
 }
 
-/// Refuses a stream of another context than the communicator's. One of a green context of its GPU is of a
-/// part of the multiprocessors: blocks that have no room there wait for others that need none of them.
+/// Rejects a stream of another context than the communicator's. A green context of its GPU is allowed although
+/// it has only a part of the multiprocessors: blocks without room there wait for blocks that need none.
 pub(super) fn own_context(context: &Arc<Context>, stream: &Stream) -> Result<()> {
     // 0, 1 and 2 are the default streams of whatever context is current.
     if stream.handle().0 <= 2 {
@@ -331,26 +329,26 @@ pub(super) fn own_context(context: &Arc<Context>, stream: &Stream) -> Result<()>
     }
     let _bound = context.bind()?;
     let mut found = CuContext::default();
-    // SAFETY: a live stream; writes one handle.
-    let asked = unsafe {
+    // SAFETY: the contract of `DeviceBuffers` keeps the stream valid; the driver writes one local handle.
+    let queried = unsafe {
         let api = context.driver().api();
         api.cuStreamGetCtx(stream.handle(), &mut found)
     };
     context
         .driver()
-        .check("cuStreamGetCtx", asked)
+        .check("cuStreamGetCtx", queried)
         .map_err(|error| error.context("the stream of a call"))?;
     if found == context.handle() {
         return Ok(());
     }
-    // A green context counted as one of its own there.
+    // `cuStreamGetCtx` returns another context for a stream of a green context.
     let mut green = CuGreenContext::default();
-    // SAFETY: as above; writes two handles.
-    let asked = unsafe {
+    // SAFETY: the contract of `DeviceBuffers` keeps the stream valid; the driver writes two local handles.
+    let queried = unsafe {
         let api = context.driver().api();
         api.cuStreamGetBothCtx(stream.handle(), &mut found, &mut green)
     };
-    if asked == CuResult::SUCCESS && found == context.handle() {
+    if queried == CuResult::SUCCESS && found == context.handle() {
         return Ok(());
     }
     Err(Error::new(
@@ -366,13 +364,14 @@ pub(super) fn own_context(context: &Arc<Context>, stream: &Stream) -> Result<()>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::types::{Algorithm, CodecSpec, Collective, DType, Fused as Together, ReduceOp};
+    use crate::types::{
+        Algorithm, CodecSetting, CodecSpec, Collective, DType, Fused as Together, ReduceOp,
+    };
     use std::collections::HashMap;
 
-    /// Packets have 12 bits of a mark: of so many small calls each has about one in 4,096 for a namesake
-    /// by chance, and no more.
+    /// Packets carry 12 bits of the hash: two calls share them with a probability of about 1 in 4,096.
     #[test]
-    fn calls_seldom_have_the_mark_of_another() {
+    fn signature_hashes_of_small_calls_collide_no_more_than_by_chance() {
         let mut calls = HashMap::new();
         let mut all = 0;
         for collective in Collective::ALL {
@@ -384,9 +383,7 @@ mod tests {
                     count,
                     root,
                     peer: 0,
-                    codec: CodecSpec::RAW,
-                    auto: false,
-                    intra: CodecSpec::RAW,
+                    codec: CodecSetting::RAW,
                     algorithm: None,
                     tensor: None,
                     feedback: None,
@@ -395,7 +392,7 @@ mod tests {
                 let words = request
                     .signature(Algorithm::OneShot, CodecSpec::RAW, 0)
                     .words();
-                *calls.entry(words).or_insert(0) = mark(words) >> 4;
+                *calls.entry(words).or_insert(0) = signature_hash(words) >> 4;
                 all += 1;
             }
         }

@@ -1,11 +1,10 @@
-//! The order of one communicator's calls over the caller's streams, and over graphs.
+//! Launch order: one order of a communicator's calls over the caller's streams and graphs.
 //!
-//! All launches of a communicator run one after the other, whatever streams they are on: when the
-//! stream changes, the new one waits for an event behind the last launch. Within a stream capture
-//! the event becomes an edge of the graph. Each replay of a graph takes its place among the calls
-//! when it is launched: its first call waits for that event as it is then, and it records the event
-//! behind its last call. `CINCH_GRAPH_MIXING=0` leaves that to the caller, and saves each replay the
-//! two nodes.
+//! All launches of a communicator run one after the other on any streams. When the stream changes, the new
+//! stream waits for an event behind the last launch. Within a stream capture the event becomes an edge of
+//! the graph. A graph's replay joins the order when it is launched: its first call waits for the event as
+//! recorded then, and its end records the event. `CINCH_GRAPH_MIXING=0` leaves this order to the caller, and
+//! saves each replay two nodes.
 
 use crate::error::{Error, Result};
 use crate::gpu::{Context, EndMark, Event, Stream};
@@ -13,48 +12,48 @@ use crate::sys::cuda::CuStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Where the last launches were queued, and what later ones wait for.
+/// Streams of the last launches, and the events that later launches wait for.
 #[derive(Debug)]
 pub(super) struct LaunchOrder {
     context: Arc<Context>,
-    /// Whether replays are ordered with what is outside of their graph.
+    /// Replays are ordered with calls outside their graph.
     mixes: bool,
-    /// The stream of the last launch that was no capture's.
-    last: Option<Queue>,
-    /// The one that was entered last for one that is none.
-    entered: Option<Queue>,
-    /// Behind that launch, or behind the last replay if it was launched later.
+    /// Stream of the last launch outside captures.
+    last: Option<StreamIdentity>,
+    /// Stream that was entered last outside captures.
+    entered: Option<StreamIdentity>,
+    /// Event behind the last launch outside captures, or behind a later replay.
     launched: Arc<Event>,
-    /// Captures whose graphs there are, that of the last captured launch at the end.
-    captures: Vec<Captured>,
-    /// Whether there are or were any.
+    /// Captures whose graphs exist; the capture of the last captured launch comes last.
+    captures: Vec<CaptureState>,
+    /// Some call was ever captured.
     is_captured: bool,
 }
 
-/// A stream outside captures, told from others.
+/// Identity of a stream outside captures.
 #[derive(Clone, Copy, Debug)]
-struct Queue {
+struct StreamIdentity {
     handle: usize,
-    /// Of no default stream: those have handles that no other gets.
+    /// The driver's unique id; `None` for default streams, whose handles are unique.
     id: Option<u64>,
 }
 
-/// What one capture has of the communicator.
+/// State of one stream capture.
 #[derive(Debug)]
-struct Captured {
+struct CaptureState {
     id: u64,
-    /// The stream of the last launch in it, and an event behind that.
+    /// Stream of the capture's last launch, and the event behind that launch.
     stream: Option<usize>,
     reached: Event,
-    /// Where replays record `launched`.
+    /// Graph node in which replays record `launched`.
     end: Option<EndMark>,
-    /// Others have it as long as there is the graph.
+    /// Shared with the graph: a second reference exists as long as the graph.
     kept: Arc<()>,
 }
 
-/// What a graph keeps, so that its replays have a place among the calls.
+/// Resources that a graph keeps so that its replays join the order.
 #[derive(Debug)]
-pub(super) struct ReplayPlace {
+pub(super) struct ReplayOrder {
     _launched: Arc<Event>,
     _captured: Option<Arc<()>>,
 }
@@ -72,32 +71,32 @@ impl LaunchOrder {
         })
     }
 
-    /// The event behind the last launch outside captures, or the last replay.
+    /// Returns the event behind the last launch outside captures, or behind a later replay.
     pub(super) fn launched(&self) -> &Arc<Event> {
         &self.launched
     }
 
-    /// What the graph of a capture that a launch has just entered is to keep.
-    pub(super) fn kept_for_replays(&self, capture: u64) -> ReplayPlace {
+    /// Returns the resources that the graph of a just entered capture keeps.
+    pub(super) fn kept_for_replays(&self, capture: u64) -> ReplayOrder {
         let captured = self.captures.iter().find(|one| one.id == capture);
-        ReplayPlace {
+        ReplayOrder {
             _launched: self.launched.clone(),
             _captured: captured.map(|one| one.kept.clone()),
         }
     }
 
-    /// Whether replays may have been launched that are to be ordered with other calls.
+    /// Returns whether replays may have run that are ordered with other calls.
     fn is_replayed(&self) -> bool {
         self.mixes && self.is_captured
     }
 
-    /// Lets what is queued on `stream` from here on run behind the last launch.
+    /// Makes `stream` wait for the last launch before any later work.
     pub(super) fn enter(&mut self, stream: &Stream, capture: Option<u64>) -> Result<()> {
         let Some(id) = capture else {
-            let own = Queue::of(stream);
+            let own = StreamIdentity::of(stream);
             self.entered = Some(own);
-            // The last replay's stream is not known.
-            let follows = self.last.is_some_and(|last| !last.is_surely(own));
+            // The stream of the last replay is unknown.
+            let follows = self.last.is_some_and(|last| !last.is_same_stream(own));
             return match follows || self.is_replayed() {
                 true => stream.wait_event(&self.launched),
                 false => Ok(()),
@@ -106,7 +105,9 @@ impl LaunchOrder {
         let own = stream.handle().0;
         if let Some(found) = self.captures.iter().position(|one| one.id == id) {
             let captured = self.captures.remove(found);
-            let follows = captured.stream.is_some_and(|last| !is_one(last, own));
+            let follows = captured
+                .stream
+                .is_some_and(|last| !is_same_handle(last, own));
             let ordered = match follows {
                 true => stream.wait_event(&captured.reached),
                 false => Ok(()),
@@ -116,7 +117,7 @@ impl LaunchOrder {
         }
         self.captures.retain(|one| Arc::strong_count(&one.kept) > 1);
         self.is_captured = true;
-        self.captures.push(Captured {
+        self.captures.push(CaptureState {
             id,
             stream: None,
             reached: Event::new(&self.context)?,
@@ -129,7 +130,7 @@ impl LaunchOrder {
         }
     }
 
-    /// Marks the launch that was just queued on `stream`, which it has entered.
+    /// Records the launch that was just queued on the entered `stream`.
     pub(super) fn leave(&mut self, stream: &Stream, capture: Option<u64>) -> Result<()> {
         let own = stream.handle().0;
         match (capture, self.captures.last_mut()) {
@@ -153,8 +154,7 @@ impl LaunchOrder {
         Ok(())
     }
 
-    /// Waits until all launches outside captures have ended, and replays if they are ordered with
-    /// those, at most `deadline`.
+    /// Waits at most `deadline` until all launches outside captures have ended, and all ordered replays.
     pub(super) fn wait(&self, deadline: Duration) -> Result<()> {
         match self.last.is_some() || self.is_replayed() {
             true => self.launched.wait(deadline),
@@ -163,29 +163,28 @@ impl LaunchOrder {
     }
 }
 
-impl Queue {
-    fn of(stream: &Stream) -> Queue {
+impl StreamIdentity {
+    fn of(stream: &Stream) -> StreamIdentity {
         let handle = stream.handle().0;
         let id = match handle {
             0..=2 => None,
             _ => stream.id(),
         };
-        Queue { handle, id }
+        StreamIdentity { handle, id }
     }
 
-    /// Whether both are the same stream, so far as can be known: a handle alone may have been given to
-    /// another stream meanwhile.
-    fn is_surely(self, own: Queue) -> bool {
+    /// Returns whether both are certainly the same stream: the driver may reuse a handle for another stream.
+    fn is_same_stream(self, own: StreamIdentity) -> bool {
         let named = match self.handle {
             0 | 1 => true,
             _ => self.id.is_some() && self.id == own.id,
         };
-        is_one(self.handle, own.handle) && named
+        is_same_handle(self.handle, own.handle) && named
     }
 }
 
-/// Whether two handles that are both in use are surely of one stream. That of a thread's own default
-/// stream is the same in every thread.
-fn is_one(last: usize, own: usize) -> bool {
+/// Returns whether two valid handles certainly denote one stream. Every thread has the same handle for its own
+/// per-thread default stream.
+fn is_same_handle(last: usize, own: usize) -> bool {
     last == own && own != CuStream::PER_THREAD.0
 }

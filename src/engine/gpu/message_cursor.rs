@@ -1,41 +1,40 @@
-//! What a rank's kernels send and take in a call, message by message.
+//! Message sizes of a call, and the proxy's position in them.
 //!
-//! A slot does not say how many bytes of it are used: a peer's kernel knows, because it runs the
-//! same plan. So does the proxy, and it knows what length each message has that comes from a peer. The first message of a launch on each channel and connection carries
-//! the signature of its call; from that the proxy makes the plan that the engine made, and walks
-//! it as the kernel does ([`crate::schedule::walk`]'s order). Hence nobody tells the proxy of calls,
-//! and launches that a graph replays are no different from others.
+//! A slot does not state how many of its bytes are used: a peer's kernel runs the same plan and knows. The
+//! first message of a launch on each channel and connection carries the call's signature. From it the proxy
+//! makes the engine's plan, and walks it in the kernel's order ([`crate::schedule::walk`]). So the engine
+//! submits no calls to the proxy, and a graph's replay needs no special case.
 
 use super::pack::PackedSchedule;
 use crate::error::{Error, ErrorKind, Result};
 use crate::plan::{Plan, Planner, Request};
-use crate::types::{CallSignature, Fused, ReduceOp, SIGNATURE_WORDS};
+use crate::types::{CallSignature, CodecSetting, Fused, ReduceOp, SIGNATURE_WORDS};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// MessageSizesCache that are kept; a program with more shapes than this pays for planning again.
-const KEPT: usize = 1024;
+/// Calls whose message sizes are kept. A program with more call shapes plans some of them again.
+const KEPT_CALLS: usize = 1024;
 
-/// What this rank sends and takes in a call of one shape.
+/// The messages that this rank sends and receives in a call of one shape.
 #[derive(Debug)]
 pub(super) struct MessageSizes {
     plan: Arc<Plan>,
     stages: usize,
-    /// By receiver.
-    sends: Vec<Vec<Message>>,
-    /// By sender.
-    recvs: Vec<Vec<Message>>,
+    /// Messages by receiver.
+    sends: Vec<Vec<StageAndPart>>,
+    /// Messages by sender.
+    recvs: Vec<Vec<StageAndPart>>,
 }
 
-/// Stage and part of a message of a pass. Those of one connection stand with the latest stage
-/// first, as the oldest pass comes first; those of one stage in the order of its steps.
-type Message = (usize, usize);
+/// Stage and part of one message of a pass. A connection's messages begin with the latest stage, because at
+/// any time the oldest pass goes first. Messages of one stage keep the order of its steps.
+type StageAndPart = (usize, usize);
 
 impl MessageSizes {
-    /// That of `plan`.
+    /// Lists the messages of `plan`.
     ///
     /// # Errors
-    /// As for [`PackedSchedule::new`].
+    /// See [`PackedSchedule::new`].
     pub fn new(plan: Arc<Plan>) -> Result<MessageSizes> {
         let packed = PackedSchedule::new(&plan.schedule, &plan.pattern)?;
         let [mut sends, mut recvs] = [(); 2].map(|()| vec![Vec::new(); plan.pattern.nranks]);
@@ -50,7 +49,7 @@ impl MessageSizes {
                 .for_each(|&peer| sends[usize::from(peer)].push(message));
         }
         for messages in sends.iter_mut().chain(&mut recvs) {
-            // Stable: steps of one stage stay in order.
+            // The stable sort keeps the steps of one stage in order.
             messages.sort_by_key(|&(stage, _)| std::cmp::Reverse(stage));
         }
         Ok(MessageSizes {
@@ -62,16 +61,16 @@ impl MessageSizes {
     }
 }
 
-/// Makes message_sizes from signatures, and keeps them.
+/// Makes [`MessageSizes`] from signatures, and keeps them.
 #[derive(Debug)]
 pub(super) struct MessageSizesCache {
     planner: Planner,
-    /// By signature, without the number of the call.
+    /// Message sizes by signature, without the sequence number.
     known: HashMap<[u64; SIGNATURE_WORDS - 1], Arc<MessageSizes>>,
 }
 
 impl MessageSizesCache {
-    /// From plans of `planner`, which plans as the engine does.
+    /// Makes an empty cache. `planner` yields the engine's plans.
     pub fn new(planner: Planner) -> MessageSizesCache {
         MessageSizesCache {
             planner,
@@ -79,18 +78,18 @@ impl MessageSizesCache {
         }
     }
 
-    /// The sizes of the call with this signature.
+    /// Returns the message sizes of the call with this signature.
     ///
     /// # Errors
-    /// Why it is none of a call that this rank can take part in.
-    pub fn of(&mut self, signature: &[u64; SIGNATURE_WORDS]) -> Result<Arc<MessageSizes>> {
+    /// Internal if the words are no signature; see [`Planner::plan`] for calls that this rank cannot plan.
+    pub fn get(&mut self, signature: &[u64; SIGNATURE_WORDS]) -> Result<Arc<MessageSizes>> {
         let [call, ranks, count, _, codec] = *signature;
         let key = [call, ranks, count, codec];
         if let Some(known) = self.known.get(&key) {
             return Ok(known.clone());
         }
         let sizes = Arc::new(self.make(signature)?);
-        if self.known.len() >= KEPT {
+        if self.known.len() >= KEPT_CALLS {
             self.known.clear();
         }
         self.known.insert(key, sizes.clone());
@@ -102,7 +101,7 @@ impl MessageSizesCache {
         let call = CallSignature::from_words(signature)
             .filter(|call| (call.root.max(call.peer) as usize) < nranks)
             .ok_or_else(|| Error::internal("no signature"))?;
-        // Operator, tensor and sequence do not shape a plan.
+        // A plan does not depend on operator, tensor and sequence number.
         let plan = self.planner.plan(&Request {
             collective: call.collective,
             dtype: call.dtype,
@@ -110,9 +109,11 @@ impl MessageSizesCache {
             count: usize::try_from(call.count).unwrap_or(usize::MAX),
             root: call.root as usize,
             peer: call.peer as usize,
-            codec: call.codec,
-            auto: false,
-            intra: call.intra,
+            codec: CodecSetting {
+                intra: call.intra,
+                inter: call.codec,
+                auto: false,
+            },
             algorithm: Some(call.algorithm),
             tensor: None,
             feedback: None,
@@ -122,34 +123,34 @@ impl MessageSizesCache {
     }
 }
 
-/// Which way messages go.
+/// Direction of messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Direction {
+pub(super) enum MessageDirection {
     /// From kernels of this rank to the peer.
     ToPeer,
     /// From the peer to kernels of this rank.
     FromPeer,
 }
 
-/// Where one direction of one channel between this rank and a peer stands in its call.
+/// Position of one direction of one channel in its current call.
 #[derive(Debug)]
 pub(super) struct MessageCursor {
-    way: Direction,
+    direction: MessageDirection,
     peer: usize,
     channel: usize,
     sizes: Option<Arc<MessageSizes>>,
     signature: [u64; SIGNATURE_WORDS],
-    /// Of the walk; pass p is at stage s at time p + s.
+    /// Time of the walk: pass p runs stage s at time p + s.
     time: usize,
-    /// Next message of that time.
+    /// Index of the next message at that time.
     at: usize,
 }
 
 impl MessageCursor {
-    /// At no call yet.
-    pub fn new(way: Direction, peer: usize, channel: usize) -> MessageCursor {
+    /// Makes a cursor without a call.
+    pub fn new(direction: MessageDirection, peer: usize, channel: usize) -> MessageCursor {
         MessageCursor {
-            way,
+            direction,
             peer,
             channel,
             sizes: None,
@@ -159,26 +160,25 @@ impl MessageCursor {
         }
     }
 
-    /// Bytes of the next message of the call; `None` if it has no more.
+    /// Returns the bytes of the call's next message; `None` after the last message.
     pub fn next(&mut self) -> Option<usize> {
         let sizes = self.sizes.as_ref()?;
         let (plan, channels) = (&*sizes.plan, sizes.plan.channels);
-        let messages = match self.way {
-            Direction::ToPeer => &sizes.sends[self.peer],
-            Direction::FromPeer => &sizes.recvs[self.peer],
+        let messages = match self.direction {
+            MessageDirection::ToPeer => &sizes.sends[self.peer],
+            MessageDirection::FromPeer => &sizes.recvs[self.peer],
         };
-        // As a kernel's block counts them: passes channel, channel + channels, ...
-        let passes = match self.channel < channels {
-            true => plan
-                .geometry
-                .passes()
-                .saturating_sub(self.channel)
-                .div_ceil(channels),
-            false => 0,
+        // A kernel's block runs the passes channel, channel + channels, ...
+        let passes = if self.channel < channels {
+            let all = plan.geometry.passes();
+            all.saturating_sub(self.channel).div_ceil(channels)
+        } else {
+            0
         };
-        let times = match passes {
-            0 => 0,
-            passes => passes + sizes.stages - 1,
+        let times = if passes == 0 {
+            0
+        } else {
+            passes + sizes.stages - 1
         };
         while self.time < times {
             while let Some(&(stage, part)) = messages.get(self.at) {
@@ -196,17 +196,17 @@ impl MessageCursor {
         None
     }
 
-    /// Bytes of the first message of the call with this signature.
+    /// Begins the call with this signature; returns the bytes of its first message.
     ///
     /// # Errors
-    /// If there is no such call, or nothing of it goes this way: internal if kernels of this rank
-    /// sent it, mismatch naming the peer if that did.
+    /// If there is no such call, or it has no message on this connection: internal if this rank's kernels
+    /// sent the signature, mismatch naming the peer if the peer did.
     pub fn begin(
         &mut self,
         signature: [u64; SIGNATURE_WORDS],
         message_sizes: &mut MessageSizesCache,
     ) -> Result<usize> {
-        let sizes = message_sizes.of(&signature);
+        let sizes = message_sizes.get(&signature);
         let sizes = sizes.map_err(|error| self.wrong(&signature, "is of no call", Some(error)))?;
         self.sizes = Some(sizes);
         (self.signature, self.time, self.at) = (signature, 0, 0);
@@ -214,8 +214,7 @@ impl MessageCursor {
             .ok_or_else(|| self.wrong(&signature, "is not in its schedule", None))
     }
 
-    /// Bytes that a message from the peer must have which says that it belongs to the call with
-    /// this signature.
+    /// Returns the bytes that the peer's next message must have, given the signature in its header.
     ///
     /// # Errors
     /// Mismatch, naming the peer, if its call has no such message.
@@ -240,19 +239,19 @@ impl MessageCursor {
         }
     }
 
-    /// Signature of the call.
+    /// Returns the signature of the current call.
     pub fn signature(&self) -> [u64; SIGNATURE_WORDS] {
         self.signature
     }
 
     #[cold]
     fn wrong(&self, signature: &[u64; SIGNATURE_WORDS], what: &str, why: Option<Error>) -> Error {
-        let (kind, sent) = match self.way {
-            Direction::ToPeer => (
+        let (kind, sent) = match self.direction {
+            MessageDirection::ToPeer => (
                 ErrorKind::Internal,
                 format!("a kernel has sent rank {}", self.peer),
             ),
-            Direction::FromPeer => (ErrorKind::Mismatch, format!("rank {} sent", self.peer)),
+            MessageDirection::FromPeer => (ErrorKind::Mismatch, format!("rank {} sent", self.peer)),
         };
         let call = CallSignature::describe(signature);
         let why = why.map_or(String::new(), |error| format!(": {error}"));
@@ -265,5 +264,4 @@ impl MessageCursor {
 }
 
 #[cfg(test)]
-#[path = "message_cursor_tests.rs"]
 mod tests;

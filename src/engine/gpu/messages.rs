@@ -1,7 +1,10 @@
-//! The sends and receives of a group between two collectives.
+//! Sends and receives of a group between two collectives: which of them share a launch.
+//!
+//! Both ends must put a message into the same launch, so the key of a launch consists of numbers that both
+//! ends know: the message's index among those of its pair, the distance of the ranks, and the kernel.
 
 use super::pack::WorkBuffer;
-use super::{GpuCall, GpuEngine, Prepared, copy};
+use super::{GpuCall, GpuEngine, PreparedPlan, copy};
 use crate::error::Result;
 use crate::gpu::Stream;
 use crate::types::SIGNATURE_WORDS;
@@ -9,18 +12,18 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 impl GpuEngine {
-    /// Launches what may run at once together, each launch the same messages on both ends.
+    /// Launches messages, those that may run at once together.
     pub(super) fn messages(
         &mut self,
         calls: &[GpuCall<'_>],
-        prepared: &[Arc<Prepared>],
+        prepared: &[Arc<PreparedPlan>],
         messages: &[(usize, [u64; SIGNATURE_WORDS])],
         stream: &Stream,
         capture: Option<u64>,
     ) -> Result<()> {
         let gpu = self.planner.limits().gpu;
         let mut earlier: HashMap<(usize, usize), usize> = HashMap::new();
-        // What both ends know of a message, in the order in which both launch.
+        // Keys that both ends compute alike, in the order in which both launch.
         let mut launches: BTreeMap<(usize, usize, usize, &str), Vec<usize>> = BTreeMap::new();
         for (position, &(index, _)) in messages.iter().enumerate() {
             let request = &calls[index].request;
@@ -31,19 +34,19 @@ impl GpuEngine {
             let bytes = request.count * request.dtype.size();
             if pair.0 == pair.1 {
                 self.queue(stream, capture, |engine| {
-                    copy(stream, calls[index].at(), bytes)?;
+                    copy(stream, calls[index].addresses(), bytes)?;
                     engine.keep(stream, capture, None, None)
                 })?;
                 continue;
             }
-            let turn = earlier.entry(pair).or_default();
+            let number = earlier.entry(pair).or_default();
             let distance = (pair.1 + self.nranks - pair.0) % self.nranks;
             let name = prepared[index].function.name();
-            // Only messages with as many peers at once share a launch, so that its blocks fit.
+            // A launch has so few peers that all its blocks are resident at once.
             let at_once = gpu.map_or(1, |gpu| gpu.peers_at_once(self.nranks, bytes));
-            let key = (*turn, at_once, (distance - 1) / at_once, name);
+            let key = (*number, at_once, (distance - 1) / at_once, name);
             launches.entry(key).or_default().push(position);
-            *turn += 1;
+            *number += 1;
         }
         for positions in launches.values() {
             let mut work_buffer = WorkBuffer::default();
@@ -57,7 +60,7 @@ impl GpuEngine {
                     signature,
                     None,
                     captured,
-                    self.begin,
+                    self.launch_mode,
                 )?;
             }
             let (index, _) = messages[positions[0]];

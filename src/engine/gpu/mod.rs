@@ -1,15 +1,18 @@
-//! Runs plans on a GPU: packs them for the kernels, and launches those on the caller's stream.
+//! The GPU engine: packs plans for the kernels, and launches them on the caller's stream.
 //!
-//! A call is one launch. Sends and receives between two collectives of a group share launches: the k-th
-//! message of each pair and direction goes with others that are k-th too, with so many peers at once that
-//! all their blocks fit, and both ends arrive at the same launch. No host thread waits in a call for anything but locks; what a kernel
-//! waits for too long, and what it finds wrong, the [`Watchdog`] turns into the communicator's
-//! fault. What goes to ranks of other hosts a thread of this rank carries: the proxy.
+//! ```text
+//! launch         plan -> kernel arguments      launch_order    one order over streams and graphs
+//! pack           schedule -> packed steps      stream_capture  captures, and memory that graphs need
+//! work_buffer    arguments beyond 4 KiB        messages        sends and receives that share a launch
+//! proxy          messages to other hosts       watchdog        fault <-> kernels
+//! residuals      error feedback                sample_window   coded sums beside exact sums
+//! teardown       the end
+//! ```
+//! A call is one launch. Sends and receives between two collectives of a group share launches; see
+//! `messages`. No host thread blocks in a call except on locks. The [`Watchdog`] turns timeouts and
+//! mismatches of kernels into the communicator's fault. The `proxy` carries messages to other hosts.
 
-pub mod abi;
 mod connections;
-pub mod device;
-pub mod host_copy;
 pub mod kernels;
 mod launch;
 mod launch_order;
@@ -20,7 +23,6 @@ mod proxy;
 mod proxy_channel;
 mod residuals;
 mod sample_window;
-pub mod stand_alone;
 mod stream_capture;
 mod teardown;
 mod watchdog;
@@ -28,6 +30,7 @@ mod work_buffer;
 
 pub use connections::Connections;
 pub use sample_window::{SampleWindows, Sampled};
+pub use stream_capture::is_capturing;
 pub use watchdog::Watchdog;
 
 use super::Report;
@@ -36,17 +39,18 @@ use crate::bootstrap::OutOfBandRef;
 use crate::config::Config;
 use crate::cpu::Isa;
 use crate::error::{Error, Result};
+use crate::gpu::abi;
 use crate::gpu::{Context, DeviceMemory, Launch, Stream};
-use crate::gpu_links::Network;
-use crate::mem::{DeviceBuffers, abi as shared};
+use crate::gpu_links::{self, Network};
+use crate::mem::DeviceBuffers;
 use crate::plan::{
     GpuLimits, KernelVariant, Limits, Machine, Plan, Planner, Request, Resident, Tuning,
 };
 use crate::schedule::Hosts;
 use crate::sync::Fault;
 use crate::types::{CallSignature, Collective, SIGNATURE_WORDS, TransportKind};
-use kernels::{Kernels, Shape};
-use launch::{Prepared, copy};
+use kernels::{BlockShape, Kernels};
+use launch::{PreparedPlan, copy};
 use launch_order::LaunchOrder;
 use pack::{Addresses, WorkBuffer};
 use proxy::Proxy;
@@ -66,7 +70,7 @@ pub struct GpuCall<'a> {
 }
 
 impl GpuCall<'_> {
-    fn at(&self) -> Addresses {
+    fn addresses(&self) -> Addresses {
         Addresses {
             input: self.buffers.input().0,
             output: self.buffers.output().0,
@@ -74,21 +78,21 @@ impl GpuCall<'_> {
     }
 }
 
-/// What calls take that may run together.
+/// Calls that [`GpuEngine::admit`] accepted together.
 #[derive(Debug)]
 pub struct Admitted {
-    /// Of each call.
-    prepared: Vec<Arc<Prepared>>,
-    /// That all belong to.
+    /// The plan of each call.
+    prepared: Vec<Arc<PreparedPlan>>,
+    /// The stream capture that all calls belong to.
     capture: Option<u64>,
 }
 
 /// Runs the calls of one communicator on one GPU.
 #[derive(Debug)]
 pub struct GpuEngine {
-    // Dropped from first to last: the watchdog looks at memory of the wiring.
+    // Fields drop in this order: the watchdog reads memory of the connections.
     _watchdog: Watchdog,
-    /// Where there are other hosts.
+    /// Carries messages to other hosts, if there are any.
     proxy: Option<Proxy>,
     context: Arc<Context>,
     kernels: Arc<Kernels>,
@@ -96,41 +100,41 @@ pub struct GpuEngine {
     exchange: OutOfBandRef,
     fault: Arc<Fault>,
     planner: Planner,
-    /// What the planner goes by where nothing is being measured.
+    /// The planner's tuning while no variant is forced.
     tuning: Tuning,
     numbers: CallNumbers,
     order: LaunchOrder,
     work_buffers: WorkBufferPool,
     residuals: DeviceResiduals,
-    /// What plans need to be launched, by the plan's address; each holds its plan.
-    prepared: HashMap<usize, Arc<Prepared>>,
+    /// Prepared plans by the plan's address, which stays unique because each value holds its plan.
+    prepared: HashMap<usize, Arc<PreparedPlan>>,
     timeout: Duration,
-    /// Of its kernels.
-    begin: Launch,
+    /// How kernels are launched behind their predecessor.
+    launch_mode: Launch,
     rank: usize,
     nranks: usize,
-    /// Whether it takes no more calls.
+    /// No more calls are accepted.
     closed: bool,
     ended: bool,
-    /// Whether a kernel still ran when this was ended.
+    /// A kernel still ran when teardown ended.
     outlived: bool,
 }
 
-/// Plans whose packing is kept.
-const PREPARED: usize = 1024;
+/// Plans that are kept prepared.
+const KEPT_PLANS: usize = 1024;
 
-/// What an engine is made of.
+/// Parts that an engine is made from.
 #[derive(Debug)]
-pub struct Parts {
-    /// Of the GPU.
+pub struct EngineParts {
+    /// Context of the GPU.
     pub context: Arc<Context>,
-    /// Loaded there.
+    /// Kernels that are loaded there.
     pub kernels: Arc<Kernels>,
-    /// The connections.
+    /// Connections with the other ranks.
     pub wiring: Arc<dyn Connections>,
-    /// The out-of-band side.
+    /// Out-of-band exchange with the other ranks.
     pub exchange: OutOfBandRef,
-    /// Raised when something goes wrong.
+    /// The communicator's fault, raised by any failure.
     pub fault: Arc<Fault>,
     /// Blocks that a rank may have resident at once.
     pub resident: Resident,
@@ -139,12 +143,12 @@ pub struct Parts {
 }
 
 impl GpuEngine {
-    /// The engine of one rank.
+    /// Makes the engine of one rank.
     ///
     /// # Errors
-    /// Those of the driver.
-    pub fn new(parts: Parts, config: &Config, isa: Isa) -> Result<GpuEngine> {
-        let Parts {
+    /// The driver's errors.
+    pub fn new(parts: EngineParts, config: &Config, isa: Isa) -> Result<GpuEngine> {
+        let EngineParts {
             context,
             kernels,
             wiring,
@@ -169,12 +173,12 @@ impl GpuEngine {
         let limits = Limits {
             nranks,
             slot_bytes: gpu.fifos[0].0,
-            slots: wiring.shape().fifo(shared::Protocol::Simple).depth as usize,
+            slots: wiring.shape().fifo(abi::Protocol::Simple).depth as usize,
             channels: gpu.fifos[0].1,
             algorithm: config.algorithm,
             machine: Machine {
-                transport: between.unwrap_or(TransportKind::Cuda),
-                inside: TransportKind::Cuda,
+                transport: between.unwrap_or(gpu_links::KIND),
+                inside: gpu_links::KIND,
                 oversubscribed: false,
                 measured: None,
             },
@@ -184,7 +188,7 @@ impl GpuEngine {
         let planner = Planner::new(limits.clone(), rank, isa);
         let order = LaunchOrder::new(&context, config.graph_mixing)?;
         let carrying = |network| {
-            Proxy::start(proxy::Parts {
+            Proxy::start(proxy::ProxyParts {
                 network,
                 planner: Planner::new(limits.clone(), rank, isa),
                 launched: order.launched().clone(),
@@ -203,7 +207,7 @@ impl GpuEngine {
             residuals: DeviceResiduals::new(&context)?,
             prepared: HashMap::new(),
             timeout: config.timeout,
-            begin: match config.early_launch {
+            launch_mode: match config.early_launch {
                 true => Launch::Programmatic,
                 false => Launch::Serialized,
             },
@@ -220,77 +224,75 @@ impl GpuEngine {
         })
     }
 
-    /// The GPU's context.
+    /// Returns the GPU's context.
     pub fn context(&self) -> &Arc<Context> {
         &self.context
     }
 
-    /// What selection goes by.
+    /// Returns the limits that selection depends on.
     pub fn limits(&self) -> &Limits {
         self.planner.limits()
     }
 
-    /// Goes by this tuning from now on; all ranks do so at the same point.
+    /// Selects by this tuning from now on. All ranks must change it at the same call.
     pub fn tune(&mut self, tuning: Tuning) {
         self.tuning = tuning.clone();
         self.planner.tune(tuning);
     }
 
-    /// Runs what can go this way so; with `None`, as [`GpuEngine::tune`] said.
+    /// Runs calls with this variant where it supports them; `None` returns to [`GpuEngine::tune`]'s choice.
     pub fn force_variant(&mut self, way: Option<KernelVariant>) {
         let tuning = way.map_or_else(|| self.tuning.clone(), Tuning::Always);
         self.planner.tune(tuning);
     }
 
-    /// Whether `request` can be run this way.
+    /// Returns whether this variant can run `request`.
     ///
     /// # Errors
-    /// As for [`kernels::check`] and [`Planner::plan`].
+    /// See [`kernels::check`] and [`Planner::plan`].
     pub fn supports(&self, request: &Request, way: KernelVariant) -> Result<bool> {
         kernels::check(request)?;
         self.planner.supports(request, way)
     }
 
-    /// The ways to run `request` that are worth a measurement.
+    /// Returns the variants of `request` that are worth a measurement.
     ///
     /// # Errors
-    /// As for [`kernels::check`] and [`Planner::plan`].
+    /// See [`kernels::check`] and [`Planner::plan`].
     pub fn variants(&self, request: &Request) -> Result<Vec<KernelVariant>> {
         kernels::check(request)?;
         self.planner.variants(request)
     }
 
-    /// The candidates for `request`, as text.
+    /// Returns the candidates for `request`, as text.
     ///
     /// # Errors
-    /// As for [`kernels::check`] and [`Planner::plan`].
+    /// See [`kernels::check`] and [`Planner::plan`].
     pub fn explain(&self, request: &Request) -> Result<String> {
         kernels::check(request)?;
         self.planner.explain(request)
     }
 
-    /// Seconds that `request` is predicted to take.
+    /// Returns the predicted seconds of `request`.
     ///
     /// # Errors
-    /// As for [`Planner::plan`] and [`kernels::check`].
+    /// See [`kernels::check`] and [`Planner::plan`].
     pub fn predict(&self, request: &Request) -> Result<f64> {
         kernels::check(request)?;
         self.planner.predict(request)
     }
 
-    /// Queues calls, in order; returns before they have run. Reports come in their order. Calls on
-    /// several streams begin when all of these have come so far, and hold all of them until they end.
+    /// Queues calls in order, and returns their reports before they have run. Calls on several streams begin
+    /// when all these streams have reached them, and all streams continue after the last call.
     ///
     /// # Errors
-    /// As for [`GpuEngine::admit`], before anything is launched. What a launch fails with after that
-    /// fails the communicator.
+    /// See [`GpuEngine::admit`], before anything is launched. An error of a launch fails the communicator.
     pub fn run(&mut self, calls: &[GpuCall<'_>]) -> Result<Vec<Report>> {
         let admitted = self.admit(calls)?;
         self.start(calls, &admitted)
     }
 
-    /// Refuses what cannot run, before anything is launched. Calls are admitted where those that
-    /// were admitted before have not begun yet, too.
+    /// Checks and plans calls before anything is launched. Earlier admitted calls need not have begun.
     ///
     /// # Errors
     /// Unsupported if a call cannot run on a GPU; invalid usage if the communicator was finalized, or
@@ -309,26 +311,26 @@ impl GpuEngine {
         let capture = self.capture(calls)?;
         let runs = calls.iter().zip(&prepared);
         let fed = runs.filter_map(|(call, run)| {
-            let tensor = run.feeds(&call.request)?;
+            let tensor = run.feedback_tensor(&call.request)?;
             Some((tensor, &call.request, &*run.plan))
         });
         self.residuals.check(fed, capture.is_some())?;
         Ok(Admitted { prepared, capture })
     }
 
-    /// Queues calls that were admitted, as [`GpuEngine::run`] does.
+    /// Queues admitted calls, as [`GpuEngine::run`] does.
     ///
     /// # Errors
-    /// What a launch fails with; the communicator cannot go on then.
+    /// An error of a launch; the communicator cannot continue after it.
     pub fn start(&mut self, calls: &[GpuCall<'_>], admitted: &Admitted) -> Result<Vec<Report>> {
         self.start_some(calls, &admitted.prepared, admitted.capture)
     }
 
-    /// Queues some of the calls that were admitted together.
+    /// Queues a part of the calls that were admitted together.
     fn start_some(
         &mut self,
         calls: &[GpuCall<'_>],
-        prepared: &[Arc<Prepared>],
+        prepared: &[Arc<PreparedPlan>],
         capture: Option<u64>,
     ) -> Result<Vec<Report>> {
         let Some(head) = calls.first() else {
@@ -358,33 +360,33 @@ impl GpuEngine {
         Ok(reports)
     }
 
-    /// Whether anything that this communicator launched may still run: outside captures, and replays
-    /// unless graphs are not mixed with other calls.
+    /// Waits until all launches outside captures have ended, and all replays of graphs unless
+    /// `CINCH_GRAPH_MIXING` is off.
     ///
     /// # Errors
-    /// Timeout if it still does after `deadline`; those of the driver.
+    /// Timeout after `deadline`; the driver's errors.
     pub fn wait(&self, deadline: Duration) -> Result<()> {
         self.order.wait(deadline)
     }
 
-    /// What launching the plan of `request` takes.
-    fn prepare(&mut self, request: &Request) -> Result<Arc<Prepared>> {
+    /// Returns the prepared plan of `request`.
+    fn prepare(&mut self, request: &Request) -> Result<Arc<PreparedPlan>> {
         kernels::check(request)?;
         let plan = self.planner.plan(request)?;
         let key = Arc::as_ptr(&plan).addr();
         if let Some(known) = self.prepared.get(&key) {
             return Ok(known.clone());
         }
-        let made = Arc::new(Prepared::new(plan, &self.kernels)?);
-        if self.prepared.len() >= PREPARED {
+        let made = Arc::new(PreparedPlan::new(plan, &self.kernels)?);
+        if self.prepared.len() >= KEPT_PLANS {
             self.prepared.clear();
         }
         self.prepared.insert(key, made.clone());
         Ok(made)
     }
 
-    /// Takes the call's place in the order of calls. What a graph replays has none, and is not told to the
-    /// control side: it would be compared with what other ranks do at another time.
+    /// Numbers a call and logs it; returns its signature. A captured call has no number and is not logged: the
+    /// control plane would compare its replays with calls that other ranks make at other times.
     fn begin(
         &mut self,
         call: &GpuCall<'_>,
@@ -397,7 +399,7 @@ impl GpuEngine {
         };
         let request = plan.decided(&call.request);
         let signature = request
-            .signature(plan.algorithm, plan.intra_spec, sequence)
+            .signature(plan.algorithm, plan.specs.intra, sequence)
             .words();
         if capture.is_none() {
             self.exchange.log_call(signature);
@@ -408,18 +410,22 @@ impl GpuEngine {
     fn collective(
         &mut self,
         call: &GpuCall<'_>,
-        run: &Prepared,
+        run: &PreparedPlan,
         signature: [u64; SIGNATURE_WORDS],
         stream: &Stream,
         capture: Option<u64>,
     ) -> Result<()> {
         if run.only_copies(call.request.op) {
             return self.queue(stream, capture, |engine| {
-                copy(stream, call.at(), run.plan.count * run.plan.dtype.size())?;
+                copy(
+                    stream,
+                    call.addresses(),
+                    run.plan.count * run.plan.dtype.size(),
+                )?;
                 engine.keep(stream, capture, None, None)
             });
         }
-        let residuals = match run.feeds(&call.request) {
+        let residuals = match run.feedback_tensor(&call.request) {
             None => None,
             Some(tensor) => {
                 let place = self.residuals.place(
@@ -434,7 +440,13 @@ impl GpuEngine {
         if let Some(fused) = run.fused(call, signature, residuals.as_ref())? {
             let memory = residuals.map(|place| place.memory);
             return self.queue(stream, capture, |engine| {
-                fused.launch(run, &*engine.wiring, engine.timeout, stream, engine.begin)?;
+                fused.launch(
+                    run,
+                    &*engine.wiring,
+                    engine.timeout,
+                    stream,
+                    engine.launch_mode,
+                )?;
                 engine.keep(stream, capture, None, memory)
             });
         }
@@ -445,7 +457,7 @@ impl GpuEngine {
             signature,
             residuals.as_ref(),
             capture.is_some(),
-            self.begin,
+            self.launch_mode,
         )?;
         let memory = residuals.map(|place| place.memory);
         self.launch(run, &work_buffer, memory, stream, capture)
@@ -453,7 +465,7 @@ impl GpuEngine {
 
     fn launch(
         &mut self,
-        run: &Prepared,
+        run: &PreparedPlan,
         work_buffer: &WorkBuffer,
         residuals: Option<Arc<DeviceMemory>>,
         stream: &Stream,
@@ -463,20 +475,21 @@ impl GpuEngine {
             let view = engine.wiring.view(run.fifo(), engine.timeout);
             let mut args = launch::args(view, work_buffer);
             let mut placed = None;
-            if work_buffer.len() > abi::BLOB_BYTES {
-                let (far, place) = engine.work_buffers.place(work_buffer, capture.is_some())?;
-                (args.far, placed) = (far, Some(place));
+            if work_buffer.len() > abi::WORK_BUFFER_BYTES {
+                let (overflow, place) =
+                    engine.work_buffers.place(work_buffer, capture.is_some())?;
+                (args.overflow, placed) = (overflow, Some(place));
             } else {
                 work_buffer.write(&mut args.work_buffer);
             }
             let blocks = work_buffer.channels() as u32;
-            let Shape { threads, shared } = run.shape;
-            // SAFETY: the interpreter takes `cinch_args`, and waits before it touches memory; the
-            // addresses are of the wiring, which lives until no kernel uses it (see `end` and
-            // `keep`), of the work_buffer, and of the caller's buffers, which he vouches for.
+            let BlockShape { threads, shared } = run.shape;
+            // SAFETY: a schedule kernel takes `cinch_args`, and waits for its predecessor before it touches
+            // memory. `end` and `keep` hold connections and work buffer until no kernel uses them; the
+            // contract of `DeviceBuffers` covers the caller's buffers.
             unsafe {
                 let function = &run.function;
-                function.launch_with(engine.begin, blocks, threads, shared, stream, &args)?;
+                function.launch_with(engine.launch_mode, blocks, threads, shared, stream, &args)?;
             }
             match placed {
                 Some(Placed::Pooled(index)) => engine.work_buffers.launched(index, stream),
@@ -494,25 +507,24 @@ impl GpuEngine {
         }
     }
 
-    /// The slowest transport that carries a call.
-    fn carrier(&self, request: &Request) -> TransportKind {
+    /// Returns the slowest transport that carries a call.
+    fn transport(&self, request: &Request) -> TransportKind {
         let limits = self.planner.limits();
         match request.crosses(&limits.hosts) {
             true => limits.machine.transport,
-            false => TransportKind::Cuda,
+            false => gpu_links::KIND,
         }
     }
 
-    fn report(&self, call: &GpuCall<'_>, run: &Prepared) -> Report {
+    fn report(&self, call: &GpuCall<'_>, run: &PreparedPlan) -> Report {
         let moves = call.request.count > 0
             && self.nranks > 1
             && (call.request.collective != Collective::SendRecv
                 || call.request.root != call.request.peer);
         Report {
-            codec: run.plan.spec,
-            intra: run.plan.intra_spec,
+            codec: run.plan.specs,
             algorithm: run.plan.algorithm,
-            transport: moves.then(|| self.carrier(&call.request)),
+            transport: moves.then(|| self.transport(&call.request)),
             channels: run.plan.channels,
             wire_bytes: run.wire_bytes,
             raw_bytes: run.plan.raw_bytes,
@@ -523,11 +535,4 @@ impl GpuEngine {
 }
 
 #[cfg(test)]
-#[path = "fake_kernel_tests.rs"]
-mod fake_kernel;
-#[cfg(test)]
-#[path = "interpreter_tests.rs"]
-mod interpreter;
-#[cfg(test)]
-#[path = "engine_tests.rs"]
 pub(crate) mod tests;

@@ -1,17 +1,16 @@
-//! Schedules as kernels read them: chains joined, places resolved, waits taken together.
+//! Packed schedules for kernels: chains become single steps, ranges are resolved, and waits are batched.
 //!
-//! The host splits fans into steps of bounded width; a kernel takes any fan in one step, so a
-//! chain becomes one step here, and so do sends of the same chunk.
+//! The host splits fans into steps of bounded width. A kernel executes any fan in one step, so a chain
+//! becomes one step here, and so do the sends of one chunk.
 //!
-//! Consecutive steps of one stage and op that do not concern each other form a batch. A kernel
-//! takes the waits of a batch together, so that N waits cost one latency instead of N. A step of
-//! a batch may thus start later than in the host's walk, never earlier, and a rank may hold back
-//! what a peer waits for; that no rank then waits for ever at the slots that a pattern says it needs is
-//! shown by running every schedule (see the tests).
+//! Consecutive independent steps of one stage and op form a batch. A kernel takes the waits of a batch
+//! together, so that N waits cost one latency. A step of a batch may thus start later than on the host,
+//! never earlier, and its rank sends later than a peer may expect. The tests run every schedule with the
+//! slots that its pattern requires, and so prove that no rank waits for ever.
 
-use super::abi::{self, Combine, Work};
 use crate::error::{Error, ErrorKind, Result};
-use crate::mem::abi::MAX_RANKS;
+use crate::gpu::abi::MAX_RANKS;
+use crate::gpu::abi::{self, Combine, KernelWork};
 use crate::plan::Plan;
 use crate::reduce;
 use crate::schedule::{self, Op, Own, Pattern, Place, Schedule};
@@ -21,7 +20,7 @@ use crate::types::{ReduceOp, Scalar};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PackedSchedule {
     /// Steps, in order of stage.
-    pub steps: Vec<abi::Step>,
+    pub steps: Vec<abi::KernelStep>,
     /// Peers of the steps.
     pub peers: Vec<u8>,
     /// Stages of a pass.
@@ -29,10 +28,10 @@ pub struct PackedSchedule {
 }
 
 impl PackedSchedule {
-    /// Packs `schedule`, whose chunks lie where `pattern` says.
+    /// Packs `schedule`; `pattern` maps its chunks to input and output.
     ///
     /// # Errors
-    /// Unsupported if it is for more ranks, steps or stages than a kernel can number.
+    /// Unsupported if the schedule has more ranks, steps or stages than a kernel can number.
     pub fn new(schedule: &Schedule, pattern: &Pattern) -> Result<PackedSchedule> {
         if schedule.nranks > MAX_RANKS {
             return Err(Error::new(
@@ -47,7 +46,7 @@ impl PackedSchedule {
         let mut peers = Vec::new();
         let mut steps = Vec::with_capacity(joined.len());
         for step in &joined {
-            // A rank may forward a part that it neither reads nor keeps.
+            // A rank may forward a part that is in neither its input nor its output.
             let block = |place: Option<Place>| place.and_then(|place| place.block).unwrap_or(0);
             let in_block = block(pattern.input(schedule.rank, step.chunk)) as u16;
             let out_block = block(pattern.output(schedule.rank, step.chunk)) as u16;
@@ -56,7 +55,7 @@ impl PackedSchedule {
                 Own::Exact { after } => (abi::OWN_EXACT, after),
                 Own::Coded { after } => (abi::OWN_CODED, after),
             };
-            steps.push(abi::Step {
+            steps.push(abi::KernelStep {
                 op: step.op as u8,
                 own,
                 own_after,
@@ -96,8 +95,8 @@ fn numbered(what: &str, number: usize) -> Result<u16> {
     })
 }
 
-/// A step of any fan.
-struct Joined {
+/// A step of any fan: a joined chain, or the joined sends of a chunk.
+struct JoinedStep {
     stage: usize,
     op: Op,
     chunk: usize,
@@ -106,9 +105,9 @@ struct Joined {
     send: Vec<u8>,
 }
 
-/// Chains as one step each, and so the sends of one chunk, which travel as the same bytes.
-fn join(steps: &[schedule::Step]) -> Vec<Joined> {
-    let mut joined: Vec<Joined> = Vec::new();
+/// Joins each chain into one step, and also the sends of one chunk, which carry the same bytes.
+fn join(steps: &[schedule::Step]) -> Vec<JoinedStep> {
+    let mut joined: Vec<JoinedStep> = Vec::new();
     let mut more = false;
     for step in steps {
         let ranks = |peers: &[u32]| peers.iter().map(|&rank| rank as u8).collect::<Vec<u8>>();
@@ -118,21 +117,8 @@ fn join(steps: &[schedule::Step]) -> Vec<Joined> {
         if let Some(last) = joined.last_mut() {
             let same = last.stage == step.stage as usize && last.chunk == step.chunk as usize;
             if continues {
-                let before = last.recv.len() as u8;
-                match step.own {
-                    Own::Absent => {}
-                    Own::Exact { after } => {
-                        last.own = Own::Exact {
-                            after: before + after,
-                        };
-                    }
-                    Own::Coded { after } => {
-                        last.own = Own::Coded {
-                            after: before + after,
-                        };
-                    }
-                }
-                // All steps of a chain that forwards mean one message.
+                last.own = shifted(step.own, last.recv.len() as u8).unwrap_or(last.own);
+                // All steps of a forwarding chain refer to one message.
                 if step.op != Op::RecvCopySend {
                     last.recv.extend(recv);
                 }
@@ -148,7 +134,7 @@ fn join(steps: &[schedule::Step]) -> Vec<Joined> {
                 continue;
             }
         }
-        joined.push(Joined {
+        joined.push(JoinedStep {
             stage: step.stage as usize,
             op: step.op,
             chunk: step.chunk as usize,
@@ -160,25 +146,38 @@ fn join(steps: &[schedule::Step]) -> Vec<Joined> {
     joined
 }
 
-/// Steps whose waits are taken together.
+/// Returns the own contribution's position behind `before` more sources; `None` without a contribution.
+fn shifted(own: Own, before: u8) -> Option<Own> {
+    match own {
+        Own::Absent => None,
+        Own::Exact { after } => Some(Own::Exact {
+            after: before + after,
+        }),
+        Own::Coded { after } => Some(Own::Coded {
+            after: before + after,
+        }),
+    }
+}
+
+/// Steps whose waits a kernel takes together.
 #[derive(Default)]
-struct Batch {
+struct StepBatch {
     first: usize,
     len: usize,
-    /// Bit r: receives from rank r.
+    /// Bit r is set if the batch receives from rank r.
     from: u32,
-    /// Bit r: sends to rank r.
+    /// Bit r is set if the batch sends to rank r.
     to: u32,
 }
 
-/// Steps of a batch have one stage and op, no connection in common, and different chunks unless
-/// they only send.
-fn batches(steps: &[Joined]) -> Vec<Batch> {
-    let mut found: Vec<Batch> = Vec::new();
+/// Groups steps into batches. Steps of a batch share stage and op, share no connection, and have different
+/// chunks unless they only send.
+fn batches(steps: &[JoinedStep]) -> Vec<StepBatch> {
+    let mut found: Vec<StepBatch> = Vec::new();
     let bits = |peers: &[u8]| peers.iter().fold(0u32, |bits, &peer| bits | 1 << peer);
     for (index, step) in steps.iter().enumerate() {
         let (from, to) = (bits(&step.recv), bits(&step.send));
-        let joins = |batch: &&mut Batch| {
+        let joins = |batch: &&mut StepBatch| {
             let members = &steps[batch.first..index];
             batch.len < abi::MAX_BATCH
                 && (step.stage, step.op) == (members[0].stage, members[0].op)
@@ -192,7 +191,7 @@ fn batches(steps: &[Joined]) -> Vec<Batch> {
                 batch.from |= from;
                 batch.to |= to;
             }
-            None => found.push(Batch {
+            None => found.push(StepBatch {
                 first: index,
                 len: 1,
                 from,
@@ -203,21 +202,21 @@ fn batches(steps: &[Joined]) -> Vec<Batch> {
     found
 }
 
-/// What a launch works on: works, steps and peers, in the order of [`abi::Args::work_buffer`].
+/// The work of a launch: works, steps and peers, in the order of [`abi::ScheduleArgs::work_buffer`].
 #[derive(Clone, Debug, Default)]
 pub struct WorkBuffer {
-    pub(super) works: Vec<Work>,
-    pub(super) steps: Vec<abi::Step>,
+    pub(super) works: Vec<KernelWork>,
+    pub(super) steps: Vec<abi::KernelStep>,
     pub(super) peers: Vec<u8>,
     pub(super) channels: usize,
 }
 
 impl WorkBuffer {
-    /// Adds a call whose other fields are in `work`; it gets the next blocks of the launch.
+    /// Adds a call, which gets the next blocks of the launch. `work` has all other fields.
     ///
     /// # Errors
     /// Unsupported if the launch grows beyond what a kernel can number.
-    pub fn add(&mut self, schedule: &PackedSchedule, mut work: Work) -> Result<()> {
+    pub fn add(&mut self, schedule: &PackedSchedule, mut work: KernelWork) -> Result<()> {
         let peers = numbered("peers", self.peers.len())?;
         numbered("peers", self.peers.len() + schedule.peers.len())?;
         work.first_block = numbered("channels", self.channels)?;
@@ -226,7 +225,7 @@ impl WorkBuffer {
         work.stages = schedule.stages;
         self.channels += usize::from(work.channels);
         self.steps
-            .extend(schedule.steps.iter().map(|step| abi::Step {
+            .extend(schedule.steps.iter().map(|step| abi::KernelStep {
                 peers: step.peers + peers,
                 ..*step
             }));
@@ -235,61 +234,61 @@ impl WorkBuffer {
         Ok(())
     }
 
-    /// Channels of all works.
+    /// Returns the channels of all works.
     pub fn channels(&self) -> usize {
         self.channels
     }
 
-    /// Works, steps and peers.
+    /// Returns the numbers of works, steps and peers.
     pub fn counts(&self) -> [u32; 3] {
         [self.works.len(), self.steps.len(), self.peers.len()].map(|count| count as u32)
     }
 
-    /// Bytes that it takes.
+    /// Returns the bytes of the packed form.
     pub fn len(&self) -> usize {
         size_of_val(&self.works[..]) + size_of_val(&self.steps[..]) + self.peers.len()
     }
 
-    /// Whether there is nothing to do.
+    /// Returns whether there is no work.
     pub fn is_empty(&self) -> bool {
         self.works.is_empty()
     }
 
-    /// Writes it to the beginning of `to`, which has room.
+    /// Writes the packed form to the beginning of `to`.
     ///
     /// # Panics
-    /// If it has not.
+    /// If `to` is too short.
     pub fn write(&self, to: &mut [u8]) {
         let (works, rest) = to.split_at_mut(size_of_val(&self.works[..]));
         let (steps, rest) = rest.split_at_mut(size_of_val(&self.steps[..]));
-        works.copy_from_slice(abi::bytes_of(&self.works));
-        steps.copy_from_slice(abi::bytes_of(&self.steps));
+        works.copy_from_slice(abi::plain_bytes(&self.works));
+        steps.copy_from_slice(abi::plain_bytes(&self.steps));
         rest[..self.peers.len()].copy_from_slice(&self.peers);
     }
 
-    /// The works.
-    pub fn works(&self) -> &[Work] {
+    /// Returns the works.
+    pub fn works(&self) -> &[KernelWork] {
         &self.works
     }
 }
 
-/// Device addresses of one call's input and output; 0 where there is none.
+/// Device addresses of one call's input and output; 0 for none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Addresses {
-    /// Of the input.
+    /// Address of the input.
     pub input: u64,
-    /// Of the output.
+    /// Address of the output.
     pub output: u64,
 }
 
-/// The work of one call, without its place in a launch.
+/// Returns the work of one call, without its blocks and steps.
 ///
 /// # Errors
-/// As [`arithmetic`].
-pub fn work(plan: &Plan, op: ReduceOp, at: Addresses) -> Result<Work> {
+/// See [`arithmetic`]; unsupported if a kernel cannot number the passes.
+pub fn work(plan: &Plan, op: ReduceOp, at: Addresses) -> Result<KernelWork> {
     let (combine, factor, flags) = arithmetic(plan, op)?;
     let flags = flags | aligned(at);
-    Ok(Work {
+    Ok(KernelWork {
         input: at.input,
         output: at.output,
         count: plan.count as u64,
@@ -312,11 +311,11 @@ pub fn work(plan: &Plan, op: ReduceOp, at: Addresses) -> Result<Work> {
         channels: plan.channels as u16,
         combine: combine as u8,
         flags,
-        ..Work::default()
+        ..KernelWork::default()
     })
 }
 
-/// The flag that says where vectors of 16 bytes may be loaded and stored.
+/// Returns the flag for addresses that allow vector access of 16 bytes.
 pub fn aligned(at: Addresses) -> u8 {
     if (at.input | at.output).is_multiple_of(16) {
         abi::ALIGNED
@@ -325,7 +324,7 @@ pub fn aligned(at: Addresses) -> u8 {
     }
 }
 
-/// How contributions are combined, the factor, and the flags that follow from the operator.
+/// Returns the combination, the factor, and the flags of an operator.
 ///
 /// # Errors
 /// Invalid argument if the factor does not fit the elements.
@@ -351,5 +350,4 @@ pub fn arithmetic(plan: &Plan, op: ReduceOp) -> Result<(Combine, u64, u8)> {
 }
 
 #[cfg(test)]
-#[path = "pack_tests.rs"]
 mod tests;

@@ -1,27 +1,41 @@
-//! The thread of a rank that carries messages between its kernels and the network.
+//! The proxy: a thread of a rank that carries messages between its kernels and ranks on other hosts.
 //!
-//! Kernels neither know of it nor wait for the network: they see a peer that lies in pinned host
-//! memory. The proxy looks at the counters that they move there, which no system call can wait for,
-//! and at the connections of a host transport. What it costs:
+//! ```text
+//!        GPU              pinned host memory                 proxy thread               network
 //!
-//! - While calls are in flight, or messages moved in the last 10 ms ([`LIVELY`]), it spins for some
-//!   20 us, then sleeps for at most 50 us at a time ([`NAP`]); the network ends such a sleep, a
-//!   kernel does not. So a message waits for at most that long, and a call whose peers are late costs
-//!   a part of a core.
-//! - Otherwise it looks every millisecond ([`BEAT`]). A launch wakes it at once. The replay of a CUDA
-//!   graph, of which the host hears nothing, is noticed by its first message: at most a millisecond
-//!   late, on the side that sends and on the side that receives.
+//!   kernel, sends --> outbox: slots, tail ------> ProxyChannel::carry_out -----> SendEnd ----> peer
+//!                <--- inbox: head (credit) <----- StagedSend::release
 //!
-//! It never calls the driver: another thread may hold the driver's locks until a kernel has ended
-//! (to free memory, to load a module), and that kernel may wait for the proxy. Whether launches are
-//! still in flight a second thread asks in its place ([`CompletionPoller`]), and may be kept waiting.
+//!   kernel, recvs <-- inbox: slots, tail <------- ProxyChannel::carry_in <------ RecvEnd <---- peer
+//!                ---> outbox: head (credit) ----> StagedRecv::ready
+//!                                                       |
+//!                         bytes of each message:  MessageCursor <- MessageSizesCache <- Planner
+//!                         launches in flight?     CompletionPoller thread -> CUDA event
+//! ```
+//! Kernels see a peer whose memory is pinned host memory; they never wait for the network itself. A slot
+//! does not state its length. The first message of a call carries the call's signature, from which the
+//! proxy makes the same plan as the kernel and walks it ([`MessageSizesCache`]). So the engine submits
+//! nothing to the proxy, and a graph's replay looks like any other launch.
 //!
-//! A connection that breaks matters only to kernels that wait for it. So it becomes the
-//! communicator's fault when calls have been in flight for another 200 ms ([`GRACE`]), within which
-//! the control side tells of a better cause if there is one. In a graph's replay only the rank that
-//! sends notices; one that receives has the control side and the kernels' own deadline. So it is
-//! where the peer has left in good order, which it may as soon as its part of a call has left: a
-//! call that is in flight then may have all that it wants of that rank, and wait for another.
+//! # Polling
+//! Kernels move counters in memory, which no system call can wait for.
+//! - While launches are in flight, or within [`ACTIVE_TIMEOUT`] of the last message, the thread spins for
+//!   some 20 us and then sleeps at most [`ACTIVE_POLL_INTERVAL`] at a time. The network ends such a sleep; a
+//!   kernel does not. A call whose peers are late costs a part of a core.
+//! - Otherwise it polls every [`IDLE_POLL_INTERVAL`]. A launch wakes it at once. A graph's replay bypasses
+//!   the host, so its first message is found up to one interval late.
+//!
+//! # Deadlock
+//! The proxy thread never calls the driver. Another thread may hold the driver's locks until a kernel has
+//! ended (to free memory, to load a module), and that kernel may wait for the proxy. A second thread,
+//! [`CompletionPoller`], asks the driver whether launches have ended, and may block there.
+//!
+//! # Broken connections
+//! Only kernels that wait for a connection are concerned when it breaks. The break becomes the
+//! communicator's fault if calls are still in flight after [`BROKEN_LINK_TIMEOUT`]: within that time the
+//! control plane reports a better cause, if there is one. During a graph's replay only the sending rank
+//! detects the break; the receiver relies on the control plane and the kernel's own deadline. A peer that
+//! has closed its communicator is no failure: a call in flight may already have all its messages.
 
 use super::message_cursor::MessageSizesCache;
 use super::proxy_channel::ProxyChannel;
@@ -41,132 +55,134 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
-/// How long it stays lively after a message or a launch.
-const LIVELY: Duration = Duration::from_millis(10);
-/// Longest sleep while it is lively.
-const NAP: Duration = Duration::from_micros(50);
-/// Time between two looks otherwise.
-const BEAT: Duration = Duration::from_millis(1);
-/// From a connection that breaks to the fault of those who wait for it.
-const GRACE: Duration = Duration::from_millis(200);
-/// How long it may take to end once it was told to.
-const ENDING: Duration = Duration::from_secs(1);
+/// How long the thread keeps polling fast after a message or a launch.
+const ACTIVE_TIMEOUT: Duration = Duration::from_millis(10);
+/// Longest sleep while it polls fast.
+const ACTIVE_POLL_INTERVAL: Duration = Duration::from_micros(50);
+/// Time between two polls otherwise.
+const IDLE_POLL_INTERVAL: Duration = Duration::from_millis(1);
+/// Time from a broken connection to the communicator's fault.
+const BROKEN_LINK_TIMEOUT: Duration = Duration::from_millis(200);
+/// How long a thread may take to end after the command.
+const THREAD_EXIT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What the thread is to do.
+/// [`ProxyShared::command`]: carry messages.
 const CARRY: u32 = 0;
-/// To end when all that kernels have sent has left.
+/// [`ProxyShared::command`]: end once all messages that kernels have sent have left this process.
 const DRAIN: u32 = 1;
-/// To end.
+/// [`ProxyShared::command`]: end now.
 const END: u32 = 2;
 
-/// The thread, seen from the engine.
+/// The engine's handle of the proxy's two threads.
 #[derive(Debug)]
 pub(super) struct Proxy {
     rank: usize,
-    shared: Arc<Shared>,
-    /// The one that carries, and the one that asks the driver.
-    threads: Option<[Ending; 2]>,
+    shared: Arc<ProxyShared>,
+    /// The proxy thread and the completion poller.
+    threads: Option<[ServiceThread; 2]>,
 }
 
-/// A thread, and what hears of its end.
+/// A thread whose end can be waited for with a deadline.
 #[derive(Debug)]
-struct Ending {
+struct ServiceThread {
     thread: JoinHandle<()>,
-    /// Its other end goes with what the thread owns.
+    /// Disconnects when the thread ends, because the thread owns the sender.
     ended: Receiver<()>,
 }
 
+/// Counters and the command that the engine and both threads share.
 #[derive(Debug)]
-struct Shared {
-    order: AtomicU32,
-    /// Goes up before and after each launch: odd while one is being made.
+struct ProxyShared {
+    command: AtomicU32,
+    /// Incremented before and after each launch: odd while a launch is being queued.
     launches: AtomicU64,
-    /// Launches, counted likewise, that have ended as far as is known.
-    settled: AtomicU64,
-    /// How often somebody has asked whether all has left that kernels have sent.
-    asked: AtomicU64,
-    /// The last of these questions whose answer is yes.
+    /// Value of `launches` up to which all launches are known to have ended.
+    completed: AtomicU64,
+    /// Flush requests so far.
+    flush_requests: AtomicU64,
+    /// The last flush request that is complete.
     flushed: AtomicU64,
 }
 
-/// What a proxy is made of.
+/// Parts that a proxy is made from.
 #[derive(Debug)]
-pub(super) struct Parts {
-    /// The connections.
+pub(super) struct ProxyParts {
+    /// Connections and staging memory.
     pub network: Network,
-    /// Plans as the engine does.
+    /// A planner that yields the engine's plans.
     pub planner: Planner,
-    /// Behind the last launch.
+    /// Event behind the last launch.
     pub launched: Arc<Event>,
     /// Raised when a connection breaks.
     pub fault: Arc<Fault>,
-    /// Tells the other ranks.
+    /// Announces the fault to the other ranks.
     pub exchange: OutOfBandRef,
 }
 
 impl Proxy {
-    /// Starts to carry messages.
+    /// Starts both threads.
     ///
     /// # Errors
-    /// System if there can be no thread; internal if a connection is missing.
-    pub fn start(parts: Parts) -> Result<Proxy> {
-        let shared = Arc::new(Shared {
-            order: AtomicU32::new(CARRY),
+    /// System if a thread cannot be made; internal if a connection is missing.
+    pub fn start(parts: ProxyParts) -> Result<Proxy> {
+        let shared = Arc::new(ProxyShared {
+            command: AtomicU32::new(CARRY),
             launches: AtomicU64::new(0),
-            settled: AtomicU64::new(0),
-            asked: AtomicU64::new(0),
+            completed: AtomicU64::new(0),
+            flush_requests: AtomicU64::new(0),
             flushed: AtomicU64::new(0),
         });
         let rank = parts.exchange.rank();
-        let asks = CompletionPoller {
+        let poller = CompletionPoller {
             shared: shared.clone(),
             launched: parts.launched.clone(),
             fault: parts.fault.clone(),
             exchange: parts.exchange.clone(),
         };
-        let asker = Ending::spawn("cinch-proxy-ask", move || asks.live())?;
-        let carrying = ProxyThread::new(parts, shared.clone(), asker.thread.thread().clone())
-            .and_then(|carrier| Ending::spawn("cinch-proxy", move || carrier.live()));
-        match carrying {
-            Ok(carrier) => Ok(Proxy {
+        let poller = ServiceThread::spawn("cinch-proxy-ask", move || poller.run())?;
+        let proxy = ProxyThread::new(parts, shared.clone(), poller.thread.thread().clone())
+            .and_then(|proxy| ServiceThread::spawn("cinch-proxy", move || proxy.run()));
+        match proxy {
+            Ok(proxy) => Ok(Proxy {
                 rank,
                 shared,
-                threads: Some([carrier, asker]),
+                threads: Some([proxy, poller]),
             }),
             Err(error) => {
-                shared.order.store(END, Ordering::Relaxed);
-                asker.thread.thread().unpark();
-                // It only ever parks: nothing was launched yet.
-                let _ = asker.thread.join();
+                shared.command.store(END, Ordering::Relaxed);
+                poller.thread.thread().unpark();
+                // Without a launch the poller never calls the driver, so it ends at once.
+                let _ = poller.thread.join();
                 Err(error)
             }
         }
     }
 
-    /// Something is about to be launched, or was: called once before and once after.
+    /// Counts a launch and wakes the proxy thread: called once before and once after each launch.
     #[inline]
     pub fn wake(&self) {
-        // SYNC POINT launches: pairs with the acquire in `CompletionPoller`; the event of the launch was recorded
-        // before. A count that is seen late is seen at the next look.
+        // SYNC POINT launches: pairs with the acquire in `CompletionPoller`; the launch's event was recorded
+        // before. A thread that misses this count sees it at the next poll.
         self.shared.launches.fetch_add(1, Ordering::Release);
-        if let Some([carrier, _]) = &self.threads {
-            carrier.thread.thread().unpark();
+        if let Some([proxy, _]) = &self.threads {
+            proxy.thread.thread().unpark();
         }
     }
 
-    /// Returns when all has left this process that kernels have sent, none of which runs.
+    /// Waits until all messages that kernels have sent have left this process. No kernel runs any more.
     ///
     /// # Errors
-    /// The reason of the fault; timeout if it has not left after `patience`.
-    pub fn flush(&self, patience: Duration, fault: &Fault) -> Result<()> {
-        let Some([carrier, _]) = &self.threads else {
+    /// The fault's reason; timeout if messages are still here after `timeout`.
+    pub fn flush(&self, timeout: Duration, fault: &Fault) -> Result<()> {
+        let Some([proxy, _]) = &self.threads else {
             return Ok(());
         };
-        let until = Instant::now() + patience;
-        // SYNC POINT flush: pairs with the acquire in `ProxyThread::carry`, which looks at the boxes after it.
-        let question = self.shared.asked.fetch_add(1, Ordering::Release) + 1;
-        carrier.thread.thread().unpark();
-        while self.shared.flushed.load(Ordering::Relaxed) < question {
+        let until = Instant::now() + timeout;
+        // SYNC POINT flush: pairs with the acquire in `ProxyThread::carry`, which polls the staging memory
+        // after it.
+        let request = self.shared.flush_requests.fetch_add(1, Ordering::Release) + 1;
+        proxy.thread.thread().unpark();
+        while self.shared.flushed.load(Ordering::Relaxed) < request {
             fault.ends_waits()?;
             if Instant::now() >= until {
                 return Err(Error::new(
@@ -174,37 +190,36 @@ impl Proxy {
                     format!(
                         "what rank {} has sent to other hosts has not left it within {:.1} s",
                         self.rank,
-                        patience.as_secs_f64()
+                        timeout.as_secs_f64()
                     ),
                 ));
             }
-            std::thread::sleep(NAP);
+            std::thread::sleep(ACTIVE_POLL_INTERVAL);
         }
         Ok(())
     }
 
-    /// Ends the threads, and with them the connections: when all that kernels have sent has left, or
-    /// after `patience`. No kernel sends any more.
+    /// Ends the threads and closes the connections, once all messages that kernels have sent have left this
+    /// process, or after `timeout`. No kernel sends any more.
     ///
-    /// What is to leave is the business of the thread that carries alone. The other one may be kept
-    /// waiting by the driver for as long as other kernels run, which is no reason to wait here: it
-    /// ends when the driver answers.
-    pub fn end(&mut self, patience: Duration) {
-        let Some([carrier, asker]) = self.threads.take() else {
+    /// Only the proxy thread has messages to send. The driver may block the completion poller for as long
+    /// as other kernels run; that is no reason to wait here, since it ends when the driver returns.
+    pub fn end(&mut self, timeout: Duration) {
+        let Some([proxy, poller]) = self.threads.take() else {
             return;
         };
-        let told = |order| {
-            self.shared.order.store(order, Ordering::Relaxed);
-            carrier.thread.thread().unpark();
-            asker.thread.thread().unpark();
+        let command = |command| {
+            self.shared.command.store(command, Ordering::Relaxed);
+            proxy.thread.thread().unpark();
+            poller.thread.thread().unpark();
         };
-        told(DRAIN);
-        let mut carried = carrier.wait(patience);
-        if !carried {
-            told(END);
-            carried = carrier.wait(ENDING);
+        command(DRAIN);
+        let mut ended = proxy.wait(timeout);
+        if !ended {
+            command(END);
+            ended = proxy.wait(THREAD_EXIT_TIMEOUT);
         }
-        if !carried {
+        if !ended {
             line(
                 Level::Warn,
                 format_args!(
@@ -214,10 +229,10 @@ impl Proxy {
             );
             return;
         }
-        // It has nothing left to do.
-        let _ = carrier.thread.join();
-        if asker.wait(ENDING) {
-            let _ = asker.thread.join();
+        // The thread has ended, so the join returns at once.
+        let _ = proxy.thread.join();
+        if poller.wait(THREAD_EXIT_TIMEOUT) {
+            let _ = poller.thread.join();
         } else {
             line(
                 Level::Info,
@@ -231,48 +246,49 @@ impl Proxy {
     }
 }
 
-impl Ending {
-    fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<Ending> {
-        let (tells, ended) = mpsc::channel();
+impl ServiceThread {
+    fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<ServiceThread> {
+        let (sender, ended) = mpsc::channel();
         let body = move || {
             block_signals();
             body();
-            drop(tells);
+            drop(sender);
         };
         let thread = std::thread::Builder::new().name(name.into()).spawn(body);
         let thread = thread.map_err(|error| Error::system("starting a proxy thread", error))?;
-        Ok(Ending { thread, ended })
+        Ok(ServiceThread { thread, ended })
     }
 
-    /// Whether it has ended, or does so within `patience`.
-    fn wait(&self, patience: Duration) -> bool {
-        // Nothing is ever sent: the channel closes, also where the thread panicked.
-        self.ended.recv_timeout(patience) == Err(RecvTimeoutError::Disconnected)
+    /// Waits at most `timeout` for the thread's end; returns whether it has ended.
+    fn wait(&self, timeout: Duration) -> bool {
+        // Nothing is ever sent. The sender is dropped with the thread, even after a panic.
+        self.ended.recv_timeout(timeout) == Err(RecvTimeoutError::Disconnected)
     }
 }
+
 impl Drop for Proxy {
     fn drop(&mut self) {
         self.end(Duration::ZERO);
     }
 }
 
-/// The thread itself.
+/// State of the thread that carries messages.
 struct ProxyThread {
-    proxy_channels: Vec<ProxyChannel>,
+    channels: Vec<ProxyChannel>,
     waiter: Box<dyn Waiter>,
     message_sizes: MessageSizesCache,
-    shared: Arc<Shared>,
-    asker: Thread,
+    shared: Arc<ProxyShared>,
+    poller: Thread,
     fault: Arc<Fault>,
     exchange: OutOfBandRef,
-    /// When it was last asked whether launches have ended.
-    asked: Instant,
+    /// When the poller was last woken.
+    polled_at: Instant,
 }
 
 impl ProxyThread {
-    fn new(parts: Parts, shared: Arc<Shared>, asker: Thread) -> Result<ProxyThread> {
+    fn new(parts: ProxyParts, shared: Arc<ProxyShared>, poller: Thread) -> Result<ProxyThread> {
         let Network { mut links, staging } = parts.network;
-        let mut proxy_channels = Vec::new();
+        let mut channels = Vec::new();
         for (peer, staging) in staging.iter().enumerate() {
             let Some(staging) = staging else {
                 continue;
@@ -285,60 +301,60 @@ impl ProxyThread {
                         "no connection with rank {peer} on channel {channel}"
                     )));
                 };
-                // SAFETY: each channel of each peer comes up once, and the network is taken once.
-                let boxes = unsafe { staging.ends(channel as u32) };
-                proxy_channels.push(ProxyChannel::new((peer, channel), boxes, (send, recv)));
+                // SAFETY: the loops visit each channel of each peer once, and `parts` owns the network.
+                let staged = unsafe { staging.ends(channel as u32) };
+                channels.push(ProxyChannel::new((peer, channel), staged, (send, recv)));
             }
         }
         Ok(ProxyThread {
-            proxy_channels,
+            channels,
             waiter: links.waiter,
             message_sizes: MessageSizesCache::new(parts.planner),
             shared,
-            asker,
+            poller,
             fault: parts.fault,
             exchange: parts.exchange,
-            asked: Instant::now(),
+            polled_at: Instant::now(),
         })
     }
 
-    /// Carries until it is told to end; in trouble, raises the fault and keeps the connections
-    /// until then: peers should hear of the fault before they see them closed.
-    fn live(mut self) {
+    /// Carries messages until the command to end. After a failure it raises the fault and keeps the
+    /// connections open until that command: peers should receive the fault before they see a closed one.
+    fn run(mut self) {
         let carried = catch_unwind(AssertUnwindSafe(|| self.carry()));
-        let trouble = match carried {
+        let failure = match carried {
             Ok(Ok(())) => None,
             Ok(Err(error)) => Some(error),
             Err(_) => Some(Error::internal("the proxy panicked")),
         };
-        if let Some(error) = trouble {
+        if let Some(error) = failure {
             fail(&self.fault, &self.exchange, error);
         }
-        while self.order() == CARRY {
-            std::thread::park_timeout(GRACE);
+        while self.command() == CARRY {
+            std::thread::park_timeout(BROKEN_LINK_TIMEOUT);
         }
     }
 
     fn carry(&mut self) -> Result<()> {
         let mut moved_at = Instant::now();
         let mut launches = 0;
-        // Looks in a row that found nothing.
+        // Fruitless polls in a row.
         let mut scans = 0;
         loop {
             if self.fault.ends_waits().is_err() {
                 return Ok(());
             }
             // SYNC POINT flush: pairs with the release in `Proxy::flush`.
-            let question = self.shared.asked.load(Ordering::Acquire);
-            let moved = self.turn()?;
-            if question != self.shared.flushed.load(Ordering::Relaxed)
+            let request = self.shared.flush_requests.load(Ordering::Acquire);
+            let moved = self.progress()?;
+            if request != self.shared.flushed.load(Ordering::Relaxed)
                 && !moved
                 && !self.has_pending()?
             {
-                self.shared.flushed.store(question, Ordering::Relaxed);
+                self.shared.flushed.store(request, Ordering::Relaxed);
             }
-            let order = self.order();
-            if order == END || order == DRAIN && !moved && !self.has_pending()? {
+            let command = self.command();
+            if command == END || command == DRAIN && !moved && !self.has_pending()? {
                 return Ok(());
             }
             if moved {
@@ -350,58 +366,61 @@ impl ProxyThread {
             if seen != launches {
                 (moved_at, launches) = (now, seen);
             }
-            self.check_connections(now, order == CARRY)?;
-            let lively = order == DRAIN
-                || now.duration_since(moved_at) < LIVELY
+            self.check_connections(now, command != CARRY)?;
+            let active = command == DRAIN
+                || now.duration_since(moved_at) < ACTIVE_TIMEOUT
                 || self.in_flight(now)
                 || self.has_pending()?;
-            if lively {
-                self.waiter.idle(scans, NAP)?;
+            if active {
+                self.waiter.idle(scans, ACTIVE_POLL_INTERVAL)?;
                 scans += 1;
             } else {
                 scans = 0;
-                std::thread::park_timeout(BEAT);
+                std::thread::park_timeout(IDLE_POLL_INTERVAL);
             }
         }
     }
 
-    fn turn(&mut self) -> Result<bool> {
+    /// Polls every channel once; returns whether any message moved.
+    fn progress(&mut self) -> Result<bool> {
         let mut moved = false;
-        for proxy_channel in &mut self.proxy_channels {
-            moved |= proxy_channel.turn(&mut self.message_sizes)?;
+        for channel in &mut self.channels {
+            moved |= channel.progress(&mut self.message_sizes)?;
         }
         Ok(moved)
     }
 
+    /// Returns whether messages that kernels have sent are still in this process.
     fn has_pending(&self) -> Result<bool> {
-        for proxy_channel in &self.proxy_channels {
-            if proxy_channel.has_pending()? {
+        for channel in &self.channels {
+            if channel.has_pending()? {
                 return Ok(true);
             }
         }
         Ok(false)
     }
 
-    /// Whether launches that the engine made may still run. Has that asked once a beat at most.
+    /// Returns whether launches may still run. Wakes the poller at most once per idle interval to find out.
     fn in_flight(&mut self, now: Instant) -> bool {
         let launches = self.shared.launches.load(Ordering::Relaxed);
-        if launches == self.shared.settled.load(Ordering::Relaxed) {
+        if launches == self.shared.completed.load(Ordering::Relaxed) {
             return false;
         }
-        if now.duration_since(self.asked) >= BEAT {
-            self.asked = now;
-            self.asker.unpark();
+        if now.duration_since(self.polled_at) >= IDLE_POLL_INTERVAL {
+            self.polled_at = now;
+            self.poller.unpark();
         }
         true
     }
 
-    /// Kernels wait for what comes only while they `run`; what they sent is to leave in any case.
-    fn check_connections(&mut self, now: Instant, run: bool) -> Result<()> {
-        let in_flight = run && self.in_flight(now);
-        for proxy_channel in &self.proxy_channels {
-            let may_wait = in_flight && !self.exchange.has_left(proxy_channel.peer());
-            if let Some((since, error)) = proxy_channel.cut(may_wait)?
-                && now.duration_since(*since) >= GRACE
+    /// Fails if a connection broke [`BROKEN_LINK_TIMEOUT`] ago and something still needs it: messages that
+    /// kernels have sent, or, unless the thread is `draining`, kernels that may wait for messages.
+    fn check_connections(&mut self, now: Instant, draining: bool) -> Result<()> {
+        let in_flight = !draining && self.in_flight(now);
+        for channel in &self.channels {
+            let may_wait = in_flight && !self.exchange.has_left(channel.peer());
+            if let Some((since, error)) = channel.broken(may_wait)?
+                && now.duration_since(*since) >= BROKEN_LINK_TIMEOUT
             {
                 return Err(error.clone());
             }
@@ -409,39 +428,39 @@ impl ProxyThread {
         Ok(())
     }
 
-    fn order(&self) -> u32 {
-        self.shared.order.load(Ordering::Relaxed)
+    fn command(&self) -> u32 {
+        self.shared.command.load(Ordering::Relaxed)
     }
 }
 
-/// The thread that asks the driver whether launches have ended, each time that it is woken.
+/// State of the thread that queries the driver for completed launches, once per wake-up.
 struct CompletionPoller {
-    shared: Arc<Shared>,
+    shared: Arc<ProxyShared>,
     launched: Arc<Event>,
     fault: Arc<Fault>,
     exchange: OutOfBandRef,
 }
 
 impl CompletionPoller {
-    fn live(&self) {
-        while self.shared.order.load(Ordering::Relaxed) == CARRY {
+    fn run(&self) {
+        while self.shared.command.load(Ordering::Relaxed) == CARRY {
             std::thread::park();
-            // SYNC POINT launches: pairs with the release in `Proxy::wake`: an older mark of the event
-            // would settle launches that still run. This thread was woken by the other one, not by the
-            // engine.
+            // SYNC POINT launches: pairs with the release in `Proxy::wake`. An older record of the event
+            // would mark running launches as completed. The proxy thread woke this thread, so the wake-up
+            // itself does not order the engine's writes.
             let launches = self.shared.launches.load(Ordering::Acquire);
-            // Of a launch that is being made the event may know nothing yet.
-            if launches.is_multiple_of(2) && self.are_over() {
-                self.shared.settled.store(launches, Ordering::Relaxed);
+            // While a launch is being queued, its event may not be recorded.
+            if launches.is_multiple_of(2) && self.have_ended() {
+                self.shared.completed.store(launches, Ordering::Relaxed);
             }
         }
     }
 
-    /// Whether launches have ended. One that failed has, and will not give other ranks its part: they
-    /// are told, since their kernels would wait for it until their deadline.
-    fn are_over(&self) -> bool {
+    /// Returns whether all launches have ended. A failed launch has ended, and raises the fault: other ranks'
+    /// kernels would wait for its messages until their deadline.
+    fn have_ended(&self) -> bool {
         self.launched.has_happened().unwrap_or_else(|error| {
-            // At the end of the process the driver ends, and all that ran with it: no call failed.
+            // At process exit the driver ends all work; no call has failed.
             if !self.launched.context().driver().has_ended() {
                 fail(
                     &self.fault,
@@ -454,7 +473,7 @@ impl CompletionPoller {
     }
 }
 
-/// Fails the communicator, and tells the other ranks.
+/// Raises the fault, and announces it to the other ranks.
 fn fail(fault: &Fault, exchange: &OutOfBandRef, error: Error) {
     fault.raise(error);
     if let Some(reason) = fault.reason() {
@@ -463,5 +482,4 @@ fn fail(fault: &Fault, exchange: &OutOfBandRef, error: Error) {
 }
 
 #[cfg(test)]
-#[path = "proxy_tests.rs"]
 mod tests;

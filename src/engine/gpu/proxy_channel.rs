@@ -1,33 +1,33 @@
-//! One channel between this rank's kernels and those of a rank on another host, as the proxy serves
-//! it: both directions, between boxes in pinned memory and a connection of a host transport.
+//! A channel between this rank's kernels and a rank on another host, as the proxy serves it. Both
+//! directions move messages between peer buffers in pinned memory and a connection of a host transport.
 
-use super::message_cursor::{Direction, MessageCursor, MessageSizesCache};
+use super::message_cursor::{MessageCursor, MessageDirection, MessageSizesCache};
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::{StagedRecv, StagedSend};
 use crate::transport::{Header, RecvEnd, SendEnd};
 use crate::types::CallSignature;
 use std::time::Instant;
 
-/// A channel to and from one peer.
+/// Both directions of one channel with one peer.
 #[derive(Debug)]
 pub(super) struct ProxyChannel {
     peer: usize,
-    /// What kernels send, where it goes, and where in their call they are.
+    /// Messages from kernels, the connection to the peer, and the position in the kernels' call.
     outgoing: StagedSend,
     send: Box<dyn SendEnd>,
     sending: MessageCursor,
-    /// Header of the message that is on its way out, from the box itself.
-    leaving: Option<Header>,
-    /// Whether something that was sent may still be in this process.
+    /// Header of the message that is being sent, possibly in parts.
+    send_header: Option<Header>,
+    /// Whether sent bytes may still be in this process.
     unflushed: bool,
-    /// What came, where kernels look for it, and where in its call the peer is.
+    /// Messages to kernels, the connection from the peer, and the position in the peer's call.
     incoming: StagedRecv,
     recv: Box<dyn RecvEnd>,
     receiving: MessageCursor,
-    /// Header of the message that is on its way in, to the box itself.
-    arriving: Option<Header>,
-    /// Since when, and why, nothing can be sent, and nothing more will come.
-    cut: [Option<(Instant, Error)>; 2],
+    /// Header of the message that is being received, possibly in parts.
+    recv_header: Option<Header>,
+    /// Time and cause of a broken connection: sending, receiving.
+    breaks: [Option<(Instant, Error)>; 2],
 }
 
 const SEND: usize = 0;
@@ -43,84 +43,85 @@ impl ProxyChannel {
             peer,
             outgoing,
             send,
-            sending: MessageCursor::new(Direction::ToPeer, peer, channel),
-            leaving: None,
+            sending: MessageCursor::new(MessageDirection::ToPeer, peer, channel),
+            send_header: None,
             unflushed: false,
             incoming,
             recv,
-            receiving: MessageCursor::new(Direction::FromPeer, peer, channel),
-            arriving: None,
-            cut: [None, None],
+            receiving: MessageCursor::new(MessageDirection::FromPeer, peer, channel),
+            recv_header: None,
+            breaks: [None, None],
         }
     }
 
-    /// The rank at the other end.
+    /// Returns the rank at the other end.
     pub fn peer(&self) -> usize {
         self.peer
     }
 
-    /// Carries what can be carried; whether anything was.
+    /// Moves all messages that can move; returns whether any message moved.
     ///
     /// # Errors
-    /// Mismatch, naming the peer, if it sent what its call has not; internal if kernels have left
-    /// their schedule. A connection that breaks is no error yet: see [`ProxyChannel::cut`].
-    pub fn turn(&mut self, message_sizes: &mut MessageSizesCache) -> Result<bool> {
+    /// Mismatch, naming the peer, if a message is not in the peer's call; internal if kernels deviate from
+    /// their schedule. A broken connection is reported by [`ProxyChannel::broken`] instead.
+    pub fn progress(&mut self, message_sizes: &mut MessageSizesCache) -> Result<bool> {
         Ok(self.carry_out(message_sizes)? | self.carry_in(message_sizes)?)
     }
 
-    /// Whether messages of kernels, or parts of them, are still to leave this process.
+    /// Returns whether messages of kernels, or parts of them, are still in this process.
     ///
     /// # Errors
-    /// As for [`StagedSend::ready`].
+    /// See [`StagedSend::ready`].
     pub fn has_pending(&self) -> Result<bool> {
         Ok(self.unflushed || self.outgoing.ready()?)
     }
 
-    /// Since when, and why, this channel serves kernels no longer that wait for it, those that send, or
-    /// that `may_wait`.
+    /// Returns time and cause of a broken connection that kernels need. Pending messages need the send side;
+    /// kernels that `may_wait` need both sides.
     ///
     /// # Errors
-    /// As for [`ProxyChannel::has_pending`].
-    pub fn cut(&self, may_wait: bool) -> Result<Option<&(Instant, Error)>> {
-        let [send, recv] = &self.cut;
+    /// See [`ProxyChannel::has_pending`].
+    pub fn broken(&self, may_wait: bool) -> Result<Option<&(Instant, Error)>> {
+        let [send, recv] = &self.breaks;
         Ok(match send {
-            Some(cut) if may_wait || self.has_pending()? => Some(cut),
+            Some(broken) if may_wait || self.has_pending()? => Some(broken),
             _ => recv.as_ref().filter(|_| may_wait),
         })
     }
 
+    /// Sends the messages that kernels have published.
     fn carry_out(&mut self, message_sizes: &mut MessageSizesCache) -> Result<bool> {
-        if self.cut[SEND].is_some() {
+        if self.breaks[SEND].is_some() {
             return Ok(false);
         }
         let mut moved = false;
         while self.outgoing.ready()? {
-            let left = self.pass_out(message_sizes);
-            if !self.note(SEND, left)? {
+            let sent = self.send_next(message_sizes);
+            if !self.catch_break(SEND, sent)? {
                 break;
             }
             self.outgoing.release();
-            self.leaving = None;
+            self.send_header = None;
             (moved, self.unflushed) = (true, true);
         }
         if self.unflushed {
             let flushed = self.send.flushed();
-            self.unflushed = !self.note(SEND, flushed)?;
+            self.unflushed = !self.catch_break(SEND, flushed)?;
         }
         Ok(moved)
     }
 
-    /// Sends the message that kernels have put into their box; whether all of it has left that.
-    fn pass_out(&mut self, message_sizes: &mut MessageSizesCache) -> Result<bool> {
-        let direct = self.send.zero_copy().is_some();
-        if !direct && !self.send.ready()? {
+    /// Sends the next message, or a part of it, from its slot; returns whether the slot is free again.
+    fn send_next(&mut self, message_sizes: &mut MessageSizesCache) -> Result<bool> {
+        let has_slots = self.send.zero_copy().is_none();
+        if has_slots && !self.send.ready()? {
             return Ok(false);
         }
-        let header = match self.leaving {
+        let header = match self.send_header {
             Some(header) => header,
-            None => self.next_out(message_sizes)?,
+            None => self.next_header(message_sizes)?,
         };
-        self.leaving = Some(header);
+        self.send_header = Some(header);
         let payload = self.outgoing.payload(header.bytes as usize);
         if let Some(end) = self.send.zero_copy() {
             return end.send_from(header, payload);
@@ -130,7 +131,8 @@ impl ProxyChannel {
         Ok(true)
     }
 
-    fn next_out(&mut self, message_sizes: &mut MessageSizesCache) -> Result<Header> {
+    /// Returns the header of the next message of the kernels' call.
+    fn next_header(&mut self, message_sizes: &mut MessageSizesCache) -> Result<Header> {
         let bytes = match self.sending.next() {
             Some(bytes) => bytes,
             None => self
@@ -149,23 +151,24 @@ impl ProxyChannel {
         })
     }
 
+    /// Passes messages of the peer to kernels while slots are free.
     fn carry_in(&mut self, message_sizes: &mut MessageSizesCache) -> Result<bool> {
         let mut moved = false;
-        while self.cut[RECV].is_none() && self.incoming.ready()? {
-            let came = self.pass_in(message_sizes);
-            if !self.note(RECV, came)? {
+        while self.breaks[RECV].is_none() && self.incoming.ready()? {
+            let received = self.recv_next(message_sizes);
+            if !self.catch_break(RECV, received)? {
                 break;
             }
-            let signature = self.arriving.take().unwrap_or_default().signature;
+            let signature = self.recv_header.take().unwrap_or_default().signature;
             self.incoming.publish(signature);
             moved = true;
         }
         Ok(moved)
     }
 
-    /// Brings the next message to the kernels' box; whether all of it is there.
-    fn pass_in(&mut self, message_sizes: &mut MessageSizesCache) -> Result<bool> {
-        let header = match self.arriving {
+    /// Receives the next message, or a part of it, into a free slot; returns whether it is complete.
+    fn recv_next(&mut self, message_sizes: &mut MessageSizesCache) -> Result<bool> {
+        let header = match self.recv_header {
             Some(header) => header,
             None => {
                 let header = match self.recv.zero_copy() {
@@ -179,17 +182,17 @@ impl ProxyChannel {
                 header
             }
         };
-        self.arriving = Some(header);
-        let place = self.incoming.slot(header.bytes as usize);
+        self.recv_header = Some(header);
+        let slot = self.incoming.slot(header.bytes as usize);
         if let Some(end) = self.recv.zero_copy() {
-            return end.recv_into(place);
+            return end.recv_into(slot);
         }
-        place.copy_from_slice(&self.recv.payload()[..place.len()]);
+        slot.copy_from_slice(&self.recv.payload()[..slot.len()]);
         self.recv.release();
         Ok(true)
     }
 
-    /// Whether the peer's call has a message of this length next.
+    /// Checks that the next message of the peer's call has this length.
     fn check(&mut self, header: &Header, message_sizes: &mut MessageSizesCache) -> Result<()> {
         let (bytes, room) = (header.bytes as usize, self.incoming.slot_bytes());
         let expected = self.receiving.expect(header.signature, message_sizes)?;
@@ -207,11 +210,11 @@ impl ProxyChannel {
         ))
     }
 
-    /// Remembers a connection that broke; false then.
-    fn note(&mut self, direction: usize, result: Result<bool>) -> Result<bool> {
+    /// Turns the error of a broken connection into false and remembers it; passes other errors on.
+    fn catch_break(&mut self, direction: usize, result: Result<bool>) -> Result<bool> {
         result.or_else(|error| match error.kind() {
             ErrorKind::Remote => {
-                self.cut[direction] = Some((Instant::now(), error));
+                self.breaks[direction] = Some((Instant::now(), error));
                 Ok(false)
             }
             _ => Err(error),
@@ -220,5 +223,4 @@ impl ProxyChannel {
 }
 
 #[cfg(test)]
-#[path = "proxy_channel_tests.rs"]
 mod tests;

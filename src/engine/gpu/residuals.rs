@@ -1,16 +1,16 @@
-//! The residuals of error feedback of one rank, in its GPU's memory.
+//! Residuals of error feedback in a rank's GPU memory.
 //!
-//! What [`crate::adapt::Residuals`] keeps chunk by chunk lies here element by element: two arrays of
-//! fp32, one that the last call left and one that a call leaves. A rank encodes each element as a
-//! contribution or in a finished sum, never as both: so an element takes 8 bytes, of the input in a
-//! reduce_scatter. Which array is which stands beside them, and the kernel turns it: a graph that is
-//! replayed goes on from where its last replay, or the last call, left off.
+//! [`crate::codec::feedback::Residuals`] stores residuals by chunk; the GPU stores them by element, in two fp32 arrays. A
+//! call reads the array that the last call wrote, and writes the other array. A rank encodes each element
+//! either as a contribution or in a finished sum, so an element takes 8 bytes (of the input in a
+//! reduce_scatter). The header names the current array and the kernel switches it, so that a graph's replay
+//! continues after its last replay or the last call.
 
 use super::GpuEngine;
-use super::abi::{RESIDUALS_BYTES, ResidualsHeader};
 use super::launch_order::LaunchOrder;
-use crate::adapt::{BY_ELEMENT, Feedback, Residuals, Role, Shape};
+use crate::codec::feedback::{BY_ELEMENT, Feedback, Residuals, Role, Shape};
 use crate::error::{Error, ErrorKind, Result};
+use crate::gpu::abi::{RESIDUALS_BYTES, ResidualsHeader};
 use crate::gpu::{Context, DeviceMemory, Event, Stream};
 use crate::plan::{Plan, Request};
 use crate::sys::log::{self, Level};
@@ -19,32 +19,33 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Elements in which the cut of a call is written into the kind of its residuals: another cut encodes
-/// other elements, or the same ones in another role.
+/// Unit in which a shape's kind records a call's chunk size: another chunk size encodes other elements, or the
+/// same elements in another role.
 const CUT_UNIT: u64 = 32;
 
-/// Residuals by tensor.
+/// Residuals of all tensors.
 #[derive(Debug)]
 pub(super) struct DeviceResiduals {
-    /// Where they are allocated, set to zero, and freed: a caller's stream may be gone by then, or
-    /// be recording a graph.
+    /// Stream that allocates, zeroes and frees residuals: a caller's stream may be destroyed by then, or be
+    /// recording a graph.
     stream: Arc<Stream>,
-    tensors: HashMap<u64, Tensor>,
-    /// Too small for what came later; a kernel may still use them.
+    tensors: HashMap<u64, TensorResiduals>,
+    /// Memory that a larger call replaced; a kernel may still use it.
     outgrown: Vec<Arc<DeviceMemory>>,
 }
 
+/// Residuals of one tensor.
 #[derive(Debug)]
-struct Tensor {
+struct TensorResiduals {
     shape: Shape,
     memory: Arc<DeviceMemory>,
-    /// They were put here, and no call has used them yet.
+    /// The program imported them, and no call has used them yet.
     restored: bool,
 }
 
-impl Tensor {
-    /// Says that residuals that the program has imported are of no use to the first call of `shape`.
-    fn report_lost(&self, tensor: u64, request: &Request, shape: &Shape) {
+impl TensorResiduals {
+    /// Logs a warning if imported residuals do not fit the first call, which has `shape`.
+    fn warn_of_drop(&self, tensor: u64, request: &Request, shape: &Shape) {
         if !self.restored {
             return;
         }
@@ -59,9 +60,9 @@ impl Tensor {
     }
 }
 
-/// Where the residuals of a call are.
+/// Device memory with the residuals of a call.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct ResidualPlace {
     /// Address of the header.
     pub address: u64,
     /// Elements of an array.
@@ -69,7 +70,7 @@ pub(super) struct Place {
     pub memory: Arc<DeviceMemory>,
 }
 
-/// What calls must have in common to share residuals; a chunk stands for an array.
+/// Returns the shape that calls must share to use the same residuals; its only chunk is a whole array.
 ///
 /// # Errors
 /// Unsupported from 2^32 elements on.
@@ -94,7 +95,7 @@ fn shape_of(request: &Request, plan: &Plan) -> Result<Shape> {
             | u64::from(request.op.number()) << 8
             | (request.dtype as u64) << 16
             | (request.root as u64) << 32
-            | (plan.spec.kind as u64) << 24
+            | (plan.specs.inter.kind as u64) << 24
             | (plan.geometry.chunk() as u64 / CUT_UNIT % (1 << 16)) << 40
             | (plan.algorithm as u64) << 56
             | BY_ELEMENT,
@@ -104,16 +105,16 @@ fn shape_of(request: &Request, plan: &Plan) -> Result<Shape> {
     })
 }
 
-/// The byte at which an array of residuals begins; the third is not there.
-fn place_of(shape: &Shape, array: usize) -> usize {
+/// Returns the offset of an array of residuals; index 2 gives the end of the memory.
+fn array_offset(shape: &Shape, array: usize) -> usize {
     RESIDUALS_BYTES + array * shape.chunk as usize * size_of::<f32>()
 }
 
 impl DeviceResiduals {
-    /// None yet.
+    /// Makes a value without residuals.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// The driver's errors.
     pub fn new(context: &Arc<Context>) -> Result<DeviceResiduals> {
         Ok(DeviceResiduals {
             stream: Arc::new(Stream::new(context)?),
@@ -122,12 +123,11 @@ impl DeviceResiduals {
         })
     }
 
-    /// Refuses calls of a group whose residuals cannot be had, before anything is queued.
+    /// Checks that all calls of a group can have residuals, before anything is queued.
     ///
     /// # Errors
-    /// Invalid usage if there are none of a call's kind yet and the calls are being captured: a graph
-    /// would forget them in every replay. Unsupported from 2^32 elements on; as
-    /// [`Feedback::admit_to`].
+    /// Invalid usage if a captured call has no residuals yet: a graph would zero them in every replay.
+    /// Unsupported from 2^32 elements on; see [`Feedback::admit_to`].
     pub fn check<'a>(
         &self,
         calls: impl Iterator<Item = (u64, &'a Request, &'a Plan)> + Clone,
@@ -150,25 +150,25 @@ impl DeviceResiduals {
         Ok(())
     }
 
-    /// The residuals for a call on `stream` that [`DeviceResiduals::check`] admitted, zero if
-    /// `tensor` has none of calls of its kind. They are made zero behind the last call of `order`.
+    /// Returns the residuals for a checked call on `stream`. New residuals are zeroed behind the last call of
+    /// `order`.
     ///
     /// # Errors
-    /// As [`DeviceMemory::queued`].
+    /// See [`DeviceMemory::queued`].
     pub fn place(
         &mut self,
         tensor: u64,
         (request, plan): (&Request, &Plan),
         order: &mut LaunchOrder,
         stream: &Stream,
-    ) -> Result<Place> {
+    ) -> Result<ResidualPlace> {
         let shape = shape_of(request, plan)?;
         let known = self.tensors.remove(&tensor);
         let memory = match known {
             Some(known) if known.shape == shape => known.memory,
             other => {
                 if let Some(known) = &other {
-                    known.report_lost(tensor, request, &shape);
+                    known.warn_of_drop(tensor, request, &shape);
                 }
                 order.enter(&self.stream, None)?;
                 let memory = self.zeros(other, &shape)?;
@@ -178,12 +178,12 @@ impl DeviceResiduals {
                 memory
             }
         };
-        let place = Place {
+        let place = ResidualPlace {
             address: memory.address(),
             span: shape.chunk,
             memory: memory.clone(),
         };
-        let used = Tensor {
+        let used = TensorResiduals {
             shape,
             memory,
             restored: false,
@@ -192,14 +192,18 @@ impl DeviceResiduals {
         Ok(place)
     }
 
-    /// Memory with zeros queued into it: that of earlier residuals, if it is enough.
-    fn zeros(&mut self, known: Option<Tensor>, shape: &Shape) -> Result<Arc<DeviceMemory>> {
-        let bytes = place_of(shape, 2);
+    /// Returns memory with zeros queued into it, and reuses the memory of earlier residuals if it suffices.
+    fn zeros(
+        &mut self,
+        known: Option<TensorResiduals>,
+        shape: &Shape,
+    ) -> Result<Arc<DeviceMemory>> {
+        let bytes = array_offset(shape, 2);
         let memory = match known.map(|known| known.memory) {
-            // A graph that holds it goes on there, with residuals of other calls.
+            // A graph that holds the memory continues there, with residuals of other calls.
             Some(memory) if memory.bytes() >= bytes && !is_held(&memory) => memory,
             outgrown => {
-                // Much at once: what is outgrown stays until residuals are forgotten.
+                // Memory grows by half at least: outgrown memory stays until residuals are forgotten.
                 let most = outgrown.as_ref().map_or(0, |memory| memory.bytes() / 2 * 3);
                 self.outgrown.extend(outgrown);
                 let bytes = bytes.max(most);
@@ -210,18 +214,18 @@ impl DeviceResiduals {
         Ok(memory)
     }
 
-    /// All residuals, on the host. No call may be running.
+    /// Copies all residuals to the host. No call may be running.
     ///
     /// # Errors
-    /// Those of the driver; timeout.
-    pub fn load(&self, patience: Duration) -> Result<Feedback> {
+    /// The driver's errors; timeout.
+    pub fn load(&self, timeout: Duration) -> Result<Feedback> {
         let stream = &self.stream;
         let mut feedback = Feedback::new();
         for (&id, tensor) in &self.tensors {
-            let Tensor { shape, memory, .. } = tensor;
-            let turn = turn_of(memory, stream, patience)?;
+            let TensorResiduals { shape, memory, .. } = tensor;
+            let turn = turn_of(memory, stream, timeout)?;
             let mut bytes = vec![0; shape.chunk as usize * size_of::<f32>()];
-            memory.read(place_of(shape, turn), &mut bytes, stream, patience)?;
+            memory.read(array_offset(shape, turn), &mut bytes, stream, timeout)?;
             let words = bytes.chunks_exact(4);
             let values = words.map(|word| f32::from_le_bytes([word[0], word[1], word[2], word[3]]));
             let mut residuals = Residuals::new();
@@ -235,19 +239,18 @@ impl DeviceResiduals {
         Ok(feedback)
     }
 
-    /// Puts residuals that [`DeviceResiduals::load`] gave in the place of all. No call may be
-    /// running.
+    /// Replaces all residuals by those that [`DeviceResiduals::load`] returned. No call may be running.
     ///
     /// # Errors
-    /// Invalid argument if they lie as those of host buffers do, or as none; nothing changes then.
-    /// As [`DeviceMemory::queued`]; timeout.
-    pub fn store(&mut self, feedback: &Feedback, patience: Duration) -> Result<()> {
+    /// Invalid argument for residuals of host buffers, or with an invalid layout; nothing changes then. See
+    /// [`DeviceMemory::queued`]; timeout.
+    pub fn store(&mut self, feedback: &Feedback, timeout: Duration) -> Result<()> {
         feedback.check_elements()?;
         let mut tensors = HashMap::new();
         for (id, residuals) in feedback.iter() {
             let shape = residuals.shape();
             let memory = match self.tensors.remove(&id) {
-                // Where graphs look for them.
+                // Graphs hold this address.
                 Some(known) if known.shape == shape => {
                     known.memory.fill(0, &self.stream)?;
                     known.memory
@@ -259,34 +262,34 @@ impl DeviceResiduals {
                     .iter()
                     .flat_map(|value| value.to_le_bytes())
                     .collect();
-                memory.write(place_of(&shape, 0), &bytes, &self.stream, patience)?;
+                memory.write(array_offset(&shape, 0), &bytes, &self.stream, timeout)?;
             }
             let restored = residuals.is_restored();
-            let stored = Tensor {
+            let stored = TensorResiduals {
                 shape,
                 memory,
                 restored,
             };
             tensors.insert(id, stored);
         }
-        // What was not stored is forgotten.
-        self.forget(None, patience)?;
+        // Residuals of all other tensors are forgotten.
+        self.forget(None, timeout)?;
         self.tensors.extend(tensors);
         Ok(())
     }
 
-    /// Forgets the residuals of one tensor, or of all: those that a graph would go on from are zero
-    /// from now on, others go. No call may be running.
+    /// Forgets the residuals of one tensor, or of all tensors. Residuals that a graph holds become zero; others
+    /// are freed. No call may be running.
     ///
     /// # Errors
-    /// Those of the driver; timeout.
-    pub fn forget(&mut self, tensor: Option<u64>, patience: Duration) -> Result<()> {
+    /// The driver's errors; timeout.
+    pub fn forget(&mut self, tensor: Option<u64>, timeout: Duration) -> Result<()> {
         for (id, known) in &self.tensors {
             if tensor.is_none_or(|tensor| tensor == *id) && is_held(&known.memory) {
                 known.memory.fill(0, &self.stream)?;
             }
         }
-        self.stream.wait(patience)?;
+        self.stream.wait(timeout)?;
         self.tensors.retain(|id, known| {
             tensor.is_some_and(|tensor| tensor != *id) || is_held(&known.memory)
         });
@@ -294,7 +297,7 @@ impl DeviceResiduals {
         Ok(())
     }
 
-    /// All of it, which a kernel that does not end may use.
+    /// Takes all memory, for teardown while a kernel still runs.
     pub fn take(&mut self) -> impl Send + use<> {
         let tensors = std::mem::take(&mut self.tensors);
         (tensors, std::mem::take(&mut self.outgrown))
@@ -302,54 +305,54 @@ impl DeviceResiduals {
 }
 
 impl GpuEngine {
-    /// Waits until no call uses residuals, as [`GpuEngine::drain`] does: other work of the caller's
-    /// streams may take longer than peers have time. Behind a fault kernels end by themselves.
-    fn settle(&self) -> Result<()> {
+    /// Waits until no call uses residuals, as [`GpuEngine::drain`] does. After a fault kernels end by
+    /// themselves, within the deadline of waits.
+    fn wait_for_calls(&self) -> Result<()> {
         match self.fault.is_raised() {
             true => self.order.wait(self.timeout),
             false => self.drain(),
         }
     }
 
-    /// The residuals of error feedback, on the host. Waits for the calls that were launched outside
-    /// captures; graphs with calls of this communicator must not be running.
+    /// Copies the residuals of error feedback to the host. Waits for calls that were launched outside captures;
+    /// the caller ensures that no graph with calls of this communicator runs.
     ///
     /// # Errors
-    /// As [`GpuEngine::drain`]; where the communicator had failed, timeout if they do not end.
+    /// See [`GpuEngine::drain`]; after a fault, timeout if calls do not end.
     pub fn export_residuals(&self) -> Result<Feedback> {
-        self.settle()?;
+        self.wait_for_calls()?;
         self.residuals.load(self.timeout)
     }
 
-    /// Puts residuals in the place of all that there are, after waiting as
-    /// [`GpuEngine::export_residuals`] does.
+    /// Replaces all residuals, after waiting as [`GpuEngine::export_residuals`] does.
     ///
     /// # Errors
-    /// Invalid argument if they are those of host buffers; as there; system if there is not that
-    /// much memory.
+    /// Invalid argument for residuals of host buffers; system if memory is short; see
+    /// [`GpuEngine::export_residuals`].
     pub fn import_residuals(&mut self, feedback: &Feedback) -> Result<()> {
-        self.settle()?;
+        self.wait_for_calls()?;
         self.residuals.store(feedback, self.timeout)
     }
 
-    /// Forgets the residuals of one tensor, or of all, after waiting likewise.
+    /// Forgets the residuals of one tensor, or of all tensors, after waiting as
+    /// [`GpuEngine::export_residuals`] does.
     ///
     /// # Errors
-    /// As [`GpuEngine::export_residuals`].
+    /// See [`GpuEngine::export_residuals`].
     pub fn forget_residuals(&mut self, tensor: Option<u64>) -> Result<()> {
-        self.settle()?;
+        self.wait_for_calls()?;
         self.residuals.forget(tensor, self.timeout)
     }
 }
 
-/// Whether a graph may replay calls that use it.
+/// Returns whether a graph may replay calls that use the memory.
 fn is_held(memory: &Arc<DeviceMemory>) -> bool {
     Arc::strong_count(memory) > 1
 }
 
-fn turn_of(memory: &DeviceMemory, stream: &Stream, patience: Duration) -> Result<usize> {
+fn turn_of(memory: &DeviceMemory, stream: &Stream, timeout: Duration) -> Result<usize> {
     let mut header = [0; size_of::<ResidualsHeader>()];
-    memory.read(0, &mut header, stream, patience)?;
+    memory.read(0, &mut header, stream, timeout)?;
     let turn = u32::from_le_bytes([header[0], header[1], header[2], header[3]]);
     Ok((turn & 1) as usize)
 }

@@ -1,5 +1,5 @@
-//! SampleWindows of coded sums beside exact sums of the same slices, on a GPU: queued behind the call,
-//! brought to the host, looked at when the next one is due.
+//! Sample windows on a GPU: a part of a coded sum beside the exact sum of the same elements. Both are queued
+//! behind the call, copied to the host, and compared before the next sample.
 
 use super::launch::copy;
 use super::pack::Addresses;
@@ -11,112 +11,111 @@ use crate::plan::{Request, SAMPLE_WINDOW_ELEMENTS, SampleWindow};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Bytes of one region: elements that codecs carry have four at most.
-const REGION: usize = SAMPLE_WINDOW_ELEMENTS * 4;
+/// Bytes of one region: codecs encode elements of at most four bytes.
+const REGION_BYTES: usize = SAMPLE_WINDOW_ELEMENTS * 4;
 
-/// Memory for one slice at a time.
+/// Memory for one sample window at a time.
 #[derive(Debug)]
 pub struct SampleWindows {
-    /// Exact sums, coded ones of all blocks, and this rank's part of those.
+    /// Three regions: exact sums, coded sums of all blocks, and this rank's part of the coded sums.
     device: DeviceMemory,
-    /// Exact sums, and coded ones.
+    /// Two regions: exact sums, and coded sums.
     host: PinnedMemory,
     arrived: Event,
 }
 
-/// A coded call that was admitted with what its slice is compared with.
+/// A coded call, admitted together with the exact calls of its sample window.
 #[derive(Debug)]
 pub struct Sampled<'a> {
-    /// The coded call first.
+    /// The coded call, then the exact sum and the gather of the coded sums.
     calls: Vec<GpuCall<'a>>,
-    slice: SampleWindow,
+    window: SampleWindow,
     admitted: Admitted,
 }
 
 impl Sampled<'_> {
-    /// The slice.
-    pub fn slice(&self) -> &SampleWindow {
-        &self.slice
+    /// Returns the sample window.
+    pub fn window(&self) -> &SampleWindow {
+        &self.window
     }
 }
 
 impl SampleWindows {
-    /// Memory on the GPU of `context`. Before ranks launch anything: what allocates may wait for
-    /// kernels.
+    /// Allocates memory on the GPU of `context`. The caller does this before ranks launch kernels, because an
+    /// allocation may wait for kernels.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// The driver's errors.
     pub fn new(context: &Arc<Context>, deadline: Duration) -> Result<SampleWindows> {
         Ok(SampleWindows {
-            device: DeviceMemory::zeroed(context, 3 * REGION, deadline)?,
-            host: PinnedMemory::new(context, 2 * REGION)?,
+            device: DeviceMemory::zeroed(context, 3 * REGION_BYTES, deadline)?,
+            host: PinnedMemory::new(context, 2 * REGION_BYTES)?,
             arrived: Event::new(context)?,
         })
     }
 
-    /// Admits a coded call, and behind it what its slice is compared with: all of it, or nothing if
-    /// some of it is refused.
+    /// Admits a coded call together with the exact calls of its sample window: all of them or none.
     ///
     /// # Errors
-    /// As [`GpuEngine::admit`].
+    /// See [`GpuEngine::admit`].
     pub fn admit<'a>(
         &self,
         engine: &mut GpuEngine,
         call: &GpuCall<'a>,
-        slice: &SampleWindow,
+        window: &SampleWindow,
     ) -> Result<Sampled<'a>> {
         let stream = engine.stream(call.buffers.stream());
-        let (exact, all, own) = (0, REGION, 2 * REGION);
-        let between = |request, from, to| self.call(request, (from, to), slice, &stream);
-        let mut calls = vec![*call, between(slice.exact_sum(), exact, exact)];
-        calls.extend(slice.gather().map(|gather| between(gather, own, all)));
+        let (exact, all, own) = (0, REGION_BYTES, 2 * REGION_BYTES);
+        let between = |request, from, to| self.call(request, (from, to), window, &stream);
+        let mut calls = vec![*call, between(window.exact_sum(), exact, exact)];
+        calls.extend(window.gather().map(|gather| between(gather, own, all)));
         let admitted = engine.admit(&calls)?;
         Ok(Sampled {
             calls,
-            slice: *slice,
+            window: *window,
             admitted,
         })
     }
 
-    /// Queues what was admitted.
+    /// Queues the admitted calls, and the copies before, between and behind them.
     ///
     /// # Errors
-    /// As [`GpuEngine::start`].
+    /// See [`GpuEngine::start`].
     pub fn start(&self, engine: &mut GpuEngine, sampled: &Sampled<'_>) -> Result<super::Report> {
         let Sampled {
             calls,
-            slice,
+            window,
             admitted: Admitted { prepared, capture },
         } = sampled;
         let (call, capture) = (&calls[0], *capture);
         let stream = engine.stream(call.buffers.stream());
         let base = self.device.address();
-        let (exact, all, own) = (0, REGION, 2 * REGION);
-        // The call may overwrite its input.
-        for (block, place) in slice.input_places().enumerate() {
+        let (exact, all, own) = (0, REGION_BYTES, 2 * REGION_BYTES);
+        // The call may overwrite its input, so the window's input is copied first.
+        for (block, place) in window.input_places().enumerate() {
             let at = Addresses {
                 input: call.buffers.input().0 + place as u64,
-                output: base + (block * slice.part_bytes()) as u64,
+                output: base + (block * window.part_bytes()) as u64,
             };
-            copy(&stream, at, slice.part_bytes())?;
+            copy(&stream, at, window.part_bytes())?;
         }
         let reports = engine.start_some(&calls[..1], &prepared[..1], capture)?;
-        let coded = match slice.gather() {
+        let coded = match window.gather() {
             Some(_) => own,
             None => all,
         };
         let at = Addresses {
-            input: call.buffers.output().0 + slice.output_place() as u64,
+            input: call.buffers.output().0 + window.output_place() as u64,
             output: base + coded as u64,
         };
-        copy(&stream, at, slice.part_bytes())?;
+        copy(&stream, at, window.part_bytes())?;
         engine.start_some(&calls[1..], &prepared[1..], capture)?;
         for region in [exact, all] {
             let at = Addresses {
                 input: base + region as u64,
                 output: self.host.host().as_ptr().addr() as u64 + region as u64,
             };
-            copy(&stream, at, slice.bytes())?;
+            copy(&stream, at, window.bytes())?;
         }
         self.arrived.record(&stream)?;
         reports
@@ -125,20 +124,20 @@ impl SampleWindows {
             .ok_or_else(|| crate::error::Error::internal("a call has no report"))
     }
 
-    /// Whether the last slice is on the host.
+    /// Returns whether the last sample window is on the host.
     ///
     /// # Errors
-    /// Those of the driver, among them failures of the calls.
+    /// The driver's errors, which include failures of the calls.
     pub fn has_arrived(&self) -> Result<bool> {
         self.arrived.has_happened()
     }
 
-    /// The exact and the coded sums of the last slice, which has arrived.
-    pub fn read(&self, slice: &SampleWindow) -> [Vec<u8>; 2] {
-        [0, REGION].map(|region| {
-            let mut bytes = vec![0; slice.bytes()];
-            // SAFETY: within the pinned memory, which the GPU has written (`has_arrived`) and
-            // does not write before the next `run`, which is this caller's.
+    /// Returns the exact and the coded sums of the last sample window, which has arrived.
+    pub fn read(&self, window: &SampleWindow) -> [Vec<u8>; 2] {
+        [0, REGION_BYTES].map(|region| {
+            let mut bytes = vec![0; window.bytes()];
+            // SAFETY: the range lies within the pinned memory. The GPU has written it (`has_arrived`) and
+            // writes it again only after the next `start` of this caller.
             unsafe {
                 let source = self.host.host().as_ptr().add(region);
                 source.copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len());
@@ -147,17 +146,17 @@ impl SampleWindows {
         })
     }
 
-    /// An exact call between two regions.
+    /// Returns an exact call between two regions.
     fn call(
         &self,
         request: Request,
         (from, to): (usize, usize),
-        slice: &SampleWindow,
+        window: &SampleWindow,
         stream: &Stream,
     ) -> GpuCall<'static> {
-        let place = |at: usize| (self.device.address() + at as u64, slice.bytes());
-        // SAFETY: regions of our own memory, which lives as long as the engine that may use it
-        // (the owner drops it behind the engine); the stream is the call's, which is live.
+        let place = |at: usize| (self.device.address() + at as u64, window.bytes());
+        // SAFETY: the regions are this value's own memory, which its owner drops after the engine. The
+        // contract of the coded call's `DeviceBuffers` keeps the stream valid.
         let buffers = unsafe { DeviceBuffers::new(place(from), place(to), stream.handle().0) };
         GpuCall { request, buffers }
     }

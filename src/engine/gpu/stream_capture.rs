@@ -1,26 +1,41 @@
-//! The places of calls in the caller's streams, and in graphs.
+//! Calls on the caller's streams and in stream captures, and the resources that a graph keeps.
 
 use super::launch::own_context;
-use super::launch_order::ReplayPlace;
-use super::work_buffer::Captured;
+use super::launch_order::ReplayOrder;
+use super::work_buffer::CapturedWork;
 use super::{Connections, GpuCall, GpuEngine, Kernels};
 use crate::error::{Error, Result};
-use crate::gpu::{DeviceMemory, Event, Stream};
+use crate::gpu::{Context, DeviceMemory, Event, Stream};
+use crate::mem::DeviceBuffers;
 use crate::sys::cuda::CuStream;
 use crate::types::Collective;
 use std::sync::Arc;
 
-/// What a captured launch uses besides the caller's buffers.
-struct Replayed {
+/// Resources of a captured launch beside the caller's buffers. The graph keeps them for its replays.
+struct ReplayResources {
     _wiring: Arc<dyn Connections>,
     _kernels: Arc<Kernels>,
-    _blob: Option<Captured>,
+    _work_buffer: Option<CapturedWork>,
     _residuals: Option<Arc<DeviceMemory>>,
-    _place: ReplayPlace,
+    _order: ReplayOrder,
+}
+
+/// Returns whether calls with these buffers are recorded into a graph instead of executed.
+///
+/// # Errors
+/// Invalid usage if a capture has failed and not been ended; the driver's errors.
+pub fn is_capturing(context: &Arc<Context>, buffers: &DeviceBuffers<'_>) -> Result<bool> {
+    // SAFETY: the contract of `DeviceBuffers` keeps the stream valid while the buffers exist, and the
+    // borrowed value does not outlive them.
+    let stream = unsafe { Stream::borrowed(context, CuStream(buffers.stream())) };
+    stream.is_capturing()
 }
 
 impl GpuEngine {
-    /// The capture that all streams of these calls belong to, if they do to one.
+    /// Returns the capture that all streams of these calls belong to; `None` outside captures.
+    ///
+    /// # Errors
+    /// Invalid usage if only some streams are captured, or if they belong to different captures.
     pub(super) fn capture(&self, calls: &[GpuCall<'_>]) -> Result<Option<u64>> {
         let mut found: Option<Option<u64>> = None;
         for call in calls {
@@ -43,18 +58,18 @@ impl GpuEngine {
     }
 
     pub(super) fn stream(&self, handle: usize) -> Stream {
-        // SAFETY: live until `run` returns, by the contract of `DeviceBuffers`; the value does not
-        // outlive it.
+        // SAFETY: the contract of `DeviceBuffers` keeps the stream valid until `run` returns, and the borrowed
+        // value does not outlive `run`.
         unsafe { Stream::borrowed(&self.context, CuStream(handle)) }
     }
 
-    /// The streams of calls, each once, the first behind what is on the others: all run there, and
-    /// the others go on behind them. A group has one place in each of its streams, as if all of it
-    /// were on that one. None if no call does anything.
+    /// Returns the streams of calls, each once, and lets the first stream wait for all others. All calls run on
+    /// the first stream, and the others continue behind them: a group acts in each of its streams as if it
+    /// ran there. Empty if no call has elements.
     pub(super) fn join(&self, calls: &[GpuCall<'_>]) -> Result<Vec<Stream>> {
         let mut handles: Vec<usize> = Vec::new();
         let is_empty = |call: &GpuCall<'_>| call.request.count == 0;
-        // An empty receive may stand for a send of this group which has taken its place.
+        // An empty receive may belong to a send of this group that copies to its own rank.
         let takes_part = |call: &&GpuCall<'_>| {
             !is_empty(call) || call.request.collective == Collective::SendRecv
         };
@@ -70,7 +85,7 @@ impl GpuEngine {
         let streams: Vec<Stream> = handles.map(|handle| self.stream(handle)).collect();
         if let Some((first, others)) = streams.split_first() {
             for other in others {
-                // An event of its own: the driver keeps what is waited for.
+                // Each wait needs an event of its own; the driver keeps the event until then.
                 let reached = Event::new(&self.context)?;
                 reached.record(other)?;
                 first.wait_event(&reached)?;
@@ -79,28 +94,28 @@ impl GpuEngine {
         Ok(streams)
     }
 
-    /// Keeps what a captured launch uses for as long as its graph may replay it.
+    /// Attaches a captured launch's resources to its graph.
     pub(super) fn keep(
         &self,
         stream: &Stream,
         capture: Option<u64>,
-        work_buffer: Option<Captured>,
+        work_buffer: Option<CapturedWork>,
         residuals: Option<Arc<DeviceMemory>>,
     ) -> Result<()> {
         let Some(capture) = capture else {
             return Ok(());
         };
-        let kept = Arc::new(Replayed {
+        let kept = Arc::new(ReplayResources {
             _wiring: self.wiring.clone(),
             _kernels: self.kernels.clone(),
-            _blob: work_buffer,
+            _work_buffer: work_buffer,
             _residuals: residuals,
-            _place: self.order.kept_for_replays(capture),
+            _order: self.order.kept_for_replays(capture),
         });
         stream.keep_for_replay(kept).map(drop)
     }
 
-    /// Queues something behind this communicator's last launch.
+    /// Queues work behind this communicator's last launch, and wakes the proxy.
     pub(super) fn queue(
         &mut self,
         stream: &Stream,

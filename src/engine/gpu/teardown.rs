@@ -1,4 +1,15 @@
-//! The end of an engine: its kernels end first, which use what goes with it.
+//! Teardown of a GPU engine: kernels end before the memory and connections that they use.
+//!
+//! ```text
+//! running --end()--> draining --all launches ended--> ended: drop frees everything
+//!                       | fault raised, driver error, or QUEUED_WORK_TIMEOUT
+//!                       v
+//!                    aborting (abort word set) --within KERNEL_EXIT_TIMEOUT--> ended
+//!                       | a kernel still runs
+//!                       v
+//!                    outlived: a deferred drop frees the memory when the kernel has ended
+//! ```
+//! `docs/teardown.md` describes the order of all parts of a communicator.
 
 use super::GpuEngine;
 use crate::error::{Error, ErrorKind, Result};
@@ -7,53 +18,53 @@ use crate::sys::log::{self, Level};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long the work of the caller's streams may take that his last calls wait for when a communicator
-/// ends. The deadline of calls is not for that: it is for peers.
-const QUEUED: Duration = Duration::from_secs(3600);
+/// How long other work of the caller's streams may delay the last calls at the end of a communicator. The
+/// deadline of calls does not apply: it limits waits for peers.
+const QUEUED_WORK_TIMEOUT: Duration = Duration::from_secs(3600);
 
-/// Time between two looks at the fault meanwhile.
-const LOOK: Duration = Duration::from_millis(100);
+/// Time between two checks of the fault meanwhile.
+const FAULT_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How long a communicator that is closed waits for the driver and a thread to let go of graphs.
-const LETTING_GO: Duration = Duration::from_millis(100);
+/// How long close() waits for the driver to release the resources of destroyed graphs.
+const GRAPH_RELEASE_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// Time between two looks at them.
-const GLANCE: Duration = Duration::from_millis(1);
+/// Time between two checks of these resources.
+const GRAPH_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// How long a communicator that is dropped waits for kernels that were told to stop.
-const STOPPING: Duration = Duration::from_secs(2);
+/// How long teardown waits for kernels after it has set the abort word.
+const KERNEL_EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl GpuEngine {
-    /// Waits until the kernels of this rank have ended, which use memory that goes with it. One
-    /// that waits for a peer ends by its own deadline, or because the fault is raised. False if one still
-    /// runs all the same: what it uses must stay.
+    /// Waits until the kernels of this rank have ended, since they use its memory. A kernel that waits for a
+    /// peer ends at its own deadline, or when the fault is raised. Returns false if a kernel still runs:
+    /// its memory must stay.
     pub fn end(&mut self) -> bool {
         if std::mem::replace(&mut self.ended, true) {
             return !self.outlived;
         }
         let mut ended = match self.fault.is_raised() {
-            true => self.order.wait(STOPPING),
+            true => self.order.wait(KERNEL_EXIT_TIMEOUT),
             false => self.drain(),
         };
         if let Err(error) = &ended {
-            // Others may wait for what is ended here: it is no leave in good order.
+            // Peers may wait for the calls that are interrupted here, so the fault is announced.
             if error.kind() == ErrorKind::Timeout && self.fault.raise(error.clone()) {
                 self.exchange.announce(error);
             }
             self.wiring.abort();
-            ended = self.order.wait(STOPPING);
+            ended = self.order.wait(KERNEL_EXIT_TIMEOUT);
         }
         if let Some(mut proxy) = self.proxy.take() {
-            // What the last kernels sent is still to leave.
+            // Messages of the last kernels may still be in this process.
             proxy.end(match self.fault.is_raised() {
-                true => STOPPING,
+                true => KERNEL_EXIT_TIMEOUT,
                 false => self.timeout,
             });
         }
         if let Err(error) = ended
             && error.kind() == ErrorKind::Timeout
         {
-            // Freeing would wait for the kernel without a deadline, or pull memory from under it.
+            // Freeing would wait for the kernel without a deadline, or unmap memory that it uses.
             log::line(
                 Level::Warn,
                 format_args!(
@@ -73,19 +84,19 @@ impl GpuEngine {
         !self.outlived
     }
 
-    /// Waits until what this communicator launched has ended, however long other work of the caller's
-    /// streams ahead of it takes: its kernels have a deadline of their own for each wait, and raise the
-    /// fault, which ends this.
+    /// Waits until all launches of this communicator have ended, even if other work of the caller's streams
+    /// delays them. Kernels have a deadline for each wait; a kernel that fails raises the fault, which ends
+    /// this wait.
     ///
     /// # Errors
-    /// The fault's reason; timeout after an hour, or the deadline of waits if that is longer; those
-    /// of the driver.
+    /// The fault's reason; timeout after an hour, or after the deadline of waits if that is longer; the
+    /// driver's errors.
     pub fn drain(&self) -> Result<()> {
         let begin = Instant::now();
-        let patience = self.timeout.max(QUEUED);
-        let mut is_said = false;
+        let timeout = self.timeout.max(QUEUED_WORK_TIMEOUT);
+        let mut warned = false;
         loop {
-            match self.order.wait(LOOK) {
+            match self.order.wait(FAULT_POLL_INTERVAL) {
                 Err(error) if error.kind() == ErrorKind::Timeout => {}
                 ended => return ended,
             }
@@ -98,23 +109,23 @@ impl GpuEngine {
                     waited.as_secs_f64()
                 )
             };
-            if waited >= patience {
+            if waited >= timeout {
                 return Err(Error::new(ErrorKind::Timeout, what()));
             }
-            if waited >= self.timeout && !std::mem::replace(&mut is_said, true) {
+            if waited >= self.timeout && !std::mem::replace(&mut warned, true) {
                 log::line(Level::Warn, format_args!("{}; waiting on", what()));
             }
         }
     }
 
-    /// Waits until what this communicator launched has ended, as [`GpuEngine::drain`] does, and what it
-    /// sent to other hosts has left this process.
+    /// Waits until all launches have ended, as [`GpuEngine::drain`] does, and all messages to other hosts have
+    /// left this process.
     ///
     /// # Errors
-    /// As for [`GpuEngine::drain`]; timeout if what was sent does not leave.
+    /// See [`GpuEngine::drain`]; timeout if messages do not leave.
     pub fn finish(&self) -> Result<()> {
         match self.drain() {
-            // With the driver all has ended that ran; what it sent may still be here.
+            // The driver has ended and all kernels with it; their messages may still be here.
             Err(_) if self.context.driver().has_ended() => {}
             drained => drained?,
         }
@@ -124,42 +135,42 @@ impl GpuEngine {
         }
     }
 
-    /// Takes no more calls, and gives up what other processes own, unless graphs may still use it. When
-    /// all ranks have done so and met, none frees memory that another one maps. Nothing that was launched
-    /// may run any more.
+    /// Stops accepting calls, and unmaps memory of other processes unless a graph may still use it. After all
+    /// ranks have done this and synchronised, no rank frees memory that another rank maps. No launch may
+    /// still run.
     pub fn close(&mut self) {
         self.closed = true;
-        // The driver lets go of a graph that was destroyed just now on a thread of its own.
-        let until = Instant::now() + LETTING_GO;
-        while !self.is_only_ours() && Instant::now() < until {
-            std::thread::sleep(GLANCE);
+        // The driver releases the resources of a destroyed graph on a thread of its own.
+        let until = Instant::now() + GRAPH_RELEASE_TIMEOUT;
+        while !self.is_held_by_no_graph() && Instant::now() < until {
+            std::thread::sleep(GRAPH_POLL_INTERVAL);
         }
-        if self.is_only_ours() {
+        if self.is_held_by_no_graph() {
             self.wiring.unmap();
         }
     }
 
-    /// Takes no more calls, and gives up what ranks of this process own, of which it frees nothing. Returns
-    /// whether there was any. Nothing that was launched may run any more.
+    /// Stops accepting calls, and unmaps memory of other ranks of this process without a driver call. Returns
+    /// whether any was mapped. No launch may still run.
     pub fn unmap_local_peers(&mut self) -> bool {
         self.closed = true;
-        self.is_only_ours() && self.wiring.unmap_local_peers()
+        self.is_held_by_no_graph() && self.wiring.unmap_local_peers()
     }
 
-    /// Whether ranks of this process have not given up yet what this one owns.
+    /// Returns whether ranks of this process still map memory of this rank.
     pub fn is_mapped_by_peers(&self) -> bool {
         self.wiring.is_mapped_by_peers()
     }
 
-    /// Whether no graph has the connections: this value and the watchdog do.
-    fn is_only_ours(&self) -> bool {
+    /// Returns whether no graph holds the connections: the engine and the watchdog hold one reference each.
+    fn is_held_by_no_graph(&self) -> bool {
         Arc::strong_count(&self.wiring) <= 2
     }
 
-    /// Drops `thing`, which a kernel may still use, when that has ended.
+    /// Drops `thing` once all launches have ended, since a kernel may still use it.
     pub fn leave<T: Send + 'static>(&self, thing: T) {
         let launched = self.order.launched().clone();
-        // One that failed is over.
+        // A failed launch has ended too.
         drop_when(thing, move || launched.has_happened().unwrap_or(true));
     }
 }

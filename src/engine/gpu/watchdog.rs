@@ -1,10 +1,10 @@
-//! Carries news between kernels and the rest: the communicator's fault to kernels that wait, and
-//! what kernels found wrong to the fault.
+//! The watchdog: a thread that connects the communicator's fault with its kernels. A raised fault aborts
+//! kernels that wait, and a kernel's failure report raises the fault.
 
 use super::connections::Connections;
 use crate::bootstrap::{OutOfBandRef, PeerInfo};
 use crate::error::{Error, ErrorKind, Result};
-use crate::mem::abi::{self, Trouble};
+use crate::gpu::abi::{self, Trouble};
 use crate::sync::Fault;
 use crate::sys::process::block_signals;
 use crate::types::{CallSignature, KernelProtocol};
@@ -13,29 +13,29 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Time between two looks.
-const BEAT: Duration = Duration::from_millis(2);
+/// Time between two checks.
+const FAULT_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
-/// The thread of one communicator that looks; it ends with this value.
+/// Handle of a communicator's watchdog thread. Drop ends the thread.
 #[derive(Debug)]
 pub struct Watchdog {
-    /// Dropped to end the thread.
-    alive: Option<Sender<()>>,
+    /// The thread ends when this sender is dropped.
+    stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Watchdog {
-    /// Starts to look.
+    /// Starts the thread.
     ///
     /// # Errors
-    /// System if there can be no thread.
+    /// System if the thread cannot be made.
     pub fn start(
         wiring: &Arc<dyn Connections>,
         fault: &Arc<Fault>,
         exchange: &OutOfBandRef,
         timeout: Duration,
     ) -> Result<Watchdog> {
-        let (alive, ends) = mpsc::channel();
+        let (stop, stopped) = mpsc::channel();
         let watch = Watch {
             wiring: wiring.clone(),
             fault: fault.clone(),
@@ -46,13 +46,13 @@ impl Watchdog {
             .name("cinch-watchdog".into())
             .spawn(move || {
                 block_signals();
-                while ends.recv_timeout(BEAT) == Err(RecvTimeoutError::Timeout) {
-                    watch.look();
+                while stopped.recv_timeout(FAULT_POLL_INTERVAL) == Err(RecvTimeoutError::Timeout) {
+                    watch.check();
                 }
             })
             .map_err(|error| Error::system("starting a watchdog thread", error))?;
         Ok(Watchdog {
-            alive: Some(alive),
+            stop: Some(stop),
             thread: Some(thread),
         })
     }
@@ -60,14 +60,15 @@ impl Watchdog {
 
 impl Drop for Watchdog {
     fn drop(&mut self) {
-        drop(self.alive.take());
+        drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            // It only ever sleeps for a beat.
+            // The thread sleeps for one interval at most.
             let _ = thread.join();
         }
     }
 }
 
+/// State of the watchdog thread.
 struct Watch {
     wiring: Arc<dyn Connections>,
     fault: Arc<Fault>,
@@ -76,8 +77,8 @@ struct Watch {
 }
 
 impl Watch {
-    fn look(&self) {
-        // What a kernel finds wrong is this rank's own, also while others' end is waited out.
+    fn check(&self) {
+        // A kernel's report concerns this rank itself, so it counts while a peer's failure is pending.
         let over = self.fault.ends_waits().is_err();
         if !over && let Some(error) = self.trouble() {
             self.fault.raise(error);
@@ -90,7 +91,7 @@ impl Watch {
         }
     }
 
-    /// What a kernel has reported.
+    /// Returns the error of a kernel's failure report.
     fn trouble(&self) -> Option<Error> {
         Some(describe(
             &self.wiring.trouble()?,
@@ -101,8 +102,8 @@ impl Watch {
     }
 }
 
-/// The sentence of a report. Its numbers come from a kernel that saw what peers wrote: nothing is
-/// indexed with them unchecked.
+/// Returns the error of a failure report. Peers influence the report's numbers, so they are checked before
+/// they index anything.
 fn describe(trouble: &Trouble, peers: &[PeerInfo], rank: usize, timeout: Duration) -> Error {
     let name = |rank: usize| {
         let peer = peers.get(rank);
@@ -130,7 +131,7 @@ fn describe(trouble: &Trouble, peers: &[PeerInfo], rank: usize, timeout: Duratio
     let protocol = KernelProtocol::ALL.get(trouble.protocol as usize);
     let protocol_name = protocol.map_or("unknown protocol".into(), KernelProtocol::to_string);
     let sentence = match protocol {
-        // Flags among the data are all that it knows: no channel, step or counter.
+        // A fused kernel sees flags in the data only: it has no channel, step or counter.
         Some(protocol) if protocol.is_fused() => format!(
             "{waited} to send its part of {mine} ({protocol_name}, call {} of that kind): it has not \
              made that call, or has made another one",
@@ -151,9 +152,8 @@ fn describe(trouble: &Trouble, peers: &[PeerInfo], rank: usize, timeout: Duratio
 mod tests {
     use super::*;
 
-    /// What a kernel has not seen is not said.
     #[test]
-    fn a_fused_kernel_that_gives_up_knows_whom_it_waited_for() {
+    fn timeout_of_a_fused_kernel_names_the_peer_and_no_channel() {
         let said = |protocol: KernelProtocol| {
             let trouble = Trouble {
                 kind: abi::TROUBLE_TIMEOUT,

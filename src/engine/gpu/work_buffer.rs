@@ -1,4 +1,4 @@
-//! Memory for work_buffers that do not fit a launch's arguments.
+//! Pinned memory for work buffers that exceed a launch's arguments.
 
 use super::pack::WorkBuffer;
 use crate::error::{Error, ErrorKind, Result};
@@ -6,52 +6,51 @@ use crate::gpu::{Context, Event, PinnedMemory, Stream};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Bytes of a buffer: more than any group of one launch takes.
+/// Bytes of a pooled buffer, the limit of a launch's work buffer.
 const BUFFER_BYTES: usize = 64 << 10;
 
-/// Buffers that are in use at once before another is made.
+/// Buffers that the pool allocates in advance.
 const BUFFERS: usize = 4;
 
-/// What work_buffers of captured launches have a multiple of.
+/// Granularity of memory for captured launches, so that later graphs can reuse it.
 const CAPTURED_BYTES: usize = 4 << 10;
 
-/// Pinned buffers, each free again once the launch that reads it has ended.
+/// Pool of pinned buffers. A buffer is free again once the launch that reads it has ended.
 #[derive(Debug)]
 pub(super) struct WorkBufferPool {
     context: Arc<Context>,
-    buffers: Vec<Buffer>,
+    buffers: Vec<PooledBuffer>,
     spare: Spare,
 }
 
-/// Memory of graphs that are gone, for those to come: the driver would wait for all kernels of the GPU
-/// to free it, and launches for the driver.
+/// Memory of destroyed graphs, for later graphs. Freeing it would wait for all kernels of the GPU and block
+/// launches meanwhile.
 type Spare = Arc<Mutex<Vec<PinnedMemory>>>;
 
-/// The work_buffer of a captured launch, which a graph reads at every replay.
-pub(super) struct Captured {
+/// The work buffer of a captured launch. A graph reads it at every replay.
+pub(super) struct CapturedWork {
     memory: Option<PinnedMemory>,
     spare: Spare,
 }
 
-/// Where a work_buffer was written.
+/// The memory that a work buffer was written to.
 pub(super) enum Placed {
-    /// In a buffer of the pool.
+    /// The pool's buffer with this index.
     Pooled(usize),
-    /// In memory of its own, for whoever keeps what the launch needs.
-    Own(Captured),
+    /// Memory for one captured launch.
+    Own(CapturedWork),
 }
 
 #[derive(Debug)]
-struct Buffer {
+struct PooledBuffer {
     memory: PinnedMemory,
-    /// Behind the launch that reads it.
+    /// Event behind the launch that reads the buffer.
     read: Event,
     used: bool,
 }
 
 impl WorkBufferPool {
-    /// A pool with some buffers, made now: pinning memory while kernels wait for each other may
-    /// wait for them.
+    /// Makes a pool with [`BUFFERS`] buffers. Pinning memory later may wait for running kernels.
     pub(super) fn new(context: &Arc<Context>) -> Result<WorkBufferPool> {
         let mut pool = WorkBufferPool {
             context: context.clone(),
@@ -65,7 +64,7 @@ impl WorkBufferPool {
     }
 
     fn grow(&mut self) -> Result<()> {
-        self.buffers.push(Buffer {
+        self.buffers.push(PooledBuffer {
             memory: PinnedMemory::new(&self.context, BUFFER_BYTES)?,
             read: Event::new(&self.context)?,
             used: false,
@@ -73,8 +72,8 @@ impl WorkBufferPool {
         Ok(())
     }
 
-    /// Writes `work_buffer` into memory for the launch that follows: its device address, and whose it is.
-    /// A captured launch gets memory of its own, which a graph reads at every replay.
+    /// Writes `work_buffer` into memory for the next launch; returns its device address and the memory. A
+    /// captured launch gets memory of its own, since a graph reads it at every replay.
     pub(super) fn place(
         &mut self,
         work_buffer: &WorkBuffer,
@@ -95,7 +94,7 @@ impl WorkBufferPool {
             write(&memory, work_buffer);
             let (address, spare) = (memory.address(), self.spare.clone());
             let memory = Some(memory);
-            return Ok((address, Placed::Own(Captured { memory, spare })));
+            return Ok((address, Placed::Own(CapturedWork { memory, spare })));
         }
         let mut free = None;
         for (index, buffer) in self.buffers.iter().enumerate() {
@@ -117,7 +116,7 @@ impl WorkBufferPool {
         Ok((buffer.memory.address(), Placed::Pooled(index)))
     }
 
-    /// So many bytes that no graph has.
+    /// Returns memory of this size that no graph holds.
     fn spared(&self, bytes: usize) -> Result<PinnedMemory> {
         {
             let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
@@ -128,34 +127,34 @@ impl WorkBufferPool {
         PinnedMemory::new(&self.context, bytes)
     }
 
-    /// The memory, which a kernel may still read.
+    /// Takes all memory, for teardown while a kernel may still read it.
     pub(super) fn take(&mut self) -> impl Send + use<> {
         (std::mem::take(&mut self.buffers), self.spare.clone())
     }
 
-    /// The launch that reads buffer `index` was queued on `stream`.
+    /// Records that the launch that reads buffer `index` was queued on `stream`.
     pub(super) fn launched(&self, index: usize, stream: &Stream) -> Result<()> {
         self.buffers[index].read.record(stream)
     }
 }
 
-impl Drop for Captured {
+impl Drop for CapturedWork {
     fn drop(&mut self) {
-        // The graph frees what it keeps once no replay is under way.
+        // The driver drops this value only when no replay runs.
         let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
         spare.extend(self.memory.take());
     }
 }
 
-impl fmt::Debug for Captured {
+impl fmt::Debug for CapturedWork {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "a captured work_buffer of {:?}", self.memory)
+        write!(f, "a captured work buffer of {:?}", self.memory)
     }
 }
 
 fn write(memory: &PinnedMemory, work_buffer: &WorkBuffer) {
-    // SAFETY: as many bytes of pinned memory, which no kernel reads: it is new, or the launch that
-    // read it has ended.
+    // SAFETY: the slice covers the pinned memory. No kernel reads it: it is new, or `place` found that the
+    // launch that read it has ended.
     let bytes = unsafe { std::slice::from_raw_parts_mut(memory.host().as_ptr(), memory.bytes()) };
     work_buffer.write(bytes);
 }
@@ -164,31 +163,31 @@ fn write(memory: &PinnedMemory, work_buffer: &WorkBuffer) {
 mod tests {
     use super::super::tests::Bench;
     use super::*;
-    use crate::engine::gpu::abi;
+    use crate::gpu::abi;
 
     fn work_buffer(works: usize) -> WorkBuffer {
         WorkBuffer {
-            works: vec![abi::Work::default(); works],
+            works: vec![abi::KernelWork::default(); works],
             ..WorkBuffer::default()
         }
     }
 
-    /// Returns how often it asked the driver for memory.
+    /// Returns the number of driver allocations that the placement made.
     fn place(bench: &Bench, pool: &mut WorkBufferPool, works: usize) -> (usize, Placed) {
         let before = bench.process.calls("cuMemHostAlloc");
         let (address, placed) = pool.place(&work_buffer(works), true).unwrap();
         let Placed::Own(captured) = &placed else {
-            panic!("a captured work_buffer in the pool");
+            panic!("a captured work buffer in the pool");
         };
         assert_eq!(captured.memory.as_ref().unwrap().address(), address);
         (bench.process.calls("cuMemHostAlloc") - before, placed)
     }
 
     #[test]
-    fn graphs_to_come_get_the_memory_of_those_that_are_gone() {
+    fn captured_work_of_a_destroyed_graph_is_reused() {
         let bench = Bench::new();
         let mut pool = WorkBufferPool::new(&bench.context).unwrap();
-        let large = 2 * CAPTURED_BYTES / size_of::<abi::Work>();
+        let large = 2 * CAPTURED_BYTES / size_of::<abi::KernelWork>();
         let (one, first) = place(&bench, &mut pool, 1);
         let (two, second) = place(&bench, &mut pool, 2);
         let (three, third) = place(&bench, &mut pool, large);

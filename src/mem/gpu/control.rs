@@ -1,48 +1,48 @@
-//! The words that the host and the kernels of a rank share: abort, and the report of the first
-//! thing that went wrong.
+//! Control words that the host and all kernels of a rank share: the abort word, and the report of the first
+//! failure.
 
 use crate::error::Result;
+use crate::gpu::abi::{Control, TROUBLE_COMPLETE, Trouble};
 use crate::gpu::{Context, PinnedMemory};
-use crate::mem::abi::{Control, TROUBLE_COMPLETE, Trouble};
 use crate::sync::atomic::{AtomicU32, Ordering};
 use std::mem::offset_of;
 use std::sync::Arc;
 
-/// A `cinch_control` in pinned memory, zero at first.
+/// A `cinch_control` in pinned memory; all words begin as zero.
 #[derive(Debug)]
 pub struct ControlWords {
     memory: PinnedMemory,
 }
 
 impl ControlWords {
-    /// Words for the kernels of `gpu`.
+    /// Allocates the words for kernels of `gpu`.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// The driver's errors.
     pub fn new(gpu: &Arc<Context>) -> Result<ControlWords> {
         Ok(ControlWords {
             memory: PinnedMemory::new(gpu, size_of::<Control>())?,
         })
     }
 
-    /// Where kernels see them.
+    /// Returns the address by which kernels access the words.
     pub fn device_address(&self) -> u64 {
         self.memory.address()
     }
 
-    /// Bytes of pinned memory.
+    /// Returns the bytes of pinned memory.
     pub fn bytes(&self) -> usize {
         self.memory.bytes()
     }
 
-    /// Ends every wait of this rank's kernels, now and later.
+    /// Aborts all present and later waits of this rank's kernels.
     pub fn abort(&self) {
-        // Nothing is published with it: kernels only leave their loops.
+        // Relaxed is enough: the word publishes no other data, kernels only leave their wait loops.
         self.word(offset_of!(Control, abort))
             .store(1, Ordering::Relaxed);
     }
 
-    /// What went wrong first, once a kernel has said so.
+    /// Returns the first failure that a kernel has reported.
     pub fn trouble(&self) -> Option<Trouble> {
         let state = offset_of!(Control, trouble) + offset_of!(Trouble, state);
         // SYNC POINT trouble: pairs with the fence of `report` in kernels/fifo/wait.cuh, before
@@ -51,8 +51,8 @@ impl ControlWords {
             return None;
         }
         let place = self.memory.host().as_ptr();
-        // SAFETY: in bounds; plain words, so that any bits are a value, and nobody writes them
-        // once `state` says that they are complete.
+        // SAFETY: the memory holds a `Control`, whose report consists of plain words. Kernels write it no more
+        // once `state` is TROUBLE_COMPLETE.
         Some(unsafe {
             place
                 .add(offset_of!(Control, trouble))
@@ -62,9 +62,8 @@ impl ControlWords {
     }
 
     fn word(&self, at: usize) -> &AtomicU32 {
-        // SAFETY: in bounds and aligned, as `at` is the place of a word in `Control`, which the
-        // memory holds from its first byte; mapped while `self` lives. Host and devices access
-        // these words only atomically.
+        // SAFETY: `at` is the offset of a word in `Control`, which the memory holds from its first byte, so the
+        // word is in bounds and aligned; `self` keeps the memory. Host and devices access it atomically only.
         unsafe { &*self.memory.host().as_ptr().add(at).cast::<AtomicU32>() }
     }
 }

@@ -1,4 +1,4 @@
-//! The caller's input and output on a GPU. The library never looks into them: kernels do.
+//! The caller's input and output on a GPU. Only kernels access them.
 
 use std::marker::PhantomData;
 
@@ -12,14 +12,13 @@ pub struct DeviceBuffers<'a> {
 }
 
 impl<'a> DeviceBuffers<'a> {
-    /// Addresses and bytes of input and output, 0 and 0 where there is none, and a `CUstream` (or
-    /// `cudaStream_t`); 0 is the legacy default stream.
+    /// Makes buffers from address and bytes of input and output (0 and 0 for none) and a `CUstream` or
+    /// `cudaStream_t`; 0 is the legacy default stream.
     ///
     /// # Safety
-    /// The stream is live until the call that gets the buffers returns. The input is readable and
-    /// the output writable on the communicator's GPU, and nobody else writes either, from where
-    /// the call stands in the stream until the stream is past it; of a call that is captured,
-    /// whenever the graph runs. They may overlap.
+    /// The stream stays valid until the call that gets the buffers returns. While the call runs in the stream,
+    /// the input is readable and the output writable on the communicator's GPU, and no other code writes
+    /// either. For a captured call this holds whenever the graph runs. Input and output may overlap.
     pub unsafe fn new(
         input: (u64, usize),
         output: (u64, usize),
@@ -33,7 +32,7 @@ impl<'a> DeviceBuffers<'a> {
         }
     }
 
-    /// The input of one pair of buffers with the output of another: a rank's message to itself.
+    /// Combines the input of one call with the output of another, for a rank's message to itself.
     pub fn joined(input: DeviceBuffers<'a>, output: DeviceBuffers<'a>) -> DeviceBuffers<'a> {
         DeviceBuffers {
             output: output.output,
@@ -41,7 +40,7 @@ impl<'a> DeviceBuffers<'a> {
         }
     }
 
-    /// Nothing, on the same stream.
+    /// Returns empty buffers on the same stream.
     pub fn emptied(self) -> DeviceBuffers<'a> {
         DeviceBuffers {
             input: (0, 0),
@@ -50,17 +49,17 @@ impl<'a> DeviceBuffers<'a> {
         }
     }
 
-    /// Address and bytes of the input.
+    /// Returns address and bytes of the input.
     pub fn input(&self) -> (u64, usize) {
         self.input
     }
 
-    /// Address and bytes of the output.
+    /// Returns address and bytes of the output.
     pub fn output(&self) -> (u64, usize) {
         self.output
     }
 
-    /// The stream, as the driver knows it.
+    /// Returns the driver's handle of the stream.
     pub fn stream(&self) -> usize {
         self.stream
     }

@@ -1,52 +1,52 @@
-//! How the memory between two GPU ranks is laid out.
+//! Layout of the peer buffers between GPU ranks.
 //!
-//! A box belongs to one ordered pair (from -> to): `from` alone writes it, `to` alone polls it.
+//! A peer buffer belongs to one ordered pair (from -> to): only `from` writes it, and only `to` polls it.
 //!
 //! ```text
 //! counters of simple | counters of ll | counters of ll128     one line a channel
-//! areas of the fused kernels, for packets and for lines: two halves each, used in turn
+//! areas of the fused kernels, for packets and for lines: two halves each, used alternately
 //! slots of ll | slots of ll128
 //! slots of simple: header line, payload, header line, payload, ...
 //! ```
-//! The layout follows from the number of ranks and from settings that all ranks compare, so that
-//! nobody has to be told where anything is.
+//! The layout follows from the number of ranks and from settings that all ranks compare, so that ranks need
+//! not exchange offsets.
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::mem::abi::{
+use crate::gpu::abi::{
     CURSORS_BYTES, Fifo, LINE_BYTES, MAX_CHANNELS, MAX_RANKS, PROTOCOLS, Protocol, SIGNATURE_WORDS,
 };
 
-/// Device memory of a rank besides its boxes: its cursors, and a line for the words of the fused kernels.
+/// Device memory of a rank beside its peer buffers: cursors, and a line for the fused kernels' call counters.
 pub const PRIVATE_BYTES: usize = CURSORS_BYTES + LINE_BYTES;
 
-/// What the driver hands out: a multiple of it to each large allocation.
+/// Allocation granularity of the driver for large allocations.
 const PAGE: usize = 2 << 20;
-/// Boxes of so many bytes count as the pages that they take. Smaller budgets are for memory that is
-/// counted in other ways, if at all.
+/// Total bytes of peer buffers from which a budget counts whole pages. Below it the granularity differs.
 const IN_PAGES: usize = 16 * PAGE;
 
-/// Payload below which simple slots do not shrink: channels go first.
+/// Smallest payload of simple slots; below it the number of channels shrinks instead.
 const SMALLEST_SLOT: usize = 16 << 10;
 
-/// Slots of a channel: one is filled while the other is read.
+/// Slots of a channel: the sender fills one slot while the receiver reads the other.
 const DEPTH: usize = 2;
 
-/// Slots of a channel of simple where there is room. The two messages that an all-reduce has for each pass
-/// alternate: with two slots the next pass waits until the peer is through with this one.
+/// Slots of a simple channel where the budget allows. An allreduce alternates two messages for each pass: with
+/// two slots the next pass would wait until the peer has finished this pass.
 const DEEP: usize = 2 * DEPTH;
-/// And where there is less: a slot that holds a power of two of elements is worth more than a fourth one.
+/// Slots of a simple channel in a smaller budget: a slot for a power of two of elements is worth more than a
+/// fourth slot.
 const LESS_DEEP: usize = DEEP - 1;
 
 /// Payload bytes of a line.
 const LINE_PAYLOAD: usize = LINE_BYTES - 8;
-/// Memory of lines in multiples of which a half has as many whole granules in each of two trips, and
-/// whole tiles of four lines.
+/// Granularity of the line area's halves: each half splits into two rounds of whole granules, and into whole
+/// tiles of four lines.
 const LINES_UNIT: usize = 32 * LINE_BYTES;
-/// Bytes of an all-reduce that goes in lines in two trips, where there is room; between two ranks, in one
-/// trip, four times as many. Beyond, kernels that interpret are as fast.
+/// Largest allreduce in lines of a fused kernel in two rounds, where the budget allows; four times as much
+/// between two ranks, which need one round. Beyond it schedule kernels are as fast.
 const LINES_MESSAGE: usize = 2 << 20;
 
-/// The layout of one box, the same for all pairs of a communicator. Offsets are multiples of 128.
+/// The layout of a peer buffer, equal for all pairs of a communicator. Offsets are multiples of 128.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerBufferLayout {
     nranks: usize,
@@ -57,30 +57,30 @@ pub struct PeerBufferLayout {
     bytes: usize,
 }
 
-/// What is chosen; the rest follows.
+/// The sizes that a layout chooses; everything else follows from them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Sizes {
-    /// Payload bytes from a rank to another in a fused kernel, at most.
+    /// Most payload bytes from rank to rank in packets of a fused kernel.
     oneshot: usize,
-    /// Memory of as much in lines, flags included: a half. A multiple of [`LINES_UNIT`].
+    /// Bytes of a half of the line area, flags included. A multiple of [`LINES_UNIT`].
     lines: usize,
     /// Payload bytes of a simple slot, and channels.
     simple: (usize, usize),
-    /// Slots of one.
+    /// Slots of a simple channel.
     depth: usize,
-    /// Memory of a slot, flags included, and channels.
+    /// Bytes of an ll slot, flags included, and channels.
     ll: (usize, usize),
-    /// Likewise.
+    /// Bytes of an ll128 slot, flags included, and channels.
     ll128: (usize, usize),
 }
 
 impl PeerBufferLayout {
-    /// The largest boxes with which a rank stays within `budget_bytes` of device memory, and with
-    /// no more than `max_channels` channels.
+    /// Returns the largest peer buffers with which a rank stays within `budget_bytes` of device memory and
+    /// `max_channels` channels.
     ///
     /// # Errors
     /// Unsupported for more than [`MAX_RANKS`] ranks; invalid argument if `max_channels` is not 1 to
-    /// [`MAX_CHANNELS`], or, with the number that is needed, if the smallest boxes exceed the budget.
+    /// [`MAX_CHANNELS`], or if the smallest peer buffers exceed the budget (the error states the need).
     pub fn new(
         nranks: usize,
         budget_bytes: usize,
@@ -95,11 +95,11 @@ impl PeerBufferLayout {
         )
     }
 
-    /// The same, where `need` says what boxes of a shape take of the budget, with all that goes
-    /// with them, and `has_lines` whether fused kernels may send lines: else there is no area for them.
+    /// Returns the largest peer buffers within a budget, where `need` computes the memory that a layout takes
+    /// from it. Without `has_lines` fused kernels send no lines, and the layout has no area for them.
     ///
     /// # Errors
-    /// As for [`PeerBufferLayout::new`].
+    /// See [`PeerBufferLayout::new`].
     pub fn within(
         nranks: usize,
         budget_bytes: usize,
@@ -182,59 +182,58 @@ impl PeerBufferLayout {
         }
     }
 
-    /// Ranks of the communicator.
+    /// Returns the ranks of the communicator.
     pub fn nranks(&self) -> usize {
         self.nranks
     }
 
-    /// The FIFOs of a protocol.
+    /// Returns the FIFOs of a protocol.
     pub fn fifo(&self, protocol: Protocol) -> Fifo {
         self.fifos[protocol as usize]
     }
 
-    /// Payload bytes from a rank to another in a fused kernel, at most.
+    /// Returns the most payload bytes from rank to rank in packets of a fused kernel.
     pub fn oneshot_bytes(&self) -> usize {
         self.sizes.oneshot
     }
 
-    /// Offset of the fused kernels' area, and bytes of each of its halves: packets take twice the
-    /// payload.
+    /// Returns offset and bytes of a half of the packet area; packets take twice their payload.
     pub fn oneshot_area(&self) -> (u64, u64) {
         (self.oneshot as u64, 2 * self.sizes.oneshot as u64)
     }
 
-    /// The most payload bytes of one in lines: 120 of 128.
+    /// Returns the most payload bytes from rank to rank in lines of a fused kernel: 120 of 128.
     pub fn lines_bytes(&self) -> usize {
         self.sizes.lines / LINE_BYTES * LINE_PAYLOAD
     }
 
-    /// Offset of the area for lines, and bytes of each of its halves.
+    /// Returns offset and bytes of a half of the line area.
     pub fn lines_area(&self) -> (u64, u64) {
         (self.lines as u64, self.sizes.lines as u64)
     }
 
-    /// Bytes of a box.
+    /// Returns the bytes of a peer buffer.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Bytes of device memory of a rank: boxes from all others, and what is private.
+    /// Returns a rank's bytes of device memory: peer buffers from all other ranks, and private memory.
     pub fn device_bytes(&self) -> usize {
         (self.nranks - 1) * self.bytes + PRIVATE_BYTES
     }
 
-    /// What that takes from the GPU: large boxes their pages, and then what is private another one.
+    /// Returns the bytes that the driver allocates for them, in whole pages for large peer buffers.
     fn taken_bytes(&self) -> usize {
-        let boxes = (self.nranks - 1) * self.bytes;
-        if boxes < IN_PAGES {
+        let peer_buffers = (self.nranks - 1) * self.bytes;
+        if peer_buffers < IN_PAGES {
             return self.device_bytes();
         }
-        boxes.next_multiple_of(PAGE) + PRIVATE_BYTES.next_multiple_of(PAGE)
+        peer_buffers.next_multiple_of(PAGE) + PRIVATE_BYTES.next_multiple_of(PAGE)
     }
 
-    /// Where a connection may be tried before it is used: offset and bytes of the payload of the
-    /// first and of the last simple slot. Nothing relies on what they hold at first.
-    pub fn trial_places(&self) -> [(u64, u64); 2] {
+    /// Returns offset and bytes of two payloads for the path probe: the first and the last simple slot. Their
+    /// initial content has no meaning.
+    pub fn probed_ranges(&self) -> [(u64, u64); 2] {
         let fifo = self.fifo(Protocol::Simple);
         let last = u64::from(fifo.channels * fifo.depth - 1);
         let bytes = u64::from(fifo.slot_bytes);
@@ -402,7 +401,7 @@ mod tests {
                         "{what}"
                     );
                     assert!((16 << 10..=512 << 10).contains(&codes), "{what}");
-                    for (at, bytes) in shape.trial_places() {
+                    for (at, bytes) in shape.probed_ranges() {
                         let inside = |piece: &&(u64, u64)| piece.0 + 128 == at;
                         let piece = pieces.iter().find(inside).expect("a simple slot");
                         assert_eq!(piece.1, at + bytes);
@@ -462,8 +461,8 @@ mod tests {
         for nranks in 2..=MAX_RANKS {
             for channels in [1, 16, 64, 128] {
                 let shape = PeerBufferLayout::new(nranks, BUDGET, channels).unwrap();
-                let boxes = (nranks - 1) * shape.bytes();
-                let taken = pages(boxes) + pages(shape.device_bytes() - boxes);
+                let peer_buffers = (nranks - 1) * shape.bytes();
+                let taken = pages(peer_buffers) + pages(shape.device_bytes() - peer_buffers);
                 assert!(
                     taken <= BUDGET,
                     "{nranks} ranks, {channels} channels: {taken}"

@@ -1,27 +1,27 @@
-//! The boxes of a pair of ranks on different hosts, as the host sees them: both in pinned memory of
-//! the own host, one written by kernels and one read by them.
+//! Staging: the peer buffers of a pair of ranks on different hosts. Both lie in pinned memory of this host;
+//! kernels write the outbox and read the inbox.
 //!
-//! The host stands in for the peer. What kernels publish in the outbox it takes away, and gives
-//! back the slot in the inbox, where a peer's `head` is polled; what has come it puts into a slot
-//! of the inbox, and it looks for the credit in the outbox.
+//! The host takes the peer's place. It takes messages from the outbox and returns the slots through `head`
+//! in the inbox, where kernels poll it. It puts arrived messages into slots of the inbox, and reads the
+//! kernels' credit in the outbox.
 //!
 //! | | slots | `tail` | `head` |
 //! | --- | --- | --- | --- |
 //! | to the peer | outbox, by kernels | outbox, by kernels | inbox, by the host |
 //! | from the peer | inbox, by the host | inbox, by the host | outbox, by kernels |
 //!
-//! Counters are 64-bit, begin at 0 and are never reset, on either side: a launch that a graph
-//! replays goes on where the last one ended.
+//! Counters are 64-bit, begin at 0 and are never reset on either side, so that a graph's replay continues
+//! where the last launch ended.
 
 use super::peer_buffer::PeerBufferLayout;
 use crate::error::{Error, Result};
 use crate::gpu::PinnedMemory;
-use crate::mem::abi::{Counters, Fifo, LINE_BYTES, Protocol, SIGNATURE_WORDS};
+use crate::gpu::abi::{Counters, Fifo, LINE_BYTES, Protocol, SIGNATURE_WORDS};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use std::mem::offset_of;
 use std::sync::Arc;
 
-/// Both boxes. Only the FIFOs of [`Protocol::Simple`] are used.
+/// Both peer buffers. Only the FIFOs of [`Protocol::Simple`] are used.
 #[derive(Debug)]
 pub struct Staging {
     inbox: PinnedMemory,
@@ -30,7 +30,7 @@ pub struct Staging {
 }
 
 impl Staging {
-    /// Two boxes of `shape`, zero, which nobody else uses.
+    /// Makes the staging from two zeroed pieces of memory with the layout `shape`.
     ///
     /// # Errors
     /// Internal if the memory is too small.
@@ -42,7 +42,7 @@ impl Staging {
         let least = inbox.bytes().min(outbox.bytes());
         if least < shape.bytes() {
             return Err(Error::internal(format!(
-                "a box of {} bytes in {least} bytes of memory",
+                "a peer buffer of {} bytes in {least} bytes of memory",
                 shape.bytes()
             )));
         }
@@ -53,15 +53,15 @@ impl Staging {
         })
     }
 
-    /// The inbox and the outbox, as kernels address them.
+    /// Returns the device addresses of inbox and outbox.
     pub fn addresses(&self) -> (u64, u64) {
         (self.inbox.address(), self.outbox.address())
     }
 
-    /// The host's ends of `channel`.
+    /// Returns the host's ends of `channel`.
     ///
     /// # Safety
-    /// Called once for each channel.
+    /// The caller calls this once for each channel: two ends would share counters.
     ///
     /// # Panics
     /// If there is no such channel.
@@ -71,74 +71,73 @@ impl Staging {
             "channel {channel} of {}",
             self.fifo.channels
         );
-        let (boxes, taken, arrived) = (self.clone(), 0, 0);
         let send = StagedSend {
-            boxes,
+            staging: self.clone(),
             channel,
-            taken,
+            taken: 0,
         };
-        let boxes = self.clone();
         let recv = StagedRecv {
-            boxes,
+            staging: self.clone(),
             channel,
-            arrived,
+            arrived: 0,
         };
         (send, recv)
     }
 
-    /// A counter of `channel` in one of the boxes.
+    /// Returns a counter of `channel` in one of the peer buffers.
     fn counter(&self, memory: &PinnedMemory, channel: u32, offset: usize) -> &AtomicU64 {
         let at = self.fifo.counters as usize + channel as usize * LINE_BYTES + offset;
-        // SAFETY: inside the box, which `new` found to be inside the memory, and a multiple of 8;
-        // mapped while `self` lives. Host and devices access counters only atomically.
+        // SAFETY: the offset is a multiple of 8 inside the peer buffer, and `new` checked that the memory
+        // holds it; `self` keeps the memory. Host and devices access counters atomically only.
         unsafe { &*memory.host().as_ptr().add(at).cast::<AtomicU64>() }
     }
 
-    /// The payload of message `number` of `channel` in one of the boxes.
+    /// Returns the payload of message `number` of `channel` in one of the peer buffers.
     fn payload(&self, memory: &PinnedMemory, channel: u32, number: u64) -> *mut u8 {
-        let place = (number % u64::from(self.fifo.depth)) as usize;
-        let slot = channel as usize * self.fifo.depth as usize + place;
+        let index = (number % u64::from(self.fifo.depth)) as usize;
+        let slot = channel as usize * self.fifo.depth as usize + index;
         let at = self.fifo.slots as usize + slot * self.fifo.stride as usize;
-        // SAFETY: as above; a slot of a channel that there is.
+        // SAFETY: `ends` checked the channel, so the slot lies inside the peer buffer, and `new` checked that
+        // the memory holds it.
         unsafe { memory.host().as_ptr().add(at) }
     }
 }
 
-/// What kernels of this rank send on one channel, taken by the host.
+/// The host's end of one channel's outgoing FIFO: it takes messages that kernels send.
 #[derive(Debug)]
 pub struct StagedSend {
-    boxes: Arc<Staging>,
+    staging: Arc<Staging>,
     channel: u32,
-    /// Messages taken since the beginning.
+    /// Messages taken since the communicator was made.
     taken: u64,
 }
 
 impl StagedSend {
-    /// Whether a message is there that was not taken yet.
+    /// Returns whether a message waits to be taken.
     ///
     /// # Errors
-    /// Internal if the counter is where no kernel can have moved it.
+    /// Internal if the counter has a value that no kernel can have written.
     #[inline]
     pub fn ready(&self) -> Result<bool> {
-        let boxes = &*self.boxes;
-        let tail = boxes.counter(&boxes.outbox, self.channel, offset_of!(Counters, tail));
+        let staging = &*self.staging;
+        let tail = staging.counter(&staging.outbox, self.channel, offset_of!(Counters, tail));
         // SYNC POINT slot.tail: pairs with the release of the kernel's publisher
         // (kernels/fifo/fifo.cuh); header and payload were written before.
         let waiting = tail.load(Ordering::Acquire).wrapping_sub(self.taken);
-        if waiting > u64::from(boxes.fifo.depth) {
+        if waiting > u64::from(staging.fifo.depth) {
             return Err(self.impossible(waiting));
         }
         Ok(waiting > 0)
     }
 
-    /// Signature in the header of the message, after `ready` returned true: that of the call if it
-    /// is the first on this channel in a launch, otherwise of some earlier one.
+    /// Returns the signature in the message's header, after `ready` returned true. Kernels write the header of
+    /// the first message of a launch on this channel; other messages have an earlier call's signature.
     pub fn signature(&self) -> [u64; SIGNATURE_WORDS] {
         let payload = self
-            .boxes
-            .payload(&self.boxes.outbox, self.channel, self.taken);
-        // SAFETY: the header precedes the payload, in the same slot; kernels write it before they
-        // publish the message, and again only when the slot was given back.
+            .staging
+            .payload(&self.staging.outbox, self.channel, self.taken);
+        // SAFETY: the header precedes the payload in the same slot. Kernels write it before they publish the
+        // message, and not again before `release`.
         unsafe {
             payload
                 .sub(LINE_BYTES)
@@ -147,35 +146,36 @@ impl StagedSend {
         }
     }
 
-    /// The first `bytes` bytes of the message, after `ready` returned true.
+    /// Returns the first `bytes` bytes of the message, after `ready` returned true.
     ///
     /// # Panics
     /// If a slot has fewer.
     #[inline]
     pub fn payload(&self, bytes: usize) -> &[u8] {
-        assert!(bytes <= self.boxes.fifo.slot_bytes as usize);
+        assert!(bytes <= self.staging.fifo.slot_bytes as usize);
         let payload = self
-            .boxes
-            .payload(&self.boxes.outbox, self.channel, self.taken);
-        // SAFETY: inside the slot; no kernel writes it before `release`, which takes `&mut self`.
+            .staging
+            .payload(&self.staging.outbox, self.channel, self.taken);
+        // SAFETY: the assertion keeps the slice inside the slot. No kernel writes the slot before `release`,
+        // which takes `&mut self`.
         unsafe { std::slice::from_raw_parts(payload, bytes) }
     }
 
-    /// Gives the slot of the message back to the kernels.
+    /// Returns the message's slot to the kernels.
     #[inline]
     pub fn release(&mut self) {
         self.taken += 1;
-        let boxes = &*self.boxes;
-        // SYNC POINT slot.head: the payload was read before; a kernel that sees the credit writes
-        // later. Kernels poll it relaxed, as they do a peer's.
-        boxes
-            .counter(&boxes.inbox, self.channel, offset_of!(Counters, head))
+        let staging = &*self.staging;
+        // SYNC POINT slot.head: the payload was read before, and a kernel that sees the credit writes later.
+        // Kernels poll it relaxed, like a peer's head.
+        staging
+            .counter(&staging.inbox, self.channel, offset_of!(Counters, head))
             .store(self.taken, Ordering::Release);
     }
 
-    /// Payload bytes of a slot.
+    /// Returns the payload bytes of a slot.
     pub fn slot_bytes(&self) -> usize {
-        self.boxes.fifo.slot_bytes as usize
+        self.staging.fifo.slot_bytes as usize
     }
 
     #[cold]
@@ -183,60 +183,61 @@ impl StagedSend {
         Error::internal(format!(
             "channel {}: kernels have published {waiting} messages more than the {} that were taken, \
              in {} slots",
-            self.channel, self.taken, self.boxes.fifo.depth
+            self.channel, self.taken, self.staging.fifo.depth
         ))
     }
 }
 
-/// What kernels of this rank receive on one channel, brought by the host.
+/// The host's end of one channel's incoming FIFO: it delivers messages to kernels.
 #[derive(Debug)]
 pub struct StagedRecv {
-    boxes: Arc<Staging>,
+    staging: Arc<Staging>,
     channel: u32,
-    /// Messages brought since the beginning.
+    /// Messages delivered since the communicator was made.
     arrived: u64,
 }
 
 impl StagedRecv {
-    /// Whether a slot is free for another message.
+    /// Returns whether a slot is free for another message.
     ///
     /// # Errors
-    /// Internal if the counter is where no kernel can have moved it.
+    /// Internal if the counter has a value that no kernel can have written.
     #[inline]
     pub fn ready(&self) -> Result<bool> {
-        let boxes = &*self.boxes;
-        let head = boxes.counter(&boxes.outbox, self.channel, offset_of!(Counters, head));
-        // SYNC POINT slot.head: pairs with the kernel's publisher, which stores it behind a barrier
-        // that all reads of the slot precede.
+        let staging = &*self.staging;
+        let head = staging.counter(&staging.outbox, self.channel, offset_of!(Counters, head));
+        // SYNC POINT slot.head: pairs with the kernel's publisher, which stores it behind a barrier. All reads
+        // of the slot precede that barrier.
         let held = self.arrived.wrapping_sub(head.load(Ordering::Acquire));
-        if held > u64::from(boxes.fifo.depth) {
+        if held > u64::from(staging.fifo.depth) {
             return Err(self.impossible(held));
         }
-        Ok(held < u64::from(boxes.fifo.depth))
+        Ok(held < u64::from(staging.fifo.depth))
     }
 
-    /// The first `bytes` bytes of the free slot, after `ready` returned true.
+    /// Returns the first `bytes` bytes of the free slot, after `ready` returned true.
     ///
     /// # Panics
     /// If a slot has fewer.
     #[inline]
     pub fn slot(&mut self, bytes: usize) -> &mut [u8] {
-        assert!(bytes <= self.boxes.fifo.slot_bytes as usize);
+        assert!(bytes <= self.staging.fifo.slot_bytes as usize);
         let payload = self
-            .boxes
-            .payload(&self.boxes.inbox, self.channel, self.arrived);
-        // SAFETY: inside the slot; no kernel reads it before `publish`, which takes `&mut self`.
+            .staging
+            .payload(&self.staging.inbox, self.channel, self.arrived);
+        // SAFETY: the assertion keeps the slice inside the slot. No kernel reads the slot before `publish`,
+        // which takes `&mut self`.
         unsafe { std::slice::from_raw_parts_mut(payload, bytes) }
     }
 
-    /// Hands the slot to the kernels, with the signature that the sender gave the message: a
-    /// kernel checks that of the first message of a launch.
+    /// Publishes the slot to the kernels with the sender's signature. A kernel checks the signature of the first
+    /// message of a launch.
     #[inline]
     pub fn publish(&mut self, signature: [u64; SIGNATURE_WORDS]) {
-        let boxes = &*self.boxes;
-        let payload = boxes.payload(&boxes.inbox, self.channel, self.arrived);
-        // SAFETY: the header precedes the payload, in the same slot, which is this end's until the
-        // counter moves.
+        let staging = &*self.staging;
+        let payload = staging.payload(&staging.inbox, self.channel, self.arrived);
+        // SAFETY: the header precedes the payload in the same slot, which belongs to this end until the store
+        // to the counter below.
         unsafe {
             payload
                 .sub(LINE_BYTES)
@@ -246,14 +247,14 @@ impl StagedRecv {
         self.arrived += 1;
         // SYNC POINT slot.tail: publishes header and payload to the kernel's waiter, which
         // acquires (kernels/fifo/fifo.cuh).
-        boxes
-            .counter(&boxes.inbox, self.channel, offset_of!(Counters, tail))
+        staging
+            .counter(&staging.inbox, self.channel, offset_of!(Counters, tail))
             .store(self.arrived, Ordering::Release);
     }
 
-    /// Payload bytes of a slot.
+    /// Returns the payload bytes of a slot.
     pub fn slot_bytes(&self) -> usize {
-        self.boxes.fifo.slot_bytes as usize
+        self.staging.fifo.slot_bytes as usize
     }
 
     #[cold]
@@ -261,7 +262,7 @@ impl StagedRecv {
         Error::internal(format!(
             "channel {}: kernels have taken messages until {held} are left of the {} that came, in {} \
              slots",
-            self.channel, self.arrived, self.boxes.fifo.depth
+            self.channel, self.arrived, self.staging.fifo.depth
         ))
     }
 }

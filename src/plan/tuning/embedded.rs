@@ -1,22 +1,21 @@
-//! The tables that are part of the library.
+//! Tuning tables that are part of the library.
 
 use super::Table;
 use crate::error::Result;
 use crate::sys::fork_safe::First;
 use std::sync::Arc;
 
-/// Every table: its name, and its text, as `cinch tune` wrote it, but for lines that it says were left
-/// out or are of another run. This is the one list of them.
+/// Name and text of every embedded table, as `cinch tune` wrote it, except for lines that its
+/// remarks list. A new table is one line here.
 const TABLES: &[(&str, &str)] = &[
     ("h200x2.tune", include_str!("../tuned/h200x2.tune")),
     ("h200x4.tune", include_str!("../tuned/h200x4.tune")),
     ("h200x8.tune", include_str!("../tuned/h200x8.tune")),
 ];
 
-/// The tables, parsed once a process.
+/// Returns the tables, parsed once per process.
 ///
-/// # Errors
-/// Those of [`Table::parse`], which a test rules out.
+/// # Errors As for [`Table::parse`]; a test rules them out.
 pub fn tables() -> Result<Vec<Arc<Table>>> {
     static PARSED: First<Result<Vec<Arc<Table>>>> = First::new();
     PARSED
@@ -46,7 +45,7 @@ mod tests {
         }
     }
 
-    /// A file that nobody lists would be a table that nobody uses.
+    /// A file that is not in the list would never be used.
     #[test]
     fn every_file_is_listed() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/plan/tuned");

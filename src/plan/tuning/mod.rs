@@ -1,9 +1,9 @@
-//! Tuning tables: which way of a call was measured to be the fastest, by size, for one model of GPU,
-//! one number of ranks and one kind of link. Made by `cinch tune`; where none fits, the model of costs
-//! decides.
+//! Tuning tables: the kernel variant that was measured to be the fastest, by size. A table is for
+//! one GPU model, one number of ranks and one class of links. `cinch tune` writes tables; where
+//! none fits, the cost model selects.
 //!
-//! A table is text, see [`Table::parse`]. Those in `src/plan/tuned` are part of the library, through
-//! the one list in `embedded.rs`.
+//! [`Table::parse`] describes the text. Tables in `src/plan/tuned` are embedded in the library
+//! through the list in `embedded.rs`.
 
 mod embedded;
 mod text;
@@ -16,12 +16,13 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// One way of kernels to run a call: everything that is chosen. Strands of a ring follow from it.
+/// A way to run a call with kernels: all that the planner selects. The rings per channel follow
+/// from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KernelVariant {
-    /// The schedule.
+    /// The algorithm.
     pub algorithm: Algorithm,
-    /// The kernel, and how its messages travel.
+    /// The kernel and its protocol.
     pub kernel: KernelProtocol,
     /// Most blocks.
     pub channels: usize,
@@ -39,8 +40,9 @@ impl fmt::Display for KernelVariant {
     }
 }
 
-/// What counts of a call's elements: their codec, and their bytes before it. Parameters of a codec and
-/// the element type do not: they change a few instructions of each element.
+/// The class of elements that a line of a table is for: codec and bytes of an element. Codec
+/// parameters and the element type change a few instructions per element, so a line serves all of
+/// them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct WireClass {
     /// The codec.
@@ -50,43 +52,43 @@ pub struct WireClass {
 }
 
 impl WireClass {
-    /// That of a request.
+    /// Returns the class of a request's elements.
     pub fn of(request: &Request) -> WireClass {
         WireClass {
-            codec: request.codec.kind,
+            codec: request.codec.inter.kind,
             element_bytes: request.dtype.size(),
         }
     }
 }
 
-/// `raw/4`: the codec and the bytes of an element.
+/// Prints codec and bytes of an element: `raw/4`.
 impl fmt::Display for WireClass {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.codec.name(), self.element_bytes)
     }
 }
 
-/// One line of a table: the way of calls of these sizes.
+/// A line of a table: the variant for calls of these sizes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Entry {
     /// The collective.
     pub collective: Collective,
-    /// What its messages hold.
+    /// Codec and bytes of an element.
     pub wire: WireClass,
     /// First size, in bytes of the larger buffer.
     pub from: usize,
-    /// First size that is not its own.
+    /// First size beyond the line.
     pub to: usize,
-    /// How such calls run.
+    /// The variant that such calls run by.
     pub way: KernelVariant,
     /// Seconds measured, or interpolated between measurements, at `from` and at `to`.
     pub seconds: [f64; 2],
 }
 
 impl Entry {
-    /// Seconds at `size`, on the straight line between the two ends in the logarithms of both. A smaller
-    /// size takes as long as the first; of a larger one each byte takes as long as at the last, or it
-    /// would seem cheaper than what the model says of the same call with another codec.
+    /// Returns the seconds at `size`, linear between both ends in the logarithms of size and time.
+    /// Smaller sizes take as long as `from`. Beyond `to` the time per byte stays, or a larger call
+    /// would seem cheaper than the model's prediction for it with another codec.
     fn at(&self, size: usize) -> f64 {
         if size > self.to {
             return self.seconds[1] * (size as f64 / self.to as f64);
@@ -98,7 +100,7 @@ impl Entry {
     }
 }
 
-/// Sizes of calls that are left to the model, although those beside them are not.
+/// Sizes that a table leaves to the model, between or beside its lines.
 #[derive(Clone, Debug, PartialEq)]
 struct Left {
     collective: Collective,
@@ -107,70 +109,70 @@ struct Left {
     sizes: Range<usize>,
 }
 
-/// What a table was measured on, and how.
+/// Where and how a table was measured.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Header {
-    /// Model of the GPUs, in the driver's words.
+    /// GPU model, as the driver names it.
     pub gpu: String,
     /// Ranks, each on a GPU of its own.
     pub ranks: usize,
-    /// What lies between them: see [`links`].
+    /// Classes of links between the GPUs: see [`links`].
     pub links: String,
-    /// Day of the measurements.
+    /// Date of the measurements.
     pub date: String,
     /// Version of cinch that was measured.
     pub cinch: String,
-    /// The command that did it.
+    /// The command that measured.
     pub command: String,
 }
 
-/// Measured choices for one model of GPU, number of ranks and kind of link.
+/// Measured variants for one GPU model, number of ranks and class of links.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Table {
-    /// File, or name in the library.
+    /// File name, or name of an embedded table.
     pub name: String,
-    /// What it was measured on.
+    /// Where and how it was measured.
     pub header: Header,
-    /// The choices, each with its line in the file.
+    /// Lines, each with its number in the file.
     entries: Vec<(usize, Entry)>,
-    /// What is beside some of them and not theirs.
+    /// Sizes that are left to the model.
     left: Vec<Left>,
-    /// Of the text.
+    /// SHA-256 of the text, in hexadecimal.
     fingerprint: String,
 }
 
-/// How many times smaller or larger than what was measured a message may be that a table serves.
+/// How many times smaller or larger than the measured sizes a message may be that a table serves.
 const BEYOND: usize = 16;
 
-/// How a call runs.
+/// The variant for a call, and where it comes from.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Choice {
-    /// How it runs.
+    /// The variant.
     pub way: KernelVariant,
-    /// The line of a table that says so; none of a way that is being measured.
+    /// The line of the table; `None` while `cinch tune` measures the variant.
     pub line: Option<Line>,
 }
 
-/// A line of a table, for one call.
+/// A line of a table, applied to one call.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Line {
-    /// Counted from 1.
+    /// Line number, from 1.
     pub number: usize,
-    /// Seconds measured; beyond the last size that was, as many for each byte as there.
+    /// Measured seconds, scaled by bytes beyond the last measured size.
     pub seconds: f64,
 }
 
 impl Table {
-    /// The choice for calls of `collective` with a larger buffer of `bytes`. Sizes a little beyond both
-    /// ends of what was measured take the nearer end's way, those far beyond none, and none those that a line
-    /// leaves to the model. Where raw elements of this size were not measured, those of another size count:
-    /// wire and waits take the time, and the sums little of it.
+    /// Returns the variant for calls of `collective` whose larger buffer has `bytes`. Sizes up to
+    /// 16 times outside the measured range take the nearest line; sizes further out, and
+    /// sizes left to the model, take none. Raw elements of a size that was not measured take lines
+    /// of another size, because wire and waits take most of the time.
     pub fn choice(&self, collective: Collective, wire: WireClass, bytes: usize) -> Option<Choice> {
         let of = |wire: WireClass| {
             let lines = self.entries.iter();
             lines.filter(move |(_, entry)| entry.collective == collective && entry.wire == wire)
         };
-        let is_raw = wire.codec == CodecKind::Raw;
+        let is_raw = wire.codec.is_raw();
         let sizes = [wire.element_bytes, 4, 2, 1, 8];
         let known = sizes[..if is_raw { sizes.len() } else { 1 }]
             .iter()
@@ -205,17 +207,18 @@ impl Table {
         })
     }
 
-    /// Its choices, in the order of the file.
+    /// Returns the lines in the order of the file.
     pub fn entries(&self) -> impl Iterator<Item = &Entry> {
         self.entries.iter().map(|(_, entry)| entry)
     }
 
-    /// What all ranks' tables must have in common.
+    /// Returns the fingerprint, which must be equal on all ranks.
     pub fn fingerprint(&self) -> &str {
         &self.fingerprint
     }
 
-    /// Places where a larger message takes less time than a smaller one, by more than 5 %: sentences.
+    /// Returns a sentence for each place where a larger message takes less time than a smaller one
+    /// by more than 5 %.
     pub fn cliffs(&self) -> Vec<String> {
         let mut found = Vec::new();
         let mut slowest: Option<(&Entry, f64, usize)> = None;
@@ -263,18 +266,18 @@ impl Table {
     }
 }
 
-/// What the GPUs of a communicator are: equal on all ranks, or nothing fits.
+/// The GPUs of a communicator. A table needs equal ones on all ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Site {
-    /// The model.
+    /// GPU model.
     pub gpu: String,
     /// Ranks.
     pub ranks: usize,
-    /// What lies between them: see [`links`].
+    /// Classes of links between the GPUs: see [`links`].
     pub links: String,
 }
 
-/// The kinds of link between one rank and all others, as tables call them.
+/// Returns the classes of links between one rank and all others, as tables name them.
 pub fn links<'a>(classes: impl Iterator<Item = &'a str>) -> String {
     let mut names: Vec<&str> = classes.collect();
     names.sort_unstable();
@@ -282,23 +285,22 @@ pub fn links<'a>(classes: impl Iterator<Item = &'a str>) -> String {
     names.join(" + ")
 }
 
-/// Where choices come from that are not the model's.
+/// Where the planner looks before it asks the cost model.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Tuning {
     /// A table.
     Table(Arc<Table>),
-    /// Nowhere, and why, as a phrase.
+    /// No table, with the reason as a phrase.
     Model(String),
-    /// All calls that can go this way do: something is being measured.
+    /// This variant for every call that supports it: `cinch tune` is measuring.
     Always(KernelVariant),
 }
 
 impl Tuning {
-    /// The library's table for GPUs of ranks that each said theirs; or the model, if they differ or
-    /// no table was measured on such.
+    /// Returns the embedded table for GPUs of these ranks, or the model if the ranks differ or no
+    /// table fits.
     ///
-    /// # Errors
-    /// Internal if a table of the library is none.
+    /// # Errors Internal if an embedded table cannot be parsed.
     pub fn of_library(said: &[Site]) -> Result<Tuning> {
         Tuning::among(&embedded::tables()?, said)
     }
@@ -323,8 +325,8 @@ impl Tuning {
         })
     }
 
-    /// `table`, which was asked for, for GPUs of ranks that each said theirs; the model, if it was
-    /// measured on others: one setting holds for communicators of all sizes.
+    /// Returns `table`, which the settings name, if it fits the GPUs of these ranks; else the
+    /// model. One setting serves communicators of all sizes.
     pub fn of_file(table: Arc<Table>, said: &[Site]) -> Tuning {
         let Some(rank) = said.iter().position(|site| !table.fits(site)) else {
             return Tuning::Table(table);
@@ -336,7 +338,7 @@ impl Tuning {
         ))
     }
 
-    /// The way of a request whose larger buffer has `bytes`.
+    /// Returns the variant for a request whose larger buffer has `bytes`.
     pub(super) fn choice(&self, request: &Request, bytes: usize) -> Option<Choice> {
         match self {
             Tuning::Model(_) => None,

@@ -308,12 +308,9 @@ fn plans_are_those_of_the_table() {
         least = least.max(seconds);
     }
     // A codec that was measured runs where its measured time is the shorter one.
-    let auto = |bytes| Request {
-        auto: true,
-        ..all_reduce(bytes, "linear8")
-    };
-    assert!(planner.plan(&auto(4 << 20)).unwrap().spec.is_lossy());
-    assert!(!planner.plan(&auto(1 << 10)).unwrap().spec.is_lossy());
+    let auto = |bytes| all_reduce(bytes, "auto:linear8");
+    assert!(planner.plan(&auto(4 << 20)).unwrap().specs.is_lossy());
+    assert!(!planner.plan(&auto(1 << 10)).unwrap().specs.is_lossy());
     // Of codes of a type that was not measured, the model decides; raw elements are bytes.
     let model = Planner::new(limits(4, 132), 0, Isa::Scalar);
     let halves = |codec| Request {
@@ -339,13 +336,10 @@ fn a_codec_that_pays_at_the_last_size_pays_beyond_it() {
     let table = Table::parse("t.tune", &without_codecs).unwrap();
     let mut planner = planner(Tuning::Table(Arc::new(table)));
     for bytes in [4 << 20, 8 << 20, 16 << 20, 64 << 20] {
-        let auto = Request {
-            auto: true,
-            ..all_reduce(bytes, "linear8")
-        };
+        let auto = all_reduce(bytes, "auto:linear8");
         let plan = planner.plan(&auto).unwrap();
         let explained = planner.explain(&auto).unwrap();
-        assert!(plan.spec.is_lossy(), "{explained}");
+        assert!(plan.specs.inter.is_lossy(), "{explained}");
         assert!(explained.contains("so linear8"), "{explained}");
     }
 }

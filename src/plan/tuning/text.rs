@@ -1,4 +1,4 @@
-//! Tables as text.
+//! Reads and writes tuning tables as text.
 
 use super::{Entry, Header, KernelVariant, Left, Table, WireClass};
 use crate::config::MOST_GPU_CHANNELS;
@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::types::{Algorithm, CodecKind, Collective, DType, Kernel, KernelProtocol, Protocol};
 use std::fmt::Write;
 
-/// First line of every table: what it is, and the version of its format.
+/// First line of every table, with the version of the format.
 const FIRST: &str = "cinch tuning 2";
 
 impl Table {
@@ -24,11 +24,11 @@ impl Table {
     /// all_reduce raw/4 8 65536 oneshot fused ll 32 0 3.116 4.871
     /// ```
     ///
-    /// A line is for sizes from `from` up to below `to`, in bytes of the larger buffer; the two
-    /// times are those at its ends. Lines of one collective and codec follow each other without a
-    /// gap. Behind the last, `all_reduce raw/4 model 65536` leaves larger sizes to the model, and before
-    /// the first, `all_reduce raw/4 model below 8` smaller ones: where kernels have changed since. Lines
-    /// that begin with `#` say nothing.
+    /// A line is for sizes from `from` up to below `to`, in bytes of the larger buffer. Its two times are
+    /// for these two sizes. Lines of one collective and codec follow each other without a gap. A line
+    /// `all_reduce raw/4 model 65536` behind the last leaves larger sizes to the model. A line
+    /// `all_reduce raw/4 model below 8` before the first leaves smaller sizes to the model. Both are for
+    /// kernels that changed since the measurement. Lines that begin with `#` are remarks.
     ///
     /// # Errors
     /// Invalid argument, with name and line, if the text is not a table.
@@ -51,7 +51,7 @@ impl Table {
     }
 }
 
-/// What is wrong, and in which line.
+/// A line number, and what is wrong in that line.
 type Wrong = (usize, String);
 
 /// A table while its lines are read.
@@ -167,7 +167,7 @@ impl Parser {
 }
 
 impl Header {
-    /// Takes one line; whether it was one of the header.
+    /// Takes one line. Returns whether the line belongs to the header.
     fn set(&mut self, key: &str, value: &str) -> std::result::Result<bool, String> {
         let text = match key {
             "ranks" => {
@@ -208,7 +208,7 @@ impl Header {
         }
     }
 
-    /// A table of these choices.
+    /// Returns the text of a table with these lines.
     pub fn write(&self, entries: &[Entry]) -> String {
         let Header {
             gpu,
@@ -235,7 +235,7 @@ impl Header {
     }
 }
 
-/// What a line leaves to the model, if it is such a line.
+/// Returns the sizes that a `model` line leaves to the model, or `None` if it is another line.
 fn left(line: &str) -> std::result::Result<Option<Left>, String> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let (collective, wire, sizes) = match words[..] {

@@ -1,32 +1,32 @@
-//! Hierarchical: first inside each host, then between hosts, then inside again, so that what goes
-//! between hosts goes there once. For H hosts of M ranks (of the smallest host: R rails), and a
+//! Hierarchical: first inside each host, then between hosts, then inside again, so that data crosses
+//! between hosts once. For H hosts of M ranks (of the smallest host: R rails), and a
 //! message (or block) of S bytes:
 //!
 //! | collective | phases | bytes that a host sends to others |
 //! | --- | --- | --- |
 //! | all_reduce | parts to the host's rank on their rail, which sums; on each rail a ring, a tree or a two-shot between hosts; the sum to everyone on the host | 2 S (H-1)/H; tree: at most 3 S on a rail, 2 S where rails are even in number |
 //! | broadcast | the root gives each rail a part; a tree between hosts; to everyone on the host | as a tree |
-//! | reduce | the same backwards | as a tree |
+//! | reduce | the broadcast backwards | as a tree |
 //! | reduce_scatter | blocks to the host's rank that has the place of their owner, which sums and sends to the owner | M S (H-1) |
 //! | all_gather | my block to the rank of my place on each other host, which spreads it | M S (H-1) |
 //!
-//! Flat algorithms send up to M times that between hosts. The others gain nothing here: each of
+//! Flat algorithms send up to M times as many bytes between hosts. Other collectives gain nothing: each of
 //! their blocks is for one rank alone.
 //!
 //! Rails: the rank at place p of each host is on rail p. Hosts may have different numbers of
-//! ranks, in any order; ranks beyond the smallest host's number are on no rail and only give and
-//! get. Where there is one rail, both trees run on it; else tree `rail % 2` runs on a rail, so
-//! that hosts which are inner in the one are leaves in the other.
+//! ranks, in any order. Ranks beyond the smallest host's number are on no rail; they send their
+//! contributions to the rails and receive the results. On a single rail both trees run; else tree
+//! `rail % 2` runs on a rail, so that inner hosts of one tree are leaves of the other.
 //!
-//! Levels: contributions on their way inside a host are encoded for [`Level::Intra`], everything
-//! from the sum of a host on for [`Level::Inter`], also on its last way inside a host: forwarded
-//! unchanged, it leaves all ranks with the same bits under any pair of codecs.
+//! Levels: contributions inside a host are encoded for [`Level::Intra`]. The sum of a host, and everything
+//! after it, is encoded for [`Level::Inter`], also on the last way inside a host. It is forwarded
+//! unchanged, so all ranks end with the same bits under any pair of codecs.
 //!
 //! A sum of a host is formed in rank order, the sums of hosts are added behind it in the order of
 //! hosts (ring: in the order of the ring, tree: children in their order).
 //!
-//! Two slots suffice. Where everything stands in one stage, a rank's sends and receives on its
-//! connections inside a host take turns, message by message. In trees each message is received one
+//! Two slots suffice. Where all steps have one stage, a rank's sends and receives on connections inside a
+//! host alternate, message by message. In trees each message is received one
 //! stage after it was sent, and a connection carries at most two a pass.
 
 mod blocks;
@@ -41,7 +41,7 @@ use super::ir::{Op, Step};
 use super::tree::{self, Tree};
 use crate::types::{Algorithm, Collective, Level};
 
-/// Parts of a pass's range; 1 where chunks are blocks.
+/// Returns the parts of a pass's range; 1 if chunks are blocks.
 pub(super) fn parts(pattern: &Pattern) -> usize {
     let hosts = &pattern.hosts;
     match (pattern.collective, pattern.between) {
@@ -55,7 +55,7 @@ pub(super) fn parts(pattern: &Pattern) -> usize {
     }
 }
 
-/// Stages of a pass.
+/// Returns the stages of a pass.
 pub(super) fn stages(pattern: &Pattern) -> usize {
     let depth = tree::depth(pattern.hosts.count());
     match (pattern.collective, pattern.between) {
@@ -65,25 +65,24 @@ pub(super) fn stages(pattern: &Pattern) -> usize {
     }
 }
 
-/// The part of `rank`, in order of stage.
+/// Returns the steps of `rank`, in order of stage.
 pub(super) fn steps(pattern: &Pattern, rank: usize) -> Vec<Step> {
-    let seat = Seat::new(pattern, rank);
+    let position = Position::new(pattern, rank);
     let mut steps = match (pattern.collective, pattern.between) {
-        (Collective::AllReduce, Algorithm::Ring) => sums::ring(&seat),
-        (Collective::AllReduce, Algorithm::Direct) => sums::direct(&seat),
-        (Collective::AllReduce, _) => trees::all_reduce(&seat),
-        (Collective::Broadcast, _) => trees::broadcast(&seat, pattern.root),
-        (Collective::Reduce, _) => trees::reduce(&seat, pattern.root),
-        (Collective::ReduceScatter, _) => blocks::reduce_scatter(&seat),
-        (Collective::AllGather, _) => blocks::all_gather(&seat),
+        (Collective::AllReduce, Algorithm::Ring) => sums::ring(&position),
+        (Collective::AllReduce, Algorithm::Direct) => sums::direct(&position),
+        (Collective::AllReduce, _) => trees::all_reduce(&position),
+        (Collective::Broadcast, _) => trees::broadcast(&position, pattern.root),
+        (Collective::Reduce, _) => trees::reduce(&position, pattern.root),
+        (Collective::ReduceScatter, _) => blocks::reduce_scatter(&position),
+        (Collective::AllGather, _) => blocks::all_gather(&position),
         _ => Vec::new(),
     };
     steps.sort_by_key(|step| step.stage);
     steps
 }
 
-/// Messages one after the other on the longest way, if every host has several ranks; uneven hosts
-/// may do with less.
+/// Returns the longest chain of messages if every host has several ranks; uneven hosts may need fewer.
 pub(super) fn hops(pattern: &Pattern) -> Hops {
     let hosts = pattern.hosts.count();
     let depth = tree::depth(hosts);
@@ -104,56 +103,56 @@ pub(super) fn hops(pattern: &Pattern) -> Hops {
 }
 
 /// A rank's view of the hosts.
-struct Seat<'a> {
+struct Position<'a> {
     hosts: &'a Hosts,
     rank: usize,
     host: usize,
     /// Index among the host's ranks.
-    place: usize,
+    local_rank: usize,
 }
 
-impl<'a> Seat<'a> {
-    fn new(pattern: &'a Pattern, rank: usize) -> Seat<'a> {
-        let (host, place) = pattern.hosts.of(rank);
-        Seat {
+impl<'a> Position<'a> {
+    fn new(pattern: &'a Pattern, rank: usize) -> Position<'a> {
+        let (host, local_rank) = pattern.hosts.of(rank);
+        Position {
             hosts: &pattern.hosts,
             rank,
             host,
-            place,
+            local_rank,
         }
     }
 
-    /// The rank at a place of a host.
-    fn at(&self, host: usize, place: usize) -> usize {
-        self.hosts.ranks(host)[place] as usize
+    /// Returns the rank with a local rank on a host.
+    fn at(&self, host: usize, local_rank: usize) -> usize {
+        self.hosts.ranks(host)[local_rank] as usize
     }
 
-    /// The host's other ranks, in order.
+    /// Returns the host's other ranks, in order.
     fn others(&self) -> impl Iterator<Item = usize> + use<'a> {
         let me = self.rank;
         let ranks = self.hosts.ranks(self.host).iter();
         ranks.map(|&rank| rank as usize).filter(move |&r| r != me)
     }
 
-    /// The host that is `ahead` of this one on the circle of hosts.
+    /// Returns the host `ahead` places after this one on the circle of hosts.
     fn ahead(&self, ahead: usize) -> usize {
         (self.host + ahead) % self.hosts.count()
     }
 
-    /// The host that is `back` behind this one.
+    /// Returns the host `back` places before this one.
     fn back(&self, back: usize) -> usize {
         (self.host + self.hosts.count() - back) % self.hosts.count()
     }
 
-    /// My contribution to a chunk that `to`, on my host, sums.
+    /// Sends this rank's contribution to `to`, on this host, which sums the chunk.
     fn contribute(&self, stage: usize, chunk: usize, to: usize) -> Step {
         Step::new(stage, Op::Send, chunk)
             .to([to])
             .gives(Level::Intra)
     }
 
-    /// The sum of this host's contributions and of what `from`, on other hosts, has summed so far,
-    /// then sent to `to`.
+    /// Adds this host's contributions to the partial sums of `from`, on other hosts, and sends the result to
+    /// `to`.
     fn sum(
         &self,
         stage: usize,
@@ -165,11 +164,11 @@ impl<'a> Seat<'a> {
         let from: Vec<usize> = from.into_iter().collect();
         let others: Vec<usize> = self.others().collect();
         if others.is_empty() && from.is_empty() && op == Op::RecvReduceSend {
-            // Nothing is added: a contribution as it is.
+            // A host of one rank sends its contribution as it is.
             return fan::send(stage, chunk, to);
         }
         let at = Step::new(stage, op, chunk);
         let terms = [(Level::Intra, &others[..]), (Level::Inter, &from[..])];
-        fan::sum(at, &terms, (OwnTerm::Exact, self.place), to)
+        fan::sum(at, &terms, (OwnTerm::Exact, self.local_rank), to)
     }
 }

@@ -1,16 +1,16 @@
-//! Trees between hosts: one chunk a tree. Hosts are labelled by their distance from the root's
+//! Trees between hosts: one chunk per tree. Hosts are labelled by their distance from the root's
 //! host (all_reduce: from host 0).
 //!
-//! A host at depth d of D sends up in stage 1 + D - d, and its ranks give their contributions one
-//! stage before that. Down it sends in stage 1 + d (all_reduce: 1 + D + d), and its ranks receive
-//! one stage later. A root that is not on the rail is one more message away, at either end.
+//! A host at depth d of D sends up in stage 1 + D - d, and its ranks send their contributions one stage
+//! before. It sends down in stage 1 + d (all_reduce: 1 + D + d), and its ranks receive one stage later. A
+//! root that is not on the rail is one more message away, at either end.
 
-use super::{Seat, Tree, tree};
+use super::{Position, Tree, tree};
 use crate::schedule::fan;
 use crate::schedule::hosts::Hosts;
 use crate::schedule::ir::{Op, Own, Step};
 
-/// Trees, and so chunks of a pass: one a rail, or both on the only one.
+/// Returns the trees, and so the chunks of a pass: one per rail, or two on a single rail.
 pub(super) fn count(hosts: &Hosts) -> usize {
     match hosts.rails() {
         1 => 2,
@@ -18,7 +18,7 @@ pub(super) fn count(hosts: &Hosts) -> usize {
     }
 }
 
-/// The rank of `host` that is in tree `index`.
+/// Returns the rank of `host` that is in tree `index`.
 pub(super) fn owner(hosts: &Hosts, host: usize, index: usize) -> usize {
     match hosts.ranks(host) {
         [] => 0,
@@ -26,24 +26,24 @@ pub(super) fn owner(hosts: &Hosts, host: usize, index: usize) -> usize {
     }
 }
 
-pub(super) fn all_reduce(seat: &Seat<'_>) -> Vec<Step> {
-    let deepest = tree::depth(seat.hosts.count());
+pub(super) fn all_reduce(position: &Position<'_>) -> Vec<Step> {
+    let deepest = tree::depth(position.hosts.count());
     let mut steps = Vec::new();
-    for index in 0..count(seat.hosts) {
-        let node = Node::new(seat, index, 0);
+    for index in 0..count(position.hosts) {
+        let node = Node::new(position, index, 0);
         let turn = 1 + deepest;
         let (up, down) = (turn - node.depth, turn + node.depth);
         if !node.mine {
-            steps.push(seat.contribute(up - 1, index, node.owner));
+            steps.push(position.contribute(up - 1, index, node.owner));
             steps.push(Step::new(down + 1, Op::Recv, index).from([node.owner]));
             continue;
         }
         let children = || node.children.iter().copied();
-        let below = children().chain(seat.others());
+        let below = children().chain(position.others());
         steps.extend(match node.parent {
-            None => seat.sum(turn, Op::RecvReduceCopySend, index, children(), below),
+            None => position.sum(turn, Op::RecvReduceCopySend, index, children(), below),
             Some(parent) => {
-                let mut both = seat.sum(up, Op::RecvReduceSend, index, children(), [parent]);
+                let mut both = position.sum(up, Op::RecvReduceSend, index, children(), [parent]);
                 both.extend(fan::forward(down, index, parent, below));
                 both
             }
@@ -52,18 +52,18 @@ pub(super) fn all_reduce(seat: &Seat<'_>) -> Vec<Step> {
     steps
 }
 
-pub(super) fn broadcast(seat: &Seat<'_>, root: usize) -> Vec<Step> {
-    let home = seat.hosts.of(root).0;
+pub(super) fn broadcast(position: &Position<'_>, root: usize) -> Vec<Step> {
+    let home = position.hosts.of(root).0;
     let mut steps = Vec::new();
-    for index in 0..count(seat.hosts) {
-        let node = Node::new(seat, index, home);
+    for index in 0..count(position.hosts) {
+        let node = Node::new(position, index, home);
         let down = 1 + node.depth;
-        let others = seat.others().filter(|&other| other != root);
+        let others = position.others().filter(|&other| other != root);
         let below = node.children.iter().copied().chain(others);
-        if seat.rank == root && !node.mine {
+        if position.rank == root && !node.mine {
             let give = Step::new(0, Op::RecvReduceCopySend, index);
             steps.push(give.to([node.owner]));
-        } else if seat.rank == root {
+        } else if position.rank == root {
             steps.extend(fan::source(down, index, below));
         } else if node.mine {
             let above = node.parent.unwrap_or(root);
@@ -75,16 +75,16 @@ pub(super) fn broadcast(seat: &Seat<'_>, root: usize) -> Vec<Step> {
     steps
 }
 
-pub(super) fn reduce(seat: &Seat<'_>, root: usize) -> Vec<Step> {
-    let home = seat.hosts.of(root).0;
-    let deepest = tree::depth(seat.hosts.count());
+pub(super) fn reduce(position: &Position<'_>, root: usize) -> Vec<Step> {
+    let home = position.hosts.of(root).0;
+    let deepest = tree::depth(position.hosts.count());
     let mut steps = Vec::new();
-    for index in 0..count(seat.hosts) {
-        let node = Node::new(seat, index, home);
+    for index in 0..count(position.hosts) {
+        let node = Node::new(position, index, home);
         let up = 1 + deepest - node.depth;
         if !node.mine {
-            steps.push(seat.contribute(up - 1, index, node.owner));
-            if seat.rank == root {
+            steps.push(position.contribute(up - 1, index, node.owner));
+            if position.rank == root {
                 // The sum is complete, but only a final op divides an average.
                 let end = Step::new(up + 1, Op::RecvReduceCopy, index);
                 steps.push(end.own(Own::Absent).from([node.owner]));
@@ -92,36 +92,36 @@ pub(super) fn reduce(seat: &Seat<'_>, root: usize) -> Vec<Step> {
             continue;
         }
         let children = node.children.iter().copied();
-        steps.extend(match seat.rank == root {
-            true => seat.sum(up, Op::RecvReduceCopy, index, children, None),
+        steps.extend(match position.rank == root {
+            true => position.sum(up, Op::RecvReduceCopy, index, children, None),
             false => {
                 let above = node.parent.unwrap_or(root);
-                seat.sum(up, Op::RecvReduceSend, index, children, [above])
+                position.sum(up, Op::RecvReduceSend, index, children, [above])
             }
         });
     }
     steps
 }
 
-/// A host in one tree, as one of its ranks sees it.
+/// A host in one tree, from the view of one of its ranks.
 struct Node {
     /// The host's rank in the tree.
     owner: usize,
-    /// Whether that is the rank that looks.
+    /// Whether this rank is `node`.
     mine: bool,
-    /// The ranks of other hosts above and below it; nobody for ranks that are not in the tree.
+    /// The parent and the children on other hosts; none for ranks that are not in the tree.
     parent: Option<usize>,
     children: Vec<usize>,
     depth: usize,
 }
 
 impl Node {
-    fn new(seat: &Seat<'_>, index: usize, home: usize) -> Node {
-        let hosts = seat.hosts.count();
+    fn new(position: &Position<'_>, index: usize, home: usize) -> Node {
+        let hosts = position.hosts.count();
         let tree = Tree::new(hosts, index % 2);
-        let label = (seat.host + hosts - home) % hosts;
-        let owner_of = |label: usize| owner(seat.hosts, (label + home) % hosts, index);
-        let mine = owner_of(label) == seat.rank;
+        let label = (position.host + hosts - home) % hosts;
+        let owner_of = |label: usize| owner(position.hosts, (label + home) % hosts, index);
+        let mine = owner_of(label) == position.rank;
         Node {
             owner: owner_of(label),
             parent: tree.parent(label).filter(|_| mine).map(owner_of),

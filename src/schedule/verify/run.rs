@@ -1,4 +1,4 @@
-//! The symbolic run.
+//! Runs all ranks symbolically.
 
 use super::value::{Census, Value};
 use super::{Limits, Proof};
@@ -14,19 +14,19 @@ pub(super) struct Run<'a> {
     limits: Limits,
     ranks: Vec<Rank<'a>>,
     wires: Wires,
-    /// Ranks that may be able to run.
+    /// Ranks whose next step may be able to run.
     runnable: VecDeque<usize>,
-    /// Per pass and chunk, where several ranks get the same: who got it first, and its hash.
+    /// First rank and hash of each chunk that several ranks receive, by pass and chunk.
     references: Vec<Vec<Option<(usize, u64)>>>,
     census: Census,
     sent: usize,
     hops: u32,
 }
 
-/// One rank on its way.
+/// The state of a rank.
 struct Rank<'a> {
     walk: Walk<'a>,
-    /// The next visit.
+    /// The next step.
     visit: Option<Visit>,
     /// The connection that it waits for.
     waits_for: Option<usize>,
@@ -39,7 +39,7 @@ struct Rank<'a> {
 
 struct PassState {
     steps_left: usize,
-    /// By [`cell`], as far as something is written.
+    /// Written places, by [`cell`].
     written: Vec<Option<Value>>,
 }
 
@@ -83,7 +83,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Runs to the end.
+    /// Runs all ranks to the end.
     pub fn finish(mut self) -> Result<Proof> {
         for rank in 0..self.schedules.len() {
             if self.schedules[rank].steps.is_empty() {
@@ -93,7 +93,7 @@ impl<'a> Run<'a> {
         while let Some(rank) = self.runnable.pop_front() {
             while let Some(visit) = self.ranks[rank].visit {
                 let step = &self.schedules[rank].steps[visit.step];
-                self.ranks[rank].waits_for = self.first_obstacle(rank, step);
+                self.ranks[rank].waits_for = self.first_blocker(rank, step);
                 if self.ranks[rank].waits_for.is_some() {
                     break;
                 }
@@ -109,8 +109,8 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// The first connection that keeps a step from running.
-    fn first_obstacle(&self, rank: usize, step: &Step) -> Option<usize> {
+    /// Returns the first connection that keeps a step from running.
+    fn first_blocker(&self, rank: usize, step: &Step) -> Option<usize> {
         let empty = step.recv_from.iter().find_map(|&peer| {
             let wire = self.wires.find(peer as usize, rank)?;
             (self.wires.len[wire] == 0).then_some(wire)
@@ -139,7 +139,7 @@ impl<'a> Run<'a> {
             }
             Op::Reduce => {
                 let own = self.read(rank, visit, step)?;
-                // Reducing is the one way to write an output twice.
+                // Only a reduction may write an output twice.
                 let cell = self.output_cell(rank, step).unwrap_or(usize::MAX);
                 let written = &mut self.state(rank, visit.pass).written;
                 let Some(sum) = written.get_mut(cell).and_then(Option::take) else {
@@ -184,8 +184,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// What a summing step does once its terms are added. An open sum is kept as it is, so that
-    /// it stays divisible; a chain that has sent it may not add to it (see `shape`).
+    /// Finishes a summing step whose terms are added. An open sum stays undivided; a chain that has sent a
+    /// sum may not add to it (see `shape`).
     fn pass_sum_on(&mut self, rank: usize, visit: Visit, step: &Step, sum: Value) -> Result<()> {
         let divides = step.op.is_final() && self.pattern.collective.reduces();
         let total = if divides { sum.divided() } else { sum };
@@ -286,7 +286,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Counts a step off, and checks the outputs of passes that are complete.
+    /// Counts a step as done, and checks the outputs of complete passes.
     fn retire(&mut self, rank: usize, pass: usize) -> Result<()> {
         self.state(rank, pass).steps_left -= 1;
         while let Some(state) = self.ranks[rank].passes.front() {
@@ -405,18 +405,18 @@ fn is_coded(own: Own) -> bool {
     matches!(own, Own::Coded { .. })
 }
 
-/// Where a place lies when input and output are one buffer: the larger one, of which the smaller
+/// Returns the index of a place when input and output are one buffer: the larger one, in which the smaller
 /// is the rank's own block. Blocks count from the own one, because some ranks write no other.
 fn cell(pattern: &Pattern, rank: usize, place: Place) -> usize {
-    // Where the other buffer has blocks, this one is the own one there.
+    // If the other buffer has blocks, this buffer is the own block there.
     let block = place.block.unwrap_or(rank);
     (block + pattern.nranks - rank) % pattern.nranks * pattern.parts() + place.part
 }
 
-/// All connections that anybody sends on, each a ring of slots.
+/// All connections that a rank sends on, each a FIFO of slots.
 struct Wires {
     slots: usize,
-    /// Connections of sender r are those from `begin[r]` to `begin[r + 1]`, by receiver.
+    /// Sender r has the connections `begin[r]..begin[r + 1]`, ordered by receiver.
     begin: Vec<usize>,
     ends: Vec<(usize, usize)>,
     head: Vec<usize>,

@@ -1,4 +1,4 @@
-//! What can be seen from the steps of one rank alone.
+//! Checks the steps of one rank alone.
 
 use crate::error::{Error, Result};
 use crate::schedule::chunks::Pattern;

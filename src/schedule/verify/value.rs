@@ -10,16 +10,16 @@ pub(super) struct Value {
     pub identity: u64,
     /// Sum of the contributors' weights, to tell multisets of contributors apart.
     weight: u64,
-    /// How many contributions.
+    /// Number of contributions.
     count: u32,
-    /// Messages, one after the other, that the value waited for.
+    /// Longest chain of messages that the value waited for.
     pub hops: u32,
     /// Whether an average has been divided.
     pub divided: bool,
 }
 
 impl Value {
-    /// What `rank` contributes.
+    /// Returns the contribution of `rank`.
     pub fn of(rank: usize) -> Value {
         Value {
             identity: mix(rank as u64, 1),
@@ -30,14 +30,14 @@ impl Value {
         }
     }
 
-    /// dec(enc(value)) in the codec of a level. Levels are told apart: what holds for two codecs
+    /// Returns dec(enc(value)) in the codec of a level. Levels are distinct, because a proof for two codecs
     /// holds for one.
     pub fn coded(self, level: Level) -> Value {
         let identity = mix(self.identity, [5, 2][level as usize]);
         Value { identity, ..self }
     }
 
-    /// value + term, in this order.
+    /// Returns value + term, in this order.
     pub fn plus(self, term: Value) -> Value {
         Value {
             identity: mix(mix(self.identity, 3), term.identity),
@@ -48,7 +48,7 @@ impl Value {
         }
     }
 
-    /// The value divided as an average is.
+    /// Returns the value divided by the number of ranks.
     pub fn divided(self) -> Value {
         Value {
             identity: mix(self.identity, 4),
@@ -57,7 +57,7 @@ impl Value {
         }
     }
 
-    /// The value as the receiver of a message sees it.
+    /// Returns the value behind one more message.
     pub fn sent(self) -> Value {
         let hops = self.hops + 1;
         Value { hops, ..self }
@@ -77,8 +77,8 @@ impl Census {
         Census { nranks, all }
     }
 
-    /// `None` if `value` holds exactly what it should; else a sentence's end, which names the
-    /// ranks where one or two are the cause.
+    /// Returns `None` if `value` holds each contribution once; else the end of a sentence, which names one or
+    /// two ranks that cause the error.
     pub fn wrong(&self, value: &Value, expected: Contributors) -> Option<String> {
         let (wanted, count) = match expected {
             Contributors::All => (self.all, self.nranks),
@@ -114,7 +114,7 @@ fn weight(rank: usize) -> u64 {
     mix(rank as u64, 0)
 }
 
-/// SplitMix64's finaliser over both words, in order.
+/// Mixes both words, in order, by SplitMix64's finaliser.
 fn mix(a: u64, b: u64) -> u64 {
     let mut x = a
         .wrapping_mul(0x9e37_79b9_7f4a_7c15)

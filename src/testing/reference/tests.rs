@@ -107,7 +107,7 @@ fn integers_are_exact() {
     assert_eq!(expected, i32_bytes(&[-3, i32::MAX / 2]));
 }
 
-/// A raw ring in the library's own arithmetic: every hop rounds to the element type.
+/// Runs a raw ring in the library's own arithmetic: every hop rounds to the element type.
 fn ring(problem: &Problem, inputs: &[Vec<u8>], start: usize) -> Vec<u8> {
     let mut tile = Tile::new(problem.count);
     let mut wire = vec![0; problem.count * problem.dtype.size()];

@@ -5,7 +5,7 @@ use super::{check, fill, header};
 use crate::bootstrap::{OutOfBand, PeerInfo};
 use crate::error::{Error, ErrorKind, Result};
 use crate::testing::on_rdma_devices;
-use crate::transport::Links;
+use crate::transport::{InboxMemory, Links, caps};
 use crate::types::{SIGNATURE_WORDS, TransportKind};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitStatus, waitpid};
@@ -15,8 +15,8 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-/// Runs `body` in a child with only one thread; its panic is the child's failure. It keeps no
-/// descriptor but `keep`: a copy of another test's socket would keep that from ending.
+/// Runs `body` in a child with one thread; a panic is the child's failure. The child keeps no descriptor but
+/// `keep`, because a copy of another test's socket would keep that socket open.
 fn child(keep: Option<RawFd>, body: impl FnOnce()) -> Pid {
     // SAFETY: the child runs on this thread only, allocates through an allocator that survives
     // forks, and leaves by `_exit`, so nothing of the test harness runs twice.
@@ -113,11 +113,16 @@ impl OutOfBand for Pair {
     fn leave(&self) {}
 }
 
-/// What connects processes here: simulated devices are in one process.
+/// Returns the transports between processes. Simulated RDMA devices exist in one process only.
 fn between_processes() -> Vec<TransportKind> {
     match on_rdma_devices() {
         true => vec![TransportKind::Rdma],
-        false => vec![TransportKind::Shm, TransportKind::Tcp],
+        false => {
+            let is_simulated = |&kind: &TransportKind| kind == TransportKind::Rdma;
+            let of_threads = |kind| caps(kind).unwrap().inbox == InboxMemory::Private;
+            let others = kinds().into_iter().filter(|kind| !is_simulated(kind));
+            others.filter(|&kind| !of_threads(kind)).collect()
+        }
     }
 }
 
@@ -141,7 +146,7 @@ fn talk(mut links: Links, exchange: &Pair) {
 }
 
 #[test]
-fn processes_talk() {
+fn processes_exchange_messages() {
     for kind in between_processes() {
         let (one, two) = Pair::new();
         let other = child(Some(two.stream.as_raw_fd()), move || {
@@ -163,9 +168,9 @@ fn shm_names() -> Vec<std::ffi::OsString> {
 }
 
 #[test]
-fn a_killed_process_is_noticed_and_leaves_nothing() {
+fn killed_process_is_detected_and_leaves_nothing() {
     for kind in between_processes() {
-        // In a child, so that what this process has open is what the test has open.
+        // The child has no descriptors but those of this test.
         let survivor = child(None, move || {
             let (one, two) = Pair::new();
             let victim = child(Some(two.stream.as_raw_fd()), move || {
@@ -183,20 +188,20 @@ fn a_killed_process_is_noticed_and_leaves_nothing() {
                     Ok(found) => assert!(!found),
                     Err(error) => break Some(error),
                 }
-                if kind == TransportKind::Shm {
+                if caps(kind).unwrap().shares_memory() {
                     break None;
                 }
-                assert!(Instant::now() < until, "the death was not noticed");
+                assert!(Instant::now() < until, "the death was not detected");
                 links.waiter.idle(9999, Duration::from_millis(1)).unwrap();
             };
-            if kind != TransportKind::Shm {
+            if !caps(kind).unwrap().shares_memory() {
                 let error = found.unwrap();
                 assert_eq!(error.kind(), ErrorKind::Remote);
                 assert!(error.message().contains("rank 1"), "{error}");
             }
-            // Memory shared with the dead stays good.
+            // Memory shared with the dead process stays mapped.
             let end = links.sends[1].as_mut().unwrap();
-            if kind == TransportKind::Shm {
+            if caps(kind).unwrap().shares_memory() {
                 assert!(end.ready().unwrap());
                 end.slot().fill(1);
                 end.publish(header(64, 2));
@@ -225,7 +230,7 @@ fn loopback(up: bool) -> std::io::Result<()> {
 }
 
 #[test]
-fn a_cut_link_becomes_an_error_that_names_the_peer() {
+fn cut_link_is_an_error_that_names_the_peer() {
     for sends in [true, false] {
         ended_well(child(None, move || {
             // SAFETY: one thread; the namespaces end with this process.
@@ -262,7 +267,7 @@ fn a_cut_link_becomes_an_error_that_names_the_peer() {
     }
 }
 
-/// Descriptors, threads, mappings of ours, and kilobytes of address space.
+/// Returns the counts of descriptors, threads and memfd mappings, and the kilobytes of address space.
 fn holdings() -> (usize, usize, usize, usize) {
     let count = |path| std::fs::read_dir(path).unwrap().count();
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
@@ -280,11 +285,11 @@ fn holdings() -> (usize, usize, usize, usize) {
 }
 
 #[test]
-fn nothing_is_left_after_drop() {
+fn drop_leaves_nothing() {
     for kind in kinds() {
         ended_well(child(None, move || {
-            // SAFETY: no other thread allocates yet. One arena: others reserve address space at
-            // will, which would hide what is looked for.
+            // SAFETY: no other thread allocates yet. More arenas would reserve address space at will and hide a
+            // leak.
             unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
             let mut config = config(kind);
             config.slot_bytes = 1 << 20;
@@ -309,7 +314,7 @@ fn nothing_is_left_after_drop() {
             }
             let after = holdings();
             assert_eq!((after.0, after.1, after.2), (before.0, before.1, before.2));
-            // One region a cycle would come to 12 * 24 MiB, one slot FIFO to 12 * 4 MiB.
+            // A leak of a region per cycle comes to 12 * 24 MiB, a leak of a FIFO to 12 * 4 MiB.
             assert!(after.3 < before.3 + (24 << 10), "{before:?} {after:?}");
         }));
     }

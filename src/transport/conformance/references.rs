@@ -1,12 +1,11 @@
-//! Messages that need no slot, on transports that have such ends; through slots elsewhere. What
-//! arrives is the same.
+//! Zero-copy messages, on transports that have them; through slots on others. Both arrive alike.
 
 use super::world::{World, config, kinds, wait};
 use super::{byte, check, header, sizes};
 use crate::transport::{Header, Links};
 use crate::types::TransportKind;
 
-/// Sends one message, from memory of the test if `lent` and the transport can.
+/// Sends one message, from memory of the test if `lent` and the transport has zero-copy ends.
 fn send(links: &mut Links, to: usize, channel: usize, message: (usize, u64), lent: bool) {
     let (bytes, seed) = message;
     let index = channel * links.nranks + to;
@@ -28,7 +27,7 @@ fn send(links: &mut Links, to: usize, channel: usize, message: (usize, u64), len
     });
 }
 
-/// Receives that message, into memory of the test if `lent` and the transport can.
+/// Receives one message, into memory of the test if `lent` and the transport has zero-copy ends.
 fn recv(links: &mut Links, from: usize, channel: usize, message: (usize, u64), lent: bool) {
     let (bytes, seed) = message;
     let index = channel * links.nranks + from;
@@ -61,7 +60,7 @@ fn recv(links: &mut Links, from: usize, channel: usize, message: (usize, u64), l
 }
 
 #[test]
-fn whether_messages_take_slots_makes_no_difference() {
+fn zero_copy_and_slots_combine_on_both_sides() {
     for kind in kinds() {
         for sockets in [1, 3] {
             let mut config = config(kind);
@@ -86,10 +85,10 @@ fn whether_messages_take_slots_makes_no_difference() {
     }
 }
 
-/// As far as the slots reach, nobody must ask for a message for its sender to get on. Over TCP these
-/// are more bytes than sockets hold: who waits for its own to leave takes those of others.
+/// A sender completes as many messages as its receiver has slots before the receiver calls anything. Over TCP
+/// they exceed the socket buffers, so a waiting sender must also receive the messages of others.
 #[test]
-fn as_many_messages_as_there_are_slots_leave_before_anybody_asks_for_them() {
+fn messages_up_to_the_slots_leave_without_their_receiver() {
     for kind in kinds() {
         let mut config = config(kind);
         let slot_bytes = match kind {
@@ -117,9 +116,9 @@ fn as_many_messages_as_there_are_slots_leave_before_anybody_asks_for_them() {
     }
 }
 
-/// A message that is longer than what sockets hold leaves in parts, while the end says no.
+/// A message that exceeds the socket buffers leaves in parts; `ready` returns false meanwhile.
 #[test]
-fn a_late_receiver_holds_a_lent_message_back() {
+fn late_receiver_holds_a_zero_copy_message_back() {
     let mut config = config(TransportKind::Tcp);
     (config.slot_bytes, config.slots, config.buffer_bytes) = (8 << 20, 2, 1 << 30);
     (config.channels, config.tcp_sockets) = (1, 2);
@@ -136,7 +135,7 @@ fn a_late_receiver_holds_a_lent_message_back() {
         let payload = |seed| -> Vec<u8> { (0..bytes).map(|at| byte(seed, at)).collect() };
         let mut sent = 0;
         let end = links.sends[1].as_mut().unwrap().zero_copy().unwrap();
-        // The receiver does not even take what fits its slots: it is not waiting.
+        // The receiver does not poll, so it does not even fill its slots.
         while end.send_from(header(bytes, sent), &payload(sent)).unwrap() {
             sent += 1;
             assert!(sent < MESSAGES, "sockets hold everything");

@@ -13,10 +13,10 @@ use crate::types::{SIGNATURE_WORDS, TransportKind};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-/// When a test that waits has failed.
+/// Time after which a waiting test fails.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Small slots over `kind`.
+/// Returns settings for small slots over `kind`.
 pub(crate) fn config(kind: TransportKind) -> Config {
     Config {
         slot_bytes: 4096,
@@ -80,38 +80,39 @@ struct Round {
     reason: Option<Error>,
 }
 
-/// Some ranks of one process.
+/// Ranks that are threads of one process.
 #[derive(Debug)]
 pub(crate) struct World {
     peers: Vec<PeerInfo>,
     round: Mutex<Round>,
     changed: Condvar,
-    /// Simulated devices; `None` stands for those of this machine.
+    /// Simulated devices; `None` selects the devices of this machine.
     fabric: Option<Arc<Fabric>>,
 }
 
-/// What the suite runs on: RDMA alone where it goes through devices, for all else runs elsewhere.
+/// Returns the transports that the suite tests. On a machine with RDMA devices it tests RDMA alone, because
+/// other machines test the rest.
 pub(crate) fn kinds() -> Vec<TransportKind> {
     match on_rdma_devices() {
         true => vec![TransportKind::Rdma],
-        false => TransportKind::HOST.to_vec(),
+        false => crate::transport::kinds().collect(),
     }
 }
 
 impl World {
-    /// Threads.
+    /// Creates ranks that are threads of one process.
     pub fn new(nranks: usize) -> Arc<World> {
         World::with(&vec![(1, 1); nranks])
     }
 
-    /// Ranks that claim to be in these hosts and processes.
+    /// Creates ranks that claim to be on these hosts and in these processes.
     pub fn with(places: &[(u8, u8)]) -> Arc<World> {
         let roce = FakeDevice::roce;
         let fabric = || Fabric::new(vec![roce("fake0", 1), roce("fake1", 2)]);
         World::on(places, (!on_rdma_devices()).then(fabric))
     }
 
-    /// The same, whose RDMA goes through these simulated devices.
+    /// Creates ranks whose RDMA uses the devices of `fabric`; see [`World::with`].
     pub fn over(places: &[(u8, u8)], fabric: Arc<Fabric>) -> Arc<World> {
         World::on(places, Some(fabric))
     }
@@ -141,7 +142,7 @@ impl World {
         self.fabric.clone().map(|fabric| fabric as Arc<dyn Api>)
     }
 
-    /// One rank's side.
+    /// Returns the control plane of a rank.
     pub fn exchange(self: &Arc<World>, rank: usize) -> Arc<dyn OutOfBand> {
         Arc::new(Side {
             world: self.clone(),
@@ -154,7 +155,7 @@ impl World {
         self.run_each(&vec![config.clone(); self.peers.len()], body);
     }
 
-    /// The same on one core, which all ranks share: none wakes by itself, and all must be woken.
+    /// Runs `body` with all ranks on one core, so that ranks sleep and must be woken; see [`World::run`].
     pub fn run_crowded(
         self: &Arc<World>,
         config: &Config,
@@ -172,7 +173,7 @@ impl World {
         );
     }
 
-    /// The same, each rank with settings of its own.
+    /// Runs `body` with settings for each rank; see [`World::run`].
     pub fn run_each(
         self: &Arc<World>,
         configs: &[Config],
@@ -207,7 +208,7 @@ impl World {
         });
     }
 
-    /// Connects ranks that cannot be connected.
+    /// Connects ranks that cannot be connected; returns the error of each rank.
     pub fn errors(self: &Arc<World>, configs: &[Config]) -> Vec<Error> {
         std::thread::scope(|scope| {
             let rank = |(rank, config): (usize, _)| {

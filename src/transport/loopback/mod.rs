@@ -1,12 +1,69 @@
-//! Threads of one process: a rank's region is handed to the others by reference.
+//! Ranks that are threads of one process: each takes its peers' inboxes from a registry of the process.
 
+use super::contract::{Caps, Connected, InboxMemory, Peers, Prepared, Setup, Transport};
+use crate::bootstrap::PeerInfo;
+use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::mem::Region;
 use crate::sys::fork_safe::ForkSafe;
+use crate::types::TransportKind;
+use crate::wire::Wire;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Regions of ranks that are connecting, by the number that their peers are told.
+/// The transport between threads of one process.
+pub(super) struct Loopback;
+
+/// Costs: see [`super::shm`].
+static CAPS: Caps = Caps {
+    inbox: InboxMemory::Private,
+    ..super::shm::CAPS
+};
+
+impl Transport for Loopback {
+    fn kind(&self) -> TransportKind {
+        TransportKind::Loopback
+    }
+
+    fn caps(&self) -> &'static Caps {
+        &CAPS
+    }
+
+    fn obstruction(&self, own: &PeerInfo, peer: &PeerInfo, _: &Config) -> Option<&'static str> {
+        if own.process_id != peer.process_id {
+            return Some("they are not threads of one process");
+        }
+        super::shm::on_other_host(own, peer)
+    }
+
+    fn probe(&self, _: &Config) -> Result<&'static str> {
+        Ok("threads of one process")
+    }
+
+    fn prepare(&self, setup: &Setup<'_>) -> Result<Box<dyn Prepared>> {
+        Ok(Box::new(Offer::new(setup.inbox()?.region().clone())))
+    }
+}
+
+impl Prepared for Offer {
+    fn offer(&self) -> Vec<u8> {
+        self.number.to_bytes()
+    }
+
+    fn connect(&mut self, setup: &Setup<'_>, peers: &Peers<'_>) -> Result<Option<Connected>> {
+        let inbox = setup.inbox()?;
+        let each = peers.served.iter();
+        let regions = each.map(|&rank| {
+            let region = take(peers.offer(setup, rank)?, inbox.bytes());
+            let region = region.map_err(|error| error.context(&setup.peers()[rank]))?;
+            Ok((rank, region))
+        });
+        let regions = regions.collect::<Result<Vec<_>>>()?;
+        Ok(Some(inbox.connect(setup, peers, regions)))
+    }
+}
+
+/// Inboxes of ranks that are connecting, by the number that their peers receive.
 static OFFERED: ForkSafe<Option<Offers>> = ForkSafe::new(None);
 
 #[derive(Default)]
@@ -15,16 +72,16 @@ struct Offers {
     regions: HashMap<u64, Arc<Region>>,
 }
 
-/// An offer to the other threads, until it is dropped.
+/// An inbox in the registry, until it is dropped.
 #[derive(Debug)]
-pub(super) struct Offer {
-    /// What to tell the peers.
-    pub number: u64,
+struct Offer {
+    /// Key in the registry, which peers receive.
+    number: u64,
 }
 
 impl Offer {
-    /// Offers `region`.
-    pub fn new(region: Arc<Region>) -> Offer {
+    /// Adds `region` to the registry.
+    fn new(region: Arc<Region>) -> Offer {
         let number = OFFERED.with(|offers| {
             let offers = offers.get_or_insert_default();
             offers.last += 1;
@@ -37,17 +94,17 @@ impl Offer {
 
 impl Drop for Offer {
     fn drop(&mut self) {
-        // A region closes what it has: not under the lock.
+        // Unmapping a region takes a system call, so the region outlives the lock.
         let region = OFFERED.with(|offers| offers.as_mut()?.regions.remove(&self.number));
         drop(region);
     }
 }
 
-/// The region that another thread offers under `number`, of at least `bytes`.
+/// Returns the region under `number`, of at least `bytes`.
 ///
 /// # Errors
-/// Internal if there is none: the ranks only seem to be in one process.
-pub(super) fn take(number: u64, bytes: usize) -> Result<Arc<Region>> {
+/// Internal if the registry has no such region: the ranks only seem to be in one process.
+fn take(number: u64, bytes: usize) -> Result<Arc<Region>> {
     let region = OFFERED.with(|offers| offers.as_ref()?.regions.get(&number).cloned());
     region
         .filter(|region| region.bytes() >= bytes)
@@ -59,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_offer_ends_with_its_handle() {
+    fn offer_ends_with_its_handle() {
         let region = Region::heap(4096).unwrap();
         let offer = Offer::new(region.clone());
         let number = offer.number;

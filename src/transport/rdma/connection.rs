@@ -1,4 +1,4 @@
-//! Both directions between this rank and one peer on one channel, over queue pairs.
+//! A connection between this rank and one peer on one channel, in both directions, over queue pairs.
 //!
 //! ```text
 //! here                                 there
@@ -6,10 +6,10 @@
 //!                 ── write line, immediate m ──> completion (or line and payload in one write)
 //!                 <── write of nothing, immediate: slots released ──
 //! ```
-//! Message m goes over queue pair m % k. Writes of one reliable queue pair take effect in order,
-//! and the completion of a write with an immediate says that all of it is in memory: the receiver
-//! touches a slot only after that completion. Credits come as immediates too, and so end a sleep. No
-//! memory is polled.
+//! Message m goes over queue pair m % k. Writes of one reliable queue pair take effect in order. The
+//! completion of a write with an immediate proves that the whole write is in memory, and the receiver
+//! touches a slot only after that completion. Credits are immediates too, so they end a sleep. No memory
+//! is polled.
 
 use super::super::frame::{FRAME, decode, encode};
 use super::ports::Port;
@@ -22,70 +22,70 @@ use crate::sys::ibverbs::{IBV_WC_SUCCESS, IBV_WC_WR_FLUSH_ERR, IbvSge, IbvWc};
 use std::io;
 use std::sync::Arc;
 
-/// Payloads up to this travel in one write with their line. Above, the payload is a write of its
-/// own, which switches may spread over several paths; the line behind it keeps its place.
+/// Largest payload that travels in one write with its line. A larger payload is a write of its own, which
+/// switches may spread over several paths; the line keeps its order behind it.
 const ONE_WRITE: usize = 8192;
 
 const _: () = assert!(FRAME == LINE_BYTES);
 
-/// Bytes of a connection in registered memory.
+/// Returns the bytes of a connection in registered memory.
 pub(super) fn bytes(shape: &FifoShape) -> usize {
     2 * shape.bytes()
 }
 
-/// What a connection consists of.
+/// Parts of a connection.
 #[derive(Debug)]
 pub(super) struct Parts {
-    /// The peer, as messages name it.
+    /// The peer, as errors name it.
     pub who: String,
     pub port: Port,
     pub shape: FifoShape,
     pub memory: Arc<Registered>,
-    /// Where its part of the memory begins.
+    /// Offset of the connection in the memory.
     pub at: usize,
     pub queue: Arc<Queue>,
     pub pairs: Vec<Pair>,
-    /// Where the peer's part begins, and its key.
+    /// Address and key of the peer's memory.
     pub remote: (u64, u32),
-    /// Timeout and retries, for messages.
+    /// Timeout and retries, which errors name.
     pub patience: (u8, u8),
 }
 
-/// Both directions.
+/// A connection in both directions.
 #[derive(Debug)]
 pub(super) struct Connection {
-    // Queue pairs first: they use what follows.
-    ways: Vec<QpFlow>,
+    // Queue pairs are dropped first, because they use the memory in `parts`.
+    flows: Vec<QpFlow>,
     parts: Parts,
     sent: u64,
     freed: u64,
     taken: u64,
-    /// What the peer knows to be taken.
+    /// Messages whose slots the peer knows to be free.
     credited: u64,
-    /// By message number modulo depth.
+    /// Whether a message has arrived, by message number modulo depth.
     arrived: Vec<bool>,
-    /// Header of the next message, once it was checked.
+    /// Header of the next message, after its check.
     current: Option<Header>,
     /// Whether the queue announces the next completion.
     armed: bool,
     broken: Option<Error>,
-    /// Whether that came from work that never ran: what broke it may still be told.
+    /// Whether `broken` comes from flushed work. A later completion may still give the cause.
     flushed: bool,
 }
 
 impl Connection {
-    /// A connection whose peer does the same; messages may come as soon as the pairs are connected.
+    /// Creates a connection. Messages may arrive as soon as the queue pairs are connected.
     ///
     /// # Errors
-    /// System if a queue pair takes no room.
+    /// System if a queue pair rejects a receive request.
     pub fn new(mut parts: Parts) -> Result<Connection> {
         let pairs = std::mem::take(&mut parts.pairs).into_iter().enumerate();
-        let ways = pairs
+        let flows = pairs
             .map(|(index, pair)| QpFlow::new(index, pair, &parts.shape))
             .collect::<io::Result<_>>()
             .map_err(|error| Error::system("making room for messages", error))?;
         Ok(Connection {
-            ways,
+            flows,
             sent: 0,
             freed: 0,
             taken: 0,
@@ -99,20 +99,20 @@ impl Connection {
         })
     }
 
-    /// Connects the queue pairs.
+    /// Returns the queue pairs.
     pub fn pairs(&self) -> impl Iterator<Item = &Pair> {
-        self.ways.iter().map(QpFlow::pair)
+        self.flows.iter().map(QpFlow::pair)
     }
 
-    /// Where the peer's part of its memory begins, and its key.
+    /// Sets address and key of the peer's memory.
     pub fn set_remote(&mut self, address: u64, key: u32) {
         self.parts.remote = (address, key);
     }
 
-    /// Why the connection is of no more use, if it is not.
+    /// Checks that the connection is not broken or closed.
     pub fn usable(&self) -> Result<()> {
         match &self.broken {
-            _ if self.left() => Err(Error::new(
+            _ if self.peer_has_closed() => Err(Error::new(
                 ErrorKind::Remote,
                 format!("{} closed its connection", self.parts.who),
             )),
@@ -121,33 +121,31 @@ impl Connection {
         }
     }
 
-    /// Breaks it for a reason that no completion tells.
-    pub fn condemn(&mut self, error: Error) {
+    /// Breaks the connection for a reason that no completion reports.
+    pub fn break_off(&mut self, error: Error) {
         self.broken.get_or_insert(error);
     }
 
-    // Sending.
-
-    /// Whether a slot is free, and places for the works of a message.
+    /// Returns whether a slot is free, and the send queue has room for a message.
     pub fn can_send(&mut self) -> Result<bool> {
         self.usable()?;
-        if self.has_slot() && self.has_places() {
+        if self.has_slot() && self.has_room() {
             return Ok(true);
         }
         self.progress();
         self.usable()?;
-        Ok(self.has_slot() && self.has_places())
+        Ok(self.has_slot() && self.has_room())
     }
 
     fn has_slot(&self) -> bool {
         self.sent - self.freed < self.parts.shape.depth as u64
     }
 
-    fn has_places(&self) -> bool {
-        self.ways[self.way_of(self.sent)].has_places_for_message()
+    fn has_room(&self) -> bool {
+        self.flows[self.flow_of(self.sent)].has_room_for_message()
     }
 
-    /// Payload space of the next message.
+    /// Returns the payload of the next message to send.
     pub fn outgoing(&mut self) -> *mut [u8] {
         let at = self.outgoing_at(self.sent) + LINE_BYTES;
         let bytes = self.parts.shape.slot_bytes;
@@ -168,13 +166,13 @@ impl Connection {
         );
         let at = self.outgoing_at(number);
         let line = self.parts.memory.region().place(at, LINE_BYTES, 64);
-        // SAFETY: the line of a slot that is ours until the peer gives it back.
+        // SAFETY: `has_slot` proves that the peer has given the slot back, so only this rank writes its line.
         unsafe { line.cast::<[u8; FRAME]>().write(encode(&header, number)) };
         self.sent += 1;
-        let index = self.way_of(number);
+        let index = self.flow_of(number);
         let there = self.parts.remote.0 + (self.incoming_at(number) - self.parts.at) as u64;
-        // SYNC POINT rdma-message: the write with the immediate, behind that of the payload, publishes
-        // line and payload; pairs with the completion that the peer's `can_receive` looks for.
+        // SYNC POINT rdma-message: the write with the immediate, posted behind the write of the payload,
+        // publishes line and payload; pairs with the completion that the peer's `can_receive` polls for.
         let immediate = Some(Immediate::Message(number));
         let whole = bytes <= ONE_WRITE;
         let first = self.write(
@@ -184,42 +182,39 @@ impl Connection {
             immediate,
         );
         let done = match whole {
-            // The last message of a call is most often one of these: whoever waits for it to be
-            // gone needs its completion.
+            // The last message of a call is most often a small one, and `drained` waits for its completion.
             true => self.post(index, &mut [first], true),
             false => {
                 let payload = self.write(at + LINE_BYTES, bytes, there + LINE_BYTES as u64, None);
                 self.post(index, &mut [payload, first], false)
             }
         };
-        self.ways[index].message_ends();
+        self.flows[index].end_message();
         if let Err(error) = done {
-            self.refused(&error);
+            self.reject(&error);
         }
     }
 
-    /// Whether all messages are in the peer's memory, or are of no more use to it.
+    /// Returns whether all messages are in the peer's memory, or the peer has closed.
     pub fn drained(&mut self) -> Result<bool> {
-        if self.ways.iter().all(QpFlow::drained) {
+        if self.flows.iter().all(QpFlow::drained) {
             return Ok(true);
         }
-        for index in 0..self.ways.len() {
-            if !self.ways[index].message_is_signaled() && self.broken.is_none() {
-                // Completes after all that was posted before it.
+        for index in 0..self.flows.len() {
+            if !self.flows[index].message_is_signaled() && self.broken.is_none() {
+                // The probe completes after all work before it.
                 self.probe(index);
             }
         }
         self.progress();
-        // Who left in good order wants nothing more.
-        if self.left() || self.ways.iter().all(QpFlow::drained) {
+        // A peer that has closed in good order needs no more messages.
+        if self.peer_has_closed() || self.flows.iter().all(QpFlow::drained) {
             return Ok(true);
         }
         self.usable().map(|()| false)
     }
 
-    // Receiving.
-
-    /// Whether the next message is there.
+    /// Returns whether the next message has arrived.
     pub fn can_receive(&mut self) -> Result<bool> {
         if self.current.is_some() {
             return Ok(true);
@@ -235,8 +230,8 @@ impl Connection {
         let line = line.place(self.incoming_at(self.taken), LINE_BYTES, 64);
         // SYNC POINT rdma-message: the completion of the write with the immediate, polled by
         // `progress`, comes after line and payload are in memory; pairs with the peer's `publish`.
-        // SAFETY: a whole line of a slot that was handed to us. Volatile: a peer that breaks the
-        // rules may write meanwhile, and the value must be read only once.
+        // SAFETY: `place` checks that the line lies in the region, which `Registered` keeps mapped. The read is
+        // volatile and single, because a hostile peer may write meanwhile.
         let line = unsafe { line.cast::<[u8; FRAME]>().read_volatile() };
         let shape = &self.parts.shape;
         self.current = Some(decode(
@@ -248,14 +243,14 @@ impl Connection {
         Ok(true)
     }
 
-    /// Header of the next message, after `can_receive` returned true; zeros before.
+    /// Returns the header of the next message after `can_receive` returned true; zeros before.
     pub fn header(&self) -> Header {
         self.current.unwrap_or_default()
     }
 
-    /// Payload of the next message, after `can_receive` returned true; nothing before.
+    /// Returns the payload of the next message after `can_receive` returned true; no bytes before.
     pub fn incoming(&self) -> *const [u8] {
-        // Bounded by the slot when its header was read.
+        // `decode` has checked that the payload fits the slot.
         let bytes = self.header().bytes as usize;
         let at = self.incoming_at(self.taken) + LINE_BYTES;
         let place = self.parts.memory.region().place(at, bytes, 64);
@@ -265,32 +260,32 @@ impl Connection {
     /// Gives the slot of the next message back to the peer.
     ///
     /// # Panics
-    /// If no message is known to be there.
+    /// If `can_receive` has found no message.
     pub fn release(&mut self) {
         assert!(self.current.take().is_some(), "release without a message");
         let depth = self.parts.shape.depth as u64;
         self.arrived[(self.taken % depth) as usize] = false;
         self.taken += 1;
-        // A sender with three quarters of its slots does not wait.
+        // A sender with three quarters of its slots does not wait, so credits may be rare.
         if self.taken - self.credited >= (depth / 4).max(1) {
             self.give_credit();
         }
     }
 
-    /// Tells the peer how many slots are free again. If there is no place for that now, the next
-    /// call does it: the count holds for all before it.
+    /// Sends the count of free slots to the peer. If the send queue is full, a later call sends the count,
+    /// which includes all earlier ones.
     fn give_credit(&mut self) {
-        if self.usable().is_err() || self.ways[0].free() < 2 {
+        if self.usable().is_err() || self.flows[0].free() < 2 {
             return;
         }
-        let write = self.nothing(Some(Immediate::Credit(self.taken)));
+        let write = self.empty_write(Some(Immediate::Credit(self.taken)));
         match self.post(0, &mut [write], false) {
             Ok(()) => self.credited = self.taken,
-            Err(error) => self.refused(&error),
+            Err(error) => self.reject(&error),
         }
     }
 
-    /// Does what had to wait.
+    /// Sends a credit that found no room in the send queue.
     pub fn catch_up(&mut self) {
         if self.taken - self.credited >= (self.parts.shape.depth as u64 / 4).max(1) {
             self.progress();
@@ -298,9 +293,7 @@ impl Connection {
         }
     }
 
-    // Both.
-
-    /// Takes what is complete.
+    /// Handles the completions that have arrived.
     pub fn progress(&mut self) {
         const BATCH: usize = 16;
         let mut found = [IbvWc::default(); BATCH];
@@ -309,17 +302,19 @@ impl Connection {
                 Ok(count) => count,
                 Err(error) => {
                     let what = format!("the completion queue of {}", self.parts.who);
-                    return self.condemn(Error::system(what, error));
+                    return self.break_off(Error::system(what, error));
                 }
             };
             for completion in &found[..count] {
                 if completion.status != IBV_WC_SUCCESS {
-                    self.failed(completion);
+                    self.fail(completion);
                     continue;
                 }
                 match Tag::decode(completion.wr_id) {
-                    Tag::Room(index) => self.came(index, u32::from_be(completion.imm_data)),
-                    Tag::Done(index, number) => self.ways[index].complete(number),
+                    Tag::Room(index) => {
+                        self.handle_immediate(index, u32::from_be(completion.imm_data))
+                    }
+                    Tag::Done(index, number) => self.flows[index].complete(number),
                 }
             }
             if count < BATCH {
@@ -328,16 +323,16 @@ impl Connection {
         }
     }
 
-    /// An immediate came over the queue pair with this index.
-    fn came(&mut self, index: usize, word: u32) {
+    /// Handles an immediate of the queue pair with this index.
+    fn handle_immediate(&mut self, index: usize, word: u32) {
         let done = match Immediate::decode(word) {
-            Some(Immediate::Message(number)) => self.announced(index, number),
-            Some(Immediate::Credit(count)) => self.freed(count),
-            Some(Immediate::Farewell) => {
-                match std::mem::replace(&mut self.ways[index].farewell, true) {
-                    // Nothing follows it, and so it needs no room.
+            Some(Immediate::Message(number)) => self.add_arrived(index, number),
+            Some(Immediate::Credit(count)) => self.add_credit(count),
+            Some(Immediate::Close) => {
+                match std::mem::replace(&mut self.flows[index].is_closed, true) {
+                    // Nothing follows a close, so the queue pair needs no further receive request.
                     false => return,
-                    true => Err(format!("said farewell twice over queue pair {index}")),
+                    true => Err(format!("closed twice over queue pair {index}")),
                 }
             }
             None => Err(format!(
@@ -346,18 +341,21 @@ impl Connection {
         };
         if let Err(what) = done {
             let text = format!("{} {what}", self.parts.who);
-            self.condemn(Error::new(ErrorKind::Mismatch, text));
-        } else if let Err(error) = self.ways[index].post_room() {
-            self.refused(&error);
+            self.break_off(Error::new(ErrorKind::Mismatch, text));
+        } else if let Err(error) = self.flows[index].post_room() {
+            self.reject(&error);
         }
     }
 
-    /// The end of a message's number came over a queue pair. Else: why it cannot be.
-    fn announced(&mut self, index: usize, end: u64) -> std::result::Result<(), String> {
+    /// Marks the message whose number ends in `end` as arrived.
+    ///
+    /// # Errors
+    /// Why the peer cannot have sent this number, as text.
+    fn add_arrived(&mut self, index: usize, end: u64) -> std::result::Result<(), String> {
         let depth = self.parts.shape.depth as u64;
         let number = self.taken + (end.wrapping_sub(self.taken) & Immediate::NUMBERS);
         let place = (number % depth) as usize;
-        if number - self.taken >= depth || self.arrived[place] || self.way_of(number) != index {
+        if number - self.taken >= depth || self.arrived[place] || self.flow_of(number) != index {
             let (first, last) = (self.taken, self.taken + depth - 1);
             return Err(format!(
                 "announced message {end} over queue pair {index}, where {first} to {last} may come \
@@ -368,13 +366,16 @@ impl Connection {
         Ok(())
     }
 
-    /// The end of the count of messages that the peer took. Else: why it cannot be.
-    fn freed(&mut self, end: u64) -> std::result::Result<(), String> {
+    /// Frees slots up to the count of messages that ends in `end`.
+    ///
+    /// # Errors
+    /// Why the peer cannot have sent this count, as text.
+    fn add_credit(&mut self, end: u64) -> std::result::Result<(), String> {
         let new = end.wrapping_sub(self.freed) & Immediate::NUMBERS;
         let held = self.sent - self.freed;
         if !(1..=held).contains(&new) {
             return Err(format!(
-                "says that it has freed {new} more slots than {}, and holds {held}",
+                "reports that it has freed {new} more slots than {}, and holds {held}",
                 self.freed
             ));
         }
@@ -382,11 +383,11 @@ impl Connection {
         Ok(())
     }
 
-    /// Work or room came back undone. The first to fail says why; the rest is flushed.
+    /// Breaks the connection after failed work. The first failure has the cause; later work is flushed.
     #[cold]
-    fn failed(&mut self, completion: &IbvWc) {
+    fn fail(&mut self, completion: &IbvWc) {
         let flushed = completion.status == IBV_WC_WR_FLUSH_ERR;
-        if self.left() || self.broken.is_some() && (flushed || !self.flushed) {
+        if self.peer_has_closed() || self.broken.is_some() && (flushed || !self.flushed) {
             return;
         }
         self.flushed = flushed;
@@ -396,25 +397,26 @@ impl Connection {
     }
 
     #[cold]
-    fn refused(&mut self, error: &io::Error) {
+    fn reject(&mut self, error: &io::Error) {
         let (who, port) = (&self.parts.who, &self.parts.port);
-        self.condemn(Error::system(
+        self.break_off(Error::system(
             format!("{port} takes no more work for {who}"),
             io::Error::from_raw_os_error(error.raw_os_error().unwrap_or(libc::EIO)),
         ));
     }
 
-    /// Whether the peer has left in good order, and all that it sent before is here.
-    fn left(&self) -> bool {
-        self.ways.iter().all(|way| way.farewell)
+    /// Returns whether the peer has closed in good order, and all its messages have arrived.
+    fn peer_has_closed(&self) -> bool {
+        self.flows.iter().all(|flow| flow.is_closed)
     }
 
     fn post(&mut self, index: usize, writes: &mut [Write], signaled: bool) -> io::Result<()> {
-        // SAFETY: pieces lie in the connection's memory, which outlives its queue pairs.
-        unsafe { self.ways[index].post(writes, signaled) }
+        // SAFETY: `write` makes pieces of the connection's memory, and `Connection` drops its queue pairs before
+        // that memory.
+        unsafe { self.flows[index].post(writes, signaled) }
     }
 
-    /// A write from the registered memory.
+    /// Returns a write from the registered memory.
     fn write(&self, at: usize, bytes: usize, remote: u64, immediate: Option<Immediate>) -> Write {
         let memory = &self.parts.memory;
         debug_assert!(at >= self.parts.at && at + bytes <= memory.region().bytes());
@@ -432,85 +434,86 @@ impl Connection {
         }
     }
 
-    /// A write of no bytes.
-    fn nothing(&self, immediate: Option<Immediate>) -> Write {
+    /// Returns a write of no bytes.
+    fn empty_write(&self, immediate: Option<Immediate>) -> Write {
         self.write(self.parts.at, 0, self.parts.remote.0, immediate)
     }
 
-    /// A write that changes nothing and completes when all before it has.
+    /// Posts an empty write, which completes after all work before it.
     fn probe(&mut self, index: usize) {
-        let write = self.nothing(None);
+        let write = self.empty_write(None);
         if let Err(error) = self.post(index, &mut [write], true) {
-            self.refused(&error);
+            self.reject(&error);
         }
     }
 
-    /// CompletionPoller for an answer over every queue pair: that they are connected, no packet has shown.
-    pub fn ask(&mut self) {
-        for index in 0..self.ways.len() {
+    /// Posts a probe on every queue pair. Connecting sends no packet, so only a probe shows that the peer
+    /// answers.
+    pub fn probe_all(&mut self) {
+        for index in 0..self.flows.len() {
             self.probe(index);
         }
     }
 
-    /// Whether the peer has answered over all of them.
+    /// Returns whether the peer has answered all probes.
     pub fn has_answered(&mut self) -> Result<bool> {
         self.progress();
-        if self.ways.iter().all(QpFlow::idle) {
+        if self.flows.iter().all(QpFlow::idle) {
             return Ok(true);
         }
         self.usable().map(|()| false)
     }
 
-    /// The peer, and the port through which it should be reached.
-    pub fn way_there(&self) -> String {
+    /// Returns the peer and the port to it, as text.
+    pub fn route(&self) -> String {
         format!("{} through {}", self.parts.who, self.parts.port)
     }
 
-    /// Finds out whether the peer still answers, where nothing is on its way to it.
-    pub fn listen_for_life(&mut self) {
+    /// Checks that the peer still answers. Work in flight checks that by itself; otherwise posts a probe.
+    pub fn check_peer(&mut self) {
         self.progress();
-        let first = &self.ways[0];
-        // What is on its way without a completion would not tell.
-        let silent = !first.all_is_signaled() && first.has_places_for_message();
+        let first = &self.flows[0];
+        // Work without a completion reports no failure.
+        let silent = !first.all_is_signaled() && first.has_room_for_message();
         if self.usable().is_ok() && (first.idle() || silent) {
             self.probe(0);
         }
     }
 
-    /// Says farewell, if the peer listens.
-    pub fn leave(&mut self) {
+    /// Sends a close on every queue pair, unless the connection is broken.
+    pub fn close(&mut self) {
         self.progress();
-        for index in 0..self.ways.len() {
-            if self.usable().is_err() || self.ways[index].free() == 0 {
+        for index in 0..self.flows.len() {
+            if self.usable().is_err() || self.flows[index].free() == 0 {
                 return;
             }
-            let write = self.nothing(Some(Immediate::Farewell));
+            let write = self.empty_write(Some(Immediate::Close));
             if self.post(index, &mut [write], true).is_err() {
                 return;
             }
         }
     }
 
-    /// Whether nothing is on its way to a peer that wants it.
-    pub fn gone(&mut self) -> bool {
+    /// Returns whether the peer has received all work, or can receive none.
+    pub fn is_closed(&mut self) -> bool {
         self.progress();
-        self.usable().is_err() || self.ways.iter().all(QpFlow::idle)
+        self.usable().is_err() || self.flows.iter().all(QpFlow::idle)
     }
 
-    /// Has the queue announce the next completion, unless it does already.
+    /// Makes the queue announce the next completion, unless it is armed already.
     pub fn arm(&mut self) {
         if !self.armed && self.broken.is_none() {
             self.armed = self.parts.queue.arm().is_ok();
         }
     }
 
-    /// The queue has announced one.
+    /// Notes that the queue has announced a completion.
     pub fn disarmed(&mut self) {
         self.armed = false;
     }
 
-    fn way_of(&self, number: u64) -> usize {
-        (number % self.ways.len() as u64) as usize
+    fn flow_of(&self, number: u64) -> usize {
+        (number % self.flows.len() as u64) as usize
     }
 
     fn outgoing_at(&self, number: u64) -> usize {

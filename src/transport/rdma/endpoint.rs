@@ -1,4 +1,4 @@
-//! All RDMA connections of a rank: what its ends and its waiter share.
+//! All RDMA connections of a rank, which its ends and its waiter share.
 
 use super::connection::Connection;
 use super::ports::Port;
@@ -14,25 +14,24 @@ use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long leaving waits for what is on its way, in all.
-const FAREWELL: Duration = Duration::from_millis(200);
+/// Longest wait of a closing rank for writes in flight.
+const CLOSE_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// From one look for answers to the next.
-const NAP: Duration = Duration::from_micros(50);
+/// Interval between two polls for completions.
+const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
-/// A port in use, and where its queues announce completions.
+/// A port in use, and the channel on which its queues announce completions.
 #[derive(Debug)]
 pub(super) struct Rail {
     pub port: Port,
     pub channel: Arc<Channel>,
 }
 
-/// The connections, and the ports that they go through. A lock is free unless a program polls
-/// ends from several threads.
+/// The connections and their ports. A lock is free unless a program polls ends from several threads.
 #[derive(Debug)]
-pub(in super::super) struct Endpoint {
+pub(super) struct Endpoint {
     connections: Vec<Mutex<Connection>>,
-    /// The rail of each.
+    /// Index of each connection's rail.
     rails_of: Vec<usize>,
     rails: Vec<Rail>,
 }
@@ -56,17 +55,18 @@ impl Endpoint {
         (0..self.connections.len()).map(|index| self.connection(index))
     }
 
-    /// Does what ends had to leave undone.
+    /// Sends credits that ends could not post.
     pub fn progress(&self) {
         self.each().for_each(|mut connection| connection.catch_up());
     }
 
-    /// Has every queue announce its next completion. A scan must follow before sleeping.
+    /// Makes every queue announce its next completion. Earlier completions announce nothing, so a scan must
+    /// follow before the rank sleeps.
     pub fn arm(&self) {
         self.each().for_each(|mut connection| connection.arm());
     }
 
-    /// Adds what to wait for.
+    /// Appends the descriptors on which devices announce completions and events.
     pub fn interests(&self, interests: &mut Vec<Interest>) {
         let readable = |fd: RawFd| Interest {
             fd,
@@ -79,7 +79,7 @@ impl Endpoint {
         }
     }
 
-    /// Takes what was announced.
+    /// Takes the announced completions and events.
     pub fn wake(&self) {
         for rail in &self.rails {
             rail.channel.events(|number| {
@@ -87,15 +87,15 @@ impl Endpoint {
                     self.connection(number).disarmed();
                 }
             });
-            // Rails may share a device: the first of them hears for all.
+            // Rails may share a device; the first of them takes the events for all.
             while let Some((event, element)) = rail.port.device.event() {
-                self.happened(&rail.port.device, event, element);
+                self.log_event(&rail.port.device, event, element);
             }
         }
     }
 
-    /// Something happened to a device. What breaks queue pairs shows in completions.
-    fn happened(&self, device: &Arc<Device>, event: u32, element: usize) {
+    /// Logs an event of a device. Events that break queue pairs also show in completions.
+    fn log_event(&self, device: &Arc<Device>, event: u32, element: usize) {
         let name = status::event_name(event);
         let rails = self.rails.iter().enumerate();
         let rails = rails.filter(|(_, rail)| Arc::ptr_eq(&rail.port.device, device));
@@ -110,7 +110,7 @@ impl Endpoint {
             concerns_us = true;
             log::line_of(Subsystem::Net, Level::Warn, format_args!("{port}: {name}"));
             if fatal {
-                self.condemn(index);
+                self.break_rail(index);
             }
         }
         if !concerns_us {
@@ -123,32 +123,35 @@ impl Endpoint {
         }
     }
 
-    /// The device of a rail has failed.
-    fn condemn(&self, rail: usize) {
+    /// Breaks the connections of a rail whose device has failed.
+    fn break_rail(&self, rail: usize) {
         let port = &self.rails[rail].port;
         let name = status::event_name(IBV_EVENT_DEVICE_FATAL);
         let rails_of = self.rails_of.iter().enumerate();
         for (index, _) in rails_of.filter(|(_, of)| **of == rail) {
-            self.connection(index).condemn(Error::new(
+            self.connection(index).break_off(Error::new(
                 ErrorKind::System,
                 format!("{port}: {name}; look at the kernel's log of this host"),
             ));
         }
     }
 
-    /// Finds out whether all peers are reached: queue pairs are connected without a packet, so that of
-    /// ports on networks apart the first message would tell. All ranks must have connected theirs; a
-    /// peer that had not would miss the question, and get it again a second later.
+    /// Sends a packet to every peer and waits for all answers. Queue pairs connect without a packet, so ports
+    /// on separate networks would otherwise fail with the first message.
+    ///
+    /// All ranks must have connected their queue pairs. A peer that has not loses the packet, and gets it
+    /// again a second later.
     ///
     /// # Errors
-    /// Why one is not; timeout at `deadline`; the fault's reason.
-    pub fn prove(&self, fault: &Fault, deadline: Instant) -> Result<()> {
-        self.each().for_each(|mut connection| connection.ask());
+    /// Remote or system, naming the peer that did not answer; timeout at `deadline`; the fault's reason.
+    pub fn test_peers(&self, fault: &Fault, deadline: Instant) -> Result<()> {
+        self.each()
+            .for_each(|mut connection| connection.probe_all());
         loop {
             let mut silent = None;
             for mut connection in self.each() {
                 if !connection.has_answered()? {
-                    silent = silent.or_else(|| Some(connection.way_there()));
+                    silent = silent.or_else(|| Some(connection.route()));
                 }
             }
             let Some(silent) = silent else {
@@ -161,24 +164,24 @@ impl Endpoint {
                     format!("no answer by RDMA from {silent} in half the time for joining"),
                 ));
             }
-            std::thread::sleep(NAP);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
-    /// Finds out which peers still answer.
-    pub fn listen_for_life(&self) {
+    /// Checks which peers still answer.
+    pub fn check_peers(&self) {
         self.each()
-            .for_each(|mut connection| connection.listen_for_life());
+            .for_each(|mut connection| connection.check_peer());
     }
 }
 
 impl Drop for Endpoint {
-    /// Peers that listen hear that this rank leaves in good order, after all that it sent.
+    /// Sends a close behind all messages, so that peers see an orderly end instead of a failure.
     fn drop(&mut self) {
-        self.each().for_each(|mut connection| connection.leave());
-        let until = Instant::now() + FAREWELL;
-        while !self.each().all(|mut connection| connection.gone()) && Instant::now() < until {
-            std::thread::sleep(Duration::from_micros(50));
+        self.each().for_each(|mut connection| connection.close());
+        let until = Instant::now() + CLOSE_TIMEOUT;
+        while !self.each().all(|mut connection| connection.is_closed()) && Instant::now() < until {
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 }

@@ -1,11 +1,15 @@
-//! Ranks of different hosts over RDMA: reliable connections of InfiniBand and RoCE, through
-//! libibverbs. Slots lie in registered memory of both sides, a fixed pool for each port; devices
-//! write them without the peer's doing. See `connection` for what is written when, and the manual's
-//! page on memory ordering for why that is enough.
+//! Ranks of different hosts over RDMA: reliable connections of InfiniBand and RoCE, through libibverbs.
+//!
+//! Slots lie in registered memory of both sides, one pool for each port. Devices write them without the
+//! peer's cores. `connection` describes the order of the writes; the manual's page on memory ordering
+//! explains why that order is enough.
+//!
+//! All ranks use RDMA, or none. If no setting forces RDMA, ranks that cannot use it decline together.
 
-pub(super) mod connect;
+mod connect;
 mod connection;
 mod endpoint;
+mod ends;
 mod ports;
 mod qp_flow;
 mod status;
@@ -13,70 +17,282 @@ mod status;
 mod tests;
 mod verbs;
 
-pub(super) use endpoint::Endpoint;
-pub(super) use ports::{AddressKind, Ports};
-
-use super::{Header, RecvEnd, SendEnd};
-use crate::error::Result;
+use super::contract::{
+    Caps, Connected, Ends, InboxMemory, Peers, Pollable, Prepared, Setup, Transport,
+};
+use crate::bootstrap::PeerInfo;
+use crate::config::Config;
+use crate::error::{Error, ErrorKind, Result};
+use crate::sys::ibverbs::{self, Api};
+use crate::sys::log::{self, Level};
+use crate::sys::socket::Interest;
+use crate::types::{Subsystem, TransportKind};
+use crate::wire::{Reader, Wire, WireResult, Writer};
+use connect::{Plan, QueuePairs};
+use endpoint::Endpoint;
+use ports::{AddressKind, Ports};
 use std::sync::Arc;
+use std::time::Instant;
 
-/// Sends to one peer on one channel.
-#[derive(Debug)]
-pub(super) struct RdmaSend {
-    endpoint: Arc<Endpoint>,
-    index: usize,
+/// The transport over InfiniBand and RoCE.
+pub(super) struct Rdma;
+
+/// Costs are not fitted to hardware yet. Posting a write costs less than a system call, and the device
+/// moves the bytes.
+static CAPS: Caps = Caps {
+    inbox: InboxMemory::None,
+    moves_beside: true,
+    may_decline: true,
+    hop_seconds: 3e-6,
+    message_seconds: 1e-6,
+    byte_seconds: 0.04e-9,
+};
+
+impl Transport for Rdma {
+    fn kind(&self) -> TransportKind {
+        TransportKind::Rdma
+    }
+
+    fn caps(&self) -> &'static Caps {
+        &CAPS
+    }
+
+    fn obstruction(&self, _: &PeerInfo, _: &PeerInfo, _: &Config) -> Option<&'static str> {
+        None
+    }
+
+    fn probe(&self, config: &Config) -> Result<&'static str> {
+        find_ports(None, config, true).map(|_| "")
+    }
+
+    fn prepare(&self, setup: &Setup<'_>) -> Result<Box<dyn Prepared>> {
+        let is_forced = setup.config().transport.is_some();
+        let found = find_ports(setup.context.verbs.clone(), setup.config(), is_forced);
+        match found {
+            Err(error) if is_forced => Err(error),
+            found => Ok(Box::new(PortSearch { is_forced, found })),
+        }
+    }
 }
 
-impl SendEnd for RdmaSend {
-    fn ready(&mut self) -> Result<bool> {
-        self.endpoint.connection(self.index).can_send()
+/// Finds the ports that the settings admit. A forced transport overrides `CINCH_IB_DISABLE`.
+fn find_ports(verbs: Option<Arc<dyn Api>>, config: &Config, is_forced: bool) -> Result<Ports> {
+    if config.ib_disable && !is_forced {
+        return Err(Error::invalid_usage("CINCH_IB_DISABLE=1"));
+    }
+    let api = match verbs {
+        Some(api) => api,
+        None => Arc::new(ibverbs::Loaded::open(ibverbs::Loaded::LIBRARY)?),
+    };
+    Ports::find(&api, config)
+}
+
+/// The ports of this rank, or the reason for which it has none.
+struct PortSearch {
+    /// Whether a setting demands RDMA, so that ranks must not decline.
+    is_forced: bool,
+    found: Result<Ports>,
+}
+
+/// The offer of a rank.
+#[derive(Debug, PartialEq)]
+struct PortOffer {
+    /// Kinds of addresses of the rank's ports, as a set.
+    kinds: u8,
+    /// Names of the ports, or the reason for which there are none.
+    note: String,
+}
+
+/// Most characters of [`PortOffer::note`] on the wire.
+const LONGEST_NOTE: usize = 250;
+
+impl Wire for PortOffer {
+    fn write(&self, writer: &mut Writer) {
+        let note: String = self.note.chars().take(LONGEST_NOTE).collect();
+        writer.u8(self.kinds).text(&note);
     }
 
-    fn slot(&mut self) -> &mut [u8] {
-        let slot = self.endpoint.connection(self.index).outgoing();
-        // SAFETY: a slot of the endpoint's memory that is ours until it is published, and there is
-        // one sender.
-        unsafe { &mut *slot }
-    }
-
-    fn written(&self) -> &[u8] {
-        let slot = self.endpoint.connection(self.index).outgoing();
-        // SAFETY: as for `slot`.
-        unsafe { &*slot }
-    }
-
-    fn publish(&mut self, header: Header) {
-        self.endpoint.connection(self.index).publish(header);
-    }
-
-    fn flushed(&mut self) -> Result<bool> {
-        self.endpoint.connection(self.index).drained()
+    fn read(reader: &mut Reader<'_>) -> WireResult<PortOffer> {
+        Ok(PortOffer {
+            kinds: reader.u8()?,
+            note: reader.text()?,
+        })
     }
 }
 
-/// Receives from one peer on one channel.
-#[derive(Debug)]
-pub(super) struct RdmaRecv {
-    endpoint: Arc<Endpoint>,
-    index: usize,
+impl Prepared for PortSearch {
+    fn offer(&self) -> Vec<u8> {
+        let offer = match &self.found {
+            Ok(ports) => PortOffer {
+                kinds: ports.kinds(),
+                note: ports.names(),
+            },
+            Err(error) => PortOffer {
+                kinds: 0,
+                note: error.message().into(),
+            },
+        };
+        offer.to_bytes()
+    }
+
+    fn connect(&mut self, setup: &Setup<'_>, peers: &Peers<'_>) -> Result<Option<Connected>> {
+        let infos = setup.peers();
+        let offers = (0..infos.len()).map(|rank| peers.offer(setup, rank));
+        let kind = match common_kind(&offers.collect::<Result<Vec<_>>>()?, infos) {
+            Ok(kind) => kind,
+            Err(why) if self.is_forced => {
+                return Err(Error::new(
+                    ErrorKind::Unsupported,
+                    format!("CINCH_TRANSPORT=rdma cannot connect the ranks: {why}"),
+                ));
+            }
+            Err(why) => {
+                log_choice(format_args!(
+                    "TCP between hosts, because RDMA has no way: {why}"
+                ));
+                return Ok(None);
+            }
+        };
+        let ports = self.found.as_ref().map_err(Error::clone)?.with(kind);
+        let plan = Plan {
+            me: setup.me(),
+            peers: infos,
+            served: peers.served,
+            channels: setup.config().channels,
+            shape: setup.shape,
+            config: setup.config(),
+            kind,
+        };
+        let Some((endpoint, ends)) = self.open(setup, plan, &ports)? else {
+            return Ok(None);
+        };
+        let why = match self.is_forced {
+            true => "CINCH_TRANSPORT=rdma asks for it",
+            false => "every rank has an active port",
+        };
+        let names = ports.names();
+        log_choice(format_args!(
+            "RDMA between hosts ({kind}, ports {names}), because {why}"
+        ));
+        Ok(Some(Connected {
+            ends,
+            pollable: Some(Box::new(endpoint)),
+            // Both hosts have slots for both directions.
+            bytes: 2 * setup.fifo_bytes() * peers.served.len(),
+        }))
+    }
 }
 
-impl RecvEnd for RdmaRecv {
-    fn ready(&mut self) -> Result<bool> {
-        self.endpoint.connection(self.index).can_receive()
+impl PortSearch {
+    /// Opens and tests the connections of `plan`; `None` if a rank fails and all ranks decline.
+    fn open(
+        &self,
+        setup: &Setup<'_>,
+        plan: Plan<'_>,
+        ports: &Ports,
+    ) -> Result<Option<(Arc<Endpoint>, Vec<Ends>)>> {
+        let context = setup.context;
+        let prepared = QueuePairs::new(plan, ports);
+        let offer = prepared.as_ref().map(QueuePairs::offer);
+        let offers = context
+            .exchange
+            .gather_results("use RDMA", &offer.map_err(Error::clone))?;
+        let offers: Vec<_> = match offers.into_iter().collect() {
+            Ok(offers) => offers,
+            Err(why) => return self.decline(prepared.err(), why).map(|()| None),
+        };
+        // An active port may have no route to another. The system reports that here at the earliest, or only
+        // when a packet has to arrive.
+        let mut connected = prepared?.connect(&offers);
+        for is_tested in [false, true] {
+            if let (true, Ok((endpoint, _))) = (is_tested, &connected) {
+                // Half of the time is left for the next transport.
+                let left = context.deadline.saturating_duration_since(Instant::now());
+                let tested = endpoint.test_peers(context.fault, Instant::now() + left / 2);
+                connected = tested.and(connected);
+            }
+            let outcome = connected.as_ref().map(|_| ()).map_err(Error::clone);
+            let outcomes = context
+                .exchange
+                .gather_results("reach others by RDMA", &outcome)?;
+            if let Some(why) = outcomes.into_iter().find_map(Result::err) {
+                return self.decline(connected.err(), why).map(|()| None);
+            }
+        }
+        connected.map(Some)
     }
 
-    fn header(&self) -> Header {
-        self.endpoint.connection(self.index).header()
+    /// Leaves the pairs to TCP on all ranks together, unless a setting demands RDMA.
+    fn decline(&self, own: Option<Error>, why: Error) -> Result<()> {
+        if self.is_forced {
+            return Err(own.unwrap_or(why));
+        }
+        log::line_of(
+            Subsystem::Net,
+            Level::Warn,
+            format_args!("TCP between hosts, because {}", why.message()),
+        );
+        Ok(())
+    }
+}
+
+/// Returns the kind of address by which RDMA connects all ranks.
+///
+/// # Errors
+/// The rank that has no port, or two ranks that share no kind. All ranks get the same text.
+fn common_kind(
+    offers: &[PortOffer],
+    peers: &[PeerInfo],
+) -> std::result::Result<AddressKind, String> {
+    let mut each = offers.iter().zip(peers);
+    if let Some((offer, peer)) = each.find(|(offer, _)| offer.kinds == 0) {
+        return Err(format!("{peer}: {}", offer.note));
+    }
+    let common = offers.iter().fold(u8::MAX, |set, offer| set & offer.kinds);
+    AddressKind::first(common).ok_or_else(|| {
+        let first = offers[0].kinds;
+        let mut each = offers.iter().zip(peers);
+        let other = each.find(|(offer, _)| offer.kinds != first);
+        let other = other.map_or(String::new(), |(offer, peer)| {
+            format!(" and {peer} has {}", AddressKind::names(offer.kinds))
+        });
+        format!(
+            "ports of the ranks share no kind of address: {} has {}{other}",
+            peers[0],
+            AddressKind::names(first)
+        )
+    })
+}
+
+fn log_choice(text: std::fmt::Arguments<'_>) {
+    log::line_of(Subsystem::Net, Level::Info, text);
+}
+
+impl Pollable for Arc<Endpoint> {
+    fn is_polled(&self) -> bool {
+        false
     }
 
-    fn payload(&self) -> &[u8] {
-        let payload = self.endpoint.connection(self.index).incoming();
-        // SAFETY: a slot of the endpoint's memory that is ours until it is released.
-        unsafe { &*payload }
+    fn progress(&mut self) {
+        Endpoint::progress(self);
     }
 
-    fn release(&mut self) {
-        self.endpoint.connection(self.index).release();
+    fn arm(&mut self) -> bool {
+        Endpoint::arm(self);
+        // Completions before this one announce nothing.
+        true
+    }
+
+    fn interests(&mut self, interests: &mut Vec<Interest>) -> Result<()> {
+        Endpoint::interests(self, interests);
+        Ok(())
+    }
+
+    fn handle(&mut self, _: &[Interest]) {
+        self.wake();
+    }
+
+    fn check_peers(&mut self) {
+        Endpoint::check_peers(self);
     }
 }

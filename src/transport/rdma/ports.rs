@@ -1,4 +1,4 @@
-//! Which ports of which devices carry data, and under which of their addresses.
+//! The ports of RDMA devices that carry data, and their addresses.
 
 use super::verbs::Device;
 use crate::config::Config;
@@ -9,10 +9,10 @@ use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 
-/// A kind of address, in order of preference: all ranks use one that all have.
+/// A kind of address, in order of preference. All ranks use the first kind that every rank has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(in super::super) enum AddressKind {
+pub(super) enum AddressKind {
     /// InfiniBand, by LID.
     Lid = 0,
     /// RoCE v2 over IPv4: routed as any UDP packet.
@@ -25,18 +25,18 @@ pub(in super::super) enum AddressKind {
     RoceV1 = 4,
 }
 
-/// Kinds of addresses.
+/// Number of address kinds.
 const KINDS: usize = 5;
 
 impl AddressKind {
-    /// The first of a set, as [`Ports::kinds`] has them.
+    /// Returns the first kind of a set, in the format of [`Ports::kinds`].
     pub fn first(set: u8) -> Option<AddressKind> {
         use AddressKind::{Lid, RoceV1, RoceV2Ipv4, RoceV2Ipv6, RoceV2Local};
         let all = [Lid, RoceV2Ipv4, RoceV2Ipv6, RoceV2Local, RoceV1];
         all.into_iter().find(|kind| set & kind.bit() != 0)
     }
 
-    /// Names of the members of a set.
+    /// Returns the names of the kinds in a set.
     pub fn names(mut set: u8) -> String {
         let mut names = Vec::new();
         while let Some(kind) = AddressKind::first(set) {
@@ -80,7 +80,7 @@ pub(super) struct Port {
     pub device: Arc<Device>,
     pub number: u8,
     pub attributes: IbvPortAttr,
-    /// Place in the table and address, by kind.
+    /// Index in the GID table and address, by kind.
     pub addresses: [Option<(u8, IbvGid)>; KINDS],
 }
 
@@ -97,7 +97,7 @@ impl fmt::Display for Port {
 }
 
 impl Port {
-    /// What is wrong with it now, if something is.
+    /// Returns why the port cannot carry data now; `None` if it is active.
     pub fn trouble(&self) -> Option<String> {
         match self.device.port(self.number) {
             Ok(attributes) if attributes.state == IBV_PORT_ACTIVE => None,
@@ -119,14 +119,14 @@ impl Port {
 
 /// The ports that the settings admit and that are up.
 #[derive(Clone, Debug)]
-pub(in super::super) struct Ports(pub(super) Vec<Port>);
+pub(super) struct Ports(pub(super) Vec<Port>);
 
 impl Ports {
-    /// Looks at all devices.
+    /// Finds the ports of all devices.
     ///
     /// # Errors
-    /// Unsupported, with the reason, if there is no port to be used; invalid argument if a setting
-    /// names a device or an address that is not there.
+    /// Unsupported, with the reason, if no port can be used; invalid argument if a setting names a device or
+    /// an address that does not exist.
     pub fn find(api: &Arc<dyn Api>, config: &Config) -> Result<Ports> {
         let wanted = Wanted::parse(config.ib_hca.as_deref());
         let (devices, names) = Device::open_all(api, |name| wanted.admits_device(name))?;
@@ -189,19 +189,19 @@ impl Ports {
         }))
     }
 
-    /// Kinds of addresses that some port has, as a set.
+    /// Returns the kinds of addresses of all ports, as a set of bits.
     pub fn kinds(&self) -> u8 {
         self.0.iter().fold(0, |set, port| set | port.kinds())
     }
 
-    /// Those that have an address of `kind`.
+    /// Returns the ports that have an address of `kind`.
     pub fn with(&self, kind: AddressKind) -> Ports {
         let ports = self.0.iter();
         let has = |port: &&Port| port.kinds() & kind.bit() != 0;
         Ports(ports.filter(has).cloned().collect())
     }
 
-    /// Their names.
+    /// Returns the names of the ports.
     pub fn names(&self) -> String {
         let names: Vec<String> = self.0.iter().map(Port::to_string).collect();
         names.join(", ")
@@ -212,7 +212,7 @@ fn unsupported(text: String) -> Error {
     Error::new(ErrorKind::Unsupported, text)
 }
 
-/// The first address of each kind that the setting admits.
+/// Returns the first address of each kind that `CINCH_IB_GID` admits, by kind.
 fn addresses(port: &Port, wanted: Option<&str>) -> [Option<(u8, IbvGid)>; KINDS] {
     let mut found = [None; KINDS];
     let infiniband = port.attributes.link_layer == IBV_LINK_LAYER_INFINIBAND;
@@ -238,7 +238,7 @@ fn addresses(port: &Port, wanted: Option<&str>) -> [Option<(u8, IbvGid)>; KINDS]
     found
 }
 
-/// The address that a text stands for, as a table has it.
+/// Parses an IP address into the bytes of a GID.
 pub(super) fn named(text: &str) -> Option<[u8; 16]> {
     match text.parse().ok()? {
         IpAddr::V4(address) => Some(address.to_ipv6_mapped().octets()),
@@ -246,7 +246,8 @@ pub(super) fn named(text: &str) -> Option<[u8; 16]> {
     }
 }
 
-/// The setting that names devices: `mlx5_0:1,mlx5_1`; `^` in front excludes, `=` is exact.
+/// The devices that `CINCH_IB_HCA` names, such as `mlx5_0:1,mlx5_1`. A `^` in front excludes them, `=` matches
+/// exact names instead of prefixes.
 struct Wanted<'a> {
     excludes: bool,
     exact: bool,
@@ -285,7 +286,7 @@ impl<'a> Wanted<'a> {
                 true => name == *wanted,
                 false => name.starts_with(wanted),
             };
-            // A device is out as a whole only if none of its ports is named.
+            // An excluded port does not exclude the other ports of its device.
             same && match (its_port, port) {
                 (Some(its), Some(port)) => *its == port,
                 (Some(_), None) => !self.excludes,
@@ -335,12 +336,12 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_chosen_by_kind_number_or_name() {
+    fn address_is_selected_by_kind_number_or_name() {
         let ports = find(two(), |_| {}).unwrap();
         assert_eq!(ports.names(), "b1:1, b10:1");
         let kind = AddressKind::first(ports.kinds()).unwrap();
         assert_eq!(kind, AddressKind::RoceV2Ipv4);
-        // The fourth of the table: the second of IPv4, of version 2.
+        // Entry 3 of the table is the first with IPv4 and RoCE v2.
         assert_eq!(ports.0[0].addresses[kind as usize].unwrap().0, 3);
         assert_eq!(ports.kinds(), 0b11010);
         for (wanted, kind) in [
@@ -371,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_are_chosen_as_nccl_does() {
+    fn device_filter_selects_like_nccl() {
         for (wanted, names) in [
             ("b1", "b1:1, b10:1"),
             ("=b1", "b1:1"),
@@ -390,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_said() {
+    fn missing_port_is_an_error_that_names_the_cause() {
         let error = find(vec![], |_| {}).unwrap_err();
         assert!(error.message().contains("lists no RDMA device"), "{error}");
         let mut down = FakeDevice::roce("b0", 1);

@@ -1,73 +1,71 @@
-//! A queue pair of a connection: how much was handed to it, how much of that is known to be done, and
-//! what the numbers say that travel with work and messages.
+//! A queue pair of a connection: the work posted and completed, and the numbers that travel with work and
+//! messages.
 
 use super::verbs::{Pair, Write};
 use crate::mem::FifoShape;
 use std::io;
 
-/// Works that a queue pair has at least: a message takes two, and a credit, a probe and a farewell
-/// must find places.
+/// Fewest work requests in a send queue. A message takes two; a credit, a probe and a close need room, too.
 const FEWEST_WORKS: usize = 16;
 
-/// What a sender leaves free for those.
+/// Work requests that messages leave free for credits, probes and the close.
 const SPARE_WORKS: u64 = 6;
 
-/// How many works and how much room for immediates a queue pair needs. The peer has at most one
-/// message in each of its slots, and at most one credit for each of ours, that this side has not
-/// looked at; and it may leave.
+/// Returns the lengths of the send queue and of the receive queue. This side has to poll at most one message
+/// for each slot of the peer, one credit for each slot of its own, and a close.
 pub(super) fn queue_sizes(shape: &FifoShape) -> (usize, usize) {
     ((4 * shape.depth).max(FEWEST_WORKS) + 8, 2 * shape.depth + 2)
 }
 
-/// Completions that may be waiting at once.
+/// Returns the length of the completion queue: all work and all receive requests may wait at once.
 pub(super) fn completions(shape: &FifoShape, pairs: usize) -> usize {
     let (works, room) = queue_sizes(shape);
     pairs * (works + room)
 }
 
-/// What 32 bits say that come with a write: a kind in the upper two, a number below.
+/// The 32-bit immediate of a write: a kind in the upper two bits, a number below.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Immediate {
-    /// This message is there, all of it.
+    /// The message with this number has arrived as a whole.
     Message(u64),
-    /// So many messages were taken, and their slots are free.
+    /// The peer has released this many messages, so their slots are free.
     Credit(u64),
-    /// The peer leaves, and sends no more this way.
-    Farewell,
+    /// The peer sends no more over this queue pair.
+    Close,
 }
 
 impl Immediate {
     const KIND_AT: u32 = 30;
-    /// Numbers count on beyond this; the rest follows from where the receiver is.
+    /// Largest number on the wire. Counts go on beyond it; the receiver knows the upper bits.
     pub const NUMBERS: u64 = (1 << Immediate::KIND_AT) - 1;
 
     pub fn encode(self) -> u32 {
         let (kind, number) = match self {
             Immediate::Message(number) => (0, number),
             Immediate::Credit(number) => (1, number),
-            Immediate::Farewell => (2, 0),
+            Immediate::Close => (2, 0),
         };
         kind << Immediate::KIND_AT | (number & Immediate::NUMBERS) as u32
     }
 
-    /// `None`: no peer that keeps the rules says this.
+    /// Returns `None` for a word that no correct peer sends.
     pub fn decode(word: u32) -> Option<Immediate> {
         let number = u64::from(word) & Immediate::NUMBERS;
         match word >> Immediate::KIND_AT {
             0 => Some(Immediate::Message(number)),
             1 => Some(Immediate::Credit(number)),
-            2 if number == 0 => Some(Immediate::Farewell),
+            2 if number == 0 => Some(Immediate::Close),
             _ => None,
         }
     }
 }
 
-/// What a completion is about.
+/// The work request that a completion belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tag {
-    /// Room of the queue pair with this index was taken by an immediate.
+    /// A receive request of the queue pair with this index, which an immediate has consumed.
     Room(usize),
-    /// Works of the queue pair with this index are done, up to this one, counted from 1.
+    /// All work of the queue pair with this index up to this number, counted from 1.
     Done(usize, u64),
 }
 
@@ -93,7 +91,7 @@ impl Tag {
     }
 }
 
-/// A queue pair and how far it is.
+/// A queue pair and its counts of work.
 #[derive(Debug)]
 pub(super) struct QpFlow {
     pair: Pair,
@@ -101,19 +99,19 @@ pub(super) struct QpFlow {
     works: u64,
     posted: u64,
     completed: u64,
-    /// The last work that will complete even if all goes well.
+    /// Number of the last work whose success causes a completion.
     signaled: u64,
-    /// The last work of a message.
+    /// Number of the last work of a message.
     message: u64,
-    /// Whether the peer said farewell over it.
-    pub farewell: bool,
+    /// Whether the peer has closed the queue pair.
+    pub is_closed: bool,
 }
 
 impl QpFlow {
-    /// With room for all that may come.
+    /// Posts receive requests for all immediates that may arrive.
     ///
     /// # Errors
-    /// The queue pair takes no room.
+    /// The queue pair rejects a receive request.
     pub fn new(index: usize, pair: Pair, shape: &FifoShape) -> io::Result<QpFlow> {
         let (works, room) = queue_sizes(shape);
         for _ in 0..room {
@@ -127,7 +125,7 @@ impl QpFlow {
             completed: 0,
             signaled: 0,
             message: 0,
-            farewell: false,
+            is_closed: false,
         })
     }
 
@@ -135,13 +133,13 @@ impl QpFlow {
         &self.pair
     }
 
-    /// Makes room again after an immediate has come.
+    /// Posts a receive request in place of the request that an immediate has consumed.
     pub fn post_room(&self) -> io::Result<()> {
         self.pair.post_room(Tag::Room(self.index).encode())
     }
 
-    /// Hands writes to the device, in order; the last has a completion if `signaled`, or if it is
-    /// time for one: often enough that places come back before the last is taken.
+    /// Posts writes in order. The last write causes a completion if `signaled`, or after a quarter of the
+    /// queue without one, so that the queue never fills without a completion to come.
     ///
     /// # Safety
     /// As for [`Pair::post`].
@@ -156,46 +154,46 @@ impl QpFlow {
                 last.signaled = true;
             }
         }
-        // SAFETY: by the caller's word.
+        // SAFETY: the caller keeps the pieces in registered memory, as `Pair::post` requires.
         unsafe { self.pair.post(writes) }
     }
 
-    /// What was posted last ends a message.
-    pub fn message_ends(&mut self) {
+    /// Notes that the last posted work ends a message.
+    pub fn end_message(&mut self) {
         self.message = self.posted;
     }
 
-    /// All works up to this are done.
+    /// Notes that all work up to `number` is complete.
     pub fn complete(&mut self, number: u64) {
         self.completed = number;
     }
 
-    /// Whether there are places for a message, and for what is no message.
-    pub fn has_places_for_message(&self) -> bool {
+    /// Returns whether the send queue has room for a message, beside credits, probes and the close.
+    pub fn has_room_for_message(&self) -> bool {
         self.free() >= SPARE_WORKS
     }
 
-    /// Places that no work holds.
+    /// Returns the free entries of the send queue.
     pub fn free(&self) -> u64 {
         self.works - (self.posted - self.completed)
     }
 
-    /// Whether all that was posted is done.
+    /// Returns whether all posted work is complete.
     pub fn idle(&self) -> bool {
         self.posted == self.completed
     }
 
-    /// Whether all messages are in the peer's memory.
+    /// Returns whether all messages are in the peer's memory.
     pub fn drained(&self) -> bool {
         self.completed >= self.message
     }
 
-    /// Whether the end of the last message will show by itself.
+    /// Returns whether the last message causes a completion.
     pub fn message_is_signaled(&self) -> bool {
         self.message <= self.signaled
     }
 
-    /// Whether the end of all that was posted will show by itself.
+    /// Returns whether the last posted work causes a completion.
     pub fn all_is_signaled(&self) -> bool {
         self.posted <= self.signaled
     }
@@ -206,18 +204,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn immediates_and_tags_come_back_as_they_went() {
+    fn immediates_and_tags_survive_encoding() {
         for number in [0, 1, Immediate::NUMBERS] {
             for immediate in [Immediate::Message(number), Immediate::Credit(number)] {
                 assert_eq!(Immediate::decode(immediate.encode()), Some(immediate));
             }
         }
-        let farewell = Immediate::Farewell;
-        assert_eq!(Immediate::decode(farewell.encode()), Some(farewell));
-        for foreign in [farewell.encode() + 1, 3 << 30, u32::MAX] {
+        let close = Immediate::Close;
+        assert_eq!(Immediate::decode(close.encode()), Some(close));
+        for foreign in [close.encode() + 1, 3 << 30, u32::MAX] {
             assert_eq!(Immediate::decode(foreign), None);
         }
-        // Counts go on; what travels is their end.
+        // Only the lower bits of a count travel.
         let credit = Immediate::Credit(Immediate::NUMBERS + 6).encode();
         assert_eq!(Immediate::decode(credit), Some(Immediate::Credit(5)));
         for index in [0, 7] {

@@ -1,4 +1,4 @@
-//! What a completion that failed means: a cause, and what to do next.
+//! Errors for failed completions: the cause, and what the user can do.
 
 use super::ports::Port;
 use crate::error::{Error, ErrorKind};
@@ -6,12 +6,12 @@ use crate::sys::ibverbs::*;
 use std::ffi::c_uint;
 use std::time::Duration;
 
-/// What a queue pair waits in all for an answer before it gives up.
+/// Returns how long a queue pair waits for an answer, with all retries.
 pub(super) fn patience(timeout: u8, retries: u8) -> Duration {
     Duration::from_nanos(4096 << timeout) * (u32::from(retries) + 1)
 }
 
-/// The error of work towards `who`, through `port`, that completed with `status`.
+/// Returns the error for failed work on the connection to `who` through `port`.
 #[cold]
 pub(super) fn explain(
     who: &str,
@@ -43,7 +43,7 @@ pub(super) fn explain(
     Error::new(kind, text)
 }
 
-/// Where it comes from, its name, and what it says.
+/// Returns error kind, name and cause of a completion status.
 fn cause(status: c_uint) -> (ErrorKind, &'static str, &'static str) {
     use ErrorKind::{Internal, Remote, System};
     match status {
@@ -86,11 +86,11 @@ fn cause(status: c_uint) -> (ErrorKind, &'static str, &'static str) {
             "our device did not understand what it was given",
         ),
         IBV_WC_FATAL_ERR | IBV_WC_GENERAL_ERR => (System, "fatal", "our device has failed"),
-        _ => (System, "not documented", "our device says no more"),
+        _ => (System, "not documented", "our device reports no cause"),
     }
 }
 
-/// What whoever runs the job can do about it.
+/// Returns what the user can do about a completion status.
 fn next_step(status: c_uint) -> Option<&'static str> {
     match status {
         IBV_WC_RETRY_EXC_ERR | IBV_WC_RESP_TIMEOUT_ERR => Some(
@@ -108,7 +108,7 @@ fn next_step(status: c_uint) -> Option<&'static str> {
     }
 }
 
-/// An event of a device, as a phrase.
+/// Returns a device event as a phrase.
 pub(super) fn event_name(event: c_uint) -> &'static str {
     match event {
         IBV_EVENT_CQ_ERR => "a completion queue overran",
@@ -129,13 +129,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_defaults_notice_a_dead_peer_in_about_a_second() {
+    fn default_patience_is_about_a_second() {
         let patience = patience(16, 3);
         assert!((Duration::from_millis(1070)..Duration::from_millis(1080)).contains(&patience));
     }
 
     #[test]
-    fn every_status_has_a_cause() {
+    fn completion_status_has_a_cause() {
         for status in 1..=22 {
             let (_, name, cause) = cause(status);
             assert!(!name.is_empty() && !cause.is_empty());

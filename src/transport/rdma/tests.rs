@@ -1,4 +1,4 @@
-//! What the conformance suite does not ask of every transport: failures of devices, and who is told.
+//! Failures of RDMA devices and ports, which the conformance suite does not cover.
 
 use super::super::conformance::world::{World, config, recv, send, wait};
 use crate::config::Config;
@@ -22,7 +22,7 @@ fn header(bytes: usize) -> Header {
     }
 }
 
-/// Waits until one of the ends to the peer fails.
+/// Waits until the sending or receiving end of `peer` fails.
 fn error_of(links: &mut Links, peer: usize, sends: bool) -> Error {
     let until = Instant::now() + Duration::from_secs(20);
     let mut scans = 5000;
@@ -37,7 +37,7 @@ fn error_of(links: &mut Links, peer: usize, sends: bool) -> Error {
         }
         links.waiter.idle(scans, Duration::from_millis(10)).unwrap();
         scans += 1;
-        assert!(Instant::now() < until, "nothing was noticed");
+        assert!(Instant::now() < until, "no end failed");
     }
 }
 
@@ -50,7 +50,7 @@ fn two() -> Vec<FakeDevice> {
     vec![FakeDevice::roce("r0", 1), FakeDevice::roce("r1", 2)]
 }
 
-/// The message of every rank, where none can connect.
+/// Returns the error of every rank of a world that cannot connect.
 fn refusals(devices: Vec<FakeDevice>, spoil: impl FnOnce(&Fabric), config: &Config) -> Vec<String> {
     let (world, fabric) = world(devices);
     spoil(&fabric);
@@ -60,7 +60,7 @@ fn refusals(devices: Vec<FakeDevice>, spoil: impl FnOnce(&Fabric), config: &Conf
 }
 
 #[test]
-fn channels_take_turns_among_ports_and_nothing_is_left() {
+fn channels_alternate_between_ports_and_leave_nothing() {
     let (world, fabric) = world(two());
     let mut config = rdma();
     config.ib_qps = 2;
@@ -116,7 +116,7 @@ fn large_messages_travel_in_two_writes() {
 }
 
 #[test]
-fn infiniband_goes_by_lid() {
+fn infiniband_addresses_by_lid() {
     let devices = vec![
         FakeDevice::infiniband("i0", 7),
         FakeDevice::infiniband("i1", 8),
@@ -136,7 +136,7 @@ fn infiniband_goes_by_lid() {
 }
 
 #[test]
-fn queue_pairs_are_told_what_the_settings_say() {
+fn settings_reach_the_queue_pairs() {
     let (mut config, mut devices) = (rdma(), two());
     (config.ib_timeout, config.ib_retry) = (18, 5);
     (config.ib_traffic_class, config.ib_service_level) = (106, 3);
@@ -162,7 +162,7 @@ fn queue_pairs_are_told_what_the_settings_say() {
 }
 
 #[test]
-fn a_dead_peer_is_named_by_who_sends_to_it_and_by_who_waits_for_it() {
+fn dead_peer_is_named_by_its_sender_and_its_receiver() {
     for sends in [true, false] {
         let (world, fabric) = world(two());
         world.run(&rdma(), |mut links, exchange| {
@@ -192,14 +192,14 @@ fn a_dead_peer_is_named_by_who_sends_to_it_and_by_who_waits_for_it() {
             ] {
                 assert!(error.message().contains(part), "{error}");
             }
-            // It did not answer at once; what a device adds to this is its own patience.
+            // The device alone decides how long it waits for an answer.
             assert!(start.elapsed() < Duration::from_secs(10));
         });
     }
 }
 
 #[test]
-fn failed_work_says_what_it_means_and_what_to_do() {
+fn failed_work_is_an_error_with_cause_and_next_step() {
     for (status, part, kind) in [
         (IBV_WC_REM_ACCESS_ERR, "the peer's log", ErrorKind::Remote),
         (IBV_WC_GENERAL_ERR, "kernel's log", ErrorKind::System),
@@ -228,13 +228,13 @@ fn failed_work_says_what_it_means_and_what_to_do() {
 }
 
 #[test]
-fn a_port_that_goes_down_is_named() {
+fn port_that_goes_down_is_named() {
     let (world, fabric) = world(two());
     world.run(&rdma(), |mut links, exchange| {
         exchange.barrier().unwrap();
         if links.rank == 0 {
             fabric.port(0, false);
-            // Asleep, and woken by the event.
+            // The event ends the sleep.
             for scans in 9000..9004 {
                 links.waiter.idle(scans, Duration::from_millis(20)).unwrap();
             }
@@ -246,7 +246,7 @@ fn a_port_that_goes_down_is_named() {
 }
 
 #[test]
-fn a_device_that_fails_breaks_its_connections_only() {
+fn failed_device_breaks_its_connections_only() {
     let (world, fabric) = world(two());
     world.run(&rdma(), |mut links, exchange| {
         exchange.barrier().unwrap();
@@ -272,7 +272,7 @@ fn a_device_that_fails_breaks_its_connections_only() {
 }
 
 #[test]
-fn a_device_that_fails_breaks_the_connections_of_all_its_ports() {
+fn failed_device_breaks_the_connections_of_all_its_ports() {
     let mut device = FakeDevice::roce("m0", 1);
     device.attributes.phys_port_cnt = 2;
     let (world, fabric) = world(vec![device]);
@@ -292,7 +292,7 @@ fn a_device_that_fails_breaks_the_connections_of_all_its_ports() {
 }
 
 #[test]
-fn memory_that_cannot_be_registered_is_said_with_the_limit() {
+fn failed_registration_is_an_error_with_the_limit() {
     let spoil = |fabric: &Fabric| fabric.fail("reg_mr", 0, usize::MAX, libc::ENOMEM);
     for message in refusals(two(), spoil, &rdma()) {
         for part in [
@@ -305,7 +305,7 @@ fn memory_that_cannot_be_registered_is_said_with_the_limit() {
             assert!(message.contains(part), "{message}");
         }
     }
-    // Where nobody asked for RDMA, all ranks go on without.
+    // Without a setting that forces RDMA, all ranks use TCP.
     let (world, fabric) = world(two());
     fabric.fail("reg_mr", 1, 1, libc::ENOMEM);
     let config = Config {
@@ -321,11 +321,11 @@ fn memory_that_cannot_be_registered_is_said_with_the_limit() {
     assert_eq!(fabric.leftovers(), [""; 0]);
 }
 
-/// That active ports do not reach each other shows when queue pairs are connected.
+/// Connecting queue pairs fails if active ports do not reach each other.
 #[test]
-fn ports_that_do_not_reach_each_other_are_left_for_tcp() {
+fn unreachable_ports_fall_back_to_tcp() {
     let unreachable = |fabric: &Fabric| {
-        // Behind the first step of all queue pairs: 2 ranks, 2 channels.
+        // The failure follows the first step of all queue pairs: 2 ranks, 2 channels.
         fabric.fail("modify_qp", 4, 1, libc::ENETUNREACH);
     };
     for message in refusals(two(), unreachable, &rdma()) {
@@ -347,10 +347,9 @@ fn ports_that_do_not_reach_each_other_are_left_for_tcp() {
     assert_eq!(fabric.leftovers(), [""; 0]);
 }
 
-/// Ports on networks apart are connected all the same: that nothing arrives shows when something is
-/// sent, by one of the ranks or by both.
+/// Queue pairs connect even on separate networks; only the first packet of one rank or of both fails.
 #[test]
-fn ports_from_which_nothing_arrives_are_left_for_tcp() {
+fn silent_ports_fall_back_to_tcp() {
     for failures in [1, 4] {
         let silent = |fabric: &Fabric| {
             (0..failures).for_each(|_| fabric.fail_work(0, IBV_WC_RETRY_EXC_ERR));
@@ -376,9 +375,9 @@ fn ports_from_which_nothing_arrives_are_left_for_tcp() {
     }
 }
 
-/// Ports of different places may be on networks of their own.
+/// Ports with different indices may be on separate networks.
 #[test]
-fn both_ends_go_through_ports_of_the_same_place() {
+fn both_ends_use_ports_of_the_same_index() {
     let fabric = Fabric::new(two());
     let world = World::over(&[(1, 1), (1, 2), (2, 3), (2, 4)], fabric.clone());
     world.run(&rdma(), |_, exchange| {
@@ -393,7 +392,7 @@ fn both_ends_go_through_ports_of_the_same_place() {
 }
 
 #[test]
-fn short_queues_are_refused_with_the_numbers() {
+fn short_queue_is_an_error_with_the_numbers() {
     let mut devices = two();
     for device in &mut devices {
         device.attributes.max_qp_wr = 20;
@@ -417,7 +416,7 @@ fn short_queues_are_refused_with_the_numbers() {
 }
 
 #[test]
-fn every_step_of_connecting_may_fail_and_leaves_nothing() {
+fn failed_step_of_connecting_leaves_nothing() {
     for function in [
         "open_device",
         "query_device",
@@ -440,7 +439,7 @@ fn every_step_of_connecting_may_fail_and_leaves_nothing() {
 }
 
 #[test]
-fn without_a_way_for_all_tcp_connects_hosts() {
+fn rank_without_port_falls_back_to_tcp() {
     let mut down = two();
     for device in &mut down {
         device.port.state = IBV_PORT_DOWN;
@@ -462,7 +461,7 @@ fn without_a_way_for_all_tcp_connects_hosts() {
 
 /// A device without room for inline data fetches lines and credits from memory.
 #[test]
-fn a_device_without_inline_data_serves() {
+fn device_without_inline_data_connects() {
     let mut devices = two();
     for device in &mut devices {
         device.max_inline = 0;

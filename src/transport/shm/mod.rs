@@ -1,107 +1,187 @@
-//! Processes of one host: a rank's region is a sealed memfd, handed to the others over a UNIX
-//! socket after both sides have proven that they belong to the communicator.
+//! Ranks that are processes of one host: each hands its inbox, a sealed memfd, to its peers over UNIX
+//! sockets.
 //!
-//! Nothing has a name in a file system. The sockets' abstract name is random, goes with the
-//! listener, and is worth nothing without the key; the process at the other end must run as the
-//! same user.
+//! Both sides first prove that they belong to the communicator. Nothing has a name in a file system. The
+//! abstract name of a socket is random, ends with the listener, and is worth nothing without the key. The
+//! process at the other end must run as the same user.
 
-use super::mesh::{Link, Mesh};
+use super::contract::{Caps, Connected, InboxMemory, Peers, Prepared, Setup, Transport};
+use super::mesh::SocketMesh;
 use crate::bootstrap::PeerInfo;
+use crate::bootstrap::auth::Listener;
+use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::Region;
-use crate::sys::socket::{self, Socket};
+use crate::sys::socket::{self, Address, Socket};
+use crate::types::TransportKind;
+use crate::wire::Wire;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What the sockets are for, in messages and in the key.
-pub(super) const PURPOSE: &str = "shm";
+/// Purpose of the sockets, in errors and in the key.
+const PURPOSE: &str = "shm";
 
-/// How often the fault is looked at while nothing happens.
-const GLANCE: Duration = Duration::from_millis(20);
+/// Interval at which a rank that waits for descriptors checks the fault.
+const FAULT_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// From one try to send to the next, where the system takes no more descriptors for now. Nothing
-/// tells when it does again.
-const RETRY: Duration = Duration::from_millis(1);
+/// Interval between attempts to send a descriptor while the kernel accepts no more. The kernel does not
+/// report when it accepts descriptors again.
+const RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Gives `memory` to the peers of `mesh`, and returns the region of each, by rank.
+/// The transport between processes of one host.
+pub(super) struct Shm;
+
+/// Costs fitted to `benches/baselines/host-allreduce-vs-openmpi.jsonl`. Only proportions matter.
+pub(super) const CAPS: Caps = Caps {
+    inbox: InboxMemory::Shareable,
+    moves_beside: false,
+    may_decline: false,
+    hop_seconds: 0.25e-6,
+    message_seconds: 0.1e-6,
+    byte_seconds: 0.02e-9,
+};
+
+/// Returns why ranks of different hosts share no memory; `None` on one host.
+pub(super) fn on_other_host(own: &PeerInfo, peer: &PeerInfo) -> Option<&'static str> {
+    (own.host_id != peer.host_id)
+        .then_some("they do not share a host, its network namespace and CINCH_HOST_ID")
+}
+
+impl Transport for Shm {
+    fn kind(&self) -> TransportKind {
+        TransportKind::Shm
+    }
+
+    fn caps(&self) -> &'static Caps {
+        &CAPS
+    }
+
+    fn obstruction(
+        &self,
+        own: &PeerInfo,
+        peer: &PeerInfo,
+        config: &Config,
+    ) -> Option<&'static str> {
+        on_other_host(own, peer).or(config.shm_disable.then_some("CINCH_SHM_DISABLE=1"))
+    }
+
+    fn descriptors(&self, _: &Config) -> usize {
+        1
+    }
+
+    fn probe(&self, _: &Config) -> Result<&'static str> {
+        Region::shareable(4096)?;
+        UnixStream::pair().map_err(|error| Error::system("UNIX sockets", error))?;
+        Ok("sealed memfd over UNIX sockets")
+    }
+
+    fn prepare(&self, _: &Setup<'_>) -> Result<Box<dyn Prepared>> {
+        let mut name = [0; 16];
+        getrandom::fill(&mut name)
+            .map_err(|error| Error::internal(format!("no random numbers: {error}")))?;
+        Ok(Box::new(ShmListener {
+            name,
+            listener: Some(Listener::bind_local(name)?),
+        }))
+    }
+}
+
+/// The UNIX socket on which this rank expects its peers.
+struct ShmListener {
+    name: [u8; 16],
+    listener: Option<Listener>,
+}
+
+impl Prepared for ShmListener {
+    fn offer(&self) -> Vec<u8> {
+        self.name.to_bytes()
+    }
+
+    fn connect(&mut self, setup: &Setup<'_>, peers: &Peers<'_>) -> Result<Option<Connected>> {
+        let inbox = setup.inbox()?;
+        let (Some(listener), Some(memory)) = (self.listener.take(), inbox.memory()) else {
+            return Err(Error::internal("shared memory was not prepared"));
+        };
+        let each = peers.served.iter();
+        let addresses = each.map(|&rank| Ok((rank, Address::Local(peers.offer(setup, rank)?))));
+        let addresses = addresses.collect::<Result<_>>()?;
+        let mesh = setup.mesh(PURPOSE, listener, addresses, (1, 1));
+        let regions = exchange(mesh, memory, inbox.bytes())?;
+        Ok(Some(inbox.connect(setup, peers, regions)))
+    }
+}
+
+/// Sends `memory` to the peers of `mesh`, and returns the region of each with its rank.
 ///
-/// Linux takes no more descriptors on the way between processes of a user than a process may
-/// hold, whoever sends them. n ranks have n(n-1) to send, so what is refused waits until others
-/// have received theirs, and this rank goes on receiving meanwhile, as all do.
+/// Linux limits the descriptors in flight between processes of a user to the number that one process may
+/// hold. n ranks send n(n-1) descriptors. A rank therefore repeats a rejected send, and goes on receiving
+/// meanwhile, which takes descriptors out of flight.
 ///
 /// # Errors
-/// As for [`Mesh::open`]; remote, naming the peer, if it goes away; mismatch if its memory does
-/// not have `bytes` bytes for good.
+/// As for [`SocketMesh::open`]; remote, naming the peer, if it exits; mismatch if its memory is not sealed
+/// at `bytes` bytes.
 pub(crate) fn exchange(
-    mesh: Mesh<'_>,
-    memory: OwnedFd,
+    mesh: SocketMesh<'_>,
+    memory: &OwnedFd,
     bytes: usize,
 ) -> Result<Vec<(usize, Arc<Region>)>> {
     let (send, receive) = (socket::send_descriptor, socket::receive_descriptor);
     exchange_by(mesh, memory, bytes, send, receive)
 }
 
-/// One peer on the way.
-struct Peer {
-    link: Link,
+/// A peer with which descriptors are exchanged.
+struct SharingPeer {
+    rank: usize,
     socket: Socket,
-    told: bool,
+    is_sent: bool,
     region: Option<Arc<Region>>,
 }
 
-/// As [`exchange`], by these functions.
+/// Returns the error for a peer whose socket failed.
+fn lost(peer: &PeerInfo, error: &io::Error) -> Error {
+    Error::new(
+        ErrorKind::Remote,
+        format!("{peer} went away while shared memory was handed over: {error}"),
+    )
+}
+
+/// Exchanges descriptors by `send` and `receive`, which tests replace; see [`exchange`].
 fn exchange_by(
-    mesh: Mesh<'_>,
-    memory: OwnedFd,
+    mesh: SocketMesh<'_>,
+    memory: &OwnedFd,
     bytes: usize,
     send: impl Fn(&OwnedFd, &OwnedFd) -> io::Result<()>,
     receive: impl Fn(&OwnedFd) -> io::Result<OwnedFd>,
 ) -> Result<Vec<(usize, Arc<Region>)>> {
     let (peers, fault, deadline) = (mesh.peers, mesh.fault, mesh.deadline);
     let sockets = mesh.open()?.into_iter();
-    let mut open: Vec<Peer> = sockets
-        .map(|(link, socket)| Peer {
-            link,
+    let mut open: Vec<SharingPeer> = sockets
+        .map(|(id, socket)| SharingPeer {
+            rank: id.peer,
             socket,
-            told: false,
+            is_sent: false,
             region: None,
         })
         .collect();
-    let lost = |link: &Link, error: io::Error| {
-        let peer = &peers[link.peer];
-        Error::new(
-            ErrorKind::Remote,
-            format!("{peer} went away while shared memory was handed over: {error}"),
-        )
-    };
     loop {
-        let mut refused = None;
-        for peer in open.iter_mut().filter(|peer| !peer.told) {
-            match send(&peer.socket, &memory) {
-                Ok(()) => peer.told = true,
-                Err(error) if takes_none_now(&error) => {
-                    refused = Some(error);
-                    break;
-                }
-                Err(error) => return Err(lost(&peer.link, error)),
-            }
-        }
+        let rejected = send_to_all(&mut open, peers, |socket| send(socket, memory))?;
         for peer in open.iter_mut().filter(|peer| peer.region.is_none()) {
+            let info = &peers[peer.rank];
             match receive(&peer.socket) {
                 Ok(theirs) => {
                     let region = Region::of(&theirs, bytes);
-                    peer.region =
-                        Some(region.map_err(|error| error.context(&peers[peer.link.peer]))?);
+                    peer.region = Some(region.map_err(|error| error.context(info))?);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Err(lost(&peer.link, error)),
+                Err(error) => return Err(lost(info, &error)),
             }
         }
         let mut missing = open.iter().filter(|peer| peer.region.is_none()).peekable();
-        let first = missing.peek().map(|peer| peer.link.peer);
-        if first.is_none() && refused.is_none() {
+        let first = missing.peek().map(|peer| peer.rank);
+        if first.is_none() && rejected.is_none() {
             break;
         }
         fault.check()?;
@@ -109,34 +189,54 @@ fn exchange_by(
         if left.is_zero() {
             return Err(Error::new(
                 ErrorKind::Timeout,
-                late(refused, first.map(|rank| &peers[rank])),
+                late(rejected, first.map(|rank| &peers[rank])),
             ));
         }
         let mut interests: Vec<_> = missing
             .map(|peer| socket::interest(&peer.socket, true, false))
             .collect();
-        let limit = if refused.is_some() { RETRY } else { GLANCE };
+        let limit = match rejected {
+            Some(_) => RETRY_INTERVAL,
+            None => FAULT_POLL_INTERVAL,
+        };
         socket::poll(&mut interests, left.min(limit))?;
     }
     let regions = open.into_iter();
     Ok(regions
-        .filter_map(|peer| Some((peer.link.peer, peer.region?)))
+        .filter_map(|peer| Some((peer.rank, peer.region?)))
         .collect())
 }
 
-/// Whether a send may work later: too many descriptors of this user are on the way.
-fn takes_none_now(error: &io::Error) -> bool {
+/// Sends to each peer that has no descriptor yet, up to the first send that the kernel rejects for now;
+/// returns the kernel's reason.
+fn send_to_all(
+    open: &mut [SharingPeer],
+    peers: &[PeerInfo],
+    send: impl Fn(&OwnedFd) -> io::Result<()>,
+) -> Result<Option<io::Error>> {
+    for peer in open.iter_mut().filter(|peer| !peer.is_sent) {
+        match send(&peer.socket) {
+            Ok(()) => peer.is_sent = true,
+            Err(error) if is_temporary(&error) => return Ok(Some(error)),
+            Err(error) => return Err(lost(&peers[peer.rank], &error)),
+        }
+    }
+    Ok(None)
+}
+
+/// Returns whether a send may succeed later: too many descriptors of this user are in flight.
+fn is_temporary(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::ETOOMANYREFS) || error.kind() == io::ErrorKind::WouldBlock
 }
 
-/// What was waited for in vain.
-fn late(refused: Option<io::Error>, missing: Option<&PeerInfo>) -> String {
-    match (refused, missing) {
+/// Returns the reason of a timeout, as text.
+fn late(rejected: Option<io::Error>, missing: Option<&PeerInfo>) -> String {
+    match (rejected, missing) {
         (None, Some(peer)) => format!("{peer} has not handed over its shared memory"),
-        (refused, _) => format!(
+        (rejected, _) => format!(
             "the system takes no more descriptors to hand over shared memory ({}): other programs \
              of this user have some on the way; raise `ulimit -n`, which is {}",
-            refused.map_or(String::new(), |error| error.to_string()),
+            rejected.map_or(String::new(), |error| error.to_string()),
             socket::descriptor_limit()
         ),
     }
@@ -147,7 +247,6 @@ mod tests {
     use super::*;
     use crate::sync::Fault;
     use crate::sys::memory::sealed_memfd;
-    use crate::sys::socket::Address;
     use std::sync::Mutex;
 
     const RANKS: usize = 5;
@@ -166,57 +265,54 @@ mod tests {
         (0..RANKS).map(peer).collect()
     }
 
-    fn name(rank: usize) -> Address {
+    fn name(rank: usize) -> [u8; 16] {
         let mut name = *b"shared memory of";
         name[0] = rank as u8;
         name[1..5].copy_from_slice(&std::process::id().to_le_bytes());
-        Address::Local(name)
+        name
     }
 
-    /// Linux refuses a descriptor while too many are on the way, and says when by nothing: here
-    /// while there is one.
+    /// The test's kernel rejects a descriptor while another one is in flight.
     #[test]
-    fn descriptors_that_are_refused_wait_until_others_have_arrived() {
+    fn rejected_descriptor_is_sent_after_others_have_arrived() {
         let (peers, fault) = (peers(), Fault::new());
-        let on_the_way = Mutex::new((0, 0));
+        let in_flight = Mutex::new((0, 0));
         let send = |socket: &OwnedFd, memory: &OwnedFd| {
-            let mut on_the_way = on_the_way.lock().unwrap();
-            if on_the_way.0 > 0 {
-                on_the_way.1 += 1;
+            let mut in_flight = in_flight.lock().unwrap();
+            if in_flight.0 > 0 {
+                in_flight.1 += 1;
                 return Err(io::Error::from_raw_os_error(libc::ETOOMANYREFS));
             }
-            on_the_way.0 += 1;
+            in_flight.0 += 1;
             socket::send_descriptor(socket, memory)
         };
         let receive = |socket: &OwnedFd| {
             let received = socket::receive_descriptor(socket)?;
-            on_the_way.lock().unwrap().0 -= 1;
+            in_flight.lock().unwrap().0 -= 1;
             Ok(received)
         };
-        let link = |peer| Link {
-            peer,
-            channel: 0,
-            socket: 0,
-        };
-        let listeners = (0..RANKS).map(|rank| socket::listen(&name(rank)).unwrap());
+        let listeners = (0..RANKS).map(|rank| Listener::bind_local(name(rank)).unwrap());
         let listeners: Vec<_> = listeners.collect();
         std::thread::scope(|scope| {
             for (me, listener) in listeners.into_iter().enumerate() {
-                let mesh = Mesh {
+                let others = (0..RANKS).filter(|&rank| rank != me);
+                let mesh = SocketMesh {
                     purpose: PURPOSE,
                     key: [5; 32],
                     me,
                     peers: &peers,
                     listener,
-                    local: true,
-                    accepts: (me + 1..RANKS).map(link).collect(),
-                    connects: (0..me).map(|peer| (link(peer), name(peer))).collect(),
+                    addresses: others
+                        .map(|rank| (rank, Address::Local(name(rank))))
+                        .collect(),
+                    channels: 1,
+                    sockets: 1,
                     fault: &fault,
                     deadline: Instant::now() + Duration::from_secs(60),
                 };
                 scope.spawn(move || {
                     let memory = sealed_memfd(BYTES).unwrap();
-                    let found = exchange_by(mesh, memory, BYTES, send, receive).unwrap();
+                    let found = exchange_by(mesh, &memory, BYTES, send, receive).unwrap();
                     let mut ranks: Vec<usize> = found.iter().map(|(rank, _)| *rank).collect();
                     ranks.sort_unstable();
                     let others: Vec<usize> = (0..RANKS).filter(|&rank| rank != me).collect();
@@ -224,7 +320,7 @@ mod tests {
                 });
             }
         });
-        let (left, refusals) = *on_the_way.lock().unwrap();
+        let (left, refusals) = *in_flight.lock().unwrap();
         assert_eq!(left, 0);
         assert!(refusals > 0, "nothing was refused");
     }

@@ -1,53 +1,211 @@
-//! Ranks of different hosts: one socket for each pair and channel, or several, message by message in
-//! turn, where one stream does not fill a fast link. On a link that one stream fills, more are worse:
-//! the bytes of a message go out between those of the one before it, which arrives later for that,
-//! and so does everything that waits for it.
+//! Ranks of different hosts over TCP: one socket for each pair and channel, or several.
+//!
+//! Several sockets take messages in turn, for links that one stream does not fill. On a link that one
+//! stream fills, more sockets cost time: bytes of a message interleave with those of the message before
+//! it, which arrives later, and delays everything that waits for it.
 
-pub(super) mod connect;
 mod pump;
 
+use super::contract::{
+    Caps, Connected, Ends, InboxMemory, Peers, Pollable, Prepared, Setup, Transport,
+};
+use super::mesh::SocketId;
 use super::{Header, RecvEnd, RecvInto, SendEnd, SendFrom};
-use crate::error::Result;
+use crate::bootstrap::PeerInfo;
+use crate::bootstrap::auth::Listener;
+use crate::config::Config;
+use crate::error::{Error, Result};
 use crate::mem::{Consumer, FifoPlaces, FifoShape, Producer, Region};
-use crate::sys::socket::{Interest, Socket};
+use crate::sys::socket::{self, Address, Interest, Socket};
+use crate::types::TransportKind;
+use crate::wire::Wire;
 use pump::Pump;
+use std::collections::HashMap;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The pump of one pair on one channel, as its two ends and the waiter share it. They belong to
-/// one rank, so the lock is free unless a program polls ends from several threads; beside a
-/// system call it costs nothing.
+/// Purpose of the sockets, in errors and in the key.
+const PURPOSE: &str = "tcp";
+
+/// The transport over TCP.
+pub(super) struct Tcp;
+
+/// Costs fitted to `benches/baselines/host-allreduce-vs-openmpi.jsonl`. Only proportions matter.
+static CAPS: Caps = Caps {
+    inbox: InboxMemory::None,
+    moves_beside: true,
+    may_decline: false,
+    hop_seconds: 12e-6,
+    message_seconds: 4e-6,
+    byte_seconds: 0.4e-9,
+};
+
+impl Transport for Tcp {
+    fn kind(&self) -> TransportKind {
+        TransportKind::Tcp
+    }
+
+    fn caps(&self) -> &'static Caps {
+        &CAPS
+    }
+
+    fn obstruction(&self, _: &PeerInfo, _: &PeerInfo, _: &Config) -> Option<&'static str> {
+        None
+    }
+
+    fn descriptors(&self, config: &Config) -> usize {
+        config.channels * config.tcp_sockets
+    }
+
+    fn probe(&self, _: &Config) -> Result<&'static str> {
+        let bound = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
+        bound.map_err(|error| Error::system("no socket listens on 127.0.0.1", error))?;
+        Ok("")
+    }
+
+    fn prepare(&self, setup: &Setup<'_>) -> Result<Box<dyn Prepared>> {
+        let (listener, bound) = Listener::bind(setup.peers()[setup.me()].address)?;
+        Ok(Box::new(TcpListener {
+            port: bound.port(),
+            listener: Some(listener),
+        }))
+    }
+}
+
+/// The port on which this rank expects its peers.
+struct TcpListener {
+    port: u16,
+    listener: Option<Listener>,
+}
+
+impl Prepared for TcpListener {
+    fn offer(&self) -> Vec<u8> {
+        self.port.to_bytes()
+    }
+
+    fn connect(&mut self, setup: &Setup<'_>, peers: &Peers<'_>) -> Result<Option<Connected>> {
+        let config = setup.config();
+        let listener = self.listener.take();
+        let listener = listener.ok_or_else(|| Error::internal("TCP was not prepared"))?;
+        let each = peers.served.iter();
+        let addresses = each.map(|&rank| {
+            let address = SocketAddr::new(setup.peers()[rank].address, peers.offer(setup, rank)?);
+            Ok((rank, Address::Tcp(address)))
+        });
+        let addresses = addresses.collect::<Result<_>>()?;
+        let counts = (config.channels, config.tcp_sockets);
+        let mesh = setup.mesh(PURPOSE, listener, addresses, counts);
+        // The kernel chooses the buffer sizes of the sockets, which follow the path.
+        let sockets = mesh.open()?;
+        sockets.values().try_for_each(|it| socket::keep_alive(it))?;
+        connect_streams(setup, peers, sockets).map(Some)
+    }
+}
+
+/// Creates the ends of all peers and channels over open stream sockets, which carry messages in turn.
+///
+/// # Errors
+/// System if memory for the slots is short.
+pub(super) fn connect_streams(
+    setup: &Setup<'_>,
+    peers: &Peers<'_>,
+    mut sockets: HashMap<SocketId, Socket>,
+) -> Result<Connected> {
+    let config = setup.config();
+    let (mut ends, mut pumps) = (Vec::new(), Pumps::default());
+    for &peer in peers.served {
+        let who = setup.peers()[peer].to_string();
+        for channel in 0..config.channels {
+            let own = (0..config.tcp_sockets).filter_map(|index| {
+                sockets.remove(&SocketId {
+                    peer,
+                    channel,
+                    index,
+                })
+            });
+            let (send, recv, pump) = join(setup.shape, own.collect(), &who)?;
+            pumps.pumps.push(pump);
+            ends.push(Ends {
+                peer,
+                channel,
+                send: Box::new(send),
+                recv: Box::new(recv),
+            });
+        }
+    }
+    Ok(Connected {
+        ends,
+        pollable: Some(Box::new(pumps)),
+        // Both sides have slots for both directions.
+        bytes: 2 * setup.fifo_bytes() * peers.served.len(),
+    })
+}
+
+/// The pumps of a rank.
+#[derive(Debug, Default)]
+struct Pumps {
+    pumps: Vec<SharedPump>,
+    /// End of each pump's part of the interests.
+    parts: Vec<usize>,
+}
+
+impl Pollable for Pumps {
+    fn is_polled(&self) -> bool {
+        true
+    }
+
+    fn interests(&mut self, interests: &mut Vec<Interest>) -> Result<()> {
+        let first = interests.len();
+        self.parts.clear();
+        for pump in &self.pumps {
+            pump.lock().interests(interests)?;
+            self.parts.push(interests.len() - first);
+        }
+        Ok(())
+    }
+
+    fn handle(&mut self, interests: &[Interest]) {
+        let mut begin = 0;
+        for (pump, &end) in self.pumps.iter().zip(&self.parts) {
+            let part = &interests[begin..end];
+            if part.iter().any(|interest| interest.revents != 0) {
+                pump.progress();
+            }
+            begin = end;
+        }
+    }
+
+    fn check_peers(&mut self) {
+        self.pumps.iter().for_each(|pump| pump.lock().check_peer());
+    }
+}
+
+/// The pump of a pair on one channel, which its two ends and the waiter share.
+///
+/// All three belong to one rank, so the lock is free unless a program polls ends from several threads.
+/// Beside a system call a free lock costs nothing.
 #[derive(Clone, Debug)]
-pub(super) struct SharedPump(Arc<Mutex<Pump>>);
+struct SharedPump(Arc<Mutex<Pump>>);
 
 impl SharedPump {
     fn lock(&self) -> MutexGuard<'_, Pump> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Moves what can be moved, both ways. A broken connection is the business of its ends: a
-    /// peer that has left must not fail ranks that expect nothing from it.
-    pub fn progress(&self) {
+    /// Moves data in both directions. A broken connection is reported by its ends: a peer that has left
+    /// must not fail ranks that expect nothing from it.
+    fn progress(&self) {
         let mut pump = self.lock();
         pump.send();
         pump.receive(true);
     }
-
-    /// Looks whether the peer's host still answers. Costs a system call a socket.
-    pub fn listen_for_life(&self) {
-        self.lock().listen_for_life();
-    }
-
-    /// Adds what to wait for.
-    pub fn interests(&self, interests: &mut Vec<Interest>) -> Result<()> {
-        self.lock().interests(interests)
-    }
 }
 
-/// The ends of a pair on one channel, over sockets in the same order on both sides.
+/// Creates the ends of a pair on one channel, over sockets in the same order on both sides.
 ///
 /// # Errors
 /// System if there is no memory for the slots.
-pub(super) fn join(
+fn join(
     shape: FifoShape,
     sockets: Vec<Socket>,
     who: &str,
@@ -58,7 +216,7 @@ pub(super) fn join(
         FifoPlaces::together(&out, 0),
         FifoPlaces::together(&back, 0),
     );
-    // SAFETY: one producer and one consumer each, of regions that nobody else has.
+    // SAFETY: both regions are new, and each gets one producer and one consumer.
     let (producer, outgoing, incoming, consumer) = unsafe {
         (
             Producer::new(shape, out.clone()),
@@ -89,7 +247,7 @@ pub(super) fn join(
 
 /// Sends over sockets.
 #[derive(Debug)]
-pub(super) struct TcpSend {
+struct TcpSend {
     producer: Producer,
     pump: SharedPump,
 }
@@ -141,7 +299,7 @@ impl SendFrom for TcpSend {
         let mut pump = self.pump.lock();
         pump.send();
         pump.broken()?;
-        // It takes the number of a slot, whose payload nobody reads.
+        // The message takes the number of a slot, whose payload stays unused.
         if !self.producer.ready()?
             || !pump.send_from(self.producer.published(), &header, payload)?
         {
@@ -155,7 +313,7 @@ impl SendFrom for TcpSend {
 
 /// Receives over sockets.
 #[derive(Debug)]
-pub(super) struct TcpRecv {
+struct TcpRecv {
     consumer: Consumer,
     pump: SharedPump,
 }
@@ -202,7 +360,7 @@ impl RecvInto for TcpRecv {
     }
 
     fn recv_into(&mut self, place: &mut [u8]) -> Result<bool> {
-        // It may have come before anybody asked for it.
+        // The message may have arrived in its slot before the first call.
         if self.consumer.ready()? {
             place.copy_from_slice(self.consumer.payload());
             self.consumer.release();
@@ -211,7 +369,7 @@ impl RecvInto for TcpRecv {
         if !self.pump.lock().recv_into(place)? {
             return Ok(false);
         }
-        // It took the number of a slot, whose payload nobody reads.
+        // The message took the number of a slot, whose payload stays unused.
         let published = self.consumer.ready()?;
         debug_assert!(published, "the pump has published it");
         self.consumer.release();

@@ -1,12 +1,11 @@
-//! The sockets of one pair on one channel, and what carries slots through them both ways.
+//! The pump of one pair on one channel, which carries slots through sockets in both directions.
 //!
-//! The ends of a connection work on FIFOs in this process, as threads do; the pump is the other
-//! end of both. Message m goes over socket m % k: its frame, then its payload.
-//! A socket is read only as far as there are free slots for what it brings; the rest waits in
-//! the kernel, and in the end at the sender. Payloads go from slot to kernel and from kernel to
-//! slot without a copy between; or from the memory of the caller and to it, which spares the copy
-//! into a slot and out of one. Such a message takes the number of a slot, and its place in the
-//! order, but not the slot.
+//! The ends of a connection work on FIFOs in this process; the pump is the other end of both FIFOs.
+//! Message m goes over socket m % k: its frame, then its payload. The pump reads a socket only while it has
+//! free slots. Other messages wait in the kernel, and finally at the sender.
+//!
+//! Payloads move between slot and kernel without a further copy. A zero-copy message moves between the
+//! caller's memory and the kernel, and takes the number of a slot but not the slot.
 
 use super::super::frame::{FRAME, decode, encode};
 use crate::error::{Error, ErrorKind, Result};
@@ -16,65 +15,65 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-/// Silence of a host, with data on the way to it, that means that it is gone.
-const SILENCE: Duration = Duration::from_secs(3);
+/// Longest time without an acknowledgement from a host that has data to acknowledge.
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Both directions between this rank and one peer on one channel.
+/// The connection between this rank and one peer on one channel, in both directions.
 #[derive(Debug)]
 pub(super) struct Pump {
-    /// The peer, as messages name it.
+    /// The peer, as errors name it.
     who: Box<str>,
     sockets: Vec<Socket>,
     slot_bytes: usize,
-    /// What the sending end has published.
+    /// Messages that the sending end has published.
     outgoing: Consumer,
-    /// By message number modulo depth: whether it is whole in the kernel.
+    /// Whether the kernel has the whole message, by message number modulo depth.
     left: Vec<bool>,
-    /// Where the receiving end reads.
+    /// Messages for the receiving end.
     incoming: Producer,
-    /// By message number modulo depth: header of a message that is whole, but not the next.
+    /// Header of a whole message that must wait for earlier ones, by message number modulo depth.
     arrived: Vec<Option<Header>>,
-    /// Number of the message that is on its way from the memory of the caller, who comes again.
+    /// Number of the message that the caller is sending from its memory by repeated calls.
     lent: Option<u64>,
-    /// Whether the caller wants the next message in memory of its own, and comes again: what there
-    /// is to read waits for that.
+    /// Whether the caller is receiving the next message into its memory by repeated calls. Nothing else reads
+    /// meanwhile.
     claimed: bool,
-    /// Why no more can be sent or received in this or another direction.
+    /// The first failure of a socket.
     broken: Option<Error>,
 }
 
 #[derive(Debug)]
 struct Socket {
     socket: socket::Socket,
-    /// Number of the message that it sends next or is sending.
+    /// Number of the message to send next, or in progress.
     out_message: u64,
-    /// Bytes of that frame that are in the kernel.
+    /// Bytes of that message that the kernel has, frame included.
     out_at: usize,
-    /// Number of the message that it receives next or is receiving.
+    /// Number of the message to receive next, or in progress.
     in_message: u64,
-    /// Header of that message, once it is there.
+    /// Header of that message, once it has arrived.
     in_header: Option<Header>,
-    /// Payload bytes of it that are there.
+    /// Payload bytes of that message that have arrived.
     in_at: usize,
-    /// Whether they are in memory of the caller instead of the message's slot.
+    /// Whether that payload is in the caller's memory instead of the slot.
     in_place: bool,
-    /// The next frame header, as far as it is there.
+    /// Bytes of the next frame that have arrived.
     frame: [u8; FRAME],
     frame_at: usize,
-    /// The peer has closed it, or it is broken.
+    /// Whether the peer has closed the socket, or the socket is broken.
     closed: bool,
 }
 
-/// What reading a socket once led to.
+/// Result of reading a socket once.
 enum Read {
-    /// More may be there.
+    /// The kernel may have more.
     More,
-    /// Nothing more is there, or there is no slot for it.
+    /// The kernel has nothing more, or no slot is free.
     Nothing,
 }
 
 impl Pump {
-    /// Carries `outgoing` away and `incoming` in over `sockets`.
+    /// Creates a pump that sends `outgoing` and fills `incoming` over `sockets`.
     pub fn new(
         who: &str,
         sockets: Vec<socket::Socket>,
@@ -113,7 +112,10 @@ impl Pump {
         }
     }
 
-    /// Why the connection is of no more use, if it is not.
+    /// Returns the failure of the connection, if it has failed.
+    ///
+    /// # Errors
+    /// Remote, naming the peer; mismatch if the peer sent an impossible frame.
     pub fn broken(&self) -> Result<()> {
         match &self.broken {
             Some(error) => Err(error.clone()),
@@ -121,12 +123,12 @@ impl Pump {
         }
     }
 
-    /// Whether all that was published is in the kernel.
+    /// Returns whether the kernel has all published messages.
     pub fn drained(&mut self) -> Result<bool> {
         Ok(self.outgoing.available()? == 0)
     }
 
-    /// Writes as much as the kernel takes.
+    /// Writes as many messages as the kernel takes.
     pub fn send(&mut self) {
         if self.broken.is_none()
             && let Err(error) = self.send_all()
@@ -135,8 +137,8 @@ impl Pump {
         }
     }
 
-    /// Reads as much as there is and slots are free for: all sockets, unless what they bring is
-    /// claimed, or the one that carries the next message.
+    /// Reads arrived messages into free slots: from the socket of the next message, or from all sockets. While
+    /// the next message is claimed, `all` reads nothing.
     pub fn receive(&mut self, all: bool) {
         let next = self.next();
         if self.sockets[next].in_place || all && self.claimed {
@@ -157,18 +159,18 @@ impl Pump {
         self.publish_arrived();
     }
 
-    /// Whether the socket that carries the next message will bring nothing more.
+    /// Returns whether the socket of the next message has ended.
     pub fn ended(&self) -> bool {
         self.sockets[self.next()].closed
     }
 
-    /// Whether a message is on its way from the memory of the caller.
+    /// Returns whether a message from the caller's memory is in progress.
     pub fn is_lent(&self) -> bool {
         self.lent.is_some()
     }
 
-    /// Writes as much as the kernel takes of message `number`, the next one, whose payload is in no
-    /// slot; true if that is all of it, and [`Pump::settle`] follows.
+    /// Writes as much as the kernel takes of message `number`, the next one, whose payload lies in no slot.
+    /// Returns true once the kernel has all of it; the caller then publishes it and calls [`Pump::settle`].
     ///
     /// # Errors
     /// Remote, naming the peer, if the connection broke.
@@ -176,7 +178,7 @@ impl Pump {
         let count = self.sockets.len() as u64;
         let socket = &mut self.sockets[(number % count) as usize];
         if socket.out_message != number {
-            // Earlier ones are still on their way into this socket.
+            // Earlier messages of this socket are not written yet.
             return Ok(false);
         }
         self.lent = Some(number);
@@ -184,7 +186,7 @@ impl Pump {
         written.inspect_err(|error| self.broken = Some(error.clone()))
     }
 
-    /// The message that is in the kernel as a whole is now published: counts it as sent.
+    /// Counts the message of [`Pump::send_from`] as sent, after the caller has published it.
     ///
     /// # Errors
     /// As for [`Consumer::available`].
@@ -199,11 +201,11 @@ impl Pump {
         Ok(())
     }
 
-    /// Header of the next message, which is not in a slot as a whole, if its frame is there; the
-    /// caller wants the message in memory of its own.
+    /// Claims the next message for the caller's memory; returns its header once the frame has arrived. The
+    /// message must not be in a slot as a whole.
     ///
     /// # Errors
-    /// As for [`Pump::broken`], if nothing more comes.
+    /// As for [`Pump::broken`], if the socket has ended.
     pub fn expect(&mut self) -> Result<Option<Header>> {
         self.claimed = true;
         let index = self.next();
@@ -219,11 +221,11 @@ impl Pump {
         Ok(self.sockets[index].in_header)
     }
 
-    /// Reads as much as there is of the message that [`Pump::expect`] found into `place`; true if
-    /// that was the rest of it, which publishes it.
+    /// Reads the message that [`Pump::expect`] found into `place`, as far as it has arrived. Returns true, and
+    /// publishes the message, once all of it is there.
     ///
     /// # Errors
-    /// As for [`Pump::broken`], if the rest does not come; internal if no message was found.
+    /// As for [`Pump::broken`], if the socket has ended; internal if no message was found.
     pub fn recv_into(&mut self, place: &mut [u8]) -> Result<bool> {
         let index = self.next();
         let free = self.incoming.free()? as u64;
@@ -258,8 +260,10 @@ impl Pump {
         Ok(true)
     }
 
-    /// Adds what to wait for. A closed socket is nothing to wait for; nor is one that may neither
-    /// be read nor has anything to write.
+    /// Appends the sockets to wait for: open sockets that have a free slot or something to write.
+    ///
+    /// # Errors
+    /// Mismatch if a counter of a FIFO is impossible.
     pub fn interests(&mut self, interests: &mut Vec<Interest>) -> Result<()> {
         let free = self.incoming.free()? as u64;
         let waiting = self.outgoing.available()? as u64;
@@ -275,12 +279,12 @@ impl Pump {
         Ok(())
     }
 
-    /// Finds out whether the peer's host has stopped answering: what a kernel notices by itself
-    /// only after minutes.
-    pub fn listen_for_life(&mut self) {
+    /// Breaks the connection if the peer's host has stopped answering, which the kernel reports only after
+    /// minutes.
+    pub fn check_peer(&mut self) {
         for socket in self.sockets.iter_mut().filter(|socket| !socket.closed) {
             if let Some(silence) = socket::silence(&socket.socket)
-                && silence >= SILENCE
+                && silence >= SILENCE_TIMEOUT
             {
                 socket.closed = true;
                 self.broken.get_or_insert_with(|| {
@@ -319,7 +323,7 @@ impl Pump {
         Ok(())
     }
 
-    /// Gives back the slots of messages that are in the kernel, with all before them.
+    /// Releases the slots of written messages, up to the first message that is not written.
     fn release_left(&mut self) {
         let depth = self.left.len() as u64;
         while std::mem::take(&mut self.left[(self.outgoing.released() % depth) as usize]) {
@@ -327,7 +331,7 @@ impl Pump {
         }
     }
 
-    /// The socket that carries the next message.
+    /// Returns the index of the socket that carries the next message to receive.
     fn next(&self) -> usize {
         (self.incoming.published() % self.sockets.len() as u64) as usize
     }
@@ -337,7 +341,7 @@ impl Pump {
         self.broken.get_or_insert(error);
     }
 
-    /// The message that a socket has brought is whole.
+    /// Notes that a socket has received a whole message.
     fn end_message(&mut self, index: usize, header: Header) {
         let (count, depth) = (self.sockets.len() as u64, self.arrived.len() as u64);
         let socket = &mut self.sockets[index];
@@ -346,7 +350,7 @@ impl Pump {
         socket.in_message += count;
     }
 
-    /// Hands over the messages that are whole, with all before them.
+    /// Publishes whole messages, up to the first message that is not whole.
     fn publish_arrived(&mut self) {
         let depth = self.arrived.len() as u64;
         while let Some(header) = self.arrived[(self.incoming.published() % depth) as usize].take() {
@@ -410,7 +414,7 @@ impl Pump {
 }
 
 impl Socket {
-    /// Writes what the kernel takes of the message that it sends next; whether that is the rest.
+    /// Writes as much as the kernel takes of the next message; returns whether that was the rest.
     fn write(&mut self, who: &str, header: &Header, payload: &[u8]) -> Result<bool> {
         let frame = encode(header, self.out_message);
         while self.out_at < FRAME + payload.len() {
@@ -421,7 +425,7 @@ impl Socket {
             match socket::write(&self.socket, &parts) {
                 Ok(written) => {
                     self.out_at += written;
-                    // Where the kernel took less it is full: asking again would only tell us so.
+                    // A short write means that the kernel is full, so another call would fail.
                     if self.out_at < FRAME + payload.len() {
                         return Ok(false);
                     }
@@ -435,8 +439,8 @@ impl Socket {
         Ok(true)
     }
 
-    /// Reads what there is of a message's payload, and `along` with it the next frame's header, if
-    /// there may be another message: one system call a message.
+    /// Reads as much of a message's payload as has arrived. With `along`, also reads the next frame, so that a
+    /// message takes one system call.
     fn read(&mut self, who: &str, payload: &mut [u8], along: bool) -> Result<Read> {
         let missing = payload.len() - self.in_at;
         if missing == 0 {
@@ -452,7 +456,7 @@ impl Socket {
         };
         self.in_at += got.min(missing);
         self.frame_at = got.saturating_sub(missing);
-        // Where the kernel has no more, asking again would only tell us so.
+        // A short read means that the kernel has no more, so another call would find nothing.
         Ok(match got < missing + along {
             true => Read::Nothing,
             false => Read::More,
@@ -460,7 +464,7 @@ impl Socket {
     }
 }
 
-/// Reads; None if nothing is there now.
+/// Reads; returns `None` if nothing has arrived.
 fn read(who: &str, from: &OwnedFd, parts: &mut [IoSliceMut<'_>]) -> Result<Option<usize>> {
     match socket::read(from, parts) {
         Ok(0) => Err(Error::new(

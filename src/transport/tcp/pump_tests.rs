@@ -27,7 +27,7 @@ fn frame(number: u64, bytes: u32) -> [u8; FRAME] {
 }
 
 #[test]
-fn frames_survive_being_cut_anywhere() {
+fn frames_cut_anywhere_arrive_in_slots() {
     let mut wire = Vec::new();
     for (number, bytes) in [0, 128, 1, 64, 0, 0, 127].into_iter().enumerate() {
         wire.extend(frame(number as u64, bytes));
@@ -53,9 +53,9 @@ fn frames_survive_being_cut_anywhere() {
     }
 }
 
-/// The same into memory of the test, also where a part of a message is in its slot already.
+/// The start of a message may be in its slot before the first zero-copy call.
 #[test]
-fn frames_that_are_cut_arrive_in_place() {
+fn frames_cut_anywhere_arrive_in_the_callers_memory() {
     let lengths = [0, 128, 1, 64, 0, 0, 127, 128];
     let mut wire = Vec::new();
     for (number, bytes) in lengths.into_iter().enumerate() {
@@ -91,13 +91,13 @@ fn frames_that_are_cut_arrive_in_place() {
 }
 
 #[test]
-fn what_is_claimed_waits_and_is_waited_for() {
+fn claimed_message_is_read_by_its_claimant_alone() {
     let (mut first, one) = UnixStream::pair().unwrap();
     let (mut second, two) = UnixStream::pair().unwrap();
     let (_send, mut recv, pump) = side(vec![one, two]);
     let readable = || {
         let mut interests = Vec::new();
-        pump.interests(&mut interests).unwrap();
+        pump.lock().interests(&mut interests).unwrap();
         let reads = interests.iter();
         reads.filter(|one| one.events & libc::POLLIN != 0).count()
     };
@@ -111,7 +111,7 @@ fn what_is_claimed_waits_and_is_waited_for() {
     let mut place = [0; 2];
     assert_eq!(recv.expect().unwrap().unwrap().bytes, 2);
     assert!(!recv.recv_into(&mut place).unwrap());
-    // Nobody else takes the rest.
+    // A progress call must not read the rest.
     first.write_all(b"b").unwrap();
     pump.progress();
     assert!(!recv.ready().unwrap());
@@ -123,7 +123,7 @@ fn what_is_claimed_waits_and_is_waited_for() {
 }
 
 #[test]
-fn the_end_in_the_middle_of_a_message_in_place_is_an_error() {
+fn end_within_a_zero_copy_message_is_an_error() {
     let (mut there, here) = UnixStream::pair().unwrap();
     let (_send, mut recv, _pump) = side(vec![here]);
     there.write_all(&frame(0, 3)).unwrap();
@@ -142,7 +142,7 @@ fn the_end_in_the_middle_of_a_message_in_place_is_an_error() {
 }
 
 #[test]
-fn a_lent_message_follows_those_in_slots_and_is_followed_by_others() {
+fn zero_copy_message_keeps_its_order_among_slots() {
     let (there, here) = UnixStream::pair().unwrap();
     let (mut send, _recv, pump) = side(vec![here]);
     let (_other, mut recv, _pump) = side(vec![there]);
@@ -151,7 +151,7 @@ fn a_lent_message_follows_those_in_slots_and_is_followed_by_others() {
         signature: [number; 5],
     };
     let lent = [7; 128];
-    // Until the kernel takes no more, the last ones wait in slots.
+    // Fill the kernel's buffers, so that the last messages wait in slots.
     let mut sent = 0;
     while send.ready().unwrap() {
         send.slot().fill(sent as u8);
@@ -185,7 +185,7 @@ fn a_lent_message_follows_those_in_slots_and_is_followed_by_others() {
 }
 
 #[test]
-fn messages_of_several_sockets_come_in_order() {
+fn messages_of_several_sockets_arrive_in_order() {
     let (mut first, one) = UnixStream::pair().unwrap();
     let (mut second, two) = UnixStream::pair().unwrap();
     let (_send, mut recv, pump) = side(vec![one, two]);
@@ -204,7 +204,7 @@ fn messages_of_several_sockets_come_in_order() {
 }
 
 #[test]
-fn impossible_frames_are_named_and_nothing_is_written() {
+fn impossible_frame_is_an_error_that_names_the_peer() {
     let mut wrong_magic = frame(0, 1);
     wrong_magic[44] ^= 1;
     for (bad, part) in [
@@ -225,7 +225,7 @@ fn impossible_frames_are_named_and_nothing_is_written() {
 }
 
 #[test]
-fn the_end_comes_after_the_data_and_is_an_error() {
+fn end_of_stream_is_an_error_after_the_data() {
     for cut in [0, 1, 64, 100] {
         let (mut there, here) = UnixStream::pair().unwrap();
         let (mut send, mut recv, pump) = side(vec![here]);
@@ -235,7 +235,7 @@ fn the_end_comes_after_the_data_and_is_an_error() {
         rest.extend([7; 100]);
         there.write_all(&rest[..cut]).unwrap();
         drop(there);
-        // The waiter does not fail: nobody may be waiting for that peer.
+        // Progress must not fail, because the rank may expect nothing from that peer.
         pump.progress();
         assert!(recv.ready().unwrap());
         assert_eq!(recv.payload(), b"abc");
@@ -249,7 +249,7 @@ fn the_end_comes_after_the_data_and_is_an_error() {
 }
 
 #[test]
-fn a_full_socket_keeps_messages_until_it_is_read() {
+fn full_socket_keeps_messages_until_the_peer_reads() {
     let (there, here) = UnixStream::pair().unwrap();
     let (mut send, _recv, pump) = side(vec![here]);
     let (_other, mut recv, _pump) = side(vec![there]);
@@ -266,7 +266,7 @@ fn a_full_socket_keeps_messages_until_it_is_read() {
     }
     assert!(!send.flushed().unwrap());
     let mut interests = Vec::new();
-    pump.interests(&mut interests).unwrap();
+    pump.lock().interests(&mut interests).unwrap();
     assert_eq!(interests[0].events, libc::POLLIN | libc::POLLOUT);
     let mut seen = 0;
     while seen < sent {

@@ -1,5 +1,5 @@
-//! Formats of one byte over a fixed table: sign and magnitude code; 0x80, which a sign without a
-//! magnitude would have, stands for an element that is not finite and decodes to NaN.
+//! Formats of one byte with a fixed table of magnitudes: sign in bit 7, magnitude code in the others.
+//! Code 0x80, which would be -0, stands for a non-finite element and decodes to NaN.
 
 mod simd;
 
@@ -8,10 +8,10 @@ use super::super::{ErrorLaw, Zero};
 use super::ElementFormat;
 use crate::types::{CodecKind, CodecSpec};
 
-/// What a non-finite element becomes.
+/// Code of a non-finite element.
 const NOT_FINITE: u8 = 0x80;
 
-/// A table with its name.
+/// A table of 128 magnitudes, and the codec that it belongs to.
 #[derive(Debug)]
 pub(in super::super) struct Table8 {
     kind: CodecKind,
@@ -20,10 +20,10 @@ pub(in super::super) struct Table8 {
 }
 
 impl Table8 {
-    /// A format whose magnitude of `code` is `decimal(code)`, a whole number and a power of ten,
-    /// times 10^`offset`.
+    /// Creates the format whose magnitude code c has the value `decimal(c)`, a whole number and a power
+    /// of ten, times 10^`offset`.
     pub fn new(kind: CodecKind, offset: i8, decimal: impl Fn(u32) -> (u32, i32)) -> Table8 {
-        // The parser rounds to the nearest fp32 number, which products would not.
+        // The parser rounds to the nearest fp32 number; a product would not.
         let value = |code: usize| {
             let (digits, power) = decimal(code as u32);
             format!("{digits}e{}", power + i32::from(offset))
@@ -77,7 +77,8 @@ impl ElementFormat for Table8 {
         (self.magnitudes.half_gap(f64::from(x.abs())) as f32).next_up()
     }
 
-    /// Half of the smallest magnitude, and of wider gaps the widest relative to its middle.
+    /// The floor is half of the smallest magnitude. Of all wider gaps, the widest relative to its
+    /// middle gives the relative error.
     fn errors(&self) -> ErrorLaw {
         let sorted = self.magnitudes.sorted();
         let pairs = sorted
@@ -94,9 +95,33 @@ impl ElementFormat for Table8 {
     }
 }
 
+/// Sets the kernel words of a table: the units of decade 4 and of decade 0, and the value that a kernel
+/// counts as 1 in the largest decade.
+///
+/// A unit is a sum of two fp32 numbers, so that a kernel rounds table values as the parser does.
+/// `tests/cuda_codecs.rs` compares all values for every offset.
+pub(in super::super) fn kernel_words(offset: i8, units: [f64; 2], top: f64, words: &mut [u32; 8]) {
+    // The second number of a small unit would be subnormal and lose bits.
+    let raise = if offset < 0 { 64 } else { 0 };
+    let two = |unit: f64| {
+        let raised = unit * 2f64.powi(raise);
+        let first = raised as f32;
+        [first, (raised - f64::from(first)) as f32].map(f32::to_bits)
+    };
+    words[2..4].copy_from_slice(&two(units[0]));
+    words[4..6].copy_from_slice(&two(units[1]));
+    words[6] = 2f32.powi(-raise).to_bits();
+    words[7] = (top as f32).to_bits();
+}
+
+/// Returns `digits` times 10^`power`, correctly rounded; a product would not be.
+pub(in super::super) fn decimal(digits: u32, power: i32) -> f64 {
+    format!("{digits}e{power}").parse().unwrap_or(0.0)
+}
+
 #[cfg(test)]
 impl Table8 {
-    /// The table behind the codes.
+    /// Returns the table.
     pub fn magnitudes(&self) -> &Magnitudes {
         &self.magnitudes
     }

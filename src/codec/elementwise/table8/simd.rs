@@ -1,11 +1,11 @@
-//! Vector form: one gather to encode, registers to decode.
+//! Vector form: encodes with one gather, decodes from registers.
 
 use super::super::super::simd::{Lanes, abs, apply_sign, with_sign};
 use super::super::super::table::Buckets;
-use super::super::VectorFormat;
+use super::super::VectorElementFormat;
 use super::{NOT_FINITE, Table8};
 
-impl VectorFormat for Table8 {
+impl VectorElementFormat for Table8 {
     type Registers<'a, L: Lanes> = (&'a Buckets, L::T128<'a>);
 
     #[inline(always)]

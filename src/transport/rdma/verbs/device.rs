@@ -1,6 +1,6 @@
-//! Devices: what they can do, their ports and addresses, what happens to them.
+//! RDMA devices: attributes, ports, addresses and events.
 
-use super::{done, gone, made, readable};
+use super::{destroyed, done, made, readable};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sys::fork_safe::ForkSafe;
 use crate::sys::ibverbs::*;
@@ -20,7 +20,7 @@ pub(in super::super) struct Device {
 }
 
 impl Device {
-    /// Opens those devices whose names `wanted` accepts, sorted by name; and the names of all.
+    /// Opens the devices whose names `wanted` accepts, sorted by name. Returns them with the names of all devices.
     ///
     /// # Errors
     /// Unsupported if the kernel knows no verbs; system, with the name, if one cannot be opened.
@@ -29,7 +29,7 @@ impl Device {
         wanted: impl Fn(&str) -> bool,
     ) -> Result<(Vec<Arc<Device>>, Vec<String>)> {
         let mut count = 0;
-        // SAFETY: `count` is writable.
+        // SAFETY: `count` is a local variable.
         let list = unsafe { api.get_device_list(&mut count) };
         if list.is_null() {
             return Err(Error::new(
@@ -49,12 +49,12 @@ impl Device {
         let (mut open, mut names) = (Vec::new(), Vec::new());
         let mut failure = None;
         for index in 0..count.max(0) as usize {
-            // SAFETY: the list has `count` devices.
+            // SAFETY: `ibv_get_device_list` returned a list of `count` devices.
             let device = unsafe { *list.add(index) };
-            // SAFETY: devices live as long as the list.
+            // SAFETY: devices are valid until `free_device_list`, which runs behind this loop.
             let name = unsafe { (*device).name() };
             if wanted(&name) {
-                // SAFETY: as above.
+                // SAFETY: devices are valid until `free_device_list`, which runs behind this loop.
                 let raw = unsafe { api.open_device(device) };
                 let what = || format!("opening the RDMA device {name} (is /dev/infiniband there?)");
                 match made(raw, what) {
@@ -68,7 +68,7 @@ impl Device {
             }
             names.push(name);
         }
-        // SAFETY: devices that are needed are open.
+        // SAFETY: the list comes from `get_device_list`; open devices stay valid without it.
         unsafe { api.free_device_list(list) };
         open.sort_by(|one, two| one.name.cmp(&two.name));
         names.sort();
@@ -78,14 +78,14 @@ impl Device {
         }
     }
 
-    /// Its name.
+    /// Returns the name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What it can do.
+    /// Returns the limits of the device.
     pub fn attributes(&self) -> Result<IbvDeviceAttr> {
-        // SAFETY: plain numbers, for which zero is a value; alive, and writable.
+        // SAFETY: the struct has integers only, for which zero is valid; `Device` keeps `raw` open.
         unsafe {
             let mut attributes = std::mem::zeroed();
             done(self.api.query_device(self.raw, &mut attributes)).map_err(|error| {
@@ -95,9 +95,9 @@ impl Device {
         }
     }
 
-    /// A port, from 1.
+    /// Returns the state of a port, counted from 1.
     pub fn port(&self, port: u8) -> Result<IbvPortAttr> {
-        // SAFETY: as in `attributes`.
+        // SAFETY: the struct has integers only, for which zero is valid; `Device` keeps `raw` open.
         unsafe {
             let mut attributes = std::mem::zeroed();
             done(self.api.query_port(self.raw, port, &mut attributes)).map_err(|error| {
@@ -110,11 +110,11 @@ impl Device {
         }
     }
 
-    /// A place of a port's table of addresses; `None` if it is empty.
+    /// Returns an entry of a port's GID table; `None` if the entry is empty.
     pub fn gid(&self, port: u8, index: u32) -> Option<IbvGidEntry> {
         let mut entry = IbvGidEntry::default();
         let (port, bytes) = (u32::from(port), size_of::<IbvGidEntry>());
-        // SAFETY: alive, and writable.
+        // SAFETY: `Device` keeps `raw` open, and `entry` is a local variable.
         let code = unsafe {
             self.api
                 .query_gid(self.raw, port, index, &mut entry, 0, bytes)
@@ -122,13 +122,13 @@ impl Device {
         (code == 0 && entry.gid.raw != [0; 16]).then_some(entry)
     }
 
-    /// Descriptor that becomes readable when something happens to the device.
+    /// Returns the descriptor that becomes readable with an event of the device.
     pub fn event_fd(&self) -> RawFd {
-        // SAFETY: alive; the field does not change.
+        // SAFETY: `Device` keeps `raw` open; the field does not change.
         unsafe { (*self.raw).async_fd }
     }
 
-    /// The next thing that happened to the device, if there is one: its type, and what it is about.
+    /// Returns type and element of the next event; `None` if no event is pending.
     pub fn event(&self) -> Option<(c_uint, usize)> {
         if !readable(self.event_fd()) {
             return None;
@@ -137,8 +137,8 @@ impl Device {
             element: 0,
             event_type: 0,
         };
-        // SAFETY: alive, and writable; there is one, so this does not block. Acknowledged at once:
-        // what it is about is not touched.
+        // SAFETY: `Device` keeps `raw` open, and `event` is a local variable. `readable` has found an event, so
+        // the call does not block. The element is not touched after the acknowledgement.
         unsafe {
             if self.api.get_async_event(self.raw, &mut event) != 0 {
                 return None;
@@ -149,19 +149,20 @@ impl Device {
     }
 }
 
-/// The library keeps books of registered memory, which two threads must not begin at once.
-static BOOKS: ForkSafe<()> = ForkSafe::new(());
+/// Serializes `ibv_fork_init`, which two threads must not call at once.
+static FORK_INIT: ForkSafe<()> = ForkSafe::new(());
 
-/// Keeps registered memory from children that the program forks. Where the kernel does not copy
-/// it for them, the first one to write after a fork gets a new page, the parent too, and the device
-/// goes on with the old one. Returns a warning if that cannot be had.
+/// Excludes registered memory from copy-on-write in forked children; returns a warning if that fails.
+///
+/// Without it, the first process that writes to a page after a fork gets a new page. That may be the parent,
+/// whose device then goes on with the old page.
 fn keep_from_children(api: &Arc<dyn Api>) -> Option<String> {
-    // SAFETY: has no conditions.
+    // SAFETY: the call has no preconditions.
     if unsafe { api.is_fork_initialized() } == Some(IBV_FORK_UNNEEDED) {
         return None;
     }
-    // SAFETY: no other thread of this library calls it now; nothing happens if it was called.
-    let code = BOOKS.with(|()| unsafe { api.fork_init() });
+    // SAFETY: `FORK_INIT` excludes other threads of this library; repeated calls have no effect.
+    let code = FORK_INIT.with(|()| unsafe { api.fork_init() });
     let error = done(code).err()?;
     Some(format!(
         "neither this kernel nor {} keeps registered memory apart from forked children ({error}): \
@@ -173,8 +174,8 @@ fn keep_from_children(api: &Arc<dyn Api>) -> Option<String> {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        // SAFETY: all that came from it holds it, and so is gone.
-        gone("device", unsafe { self.api.close_device(self.raw) });
+        // SAFETY: every object of the device holds an `Arc<Device>`, so none is left.
+        destroyed("device", unsafe { self.api.close_device(self.raw) });
     }
 }
 
@@ -189,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_kept_from_children_where_the_kernel_does_not_copy_it() {
+    fn fork_init_is_called_unless_the_kernel_copies_memory() {
         for (answer, calls) in [
             (None, 1),
             (Some(IBV_FORK_DISABLED), 1),
@@ -197,7 +198,7 @@ mod tests {
         ] {
             let fabric = Fabric::new(vec![FakeDevice::roce("r0", 1)]);
             fabric.fork(answer);
-            // Where it has to be first.
+            // The call must precede the first device.
             fabric.fail("open_device", 0, 1, libc::EIO);
             let api: Arc<dyn Api> = fabric.clone();
             assert!(Device::open_all(&api, |_| true).is_err());
@@ -207,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_children_share_is_a_warning() {
+    fn failed_fork_init_is_a_warning() {
         let fabric = Fabric::new(vec![FakeDevice::roce("r0", 1)]);
         fabric.fork(None);
         fabric.fail("fork_init", 0, 2, libc::EINVAL);

@@ -1,6 +1,6 @@
 //! Protection domains and registered memory.
 
-use super::{Device, gone, made};
+use super::{Device, destroyed, made};
 use crate::error::Result;
 use crate::mem::Region;
 use crate::sys::ibverbs::*;
@@ -16,7 +16,7 @@ pub(in super::super) struct Domain {
 
 impl Domain {
     pub fn new(device: &Arc<Device>) -> Result<Arc<Domain>> {
-        // SAFETY: alive.
+        // SAFETY: `device` keeps its context open.
         let raw = unsafe { device.api.alloc_pd(device.raw) };
         let raw = made(raw, || format!("a protection domain of {}", device.name()))?;
         Ok(Arc::new(Domain {
@@ -28,8 +28,8 @@ impl Domain {
 
 impl Drop for Domain {
     fn drop(&mut self) {
-        // SAFETY: what belongs to it holds it.
-        gone("protection domain", unsafe {
+        // SAFETY: queue pairs and memory regions hold an `Arc<Domain>`, so none is left.
+        destroyed("protection domain", unsafe {
             self.device.api.dealloc_pd(self.raw)
         });
     }
@@ -53,7 +53,8 @@ impl Registered {
         let bytes = region.bytes();
         let access = (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE) as c_int;
         let address = region.place(0, bytes, 1).cast();
-        // SAFETY: alive; the memory is mapped as long as `region`, which outlives the registration.
+        // SAFETY: `domain` keeps the protection domain allocated. `Registered` holds `region`, which keeps the
+        // memory mapped until after deregistration.
         let raw = unsafe { device.api.reg_mr(domain.raw, address, bytes, access) };
         let raw = made(raw, || {
             format!(
@@ -75,34 +76,34 @@ impl Registered {
         &self.region
     }
 
-    /// Address of its first byte, for local and remote use.
+    /// Returns the address of the first byte, for local and remote use.
     pub fn address(&self) -> u64 {
         self.region.place(0, 0, 1).addr() as u64
     }
 
     pub fn local_key(&self) -> u32 {
-        // SAFETY: alive; the field does not change.
+        // SAFETY: `Registered` keeps `raw` registered; the field does not change.
         unsafe { (*self.raw).lkey }
     }
 
     pub fn remote_key(&self) -> u32 {
-        // SAFETY: as above.
+        // SAFETY: `Registered` keeps `raw` registered; the field does not change.
         unsafe { (*self.raw).rkey }
     }
 }
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        // SAFETY: queue pairs that use it hold it.
-        gone("memory region", unsafe {
+        // SAFETY: `Connection` drops its queue pairs before its `Arc<Registered>`, so none uses the memory.
+        destroyed("memory region", unsafe {
             self.domain.device.api.dereg_mr(self.raw)
         });
     }
 }
 
-/// The limit as a phrase.
+/// Returns the limit of locked memory as a phrase.
 fn locked_memory_limit() -> String {
-    // SAFETY: plain data, valid as zero, that lives through the call.
+    // SAFETY: the struct has integers only, for which zero is valid, and is a local variable.
     let limit = unsafe {
         let mut limit: libc::rlimit = std::mem::zeroed();
         match libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) {

@@ -1,5 +1,5 @@
-//! Objects of libibverbs that give themselves back. A child holds its parent, so that they are
-//! destroyed in the order that devices demand.
+//! Owners of libibverbs objects. A child holds an `Arc` of its parent, so drop order is the order that
+//! devices demand.
 
 mod device;
 mod memory;
@@ -17,20 +17,20 @@ use std::ffi::c_int;
 use std::io;
 use std::os::fd::RawFd;
 
-/// Objects of the library may be used from any thread; what may not be used by two at once is
-/// behind `&mut` or a lock, or safe by libibverbs' own (all but rdma-core's documented exceptions).
+/// Implements `Send` and `Sync`. libibverbs is thread-safe but for rdma-core's documented exceptions, which
+/// are behind `&mut` or a lock.
 macro_rules! may_cross_threads {
     ($($name:ident)*) => {$(
         // SAFETY: verbs are thread-safe by specification (IBA 11.1, ibv_* manual pages).
         unsafe impl Send for $name {}
-        // SAFETY: as above.
+        // SAFETY: verbs are thread-safe by specification (IBA 11.1, ibv_* manual pages).
         unsafe impl Sync for $name {}
     )*};
 }
 
 may_cross_threads!(Device Domain Registered Channel Queue Pair);
 
-/// What a function that returns a pointer said.
+/// Returns the result of a function that returns a pointer: null is an error.
 fn made<T>(raw: *mut T, what: impl FnOnce() -> String) -> Result<*mut T> {
     match raw.is_null() {
         false => Ok(raw),
@@ -38,7 +38,7 @@ fn made<T>(raw: *mut T, what: impl FnOnce() -> String) -> Result<*mut T> {
     }
 }
 
-/// What a function that returns a number said: an error number, or -1 with the thread's.
+/// Returns the result of a function that returns an error number, or -1 with `errno`.
 fn done(code: c_int) -> io::Result<()> {
     match code {
         0 => Ok(()),
@@ -47,8 +47,8 @@ fn done(code: c_int) -> io::Result<()> {
     }
 }
 
-/// A destructor must not fail; that it does is said.
-fn gone(what: &str, code: c_int) {
+/// Logs the failure of a destructor.
+fn destroyed(what: &str, code: c_int) {
     if let Err(error) = done(code) {
         log::line(
             Level::Warn,
@@ -57,13 +57,13 @@ fn gone(what: &str, code: c_int) {
     }
 }
 
-/// Whether a descriptor can be read without waiting.
+/// Returns whether a descriptor can be read without waiting.
 fn readable(fd: RawFd) -> bool {
     let mut interest = libc::pollfd {
         fd,
         events: libc::POLLIN,
         revents: 0,
     };
-    // SAFETY: one entry.
+    // SAFETY: the pointer is to one entry, a local variable.
     unsafe { libc::poll(&mut interest, 1, 0) == 1 && interest.revents & libc::POLLIN != 0 }
 }

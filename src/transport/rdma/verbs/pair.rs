@@ -1,6 +1,6 @@
-//! Queue pairs of reliable connections, and the writes that they carry.
+//! Queue pairs of reliable connections, and their RDMA writes.
 
-use super::{Domain, Queue, done, gone, made};
+use super::{Domain, Queue, destroyed, done, made};
 use crate::error::{Error, Result};
 use crate::sys::ibverbs::{self, *};
 use std::ffi::{c_int, c_uint};
@@ -8,24 +8,24 @@ use std::io;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-/// How two queue pairs reach each other.
+/// The attributes by which a queue pair reaches its peer.
 #[derive(Clone, Copy, Debug)]
 pub(in super::super) struct Route {
-    /// Own port.
+    /// Port of this rank.
     pub port: u8,
     /// `IBV_MTU_*` of the path.
     pub mtu: c_uint,
-    /// How to address the peer.
+    /// Address of the peer.
     pub address: IbvAhAttr,
-    /// The peer's queue pair.
+    /// Number of the peer's queue pair.
     pub number: u32,
     /// First packet number of the peer.
     pub peer_packet: u32,
-    /// Own first packet number.
+    /// First packet number of this rank.
     pub own_packet: u32,
-    /// Patience for an answer: 4.096 us times two to this.
+    /// Exponent of the time to wait for an answer: 4.096 us times two to this power.
     pub timeout: u8,
-    /// How often an unanswered packet is sent again.
+    /// Retransmissions of an unanswered packet.
     pub retries: u8,
 }
 
@@ -39,7 +39,8 @@ pub(in super::super) struct Pair {
 }
 
 impl Pair {
-    /// With places for `sends` and `recvs`, ready to take room for what comes through `port`.
+    /// Creates a queue pair at `port` with queues of `sends` and `recvs` requests. It accepts receive requests
+    /// at once.
     ///
     /// # Errors
     /// System, with the sizes.
@@ -49,8 +50,8 @@ impl Pair {
         port: u8,
         (sends, recvs): (u32, u32),
     ) -> Result<Pair> {
-        // What travels inline: header lines, small messages with them. A device that has less room
-        // for it fetches them from memory.
+        // Header lines and small messages travel inline. A device that has less inline room fetches them from
+        // memory.
         let mut pair = Pair::make(domain, queue, (sends, recvs), 128);
         if pair.is_err() {
             pair = Pair::make(domain, queue, (sends, recvs), 0);
@@ -88,7 +89,7 @@ impl Pair {
             qp_type: IBV_QPT_RC,
             sq_sig_all: 0,
         };
-        // SAFETY: alive.
+        // SAFETY: `domain` and `queue` keep their objects allocated.
         let raw = unsafe { domain.device.api.create_qp(domain.raw, &mut attributes) };
         let raw = made(raw, || {
             format!(
@@ -105,13 +106,13 @@ impl Pair {
         })
     }
 
-    /// Its number, by which the peer addresses it.
+    /// Returns the number by which the peer addresses this queue pair.
     pub fn number(&self) -> u32 {
-        // SAFETY: alive; the field does not change.
+        // SAFETY: `Pair` keeps `raw` allocated; the field does not change.
         unsafe { (*self.raw).qp_num }
     }
 
-    /// Connects it.
+    /// Connects the queue pair.
     ///
     /// # Errors
     /// System, with the step that failed.
@@ -126,7 +127,7 @@ impl Pair {
                 ..route.address
             },
             max_dest_rd_atomic: 1,
-            // 0.64 ms; room for what comes is always there, so nobody waits for it.
+            // 0.64 ms. Receive requests never run out, so the timer never runs.
             min_rnr_timer: 12,
             ..IbvQpAttr::default()
         };
@@ -158,7 +159,7 @@ impl Pair {
 
     fn step(&self, attributes: &mut IbvQpAttr, mask: c_uint, state: &str) -> Result<()> {
         let device = &self.domain.device;
-        // SAFETY: alive, and readable.
+        // SAFETY: `Pair` keeps `raw` allocated, and `attributes` is a reference.
         done(unsafe { device.api.modify_qp(self.raw, attributes, mask as c_int) }).map_err(
             |error| {
                 Error::system(
@@ -169,7 +170,7 @@ impl Pair {
         )
     }
 
-    /// Makes room for one more message, with this number on its completion.
+    /// Posts a receive request without memory, whose completion carries `id`.
     #[inline]
     pub fn post_room(&self, id: u64) -> io::Result<()> {
         let mut room = IbvRecvWr {
@@ -178,11 +179,11 @@ impl Pair {
             sg_list: null_mut(),
             num_sge: 0,
         };
-        // SAFETY: alive; the list has one piece, and no memory.
+        // SAFETY: `Pair` keeps `raw` allocated; the list has one request, which names no memory.
         done(unsafe { ibverbs::post_recv(self.raw, &mut room) })
     }
 
-    /// Posts writes, in order, at one go.
+    /// Posts writes, in order, with one doorbell.
     ///
     /// # Safety
     /// Pieces that are not inline lie in registered memory that outlives the queue pair.
@@ -207,7 +208,7 @@ impl Pair {
         for (work, write) in works.iter_mut().zip(writes.iter_mut()).rev() {
             work.wr_id = write.id;
             work.next = next;
-            // A piece of no bytes would need a key all the same.
+            // The device would check the key even of a piece of no bytes.
             work.sg_list = &raw mut write.piece;
             work.num_sge = c_int::from(write.piece.length > 0);
             work.rdma.remote_addr = write.remote;
@@ -224,35 +225,34 @@ impl Pair {
             }
             next = work;
         }
-        // SAFETY: alive; the list ends with the last write, and lives through the call; the memory
-        // by the caller's word.
+        // SAFETY: `Pair` keeps `raw` allocated. The list ends with the last write and outlives the call. The
+        // caller keeps the pieces in registered memory.
         done(unsafe { ibverbs::post_send(self.raw, next) })
     }
 }
 
 impl Drop for Pair {
     fn drop(&mut self) {
-        // SAFETY: nobody else has it.
-        gone("queue pair", unsafe {
+        // SAFETY: `Pair` owns `raw`.
+        destroyed("queue pair", unsafe {
             self.domain.device.api.destroy_qp(self.raw)
         });
     }
 }
 
-/// A write into a peer's memory.
+/// An RDMA write.
 #[derive(Clone, Copy, Debug)]
 pub(in super::super) struct Write {
-    /// On its completion.
+    /// Number on the completion.
     pub id: u64,
-    /// From where.
+    /// Source.
     pub piece: IbvSge,
-    /// Where to.
+    /// Address at the peer.
     pub remote: u64,
-    /// The key of that memory.
+    /// Key of the memory at the peer.
     pub remote_key: u32,
-    /// A number that the peer gets once all of this write, and all writes before it, are in its
-    /// memory.
+    /// A number that the peer receives once this write and all writes before it are in its memory.
     pub immediate: Option<u32>,
-    /// Whether there is a completion if all goes well.
+    /// Whether success causes a completion.
     pub signaled: bool,
 }

@@ -1,6 +1,6 @@
-//! Completion queues, and the channels that announce completions to who sleeps.
+//! Completion queues, and the channels that announce completions to a sleeping rank.
 
-use super::{Device, done, gone, made, readable};
+use super::{Device, destroyed, done, made, readable};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sys::ibverbs::{self, *};
 use std::ffi::c_int;
@@ -9,7 +9,7 @@ use std::os::fd::RawFd;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-/// Where completion queues say that something came.
+/// A completion channel, on which queues announce completions.
 #[derive(Debug)]
 pub(in super::super) struct Channel {
     device: Arc<Device>,
@@ -18,7 +18,7 @@ pub(in super::super) struct Channel {
 
 impl Channel {
     pub fn new(device: &Arc<Device>) -> Result<Arc<Channel>> {
-        // SAFETY: alive.
+        // SAFETY: `device` keeps its context open.
         let raw = unsafe { device.api.create_comp_channel(device.raw) };
         let raw = made(raw, || format!("a completion channel of {}", device.name()))?;
         Ok(Arc::new(Channel {
@@ -27,18 +27,18 @@ impl Channel {
         }))
     }
 
-    /// Descriptor that becomes readable when a queue has something to say.
+    /// Returns the descriptor that becomes readable with an announcement.
     pub fn fd(&self) -> RawFd {
-        // SAFETY: alive; the field does not change.
+        // SAFETY: `Channel` keeps `raw` allocated; the field does not change.
         unsafe { (*self.raw).fd }
     }
 
-    /// Takes what queues have to say: the numbers that they were made with.
+    /// Takes all announcements, and calls `each` with the number of the queue.
     pub fn events(&self, mut each: impl FnMut(usize)) {
         while readable(self.fd()) {
             let (mut queue, mut number) = (null_mut(), null_mut());
-            // SAFETY: alive, and writable; there is one, so this does not block. Acknowledged at
-            // once: a queue that has events to be acknowledged cannot be destroyed.
+            // SAFETY: `Channel` keeps `raw` allocated, and both pointers are local variables. `readable` has found
+            // an event, so the call does not block. Destroying a queue waits for the acknowledgement.
             unsafe {
                 if self
                     .device
@@ -57,8 +57,8 @@ impl Channel {
 
 impl Drop for Channel {
     fn drop(&mut self) {
-        // SAFETY: queues hold it.
-        gone("completion channel", unsafe {
+        // SAFETY: queues hold an `Arc<Channel>`, so none is left.
+        destroyed("completion channel", unsafe {
             self.device.api.destroy_comp_channel(self.raw)
         });
     }
@@ -72,7 +72,7 @@ pub(in super::super) struct Queue {
 }
 
 impl Queue {
-    /// With room for `entries`; events carry `number`.
+    /// Creates a queue of `entries` completions, whose announcements carry `number`.
     ///
     /// # Errors
     /// System, with the number of entries.
@@ -90,7 +90,7 @@ impl Queue {
             ));
         }
         let user = std::ptr::without_provenance_mut(number);
-        // SAFETY: alive.
+        // SAFETY: `channel` keeps itself and the context of its device open.
         let raw = unsafe {
             let (api, context) = (&device.api, device.raw);
             api.create_cq(context, entries as c_int, user, channel.raw, 0)
@@ -107,30 +107,30 @@ impl Queue {
         }))
     }
 
-    /// Takes what is complete; how many.
+    /// Takes completions; returns their number.
     ///
     /// # Errors
     /// The queue is broken.
     #[inline]
     pub fn poll(&self, into: &mut [IbvWc]) -> io::Result<usize> {
-        // SAFETY: alive.
+        // SAFETY: `Queue` keeps `raw` allocated.
         match unsafe { ibverbs::poll_cq(self.raw, into) } {
             count @ 0.. => Ok(count as usize),
             code => Err(io::Error::from_raw_os_error(code.abs())),
         }
     }
 
-    /// CompletionPoller for an event with the next completion.
+    /// Requests an announcement of the next completion.
     pub fn arm(&self) -> io::Result<()> {
-        // SAFETY: alive.
+        // SAFETY: `Queue` keeps `raw` allocated.
         done(unsafe { ibverbs::req_notify_cq(self.raw) })
     }
 }
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        // SAFETY: queue pairs hold it.
-        gone("completion queue", unsafe {
+        // SAFETY: queue pairs hold an `Arc<Queue>`, so none is left.
+        destroyed("completion queue", unsafe {
             self.channel.device.api.destroy_cq(self.raw)
         });
     }

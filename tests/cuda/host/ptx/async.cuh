@@ -1,6 +1,5 @@
-// Stands before kernels/ptx/async.cuh where tests run kernels on the host: shared memory that a launch asks
-// for, of each block that runs side by side with others, and copies to it, which are made at once or when
-// a thread waits for them.
+// Replaces kernels/ptx/async.cuh where tests run kernels on the host: dynamic shared memory for
+// each copy of a block, and asynchronous copies, which happen at once or when a thread waits.
 #pragma once
 
 #include <stdint.h>
@@ -13,7 +12,7 @@ inline uint8_t *launched_shared() {
   return memory[Block::current().copy()];
 }
 
-// An address is the distance from where shared memory begins.
+// A shared-space address is the offset in shared memory.
 inline uint32_t shared_address(const void *at) {
   return (uint32_t)((const uint8_t *)at - launched_shared());
 }
@@ -22,10 +21,10 @@ inline void store_shared(uint32_t at, uint4 v) { *(uint4 *)(launched_shared() + 
 
 inline void copy16(void *to, const void *from) { Block::current().copy_sometime(to, from, 16); }
 inline void copy4(void *to, const void *from) { Block::current().copy_sometime(to, from, 4); }
-inline void end_copies() {}
+inline void commit_copies() {}
 template <int GROUPS>
-void await_copies() {
-  static_assert(GROUPS == 0, "copies are not told apart here");
+void wait_copies() {
+  static_assert(GROUPS == 0, "groups of copies are not emulated");
   Block::current().make_copies();
 }
 

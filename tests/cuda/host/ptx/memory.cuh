@@ -1,5 +1,5 @@
-// Stands before kernels/ptx/memory.cuh where tests run kernels on the host: the same functions, on memory
-// of this process. Threads that poll let the others go on.
+// Replaces kernels/ptx/memory.cuh where tests run kernels on the host: the same functions on this
+// process's memory. Polling threads switch to the others.
 #pragma once
 
 #include <stdint.h>
@@ -19,7 +19,7 @@ inline void store_release(uint64_t *at, uint64_t value) {
 inline uint4 load_vector(const void *at) { return *(const uint4 *)at; }
 inline void store_vector(void *at, uint4 v) { *(uint4 *)at = v; }
 
-// What is there already is seen before anybody else goes on: a packet of an old message, say.
+// Loads first and switches after, so that a poll can see a packet of an old message.
 inline uint4 load_packet(const void *at) {
   const uint4 packet = *(const uint4 *)at;
   Block::current().pause();
@@ -27,12 +27,12 @@ inline uint4 load_packet(const void *at) {
 }
 inline void store_packet(void *at, uint4 v) { *(uint4 *)at = v; }
 
-// All lanes of a warp at once. What a warp stores at once is seen line by line. A lane without a line
-// moves a word of its own.
+// All lanes of a warp access memory at once; stores become visible line by line. A lane without a
+// line accesses a local variable.
 inline uint4 load_line(bool has_line, const void *at) {
   uint4 line, nothing = {};
   Block::current().warp_loads(&line, has_line ? at : &nothing);
-  Block::current().pause_after_a_look();
+  Block::current().pause_after_poll();
   return line;
 }
 inline void store_line(bool has_line, void *at, uint4 v) {
@@ -40,7 +40,7 @@ inline void store_line(bool has_line, void *at, uint4 v) {
   Block::current().warp_stores(has_line ? at : &nowhere, &v);
 }
 
-// Each look takes a while, so that a wait for what never comes ends, too.
+// Each call advances the clock, so that a wait for a message that never arrives ends.
 inline uint64_t nanoseconds() {
   static uint64_t now = 0;
   return now += 20000;

@@ -1,0 +1,140 @@
+//! Combines what each rank measured.
+
+use super::metrics::{median, quantile};
+use super::row::Row;
+use super::verify::{CheckOutcome, same_on_all_ranks};
+use super::world::BenchRank;
+use cinch::types::{CodecSetting, TransportKind};
+use cinch::{Algorithm, Report, Result};
+
+/// Times of a call, in seconds, over iterations or repetitions.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Times {
+    /// Median.
+    pub median: f64,
+    /// Shortest.
+    pub least: f64,
+    /// 99th percentile.
+    pub p99: f64,
+}
+
+impl Times {
+    /// Summarises sorted times.
+    pub fn of(sorted: &[f64]) -> Times {
+        Times {
+            median: median(sorted),
+            least: quantile(sorted, 0.0),
+            p99: quantile(sorted, 0.99),
+        }
+    }
+}
+
+/// Results of a row in one placement, the same on all ranks.
+#[derive(Clone, Debug)]
+pub struct Measured {
+    /// Times of the slowest rank.
+    pub times: Times,
+    /// Timed iterations.
+    pub iterations: usize,
+    /// Elements outside their bound, over all ranks; `None` if not compared.
+    pub wrong: Option<u64>,
+    /// Largest difference from the exact result.
+    pub max_abs_err: Option<f64>,
+    /// RMS difference relative to the RMS of the exact result.
+    pub rms_rel_err: Option<f64>,
+    /// All ranks hold the same bits, where they must.
+    pub identical: Option<bool>,
+    /// Hash of all ranks' outputs, in rank order.
+    pub bits: Option<u64>,
+    /// Codecs that ran.
+    pub codecs: CodecSetting,
+    /// Algorithm that ran.
+    pub algorithm: Algorithm,
+    /// The slowest transport of any rank.
+    pub transport: Option<TransportKind>,
+    /// Channels.
+    pub channels: usize,
+    /// Payload bytes that the busiest rank sent.
+    pub wire_bytes: u64,
+    /// Bytes of an exact run over the bytes that travelled; `None` if nothing travelled.
+    pub ratio: Option<f64>,
+}
+
+/// Returns each iteration's time on its slowest rank, in seconds, sorted. All ranks pass equally many.
+///
+/// # Errors
+/// Returns the errors of the all_gather.
+pub fn slowest<W: BenchRank>(world: &W, times: &[f64]) -> Result<Vec<f64>> {
+    let words: Vec<u64> = times.iter().map(|time| time.to_bits()).collect();
+    let all = world.gather_words(&words)?;
+    let mut slowest = vec![0.0; times.len()];
+    for rank in all.chunks(times.len().max(1)) {
+        for (most, time) in slowest.iter_mut().zip(rank) {
+            *most = f64::from_bits(*time).max(*most);
+        }
+    }
+    slowest.sort_by(f64::total_cmp);
+    Ok(slowest)
+}
+
+/// Combines reports, times and comparisons of all ranks; every rank gets the same result.
+///
+/// # Errors
+/// Returns the errors of the all_gather.
+pub fn share<W: BenchRank>(
+    world: &W,
+    row: &Row,
+    report: &Report,
+    times: &[f64],
+    outcome: Option<CheckOutcome>,
+) -> Result<Measured> {
+    let found = outcome.unwrap_or_default();
+    let transport = report.transport.map_or(0, |kind| kind as u64 + 1);
+    let words = [
+        found.wrong,
+        found.max_abs_err.to_bits(),
+        found.error_squares.to_bits(),
+        found.exact_squares.to_bits(),
+        found.hash,
+        report.wire_bytes,
+        transport,
+        report.raw_bytes,
+    ];
+    let all = world.gather_words(&words)?;
+    let ranks: Vec<&[u64]> = all.chunks(words.len()).collect();
+    let slowest = slowest(world, times)?;
+    let real = |word: u64| f64::from_bits(word);
+    let (errors, exact): (f64, f64) = ranks.iter().fold((0.0, 0.0), |sums, words| {
+        (sums.0 + real(words[2]), sums.1 + real(words[3]))
+    });
+    let rms = match exact > 0.0 {
+        true => (errors / exact).sqrt(),
+        false => errors.sqrt(),
+    };
+    let sum = |of: usize| ranks.iter().map(|words| words[of]).sum::<u64>();
+    let (travelled, raw) = (sum(5), sum(7));
+    let same = || ranks.iter().all(|words| words[4] == ranks[0][4]);
+    let transport = ranks.iter().map(|words| words[6]).max().unwrap_or(0);
+    Ok(Measured {
+        times: Times::of(&slowest),
+        iterations: slowest.len(),
+        wrong: outcome.map(|_| ranks.iter().map(|words| words[0]).sum()),
+        max_abs_err: outcome.map(|_| ranks.iter().map(|words| real(words[1])).fold(0.0, f64::max)),
+        rms_rel_err: outcome.map(|_| rms),
+        identical: outcome
+            .filter(|_| same_on_all_ranks(row.collective))
+            .map(|_| same()),
+        bits: outcome.map(|_| {
+            let hashes = ranks.iter().map(|words| words[4]);
+            hashes.fold(0, |all: u64, hash| all.rotate_left(7) ^ hash)
+        }),
+        codecs: report.codec,
+        algorithm: report.algorithm,
+        transport: TransportKind::ALL
+            .into_iter()
+            .find(|&kind| kind as u64 + 1 == transport),
+        channels: report.channels,
+        wire_bytes: ranks.iter().map(|words| words[5]).max().unwrap_or(0),
+        ratio: (travelled > 0).then(|| raw as f64 / travelled as f64),
+    })
+}

@@ -1,0 +1,208 @@
+//! The measurement of one row on GPUs.
+//!
+//! A repetition is a number of calls between two events on each rank's stream. A barrier comes before
+//! it, outside of the timing; no rank waits on the host before all of its calls are queued. The time of a
+//! repetition is its slowest rank's, the row's time is the median over repetitions. Two libraries
+//! alternate, and every second repetition reverses their order.
+
+use super::layout::{self, Mode};
+use crate::bench::combine::{Measured, Times, share, slowest};
+use crate::bench::data::InputSource;
+use crate::bench::pipeline::{Effort, is_late};
+use crate::bench::row::Row;
+use crate::bench::verify::{Check, CheckOutcome, same_on_all_ranks};
+use crate::bench::world::BenchRank;
+use cinch::{Report, Result};
+use std::hash::Hasher;
+
+/// The library that makes the calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Contender {
+    /// This library.
+    Ours,
+    /// The library to compare with.
+    Peer,
+    /// The library to compare with, on buffers in its symmetric windows.
+    Symmetric,
+}
+
+impl Contender {
+    /// All contenders.
+    pub const ALL: [Contender; 3] = [Contender::Ours, Contender::Peer, Contender::Symmetric];
+}
+
+/// A rank's GPU, on which calls are queued.
+pub trait CallQueue {
+    /// Prepares a row; no call of an earlier row is queued any more.
+    fn begin(&mut self, row: &Row) -> Result<()>;
+    /// Returns whether the contender has this row's call; ours always does.
+    fn has(&self, contender: Contender, row: &Row) -> bool;
+    /// Records a graph of `calls` calls.
+    fn record(&mut self, contender: Contender, calls: usize) -> Result<()>;
+    /// Queues an event, `calls` calls (of the recorded graph if `replay`), and another event.
+    fn start(&mut self, contender: Contender, calls: usize, replay: bool) -> Result<()>;
+    /// Waits for the last event and returns the seconds between the two.
+    fn finish(&mut self) -> Result<f64>;
+    /// Overwrites all outputs with [`crate::bench::verify::POISON`].
+    fn poison(&mut self) -> Result<()>;
+    /// Returns the elements of this rank's output, the buffer set of call number `call`, and the element
+    /// of the rank's data with which that call's input begins.
+    fn output(&self, call: usize) -> (usize, usize, usize);
+    /// Reads the output of a buffer set from element `start` on.
+    fn read(&mut self, set: usize, start: usize, bytes: &mut [u8]) -> Result<()>;
+    /// Returns the report of our last call.
+    fn report(&self) -> Result<Report>;
+}
+
+/// Result of a row's measurement, the same on all ranks.
+#[derive(Clone, Debug)]
+pub struct GpuMeasured {
+    /// This library's figures.
+    pub measured: Measured,
+    /// Calls in one repetition.
+    pub calls: usize,
+    /// The other library's times.
+    pub peer: Option<Times>,
+    /// The other library's times on symmetric windows.
+    pub symmetric: Option<Times>,
+}
+
+/// Warms up, measures and compares.
+///
+/// # Errors
+/// Returns the queue's errors.
+pub fn run<W: BenchRank, Q: CallQueue>(
+    world: &W,
+    queue: &mut Q,
+    source: &InputSource,
+    row: &Row,
+    effort: Effort,
+    mode: Mode,
+) -> Result<GpuMeasured> {
+    let graph = mode == Mode::Graph;
+    // The warm-up calls are on a stream, and ranks may share a GPU in graph mode too.
+    let eager = match mode {
+        Mode::Graph => Mode::Crowded,
+        mode => mode,
+    };
+    queue.begin(row)?;
+    let mut contenders = Contender::ALL.to_vec();
+    contenders.retain(|&contender| queue.has(contender, row));
+    let half = effort.half();
+    let mut each = f64::INFINITY;
+    for &contender in &contenders {
+        // The first calls may connect, load and allocate.
+        let mut fastest = repeat(world, queue, contender, 2, false)?;
+        let mut left = effort.warmup.max(1) as usize;
+        while left > 0 && !is_late(world, half)? {
+            let calls = left.min(eager.most_calls());
+            fastest = repeat(world, queue, contender, calls, false)?.min(fastest);
+            left -= calls;
+        }
+        each = each.min(fastest);
+    }
+    let each = slowest(world, &[each])?[0];
+    let calls = layout::calls(each, mode);
+    if graph {
+        for &contender in &contenders {
+            queue.record(contender, calls)?;
+        }
+        for &contender in &contenders {
+            repeat(world, queue, contender, calls, true)?;
+        }
+    }
+    let repetitions = effort.affordable(world, each * (calls * contenders.len()) as f64)?;
+    let mut times = Contender::ALL.map(|_| Vec::new());
+    for repetition in 0..repetitions {
+        for turn in 0..contenders.len() {
+            let contender = contenders[(turn + repetition) % contenders.len()];
+            times[contender as usize].push(repeat(world, queue, contender, calls, graph)?);
+        }
+    }
+    let mut outcome = None;
+    if effort.check {
+        queue.poison()?;
+        repeat(world, queue, Contender::Ours, calls, graph)?;
+        outcome = Some(compare(world, queue, source, row, calls - 1)?);
+    }
+    let other = |contender: Contender| match times[contender as usize].as_slice() {
+        [] => Ok(None),
+        times => {
+            let slowest = slowest(world, times)?;
+            Ok::<_, cinch::Error>(Some(Times::of(&slowest)))
+        }
+    };
+    let (peer, symmetric) = (other(Contender::Peer)?, other(Contender::Symmetric)?);
+    let report = queue.report()?;
+    Ok(GpuMeasured {
+        measured: share(
+            world,
+            row,
+            &report,
+            &times[Contender::Ours as usize],
+            outcome,
+        )?,
+        calls,
+        peer,
+        symmetric,
+    })
+}
+
+/// Runs one repetition and returns the seconds of one call on this rank.
+fn repeat<W: BenchRank, Q: CallQueue>(
+    world: &W,
+    queue: &mut Q,
+    contender: Contender,
+    calls: usize,
+    replay: bool,
+) -> Result<f64> {
+    world.barrier()?;
+    queue.start(contender, calls, replay)?;
+    Ok(queue.finish()? / calls as f64)
+}
+
+/// Compares the output of call number `call`. Where all ranks must hold the same data, each rank compares
+/// its share with the exact result, and all ranks compare their bits.
+fn compare<W: BenchRank, Q: CallQueue>(
+    world: &W,
+    queue: &mut Q,
+    source: &InputSource,
+    row: &Row,
+    call: usize,
+) -> Result<CheckOutcome> {
+    let (rank, nranks) = (world.rank(), world.nranks());
+    let report = queue.report()?;
+    let (elements, set, shift) = queue.output(call);
+    let check = Check {
+        source,
+        row,
+        rank,
+        nranks,
+        set: 0,
+        shift,
+        codec: report.codec.inter,
+        algorithm: report.algorithm,
+    };
+    let size = row.dtype.size();
+    let shared = same_on_all_ranks(row.collective);
+    let mut hasher = std::hash::DefaultHasher::new();
+    let mut outcome = CheckOutcome::default();
+    let mut held = Vec::new();
+    for (index, piece) in layout::pieces(elements, size, row.count as u64)
+        .into_iter()
+        .enumerate()
+    {
+        held.resize(piece.len() * size, 0);
+        queue.read(set, piece.start, &mut held)?;
+        hasher.write(&held);
+        if !shared || index % nranks == rank {
+            check.piece(piece.start, &held, &mut outcome);
+        }
+    }
+    outcome.hash = hasher.finish();
+    Ok(outcome)
+}
+
+#[cfg(test)]
+#[path = "runner_tests.rs"]
+mod tests;

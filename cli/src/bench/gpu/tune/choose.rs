@@ -1,0 +1,132 @@
+//! From measurements to the lines of a table.
+
+use super::search::{Point, Sweep};
+use cinch::plan::{Entry, KernelVariant};
+
+/// How much slower than the fastest a variant may be that a neighbour has too.
+const AS_FAST: f64 = 1.02;
+/// How much slower it may be with fewer blocks, which are taken from the caller's own kernels.
+const WITH_FEWER: f64 = 1.01;
+/// How much slower than the next larger size's variant a size's own may be.
+const SLOWER: f64 = 0.95;
+
+/// Returns the variant of each point: that with the fewest blocks of those that are as fast as the fastest but for
+/// 1 %, or that of the next smaller size where it is as fast and takes no more of them; never one that the next
+/// larger size's beats by more than 5 %.
+pub fn variants(points: &[Point]) -> Vec<KernelVariant> {
+    let mut chosen: Vec<KernelVariant> = Vec::with_capacity(points.len());
+    for point in points {
+        let (best, seconds) = sparing(point);
+        let is_as_good = |variant: &KernelVariant| {
+            variant.channels <= best.channels
+                && point
+                    .time(variant)
+                    .is_some_and(|own| own <= AS_FAST * seconds)
+        };
+        let before = chosen.last().copied().filter(is_as_good);
+        chosen.push(before.unwrap_or(best));
+    }
+    for at in (1..points.len()).rev() {
+        let (variant, next) = (chosen[at - 1], chosen[at]);
+        let point = &points[at - 1];
+        if let (Some(own), Some(other)) = (point.time(&variant), point.time(&next))
+            && other < SLOWER * own
+        {
+            chosen[at - 1] = next;
+        }
+    }
+    chosen
+}
+
+/// Returns the variant with the fewest blocks of those that are about as fast as the fastest, of which the fastest;
+/// the time of the fastest.
+fn sparing(point: &Point) -> (KernelVariant, f64) {
+    let (best, seconds) = point.best();
+    let as_fast = point
+        .times
+        .iter()
+        .filter(|(_, own)| *own <= WITH_FEWER * seconds);
+    let fewest = as_fast.min_by(|(a, own), (b, other)| {
+        let by_blocks = a.channels.cmp(&b.channels);
+        by_blocks.then(own.total_cmp(other))
+    });
+    (fewest.map_or(best, |(variant, _)| *variant), seconds)
+}
+
+/// Returns the lines of a sweep: neighbours meet where the lines through both variants' times cross, in the
+/// logarithms of size and time.
+pub fn entries(sweep: &Sweep, points: &[Point]) -> Vec<Entry> {
+    let chosen = variants(points);
+    let entry = |variant: KernelVariant, from: (usize, f64), to: (usize, f64)| Entry {
+        collective: sweep.collective,
+        wire: sweep.wire(),
+        from: from.0,
+        to: to.0,
+        way: variant,
+        seconds: [from.1, to.1],
+    };
+    let end = |at: usize| {
+        let point: &Point = &points[at];
+        (
+            point.size,
+            point.time(&chosen[at]).unwrap_or(point.best().1),
+        )
+    };
+    let mut entries = Vec::new();
+    if let [point] = points {
+        let (_, seconds) = end(0);
+        let last = (point.size + 1, seconds);
+        entries.push(entry(chosen[0], end(0), last));
+    }
+    for at in 1..points.len() {
+        let (low, high) = (end(at - 1), end(at));
+        let [first, second] = [chosen[at - 1], chosen[at]];
+        if first == second {
+            entries.push(entry(first, low, high));
+            continue;
+        }
+        let border = border(&points[at - 1], &points[at], (first, second));
+        if border.0 > low.0 {
+            entries.push(entry(first, low, border));
+        }
+        if border.0 < high.0 {
+            entries.push(entry(second, border, high));
+        }
+    }
+    entries
+}
+
+/// Returns the size where the second variant becomes faster than the first, and the time there.
+pub fn border(
+    low: &Point,
+    high: &Point,
+    (first, second): (KernelVariant, KernelVariant),
+) -> (usize, f64) {
+    let times = |variant: &KernelVariant| [low.time(variant), high.time(variant)];
+    let [first, second] = [times(&first), times(&second)];
+    let share = match (first, second) {
+        ([Some(a), Some(b)], [Some(c), Some(d)]) => {
+            let (before, after) = ((c / a).ln().max(0.0), (b / d).ln().max(0.0));
+            match before + after > 0.0 {
+                true => before / (before + after),
+                false => 0.5,
+            }
+        }
+        // A variant that cannot run at the other end leaves the gap to the other variant.
+        ([_, None], [Some(_), _]) => 0.0,
+        ([_, Some(_)], [None, _]) => 1.0,
+        _ => 0.5,
+    };
+    let between = |a: f64, b: f64| (a.ln() + share * (b.ln() - a.ln())).exp();
+    let size = between(low.size as f64, high.size as f64).round() as usize;
+    let size = match share {
+        // The smaller size itself is the first one's.
+        0.0 => low.size + 1,
+        _ => size.clamp(low.size, high.size),
+    };
+    let seconds = match (first, second) {
+        ([Some(a), Some(b)], _) | (_, [Some(a), Some(b)]) => between(a, b),
+        ([a, _], [_, b]) => between(a.unwrap_or(low.best().1), b.unwrap_or(high.best().1)),
+    };
+    (size, seconds)
+}

@@ -1,0 +1,333 @@
+//! Chooses what is measured, in which order, until the time is spent.
+//!
+//! Every rank runs the search on the same times, so that all ranks measure the same.
+
+use super::choose;
+use crate::bench::metrics::count_of;
+use crate::bench::row::Row;
+use cinch::plan::{KernelVariant, WireClass};
+use cinch::types::CodecSetting;
+use cinch::{Collective, DType, Result};
+
+/// Measures times; tests replace it by a model.
+pub trait Stopwatch {
+    /// Returns the variants of a row's call that are worth a measurement.
+    fn variants(&mut self, row: &Row) -> Result<Vec<KernelVariant>>;
+    /// Returns whether the row's call can run with this variant.
+    fn supports(&mut self, row: &Row, variant: &KernelVariant) -> Result<bool>;
+    /// Returns the seconds of the call with each variant, alike on all ranks: medians over so many
+    /// repetitions, in which the variants alternate.
+    fn time(
+        &mut self,
+        row: &Row,
+        variants: &[KernelVariant],
+        repetitions: usize,
+    ) -> Result<Vec<f64>>;
+    /// Returns the seconds since the beginning, alike on all ranks.
+    fn elapsed(&mut self) -> Result<f64>;
+    /// Logs a measurement.
+    fn keep(&mut self, row: &Row, size: usize, times: &[(KernelVariant, f64)], repetitions: usize);
+}
+
+/// Calls whose sizes are swept: one part of a table.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sweep {
+    /// The collective.
+    pub collective: Collective,
+    /// Its elements.
+    pub dtype: DType,
+    /// Its codec.
+    pub codec: CodecSetting,
+}
+
+impl Sweep {
+    /// Returns the call whose larger buffer has about `bytes`.
+    pub fn row(&self, nranks: usize, bytes: usize) -> Row {
+        let count = count_of(self.collective, self.dtype, nranks, bytes);
+        Row {
+            codec: Some(self.codec),
+            ..Row::new(self.collective, self.dtype, count)
+        }
+    }
+
+    /// Returns the class of the messages' content.
+    pub fn wire(&self) -> WireClass {
+        WireClass {
+            codec: self.codec.inter.kind,
+            element_bytes: self.dtype.size(),
+        }
+    }
+}
+
+/// Times at one size.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Point {
+    /// Bytes of the larger buffer.
+    pub size: usize,
+    /// Seconds of each variant that passed the first round.
+    pub times: Vec<(KernelVariant, f64)>,
+}
+
+impl Point {
+    /// Returns the seconds of a variant, if it was measured.
+    pub fn time(&self, variant: &KernelVariant) -> Option<f64> {
+        let known = self.times.iter().find(|(known, _)| known == variant);
+        known.map(|(_, seconds)| *seconds)
+    }
+
+    /// Returns the fastest variant and its seconds.
+    pub fn best(&self) -> (KernelVariant, f64) {
+        let least = self.times.iter().min_by(|a, b| a.1.total_cmp(&b.1));
+        *least.unwrap_or(&self.times[0])
+    }
+
+    fn set(&mut self, variant: KernelVariant, seconds: f64) {
+        match self.times.iter_mut().find(|(known, _)| *known == variant) {
+            Some(known) => known.1 = seconds,
+            None => self.times.push((variant, seconds)),
+        }
+    }
+}
+
+/// Factor between the sizes that are measured first.
+const COARSE: usize = 4;
+/// Factor between neighbours that choose differently below which nothing between them is measured, unless
+/// the time at the border between them would be a cliff.
+const FINE: f64 = 1.25;
+/// Repetitions by which variants are thrown out, and by which those that stay are compared.
+const TRIAL: usize = 1;
+const FINAL: usize = 5;
+/// How many times slower than the fastest a variant may be in its trial and stay.
+const STAYS: f64 = 1.3;
+/// How many stay at most.
+const MOST_STAY: usize = 6;
+/// Times that are closer are one.
+const SAME: f64 = 1.05;
+
+/// Returns the sizes that are measured first, the largest included.
+pub fn coarse(low: usize, high: usize) -> Vec<usize> {
+    let mut sizes: Vec<usize> =
+        std::iter::successors(Some(low.max(1)), |size| size.checked_mul(COARSE))
+            .take_while(|&size| size < high)
+            .collect();
+    sizes.push(high.max(low));
+    sizes
+}
+
+/// The measurements for one part of a table.
+pub struct Search {
+    sweep: Sweep,
+    nranks: usize,
+    /// By size.
+    points: Vec<Point>,
+    /// Sizes between which all has been measured that can be.
+    settled: Vec<(usize, usize)>,
+    /// Variants that cannot run at a size.
+    refused: Vec<(usize, KernelVariant)>,
+}
+
+impl Search {
+    /// Starts without a measurement.
+    pub fn new(sweep: Sweep, nranks: usize) -> Search {
+        Search {
+            sweep,
+            nranks,
+            points: Vec::new(),
+            settled: Vec::new(),
+            refused: Vec::new(),
+        }
+    }
+
+    /// Returns the calls that are swept.
+    pub fn sweep(&self) -> &Sweep {
+        &self.sweep
+    }
+
+    /// Returns the measured points, by size.
+    pub fn points(&self) -> &[Point] {
+        &self.points
+    }
+
+    /// Measures all variants at a size: all of them shortly, then the fastest ones and `also` in turns.
+    ///
+    /// # Errors
+    /// Those of the watch.
+    pub fn measure(
+        &mut self,
+        watch: &mut impl Stopwatch,
+        bytes: usize,
+        also: &[KernelVariant],
+    ) -> Result<()> {
+        let row = self.sweep.row(self.nranks, bytes);
+        let size = row.size(self.nranks);
+        if row.count == 0 || self.points.iter().any(|point| point.size == size) {
+            return Ok(());
+        }
+        let variants = watch.variants(&row)?;
+        if variants.is_empty() {
+            return Ok(());
+        }
+        let trial = watch.time(&row, &variants, TRIAL)?;
+        let mut order: Vec<(KernelVariant, f64)> = variants.into_iter().zip(trial).collect();
+        watch.keep(&row, size, &order, TRIAL);
+        order.sort_by(|a, b| a.1.total_cmp(&b.1));
+        let least = order[0].1;
+        let stays = |&(at, (variant, seconds)): &(usize, (KernelVariant, f64))| {
+            at < MOST_STAY && seconds <= STAYS * least || also.contains(&variant)
+        };
+        let stay: Vec<KernelVariant> = order
+            .into_iter()
+            .enumerate()
+            .filter(stays)
+            .map(|(_, (variant, _))| variant)
+            .collect();
+        let times = watch.time(&row, &stay, FINAL)?;
+        let times: Vec<(KernelVariant, f64)> = stay.into_iter().zip(times).collect();
+        watch.keep(&row, size, &times, FINAL);
+        let at = self.points.partition_point(|point| point.size < size);
+        self.points.insert(at, Point { size, times });
+        Ok(())
+    }
+
+    /// Measures at a point that is there the variants that are missing, beside its best one.
+    fn add(
+        &mut self,
+        watch: &mut impl Stopwatch,
+        at: usize,
+        variants: &[KernelVariant],
+    ) -> Result<()> {
+        let point = &self.points[at];
+        let size = point.size;
+        let missing = |variant: &&KernelVariant| {
+            point.time(variant).is_none() && !self.refused.contains(&(size, **variant))
+        };
+        let missing: Vec<KernelVariant> = variants.iter().filter(missing).copied().collect();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let row = self.sweep.row(self.nranks, size);
+        let mut takes: Vec<KernelVariant> = Vec::new();
+        for variant in missing {
+            match watch.supports(&row, &variant)? {
+                true => takes.push(variant),
+                false => self.refused.push((size, variant)),
+            }
+        }
+        if takes.is_empty() {
+            return Ok(());
+        }
+        takes.push(self.points[at].best().0);
+        let times = watch.time(&row, &takes, FINAL)?;
+        let times: Vec<(KernelVariant, f64)> = takes.into_iter().zip(times).collect();
+        watch.keep(&row, size, &times, FINAL);
+        for (variant, seconds) in times {
+            self.points[at].set(variant, seconds);
+        }
+        Ok(())
+    }
+
+    /// Measures what the two ends of the widest gap leave open; `false` if there is none.
+    ///
+    /// # Errors
+    /// Those of the watch.
+    pub fn refine(&mut self, watch: &mut impl Stopwatch) -> Result<bool> {
+        let open = |(at, pair): (usize, &[Point])| {
+            let (low, high) = (pair[0].size, pair[1].size);
+            let settled = self.settled.contains(&(low, high));
+            (!settled).then_some((at, high as f64 / low as f64))
+        };
+        let gaps = self.points.windows(2).enumerate().filter_map(open);
+        let Some((at, ratio)) = gaps.max_by(|a, b| a.1.total_cmp(&b.1)) else {
+            return Ok(false);
+        };
+        let (low, high) = (self.points[at].size, self.points[at + 1].size);
+        let variants = [self.points[at].best().0, self.points[at + 1].best().0];
+        // Each must have run at both ends, or the border between them is a guess.
+        self.add(watch, at, &variants)?;
+        self.add(watch, at + 1, &variants)?;
+        self.settled.push((low, high));
+        let pair = &self.points[at..=at + 1];
+        // A size that is slower than the next larger one is one that was disturbed.
+        if pair[0].best().1 > SAME * pair[1].best().1 {
+            let again: Vec<KernelVariant> =
+                pair[0].times.iter().map(|(variant, _)| *variant).collect();
+            let row = self.sweep.row(self.nranks, low);
+            let times = watch.time(&row, &again, 2 * FINAL)?;
+            let times: Vec<(KernelVariant, f64)> = again.into_iter().zip(times).collect();
+            watch.keep(&row, low, &times, 2 * FINAL);
+            self.points[at].times = times;
+        }
+        let pair = &self.points[at..=at + 1];
+        let ends = [pair[0].best(), pair[1].best()];
+        let alike = |point: &Point, variant: &KernelVariant, best: f64| {
+            point
+                .time(variant)
+                .is_some_and(|seconds| seconds <= SAME * best)
+        };
+        let agree = ends[0].0 == ends[1].0
+            || alike(&pair[0], &ends[1].0, ends[0].1) && alike(&pair[1], &ends[0].0, ends[1].1);
+        // Where two variants meet the time is a guess, which a variant that cannot run at the other end makes
+        // a poor one: above the time of the larger size it is a cliff, or a wrong guess.
+        let border = choose::border(&pair[0], &pair[1], (ends[0].0, ends[1].0));
+        let between = if agree {
+            None
+        } else if ratio > FINE {
+            Some((low as f64 * high as f64).sqrt() as usize)
+        } else {
+            let is_cliff = border.1 > SAME * ends[1].1 && high - low > 1;
+            is_cliff.then(|| border.0.clamp(low + 1, high - 1))
+        };
+        if let Some(between) = between {
+            let before = self.points.len();
+            self.measure(watch, between, &[ends[0].0, ends[1].0])?;
+            if self.points.len() > before {
+                self.settled.retain(|gap| *gap != (low, high));
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// Measures all of `sweeps` within `seconds`: first every size coarsely, then the gaps, each sweep in
+/// its turn. What was left out comes as sentences.
+///
+/// # Errors
+/// Those of the watch.
+pub fn run(
+    watch: &mut impl Stopwatch,
+    sweeps: &[Sweep],
+    nranks: usize,
+    (low, high): (usize, usize),
+    seconds: f64,
+) -> Result<(Vec<Search>, Vec<String>)> {
+    let mut searches: Vec<Search> = sweeps
+        .iter()
+        .map(|sweep| Search::new(*sweep, nranks))
+        .collect();
+    let mut notes = Vec::new();
+    let sizes = coarse(low, high);
+    for (index, &size) in sizes.iter().enumerate() {
+        for search in &mut searches {
+            if index > 0 && watch.elapsed()? >= seconds {
+                notes.push(format!(
+                    "the time was spent before {size} bytes of {} were measured: give more --seconds",
+                    search.sweep.collective
+                ));
+                return Ok((searches, notes));
+            }
+            search.measure(watch, size, &[])?;
+        }
+    }
+    let mut open = true;
+    while open {
+        open = false;
+        for search in &mut searches {
+            if watch.elapsed()? >= seconds {
+                notes.push("the time was spent before all borders were measured".into());
+                return Ok((searches, notes));
+            }
+            open |= search.refine(watch)?;
+        }
+    }
+    Ok((searches, notes))
+}

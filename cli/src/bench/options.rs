@@ -1,0 +1,659 @@
+//! Options of `cinch bench`, in the letters of nccl-tests.
+
+use super::data::Distribution;
+use super::gpu::options::GpuOptions;
+use cinch::types::CodecSetting;
+use cinch::types::{Scalar, TransportKind};
+use cinch::{Algorithm, Collective, DType, ReduceOp};
+use clap::builder::ArgPredicate;
+use clap::{ArgAction, Args, ValueEnum};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// Sizes take binary K, M and G.
+#[derive(Args, Clone, Debug)]
+pub struct BenchOptions {
+    /// all_reduce, all_gather, reduce_scatter, broadcast, reduce, gather, scatter, all_to_all or
+    /// send_recv
+    #[arg(value_parser = parse_collective, required = false,
+          required_unless_present_any = ["suite", "report"],
+          default_value_ifs = [("suite", "true", "all_reduce")],
+          default_value_if("report", ArgPredicate::IsPresent, "all_reduce"))]
+    pub collective: Collective,
+    /// Smallest size in bytes [default: 32M, or all of --data]
+    #[arg(short = 'b', long, value_name = "BYTES", value_parser = parse_size)]
+    pub minbytes: Option<usize>,
+    /// Largest size in bytes [default: 32M or -b, or all of --data]
+    #[arg(short = 'e', long, value_name = "BYTES", value_parser = parse_size)]
+    pub maxbytes: Option<usize>,
+    /// Factor from size to size
+    #[arg(short = 'f', long, value_name = "FACTOR")]
+    pub stepfactor: Option<usize>,
+    /// Bytes from size to size, without -f
+    #[arg(short = 'i', long, value_name = "BYTES", value_parser = parse_size, default_value = "1M")]
+    pub stepbytes: usize,
+    /// Timed iterations of each size and placement
+    #[arg(short = 'n', long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub iters: u32,
+    /// Iterations before the timed ones
+    #[arg(
+        short = 'w',
+        long = "warmup-iters",
+        alias = "warmup_iters",
+        default_value_t = 5,
+        value_parser = clap::value_parser!(u32).range(0..=1_000_000)
+    )]
+    pub warmup: u32,
+    /// Compare results with fp64: those of the first call and the last iteration; on GPUs those of the
+    /// last call of one more repetition, in 16 pieces of 1 MiB where an output is above 64 MiB
+    #[arg(short = 'c', long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=1))]
+    pub check: u8,
+    /// Element types: i8 u8 i32 u32 i64 u64 f16 bf16 f32 f64 f8e4m3 f8e5m2, with commas, or all
+    /// [default: f32, or that of --data]
+    #[arg(short = 'd', long, value_parser = parse_datatypes)]
+    pub datatype: Option<Types>,
+    /// Reduction: sum prod min max avg mulsum, or all
+    #[arg(short = 'o', long, default_value = "sum", value_parser = parse_ops)]
+    pub op: Ops,
+    /// Root rank, or all (or -1) [default: 0]
+    #[arg(short = 'r', long, allow_negative_numbers = true, value_parser = parse_root)]
+    pub root: Option<Root>,
+    /// Start this many ranks here; without it, join the ranks that this was started with
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub ranks: Option<u32>,
+    /// Transport of the data: auto, shm, tcp or rdma
+    #[arg(long, default_value = "auto", value_parser = parse_transport)]
+    pub transport: Named<TransportKind>,
+    /// Schedule: auto, ring, tree, oneshot, direct or hierarchical
+    #[arg(long, default_value = "auto", value_parser = parse_algorithm)]
+    pub algo: Named<Algorithm>,
+    /// Codecs, as [auto:]NAME[:block=B][:tensor=K][:offset=E][:seed=S][:tau=T],...; see `cinch
+    /// codecs`; with auto, costs are measured and a row runs with the codec only where it pays
+    #[arg(long, value_name = "CODEC", value_delimiter = ',', value_parser = parse_codec)]
+    pub codec: Vec<CodecSetting>,
+    /// Write the results as JSON, one object on a line for each row
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Write the results as CSV, one row for each size and placement
+    #[arg(long, value_name = "FILE")]
+    pub csv: Option<PathBuf>,
+    /// Draw bandwidth and error or time over size
+    #[arg(long, value_name = "FILE.svg")]
+    pub plot: Option<PathBuf>,
+    /// Show ratios of the times to those of an earlier --json file
+    #[arg(long, value_name = "OLD.json")]
+    pub compare: Option<PathBuf>,
+    /// Print candidates, predicted costs and the winner of each size
+    #[arg(long)]
+    pub explain: bool,
+    /// Print candidates and predicted costs for this many hosts of that many ranks, as in 4096x8,
+    /// prove their schedules, and run nothing
+    #[arg(long, value_name = "HOSTSxRANKS", value_parser = parse_hosts,
+          conflicts_with_all = ["ranks", "iters", "warmup", "check", "seed", "distribution", "time_limit",
+                                "json", "csv", "plot", "compare", "explain", "report", "device"])]
+    pub explain_hosts: Option<(usize, usize)>,
+    /// Input from .npy files: one for all ranks, one with {rank} in its name, a folder with one
+    /// for each rank, or the option repeated
+    #[arg(long, value_name = "FILE|DIR", action = ArgAction::Append,
+          conflicts_with_all = ["seed", "distribution"])]
+    pub data: Vec<PathBuf>,
+    /// Seed of generated input
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Generated input of floating types
+    #[arg(long, value_enum, default_value_t = Distribution::Gaussian)]
+    pub distribution: Distribution,
+    /// Stop after about this many seconds: fewer iterations, then fewer sizes
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+    pub time_limit: Option<f64>,
+    /// Run the whole comparison (collectives, types, codecs, sizes, on GPUs with and without graphs and
+    /// beside NCCL by default and on symmetric windows) and write rows and a report to the folder
+    /// --output
+    #[arg(long, conflicts_with_all = ["report", "collective", "graph", "json", "csv", "plot", "compare", "explain", "explain_hosts",
+                                           "op", "root", "stepbytes"])]
+    pub suite: bool,
+    /// Draw the report of such rows, or of those of --device gpu --json, to the file
+    /// --output, and run nothing
+    #[arg(long, value_name = "FILE.jsonl", requires = "output",
+          conflicts_with_all = ["collective", "minbytes", "maxbytes", "stepfactor", "stepbytes", "iters",
+                                "warmup", "check", "datatype", "op", "root", "ranks", "transport",
+                                "algo", "codec", "json", "csv", "plot", "compare", "explain", "data",
+                                "seed", "distribution", "time_limit", "device", "gpus", "procs",
+                                "ranks_per_gpu", "cyclic", "hosts", "graph", "proto", "vs"])]
+    pub report: Option<PathBuf>,
+    /// Folder of --suite, or file of --report
+    #[arg(long, value_name = "DIR|FILE.html")]
+    pub output: Option<PathBuf>,
+    /// Options for buffers on GPUs.
+    #[command(flatten)]
+    pub gpu: GpuOptions,
+}
+
+/// Parses `4096x8`: hosts, and ranks of each.
+fn parse_hosts(text: &str) -> Result<(usize, usize), String> {
+    let number = |text: &str| text.parse::<usize>().ok().filter(|&number| number > 0);
+    text.split_once('x')
+        .and_then(|(hosts, ranks)| Some((number(hosts)?, number(ranks)?)))
+        .filter(|(hosts, ranks)| hosts.saturating_mul(*ranks) <= 1 << 20)
+        .ok_or_else(|| "HOSTSxRANKS, two numbers from 1, 1048576 ranks at most".into())
+}
+
+/// `auto` or a name.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Named<T>(pub Option<T>);
+
+/// Element types to run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Types {
+    /// Which.
+    pub list: Vec<DType>,
+    /// Whether `all` was said: then combinations that do not exist are left out, not refused.
+    pub all: bool,
+}
+
+/// Reductions to run. The factor of `mulsum` is filled in by each rank.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Ops {
+    /// Which.
+    pub list: Vec<ReduceOp>,
+    /// As in [`Types`].
+    pub all: bool,
+}
+
+/// Roots to run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Root {
+    /// This one.
+    One(usize),
+    /// Each in turn.
+    All,
+}
+
+impl BenchOptions {
+    /// Refuses outputs that nothing writes, or that two of them write.
+    ///
+    /// # Errors
+    /// A sentence.
+    pub fn check_outputs(&self) -> Result<(), String> {
+        let files = [
+            ("--json", &self.json),
+            ("--csv", &self.csv),
+            ("--plot", &self.plot),
+        ];
+        different(files)?;
+        if let (Some(rows), Some(output)) = (&self.report, &self.output)
+            && is_same_file(rows, output)
+        {
+            return Err(format!(
+                "--report and --output both name {}: the report would replace its rows",
+                output.display()
+            ));
+        }
+        match (&self.output, self.suite || self.report.is_some()) {
+            (Some(_), false) => Err(
+                "--output is the folder of --suite or the file of --report; --json, --csv and --plot take \
+                 files of their own"
+                    .into(),
+            ),
+            (None, true) => Err("--suite writes to a folder: give --output DIR".into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the sizes to run, in order. `natural` is the size of the data files, if there are any.
+    pub fn sizes(&self, natural: Option<usize>) -> Result<Vec<usize>, String> {
+        let default = natural.unwrap_or(32 << 20);
+        let low = self.minbytes.unwrap_or(match self.maxbytes {
+            Some(high) => default.min(high),
+            None => default,
+        });
+        let high = self.maxbytes.unwrap_or(default.max(low));
+        if low > high {
+            return Err(format!(
+                "-b {low} is larger than -e {high}; sizes go from -b up to -e"
+            ));
+        }
+        let next = |size: usize| match self.stepfactor {
+            Some(factor) => size.checked_mul(factor),
+            None => size.checked_add(self.stepbytes),
+        };
+        match self.stepfactor {
+            Some(0 | 1) => return Err("-f takes a factor of 2 or more".into()),
+            Some(_) if low == 0 => {
+                return Err("-f multiplies, so it needs -b of 1 or more; use -i from 0".into());
+            }
+            None if self.stepbytes == 0 => return Err("-i takes 1 byte or more".into()),
+            _ => {}
+        }
+        let mut sizes = vec![low];
+        let mut size = low;
+        while let Some(larger) = next(size)
+            && larger <= high
+        {
+            sizes.push(larger);
+            size = larger;
+            if sizes.len() > 100_000 {
+                return Err(format!(
+                    "-b {low} -e {high} gives more than 100000 sizes; use -f or a larger -i"
+                ));
+            }
+        }
+        Ok(sizes)
+    }
+
+    /// Returns the options that shape the measurement, as they are written on the command line.
+    pub fn shown(&self) -> BTreeMap<String, String> {
+        let mut shown = BTreeMap::new();
+        let mut show = |name: &str, value: String| {
+            shown.insert(name.to_string(), value);
+        };
+        show("iters", self.iters.to_string());
+        show("warmup-iters", self.warmup.to_string());
+        show("check", self.check.to_string());
+        show("seed", self.seed.to_string());
+        show("distribution", self.distribution.name());
+        let transport = self.transport.0.map_or("auto", |kind| kind.name());
+        show("transport", transport.into());
+        show(
+            "algo",
+            self.algo.0.map_or("auto", |algo| algo.name()).into(),
+        );
+        if !self.codec.is_empty() {
+            show("codec", self.codecs());
+        }
+        if let Some(seconds) = self.time_limit {
+            show("time-limit", seconds.to_string());
+        }
+        for (name, size) in [
+            ("minbytes", self.minbytes),
+            ("maxbytes", self.maxbytes),
+            ("stepfactor", self.stepfactor),
+        ] {
+            if let Some(size) = size {
+                show(name, size.to_string());
+            }
+        }
+        if !self.data.is_empty() {
+            show("data", self.files());
+        }
+        shown
+    }
+
+    /// Returns the data files, with blanks between.
+    pub fn files(&self) -> String {
+        let files = self.data.iter().map(|path| path.display().to_string());
+        files.collect::<Vec<_>>().join(" ")
+    }
+
+    /// Formats the codecs.
+    pub fn codecs(&self) -> String {
+        let names: Vec<String> = self.codec.iter().map(CodecSetting::to_string).collect();
+        match names.as_slice() {
+            [] => "default".into(),
+            names => names.join(","),
+        }
+    }
+
+    /// Returns the roots that `-r` names among `nranks` ranks.
+    pub fn roots(&self, nranks: usize) -> Result<Vec<usize>, String> {
+        if !self.collective.has_root() {
+            return match self.root {
+                None => Ok(vec![0]),
+                Some(_) => Err(format!("{} has no root; leave out -r", self.collective)),
+            };
+        }
+        match self.root.unwrap_or(Root::One(0)) {
+            Root::All => Ok((0..nranks).collect()),
+            Root::One(root) if root < nranks => Ok(vec![root]),
+            Root::One(root) => Err(format!(
+                "-r {root}: there are {nranks} ranks, 0 to {}",
+                nranks.saturating_sub(1)
+            )),
+        }
+    }
+
+    /// Returns the pairs of type and reduction to run; `native` is the data files' type, if there are any.
+    pub fn kinds(&self, native: Option<DType>) -> Result<Vec<(DType, ReduceOp)>, String> {
+        let default = Types {
+            list: vec![native.unwrap_or(DType::F32)],
+            all: false,
+        };
+        let types = self.datatype.as_ref().unwrap_or(&default);
+        let ops = match self.op.list.as_slice() {
+            ops if self.collective.reduces() => ops,
+            // The default, or left out as what does not exist.
+            ops if self.op.all || ops == [ReduceOp::Sum] => &[ReduceOp::Sum],
+            ops => {
+                return Err(format!(
+                    "{} reduces nothing, so -o {} cannot be; leave out -o",
+                    self.collective, ops[0]
+                ));
+            }
+        };
+        let any = types.all || self.op.all;
+        let mut kinds = Vec::new();
+        let mut refusal = None;
+        for &dtype in &types.list {
+            for &op in ops {
+                match self.refuses(dtype, op) {
+                    None => kinds.push((dtype, op)),
+                    why if any => refusal = why,
+                    Some(why) => return Err(why),
+                }
+            }
+        }
+        match refusal {
+            // Then all were left out.
+            Some(why) if kinds.is_empty() => Err(why),
+            _ => Ok(kinds),
+        }
+    }
+
+    /// Returns why the codec cannot carry this type and reduction.
+    fn refuses(&self, dtype: DType, op: ReduceOp) -> Option<String> {
+        let codec = self.codec.iter().find(|codec| codec.is_lossy())?;
+        if !dtype.has_codecs() {
+            return Some(format!(
+                "codec {codec} carries f32, f16 and bf16, not {dtype}; leave out --codec or use -d f32"
+            ));
+        }
+        if self.collective.reduces() && !op.is_additive() {
+            return Some(format!(
+                "codec {codec} carries sums and averages, not {op}; leave out --codec or use -o sum"
+            ));
+        }
+        None
+    }
+}
+
+/// Returns whether two paths lead to one file.
+fn is_same_file(one: &Path, other: &Path) -> bool {
+    match (one.canonicalize(), other.canonicalize()) {
+        (Ok(one), Ok(other)) => one == other,
+        _ => one == other,
+    }
+}
+
+/// Refuses two options that name one file.
+///
+/// # Errors
+/// A sentence with both.
+pub fn different<const N: usize>(files: [(&str, &Option<PathBuf>); N]) -> Result<(), String> {
+    let given = |(name, path): (&'_ str, &Option<PathBuf>)| Some((name.to_string(), path.clone()?));
+    let given: Vec<_> = files.into_iter().filter_map(given).collect();
+    for (at, (name, path)) in given.iter().enumerate() {
+        if let Some((other, _)) = given[..at].iter().find(|(_, earlier)| earlier == path) {
+            return Err(format!(
+                "{other} and {name} both name {}; each writes a file of its own",
+                path.display()
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Parses a byte count as settings have it, up to 64 T.
+pub fn parse_size(text: &str) -> Result<usize, String> {
+    match cinch::config::parse_bytes(text)? {
+        bytes if bytes <= 1 << 46 => Ok(bytes),
+        _ => Err("more than 64T bytes".into()),
+    }
+}
+
+pub fn parse_collective(text: &str) -> Result<Collective, String> {
+    let plain = text.to_ascii_lowercase().replace(['_', '-'], "");
+    Collective::ALL
+        .into_iter()
+        .find(|collective| collective.name().replace('_', "") == plain)
+        .ok_or_else(|| {
+            let names: Vec<_> = Collective::ALL.iter().map(|c| c.name()).collect();
+            format!("there are {}", names.join(", "))
+        })
+}
+
+pub fn parse_datatypes(text: &str) -> Result<Types, String> {
+    if text == "all" {
+        return Ok(Types {
+            list: DType::ALL.to_vec(),
+            all: true,
+        });
+    }
+    let list = text.split(',').map(parse_datatype);
+    Ok(Types {
+        list: list.collect::<Result<_, _>>()?,
+        all: false,
+    })
+}
+
+pub fn parse_datatype(text: &str) -> Result<DType, String> {
+    // nccl-tests' names are understood as well.
+    let name = match text {
+        "int8" => "i8",
+        "uint8" => "u8",
+        "int32" | "int" => "i32",
+        "uint32" => "u32",
+        "int64" => "i64",
+        "uint64" => "u64",
+        "half" | "float16" => "f16",
+        "float" | "float32" => "f32",
+        "double" | "float64" => "f64",
+        "bfloat16" => "bf16",
+        "fp8_e4m3" => "f8e4m3",
+        "fp8_e5m2" => "f8e5m2",
+        other => other,
+    };
+    DType::from_name(name).ok_or_else(|| {
+        let names: Vec<_> = DType::ALL.iter().map(|dtype| dtype.name()).collect();
+        format!("there are {}, and all", names.join(", "))
+    })
+}
+
+fn parse_ops(text: &str) -> Result<Ops, String> {
+    let every = [
+        ReduceOp::Sum,
+        ReduceOp::Prod,
+        ReduceOp::Min,
+        ReduceOp::Max,
+        ReduceOp::Avg,
+        ReduceOp::PreMulSum(Scalar::Float(1.0)),
+    ];
+    if text == "all" {
+        return Ok(Ops {
+            list: every.to_vec(),
+            all: true,
+        });
+    }
+    let name = if text == "mulsum" { "premulsum" } else { text };
+    match every.into_iter().find(|op| op.name() == name) {
+        Some(op) => Ok(Ops {
+            list: vec![op],
+            all: false,
+        }),
+        None => Err("there are sum, prod, min, max, avg, mulsum, and all".into()),
+    }
+}
+
+fn parse_root(text: &str) -> Result<Root, String> {
+    match text {
+        "all" | "-1" => Ok(Root::All),
+        _ => text
+            .parse()
+            .map(Root::One)
+            .map_err(|_| "a root is a rank or all".into()),
+    }
+}
+
+/// Parses `auto`, `shm`, `tcp` or `rdma`.
+pub fn parse_transport(text: &str) -> Result<Named<TransportKind>, String> {
+    match text {
+        "auto" => Ok(Named(None)),
+        "shm" => Ok(Named(Some(TransportKind::Shm))),
+        "tcp" => Ok(Named(Some(TransportKind::Tcp))),
+        "rdma" => Ok(Named(Some(TransportKind::Rdma))),
+        _ => Err("there are auto, shm, tcp and rdma".into()),
+    }
+}
+
+fn parse_algorithm(text: &str) -> Result<Named<Algorithm>, String> {
+    match (text, Algorithm::from_name(text)) {
+        ("auto", _) => Ok(Named(None)),
+        (_, Some(algorithm)) => Ok(Named(Some(algorithm))),
+        _ => {
+            let names: Vec<_> = Algorithm::ALL
+                .iter()
+                .map(|algorithm| algorithm.name())
+                .collect();
+            Err(format!("there are auto, {}", names.join(", ")))
+        }
+    }
+}
+
+pub fn parse_codec(text: &str) -> Result<CodecSetting, String> {
+    text.parse()
+        .map_err(|error: cinch::Error| error.message().to_string())
+}
+
+pub fn parse_seconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if seconds > 0.0 && seconds <= 1e6 => Ok(seconds),
+        _ => Err("a number of seconds, above 0 and up to 1000000".into()),
+    }
+}
+
+impl Distribution {
+    /// Returns the name that `--distribution` takes.
+    pub fn name(self) -> String {
+        self.to_possible_value()
+            .map_or(String::new(), |value| value.get_name().to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::parsed;
+
+    fn parse(line: &str) -> Result<BenchOptions, String> {
+        parsed(line)
+    }
+
+    #[test]
+    fn sizes_are_bytes_with_binary_units() {
+        assert_eq!(parse_size("12"), Ok(12));
+        assert_eq!(parse_size("8K"), Ok(8192));
+        assert_eq!(parse_size("3m"), Ok(3 << 20));
+        assert_eq!(parse_size("1G"), Ok(1 << 30));
+        for bad in ["", "K", "-1", "1.5M", "1T", "99999999999G", "1MB", "ä"] {
+            assert!(parse_size(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn sizes_go_by_factor_or_by_step() {
+        let sizes = |line: &str| parse(line).unwrap().sizes(None);
+        assert_eq!(
+            sizes("all_reduce -b 1K -e 16K -f 4").unwrap(),
+            [1024, 4096, 16384]
+        );
+        assert_eq!(sizes("all_reduce -b 0 -e 5 -i 2").unwrap(), [0, 2, 4]);
+        assert_eq!(sizes("all_reduce").unwrap(), [32 << 20]);
+        assert_eq!(sizes("all_reduce -b 64M").unwrap(), [64 << 20]);
+        assert_eq!(sizes("all_reduce -e 1M").unwrap(), [1 << 20]);
+        let natural = parse("all_reduce").unwrap().sizes(Some(1000)).unwrap();
+        assert_eq!(natural, [1000]);
+        for bad in [
+            "all_reduce -b 2 -e 1",
+            "all_reduce -b 1 -f 1",
+            "all_reduce -b 0 -e 1 -f 2",
+            "all_reduce -b 0 -e 1 -i 0",
+            "all_reduce -b 0 -e 1G -i 1",
+        ] {
+            assert!(sizes(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn names_of_nccl_tests_are_understood() {
+        let options = parse("alltoall -d float -o mulsum -r all --algo direct").unwrap();
+        assert_eq!(options.collective, Collective::AllToAll);
+        assert_eq!(options.datatype.unwrap().list, [DType::F32]);
+        assert_eq!(options.op.list[0].name(), "premulsum");
+        assert_eq!(options.algo.0, Some(Algorithm::Direct));
+    }
+
+    #[test]
+    fn what_cannot_be_is_said() {
+        for (line, word) in [
+            ("all_reduze", "all_reduce"),
+            ("all_reduce -d f31", "bf16"),
+            ("all_reduce -o xor", "premulsum".trim_start_matches("pre")),
+            ("all_reduce --codec int8", "linear8"),
+            ("all_reduce --codec linear8:block=48", "power of two"),
+            ("all_reduce --transport ib", "shm"),
+            ("all_reduce --algo magic", "hierarchical"),
+            ("all_reduce -w 1000001", "1000000"),
+            ("all_reduce --explain-hosts 4x2 --ranks 7", "cannot be used"),
+            ("all_reduce --explain-hosts 4x2 --json x", "cannot be used"),
+            (
+                "all_reduce --explain-hosts 4x2 --device gpu",
+                "cannot be used",
+            ),
+            ("--suite --output x -o max", "cannot be used"),
+            ("--suite --output x -r 1", "cannot be used"),
+            ("--report x --output y --json z", "cannot be used"),
+            ("--report x --output y -n 3", "cannot be used"),
+            ("--report x --output y --graph", "cannot be used"),
+            ("--report x --output y --gpus 2", "cannot be used"),
+            ("--report x --output y --procs", "cannot be used"),
+            ("--report x --output y --vs z", "cannot be used"),
+            ("all_reduce --data x --seed 1", "cannot be used"),
+            ("all_reduce --data x --distribution heavy", "cannot be used"),
+            ("all_reduce -n 0", "1"),
+            ("all_reduce --time-limit -2", "unexpected"),
+        ] {
+            let error = parse(line).unwrap_err();
+            assert!(error.contains(word), "{line}: {error}");
+        }
+        let kinds = |line: &str| parse(line).unwrap().kinds(None);
+        assert!(kinds("all_reduce --codec linear8 -d i32").is_err());
+        assert!(kinds("all_reduce --codec linear8 -o max").is_err());
+        assert_eq!(
+            kinds("all_reduce --codec linear8 -d all -o all")
+                .unwrap()
+                .len(),
+            3 * 3
+        );
+        assert_eq!(kinds("all_reduce -d all -o all").unwrap().len(), 12 * 6);
+        assert!(parse("broadcast -r 4").unwrap().roots(4).is_err());
+        assert_eq!(
+            parse("broadcast -r all").unwrap().roots(3).unwrap().len(),
+            3
+        );
+        for all in ["broadcast -r -1", "broadcast --root=-1"] {
+            assert_eq!(parse(all).unwrap().roots(3).unwrap(), [0, 1, 2]);
+        }
+        assert_eq!(parse("all_reduce").unwrap().roots(2).unwrap(), [0]);
+        let none = parse("all_reduce -r 7").unwrap().roots(8).unwrap_err();
+        assert!(none.contains("has no root"), "{none}");
+        let twice = parse("all_reduce --json x.out --csv x.out").unwrap();
+        assert!(
+            twice
+                .check_outputs()
+                .unwrap_err()
+                .contains("--json and --csv")
+        );
+        for same in ["Cargo.toml", "./Cargo.toml"] {
+            let over = parse(&format!("--report Cargo.toml --output {same}")).unwrap();
+            let error = over.check_outputs().unwrap_err();
+            assert!(error.contains("replace its rows"), "{error}");
+        }
+        // Defaults are no options that were given.
+        for fine in [
+            "all_reduce --explain-hosts 4x2 --codec linear8 --algo ring",
+            "--suite --output x -n 3",
+            "--report x --output y",
+        ] {
+            parse(fine).unwrap().check_outputs().unwrap();
+        }
+    }
+}

@@ -1,0 +1,482 @@
+//! The record of a row: what ran, how fast, how right, where. A file of results has one record on each
+//! line, as a JSON object that is complete in itself.
+
+use super::combine::Measured;
+use super::metrics::rates;
+use super::options::BenchOptions;
+use super::row::Row;
+use crate::machine::MachineInfo;
+use cinch::config::{KNOBS, Origin};
+use cinch::gpu::Device;
+use cinch::{Config, Error, Result};
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// The largest number of rows that are read from a file.
+const MAX_ROWS: usize = 100_000;
+
+/// A row of a run.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Record {
+    /// Collective.
+    pub collective: String,
+    /// Ranks.
+    pub ranks: usize,
+    /// Ranks on each GPU; 1 on host memory.
+    pub ranks_per_gpu: usize,
+    /// Hosts that the ranks are on, or stand for.
+    #[serde(default = "one_host")]
+    pub hosts: usize,
+    /// Each rank has a process of its own.
+    pub processes: bool,
+    /// `graph` or `eager`.
+    pub mode: String,
+    /// Calls in one repetition.
+    pub calls: usize,
+    /// Protocol of our kernels; `-` on host memory.
+    pub protocol: String,
+    /// Bytes of the larger buffer, over all ranks.
+    pub size: usize,
+    /// Elements, as the call counts them.
+    pub count: usize,
+    /// Element type.
+    #[serde(rename = "type")]
+    pub dtype: String,
+    /// Reduction, or `none`.
+    pub redop: String,
+    /// Root, or -1.
+    pub root: i64,
+    /// Codec that ran.
+    pub codec: String,
+    /// Algorithm that ran.
+    pub algo: String,
+    /// Slowest transport that carried data, or `none`.
+    pub transport: String,
+    /// Payload bytes that the busiest rank sent.
+    pub wire_bytes: u64,
+    /// Bytes of an exact run over the bytes that travelled.
+    pub ratio: Option<f64>,
+    /// Channels; on GPUs the blocks of the kernel.
+    pub channels: usize,
+    /// Figures with separate buffers.
+    pub out_of_place: Figures,
+    /// Figures with one buffer; null where that was not measured.
+    pub in_place: Option<Figures>,
+    /// The other library's times.
+    pub vs: Option<Versus>,
+    /// The other library's times on symmetric windows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub symmetric: Option<Versus>,
+    /// Machine, versions, date and command.
+    pub run: RunInfo,
+}
+
+/// Figures of one placement. Rates are in GB/s, 1e9 bytes a second.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Figures {
+    /// Median over iterations of the slowest rank's time.
+    pub time_us: f64,
+    /// Shortest iteration.
+    pub min_us: f64,
+    /// 99th percentile.
+    pub p99_us: f64,
+    /// Timed iterations.
+    pub iterations: usize,
+    /// Uncompressed bytes per time.
+    pub alg_bw: f64,
+    /// Bus bandwidth on the links; equals `eff_bus_bw` where nothing is compressed.
+    pub bus_bw: f64,
+    /// The bus bandwidth that an exact run would need for this time: nccl-tests' busbw.
+    pub eff_bus_bw: f64,
+    /// Wrong elements; null if unchecked.
+    pub nwrong: Option<u64>,
+    /// Largest difference from the exact result; null if unchecked.
+    pub max_abs_err: Option<f64>,
+    /// RMS difference over the RMS of the exact result; null if unchecked.
+    pub rms_rel_err: Option<f64>,
+    /// All ranks hold the same bits; null if unchecked or if ranks get different data.
+    pub identical: Option<bool>,
+    /// Hash of all ranks' outputs, in hexadecimal, to compare runs by; null if unchecked.
+    #[serde(default)]
+    pub bits: Option<String>,
+}
+
+/// The other library's times of the same call, without a codec.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Versus {
+    /// Its version.
+    pub nccl: String,
+    /// Median over repetitions of the slowest rank's time.
+    pub time_us: f64,
+    /// Shortest repetition.
+    pub min_us: f64,
+    /// 99th percentile.
+    pub p99_us: f64,
+    /// Its time over ours: above 1 cinch is faster.
+    pub ratio: f64,
+}
+
+/// Machine, versions, date and command of a run. The environment beyond `CINCH_` settings stays out:
+/// it would leak secrets.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct RunInfo {
+    /// Name of the GPUs; empty for host memory.
+    pub gpu: String,
+    /// GPUs that the process sees.
+    pub gpus: u32,
+    /// Version of the driver.
+    pub driver: String,
+    /// CUDA version of the driver.
+    pub cuda: String,
+    /// Version of this library.
+    pub cinch: String,
+    /// The state of its kernels.
+    pub kernels: String,
+    /// Day, in universal time.
+    pub date: String,
+    /// The command, without the folder of the program.
+    pub command: String,
+    /// Options of the bench, as they are written on the command line.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub options: BTreeMap<String, String>,
+    /// `CINCH_` settings that are not at their defaults.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub settings: BTreeMap<String, String>,
+    /// The host.
+    pub machine: MachineInfo,
+}
+
+/// Rows that were written before ranks could stand for several hosts lack the field.
+fn one_host() -> usize {
+    1
+}
+
+/// The ranks of a run.
+#[derive(Clone, Copy, Debug)]
+pub struct RankSetup {
+    /// Ranks.
+    pub nranks: usize,
+    /// Ranks on each GPU; 1 on host memory.
+    pub per_gpu: usize,
+    /// Hosts that the ranks are on, or stand for.
+    pub hosts: usize,
+    /// Each rank has a process of its own.
+    pub processes: bool,
+}
+
+impl Record {
+    /// Makes the record of a row that was measured out of place, and in place if it has that form.
+    pub fn new(
+        ranks: RankSetup,
+        run: &RunInfo,
+        row: &Row,
+        out: &Measured,
+        in_place: Option<&Measured>,
+    ) -> Record {
+        let figures = |measured: &Measured| Figures::new(row, ranks.nranks, measured);
+        Record {
+            collective: row.collective.name().into(),
+            ranks: ranks.nranks,
+            ranks_per_gpu: ranks.per_gpu,
+            hosts: ranks.hosts,
+            processes: ranks.processes,
+            mode: if row.graph { "graph" } else { "eager" }.into(),
+            calls: 1,
+            protocol: "-".into(),
+            size: row.size(ranks.nranks),
+            count: row.count,
+            dtype: row.dtype.name().into(),
+            redop: row.reduction().map_or("none", |op| op.name()).into(),
+            root: match row.collective.has_root() {
+                true => row.root as i64,
+                false => -1,
+            },
+            codec: out.codecs.to_string(),
+            algo: out.algorithm.name().into(),
+            transport: out.transport.map_or("none", |kind| kind.name()).into(),
+            wire_bytes: out.wire_bytes,
+            ratio: out.ratio,
+            channels: out.channels,
+            out_of_place: figures(out),
+            in_place: in_place.map(figures),
+            vs: None,
+            symmetric: None,
+            run: run.clone(),
+        }
+    }
+
+    /// Returns the placements that were measured, by name.
+    pub fn placements(&self) -> impl Iterator<Item = (&'static str, &Figures)> {
+        let out = std::iter::once(("out_of_place", &self.out_of_place));
+        out.chain(self.in_place.iter().map(|figures| ("in_place", figures)))
+    }
+
+    /// Returns the figures out of place, with the larger errors of both placements.
+    pub fn worst(&self) -> Figures {
+        let mut worst = self.out_of_place.clone();
+        if let Some(other) = &self.in_place {
+            let larger = |a: Option<f64>, b: Option<f64>| a.into_iter().chain(b).reduce(f64::max);
+            let same = worst.identical.into_iter().chain(other.identical);
+            worst.max_abs_err = larger(worst.max_abs_err, other.max_abs_err);
+            worst.rms_rel_err = larger(worst.rms_rel_err, other.rms_rel_err);
+            worst.identical = same.reduce(|a, b| a && b);
+        }
+        worst
+    }
+
+    /// Returns whether any element is wrong or any rank differs.
+    pub fn failed(&self) -> bool {
+        self.placements().any(|(_, figures)| {
+            figures.nwrong.is_some_and(|wrong| wrong > 0) || figures.identical == Some(false)
+        })
+    }
+
+    /// Returns whether a codec changed the data.
+    pub fn lossy(&self) -> bool {
+        self.codec != "raw"
+    }
+}
+
+impl Figures {
+    fn new(row: &Row, nranks: usize, measured: &Measured) -> Figures {
+        let times = &measured.times;
+        let size = row.size(nranks);
+        let rates = rates(row.collective, nranks, size, times.median, measured.ratio);
+        Figures {
+            time_us: times.median * 1e6,
+            min_us: times.least * 1e6,
+            p99_us: times.p99 * 1e6,
+            iterations: measured.iterations,
+            alg_bw: rates.alg,
+            bus_bw: rates.bus,
+            eff_bus_bw: rates.effective,
+            nwrong: measured.wrong,
+            max_abs_err: measured.max_abs_err,
+            rms_rel_err: measured.rms_rel_err,
+            identical: measured.identical,
+            bits: measured.bits.map(|bits| format!("{bits:016x}")),
+        }
+    }
+}
+
+impl RunInfo {
+    /// Describes this run on GPUs like `device`, of which the process sees `gpus`.
+    pub fn on_gpus(device: &Device, gpus: u32) -> RunInfo {
+        let version = device.driver().version();
+        RunInfo {
+            gpu: device.name.clone(),
+            gpus,
+            driver: driver_version(),
+            cuda: format!("{}.{}", version / 1000, version % 1000 / 10),
+            ..RunInfo::on_host()
+        }
+    }
+
+    /// Describes this run on host memory.
+    pub fn on_host() -> RunInfo {
+        let words: Vec<String> = std::env::args().skip(1).collect();
+        RunInfo {
+            gpu: String::new(),
+            gpus: 0,
+            driver: String::new(),
+            cuda: String::new(),
+            cinch: cinch::VERSION.into(),
+            kernels: cinch::gpu::kernels::STATE.to_string(),
+            date: Timestamp::now().strftime("%F").to_string(),
+            command: format!("cinch {}", words.join(" ")),
+            options: BTreeMap::new(),
+            settings: BTreeMap::new(),
+            machine: MachineInfo::detect(),
+        }
+    }
+
+    /// Adds the settings that are not at their defaults.
+    pub fn under(self, config: &Config) -> RunInfo {
+        let set = KNOBS.iter().zip(&config.origins);
+        let set = set.filter(|(_, origin)| **origin != Origin::Default);
+        RunInfo {
+            settings: set
+                .map(|(knob, _)| (knob.name.to_string(), (knob.show)(config)))
+                .collect(),
+            ..self
+        }
+    }
+
+    /// Adds the options of the bench.
+    pub fn with(self, options: &BenchOptions) -> RunInfo {
+        RunInfo {
+            options: options.shown(),
+            ..self
+        }
+    }
+}
+
+/// Reads a file of records.
+///
+/// # Errors
+/// Invalid argument with file and line.
+pub fn read(path: &Path) -> Result<Vec<Record>> {
+    let name = path.display();
+    let refuse = |why: String| Err(Error::invalid_argument(why));
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| Error::invalid_argument(format!("{name}: {error}")))?;
+    let mut records = Vec::new();
+    for (at, line) in text.lines().enumerate() {
+        if line.trim().is_empty() {
+            continue;
+        }
+        if records.len() == MAX_ROWS {
+            return refuse(format!("{name}: more than {MAX_ROWS} rows"));
+        }
+        match serde_json::from_str(line) {
+            Ok(record) => records.push(record),
+            Err(error) => {
+                let line = at + 1;
+                return refuse(format!(
+                    "{name}, line {line}: not a row of `cinch bench --json`: {error}"
+                ));
+            }
+        }
+    }
+    match records.is_empty() {
+        true => refuse(format!("{name}: no row of `cinch bench --json` is in it")),
+        false => Ok(records),
+    }
+}
+
+/// Returns the driver's version as NVIDIA writes it.
+pub fn driver_version() -> String {
+    let text = std::fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
+    let digits = |word: &&str| word.contains('.') && word.starts_with(|c: char| c.is_ascii_digit());
+    let line = text.lines().next().unwrap_or_default();
+    line.split_whitespace()
+        .find(digits)
+        .unwrap_or("unknown")
+        .into()
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+
+    /// Returns a raw all_reduce of f32 over 4 ranks, with figures that are easy to recognise.
+    pub fn record(size: usize, codec: &str) -> Record {
+        let figures = Figures {
+            time_us: size as f64 / 1000.0 + 5.0,
+            min_us: 4.0,
+            p99_us: 99.5,
+            iterations: 20,
+            alg_bw: 1.5,
+            bus_bw: 0.57,
+            eff_bus_bw: 2.25,
+            nwrong: Some(0),
+            max_abs_err: Some(0.015625),
+            rms_rel_err: Some(0.0075),
+            identical: Some(true),
+            bits: Some("00c1c400c1c400c1".into()),
+        };
+        Record {
+            collective: "all_reduce".into(),
+            ranks: 4,
+            ranks_per_gpu: 1,
+            hosts: 1,
+            processes: true,
+            mode: "eager".into(),
+            calls: 1,
+            protocol: "-".into(),
+            size,
+            count: size / 4,
+            dtype: "f32".into(),
+            redop: "sum".into(),
+            root: -1,
+            codec: codec.into(),
+            algo: "direct".into(),
+            transport: "shm".into(),
+            wire_bytes: size as u64 / 3,
+            ratio: Some(3.94),
+            channels: 2,
+            out_of_place: figures.clone(),
+            in_place: Some(figures),
+            vs: None,
+            symmetric: None,
+            run: RunInfo::on_host(),
+        }
+    }
+
+    #[test]
+    fn record_survives_json() {
+        let line = serde_json::to_string(&record(1024, "linear8")).unwrap();
+        assert!(!line.contains('\n'));
+        let value: serde_json::Value = serde_json::from_str(&line).unwrap();
+        for key in [
+            "type",
+            "redop",
+            "codec",
+            "algo",
+            "transport",
+            "protocol",
+            "mode",
+        ] {
+            assert!(value[key].is_string(), "{key}");
+        }
+        for key in ["size", "count", "root", "wire_bytes", "ranks", "calls"] {
+            assert!(value[key].is_number(), "{key}");
+        }
+        for placement in ["out_of_place", "in_place"] {
+            for key in [
+                "time_us",
+                "alg_bw",
+                "bus_bw",
+                "nwrong",
+                "max_abs_err",
+                "rms_rel_err",
+            ] {
+                assert!(value[placement][key].is_number(), "{placement} {key}");
+            }
+            assert!(value[placement]["identical"].is_boolean());
+        }
+        assert_eq!(value["run"]["date"].as_str().unwrap().len(), 10);
+        let back: Record = serde_json::from_str(&line).unwrap();
+        assert_eq!((back.size, back.dtype.as_str()), (1024, "f32"));
+    }
+
+    #[test]
+    fn run_info_has_the_settings_that_were_set() {
+        let mut config = Config::default();
+        let json = |config: &Config| {
+            serde_json::to_value(RunInfo::on_host().under(config)).unwrap()["settings"].clone()
+        };
+        assert!(json(&config).is_null());
+        config
+            .set("CINCH_GPU_CHANNELS", "128", Origin::Environment)
+            .unwrap();
+        assert_eq!(json(&config)["CINCH_GPU_CHANNELS"], "128");
+    }
+
+    #[test]
+    fn record_fails_on_wrong_values_and_different_ranks() {
+        let good = record(1024, "raw");
+        assert!(!good.failed());
+        let mut wrong = good.clone();
+        wrong.out_of_place.nwrong = Some(1);
+        assert!(wrong.failed());
+        let mut differs = good;
+        differs.in_place.as_mut().unwrap().identical = Some(false);
+        assert!(differs.failed());
+        assert_eq!(differs.worst().identical, Some(false));
+    }
+
+    #[test]
+    fn read_names_file_and_line_of_what_is_no_record() {
+        let error = read(Path::new("/no/such/rows")).unwrap_err();
+        assert!(error.message().contains("/no/such/rows"), "{error}");
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../benches/baselines");
+        let error = read(&folder.join("host-codecs.jsonl")).unwrap_err();
+        assert!(
+            error.message().contains("host-codecs.jsonl, line 1"),
+            "{error}"
+        );
+    }
+}

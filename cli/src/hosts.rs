@@ -1,0 +1,501 @@
+//! `cinch run --hosts`: starts ranks on several hosts over ssh, watches them, and leaves none behind.
+//!
+//! Each host gets one ssh session, which runs `cinch run --agent` there. What to run comes over its
+//! standard input, the job's secret included: command lines are for everybody to read. After that
+//! the input stays open and silent. Its end means that the launcher is gone or wants an end, and the
+//! agent ends its ranks: so a lost connection leaves nothing behind either.
+
+use super::join::create_id_between_hosts;
+use super::launch::{LocalLaunch, Signals, TERM_TO_KILL, exit_code};
+use super::preload;
+use super::run::{RunOptions, bound};
+use super::{FAILURE, USAGE};
+use cinch::Config;
+use nix::sys::signal::{Signal, killpg};
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
+use nix::unistd::Pid;
+use serde::{Deserialize, Serialize};
+use std::ffi::{OsStr, OsString};
+use std::io::{self, BufRead, Read, Write};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// A host and how many ranks it takes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Host {
+    name: String,
+    slots: usize,
+}
+
+/// The task of an agent, which is sent as one line.
+#[derive(Serialize, Deserialize)]
+struct Task {
+    /// Version of cinch: both sides must have one.
+    version: String,
+    command: Vec<String>,
+    variables: Vec<(String, String)>,
+    directory: String,
+    /// Ranks on the hosts before, here, and everywhere.
+    before: usize,
+    ranks: usize,
+    all: usize,
+    label: bool,
+    bind: bool,
+    exit_timeout: f64,
+    /// Where the drop-in lies there, if it is to be in front of the program; empty: beside the tool.
+    preload: Option<String>,
+}
+
+/// The exit code of ssh if it has no session.
+const SSH_FAILED: i32 = 255;
+
+/// Longest task line: a program's arguments may be long, a line without end is nobody's.
+const TASK_BYTES: u64 = 4 << 20;
+
+/// Parses a file of hosts: one a line, `HOST [slots=N]`, N from 1 (1); `#` begins a comment.
+fn parse(text: &str) -> Result<Vec<Host>, String> {
+    let mut hosts: Vec<Host> = Vec::new();
+    for (number, line) in text.lines().enumerate() {
+        let wrong = |why: &str| format!("line {}: {why}; it is HOST [slots=N]", number + 1);
+        let mut words = line
+            .split('#')
+            .next()
+            .unwrap_or_default()
+            .split_whitespace();
+        let Some(name) = words.next() else { continue };
+        // ssh would take it for an option.
+        if name.starts_with('-') || name.contains('=') {
+            return Err(wrong(&format!("\"{name}\" is no host")));
+        }
+        let mut slots = 1;
+        for word in words {
+            slots = word
+                .strip_prefix("slots=")
+                .and_then(|count| count.parse().ok())
+                .filter(|count| (1..=4096).contains(count))
+                .ok_or_else(|| wrong(&format!("\"{word}\" is not understood")))?;
+        }
+        if hosts.iter().any(|host| host.name == name) {
+            return Err(wrong(&format!("{name} is there twice")));
+        }
+        hosts.push(Host {
+            name: name.into(),
+            slots,
+        });
+    }
+    match hosts.is_empty() {
+        true => Err("it names no host".into()),
+        false => Ok(hosts),
+    }
+}
+
+/// Returns the first hosts that `ranks` fill, the last of them perhaps in part; all if unset.
+fn fill(mut hosts: Vec<Host>, ranks: Option<usize>) -> Result<Vec<Host>, String> {
+    let slots: usize = hosts.iter().map(|host| host.slots).sum();
+    let mut left = ranks.unwrap_or(slots);
+    if left > slots {
+        return Err(format!(
+            "-n {left}, but the hosts have {slots} slots; raise slots=N in the file"
+        ));
+    }
+    for host in &mut hosts {
+        host.slots = host.slots.min(left);
+        left -= host.slots;
+    }
+    hosts.retain(|host| host.slots > 0);
+    Ok(hosts)
+}
+
+/// Runs `cinch run --hosts` and returns the first failure's exit code.
+///
+/// # Errors
+/// Exit code and sentence: a file or an option that cannot be, or a session that cannot be started.
+pub fn run(
+    options: &RunOptions,
+    file: &Path,
+    variables: Variables,
+    config: &Config,
+) -> crate::ExitResult {
+    let (hosts, passed_on) = read(options, file).map_err(|sentence| (USAGE, sentence))?;
+    // The last value wins, so an option overrides this environment.
+    let variables = [passed_on, variables].concat();
+    run_on(options, hosts, variables, config).map_err(|sentence| (FAILURE, sentence))
+}
+
+/// Names and values.
+type Variables = Vec<(String, String)>;
+
+/// Returns the hosts with their slots, and the variables that their ranks get.
+fn read(options: &RunOptions, file: &Path) -> Result<(Vec<Host>, Variables), String> {
+    let shown = file.display();
+    let text =
+        std::fs::read_to_string(file).map_err(|error| format!("cannot read {shown}: {error}"))?;
+    let hosts = parse(&text).map_err(|why| format!("{shown}: {why}"))?;
+    let hosts = fill(hosts, options.ranks.map(|ranks| ranks as usize))?;
+    Ok((hosts, passed_on(&options.environment)?))
+}
+
+/// Starts a session on each of the hosts and waits for all.
+fn run_on(
+    options: &RunOptions,
+    hosts: Vec<Host>,
+    mut variables: Variables,
+    config: &Config,
+) -> Result<i32, String> {
+    let utf8 = |text: &OsStr| {
+        let text = text.to_str().map(str::to_string);
+        text.ok_or_else(|| "arguments and paths for other hosts must be UTF-8".to_string())
+    };
+    let command: Vec<String> = options
+        .command
+        .iter()
+        .map(|word| utf8(word))
+        .collect::<Result<_, _>>()?;
+    let directory =
+        std::env::current_dir().map_err(|error| format!("there is no current folder: {error}"))?;
+    let cinch = match &options.remote_cinch {
+        Some(path) => path.clone(),
+        None => {
+            let path = std::env::current_exe()
+                .map_err(|error| format!("cannot find this program: {error}"))?;
+            utf8(path.as_os_str())?
+        }
+    };
+    let preload = match &options.preload {
+        Some(Some(path)) => Some(utf8(path.as_os_str())?),
+        Some(None) => Some(String::new()),
+        None => None,
+    };
+    let signals = Signals::block()?;
+    let id = create_id_between_hosts(config).map_err(|error| error.to_string())?;
+    variables.push(("CINCH_LAUNCH_ID".into(), id.to_hex()));
+    let all = hosts.iter().map(|host| host.slots).sum();
+    let mut sessions = Sessions::default();
+    let mut before = 0;
+    for host in hosts {
+        let task = Task {
+            version: cinch::VERSION.into(),
+            command: command.clone(),
+            variables: variables.clone(),
+            directory: utf8(directory.as_os_str())?,
+            before,
+            ranks: host.slots,
+            all,
+            label: options.label,
+            bind: options.bind,
+            exit_timeout: options.exit_timeout,
+            preload: preload.clone(),
+        };
+        before += host.slots;
+        // An early return drops `sessions`, which ends those that are there.
+        sessions.start(&options.ssh, &cinch, host, &task)?;
+    }
+    sessions.watch(&signals, Duration::from_secs_f64(options.exit_timeout))
+}
+
+/// Returns the settings of this environment, and the variables that `--env` names.
+fn passed_on(asked: &[String]) -> Result<Variables, String> {
+    let settings = std::env::vars_os().filter_map(|(name, value)| {
+        let name = name.into_string().ok()?;
+        let setting = name.starts_with("CINCH_") && !name.starts_with("CINCH_LAUNCH_");
+        setting.then_some((name, value))
+    });
+    let mut found: Vec<(String, OsString)> = settings.collect();
+    for name in asked {
+        let value = std::env::var_os(name).ok_or_else(|| format!("--env {name}: it is not set"))?;
+        found.push((name.clone(), value));
+    }
+    let text = |(name, value): (String, OsString)| match value.into_string() {
+        Ok(value) => Ok((name, value)),
+        Err(_) => Err(format!("{name} is not UTF-8 and cannot go to other hosts")),
+    };
+    found.into_iter().map(text).collect()
+}
+
+/// The sessions on hosts. Dropping it ends what still runs.
+#[derive(Default)]
+struct Sessions {
+    running: Vec<Session>,
+}
+
+struct Session {
+    host: Host,
+    /// Whether ssh by itself runs it, which ends with a code of its own where it does not get in.
+    is_ssh: bool,
+    child: Child,
+    /// Open as long as the host's ranks are wanted.
+    lifeline: Option<ChildStdin>,
+}
+
+impl Sessions {
+    fn start(&mut self, ssh: &OsStr, cinch: &str, host: Host, task: &Task) -> Result<(), String> {
+        let mut command = Command::new(ssh);
+        // It has no terminal to ask on: a question would stop it for ever.
+        let is_ssh = Path::new(ssh).file_name() == Some(OsStr::new("ssh"));
+        if is_ssh {
+            command.args(["-o", "BatchMode=yes"]);
+        }
+        command
+            .arg(&host.name)
+            .arg(format!("exec {} run --agent", quoted(cinch)))
+            .stdin(Stdio::piped())
+            // The terminal interrupts the launcher, which ends the sessions on the hosts.
+            .process_group(0);
+        let failed =
+            |error: io::Error| format!("cannot start {} {}: {error}", ssh.display(), host.name);
+        let mut child = cinch::sys::process::unblock_signals(&mut command)
+            .spawn()
+            .map_err(failed)?;
+        let mut lifeline = child.stdin.take();
+        let mut line = serde_json::to_string(task).map_err(|error| error.to_string())?;
+        line.push('\n');
+        if let Some(input) = &mut lifeline {
+            // A session that failed at once reports that by its exit code.
+            let _ = input
+                .write_all(line.as_bytes())
+                .and_then(|()| input.flush());
+        }
+        self.running.push(Session {
+            host,
+            is_ssh,
+            child,
+            lifeline,
+        });
+        Ok(())
+    }
+
+    /// Waits for all, and ends the others some time after the first failure.
+    fn watch(mut self, signals: &Signals, exit_timeout: Duration) -> Result<i32, String> {
+        let mut first = None;
+        let mut let_go_at: Option<Instant> = None;
+        let mut kill_at: Option<Instant> = None;
+        while !self.running.is_empty() {
+            self.end_those_that_ask();
+            for (host, is_ssh, code) in self.reap()? {
+                if code != 0 && first.is_none() {
+                    first = Some(code);
+                    let host = host.name;
+                    eprintln!(
+                        "cinch: the ranks on {host} ended with code {code}; {} more hosts are running \
+                         and will be ended",
+                        self.running.len()
+                    );
+                    if is_ssh && code == SSH_FAILED {
+                        eprintln!("cinch: if ssh was not let in: {}", log_in(&host));
+                    }
+                    let_go_at = Some(Instant::now() + exit_timeout);
+                }
+            }
+            let now = Instant::now();
+            if let_go_at.is_some_and(|at| at <= now) {
+                self.let_go();
+                let_go_at = None;
+                // The agents' own patience, and a little for the way.
+                kill_at = Some(now + exit_timeout + 2 * TERM_TO_KILL);
+            }
+            if kill_at.is_some_and(|at| at <= now) {
+                self.kill();
+                kill_at = Some(now + TERM_TO_KILL);
+            }
+            if let Some(signal) = signals.wait(Duration::from_millis(50))? {
+                match kill_at {
+                    // A second request is not asked again.
+                    Some(_) => self.kill(),
+                    None => self.let_go(),
+                }
+                first = first.or(Some(128 + signal as i32));
+                let_go_at = None;
+                kill_at = Some(Instant::now() + exit_timeout + 2 * TERM_TO_KILL);
+            }
+        }
+        Ok(first.unwrap_or(0))
+    }
+
+    /// Kills sessions that the terminal has stopped, as it does when they read from it: they would
+    /// neither end nor go on.
+    fn end_those_that_ask(&self) {
+        let flags = WaitPidFlag::WSTOPPED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
+        for session in &self.running {
+            let pid = Pid::from_raw(session.child.id() as i32);
+            if let Ok(WaitStatus::Stopped(_, Signal::SIGTTIN | Signal::SIGTTOU)) =
+                waitid(Id::Pid(pid), flags)
+            {
+                let host = &session.host.name;
+                eprintln!(
+                    "cinch: the session on {host} asks something on the terminal, which it has not \
+                     got: {}",
+                    log_in(host)
+                );
+                let _ = killpg(pid, Signal::SIGKILL);
+            }
+        }
+    }
+
+    /// Returns the hosts whose session has ended, whether it was ssh's, and its code.
+    fn reap(&mut self) -> Result<Vec<(Host, bool, i32)>, String> {
+        let mut ended = Vec::new();
+        let mut failure = None;
+        self.running
+            .retain_mut(|session| match session.child.try_wait() {
+                Ok(None) => true,
+                Ok(Some(status)) => {
+                    ended.push((session.host.clone(), session.is_ssh, exit_code(status)));
+                    false
+                }
+                Err(error) => {
+                    let host = &session.host.name;
+                    failure = Some(format!("cannot wait for the session on {host}: {error}"));
+                    true
+                }
+            });
+        failure.map_or(Ok(ended), Err)
+    }
+
+    /// Closes the agents' input, which ends their ranks.
+    fn let_go(&mut self) {
+        for session in &mut self.running {
+            session.lifeline = None;
+        }
+    }
+
+    fn kill(&self) {
+        for session in &self.running {
+            // The child is not reaped yet, so its id is not another's.
+            let _ = killpg(Pid::from_raw(session.child.id() as i32), Signal::SIGKILL);
+        }
+    }
+}
+
+impl Drop for Sessions {
+    fn drop(&mut self) {
+        self.let_go();
+        self.kill();
+        for session in &mut self.running {
+            let _ = session.child.wait();
+        }
+    }
+}
+
+/// Advises what to do about a host whose ssh asks a question.
+fn log_in(host: &str) -> String {
+    format!(
+        "`ssh {host} true` must work without a question, so log in once to accept the host's key, and \
+         use a key without a passphrase or an agent"
+    )
+}
+
+/// Quotes a word for a POSIX shell.
+fn quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', "'\\''"))
+}
+
+/// Runs `cinch run --agent`: the ranks of one host, until they end or the input does.
+///
+/// # Errors
+/// A sentence, if the task is none or cannot be started.
+pub fn agent() -> Result<i32, String> {
+    let mut line = String::new();
+    io::stdin()
+        .lock()
+        .take(TASK_BYTES)
+        .read_line(&mut line)
+        .map_err(|error| format!("cannot read what to run: {error}"))?;
+    let task: Task = serde_json::from_str(&line)
+        .map_err(|error| format!("--agent reads what to run from cinch run --hosts: {error}"))?;
+    let host = nix::unistd::gethostname().unwrap_or_default();
+    let host = host.display();
+    if task.version != cinch::VERSION {
+        return Err(format!(
+            "cinch on {host} is {}, and the launcher's is {}: use one version",
+            cinch::VERSION,
+            task.version
+        ));
+    }
+    std::env::set_current_dir(&task.directory)
+        .map_err(|error| format!("no folder {} on {host}: {error}", task.directory))?;
+    let given = task.variables.into_iter();
+    let mut variables: Vec<(String, OsString)> =
+        given.map(|(name, value)| (name, value.into())).collect();
+    if let Some(path) = task.preload {
+        let path = Some(Path::new(&path)).filter(|path| !path.as_os_str().is_empty());
+        let library = preload::find(path).map_err(|why| format!("on {host}: {why}"))?;
+        let earlier = variables
+            .iter()
+            .rev()
+            .find(|(name, _)| name == "LD_PRELOAD");
+        let earlier = earlier.map(|(_, value)| value.clone());
+        let earlier = earlier.or_else(|| std::env::var_os("LD_PRELOAD"));
+        variables.extend(preload::variables(&library, earlier));
+    }
+    // Before the thread: it inherits the mask.
+    let signals = Signals::block()?;
+    let orphaned = Arc::new(AtomicBool::new(false));
+    let seen = orphaned.clone();
+    std::thread::spawn(move || {
+        // Nothing more is sent: whatever ends this wait is the end.
+        let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
+        seen.store(true, Ordering::Relaxed);
+    });
+    let launch = LocalLaunch {
+        command: task.command.into_iter().map(Into::into).collect(),
+        ranks: task.ranks,
+        variables,
+        label: task.label,
+        cores: bound(task.bind, task.ranks)?,
+        exit_timeout: Duration::try_from_secs_f64(task.exit_timeout)
+            .map_err(|error| error.to_string())?,
+        world: Some((task.before, task.all)),
+        orphaned: Some(orphaned),
+    };
+    launch.run(&signals)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_of_hosts() {
+        let host = |name: &str, slots| Host {
+            name: name.into(),
+            slots,
+        };
+        let text = "# two\nnode1 slots=4\n\n user@node2 # one\nnode3   slots=2\n";
+        let hosts = parse(text).unwrap();
+        let all = [host("node1", 4), host("user@node2", 1), host("node3", 2)];
+        assert_eq!(hosts, all);
+        assert_eq!(fill(hosts.clone(), None).unwrap(), all);
+        assert_eq!(
+            fill(hosts.clone(), Some(5)).unwrap(),
+            [host("node1", 4), host("user@node2", 1)]
+        );
+        assert_eq!(fill(hosts.clone(), Some(2)).unwrap(), [host("node1", 2)]);
+        assert!(fill(hosts, Some(8)).unwrap_err().contains("7 slots"));
+        for (bad, part) in [
+            ("", "no host"),
+            ("a\na", "line 2: a is there twice"),
+            ("a slots=0", "slots=0"),
+            ("a b", "\"b\" is not understood"),
+            ("-oProxyCommand=x", "is no host"),
+            ("slots=4", "is no host"),
+        ] {
+            let error = parse(bad).unwrap_err();
+            assert!(error.contains(part), "{bad}: {error}");
+        }
+    }
+
+    #[test]
+    fn words_of_a_shell() {
+        for text in ["plain", "with space", "it\'s", "$HOME;`x`\\\""] {
+            let out = Command::new("sh")
+                .args(["-c", &format!("printf %s {}", quoted(text))])
+                .output()
+                .unwrap();
+            assert_eq!(String::from_utf8(out.stdout).unwrap(), text);
+        }
+    }
+}

@@ -1,0 +1,485 @@
+//! Starts ranks of this machine, watches them, and leaves none behind.
+//!
+//! Each rank is a process group of its own, so that a signal reaches what the rank has started as
+//! well, and an interrupt from the terminal reaches it once, by way of the launcher. The kernel
+//! kills a rank whose launcher is gone (the rank itself: of its children it knows nothing).
+
+use super::forward::Forwarders;
+use cinch::Config;
+use cinch::sys::cpu;
+use cinch::sys::process::{die_with_parent, ignores, start_on, unblock_signals};
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout};
+use nix::sys::signal::{SigSet, Signal, killpg};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
+use nix::unistd::Pid;
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// Ranks to start on this machine.
+#[derive(Clone, Debug)]
+pub struct LocalLaunch {
+    /// Program and its arguments.
+    pub command: Vec<OsString>,
+    /// Number of ranks.
+    pub ranks: usize,
+    /// Variables for all ranks, beside each rank's own.
+    pub variables: Vec<(String, OsString)>,
+    /// Whether lines of output get the rank in front.
+    pub label: bool,
+    /// The core of each rank; empty leaves placement to the system.
+    pub cores: Vec<usize>,
+    /// From the first failure to SIGTERM for the others.
+    pub exit_timeout: Duration,
+    /// Ranks on other hosts before these, and all ranks; none elsewhere if unset.
+    pub world: Option<(usize, usize)>,
+    /// Becomes true when whoever asked for the ranks is gone.
+    pub orphaned: Option<Arc<AtomicBool>>,
+}
+
+/// The default time for the other ranks to end by themselves after one failed.
+pub(super) const PEER_EXIT_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// From SIGTERM to SIGKILL.
+pub(super) const TERM_TO_KILL: Duration = Duration::from_secs(2);
+
+/// Returns a core for each rank, if there are as many.
+pub fn one_core_each(ranks: usize) -> Option<Vec<usize>> {
+    let allowed = cpu::allowed();
+    let cores: Vec<usize> = (0..64 * allowed.len())
+        .filter(|core| allowed[core / 64] >> (core % 64) & 1 == 1)
+        .take(ranks)
+        .collect();
+    (cores.len() == ranks).then_some(cores)
+}
+
+impl LocalLaunch {
+    /// Launches `command` as `ranks` ranks of a communicator of their own, placed by the system.
+    pub fn new(command: Vec<OsString>, ranks: usize) -> LocalLaunch {
+        LocalLaunch {
+            command,
+            ranks,
+            variables: Vec::new(),
+            label: false,
+            cores: Vec::new(),
+            exit_timeout: PEER_EXIT_TIMEOUT,
+            world: None,
+            orphaned: None,
+        }
+    }
+
+    /// Launches this process's own command as `ranks` ranks.
+    ///
+    /// # Errors
+    /// A sentence, if the system does not say which program that is.
+    pub fn of_this_command(ranks: usize) -> Result<LocalLaunch, String> {
+        let program = std::env::current_exe()
+            .map_err(|error| format!("cannot find this program: {error}"))?;
+        let arguments = std::env::args_os().skip(1);
+        let command = std::iter::once(program.into_os_string()).chain(arguments);
+        Ok(LocalLaunch::new(command.collect(), ranks))
+    }
+
+    /// Makes a unique id, whose rendezvous lives in this process, and runs the ranks with it.
+    ///
+    /// # Errors
+    /// A sentence, if the id cannot be made or the program cannot be started.
+    pub fn run_with_rendezvous(mut self, config: &Config) -> Result<i32, String> {
+        // Before the rendezvous' thread starts: threads inherit the mask, and a signal that
+        // only one thread blocks would still end the process.
+        let signals = Signals::block()?;
+        let id = super::join::create_id(config).map_err(|error| error.to_string())?;
+        self.variables
+            .push(("CINCH_LAUNCH_ID".to_string(), id.to_hex().into()));
+        self.run(&signals)
+    }
+
+    /// Runs the ranks and returns the exit code: 0, or the first failure's, 128 + signal for
+    /// signals.
+    pub(super) fn run(&self, signals: &Signals) -> Result<i32, String> {
+        let before = self.world.map_or(0, |(before, _)| before);
+        let mut ranks = Ranks::new()?;
+        for rank in 0..self.ranks {
+            // An early return drops `ranks`, which kills those already started.
+            let child = self.spawn(rank)?;
+            ranks.add(before + rank, child, self.label);
+        }
+        let mut first: Option<i32> = None;
+        let mut term_at: Option<Instant> = None;
+        let mut kill_at: Option<Instant> = None;
+        loop {
+            for (rank, pid, status) in ranks.reap()? {
+                let code = exit_code(status);
+                if code == 0 {
+                    continue;
+                }
+                if first.is_none() {
+                    first = Some(code);
+                    let left = ranks.running.len();
+                    eprintln!("cinch: rank {rank} (pid {pid}) {}", describe(status, left));
+                    term_at = Some(Instant::now() + self.exit_timeout);
+                }
+            }
+            if ranks.running.is_empty() {
+                break;
+            }
+            let now = Instant::now();
+            if term_at.is_some_and(|at| at <= now) {
+                ranks.signal(Signal::SIGTERM);
+                term_at = None;
+                kill_at = kill_at.or(Some(now + TERM_TO_KILL));
+            }
+            if kill_at.is_some_and(|at| at <= now) {
+                ranks.signal(Signal::SIGKILL);
+                kill_at = Some(now + TERM_TO_KILL);
+            }
+            let orphaned = || {
+                let flag = self.orphaned.as_ref()?;
+                let ended = kill_at.is_some() || !flag.load(Ordering::Relaxed);
+                (!ended).then_some(Signal::SIGTERM)
+            };
+            let asked = signals.wait(Duration::from_millis(50))?;
+            if let Some(signal) = asked.or_else(orphaned) {
+                // A second request is not asked again.
+                let again = kill_at.is_some();
+                ranks.signal(if again { Signal::SIGKILL } else { signal });
+                first = first.or(Some(128 + signal as i32));
+                term_at = None;
+                kill_at = Some(Instant::now() + self.exit_timeout.max(TERM_TO_KILL));
+            }
+        }
+        let look = || signals.wait(Duration::from_millis(10));
+        let asked = ranks.forwarders.drain(look)?;
+        Ok(first
+            .or(asked.map(|signal| 128 + signal as i32))
+            .unwrap_or(0))
+    }
+
+    fn spawn(&self, rank: usize) -> Result<Child, String> {
+        let program = self.command.first().ok_or("no program was given")?;
+        let (before, all) = self.world.unwrap_or((0, self.ranks));
+        let mut command = Command::new(program);
+        command
+            .args(&self.command[1..])
+            .envs(self.variables.iter().map(|(name, value)| (name, value)))
+            // A rank that is bound to one core still reports the whole machine.
+            .env(
+                "CINCH_LAUNCH_CORES",
+                cpu::count(&cpu::allowed()).to_string(),
+            )
+            .env("CINCH_LAUNCH_RANK", (before + rank).to_string())
+            .env("CINCH_LAUNCH_SIZE", all.to_string())
+            .env("RANK", (before + rank).to_string())
+            .env("LOCAL_RANK", rank.to_string())
+            .env("WORLD_SIZE", all.to_string())
+            .env("LOCAL_WORLD_SIZE", self.ranks.to_string())
+            .stdin(Stdio::null())
+            .process_group(0);
+        if self.label {
+            command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        }
+        if let Some(&core) = self.cores.get(rank) {
+            start_on(&mut command, core);
+        }
+        unblock_signals(die_with_parent(&mut command))
+            .spawn()
+            .map_err(|error| format!("cannot start {}: {error}", program.display()))
+    }
+}
+
+/// The started ranks. Dropping it kills and reaps what still runs.
+struct Ranks {
+    running: Vec<(usize, Child)>,
+    forwarders: Forwarders,
+}
+
+impl Ranks {
+    fn new() -> Result<Ranks, String> {
+        let forwarders = Forwarders::new();
+        Ok(Ranks {
+            running: Vec::new(),
+            forwarders: forwarders.map_err(|error| format!("there is no pipe: {error}"))?,
+        })
+    }
+
+    fn add(&mut self, rank: usize, mut child: Child, label: bool) {
+        if label {
+            if let Some(out) = child.stdout.take() {
+                self.forwarders.add(rank, out, io::stdout());
+            }
+            if let Some(err) = child.stderr.take() {
+                self.forwarders.add(rank, err, io::stderr());
+            }
+        }
+        self.running.push((rank, child));
+    }
+
+    /// Returns the ranks that have ended since the last call, in the order of their ranks.
+    fn reap(&mut self) -> Result<Vec<(usize, u32, ExitStatus)>, String> {
+        let mut ended = Vec::new();
+        let mut failure = None;
+        self.running.retain_mut(|(rank, child)| match end(child) {
+            Ok(None) => true,
+            Ok(Some(status)) => {
+                ended.push((*rank, child.id(), status));
+                false
+            }
+            Err(error) => {
+                failure = Some(format!("cannot wait for rank {rank}: {error}"));
+                true
+            }
+        });
+        failure.map_or(Ok(ended), Err)
+    }
+
+    /// Signals the groups of the ranks that still run.
+    fn signal(&self, signal: Signal) {
+        for (_, child) in &self.running {
+            // The child is not reaped yet, so its id is not another's.
+            let _ = killpg(Pid::from_raw(child.id() as i32), signal);
+        }
+    }
+}
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        self.signal(Signal::SIGKILL);
+        for (_, child) in &mut self.running {
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Returns how a child ended, if it has, after killing the rest of its process group. That comes
+/// before the child is reaped: until then its id is nobody else's.
+fn end(child: &mut Child) -> io::Result<Option<ExitStatus>> {
+    let pid = Pid::from_raw(child.id() as i32);
+    let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
+    if waitid(Id::Pid(pid), flags)? == WaitStatus::StillAlive {
+        return Ok(None);
+    }
+    let _ = killpg(pid, Signal::SIGKILL);
+    child.wait().map(Some)
+}
+
+/// Signals that the launcher takes as events.
+pub(super) struct Signals(SignalFd);
+
+impl Signals {
+    /// Takes them, but those that this process ignores: a signal that is blocked comes as an event
+    /// all the same, and would end a job that `nohup` or a script has put in the background.
+    pub(super) fn block() -> Result<Signals, String> {
+        let mut set = SigSet::empty();
+        for signal in [
+            Signal::SIGINT,
+            Signal::SIGTERM,
+            Signal::SIGHUP,
+            Signal::SIGQUIT,
+        ] {
+            if !ignores(signal as i32) {
+                set.add(signal);
+            }
+        }
+        set.add(Signal::SIGCHLD);
+        let failed = |error: Errno| format!("cannot take signals as events: {error}");
+        set.thread_block().map_err(failed)?;
+        SignalFd::with_flags(&set, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)
+            .map(Signals)
+            .map_err(failed)
+    }
+
+    /// Waits for a signal for the ranks and returns it; `None` when time is up or a child has changed. The time bounds how
+    /// late an end is seen whose signal another thread took.
+    pub(super) fn wait(&self, time: Duration) -> Result<Option<Signal>, String> {
+        let timeout = PollTimeout::try_from(time).unwrap_or(PollTimeout::ZERO);
+        let mut entries = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
+        match nix::poll::poll(&mut entries, timeout) {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(error) => return Err(format!("cannot wait for ranks: {error}")),
+        }
+        let event = self
+            .0
+            .read_signal()
+            .map_err(|error| format!("cannot read a signal: {error}"))?;
+        Ok(event
+            .and_then(|event| Signal::try_from(event.ssi_signo as i32).ok())
+            .filter(|&signal| signal != Signal::SIGCHLD))
+    }
+}
+
+pub(super) fn exit_code(status: ExitStatus) -> i32 {
+    status
+        .code()
+        .or(status.signal().map(|signal| 128 + signal))
+        .unwrap_or(1)
+}
+
+fn describe(status: ExitStatus, left: usize) -> String {
+    let how = match (status.code(), status.signal()) {
+        (Some(code), _) => format!("exited with code {code}"),
+        (_, Some(signal)) => match Signal::try_from(signal) {
+            Ok(name) => format!("was ended by {name}"),
+            Err(_) => format!("was ended by signal {signal}"),
+        },
+        _ => "ended".into(),
+    };
+    match left {
+        0 => how,
+        n => format!("{how}; {n} more ranks are running and will be ended"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn launch(ranks: usize, script: &str, exit_timeout: f64) -> i32 {
+        // On a thread of its own, so that blocked signals stay with it.
+        let command = ["sh", "-c", script].map(OsString::from).to_vec();
+        let launch = LocalLaunch {
+            variables: vec![("CINCH_TEST_WORD".into(), "word".into())],
+            exit_timeout: Duration::from_secs_f64(exit_timeout),
+            ..LocalLaunch::new(command, ranks)
+        };
+        std::thread::spawn(move || launch.run(&Signals::block().unwrap()).unwrap())
+            .join()
+            .unwrap()
+    }
+
+    fn file(name: &str) -> std::path::PathBuf {
+        let name = format!("cinch-launch-test-{}-{name}", std::process::id());
+        std::env::temp_dir().join(name)
+    }
+
+    fn lines(path: &std::path::Path) -> Vec<String> {
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        let _ = std::fs::remove_file(path);
+        let mut lines: Vec<_> = text.lines().map(str::to_string).collect();
+        lines.sort();
+        lines
+    }
+
+    /// Returns whether a process is there and not a zombie.
+    fn alive(pid: &str) -> bool {
+        std::fs::read_to_string(format!("/proc/{pid}/stat"))
+            .is_ok_and(|stat| !stat.rsplit(')').next().unwrap().starts_with(" Z"))
+    }
+
+    #[test]
+    fn ranks_learn_who_they_are() {
+        let path = file("who");
+        let script = format!(
+            "echo $CINCH_LAUNCH_RANK $CINCH_LAUNCH_SIZE $RANK $WORLD_SIZE $LOCAL_RANK \
+             $CINCH_TEST_WORD >> {}",
+            path.display()
+        );
+        assert_eq!(launch(3, &script, 1.0), 0);
+        assert_eq!(
+            lines(&path),
+            ["0 3 0 3 0 word", "1 3 1 3 1 word", "2 3 2 3 2 word"]
+        );
+    }
+
+    #[test]
+    fn bound_ranks_know_the_cores_of_all() {
+        let path = file("cores");
+        let script = format!("echo $(nproc) of $CINCH_LAUNCH_CORES > {}", path.display());
+        let allowed = cpu::count(&cpu::allowed());
+        let launch = LocalLaunch {
+            cores: one_core_each(1).unwrap(),
+            ..LocalLaunch::new(["sh", "-c", &script].map(OsString::from).to_vec(), 1)
+        };
+        let run = move || launch.run(&Signals::block().unwrap()).unwrap();
+        assert_eq!(std::thread::spawn(run).join().unwrap(), 0);
+        assert_eq!(lines(&path), [format!("1 of {allowed}")]);
+    }
+
+    #[test]
+    fn the_first_failure_is_the_exit_code_and_ends_the_rest() {
+        let path = file("rest");
+        // Rank 1 fails; the others would run for ten minutes, in a child of the rank.
+        let script = format!(
+            "[ $RANK = 1 ] && {{ sleep 0.2; exit 7; }}; sleep 600 & echo $! >> {0}; wait",
+            path.display()
+        );
+        assert_eq!(launch(3, &script, 0.1), 7);
+        let sleepers = lines(&path);
+        assert_eq!(sleepers.len(), 2);
+        for pid in sleepers {
+            let end = Instant::now() + Duration::from_secs(10);
+            while alive(&pid) {
+                assert!(Instant::now() < end, "{pid} is still running");
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        }
+    }
+
+    #[test]
+    fn what_a_rank_leaves_behind_is_ended() {
+        let path = file("left");
+        let script = format!("sleep 600 & echo $! >> {}", path.display());
+        assert_eq!(launch(1, &script, 0.1), 0);
+        let pid = lines(&path).remove(0);
+        let end = Instant::now() + Duration::from_secs(10);
+        while alive(&pid) {
+            assert!(Instant::now() < end, "{pid} is still running");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    #[test]
+    fn ranks_that_ignore_sigterm_are_killed() {
+        let script = "[ $RANK = 0 ] && exit 3; trap '' TERM; while :; do sleep 0.1; done";
+        assert_eq!(launch(2, script, 0.0), 3);
+    }
+
+    #[test]
+    fn signals_are_codes_and_reach_the_shell() {
+        assert_eq!(
+            launch(2, "[ $RANK = 1 ] && kill -KILL $$; exit 0", 0.5),
+            128 + 9
+        );
+        // The launcher's blocked signals must not be inherited.
+        assert_eq!(launch(1, "kill -TERM $$; exit 0", 0.5), 128 + 15);
+    }
+
+    #[test]
+    fn no_zombies_remain() {
+        assert_eq!(launch(4, "exit 0", 0.5), 0);
+        let me = std::process::id().to_string();
+        // Other tests of this process have children too; ours are shells that ended.
+        let zombies = || {
+            std::fs::read_dir("/proc")
+                .unwrap()
+                .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+                .filter_map(|pid| std::fs::read_to_string(format!("/proc/{pid}/stat")).ok())
+                .filter(|stat| {
+                    let mut fields = stat.rsplit(')').next().unwrap().split_whitespace();
+                    fields.next() == Some("Z") && fields.next() == Some(&me)
+                })
+                .count()
+        };
+        let end = Instant::now() + Duration::from_secs(10);
+        while zombies() > 0 {
+            assert!(Instant::now() < end, "{} zombies", zombies());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    #[test]
+    fn a_missing_program_is_a_sentence() {
+        let launch = LocalLaunch::new(vec!["/no/such/program".into()], 2);
+        let error = std::thread::spawn(move || launch.run(&Signals::block().unwrap()))
+            .join()
+            .unwrap()
+            .unwrap_err();
+        assert!(error.contains("/no/such/program"), "{error}");
+    }
+}

@@ -1,0 +1,308 @@
+//! The command line tool: starts ranks, measures collectives, shows what there is.
+//!
+//! Exit codes: 0, all well; 1, a wrong value or ranks with different bits; 2, options that cannot
+//! be; 3, a failure on the way. `cinch run` returns the first failing rank's code.
+
+#[allow(unsafe_code)]
+mod arrays;
+mod bench;
+mod forward;
+mod gpus;
+mod hosts;
+mod info;
+mod join;
+mod launch;
+mod machine;
+mod npy;
+mod papers;
+mod plot;
+mod preload;
+mod run;
+#[cfg(test)]
+mod testing;
+
+use cinch::Config;
+use clap::{Parser, Subcommand};
+use papers::{codecs, predict, table2};
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Wrong values, or ranks whose bits differ.
+const WRONG: i32 = 1;
+/// Options that cannot be.
+const USAGE: i32 = 2;
+/// A failure on the way.
+const FAILURE: i32 = 3;
+
+/// Exit code, or exit code and sentence of a failure.
+type ExitResult<T = i32> = Result<T, (i32, String)>;
+
+/// Collective communication that compresses inside every pipeline chunk.
+#[derive(Parser)]
+#[command(
+    name = "cinch",
+    version,
+    max_term_width = 100,
+    arg_required_else_help = true
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: ToolCommand,
+}
+
+#[derive(Subcommand)]
+enum ToolCommand {
+    /// Start ranks of a program, here or over ssh on the hosts of a file
+    Run(run::RunOptions),
+    /// Measure a collective and check its results
+    ///
+    /// Letters, sizes and columns are those of nccl-tests. Exit code 0: all results right;
+    /// 1: a wrong value, or ranks with different bits; 2: bad options; 3: a failure.
+    Bench(Box<bench::options::BenchOptions>),
+    /// Measure the ways of kernels on GPUs and write a tuning table
+    ///
+    /// The table is used through CINCH_TUNING=FILE, or as part of the library: see `manual::tuning`.
+    Tune(Box<bench::gpu::tune::TuneOptions>),
+    /// Show versions, machine, GPUs, transports and settings; as ranks, the communicator too
+    Info(InfoOptions),
+    /// List codecs; with --table, their errors beside published figures
+    Codecs(CodecsOptions),
+    /// Measure codecs on arrays of a GPU, and packed copies between it and the host
+    ///
+    /// Bandwidths stand beside those of a plain copy in the same run. Exit code 1: elements that
+    /// differ from what the host makes of them.
+    Arrays(arrays::ArraysOptions),
+    /// Predict the speed-up of training; without options, the published model and its figures
+    ///
+    /// With --layers and costs: which codec pays at which rank count.
+    Predict(Box<predict::PredictOptions>),
+}
+
+#[derive(clap::Args)]
+struct InfoOptions {
+    /// Measure bandwidth and latency between all pairs of GPUs
+    #[arg(long, conflicts_with = "preload")]
+    probe: bool,
+    /// Show which libnccl a program runs on: that of --pid, or the one behind --, run with the
+    /// drop-in (found beside this tool, or at PATH) in front of it; without either, what
+    /// `cinch run --preload` would set
+    #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true)]
+    preload: Option<Option<PathBuf>>,
+    /// A process to look into, with its descendants
+    #[arg(long, requires = "preload", conflicts_with = "command")]
+    pid: Option<u32>,
+    /// Program and its arguments
+    #[arg(last = true, requires = "preload", value_name = "PROGRAM")]
+    command: Vec<OsString>,
+}
+
+#[derive(clap::Args)]
+struct CodecsOptions {
+    /// Print mean errors on sampled distributions
+    #[arg(long, group = "work")]
+    table: bool,
+    /// Print the cells of the source's table, each with the reading that explains it
+    #[arg(long, group = "work")]
+    table2: bool,
+    /// Samples of each distribution
+    #[arg(long, default_value_t = 10_000_000, value_parser = parse_samples, requires = "work",
+          conflicts_with = "check")]
+    samples: usize,
+    /// Seed of the samples and patterns
+    #[arg(long, default_value_t = 1, requires = "work")]
+    seed: u64,
+    /// Compare vector and scalar forms on this many seeded bit patterns
+    #[arg(long, value_name = "N", group = "work", value_parser = clap::value_parser!(u64).range(1..))]
+    check: Option<u64>,
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    cinch::sys::process::heed_children();
+    let code = match cli.command {
+        ToolCommand::Run(options) => config().and_then(|config| run::run(&options, config)),
+        ToolCommand::Bench(options) => config().and_then(|config| bench::main(&options, config)),
+        ToolCommand::Tune(options) => {
+            config().and_then(|config| bench::gpu::tune::main(&options, config))
+        }
+        ToolCommand::Info(options) if options.preload.is_some() => show_preload(&options),
+        ToolCommand::Info(options) => config().and_then(|config| info(&options, config)),
+        ToolCommand::Codecs(options) => codecs(&options),
+        ToolCommand::Arrays(options) => arrays::main(&options),
+        ToolCommand::Predict(options) => {
+            predict::main(&options, &mut io::stdout().lock()).map(|()| 0)
+        }
+    };
+    match code {
+        Ok(code) => ExitCode::from(code.clamp(0, 255) as u8),
+        Err((code, sentence)) => {
+            // Standard error may be closed, and there is nobody else to tell.
+            // One write, so that the sentences of several ranks do not mix.
+            let line = format!("cinch: {sentence}\n");
+            let _ = io::stderr().write_all(line.as_bytes());
+            ExitCode::from(code as u8)
+        }
+    }
+}
+
+/// Reads the settings of the environment; warns of names that no setting has.
+fn config() -> ExitResult<Config> {
+    let config = Config::from_env().map_err(|error| (USAGE, error.to_string()))?;
+    // Ranks leave that to the tool that has started them.
+    if join::launched_size().is_some() {
+        return Ok(config);
+    }
+    for name in Config::unknown_names() {
+        let _ = writeln!(io::stderr(), "cinch: warning: no setting is called {name}");
+    }
+    Ok(config)
+}
+
+fn info(options: &InfoOptions, config: Config) -> ExitResult {
+    let comm = match join::launcher() {
+        Some(_) => Some(join::join(config.clone()).map_err(|error| (FAILURE, error.to_string()))?),
+        None => None,
+    };
+    let mut out = io::stdout().lock();
+    let written = match &comm {
+        Some(comm) if comm.rank() != 0 => Ok(()),
+        Some(comm) => info::write(&config, options.probe, &mut out)
+            .and_then(|()| info::write_communicator(comm, &mut out)),
+        None => info::write(&config, options.probe, &mut out),
+    };
+    if let Some(comm) = comm {
+        comm.finalize()
+            .map_err(|error| (FAILURE, error.to_string()))?;
+    }
+    finish(written)
+}
+
+/// Shows which libnccl a program runs on. Exit code: the program's if not 0; else 0 if that is the
+/// drop-in, 1 if not.
+fn show_preload(options: &InfoOptions) -> ExitResult {
+    let failure = |sentence| (FAILURE, sentence);
+    let mut out = io::stdout().lock();
+    let verdict = |ours| if ours { 0 } else { WRONG };
+    if let Some(pid) = options.pid {
+        return preload::show_process(pid, &mut out)
+            .map(verdict)
+            .map_err(failure);
+    }
+    let given = options.preload.as_ref().and_then(Option::as_deref);
+    let library = preload::find(given).map_err(failure)?;
+    if options.command.is_empty() {
+        let mut lines = preload::variables(&library, std::env::var_os("LD_PRELOAD")).into_iter();
+        return finish(
+            lines.try_for_each(|(name, value)| writeln!(out, "{name}={}", value.display())),
+        );
+    }
+    let (ours, status) =
+        preload::show_program(&options.command, &library, &mut out).map_err(failure)?;
+    let code = status.code().unwrap_or(128 + status.signal().unwrap_or(0));
+    Ok(if code == 0 { verdict(ours) } else { code })
+}
+
+fn codecs(options: &CodecsOptions) -> ExitResult {
+    let mut out = io::stdout().lock();
+    let written = match (options.table, options.check) {
+        (_, Some(patterns)) => codecs::check(patterns, options.seed, &mut out),
+        _ if options.table2 => table2::run(options.samples, options.seed, &mut out),
+        (true, None) => codecs::run(options.samples, options.seed, &mut out),
+        (false, None) => list_codecs(&mut out),
+    };
+    // Tables end with an error where a figure is beyond its tolerance.
+    match written {
+        Err(error) if error.kind() == io::ErrorKind::Other => Err((WRONG, error.to_string())),
+        written => finish(written),
+    }
+}
+
+fn list_codecs(out: &mut dyn Write) -> io::Result<()> {
+    use cinch::types::CodecKind;
+    use cinch::{CodecSpec, DType};
+    writeln!(
+        out,
+        "{:<12} {:>13} {:>13}  parameters",
+        "codec", "bytes/element", "ratio to f32"
+    )?;
+    for kind in CodecKind::ALL {
+        let bytes = bench::metrics::bytes_per_element(CodecSpec::of(kind), DType::F32);
+        let parameters = kind.parameters().to_string();
+        let name = kind.name();
+        writeln!(
+            out,
+            "{name:<12} {bytes:>13.4} {:>13.4}  {parameters}",
+            4.0 / bytes
+        )?;
+    }
+    Ok(())
+}
+
+/// Turns a failed write into an exit code. A reader that left early, as `head` does, is no failure.
+fn finish(written: io::Result<()>) -> ExitResult {
+    match written {
+        Ok(()) => Ok(0),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(0),
+        Err(error) => Err((FAILURE, format!("standard output: {error}"))),
+    }
+}
+
+fn parse_samples(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(samples @ 1000..=1_000_000_000) => Ok(samples),
+        _ => Err("a number from 1000 to 1000000000".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        use clap::CommandFactory;
+        Cli::command().debug_assert();
+        let cli = Cli::try_parse_from(["cinch", "run", "-n", "2", "--", "prog", "-x", "--n"]);
+        assert!(cli.is_ok());
+        for line in [
+            "codecs --check 1000 --table",
+            "codecs --samples 1000",
+            "codecs --check 0",
+            "codecs --check 1000 --samples 1000",
+            "predict --ranks 4",
+        ] {
+            let words = std::iter::once("cinch").chain(line.split(' '));
+            let refused = Cli::try_parse_from(words).err();
+            assert_eq!(refused.expect(line).exit_code(), USAGE, "{line}");
+        }
+        for line in ["codecs --table --samples 1000", "codecs --check 1 --seed 3"] {
+            let words = std::iter::once("cinch").chain(line.split(' '));
+            assert!(Cli::try_parse_from(words).is_ok(), "{line}");
+        }
+        assert_eq!(
+            Cli::try_parse_from(["cinch", "run"])
+                .err()
+                .unwrap()
+                .exit_code(),
+            USAGE
+        );
+    }
+
+    #[test]
+    fn listed_codecs_have_their_ratio() {
+        let mut out = Vec::new();
+        list_codecs(&mut out).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        let linear = text
+            .lines()
+            .find(|line| line.starts_with("linear8"))
+            .unwrap();
+        assert!(
+            linear.contains("1.0156") && linear.contains("3.9385"),
+            "{linear}"
+        );
+    }
+}

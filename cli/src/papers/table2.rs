@@ -1,0 +1,317 @@
+//! `cinch codecs --table2`: the 32 cells of the source's Table 2, recomputed with the reading that
+//! explains each.
+//!
+//! None of the cells follows from the formats and nearest rounding. All do from what the source's
+//! program did (compression.md 5.1):
+//! - the column "mean absolute error" holds mean squared errors;
+//! - the search through a table of values halves its step six times, and compares with the lower
+//!   neighbour of where it ends, never with the upper one (but in the first interval): on half of
+//!   all intervals the last comparison is missing;
+//! - the tree and linear quantisation scale by the largest sample M, and what exceeds 0.9907 M
+//!   becomes M. Which M the source drew is not known; one M explains both cells of a row;
+//! - linear quantisation decodes code 126 to 0, as the tree's table has it;
+//! - mantissa and static tree have no scale and the offset 10^1 on all data, the search begins at 64.
+
+use super::codecs::{DEVIATIONS, Mean};
+use cinch::CodecSpec;
+use cinch::codec::{Span, build};
+use cinch::cpu::Isa;
+use cinch::testing::Random;
+use std::io::{Error, Result, Write};
+
+/// Samples that go through a search together.
+const PIECE: usize = 1 << 16;
+/// Beyond this share of the largest sample a number becomes that.
+const SATURATES: f64 = 0.9907;
+/// Below this share it becomes 0.
+const VANISHES: f64 = 1.5e-6;
+
+/// Prints the cells from `samples` samples a distribution.
+///
+/// # Errors
+/// A cell that does not come out is an error after the table is complete; so is what `out` raises.
+pub fn run(samples: usize, seed: u64, out: &mut dyn Write) -> Result<()> {
+    writeln!(
+        out,
+        "# Table 2 of the source by its own search, {samples} samples a distribution, seed {seed}\n\
+         {:<10} {:<9} {:>9} {:>10} {:>7} {:>7}  reading",
+        "data", "type", "\"MAE\"", "ours: MSE", "rel %", "ours"
+    )?;
+    let mut off = 0;
+    for (index, (data, rows)) in CELLS.iter().enumerate() {
+        let types = rows.each_ref().map(Quantiser::new);
+        let found = measure(&types, data, samples, seed.wrapping_add(index as u64));
+        for ((row, quantiser), [squared, relative]) in rows.iter().zip(&types).zip(found) {
+            let good = [(squared, row.printed.0), (relative, row.printed.1)];
+            let good = good.map(|(found, printed)| explains(found, printed));
+            off += good.iter().filter(|good| !**good).count();
+            writeln!(
+                out,
+                "{:<10} {:<9} {:>9} {:>10.4e} {:>7} {:>7.3}  {}{}",
+                data.name,
+                row.codec,
+                row.printed.0,
+                squared.mean,
+                row.printed.1,
+                relative.mean,
+                quantiser.reading(data),
+                match good {
+                    [true, true] => "",
+                    _ => " DOES NOT COME OUT",
+                }
+            )?;
+        }
+    }
+    let cells = 2 * CELLS.iter().map(|(_, rows)| rows.len()).sum::<usize>();
+    if off > 0 {
+        return Err(Error::other(format!(
+            "{off} of {cells} cells do not come out"
+        )));
+    }
+    writeln!(
+        out,
+        "all {cells} cells come out, to one unit of their last digit and {DEVIATIONS} standard errors"
+    )
+}
+
+/// A distribution.
+struct SampledData {
+    name: &'static str,
+    /// Standard deviation of a Gaussian; `None`: uniform on (0, 1).
+    sigma: Option<f64>,
+}
+
+/// A type on one distribution, as the source prints it.
+struct Table2Row {
+    codec: &'static str,
+    /// The largest sample; 0 where nothing is scaled.
+    largest: f64,
+    printed: (&'static str, &'static str),
+}
+
+/// Returns whether `printed` is this mean, rounded or cut off: the source does both.
+fn explains(found: Mean, printed: &str) -> bool {
+    let digits = printed
+        .split_once('.')
+        .map_or(0, |(_, digits)| digits.len());
+    let unit = 10f64.powi(-(digits as i32));
+    let value: f64 = printed.parse().unwrap_or(f64::NAN);
+    (found.mean - value).abs() < unit + DEVIATIONS * found.error
+}
+
+/// The source's search through the values of one type.
+struct Quantiser {
+    /// Ascending magnitudes.
+    values: Vec<f64>,
+    /// Where the search begins.
+    start: usize,
+    /// The code that decodes to 0 although its place in the order is another value's.
+    lost: Option<usize>,
+    /// The largest sample, where values are relative to it.
+    largest: Option<f64>,
+}
+
+impl Quantiser {
+    fn new(row: &Table2Row) -> Quantiser {
+        let mut values = magnitudes(row.codec);
+        let scaled = row.largest > 0.0;
+        if row.codec == "dynamic8" {
+            // 0 and 1 have codes of their own and are not searched for.
+            values.retain(|&value| value > 0.0 && value < 1.0);
+        }
+        Quantiser {
+            values,
+            start: if scaled { 63 } else { 64 },
+            lost: (row.codec == "linear8").then_some(126),
+            largest: scaled.then_some(row.largest),
+        }
+    }
+
+    /// Returns the decoded value of a magnitude.
+    fn through(&self, x: f64) -> f64 {
+        let Some(largest) = self.largest else {
+            return self.search(x);
+        };
+        match x / largest {
+            share if share > SATURATES => largest,
+            share if share < VANISHES => 0.0,
+            share => largest * self.search(share),
+        }
+    }
+
+    fn search(&self, x: f64) -> f64 {
+        let last = self.values.len() - 1;
+        let (mut pivot, mut lower, mut upper) = (self.start, 0, last);
+        for step in [32, 16, 8, 4, 2, 1] {
+            if self.values[pivot.min(last)] > x {
+                upper = pivot;
+                pivot -= step;
+            } else {
+                lower = pivot;
+                pivot += step;
+            }
+        }
+        let pivot = pivot.min(last);
+        // Where no step went up there is no lower neighbour.
+        let other = if lower == pivot { upper } else { lower };
+        let distance = |at: usize| (self.values[at] - x).abs();
+        let code = if distance(other) < distance(pivot) {
+            other
+        } else {
+            pivot
+        };
+        if self.lost == Some(code) {
+            return 0.0;
+        }
+        self.values[code]
+    }
+
+    fn reading(&self, data: &SampledData) -> String {
+        let scale = match (self.largest, data.sigma) {
+            (None, _) => "no scale, offset 10^1".into(),
+            (Some(_), None) => "M = 1".into(),
+            (Some(largest), Some(sigma)) => format!("M = {:.2} sigma", largest / sigma),
+        };
+        let lost = match self.lost {
+            Some(code) => format!("; code {code} is 0"),
+            None => String::new(),
+        };
+        format!(
+            "squared; search from {} without its last comparison; {scale}{lost}",
+            self.start
+        )
+    }
+}
+
+/// Returns the 128 magnitudes of a type, ascending: what its codes of plus decode to, relative to the scale.
+fn magnitudes(name: &str) -> Vec<f64> {
+    let mut spec: CodecSpec = name.parse().expect("names of this file are legal");
+    if spec.kind.has_tensor_scale() {
+        let text = format!("{name}:tensor=1");
+        spec = text.parse().expect("these codecs have tensor scales");
+    }
+    let codec = build(spec, Isa::Scalar).expect("parameters of this file are legal");
+    let codec = codec.expect("no codec of this file is raw");
+    let mut wire = vec![0u8; codec.wire_bytes(128)];
+    // An encoding of something whose scale is 1, with every code of plus in its place.
+    let scale = spec.kind.has_tensor_scale().then_some(1.0);
+    codec.encode(Span::whole(128), &[1.0; 128], scale, &mut wire, None);
+    for (code, byte) in wire[..128].iter_mut().enumerate() {
+        *byte = code as u8;
+    }
+    let mut values = vec![0f32; 128];
+    codec.decode(Span::whole(128), &wire, &mut values);
+    let mut values: Vec<f64> = values.into_iter().map(f64::from).collect();
+    values.sort_by(f64::total_cmp);
+    values
+}
+
+/// Mean squared and mean relative error (in percent) of each type on the same samples.
+fn measure(
+    types: &[Quantiser; 4],
+    data: &SampledData,
+    samples: usize,
+    seed: u64,
+) -> [[Mean; 2]; 4] {
+    let mut random = Random::new(seed);
+    let mut sums = [[[0f64; 2]; 2]; 4];
+    let mut done = 0;
+    while done < samples {
+        let n = PIECE.min(samples - done);
+        let x = match data.sigma {
+            Some(sigma) => random.gaussian(n, sigma),
+            None => random.uniform(n),
+        };
+        for (quantiser, sums) in types.iter().zip(&mut sums) {
+            for &x in &x {
+                let x = f64::from(x.abs());
+                let error = (x - quantiser.through(x)).abs();
+                for (sum, value) in sums.iter_mut().zip([error * error, 100.0 * error / x]) {
+                    sum[0] += value;
+                    sum[1] += value * value;
+                }
+            }
+        }
+        done += n;
+    }
+    let n = samples.max(1) as f64;
+    sums.map(|sums| sums.map(|[sum, squares]| Mean::of(sum, squares, n)))
+}
+
+const fn row(
+    codec: &'static str,
+    largest: f64,
+    printed: (&'static str, &'static str),
+) -> Table2Row {
+    Table2Row {
+        codec,
+        largest,
+        printed,
+    }
+}
+
+const fn data(name: &'static str, sigma: Option<f64>) -> SampledData {
+    SampledData { name, sigma }
+}
+
+#[rustfmt::skip]
+const CELLS: [(SampledData, [Table2Row; 4]); 4] = [
+    (data("U(0,1)", None), [
+        row("dynamic8", 1.0, ("0.00004", "1.39")),
+        row("linear8", 1.0, ("0.0024", "2.16")),
+        row("mantissa8", 0.0, ("0.0017", "7.22")),
+        row("static8", 0.0, ("0.0007", "4.82")),
+    ]),
+    (data("N(0,1)", Some(1.0)), [
+        row("dynamic8", 5.5, ("0.0005", "2.46")),
+        row("linear8", 5.76, ("0.0004", "6.47")),
+        row("mantissa8", 0.0, ("0.0104", "6.89")),
+        row("static8", 0.0, ("0.0093", "6.3")),
+    ]),
+    (data("N(0,10^2)", Some(10.0)), [
+        row("dynamic8", 57.1, ("0.049", "2.49")),
+        row("linear8", 57.3, ("0.041", "6.44")),
+        row("mantissa8", 0.0, ("1.066", "7.19")),
+        row("static8", 0.0, ("0.926", "6.28")),
+    ]),
+    (data("N(0,0.2^2)", Some(0.2)), [
+        row("dynamic8", 1.086, ("0.000018", "2.45")),
+        row("linear8", 1.081, ("0.000015", "6.15")),
+        row("mantissa8", 0.0, ("0.00055", "8.26")),
+        row("static8", 0.0, ("0.00022", "6.58")),
+    ]),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_search_never_looks_up_from_where_it_ends() {
+        let tree = Quantiser::new(&CELLS[0].1[0]);
+        assert_eq!(tree.values.len(), 126);
+        // Between the values of an odd and the next even place rounding is to nearest; between
+        // those of an even and the next odd one it is down, but below the first.
+        let middle = |at: usize| (tree.values[at] + tree.values[at + 1]) / 2.0;
+        for at in 1..124 {
+            let above = 0.3 * middle(at) + 0.7 * tree.values[at + 1];
+            let up = tree.search(above) == tree.values[at + 1];
+            assert_eq!(up, at % 2 == 1, "{at}");
+        }
+        let below = 0.1 * tree.values[0] + 0.9 * tree.values[1];
+        assert_eq!(tree.search(below), tree.values[1]);
+    }
+
+    #[test]
+    fn cells_are_rounded_or_cut_off() {
+        let mean = |mean| Mean { mean, error: 0.0 };
+        assert!(explains(mean(1.398), "1.39") && explains(mean(1.392), "1.39"));
+        assert!(!explains(mean(1.401), "1.39") && !explains(mean(1.379), "1.39"));
+        assert!(explains(mean(0.000226), "0.00022") && !explains(mean(0.00024), "0.00022"));
+        let drawn = Mean {
+            mean: 1.41,
+            error: 0.01,
+        };
+        assert!(explains(drawn, "1.39"));
+    }
+}

@@ -1,0 +1,111 @@
+// The state of one channel, which the roles of a block share in shared memory.
+//
+// The waiters fill one half with the slots, jobs and masks of a batch; movers and publishers read
+// it. channel/block.cuh has the barriers that hand a half from role to role.
+#pragma once
+
+#include "channel/block.cuh"
+
+namespace cinch {
+
+// The slots of one batch's messages. Index p is the message from rank p, WARP + p the message to p.
+struct BatchSlots {
+  uint8_t *at[2 * WARP];    // payload of the slot
+  uint32_t flag[2 * WARP];  // flag of the message, in ll and ll128
+  uint32_t refresh;         // not 0: some message of the batch rewrites its whole slot
+};
+
+// A step of one pass, as the movers execute it.
+struct Job {
+  const uint8_t *input;  // the chunk in the input
+  uint8_t *output;       // the chunk in the output
+  uint32_t elements;     // of the chunk, which fits a slot
+  uint32_t first;        // index in the input of its first element: seeds stochastic rounding
+  uint16_t peers;        // index in Channel::peers of its receives, then its sends
+  uint8_t op;
+  uint8_t own;
+  uint8_t own_after;
+  uint8_t nrecv;
+  uint8_t nsend;
+  uint8_t half;      // half of the shared state
+  bool aligned;      // input and output are aligned to 16 bytes, as far as the step uses them
+  bool fast_path;    // Mover::has_fast_path of the job
+
+  __device__ __forceinline__ uint8_t sender(uint32_t r) const;
+  __device__ __forceinline__ const uint8_t *source(uint32_t r) const;
+  __device__ __forceinline__ uint8_t *target(uint32_t t) const;
+  __device__ __forceinline__ uint32_t source_flag(uint32_t r) const;
+  __device__ __forceinline__ uint32_t target_flag(uint32_t t) const;
+  __device__ __forceinline__ bool refresh() const;
+
+  __device__ __forceinline__ bool writes() const {
+    return op != CINCH_SEND && op != CINCH_RECV_REDUCE_SEND;
+  }
+  __device__ __forceinline__ bool sums() const {
+    return op == CINCH_RECV_REDUCE_COPY || op == CINCH_RECV_REDUCE_SEND ||
+           op == CINCH_RECV_REDUCE_COPY_SEND;
+  }
+  __device__ __forceinline__ bool is_final() const {
+    return op == CINCH_RECV_REDUCE_COPY || op == CINCH_RECV_REDUCE_COPY_SEND;
+  }
+  // Returns whether the step reads the rank's own contribution.
+  __device__ __forceinline__ bool reads() const {
+    return op == CINCH_SEND || op == CINCH_COPY || op == CINCH_REDUCE ||
+           (sums() && own != CINCH_OWN_ABSENT);
+  }
+};
+
+// Shared memory caches lists of up to this many steps and peers. Longer lists of steps are read
+// from the arguments; their peers are copied for each batch, which names a peer at most once in
+// each direction.
+constexpr uint32_t KEPT_STEPS = CINCH_KEPT_STEPS;
+constexpr uint32_t KEPT_PEERS = 512;
+constexpr uint32_t BATCH_PEERS = 2 * CINCH_MAX_RANKS;
+
+// A batch, as the waiters announce it to movers and publishers.
+struct Batch {
+  uint32_t jobs;  // 0 ends the walk
+  uint32_t recv_mask;
+  uint32_t send_mask;
+  uint32_t step;  // index of its first step
+  uint32_t pass;
+};
+
+// Shared memory of a block of the interpreter.
+struct Channel {
+  BatchSlots slots[2];
+  Job jobs[2][CINCH_MAX_BATCH];
+  Batch batches[2];
+  cinch_work work;
+  cinch_step steps[KEPT_STEPS];
+  uint8_t peers[KEPT_PEERS + 2 * BATCH_PEERS];
+  uint32_t stopped[2];
+};
+
+// The block's channel. Code names it by this function and passes no reference: the compiler then
+// emits shared-memory loads, and not generic ones, which take ten times as long.
+__device__ __forceinline__ Channel &this_channel() {
+  __shared__ Channel channel;
+  return channel;
+}
+
+__device__ __forceinline__ uint8_t Job::sender(uint32_t r) const {
+  return this_channel().peers[peers + r];
+}
+__device__ __forceinline__ const uint8_t *Job::source(uint32_t r) const {
+  return this_channel().slots[half].at[sender(r)];
+}
+__device__ __forceinline__ uint8_t *Job::target(uint32_t t) const {
+  return this_channel().slots[half].at[WARP + this_channel().peers[peers + nrecv + t]];
+}
+__device__ __forceinline__ uint32_t Job::source_flag(uint32_t r) const {
+  return this_channel().slots[half].flag[sender(r)];
+}
+__device__ __forceinline__ uint32_t Job::target_flag(uint32_t t) const {
+  return this_channel().slots[half].flag[WARP + this_channel().peers[peers + nrecv + t]];
+}
+__device__ __forceinline__ bool Job::refresh() const {
+  return this_channel().slots[half].refresh != 0;
+}
+
+}  // namespace cinch

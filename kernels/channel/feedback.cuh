@@ -1,0 +1,20 @@
+// The end of a call with error feedback, for the interpreter and the fused kernels.
+#pragma once
+
+#include "abi.h"
+
+namespace cinch {
+
+// Swaps the two residual arrays, so that the next call, or the next replay, finds what this call
+// has written. The last of the launch's `blocks` swaps them, because blocks read `turn` until they
+// end. One thread of each block calls this after a barrier; a call that failed must not.
+static __device__ __noinline__ void end_feedback(cinch_residuals &residuals, uint32_t blocks) {
+  __threadfence();  // SYNC POINT residuals: this block has read `turn`
+  if (atomicAdd(&residuals.arrived, 1) + 1 == blocks) {
+    __threadfence();  // SYNC POINT residuals: all blocks have read it
+    residuals.arrived = 0;
+    residuals.turn ^= 1;
+  }
+}
+
+}  // namespace cinch

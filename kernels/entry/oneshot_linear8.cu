@@ -1,3 +1,0 @@
-#include "entry/oneshot_coded.cuh"
-
-CINCH_ONESHOT_CODED(linear8, Linear8)

@@ -1,0 +1,556 @@
+//! Packed copies of whole arrays between host memory and a GPU, as ADT copies weights.
+//!
+//! An array is copied in pieces. Towards the GPU, host threads pack pieces into pinned staging memory, and
+//! the calling thread queues each packed piece's copy and unpack kernel. Towards the host, the calling
+//! thread queues each piece's pack kernel and copy, and the threads unpack arrived pieces. Only the calling
+//! thread calls the driver, whose lock the threads would contend for.
+//!
+//! A slot is the staging memory of one piece. Channels pass it between threads, and its holder owns it.
+//!
+//! A copy begins behind the work in the caller's stream, and the stream continues behind the copy. A call
+//! returns when the host array may be used again: towards the GPU when it is packed, towards the host when
+//! it is complete. Hence a copy cannot be captured.
+
+use super::device_codec::{CodecKernels, DeviceCodec, Elements};
+use super::{Layout, StandAlone};
+use crate::codec::Random;
+use crate::cpu::{Isa, Tile};
+use crate::error::{Error, ErrorKind, Result};
+use crate::gpu::{Context, DeviceMemory, Event, PinnedMemory, Stream};
+use crate::reduce::Reducer;
+use crate::types::{CodecSpec, DType, ReduceOp};
+use std::collections::VecDeque;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Elements of a piece: a multiple of every block, large enough that copying takes longer than queueing.
+const PIECE: usize = 512 << 10;
+/// Bytes of a piece's staging memory: codes of 3 bytes, or of 1 byte with two numbers for 32 elements.
+const STAGING: usize = 3 * PIECE + 256;
+/// Pieces in flight beside the pieces that threads pack.
+const IN_FLIGHT: usize = 6;
+/// Streams that pieces alternate over, so that one piece's copy overlaps another piece's kernel.
+const STREAMS: usize = 3;
+/// Default limit of threads: more bring nothing, since one bus carries all copies.
+const MOST_THREADS: usize = 16;
+/// Longest wait of the calling thread for a packing thread before it polls the GPU again.
+const GPU_POLL_INTERVAL: Duration = Duration::from_micros(20);
+
+/// Copies between host memory and one GPU. Concurrent copies wait for each other.
+#[derive(Debug)]
+pub struct HostCopier {
+    kernels: Arc<CodecKernels>,
+    resources: Mutex<CopyResources>,
+    begun: Event,
+    timeout: Duration,
+}
+
+#[derive(Debug)]
+struct CopyResources {
+    /// Streams, each with an event behind a copy's work on it.
+    streams: Vec<(Stream, Event)>,
+    slots: Vec<StagingSlot>,
+    /// A tile for each thread, for elements that are widened to fp32.
+    tiles: Vec<Tile>,
+}
+
+/// Staging memory of one piece.
+#[derive(Debug)]
+struct StagingSlot {
+    /// Index of the stream on which all uses of the slot are queued.
+    stream: usize,
+    /// Dropped before `pinned`: freeing it waits for copies between the two.
+    device: DeviceMemory,
+    pinned: PinnedMemory,
+    /// Event behind the driver's last use of `pinned`.
+    used: Event,
+}
+
+/// Parameters of one copy.
+struct Copy<'a> {
+    host: &'a StandAlone,
+    device: &'a DeviceCodec,
+    spec: CodecSpec,
+    dtype: DType,
+    draw: u64,
+    address: u64,
+    timeout: Duration,
+}
+
+/// A packed piece of `n` elements in its slot.
+struct Packed {
+    slot: StagingSlot,
+    first: usize,
+    n: usize,
+}
+
+/// A part of the host array, and the number of its first element.
+struct ArrayPiece<B> {
+    first: usize,
+    bytes: B,
+}
+
+impl HostCopier {
+    /// Makes a copier with `threads` packing threads; 0 means one for each core, at most 16. It allocates 6
+    /// slots more than threads, each 1.5 MiB of pinned memory and 1.5 MiB on the GPU. A copy without
+    /// progress for `timeout` fails.
+    ///
+    /// # Errors
+    /// See [`CodecKernels::new`]; system if memory is short.
+    pub fn new(context: &Arc<Context>, threads: usize, timeout: Duration) -> Result<HostCopier> {
+        let threads = match threads {
+            0 => HostCopier::default_threads(),
+            some => some,
+        };
+        let stream = |_| Ok::<_, Error>((Stream::new(context)?, Event::new(context)?));
+        let resources = CopyResources {
+            streams: (0..STREAMS).map(stream).collect::<Result<_>>()?,
+            slots: (0..threads + IN_FLIGHT)
+                .map(|number| StagingSlot::new(context, number % STREAMS))
+                .collect::<Result<_>>()?,
+            tiles: (0..threads).map(|_| Tile::new(PIECE)).collect(),
+        };
+        Ok(HostCopier {
+            kernels: Arc::new(CodecKernels::new(context)?),
+            resources: Mutex::new(resources),
+            begun: Event::new(context)?,
+            timeout,
+        })
+    }
+
+    /// Returns the default number of threads.
+    pub fn default_threads() -> usize {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        cores.min(MOST_THREADS)
+    }
+
+    /// Returns the GPU's context.
+    pub fn context(&self) -> &Arc<Context> {
+        self.kernels.context()
+    }
+
+    /// Copies the elements of `src` to the GPU's memory at `address`, as they are after `spec`.
+    /// Returns when `src` has been read; what is queued on `stream` afterwards finds them there.
+    /// `draw` is as for [`StandAlone::encode`].
+    ///
+    /// # Errors
+    /// Invalid argument for bytes that are no whole elements, and for an address that is not
+    /// aligned; invalid usage if the stream is being captured; as [`DeviceCodec::new`]; timeout if
+    /// the stream does not get on; those of the driver. What is at `address` is undefined after
+    /// an error behind the checks.
+    ///
+    /// # Safety
+    /// `address` is memory of the stream's GPU for as many bytes as `src` has, live and used by
+    /// nobody else from where the call stands in the stream until the stream is past it.
+    pub unsafe fn to_device(
+        &self,
+        spec: CodecSpec,
+        dtype: DType,
+        draw: u64,
+        src: &[u8],
+        address: u64,
+        stream: &Stream,
+    ) -> Result<()> {
+        self.copy(
+            (spec, dtype, draw),
+            (src.len(), address),
+            stream,
+            |copy, resources| copy.to_device(src, resources),
+        )
+    }
+
+    /// Copies the elements at `address` to `dst`, as they are after `spec`. Returns when they are
+    /// there.
+    ///
+    /// # Errors
+    /// As [`HostCopier::to_device`].
+    ///
+    /// # Safety
+    /// As there; nobody writes them.
+    pub unsafe fn to_host(
+        &self,
+        spec: CodecSpec,
+        dtype: DType,
+        draw: u64,
+        address: u64,
+        dst: &mut [u8],
+        stream: &Stream,
+    ) -> Result<()> {
+        self.copy(
+            (spec, dtype, draw),
+            (dst.len(), address),
+            stream,
+            |copy, resources| copy.to_host(dst, resources),
+        )
+    }
+
+    fn copy(
+        &self,
+        (spec, dtype, draw): (CodecSpec, DType, u64),
+        (bytes, address): (usize, u64),
+        stream: &Stream,
+        run: impl FnOnce(&Copy<'_>, &mut CopyResources) -> Result<()>,
+    ) -> Result<()> {
+        let host = StandAlone::new(spec, Layout::Chunk, Isa::detect())?;
+        let device = DeviceCodec::new(&self.kernels, spec, Layout::Chunk)?;
+        let size = dtype.size();
+        if !bytes.is_multiple_of(size) || !address.is_multiple_of(size as u64) {
+            return Err(Error::invalid_argument(format!(
+                "{bytes} bytes at {address:#x} are no whole, aligned elements of {dtype}"
+            )));
+        }
+        if !dtype.has_codecs() {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!("codecs encode f32, f16 and bf16, not {dtype}"),
+            ));
+        }
+        if stream.is_capturing()? {
+            return Err(Error::invalid_usage(
+                "a packed copy works on the host's threads and cannot be captured; copy before or \
+                 after the capture",
+            ));
+        }
+        if bytes == 0 {
+            return Ok(());
+        }
+        let copy = Copy {
+            host: &host,
+            device: &device,
+            spec,
+            dtype,
+            draw,
+            address,
+            timeout: self.timeout,
+        };
+        let mut resources = self
+            .resources
+            .lock()
+            .map_err(|_| Error::internal("an earlier copy panicked; make another copier"))?;
+        self.begun.record(stream)?;
+        for (own, _) in &resources.streams {
+            own.wait_event(&self.begun)?;
+        }
+        let all = resources.slots.len();
+        let outcome = run(&copy, &mut resources);
+        // Whatever happened, the stream stays behind what was queued.
+        let ended = resources.streams.iter().try_for_each(|(own, ended)| {
+            ended.record(own)?;
+            stream.wait_event(ended)
+        });
+        if resources.slots.len() < all {
+            // Some went down with a thread that failed.
+            let missing = all - resources.slots.len();
+            let context = self.context();
+            let made = (0..missing).map(|number| StagingSlot::new(context, number % STREAMS));
+            resources.slots.extend(made.collect::<Result<Vec<_>>>()?);
+        }
+        outcome.and(ended)
+    }
+}
+
+impl Copy<'_> {
+    fn to_device(&self, src: &[u8], resources: &mut CopyResources) -> Result<()> {
+        let CopyResources {
+            streams,
+            slots,
+            tiles,
+        } = resources;
+        let run = PIECE * self.dtype.size();
+        let count = src.len().div_ceil(run);
+        let pieces = Mutex::new(pieces(src.chunks(run)));
+        let (frees, free) = channel::<StagingSlot>();
+        let (dones, done) = channel::<Result<Packed>>();
+        let free = Mutex::new(free);
+        let mut in_flight = VecDeque::from(std::mem::take(slots));
+        let threads = tiles.len().min(count);
+        let outcome = std::thread::scope(|scope| {
+            for tile in &mut tiles[..threads] {
+                let (pieces, free, dones) = (&pieces, &free, dones.clone());
+                scope.spawn(move || {
+                    loop {
+                        // A piece first: who has none needs no slot.
+                        let Some(piece) = locked(pieces).next() else {
+                            return;
+                        };
+                        let Ok(slot) = locked(free).recv() else {
+                            return;
+                        };
+                        if dones.send(self.pack(piece, slot, tile)).is_err() {
+                            return;
+                        }
+                    }
+                });
+            }
+            // Threads that wait for a slot end with the sender.
+            let (frees, _) = (frees, drop(dones));
+            for _ in 0..count {
+                let mut timeout = ProgressTimeout::new(self.timeout);
+                let packed = loop {
+                    while let Some(slot) = in_flight.pop_front() {
+                        if !slot.used.has_happened()? {
+                            in_flight.push_front(slot);
+                            break;
+                        }
+                        let _ = frees.send(slot);
+                    }
+                    match done.recv_timeout(GPU_POLL_INTERVAL) {
+                        Ok(outcome) => break outcome?,
+                        Err(RecvTimeoutError::Timeout) => timeout.check()?,
+                        Err(RecvTimeoutError::Disconnected) => return Err(panicked()),
+                    }
+                };
+                let queued = self.send(&packed, &streams[packed.slot.stream].0);
+                in_flight.push_back(packed.slot);
+                queued?;
+            }
+            Ok(())
+        });
+        slots.extend(in_flight);
+        slots.extend(locked(&free).try_iter());
+        slots.extend(done.try_iter().flatten().map(|packed| packed.slot));
+        outcome
+    }
+
+    fn to_host(&self, dst: &mut [u8], resources: &mut CopyResources) -> Result<()> {
+        let CopyResources {
+            streams,
+            slots,
+            tiles,
+        } = resources;
+        let run = PIECE * self.dtype.size();
+        let threads = tiles.len().min(dst.len().div_ceil(run));
+        let mut pieces = pieces(dst.chunks_mut(run));
+        let (arrives, arrived) = channel::<(StagingSlot, ArrayPiece<&mut [u8]>)>();
+        let (dones, done) = channel::<Result<StagingSlot>>();
+        let arrived = Mutex::new(arrived);
+        let mut in_flight = VecDeque::new();
+        let outcome = std::thread::scope(|scope| {
+            for tile in &mut tiles[..threads] {
+                let (arrived, dones) = (&arrived, dones.clone());
+                scope.spawn(move || {
+                    loop {
+                        let Ok((slot, piece)) = locked(arrived).recv() else {
+                            return;
+                        };
+                        if dones.send(self.unpack(piece, slot, tile)).is_err() {
+                            return;
+                        }
+                    }
+                });
+            }
+            // Threads end with the sender.
+            let (arrives, _) = (arrives, drop(dones));
+            let mut unpacking = 0;
+            let mut timeout = ProgressTimeout::new(self.timeout);
+            loop {
+                while !slots.is_empty()
+                    && let Some(piece) = pieces.next()
+                    && let Some(slot) = slots.pop()
+                {
+                    let n = piece.bytes.len() / self.dtype.size();
+                    let queued = self.fetch(&slot, piece.first, n, &streams[slot.stream].0);
+                    in_flight.push_back((slot, piece));
+                    queued?;
+                }
+                while let Some((slot, piece)) = in_flight.pop_front() {
+                    if !slot.used.has_happened()? {
+                        in_flight.push_front((slot, piece));
+                        break;
+                    }
+                    let _ = arrives.send((slot, piece));
+                    unpacking += 1;
+                    timeout = ProgressTimeout::new(self.timeout);
+                }
+                if in_flight.is_empty() && unpacking == 0 {
+                    return Ok(());
+                }
+                match done.recv_timeout(GPU_POLL_INTERVAL) {
+                    Ok(outcome) => {
+                        slots.push(outcome?);
+                        unpacking -= 1;
+                    }
+                    Err(RecvTimeoutError::Timeout) => timeout.check()?,
+                    Err(RecvTimeoutError::Disconnected) => return Err(panicked()),
+                }
+            }
+        });
+        slots.extend(in_flight.into_iter().map(|(slot, _)| slot));
+        slots.extend(locked(&arrived).try_iter().map(|(slot, _)| slot));
+        slots.extend(done.try_iter().flatten());
+        outcome
+    }
+
+    /// Queues the way of a packed piece to the GPU.
+    fn send(&self, packed: &Packed, stream: &Stream) -> Result<()> {
+        let Packed { slot, first, n } = packed;
+        let bytes = self.device.bytes(*n);
+        let (from, to) = (slot.pinned.address(), slot.device.address());
+        // SAFETY: pinned and device memory of at least so many bytes: the one is not written until
+        // `used` has happened, the other is used in the order of this stream alone. The elements
+        // are the caller's.
+        unsafe {
+            memcpy(stream, to, from, bytes)?;
+            slot.used.record(stream)?;
+            self.device
+                .decode((to, bytes), self.elements(*first, *n), stream)
+        }
+    }
+
+    /// Queues the way of a piece from the GPU.
+    fn fetch(&self, slot: &StagingSlot, first: usize, n: usize, stream: &Stream) -> Result<()> {
+        let bytes = self.device.bytes(n);
+        let (from, to) = (slot.device.address(), slot.pinned.address());
+        // SAFETY: as in `send`; the pinned bytes are not read until `used` has happened.
+        unsafe {
+            let elements = self.elements(first, n);
+            self.device
+                .encode_from(elements, self.draw, first, (from, bytes), stream)?;
+            memcpy(stream, to, from, bytes)?;
+        }
+        slot.used.record(stream)
+    }
+
+    fn elements(&self, first: usize, count: usize) -> Elements {
+        Elements {
+            address: self.address + (first * self.dtype.size()) as u64,
+            count,
+            dtype: self.dtype,
+        }
+    }
+
+    fn converter(&self) -> Result<Reducer> {
+        Reducer::new(self.dtype, ReduceOp::Sum, Isa::detect())
+    }
+
+    fn pack(
+        &self,
+        piece: ArrayPiece<&[u8]>,
+        mut slot: StagingSlot,
+        tile: &mut Tile,
+    ) -> Result<Packed> {
+        let ArrayPiece { first, bytes } = piece;
+        let n = bytes.len() / self.dtype.size();
+        let to = slot.staging(self.device.bytes(n))?;
+        let random = Random::new(self.spec.seed.into(), self.draw, 0).from(first);
+        if let Some(elements) = self.in_place(bytes) {
+            self.host.encode_drawing(elements, random, to)?;
+        } else {
+            self.converter()?.load(bytes, tile);
+            self.host.encode_drawing(tile.f32(n), random, to)?;
+        }
+        Ok(Packed { slot, first, n })
+    }
+
+    fn unpack(
+        &self,
+        piece: ArrayPiece<&mut [u8]>,
+        mut slot: StagingSlot,
+        tile: &mut Tile,
+    ) -> Result<StagingSlot> {
+        let n = piece.bytes.len() / self.dtype.size();
+        let from = slot.staging(self.device.bytes(n))?;
+        if self.in_place(piece.bytes).is_some() {
+            // SAFETY: any fp32 numbers are bytes, and the other way round; `in_place` found them
+            // aligned.
+            let (_, elements, _) = unsafe { piece.bytes.align_to_mut::<f32>() };
+            self.host.decode(from, elements)?;
+        } else {
+            self.host.decode(from, tile.f32_mut(n))?;
+            self.converter()?.store(tile, piece.bytes);
+        }
+        Ok(slot)
+    }
+
+    /// The bytes as elements, if they are what codecs work on and aligned.
+    fn in_place<'b>(&self, bytes: &'b [u8]) -> Option<&'b [f32]> {
+        // SAFETY: any bytes are fp32 numbers.
+        let (before, all, _) = unsafe { bytes.align_to::<f32>() };
+        (self.dtype == DType::F32 && before.is_empty()).then_some(all)
+    }
+}
+
+impl StagingSlot {
+    fn new(context: &Arc<Context>, stream: usize) -> Result<StagingSlot> {
+        Ok(StagingSlot {
+            stream,
+            pinned: PinnedMemory::new(context, STAGING)?,
+            device: DeviceMemory::new(context, STAGING)?,
+            used: Event::new(context)?,
+        })
+    }
+
+    /// The pinned bytes, of a slot whose `used` has happened.
+    fn staging(&mut self, bytes: usize) -> Result<&mut [u8]> {
+        if bytes > self.pinned.bytes() {
+            return Err(Error::internal(format!(
+                "a piece of {bytes} bytes does not fit the staging of {}",
+                self.pinned.bytes()
+            )));
+        }
+        // SAFETY: as many bytes, which the driver does not use: whoever handed the slot on has
+        // seen that.
+        Ok(unsafe { std::slice::from_raw_parts_mut(self.pinned.host().as_ptr(), bytes) })
+    }
+}
+
+/// When the calling thread last saw something move.
+struct ProgressTimeout {
+    since: Instant,
+    timeout: Duration,
+}
+
+impl ProgressTimeout {
+    fn new(timeout: Duration) -> ProgressTimeout {
+        ProgressTimeout {
+            since: Instant::now(),
+            timeout,
+        }
+    }
+
+    fn check(&mut self) -> Result<()> {
+        if self.since.elapsed() < self.timeout {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::Timeout,
+            format!(
+                "a packed copy has not moved for {:?}; it may still",
+                self.timeout
+            ),
+        ))
+    }
+}
+
+/// The chunks of an array as pieces. All but the last have [`PIECE`] elements.
+fn pieces<B>(chunks: impl Iterator<Item = B>) -> impl Iterator<Item = ArrayPiece<B>> {
+    chunks.enumerate().map(|(number, bytes)| ArrayPiece {
+        first: number * PIECE,
+        bytes,
+    })
+}
+
+/// What a mutex guards here stays whole whatever a thread does.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn panicked() -> Error {
+    Error::internal("the threads of a packed copy panicked")
+}
+
+/// Queues a copy.
+///
+/// # Safety
+/// Both are addresses of as many bytes that the stream's GPU reaches, until it is past this.
+unsafe fn memcpy(stream: &Stream, to: u64, from: u64, bytes: usize) -> Result<()> {
+    let context = stream.context();
+    let _bound = context.bind()?;
+    // SAFETY: as ours; a live stream.
+    let queued = unsafe {
+        let api = context.driver().api();
+        api.cuMemcpyAsync(to, from, bytes, stream.handle())
+    };
+    context.driver().check("cuMemcpyAsync", queued)
+}

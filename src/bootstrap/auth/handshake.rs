@@ -1,0 +1,252 @@
+//! The handshake of one connection as a state machine that never blocks.
+
+use super::*;
+use crate::sys::socket;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::os::fd::OwnedFd;
+
+/// Bytes that the connector reads: hello, proof and welcome.
+const INPUT_BYTES: usize = HELLO_BYTES + PROOF_BYTES + 1;
+
+/// Next step of a handshake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HandshakeProgress {
+    /// The handshake goes on once the socket is readable, or writable if `write` is set.
+    Pending { write: bool },
+    /// Both sides have proven that they know the key.
+    Done,
+}
+
+/// Reason why a handshake ended without proof.
+#[derive(Debug)]
+pub(crate) enum HandshakeFailure {
+    /// The other side closed the connection.
+    Closed,
+    /// The connection broke, or the system has no random numbers.
+    Broken(io::Error),
+    /// The other side does not know the key; a phrase behind "it".
+    Refused(&'static str),
+}
+
+/// Bytes that this side waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum HandshakeStage {
+    /// The connector's hello.
+    Hello,
+    /// The other side's proof, behind its hello.
+    Proof,
+    /// The acceptor's welcome.
+    Welcome,
+    Done,
+}
+
+/// A handshake of this side.
+pub(crate) struct Handshake {
+    side: HandshakeSide,
+    stage: HandshakeStage,
+    own: [u8; HELLO_BYTES],
+    input: [u8; INPUT_BYTES],
+    pub(super) received: usize,
+    output: Vec<u8>,
+    sent: usize,
+    peer: Option<Hello>,
+}
+
+impl Handshake {
+    /// Starts the side that connected.
+    ///
+    /// # Errors
+    /// System if there are no random numbers.
+    pub(crate) fn connector(config: &HandshakeConfig) -> Result<Handshake> {
+        let own = config.hello(HandshakeSide::Connector)?;
+        Ok(Handshake {
+            side: HandshakeSide::Connector,
+            stage: HandshakeStage::Proof,
+            own,
+            input: [0; INPUT_BYTES],
+            received: 0,
+            output: own.to_vec(),
+            sent: 0,
+            peer: None,
+        })
+    }
+
+    /// Starts the side that was connected to.
+    pub(crate) fn acceptor() -> Handshake {
+        Handshake {
+            side: HandshakeSide::Acceptor,
+            stage: HandshakeStage::Hello,
+            own: [0; HELLO_BYTES],
+            input: [0; INPUT_BYTES],
+            received: 0,
+            output: Vec::new(),
+            sent: 0,
+            peer: None,
+        }
+    }
+
+    /// Whether the other side sent a hello of this communicator: it is most likely a rank.
+    pub(super) fn has_hello(&self) -> bool {
+        self.peer.is_some()
+    }
+
+    /// Whether any byte has been sent: the connection stands.
+    pub(super) fn has_sent(&self) -> bool {
+        self.sent > 0
+    }
+
+    /// Returns the events to poll for.
+    pub(super) fn events(&self) -> PollFlags {
+        match self.sent < self.output.len() {
+            true => PollFlags::POLLOUT,
+            false => PollFlags::POLLIN,
+        }
+    }
+
+    /// Reads and writes as far as the socket allows.
+    pub(crate) fn advance(
+        &mut self,
+        config: &HandshakeConfig,
+        socket: &OwnedFd,
+    ) -> std::result::Result<HandshakeProgress, HandshakeFailure> {
+        loop {
+            while self.sent < self.output.len() {
+                match socket::write(socket, &[IoSlice::new(&self.output[self.sent..])]) {
+                    Ok(count) => self.sent += count,
+                    Err(error) if is_pending(&error) => {
+                        return Ok(HandshakeProgress::Pending { write: true });
+                    }
+                    Err(error) => return Err(HandshakeFailure::Broken(error)),
+                }
+            }
+            // Not a byte beyond the stage: later bytes belong to the owner of the connection.
+            let due = match self.stage {
+                HandshakeStage::Done => return Ok(HandshakeProgress::Done),
+                HandshakeStage::Hello => HELLO_BYTES,
+                HandshakeStage::Proof => HELLO_BYTES + PROOF_BYTES,
+                HandshakeStage::Welcome => HELLO_BYTES + PROOF_BYTES + 1,
+            };
+            while self.received < due {
+                let mut parts = [IoSliceMut::new(&mut self.input[self.received..due])];
+                match socket::read(socket, &mut parts) {
+                    Ok(0) => return Err(HandshakeFailure::Closed),
+                    Ok(count) => self.received += count,
+                    Err(error) if is_pending(&error) => {
+                        return Ok(HandshakeProgress::Pending { write: false });
+                    }
+                    Err(error) => return Err(HandshakeFailure::Broken(error)),
+                }
+            }
+            self.finish_stage(config)?;
+        }
+    }
+
+    fn finish_stage(
+        &mut self,
+        config: &HandshakeConfig,
+    ) -> std::result::Result<(), HandshakeFailure> {
+        match self.stage {
+            HandshakeStage::Hello => {
+                self.parse_hello(config)?;
+                let no_random = |error: Error| HandshakeFailure::Broken(io::Error::other(error));
+                self.own = config.hello(HandshakeSide::Acceptor).map_err(no_random)?;
+                self.output.extend_from_slice(&self.own);
+                let proof = config.prove(HandshakeSide::Acceptor, &self.transcript());
+                self.output.extend_from_slice(&proof);
+                self.stage = HandshakeStage::Proof;
+            }
+            HandshakeStage::Proof if self.side == HandshakeSide::Connector => {
+                self.parse_hello(config)?;
+                self.check_proof(config, HandshakeSide::Acceptor)?;
+                let proof = config.prove(HandshakeSide::Connector, &self.transcript());
+                self.output.extend_from_slice(&proof);
+                self.stage = HandshakeStage::Welcome;
+            }
+            HandshakeStage::Proof => {
+                self.check_proof(config, HandshakeSide::Connector)?;
+                self.output.push(WELCOME);
+                self.stage = HandshakeStage::Done;
+            }
+            HandshakeStage::Welcome if self.input[HELLO_BYTES + PROOF_BYTES] != WELCOME => {
+                return Err(HandshakeFailure::Refused("does not speak cinch's protocol"));
+            }
+            HandshakeStage::Welcome | HandshakeStage::Done => self.stage = HandshakeStage::Done,
+        }
+        Ok(())
+    }
+
+    fn parse_hello(
+        &mut self,
+        config: &HandshakeConfig,
+    ) -> std::result::Result<(), HandshakeFailure> {
+        let other = match self.side {
+            HandshakeSide::Connector => HandshakeSide::Acceptor,
+            HandshakeSide::Acceptor => HandshakeSide::Connector,
+        };
+        let hello = config.parse(&self.other_hello(), other);
+        self.peer = Some(hello.map_err(HandshakeFailure::Refused)?);
+        Ok(())
+    }
+
+    fn check_proof(
+        &self,
+        config: &HandshakeConfig,
+        prover: HandshakeSide,
+    ) -> std::result::Result<(), HandshakeFailure> {
+        let proof = &self.input[HELLO_BYTES..HELLO_BYTES + PROOF_BYTES];
+        match config.accepts(prover, &self.transcript(), proof) {
+            true => Ok(()),
+            false => Err(HandshakeFailure::Refused(
+                "could not prove that it knows the job's secret",
+            )),
+        }
+    }
+
+    fn other_hello(&self) -> [u8; HELLO_BYTES] {
+        std::array::from_fn(|at| self.input[at])
+    }
+
+    fn transcript(&self) -> Transcript {
+        let (connector, acceptor) = match self.side {
+            HandshakeSide::Connector => (self.own, self.other_hello()),
+            HandshakeSide::Acceptor => (self.other_hello(), self.own),
+        };
+        Transcript {
+            connector,
+            acceptor,
+        }
+    }
+
+    /// Turns a handshake that is [`HandshakeProgress::Done`] into the authenticated connection.
+    ///
+    /// # Errors
+    /// Mismatch, naming both versions, if the peer runs another version of the library.
+    pub(crate) fn into_peer(
+        self,
+        config: &HandshakeConfig,
+        socket: Socket,
+        address: Address,
+    ) -> Result<Peer> {
+        let session = config.session(&self.transcript());
+        let connector = self.side == HandshakeSide::Connector;
+        let hello = self.peer.filter(|_| self.stage == HandshakeStage::Done);
+        let hello = hello.ok_or_else(|| Error::internal("a handshake ended without proof"))?;
+        config.check_version(&hello, address)?;
+        Ok(Peer {
+            socket,
+            address,
+            rank: hello.rank,
+            word: hello.word,
+            session,
+            connector,
+        })
+    }
+}
+
+/// Whether a system call can be repeated later. A socket that is still connecting is not connected.
+fn is_pending(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted | io::ErrorKind::NotConnected
+    )
+}

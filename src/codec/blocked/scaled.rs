@@ -1,0 +1,216 @@
+//! Block formats whose codes of one byte are multiples of a scale: `linear8`, `dynamic8`, `fp8`.
+//!
+//! The number of a block is the scale s, its largest magnitude. A scale below 2^-100 would lose bits
+//! in its reciprocal or in its unit, or overflow them. There both sides work with 2^64 times the
+//! numbers, which is exact, in scalar code.
+
+use super::super::simd::{Lanes, abs, with_sign};
+use super::super::{ErrorLaw, Zero};
+use super::{BlockFormat, Draws, Numbers};
+use crate::types::CodecKind;
+use std::fmt::Debug;
+
+/// Scales below this are raised, with the elements that they scale.
+const TINY: f32 = f32::from_bits((127 - 100) << 23);
+/// 2^64.
+const RAISE: f32 = f32::from_bits((127 + 64) << 23);
+/// 2^-64.
+const LOWER: f32 = f32::from_bits((127 - 64) << 23);
+
+/// The meaning of a code: sign in bit 7, magnitude in the others.
+pub(in super::super) trait ScaledFormat: Debug + Send + Sync + 'static {
+    const KIND: CodecKind;
+
+    /// The error law.
+    const ERRORS: ErrorLaw;
+
+    /// Returns the factor by which [`ScaledFormat::magnitude`] multiplies magnitudes.
+    fn factor(scale: f32) -> f32;
+
+    /// Returns the value of one unit of [`ScaledFormat::value`].
+    fn unit(scale: f32) -> f32;
+
+    /// Returns the code, 0 to 127, of a magnitude in a block with this factor.
+    fn magnitude(&self, x: f32, factor: f32) -> u8;
+
+    /// Returns the signed value of a code, in units.
+    fn value(&self, code: u8) -> f32;
+
+    /// Returns a bound of the error at |x| <= scale, in exact arithmetic.
+    fn half_step(&self, x: f64, scale: f64) -> f64;
+}
+
+/// Vector form of a [`ScaledFormat`]. Methods are `#[inline(always)]`.
+pub(in super::super) trait VectorScaledFormat: ScaledFormat {
+    /// Tables that a loop keeps in registers.
+    type Registers<'a, L: Lanes>: Copy;
+
+    /// Loads the registers.
+    fn registers<L: Lanes>(&self, lanes: L) -> Self::Registers<'_, L>;
+
+    /// Vector form of [`ScaledFormat::magnitude`].
+    fn magnitude_lanes<L: Lanes>(
+        lanes: L,
+        registers: Self::Registers<'_, L>,
+        x: L::F,
+        factor: L::F,
+    ) -> L::I;
+
+    /// Vector form of [`ScaledFormat::value`].
+    fn value_lanes<L: Lanes>(lanes: L, registers: Self::Registers<'_, L>, code: L::I) -> L::F;
+}
+
+/// Adapts a [`ScaledFormat`] to [`BlockFormat`].
+#[derive(Debug)]
+pub(in super::super) struct Scaled<F>(pub F);
+
+/// code = magnitude((|x| * raise), factor); vector forms leave out `raise`, which is 1 for them.
+#[derive(Clone, Copy)]
+pub(in super::super) struct ScaledEncoder {
+    raise: f32,
+    factor: f32,
+}
+
+/// value = code * unit * lower; vector forms leave out `lower`, which is 1 for them.
+#[derive(Clone, Copy)]
+pub(in super::super) struct ScaledDecoder {
+    unit: f32,
+    lower: f32,
+}
+
+impl<F: VectorScaledFormat> BlockFormat for Scaled<F> {
+    const KIND: CodecKind = F::KIND;
+    const BITS: usize = 8;
+    const NUMBERS: usize = 1;
+    const FITS_EXTREMES: bool = true;
+    const ZERO: Zero = Zero::Positive;
+    const DRAWS: Draws = Draws::Never;
+
+    type Encoder = ScaledEncoder;
+    type Decoder = ScaledDecoder;
+    type Registers<'a, L: Lanes> = F::Registers<'a, L>;
+
+    fn errors() -> ErrorLaw {
+        F::ERRORS
+    }
+
+    /// Half a step of the format. 2^-22 of the scale covers the roundings of factor, unit and product.
+    fn error_bound(&self, _: ErrorLaw, x: f64, scale: f64) -> f64 {
+        self.0.half_step(x, scale) + scale * 2f64.powi(-22)
+    }
+
+    #[inline(always)]
+    fn registers<L: Lanes>(&self, lanes: L) -> F::Registers<'_, L> {
+        self.0.registers(lanes)
+    }
+
+    #[inline(always)]
+    fn fit(_: &[f32], largest: f32) -> Numbers {
+        [largest, 0.0]
+    }
+
+    #[inline(always)]
+    fn fit_lanes<L: Lanes>(_: L, _: &[f32], largest: f32) -> Numbers {
+        [largest, 0.0]
+    }
+
+    #[inline(always)]
+    fn encoder(numbers: Numbers) -> ScaledEncoder {
+        let scale = numbers[0];
+        if Self::needs_scalar(numbers) {
+            ScaledEncoder {
+                raise: RAISE,
+                factor: F::factor(scale * RAISE),
+            }
+        } else {
+            ScaledEncoder {
+                raise: 1.0,
+                factor: F::factor(scale),
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn decoder(numbers: Numbers) -> ScaledDecoder {
+        let scale = numbers[0];
+        if Self::needs_scalar(numbers) {
+            ScaledDecoder {
+                unit: F::unit(scale * RAISE),
+                lower: LOWER,
+            }
+        } else {
+            ScaledDecoder {
+                unit: F::unit(scale),
+                lower: 1.0,
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn is_zero([scale, _]: Numbers) -> bool {
+        scale == 0.0
+    }
+
+    #[inline(always)]
+    fn needs_scalar([scale, _]: Numbers) -> bool {
+        scale.abs() < TINY && scale != 0.0
+    }
+
+    /// An x that `raise` makes infinite saturates.
+    #[inline(always)]
+    fn code(&self, encoder: ScaledEncoder, x: f32) -> u32 {
+        let magnitude = self.0.magnitude(x.abs() * encoder.raise, encoder.factor);
+        let sign = ((x.to_bits() >> 24) & 0x80) as u8;
+        u32::from(if magnitude == 0 { 0 } else { magnitude | sign })
+    }
+
+    #[inline(always)]
+    fn code_lanes<L: Lanes>(
+        lanes: L,
+        registers: F::Registers<'_, L>,
+        encoder: ScaledEncoder,
+        x: L::F,
+    ) -> L::I {
+        let factor = lanes.splat(encoder.factor);
+        let magnitude = F::magnitude_lanes(lanes, registers, abs(lanes, x), factor);
+        with_sign(lanes, magnitude, x)
+    }
+
+    #[inline(always)]
+    fn value(&self, decoder: ScaledDecoder, code: u32) -> f32 {
+        self.add(decoder, code, 0.0)
+    }
+
+    #[inline(always)]
+    fn value_lanes<L: Lanes>(
+        lanes: L,
+        registers: F::Registers<'_, L>,
+        decoder: ScaledDecoder,
+        code: L::I,
+    ) -> L::F {
+        Self::add_lanes(lanes, registers, decoder, code, lanes.splat(0.0))
+    }
+
+    /// Rounds once: the product is added with a fused multiply-add.
+    #[inline(always)]
+    fn add(&self, decoder: ScaledDecoder, code: u32, sum: f32) -> f32 {
+        let value = self.0.value(code as u8);
+        if decoder.lower == 1.0 {
+            value.mul_add(decoder.unit, sum)
+        } else {
+            (value * decoder.unit).mul_add(decoder.lower, sum)
+        }
+    }
+
+    #[inline(always)]
+    fn add_lanes<L: Lanes>(
+        lanes: L,
+        registers: F::Registers<'_, L>,
+        decoder: ScaledDecoder,
+        code: L::I,
+        sum: L::F,
+    ) -> L::F {
+        let value = F::value_lanes(lanes, registers, code);
+        lanes.fma(value, lanes.splat(decoder.unit), sum)
+    }
+}

@@ -1,0 +1,336 @@
+//! Residuals of one tensor: what lossy encodes dropped, chunk by chunk, until the next call adds it.
+//!
+//! For every chunk that a rank encodes, v = x + r is encoded in the place of x, and r becomes
+//! v - dec(enc(v)). A call reads the residuals that the previous call committed; its own become
+//! visible with [`Residuals::commit`]. So a chunk that is encoded twice in a call, for more peers
+//! than one step serves, has the same bytes twice, and a call that fails changes no residual. This
+//! costs a second copy of the residuals.
+
+/// The purpose of an encode. A rank may encode a chunk once as a contribution or a partial sum, and
+/// once more as the owner of the finished sum; each purpose has its own residual.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// Encodes this rank's contribution, or the partial sum that it passes on.
+    Worker = 0,
+    /// Encodes the finished sum.
+    Owner = 1,
+}
+
+/// Flag in [`Shape::kind`] of residuals stored element by element, as GPUs do, and not in chunks.
+pub const BY_ELEMENT: u64 = 1 << 63;
+
+/// The properties that calls must share to share residuals. Another division into chunks, or another
+/// kind of sum, would add a residual to the wrong element.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Shape {
+    /// Collective, operator and data type, packed into a number.
+    pub kind: u64,
+    /// Elements of the message, or of one rank's block.
+    pub count: u64,
+    /// Elements of a full chunk.
+    pub chunk: u64,
+    /// Chunks of all passes.
+    pub chunks: u64,
+}
+
+/// The residuals of one tensor on one rank.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Residuals {
+    shape: Shape,
+    /// Two slots a chunk, [`Role::Worker`] first. An empty slot stands for zeros.
+    slots: Vec<Slot>,
+    /// Set by [`Residuals::put`] and cleared by the first call.
+    restored: bool,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Slot {
+    now: Vec<f32>,
+    next: Vec<f32>,
+    written: bool,
+}
+
+impl Residuals {
+    /// Returns a tensor without residuals.
+    pub fn new() -> Residuals {
+        Residuals::default()
+    }
+
+    /// Starts a call of `shape`. If the previous call had another shape, all residuals become zero.
+    pub fn begin(&mut self, shape: Shape) {
+        if self.shape != shape {
+            self.shape = shape;
+            self.slots.clear();
+        }
+        self.restored = false;
+        for slot in &mut self.slots {
+            slot.written = false;
+        }
+    }
+
+    /// Returns whether imported residuals would be dropped, because the first call has another
+    /// `shape` than they have.
+    pub fn are_lost_to(&self, shape: Shape) -> bool {
+        self.restored && self.shape != shape
+    }
+
+    /// Returns whether the residuals were imported and no call has used them yet.
+    pub fn is_restored(&self) -> bool {
+        self.restored
+    }
+
+    /// Marks imported residuals as used by a call.
+    pub fn mark_used(&mut self) {
+        self.restored = false;
+    }
+
+    /// Adds the residual of `chunk`, from its element `at` on, to `values`. A residual that would make
+    /// a finite value infinite is skipped.
+    pub fn add(&self, role: Role, chunk: usize, at: usize, values: &mut [f32]) {
+        let slot = self.slots.get(2 * chunk + role as usize);
+        let Some(now) = slot.and_then(|slot| slot.now.get(at..at + values.len())) else {
+            return;
+        };
+        for (value, residual) in values.iter_mut().zip(now) {
+            let sum = *value + residual;
+            if sum.is_finite() {
+                *value = sum;
+            }
+        }
+    }
+
+    /// Keeps `values - decoded`: what the encode of `values` dropped, the elements from `at` on of
+    /// `chunk`, which has `elements`. Where the difference is not finite the old residual stays, so
+    /// that a NaN in a block neither poisons nor erases residuals.
+    ///
+    /// # Panics
+    /// If the values reach beyond the end of the chunk.
+    pub fn keep(
+        &mut self,
+        role: Role,
+        (chunk, elements): (usize, usize),
+        at: usize,
+        values: &[f32],
+        decoded: &[f32],
+    ) {
+        let slot = self.slot(role, chunk);
+        if slot.now.len() != elements {
+            slot.now.clear();
+            slot.now.resize(elements, 0.0);
+        }
+        slot.next.resize(elements, 0.0);
+        slot.written = true;
+        let range = at..at + values.len();
+        let kept = slot.next[range.clone()].iter_mut().zip(&slot.now[range]);
+        for ((next, now), (value, decoded)) in kept.zip(values.iter().zip(decoded)) {
+            let dropped = value - decoded;
+            *next = if dropped.is_finite() { dropped } else { *now };
+        }
+    }
+
+    /// Ends a call that succeeded: the next call adds the residuals that this call kept.
+    pub fn commit(&mut self) {
+        for slot in &mut self.slots {
+            if std::mem::take(&mut slot.written) {
+                std::mem::swap(&mut slot.now, &mut slot.next);
+            }
+        }
+    }
+
+    /// Multiplies all residuals by `factor`; a residual that overflows becomes 0.
+    pub fn rescale(&mut self, factor: f32) {
+        for residual in self.slots.iter_mut().flat_map(|slot| &mut slot.now) {
+            let scaled = *residual * factor;
+            *residual = if scaled.is_finite() { scaled } else { 0.0 };
+        }
+    }
+
+    /// Returns the shape of the last call.
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// Iterates over the kept residuals as role, chunk number and elements.
+    pub fn iter(&self) -> impl Iterator<Item = (Role, usize, &[f32])> {
+        self.slots.iter().enumerate().filter_map(|(at, slot)| {
+            let role = [Role::Worker, Role::Owner][at % 2];
+            (!slot.now.is_empty()).then_some((role, at / 2, &slot.now[..]))
+        })
+    }
+
+    /// Sets the residuals of a chunk, as [`Residuals::iter`] yields them.
+    pub fn put(&mut self, role: Role, chunk: usize, residuals: Vec<f32>) {
+        self.slot(role, chunk).now = residuals;
+        self.restored = true;
+    }
+
+    /// Returns the sum of the squares of all residuals.
+    pub fn sum_squares(&self) -> f64 {
+        let all = self.slots.iter().flat_map(|slot| &slot.now);
+        all.map(|&residual| f64::from(residual).powi(2)).sum()
+    }
+
+    /// Returns a slot, and creates it at the first encode of its chunk.
+    fn slot(&mut self, role: Role, chunk: usize) -> &mut Slot {
+        let at = 2 * chunk + role as usize;
+        if self.slots.len() <= at {
+            self.slots.resize_with(at + 1, Slot::default);
+        }
+        &mut self.slots[at]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHAPE: Shape = Shape {
+        kind: 0,
+        count: 8,
+        chunk: 4,
+        chunks: 2,
+    };
+
+    /// Rounds to whole numbers: a lossy codec for the tests.
+    fn encode(values: &[f32]) -> Vec<f32> {
+        values.iter().map(|value| value.round()).collect()
+    }
+
+    /// Runs one call of the naive form: one flat array, one element at a time.
+    fn oracle(residual: &mut [f32], input: &[f32]) -> Vec<f32> {
+        let mut sent = Vec::new();
+        for (residual, input) in residual.iter_mut().zip(input) {
+            let value = input + *residual;
+            sent.push(value.round());
+            *residual = value - value.round();
+        }
+        sent
+    }
+
+    fn call(residuals: &mut Residuals, input: &[f32]) -> Vec<f32> {
+        residuals.begin(SHAPE);
+        let mut sent = Vec::new();
+        for (chunk, input) in input.chunks(4).enumerate() {
+            // In two spans, as the engine encodes tile by tile.
+            let mut values = input.to_vec();
+            for at in [0, 2] {
+                let span = &mut values[at..at + 2];
+                residuals.add(Role::Worker, chunk, at, span);
+                let decoded = encode(span);
+                residuals.keep(Role::Worker, (chunk, 4), at, span, &decoded);
+                sent.extend(decoded);
+            }
+        }
+        residuals.commit();
+        sent
+    }
+
+    #[test]
+    fn residuals_in_chunks_and_spans_equal_the_naive_form() {
+        let mut residuals = Residuals::new();
+        let mut flat = [0f32; 8];
+        let mut word = 7u64;
+        for _ in 0..100 {
+            let input: Vec<f32> = (0..8)
+                .map(|_| {
+                    word = word.wrapping_mul(6364136223846793005).wrapping_add(1);
+                    (word >> 40) as f32 / 1e6 - 8.0
+                })
+                .collect();
+            assert_eq!(call(&mut residuals, &input), oracle(&mut flat, &input));
+            let kept: Vec<f32> = residuals
+                .iter()
+                .flat_map(|(_, _, kept)| kept.to_vec())
+                .collect();
+            assert_eq!(kept, flat);
+        }
+    }
+
+    #[test]
+    fn values_below_the_step_arrive_after_many_calls() {
+        let mut residuals = Residuals::new();
+        let sum: f32 = (0..100).map(|_| call(&mut residuals, &[0.25; 8])[5]).sum();
+        assert_eq!(sum, 25.0);
+    }
+
+    #[test]
+    fn second_encode_in_a_call_reads_the_same_residual() {
+        let mut residuals = Residuals::new();
+        call(&mut residuals, &[0.25; 8]);
+        residuals.begin(SHAPE);
+        for _ in 0..3 {
+            let mut values = [1.0; 4];
+            residuals.add(Role::Worker, 0, 0, &mut values);
+            assert_eq!(values, [1.25; 4]);
+            residuals.keep(Role::Worker, (0, 4), 0, &values, &[1.0; 4]);
+        }
+        // Each role has its own residual, and a call without commit changes nothing.
+        let mut values = [1.0; 4];
+        residuals.add(Role::Owner, 0, 0, &mut values);
+        assert_eq!(values, [1.0; 4]);
+        residuals.keep(Role::Worker, (0, 4), 0, &[9.0; 4], &[0.0; 4]);
+        residuals.begin(SHAPE);
+        residuals.commit();
+        residuals.add(Role::Worker, 0, 0, &mut values);
+        assert_eq!(values, [1.25; 4]);
+    }
+
+    #[test]
+    fn non_finite_value_leaves_its_residual_unchanged() {
+        let mut residuals = Residuals::new();
+        call(&mut residuals, &[0.25; 8]);
+        let mut input = [0.25; 8];
+        input[1] = f32::NAN;
+        input[6] = f32::INFINITY;
+        let sent = call(&mut residuals, &input);
+        assert!(sent[1].is_nan() && sent[6] == f32::INFINITY);
+        assert_eq!(
+            sent[0],
+            1.0f32.round() - 1.0 + 0.5f32.round() - 1.0 + sent[0]
+        );
+        let sent = call(&mut residuals, &[0.5; 8]);
+        // 0.25 was kept twice at finite elements, once at the others.
+        assert_eq!(sent[1], (0.25f32 + 0.5).round());
+        assert_eq!(residuals.iter().next().unwrap().2[1], -0.25);
+        assert!(residuals.sum_squares().is_finite());
+    }
+
+    #[test]
+    fn residual_that_would_overflow_is_skipped() {
+        let mut residuals = Residuals::new();
+        residuals.begin(SHAPE);
+        residuals.keep(Role::Owner, (1, 1), 0, &[f32::MAX], &[0.0]);
+        residuals.commit();
+        residuals.begin(SHAPE);
+        let mut values = [f32::MAX];
+        residuals.add(Role::Owner, 1, 0, &mut values);
+        assert_eq!(values, [f32::MAX]);
+        residuals.rescale(2.0);
+        assert_eq!(residuals.sum_squares(), 0.0);
+    }
+
+    #[test]
+    fn begin_with_another_shape_clears_and_rescale_multiplies() {
+        let mut residuals = Residuals::new();
+        call(&mut residuals, &[0.25; 8]);
+        residuals.rescale(0.5);
+        assert_eq!(residuals.sum_squares(), 8.0 / 64.0);
+        residuals.begin(Shape { count: 7, ..SHAPE });
+        assert_eq!(residuals.iter().count(), 0);
+        residuals.begin(SHAPE);
+        assert_eq!(residuals.sum_squares(), 0.0);
+    }
+
+    #[test]
+    fn imported_residuals_of_another_shape_are_lost() {
+        let other = Shape { chunk: 2, ..SHAPE };
+        let mut residuals = Residuals::new();
+        assert!(!residuals.are_lost_to(SHAPE));
+        residuals.begin(SHAPE);
+        residuals.put(Role::Worker, 0, vec![0.5; 4]);
+        assert!(residuals.are_lost_to(other) && !residuals.are_lost_to(SHAPE));
+        // The first call takes them over.
+        residuals.begin(SHAPE);
+        assert!(!residuals.are_lost_to(other));
+    }
+}

@@ -1,0 +1,40 @@
+//! Facts about codecs, which code outside a codec's folder reads instead of matching on names.
+
+use super::kernel_params::KernelInfo;
+use super::simd::Available;
+use super::{Codec, TABLE};
+use crate::types::{CodecKind, CodecSpec};
+use std::sync::Arc;
+
+/// Facts about a codec.
+#[derive(Clone, Copy, Debug)]
+pub struct CodecInfo {
+    /// The codec.
+    pub kind: CodecKind,
+    /// Seconds per encoded element on one core, for the cost model; see `benches/codec.rs`.
+    pub encode_seconds: f64,
+    /// Seconds per decoded element on one core.
+    pub decode_seconds: f64,
+    /// CUDA kernels of the codec; `None` if GPUs refuse it.
+    pub kernels: Option<KernelInfo>,
+    /// Creates the codec of a spec that was checked.
+    pub(super) build: fn(CodecSpec, Available) -> Arc<dyn Codec>,
+}
+
+static CODECS: [CodecInfo; TABLE.len()] = TABLE;
+
+const _: () = {
+    let mut at = 0;
+    while at < TABLE.len() {
+        assert!(
+            TABLE[at].kind as usize == at + 1,
+            "the table is in numeric order"
+        );
+        at += 1;
+    }
+};
+
+/// Returns the facts about a codec; `None` for raw.
+pub fn info(kind: CodecKind) -> Option<&'static CodecInfo> {
+    CODECS.get((kind as usize).checked_sub(1)?)
+}

@@ -1,0 +1,211 @@
+//! The comparison of settings with which every init begins.
+//!
+//! Ranks compute slots, schedules and channels from their settings, each for itself. So they compare
+//! the settings of [`Sharing`] before anything is connected: a difference fails all ranks at once,
+//! with a sentence, where it would hang them or corrupt data later.
+
+use crate::bootstrap::{OutOfBand, PeerInfo};
+use crate::config::{CodecPolicy, Config, KNOBS, Sharing, TuningChoice};
+use crate::error::{Error, ErrorKind, Result};
+use crate::plan::Table;
+use crate::types::DeviceChoice;
+
+/// Name of the bound that programs for NCCL set; no `CINCH_` variable has it.
+const NCCL_BOUND: &str = "the bound of NCCL_MAX_CTAS, NCCL_MAX_NCHANNELS and maxCTAs";
+
+/// Compares the settings that all ranks must share.
+///
+/// # Errors
+/// Mismatch, naming the setting, two ranks and both values; the error is equal on all ranks.
+pub(super) fn compare_settings(
+    exchange: &dyn OutOfBand,
+    config: &Config,
+    policy: &CodecPolicy,
+    table: Option<&Table>,
+) -> Result<()> {
+    let peers = exchange.peers();
+    let one_host = peers.iter().all(|peer| peer.host_id == peers[0].host_id);
+    let lines: Vec<String> = shared_settings(config, policy, table, one_host)
+        .into_iter()
+        .map(|(name, value)| format!("{name}={value}"))
+        .collect();
+    let texts = exchange.all_gather(lines.join("\0").as_bytes())?;
+    compare(&texts, peers)
+}
+
+/// Returns names and values of the settings that this communicator's ranks must share.
+fn shared_settings(
+    config: &Config,
+    policy: &CodecPolicy,
+    table: Option<&Table>,
+    one_host: bool,
+) -> Vec<(&'static str, String)> {
+    let on_host = config.device == DeviceChoice::Host;
+    let mut settings = Vec::new();
+    for knob in KNOBS {
+        let is_shared = match knob.shared {
+            Sharing::No => false,
+            Sharing::Always => true,
+            Sharing::HostMemory => on_host,
+            Sharing::HostLinks => on_host || !one_host,
+            Sharing::Gpus => !on_host,
+            Sharing::Effect => {
+                settings.push((knob.name, effect(knob.name, config, policy, table)));
+                false
+            }
+        };
+        if is_shared {
+            settings.push((knob.name, (knob.show)(config)));
+        }
+    }
+    if !on_host {
+        let bound = config.gpu_channels_most;
+        let bound = bound.map_or("unset".into(), |most| most.to_string());
+        settings.push((NCCL_BOUND, bound));
+    }
+    settings
+}
+
+/// Returns the part of a [`Sharing::Effect`] setting that ranks must share.
+fn effect(name: &str, config: &Config, policy: &CodecPolicy, table: Option<&Table>) -> String {
+    match (name, table, &config.tuning) {
+        // Each rank has a GPU of its own.
+        ("CINCH_DEVICE", ..) => match config.device {
+            DeviceChoice::Host => "host".into(),
+            DeviceChoice::Current | DeviceChoice::Cuda(_) => "cuda".into(),
+        },
+        // The file may lie elsewhere on each host; its content counts.
+        ("CINCH_TUNING", Some(table), _) => format!("table {}", table.fingerprint()),
+        ("CINCH_TUNING", None, TuningChoice::Off) => "off".into(),
+        ("CINCH_TUNING", None, _) => "auto".into(),
+        _ => policy.in_effect(name).unwrap_or_default(),
+    }
+}
+
+/// Compares the texts of all ranks, in which NUL separates `NAME=value` lines.
+fn compare(texts: &[Vec<u8>], peers: &[PeerInfo]) -> Result<()> {
+    let Some(rank) = texts.iter().position(|text| *text != texts[0]) else {
+        return Ok(());
+    };
+    let lines = |rank: usize| -> Vec<(&str, &str)> {
+        let text = std::str::from_utf8(&texts[rank]).unwrap_or_default();
+        let lines = text.split('\0');
+        lines.filter_map(|line| line.split_once('=')).collect()
+    };
+    let (first, other) = (lines(0), lines(rank));
+    let differs = first.iter().find_map(|&(name, value)| {
+        let (_, other) = other.iter().find(|(known, _)| *known == name)?;
+        (*other != value).then_some((name, value, other))
+    });
+    let (one, two) = (&peers[0], &peers[rank]);
+    let text = match differs {
+        Some((name, value, other)) => {
+            format!("{name} is {value} on {one} and {other} on {two}: set it alike on all ranks")
+        }
+        None => format!("{one} and {two} compare other settings: use one version"),
+    };
+    Err(Error::new(ErrorKind::Mismatch, text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bootstrap::LocalOutOfBand;
+    use crate::config::Origin;
+    use crate::sync::Fault;
+    use std::sync::Arc;
+
+    /// Compares the settings of two ranks of one host, which must agree about the outcome.
+    fn outcome(settings: [&[(&str, &str)]; 2]) -> Result<()> {
+        let faults = [Fault::new(), Fault::new()];
+        let world = LocalOutOfBand::world(2, &faults);
+        let configs = settings.map(|settings| {
+            let mut config = Config::default();
+            for (name, value) in settings {
+                config.set(name, value, Origin::Environment).unwrap();
+            }
+            config
+        });
+        let ranks = || world.iter().zip(&configs);
+        let outcomes: Vec<Result<()>> = std::thread::scope(|scope| {
+            let compare = |(exchange, config): (&Arc<LocalOutOfBand>, &Config)| {
+                let policy = CodecPolicy::new(config, true);
+                compare_settings(&**exchange, config, &policy, None)
+            };
+            let threads: Vec<_> = ranks()
+                .map(|rank| scope.spawn(move || compare(rank)))
+                .collect();
+            let outcomes = threads.into_iter().map(|thread| thread.join().unwrap());
+            outcomes.collect()
+        });
+        assert_eq!(outcomes[0], outcomes[1]);
+        outcomes[0].clone()
+    }
+
+    #[test]
+    fn shared_setting_that_differs_is_a_mismatch() {
+        const GPU: (&str, &str) = ("CINCH_DEVICE", "cuda");
+        for (settings, parts) in [
+            (
+                [&[][..], &[("CINCH_SLOTS", "8")]],
+                ["CINCH_SLOTS is 4 on rank 0 (host", "8 on rank 1 (host"],
+            ),
+            (
+                [&[("CINCH_TRANSPORT", "tcp")], &[]],
+                ["CINCH_TRANSPORT is tcp on rank 0", "auto on rank 1"],
+            ),
+            (
+                [&[], &[("CINCH_ALGO", "ring"), ("CINCH_FUSE_BYTES", "0")]],
+                ["CINCH_ALGO is auto on rank 0", "ring on rank 1"],
+            ),
+            (
+                [&[("CINCH_CODEC", "off")], &[("CINCH_CODEC", "linear8")]],
+                [
+                    "CINCH_CODEC is off on rank 0",
+                    "linear8:block=256 on rank 1",
+                ],
+            ),
+            (
+                [&[("CINCH_DEVICE", "host")], &[GPU]],
+                ["CINCH_DEVICE is host on rank 0", "cuda on rank 1"],
+            ),
+            (
+                [
+                    &[GPU],
+                    &[("CINCH_DEVICE", "cuda:1"), ("CINCH_GPU_CHANNELS", "7")],
+                ],
+                ["CINCH_GPU_CHANNELS is auto on rank 0", "7 on rank 1"],
+            ),
+        ] {
+            let error = outcome(settings).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Mismatch);
+            for part in parts {
+                assert!(error.message().contains(part), "{part}: {error}");
+            }
+        }
+    }
+
+    #[test]
+    fn setting_of_each_rank_may_differ() {
+        for settings in [
+            [&[("CINCH_TIMEOUT", "5")][..], &[("CINCH_LOG", "none")]],
+            [&[("CINCH_GPU_CHANNELS", "7")], &[]],
+            [&[("CINCH_CODEC_RULES", "tp=off")], &[]],
+            [
+                &[("CINCH_DEVICE", "cuda:0"), ("CINCH_SLOTS", "8")],
+                &[("CINCH_DEVICE", "cuda:1"), ("CINCH_TCP_SOCKETS", "2")],
+            ],
+        ] {
+            assert_eq!(outcome(settings), Ok(()), "{settings:?}");
+        }
+    }
+
+    #[test]
+    fn setting_of_another_version_is_a_mismatch() {
+        let faults = [Fault::new(), Fault::new()];
+        let world = LocalOutOfBand::world(2, &faults);
+        let texts = [b"CINCH_A=1\0CINCH_B=2".to_vec(), b"CINCH_A=1\xff".to_vec()];
+        let error = compare(&texts, world[0].peers()).unwrap_err();
+        assert!(error.message().contains("use one version"), "{error}");
+    }
+}

@@ -1,0 +1,202 @@
+//! MessageSizesCache against the walk of the kernels, message by message.
+
+use super::super::pack::{Addresses, WorkBuffer, work};
+use super::super::tests::interpreter::order;
+use super::*;
+use crate::cpu::Isa;
+use crate::mem::PeerBufferLayout;
+use crate::plan::{GpuLimits, Limits, Machine, Resident};
+use crate::schedule::{self, Hosts};
+use crate::types::{Algorithm, CodecSpec, Collective, DType, Fused, TransportKind};
+
+fn limits(hosts: &Hosts, nranks: usize, channels: usize) -> Limits {
+    let shape = PeerBufferLayout::new(nranks, 2 << 20, channels).unwrap();
+    let gpu = GpuLimits::new(&shape, Resident::both(16), channels);
+    Limits {
+        nranks,
+        slot_bytes: gpu.fifos[0].0,
+        slots: 2,
+        channels: gpu.fifos[0].1,
+        algorithm: None,
+        machine: Machine {
+            transport: TransportKind::Tcp,
+            inside: TransportKind::Cuda,
+            oversubscribed: false,
+            measured: None,
+        },
+        hosts: hosts.clone(),
+        gpu: Some(gpu),
+    }
+}
+
+fn request(collective: Collective, algorithm: Algorithm, count: usize, codec: &str) -> Request {
+    Request {
+        collective,
+        dtype: DType::F32,
+        op: ReduceOp::Avg,
+        count,
+        root: usize::from(collective.has_root()),
+        peer: 2 * usize::from(collective == Collective::SendRecv),
+        codec: codec.parse().unwrap(),
+        algorithm: Some(algorithm),
+        tensor: None,
+        feedback: None,
+        fused: Fused::ALONE,
+    }
+}
+
+/// By direction, channel and peer: bytes of each message, as a kernel sends and takes them.
+fn walked(plan: &Plan, nranks: usize, channels: usize) -> [Vec<Vec<Vec<usize>>>; 2] {
+    let packed = PackedSchedule::new(&plan.schedule, &plan.pattern).unwrap();
+    let mut work_buffer = WorkBuffer::default();
+    let at = Addresses::default();
+    work_buffer
+        .add(&packed, work(plan, ReduceOp::Avg, at).unwrap())
+        .unwrap();
+    let work = work_buffer.works[0];
+    let [mut sent, mut taken] = [(); 2].map(|()| vec![vec![Vec::new(); nranks]; channels]);
+    for channel in 0..usize::from(work.channels) {
+        for (pass, first, len) in order(&work, &work_buffer.steps, channel as u64) {
+            for step in &work_buffer.steps[first..first + len] {
+                let start = (pass * u64::from(work.parts) + u64::from(step.part)) * work.chunk;
+                let n = (work.count - start.min(work.count)).min(work.chunk);
+                let bytes = plan.wire_bytes(n as usize);
+                let first = usize::from(step.peers);
+                let sends = first + usize::from(step.nrecv);
+                for &peer in &work_buffer.peers[first..sends] {
+                    taken[channel][usize::from(peer)].push(bytes);
+                }
+                for &peer in &work_buffer.peers[sends..sends + usize::from(step.nsend)] {
+                    sent[channel][usize::from(peer)].push(bytes);
+                }
+            }
+        }
+    }
+    [sent, taken]
+}
+
+#[test]
+fn message_sizes_match_the_kernels_walk() {
+    let worlds = [
+        Hosts::even(2, 1),
+        Hosts::even(2, 2),
+        Hosts::even(3, 2),
+        Hosts::new([0, 1, 0, 1, 1, 2, 1]),
+        Hosts::even(2, 4),
+    ];
+    let mut messages = 0;
+    for hosts in worlds {
+        let nranks = hosts.nranks().unwrap();
+        for rank in 0..nranks {
+            let limits = limits(&hosts, nranks, 4);
+            let mut message_sizes =
+                MessageSizesCache::new(Planner::new(limits.clone(), rank, Isa::Scalar));
+            let mut planner = Planner::new(limits, rank, Isa::Scalar);
+            for collective in Collective::ALL {
+                if collective == Collective::SendRecv && nranks < 3 {
+                    continue;
+                }
+                let mut algorithms = schedule::algorithms(collective).to_vec();
+                if schedule::Pattern::no_hierarchy(collective, &hosts).is_none() {
+                    algorithms.push(Algorithm::Hierarchical);
+                }
+                for algorithm in algorithms {
+                    for (count, codec) in [(1, "raw"), (70_001, "raw"), (200_003, "linear8")] {
+                        if codec != "raw" && !collective.reduces() {
+                            continue;
+                        }
+                        let request = request(collective, algorithm, count, codec);
+                        let plan = planner.plan(&request).unwrap();
+                        let what = format!("{collective} by {algorithm}, {count} on {hosts}");
+                        let words = plan
+                            .decided(&request)
+                            .signature(plan.algorithm, plan.specs.intra, 77)
+                            .words();
+                        let found = walked(&plan, nranks, 4);
+                        for (way, channels) in
+                            [MessageDirection::ToPeer, MessageDirection::FromPeer]
+                                .into_iter()
+                                .zip(found)
+                        {
+                            for (channel, peers) in channels.iter().enumerate() {
+                                for (peer, bytes) in peers.iter().enumerate() {
+                                    let cursor = MessageCursor::new(way, peer, channel);
+                                    let what =
+                                        format!("{what}, {way:?} {peer} on channel {channel}");
+                                    follow(cursor, bytes, words, &mut message_sizes, &what);
+                                    messages += bytes.len();
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+    assert!(messages > 80_000, "{messages}");
+}
+
+/// A cursor finds these lengths.
+fn follow(
+    mut cursor: MessageCursor,
+    lengths: &[usize],
+    words: [u64; SIGNATURE_WORDS],
+    message_sizes: &mut MessageSizesCache,
+    what: &str,
+) {
+    // Twice: the end of a call is the beginning of the next.
+    for _ in 0..2 {
+        assert_eq!(cursor.next(), None);
+        for (index, &bytes) in lengths.iter().enumerate() {
+            let found = match (index, cursor.direction) {
+                (_, MessageDirection::FromPeer) => cursor.expect(words, message_sizes).unwrap(),
+                (0, MessageDirection::ToPeer) => cursor.begin(words, message_sizes).unwrap(),
+                (_, MessageDirection::ToPeer) => cursor.next().expect(what),
+            };
+            assert_eq!(found, bytes, "{what}: message {index}");
+        }
+    }
+    assert_eq!(cursor.next(), None, "{what}");
+    if lengths.is_empty() {
+        let error = cursor.begin(words, message_sizes).unwrap_err();
+        let kind = match cursor.direction {
+            MessageDirection::ToPeer => ErrorKind::Internal,
+            MessageDirection::FromPeer => ErrorKind::Mismatch,
+        };
+        assert_eq!(error.kind(), kind);
+        assert!(error.message().contains("not in its schedule"), "{error}");
+    }
+}
+
+#[test]
+fn unknown_signature_is_an_error_and_is_not_cached() {
+    let limits = limits(&Hosts::even(2, 1), 2, 4);
+    let mut message_sizes = MessageSizesCache::new(Planner::new(limits, 0, Isa::Scalar));
+    for words in [[0; 5], [u64::MAX; 5]] {
+        assert!(message_sizes.get(&words).is_err());
+        for (way, who) in [
+            (MessageDirection::ToPeer, "a kernel has sent rank 1"),
+            (MessageDirection::FromPeer, "rank 1 sent"),
+        ] {
+            let error = MessageCursor::new(way, 1, 0)
+                .begin(words, &mut message_sizes)
+                .unwrap_err();
+            let parts = [who, "of no call"];
+            assert!(
+                parts.iter().all(|part| error.message().contains(part)),
+                "{error}"
+            );
+        }
+    }
+    let request = request(Collective::Broadcast, Algorithm::Tree, 10, "raw");
+    let signature =
+        |root| Request { root, ..request }.signature(Algorithm::Tree, CodecSpec::RAW, 0);
+    assert!(message_sizes.get(&signature(1).words()).is_ok());
+    assert!(message_sizes.get(&signature(2).words()).is_err());
+    assert_eq!(message_sizes.known.len(), 1);
+    // The number of a call makes no other.
+    let mut words = signature(1).words();
+    words[3] = 99;
+    assert!(message_sizes.get(&words).is_ok());
+    assert_eq!(message_sizes.known.len(), 1);
+}

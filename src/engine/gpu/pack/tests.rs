@@ -1,0 +1,373 @@
+//! Packed schedules, run by an interpreter: what they give is compared with the reference.
+
+use super::super::tests::interpreter::{World, floats};
+use super::*;
+use crate::codec::{self, Codec};
+use crate::cpu::Isa;
+use crate::plan::Geometry;
+use crate::schedule::Hosts;
+use crate::testing::{Data, Pattern as Numbers, Problem};
+use crate::types::{Algorithm, CodecSpec, Collective, DType, KernelProtocol, Scalar};
+use std::sync::Arc;
+
+/// A call, bound to plans by hand: chunks of at most `chunk_max` elements.
+struct Case {
+    problem: Problem,
+    algorithm: Algorithm,
+    channels: usize,
+    granule: usize,
+    chunk_max: usize,
+    codec: Option<Arc<dyn Codec>>,
+    hosts: Hosts,
+    between: Algorithm,
+    rings: usize,
+}
+
+impl Case {
+    fn pattern(&self) -> Pattern {
+        let Problem {
+            collective,
+            nranks,
+            root,
+            peer,
+            ..
+        } = self.problem;
+        Pattern {
+            root,
+            peer,
+            hosts: self.hosts.clone(),
+            between: self.between,
+            rings: self.rings,
+            ..Pattern::flat(collective, self.algorithm, nranks)
+        }
+    }
+
+    /// Makes the message one of all overlaps of passes, with a ragged end.
+    fn fill(&mut self) {
+        let pattern = self.pattern();
+        let stages = pattern.schedule(0).unwrap().stages;
+        self.problem.count = self.channels * (stages + 2) * pattern.parts() * 2 - 1;
+    }
+
+    /// Returns the least number of slots that the pattern allows.
+    fn slots(&self) -> usize {
+        self.pattern().slots()
+    }
+
+    fn plan(&self, rank: usize) -> Plan {
+        let Problem {
+            collective,
+            count,
+            dtype,
+            ..
+        } = self.problem;
+        let pattern = self.pattern();
+        let geometry = Geometry::new(count, pattern.parts(), self.granule, self.chunk_max);
+        Plan {
+            collective,
+            dtype,
+            algorithm: self.algorithm,
+            schedule: Arc::new(pattern.schedule(rank).unwrap()),
+            geometry,
+            codec: self.codec.clone(),
+            intra: self.codec.clone(),
+            specs: (self.codec.as_ref())
+                .map_or(CodecSpec::RAW, |c| c.spec())
+                .into(),
+            count,
+            pattern,
+            notes_input: Vec::new(),
+            channels: self.channels.min(geometry.passes()),
+            kernel: KernelProtocol::SIMPLE,
+            raw_bytes: 0,
+        }
+    }
+
+    /// All ranks' outputs; `None` if the ranks wait for each other for ever.
+    fn outputs(&self, inputs: &[Vec<u8>]) -> Option<Vec<Vec<f32>>> {
+        let nranks = self.problem.nranks;
+        let inputs: Vec<Vec<f32>> = inputs.iter().map(|bytes| floats(bytes)).collect();
+        let elements = (0..nranks).map(|rank| self.problem.output_elements(rank));
+        let mut outputs: Vec<Vec<f32>> = elements.map(|n| vec![f32::NAN; n]).collect();
+        let launches: Vec<Vec<WorkBuffer>> = (0..nranks)
+            .map(|rank| {
+                let plan = self.plan(rank);
+                let packed = PackedSchedule::new(&plan.schedule, &plan.pattern).unwrap();
+                let mut op = self.problem.op;
+                if let (ReduceOp::PreMulSum(factor), Some(own)) =
+                    (&mut op, self.problem.factors.get(rank))
+                {
+                    *factor = *own;
+                }
+                let mut work_buffer = WorkBuffer::default();
+                let at = Addresses {
+                    input: inputs[rank].as_ptr().expose_provenance() as u64,
+                    output: outputs[rank].as_mut_ptr().expose_provenance() as u64,
+                };
+                work_buffer
+                    .add(&packed, work(&plan, op, at).unwrap())
+                    .unwrap();
+                vec![work_buffer]
+            })
+            .collect();
+        let ended = World::new(&launches, self.codec.as_deref(), self.slots()).run();
+        ended.then_some(outputs)
+    }
+
+    fn inputs(&self, pattern: Numbers) -> Vec<Vec<u8>> {
+        let data = Data {
+            pattern,
+            dtype: DType::F32,
+            seed: 7,
+        };
+        let ranks = 0..self.problem.nranks;
+        ranks
+            .map(|rank| data.vec(rank, self.problem.input_elements(rank)))
+            .collect()
+    }
+
+    fn check(&self) {
+        let inputs = self.inputs(Numbers::Small);
+        let what = format!(
+            "{} by {}/{} of {} rings on {} ranks, {}, {} channels",
+            self.problem.collective,
+            self.algorithm,
+            self.between,
+            self.rings,
+            self.problem.nranks,
+            self.hosts,
+            self.channels
+        );
+        let outputs = self.outputs(&inputs);
+        let outputs = outputs.unwrap_or_else(|| panic!("deadlock or left-over: {what}"));
+        for (rank, output) in outputs.iter().enumerate() {
+            let bytes: Vec<u8> = output.iter().flat_map(|x| x.to_le_bytes()).collect();
+            let found = self.problem.check(&inputs, rank, &bytes, 0.0).unwrap();
+            assert_eq!(found.wrong, 0, "{what}, rank {rank}");
+        }
+    }
+}
+
+fn case(collective: Collective, algorithm: Algorithm, nranks: usize, channels: usize) -> Case {
+    let flat = (Hosts::ONE, Algorithm::Direct);
+    case_on(flat, collective, algorithm, nranks, channels)
+}
+
+fn case_on(
+    (hosts, between): (Hosts, Algorithm),
+    collective: Collective,
+    algorithm: Algorithm,
+    nranks: usize,
+    channels: usize,
+) -> Case {
+    let mut problem = Problem::new(collective, DType::F32, nranks, 0);
+    if collective != Collective::SendRecv {
+        problem.root = nranks / 2;
+    }
+    let mut case = Case {
+        problem,
+        algorithm,
+        channels,
+        granule: 1,
+        chunk_max: 2,
+        codec: None,
+        hosts,
+        between,
+        rings: 1,
+    };
+    case.fill();
+    case
+}
+
+/// Runs with the least number of slots, packed batches, and all overlaps of passes: no rank deadlocks.
+#[test]
+fn packed_schedules_end_with_the_reference_result() {
+    for nranks in (1..=17).chain([24, 32]) {
+        // A message to oneself has its two buffers in two calls: no business of a schedule.
+        let all = Collective::ALL.into_iter();
+        for collective in all.filter(|&c| nranks > 1 || c != Collective::SendRecv) {
+            for &algorithm in crate::schedule::algorithms(collective) {
+                for channels in [1, 3] {
+                    if nranks <= 17 || channels == 1 {
+                        case(collective, algorithm, nranks, channels).check();
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Rings with several parts for each channel.
+#[test]
+fn rings_in_several_directions_end_with_the_reference_result() {
+    for nranks in (2..=17).chain([32]) {
+        for collective in Collective::ALL {
+            if !crate::schedule::algorithms(collective).contains(&Algorithm::Ring) {
+                continue;
+            }
+            for rings in 2..=5 {
+                let mut case = case(collective, Algorithm::Ring, nranks, 2);
+                case.rings = rings;
+                case.fill();
+                case.check();
+            }
+        }
+    }
+}
+
+/// Hierarchical schedules on hosts of all sizes, in any rank order.
+#[test]
+fn hierarchical_schedules_end_with_the_reference_result() {
+    let mut worlds: Vec<Hosts> = Vec::new();
+    for hosts in 2..=5 {
+        worlds.extend((2..=6).map(|ranks| Hosts::even(hosts, ranks)));
+    }
+    worlds.push(Hosts::even(4, 8));
+    worlds.push(Hosts::new([0, 1, 0, 1, 1, 2, 1]));
+    worlds.push(Hosts::new([2, 0, 0, 0, 1, 0, 2, 0, 1, 1, 0]));
+    worlds.push(Hosts::new((0..13).map(|rank| rank % 3 * (rank / 4))));
+    for hosts in worlds {
+        let nranks = hosts.nranks().unwrap();
+        for collective in Collective::ALL {
+            for &between in Pattern::between_hosts(collective) {
+                for channels in [1, 3] {
+                    let levels = (hosts.clone(), between);
+                    let algorithm = Algorithm::Hierarchical;
+                    case_on(levels, collective, algorithm, nranks, channels).check();
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn rooted_collectives_with_any_root_match_the_reference() {
+    for nranks in [2, 3, 5, 8, 11] {
+        for collective in Collective::ALL.into_iter().filter(|c| c.has_root()) {
+            for &algorithm in crate::schedule::algorithms(collective) {
+                for root in 0..nranks {
+                    let mut case = case(collective, algorithm, nranks, 2);
+                    case.problem.root = root;
+                    case.check();
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn operators_apply_factor_and_division_once() {
+    let factors = |n: usize| {
+        (0..n)
+            .map(|rank| Scalar::Float(rank as f64 - 1.5))
+            .collect()
+    };
+    for op in [
+        ReduceOp::Max,
+        ReduceOp::Min,
+        ReduceOp::Avg,
+        ReduceOp::PreMulSum(Scalar::Float(0.0)),
+    ] {
+        for collective in Collective::ALL.into_iter().filter(|c| c.reduces()) {
+            for &algorithm in crate::schedule::algorithms(collective) {
+                for nranks in [1, 2, 4, 11] {
+                    let mut case = case(collective, algorithm, nranks, 2);
+                    case.problem.op = op;
+                    if matches!(op, ReduceOp::PreMulSum(_)) {
+                        case.problem.factors = factors(nranks);
+                    }
+                    case.check();
+                }
+            }
+        }
+    }
+}
+
+/// Under a lossy codec all ranks still end with the same bits, whatever the fan.
+#[test]
+fn lossy_results_agree_on_all_ranks() {
+    let spec: CodecSpec = "linear8:block=32".parse().unwrap();
+    for nranks in [2, 3, 8, 13] {
+        for collective in [
+            Collective::AllReduce,
+            Collective::AllGather,
+            Collective::Broadcast,
+        ] {
+            for &algorithm in crate::schedule::algorithms(collective) {
+                let mut case = case(collective, algorithm, nranks, 2);
+                case.codec = codec::build(spec, Isa::Scalar).unwrap();
+                (case.granule, case.chunk_max) = (32, 64);
+                case.problem.count = 64 * nranks * 5 - 7;
+                let inputs = case.inputs(Numbers::Gaussian);
+                let outputs = case.outputs(&inputs).unwrap();
+                let bits =
+                    |output: &[f32]| -> Vec<u32> { output.iter().map(|x| x.to_bits()).collect() };
+                for output in &outputs {
+                    assert!(
+                        bits(output) == bits(&outputs[0]),
+                        "{collective} {algorithm}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn independent_steps_form_batches() {
+    let plan = case(Collective::AllReduce, Algorithm::Direct, 8, 1).plan(3);
+    let packed = PackedSchedule::new(&plan.schedule, &plan.pattern).unwrap();
+    let batches: Vec<u8> = packed.steps.iter().map(|step| step.batch).collect();
+    assert_eq!(batches, [7, 0, 0, 0, 0, 0, 0, 1, 7, 0, 0, 0, 0, 0, 0]);
+    // Fans beyond a schedule step's width are one step again.
+    let plan = case(Collective::AllGather, Algorithm::Direct, 32, 1).plan(9);
+    let packed = PackedSchedule::new(&plan.schedule, &plan.pattern).unwrap();
+    let source = packed.steps[0];
+    assert_eq!(
+        (source.op, source.nsend),
+        (Op::RecvReduceCopySend as u8, 31)
+    );
+    assert_eq!(packed.steps[1].batch, 31);
+    let plan = case(Collective::ReduceScatter, Algorithm::Direct, 32, 1).plan(9);
+    let packed = PackedSchedule::new(&plan.schedule, &plan.pattern).unwrap();
+    let sum = packed.steps[packed.steps.len() - 1];
+    assert_eq!((sum.nrecv, sum.own_after), (31, 9));
+}
+
+#[test]
+fn work_buffer_has_the_layout_of_the_header() {
+    let mut work_buffer = WorkBuffer::default();
+    for rank in [0, 1] {
+        let plan = case(Collective::AllReduce, Algorithm::Direct, 3, 2).plan(rank);
+        let packed = PackedSchedule::new(&plan.schedule, &plan.pattern).unwrap();
+        let at = Addresses {
+            input: 32,
+            output: 64 + 8 * rank as u64,
+        };
+        work_buffer
+            .add(&packed, work(&plan, ReduceOp::Sum, at).unwrap())
+            .unwrap();
+    }
+    assert_eq!(work_buffer.channels(), 4);
+    let [works, steps, peers] = work_buffer.counts().map(|count| count as usize);
+    assert_eq!(
+        (works, work_buffer.len()),
+        (2, 2 * 152 + 24 * steps + peers)
+    );
+    let mut bytes = vec![0xee; work_buffer.len() + 1];
+    work_buffer.write(&mut bytes);
+    assert_eq!(bytes[work_buffer.len()], 0xee);
+    let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+    let half = |at: usize| u16::from_le_bytes(bytes[at..at + 2].try_into().unwrap());
+    // Second work: output, first block, first step, alignment; its first step's peers.
+    assert_eq!((word(152 + 8), half(152 + 104)), (72, 2));
+    assert_eq!(usize::from(half(152 + 112)) * 2, steps);
+    assert_eq!(
+        (bytes[117] & abi::ALIGNED, bytes[152 + 117] & abi::ALIGNED),
+        (4, 0)
+    );
+    let first = 304 + 24 * (steps / 2);
+    assert_eq!(usize::from(half(first + 12)), peers / 2);
+    let peer = bytes[304 + 24 * steps + peers / 2];
+    assert_eq!(peer, 2, "rank 1 of 3 sends to rank 2 first");
+}

@@ -1,0 +1,416 @@
+//! A proxy channel between staging memory of the test and connection ends that the test drives.
+
+use super::*;
+use crate::cpu::Isa;
+use crate::gpu::abi::{Counters, LINE_BYTES, Protocol};
+use crate::gpu::{Context, Device, Driver, PinnedMemory};
+use crate::mem::{PeerBufferLayout, Staging};
+use crate::plan::{GpuLimits, Limits, Machine, Planner, Request, Resident};
+use crate::schedule::Hosts;
+use crate::sys::cuda::mock::Machine as Gpus;
+use crate::types::{
+    CodecSetting, CodecSpec, Collective, DType, Fused, ReduceOp, SIGNATURE_WORDS, TransportKind,
+};
+use std::collections::VecDeque;
+use std::mem::offset_of;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// Messages at the connection ends.
+#[derive(Debug, Default)]
+struct Wire {
+    sent: Vec<(Header, Vec<u8>)>,
+    /// Slots that are free.
+    room: usize,
+    stuck: bool,
+    coming: VecDeque<(Header, Vec<u8>)>,
+    broken: [bool; 2],
+}
+
+#[derive(Debug)]
+struct End {
+    wire: Arc<Mutex<Wire>>,
+    slot: Vec<u8>,
+}
+
+fn lost() -> Error {
+    Error::new(ErrorKind::Remote, "rank 1 closed its connection")
+}
+
+impl SendEnd for End {
+    fn ready(&mut self) -> Result<bool> {
+        let wire = self.wire.lock().unwrap();
+        if wire.broken[SEND] {
+            return Err(lost());
+        }
+        Ok(wire.room > 0)
+    }
+    fn slot(&mut self) -> &mut [u8] {
+        &mut self.slot
+    }
+    fn written(&self) -> &[u8] {
+        &self.slot
+    }
+    fn publish(&mut self, header: Header) {
+        let mut wire = self.wire.lock().unwrap();
+        wire.room -= 1;
+        let payload = self.slot[..header.bytes as usize].to_vec();
+        wire.sent.push((header, payload));
+    }
+    fn flushed(&mut self) -> Result<bool> {
+        Ok(!self.wire.lock().unwrap().stuck)
+    }
+}
+
+impl RecvEnd for End {
+    fn ready(&mut self) -> Result<bool> {
+        let wire = self.wire.lock().unwrap();
+        let Some((_, payload)) = wire.coming.front() else {
+            return match wire.broken[RECV] {
+                true => Err(lost()),
+                false => Ok(false),
+            };
+        };
+        self.slot.clone_from(payload);
+        Ok(true)
+    }
+    fn header(&self) -> Header {
+        self.wire.lock().unwrap().coming[0].0
+    }
+    fn payload(&self) -> &[u8] {
+        &self.slot
+    }
+    fn release(&mut self) {
+        self.wire.lock().unwrap().coming.pop_front();
+    }
+}
+
+struct Bench {
+    proxy_channel: ProxyChannel,
+    message_sizes: MessageSizesCache,
+    wire: Arc<Mutex<Wire>>,
+    staging: Arc<Staging>,
+    shape: PeerBufferLayout,
+    /// Signatures of the call in which this rank sends, and of the call in which the peer sends.
+    signature: [u64; SIGNATURE_WORDS],
+    theirs: [u64; SIGNATURE_WORDS],
+    /// Bytes of each message of either call.
+    bytes: Vec<usize>,
+}
+
+/// Messages from rank 0 to rank 1 that take several slots, on channel 0 of 1.
+const COUNT: usize = 50_000;
+
+impl Bench {
+    fn new() -> Bench {
+        let process = Gpus::new(1).process();
+        let driver = Driver::with(Box::new(process)).unwrap();
+        let context = Context::primary(&Device::at(&driver, 0).unwrap()).unwrap();
+        let shape = PeerBufferLayout::new(2, 1 << 20, 1).unwrap();
+        let memory = || PinnedMemory::new(&context, shape.bytes()).unwrap();
+        let staging = Arc::new(Staging::new(memory(), memory(), &shape).unwrap());
+        let gpu = GpuLimits::new(&shape, Resident::both(16), 1);
+        let limits = Limits {
+            nranks: 2,
+            slot_bytes: gpu.fifos[0].0,
+            slots: 2,
+            channels: 1,
+            algorithm: None,
+            machine: Machine {
+                transport: TransportKind::Tcp,
+                inside: TransportKind::Cuda,
+                oversubscribed: false,
+                measured: None,
+            },
+            hosts: Hosts::even(2, 1),
+            gpu: Some(gpu),
+        };
+        let request = Request {
+            collective: Collective::SendRecv,
+            dtype: DType::U8,
+            op: ReduceOp::Sum,
+            count: COUNT,
+            root: 0,
+            peer: 1,
+            codec: CodecSetting::RAW,
+            algorithm: None,
+            tensor: None,
+            feedback: None,
+            fused: Fused::ALONE,
+        };
+        let mut planner = Planner::new(limits, 0, Isa::Scalar);
+        let plan = planner.plan(&request).unwrap();
+        let signature = request.signature(plan.algorithm, CodecSpec::RAW, 5).words();
+        let back = Request {
+            root: 1,
+            peer: 0,
+            ..request
+        };
+        let theirs = back.signature(plan.algorithm, CodecSpec::RAW, 7).words();
+        let bytes = (0..plan.geometry.passes())
+            .map(|pass| plan.geometry.range(pass, 0).len())
+            .collect();
+        let wire = Arc::new(Mutex::new(Wire {
+            room: 1000,
+            ..Wire::default()
+        }));
+        let end = || {
+            Box::new(End {
+                wire: wire.clone(),
+                slot: vec![0; gpu.fifos[0].0],
+            })
+        };
+        // SAFETY: once.
+        let base = unsafe { staging.ends(0) };
+        Bench {
+            proxy_channel: ProxyChannel::new((1, 0), base, (end(), end())),
+            message_sizes: MessageSizesCache::new(planner),
+            wire,
+            staging,
+            shape,
+            signature,
+            theirs,
+            bytes,
+        }
+    }
+
+    /// Message `number` of the calls in which the peer sends, each byte of it this number.
+    fn comes(&self, number: usize) -> (Header, Vec<u8>) {
+        let bytes = self.bytes[number % self.bytes.len()];
+        let header = Header {
+            bytes: bytes as u32,
+            signature: self.theirs,
+        };
+        (header, vec![number as u8; bytes])
+    }
+
+    fn progress(&mut self) -> Result<bool> {
+        self.proxy_channel.progress(&mut self.message_sizes)
+    }
+
+    fn wire(&self) -> std::sync::MutexGuard<'_, Wire> {
+        self.wire.lock().unwrap()
+    }
+
+    /// A counter, as the kernels see it: of the inbox or the outbox.
+    fn counter(&self, outbox: bool, offset: usize) -> &AtomicU64 {
+        let (inbox, out) = self.staging.addresses();
+        let base = if outbox { out } else { inbox };
+        let at = base + self.shape.fifo(Protocol::Simple).counters + offset as u64;
+        // SAFETY: the counter lies in staging memory, which the bench owns.
+        unsafe { &*(at as *const AtomicU64) }
+    }
+
+    fn slot(&self, outbox: bool, number: u64) -> *mut u8 {
+        let fifo = self.shape.fifo(Protocol::Simple);
+        let (inbox, out) = self.staging.addresses();
+        let base = if outbox { out } else { inbox };
+        (base + fifo.slots + number % self.depth() * u64::from(fifo.stride)) as *mut u8
+    }
+
+    /// Slots of a channel.
+    fn depth(&self) -> u64 {
+        u64::from(self.shape.fifo(Protocol::Simple).depth)
+    }
+
+    /// Sends as a kernel does.
+    fn kernel_sends(&self, number: u64, first: bool) {
+        let slot = self.slot(true, number);
+        let bytes = self.bytes[number as usize % self.bytes.len()];
+        // SAFETY: a slot of the outbox.
+        unsafe {
+            slot.write_bytes(number as u8, bytes);
+            if first {
+                let header = slot.sub(LINE_BYTES).cast::<[u64; SIGNATURE_WORDS]>();
+                header.write(self.signature);
+            }
+        }
+        self.counter(true, offset_of!(Counters, tail))
+            .store(number + 1, Ordering::Release);
+    }
+
+    fn credit(&self) -> u64 {
+        self.counter(false, offset_of!(Counters, head))
+            .load(Ordering::Acquire)
+    }
+
+    fn arrived(&self) -> u64 {
+        self.counter(false, offset_of!(Counters, tail))
+            .load(Ordering::Acquire)
+    }
+
+    fn kernel_takes(&self, messages: u64) {
+        self.counter(true, offset_of!(Counters, head))
+            .store(messages, Ordering::Release);
+    }
+}
+
+#[test]
+fn sent_messages_keep_order_and_length_and_return_credits() {
+    let mut bench = Bench::new();
+    let length = bench.bytes.len() as u64;
+    assert!(length > 2 && bench.bytes[0] != bench.bytes[length as usize - 1]);
+    assert!(!bench.progress().unwrap());
+    // Three calls: slots wrap around in the middle of each.
+    for number in 0..3 * length {
+        bench.kernel_sends(number, number % length == 0);
+        assert!(bench.progress().unwrap());
+        assert_eq!(bench.credit(), number + 1);
+        let wire = bench.wire();
+        let (header, payload) = wire.sent.last().unwrap();
+        assert_eq!(header.signature, bench.signature);
+        assert_eq!(payload.len(), bench.bytes[(number % length) as usize]);
+        assert!(payload.iter().all(|&byte| byte == number as u8));
+    }
+    assert!(!bench.progress().unwrap());
+    assert_eq!(bench.wire().sent.len() as u64, 3 * length);
+}
+
+#[test]
+fn full_connection_blocks_messages_and_credits() {
+    let mut bench = Bench::new();
+    bench.wire().room = 1;
+    bench.wire().stuck = true;
+    bench.kernel_sends(0, true);
+    bench.kernel_sends(1, false);
+    assert!(bench.progress().unwrap());
+    assert_eq!(bench.credit(), 1);
+    assert!(!bench.progress().unwrap() && bench.proxy_channel.has_pending().unwrap());
+    bench.wire().room = 1;
+    assert!(bench.progress().unwrap());
+    assert_eq!(bench.credit(), 2);
+    // All is taken, but not all has left the process.
+    assert!(bench.proxy_channel.has_pending().unwrap());
+    bench.wire().stuck = false;
+    bench.progress().unwrap();
+    assert!(!bench.proxy_channel.has_pending().unwrap());
+}
+
+#[test]
+fn messages_wait_for_free_slots_of_kernels() {
+    let mut bench = Bench::new();
+    let count = 2 * bench.bytes.len() as u64 + 1;
+    let coming = (0..count as usize).map(|number| bench.comes(number));
+    let coming: VecDeque<_> = coming.collect();
+    bench.wire().coming = coming;
+    for taken in 0..count {
+        bench.kernel_takes(taken);
+        bench.progress().unwrap();
+        assert_eq!(bench.arrived(), (taken + bench.depth()).min(count));
+        let slot = bench.slot(false, taken);
+        let bytes = bench.bytes[taken as usize % bench.bytes.len()];
+        // SAFETY: a slot of the inbox that was published.
+        unsafe {
+            let header = slot.sub(LINE_BYTES).cast::<[u64; SIGNATURE_WORDS]>();
+            assert_eq!(header.read(), bench.theirs);
+            let payload = std::slice::from_raw_parts(slot, bytes);
+            assert!(payload.iter().all(|&byte| u64::from(byte) == taken));
+        }
+    }
+}
+
+#[test]
+fn wrong_length_is_an_error_and_copies_nothing() {
+    for whole in [0, 1] {
+        let right = Bench::new().bytes[whole] as u32;
+        for bytes in [0, right - 1, right + 1, u32::MAX] {
+            let mut bench = Bench::new();
+            let (mut header, payload) = bench.comes(whole);
+            header.bytes = bytes;
+            let first = (0..whole).map(|number| bench.comes(number));
+            let coming: VecDeque<_> = first.chain([(header, payload)]).collect();
+            bench.wire().coming = coming;
+            let error = bench.progress().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Mismatch);
+            let words = ["rank 1".into(), bytes.to_string(), right.to_string()];
+            assert!(
+                words.iter().all(|word| error.message().contains(word)),
+                "{error}"
+            );
+            assert_eq!(bench.arrived(), whole as u64);
+        }
+    }
+}
+
+#[test]
+fn message_of_another_call_is_a_mismatch_with_the_peer() {
+    let mut bench = Bench::new();
+    let mut other = bench.comes(1);
+    other.0.signature[3] += 1;
+    let coming = VecDeque::from([bench.comes(0), other]);
+    bench.wire().coming = coming;
+    let error = bench.progress().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Mismatch);
+    assert!(
+        error.message().contains("rank 1 began") && error.message().contains("in the middle of"),
+        "{error}"
+    );
+    // In this call only this rank sends.
+    for signature in [bench.signature, [0; SIGNATURE_WORDS]] {
+        let mut bench = Bench::new();
+        let mut message = bench.comes(0);
+        message.0.signature = signature;
+        bench.wire().coming.push_back(message);
+        let error = bench.progress().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Mismatch);
+        assert!(error.message().contains("rank 1 sent"), "{error}");
+        assert_eq!(bench.arrived(), 0);
+    }
+}
+
+#[test]
+fn impossible_counters_are_errors() {
+    let mut bench = Bench::new();
+    let most = bench.depth() + 1;
+    bench
+        .counter(true, offset_of!(Counters, tail))
+        .store(most, Ordering::Release);
+    let error = bench.progress().unwrap_err();
+    let words = format!("published {most} messages");
+    assert!(error.message().contains(&words), "{error}");
+    let mut bench = Bench::new();
+    bench.kernel_takes(1);
+    assert!(
+        bench
+            .progress()
+            .unwrap_err()
+            .message()
+            .contains("taken messages")
+    );
+    // A message without a signature is of no call.
+    let mut bench = Bench::new();
+    bench.kernel_sends(0, false);
+    assert!(
+        bench
+            .progress()
+            .unwrap_err()
+            .message()
+            .contains("of no call")
+    );
+    assert!(bench.wire().sent.is_empty());
+}
+
+#[test]
+fn broken_connection_concerns_only_waiting_kernels() {
+    let mut bench = Bench::new();
+    bench.wire().broken = [true, true];
+    let message = bench.comes(0);
+    bench.wire().coming.push_back(message);
+    // Messages from before the break are still delivered.
+    assert!(bench.progress().unwrap());
+    assert!(!bench.progress().unwrap());
+    assert_eq!(bench.arrived(), 1);
+    assert!(
+        bench.proxy_channel.broken(false).unwrap().is_none(),
+        "nobody waits"
+    );
+    let (_, error) = bench.proxy_channel.broken(true).unwrap().unwrap();
+    assert!(error.message().contains("rank 1"), "{error}");
+    bench.kernel_sends(0, true);
+    assert!(!bench.progress().unwrap());
+    assert!(
+        bench.proxy_channel.broken(false).unwrap().is_some(),
+        "a kernel sends"
+    );
+    assert_eq!(bench.credit(), 0);
+}

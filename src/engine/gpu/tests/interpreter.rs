@@ -1,0 +1,353 @@
+//! An interpreter of packed schedules that shares nothing with the kernels but the header, over
+//! connections of as few slots as do. It starts a step as late as a kernel may.
+
+use super::super::pack::WorkBuffer;
+use crate::codec::{Codec, Span};
+use crate::gpu::abi::{self, KernelWork};
+use crate::schedule::Op;
+use std::collections::{HashMap, VecDeque};
+
+/// All ranks' launches, those of one rank one after the other. Addresses in works are of memory
+/// of f32 that lives as long.
+pub(crate) struct World<'a> {
+    launches: &'a [Vec<WorkBuffer>],
+    codec: Option<&'a dyn Codec>,
+    /// Slots of a connection.
+    slots: usize,
+    /// Messages on their way, by channel, sender and receiver.
+    wires: HashMap<(usize, usize, usize), VecDeque<Vec<u8>>>,
+}
+
+impl WorkBuffer {
+    /// Parses the output of [`WorkBuffer::write`].
+    pub(crate) fn read(bytes: &[u8], counts: [u32; 3]) -> WorkBuffer {
+        fn take<T: Copy>(bytes: &[u8], count: u32) -> (Vec<T>, &[u8]) {
+            let (front, rest) = bytes.split_at(count as usize * size_of::<T>());
+            // SAFETY: structs of integers, as many as the slice has bytes for.
+            let items = (0..count as usize)
+                .map(|at| unsafe { front.as_ptr().cast::<T>().add(at).read_unaligned() });
+            (items.collect(), rest)
+        }
+        let (works, rest) = take::<KernelWork>(bytes, counts[0]);
+        let (steps, rest) = take(rest, counts[1]);
+        let (peers, _) = take(rest, counts[2]);
+        let channels = works.iter().map(|work| usize::from(work.channels)).sum();
+        WorkBuffer {
+            works,
+            steps,
+            peers,
+            channels,
+        }
+    }
+}
+
+/// State of one block of a rank's launch.
+struct Block {
+    rank: usize,
+    launch: usize,
+    work: KernelWork,
+    channel: usize,
+    /// Pass, first step and number of steps of each batch, in the order in which they run.
+    batches: Vec<(u64, usize, usize)>,
+    at: usize,
+}
+
+impl<'a> World<'a> {
+    pub(crate) fn new(
+        launches: &'a [Vec<WorkBuffer>],
+        codec: Option<&'a dyn Codec>,
+        slots: usize,
+    ) -> World<'a> {
+        World {
+            launches,
+            codec,
+            slots,
+            wires: HashMap::new(),
+        }
+    }
+
+    fn blocks(&self) -> Vec<Block> {
+        let mut blocks = Vec::new();
+        for (rank, launches) in self.launches.iter().enumerate() {
+            for (launch, work_buffer) in launches.iter().enumerate() {
+                for work in &work_buffer.works {
+                    for channel in 0..u64::from(work.channels) {
+                        let fifo = u64::from(work.first_channel) + channel;
+                        blocks.push(Block {
+                            rank,
+                            launch,
+                            work: *work,
+                            channel: fifo as usize,
+                            batches: order(work, &work_buffer.steps, channel),
+                            at: 0,
+                        });
+                    }
+                }
+            }
+        }
+        blocks
+    }
+
+    /// Runs all blocks to their ends; whether they got there, and nothing was left over.
+    pub(crate) fn run(&mut self) -> bool {
+        let mut blocks = self.blocks();
+        loop {
+            let mut moved = false;
+            for index in 0..blocks.len() {
+                let (rank, launch) = (blocks[index].rank, blocks[index].launch);
+                let earlier = blocks[..index].iter();
+                let waits = earlier
+                    .filter(|other| other.rank == rank && other.launch < launch)
+                    .any(|other| other.at < other.batches.len());
+                if waits {
+                    continue;
+                }
+                let block = &mut blocks[index];
+                while block.at < block.batches.len() && self.ready(block) {
+                    self.batch(block);
+                    block.at += 1;
+                    moved = true;
+                }
+            }
+            if blocks.iter().all(|block| block.at == block.batches.len()) {
+                return self.wires.values().all(VecDeque::is_empty);
+            }
+            if !moved {
+                return false;
+            }
+        }
+    }
+
+    fn work_buffer(&self, block: &Block) -> &WorkBuffer {
+        &self.launches[block.rank][block.launch]
+    }
+
+    fn steps(&self, block: &Block) -> &[abi::KernelStep] {
+        let (_, first, len) = block.batches[block.at];
+        &self.work_buffer(block).steps[first..first + len]
+    }
+
+    fn peers(&self, block: &Block, step: &abi::KernelStep) -> (Vec<usize>, Vec<usize>) {
+        let first = usize::from(step.peers);
+        let middle = first + usize::from(step.nrecv);
+        let end = middle + usize::from(step.nsend);
+        let peers = &self.work_buffer(block).peers;
+        let ranks = |peers: &[u8]| peers.iter().map(|&peer| usize::from(peer)).collect();
+        (ranks(&peers[first..middle]), ranks(&peers[middle..end]))
+    }
+
+    /// Whether all messages of the batch are there, and all of its slots free.
+    fn ready(&self, block: &Block) -> bool {
+        let held = |from, to| {
+            let wire = self.wires.get(&(block.channel, from, to));
+            wire.map_or(0, VecDeque::len)
+        };
+        self.steps(block).iter().all(|step| {
+            let (recv, send) = self.peers(block, step);
+            recv.iter().all(|&from| held(from, block.rank) > 0)
+                && send.iter().all(|&to| held(block.rank, to) < self.slots)
+        })
+    }
+
+    fn batch(&mut self, block: &Block) {
+        let (pass, ..) = block.batches[block.at];
+        let (rank, channel) = (block.rank, block.channel);
+        let masks = (
+            self.steps(block)[0].recv_mask,
+            self.steps(block)[0].send_mask,
+        );
+        let mut sent = Vec::new();
+        let mut taken = Vec::new();
+        for step in self.steps(block).to_vec() {
+            let (recv, send) = self.peers(block, &step);
+            let received: Vec<Vec<u8>> = recv
+                .iter()
+                .map(|&from| self.wires[&(channel, from, rank)][0].clone())
+                .collect();
+            let message = self.step(&block.work, &step, pass, &received);
+            taken.extend(recv.iter().map(|&from| (channel, from, rank)));
+            sent.extend(
+                send.iter()
+                    .map(|&to| ((channel, rank, to), message.clone())),
+            );
+        }
+        let bits = |peers: &mut dyn Iterator<Item = usize>| peers.fold(0u32, |b, p| b | 1 << p);
+        let used = (
+            bits(&mut taken.iter().map(|wire| wire.1)),
+            bits(&mut sent.iter().map(|(wire, _)| wire.2)),
+        );
+        assert_eq!(masks, used);
+        assert_eq!(
+            taken.len() + sent.len(),
+            (masks.0.count_ones() + masks.1.count_ones()) as usize
+        );
+        // The step starts as late as a kernel may start it; an earlier start only waits less.
+        for wire in &taken {
+            self.wires.get_mut(wire).unwrap().pop_front();
+        }
+        for (wire, message) in &sent {
+            let queue = self.wires.entry(*wire).or_default();
+            queue.push_back(message.clone());
+        }
+    }
+
+    /// Runs one step; what it sends, if it does.
+    pub(crate) fn step(
+        &mut self,
+        work: &KernelWork,
+        step: &abi::KernelStep,
+        pass: u64,
+        received: &[Vec<u8>],
+    ) -> Vec<u8> {
+        let start = ((pass * u64::from(work.parts) + u64::from(step.part)) * work.chunk)
+            .min(work.count) as usize;
+        let n = (work.chunk as usize).min(work.count as usize - start);
+        let place = |block: u16| usize::from(block) * work.count as usize + start;
+        let (from, to) = (place(step.in_block), place(step.out_block));
+        let own = || {
+            let factor = f32::from_bits(work.factor as u32);
+            let scaled = work.flags & abi::PREMULTIPLY != 0;
+            // SAFETY: the caller's memory, of the size that the call implies.
+            let input = unsafe { std::slice::from_raw_parts(input(work).add(from), n) };
+            input
+                .iter()
+                .map(|x| if scaled { x * factor } else { *x })
+                .collect::<Vec<f32>>()
+        };
+        let op = step.op;
+        if op == Op::Send as u8 {
+            return self.encode(&own());
+        }
+        let (result, message) = if op == Op::Copy as u8 {
+            (own(), Vec::new())
+        } else if op == Op::Recv as u8 || op == Op::RecvCopySend as u8 {
+            (self.decode(&received[0], n), received[0].clone())
+        } else {
+            let mut sum: Option<Vec<f32>> = None;
+            for term in 0..=received.len() {
+                if step.own != abi::OWN_ABSENT && usize::from(step.own_after) == term {
+                    let own = own();
+                    if step.own == abi::OWN_CODED && self.codec.is_some() {
+                        self.add(&mut sum, work, &self.encode(&own), n);
+                    } else {
+                        combine(&mut sum, work, &own);
+                    }
+                }
+                if let Some(message) = received.get(term) {
+                    self.add(&mut sum, work, message, n);
+                }
+            }
+            let mut sum = sum.expect("a sum of nothing");
+            let last = op != Op::RecvReduceSend as u8;
+            if last && work.flags & abi::AVERAGE != 0 {
+                let nranks = self.launches.len() as f32;
+                sum.iter_mut().for_each(|x| *x /= nranks);
+            }
+            let message = self.encode(&sum);
+            if op == Op::RecvReduceCopySend as u8 {
+                sum = self.decode(&message, n);
+            }
+            (sum, message)
+        };
+        if op != Op::RecvReduceSend as u8 {
+            // SAFETY: as for the input.
+            unsafe { std::ptr::copy(result.as_ptr(), output(work).add(to), n) };
+        }
+        message
+    }
+
+    fn add(&self, sum: &mut Option<Vec<f32>>, work: &KernelWork, message: &[u8], n: usize) {
+        match (self.codec, &mut *sum) {
+            (Some(codec), Some(sum)) if n > 0 => codec.decode_reduce(span(n), message, sum),
+            _ => combine(sum, work, &self.decode(message, n)),
+        }
+    }
+
+    fn encode(&self, values: &[f32]) -> Vec<u8> {
+        match self.codec {
+            None => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            Some(codec) => {
+                let mut wire = vec![0; codec.wire_bytes(values.len())];
+                codec.encode(span(values.len()), values, None, &mut wire, None);
+                wire
+            }
+        }
+    }
+
+    fn decode(&self, message: &[u8], n: usize) -> Vec<f32> {
+        match self.codec {
+            None => floats(&message[..4 * n]),
+            Some(codec) => {
+                let mut values = vec![0.0; n];
+                codec.decode(span(n), message, &mut values);
+                values
+            }
+        }
+    }
+}
+
+fn input(work: &KernelWork) -> *const f32 {
+    std::ptr::with_exposed_provenance(work.input as usize)
+}
+
+fn output(work: &KernelWork) -> *mut f32 {
+    std::ptr::with_exposed_provenance_mut(work.output as usize)
+}
+
+fn span(chunk: usize) -> Span {
+    Span::whole(chunk)
+}
+
+pub(crate) fn floats(bytes: &[u8]) -> Vec<f32> {
+    let words = bytes.chunks_exact(4);
+    words
+        .map(|word| f32::from_le_bytes(word.try_into().unwrap()))
+        .collect()
+}
+
+fn combine(sum: &mut Option<Vec<f32>>, work: &KernelWork, term: &[f32]) {
+    let Some(sum) = sum else {
+        *sum = Some(term.to_vec());
+        return;
+    };
+    for (sum, term) in sum.iter_mut().zip(term) {
+        *sum = match work.combine {
+            0 => *sum + term,
+            1 => *sum * term,
+            2 => sum.max(*term),
+            _ => sum.min(*term),
+        };
+    }
+}
+
+/// By time; within one time the oldest pass, which is at the latest stage, first.
+pub(crate) fn order(
+    work: &KernelWork,
+    steps: &[abi::KernelStep],
+    channel: u64,
+) -> Vec<(u64, usize, usize)> {
+    let (first, nsteps) = (usize::from(work.steps), usize::from(work.nsteps));
+    let channels = u64::from(work.channels);
+    let passes = u64::from(work.passes)
+        .saturating_sub(channel)
+        .div_ceil(channels);
+    let mut order = Vec::new();
+    for time in 0..(passes + u64::from(work.stages)).saturating_sub(1) {
+        for stage in (0..work.stages).rev() {
+            let Some(pass) = time.checked_sub(stage.into()).filter(|&p| p < passes) else {
+                continue;
+            };
+            let mut at = first;
+            while at < first + nsteps {
+                let len = usize::from(steps[at].batch);
+                assert!(len > 0, "a batch begins at every step that none covers");
+                assert!(steps[at + 1..at + len].iter().all(|step| step.batch == 0));
+                if steps[at].stage == stage {
+                    order.push((pass * channels + channel, at, len));
+                }
+                at += len;
+            }
+        }
+    }
+    order
+}

@@ -1,0 +1,142 @@
+//! Sends and receives of a group: which launch together, on which stream, behind what.
+
+use super::*;
+
+/// Messages of one group on three streams are one launch, behind and before what is on all three.
+#[test]
+fn messages_on_several_streams_share_a_launch() {
+    let bench = Bench::new();
+    let streams = [bench.stream(), bench.stream(), bench.stream()];
+    let mut ranks = bench.ranks(4, 16, &simple());
+    let memory = bench.memory(4096);
+    let calls: Vec<_> = (1..4)
+        .map(|peer| {
+            let mut problem = Problem::new(Collective::SendRecv, DType::F32, 4, 9);
+            (problem.root, problem.peer) = (0, peer);
+            call(
+                request(&problem, "raw"),
+                &memory,
+                &memory,
+                &streams[peer - 1],
+            )
+        })
+        .collect();
+    let counts = || {
+        [
+            "cuEventRecord",
+            "cuStreamWaitEvent",
+            "cuEventCreate",
+            "cuEventDestroy",
+        ]
+        .map(|name| bench.process.calls(name))
+    };
+    let before = counts();
+    let engine = &mut ranks[0].engine;
+    assert_eq!(engine.run(&calls).unwrap().len(), 3);
+    assert_eq!(bench.take().len(), 1);
+    let after = counts();
+    let grown: Vec<_> = after.iter().zip(before).map(|(a, b)| a - b).collect();
+    // Each other stream records an event; both wait for the launch's event.
+    assert_eq!(grown, [3, 4, 2, 2]);
+    // On one stream there is nothing to join.
+    let before = counts();
+    engine.run(&calls[..1]).unwrap();
+    assert_eq!(counts()[1], before[1]);
+}
+
+/// A message of a rank to itself is a copy, behind and before what is on the streams of its send and
+/// of its receive, which has no bytes left.
+#[test]
+fn message_to_the_own_rank_joins_the_stream_of_its_receive() {
+    let bench = Bench::new();
+    let (one, two) = (bench.stream(), bench.stream());
+    let mut ranks = bench.ranks(2, 16, &simple());
+    let memory = bench.memory(4096);
+    let mut problem = Problem::new(Collective::SendRecv, DType::F32, 2, 9);
+    (problem.root, problem.peer) = (0, 0);
+    let send = call(request(&problem, "raw"), &memory, &memory, &one);
+    problem.count = 0;
+    let mut recv = call(request(&problem, "raw"), &memory, &memory, &two);
+    recv.buffers = recv.buffers.emptied();
+    // The last copy was on the first stream, so the second one waits for it too.
+    for (calls, waits) in [([send, recv], 2), ([recv, send], 3)] {
+        let before = bench.process.calls("cuStreamWaitEvent");
+        ranks[0].engine.run(&calls).unwrap();
+        assert_eq!(bench.process.calls("cuStreamWaitEvent"), before + waits);
+        assert!(bench.take().is_empty());
+    }
+    // Alone it moves nothing.
+    let before = bench.process.calls("cuEventRecord");
+    ranks[0].engine.run(&[recv]).unwrap();
+    assert_eq!(bench.process.calls("cuEventRecord"), before);
+}
+
+/// Messages of a group, to and from everybody and several to some, with as few blocks as a GPU
+/// that many ranks share has: launches of all ranks match.
+#[test]
+fn messages_of_a_group_use_the_same_launch_on_both_ends() {
+    let bench = Bench::new();
+    let stream = bench.stream();
+    for (nranks, resident) in [(2, 2), (4, 3), (4, 12), (4, 132), (5, 4), (5, 16)] {
+        let mut ranks = bench.ranks(nranks, resident, &simple());
+        // The second one is large enough for fewer peers at once than the others.
+        let counts = [3usize, 140_000, 1];
+        let word = |from: usize, to: usize, k: usize| (100 * from + 10 * to + k) as f32;
+        let mut launches = Vec::new();
+        let mut outputs = Vec::new();
+        for rank in 0..nranks {
+            let mut memory = Vec::new();
+            for other in (0..nranks).filter(|&other| other != rank) {
+                for (k, &count) in counts.iter().enumerate() {
+                    let sent: Vec<u8> = std::iter::repeat_n(word(rank, other, k), count)
+                        .flat_map(f32::to_le_bytes)
+                        .collect();
+                    let buffers = [bench.memory(4 * count), bench.memory(4 * count)];
+                    buffers[0].write(0, &sent, &stream, WAIT).unwrap();
+                    memory.push((other, k, buffers));
+                }
+            }
+            let mut calls = Vec::new();
+            for (other, k, [input, output]) in &memory {
+                let mut problem =
+                    Problem::new(Collective::SendRecv, DType::F32, nranks, counts[*k]);
+                (problem.root, problem.peer) = (rank, *other);
+                calls.push(call(request(&problem, "raw"), input, output, &stream));
+                (problem.root, problem.peer) = (*other, rank);
+                calls.push(call(request(&problem, "raw"), input, output, &stream));
+            }
+            let reports = ranks[rank].engine.run(&calls).unwrap();
+            assert_eq!(reports.len(), calls.len());
+            launches.push(
+                bench
+                    .take()
+                    .into_iter()
+                    .map(work_buffer)
+                    .collect::<Vec<_>>(),
+            );
+            for work_buffer in &launches[rank] {
+                assert!(
+                    work_buffer.channels() <= resident,
+                    "{} of {resident}",
+                    work_buffer.channels()
+                );
+            }
+            outputs.push(memory);
+        }
+        assert!(
+            World::new(&launches, None, 2).run(),
+            "{nranks} ranks, {resident} blocks"
+        );
+        for (rank, memory) in outputs.iter().enumerate() {
+            for (other, k, [_, output]) in memory {
+                let mut bytes = vec![0; 4 * counts[*k]];
+                output.read(0, &mut bytes, &stream, WAIT).unwrap();
+                let wanted = word(*other, rank, *k).to_le_bytes();
+                assert!(
+                    bytes.chunks(4).all(|found| found == wanted),
+                    "{other} to {rank}"
+                );
+            }
+        }
+    }
+}

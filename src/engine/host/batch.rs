@@ -1,0 +1,189 @@
+//! The calls of one communicator that were submitted together.
+
+use super::super::Report;
+use super::engine::HostEngine;
+use super::run::Run;
+use super::wait::{MAX_SLEEP, WaitClock};
+use crate::error::Result;
+use crate::mem::UserBuffers;
+use crate::plan::Request;
+use crate::types::Collective;
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// Longest sleep of one wait of a thread that drives several batches.
+const SHARED_MAX_SLEEP: Duration = Duration::from_micros(50);
+
+/// The result of one [`Batch::poll`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// At least one step ran.
+    pub moved: bool,
+    /// Every call is complete.
+    pub done: bool,
+}
+
+/// Observes the calls of a batch, each identified by the index that the caller gave it.
+pub trait Caller {
+    /// A call is about to read its buffers. Earlier calls have ended, except messages that run beside it.
+    ///
+    /// # Errors
+    /// An error stops the batch.
+    fn starts(&mut self, index: usize, buffers: &mut UserBuffers<'_>) -> Result<()>;
+
+    /// A call has ended.
+    fn ends(&mut self, index: usize, buffers: &UserBuffers<'_>, report: Report);
+}
+
+/// Calls of one communicator in order. Collectives run one after the other. The sends and receives between
+/// two collectives run at once, except that messages of one pair and direction run in order.
+#[derive(Debug)]
+pub struct Batch<'a> {
+    waiting: VecDeque<Run<'a>>,
+    active: Vec<Run<'a>>,
+    clock: WaitClock,
+}
+
+impl<'a> Batch<'a> {
+    /// Plans `calls`; each carries the index by which its caller identifies it.
+    ///
+    /// # Errors
+    /// See [`HostEngine::prepare`]. Nothing has moved.
+    pub fn new(
+        engine: &mut HostEngine,
+        calls: Vec<(usize, Request, UserBuffers<'a>)>,
+    ) -> Result<Batch<'a>> {
+        // All calls are planned first: an impossible call fails before an earlier call is numbered.
+        let mut plans = Vec::with_capacity(calls.len());
+        for (_, request, _) in &calls {
+            plans.push(engine.planner.plan(request)?);
+        }
+        let waiting: VecDeque<Run<'a>> = calls
+            .into_iter()
+            .zip(plans)
+            .map(|((index, request, buffers), plan)| {
+                Run::new(engine, index, &request, plan, buffers)
+            })
+            .collect::<Result<_>>()?;
+        engine
+            .feedback
+            .admit(waiting.iter().filter_map(Run::feedback_tensor))?;
+        Ok(Batch {
+            waiting,
+            active: Vec::new(),
+            clock: WaitClock::default(),
+        })
+    }
+
+    /// Runs every step that can run now, and tells `caller` which calls start and end.
+    ///
+    /// # Errors
+    /// The failure that stopped a call.
+    pub fn poll(&mut self, engine: &mut HostEngine, caller: &mut impl Caller) -> Result<Progress> {
+        let mut moved = false;
+        loop {
+            self.admit(engine, caller)?;
+            let mut finished = false;
+            let mut at = 0;
+            while at < self.active.len() {
+                let (stepped, complete) = self.active[at].poll(engine)?;
+                moved |= stepped;
+                if complete {
+                    let mut run = self.active.remove(at);
+                    let report = run.report(engine);
+                    caller.ends(run.index(), &run.buffers, report);
+                    finished = true;
+                } else {
+                    at += 1;
+                }
+            }
+            if !finished || self.waiting.is_empty() {
+                break;
+            }
+        }
+        if moved {
+            self.clock = WaitClock::default();
+        }
+        Ok(Progress {
+            moved,
+            done: self.active.is_empty() && self.waiting.is_empty(),
+        })
+    }
+
+    /// Waits for progress after `scans` fruitless polls in a row. `batches` is the number of batches that
+    /// this thread drives: with several, the sleep is short.
+    ///
+    /// # Errors
+    /// Timeout or remote, naming the peers and messages that are missing; the communicator's fault.
+    pub fn idle(&mut self, engine: &mut HostEngine, scans: u32, batches: usize) -> Result<()> {
+        if self.active.is_empty() {
+            // This batch is complete; only other batches of its group are not.
+            return Ok(());
+        }
+        let limit = if batches == 1 {
+            MAX_SLEEP
+        } else {
+            SHARED_MAX_SLEEP
+        };
+        let active = &self.active;
+        engine.wait(scans, limit, &mut self.clock, |links| {
+            active.iter().flat_map(|run| run.missing(links)).collect()
+        })
+    }
+
+    /// Starts the calls that may run beside the active ones.
+    fn admit(&mut self, engine: &mut HostEngine, caller: &mut impl Caller) -> Result<()> {
+        while let Some(next) = self.waiting.front() {
+            let message = next.collective() == Collective::SendRecv;
+            let all_messages = self
+                .active
+                .iter()
+                .all(|run| run.collective() == Collective::SendRecv);
+            if !(self.active.is_empty() || (message && all_messages)) {
+                return Ok(());
+            }
+            if message && self.active.iter().any(|run| run.pair() == next.pair()) {
+                // Messages of one pair and direction share a connection.
+                return self.admit_other_pairs(engine, caller);
+            }
+            if let Some(run) = self.waiting.pop_front() {
+                self.start(run, engine, caller)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts messages of other pairs, up to the next collective, while the first message's pair is busy.
+    fn admit_other_pairs(
+        &mut self,
+        engine: &mut HostEngine,
+        caller: &mut impl Caller,
+    ) -> Result<()> {
+        let mut busy: Vec<_> = self.active.iter().map(Run::pair).collect();
+        let mut at = 0;
+        while at < self.waiting.len() && self.waiting[at].collective() == Collective::SendRecv {
+            let pair = self.waiting[at].pair();
+            if busy.contains(&pair) {
+                at += 1;
+                continue;
+            }
+            busy.push(pair);
+            if let Some(run) = self.waiting.remove(at) {
+                self.start(run, engine, caller)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn start(
+        &mut self,
+        mut run: Run<'a>,
+        engine: &mut HostEngine,
+        caller: &mut impl Caller,
+    ) -> Result<()> {
+        caller.starts(run.index(), &mut run.buffers)?;
+        run.start(engine);
+        self.active.push(run);
+        Ok(())
+    }
+}

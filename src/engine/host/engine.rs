@@ -1,0 +1,190 @@
+//! [`HostEngine`]: what all calls of a communicator on host memory share.
+
+use super::super::numbers::CallNumbers;
+use super::state::{Arithmetic, ChannelRun, ScaleKey, Scratch};
+use crate::bootstrap::OutOfBandRef;
+use crate::codec::TensorScales;
+use crate::codec::feedback::Feedback;
+use crate::config::Config;
+use crate::cpu::Isa;
+use crate::error::Result;
+use crate::plan::{Limits, Machine, MeasuredCosts, Planner, Request};
+use crate::schedule::Hosts;
+use crate::sync::Fault;
+use crate::transport::Links;
+use crate::types::{Collective, SIGNATURE_WORDS, TransportKind};
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Runs the calls of one communicator on host memory, on the caller's thread.
+#[derive(Debug)]
+pub struct HostEngine {
+    pub(super) links: Links,
+    pub(super) exchange: OutOfBandRef,
+    pub(super) fault: Arc<Fault>,
+    pub(super) planner: Planner,
+    pub(super) isa: Isa,
+    pub(super) scratch: Scratch,
+    /// Reducers of the latest calls, newest first: programs repeat types and operators.
+    arithmetics: VecDeque<Arc<Arithmetic>>,
+    /// The channels of the last complete call: the next call reuses their memory.
+    pub(super) spare_channels: Vec<ChannelRun>,
+    /// Whether any connection can send from, and receive into, the caller's memory.
+    pub(super) zero_copy: bool,
+    /// The transport of all peers, if they share one.
+    pub(super) common_transport: Option<TransportKind>,
+    /// Scales of `tensor=K` codecs, except those that running calls have taken.
+    scales: HashMap<ScaleKey, TensorScales>,
+    /// Residuals of error feedback, except those that running calls have taken.
+    pub(super) feedback: Feedback,
+    pub(super) timeout: Duration,
+    numbers: CallNumbers,
+    /// Signatures of the latest collectives, indexed by sequence number modulo [`RECENT`]. A peer that is
+    /// behind is compared with the call that this rank ran under the same number.
+    pub(super) recent: [[u64; SIGNATURE_WORDS]; RECENT],
+}
+
+/// Combinations of type and operator whose reducers are kept.
+const KEPT_ARITHMETICS: usize = 4;
+
+/// Tensors whose scales are kept.
+const KEPT_TENSORS: usize = 4096;
+
+/// Collectives whose signatures are remembered.
+pub(super) const RECENT: usize = 16;
+
+impl HostEngine {
+    /// Makes the engine over `links`.
+    pub fn new(
+        mut links: Links,
+        exchange: OutOfBandRef,
+        fault: Arc<Fault>,
+        config: &Config,
+        isa: Isa,
+        (machine, hosts): (Machine, Hosts),
+    ) -> HostEngine {
+        let limits = Limits {
+            nranks: links.nranks,
+            slot_bytes: links.slot_bytes,
+            slots: links.slots,
+            channels: links.channels,
+            algorithm: config.algorithm,
+            machine,
+            hosts,
+            gpu: None,
+        };
+        HostEngine {
+            planner: Planner::new(limits, links.rank, isa),
+            numbers: CallNumbers::new(links.rank, links.nranks),
+            arithmetics: VecDeque::new(),
+            spare_channels: Vec::new(),
+            common_transport: common_transport(&links.kinds),
+            zero_copy: has_zero_copy(&mut links),
+            links,
+            exchange,
+            fault,
+            isa,
+            scratch: Scratch::new(),
+            scales: HashMap::new(),
+            feedback: Feedback::new(),
+            timeout: config.timeout,
+            recent: [[0; SIGNATURE_WORDS]; RECENT],
+        }
+    }
+
+    /// Returns the reducers for `request`'s type and operator.
+    pub(super) fn arithmetic(&mut self, request: &Request) -> Result<Arc<Arithmetic>> {
+        if let Some(known) = self.arithmetics.iter().find(|known| known.serves(request)) {
+            return Ok(known.clone());
+        }
+        let made = Arc::new(Arithmetic::new(request, self.isa)?);
+        self.arithmetics.truncate(KEPT_ARITHMETICS - 1);
+        self.arithmetics.push_front(made.clone());
+        Ok(made)
+    }
+
+    /// Returns the limits that selection depends on.
+    pub fn limits(&self) -> &Limits {
+        self.planner.limits()
+    }
+
+    /// Cuts messages from now on as another communicator of as many ranks does: see
+    /// [`Planner::copy_limits`].
+    pub fn copy_limits(&mut self, limits: Limits) {
+        self.planner.copy_limits(limits);
+    }
+
+    /// Selects by these costs from now on: see [`Planner::set_costs`].
+    pub fn set_costs(&mut self, costs: MeasuredCosts) {
+        self.planner.set_costs(costs);
+    }
+
+    /// Returns the residuals of error feedback.
+    pub fn feedback(&mut self) -> &mut Feedback {
+        &mut self.feedback
+    }
+
+    /// Returns the candidates for `request`, as text.
+    ///
+    /// # Errors
+    /// See [`Planner::plan`].
+    pub fn explain(&self, request: &Request) -> Result<String> {
+        self.planner.explain(request)
+    }
+
+    /// Returns the predicted seconds of `request`.
+    ///
+    /// # Errors
+    /// See [`Planner::plan`].
+    pub fn predict(&self, request: &Request) -> Result<f64> {
+        self.planner.predict(request)
+    }
+
+    /// Returns the call's sequence number among the calls that its ranks must make in the same order.
+    pub(super) fn next_sequence(&mut self, request: &Request) -> u64 {
+        self.numbers.next(request)
+    }
+
+    /// Takes the kept scales of a call out of the engine; empty ones for a new key.
+    pub(super) fn take_scales(&mut self, key: &ScaleKey) -> TensorScales {
+        self.scales
+            .remove(key)
+            .unwrap_or_else(|| TensorScales::new(key.refresh))
+    }
+
+    /// Puts the scales of a complete call back. Beyond [`KEPT_TENSORS`] all scales are dropped, so that a
+    /// program with new tensor names in each call does not exhaust memory.
+    pub(super) fn keep_scales(&mut self, key: ScaleKey, scales: TensorScales) {
+        if self.scales.len() >= KEPT_TENSORS {
+            self.scales.clear();
+        }
+        self.scales.insert(key, scales);
+    }
+
+    /// Remembers the signature of a call that starts, and adds it to the control plane's call log.
+    pub(super) fn log_call(&mut self, signature: [u64; SIGNATURE_WORDS]) {
+        self.exchange.log_call(signature);
+        if is_collective(&signature) {
+            self.recent[signature[3] as usize % RECENT] = signature;
+        }
+    }
+}
+
+/// Returns whether a signature's number counts collectives; otherwise it counts the messages of a pair.
+pub(super) fn is_collective(signature: &[u64; SIGNATURE_WORDS]) -> bool {
+    signature[0] >> 8 & 0xff != Collective::SendRecv as u64
+}
+
+/// Returns whether any connection has ends that need no slot.
+fn has_zero_copy(links: &mut Links) -> bool {
+    let mut sends = links.sends.iter_mut().flatten();
+    sends.any(|end| end.zero_copy().is_some())
+}
+
+/// Returns the transport of all peers, if they share one.
+fn common_transport(kinds: &[Option<TransportKind>]) -> Option<TransportKind> {
+    let mut peers = kinds.iter().flatten();
+    let first = *peers.next()?;
+    peers.all(|&kind| kind == first).then_some(first)
+}

@@ -1,0 +1,432 @@
+//! [`Run`]: one call, with a cursor into the schedule for each channel.
+
+use super::super::Report;
+use super::engine::HostEngine;
+use super::state::{
+    self, Arithmetic, Chain, ChannelRun, Chunk, InputStats, ScaleKey, ZeroCopyProgress,
+};
+use super::step::StepWork;
+use crate::codec::TensorScales;
+use crate::codec::feedback::{Residuals, Shape};
+use crate::error::{Error, ErrorKind, Result};
+use crate::mem::UserBuffers;
+use crate::plan::{Plan, Request};
+use crate::schedule::{Cursor, Step, Visit};
+use crate::sys::log::{self, Level};
+use crate::transport::{self, Header, Links};
+use crate::types::{CallSignature, Collective, SIGNATURE_WORDS, ScaleRule, TransportKind};
+use std::sync::Arc;
+
+/// A call that is bound to a plan, before or while it runs.
+#[derive(Debug)]
+pub struct Run<'a> {
+    index: usize,
+    pub(super) request: Request,
+    pub(super) plan: Arc<Plan>,
+    pub(super) buffers: UserBuffers<'a>,
+    arithmetic: Arc<Arithmetic>,
+    pub(super) signature: [u64; SIGNATURE_WORDS],
+    pub(super) channels: Vec<ChannelRun>,
+    pub(super) wire_bytes: u64,
+    pub(super) stats: InputStats,
+    /// Scales that live from call to call; the engine has them back after the call.
+    scales: Option<(ScaleKey, TensorScales)>,
+    /// Residuals of error feedback and their tensor; the engine has them back after the call.
+    feedback: Option<(u64, Residuals)>,
+}
+
+impl<'a> Run<'a> {
+    pub(super) fn new(
+        engine: &mut HostEngine,
+        index: usize,
+        request: &Request,
+        plan: Arc<Plan>,
+        buffers: UserBuffers<'a>,
+    ) -> Result<Run<'a>> {
+        let passes = plan.geometry.passes();
+        let mut channels = std::mem::take(&mut engine.spare_channels);
+        channels.clear();
+        channels.extend((0..plan.channels).map(|channel| {
+            let passes = (passes - channel).div_ceil(plan.channels);
+            let mut cursor = Cursor::new(&plan.schedule, passes);
+            let current = cursor.next(&plan.schedule);
+            ChannelRun {
+                channel,
+                cursor,
+                current,
+                zero_copy: ZeroCopyProgress::default(),
+                chain: Chain::default(),
+            }
+        }));
+        let stats = InputStats::new(plan.is_coded());
+        let arithmetic = engine.arithmetic(request)?;
+        Ok(Run {
+            index,
+            request: plan.decided(request),
+            arithmetic,
+            plan,
+            buffers,
+            signature: [0; SIGNATURE_WORDS],
+            channels,
+            wire_bytes: 0,
+            stats,
+            scales: None,
+            feedback: None,
+        })
+    }
+
+    /// Numbers the call, logs its signature, and takes its kept scales and residuals from the engine.
+    pub(super) fn start(&mut self, engine: &mut HostEngine) {
+        let sequence = engine.next_sequence(&self.request);
+        self.signature = self
+            .request
+            .signature(self.plan.algorithm, self.plan.specs.intra, sequence)
+            .words();
+        engine.log_call(self.signature);
+        self.scales = ScaleKey::new(&self.request, &self.plan, self.signature)
+            .map(|key| (key.clone(), engine.take_scales(&key)));
+        self.feedback = self
+            .feedback_tensor()
+            .map(|tensor| (tensor, engine.feedback.take(tensor)));
+        let shape = state::residual_shape(&self.request, &self.plan);
+        self.warn_of_dropped_residuals(shape);
+        let scales = self.scales.as_mut().map(|(_, scales)| scales);
+        let feedback = self.feedback.as_mut();
+        let feedback = feedback.map(|(_, residuals)| (shape, residuals));
+        engine.scratch.prepare(&self.plan, scales, feedback);
+    }
+
+    /// Logs a warning if imported residuals do not fit this call, the first of their tensor.
+    fn warn_of_dropped_residuals(&self, shape: Shape) {
+        let Some((tensor, residuals)) = &self.feedback else {
+            return;
+        };
+        if !residuals.are_lost_to(shape) {
+            return;
+        }
+        let theirs = residuals.shape();
+        log::line(
+            Level::Warn,
+            format_args!(
+                "the imported residuals of tensor {tensor} are dropped: they are of {} elements in {} \
+                 chunks of {}, and {} has {} in {} of {}, or another operator or type",
+                theirs.count,
+                theirs.chunks,
+                theirs.chunk,
+                self.request.collective,
+                shape.count,
+                shape.chunks,
+                shape.chunk
+            ),
+        );
+    }
+
+    /// Returns the tensor whose residuals the call reads and updates, if any.
+    pub(super) fn feedback_tensor(&self) -> Option<u64> {
+        self.request.feedback.filter(|_| self.plan.is_coded())
+    }
+
+    /// Returns the caller's buffers.
+    pub fn buffers(&self) -> &UserBuffers<'a> {
+        &self.buffers
+    }
+
+    pub(super) fn index(&self) -> usize {
+        self.index
+    }
+
+    pub(super) fn collective(&self) -> Collective {
+        self.request.collective
+    }
+
+    /// Returns sender and receiver of a message.
+    pub(super) fn pair(&self) -> (usize, usize) {
+        (self.request.root, self.request.peer)
+    }
+
+    /// Runs every step that can run. Returns whether any step ran, and whether the call is complete.
+    pub(super) fn poll(&mut self, engine: &mut HostEngine) -> Result<(bool, bool)> {
+        let mut moved = false;
+        let mut complete = true;
+        for at in 0..self.channels.len() {
+            while let Some(visit) = self.channels[at].current {
+                if !self.advance(engine, at, visit)? {
+                    complete = false;
+                    break;
+                }
+                moved = true;
+                let run = &mut self.channels[at];
+                run.current = run.cursor.next(&self.plan.schedule);
+            }
+        }
+        if complete {
+            complete = self.flushed(engine)?;
+        }
+        Ok((moved, complete))
+    }
+
+    /// Runs the current step of channel `at` if that is possible now; returns whether it ran to its end.
+    fn advance(&mut self, engine: &mut HostEngine, at: usize, visit: Visit) -> Result<bool> {
+        let step = self.plan.schedule.steps[visit.step];
+        if engine.zero_copy
+            && let Some(path) = self.zero_copy_path(&mut engine.links, at, visit)
+        {
+            return self.advance_zero_copy(engine, at, visit, &step, path);
+        }
+        let channel = self.channels[at].channel;
+        let ready = arrived(&mut engine.links, channel, &step)
+            .and_then(|arrived| Ok(arrived && has_room(&mut engine.links, channel, &step)?));
+        if !ready.map_err(|error| engine.explain_break(error, &step))? {
+            return Ok(false);
+        }
+        self.execute(engine, at, visit, &step, true)?;
+        Ok(true)
+    }
+
+    /// Returns position and size of a step's chunk.
+    pub(super) fn chunk(&self, rank: usize, channel: usize, visit: Visit, step: &Step) -> Chunk {
+        let plan = &*self.plan;
+        let pass = visit.pass * plan.channels + channel;
+        let input = plan.pattern.input(rank, step.chunk as usize);
+        let output = plan.pattern.output(rank, step.chunk as usize);
+        let elements = plan.elements(step.chunk as usize, pass);
+        Chunk {
+            elements,
+            input: input.map(|place| plan.start(place, pass)),
+            output: output.map(|place| plan.start(place, pass)),
+            taken: plan.bytes_for(step.takes, elements),
+            given: plan.bytes_for(step.gives, elements),
+            site: pass * plan.schedule.steps.len() + visit.step,
+            number: pass * plan.schedule.chunks + step.chunk as usize,
+        }
+    }
+
+    /// Executes a step whose messages have arrived. With `sends`, its slots are free and it fills them;
+    /// without, it leaves its result in the output and a zero-copy send follows.
+    pub(super) fn execute(
+        &mut self,
+        engine: &mut HostEngine,
+        at: usize,
+        visit: Visit,
+        step: &Step,
+        sends: bool,
+    ) -> Result<()> {
+        let channel = self.channels[at].channel;
+        let chunk = self.chunk(engine.links.rank, channel, visit, step);
+        self.check_headers(engine, channel, step, &chunk)?;
+        let spec = self.plan.spec_of(step.gives);
+        // The scales of one codec are kept. Settings ensure that the other level's codec has none.
+        let is_scaled = matches!(spec.scale, ScaleRule::Tensor { .. });
+        let scales = self.scales.as_mut().filter(|_| is_scaled);
+        let work = StepWork {
+            plan: &self.plan,
+            step,
+            index: visit.step,
+            op: self.request.op,
+            arithmetic: &self.arithmetic,
+            takes: self.plan.codec_of(step.takes),
+            gives: self.plan.codec_of(step.gives),
+            buffers: &mut self.buffers,
+            stats: &mut self.stats,
+            scratch: &mut engine.scratch,
+            scales: scales.map(|(_, scales)| scales),
+            residuals: self.feedback.as_mut().map(|(_, residuals)| residuals),
+            chunk: &chunk,
+            randoms: state::randoms(spec, &chunk, self.signature[3], engine.links.rank),
+            tile: state::TILE,
+            nranks: engine.links.nranks,
+            isa: engine.isa,
+        };
+        let chain = &mut self.channels[at].chain;
+        let header = Header {
+            bytes: chunk.given as u32,
+            signature: self.signature,
+        };
+        let header = sends.then_some(header);
+        self.wire_bytes += work.execute(&mut engine.links, channel, chain, header);
+        Ok(())
+    }
+
+    /// Checks that every message of a step belongs to this call and has the expected length.
+    fn check_headers(
+        &self,
+        engine: &HostEngine,
+        channel: usize,
+        step: &Step,
+        chunk: &Chunk,
+    ) -> Result<()> {
+        let links = &engine.links;
+        for &from in step.recv_from.iter() {
+            let Some(end) = &links.recvs[channel * links.nranks + from as usize] else {
+                continue;
+            };
+            self.check_header(engine, from as usize, &end.header(), step, chunk)?;
+        }
+        Ok(())
+    }
+
+    /// Checks that a message from rank `from` belongs to this call and has the expected length.
+    pub(super) fn check_header(
+        &self,
+        engine: &HostEngine,
+        from: usize,
+        header: &Header,
+        step: &Step,
+        chunk: &Chunk,
+    ) -> Result<()> {
+        if header.signature != self.signature {
+            return Err(engine.disagreement(from, &header.signature, &self.signature));
+        }
+        if header.bytes as usize == chunk.taken {
+            return Ok(());
+        }
+        let peers = engine.exchange.peers();
+        let what = format!(
+            "{} sent {} bytes for chunk {} of {}, and {} expected {}",
+            peers[from],
+            header.bytes,
+            step.chunk,
+            CallSignature::describe(&self.signature),
+            peers[engine.links.rank],
+            chunk.taken
+        );
+        Err(Error::new(ErrorKind::Mismatch, what))
+    }
+
+    /// Returns whether all published messages have left this process.
+    fn flushed(&self, engine: &mut HostEngine) -> Result<bool> {
+        let nranks = engine.links.nranks;
+        for channel in 0..self.channels.len() {
+            for step in &self.plan.schedule.steps {
+                for &to in step.send_to.iter() {
+                    let Some(end) = &mut engine.links.sends[channel * nranks + to as usize] else {
+                        continue;
+                    };
+                    let flushed = end.flushed();
+                    if !flushed.map_err(|error| engine.explain_break(error, step))? {
+                        return Ok(false);
+                    }
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// Lists the ranks that the channels wait for, each with the missing message.
+    pub(super) fn missing(&self, links: &mut Links) -> Vec<(usize, String)> {
+        let mut found = Vec::new();
+        for run in &self.channels {
+            self.missing_of(run, links, &mut found);
+        }
+        if found.is_empty() {
+            // All steps ran; their messages have not left this process.
+            let nranks = links.nranks;
+            for (index, end) in links.sends.iter_mut().enumerate() {
+                let end = end.as_mut();
+                if end.is_some_and(|end| !end.flushed().unwrap_or(false)) {
+                    let what = CallSignature::describe(&self.signature);
+                    found.push((index % nranks, format!("to take what was sent in {what}")));
+                }
+            }
+        }
+        found
+    }
+
+    /// Adds the ranks that one channel's current step waits for.
+    fn missing_of(&self, run: &ChannelRun, links: &mut Links, found: &mut Vec<(usize, String)>) {
+        let Some(visit) = run.current else { return };
+        let step = &self.plan.schedule.steps[visit.step];
+        let what = |verb: &str| {
+            format!(
+                "{verb} chunk {} in step {} of pass {} on channel {} of {}",
+                step.chunk,
+                visit.step,
+                visit.pass * self.plan.channels + run.channel,
+                run.channel,
+                CallSignature::describe(&self.signature)
+            )
+        };
+        let base = run.channel * links.nranks;
+        let (arrived, sent) = (run.zero_copy.arrived, run.zero_copy.sent);
+        for &from in step.recv_from.iter().filter(|_| !arrived) {
+            let end = links.recvs[base + from as usize].as_mut();
+            if end.is_some_and(|end| !end.ready().unwrap_or(false)) {
+                found.push((from as usize, what("to send")));
+            }
+        }
+        for (index, &to) in step.send_to.iter().enumerate() {
+            let end = links.sends[base + to as usize].as_mut();
+            let unsent = arrived && sent & 1 << index == 0;
+            if unsent || end.is_some_and(|end| !end.ready().unwrap_or(false)) {
+                found.push((to as usize, what("to take")));
+            }
+        }
+    }
+
+    /// Ends the call: returns its report, and gives kept scales, residuals and channels to the engine.
+    pub(super) fn report(&mut self, engine: &mut HostEngine) -> Report {
+        let transport = self.transport(engine);
+        engine.spare_channels = std::mem::take(&mut self.channels);
+        if let Some((key, scales)) = self.scales.take() {
+            engine.keep_scales(key, scales);
+        }
+        if let Some((tensor, mut residuals)) = self.feedback.take() {
+            residuals.commit();
+            engine.feedback.give_back(tensor, residuals);
+        }
+        Report {
+            codec: self.plan.specs,
+            algorithm: self.plan.algorithm,
+            transport,
+            channels: self.plan.channels,
+            wire_bytes: self.wire_bytes,
+            raw_bytes: self.plan.raw_bytes,
+            input: self.stats.of_input(),
+            fused: 1,
+        }
+    }
+
+    /// Returns the slowest transport that carried the call's messages.
+    fn transport(&self, engine: &HostEngine) -> Option<TransportKind> {
+        let steps = &self.plan.schedule.steps;
+        if let Some(kind) = engine.common_transport {
+            let communicates =
+                |step: &Step| !(step.recv_from.is_empty() && step.send_to.is_empty());
+            return steps.iter().any(communicates).then_some(kind);
+        }
+        let is_peer = |rank: usize| {
+            let rank = rank as u32;
+            let mut steps = steps.iter();
+            steps.any(|step| step.recv_from.contains(&rank) || step.send_to.contains(&rank))
+        };
+        let kinds = engine.links.kinds.iter().enumerate();
+        let used = kinds.filter(|(rank, _)| is_peer(*rank));
+        transport::slowest(used.filter_map(|(_, kind)| *kind))
+    }
+}
+
+/// Returns whether every message that the step needs has arrived.
+pub(super) fn arrived(links: &mut Links, channel: usize, step: &Step) -> Result<bool> {
+    let base = channel * links.nranks;
+    for &from in step.recv_from.iter() {
+        if let Some(end) = &mut links.recvs[base + from as usize]
+            && !end.ready()?
+        {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Returns whether every slot that the step fills is free.
+fn has_room(links: &mut Links, channel: usize, step: &Step) -> Result<bool> {
+    let base = channel * links.nranks;
+    for &to in step.send_to.iter() {
+        if let Some(end) = &mut links.sends[base + to as usize]
+            && !end.ready()?
+        {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}

@@ -1,0 +1,292 @@
+//! State that the steps of a call share: scratch memory, open sums, input statistics, reducers, and the
+//! identity of scales and residuals that are kept from call to call.
+
+use crate::codec::feedback::{Residuals, Shape};
+use crate::codec::{EncodeStats, Random, TensorScales};
+use crate::cpu::{Isa, Tile};
+use crate::error::Result;
+use crate::plan::{Plan, Request};
+use crate::reduce::Reducer;
+use crate::schedule::{Cursor, Own, Step, Visit};
+use crate::types::{CodecSpec, DType, ReduceOp, SIGNATURE_WORDS, Scalar, ScaleRule};
+
+/// Elements of a tile. It is a power of two that holds the largest block, and small enough that
+/// accumulators, source and destination share a first-level cache.
+pub(super) const TILE: usize = 4096;
+
+/// Working memory of an engine.
+#[derive(Debug)]
+pub(super) struct Scratch {
+    /// Accumulators of the sum.
+    pub acc: Tile,
+    /// This rank's contribution, unless it is the first term.
+    pub own: Tile,
+    /// Elements between a buffer and the accumulators.
+    pub bytes: Vec<u8>,
+    /// This rank's encoded contribution, for steps in which every rank adds what its peers decode.
+    pub wire: Vec<u8>,
+    /// Decoded result of an encode under error feedback. Empty before the first such call.
+    pub decoded: Tile,
+}
+
+impl Scratch {
+    pub(super) fn new() -> Scratch {
+        Scratch {
+            acc: Tile::new(TILE),
+            own: Tile::new(TILE),
+            bytes: vec![0; TILE * 8],
+            wire: Vec::new(),
+            decoded: Tile::new(0),
+        }
+    }
+
+    /// Makes room for `plan`'s tiles and encodings, and begins the call in its kept scales and residuals.
+    /// All allocation of the call happens here, so that steps need none.
+    pub(super) fn prepare(
+        &mut self,
+        plan: &Plan,
+        scales: Option<&mut TensorScales>,
+        feedback: Option<(Shape, &mut Residuals)>,
+    ) {
+        let chunk = plan.geometry.chunk();
+        let steps = &plan.schedule.steps;
+        let chained = steps.iter().any(|step| step.more && step.op.sums());
+        let coded = steps
+            .iter()
+            .any(|step| matches!(step.own, Own::Coded { .. }));
+        let wire = if coded && plan.is_coded() {
+            plan.wire_bytes(chunk)
+        } else {
+            0
+        };
+        // Chains and kept scales need whole chunks in the accumulators.
+        let tile = if chained || scales.is_some() {
+            chunk.max(TILE)
+        } else {
+            TILE
+        };
+        self.reserve(tile, wire);
+        if let Some((shape, residuals)) = feedback {
+            if self.decoded.capacity() < tile * 8 {
+                self.decoded = Tile::new(tile);
+            }
+            residuals.begin(shape);
+        }
+        if let Some(scales) = scales {
+            scales.begin(plan.count, plan.geometry.passes() * steps.len());
+        }
+    }
+
+    /// Makes room for tiles of `elements`, and for encodings of `wire` bytes.
+    fn reserve(&mut self, elements: usize, wire: usize) {
+        if self.bytes.len() < elements * 8 {
+            self.acc = Tile::new(elements);
+            self.own = Tile::new(elements);
+            self.bytes.resize(elements * 8, 0);
+        }
+        if self.wire.len() < wire {
+            self.wire.resize(wire, 0);
+        }
+    }
+}
+
+/// Position and size of one step's chunk.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Chunk {
+    /// Number of elements.
+    pub elements: usize,
+    /// First element in the input, if this rank's input has the chunk.
+    pub input: Option<usize>,
+    /// First element in the output, if this rank's output has the chunk.
+    pub output: Option<usize>,
+    /// Bytes of each message that the step receives.
+    pub taken: usize,
+    /// Bytes of each message that the step sends.
+    pub given: usize,
+    /// Number of this encode within the call: index of its kept scale.
+    pub site: usize,
+    /// Number of the chunk within the call: index of its residuals.
+    pub number: usize,
+}
+
+/// The sum of a chain of steps; [`Step`] explains chains.
+#[derive(Debug, Default)]
+pub(super) struct Chain {
+    /// Between steps the open sum; during a step the scratch accumulators that it replaces.
+    acc: Option<Tile>,
+    /// Accumulators of the last chain, for the next chain.
+    spare: Option<Tile>,
+    /// The sum has a term.
+    pub started: bool,
+    /// The sum has all its terms, and an average has been divided.
+    pub complete: bool,
+}
+
+impl Chain {
+    /// Puts the open sum in the place of the scratch accumulators if `step` belongs to a chain of sums.
+    /// Returns whether it does.
+    pub(super) fn enter(&mut self, step: &Step, scratch: &mut Scratch, chunk: usize) -> bool {
+        let chained = step.op.sums() && (step.more || self.acc.is_some());
+        if chained {
+            let open = self.acc.take().or_else(|| self.spare.take());
+            let open = open.unwrap_or_else(|| Tile::new(chunk));
+            self.acc = Some(std::mem::replace(&mut scratch.acc, open));
+        }
+        chained
+    }
+
+    /// Takes the open sum out of `scratch` again. The last step of a chain resets it.
+    pub(super) fn leave(&mut self, step: &Step, scratch: &mut Scratch) {
+        let replaced = self.acc.take();
+        let open = replaced.map(|tile| std::mem::replace(&mut scratch.acc, tile));
+        if step.more {
+            self.acc = open;
+        } else {
+            let spare = open.or_else(|| self.spare.take());
+            *self = Chain {
+                spare,
+                ..Chain::default()
+            };
+        }
+    }
+}
+
+/// Statistics of this rank's input, for the report.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct InputStats {
+    /// The report has them: some message of the call is encoded.
+    pub wanted: bool,
+    /// Some of the input was seen.
+    pub seen: bool,
+    pub input: EncodeStats,
+}
+
+impl InputStats {
+    pub(super) fn new(wanted: bool) -> InputStats {
+        InputStats {
+            wanted,
+            seen: false,
+            input: EncodeStats::default(),
+        }
+    }
+
+    pub(super) fn of_input(&self) -> Option<EncodeStats> {
+        self.seen.then_some(self.input)
+    }
+}
+
+/// A channel of a running call: every `channels`-th pass, over its own connections.
+#[derive(Debug)]
+pub(super) struct ChannelRun {
+    pub channel: usize,
+    pub cursor: Cursor,
+    /// The step that waits for its peers; `None` after the last step.
+    pub current: Option<Visit>,
+    /// Progress of the current step if it sends or receives without slots.
+    pub zero_copy: ZeroCopyProgress,
+    /// The sum that the next step continues.
+    pub chain: Chain,
+}
+
+/// Progress of a step that sends or receives without slots.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct ZeroCopyProgress {
+    /// The step has received, and its result lies where it is sent from.
+    pub arrived: bool,
+    /// Bit i is set once the step has sent to its i-th peer.
+    pub sent: u8,
+}
+
+/// Identity of kept scales: the caller's tensor in one kind of call. Another collective, operator or factor
+/// has sums of another magnitude.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct ScaleKey {
+    pub tensor: u64,
+    pub refresh: u32,
+    /// The call's signature without its sequence number.
+    pub call: [u64; SIGNATURE_WORDS],
+    /// This rank's factor of a pre-multiplied sum.
+    pub factor: i128,
+}
+
+impl ScaleKey {
+    /// Returns the key of a call's kept scales; `None` if its codec keeps none.
+    pub(super) fn new(
+        request: &Request,
+        plan: &Plan,
+        signature: [u64; SIGNATURE_WORDS],
+    ) -> Option<ScaleKey> {
+        let ScaleRule::Tensor { refresh } = plan.specs.inter.scale else {
+            return None;
+        };
+        let tensor = request
+            .tensor
+            .filter(|_| plan.specs.inter.kind.has_scale())?;
+        let mut call = signature;
+        call[3] = 0;
+        let factor = match request.op {
+            ReduceOp::PreMulSum(Scalar::Float(factor)) => i128::from(factor.to_bits()),
+            ReduceOp::PreMulSum(Scalar::Int(factor)) => factor,
+            _ => 0,
+        };
+        Some(ScaleKey {
+            tensor,
+            refresh,
+            call,
+            factor,
+        })
+    }
+}
+
+/// Returns the shape that calls must share to use the same residuals.
+pub(super) fn residual_shape(request: &Request, plan: &Plan) -> Shape {
+    Shape {
+        kind: request.collective as u64
+            | u64::from(request.op.number()) << 8
+            | (request.dtype as u64) << 16
+            | (request.root as u64) << 32,
+        count: plan.count as u64,
+        chunk: plan.geometry.chunk() as u64,
+        chunks: (plan.geometry.passes() * plan.schedule.chunks) as u64,
+    }
+}
+
+/// Returns the random numbers of this rank's encodes of a chunk: for contributions, and for sums.
+pub(super) fn randoms(spec: CodecSpec, chunk: &Chunk, operation: u64, rank: usize) -> [Random; 2] {
+    let first = chunk.input.or(chunk.output).unwrap_or(0);
+    Plan::draws(spec, operation, rank).map(|random| random.from(first))
+}
+
+/// Reducers of a call.
+#[derive(Debug)]
+pub(super) struct Arithmetic {
+    dtype: DType,
+    op: ReduceOp,
+    /// Applies this rank's factor to its own elements.
+    pub own: Reducer,
+    /// Adds elements that peers sent, which already contain the peers' factors.
+    pub received: Reducer,
+    /// Adds accumulators to accumulators.
+    pub accumulators: Reducer,
+}
+
+impl Arithmetic {
+    /// Returns whether these are the reducers of `request`.
+    pub(super) fn serves(&self, request: &Request) -> bool {
+        self.dtype == request.dtype && self.op == request.op
+    }
+
+    pub(super) fn new(request: &Request, isa: Isa) -> Result<Arithmetic> {
+        let combining = match request.op {
+            ReduceOp::PreMulSum(_) | ReduceOp::Avg => ReduceOp::Sum,
+            other => other,
+        };
+        Ok(Arithmetic {
+            dtype: request.dtype,
+            op: request.op,
+            own: Reducer::new(request.dtype, request.op, isa)?,
+            received: Reducer::new(request.dtype, combining, isa)?,
+            accumulators: Reducer::new(request.dtype.accumulator(), combining, isa)?,
+        })
+    }
+}

@@ -1,0 +1,228 @@
+//! The eight data movements of a schedule. Each works tile by tile: a tile of accumulators stays in the
+//! first-level cache while contributions are added, encoded and stored. So each byte of a chunk is read and
+//! written once, whatever the number of contributions.
+
+mod sum;
+mod tile;
+
+use super::state::{Arithmetic, Chain, Chunk, InputStats, Scratch};
+use crate::codec::feedback::Residuals;
+use crate::codec::{Codec, Random, TensorScales};
+use crate::cpu::Isa;
+use crate::mem::UserBuffers;
+use crate::plan::Plan;
+use crate::schedule::{MAX_FAN, Op, Step};
+use crate::transport::{Header, Links, RecvEnd, SendEnd};
+use crate::types::ReduceOp;
+use tile::Operand;
+
+/// A step of a call, with everything that its tiles need.
+pub(super) struct StepWork<'r, 'b> {
+    pub plan: &'r Plan,
+    pub step: &'r Step,
+    /// Index of the step in its schedule.
+    pub index: usize,
+    pub op: ReduceOp,
+    pub arithmetic: &'r Arithmetic,
+    /// Codec of the messages that the step receives; `None` if they are raw.
+    pub takes: Option<&'r dyn Codec>,
+    /// Codec of the messages that the step sends; `None` if they are raw.
+    pub gives: Option<&'r dyn Codec>,
+    pub buffers: &'r mut UserBuffers<'b>,
+    pub stats: &'r mut InputStats,
+    pub scratch: &'r mut Scratch,
+    /// Scales of the step's codec, if they live from call to call.
+    pub scales: Option<&'r mut TensorScales>,
+    /// Residuals of error feedback, if the call has it.
+    pub residuals: Option<&'r mut Residuals>,
+    pub chunk: &'r Chunk,
+    /// Random numbers for encodes of this rank's contribution, and for encodes of sums.
+    pub randoms: [Random; 2],
+    /// Elements of a tile.
+    pub tile: usize,
+    pub nranks: usize,
+    pub isa: Isa,
+}
+
+/// Send end of the step's first receiver, if the step sends.
+type Target<'l> = Option<&'l mut (dyn SendEnd + 'static)>;
+
+impl StepWork<'_, '_> {
+    /// Executes the step on `channel`. Its messages have arrived. With `header` its slots are free: it fills
+    /// and publishes them. Without `header` it leaves the result in the output and sends nothing. Returns
+    /// the payload bytes that it sent.
+    pub(super) fn execute(
+        mut self,
+        links: &mut Links,
+        channel: usize,
+        chain: &mut Chain,
+        header: Option<Header>,
+    ) -> u64 {
+        let (step, base) = (self.step, channel * links.nranks);
+        let full_chunk = self.plan.geometry.chunk();
+        let chained = chain.enter(step, self.scratch, full_chunk);
+        if chained || self.scales.is_some() {
+            self.tile = self.chunk.elements.max(1);
+        }
+        let sources = Sources::new(&links.recvs, base, step);
+        let target = match step.send_to.first() {
+            Some(&to) if header.is_some() => links.sends[base + to as usize].as_deref_mut(),
+            _ => None,
+        };
+        self.apply(&sources, target, chain);
+        chain.leave(step, self.scratch);
+        if let Some(header) = header {
+            publish(&mut links.sends, base, step, header);
+        }
+        // A chain that forwards one message holds it until its last step.
+        if !(step.more && step.op == Op::RecvCopySend) {
+            for &from in step.recv_from.iter() {
+                if let Some(end) = &mut links.recvs[base + from as usize] {
+                    end.release();
+                }
+            }
+        }
+        header.map_or(0, |header| {
+            u64::from(header.bytes) * step.send_to.len() as u64
+        })
+    }
+
+    /// Applies the step's operation to its chunk.
+    fn apply(&mut self, sources: &Sources<'_>, target: Target<'_>, chain: &mut Chain) {
+        match self.step.op {
+            Op::Send => self.send(target),
+            Op::Recv => self.recv(sources),
+            Op::Copy => self.copy(),
+            Op::Reduce => self.reduce_into_output(),
+            Op::RecvCopySend => {
+                self.forward(sources, target);
+                if self.step.writes() {
+                    self.recv(sources);
+                }
+            }
+            Op::RecvReduceCopy | Op::RecvReduceSend | Op::RecvReduceCopySend => {
+                self.recv_reduce(sources, target, chain);
+            }
+        }
+    }
+
+    /// Sends the input's chunk.
+    fn send(&mut self, target: Target<'_>) {
+        let Some(end) = target else { return };
+        let bytes = self.chunk.given;
+        // A raw send under a codec at the other level still collects the input's statistics.
+        let observes = self.notes_input() && self.stats.wanted;
+        if self.gives.is_none() && !self.premultiplied() && !observes {
+            let from = self.chunk.input.unwrap_or(0) * self.size();
+            self.buffers.read_input(from, &mut end.slot()[..bytes]);
+            return;
+        }
+        for (at, n) in self.tiles() {
+            self.load(at, n, Operand::Sum);
+            let wire = &mut end.slot()[..bytes];
+            match self.gives {
+                None => {
+                    self.arithmetic
+                        .own
+                        .store(&self.scratch.acc, &mut wire[self.raw(at, n)]);
+                    self.observe(n, Operand::Sum);
+                }
+                Some(codec) => self.encode(codec, at, n, wire, self.note_input()),
+            }
+        }
+    }
+
+    /// Stores the received message in the output.
+    fn recv(&mut self, sources: &Sources<'_>) {
+        let Some(payload) = sources.iter().next() else {
+            return;
+        };
+        match self.takes {
+            None => {
+                let to = self.chunk.output.unwrap_or(0) * self.size();
+                self.buffers.write_output(to, &payload[..self.chunk.taken]);
+            }
+            Some(codec) => {
+                for (at, n) in self.tiles() {
+                    codec.decode(self.span(at), payload, self.scratch.acc.f32_mut(n));
+                    self.store(at, n);
+                }
+            }
+        }
+    }
+
+    /// Forwards the received message unchanged.
+    fn forward(&mut self, sources: &Sources<'_>, target: Target<'_>) {
+        if let (Some(payload), Some(end)) = (sources.iter().next(), target) {
+            let bytes = self.chunk.taken;
+            end.slot()[..bytes].copy_from_slice(&payload[..bytes]);
+        }
+    }
+
+    /// Copies the input's chunk to the output.
+    fn copy(&mut self) {
+        let size = self.size();
+        let from = self.chunk.input.unwrap_or(0) * size;
+        let to = self.chunk.output.unwrap_or(0) * size;
+        self.buffers.copy(from, to, self.chunk.elements * size);
+    }
+
+    /// Adds the input's chunk to the output.
+    fn reduce_into_output(&mut self) {
+        let size = self.size();
+        for (at, n) in self.tiles() {
+            self.load(at, n, Operand::Sum);
+            let from = (self.chunk.output.unwrap_or(0) + at) * size;
+            self.buffers
+                .read_output(from, &mut self.scratch.bytes[..n * size]);
+            self.arithmetic
+                .own
+                .combine(&self.scratch.bytes[..n * size], &mut self.scratch.acc);
+            self.store(at, n);
+        }
+    }
+}
+
+/// Copies the first receiver's message into the slots of the other receivers, and publishes all of them.
+fn publish(sends: &mut [Option<Box<dyn SendEnd>>], base: usize, step: &Step, header: Header) {
+    let bytes = header.bytes as usize;
+    let Some((&first, others)) = step.send_to.split_first() else {
+        return;
+    };
+    let first = base + first as usize;
+    for &other in others {
+        if let Ok([Some(from), Some(to)]) = sends.get_disjoint_mut([first, base + other as usize]) {
+            to.slot()[..bytes].copy_from_slice(&from.written()[..bytes]);
+            to.publish(header);
+        }
+    }
+    if let Some(end) = &mut sends[first] {
+        end.publish(header);
+    }
+}
+
+/// Payloads of a step's messages, in the order in which they are added.
+struct Sources<'l> {
+    payloads: [&'l [u8]; MAX_FAN],
+    len: usize,
+}
+
+impl<'l> Sources<'l> {
+    fn new(recvs: &'l [Option<Box<dyn RecvEnd>>], base: usize, step: &Step) -> Sources<'l> {
+        let mut sources = Sources {
+            payloads: [&[]; MAX_FAN],
+            len: 0,
+        };
+        for &from in step.recv_from.iter() {
+            if let Some(end) = &recvs[base + from as usize] {
+                sources.payloads[sources.len] = end.payload();
+                sources.len += 1;
+            }
+        }
+        sources
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &'l [u8]> {
+        self.payloads[..self.len].iter().copied()
+    }
+}

@@ -1,0 +1,224 @@
+//! Steps that form a sum: received contributions and this rank's own.
+//!
+//! A sum is complete in the first step of its chain that sends, or in the only step. The step then works on
+//! each tile of the chunk:
+//!
+//! | sources | own | complete | codec | work |
+//! | --- | --- | --- | --- | --- |
+//! | 0 | exact | yes | raw | [`SumPath::CopyInput`]: the input's bytes, no arithmetic |
+//! | 1 | yes | yes | raw | [`SumPath::AddPair`]: message + input in one pass over memory |
+//! | any | any | yes | raw | sum, divide an average, store in slot and output |
+//! | any | any | yes | codec | sum, divide, encode into the slot, decode the slot into the output |
+//! | any | any | no | any | add to the open sum; the chain's next step continues it |
+//! | 0 | absent | earlier | any | store or encode the finished sum once more, for further peers |
+//!
+//! "Raw" means no codec on the side that the row uses. A factor (pre-multiplied sum) or a division excludes
+//! the first two rows. The output gets the decoded slot, so that all ranks end with identical bits.
+
+use super::super::state::{Chain, Scratch};
+use super::tile::{Operand, StatsNote};
+use super::{Sources, StepWork, Target};
+use crate::codec::Codec;
+use crate::codec::feedback::Role;
+use crate::schedule::Own;
+use crate::types::ReduceOp;
+
+/// How a step forms its sum.
+enum SumPath {
+    /// Source of a raw broadcast or allgather: the "sum" is the input.
+    CopyInput,
+    /// Adds one message and the input, both raw: the most frequent sum.
+    AddPair,
+    /// Any sum, tile by tile.
+    Tiles,
+}
+
+impl StepWork<'_, '_> {
+    /// Forms the step's sum, sends it to the step's peers, and stores it if the step writes the output.
+    pub(super) fn recv_reduce(
+        &mut self,
+        sources: &Sources<'_>,
+        mut target: Target<'_>,
+        chain: &mut Chain,
+    ) {
+        let step = self.step;
+        let completes = !chain.complete && (!step.more || !step.send_to.is_empty());
+        let divides = completes && self.op == ReduceOp::Avg && step.op.is_final();
+        match self.sum_path(sources, divides, chain) {
+            SumPath::CopyInput => {
+                self.send(target);
+                if step.writes() {
+                    self.copy();
+                }
+                return;
+            }
+            SumPath::AddPair => return self.add_pair(sources.payloads[0], target),
+            SumPath::Tiles => {}
+        }
+        let note = match (sources.len == 0 && !chain.started, completes) {
+            (true, _) => self.note_input(),
+            (false, true) => StatsNote::Sum,
+            // An earlier step of the chain has sent, and noted, the same sum.
+            (false, false) => StatsNote::Nothing,
+        };
+        for (at, n) in self.tiles() {
+            self.sum(sources, at, n, chain.started);
+            if divides {
+                let own = &self.arithmetic.own;
+                own.finish(&mut self.scratch.acc, n, self.nranks);
+            }
+            match (&mut target, self.gives) {
+                (None, _) if step.writes() => self.store(at, n),
+                (None, _) => {}
+                (Some(end), None) => self.emit_raw(at, n, &mut end.slot()[..self.chunk.given]),
+                (Some(end), Some(codec)) => {
+                    self.emit_coded(codec, at, n, &mut end.slot()[..self.chunk.given], note);
+                }
+            }
+        }
+        chain.started = true;
+        chain.complete |= completes;
+    }
+
+    fn sum_path(&self, sources: &Sources<'_>, divides: bool, chain: &Chain) -> SumPath {
+        let chained = self.step.more || chain.started;
+        if chained || self.gives.is_some() || self.premultiplied() || divides {
+            return SumPath::Tiles;
+        }
+        let has_own = self.step.own.after().is_some();
+        match sources.len {
+            0 if matches!(self.step.own, Own::Exact { .. }) => SumPath::CopyInput,
+            1 if has_own && self.takes.is_none() => SumPath::AddPair,
+            _ => SumPath::Tiles,
+        }
+    }
+
+    /// Adds one raw message and the input in one pass over memory instead of three.
+    fn add_pair(&mut self, payload: &[u8], target: Target<'_>) {
+        let (size, bytes) = (self.size(), self.chunk.taken);
+        let reducer = &self.arithmetic.received;
+        let from = self.chunk.input.unwrap_or(0) * size;
+        let to = self.chunk.output.unwrap_or(0) * size;
+        let payload = &payload[..bytes];
+        let Some(end) = target else {
+            self.buffers
+                .lend(from, to, bytes, |input, output| match input {
+                    Some(input) => reducer.pair(input, payload, output),
+                    None => reducer.assign(output, payload),
+                });
+            return;
+        };
+        for (at, n) in self.tiles() {
+            let raw = self.raw(at, n);
+            let wire = &mut end.slot()[raw.clone()];
+            self.buffers
+                .lend_input(from + raw.start, raw.len(), |input| {
+                    reducer.pair(input, &payload[raw.clone()], wire);
+                });
+            if self.step.writes() {
+                self.buffers.write_output(to + raw.start, wire);
+            }
+        }
+    }
+
+    /// Stores the sum in a slot, rounded, and in the output if the step writes it.
+    fn emit_raw(&mut self, at: usize, n: usize, wire: &mut [u8]) {
+        let raw = self.raw(at, n);
+        let own = &self.arithmetic.own;
+        own.store(&self.scratch.acc, &mut wire[raw.clone()]);
+        if self.step.writes() {
+            let to = (self.chunk.output.unwrap_or(0) + at) * self.size();
+            self.buffers.write_output(to, &wire[raw]);
+        }
+    }
+
+    /// Encodes the sum into a slot, and decodes the slot into the output if the step writes it.
+    fn emit_coded(
+        &mut self,
+        codec: &dyn Codec,
+        at: usize,
+        n: usize,
+        wire: &mut [u8],
+        note: StatsNote,
+    ) {
+        self.encode(codec, at, n, wire, note);
+        if self.step.writes() {
+            codec.decode(self.span(at), wire, self.scratch.acc.f32_mut(n));
+            self.store(at, n);
+        }
+    }
+
+    /// Adds the terms of a tile one by one, in the schedule's order.
+    fn sum(&mut self, sources: &Sources<'_>, at: usize, n: usize, mut started: bool) {
+        let own_at = self.step.own.after();
+        for term in 0..=sources.len {
+            if own_at == Some(term) {
+                self.add_own(at, n, started, sources.len);
+                started = true;
+            }
+            let Some(&payload) = sources.payloads[..sources.len].get(term) else {
+                continue;
+            };
+            let (span, raw) = (self.span(at), self.raw(at, n));
+            let acc = &mut self.scratch.acc;
+            match (self.takes, started) {
+                (None, true) => self.arithmetic.own.combine(&payload[raw], acc),
+                (None, false) => self.arithmetic.received.load(&payload[raw], acc),
+                (Some(codec), true) => codec.decode_reduce(span, payload, acc.f32_mut(n)),
+                (Some(codec), false) => codec.decode(span, payload, acc.f32_mut(n)),
+            }
+            started = true;
+        }
+    }
+
+    /// Adds this rank's contribution, exact or as its peers decode it.
+    fn add_own(&mut self, at: usize, n: usize, started: bool, received: usize) {
+        let operand = if started { Operand::Own } else { Operand::Sum };
+        self.load(at, n, operand);
+        let coded = matches!(self.step.own, Own::Coded { .. });
+        if let (true, Some(codec)) = (coded, self.takes) {
+            return self.add_own_coded(codec, at, n, started);
+        }
+        if coded && self.premultiplied() {
+            // Peers see the product rounded to the element type.
+            let bytes_of_elements = n * self.size();
+            let Scratch {
+                acc, own, bytes, ..
+            } = &mut *self.scratch;
+            let tile = if started { own } else { acc };
+            let bytes = &mut bytes[..bytes_of_elements];
+            self.arithmetic.own.store(tile, bytes);
+            self.arithmetic.received.load(bytes, tile);
+        }
+        if received > 0 || self.step.more {
+            self.observe(n, operand);
+        }
+        if started {
+            let size = self.plan.dtype.accumulator().size();
+            let Scratch { acc, own, .. } = &mut *self.scratch;
+            self.arithmetic
+                .accumulators
+                .combine(own.bytes(n * size), acc);
+        }
+    }
+
+    /// Adds this rank's loaded contribution as peers decode it. The send step of this chunk has encoded the
+    /// same values with the same random numbers, and has added them to the statistics.
+    fn add_own_coded(&mut self, codec: &dyn Codec, at: usize, n: usize, started: bool) {
+        let span = self.span(at).drawing(self.randoms[0]);
+        let Scratch { acc, own, wire, .. } = &mut *self.scratch;
+        let wire = &mut wire[..self.chunk.taken];
+        if let Some(residuals) = &self.residuals {
+            // The send step keeps what the encoding drops.
+            let values = if started { &mut *own } else { &mut *acc };
+            residuals.add(Role::Worker, self.chunk.number, at, values.f32_mut(n));
+        }
+        if started {
+            codec.encode(span, own.f32(n), None, wire, None);
+            codec.decode_reduce(span, wire, acc.f32_mut(n));
+        } else {
+            codec.encode(span, acc.f32(n), None, wire, None);
+            codec.decode(span, wire, acc.f32_mut(n));
+        }
+    }
+}

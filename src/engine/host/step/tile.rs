@@ -1,0 +1,200 @@
+//! Operations on one tile: load, store, encode, and the statistics that an encode yields.
+
+use super::super::state::Scratch;
+use super::StepWork;
+use crate::codec::feedback::Role;
+use crate::codec::{self, Codec, EncodeStats, Span};
+use crate::reduce;
+use crate::schedule::{Op, Own};
+use crate::types::ReduceOp;
+use std::ops::Range;
+
+/// Statistics that an encode adds to the report.
+#[derive(Clone, Copy)]
+pub(super) enum StatsNote {
+    /// All statistics: the encoded values are this rank's input.
+    Input,
+    /// Only whether the sum saturated.
+    Sum,
+    /// None: an earlier encode has added them.
+    Nothing,
+}
+
+/// The accumulators that an operation works on.
+#[derive(Clone, Copy)]
+pub(super) enum Operand {
+    /// The sum.
+    Sum,
+    /// This rank's contribution.
+    Own,
+}
+
+impl Scratch {
+    fn values(&self, operand: Operand, n: usize) -> &[f32] {
+        match operand {
+            Operand::Sum => self.acc.f32(n),
+            Operand::Own => self.own.f32(n),
+        }
+    }
+}
+
+impl StepWork<'_, '_> {
+    /// Returns first element and length of each tile of the chunk.
+    pub(super) fn tiles(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let (elements, tile) = (self.chunk.elements, self.tile);
+        (0..elements)
+            .step_by(tile)
+            .map(move |at| (at, tile.min(elements - at)))
+    }
+
+    pub(super) fn size(&self) -> usize {
+        self.plan.dtype.size()
+    }
+
+    /// Returns whether own elements are multiplied by a factor before they are sent or added.
+    pub(super) fn premultiplied(&self) -> bool {
+        matches!(self.op, ReduceOp::PreMulSum(_))
+    }
+
+    /// Returns whether this step is the first to read its chunk of the input, and so collects statistics.
+    pub(super) fn notes_input(&self) -> bool {
+        self.plan.notes_input[self.index]
+    }
+
+    /// Returns what to note when the input is encoded: several steps of a fan encode it, one notes it.
+    pub(super) fn note_input(&self) -> StatsNote {
+        if self.notes_input() {
+            StatsNote::Input
+        } else {
+            StatsNote::Nothing
+        }
+    }
+
+    /// Returns the tile's position in its chunk, with the random numbers of its encode. A step without
+    /// sources encodes this rank's contribution; any other step that encodes has a sum.
+    pub(super) fn span(&self, at: usize) -> Span {
+        let step = self.step;
+        let source = step.recv_from.is_empty() && step.own == Own::FIRST;
+        let random = self.randoms[usize::from(step.op != Op::Send && !source)];
+        Span::new(self.chunk.elements, at).drawing(random)
+    }
+
+    /// Returns the tile's byte range in a raw message.
+    pub(super) fn raw(&self, at: usize, n: usize) -> Range<usize> {
+        at * self.size()..(at + n) * self.size()
+    }
+
+    /// Loads this rank's contribution: the input, widened, times the factor.
+    pub(super) fn load(&mut self, at: usize, n: usize, operand: Operand) {
+        let size = self.size();
+        let from = (self.chunk.input.unwrap_or(0) + at) * size;
+        let premultiplied = self.premultiplied();
+        let Scratch {
+            acc, own, bytes, ..
+        } = &mut *self.scratch;
+        let tile = match operand {
+            Operand::Sum => acc,
+            Operand::Own => own,
+        };
+        if self.plan.dtype.accumulator() == self.plan.dtype && !premultiplied {
+            self.buffers.read_input(from, tile.bytes_mut(n * size));
+        } else {
+            self.buffers.read_input(from, &mut bytes[..n * size]);
+            self.arithmetic.own.load(&bytes[..n * size], tile);
+        }
+    }
+
+    /// Stores the sum in the output, rounded to the element type.
+    pub(super) fn store(&mut self, at: usize, n: usize) {
+        let size = self.size();
+        let to = (self.chunk.output.unwrap_or(0) + at) * size;
+        if self.plan.dtype.accumulator() == self.plan.dtype {
+            self.buffers
+                .write_output(to, self.scratch.acc.bytes(n * size));
+        } else {
+            self.arithmetic
+                .own
+                .store(&self.scratch.acc, &mut self.scratch.bytes[..n * size]);
+            self.buffers
+                .write_output(to, &self.scratch.bytes[..n * size]);
+        }
+    }
+
+    /// Adds this rank's contribution to the input statistics, where no encode does.
+    pub(super) fn observe(&mut self, n: usize, operand: Operand) {
+        if !(self.notes_input() && self.stats.wanted) {
+            return;
+        }
+        let seen = reduce::observe(self.isa, self.scratch.values(operand, n));
+        self.stats.seen = true;
+        self.stats.input.merge(&EncodeStats {
+            saturated: 0,
+            non_finite: seen.non_finite,
+            abs_max: seen.abs_max,
+            sum_squares: seen.sum_squares,
+        });
+    }
+
+    /// Returns the kept scale for this encode, computed from its values if it is due; `None` if the codec
+    /// keeps no scales.
+    fn kept_scale(&mut self, n: usize, operand: Operand) -> Option<f32> {
+        let (isa, site) = (self.isa, self.chunk.site);
+        let values = self.scratch.values(operand, n);
+        self.scales
+            .as_mut()
+            .map(|scales| scales.scale(site, || codec::abs_max(isa, values)))
+    }
+
+    /// Encodes the sum into `wire`. Error feedback encodes sum + residual and keeps what the encoding drops.
+    /// The accumulators stay as they are, because a chain encodes them again.
+    pub(super) fn encode(
+        &mut self,
+        codec: &dyn Codec,
+        at: usize,
+        n: usize,
+        wire: &mut [u8],
+        note: StatsNote,
+    ) {
+        let role = match self.step.op {
+            Op::RecvReduceCopySend => Role::Owner,
+            _ => Role::Worker,
+        };
+        let (mut operand, mut note) = (Operand::Sum, note);
+        if let Some(residuals) = &self.residuals {
+            let Scratch { acc, own, .. } = &mut *self.scratch;
+            own.f32_mut(n).copy_from_slice(acc.f32(n));
+            residuals.add(role, self.chunk.number, at, own.f32_mut(n));
+            operand = Operand::Own;
+            if matches!(note, StatsNote::Input) {
+                // The report describes the input without residuals.
+                self.observe(n, Operand::Sum);
+                note = StatsNote::Sum;
+            }
+        }
+        let scale = self.kept_scale(n, operand);
+        let span = self.span(at);
+        let values = self.scratch.values(operand, n);
+        match note {
+            StatsNote::Input => {
+                self.stats.seen = true;
+                codec.encode(span, values, scale, wire, Some(&mut self.stats.input));
+            }
+            StatsNote::Sum => {
+                // The report counts saturated sums, but the magnitudes of sums are not the input's. A block
+                // with a scale of its own cannot saturate.
+                let mut sums = EncodeStats::default();
+                let kind = self.plan.spec_of(self.step.gives).kind;
+                let saturates = scale.is_some() || !kind.has_scale();
+                codec.encode(span, values, scale, wire, saturates.then_some(&mut sums));
+                self.stats.input.saturated += sums.saturated;
+            }
+            StatsNote::Nothing => codec.encode(span, values, scale, wire, None),
+        }
+        if let Some(residuals) = &mut self.residuals {
+            let Scratch { own, decoded, .. } = &mut *self.scratch;
+            codec.decode(span, wire, decoded.f32_mut(n));
+            let chunk = (self.chunk.number, self.chunk.elements);
+            residuals.keep(role, chunk, at, own.f32(n), decoded.f32(n));
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! Structs in memory that the host and all kernels of a rank share for the life of a communicator:
+//! peer buffers, cursors, and the control words.
+
+use crate::config::MOST_GPU_CHANNELS;
+
+/// Most ranks of a communicator with GPU buffers, over all hosts.
+pub const MAX_RANKS: usize = 32;
+/// Most channels of a pair of ranks.
+pub const MAX_CHANNELS: usize = MOST_GPU_CHANNELS;
+/// Bytes of a line: a slot's header, the distance between counters, and the alignment of all offsets in
+/// a peer buffer.
+pub const LINE_BYTES: usize = 128;
+/// Words of a call's signature.
+pub const SIGNATURE_WORDS: usize = crate::types::SIGNATURE_WORDS;
+/// Number of protocols that have FIFOs.
+pub const PROTOCOLS: usize = 3;
+
+pub use crate::types::Protocol;
+
+/// Counters of one channel of one protocol in a peer buffer from -> to (`cinch_counters`).
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct Counters {
+    /// Messages that `from` has published on this channel (simple only).
+    pub tail: u64,
+    /// Padding, so that `head` has a line of its own.
+    pub unused0: [u64; 7],
+    /// Messages of the opposite direction that `from` has received on this channel.
+    pub head: u64,
+    /// Padding.
+    pub unused1: [u64; 7],
+}
+
+/// The FIFOs of one protocol in a peer buffer (`cinch_fifo`). Offsets count bytes from the start of the
+/// peer buffer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Fifo {
+    /// Offset of channel 0's [`Counters`].
+    pub counters: u64,
+    /// Offset of slot 0's payload.
+    pub slots: u64,
+    /// Bytes from slot to slot.
+    pub stride: u32,
+    /// Payload bytes of a slot, without flags.
+    pub slot_bytes: u32,
+    /// Slots of a channel.
+    pub depth: u32,
+    /// Number of channels.
+    pub channels: u32,
+}
+
+/// Message counts of one connection (`cinch_cursor`). The array `[protocol][channel][peer]` always has
+/// [`MAX_CHANNELS`] and [`MAX_RANKS`] entries, so that offsets do not depend on the geometry.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Cursor {
+    /// Messages sent since the communicator was made.
+    pub sent: u64,
+    /// Messages received since the communicator was made.
+    pub received: u64,
+}
+
+/// Bytes of a rank's [`Cursor`] array.
+pub const CURSORS_BYTES: usize = PROTOCOLS * MAX_CHANNELS * MAX_RANKS * size_of::<Cursor>();
+
+/// `cinch_trouble::kind`: no failure.
+pub const TROUBLE_NONE: u32 = 0;
+/// `cinch_trouble::kind`: `peer` did not send (`sends` = 0) or receive (`sends` = 1) in time.
+pub const TROUBLE_TIMEOUT: u32 = 1;
+/// `cinch_trouble::kind`: `peer` runs another call, with the signature `theirs`.
+pub const TROUBLE_MISMATCH: u32 = 2;
+
+/// [`Trouble::state`] of a complete report.
+pub const TROUBLE_COMPLETE: u32 = 2;
+
+/// The report of a rank's first failure (`cinch_trouble`). A kernel writes it once. The host reads the
+/// other fields after it has seen `state` = [`TROUBLE_COMPLETE`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Trouble {
+    /// 0, then 1 while a kernel writes the report, then [`TROUBLE_COMPLETE`].
+    pub state: u32,
+    /// `TROUBLE_*`.
+    pub kind: u32,
+    /// Rank that the kernel waited for.
+    pub peer: u32,
+    /// 1 if the kernel waited for a free slot, 0 if it waited for a message.
+    pub sends: u32,
+    /// Channel.
+    pub channel: u32,
+    /// Step of the schedule.
+    pub step: u32,
+    /// Pass of the schedule.
+    pub pass: u32,
+    /// Number of the [`KernelProtocol`](crate::types::KernelProtocol).
+    pub protocol: u32,
+    /// Counter value that the kernel waited for; in a fused kernel the number of the call.
+    pub expected: u64,
+    /// Counter value at the timeout; unused by fused kernels.
+    pub seen: u64,
+    /// Signature of this rank's call.
+    pub mine: [u64; SIGNATURE_WORDS],
+    /// Signature that the peer sent.
+    pub theirs: [u64; SIGNATURE_WORDS],
+}
+
+/// Pinned host memory that the host and all kernels of a rank share (`cinch_control`). `mem`'s
+/// `ControlWords` owns it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Control {
+    /// Set by the host to end all waits.
+    pub abort: u32,
+    /// Padding, so that `trouble` has lines of its own.
+    pub unused: [u32; 31],
+    /// The failure report.
+    pub trouble: Trouble,
+}
+
+/// The communicator, as a launch passes it to a kernel (`cinch_comm_view`).
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct CommView {
+    /// Peer buffers p -> me; 0 for this rank and beyond the last rank.
+    pub inbox: [u64; MAX_RANKS],
+    /// Peer buffers me -> p; 0 for this rank and beyond the last rank.
+    pub outbox: [u64; MAX_RANKS],
+    /// Device memory with a [`Cursor`] for each protocol, channel and peer.
+    pub cursors: u64,
+    /// Device address of [`Control`].
+    pub control: u64,
+    /// Deadline of one wait.
+    pub timeout_ns: u64,
+    /// This rank.
+    pub rank: u32,
+    /// Ranks of the communicator.
+    pub nranks: u32,
+    /// FIFOs of the launch's protocol.
+    pub fifo: Fifo,
+    /// Number of the [`KernelProtocol`](crate::types::KernelProtocol).
+    pub protocol: u32,
+    /// Padding.
+    pub unused: u32,
+}
+
+macro_rules! layout {
+    ($type:ty: $bytes:literal, $($field:ident @ $at:literal),*) => {
+        const _: () = assert!(size_of::<$type>() == $bytes);
+        $(const _: () = assert!(std::mem::offset_of!($type, $field) == $at);)*
+    };
+}
+
+mod asserts {
+    use super::*;
+    const _: () = assert!(SIGNATURE_WORDS == 5);
+    layout!(Counters: 128, tail @ 0, head @ 64);
+    layout!(Fifo: 32, counters @ 0, slots @ 8, stride @ 16, slot_bytes @ 20, depth @ 24, channels @ 28);
+    layout!(Cursor: 16, sent @ 0, received @ 8);
+    layout!(Trouble: 128, state @ 0, kind @ 4, peer @ 8, sends @ 12, channel @ 16, step @ 20,
+        pass @ 24, protocol @ 28, expected @ 32, seen @ 40, mine @ 48, theirs @ 88);
+    layout!(Control: 256, abort @ 0, trouble @ 128);
+    layout!(CommView: 584, inbox @ 0, outbox @ 256, cursors @ 512, control @ 520,
+        timeout_ns @ 528, rank @ 536, nranks @ 540, fifo @ 544, protocol @ 576, unused @ 580);
+}

@@ -1,0 +1,232 @@
+//! How a transport connects ranks: each rank prepares, all ranks exchange offers, each rank connects.
+
+use super::inbox::Inbox;
+use super::mesh::SocketMesh;
+use super::{ConnectContext, RecvEnd, SendEnd};
+use crate::bootstrap::PeerInfo;
+use crate::bootstrap::auth::Listener;
+use crate::config::Config;
+use crate::error::{Error, ErrorKind, Result};
+use crate::mem::FifoShape;
+use crate::sys::socket::{Address, Interest};
+use crate::types::TransportKind;
+use crate::wire::Wire;
+
+/// The memory in which peers write the incoming slots of a rank. Loopback and shared memory use one
+/// inbox per rank, so that a single doorbell ends a sleep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum InboxMemory {
+    /// The transport has memory of its own.
+    None,
+    /// Memory of this process.
+    Private,
+    /// Memory that other processes map.
+    Shareable,
+}
+
+/// Facts about a transport, which planner, engine and communicator read instead of matching on kinds.
+#[derive(Clone, Copy, Debug)]
+pub struct Caps {
+    /// Memory that peers write. With an inbox, published messages are visible at once, also after the
+    /// peer has exited.
+    pub inbox: InboxMemory,
+    /// Whether bytes move while the cores work on something else.
+    pub moves_beside: bool,
+    /// Whether all ranks may decline the transport together, after they have exchanged offers. The pairs
+    /// then take the next transport of the table.
+    pub may_decline: bool,
+    /// Seconds from a published message to the peer's next action.
+    pub hop_seconds: f64,
+    /// Seconds of work per message on each side.
+    pub message_seconds: f64,
+    /// Seconds to move a byte of wire data, on each side.
+    pub byte_seconds: f64,
+}
+
+impl Caps {
+    /// Returns whether a rank's messages are visible to its peer at once, without a network between.
+    pub const fn shares_memory(&self) -> bool {
+        !matches!(self.inbox, InboxMemory::None)
+    }
+}
+
+/// A kind of connection that carries host memory.
+pub(crate) trait Transport: Sync {
+    /// Returns the kind, which settings and reports name.
+    fn kind(&self) -> TransportKind;
+
+    /// Returns the facts about the transport.
+    fn caps(&self) -> &'static Caps;
+
+    /// Returns why the transport cannot connect two ranks; `None` if it can, or if only an attempt shows.
+    /// Depends on facts that all ranks share, so that both ranks of a pair decide alike.
+    fn obstruction(&self, own: &PeerInfo, peer: &PeerInfo, config: &Config)
+    -> Option<&'static str>;
+
+    /// Returns the descriptors that a rank holds for each peer.
+    fn descriptors(&self, _config: &Config) -> usize {
+        0
+    }
+
+    /// Tries out the transport on this host. Returns a phrase about the resource in use, or nothing.
+    ///
+    /// # Errors
+    /// The reason for which this host cannot use the transport.
+    fn probe(&self, config: &Config) -> Result<&'static str>;
+
+    /// Prepares this rank for connections, before it knows its peers' offers.
+    ///
+    /// # Errors
+    /// The reason for which this rank cannot connect, which all ranks then report.
+    fn prepare(&self, setup: &Setup<'_>) -> Result<Box<dyn Prepared>>;
+}
+
+/// The resources that a rank holds for its peers. They stay until all ranks are connected.
+pub(crate) trait Prepared {
+    /// Returns the bytes that peers need to connect with this rank.
+    fn offer(&self) -> Vec<u8>;
+
+    /// Connects this rank with `peers.served`. All ranks call it together. Returns `None` if all ranks
+    /// decline, which [`Caps::may_decline`] permits.
+    ///
+    /// # Errors
+    /// Timeout, naming missing ranks; remote or mismatch, naming the rank; the fault's reason; system.
+    fn connect(&mut self, setup: &Setup<'_>, peers: &Peers<'_>) -> Result<Option<Connected>>;
+}
+
+/// Inputs that all transports of a rank share.
+pub(crate) struct Setup<'a> {
+    /// Control plane, settings, fault and deadline.
+    pub context: &'a ConnectContext<'a>,
+    /// Slots of a connection.
+    pub shape: FifoShape,
+    /// Memory for incoming slots, if a transport in use has [`Caps::inbox`].
+    pub inbox: Option<Inbox>,
+}
+
+impl<'a> Setup<'a> {
+    /// Returns this rank.
+    pub fn me(&self) -> usize {
+        self.context.exchange.rank()
+    }
+
+    /// Returns all ranks.
+    pub fn peers(&self) -> &'a [PeerInfo] {
+        self.context.exchange.peers()
+    }
+
+    /// Returns the settings.
+    pub fn config(&self) -> &'a Config {
+        self.context.config
+    }
+
+    /// Returns the bytes of the slots of a peer on all channels, in one direction.
+    pub fn fifo_bytes(&self) -> usize {
+        self.config().channels * self.shape.bytes()
+    }
+
+    /// Returns the inbox.
+    ///
+    /// # Errors
+    /// Internal if no transport asked for an inbox.
+    pub fn inbox(&self) -> Result<&Inbox> {
+        let inbox = self.inbox.as_ref();
+        inbox.ok_or_else(|| Error::internal("a transport without an inbox uses one"))
+    }
+
+    /// Returns a mesh of sockets with the peers at `addresses`: `sockets` on each of `channels`.
+    pub fn mesh(
+        &self,
+        purpose: &'static str,
+        listener: Listener,
+        addresses: Vec<(usize, Address)>,
+        (channels, sockets): (usize, usize),
+    ) -> SocketMesh<'a> {
+        SocketMesh {
+            purpose,
+            key: self.context.exchange.key(purpose),
+            me: self.me(),
+            peers: self.peers(),
+            listener,
+            addresses,
+            channels,
+            sockets,
+            fault: self.context.fault,
+            deadline: self.context.deadline,
+        }
+    }
+}
+
+/// The peers of one transport.
+pub(crate) struct Peers<'a> {
+    /// Ranks to connect with.
+    pub served: &'a [usize],
+    /// Offer of each rank; empty if the rank has none.
+    pub offers: Vec<&'a [u8]>,
+    /// Whether the ranks of this host share cores, and therefore sleep often.
+    pub crowded: bool,
+}
+
+impl Peers<'_> {
+    /// Reads the offer of a rank.
+    ///
+    /// # Errors
+    /// Mismatch, naming the rank, if the offer has another format.
+    pub fn offer<T: Wire>(&self, setup: &Setup<'_>, rank: usize) -> Result<T> {
+        T::from_bytes(self.offers[rank]).map_err(|_| another_format(&setup.peers()[rank]))
+    }
+}
+
+/// Returns the error for a peer whose connection info cannot be read.
+pub(super) fn another_format(peer: &PeerInfo) -> Error {
+    Error::new(
+        ErrorKind::Mismatch,
+        format!("{peer} described its connections in another format: use one version"),
+    )
+}
+
+/// The connections of one transport.
+pub(crate) struct Connected {
+    /// Two ends for each peer and channel.
+    pub ends: Vec<Ends>,
+    /// The part that the rank's waiter moves along and sleeps on. Without one, peers ring the doorbell of
+    /// the inbox.
+    pub pollable: Option<Box<dyn Pollable>>,
+    /// Bytes of slot memory.
+    pub bytes: usize,
+}
+
+/// The ends of this rank to a peer on a channel.
+pub(crate) struct Ends {
+    pub peer: usize,
+    pub channel: usize,
+    pub send: Box<dyn SendEnd>,
+    pub recv: Box<dyn RecvEnd>,
+}
+
+/// The descriptors of one transport that a rank's waiter sleeps on, and the work beside them.
+pub(crate) trait Pollable: Send + std::fmt::Debug {
+    /// Returns whether only polls of the descriptors move data. The waiter then polls also while it spins.
+    fn is_polled(&self) -> bool;
+
+    /// Finishes work that ends had to leave. Called while the waiter spins, without a system call.
+    fn progress(&mut self) {}
+
+    /// Requests a readable descriptor for the next event. Returns whether a scan must follow before the
+    /// rank sleeps, because an earlier event makes no descriptor readable.
+    fn arm(&mut self) -> bool {
+        false
+    }
+
+    /// Appends the descriptors to wait for.
+    ///
+    /// # Errors
+    /// The state of a connection is impossible.
+    fn interests(&mut self, interests: &mut Vec<Interest>) -> Result<()>;
+
+    /// Handles the events of a wait. `interests` is the part that [`Pollable::interests`] appended last.
+    fn handle(&mut self, interests: &[Interest]);
+
+    /// Checks that the peers' hosts still answer. A dead host becomes an error of its connections.
+    fn check_peers(&mut self);
+}

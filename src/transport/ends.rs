@@ -1,0 +1,111 @@
+//! The ends of a connection, and the waiter of a rank.
+
+use super::Header;
+use crate::error::Result;
+use std::time::Duration;
+
+/// The sender's end of a connection. Exactly one exists.
+pub trait SendEnd: Send + std::fmt::Debug {
+    /// Returns whether a slot is free. Moves earlier messages along if no other thread or device does.
+    ///
+    /// # Errors
+    /// Remote, naming the peer, if the connection is broken.
+    fn ready(&mut self) -> Result<bool>;
+
+    /// Returns the payload of the free slot, 64-byte aligned. Requires that `ready` returned true.
+    fn slot(&mut self) -> &mut [u8];
+
+    /// Returns the payload of the free slot for reading back what the caller wrote.
+    fn written(&self) -> &[u8];
+
+    /// Hands the slot to the receiver.
+    fn publish(&mut self, header: Header);
+
+    /// Returns the zero-copy interface of this end, if the transport has one.
+    fn zero_copy(&mut self) -> Option<&mut dyn SendFrom> {
+        None
+    }
+
+    /// Returns whether all published messages have left this process. A call returns only then, because
+    /// nothing moves its messages afterwards.
+    ///
+    /// # Errors
+    /// As for `ready`.
+    fn flushed(&mut self) -> Result<bool>;
+}
+
+/// The receiver's end of a connection. Exactly one exists.
+pub trait RecvEnd: Send + std::fmt::Debug {
+    /// Returns whether a message has arrived.
+    ///
+    /// # Errors
+    /// Remote, naming the peer, if the connection is broken and every message that arrived is read;
+    /// mismatch if the peer's header is impossible.
+    fn ready(&mut self) -> Result<bool>;
+
+    /// Returns the header of the message. Requires that `ready` returned true.
+    fn header(&self) -> Header;
+
+    /// Returns the payload of the message: `header().bytes` bytes, never more than a slot, 64-byte
+    /// aligned. A hostile peer may change the contents during the read.
+    fn payload(&self) -> &[u8];
+
+    /// Gives the slot back to the sender.
+    fn release(&mut self);
+
+    /// Returns the zero-copy interface of this end, if the transport has one.
+    fn zero_copy(&mut self) -> Option<&mut dyn RecvInto> {
+        None
+    }
+}
+
+/// Sends messages from the caller's memory instead of a slot. The payload is borrowed for one call at a
+/// time, so a caller that gives up in the middle of a message releases nothing.
+pub trait SendFrom {
+    /// Sends as much of a message as the transport takes now. Returns true once the whole message has
+    /// left this process.
+    ///
+    /// Until then the caller repeats the call with the same header and payload, and calls no other
+    /// method of the end but [`SendEnd::ready`], which returns false.
+    ///
+    /// # Errors
+    /// As for [`SendEnd::ready`].
+    fn send_from(&mut self, header: Header, payload: &[u8]) -> Result<bool>;
+}
+
+/// Receives messages into the caller's memory instead of a slot. The memory is borrowed for one call at
+/// a time.
+pub trait RecvInto {
+    /// Returns the header of the next message once it has arrived, possibly before the payload. Later
+    /// messages stay in the transport until [`RecvInto::recv_into`] or [`RecvEnd::ready`].
+    ///
+    /// # Errors
+    /// As for [`RecvEnd::ready`].
+    fn expect(&mut self) -> Result<Option<Header>>;
+
+    /// Copies as much of the expected message as has arrived to `place`, whose length is the header's.
+    /// Returns true once the whole message is there; the message is then released, too.
+    ///
+    /// Until then the caller repeats the call with the same memory and calls no other method of the end.
+    ///
+    /// # Errors
+    /// Remote, naming the peer, if the connection broke before the end of the message.
+    fn recv_into(&mut self, place: &mut [u8]) -> Result<bool>;
+}
+
+/// Waits until something may have changed on one of a rank's connections.
+pub trait Waiter: Send + std::fmt::Debug {
+    /// Spins, then yields the core, then sleeps until a peer wakes this rank or `limit` has passed.
+    /// Also moves along connections that the caller does not scan, such as a socket whose peer waits.
+    ///
+    /// `scans` counts the scans over the connections that found nothing, from 0 for the first call of a
+    /// wait. Going to sleep takes two calls: the first announces the sleep and returns at once, the
+    /// second sleeps. The scan between them sees every message that came before the announcement.
+    ///
+    /// A broken connection is an error of its own ends, not of the waiter. Otherwise a peer that has
+    /// left would fail a rank that expects nothing from it.
+    ///
+    /// # Errors
+    /// System if the kernel rejects the wait.
+    fn idle(&mut self, scans: u32, limit: Duration) -> Result<()>;
+}

@@ -1,0 +1,251 @@
+//! A call as the caller asks for it, and as it runs.
+
+use super::{
+    Algorithm, CallSignature, CodecSetting, CodecSpec, Collective, DType, Extent, Fused, ReduceOp,
+};
+use crate::error::{Error, Result};
+
+/// Largest buffer that is believed. No 64-bit processor has more address bits.
+const MAX_BUFFER_BYTES: u64 = 1 << 56;
+
+/// A call without its buffers, as the caller asks for it. [`Call::resolve`] makes what runs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Call {
+    /// The collective.
+    pub collective: Collective,
+    /// Type of the elements.
+    pub dtype: DType,
+    /// How contributions are combined; ignored by collectives that reduce nothing.
+    pub op: ReduceOp,
+    /// Elements: of the whole message for all_reduce, broadcast, reduce and send/recv, of one
+    /// rank's block for the other collectives.
+    pub count: usize,
+    /// Root; the sender of a send/recv. Ignored by collectives without a root.
+    pub root: usize,
+    /// Receiver of a send/recv; ignored by collectives.
+    pub peer: usize,
+    /// Codec, the same on both levels; `None` takes the communicator's codec where that admits the
+    /// call, else none. `auto` uses costs that a communicator has measured if its own codec is
+    /// optional, too.
+    pub codec: Option<CodecSetting>,
+    /// Algorithm; `None` takes the communicator's choice, else the cheapest.
+    pub algorithm: Option<Algorithm>,
+    /// Names the tensor whose scales are kept from call to call (`tensor=K` codecs).
+    pub tensor: Option<u64>,
+    /// Turns error feedback on, and names the tensor whose residuals are kept from call to call:
+    /// what a lossy encoding drops is added to the next call of the same id, count and cut.
+    ///
+    /// For collectives that reduce; without effect where no codec is lossy. Ranks need not agree on
+    /// ids. On a GPU it takes 8 bytes of device memory for each element of the input, and a call
+    /// that a graph captures must have run once before.
+    pub feedback: Option<u64>,
+}
+
+impl Call {
+    /// A sum with root 0, and the communicator's codec and algorithm.
+    pub fn new(collective: Collective, dtype: DType, count: usize) -> Call {
+        Call {
+            collective,
+            dtype,
+            op: ReduceOp::Sum,
+            count,
+            root: 0,
+            peer: 0,
+            codec: None,
+            algorithm: None,
+            tensor: None,
+            feedback: None,
+        }
+    }
+
+    /// Returns the bytes of this rank's buffer of `extent`. The C caller names the buffer `name`
+    /// and passed `address`, 0 for NULL.
+    ///
+    /// # Errors
+    /// Invalid argument if the buffer is needed and NULL, or would end beyond all memory.
+    pub fn buffer_bytes(
+        &self,
+        name: &str,
+        address: usize,
+        extent: Extent,
+        nranks: usize,
+    ) -> Result<usize> {
+        let bytes = extent
+            .elements(self.count, nranks)
+            .and_then(|elements| elements.checked_mul(self.dtype.size()))
+            .filter(|&bytes| bytes as u64 <= MAX_BUFFER_BYTES)
+            .filter(|&bytes| address.checked_add(bytes).is_some());
+        let what = || {
+            format!(
+                "{} of {} {} among {nranks} ranks",
+                self.collective, self.count, self.dtype
+            )
+        };
+        match bytes {
+            None => Err(Error::invalid_argument(format!(
+                "{} needs a {name} beyond the end of memory",
+                what()
+            ))),
+            Some(0) => Ok(0),
+            Some(bytes) if address == 0 => Err(Error::invalid_argument(format!(
+                "{name} is NULL, but {} needs {bytes} bytes there on this rank",
+                what()
+            ))),
+            Some(bytes) => Ok(bytes),
+        }
+    }
+
+    /// Returns the call with the codec that was decided for it. Arguments that the collective
+    /// ignores become zero, because ranks must agree on the result.
+    pub fn resolve(&self, codec: CodecSetting) -> ResolvedCall {
+        let is_message = self.collective.is_message();
+        let op = match self.collective.reduces() {
+            true => self.op,
+            false => ReduceOp::Sum,
+        };
+        let rank = |rank: usize, is_named: bool| if is_named { rank } else { 0 };
+        ResolvedCall {
+            collective: self.collective,
+            dtype: self.dtype,
+            op,
+            count: self.count,
+            root: rank(self.root, is_message || self.collective.has_root()),
+            peer: rank(self.peer, is_message),
+            codec: CodecSetting {
+                auto: codec.auto && codec.is_lossy(),
+                ..codec
+            },
+            algorithm: self.algorithm,
+            tensor: self.tensor,
+            feedback: self.feedback,
+            fused: Fused::ALONE,
+        }
+    }
+}
+
+/// A call with its codec decided and the arguments that it ignores zeroed: plans are made from it,
+/// and ranks must agree on it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ResolvedCall {
+    /// The collective.
+    pub collective: Collective,
+    /// Type of the elements.
+    pub dtype: DType,
+    /// How contributions are combined; a sum where nothing is reduced.
+    pub op: ReduceOp,
+    /// Elements of the message or of one rank's block.
+    pub count: usize,
+    /// Root or sender; 0 where there is none.
+    pub root: usize,
+    /// Receiver of a send/recv; 0 otherwise.
+    pub peer: usize,
+    /// Codec of each level.
+    pub codec: CodecSetting,
+    /// Algorithm that the call asks for.
+    pub algorithm: Option<Algorithm>,
+    /// Tensor whose scales are kept.
+    pub tensor: Option<u64>,
+    /// Tensor whose residuals of error feedback are kept.
+    pub feedback: Option<u64>,
+    /// Calls of a group for which this call stands.
+    pub fused: Fused,
+}
+
+impl ResolvedCall {
+    /// Returns what all ranks must agree on about the `sequence`-th such call, which runs by
+    /// `algorithm` with `intra` inside hosts.
+    pub fn signature(
+        &self,
+        algorithm: Algorithm,
+        intra: CodecSpec,
+        sequence: u64,
+    ) -> CallSignature {
+        CallSignature {
+            collective: self.collective,
+            dtype: self.dtype,
+            op: self.op.number(),
+            algorithm,
+            intra,
+            root: self.root as u32,
+            peer: self.peer as u32,
+            fused: self.fused,
+            count: self.count as u64,
+            sequence,
+            codec: self.codec.inter,
+        }
+    }
+
+    /// Returns this call without a codec.
+    pub fn without_codec(&self) -> ResolvedCall {
+        ResolvedCall {
+            codec: CodecSetting {
+                auto: self.codec.auto,
+                ..CodecSetting::RAW
+            },
+            ..*self
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffer_that_cannot_exist_is_refused() {
+        let (here, null) = (0x1000, 0);
+        let bytes = |address, extent, count, dtype| {
+            let call = Call::new(Collective::AllGather, dtype, count);
+            call.buffer_bytes("recvbuf", address, extent, 4)
+        };
+        assert_eq!(
+            bytes(here, Extent::CountPerRank, 2, DType::F32).unwrap(),
+            32
+        );
+        assert_eq!(bytes(null, Extent::Count, 0, DType::F32).unwrap(), 0);
+        assert_eq!(bytes(null, Extent::Unused, 9, DType::F32).unwrap(), 0);
+        for (address, extent, count, dtype, said) in [
+            (null, Extent::Count, 1, DType::F64, "needs 8 bytes there"),
+            (here, Extent::Count, usize::MAX, DType::I8, "beyond the end"),
+            (
+                here,
+                Extent::Count,
+                usize::MAX / 2,
+                DType::I8,
+                "beyond the end",
+            ),
+            (
+                here,
+                Extent::Count,
+                usize::MAX / 4,
+                DType::F32,
+                "beyond the end",
+            ),
+            (
+                here,
+                Extent::CountPerRank,
+                usize::MAX / 4 + 1,
+                DType::I8,
+                "beyond the end",
+            ),
+            (
+                here,
+                Extent::CountPerRank,
+                usize::MAX / 16,
+                DType::F64,
+                "beyond the end",
+            ),
+            (
+                usize::MAX - 7,
+                Extent::Count,
+                9,
+                DType::I8,
+                "beyond the end",
+            ),
+        ] {
+            let error = bytes(address, extent, count, dtype).unwrap_err();
+            assert!(error.message().contains(said), "{error}");
+            assert!(error.message().contains("recvbuf"), "{error}");
+        }
+    }
+}
