@@ -1,5 +1,4 @@
-//! Gives the shared library its soname, and compiles `kernels/entry/*.cu` into fat binaries that
-//! the library embeds.
+//! Compiles `kernels/entry/*.cu` into fat binaries that the library embeds.
 //!
 //! Each entry file becomes one fat binary by a compiler run of its own, so an edit of one file
 //! costs one run. Without nvcc the library supports host memory only; the build log, `cinch info`
@@ -37,7 +36,6 @@ fn main() {
         println!("cargo:rerun-if-env-changed={name}");
     }
     println!("cargo:rustc-check-cfg=cfg(cinch_cuda)");
-    println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libcinch.so.0");
     if let Err(sentence) = kernels() {
         for line in sentence.lines() {
             println!("cargo::error={line}");

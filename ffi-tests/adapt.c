@@ -1,4 +1,4 @@
-/* What adapts compression: error feedback of a call, and the objects that a training loop feeds. */
+/* Error feedback of calls, and the training helpers: AWP and the loss scaler. */
 #include "harness.h"
 
 #include <math.h>
@@ -24,7 +24,7 @@ static void reduce(uint64_t feedback) {
     OK(cinch_call(&call, NULL));
 }
 
-/* Mean of many results minus the exact one, at an element that is no code of its block. */
+/* Returns the mean of many results minus the exact one, at an element that the codec cannot represent. */
 static double mean_error(uint64_t feedback) {
     double sum = 0;
     int at;
@@ -90,7 +90,7 @@ static void loss_scale(void) {
     OK(cinch_loss_scaler_default(&scaler));
     CHECK(scaler.scale == 65536.0 && scaler.interval == 2000);
     scaler.interval = 2;
-    /* One rank's infinity is in every rank's output. */
+    /* An infinity of one rank reaches every rank's output. */
     if (harness_rank == 0) input[3] = INFINITY;
     reduce(TENSOR);
     OK(cinch_count_non_finite(output, COUNT, CINCH_F32, &found));

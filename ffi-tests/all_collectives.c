@@ -14,7 +14,7 @@ static cinch_comm_t *comm;
 static cinch_dtype_t dtype;
 static size_t element;
 
-/* The value of one rank at one index: 1 to 5. */
+/* Returns the value of one rank at one index: 1 to 5. */
 static int value(int rank, size_t at) { return (int)((at * 7 + (size_t)rank * 3) % 5) + 1; }
 
 static void put(unsigned char *buffer, size_t at, double number) {
@@ -69,7 +69,7 @@ static double take(const unsigned char *buffer, size_t at) {
     return 0;
 }
 
-/* A buffer of `elements` at an alignment of `offset`, between guards, filled with 99s. */
+/* Buffer of `elements` at an alignment of `offset`, between guards, filled with 99s. */
 typedef struct {
     unsigned char *whole, *data;
     size_t bytes;
@@ -247,7 +247,7 @@ static void send_recv(size_t count, size_t offset) {
     unmake(out);
 }
 
-/* Each rank multiplies by its own factor first. */
+/* Each rank multiplies its contribution by its own factor before the sum. */
 static void premultiplied(size_t count) {
     const int in_place = 0;
     int32_t factor32 = harness_rank + 1;
@@ -304,7 +304,7 @@ int main(int argc, char **argv) {
             for (in_place = 0; in_place < 2; in_place++)
                 everything(counts[at], in_place, counts[at] == 7 ? 3 : 0);
     }
-    /* More than all slots hold, and not a multiple of anything. */
+    /* More than all slots hold, and a prime number of elements. */
     dtype = CINCH_F32;
     OK(cinch_dtype_size(dtype, &element));
     for (in_place = 0; in_place < 2; in_place++) everything(400009, in_place, 1);

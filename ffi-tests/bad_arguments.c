@@ -1,17 +1,19 @@
 /* Every bad argument is an error with a code and a sentence, and never a crash.
  *
- *   bad_arguments static                  what needs no communicator
- *   bad_arguments RANK NRANKS IDFILE      what needs one
- *   bad_arguments duplicate FIRST IDFILE  two processes that both want to be rank 0 of 2
+ *   bad_arguments static                  calls that need no communicator
+ *   bad_arguments RANK NRANKS IDFILE      calls on a communicator
+ *   bad_arguments duplicate FIRST IDFILE  two processes that both join as rank 0 of 2
  */
 #include "harness.h"
 
 #include <pthread.h>
 #include <stdint.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #define INVALID CINCH_ERROR_INVALID_ARGUMENT
 
-/* Every function that takes a communicator, with one that is none. */
+/* Calls every function that takes a communicator with one that does not exist. */
 static void no_communicator(cinch_comm_t *comm, const char *words) {
     float in[8] = {0}, out[8] = {0};
     int number = 0;
@@ -119,7 +121,7 @@ static void configs(void) {
     CHECK(newer.more[0] == 0 && newer.more[3] == 0);
     newer.more[2] = 1;
     FAILS(cinch_comm_init_from_env(&newer.config, &comm), INVALID, "sets a field at byte");
-    /* All that was wrong is gone: the next complaint is about something else. */
+    /* The field is valid now, so that the next error is about another one. */
     newer.more[2] = 0;
     newer.config.slots = 3;
     FAILS(cinch_comm_init_from_env(&newer.config, &comm), INVALID, "power of two");
@@ -148,7 +150,7 @@ static void environment(void) {
         FAILS(cinch_comm_init_from_env(NULL, &comm), INVALID, bad[at].name);
         CHECK(unsetenv(bad[at].name) == 0);
     }
-    /* No launcher started us. */
+    /* No launcher started this process. */
     FAILS(cinch_comm_init_from_env(NULL, NULL), INVALID, "comm");
 }
 
@@ -197,7 +199,7 @@ static void groups(void) {
     OK(cinch_group_start());
     OK(cinch_group_end());
     FAILS(cinch_group_end(), CINCH_ERROR_INVALID_USAGE, "no group is open");
-    /* An error inside is reported where it happens, and again by the outermost end. */
+    /* The failing call and the outermost end both return an error inside a group. */
     OK(cinch_group_start());
     OK(cinch_group_start());
     FAILS(cinch_all_reduce(&data, &data, 1, CINCH_F32, CINCH_SUM, NULL, NULL), INVALID, "comm is NULL");
@@ -249,14 +251,14 @@ static void bad_ids(const cinch_unique_id_t *good) {
     FAILS(cinch_comm_init(good, harness_nranks, harness_nranks, &config, &comm), INVALID, "rank");
     FAILS(cinch_comm_init(good, 0, 0, &config, &comm), INVALID, "rank");
     FAILS(cinch_comm_init(good, 0, INT32_MAX, &config, &comm), INVALID, "rank");
-    /* Another version, and one damaged bit. */
+    /* Id of another version, and one damaged bit. */
     id = *good;
     id.bytes[0] = (char)(id.bytes[0] + 1);
     FAILS(cinch_comm_init(&id, 0, 1, &config, &comm), INVALID, "id");
     id = *good;
     id.bytes[77] = (char)(id.bytes[77] ^ 4);
     FAILS(cinch_comm_init(&id, 0, 1, &config, &comm), INVALID, "id");
-    /* Truncated. */
+    /* Truncated id. */
     id = *good;
     memset(id.bytes + 64, 0, 64);
     FAILS(cinch_comm_init(&id, 0, 1, &config, &comm), INVALID, "id");
@@ -304,7 +306,6 @@ static void buffers(cinch_comm_t *comm) {
     FAILS(cinch_all_gather(in + 1, in, 8, CINCH_F32, comm, NULL), INVALID, "overlap");
     FAILS(cinch_reduce_scatter(in, in + 1, 8, CINCH_F32, CINCH_SUM, comm, NULL), INVALID, "overlap");
     FAILS(cinch_all_to_all(in, in + 1, 8, CINCH_F32, comm, NULL), INVALID, "overlap");
-    /* Nothing, at any address, at odd ones too. */
     /* Host memory has no streams. */
     FAILS(cinch_all_reduce(in, out, 1, CINCH_F32, CINCH_SUM, comm, memory),
           CINCH_ERROR_INVALID_USAGE, "communicator of host memory");
@@ -349,14 +350,14 @@ static void operators(cinch_comm_t *comm) {
     CHECK(op >= CINCH_OP_FIRST_CREATED);
     FAILS(cinch_all_reduce(wide, wide, 4, CINCH_F64, op, comm, NULL), INVALID, "created for f32");
     OK(cinch_comm_split(comm, 0, 0, &twin));
-    FAILS(cinch_all_reduce(data, data, 4, CINCH_F32, op, twin, NULL), INVALID, "alive");
+    FAILS(cinch_all_reduce(data, data, 4, CINCH_F32, op, twin, NULL), INVALID, "created operator");
     OK(cinch_comm_finalize(twin));
     OK(cinch_comm_destroy(twin));
     OK(cinch_all_reduce(data, data, 4, CINCH_F32, op, comm, NULL));
     CHECK(data[3] == 8 * (float)harness_nranks);
     OK(cinch_op_destroy(comm, op));
-    FAILS(cinch_op_destroy(comm, op), INVALID, "alive");
-    FAILS(cinch_all_reduce(data, data, 4, CINCH_F32, op, comm, NULL), INVALID, "alive");
+    FAILS(cinch_op_destroy(comm, op), INVALID, "created operator");
+    FAILS(cinch_all_reduce(data, data, 4, CINCH_F32, op, comm, NULL), INVALID, "created operator");
     OK(cinch_op_create_premulsum(comm, &factor, CINCH_F32, &later));
     CHECK(later != op);
 }
@@ -385,7 +386,7 @@ static void group_with_communicator(cinch_comm_t *comm) {
     FAILS(cinch_comm_finalize(comm), CINCH_ERROR_INVALID_USAGE, "inside a group");
     FAILS(cinch_comm_destroy(comm), CINCH_ERROR_INVALID_USAGE, "inside a group");
     FAILS(cinch_group_end(), CINCH_ERROR_INVALID_USAGE, "barrier");
-    /* None of this harmed the communicator. */
+    /* The communicator still works. */
     OK(cinch_all_reduce(data, data, 4, CINCH_F32, CINCH_SUM, comm, NULL));
     CHECK(data[0] == (float)harness_nranks);
 }
@@ -400,7 +401,7 @@ static void *many_calls(void *comm) {
     return NULL;
 }
 
-/* With one rank there is no order to agree on. */
+/* Two threads call on one communicator: with one rank, any order is the same on all ranks. */
 static void two_threads(cinch_comm_t *comm) {
     pthread_t threads[2];
     int at;
@@ -429,6 +430,28 @@ static void after_abort(cinch_comm_t *comm) {
     OK(cinch_barrier(comm));
 }
 
+/* A forked child cannot use its parent's communicator, not even for a query. */
+static void forked_child(cinch_comm_t *comm) {
+    int status = 0;
+    pid_t child;
+    fflush(stdout);
+    child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        int number = -1;
+        FAILS(cinch_comm_rank(comm, &number), CINCH_ERROR_INVALID_USAGE, "forked");
+        FAILS(cinch_comm_destroy(comm), CINCH_ERROR_INVALID_USAGE, "forked");
+        OK(cinch_group_start());
+        FAILS(cinch_op_destroy(comm, 16), CINCH_ERROR_INVALID_USAGE, "forked");
+        FAILS(cinch_group_end(), CINCH_ERROR_INVALID_USAGE, "nothing ran");
+        fflush(stdout);
+        _exit(number == -1 ? 0 : 1);
+    }
+    CHECK(waitpid(child, &status, 0) == child);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    OK(cinch_barrier(comm));
+}
+
 static int live_part(int argc, char **argv) {
     cinch_unique_id_t id;
     cinch_config_t config = fresh_config();
@@ -443,11 +466,12 @@ static int live_part(int argc, char **argv) {
     out_parameters(comm);
     group_with_communicator(comm);
     if (harness_nranks == 1) two_threads(comm);
+    forked_child(comm);
     after_abort(comm);
     OK(cinch_comm_finalize(comm));
     OK(cinch_comm_destroy(comm));
     no_communicator(comm, "was destroyed");
-    /* The id has served. */
+    /* The id was used already. */
     config.init_timeout_ms = 2000;
     if (harness_nranks == 1) {
         cinch_result_t code = cinch_comm_init(&id, 0, 1, &config, &again);
@@ -458,7 +482,7 @@ static int live_part(int argc, char **argv) {
     return 0;
 }
 
-/* Two processes that both want to be rank 0: no one hangs, and someone is told why. */
+/* Two processes join as rank 0: neither hangs, and both get an error. */
 static int duplicate_part(char **argv) {
     cinch_unique_id_t id;
     cinch_config_t config = fresh_config();

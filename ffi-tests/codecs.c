@@ -8,7 +8,7 @@
 
 static float data[COUNT], back[COUNT];
 
-/* A CompLL message and packed bytes, as their sources have them. */
+/* A CompLL message and packed bytes in the layout that their authors published. */
 static void published(void) {
     static const float x[] = {-5, 2, -3, 7, -1, 5, 3};
     static const unsigned char message[] = {4,    1,    0x00, 0x00, 0xa0, 0xc0, 0x00,
@@ -40,7 +40,7 @@ static void published(void) {
     CHECK(y[0] <= one && one - y[0] < 4e-5);
 }
 
-/* Every codec carries an array to and fro, from any address. */
+/* Every codec encodes and decodes an array at any address. */
 static void chunks(void) {
     /* How far off one element of up to 1 may be, and the root of the mean of all squares of errors
      * beside that of the data: zeros are 1, wrong signs more. */
@@ -84,7 +84,7 @@ static void chunks(void) {
         OK(cinch_decode(name, CINCH_LAYOUT_CHUNK, wire, bytes, back, COUNT, CINCH_F32, NULL));
         for (i = 0; i < COUNT; i++) {
             double error = fabs((double)back[i] - data[i]);
-            /* Said so that a NaN fails. */
+            /* Written so that a NaN fails. */
             if (!(error <= codecs[at].largest))
                 FAIL("%s: %g came back as %g", name, data[i], back[i]);
             most = error > most ? error : most;
@@ -105,7 +105,7 @@ static void chunks(void) {
     }
 }
 
-/* 16-bit elements are widened before and rounded after. */
+/* 16-bit elements are widened before encoding and rounded after decoding. */
 static void narrow(void) {
     static const uint16_t x[] = {0x3f80, 0xc000, 0x4040}; /* 1, -2, 3 */
     uint16_t y[3];

@@ -7,7 +7,7 @@
 
 static cinch_comm_t *comm;
 
-/* Everyone sends to the next and receives from the previous: a deadlock without a group. */
+/* Every rank sends to the next and receives from the previous one: a deadlock without a group. */
 static void ring_exchange(void) {
     static int32_t mine[COUNT], theirs[COUNT];
     int next = (harness_rank + 1) % harness_nranks;
@@ -23,7 +23,7 @@ static void ring_exchange(void) {
     }
 }
 
-/* An exchange of blocks of different sizes between all pairs, which no collective does. */
+/* All pairs exchange blocks of different sizes, which no collective does. */
 static void uneven_exchange(void) {
     enum { MOST = 64 };
     static uint64_t out[MOST][2000], in[MOST][2000];
@@ -50,8 +50,8 @@ static void uneven_exchange(void) {
     }
 }
 
-/* Small sums in one group travel as one, each with its own report; those that depend on each other
- * are refused before anything moves. A codec may be left to the model of costs. */
+/* Small sums in one group are fused, each with its own report. Sums that depend on each other are
+ * refused before anything moves. The cost model may choose the codec. */
 static void fused_sums(void) {
     enum { SUMS = 20 };
     static float data[SUMS][64];
@@ -86,7 +86,7 @@ static void fused_sums(void) {
     FAILS(cinch_group_end(), CINCH_ERROR_INVALID_ARGUMENT, "CINCH_FUSE_BYTES=0");
 }
 
-/* Collectives of two communicators, in nested groups, with reports that the last end fills. */
+/* Collectives of two communicators in nested groups; the last end writes the reports. */
 static void nested_collectives(void) {
     float sum[100], same[100];
     double most = harness_rank;
@@ -128,7 +128,7 @@ static void nested_collectives(void) {
     OK(cinch_comm_destroy(twin));
 }
 
-/* An error inside: the end returns it, nothing ran, no buffer changed, the next group works. */
+/* An error inside a group: its end returns the error, nothing runs, and the next group works. */
 static void poisoned(void) {
     float data[10] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
     OK(cinch_group_start());

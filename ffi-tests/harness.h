@@ -1,6 +1,6 @@
-/* What the test programs share: checks that say where they failed, and joining.
+/* Shared by the test programs: checks that report where they failed, and creation of a communicator.
  *
- * Programs are started as PROGRAM RANK NRANKS IDFILE. Rank 0 makes the id and leaves it in IDFILE.
+ * A test starts PROGRAM RANK NRANKS IDFILE. Rank 0 creates the id and writes it to IDFILE.
  */
 #ifndef HARNESS_H
 #define HARNESS_H
@@ -32,7 +32,7 @@ static int harness_nranks = 1;
         if (!(condition)) FAIL("not true: %s", #condition);              \
     } while (0)
 
-/* The call succeeds. */
+/* Checks that the call succeeds. */
 #define OK(call)                                                         \
     do {                                                                 \
         cinch_result_t harness_code = (call);                            \
@@ -41,7 +41,7 @@ static int harness_nranks = 1;
                  cinch_last_error());                                    \
     } while (0)
 
-/* The call fails with this code, and with a sentence that has these words. */
+/* Checks that the call fails with this code, and with a sentence that contains these words. */
 #define FAILS(call, expected, words)                                     \
     do {                                                                 \
         cinch_result_t harness_code = (call);                            \
@@ -61,13 +61,13 @@ static inline void harness_sleep_ms(long ms) {
 }
 
 static inline void *harness_alloc(size_t bytes) {
-    /* One byte for nothing, so that no bytes are still an address. */
+    /* At least one byte, so that an empty buffer has an address, too. */
     void *memory = malloc(bytes + 1);
     CHECK(memory != NULL);
     return memory;
 }
 
-/* Leaves the id in `path` at once or not at all. */
+/* Writes the id to `path` atomically. */
 static inline void harness_publish(const char *path, const cinch_unique_id_t *id) {
     char staging[4096];
     FILE *file;
@@ -99,7 +99,7 @@ static inline void harness_arguments(int argc, char **argv) {
     harness_nranks = atoi(argv[2]);
 }
 
-/* The id of this run: rank 0 makes it, the others wait for it. */
+/* Returns the id of this run: rank 0 creates it, the others wait for its file. */
 static inline void harness_id(const char *path, cinch_unique_id_t *id) {
     if (harness_rank == 0) {
         OK(cinch_unique_id_create(id));
@@ -109,7 +109,7 @@ static inline void harness_id(const char *path, cinch_unique_id_t *id) {
     }
 }
 
-/* Joins as the arguments say. */
+/* Creates the communicator that the arguments describe. */
 static inline cinch_comm_t *harness_join(int argc, char **argv) {
     cinch_unique_id_t id;
     cinch_comm_t *comm = NULL;
@@ -124,7 +124,7 @@ static inline cinch_comm_t *harness_join(int argc, char **argv) {
     return comm;
 }
 
-/* Leaves in good order. */
+/* Finalizes and destroys the communicator. */
 static inline int harness_leave(cinch_comm_t *comm) {
     OK(cinch_comm_finalize(comm));
     OK(cinch_comm_destroy(comm));

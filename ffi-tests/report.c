@@ -1,4 +1,4 @@
-/* Calls with an 8-bit codec, what they report, and how far off they are. */
+/* Calls with an 8-bit codec: their reports and errors. */
 #include "harness.h"
 
 #include <math.h>
@@ -54,7 +54,7 @@ static cinch_report_t run(cinch_collective_t collective, const char *codec, uint
     return report;
 }
 
-/* Largest difference between output and exact sum; infinite where one is no number. */
+/* Returns the largest difference between output and exact sum; infinity if the output has a NaN. */
 static double largest_error(void) {
     double largest = 0;
     size_t at;
@@ -66,7 +66,7 @@ static double largest_error(void) {
     return largest;
 }
 
-/* All ranks hold the same bits. */
+/* Checks that all ranks hold the same bits. */
 static void identical(void) {
     uint64_t hash = 14695981039346656037u, most, least;
     size_t at;
@@ -132,7 +132,7 @@ int main(int argc, char **argv) {
         if (harness_rank == 0) check_input(&report);
         else CHECK(!(report.valid & CINCH_REPORT_INPUT));
 
-        /* A NaN and an infinity of one rank reach all, and are counted where they came from. */
+        /* A NaN and an infinity of one rank reach all ranks; the report of that rank counts them. */
         input[5] = harness_rank == 1 ? NAN : input[5];
         input[99000] = harness_rank == 1 ? INFINITY : input[99000];
         report = run(CINCH_ALL_REDUCE, "linear8", 0);
@@ -140,7 +140,7 @@ int main(int argc, char **argv) {
         CHECK(report.non_finite == (harness_rank == 1 ? 2u : 0u));
         check_input(&report);
 
-        /* Beyond the fixed range of static8. */
+        /* Values beyond the fixed range of static8 saturate. */
         fill();
         input[17] = 1e9f;
         report = run(CINCH_ALL_REDUCE, "static8", 0);
@@ -148,7 +148,7 @@ int main(int argc, char **argv) {
         identical();
     }
 
-    /* No report asked for. */
+    /* A call without a report. */
     OK(cinch_all_reduce(input, output, COUNT, CINCH_F32, CINCH_SUM, comm, NULL));
     return harness_leave(comm);
 }

@@ -1,11 +1,11 @@
-/* Splits, ranks without a colour, children that outlive their parent, and two threads with a
- * communicator each. */
+/* Splits, ranks without a color, new communicators that outlive their parent, and two threads with
+ * one communicator each. */
 #include "harness.h"
 
 #include <pthread.h>
 #include <stdint.h>
 
-/* Even and odd ranks part, in reverse order. */
+/* Splits even from odd ranks, in reverse order. */
 static void by_parity(cinch_comm_t *comm) {
     int n = harness_nranks, color = harness_rank % 2, size = 0, rank = -1, at, members;
     int32_t sum = harness_rank, expected = 0, ranks[64];
@@ -25,7 +25,7 @@ static void by_parity(cinch_comm_t *comm) {
     OK(cinch_comm_destroy(half));
 }
 
-/* Rank 0 stays out. */
+/* Splits all ranks but rank 0. */
 static void without_rank_zero(cinch_comm_t *comm) {
     cinch_comm_t *rest = (cinch_comm_t *)(uintptr_t)1;
     int size = 0;
@@ -73,7 +73,7 @@ int main(int argc, char **argv) {
     by_parity(comm);
     without_rank_zero(comm);
     a_thread_each(comm);
-    /* The child outlives its parent. */
+    /* The new communicator outlives its parent. */
     OK(cinch_comm_split(comm, 0, harness_rank, &child));
     OK(cinch_comm_finalize(comm));
     OK(cinch_comm_destroy(comm));

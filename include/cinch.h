@@ -1,28 +1,29 @@
 /* cinch: collective communication that compresses inside every pipeline chunk.
  *
- * Every function returns a code; cinch_last_error() has the sentence that belongs to it. A call
- * with an argument that it does not take returns CINCH_ERROR_INVALID_ARGUMENT before anything
- * moves. Nothing exits, raises signals, or throws.
+ * Every function returns a code; cinch_last_error() returns the sentence that explains it. A call
+ * with an invalid argument returns CINCH_ERROR_INVALID_ARGUMENT before it has any effect. The
+ * library does not exit the process, raise signals, or throw.
  *
- * A communicator works on host memory, or on one GPU for each rank (cinch_config_t.device).
+ * A communicator works on host memory, or on one GPU per rank (cinch_config_t.device).
  *
- * On host memory, buffers have any alignment, collectives return when their buffers may be used
- * again, and `stream` is NULL.
+ * On host memory, buffers may have any alignment and `stream` is NULL. A collective returns when its
+ * buffers may be reused.
  *
- * On a GPU, buffers are memory of that GPU, aligned to their elements, and `stream` is a
- * cudaStream_t or CUstream of it; NULL is the default stream. Collectives are queued there and
- * return at once; what goes wrong later is the communicator's cinch_comm_async_error. Calls of one
- * communicator run in the order in which they are made, whatever their streams. A stream that is
- * being captured records them: the graph may then be launched any number of times while the
- * communicators live. Each launch takes its place among their calls, in an order that is the same on
- * all ranks (CINCH_GRAPH_MIXING=0 leaves it to the program's own streams and events).
+ * On a GPU, buffers are memory of that GPU, aligned to their elements. `stream` is a cudaStream_t or
+ * CUstream of the GPU; NULL is its default stream. A collective is queued there and returns at once;
+ * cinch_comm_async_error returns later failures. Calls of one communicator run in the order in which
+ * they are made, whatever their streams. A capturing stream records them, and the graph may be
+ * launched any number of times until its communicators are destroyed. Each launch is ordered with
+ * their other calls in the same way on all ranks; with CINCH_GRAPH_MIXING=0 the program's own streams
+ * and events must order them.
  *
- * Input and output are disjoint, or in place where the function says so.
+ * Input and output must not overlap, except in place where the function allows it.
  *
- * Threads: every function may be called from any thread. Calls on one communicator run one after
- * the other, and all its ranks must make them in the same order, small sums in the same groups (see
- * cinch_group_start). Groups and cinch_last_error() belong to the thread. No function may be called from a signal handler, nor, on a communicator
- * that its parent made, in a forked child.
+ * Threads: any thread may call any function. Calls on one communicator run one after the other, and
+ * all its ranks must make them in the same order, and small sums in the same groups (see
+ * cinch_group_start). Groups and cinch_last_error() are per thread. Signal handlers must not call any
+ * function. A forked child must not use a communicator of its parent: it gets
+ * CINCH_ERROR_INVALID_USAGE.
  *
  * Generated from src/capi by cbindgen; do not edit.
  */
@@ -41,95 +42,96 @@
 /** Initialises a cinch_call_t with nothing set. */
 #define cinch_call_default(call) cinch_call_init((call), sizeof *(call), CINCH_API_VERSION)
 
-/** Initialises a cinch_report_t. */
+/** Initialises a cinch_report_t with zeros. */
 #define cinch_report_default(report) \
     cinch_report_init((report), sizeof *(report), CINCH_API_VERSION)
 
-/** Initialises a cinch_comm_stats_t. */
+/** Initialises a cinch_comm_stats_t with zeros. */
 #define cinch_comm_stats_default(stats) \
     cinch_comm_stats_init((stats), sizeof *(stats), CINCH_API_VERSION)
 
-/** Initialises a cinch_awp_t. */
+/** Initialises a cinch_awp_t with nothing set. */
 #define cinch_awp_default(awp) cinch_awp_init((awp), sizeof *(awp), CINCH_API_VERSION)
 
-/** Initialises a cinch_loss_scaler_t with its defaults. */
+/** Initialises a cinch_loss_scaler_t with the defaults. */
 #define cinch_loss_scaler_default(scaler) \
     cinch_loss_scaler_init((scaler), sizeof *(scaler), CINCH_API_VERSION)
 
 /**
- * Version of the meaning of the structs' fields; the `cinch_*_default` macros pass it.
+ * Version of the structs' fields, which the `cinch_*_default` macros pass to the library.
  */
 #define CINCH_API_VERSION 1
 
 /**
- * The colour of a rank that joins none of the communicators of a split.
+ * Color of a rank that joins none of the communicators of a split.
  */
 #define CINCH_SPLIT_NO_COLOR -1
 
 /**
- * In `cinch_report_t.valid`: `saturated`, `non_finite`, `abs_max` and `l2_norm` were taken. They
- * are while this rank's input is encoded on the host, so not with codec raw, nor on a rank without
- * input, nor in calls on GPUs: there they are 0, and say nothing.
+ * Bit of `cinch_report_t.valid`: `saturated`, `non_finite`, `abs_max` and `l2_norm` were measured.
+ *
+ * They are measured when a codec encodes this rank's input on the host. Otherwise they are 0 and mean
+ * nothing: for codec raw, for a rank without input, and for calls on GPUs.
  */
 #define CINCH_REPORT_INPUT 1
 
 /**
- * Reasons in `cinch_comm_stats_t.exact_calls`; new ones are only ever added at the end, up to 16.
+ * Length of `cinch_comm_stats_t.exact_calls`, which counts calls without compression by reason.
  */
 #define CINCH_EXACT_REASONS 16
 
 /**
- * Index: nobody asked for a codec, or for one inside hosts only and the algorithm has one level.
+ * Index: no codec was set, or only one inside hosts while the algorithm has a single level.
  */
 #define CINCH_EXACT_NOT_ASKED 0
 
 /**
- * Index: compression is off for good, by process or communicator.
+ * Index: compression is off for the process or the communicator.
  */
 #define CINCH_EXACT_OFF 1
 
 /**
- * Index: the call asked for it.
+ * Index: the call itself set codec raw.
  */
 #define CINCH_EXACT_BY_CALL 2
 
 /**
- * Index: the codec is not for this collective unless it is named.
+ * Index: the default codec does not apply to this collective; a call can name it.
  */
 #define CINCH_EXACT_COLLECTIVE 3
 
 /**
- * Index: codecs carry f32, f16 and bf16.
+ * Index: the element type is not f32, f16 or bf16.
  */
 #define CINCH_EXACT_DTYPE 4
 
 /**
- * Index: codecs carry sums and averages.
+ * Index: the operator is neither a sum nor an average.
  */
 #define CINCH_EXACT_OPERATION 5
 
 /**
- * Index: below the smallest size.
+ * Index: the input is smaller than `CINCH_CODEC_MIN_BYTES`.
  */
 #define CINCH_EXACT_SMALL 6
 
 /**
- * Index: the codec keeps scales for tensors, and the call names none.
+ * Index: the codec keeps scales per tensor and the call names no tensor.
  */
 #define CINCH_EXACT_NO_TENSOR 7
 
 /**
- * Index: a sample was beyond the bound.
+ * Index: a sampled error exceeded its bound, so compression was switched off.
  */
 #define CINCH_EXACT_SWITCHED_OFF 8
 
 /**
- * Index: the model of costs said that the codec does not pay.
+ * Index: the cost model predicted no gain from the codec.
  */
 #define CINCH_EXACT_COSTS 9
 
 /**
- * What every function returns. Numbers are never reused; those up to 7 are NCCL's.
+ * Result of every function. Numbers are never reused; 0 to 7 equal those of `ncclResult_t`.
  */
 enum cinch_result_t
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
@@ -137,39 +139,39 @@ enum cinch_result_t
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
  {
     /**
-     * All is well.
+     * Success.
      */
     CINCH_SUCCESS = 0,
     /**
-     * The operating system refused something.
+     * A call of the operating system or the CUDA driver failed.
      */
     CINCH_ERROR_SYSTEM = 2,
     /**
-     * A defect of the library.
+     * Internal error: a defect of the library.
      */
     CINCH_ERROR_INTERNAL = 3,
     /**
-     * An argument is outside its documented range. Nothing happened.
+     * An argument is outside its documented range. The call had no effect.
      */
     CINCH_ERROR_INVALID_ARGUMENT = 4,
     /**
-     * The call is legal somewhere, but not in this state or with this combination.
+     * The call is not allowed in this state, or with this combination of arguments.
      */
     CINCH_ERROR_INVALID_USAGE = 5,
     /**
-     * A peer died, left, or could not be reached. The communicator has failed.
+     * A peer exited, died or is unreachable. The communicator has failed.
      */
     CINCH_ERROR_REMOTE = 6,
     /**
-     * Reserved for non-blocking communicators; no function returns it yet.
+     * Reserved for non-blocking communicators; no function returns it.
      */
     CINCH_IN_PROGRESS = 7,
     /**
-     * Ranks disagree about a call or about their settings. The communicator has failed.
+     * Ranks disagree about a call or a setting. The communicator has failed.
      */
     CINCH_ERROR_MISMATCH = 8,
     /**
-     * A deadline passed. The communicator has failed.
+     * A timeout expired. The communicator has failed.
      */
     CINCH_ERROR_TIMEOUT = 9,
     /**
@@ -177,7 +179,7 @@ enum cinch_result_t
      */
     CINCH_ERROR_ABORTED = 10,
     /**
-     * This build or this machine lacks what the call needs.
+     * This build or this machine lacks a feature that the call needs.
      */
     CINCH_ERROR_UNSUPPORTED = 11,
 };
@@ -190,7 +192,7 @@ typedef uint32_t cinch_result_t;
 #endif // __cplusplus
 
 /**
- * The type of one element. Numbers are those of `ncclDataType_t`.
+ * Type of one element. The numbers equal those of `ncclDataType_t`.
  */
 enum cinch_dtype_t
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
@@ -222,27 +224,27 @@ enum cinch_dtype_t
      */
     CINCH_U64 = 5,
     /**
-     * IEEE binary16.
+     * 16-bit float, IEEE binary16.
      */
     CINCH_F16 = 6,
     /**
-     * IEEE binary32.
+     * 32-bit float, IEEE binary32.
      */
     CINCH_F32 = 7,
     /**
-     * IEEE binary64.
+     * 64-bit float, IEEE binary64.
      */
     CINCH_F64 = 8,
     /**
-     * The upper half of a binary32.
+     * 16-bit float, bfloat16: the upper half of a binary32.
      */
     CINCH_BF16 = 9,
     /**
-     * OCP 8-bit float, 4 exponent and 3 mantissa bits, no infinity.
+     * 8-bit float of OCP with 4 exponent and 3 mantissa bits, without infinity.
      */
     CINCH_F8E4M3 = 10,
     /**
-     * OCP 8-bit float, 5 exponent and 2 mantissa bits.
+     * 8-bit float of OCP with 5 exponent and 2 mantissa bits.
      */
     CINCH_F8E5M2 = 11,
 };
@@ -255,8 +257,8 @@ typedef uint32_t cinch_dtype_t;
 #endif // __cplusplus
 
 /**
- * How contributions are combined. The first five numbers are those of `ncclRedOp_t`; numbers
- * from `CINCH_OP_FIRST_CREATED` are made by `cinch_op_create_premulsum`.
+ * Reduction operator. The first five numbers equal those of `ncclRedOp_t`;
+ * `cinch_op_create_premulsum` returns numbers from `CINCH_OP_FIRST_CREATED`.
  */
 enum cinch_op_t
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
@@ -272,19 +274,19 @@ enum cinch_op_t
      */
     CINCH_PROD = 1,
     /**
-     * Largest; NaN if any contribution is NaN.
+     * Maximum; NaN if any contribution is NaN.
      */
     CINCH_MAX = 2,
     /**
-     * Smallest; NaN if any contribution is NaN.
+     * Minimum; NaN if any contribution is NaN.
      */
     CINCH_MIN = 3,
     /**
-     * Sum divided once by the number of ranks; integers truncate.
+     * Average: the sum divided once by the number of ranks; integers truncate.
      */
     CINCH_AVG = 4,
     /**
-     * No operator; created ones have this number or a higher one.
+     * First number of created operators; not itself an operator.
      */
     CINCH_OP_FIRST_CREATED = 16,
 };
@@ -297,7 +299,7 @@ typedef uint32_t cinch_op_t;
 #endif // __cplusplus
 
 /**
- * What a `cinch_call` does.
+ * Collective of a `cinch_call`.
  */
 enum cinch_collective_t
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
@@ -305,43 +307,43 @@ enum cinch_collective_t
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
  {
     /**
-     * As `cinch_all_reduce`.
+     * See `cinch_all_reduce`.
      */
     CINCH_ALL_REDUCE = 0,
     /**
-     * As `cinch_all_gather`.
+     * See `cinch_all_gather`.
      */
     CINCH_ALL_GATHER = 1,
     /**
-     * As `cinch_reduce_scatter`.
+     * See `cinch_reduce_scatter`.
      */
     CINCH_REDUCE_SCATTER = 2,
     /**
-     * As `cinch_broadcast`.
+     * See `cinch_broadcast`.
      */
     CINCH_BROADCAST = 3,
     /**
-     * As `cinch_reduce`.
+     * See `cinch_reduce`.
      */
     CINCH_REDUCE = 4,
     /**
-     * As `cinch_gather`.
+     * See `cinch_gather`.
      */
     CINCH_GATHER = 5,
     /**
-     * As `cinch_scatter`.
+     * See `cinch_scatter`.
      */
     CINCH_SCATTER = 6,
     /**
-     * As `cinch_all_to_all`.
+     * See `cinch_all_to_all`.
      */
     CINCH_ALL_TO_ALL = 7,
     /**
-     * As `cinch_send`.
+     * See `cinch_send`.
      */
     CINCH_SEND = 8,
     /**
-     * As `cinch_recv`.
+     * See `cinch_recv`.
      */
     CINCH_RECV = 9,
 };
@@ -354,7 +356,7 @@ typedef uint32_t cinch_collective_t;
 #endif // __cplusplus
 
 /**
- * A family of schedules.
+ * Algorithm of a collective.
  */
 enum cinch_algorithm_t
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
@@ -362,31 +364,31 @@ enum cinch_algorithm_t
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
  {
     /**
-     * Nothing is asked for: a call takes the communicator's, a communicator the environment's.
+     * Unset: a call uses the communicator's setting, a communicator that of the environment.
      */
     CINCH_ALGORITHM_UNSET = 0,
     /**
-     * The cheapest, whatever the environment says. In configs only.
+     * The cheapest by the cost model, and overrides the environment. For configs only.
      */
     CINCH_ALGORITHM_AUTO = 1,
     /**
-     * Neighbour to neighbour.
+     * Ring: each rank sends to its neighbour.
      */
     CINCH_ALGORITHM_RING = 2,
     /**
-     * Two complementary binary trees.
+     * Double binary tree.
      */
     CINCH_ALGORITHM_TREE = 3,
     /**
-     * Everyone to everyone in one step.
+     * One-shot: every rank sends its input to every rank in one step.
      */
     CINCH_ALGORITHM_ONESHOT = 4,
     /**
-     * Everyone to the owner of each chunk and back.
+     * Direct (two-shot): every rank sends each chunk to its owner, which sends the result back.
      */
     CINCH_ALGORITHM_DIRECT = 5,
     /**
-     * Inside each host first, then between hosts, then inside again.
+     * Hierarchical: inside each host, then between hosts, then inside again.
      */
     CINCH_ALGORITHM_HIERARCHICAL = 6,
 };
@@ -399,7 +401,7 @@ typedef uint32_t cinch_algorithm_t;
 #endif // __cplusplus
 
 /**
- * What carries data between two ranks.
+ * Transport between two ranks.
  */
 enum cinch_transport_t
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
@@ -407,15 +409,15 @@ enum cinch_transport_t
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
  {
     /**
-     * In a config: nothing is asked for, the environment decides. In a report: no data moved.
+     * In a config: unset, the environment decides. In a report: no data moved.
      */
     CINCH_TRANSPORT_UNSET = 0,
     /**
-     * The best that connects each pair, whatever the environment says. In configs only.
+     * The fastest that connects each pair, and overrides the environment. For configs only.
      */
     CINCH_TRANSPORT_AUTO = 1,
     /**
-     * Threads of one process.
+     * Memory of one process, between its threads.
      */
     CINCH_TRANSPORT_LOOPBACK = 2,
     /**
@@ -427,7 +429,7 @@ enum cinch_transport_t
      */
     CINCH_TRANSPORT_TCP = 4,
     /**
-     * Memory of GPUs of one host.
+     * Peer memory between GPUs of one host.
      */
     CINCH_TRANSPORT_CUDA = 5,
     /**
@@ -444,7 +446,7 @@ typedef uint32_t cinch_transport_t;
 #endif // __cplusplus
 
 /**
- * How an encoded array is laid out.
+ * Layout of an encoded array.
  */
 enum cinch_layout_t
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
@@ -452,13 +454,13 @@ enum cinch_layout_t
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
  {
     /**
-     * As a chunk of a collective: codes, zeros up to a multiple of 16 bytes, then the numbers
-     * of the blocks, all little endian.
+     * Layout of a chunk in a collective: codes, zeros up to a multiple of 16 bytes, then the scales of
+     * the blocks, all little endian.
      */
     CINCH_LAYOUT_CHUNK = 0,
     /**
-     * As the format's source published it: `minmax1/2/4/8` as CompLL's messages with a header
-     * of 10 bytes, `trunc8/16/24` as ADT's packed bytes without any.
+     * Layout that the format's authors published: `minmax1/2/4/8` as CompLL's messages with a header
+     * of 10 bytes, `trunc8/16/24` as ADT's packed bytes without a header.
      */
     CINCH_LAYOUT_PUBLISHED = 1,
 };
@@ -473,24 +475,24 @@ typedef uint32_t cinch_layout_t;
 /**
  * A communicator: a group of ranks that call collectives together.
  *
- * Only pointers to it exist; they are tickets, and must not be dereferenced.
+ * Programs hold pointers to it as opaque handles; they must not be dereferenced.
  */
 typedef struct cinch_comm_t cinch_comm_t;
 
 /**
- * Where a job's ranks meet, and their secret: opaque bytes that one rank makes and the program
- * hands to all others. Who knows them can join.
+ * Address of a communicator's rendezvous and a secret: opaque bytes that one rank creates and the
+ * program sends to all others. Whoever has the bytes can join.
  */
 typedef struct {
     /**
-     * Opaque; no text.
+     * Opaque bytes, not text.
      */
     char bytes[128];
 } cinch_unique_id_t;
 
 /**
- * Settings of one communicator; what is unset (zero, NULL) is left to the environment and then
- * to the default. `cinch info` prints the environment's names and ranges.
+ * Settings of one communicator. An unset field (zero, NULL) has the value of the environment, else its
+ * default. `cinch info` prints names and ranges of the environment's settings.
  *
  * Initialise it with `cinch_config_default(&config)`. New fields are only ever added at the end.
  */
@@ -500,45 +502,45 @@ typedef struct {
      */
     size_t size;
     /**
-     * Tells an initialised struct from garbage. Set by `cinch_config_default`.
+     * Constant by which the library detects an uninitialised struct. Set by `cinch_config_default`.
      */
     uint32_t magic;
     /**
-     * Meaning of the fields. Set by `cinch_config_default`.
+     * Version of the program's header. Set by `cinch_config_default`.
      */
     uint32_t version;
     /**
-     * Codec of calls that name none and admit it, as `CINCH_CODEC`: `linear8:block=128`, or
-     * `auto:linear8` to have costs measured now and the codec where it pays, or by level
-     * `intra=raw,inter=dynamic8`.
+     * Codec of calls that name none and that it can carry, as in `CINCH_CODEC`: `linear8:block=128`;
+     * by level `intra=raw,inter=dynamic8`. `auto:linear8` measures costs when the communicator is
+     * created, and uses the codec where the cost model predicts a gain.
      */
     const char *codec;
     /**
-     * Network interface for TCP, as `CINCH_SOCKET_IFNAME`.
+     * Network interface for TCP, as in `CINCH_SOCKET_IFNAME`.
      */
     const char *network_interface;
     /**
-     * Transport between all ranks.
+     * Transport between all pairs of ranks.
      */
     cinch_transport_t transport;
     /**
-     * Algorithm where the collective has it.
+     * Algorithm of collectives that have it.
      */
     cinch_algorithm_t algorithm;
     /**
-     * Slots of one connection in host memory: a power of two from 2 to 64.
+     * Slots per connection in host memory: a power of two from 2 to 64.
      */
     uint32_t slots;
     /**
-     * Parallel channels through all ranks: 1 to 16.
+     * Channels: 1 to 16.
      */
     uint32_t channels;
     /**
-     * Sockets for each connected pair and channel: 1 to 16.
+     * TCP sockets per pair of ranks and channel: 1 to 16.
      */
     uint32_t tcp_sockets;
     /**
-     * Beat of the control connections in milliseconds: 10 to 60,000.
+     * Heartbeat interval of the control plane in milliseconds: 10 to 60,000.
      */
     uint32_t heartbeat_ms;
     /**
@@ -546,34 +548,34 @@ typedef struct {
      */
     uint64_t slot_bytes;
     /**
-     * Upper bound of slot memory per communicator and rank, in bytes: 64 KiB to 64 GiB.
+     * Limit of slot memory per communicator and rank in bytes: 64 KiB to 64 GiB.
      */
     uint64_t buffer_bytes;
     /**
-     * Input bytes below which the default codec stays out; 1 lets it in at every size.
+     * Input bytes below which the default codec is not used; 1 uses it at every size.
      */
     uint64_t codec_min_bytes;
     /**
-     * How long a call may wait for a peer, in milliseconds: 10 to 10^9.
+     * Timeout of a call that waits for a peer, in milliseconds: 10 to 10^9.
      */
     uint64_t timeout_ms;
     /**
-     * How long joining may take, in milliseconds: 10 to 10^9.
+     * Timeout of creating the communicator, in milliseconds: 10 to 10^9.
      */
     uint64_t init_timeout_ms;
     /**
-     * Memory that calls work on, as `CINCH_DEVICE`: `host`, `cuda` (the GPU of the thread's
-     * current context, else 0) or `cuda:1`.
+     * Memory that calls work on, as in `CINCH_DEVICE`: `host`, `cuda:1` for GPU 1, or `cuda` for the GPU
+     * of the thread's current context, else GPU 0.
      */
     const char *device;
     /**
-     * The communicator's name, by which the rules of `CINCH_CODEC_RULES` find it.
+     * Name of the communicator, which the patterns of `CINCH_CODEC_RULES` match.
      */
     const char *name;
 } cinch_config_t;
 
 /**
- * What one call did on this rank.
+ * Report of one call on this rank.
  *
  * Initialise it with `cinch_report_default(&report)`. New fields are only ever added at the end.
  */
@@ -583,67 +585,66 @@ typedef struct {
      */
     size_t size;
     /**
-     * Tells an initialised struct from garbage. Set by `cinch_report_default`.
+     * Constant by which the library detects an uninitialised struct. Set by `cinch_report_default`.
      */
     uint32_t magic;
     /**
-     * Meaning of the fields. Set by `cinch_report_default`.
+     * Version of the program's header. Set by `cinch_report_default`.
      */
     uint32_t version;
     /**
-     * Which of the fields about the input hold something: `CINCH_REPORT_INPUT` or 0.
+     * `CINCH_REPORT_INPUT` if the fields about the input were measured, else 0.
      */
     uint32_t valid;
     /**
-     * The algorithm that ran.
+     * Algorithm that ran.
      */
     cinch_algorithm_t algorithm;
     /**
-     * The slowest transport that carried data; `CINCH_TRANSPORT_UNSET` if none did.
+     * Slowest transport that carried data; `CINCH_TRANSPORT_UNSET` if no data moved.
      */
     cinch_transport_t transport;
     /**
-     * Channels used.
+     * Number of channels that were used.
      */
     uint32_t channels;
     /**
-     * Payload bytes that this rank sent.
+     * Payload bytes that this rank sent, after encoding.
      */
     uint64_t wire_bytes;
     /**
-     * Finite elements, of the input or of sums that this rank encoded, beyond the codec's largest
-     * value, which saturated.
+     * Finite elements beyond the codec's largest value, which saturated: elements of the input, or of
+     * partial sums that this rank encoded.
      */
     uint64_t saturated;
     /**
-     * NaN and infinite input elements.
+     * Number of NaN and infinite elements of the input.
      */
     uint64_t non_finite;
     /**
-     * Largest magnitude among the finite input elements.
+     * Largest magnitude of the finite elements of the input.
      */
     double abs_max;
     /**
-     * Root of the sum of squares of the finite input elements.
+     * L2 norm of the finite elements of the input.
      */
     double l2_norm;
     /**
-     * The codec that ran, with its parameters, as text: `linear8:block=256`; where hosts have one
-     * of their own `intra=raw,inter=linear8:block=256`.
+     * Codec that ran, with its parameters, as text: `linear8:block=256`; with another codec inside
+     * hosts: `intra=raw,inter=linear8:block=256`.
      */
     char codec[64];
     /**
-     * Calls of a group that travelled as one with this one, itself included; 1 if it went alone.
+     * Number of calls in the fused message of this call; 1 if it was not fused.
      */
     uint64_t fused;
 } cinch_report_t;
 
 /**
- * Counts since the communicator was made, on this rank. A captured call counts once, when it is
- * recorded.
+ * Counts since the communicator was created, on this rank. A captured call counts once, when the
+ * stream records it.
  *
- * Initialise it with `cinch_comm_stats_default(&stats)`. New fields are only ever added at the
- * end.
+ * Initialise it with `cinch_comm_stats_default(&stats)`. New fields are only ever added at the end.
  */
 typedef struct {
     /**
@@ -651,15 +652,15 @@ typedef struct {
      */
     size_t size;
     /**
-     * Tells an initialised struct from garbage. Set by `cinch_comm_stats_default`.
+     * Constant by which the library detects an uninitialised struct. Set by `cinch_comm_stats_default`.
      */
     uint32_t magic;
     /**
-     * Meaning of the fields. Set by `cinch_comm_stats_default`.
+     * Version of the program's header. Set by `cinch_comm_stats_default`.
      */
     uint32_t version;
     /**
-     * Calls that a codec carried, inside hosts or between them.
+     * Calls that a codec compressed, inside hosts or between them.
      */
     uint64_t coded_calls;
     /**
@@ -667,29 +668,29 @@ typedef struct {
      */
     uint64_t wire_bytes;
     /**
-     * Bytes that it would have sent with the same algorithms and no codec.
+     * Bytes that this rank would have sent with the same algorithms and without codecs.
      */
     uint64_t raw_bytes;
     /**
-     * Coded calls of which a slice was also run exactly, and compared.
+     * Compressed calls of which a sample was also reduced exactly and compared.
      */
     uint64_t sampled;
     /**
-     * The largest relative RMS error of those.
+     * Largest relative RMS error of these samples.
      */
     double worst_error;
     /**
-     * 1 if such an error was beyond the bound, so that calls have been exact since; else 0.
+     * 1 if such an error exceeded its bound and compression was switched off; else 0.
      */
     uint64_t switched_off;
     /**
-     * Calls that ran exactly, by reason: `CINCH_EXACT_SMALL` and so on.
+     * Calls without compression by reason; `CINCH_EXACT_SMALL` and so on are the indices.
      */
     uint64_t exact_calls[CINCH_EXACT_REASONS];
 } cinch_comm_stats_t;
 
 /**
- * One call. Fields that the collective does not use are ignored.
+ * Call of a collective. The library ignores fields that the collective does not use.
  *
  * Initialise it with `cinch_call_default(&call)`. New fields are only ever added at the end.
  */
@@ -699,47 +700,47 @@ typedef struct {
      */
     size_t size;
     /**
-     * Tells an initialised struct from garbage. Set by `cinch_call_default`.
+     * Constant by which the library detects an uninitialised struct. Set by `cinch_call_default`.
      */
     uint32_t magic;
     /**
-     * Meaning of the fields. Set by `cinch_call_default`.
+     * Version of the program's header. Set by `cinch_call_default`.
      */
     uint32_t version;
     /**
-     * On whose ranks.
+     * Communicator.
      */
     cinch_comm_t *comm;
     /**
-     * Input, as the collective's own function takes it.
+     * Input; see the collective's own function.
      */
     const void *sendbuf;
     /**
-     * Output, as the collective's own function takes it.
+     * Output; see the collective's own function.
      */
     void *recvbuf;
     /**
-     * Elements, as the collective's own function takes them.
+     * Number of elements; see the collective's own function.
      */
     size_t count;
     /**
-     * What is done.
+     * Collective.
      */
     cinch_collective_t collective;
     /**
-     * Of which elements.
+     * Element type.
      */
     cinch_dtype_t dtype;
     /**
-     * Combined how.
+     * Reduction operator.
      */
     cinch_op_t op;
     /**
-     * Root, where there is one.
+     * Root of a broadcast, reduce, gather or scatter.
      */
     int root;
     /**
-     * The other rank of a send or receive.
+     * Other rank of a send or receive.
      */
     int peer;
     /**
@@ -747,34 +748,34 @@ typedef struct {
      */
     cinch_algorithm_t algorithm;
     /**
-     * Codec, as `linear8:block=128`; as `auto:linear8`, only where the model of costs says that
-     * it pays; NULL = the communicator's. A codec that does not fit the
-     * call (a lossy one and integers, say) is an error.
+     * Codec and its parameters, such as `linear8:block=128`; NULL = the communicator's codec.
+     * `auto:linear8` uses the codec only if the cost model predicts that the call gets faster.
+     * A codec that cannot carry the call, such as a lossy one for integers, is an error.
      */
     const char *codec;
     /**
-     * Names the tensor whose scales live from call to call, for codecs with `tensor=K`. 0 = none.
+     * Id of the tensor whose scales a codec with `tensor=K` keeps between calls; 0 = none.
      */
     uint64_t tensor;
     /**
-     * The stream on which a call on a GPU is queued; NULL on a communicator of host memory.
+     * Stream on which a call on a GPU is queued; NULL on a communicator of host memory.
      */
     void *stream;
     /**
-     * Turns error feedback on, and names the tensor whose residuals live from call to call: what a
-     * lossy encode drops is added to the next call of the same id. For collectives that reduce. On
-     * a GPU it takes 8 bytes of device memory an element of the input, and a call that is captured
-     * must have been made once before. 0 = none.
+     * Id of the tensor whose residuals are kept between calls, which turns error feedback on;
+     * 0 = none. What a lossy codec loses is added to the next call with the same id. For collectives
+     * that reduce. On a GPU the residuals take 8 bytes of device memory per input element; a
+     * captured call must have run once before with the same id.
      */
     uint64_t feedback;
 } cinch_call_t;
 
 /**
- * Adaptive weight precision of one group of tensors: few bits at first, more once the L2 norm of
+ * Adaptive weight precision (AWP) of one group of tensors: few bits at first, more once the L2 norm of
  * the group has stopped growing.
  *
- * Initialise it with `cinch_awp_default(&awp)`, set `threshold` and `interval`, and perhaps the
- * others. The struct is its whole state. New fields are only ever added at the end.
+ * Initialise it with `cinch_awp_default(&awp)`, then set `threshold` and `interval`. The struct holds
+ * the whole state. New fields are only ever added at the end.
  */
 typedef struct {
     /**
@@ -782,53 +783,53 @@ typedef struct {
      */
     size_t size;
     /**
-     * Tells an initialised struct from garbage. Set by `cinch_awp_default`.
+     * Constant by which the library detects an uninitialised struct. Set by `cinch_awp_default`.
      */
     uint32_t magic;
     /**
-     * Meaning of the fields. Set by `cinch_awp_default`.
+     * Version of the program's header. Set by `cinch_awp_default`.
      */
     uint32_t version;
     /**
-     * T: a relative growth of the norm above it counts as growth.
+     * Relative growth of the norm above which a batch counts as growth (T of the paper).
      */
     double threshold;
     /**
-     * State: the norm before, if `has_previous`.
+     * State: norm of the previous batch, valid if `has_previous`.
      */
     double previous;
     /**
-     * Batches in a row without growth after which bits are added; about an epoch.
+     * Consecutive batches without growth after which bits are added; about one epoch.
      */
     uint32_t interval;
     /**
-     * N: bits added, 1 to 32; unset = 8.
+     * Bits to add, 1 to 32; unset = 8 (N of the paper).
      */
     uint32_t step_bits;
     /**
-     * State: bits to keep, 1 to 32; unset = 8. What it is set to is where it starts.
+     * State: bits to keep, 1 to 32; unset = 8. Its first value is the starting point.
      */
     uint32_t bits;
     /**
-     * State: batches in a row without growth.
+     * State: consecutive batches without growth.
      */
     uint32_t count;
     /**
-     * State: whether there is a norm before.
+     * State: 1 if `previous` is valid.
      */
     uint32_t has_previous;
     /**
-     * Unset.
+     * Reserved; leave it 0.
      */
     uint32_t reserved;
 } cinch_awp_t;
 
 /**
- * The scale of a loss whose gradients are summed in 16 bits: halved, and the step skipped, on any
- * value that is not finite; doubled after many clean steps.
+ * Scale of a loss whose gradients are summed in 16 bits. A non-finite gradient halves the scale and
+ * skips the step; many clean steps double the scale.
  *
- * Initialise it with `cinch_loss_scaler_default(&scaler)`, which sets the defaults named below.
- * The struct is its whole state. New fields are only ever added at the end.
+ * Initialise it with `cinch_loss_scaler_default(&scaler)`, which sets the defaults given below. The
+ * struct holds the whole state. New fields are only ever added at the end.
  */
 typedef struct {
     /**
@@ -836,47 +837,47 @@ typedef struct {
      */
     size_t size;
     /**
-     * Tells an initialised struct from garbage. Set by `cinch_loss_scaler_default`.
+     * Constant by which the library detects an uninitialised struct. Set by `cinch_loss_scaler_default`.
      */
     uint32_t magic;
     /**
-     * Meaning of the fields. Set by `cinch_loss_scaler_default`.
+     * Version of the program's header. Set by `cinch_loss_scaler_default`.
      */
     uint32_t version;
     /**
-     * State: what to multiply the loss by; 65536.
+     * State: factor of the loss; default 65536.
      */
     double scale;
     /**
-     * Factor after `interval` clean steps; 2.
+     * Factor of the scale after `interval` clean steps; default 2.
      */
     double growth;
     /**
-     * Factor after a step with a value that is not finite; 0.5.
+     * Factor of the scale after a step with a non-finite value; default 0.5.
      */
     double backoff;
     /**
-     * The scale does not fall below this; 2^-126.
+     * Lower limit of the scale; default 2^-126.
      */
     double smallest;
     /**
-     * The scale does not grow above this; 2^127.
+     * Upper limit of the scale; default 2^127.
      */
     double largest;
     /**
-     * New over old scale of the last update: what to rescale residuals by.
+     * New scale divided by the old one at the last update: the factor of `cinch_feedback_rescale`.
      */
     double rescale;
     /**
-     * State: steps skipped so far.
+     * State: number of skipped steps.
      */
     uint64_t skipped;
     /**
-     * Clean steps in a row until growth; 2000.
+     * Consecutive clean steps until the scale grows; default 2000.
      */
     uint32_t interval;
     /**
-     * State: clean steps since the scale changed.
+     * State: clean steps since the last change of the scale.
      */
     uint32_t clean;
 } cinch_loss_scaler_t;
@@ -886,54 +887,56 @@ extern "C" {
 #endif // __cplusplus
 
 /**
- * The library's version, as the build that runs says it; any of the pointers may be NULL.
+ * Stores the version of the loaded library; any of the pointers may be NULL.
  */
 cinch_result_t cinch_version(int *major, int *minor, int *patch);
 
 /**
- * The library's version as text, `major.minor.patch`. Static.
+ * Returns the version of the loaded library as static text, `major.minor.patch`.
  */
 const char *cinch_version_string(void);
 
 /**
- * A code in words; never NULL, also for numbers that are no code. Static.
+ * Returns a code in words as static text; never NULL, not even for unknown codes.
  */
 const char *cinch_error_string(cinch_result_t code);
 
 /**
- * What went wrong in this thread's last call that failed: function, ranks, hosts, numbers, and
- * the next step.
+ * Returns a sentence about this thread's last failed call: function, ranks, hosts, numbers, and the
+ * next step.
  *
- * Never NULL; empty if none has failed. A call that succeeds leaves it in place, but
- * `cinch_comm_async_error` puts the reason that it finds there. The text lives until the thread's
- * next call that fails, or until the thread ends.
+ * Never NULL; empty if no call has failed. Successful calls keep the text, except that
+ * `cinch_comm_async_error` stores the reason that it finds. The text stays valid until this thread's
+ * next failed call, or until the thread ends.
  */
 const char *cinch_last_error(void);
 
 /**
- * Bytes of one element of `dtype`, to `*size`.
+ * Stores the bytes of one element of `dtype` in `*size`.
  */
 cinch_result_t cinch_dtype_size(cinch_dtype_t dtype, size_t *size);
 
 /**
- * Makes an id for one communicator, to be handed to all its ranks.
+ * Creates the id of one communicator, for the program to send to all its ranks.
  *
- * The process that calls it is where they meet, so it must itself become one of them.
- * Settings are those of the environment (`CINCH_SOCKET_IFNAME` chooses the interface).
+ * The calling process serves the rendezvous, so it must become one of the ranks. Settings are those
+ * of the environment; `CINCH_SOCKET_IFNAME` chooses the network interface.
  */
 cinch_result_t cinch_unique_id_create(cinch_unique_id_t *id);
 
 /**
- * Sets nothing in `*config`. `size` and `version` are `sizeof(cinch_config_t)` and
- * `CINCH_API_VERSION` of the program's header: C programs use `cinch_config_default(&config)`.
+ * Initialises `*config` with nothing set.
+ *
+ * C programs use `cinch_config_default(&config)`, which passes `sizeof(cinch_config_t)` and
+ * `CINCH_API_VERSION` of the program's header as `size` and `version`.
  */
 cinch_result_t cinch_config_init(cinch_config_t *config, size_t size, uint32_t version);
 
 /**
- * Joins the communicator of `id` as `rank` of `nranks`, and returns when all ranks have joined.
+ * Creates the communicator of `id` as `rank` of `nranks`; returns when all ranks have called it.
  *
- * `config` may be NULL: the environment's settings. An id serves one communicator. `*comm` is
- * NULL unless the call succeeds.
+ * `config` may be NULL: then all settings are those of the environment. An id serves one
+ * communicator. `*comm` is NULL unless the call succeeds.
  */
 cinch_result_t cinch_comm_init(const cinch_unique_id_t *id,
                                int rank,
@@ -942,27 +945,31 @@ cinch_result_t cinch_comm_init(const cinch_unique_id_t *id,
                                cinch_comm_t **comm);
 
 /**
- * Joins the communicator that the launcher describes: `cinch run`, torchrun, mpirun, srun.
+ * Creates the communicator that the launcher's environment describes: `cinch run`, torchrun, mpirun or
+ * srun.
  *
- * `config` may be NULL: the environment's settings. `*comm` is NULL unless the call succeeds.
+ * `config` may be NULL: then all settings are those of the environment. `*comm` is NULL unless the
+ * call succeeds.
  */
-cinch_result_t cinch_comm_init_from_env(const cinch_config_t *config, cinch_comm_t **comm);
+cinch_result_t cinch_comm_init_from_env(const cinch_config_t *config,
+                                        cinch_comm_t **comm);
 
 /**
- * This process's rank in `comm`, to `*rank`.
+ * Stores this process's rank in `comm` in `*rank`.
  */
 cinch_result_t cinch_comm_rank(const cinch_comm_t *comm, int *rank);
 
 /**
- * Number of ranks of `comm`, to `*nranks`.
+ * Stores the number of ranks of `comm` in `*nranks`.
  */
 cinch_result_t cinch_comm_size(const cinch_comm_t *comm, int *nranks);
 
 /**
- * Splits into communicators of equal `color`, ranked by `key`, then by rank in `comm`.
+ * Splits `comm` into communicators of ranks with equal `color`, ordered by `key`, then by rank in
+ * `comm`.
  *
- * All ranks must call it. A colour is 0 or more, or `CINCH_SPLIT_NO_COLOR`: then `*newcomm` is
- * NULL and the call succeeds. The new communicators live on when `comm` is destroyed.
+ * All ranks must call it. A color is 0 or more, or `CINCH_SPLIT_NO_COLOR`: then the call succeeds
+ * with `*newcomm` NULL. The new communicators stay valid when `comm` is destroyed.
  */
 cinch_result_t cinch_comm_split(cinch_comm_t *comm,
                                 int color,
@@ -970,47 +977,50 @@ cinch_result_t cinch_comm_split(cinch_comm_t *comm,
                                 cinch_comm_t **newcomm);
 
 /**
- * Returns when every rank has called it. On a GPU it does not wait for calls that are queued.
+ * Returns when every rank has called it. Does not wait for calls that are queued on a GPU.
  */
 cinch_result_t cinch_barrier(cinch_comm_t *comm);
 
 /**
- * Waits until every rank has finalized, so that no rank's data is lost by the destroy that
- * follows. Optional; a rank that destroys without it may fail others that still communicate. On a
- * GPU it waits for the calls that are queued, however long the work takes that is ahead of them, and
- * the communicator takes no more then. It is due where ranks are processes: they map each other's
- * memory, which must not be freed before all have given it up. Graphs that hold calls of the
- * communicator go first: they keep it mapped.
+ * Waits until every rank has called it, so that the following `cinch_comm_destroy` loses no rank's
+ * data.
+ *
+ * It is optional on host memory, but a rank that destroys without it may fail ranks that still
+ * communicate. On GPUs, ranks in different processes must call it: they map each other's memory, which
+ * must stay until all ranks have unmapped it. There it also waits for the queued calls, however long
+ * earlier work on their streams takes, and the communicator takes no more calls. Destroy CUDA graphs
+ * with calls of the communicator first: a graph keeps the mappings.
  */
 cinch_result_t cinch_comm_finalize(cinch_comm_t *comm);
 
 /**
- * Ends the handle and frees what it holds; waits for no other rank.
+ * Destroys the handle and frees the communicator's resources. Does not wait for other ranks.
  *
- * Calls that other threads have under way end as they would have, and the last one frees. A
- * handle that was destroyed stays an error for ever; it is never mistaken for a newer one.
+ * Calls that run on other threads continue, and the last of them frees the resources. A destroyed
+ * handle stays invalid: no later communicator has the same handle.
  */
 cinch_result_t cinch_comm_destroy(cinch_comm_t *comm);
 
 /**
- * Fails the communicator, on this rank at once and on the others by message.
+ * Aborts the communicator: it fails on this rank at once, and on the others by a message.
  *
- * Calls that wait, on any thread, return `CINCH_ERROR_ABORTED`. Communicators split from this one
- * fail with it. The handle stays, to be destroyed. May be called inside a group and while other
- * threads are inside calls on `comm`.
+ * Waiting calls on any thread return `CINCH_ERROR_ABORTED`. Communicators that were split from this
+ * one fail, too. The handle stays valid for `cinch_comm_destroy`. It may be called inside a group, and
+ * while other threads are in calls on `comm`.
  */
 cinch_result_t cinch_comm_abort(cinch_comm_t *comm);
 
 /**
- * Whether the communicator has failed, to `*code`: `CINCH_SUCCESS` while it has not.
+ * Stores the error that failed the communicator in `*code`, `CINCH_SUCCESS` if none did.
  *
- * If it has, `cinch_last_error` gives the reason. Does not wait; may be called from any thread.
+ * After an error, `cinch_last_error` returns its sentence. Does not wait; any thread may call it.
  */
-cinch_result_t cinch_comm_async_error(const cinch_comm_t *comm, cinch_result_t *code);
+cinch_result_t cinch_comm_async_error(const cinch_comm_t *comm,
+                                      cinch_result_t *code);
 
 /**
- * Every rank gets the reduction of all inputs: `count` elements in, `count` out.
- * In place where `sendbuf == recvbuf`.
+ * Reduces all ranks' inputs and returns the result on every rank: `count` elements in, `count` out.
+ * In place if `sendbuf == recvbuf`.
  */
 cinch_result_t cinch_all_reduce(const void *sendbuf,
                                 void *recvbuf,
@@ -1021,8 +1031,8 @@ cinch_result_t cinch_all_reduce(const void *sendbuf,
                                 void *stream);
 
 /**
- * Every rank gets all inputs, in rank order: `count` elements in, `count` for each rank out.
- * In place where `sendbuf` is this rank's block of `recvbuf`.
+ * Gathers all ranks' inputs on every rank, in rank order: `count` elements in, `count` per rank out.
+ * In place if `sendbuf` is this rank's block of `recvbuf`.
  */
 cinch_result_t cinch_all_gather(const void *sendbuf,
                                 void *recvbuf,
@@ -1032,8 +1042,8 @@ cinch_result_t cinch_all_gather(const void *sendbuf,
                                 void *stream);
 
 /**
- * Rank r gets block r of the reduction: `count` elements for each rank in, `count` out.
- * In place where `recvbuf` is this rank's block of `sendbuf`.
+ * Reduces all ranks' inputs and returns block r of the result on rank r: `count` elements per rank in,
+ * `count` out. In place if `recvbuf` is this rank's block of `sendbuf`.
  */
 cinch_result_t cinch_reduce_scatter(const void *sendbuf,
                                     void *recvbuf,
@@ -1044,8 +1054,8 @@ cinch_result_t cinch_reduce_scatter(const void *sendbuf,
                                     void *stream);
 
 /**
- * Every rank gets the root's `count` elements. `sendbuf` is read on the root only, and may be
- * NULL elsewhere. In place where `sendbuf == recvbuf`.
+ * Copies the root's `count` elements to every rank. Only the root's `sendbuf` is read; it may be NULL
+ * on other ranks. In place if `sendbuf == recvbuf`.
  */
 cinch_result_t cinch_broadcast(const void *sendbuf,
                                void *recvbuf,
@@ -1056,8 +1066,9 @@ cinch_result_t cinch_broadcast(const void *sendbuf,
                                void *stream);
 
 /**
- * The root gets the reduction of all inputs: `count` elements in, `count` out. `recvbuf` is
- * written on the root only, and may be NULL elsewhere. In place where `sendbuf == recvbuf`.
+ * Reduces all ranks' inputs and returns the result on the root: `count` elements in, `count` out.
+ * Only the root's `recvbuf` is written; it may be NULL on other ranks. In place if
+ * `sendbuf == recvbuf`.
  */
 cinch_result_t cinch_reduce(const void *sendbuf,
                             void *recvbuf,
@@ -1069,9 +1080,9 @@ cinch_result_t cinch_reduce(const void *sendbuf,
                             void *stream);
 
 /**
- * The root gets all inputs, in rank order: `count` elements in, `count` for each rank out.
- * `recvbuf` is written on the root only, and may be NULL elsewhere. In place where `sendbuf` is
- * the root's block of `recvbuf`.
+ * Gathers all ranks' inputs on the root, in rank order: `count` elements in, `count` per rank out.
+ * Only the root's `recvbuf` is written; it may be NULL on other ranks. In place if `sendbuf` is the
+ * root's block of `recvbuf`.
  */
 cinch_result_t cinch_gather(const void *sendbuf,
                             void *recvbuf,
@@ -1082,9 +1093,9 @@ cinch_result_t cinch_gather(const void *sendbuf,
                             void *stream);
 
 /**
- * Rank r gets block r of the root's input: `count` elements for each rank in, `count` out.
- * `sendbuf` is read on the root only, and may be NULL elsewhere. In place where `recvbuf` is the
- * root's block of `sendbuf`.
+ * Sends block r of the root's input to rank r: `count` elements per rank in, `count` out. Only the
+ * root's `sendbuf` is read; it may be NULL on other ranks. In place if `recvbuf` is the root's block
+ * of `sendbuf`.
  */
 cinch_result_t cinch_scatter(const void *sendbuf,
                              void *recvbuf,
@@ -1095,8 +1106,8 @@ cinch_result_t cinch_scatter(const void *sendbuf,
                              void *stream);
 
 /**
- * Rank r gets block r of every rank's input, in rank order: `count` elements for each rank in,
- * and as many out. In place where `sendbuf == recvbuf`.
+ * Sends block r of every rank's input to rank r, which receives the blocks in rank order: `count`
+ * elements per rank in, `count` per rank out. In place if `sendbuf == recvbuf`.
  */
 cinch_result_t cinch_all_to_all(const void *sendbuf,
                                 void *recvbuf,
@@ -1106,8 +1117,8 @@ cinch_result_t cinch_all_to_all(const void *sendbuf,
                                 void *stream);
 
 /**
- * Sends `count` elements to `peer`, which receives as many. Sends and receives that depend on
- * each other belong in one group.
+ * Sends `count` elements to `peer`, which must receive as many. Sends and receives that wait for each
+ * other belong in one group.
  */
 cinch_result_t cinch_send(const void *sendbuf,
                           size_t count,
@@ -1117,7 +1128,7 @@ cinch_result_t cinch_send(const void *sendbuf,
                           void *stream);
 
 /**
- * Receives `count` elements from `peer`, which sends as many.
+ * Receives `count` elements from `peer`, which must send as many.
  */
 cinch_result_t cinch_recv(void *recvbuf,
                           size_t count,
@@ -1127,40 +1138,43 @@ cinch_result_t cinch_recv(void *recvbuf,
                           void *stream);
 
 /**
- * Opens a group on this thread; groups nest.
+ * Opens a group on this thread. Groups nest: the outermost `cinch_group_end` runs the calls.
  *
- * Small all_reduces that follow one another on a communicator of host memory, of one type,
- * operator, codec and algorithm, travel as one (`CINCH_FUSE_BYTES`): none may use what another
- * one writes. What keeps scales or residuals for a tensor goes alone; so do calls on GPUs, and
- * pre-multiplied sums, whose factors are each rank's own.
+ * Collectives inside a group return once they are recorded. Their buffers and reports must stay
+ * valid and untouched until the outermost `cinch_group_end` of this thread returns.
  *
- * So all ranks must group such calls alike, or be set to `CINCH_FUSE_BYTES=0`. A group of one call is
- * as that call without a group, but for `CINCH_CODEC_SAMPLE`: calls on host memory that are in groups
- * are not sampled, so that with it all ranks must make a coded sum in a group, or none.
+ * Consecutive small all_reduces on a communicator of host memory are fused into one message if they
+ * have the same type, operator, codec and algorithm (`CINCH_FUSE_BYTES` is the size limit). No such
+ * call may use memory that another one writes. Calls are not fused if they keep scales or
+ * residuals for a tensor, run on a GPU, or use a created operator.
  *
- * The collectives that follow return once they are recorded. Their buffers and reports must live,
- * and must not be touched, until the outermost `cinch_group_end` of this thread returns.
+ * So all ranks must group such calls alike, or set `CINCH_FUSE_BYTES=0`. A group of one call equals
+ * that call without a group, with one exception: `CINCH_CODEC_SAMPLE` does not sample calls on host
+ * memory in groups. With that setting all ranks must make a compressed sum in a group, or none.
  */
 cinch_result_t cinch_group_start(void);
 
 /**
- * Closes this thread's innermost group; the outermost close runs what was recorded.
+ * Closes this thread's innermost group; closing the outermost group runs its calls.
  *
- * Calls on GPUs are queued, those of all communicators without waiting for one another, in the order
- * in which the communicators were first named: let it be the same on all ranks where they share a
- * stream. Those of one communicator run on the stream of the first of them, behind what is on the
- * streams of all, which go on behind them. Then calls on host memory run. Calls of one communicator
- * start in order.
- * If any cinch function failed on this thread since the outermost start, that error is returned
- * again and nothing runs on this rank. Reports are filled on success.
+ * Calls on GPUs are queued first, for all communicators without waiting in between, in the order in
+ * which the group first named the communicators. That order must be the same on all ranks whose
+ * communicators share a stream. All calls of one communicator run on the stream of its first call:
+ * after the work on the streams of all its calls, and before later work on these streams. Then calls
+ * on host memory run to their end. Calls of one communicator start in the order in which they were
+ * made.
+ *
+ * If a cinch function failed on this thread since the outermost `cinch_group_start`, nothing runs on
+ * this rank and the first such error is returned. Reports are written on success.
  */
 cinch_result_t cinch_group_end(void);
 
 /**
- * Makes an operator that multiplies this rank's contributions by `*scalar`, and then sums.
+ * Creates an operator that multiplies this rank's contribution by `*scalar` before the sum.
  *
- * `scalar` is one element of `dtype` in host memory, read by this call. The operator is for calls
- * of `dtype` on `comm`. Its number is this rank's own; every rank passes one that it created.
+ * The call reads `scalar`, one element of `dtype` in host memory, before it returns. The operator
+ * serves calls of `dtype` on `comm`. Its number is valid on this rank only: every rank passes an
+ * operator that it created itself.
  */
 cinch_result_t cinch_op_create_premulsum(cinch_comm_t *comm,
                                          const void *scalar,
@@ -1168,49 +1182,53 @@ cinch_result_t cinch_op_create_premulsum(cinch_comm_t *comm,
                                          cinch_op_t *op);
 
 /**
- * Ends an operator that `cinch_op_create_premulsum` made. Calls already made keep it.
+ * Destroys an operator that `cinch_op_create_premulsum` created. Calls that were made with it keep
+ * it until they have run.
  */
-cinch_result_t cinch_op_destroy(cinch_comm_t *comm, cinch_op_t op);
+cinch_result_t cinch_op_destroy(cinch_comm_t *comm,
+                                cinch_op_t op);
 
 /**
- * Empties `*report`. `size` and `version` are `sizeof(cinch_report_t)` and `CINCH_API_VERSION` of
- * the program's header: C programs use `cinch_report_default(&report)`.
+ * Initialises `*report` with zeros.
+ *
+ * C programs use `cinch_report_default(&report)`, which passes `sizeof(cinch_report_t)` and
+ * `CINCH_API_VERSION` of the program's header as `size` and `version`.
  */
-cinch_result_t cinch_report_init(cinch_report_t *report,
-                                 size_t size,
-                                 uint32_t version);
+cinch_result_t cinch_report_init(cinch_report_t *report, size_t size, uint32_t version);
 
 /**
- * Empties `*stats`. `size` and `version` are `sizeof(cinch_comm_stats_t)` and `CINCH_API_VERSION`
- * of the program's header: C programs use `cinch_comm_stats_default(&stats)`.
+ * Initialises `*stats` with zeros.
+ *
+ * C programs use `cinch_comm_stats_default(&stats)`, which passes `sizeof(cinch_comm_stats_t)` and
+ * `CINCH_API_VERSION` of the program's header as `size` and `version`.
  */
 cinch_result_t cinch_comm_stats_init(cinch_comm_stats_t *stats,
                                      size_t size,
                                      uint32_t version);
 
 /**
- * What the calls of `comm` did so far on this rank, to `*stats`. Does not wait; may be called from
- * any thread.
+ * Stores the counts of `comm` on this rank in `*stats`. Does not wait; any thread may call it.
  */
-cinch_result_t cinch_comm_stats(const cinch_comm_t *comm,
-                                cinch_comm_stats_t *stats);
+cinch_result_t cinch_comm_stats(const cinch_comm_t *comm, cinch_comm_stats_t *stats);
 
 /**
- * Sets nothing in `*call`: an all_reduce sum of no i8 elements. `size` and `version` are
- * `sizeof(cinch_call_t)` and `CINCH_API_VERSION` of the program's header: C programs use
- * `cinch_call_default(&call)`.
+ * Initialises `*call` with zeros: an all_reduce (sum) of 0 elements of `CINCH_I8`.
+ *
+ * C programs use `cinch_call_default(&call)`, which passes `sizeof(cinch_call_t)` and
+ * `CINCH_API_VERSION` of the program's header as `size` and `version`.
  */
 cinch_result_t cinch_call_init(cinch_call_t *call, size_t size, uint32_t version);
 
 /**
- * Runs one call, and says what it did in `*report`, which may be NULL and is written on success
- * only. Inside a group, the report is filled by the outermost `cinch_group_end`.
+ * Runs one call and describes it in `*report`, which may be NULL and is written on success only.
+ * In a group, the outermost `cinch_group_end` writes the report.
  */
-cinch_result_t cinch_call(const cinch_call_t *call, cinch_report_t *report);
+cinch_result_t cinch_call(const cinch_call_t *call,
+                          cinch_report_t *report);
 
 /**
- * Bytes of `count` elements encoded with `codec`, to `*bytes`. They do not depend on the type of
- * the elements.
+ * Stores the bytes of `count` elements encoded with `codec` in `*bytes`. The size does not depend on
+ * the element type.
  */
 cinch_result_t cinch_wire_bytes(const char *codec,
                                 cinch_layout_t layout,
@@ -1218,8 +1236,10 @@ cinch_result_t cinch_wire_bytes(const char *codec,
                                 size_t *bytes);
 
 /**
- * HostElements of an encoded array in a published layout, which is all of the `wire_bytes` bytes at
- * `wire`, to `*count`. The layout of chunks does not say how many it holds.
+ * Stores the number of elements of an encoded array in `*count`, for the published layout.
+ *
+ * The array is all of the `wire_bytes` bytes at `wire`, in host memory. The chunk layout does not
+ * contain its number of elements, so it is an error.
  */
 cinch_result_t cinch_wire_count(const char *codec,
                                 cinch_layout_t layout,
@@ -1228,17 +1248,18 @@ cinch_result_t cinch_wire_count(const char *codec,
                                 size_t *count);
 
 /**
- * Encodes `count` elements of type f32, f16 or bf16 at `src`, large arrays on `CINCH_THREADS`
- * threads, into `wire`, which has room for
- * `wire_bytes` bytes; `cinch_wire_bytes` says how many are written. The two do not overlap.
+ * Encodes `count` elements of type f32, f16 or bf16 at `src` into `wire`.
  *
- * `draw` matters to codecs that round at random (`minmax4:seed=1`): calls with the same seed and
- * the same `draw` draw the same numbers, so count it up from call to call.
+ * `wire_bytes` is the size of `wire`; `cinch_wire_bytes` returns how many bytes are written. `src` and
+ * `wire` must not overlap. Codecs with random rounding (`minmax4:seed=1`) draw the same numbers for
+ * equal seed and `draw`: increment `draw` from call to call.
  *
- * Both in host memory: `stream` is NULL. Both in memory of one GPU: the work is queued on `stream`, a
- * `cudaStream_t` or `CUstream` of that GPU (NULL is its default stream), gives the same bytes, and may be
- * captured; elements are aligned as their type is, chunks to 16 bytes. The first such call in a
- * process loads kernels. Scales of whole arrays (`tensor=K`) are for host memory.
+ * Arrays in host memory: `stream` is NULL, and large arrays are encoded by `CINCH_THREADS` threads.
+ *
+ * Arrays in memory of one GPU: the work is queued on `stream`, a `cudaStream_t` or `CUstream` of that
+ * GPU, which may be capturing; NULL is its default stream. The result is bit-identical. Elements must
+ * be aligned to their size, chunks to 16 bytes. The first such call of a process loads the kernels.
+ * Codecs with a scale per tensor (`tensor=K`) work on host memory only.
  */
 cinch_result_t cinch_encode(const char *codec,
                             cinch_layout_t layout,
@@ -1251,12 +1272,13 @@ cinch_result_t cinch_encode(const char *codec,
                             void *stream);
 
 /**
- * Decodes the first `count` elements of the `wire_bytes` bytes at `wire` into `dst`, as type f32,
- * f16 or bf16. A published layout must hold exactly so many. The two do not overlap; `dst` is
- * written on success only.
+ * Decodes the first `count` elements of the `wire_bytes` bytes at `wire` into `dst`, as type f32, f16
+ * or bf16.
  *
- * In host memory or in that of one GPU, as `cinch_encode`. A message with a header that lies on a
- * GPU is not looked at by the call: if it is not one of so many elements, they become NaN.
+ * A published layout must hold exactly `count` elements. `wire` and `dst` must not overlap. `dst` is
+ * written on success only. Both are in host memory or in memory of one GPU; see `cinch_encode`. The
+ * call does not read the header of a message in GPU memory: if its number of elements is not `count`,
+ * the elements become NaN.
  */
 cinch_result_t cinch_decode(const char *codec,
                             cinch_layout_t layout,
@@ -1268,15 +1290,17 @@ cinch_result_t cinch_decode(const char *codec,
                             void *stream);
 
 /**
- * Copies `count` elements of type f32, f16 or bf16 from host memory to that of a GPU, or back, packed
- * by `codec` on the way: what arrives is what the codec makes of them. With `trunc16` half of the
- * bytes of f32 cross the bus. Exactly one of `src` and `dst` is memory of a GPU. The host's part is
- * done by up to 16 threads of their own; any host memory will do, pinned or not.
+ * Copies `count` elements of type f32, f16 or bf16 between host memory and a GPU, encoded by `codec` on
+ * the way.
  *
- * Begins behind the work that `stream` has, a stream of that GPU, which goes on behind the copy. The
- * call returns when the host array may be used again: towards the GPU when it has been read, as a
- * `cudaMemcpyAsync` from memory that is not pinned does; towards the host when it is complete. So
- * it cannot be captured. `draw` is that of `cinch_encode`. After an error `dst` is undefined.
+ * The destination receives decoded elements. With `trunc16`, half of the bytes of f32 cross the bus.
+ * Exactly one of `src` and `dst` must be GPU memory; host memory may be pinned or pageable. Up to 16
+ * threads of the library encode or decode on the host. See `cinch_encode` for `draw`.
+ *
+ * The copy starts after earlier work of `stream`, a stream of that GPU, and before later work. The
+ * call returns when the host array may be reused. To the GPU, that is when the array has been read, as
+ * with `cudaMemcpyAsync` from pageable memory. To the host, that is when the copy is complete. It
+ * cannot be captured. After an error the contents of `dst` are undefined.
  */
 cinch_result_t cinch_copy(const char *codec,
                           const void *src,
@@ -1287,9 +1311,11 @@ cinch_result_t cinch_copy(const char *codec,
                           void *stream);
 
 /**
- * Copies this rank's residuals of error feedback (`cinch_call_t.feedback`) to `buffer`, to be
- * stored with a checkpoint. `*bytes` becomes their size; with `buffer` NULL that is all that
- * happens. A `capacity` below it is an error, and nothing is copied.
+ * Copies this rank's residuals of error feedback (`cinch_call_t.feedback`) to `buffer`, for a
+ * checkpoint, and stores their size in `*bytes`.
+ *
+ * With `buffer` NULL only the size is stored. If `capacity` is smaller than the size, the call fails
+ * and copies nothing.
  */
 cinch_result_t cinch_feedback_export(cinch_comm_t *comm,
                                      void *buffer,
@@ -1297,69 +1323,80 @@ cinch_result_t cinch_feedback_export(cinch_comm_t *comm,
                                      size_t *bytes);
 
 /**
- * Puts residuals that `cinch_feedback_export` gave in the place of all that this rank has. They
- * must be of the same rank of as many ranks. Those that the first call of their tensor has no use
- * for, as it has another count, cut, operator or type, are dropped then; the log says so.
+ * Replaces all residuals of this rank by those that `cinch_feedback_export` returned on the same rank
+ * of a communicator with as many ranks.
+ *
+ * The first call of a tensor drops residuals that do not fit its count, chunks, operator or type; the
+ * log reports them.
  */
 cinch_result_t cinch_feedback_import(cinch_comm_t *comm,
                                      const void *buffer,
                                      size_t bytes);
 
 /**
- * Multiplies this rank's residuals by `factor`: new over old scale of the loss, where gradients
- * of a scaled loss are summed (`cinch_loss_scaler_t.rescale`).
+ * Multiplies this rank's residuals by `factor`.
+ *
+ * Call it when the scale of a scaled loss changes; `factor` is the new scale divided by the old one
+ * (`cinch_loss_scaler_t.rescale`).
  */
-cinch_result_t cinch_feedback_rescale(cinch_comm_t *comm, double factor);
+cinch_result_t cinch_feedback_rescale(cinch_comm_t *comm,
+                                      double factor);
 
 /**
- * Forgets this rank's residuals of the tensor `feedback`, or of all tensors if it is 0.
+ * Forgets this rank's residuals of the tensor with the id `feedback`, or of all tensors if it is 0.
  */
-cinch_result_t cinch_feedback_forget(cinch_comm_t *comm, uint64_t feedback);
+cinch_result_t cinch_feedback_forget(cinch_comm_t *comm,
+                                     uint64_t feedback);
 
 /**
- * Sets nothing in `*awp`. `size` and `version` are `sizeof(cinch_awp_t)` and `CINCH_API_VERSION`
- * of the program's header: C programs use `cinch_awp_default(&awp)`.
+ * Initialises `*awp` with nothing set.
+ *
+ * C programs use `cinch_awp_default(&awp)`, which passes `sizeof(cinch_awp_t)` and
+ * `CINCH_API_VERSION` of the program's header as `size` and `version`.
  */
-cinch_result_t cinch_awp_init(cinch_awp_t *awp,
-                              size_t size,
-                              uint32_t version);
+cinch_result_t cinch_awp_init(cinch_awp_t *awp, size_t size, uint32_t version);
 
 /**
- * Takes the group's L2 norm after a batch, which must be the same on all ranks; sets the bits to
- * keep from now on in `awp->bits`, and in `*codec`, which may be NULL, the name of the codec that
- * keeps them: `trunc8`, `trunc16`, `trunc24` or `raw`, a string that lives for ever. A norm that
- * is not finite changes nothing.
+ * Updates `*awp` with the group's L2 norm after a batch, which must be the same on all ranks.
+ *
+ * Stores the bits to keep from now on in `awp->bits`. Stores the name of the codec that keeps them in
+ * `*codec`, which may be NULL: static text `trunc8`, `trunc16`, `trunc24` or `raw`. A non-finite norm
+ * changes nothing.
  */
 cinch_result_t cinch_awp_update(cinch_awp_t *awp,
                                 double l2_norm,
                                 const char **codec);
 
 /**
- * Sets the defaults in `*scaler`. `size` and `version` are `sizeof(cinch_loss_scaler_t)` and
- * `CINCH_API_VERSION` of the program's header: C programs use
- * `cinch_loss_scaler_default(&scaler)`.
+ * Initialises `*scaler` with the defaults.
+ *
+ * C programs use `cinch_loss_scaler_default(&scaler)`, which passes `sizeof(cinch_loss_scaler_t)` and
+ * `CINCH_API_VERSION` of the program's header as `size` and `version`.
  */
 cinch_result_t cinch_loss_scaler_init(cinch_loss_scaler_t *scaler,
                                       size_t size,
                                       uint32_t version);
 
 /**
- * Takes whether any summed gradient of a step had a value that is not finite; sets `*apply` to 1
- * if the step is to be applied and to 0 if it is to be skipped, and the scale of the next step in
- * `scaler->scale`.
+ * Updates `*scaler` after a step; `non_finite` is nonzero if a summed gradient was not finite.
  *
- * Codecs carry such values to every rank, so that all ranks find the same in their output:
- * `cinch_count_non_finite` of it decides, not the report, which is about what this rank encoded.
- * With cast16, cast_bf16, static8, mantissa8, trunc8, threshold2 and `tensor=K` finite sums saturate
- * instead of overflowing: there the ranks must also sum up `saturated` of their reports, and skip
- * the step unless it is 0. Reports of calls on GPUs do not have it.
+ * Stores 1 in `*apply` if the step is to be applied and 0 if it is to be skipped. Stores the scale of
+ * the next step in `scaler->scale`.
+ *
+ * Codecs carry non-finite values to every rank, so all ranks find the same in their output. Pass the
+ * result of `cinch_count_non_finite` for the output; the report describes this rank's input only.
+ *
+ * Finite sums saturate instead of overflowing with cast16, cast_bf16, static8, mantissa8, trunc8,
+ * threshold2 and `tensor=K`. With these codecs the ranks must also sum `saturated` of their reports,
+ * and skip the step unless it is 0. Reports of calls on GPUs lack this field.
  */
 cinch_result_t cinch_loss_scaler_update(cinch_loss_scaler_t *scaler,
                                         int non_finite,
                                         int *apply);
 
 /**
- * Counts the NaN and infinite ones among `count` elements of `dtype` in host memory.
+ * Stores the number of NaN and infinite values among `count` elements of `dtype` in host memory in
+ * `*found`.
  */
 cinch_result_t cinch_count_non_finite(const void *data,
                                       size_t count,

@@ -1,10 +1,9 @@
-//! Gives the shared library NCCL's soname, and hides what is not NCCL's interface.
+//! Gives the shared library NCCL's soname, and hides all symbols but NCCL's.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
-    // Cargo puts that of libcinch.so.0 behind it, which soname/build.rs mends.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libnccl.so.2");
-    // The compiler exports what the crates below export, too. Their archives are hidden, so that
-    // libcinch.so.0 may be in the same process, and so that what nobody calls is left out.
+    // The compiler also exports the functions of cinch.h. Hidden, they do not clash with libcinch.so.0
+    // in the same process, and the linker leaves out unused ones.
     println!("cargo:rustc-cdylib-link-arg=-Wl,--exclude-libs,ALL");
 }

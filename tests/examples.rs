@@ -2,6 +2,8 @@
 //!
 //! Each program checks its own results, and exits with an error if one is wrong.
 
+mod c_library;
+
 use cinch::gpu::{Driver, kernels};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -14,29 +16,10 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Builds the C library, the tool and the Rust examples with the profile of this test. Returns the
-/// folder that holds them.
-///
-/// Cargo builds them for `cargo test` too, but not for `cargo test --test examples`.
+/// Returns the folder of the C library, the tool and the Rust examples, which it builds once.
 fn build() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
-    FOLDER.get_or_init(|| {
-        // The test is in target/PROFILE/deps.
-        let test = std::env::current_exe().unwrap();
-        let folder = test.ancestors().nth(2).unwrap();
-        let profile = match folder.file_name().unwrap().to_str().unwrap() {
-            "debug" => "dev",
-            profile => profile,
-        };
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo
-            .args(["build", "--locked", "-p", "cinch-ccl", "-p", "cinch-cli"])
-            .args(["--lib", "--bins", "--examples"])
-            .args(["--profile", profile, "--target-dir"])
-            .arg(folder.parent().unwrap());
-        succeed("cargo build", &mut cargo);
-        folder.to_path_buf()
-    })
+    FOLDER.get_or_init(c_library::build)
 }
 
 /// Runs a command in the root of the tree; panics with its output if it fails.

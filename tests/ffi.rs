@@ -1,14 +1,16 @@
-//! The C ABI from C and C++: the programs of `ffi-tests/` and `examples/`, compiled without a
-//! warning by every compiler that is here, run as 1 and 4 processes, plain and under
-//! AddressSanitizer (the library itself is not instrumented).
+//! C and C++ programs on the C ABI: those of `ffi-tests/` and `examples/`.
 //!
-//! Tests named `live_` need ranks that can talk to each other; the others only the library.
+//! Every installed compiler must compile them without a warning. They run as 1 and 4 processes, plain
+//! and under AddressSanitizer (the library itself is not instrumented). Tests named `live_` need ranks
+//! that can connect to each other; the others need the library only.
+
+mod c_library;
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 const PROGRAMS: &[&str] = &[
     "ffi-tests/bad_arguments.c",
@@ -32,10 +34,10 @@ const STRICT: &[&str] = &[
     "-pthread",
 ];
 
-/// A program that runs longer hangs.
-const DEADLINE: Duration = Duration::from_secs(120);
-/// How long the others may go on once one rank has failed.
-const GRACE: Duration = Duration::from_secs(20);
+/// Time after which a program counts as hung.
+const PROGRAM_TIMEOUT: Duration = Duration::from_secs(120);
+/// Time that the other ranks have to end after one rank has failed.
+const PEER_EXIT_TIMEOUT: Duration = Duration::from_secs(20);
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -50,21 +52,11 @@ fn starts(tool: &str) -> bool {
         .is_ok_and(|status| status.success())
 }
 
-/// A folder with the libraries that were built with this very test, the shared one under its two
-/// names.
+/// Returns a folder with the libraries of this build; the shared library has its two names there.
 fn library() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
-        // deps/ holds it whether or not cargo has also put it one level up.
-        let this = std::env::current_exe().unwrap();
-        let built = this.with_file_name("libcinch.so");
-        let modified = |path: &Path| fs::metadata(path).unwrap().modified().unwrap();
-        let newest = newest_source(&root().join("src"), &modified);
-        assert!(
-            modified(&built) >= newest,
-            "{} is older than the sources; was it built by this cargo test?",
-            built.display()
-        );
+        let built = c_library::build();
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("ffi-lib");
         fs::create_dir_all(&folder).unwrap();
         for (name, file) in [
@@ -74,33 +66,21 @@ fn library() -> &'static Path {
         ] {
             let link = folder.join(name);
             let _ = fs::remove_file(&link);
-            std::os::unix::fs::symlink(this.with_file_name(file), link).unwrap();
+            std::os::unix::fs::symlink(built.join(file), link).unwrap();
         }
         folder
     })
 }
 
-fn newest_source(directory: &Path, modified: &dyn Fn(&Path) -> SystemTime) -> SystemTime {
-    let entries = fs::read_dir(directory)
-        .unwrap()
-        .map(|entry| entry.unwrap().path());
-    entries
-        .map(|path| match path.is_dir() {
-            true => newest_source(&path, modified),
-            false => modified(&path),
-        })
-        .max()
-        .unwrap_or(SystemTime::UNIX_EPOCH)
-}
-
-/// Compiles `source` to an executable of this test's own.
+/// Compiles `source` to an executable that belongs to `test`.
 fn compile(source: &str, test: &str, flags: &[&str]) -> PathBuf {
     let stem = Path::new(source).file_stem().unwrap().to_string_lossy();
     let sanitized = if flags.is_empty() { "" } else { "-sanitized" };
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{test}-{stem}{sanitized}"));
-    let (compiler, standard) = match source.ends_with(".cpp") {
-        true => ("g++", "-std=c++17"),
-        false => ("gcc", "-std=c11"),
+    let (compiler, standard) = if source.ends_with(".cpp") {
+        ("g++", "-std=c++17")
+    } else {
+        ("gcc", "-std=c11")
     };
     let library = library();
     let output = Command::new(compiler)
@@ -125,7 +105,7 @@ fn compile(source: &str, test: &str, flags: &[&str]) -> PathBuf {
     program
 }
 
-/// Started processes; those that still run when it is dropped are killed, by their own ids.
+/// Started processes. Its drop kills the processes that still run, by their ids.
 struct Ranks {
     children: Vec<(Child, PathBuf)>,
 }
@@ -141,7 +121,7 @@ impl Drop for Ranks {
 }
 
 impl Ranks {
-    /// One process for each list of arguments.
+    /// Starts one process for each list of arguments.
     fn start(program: &Path, name: &str, arguments: &[Vec<String>]) -> Ranks {
         let mut ranks = Ranks {
             children: Vec::new(),
@@ -167,9 +147,9 @@ impl Ranks {
         ranks
     }
 
-    /// Waits for all; returns what each wrote, or fails with all of it.
+    /// Waits for all processes and returns their output; panics with it if one fails.
     fn join(mut self, name: &str) -> Vec<String> {
-        let mut deadline = Instant::now() + DEADLINE;
+        let mut deadline = Instant::now() + PROGRAM_TIMEOUT;
         let mut failed = false;
         loop {
             let states: Vec<_> = self
@@ -179,7 +159,7 @@ impl Ranks {
                 .collect();
             if !failed && states.iter().flatten().any(|status| !status.success()) {
                 failed = true;
-                deadline = deadline.min(Instant::now() + GRACE);
+                deadline = deadline.min(Instant::now() + PEER_EXIT_TIMEOUT);
             }
             let over = Instant::now() > deadline;
             if states.iter().all(Option::is_some) || over {
@@ -205,7 +185,7 @@ impl Ranks {
     }
 }
 
-/// A path for the id of one run, where nothing is yet.
+/// Returns the path of the file in which one run shares its id; removes an old file.
 fn id_file(name: &str) -> PathBuf {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}.id"));
     let _ = fs::remove_file(&path);
@@ -231,7 +211,7 @@ fn run(source: &str, test: &str, flags: &[&str], nranks: usize) {
 
 const ASAN: &[&str] = &["-fsanitize=address", "-fno-omit-frame-pointer"];
 
-fn run_all_ways(source: &str, test: &str) {
+fn run_in_all_modes(source: &str, test: &str) {
     for flags in [&[], ASAN] {
         for nranks in [1, 4] {
             run(source, test, flags, nranks);
@@ -240,13 +220,14 @@ fn run_all_ways(source: &str, test: &str) {
 }
 
 #[test]
-fn every_compiler_accepts_every_program() {
+fn program_compiles_without_warning_on_every_compiler() {
     let mut missing = Vec::new();
     for (c, cpp) in [("gcc", "g++"), ("clang", "clang++")] {
         for source in PROGRAMS {
-            let (compiler, standards) = match source.ends_with(".cpp") {
-                true => (cpp, ["c++11", "c++17"]),
-                false => (c, ["c99", "c11"]),
+            let (compiler, standards) = if source.ends_with(".cpp") {
+                (cpp, ["c++11", "c++17"])
+            } else {
+                (c, ["c99", "c11"])
             };
             if !starts(compiler) {
                 assert!(c != "gcc", "{compiler} is needed");
@@ -277,7 +258,7 @@ fn every_compiler_accepts_every_program() {
 }
 
 #[test]
-fn bad_arguments_without_a_communicator_are_errors() {
+fn bad_argument_without_communicator_is_an_error() {
     for flags in [&[], ASAN] {
         let program = compile("ffi-tests/bad_arguments.c", "static", flags);
         let name = format!("static{}", flags.concat());
@@ -293,14 +274,14 @@ fn bad_arguments_without_a_communicator_are_errors() {
 }
 
 #[test]
-fn the_header_serves_cpp() {
+fn header_compiles_and_links_as_cpp() {
     let program = compile("ffi-tests/cpp_header.cpp", "cpp", &[]);
     Ranks::start(&program, "cpp", &[vec![]]).join("cpp");
 }
 
 #[test]
 fn live_bad_arguments() {
-    run_all_ways("ffi-tests/bad_arguments.c", "bad_arguments");
+    run_in_all_modes("ffi-tests/bad_arguments.c", "bad_arguments");
 }
 
 #[test]
@@ -316,17 +297,17 @@ fn live_duplicate_ranks() {
 
 #[test]
 fn live_all_collectives() {
-    run_all_ways("ffi-tests/all_collectives.c", "all_collectives");
+    run_in_all_modes("ffi-tests/all_collectives.c", "all_collectives");
 }
 
 #[test]
 fn live_groups() {
-    run_all_ways("ffi-tests/groups.c", "groups");
+    run_in_all_modes("ffi-tests/groups.c", "groups");
 }
 
 #[test]
 fn live_report() {
-    run_all_ways("ffi-tests/report.c", "report");
+    run_in_all_modes("ffi-tests/report.c", "report");
 }
 
 #[test]
@@ -338,15 +319,15 @@ fn live_codecs() {
 
 #[test]
 fn live_adapt() {
-    run_all_ways("ffi-tests/adapt.c", "adapt");
+    run_in_all_modes("ffi-tests/adapt.c", "adapt");
 }
 
 #[test]
 fn live_split() {
-    run_all_ways("ffi-tests/split.c", "split");
+    run_in_all_modes("ffi-tests/split.c", "split");
 }
 
 #[test]
 fn live_cpp() {
-    run_all_ways("ffi-tests/cpp_header.cpp", "cpp_live");
+    run_in_all_modes("ffi-tests/cpp_header.cpp", "cpp_live");
 }

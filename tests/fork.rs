@@ -4,7 +4,7 @@
 
 mod common;
 
-use cinch::capi::HandleTable;
+use cinch::capi::core::handle_table::HandleTable;
 use cinch::types::TransportKind;
 use cinch::{Communicator, Config, ErrorKind, ReduceOp, UniqueId};
 use std::io::{BufRead, BufReader};

@@ -1,26 +1,29 @@
-//! The boundary: both names of a function, and no panic or error that leaves it other than as a
-//! code.
+//! The boundary: a function has both of its names, and returns errors and panics as a code.
 
+use crate::error;
 use crate::types::{ncclInProgress, ncclResult_t, ncclSuccess};
-use crate::{error, group};
+use cinch::capi::core::guard::caught;
+use cinch::capi::core::open_group;
 use cinch::{Error, Result};
 
-/// What a function that did not fail returns.
+/// Result of a function that did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CallProgress {
-    /// It is done.
+    /// The call has ended.
     Done,
-    /// It goes on in the background: `ncclInProgress`.
+    /// The call continues in the background: `ncclInProgress`.
     Underway,
 }
 
-/// Defines a function of the interface under both of its names. The body is a
-/// `Result<CallProgress>`, or what `returning` says, with the value for a panic behind it.
+/// Defines a function of the interface under both of its names.
+///
+/// The body is a `Result<CallProgress>`, or a value of the type after `returning`, with the value for
+/// a panic after `else`. `counted` marks functions whose failure fails the thread's open group: as in
+/// NCCL, these are collectives and functions that create or end communicators.
 macro_rules! export {
     ($(#[doc = $doc:literal])* fn $($rest:tt)*) => {
         export!(by enter, $(#[doc = $doc])* fn $($rest)*);
     };
-    // A part of the open group, if one is: its failure is the group's.
     ($(#[doc = $doc:literal])* counted fn $($rest:tt)*) => {
         export!(by enter_counted, $(#[doc = $doc])* fn $($rest)*);
     };
@@ -36,7 +39,7 @@ macro_rules! export {
         }
         export!(names $(#[doc = $doc])* ($name, $twin) ($($arg: $type),*)
             -> $crate::types::ncclResult_t {
-            // SAFETY: the caller's arguments are as the header says.
+            // SAFETY: the program passes arguments as the header documents.
             $crate::boundary::$enter(stringify!($name), || unsafe { $name::body($($arg),*) })
         });
     };
@@ -53,14 +56,13 @@ macro_rules! export {
         export!(names $(#[doc = $doc])* ($name, $twin) ($($arg: $type),*) -> $returns {
             $crate::boundary::enter_value(
                 stringify!($name),
-                // SAFETY: the caller's arguments are as the header says.
+                // SAFETY: the program passes arguments as the header documents.
                 || unsafe { $name::body($($arg),*) },
                 || $fallback,
             )
         });
     };
-    // Neither name calls the other: a program may put a function of its own in the place of one,
-    // and call the other from it.
+    // Neither name calls the other: an interposer may replace one name and call the other from it.
     (names $(#[doc = $doc:literal])* ($name:ident, $twin:ident)
         ($($arg:ident: $type:ty),*) -> $returns:ty $body:block) => {
         $(#[doc = $doc])*
@@ -72,40 +74,41 @@ macro_rules! export {
     };
 }
 
-/// The code of what `body`, the function `name`, returns.
+/// Runs `body`, the body of the function `name`, and returns its code.
 pub(crate) fn enter(name: &str, body: impl FnOnce() -> Result<CallProgress>) -> ncclResult_t {
     enter_with(name, body, |_| {})
+}
+
+/// Runs `body` as [`enter`] does; a failure also fails the thread's open group.
+pub(crate) fn enter_counted(
+    name: &str,
+    body: impl FnOnce() -> Result<CallProgress>,
+) -> ncclResult_t {
+    enter_with(name, body, open_group::fail)
 }
 
 fn enter_with(
     name: &str,
     body: impl FnOnce() -> Result<CallProgress>,
-    failed: impl FnOnce(&Error),
+    on_error: impl FnOnce(&Error),
 ) -> ncclResult_t {
-    match cinch::capi::caught(name, body) {
+    match caught(name, body) {
         Ok(CallProgress::Done) => ncclSuccess,
         Ok(CallProgress::Underway) => ncclInProgress,
         Err(error) => {
-            failed(&error);
+            on_error(&error);
             error::remember(&error)
         }
     }
 }
 
-/// The same for what is a part of the thread's open group.
-pub(crate) fn enter_counted(
-    name: &str,
-    body: impl FnOnce() -> Result<CallProgress>,
-) -> ncclResult_t {
-    enter_with(name, body, group::fail)
-}
-
+/// Runs `body`, the body of the function `name`, and returns its value; `fallback` if it panics.
 pub(crate) fn enter_value<T>(
     name: &str,
     body: impl FnOnce() -> T,
     fallback: impl FnOnce() -> T,
 ) -> T {
-    cinch::capi::caught(name, || Ok(body())).unwrap_or_else(|error| {
+    caught(name, || Ok(body())).unwrap_or_else(|error| {
         error::remember(&error);
         fallback()
     })
@@ -117,7 +120,7 @@ mod tests {
     use crate::types::{ncclInternalError, ncclInvalidUsage};
 
     #[test]
-    fn nothing_but_codes_leaves() {
+    fn error_or_panic_becomes_code() {
         assert_eq!(enter("ncclF", || Ok(CallProgress::Done)), ncclSuccess);
         assert_eq!(
             enter("ncclF", || Ok(CallProgress::Underway)),

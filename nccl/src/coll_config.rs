@@ -1,4 +1,4 @@
-//! `ncclCollConfig_t`: what a program asks of one call.
+//! `ncclCollConfig_t`: options of one call.
 
 use crate::extension::{self, ncclConfigExt_t};
 use crate::types::{NCCL_API_MAGIC, cudaEvent_t};
@@ -25,22 +25,25 @@ versioned! {
     launchCompletionEvent: cudaEvent_t = null_mut(), since 23200;
 }
 
-/// The part of it that means something here.
+/// Options of [`ncclCollConfig_t`] that have an effect.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct CallOptions {
-    /// The codec, where one is asked for.
+    /// Codec; `None` if not set.
     pub(crate) codec: Option<CodecSpec>,
-    /// The algorithm, where one is.
+    /// Algorithm; `None` if not set.
     pub(crate) algorithm: Option<Algorithm>,
 }
 
 impl CallOptions {
-    /// The config at `config`, checked; nothing for NULL.
+    /// Reads the options at `config`; none are set for NULL.
+    ///
+    /// # Errors
+    /// Invalid argument or invalid usage for options that cinch does not have.
     ///
     /// # Safety
-    /// `config` is NULL, or readable for the size that it says, with live strings and options.
+    /// `config` is NULL, or readable for the size that it gives, with valid strings and options.
     pub(crate) unsafe fn read(config: *const ncclCollConfig_t) -> Result<CallOptions> {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller's contract.
         let Some(config) = (unsafe { versioned::read(config)? }) else {
             return Ok(CallOptions::default());
         };
@@ -51,23 +54,28 @@ impl CallOptions {
             ));
         }
         Ok(CallOptions {
-            // SAFETY: as the caller's.
+            // SAFETY: the caller's contract.
             codec: unsafe { extension::codec(config.ext)? },
-            // SAFETY: as the caller's.
+            // SAFETY: the caller's contract.
             algorithm: unsafe { algorithm(config.algSelection, config.forceAlgSelection != 0)? },
         })
     }
 }
 
-/// The algorithm of a selection by name. A list leaves the choice to us, unless none of it is ours.
+/// Returns the algorithm that a list of names selects; `None` leaves the choice to cinch.
+///
+/// Unless forced, a list is a hint. A forced list must contain exactly one algorithm of cinch.
+///
+/// # Errors
+/// Invalid argument if a forced list does not.
 ///
 /// # Safety
-/// `text` is NULL or a live string.
+/// `text` is NULL or a valid string.
 unsafe fn algorithm(text: *const c_char, force: bool) -> Result<Option<Algorithm>> {
     if text.is_null() {
         return Ok(None);
     }
-    // SAFETY: not NULL, so a live string.
+    // SAFETY: the caller's contract, as `text` is not NULL.
     let text = unsafe { CStr::from_ptr(text) }.to_string_lossy();
     if text.trim().is_empty() {
         return Ok(None);
@@ -93,7 +101,7 @@ unsafe fn algorithm(text: *const c_char, force: bool) -> Result<Option<Algorithm
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::versioned::Versioned;
+    use crate::versioned::NcclStruct;
 
     fn read(change: impl Fn(&mut ncclCollConfig_t)) -> Result<CallOptions> {
         let mut config = ncclCollConfig_t {
@@ -106,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn algorithms_go_by_name() {
+    fn algorithm_is_selected_by_name() {
         assert_eq!(size_of::<ncclCollConfig_t>(), 72);
         assert_eq!(read(|_| {}).unwrap(), CallOptions::default());
         let ask = |text: &'static CStr, force: c_int| {
@@ -128,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn an_older_config_has_no_event() {
+    fn event_in_older_config_is_ignored() {
         let set = |version: u32| {
             read(|config| {
                 config.version = version;

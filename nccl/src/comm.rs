@@ -1,28 +1,29 @@
-//! Communicators as programs hold them: a ticket, and what it stands for from the call that asks
-//! for it on, which may be long before there is a connection.
+//! Communicators as programs hold them, and the table of their handles.
+//!
+//! A communicator has its handle from the call that creates it, perhaps long before it is connected.
 
 use crate::config::CommOptions;
-use crate::deferred_free;
-use crate::op::CreatedOps;
 use crate::types::{ncclComm, ncclComm_t};
-use cinch::capi::HandleTable;
+use cinch::capi::core::created_ops::CreatedOps;
+use cinch::capi::core::handle_table::HandleTable;
 use cinch::sync::Fault;
 use cinch::sys::fork::ProcessId;
 use cinch::types::DeviceChoice;
 use cinch::{Communicator, Config, Error, ErrorKind, Result};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-static LIVE: HandleTable<Comm> = HandleTable::new("comm", "communicator", 0xACC1);
+static COMMS: HandleTable<Comm> = HandleTable::new("comm", "communicator", 0xACC1);
 
-/// What a ticket stands for.
+/// Object behind a handle.
 #[derive(Debug)]
 pub(crate) struct Comm {
-    /// What the program options of it.
+    /// Options that the program passed.
     pub(crate) options: CommOptions,
-    /// The settings that hold where nothing is options; those of communicators made from it, too.
+    /// Settings without the options; communicators that are split from this one inherit them.
     pub(crate) defaults: Config,
-    /// Raising it ends whatever waits, an init too.
+    /// Ends all waits when it is raised, that for the connection, too.
     pub(crate) fault: Arc<Fault>,
+    /// Operators that the program created.
     pub(crate) ops: CreatedOps,
     owner: ProcessId,
     state: Mutex<CommState>,
@@ -31,14 +32,16 @@ pub(crate) struct Comm {
 #[derive(Debug, Default)]
 struct CommState {
     communicator: Option<Arc<Communicator>>,
-    /// Calls that go on, on whatever thread.
+    /// Whether [`Comm::take`] was called: a connection that is made later is of no use.
+    is_released: bool,
+    /// Number of running calls on all threads.
     underway: usize,
-    /// Those of them that returned before their end.
+    /// Number of running calls that have returned `ncclInProgress`.
     background: usize,
-    /// Why there is no connection, or why it could not be finalized.
+    /// Reason why there is no connection, or why finalize failed.
     failure: Option<Error>,
     stage: CommStage,
-    /// Whether this rank has retired: a finalize has ended, and well.
+    /// Whether a finalize has ended without error.
     has_closed: bool,
 }
 
@@ -49,19 +52,20 @@ impl CommState {
     }
 }
 
+/// Stage in the life of a communicator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum CommStage {
-    /// It takes calls.
+    /// The communicator takes calls.
     #[default]
     Open,
-    /// It was finalized, and is there to be destroyed.
+    /// The communicator was finalized and can only be destroyed.
     Finalized,
-    /// It was revoked, and is there to be destroyed.
+    /// The communicator was revoked and can only be split, shrunk, destroyed or aborted.
     Revoked,
 }
 
 impl Comm {
-    /// One that is being connected: [`Comm::joined`] says how that went.
+    /// Creates a communicator that is being connected; [`Comm::joined`] ends that.
     pub(crate) fn connecting(options: CommOptions, defaults: Config, fault: Arc<Fault>) -> Comm {
         let comm = Comm {
             options,
@@ -79,46 +83,50 @@ impl Comm {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where its buffers are.
+    /// Returns the device of its buffers.
     pub(crate) fn device(&self) -> DeviceChoice {
         self.defaults.device
     }
 
-    /// Whether it makes calls, or is about to: it has not left, nor failed to connect.
+    /// Returns whether it may make calls: it is being connected, or is connected and not closed.
     pub(crate) fn is_in_use(&self) -> bool {
         let state = self.state();
         state.underway > 0 || (state.communicator.is_some() && !state.has_closed)
     }
 
-    /// Whether calls of it on this rank go on, or kernels of theirs. One that is being connected has none.
+    /// Returns whether calls or kernels of it run on this rank.
     pub(crate) fn is_busy(&self) -> bool {
         self.communicator()
             .is_some_and(|communicator| !communicator.is_idle())
     }
 
-    /// Ends the connecting.
-    pub(crate) fn joined(&self, result: Result<Communicator>) {
+    /// Ends the connecting. Returns the connection if nobody can use it, for the caller to free: the
+    /// communicator was aborted meanwhile.
+    #[must_use]
+    pub(crate) fn joined(&self, result: Result<Communicator>) -> Option<Arc<Communicator>> {
         let mut state = self.state();
         state.end(self.options.blocking);
         match result {
+            Ok(communicator) if state.is_released => return Some(Arc::new(communicator)),
             Ok(communicator) => state.communicator = Some(Arc::new(communicator)),
             Err(error) => state.failure = Some(error),
         }
+        None
     }
 
-    /// A call begins, which returns when it has ended if it is `blocking`.
+    /// Counts a call that begins; a `blocking` call returns when it has ended.
     pub(crate) fn begin(&self, blocking: bool) {
         let mut state = self.state();
         state.underway += 1;
         state.background += usize::from(!blocking);
     }
 
-    /// It ended.
+    /// Counts a call that has ended.
     pub(crate) fn end(&self, blocking: bool) {
         self.state().end(blocking);
     }
 
-    /// A finalize that returned before its end has ended.
+    /// Ends a finalize that ran in the background.
     pub(crate) fn finalize_ended(&self, result: Result<()>) {
         let mut state = self.state();
         state.end(false);
@@ -126,32 +134,32 @@ impl Comm {
         state.failure = result.err();
     }
 
-    /// A finalize that blocks has ended, and well.
+    /// Records that a blocking finalize has ended without error.
     pub(crate) fn set_closed(&self) {
         self.state().has_closed = true;
     }
 
-    /// Whether a finalize has ended, and well.
+    /// Returns whether a finalize has ended without error.
     pub(crate) fn has_closed(&self) -> bool {
         self.state().has_closed
     }
 
-    /// Lets nothing happen to it meanwhile.
+    /// Keeps the state from changing until the returned value is dropped.
     #[cfg(test)]
     pub(crate) fn hold(&self) -> impl Sized + '_ {
         self.state()
     }
 
-    /// The connection, if there is one and nothing is under way.
+    /// Returns the connection if no call runs.
     ///
     /// # Errors
-    /// Invalid argument while something is; why there is no connection.
+    /// Invalid argument while a call runs; else the reason why there is no connection.
     pub(crate) fn connection(&self) -> Result<Arc<Communicator>> {
         let state = self.state();
         if state.underway > 0 {
             return Err(Error::invalid_argument(
                 "the communicator is not ready: an earlier call on it returned ncclInProgress or \
-                 runs on another thread; wait until ncclCommGetAsyncError no longer says so",
+                 runs on another thread; wait until ncclCommGetAsyncError no longer returns that",
             ));
         }
         match (&state.communicator, &state.failure) {
@@ -161,10 +169,10 @@ impl Comm {
         }
     }
 
-    /// The connection, for calls.
+    /// Returns the connection, for calls.
     ///
     /// # Errors
-    /// As [`Comm::connection`]; invalid usage after finalize or revoke.
+    /// See [`Comm::connection`]; invalid usage after finalize or revoke.
     pub(crate) fn ready(&self) -> Result<Arc<Communicator>> {
         let communicator = self.connection()?;
         match self.stage() {
@@ -178,36 +186,43 @@ impl Comm {
         }
     }
 
+    /// Returns its stage.
     pub(crate) fn stage(&self) -> CommStage {
         self.state().stage
     }
 
+    /// Enters `stage`.
     pub(crate) fn enter(&self, stage: CommStage) {
         self.state().stage = stage;
     }
 
-    /// The connection, if there is one, whatever is under way.
+    /// Returns the connection, if there is one, even while calls run.
     pub(crate) fn communicator(&self) -> Option<Arc<Communicator>> {
         self.state().communicator.clone()
     }
 
-    /// The connection, for good: for whoever ends the communicator.
+    /// Removes and returns the connection, for a caller that ends the communicator.
     pub(crate) fn take(&self) -> Option<Arc<Communicator>> {
-        self.state().communicator.take()
+        let mut state = self.state();
+        state.is_released = true;
+        state.communicator.take()
     }
 
-    /// Whether a call goes on, on whatever thread.
+    /// Returns whether a call runs, on any thread.
     pub(crate) fn is_underway(&self) -> bool {
         self.state().underway > 0
     }
 
-    /// Whether a call goes on that has returned. One that blocks another thread does not count:
-    /// programs take the first state that is not success for the end of the communicator.
+    /// Returns whether a call runs that has returned `ncclInProgress`.
+    ///
+    /// A call that blocks another thread does not count: programs treat the first state other than
+    /// success as the end of the communicator.
     pub(crate) fn is_in_progress(&self) -> bool {
         self.state().background > 0
     }
 
-    /// Why it has failed, if it has and was not revoked. One that has left needs no other rank.
+    /// Returns why it has failed; `None` if it has not, or was revoked. Once closed, it needs no other
+    /// rank, so failures of others do not count.
     pub(crate) fn failure(&self) -> Option<Error> {
         let (communicator, has_closed) = {
             let state = self.state();
@@ -220,55 +235,45 @@ impl Comm {
             (state.communicator.clone(), state.has_closed)
         };
         let error = communicator?.async_error()?;
-        let is_anothers_end = matches!(error.kind(), ErrorKind::Remote | ErrorKind::Aborted);
-        (!(has_closed && is_anothers_end)).then_some(error)
+        let is_of_peer = matches!(error.kind(), ErrorKind::Remote | ErrorKind::Aborted);
+        (!(has_closed && is_of_peer)).then_some(error)
     }
 }
 
-impl Drop for Comm {
-    fn drop(&mut self) {
-        // It was aborted while it connected, say.
-        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if let Some(communicator) = state.communicator.take() {
-            deferred_free::free_in_background(communicator);
-        }
-    }
-}
-
-/// Gives `comm` a ticket.
+/// Returns a new handle for `comm`.
 pub(crate) fn register(comm: Arc<Comm>) -> Result<ncclComm_t> {
-    LIVE.register(comm)
+    COMMS.register(comm)
 }
 
-/// What the ticket stands for.
+/// Returns the communicator of the handle `comm`.
 ///
 /// # Errors
-/// As [`HandleTable::lookup`]; invalid usage in a process that was forked since, which may find a lock of
-/// it held for ever.
+/// See [`HandleTable::lookup`]; invalid usage in a process that was forked after the communicator was
+/// made, where its locks may stay locked forever.
 pub(crate) fn lookup(comm: *const ncclComm) -> Result<Arc<Comm>> {
-    let found = LIVE.lookup(comm)?;
+    let found = COMMS.lookup(comm)?;
     found.owner.check()?;
     Ok(found)
 }
 
-/// Takes the ticket back.
+/// Removes the handle `comm` and returns its communicator.
 ///
 /// # Errors
-/// As [`lookup`].
+/// See [`lookup`].
 pub(crate) fn remove(comm: *const ncclComm) -> Result<Arc<Comm>> {
     lookup(comm)?;
-    LIVE.remove(comm)
+    COMMS.remove(comm)
 }
 
-/// The communicators of this process.
+/// Returns the communicators of this process.
 pub(crate) fn all() -> Vec<Arc<Comm>> {
-    let mut all = LIVE.all();
+    let mut all = COMMS.all();
     all.retain(|comm| comm.owner.is_this());
     all
 }
 
 const _: () = {
-    // Handles are shared by threads; calls on one run one after the other.
+    // Threads share handles; calls on one communicator run one after the other.
     const fn shared<T: Send + Sync>() {}
     shared::<Comm>();
 };

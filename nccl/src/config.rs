@@ -1,4 +1,4 @@
-//! `ncclConfig_t`: what a program asks of one communicator.
+//! `ncclConfig_t`: options of one communicator.
 
 use crate::types::NCCL_API_MAGIC;
 use crate::versioned::{self, Unset};
@@ -10,7 +10,7 @@ const INT: c_int = c_int::UNSET;
 const TEXT: *const c_char = <*const c_char>::UNSET;
 
 versioned! {
-    /// `ncclConfig_t` of NCCL 2.32. That of 2.14 ends after `blocking`.
+    /// `ncclConfig_t` of NCCL 2.32; in 2.14 the struct ended after `blocking`.
     struct ncclConfig_t, "NCCL_CONFIG_INITIALIZER", magic NCCL_API_MAGIC;
     blocking: c_int = INT, since 21400;
     cgaClusterSize: c_int = INT, since 21700;
@@ -37,18 +37,18 @@ versioned! {
     nvlsHostMode: c_int = INT, since 23200;
 }
 
-/// The part of it that means something here.
+/// Options of [`ncclConfig_t`] that have an effect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CommOptions {
-    /// Whether calls wait for what they begin.
+    /// Whether calls return when what they start has ended.
     pub(crate) blocking: bool,
-    /// Upper bound of a call's blocks.
+    /// Limit of thread blocks per call.
     pub(crate) max_blocks: Option<usize>,
-    /// Whether graphs with its calls are all that it is used by, or the program orders the rest.
+    /// Whether only graphs use it, or the program orders graph launches with other calls.
     pub(crate) graphs_alone: bool,
-    /// What the program calls the communicator.
+    /// Name of the communicator.
     pub(crate) name: Option<String>,
-    /// Whether a communicator that is split from another fails with it.
+    /// Whether a communicator that is split from another one fails with it (`splitShare`).
     pub(crate) shares: bool,
 }
 
@@ -65,12 +65,15 @@ impl Default for CommOptions {
 }
 
 impl CommOptions {
-    /// The config at `config`, checked; `None` for NULL.
+    /// Reads the options at `config`; `None` for NULL.
+    ///
+    /// # Errors
+    /// Invalid argument for a value out of range.
     ///
     /// # Safety
-    /// `config` is NULL, or readable for the size that it says, with live strings.
+    /// `config` is NULL, or readable for the size that it gives, with valid strings.
     pub(crate) unsafe fn read(config: *const ncclConfig_t) -> Result<Option<CommOptions>> {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller's contract.
         let Some(config) = (unsafe { versioned::read(config)? }) else {
             return Ok(None);
         };
@@ -119,14 +122,17 @@ impl CommOptions {
             options.max_blocks = usize::try_from(config.maxCTAs).ok();
         }
         if !config.commName.is_null() {
-            // SAFETY: not NULL, so a live string.
+            // SAFETY: the caller's contract, as the name is not NULL.
             let name = unsafe { CStr::from_ptr(config.commName) };
             options.name = Some(name.to_string_lossy().into_owned());
         }
         Ok(Some(options))
     }
 
-    /// The settings of a communicator of which this is options.
+    /// Returns `config` with these options.
+    ///
+    /// # Errors
+    /// Invalid argument for a value out of range.
     pub(crate) fn apply(&self, mut config: Config) -> Result<Config> {
         if let Some(blocks) = self.max_blocks {
             config.bound_channels(blocks);
@@ -150,9 +156,9 @@ fn wrong(name: &str, value: c_int, takes: &str) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::versioned::Versioned;
+    use crate::versioned::NcclStruct;
 
-    /// Versions, the size of their struct, and how many fields it has: `blocking` is the first.
+    /// Versions with the size of their struct and its number of fields after the header.
     const HISTORY: &[(u32, usize, usize)] = &[
         (21403, 24, 1),
         (21701, 40, 5),
@@ -169,8 +175,7 @@ mod tests {
         (23203, 120, 23),
     ];
 
-    /// The bytes of a program's struct: every field holds what its place says, and what is no
-    /// field, garbage.
+    /// Returns the bytes of a program's struct: every field is set, and padding is garbage.
     fn of_version(version: u32, size: usize, fields: usize) -> Vec<u8> {
         let mut bytes = vec![0xa5; size];
         bytes[..8].copy_from_slice(&size.to_ne_bytes());
@@ -188,12 +193,12 @@ mod tests {
     }
 
     fn read(bytes: &[u8]) -> Result<Option<ncclConfig_t>> {
-        // SAFETY: as many bytes as they say, or refused.
+        // SAFETY: `bytes` has as many bytes as its size field gives, or `read` refuses it.
         unsafe { versioned::read(bytes.as_ptr().cast()) }
     }
 
     #[test]
-    fn every_version_since_2_14_is_read_right() {
+    fn config_of_every_version_is_read() {
         assert_eq!(size_of::<ncclConfig_t>(), 120);
         for &(version, size, fields) in HISTORY {
             let config = read(&of_version(version, size, fields)).unwrap().unwrap();
@@ -232,14 +237,14 @@ mod tests {
     }
 
     #[test]
-    fn a_later_version_s_fields_are_left_out() {
+    fn fields_of_later_version_are_ignored() {
         let mut bytes = of_version(29999, 400, 23);
         bytes[16..20].copy_from_slice(&0i32.to_ne_bytes());
         assert_eq!(read(&bytes).unwrap().unwrap().blocking, 0);
     }
 
     #[test]
-    fn what_was_not_initialised_is_refused() {
+    fn uninitialised_config_is_refused() {
         let mut bytes = of_version(22809, 80, 14);
         bytes[8] ^= 1;
         let error = read(&bytes).unwrap_err();
@@ -252,7 +257,7 @@ mod tests {
             bytes[..8].copy_from_slice(&size.to_ne_bytes());
             assert!(read(&bytes).is_err(), "size {size}");
         }
-        // SAFETY: NULL is nothing.
+        // SAFETY: NULL is allowed.
         let nothing = unsafe { versioned::read::<ncclConfig_t>(std::ptr::null()) };
         assert!(nothing.unwrap().is_none());
     }

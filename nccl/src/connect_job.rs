@@ -1,11 +1,13 @@
-//! Connecting: it waits for other ranks, so the ranks of one thread connect on threads of their
-//! own when their group ends, and those of a non-blocking communicator in the background.
+//! Jobs that connect communicators.
+//!
+//! Connecting waits for other ranks. So the jobs of a group run on one thread each when it ends, and
+//! jobs of non-blocking communicators run in the background.
 
 use crate::boundary::CallProgress;
 use crate::comm::{self, Comm};
 use crate::deferred_free;
-use crate::group;
 use crate::types::{ncclComm_t, store};
+use cinch::capi::core::guard::caught;
 use cinch::sync::Fault;
 use cinch::types::DeviceChoice;
 use cinch::{Communicator, Error, Result};
@@ -13,41 +15,46 @@ use std::collections::HashSet;
 use std::ptr::null_mut;
 use std::sync::{Arc, OnceLock, mpsc};
 
-/// One communicator that is to be connected.
+/// Job that connects one communicator.
 pub(crate) struct ConnectJob {
-    /// The new communicator; none for a rank that takes part in a split and gets nothing.
+    /// New communicator; `None` for a rank that takes part in a split and gets none.
     pub(crate) made: Option<NewComm>,
-    /// The communicator that it is made from. Jobs of one parent run one after the other.
+    /// Communicator that is split or shrunk. Jobs of one parent run one after the other.
     pub(crate) parent: Option<Arc<Comm>>,
+    /// Whether the call returns when the communicator is connected.
     pub(crate) blocking: bool,
+    /// Connects, and returns the communicator.
     pub(crate) work: Box<dyn FnOnce() -> Result<Option<Communicator>> + Send>,
 }
 
 impl ConnectJob {
-    /// Where the communicator is to be.
+    /// Returns the device of the communicator.
     fn device(&self) -> Option<DeviceChoice> {
         let made = self.made.as_ref().map(|made| &made.comm);
         Some(made.or(self.parent.as_ref())?.device())
     }
 }
 
-/// A new communicator, whose handle the program has already.
+/// New communicator whose handle the program already has.
 pub(crate) struct NewComm {
     comm: Arc<Comm>,
     handle: ncclComm_t,
-    /// Where the program has it.
+    /// Variable of the program that holds the handle.
     place: *mut ncclComm_t,
 }
 
 impl NewComm {
-    /// Gives `comm` a handle, and writes it to `place`.
+    /// Creates a handle for `comm` and writes it to `place`.
+    ///
+    /// # Errors
+    /// Invalid argument if `place` is NULL.
     ///
     /// # Safety
     /// `place` is writable until the job has run, or the thread's group has ended.
     pub(crate) unsafe fn new(comm: Comm, place: *mut ncclComm_t) -> Result<NewComm> {
         let comm = Arc::new(comm);
         let handle = comm::register(comm.clone())?;
-        // SAFETY: as the caller's.
+        // SAFETY: the caller's contract.
         unsafe { store("newcomm", place, handle)? };
         Ok(NewComm {
             comm,
@@ -56,28 +63,23 @@ impl NewComm {
         })
     }
 
-    /// Undoes it: the program finds NULL.
+    /// Removes the handle, and writes NULL where the program holds it.
     fn withdraw(&self) {
-        // The program may have destroyed it meanwhile.
+        // The program may have destroyed the handle meanwhile.
         if comm::remove(self.handle).is_ok()
             && let Some(communicator) = self.comm.take()
         {
             deferred_free::free_on_destroy(communicator);
         }
-        // SAFETY: writable by the contract of `new`.
+        // SAFETY: the caller of `new` keeps it writable.
         let _ = unsafe { store("newcomm", self.place, null_mut()) };
     }
 }
 
-/// Runs the job, or records it if a group is open.
-pub(crate) fn submit(job: ConnectJob) -> Result<CallProgress> {
-    match group::record_job(job) {
-        None => Ok(CallProgress::Done),
-        Some(job) => run(vec![job]),
-    }
-}
-
-/// Runs the jobs of a group, those of different parents at once.
+/// Runs jobs; jobs of different parents run concurrently.
+///
+/// # Errors
+/// The first failure, with which all jobs fail; invalid argument if only some are blocking.
 pub(crate) fn run(jobs: Vec<ConnectJob>) -> Result<CallProgress> {
     let devices: HashSet<DeviceChoice> = jobs.iter().filter_map(ConnectJob::device).collect();
     deferred_free::reap_devices(&Vec::from_iter(devices));
@@ -103,14 +105,14 @@ pub(crate) fn run(jobs: Vec<ConnectJob>) -> Result<CallProgress> {
     result
 }
 
-/// Forgets jobs that will not run.
+/// Undoes jobs that will not run.
 pub(crate) fn withdraw(jobs: &[ConnectJob]) {
     jobs.iter()
         .filter_map(|job| job.made.as_ref())
         .for_each(NewComm::withdraw);
 }
 
-/// What a thread does: the part of jobs that may leave the calling one.
+/// Part of a job that may run on another thread.
 struct ConnectTask {
     completion: TaskCompletion,
     work: Box<dyn FnOnce() -> Result<Option<Communicator>> + Send>,
@@ -118,18 +120,17 @@ struct ConnectTask {
 
 impl ConnectTask {
     fn run(self) -> Result<()> {
-        self.completion
-            .report(cinch::capi::caught("connecting", self.work))
+        self.completion.report(caught("connecting", self.work))
     }
 
-    /// Fails it without running it.
+    /// Fails the task without running it.
     fn fail(self, error: &Error) {
-        // Whoever tells it has the error.
+        // The caller reports the error.
         let _ = self.completion.report(Err(error.clone()));
     }
 }
 
-/// Who hears how a task ended.
+/// Communicators that receive the outcome of a task.
 struct TaskCompletion {
     comm: Option<Arc<Comm>>,
     parent: Option<Arc<Comm>>,
@@ -137,27 +138,29 @@ struct TaskCompletion {
 }
 
 impl TaskCompletion {
-    /// Returns the failure, if it is one. The parent is the last to hear: a program that sees it
-    /// ready takes what was made of it for ready.
+    /// Reports the outcome and returns it as an error, if it is a failure. The parent receives it last: a
+    /// program that sees the parent ready may use the new communicator.
     fn report(self, outcome: Result<Option<Communicator>>) -> Result<()> {
         let none = || Error::internal("a split gave no communicator");
-        let said = match self.comm {
+        let result = match self.comm {
             Some(comm) => {
                 let joined = outcome.and_then(|made| made.ok_or_else(none));
-                let said = joined.as_ref().map(|_| ()).map_err(Error::clone);
-                comm.joined(joined);
-                said
+                let result = joined.as_ref().map(|_| ()).map_err(Error::clone);
+                if let Some(unused) = comm.joined(joined) {
+                    deferred_free::free_in_background(unused);
+                }
+                result
             }
             None => outcome.map(drop),
         };
         if let Some(parent) = self.parent {
             parent.end(self.blocking);
         }
-        said
+        result
     }
 }
 
-/// Sorts jobs by parent, in order. From here on the parents are busy.
+/// Sorts jobs into one queue per parent, and counts a call of each parent as begun.
 fn queues(jobs: Vec<ConnectJob>, made: &mut Vec<NewComm>) -> Vec<Vec<ConnectTask>> {
     let mut queues: Vec<(Option<usize>, Vec<ConnectTask>)> = Vec::new();
     for job in jobs {
@@ -185,7 +188,7 @@ fn queues(jobs: Vec<ConnectJob>, made: &mut Vec<NewComm>) -> Vec<Vec<ConnectTask
     queues.into_iter().map(|(_, tasks)| tasks).collect()
 }
 
-/// Runs the tasks of one queue; after a failure the rest fails with it.
+/// Runs the tasks of one queue; a failure fails the remaining tasks.
 fn run_queue(tasks: Vec<ConnectTask>) -> Result<()> {
     let mut failure: Option<Error> = None;
     for task in tasks {
@@ -197,8 +200,8 @@ fn run_queue(tasks: Vec<ConnectTask>) -> Result<()> {
     failure.map_or(Ok(()), Err)
 }
 
-/// Returns when all are connected. A failure ends the others, too: they may wait for the ranks of
-/// the one that failed.
+/// Runs the queues and returns when all communicators are connected. A failure raises the faults of all:
+/// they may wait for the ranks of the failed communicator.
 fn foreground(queues: Vec<Vec<ConnectTask>>, made: &[NewComm]) -> Result<()> {
     let faults: Vec<Arc<Fault>> = made.iter().map(|made| made.comm.fault.clone()).collect();
     let first = OnceLock::new();
@@ -232,17 +235,18 @@ fn foreground(queues: Vec<Vec<ConnectTask>>, made: &[NewComm]) -> Result<()> {
     first.into_inner().map_or(Ok(()), Err)
 }
 
-/// Returns at once.
+/// Starts the queues in the background.
 fn background(queues: Vec<Vec<ConnectTask>>) -> CallProgress {
-    let progress = match queues.is_empty() {
-        true => CallProgress::Done,
-        false => CallProgress::Underway,
+    let progress = if queues.is_empty() {
+        CallProgress::Done
+    } else {
+        CallProgress::Underway
     };
     for queue in queues {
         let (give, take) = mpsc::channel();
         let spawned = spawn().spawn(move || {
             if let Ok(queue) = take.recv() {
-                // Whoever asks the communicators hears of it.
+                // `ncclCommGetAsyncError` of the communicators returns the failure.
                 let _ = run_queue(queue);
             }
         });
@@ -251,8 +255,8 @@ fn background(queues: Vec<Vec<ConnectTask>>) -> CallProgress {
     progress
 }
 
-/// Gives its queue to a thread, which takes it only now: it must not be lost with a thread that
-/// does not start.
+/// Sends `queue` to the thread that was spawned for it. The thread does not own the queue from the
+/// start, so that the queue is not lost if the thread does not start.
 fn start<T>(
     spawned: std::io::Result<T>,
     queue: Vec<ConnectTask>,
@@ -294,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_parent_is_ready_when_its_child_is() {
+    fn parent_is_ready_after_its_child() {
         for fails in [false, true] {
             let (parent, child) = (comm(), comm());
             let task = ConnectTask {
@@ -306,9 +310,12 @@ mod tests {
                 work: Box::new(|| Err(Error::invalid_usage("no"))),
             };
             let held = child.hold();
-            let runs = std::thread::spawn(move || match fails {
-                true => task.fail(&Error::invalid_usage("no")),
-                false => assert!(task.run().is_err()),
+            let runs = std::thread::spawn(move || {
+                if fails {
+                    task.fail(&Error::invalid_usage("no"));
+                } else {
+                    assert!(task.run().is_err());
+                }
             });
             std::thread::sleep(Duration::from_millis(50));
             assert!(parent.is_in_progress());
@@ -317,5 +324,16 @@ mod tests {
             assert!(!parent.is_in_progress() && !child.is_in_progress());
             assert!(child.failure().unwrap().message().ends_with("no"));
         }
+    }
+
+    #[test]
+    fn communicator_aborted_while_connecting_is_freed() {
+        let comm = comm();
+        assert!(comm.take().is_none());
+        let config = Config::default();
+        let id = cinch::UniqueId::create_for_one_host(&config).unwrap();
+        let joined = Communicator::init(&id, 0, 1, config).unwrap();
+        assert!(comm.joined(Ok(joined)).is_some());
+        assert!(comm.communicator().is_none());
     }
 }

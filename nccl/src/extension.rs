@@ -1,5 +1,7 @@
-//! `ncclConfigExt_t`: options of one call that belong to a vendor's library. NVIDIA's ignores them
-//! all, so that a program that asks for a codec still runs there, uncompressed.
+//! `ncclConfigExt_t`: options of one call that belong to a vendor's library.
+//!
+//! NVIDIA's library ignores them all, so that a program which sets a codec still runs there, without
+//! compression.
 
 use cinch::config::call_codec;
 use cinch::types::{CodecKind, CodecSpec, ScaleRule};
@@ -10,9 +12,11 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 pub const VENDOR_ID: c_int = 0xC14C48;
 /// `key.optionId` of a codec's name, with parameters as `linear8:block=128`, or `off`: `val.s`.
 pub const OPTION_CODEC: c_int = 1;
-/// Of the elements that share a scale, for the codec named beside it: `val.i`.
+/// `key.optionId` of the number of elements that share a scale, for the codec of [`OPTION_CODEC`]:
+/// `val.i`.
 pub const OPTION_BLOCK: c_int = 2;
-/// Of a call that stays exact whatever else is set: `val.i` is 1. With 0 it says nothing.
+/// `key.optionId` that turns compression off for the call, whatever else is set: `val.i` is 1. 0 has no
+/// effect.
 pub const OPTION_OFF: c_int = 3;
 
 /// `ncclConfigExt_t`.
@@ -21,9 +25,9 @@ pub const OPTION_OFF: c_int = 3;
 pub struct ncclConfigExt_t {
     /// The next option, or NULL.
     pub next: *const ncclConfigExt_t,
-    /// Which option.
+    /// Key of the option.
     pub key: OptionKey,
-    /// Its value.
+    /// Value of the option.
     pub val: OptionValue,
 }
 
@@ -31,9 +35,9 @@ pub struct ncclConfigExt_t {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct OptionKey {
-    /// Whose option.
+    /// Vendor of the option.
     pub vendorId: c_int,
-    /// Which of theirs.
+    /// Number among the vendor's options.
     pub optionId: c_int,
 }
 
@@ -49,16 +53,16 @@ pub union OptionValue {
     pub raw: *mut c_void,
 }
 
-/// A list that is longer goes round in circles.
+/// Limit of options in a list; a longer list is a circle.
 const MAX_OPTIONS: usize = 4096;
 
-/// The codec that a call's options ask for; `None` if they ask for none.
+/// Returns the codec that the options of a call set; `None` if they set none.
 ///
 /// # Errors
-/// Invalid argument for an option of ours that is not there, comes twice or has no such value.
+/// Invalid argument for an option of cinch that is unknown, repeated or out of range.
 ///
 /// # Safety
-/// `first` is NULL, or the first of a list that ends, with live strings.
+/// `first` is NULL, or the first of a list that ends, with valid strings.
 pub(crate) unsafe fn codec(first: *const ncclConfigExt_t) -> Result<Option<CodecSpec>> {
     let mut seen: Vec<c_int> = Vec::new();
     let (mut named, mut block, mut off): (Option<CodecSpec>, Option<c_int>, bool) =
@@ -68,7 +72,7 @@ pub(crate) unsafe fn codec(first: *const ncclConfigExt_t) -> Result<Option<Codec
         if at.is_null() {
             return resolve(named, block, off);
         }
-        // SAFETY: not NULL, so an option of the list.
+        // SAFETY: the caller's contract, as `at` is not NULL.
         let option = unsafe { at.read_unaligned() };
         at = option.next;
         if option.key.vendorId != VENDOR_ID {
@@ -76,15 +80,15 @@ pub(crate) unsafe fn codec(first: *const ncclConfigExt_t) -> Result<Option<Codec
         }
         let id = option.key.optionId;
         if seen.contains(&id) {
-            return Err(wrong(format!("option {id} comes twice")));
+            return Err(wrong(format!("option {id} is repeated")));
         }
         seen.push(id);
         match id {
-            // SAFETY: the option's value is a string, by the documented contract.
+            // SAFETY: the value of this option is a string, by the header.
             OPTION_CODEC => named = unsafe { text(option.val.s)?.map(call_codec).transpose()? },
-            // SAFETY: an integer; any bits are one.
+            // SAFETY: any bits are an integer.
             OPTION_BLOCK => block = Some(unsafe { option.val.i }),
-            // SAFETY: as above.
+            // SAFETY: any bits are an integer.
             OPTION_OFF => match unsafe { option.val.i } {
                 0 => {}
                 1 => off = true,
@@ -92,7 +96,7 @@ pub(crate) unsafe fn codec(first: *const ncclConfigExt_t) -> Result<Option<Codec
             },
             _ => {
                 return Err(wrong(format!(
-                    "there is no option {id}; there are {OPTION_CODEC} (codec), {OPTION_BLOCK} \
+                    "option {id} is unknown; valid: {OPTION_CODEC} (codec), {OPTION_BLOCK} \
                      (block) and {OPTION_OFF} (off)"
                 )));
             }
@@ -103,6 +107,7 @@ pub(crate) unsafe fn codec(first: *const ncclConfigExt_t) -> Result<Option<Codec
     )))
 }
 
+/// Combines the options of a call.
 fn resolve(named: Option<CodecSpec>, block: Option<c_int>, off: bool) -> Result<Option<CodecSpec>> {
     let Some(block) = block else {
         return Ok(if off { Some(CodecSpec::RAW) } else { named });
@@ -118,7 +123,7 @@ fn resolve(named: Option<CodecSpec>, block: Option<c_int>, off: bool) -> Result<
             "OPTION_BLOCK is {block}, and codec {named} has no blocks"
         )));
     }
-    // The text's own rules say which blocks there are.
+    // The parser of codec names checks the block.
     let spec: CodecSpec = format!("{}:block={block}", kind.name()).parse()?;
     let spec = CodecSpec {
         scale: spec.scale,
@@ -127,13 +132,15 @@ fn resolve(named: Option<CodecSpec>, block: Option<c_int>, off: bool) -> Result<
     Ok(Some(if off { CodecSpec::RAW } else { spec }))
 }
 
+/// Returns the value of [`OPTION_CODEC`].
+///
 /// # Safety
-/// `text` is NULL or a live string.
+/// `text` is NULL or a valid string.
 unsafe fn text<'a>(text: *const c_char) -> Result<Option<&'a str>> {
     if text.is_null() {
         return Err(wrong("OPTION_CODEC is NULL".into()));
     }
-    // SAFETY: not NULL, so a live string.
+    // SAFETY: the caller's contract, as `text` is not NULL.
     let text = unsafe { CStr::from_ptr(text) };
     text.to_str()
         .map(Some)
@@ -175,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn options_say_which_codec() {
+    fn options_set_codec() {
         assert_eq!((size_of::<ncclConfigExt_t>(), VENDOR_ID >> 24), (24, 0));
         assert_eq!(read(&[]).unwrap(), None);
         let spec = read(&[named(c"linear8")]).unwrap().unwrap();
@@ -186,18 +193,18 @@ mod tests {
         let spec = read(&[named(c"linear8"), number(OPTION_OFF, 1)]);
         assert_eq!(spec.unwrap(), Some(CodecSpec::RAW));
         assert_eq!(read(&[number(OPTION_OFF, 0)]).unwrap(), None);
-        // Others' options are theirs.
+        // Options of other vendors are ignored.
         let other = (77, OPTION_CODEC, OptionValue { i: 5 });
         assert_eq!(read(&[other, other]).unwrap(), None);
     }
 
     #[test]
-    fn what_is_no_option_is_refused() {
+    fn wrong_option_is_refused() {
         for (options, said) in [
             (vec![named(c"linear9")], "linear9"),
             (vec![named(c"auto:linear8")], "auto"),
-            (vec![named(c"raw"), named(c"raw")], "comes twice"),
-            (vec![number(9, 0)], "there is no option 9"),
+            (vec![named(c"raw"), named(c"raw")], "is repeated"),
+            (vec![number(9, 0)], "option 9 is unknown"),
             (vec![number(OPTION_OFF, 2)], "it takes 0 or 1"),
             (vec![number(OPTION_BLOCK, 64)], "no OPTION_CODEC"),
             (
@@ -231,7 +238,7 @@ mod tests {
             val: OptionValue { i: 0 },
         };
         circle.next = &circle;
-        // SAFETY: a list without an end is what is tested; every option of it is live.
+        // SAFETY: `codec` stops after `MAX_OPTIONS`; the one option of the list is valid.
         let error = unsafe { codec(&circle) }.unwrap_err();
         assert!(error.message().contains("no end"), "{error}");
     }

@@ -1,42 +1,33 @@
-//! Calls that run together.
+//! Groups of calls that run together.
 //!
-//! A group belongs to a thread. Between start and end, calls are checked and recorded with their
-//! pointers; the outermost end connects the communicators that were asked for, then runs the calls,
-//! and then teardowns the communicators that were finalized or destroyed. An error in between poisons
-//! the group: the end returns that error, and nothing runs.
+//! The outermost end of a group connects the new communicators first. Then it runs the calls, and then
+//! it ends the communicators that were finalized or destroyed.
 
 use crate::boundary::CallProgress;
 use crate::comm::Comm;
 use crate::connect_job::{self, ConnectJob};
-use crate::teardown::{self, Teardown};
+use crate::teardown_job::{self, TeardownJob};
 use crate::types::*;
 use crate::versioned;
-use cinch::comm::{Call, Group};
+use cinch::capi::core::open_group::{self, OpenGroup};
+use cinch::comm::Call;
 use cinch::mem::Buffers;
 use cinch::{Communicator, Error, Result};
 use std::cell::RefCell;
 use std::sync::Arc;
 
 export! {
-    /// Opens a group on this thread; groups nest.
+    /// Opens a group on this thread. Groups nest.
     fn ncclGroupStart | pncclGroupStart() {
-        with_open(|open| {
-            let group = open.get_or_insert_default();
-            group.depth = group
-                .depth
-                .checked_add(1)
-                .ok_or_else(|| Error::invalid_usage("groups nest 4294967295 deep"))?;
-            Ok(CallProgress::Done)
-        })
-        .unwrap_or(Ok(CallProgress::Done))
+        open_group::start()?;
+        Ok(CallProgress::Done)
     }
 }
 
 export! {
-    /// Closes this thread's innermost group; the outermost close runs what was recorded.
+    /// Closes this thread's innermost group. Closing the outermost group runs what was recorded.
     fn ncclGroupEnd | pncclGroupEnd() {
-        // The group teardowns the thread's storage before it runs: a panic in it closes it.
-        match with_open(close).unwrap_or(Ok(None))? {
+        match RecordedGroup::end()? {
             Some(group) => group.run(),
             None => Ok(CallProgress::Done),
         }
@@ -44,11 +35,11 @@ export! {
 }
 
 export! {
-    /// Closes a group as `ncclGroupEnd` does, but runs nothing: says how long it would take.
+    /// Closes a group as `ncclGroupEnd` does, but runs nothing and predicts how long it would take.
     counted fn ncclGroupSimulateEnd | pncclGroupSimulateEnd(simInfo: *mut ncclSimInfo_t) {
-        // First of all: whatever is wrong with the rest, the group does not stay open.
-        let group = with_open(close).unwrap_or(Ok(None))?;
-        // SAFETY: NULL, or readable for the size that it says.
+        // The group closes even if `simInfo` is wrong.
+        let group = RecordedGroup::end()?;
+        // SAFETY: NULL, or readable for the size that it gives, by the header.
         let info = unsafe { read_sim_info(simInfo) };
         let Some(mut group) = group else {
             return info.map(|_| CallProgress::Done);
@@ -56,7 +47,7 @@ export! {
         let mut info = info.inspect_err(|_| group.abandon())?;
         info.estimatedTime = group.predict()? as f32;
         let bytes = info.size.min(size_of::<ncclSimInfo_t>());
-        // SAFETY: writable for the size that it says.
+        // SAFETY: writable for the size that it gives, by the header.
         unsafe {
             std::ptr::copy_nonoverlapping(
                 std::ptr::from_ref(&info).cast::<u8>(),
@@ -74,118 +65,102 @@ versioned! {
     estimatedTime: f32 = -1.0, since 22200;
 }
 
+/// Returns the struct at `info`.
+///
+/// # Errors
+/// Invalid argument if it is NULL or was not initialised.
+///
 /// # Safety
-/// `info` is NULL, or readable for the size that it says.
+/// `info` is NULL, or readable for the size that it gives.
 unsafe fn read_sim_info(info: *const ncclSimInfo_t) -> Result<ncclSimInfo_t> {
     check_out("simInfo", info.cast_mut())?;
-    // SAFETY: as the caller's.
+    // SAFETY: the caller's contract.
     unsafe { versioned::read(info)? }.ok_or_else(|| Error::internal("a struct vanished"))
 }
 
-thread_local! {
-    static OPEN: RefCell<Option<OpenGroup>> = const { RefCell::new(None) };
-}
-
-/// What `body` returns of the thread's open group. `None` where the thread ends and its storage is gone, as
-/// on the main thread when functions run that a program left for its exit: no group is open then, and
-/// calls run as they are made.
-fn with_open<T>(body: impl FnOnce(&mut Option<OpenGroup>) -> T) -> Option<T> {
-    OPEN.try_with(|open| body(&mut open.borrow_mut())).ok()
-}
-
-fn is_open() -> bool {
-    with_open(|open| open.is_some()).unwrap_or(false)
-}
-
+/// Jobs that this thread's open group has recorded beside calls.
 #[derive(Default)]
-struct OpenGroup {
-    depth: u32,
-    failure: Option<Error>,
-    /// Borrows the communicators of `calls`; declared, and so dropped, before it.
-    group: Group<'static>,
-    calls: Vec<(Arc<Communicator>, Call)>,
-    jobs: Vec<ConnectJob>,
-    teardowns: Vec<Teardown>,
+struct GroupJobs {
+    connects: Vec<ConnectJob>,
+    teardowns: Vec<TeardownJob>,
 }
 
-impl OpenGroup {
-    fn add(
-        &mut self,
-        comm: Arc<Communicator>,
-        call: &Call,
-        buffers: Buffers<'static>,
-    ) -> Result<()> {
-        // SAFETY: `calls` holds the communicator, which does not move, for longer than `group`
-        // lives.
-        let borrowed: &'static Communicator = unsafe { &*Arc::as_ptr(&comm) };
-        self.calls.push((comm, *call));
-        let added = match buffers {
-            Buffers::Host(buffers) => self.group.add(borrowed, call, buffers),
-            Buffers::Gpu(buffers) => self.group.add_on(borrowed, call, buffers),
-        };
-        added.inspect_err(|_| {
-            self.calls.pop();
-        })
+thread_local! {
+    static JOBS: RefCell<GroupJobs> = RefCell::default();
+}
+
+/// A closed group: calls and jobs.
+struct RecordedGroup {
+    calls: OpenGroup,
+    jobs: GroupJobs,
+}
+
+impl RecordedGroup {
+    /// Closes this thread's innermost group, and returns the group if it is the outermost.
+    ///
+    /// # Errors
+    /// See [`open_group::end`].
+    fn end() -> Result<Option<RecordedGroup>> {
+        let calls = open_group::end("ncclGroupStart")?;
+        Ok(calls.map(|calls| RecordedGroup {
+            calls,
+            jobs: JOBS.try_with(RefCell::take).unwrap_or_default(),
+        }))
     }
 
-    /// Undoes what was recorded, none of which will run.
+    /// Undoes what was recorded.
     fn abandon(&mut self) {
-        connect_job::withdraw(&self.jobs);
-        // What ends now is not held by calls that will not run.
-        self.group = Group::default();
+        connect_job::withdraw(&self.jobs.connects);
+        // Calls that will not run must not keep communicators that end now.
         self.calls.clear();
-        self.teardowns.drain(..).for_each(Teardown::withdraw);
+        let teardowns = self.jobs.teardowns.drain(..);
+        teardowns.for_each(TeardownJob::withdraw);
     }
 
-    /// What failed while it was open.
+    /// Checks that no failure was recorded; undoes the group if one was.
+    ///
+    /// # Errors
+    /// See [`OpenGroup::check`].
     fn check(&mut self) -> Result<()> {
-        let Some(error) = self.failure.take() else {
-            return Ok(());
-        };
-        self.abandon();
-        Err(error.context("a call inside the group failed, so nothing ran"))
+        self.calls.check().inspect_err(|_| self.abandon())
     }
 
     fn run(mut self) -> Result<CallProgress> {
         self.check()?;
-        // The last to be dropped: the group borrows from it.
-        let calls = self.calls;
-        let OpenGroup {
-            mut group,
-            jobs,
-            teardowns,
-            ..
-        } = self;
-        let ran = connect_job::run(jobs).and_then(|progress| {
-            if !calls.is_empty() {
-                // As NCCL has it, whose programs may make both in whatever order.
-                group.collectives_first();
-                group.run()?;
-            }
+        let ran = connect_job::run(std::mem::take(&mut self.jobs.connects)).and_then(|progress| {
+            // NCCL's programs may make collectives and messages in an order of each rank's own.
+            self.calls.collectives_first();
+            self.calls.run()?;
             Ok(progress)
         });
-        drop(calls);
+        self.calls.clear();
+        let teardowns = self.jobs.teardowns;
         match ran {
-            Ok(CallProgress::Done) => teardown::run(teardowns),
-            Ok(CallProgress::Underway) => teardown::run(teardowns).map(|_| CallProgress::Underway),
+            Ok(CallProgress::Done) => teardown_job::run(teardowns),
+            Ok(CallProgress::Underway) => {
+                teardown_job::run(teardowns).map(|_| CallProgress::Underway)
+            }
             Err(error) => {
-                teardowns.into_iter().for_each(Teardown::withdraw);
+                teardowns.into_iter().for_each(TeardownJob::withdraw);
                 Err(error)
             }
         }
     }
 
-    /// Microseconds that the calls take one after the other on each communicator.
+    /// Returns the microseconds that the calls take, one after the other on each communicator.
+    ///
+    /// # Errors
+    /// The first failure of the group; invalid usage if it creates or ends communicators.
     fn predict(mut self) -> Result<f64> {
         self.check()?;
-        if !self.jobs.is_empty() || !self.teardowns.is_empty() {
+        if !self.jobs.connects.is_empty() || !self.jobs.teardowns.is_empty() {
             self.abandon();
             return Err(Error::invalid_usage(
                 "communicators cannot be connected or ended in a group that is simulated",
             ));
         }
         let mut seconds: Vec<(*const Communicator, f64)> = Vec::new();
-        for (comm, call) in &self.calls {
+        for (comm, call) in self.calls.calls() {
             let own = comm.predict(call)?;
             let key = Arc::as_ptr(comm);
             match seconds.iter_mut().find(|(other, _)| *other == key) {
@@ -198,87 +173,57 @@ impl OpenGroup {
     }
 }
 
-fn close(open: &mut Option<OpenGroup>) -> Result<Option<OpenGroup>> {
-    let Some(group) = open else {
-        return Err(Error::invalid_usage(
-            "no group is open on this thread; ncclGroupStart opens one",
-        ));
-    };
-    group.depth -= 1;
-    Ok(if group.depth == 0 { open.take() } else { None })
-}
-
-/// Runs a call, or records it if a group is open.
+/// Runs a call, or records it in this thread's open group.
 pub(crate) fn submit(
-    comm: Arc<Communicator>,
+    comm: &Arc<Communicator>,
     call: &Call,
     buffers: Buffers<'static>,
 ) -> Result<CallProgress> {
-    if is_open() {
-        let added = with_open(|open| open.get_or_insert_default().add(comm, call, buffers));
-        return added.unwrap_or(Ok(())).map(|()| CallProgress::Done);
+    open_group::submit(comm, call, buffers).map(|_| CallProgress::Done)
+}
+
+/// Connects a communicator, or records the job in this thread's open group.
+pub(crate) fn connect(job: ConnectJob) -> Result<CallProgress> {
+    if !open_group::is_open() {
+        return connect_job::run(vec![job]);
     }
-    match buffers {
-        Buffers::Host(buffers) => comm.call(call, buffers)?,
-        Buffers::Gpu(buffers) => comm.call_on(call, buffers)?,
-    };
+    let _ = JOBS.try_with(|jobs| jobs.borrow_mut().connects.push(job));
     Ok(CallProgress::Done)
 }
 
-/// Records a job if a group is open; gives it back if none is.
-pub(crate) fn record_job(job: ConnectJob) -> Option<ConnectJob> {
-    if !is_open() {
-        return Some(job);
+/// Ends a communicator, or records the job in this thread's open group.
+pub(crate) fn tear_down(job: TeardownJob) -> Result<CallProgress> {
+    if !open_group::is_open() {
+        return job.run();
     }
-    with_open(|open| open.get_or_insert_default().jobs.push(job));
-    None
+    let _ = JOBS.try_with(|jobs| jobs.borrow_mut().teardowns.push(job));
+    Ok(CallProgress::Done)
 }
 
-/// Records the end of a communicator if a group is open; gives it back if none is.
-pub(crate) fn record_teardown(teardown: Teardown) -> Option<Teardown> {
-    if !is_open() {
-        return Some(teardown);
-    }
-    with_open(|open| open.get_or_insert_default().teardowns.push(teardown));
-    None
-}
-
-/// Whether `comm` may end in the thread's group, if one is open.
+/// Checks that `comm` may end in this thread's open group, if there is one.
 ///
 /// # Errors
-/// Invalid usage if the group makes another one of it in the background, which needs it for longer.
+/// Invalid usage if the group splits or shrinks `comm` in the background, which needs it for longer.
 pub(crate) fn check_teardown(comm: &Arc<Comm>) -> Result<()> {
-    let needed = |job: &ConnectJob| {
+    let needs_it = |job: &ConnectJob| {
         let parent = job.parent.as_ref();
         !job.blocking && parent.is_some_and(|parent| Arc::ptr_eq(parent, comm))
     };
-    let refused = with_open(|open| {
-        let group = open.as_ref();
-        group.is_some_and(|group| group.jobs.iter().any(needed))
-    });
-    match refused.unwrap_or(false) {
-        true => Err(Error::invalid_usage(
+    let is_needed = JOBS.try_with(|jobs| jobs.borrow().connects.iter().any(needs_it));
+    if is_needed.unwrap_or(false) {
+        return Err(Error::invalid_usage(
             "the open group makes a non-blocking communicator of this one: end it when that is \
              ready",
-        )),
-        false => Ok(()),
+        ));
     }
-}
-
-/// Makes the first failure of what is a part of the thread's open group, if one is, the group's.
-pub(crate) fn fail(error: &Error) {
-    let _ = OPEN.try_with(|open| {
-        if let Ok(mut open) = open.try_borrow_mut()
-            && let Some(group) = open.as_mut()
-        {
-            group.failure.get_or_insert_with(|| error.clone());
-        }
-    });
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::collectives::ncclAllReduce;
+    use crate::properties::ncclCommCount;
 
     fn start() -> ncclResult_t {
         // SAFETY: no arguments.
@@ -291,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_nest_and_belong_to_their_thread() {
+    fn nested_group_closes_with_outermost_end() {
         assert_eq!(end(), ncclInvalidUsage);
         assert_eq!((start(), start()), (ncclSuccess, ncclSuccess));
         std::thread::spawn(|| assert_eq!(end(), ncclInvalidUsage))
@@ -301,23 +246,34 @@ mod tests {
     }
 
     #[test]
-    fn the_first_failure_is_the_groups() {
+    fn failed_collective_fails_its_group() {
+        let nothing = std::ptr::null_mut();
+        // SAFETY: NULL is an error of the lookup.
+        let fail = || unsafe { ncclAllReduce(nothing, nothing, 1, 7, 0, nothing.cast(), nothing) };
         assert_eq!((start(), start()), (0, 0));
-        for said in ["first", "second"] {
-            fail(&Error::invalid_argument(said));
-        }
-        assert_eq!(end(), ncclSuccess);
+        assert_eq!((fail(), end()), (ncclInvalidArgument, ncclSuccess));
         assert_eq!(end(), ncclInvalidArgument);
-        assert!(crate::error::sentence().ends_with("so nothing ran: first"));
-        // Over: the next one is clean.
+        let text = crate::error::sentence();
+        assert!(text.contains("so nothing ran: ncclAllReduce"), "{text}");
+        // The next group is clean, and so is a group after a failure outside of any group.
         assert_eq!((start(), end()), (0, 0));
-        fail(&Error::invalid_argument("outside"));
+        assert_eq!(fail(), ncclInvalidArgument);
         assert_eq!((start(), end()), (0, 0));
     }
 
+    /// NCCL runs the group of a program that ignores the error of a query.
     #[test]
-    fn an_empty_group_takes_no_time() {
-        use crate::versioned::Versioned;
+    fn failed_query_does_not_fail_its_group() {
+        let mut count = 0;
+        assert_eq!(start(), 0);
+        // SAFETY: NULL is an error of the lookup.
+        let code = unsafe { ncclCommCount(std::ptr::null_mut(), &mut count) };
+        assert_eq!((code, end()), (ncclInvalidArgument, ncclSuccess));
+    }
+
+    #[test]
+    fn empty_group_is_predicted_to_take_no_time() {
+        use crate::versioned::NcclStruct;
         let mut info = ncclSimInfo_t {
             version: 22809,
             ..ncclSimInfo_t::unset()
@@ -326,14 +282,14 @@ mod tests {
         // SAFETY: a whole struct.
         assert_eq!(unsafe { ncclGroupSimulateEnd(&mut info) }, ncclSuccess);
         assert_eq!((info.estimatedTime, size_of::<ncclSimInfo_t>()), (0.0, 24));
-        // SAFETY: as above.
+        // SAFETY: NULL, or a whole struct.
         let code = unsafe { ncclGroupSimulateEnd(&mut info) };
         assert_eq!(code, ncclInvalidUsage);
     }
 
     #[test]
-    fn a_refused_simulation_closes_its_group() {
-        use crate::versioned::Versioned;
+    fn refused_simulation_closes_its_group() {
+        use crate::versioned::NcclStruct;
         let mut info = ncclSimInfo_t {
             version: 22809,
             ..ncclSimInfo_t::unset()
@@ -345,9 +301,9 @@ mod tests {
             let code = unsafe { ncclGroupSimulateEnd(refused) };
             assert_eq!(code, ncclInvalidArgument);
             assert_eq!(end(), ncclInvalidUsage);
-            // An inner one fails the group.
+            // A nested one fails the group.
             assert_eq!((start(), start()), (0, 0));
-            // SAFETY: as above.
+            // SAFETY: NULL, or a whole struct.
             let code = unsafe { ncclGroupSimulateEnd(refused) };
             assert_eq!((code, end()), (ncclInvalidArgument, ncclInvalidArgument));
         }

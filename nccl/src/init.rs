@@ -1,9 +1,10 @@
-//! Joining communicators.
+//! Functions that create communicators.
 
 use crate::boundary::CallProgress;
 use crate::comm::Comm;
 use crate::config::{CommOptions, ncclConfig_t};
 use crate::connect_job::{self, ConnectJob, NewComm};
+use crate::group;
 use crate::types::*;
 use crate::{settings, unique_id};
 use cinch::sync::Fault;
@@ -13,20 +14,20 @@ use std::ffi::c_int;
 use std::ptr::{null, null_mut};
 
 export! {
-    /// Joins the communicator of `commId` as `rank` of `nranks`, on this thread's GPU.
+    /// Creates the communicator of `commId` as `rank` of `nranks`, on this thread's GPU.
     counted fn ncclCommInitRank | pncclCommInitRank(
         comm: *mut ncclComm_t,
         nranks: c_int,
         commId: ncclUniqueId,
         rank: c_int,
     ) {
-        // SAFETY: the caller's arguments are as the header says.
+        // SAFETY: the program passes arguments as the header documents.
         unsafe { by_rank(comm, nranks, &commId, rank, null()) }
     }
 }
 
 export! {
-    /// The same, with a config, which may be NULL.
+    /// Runs `ncclCommInitRank` with a config, which may be NULL.
     counted fn ncclCommInitRankConfig | pncclCommInitRankConfig(
         comm: *mut ncclComm_t,
         nranks: c_int,
@@ -34,13 +35,14 @@ export! {
         rank: c_int,
         config: *mut ncclConfig_t,
     ) {
-        // SAFETY: the caller's arguments are as the header says.
+        // SAFETY: the program passes arguments as the header documents.
         unsafe { by_rank(comm, nranks, &commId, rank, config) }
     }
 }
 
 export! {
-    /// The same for many ranks, which may bring several ids. They all meet at the first one's.
+    /// Creates a communicator of many ranks, which may pass several ids. All ranks use the rendezvous of
+    /// the first id.
     counted fn ncclCommInitRankScalable | pncclCommInitRankScalable(
         newcomm: *mut ncclComm_t,
         nranks: c_int,
@@ -53,37 +55,39 @@ export! {
         unsafe { store("newcomm", newcomm, null_mut())? };
         if commIds.is_null() || nId < 1 || nId > nranks.max(1) {
             return Err(Error::invalid_argument(format!(
-                "nId {nId} of {nranks} ranks at {commIds:?}: there are 1 to nranks ids"
+                "nId {nId} of {nranks} ranks at {commIds:?}: pass 1 to nranks ids"
             )));
         }
-        // SAFETY: there are `nId` ids.
+        // SAFETY: there are `nId` ids, by the header.
         let first = unsafe { commIds.read_unaligned() };
         for at in 1..nId as usize {
-            // SAFETY: as above.
+            // SAFETY: there are `nId` ids, by the header.
             let id = unsafe { commIds.add(at).read_unaligned() };
             let id = unique_id::from_c(&id)?;
-            // Nobody will come there, unless all name one address of the environment.
+            // No rank joins there, unless all ids name the rendezvous address of the environment.
             if id != unique_id::from_c(&first)? {
                 id.cancel();
             }
         }
-        // SAFETY: the arguments are as the header says.
+        // SAFETY: the program passes arguments as the header documents.
         unsafe { by_rank(newcomm, nranks, &first, myrank, config) }
     }
 }
 
 export! {
-    /// Makes a communicator of `ndev` GPUs of this process: those of `devlist`, or the first ones.
+    /// Creates a communicator of `ndev` GPUs of this process: those in `devlist`, or the first ones.
     counted fn ncclCommInitAll | pncclCommInitAll(
         comm: *mut ncclComm_t,
         ndev: c_int,
         devlist: *const c_int,
     ) {
-        // SAFETY: the caller's arguments are as the header says.
+        // SAFETY: the program passes arguments as the header documents.
         unsafe { all(comm, ndev, devlist) }
     }
 }
 
+/// # Safety
+/// The arguments are as the header documents.
 unsafe fn by_rank(
     place: *mut ncclComm_t,
     nranks: c_int,
@@ -99,33 +103,36 @@ unsafe fn by_rank(
     let defaults = settings::on_this_gpu(settings::process()?)?;
     // SAFETY: writable until the job has run, by the header.
     let job = unsafe { job(place, id, (rank, nranks), options, defaults)? };
-    connect_job::submit(job)
+    group::connect(job)
 }
 
+/// # Safety
+/// The arguments are as the header documents.
 unsafe fn all(comms: *mut ncclComm_t, ndev: c_int, devlist: *const c_int) -> Result<CallProgress> {
     check_out("comm", comms)?;
     if ndev < 1 {
         return Err(Error::invalid_argument(format!(
-            "ndev is {ndev}; there is at least one rank"
+            "ndev is {ndev}; pass 1 or more"
         )));
     }
     let config = settings::process()?;
     let id = UniqueId::create_for_one_host(&config)?;
     let mut jobs = Vec::new();
     let made = (0..ndev).try_for_each(|rank| {
-        let number = match devlist.is_null() {
-            true => rank,
-            // SAFETY: `ndev` numbers, by the header.
-            false => unsafe { devlist.add(rank as usize).read_unaligned() },
+        let number = if devlist.is_null() {
+            rank
+        } else {
+            // SAFETY: `devlist` has `ndev` numbers, by the header.
+            unsafe { devlist.add(rank as usize).read_unaligned() }
         };
         let config = settings::on_gpu(config.clone(), number)?;
-        // SAFETY: room for `ndev` communicators, by the header.
+        // SAFETY: `comms` has space for `ndev` handles, by the header.
         let place = unsafe { comms.add(rank as usize) };
-        // SAFETY: writable until this call returns.
+        // SAFETY: `place` is writable until this call returns, by the header.
         jobs.push(unsafe { job(place, id, (rank, ndev), CommOptions::default(), config)? });
         Ok(())
     });
-    // Not part of an open group: NCCL's does not wait for its end either.
+    // Runs at once even inside a group, as in NCCL.
     let made = made.and_then(|()| match config.device {
         DeviceChoice::Host => Ok(()),
         _ => check_gpus(ndev, devlist.is_null()),
@@ -140,18 +147,26 @@ unsafe fn all(comms: *mut ncclComm_t, ndev: c_int, devlist: *const c_int) -> Res
     }
 }
 
-/// Refuses more ranks than GPUs where every rank takes the next one.
+/// Checks that there are as many GPUs as ranks, if rank r uses GPU r.
+///
+/// # Errors
+/// Invalid argument if there are fewer.
 fn check_gpus(ndev: c_int, by_order: bool) -> Result<()> {
-    let there_are = cinch::gpu::Driver::load()?.device_count()?;
-    match by_order && ndev as u32 > there_are {
-        true => Err(Error::invalid_argument(format!(
-            "ndev is {ndev}, and this process sees {there_are} GPUs; name them in devlist, where \
-             one may stand several times"
-        ))),
-        false => Ok(()),
+    let gpus = cinch::gpu::Driver::load()?.device_count()?;
+    if by_order && ndev as u32 > gpus {
+        return Err(Error::invalid_argument(format!(
+            "ndev is {ndev}, and this process sees {gpus} GPUs; name them in devlist, where a GPU \
+             may be repeated"
+        )));
     }
+    Ok(())
 }
 
+/// Returns the job that connects `rank` of `nranks`, and writes the new handle to `place`.
+///
+/// # Errors
+/// Invalid argument if there is no such rank, or a setting is out of range.
+///
 /// # Safety
 /// `place` is writable until the job has run.
 unsafe fn job(
@@ -172,7 +187,7 @@ unsafe fn job(
     let blocking = options.blocking;
     let comm = Comm::connecting(options, defaults, fault.clone());
     Ok(ConnectJob {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller's contract.
         made: Some(unsafe { NewComm::new(comm, place)? }),
         parent: None,
         blocking,

@@ -1,17 +1,19 @@
-//! `libnccl.so.2` on cinch: a program built for NCCL runs on it unchanged.
+//! `libnccl.so.2` on cinch: a program that was built for NCCL runs on it unchanged.
 //!
-//! One file per object. Each function is written once, by `export!`, which gives it both of its
-//! names (`ncclX` and `pnccl` for interposers), and keeps panics and errors from leaving it other
-//! than as a code. Handles are tickets that are looked up, never dereferenced. What is wrong for
-//! Rust callers too (buffers, roots, codecs) is checked by `cinch`.
+//! `export!` defines each function under both of its names (`ncclX`, and `pncclX` for interposers) and
+//! returns errors and panics as a code. Handles are looked up, never dereferenced. The `cinch` crate
+//! checks what Rust callers can get wrong, too: buffers, roots, codecs. `cinch::capi::core` is what
+//! this library shares with cinch.h.
 //!
-//! What is promised, and what is not there: `manual::nccl` of the `cinch` crate.
-// Names and arguments below are those of the header; what the arguments must be is said there.
+//! Imports go up this list only; `tests/meta/layers.rs` fails on a circle:
+//! numbers and codes (`types`, `error`, `boundary`, `versioned`, `settings`), options (`config`,
+//! `coll_config`, `extension`), communicators (`comm`, `deferred_free`), jobs (`connect_job`,
+//! `teardown_job`), `group`, and the remaining files, which hold the functions.
+//!
+//! `docs/nccl.md` lists promises and missing functions.
+// Names and arguments are those of the header, which documents what the arguments must be.
 #![allow(non_camel_case_types, non_snake_case, non_upper_case_globals)]
 #![allow(clippy::missing_safety_doc, clippy::too_many_arguments)]
-
-// For its build script alone.
-use cinch_nccl_soname as _;
 
 #[macro_use]
 mod boundary;
@@ -28,6 +30,7 @@ mod error;
 mod extension;
 mod group;
 mod init;
+mod last_error;
 mod memory;
 mod op;
 mod point_to_point;
@@ -37,6 +40,7 @@ mod settings;
 mod split;
 mod stubs;
 mod teardown;
+mod teardown_job;
 pub mod types;
 mod unique_id;
 mod version;

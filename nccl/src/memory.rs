@@ -1,5 +1,6 @@
-//! Allocation that programs get from the library: an allocation of the driver that other processes of
-//! the host can map. In host memory with `CINCH_DEVICE=host`.
+//! Memory that programs allocate from the library.
+//!
+//! It is device memory that other processes of the host can map; host memory with `CINCH_DEVICE=host`.
 
 use crate::boundary::CallProgress;
 use crate::settings;
@@ -14,7 +15,7 @@ use std::ffi::c_void;
 use std::ptr::null_mut;
 
 export! {
-    /// `size` bytes on this thread's GPU; NULL for 0.
+    /// Allocates `size` bytes on this thread's GPU; NULL for 0.
     fn ncclMemAlloc | pncclMemAlloc(ptr: *mut *mut c_void, size: usize) {
         // SAFETY: NULL or writable, by the header.
         unsafe { store("ptr", ptr, null_mut())? };
@@ -28,36 +29,38 @@ export! {
 }
 
 export! {
-    /// Frees what `ncclMemAlloc` gave. NULL is nothing to free.
+    /// Frees memory of `ncclMemAlloc`. NULL is ignored.
     fn ncclMemFree | pncclMemFree(ptr: *mut c_void) {
         if ptr.is_null() {
             return Ok(CallProgress::Done);
         }
         let freed = ALLOCATED.with(|allocated| allocated.remove(&ptr.addr()));
-        // Dropped out here: the driver waits for what uses it.
+        // Dropped outside of the lock: the driver waits for work that uses the memory.
         match freed {
             Some(_) => Ok(CallProgress::Done),
             None => Err(Error::invalid_argument(format!(
-                "ptr {ptr:?} is not the beginning of memory that ncclMemAlloc gave"
+                "ptr {ptr:?} is not the beginning of memory that ncclMemAlloc returned"
             ))),
         }
     }
 }
 
-/// Allocation by its address; it is freed when dropped.
+/// Allocation, which is freed when dropped.
 #[allow(dead_code)]
 enum Allocation {
     Gpu(DeviceMemory),
     Host(Box<[AlignedLine]>),
 }
 
-/// As strictly aligned as the driver's.
+/// Unit of host allocations, aligned as device memory is.
 #[derive(Clone)]
 #[repr(align(256))]
 struct AlignedLine(#[allow(dead_code)] [u8; 256]);
 
+/// Allocations by address.
 static ALLOCATED: ForkSafe<BTreeMap<usize, Allocation>> = ForkSafe::new(BTreeMap::new());
 
+/// Allocates `size` bytes, and returns their address.
 fn allocate(size: usize) -> Result<*mut c_void> {
     let (address, memory) = match settings::process()?.device {
         DeviceChoice::Host => {

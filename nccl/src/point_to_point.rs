@@ -1,41 +1,42 @@
 //! Messages between two ranks.
 
-use crate::collectives::Request;
+use crate::collectives::submit;
 use crate::types::*;
 use cinch::Collective;
+use cinch::capi::core::collective_request::CollectiveRequest;
 use std::ffi::{c_int, c_void};
 use std::ptr::null;
 
 export! {
-    /// Sends to `peer`, which receives as much. Messages that need one another go into a group.
+    /// Sends to `peer`, which must receive as much. Messages that wait for each other belong in one group.
     counted fn ncclSend | pncclSend(sendbuff: *const c_void, count: usize, datatype: ncclDataType_t,
         peer: c_int, comm: ncclComm_t, stream: cudaStream_t) {
-        let request = Request {
-            sendbuff,
+        let request = CollectiveRequest {
+            sendbuf: sendbuff,
             count,
-            datatype,
+            dtype: datatype.into(),
             peer,
-            sends: true,
-            ..Request::new(Collective::SendRecv, comm, stream)
+            stream,
+            ..CollectiveRequest::new(Collective::SendRecv, true)
         };
-        // SAFETY: the caller's arguments are as the header says.
-        unsafe { request.submit(null()) }
+        // SAFETY: the program passes arguments as the header documents.
+        unsafe { submit(comm, &request, null()) }
     }
 }
 
 export! {
-    /// Receives from `peer`, which sends as much.
+    /// Receives from `peer`, which must send as much.
     counted fn ncclRecv | pncclRecv(recvbuff: *mut c_void, count: usize, datatype: ncclDataType_t,
         peer: c_int, comm: ncclComm_t, stream: cudaStream_t) {
-        let request = Request {
-            recvbuff,
+        let request = CollectiveRequest {
+            recvbuf: recvbuff,
             count,
-            datatype,
+            dtype: datatype.into(),
             peer,
-            sends: false,
-            ..Request::new(Collective::SendRecv, comm, stream)
+            stream,
+            ..CollectiveRequest::new(Collective::SendRecv, false)
         };
-        // SAFETY: the caller's arguments are as the header says.
-        unsafe { request.submit(null()) }
+        // SAFETY: the program passes arguments as the header documents.
+        unsafe { submit(comm, &request, null()) }
     }
 }

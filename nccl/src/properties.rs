@@ -1,4 +1,4 @@
-//! What a program may ask of a communicator.
+//! Queries of a communicator.
 
 use crate::boundary::CallProgress;
 use crate::types::*;
@@ -7,7 +7,7 @@ use cinch::Error;
 use std::ffi::c_int;
 
 export! {
-    /// Number of ranks, to `*count`.
+    /// Stores the number of ranks in `*count`.
     fn ncclCommCount | pncclCommCount(comm: ncclComm_t, count: *mut c_int) {
         check_out("count", count)?;
         let nranks = comm::lookup(comm)?.connection()?.nranks();
@@ -18,7 +18,7 @@ export! {
 }
 
 export! {
-    /// This rank, to `*rank`.
+    /// Stores this rank in `*rank`.
     fn ncclCommUserRank | pncclCommUserRank(comm: ncclComm_t, rank: *mut c_int) {
         check_out("rank", rank)?;
         let own = comm::lookup(comm)?.connection()?.rank();
@@ -29,12 +29,12 @@ export! {
 }
 
 export! {
-    /// The number of the communicator's GPU, to `*device`.
+    /// Stores the number of the communicator's GPU in `*device`.
     fn ncclCommCuDevice | pncclCommCuDevice(comm: ncclComm_t, device: *mut c_int) {
         check_out("device", device)?;
         let communicator = comm::lookup(comm)?.connection()?;
         let context = communicator.gpu().ok_or_else(|| {
-            Error::invalid_usage("the communicator is one of host memory (CINCH_DEVICE=host)")
+            Error::invalid_usage("the communicator works on host memory (CINCH_DEVICE=host)")
         })?;
         let ordinal = as_int(context.device().ordinal() as usize)?;
         // SAFETY: not NULL, so writable.
@@ -44,8 +44,8 @@ export! {
 }
 
 export! {
-    /// Whether the communicator has failed, or a call on it goes on that returned
-    /// `ncclInProgress`, to `*asyncError`. Does not wait.
+    /// Stores the state of the communicator in `*asyncError`: its failure, or `ncclInProgress` while a
+    /// call runs that returned that. Does not wait.
     fn ncclCommGetAsyncError | pncclCommGetAsyncError(comm: ncclComm_t,
         asyncError: *mut ncclResult_t) {
         check_out("asyncError", asyncError)?;
@@ -53,7 +53,7 @@ export! {
         let found = if comm.is_in_progress() {
             ncclInProgress
         } else {
-            // This thread may not have seen it happen.
+            // Another thread may have received the error; this one gets its sentence, too.
             comm.failure().map_or(ncclSuccess, |error| error::remember(&error))
         };
         // SAFETY: not NULL, so writable.
@@ -63,7 +63,7 @@ export! {
 }
 
 export! {
-    /// Bytes of GPU memory that the communicator holds, to `*value`. None of it can be suspended.
+    /// Stores the bytes of GPU memory that the communicator holds in `*value`. They cannot be suspended.
     fn ncclCommMemStats | pncclCommMemStats(comm: ncclComm_t, stat: c_int, value: *mut u64) {
         check_out("value", value)?;
         let held = comm::lookup(comm)?.connection()?.info().buffer_bytes as u64;
@@ -72,7 +72,8 @@ export! {
             ncclStatGpuMemPersist | ncclStatGpuMemTotal => held,
             _ => {
                 return Err(Error::invalid_argument(format!(
-                    "stat {stat} is none; there are 0 to {ncclStatGpuMemTotal}"
+                    "stat {stat} is unknown; valid: 0 (ncclStatGpuMemSuspend) to \
+                     {ncclStatGpuMemTotal} (ncclStatGpuMemTotal)"
                 )));
             }
         };

@@ -1,21 +1,22 @@
-//! Registration of buffers and windows. Both are hints in NCCL, and change nothing here: kernels
-//! read and write any memory of their GPU. A window is therefore NULL, which NCCL documents as one
-//! that is not supported.
+//! Registration of buffers and windows.
+//!
+//! Both are hints in NCCL and have no effect here: kernels read and write any memory of their GPU. A
+//! window is NULL, which NCCL documents as an unsupported window.
 
 use crate::boundary::CallProgress;
 use crate::comm;
 use crate::types::*;
-use cinch::capi::HandleTable;
+use cinch::capi::core::handle_table::HandleTable;
 use cinch::{Error, Result};
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-/// Handles of registrations: the communicator of each.
+/// Handles of registrations, with the address of their communicator.
 static REGISTERED: HandleTable<usize> = HandleTable::new("handle", "registration", 0xACC2);
 
 export! {
-    /// Registers a buffer; `*handle` is for `ncclCommDeregister`.
+    /// Registers a buffer, and stores a handle for `ncclCommDeregister` in `*handle`.
     fn ncclCommRegister | pncclCommRegister(comm: ncclComm_t, buff: *mut c_void, size: usize,
         handle: *mut *mut c_void) {
         // SAFETY: NULL or writable, by the header.
@@ -30,7 +31,7 @@ export! {
 }
 
 export! {
-    /// Ends a registration. NULL is none.
+    /// Ends a registration. NULL is ignored.
     fn ncclCommDeregister | pncclCommDeregister(comm: ncclComm_t, handle: *mut c_void) {
         comm::lookup(comm)?;
         if handle.is_null() {
@@ -47,7 +48,7 @@ export! {
 }
 
 export! {
-    /// Registers a buffer on all ranks; `*win` is NULL: calls work on it as on any other.
+    /// Registers a buffer on all ranks. `*win` becomes NULL: calls use the buffer like any other.
     fn ncclCommWindowRegister | pncclCommWindowRegister(comm: ncclComm_t, buff: *mut c_void,
         size: usize, win: *mut ncclWindow_t, winFlags: c_int) {
         // SAFETY: NULL or writable, by the header.
@@ -60,7 +61,7 @@ export! {
             | NCCL_WIN_CFT_COUNTED;
         if winFlags & !known != 0 {
             return Err(Error::invalid_argument(format!(
-                "winFlags {winFlags:#x} has bits beside {known:#x}"
+                "winFlags {winFlags:#x} has unknown bits; valid: {known:#x}"
             )));
         }
         Ok(CallProgress::Done)
@@ -68,15 +69,15 @@ export! {
 }
 
 export! {
-    /// Ends a window, which is NULL.
+    /// Ends a window, which must be NULL.
     fn ncclCommWindowDeregister | pncclCommWindowDeregister(comm: ncclComm_t, win: ncclWindow_t) {
         comm::lookup(comm)?;
-        match win.is_null() {
-            true => Ok(CallProgress::Done),
-            false => Err(Error::invalid_argument(format!(
-                "win {win:?} is no window of ncclCommWindowRegister, which gives NULL"
-            ))),
+        if !win.is_null() {
+            return Err(Error::invalid_argument(format!(
+                "win {win:?} is no window of ncclCommWindowRegister, which returns NULL"
+            )));
         }
+        Ok(CallProgress::Done)
     }
 }
 

@@ -1,4 +1,4 @@
-//! The settings under which a program that was built for NCCL runs.
+//! Settings of the drop-in.
 
 use cinch::config::{Config, Origin};
 use cinch::gpu::Driver;
@@ -7,12 +7,18 @@ use cinch::types::DeviceChoice;
 use cinch::{Error, Result};
 use std::ffi::c_int;
 
-/// The process's settings.
+/// Returns the process's settings.
+///
+/// # Errors
+/// Invalid argument for a setting out of range.
 pub(crate) fn process() -> Result<Config> {
     Config::for_nccl()
 }
 
-/// `config` on the GPU of this thread, whichever thread goes on with it.
+/// Returns `config` with the number of this thread's current GPU: another thread may continue with it.
+///
+/// # Errors
+/// Error of the driver.
 pub(crate) fn on_this_gpu(mut config: Config) -> Result<Config> {
     if config.device == DeviceChoice::Current {
         let gpu = select::chosen(&Driver::load()?, config.device)?;
@@ -21,7 +27,10 @@ pub(crate) fn on_this_gpu(mut config: Config) -> Result<Config> {
     Ok(config)
 }
 
-/// `config` on the GPU with this number, unless buffers are in host memory.
+/// Returns `config` with the GPU `number`, unless buffers are in host memory.
+///
+/// # Errors
+/// Invalid argument if `number` is negative.
 pub(crate) fn on_gpu(mut config: Config, number: c_int) -> Result<Config> {
     if config.device != DeviceChoice::Host {
         let gpu = u32::try_from(number).map_err(|_| {
@@ -38,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_defaults_are_those_of_a_library_for_gpus() {
+    fn process_settings_default_to_gpu() {
         let config = process().unwrap();
         if std::env::var_os("CINCH_DEVICE").is_none() {
             assert_eq!(config.device, DeviceChoice::Current);

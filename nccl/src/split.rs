@@ -1,19 +1,21 @@
-//! Communicators made from others.
+//! Communicators that are split or shrunk from others.
 
 use crate::boundary::CallProgress;
 use crate::comm::{self, Comm, CommStage};
 use crate::config::{CommOptions, ncclConfig_t};
-use crate::connect_job::{self, ConnectJob, NewComm};
+use crate::connect_job::{ConnectJob, NewComm};
+use crate::group;
 use crate::types::*;
+use cinch::capi::core::arguments::split_color;
 use cinch::sync::Fault;
 use cinch::{Error, Result};
 use std::ffi::c_int;
 use std::ptr::null_mut;
 
 export! {
-    /// Splits into communicators of equal `color`, ranked by `key`, then by rank in `comm`. A rank
-    /// of colour `NCCL_SPLIT_NOCOLOR` gets NULL. Without a config the new one has its parent's; with
-    /// one, nothing of it. One that was revoked can be split, too.
+    /// Splits `comm` into communicators of ranks with equal `color`, ordered by `key`, then by rank in
+    /// `comm`. A rank with `NCCL_SPLIT_NOCOLOR` gets NULL. Without a config the new communicator has the
+    /// parent's options; with a config, none of them. A revoked communicator can be split.
     counted fn ncclCommSplit | pncclCommSplit(
         comm: ncclComm_t,
         color: c_int,
@@ -21,11 +23,13 @@ export! {
         newcomm: *mut ncclComm_t,
         config: *mut ncclConfig_t,
     ) {
-        // SAFETY: the caller's arguments are as the header says.
+        // SAFETY: the program passes arguments as the header documents.
         unsafe { split(comm, color, key, newcomm, config) }
     }
 }
 
+/// # Safety
+/// The arguments are as the header documents.
 unsafe fn split(
     comm: ncclComm_t,
     color: c_int,
@@ -37,26 +41,21 @@ unsafe fn split(
     unsafe { store("newcomm", place, null_mut())? };
     let parent = comm::lookup(comm)?;
     let revoked = parent.stage() == CommStage::Revoked;
-    let communicator = match revoked {
-        true => parent.connection()?,
-        false => parent.ready()?,
+    let communicator = if revoked {
+        parent.connection()?
+    } else {
+        parent.ready()?
     };
-    let color = match color {
-        NCCL_SPLIT_NOCOLOR => None,
-        color => Some(u32::try_from(color).map_err(|_| {
-            Error::invalid_argument(format!(
-                "color {color} is negative and not NCCL_SPLIT_NOCOLOR ({NCCL_SPLIT_NOCOLOR})"
-            ))
-        })?),
-    };
+    let color = split_color(color, "NCCL_SPLIT_NOCOLOR")?;
     // SAFETY: NULL or readable, by the header.
     let options = unsafe { CommOptions::read(config)? }.unwrap_or_else(|| parent.options.clone());
     let config = options.apply(parent.defaults.clone())?;
-    // What ends the parent ends the split. The new communicator then goes on without the parent,
-    // unless it is to share its fate. That of a parent that was revoked is behind it.
-    let fault = match revoked {
-        true => Fault::new(),
-        false => parent.fault.child(),
+    // A failure of the parent ends the split, except of a revoked parent, which has failed already.
+    // Later the new communicator fails with the parent only if `splitShare` is set.
+    let fault = if revoked {
+        Fault::new()
+    } else {
+        parent.fault.child()
     };
     let shares = options.shares;
     let blocking = options.blocking;
@@ -68,21 +67,22 @@ unsafe fn split(
             Some(unsafe { NewComm::new(comm, place)? })
         }
     };
-    connect_job::submit(ConnectJob {
+    group::connect(ConnectJob {
         made,
         parent: Some(parent),
         blocking,
         work: Box::new(move || {
             let (key, own) = (key.into(), fault.clone());
-            let made = match revoked {
-                true => communicator.split_again(color, key, config, own),
-                false => communicator.split_watched(color, key, config, own),
+            let made = if revoked {
+                communicator.split_again(color, key, config, own)
+            } else {
+                communicator.split_watched(color, key, config, own)
             };
             if !shares {
                 communicator.fault().detach(&fault);
             }
-            // Where its ranks meet once more: a split is over nowhere before the parent has no part
-            // in it anywhere.
+            // This synchronises the new ranks: the split ends on no rank while another rank's split may
+            // still fail with the parent.
             if let Some(made) = made.as_ref().ok().and_then(Option::as_ref) {
                 made.prepare_to_shrink()?;
             }
@@ -92,9 +92,9 @@ unsafe fn split(
 }
 
 export! {
-    /// Makes a communicator of the ranks that are not in `excludeRanksList`, in order, and that
-    /// all call it. With `NCCL_SHRINK_ABORT` what runs on `comm` is ended first; ranks that are
-    /// excluded need not be alive.
+    /// Creates a communicator of the ranks that are not in `excludeRanksList`, in order; all of them must
+    /// call it. With `NCCL_SHRINK_ABORT`, running calls of `comm` are aborted first. Excluded ranks may
+    /// have died.
     counted fn ncclCommShrink | pncclCommShrink(
         comm: ncclComm_t,
         excludeRanksList: *mut c_int,
@@ -105,7 +105,7 @@ export! {
     ) {
         // SAFETY: NULL or writable, by the header.
         unsafe { store("newcomm", newcomm, null_mut())? };
-        // SAFETY: NULL or as many ranks, by the header.
+        // SAFETY: NULL, or as many ranks as the count, by the header.
         let exclude = unsafe { ranks(excludeRanksList, excludeRanksCount)? };
         let parent = comm::lookup(comm)?;
         let communicator = parent.connection()?;
@@ -124,11 +124,11 @@ export! {
         // SAFETY: NULL or readable, by the header.
         let options = unsafe { CommOptions::read(config)? }.unwrap_or_else(|| parent.options.clone());
         let settings = options.apply(parent.defaults.clone())?;
-        // The parent's failure is not the new one's.
+        // A failure of the parent does not fail the new communicator.
         let fault = Fault::new();
         let blocking = options.blocking;
         let made = Comm::connecting(options, parent.defaults.clone(), fault.clone());
-        connect_job::submit(ConnectJob {
+        group::connect(ConnectJob {
             // SAFETY: writable until the job has run, by the header.
             made: Some(unsafe { NewComm::new(made, newcomm)? }),
             parent: Some(parent),
@@ -142,16 +142,21 @@ export! {
     }
 }
 
+/// Returns the ranks in `list`.
+///
+/// # Errors
+/// Invalid argument if there are none, or one is negative.
+///
 /// # Safety
-/// `list` is NULL, or `count` numbers.
+/// `list` is NULL, or has `count` numbers.
 unsafe fn ranks(list: *const c_int, count: c_int) -> Result<Vec<usize>> {
     if count < 1 || list.is_null() {
         return Err(Error::invalid_argument(format!(
-            "{count} ranks at {list:?} are to be excluded; it takes 1 or more"
+            "{count} ranks at {list:?} are to be excluded; exclude 1 or more"
         )));
     }
     (0..count as usize)
-        // SAFETY: as the caller's.
+        // SAFETY: the caller's contract.
         .map(|at| rank_of("excludeRanksList", unsafe { list.add(at).read_unaligned() }))
         .collect()
 }

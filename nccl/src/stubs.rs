@@ -1,17 +1,18 @@
-//! Functions that are there because programs do not load without them, and that refuse: one table.
-//! `docs/nccl.md` of the `cinch` crate lists the same, which a test compares.
+//! Functions that exist because programs do not load without them, and that return an error.
+//!
+//! `docs/nccl.md` contains the same table, which a test compares.
 
 use crate::error;
 use crate::types::{ncclInvalidUsage, ncclResult_t};
 use cinch::Error;
 use std::ffi::c_int;
 
-/// Functions that refuse for one reason.
+/// Unsupported functions with one reason.
 #[derive(Clone, Copy, Debug)]
 pub struct Stub {
-    /// Their names; each has a twin.
+    /// Names of the functions; each has a second name with the prefix `p`.
     pub names: &'static [&'static str],
-    /// What is not there, as the manual and the thread's last error say it.
+    /// Reason, as the manual and the thread's last error give it.
     pub why: &'static str,
 }
 
@@ -21,9 +22,9 @@ pub struct Stub {
 pub struct ncclTeam_t {
     /// Ranks of the team.
     pub nRanks: c_int,
-    /// This one.
+    /// This rank.
     pub rank: c_int,
-    /// Distance of neighbours.
+    /// Distance of neighbouring ranks.
     pub stride: c_int,
 }
 
@@ -36,14 +37,14 @@ const NO_TEAM: ncclTeam_t = ncclTeam_t {
 
 macro_rules! stubs {
     ($($why:literal returns $type:ty = $value:expr; $($name:ident | $twin:ident)*;)*) => {
-        /// Every function that refuses.
+        /// All unsupported functions.
         pub const STUBS: &[Stub] = &[
             $(Stub { names: &[$(stringify!($name)),*], why: $why }),*
         ];
         $($(
-            // What C passes is not looked at, and its caller takes it back.
+            // The arguments are not read; the caller removes them from the stack.
             export! {
-                /// Refuses: see [`STUBS`].
+                /// Returns an error; see [`STUBS`].
                 fn $name | $twin() returning $type {
                     error::remember(&refusal(stringify!($name), $why));
                     $value
@@ -53,6 +54,7 @@ macro_rules! stubs {
     };
 }
 
+/// Returns the error of an unsupported function.
 fn refusal(name: &str, why: &str) -> Error {
     Error::invalid_usage(format!(
         "{name} is not supported by cinch {}: {why}",
@@ -137,18 +139,18 @@ mod tests {
     use crate::error::sentence;
 
     #[test]
-    fn stubs_refuse_and_say_why() {
-        // SAFETY: they look at no arguments.
+    fn stub_returns_error_with_reason() {
+        // SAFETY: stubs read no arguments.
         assert_eq!(unsafe { ncclCommGrow() }, ncclInvalidUsage);
         let said = sentence();
         assert!(
             said.contains("ncclCommGrow is not supported") && said.contains("make a new one"),
             "{said}"
         );
-        // SAFETY: as above.
+        // SAFETY: stubs read no arguments.
         assert_eq!(unsafe { pncclTeamWorld() }, NO_TEAM);
         assert!(sentence().contains("ncclTeamWorld"));
-        // SAFETY: as above.
+        // SAFETY: stubs read no arguments.
         unsafe { ncclParamDumpAll() };
         assert!(sentence().contains("`cinch info`"));
     }

@@ -1,8 +1,10 @@
-//! The header's numbers and plain types. What comes from C is a plain integer, never a Rust enum:
-//! a wrong number must be an error, not undefined behaviour.
+//! Numbers and plain types of the header. C passes plain integers, never Rust enums: a wrong number
+//! must be an error, not undefined behaviour.
 
-use cinch::{DType, Error, Result};
+use cinch::capi::core::collective_request::ArgumentNames;
 use std::ffi::{c_char, c_int, c_void};
+
+pub(crate) use cinch::capi::core::arguments::{as_int, check_out, rank_of, store};
 
 /// `ncclResult_t`.
 pub type ncclResult_t = c_int;
@@ -12,7 +14,7 @@ pub type ncclDataType_t = c_int;
 pub type ncclRedOp_t = c_int;
 /// `ncclScalarResidence_t`.
 pub type ncclScalarResidence_t = c_int;
-/// `ncclComm_t`: a ticket.
+/// `ncclComm_t`: a handle, which is never dereferenced.
 pub type ncclComm_t = *mut ncclComm;
 /// `ncclWindow_t`: always NULL, see `register.rs`.
 pub type ncclWindow_t = *mut c_void;
@@ -21,7 +23,7 @@ pub type cudaStream_t = *mut c_void;
 /// `cudaEvent_t`, which is a `CUevent`.
 pub type cudaEvent_t = *mut c_void;
 
-/// A communicator. Only pointers to it exist; they are tickets.
+/// Type behind the handles of communicators; it has no value.
 pub struct ncclComm {
     _opaque: [u8; 0],
 }
@@ -34,15 +36,14 @@ pub struct ncclUniqueId {
     pub internal: [c_char; 128],
 }
 
-/// The numbers of the header, each once, and [`CONSTANTS`] for the test that compares
-/// them with it.
+/// Defines the header's numbers, and [`CONSTANTS`] for the test that compares them with the header.
 macro_rules! constants {
     ($($name:ident: $type:ty = $value:expr;)*) => {
         $(
             #[doc = concat!("`", stringify!($name), "`")]
             pub const $name: $type = $value;
         )*
-        /// Every number, by name.
+        /// All numbers by name.
         pub const CONSTANTS: &[(&str, i64)] = &[$((stringify!($name), $name as i64)),*];
     };
 }
@@ -123,50 +124,14 @@ constants! {
     ncclNvlsHostModeDisable: c_int = c_int::MAX;
 }
 
-/// `NCCL_SIM_INFO_INITIALIZER`'s magic, which has no name in the header.
+/// Magic of `NCCL_SIM_INFO_INITIALIZER`, which has no name in the header.
 pub const SIM_INFO_MAGIC: u32 = 0x7468_5283;
 
-/// The element type with this number. The numbers of both libraries are the same.
-pub(crate) fn dtype(number: ncclDataType_t) -> Result<DType> {
-    u32::try_from(number)
-        .ok()
-        .and_then(DType::from_number)
-        .ok_or_else(|| {
-            Error::invalid_argument(format!(
-                "datatype {number} is none; there are 0 to {}",
-                ncclNumTypes - 1
-            ))
-        })
-}
-
-/// A rank, root or peer as an unsigned number. Whether there is such a rank is for `cinch` to say.
-pub(crate) fn rank_of(name: &str, rank: c_int) -> Result<usize> {
-    usize::try_from(rank).map_err(|_| Error::invalid_argument(format!("{name} {rank} is negative")))
-}
-
-/// A number of ranks or the like as C has it.
-pub(crate) fn as_int(number: usize) -> Result<c_int> {
-    c_int::try_from(number)
-        .map_err(|_| Error::internal(format!("{number} does not fit an int of C")))
-}
-
-/// Whether there is an out-parameter at all: asked before anything happens.
-pub(crate) fn check_out<T>(name: &str, target: *mut T) -> Result<()> {
-    match target.is_null() {
-        true => Err(Error::invalid_argument(format!(
-            "{name}, where the result goes, is NULL"
-        ))),
-        false => Ok(()),
-    }
-}
-
-/// Writes `value` to the out-parameter `name`.
-///
-/// # Safety
-/// `target` is NULL or writable.
-pub(crate) unsafe fn store<T>(name: &str, target: *mut T, value: T) -> Result<()> {
-    check_out(name, target)?;
-    // SAFETY: not NULL, so writable; C may have placed it anywhere.
-    unsafe { target.write_unaligned(value) };
-    Ok(())
-}
+/// Names of nccl.h for error sentences about a collective's arguments.
+pub(crate) const ARGUMENT_NAMES: ArgumentNames = ArgumentNames {
+    sendbuf: "sendbuff",
+    recvbuf: "recvbuff",
+    dtype: "datatype",
+    dtypes: ["ncclInt8", "ncclFloat8e5m2"],
+    host_stream: "pass NULL, or unset CINCH_DEVICE=host",
+};

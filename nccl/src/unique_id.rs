@@ -1,23 +1,24 @@
-//! What a job's ranks share before they are connected.
+//! The unique id that ranks share before they are connected.
 
 use crate::boundary::CallProgress;
 use crate::settings;
 use crate::types::*;
+use cinch::capi::core::arguments::{self, unique_id_bytes};
 use cinch::{Config, Error, Result, UniqueId};
-use std::ffi::c_char;
 
 export! {
-    /// Makes an id for one communicator, to be handed to all its ranks. They meet in this process.
+    /// Creates the id of one communicator, for the program to send to all its ranks. This process
+    /// serves their rendezvous.
     fn ncclGetUniqueId | pncclGetUniqueId(uniqueId: *mut ncclUniqueId) {
         check_out("uniqueId", uniqueId)?;
-        let id = to_c(&create(&settings::process()?)?);
+        let internal = unique_id_bytes(&create(&settings::process()?)?);
         // SAFETY: not NULL, so writable.
-        unsafe { store("uniqueId", uniqueId, id)? };
+        unsafe { store("uniqueId", uniqueId, ncclUniqueId { internal })? };
         Ok(CallProgress::Done)
     }
 }
 
-/// A new id, or that of the address where the environment says that ranks meet.
+/// Returns a new id, or that of the rendezvous address in the environment.
 pub(crate) fn create(config: &Config) -> Result<UniqueId> {
     let Some(address) = &config.comm_id else {
         return UniqueId::create(config);
@@ -26,20 +27,14 @@ pub(crate) fn create(config: &Config) -> Result<UniqueId> {
         .rsplit_once(':')
         .and_then(|(host, port)| Some((host.trim_matches(['[', ']']), port.parse().ok()?)))
         .ok_or_else(|| {
-            Error::invalid_argument(format!("CINCH_COMM_ID=\"{address}\" is no host:port"))
+            Error::invalid_argument(format!("CINCH_COMM_ID=\"{address}\" is not host:port"))
         })?;
     UniqueId::for_address(host, port, config)
 }
 
-/// The id that C passed.
+/// Returns the id that C passed.
 pub(crate) fn from_c(id: &ncclUniqueId) -> Result<UniqueId> {
-    UniqueId::from_bytes(&id.internal.map(|byte| byte as u8))
-}
-
-fn to_c(id: &UniqueId) -> ncclUniqueId {
-    ncclUniqueId {
-        internal: id.as_bytes().map(|byte| byte as c_char),
-    }
+    arguments::unique_id(&id.internal)
 }
 
 #[cfg(test)]
@@ -47,16 +42,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_id_survives_the_round_trip() {
+    fn id_survives_round_trip() {
         let id = UniqueId::create_for_one_host(&Config::default()).unwrap();
-        assert_eq!(from_c(&to_c(&id)).unwrap(), id);
+        let internal = unique_id_bytes(&id);
+        assert_eq!(from_c(&ncclUniqueId { internal }).unwrap(), id);
         id.cancel();
         let nothing = ncclUniqueId { internal: [0; 128] };
         assert!(from_c(&nothing).unwrap_err().message().contains("zeros"));
     }
 
     #[test]
-    fn an_address_of_the_environment_is_the_meeting() {
+    fn address_of_the_environment_is_the_rendezvous() {
         let at = |address: &str| {
             create(&Config {
                 comm_id: Some(address.into()),

@@ -1,4 +1,4 @@
-//! What version the drop-in says it is.
+//! Version of NCCL that the drop-in reports.
 
 use crate::boundary::CallProgress;
 use crate::types::*;
@@ -6,7 +6,7 @@ use cinch::Config;
 use std::ffi::c_int;
 
 export! {
-    /// The NCCL version whose behaviour is covered, to `*version`. Programs choose features by it.
+    /// Stores the NCCL version whose behaviour is covered in `*version`. Programs select features by it.
     fn ncclGetVersion | pncclGetVersion(version: *mut c_int) {
         check_out("version", version)?;
         let covered = Config::from_env()?.nccl_version;
@@ -17,10 +17,10 @@ export! {
 }
 
 export! {
-    /// Reads logging variables again. Deprecated, and without effect: they are read once.
+    /// Has no effect. NCCL deprecates it; logging variables are read once.
     fn ncclResetDebugInit | pncclResetDebugInit() returning () {} else ()
 }
 
-/// A name that NVIDIA's library exports beside the above. Without effect.
+/// Has no effect. NVIDIA's library exports this name, too.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclResetDebugInitInternal() {}

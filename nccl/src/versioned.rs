@@ -1,50 +1,37 @@
-//! Structs of the header that grow at their end: `size`, `magic` and `version` first.
+//! Structs of nccl.h that grow at their end: `size`, `magic` and `version` first.
 //!
-//! A caller's struct may be shorter than ours, or longer. As many bytes as both have are copied;
-//! then every field that is newer than the header the caller was compiled with is set back to its
-//! default. The size alone would not do: a field may have taken the place of padding.
+//! A program's struct may be shorter or longer than that of the library. [`read`] copies the bytes that
+//! both have. Then it resets every field that is newer than the header that the program was compiled
+//! with: such a field may have taken the place of padding, so that the size does not tell.
 
+use cinch::capi::core::versioned_struct::{StructHeader, VersionedStruct, copy_known, read_header};
 use cinch::{Error, Result};
 use std::ffi::{c_char, c_int};
 
-/// A struct of the header.
-///
-/// # Safety
-/// `repr(C)`, of integers, floats and pointers; `size`, `magic` and `version` are its first 16
-/// bytes.
-pub(crate) unsafe trait Versioned: Copy {
-    /// Its name.
-    const NAME: &'static str;
-    /// The macro that fills it.
+/// A versioned struct of nccl.h, in which each field has its own value for unset.
+pub(crate) trait NcclStruct: VersionedStruct {
+    /// Macro of the header that initialises it.
     const INITIALIZER: &'static str;
-    /// What tells it from one that was not initialised.
-    const MAGIC: u32;
-    /// What fields that a caller does not have hold.
+    /// Returns a struct with no field set.
     fn unset() -> Self;
-    /// Sets fields that appeared after `version` back.
+    /// Resets the fields that appeared after `version`.
     fn forget_newer(&mut self, version: u32);
 }
 
-/// The first fields.
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Header {
-    size: usize,
-    magic: u32,
-    version: u32,
-}
-
-/// The struct at `config`; `None` for NULL.
+/// Returns the struct at `config`; `None` for NULL.
+///
+/// # Errors
+/// Invalid argument if it was not initialised.
 ///
 /// # Safety
-/// `config` is NULL, or readable for the size that it says.
-pub(crate) unsafe fn read<T: Versioned>(config: *const T) -> Result<Option<T>> {
+/// `config` is NULL, or readable for the size that it gives.
+pub(crate) unsafe fn read<T: NcclStruct>(config: *const T) -> Result<Option<T>> {
     if config.is_null() {
         return Ok(None);
     }
-    // SAFETY: every version has the header.
-    let header = unsafe { config.cast::<Header>().read_unaligned() };
-    if header.magic != T::MAGIC || header.size < size_of::<Header>() {
+    // SAFETY: the caller's contract, as every version has the header.
+    let header = unsafe { read_header(config) };
+    if header.magic != T::MAGIC || header.size < size_of::<StructHeader>() {
         return Err(Error::invalid_argument(format!(
             "the {} was not initialised: its magic is {:#x} and its size {}; start from {}",
             T::NAME,
@@ -54,22 +41,15 @@ pub(crate) unsafe fn read<T: Versioned>(config: *const T) -> Result<Option<T>> {
         )));
     }
     let mut own = T::unset();
-    let bytes = header.size.min(size_of::<T>());
-    // SAFETY: as many bytes as both have; any bytes are integers, floats and pointers.
-    unsafe {
-        std::ptr::copy_nonoverlapping(
-            config.cast::<u8>(),
-            std::ptr::from_mut(&mut own).cast(),
-            bytes,
-        );
-    }
+    // SAFETY: the caller's contract.
+    unsafe { copy_known(config, header.size, &mut own) };
     own.forget_newer(header.version);
     Ok(Some(own))
 }
 
-/// How a field of this type says that it is not set.
+/// Type of a field that has a value for unset.
 pub(crate) trait Unset {
-    /// That value.
+    /// Value of an unset field.
     const UNSET: Self;
 }
 impl Unset for c_int {
@@ -79,7 +59,7 @@ impl Unset for *const c_char {
     const UNSET: *const c_char = std::ptr::null();
 }
 
-/// Defines a versioned struct from the list of its fields, each with the version that has it.
+/// Defines a versioned struct from its fields, each with the first version that has it.
 macro_rules! versioned {
     (
         $(#[doc = $doc:literal])*
@@ -92,9 +72,9 @@ macro_rules! versioned {
         pub struct $name {
             /// `sizeof` in the program's header.
             pub size: usize,
-            /// Tells it from one that was not initialised.
+            /// Constant of an initialised struct.
             pub magic: u32,
-            /// Of the program's header.
+            /// Version of the program's header.
             pub version: u32,
             $(
                 #[doc = concat!("Since ", stringify!($since), ".")]
@@ -108,11 +88,14 @@ macro_rules! versioned {
                 &[$((stringify!($field), std::mem::offset_of!($name, $field), $since)),*];
         }
 
-        // SAFETY: `repr(C)` of the types that the trait names, the header first.
-        unsafe impl $crate::versioned::Versioned for $name {
+        // SAFETY: `repr(C)` of integers, floats and pointers, the header's fields first.
+        unsafe impl cinch::capi::core::versioned_struct::VersionedStruct for $name {
             const NAME: &'static str = stringify!($name);
-            const INITIALIZER: &'static str = $initializer;
             const MAGIC: u32 = $magic;
+        }
+
+        impl $crate::versioned::NcclStruct for $name {
+            const INITIALIZER: &'static str = $initializer;
             fn unset() -> $name {
                 $name {
                     size: size_of::<$name>(),

@@ -41,7 +41,7 @@ int main(void) {
   SIZE(ncclHostCftMode_t);
   SIZE(ncclNvlsHostMode_t);
 
-  /* What the initializers say. */
+  /* Values that the initializers set. */
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   ncclCollConfig_t call = NCCL_COLLCONFIG_INITIALIZER;
   ncclSimInfo_t info = NCCL_SIM_INFO_INITIALIZER;

@@ -1,6 +1,5 @@
-//! The library's ABI: the symbols of NVIDIA's library and no others, and the numbers of
-//! `include/nccl.h`, which are the library's own and, where a header of NVIDIA's is at hand, that
-//! one's.
+//! ABI of the drop-in: it exports exactly the symbols of NVIDIA's library, and its numbers equal those
+//! of `include/nccl.h`, and of NVIDIA's header if that is available.
 //!
 //! `CINCH_TEST_NCCL_INCLUDE=DIR cargo test -p cinch-nccl --test abi` compares with `DIR/nccl.h`.
 
@@ -17,7 +16,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The names in `nccl/symbols.txt`.
+/// Returns the names in `nccl/symbols.txt`.
 fn wanted() -> BTreeSet<String> {
     fs::read_to_string(root().join("nccl/symbols.txt"))
         .unwrap()
@@ -27,7 +26,7 @@ fn wanted() -> BTreeSet<String> {
         .collect()
 }
 
-/// Fields of `readelf`'s lines about what the library defines for others.
+/// Returns the names that the library exports, from the output of `readelf`.
 fn exported() -> BTreeSet<String> {
     let output = Command::new("readelf")
         .args(["--dyn-syms", "--wide"])
@@ -50,7 +49,7 @@ fn exported() -> BTreeSet<String> {
 }
 
 #[test]
-fn the_exports_are_nvidias_and_no_others() {
+fn exports_equal_those_of_nvidia() {
     let (wanted, exported) = (wanted(), exported());
     assert_eq!(wanted.len(), 193);
     let missing: Vec<_> = wanted.difference(&exported).collect();
@@ -62,7 +61,7 @@ fn the_exports_are_nvidias_and_no_others() {
 }
 
 #[test]
-fn the_soname_is_nccls() {
+fn soname_is_that_of_nccl() {
     let output = Command::new("readelf")
         .arg("-d")
         .arg(library().join("libnccl.so.2"))
@@ -70,7 +69,7 @@ fn the_soname_is_nccls() {
         .expect("readelf (package binutils)");
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(text.contains("soname: [libnccl.so.2]"), "{text}");
-    // Preloading must bring no CUDA library, and none of ours.
+    // Preloading must load neither a CUDA library nor libcinch.
     assert!(
         !text.contains("libcu") && !text.contains("libcinch"),
         "{text}"
@@ -78,7 +77,7 @@ fn the_soname_is_nccls() {
 }
 
 #[test]
-fn the_manual_lists_what_refuses() {
+fn manual_lists_the_unsupported_functions() {
     let manual = fs::read_to_string(root().join("docs/nccl.md")).unwrap();
     let wanted = wanted();
     let mut listed = BTreeSet::new();
@@ -98,7 +97,7 @@ fn the_manual_lists_what_refuses() {
     assert_eq!(refusals, STUBS.len(), "the manual lists more");
 }
 
-/// `name value` lines of the library.
+/// Returns the numbers of the library as `name value` lines.
 fn ours() -> String {
     let mut text = String::new();
     for (name, value) in types::CONSTANTS {
@@ -162,7 +161,7 @@ fn structs() -> [(&'static str, Fields, usize); 3] {
     ]
 }
 
-/// What `abi.c` prints with the header in `include`, and the folders of stand-ins behind it.
+/// Returns what `abi.c` prints with the header in `include[0]`; further folders hold stand-ins.
 fn printed(include: &[&Path], name: &str) -> String {
     let mut numbers = String::new();
     for (constant, _) in types::CONSTANTS {
@@ -204,7 +203,7 @@ fn printed(include: &[&Path], name: &str) -> String {
 }
 
 #[test]
-fn the_header_has_the_librarys_numbers() {
+fn header_has_the_numbers_of_the_library() {
     let printed = printed(&[&root().join("include")], "ours");
     let ours = ours();
     assert!(ours.lines().count() > 110);
@@ -232,12 +231,12 @@ fn the_header_has_the_librarys_numbers() {
 }
 
 #[test]
-fn nvidias_header_has_them_too() {
+fn header_of_nvidia_has_the_same_numbers() {
     let Some(folder) = std::env::var_os("CINCH_TEST_NCCL_INCLUDE") else {
         println!("skipped: CINCH_TEST_NCCL_INCLUDE names no folder with NVIDIA's nccl.h");
         return;
     };
-    // What that header includes, and what it needs of it.
+    // Stand-ins for the headers that it includes.
     let stand_in = out().join("cuda-stand-in");
     fs::create_dir_all(&stand_in).unwrap();
     for (name, text) in [

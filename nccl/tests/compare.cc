@@ -95,7 +95,7 @@ std::string show(const Case &c) {
     return text + (c.in_place ? ", in place" : "");
 }
 
-// One collective, type and operation at all sizes: one check.
+// Checks a collective, type and operation at all sizes, and counts that as a single check.
 void check_sizes(World &ours, Checker &checker, World *reference, Checker *other, Kind kind, const Type &type,
                  Op op, Counts &counts) {
     const int n = ours.size();

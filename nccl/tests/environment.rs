@@ -1,4 +1,4 @@
-//! Settings of the environment, ours and NCCL's, as a C program on host memory meets them.
+//! Settings of the environment, of cinch and of NCCL, in a C program on host memory.
 
 mod common;
 
@@ -45,7 +45,7 @@ fn run(arguments: &[&str], variables: &[(&str, &str)]) -> Output {
 }
 
 #[test]
-fn names_choose_codecs_and_the_log_says_why() {
+fn rule_of_a_name_sets_codec_and_is_logged() {
     let log = out().join(format!("environment-{}.log", std::process::id()));
     let _ = std::fs::remove_file(&log);
     let ran = run(
@@ -81,7 +81,7 @@ fn names_choose_codecs_and_the_log_says_why() {
 }
 
 #[test]
-fn what_is_misspelt_is_refused() {
+fn misspelt_setting_is_refused() {
     for (name, value, said) in [
         ("CINCH_CODEC", "int8", "CINCH_CODEC"),
         ("CINCH_CODEC", "dynamic8:tensor=50", "tensor"),

@@ -198,7 +198,7 @@ def reduce_premulsum(rank, ranks, device):
         # A number, and a scalar that lies on the GPU.
         scalars = [2.0, torch.tensor([0.5], dtype=dtype, device=device)]
         if dtype == torch.bfloat16:
-            # torch 2.11 hands a number over as fp32 and says bfloat16: no library can know it.
+            # torch 2.11 passes an fp32 number and declares it bfloat16, which no library can detect.
             scalars = scalars[1:]
         for scalar in scalars:
             op = dist._make_nccl_premul_sum(scalar)

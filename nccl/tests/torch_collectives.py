@@ -144,9 +144,9 @@ def tail(path, lines=6):
 
 
 def run_world(library, ranks, gpus, eager, names):
-    """Runs checks until one fails: the name, the verdict and a text of each, as it is known of all
-    ranks. Of one that ranks did not come to the end of, the text says how they ended. Where all went
-    well, so must what is behind the last: that the process groups are destroyed, and the processes end."""
+    """Runs checks until one fails. Returns name, verdict and text of each, over all ranks. If ranks did
+    not finish a check, its text states how they ended. After success, destroying the process groups and
+    the exit of the processes must succeed, too."""
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
         started = start_ranks(library, ranks, gpus, {"checks": names, "eager": eager}, folder)

@@ -1,10 +1,11 @@
-//! What adapts compression while a model trains: plain structs that hold their whole state, so
-//! that storing one with a checkpoint is copying it.
+//! Training helpers: adaptive weight precision and a loss scaler.
+//!
+//! Each is a plain struct that holds its whole state, so that a checkpoint copies the struct.
 
+use super::core::arguments::{check_out, store};
 use super::error::cinch_result_t;
-use super::handle::{check_out, store};
-use super::types::{self, dtype_number};
-use super::versioned::{self, Versioned};
+use super::types::{ARGUMENT_NAMES, dtype_number};
+use super::versioned;
 use crate::cpu::Isa;
 use crate::error::{Error, Result};
 use crate::reduce;
@@ -14,91 +15,80 @@ use crate::training::{
 use crate::types::DType;
 use std::ffi::{c_char, c_int, c_void};
 
-/// Adaptive weight precision of one group of tensors: few bits at first, more once the L2 norm of
+/// Adaptive weight precision (AWP) of one group of tensors: few bits at first, more once the L2 norm of
 /// the group has stopped growing.
 ///
-/// Initialise it with `cinch_awp_default(&awp)`, set `threshold` and `interval`, and perhaps the
-/// others. The struct is its whole state. New fields are only ever added at the end.
+/// Initialise it with `cinch_awp_default(&awp)`, then set `threshold` and `interval`. The struct holds
+/// the whole state. New fields are only ever added at the end.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct cinch_awp_t {
     /// Bytes of the struct in the program's header. Set by `cinch_awp_default`.
     pub size: usize,
-    /// Tells an initialised struct from garbage. Set by `cinch_awp_default`.
+    /// Constant by which the library detects an uninitialised struct. Set by `cinch_awp_default`.
     pub magic: u32,
-    /// Meaning of the fields. Set by `cinch_awp_default`.
+    /// Version of the program's header. Set by `cinch_awp_default`.
     pub version: u32,
-    /// T: a relative growth of the norm above it counts as growth.
+    /// Relative growth of the norm above which a batch counts as growth (T of the paper).
     pub threshold: f64,
-    /// State: the norm before, if `has_previous`.
+    /// State: norm of the previous batch, valid if `has_previous`.
     pub previous: f64,
-    /// Batches in a row without growth after which bits are added; about an epoch.
+    /// Consecutive batches without growth after which bits are added; about one epoch.
     pub interval: u32,
-    /// N: bits added, 1 to 32; unset = 8.
+    /// Bits to add, 1 to 32; unset = 8 (N of the paper).
     pub step_bits: u32,
-    /// State: bits to keep, 1 to 32; unset = 8. What it is set to is where it starts.
+    /// State: bits to keep, 1 to 32; unset = 8. Its first value is the starting point.
     pub bits: u32,
-    /// State: batches in a row without growth.
+    /// State: consecutive batches without growth.
     pub count: u32,
-    /// State: whether there is a norm before.
+    /// State: 1 if `previous` is valid.
     pub has_previous: u32,
-    /// Unset.
+    /// Reserved; leave it 0.
     pub reserved: u32,
 }
 
-// SAFETY: `repr(C)`, numbers, without padding (asserted below).
-unsafe impl Versioned for cinch_awp_t {
-    const NAME: &'static str = "cinch_awp_t";
-    const MAGIC: u32 = 0xC1C4_0A39;
-    const FIRST_BYTES: usize = 56;
-}
+cinch_struct!(cinch_awp_t, magic 0xC1C4_0A39, first 56, now 56);
 
-/// The scale of a loss whose gradients are summed in 16 bits: halved, and the step skipped, on any
-/// value that is not finite; doubled after many clean steps.
+/// Scale of a loss whose gradients are summed in 16 bits. A non-finite gradient halves the scale and
+/// skips the step; many clean steps double the scale.
 ///
-/// Initialise it with `cinch_loss_scaler_default(&scaler)`, which sets the defaults named below.
-/// The struct is its whole state. New fields are only ever added at the end.
+/// Initialise it with `cinch_loss_scaler_default(&scaler)`, which sets the defaults given below. The
+/// struct holds the whole state. New fields are only ever added at the end.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct cinch_loss_scaler_t {
     /// Bytes of the struct in the program's header. Set by `cinch_loss_scaler_default`.
     pub size: usize,
-    /// Tells an initialised struct from garbage. Set by `cinch_loss_scaler_default`.
+    /// Constant by which the library detects an uninitialised struct. Set by `cinch_loss_scaler_default`.
     pub magic: u32,
-    /// Meaning of the fields. Set by `cinch_loss_scaler_default`.
+    /// Version of the program's header. Set by `cinch_loss_scaler_default`.
     pub version: u32,
-    /// State: what to multiply the loss by; 65536.
+    /// State: factor of the loss; default 65536.
     pub scale: f64,
-    /// Factor after `interval` clean steps; 2.
+    /// Factor of the scale after `interval` clean steps; default 2.
     pub growth: f64,
-    /// Factor after a step with a value that is not finite; 0.5.
+    /// Factor of the scale after a step with a non-finite value; default 0.5.
     pub backoff: f64,
-    /// The scale does not fall below this; 2^-126.
+    /// Lower limit of the scale; default 2^-126.
     pub smallest: f64,
-    /// The scale does not grow above this; 2^127.
+    /// Upper limit of the scale; default 2^127.
     pub largest: f64,
-    /// New over old scale of the last update: what to rescale residuals by.
+    /// New scale divided by the old one at the last update: the factor of `cinch_feedback_rescale`.
     pub rescale: f64,
-    /// State: steps skipped so far.
+    /// State: number of skipped steps.
     pub skipped: u64,
-    /// Clean steps in a row until growth; 2000.
+    /// Consecutive clean steps until the scale grows; default 2000.
     pub interval: u32,
-    /// State: clean steps since the scale changed.
+    /// State: clean steps since the last change of the scale.
     pub clean: u32,
 }
 
-// SAFETY: `repr(C)`, numbers, without padding (asserted below).
-unsafe impl Versioned for cinch_loss_scaler_t {
-    const NAME: &'static str = "cinch_loss_scaler_t";
-    const MAGIC: u32 = 0xC1C4_105C;
-    const FIRST_BYTES: usize = 80;
-}
+cinch_struct!(cinch_loss_scaler_t, magic 0xC1C4_105C, first 80, now 80);
 
-#[cfg(target_pointer_width = "64")]
-const _: () = assert!(size_of::<cinch_awp_t>() == 56 && size_of::<cinch_loss_scaler_t>() == 80);
-
-/// Sets nothing in `*awp`. `size` and `version` are `sizeof(cinch_awp_t)` and `CINCH_API_VERSION`
-/// of the program's header: C programs use `cinch_awp_default(&awp)`.
+/// Initialises `*awp` with nothing set.
+///
+/// C programs use `cinch_awp_default(&awp)`, which passes `sizeof(cinch_awp_t)` and
+/// `CINCH_API_VERSION` of the program's header as `size` and `version`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cinch_awp_init(
     awp: *mut cinch_awp_t,
@@ -111,10 +101,11 @@ pub unsafe extern "C" fn cinch_awp_init(
     })
 }
 
-/// Takes the group's L2 norm after a batch, which must be the same on all ranks; sets the bits to
-/// keep from now on in `awp->bits`, and in `*codec`, which may be NULL, the name of the codec that
-/// keeps them: `trunc8`, `trunc16`, `trunc24` or `raw`, a string that lives for ever. A norm that
-/// is not finite changes nothing.
+/// Updates `*awp` with the group's L2 norm after a batch, which must be the same on all ranks.
+///
+/// Stores the bits to keep from now on in `awp->bits`. Stores the name of the codec that keeps them in
+/// `*codec`, which may be NULL: static text `trunc8`, `trunc16`, `trunc24` or `raw`. A non-finite norm
+/// changes nothing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cinch_awp_update(
     awp: *mut cinch_awp_t,
@@ -132,7 +123,7 @@ pub unsafe extern "C" fn cinch_awp_update(
         fields.count = state.count;
         fields.previous = state.previous.unwrap_or(0.0);
         fields.has_previous = state.previous.is_some().into();
-        // SAFETY: `read` checked it, and it is writable by the documented contract.
+        // SAFETY: `read` checked the struct, which is writable by the documented contract.
         unsafe { versioned::fill(awp, &fields) };
         if !codec.is_null() {
             let name = match group.codec() {
@@ -148,9 +139,10 @@ pub unsafe extern "C" fn cinch_awp_update(
     })
 }
 
-/// Sets the defaults in `*scaler`. `size` and `version` are `sizeof(cinch_loss_scaler_t)` and
-/// `CINCH_API_VERSION` of the program's header: C programs use
-/// `cinch_loss_scaler_default(&scaler)`.
+/// Initialises `*scaler` with the defaults.
+///
+/// C programs use `cinch_loss_scaler_default(&scaler)`, which passes `sizeof(cinch_loss_scaler_t)` and
+/// `CINCH_API_VERSION` of the program's header as `size` and `version`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cinch_loss_scaler_init(
     scaler: *mut cinch_loss_scaler_t,
@@ -175,21 +167,23 @@ pub unsafe extern "C" fn cinch_loss_scaler_init(
             interval: config.interval,
             clean: 0,
         };
-        // SAFETY: initialised just now.
+        // SAFETY: `initialise` made it a struct of `size` bytes.
         unsafe { versioned::fill(scaler, &fields) };
         Ok(())
     })
 }
 
-/// Takes whether any summed gradient of a step had a value that is not finite; sets `*apply` to 1
-/// if the step is to be applied and to 0 if it is to be skipped, and the scale of the next step in
-/// `scaler->scale`.
+/// Updates `*scaler` after a step; `non_finite` is nonzero if a summed gradient was not finite.
 ///
-/// Codecs carry such values to every rank, so that all ranks find the same in their output:
-/// `cinch_count_non_finite` of it decides, not the report, which is about what this rank encoded.
-/// With cast16, cast_bf16, static8, mantissa8, trunc8, threshold2 and `tensor=K` finite sums saturate
-/// instead of overflowing: there the ranks must also sum up `saturated` of their reports, and skip
-/// the step unless it is 0. Reports of calls on GPUs do not have it.
+/// Stores 1 in `*apply` if the step is to be applied and 0 if it is to be skipped. Stores the scale of
+/// the next step in `scaler->scale`.
+///
+/// Codecs carry non-finite values to every rank, so all ranks find the same in their output. Pass the
+/// result of `cinch_count_non_finite` for the output; the report describes this rank's input only.
+///
+/// Finite sums saturate instead of overflowing with cast16, cast_bf16, static8, mantissa8, trunc8,
+/// threshold2 and `tensor=K`. With these codecs the ranks must also sum `saturated` of their reports,
+/// and skip the step unless it is 0. Reports of calls on GPUs lack this field.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cinch_loss_scaler_update(
     scaler: *mut cinch_loss_scaler_t,
@@ -207,14 +201,15 @@ pub unsafe extern "C" fn cinch_loss_scaler_update(
         fields.clean = state.clean;
         fields.skipped = state.skipped;
         fields.rescale = verdict.rescale;
-        // SAFETY: `read` checked it, and it is writable by the documented contract.
+        // SAFETY: `read` checked the struct, which is writable by the documented contract.
         unsafe { versioned::fill(scaler, &fields) };
         // SAFETY: not NULL, so writable by the documented contract.
         unsafe { store("apply", apply, verdict.apply.into()) }
     })
 }
 
-/// Counts the NaN and infinite ones among `count` elements of `dtype` in host memory.
+/// Stores the number of NaN and infinite values among `count` elements of `dtype` in host memory in
+/// `*found`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cinch_count_non_finite(
     data: *const c_void,
@@ -223,7 +218,7 @@ pub unsafe extern "C" fn cinch_count_non_finite(
     found: *mut u64,
 ) -> cinch_result_t {
     guard!("cinch_count_non_finite", {
-        let dtype = types::dtype(dtype)?;
+        let dtype = ARGUMENT_NAMES.dtype(dtype.into())?;
         check_out("found", found)?;
         let bytes = count.checked_mul(dtype.size());
         let bytes = bytes.filter(|&bytes| isize::try_from(bytes).is_ok());
@@ -236,7 +231,7 @@ pub unsafe extern "C" fn cinch_count_non_finite(
             }
             _ => {
                 return Err(Error::invalid_argument(format!(
-                    "data of {count} {dtype} at {data:?}"
+                    "{count} {dtype} at data {data:?} are no array"
                 )));
             }
         };
@@ -245,8 +240,9 @@ pub unsafe extern "C" fn cinch_count_non_finite(
     })
 }
 
+/// Returns the number of NaN and infinite values in `data`, elements of `dtype`.
 fn count_in(data: &[u8], dtype: DType) -> u64 {
-    /// Elements that are widened together.
+    /// Elements that are widened to fp32 together.
     const PIECE: usize = 4096;
     if !dtype.is_float() {
         return 0;
@@ -269,7 +265,7 @@ fn count_in(data: &[u8], dtype: DType) -> u64 {
     found
 }
 
-/// `value`, or the default where a program left it unset.
+/// Returns `value`, or `default` if the program left it unset.
 fn or<T: PartialEq + Default>(value: T, default: T) -> T {
     if value == T::default() {
         default
@@ -315,7 +311,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn non_finite_values_of_every_type_are_counted() {
+    fn non_finite_values_are_counted_in_every_type() {
         let f32s: Vec<u8> = [1.0, f32::NAN, f32::INFINITY]
             .iter()
             .flat_map(|value| value.to_ne_bytes())

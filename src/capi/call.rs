@@ -1,19 +1,19 @@
-//! A call with options of its own: codec, algorithm, tensor; and with a report.
+//! Call with options (codec, algorithm, tensor) and a report.
 
-use super::collectives::Request;
+use super::collectives;
+use super::core::collective_request::CollectiveRequest;
 use super::error::cinch_result_t;
 use super::handle::cinch_comm_t;
 use super::report::{ReportTarget, cinch_report_t};
 use super::text;
-use super::types::{
-    NumberedSetting, algorithm, algorithm_number, collective_number, dtype_number, op_number,
-};
-use super::versioned::{self, Versioned};
+use super::types::{self, NumberedSetting, algorithm_number, collective_number};
+use super::types::{dtype_number, op_number};
+use super::versioned;
 use crate::error::{Error, Result};
-use crate::types::Algorithm;
+use crate::types::{Algorithm, CodecSetting};
 use std::ffi::{c_char, c_int, c_void};
 
-/// One call. Fields that the collective does not use are ignored.
+/// Call of a collective. The library ignores fields that the collective does not use.
 ///
 /// Initialise it with `cinch_call_default(&call)`. New fields are only ever added at the end.
 #[derive(Clone, Copy)]
@@ -21,58 +21,51 @@ use std::ffi::{c_char, c_int, c_void};
 pub struct cinch_call_t {
     /// Bytes of the struct in the program's header. Set by `cinch_call_default`.
     pub size: usize,
-    /// Tells an initialised struct from garbage. Set by `cinch_call_default`.
+    /// Constant by which the library detects an uninitialised struct. Set by `cinch_call_default`.
     pub magic: u32,
-    /// Meaning of the fields. Set by `cinch_call_default`.
+    /// Version of the program's header. Set by `cinch_call_default`.
     pub version: u32,
-    /// On whose ranks.
+    /// Communicator.
     pub comm: *mut cinch_comm_t,
-    /// Input, as the collective's own function takes it.
+    /// Input; see the collective's own function.
     pub sendbuf: *const c_void,
-    /// Output, as the collective's own function takes it.
+    /// Output; see the collective's own function.
     pub recvbuf: *mut c_void,
-    /// Elements, as the collective's own function takes them.
+    /// Number of elements; see the collective's own function.
     pub count: usize,
-    /// What is done.
+    /// Collective.
     pub collective: collective_number,
-    /// Of which elements.
+    /// Element type.
     pub dtype: dtype_number,
-    /// Combined how.
+    /// Reduction operator.
     pub op: op_number,
-    /// Root, where there is one.
+    /// Root of a broadcast, reduce, gather or scatter.
     pub root: c_int,
-    /// The other rank of a send or receive.
+    /// Other rank of a send or receive.
     pub peer: c_int,
     /// Algorithm; unset = the communicator's choice.
     pub algorithm: algorithm_number,
-    /// Codec, as `linear8:block=128`; as `auto:linear8`, only where the model of costs says that
-    /// it pays; NULL = the communicator's. A codec that does not fit the
-    /// call (a lossy one and integers, say) is an error.
+    /// Codec and its parameters, such as `linear8:block=128`; NULL = the communicator's codec.
+    /// `auto:linear8` uses the codec only if the cost model predicts that the call gets faster.
+    /// A codec that cannot carry the call, such as a lossy one for integers, is an error.
     pub codec: *const c_char,
-    /// Names the tensor whose scales live from call to call, for codecs with `tensor=K`. 0 = none.
+    /// Id of the tensor whose scales a codec with `tensor=K` keeps between calls; 0 = none.
     pub tensor: u64,
-    /// The stream on which a call on a GPU is queued; NULL on a communicator of host memory.
+    /// Stream on which a call on a GPU is queued; NULL on a communicator of host memory.
     pub stream: *mut c_void,
-    /// Turns error feedback on, and names the tensor whose residuals live from call to call: what a
-    /// lossy encode drops is added to the next call of the same id. For collectives that reduce. On
-    /// a GPU it takes 8 bytes of device memory an element of the input, and a call that is captured
-    /// must have been made once before. 0 = none.
+    /// Id of the tensor whose residuals are kept between calls, which turns error feedback on;
+    /// 0 = none. What a lossy codec loses is added to the next call with the same id. For collectives
+    /// that reduce. On a GPU the residuals take 8 bytes of device memory per input element; a
+    /// captured call must have run once before with the same id.
     pub feedback: u64,
 }
 
-// SAFETY: `repr(C)`, integers and pointers, without padding (asserted below).
-unsafe impl Versioned for cinch_call_t {
-    const NAME: &'static str = "cinch_call_t";
-    const MAGIC: u32 = 0xC1C4_0CA1;
-    const FIRST_BYTES: usize = 88;
-}
+cinch_struct!(cinch_call_t, magic 0xC1C4_0CA1, first 88, now 104);
 
-#[cfg(target_pointer_width = "64")]
-const _: () = assert!(size_of::<cinch_call_t>() == 104);
-
-/// Sets nothing in `*call`: an all_reduce sum of no i8 elements. `size` and `version` are
-/// `sizeof(cinch_call_t)` and `CINCH_API_VERSION` of the program's header: C programs use
-/// `cinch_call_default(&call)`.
+/// Initialises `*call` with zeros: an all_reduce (sum) of 0 elements of `CINCH_I8`.
+///
+/// C programs use `cinch_call_default(&call)`, which passes `sizeof(cinch_call_t)` and
+/// `CINCH_API_VERSION` of the program's header as `size` and `version`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cinch_call_init(
     call: *mut cinch_call_t,
@@ -85,49 +78,59 @@ pub unsafe extern "C" fn cinch_call_init(
     })
 }
 
-/// Runs one call, and says what it did in `*report`, which may be NULL and is written on success
-/// only. Inside a group, the report is filled by the outermost `cinch_group_end`.
+/// Runs one call and describes it in `*report`, which may be NULL and is written on success only.
+/// In a group, the outermost `cinch_group_end` writes the report.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cinch_call(
     call: *const cinch_call_t,
     report: *mut cinch_report_t,
 ) -> cinch_result_t {
     guard!("cinch_call", {
-        // SAFETY: NULL or structs with live strings and buffers, by the documented contract.
-        unsafe { request(call, report)?.submit() }
+        // SAFETY: NULL or structs with valid strings and buffers, by the documented contract.
+        unsafe { submit(call, report) }
     })
 }
 
-unsafe fn request(call: *const cinch_call_t, report: *mut cinch_report_t) -> Result<Request> {
-    // SAFETY: as the caller's.
-    let (call, report) = unsafe { (versioned::read(call)?, ReportTarget::new(report)?) };
-    // SAFETY: as the caller's.
+/// # Safety
+/// Both are NULL or structs for the size that they give, with valid strings; buffers and stream are
+/// as [`CollectiveRequest::bind`] needs them.
+unsafe fn submit(call: *const cinch_call_t, report: *mut cinch_report_t) -> Result<()> {
+    // SAFETY: the caller's contract.
+    let (call, target) = unsafe { (versioned::read(call)?, ReportTarget::new(report)?) };
+    // SAFETY: the caller's contract.
     let codec = unsafe { text::read(call.codec, "call.codec") }?;
-    Ok(Request {
-        collective: call.collective,
+    let codec = codec.map(str::parse::<CodecSetting>).transpose()?;
+    let algorithm = algorithm_of_call(call.algorithm)?;
+    let (collective, sends) = types::collective(call.collective)?;
+    let request = CollectiveRequest {
+        collective,
+        sends,
         sendbuf: call.sendbuf,
         recvbuf: call.recvbuf,
         count: call.count,
-        dtype: call.dtype,
-        op: call.op,
+        dtype: call.dtype.into(),
+        op: call.op.into(),
         root: call.root,
         peer: call.peer,
-        comm: call.comm,
         stream: call.stream,
-        codec: codec.map(str::parse).transpose()?,
-        algorithm: chosen(call.algorithm)?,
-        tensor: (call.tensor != 0).then_some(call.tensor),
-        feedback: (call.feedback != 0).then_some(call.feedback),
-        report,
-    })
+    };
+    let id = |id: u64| (id != 0).then_some(id);
+    let set_options = |made: &mut crate::comm::Call| {
+        made.codec = codec;
+        made.algorithm = algorithm;
+        made.tensor = id(call.tensor);
+        made.feedback = id(call.feedback);
+    };
+    // SAFETY: the caller's contract.
+    unsafe { collectives::submit(call.comm, &request, set_options, target) }
 }
 
-fn chosen(number: algorithm_number) -> Result<Option<Algorithm>> {
-    match algorithm(number)? {
+fn algorithm_of_call(number: algorithm_number) -> Result<Option<Algorithm>> {
+    match types::algorithm(number)? {
         NumberedSetting::Unset => Ok(None),
         NumberedSetting::One(algorithm) => Ok(Some(algorithm)),
         NumberedSetting::Auto => Err(Error::invalid_argument(
-            "CINCH_ALGORITHM_AUTO is for configs; a call leaves its algorithm unset",
+            "CINCH_ALGORITHM_AUTO is for configs; leave the algorithm of a call unset",
         )),
     }
 }

@@ -1,11 +1,10 @@
-//! Encoding and decoding of whole arrays, without a communicator, on the host or where they are on a
-//! GPU; and packed copies between the two.
+//! Encoding, decoding and packed copies of whole arrays, without a communicator.
 
+use super::core::arguments::{check_out, store};
 use super::device;
 use super::error::cinch_result_t;
-use super::handle::{check_out, store};
 use super::text;
-use super::types::{self, dtype_number};
+use super::types::{ARGUMENT_NAMES, dtype_number};
 use crate::arrays;
 use crate::arrays::{Layout, StandAlone};
 use crate::config::Config;
@@ -15,23 +14,23 @@ use crate::reduce::Reducer;
 use crate::types::{CodecSpec, DType, ReduceOp};
 use std::ffi::{c_char, c_void};
 
-/// How an encoded array is laid out.
+/// Layout of an encoded array.
 #[allow(dead_code)] // for the header and the tests
 #[derive(Clone, Copy)]
 #[repr(u32)]
 pub enum cinch_layout_t {
-    /// As a chunk of a collective: codes, zeros up to a multiple of 16 bytes, then the numbers
-    /// of the blocks, all little endian.
+    /// Layout of a chunk in a collective: codes, zeros up to a multiple of 16 bytes, then the scales of
+    /// the blocks, all little endian.
     CINCH_LAYOUT_CHUNK = 0,
-    /// As the format's source published it: `minmax1/2/4/8` as CompLL's messages with a header
-    /// of 10 bytes, `trunc8/16/24` as ADT's packed bytes without any.
+    /// Layout that the format's authors published: `minmax1/2/4/8` as CompLL's messages with a header
+    /// of 10 bytes, `trunc8/16/24` as ADT's packed bytes without a header.
     CINCH_LAYOUT_PUBLISHED = 1,
 }
 
 pub(super) type layout_number = u32;
 
-/// Bytes of `count` elements encoded with `codec`, to `*bytes`. They do not depend on the type of
-/// the elements.
+/// Stores the bytes of `count` elements encoded with `codec` in `*bytes`. The size does not depend on
+/// the element type.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cinch_wire_bytes(
     codec: *const c_char,
@@ -40,7 +39,7 @@ pub unsafe extern "C" fn cinch_wire_bytes(
     bytes: *mut usize,
 ) -> cinch_result_t {
     guard!("cinch_wire_bytes", {
-        // SAFETY: NULL or text, by the documented contract.
+        // SAFETY: NULL or terminated text, by the documented contract.
         let codec = unsafe { build(codec, layout) }?;
         check_count(count)?;
         // SAFETY: NULL or writable, by the documented contract.
@@ -48,8 +47,10 @@ pub unsafe extern "C" fn cinch_wire_bytes(
     })
 }
 
-/// HostElements of an encoded array in a published layout, which is all of the `wire_bytes` bytes at
-/// `wire`, to `*count`. The layout of chunks does not say how many it holds.
+/// Stores the number of elements of an encoded array in `*count`, for the published layout.
+///
+/// The array is all of the `wire_bytes` bytes at `wire`, in host memory. The chunk layout does not
+/// contain its number of elements, so it is an error.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cinch_wire_count(
     codec: *const c_char,
@@ -59,7 +60,7 @@ pub unsafe extern "C" fn cinch_wire_count(
     count: *mut usize,
 ) -> cinch_result_t {
     guard!("cinch_wire_count", {
-        // SAFETY: NULL or text, by the documented contract.
+        // SAFETY: NULL or terminated text, by the documented contract.
         let codec = unsafe { build(codec, layout) }?;
         check_out("count", count)?;
         check_extent("wire", wire, wire_bytes)?;
@@ -72,17 +73,18 @@ pub unsafe extern "C" fn cinch_wire_count(
     })
 }
 
-/// Encodes `count` elements of type f32, f16 or bf16 at `src`, large arrays on `CINCH_THREADS`
-/// threads, into `wire`, which has room for
-/// `wire_bytes` bytes; `cinch_wire_bytes` says how many are written. The two do not overlap.
+/// Encodes `count` elements of type f32, f16 or bf16 at `src` into `wire`.
 ///
-/// `draw` matters to codecs that round at random (`minmax4:seed=1`): calls with the same seed and
-/// the same `draw` draw the same numbers, so count it up from call to call.
+/// `wire_bytes` is the size of `wire`; `cinch_wire_bytes` returns how many bytes are written. `src` and
+/// `wire` must not overlap. Codecs with random rounding (`minmax4:seed=1`) draw the same numbers for
+/// equal seed and `draw`: increment `draw` from call to call.
 ///
-/// Both in host memory: `stream` is NULL. Both in memory of one GPU: the work is queued on `stream`, a
-/// `cudaStream_t` or `CUstream` of that GPU (NULL is its default stream), gives the same bytes, and may be
-/// captured; elements are aligned as their type is, chunks to 16 bytes. The first such call in a
-/// process loads kernels. Scales of whole arrays (`tensor=K`) are for host memory.
+/// Arrays in host memory: `stream` is NULL, and large arrays are encoded by `CINCH_THREADS` threads.
+///
+/// Arrays in memory of one GPU: the work is queued on `stream`, a `cudaStream_t` or `CUstream` of that
+/// GPU, which may be capturing; NULL is its default stream. The result is bit-identical. Elements must
+/// be aligned to their size, chunks to 16 bytes. The first such call of a process loads the kernels.
+/// Codecs with a scale per tensor (`tensor=K`) work on host memory only.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cinch_encode(
     codec: *const c_char,
@@ -96,7 +98,7 @@ pub unsafe extern "C" fn cinch_encode(
     stream: *mut c_void,
 ) -> cinch_result_t {
     guard!("cinch_encode", {
-        // SAFETY: NULL or text, by the documented contract.
+        // SAFETY: NULL or terminated text, by the documented contract.
         let spec = unsafe { spec_of(codec) }?;
         let layout = layout_of(layout)?;
         let elements = HostElements::new(count, dtype)?;
@@ -109,7 +111,7 @@ pub unsafe extern "C" fn cinch_encode(
         if let Some(gpu) = device::gpu_of(&both, stream)? {
             let at = (wire.addr() as u64, wire_bytes);
             let elements = elements.on_device(src.addr());
-            // SAFETY: memory of that GPU and a live stream, by the documented contract.
+            // SAFETY: arrays and stream are of that GPU, by the documented contract.
             return unsafe { gpu.encode(spec, layout, elements, draw, at, stream) };
         }
         let codec = StandAlone::new(spec, layout, Isa::detect())?;
@@ -122,17 +124,18 @@ pub unsafe extern "C" fn cinch_encode(
             (src, output("wire", wire, wire_bytes)?)
         };
         elements
-            .read(src, |x| codec.encode(x, draw, wire))
+            .with_f32(src, |x| codec.encode(x, draw, wire))
             .map(drop)
     })
 }
 
-/// Decodes the first `count` elements of the `wire_bytes` bytes at `wire` into `dst`, as type f32,
-/// f16 or bf16. A published layout must hold exactly so many. The two do not overlap; `dst` is
-/// written on success only.
+/// Decodes the first `count` elements of the `wire_bytes` bytes at `wire` into `dst`, as type f32, f16
+/// or bf16.
 ///
-/// In host memory or in that of one GPU, as `cinch_encode`. A message with a header that lies on a
-/// GPU is not looked at by the call: if it is not one of so many elements, they become NaN.
+/// A published layout must hold exactly `count` elements. `wire` and `dst` must not overlap. `dst` is
+/// written on success only. Both are in host memory or in memory of one GPU; see `cinch_encode`. The
+/// call does not read the header of a message in GPU memory: if its number of elements is not `count`,
+/// the elements become NaN.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cinch_decode(
     codec: *const c_char,
@@ -145,7 +148,7 @@ pub unsafe extern "C" fn cinch_decode(
     stream: *mut c_void,
 ) -> cinch_result_t {
     guard!("cinch_decode", {
-        // SAFETY: NULL or text, by the documented contract.
+        // SAFETY: NULL or terminated text, by the documented contract.
         let spec = unsafe { spec_of(codec) }?;
         let layout = layout_of(layout)?;
         let elements = HostElements::new(count, dtype)?;
@@ -158,7 +161,7 @@ pub unsafe extern "C" fn cinch_decode(
         if let Some(gpu) = device::gpu_of(&both, stream)? {
             let at = (wire.addr() as u64, wire_bytes);
             let elements = elements.on_device(dst.addr());
-            // SAFETY: memory of that GPU and a live stream, by the documented contract.
+            // SAFETY: arrays and stream are of that GPU, by the documented contract.
             return unsafe { gpu.decode(spec, layout, at, elements, stream) };
         }
         let codec = StandAlone::new(spec, layout, Isa::detect())?;
@@ -170,19 +173,21 @@ pub unsafe extern "C" fn cinch_decode(
             disjoint(wire.as_ptr(), wire_bytes, dst.cast(), elements.bytes)?;
             (wire, output("dst", dst, elements.bytes)?)
         };
-        elements.write(dst, |y| codec.decode(wire, y))
+        elements.with_f32_mut(dst, |y| codec.decode(wire, y))
     })
 }
 
-/// Copies `count` elements of type f32, f16 or bf16 from host memory to that of a GPU, or back, packed
-/// by `codec` on the way: what arrives is what the codec makes of them. With `trunc16` half of the
-/// bytes of f32 cross the bus. Exactly one of `src` and `dst` is memory of a GPU. The host's part is
-/// done by up to 16 threads of their own; any host memory will do, pinned or not.
+/// Copies `count` elements of type f32, f16 or bf16 between host memory and a GPU, encoded by `codec` on
+/// the way.
 ///
-/// Begins behind the work that `stream` has, a stream of that GPU, which goes on behind the copy. The
-/// call returns when the host array may be used again: towards the GPU when it has been read, as a
-/// `cudaMemcpyAsync` from memory that is not pinned does; towards the host when it is complete. So
-/// it cannot be captured. `draw` is that of `cinch_encode`. After an error `dst` is undefined.
+/// The destination receives decoded elements. With `trunc16`, half of the bytes of f32 cross the bus.
+/// Exactly one of `src` and `dst` must be GPU memory; host memory may be pinned or pageable. Up to 16
+/// threads of the library encode or decode on the host. See `cinch_encode` for `draw`.
+///
+/// The copy starts after earlier work of `stream`, a stream of that GPU, and before later work. The
+/// call returns when the host array may be reused. To the GPU, that is when the array has been read, as
+/// with `cudaMemcpyAsync` from pageable memory. To the host, that is when the copy is complete. It
+/// cannot be captured. After an error the contents of `dst` are undefined.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cinch_copy(
     codec: *const c_char,
@@ -194,32 +199,33 @@ pub unsafe extern "C" fn cinch_copy(
     stream: *mut c_void,
 ) -> cinch_result_t {
     guard!("cinch_copy", {
-        // SAFETY: NULL or text, by the documented contract.
+        // SAFETY: NULL or terminated text, by the documented contract.
         let spec = unsafe { spec_of(codec) }?;
         let elements = HostElements::new(count, dtype)?;
         let bytes = elements.bytes;
         check_extent("src", src, bytes)?;
         check_extent("dst", dst, bytes)?;
-        // SAFETY: memory of so many bytes, on the host or on a GPU, and a live stream, by the
-        // documented contract.
+        // SAFETY: arrays have `bytes` bytes and the stream exists, by the documented contract.
         unsafe { device::copy(spec, elements.dtype, draw, src, dst, bytes, stream) }
     })
 }
 
-/// The codec with this name and layout.
+/// Returns the codec with this name and layout.
 ///
 /// # Safety
 /// `codec` is NULL or readable up to its NUL.
 unsafe fn build(codec: *const c_char, layout: layout_number) -> Result<StandAlone> {
-    // SAFETY: as ours.
+    // SAFETY: the caller's contract.
     let spec = unsafe { spec_of(codec) }?;
     StandAlone::new(spec, layout_of(layout)?, Isa::detect())
 }
 
+/// Parses the name of a codec.
+///
 /// # Safety
 /// `codec` is NULL or readable up to its NUL.
 unsafe fn spec_of(codec: *const c_char) -> Result<CodecSpec> {
-    // SAFETY: as ours.
+    // SAFETY: the caller's contract.
     let text = unsafe { text::read(codec, "codec") }?;
     let text = text.ok_or_else(|| Error::invalid_argument("codec is NULL"))?;
     text.parse()
@@ -230,13 +236,13 @@ fn layout_of(layout: layout_number) -> Result<Layout> {
         0 => Ok(Layout::Chunk),
         1 => Ok(Layout::Published),
         _ => Err(Error::invalid_argument(format!(
-            "layout {layout} is none; there are 0 and 1"
+            "layout {layout} is unknown; valid: 0 (CINCH_LAYOUT_CHUNK) and 1 (CINCH_LAYOUT_PUBLISHED)"
         ))),
     }
 }
 
-/// The codec on as many threads as the settings say. They are read for arrays alone that can be
-/// split: for others that would take longer than the work.
+/// Returns the codec with the number of threads of the settings, for large arrays only: reading the
+/// settings takes longer than encoding a small array.
 fn on_threads(codec: StandAlone, count: usize) -> Result<StandAlone> {
     if count < StandAlone::SPLITS_FROM {
         return Ok(codec);
@@ -244,7 +250,10 @@ fn on_threads(codec: StandAlone, count: usize) -> Result<StandAlone> {
     Ok(codec.with_threads(Config::from_env()?.threads))
 }
 
-/// Keeps sizes in bytes, scales included, within what a slice may have.
+/// Checks that the encoded size, scales included, is within the limit of a slice.
+///
+/// # Errors
+/// Invalid argument if it may not be.
 fn check_count(count: usize) -> Result<()> {
     if count > isize::MAX as usize / 16 {
         return Err(Error::invalid_argument(format!(
@@ -254,7 +263,7 @@ fn check_count(count: usize) -> Result<()> {
     Ok(())
 }
 
-/// An array of a type that lossy codecs carry. Its memory may have any alignment.
+/// Count and type of an array that lossy codecs can encode; its memory may have any alignment.
 struct HostElements {
     count: usize,
     dtype: DType,
@@ -264,7 +273,7 @@ struct HostElements {
 impl HostElements {
     fn new(count: usize, dtype: dtype_number) -> Result<HostElements> {
         check_count(count)?;
-        let dtype = types::dtype(dtype)?;
+        let dtype = ARGUMENT_NAMES.dtype(dtype.into())?;
         if !dtype.has_codecs() {
             return Err(Error::new(
                 ErrorKind::Unsupported,
@@ -286,35 +295,35 @@ impl HostElements {
         }
     }
 
-    /// Hands `use_them` the elements as fp32: where they are, or widened.
-    fn read<T>(&self, src: &[u8], use_them: impl FnOnce(&[f32]) -> Result<T>) -> Result<T> {
+    /// Calls `read` with the elements as fp32, in place if possible, else widened.
+    fn with_f32<T>(&self, src: &[u8], read: impl FnOnce(&[f32]) -> Result<T>) -> Result<T> {
         if self.dtype == DType::F32 {
-            // SAFETY: any bytes are fp32 numbers.
+            // SAFETY: any bytes are valid fp32 numbers.
             let (before, all, _) = unsafe { src.align_to::<f32>() };
             if before.is_empty() {
-                return use_them(all);
+                return read(all);
             }
         }
         let mut tile = Tile::new(self.count);
         self.converter()?.load(src, &mut tile);
-        use_them(tile.f32(self.count))
+        read(tile.f32(self.count))
     }
 
-    /// Has `make_them` write fp32 numbers, and rounds them to the type if it succeeds.
-    fn write(
+    /// Calls `write` to produce fp32 numbers, and rounds them to the type if it succeeds.
+    fn with_f32_mut(
         &self,
         dst: &mut [u8],
-        make_them: impl FnOnce(&mut [f32]) -> Result<()>,
+        write: impl FnOnce(&mut [f32]) -> Result<()>,
     ) -> Result<()> {
         if self.dtype == DType::F32 {
-            // SAFETY: any bytes are fp32 numbers, and any of those are bytes.
+            // SAFETY: any bytes are valid fp32 numbers, and the reverse.
             let (before, all, _) = unsafe { dst.align_to_mut::<f32>() };
             if before.is_empty() {
-                return make_them(all);
+                return write(all);
             }
         }
         let mut tile = Tile::new(self.count);
-        make_them(tile.f32_mut(self.count))?;
+        write(tile.f32_mut(self.count))?;
         self.converter()?.store(&tile, dst);
         Ok(())
     }
@@ -324,32 +333,42 @@ impl HostElements {
     }
 }
 
-/// Memory that is read. NULL stands for no bytes.
+/// Returns an input array as a slice; NULL is allowed for 0 bytes.
+///
+/// # Errors
+/// See [`check_extent`].
 ///
 /// # Safety
-/// `at` is readable for `bytes`, if there are any, for as long as the result is used.
+/// `at` is readable for `bytes` bytes for as long as the result is used.
 unsafe fn input<'a>(name: &str, at: *const c_void, bytes: usize) -> Result<&'a [u8]> {
     check_extent(name, at, bytes)?;
     if bytes == 0 {
         return Ok(&[]);
     }
-    // SAFETY: as ours; not NULL, and within the address space.
+    // SAFETY: the caller's contract; `check_extent` excluded NULL and wrap-around.
     Ok(unsafe { std::slice::from_raw_parts(at.cast(), bytes) })
 }
 
-/// Memory that is written.
+/// Returns an output array as a slice; NULL is allowed for 0 bytes.
+///
+/// # Errors
+/// See [`check_extent`].
 ///
 /// # Safety
-/// As [`input`], writable, and nothing else uses it meanwhile.
+/// `at` is writable for `bytes` bytes, and nothing else uses it, for as long as the result is used.
 unsafe fn output<'a>(name: &str, at: *mut c_void, bytes: usize) -> Result<&'a mut [u8]> {
     check_extent(name, at, bytes)?;
     if bytes == 0 {
         return Ok(&mut []);
     }
-    // SAFETY: as ours; not NULL, and within the address space.
+    // SAFETY: the caller's contract; `check_extent` excluded NULL and wrap-around.
     Ok(unsafe { std::slice::from_raw_parts_mut(at.cast(), bytes) })
 }
 
+/// Checks that `bytes` bytes at `at` are no NULL and lie within the address space.
+///
+/// # Errors
+/// Invalid argument, with the name of the array.
 fn check_extent(name: &str, at: *const c_void, bytes: usize) -> Result<()> {
     if at.is_null() && bytes > 0 {
         return Err(Error::invalid_argument(format!(
@@ -364,6 +383,10 @@ fn check_extent(name: &str, at: *const c_void, bytes: usize) -> Result<()> {
     Ok(())
 }
 
+/// Checks that input and output do not overlap.
+///
+/// # Errors
+/// Invalid argument if they do.
 fn disjoint(a: *const u8, a_bytes: usize, b: *const u8, b_bytes: usize) -> Result<()> {
     let (from, to) = (a.addr(), b.addr());
     let apart = from.saturating_add(a_bytes) <= to || to.saturating_add(b_bytes) <= from;

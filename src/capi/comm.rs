@@ -1,21 +1,22 @@
-//! Joining, asking, splitting, leaving.
+//! Communicators: create, query, split, finalize, destroy, abort.
 
 use super::config::{self, cinch_config_t};
+use super::core::arguments::{NO_COLOR, as_int, check_out, rank_of, split_color, store};
 use super::error::{cinch_result_t, report};
 use super::group;
-use super::handle::{self, check_out, cinch_comm_t, rank_of, store};
+use super::handle::{self, cinch_comm_t};
 use super::id::{self, cinch_unique_id_t};
 use crate::comm::Communicator;
-use crate::error::{Error, Result};
 use std::ffi::c_int;
 
-/// The colour of a rank that joins none of the communicators of a split.
+/// Color of a rank that joins none of the communicators of a split.
 pub const CINCH_SPLIT_NO_COLOR: c_int = -1;
+const _: () = assert!(CINCH_SPLIT_NO_COLOR == NO_COLOR);
 
-/// Joins the communicator of `id` as `rank` of `nranks`, and returns when all ranks have joined.
+/// Creates the communicator of `id` as `rank` of `nranks`; returns when all ranks have called it.
 ///
-/// `config` may be NULL: the environment's settings. An id serves one communicator. `*comm` is
-/// NULL unless the call succeeds.
+/// `config` may be NULL: then all settings are those of the environment. An id serves one
+/// communicator. `*comm` is NULL unless the call succeeds.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cinch_comm_init(
     id: *const cinch_unique_id_t,
@@ -25,10 +26,10 @@ pub unsafe extern "C" fn cinch_comm_init(
     comm: *mut *mut cinch_comm_t,
 ) -> cinch_result_t {
     guard!("cinch_comm_init", {
-        // SAFETY: NULL or writable and readable, by the documented contract.
+        // SAFETY: NULL, or readable and writable, by the documented contract.
         unsafe {
             store("comm", comm, std::ptr::null_mut())?;
-            group::refuse("a communicator cannot be joined")?;
+            group::refuse("a communicator cannot be created")?;
             let id = id::read(id)?;
             let config = config::read(config)?;
             let (rank, nranks) = (rank_of("rank", rank)?, rank_of("nranks", nranks)?);
@@ -38,55 +39,58 @@ pub unsafe extern "C" fn cinch_comm_init(
     })
 }
 
-/// Joins the communicator that the launcher describes: `cinch run`, torchrun, mpirun, srun.
+/// Creates the communicator that the launcher's environment describes: `cinch run`, torchrun, mpirun or
+/// srun.
 ///
-/// `config` may be NULL: the environment's settings. `*comm` is NULL unless the call succeeds.
+/// `config` may be NULL: then all settings are those of the environment. `*comm` is NULL unless the
+/// call succeeds.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cinch_comm_init_from_env(
     config: *const cinch_config_t,
     comm: *mut *mut cinch_comm_t,
 ) -> cinch_result_t {
     guard!("cinch_comm_init_from_env", {
-        // SAFETY: NULL or writable and readable, by the documented contract.
+        // SAFETY: NULL, or readable and writable, by the documented contract.
         unsafe {
             store("comm", comm, std::ptr::null_mut())?;
-            group::refuse("a communicator cannot be joined")?;
+            group::refuse("a communicator cannot be created")?;
             let joined = Communicator::from_env(config::read(config)?)?;
             store("comm", comm, handle::register(joined)?)
         }
     })
 }
 
-/// This process's rank in `comm`, to `*rank`.
+/// Stores this process's rank in `comm` in `*rank`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cinch_comm_rank(
     comm: *const cinch_comm_t,
     rank: *mut c_int,
 ) -> cinch_result_t {
     guard!("cinch_comm_rank", {
-        let handle = handle::lookup(comm)?;
+        let own = as_int(handle::lookup(comm)?.comm.rank())?;
         // SAFETY: NULL or writable, by the documented contract.
-        unsafe { store("rank", rank, as_int(handle.comm.rank())?) }
+        unsafe { store("rank", rank, own) }
     })
 }
 
-/// Number of ranks of `comm`, to `*nranks`.
+/// Stores the number of ranks of `comm` in `*nranks`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cinch_comm_size(
     comm: *const cinch_comm_t,
     nranks: *mut c_int,
 ) -> cinch_result_t {
     guard!("cinch_comm_size", {
-        let handle = handle::lookup(comm)?;
+        let number = as_int(handle::lookup(comm)?.comm.nranks())?;
         // SAFETY: NULL or writable, by the documented contract.
-        unsafe { store("nranks", nranks, as_int(handle.comm.nranks())?) }
+        unsafe { store("nranks", nranks, number) }
     })
 }
 
-/// Splits into communicators of equal `color`, ranked by `key`, then by rank in `comm`.
+/// Splits `comm` into communicators of ranks with equal `color`, ordered by `key`, then by rank in
+/// `comm`.
 ///
-/// All ranks must call it. A colour is 0 or more, or `CINCH_SPLIT_NO_COLOR`: then `*newcomm` is
-/// NULL and the call succeeds. The new communicators live on when `comm` is destroyed.
+/// All ranks must call it. A color is 0 or more, or `CINCH_SPLIT_NO_COLOR`: then the call succeeds
+/// with `*newcomm` NULL. The new communicators stay valid when `comm` is destroyed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cinch_comm_split(
     comm: *mut cinch_comm_t,
@@ -98,17 +102,10 @@ pub unsafe extern "C" fn cinch_comm_split(
         // SAFETY: NULL or writable, by the documented contract.
         unsafe {
             store("newcomm", newcomm, std::ptr::null_mut())?;
-            let handle = handle::lookup(comm)?;
+            let entry = handle::lookup(comm)?;
             group::refuse("a communicator cannot be split")?;
-            let color = match color {
-                CINCH_SPLIT_NO_COLOR => None,
-                color => Some(u32::try_from(color).map_err(|_| {
-                    Error::invalid_argument(format!(
-                        "color {color} is negative and not CINCH_SPLIT_NO_COLOR (-1)"
-                    ))
-                })?),
-            };
-            match handle.comm.split(color, key)? {
+            let color = split_color(color, "CINCH_SPLIT_NO_COLOR")?;
+            match entry.comm.split(color, key)? {
                 Some(split) => store("newcomm", newcomm, handle::register(split)?),
                 None => Ok(()),
             }
@@ -116,35 +113,37 @@ pub unsafe extern "C" fn cinch_comm_split(
     })
 }
 
-/// Returns when every rank has called it. On a GPU it does not wait for calls that are queued.
+/// Returns when every rank has called it. Does not wait for calls that are queued on a GPU.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cinch_barrier(comm: *mut cinch_comm_t) -> cinch_result_t {
     guard!("cinch_barrier", {
-        let handle = handle::lookup(comm)?;
+        let entry = handle::lookup(comm)?;
         group::refuse("a barrier cannot wait")?;
-        handle.comm.barrier()
+        entry.comm.barrier()
     })
 }
 
-/// Waits until every rank has finalized, so that no rank's data is lost by the destroy that
-/// follows. Optional; a rank that destroys without it may fail others that still communicate. On a
-/// GPU it waits for the calls that are queued, however long the work takes that is ahead of them, and
-/// the communicator takes no more then. It is due where ranks are processes: they map each other's
-/// memory, which must not be freed before all have given it up. Graphs that hold calls of the
-/// communicator go first: they keep it mapped.
+/// Waits until every rank has called it, so that the following `cinch_comm_destroy` loses no rank's
+/// data.
+///
+/// It is optional on host memory, but a rank that destroys without it may fail ranks that still
+/// communicate. On GPUs, ranks in different processes must call it: they map each other's memory, which
+/// must stay until all ranks have unmapped it. There it also waits for the queued calls, however long
+/// earlier work on their streams takes, and the communicator takes no more calls. Destroy CUDA graphs
+/// with calls of the communicator first: a graph keeps the mappings.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cinch_comm_finalize(comm: *mut cinch_comm_t) -> cinch_result_t {
     guard!("cinch_comm_finalize", {
-        let handle = handle::lookup(comm)?;
+        let entry = handle::lookup(comm)?;
         group::refuse("a communicator cannot be finalized")?;
-        handle.comm.finalize()
+        entry.comm.finalize()
     })
 }
 
-/// Ends the handle and frees what it holds; waits for no other rank.
+/// Destroys the handle and frees the communicator's resources. Does not wait for other ranks.
 ///
-/// Calls that other threads have under way end as they would have, and the last one frees. A
-/// handle that was destroyed stays an error for ever; it is never mistaken for a newer one.
+/// Calls that run on other threads continue, and the last of them frees the resources. A destroyed
+/// handle stays invalid: no later communicator has the same handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cinch_comm_destroy(comm: *mut cinch_comm_t) -> cinch_result_t {
     guard!("cinch_comm_destroy", {
@@ -155,11 +154,11 @@ pub unsafe extern "C" fn cinch_comm_destroy(comm: *mut cinch_comm_t) -> cinch_re
     })
 }
 
-/// Fails the communicator, on this rank at once and on the others by message.
+/// Aborts the communicator: it fails on this rank at once, and on the others by a message.
 ///
-/// Calls that wait, on any thread, return `CINCH_ERROR_ABORTED`. Communicators split from this one
-/// fail with it. The handle stays, to be destroyed. May be called inside a group and while other
-/// threads are inside calls on `comm`.
+/// Waiting calls on any thread return `CINCH_ERROR_ABORTED`. Communicators that were split from this
+/// one fail, too. The handle stays valid for `cinch_comm_destroy`. It may be called inside a group, and
+/// while other threads are in calls on `comm`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cinch_comm_abort(comm: *mut cinch_comm_t) -> cinch_result_t {
     guard!("cinch_comm_abort", {
@@ -168,9 +167,9 @@ pub unsafe extern "C" fn cinch_comm_abort(comm: *mut cinch_comm_t) -> cinch_resu
     })
 }
 
-/// Whether the communicator has failed, to `*code`: `CINCH_SUCCESS` while it has not.
+/// Stores the error that failed the communicator in `*code`, `CINCH_SUCCESS` if none did.
 ///
-/// If it has, `cinch_last_error` gives the reason. Does not wait; may be called from any thread.
+/// After an error, `cinch_last_error` returns its sentence. Does not wait; any thread may call it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cinch_comm_async_error(
     comm: *const cinch_comm_t,
@@ -185,9 +184,4 @@ pub unsafe extern "C" fn cinch_comm_async_error(
         // SAFETY: not NULL, so writable by the documented contract.
         unsafe { store("code", code, found) }
     })
-}
-
-fn as_int(number: usize) -> Result<c_int> {
-    c_int::try_from(number)
-        .map_err(|_| Error::internal(format!("{number} does not fit an int of C")))
 }

@@ -1,15 +1,15 @@
-//! The settings of a communicator, over those of the environment.
+//! Settings of a communicator, which override those of the environment.
 
 use super::error::cinch_result_t;
 use super::text;
 use super::types::{NumberedSetting, algorithm, algorithm_number, transport, transport_number};
-use super::versioned::{self, Versioned};
+use super::versioned;
 use crate::config::{Config, Origin};
 use crate::error::Result;
 use std::ffi::c_char;
 
-/// Settings of one communicator; what is unset (zero, NULL) is left to the environment and then
-/// to the default. `cinch info` prints the environment's names and ranges.
+/// Settings of one communicator. An unset field (zero, NULL) has the value of the environment, else its
+/// default. `cinch info` prints names and ranges of the environment's settings.
 ///
 /// Initialise it with `cinch_config_default(&config)`. New fields are only ever added at the end.
 #[derive(Clone, Copy)]
@@ -17,57 +17,51 @@ use std::ffi::c_char;
 pub struct cinch_config_t {
     /// Bytes of the struct in the program's header. Set by `cinch_config_default`.
     pub size: usize,
-    /// Tells an initialised struct from garbage. Set by `cinch_config_default`.
+    /// Constant by which the library detects an uninitialised struct. Set by `cinch_config_default`.
     pub magic: u32,
-    /// Meaning of the fields. Set by `cinch_config_default`.
+    /// Version of the program's header. Set by `cinch_config_default`.
     pub version: u32,
-    /// Codec of calls that name none and admit it, as `CINCH_CODEC`: `linear8:block=128`, or
-    /// `auto:linear8` to have costs measured now and the codec where it pays, or by level
-    /// `intra=raw,inter=dynamic8`.
+    /// Codec of calls that name none and that it can carry, as in `CINCH_CODEC`: `linear8:block=128`;
+    /// by level `intra=raw,inter=dynamic8`. `auto:linear8` measures costs when the communicator is
+    /// created, and uses the codec where the cost model predicts a gain.
     pub codec: *const c_char,
-    /// Network interface for TCP, as `CINCH_SOCKET_IFNAME`.
+    /// Network interface for TCP, as in `CINCH_SOCKET_IFNAME`.
     pub network_interface: *const c_char,
-    /// Transport between all ranks.
+    /// Transport between all pairs of ranks.
     pub transport: transport_number,
-    /// Algorithm where the collective has it.
+    /// Algorithm of collectives that have it.
     pub algorithm: algorithm_number,
-    /// Slots of one connection in host memory: a power of two from 2 to 64.
+    /// Slots per connection in host memory: a power of two from 2 to 64.
     pub slots: u32,
-    /// Parallel channels through all ranks: 1 to 16.
+    /// Channels: 1 to 16.
     pub channels: u32,
-    /// Sockets for each connected pair and channel: 1 to 16.
+    /// TCP sockets per pair of ranks and channel: 1 to 16.
     pub tcp_sockets: u32,
-    /// Beat of the control connections in milliseconds: 10 to 60,000.
+    /// Heartbeat interval of the control plane in milliseconds: 10 to 60,000.
     pub heartbeat_ms: u32,
     /// Bytes of one slot in host memory: 4 KiB to 16 MiB, a multiple of 64.
     pub slot_bytes: u64,
-    /// Upper bound of slot memory per communicator and rank, in bytes: 64 KiB to 64 GiB.
+    /// Limit of slot memory per communicator and rank in bytes: 64 KiB to 64 GiB.
     pub buffer_bytes: u64,
-    /// Input bytes below which the default codec stays out; 1 lets it in at every size.
+    /// Input bytes below which the default codec is not used; 1 uses it at every size.
     pub codec_min_bytes: u64,
-    /// How long a call may wait for a peer, in milliseconds: 10 to 10^9.
+    /// Timeout of a call that waits for a peer, in milliseconds: 10 to 10^9.
     pub timeout_ms: u64,
-    /// How long joining may take, in milliseconds: 10 to 10^9.
+    /// Timeout of creating the communicator, in milliseconds: 10 to 10^9.
     pub init_timeout_ms: u64,
-    /// Memory that calls work on, as `CINCH_DEVICE`: `host`, `cuda` (the GPU of the thread's
-    /// current context, else 0) or `cuda:1`.
+    /// Memory that calls work on, as in `CINCH_DEVICE`: `host`, `cuda:1` for GPU 1, or `cuda` for the GPU
+    /// of the thread's current context, else GPU 0.
     pub device: *const c_char,
-    /// The communicator's name, by which the rules of `CINCH_CODEC_RULES` find it.
+    /// Name of the communicator, which the patterns of `CINCH_CODEC_RULES` match.
     pub name: *const c_char,
 }
 
-// SAFETY: `repr(C)`, integers and pointers, without padding (asserted below).
-unsafe impl Versioned for cinch_config_t {
-    const NAME: &'static str = "cinch_config_t";
-    const MAGIC: u32 = 0xC1C4_0C0F;
-    const FIRST_BYTES: usize = 96;
-}
+cinch_struct!(cinch_config_t, magic 0xC1C4_0C0F, first 96, now 112);
 
-#[cfg(target_pointer_width = "64")]
-const _: () = assert!(size_of::<cinch_config_t>() == 112);
-
-/// Sets nothing in `*config`. `size` and `version` are `sizeof(cinch_config_t)` and
-/// `CINCH_API_VERSION` of the program's header: C programs use `cinch_config_default(&config)`.
+/// Initialises `*config` with nothing set.
+///
+/// C programs use `cinch_config_default(&config)`, which passes `sizeof(cinch_config_t)` and
+/// `CINCH_API_VERSION` of the program's header as `size` and `version`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cinch_config_init(
     config: *mut cinch_config_t,
@@ -80,16 +74,19 @@ pub unsafe extern "C" fn cinch_config_init(
     })
 }
 
-/// The environment's settings with those of `config`, which may be NULL, over them.
+/// Returns the environment's settings, overridden by those of `config`, which may be NULL.
+///
+/// # Errors
+/// Invalid argument for a value out of range.
 ///
 /// # Safety
-/// `config` is NULL or readable for its size, and so are its strings.
+/// `config` is NULL, or readable for the size that it gives, with NULL or valid strings.
 pub(super) unsafe fn read(config: *const cinch_config_t) -> Result<Config> {
     let mut settings = Config::from_env()?;
     if config.is_null() {
         return Ok(settings);
     }
-    // SAFETY: as ours.
+    // SAFETY: the caller's contract.
     let config = unsafe { versioned::read(config) }?;
     let mut set = |name: &str, value: Option<String>| match value {
         Some(value) => settings.set(name, &value, Origin::Program),
@@ -97,7 +94,7 @@ pub(super) unsafe fn read(config: *const cinch_config_t) -> Result<Config> {
     };
     let number = |value: u64| (value != 0).then(|| value.to_string());
     let seconds = |ms: u64| (ms != 0).then(|| format!("{}", ms as f64 / 1000.0));
-    // SAFETY: NULL or strings, by the documented contract.
+    // SAFETY: the caller's contract.
     let (codec, interface, device, name) = unsafe {
         (
             text::read(config.codec, "config.codec")?,
@@ -150,7 +147,7 @@ mod tests {
     fn initialised() -> cinch_config_t {
         let mut config = std::mem::MaybeUninit::<cinch_config_t>::uninit();
         let size = size_of::<cinch_config_t>();
-        // SAFETY: writable for `size`, and initialised by the call.
+        // SAFETY: `config` has `size` bytes, which the call initialises.
         unsafe {
             let code = cinch_config_init(config.as_mut_ptr(), size, CINCH_API_VERSION);
             assert_eq!(code, cinch_result_t::CINCH_SUCCESS);
@@ -159,8 +156,8 @@ mod tests {
     }
 
     #[test]
-    fn nothing_set_is_the_environment() {
-        // SAFETY: a live struct; NULL.
+    fn config_without_fields_equals_environment() {
+        // SAFETY: a whole struct; NULL.
         unsafe {
             let environment = Config::from_env().unwrap();
             assert_eq!(read(&initialised()).unwrap(), environment);
@@ -169,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn every_field_arrives() {
+    fn config_field_sets_its_setting() {
         let config = cinch_config_t {
             codec: c"dynamic8:block=64".as_ptr(),
             network_interface: c"lo".as_ptr(),
@@ -188,7 +185,7 @@ mod tests {
             name: c"dp".as_ptr(),
             ..initialised()
         };
-        // SAFETY: a live struct with static strings.
+        // SAFETY: a whole struct with static strings.
         let read = unsafe { read(&config) }.unwrap();
         assert_eq!(read.codec.to_string(), "dynamic8:block=64");
         assert_eq!(read.interface.as_deref(), Some("lo"));
@@ -207,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn values_out_of_range_are_refused_by_name() {
+    fn config_value_out_of_range_is_refused_by_name() {
         let base = initialised();
         for (config, said) in [
             (cinch_config_t { slots: 3, ..base }, "CINCH_SLOTS=\"3\""),
@@ -278,7 +275,7 @@ mod tests {
             (cinch_config_t { size: 0, ..base }, "size 0"),
             (cinch_config_t { version: 2, ..base }, "version 2"),
         ] {
-            // SAFETY: a live struct; a wrong size is refused before the tail is read.
+            // SAFETY: a whole struct; `read` refuses a wrong size before it reads the tail.
             let error = unsafe { read(&config) }.unwrap_err();
             assert!(error.message().contains(said), "{error}");
         }

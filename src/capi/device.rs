@@ -1,4 +1,4 @@
-//! Arrays on GPUs: which one an address belongs to, and what this process keeps loaded there.
+//! Codec calls on arrays in GPU memory: the GPU of an address, and the kernels loaded there.
 
 use crate::arrays::Layout;
 use crate::arrays::{CodecKernels, DeviceCodec, Elements, HostCopier};
@@ -10,21 +10,22 @@ use std::ffi::c_void;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-/// How long a packed copy waits for the stream that it is queued on.
+/// Timeout of a packed copy that waits for its stream.
 const COPY_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What is kept of one GPU as long as the process lives.
+/// Kernels and copy buffers of one GPU, kept until the process ends.
 pub(super) struct GpuCodecs {
     kernels: Arc<CodecKernels>,
     copier: OnceLock<HostCopier>,
 }
 
-/// The GPUs that anybody used.
+/// GPUs on which this process has called a codec.
 static GPUS: Mutex<Vec<Arc<GpuCodecs>>> = Mutex::new(Vec::new());
 
 impl GpuCodecs {
+    /// Returns the kernels of the GPU `ordinal`; the first call loads them.
     fn at(driver: &Arc<Driver>, ordinal: u32) -> Result<Arc<GpuCodecs>> {
-        // Held while kernels are loaded, so that they are once.
+        // The lock is held during the load, so that two threads do not load the kernels twice.
         let mut all = GPUS.lock().unwrap_or_else(PoisonError::into_inner);
         let context = Context::primary(&Device::at(driver, ordinal)?)?;
         let same = |gpu: &&Arc<GpuCodecs>| gpu.kernels.context().handle() == context.handle();
@@ -39,15 +40,19 @@ impl GpuCodecs {
         Ok(gpu)
     }
 
+    /// Returns the stream that the program passed.
+    ///
     /// # Safety
-    /// A live stream of this GPU, or a default one.
+    /// `stream` exists on this GPU until the call returns; NULL is its default stream.
     unsafe fn stream(&self, stream: *mut c_void) -> Stream {
-        // SAFETY: as ours; the value does not outlive the call.
+        // SAFETY: the caller's contract; no caller keeps the value beyond its call.
         unsafe { Stream::borrowed(self.kernels.context(), CuStream(stream.addr())) }
     }
 
+    /// Encodes `elements` into `wire` on `stream`.
+    ///
     /// # Safety
-    /// As [`DeviceCodec::encode`], and a live stream.
+    /// See [`DeviceCodec::encode`]; `stream` exists on this GPU.
     pub(super) unsafe fn encode(
         &self,
         spec: CodecSpec,
@@ -58,12 +63,14 @@ impl GpuCodecs {
         stream: *mut c_void,
     ) -> Result<()> {
         let codec = DeviceCodec::new(&self.kernels, spec, layout)?;
-        // SAFETY: as ours.
+        // SAFETY: the caller's contract.
         unsafe { codec.encode(elements, draw, wire, &self.stream(stream)) }
     }
 
+    /// Decodes `wire` into `elements` on `stream`.
+    ///
     /// # Safety
-    /// As [`DeviceCodec::decode`], and a live stream.
+    /// See [`DeviceCodec::decode`]; `stream` exists on this GPU.
     pub(super) unsafe fn decode(
         &self,
         spec: CodecSpec,
@@ -73,22 +80,26 @@ impl GpuCodecs {
         stream: *mut c_void,
     ) -> Result<()> {
         let codec = DeviceCodec::new(&self.kernels, spec, layout)?;
-        // SAFETY: as ours.
+        // SAFETY: the caller's contract.
         unsafe { codec.decode(wire, elements, &self.stream(stream)) }
     }
 
+    /// Returns the copier of this GPU; the first call creates it.
     fn copier(&self) -> Result<&HostCopier> {
         if let Some(copier) = self.copier.get() {
             return Ok(copier);
         }
         let made = HostCopier::new(self.kernels.context(), 0, COPY_TIMEOUT)?;
-        // Somebody else's, if he was faster.
+        // Another thread may have stored its own first, which is then used.
         Ok(self.copier.get_or_init(|| made))
     }
 }
 
-/// The number of the GPU whose memory is at `address`; `None` is host memory. Where there is no
-/// driver, nothing is on a GPU.
+/// Returns the GPU whose memory is at `address`; `None` is host memory. Without a driver all memory is
+/// host memory.
+///
+/// # Errors
+/// Invalid argument for managed memory.
 fn ordinal_of(driver: Option<&Arc<Driver>>, name: &str, address: usize) -> Result<Option<u32>> {
     let (Some(driver), true) = (driver, address != 0) else {
         return Ok(None);
@@ -103,7 +114,10 @@ fn ordinal_of(driver: Option<&Arc<Driver>>, name: &str, address: usize) -> Resul
     }
 }
 
-/// The GPU that these arrays, as name, address and bytes, are on, if they are on one.
+/// Returns the GPU that holds all `arrays`, given as name, address and bytes; `None` is host memory.
+///
+/// # Errors
+/// Invalid argument if they are in different places, or in host memory with a stream.
 pub(super) fn gpu_of(
     arrays: &[(&str, usize, usize)],
     stream: *mut c_void,
@@ -113,16 +127,18 @@ pub(super) fn gpu_of(
     for &(name, address, _) in arrays.iter().filter(|(_, _, bytes)| *bytes > 0) {
         places.push((name, ordinal_of(driver.as_ref(), name, address)?));
     }
-    let on_host = || match stream.is_null() {
-        true => Ok(None),
-        false => Err(Error::invalid_argument(format!(
+    let on_host = || {
+        if stream.is_null() {
+            return Ok(None);
+        }
+        Err(Error::invalid_argument(format!(
             "stream {stream:?} for arrays in host memory, which need none: pass NULL"
-        ))),
+        )))
     };
     let (Some(&(first, place)), Some(driver)) = (places.first(), &driver) else {
         return on_host();
     };
-    let tell = |place: Option<u32>| match place {
+    let describe = |place: Option<u32>| match place {
         Some(ordinal) => format!("memory of GPU {ordinal}"),
         None => "host memory".into(),
     };
@@ -130,8 +146,8 @@ pub(super) fn gpu_of(
         return Err(Error::invalid_argument(format!(
             "{first} is {} and {other} is {}; both are on the host or on one GPU (cinch_copy goes \
              between them)",
-            tell(place),
-            tell(*there)
+            describe(place),
+            describe(*there)
         )));
     }
     match place {
@@ -140,7 +156,10 @@ pub(super) fn gpu_of(
     }
 }
 
-/// Refuses memory of a GPU where the host itself reads it.
+/// Refuses GPU memory at `address`, which the host is to read.
+///
+/// # Errors
+/// Invalid argument if it is GPU memory; `instead` is what the program should do.
 pub(super) fn refuse(name: &str, address: usize, instead: &str) -> Result<()> {
     match ordinal_of(Driver::in_use().as_ref(), name, address)? {
         None => Ok(()),
@@ -150,10 +169,13 @@ pub(super) fn refuse(name: &str, address: usize, instead: &str) -> Result<()> {
     }
 }
 
-/// Copies between the host and a GPU.
+/// Copies `bytes` bytes between host memory and a GPU, encoded on the way.
+///
+/// # Errors
+/// Invalid argument unless exactly one side is GPU memory.
 ///
 /// # Safety
-/// `bytes` bytes that may be read at `src` and written at `dst`, and a live stream of the GPU.
+/// `src` is readable and `dst` writable for `bytes` bytes; `stream` exists on the GPU.
 pub(super) unsafe fn copy(
     spec: CodecSpec,
     dtype: DType,
@@ -173,18 +195,18 @@ pub(super) unsafe fn copy(
         (Some(ordinal), None) | (None, Some(ordinal)) => ordinal,
         (None, None) => {
             return Err(Error::invalid_argument(
-                "src and dst are both host memory; one of them is to be memory of a GPU",
+                "src and dst are both host memory; one of them must be memory of a GPU",
             ));
         }
         (Some(from), Some(to)) => {
             return Err(Error::invalid_argument(format!(
-                "src is memory of GPU {from} and dst of GPU {to}; one of them is to be host memory"
+                "src is memory of GPU {from} and dst of GPU {to}; one of them must be host memory"
             )));
         }
     };
     let gpu = GpuCodecs::at(&driver, ordinal)?;
     let copier = gpu.copier()?;
-    // SAFETY: as ours; the host's side lives through the call and is the caller's alone.
+    // SAFETY: the caller's contract; the program does not touch the host array during the call.
     unsafe {
         let stream = gpu.stream(stream);
         if to.is_some() {

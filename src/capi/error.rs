@@ -1,40 +1,40 @@
-//! Result codes, and the sentence of a thread's last error.
+//! Result codes, and the sentence of each thread's last error.
 
 use super::text::static_text;
 use crate::error::{Error, ErrorKind};
 use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_int};
 
-/// What every function returns. Numbers are never reused; those up to 7 are NCCL's.
+/// Result of every function. Numbers are never reused; 0 to 7 equal those of `ncclResult_t`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum cinch_result_t {
-    /// All is well.
+    /// Success.
     CINCH_SUCCESS = 0,
-    /// The operating system refused something.
+    /// A call of the operating system or the CUDA driver failed.
     CINCH_ERROR_SYSTEM = 2,
-    /// A defect of the library.
+    /// Internal error: a defect of the library.
     CINCH_ERROR_INTERNAL = 3,
-    /// An argument is outside its documented range. Nothing happened.
+    /// An argument is outside its documented range. The call had no effect.
     CINCH_ERROR_INVALID_ARGUMENT = 4,
-    /// The call is legal somewhere, but not in this state or with this combination.
+    /// The call is not allowed in this state, or with this combination of arguments.
     CINCH_ERROR_INVALID_USAGE = 5,
-    /// A peer died, left, or could not be reached. The communicator has failed.
+    /// A peer exited, died or is unreachable. The communicator has failed.
     CINCH_ERROR_REMOTE = 6,
-    /// Reserved for non-blocking communicators; no function returns it yet.
+    /// Reserved for non-blocking communicators; no function returns it.
     #[allow(dead_code)]
     CINCH_IN_PROGRESS = 7,
-    /// Ranks disagree about a call or about their settings. The communicator has failed.
+    /// Ranks disagree about a call or a setting. The communicator has failed.
     CINCH_ERROR_MISMATCH = 8,
-    /// A deadline passed. The communicator has failed.
+    /// A timeout expired. The communicator has failed.
     CINCH_ERROR_TIMEOUT = 9,
     /// The communicator was aborted.
     CINCH_ERROR_ABORTED = 10,
-    /// This build or this machine lacks what the call needs.
+    /// This build or this machine lacks a feature that the call needs.
     CINCH_ERROR_UNSUPPORTED = 11,
 }
 
-/// A `cinch_result_t` that came from C, so perhaps none.
+/// Number that C passes as a `cinch_result_t`; it may be no code.
 pub(super) type result_number = u32;
 
 use cinch_result_t::*;
@@ -55,7 +55,7 @@ impl From<ErrorKind> for cinch_result_t {
     }
 }
 
-/// The library's version, as the build that runs says it; any of the pointers may be NULL.
+/// Stores the version of the loaded library; any of the pointers may be NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cinch_version(
     major: *mut c_int,
@@ -69,7 +69,7 @@ pub unsafe extern "C" fn cinch_version(
         for target in [major, minor, patch] {
             let number = numbers.next().unwrap_or(0);
             if !target.is_null() {
-                // SAFETY: not NULL, and then writable by the documented contract.
+                // SAFETY: not NULL, so writable by the documented contract.
                 unsafe { target.write_unaligned(number) };
             }
         }
@@ -77,7 +77,7 @@ pub unsafe extern "C" fn cinch_version(
     })
 }
 
-/// The library's version as text, `major.minor.patch`. Static.
+/// Returns the version of the loaded library as static text, `major.minor.patch`.
 #[unsafe(no_mangle)]
 pub extern "C" fn cinch_version_string() -> *const c_char {
     guard!("cinch_version_string", text {
@@ -86,7 +86,7 @@ pub extern "C" fn cinch_version_string() -> *const c_char {
     })
 }
 
-/// A code in words; never NULL, also for numbers that are no code. Static.
+/// Returns a code in words as static text; never NULL, not even for unknown codes.
 #[unsafe(no_mangle)]
 pub extern "C" fn cinch_error_string(code: result_number) -> *const c_char {
     guard!("cinch_error_string", text {
@@ -107,12 +107,12 @@ pub extern "C" fn cinch_error_string(code: result_number) -> *const c_char {
     })
 }
 
-/// What went wrong in this thread's last call that failed: function, ranks, hosts, numbers, and
-/// the next step.
+/// Returns a sentence about this thread's last failed call: function, ranks, hosts, numbers, and the
+/// next step.
 ///
-/// Never NULL; empty if none has failed. A call that succeeds leaves it in place, but
-/// `cinch_comm_async_error` puts the reason that it finds there. The text lives until the thread's
-/// next call that fails, or until the thread ends.
+/// Never NULL; empty if no call has failed. Successful calls keep the text, except that
+/// `cinch_comm_async_error` stores the reason that it finds. The text stays valid until this thread's
+/// next failed call, or until the thread ends.
 #[unsafe(no_mangle)]
 pub extern "C" fn cinch_last_error() -> *const c_char {
     guard!("cinch_last_error", text {
@@ -126,16 +126,17 @@ thread_local! {
     static LAST: RefCell<LastError> = RefCell::default();
 }
 
-/// The sentence of a thread's last error.
+/// Sentence of a thread's last error.
 #[derive(Default)]
 struct LastError {
     text: CString,
-    /// Those in whose place calls that succeeded have put others: a program may still read them.
-    /// Each once, as programs ask many times what a communicator died of.
+    /// Sentences that successful calls replaced, each once: the program may still read them. Programs
+    /// query one communicator's error many times.
     earlier: Vec<CString>,
 }
 
-/// Makes `error` the thread's last one, for a call that fails, and returns its code.
+/// Makes `error` the thread's last error, for a failed call, and returns its code. Frees all earlier
+/// sentences.
 pub(super) fn remember(error: &Error) -> cinch_result_t {
     let text = sentence(error);
     let _ = LAST.try_with(|last| {
@@ -147,7 +148,8 @@ pub(super) fn remember(error: &Error) -> cinch_result_t {
     error.kind().into()
 }
 
-/// The same for a call that succeeds: what the program has read of other errors stays.
+/// Makes `error` the thread's last error, for a successful call, and returns its code. Keeps earlier
+/// sentences, to which the program may hold pointers.
 pub(super) fn report(error: &Error) -> cinch_result_t {
     let text = sentence(error);
     let _ = LAST.try_with(|last| {
@@ -172,7 +174,7 @@ mod tests {
     use std::ffi::CStr;
 
     #[test]
-    fn every_kind_has_its_own_code_and_words() {
+    fn error_kind_has_its_own_code_and_words() {
         let kinds = [
             ErrorKind::InvalidArgument,
             ErrorKind::InvalidUsage,
@@ -187,7 +189,7 @@ mod tests {
         let mut codes = Vec::new();
         for kind in kinds {
             let code = cinch_result_t::from(kind) as u32;
-            // SAFETY: static, terminated.
+            // SAFETY: `cinch_error_string` returns static, terminated text.
             let words = unsafe { CStr::from_ptr(cinch_error_string(code)) };
             assert_eq!(words.to_str().unwrap(), kind.name());
             assert!(code != 0 && code != CINCH_IN_PROGRESS as u32);
@@ -196,16 +198,16 @@ mod tests {
         codes.sort();
         codes.dedup();
         assert_eq!(codes.len(), kinds.len());
-        // SAFETY: as above.
+        // SAFETY: `cinch_error_string` returns static, terminated text.
         let words = unsafe { CStr::from_ptr(cinch_error_string(u32::MAX)) };
         assert_eq!(words, c"not a result code");
     }
 
     #[test]
-    fn what_a_program_has_read_lives_until_a_call_fails() {
+    fn sentence_stays_valid_until_next_failed_call() {
         let read = || {
             let text = cinch_last_error();
-            // SAFETY: terminated, and alive until a call fails.
+            // SAFETY: `LAST` keeps the terminated text until a call fails.
             (text, unsafe { CStr::from_ptr(text) }.to_str().unwrap())
         };
         let [first, second, third] = ["first", "second", "third"].map(Error::invalid_usage);
@@ -220,7 +222,7 @@ mod tests {
                 addresses.push(address);
             }
         }
-        // Asked again, no more memory.
+        // Repeated sentences take no more memory.
         addresses.sort();
         addresses.dedup();
         assert_eq!(addresses.len(), 3);
@@ -230,9 +232,9 @@ mod tests {
     }
 
     #[test]
-    fn the_version_is_the_crates() {
+    fn version_equals_that_of_the_crate() {
         let (mut major, mut minor, mut patch) = (-1, -1, -1);
-        // SAFETY: three live integers.
+        // SAFETY: the pointers are to three local integers.
         unsafe { cinch_version(&mut major, &mut minor, &mut patch) };
         assert_eq!(format!("{major}.{minor}.{patch}"), crate::VERSION);
         // SAFETY: NULL is allowed.

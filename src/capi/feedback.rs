@@ -1,13 +1,16 @@
-//! Residuals of error feedback: storing, restoring, rescaling, forgetting.
+//! Residuals of error feedback: export, import, rescale, forget.
 
+use super::core::arguments::{check_out, store};
 use super::error::cinch_result_t;
-use super::handle::{self, check_out, cinch_comm_t};
+use super::handle::{self, cinch_comm_t};
 use crate::error::{Error, Result};
 use std::ffi::c_void;
 
-/// Copies this rank's residuals of error feedback (`cinch_call_t.feedback`) to `buffer`, to be
-/// stored with a checkpoint. `*bytes` becomes their size; with `buffer` NULL that is all that
-/// happens. A `capacity` below it is an error, and nothing is copied.
+/// Copies this rank's residuals of error feedback (`cinch_call_t.feedback`) to `buffer`, for a
+/// checkpoint, and stores their size in `*bytes`.
+///
+/// With `buffer` NULL only the size is stored. If `capacity` is smaller than the size, the call fails
+/// and copies nothing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cinch_feedback_export(
     comm: *mut cinch_comm_t,
@@ -16,19 +19,21 @@ pub unsafe extern "C" fn cinch_feedback_export(
     bytes: *mut usize,
 ) -> cinch_result_t {
     guard!("cinch_feedback_export", {
-        let handle = handle::lookup(comm)?;
+        let entry = handle::lookup(comm)?;
         check_out("bytes", bytes)?;
-        let exported = handle.comm.export_residuals()?;
+        let exported = entry.comm.export_residuals()?;
         // SAFETY: not NULL, so writable by the documented contract.
-        unsafe { bytes.write_unaligned(exported.len()) };
+        unsafe { store("bytes", bytes, exported.len())? };
         // SAFETY: NULL or writable for `capacity` bytes, by the documented contract.
         unsafe { copy_out(&exported, buffer, capacity) }
     })
 }
 
-/// Puts residuals that `cinch_feedback_export` gave in the place of all that this rank has. They
-/// must be of the same rank of as many ranks. Those that the first call of their tensor has no use
-/// for, as it has another count, cut, operator or type, are dropped then; the log says so.
+/// Replaces all residuals of this rank by those that `cinch_feedback_export` returned on the same rank
+/// of a communicator with as many ranks.
+///
+/// The first call of a tensor drops residuals that do not fit its count, chunks, operator or type; the
+/// log reports them.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cinch_feedback_import(
     comm: *mut cinch_comm_t,
@@ -36,20 +41,22 @@ pub unsafe extern "C" fn cinch_feedback_import(
     bytes: usize,
 ) -> cinch_result_t {
     guard!("cinch_feedback_import", {
-        let handle = handle::lookup(comm)?;
+        let entry = handle::lookup(comm)?;
         if buffer.is_null() || isize::try_from(bytes).is_err() {
             return Err(Error::invalid_argument(format!(
-                "residuals of {bytes} bytes at {buffer:?}"
+                "{bytes} bytes at {buffer:?} are no buffer of residuals"
             )));
         }
         // SAFETY: readable for `bytes` bytes, by the documented contract.
         let stored = unsafe { std::slice::from_raw_parts(buffer.cast::<u8>(), bytes) };
-        handle.comm.import_residuals(stored)
+        entry.comm.import_residuals(stored)
     })
 }
 
-/// Multiplies this rank's residuals by `factor`: new over old scale of the loss, where gradients
-/// of a scaled loss are summed (`cinch_loss_scaler_t.rescale`).
+/// Multiplies this rank's residuals by `factor`.
+///
+/// Call it when the scale of a scaled loss changes; `factor` is the new scale divided by the old one
+/// (`cinch_loss_scaler_t.rescale`).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cinch_feedback_rescale(
     comm: *mut cinch_comm_t,
@@ -60,7 +67,7 @@ pub unsafe extern "C" fn cinch_feedback_rescale(
     })
 }
 
-/// Forgets this rank's residuals of the tensor `feedback`, or of all tensors if it is 0.
+/// Forgets this rank's residuals of the tensor with the id `feedback`, or of all tensors if it is 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cinch_feedback_forget(
     comm: *mut cinch_comm_t,
@@ -72,6 +79,11 @@ pub unsafe extern "C" fn cinch_feedback_forget(
     })
 }
 
+/// Copies `exported` to `buffer`, which may be NULL.
+///
+/// # Errors
+/// Invalid argument if `capacity` is too small.
+///
 /// # Safety
 /// `buffer` is NULL or writable for `capacity` bytes.
 unsafe fn copy_out(exported: &[u8], buffer: *mut c_void, capacity: usize) -> Result<()> {
@@ -84,7 +96,7 @@ unsafe fn copy_out(exported: &[u8], buffer: *mut c_void, capacity: usize) -> Res
             exported.len()
         )));
     }
-    // SAFETY: as ours, and the capacity was compared.
+    // SAFETY: the caller's contract, as `capacity` suffices.
     unsafe {
         std::ptr::copy_nonoverlapping(exported.as_ptr(), buffer.cast::<u8>(), exported.len());
     }

@@ -1,176 +1,116 @@
-//! Calls that run together.
-//!
-//! A group belongs to a thread. Between start and end, calls are checked and recorded with their
-//! pointers; the outermost end runs them. An error in between poisons the group: the end returns
-//! that error, and nothing runs.
+//! Groups of calls that run together.
 
+use super::core::open_group;
 use super::error::cinch_result_t;
-use super::handle::Handle;
 use super::report::ReportTarget;
-use crate::comm::{Call, Communicator, Group};
+use crate::comm::{Call, Communicator};
 use crate::error::{Error, Result};
 use crate::mem::Buffers;
 use std::cell::RefCell;
 use std::sync::Arc;
 
-/// Opens a group on this thread; groups nest.
+thread_local! {
+    /// Report of each call in this thread's open group, in the order of the calls.
+    static REPORTS: RefCell<Vec<ReportTarget>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Opens a group on this thread. Groups nest: the outermost `cinch_group_end` runs the calls.
 ///
-/// Small all_reduces that follow one another on a communicator of host memory, of one type,
-/// operator, codec and algorithm, travel as one (`CINCH_FUSE_BYTES`): none may use what another
-/// one writes. What keeps scales or residuals for a tensor goes alone; so do calls on GPUs, and
-/// pre-multiplied sums, whose factors are each rank's own.
+/// Collectives inside a group return once they are recorded. Their buffers and reports must stay
+/// valid and untouched until the outermost `cinch_group_end` of this thread returns.
 ///
-/// So all ranks must group such calls alike, or be set to `CINCH_FUSE_BYTES=0`. A group of one call is
-/// as that call without a group, but for `CINCH_CODEC_SAMPLE`: calls on host memory that are in groups
-/// are not sampled, so that with it all ranks must make a coded sum in a group, or none.
+/// Consecutive small all_reduces on a communicator of host memory are fused into one message if they
+/// have the same type, operator, codec and algorithm (`CINCH_FUSE_BYTES` is the size limit). No such
+/// call may use memory that another one writes. Calls are not fused if they keep scales or
+/// residuals for a tensor, run on a GPU, or use a created operator.
 ///
-/// The collectives that follow return once they are recorded. Their buffers and reports must live,
-/// and must not be touched, until the outermost `cinch_group_end` of this thread returns.
+/// So all ranks must group such calls alike, or set `CINCH_FUSE_BYTES=0`. A group of one call equals
+/// that call without a group, with one exception: `CINCH_CODEC_SAMPLE` does not sample calls on host
+/// memory in groups. With that setting all ranks must make a compressed sum in a group, or none.
 #[unsafe(no_mangle)]
 pub extern "C" fn cinch_group_start() -> cinch_result_t {
     guard!("cinch_group_start", {
-        OPEN.with_borrow_mut(|open| {
-            let group = open.get_or_insert_default();
-            group.depth = group
-                .depth
-                .checked_add(1)
-                .ok_or_else(|| Error::invalid_usage("groups nest 4294967295 deep"))?;
-            Ok(())
-        })
+        open_group::start()?;
+        Ok(())
     })
 }
 
-/// Closes this thread's innermost group; the outermost close runs what was recorded.
+/// Closes this thread's innermost group; closing the outermost group runs its calls.
 ///
-/// Calls on GPUs are queued, those of all communicators without waiting for one another, in the order
-/// in which the communicators were first named: let it be the same on all ranks where they share a
-/// stream. Those of one communicator run on the stream of the first of them, behind what is on the
-/// streams of all, which go on behind them. Then calls on host memory run. Calls of one communicator
-/// start in order.
-/// If any cinch function failed on this thread since the outermost start, that error is returned
-/// again and nothing runs on this rank. Reports are filled on success.
+/// Calls on GPUs are queued first, for all communicators without waiting in between, in the order in
+/// which the group first named the communicators. That order must be the same on all ranks whose
+/// communicators share a stream. All calls of one communicator run on the stream of its first call:
+/// after the work on the streams of all its calls, and before later work on these streams. Then calls
+/// on host memory run to their end. Calls of one communicator start in the order in which they were
+/// made.
+///
+/// If a cinch function failed on this thread since the outermost `cinch_group_start`, nothing runs on
+/// this rank and the first such error is returned. Reports are written on success.
 #[unsafe(no_mangle)]
 pub extern "C" fn cinch_group_end() -> cinch_result_t {
     guard!("cinch_group_end", {
-        // The group leaves the thread's storage before it runs: a panic in it closes it.
-        match OPEN.with_borrow_mut(close)? {
-            Some(group) => group.run(),
-            None => Ok(()),
-        }
-    })
-}
-
-thread_local! {
-    static OPEN: RefCell<Option<OpenGroup>> = const { RefCell::new(None) };
-}
-
-#[derive(Default)]
-struct OpenGroup {
-    depth: u32,
-    failure: Option<Error>,
-    /// Borrows the communicators of `keep`; declared, and so dropped, before it.
-    group: Group<'static>,
-    reports: Vec<ReportTarget>,
-    keep: Vec<Arc<Handle>>,
-}
-
-impl OpenGroup {
-    fn add(
-        &mut self,
-        handle: &Arc<Handle>,
-        call: &Call,
-        buffers: Buffers<'static>,
-        report: ReportTarget,
-    ) -> Result<()> {
-        // SAFETY: `keep` holds the handle, which does not move, for longer than `group` lives.
-        let comm: &'static Communicator = unsafe { &(*Arc::as_ptr(handle)).comm };
-        self.keep.push(Arc::clone(handle));
-        match buffers {
-            Buffers::Host(buffers) => self.group.add(comm, call, buffers)?,
-            Buffers::Gpu(buffers) => self.group.add_on(comm, call, buffers)?,
-        }
-        self.reports.push(report);
-        Ok(())
-    }
-
-    fn run(self) -> Result<()> {
-        // The last to be dropped: the group borrows from it.
-        let _keep = self.keep;
-        let OpenGroup {
-            failure,
-            group,
-            reports,
-            ..
-        } = self;
-        if let Some(error) = failure {
-            return Err(error.context("a call inside the group failed, so nothing ran"));
-        }
-        if reports.is_empty() {
+        let Some(mut group) = open_group::end("cinch_group_start")? else {
             return Ok(());
-        }
-        let ran = group.run()?;
-        if ran.len() != reports.len() {
+        };
+        let targets = REPORTS.try_with(RefCell::take).unwrap_or_default();
+        group.check()?;
+        let reports = group.run()?;
+        if reports.len() != targets.len() {
             return Err(Error::internal(format!(
                 "a group of {} calls returned {} reports",
-                reports.len(),
-                ran.len()
+                targets.len(),
+                reports.len()
             )));
         }
-        for (target, report) in reports.iter().zip(&ran) {
+        for (target, report) in targets.iter().zip(&reports) {
             target.fill(report);
         }
         Ok(())
-    }
+    })
 }
 
-fn close(open: &mut Option<OpenGroup>) -> Result<Option<OpenGroup>> {
-    let Some(group) = open else {
-        return Err(Error::invalid_usage(
-            "no group is open on this thread; cinch_group_start opens one",
-        ));
-    };
-    group.depth -= 1;
-    Ok(if group.depth == 0 { open.take() } else { None })
-}
-
-/// Runs a call, or records it if a group is open.
+/// Runs a call, or records it in this thread's open group.
 pub(super) fn submit(
-    handle: &Arc<Handle>,
+    comm: &Arc<Communicator>,
     call: &Call,
     buffers: Buffers<'static>,
-    report: ReportTarget,
+    target: ReportTarget,
 ) -> Result<()> {
-    if OPEN.with_borrow(Option::is_some) {
-        return OPEN.with_borrow_mut(|open| {
-            let group = open.get_or_insert_default();
-            group.add(handle, call, buffers, report)
-        });
+    match open_group::submit(comm, call, buffers)? {
+        Some(report) => target.fill(&report),
+        None => {
+            let _ = REPORTS.try_with(|targets| targets.borrow_mut().push(target));
+        }
     }
-    let ran = match buffers {
-        Buffers::Host(buffers) => handle.comm.call(call, buffers)?,
-        Buffers::Gpu(buffers) => handle.comm.call_on(call, buffers)?,
-    };
-    report.fill(&ran);
     Ok(())
 }
 
-/// Fails what cannot be part of a group. `what` is a clause.
+/// Refuses, inside a group, a function that a group cannot record. `what` is a clause.
+///
+/// # Errors
+/// Invalid usage if this thread has an open group.
 pub(super) fn refuse(what: &str) -> Result<()> {
-    if OPEN.with_borrow(Option::is_none) {
-        return Ok(());
+    if open_group::is_open() {
+        return Err(Error::invalid_usage(format!(
+            "{what} inside a group; call cinch_group_end first"
+        )));
     }
-    Err(Error::invalid_usage(format!(
-        "{what} inside a group; call cinch_group_end first"
-    )))
+    Ok(())
 }
 
-/// Fails the thread's open group, if there is one: the first error is the one that counts.
-pub(super) fn poison(error: &Error) {
-    let _ = OPEN.try_with(|open| {
-        if let Ok(mut open) = open.try_borrow_mut()
-            && let Some(group) = open.as_mut()
-        {
-            group.failure.get_or_insert_with(|| error.clone());
-        }
-    });
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::capi::op::cinch_op_destroy;
+
+    #[test]
+    fn any_failing_function_fails_the_open_group() {
+        assert_eq!(cinch_group_start(), cinch_result_t::CINCH_SUCCESS);
+        // SAFETY: NULL is an error of the lookup.
+        let failed = unsafe { cinch_op_destroy(std::ptr::null_mut(), 16) };
+        assert_eq!(failed, cinch_result_t::CINCH_ERROR_INVALID_ARGUMENT);
+        assert_eq!(cinch_group_end(), failed);
+        assert_eq!(cinch_group_start(), cinch_result_t::CINCH_SUCCESS);
+        assert_eq!(cinch_group_end(), cinch_result_t::CINCH_SUCCESS);
+    }
 }

@@ -1,16 +1,15 @@
-//! The boundary: no panic and no error leaves an export other than as a code.
+//! The boundary of cinch.h: an export returns errors and panics as a code and a sentence.
 
+use super::core::guard::caught;
+use super::core::open_group;
 use super::error::{cinch_result_t, remember};
-use super::group;
-use crate::cpu::FloatEnvironment;
-use crate::error::{Error, Result};
-use std::any::Any;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use crate::error::Result;
+use std::ffi::c_char;
 
 /// Runs the body of the export `$name`.
 ///
-/// The first form is for functions that return a code: the body is a `Result<()>`. The second is
-/// for the few that return text: the body is a pointer to a static or thread-local string.
+/// The first form serves functions that return a code; the body is a `Result<()>`. The second form
+/// serves functions that return text; the body is a pointer to a static or thread-local string.
 macro_rules! guard {
     ($name:literal, $body:block) => {
         $crate::capi::guard::enter($name, || -> $crate::error::Result<()> { $body })
@@ -20,64 +19,34 @@ macro_rules! guard {
     };
 }
 
+/// Runs `body` and returns its code; any error fails the thread's open group.
 pub(super) fn enter(name: &str, body: impl FnOnce() -> Result<()>) -> cinch_result_t {
     match caught(name, body) {
         Ok(()) => cinch_result_t::CINCH_SUCCESS,
         Err(error) => {
-            group::poison(&error);
+            open_group::fail(&error);
             remember(&error)
         }
     }
 }
 
-/// What `body`, the body of the export `name`, returns; a panic is an internal error. For every
-/// library whose functions C calls.
-///
-/// # Errors
-/// Those of `body`, with the name in front; internal if it panics.
-pub fn caught<T>(name: &str, body: impl FnOnce() -> Result<T>) -> Result<T> {
-    let _environment = FloatEnvironment::standard();
-    // A panic leaves shared state whole: locks are taken for single inserts and removals, and the
-    // thread's open group, which may have been interrupted, is poisoned by every error.
-    match catch_unwind(AssertUnwindSafe(body)) {
-        Ok(result) => result.map_err(|error| error.context(name)),
-        Err(payload) => Err(panicked(name, payload)),
-    }
-}
-
-pub(super) fn enter_text(
-    name: &str,
-    body: impl FnOnce() -> *const std::ffi::c_char,
-) -> *const std::ffi::c_char {
-    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|payload| {
-        remember(&panicked(name, payload));
+/// Runs `body` and returns its text, which is empty if `body` panics.
+pub(super) fn enter_text(name: &str, body: impl FnOnce() -> *const c_char) -> *const c_char {
+    caught(name, || Ok(body())).unwrap_or_else(|error| {
+        remember(&error);
         c"".as_ptr()
     })
-}
-
-fn panicked(name: &str, payload: Box<dyn Any + Send>) -> Error {
-    let said = payload
-        .downcast_ref::<&str>()
-        .map(|text| text.to_string())
-        .or_else(|| payload.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "no message".into());
-    // Dropping a foreign payload may panic again, outside the guard.
-    std::mem::forget(payload);
-    Error::internal(format!(
-        "{name} panicked: {said}; this is a defect of cinch {}, please report it",
-        crate::VERSION
-    ))
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::error::cinch_last_error;
     use super::*;
-    use crate::cpu;
+    use crate::error::Error;
     use std::ffi::CStr;
 
     fn last_error() -> String {
-        // SAFETY: the pointer is to a string of this thread that lives until its next error.
+        // SAFETY: `cinch_last_error` returns a string that this thread keeps until its next error.
         unsafe { CStr::from_ptr(cinch_last_error()) }
             .to_str()
             .unwrap()
@@ -85,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_become_codes_and_sentences() {
+    fn error_of_an_export_becomes_code_and_sentence() {
         assert_eq!(guard!("cinch_f", { Ok(()) }), cinch_result_t::CINCH_SUCCESS);
         let code = guard!("cinch_f", {
             Err(Error::invalid_argument("7 is too \0 odd"))
@@ -101,15 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn arithmetic_is_the_standard_one() {
-        cpu::under(cpu::STRANGE[0], || {
-            let body = || Ok(cpu::is_standard());
-            assert!(caught("cinch_f", body).unwrap());
-        });
-    }
-
-    #[test]
-    fn panics_become_internal_errors() {
+    fn panic_of_an_export_becomes_internal_error() {
         let index = std::hint::black_box(9);
         let code = guard!("cinch_f", {
             let _ = [0u8; 4][index];
@@ -125,7 +86,7 @@ mod tests {
         assert_eq!(code, cinch_result_t::CINCH_ERROR_INTERNAL);
         assert!(last_error().contains("no message"));
         let text = guard!("cinch_h", text { panic!("{}", "formatted") });
-        // SAFETY: a static empty string.
+        // SAFETY: the fallback is a static string.
         assert!(unsafe { CStr::from_ptr(text) }.is_empty());
         assert!(last_error().contains("formatted"));
     }

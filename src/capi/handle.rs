@@ -1,76 +1,57 @@
-//! Handles of communicators: a `cinch_comm_t*` is a ticket (see [`HandleTable`]).
+//! Handles of communicators: a `cinch_comm_t*` is a number in a [`HandleTable`].
 
-use super::error::cinch_result_t;
-use super::handle_table::HandleTable;
-use super::op::CreatedOps;
+use super::core::created_ops::CreatedOps;
+use super::core::handle_table::HandleTable;
 use crate::comm::Communicator;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use std::sync::Arc;
 
 /// A communicator: a group of ranks that call collectives together.
 ///
-/// Only pointers to it exist; they are tickets, and must not be dereferenced.
+/// Programs hold pointers to it as opaque handles; they must not be dereferenced.
 pub struct cinch_comm_t {
     _opaque: [u8; 0],
 }
 
-/// What a ticket stands for. A call that is under way on another thread keeps it alive.
+/// Object behind a handle. A call that runs on another thread keeps it until the call returns.
 #[derive(Debug)]
-pub(super) struct Handle {
-    pub(super) comm: Communicator,
+pub(super) struct CommEntry {
+    pub(super) comm: Arc<Communicator>,
     pub(super) ops: CreatedOps,
 }
 
-static LIVE: HandleTable<Handle> = HandleTable::new("comm", "communicator", 0xC1C4);
+static COMMS: HandleTable<CommEntry> = HandleTable::new("comm", "communicator", 0xC1C4);
 
-/// Gives `comm` a ticket.
+/// Returns a new handle for `comm`.
 pub(super) fn register(comm: Communicator) -> Result<*mut cinch_comm_t> {
-    LIVE.register(Arc::new(Handle {
-        comm,
+    COMMS.register(Arc::new(CommEntry {
+        comm: Arc::new(comm),
         ops: CreatedOps::default(),
     }))
 }
 
-/// What the ticket stands for.
-pub(super) fn lookup(comm: *const cinch_comm_t) -> Result<Arc<Handle>> {
-    LIVE.lookup(comm)
-}
-
-/// Takes the ticket back.
-pub(super) fn remove(comm: *const cinch_comm_t) -> Result<Arc<Handle>> {
-    LIVE.remove(comm)
-}
-
-/// Writes `value` to the out-parameter `name`.
+/// Returns the object of the handle `comm`.
 ///
-/// # Safety
-/// `target` is NULL or writable.
-pub(super) unsafe fn store<T>(name: &str, target: *mut T, value: T) -> Result<()> {
-    check_out(name, target)?;
-    // SAFETY: not NULL, so writable; C may have placed it anywhere.
-    unsafe { target.write_unaligned(value) };
-    Ok(())
+/// # Errors
+/// See [`HandleTable::lookup`]; invalid usage in a process that was forked after the communicator was
+/// made, where its locks may stay locked forever.
+pub(super) fn lookup(comm: *const cinch_comm_t) -> Result<Arc<CommEntry>> {
+    let entry = COMMS.lookup(comm)?;
+    entry.comm.check_process()?;
+    Ok(entry)
 }
 
-/// Whether there is an out-parameter at all: asked before anything happens.
-pub(super) fn check_out<T>(name: &str, target: *mut T) -> Result<()> {
-    if target.is_null() {
-        return Err(Error::invalid_argument(format!(
-            "{name}, where the result goes, is NULL"
-        )));
-    }
-    Ok(())
-}
-
-/// A rank, root or peer as an unsigned number. Whether there is such a rank is for `comm` to say.
-pub(super) fn rank_of(name: &str, rank: std::ffi::c_int) -> Result<usize> {
-    usize::try_from(rank).map_err(|_| Error::invalid_argument(format!("{name} {rank} is negative")))
+/// Removes the handle `comm` and returns its object.
+///
+/// # Errors
+/// See [`lookup`].
+pub(super) fn remove(comm: *const cinch_comm_t) -> Result<Arc<CommEntry>> {
+    lookup(comm)?;
+    COMMS.remove(comm)
 }
 
 const _: () = {
-    // Handles are shared by threads; calls on one run one after the other.
+    // Threads share handles; calls on one communicator run one after the other.
     const fn shared<T: Send + Sync>() {}
-    shared::<Handle>();
-    // The codes are returned as numbers of C.
-    assert!(size_of::<cinch_result_t>() == 4);
+    shared::<CommEntry>();
 };

@@ -1,38 +1,36 @@
-//! What a job's ranks share before they are connected.
+//! The unique id that the ranks of a communicator share before they are connected.
 
+use super::core::arguments::{check_out, store, unique_id, unique_id_bytes};
 use super::error::cinch_result_t;
-use super::handle::check_out;
 use crate::bootstrap::UniqueId;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use std::ffi::c_char;
 
-/// Where a job's ranks meet, and their secret: opaque bytes that one rank makes and the program
-/// hands to all others. Who knows them can join.
+/// Address of a communicator's rendezvous and a secret: opaque bytes that one rank creates and the
+/// program sends to all others. Whoever has the bytes can join.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct cinch_unique_id_t {
-    /// Opaque; no text.
+    /// Opaque bytes, not text.
     pub bytes: [c_char; 128],
 }
 
-/// Makes an id for one communicator, to be handed to all its ranks.
+/// Creates the id of one communicator, for the program to send to all its ranks.
 ///
-/// The process that calls it is where they meet, so it must itself become one of them.
-/// Settings are those of the environment (`CINCH_SOCKET_IFNAME` chooses the interface).
+/// The calling process serves the rendezvous, so it must become one of the ranks. Settings are those
+/// of the environment; `CINCH_SOCKET_IFNAME` chooses the network interface.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cinch_unique_id_create(id: *mut cinch_unique_id_t) -> cinch_result_t {
     guard!("cinch_unique_id_create", {
         check_out("id", id)?;
-        let made = UniqueId::create(&Config::from_env()?)?;
-        let bytes = made.as_bytes().map(|byte| byte as c_char);
+        let bytes = unique_id_bytes(&UniqueId::create(&Config::from_env()?)?);
         // SAFETY: not NULL, so writable by the documented contract.
-        unsafe { id.write_unaligned(cinch_unique_id_t { bytes }) };
-        Ok(())
+        unsafe { store("id", id, cinch_unique_id_t { bytes }) }
     })
 }
 
-/// The id at `id`.
+/// Returns the id at `id`.
 ///
 /// # Safety
 /// `id` is NULL or readable.
@@ -40,7 +38,6 @@ pub(super) unsafe fn read(id: *const cinch_unique_id_t) -> Result<UniqueId> {
     if id.is_null() {
         return Err(Error::invalid_argument("id is NULL"));
     }
-    // SAFETY: not NULL, so readable.
-    let bytes = unsafe { id.read_unaligned() }.bytes;
-    UniqueId::from_bytes(&bytes.map(|byte| byte as u8))
+    // SAFETY: the caller's contract, as `id` is not NULL.
+    unique_id(&unsafe { id.read_unaligned() }.bytes)
 }

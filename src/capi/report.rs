@@ -1,18 +1,19 @@
-//! What a call did.
+//! Reports of calls.
 
 use super::error::cinch_result_t;
 use super::types::{algorithm_number, algorithm_of, transport_number, transport_of};
-use super::versioned::{self, Versioned};
+use super::versioned;
 use crate::comm::Report;
 use crate::error::Result;
 use std::ffi::c_char;
 
-/// In `cinch_report_t.valid`: `saturated`, `non_finite`, `abs_max` and `l2_norm` were taken. They
-/// are while this rank's input is encoded on the host, so not with codec raw, nor on a rank without
-/// input, nor in calls on GPUs: there they are 0, and say nothing.
+/// Bit of `cinch_report_t.valid`: `saturated`, `non_finite`, `abs_max` and `l2_norm` were measured.
+///
+/// They are measured when a codec encodes this rank's input on the host. Otherwise they are 0 and mean
+/// nothing: for codec raw, for a rank without input, and for calls on GPUs.
 pub const CINCH_REPORT_INPUT: u32 = 1;
 
-/// What one call did on this rank.
+/// Report of one call on this rank.
 ///
 /// Initialise it with `cinch_report_default(&report)`. New fields are only ever added at the end.
 #[derive(Clone, Copy)]
@@ -20,48 +21,42 @@ pub const CINCH_REPORT_INPUT: u32 = 1;
 pub struct cinch_report_t {
     /// Bytes of the struct in the program's header. Set by `cinch_report_default`.
     pub size: usize,
-    /// Tells an initialised struct from garbage. Set by `cinch_report_default`.
+    /// Constant by which the library detects an uninitialised struct. Set by `cinch_report_default`.
     pub magic: u32,
-    /// Meaning of the fields. Set by `cinch_report_default`.
+    /// Version of the program's header. Set by `cinch_report_default`.
     pub version: u32,
-    /// Which of the fields about the input hold something: `CINCH_REPORT_INPUT` or 0.
+    /// `CINCH_REPORT_INPUT` if the fields about the input were measured, else 0.
     pub valid: u32,
-    /// The algorithm that ran.
+    /// Algorithm that ran.
     pub algorithm: algorithm_number,
-    /// The slowest transport that carried data; `CINCH_TRANSPORT_UNSET` if none did.
+    /// Slowest transport that carried data; `CINCH_TRANSPORT_UNSET` if no data moved.
     pub transport: transport_number,
-    /// Channels used.
+    /// Number of channels that were used.
     pub channels: u32,
-    /// Payload bytes that this rank sent.
+    /// Payload bytes that this rank sent, after encoding.
     pub wire_bytes: u64,
-    /// Finite elements, of the input or of sums that this rank encoded, beyond the codec's largest
-    /// value, which saturated.
+    /// Finite elements beyond the codec's largest value, which saturated: elements of the input, or of
+    /// partial sums that this rank encoded.
     pub saturated: u64,
-    /// NaN and infinite input elements.
+    /// Number of NaN and infinite elements of the input.
     pub non_finite: u64,
-    /// Largest magnitude among the finite input elements.
+    /// Largest magnitude of the finite elements of the input.
     pub abs_max: f64,
-    /// Root of the sum of squares of the finite input elements.
+    /// L2 norm of the finite elements of the input.
     pub l2_norm: f64,
-    /// The codec that ran, with its parameters, as text: `linear8:block=256`; where hosts have one
-    /// of their own `intra=raw,inter=linear8:block=256`.
+    /// Codec that ran, with its parameters, as text: `linear8:block=256`; with another codec inside
+    /// hosts: `intra=raw,inter=linear8:block=256`.
     pub codec: [c_char; 64],
-    /// Calls of a group that travelled as one with this one, itself included; 1 if it went alone.
+    /// Number of calls in the fused message of this call; 1 if it was not fused.
     pub fused: u64,
 }
 
-// SAFETY: `repr(C)`, numbers, without padding (asserted below).
-unsafe impl Versioned for cinch_report_t {
-    const NAME: &'static str = "cinch_report_t";
-    const MAGIC: u32 = 0xC1C4_4E90;
-    const FIRST_BYTES: usize = 136;
-}
+cinch_struct!(cinch_report_t, magic 0xC1C4_4E90, first 136, now 144);
 
-#[cfg(target_pointer_width = "64")]
-const _: () = assert!(size_of::<cinch_report_t>() == 144);
-
-/// Empties `*report`. `size` and `version` are `sizeof(cinch_report_t)` and `CINCH_API_VERSION` of
-/// the program's header: C programs use `cinch_report_default(&report)`.
+/// Initialises `*report` with zeros.
+///
+/// C programs use `cinch_report_default(&report)`, which passes `sizeof(cinch_report_t)` and
+/// `CINCH_API_VERSION` of the program's header as `size` and `version`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cinch_report_init(
     report: *mut cinch_report_t,
@@ -74,30 +69,33 @@ pub unsafe extern "C" fn cinch_report_init(
     })
 }
 
-/// Where a report goes, once the call has run: nowhere, or to a struct that was checked.
+/// Checked struct of the program that receives a report, or NULL.
 #[derive(Debug)]
 pub(super) struct ReportTarget(*mut cinch_report_t);
 
 impl ReportTarget {
-    /// No report.
+    /// Target of a call whose report nobody reads.
     pub(super) const NONE: ReportTarget = ReportTarget(std::ptr::null_mut());
 
-    /// The struct at `report`, or nowhere for NULL.
+    /// Returns a target that writes to `report`, or nowhere if it is NULL.
+    ///
+    /// # Errors
+    /// Invalid argument if the struct was not initialised.
     ///
     /// # Safety
-    /// `report` is NULL or readable, and writable until the call (of a group: all calls) has run.
+    /// `report` is NULL, or readable and writable until the call (in a group: the group) has run.
     pub(super) unsafe fn new(report: *mut cinch_report_t) -> Result<ReportTarget> {
         if !report.is_null() {
-            // SAFETY: as ours.
+            // SAFETY: the caller's contract.
             unsafe { versioned::check(report) }?;
         }
         Ok(ReportTarget(report))
     }
 
-    /// Writes the report.
+    /// Writes `report` to the target.
     pub(super) fn fill(&self, report: &Report) {
         if !self.0.is_null() {
-            // SAFETY: `new` checked it, and its caller vouches for its life.
+            // SAFETY: `new` checked the struct, which its caller keeps writable until the call has run.
             unsafe { versioned::fill(self.0, &c_report(report)) };
         }
     }
@@ -134,16 +132,17 @@ fn c_report(report: &Report) -> cinch_report_t {
 
 #[cfg(test)]
 mod tests {
+    use super::super::core::versioned_struct::VersionedStruct;
     use super::*;
     use crate::codec::EncodeStats;
     use crate::types::{Algorithm, CodecKind, CodecSetting, CodecSpec, ScaleRule, TransportKind};
     use std::ffi::CStr;
 
     #[test]
-    fn every_field_is_filled_and_the_header_kept() {
+    fn report_fills_every_field_and_keeps_header() {
         let mut report = std::mem::MaybeUninit::<cinch_report_t>::uninit();
         let size = size_of::<cinch_report_t>();
-        // SAFETY: a live struct, initialised by the call.
+        // SAFETY: `report` has `size` bytes and is initialised by the first call.
         let report = unsafe {
             cinch_report_init(report.as_mut_ptr(), size, 1);
             let target = ReportTarget::new(report.as_mut_ptr()).unwrap();
@@ -179,7 +178,7 @@ mod tests {
         assert_eq!((report.saturated, report.non_finite), (3, 4));
         assert_eq!((report.abs_max, report.l2_norm), (2.5, 12.0));
         assert_eq!(report.fused, 9);
-        // SAFETY: the last byte is NUL.
+        // SAFETY: `c_report` leaves the last byte NUL.
         let codec = unsafe { CStr::from_ptr(report.codec.as_ptr()) };
         assert_eq!(codec, c"intra=raw,inter=dynamic8:tensor=1048576");
     }

@@ -1,72 +1,63 @@
-//! What a communicator's calls did.
+//! Counts over all calls of a communicator.
 
 use super::error::cinch_result_t;
 use super::handle::{self, cinch_comm_t};
-use super::versioned::{self, Versioned};
+use super::versioned;
 use crate::comm::{CodecStats, RawReason};
 
-/// Reasons in `cinch_comm_stats_t.exact_calls`; new ones are only ever added at the end, up to 16.
+/// Length of `cinch_comm_stats_t.exact_calls`, which counts calls without compression by reason.
 pub const CINCH_EXACT_REASONS: usize = 16;
-/// Index: nobody asked for a codec, or for one inside hosts only and the algorithm has one level.
+/// Index: no codec was set, or only one inside hosts while the algorithm has a single level.
 pub const CINCH_EXACT_NOT_ASKED: usize = 0;
-/// Index: compression is off for good, by process or communicator.
+/// Index: compression is off for the process or the communicator.
 pub const CINCH_EXACT_OFF: usize = 1;
-/// Index: the call asked for it.
+/// Index: the call itself set codec raw.
 pub const CINCH_EXACT_BY_CALL: usize = 2;
-/// Index: the codec is not for this collective unless it is named.
+/// Index: the default codec does not apply to this collective; a call can name it.
 pub const CINCH_EXACT_COLLECTIVE: usize = 3;
-/// Index: codecs carry f32, f16 and bf16.
+/// Index: the element type is not f32, f16 or bf16.
 pub const CINCH_EXACT_DTYPE: usize = 4;
-/// Index: codecs carry sums and averages.
+/// Index: the operator is neither a sum nor an average.
 pub const CINCH_EXACT_OPERATION: usize = 5;
-/// Index: below the smallest size.
+/// Index: the input is smaller than `CINCH_CODEC_MIN_BYTES`.
 pub const CINCH_EXACT_SMALL: usize = 6;
-/// Index: the codec keeps scales for tensors, and the call names none.
+/// Index: the codec keeps scales per tensor and the call names no tensor.
 pub const CINCH_EXACT_NO_TENSOR: usize = 7;
-/// Index: a sample was beyond the bound.
+/// Index: a sampled error exceeded its bound, so compression was switched off.
 pub const CINCH_EXACT_SWITCHED_OFF: usize = 8;
-/// Index: the model of costs said that the codec does not pay.
+/// Index: the cost model predicted no gain from the codec.
 pub const CINCH_EXACT_COSTS: usize = 9;
 
-/// Counts since the communicator was made, on this rank. A captured call counts once, when it is
-/// recorded.
+/// Counts since the communicator was created, on this rank. A captured call counts once, when the
+/// stream records it.
 ///
-/// Initialise it with `cinch_comm_stats_default(&stats)`. New fields are only ever added at the
-/// end.
+/// Initialise it with `cinch_comm_stats_default(&stats)`. New fields are only ever added at the end.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct cinch_comm_stats_t {
     /// Bytes of the struct in the program's header. Set by `cinch_comm_stats_default`.
     pub size: usize,
-    /// Tells an initialised struct from garbage. Set by `cinch_comm_stats_default`.
+    /// Constant by which the library detects an uninitialised struct. Set by `cinch_comm_stats_default`.
     pub magic: u32,
-    /// Meaning of the fields. Set by `cinch_comm_stats_default`.
+    /// Version of the program's header. Set by `cinch_comm_stats_default`.
     pub version: u32,
-    /// Calls that a codec carried, inside hosts or between them.
+    /// Calls that a codec compressed, inside hosts or between them.
     pub coded_calls: u64,
     /// Bytes that this rank sent.
     pub wire_bytes: u64,
-    /// Bytes that it would have sent with the same algorithms and no codec.
+    /// Bytes that this rank would have sent with the same algorithms and without codecs.
     pub raw_bytes: u64,
-    /// Coded calls of which a slice was also run exactly, and compared.
+    /// Compressed calls of which a sample was also reduced exactly and compared.
     pub sampled: u64,
-    /// The largest relative RMS error of those.
+    /// Largest relative RMS error of these samples.
     pub worst_error: f64,
-    /// 1 if such an error was beyond the bound, so that calls have been exact since; else 0.
+    /// 1 if such an error exceeded its bound and compression was switched off; else 0.
     pub switched_off: u64,
-    /// Calls that ran exactly, by reason: `CINCH_EXACT_SMALL` and so on.
+    /// Calls without compression by reason; `CINCH_EXACT_SMALL` and so on are the indices.
     pub exact_calls: [u64; CINCH_EXACT_REASONS],
 }
 
-// SAFETY: `repr(C)`, numbers, without padding (asserted below).
-unsafe impl Versioned for cinch_comm_stats_t {
-    const NAME: &'static str = "cinch_comm_stats_t";
-    const MAGIC: u32 = 0xC1C4_57A7;
-    const FIRST_BYTES: usize = 192;
-}
-
-#[cfg(target_pointer_width = "64")]
-const _: () = assert!(size_of::<cinch_comm_stats_t>() == 192);
+cinch_struct!(cinch_comm_stats_t, magic 0xC1C4_57A7, first 192, now 192);
 const _: () = {
     assert!(RawReason::ALL.len() <= CINCH_EXACT_REASONS);
     assert!(CINCH_EXACT_NOT_ASKED == RawReason::NotAsked as usize);
@@ -81,8 +72,10 @@ const _: () = {
     assert!(CINCH_EXACT_COSTS == RawReason::Costs as usize);
 };
 
-/// Empties `*stats`. `size` and `version` are `sizeof(cinch_comm_stats_t)` and `CINCH_API_VERSION`
-/// of the program's header: C programs use `cinch_comm_stats_default(&stats)`.
+/// Initialises `*stats` with zeros.
+///
+/// C programs use `cinch_comm_stats_default(&stats)`, which passes `sizeof(cinch_comm_stats_t)` and
+/// `CINCH_API_VERSION` of the program's header as `size` and `version`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cinch_comm_stats_init(
     stats: *mut cinch_comm_stats_t,
@@ -95,8 +88,7 @@ pub unsafe extern "C" fn cinch_comm_stats_init(
     })
 }
 
-/// What the calls of `comm` did so far on this rank, to `*stats`. Does not wait; may be called from
-/// any thread.
+/// Stores the counts of `comm` on this rank in `*stats`. Does not wait; any thread may call it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cinch_comm_stats(
     comm: *const cinch_comm_t,
@@ -105,10 +97,8 @@ pub unsafe extern "C" fn cinch_comm_stats(
     guard!("cinch_comm_stats", {
         // SAFETY: NULL or readable, by the documented contract.
         unsafe { versioned::check(stats) }?;
-        let handle = handle::lookup(comm)?;
-        handle.comm.check_process()?;
-        let counted = handle.comm.codec_stats();
-        // SAFETY: checked, and writable by the documented contract.
+        let counted = handle::lookup(comm)?.comm.codec_stats();
+        // SAFETY: `check` passed, and the struct is writable by the documented contract.
         unsafe { versioned::fill(stats, &c_stats(&counted)) };
         Ok(())
     })

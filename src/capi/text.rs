@@ -1,18 +1,21 @@
-//! Strings that cross the boundary.
+//! Strings of C.
 
 use crate::error::{Error, Result};
 use std::ffi::c_char;
 
-/// Longest string that is read from C, so that one without an end is an error.
+/// Limit of a string that C passes; a string without NUL is an error instead of a crash.
 const MAX_TEXT: usize = 4096;
 
-/// A static Rust string that ends with NUL, as a C string.
+/// Returns a static Rust string that ends with NUL as a C string.
 pub(super) fn static_text(text: &'static str) -> *const c_char {
     debug_assert!(text.ends_with('\0'));
     text.as_ptr().cast()
 }
 
-/// A C string, `None` for NULL. `what` names it in errors.
+/// Returns a C string as text, or `None` for NULL. `what` is its name in errors.
+///
+/// # Errors
+/// Invalid argument if it is too long or not UTF-8.
 ///
 /// # Safety
 /// `text` is NULL or readable up to its NUL.
@@ -20,14 +23,14 @@ pub(super) unsafe fn read<'a>(text: *const c_char, what: &str) -> Result<Option<
     if text.is_null() {
         return Ok(None);
     }
-    // SAFETY: `position` stops at the NUL, up to which the caller vouches.
+    // SAFETY: the caller's contract, as `position` stops at the NUL.
     let length = (0..MAX_TEXT).position(|at| unsafe { *text.add(at) } == 0);
     let Some(length) = length else {
         return Err(Error::invalid_argument(format!(
             "{what} has no terminating NUL within {MAX_TEXT} bytes"
         )));
     };
-    // SAFETY: just read.
+    // SAFETY: the loop above read these bytes.
     let bytes = unsafe { std::slice::from_raw_parts(text.cast::<u8>(), length) };
     std::str::from_utf8(bytes)
         .map(Some)
@@ -39,8 +42,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_is_bounded_and_utf8() {
-        // SAFETY: each is NULL, terminated, or longer than what is read.
+    fn text_that_is_endless_or_not_utf8_is_refused() {
+        // SAFETY: each is NULL, terminated, or longer than `MAX_TEXT`.
         unsafe {
             assert_eq!(read(std::ptr::null(), "codec").unwrap(), None);
             assert_eq!(read(c"raw".as_ptr(), "codec").unwrap(), Some("raw"));

@@ -1,15 +1,18 @@
-//! The numbers of the header: element types, operators, collectives, algorithms, transports.
+//! Numbers of the header: element types, operators, collectives, algorithms, transports.
 //!
-//! The enums exist for the header. What comes from C is a plain integer (the `_number` aliases,
-//! which the header prints as the enums), because a wrong number in a Rust enum is undefined.
+//! The enums exist for the header only. C passes plain integers (the `_number` aliases, which the
+//! header prints as the enums), because a wrong number in a Rust enum is undefined behaviour.
 
+use super::core::arguments::store;
+use super::core::collective_request::ArgumentNames;
+use super::error::cinch_result_t;
 use crate::error::{Error, Result};
-use crate::types::{Algorithm, Collective, DType, TransportKind};
+use crate::types::{Algorithm, Collective, TransportKind};
 
-/// Version of the meaning of the structs' fields; the `cinch_*_default` macros pass it.
+/// Version of the structs' fields, which the `cinch_*_default` macros pass to the library.
 pub const CINCH_API_VERSION: u32 = 1;
 
-/// The type of one element. Numbers are those of `ncclDataType_t`.
+/// Type of one element. The numbers equal those of `ncclDataType_t`.
 #[allow(dead_code)] // for the header and the tests
 #[derive(Clone, Copy)]
 #[repr(u32)]
@@ -26,22 +29,22 @@ pub enum cinch_dtype_t {
     CINCH_I64 = 4,
     /// Unsigned 64-bit integer.
     CINCH_U64 = 5,
-    /// IEEE binary16.
+    /// 16-bit float, IEEE binary16.
     CINCH_F16 = 6,
-    /// IEEE binary32.
+    /// 32-bit float, IEEE binary32.
     CINCH_F32 = 7,
-    /// IEEE binary64.
+    /// 64-bit float, IEEE binary64.
     CINCH_F64 = 8,
-    /// The upper half of a binary32.
+    /// 16-bit float, bfloat16: the upper half of a binary32.
     CINCH_BF16 = 9,
-    /// OCP 8-bit float, 4 exponent and 3 mantissa bits, no infinity.
+    /// 8-bit float of OCP with 4 exponent and 3 mantissa bits, without infinity.
     CINCH_F8E4M3 = 10,
-    /// OCP 8-bit float, 5 exponent and 2 mantissa bits.
+    /// 8-bit float of OCP with 5 exponent and 2 mantissa bits.
     CINCH_F8E5M2 = 11,
 }
 
-/// How contributions are combined. The first five numbers are those of `ncclRedOp_t`; numbers
-/// from `CINCH_OP_FIRST_CREATED` are made by `cinch_op_create_premulsum`.
+/// Reduction operator. The first five numbers equal those of `ncclRedOp_t`;
+/// `cinch_op_create_premulsum` returns numbers from `CINCH_OP_FIRST_CREATED`.
 #[allow(dead_code)] // for the header and the tests
 #[derive(Clone, Copy)]
 #[repr(u32)]
@@ -50,80 +53,80 @@ pub enum cinch_op_t {
     CINCH_SUM = 0,
     /// Product; integers wrap.
     CINCH_PROD = 1,
-    /// Largest; NaN if any contribution is NaN.
+    /// Maximum; NaN if any contribution is NaN.
     CINCH_MAX = 2,
-    /// Smallest; NaN if any contribution is NaN.
+    /// Minimum; NaN if any contribution is NaN.
     CINCH_MIN = 3,
-    /// Sum divided once by the number of ranks; integers truncate.
+    /// Average: the sum divided once by the number of ranks; integers truncate.
     CINCH_AVG = 4,
-    /// No operator; created ones have this number or a higher one.
+    /// First number of created operators; not itself an operator.
     CINCH_OP_FIRST_CREATED = 16,
 }
 
-/// What a `cinch_call` does.
+/// Collective of a `cinch_call`.
 #[allow(dead_code)] // for the header and the tests
 #[derive(Clone, Copy)]
 #[repr(u32)]
 pub enum cinch_collective_t {
-    /// As `cinch_all_reduce`.
+    /// See `cinch_all_reduce`.
     CINCH_ALL_REDUCE = 0,
-    /// As `cinch_all_gather`.
+    /// See `cinch_all_gather`.
     CINCH_ALL_GATHER = 1,
-    /// As `cinch_reduce_scatter`.
+    /// See `cinch_reduce_scatter`.
     CINCH_REDUCE_SCATTER = 2,
-    /// As `cinch_broadcast`.
+    /// See `cinch_broadcast`.
     CINCH_BROADCAST = 3,
-    /// As `cinch_reduce`.
+    /// See `cinch_reduce`.
     CINCH_REDUCE = 4,
-    /// As `cinch_gather`.
+    /// See `cinch_gather`.
     CINCH_GATHER = 5,
-    /// As `cinch_scatter`.
+    /// See `cinch_scatter`.
     CINCH_SCATTER = 6,
-    /// As `cinch_all_to_all`.
+    /// See `cinch_all_to_all`.
     CINCH_ALL_TO_ALL = 7,
-    /// As `cinch_send`.
+    /// See `cinch_send`.
     CINCH_SEND = 8,
-    /// As `cinch_recv`.
+    /// See `cinch_recv`.
     CINCH_RECV = 9,
 }
 
-/// A family of schedules.
+/// Algorithm of a collective.
 #[allow(dead_code)] // for the header and the tests
 #[derive(Clone, Copy)]
 #[repr(u32)]
 pub enum cinch_algorithm_t {
-    /// Nothing is asked for: a call takes the communicator's, a communicator the environment's.
+    /// Unset: a call uses the communicator's setting, a communicator that of the environment.
     CINCH_ALGORITHM_UNSET = 0,
-    /// The cheapest, whatever the environment says. In configs only.
+    /// The cheapest by the cost model, and overrides the environment. For configs only.
     CINCH_ALGORITHM_AUTO = 1,
-    /// Neighbour to neighbour.
+    /// Ring: each rank sends to its neighbour.
     CINCH_ALGORITHM_RING = 2,
-    /// Two complementary binary trees.
+    /// Double binary tree.
     CINCH_ALGORITHM_TREE = 3,
-    /// Everyone to everyone in one step.
+    /// One-shot: every rank sends its input to every rank in one step.
     CINCH_ALGORITHM_ONESHOT = 4,
-    /// Everyone to the owner of each chunk and back.
+    /// Direct (two-shot): every rank sends each chunk to its owner, which sends the result back.
     CINCH_ALGORITHM_DIRECT = 5,
-    /// Inside each host first, then between hosts, then inside again.
+    /// Hierarchical: inside each host, then between hosts, then inside again.
     CINCH_ALGORITHM_HIERARCHICAL = 6,
 }
 
-/// What carries data between two ranks.
+/// Transport between two ranks.
 #[allow(dead_code)] // for the header and the tests
 #[derive(Clone, Copy)]
 #[repr(u32)]
 pub enum cinch_transport_t {
-    /// In a config: nothing is asked for, the environment decides. In a report: no data moved.
+    /// In a config: unset, the environment decides. In a report: no data moved.
     CINCH_TRANSPORT_UNSET = 0,
-    /// The best that connects each pair, whatever the environment says. In configs only.
+    /// The fastest that connects each pair, and overrides the environment. For configs only.
     CINCH_TRANSPORT_AUTO = 1,
-    /// Threads of one process.
+    /// Memory of one process, between its threads.
     CINCH_TRANSPORT_LOOPBACK = 2,
     /// Shared memory between processes of one host.
     CINCH_TRANSPORT_SHM = 3,
     /// TCP sockets.
     CINCH_TRANSPORT_TCP = 4,
-    /// Memory of GPUs of one host.
+    /// Peer memory between GPUs of one host.
     CINCH_TRANSPORT_CUDA = 5,
     /// RDMA over InfiniBand or RoCE.
     CINCH_TRANSPORT_RDMA = 6,
@@ -135,26 +138,31 @@ pub(super) type collective_number = u32;
 pub(super) type algorithm_number = u32;
 pub(super) type transport_number = u32;
 
-/// The type with this number.
-pub(super) fn dtype(number: dtype_number) -> Result<DType> {
-    DType::from_number(number).ok_or_else(|| {
-        Error::invalid_argument(format!("dtype {number} is none; there are 0 to 11"))
-    })
-}
+/// Names of cinch.h for error sentences about a collective's arguments.
+pub(super) const ARGUMENT_NAMES: ArgumentNames = ArgumentNames {
+    sendbuf: "sendbuf",
+    recvbuf: "recvbuf",
+    dtype: "dtype",
+    dtypes: ["CINCH_I8", "CINCH_F8E5M2"],
+    host_stream: "pass NULL, or join with the device set",
+};
 
-/// The collective with this number, and whether it is the sending side of a send/recv.
+/// Returns the collective with this number, and whether the caller of a send/recv sends.
+///
+/// # Errors
+/// Invalid argument if there is none.
 pub(super) fn collective(number: collective_number) -> Result<(Collective, bool)> {
-    let receives = cinch_collective_t::CINCH_RECV as u32;
+    let recv = cinch_collective_t::CINCH_RECV as u32;
     match Collective::from_number(number) {
         Some(collective) => Ok((collective, true)),
-        None if number == receives => Ok((Collective::SendRecv, false)),
+        None if number == recv => Ok((Collective::SendRecv, false)),
         None => Err(Error::invalid_argument(format!(
-            "collective {number} is none; there are 0 to {receives}"
+            "collective {number} is unknown; valid: 0 (CINCH_ALL_REDUCE) to {recv} (CINCH_RECV)"
         ))),
     }
 }
 
-/// A setting by number: not set, automatic, or one of a list.
+/// A setting that C passes by number.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum NumberedSetting<T> {
     Unset,
@@ -162,50 +170,56 @@ pub(super) enum NumberedSetting<T> {
     One(T),
 }
 
-/// The algorithm setting with this number.
-pub(super) fn algorithm(number: algorithm_number) -> Result<NumberedSetting<Algorithm>> {
-    choice("algorithm", number, &Algorithm::ALL)
-}
-
-/// The transport setting with this number.
-pub(super) fn transport(number: transport_number) -> Result<NumberedSetting<TransportKind>> {
-    choice("transport", number, &TransportKind::ALL)
-}
-
-fn choice<T: Copy>(what: &str, number: u32, all: &[T]) -> Result<NumberedSetting<T>> {
-    match number {
-        0 => Ok(NumberedSetting::Unset),
-        1 => Ok(NumberedSetting::Auto),
-        _ => match all.get(number as usize - 2) {
-            Some(&one) => Ok(NumberedSetting::One(one)),
-            None => Err(Error::invalid_argument(format!(
-                "{what} {number} is none; there are 0 to {}",
-                all.len() + 1
-            ))),
-        },
+impl<T: Copy> NumberedSetting<T> {
+    /// Returns the setting with this number: 0 is unset, 1 automatic, then follow `all` in order.
+    fn new(what: &str, number: u32, all: &[T]) -> Result<NumberedSetting<T>> {
+        match number {
+            0 => Ok(NumberedSetting::Unset),
+            1 => Ok(NumberedSetting::Auto),
+            _ => match all.get(number as usize - 2) {
+                Some(&one) => Ok(NumberedSetting::One(one)),
+                None => Err(Error::invalid_argument(format!(
+                    "{what} {number} is unknown; valid: 0 (unset) to {}",
+                    all.len() + 1
+                ))),
+            },
+        }
     }
 }
 
-/// The number of an algorithm in reports.
+/// Returns the algorithm setting with this number.
+///
+/// # Errors
+/// Invalid argument if there is none.
+pub(super) fn algorithm(number: algorithm_number) -> Result<NumberedSetting<Algorithm>> {
+    NumberedSetting::new("algorithm", number, &Algorithm::ALL)
+}
+
+/// Returns the transport setting with this number.
+///
+/// # Errors
+/// Invalid argument if there is none.
+pub(super) fn transport(number: transport_number) -> Result<NumberedSetting<TransportKind>> {
+    NumberedSetting::new("transport", number, &TransportKind::ALL)
+}
+
+/// Returns the number of `algorithm` in reports.
 pub(super) fn algorithm_of(algorithm: Algorithm) -> algorithm_number {
     algorithm as u32 + 2
 }
 
-/// The number of a transport in reports.
+/// Returns the number of `transport` in reports; 0 if no data moved.
 pub(super) fn transport_of(transport: Option<TransportKind>) -> transport_number {
     transport.map_or(0, |kind| kind as u32 + 2)
 }
 
-/// Bytes of one element of `dtype`, to `*size`.
+/// Stores the bytes of one element of `dtype` in `*size`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cinch_dtype_size(
-    dtype: dtype_number,
-    size: *mut usize,
-) -> super::error::cinch_result_t {
+pub unsafe extern "C" fn cinch_dtype_size(dtype: dtype_number, size: *mut usize) -> cinch_result_t {
     guard!("cinch_dtype_size", {
-        let bytes = self::dtype(dtype)?.size();
+        let bytes = ARGUMENT_NAMES.dtype(dtype.into())?.size();
         // SAFETY: NULL or writable, by the documented contract.
-        unsafe { super::handle::store("size", size, bytes) }
+        unsafe { store("size", size, bytes) }
     })
 }
 
@@ -217,10 +231,10 @@ mod tests {
     use super::cinch_op_t::*;
     use super::cinch_transport_t::*;
     use super::*;
-    use crate::types::ReduceOp;
+    use crate::types::{DType, ReduceOp};
 
     #[test]
-    fn header_numbers_name_the_same_things() {
+    fn number_of_header_has_the_meaning_of_its_name() {
         for (number, name) in [
             (CINCH_I8, "i8"),
             (CINCH_U8, "u8"),
@@ -235,9 +249,14 @@ mod tests {
             (CINCH_F8E4M3, "f8e4m3"),
             (CINCH_F8E5M2, "f8e5m2"),
         ] {
-            assert_eq!(dtype(number as u32).unwrap().name(), name);
+            let dtype = ARGUMENT_NAMES.dtype(number as i64).unwrap();
+            assert_eq!(dtype.name(), name);
         }
-        assert!(dtype(DType::ALL.len() as u32).is_err());
+        for number in [-1, DType::ALL.len() as i64] {
+            let error = ARGUMENT_NAMES.dtype(number).unwrap_err();
+            let valid = "is unknown; valid: 0 (CINCH_I8) to 11 (CINCH_F8E5M2)";
+            assert!(error.message().ends_with(valid), "{error}");
+        }
         for (number, op) in [
             (CINCH_SUM, ReduceOp::Sum),
             (CINCH_PROD, ReduceOp::Prod),
@@ -267,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn choices_survive_the_round_trip() {
+    fn numbered_setting_survives_round_trip() {
         for (number, name) in [
             (CINCH_ALGORITHM_RING, "ring"),
             (CINCH_ALGORITHM_TREE, "tree"),

@@ -1,46 +1,48 @@
-//! Structs that grow: size, magic and version first, new fields at the end, zero means unset.
+//! Structs of cinch.h that grow: size, magic and version first, new fields at the end, zero is unset.
 //!
-//! A program and the library may have been built with different releases of the header. A smaller
-//! struct is one of an older release: the fields that it lacks are unset. A larger one is of a
-//! newer release, and is accepted if what this library does not know is zero. The version changes
-//! only if fields that exist change their meaning, so that a newer one cannot be accepted.
+//! A program and the library may have been built with different releases of the header. Fields that
+//! an older and smaller struct lacks are unset. A newer and larger struct is accepted if the fields
+//! that this library does not know are zero. The version changes only if existing fields change their
+//! meaning, so a newer version is refused.
 
+use super::core::versioned_struct::{StructHeader, VersionedStruct, copy_known, read_header};
 use crate::error::{Error, Result};
-use std::mem::offset_of;
 
-/// No release will have a larger struct; a larger size is garbage, and is not read.
+/// Bound of a struct's size in any release; a larger size is garbage, and is not read.
 const MAX_BYTES: usize = 4096;
 
-/// The first fields of every such struct.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub(super) struct Header {
-    pub(super) size: usize,
-    pub(super) magic: u32,
-    pub(super) version: u32,
-}
-
-/// A struct that starts like [`Header`].
-///
-/// # Safety
-/// `repr(C)` without padding, the first three fields are those of [`Header`], and any bytes,
-/// zeros first of all, are a valid value.
-pub(super) unsafe trait Versioned: Copy {
-    /// Name in C.
-    const NAME: &'static str;
-    /// Tells the struct from others and from garbage.
-    const MAGIC: u32;
-    /// Meaning of the fields.
+/// A versioned struct of cinch.h, in which zeros mean unset.
+pub(super) trait CinchStruct: VersionedStruct {
+    /// Newest version of the fields' meaning.
     const VERSION: u32 = super::types::CINCH_API_VERSION;
-    /// Bytes of the struct in the first release of the header: no program has a smaller one.
+    /// Bytes of the struct in the first release of the header; no program has a smaller one.
     const FIRST_BYTES: usize;
 }
 
-/// Makes `*target` a struct with nothing set; `size` bytes and `version` are the caller's header's.
+/// Declares that `$name` is a versioned struct of cinch.h.
+///
+/// The struct must be `repr(C)` of integers, floats and pointers without padding, and begin with
+/// size, magic and version. Its size is `$bytes` on 64-bit machines.
+macro_rules! cinch_struct {
+    ($name:ident, magic $magic:literal, first $first:literal, now $bytes:literal) => {
+        // SAFETY: `repr(C)` of integers, floats and pointers, by the macro's contract.
+        unsafe impl $crate::capi::core::versioned_struct::VersionedStruct for $name {
+            const NAME: &'static str = stringify!($name);
+            const MAGIC: u32 = $magic;
+        }
+        impl $crate::capi::versioned::CinchStruct for $name {
+            const FIRST_BYTES: usize = $first;
+        }
+        #[cfg(target_pointer_width = "64")]
+        const _: () = assert!(size_of::<$name>() == $bytes);
+    };
+}
+
+/// Makes `*target` a struct with nothing set; `size` and `version` are those of the caller's header.
 ///
 /// # Safety
 /// `target` is NULL or writable for `size` bytes.
-pub(super) unsafe fn initialise<T: Versioned>(
+pub(super) unsafe fn initialise<T: CinchStruct>(
     target: *mut T,
     size: usize,
     version: u32,
@@ -50,28 +52,28 @@ pub(super) unsafe fn initialise<T: Versioned>(
     }
     check_size::<T>(size)?;
     check_version::<T>(version)?;
-    let header = Header {
+    let header = StructHeader {
         size,
         magic: T::MAGIC,
         version,
     };
-    // SAFETY: `size` bytes are writable, and a header is less than `FIRST_BYTES`, so less.
+    // SAFETY: the caller's contract; a header is smaller than `FIRST_BYTES`, and so than `size`.
     unsafe {
         target.cast::<u8>().write_bytes(0, size);
-        target.cast::<Header>().write_unaligned(header);
+        target.cast::<StructHeader>().write_unaligned(header);
     }
     Ok(())
 }
 
-/// The struct at `source`, as this release knows it.
+/// Returns the struct at `source` with the fields of this release.
 ///
 /// # Safety
-/// `source` is NULL or readable for as many bytes as its size field says.
-pub(super) unsafe fn read<T: Versioned>(source: *const T) -> Result<T> {
-    // SAFETY: as ours.
+/// `source` is NULL or readable for as many bytes as its size field gives.
+pub(super) unsafe fn read<T: CinchStruct>(source: *const T) -> Result<T> {
+    // SAFETY: the caller's contract.
     let size = unsafe { check::<T>(source) }?;
     let known = size_of::<T>();
-    // SAFETY: in bounds of `size`, for which the caller vouches.
+    // SAFETY: the caller's contract: `source` has `size` bytes.
     let tail = unsafe {
         std::slice::from_raw_parts(
             source.cast::<u8>().wrapping_add(known.min(size)),
@@ -87,29 +89,24 @@ pub(super) unsafe fn read<T: Versioned>(source: *const T) -> Result<T> {
             crate::VERSION
         )));
     }
-    let mut value = std::mem::MaybeUninit::<T>::zeroed();
-    // SAFETY: both are good for the smaller of the two sizes; zeros and the caller's bytes are
-    // valid values (`Versioned`).
+    // SAFETY: zeros are a valid value (`VersionedStruct`), and `source` has `size` bytes.
     unsafe {
-        std::ptr::copy_nonoverlapping(
-            source.cast::<u8>(),
-            value.as_mut_ptr().cast::<u8>(),
-            known.min(size),
-        );
-        Ok(value.assume_init())
+        let mut value = std::mem::MaybeUninit::<T>::zeroed().assume_init();
+        copy_known(source, size, &mut value);
+        Ok(value)
     }
 }
 
-/// Whether `source` is an initialised `T` of a release that this one understands; its size.
+/// Checks that `source` is an initialised struct that this release understands; returns its size.
 ///
 /// # Safety
 /// `source` is NULL or readable for a header.
-pub(super) unsafe fn check<T: Versioned>(source: *const T) -> Result<usize> {
+pub(super) unsafe fn check<T: CinchStruct>(source: *const T) -> Result<usize> {
     if source.is_null() {
         return Err(null::<T>());
     }
-    // SAFETY: readable for a header; C may have placed it anywhere.
-    let header = unsafe { source.cast::<Header>().read_unaligned() };
+    // SAFETY: the caller's contract, as `source` is not NULL.
+    let header = unsafe { read_header(source) };
     if header.magic != T::MAGIC {
         return Err(Error::invalid_argument(format!(
             "{} has magic {:#x}, not {:#x}: initialise it first",
@@ -127,11 +124,11 @@ pub(super) unsafe fn check<T: Versioned>(source: *const T) -> Result<usize> {
 ///
 /// # Safety
 /// [`check`] passed for `target`, which is still writable for its size.
-pub(super) unsafe fn fill<T: Versioned>(target: *mut T, value: &T) {
-    let skip = size_of::<Header>();
-    // SAFETY: as ours.
+pub(super) unsafe fn fill<T: CinchStruct>(target: *mut T, value: &T) {
+    let skip = size_of::<StructHeader>();
+    // SAFETY: the caller's contract; `check` bounded the size from below.
     unsafe {
-        let size = target.cast::<Header>().read_unaligned().size;
+        let size = read_header(target).size;
         std::ptr::copy_nonoverlapping(
             std::ptr::from_ref(value).cast::<u8>().add(skip),
             target.cast::<u8>().add(skip),
@@ -140,9 +137,7 @@ pub(super) unsafe fn fill<T: Versioned>(target: *mut T, value: &T) {
     }
 }
 
-const _: () = assert!(offset_of!(Header, magic) == size_of::<usize>());
-
-fn check_size<T: Versioned>(size: usize) -> Result<()> {
+fn check_size<T: CinchStruct>(size: usize) -> Result<()> {
     if (T::FIRST_BYTES..=MAX_BYTES).contains(&size) {
         return Ok(());
     }
@@ -153,7 +148,7 @@ fn check_size<T: Versioned>(size: usize) -> Result<()> {
     )))
 }
 
-fn check_version<T: Versioned>(version: u32) -> Result<()> {
+fn check_version<T: CinchStruct>(version: u32) -> Result<()> {
     if (1..=T::VERSION).contains(&version) {
         return Ok(());
     }
@@ -165,7 +160,7 @@ fn check_version<T: Versioned>(version: u32) -> Result<()> {
     )))
 }
 
-fn null<T: Versioned>() -> Error {
+fn null<T: CinchStruct>() -> Error {
     Error::invalid_argument(format!("the {} is NULL", T::NAME))
 }
 
@@ -173,7 +168,7 @@ fn null<T: Versioned>() -> Error {
 mod tests {
     use super::*;
 
-    /// The second release of a struct that had one field in the first.
+    /// Second release of a struct that had one field in its first release.
     #[derive(Clone, Copy, Debug, PartialEq)]
     #[repr(C)]
     struct Now {
@@ -184,15 +179,18 @@ mod tests {
         new: u64,
     }
 
-    // SAFETY: integers only, no padding.
-    unsafe impl Versioned for Now {
+    // SAFETY: `repr(C)` of integers, the header's fields first.
+    unsafe impl VersionedStruct for Now {
         const NAME: &'static str = "now_t";
         const MAGIC: u32 = 0x1234;
+    }
+
+    impl CinchStruct for Now {
         const VERSION: u32 = 2;
         const FIRST_BYTES: usize = 24;
     }
 
-    /// Room for a larger struct of the future, as words.
+    /// Returns the words of a struct, with space for a larger one of a later release.
     fn struct_of(size: usize, version: u32, fields: &[u64]) -> [u64; 8] {
         let mut words = [0u64; 8];
         words[0] = size as u64;
@@ -202,13 +200,13 @@ mod tests {
     }
 
     fn read_words(words: &[u64; 8]) -> Result<Now> {
-        // SAFETY: sizes in these tests are at most 64 where the size is accepted.
+        // SAFETY: the sizes that these tests pass and `check` accepts are at most 64 bytes.
         unsafe { read(words.as_ptr().cast::<Now>()) }
     }
 
     #[test]
-    fn older_and_newer_programs_are_understood() {
-        // What lies behind the caller's struct is not the caller's struct.
+    fn struct_of_other_release_is_read() {
+        // Bytes behind the caller's struct are not read.
         let old = read_words(&struct_of(24, 1, &[7, 99])).unwrap();
         assert_eq!((old.old, old.new), (7, 0));
         let same = read_words(&struct_of(32, 2, &[7, 8])).unwrap();
@@ -220,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn garbage_is_refused_with_its_numbers() {
+    fn garbage_struct_is_refused_with_its_numbers() {
         for (words, said) in [
             (struct_of(0, 1, &[]), "size 0"),
             (struct_of(23, 1, &[]), "size 23"),
@@ -232,15 +230,15 @@ mod tests {
             let error = read_words(&words).unwrap_err();
             assert!(error.message().contains(said), "{error}");
         }
-        // SAFETY: NULL is an error.
+        // SAFETY: NULL is allowed.
         let error = unsafe { read(std::ptr::null::<Now>()) }.unwrap_err();
         assert!(error.message().contains("now_t is NULL"), "{error}");
     }
 
     #[test]
-    fn initialise_and_fill_stay_within_the_callers_struct() {
+    fn initialise_and_fill_write_only_the_callers_bytes() {
         let mut words = [u64::MAX; 8];
-        // SAFETY: 24 of 64 bytes.
+        // SAFETY: `words` has 64 bytes, of which 24 are written.
         unsafe { initialise(words.as_mut_ptr().cast::<Now>(), 24, 1) }.unwrap();
         assert_eq!(words[..3], struct_of(24, 1, &[])[..3]);
         assert_eq!(words[3..], [u64::MAX; 5]);
@@ -251,10 +249,10 @@ mod tests {
             old: 5,
             new: 6,
         };
-        // SAFETY: initialised above.
+        // SAFETY: `initialise` made `words` a struct of 24 bytes.
         unsafe { fill(words.as_mut_ptr().cast::<Now>(), &value) };
         assert_eq!(words[..4], [24, 0x1234 | 1 << 32, 5, u64::MAX]);
-        // SAFETY: refused before anything is written.
+        // SAFETY: `initialise` refuses both before it writes.
         unsafe {
             assert!(initialise(words.as_mut_ptr().cast::<Now>(), 8, 1).is_err());
             assert!(initialise(words.as_mut_ptr().cast::<Now>(), 24, 3).is_err());

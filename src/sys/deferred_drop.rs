@@ -1,8 +1,8 @@
-//! Letting go of things on a thread of its own, one for all: what a callback must not drop where it
-//! runs, and what has to stay until something has ended for which nobody waits.
+//! Deferred drop: values that must not be dropped yet, or not on the calling thread.
 //!
-//! The thread is there while something is left to it. A process ends without waiting for it; a forked
-//! child has none, and what was left before the fork is lost there.
+//! [`DeferredQueue`] holds values until a sweep decides that they may go. [`drop_when`] sweeps such a
+//! queue on a background thread, which runs while the queue has values. The process ends without
+//! waiting for that thread. A forked child has no such thread, and never drops values of its parent.
 
 use super::fork::ProcessId;
 use super::fork_safe::ForkSafe;
@@ -10,94 +10,158 @@ use super::loader;
 use super::log::{Level, line};
 use super::process::block_signals;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Time between two looks at what may not go yet.
-const PAUSE: Duration = Duration::from_millis(10);
+/// Interval at which the background thread sweeps values that may not be dropped yet.
+const SWEEP_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Drops what it holds if that may go; whether it did.
-type Thing = Box<dyn FnMut() -> bool + Send>;
-
-/// What is left to the thread.
-struct Left {
-    /// The process that left it.
-    owner: Option<ProcessId>,
-    /// Whether there is the thread.
-    is_served: bool,
-    things: Vec<Thing>,
+/// Values that wait to be dropped.
+#[derive(Debug)]
+pub struct DeferredQueue<T> {
+    state: ForkSafe<QueueState<T>>,
+    /// Number of sweeps that were started.
+    sweeps: AtomicU64,
+    /// Returns whether two values are one, of which the queue keeps a single entry.
+    is_same: fn(&T, &T) -> bool,
 }
 
-static LEFT: ForkSafe<Left> = ForkSafe::new(Left {
-    owner: None,
-    is_served: false,
-    things: Vec::new(),
-});
-
-/// Drops `thing` soon, on another thread. Where there can be none it stays, until there is one.
-pub fn release<T: Send + 'static>(thing: T) {
-    drop_when(thing, || true);
+struct QueueState<T> {
+    /// Values with the process that queued them.
+    values: Vec<(ProcessId, T)>,
+    /// Process whose background thread sweeps the queue.
+    server: Option<ProcessId>,
 }
 
-/// The same once `may_go` says so, which is asked on that thread every now and then.
-pub fn drop_when<T: Send + 'static>(thing: T, mut may_go: impl FnMut() -> bool + Send + 'static) {
-    let mut thing = Some(thing);
-    leave(Box::new(move || {
-        let goes = may_go();
-        if goes {
-            drop(thing.take());
+impl<T> DeferredQueue<T> {
+    /// Creates an empty queue, for a static. Of values that `is_same` accepts it keeps the first.
+    pub const fn new(is_same: fn(&T, &T) -> bool) -> DeferredQueue<T> {
+        DeferredQueue {
+            state: ForkSafe::new(QueueState {
+                values: Vec::new(),
+                server: None,
+            }),
+            sweeps: AtomicU64::new(0),
+            is_same,
         }
-        goes
-    }));
+    }
+
+    /// Queues `value`, unless the queue already has it.
+    pub fn push(&self, value: T) {
+        let mut entry = Some((ProcessId::this(), value));
+        self.state.with(|state| {
+            let is_queued = |value: &T| {
+                let mut values = state.values.iter();
+                values.any(|(_, queued)| (self.is_same)(queued, value))
+            };
+            // A value that is not queued is dropped outside of the lock.
+            if let Some(entry) = entry.take_if(|(_, value)| !is_queued(value)) {
+                state.values.push(entry);
+            }
+        });
+    }
+
+    /// Returns how many queued values `counts` accepts.
+    pub fn count(&self, counts: impl Fn(&T) -> bool) -> usize {
+        self.state.with(|state| {
+            state
+                .values
+                .iter()
+                .filter(|(_, value)| counts(value))
+                .count()
+        })
+    }
+
+    /// Calls `step` with each value; it drops the value, or returns it for a later sweep.
+    ///
+    /// The sweep repeats if another thread has swept meanwhile, which missed the value in the hands of
+    /// this one. It forgets values that a parent process queued: their drop belongs there.
+    pub fn sweep(&self, mut step: impl FnMut(T) -> Option<T>) {
+        let mut seen = self.sweeps.fetch_add(1, Ordering::SeqCst) + 1;
+        loop {
+            for _ in 0..self.count(|_| true) {
+                let first = |state: &mut QueueState<T>| {
+                    (!state.values.is_empty()).then(|| state.values.remove(0))
+                };
+                let Some((owner, value)) = self.state.with(first) else {
+                    break;
+                };
+                if !owner.is_this() {
+                    std::mem::forget(value);
+                } else if let Some(kept) = step(value) {
+                    self.push(kept);
+                }
+            }
+            let last = self.sweeps.load(Ordering::SeqCst);
+            if std::mem::replace(&mut seen, last) == last {
+                return;
+            }
+        }
+    }
 }
 
-fn leave(thing: Thing) {
-    let owner = Some(ProcessId::this());
-    let is_served = LEFT.with(|left| {
-        if left.owner != owner {
-            std::mem::forget(std::mem::take(&mut left.things));
-            (left.owner, left.is_served) = (owner, false);
+/// Drops the value that it holds if that is allowed; returns whether it did.
+type TryDrop = Box<dyn FnMut() -> bool + Send>;
+
+/// Values that the background thread drops.
+static BACKGROUND: DeferredQueue<TryDrop> = DeferredQueue::new(|_, _| false);
+
+/// Drops `value` soon on the background thread. If no thread can start, the value stays.
+pub fn release<T: Send + 'static>(value: T) {
+    drop_when(value, || true);
+}
+
+/// Drops `value` on the background thread once `may_drop`, which that thread polls, returns true.
+pub fn drop_when<T: Send + 'static>(value: T, mut may_drop: impl FnMut() -> bool + Send + 'static) {
+    let mut value = Some(value);
+    let try_drop: TryDrop = Box::new(move || {
+        let may_drop = may_drop();
+        if may_drop {
+            drop(value.take());
         }
-        left.things.push(thing);
-        std::mem::replace(&mut left.is_served, true)
+        may_drop
     });
-    if is_served {
+    BACKGROUND.push(try_drop);
+    let this = Some(ProcessId::this());
+    let server = |state: &mut QueueState<TryDrop>| std::mem::replace(&mut state.server, this);
+    if BACKGROUND.state.with(server) == this {
         return;
     }
     let thread = std::thread::Builder::new().name("cinch-release".into());
     if let Err(error) = thread.spawn(serve) {
-        LEFT.with(|left| left.is_served = false);
+        BACKGROUND.state.with(|state| state.server = None);
         line(
             Level::Warn,
-            format_args!("no thread to release what is used no more, so it stays: {error}"),
+            format_args!("no thread to release unused resources, which therefore stay: {error}"),
         );
     }
 }
 
-/// The thread.
+/// Runs the background thread until its queue is empty.
 fn serve() {
     block_signals();
     loader::stay_loaded();
-    let mut things: Vec<Thing> = Vec::new();
     loop {
-        let is_over = LEFT.with(|left| {
-            things.append(&mut left.things);
-            left.is_served = !things.is_empty();
-            things.is_empty()
+        let mut has_dropped = false;
+        BACKGROUND.sweep(|mut try_drop| {
+            // A value whose drop panics is gone.
+            let dropped = catch_unwind(AssertUnwindSafe(&mut try_drop)).unwrap_or(true);
+            has_dropped |= dropped;
+            (!dropped).then_some(try_drop)
         });
-        if is_over {
+        let is_empty = BACKGROUND.state.with(|state| {
+            if state.values.is_empty() {
+                state.server = None;
+            }
+            state.values.is_empty()
+        });
+        if is_empty {
             return;
         }
-        let before = things.len();
-        things.retain_mut(|thing| !goes(thing));
-        if things.len() == before {
-            std::thread::sleep(PAUSE);
+        if !has_dropped {
+            std::thread::sleep(SWEEP_INTERVAL);
         }
     }
-}
-
-/// What panics while it goes is gone.
-fn goes(thing: &mut Thing) -> bool {
-    catch_unwind(AssertUnwindSafe(thing)).unwrap_or(true)
 }
 
 #[cfg(all(test, not(loom)))]
@@ -105,38 +169,64 @@ mod tests {
     use super::*;
     use std::collections::HashSet;
     use std::sync::Arc;
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::atomic::AtomicBool;
     use std::sync::mpsc::{Sender, channel};
     use std::thread::ThreadId;
 
-    /// Tells who drops it.
-    struct Told(Sender<ThreadId>);
+    /// Sends the thread that drops it.
+    struct ReportDrop(Sender<ThreadId>);
 
-    impl Drop for Told {
+    impl Drop for ReportDrop {
         fn drop(&mut self) {
             self.0.send(std::thread::current().id()).unwrap();
         }
     }
 
     #[test]
-    fn what_may_not_go_yet_holds_nothing_else_up() {
-        let (tells, dropped) = channel();
-        let (held_tells, held) = channel();
-        let may_go = Arc::new(AtomicBool::new(false));
-        let asked = may_go.clone();
-        drop_when(Told(held_tells), move || asked.load(Ordering::Relaxed));
+    fn value_that_may_not_be_dropped_delays_no_other() {
+        let (sender, dropped) = channel();
+        let (held_sender, held) = channel();
+        let may_drop = Arc::new(AtomicBool::new(false));
+        let polled = may_drop.clone();
+        drop_when(ReportDrop(held_sender), move || {
+            polled.load(Ordering::Relaxed)
+        });
         for _ in 0..100 {
-            release(Told(tells.clone()));
+            release(ReportDrop(sender.clone()));
         }
-        drop_when((), || panic!("a thing that cannot be asked"));
-        // While there is something to do the thread stays.
+        drop_when((), || panic!("a predicate that fails"));
+        // The thread stays while the queue has values.
         let threads: HashSet<ThreadId> = dropped.iter().take(100).collect();
         assert_eq!(threads.len(), 1);
         assert!(!threads.contains(&std::thread::current().id()));
         assert!(held.try_recv().is_err());
-        may_go.store(true, Ordering::Relaxed);
+        may_drop.store(true, Ordering::Relaxed);
         held.recv().unwrap();
-        release(Told(tells));
+        release(ReportDrop(sender));
         dropped.recv().unwrap();
+    }
+
+    #[test]
+    fn sweep_repeats_after_sweep_of_another_thread() {
+        let queue = DeferredQueue::new(|one, other| one == other);
+        for value in [1, 2, 2] {
+            queue.push(value);
+        }
+        let mut steps = 0;
+        queue.sweep(|value| {
+            steps += 1;
+            if steps == 1 {
+                // It sees the second value only.
+                let mut seen = Vec::new();
+                queue.sweep(|other| {
+                    seen.push(other);
+                    Some(other)
+                });
+                assert_eq!(seen, [2]);
+            }
+            (steps < 3).then_some(value)
+        });
+        // Two steps of the first pass kept both values, two of the second dropped them.
+        assert_eq!((steps, queue.count(|_| true)), (4, 0));
     }
 }

@@ -1,14 +1,14 @@
-//! `include/cinch.h` is what cbindgen makes of `src/capi`, every export is guarded, documented,
-//! in the header, and in the shared library.
+//! `include/cinch.h` equals what cbindgen generates from `src/capi`, and every export is guarded,
+//! documented, in the header and in the shared library.
 //!
 //! `CINCH_UPDATE_HEADER=1 cargo test --test meta header` rewrites the header.
 
+use crate::c_library;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The files of `src/capi` that hold exports, in the order in which a reader of the header wants
-/// them.
+/// Files of `src/capi` that hold exports, in the order of the header.
 const FILES: &[&str] = &[
     "error",
     "types",
@@ -36,13 +36,14 @@ fn sources() -> Vec<(PathBuf, String)> {
     let mut sources: Vec<_> = fs::read_dir(directory)
         .unwrap()
         .map(|entry| entry.unwrap().path())
+        .filter(|path| path.is_file())
         .map(|path| (path.clone(), fs::read_to_string(path).unwrap()))
         .collect();
     sources.sort();
     sources
 }
 
-/// One `extern "C"` function of the source.
+/// An `extern "C"` function of the source.
 #[derive(Debug)]
 struct Export {
     name: String,
@@ -79,7 +80,7 @@ fn exports(text: &str) -> Vec<Export> {
     found
 }
 
-/// What is wrong with an export, if anything.
+/// Returns the first fault of an export.
 fn fault(export: &Export) -> Option<String> {
     let Export { name, above, body } = export;
     let guards = [
@@ -165,10 +166,7 @@ fn every_export_is_guarded_documented_and_in_the_header() {
 
 #[test]
 fn the_shared_library_exports_just_these() {
-    // deps/ holds what this very test was built with.
-    let library = std::env::current_exe()
-        .unwrap()
-        .with_file_name("libcinch.so");
+    let library = c_library::build().join("libcinch.so");
     let listing = match Command::new("nm")
         .arg("-D")
         .arg("--defined-only")
@@ -193,6 +191,9 @@ fn the_shared_library_exports_just_these() {
     symbols.sort();
     wanted.sort();
     assert_eq!(symbols, wanted);
+    let dynamic = Command::new("readelf").arg("-d").arg(&library).output();
+    let dynamic = String::from_utf8(dynamic.expect("readelf").stdout).unwrap();
+    assert!(dynamic.contains("soname: [libcinch.so.0]"), "{dynamic}");
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Checks of the tree itself: layers, words, shape, the generated header, the README.
 
+#[path = "../c_library/mod.rs"]
+mod c_library;
 mod header;
 mod kernel_includes;
 mod layers;

@@ -4,7 +4,7 @@ use crate::source::{Source, code, sources};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Most type names that may be defined in several places.
-const MOST_SHARED_NAMES: usize = 48;
+const MOST_SHARED_NAMES: usize = 43;
 /// Longest function, in lines of its body.
 const LONGEST_FUNCTION: usize = 114;
 /// Deepest nesting of control flow in a function.
@@ -12,8 +12,8 @@ const DEEPEST_NESTING: usize = 4;
 /// Folders with stricter limits: (folder, longest function, deepest nesting).
 const STRICT: &[(&str, usize, usize)] = &[("src/transport/", 80, 4)];
 /// Most circles between files, and most files in one.
-const MOST_CIRCLES: usize = 11;
-const LARGEST_CIRCLE: usize = 8;
+const MOST_CIRCLES: usize = 9;
+const LARGEST_CIRCLE: usize = 3;
 
 /// Folders whose subfolders implement one trait: a name may stand once in each of them.
 const SIBLINGS: &[&str] = &["src/codec", "src/transport", "src/schedule"];

@@ -1,28 +1,27 @@
-//! What the tests of the shared library share: where it is, and where tests may write.
+//! Shared by the tests of the drop-in: the folder of the library, and a folder for output.
 #![allow(dead_code)] // every test file is a crate of its own and uses a part
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-/// The root of the repository.
+/// Returns the root of the repository.
 pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .parent()
         .expect("the member lies in the repository")
 }
 
-/// A folder for what tests make.
+/// Returns a folder for output of tests.
 pub fn out() -> &'static Path {
     Path::new(env!("CARGO_TARGET_TMPDIR"))
 }
 
-/// A folder with the library that was built with this very test, under the names that linkers and
-/// loaders look for.
+/// Returns a folder with the library of this build, under the names that linkers and loaders look for.
 pub fn library() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
-        // deps/ holds it whether or not cargo has also put it one level up.
+        // Cargo always puts it into deps/, but not always one level up.
         let this = std::env::current_exe().unwrap();
         let built = this.with_file_name("libnccl.so");
         let folder = out().join(this.file_name().unwrap());

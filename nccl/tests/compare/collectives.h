@@ -142,7 +142,7 @@ class Checker {
         return found;
     }
 
-    // Of few elements the mean says nothing.
+    // The mean error of few elements is not significant.
     void judge_all(const Case &c, int rank, const std::vector<unsigned char> &found) const {
         const size_t size = static_cast<size_t>(c.type->bytes), elements = found.size() / size;
         if (!reduces(c.kind) || elements < 256 || std::isinf(expected_->most_off())) return;

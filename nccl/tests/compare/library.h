@@ -18,7 +18,7 @@ namespace compare {
     with(Broadcast) with(Bcast) with(Reduce) with(Send) with(Recv) with(GroupStart)           \
     with(GroupEnd) with(RedOpCreatePreMulSum) with(RedOpDestroy)
 
-// Those that NCCL has since 2.28: missing ones are skipped.
+// Functions that NCCL has since 2.28; the checks skip missing ones.
 #define COMPARE_NEWER_FUNCTIONS(with) with(AlltoAll) with(Gather) with(Scatter)
 
 class Library {

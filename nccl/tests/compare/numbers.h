@@ -19,7 +19,7 @@ struct Type {
     int bytes;
     bool is_float;
     bool is_signed;
-    // Of floats: bits of exponent and mantissa.
+    // Bits of exponent and mantissa, for floats.
     int exponent;
     int mantissa;
 
@@ -120,7 +120,7 @@ inline uint64_t load(const Type &type, const unsigned char *from) {
     return bits;
 }
 
-// What a reduction of the elements `0..count` of `ranks` ranks must give.
+// Expected result of a reduction of the elements `0..count` of `ranks` ranks.
 class Expected {
   public:
     Expected(const Type &type, Op op, int ranks, size_t count, uint64_t seed)
@@ -146,9 +146,8 @@ class Expected {
 
     bool is_exact() const { return exact_; }
 
-    // What the root mean square of all errors may be, relative to that of the exact results, where
-    // that says more than the bounds: in 8 bits these add up to more than the result itself. Errors of
-    // roundings do not all point one way: simulated, up to 8 ranks are off by 0.08 in float8e4m3 and
+    // Limit of the root mean square of all errors, relative to that of the exact results. In 8 bits the
+    // bounds of single errors exceed the result itself. But rounding errors partly cancel: simulated, up to 8 ranks are off by 0.08 in float8e4m3 and
     // 0.16 in float8e5m2, in a ring, in a tree, and with 1/n applied before or after; from there on it
     // grows with the root of the ranks. Zeros are off by 1, a sum without one rank by 1/sqrt(ranks).
     long double most_off() const {

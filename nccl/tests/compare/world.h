@@ -147,7 +147,7 @@ class World {
                     if (at) cuda_.release(at);
             });
         } catch (const std::exception &) {
-            // What failed before is what counts.
+            // The first failure is the one to report.
         }
     }
 

@@ -29,13 +29,13 @@ int main(void) {
   join_at(ids[1], second);
   check_sum(first);
   check_sum(second);
-  /* One thread has all ranks: none of these may wait for a later one. */
+  /* One thread has all ranks, so that no destroy may wait for a later one. */
   for (int r = 0; r < 2; r++) {
     OK(ncclCommDestroy(first[r]));
     OK(ncclCommDestroy(second[r]));
   }
 
-  /* Of several ids that are one, none ends the meeting that has begun. */
+  /* Equal ids in one call: dropping the spare ones does not cancel the running rendezvous. */
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
   for (int r = 0; r < 2; r++) {

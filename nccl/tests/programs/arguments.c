@@ -1,4 +1,4 @@
-/* What is wrong is refused by name, on this rank, and the communicator lives on. */
+/* A wrong argument is refused by name on this rank, and the communicator stays usable. */
 #include "check.h"
 
 static ncclComm_t invalid(void) { return (ncclComm_t)(uintptr_t)4096; }
@@ -86,9 +86,9 @@ int main(void) {
   EXPECT(ncclInvalidArgument, "created for f32",
          ncclAllReduce(x, y, 2, ncclFloat64, op, comm, NULL));
   OK(ncclRedOpDestroy(op, comm));
-  EXPECT(ncclInvalidArgument, "nor alive", ncclRedOpDestroy(op, comm));
-  EXPECT(ncclInvalidArgument, "nor alive", ncclRedOpDestroy(ncclSum, comm));
-  EXPECT(ncclInvalidArgument, "nor alive",
+  EXPECT(ncclInvalidArgument, "created operator", ncclRedOpDestroy(op, comm));
+  EXPECT(ncclInvalidArgument, "created operator", ncclRedOpDestroy(ncclSum, comm));
+  EXPECT(ncclInvalidArgument, "created operator",
          ncclAllReduce(x, y, 4, ncclFloat32, op, comm, NULL));
   OK(ncclRedOpCreatePreMulSum(&op, &factor, ncclFloat32, ncclScalarDevice, comm));
   factor = 5; /* read when the call runs */
@@ -125,7 +125,7 @@ int main(void) {
   OK(ncclMemFree(memory));
   EXPECT(ncclInvalidArgument, "not the beginning", ncclMemFree(memory));
 
-  /* What is not there says so. */
+  /* Unsupported functions return an error. */
   EXPECT(ncclInvalidUsage, "ncclCommGrow is not supported",
          ncclCommGrow(comm, 2, &id, -1, &comm, NULL));
   EXPECT(ncclInvalidUsage, "ncclCommSuspend is not supported", pncclCommSuspend(comm, 1));

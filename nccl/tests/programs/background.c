@@ -53,7 +53,7 @@ static void background(void) {
   for (int r = 0; r < 2; r++) CHECK(settled(comms[r]) == ncclSuccess);
   destroy_all(comms, 2);
 
-  /* In a group, the end says so; blocking ones do not go along. */
+  /* A group of non-blocking communicators returns ncclInProgress and takes no blocking ones. */
   OK(ncclGetUniqueId(&id));
   OK(ncclGroupStart());
   for (int r = 0; r < 2; r++) OK(ncclCommInitRankConfig(&comms[r], 2, id, r, &config));

@@ -1,4 +1,4 @@
-/* What the programs share. They run on host memory (CINCH_DEVICE=host): streams are NULL. */
+/* Shared by the programs, which run on host memory (CINCH_DEVICE=host): streams are NULL. */
 #ifndef CHECK_H
 #define CHECK_H
 
@@ -19,7 +19,7 @@
     }                                                                                        \
   } while (0)
 
-/* The call returns this code, and says this. */
+/* Checks that the call returns this code, and a sentence that contains `said`. */
 #define EXPECT(code, said, call)                                                             \
   do {                                                                                       \
     ncclResult_t result_ = (call);                                                           \
@@ -32,7 +32,7 @@
 
 #define OK(call) EXPECT(ncclSuccess, "", call)
 
-/* A communicator of n ranks of this thread. */
+/* Creates a communicator of n ranks of this thread. */
 static inline void join_all(ncclComm_t *comms, int n) { OK(ncclCommInitAll(comms, n, NULL)); }
 
 static inline void destroy_all(ncclComm_t *comms, int n) {

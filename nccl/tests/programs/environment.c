@@ -1,5 +1,5 @@
-/* What the environment says reaches communicators by their names. With an argument: making one is
- * refused, and the sentence holds it. */
+/* Settings of the environment apply to communicators by name. With an argument: creating one fails, and
+ * the sentence contains the argument. */
 #include "check.h"
 
 enum { N = 2, LARGE = 262144 };

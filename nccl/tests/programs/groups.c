@@ -69,7 +69,7 @@ static void collectives(ncclComm_t *comms) {
   for (int r = 0; r < N; r++) CHECK(*(unsigned char *)out[r] == 0x48);
 }
 
-/* Of numbers whose sum the type has not, by a ring, which carries sums of some. */
+/* Averages of numbers whose sum overflows the type, by a ring, which sends partial sums. */
 static void averages(void) {
   ncclComm_t comms[N];
   unsigned short *const large = (unsigned short *)in, *const mean = (unsigned short *)out;
@@ -188,14 +188,14 @@ static void joins(void) {
   EXPECT(ncclInvalidArgument, "nothing ran", ncclGroupEnd());
   CHECK(comms[0] == NULL && comms[1] == NULL);
 
-  /* The same rank twice is found where they meet; none of the group is made. */
+  /* The rendezvous finds a rank that joins twice; the group creates no communicator. */
   OK(ncclGetUniqueId(&id));
   OK(ncclGroupStart());
   for (int r = 0; r < 3; r++) OK(ncclCommInitRank(&comms[r], 3, id, r > 0));
   EXPECT(ncclInvalidArgument, "more than once", ncclGroupEnd());
   CHECK(comms[0] == NULL && comms[1] == NULL && comms[2] == NULL);
 
-  /* Several ids: all meet at the first. */
+  /* Several ids: all ranks use the rendezvous of the first. */
   ncclUniqueId ids[2];
   OK(ncclGetUniqueId(&ids[0]));
   OK(ncclGetUniqueId(&ids[1]));

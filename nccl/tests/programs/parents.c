@@ -1,4 +1,4 @@
-/* What becomes of communicators that were split from one that fails. */
+/* Communicators that were split from one that fails. */
 #include "check.h"
 
 #include <signal.h>
@@ -72,7 +72,7 @@ static void threads(void (*end)(ncclComm_t *), ncclConfig_t *config, ncclResult_
   destroy_all(parts, N);
 }
 
-/* By which the others tell rank 2 that they have their part. */
+/* Pipe by which the other ranks report to rank 2 that they have split. */
 static int split[2];
 
 static void process_main(int rank, ncclUniqueId id) {

@@ -84,7 +84,7 @@ static void again_main(int rank, ncclUniqueId id) {
   OK(ncclCommDestroy(world));
 }
 
-/* One that stays is waited for by nobody, and needs nobody to leave later. */
+/* No rank waits for a rank that stays, which needs no other rank to leave later. */
 static void stay_main(int rank, ncclUniqueId id) {
   static double x[COUNT], y[COUNT];
   char end;
@@ -100,7 +100,7 @@ static void stay_main(int rank, ncclUniqueId id) {
   OK(ncclCommDestroy(comm));
 }
 
-/* Those that have left are no failure to the others, however their processes end. */
+/* Ranks that have destroyed fail no other rank, however their processes exit. */
 static void go_main(int rank, ncclUniqueId id) {
   static double x[COUNT], y[COUNT];
   ncclComm_t comm;
@@ -122,7 +122,7 @@ static void go_main(int rank, ncclUniqueId id) {
   OK(ncclCommDestroy(comm));
 }
 
-/* One that ends without a word is an error to calls, and none to those who leave. */
+/* A rank that exits without destroy fails the calls of other ranks, but not their finalize. */
 static void end_main(int rank, ncclUniqueId id) {
   static double x[COUNT], y[COUNT];
   ncclComm_t comm, background;
@@ -142,7 +142,7 @@ static void end_main(int rank, ncclUniqueId id) {
   OK(ncclCommDestroy(background));
 }
 
-/* A rank that dies is named on all others, who go on without it. */
+/* Errors on all other ranks name a rank that dies, and the others continue without it. */
 static void die_main(int rank, ncclUniqueId id) {
   static double x[COUNT];
   ncclComm_t comm;

@@ -1,8 +1,9 @@
-//! Handles that are handles, not addresses: a tag and a number that is never reused, looked up in
-//! a table of the living. Hence NULL, garbage, and handles that were destroyed are errors for as
-//! long as the process lives, and nothing that a caller passes is dereferenced. The lookup costs a
-//! call some tens of nanoseconds, and waits for a fork that another thread has under way: a child
-//! finds the table whole.
+//! Table of the handles that C programs hold.
+//!
+//! A handle is a tag and a number that is never reused; it is no address and is never dereferenced.
+//! Hence NULL, garbage and destroyed handles are errors for as long as the process runs. A lookup
+//! costs tens of nanoseconds. It waits while another thread forks, so that a forked child finds the
+//! table consistent.
 
 use crate::error::{Error, Result};
 use crate::sys::fork_safe::ForkSafe;
@@ -11,28 +12,30 @@ use std::sync::Arc;
 /// The objects of one kind that C programs hold.
 #[derive(Debug)]
 pub struct HandleTable<T> {
-    /// The argument's name and what it stands for, for messages.
+    /// Name of the C argument that holds a handle, for error sentences.
     name: &'static str,
+    /// Noun for the objects, for error sentences.
     kind: &'static str,
     tag: usize,
     table: ForkSafe<HandleEntries<T>>,
 }
 
-/// Made and freed outside of the guard, as objects are: nothing is allocated in it.
+/// Contents of a table. Callers allocate and free its memory outside of [`ForkSafe::with`], which
+/// must not allocate.
 #[derive(Debug)]
 struct HandleEntries<T> {
-    /// By their numbers, which ascend.
+    /// Registered objects by ascending number.
     live: Vec<(usize, Arc<T>)>,
-    /// The number of the next one.
+    /// Number of the next handle.
     next: usize,
 }
 
 const NUMBER_BITS: u32 = usize::BITS - 16;
 
 impl<T> HandleTable<T> {
-    /// None yet. `name` is the argument of C functions that holds a handle, `kind` what it stands
-    /// for; `tag`, the upper 16 bits of every handle, is such that no pointer of a 64-bit user
-    /// process looks like one.
+    /// Creates an empty table. `name` is the C argument that holds a handle and `kind` the object's
+    /// noun, both for error sentences. `tag` fills the upper 16 bits of every handle; no pointer of a
+    /// 64-bit user process may have these bits.
     pub const fn new(name: &'static str, kind: &'static str, tag: u16) -> HandleTable<T> {
         HandleTable {
             name,
@@ -45,10 +48,10 @@ impl<T> HandleTable<T> {
         }
     }
 
-    /// Gives `object` a handle.
+    /// Returns a new handle for `object`.
     ///
     /// # Errors
-    /// Invalid usage if there are no more numbers.
+    /// Invalid usage if all numbers are used.
     pub fn register<P>(&self, object: Arc<T>) -> Result<*mut P> {
         let mut object = Some(object);
         let mut room = Vec::new();
@@ -69,33 +72,33 @@ impl<T> HandleTable<T> {
         }
     }
 
-    /// What the handle stands for.
+    /// Returns the object of `handle`.
     ///
     /// # Errors
-    /// Invalid argument if it stands for nothing, saying whether it once did.
+    /// Invalid argument if `handle` is unknown; the sentence states whether it was destroyed.
     pub fn lookup<P>(&self, handle: *const P) -> Result<Arc<T>> {
         let number = self.number_of(handle)?;
         let found = self.table.with(|table| {
-            let place = table.place(number)?;
-            Some(table.live[place].1.clone())
+            let index = table.index(number)?;
+            Some(table.live[index].1.clone())
         });
-        found.ok_or_else(|| self.not_alive(handle, number))
+        found.ok_or_else(|| self.unknown(handle, number))
     }
 
-    /// Takes the handle back.
+    /// Removes `handle` and returns its object.
     ///
     /// # Errors
-    /// As [`HandleTable::lookup`].
+    /// See [`HandleTable::lookup`].
     pub fn remove<P>(&self, handle: *const P) -> Result<Arc<T>> {
         let number = self.number_of(handle)?;
         let found = self.table.with(|table| {
-            let place = table.place(number)?;
-            Some(table.live.remove(place).1)
+            let index = table.index(number)?;
+            Some(table.live.remove(index).1)
         });
-        found.ok_or_else(|| self.not_alive(handle, number))
+        found.ok_or_else(|| self.unknown(handle, number))
     }
 
-    /// Whatever a handle stands for, the oldest first.
+    /// Returns all registered objects, the oldest first.
     pub fn all(&self) -> Vec<Arc<T>> {
         let mut all = Vec::new();
         loop {
@@ -119,16 +122,17 @@ impl<T> HandleTable<T> {
         if handle.is_null() {
             return Err(Error::invalid_argument(format!("{name} is NULL")));
         }
-        match handle.addr() ^ self.tag {
-            number if number >> NUMBER_BITS == 0 => Ok(number),
-            _ => Err(Error::invalid_argument(format!(
+        let number = handle.addr() ^ self.tag;
+        if number >> NUMBER_BITS != 0 {
+            return Err(Error::invalid_argument(format!(
                 "{name} {handle:?} is not a {}",
                 self.kind
-            ))),
+            )));
         }
+        Ok(number)
     }
 
-    fn not_alive<P>(&self, handle: *const P, number: usize) -> Error {
+    fn unknown<P>(&self, handle: *const P, number: usize) -> Error {
         let next = self.table.with(|table| table.next);
         let why = if (1..next).contains(&number) {
             "was destroyed".into()
@@ -140,8 +144,10 @@ impl<T> HandleTable<T> {
 }
 
 impl<T> HandleEntries<T> {
-    /// Takes `object` in, and says its number: one that is too large if there are no more. Says how
-    /// many there are if they fill their memory and `room`; leaves in `room` what it no longer uses.
+    /// Adds `object` and returns its number, which exceeds `NUMBER_BITS` if all numbers are used.
+    ///
+    /// Returns the number of objects as an error if neither the table nor `room` has space for one
+    /// more. Leaves memory that the table no longer uses in `room`, for the caller to free.
     fn add(
         &mut self,
         object: &mut Option<Arc<T>>,
@@ -164,7 +170,7 @@ impl<T> HandleEntries<T> {
         Ok(number)
     }
 
-    fn place(&self, number: usize) -> Option<usize> {
+    fn index(&self, number: usize) -> Option<usize> {
         self.live
             .binary_search_by_key(&number, |&(number, _)| number)
             .ok()
@@ -176,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn garbage_is_named_and_not_touched() {
+    fn lookup_of_garbage_names_argument() {
         const TAG: u16 = 0xC1C4;
         static HANDLES: HandleTable<u8> = HandleTable::new("comm", "communicator", TAG);
         let tag = usize::from(TAG) << NUMBER_BITS;
@@ -208,7 +214,7 @@ mod tests {
         assert_eq!(HANDLES.all(), [Arc::new(7), Arc::new(8)]);
         assert_eq!(*HANDLES.remove(next).unwrap(), 8);
         assert_eq!(*HANDLES.remove(handle).unwrap(), 7);
-        // A number that was given out and is not in the table belongs to the dead.
+        // A number below the next one that is not in the table was destroyed.
         let error = HANDLES.lookup(handle).unwrap_err();
         assert!(error.message().contains("was destroyed"), "{error}");
     }

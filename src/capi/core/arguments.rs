@@ -1,0 +1,172 @@
+//! Checks and conversions of single C arguments.
+
+use crate::bootstrap::UniqueId;
+use crate::cpu::Isa;
+use crate::error::{Error, Result};
+use crate::reduce;
+use crate::types::{DType, Scalar};
+use std::ffi::{c_char, c_int};
+
+/// Color of a rank that joins none of the communicators of a split, in both APIs.
+pub const NO_COLOR: c_int = -1;
+
+/// Writes `value` to the out-parameter `name`.
+///
+/// # Errors
+/// Invalid argument if `target` is NULL.
+///
+/// # Safety
+/// `target` is NULL or writable.
+pub unsafe fn store<T>(name: &str, target: *mut T, value: T) -> Result<()> {
+    check_out(name, target)?;
+    // SAFETY: the caller's contract, as `target` is not NULL; C may place it at any alignment.
+    unsafe { target.write_unaligned(value) };
+    Ok(())
+}
+
+/// Checks that the out-parameter `name` is not NULL, before the call has any effect.
+///
+/// # Errors
+/// Invalid argument if it is.
+pub fn check_out<T>(name: &str, target: *mut T) -> Result<()> {
+    if target.is_null() {
+        return Err(Error::invalid_argument(format!(
+            "{name}, where the result goes, is NULL"
+        )));
+    }
+    Ok(())
+}
+
+/// Returns a rank, root or peer as an unsigned number; `comm` checks the upper bound.
+///
+/// # Errors
+/// Invalid argument if it is negative.
+pub fn rank_of(name: &str, rank: c_int) -> Result<usize> {
+    usize::try_from(rank).map_err(|_| Error::invalid_argument(format!("{name} {rank} is negative")))
+}
+
+/// Returns `number` as an int of C.
+///
+/// # Errors
+/// Internal if it does not fit.
+pub fn as_int(number: usize) -> Result<c_int> {
+    c_int::try_from(number)
+        .map_err(|_| Error::internal(format!("{number} does not fit an int of C")))
+}
+
+/// Returns the color of a split; `None` for [`NO_COLOR`], whose constant in C is `no_color`.
+///
+/// # Errors
+/// Invalid argument for other negative numbers.
+pub fn split_color(color: c_int, no_color: &str) -> Result<Option<u32>> {
+    if color == NO_COLOR {
+        return Ok(None);
+    }
+    u32::try_from(color).map(Some).map_err(|_| {
+        Error::invalid_argument(format!(
+            "color {color} is negative and not {no_color} ({NO_COLOR})"
+        ))
+    })
+}
+
+/// Returns the unique id that C holds as `bytes`.
+///
+/// # Errors
+/// Invalid argument if no cinch made it.
+pub fn unique_id(bytes: &[c_char; 128]) -> Result<UniqueId> {
+    UniqueId::from_bytes(&bytes.map(|byte| byte as u8))
+}
+
+/// Returns `id` as C holds it.
+pub fn unique_id_bytes(id: &UniqueId) -> [c_char; 128] {
+    id.as_bytes().map(|byte| byte as c_char)
+}
+
+/// Reads one element of `dtype` from host memory of any alignment.
+///
+/// # Safety
+/// `scalar` is readable for one element.
+pub unsafe fn read_scalar(scalar: *const u8, dtype: DType) -> Scalar {
+    // SAFETY: the caller's contract; each arm reads the bytes of its type.
+    unsafe {
+        match dtype {
+            DType::I8 => Scalar::Int(scalar.cast::<i8>().read().into()),
+            DType::U8 => Scalar::Int(scalar.read().into()),
+            DType::I32 => Scalar::Int(scalar.cast::<i32>().read_unaligned().into()),
+            DType::U32 => Scalar::Int(scalar.cast::<u32>().read_unaligned().into()),
+            DType::I64 => Scalar::Int(scalar.cast::<i64>().read_unaligned().into()),
+            DType::U64 => Scalar::Int(scalar.cast::<u64>().read_unaligned().into()),
+            DType::F32 => Scalar::Float(scalar.cast::<f32>().read_unaligned().into()),
+            DType::F64 => Scalar::Float(scalar.cast::<f64>().read_unaligned()),
+            DType::F16 | DType::BF16 | DType::F8E4M3 | DType::F8E5M2 => {
+                let bytes = std::slice::from_raw_parts(scalar, dtype.size());
+                let mut wide = [0.0];
+                reduce::widen(dtype, Isa::Scalar, bytes, &mut wide);
+                Scalar::Float(wide[0].into())
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn value(dtype: DType, bytes: &[u8]) -> f64 {
+        assert_eq!(bytes.len(), dtype.size());
+        // SAFETY: `bytes` has as many bytes as the type.
+        match unsafe { read_scalar(bytes.as_ptr(), dtype) } {
+            Scalar::Float(value) => value,
+            Scalar::Int(value) => value as f64,
+            Scalar::Device(_) => panic!("a scalar in host memory has a value"),
+        }
+    }
+
+    #[test]
+    fn scalar_of_16_bits_is_read_exactly() {
+        for bits in 0..=u16::MAX {
+            let bytes = bits.to_ne_bytes();
+            let pairs = [
+                (
+                    value(DType::F16, &bytes),
+                    half::f16::from_bits(bits).to_f64(),
+                ),
+                (
+                    value(DType::BF16, &bytes),
+                    half::bf16::from_bits(bits).to_f64(),
+                ),
+            ];
+            for (ours, theirs) in pairs {
+                let same = ours.to_bits() == theirs.to_bits();
+                assert!(same || ours.is_nan() && theirs.is_nan(), "{bits:#x}");
+            }
+        }
+    }
+
+    #[test]
+    fn scalar_of_8_bits_follows_ocp_table() {
+        for (dtype, bits, expected) in [
+            (DType::F8E4M3, 0x7e, 448.0),
+            (DType::F8E4M3, 0x38, 1.0),
+            (DType::F8E4M3, 0x01, 2f64.powi(-9)),
+            (DType::F8E4M3, 0x88, -(2f64.powi(-6))),
+            (DType::F8E5M2, 0x7b, 57344.0),
+            (DType::F8E5M2, 0xfc, f64::NEG_INFINITY),
+            (DType::F8E5M2, 0x01, 2f64.powi(-16)),
+        ] {
+            assert_eq!(value(dtype, &[bits]), expected, "{dtype} {bits:#x}");
+        }
+        assert!(value(DType::F8E4M3, &[0x7f]).is_nan());
+        assert!(value(DType::F8E5M2, &[0x7d]).is_nan());
+    }
+
+    #[test]
+    fn scalar_of_integer_keeps_sign_and_width() {
+        assert_eq!(value(DType::I8, &[0xff]), -1.0);
+        assert_eq!(value(DType::U8, &[0xff]), 255.0);
+        assert_eq!(value(DType::I64, &i64::MIN.to_ne_bytes()), i64::MIN as f64);
+        assert_eq!(value(DType::U64, &u64::MAX.to_ne_bytes()), u64::MAX as f64);
+        assert_eq!(value(DType::U32, &u32::MAX.to_ne_bytes()), 4294967295.0);
+        assert_eq!(value(DType::F64, &0.1f64.to_ne_bytes()), 0.1);
+    }
+}

@@ -1,0 +1,159 @@
+//! A collective with the arguments that C passed.
+
+use super::arguments::rank_of;
+use crate::comm::{Call, Communicator};
+use crate::error::{Error, Result};
+use crate::mem::{Buffers, DeviceBuffers, UserBuffers};
+use crate::types::{Collective, DType, ReduceOp};
+use std::ffi::{c_int, c_void};
+use std::ptr::{null, null_mut};
+
+/// Words of one API in error sentences about a collective's arguments.
+#[derive(Debug)]
+pub struct ArgumentNames {
+    /// Name of the input.
+    pub sendbuf: &'static str,
+    /// Name of the output.
+    pub recvbuf: &'static str,
+    /// Name of the element type.
+    pub dtype: &'static str,
+    /// Constants of the first and the last element type.
+    pub dtypes: [&'static str; 2],
+    /// Advice to a program that passes a stream on a communicator of host memory.
+    pub host_stream: &'static str,
+}
+
+impl ArgumentNames {
+    /// Returns the element type with this number, which both APIs share.
+    ///
+    /// # Errors
+    /// Invalid argument if there is none.
+    pub fn dtype(&self, number: i64) -> Result<DType> {
+        let dtype = u32::try_from(number).ok().and_then(DType::from_number);
+        dtype.ok_or_else(|| {
+            Error::invalid_argument(format!(
+                "{} {number} is unknown; valid: 0 ({}) to {} ({})",
+                self.dtype,
+                self.dtypes[0],
+                DType::ALL.len() - 1,
+                self.dtypes[1]
+            ))
+        })
+    }
+}
+
+/// Arguments of a collective as C passed them; numbers and addresses may be anything.
+#[derive(Debug)]
+pub struct CollectiveRequest {
+    /// Collective.
+    pub collective: Collective,
+    /// For a send/recv: whether this rank sends.
+    pub sends: bool,
+    /// Input.
+    pub sendbuf: *const c_void,
+    /// Output.
+    pub recvbuf: *mut c_void,
+    /// Elements.
+    pub count: usize,
+    /// Number of the element type.
+    pub dtype: i64,
+    /// Number of the reduction operator.
+    pub op: i64,
+    /// Root.
+    pub root: c_int,
+    /// For a send/recv: the other rank.
+    pub peer: c_int,
+    /// Stream of the communicator's GPU; NULL is its default stream.
+    pub stream: *mut c_void,
+}
+
+impl CollectiveRequest {
+    /// Returns a request whose arguments are zero.
+    pub fn new(collective: Collective, sends: bool) -> CollectiveRequest {
+        CollectiveRequest {
+            collective,
+            sends,
+            sendbuf: null(),
+            recvbuf: null_mut(),
+            count: 0,
+            dtype: 0,
+            op: 0,
+            root: 0,
+            peer: 0,
+            stream: null_mut(),
+        }
+    }
+
+    /// Checks what only C can get wrong, and returns the call with its buffers.
+    ///
+    /// `comm` checks what Rust callers can get wrong, too: overlap, bounds of roots, codecs.
+    ///
+    /// # Errors
+    /// Invalid argument or invalid usage, naming the argument by `names`.
+    ///
+    /// # Safety
+    /// Until the call has run, buffers that are not NULL are readable or writable for what it
+    /// implies, in host memory or on the communicator's GPU, and the stream exists on that GPU.
+    pub unsafe fn bind(
+        &self,
+        names: &ArgumentNames,
+        comm: &Communicator,
+        find_op: impl FnOnce(i64, DType) -> Result<ReduceOp>,
+    ) -> Result<(Call, Buffers<'static>)> {
+        let dtype = names.dtype(self.dtype)?;
+        let mut call = Call::new(self.collective, dtype, self.count);
+        if self.collective.reduces() {
+            call.op = find_op(self.op, dtype)?;
+        }
+        if self.collective.has_root() {
+            call.root = rank_of("root", self.root)?;
+        }
+        let mut is_root = call.root == comm.rank();
+        if self.collective == Collective::SendRecv {
+            let (rank, peer) = (comm.rank(), rank_of("peer", self.peer)?);
+            (call.root, call.peer) = if self.sends {
+                (rank, peer)
+            } else {
+                (peer, rank)
+            };
+            // A rank that sends to itself is the root of both sides.
+            is_root = self.sends;
+        }
+        let (input, output) = (
+            self.collective.input_extent(is_root),
+            self.collective.output_extent(is_root),
+        );
+        let nranks = comm.nranks();
+        let input_bytes = call.buffer_bytes(names.sendbuf, self.sendbuf.addr(), input, nranks)?;
+        let output_bytes = call.buffer_bytes(names.recvbuf, self.recvbuf.addr(), output, nranks)?;
+        // An unused buffer may be anything; NULL cannot look like an overlap.
+        let sendbuf = if input_bytes == 0 {
+            null()
+        } else {
+            self.sendbuf
+        };
+        let recvbuf = if output_bytes == 0 {
+            null_mut()
+        } else {
+            self.recvbuf
+        };
+        if comm.gpu().is_some() {
+            let input = (sendbuf.addr() as u64, input_bytes);
+            let output = (recvbuf.addr() as u64, output_bytes);
+            // SAFETY: the caller's contract; `comm` checks which GPU the buffers are on.
+            let buffers = unsafe { DeviceBuffers::new(input, output, self.stream.addr()) };
+            return Ok((call, Buffers::Gpu(buffers)));
+        }
+        if !self.stream.is_null() {
+            return Err(Error::invalid_usage(format!(
+                "{}: stream {:?} on a communicator of host memory, which has none: {}",
+                call.collective, self.stream, names.host_stream
+            )));
+        }
+        // SAFETY: the caller's contract; a buffer that is NULL has 0 bytes.
+        let buffers = unsafe {
+            UserBuffers::from_raw(sendbuf.cast(), input_bytes, recvbuf.cast(), output_bytes)
+        };
+        Ok((call, Buffers::Host(buffers)))
+    }
+}

@@ -1,0 +1,53 @@
+//! Structs of C that grow at their end: the first fields are size, magic and version.
+
+use std::mem::offset_of;
+
+/// First fields of every such struct.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct StructHeader {
+    /// Bytes of the struct in the program's header.
+    pub size: usize,
+    /// Constant that an initialised struct has here.
+    pub magic: u32,
+    /// Version of the program's header.
+    pub version: u32,
+}
+
+const _: () = assert!(offset_of!(StructHeader, magic) == size_of::<usize>());
+
+/// A struct of C that begins with a [`StructHeader`].
+///
+/// # Safety
+/// `repr(C)` of integers, floats and pointers, so that any bytes are a valid value; the first three
+/// fields are those of [`StructHeader`].
+pub unsafe trait VersionedStruct: Copy {
+    /// Name in C.
+    const NAME: &'static str;
+    /// Value of the field `magic` in an initialised struct.
+    const MAGIC: u32;
+}
+
+/// Reads the header of `source`, which C may have placed at any alignment.
+///
+/// # Safety
+/// `source` is readable for a header.
+pub unsafe fn read_header<T: VersionedStruct>(source: *const T) -> StructHeader {
+    // SAFETY: the caller's contract.
+    unsafe { source.cast::<StructHeader>().read_unaligned() }
+}
+
+/// Copies the first `size` bytes of `source` over those of `own`, as far as `own` has them.
+///
+/// # Safety
+/// `source` is readable for `size` bytes.
+pub unsafe fn copy_known<T: VersionedStruct>(source: *const T, size: usize, own: &mut T) {
+    // SAFETY: both structs have the smaller of the two sizes; any bytes are valid (`VersionedStruct`).
+    unsafe {
+        std::ptr::copy_nonoverlapping(
+            source.cast::<u8>(),
+            std::ptr::from_mut(own).cast::<u8>(),
+            size.min(size_of::<T>()),
+        );
+    }
+}
