@@ -346,7 +346,10 @@ fn decimal_codecs_at_every_offset_equal_the_specification() {
 #[test]
 fn kernel_params_have_the_header_layout() {
     let spec = |text: &str| text.parse::<CodecSpec>().unwrap();
-    let draws = [codec::Random::new(1, 2, 3), codec::Random::new(4, 5, 6)];
+    let draws = [
+        codec::RoundingRandom::new(1, 2, 3),
+        codec::RoundingRandom::new(4, 5, 6),
+    ];
     let words = |text: &str, scale: f32| kernel_params(spec(text), scale, draws);
     assert_eq!(words("linear8:block=512", 3.0), [9, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!(

@@ -10,7 +10,7 @@ mod library;
 
 use cinch::DType;
 use cinch::arrays::{Layout, StandAlone};
-use cinch::codec::{KERNEL_CODECS, Random, array_family, kernel_params};
+use cinch::codec::{KERNEL_CODECS, RoundingRandom, array_family, kernel_params};
 use cinch::cpu::Isa;
 use cinch::reduce::{narrow, widen};
 use cinch::testing::{gaussian, random_word};
@@ -124,7 +124,7 @@ impl Case {
         elements: &mut Array,
         shares: Option<u32>,
     ) {
-        let draws = [Random::new(self.spec.seed.into(), n as u64, 0); 2];
+        let draws = [RoundingRandom::new(self.spec.seed.into(), n as u64, 0); 2];
         let mut params = kernel_params(self.spec, 0.0, draws);
         params[0] = shares.unwrap_or(params[0]);
         let args = Args {

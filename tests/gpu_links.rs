@@ -1,6 +1,6 @@
-//! GPU ranks connect in every process model, and what one writes into the box of another is there.
-//! Runs on whatever GPUs there are, several ranks on each; without a driver or without kernels it
-//! prints that it skips. Rank processes are this test, started again with `CINCH_TEST_CHILD` set.
+//! Connects GPU ranks in every process model, and writes every peer buffer. Runs on the GPUs of this machine,
+//! with several ranks on each; without a driver or without kernels it prints that it skips. Rank processes
+//! run this test again, with `CINCH_TEST_CHILD` set.
 
 #![allow(unsafe_code)] // kernels are launched on addresses
 
@@ -16,14 +16,14 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a world of ranks may take before the test has failed.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Time after which a process of ranks gives up.
+const WORLD_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// One rank: its process, and its GPU.
-type Seat = (usize, usize);
+/// A rank's process, and its GPU.
+type RankGpu = (usize, usize);
 
 #[test]
-fn every_process_model_on_all_gpus() {
+fn ranks_in_every_process_model_write_all_peer_buffers() {
     let gpus = match Driver::load().and_then(|driver| driver.device_count()) {
         Ok(gpus) => gpus as usize,
         Err(error) => return println!("skipped: {}", error.message()),
@@ -32,7 +32,7 @@ fn every_process_model_on_all_gpus() {
         return println!("skipped: no kernels in this build: {why}");
     }
     let all: Vec<usize> = (0..gpus.min(8)).collect();
-    let mut worlds: Vec<(&str, Vec<Seat>)> = vec![
+    let mut worlds: Vec<(&str, Vec<RankGpu>)> = vec![
         ("alone", vec![(0, 0)]),
         ("threads on one GPU", vec![(0, 0); 5]),
         ("processes on one GPU", vec![(0, 0), (1, 0), (2, 0)]),
@@ -50,24 +50,24 @@ fn every_process_model_on_all_gpus() {
     } else {
         println!("skipped: worlds of several GPUs, there is one");
     }
-    for (name, seats) in &worlds {
+    for (name, ranks) in &worlds {
         for settings in ["", "CINCH_P2P_DISABLE=1"] {
             println!("-- {name} {settings}");
-            world(seats, settings, false);
+            world(ranks, settings, false);
         }
     }
     if gpus > 1 {
         println!("-- a process for each GPU, which sees no other");
-        let seats: Vec<Seat> = all.iter().map(|&gpu| (gpu, gpu)).collect();
-        world(&seats, "", true);
+        let ranks: Vec<RankGpu> = all.iter().map(|&gpu| (gpu, gpu)).collect();
+        world(&ranks, "", true);
     }
 }
 
-/// Connects the ranks and lets them check each other.
-fn world(seats: &[Seat], settings: &str, hidden: bool) {
+/// Starts the processes of a world of ranks, which connect and check each other's data.
+fn world(rank_gpus: &[RankGpu], settings: &str, hidden: bool) {
     let id = UniqueId::create(&Config::default()).expect("an id");
     let mut processes: BTreeMap<usize, Vec<String>> = BTreeMap::new();
-    for (rank, &(process, gpu)) in seats.iter().enumerate() {
+    for (rank, &(process, gpu)) in rank_gpus.iter().enumerate() {
         let visible = if hidden { 0 } else { gpu };
         let ranks = processes.entry(process).or_default();
         ranks.push(format!("{rank}:{visible}"));
@@ -79,7 +79,7 @@ fn world(seats: &[Seat], settings: &str, hidden: bool) {
             .args(["--exact", "rank_process", "--nocapture"])
             .env(
                 "CINCH_TEST_CHILD",
-                format!("{} {} {ranks}", id.to_hex(), seats.len()),
+                format!("{} {} {ranks}", id.to_hex(), rank_gpus.len()),
             )
             .stdout(Stdio::piped());
         if let Some((name, value)) = settings.split_once('=') {
@@ -87,7 +87,7 @@ fn world(seats: &[Seat], settings: &str, hidden: bool) {
         }
         if hidden {
             let rank: usize = ranks.split(':').next().unwrap().parse().unwrap();
-            command.env("CUDA_VISIBLE_DEVICES", seats[rank].1.to_string());
+            command.env("CUDA_VISIBLE_DEVICES", rank_gpus[rank].1.to_string());
         }
         command.spawn().expect("a process")
     };
@@ -96,8 +96,8 @@ fn world(seats: &[Seat], settings: &str, hidden: bool) {
     let mut failed = false;
     for child in children {
         let done = child.wait_with_output().expect("its end");
-        let said = String::from_utf8_lossy(&done.stdout);
-        for line in said.lines().filter(|line| line.starts_with("rank ")) {
+        let output = String::from_utf8_lossy(&done.stdout);
+        for line in output.lines().filter(|line| line.starts_with("rank ")) {
             println!("   {line}");
         }
         failed |= !done.status.success();
@@ -106,31 +106,31 @@ fn world(seats: &[Seat], settings: &str, hidden: bool) {
     assert!(!failed, "a process failed");
 }
 
-/// Not a test of its own: a process of ranks, when the test above starts it.
+/// Runs the ranks of one process when `CINCH_TEST_CHILD` is set; passes without effect otherwise.
 #[test]
 fn rank_process() {
     let Ok(task) = std::env::var("CINCH_TEST_CHILD") else {
         return;
     };
     std::thread::spawn(|| {
-        std::thread::sleep(PATIENCE);
+        std::thread::sleep(WORLD_TIMEOUT);
         println!("rank process: still there at the end of its lifetime");
         std::process::exit(3);
     });
     let words: Vec<&str> = task.split(' ').collect();
     let id = UniqueId::from_hex(words[0]).expect("an id");
     let nranks: usize = words[1].parse().unwrap();
-    let seats: Vec<(usize, u32)> = words[2]
+    let ranks: Vec<(usize, u32)> = words[2]
         .split(',')
-        .map(|seat| seat.split_once(':').unwrap())
+        .map(|rank| rank.split_once(':').unwrap())
         .map(|(rank, gpu)| (rank.parse().unwrap(), gpu.parse().unwrap()))
         .collect();
     let outcome: Vec<Result<()>> = std::thread::scope(|scope| {
         let rank = |&(rank, gpu): &(usize, u32)| {
             let id = &id;
-            scope.spawn(move || be_a_rank(id, rank, nranks, gpu))
+            scope.spawn(move || run_rank(id, rank, nranks, gpu))
         };
-        let threads: Vec<_> = seats.iter().map(rank).collect();
+        let threads: Vec<_> = ranks.iter().map(rank).collect();
         let join = |thread: std::thread::ScopedJoinHandle<'_, _>| thread.join().unwrap();
         threads.into_iter().map(join).collect()
     });
@@ -143,7 +143,7 @@ fn rank_process() {
     }
 }
 
-fn be_a_rank(id: &UniqueId, rank: usize, nranks: usize, gpu: u32) -> Result<()> {
+fn run_rank(id: &UniqueId, rank: usize, nranks: usize, gpu: u32) -> Result<()> {
     let config = Config::from_env()?;
     let fault = Fault::new();
     let exchange = ControlPlane::join(id, rank, nranks, &config, fault.clone())?;
@@ -163,7 +163,7 @@ fn be_a_rank(id: &UniqueId, rank: usize, nranks: usize, gpu: u32) -> Result<()> 
     let links = connected.inspect_err(|error| exchange.announce(error))?;
     let took = begin.elapsed();
     if rank == 0 {
-        let ways: Vec<String> = links
+        let classes: Vec<String> = links
             .paths
             .iter()
             .flatten()
@@ -172,7 +172,7 @@ fn be_a_rank(id: &UniqueId, rank: usize, nranks: usize, gpu: u32) -> Result<()> 
         println!(
             "rank 0 of {nranks} connected in {:.1} ms: {}; {} bytes on the GPU, {} pinned",
             took.as_secs_f64() * 1e3,
-            ways.join(", "),
+            classes.join(", "),
             links.device_bytes,
             links.pinned_bytes
         );
@@ -187,7 +187,7 @@ fn be_a_rank(id: &UniqueId, rank: usize, nranks: usize, gpu: u32) -> Result<()> 
     Ok(())
 }
 
-/// Every rank fills all of its outboxes, and looks at all of its inboxes.
+/// Writes a pattern to all outboxes of this rank, and compares all its inboxes with their writers' patterns.
 fn check(
     links: &GpuLinks,
     gpu: &Arc<Context>,
@@ -207,12 +207,13 @@ fn check(
     let seed = |from: usize, to: usize| (from * nranks + to) as u64;
     let others = || (0..nranks).filter(|&peer| peer != rank);
     for to in others() {
-        // SAFETY: the box is ours to write, and nobody reads it before the barrier.
+        // SAFETY: `links` keep the peer buffer mapped. Only this rank writes it, and its reader waits for the
+        // barrier.
         unsafe { probe.fill(links.outbox[to], words, seed(rank, to))? };
     }
     exchange.barrier()?;
     for from in others() {
-        // SAFETY: nobody writes it any more.
+        // SAFETY: `links` keep the peer buffer mapped, and its writer has passed the barrier.
         let found = unsafe { probe.wrong_words(links.inbox[from], words, seed(from, rank))? };
         if found > 0 {
             return Err(wrong(format!(
@@ -227,7 +228,7 @@ fn in_host_memory(path: &PeerPath) -> bool {
     path.class() == LinkClass::Host
 }
 
-/// Whether all ranks have come to the same slowest link.
+/// Whether all ranks agree on the slowest link.
 fn agreed(links: &GpuLinks, exchange: &dyn OutOfBand) -> Result<bool> {
     let all = exchange.all_gather(links.slowest.name().as_bytes())?;
     Ok(all.iter().all(|other| *other == all[0]))

@@ -4,7 +4,7 @@
 //! Sizes and bytes equal [`StandAlone`]'s on the host, so each side decodes the other's encodings.
 
 use crate::arrays::{Layout, StandAlone};
-use crate::codec::{KERNEL_CODECS, Random, array_family, kernel_params};
+use crate::codec::{KERNEL_CODECS, RoundingRandom, array_family, kernel_params};
 use crate::cpu::Isa;
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::{Context, Function, Module, Stream, kernels};
@@ -172,7 +172,7 @@ impl DeviceCodec {
         stream: &Stream,
     ) -> Result<()> {
         self.check(&elements, wire)?;
-        let random = Random::new(self.spec.seed.into(), draw, 0);
+        let random = RoundingRandom::new(self.spec.seed.into(), draw, 0);
         let args = self.args(&elements, wire.0, random, first);
         if self.is_message() {
             // SAFETY: this function's caller keeps the callee's contract, which is the same.
@@ -205,7 +205,7 @@ impl DeviceCodec {
         stream: &Stream,
     ) -> Result<()> {
         self.check(&elements, wire)?;
-        let args = self.args(&elements, wire.0, Random::NONE, 0);
+        let args = self.args(&elements, wire.0, RoundingRandom::NONE, 0);
         let (module, name) = match self.layout {
             Layout::Chunk => (&self.kernels.chunks, self.name("decode", elements.dtype)),
             Layout::Published if self.is_message() => (
@@ -231,7 +231,13 @@ impl DeviceCodec {
         format!("cinch_{what}_{family}_{dtype}")
     }
 
-    fn args(&self, elements: &Elements, wire: u64, random: Random, first: usize) -> CodecArgs {
+    fn args(
+        &self,
+        elements: &Elements,
+        wire: u64,
+        random: RoundingRandom,
+        first: usize,
+    ) -> CodecArgs {
         CodecArgs {
             wire,
             elements: elements.address,

@@ -13,7 +13,7 @@
 
 use super::device_codec::{CodecKernels, DeviceCodec, Elements};
 use super::{Layout, StandAlone};
-use crate::codec::Random;
+use crate::codec::RoundingRandom;
 use crate::cpu::{Isa, Tile};
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::{Context, DeviceMemory, Event, PinnedMemory, Stream};
@@ -433,7 +433,7 @@ impl Copy<'_> {
         let ArrayPiece { first, bytes } = piece;
         let n = bytes.len() / self.dtype.size();
         let to = slot.staging(self.device.bytes(n))?;
-        let random = Random::new(self.spec.seed.into(), self.draw, 0).from(first);
+        let random = RoundingRandom::new(self.spec.seed.into(), self.draw, 0).from(first);
         if let Some(elements) = self.in_place(bytes) {
             self.host.encode_drawing(elements, random, to)?;
         } else {

@@ -2,7 +2,7 @@
 
 use super::info::info;
 use super::kernel_info::KernelInfo;
-use super::{Random, TABLE};
+use super::{RoundingRandom, TABLE};
 use crate::cpu::FloatEnvironment;
 use crate::types::{CodecKind, CodecSpec, ScaleRule};
 
@@ -61,7 +61,7 @@ pub fn array_family(kind: CodecKind) -> &'static str {
 ///
 /// Under a tensor rule `scale` is the scale of the chunk to encode. `draws` are the random numbers of
 /// contributions and of sums, if rounding is stochastic; a kernel adds the place in the message.
-pub fn kernel_params(spec: CodecSpec, scale: f32, draws: [Random; 2]) -> [u32; 8] {
+pub fn kernel_params(spec: CodecSpec, scale: f32, draws: [RoundingRandom; 2]) -> [u32; 8] {
     let _environment = FloatEnvironment::standard();
     let mut words = [0; 8];
     match spec.scale {

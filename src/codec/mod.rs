@@ -52,7 +52,7 @@ pub use info::{CodecInfo, info};
 pub use kernel_info::KernelInfo;
 pub use kernel_params::{FUSED_CODECS, KERNEL_CODECS, array_family, kernel_family, kernel_params};
 pub(crate) use minmax::{decode_range, encode_range};
-pub use random::Random;
+pub use random::RoundingRandom;
 pub use stats::{abs_max, look};
 pub use tensor_scales::TensorScales;
 pub(crate) use trunc::{pack_upper, unpack_upper};
@@ -179,7 +179,7 @@ pub struct Span {
     /// Number of the span's first element.
     pub at: usize,
     /// Random numbers of the chunk for stochastic rounding; decoding ignores them.
-    pub random: Random,
+    pub random: RoundingRandom,
 }
 
 impl Span {
@@ -188,7 +188,7 @@ impl Span {
         Span {
             chunk,
             at,
-            random: Random::default(),
+            random: RoundingRandom::default(),
         }
     }
 
@@ -198,7 +198,7 @@ impl Span {
     }
 
     /// Returns the span with these random numbers.
-    pub fn drawing(self, random: Random) -> Span {
+    pub fn drawing(self, random: RoundingRandom) -> Span {
         Span { random, ..self }
     }
 }

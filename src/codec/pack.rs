@@ -134,14 +134,14 @@ fn spread<const BITS: usize>(x: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::simd::{Available, Kernel, launch};
+    use super::super::simd::{Available, SimdKernel, launch};
     use super::*;
     use crate::cpu::Isa;
 
     /// Writes codes as vectors and as parts, and reads them back.
     struct RoundTrip<const BITS: usize>(Vec<u32>);
 
-    impl<const BITS: usize> Kernel for RoundTrip<BITS> {
+    impl<const BITS: usize> SimdKernel for RoundTrip<BITS> {
         type Output = Vec<u8>;
 
         fn scalar(self) -> Vec<u8> {

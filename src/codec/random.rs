@@ -15,26 +15,26 @@ const UNIT: f32 = f32::from_bits((127 - 24) << 23);
 
 /// The random numbers of a chunk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Random {
+pub struct RoundingRandom {
     key: [u32; 2],
     first: u32,
 }
 
-impl Random {
+impl RoundingRandom {
     /// Random numbers without a key, for encodes outside of an operation.
-    pub const NONE: Random = Random {
+    pub const NONE: RoundingRandom = RoundingRandom {
         key: [0; 2],
         first: 0,
     };
 
     /// Creates the numbers of one encoder in one operation. `hop` distinguishes the encodes of an
     /// operation: the contribution and each partial sum of every rank has its own.
-    pub fn new(seed: u64, operation: u64, hop: u64) -> Random {
+    pub fn new(seed: u64, operation: u64, hop: u64) -> RoundingRandom {
         let mut key = 0;
         for word in [seed, operation, hop] {
             key = mix(key ^ word);
         }
-        Random {
+        RoundingRandom {
             key: [key as u32, (key >> 32) as u32],
             first: 0,
         }
@@ -42,8 +42,8 @@ impl Random {
 
     /// Returns the numbers of a chunk whose first element has index `first` in its message. Indices that
     /// differ by a multiple of 2^32 draw the same number.
-    pub fn from(self, first: usize) -> Random {
-        Random {
+    pub fn from(self, first: usize) -> RoundingRandom {
+        RoundingRandom {
             first: self.first.wrapping_add(first as u32),
             ..self
         }
@@ -93,13 +93,13 @@ fn mix(x: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::simd::{Available, Kernel, launch};
+    use super::super::simd::{Available, SimdKernel, launch};
     use super::*;
     use crate::cpu::Isa;
 
-    struct Draw(Random, usize);
+    struct Draw(RoundingRandom, usize);
 
-    impl Kernel for Draw {
+    impl SimdKernel for Draw {
         type Output = Vec<f32>;
 
         fn scalar(self) -> Vec<f32> {
@@ -119,7 +119,7 @@ mod tests {
     #[test]
     fn draws_on_every_instruction_set_equal_the_scalar_form() {
         for hop in 0..50u64 {
-            let random = Random::new(7, 1 << hop, hop).from(1 << (hop % 33));
+            let random = RoundingRandom::new(7, 1 << hop, hop).from(1 << (hop % 33));
             let expected = Draw(random, 12345).scalar();
             for isa in Isa::available() {
                 let isa = Available::new(isa).unwrap();
@@ -131,11 +131,11 @@ mod tests {
     /// GPUs and later versions must draw these numbers, too.
     #[test]
     fn draws_equal_the_golden_numbers() {
-        let draws = Draw(Random::new(1, 2, 3), 0).scalar();
+        let draws = Draw(RoundingRandom::new(1, 2, 3), 0).scalar();
         let numbers: Vec<u32> = draws[..4].iter().map(|u| (u / UNIT) as u32).collect();
         assert_eq!(numbers, GOLDEN);
         assert_eq!(
-            Draw(Random::new(1, 2, 3).from(2), 0).scalar()[..14],
+            Draw(RoundingRandom::new(1, 2, 3).from(2), 0).scalar()[..14],
             draws[2..]
         );
     }
@@ -146,8 +146,8 @@ mod tests {
     fn draws_are_uniform_and_uncorrelated() {
         const N: usize = 1 << 20;
         for (seed, operation, hop) in [(0, 0, 0), (1, 0, 0), (1, 1, 0), (1, 0, 1)] {
-            let random = Random::new(seed, operation, hop);
-            let other = Random::new(seed, operation, hop + 2);
+            let random = RoundingRandom::new(seed, operation, hop);
+            let other = RoundingRandom::new(seed, operation, hop + 2);
             let u = |i| f64::from(random.fraction(i)) - 0.5;
             let mean = (0..N).map(u).sum::<f64>() / N as f64;
             // Standard errors of the mean, and of the mean product of independent numbers.

@@ -1,7 +1,7 @@
 //! Statistics of data that is not encoded.
 
 use super::EncodeStats;
-use super::simd::{Available, Kernel, Lanes, abs_bits, launch, load_part};
+use super::simd::{Available, Lanes, SimdKernel, abs_bits, launch, load_part};
 use crate::cpu::Isa;
 
 /// Elements whose largest magnitude is computed together.
@@ -50,7 +50,7 @@ struct AbsMax<'a> {
     x: &'a [f32],
 }
 
-impl Kernel for AbsMax<'_> {
+impl SimdKernel for AbsMax<'_> {
     type Output = (f32, u64);
 
     fn scalar(self) -> (f32, u64) {
@@ -88,7 +88,7 @@ struct Statistics<'a> {
     x: &'a [f32],
 }
 
-impl Kernel for Statistics<'_> {
+impl SimdKernel for Statistics<'_> {
     type Output = EncodeStats;
 
     fn scalar(self) -> EncodeStats {

@@ -69,7 +69,7 @@ impl CodecLinks {
 
 /// The decision of a rule for the communicators whose names it fits.
 #[derive(Clone, Debug, PartialEq)]
-enum Verdict {
+enum RuleDecision {
     Off,
     Codec {
         codec: CodecSetting,
@@ -82,7 +82,7 @@ enum Verdict {
 #[derive(Clone, Debug, PartialEq)]
 struct Rule {
     pattern: String,
-    verdict: Verdict,
+    verdict: RuleDecision,
 }
 
 /// Rules on names of communicators; the first that fits counts.
@@ -109,8 +109,8 @@ impl CodecRules {
     /// Returns the first rule whose codec needs the tensor ids of calls, as text.
     pub(super) fn needing_tensor(&self) -> Option<String> {
         let needs = |rule: &&Rule| match &rule.verdict {
-            Verdict::Off => false,
-            Verdict::Codec { codec, .. } => codec.needs_tensor(),
+            RuleDecision::Off => false,
+            RuleDecision::Codec { codec, .. } => codec.needs_tensor(),
         };
         self.0.iter().find(needs).map(Rule::to_string)
     }
@@ -138,7 +138,7 @@ impl Rule {
         }
         let decision = decision.trim();
         let verdict = if decision == "off" {
-            Verdict::Off
+            RuleDecision::Off
         } else {
             let (mut spec, mut min_bytes, mut collectives) = (Vec::new(), None, None);
             for part in decision.split(':').map(str::trim) {
@@ -150,7 +150,7 @@ impl Rule {
                     spec.push(part);
                 }
             }
-            Verdict::Codec {
+            RuleDecision::Codec {
                 codec: parse_setting(&spec.join(":"))?,
                 min_bytes,
                 collectives,
@@ -173,8 +173,8 @@ impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}=", self.pattern)?;
         match &self.verdict {
-            Verdict::Off => f.write_str("off"),
-            Verdict::Codec {
+            RuleDecision::Off => f.write_str("off"),
+            RuleDecision::Codec {
                 codec,
                 min_bytes,
                 collectives,
@@ -285,10 +285,10 @@ impl CodecPolicy {
     fn under(self, rule: &Rule, by_program: bool) -> CodecPolicy {
         let why = format!("by the rule {rule} of CINCH_CODEC_RULES");
         match &rule.verdict {
-            Verdict::Off => self.without(true, why),
+            RuleDecision::Off => self.without(true, why),
             // The setting of this communicator is narrower than a pattern of names.
             _ if by_program => self,
-            Verdict::Codec {
+            RuleDecision::Codec {
                 codec,
                 min_bytes,
                 collectives,

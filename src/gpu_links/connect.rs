@@ -69,7 +69,7 @@ fn run(setup: &LinkSetup<'_>, new_probe: NewProbe<'_>) -> Result<GpuLinks> {
         _ => plan_mappings(setup, &gpus, &mut failures)?,
     };
     // A pair whose path fails later leaves its peer buffers in the inboxes unused.
-    let inboxes = InboxLayout {
+    let inboxes = GpuInboxLayout {
         refused: failures.clone(),
         shape,
     };
@@ -141,13 +141,13 @@ fn plan_mappings(
 }
 
 /// The place of every peer buffer in the inboxes of all ranks.
-struct InboxLayout {
+struct GpuInboxLayout {
     /// Pairs that the driver refuses; no inbox has room for them.
     refused: PathFailures,
     shape: PeerBufferLayout,
 }
 
-impl InboxLayout {
+impl GpuInboxLayout {
     /// Returns the ranks that have a peer buffer in the inbox of `reader`, in order.
     fn writers(&self, reader: usize) -> Vec<usize> {
         self.refused.reachable(reader, self.shape.nranks())
@@ -179,7 +179,7 @@ impl Allocated {
     /// Allocates the inbox, private memory and control words, and exports the inbox.
     fn new(
         setup: &LinkSetup<'_>,
-        inboxes: &InboxLayout,
+        inboxes: &GpuInboxLayout,
         new_probe: NewProbe<'_>,
     ) -> Result<Allocated> {
         let (gpu, time_left) = (setup.gpu, setup.time_left());
@@ -241,7 +241,7 @@ impl Allocated {
     fn write_patterns(
         &mut self,
         setup: &LinkSetup<'_>,
-        inboxes: &InboxLayout,
+        inboxes: &GpuInboxLayout,
         handles: &[Vec<u8>],
     ) -> Result<PathReport> {
         let mut failures = Vec::new();
@@ -277,7 +277,7 @@ impl Allocated {
     fn compare_patterns(
         &mut self,
         setup: &LinkSetup<'_>,
-        inboxes: &InboxLayout,
+        inboxes: &GpuInboxLayout,
         plans: &[MappingPlan],
         failures: &PathFailures,
     ) -> Result<PathReport> {

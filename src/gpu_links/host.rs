@@ -28,17 +28,17 @@ const PURPOSE: &str = "cuda";
 #[derive(Debug)]
 pub(super) struct HostPeerBuffers {
     _mapped: Vec<PinnedMemory>,
-    _own: Arc<Inbox>,
-    _local: Vec<Arc<Inbox>>,
+    _own: Arc<HostInbox>,
+    _local: Vec<Arc<HostInbox>>,
 }
 
 /// The peer buffers of one reader, in the order of the writers.
 #[derive(Debug)]
-struct Inbox(Vec<PinnedMemory>);
+struct HostInbox(Vec<PinnedMemory>);
 
 /// The peer buffers of this rank, ready for its peers to map.
 struct Exported {
-    inbox: Arc<Inbox>,
+    inbox: Arc<HostInbox>,
     registration: Option<Registration>,
     /// Name of the socket that passes the memfd.
     name: [u8; 16],
@@ -70,7 +70,7 @@ pub(super) fn connect(
     for &peer in &writers {
         let handle = MemoryHandle::decode(&handles[peer], &peers[peer])?;
         if setup.shares_process(peer) {
-            let inbox: Arc<Inbox> = local_registry::lookup(handle.registration)
+            let inbox: Arc<HostInbox> = local_registry::lookup(handle.registration)
                 .map_err(|error| error.context(&peers[peer]))?;
             let order = failures.in_host_memory(peer, peers.len());
             let index = order.iter().position(|&rank| rank == me);
@@ -128,7 +128,7 @@ impl Exported {
             let at = stride * index_of(setup.me, peer);
             pin(setup.gpu, region.clone(), at, stride)
         };
-        let inbox = Arc::new(Inbox(writers.iter().map(pin).collect::<Result<_>>()?));
+        let inbox = Arc::new(HostInbox(writers.iter().map(pin).collect::<Result<_>>()?));
         Ok(Exported {
             registration: any_local.then(|| Registration::new(inbox.clone())),
             inbox,

@@ -187,7 +187,7 @@ mod tests {
         assert!((0..bytes.len()).all(|cut| GpuInfo::decode(&bytes[..cut]).is_err()));
 
         let report = PathReport {
-            failures: vec![(1, "the driver says no".into()), (4, String::new())],
+            failures: vec![(1, "the driver refuses".into()), (4, String::new())],
             slowest: LinkClass::NvLink,
         };
         let bytes = report.encode();

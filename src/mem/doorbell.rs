@@ -190,19 +190,19 @@ mod models {
 
     /// The kernel's part: compare and sleep is one action with respect to a wake.
     #[derive(Default)]
-    struct Kernel {
+    struct FutexModel {
         lock: Mutex<()>,
         wake: Condvar,
     }
 
-    struct Shared {
+    struct ModelState {
         counters: Vec<AtomicU64>,
         sleeping: AtomicU32,
         rings: AtomicU32,
-        kernel: Kernel,
+        kernel: FutexModel,
     }
 
-    fn peer(shared: &Shared, index: usize) {
+    fn peer(shared: &ModelState, index: usize) {
         shared.counters[index].store(1, Ordering::Release);
         if must_wake(&shared.sleeping, &shared.rings, true) {
             let _guard = shared.kernel.lock.lock().unwrap();
@@ -213,11 +213,11 @@ mod models {
     /// A sleep that nobody ends is a deadlock, which loom reports.
     fn no_wake_is_lost(peers: usize) {
         loom::model(move || {
-            let shared = Arc::new(Shared {
+            let shared = Arc::new(ModelState {
                 counters: (0..peers).map(|_| AtomicU64::new(0)).collect(),
                 sleeping: AtomicU32::new(0),
                 rings: AtomicU32::new(0),
-                kernel: Kernel::default(),
+                kernel: FutexModel::default(),
             });
             let threads: Vec<_> = (0..peers)
                 .map(|index| {

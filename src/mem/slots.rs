@@ -495,7 +495,7 @@ mod models {
     const DEPTH: usize = 2;
     const MESSAGES: u64 = 4;
 
-    struct Shared {
+    struct ModelFifo {
         numbers: [AtomicU64; DEPTH],
         head: AtomicU64,
         slots: [UnsafeCell<u64>; DEPTH],
@@ -505,7 +505,7 @@ mod models {
     #[test]
     fn loom_slots_are_handed_over_and_back() {
         loom::model(|| {
-            let shared = Arc::new(Shared {
+            let shared = Arc::new(ModelFifo {
                 numbers: std::array::from_fn(|_| AtomicU64::new(0)),
                 head: AtomicU64::new(0),
                 slots: Default::default(),

@@ -3,7 +3,7 @@
 use super::Request;
 use super::limits::Limits;
 use crate::codec::{Codec, Reencode};
-use crate::schedule::{self, Pattern};
+use crate::schedule::{self, SchedulePattern};
 use crate::types::{Algorithm, Level, ScaleRule};
 
 /// The codecs of both levels, in the order of [`Level`].
@@ -48,7 +48,7 @@ pub(super) fn algorithms(
 
 /// Returns why no hierarchical schedule can run `request`, as a sentence.
 pub(super) fn no_hierarchy(request: &Request, limits: &Limits) -> Option<String> {
-    Pattern::no_hierarchy(request.collective, &limits.hosts).or_else(|| {
+    SchedulePattern::no_hierarchy(request.collective, &limits.hosts).or_else(|| {
         let two_codecs = limits.gpu.is_some() && request.codec.intra != request.codec.inter;
         two_codecs.then(|| {
             format!(
@@ -67,7 +67,7 @@ pub(super) fn between(request: &Request, limits: &Limits, codecs: Codecs<'_>) ->
     let codec = codecs[Level::Inter as usize];
     let loses = codec.is_some_and(|codec| codec.reencode() == Reencode::Lossy);
     let rings = !(loses && limits.hosts.count() > 2);
-    Pattern::between_hosts(request.collective)
+    SchedulePattern::between_hosts(request.collective)
         .iter()
         .copied()
         .filter(|&between| rings || between != Algorithm::Ring)

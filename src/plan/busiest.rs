@@ -4,7 +4,7 @@
 use super::Request;
 use super::limits::Limits;
 use crate::error::Result;
-use crate::schedule::{self, Hosts, Pattern};
+use crate::schedule::{self, Hosts, SchedulePattern};
 
 /// Returns a few ranks of which the busiest stands for all, the same few on every rank. The last of
 /// them is on the last of the sampled [`hosts`].
@@ -32,7 +32,7 @@ fn hosts(hosts: &Hosts, root: usize) -> impl DoubleEndedIterator<Item = usize> +
 const LOOKED_AT: usize = 8;
 
 /// Returns the messages of a pass that leave the host which sends most to other hosts.
-pub(super) fn leaving(pattern: &Pattern, limits: &Limits) -> Result<usize> {
+pub(super) fn leaving(pattern: &SchedulePattern, limits: &Limits) -> Result<usize> {
     if limits.hosts.count() == 1 {
         return Ok(0);
     }

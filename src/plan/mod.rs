@@ -37,10 +37,10 @@ pub use tuning::{
 };
 pub use work::CandidateWork;
 
-use crate::codec::{self, Codec, Random};
+use crate::codec::{self, Codec, RoundingRandom};
 use crate::cpu::Isa;
 use crate::error::{Error, Result};
-use crate::schedule::{Hosts, Pattern, Place, Schedule};
+use crate::schedule::{ChunkPlace, Hosts, Schedule, SchedulePattern};
 use crate::types::{
     Algorithm, CodecSetting, CodecSpec, Collective, DType, KernelProtocol, Level, ScaleRule,
 };
@@ -77,7 +77,7 @@ pub struct Plan {
     /// Elements of the message or of one rank's block.
     pub count: usize,
     /// The pattern of the schedule, which gives each chunk's place in the buffers.
-    pub pattern: Pattern,
+    pub pattern: SchedulePattern,
     /// For each step, whether it is the first that reads its chunk of the input. Such a step records
     /// the chunk's values for the report.
     pub notes_input: Vec<bool>,
@@ -129,14 +129,14 @@ impl Plan {
 
     /// Returns the random numbers that `rank` draws in an operation when it encodes by `spec`: its
     /// contributions, and its sums. They depend on the place of an element in the message, not on
-    /// the cut: an encoder moves to the place by [`Random::from`].
-    pub fn draws(spec: CodecSpec, operation: u64, rank: usize) -> [Random; 2] {
+    /// the cut: an encoder moves to the place by [`RoundingRandom::from`].
+    pub fn draws(spec: CodecSpec, operation: u64, rank: usize) -> [RoundingRandom; 2] {
         if !spec.kind.has_seed() {
-            return [Random::NONE; 2];
+            return [RoundingRandom::NONE; 2];
         }
         [0, 1].map(|sum| {
             let hop = 2 * rank as u64 + sum;
-            Random::new(spec.seed.into(), operation, hop)
+            RoundingRandom::new(spec.seed.into(), operation, hop)
         })
     }
 
@@ -149,7 +149,7 @@ impl Plan {
 
     /// Returns the first element, in its buffer, of the chunk at `place`.
     #[inline]
-    pub fn start(&self, place: Place, pass: usize) -> usize {
+    pub fn start(&self, place: ChunkPlace, pass: usize) -> usize {
         let block = place.block.unwrap_or(0);
         block * self.count + self.geometry.range(pass, place.part).start
     }
@@ -162,7 +162,7 @@ impl Plan {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Key {
+struct PlanKey {
     collective: Collective,
     dtype: DType,
     count: usize,
@@ -184,9 +184,9 @@ pub struct Planner {
     rank: usize,
     isa: Isa,
     tuning: Tuning,
-    plans: HashMap<Key, Arc<Plan>>,
+    plans: HashMap<PlanKey, Arc<Plan>>,
     /// Plans of the latest calls, newest first, because loops repeat a few shapes.
-    latest: VecDeque<(Key, Arc<Plan>)>,
+    latest: VecDeque<(PlanKey, Arc<Plan>)>,
 }
 
 /// Plans found without hashing.
@@ -268,7 +268,7 @@ impl Planner {
     /// # Errors
     /// Unsupported if the algorithm asked for does not exist for the collective.
     pub fn plan(&mut self, request: &Request) -> Result<Arc<Plan>> {
-        let key = Key {
+        let key = PlanKey {
             collective: request.collective,
             dtype: request.dtype,
             count: request.count,
@@ -448,8 +448,8 @@ fn pattern(
     limits: &Limits,
     (algorithm, between): (Algorithm, Algorithm),
     rings: usize,
-) -> Pattern {
-    Pattern {
+) -> SchedulePattern {
+    SchedulePattern {
         collective: request.collective,
         algorithm,
         nranks: limits.nranks,
@@ -462,7 +462,7 @@ fn pattern(
 }
 
 /// Returns the elements of all messages that a rank sends in all passes.
-fn sent_elements(schedule: &Schedule, pattern: &Pattern, geometry: &Geometry) -> u64 {
+fn sent_elements(schedule: &Schedule, pattern: &SchedulePattern, geometry: &Geometry) -> u64 {
     let mut sends = vec![0; pattern.parts()];
     for step in &schedule.steps {
         sends[pattern.part(step.chunk as usize)] += step.send_to.len();

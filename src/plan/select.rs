@@ -10,7 +10,7 @@ use super::tuning::KernelVariant;
 use super::work::{CandidateWork, moves_beside};
 use super::{Geometry, Request, chunk_max, granule};
 use crate::error::{Error, ErrorKind, Result};
-use crate::schedule::{self, CostCounts, Pattern};
+use crate::schedule::{self, CostCounts, SchedulePattern};
 use crate::types::{Algorithm, CodecSetting, KernelProtocol, Level};
 
 /// Returns every candidate for `request`, or only candidates of the algorithm that it asks for.
@@ -170,12 +170,12 @@ fn candidate(
     request: &Request,
     limits: &Limits,
     codecs: Codecs<'_>,
-    (pattern, leaving): (&Pattern, usize),
+    (pattern, leaving): (&SchedulePattern, usize),
     geometry: Geometry,
 ) -> Result<Candidate> {
     let (algorithm, between) = (pattern.algorithm, pattern.between);
     let hops = pattern.hops();
-    // One thread drives all channels. More than one pays only where the wire moves bytes while the
+    // A single thread drives all channels. More channels pay only where the wire moves bytes while the
     // core works; in shared memory they would only spread the slots over more cache.
     let channels = match moves_beside(limits.machine.transport) {
         true => limits.channels.min(geometry.passes()),

@@ -19,7 +19,7 @@ pub use crate::cpu::Tile;
 use crate::cpu::Isa;
 use crate::error::{Error, ErrorKind, Result};
 use crate::types::{DType, ReduceOp, Scalar};
-use simd::{Conversion, Fp32, Kernels};
+use simd::{Conversion, Fp32, ReduceKernels};
 
 /// The arithmetic of one element type and one operator. It is cheap to copy and costs an indirect call
 /// per tile.
@@ -33,7 +33,7 @@ pub struct Reducer {
     isa: Isa,
     /// Factor of a pre-multiplied sum in the accumulator type, in the low bits.
     factor: u64,
-    kernels: Kernels,
+    kernels: ReduceKernels,
 }
 
 impl Reducer {
@@ -64,7 +64,7 @@ impl Reducer {
             op,
             isa,
             factor,
-            kernels: Kernels::new(dtype, op, isa),
+            kernels: ReduceKernels::new(dtype, op, isa),
         })
     }
 

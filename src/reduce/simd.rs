@@ -11,22 +11,22 @@ use crate::types::{DType, ReduceOp};
 
 // Functions of these types may be called only on machines with the instruction set that they were
 // compiled for.
-type Load = unsafe fn(&[u8], &mut Tile, u64);
-type Combine = unsafe fn(&[u8], &mut Tile);
-type Pair = unsafe fn(&[u8], &[u8], &mut [u8]);
-type Assign = unsafe fn(&mut [u8], &[u8]);
-type Divide = unsafe fn(&mut Tile, usize, usize);
-type Store = unsafe fn(&Tile, &mut [u8]);
+type LoadFn = unsafe fn(&[u8], &mut Tile, u64);
+type CombineFn = unsafe fn(&[u8], &mut Tile);
+type PairFn = unsafe fn(&[u8], &[u8], &mut [u8]);
+type AssignFn = unsafe fn(&mut [u8], &[u8]);
+type DivideFn = unsafe fn(&mut Tile, usize, usize);
+type StoreFn = unsafe fn(&Tile, &mut [u8]);
 
 /// Functions of one element type and operator, for an instruction set that the machine has.
 #[derive(Clone, Copy)]
-pub(super) struct Kernels {
-    load: Load,
-    combine: Combine,
-    pair: Pair,
-    assign: Assign,
-    divide: Divide,
-    store: Store,
+pub(super) struct ReduceKernels {
+    load: LoadFn,
+    combine: CombineFn,
+    pair: PairFn,
+    assign: AssignFn,
+    divide: DivideFn,
+    store: StoreFn,
 }
 
 /// Functions that exist for fp32 only.
@@ -62,48 +62,48 @@ macro_rules! of_isa {
     }};
 }
 
-impl Kernels {
+impl ReduceKernels {
     /// Chooses the functions for `isa`.
     ///
     /// # Panics
     /// If the machine lacks `isa`.
-    pub(super) fn new(dtype: DType, op: ReduceOp, isa: Isa) -> Kernels {
+    pub(super) fn new(dtype: DType, op: ReduceOp, isa: Isa) -> ReduceKernels {
         of_isa!(isa, kernels(dtype, op))
     }
 
     #[inline]
     pub(super) fn load(&self, src: &[u8], acc: &mut Tile, factor: u64) {
-        // SAFETY: `Kernels::new` checked that the machine has what the function needs.
+        // SAFETY: `ReduceKernels::new` checked that the machine has what the function needs.
         unsafe { (self.load)(src, acc, factor) }
     }
 
     #[inline]
     pub(super) fn combine(&self, src: &[u8], acc: &mut Tile) {
-        // SAFETY: `Kernels::new` checked that the machine has what the function needs.
+        // SAFETY: `ReduceKernels::new` checked that the machine has what the function needs.
         unsafe { (self.combine)(src, acc) }
     }
 
     #[inline]
     pub(super) fn pair(&self, a: &[u8], b: &[u8], dst: &mut [u8]) {
-        // SAFETY: `Kernels::new` checked that the machine has what the function needs.
+        // SAFETY: `ReduceKernels::new` checked that the machine has what the function needs.
         unsafe { (self.pair)(a, b, dst) }
     }
 
     #[inline]
     pub(super) fn assign(&self, dst: &mut [u8], b: &[u8]) {
-        // SAFETY: `Kernels::new` checked that the machine has what the function needs.
+        // SAFETY: `ReduceKernels::new` checked that the machine has what the function needs.
         unsafe { (self.assign)(dst, b) }
     }
 
     #[inline]
     pub(super) fn divide(&self, acc: &mut Tile, n: usize, nranks: usize) {
-        // SAFETY: `Kernels::new` checked that the machine has what the function needs.
+        // SAFETY: `ReduceKernels::new` checked that the machine has what the function needs.
         unsafe { (self.divide)(acc, n, nranks) }
     }
 
     #[inline]
     pub(super) fn store(&self, acc: &Tile, dst: &mut [u8]) {
-        // SAFETY: `Kernels::new` checked that the machine has what the function needs.
+        // SAFETY: `ReduceKernels::new` checked that the machine has what the function needs.
         unsafe { (self.store)(acc, dst) }
     }
 }
@@ -203,7 +203,7 @@ macro_rules! instruction_set {
                 kernel::observe(src)
             }
 
-            pub(super) fn kernels(dtype: DType, op: ReduceOp) -> Kernels {
+            pub(super) fn kernels(dtype: DType, op: ReduceOp) -> ReduceKernels {
                 match dtype {
                     DType::I8 => of::<i8>(op),
                     DType::U8 => of::<u8>(op),
@@ -220,7 +220,7 @@ macro_rules! instruction_set {
                 }
             }
 
-            fn of<F: Format>(op: ReduceOp) -> Kernels {
+            fn of<F: Format>(op: ReduceOp) -> ReduceKernels {
                 let kernels = match op {
                     ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PreMulSum(_) => with::<F, Sum>(),
                     ReduceOp::Prod => with::<F, Prod>(),
@@ -228,13 +228,13 @@ macro_rules! instruction_set {
                     ReduceOp::Min => with::<F, Min>(),
                 };
                 match op {
-                    ReduceOp::PreMulSum(_) => Kernels { load: load_scaled::<F>, ..kernels },
+                    ReduceOp::PreMulSum(_) => ReduceKernels { load: load_scaled::<F>, ..kernels },
                     _ => kernels,
                 }
             }
 
-            fn with<F: Format, O: Operator>() -> Kernels {
-                Kernels {
+            fn with<F: Format, O: Operator>() -> ReduceKernels {
+                ReduceKernels {
                     load: load::<F>,
                     combine: combine::<F, O>,
                     pair: pair::<F, O>,

@@ -18,11 +18,11 @@ use std::ops::Range;
 
 /// The place of a chunk in one buffer of one rank, within the range of a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Place {
+pub struct ChunkPlace {
     /// The block, in a buffer with a block of `count` elements for each rank; a pass takes the same
     /// range of each block. `None` in a buffer of `count` elements, of which a pass takes a range.
     pub block: Option<usize>,
-    /// Index among the [`Pattern::parts`] of the range.
+    /// Index among the [`SchedulePattern::parts`] of the range.
     pub part: usize,
 }
 
@@ -37,7 +37,7 @@ pub enum Contributors {
 
 /// Selects a schedule. All ranks agree on it before each generates its own part.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Pattern {
+pub struct SchedulePattern {
     /// The collective.
     pub collective: Collective,
     /// The algorithm.
@@ -57,10 +57,14 @@ pub struct Pattern {
     pub rings: usize,
 }
 
-impl Pattern {
+impl SchedulePattern {
     /// Returns a pattern of ranks on one host, with rank 0 as root and peer.
-    pub const fn flat(collective: Collective, algorithm: Algorithm, nranks: usize) -> Pattern {
-        Pattern {
+    pub const fn flat(
+        collective: Collective,
+        algorithm: Algorithm,
+        nranks: usize,
+    ) -> SchedulePattern {
+        SchedulePattern {
             collective,
             algorithm,
             nranks,
@@ -122,7 +126,7 @@ impl Pattern {
 
     /// Returns the place of `chunk` in the input of `rank`; `None` if the rank contributes nothing
     /// to it.
-    pub fn input(&self, rank: usize, chunk: usize) -> Option<Place> {
+    pub fn input(&self, rank: usize, chunk: usize) -> Option<ChunkPlace> {
         let block = chunk / self.parts();
         let (holds, block) = match self.collective {
             Collective::AllReduce | Collective::Reduce => (true, None),
@@ -133,12 +137,12 @@ impl Pattern {
             Collective::AllToAll => (rank == chunk / self.nranks, Some(chunk % self.nranks)),
         };
         let part = self.part(chunk);
-        holds.then_some(Place { block, part })
+        holds.then_some(ChunkPlace { block, part })
     }
 
     /// Returns the place of `chunk` in the output of `rank`; `None` if the rank does not receive
     /// it.
-    pub fn output(&self, rank: usize, chunk: usize) -> Option<Place> {
+    pub fn output(&self, rank: usize, chunk: usize) -> Option<ChunkPlace> {
         let block = chunk / self.parts();
         let (gets, block) = match self.collective {
             Collective::AllReduce | Collective::Broadcast => (true, None),
@@ -150,7 +154,7 @@ impl Pattern {
             Collective::SendRecv => (rank == self.peer, None),
         };
         let part = self.part(chunk);
-        gets.then_some(Place { block, part })
+        gets.then_some(ChunkPlace { block, part })
     }
 
     /// Returns the chunks that `rank` receives, without a scan of the others.
@@ -201,12 +205,12 @@ mod tests {
         for collective in Collective::ALL {
             for algorithm in Algorithm::ALL {
                 for (nranks, rings) in (1..=6).flat_map(|n| [(n, 1), (n, 2), (n, 4)]) {
-                    let pattern = Pattern {
+                    let pattern = SchedulePattern {
                         root: nranks / 2,
                         peer: nranks - 1,
                         hosts: Hosts::new((0..nranks).map(|rank| rank % 2)),
                         rings,
-                        ..Pattern::flat(collective, algorithm, nranks)
+                        ..SchedulePattern::flat(collective, algorithm, nranks)
                     };
                     for rank in 0..nranks {
                         check(&pattern, rank);
@@ -216,7 +220,7 @@ mod tests {
         }
     }
 
-    fn check(pattern: &Pattern, rank: usize) {
+    fn check(pattern: &SchedulePattern, rank: usize) {
         let is_root = rank == pattern.root;
         let chunks = 0..pattern.chunks();
         let inputs = chunks.clone().filter_map(|c| pattern.input(rank, c));
@@ -244,19 +248,19 @@ mod tests {
         );
     }
 
-    fn sorted(places: impl Iterator<Item = Place>) -> Vec<Place> {
+    fn sorted(places: impl Iterator<Item = ChunkPlace>) -> Vec<ChunkPlace> {
         let mut places: Vec<_> = places.collect();
         places.sort_unstable();
         places
     }
 
-    fn tiles(pattern: &Pattern, extent: Extent) -> Vec<Place> {
+    fn tiles(pattern: &SchedulePattern, extent: Extent) -> Vec<ChunkPlace> {
         let blocks: Vec<_> = match extent {
             Extent::Unused => Vec::new(),
             Extent::Count => vec![None],
             Extent::CountPerRank => (0..pattern.nranks).map(Some).collect(),
         };
-        let places = |block| (0..pattern.parts()).map(move |part| Place { block, part });
+        let places = |block| (0..pattern.parts()).map(move |part| ChunkPlace { block, part });
         blocks.into_iter().flat_map(places).collect()
     }
 }

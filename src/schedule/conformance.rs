@@ -8,20 +8,20 @@ use std::collections::HashSet;
 /// The lower bound of `CINCH_SLOTS`.
 const SLOTS: usize = 2;
 
-fn schedules(pattern: &Pattern) -> Vec<Schedule> {
+fn schedules(pattern: &SchedulePattern) -> Vec<Schedule> {
     let ranks = 0..pattern.nranks;
     ranks.map(|rank| pattern.schedule(rank).unwrap()).collect()
 }
 
-fn pattern(collective: Collective, algorithm: Algorithm, nranks: usize) -> Pattern {
-    Pattern {
+fn pattern(collective: Collective, algorithm: Algorithm, nranks: usize) -> SchedulePattern {
+    SchedulePattern {
         peer: nranks - 1,
-        ..Pattern::flat(collective, algorithm, nranks)
+        ..SchedulePattern::flat(collective, algorithm, nranks)
     }
 }
 
 /// Returns every existing combination of collective, algorithm and the given roots.
-fn patterns(nranks: usize, roots: &[usize]) -> Vec<Pattern> {
+fn patterns(nranks: usize, roots: &[usize]) -> Vec<SchedulePattern> {
     let mut patterns = Vec::new();
     for collective in Collective::ALL {
         for &algorithm in algorithms(collective) {
@@ -29,10 +29,10 @@ fn patterns(nranks: usize, roots: &[usize]) -> Vec<Pattern> {
             if collective == Collective::SendRecv {
                 for (&root, &peer) in roots.iter().flat_map(|r| roots.iter().map(move |p| (r, p))) {
                     let of = of.clone();
-                    patterns.push(Pattern { root, peer, ..of });
+                    patterns.push(SchedulePattern { root, peer, ..of });
                 }
             } else if collective.has_root() {
-                let with = |&root| Pattern { root, ..of.clone() };
+                let with = |&root| SchedulePattern { root, ..of.clone() };
                 patterns.extend(roots.iter().map(with));
             } else {
                 patterns.push(of);
@@ -48,7 +48,7 @@ fn cost_counts(schedule: &Schedule) -> CostCounts {
 
 /// No rank encodes a chunk both as a contribution or partial sum and as a finished sum, so that the encoding
 /// error of each element has one place (residuals of `engine::gpu` rely on it).
-pub(super) fn check_roles(pattern: &Pattern, schedules: &[Schedule]) {
+pub(super) fn check_roles(pattern: &SchedulePattern, schedules: &[Schedule]) {
     if !pattern.collective.reduces() {
         return;
     }
@@ -71,11 +71,11 @@ pub(super) fn check_roles(pattern: &Pattern, schedules: &[Schedule]) {
     }
 }
 
-fn prove(pattern: &Pattern, passes: usize) {
+fn prove(pattern: &SchedulePattern, passes: usize) {
     let schedules = schedules(pattern);
     check_roles(pattern, &schedules);
     assert!(pattern.slots() == SLOTS || pattern.rings > 1, "{pattern:?}");
-    let limits = Limits {
+    let limits = VerifyLimits {
         slots: pattern.slots(),
         passes,
     };
@@ -90,7 +90,7 @@ fn prove(pattern: &Pattern, passes: usize) {
     assert_eq!(proof.hops, expected, "{pattern:?}");
 }
 
-fn overlapping(pattern: &Pattern) -> usize {
+fn overlapping(pattern: &SchedulePattern) -> usize {
     pattern.schedule(0).unwrap().stages + 2
 }
 
@@ -105,7 +105,7 @@ fn all_small_schedules_are_right() {
             prove(&pattern, overlapping(&pattern));
             // A message of one pass, and deeper connections.
             prove(&pattern, 1);
-            let limits = Limits {
+            let limits = VerifyLimits {
                 slots: 8,
                 passes: 20,
             };
@@ -120,7 +120,7 @@ fn several_rings_per_channel_verify() {
         for rings in 2..=5 {
             let all = patterns(nranks, &[0, nranks / 2]).into_iter();
             for pattern in all.filter(|pattern| pattern.algorithm == Algorithm::Ring) {
-                let pattern = Pattern { rings, ..pattern };
+                let pattern = SchedulePattern { rings, ..pattern };
                 if pattern.collective == Collective::AllReduce {
                     let steps = pattern.schedule(0).unwrap().steps.len();
                     assert_eq!(steps, rings * ring_steps(nranks));
@@ -132,15 +132,15 @@ fn several_rings_per_channel_verify() {
     }
 }
 
-/// With one slot less than [`Pattern::slots`], ranks of four rings per channel wait for each other.
+/// With one slot less than [`SchedulePattern::slots`], ranks of four rings per channel wait for each other.
 #[test]
 fn several_rings_with_one_slot_less_deadlock() {
-    let pattern = Pattern {
+    let pattern = SchedulePattern {
         rings: 4,
         ..pattern(Collective::AllReduce, Algorithm::Ring, 5)
     };
     assert_eq!(pattern.slots(), 3);
-    let limits = Limits {
+    let limits = VerifyLimits {
         slots: 2,
         passes: 2,
     };
@@ -156,7 +156,7 @@ fn schedules_of_64_ranks_are_right() {
 
 fn prove_1024(algorithm: Algorithm, collectives: &[Collective], passes: Option<usize>) {
     for &collective in collectives {
-        let pattern = Pattern {
+        let pattern = SchedulePattern {
             root: 700,
             ..pattern(collective, algorithm, 1024)
         };
@@ -286,10 +286,13 @@ fn load_is_spread() {
 }
 
 /// Returns the verdict on the schedules of `pattern` after `damage`.
-fn verdict(pattern: &Pattern, damage: impl FnOnce(&mut Vec<Schedule>)) -> Result<Proof, Error> {
+fn verdict(
+    pattern: &SchedulePattern,
+    damage: impl FnOnce(&mut Vec<Schedule>),
+) -> Result<Proof, Error> {
     let mut schedules = schedules(pattern);
     damage(&mut schedules);
-    let limits = Limits {
+    let limits = VerifyLimits {
         slots: SLOTS,
         passes: overlapping(pattern),
     };
@@ -297,7 +300,7 @@ fn verdict(pattern: &Pattern, damage: impl FnOnce(&mut Vec<Schedule>)) -> Result
 }
 
 #[track_caller]
-fn caught(pattern: &Pattern, sentence: &str, damage: impl FnOnce(&mut Vec<Schedule>)) {
+fn caught(pattern: &SchedulePattern, sentence: &str, damage: impl FnOnce(&mut Vec<Schedule>)) {
     let error = verdict(pattern, damage).unwrap_err();
     assert!(error.message().contains(sentence), "{error}");
 }
@@ -316,7 +319,7 @@ fn defects_are_named() {
     });
     // The wrong peer.
     caught(&ring, "rank 2 never sends to rank 1", |s| {
-        s[1].steps[1].recv_from = Peers::one(2);
+        s[1].steps[1].recv_from = StepPeers::one(2);
     });
     // A step dropped.
     caught(&ring, "rank 2's next message is chunk 0 of pass 0", |s| {
@@ -410,7 +413,7 @@ fn defects_are_named() {
         "it adds to a sum that the chain has already sent",
         |s| {
             let chain = s[0].steps.iter().position(|step| step.more).unwrap();
-            s[0].steps[chain].send_to = Peers::one(5);
+            s[0].steps[chain].send_to = StepPeers::one(5);
         },
     );
     caught(&direct, "it does not continue the chain", |s| {
@@ -422,7 +425,7 @@ fn defects_are_named() {
     let mut twice = schedules(&message);
     let step = twice[0].steps[0];
     twice[0].steps.push(step.to([1]));
-    let passes = |passes| Limits {
+    let passes = |passes| VerifyLimits {
         slots: SLOTS,
         passes,
     };
@@ -444,7 +447,7 @@ fn defects_are_named() {
 #[test]
 fn deadlock_is_seen() {
     let ring = pattern(Collective::AllReduce, Algorithm::Ring, 3);
-    let limits = Limits {
+    let limits = VerifyLimits {
         slots: 1,
         passes: 3,
     };
@@ -494,7 +497,7 @@ fn no_part_of_a_step_can_be_missing() {
     assert!(damaged > 9_000, "only {damaged} were tried");
 }
 
-fn without(peers: &Peers, index: usize) -> Vec<usize> {
+fn without(peers: &StepPeers, index: usize) -> Vec<usize> {
     let mut peers: Vec<_> = peers.iter().map(|&rank| rank as usize).collect();
     peers.remove(index);
     peers

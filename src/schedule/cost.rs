@@ -1,6 +1,6 @@
 //! Counts the work of a schedule for the cost model.
 
-use super::chunks::Pattern;
+use super::chunks::SchedulePattern;
 use super::hosts::Hosts;
 use super::ir::{Op, Own, Schedule};
 use super::{hierarchical, tree};
@@ -114,7 +114,7 @@ impl Hops {
     }
 }
 
-impl Pattern {
+impl SchedulePattern {
     /// Returns the longest chain of messages. [`super::algorithms`] lists the combinations that exist.
     pub fn hops(&self) -> Hops {
         if self.algorithm == Algorithm::Hierarchical {

@@ -20,7 +20,7 @@
 //! send. Both need two slots, and both let a
 //! rank run ahead of its peers as far as two slots allow.
 
-use super::chunks::Pattern;
+use super::chunks::SchedulePattern;
 use super::fan::{self, OwnTerm};
 use super::ir::{Op, Own, Step};
 use crate::types::Collective;
@@ -33,8 +33,8 @@ pub(super) fn stages(collective: Collective) -> usize {
     }
 }
 
-pub(super) fn steps(pattern: &Pattern, rank: usize) -> Vec<Step> {
-    let Pattern {
+pub(super) fn steps(pattern: &SchedulePattern, rank: usize) -> Vec<Step> {
+    let SchedulePattern {
         nranks, root, peer, ..
     } = *pattern;
     let after = || fan::after(rank, nranks);

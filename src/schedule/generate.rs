@@ -1,6 +1,6 @@
 //! Generates one rank's steps from a pattern.
 
-use super::chunks::Pattern;
+use super::chunks::SchedulePattern;
 use super::hosts::Hosts;
 use super::ir::{Op, Schedule, Step};
 use super::{direct, hierarchical, oneshot, ring, tree};
@@ -8,7 +8,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::types::{Algorithm, Collective};
 
 /// Returns the flat algorithms of a collective. Hierarchical schedules exist for the algorithms of
-/// [`Pattern::between_hosts`] as well.
+/// [`SchedulePattern::between_hosts`] as well.
 pub fn algorithms(collective: Collective) -> &'static [Algorithm] {
     match collective {
         Collective::AllReduce | Collective::Broadcast | Collective::Reduce => &Algorithm::FLAT,
@@ -23,7 +23,7 @@ pub fn algorithms(collective: Collective) -> &'static [Algorithm] {
 /// of a send/recv and `peer` its receiver; both are ignored where the collective has none.
 ///
 /// # Errors
-/// As for [`Pattern::schedule`].
+/// As for [`SchedulePattern::schedule`].
 pub fn generate(
     collective: Collective,
     algorithm: Algorithm,
@@ -32,15 +32,15 @@ pub fn generate(
     root: usize,
     peer: usize,
 ) -> Result<Schedule> {
-    Pattern {
+    SchedulePattern {
         root,
         peer,
-        ..Pattern::flat(collective, algorithm, nranks)
+        ..SchedulePattern::flat(collective, algorithm, nranks)
     }
     .schedule(rank)
 }
 
-impl Pattern {
+impl SchedulePattern {
     /// Generates the steps of `rank` in one pass, in time proportional to their number.
     ///
     /// # Errors
@@ -87,7 +87,7 @@ impl Pattern {
 
     /// Returns why `collective` has no hierarchical schedule on `hosts`, as a sentence.
     pub fn no_hierarchy(collective: Collective, hosts: &Hosts) -> Option<String> {
-        if Pattern::between_hosts(collective).is_empty() {
+        if SchedulePattern::between_hosts(collective).is_empty() {
             return Some(format!(
                 "{collective} has no algorithm hierarchical: every block is for one rank alone, \
                  so hosts have nothing to combine"
@@ -100,7 +100,7 @@ impl Pattern {
     }
 
     fn check(&self, rank: usize) -> Result<()> {
-        let Pattern {
+        let SchedulePattern {
             collective,
             algorithm,
             nranks,
@@ -150,13 +150,13 @@ impl Pattern {
     }
 }
 
-impl Pattern {
+impl SchedulePattern {
     fn check_hierarchy(&self) -> Result<()> {
         let unsupported = |sentence| Err(Error::new(ErrorKind::Unsupported, sentence));
-        if let Some(why) = Pattern::no_hierarchy(self.collective, &self.hosts) {
+        if let Some(why) = SchedulePattern::no_hierarchy(self.collective, &self.hosts) {
             return unsupported(why);
         }
-        let between = Pattern::between_hosts(self.collective);
+        let between = SchedulePattern::between_hosts(self.collective);
         if !between.contains(&self.between) {
             let names: Vec<_> = between.iter().map(|algorithm| algorithm.name()).collect();
             return unsupported(format!(

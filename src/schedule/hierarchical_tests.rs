@@ -32,17 +32,17 @@ fn shuffled(sizes: &[usize], rng: &mut Rng) -> Hosts {
 }
 
 /// Returns every hierarchical pattern on `hosts`, with each of `roots`.
-fn patterns(hosts: &Hosts, roots: &[usize]) -> Vec<Pattern> {
+fn patterns(hosts: &Hosts, roots: &[usize]) -> Vec<SchedulePattern> {
     let nranks = hosts.nranks().unwrap();
     let mut patterns = Vec::new();
     for collective in Collective::ALL {
-        for &between in Pattern::between_hosts(collective) {
+        for &between in SchedulePattern::between_hosts(collective) {
             for &root in if collective.has_root() { roots } else { &[0] } {
-                patterns.push(Pattern {
+                patterns.push(SchedulePattern {
                     root,
                     between,
                     hosts: hosts.clone(),
-                    ..Pattern::flat(collective, Algorithm::Hierarchical, nranks)
+                    ..SchedulePattern::flat(collective, Algorithm::Hierarchical, nranks)
                 });
             }
         }
@@ -50,15 +50,15 @@ fn patterns(hosts: &Hosts, roots: &[usize]) -> Vec<Pattern> {
     patterns
 }
 
-fn schedules(pattern: &Pattern) -> Vec<Schedule> {
+fn schedules(pattern: &SchedulePattern) -> Vec<Schedule> {
     let ranks = 0..pattern.nranks;
     ranks.map(|rank| pattern.schedule(rank).unwrap()).collect()
 }
 
-fn prove(pattern: &Pattern, passes: usize) -> (Proof, Vec<Schedule>) {
+fn prove(pattern: &SchedulePattern, passes: usize) -> (Proof, Vec<Schedule>) {
     let schedules = schedules(pattern);
     conformance::check_roles(pattern, &schedules);
-    let limits = Limits {
+    let limits = VerifyLimits {
         slots: SLOTS,
         passes,
     };
@@ -67,7 +67,7 @@ fn prove(pattern: &Pattern, passes: usize) -> (Proof, Vec<Schedule>) {
     (proof, schedules)
 }
 
-fn overlapping(pattern: &Pattern) -> usize {
+fn overlapping(pattern: &SchedulePattern) -> usize {
     pattern.schedule(0).unwrap().stages + 2
 }
 
@@ -127,7 +127,7 @@ fn uneven_hosts_in_any_order_are_right() {
             verify(
                 &pattern,
                 &schedules,
-                Limits {
+                VerifyLimits {
                     slots: 8,
                     passes: 20,
                 },
@@ -187,7 +187,7 @@ fn levels_are_those_of_the_links() {
             let mut intra = 0;
             for schedule in schedules(&pattern) {
                 for step in &schedule.steps {
-                    let at_home = |peers: &Peers| {
+                    let at_home = |peers: &StepPeers| {
                         let shares = |peer: &u32| hosts.share(schedule.rank, *peer as usize);
                         peers.iter().all(shares)
                     };
@@ -209,7 +209,7 @@ fn levels_are_those_of_the_links() {
 fn a_wrong_level_is_named() {
     let hosts = Hosts::even(3, 2);
     let pattern = &patterns(&hosts, &[0])[0];
-    let limits = Limits {
+    let limits = VerifyLimits {
         slots: SLOTS,
         passes: 3,
     };
@@ -247,7 +247,7 @@ fn no_part_of_a_step_can_be_missing() {
     for sizes in [&[2, 2][..], &[2, 3, 1], &[3, 3, 3]] {
         for pattern in patterns(&shuffled(sizes, &mut rng), &[0, 1]) {
             let whole = schedules(&pattern);
-            let limits = Limits {
+            let limits = VerifyLimits {
                 slots: SLOTS,
                 passes: overlapping(&pattern),
             };
@@ -287,7 +287,7 @@ fn no_part_of_a_step_can_be_missing() {
     assert!(damaged > 1_000, "only {damaged} were tried");
 }
 
-fn without(peers: &Peers, index: usize) -> Vec<usize> {
+fn without(peers: &StepPeers, index: usize) -> Vec<usize> {
     let mut peers: Vec<_> = peers.iter().map(|&rank| rank as usize).collect();
     peers.remove(index);
     peers
@@ -322,10 +322,10 @@ fn rings_and_exchanges_of_many_hosts_are_right() {
 #[test]
 fn what_does_not_exist_is_said() {
     let of = |collective, between, hosts: Hosts, nranks| {
-        let pattern = Pattern {
+        let pattern = SchedulePattern {
             between,
             hosts,
-            ..Pattern::flat(collective, Algorithm::Hierarchical, nranks)
+            ..SchedulePattern::flat(collective, Algorithm::Hierarchical, nranks)
         };
         pattern.schedule(0).unwrap_err().message().to_string()
     };

@@ -75,29 +75,29 @@ impl Op {
 
 /// Up to [`MAX_FAN`] ranks, in the order in which contributions are added.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub struct Peers {
+pub struct StepPeers {
     ranks: [u32; MAX_FAN],
     len: u8,
 }
 
-impl Peers {
+impl StepPeers {
     /// No rank.
-    pub const NONE: Peers = Peers {
+    pub const NONE: StepPeers = StepPeers {
         ranks: [0; MAX_FAN],
         len: 0,
     };
 
     /// Returns one rank.
-    pub fn one(rank: usize) -> Peers {
-        Peers::from_iter([rank])
+    pub fn one(rank: usize) -> StepPeers {
+        StepPeers::from_iter([rank])
     }
 }
 
-impl FromIterator<usize> for Peers {
+impl FromIterator<usize> for StepPeers {
     /// # Panics
     /// If there are more than [`MAX_FAN`] ranks: generators split their fan before that.
-    fn from_iter<I: IntoIterator<Item = usize>>(ranks: I) -> Peers {
-        let mut peers = Peers::NONE;
+    fn from_iter<I: IntoIterator<Item = usize>>(ranks: I) -> StepPeers {
+        let mut peers = StepPeers::NONE;
         for rank in ranks {
             peers.ranks[usize::from(peers.len)] = rank as u32;
             peers.len += 1;
@@ -106,7 +106,7 @@ impl FromIterator<usize> for Peers {
     }
 }
 
-impl Deref for Peers {
+impl Deref for StepPeers {
     type Target = [u32];
 
     fn deref(&self) -> &[u32] {
@@ -114,7 +114,7 @@ impl Deref for Peers {
     }
 }
 
-impl std::fmt::Debug for Peers {
+impl std::fmt::Debug for StepPeers {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_list().entries(self.iter()).finish()
     }
@@ -171,16 +171,16 @@ pub struct Step {
     pub stage: u32,
     /// The action.
     pub op: Op,
-    /// Chunk of the pass. [`super::Pattern`] gives its place in the buffers.
+    /// Chunk of the pass. [`super::SchedulePattern`] gives its place in the buffers.
     pub chunk: u32,
     /// Whether the next step continues this one.
     pub more: bool,
     /// Place of the rank's own contribution in the sum.
     pub own: Own,
     /// Ranks to receive one message each from; contributions are added in this order.
-    pub recv_from: Peers,
+    pub recv_from: StepPeers,
     /// Ranks to send one message each to.
-    pub send_to: Peers,
+    pub send_to: StepPeers,
     /// Level for which received messages are encoded.
     pub takes: Level,
     /// Level for which sent messages are encoded; equal to `takes` if they are forwarded.
@@ -196,8 +196,8 @@ impl Step {
             chunk: chunk as u32,
             more: false,
             own: if op.sums() { Own::FIRST } else { Own::Absent },
-            recv_from: Peers::NONE,
-            send_to: Peers::NONE,
+            recv_from: StepPeers::NONE,
+            send_to: StepPeers::NONE,
             takes: Level::Inter,
             gives: Level::Inter,
         }
@@ -293,7 +293,7 @@ pub struct Visit {
 pub fn walk(schedule: &Schedule, passes: usize) -> Walk<'_> {
     Walk {
         schedule,
-        cursor: Cursor::new(schedule, passes),
+        cursor: WalkCursor::new(schedule, passes),
     }
 }
 
@@ -301,7 +301,7 @@ pub fn walk(schedule: &Schedule, passes: usize) -> Walk<'_> {
 #[derive(Clone, Debug)]
 pub struct Walk<'a> {
     schedule: &'a Schedule,
-    cursor: Cursor,
+    cursor: WalkCursor,
 }
 
 impl Iterator for Walk<'_> {
@@ -314,7 +314,7 @@ impl Iterator for Walk<'_> {
 
 /// A position in a [`walk`] that does not borrow the schedule, for engines that keep both.
 #[derive(Clone, Debug)]
-pub struct Cursor {
+pub struct WalkCursor {
     passes: usize,
     time: usize,
     pass: usize,
@@ -324,10 +324,10 @@ pub struct Cursor {
     end: usize,
 }
 
-impl Cursor {
+impl WalkCursor {
     /// Returns the beginning of a walk over `passes` passes of `schedule`.
-    pub fn new(schedule: &Schedule, passes: usize) -> Cursor {
-        Cursor {
+    pub fn new(schedule: &Schedule, passes: usize) -> WalkCursor {
+        WalkCursor {
             passes,
             time: 0,
             pass: 0,
@@ -337,7 +337,7 @@ impl Cursor {
         }
     }
 
-    /// Returns the next visit; `schedule` must be the schedule of [`Cursor::new`].
+    /// Returns the next visit; `schedule` must be the schedule of [`WalkCursor::new`].
     pub fn next(&mut self, schedule: &Schedule) -> Option<Visit> {
         let steps = &schedule.steps;
         while self.step == self.end {

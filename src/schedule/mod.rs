@@ -1,7 +1,7 @@
 //! Schedules are data: the steps of every rank, chunk by chunk, in one pass.
 //!
 //! The host interpreter, the GPU interpreter, the proxy and the verifier all walk a schedule with
-//! [`walk`], so that no step count and no order is computed twice. [`Pattern`] alone defines
+//! [`walk`], so that no step count and no order is computed twice. [`SchedulePattern`] alone defines
 //! chunks: how many a pass has, their places in the buffers, and the ranks that contribute to them. Each
 //! algorithm has a file with its generators; [`verify()`] proves that their schedules are right.
 
@@ -24,10 +24,10 @@ mod conformance;
 #[cfg(test)]
 mod hierarchical_tests;
 
-pub use chunks::{Contributors, Pattern, Place};
+pub use chunks::{ChunkPlace, Contributors, SchedulePattern};
 pub use cost::{CostCounts, Hops, cost_counts};
 pub use generate::{algorithms, generate};
 pub use hosts::Hosts;
-pub use ir::{Cursor, MAX_FAN, Op, Own, Peers, Schedule, Step, Visit, Walk, walk};
+pub use ir::{MAX_FAN, Op, Own, Schedule, Step, StepPeers, Visit, Walk, WalkCursor, walk};
 pub use ring_count::{directions, has_several_rings, ring_steps};
-pub use verify::{Limits, Proof, verify};
+pub use verify::{Proof, VerifyLimits, verify};

@@ -13,7 +13,7 @@
 //! An all_reduce receives two stages after it sends: with two slots a rank may be a whole pass
 //! ahead of its peers.
 
-use super::chunks::Pattern;
+use super::chunks::SchedulePattern;
 use super::fan::{self, OwnTerm};
 use super::ir::{Op, Step};
 use crate::types::Collective;
@@ -26,8 +26,8 @@ pub(super) fn stages(collective: Collective) -> usize {
     }
 }
 
-pub(super) fn steps(pattern: &Pattern, rank: usize) -> Vec<Step> {
-    let Pattern { nranks, root, .. } = *pattern;
+pub(super) fn steps(pattern: &SchedulePattern, rank: usize) -> Vec<Step> {
+    let SchedulePattern { nranks, root, .. } = *pattern;
     let sum = |stage, own| {
         let at = Step::new(stage, Op::RecvReduceCopy, 0);
         fan::sum_in_rank_order(at, rank, nranks, own, [])

@@ -20,7 +20,7 @@
 //! another order than this rank sends. A chain of one step per rank overlaps passes by itself; the other
 //! collectives keep every rank busy in every step.
 
-use super::chunks::Pattern;
+use super::chunks::SchedulePattern;
 use super::ir::{Op, Step};
 use super::ring_count::directions;
 use crate::types::Collective;
@@ -28,7 +28,7 @@ use crate::types::Collective;
 pub(super) const STAGES: usize = 1;
 
 /// Returns the steps of `rank`, interleaved over the rings.
-pub(super) fn steps(pattern: &Pattern, rank: usize) -> Vec<Step> {
+pub(super) fn steps(pattern: &SchedulePattern, rank: usize) -> Vec<Step> {
     let rings: Vec<_> = (0..pattern.ring_count())
         .map(|index| Ring::new(pattern, rank, index).steps(pattern.collective, pattern.root))
         .collect();
@@ -46,7 +46,7 @@ struct Ring {
 }
 
 impl Ring {
-    fn new(pattern: &Pattern, rank: usize, index: usize) -> Ring {
+    fn new(pattern: &SchedulePattern, rank: usize, index: usize) -> Ring {
         Ring {
             nranks: pattern.nranks,
             rank,

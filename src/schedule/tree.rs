@@ -18,7 +18,7 @@
 //! stage after it was sent, and a connection carries at most two a pass: two slots suffice, and
 //! 2D+1 passes overlap.
 
-use super::chunks::Pattern;
+use super::chunks::SchedulePattern;
 use super::ir::{Op, Step};
 use crate::types::Collective;
 
@@ -37,8 +37,8 @@ pub(super) fn stages(collective: Collective, nranks: usize) -> usize {
     }
 }
 
-pub(super) fn steps(pattern: &Pattern, rank: usize) -> Vec<Step> {
-    let Pattern { nranks, .. } = *pattern;
+pub(super) fn steps(pattern: &SchedulePattern, rank: usize) -> Vec<Step> {
+    let SchedulePattern { nranks, .. } = *pattern;
     let root = match pattern.collective {
         Collective::AllReduce => 0,
         _ => pattern.root,

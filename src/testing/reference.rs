@@ -120,7 +120,7 @@ impl Problem {
     /// Returns `n` elements of the result of `rank` from element `first` on.
     pub fn part(&self, inputs: &dyn Inputs, rank: usize, first: usize, n: usize) -> Expected {
         let mut part = Expected::default();
-        let mut work = Work::new(self);
+        let mut work = BlockScratch::new(self);
         for first_of_block in (first..first + n).step_by(BLOCK) {
             let n = BLOCK.min(first + n - first_of_block);
             work.run(self, inputs, rank, first_of_block, n);
@@ -179,7 +179,7 @@ impl Problem {
             )));
         }
         let mut whole = Comparison::default();
-        let mut work = Work::new(self);
+        let mut work = BlockScratch::new(self);
         let mut actual = vec![0.0; BLOCK];
         for (first, n) in self.blocks(rank) {
             work.run(self, inputs, rank, first, n);
@@ -190,7 +190,7 @@ impl Problem {
         Ok(whole)
     }
 
-    fn judge(&self, work: &Work, bytes: &[u8], actual: &[f64], extra: f64) -> Comparison {
+    fn judge(&self, work: &BlockScratch, bytes: &[u8], actual: &[f64], extra: f64) -> Comparison {
         let mut found = Comparison::default();
         let size = self.dtype.size();
         let computed = self.collective.reduces() && self.dtype.is_float();
@@ -263,7 +263,7 @@ impl Problem {
 }
 
 /// A block of a result, in memory that is reused.
-struct Work {
+struct BlockScratch {
     values: Vec<f64>,
     /// Magnitude that a float's error is relative to: see [`RawBound::of`].
     magnitudes: Vec<f64>,
@@ -274,10 +274,10 @@ struct Work {
     bound: RawBound,
 }
 
-impl Work {
-    fn new(problem: &Problem) -> Work {
+impl BlockScratch {
+    fn new(problem: &Problem) -> BlockScratch {
         let bytes = BLOCK * problem.dtype.size();
-        Work {
+        BlockScratch {
             values: vec![0.0; BLOCK],
             magnitudes: vec![0.0; BLOCK],
             bytes: vec![0; bytes],

@@ -3,7 +3,7 @@
 
 use super::common::Rng;
 use super::fused_work::{Does, Op, Protocol, Type, Work};
-use cinch::codec::{self, Codec, Random, Span, kernel_params};
+use cinch::codec::{self, Codec, RoundingRandom, Span, kernel_params};
 use cinch::cpu::Isa;
 use cinch::gpu::abi::{CodecWords, SENDS_PARTS, SENDS_SUMS, SUMS};
 use cinch::reduce::{narrow, widen};
@@ -43,7 +43,9 @@ pub fn phases(does: Does) -> u8 {
 
 pub fn words(spec: Option<CodecSpec>) -> CodecWords {
     CodecWords {
-        word: spec.map_or([0; 8], |spec| kernel_params(spec, 0.0, [Random::NONE; 2])),
+        word: spec.map_or([0; 8], |spec| {
+            kernel_params(spec, 0.0, [RoundingRandom::NONE; 2])
+        }),
     }
 }
 

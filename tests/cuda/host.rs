@@ -1,7 +1,7 @@
 //! The CUDA headers of codecs and element types, as a shared library for the host.
 
 use crate::library::{Library, starts};
-use cinch::codec::{Codec, Random, Span, build, kernel_params};
+use cinch::codec::{Codec, RoundingRandom, Span, build, kernel_params};
 use cinch::cpu::Isa;
 use cinch::types::{CodecKind, CodecSpec, ScaleRule};
 use cinch::{DType, codec};
@@ -101,9 +101,13 @@ impl Host {
         spec: CodecSpec,
         x: &[f32],
         scale: Option<f32>,
-        (random, first): (Random, u32),
+        (random, first): (RoundingRandom, u32),
     ) -> Bytes {
-        let params = kernel_params(spec, scale.unwrap_or(0.0), [Random::default(), random]);
+        let params = kernel_params(
+            spec,
+            scale.unwrap_or(0.0),
+            [RoundingRandom::default(), random],
+        );
         let mut wire = Bytes::new(self.wire_bytes(spec, x.len()), 0xee);
         let to = wire.slice_mut().as_mut_ptr();
         // SAFETY: `x` has `x.len()` elements, and `wire_bytes` gave `wire`, aligned to 16, its
@@ -169,7 +173,7 @@ impl Host {
 }
 
 /// For calls that do not encode.
-const NOTHING: [Random; 2] = [Random::NONE; 2];
+const NOTHING: [RoundingRandom; 2] = [RoundingRandom::NONE; 2];
 
 /// Bytes aligned to 16.
 #[derive(Clone)]
@@ -235,7 +239,7 @@ impl Reference {
         self.codec.description().block_numbers
     }
 
-    pub fn encode(&self, x: &[f32], scale: Option<f32>, random: Random) -> Bytes {
+    pub fn encode(&self, x: &[f32], scale: Option<f32>, random: RoundingRandom) -> Bytes {
         let mut wire = Bytes::new(self.wire_bytes(x.len()), 0xee);
         let span = Span::whole(x.len()).drawing(random);
         self.codec.encode(span, x, scale, wire.slice_mut(), None);
@@ -258,7 +262,10 @@ impl Reference {
         let sum = x.iter().fold(x.len() as u64, |sum, x| {
             sum.rotate_left(7) ^ u64::from(x.to_bits())
         });
-        let (random, first) = (Random::new(spec.seed.into(), sum, 3), (sum >> 20) as u32);
+        let (random, first) = (
+            RoundingRandom::new(spec.seed.into(), sum, 3),
+            (sum >> 20) as u32,
+        );
         let wire = self.encode(x, scale, random.from(first as usize));
         let found = host.encode(spec, x, scale, (random, first));
         let same = |i: &usize| wire.slice()[*i] != found.slice()[*i];

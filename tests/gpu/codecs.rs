@@ -7,7 +7,8 @@ use crate::cover::Rng;
 use crate::harness::{Check, Setup, Stop, Verdict};
 use crate::options::Options;
 use cinch::codec::{
-    Codec, KERNEL_CODECS, Random, Span, abs_max, array_family, build, kernel_family, kernel_params,
+    Codec, KERNEL_CODECS, RoundingRandom, Span, abs_max, array_family, build, kernel_family,
+    kernel_params,
 };
 use cinch::cpu::Isa;
 use cinch::gpu::{DeviceMemory, Function, Stream, kernels};
@@ -262,8 +263,8 @@ impl Bench {
 }
 
 /// What every encode draws, where it draws.
-fn random(spec: CodecSpec) -> Random {
-    Random::new(spec.seed.into(), 11, 0)
+fn random(spec: CodecSpec) -> RoundingRandom {
+    RoundingRandom::new(spec.seed.into(), 11, 0)
 }
 
 pub fn both_nan(dtype: DType, a: &[u8], b: &[u8]) -> bool {

@@ -29,6 +29,9 @@ fn types(text: &str) -> Vec<String> {
     let mut names = Vec::new();
     for line in code(text).lines() {
         let indented = line.starts_with(' ');
+        if line.trim_start().starts_with('$') {
+            continue; // a macro's `$enum` names no type
+        }
         let mut words = line
             .split(|c: char| !c.is_alphanumeric() && c != '_')
             .filter(|word| {

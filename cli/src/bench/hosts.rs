@@ -9,7 +9,7 @@ use cinch::comm::Call;
 use cinch::config::CodecPolicy;
 use cinch::cpu::Isa;
 use cinch::plan::{Candidate, Limits, MachineFacts, Planner, Request, candidates};
-use cinch::schedule::{self, Hosts, Pattern, Schedule};
+use cinch::schedule::{self, Hosts, Schedule, SchedulePattern};
 use cinch::transport;
 use cinch::types::TransportKind;
 use cinch::{Algorithm, Config};
@@ -93,13 +93,13 @@ fn explain(
 /// Generates all ranks of a candidate's schedule and runs them symbolically, where they are few
 /// enough; else one rank.
 fn prove(candidate: &Candidate, request: &Request, limits: &Limits) -> cinch::Result<String> {
-    let pattern = Pattern {
+    let pattern = SchedulePattern {
         root: request.root,
         peer: request.peer,
         hosts: limits.hosts.clone(),
         between: candidate.between,
         rings: candidate.rings,
-        ..Pattern::flat(request.collective, candidate.algorithm, limits.nranks)
+        ..SchedulePattern::flat(request.collective, candidate.algorithm, limits.nranks)
     };
     let since = Instant::now();
     let one = pattern.schedule(limits.nranks / 2)?;
@@ -123,7 +123,7 @@ fn prove(candidate: &Candidate, request: &Request, limits: &Limits) -> cinch::Re
         Algorithm::Ring => 2,
         _ => (one.stages + 2).min(candidate.geometry.passes()).max(2),
     };
-    let depth = schedule::Limits {
+    let depth = schedule::VerifyLimits {
         slots: limits.slots,
         passes,
     };

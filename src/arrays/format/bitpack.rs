@@ -2,7 +2,7 @@
 //! element after element, and nothing else. See [`crate::codec::pack_upper`] for NaN and infinity.
 
 use super::PublishedLayout;
-use crate::codec::{EncodeStats, Random, pack_upper, unpack_upper};
+use crate::codec::{EncodeStats, RoundingRandom, pack_upper, unpack_upper};
 use crate::cpu::Isa;
 use crate::error::{Error, Result};
 
@@ -29,7 +29,7 @@ impl<const BITS: usize> PublishedLayout for Bitpack<BITS> {
     }
 
     /// Leaves the statistics as they are: packing does not look at the elements.
-    fn encode(&self, x: &[f32], _: Random, to: &mut [u8], _: &mut EncodeStats) {
+    fn encode(&self, x: &[f32], _: RoundingRandom, to: &mut [u8], _: &mut EncodeStats) {
         pack_upper::<BITS>(self.isa, x, to);
     }
 

@@ -3,7 +3,7 @@
 //! then the codes of the whole array, which is one block.
 
 use super::PublishedLayout;
-use crate::codec::{EncodeStats, Random, decode_range, encode_range};
+use crate::codec::{EncodeStats, RoundingRandom, decode_range, encode_range};
 use crate::cpu::Isa;
 use crate::error::{Error, Result};
 
@@ -43,14 +43,14 @@ impl<const BITS: usize> PublishedLayout for CompLl<BITS> {
                      minmax{BITS}"
                 ),
                 _ => format!(
-                    "these are no min-max message: its header says codes of {bits} bits, and there \
+                    "these are no min-max message: its header gives codes of {bits} bits, and there \
                      are 1, 2, 4 and 8"
                 ),
             }));
         }
         if lacking >= Self::PACKED || lacking > codes.len() * Self::PACKED {
             return Err(Error::invalid_argument(format!(
-                "the message says that its last byte lacks {lacking} of {} codes, and has {} \
+                "by its header the last byte of the message lacks {lacking} of {} codes, and has {} \
                  bytes of them",
                 Self::PACKED,
                 codes.len()
@@ -59,7 +59,7 @@ impl<const BITS: usize> PublishedLayout for CompLl<BITS> {
         Ok(codes.len() * Self::PACKED - lacking)
     }
 
-    fn encode(&self, x: &[f32], random: Random, to: &mut [u8], stats: &mut EncodeStats) {
+    fn encode(&self, x: &[f32], random: RoundingRandom, to: &mut [u8], stats: &mut EncodeStats) {
         let (header, codes) = to.split_at_mut(HEADER);
         let random = self.draws.then_some(random);
         let [low, high] = encode_range::<BITS>(self.isa, random, x, codes, stats);

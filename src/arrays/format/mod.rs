@@ -8,7 +8,7 @@ mod bitpack;
 mod compll;
 mod threads;
 
-use crate::codec::{Codec, EncodeStats, Random, Span, abs_max, build};
+use crate::codec::{Codec, EncodeStats, RoundingRandom, Span, abs_max, build};
 use crate::cpu::{FloatEnvironment, Isa};
 use crate::error::{Error, ErrorKind, Result};
 use crate::types::{CodecKind, CodecSpec, ScaleRule};
@@ -33,7 +33,7 @@ trait PublishedLayout: Debug + Send + Sync {
     /// Returns the element count of an encoded array.
     fn count(&self, bytes: &[u8]) -> Result<usize>;
     /// Encodes into exactly [`PublishedLayout::bytes`].
-    fn encode(&self, x: &[f32], random: Random, to: &mut [u8], stats: &mut EncodeStats);
+    fn encode(&self, x: &[f32], random: RoundingRandom, to: &mut [u8], stats: &mut EncodeStats);
     /// Decodes an array with the element count of `y`.
     fn decode(&self, from: &[u8], y: &mut [f32]);
     /// Returns the bytes of an element if an encoded array is only its elements, one after the other
@@ -122,7 +122,7 @@ impl StandAlone {
         let to = self
             .room(to.len(), bytes, x.len())
             .map(|()| &mut to[..bytes])?;
-        let random = Random::new(self.spec.seed.into(), draw, 0);
+        let random = RoundingRandom::new(self.spec.seed.into(), draw, 0);
         if let Some(stats) = self.encode_split(x, random, to) {
             return Ok(stats);
         }
@@ -138,7 +138,7 @@ impl StandAlone {
     ///
     /// # Errors
     /// As [`StandAlone::encode`].
-    pub fn encode_drawing(&self, x: &[f32], random: Random, to: &mut [u8]) -> Result<()> {
+    pub fn encode_drawing(&self, x: &[f32], random: RoundingRandom, to: &mut [u8]) -> Result<()> {
         let _environment = FloatEnvironment::standard();
         let bytes = self.bytes(x.len());
         let to = self
@@ -157,7 +157,7 @@ impl StandAlone {
         &self,
         codec: &dyn Codec,
         x: &[f32],
-        random: Random,
+        random: RoundingRandom,
         to: &mut [u8],
         stats: Option<&mut EncodeStats>,
     ) {

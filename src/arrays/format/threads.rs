@@ -4,7 +4,7 @@
 //! neither blocks nor random draws depend on pieces: the bytes equal those of one thread.
 
 use super::{ArrayForm, StandAlone};
-use crate::codec::{Codec, EncodeStats, Random, Span};
+use crate::codec::{Codec, EncodeStats, RoundingRandom, Span};
 use crate::types::ScaleRule;
 
 /// Elements of a piece: whole blocks, whole cache lines of codes of one bit, and an encoding that
@@ -36,7 +36,7 @@ impl StandAlone {
     pub(super) fn encode_split(
         &self,
         x: &[f32],
-        random: Random,
+        random: RoundingRandom,
         to: &mut [u8],
     ) -> Option<EncodeStats> {
         let part = self.part(x.len());
@@ -115,7 +115,7 @@ impl StandAlone {
 }
 
 /// Encodes a part of a format without blocks, as a chunk of its own.
-fn encode(codec: &dyn Codec, x: &[f32], random: Random, to: &mut [u8]) -> EncodeStats {
+fn encode(codec: &dyn Codec, x: &[f32], random: RoundingRandom, to: &mut [u8]) -> EncodeStats {
     let mut stats = EncodeStats::default();
     let span = Span::whole(x.len()).drawing(random);
     codec.encode(span, x, None, to, Some(&mut stats));
@@ -127,7 +127,7 @@ fn encode(codec: &dyn Codec, x: &[f32], random: Random, to: &mut [u8]) -> Encode
 fn encode_blocks(
     codec: &dyn Codec,
     x: &[f32],
-    random: Random,
+    random: RoundingRandom,
     codes: &mut [u8],
     numbers: &mut [u8],
 ) -> EncodeStats {
@@ -209,7 +209,7 @@ mod tests {
                         let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
                         assert!(bits(&y) == bits(&z), "{spec} {layout:?} {n} on {threads}");
                         let end = one.bytes(n);
-                        let random = Random::new(spec.seed.into(), 9, 0);
+                        let random = RoundingRandom::new(spec.seed.into(), 9, 0);
                         split +=
                             usize::from(many.encode_split(&x, random, &mut bytes[..end]).is_some());
                     }

@@ -1,10 +1,10 @@
 //! Loops over blocks. [`BlockLoops`] holds the inner loops, in scalar and in vector form.
 
 use super::super::pack::{code_bytes, load, load_part, put, store, store_part, take};
-use super::super::simd::{Kernel, Lanes, WIDEST, abs_bits, load_part as load_floats};
+use super::super::simd::{Lanes, SimdKernel, WIDEST, abs_bits, load_part as load_floats};
 use super::super::stats::scan_slowly;
 use super::super::wire::{read_number, write_number};
-use super::super::{EncodeStats, Random};
+use super::super::{EncodeStats, RoundingRandom};
 use super::{BlockFormat, Draws, Numbers};
 
 /// Bits of infinity: magnitudes from here up are not finite.
@@ -50,7 +50,7 @@ trait BlockLoops<F: BlockFormat> {
         &self,
         x: &[f32],
         encoder: F::Encoder,
-        random: Random,
+        random: RoundingRandom,
         codes: &mut [u8],
     );
     fn decode<const REDUCE: bool>(&self, codes: &[u8], decoder: F::Decoder, dst: &mut [f32]);
@@ -65,14 +65,14 @@ pub(super) struct EncodeBlocks<'a, F> {
     /// Number of the span's first element in the chunk.
     pub first: usize,
     /// Random numbers of the chunk, if rounding is stochastic.
-    pub random: Option<Random>,
+    pub random: Option<RoundingRandom>,
     pub src: &'a [f32],
     pub codes: &'a mut [u8],
     pub numbers: &'a mut [u8],
     pub stats: Option<&'a mut EncodeStats>,
 }
 
-impl<F: BlockFormat> Kernel for EncodeBlocks<'_, F> {
+impl<F: BlockFormat> SimdKernel for EncodeBlocks<'_, F> {
     type Output = ();
 
     fn scalar(self) {
@@ -127,7 +127,7 @@ impl<F: BlockFormat> EncodeBlocks<'_, F> {
                     loops.encode::<true>(x, F::encoder(numbers), random, codes);
                 }
                 _ if F::needs_scalar(numbers) => encode_scalar(self.format, x, numbers, codes),
-                _ => loops.encode::<false>(x, F::encoder(numbers), Random::NONE, codes),
+                _ => loops.encode::<false>(x, F::encoder(numbers), RoundingRandom::NONE, codes),
             }
         }
         if let Some(total) = self.stats {
@@ -148,7 +148,7 @@ pub(super) struct EncodeTensor<'a, F> {
     pub stats: Option<&'a mut EncodeStats>,
 }
 
-impl<F: BlockFormat> Kernel for EncodeTensor<'_, F> {
+impl<F: BlockFormat> SimdKernel for EncodeTensor<'_, F> {
     type Output = ();
 
     fn scalar(self) {
@@ -200,7 +200,7 @@ impl<F: BlockFormat> EncodeTensor<'_, F> {
             } else if !scan.is_finite() || F::needs_scalar(numbers) {
                 encode_scalar(self.format, x, numbers, codes);
             } else {
-                loops.encode::<false>(x, encoder, Random::NONE, codes);
+                loops.encode::<false>(x, encoder, RoundingRandom::NONE, codes);
             }
         }
         // A chunk that an earlier span poisoned stays poisoned.
@@ -238,7 +238,7 @@ pub(super) struct DecodeBlocks<'a, F, const REDUCE: bool> {
     pub dst: &'a mut [f32],
 }
 
-impl<F: BlockFormat, const REDUCE: bool> Kernel for DecodeBlocks<'_, F, REDUCE> {
+impl<F: BlockFormat, const REDUCE: bool> SimdKernel for DecodeBlocks<'_, F, REDUCE> {
     type Output = ();
 
     fn scalar(self) {
@@ -306,7 +306,7 @@ impl<F: BlockFormat> BlockLoops<F> for ScalarLoops<'_, F> {
         &self,
         x: &[f32],
         encoder: F::Encoder,
-        random: Random,
+        random: RoundingRandom,
         codes: &mut [u8],
     ) {
         codes.fill(0);
@@ -355,7 +355,7 @@ impl<'a, F: BlockFormat, L: Lanes> VectorLoops<'a, F, L> {
         &self,
         x: L::F,
         encoder: F::Encoder,
-        random: Random,
+        random: RoundingRandom,
         at: usize,
     ) -> L::I {
         if DRAW {
@@ -411,7 +411,7 @@ impl<F: BlockFormat, L: Lanes> BlockLoops<F> for VectorLoops<'_, F, L> {
         &self,
         x: &[f32],
         encoder: F::Encoder,
-        random: Random,
+        random: RoundingRandom,
         codes: &mut [u8],
     ) {
         let mut whole = x.chunks_exact(L::N);

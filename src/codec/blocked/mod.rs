@@ -14,7 +14,7 @@ mod sums;
 use super::pack::code_bytes;
 use super::simd::{Available, Lanes, launch};
 use super::wire::{ChunkLayout, ends_chunk, read_number, write_number};
-use super::{Codec, Description, EncodeStats, ErrorLaw, Random, Reencode, Span, Zero};
+use super::{Codec, Description, EncodeStats, ErrorLaw, Reencode, RoundingRandom, Span, Zero};
 use crate::types::{CodecKind, CodecSpec, ScaleRule};
 pub(super) use kernel::load_any;
 use kernel::{DecodeBlocks, EncodeBlocks, EncodeTensor};
@@ -212,7 +212,7 @@ impl<F: BlockFormat> Blocked<F> {
 pub(super) fn encode_block<F: BlockFormat>(
     format: &F,
     isa: Available,
-    random: Option<Random>,
+    random: Option<RoundingRandom>,
     src: &[f32],
     codes: &mut [u8],
     stats: &mut EncodeStats,

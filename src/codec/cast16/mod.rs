@@ -19,12 +19,12 @@ pub(super) const INFO: CodecInfo = CodecInfo {
         decode_seconds: 0.2e-12,
         ..KernelInfo::new("cast16")
     }),
-    build: |_, isa| Arc::new(Elementwise::new(F16, isa)),
+    build: |_, isa| Arc::new(Elementwise::new(Fp16, isa)),
 };
 
 /// The format.
 #[derive(Debug)]
-pub(super) struct F16;
+pub(super) struct Fp16;
 
 /// The largest finite value.
 const LARGEST: f32 = 65_504.0;
@@ -33,7 +33,7 @@ const REBIAS: u32 = 127 - 15;
 /// The smallest normal binary16, as fp32 bits.
 const NORMAL: u32 = (REBIAS + 1) << 23;
 
-impl ElementFormat for F16 {
+impl ElementFormat for Fp16 {
     const BITS: usize = 16;
     const ZERO: Zero = Zero::Signed;
 
@@ -108,7 +108,7 @@ mod tests {
         for code in 0..=u16::MAX {
             let value = half::f16::from_bits(code).to_f32_const();
             assert_eq!(
-                F16.decode(code.into()).to_bits(),
+                Fp16.decode(code.into()).to_bits(),
                 value.to_bits(),
                 "{code:#x}"
             );
@@ -125,7 +125,7 @@ mod tests {
                     half::f16::MIN
                 };
                 assert_eq!(
-                    F16.encode(x),
+                    Fp16.encode(x),
                     u32::from(oracle.to_bits()),
                     "{:#x}",
                     x.to_bits()

@@ -2,9 +2,9 @@
 
 use super::super::elementwise::VectorElementFormat;
 use super::super::simd::{Lanes, abs};
-use super::{F16, LARGEST};
+use super::{Fp16, LARGEST};
 
-impl VectorElementFormat for F16 {
+impl VectorElementFormat for Fp16 {
     type Registers<'a, L: Lanes> = ();
 
     #[inline(always)]

@@ -2,7 +2,7 @@
 
 use super::super::EncodeStats;
 use super::super::pack::{code_bytes, load, load_part, put, store, store_part, take};
-use super::super::simd::{Kernel, Lanes, WIDEST, abs_bits, load_part as load_floats};
+use super::super::simd::{Lanes, SimdKernel, WIDEST, abs_bits, load_part as load_floats};
 use super::ElementFormat;
 
 /// Largest finite magnitude, as bits.
@@ -31,7 +31,7 @@ pub(super) struct EncodeElements<'a, F> {
     pub stats: Option<&'a mut EncodeStats>,
 }
 
-impl<F: VectorElementFormat> Kernel for EncodeElements<'_, F> {
+impl<F: VectorElementFormat> SimdKernel for EncodeElements<'_, F> {
     type Output = ();
 
     fn scalar(self) {
@@ -163,7 +163,7 @@ pub(super) struct DecodeElements<'a, F, const REDUCE: bool> {
     pub dst: &'a mut [f32],
 }
 
-impl<F: VectorElementFormat, const REDUCE: bool> Kernel for DecodeElements<'_, F, REDUCE> {
+impl<F: VectorElementFormat, const REDUCE: bool> SimdKernel for DecodeElements<'_, F, REDUCE> {
     type Output = ();
 
     fn scalar(self) {

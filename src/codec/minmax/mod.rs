@@ -14,7 +14,7 @@ mod simd;
 
 use super::blocked::{BlockFormat, Blocked, Draws, Numbers, decode_block, encode_block};
 use super::simd::{Available, Lanes};
-use super::{CodecInfo, EncodeStats, ErrorLaw, KernelInfo, Random, Zero};
+use super::{CodecInfo, EncodeStats, ErrorLaw, KernelInfo, RoundingRandom, Zero};
 use crate::cpu::Isa;
 use crate::types::CodecKind;
 use std::sync::Arc;
@@ -205,7 +205,7 @@ fn place(encoder: Encoder, x: f32) -> f32 {
 /// An `isa` beyond the machine's runs the scalar form, with the same result.
 pub(crate) fn encode_range<const BITS: usize>(
     isa: Isa,
-    random: Option<Random>,
+    random: Option<RoundingRandom>,
     x: &[f32],
     codes: &mut [u8],
     stats: &mut EncodeStats,

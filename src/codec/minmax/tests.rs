@@ -1,6 +1,6 @@
 //! Tests of minmax: golden vectors of compression.md 1.6, ends of ranges, and stochastic rounding.
 
-use super::super::{Codec, Random, Span, build};
+use super::super::{Codec, RoundingRandom, Span, build};
 use crate::cpu::Isa;
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ fn codec(text: &str, isa: Isa) -> Arc<dyn Codec> {
     build(text.parse().unwrap(), isa).unwrap().unwrap()
 }
 
-fn round_trip(codec: &dyn Codec, x: &[f32], random: Random) -> (Vec<u8>, Vec<f32>) {
+fn round_trip(codec: &dyn Codec, x: &[f32], random: RoundingRandom) -> (Vec<u8>, Vec<f32>) {
     let span = Span::whole(x.len()).drawing(random);
     let mut wire = vec![0xee; codec.wire_bytes(x.len())];
     let mut y = vec![0.0; x.len()];
@@ -27,7 +27,7 @@ fn golden_vectors_have_the_published_bytes() {
             ("minmax4", &[0x90, 0xf2, 0xc5, 0x0a]),
             ("minmax8", &[0x00, 0x95, 0x2a, 0xff, 0x55, 0xd4, 0xaa]),
         ] {
-            let (wire, y) = round_trip(&*codec(text, isa), &x, Random::default());
+            let (wire, y) = round_trip(&*codec(text, isa), &x, RoundingRandom::default());
             assert_eq!(&wire[..codes.len()], codes, "{text} {isa:?}");
             assert!(wire[codes.len()..16].iter().all(|&byte| byte == 0));
             assert_eq!(
@@ -58,7 +58,11 @@ fn ends_of_any_range_decode_to_themselves() {
             [-3e38, -3e38],
         ] {
             for text in ["minmax1", "minmax2", "minmax4", "minmax8"] {
-                let (_, y) = round_trip(&*codec(text, isa), &[low, high, low], Random::default());
+                let (_, y) = round_trip(
+                    &*codec(text, isa),
+                    &[low, high, low],
+                    RoundingRandom::default(),
+                );
                 let range = f64::from(high) - f64::from(low);
                 let near = |a: f32, b: f32| {
                     (f64::from(a) - f64::from(b)).abs() <= range * 1e-6 + f64::from(b).abs() * 1e-7
@@ -91,7 +95,7 @@ fn mean_of_drawn_codes_is_unbiased() {
             let codec = codec(&format!("{text}:seed=3"), isa);
             let mut sums = vec![0f64; x.len()];
             for operation in 0..DRAWS {
-                let (_, y) = round_trip(&*codec, &x, Random::new(3, operation, 1));
+                let (_, y) = round_trip(&*codec, &x, RoundingRandom::new(3, operation, 1));
                 sums.iter_mut()
                     .zip(y)
                     .for_each(|(sum, y)| *sum += f64::from(y));
@@ -113,13 +117,13 @@ fn mean_of_drawn_codes_is_unbiased() {
 #[test]
 fn draws_depend_on_the_index_not_on_the_span() {
     let x: Vec<f32> = (0..700).map(|i| (i as f32 * 0.7).sin()).collect();
-    let random = Random::new(9, 1, 2);
+    let random = RoundingRandom::new(9, 1, 2);
     for isa in Isa::available() {
         let codec = codec("minmax2:block=32:seed=9", isa);
         let (_, whole) = round_trip(&*codec, &x, random);
         let (_, rest) = round_trip(&*codec, &x[64..], random.from(64));
         assert_eq!(whole[64..], rest);
-        let (_, other) = round_trip(&*codec, &x, Random::new(9, 2, 2));
+        let (_, other) = round_trip(&*codec, &x, RoundingRandom::new(9, 2, 2));
         assert_ne!(whole, other);
     }
 }

@@ -44,7 +44,7 @@ impl Available {
 }
 
 /// A loop in scalar and in vector form.
-pub(super) trait Kernel {
+pub(super) trait SimdKernel {
     type Output;
     /// Runs the scalar form: the specification.
     fn scalar(self) -> Self::Output;
@@ -54,7 +54,7 @@ pub(super) trait Kernel {
 
 /// Runs a kernel with an instruction set.
 #[inline]
-pub(super) fn launch<K: Kernel>(isa: Available, kernel: K) -> K::Output {
+pub(super) fn launch<K: SimdKernel>(isa: Available, kernel: K) -> K::Output {
     match isa.0 {
         Isa::Scalar => kernel.scalar(),
         // SAFETY: `Available::new` compared `isa` with `Isa::detect`, so this machine has AVX2.
@@ -70,14 +70,14 @@ pub(super) fn launch<K: Kernel>(isa: Available, kernel: K) -> K::Output {
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn launch_avx2<K: Kernel>(kernel: K) -> K::Output {
+fn launch_avx2<K: SimdKernel>(kernel: K) -> K::Output {
     // SAFETY: the caller of this function vouches for the features that it enables.
     kernel.vector(unsafe { avx2::Avx2::new() })
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
-fn launch_avx512<K: Kernel>(kernel: K) -> K::Output {
+fn launch_avx512<K: SimdKernel>(kernel: K) -> K::Output {
     // SAFETY: the caller of this function vouches for the features that it enables.
     kernel.vector(unsafe { avx512::Avx512::new() })
 }

@@ -158,7 +158,7 @@ fn scale(largest: f32, squares: f64, n: usize) -> Numbers {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Codec, Random, Span, build};
+    use super::super::{Codec, RoundingRandom, Span, build};
     use crate::cpu::Isa;
     use std::sync::Arc;
 
@@ -168,7 +168,7 @@ mod tests {
             .unwrap()
     }
 
-    fn decoded(codec: &dyn Codec, x: &[f32], random: Random) -> Vec<f32> {
+    fn decoded(codec: &dyn Codec, x: &[f32], random: RoundingRandom) -> Vec<f32> {
         let span = Span::whole(x.len()).drawing(random);
         let mut wire = vec![0xee; codec.wire_bytes(x.len())];
         let mut y = vec![0.0; x.len()];
@@ -184,12 +184,12 @@ mod tests {
         x[17] = -100.0;
         let s = (2.5 * (10_063f64 / 64.0).sqrt()) as f32;
         for isa in Isa::available() {
-            let y = decoded(&*codec(isa), &x, Random::new(1, 1, 1));
+            let y = decoded(&*codec(isa), &x, RoundingRandom::new(1, 1, 1));
             assert_eq!(y[17], -s);
             assert!(y.iter().all(|&y| y == 0.0 || y == s || y == -s));
             // A block of equal numbers has their magnitude as its scale.
             assert_eq!(
-                decoded(&*codec(isa), &[-3.5; 64], Random::default()),
+                decoded(&*codec(isa), &[-3.5; 64], RoundingRandom::default()),
                 [-3.5; 64]
             );
         }
@@ -203,7 +203,7 @@ mod tests {
             let codec = codec(isa);
             let mut sums = vec![0f64; x.len()];
             for operation in 0..DRAWS {
-                let y = decoded(&*codec, &x, Random::new(0, operation, 5));
+                let y = decoded(&*codec, &x, RoundingRandom::new(0, operation, 5));
                 sums.iter_mut()
                     .zip(y)
                     .for_each(|(sum, y)| *sum += f64::from(y));

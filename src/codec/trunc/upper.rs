@@ -5,7 +5,7 @@
 //! decodes to infinity.
 
 use super::super::pack::{code_bytes, load, load_part, put, store, store_part, take};
-use super::super::simd::{Available, Kernel, Lanes, WIDEST, launch, load_part as load_floats};
+use super::super::simd::{Available, Lanes, SimdKernel, WIDEST, launch, load_part as load_floats};
 use crate::cpu::Isa;
 
 /// Writes the upper `BITS` bits of each number: 8, 16 or 24.
@@ -27,7 +27,7 @@ struct Pack<'a, const BITS: usize> {
     to: &'a mut [u8],
 }
 
-impl<const BITS: usize> Kernel for Pack<'_, BITS> {
+impl<const BITS: usize> SimdKernel for Pack<'_, BITS> {
     type Output = ();
 
     fn scalar(self) {
@@ -64,7 +64,7 @@ struct Unpack<'a, const BITS: usize> {
     y: &'a mut [f32],
 }
 
-impl<const BITS: usize> Kernel for Unpack<'_, BITS> {
+impl<const BITS: usize> SimdKernel for Unpack<'_, BITS> {
     type Output = ();
 
     fn scalar(self) {

@@ -13,7 +13,7 @@ use crate::gpu::abi::MAX_RANKS;
 use crate::gpu::abi::{self, Combine, KernelWork};
 use crate::plan::Plan;
 use crate::reduce;
-use crate::schedule::{self, Op, Own, Pattern, Place, Schedule};
+use crate::schedule::{self, ChunkPlace, Op, Own, Schedule, SchedulePattern};
 use crate::types::{ReduceOp, Scalar};
 
 /// A rank's steps of one pass, in the form that kernels read.
@@ -32,7 +32,7 @@ impl PackedSchedule {
     ///
     /// # Errors
     /// Unsupported if the schedule has more ranks, steps or stages than a kernel can number.
-    pub fn new(schedule: &Schedule, pattern: &Pattern) -> Result<PackedSchedule> {
+    pub fn new(schedule: &Schedule, pattern: &SchedulePattern) -> Result<PackedSchedule> {
         if schedule.nranks > MAX_RANKS {
             return Err(Error::new(
                 ErrorKind::Unsupported,
@@ -47,7 +47,8 @@ impl PackedSchedule {
         let mut steps = Vec::with_capacity(joined.len());
         for step in &joined {
             // A rank may forward a part that is in neither its input nor its output.
-            let block = |place: Option<Place>| place.and_then(|place| place.block).unwrap_or(0);
+            let block =
+                |place: Option<ChunkPlace>| place.and_then(|place| place.block).unwrap_or(0);
             let in_block = block(pattern.input(schedule.rank, step.chunk)) as u16;
             let out_block = block(pattern.output(schedule.rank, step.chunk)) as u16;
             let (own, own_after) = match step.own {

@@ -11,7 +11,7 @@ use crate::codec::feedback::{Residuals, Shape};
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::UserBuffers;
 use crate::plan::{Plan, Request};
-use crate::schedule::{Cursor, Step, Visit};
+use crate::schedule::{Step, Visit, WalkCursor};
 use crate::sys::log::{self, Level};
 use crate::transport::{self, Header, Links};
 use crate::types::{CallSignature, Collective, SIGNATURE_WORDS, ScaleRule, TransportKind};
@@ -48,7 +48,7 @@ impl<'a> Run<'a> {
         channels.clear();
         channels.extend((0..plan.channels).map(|channel| {
             let passes = (passes - channel).div_ceil(plan.channels);
-            let mut cursor = Cursor::new(&plan.schedule, passes);
+            let mut cursor = WalkCursor::new(&plan.schedule, passes);
             let current = cursor.next(&plan.schedule);
             ChannelRun {
                 channel,

@@ -2,12 +2,12 @@
 //! identity of scales and residuals that are kept from call to call.
 
 use crate::codec::feedback::{Residuals, Shape};
-use crate::codec::{EncodeStats, Random, TensorScales};
+use crate::codec::{EncodeStats, RoundingRandom, TensorScales};
 use crate::cpu::{Isa, Tile};
 use crate::error::Result;
 use crate::plan::{Plan, Request};
 use crate::reduce::Reducer;
-use crate::schedule::{Cursor, Own, Step, Visit};
+use crate::schedule::{Own, Step, Visit, WalkCursor};
 use crate::types::{CodecSpec, DType, ReduceOp, SIGNATURE_WORDS, Scalar, ScaleRule};
 
 /// Elements of a tile. It is a power of two that holds the largest block, and small enough that
@@ -179,7 +179,7 @@ impl InputStats {
 #[derive(Debug)]
 pub(super) struct ChannelRun {
     pub channel: usize,
-    pub cursor: Cursor,
+    pub cursor: WalkCursor,
     /// The step that waits for its peers; `None` after the last step.
     pub current: Option<Visit>,
     /// Progress of the current step if it sends or receives without slots.
@@ -252,7 +252,12 @@ pub(super) fn residual_shape(request: &Request, plan: &Plan) -> Shape {
 }
 
 /// Returns the random numbers of this rank's encodes of a chunk: for contributions, and for sums.
-pub(super) fn randoms(spec: CodecSpec, chunk: &Chunk, operation: u64, rank: usize) -> [Random; 2] {
+pub(super) fn randoms(
+    spec: CodecSpec,
+    chunk: &Chunk,
+    operation: u64,
+    rank: usize,
+) -> [RoundingRandom; 2] {
     let first = chunk.input.or(chunk.output).unwrap_or(0);
     Plan::draws(spec, operation, rank).map(|random| random.from(first))
 }

@@ -33,7 +33,7 @@ mod blocks;
 mod sums;
 mod trees;
 
-use super::chunks::Pattern;
+use super::chunks::SchedulePattern;
 use super::cost::Hops;
 use super::fan::{self, OwnTerm};
 use super::hosts::Hosts;
@@ -42,7 +42,7 @@ use super::tree::{self, Tree};
 use crate::types::{Algorithm, Collective, Level};
 
 /// Returns the parts of a pass's range; 1 if chunks are blocks.
-pub(super) fn parts(pattern: &Pattern) -> usize {
+pub(super) fn parts(pattern: &SchedulePattern) -> usize {
     let hosts = &pattern.hosts;
     match (pattern.collective, pattern.between) {
         (Collective::AllReduce, Algorithm::Ring | Algorithm::Direct) => {
@@ -56,7 +56,7 @@ pub(super) fn parts(pattern: &Pattern) -> usize {
 }
 
 /// Returns the stages of a pass.
-pub(super) fn stages(pattern: &Pattern) -> usize {
+pub(super) fn stages(pattern: &SchedulePattern) -> usize {
     let depth = tree::depth(pattern.hosts.count());
     match (pattern.collective, pattern.between) {
         (Collective::AllReduce, Algorithm::Tree) => 2 * depth + 3,
@@ -66,7 +66,7 @@ pub(super) fn stages(pattern: &Pattern) -> usize {
 }
 
 /// Returns the steps of `rank`, in order of stage.
-pub(super) fn steps(pattern: &Pattern, rank: usize) -> Vec<Step> {
+pub(super) fn steps(pattern: &SchedulePattern, rank: usize) -> Vec<Step> {
     let position = Position::new(pattern, rank);
     let mut steps = match (pattern.collective, pattern.between) {
         (Collective::AllReduce, Algorithm::Ring) => sums::ring(&position),
@@ -83,7 +83,7 @@ pub(super) fn steps(pattern: &Pattern, rank: usize) -> Vec<Step> {
 }
 
 /// Returns the longest chain of messages if every host has several ranks; uneven hosts may need fewer.
-pub(super) fn hops(pattern: &Pattern) -> Hops {
+pub(super) fn hops(pattern: &SchedulePattern) -> Hops {
     let hosts = pattern.hosts.count();
     let depth = tree::depth(hosts);
     let home = pattern.hosts.of(pattern.root).0;
@@ -112,7 +112,7 @@ struct Position<'a> {
 }
 
 impl<'a> Position<'a> {
-    fn new(pattern: &'a Pattern, rank: usize) -> Position<'a> {
+    fn new(pattern: &'a SchedulePattern, rank: usize) -> Position<'a> {
         let (host, local_rank) = pattern.hosts.of(rank);
         Position {
             hosts: &pattern.hosts,

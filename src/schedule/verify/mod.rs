@@ -21,13 +21,13 @@ mod run;
 mod shape;
 mod value;
 
-use super::chunks::Pattern;
+use super::chunks::SchedulePattern;
 use super::ir::Schedule;
 use crate::error::Result;
 
 /// Conditions of the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct VerifyLimits {
     /// Slots of each connection.
     pub slots: usize,
     /// Passes. [`Schedule::stages`] + 2 passes cover all overlaps.
@@ -47,7 +47,11 @@ pub struct Proof {
 ///
 /// # Errors
 /// Internal, naming the rank, the pass, the step and what is wrong with it.
-pub fn verify(pattern: &Pattern, schedules: &[Schedule], limits: Limits) -> Result<Proof> {
+pub fn verify(
+    pattern: &SchedulePattern,
+    schedules: &[Schedule],
+    limits: VerifyLimits,
+) -> Result<Proof> {
     shape::check(pattern, schedules)?;
-    run::Run::new(pattern, schedules, limits).finish()
+    run::SymbolicRun::new(pattern, schedules, limits).finish()
 }

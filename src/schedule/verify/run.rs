@@ -1,17 +1,17 @@
 //! Runs all ranks symbolically.
 
 use super::value::{Census, Value};
-use super::{Limits, Proof};
+use super::{Proof, VerifyLimits};
 use crate::error::{Error, Result};
-use crate::schedule::chunks::{Contributors, Pattern, Place};
+use crate::schedule::chunks::{ChunkPlace, Contributors, SchedulePattern};
 use crate::schedule::ir::{Op, Own, Schedule, Step, Visit, Walk, walk};
 use crate::types::Level;
 use std::collections::VecDeque;
 
-pub(super) struct Run<'a> {
-    pattern: &'a Pattern,
+pub(super) struct SymbolicRun<'a> {
+    pattern: &'a SchedulePattern,
     schedules: &'a [Schedule],
-    limits: Limits,
+    limits: VerifyLimits,
     ranks: Vec<Rank<'a>>,
     wires: Wires,
     /// Ranks whose next step may be able to run.
@@ -51,8 +51,12 @@ struct Message {
     chunk: u32,
 }
 
-impl<'a> Run<'a> {
-    pub fn new(pattern: &'a Pattern, schedules: &'a [Schedule], limits: Limits) -> Run<'a> {
+impl<'a> SymbolicRun<'a> {
+    pub fn new(
+        pattern: &'a SchedulePattern,
+        schedules: &'a [Schedule],
+        limits: VerifyLimits,
+    ) -> SymbolicRun<'a> {
         let ranks = schedules.iter().map(|schedule| {
             let mut walk = walk(schedule, limits.passes);
             Rank {
@@ -69,7 +73,7 @@ impl<'a> Run<'a> {
         } else {
             0
         };
-        Run {
+        SymbolicRun {
             pattern,
             schedules,
             limits,
@@ -407,7 +411,7 @@ fn is_coded(own: Own) -> bool {
 
 /// Returns the index of a place when input and output are one buffer: the larger one, in which the smaller
 /// is the rank's own block. Blocks count from the own one, because some ranks write no other.
-fn cell(pattern: &Pattern, rank: usize, place: Place) -> usize {
+fn cell(pattern: &SchedulePattern, rank: usize, place: ChunkPlace) -> usize {
     // If the other buffer has blocks, this buffer is the own block there.
     let block = place.block.unwrap_or(rank);
     (block + pattern.nranks - rank) % pattern.nranks * pattern.parts() + place.part

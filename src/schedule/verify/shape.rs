@@ -1,10 +1,10 @@
 //! Checks the steps of one rank alone.
 
 use crate::error::{Error, Result};
-use crate::schedule::chunks::Pattern;
+use crate::schedule::chunks::SchedulePattern;
 use crate::schedule::ir::{Op, Own, Schedule, Step};
 
-pub(super) fn check(pattern: &Pattern, schedules: &[Schedule]) -> Result<()> {
+pub(super) fn check(pattern: &SchedulePattern, schedules: &[Schedule]) -> Result<()> {
     if schedules.len() != pattern.nranks {
         return Err(Error::internal(format!(
             "{} schedules for {} ranks",

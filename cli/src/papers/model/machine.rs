@@ -16,7 +16,7 @@ use super::network::Layer;
 use cinch::codec::{self, Codec, Reencode};
 use cinch::cpu::Isa;
 use cinch::error::{Error, Result};
-use cinch::schedule::{self, Pattern};
+use cinch::schedule::{self, SchedulePattern};
 use cinch::types::{Algorithm, CodecKind, CodecSpec, Collective, DType};
 
 /// Most passes that a message is cut into.
@@ -235,7 +235,7 @@ impl ScheduleShape {
             // As the planner: no rounding of partial sums at every hop.
             .filter(|algorithm| !(loses && nranks > 2 && **algorithm == Algorithm::Ring))
             .map(|&algorithm| {
-                let pattern = Pattern::flat(Collective::AllReduce, algorithm, nranks);
+                let pattern = SchedulePattern::flat(Collective::AllReduce, algorithm, nranks);
                 let mut busiest = schedule::CostCounts::default();
                 for rank in [0, 1 % nranks, nranks / 2] {
                     let counts = schedule::cost_counts(&pattern.schedule(rank)?, &pattern.hosts);

@@ -97,7 +97,7 @@ fn message_sizes_match_the_kernels_walk() {
                     continue;
                 }
                 let mut algorithms = schedule::algorithms(collective).to_vec();
-                if schedule::Pattern::no_hierarchy(collective, &hosts).is_none() {
+                if schedule::SchedulePattern::no_hierarchy(collective, &hosts).is_none() {
                     algorithms.push(Algorithm::Hierarchical);
                 }
                 for algorithm in algorithms {

@@ -6,7 +6,7 @@ use crate::codec::{self, Codec};
 use crate::cpu::Isa;
 use crate::plan::Geometry;
 use crate::schedule::Hosts;
-use crate::testing::{Data, Pattern as Numbers, Problem};
+use crate::testing::{Data, Pattern, Problem};
 use crate::types::{Algorithm, CodecSpec, Collective, DType, KernelProtocol, Scalar};
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ struct Case {
 }
 
 impl Case {
-    fn pattern(&self) -> Pattern {
+    fn pattern(&self) -> SchedulePattern {
         let Problem {
             collective,
             nranks,
@@ -32,13 +32,13 @@ impl Case {
             peer,
             ..
         } = self.problem;
-        Pattern {
+        SchedulePattern {
             root,
             peer,
             hosts: self.hosts.clone(),
             between: self.between,
             rings: self.rings,
-            ..Pattern::flat(collective, self.algorithm, nranks)
+            ..SchedulePattern::flat(collective, self.algorithm, nranks)
         }
     }
 
@@ -114,7 +114,7 @@ impl Case {
         ended.then_some(outputs)
     }
 
-    fn inputs(&self, pattern: Numbers) -> Vec<Vec<u8>> {
+    fn inputs(&self, pattern: Pattern) -> Vec<Vec<u8>> {
         let data = Data {
             pattern,
             dtype: DType::F32,
@@ -127,7 +127,7 @@ impl Case {
     }
 
     fn check(&self) {
-        let inputs = self.inputs(Numbers::Small);
+        let inputs = self.inputs(Pattern::Small);
         let what = format!(
             "{} by {}/{} of {} rings on {} ranks, {}, {} channels",
             self.problem.collective,
@@ -229,7 +229,7 @@ fn hierarchical_schedules_end_with_the_reference_result() {
     for hosts in worlds {
         let nranks = hosts.nranks().unwrap();
         for collective in Collective::ALL {
-            for &between in Pattern::between_hosts(collective) {
+            for &between in SchedulePattern::between_hosts(collective) {
                 for channels in [1, 3] {
                     let levels = (hosts.clone(), between);
                     let algorithm = Algorithm::Hierarchical;
@@ -298,7 +298,7 @@ fn lossy_results_agree_on_all_ranks() {
                 case.codec = codec::build(spec, Isa::Scalar).unwrap();
                 (case.granule, case.chunk_max) = (32, 64);
                 case.problem.count = 64 * nranks * 5 - 7;
-                let inputs = case.inputs(Numbers::Gaussian);
+                let inputs = case.inputs(Pattern::Gaussian);
                 let outputs = case.outputs(&inputs).unwrap();
                 let bits =
                     |output: &[f32]| -> Vec<u32> { output.iter().map(|x| x.to_bits()).collect() };

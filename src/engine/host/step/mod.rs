@@ -7,7 +7,7 @@ mod tile;
 
 use super::state::{Arithmetic, Chain, Chunk, InputStats, Scratch};
 use crate::codec::feedback::Residuals;
-use crate::codec::{Codec, Random, TensorScales};
+use crate::codec::{Codec, RoundingRandom, TensorScales};
 use crate::cpu::Isa;
 use crate::mem::UserBuffers;
 use crate::plan::Plan;
@@ -37,7 +37,7 @@ pub(super) struct StepWork<'r, 'b> {
     pub residuals: Option<&'r mut Residuals>,
     pub chunk: &'r Chunk,
     /// Random numbers for encodes of this rank's contribution, and for encodes of sums.
-    pub randoms: [Random; 2],
+    pub randoms: [RoundingRandom; 2],
     /// Elements of a tile.
     pub tile: usize,
     pub nranks: usize,

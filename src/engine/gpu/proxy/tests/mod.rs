@@ -35,7 +35,8 @@ fn collectives_across_hosts_match_the_reference() {
                 let flat = crate::schedule::algorithms(collective);
                 algorithms.extend(flat.iter().copied().map(Some));
                 let by_level =
-                    crate::schedule::Pattern::no_hierarchy(collective, &rank.hosts()).is_none();
+                    crate::schedule::SchedulePattern::no_hierarchy(collective, &rank.hosts())
+                        .is_none();
                 for algorithm in algorithms {
                     if algorithm == Some(Algorithm::Hierarchical) && !by_level {
                         continue;
