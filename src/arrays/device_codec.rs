@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 const THREADS: u32 = 256;
 /// Elements that a block processes at once.
 const BLOCK_ELEMENTS: usize = 16 * THREADS as usize;
-/// Most shares that the ends of a message are found in.
+/// Most shares of an array in whose threads the kernel searches minimum and maximum.
 const SHARES: usize = 1024;
 
 /// Elements in device memory.
@@ -134,13 +134,13 @@ impl DeviceCodec {
         self.sizes.bytes(n)
     }
 
-    /// Queues the encoding of `elements` into the first [`DeviceCodec::bytes`] at `wire`, which is
-    /// an address and the bytes that there are. Chunks are aligned to 16 bytes, published layouts
-    /// to nothing. `draw` is as for [`StandAlone::encode`].
+    /// Queues the encoding of `elements` into the first [`DeviceCodec::bytes`] at `wire`, an address and the
+    /// bytes that it has room for. The chunk layout needs an alignment of 16 bytes; published layouts need
+    /// none. See [`StandAlone::encode`] for `draw`.
     ///
     /// # Errors
-    /// Invalid argument if there is too little room, at an address that is not aligned, or if the
-    /// two overlap; unsupported for other types; the driver's errors. Nothing is queued then.
+    /// Invalid argument if the room is too small, an address is misaligned, or the ranges overlap;
+    /// unsupported for other types; the driver's errors. After an error nothing is queued.
     ///
     /// # Safety
     /// Both ranges are memory of the stream's GPU. No other code frees or uses them while the call runs in the
@@ -152,7 +152,7 @@ impl DeviceCodec {
         wire: (u64, usize),
         stream: &Stream,
     ) -> Result<()> {
-        // SAFETY: this function's caller keeps the callee's contract, which is the same.
+        // SAFETY: the caller keeps the contract of `encode`, which the callee shares.
         unsafe { self.encode_from(elements, draw, 0, wire, stream) }
     }
 
@@ -175,7 +175,7 @@ impl DeviceCodec {
         let random = RoundingRandom::new(self.spec.seed.into(), draw, 0);
         let args = self.args(&elements, wire.0, random, first);
         if self.is_message() {
-            // SAFETY: this function's caller keeps the callee's contract, which is the same.
+            // SAFETY: the caller keeps the contract of `encode`, which the callee shares.
             return unsafe { self.message(&elements, args, stream) };
         }
         let (module, name) = match self.layout {
@@ -185,13 +185,13 @@ impl DeviceCodec {
                 format!("cinch_pack_{}", elements.dtype),
             ),
         };
-        // SAFETY: this function's caller keeps the callee's contract, which is the same.
+        // SAFETY: the caller keeps the contract of `encode`, which the callee shares.
         unsafe { self.launch(module, name, args, stream) }
     }
 
-    /// Queues the decoding of as many elements as there are from the first bytes at `wire`. In a
-    /// published layout with a header, one that is not that of as many elements in this width
-    /// makes all of them NaN: the call does not wait to look at it.
+    /// Queues the decoding of `elements` from the first [`DeviceCodec::bytes`] at `wire`. The call does not
+    /// wait to check the header of a published layout. A header with another count or width makes all
+    /// elements NaN.
     ///
     /// # Errors
     /// See [`DeviceCodec::encode`].
@@ -217,7 +217,7 @@ impl DeviceCodec {
                 format!("cinch_unpack_{}", elements.dtype),
             ),
         };
-        // SAFETY: this function's caller keeps the callee's contract, which is the same.
+        // SAFETY: the caller keeps the contract of `encode`, which the callee shares.
         unsafe { self.launch(module, name, args, stream) }
     }
 
@@ -293,7 +293,7 @@ impl DeviceCodec {
     /// Queues three kernels: minimum and maximum of the array, the header, and the codes.
     unsafe fn message(&self, elements: &Elements, args: CodecArgs, stream: &Stream) -> Result<()> {
         let published = &self.kernels.published;
-        // The ends of a share take two words behind the first multiple of 4.
+        // Minimum and maximum of a share take two words behind the first multiple of 4.
         let room = self.bytes(elements.count).saturating_sub(3) / 8;
         let (extent, most) = self
             .kernels

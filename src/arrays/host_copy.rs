@@ -130,19 +130,19 @@ impl HostCopier {
         self.kernels.context()
     }
 
-    /// Copies the elements of `src` to the GPU's memory at `address`, as they are after `spec`.
-    /// Returns when `src` has been read; what is queued on `stream` afterwards finds them there.
-    /// `draw` is as for [`StandAlone::encode`].
+    /// Copies the elements of `src` through codec `spec` to device memory at `address`. Returns when `src` has
+    /// been read. Work queued on `stream` afterwards runs behind the copy. See [`StandAlone::encode`] for
+    /// `draw`.
     ///
     /// # Errors
-    /// Invalid argument for bytes that are no whole elements, and for an address that is not
-    /// aligned; invalid usage if the stream is being captured; as [`DeviceCodec::new`]; timeout if
-    /// the stream does not get on; those of the driver. What is at `address` is undefined after
-    /// an error behind the checks.
+    /// Invalid argument for bytes that are no whole elements, and for a misaligned address; invalid usage if
+    /// the stream is being captured; the errors of [`DeviceCodec::new`]; timeout if the stream makes no
+    /// progress; the driver's errors. After a timeout or a driver's error the memory at `address` is
+    /// undefined.
     ///
     /// # Safety
-    /// `address` is memory of the stream's GPU for as many bytes as `src` has, live and used by
-    /// nobody else from where the call stands in the stream until the stream is past it.
+    /// `address` is memory of the stream's GPU, with as many bytes as `src` has. No other code frees or uses it
+    /// while the copy runs in the stream.
     pub unsafe fn to_device(
         &self,
         spec: CodecSpec,
@@ -160,14 +160,14 @@ impl HostCopier {
         )
     }
 
-    /// Copies the elements at `address` to `dst`, as they are after `spec`. Returns when they are
-    /// there.
+    /// Copies the elements at `address` through codec `spec` to `dst`. Returns when `dst` is complete.
     ///
     /// # Errors
-    /// As [`HostCopier::to_device`].
+    /// See [`HostCopier::to_device`].
     ///
     /// # Safety
-    /// As there; nobody writes them.
+    /// `address` is memory of the stream's GPU, with as many bytes as `dst` has. No other code frees or writes
+    /// it while the copy runs in the stream.
     pub unsafe fn to_host(
         &self,
         spec: CodecSpec,
@@ -234,13 +234,13 @@ impl HostCopier {
         }
         let all = resources.slots.len();
         let outcome = run(&copy, &mut resources);
-        // Whatever happened, the stream stays behind what was queued.
+        // Even after an error, the stream continues behind the queued work.
         let ended = resources.streams.iter().try_for_each(|(own, ended)| {
             ended.record(own)?;
             stream.wait_event(ended)
         });
         if resources.slots.len() < all {
-            // Some went down with a thread that failed.
+            // A failed thread has dropped its slots.
             let missing = all - resources.slots.len();
             let context = self.context();
             let made = (0..missing).map(|number| StagingSlot::new(context, number % STREAMS));
@@ -270,7 +270,7 @@ impl Copy<'_> {
                 let (pieces, free, dones) = (&pieces, &free, dones.clone());
                 scope.spawn(move || {
                     loop {
-                        // A piece first: who has none needs no slot.
+                        // A thread without a piece needs no slot.
                         let Some(piece) = locked(pieces).next() else {
                             return;
                         };
@@ -382,14 +382,14 @@ impl Copy<'_> {
         outcome
     }
 
-    /// Queues the way of a packed piece to the GPU.
+    /// Queues the copy of a packed piece to the GPU, and its unpack kernel.
     fn send(&self, packed: &Packed, stream: &Stream) -> Result<()> {
         let Packed { slot, first, n } = packed;
         let bytes = self.device.bytes(*n);
         let (from, to) = (slot.pinned.address(), slot.device.address());
-        // SAFETY: pinned and device memory of at least so many bytes: the one is not written until
-        // `used` has happened, the other is used in the order of this stream alone. The elements
-        // are the caller's.
+        // SAFETY: the slot owns pinned and device memory of at least `bytes` bytes. No thread writes the pinned
+        // memory before `used` has happened, and only this stream uses the device memory. The caller of
+        // `to_device` guarantees the elements.
         unsafe {
             memcpy(stream, to, from, bytes)?;
             slot.used.record(stream)?;
@@ -398,11 +398,13 @@ impl Copy<'_> {
         }
     }
 
-    /// Queues the way of a piece from the GPU.
+    /// Queues the pack kernel of a piece, and its copy from the GPU.
     fn fetch(&self, slot: &StagingSlot, first: usize, n: usize, stream: &Stream) -> Result<()> {
         let bytes = self.device.bytes(n);
         let (from, to) = (slot.device.address(), slot.pinned.address());
-        // SAFETY: as in `send`; the pinned bytes are not read until `used` has happened.
+        // SAFETY: the slot owns pinned and device memory of at least `bytes` bytes. No thread reads the pinned
+        // memory before `used` has happened, and only this stream uses the device memory. The caller of
+        // `to_host` guarantees the elements.
         unsafe {
             let elements = self.elements(first, n);
             self.device
@@ -452,8 +454,7 @@ impl Copy<'_> {
         let n = piece.bytes.len() / self.dtype.size();
         let from = slot.staging(self.device.bytes(n))?;
         if self.in_place(piece.bytes).is_some() {
-            // SAFETY: any fp32 numbers are bytes, and the other way round; `in_place` found them
-            // aligned.
+            // SAFETY: every byte pattern is a valid fp32 number, and `in_place` has checked the alignment.
             let (_, elements, _) = unsafe { piece.bytes.align_to_mut::<f32>() };
             self.host.decode(from, elements)?;
         } else {
@@ -463,9 +464,9 @@ impl Copy<'_> {
         Ok(slot)
     }
 
-    /// The bytes as elements, if they are what codecs work on and aligned.
+    /// Returns the bytes as fp32 elements if the array has this type and is aligned.
     fn in_place<'b>(&self, bytes: &'b [u8]) -> Option<&'b [f32]> {
-        // SAFETY: any bytes are fp32 numbers.
+        // SAFETY: every byte pattern is a valid fp32 number.
         let (before, all, _) = unsafe { bytes.align_to::<f32>() };
         (self.dtype == DType::F32 && before.is_empty()).then_some(all)
     }
@@ -481,7 +482,7 @@ impl StagingSlot {
         })
     }
 
-    /// The pinned bytes, of a slot whose `used` has happened.
+    /// Returns the pinned bytes of a slot whose `used` has happened.
     fn staging(&mut self, bytes: usize) -> Result<&mut [u8]> {
         if bytes > self.pinned.bytes() {
             return Err(Error::internal(format!(
@@ -489,13 +490,13 @@ impl StagingSlot {
                 self.pinned.bytes()
             )));
         }
-        // SAFETY: as many bytes, which the driver does not use: whoever handed the slot on has
-        // seen that.
+        // SAFETY: `pinned` owns at least `bytes` bytes. The thread that passed the slot on has seen `used`
+        // happen, so the driver does not access them.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.pinned.host().as_ptr(), bytes) })
     }
 }
 
-/// When the calling thread last saw something move.
+/// Time since the calling thread last saw progress.
 struct ProgressTimeout {
     since: Instant,
     timeout: Duration,
@@ -543,11 +544,11 @@ fn panicked() -> Error {
 /// Queues a copy.
 ///
 /// # Safety
-/// Both are addresses of as many bytes that the stream's GPU reaches, until it is past this.
+/// `to` and `from` are addresses of `bytes` bytes that the stream's GPU can access until the copy has run.
 unsafe fn memcpy(stream: &Stream, to: u64, from: u64, bytes: usize) -> Result<()> {
     let context = stream.context();
     let _bound = context.bind()?;
-    // SAFETY: as ours; a live stream.
+    // SAFETY: the caller guarantees both ranges, and `stream` is open.
     let queued = unsafe {
         let api = context.driver().api();
         api.cuMemcpyAsync(to, from, bytes, stream.handle())

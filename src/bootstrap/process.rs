@@ -95,7 +95,7 @@ impl Stat {
         matches!(self.state, 'Z' | 'X' | 'x')
     }
 
-    /// Whether the task has to end, whatever it waits for.
+    /// Whether SIGKILL is pending, which ends the task in every state.
     fn is_killed(&self) -> bool {
         self.pending & 1 << (nix::libc::SIGKILL - 1) != 0
     }
@@ -243,7 +243,7 @@ mod tests {
         };
         eventually(|state| state == ProcessState::Stopped);
         nix::sys::signal::kill(pid, nix::sys::signal::SIGKILL).unwrap();
-        // A zombie, which nobody has waited for.
+        // The process is a zombie before `wait`.
         eventually(|state| matches!(state, ProcessState::Ended(_)));
         child.wait().unwrap();
         let gone = ProcessState::Ended("its process is gone");

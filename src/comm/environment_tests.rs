@@ -10,7 +10,7 @@ use crate::types::{Algorithm, CodecSpec, Collective, DType, ReduceOp, ScaleRule}
 const RANKS: usize = 3;
 const COUNT: usize = 1500;
 
-/// Subnormal numbers, blocks whose scale is one, and sums that have to be rounded.
+/// Returns subnormal numbers, blocks with a subnormal scale, and values whose sums need rounding.
 fn data(rank: usize) -> Vec<f32> {
     let value = |i: usize| {
         let noise = ((i * 7919 + rank * 104_729) % 9973) as f32 - 4986.0;

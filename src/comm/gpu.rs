@@ -164,7 +164,7 @@ fn try_connect(
     let parts = EngineParts {
         context: context.clone(),
         kernels,
-        wiring: Arc::new(links),
+        connections: Arc::new(links),
         exchange: exchange.clone(),
         fault: fault.clone(),
         resident,

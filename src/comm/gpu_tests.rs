@@ -15,7 +15,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
-/// The communicators of two ranks, which sample every other coded sum.
+/// Returns the communicators of two ranks, which sample every other coded sum.
 fn communicators(bench: &Bench) -> Vec<Communicator> {
     communicators_with(bench, Config::default().timeout)
 }
@@ -57,7 +57,7 @@ fn communicators_with(bench: &Bench, timeout: Duration) -> Vec<Communicator> {
     comms.collect()
 }
 
-/// A sum that has a kernel in fp32, and none in fp16.
+/// Returns a sum that has a kernel for fp32 but none for fp16.
 fn sum(dtype: DType) -> Call {
     Call {
         codec: Some("linear8".parse().unwrap()),
@@ -169,8 +169,8 @@ fn a_call_that_a_group_has_no_sample_for_is_not_counted() {
     assert_eq!([launched(&run), launched(&run)], [2, 1]);
 }
 
-/// Whichever of its communicators refuses a call, and whichever part of a group that a sample divides:
-/// what was not queued is as if it had not been called.
+/// If one communicator refuses a call of a group, no call of the group has an effect, even if a sample splits
+/// the group.
 #[test]
 fn a_group_is_refused_before_any_of_it_is_queued() {
     let bench = Bench::new();
@@ -228,7 +228,7 @@ fn a_group_that_has_begun_fails_as_a_whole() {
     assert!(error.message().contains("the same group"), "{error}");
 }
 
-/// The communicators of two ranks on host memory.
+/// Returns the communicators of two ranks on host memory.
 fn on_hosts(timeout: Duration) -> Vec<Communicator> {
     let config = Config {
         transport: Some(TransportKind::Loopback),
@@ -322,8 +322,8 @@ fn a_dropped_group_takes_no_sample_with_it() {
     }
 }
 
-/// A driver keeps a thread waiting that makes more launches than it takes, and what those wait for may be
-/// that thread's next ones, on another GPU.
+/// A driver blocks a thread with too many pending launches. These may wait for launches on another GPU that the
+/// thread has not made yet.
 #[test]
 fn large_groups_take_turns_on_several_gpus() {
     let benches = [Bench::new(), Bench::new()];
@@ -529,7 +529,7 @@ fn a_death_that_cuts_no_call_short_fails_no_rank_that_retires() {
     assert!(!comms[1].fault().is_raised());
 }
 
-/// A rank that has not closed is waited for, whatever the timeout of calls.
+/// `wait_closed` waits for ranks that have not closed beyond the timeout of calls.
 #[test]
 fn a_rank_outlasts_those_that_are_late() {
     let bench = Bench::new();

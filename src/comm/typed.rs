@@ -6,7 +6,7 @@ use crate::mem::{UserBuffers, bytes_of, bytes_of_mut};
 use crate::types::{Collective, Element, ReduceOp};
 
 impl Communicator {
-    /// Every rank gets the reduction of all inputs, which are of one length.
+    /// Reduces the inputs of all ranks, of equal length, into the `output` of every rank.
     ///
     /// # Errors
     /// As [`Communicator::call`].
@@ -26,7 +26,7 @@ impl Communicator {
         )
     }
 
-    /// [`Communicator::all_reduce`] with the input in the output's place.
+    /// Runs [`Communicator::all_reduce`] in place.
     ///
     /// # Errors
     /// As [`Communicator::call`].
@@ -39,7 +39,8 @@ impl Communicator {
         self.call(&call, UserBuffers::in_place(bytes_of_mut(data), 0, bytes)?)
     }
 
-    /// Every rank gets all inputs, in rank order; `output` is `nranks` times as long.
+    /// Gathers the inputs of all ranks, in rank order, into the `output` of every rank, which is `nranks` times
+    /// as long.
     ///
     /// # Errors
     /// As [`Communicator::call`].
@@ -51,7 +52,8 @@ impl Communicator {
         )
     }
 
-    /// Rank r gets block r of the reduction; `input` is `nranks` times as long as `output`.
+    /// Reduces the inputs of all ranks, and writes block r of the result to the `output` of rank r. `input` is
+    /// `nranks` times as long as `output`.
     ///
     /// # Errors
     /// As [`Communicator::call`].
@@ -71,7 +73,7 @@ impl Communicator {
         )
     }
 
-    /// Every rank gets the root's data.
+    /// Copies `data` of the root to every rank.
     ///
     /// # Errors
     /// As [`Communicator::call`].
@@ -88,7 +90,7 @@ impl Communicator {
         self.call(&call, UserBuffers::in_place(bytes_of_mut(data), 0, bytes)?)
     }
 
-    /// The root gets the reduction of all inputs; the others pass an empty `output`.
+    /// Reduces the inputs of all ranks into the root's `output`; other ranks pass an empty `output`.
     ///
     /// # Errors
     /// As [`Communicator::call`].
@@ -110,7 +112,8 @@ impl Communicator {
         )
     }
 
-    /// The root gets all inputs, in rank order; the others pass an empty `output`.
+    /// Gathers the inputs of all ranks, in rank order, into the root's `output`; other ranks pass an empty
+    /// `output`.
     ///
     /// # Errors
     /// As [`Communicator::call`].
@@ -125,7 +128,7 @@ impl Communicator {
         )
     }
 
-    /// Rank r gets block r of the root's input; the others pass an empty `input`.
+    /// Writes block r of the root's `input` to the `output` of rank r; other ranks pass an empty `input`.
     ///
     /// # Errors
     /// As [`Communicator::call`].
@@ -145,7 +148,7 @@ impl Communicator {
         )
     }
 
-    /// Rank r gets block r of every rank's input, in rank order.
+    /// Writes block r of every rank's `input`, in rank order, to the `output` of rank r.
     ///
     /// # Errors
     /// As [`Communicator::call`]; invalid argument if the length is not a multiple of the ranks.

@@ -19,14 +19,14 @@ pub struct NcclName {
 
 /// The effect of an NCCL variable in cinch.
 pub enum Meaning {
-    /// It is another name for a setting of cinch.
+    /// Another name for a setting of cinch.
     Setting {
         /// The setting of cinch.
         ours: &'static str,
-        /// Translates NCCL's value; `None` where the value asks for what happens anyway.
+        /// Translates NCCL's value; `None` if the value is cinch's behaviour anyway.
         translate: fn(&str) -> std::result::Result<Option<String>, String>,
     },
-    /// It bounds a call's blocks and raises nothing, unless `CINCH_GPU_CHANNELS` is set.
+    /// Limits the blocks of a call, unless `CINCH_GPU_CHANNELS` is set.
     MostChannels,
     /// No effect, for this reason.
     Nothing(&'static str),
@@ -509,7 +509,7 @@ mod tests {
         let quiet = read(&quiet).unwrap();
         assert_eq!(quiet.notes.len(), 2);
         assert!(quiet.notes.iter().all(|note| !note.warns));
-        // These ask for what happens anyway.
+        // These values are cinch's behaviour anyway.
         for (name, value) in [
             ("NCCL_P2P_LEVEL", "NVL"),
             ("NCCL_MAX_CTAS", "512"),

@@ -210,7 +210,7 @@ mod models {
         }
     }
 
-    /// A sleep that nobody ends is a deadlock, which loom reports.
+    /// Checks that every sleep is woken: loom reports a sleep without a wake as a deadlock.
     fn no_wake_is_lost(peers: usize) {
         loom::model(move || {
             let shared = Arc::new(ModelState {

@@ -417,13 +417,13 @@ impl Consumer {
         self.current.unwrap_or_default()
     }
 
-    /// Payload of the next message, after `ready` returned true; nothing before.
+    /// Returns the payload of the next message after `ready` has returned true; empty before.
     #[inline]
     pub fn payload(&self) -> &[u8] {
         self.bytes(0, self.header().bytes)
     }
 
-    /// The message that is `ahead` of the next one.
+    /// Returns the message `ahead` places behind the next one.
     ///
     /// # Errors
     /// See [`Consumer::ready`].
@@ -520,7 +520,7 @@ mod models {
                     }
                     let index = cursor.sent as usize & (DEPTH - 1);
                     let slot = &there.slots[index];
-                    // SAFETY: loom checks that nobody else is at it.
+                    // SAFETY: loom fails the test if another thread accesses the slot.
                     slot.with_mut(|slot| unsafe { *slot = value + 100 });
                     cursor.publish(&there.numbers[index]);
                 }

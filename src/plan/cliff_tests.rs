@@ -93,8 +93,8 @@ fn time_on_gpus_with_many_channels_never_falls_when_size_grows() {
     }
 }
 
-/// With the tables of the library: within them and a little beyond their ends, where their first and last
-/// lines serve; and before and behind them, where the model does.
+/// Covers the sizes in the embedded tables, sizes beyond that their first and last lines serve, and sizes that
+/// the model serves.
 #[test]
 fn time_by_tables_of_the_library_never_falls_when_size_grows() {
     for nranks in [2, 4, 8] {

@@ -477,7 +477,7 @@ mod tests {
             .map(|passes| seconds(passes, TransportKind::Tcp))
             .to_vec();
         assert!(times[1] < times[0] && times[1] < times[2], "{times:?}");
-        // Where cores move the bytes, more passes hide nothing.
+        // If cores move the bytes, more passes overlap nothing.
         assert!(seconds(1, TransportKind::Shm) <= seconds(8, TransportKind::Shm));
     }
 }

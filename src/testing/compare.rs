@@ -55,7 +55,7 @@ impl Comparison {
                 self.value_squares += expected * expected;
             }
             (false, false) => {}
-            // Neither sum can tell of it: whoever counts without judging would take NaN for accuracy.
+            // The sums leave out these elements, so the largest error must show the mismatch.
             _ => self.max_abs_err = f64::INFINITY,
         }
     }

@@ -1,6 +1,6 @@
-//! CompLL's message layout (compression.md 1.6): a byte with the bits of a code, a byte with the
-//! number of codes that the last byte lacks, smallest and largest element as fp32 without alignment,
-//! then the codes of the whole array, which is one block.
+//! CompLL's message layout (compression.md 1.6). A message has these parts, without alignment: a byte with
+//! the bits of a code, a byte with the number of codes that the last byte lacks, smallest and largest element
+//! as fp32, and the codes. The whole array is one block.
 
 use super::PublishedLayout;
 use crate::codec::{EncodeStats, RoundingRandom, decode_range, encode_range};

@@ -17,7 +17,7 @@ use compll::CompLl;
 use std::fmt::Debug;
 use std::sync::Arc;
 
-/// How an encoded array is laid out.
+/// Layout of an encoded array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
     /// The layout of a chunk in a collective: codes, padding to 16 bytes, numbers of the blocks.
@@ -137,7 +137,7 @@ impl StandAlone {
     /// Encodes a part of an array that draws from `random`, on one thread and without statistics.
     ///
     /// # Errors
-    /// As [`StandAlone::encode`].
+    /// See [`StandAlone::encode`].
     pub fn encode_drawing(&self, x: &[f32], random: RoundingRandom, to: &mut [u8]) -> Result<()> {
         let _environment = FloatEnvironment::standard();
         let bytes = self.bytes(x.len());

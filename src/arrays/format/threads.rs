@@ -1,7 +1,7 @@
 //! Encode and decode of large arrays on several threads.
 //!
-//! Each thread has a run of whole pieces. No byte of an encoding holds elements of two pieces, and
-//! neither blocks nor random draws depend on pieces: the bytes equal those of one thread.
+//! Each thread has a run of whole pieces. No byte of an encoding holds elements of two pieces, and neither
+//! blocks nor random draws depend on pieces. So the bytes equal those of a single thread.
 
 use super::{ArrayForm, StandAlone};
 use crate::codec::{Codec, EncodeStats, RoundingRandom, Span};
@@ -122,8 +122,8 @@ fn encode(codec: &dyn Codec, x: &[f32], random: RoundingRandom, to: &mut [u8]) -
     stats
 }
 
-/// Encodes a part piece by piece, each as a chunk of its own, and copies its codes and numbers to
-/// their places in the chunk of the whole array.
+/// Encodes each piece of a part as a chunk of its own. Copies the piece's codes and numbers to their places in
+/// the chunk of the whole array.
 fn encode_blocks(
     codec: &dyn Codec,
     x: &[f32],

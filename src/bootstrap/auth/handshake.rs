@@ -119,7 +119,7 @@ impl Handshake {
                     Err(error) => return Err(HandshakeFailure::Broken(error)),
                 }
             }
-            // Not a byte beyond the stage: later bytes belong to the owner of the connection.
+            // Reads no byte beyond the stage, because later bytes belong to the owner of the connection.
             let due = match self.stage {
                 HandshakeStage::Done => return Ok(HandshakeProgress::Done),
                 HandshakeStage::Hello => HELLO_BYTES,

@@ -75,7 +75,7 @@ impl Listener {
         for &address in addresses {
             match listen(address) {
                 Ok(socket) => found.push(socket),
-                // Another host's, of a family without support, or of a link without a scope.
+                // The address is another host's, its family has no support, or its link has no scope.
                 Err(cause)
                     if matches!(
                         cause.raw_os_error(),
@@ -193,7 +193,7 @@ impl Listener {
         self.authenticated.pop_front()
     }
 
-    /// Advances whatever `ready` marks, in the order of [`Listener::descriptors`], and accepts.
+    /// Advances the descriptors that `ready` marks, in the order of [`Listener::descriptors`], and accepts.
     ///
     /// # Errors
     /// System if a socket fails, or if descriptors or memory lack for [`SHORTAGE_TIMEOUT`].
@@ -250,7 +250,7 @@ impl Listener {
                 Err(error) if is_unusable(&error) => {
                     return Err(Error::system("cannot accept connections of ranks", error));
                 }
-                // This connection alone: a firewall refused it.
+                // A firewall refused this connection; others may come.
                 Err(_) => continue,
             };
             self.shortage = None;

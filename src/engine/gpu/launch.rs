@@ -151,20 +151,20 @@ impl FusedLaunch {
     pub fn launch(
         &self,
         run: &PreparedPlan,
-        wiring: &dyn Connections,
+        connections: &dyn Connections,
         timeout: Duration,
         stream: &Stream,
         begin: Launch,
     ) -> Result<()> {
-        let [packets, lines] = wiring.epochs();
+        let [packets, lines] = connections.epochs();
         let ((area, half), epoch) = match run.plan.kernel {
-            KernelProtocol::FUSED_LL128 => (wiring.shape().lines_area(), lines),
-            _ => (wiring.shape().oneshot_area(), packets),
+            KernelProtocol::FUSED_LL128 => (connections.shape().lines_area(), lines),
+            _ => (connections.shape().oneshot_area(), packets),
         };
         let args = OneshotArgs {
             comm: CommView {
                 protocol: run.plan.kernel.number(),
-                ..wiring.view(Protocol::Simple, timeout)
+                ..connections.view(Protocol::Simple, timeout)
             },
             area,
             half,
@@ -320,10 +320,11 @@ pub(super) fn copy(stream: &Stream, at: Addresses, bytes: usize) -> Result<()> {
     context.driver().check("cuMemcpyAsync", queued)
 }
 
-/// Rejects a stream of another context than the communicator's. A green context of its GPU is allowed although
-/// it has only a part of the multiprocessors: blocks without room there wait for blocks that need none.
+/// Rejects a stream of another context than the communicator's. A green context of the GPU is allowed, although
+/// it has only a part of the multiprocessors. Blocks that do not fit start when resident blocks have ended, which
+/// wait for no other block of this rank.
 pub(super) fn own_context(context: &Arc<Context>, stream: &Stream) -> Result<()> {
-    // 0, 1 and 2 are the default streams of whatever context is current.
+    // Handles 0, 1 and 2 are the default streams of the current context.
     if stream.handle().0 <= 2 {
         return Ok(());
     }

@@ -96,7 +96,7 @@ pub struct GpuEngine {
     proxy: Option<Proxy>,
     context: Arc<Context>,
     kernels: Arc<Kernels>,
-    wiring: Arc<dyn Connections>,
+    connections: Arc<dyn Connections>,
     exchange: OutOfBandRef,
     fault: Arc<Fault>,
     planner: Planner,
@@ -131,7 +131,7 @@ pub struct EngineParts {
     /// Kernels that are loaded there.
     pub kernels: Arc<Kernels>,
     /// Connections with the other ranks.
-    pub wiring: Arc<dyn Connections>,
+    pub connections: Arc<dyn Connections>,
     /// Out-of-band exchange with the other ranks.
     pub exchange: OutOfBandRef,
     /// The communicator's fault, raised by any failure.
@@ -151,7 +151,7 @@ impl GpuEngine {
         let EngineParts {
             context,
             kernels,
-            wiring,
+            connections,
             exchange,
             fault,
             resident,
@@ -161,11 +161,11 @@ impl GpuEngine {
         let hosts = Hosts::new(exchange.peers().iter().map(|peer| peer.host_id));
         let between = network.as_ref().map(Network::transport);
         let gpu = GpuLimits {
-            ll128: wiring.lines_arrive_whole(),
+            ll128: connections.lines_arrive_whole(),
             protocol: config.protocol,
             kernel: config.kernel,
             ..GpuLimits::new(
-                wiring.shape(),
+                connections.shape(),
                 resident,
                 config.gpu_channels_for(hosts.count()),
             )
@@ -173,7 +173,7 @@ impl GpuEngine {
         let limits = Limits {
             nranks,
             slot_bytes: gpu.fifos[0].0,
-            slots: wiring.shape().fifo(abi::Protocol::Simple).depth as usize,
+            slots: connections.shape().fifo(abi::Protocol::Simple).depth as usize,
             channels: gpu.fifos[0].1,
             algorithm: config.algorithm,
             machine: MachineFacts {
@@ -198,7 +198,7 @@ impl GpuEngine {
         };
         Ok(GpuEngine {
             proxy: network.map(carrying).transpose()?,
-            _watchdog: Watchdog::start(&wiring, &fault, &exchange, config.timeout)?,
+            _watchdog: Watchdog::start(&connections, &fault, &exchange, config.timeout)?,
             tuning: planner.tuning().clone(),
             planner,
             numbers: CallNumbers::new(rank, nranks),
@@ -213,7 +213,7 @@ impl GpuEngine {
             },
             context,
             kernels,
-            wiring,
+            connections,
             exchange,
             fault,
             rank,
@@ -442,7 +442,7 @@ impl GpuEngine {
             return self.queue(stream, capture, |engine| {
                 fused.launch(
                     run,
-                    &*engine.wiring,
+                    &*engine.connections,
                     engine.timeout,
                     stream,
                     engine.launch_mode,
@@ -472,7 +472,7 @@ impl GpuEngine {
         capture: Option<u64>,
     ) -> Result<()> {
         self.queue(stream, capture, |engine| {
-            let view = engine.wiring.view(run.fifo(), engine.timeout);
+            let view = engine.connections.view(run.fifo(), engine.timeout);
             let mut args = launch::args(view, work_buffer);
             let mut placed = None;
             if work_buffer.len() > abi::WORK_BUFFER_BYTES {

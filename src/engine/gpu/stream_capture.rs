@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 /// Resources of a captured launch beside the caller's buffers. The graph keeps them for its replays.
 struct ReplayResources {
-    _wiring: Arc<dyn Connections>,
+    _connections: Arc<dyn Connections>,
     _kernels: Arc<Kernels>,
     _work_buffer: Option<CapturedWork>,
     _residuals: Option<Arc<DeviceMemory>>,
@@ -106,7 +106,7 @@ impl GpuEngine {
             return Ok(());
         };
         let kept = Arc::new(ReplayResources {
-            _wiring: self.wiring.clone(),
+            _connections: self.connections.clone(),
             _kernels: self.kernels.clone(),
             _work_buffer: work_buffer,
             _residuals: residuals,

@@ -51,7 +51,7 @@ impl GpuEngine {
             if error.kind() == ErrorKind::Timeout && self.fault.raise(error.clone()) {
                 self.exchange.announce(error);
             }
-            self.wiring.abort();
+            self.connections.abort();
             ended = self.order.wait(KERNEL_EXIT_TIMEOUT);
         }
         if let Some(mut proxy) = self.proxy.take() {
@@ -74,7 +74,7 @@ impl GpuEngine {
             );
             let (work_buffers, residuals) = (self.work_buffers.take(), self.residuals.take());
             self.leave((
-                self.wiring.clone(),
+                self.connections.clone(),
                 self.kernels.clone(),
                 work_buffers,
                 residuals,
@@ -146,7 +146,7 @@ impl GpuEngine {
             std::thread::sleep(GRAPH_POLL_INTERVAL);
         }
         if self.is_held_by_no_graph() {
-            self.wiring.unmap();
+            self.connections.unmap();
         }
     }
 
@@ -154,17 +154,17 @@ impl GpuEngine {
     /// whether any was mapped. No launch may still run.
     pub fn unmap_local_peers(&mut self) -> bool {
         self.closed = true;
-        self.is_held_by_no_graph() && self.wiring.unmap_local_peers()
+        self.is_held_by_no_graph() && self.connections.unmap_local_peers()
     }
 
     /// Returns whether ranks of this process still map memory of this rank.
     pub fn is_mapped_by_peers(&self) -> bool {
-        self.wiring.is_mapped_by_peers()
+        self.connections.is_mapped_by_peers()
     }
 
     /// Returns whether no graph holds the connections: the engine and the watchdog hold one reference each.
     fn is_held_by_no_graph(&self) -> bool {
-        Arc::strong_count(&self.wiring) <= 2
+        Arc::strong_count(&self.connections) <= 2
     }
 
     /// Drops `thing` once all launches have ended, since a kernel may still use it.

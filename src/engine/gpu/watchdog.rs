@@ -30,14 +30,14 @@ impl Watchdog {
     /// # Errors
     /// System if the thread cannot be made.
     pub fn start(
-        wiring: &Arc<dyn Connections>,
+        connections: &Arc<dyn Connections>,
         fault: &Arc<Fault>,
         exchange: &OutOfBandRef,
         timeout: Duration,
     ) -> Result<Watchdog> {
         let (stop, stopped) = mpsc::channel();
         let watch = Watch {
-            wiring: wiring.clone(),
+            connections: connections.clone(),
             fault: fault.clone(),
             exchange: exchange.clone(),
             timeout,
@@ -70,7 +70,7 @@ impl Drop for Watchdog {
 
 /// State of the watchdog thread.
 struct Watch {
-    wiring: Arc<dyn Connections>,
+    connections: Arc<dyn Connections>,
     fault: Arc<Fault>,
     exchange: OutOfBandRef,
     timeout: Duration,
@@ -87,14 +87,14 @@ impl Watch {
             }
         }
         if self.fault.ends_waits().is_err() {
-            self.wiring.abort();
+            self.connections.abort();
         }
     }
 
     /// Returns the error of a kernel's failure report.
     fn trouble(&self) -> Option<Error> {
         Some(describe(
-            &self.wiring.trouble()?,
+            &self.connections.trouble()?,
             self.exchange.peers(),
             self.exchange.rank(),
             self.timeout,

@@ -25,13 +25,13 @@ pub struct Progress {
 
 /// Observes the calls of a batch, each identified by the index that the caller gave it.
 pub trait Caller {
-    /// A call is about to read its buffers. Earlier calls have ended, except messages that run beside it.
+    /// Receives a call that is about to read its buffers. Earlier calls have ended, except messages that run beside it.
     ///
     /// # Errors
     /// An error stops the batch.
     fn starts(&mut self, index: usize, buffers: &mut UserBuffers<'_>) -> Result<()>;
 
-    /// A call has ended.
+    /// Receives the report of a call that has ended.
     fn ends(&mut self, index: usize, buffers: &UserBuffers<'_>, report: Report);
 }
 

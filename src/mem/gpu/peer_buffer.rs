@@ -244,19 +244,19 @@ impl PeerBufferLayout {
     }
 }
 
-/// Payload bytes of a slot for as many codes of 8 bits, and two numbers for each 256 of them. Messages
-/// mostly are powers of two, and so should chunks be, that all channels have as many of them.
+/// Returns the payload bytes of a slot for `codes` codes of 8 bits, with two numbers for each 256 codes. With
+/// powers of two, which most messages are, all channels have equally many chunks.
 const fn slot_of(codes: usize) -> usize {
     codes / 32 * 33
 }
 
-/// Memory of lines with this payload, at least.
+/// Returns the bytes of the lines that carry at least `payload` bytes.
 const fn lines_of(payload: usize) -> usize {
     payload.div_ceil(LINES_UNIT / LINE_BYTES * LINE_PAYLOAD) * LINES_UNIT
 }
 
-/// Sizes from large to small. Large messages want all channels, and slots that still hide the cost of
-/// a message; small ones want the one-shot, which goes after the slots have shrunk to that.
+/// Returns sizes from large to small. Large messages need all channels, and slots large enough to hide the
+/// cost of a message. Small messages need the one-shot area, which shrinks only after the slots.
 fn ladder(nranks: usize, max_channels: usize) -> Vec<Sizes> {
     let kib = |number: usize| number << 10;
     let mut sizes = Sizes {
@@ -324,7 +324,7 @@ mod tests {
 
     const BUDGET: usize = 64 << 20;
 
-    /// Every byte that anything uses, as (begin, end), from what the kernels are told alone.
+    /// Returns every used range, as (begin, end), from the fields that kernels receive alone.
     fn pieces(shape: &PeerBufferLayout) -> Vec<(u64, u64)> {
         let mut pieces = Vec::new();
         for protocol in Protocol::ALL {

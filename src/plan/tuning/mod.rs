@@ -109,7 +109,7 @@ struct ModelSizes {
     sizes: Range<usize>,
 }
 
-/// Where and how a table was measured.
+/// The GPUs that a table was measured on, and the command.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TableHeader {
     /// GPU model, as the driver names it.
@@ -131,7 +131,7 @@ pub struct TableHeader {
 pub struct TuningTable {
     /// File name, or name of an embedded table.
     pub name: String,
-    /// Where and how it was measured.
+    /// The GPUs that it was measured on, and the command.
     pub header: TableHeader,
     /// Lines, each with its number in the file.
     entries: Vec<(usize, TableEntry)>,
@@ -286,14 +286,14 @@ pub fn links<'a>(classes: impl Iterator<Item = &'a str>) -> String {
     names.join(" + ")
 }
 
-/// Where the planner looks before it asks the cost model.
+/// The source of kernel variants that takes precedence over the cost model.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Tuning {
     /// A table.
     Table(Arc<TuningTable>),
     /// No table, with the reason as a phrase.
     Model(String),
-    /// This variant for every call that supports it: `cinch tune` is measuring.
+    /// A variant for every call that supports it, while `cinch tune` measures.
     Always(KernelVariant),
 }
 

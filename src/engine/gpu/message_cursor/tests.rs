@@ -45,7 +45,7 @@ fn request(collective: Collective, algorithm: Algorithm, count: usize, codec: &s
     }
 }
 
-/// By direction, channel and peer: bytes of each message, as a kernel sends and takes them.
+/// Returns the bytes of each message that a kernel sends and receives, by direction, channel and peer.
 fn walked(plan: &Plan, nranks: usize, channels: usize) -> [Vec<Vec<Vec<usize>>>; 2] {
     let packed = PackedSchedule::new(&plan.schedule, &plan.pattern).unwrap();
     let mut work_buffer = WorkBuffer::default();
@@ -136,7 +136,7 @@ fn message_sizes_match_the_kernels_walk() {
     assert!(messages > 80_000, "{messages}");
 }
 
-/// A cursor finds these lengths.
+/// Checks that a cursor finds these lengths.
 fn follow(
     mut cursor: MessageCursor,
     lengths: &[usize],

@@ -83,7 +83,7 @@ impl Case {
         }
     }
 
-    /// All ranks' outputs; `None` if the ranks wait for each other for ever.
+    /// Returns all ranks' outputs; `None` if the ranks deadlock.
     fn outputs(&self, inputs: &[Vec<u8>]) -> Option<Vec<Vec<f32>>> {
         let nranks = self.problem.nranks;
         let inputs: Vec<Vec<f32>> = inputs.iter().map(|bytes| floats(bytes)).collect();
@@ -283,7 +283,7 @@ fn operators_apply_factor_and_division_once() {
     }
 }
 
-/// Under a lossy codec all ranks still end with the same bits, whatever the fan.
+/// With a lossy codec all ranks end with equal bits for every fan.
 #[test]
 fn lossy_results_agree_on_all_ranks() {
     let spec: CodecSpec = "linear8:block=32".parse().unwrap();

@@ -174,7 +174,7 @@ impl Bench {
         }
     }
 
-    /// Message `number` of the calls in which the peer sends, each byte of it this number.
+    /// Returns message `number` of the peer, each byte with this number.
     fn comes(&self, number: usize) -> (Header, Vec<u8>) {
         let bytes = self.bytes[number % self.bytes.len()];
         let header = Header {
@@ -192,7 +192,7 @@ impl Bench {
         self.wire.lock().unwrap()
     }
 
-    /// A counter, as the kernels see it: of the inbox or the outbox.
+    /// Returns a counter of the inbox or the outbox, as kernels access it.
     fn counter(&self, outbox: bool, offset: usize) -> &AtomicU64 {
         let (inbox, out) = self.staging.addresses();
         let base = if outbox { out } else { inbox };

@@ -142,7 +142,7 @@ impl<'a> Kernel<'a> {
         )
     }
 
-    /// The first peer whose message or credit is missing: rank, whether it is for a send, channel.
+    /// Returns the first peer whose message or credit is missing: rank, whether for a send, channel.
     fn waits_for(&self, block: &Block) -> Option<(usize, bool, usize)> {
         let batch = block.batches.get(block.at)?;
         let first = &self.work_buffer.steps[batch.1];

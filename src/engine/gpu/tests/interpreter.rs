@@ -320,7 +320,7 @@ fn combine(sum: &mut Option<Vec<f32>>, work: &KernelWork, term: &[f32]) {
     }
 }
 
-/// By time; within one time the oldest pass, which is at the latest stage, first.
+/// Orders visits by time. Within one time the oldest pass, which is at the latest stage, comes first.
 pub(crate) fn order(
     work: &KernelWork,
     steps: &[abi::KernelStep],

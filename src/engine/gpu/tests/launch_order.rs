@@ -20,8 +20,8 @@ fn launches_on_other_streams_wait_for_the_last_launch() {
         bench.process.calls("cuStreamWaitEvent") - before
     };
     assert_eq!([run(&one), run(&one), run(&two), run(&one)], [0, 0, 1, 1]);
-    // Another thread's stream has this handle too.
-    // SAFETY: a default stream.
+    // Streams of other threads share this handle, so it never counts as the last stream.
+    // SAFETY: default streams exist as long as the context.
     let own = unsafe { Stream::borrowed(&bench.context, CuStream::PER_THREAD) };
     assert_eq!([run(&own), run(&own), run(&one)], [1, 1, 1]);
     bench.take();
@@ -64,7 +64,7 @@ fn reused_stream_handle_counts_as_another_stream() {
     let two = bench.stream();
     assert_eq!(two.handle(), handle);
     assert_eq!([run(&two), run(&two)], [1, 0]);
-    // A driver that cannot tell them apart.
+    // Without cuStreamGetId a new stream with an old handle is not recognised.
     let missing = CuResult::FUNCTION_MISSING;
     bench.process.fail("cuStreamGetId", 0, usize::MAX, missing);
     assert_eq!([run(&two), run(&two)], [1, 1]);
@@ -216,7 +216,7 @@ fn interleaved_captures_keep_separate_orders() {
     let mut marks = bench.process.marks();
     marks.sort();
     assert_eq!(marks, [(3, vec![3]), (4, vec![4])]);
-    // Both are behind what is outside, and in front of it, as long as there is a communicator.
+    // Work outside waits for both captures while a communicator exists.
     assert_eq!(run(&three).unwrap(), 1);
     drop((outer, inner));
     assert_eq!(run(&three).unwrap(), 1);

@@ -44,8 +44,8 @@ fn messages_on_several_streams_share_a_launch() {
     assert_eq!(counts()[1], before[1]);
 }
 
-/// A message of a rank to itself is a copy, behind and before what is on the streams of its send and
-/// of its receive, which has no bytes left.
+/// A message of a rank to itself is a copy, in order with the streams of its send and its receive. The receive
+/// moves no bytes.
 #[test]
 fn message_to_the_own_rank_joins_the_stream_of_its_receive() {
     let bench = Bench::new();
@@ -71,8 +71,8 @@ fn message_to_the_own_rank_joins_the_stream_of_its_receive() {
     assert_eq!(bench.process.calls("cuEventRecord"), before);
 }
 
-/// Messages of a group, to and from everybody and several to some, with as few blocks as a GPU
-/// that many ranks share has: launches of all ranks match.
+/// Launches of all ranks match, for groups with messages between all ranks, with several messages per pair, and
+/// with as few resident blocks as on a shared GPU.
 #[test]
 fn messages_of_a_group_use_the_same_launch_on_both_ends() {
     let bench = Bench::new();

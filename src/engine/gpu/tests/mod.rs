@@ -142,7 +142,7 @@ impl Bench {
                 let parts = EngineParts {
                     context: self.context.clone(),
                     kernels: self.kernels.clone(),
-                    wiring: wires.clone(),
+                    connections: wires.clone(),
                     exchange: exchange.clone(),
                     fault: fault.clone(),
                     resident: Resident::both(resident),
@@ -319,7 +319,7 @@ fn closed_engine_unmaps_peers_and_rejects_calls() {
     }
 }
 
-/// A launch as the interpreter of the tests takes it.
+/// Returns the work buffer of a launch, for the interpreter of the tests.
 fn work_buffer(seen: Seen) -> WorkBuffer {
     let Seen::WorkBuffer(_, work_buffer) = seen else {
         panic!("a fused launch")

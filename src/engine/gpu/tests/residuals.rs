@@ -1,4 +1,4 @@
-//! Where residuals of error feedback lie on a GPU, and for how long.
+//! Tests the memory of residuals of error feedback on a GPU, and its lifetime.
 
 use super::*;
 use crate::codec::feedback::{Feedback, Role};
@@ -59,8 +59,8 @@ fn residuals_of_one_shape_keep_their_memory() {
     captured.unwrap();
 }
 
-/// Replays go on where the captured call found its residuals: what is put in place or forgotten is so
-/// there, and calls of another count keep away.
+/// Replays use the residuals' memory of the captured call. Restoring and forgetting residuals changes this
+/// memory, and calls of another count do not reuse it.
 #[test]
 fn residuals_held_by_a_graph_keep_their_memory() {
     let bench = Bench::new();

@@ -203,7 +203,10 @@ fn broken_connection_names_the_peer_and_aborts_kernels() {
         assert_eq!(error.kind(), ErrorKind::Remote);
         assert!(error.message().contains("rank 1 "), "{error}");
         println!("freed after {:?}", begin.elapsed());
-        assert!(rank.wiring.trouble().is_none(), "no kernel had to time out");
+        assert!(
+            rank.connections.trouble().is_none(),
+            "no kernel had to time out"
+        );
     });
 }
 

@@ -1,5 +1,5 @@
-//! Ranks of several hosts, which are threads: simulated GPUs, kernels that are played on the host
-//! (see `engine/gpu/tests/fake_kernel.rs`), real proxies and real sockets on the loopback.
+//! A world of ranks on several hosts, as threads of one process. GPUs are simulated, and kernels run on the host
+//! (`engine/gpu/tests/fake_kernel.rs`). Proxies, and sockets on the loopback, are real.
 
 use super::super::super::kernels::Kernels;
 use super::super::super::pack::WorkBuffer;
@@ -34,7 +34,7 @@ pub(super) struct World {
 }
 
 impl World {
-    /// A rank on each of these hosts, all of one process and GPU.
+    /// Returns a world with a rank on each of these hosts, all of one process and GPU.
     pub fn new(hosts: &[usize], config: &Config) -> World {
         let gpus = Gpus::new(1);
         let process = gpus.process();
@@ -97,7 +97,7 @@ impl World {
 
 pub(super) struct Rank {
     pub engine: Option<GpuEngine>,
-    pub wiring: Arc<dyn Connections>,
+    pub connections: Arc<dyn Connections>,
     pub paths: Vec<Option<PeerPath>>,
     pub context: Arc<Context>,
     pub stream: Stream,
@@ -124,11 +124,11 @@ impl Rank {
         };
         let links = gpu_links::connect(&connecting, &world.context).unwrap();
         let (paths, network) = (links.paths.clone(), links.take_network());
-        let wiring: Arc<dyn Connections> = Arc::new(links);
+        let connections: Arc<dyn Connections> = Arc::new(links);
         let parts = EngineParts {
             context: world.context.clone(),
             kernels: world.kernels.clone(),
-            wiring: wiring.clone(),
+            connections: connections.clone(),
             exchange: exchange.clone(),
             fault: fault.clone(),
             resident: Resident::both(16),
@@ -137,7 +137,7 @@ impl Rank {
         let engine = GpuEngine::new(parts, config, Isa::Scalar).unwrap();
         Rank {
             engine: Some(engine),
-            wiring,
+            connections,
             paths,
             context: world.context.clone(),
             stream: Stream::new(&world.context).unwrap(),
