@@ -4,15 +4,15 @@ use crate::source::{Source, code, sources};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Most type names that may be defined in several places.
-const MOST_SHARED_NAMES: usize = 43;
+const MOST_SHARED_NAMES: usize = 17;
 /// Longest function, in lines of its body.
-const LONGEST_FUNCTION: usize = 114;
+const LONGEST_FUNCTION: usize = 97;
 /// Deepest nesting of control flow in a function.
 const DEEPEST_NESTING: usize = 4;
 /// Folders with stricter limits: (folder, longest function, deepest nesting).
-const STRICT: &[(&str, usize, usize)] = &[("src/transport/", 80, 4)];
+const STRICT: &[(&str, usize, usize)] = &[("src/", 80, 4)];
 /// Most circles between files, and most files in one.
-const MOST_CIRCLES: usize = 9;
+const MOST_CIRCLES: usize = 3;
 const LARGEST_CIRCLE: usize = 3;
 
 /// Folders whose subfolders implement one trait: a name may stand once in each of them.
@@ -95,7 +95,7 @@ fn type_names_have_one_meaning() {
     );
 }
 
-/// One function: where it is, the lines of its body, its deepest control flow.
+/// A function: its place, the lines of its body, its deepest control flow.
 struct Function {
     place: String,
     lines: usize,
