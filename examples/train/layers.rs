@@ -3,9 +3,9 @@
 //! The forward pass gathers the outputs of each layer. In the backward pass every rank contributes to
 //! the gradient of a layer's inputs, which is summed and scattered.
 
-use crate::digits::{self, CLASSES, PIXELS, Split};
-use crate::network::{Layer, cross_entropy, is_right};
-use crate::parallel::{BATCH, Outcome, RANKS, Setup, descend, hash, order};
+use super::digits::{self, CLASSES, PIXELS, Split};
+use super::network::{Layer, cross_entropy, is_right};
+use super::parallel::{BATCH, Outcome, RANKS, Setup, descend, hash, order};
 use cinch::comm::Call;
 use cinch::mem::{UserBuffers, bytes_of, bytes_of_mut};
 use cinch::testing::random_word;

@@ -1,6 +1,6 @@
 //! Small networks on one rank: forward and backward passes.
 
-use crate::digits::{CLASSES, PIXELS};
+use super::digits::{CLASSES, PIXELS};
 use cinch::testing::{gaussian, random_word};
 use std::ops::Range;
 
@@ -313,8 +313,8 @@ impl Network {
 
 #[cfg(test)]
 mod tests {
+    use super::super::digits;
     use super::*;
-    use crate::digits;
 
     #[test]
     fn gradients_are_those_of_differences() {

@@ -1,8 +1,8 @@
 //! Data-parallel training: every rank has all weights and a part of every batch.
 
-use crate::digits::{self, PIXELS, Split};
-use crate::layers;
-use crate::network::{Network, is_right};
+use super::digits::{self, PIXELS, Split};
+use super::layers;
+use super::network::{Network, is_right};
 use cinch::comm::Call;
 use cinch::mem::{UserBuffers, bytes_of, bytes_of_mut};
 use cinch::testing::{local_world, random_word};

@@ -1,6 +1,6 @@
 //! Results of the runs as a table, as CSV and as a drawing.
 
-use crate::parallel::{Model, Outcome};
+use super::parallel::{Model, Outcome};
 use cinch::CodecSpec;
 use std::fmt::Write;
 

@@ -20,6 +20,8 @@ mod boundary;
 #[macro_use]
 mod versioned;
 
+#[cfg(test)]
+mod abi_tests;
 mod coll_config;
 mod collectives;
 mod comm;

@@ -1,5 +1,5 @@
 //! Conformance tests: every codec keeps the contract of [`Codec`] on every instruction set of this
-//! machine. `cinch codecs --check` and `tests/codec_figures.rs` compare vector and scalar forms on many
+//! machine. `cinch codecs --check` and `cli/src/papers/figures_tests.rs` compare vector and scalar forms on many
 //! more patterns.
 
 mod vectors;

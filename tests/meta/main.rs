@@ -1,6 +1,6 @@
 //! Checks of the tree itself: layers, words, shape, the generated header, the README.
 
-#[path = "../c_library/mod.rs"]
+#[path = "../support/c_library.rs"]
 mod c_library;
 mod header;
 mod kernel_includes;

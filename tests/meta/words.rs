@@ -24,7 +24,7 @@ const LANES: Scope = Except(&[
     "src/reduce/",
     "src/arrays/",
     "src/cpu/",
-    "tests/cuda",
+    "tests/cuda_host/",
     "examples/train/",
     "benches/",
 ]);

@@ -99,7 +99,7 @@ impl ElementFormat for Table8 {
 /// counts as 1 in the largest decade.
 ///
 /// A unit is a sum of two fp32 numbers, so that a kernel rounds table values as the parser does.
-/// `tests/cuda_codecs.rs` compares all values for every offset.
+/// `tests/cuda_host/codecs.rs` compares all values for every offset.
 pub(in super::super) fn kernel_words(offset: i8, units: [f64; 2], top: f64, words: &mut [u32; 8]) {
     // The second number of a small unit would be subnormal and lose bits.
     let raise = if offset < 0 { 64 } else { 0 };

@@ -1,0 +1,218 @@
+// The CUDA headers of codecs and element types on the host, for codecs.rs, which
+// compares them with the specification. Lanes of a warp run one after the other.
+#include "codec/codec.cuh"
+#include "dtype/element.cuh"
+
+namespace {
+
+using namespace cinch;
+
+// Loads 16 elements from i on, zeros beyond n.
+void load(const float *x, uint64_t n, uint64_t i, float (&out)[16]) {
+  for (int k = 0; k < 16; ++k) out[k] = i + k < n ? x[i + k] : 0.0f;
+}
+
+// Returns 32 partial sums, element i in sum i mod 32, folded in halves: the order of a warp.
+template <class Of>
+double wide_sum(const float *x, uint64_t n, Of of) {
+  double parts[32] = {};
+  for (uint64_t i = 0; i < n; ++i) parts[i % 32] += of(x[i]);
+  for (int half = 16; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) parts[i] += parts[i + half];
+  }
+  return parts[0];
+}
+
+// Returns the summary of a block.
+template <class Format>
+typename Format::Summary summary_of(const float *x, uint64_t n, Format *) {
+  typename Format::Summary summary = Format::empty_summary();
+  for (uint64_t i = 0; i < n; i += 16) {
+    float lane[16];
+    load(x, n, i, lane);
+    Format::summarize(lane, n - i < 16 ? (uint32_t)(n - i) : 16, 8, summary);
+  }
+  return summary;
+}
+
+float most_of(const float *x, uint64_t n) {
+  float most = 0;
+  for (uint64_t i = 0; i < n; ++i) most = larger_magnitude(most, x[i]);
+  return most;
+}
+
+TernGradFormat::Summary summary_of(const float *x, uint64_t n, TernGradFormat *) {
+  return {most_of(x, n), {wide_sum(x, n, [](double one) { return one * one; })}};
+}
+
+OneBitFormat::Summary summary_of(const float *x, uint64_t n, OneBitFormat *) {
+  OneBitFormat::Summary summary = {most_of(x, n), 0, {0, 0}};
+  for (uint64_t i = 0; i < n; ++i) summary.negative += x[i] < 0 ? 1 : 0;
+  summary.sum[0] = wide_sum(x, n, [](float one) { return one < 0 ? 0.0f : one; });
+  summary.sum[1] = wide_sum(x, n, [](float one) { return one < 0 ? one : 0.0f; });
+  return summary;
+}
+
+template <class C>
+void encode(const cinch_codec_params &params, const float *x, uint64_t n, uint32_t first,
+            uint8_t *wire) {
+  const C codec(params);
+  codec.prepare_own(1);
+  const Random random = codec.random(1, first);
+  codec.clear_scale(wire, n);
+  // Under a tensor scale a lane's summary covers its own elements alone.
+  const uint64_t block = codec.block() ? codec.block() : 16;
+  for (uint64_t begin = 0; begin < n; begin += block) {
+    const uint64_t count = n - begin < block ? n - begin : block;
+    const auto summary = summary_of(x + begin, count, (typename C::Format *)nullptr);
+    for (uint64_t i = begin; i < begin + block && i < n; i += 16) {
+      float lane[16];
+      load(x, n, i, lane);
+      typename C::Codes codes;
+      codec.encode(lane, summary, n, i, random, codes);
+      codec.store(wire, n, i, codes);
+    }
+  }
+  // Lanes beyond the end fill the padding.
+  for (uint64_t i = (n + 15) / 16 * 16; i % 512 != 0; i += 16) {
+    typename C::Codes codes;
+    memset(&codes, 0xff, sizeof(codes));
+    codec.store(wire, n, i, codes);
+  }
+}
+
+template <class C>
+void decode(const cinch_codec_params &params, const uint8_t *wire, uint64_t n, float *out,
+            bool reduce) {
+  const C codec(params);
+  codec.prepare_own(1);
+  for (uint64_t i = 0; i < n; i += 16) {
+    typename C::Codes codes;
+    codec.load(wire, n, i, codes);
+    float lane[16];
+    load(out, n, i, lane);
+    reduce ? codec.decode_reduce(codes, lane) : codec.decode(codes, lane);
+    for (int k = 0; k < 16 && i + k < n; ++k) out[i + k] = lane[k];
+  }
+}
+
+struct Entry {
+  void (*encode)(const cinch_codec_params &, const float *, uint64_t, uint32_t, uint8_t *);
+  void (*decode)(const cinch_codec_params &, const uint8_t *, uint64_t, float *, bool);
+  uint64_t (*bytes)(const cinch_codec_params &, uint64_t);
+};
+
+template <class C>
+constexpr Entry entry() {
+  return {encode<C>, decode<C>,
+          [](const cinch_codec_params &params, uint64_t n) { return C(params).wire_bytes(n); }};
+}
+
+// Indexed by CodecKind; the second forms of dynamic8, minmax4, static8 and mantissa8 follow.
+const Entry CODECS[] = {{},
+                        entry<Linear8>(),
+                        entry<Dynamic8>(),
+                        entry<Static8>(),
+                        entry<Mantissa8>(),
+                        entry<CastBf16>(),
+                        entry<Cast16>(),
+                        entry<MinMax>(),
+                        entry<MinMax>(),
+                        entry<MinMax4>(),
+                        entry<MinMax>(),
+                        entry<Trunc>(),
+                        entry<Trunc>(),
+                        entry<Trunc>(),
+                        entry<Fp8E4M3>(),
+                        entry<Fp8E5M2>(),
+                        entry<TernGrad>(),
+                        entry<OneBit>(),
+                        entry<Threshold2>(),
+                        entry<Dynamic8Tabled>(),
+                        entry<MinMax>(),
+                        entry<Static8Tabled>(),
+                        entry<Mantissa8Tabled>()};
+
+// Computes dst = a op b for 16-byte vectors. op is a cinch_combine, 4 for a * word, 5 for a divided
+// by word, or 6 for a itself.
+template <class E>
+void element(uint32_t op, uint64_t word, const uint4 *a, const uint4 *b, uint4 *dst,
+             uint64_t vectors) {
+  for (uint64_t v = 0; v < vectors; ++v) {
+    typename E::Acc x[E::N], y[E::N];
+    E::unpack(a[v], x);
+    E::unpack(b[v], y);
+    for (int k = 0; k < E::N; ++k) {
+      if (op < 4) x[k] = E::combine(x[k], y[k], op);
+      if (op == 4) x[k] = E::premultiply(x[k], word);
+      if (op == 5) x[k] = E::divide(x[k], (uint32_t)word);
+    }
+    dst[v] = E::pack(x);
+  }
+}
+
+// Narrows fp32 numbers to elements, or widens elements.
+template <class E>
+void convert(bool narrow, const void *from, void *to, uint64_t n) {
+  using Bits = typename E::Bits;
+  for (uint64_t i = 0; i < n; ++i) {
+    if (narrow) {
+      static_cast<Bits *>(to)[i] = E::narrow(static_cast<const float *>(from)[i]);
+    } else {
+      static_cast<float *>(to)[i] = E::widen(static_cast<const Bits *>(from)[i]);
+    }
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+uint64_t test_wire_bytes(uint32_t kind, const cinch_codec_params *params, uint64_t n) {
+  return CODECS[kind].bytes(*params, n);
+}
+
+// Encodes a chunk from element `first` of a message on, with the random numbers of sums.
+void test_encode(uint32_t kind, const cinch_codec_params *params, const float *x, uint64_t n,
+                 uint32_t first, uint8_t *wire) {
+  CODECS[kind].encode(*params, x, n, first, wire);
+}
+
+// Returns x / n, by divided_by.
+float test_divided(uint32_t n, float x) {
+  switch (n) {
+    case 3: return divided_by<3>(x);
+    case 7: return divided_by<7>(x);
+    case 15: return divided_by<15>(x);
+    case 127: return divided_by<127>(x);
+    default: return divided_by<255>(x);
+  }
+}
+
+void test_decode(uint32_t kind, const cinch_codec_params *params, const uint8_t *wire, uint64_t n,
+                 float *out, bool reduce) {
+  CODECS[kind].decode(*params, wire, n, out, reduce);
+}
+
+// `dtype` is the number of a DType.
+void test_element(uint32_t dtype, uint32_t op, uint64_t word, const void *a, const void *b,
+                  void *dst, uint64_t vectors) {
+  using Function = void (*)(uint32_t, uint64_t, const uint4 *, const uint4 *, uint4 *, uint64_t);
+  static const Function FUNCTIONS[] = {element<I8>,  element<U8>,  element<I32>,    element<U32>,
+                                       element<I64>, element<U64>, element<F16>,    element<F32>,
+                                       element<F64>, element<BF16>, element<F8E4M3>,
+                                       element<F8E5M2>};
+  FUNCTIONS[dtype](op, word, static_cast<const uint4 *>(a), static_cast<const uint4 *>(b),
+                   static_cast<uint4 *>(dst), vectors);
+}
+
+void test_convert(uint32_t dtype, bool narrow, const void *from, void *to, uint64_t n) {
+  switch (dtype) {
+    case 6: return convert<F16>(narrow, from, to, n);
+    case 9: return convert<BF16>(narrow, from, to, n);
+    case 10: return convert<F8E4M3>(narrow, from, to, n);
+    case 11: return convert<F8E5M2>(narrow, from, to, n);
+    default: return convert<F32>(narrow, from, to, n);
+  }
+}
+}

@@ -1,0 +1,95 @@
+// The fused kernels on the host, for fused_kernels.rs. Blocks with the same index run side by
+// side on all ranks, since each waits for the others. block.h emulates the GPU.
+#include "block.h"
+
+#include <algorithm>
+
+using std::max;
+using std::min;
+
+inline int __ffs(uint32_t x) { return __builtin_ffs((int)x); }
+inline void __threadfence() {}
+inline void __threadfence_system() {}
+template <class T, class More>
+T atomicAdd(T *at, More more) {
+  const T was = *at;
+  *at = was + (T)more;
+  return was;
+}
+inline uint32_t atomicCAS_system(uint32_t *at, uint32_t from, uint32_t to) {
+  const uint32_t was = *at;
+  if (was == from) *at = to;
+  return was;
+}
+
+#include "fused/coded.cuh"
+#include "fused/ll128.cuh"
+#include "fused/ll.cuh"
+
+using namespace cinch;
+
+namespace {
+
+struct Named {
+  const char *name;
+  void (*kernel)(const cinch_oneshot_args &);
+};
+
+#define SUMS(type, Type)                                                   \
+  {#type "_ll", run_fused<PacketsSum<Type>>},                                      \
+      {"two_shot_" #type "_ll", run_fused<PacketsSum<Type, Sends::A_PART_EACH>>},     \
+      {"scatter_" #type "_ll", run_fused<PacketsSum<Type, Sends::A_BLOCK_EACH>>},  \
+      {#type "_ll128", run_fused<LinesSum<Type>>},                           \
+      {"two_shot_" #type "_ll128", run_fused<LinesSum<Type, Sends::A_PART_EACH>>}, \
+      {"scatter_" #type "_ll128", run_fused<LinesSum<Type, Sends::A_BLOCK_EACH>>}, \
+      {"to_root_" #type "_ll128", run_fused<LinesSum<Type, Sends::TO_ROOT>>}
+
+#define CODED(codec, Codec)                                              \
+  {#codec "_f32_ll128", run_fused<CodedExchange<F32, Codec>>},             \
+      {#codec "_f16_ll128", run_fused<CodedExchange<F16, Codec>>},         \
+      {#codec "_bf16_ll128", run_fused<CodedExchange<BF16, Codec>>}
+
+const Named KERNELS[] = {CODED(linear8, Linear8),
+                         CODED(dynamic8, Dynamic8Tabled),
+                         CODED(minmax4, MinMax4),
+                         SUMS(f32, F32),
+                         SUMS(f16, F16),
+                         SUMS(bf16, BF16),
+                         {"move_ll", run_fused<PacketsMove<>>},
+                         {"scatter_move_ll", run_fused<PacketsMove<Sends::A_BLOCK_EACH>>},
+                         {"move_ll128", run_fused<LinesMove<>>},
+                         {"scatter_move_ll128", run_fused<LinesMove<Sends::A_BLOCK_EACH>>},
+                         {"from_root_move_ll128", run_fused<LinesMove<Sends::FROM_ROOT>>}};
+
+}  // namespace
+
+// Runs calls, by kernel name, on all ranks. `args` and `pauses` have an element for each rank of
+// each call. Before each of several calls, which have one block, a rank switches `pauses` times to
+// the others. Rank `slow` takes `slow_turns` more turns for each poll of lines. Returns false if a
+// name is unknown or several calls have several blocks.
+extern "C" bool test_fused(uint32_t calls, const char *const *names, uint32_t ranks, uint32_t blocks,
+                           const cinch_oneshot_args *args, const uint32_t *pauses, uint32_t slow,
+                           uint32_t slow_turns) {
+  Block::slow_copy = slow;
+  Block::slow_turns = slow_turns;
+  std::vector<void (*)(const cinch_oneshot_args &)> kernels;
+  for (uint32_t call = 0; call < calls; ++call) {
+    for (const Named &one : KERNELS) {
+      if (strcmp(one.name, names[call]) == 0) kernels.push_back(one.kernel);
+    }
+  }
+  static_assert(MOVERS == FUSED_THREADS, "all are launched alike here");
+  if (kernels.size() != calls || (calls > 1 && blocks > 1)) return false;
+  const auto all = [&] {
+    for (uint32_t call = 0; call < calls; ++call) {
+      const uint32_t at = call * ranks + Block::current().copy();
+      if (calls > 1) {
+        for (uint32_t i = 0; i < pauses[at]; ++i) Block::current().pause();
+        __syncthreads();
+      }
+      kernels[call](args[at]);
+    }
+  };
+  launch(blocks, FUSED_THREADS, all, ranks);
+  return true;
+}

@@ -1,0 +1,167 @@
+//! The fused kernels on the host, with all ranks side by side. The tests compare results with a
+//! reference: also where the sequence number of the call wraps (ll packets carry 20 bits of it),
+//! where some ranks are calls ahead of others, and where one rank makes another call.
+
+use super::fused::{World, kernels};
+use super::fused_coded;
+use super::fused_work::{ALL, Does, Protocol, Work, any};
+use crate::support::{self, Rng};
+
+#[test]
+fn calls_at_any_sequence_number_give_the_reference() {
+    let Some(kernels) = kernels() else { return };
+    let mut rng = Rng(support::seed());
+    // 9 ranks are more than one thread polls at once.
+    for ranks in [2, 3, 9] {
+        let mut world = World::new(*kernels, ranks, Rng(rng.next()));
+        // The first calls rewrite all packets; the others cross a refresh and the wrap of 20 bits.
+        for begin in [0, (1 << 18) - 6, (1 << 20) - 6] {
+            world.jump(begin);
+            for call in 0..22 {
+                let protocol = [Protocol::Ll, Protocol::Ll128][call % 2];
+                let blocks = 1 + rng.below(2);
+                world.call(&any(&mut rng, protocol, ranks, blocks));
+            }
+        }
+    }
+}
+
+/// Coded calls are compared with the scalar codec. Calls without a codec come between them, with
+/// which they share an area and the sequence number.
+#[test]
+fn calls_through_codecs_equal_the_scalar_codec() {
+    let Some(kernels) = kernels() else { return };
+    let mut rng = Rng(support::seed());
+    for (ranks, calls) in [(2, 24), (3, 24), (5, 24), (9, 18), (18, 3)] {
+        let mut world = World::with(*kernels, ranks, fused_coded::half(ranks), Rng(rng.next()));
+        for call in 0..calls {
+            let blocks = 1 + rng.below(2);
+            world.call(&match call % 6 {
+                5 => any(&mut rng, Protocol::Ll128, ranks, blocks),
+                _ => fused_coded::any(&mut rng, ranks, blocks),
+            });
+        }
+    }
+}
+
+/// Makes calls with one late rank, or with one rank that is slow inside them.
+fn calls_with_one_rank_behind(
+    world: &mut World,
+    works: &[Work],
+    ranks: usize,
+    slow: usize,
+    is_late: bool,
+    rng: &mut Rng,
+) {
+    let pauses = (0..works.len() * ranks).map(|at| match at % ranks == slow {
+        true if is_late => 60 + rng.below(120) as u32,
+        _ => 0,
+    });
+    let pauses: Vec<u32> = pauses.collect();
+    let in_calls = (!is_late).then_some(slow);
+    let right = world.are_correct(works, &pauses, in_calls);
+    assert!(right, "rank {slow} of {ranks}: {works:?}, {pauses:?}");
+}
+
+/// A rank that is late, or slow, must not receive the encoded tiles of a later call.
+#[test]
+fn coded_calls_with_one_rank_behind_give_the_reference() {
+    let Some(kernels) = kernels() else { return };
+    let mut rng = Rng(support::seed());
+    for ranks in [2, 3] {
+        let mut world = World::with(*kernels, ranks, fused_coded::half(ranks), Rng(rng.next()));
+        for round in 0..6 {
+            let slow = round % ranks;
+            let mut works: Vec<Work> = (0..4)
+                .map(|_| fused_coded::any(&mut rng, ranks, 1))
+                .collect();
+            works.push(any(&mut rng, Protocol::Ll128, ranks, 1));
+            calls_with_one_rank_behind(&mut world, &works, ranks, slow, round % 2 == 0, &mut rng);
+        }
+    }
+}
+
+/// A rank may be calls ahead of others. What it sends must not overwrite what they still read.
+#[test]
+fn area_half_with_one_rank_behind_is_not_overwritten() {
+    let Some(kernels) = kernels() else { return };
+    let mut rng = Rng(support::seed());
+    for ranks in [2, 3] {
+        let mut world = World::new(*kernels, ranks, Rng(rng.next()));
+        // Calls of one kind, then of all kinds; one rank is late to them, or slow in them.
+        for round in 0..2 * (ALL.len() + 2) {
+            let does = ALL.get(round / 2);
+            let slow = (round + 1) % ranks;
+            let works = (0..6).map(|call| {
+                loop {
+                    let protocol = rng.pick(&[Protocol::Ll128, Protocol::Ll128, Protocol::Ll]);
+                    let mut work = any(&mut rng, protocol, ranks, 1);
+                    if does.is_none_or(|&does| work.does == does) {
+                        // The roots are the other ranks in turn: between two calls of one root the
+                        // slow rank sends nothing.
+                        work.root = (slow + 1 + call % 2) % ranks;
+                        break work;
+                    }
+                }
+            });
+            let works: Vec<Work> = works.collect();
+            calls_with_one_rank_behind(&mut world, &works, ranks, slow, round % 2 == 0, &mut rng);
+        }
+    }
+}
+
+/// A packet that only long messages use keeps its flag from the last of them. After the flags have
+/// wrapped it must not pass for a packet of a new message, so all packets are rewritten every 2^18
+/// calls.
+#[test]
+fn packets_after_the_flags_wrap_are_refreshed() {
+    let Some(kernels) = kernels() else { return };
+    let mut rng = Rng(support::seed());
+    for (short, long) in [
+        (Does::AllReduce, Does::AllReduce),
+        (Does::TwoShotAllReduce, Does::TwoShotAllReduce),
+        (Does::AllGather, Does::AllToAll),
+        (Does::TwoShotAllReduce, Does::ReduceScatter),
+        (Does::AllReduce, Does::TwoShotAllReduce),
+    ] {
+        const ROUND: u64 = 1 << 20;
+        let short = Work::new(short, Protocol::Ll, 1, 1);
+        let mut long = Work::new(long, Protocol::Ll, 1, 1);
+        long.count = long.most(3);
+        for refreshes in [true, false] {
+            let mut world = World::new(*kernels, 3, Rng(rng.next()));
+            world.jump(1000);
+            world.call(&long);
+            if refreshes {
+                world.jump((1 << 18) - 3);
+                for _ in 0..8 {
+                    world.call(&short);
+                }
+            }
+            world.jump(1000 + ROUND);
+            // Without the refresh the ranks take the message of one wrap before.
+            assert_eq!(world.is_correct(&long), refreshes, "{short:?}, {long:?}");
+        }
+    }
+}
+
+/// A rank receives nothing from a call with another signature: all ranks report a timeout, and the
+/// next call that all ranks make is right.
+#[test]
+fn message_of_another_call_is_reported_by_all_ranks() {
+    let Some(kernels) = kernels() else { return };
+    let mut rng = Rng(support::seed());
+    for ranks in [2, 3] {
+        for protocol in [Protocol::Ll, Protocol::Ll128] {
+            let mut world = World::new(*kernels, ranks, Rng(rng.next()));
+            for other in 0..ranks {
+                let work = Work::new(Does::AllReduce, protocol, 1, 1);
+                world.call(&work);
+                world.other_call = Some(other);
+                assert!(!world.is_correct(&work), "{work:?} over {ranks}");
+                assert_eq!(world.failures(), ranks, "{work:?} over {ranks}");
+                world.other_call = None;
+            }
+        }
+    }
+}

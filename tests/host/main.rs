@@ -1,0 +1,19 @@
+//! Collectives, codecs and kernels on host memory, with ranks as threads of this process.
+
+mod auto_codec;
+mod codec_rules;
+mod collectives;
+#[path = "../cuda_host/mod.rs"]
+mod cuda_host;
+mod defects;
+mod error_growth;
+mod feedback;
+mod group_fusion;
+mod mismatch;
+mod multi_host;
+#[path = "../support/mod.rs"]
+mod support;
+/// The example's units; its `main` is unused here.
+#[allow(dead_code)]
+#[path = "../../examples/train/main.rs"]
+mod train;

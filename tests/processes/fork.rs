@@ -1,0 +1,199 @@
+//! Programs fork while they hold communicators: data loaders do. Their children neither keep a
+//! dead rank alive, nor disturb the living.
+#![allow(unsafe_code)] // fork
+
+use super::child;
+use crate::support;
+use cinch::capi::core::handle_table::HandleTable;
+use cinch::types::TransportKind;
+use cinch::{Communicator, Config, ErrorKind, ReduceOp, UniqueId};
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// When the rank of another host must have heard of the end of one that left a child behind.
+const WORST: Duration = Duration::from_secs(2);
+/// How long a child may take to find out that it has no part in a communicator: less than any limit
+/// that a wait for another rank has, and long enough beside tests that spin.
+const AT_ONCE: Duration = Duration::from_secs(5);
+/// What the test starts ends by itself after this many seconds.
+const LIFETIME: u32 = 60;
+
+/// On a host of its own: no rank can look another up in /proc.
+fn join(id: &UniqueId, rank: usize) -> Communicator {
+    let config = Config {
+        host_id: Some(format!("host {rank}")),
+        ..support::config(TransportKind::Tcp)
+    };
+    Communicator::init(id, rank, 2, config).unwrap()
+}
+
+fn add(comm: &Communicator) -> cinch::Result<()> {
+    let mut data = [1u64; 1000];
+    comm.all_reduce_in_place(&mut data, ReduceOp::Sum)?;
+    assert_eq!(data, [2; 1000]);
+    Ok(())
+}
+
+/// Runs `body` in a child, and returns its pid.
+fn fork(body: impl FnOnce() -> i32) -> libc::pid_t {
+    // SAFETY: the child runs `body`, and leaves without anything of the test harness.
+    unsafe {
+        match libc::fork() {
+            0 => {
+                libc::alarm(LIFETIME);
+                libc::_exit(body())
+            }
+            child => {
+                assert!(child > 0);
+                child
+            }
+        }
+    }
+}
+
+/// Not a test: rank 1 of the one below.
+pub fn rank_process(id: &str) {
+    // SAFETY: a timer of this process.
+    unsafe { libc::alarm(LIFETIME) };
+    let comm = join(&UniqueId::from_hex(id).unwrap(), 1);
+    add(&comm).unwrap();
+    let worker = fork(|| {
+        std::thread::sleep(Duration::from_secs(LIFETIME.into()));
+        0
+    });
+    println!("worker {worker}");
+    std::thread::sleep(Duration::from_secs(LIFETIME.into()));
+}
+
+#[test]
+fn a_killed_rank_is_dead_although_its_worker_lives() {
+    let id = UniqueId::create(&support::config(TransportKind::Tcp)).unwrap();
+    let mut process = child::rank(&[], "fork", &id.to_hex())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let comm = join(&id, 0);
+    add(&comm).unwrap();
+    let lines = BufReader::new(process.stdout.take().unwrap()).lines();
+    let worker: libc::pid_t = lines
+        .map_while(Result::ok)
+        .find_map(|line| line.split_once("worker ")?.1.parse().ok())
+        .unwrap();
+
+    process.kill().unwrap();
+    let killed = Instant::now();
+    let error = add(&comm).unwrap_err();
+    let took = killed.elapsed();
+    // SAFETY: asks for a process that this test started, then ends it.
+    let lived = unsafe { libc::kill(worker, 0) == 0 && libc::kill(worker, libc::SIGKILL) == 0 };
+    process.wait().unwrap();
+    assert!(lived, "the worker outlives its rank");
+    assert_eq!(error.kind(), ErrorKind::Remote, "{error}");
+    assert!(error.message().contains("rank 1 (host "), "{error}");
+    assert!(took <= WORST, "known after {took:?}: {error}");
+    println!("known after {took:?}: {error}");
+}
+
+/// What a child may do with what it inherits. Returns its exit status.
+fn use_inherited(comm: Communicator) -> i32 {
+    let begin = Instant::now();
+    let refused = |result: cinch::Result<()>| {
+        result.is_err_and(|error| {
+            error.kind() == ErrorKind::InvalidUsage && error.message().contains("forked")
+        })
+    };
+    let calls = refused(add(&comm))
+        && refused(comm.finalize())
+        && refused(comm.split(Some(0), 0).map(drop))
+        && refused(comm.async_error().map_or(Ok(()), Err));
+    comm.abort();
+    drop(comm);
+    i32::from(!calls) + 2 * i32::from(begin.elapsed() > AT_ONCE)
+}
+
+/// Both ranks fork all the time, one of them while the other waits for it.
+#[test]
+fn children_end_what_they_inherit_and_disturb_nobody() {
+    child::alone(|| {
+        for transport in support::TRANSPORTS {
+            support::world(2, &support::config(transport), |comm| {
+                let comm = std::mem::ManuallyDrop::new(comm);
+                for _ in 0..20 {
+                    add(&comm).unwrap();
+                    // SAFETY: a process has one copy of it, and drops it once: the child here, the
+                    // parent below.
+                    let pid = fork(|| use_inherited(unsafe { std::ptr::read(&*comm) }));
+                    let mut status = -1;
+                    // SAFETY: waits for a child of this thread.
+                    assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
+                    assert_eq!(
+                        status, 0,
+                        "{transport}: 256 = not refused, 512 = not at once"
+                    );
+                }
+                comm.barrier().unwrap();
+                drop(std::mem::ManuallyDrop::into_inner(comm));
+            });
+        }
+    });
+}
+
+/// A child that joins others by itself.
+#[test]
+fn children_make_communicators_of_their_own() {
+    child::alone(|| {
+        let config = support::config(TransportKind::Tcp);
+        let id = UniqueId::create(&config).unwrap();
+        let own = support::world(2, &config, |comm| {
+            add(&comm).unwrap();
+            let rank = comm.rank();
+            let pid = fork(|| i32::from(add(&join(&id, rank)).is_err()));
+            add(&comm).unwrap();
+            let mut status = -1;
+            // SAFETY: waits for a child of this thread.
+            (unsafe { libc::waitpid(pid, &mut status, 0) } == pid).then_some(status)
+        });
+        assert_eq!(own, [Some(0); 2]);
+    });
+}
+
+/// C programs hold tickets. A child that is forked while other threads make, look up and end some
+/// finds those that it has, and ends them.
+#[test]
+fn children_find_what_tickets_stand_for() {
+    child::alone(|| {
+        static TICKETS: HandleTable<u32> = HandleTable::new("number", "number", 0xC1CF);
+        let kept: *mut u8 = TICKETS.register(Arc::new(5)).unwrap();
+        let kept = kept.addr();
+        let ticket = move || std::ptr::without_provenance_mut::<u8>(kept);
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    while !done.load(Ordering::Relaxed) {
+                        assert_eq!(*TICKETS.lookup(ticket()).unwrap(), 5);
+                        let own: *mut u8 = TICKETS.register(Arc::new(6)).unwrap();
+                        assert_eq!(*TICKETS.remove(own).unwrap(), 6);
+                    }
+                });
+            }
+            let ended = (0..100).all(|_| {
+                let pid = fork(|| {
+                    // SAFETY: a timer of the child.
+                    unsafe { libc::alarm(5) };
+                    let found = TICKETS.lookup(ticket()).is_ok_and(|five| *five == 5);
+                    let made = TICKETS.register::<u8>(Arc::new(7)).is_ok();
+                    i32::from(!(found && made && TICKETS.remove(ticket()).is_ok()))
+                });
+                let mut status = -1;
+                // SAFETY: waits for a child of this thread.
+                unsafe { libc::waitpid(pid, &mut status, 0) == pid && status == 0 }
+            });
+            done.store(true, Ordering::Relaxed);
+            assert!(ended, "a child waits for ever, or finds nothing");
+        });
+    });
+}

@@ -1,0 +1,36 @@
+//! Tests that start processes, or that depend on the state of their own: ranks as processes, the tool,
+//! the drop-in, C programs and examples.
+//!
+//! This program runs itself again for each rank process, with `rank_process` as the only test.
+
+mod bootstrap_leftovers;
+mod bootstrap_processes;
+mod child;
+mod examples;
+mod ffi;
+mod fork;
+mod gpu_links;
+mod join_stress;
+mod nccl;
+mod rank_death;
+mod ssh_launcher;
+#[path = "../support/mod.rs"]
+mod support;
+mod teardown;
+mod tool;
+mod unauthenticated_peers;
+
+/// Runs ranks for the test that started this process; passes without effect if none did.
+#[test]
+fn rank_process() {
+    let Some((module, task)) = child::task() else {
+        return;
+    };
+    match module.as_str() {
+        "bootstrap_processes" => bootstrap_processes::rank_process(&task),
+        "fork" => fork::rank_process(&task),
+        "gpu_links" => gpu_links::rank_process(&task),
+        "rank_death" => rank_death::rank_process(&task),
+        other => panic!("{} names {other}, which has no ranks", child::TASK),
+    }
+}

@@ -1,0 +1,111 @@
+//! C programs against the shared library, on host memory, so that no GPU is needed: compiled
+//! without a warning with our header, and run with a deadline.
+
+use super::{library, out, root};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// A program that runs longer hangs.
+const DEADLINE: Duration = Duration::from_secs(120);
+
+fn run(name: &str, variables: &[(&str, &str)]) {
+    let source = root().join(format!("nccl/tests/programs/{name}.c"));
+    let program = out().join(format!("nccl-{name}"));
+    let library = library();
+    let compiled = Command::new("gcc")
+        .args([
+            "-std=gnu11",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-g",
+            "-O1",
+            "-pthread",
+            "-I",
+        ])
+        .arg(root().join("include"))
+        .arg(&source)
+        .arg("-L")
+        .arg(library)
+        .arg(format!("-Wl,-rpath,{}", library.display()))
+        .args(["-lnccl", "-o"])
+        .arg(&program)
+        .output()
+        .expect("gcc");
+    assert!(
+        compiled.status.success(),
+        "{}",
+        String::from_utf8_lossy(&compiled.stderr)
+    );
+    let mut child = Command::new(&program)
+        .env("CINCH_DEVICE", "host")
+        .envs(variables.iter().copied())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let begun = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if begun.elapsed() > DEADLINE {
+            child.kill().unwrap();
+            let output = child.wait_with_output().unwrap();
+            panic!("{name} hangs: {}", String::from_utf8_lossy(&output.stderr));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let output = child.wait_with_output().unwrap();
+    let (said, errors) = (
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr),
+    );
+    assert!(
+        output.status.success() && said == "ok\n" && errors.is_empty(),
+        "{name}: {}\n{said}{errors}",
+        output.status
+    );
+}
+
+#[test]
+fn address() {
+    // Free now, and nobody's else: the system hands ports out in turn.
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = port.local_addr().unwrap().to_string();
+    drop(port);
+    run("address", &[("NCCL_COMM_ID", &address)]);
+}
+
+#[test]
+fn arguments() {
+    run("arguments", &[]);
+}
+
+#[test]
+fn groups() {
+    run("groups", &[]);
+}
+
+#[test]
+fn background() {
+    run("background", &[]);
+}
+
+#[test]
+fn codecs() {
+    run("codecs", &[]);
+}
+
+#[test]
+fn parents() {
+    run("parents", &[]);
+}
+
+#[test]
+fn exit() {
+    run("exit", &[]);
+}
+
+#[test]
+fn processes() {
+    run("processes", &[]);
+}

@@ -1,0 +1,364 @@
+//! Ranks that end right after a call: those who are still in it have all they need, and get it.
+//! `CINCH_TEST_ENDINGS=100 cargo test --test processes teardown -- --nocapture` runs as many rounds of each kind.
+
+mod waits;
+
+use crate::support::{self, Rng, TRANSPORTS, config, number, seed};
+use cinch::bootstrap::{ControlPlane, LocalOutOfBand, OutOfBand, OutOfBandRef, PeerInfo};
+use cinch::comm::Call;
+use cinch::mem::{UserBuffers, bytes_of, bytes_of_mut};
+use cinch::sync::Fault;
+use cinch::testing::local_world;
+use cinch::types::{SIGNATURE_WORDS, TransportKind};
+use cinch::{Collective, Communicator, Config, DType, Error, ErrorKind, UniqueId};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+const RANKS: usize = 4;
+
+/// How rank 0 ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// Aborts a communicator of threads that know each other.
+    AbortHere,
+    /// Aborts a communicator with control connections.
+    Abort,
+    /// Lets its connections break, as a process does that dies.
+    Vanish,
+}
+
+/// The control side of a rank that says no goodbye, and whose news come late.
+#[derive(Debug)]
+struct Rude(OutOfBandRef, Duration);
+
+impl OutOfBand for Rude {
+    fn rank(&self) -> usize {
+        self.0.rank()
+    }
+
+    fn peers(&self) -> &[PeerInfo] {
+        self.0.peers()
+    }
+
+    fn all_gather(&self, bytes: &[u8]) -> cinch::Result<Vec<Vec<u8>>> {
+        self.0.all_gather(bytes)
+    }
+
+    fn announce(&self, reason: &Error) {
+        let (exchange, late, reason) = (self.0.clone(), self.1, reason.clone());
+        if late.is_zero() {
+            return exchange.announce(&reason);
+        }
+        std::thread::spawn(move || {
+            std::thread::sleep(late);
+            exchange.announce(&reason);
+        });
+    }
+
+    fn log_call(&self, signature: [u64; SIGNATURE_WORDS]) {
+        self.0.log_call(signature);
+    }
+
+    fn has_left(&self, rank: usize) -> bool {
+        self.0.has_left(rank)
+    }
+
+    fn key(&self, purpose: &str) -> [u8; 32] {
+        self.0.key(purpose)
+    }
+
+    fn leave(&self) {}
+}
+
+/// Runs `rank_main` on threads that meet over control connections, the first of which says no
+/// goodbye.
+fn rude_world<R: Send>(config: &Config, rank_main: impl Fn(Communicator) -> R + Sync) -> Vec<R> {
+    let id = UniqueId::create(config).expect("a unique id");
+    let rank_main = &rank_main;
+    std::thread::scope(|scope| {
+        let ranks: Vec<_> = (0..RANKS)
+            .map(|rank| {
+                scope.spawn(move || {
+                    let fault = Fault::new();
+                    let star = ControlPlane::join(&id, rank, RANKS, config, fault.clone())
+                        .expect("a star");
+                    let exchange: OutOfBandRef = match rank {
+                        0 => Arc::new(Rude(star, Duration::ZERO)),
+                        _ => star,
+                    };
+                    rank_main(Communicator::over(exchange, fault, config.clone()).expect("links"))
+                })
+            })
+            .collect();
+        let results = ranks.into_iter().map(|rank| rank.join().expect("a rank"));
+        results.collect()
+    })
+}
+
+/// One call, in which rank 0 is the first to be through.
+#[derive(Debug)]
+struct Round {
+    collective: Collective,
+    count: usize,
+    seed: u64,
+    /// Ranks that have entered their call, or are through it already.
+    entered: AtomicUsize,
+}
+
+impl Round {
+    fn input(&self, rank: usize) -> Vec<f32> {
+        let mut rng = Rng(self.seed ^ rank as u64);
+        // Sums of four are exact in any order.
+        (0..self.count).map(|_| rng.below(1000) as f32).collect()
+    }
+
+    fn expected(&self) -> Vec<f32> {
+        match self.collective {
+            Collective::AllReduce => {
+                let mut sum = vec![0.0; self.count];
+                for rank in 0..RANKS {
+                    let input = self.input(rank);
+                    sum.iter_mut().zip(input).for_each(|(sum, x)| *sum += x);
+                }
+                sum
+            }
+            Collective::Broadcast => self.input(0),
+            _ => (0..RANKS).flat_map(|rank| self.input(rank)).collect(),
+        }
+    }
+
+    fn call(&self, comm: &Communicator) -> cinch::Result<Vec<f32>> {
+        let input = self.input(comm.rank());
+        let mut output = vec![0.0f32; self.expected().len()];
+        let call = Call::new(self.collective, DType::F32, self.count);
+        let reads = self.collective != Collective::Broadcast || comm.rank() == 0;
+        let input = if reads { bytes_of(&input) } else { &[] };
+        comm.call(&call, UserBuffers::new(input, bytes_of_mut(&mut output)))?;
+        Ok(output)
+    }
+
+    /// The call on a rank that stays. A second thread tells when it is in it: who begins later is
+    /// refused, and rightly.
+    fn stay(&self, comm: &Communicator) -> cinch::Result<Vec<f32>> {
+        let through = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while comm.is_idle() && !through.load(Ordering::Acquire) {
+                    std::thread::yield_now();
+                }
+                self.entered.fetch_add(1, Ordering::Release);
+            });
+            let result = self.call(comm);
+            through.store(true, Ordering::Release);
+            result
+        })
+    }
+
+    /// The call on the rank that ends.
+    fn go(&self, comm: &Communicator) -> cinch::Result<Vec<f32>> {
+        let result = self.call(comm);
+        while self.entered.load(Ordering::Acquire) < RANKS - 1 {
+            std::thread::yield_now();
+        }
+        result
+    }
+}
+
+/// What came of the call, of one that lacks rank 0, and how long the latter took.
+type Outcome = (cinch::Result<Vec<f32>>, cinch::Result<Vec<f32>>, Duration);
+
+fn outcomes(round: &Round, end: End, config: &Config) -> Vec<Option<Outcome>> {
+    let stay = |comm: &Communicator| {
+        let result = round.stay(comm);
+        let begin = Instant::now();
+        let next = round.call(comm);
+        let took = begin.elapsed();
+        assert_eq!(comm.async_error().as_ref(), next.as_ref().err());
+        Some((result, next, took))
+    };
+    let go = |comm: &Communicator| {
+        round.go(comm).expect("the first call of rank 0");
+        None
+    };
+    let aborts = |comm: &Communicator| {
+        if comm.rank() > 0 {
+            return stay(comm);
+        }
+        go(comm);
+        comm.abort();
+        None
+    };
+    match end {
+        End::AbortHere => local_world(RANKS, config, aborts),
+        End::Abort => support::world(RANKS, config, |comm| aborts(&comm)),
+        End::Vanish => rude_world(config, |comm| match comm.rank() {
+            0 => go(&comm),
+            _ => stay(&comm),
+        }),
+    }
+}
+
+#[test]
+fn whoever_has_all_it_needs_is_not_disturbed() {
+    let mut rng = Rng(seed());
+    for transport in TRANSPORTS {
+        for end in [End::AbortHere, End::Abort, End::Vanish] {
+            let config = config(transport);
+            let (mut calls, mut failed, mut slowest) = (0, Vec::new(), Duration::ZERO);
+            for _ in 0..number("CINCH_TEST_ENDINGS").unwrap_or(8) {
+                let round = Round {
+                    collective: rng.pick(&[
+                        Collective::AllReduce,
+                        Collective::Broadcast,
+                        Collective::AllGather,
+                    ]),
+                    count: 1 + rng.below(20_000),
+                    seed: rng.next(),
+                    entered: AtomicUsize::new(0),
+                };
+                let what = format!("{:?} of {}", round.collective, round.count);
+                let results = outcomes(&round, end, &config);
+                for (rank, outcome) in results.into_iter().enumerate() {
+                    let Some((result, next, took)) = outcome else {
+                        continue;
+                    };
+                    calls += 1;
+                    match result {
+                        Ok(got) => assert!(got == round.expected(), "{what}: rank {rank}"),
+                        Err(error) => failed.push(format!("{what}: rank {rank}: {error}")),
+                    }
+                    let error = next.expect_err("rank 0 is gone");
+                    let gone = [ErrorKind::Aborted, ErrorKind::Remote].contains(&error.kind());
+                    let named = error.message().contains("rank 0 (");
+                    assert!(gone && named, "{what}: rank {rank}: {error}");
+                    slowest = slowest.max(took);
+                }
+            }
+            println!(
+                "{transport}, {end:?}: {} of {calls} calls failed; the next one at the latest \
+                 after {slowest:?}",
+                failed.len()
+            );
+            assert!(failed.is_empty(), "{transport}, {end:?}: {failed:#?}");
+            assert!(slowest < Duration::from_secs(2), "{slowest:?}");
+        }
+    }
+}
+
+#[test]
+fn who_fails_unheard_and_goes_has_not_left_in_good_order() {
+    let config = Config {
+        heartbeat: Duration::from_secs(60),
+        ..config(TransportKind::Loopback)
+    };
+    for local in [true, false] {
+        let body = |comm: &Communicator| {
+            if comm.rank() == 0 {
+                // As the fault of the communicator that this one was split from would.
+                comm.fault().raise(Error::internal("what went wrong"));
+                return String::new();
+            }
+            let error = comm.recv(&mut [0u8; 8], 0).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Internal);
+            error.message().to_string()
+        };
+        let said = match local {
+            // Rank 0's is dropped when its body ends.
+            true => local_world(2, &config, body),
+            false => support::world(2, &config, |comm| body(&comm)),
+        };
+        let named = said[1].starts_with("rank 0 (") && said[1].ends_with("what went wrong");
+        assert!(named, "{said:?}");
+    }
+}
+
+/// Whether something comes about within a time that is long enough for it.
+fn soon(about: impl Fn() -> bool) -> bool {
+    let begin = Instant::now();
+    while !about() && begin.elapsed() < Duration::from_secs(20) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    about()
+}
+
+/// Who aborts is gone from the meeting of the split before the news of it comes. The last rank
+/// keeps that meeting from its end.
+#[test]
+fn an_abort_while_a_split_is_under_way_is_an_abort() {
+    let config = config(TransportKind::Loopback);
+    let faults: Vec<_> = (0..RANKS).map(|_| Fault::new()).collect();
+    let exchanges = LocalOutOfBand::world_with(RANKS, &faults, &config);
+    let errors: Vec<_> = std::thread::scope(|scope| {
+        let ranks = exchanges.into_iter().zip(faults).map(|(exchange, fault)| {
+            let config = config.clone();
+            scope.spawn(move || {
+                let late = Duration::from_millis(100);
+                let exchange: OutOfBandRef = Arc::new(Rude(exchange, late));
+                let comm = Communicator::over(exchange.clone(), fault, config).unwrap();
+                if comm.rank() == RANKS - 1 {
+                    let mut colour = [0; 13];
+                    colour[0] = 1;
+                    exchange.all_gather(&colour).unwrap();
+                    exchange.all_gather(&[]).unwrap();
+                    assert!(soon(|| comm.async_error().is_some()));
+                    return comm.async_error().unwrap();
+                }
+                std::thread::scope(|scope| {
+                    if comm.rank() == RANKS - 2 {
+                        scope.spawn(|| {
+                            // All others are at the meeting by then.
+                            std::thread::sleep(Duration::from_millis(500));
+                            comm.abort();
+                        });
+                    }
+                    comm.split(Some(0), 0).unwrap_err()
+                })
+            })
+        });
+        let ranks: Vec<_> = ranks.collect();
+        let errors = ranks.into_iter().map(|rank| rank.join().expect("a rank"));
+        errors.collect()
+    });
+    for (rank, error) in errors.iter().enumerate() {
+        assert_eq!(error.kind(), ErrorKind::Aborted, "rank {rank}: {error}");
+        assert!(error.message().contains("rank 2 ("), "rank {rank}: {error}");
+    }
+}
+
+#[test]
+fn an_abort_here_waits_for_no_heartbeat() {
+    let config = Config {
+        heartbeat: Duration::from_secs(60),
+        timeout: Duration::from_secs(60),
+        ..config(TransportKind::Tcp)
+    };
+    let times = support::world(2, &config, |comm| {
+        if comm.rank() == 1 {
+            // Takes no part; hears of the other's end by its own abort at the latest.
+            let begin = Instant::now();
+            while comm.async_error().is_none() && begin.elapsed() < Duration::from_secs(20) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            return begin.elapsed();
+        }
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| {
+                let mut data = [0.0f32; 10];
+                let error = comm.recv(&mut data, 1).unwrap_err();
+                (error, Instant::now())
+            });
+            while comm.is_idle() {
+                std::thread::yield_now();
+            }
+            let begin = Instant::now();
+            comm.abort();
+            let (error, freed) = waiting.join().unwrap();
+            assert_eq!(error.kind(), ErrorKind::Aborted);
+            freed - begin
+        })
+    });
+    // A twelfth of a heartbeat, and long enough beside tests that spin.
+    assert!(times[0] < Duration::from_secs(5), "{times:?}");
+    assert!(times[1] < Duration::from_secs(2), "{times:?}");
+}

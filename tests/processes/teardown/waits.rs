@@ -1,0 +1,269 @@
+//! What one wait of an engine makes of ranks that leave, of data that comes late, and of its own rank
+//! that stands still.
+
+use super::soon;
+use crate::support::config;
+use cinch::bootstrap::{LocalOutOfBand, OutOfBand, OutOfBandRef};
+use cinch::cpu::Isa;
+use cinch::engine::HostEngine;
+use cinch::mem::UserBuffers;
+use cinch::plan::{MachineFacts, Request};
+use cinch::schedule::Hosts;
+use cinch::sync::Fault;
+use cinch::transport::{ConnectContext, Header, Links, RecvEnd, Waiter, connect_all};
+use cinch::types::TransportKind;
+use cinch::{CodecSetting, Collective, Config, DType, ErrorKind, ReduceOp};
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// An end that receives, of which a test decides whether something has come.
+struct Watched<F>(Box<dyn RecvEnd>, F);
+
+impl<F> fmt::Debug for Watched<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl<F: FnMut(&mut dyn RecvEnd) -> cinch::Result<bool> + Send> RecvEnd for Watched<F> {
+    fn ready(&mut self) -> cinch::Result<bool> {
+        (self.1)(&mut *self.0)
+    }
+
+    fn header(&self) -> Header {
+        self.0.header()
+    }
+
+    fn payload(&self) -> &[u8] {
+        self.0.payload()
+    }
+
+    fn release(&mut self) {
+        self.0.release();
+    }
+}
+
+/// A waiter that tells a test of each call first.
+struct Telling<F>(Box<dyn Waiter>, F);
+
+impl<F> fmt::Debug for Telling<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl<F: FnMut(u32) + Send> Waiter for Telling<F> {
+    fn idle(&mut self, scans: u32, limit: Duration) -> cinch::Result<()> {
+        (self.1)(scans);
+        self.0.idle(scans, limit)
+    }
+}
+
+/// Puts all ends that receive under the eyes of a test.
+fn watch<F>(mut links: Links, ready: F) -> Links
+where
+    F: FnMut(&mut dyn RecvEnd) -> cinch::Result<bool> + Clone + Send + 'static,
+{
+    let watched = |end| Box::new(Watched(end, ready.clone())) as Box<dyn RecvEnd>;
+    let ends = std::mem::take(&mut links.recvs).into_iter();
+    links.recvs = ends.map(|end| end.map(watched)).collect();
+    links
+}
+
+/// Tells a test of all waits.
+fn tell(links: Links, idle: impl FnMut(u32) + Send + 'static) -> Links {
+    Links {
+        waiter: Box::new(Telling(links.waiter, idle)),
+        ..links
+    }
+}
+
+/// Two engines, of which rank 0 sends `count` bytes and leaves, and rank 1 expects 8 that come
+/// 0.8 s later.
+fn slow(transport: TransportKind, count: usize) -> cinch::Result<Vec<u8>> {
+    let late = |links, _| {
+        let late = Instant::now() + Duration::from_millis(800);
+        watch(links, move |end| Ok(Instant::now() >= late && end.ready()?))
+    };
+    one_message(&config(transport), count, || (), late)
+}
+
+/// Two engines, of which rank 0 sends `count` bytes after `before`, and leaves, and rank 1 expects
+/// 8, over links that `alter` has changed.
+fn one_message(
+    config: &Config,
+    count: usize,
+    before: impl Fn() + Sync,
+    alter: impl Fn(Links, OutOfBandRef) -> Links + Sync,
+) -> cinch::Result<Vec<u8>> {
+    let faults = [Fault::new(), Fault::new()];
+    let transport = config.transport.expect("a transport");
+    let ranks = LocalOutOfBand::world_with(2, &faults, config);
+    let results: Vec<_> = std::thread::scope(|scope| {
+        let ranks = ranks.into_iter().zip(&faults).map(|(exchange, fault)| {
+            let (before, alter) = (&before, &alter);
+            scope.spawn(move || {
+                let (rank, exchange): (usize, OutOfBandRef) = (exchange.rank(), exchange);
+                let links = connect_all(&ConnectContext {
+                    exchange: &*exchange,
+                    config,
+                    fault,
+                    deadline: Instant::now() + config.init_timeout,
+                    verbs: None,
+                })?;
+                let links = match rank {
+                    0 => links,
+                    _ => alter(links, exchange.clone()),
+                };
+                let machine = MachineFacts {
+                    transport,
+                    inside: transport,
+                    oversubscribed: true,
+                    measured: None,
+                };
+                let hosts = Hosts::new(exchange.peers().iter().map(|peer| peer.host_id));
+                let (isa, parts) = (Isa::detect(), (machine, hosts));
+                let mut engine =
+                    HostEngine::new(links, exchange.clone(), fault.clone(), config, isa, parts);
+                let request = Request {
+                    collective: Collective::SendRecv,
+                    dtype: DType::U8,
+                    op: ReduceOp::Sum,
+                    count: if rank == 0 { count } else { 8 },
+                    root: 0,
+                    peer: 1,
+                    codec: CodecSetting::RAW,
+                    algorithm: None,
+                    tensor: None,
+                    feedback: None,
+                    fused: cinch::types::Fused::ALONE,
+                };
+                let (sent, mut got) = (vec![5; count], vec![0; 8]);
+                if rank == 0 {
+                    before();
+                    if count > 0 {
+                        let run = engine.prepare(request, UserBuffers::new(&sent, &mut []))?;
+                        engine.run(run)?;
+                    }
+                    // As a communicator that is dropped.
+                    exchange.leave();
+                } else {
+                    let run = engine.prepare(request, UserBuffers::new(&[], &mut got))?;
+                    engine.run(run)?;
+                }
+                Ok(got)
+            })
+        });
+        let ranks: Vec<_> = ranks.collect();
+        let results = ranks.into_iter().map(|rank| rank.join().expect("a rank"));
+        results.collect()
+    });
+    let [first, second] = results.try_into().expect("two ranks");
+    first.expect("rank 0");
+    second
+}
+
+#[test]
+fn what_a_rank_that_left_has_sent_may_be_long_on_its_way() {
+    assert_eq!(slow(TransportKind::Tcp, 8).unwrap(), vec![5; 8]);
+    for transport in [TransportKind::Tcp, TransportKind::Shm] {
+        let error = slow(transport, 0).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Remote);
+        for part in ["rank 0 (", "left the communicator, and rank 1 still waits"] {
+            assert!(error.message().contains(part), "{transport}: {error}");
+        }
+    }
+}
+
+/// The scan that finds nothing of a rank may be before it sends, and the look at who has left
+/// behind it.
+#[test]
+fn a_rank_that_sends_and_leaves_while_it_is_looked_at_has_sent() {
+    let go = &*Box::leak(Box::new(AtomicBool::new(false)));
+    let sent = one_message(
+        &config(TransportKind::Shm),
+        8,
+        || assert!(soon(|| go.load(Ordering::Acquire))),
+        |links, exchange| {
+            let waited = Arc::new(AtomicBool::new(false));
+            let (begin, behind) = (Instant::now(), waited.clone());
+            let links = tell(links, move |_| waited.store(true, Ordering::Relaxed));
+            watch(links, move |end| {
+                let ready = end.ready()?;
+                // By now each wait is followed by the question for whom it is.
+                let asks = begin.elapsed() > Duration::from_millis(600);
+                if behind.swap(false, Ordering::Relaxed) && asks && !ready {
+                    go.store(true, Ordering::Release);
+                    assert!(soon(|| exchange.has_left(0)));
+                }
+                Ok(ready)
+            })
+        },
+    );
+    assert_eq!(sent.unwrap(), vec![5; 8]);
+}
+
+/// Behind the last scan, and before the question for whom this rank has waited in vain: nobody.
+#[test]
+fn what_comes_as_the_time_ends_has_come() {
+    let config = Config {
+        timeout: Duration::from_secs(1),
+        ..config(TransportKind::Shm)
+    };
+    let go = &*Box::leak(Box::new(AtomicBool::new(false)));
+    let sent = one_message(
+        &config,
+        8,
+        || assert!(soon(|| go.load(Ordering::Acquire))),
+        |links, _| {
+            let waited = Arc::new(AtomicBool::new(false));
+            let (begin, behind) = (Instant::now(), waited.clone());
+            // By then each wait is followed by the question for whom it is, which sees more than scans.
+            let links = tell(links, move |_| {
+                waited.store(true, Ordering::Relaxed);
+                go.fetch_or(
+                    begin.elapsed() > Duration::from_millis(600),
+                    Ordering::Release,
+                );
+            });
+            watch(links, move |end| {
+                let sees = behind.swap(false, Ordering::Relaxed)
+                    || begin.elapsed() > Duration::from_secs(2);
+                Ok(sees && end.ready()?)
+            })
+        },
+    );
+    assert_eq!(sent.unwrap(), vec![5; 8]);
+}
+
+/// A thread may stop for longer than the communicator waits, with its process or its machine. All
+/// has come meanwhile, or comes right behind.
+#[test]
+fn a_rank_that_was_stopped_has_not_waited() {
+    let config = Config {
+        timeout: Duration::from_secs(2),
+        ..config(TransportKind::Shm)
+    };
+    for comes_meanwhile in [true, false] {
+        let go = &*Box::leak(Box::new(AtomicBool::new(false)));
+        let sent = one_message(
+            &config,
+            8,
+            || assert!(soon(|| go.load(Ordering::Acquire))),
+            |links, _| {
+                let stops = config.timeout * 2;
+                tell(links, move |scans| {
+                    // From there on the engine looks at the clock each time.
+                    if scans == 2100 {
+                        go.store(comes_meanwhile, Ordering::Release);
+                        std::thread::sleep(stops);
+                    }
+                    go.fetch_or(scans > 2110, Ordering::Release);
+                })
+            },
+        );
+        assert_eq!(sent.unwrap(), vec![5; 8], "{comes_meanwhile}");
+    }
+}

@@ -1,0 +1,90 @@
+//! The command line tool as a launcher under test: started with signals as a terminal has them, and
+//! never waited for without a limit.
+
+use super::c_library;
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+/// Longest wait for something that is a matter of milliseconds.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The tool, to end by the signals that it ends by in a terminal. Background jobs of scripts ignore
+/// some of them, the tool rightly does as whoever started it, and a test that sends one to a tool
+/// that ignores it would wait for nothing. `env` becomes the tool: the pid is the same.
+pub fn cinch() -> Command {
+    let mut command = Command::new("env");
+    command
+        .arg("--default-signal=INT,QUIT,HUP,TERM")
+        .arg(c_library::tool());
+    for name in ["RANK", "WORLD_SIZE", "CINCH_LAUNCH_SIZE"] {
+        command.env_remove(name);
+    }
+    command
+}
+
+/// Kills a launcher that is still under way after [`PATIENCE`], and with it its ranks: whoever reads
+/// what they write comes to an end. Dropped, it lets the launcher be.
+pub struct Deadline {
+    _disarm: Sender<()>,
+}
+
+impl Deadline {
+    pub fn of(launcher: &Child) -> Deadline {
+        let pid = launcher.id();
+        let (disarm, disarmed) = channel();
+        std::thread::spawn(move || {
+            if disarmed.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
+                eprintln!("the launcher (pid {pid}) is killed: it took longer than {PATIENCE:?}");
+                signal(pid, "KILL");
+            }
+        });
+        Deadline { _disarm: disarm }
+    }
+}
+
+/// Returns the output of a launcher until its end.
+pub fn output(command: &mut Command) -> Output {
+    let launcher = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let _deadline = Deadline::of(&launcher);
+    launcher.wait_with_output().unwrap()
+}
+
+pub fn end(launcher: &mut Child) -> ExitStatus {
+    let begin = Instant::now();
+    loop {
+        if let Some(status) = launcher.try_wait().unwrap() {
+            return status;
+        }
+        if begin.elapsed() > PATIENCE {
+            let _ = launcher.kill();
+            let _ = launcher.wait();
+            panic!("the launcher did not end");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !done() {
+        assert!(Instant::now() < end, "{what} did not happen");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Whether a process is there and not a zombie.
+pub fn alive(pid: i32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/stat"))
+        .is_ok_and(|stat| !stat.rsplit(')').next().unwrap().starts_with(" Z"))
+}
+
+pub fn signal(pid: u32, name: &str) {
+    let kill = format!("kill -{name} {pid}");
+    let status = Command::new("sh").args(["-c", &kill]).status();
+    assert!(status.unwrap().success(), "{kill}");
+}

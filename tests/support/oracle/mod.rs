@@ -1,0 +1,344 @@
+//! Compares every rank's output with the exact result of `cinch::testing`.
+//!
+//! Bounds of roundings and codecs are stated here again, apart from [`cinch::testing::RawBound`] and from
+//! the codecs' own laws, so that a mistake in one does not hide in the other.
+
+pub mod worlds;
+
+use super::Rng;
+use cinch::codec::build;
+use cinch::comm::Call;
+use cinch::cpu::Isa;
+use cinch::testing::{Problem, integer, set_value, smallest, unit_roundoff, value};
+use cinch::types::{CodecKind, Extent, Scalar};
+use cinch::{Algorithm, CodecSpec, DType, ReduceOp, Report};
+
+/// The kind of inputs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Data {
+    /// Floats close to normal (small integers where an average must not wrap, any otherwise).
+    Normal,
+    /// Any bytes.
+    Bits,
+    /// -1, 0 and 1.
+    Units,
+}
+
+/// A call of all ranks.
+#[derive(Clone, Copy, Debug)]
+pub struct Case {
+    pub call: Call,
+    pub in_place: bool,
+    /// Byte offsets of input and output from a 64-byte boundary.
+    pub align: [usize; 2],
+    pub data: Data,
+    pub seed: u64,
+}
+
+impl Case {
+    pub fn new(call: Call, seed: u64) -> Case {
+        // Moved data may be any bytes; additions and roundings need numbers.
+        let moved = !call.collective.reduces() && call.codec.is_none_or(|codec| !codec.is_lossy());
+        Case {
+            call,
+            in_place: false,
+            align: [0, 0],
+            data: if moved { Data::Bits } else { Data::Normal },
+            seed,
+        }
+    }
+
+    /// Returns the call of `rank`, with the rank's own factor of a pre-multiplied sum.
+    pub fn call_of(&self, rank: usize) -> Call {
+        let mut call = self.call;
+        if let ReduceOp::PreMulSum(_) = call.op {
+            call.op = ReduceOp::PreMulSum(factor(call.dtype, rank));
+        }
+        call
+    }
+
+    fn elements(&self, extent: Extent, nranks: usize) -> usize {
+        extent
+            .elements(self.call.count, nranks)
+            .expect("no overflow")
+    }
+
+    pub fn input_bytes(&self, rank: usize, nranks: usize) -> usize {
+        let extent = self.call.collective.input_extent(rank == self.call.root);
+        self.elements(extent, nranks) * self.call.dtype.size()
+    }
+
+    pub fn output_bytes(&self, rank: usize, nranks: usize) -> usize {
+        let extent = self.call.collective.output_extent(rank == self.call.root);
+        self.elements(extent, nranks) * self.call.dtype.size()
+    }
+
+    /// Returns the input of `rank`.
+    pub fn input(&self, rank: usize, nranks: usize) -> Vec<u8> {
+        let mut rng = Rng(self.seed ^ (rank as u64 + 1) << 48);
+        let size = self.call.dtype.size();
+        let mut bytes = vec![0; self.input_bytes(rank, nranks)];
+        for element in bytes.chunks_exact_mut(size) {
+            match self.data {
+                Data::Bits => element.copy_from_slice(&rng.next().to_le_bytes()[..size]),
+                Data::Units => set_value(self.call.dtype, rng.below(3) as f64 - 1.0, element),
+                Data::Normal => number(self.call.dtype, self.call.op, &mut rng, element),
+            }
+        }
+        bytes
+    }
+}
+
+/// Writes a random number that `op` can combine over 8 ranks without overflow (integers wrap, except in
+/// averages, whose division shows whether the sum did).
+fn number(dtype: DType, op: ReduceOp, rng: &mut Rng, out: &mut [u8]) {
+    match dtype {
+        DType::F8E4M3 | DType::F8E5M2 => {
+            let (exponents, mantissa_bits, bias) = match (dtype, op) {
+                (DType::F8E4M3, ReduceOp::Prod) => (2, 3, 6),
+                (DType::F8E4M3, _) => (5, 3, 4),
+                (_, ReduceOp::Prod) => (2, 2, 14),
+                _ => (5, 2, 12),
+            };
+            let exponent = bias + rng.below(exponents);
+            let mantissa = rng.below(1 << mantissa_bits);
+            out[0] = ((rng.below(2) << 7) | (exponent << mantissa_bits) | mantissa) as u8;
+        }
+        _ if dtype.is_float() => {
+            let value = match op {
+                ReduceOp::Prod => (0.5 + rng.unit()) * if rng.below(2) == 0 { 1.0 } else { -1.0 },
+                _ => rng.normal(),
+            };
+            set_value(dtype, value, out);
+        }
+        _ if op == ReduceOp::Avg => {
+            let signed = matches!(dtype, DType::I8 | DType::I32 | DType::I64);
+            let value = rng.below(16) as i64 * if signed && rng.below(2) == 0 { -1 } else { 1 };
+            out.copy_from_slice(&value.to_le_bytes()[..out.len()]);
+        }
+        _ => out.copy_from_slice(&rng.next().to_le_bytes()[..out.len()]),
+    }
+}
+
+/// Returns the factor of `rank` in a pre-multiplied sum, exact in every type.
+pub fn factor(dtype: DType, rank: usize) -> Scalar {
+    if dtype.is_float() {
+        Scalar::Float(0.5 + 0.25 * rank as f64)
+    } else {
+        let signed = matches!(dtype, DType::I8 | DType::I32 | DType::I64);
+        let factor = rank as i128 + 2;
+        Scalar::Int(if signed && rank % 2 == 1 {
+            -factor
+        } else {
+            factor
+        })
+    }
+}
+
+/// Largest error of an encode relative to the largest magnitude, stated independently of the laws that
+/// the codecs declare. A codec without an entry is held to its own law.
+const RELATIVE_BOUNDS: [(CodecKind, f64); 19] = [
+    (CodecKind::Raw, 0.0),
+    (CodecKind::Linear8, 1.0 / 254.0),
+    // Half of the widest gap, 0.4..0.45 and 0.45..1 in steps of 0.55/32.
+    (CodecKind::Dynamic8, 0.0086),
+    // Relative error at the foot of a decade, where the sixteen nodes lie widest apart.
+    (CodecKind::Static8, 0.22),
+    // 1.5 lies halfway between 1 and 2, where the next finer exponent ends.
+    (CodecKind::Mantissa8, 1.0 / 3.0),
+    (CodecKind::CastBf16, 1.0 / 256.0),
+    (CodecKind::Cast16, 1.0 / 2048.0),
+    // Half a step, where the block reaches from -abs_max to abs_max.
+    (CodecKind::MinMax1, 1.0),
+    (CodecKind::MinMax2, 1.0 / 3.0),
+    (CodecKind::MinMax4, 1.0 / 15.0),
+    (CodecKind::MinMax8, 1.0 / 255.0),
+    // Half of the last mantissa bit.
+    (CodecKind::Fp8E4M3, 1.0 / 16.0),
+    (CodecKind::Fp8E5M2, 1.0 / 8.0),
+    // An element may move from one value of a code to the other end of its range.
+    (CodecKind::TernGrad, 1.0),
+    (CodecKind::OneBit, 1.0),
+    (CodecKind::Threshold2, 1.0),
+    // Truncation, by the mantissa bits that are kept; one byte keeps none.
+    (CodecKind::Trunc8, 0.75),
+    (CodecKind::Trunc16, 1.0 / 128.0),
+    (CodecKind::Trunc24, 1.0 / 32_768.0),
+];
+
+/// Returns the largest error of an encode of a value among values of magnitude up to `abs_max`.
+fn half_step(codec: CodecSpec, abs_max: f64) -> f64 {
+    // A draw may round to the further neighbour; ternary numbers are always drawn.
+    let is_doubled = codec.seed != 0 && codec.kind != CodecKind::TernGrad;
+    let abs_max = if is_doubled { 2.0 * abs_max } else { abs_max };
+    let floor = match codec.kind {
+        CodecKind::Static8 | CodecKind::Mantissa8 => 1e-6,
+        CodecKind::Cast16 => 2f64.powi(-25),
+        _ => 0.0,
+    };
+    let bound = RELATIVE_BOUNDS.iter().find(|(kind, _)| *kind == codec.kind);
+    if let Some((_, relative)) = bound {
+        return abs_max * relative + floor;
+    }
+    let law = build(codec, Isa::Scalar).unwrap().unwrap();
+    let law = law.description().errors;
+    abs_max * (law.of_scale + law.of_value) + law.floor
+}
+
+/// Compares the output of `rank` with the exact result.
+pub fn check(
+    case: &Case,
+    rank: usize,
+    inputs: &[Vec<u8>],
+    output: &[u8],
+    report: &Report,
+) -> Result<(), String> {
+    let (call, size, nranks) = (&case.call, case.call.dtype.size(), inputs.len());
+    let problem = Problem {
+        op: call.op,
+        factors: match call.op {
+            ReduceOp::PreMulSum(_) => (0..nranks).map(|rank| factor(call.dtype, rank)).collect(),
+            _ => Vec::new(),
+        },
+        root: call.root,
+        ..Problem::new(call.collective, call.dtype, nranks, call.count)
+    };
+    let exact = problem.part(&inputs, rank, 0, output.len() / size);
+    let (is_float, reduces) = (call.dtype.is_float(), call.collective.reduces());
+    let maxima: Vec<f64> = match is_float && case.data != Data::Bits {
+        true => inputs
+            .iter()
+            .map(|input| abs_max(call.dtype, input))
+            .collect(),
+        false => Vec::new(),
+    };
+    // No partial sum of any elements exceeds the sum of maxima.
+    let sum_of_maxima = maxima
+        .iter()
+        .enumerate()
+        .map(|(rank, max)| max * float_factor(case, rank))
+        .sum();
+    let (mut errors, mut exacts) = (0.0, 0.0);
+    for (at, got) in output.chunks_exact(size).enumerate() {
+        let expected = exact.values[at];
+        let held = match is_float {
+            true => value(call.dtype, got),
+            false => integer(call.dtype, got) as f64,
+        };
+        let tolerance = if is_float && reduces {
+            let element = (expected, exact.magnitudes[at]);
+            Some(sum_tolerance(case, element, nranks, report, sum_of_maxima))
+        } else if report.codec.is_lossy() {
+            let (from, _) = problem.segment(rank, at).sources[0];
+            let step = half_step(report.codec.inter, maxima[from]);
+            let unit = unit_roundoff(call.dtype);
+            Some(1.001 * step + 1.01 * unit * (expected.abs() + step) + smallest(call.dtype))
+        } else {
+            None
+        };
+        // NaN is within no tolerance.
+        let right = match tolerance {
+            Some(tolerance) => (held - expected).abs() <= tolerance,
+            None => got == &exact.bytes[at * size..][..size],
+        };
+        if !right {
+            return Err(format!(
+                "rank {rank}, element {at}: {held:e} ({got:x?}) instead of {expected:e}, tolerance {tolerance:?}"
+            ));
+        }
+        errors += (held - expected).powi(2);
+        exacts += expected * expected;
+    }
+    let (off, most) = ((errors / exacts).sqrt(), most_off(case, nranks, report));
+    // The mean of few elements is left to chance.
+    if output.len() / size >= 256 && off > most {
+        return Err(format!(
+            "rank {rank}: all elements together are off by {off:e} of their size, not {most:e}"
+        ));
+    }
+    Ok(())
+}
+
+/// Returns the largest RMS error of a whole raw result in 8 bits, relative to its RMS: tolerances of its
+/// elements exceed the elements themselves. In simulations rings and trees of 8 ranks are off by 0.08 in
+/// e4m3 and 0.16 in e5m2; more ranks are off by the root of their number. Zeros are off by 1, a sum
+/// without one rank by 1/sqrt(ranks).
+fn most_off(case: &Case, nranks: usize, report: &Report) -> f64 {
+    let unit = match case.call.dtype {
+        DType::F8E4M3 => 1.0 / 16.0,
+        DType::F8E5M2 => 1.0 / 8.0,
+        _ => return f64::INFINITY,
+    };
+    if report.codec.is_lossy() || case.data == Data::Bits {
+        return f64::INFINITY;
+    }
+    match case.call.op {
+        // A few elements hold nearly the whole RMS.
+        ReduceOp::Prod => 0.75,
+        _ => 2.0 * unit * (nranks as f64 / 8.0).max(1.0).sqrt(),
+    }
+}
+
+fn float_factor(case: &Case, rank: usize) -> f64 {
+    match (case.call.op, factor(case.call.dtype, rank)) {
+        (ReduceOp::PreMulSum(_), Scalar::Float(factor)) => factor,
+        _ => 1.0,
+    }
+}
+
+fn abs_max(dtype: DType, bytes: &[u8]) -> f64 {
+    bytes
+        .chunks_exact(dtype.size())
+        .map(|element| value(dtype, element).abs())
+        .fold(0.0, f64::max)
+}
+
+/// Returns how far the library may end from an exact float result.
+fn sum_tolerance(
+    case: &Case,
+    (exact, magnitude): (f64, f64),
+    nranks: usize,
+    report: &Report,
+    sum_of_maxima: f64,
+) -> f64 {
+    let dtype = case.call.dtype;
+    let (n, additions) = (nranks as f64, (nranks - 1) as f64);
+    let (mut unit, least) = (unit_roundoff(dtype), smallest(dtype));
+    // The exact result itself rounds like f64 does.
+    if dtype == DType::F64 {
+        unit *= 2.0;
+    }
+    let (roundings, magnitude, divisor) = match case.call.op {
+        ReduceOp::Sum => (additions, magnitude, 1.0),
+        ReduceOp::PreMulSum(_) => (additions + 1.0, magnitude, 1.0),
+        ReduceOp::Avg => (additions + 2.0, magnitude / n, n),
+        ReduceOp::Prod => (additions, exact.abs(), 1.0),
+        ReduceOp::Max | ReduceOp::Min => (0.0, 0.0, 1.0),
+    };
+    // Raw partial sums travel in the data type, so each addition may round once more than to
+    // fp32; 2 % cover the second-order terms of at most nine roundings to 3 bits or more.
+    let mut tolerance = if roundings == 0.0 {
+        0.0
+    } else {
+        let second_order = (1.0 + unit).powi(roundings as i32) * 1.02;
+        roundings * (unit + 2f64.powi(-24).min(unit)) * magnitude * second_order + roundings * least
+    };
+    if report.codec.is_lossy() {
+        // Encodes that an element's contributions pass, weighted by what each can hold: one-shot
+        // encodes each contribution, direct contributions and the sum, the others every partial sum.
+        let encodes = match report.algorithm {
+            Algorithm::OneShot => 1.0,
+            Algorithm::Direct => 2.0,
+            Algorithm::Ring | Algorithm::Tree | Algorithm::Hierarchical => n,
+        };
+        let step = half_step(report.codec.inter, sum_of_maxima);
+        // Errors of earlier encodes enlarge what later ones hold.
+        let growth = (1.0 + half_step(report.codec.inter, 1.0)).powi(encodes as i32 - 1);
+        tolerance += encodes * step * growth * 1.01 / divisor;
+        tolerance += (n + 2.0) * unit * (sum_of_maxima + encodes * step) / divisor;
+        if report.codec.inter.kind == CodecKind::Mantissa8 && case.data == Data::Units {
+            tolerance = 0.0; // integers up to 15 are among its values
+        }
+    }
+    tolerance
+}
