@@ -22,7 +22,9 @@ fn root() -> &'static Path {
 
 /// Returns a folder for output of these tests.
 fn out() -> PathBuf {
-    std::env::temp_dir().join(format!("cinch-nccl-{}", std::process::id()))
+    // The test is in target/PROFILE/deps.
+    let test = std::env::current_exe().unwrap();
+    test.ancestors().nth(3).unwrap().join("tmp")
 }
 
 /// Returns the names in `nccl/symbols.txt`.

@@ -5,7 +5,7 @@
 //! full measurement: so many fp32 patterns for each codec, and every pattern where dynamic8
 //! decides.
 
-use super::host::{Bytes, Reference, abs_max, all};
+use super::host::{self, Bytes, Reference, abs_max, all};
 use crate::support;
 use cinch::codec::{self, kernel_params};
 use cinch::testing::Random;
