@@ -1,7 +1,6 @@
 //! `cinch run --hosts` over a stand-in for ssh that runs the command here: who the ranks are, what
 //! they are told, and that failures, interrupts and a killed launcher leave none behind.
 
-use crate::support::c_library;
 use crate::support::launcher::{self, Deadline, alive, end, output, signal, wait_until};
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
@@ -145,7 +144,7 @@ fn the_drop_in_of_each_host_is_in_front() {
 #[test]
 fn ranks_on_hosts_compute_together() {
     let place = Place::new("sum", "one slots=2\ntwo slots=2\n");
-    let cinch = c_library::tool();
+    let cinch = launcher::tool();
     let cinch = cinch.to_str().unwrap();
     let line = [
         cinch,

@@ -1,6 +1,5 @@
 //! The command line tool as a user meets it: exit codes, sentences, and no process left behind.
 
-use crate::support::c_library;
 use crate::support::launcher::{self, Deadline, alive, end, signal, wait_until};
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -283,7 +282,7 @@ fn ignored_signals_do_not_end_the_ranks() {
     let script = "trap '' HUP INT QUIT; exec \"$0\" run -n 1 -- sh -c 'echo on; sleep 0.5; exit 5'";
     let mut launcher = Command::new("sh")
         .args(["-c", script])
-        .arg(c_library::tool())
+        .arg(launcher::tool())
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
@@ -309,7 +308,7 @@ fn ends_of_ranks_are_seen_where_those_of_children_are_ignored() {
     // The shell's own `trap` leaves this signal alone.
     let mut launcher = Command::new("env")
         .arg("--ignore-signal=CHLD")
-        .arg(c_library::tool())
+        .arg(launcher::tool())
         .args(["run", "-n", "2", "--", "sh", "-c", rank])
         .spawn()
         .unwrap();

@@ -13,11 +13,6 @@ pub fn build() -> &'static Path {
     FOLDER.get_or_init(build_workspace)
 }
 
-/// Returns the path of the tool.
-pub fn tool() -> PathBuf {
-    build().join("cinch")
-}
-
 fn build_workspace() -> PathBuf {
     // The test is in target/PROFILE/deps.
     let test = std::env::current_exe().unwrap();

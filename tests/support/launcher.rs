@@ -2,12 +2,18 @@
 //! never waited for without a limit.
 
 use super::c_library;
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 /// Longest wait for something that is a matter of milliseconds.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Returns the path of the tool.
+pub fn tool() -> PathBuf {
+    c_library::build().join("cinch")
+}
 
 /// The tool, to end by the signals that it ends by in a terminal. Background jobs of scripts ignore
 /// some of them, the tool rightly does as whoever started it, and a test that sends one to a tool
@@ -16,7 +22,7 @@ pub fn cinch() -> Command {
     let mut command = Command::new("env");
     command
         .arg("--default-signal=INT,QUIT,HUP,TERM")
-        .arg(c_library::tool());
+        .arg(tool());
     for name in ["RANK", "WORLD_SIZE", "CINCH_LAUNCH_SIZE"] {
         command.env_remove(name);
     }
