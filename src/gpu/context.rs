@@ -63,8 +63,8 @@ impl Context {
     /// Makes this the calling thread's current context until the returned value is dropped, which restores the
     /// earlier context.
     ///
-    /// Meanwhile the thread's capture mode is relaxed: allocations and event queries of this library are no part of
-    /// the caller's stream capture, and must not invalidate it.
+    /// Meanwhile the thread's capture mode is relaxed. Otherwise allocations and event queries of this library would
+    /// invalidate a stream capture of the caller.
     ///
     /// Nested calls cost nothing: a collective call binds its context once.
     ///
@@ -103,14 +103,18 @@ impl Context {
         let mut now: usize = 0;
         // SAFETY: the driver writes one integer to a local variable.
         driver.check("cuCtxGetLimit", unsafe {
-            driver.api().cuCtxGetLimit(&mut now, CUlimit::CU_LIMIT_STACK_SIZE)
+            driver
+                .api()
+                .cuCtxGetLimit(&mut now, CUlimit::CU_LIMIT_STACK_SIZE)
         })?;
         if now >= bytes {
             return Ok(());
         }
         // SAFETY: the arguments are plain numbers.
         driver.check("cuCtxSetLimit", unsafe {
-            driver.api().cuCtxSetLimit(CUlimit::CU_LIMIT_STACK_SIZE, bytes)
+            driver
+                .api()
+                .cuCtxSetLimit(CUlimit::CU_LIMIT_STACK_SIZE, bytes)
         })
     }
 
@@ -228,7 +232,11 @@ impl<'a> Relaxed<'a> {
     fn exchange(driver: &Driver) -> (c_uint, CuResult) {
         let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as c_uint;
         // SAFETY: the driver reads and writes one integer of the enum's size.
-        let exchanged = unsafe { driver.api().cuThreadExchangeStreamCaptureMode((&raw mut mode).cast()) };
+        let exchanged = unsafe {
+            driver
+                .api()
+                .cuThreadExchangeStreamCaptureMode((&raw mut mode).cast())
+        };
         (mode, exchanged)
     }
 

@@ -194,12 +194,22 @@ impl Stream {
         // SAFETY: the capture has the graph and its nodes, and both arrays have the passed length. A `Handle` has the
         // layout of the driver's handle.
         driver.check("cuGraphRemoveDependencies", unsafe {
-            api.cuGraphRemoveDependencies(graph, old.as_ptr().cast(), to(old.len()).as_ptr(), old.len())
+            api.cuGraphRemoveDependencies(
+                graph,
+                old.as_ptr().cast(),
+                to(old.len()).as_ptr(),
+                old.len(),
+            )
         })?;
         // SAFETY: the capture has the graph and its nodes, and both arrays have the passed length. A `Handle` has the
         // layout of the driver's handle.
         driver.check("cuGraphAddDependencies", unsafe {
-            api.cuGraphAddDependencies(graph, new.as_ptr().cast(), to(new.len()).as_ptr(), new.len())
+            api.cuGraphAddDependencies(
+                graph,
+                new.as_ptr().cast(),
+                to(new.len()).as_ptr(),
+                new.len(),
+            )
         })?;
         Ok(EndMark {
             behind: tips,
@@ -285,8 +295,14 @@ impl Stream {
             return Err(error);
         }
         // SAFETY: the capture has the graph, and the only reference moves to it.
-        let kept =
-            unsafe { api.cuGraphRetainUserObject(graph, user, 1, CUuserObjectRetain_flags::CU_GRAPH_USER_OBJECT_MOVE as c_uint) };
+        let kept = unsafe {
+            api.cuGraphRetainUserObject(
+                graph,
+                user,
+                1,
+                CUuserObjectRetain_flags::CU_GRAPH_USER_OBJECT_MOVE as c_uint,
+            )
+        };
         if let Err(error) = driver.check("cuGraphRetainUserObject", kept) {
             // SAFETY: the graph did not take the reference.
             driver.log("cuUserObjectRelease", unsafe {

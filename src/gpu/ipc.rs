@@ -5,7 +5,7 @@
 
 use super::{Context, Driver};
 use crate::error::{Error, ErrorKind, Result};
-use crate::sys::cuda::{CUdeviceptr, CUipcMemHandle, CUipcMem_flags, CuResult};
+use crate::sys::cuda::{CUdeviceptr, CUipcMem_flags, CUipcMemHandle, CuResult};
 use std::collections::HashMap;
 use std::ffi::{c_char, c_uint};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -32,8 +32,8 @@ impl IpcHandle {
     /// Creates a handle of `bytes` bytes at `address`, which need not be the start of an allocation.
     ///
     /// # Errors
-    /// Invalid argument if the range is not inside one allocation of `context`'s GPU; unsupported if the driver does
-    /// not share that kind of memory, such as memory of pools.
+    /// Invalid argument if the range is not inside one allocation of `context`'s GPU. Unsupported if the driver does not
+    /// share such memory, for example of pools.
     pub fn export(context: &Context, address: CUdeviceptr, bytes: usize) -> Result<IpcHandle> {
         let driver = context.driver();
         let known = driver.pointer(address)?;
@@ -125,8 +125,8 @@ impl IpcMemory {
     /// mapped until the last value of it is dropped.
     ///
     /// # Errors
-    /// Mismatch if the handle's range is not inside the mapped memory; invalid usage if the memory is this process's
-    /// own; the driver's errors, such as missing peer access.
+    /// Mismatch if the handle's range is not inside the mapped memory. Invalid usage if the memory is this process's own.
+    /// The driver's errors, such as missing peer access.
     pub fn open(context: &Arc<Context>, handle: &IpcHandle) -> Result<IpcMemory> {
         if handle.process == context.driver().identity() {
             return Err(Error::invalid_usage(

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 /// Memory of one GPU, whose contents are undefined until written.
 ///
-/// Dropping memory of [`DeviceMemory::new`] waits for all work that is queued on the GPU: drop it when the kernels
-/// that use it have ended, or after their abort. Dropping memory of [`DeviceMemory::queued`] waits for its own stream
-/// alone: drop it when work of all other streams that use it has ended.
+/// Dropping memory of [`DeviceMemory::new`] waits for all work that is queued on the GPU. Drop it when the kernels that
+/// use it have ended, or after their abort. Dropping memory of [`DeviceMemory::queued`] waits for its own stream alone.
+/// Drop it when work of all other streams that use it has ended.
 #[derive(Debug)]
 pub struct DeviceMemory {
     context: Arc<Context>,

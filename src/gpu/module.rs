@@ -3,7 +3,8 @@
 use super::{Context, Stream};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sys::cuda::{
-    CUfunc_st, CUfunction, CUfunction_attribute, CUjit_option, CUlaunchConfig, CUmod_st, CUmodule, CuResult, Handle, programmatic_launch,
+    CUfunc_st, CUfunction, CUfunction_attribute, CUjit_option, CUlaunchConfig, CUmod_st, CUmodule,
+    CuResult, Handle, programmatic_launch,
 };
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::fmt;
@@ -141,7 +142,8 @@ impl Module {
             local_bytes: number(CUfunction_attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?,
             shared_bytes: number(CUfunction_attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?,
             max_threads: number(CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
-            can_start_early: number(CUfunction_attribute::CU_FUNC_ATTRIBUTE_PTX_VERSION)? >= PROGRAMMATIC_PTX_VERSION
+            can_start_early: number(CUfunction_attribute::CU_FUNC_ATTRIBUTE_PTX_VERSION)?
+                >= PROGRAMMATIC_PTX_VERSION
                 && driver.version() >= PROGRAMMATIC_DRIVER_VERSION,
         })
     }
@@ -168,7 +170,9 @@ impl Module {
                 .api()
                 .cuModuleEnumerateFunctions(functions.as_mut_ptr(), count, self.handle.0)
         })?;
-        functions.into_iter().try_for_each(|function| self.load_now(function))
+        functions
+            .into_iter()
+            .try_for_each(|function| self.load_now(function))
     }
 
     /// Makes the driver load one kernel now.
@@ -178,7 +182,10 @@ impl Module {
         match unsafe { driver.api().cuFuncLoad(function) } {
             // An older driver loads a kernel when its attributes are queried.
             CuResult::FUNCTION_MISSING => self
-                .attribute(function, CUfunction_attribute::CU_FUNC_ATTRIBUTE_BINARY_VERSION)
+                .attribute(
+                    function,
+                    CUfunction_attribute::CU_FUNC_ATTRIBUTE_BINARY_VERSION,
+                )
                 .map(drop),
             result => driver.check("cuFuncLoad", result),
         }
@@ -203,7 +210,10 @@ impl Module {
 fn log_options(log: &mut [u8]) -> ([CUjit_option; 2], [*mut c_void; 2]) {
     let buffer: *mut c_char = log.as_mut_ptr().cast();
     (
-        [CUjit_option::CU_JIT_ERROR_LOG_BUFFER, CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES],
+        [
+            CUjit_option::CU_JIT_ERROR_LOG_BUFFER,
+            CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
+        ],
         [
             buffer.cast(),
             // The driver reads this pointer as a number.
@@ -337,9 +347,8 @@ impl Function {
     /// The errors of [`Function::launch`].
     ///
     /// # Safety
-    /// The contract of [`Function::launch`] holds. If the launch is programmatic and the kernel was compiled for sm_90 or
-    /// newer, the kernel waits for earlier work before it accesses memory (`wait_for_previous_kernel` in
-    /// `kernels/ptx/grid.cuh`).
+    /// The contract of [`Function::launch`] holds. In a programmatic launch, a kernel for sm_90 or newer waits for earlier
+    /// work before it accesses memory (`wait_for_previous_kernel` in `kernels/ptx/grid.cuh`).
     pub unsafe fn launch_with<A: Copy>(
         &self,
         start: Launch,

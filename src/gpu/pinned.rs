@@ -2,7 +2,10 @@
 
 use super::{Context, Driver};
 use crate::error::{Error, Result};
-use crate::sys::cuda::{CUdeviceptr, CU_MEMHOSTALLOC_DEVICEMAP, CU_MEMHOSTALLOC_PORTABLE, CU_MEMHOSTREGISTER_DEVICEMAP, CU_MEMHOSTREGISTER_PORTABLE, CuResult};
+use crate::sys::cuda::{
+    CU_MEMHOSTALLOC_DEVICEMAP, CU_MEMHOSTALLOC_PORTABLE, CU_MEMHOSTREGISTER_DEVICEMAP,
+    CU_MEMHOSTREGISTER_PORTABLE, CUdeviceptr, CuResult,
+};
 use std::any::Any;
 use std::ffi::c_void;
 use std::fmt;
@@ -67,7 +70,7 @@ impl PinnedMemory {
     /// mapped. Its contents stay.
     ///
     /// # Errors
-    /// Invalid argument for 0 bytes; invalid usage if the memory is registered already; system if the driver refuses,
+    /// Invalid argument for 0 bytes; invalid usage if the memory is registered already. System if the driver refuses,
     /// such as for a low limit of locked memory (`ulimit -l`).
     ///
     /// # Safety

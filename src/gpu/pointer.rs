@@ -50,13 +50,34 @@ impl Driver {
         let mut buffer_id: u64 = 0;
         let mut shareable: c_uint = 0;
         let mut queries = [
-            (CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, pointer(&mut kind)),
-            (CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED, pointer(&mut managed)),
-            (CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, pointer(&mut ordinal)),
-            (CUpointer_attribute::CU_POINTER_ATTRIBUTE_CONTEXT, pointer(&mut context)),
-            (CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, pointer(&mut start)),
-            (CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE, pointer(&mut bytes)),
-            (CUpointer_attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID, pointer(&mut buffer_id)),
+            (
+                CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+                pointer(&mut kind),
+            ),
+            (
+                CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED,
+                pointer(&mut managed),
+            ),
+            (
+                CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+                pointer(&mut ordinal),
+            ),
+            (
+                CUpointer_attribute::CU_POINTER_ATTRIBUTE_CONTEXT,
+                pointer(&mut context),
+            ),
+            (
+                CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
+                pointer(&mut start),
+            ),
+            (
+                CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE,
+                pointer(&mut bytes),
+            ),
+            (
+                CUpointer_attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID,
+                pointer(&mut buffer_id),
+            ),
             (
                 CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE,
                 pointer(&mut shareable),

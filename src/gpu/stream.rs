@@ -3,7 +3,9 @@
 use super::context::Relaxed;
 use super::{Context, Event};
 use crate::error::{Error, ErrorKind, Result};
-use crate::sys::cuda::{CUevent_wait_flags, CUstream, CUstream_flags, CUstream_st, CuResult, Handle};
+use crate::sys::cuda::{
+    CUevent_wait_flags, CUstream, CUstream_flags, CUstream_st, CuResult, Handle,
+};
 use std::ffi::{c_int, c_uint};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -115,8 +117,8 @@ impl Stream {
         self.wait_event_as(event, CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT)
     }
 
-    /// Makes later work of the captured graph wait for `event` in every replay: for its last recording, outside the
-    /// graph or by a replay, before the graph is launched.
+    /// Makes later work of the captured graph wait for `event` in every replay. A replay waits for the last recording
+    /// before its launch, whether outside the graph or by another replay.
     ///
     /// # Errors
     /// The driver's errors, such as a stream that is in no capture.

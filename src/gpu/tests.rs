@@ -8,7 +8,7 @@ mod work;
 use super::*;
 use crate::error::ErrorKind;
 use crate::sys::cuda::CuResult;
-use crate::sys::cuda::mock::{PROGRAMMATIC_LAUNCHES, Machine, Process};
+use crate::sys::cuda::mock::{Machine, PROGRAMMATIC_LAUNCHES, Process};
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -111,13 +111,16 @@ fn link(own: &Device, other: &Device) -> Result<MappingPlan> {
         driver.check("cuDeviceGetP2PAttribute", result)?;
         Ok(value.unsigned_abs())
     };
-    let class = match attribute(CUdevice_P2PAttribute::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED)? {
-        0 => LinkClass::Pcie,
-        _ => LinkClass::NvLink,
-    };
+    let class =
+        match attribute(CUdevice_P2PAttribute::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED)? {
+            0 => LinkClass::Pcie,
+            _ => LinkClass::NvLink,
+        };
     Ok(MappingPlan::Open {
         class,
-        performance_rank: Some(attribute(CUdevice_P2PAttribute::CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK)?),
+        performance_rank: Some(attribute(
+            CUdevice_P2PAttribute::CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK,
+        )?),
     })
 }
 

@@ -5,8 +5,8 @@ use super::*;
 use crate::gpu::probe::{Probe, check_peer, probe_word};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Returns the GPUs, and the lock by which tests use them one after the other: a test that waits for a whole GPU would
-/// invalidate the capture of another test. Prints the reason if there are none.
+/// Returns the GPUs, or none after printing the reason. The lock makes tests use them one after the other: a test that
+/// waits for a whole GPU would invalidate another test's capture.
 fn devices() -> (MutexGuard<'static, ()>, Vec<Device>) {
     static USED: Mutex<()> = Mutex::new(());
     let lock = USED.lock().unwrap_or_else(PoisonError::into_inner);

@@ -176,7 +176,11 @@ fn borrowed_stream_is_not_destroyed() {
     let borrowed = unsafe { Stream::borrowed(&work.context, work.stream.handle()) };
     assert!(borrowed.is_idle().unwrap());
     drop(borrowed);
-    assert_eq!(work.process.calls("cuStreamDestroy"), 1, "the stream of `zeroed`");
+    assert_eq!(
+        work.process.calls("cuStreamDestroy"),
+        1,
+        "the stream of `zeroed`"
+    );
     work.launch(1).unwrap();
 }
 

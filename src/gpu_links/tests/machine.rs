@@ -332,16 +332,25 @@ impl Api for Process {
             unsafe {
                 let place = *places.add(at);
                 match *names.add(at) {
-                    CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE => {
-                        give(place.cast::<c_uint>(), CUmemorytype::CU_MEMORYTYPE_DEVICE as c_uint)
-                    }
+                    CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE => give(
+                        place.cast::<c_uint>(),
+                        CUmemorytype::CU_MEMORYTYPE_DEVICE as c_uint,
+                    ),
                     CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => {
                         give(place.cast::<c_int>(), ordinal.unwrap() as c_int)
                     }
-                    CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR => give(place.cast::<u64>(), start),
-                    CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE => give(place.cast::<usize>(), bytes),
-                    CUpointer_attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID => give(place.cast::<u64>(), start),
-                    CUpointer_attribute::CU_POINTER_ATTRIBUTE_CONTEXT => give(place.cast::<usize>(), 0),
+                    CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR => {
+                        give(place.cast::<u64>(), start)
+                    }
+                    CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE => {
+                        give(place.cast::<usize>(), bytes)
+                    }
+                    CUpointer_attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID => {
+                        give(place.cast::<u64>(), start)
+                    }
+                    CUpointer_attribute::CU_POINTER_ATTRIBUTE_CONTEXT => {
+                        give(place.cast::<usize>(), 0)
+                    }
                     _ => give(place.cast::<c_uint>(), 0),
                 }
             };

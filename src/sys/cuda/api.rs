@@ -1,5 +1,5 @@
-//! The functions of the driver that this library calls: one list, from which follow the trait [`Api`], the table
-//! that [`Loaded`](super::Loaded) fills from the driver's library, and the tests' mock.
+//! The list of the driver's functions that this library calls. From it follow the trait [`Api`], the table that
+//! [`Loaded`](super::Loaded) fills from the driver's library, and the tests' mock.
 //!
 //! The compiler compares each signature with cudarc's. The result type differs on purpose, see
 //! [`CuResult`].

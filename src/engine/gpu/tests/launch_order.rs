@@ -89,7 +89,8 @@ fn launches_are_programmatic_unless_disabled() {
                 ..Config::default()
             };
             let mut ranks = bench.ranks(2, 16, &config);
-            let counts = || ["cuLaunchKernel", PROGRAMMATIC_LAUNCHES].map(|name| bench.process.calls(name));
+            let counts =
+                || ["cuLaunchKernel", PROGRAMMATIC_LAUNCHES].map(|name| bench.process.calls(name));
             let before = counts();
             let call = call(request(&problem, "raw"), &memory, &memory, &stream);
             ranks[0].engine.run(&[call]).unwrap();

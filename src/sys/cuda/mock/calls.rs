@@ -40,22 +40,30 @@ impl Process {
     ) -> Result<(MutexGuard<'_, State>, usize), CuResult> {
         let state = self.enter(function)?;
         match self.current() {
-            Some(context) if state.contexts.contains_key(&context.addr()) => Ok((state, context.addr())),
+            Some(context) if state.contexts.contains_key(&context.addr()) => {
+                Ok((state, context.addr()))
+            }
             _ => Err(CuResult::INVALID_CONTEXT),
         }
     }
 
     /// Enters a function that a driver forbids during a stream capture in global mode. The attempt invalidates
     /// such captures, as with a driver.
-    pub(super) fn enter_ordered(
+    pub(super) fn enter_uncaptured(
         &self,
         function: &'static str,
     ) -> Result<(MutexGuard<'_, State>, usize), CuResult> {
         let (mut state, context) = self.enter_context(function)?;
         let mode = self.thread(|thread| thread.mode);
-        if mode != CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED && state.captured_globally(self.id) {
+        if mode != CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED
+            && state.captured_globally(self.id)
+        {
             for stream in state.streams.values_mut() {
-                if let Some(capture) = stream.capture.as_mut().filter(|capture| capture.is_global()) {
+                if let Some(capture) = stream
+                    .capture
+                    .as_mut()
+                    .filter(|capture| capture.is_global())
+                {
                     capture.is_valid = false;
                 }
             }
@@ -85,7 +93,9 @@ impl Process {
         let context = self.stream_context(&state, current, stream)?;
         let capture = state.streams.get(&stream.addr()).and_then(|s| s.capture);
         match capture {
-            Some(Capture { is_valid: false, .. }) => Err(CuResult::STREAM_CAPTURE_INVALIDATED),
+            Some(Capture {
+                is_valid: false, ..
+            }) => Err(CuResult::STREAM_CAPTURE_INVALIDATED),
             Some(Capture { graph, .. }) => {
                 if let Some(graph) = state.graphs.get_mut(&graph) {
                     graph.context = context;

@@ -62,7 +62,12 @@ impl Process {
     }
 
     pub(super) fn cuDeviceGetUuid(&self, uuid: *mut CUuuid, device: CUdevice) -> Done {
-        write_out(uuid, CUuuid { bytes: [device as c_char + 1; 16] });
+        write_out(
+            uuid,
+            CUuuid {
+                bytes: [device as c_char + 1; 16],
+            },
+        );
         Ok(())
     }
 
@@ -84,7 +89,9 @@ impl Process {
                 CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR => 9,
                 CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR => 0,
                 CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE => 1_980_000,
-                CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN => 232_448,
+                CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN => {
+                    232_448
+                }
                 _ => 1,
             },
         );
@@ -176,9 +183,10 @@ impl Process {
     }
 
     pub(super) fn cuCtxGetDevice(&self, device: *mut CUdevice) -> Done {
-        self.enter_context("cuCtxGetDevice").map(|(state, context)| {
-            write_out(device, state.contexts[&context].device);
-        })
+        self.enter_context("cuCtxGetDevice")
+            .map(|(state, context)| {
+                write_out(device, state.contexts[&context].device);
+            })
     }
 
     pub(super) fn cuCtxGetLimit(&self, value: *mut usize, _limit: CUlimit) -> Done {
@@ -223,7 +231,7 @@ impl Process {
         _names: *mut CUjit_option,
         _values: *mut *mut c_void,
     ) -> Done {
-        let (mut state, context) = self.enter_ordered("cuModuleLoadDataEx")?;
+        let (mut state, context) = self.enter_uncaptured("cuModuleLoadDataEx")?;
         if image.is_null() {
             return Err(CuResult::INVALID_VALUE);
         }
@@ -234,12 +242,14 @@ impl Process {
     }
 
     pub(super) fn cuModuleUnload(&self, module: CUmodule) -> Done {
-        let (mut state, context) = self.enter_ordered("cuModuleUnload")?;
+        let (mut state, context) = self.enter_uncaptured("cuModuleUnload")?;
         if state.modules.get(&module.addr()) != Some(&context) {
             return Err(CuResult::INVALID_HANDLE);
         }
         state.modules.remove(&module.addr());
-        state.functions.retain(|_, (owner, _)| *owner != module.addr());
+        state
+            .functions
+            .retain(|_, (owner, _)| *owner != module.addr());
         Ok(())
     }
 
@@ -297,7 +307,12 @@ impl Process {
         })
     }
 
-    pub(super) fn cuFuncGetAttribute(&self, value: *mut c_int, attribute: CUfunction_attribute, function: CUfunction) -> Done {
+    pub(super) fn cuFuncGetAttribute(
+        &self,
+        value: *mut c_int,
+        attribute: CUfunction_attribute,
+        function: CUfunction,
+    ) -> Done {
         self.enter("cuFuncGetAttribute").and_then(|state| {
             if !state.functions.contains_key(&function.addr()) {
                 return Err(CuResult::INVALID_HANDLE);
@@ -316,7 +331,12 @@ impl Process {
         })
     }
 
-    pub(super) fn cuFuncSetAttribute(&self, _: CUfunction, _: CUfunction_attribute, _: c_int) -> Done {
+    pub(super) fn cuFuncSetAttribute(
+        &self,
+        _: CUfunction,
+        _: CUfunction_attribute,
+        _: c_int,
+    ) -> Done {
         self.enter_context("cuFuncSetAttribute").map(drop)
     }
 
@@ -347,8 +367,11 @@ impl Process {
         };
         let grid = [config.gridDimX, config.gridDimY, config.gridDimZ];
         let block = [config.blockDimX, config.blockDimY, config.blockDimZ];
-        let programmatic = CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-        let is_programmatic = attributes.iter().any(|attribute| attribute.id == programmatic);
+        let programmatic =
+            CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+        let is_programmatic = attributes
+            .iter()
+            .any(|attribute| attribute.id == programmatic);
         let prepared = (|| {
             let state = self.machine.lock();
             let current = self.current().ok_or(CuResult::INVALID_CONTEXT)?.addr();
@@ -377,7 +400,10 @@ impl Process {
         })();
         if is_programmatic {
             let mut state = self.machine.lock();
-            *state.calls.entry((self.id, PROGRAMMATIC_LAUNCHES)).or_default() += 1;
+            *state
+                .calls
+                .entry((self.id, PROGRAMMATIC_LAUNCHES))
+                .or_default() += 1;
         }
         prepared.and_then(|work| self.queue("cuLaunchKernel", config.hStream, work))
     }

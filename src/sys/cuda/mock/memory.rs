@@ -10,7 +10,7 @@ use std::sync::MutexGuard;
 #[allow(non_snake_case, clippy::too_many_arguments)]
 impl Process {
     pub(super) fn cuMemAlloc(&self, address: *mut CUdeviceptr, bytes: usize) -> Done {
-        let (mut state, context) = self.enter_ordered("cuMemAlloc")?;
+        let (mut state, context) = self.enter_uncaptured("cuMemAlloc")?;
         write_out(
             address,
             state.allocate(self.id, context, Kind::Device, bytes)?,
@@ -35,7 +35,7 @@ impl Process {
     /// Refuses memory of [`Process::cuMemAllocAsync`]: a driver would free it without waiting for the work that
     /// uses it.
     pub(super) fn cuMemFree(&self, address: CUdeviceptr) -> Done {
-        let (state, context) = self.enter_ordered("cuMemFree")?;
+        let (state, context) = self.enter_uncaptured("cuMemFree")?;
         self.remove_area(state, context, address, Kind::Device)
     }
 
@@ -89,19 +89,19 @@ impl Process {
     }
 
     pub(super) fn cuMemHostAlloc(&self, at: *mut *mut c_void, bytes: usize, _: c_uint) -> Done {
-        let (mut state, context) = self.enter_ordered("cuMemHostAlloc")?;
+        let (mut state, context) = self.enter_uncaptured("cuMemHostAlloc")?;
         let start = state.allocate(self.id, context, Kind::Pinned, bytes)?;
         write_out(at, start as *mut c_void);
         Ok(())
     }
 
     pub(super) fn cuMemFreeHost(&self, address: *mut c_void) -> Done {
-        let (state, context) = self.enter_ordered("cuMemFreeHost")?;
+        let (state, context) = self.enter_uncaptured("cuMemFreeHost")?;
         self.remove_area(state, context, address.addr() as u64, Kind::Pinned)
     }
 
     pub(super) fn cuMemHostRegister(&self, address: *mut c_void, bytes: usize, _: c_uint) -> Done {
-        let (mut state, context) = self.enter_ordered("cuMemHostRegister")?;
+        let (mut state, context) = self.enter_uncaptured("cuMemHostRegister")?;
         let start = address.addr() as u64;
         if state.area(self.id, start, 1).is_some() {
             return Err(CuResult::HOST_MEMORY_ALREADY_REGISTERED);
@@ -120,7 +120,7 @@ impl Process {
     }
 
     pub(super) fn cuMemHostUnregister(&self, address: *mut c_void) -> Done {
-        let (state, context) = self.enter_ordered("cuMemHostUnregister")?;
+        let (state, context) = self.enter_uncaptured("cuMemHostUnregister")?;
         self.remove_area(state, context, address.addr() as u64, Kind::Registered)
     }
 
@@ -162,8 +162,12 @@ impl Process {
                     CUpointer_attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID => area.id,
                     CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR => start,
                     CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE => area.bytes as u64,
-                    CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE if device => CUmemorytype::CU_MEMORYTYPE_DEVICE as u64,
-                    CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE => CUmemorytype::CU_MEMORYTYPE_HOST as u64,
+                    CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE if device => {
+                        CUmemorytype::CU_MEMORYTYPE_DEVICE as u64
+                    }
+                    CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE => {
+                        CUmemorytype::CU_MEMORYTYPE_HOST as u64
+                    }
                     CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => {
                         state.contexts[&area.context].device as u64
                     }
@@ -176,7 +180,9 @@ impl Process {
                     CUpointer_attribute::CU_POINTER_ATTRIBUTE_CONTEXT
                     | CUpointer_attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID
                     | CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR
-                    | CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE => write_out(place.cast(), numbers.unwrap_or(0)),
+                    | CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE => {
+                        write_out(place.cast(), numbers.unwrap_or(0))
+                    }
                     CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => {
                         write_out(place.cast::<c_int>(), numbers.map_or(-2, |n| n as c_int));
                     }
@@ -238,7 +244,7 @@ impl Process {
     }
 
     pub(super) fn cuIpcCloseMemHandle(&self, address: CUdeviceptr) -> Done {
-        let (state, context) = self.enter_ordered("cuIpcCloseMemHandle")?;
+        let (state, context) = self.enter_uncaptured("cuIpcCloseMemHandle")?;
         self.remove_area(state, context, address, Kind::Imported)
     }
 }

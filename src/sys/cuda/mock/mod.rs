@@ -167,8 +167,8 @@ impl Process {
         state.calls.get(&(self.id, function)).copied().unwrap_or(0)
     }
 
-    /// Returns, for each event-record node of the executable graphs, the number of work nodes in its graph and the
-    /// nodes on which it depends, counted from 1.
+    /// Describes each event-record node of the executable graphs: the number of work nodes in its graph, and the nodes
+    /// on which it depends, counted from 1.
     pub fn marks(&self) -> Vec<(usize, Vec<usize>)> {
         let state = self.machine.lock();
         let graphs = state

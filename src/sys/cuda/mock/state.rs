@@ -321,7 +321,10 @@ impl State {
             "events",
             self.events.values().filter(|e| is_own(&e.context)).count(),
         );
-        report("modules", self.modules.values().filter(|c| is_own(c)).count());
+        report(
+            "modules",
+            self.modules.values().filter(|c| is_own(c)).count(),
+        );
         let graphs = self.graphs.values().chain(self.execs.values());
         report("graphs", graphs.filter(|g| g.process == process).count());
         let contexts = self.contexts.values();

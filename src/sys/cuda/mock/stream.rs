@@ -1,9 +1,9 @@
 //! Streams, events and graphs.
 
 use super::super::types::*;
-use super::opaque;
 use super::Process;
 use super::calls::{Done, write_out};
+use super::opaque;
 use super::state::*;
 use std::ffi::{c_float, c_int, c_uint, c_void};
 use std::time::Instant;
@@ -35,7 +35,7 @@ impl Process {
     }
 
     pub(super) fn cuStreamQuery(&self, stream: CUstream) -> Done {
-        let (mut state, current) = self.enter_ordered("cuStreamQuery")?;
+        let (mut state, current) = self.enter_uncaptured("cuStreamQuery")?;
         self.stream_context(&state, current, stream)?;
         if let Some(Stream {
             capture: Some(capture),
@@ -58,7 +58,12 @@ impl Process {
         done
     }
 
-    pub(super) fn cuStreamWaitEvent(&self, stream: CUstream, event: CUevent, flags: c_uint) -> Done {
+    pub(super) fn cuStreamWaitEvent(
+        &self,
+        stream: CUstream,
+        event: CUevent,
+        flags: c_uint,
+    ) -> Done {
         let (mut state, current) = self.enter_context("cuStreamWaitEvent")?;
         self.stream_context(&state, current, stream)?;
         if !state.events.contains_key(&event.addr()) {
@@ -229,7 +234,7 @@ impl Process {
     }
 
     pub(super) fn cuEventQuery(&self, event: CUevent) -> Done {
-        self.enter_ordered("cuEventQuery")
+        self.enter_uncaptured("cuEventQuery")
             .and_then(|(state, _)| match state.events.get(&event.addr()) {
                 Some(found) if found.recorded.is_some() => self.check_finished(&state),
                 Some(_) => Ok(()),
