@@ -158,6 +158,7 @@ macro_rules! driver_functions {
         }
     };
 }
+
 #[cfg(test)]
 pub(super) use driver_functions;
 

@@ -91,11 +91,12 @@ pub const PER_THREAD_STREAM: CUstream = std::ptr::without_provenance_mut(2);
 /// Returns the launch attribute of programmatic dependent launch: the kernel may start before the work
 /// ahead of it in its stream has ended.
 pub fn programmatic_launch() -> CUlaunchAttribute {
+    // The driver may read more of the union than the field, so all of it is initialised.
+    let mut value = CUlaunchAttributeValue { pad: [0; 64] };
+    value.programmaticStreamSerializationAllowed = 1;
     CUlaunchAttribute {
         id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
         pad: [0; 4],
-        value: CUlaunchAttributeValue {
-            programmaticStreamSerializationAllowed: 1,
-        },
+        value,
     }
 }
