@@ -21,8 +21,8 @@ pub struct Context {
 }
 
 impl Context {
-    /// Opens the primary context of `device`. The first opening in a process creates it, which takes some tenths
-    /// of a second.
+    /// Opens the primary context of `device`. The first opening in a process creates it, which takes some
+    /// tenths of a second.
     ///
     /// # Errors
     /// The driver's errors.
@@ -63,8 +63,8 @@ impl Context {
     /// Makes this the calling thread's current context until the returned value is dropped, which restores the
     /// earlier context.
     ///
-    /// Meanwhile the thread's capture mode is relaxed. Otherwise allocations and event queries of this library would
-    /// invalidate a stream capture of the caller.
+    /// Meanwhile the thread's capture mode is relaxed. Otherwise allocations and event queries of this
+    /// library would invalidate a stream capture of the caller.
     ///
     /// Nested calls cost nothing: a collective call binds its context once.
     ///
@@ -92,8 +92,8 @@ impl Context {
 
     /// Raises the stack limit of a thread to `bytes`, unless it is higher already.
     ///
-    /// Otherwise the driver grows the stack at the first launch that needs more, after all other kernels have ended.
-    /// It waits forever if a running kernel waits for that launch.
+    /// Otherwise the driver grows the stack at the first launch that needs more, after all other kernels have
+    /// ended. It waits forever if a running kernel waits for that launch.
     ///
     /// # Errors
     /// The driver's errors.
@@ -118,8 +118,9 @@ impl Context {
         })
     }
 
-    /// Enables peer access: kernels of this context may read and write all memory of `peer`. Returns whether the
-    /// machine supports it. Peer access is never disabled, because other libraries in the process may rely on it.
+    /// Enables peer access: kernels of this context may read and write all memory of `peer`. Returns whether
+    /// the machine supports it. Peer access is never disabled, because other libraries in the process may
+    /// rely on it.
     ///
     /// Success does not prove that data arrives: `probe::check_peer` does.
     ///

@@ -69,13 +69,15 @@ impl Device {
             api.cuDeviceGetUuid(&mut uuid, handle)
         })?;
         let name = text(|buffer, bytes| {
-            // SAFETY: the driver writes a C string of at most `bytes` bytes, and `text` passes a buffer of that size.
+            // SAFETY: the driver writes a C string of at most `bytes` bytes, and `text` passes a buffer of
+            // that size.
             driver.check("cuDeviceGetName", unsafe {
                 api.cuDeviceGetName(buffer, bytes, handle)
             })
         })?;
         let pci_bus_id = text(|buffer, bytes| {
-            // SAFETY: the driver writes a C string of at most `bytes` bytes, and `text` passes a buffer of that size.
+            // SAFETY: the driver writes a C string of at most `bytes` bytes, and `text` passes a buffer of
+            // that size.
             driver.check("cuDeviceGetPCIBusId", unsafe {
                 api.cuDeviceGetPCIBusId(buffer, bytes, handle)
             })

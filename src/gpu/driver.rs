@@ -23,8 +23,8 @@ pub struct Driver {
 const LIBRARY: &CStr = c"libcuda.so.1";
 
 impl Driver {
-    /// Loads and initialises the machine's driver. The first call of the process does the work; later calls return
-    /// its outcome.
+    /// Loads and initialises the machine's driver. The first call of the process does the work; later calls
+    /// return its outcome.
     ///
     /// # Errors
     /// Unsupported if the driver is missing or too old, or finds no device; system if it does not start.
@@ -35,8 +35,8 @@ impl Driver {
             .clone()
     }
 
-    /// Returns the driver if this process has opened its library already. Otherwise no address of the process can
-    /// be a GPU's, and starting the driver would only cost time.
+    /// Returns the driver if this process has opened its library already. Otherwise no address of the process
+    /// can be a GPU's, and starting the driver would only cost time.
     pub fn in_use() -> Option<Arc<Driver>> {
         let open = Loaded::is_open(LIBRARY);
         open.then(Driver::load).and_then(Result::ok)
@@ -92,8 +92,8 @@ impl Driver {
             .collect()
     }
 
-    /// Returns whether the driver has shut down, and all GPU work with it. At process exit it shuts down before the
-    /// program's static objects are destroyed.
+    /// Returns whether the driver has shut down, and all GPU work with it. At process exit it shuts down
+    /// before the program's static objects are destroyed.
     pub fn has_ended(&self) -> bool {
         let mut count: c_int = 0;
         // SAFETY: the driver writes one integer to a local variable.
@@ -122,8 +122,8 @@ impl Driver {
         }
     }
 
-    /// Logs a failure in a destructor, which cannot return it. At process exit the driver may have shut down and
-    /// freed everything already, so that outcome is not logged.
+    /// Logs a failure in a destructor, which cannot return it. At process exit the driver may have shut down
+    /// and freed everything already, so that outcome is not logged.
     pub(crate) fn log(&self, function: &str, result: CuResult) {
         if !matches!(
             result,
@@ -158,7 +158,8 @@ impl Driver {
     /// Returns the driver's name of a code, or its explanation.
     fn text(&self, result: CuResult, explain: bool) -> String {
         let mut text: *const c_char = std::ptr::null();
-        // SAFETY: both functions write one pointer, to a C string that lasts until the driver is unloaded, which is never.
+        // SAFETY: both functions write one pointer, to a C string that lasts until the driver is unloaded,
+        // which is never.
         let queried = unsafe {
             if explain {
                 self.api.cuGetErrorString(result, &mut text)

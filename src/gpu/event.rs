@@ -114,7 +114,8 @@ impl Drop for Event {
     fn drop(&mut self) {
         let driver = self.context.driver();
         let _relaxed = Relaxed::to_drop(driver);
-        // SAFETY: `with_flags` created the event, and this destructor runs once. The driver keeps what queued work needs.
+        // SAFETY: `with_flags` created the event, and this destructor runs once. The driver keeps what queued
+        // work needs.
         driver.log("cuEventDestroy", unsafe {
             driver.api().cuEventDestroy(self.handle())
         });

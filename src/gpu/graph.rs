@@ -69,8 +69,8 @@ impl Graph {
         worked?;
         driver.check("cuStreamEndCapture", ended)?;
         let mut exec: CUgraphExec = std::ptr::null_mut();
-        // SAFETY: the capture ended without an error, so the graph is complete; the driver writes one handle to a local
-        // variable.
+        // SAFETY: the capture ended without an error, so the graph is complete; the driver writes one handle
+        // to a local variable.
         driver.check("cuGraphInstantiateWithFlags", unsafe {
             driver
                 .api()
@@ -135,8 +135,8 @@ struct Recording {
     tips: Vec<Handle<CUgraphNode_st>>,
 }
 
-/// A node of a captured graph in which every replay records an event. It follows all work of its owner, such as a
-/// communicator, so that work outside the graph can wait for the replay.
+/// A node of a captured graph in which every replay records an event. It follows all work of its owner, such
+/// as a communicator, so that work outside the graph can wait for the replay.
 #[derive(Debug)]
 pub struct EndMark {
     capture: u64,
@@ -153,11 +153,11 @@ impl Stream {
         Ok(self.recording(false)?.map(|recording| recording.id))
     }
 
-    /// Lets every replay of the stream's capture record `event` behind the work that the stream has now. The caller
-    /// keeps `event` until the graph is destroyed.
+    /// Lets every replay of the stream's capture record `event` behind the work that the stream has now. The
+    /// caller keeps `event` until the graph is destroyed.
     ///
-    /// An earlier `mark` of this capture moves to the new place. A node behind each of many kernels would cost every
-    /// kernel half a microsecond, so a graph has one node, at its end.
+    /// An earlier `mark` of this capture moves to the new place. A node behind each of many kernels would
+    /// cost every kernel half a microsecond, so a graph has one node, at its end.
     ///
     /// # Errors
     /// Invalid usage if the capture has failed, or if the stream is in no capture; the driver's errors.
@@ -171,8 +171,8 @@ impl Stream {
         let api = driver.api();
         let Some(mark) = mark.filter(|mark| mark.capture == id) else {
             let mut node: CUgraphNode = std::ptr::null_mut();
-            // SAFETY: the capture has the graph and these nodes, and the caller keeps the event. The driver writes one
-            // handle to a local variable.
+            // SAFETY: the capture has the graph and these nodes, and the caller keeps the event. The driver
+            // writes one handle to a local variable.
             driver.check("cuGraphAddEventRecordNode", unsafe {
                 api.cuGraphAddEventRecordNode(
                     &mut node,
@@ -191,8 +191,8 @@ impl Stream {
         // The driver cannot remove nodes from a graph during its capture, but it can remove edges.
         let to = |count: usize| vec![mark.node.0; count];
         let (old, new) = (&mark.behind, &tips);
-        // SAFETY: the capture has the graph and its nodes, and both arrays have the passed length. A `Handle` has the
-        // layout of the driver's handle.
+        // SAFETY: the capture has the graph and its nodes, and both arrays have the passed length. A `Handle`
+        // has the layout of the driver's handle.
         driver.check("cuGraphRemoveDependencies", unsafe {
             api.cuGraphRemoveDependencies(
                 graph,
@@ -201,8 +201,8 @@ impl Stream {
                 old.len(),
             )
         })?;
-        // SAFETY: the capture has the graph and its nodes, and both arrays have the passed length. A `Handle` has the
-        // layout of the driver's handle.
+        // SAFETY: the capture has the graph and its nodes, and both arrays have the passed length. A `Handle`
+        // has the layout of the driver's handle.
         driver.check("cuGraphAddDependencies", unsafe {
             api.cuGraphAddDependencies(
                 graph,
@@ -217,8 +217,8 @@ impl Stream {
         })
     }
 
-    /// Returns the stream's capture. Its dependencies are queried only `with_tips`, because the driver refuses the
-    /// query when an edge carries data, as edges of programmatic launches do.
+    /// Returns the stream's capture. Its dependencies are queried only `with_tips`, because the driver
+    /// refuses the query when an edge carries data, as edges of programmatic launches do.
     fn recording(&self, with_tips: bool) -> Result<Option<Recording>> {
         const NONE: c_uint = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE as c_uint;
         const ACTIVE: c_uint = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE as c_uint;
@@ -232,8 +232,8 @@ impl Stream {
             true => (&mut nodes, &mut count),
             false => (std::ptr::null_mut(), std::ptr::null_mut()),
         };
-        // SAFETY: `self` keeps the stream. The driver writes to local variables, the status as an integer of the enum's
-        // size, and skips null pointers.
+        // SAFETY: `self` keeps the stream. The driver writes to local variables, the status as an integer of
+        // the enum's size, and skips null pointers.
         driver.check("cuStreamGetCaptureInfo", unsafe {
             driver.api().cuStreamGetCaptureInfo(
                 self.handle(),
@@ -256,15 +256,16 @@ impl Stream {
         }
         let tips = match count {
             0 => Vec::new(),
-            // SAFETY: the driver returned `count` nodes, valid until the capture's dependencies change. A `Handle` has the
-            // layout of the driver's handle.
+            // SAFETY: the driver returned `count` nodes, valid until the capture's dependencies change. A
+            // `Handle` has the layout of the driver's handle.
             _ => unsafe { std::slice::from_raw_parts(nodes.cast(), count) }.to_vec(),
         };
         Ok(Some(Recording { id, graph, tips }))
     }
 
-    /// Keeps `object` until the captured graph and all its copies are destroyed, because a replay uses the memory and
-    /// the code of its launches. Returns false, and drops `object`, if the stream is in no capture.
+    /// Keeps `object` until the captured graph and all its copies are destroyed, because a replay uses the
+    /// memory and the code of its launches. Returns false, and drops `object`, if the stream is in no
+    /// capture.
     ///
     /// # Errors
     /// Invalid usage if the capture has failed; the driver's errors.
@@ -278,8 +279,8 @@ impl Stream {
         let api = driver.api();
         let data = Box::into_raw(Box::new(object)).cast::<c_void>();
         let mut user: CUuserObject = std::ptr::null_mut();
-        // SAFETY: `release` has the type of `data`, and the driver calls it once. The driver writes one handle to a local
-        // variable.
+        // SAFETY: `release` has the type of `data`, and the driver calls it once. The driver writes one
+        // handle to a local variable.
         let created = unsafe {
             api.cuUserObjectCreate(
                 &mut user,
@@ -314,10 +315,11 @@ impl Stream {
     }
 }
 
-/// Drops an object of [`Stream::keep_for_replay`]. The driver calls this on a thread of its own, where its functions
-/// must not be called, so a thread of this library drops the object.
+/// Drops an object of [`Stream::keep_for_replay`]. The driver calls this on a thread of its own, where its
+/// functions must not be called, so a thread of this library drops the object.
 unsafe extern "C" fn release(data: *mut c_void) {
-    // SAFETY: `keep_for_replay` made the pointer from a box of this type, and the driver calls this function once.
+    // SAFETY: `keep_for_replay` made the pointer from a `Box` of this type, and the driver calls this
+    // function once.
     let object: Box<Arc<dyn Any + Send + Sync>> = unsafe { Box::from_raw(data.cast()) };
     sys::deferred_drop::release(object);
 }

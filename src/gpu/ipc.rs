@@ -1,7 +1,8 @@
 //! Device memory of other processes, by CUDA IPC.
 //!
-//! A process maps each foreign allocation once, however many of its communicators use it. The driver's own count of
-//! openings was unreliable for years, and a mapping that stays open keeps the owner's memory from being freed.
+//! A process maps each foreign allocation once, however many of its communicators use it. The driver's own
+//! count of openings was unreliable for years, and a mapping that stays open keeps the owner's memory from
+//! being freed.
 
 use super::{Context, Driver};
 use crate::error::{Error, ErrorKind, Result};
@@ -13,14 +14,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// Size of [`IpcHandle::to_bytes`].
 pub const IPC_HANDLE_BYTES: usize = 96;
 
-/// Handle by which another process maps a range of device memory. It is plain data: every process of the same user
-/// that has it can open it.
+/// Handle by which another process maps a range of device memory. It is plain data: every process of the same
+/// user that has it can open it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct IpcHandle {
     /// The driver's handle of the allocation.
     handle: CUipcMemHandle,
-    /// The owner's [`Driver`] identity, and its number of the allocation. The driver's handle does not tell apart
-    /// successive allocations at one address.
+    /// The owner's [`Driver`] identity, and its number of the allocation. The driver's handle does not tell
+    /// apart successive allocations at one address.
     process: u64,
     buffer_id: u64,
     /// Offset of the range in the allocation, and its size.
@@ -32,8 +33,8 @@ impl IpcHandle {
     /// Creates a handle of `bytes` bytes at `address`, which need not be the start of an allocation.
     ///
     /// # Errors
-    /// Invalid argument if the range is not inside one allocation of `context`'s GPU. Unsupported if the driver does not
-    /// share such memory, for example of pools.
+    /// Invalid argument if the range is not inside one allocation of `context`'s GPU. Unsupported if the
+    /// driver does not share such memory, for example of pools.
     pub fn export(context: &Context, address: CUdeviceptr, bytes: usize) -> Result<IpcHandle> {
         let driver = context.driver();
         let known = driver.pointer(address)?;
@@ -91,8 +92,8 @@ impl IpcHandle {
         bytes
     }
 
-    /// Decodes a handle of [`IpcHandle::to_bytes`]. All bytes are accepted here; opening checks the memory that they
-    /// denote.
+    /// Decodes a handle of [`IpcHandle::to_bytes`]. All bytes are accepted here; opening checks the memory
+    /// that they denote.
     pub fn from_bytes(bytes: &[u8; IPC_HANDLE_BYTES]) -> IpcHandle {
         let reserved = std::array::from_fn(|at| bytes[at] as c_char);
         let mut numbers = bytes[64..].chunks_exact(8).map(|place| {
@@ -121,12 +122,12 @@ pub struct IpcMemory {
 }
 
 impl IpcMemory {
-    /// Maps the range of `handle` into `context`, whose GPU then accesses it over NVLink or PCIe. The allocation stays
-    /// mapped until the last value of it is dropped.
+    /// Maps the range of `handle` into `context`, whose GPU then accesses it over NVLink or PCIe. The
+    /// allocation stays mapped until the last value of it is dropped.
     ///
     /// # Errors
-    /// Mismatch if the handle's range is not inside the mapped memory. Invalid usage if the memory is this process's own.
-    /// The driver's errors, such as missing peer access.
+    /// Mismatch if the handle's range is not inside the mapped memory. Invalid usage if the memory is this
+    /// process's own. The driver's errors, such as missing peer access.
     pub fn open(context: &Arc<Context>, handle: &IpcHandle) -> Result<IpcMemory> {
         if handle.process == context.driver().identity() {
             return Err(Error::invalid_usage(

@@ -48,11 +48,13 @@ pub fn fatbins() -> &'static [Fatbin] {
     FATBINS
 }
 
-/// Loaded modules, by the address of their context's handle and by name. Each [`Driver`](super::Driver) has one cache.
+/// Loaded modules, by the address of their context's handle and by name. Each [`Driver`](super::Driver) has
+/// one cache.
 #[derive(Debug, Default)]
 pub(super) struct Cache(Mutex<HashMap<(usize, &'static str), Weak<Module>>>);
 
-/// Loads the kernels of `kernels/entry/NAME.cu` on a GPU, or returns the module that this process still has there.
+/// Loads the kernels of `kernels/entry/NAME.cu` on a GPU, or returns the module that this process still has
+/// there.
 ///
 /// # Errors
 /// Unsupported, with the reason, if this build has no kernels; internal if there is no such file; the errors of
@@ -79,7 +81,8 @@ pub fn load(context: &Arc<Context>, name: &str) -> Result<Arc<Module>> {
     if let Some(module) = cache().get(&key).and_then(Weak::upgrade) {
         return Ok(module);
     }
-    // The load does not hold the lock, so that several GPUs load at once. Two loads of one module cost only time.
+    // The load does not hold the lock, so that several GPUs load at once. Two loads of one module cost only
+    // time.
     let module = Module::load(context, name, fatbin.bytes)?;
     let mut cache = cache();
     cache.retain(|_, module| module.strong_count() > 0);

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 /// Memory of one GPU, whose contents are undefined until written.
 ///
-/// Dropping memory of [`DeviceMemory::new`] waits for all work that is queued on the GPU. Drop it when the kernels that
-/// use it have ended, or after their abort. Dropping memory of [`DeviceMemory::queued`] waits for its own stream alone.
-/// Drop it when work of all other streams that use it has ended.
+/// Dropping memory of [`DeviceMemory::new`] waits for all work that is queued on the GPU. Drop it when the
+/// kernels that use it have ended, or after their abort. Dropping memory of [`DeviceMemory::queued`] waits
+/// for its own stream alone. Drop it when work of all other streams that use it has ended.
 #[derive(Debug)]
 pub struct DeviceMemory {
     context: Arc<Context>,
@@ -39,8 +39,8 @@ impl DeviceMemory {
         DeviceMemory::allocate(context, bytes, Origin::Allocated)
     }
 
-    /// Allocates `bytes` bytes in the order of `stream`, for its later work. Neither the allocation nor dropping the
-    /// value waits for work of other streams.
+    /// Allocates `bytes` bytes in the order of `stream`, for its later work. Neither the allocation nor
+    /// dropping the value waits for work of other streams.
     ///
     /// # Errors
     /// The errors of [`DeviceMemory::new`].
@@ -133,7 +133,8 @@ impl DeviceMemory {
         self.bytes
     }
 
-    /// Queues work that sets every byte to `value`. The stream belongs to this GPU or to one with peer access to it.
+    /// Queues work that sets every byte to `value`. The stream belongs to this GPU or to one with peer access
+    /// to it.
     ///
     /// # Errors
     /// The driver's errors.
@@ -180,8 +181,8 @@ impl DeviceMemory {
     /// Copies `source` to byte `at` behind the work of `stream`, and waits for the copy.
     ///
     /// # Errors
-    /// Invalid argument if the bytes reach past the end; timeout if the stream's work takes longer than `deadline`; the
-    /// driver's errors.
+    /// Invalid argument if the bytes reach past the end; timeout if the stream's work takes longer than
+    /// `deadline`; the driver's errors.
     pub fn write(
         &self,
         at: usize,
@@ -238,12 +239,13 @@ impl DeviceMemory {
         stream: &Stream,
         deadline: Duration,
     ) -> Result<()> {
-        // A copy from or to pageable memory waits without a deadline. So the deadline applies to the work before it.
+        // A copy from or to pageable memory waits without a deadline. So the deadline applies to the work
+        // before it.
         stream.wait(deadline)?;
         let _bound = stream.context().bind()?;
         let driver = self.context.driver();
-        // SAFETY: `place` checked the device range, and the caller's slice is the host range. The copy has ended when
-        // the borrow ends.
+        // SAFETY: `place` checked the device range, and the caller's slice is the host range. The copy has
+        // ended when the borrow ends.
         let (queued, ended) = unsafe {
             let api = driver.api();
             let queued = api.cuMemcpyAsync(target, source, bytes, stream.handle());
@@ -267,8 +269,8 @@ impl Drop for DeviceMemory {
             return;
         };
         let api = driver.api();
-        // SAFETY: `allocate` allocated the memory by the matching function, and this destructor runs once. `origin`
-        // keeps the stream.
+        // SAFETY: `allocate` allocated the memory by the matching function, and this destructor runs once.
+        // `origin` keeps the stream.
         driver.log(name, unsafe {
             match &self.origin {
                 Origin::Queued(stream) => api.cuMemFreeAsync(self.address, stream.handle()),

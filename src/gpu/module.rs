@@ -23,8 +23,8 @@ const PROGRAMMATIC_DRIVER_VERSION: u32 = 12_030;
 pub enum Launch {
     /// After all earlier work of the stream has ended.
     Serialized,
-    /// While earlier work is still ending (programmatic dependent launch), if the kernel and the driver support it. On
-    /// an H200 it saves 0.2 us per small kernel in a graph, and 1 us in a stream.
+    /// While earlier work is still ending (programmatic dependent launch), if the kernel and the driver
+    /// support it. On an H200 it saves 0.2 us per small kernel in a graph, and 1 us in a stream.
     Programmatic,
 }
 
@@ -55,19 +55,20 @@ pub struct Module {
 impl Module {
     /// Loads all kernels of a fat binary.
     ///
-    /// Otherwise the driver loads a kernel at its first launch, after all other kernels have ended. It waits forever
-    /// if a running kernel waits for that launch.
+    /// Otherwise the driver loads a kernel at its first launch, after all other kernels have ended. It waits
+    /// forever if a running kernel waits for that launch.
     ///
     /// # Errors
-    /// Unsupported, with the GPU, if the binary has no code for it; the driver's errors, with its compiler's output.
+    /// Unsupported, with the GPU, if the binary has no code for it; the driver's errors, with its compiler's
+    /// output.
     pub fn load(context: &Arc<Context>, name: &str, image: &[u8]) -> Result<Arc<Module>> {
         let _bound = context.bind()?;
         let driver = context.driver();
         let mut log = [0u8; 2048];
         let (mut names, mut values) = log_options(&mut log);
         let mut handle: CUmodule = std::ptr::null_mut();
-        // SAFETY: the image is a fat binary, which contains its own length. The options describe `log`, which outlives
-        // the call.
+        // SAFETY: the image is a fat binary, which contains its own length. The options describe `log`, which
+        // outlives the call.
         let result = unsafe {
             driver.api().cuModuleLoadDataEx(
                 &mut handle,
@@ -117,7 +118,8 @@ impl Module {
         let text = CString::new(name)
             .map_err(|_| Error::invalid_argument(format!("{name:?} is no kernel's name")))?;
         let mut handle: CUfunction = std::ptr::null_mut();
-        // SAFETY: `self` keeps the module, and the name is a C string; the driver writes one handle to a local variable.
+        // SAFETY: `self` keeps the module, and the name is a C string; the driver writes one handle to a
+        // local variable.
         let result = unsafe {
             driver
                 .api()
@@ -148,8 +150,8 @@ impl Module {
         })
     }
 
-    /// Loads every kernel if the driver can list them (CUDA 12.4). With an older driver, [`Module::function`] loads
-    /// each kernel.
+    /// Loads every kernel if the driver can list them (CUDA 12.4). With an older driver, [`Module::function`]
+    /// loads each kernel.
     fn load_all(&self) -> Result<()> {
         let driver = self.context.driver();
         let mut count: c_uint = 0;
@@ -195,8 +197,8 @@ impl Module {
     fn attribute(&self, function: CUfunction, attribute: CUfunction_attribute) -> Result<u32> {
         let driver = self.context.driver();
         let mut value: c_int = 0;
-        // SAFETY: the function belongs to the module, which `self` keeps; the driver writes one integer to a local
-        // variable.
+        // SAFETY: the function belongs to the module, which `self` keeps; the driver writes one integer to a
+        // local variable.
         driver.check("cuFuncGetAttribute", unsafe {
             driver
                 .api()
@@ -226,7 +228,8 @@ impl Drop for Module {
     fn drop(&mut self) {
         let driver = self.context.driver();
         match self.context.bind() {
-            // SAFETY: `load` loaded the module, and this destructor runs once, after the functions' references are gone.
+            // SAFETY: `load` loaded the module, and this destructor runs once, after the functions'
+            // references are gone.
             Ok(_bound) => driver.log("cuModuleUnload", unsafe {
                 driver.api().cuModuleUnload(self.handle.0)
             }),
@@ -297,7 +300,8 @@ impl Function {
         })
     }
 
-    /// Returns how many blocks of `threads` threads and `shared` dynamic bytes one multiprocessor holds at once.
+    /// Returns how many blocks of `threads` threads and `shared` dynamic bytes one multiprocessor holds at
+    /// once.
     ///
     /// # Errors
     /// The driver's errors.
@@ -320,15 +324,15 @@ impl Function {
         Ok(blocks.unsigned_abs())
     }
 
-    /// Queues the kernel behind the work of `stream`. Its only parameter is `args`, by value, and each block has
-    /// `shared` bytes of dynamic shared memory.
+    /// Queues the kernel behind the work of `stream`. Its only parameter is `args`, by value, and each block
+    /// has `shared` bytes of dynamic shared memory.
     ///
     /// # Errors
     /// Invalid usage if the stream belongs to another context; the driver's errors.
     ///
     /// # Safety
-    /// `A` is the kernel's parameter type, and the kernel's accesses to the addresses in `args` are sound until it has
-    /// ended.
+    /// `A` is the kernel's parameter type, and the kernel's accesses to the addresses in `args` are sound
+    /// until it has ended.
     pub unsafe fn launch<A: Copy>(
         &self,
         grid: impl Into<Dim3>,
@@ -347,8 +351,9 @@ impl Function {
     /// The errors of [`Function::launch`].
     ///
     /// # Safety
-    /// The contract of [`Function::launch`] holds. In a programmatic launch, a kernel for sm_90 or newer waits for earlier
-    /// work before it accesses memory (`wait_for_previous_kernel` in `kernels/ptx/grid.cuh`).
+    /// The contract of [`Function::launch`] holds. In a programmatic launch, a kernel for sm_90 or newer
+    /// waits for earlier work before it accesses memory (`wait_for_previous_kernel` in
+    /// `kernels/ptx/grid.cuh`).
     pub unsafe fn launch_with<A: Copy>(
         &self,
         start: Launch,
@@ -393,8 +398,9 @@ impl Function {
             attrs: &raw mut attribute,
             numAttrs: c_uint::from(programmatic),
         };
-        // SAFETY: `self` and `stream` keep their driver objects. The caller guarantees the parameter's type, and the
-        // driver copies it before it returns. `config` refers to `attribute`, which outlives the call.
+        // SAFETY: `self` and `stream` keep their driver objects. The caller guarantees the parameter's type,
+        // and the driver copies it before it returns. `config` refers to `attribute`, which outlives the
+        // call.
         let result = unsafe {
             context.driver().api().cuLaunchKernel(
                 &config,

@@ -66,12 +66,12 @@ impl PinnedMemory {
         PinnedMemory::mapped(context, host, bytes, Origin::Allocated)
     }
 
-    /// Pins existing memory at `host`, such as a shared mapping, until the value is dropped. `owner` keeps the memory
-    /// mapped. Its contents stay.
+    /// Pins existing memory at `host`, such as a shared mapping, until the value is dropped. `owner` keeps
+    /// the memory mapped. Its contents stay.
     ///
     /// # Errors
-    /// Invalid argument for 0 bytes; invalid usage if the memory is registered already. System if the driver refuses,
-    /// such as for a low limit of locked memory (`ulimit -l`).
+    /// Invalid argument for 0 bytes; invalid usage if the memory is registered already. System if the driver
+    /// refuses, such as for a low limit of locked memory (`ulimit -l`).
     ///
     /// # Safety
     /// `bytes` bytes at `host` are mapped, readable and writable until `owner` is dropped.
@@ -86,7 +86,8 @@ impl PinnedMemory {
         }
         let _bound = context.bind()?;
         let driver = context.driver();
-        // SAFETY: the caller guarantees that `owner` keeps the bytes mapped, and the returned value keeps `owner`.
+        // SAFETY: the caller guarantees that `owner` keeps the bytes mapped, and the returned value keeps
+        // `owner`.
         let result = unsafe {
             driver.api().cuMemHostRegister(
                 host.as_ptr().cast(),
@@ -115,7 +116,8 @@ impl PinnedMemory {
             origin,
         };
         let driver = context.driver();
-        // SAFETY: the caller pinned the memory with a device mapping; the driver writes one address to `memory`.
+        // SAFETY: the caller pinned the memory with a device mapping; the driver writes one address to
+        // `memory`.
         let result = unsafe {
             driver
                 .api()
@@ -148,7 +150,8 @@ impl Drop for PinnedMemory {
             return driver.log("cuMemFreeHost", CuResult::CONTEXT_IS_DESTROYED);
         };
         let host = self.host.as_ptr().cast();
-        // SAFETY: `new` or `register` pinned the memory by the matching function, and this destructor runs once.
+        // SAFETY: `new` or `register` pinned the memory by the matching function, and this destructor runs
+        // once.
         unsafe {
             match self.origin {
                 Origin::Allocated => driver.log("cuMemFreeHost", driver.api().cuMemFreeHost(host)),

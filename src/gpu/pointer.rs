@@ -85,8 +85,8 @@ impl Driver {
         ];
         let mut names = queries.map(|(name, _)| name);
         let mut places = queries.each_mut().map(|(_, place)| *place);
-        // SAFETY: each attribute has an output pointer to a local variable of its type. The driver writes zeros for
-        // unknown memory.
+        // SAFETY: each attribute has an output pointer to a local variable of its type. The driver writes
+        // zeros for unknown memory.
         let result = unsafe {
             self.api().cuPointerGetAttributes(
                 names.len() as c_uint,

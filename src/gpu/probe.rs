@@ -1,5 +1,5 @@
-//! Probes of the machine: whether peer writes arrive, and the latency and bandwidth of links. The kernels are in
-//! `kernels/entry/probe.cu`.
+//! Probes of the machine: whether peer writes arrive, and the latency and bandwidth of links. The kernels are
+//! in `kernels/entry/probe.cu`.
 
 use super::{Context, DeviceMemory, Dim3, Event, Function, PinnedMemory, Stream, kernels};
 use crate::error::{Error, ErrorKind, Result};
@@ -99,8 +99,8 @@ impl Probe {
             seed,
             wrong: wrong.address(),
         };
-        // SAFETY: `ProbeCheck` is the kernel's parameter, and the kernel only writes `wrong`. On a timeout the kernel
-        // may still run, so the code below leaks `wrong`.
+        // SAFETY: `ProbeCheck` is the kernel's parameter, and the kernel only writes `wrong`. On a timeout
+        // the kernel may still run, so the code below leaks `wrong`.
         let ended = unsafe {
             self.check
                 .launch(blocks(words), THREADS, 0, &self.stream, &args)
@@ -118,8 +118,8 @@ impl Probe {
 
     /// Returns the seconds of a round trip: each GPU polls a 64-bit word that the other GPU writes.
     ///
-    /// `here_word` is the word that `self`'s GPU polls, and `there_word` the word that `there`'s GPU polls. Each has
-    /// two addresses, for the GPU that polls it and for the GPU that writes it. Both words hold 0.
+    /// `here_word` is the word that `self`'s GPU polls, and `there_word` the word that `there`'s GPU polls.
+    /// Each has two addresses, for the GPU that polls it and for the GPU that writes it. Both words hold 0.
     ///
     /// # Errors
     /// Timeout if a word did not arrive; the driver's errors.
@@ -159,9 +159,10 @@ impl Probe {
             done: done[0].address(),
         };
         let (begin, end) = (Event::timed(self.context())?, Event::timed(self.context())?);
-        // Both streams are waited for, even if only one kernel was launched: it ends when its clock budget is spent.
-        // SAFETY: `ProbePingpong` is the kernels' parameter. Each kernel ends at the latest a clock budget after the
-        // other stops, and the caller's words and `done` exist until then.
+        // Both streams are waited for, even if only one kernel was launched: it ends when its clock budget is
+        // spent.
+        // SAFETY: `ProbePingpong` is the kernels' parameter. Each kernel ends at the latest a clock budget
+        // after the other stops, and the caller's words and `done` exist until then.
         let ended = unsafe {
             there.pingpong.launch(1, 1, 0, &there.stream, &answer)?;
             begin
@@ -193,14 +194,15 @@ impl Probe {
         Ok(end.since(&begin)? / rounds as f64)
     }
 
-    /// Returns the bytes per second of a copy kernel with `blocks` blocks. It copies `bytes` bytes, a multiple of 16,
-    /// once for warm-up and then `times` times.
+    /// Returns the bytes per second of a copy kernel with `blocks` blocks. It copies `bytes` bytes, a
+    /// multiple of 16, once for warm-up and then `times` times.
     ///
     /// # Errors
     /// Invalid argument if a number is 0 or no multiple of 16; timeout; the driver's errors.
     ///
     /// # Safety
-    /// This GPU may read and write both ranges, which are aligned to 16, and no other code writes them meanwhile.
+    /// This GPU may read and write both ranges, which are aligned to 16, and no other code writes them
+    /// meanwhile.
     pub unsafe fn copy_speed(
         &self,
         target: CUdeviceptr,
@@ -245,8 +247,8 @@ pub struct PairSpeed {
     pub round_trip: f64,
 }
 
-/// Measures the link from `here` to `there`, which may be one GPU. It takes some milliseconds, and 64 MiB of each GPU
-/// meanwhile.
+/// Measures the link from `here` to `there`, which may be one GPU. It takes some milliseconds, and 64 MiB of
+/// each GPU meanwhile.
 ///
 /// # Errors
 /// Unsupported without peer access between the GPUs; timeout; the driver's errors.
@@ -277,8 +279,8 @@ pub fn pair_speed(here: &Probe, there: &Probe) -> Result<PairSpeed> {
     let (near, far) = (mine.address(), theirs.address());
     // The memory is zero, as the polled words must be, and each word has a memory of its own.
     let words = [mine.place(0, 8)?, theirs.place(0, 8)?];
-    // SAFETY: only this function has the memory, and peer access was enabled above. Each measurement ends before the
-    // next one starts.
+    // SAFETY: only this function has the memory, and peer access was enabled above. Each measurement ends
+    // before the next one starts.
     unsafe {
         let round_trip = here.round_trip(there, [words[0]; 2], [words[1]; 2], ROUNDS)?;
         Ok(PairSpeed {
@@ -289,8 +291,9 @@ pub fn pair_speed(here: &Probe, there: &Probe) -> Result<PairSpeed> {
     }
 }
 
-/// Checks that peer writes arrive: `writer`'s GPU writes a pattern through `address`, and the GPU of `memory` compares
-/// it. A machine may report peer access and lose the data in an IOMMU, or in a PCIe switch with access control.
+/// Checks that peer writes arrive: `writer`'s GPU writes a pattern through `address`, and the GPU of `memory`
+/// compares it. A machine may report peer access and lose the data in an IOMMU, or in a PCIe switch with
+/// access control.
 ///
 /// # Errors
 /// System, with the number of wrong words; timeout; the driver's errors.
@@ -324,8 +327,8 @@ pub unsafe fn check_peer(
     ))
 }
 
-/// A kernel that lets the next programmatic launch of its stream start at once, and writes after a delay. Tests use it
-/// to find kernels that do not wait for earlier work.
+/// A kernel that lets the next programmatic launch of its stream start at once, and writes after a delay.
+/// Tests use it to find kernels that do not wait for earlier work.
 #[derive(Debug)]
 pub struct LateFill(Function);
 

@@ -54,7 +54,8 @@ impl Stream {
     /// Wraps the caller's stream `handle`, which dropping the value does not destroy.
     ///
     /// # Safety
-    /// Until the value is dropped, the handle is a stream of `context` that exists, or a default stream (0, 1 or 2).
+    /// Until the value is dropped, the handle is a stream of `context` that exists, or a default stream (0, 1
+    /// or 2).
     pub unsafe fn borrowed(context: &Arc<Context>, handle: CUstream) -> Stream {
         Stream {
             context: context.clone(),
@@ -73,9 +74,9 @@ impl Stream {
         self.handle.0
     }
 
-    /// Returns the driver's id, which no other stream of the process ever has; `None` if the driver reports no id.
-    /// A handle does not identify a stream: the driver reuses it once the stream is destroyed, while work of the
-    /// stream still runs.
+    /// Returns the driver's id, which no other stream of the process ever has; `None` if the driver reports
+    /// no id. A handle does not identify a stream: the driver reuses it once the stream is destroyed, while
+    /// work of the stream still runs.
     pub fn id(&self) -> Option<u64> {
         let _bound = self.context.bind().ok()?;
         let mut id = 0;
@@ -117,8 +118,8 @@ impl Stream {
         self.wait_event_as(event, CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT)
     }
 
-    /// Makes later work of the captured graph wait for `event` in every replay. A replay waits for the last recording
-    /// before its launch, whether outside the graph or by another replay.
+    /// Makes later work of the captured graph wait for `event` in every replay. A replay waits for the last
+    /// recording before its launch, whether outside the graph or by another replay.
     ///
     /// # Errors
     /// The driver's errors, such as a stream that is in no capture.
@@ -129,7 +130,8 @@ impl Stream {
     fn wait_event_as(&self, event: &Event, flags: CUevent_wait_flags) -> Result<()> {
         let _bound = self.context.bind()?;
         let driver = self.context.driver();
-        // SAFETY: the values keep their driver objects. A caller that waits in replays keeps the event for them.
+        // SAFETY: the values keep their driver objects. A caller that waits in replays keeps the event for
+        // them.
         driver.check("cuStreamWaitEvent", unsafe {
             driver
                 .api()
@@ -153,16 +155,16 @@ impl Drop for Stream {
         }
         let driver = self.context.driver();
         let _relaxed = Relaxed::to_drop(driver);
-        // SAFETY: `with_priority` created the stream, and this destructor runs once. Queued work still runs, and the
-        // call does not wait for it.
+        // SAFETY: `with_priority` created the stream, and this destructor runs once. Queued work still runs,
+        // and the call does not wait for it.
         driver.log("cuStreamDestroy", unsafe {
             driver.api().cuStreamDestroy(self.handle())
         });
     }
 }
 
-/// Calls `done` at growing intervals until it returns true or `deadline` has passed. The driver's own waits have
-/// no deadline.
+/// Calls `done` at growing intervals until it returns true or `deadline` has passed. The driver's own waits
+/// have no deadline.
 pub(super) fn poll(
     deadline: Duration,
     what: &str,

@@ -1,5 +1,5 @@
-//! Tests on the simulated machine, which rejects wrong contexts and accesses that a GPU could not make. `real` tests
-//! the machine's GPUs.
+//! Tests on the simulated machine, which rejects wrong contexts and accesses that a GPU could not make.
+//! `real` tests the machine's GPUs.
 
 mod memory;
 mod real;

@@ -308,8 +308,8 @@ fn export_outside_one_device_allocation_is_invalid() {
     assert!(error.message().contains("pools"), "{error}");
 }
 
-/// Stream-ordered memory is freed in the order of its stream, also after the caller has dropped the stream and during a
-/// capture. Neither of the driver's allocators frees memory of the other.
+/// Stream-ordered memory is freed in the order of its stream, also after the caller has dropped the stream
+/// and during a capture. Neither of the driver's allocators frees memory of the other.
 #[test]
 fn queued_memory_is_freed_by_its_own_allocator() {
     let (process, driver) = process(1);

@@ -1,12 +1,12 @@
-//! Tests on this machine's GPUs. Without a GPU, or without kernels in the build, each test prints the reason and
-//! passes.
+//! Tests on this machine's GPUs. Without a GPU, or without kernels in the build, each test prints the reason
+//! and passes.
 
 use super::*;
 use crate::gpu::probe::{Probe, check_peer, probe_word};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Returns the GPUs, or none after printing the reason. The lock makes tests use them one after the other: a test that
-/// waits for a whole GPU would invalidate another test's capture.
+/// Returns the GPUs, or none after printing the reason. The lock makes tests use them one after the other: a
+/// test that waits for a whole GPU would invalidate another test's capture.
 fn devices() -> (MutexGuard<'static, ()>, Vec<Device>) {
     static USED: Mutex<()> = Mutex::new(());
     let lock = USED.lock().unwrap_or_else(PoisonError::into_inner);

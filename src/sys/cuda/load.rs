@@ -26,7 +26,8 @@ impl Loaded {
                 "no {name}: {why}; GPU buffers need NVIDIA's driver"
             ))
         })?;
-        // SAFETY: the list in `api` names functions of the driver API, and the compiler compares its types with cudarc's.
+        // SAFETY: the list in `api` names functions of the driver API, and the compiler compares its types
+        // with cudarc's.
         let functions = unsafe { Functions::find(&library) }.map_err(|missing| {
             unsupported(format!(
                 "{} ({}) is too old for {}; cinch needs the driver of CUDA {OLDEST_DRIVER} or newer",

@@ -1,5 +1,5 @@
-//! The CUDA driver API, opened at run time. A missing driver is an error value: the library loads, and its host path
-//! works, on a machine without GPUs.
+//! The CUDA driver API, opened at run time. A missing driver is an error value: the library loads, and its
+//! host path works, on a machine without GPUs.
 //!
 //! [`Api`] has the functions, [`Loaded`] finds them in the driver's library, and the tests' `mock` simulates
 //! them on host memory. Types, constants and signatures are those of the crate `cudarc`. Its loader and its

@@ -131,7 +131,8 @@ impl Process {
                         return Err(CuResult::INVALID_VALUE);
                     }
                 }
-                // SAFETY: `can_copy` found mapped areas; other host memory is valid by the contract of `cuMemcpyAsync`.
+                // SAFETY: `can_copy` found mapped areas; other host memory is valid by the contract of
+                // `cuMemcpyAsync`.
                 unsafe { std::ptr::copy(*source as *const u8, *target as *mut u8, *bytes) };
             }
             Work::Launch {
@@ -181,7 +182,8 @@ impl Process {
         }
         drop(state);
         for user in gone {
-            // SAFETY: the creator passed the function for this data; the object left the table, so this is the only call.
+            // SAFETY: the creator passed the function for this data; the object left the table, so this is
+            // the only call.
             unsafe { (user.destroy)(user.data as *mut c_void) };
         }
     }

@@ -358,7 +358,8 @@ impl Process {
         parameters: *mut *mut c_void,
         _extra: *mut *mut c_void,
     ) -> Done {
-        // SAFETY: the contract of `cuLaunchKernelEx` makes the configuration and its `numAttrs` attributes readable.
+        // SAFETY: the contract of `cuLaunchKernelEx` makes the configuration and its `numAttrs` attributes
+        // readable.
         let (config, attributes) = unsafe {
             let config = &*config;
             let count = config.numAttrs as usize;

@@ -155,7 +155,8 @@ impl Process {
             let device =
                 matches!(found, Some((_, a)) if a.kind.is_device() || a.kind == Kind::Imported);
             for at in 0..count as usize {
-                // SAFETY: the contract of `cuPointerGetAttributes` gives `count` attributes and `count` output pointers.
+                // SAFETY: the contract of `cuPointerGetAttributes` gives `count` attributes and `count`
+                // output pointers.
                 let (name, place) = unsafe { (*attributes.add(at), *data.add(at)) };
                 let numbers = found.map(|(start, area)| match name {
                     CUpointer_attribute::CU_POINTER_ATTRIBUTE_CONTEXT => area.context as u64,

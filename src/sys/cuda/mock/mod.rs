@@ -1,9 +1,9 @@
 //! A simulated machine with GPUs, for tests without a driver.
 //!
-//! A [`Machine`] has devices and memory. Each [`Process`] on it implements [`super::Api`], so one test can run
-//! several processes. Device memory is host memory, streams execute work at once, and kernels are closures that a
-//! test registers by name. The mock is stricter than a driver: calls with a wrong current context fail, and so
-//! does every access that a real GPU could not make.
+//! A [`Machine`] has devices and memory. Each [`Process`] on it implements [`super::Api`], so one test can
+//! run several processes. Device memory is host memory, streams execute work at once, and kernels are
+//! closures that a test registers by name. The mock is stricter than a driver: calls with a wrong current
+//! context fail, and so does every access that a real GPU could not make.
 
 mod calls;
 mod device;
@@ -167,8 +167,8 @@ impl Process {
         state.calls.get(&(self.id, function)).copied().unwrap_or(0)
     }
 
-    /// Describes each event-record node of the executable graphs: the number of work nodes in its graph, and the nodes
-    /// on which it depends, counted from 1.
+    /// Describes each event-record node of the executable graphs: the number of work nodes in its graph, and
+    /// the nodes on which it depends, counted from 1.
     pub fn marks(&self) -> Vec<(usize, Vec<usize>)> {
         let state = self.machine.lock();
         let graphs = state

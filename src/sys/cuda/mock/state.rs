@@ -217,8 +217,8 @@ impl State {
         }
     }
 
-    /// Returns whether a copy in `context` may touch the bytes. It may touch host memory that the driver does not
-    /// know, but no memory of other processes.
+    /// Returns whether a copy in `context` may touch the bytes. It may touch host memory that the driver does
+    /// not know, but no memory of other processes.
     pub fn can_copy(&self, process: usize, context: usize, address: u64, bytes: usize) -> bool {
         let known = self.areas.iter().any(|((_, start), area)| {
             *start < address + bytes as u64 && address < *start + area.bytes as u64
