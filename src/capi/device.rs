@@ -4,7 +4,6 @@ use crate::arrays::Layout;
 use crate::arrays::{CodecKernels, DeviceCodec, Elements, HostCopier};
 use crate::error::{Error, Result};
 use crate::gpu::{Context, Device, Driver, Space, Stream};
-use crate::sys::cuda::CuStream;
 use crate::types::{CodecSpec, DType};
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -46,7 +45,7 @@ impl GpuCodecs {
     /// `stream` exists on this GPU until the call returns; NULL is its default stream.
     unsafe fn stream(&self, stream: *mut c_void) -> Stream {
         // SAFETY: the caller's contract; no caller keeps the value beyond its call.
-        unsafe { Stream::borrowed(self.kernels.context(), CuStream(stream.addr())) }
+        unsafe { Stream::borrowed(self.kernels.context(), stream.cast()) }
     }
 
     /// Encodes `elements` into `wire` on `stream`.

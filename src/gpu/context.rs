@@ -1,8 +1,8 @@
-//! A GPU's primary context, which frameworks in the same process use too.
+//! The primary context of a GPU, which this library shares with frameworks in the process.
 
 use super::{Device, Driver};
 use crate::error::Result;
-use crate::sys::cuda::{CuContext, CuResult, capture_mode, limit};
+use crate::sys::cuda::{CUcontext, CUctx_st, CUlimit, CUstreamCaptureMode, CuResult, Handle};
 use std::cell::Cell;
 use std::ffi::c_uint;
 use std::fmt;
@@ -10,27 +10,27 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 thread_local! {
-    /// The driver and the context that the library has bound on this thread.
-    static BOUND: Cell<Option<(*const Driver, CuContext)>> = const { Cell::new(None) };
+    /// Driver and context that this library has made current on the thread.
+    static BOUND: Cell<Option<(*const Driver, CUcontext)>> = const { Cell::new(None) };
 }
 
-/// The primary context of a GPU, kept alive.
+/// A reference to the primary context of a GPU, which keeps it open.
 pub struct Context {
     device: Device,
-    handle: CuContext,
+    handle: Handle<CUctx_st>,
 }
 
 impl Context {
-    /// The primary context of `device`; created where nobody in the process has it yet, which
-    /// takes some tenths of a second.
+    /// Opens the primary context of `device`. The first opening in a process creates it, which takes some
+    /// tenths of a second.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// The driver's errors.
     pub fn primary(device: &Device) -> Result<Arc<Context>> {
         let driver = device.driver();
         let _relaxed = Relaxed::enter(driver)?;
-        let mut handle = CuContext::default();
-        // SAFETY: writes one handle.
+        let mut handle: CUcontext = std::ptr::null_mut();
+        // SAFETY: the driver gave the device, and writes one handle to a local variable.
         let result = unsafe {
             driver
                 .api()
@@ -41,46 +41,46 @@ impl Context {
             .map_err(|error| error.context(format!("opening {device}")))?;
         Ok(Arc::new(Context {
             device: device.clone(),
-            handle,
+            handle: Handle(handle),
         }))
     }
 
-    /// Its GPU.
+    /// Returns the GPU.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// Its driver.
+    /// Returns the driver.
     pub fn driver(&self) -> &Arc<Driver> {
         self.device.driver()
     }
 
-    /// The driver's handle of it.
-    pub fn handle(&self) -> CuContext {
-        self.handle
+    /// Returns the driver's handle.
+    pub fn handle(&self) -> CUcontext {
+        self.handle.0
     }
 
-    /// Makes it the calling thread's current context until the returned value is dropped, which
-    /// puts back what was current before.
+    /// Makes this the calling thread's current context until the returned value is dropped, which restores the
+    /// earlier context.
     ///
-    /// While it is bound, a stream capture of the caller forbids this thread nothing: what the
-    /// library does beside a capture (allocating, asking events) is not part of it.
+    /// Meanwhile the thread's capture mode is relaxed. Otherwise allocations and event queries of this
+    /// library would invalidate a stream capture of the caller.
     ///
-    /// Doing it again meanwhile costs nothing: a call of a communicator binds its context once.
+    /// Nested calls cost nothing: a collective call binds its context once.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// The driver's errors.
     pub fn bind(&self) -> Result<Bound<'_>> {
         let driver = self.driver();
-        let own = (Arc::as_ptr(driver), self.handle);
+        let own = (Arc::as_ptr(driver), self.handle());
         let before = BOUND.get();
         if before == Some(own) {
             return Ok(Bound(None));
         }
         let relaxed = Relaxed::enter(driver)?;
-        // SAFETY: the handle is of a context that `self` keeps.
+        // SAFETY: `self` keeps the context open.
         driver.check("cuCtxPushCurrent", unsafe {
-            driver.api().cuCtxPushCurrent(self.handle)
+            driver.api().cuCtxPushCurrent(self.handle())
         })?;
         BOUND.set(Some(own));
         Ok(Bound(Some(Pushed {
@@ -90,39 +90,44 @@ impl Context {
         })))
     }
 
-    /// Lets kernels of the context use `bytes` of stack a thread, if they may use less now. The
-    /// driver would otherwise grow it at the first launch that needs more, and wait for all other
-    /// kernels to end before it does: for ever, if one of them waits for that launch.
+    /// Raises the stack limit of a thread to `bytes`, unless it is higher already.
+    ///
+    /// Otherwise the driver grows the stack at the first launch that needs more, after all other kernels have
+    /// ended. It waits forever if a running kernel waits for that launch.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// The driver's errors.
     pub fn raise_stack(&self, bytes: usize) -> Result<()> {
         let _bound = self.bind()?;
         let driver = self.driver();
         let mut now: usize = 0;
-        // SAFETY: writes one integer.
+        // SAFETY: the driver writes one integer to a local variable.
         driver.check("cuCtxGetLimit", unsafe {
-            driver.api().cuCtxGetLimit(&mut now, limit::STACK_SIZE)
+            driver
+                .api()
+                .cuCtxGetLimit(&mut now, CUlimit::CU_LIMIT_STACK_SIZE)
         })?;
         if now >= bytes {
             return Ok(());
         }
-        // SAFETY: plain numbers.
+        // SAFETY: the arguments are plain numbers.
         driver.check("cuCtxSetLimit", unsafe {
-            driver.api().cuCtxSetLimit(limit::STACK_SIZE, bytes)
+            driver
+                .api()
+                .cuCtxSetLimit(CUlimit::CU_LIMIT_STACK_SIZE, bytes)
         })
     }
 
-    /// Lets kernels of this context read and write all memory of `peer`, now and later, if the
-    /// machine can; returns whether it can. Doing it again changes nothing, and it is never
-    /// undone: others in the process may rely on it.
+    /// Enables peer access: kernels of this context may read and write all memory of `peer`. Returns whether
+    /// the machine supports it. Peer access is never disabled, because other libraries in the process may
+    /// rely on it.
     ///
-    /// That the machine says yes does not prove that data arrives: `probe::check_peer` does.
+    /// Success does not prove that data arrives: `probe::check_peer` does.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// The driver's errors.
     pub fn enable_peer(&self, peer: &Context) -> Result<bool> {
-        if self.handle == peer.handle {
+        if self.handle() == peer.handle() {
             return Ok(true);
         }
         if !self.device.can_access(&peer.device)? {
@@ -130,8 +135,8 @@ impl Context {
         }
         let _bound = self.bind()?;
         let driver = self.driver();
-        // SAFETY: a live context.
-        match unsafe { driver.api().cuCtxEnablePeerAccess(peer.handle, 0) } {
+        // SAFETY: `peer` keeps its context open.
+        match unsafe { driver.api().cuCtxEnablePeerAccess(peer.handle(), 0) } {
             CuResult::SUCCESS | CuResult::PEER_ACCESS_ALREADY_ENABLED => Ok(true),
             CuResult::PEER_ACCESS_UNSUPPORTED => Ok(false),
             result => driver
@@ -141,14 +146,14 @@ impl Context {
         }
     }
 
-    /// Bytes of device memory that are free, and that there are.
+    /// Returns the free bytes and all bytes of device memory.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// The driver's errors.
     pub fn memory(&self) -> Result<(usize, usize)> {
         let _bound = self.bind()?;
         let (mut free, mut total) = (0, 0);
-        // SAFETY: writes two integers.
+        // SAFETY: the driver writes two integers to local variables.
         self.driver().check("cuMemGetInfo", unsafe {
             self.driver().api().cuMemGetInfo(&mut free, &mut total)
         })?;
@@ -160,7 +165,7 @@ impl Drop for Context {
     fn drop(&mut self) {
         let driver = self.driver();
         let _relaxed = Relaxed::to_drop(driver);
-        // SAFETY: retained once by `primary`, released once here.
+        // SAFETY: `primary` retained the context once, and this destructor releases it once.
         driver.log("cuDevicePrimaryCtxRelease", unsafe {
             driver.api().cuDevicePrimaryCtxRelease(self.device.handle())
         });
@@ -173,14 +178,14 @@ impl fmt::Debug for Context {
     }
 }
 
-/// A context that is current on this thread for as long as this lives.
+/// Guard: a context is current on this thread until the guard is dropped.
 pub struct Bound<'a>(#[expect(dead_code)] Option<Pushed<'a>>);
 
-/// One that was not before.
+/// A context that its guard has pushed, and will pop.
 struct Pushed<'a> {
     context: &'a Context,
-    /// What was bound.
-    before: Option<(*const Driver, CuContext)>,
+    /// Value of `BOUND` before the push.
+    before: Option<(*const Driver, CUcontext)>,
     _relaxed: Relaxed<'a>,
 }
 
@@ -188,49 +193,55 @@ impl Drop for Pushed<'_> {
     fn drop(&mut self) {
         BOUND.set(self.before);
         let driver = self.context.driver();
-        let mut popped = CuContext::default();
-        // SAFETY: pushed by `bind` on this thread; guards are dropped in reverse order.
+        let mut popped: CUcontext = std::ptr::null_mut();
+        // SAFETY: `bind` pushed the context on this thread, and guards are dropped in reverse order.
         driver.log("cuCtxPopCurrent", unsafe {
             driver.api().cuCtxPopCurrent(&mut popped)
         });
     }
 }
 
-/// For as long as this lives, stream captures forbid this thread nothing: neither its own, nor those
-/// of others, which what it does might else put an end to.
+/// Guard: this thread's capture mode is relaxed until the guard is dropped. Calls that captures of any thread
+/// forbid are then allowed, and do not invalidate them.
 pub(super) struct Relaxed<'a> {
     driver: &'a Driver,
-    /// The mode to put back.
+    /// The mode before, which may be one that `CUstreamCaptureMode` lacks.
     mode: c_uint,
-    /// It is the thread's.
+    /// Keeps the guard on its thread.
     thread: PhantomData<*const ()>,
 }
 
 impl<'a> Relaxed<'a> {
+    /// Relaxes the calling thread's capture mode.
+    ///
     /// # Errors
-    /// Those of the driver.
+    /// The driver's errors.
     pub fn enter(driver: &'a Driver) -> Result<Relaxed<'a>> {
         let (mode, exchanged) = Relaxed::exchange(driver);
         driver.check("cuThreadExchangeStreamCaptureMode", exchanged)?;
-        Ok(Relaxed::putting_back(mode, driver))
+        Ok(Relaxed::restoring(mode, driver))
     }
 
-    /// The same where nothing can be done about an error, which is logged.
+    /// Relaxes the capture mode for a destructor, which can only log an error.
     pub fn to_drop(driver: &'a Driver) -> Option<Relaxed<'a>> {
         let (mode, exchanged) = Relaxed::exchange(driver);
         driver.log("cuThreadExchangeStreamCaptureMode", exchanged);
-        (exchanged == CuResult::SUCCESS).then(|| Relaxed::putting_back(mode, driver))
+        (exchanged == CuResult::SUCCESS).then(|| Relaxed::restoring(mode, driver))
     }
 
-    /// The mode before.
+    /// Sets relaxed mode, and returns the mode before.
     fn exchange(driver: &Driver) -> (c_uint, CuResult) {
-        let mut mode: c_uint = capture_mode::RELAXED;
-        // SAFETY: reads and writes one integer; the mode is the thread's own.
-        let exchanged = unsafe { driver.api().cuThreadExchangeStreamCaptureMode(&mut mode) };
+        let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as c_uint;
+        // SAFETY: the driver reads and writes one integer of the enum's size.
+        let exchanged = unsafe {
+            driver
+                .api()
+                .cuThreadExchangeStreamCaptureMode((&raw mut mode).cast())
+        };
         (mode, exchanged)
     }
 
-    fn putting_back(mode: c_uint, driver: &'a Driver) -> Relaxed<'a> {
+    fn restoring(mode: c_uint, driver: &'a Driver) -> Relaxed<'a> {
         Relaxed {
             driver,
             mode,
@@ -242,12 +253,12 @@ impl<'a> Relaxed<'a> {
 impl Drop for Relaxed<'_> {
     fn drop(&mut self) {
         let mut mode = self.mode;
-        // SAFETY: reads and writes one integer.
+        // SAFETY: the driver reads and writes one integer of the enum's size.
         self.driver
             .log("cuThreadExchangeStreamCaptureMode", unsafe {
                 self.driver
                     .api()
-                    .cuThreadExchangeStreamCaptureMode(&mut mode)
+                    .cuThreadExchangeStreamCaptureMode((&raw mut mode).cast())
             });
     }
 }

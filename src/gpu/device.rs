@@ -1,8 +1,8 @@
-//! A GPU and what is known about it without a context.
+//! A GPU, and its properties that need no context.
 
 use super::Driver;
 use crate::error::{Error, Result};
-use crate::sys::cuda::{CuDevice, CuUuid, device_attribute};
+use crate::sys::cuda::{CUdevice, CUdevice_attribute, CUuuid};
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
 use std::sync::Arc;
@@ -11,31 +11,31 @@ use std::sync::Arc;
 #[derive(Clone)]
 pub struct Device {
     driver: Arc<Driver>,
-    handle: CuDevice,
+    handle: CUdevice,
     ordinal: u32,
-    /// The maker's name of it.
+    /// Product name.
     pub name: String,
-    /// Its identity, the same in every process.
+    /// Identity of the GPU, equal in all processes.
     pub uuid: [u8; 16],
-    /// Where it is plugged in, `domain:bus:device.function`.
+    /// PCI address, `domain:bus:device.function`.
     pub pci_bus_id: String,
-    /// Multiprocessors.
+    /// Number of multiprocessors.
     pub multiprocessors: u32,
     /// Compute capability, (9, 0) for sm_90.
     pub compute_capability: (u32, u32),
-    /// Clock of the multiprocessors at most, in kHz.
+    /// Highest clock of the multiprocessors, in kHz.
     pub clock_khz: u32,
     /// Bytes of device memory.
     pub memory_bytes: u64,
-    /// Bytes of shared memory that a block may ask for.
+    /// Most bytes of shared memory that a block may request.
     pub shared_bytes_per_block: u32,
 }
 
 impl Device {
-    /// The GPU that the driver counts as `ordinal`.
+    /// Returns the GPU with the driver's number `ordinal`.
     ///
     /// # Errors
-    /// Invalid argument, with the number of GPUs, if there is none; those of the driver.
+    /// Invalid argument, with the number of GPUs, if there is no such GPU; the driver's errors.
     pub fn at(driver: &Arc<Driver>, ordinal: u32) -> Result<Device> {
         let count = driver.device_count()?;
         if ordinal >= count {
@@ -45,37 +45,39 @@ impl Device {
             )));
         }
         let api = driver.api();
-        let mut handle: CuDevice = 0;
-        // SAFETY: writes one handle.
+        let mut handle: CUdevice = 0;
+        // SAFETY: the driver writes one handle to a local variable.
         driver.check("cuDeviceGet", unsafe {
             api.cuDeviceGet(&mut handle, ordinal as c_int)
         })?;
-        let number = |attribute: c_int| -> Result<u32> {
+        let number = |attribute: CUdevice_attribute| -> Result<u32> {
             let mut value: c_int = 0;
-            // SAFETY: writes one integer.
+            // SAFETY: the driver writes one integer to a local variable.
             driver.check("cuDeviceGetAttribute", unsafe {
                 api.cuDeviceGetAttribute(&mut value, attribute, handle)
             })?;
             Ok(value.unsigned_abs())
         };
         let mut memory_bytes: usize = 0;
-        // SAFETY: writes one integer.
+        // SAFETY: the driver writes one integer to a local variable.
         driver.check("cuDeviceTotalMem", unsafe {
             api.cuDeviceTotalMem(&mut memory_bytes, handle)
         })?;
-        let mut uuid = CuUuid::default();
-        // SAFETY: writes 16 bytes.
+        let mut uuid = CUuuid { bytes: [0; 16] };
+        // SAFETY: the driver writes 16 bytes to a local variable.
         driver.check("cuDeviceGetUuid", unsafe {
             api.cuDeviceGetUuid(&mut uuid, handle)
         })?;
         let name = text(|buffer, bytes| {
-            // SAFETY: writes at most `bytes` bytes, a zero behind the text among them.
+            // SAFETY: the driver writes a C string of at most `bytes` bytes, and `text` passes a buffer of
+            // that size.
             driver.check("cuDeviceGetName", unsafe {
                 api.cuDeviceGetName(buffer, bytes, handle)
             })
         })?;
         let pci_bus_id = text(|buffer, bytes| {
-            // SAFETY: as above.
+            // SAFETY: the driver writes a C string of at most `bytes` bytes, and `text` passes a buffer of
+            // that size.
             driver.check("cuDeviceGetPCIBusId", unsafe {
                 api.cuDeviceGetPCIBusId(buffer, bytes, handle)
             })
@@ -85,44 +87,46 @@ impl Device {
             handle,
             ordinal,
             name,
-            uuid: uuid.0,
+            uuid: uuid.bytes.map(|byte| byte as u8),
             pci_bus_id,
-            multiprocessors: number(device_attribute::MULTIPROCESSOR_COUNT)?,
+            multiprocessors: number(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
             compute_capability: (
-                number(device_attribute::COMPUTE_CAPABILITY_MAJOR)?,
-                number(device_attribute::COMPUTE_CAPABILITY_MINOR)?,
+                number(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+                number(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
             ),
-            clock_khz: number(device_attribute::CLOCK_RATE_KHZ)?,
+            clock_khz: number(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE)?,
             memory_bytes: memory_bytes as u64,
-            shared_bytes_per_block: number(device_attribute::MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+            shared_bytes_per_block: number(
+                CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
+            )?,
         })
     }
 
-    /// The driver that has it.
+    /// Returns the driver.
     pub fn driver(&self) -> &Arc<Driver> {
         &self.driver
     }
 
-    /// Its number in this process.
+    /// Returns the driver's number of the GPU in this process.
     pub fn ordinal(&self) -> u32 {
         self.ordinal
     }
 
-    /// The driver's handle of it.
-    pub(crate) fn handle(&self) -> CuDevice {
+    /// Returns the driver's handle.
+    pub(crate) fn handle(&self) -> CUdevice {
         self.handle
     }
 
-    /// Whether the hardware and the system let this GPU read and write `peer`'s memory.
+    /// Returns whether the driver supports access of this GPU to `peer`'s memory.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// The driver's errors.
     pub fn can_access(&self, peer: &Device) -> Result<bool> {
         if self.handle == peer.handle {
             return Ok(true);
         }
         let mut can: c_int = 0;
-        // SAFETY: writes one integer.
+        // SAFETY: the driver writes one integer to a local variable.
         self.driver.check("cuDeviceCanAccessPeer", unsafe {
             self.driver
                 .api()
@@ -132,7 +136,7 @@ impl Device {
     }
 }
 
-/// A text that the driver writes into a buffer.
+/// Returns a text that the driver writes into a buffer.
 fn text(write: impl FnOnce(*mut c_char, c_int) -> Result<()>) -> Result<String> {
     let mut buffer = [0u8; 256];
     write(buffer.as_mut_ptr().cast(), buffer.len() as c_int)?;

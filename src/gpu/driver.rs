@@ -1,4 +1,4 @@
-//! The driver: loaded once for the process, or a simulation of it.
+//! The driver, loaded once per process, or its mock.
 
 use super::{Device, ipc, kernels};
 use crate::error::{Error, ErrorKind, Result};
@@ -19,16 +19,15 @@ pub struct Driver {
     pub(super) modules: kernels::Cache,
 }
 
-/// The driver's library.
+/// Name of the driver's library.
 const LIBRARY: &CStr = c"libcuda.so.1";
 
 impl Driver {
-    /// The driver of this machine, loaded by the first call of the process; later calls return
-    /// what the first one found.
+    /// Loads and initialises the machine's driver. The first call of the process does the work; later calls
+    /// return its outcome.
     ///
     /// # Errors
-    /// Unsupported if there is no driver, or it is too old, or it finds no device; system if it
-    /// does not start.
+    /// Unsupported if the driver is missing or too old, or finds no device; system if it does not start.
     pub fn load() -> Result<Arc<Driver>> {
         static DRIVER: First<Result<Arc<Driver>>> = First::new();
         DRIVER
@@ -36,30 +35,30 @@ impl Driver {
             .clone()
     }
 
-    /// The driver of this machine, if anybody in this process uses it: where nobody does, nothing is
-    /// in a GPU's memory, and asking is not worth starting it.
+    /// Returns the driver if this process has opened its library already. Otherwise no address of the process
+    /// can be a GPU's, and starting the driver would only cost time.
     pub fn in_use() -> Option<Arc<Driver>> {
         let open = Loaded::is_open(LIBRARY);
         open.then(Driver::load).and_then(Result::ok)
     }
 
-    /// The driver behind `api`.
+    /// Initialises the driver behind `api`.
     ///
     /// # Errors
-    /// Those of its initialisation.
+    /// The driver's errors.
     pub fn with(api: Box<dyn Api>) -> Result<Arc<Driver>> {
         let mut driver = Driver {
             api,
             version: 0,
-            // Seeded by the system for each process.
+            // The system seeds the hash for each process.
             identity: RandomState::new().hash_one("cinch driver"),
             ipc: ipc::Registry::default(),
             modules: kernels::Cache::default(),
         };
-        // SAFETY: no arguments but flags, which must be 0.
+        // SAFETY: the only argument is flags, which must be 0.
         driver.check("cuInit", unsafe { driver.api.cuInit(0) })?;
         let mut version: c_int = 0;
-        // SAFETY: writes one integer.
+        // SAFETY: the driver writes one integer to a local variable.
         driver.check("cuDriverGetVersion", unsafe {
             driver.api.cuDriverGetVersion(&mut version)
         })?;
@@ -67,55 +66,55 @@ impl Driver {
         Ok(Arc::new(driver))
     }
 
-    /// The functions, for whoever keeps their contracts.
+    /// Returns the driver's functions.
     pub(crate) fn api(&self) -> &dyn Api {
         &*self.api
     }
 
-    /// The newest CUDA version that the driver supports, as 1000 * major + 10 * minor.
+    /// Returns the newest CUDA version that the driver supports, as 1000 * major + 10 * minor.
     pub fn version(&self) -> u32 {
         self.version
     }
 
-    /// A number that no other process's driver has: a process number would come again, and is
-    /// another one in each container.
+    /// Returns a random number that identifies this process's driver. A process id would not do: systems reuse
+    /// ids, and every container counts its own.
     pub(super) fn identity(&self) -> u64 {
         self.identity
     }
 
-    /// The GPUs that this process may use, in the driver's order.
+    /// Returns the GPUs that this process may use, in the driver's order.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// The driver's errors.
     pub fn devices(self: &Arc<Driver>) -> Result<Vec<Device>> {
         (0..self.device_count()?)
             .map(|ordinal| Device::at(self, ordinal))
             .collect()
     }
 
-    /// Whether the driver has ended, as it does with the process before static objects of the program do,
-    /// and with it all that ran.
+    /// Returns whether the driver has shut down, and all GPU work with it. At process exit it shuts down
+    /// before the program's static objects are destroyed.
     pub fn has_ended(&self) -> bool {
         let mut count: c_int = 0;
-        // SAFETY: writes one integer.
+        // SAFETY: the driver writes one integer to a local variable.
         let result = unsafe { self.api.cuDeviceGetCount(&mut count) };
         result == CuResult::DEINITIALIZED
     }
 
-    /// How many GPUs this process may use.
+    /// Returns the number of GPUs that this process may use.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// The driver's errors.
     pub fn device_count(&self) -> Result<u32> {
         let mut count: c_int = 0;
-        // SAFETY: writes one integer.
+        // SAFETY: the driver writes one integer to a local variable.
         self.check("cuDeviceGetCount", unsafe {
             self.api.cuDeviceGetCount(&mut count)
         })?;
         Ok(count.unsigned_abs())
     }
 
-    /// `Ok` for success, otherwise the error of `function`, with the driver's own words.
+    /// Turns a result code of `function` into an error with the driver's name and explanation of the code.
     pub(crate) fn check(&self, function: &str, result: CuResult) -> Result<()> {
         match result {
             CuResult::SUCCESS => Ok(()),
@@ -123,8 +122,8 @@ impl Driver {
         }
     }
 
-    /// For destructors, which cannot fail: a line in the log. A process that ends may already have
-    /// lost the driver, and its memory with it: that is no news.
+    /// Logs a failure in a destructor, which cannot return it. At process exit the driver may have shut down
+    /// and freed everything already, so that outcome is not logged.
     pub(crate) fn log(&self, function: &str, result: CuResult) {
         if !matches!(
             result,
@@ -156,28 +155,29 @@ impl Driver {
         )
     }
 
-    /// The driver's name of a code, or its explanation.
+    /// Returns the driver's name of a code, or its explanation.
     fn text(&self, result: CuResult, explain: bool) -> String {
         let mut text: *const c_char = std::ptr::null();
-        // SAFETY: both write one pointer, to a C string that lives as long as the driver.
-        let asked = unsafe {
+        // SAFETY: both functions write one pointer, to a C string that lasts until the driver is unloaded,
+        // which is never.
+        let queried = unsafe {
             if explain {
                 self.api.cuGetErrorString(result, &mut text)
             } else {
                 self.api.cuGetErrorName(result, &mut text)
             }
         };
-        if asked != CuResult::SUCCESS || text.is_null() {
+        if queried != CuResult::SUCCESS || text.is_null() {
             return "a code that the driver has no words for".into();
         }
-        // SAFETY: as above.
+        // SAFETY: the driver returned a C string that is never freed.
         unsafe { CStr::from_ptr(text) }
             .to_string_lossy()
             .into_owned()
     }
 }
 
-/// Where a failure comes from, as far as its code says.
+/// Returns the kind of error that a code belongs to.
 fn kind(result: CuResult) -> ErrorKind {
     match result {
         CuResult::INVALID_VALUE | CuResult::INVALID_DEVICE => ErrorKind::InvalidArgument,
@@ -185,7 +185,7 @@ fn kind(result: CuResult) -> ErrorKind {
         | CuResult::INVALID_HANDLE
         | CuResult::HOST_MEMORY_ALREADY_REGISTERED
         | CuResult::HOST_MEMORY_NOT_REGISTERED => ErrorKind::InvalidUsage,
-        CuResult(900..=909) => ErrorKind::InvalidUsage, // stream capture
+        capture if capture.is_capture_error() => ErrorKind::InvalidUsage,
         CuResult::NO_DEVICE
         | CuResult::STUB_LIBRARY
         | CuResult::NO_BINARY_FOR_GPU

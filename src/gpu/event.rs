@@ -1,110 +1,110 @@
-//! Events: marks in a stream.
+//! Events: points in the work of a stream.
 
 use super::context::Relaxed;
 use super::stream::poll;
 use super::{Context, Stream};
 use crate::error::Result;
-use crate::sys::cuda::{CuEvent, CuResult, flags};
+use crate::sys::cuda::{CUevent, CUevent_flags, CUevent_st, CuResult, Handle};
 use std::ffi::c_uint;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A mark that a stream passes.
+/// A CUDA event.
 #[derive(Debug)]
 pub struct Event {
     context: Arc<Context>,
-    handle: CuEvent,
+    handle: Handle<CUevent_st>,
 }
 
 impl Event {
-    /// An event for order alone; the cheaper kind.
+    /// Creates an event without a time, which costs less than [`Event::timed`].
     ///
     /// # Errors
-    /// Those of the driver.
+    /// The driver's errors.
     pub fn new(context: &Arc<Context>) -> Result<Event> {
-        Event::with_flags(context, flags::EVENT_DISABLE_TIMING)
+        Event::with_flags(context, CUevent_flags::CU_EVENT_DISABLE_TIMING)
     }
 
-    /// An event that keeps its time, for [`Event::since`].
+    /// Creates an event that stores its time, for [`Event::since`].
     ///
     /// # Errors
-    /// Those of the driver.
+    /// The driver's errors.
     pub fn timed(context: &Arc<Context>) -> Result<Event> {
-        Event::with_flags(context, flags::EVENT_DEFAULT)
+        Event::with_flags(context, CUevent_flags::CU_EVENT_DEFAULT)
     }
 
-    fn with_flags(context: &Arc<Context>, flags: c_uint) -> Result<Event> {
+    fn with_flags(context: &Arc<Context>, flags: CUevent_flags) -> Result<Event> {
         let _bound = context.bind()?;
         let driver = context.driver();
-        let mut handle = CuEvent::default();
-        // SAFETY: writes one handle.
+        let mut handle: CUevent = std::ptr::null_mut();
+        // SAFETY: the driver writes one handle to a local variable.
         driver.check("cuEventCreate", unsafe {
-            driver.api().cuEventCreate(&mut handle, flags)
+            driver.api().cuEventCreate(&mut handle, flags as c_uint)
         })?;
         Ok(Event {
             context: context.clone(),
-            handle,
+            handle: Handle(handle),
         })
     }
 
-    /// The GPU's context.
+    /// Returns the context.
     pub fn context(&self) -> &Arc<Context> {
         &self.context
     }
 
-    /// The driver's handle of it.
-    pub fn handle(&self) -> CuEvent {
-        self.handle
+    /// Returns the driver's handle.
+    pub fn handle(&self) -> CUevent {
+        self.handle.0
     }
 
-    /// Marks the place behind all work that is in `stream` now.
+    /// Records the event behind all work that is queued on `stream` now.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// The driver's errors.
     pub fn record(&self, stream: &Stream) -> Result<()> {
         let _bound = self.context.bind()?;
         let driver = self.context.driver();
-        // SAFETY: live handles.
+        // SAFETY: the two values keep their driver objects.
         driver.check("cuEventRecord", unsafe {
-            driver.api().cuEventRecord(self.handle, stream.handle())
+            driver.api().cuEventRecord(self.handle(), stream.handle())
         })
     }
 
-    /// Whether the last mark was passed, or none was made.
+    /// Returns whether the work before the last recording has ended; true if the event was never recorded.
     ///
     /// # Errors
-    /// Those of the driver, among them failures of the work before the mark.
+    /// The driver's errors, which include failures of the work before the recording.
     pub fn has_happened(&self) -> Result<bool> {
         let _bound = self.context.bind()?;
         let driver = self.context.driver();
-        // SAFETY: a live event.
-        match unsafe { driver.api().cuEventQuery(self.handle) } {
+        // SAFETY: `self` keeps the event.
+        match unsafe { driver.api().cuEventQuery(self.handle()) } {
             CuResult::NOT_READY => Ok(false),
             result => driver.check("cuEventQuery", result).map(|()| true),
         }
     }
 
-    /// Waits until the last mark was passed.
+    /// Waits until the work before the last recording has ended.
     ///
     /// # Errors
-    /// Timeout, with `deadline`; otherwise as [`Event::has_happened`].
+    /// Timeout after `deadline`; the errors of [`Event::has_happened`].
     pub fn wait(&self, deadline: Duration) -> Result<()> {
         poll(deadline, "the work before an event", || self.has_happened())
     }
 
-    /// Seconds from `earlier` to this one on the GPU's clock; both are timed and have happened.
+    /// Returns the seconds from `earlier` to this event on the GPU's clock.
     ///
     /// # Errors
-    /// Those of the driver: not ready, or not timed.
+    /// The driver's errors, if an event is not timed or has not happened.
     pub fn since(&self, earlier: &Event) -> Result<f64> {
         let _bound = self.context.bind()?;
         let driver = self.context.driver();
         let mut milliseconds: f32 = 0.0;
-        // SAFETY: live events; writes one number.
+        // SAFETY: both values keep their events; the driver writes one number to a local variable.
         driver.check("cuEventElapsedTime", unsafe {
             driver
                 .api()
-                .cuEventElapsedTime(&mut milliseconds, earlier.handle, self.handle)
+                .cuEventElapsedTime(&mut milliseconds, earlier.handle(), self.handle())
         })?;
         Ok(f64::from(milliseconds) / 1e3)
     }
@@ -114,9 +114,10 @@ impl Drop for Event {
     fn drop(&mut self) {
         let driver = self.context.driver();
         let _relaxed = Relaxed::to_drop(driver);
-        // SAFETY: made by `with_flags`, destroyed once; the driver keeps what queued work needs.
+        // SAFETY: `with_flags` created the event, and this destructor runs once. The driver keeps what queued
+        // work needs.
         driver.log("cuEventDestroy", unsafe {
-            driver.api().cuEventDestroy(self.handle)
+            driver.api().cuEventDestroy(self.handle())
         });
     }
 }

@@ -1,40 +1,40 @@
-//! Graphs: work that is recorded once and launched many times.
+//! CUDA graphs: work that is recorded once and launched many times.
 
 use super::context::Relaxed;
 use super::{Context, Event, Stream};
 use crate::error::{Error, Result};
 use crate::sys;
 use crate::sys::cuda::{
-    CuGraph, CuGraphExec, CuGraphNode, CuUserObject, capture_mode, capture_status, flags,
+    CUgraph, CUgraphExec, CUgraphExec_st, CUgraphNode, CUgraphNode_st, CUstreamCaptureMode,
+    CUstreamCaptureStatus, CUuserObject, CUuserObject_flags, CUuserObjectRetain_flags, Handle,
 };
 use std::any::Any;
 use std::ffi::{c_uint, c_void};
 use std::sync::Arc;
 
-/// What a capture forbids while it goes on: calls that would wait for, or be ordered with, work
-/// that is only being recorded.
+/// Threads on which a capture forbids calls that wait for recorded work, or that are ordered with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CaptureMode {
-    /// Forbidden to all threads of the process.
+    /// All threads of the process.
     Global,
-    /// Forbidden to the capturing thread.
+    /// The capturing thread.
     ThreadLocal,
-    /// Forbidden to none.
+    /// No thread.
     Relaxed,
 }
 
-/// Recorded work that can be launched.
+/// An executable graph.
 #[derive(Debug)]
 pub struct Graph {
     context: Arc<Context>,
-    exec: CuGraphExec,
+    exec: Handle<CUgraphExec_st>,
 }
 
 impl Graph {
-    /// Records what `work` queues on `stream`, instead of running it.
+    /// Records the work that `work` queues on `stream`, instead of executing it.
     ///
     /// # Errors
-    /// Those of `work`, after which the stream can be used again; those of the driver.
+    /// The error of `work`, after which the stream can be used again; the driver's errors.
     pub fn capture(
         stream: &Stream,
         mode: CaptureMode,
@@ -43,13 +43,13 @@ impl Graph {
         let context = stream.context();
         let driver = context.driver();
         let mode = match mode {
-            CaptureMode::Global => capture_mode::GLOBAL,
-            CaptureMode::ThreadLocal => capture_mode::THREAD_LOCAL,
-            CaptureMode::Relaxed => capture_mode::RELAXED,
+            CaptureMode::Global => CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL,
+            CaptureMode::ThreadLocal => CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+            CaptureMode::Relaxed => CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED,
         };
         {
             let _bound = context.bind()?;
-            // SAFETY: a live stream.
+            // SAFETY: `stream` keeps the driver's stream.
             driver.check("cuStreamBeginCapture", unsafe {
                 driver.api().cuStreamBeginCapture(stream.handle(), mode)
             })?;
@@ -58,9 +58,9 @@ impl Graph {
         let _bound = context.bind()?;
         let mut recorded = Recorded {
             context,
-            graph: CuGraph::default(),
+            graph: std::ptr::null_mut(),
         };
-        // SAFETY: the stream's capture was begun above; writes one handle.
+        // SAFETY: the capture of the stream began above; the driver writes one handle to `recorded`.
         let ended = unsafe {
             driver
                 .api()
@@ -68,8 +68,9 @@ impl Graph {
         };
         worked?;
         driver.check("cuStreamEndCapture", ended)?;
-        let mut exec = CuGraphExec::default();
-        // SAFETY: a whole graph; writes one handle.
+        let mut exec: CUgraphExec = std::ptr::null_mut();
+        // SAFETY: the capture ended without an error, so the graph is complete; the driver writes one handle
+        // to a local variable.
         driver.check("cuGraphInstantiateWithFlags", unsafe {
             driver
                 .api()
@@ -77,20 +78,20 @@ impl Graph {
         })?;
         Ok(Graph {
             context: context.clone(),
-            exec,
+            exec: Handle(exec),
         })
     }
 
-    /// Queues the recorded work behind that of `stream`.
+    /// Queues the recorded work behind the work of `stream`.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// The driver's errors.
     pub fn launch(&self, stream: &Stream) -> Result<()> {
         let _bound = self.context.bind()?;
         let driver = self.context.driver();
-        // SAFETY: live handles.
+        // SAFETY: both values keep their driver objects.
         driver.check("cuGraphLaunch", unsafe {
-            driver.api().cuGraphLaunch(self.exec, stream.handle())
+            driver.api().cuGraphLaunch(self.exec.0, stream.handle())
         })
     }
 }
@@ -99,26 +100,26 @@ impl Drop for Graph {
     fn drop(&mut self) {
         let driver = self.context.driver();
         let _relaxed = Relaxed::to_drop(driver);
-        // SAFETY: instantiated by `capture`, destroyed once; launches that are queued still run.
+        // SAFETY: `capture` instantiated the graph, and this destructor runs once. Queued launches still run.
         driver.log("cuGraphExecDestroy", unsafe {
-            driver.api().cuGraphExecDestroy(self.exec)
+            driver.api().cuGraphExecDestroy(self.exec.0)
         });
     }
 }
 
-/// A graph as it was recorded; a launchable copy outlives it.
+/// A recorded graph, which is destroyed after its executable copy is made.
 struct Recorded<'a> {
     context: &'a Context,
-    graph: CuGraph,
+    graph: CUgraph,
 }
 
 impl Drop for Recorded<'_> {
     fn drop(&mut self) {
-        // A capture that failed leaves no graph.
-        if self.graph != CuGraph::default() {
+        // A failed capture leaves no graph.
+        if !self.graph.is_null() {
             let driver = self.context.driver();
             let _relaxed = Relaxed::to_drop(driver);
-            // SAFETY: ended by `capture`, destroyed once.
+            // SAFETY: `capture` ended the recording, and this destructor runs once.
             driver.log("cuGraphDestroy", unsafe {
                 driver.api().cuGraphDestroy(self.graph)
             });
@@ -126,40 +127,40 @@ impl Drop for Recorded<'_> {
     }
 }
 
-/// Where a capture has come to.
+/// State of a stream's capture.
 struct Recording {
     id: u64,
-    graph: CuGraph,
-    /// What the next work of the stream comes behind.
-    tips: Vec<CuGraphNode>,
+    graph: CUgraph,
+    /// Nodes on which the stream's next work depends.
+    tips: Vec<Handle<CUgraphNode_st>>,
 }
 
-/// A mark behind all that a communicator, say, has in a graph: every replay records an event there,
-/// for which work outside of the graph can wait.
+/// A node of a captured graph in which every replay records an event. It follows all work of its owner, such
+/// as a communicator, so that work outside the graph can wait for the replay.
 #[derive(Debug)]
 pub struct EndMark {
     capture: u64,
-    node: CuGraphNode,
-    behind: Vec<CuGraphNode>,
+    node: Handle<CUgraphNode_st>,
+    behind: Vec<Handle<CUgraphNode_st>>,
 }
 
 impl Stream {
-    /// The capture that the stream is in, if it is in one: a number that no other has.
+    /// Returns the unique id of the stream's capture; `None` outside captures.
     ///
     /// # Errors
-    /// Invalid usage if the capture has failed; those of the driver.
+    /// Invalid usage if the capture has failed; the driver's errors.
     pub fn capture(&self) -> Result<Option<u64>> {
         Ok(self.recording(false)?.map(|recording| recording.id))
     }
 
-    /// While the stream is being captured: lets every replay record `event` behind what the stream
-    /// has now, instead of where `mark` of the same capture was. `event` outlives the graph.
+    /// Lets every replay of the stream's capture record `event` behind the work that the stream has now. The
+    /// caller keeps `event` until the graph is destroyed.
     ///
-    /// There is one node a graph, at its end: one behind each of many kernels would cost each of
-    /// them half a microsecond.
+    /// An earlier `mark` of this capture moves to the new place. A node behind each of many kernels would
+    /// cost every kernel half a microsecond, so a graph has one node, at its end.
     ///
     /// # Errors
-    /// Invalid usage if the capture has failed, or there is none; those of the driver.
+    /// Invalid usage if the capture has failed, or if the stream is in no capture; the driver's errors.
     pub fn mark_end(&self, event: &Event, mark: Option<EndMark>) -> Result<EndMark> {
         let recording = self.recording(true)?.ok_or_else(|| {
             Error::invalid_usage("the stream is in no capture, so there are no replays to mark")
@@ -169,34 +170,46 @@ impl Stream {
         let driver = self.context().driver();
         let api = driver.api();
         let Some(mark) = mark.filter(|mark| mark.capture == id) else {
-            let mut node = CuGraphNode::default();
-            // SAFETY: the graph is being recorded and has these nodes; writes one handle. The event
-            // is the caller's to keep.
+            let mut node: CUgraphNode = std::ptr::null_mut();
+            // SAFETY: the capture has the graph and these nodes, and the caller keeps the event. The driver
+            // writes one handle to a local variable.
             driver.check("cuGraphAddEventRecordNode", unsafe {
                 api.cuGraphAddEventRecordNode(
                     &mut node,
                     graph,
-                    tips.as_ptr(),
+                    tips.as_ptr().cast(),
                     tips.len(),
                     event.handle(),
                 )
             })?;
             return Ok(EndMark {
                 capture: id,
-                node,
+                node: Handle(node),
                 behind: tips,
             });
         };
-        // Nodes cannot be taken out of a graph that is being recorded, edges can.
-        let to = |count: usize| vec![mark.node; count];
+        // The driver cannot remove nodes from a graph during its capture, but it can remove edges.
+        let to = |count: usize| vec![mark.node.0; count];
         let (old, new) = (&mark.behind, &tips);
-        // SAFETY: the graph is being recorded; nodes of it, and as many on each side.
+        // SAFETY: the capture has the graph and its nodes, and both arrays have the passed length. A `Handle`
+        // has the layout of the driver's handle.
         driver.check("cuGraphRemoveDependencies", unsafe {
-            api.cuGraphRemoveDependencies(graph, old.as_ptr(), to(old.len()).as_ptr(), old.len())
+            api.cuGraphRemoveDependencies(
+                graph,
+                old.as_ptr().cast(),
+                to(old.len()).as_ptr(),
+                old.len(),
+            )
         })?;
-        // SAFETY: as above.
+        // SAFETY: the capture has the graph and its nodes, and both arrays have the passed length. A `Handle`
+        // has the layout of the driver's handle.
         driver.check("cuGraphAddDependencies", unsafe {
-            api.cuGraphAddDependencies(graph, new.as_ptr(), to(new.len()).as_ptr(), new.len())
+            api.cuGraphAddDependencies(
+                graph,
+                new.as_ptr().cast(),
+                to(new.len()).as_ptr(),
+                new.len(),
+            )
         })?;
         Ok(EndMark {
             behind: tips,
@@ -204,24 +217,27 @@ impl Stream {
         })
     }
 
-    /// The capture that the stream is in; its tips only if they are wanted, since the driver refuses
-    /// to say those that come with more than order, as launches that begin early do.
+    /// Returns the stream's capture. Its dependencies are queried only `with_tips`, because the driver
+    /// refuses the query when an edge carries data, as edges of programmatic launches do.
     fn recording(&self, with_tips: bool) -> Result<Option<Recording>> {
+        const NONE: c_uint = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE as c_uint;
+        const ACTIVE: c_uint = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE as c_uint;
         let context = self.context();
         let _bound = context.bind()?;
         let driver = context.driver();
-        let (mut status, mut id): (c_uint, u64) = (capture_status::NONE, 0);
-        let mut graph = CuGraph::default();
-        let (mut nodes, mut count): (*const CuGraphNode, usize) = (std::ptr::null(), 0);
+        let (mut status, mut id): (c_uint, u64) = (NONE, 0);
+        let mut graph: CUgraph = std::ptr::null_mut();
+        let (mut nodes, mut count): (*const CUgraphNode, usize) = (std::ptr::null(), 0);
         let (to_nodes, to_count): (*mut _, *mut _) = match with_tips {
             true => (&mut nodes, &mut count),
             false => (std::ptr::null_mut(), std::ptr::null_mut()),
         };
-        // SAFETY: a live stream; writes one value each, those that are not asked for nowhere.
+        // SAFETY: `self` keeps the stream. The driver writes to local variables, the status as an integer of
+        // the enum's size, and skips null pointers.
         driver.check("cuStreamGetCaptureInfo", unsafe {
             driver.api().cuStreamGetCaptureInfo(
                 self.handle(),
-                &mut status,
+                (&raw mut status).cast(),
                 &mut id,
                 &mut graph,
                 to_nodes,
@@ -229,8 +245,8 @@ impl Stream {
             )
         })?;
         match status {
-            capture_status::NONE => return Ok(None),
-            capture_status::ACTIVE => {}
+            NONE => return Ok(None),
+            ACTIVE => {}
             _ => {
                 return Err(Error::invalid_usage(
                     "the stream's capture was invalidated by an earlier call; end it before the \
@@ -240,18 +256,19 @@ impl Stream {
         }
         let tips = match count {
             0 => Vec::new(),
-            // SAFETY: so many nodes, until the next call that changes what the capture depends on.
-            _ => unsafe { std::slice::from_raw_parts(nodes, count) }.to_vec(),
+            // SAFETY: the driver returned `count` nodes, valid until the capture's dependencies change. A
+            // `Handle` has the layout of the driver's handle.
+            _ => unsafe { std::slice::from_raw_parts(nodes.cast(), count) }.to_vec(),
         };
         Ok(Some(Recording { id, graph, tips }))
     }
 
-    /// While the stream is being captured: keeps `object` until the graph, and whatever is made
-    /// of it, is gone, since a replay uses the memory and the code that its launches name.
-    /// Outside of a capture it does nothing, and returns false.
+    /// Keeps `object` until the captured graph and all its copies are destroyed, because a replay uses the
+    /// memory and the code of its launches. Returns false, and drops `object`, if the stream is in no
+    /// capture.
     ///
     /// # Errors
-    /// Invalid usage if the capture has failed; those of the driver.
+    /// Invalid usage if the capture has failed; the driver's errors.
     pub fn keep_for_replay(&self, object: Arc<dyn Any + Send + Sync>) -> Result<bool> {
         let Some(Recording { graph, .. }) = self.recording(false)? else {
             return Ok(false);
@@ -261,27 +278,34 @@ impl Stream {
         let driver = context.driver();
         let api = driver.api();
         let data = Box::into_raw(Box::new(object)).cast::<c_void>();
-        let mut user = CuUserObject::default();
-        // SAFETY: `release` takes back exactly what `data` is, once; writes one handle.
+        let mut user: CUuserObject = std::ptr::null_mut();
+        // SAFETY: `release` has the type of `data`, and the driver calls it once. The driver writes one
+        // handle to a local variable.
         let created = unsafe {
             api.cuUserObjectCreate(
                 &mut user,
                 data,
-                release,
+                Some(release),
                 1,
-                flags::USER_OBJECT_NO_DESTRUCTOR_SYNC,
+                CUuserObject_flags::CU_USER_OBJECT_NO_DESTRUCTOR_SYNC as c_uint,
             )
         };
         if let Err(error) = driver.check("cuUserObjectCreate", created) {
-            // SAFETY: the driver did not take it.
+            // SAFETY: the driver refused `data`, so this is the only call.
             unsafe { release(data) };
             return Err(error);
         }
-        // SAFETY: the graph is being recorded, and the one reference moves to it.
-        let kept =
-            unsafe { api.cuGraphRetainUserObject(graph, user, 1, flags::GRAPH_USER_OBJECT_MOVE) };
+        // SAFETY: the capture has the graph, and the only reference moves to it.
+        let kept = unsafe {
+            api.cuGraphRetainUserObject(
+                graph,
+                user,
+                1,
+                CUuserObjectRetain_flags::CU_GRAPH_USER_OBJECT_MOVE as c_uint,
+            )
+        };
         if let Err(error) = driver.check("cuGraphRetainUserObject", kept) {
-            // SAFETY: the reference is still ours.
+            // SAFETY: the graph did not take the reference.
             driver.log("cuUserObjectRelease", unsafe {
                 api.cuUserObjectRelease(user, 1)
             });
@@ -291,10 +315,11 @@ impl Stream {
     }
 }
 
-/// Drops what [`Stream::keep_for_replay`] kept. The driver calls it on a thread of its own, where
-/// its functions must not be called, so the object goes on one of ours.
+/// Drops an object of [`Stream::keep_for_replay`]. The driver calls this on a thread of its own, where its
+/// functions must not be called, so a thread of this library drops the object.
 unsafe extern "C" fn release(data: *mut c_void) {
-    // SAFETY: made from this type by `keep_for_replay`; the driver calls this once.
+    // SAFETY: `keep_for_replay` made the pointer from a `Box` of this type, and the driver calls this
+    // function once.
     let object: Box<Arc<dyn Any + Send + Sync>> = unsafe { Box::from_raw(data.cast()) };
     sys::deferred_drop::release(object);
 }

@@ -1,40 +1,41 @@
-//! Device memory across processes.
+//! Device memory of other processes, by CUDA IPC.
 //!
-//! A process has each foreign allocation mapped once, however many of its communicators use it:
-//! the driver's own count of openings was unreliable for years, and a mapping that nobody closes
-//! keeps the owner's memory from being freed.
+//! A process maps each foreign allocation once, however many of its communicators use it. The driver's own
+//! count of openings was unreliable for years, and a mapping that stays open keeps the owner's memory from
+//! being freed.
 
 use super::{Context, Driver};
 use crate::error::{Error, ErrorKind, Result};
-use crate::sys::cuda::{CuDevicePtr, CuIpcMemHandle, CuResult, flags};
+use crate::sys::cuda::{CUdeviceptr, CUipcMem_flags, CUipcMemHandle, CuResult};
 use std::collections::HashMap;
+use std::ffi::{c_char, c_uint};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Bytes of [`IpcHandle::to_bytes`].
+/// Size of [`IpcHandle::to_bytes`].
 pub const IPC_HANDLE_BYTES: usize = 96;
 
-/// What another process needs to map a piece of device memory. Plain data; whoever holds it and
-/// runs as the same user can open it.
+/// Handle by which another process maps a range of device memory. It is plain data: every process of the same
+/// user that has it can open it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct IpcHandle {
-    /// The driver's name of the allocation.
-    handle: CuIpcMemHandle,
-    /// The owner, and the allocation's number there: the driver may name a later allocation at
-    /// the same address alike.
+    /// The driver's handle of the allocation.
+    handle: CUipcMemHandle,
+    /// The owner's [`Driver`] identity, and its number of the allocation. The driver's handle does not tell
+    /// apart successive allocations at one address.
     process: u64,
     buffer_id: u64,
-    /// Where in the allocation the piece begins, and its size.
+    /// Offset of the range in the allocation, and its size.
     offset: u64,
     bytes: u64,
 }
 
 impl IpcHandle {
-    /// A handle of `bytes` bytes at `address`, which need not be the start of an allocation.
+    /// Creates a handle of `bytes` bytes at `address`, which need not be the start of an allocation.
     ///
     /// # Errors
-    /// Invalid argument if it is not memory of `context`'s GPU or reaches past its allocation;
-    /// unsupported if it is from a pool or otherwise not for sharing.
-    pub fn export(context: &Context, address: CuDevicePtr, bytes: usize) -> Result<IpcHandle> {
+    /// Invalid argument if the range is not inside one allocation of `context`'s GPU. Unsupported if the
+    /// driver does not share such memory, for example of pools.
+    pub fn export(context: &Context, address: CUdeviceptr, bytes: usize) -> Result<IpcHandle> {
         let driver = context.driver();
         let known = driver.pointer(address)?;
         let (start, size) = known.range;
@@ -53,8 +54,8 @@ impl IpcHandle {
             )));
         }
         let _bound = context.bind()?;
-        let mut handle = CuIpcMemHandle([0; 64]);
-        // SAFETY: device memory that is allocated; writes one handle.
+        let mut handle = CUipcMemHandle { reserved: [0; 64] };
+        // SAFETY: the driver reported an allocation at `start`, and writes one handle to a local variable.
         let result = unsafe { driver.api().cuIpcGetMemHandle(&mut handle, start) };
         driver.check("cuIpcGetMemHandle", result).map_err(|error| {
             Error::new(
@@ -75,15 +76,15 @@ impl IpcHandle {
         })
     }
 
-    /// The size of the piece.
+    /// Returns the number of bytes of the range.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// The handle as bytes, for a message to a process of the same host.
+    /// Encodes the handle for a message to a process of the same host.
     pub fn to_bytes(&self) -> [u8; IPC_HANDLE_BYTES] {
         let mut bytes = [0; IPC_HANDLE_BYTES];
-        bytes[..64].copy_from_slice(&self.handle.0);
+        bytes[..64].copy_from_slice(&self.handle.reserved.map(|byte| byte as u8));
         let numbers = [self.process, self.buffer_id, self.offset, self.bytes];
         for (place, number) in bytes[64..].chunks_exact_mut(8).zip(numbers) {
             place.copy_from_slice(&number.to_le_bytes());
@@ -91,11 +92,10 @@ impl IpcHandle {
         bytes
     }
 
-    /// What [`IpcHandle::to_bytes`] wrote. Any bytes are accepted: what they name is checked when
-    /// it is opened.
+    /// Decodes a handle of [`IpcHandle::to_bytes`]. All bytes are accepted here; opening checks the memory
+    /// that they denote.
     pub fn from_bytes(bytes: &[u8; IPC_HANDLE_BYTES]) -> IpcHandle {
-        let mut handle = [0; 64];
-        handle.copy_from_slice(&bytes[..64]);
+        let reserved = std::array::from_fn(|at| bytes[at] as c_char);
         let mut numbers = bytes[64..].chunks_exact(8).map(|place| {
             let mut number = [0; 8];
             number.copy_from_slice(place);
@@ -103,7 +103,7 @@ impl IpcHandle {
         });
         let mut number = || numbers.next().unwrap_or_default();
         IpcHandle {
-            handle: CuIpcMemHandle(handle),
+            handle: CUipcMemHandle { reserved },
             process: number(),
             buffer_id: number(),
             offset: number(),
@@ -112,22 +112,22 @@ impl IpcHandle {
     }
 }
 
-/// Another process's device memory, mapped into this one.
+/// A mapping of another process's device memory.
 #[derive(Debug)]
 pub struct IpcMemory {
     context: Arc<Context>,
     key: Key,
-    address: CuDevicePtr,
+    address: CUdeviceptr,
     bytes: usize,
 }
 
 impl IpcMemory {
-    /// Maps the piece that `handle` names into `context`, whose GPU then reaches it over NVLink or
-    /// PCIe. The allocation stays mapped until the last value of it is dropped.
+    /// Maps the range of `handle` into `context`, whose GPU then accesses it over NVLink or PCIe. The
+    /// allocation stays mapped until the last value of it is dropped.
     ///
     /// # Errors
-    /// Mismatch if the handle's numbers do not fit the memory it names; invalid usage if it is
-    /// this process's own; those of the driver, such as peer access that is not supported.
+    /// Mismatch if the handle's range is not inside the mapped memory. Invalid usage if the memory is this
+    /// process's own. The driver's errors, such as missing peer access.
     pub fn open(context: &Arc<Context>, handle: &IpcHandle) -> Result<IpcMemory> {
         if handle.process == context.driver().identity() {
             return Err(Error::invalid_usage(
@@ -150,7 +150,7 @@ impl IpcMemory {
             users: entry.users + 1,
             ..entry
         };
-        // In the table before it is checked: then a refusal gives it back like any other use.
+        // The value exists before the check, so that a failed check unmaps by its destructor.
         mapped.insert(key, entry);
         drop(mapped);
         let memory = IpcMemory {
@@ -172,33 +172,33 @@ impl IpcMemory {
         Ok(memory)
     }
 
-    /// Its first byte, as kernels of the context's GPU see it.
-    pub fn address(&self) -> CuDevicePtr {
+    /// Returns the address of the first byte, for kernels of the context's GPU.
+    pub fn address(&self) -> CUdeviceptr {
         self.address
     }
 
-    /// Its size.
+    /// Returns the number of bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// The context that it is mapped in.
+    /// Returns the context of the mapping.
     pub fn context(&self) -> &Arc<Context> {
         &self.context
     }
 }
 
-/// Has the driver map an allocation; nobody uses it yet.
+/// Maps an allocation. The returned entry has no users yet.
 fn map(context: &Arc<Context>, handle: &IpcHandle) -> Result<Entry> {
     let driver = context.driver();
     let _bound = context.bind()?;
     let (mut start, mut bytes) = (0, 0);
-    // SAFETY: the driver checks the handle; writes one address.
+    // SAFETY: the driver checks the handle, and writes one address to a local variable.
     let result = unsafe {
         driver.api().cuIpcOpenMemHandle(
             &mut start,
             handle.handle,
-            flags::IPC_LAZY_ENABLE_PEER_ACCESS,
+            CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as c_uint,
         )
     };
     driver
@@ -211,14 +211,14 @@ fn map(context: &Arc<Context>, handle: &IpcHandle) -> Result<Entry> {
             ))
         })?;
     let mut base = 0;
-    // SAFETY: just mapped; writes an address and a size.
+    // SAFETY: the address was mapped above; the driver writes an address and a size to local variables.
     let result = unsafe {
         driver
             .api()
             .cuMemGetAddressRange(&mut base, &mut bytes, start)
     };
     if let Err(error) = driver.check("cuMemGetAddressRange", result) {
-        // SAFETY: just mapped, and nobody has the address.
+        // SAFETY: the address was mapped above, and no other code has it.
         driver.log("cuIpcCloseMemHandle", unsafe {
             driver.api().cuIpcCloseMemHandle(start)
         });
@@ -226,7 +226,7 @@ fn map(context: &Arc<Context>, handle: &IpcHandle) -> Result<Entry> {
     }
     Ok(Entry {
         start,
-        // Small allocations share a block, which is what is mapped: the range may begin earlier.
+        // Small allocations share a block, and the driver maps the whole block, which may begin earlier.
         bytes: bytes.saturating_sub(start.saturating_sub(base) as usize),
         users: 0,
     })
@@ -235,7 +235,7 @@ fn map(context: &Arc<Context>, handle: &IpcHandle) -> Result<Entry> {
 impl Drop for IpcMemory {
     fn drop(&mut self) {
         let driver = self.context.driver();
-        // Held while the driver unmaps, so that nobody opens what is just going.
+        // The lock is held during the unmapping, so that no thread maps the allocation meanwhile.
         let mut mapped = driver.ipc.lock();
         let Some(entry) = mapped.get_mut(&self.key) else {
             return;
@@ -247,7 +247,7 @@ impl Drop for IpcMemory {
         let start = entry.start;
         mapped.remove(&self.key);
         match self.context.bind() {
-            // SAFETY: mapped by `map` in this context; its last user goes.
+            // SAFETY: `map` mapped the address in this context, and this was its last user.
             Ok(_bound) => driver.log("cuIpcCloseMemHandle", unsafe {
                 driver.api().cuIpcCloseMemHandle(start)
             }),
@@ -256,21 +256,21 @@ impl Drop for IpcMemory {
     }
 }
 
-/// The foreign allocations that a process has mapped; one table beside each driver.
+/// Foreign allocations that a process has mapped. Each [`Driver`] has one registry.
 #[derive(Debug, Default)]
 pub(super) struct Registry(Mutex<HashMap<Key, Entry>>);
 
 impl Registry {
     fn lock(&self) -> MutexGuard<'_, HashMap<Key, Entry>> {
-        // A panic elsewhere leaves the table whole: every change is one insertion or removal.
+        // A panic of another thread cannot leave a partial change: each is one insertion or removal.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// An allocation, and the GPU that reaches it: mapping it into two costs two mappings.
+/// An allocation and the GPU into whose context it is mapped: two GPUs need two mappings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Key {
-    handle: CuIpcMemHandle,
+    handle: CUipcMemHandle,
     process: u64,
     buffer_id: u64,
     ordinal: u32,
@@ -278,13 +278,13 @@ struct Key {
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    start: CuDevicePtr,
+    start: CUdeviceptr,
     bytes: usize,
     users: usize,
 }
 
 impl Driver {
-    /// How many foreign allocations are mapped.
+    /// Returns the number of mapped foreign allocations.
     pub fn ipc_mappings(&self) -> usize {
         self.ipc.lock().len()
     }

@@ -1,23 +1,22 @@
-//! The kernels that the build embedded, and whether it did.
+//! Kernels that the build embedded in this library.
 
 use super::{Context, Module};
 use crate::error::{Error, ErrorKind, Result};
-use crate::sys::cuda::CuContext;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// Whether kernels were built.
+/// Outcome of building the kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// They were.
+    /// The build embedded kernels.
     Built {
-        /// Version of the compiler.
+        /// Version of nvcc.
         nvcc: &'static str,
-        /// `sm_90` is machine code, `compute_80` is code that the driver compiles for newer GPUs.
+        /// Targets: `sm_90` is machine code, `compute_80` is PTX, which the driver compiles for newer GPUs.
         archs: &'static str,
     },
-    /// They were not: this build works on host memory alone.
+    /// The build has no kernels, so it works on host memory alone.
     Missing {
         /// The reason, as a clause.
         why: &'static str,
@@ -33,32 +32,33 @@ impl fmt::Display for State {
     }
 }
 
-/// What became of one file of `kernels/entry/`.
+/// The compiled form of one file of `kernels/entry/`.
 #[derive(Clone, Copy, Debug)]
 pub struct Fatbin {
-    /// The file's name without ending.
+    /// Name of the file without its extension.
     pub name: &'static str,
-    /// A fat binary: code for several kinds of GPU.
+    /// The fat binary: code for several architectures.
     pub bytes: &'static [u8],
 }
 
 include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 
-/// All of them, in order of their names; none if [`STATE`] is [`State::Missing`].
+/// Returns all fat binaries in the order of their names; none if [`STATE`] is [`State::Missing`].
 pub fn fatbins() -> &'static [Fatbin] {
     FATBINS
 }
 
-/// The modules that are loaded, by context and name; one table beside each driver.
+/// Loaded modules, by the address of their context's handle and by name. Each [`Driver`](super::Driver) has
+/// one cache.
 #[derive(Debug, Default)]
-pub(super) struct Cache(Mutex<HashMap<(CuContext, &'static str), Weak<Module>>>);
+pub(super) struct Cache(Mutex<HashMap<(usize, &'static str), Weak<Module>>>);
 
-/// Loads the kernels of `kernels/entry/NAME.cu` on a GPU, or returns them where somebody in this
-/// process still has them there.
+/// Loads the kernels of `kernels/entry/NAME.cu` on a GPU, or returns the module that this process still has
+/// there.
 ///
 /// # Errors
-/// Unsupported, with the reason, if this build has no kernels; internal if there is no such file;
-/// those of [`Module::load`].
+/// Unsupported, with the reason, if this build has no kernels; internal if there is no such file; the errors of
+/// [`Module::load`].
 pub fn load(context: &Arc<Context>, name: &str) -> Result<Arc<Module>> {
     if let State::Missing { why } = STATE {
         return Err(Error::new(
@@ -72,16 +72,17 @@ pub fn load(context: &Arc<Context>, name: &str) -> Result<Arc<Module>> {
         .iter()
         .find(|fatbin| fatbin.name == name)
         .ok_or_else(|| Error::internal(format!("no file kernels/entry/{name}.cu was built")))?;
-    let key = (context.handle(), fatbin.name);
+    let key = (context.handle().addr(), fatbin.name);
     let cache = || {
-        // A panic elsewhere leaves the table whole.
+        // A panic of another thread cannot leave a partial change: each is one insertion or removal.
         let cache = &context.driver().modules.0;
         cache.lock().unwrap_or_else(PoisonError::into_inner)
     };
     if let Some(module) = cache().get(&key).and_then(Weak::upgrade) {
         return Ok(module);
     }
-    // Without the lock, so that several GPUs load at once; two that load the same cost time only.
+    // The load does not hold the lock, so that several GPUs load at once. Two loads of one module cost only
+    // time.
     let module = Module::load(context, name, fatbin.bytes)?;
     let mut cache = cache();
     cache.retain(|_, module| module.strong_count() > 0);
@@ -94,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_built_is_embedded() {
+    fn built_kernels_are_embedded() {
         match STATE {
             State::Built { nvcc, archs } => {
                 assert!(nvcc.starts_with(|c: char| c.is_ascii_digit()), "{nvcc}");
@@ -104,7 +105,7 @@ mod tests {
                 );
                 let probe = fatbins().iter().find(|fatbin| fatbin.name == "probe");
                 let bytes = probe.expect("kernels/entry/probe.cu").bytes;
-                // The magic number of a fat binary.
+                // A fat binary begins with this number.
                 assert_eq!(bytes[..4], 0xba55_ed50_u32.to_le_bytes());
                 assert!(bytes.as_ptr().addr().is_multiple_of(64));
             }

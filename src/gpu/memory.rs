@@ -2,51 +2,48 @@
 
 use super::{Context, Stream};
 use crate::error::{Error, Result};
-use crate::sys::cuda::{CuDevicePtr, CuResult};
+use crate::sys::cuda::{CUdeviceptr, CuResult};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Memory of one GPU; its contents are undefined until written.
+/// Memory of one GPU, whose contents are undefined until written.
 ///
-/// Dropping what [`DeviceMemory::new`] made makes the driver wait for work that is queued on the
-/// GPU: drop it when the kernels that use it have ended, or after they were told to abort. Of what
-/// [`DeviceMemory::queued`] made the driver waits for its own stream alone: drop it when all others
-/// that use it have ended.
+/// Dropping memory of [`DeviceMemory::new`] waits for all work that is queued on the GPU. Drop it when the
+/// kernels that use it have ended, or after their abort. Dropping memory of [`DeviceMemory::queued`] waits
+/// for its own stream alone. Drop it when work of all other streams that use it has ended.
 #[derive(Debug)]
 pub struct DeviceMemory {
     context: Arc<Context>,
-    address: CuDevicePtr,
+    address: CUdeviceptr,
     bytes: usize,
     origin: Origin,
 }
 
-/// Who frees device memory, and how: the driver's two allocators do not mix.
+/// How device memory was allocated, which decides how it is freed.
 #[derive(Debug)]
 enum Origin {
-    /// The driver, at once.
+    /// By `cuMemAlloc`.
     Allocated,
-    /// The driver, behind the work of the stream behind which it allocated. The stream is ours, and
-    /// lives until then.
+    /// By `cuMemAllocAsync` on this stream, which frees it as well.
     Queued(Arc<Stream>),
-    /// Somebody else.
+    /// By the caller, who also frees it.
     Lent,
 }
 
 impl DeviceMemory {
-    /// `bytes` bytes, aligned to 256 or more.
+    /// Allocates `bytes` bytes, aligned to 256 or more.
     ///
     /// # Errors
-    /// Invalid argument for 0 bytes; system, with the size and what is free, if there is not that
-    /// much.
+    /// Invalid argument for 0 bytes; system, with the requested and the free size, if memory is short.
     pub fn new(context: &Arc<Context>, bytes: usize) -> Result<DeviceMemory> {
         DeviceMemory::allocate(context, bytes, Origin::Allocated)
     }
 
-    /// The same, without waiting for anything that is queued on the GPU, now or when it is dropped.
-    /// It is there for what is queued on `stream` from here on; no other stream than that frees it.
+    /// Allocates `bytes` bytes in the order of `stream`, for its later work. Neither the allocation nor
+    /// dropping the value waits for work of other streams.
     ///
     /// # Errors
-    /// As [`DeviceMemory::new`].
+    /// The errors of [`DeviceMemory::new`].
     pub fn queued(stream: &Arc<Stream>, bytes: usize) -> Result<DeviceMemory> {
         DeviceMemory::allocate(stream.context(), bytes, Origin::Queued(stream.clone()))
     }
@@ -58,11 +55,11 @@ impl DeviceMemory {
             ));
         }
         let driver = context.driver();
-        let mut address: CuDevicePtr = 0;
+        let mut address: CUdeviceptr = 0;
         let (name, result) = {
             let _bound = context.bind()?;
             let api = driver.api();
-            // SAFETY: writes one address; a live stream.
+            // SAFETY: the driver writes one address to a local variable; `origin` keeps the stream.
             unsafe {
                 match &origin {
                     Origin::Queued(stream) => {
@@ -92,11 +89,11 @@ impl DeviceMemory {
         })
     }
 
-    /// `bytes` bytes at `address`, which somebody else has allocated, and frees.
+    /// Wraps `bytes` bytes at `address`, which the caller has allocated and frees.
     ///
     /// # Safety
-    /// They are memory of the GPU of `context`, and stay so for as long as the value lives.
-    pub unsafe fn lent(context: &Arc<Context>, address: CuDevicePtr, bytes: usize) -> DeviceMemory {
+    /// Until the value is dropped, the bytes are memory of the GPU of `context`.
+    pub unsafe fn lent(context: &Arc<Context>, address: CUdeviceptr, bytes: usize) -> DeviceMemory {
         DeviceMemory {
             context: context.clone(),
             address,
@@ -105,10 +102,10 @@ impl DeviceMemory {
         }
     }
 
-    /// The same, zero. Waits until it is, at most `deadline`.
+    /// Allocates `bytes` bytes, and waits at most `deadline` until they are zero.
     ///
     /// # Errors
-    /// As [`DeviceMemory::new`]; timeout.
+    /// The errors of [`DeviceMemory::new`]; timeout.
     pub fn zeroed(
         context: &Arc<Context>,
         bytes: usize,
@@ -121,31 +118,31 @@ impl DeviceMemory {
         Ok(memory)
     }
 
-    /// Its context.
+    /// Returns the context.
     pub fn context(&self) -> &Arc<Context> {
         &self.context
     }
 
-    /// Its first byte, as kernels of its GPU see it.
-    pub fn address(&self) -> CuDevicePtr {
+    /// Returns the address of the first byte, for kernels of its GPU.
+    pub fn address(&self) -> CUdeviceptr {
         self.address
     }
 
-    /// Its size.
+    /// Returns the number of bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Queues the setting of every byte to `value`, on a stream of this GPU or of one that has
-    /// access to it.
+    /// Queues work that sets every byte to `value`. The stream belongs to this GPU or to one with peer access
+    /// to it.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// The driver's errors.
     pub fn fill(&self, value: u8, stream: &Stream) -> Result<()> {
-        // The work is the stream's, whosever the memory is.
+        // The driver wants the stream's context to be current, not the memory's.
         let _bound = stream.context().bind()?;
         let driver = self.context.driver();
-        // SAFETY: within this allocation, which the driver does not free before queued work ends.
+        // SAFETY: the bytes are this allocation's, which the driver does not free before queued work ends.
         driver.check("cuMemsetD8Async", unsafe {
             driver
                 .api()
@@ -153,10 +150,10 @@ impl DeviceMemory {
         })
     }
 
-    /// Queues copies that fill the memory with its first `filled` bytes, again and again.
+    /// Queues copies that repeat the first `filled` bytes until the end of the memory.
     ///
     /// # Errors
-    /// Invalid argument if there are none, or more than there is memory; those of the driver.
+    /// Invalid argument if `filled` is 0 or exceeds the memory; the driver's errors.
     pub fn repeat(&self, filled: usize, stream: &Stream) -> Result<()> {
         if filled == 0 || filled > self.bytes {
             return Err(Error::invalid_argument(format!(
@@ -167,11 +164,11 @@ impl DeviceMemory {
         let _bound = self.context.bind()?;
         let driver = self.context.driver();
         let mut done = filled;
-        // Each copy doubles what there is: copies of one stream run one after the other.
+        // Copies of one stream run in order, so each copy doubles the filled part.
         while done < self.bytes {
             let bytes = done.min(self.bytes - done);
             let target = self.address + done as u64;
-            // SAFETY: both pieces are within this allocation and do not meet.
+            // SAFETY: both ranges are within this allocation and do not overlap.
             driver.check("cuMemcpyAsync", unsafe {
                 let api = driver.api();
                 api.cuMemcpyAsync(target, self.address, bytes, stream.handle())
@@ -181,11 +178,11 @@ impl DeviceMemory {
         Ok(())
     }
 
-    /// Copies `source` to byte `at`, behind the work of `stream`, and returns when it is done.
+    /// Copies `source` to byte `at` behind the work of `stream`, and waits for the copy.
     ///
     /// # Errors
-    /// Invalid argument if it reaches past the end; timeout if the work takes longer than
-    /// `deadline`; those of the driver.
+    /// Invalid argument if the bytes reach past the end; timeout if the stream's work takes longer than
+    /// `deadline`; the driver's errors.
     pub fn write(
         &self,
         at: usize,
@@ -203,10 +200,10 @@ impl DeviceMemory {
         )
     }
 
-    /// Copies from byte `at` to `target`; otherwise as [`DeviceMemory::write`].
+    /// Copies from byte `at` to `target` behind the work of `stream`, and waits for the copy.
     ///
     /// # Errors
-    /// As there.
+    /// The errors of [`DeviceMemory::write`].
     pub fn read(
         &self,
         at: usize,
@@ -219,11 +216,11 @@ impl DeviceMemory {
         self.copy(target.as_mut_ptr() as u64, place, bytes, stream, deadline)
     }
 
-    /// The address of `bytes` bytes at `at`.
+    /// Returns the address of byte `at`, if `bytes` bytes fit behind it.
     ///
     /// # Errors
-    /// Invalid argument if they reach past the end.
-    pub fn place(&self, at: usize, bytes: usize) -> Result<CuDevicePtr> {
+    /// Invalid argument if the bytes reach past the end.
+    pub fn place(&self, at: usize, bytes: usize) -> Result<CUdeviceptr> {
         if at > self.bytes || bytes > self.bytes - at {
             return Err(Error::invalid_argument(format!(
                 "{bytes} bytes at {at} reach past {} bytes of device memory",
@@ -233,6 +230,7 @@ impl DeviceMemory {
         Ok(self.address + at as u64)
     }
 
+    /// Copies between device memory and host memory, and waits for the copy.
     fn copy(
         &self,
         target: u64,
@@ -241,13 +239,13 @@ impl DeviceMemory {
         stream: &Stream,
         deadline: Duration,
     ) -> Result<()> {
-        // The driver's copy from or to pageable memory waits by itself, without a deadline: let
-        // there be nothing to wait for but the copy.
+        // A copy from or to pageable memory waits without a deadline. So the deadline applies to the work
+        // before it.
         stream.wait(deadline)?;
         let _bound = stream.context().bind()?;
         let driver = self.context.driver();
-        // SAFETY: both ends are `bytes` long by `place` and by the slices, which live through
-        // this call; the copy has ended when it returns.
+        // SAFETY: `place` checked the device range, and the caller's slice is the host range. The copy has
+        // ended when the borrow ends.
         let (queued, ended) = unsafe {
             let api = driver.api();
             let queued = api.cuMemcpyAsync(target, source, bytes, stream.handle());
@@ -271,7 +269,8 @@ impl Drop for DeviceMemory {
             return;
         };
         let api = driver.api();
-        // SAFETY: allocated by `allocate` in the same manner, freed once; a live stream.
+        // SAFETY: `allocate` allocated the memory by the matching function, and this destructor runs once.
+        // `origin` keeps the stream.
         driver.log(name, unsafe {
             match &self.origin {
                 Origin::Queued(stream) => api.cuMemFreeAsync(self.address, stream.handle()),

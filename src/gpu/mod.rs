@@ -1,9 +1,8 @@
-//! GPUs: contexts, streams, events, modules, memory, as values that clean up after themselves.
+//! GPUs: contexts, streams, events, modules and memory, as values that free their driver objects when dropped.
 //!
-//! Everything stands on [`crate::sys::cuda`], whose functions come from the driver at run time or,
-//! in tests, from a simulation. A child holds an `Arc` of its parent, so whatever order values are
-//! dropped in is right. Every method makes the context current that it needs and puts the caller's
-//! back; none waits without a deadline.
+//! All of it calls [`crate::sys::cuda`], whose functions come from the driver at run time or, in tests, from
+//! a mock. A child holds an `Arc` of its parent, so values may be dropped in any order. Every method makes
+//! the context current that it needs, and restores the caller's. No method waits without a deadline.
 
 pub mod abi;
 mod context;

@@ -1,40 +1,41 @@
-//! Code on a GPU: modules, their kernels, and launches.
+//! Modules, their kernels, and launches.
 
 use super::{Context, Stream};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sys::cuda::{
-    CuFunction, CuLaunchAttribute, CuLaunchConfig, CuModule, CuResult, function_attribute,
+    CUfunc_st, CUfunction, CUfunction_attribute, CUjit_option, CUlaunchConfig, CUmod_st, CUmodule,
+    CuResult, Handle, programmatic_launch,
 };
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::fmt;
 use std::sync::Arc;
 
-/// The largest struct that a kernel takes by value.
+/// Most bytes of a kernel's parameter.
 pub const MAX_ARGUMENT_BYTES: usize = 4096;
 
-/// The oldest GPUs, as PTX counts them, that code is compiled for which waits for what is ahead of it;
-/// and the oldest driver that keeps early starts in graphs, 12.3.
-const OLDEST_THAT_WAITS: u32 = 90;
-const OLDEST_DRIVER_FOR_EARLY_STARTS: u32 = 12_030;
+/// Oldest PTX version of kernels that wait for the work ahead of them, which a programmatic launch needs.
+const PROGRAMMATIC_PTX_VERSION: u32 = 90;
+/// Oldest driver that keeps programmatic launches in graphs.
+const PROGRAMMATIC_DRIVER_VERSION: u32 = 12_030;
 
-/// When a kernel begins.
+/// When a kernel starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Launch {
-    /// Once all that is ahead of it in the stream has ended.
+    /// After all earlier work of the stream has ended.
     Serialized,
-    /// Where the GPU and its driver can, while that still ends (programmatic dependent launch): 0.2 us
-    /// sooner in a graph of small kernels on an H200, and 1 us in a stream.
+    /// While earlier work is still ending (programmatic dependent launch), if the kernel and the driver
+    /// support it. On an H200 it saves 0.2 us per small kernel in a graph, and 1 us in a stream.
     Programmatic,
 }
 
 /// Extents of a grid or of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dim3 {
-    /// Innermost.
+    /// Innermost extent.
     pub x: u32,
-    /// Middle.
+    /// Middle extent.
     pub y: u32,
-    /// Outermost.
+    /// Outermost extent.
     pub z: u32,
 }
 
@@ -44,28 +45,30 @@ impl From<u32> for Dim3 {
     }
 }
 
-/// Code that is loaded on one GPU.
+/// A CUDA module: code that is loaded on one GPU.
 pub struct Module {
     context: Arc<Context>,
-    handle: CuModule,
+    handle: Handle<CUmod_st>,
     name: String,
 }
 
 impl Module {
-    /// Loads a fat binary, all of it: a kernel that the driver loads later, at its first launch,
-    /// may wait for all other kernels to end, for ever if one of them waits for it.
+    /// Loads all kernels of a fat binary.
+    ///
+    /// Otherwise the driver loads a kernel at its first launch, after all other kernels have ended. It waits
+    /// forever if a running kernel waits for that launch.
     ///
     /// # Errors
-    /// Unsupported, with the GPU, if the binary has no code for it; those of the driver, with
-    /// what its compiler says.
+    /// Unsupported, with the GPU, if the binary has no code for it; the driver's errors, with its compiler's
+    /// output.
     pub fn load(context: &Arc<Context>, name: &str, image: &[u8]) -> Result<Arc<Module>> {
         let _bound = context.bind()?;
         let driver = context.driver();
         let mut log = [0u8; 2048];
         let (mut names, mut values) = log_options(&mut log);
-        let mut handle = CuModule::default();
-        // SAFETY: the image is a fat binary, which says its own length; the options describe a
-        // buffer that outlives the call.
+        let mut handle: CUmodule = std::ptr::null_mut();
+        // SAFETY: the image is a fat binary, which contains its own length. The options describe `log`, which
+        // outlives the call.
         let result = unsafe {
             driver.api().cuModuleLoadDataEx(
                 &mut handle,
@@ -78,48 +81,49 @@ impl Module {
         driver
             .check("cuModuleLoadDataEx", result)
             .map_err(|error| {
-                let said = String::from_utf8_lossy(
+                let output = String::from_utf8_lossy(
                     log.split(|&byte| byte == 0).next().unwrap_or_default(),
                 );
                 let (major, minor) = context.device().compute_capability;
-                let said = match said.trim() {
+                let output = match output.trim() {
                     "" => String::new(),
-                    said => format!(" ({said})"),
+                    output => format!(" ({output})"),
                 };
                 error.context(format!(
-                    "loading kernels {name} on {}, sm_{major}{minor}{said}",
+                    "loading kernels {name} on {}, sm_{major}{minor}{output}",
                     context.device()
                 ))
             })?;
         let module = Arc::new(Module {
             context: context.clone(),
-            handle,
+            handle: Handle(handle),
             name: name.to_string(),
         });
         module.load_all()?;
         Ok(module)
     }
 
-    /// Its context.
+    /// Returns the context.
     pub fn context(&self) -> &Arc<Context> {
         &self.context
     }
 
-    /// The kernel of that name.
+    /// Returns the kernel `name`.
     ///
     /// # Errors
-    /// Internal if there is none; those of the driver.
+    /// Internal if the module has no such kernel; the driver's errors.
     pub fn function(self: &Arc<Module>, name: &str) -> Result<Function> {
         let _bound = self.context.bind()?;
         let driver = self.context.driver();
         let text = CString::new(name)
             .map_err(|_| Error::invalid_argument(format!("{name:?} is no kernel's name")))?;
-        let mut handle = CuFunction::default();
-        // SAFETY: a live module and a C string; writes one handle.
+        let mut handle: CUfunction = std::ptr::null_mut();
+        // SAFETY: `self` keeps the module, and the name is a C string; the driver writes one handle to a
+        // local variable.
         let result = unsafe {
             driver
                 .api()
-                .cuModuleGetFunction(&mut handle, self.handle, text.as_ptr())
+                .cuModuleGetFunction(&mut handle, self.handle.0, text.as_ptr())
         };
         if result == CuResult::NOT_FOUND {
             return Err(Error::internal(format!(
@@ -130,63 +134,71 @@ impl Module {
         driver
             .check("cuModuleGetFunction", result)
             .map_err(|error| error.context(name))?;
-        self.force(handle)?;
+        self.load_now(handle)?;
         let number = |attribute| self.attribute(handle, attribute);
         Ok(Function {
             module: self.clone(),
-            handle,
+            handle: Handle(handle),
             name: name.to_string(),
-            registers: number(function_attribute::NUM_REGS)?,
-            local_bytes: number(function_attribute::LOCAL_SIZE_BYTES)?,
-            shared_bytes: number(function_attribute::SHARED_SIZE_BYTES)?,
-            max_threads: number(function_attribute::MAX_THREADS_PER_BLOCK)?,
-            waits: number(function_attribute::PTX_VERSION)? >= OLDEST_THAT_WAITS
-                && driver.version() >= OLDEST_DRIVER_FOR_EARLY_STARTS,
+            registers: number(CUfunction_attribute::CU_FUNC_ATTRIBUTE_NUM_REGS)?,
+            local_bytes: number(CUfunction_attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?,
+            shared_bytes: number(CUfunction_attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?,
+            max_threads: number(CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
+            can_start_early: number(CUfunction_attribute::CU_FUNC_ATTRIBUTE_PTX_VERSION)?
+                >= PROGRAMMATIC_PTX_VERSION
+                && driver.version() >= PROGRAMMATIC_DRIVER_VERSION,
         })
     }
 
-    /// Loads every kernel, where the driver can list them (CUDA 12.4); where not,
-    /// [`Module::function`] loads each.
+    /// Loads every kernel if the driver can list them (CUDA 12.4). With an older driver, [`Module::function`]
+    /// loads each kernel.
     fn load_all(&self) -> Result<()> {
         let driver = self.context.driver();
         let mut count: c_uint = 0;
-        // SAFETY: a live module; writes one integer.
-        let asked = unsafe {
+        // SAFETY: `self` keeps the module; the driver writes one integer to a local variable.
+        let queried = unsafe {
             driver
                 .api()
-                .cuModuleGetFunctionCount(&mut count, self.handle)
+                .cuModuleGetFunctionCount(&mut count, self.handle.0)
         };
-        if asked == CuResult::FUNCTION_MISSING {
+        if queried == CuResult::FUNCTION_MISSING {
             return Ok(());
         }
-        driver.check("cuModuleGetFunctionCount", asked)?;
-        let mut functions = vec![CuFunction::default(); count as usize];
-        // SAFETY: a live module; writes at most `count` handles.
+        driver.check("cuModuleGetFunctionCount", queried)?;
+        let mut functions = vec![std::ptr::null_mut(); count as usize];
+        // SAFETY: `self` keeps the module; the driver writes at most `count` handles to the vector.
         driver.check("cuModuleEnumerateFunctions", unsafe {
             driver
                 .api()
-                .cuModuleEnumerateFunctions(functions.as_mut_ptr(), count, self.handle)
+                .cuModuleEnumerateFunctions(functions.as_mut_ptr(), count, self.handle.0)
         })?;
-        functions.into_iter().try_for_each(|f| self.force(f))
+        functions
+            .into_iter()
+            .try_for_each(|function| self.load_now(function))
     }
 
     /// Makes the driver load one kernel now.
-    fn force(&self, function: CuFunction) -> Result<()> {
+    fn load_now(&self, function: CUfunction) -> Result<()> {
         let driver = self.context.driver();
-        // SAFETY: a live function.
+        // SAFETY: the function belongs to the module, which `self` keeps.
         match unsafe { driver.api().cuFuncLoad(function) } {
-            // Older drivers load what they are asked about.
+            // An older driver loads a kernel when its attributes are queried.
             CuResult::FUNCTION_MISSING => self
-                .attribute(function, function_attribute::BINARY_VERSION)
+                .attribute(
+                    function,
+                    CUfunction_attribute::CU_FUNC_ATTRIBUTE_BINARY_VERSION,
+                )
                 .map(drop),
             result => driver.check("cuFuncLoad", result),
         }
     }
 
-    fn attribute(&self, function: CuFunction, attribute: c_int) -> Result<u32> {
+    /// Returns an attribute of a kernel.
+    fn attribute(&self, function: CUfunction, attribute: CUfunction_attribute) -> Result<u32> {
         let driver = self.context.driver();
         let mut value: c_int = 0;
-        // SAFETY: a live function; writes one integer.
+        // SAFETY: the function belongs to the module, which `self` keeps; the driver writes one integer to a
+        // local variable.
         driver.check("cuFuncGetAttribute", unsafe {
             driver
                 .api()
@@ -196,16 +208,17 @@ impl Module {
     }
 }
 
-/// Options by which the driver writes its compiler's errors into `log`.
-fn log_options(log: &mut [u8]) -> ([c_int; 2], [*mut c_void; 2]) {
-    const ERROR_LOG_BUFFER: c_int = 5;
-    const ERROR_LOG_BUFFER_SIZE_BYTES: c_int = 6;
+/// Returns the options by which the driver writes its compiler's errors into `log`.
+fn log_options(log: &mut [u8]) -> ([CUjit_option; 2], [*mut c_void; 2]) {
     let buffer: *mut c_char = log.as_mut_ptr().cast();
     (
-        [ERROR_LOG_BUFFER, ERROR_LOG_BUFFER_SIZE_BYTES],
+        [
+            CUjit_option::CU_JIT_ERROR_LOG_BUFFER,
+            CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
+        ],
         [
             buffer.cast(),
-            // The driver takes the number in the pointer's place.
+            // The driver reads this pointer as a number.
             std::ptr::without_provenance_mut(log.len()),
         ],
     )
@@ -215,9 +228,10 @@ impl Drop for Module {
     fn drop(&mut self) {
         let driver = self.context.driver();
         match self.context.bind() {
-            // SAFETY: loaded by `load`, unloaded once; its functions hold it.
+            // SAFETY: `load` loaded the module, and this destructor runs once, after the functions'
+            // references are gone.
             Ok(_bound) => driver.log("cuModuleUnload", unsafe {
-                driver.api().cuModuleUnload(self.handle)
+                driver.api().cuModuleUnload(self.handle.0)
             }),
             Err(_) => driver.log("cuModuleUnload", CuResult::CONTEXT_IS_DESTROYED),
         }
@@ -230,39 +244,39 @@ impl fmt::Debug for Module {
     }
 }
 
-/// A kernel.
+/// A kernel of a [`Module`].
 #[derive(Clone, Debug)]
 pub struct Function {
     module: Arc<Module>,
-    handle: CuFunction,
+    handle: Handle<CUfunc_st>,
     name: String,
-    /// Registers of a thread.
+    /// Registers per thread.
     pub registers: u32,
-    /// Bytes of stack and spills of a thread.
+    /// Bytes of stack and spills per thread.
     pub local_bytes: u32,
-    /// Bytes of shared memory that a block has whatever the launch asks for.
+    /// Bytes of static shared memory per block, in addition to a launch's dynamic ones.
     pub shared_bytes: u32,
-    /// Threads that a block may have.
+    /// Most threads of a block.
     pub max_threads: u32,
-    /// Whether it can wait for what is ahead of it in its stream, and the driver starts it early.
-    waits: bool,
+    /// Kernel and driver support programmatic launches.
+    can_start_early: bool,
 }
 
 impl Function {
-    /// Its name.
+    /// Returns the name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The context that it runs in.
+    /// Returns the context in which the kernel runs.
     pub fn context(&self) -> &Arc<Context> {
         &self.module.context
     }
 
-    /// Lets launches ask for up to `bytes` of shared memory a block; without this 48 KiB.
+    /// Raises the limit of a launch's dynamic shared memory per block from 48 KiB to `bytes`.
     ///
     /// # Errors
-    /// Invalid argument if the GPU does not have that much for a block.
+    /// Invalid argument if the GPU has less for a block; the driver's errors.
     pub fn allow_shared(&self, bytes: u32) -> Result<()> {
         let context = self.context();
         let _bound = context.bind()?;
@@ -276,30 +290,31 @@ impl Function {
                 context.device()
             )));
         }
-        // SAFETY: a live function and plain numbers.
+        // SAFETY: `self` keeps the module of the function, and the other arguments are plain numbers.
         context.driver().check("cuFuncSetAttribute", unsafe {
             context.driver().api().cuFuncSetAttribute(
-                self.handle,
-                function_attribute::MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                self.handle.0,
+                CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
                 bytes as c_int,
             )
         })
     }
 
-    /// How many blocks of `threads` threads and `shared` bytes one multiprocessor holds at once.
+    /// Returns how many blocks of `threads` threads and `shared` dynamic bytes one multiprocessor holds at
+    /// once.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// The driver's errors.
     pub fn blocks_per_multiprocessor(&self, threads: u32, shared: u32) -> Result<u32> {
         let context = self.context();
         let _bound = context.bind()?;
         let mut blocks: c_int = 0;
         let api = context.driver().api();
-        // SAFETY: a live function; writes one integer.
+        // SAFETY: `self` keeps the module of the function; the driver writes one integer to a local variable.
         let result = unsafe {
             api.cuOccupancyMaxActiveBlocksPerMultiprocessor(
                 &mut blocks,
-                self.handle,
+                self.handle.0,
                 threads as c_int,
                 shared as usize,
             )
@@ -309,15 +324,15 @@ impl Function {
         Ok(blocks.unsigned_abs())
     }
 
-    /// Queues the kernel behind the work of `stream`, with `args` as its only parameter, by value,
-    /// and `shared` bytes of shared memory a block.
+    /// Queues the kernel behind the work of `stream`. Its only parameter is `args`, by value, and each block
+    /// has `shared` bytes of dynamic shared memory.
     ///
     /// # Errors
-    /// Invalid usage if the stream is of another GPU; those of the driver.
+    /// Invalid usage if the stream belongs to another context; the driver's errors.
     ///
     /// # Safety
-    /// `args` is the kernel's parameter type, and what the kernel does with the addresses in it is
-    /// sound until it has ended.
+    /// `A` is the kernel's parameter type, and the kernel's accesses to the addresses in `args` are sound
+    /// until it has ended.
     pub unsafe fn launch<A: Copy>(
         &self,
         grid: impl Into<Dim3>,
@@ -326,22 +341,22 @@ impl Function {
         stream: &Stream,
         args: &A,
     ) -> Result<()> {
-        // SAFETY: the caller's promise; it begins behind all that is ahead of it.
+        // SAFETY: the caller keeps this function's contract, and a serialized launch adds no condition.
         unsafe { self.launch_with(Launch::Serialized, grid, block, shared, stream, args) }
     }
 
-    /// The same, with a say in when the kernel begins.
+    /// Queues the kernel like [`Function::launch`], with the choice of its start.
     ///
     /// # Errors
-    /// Those of [`Function::launch`].
+    /// The errors of [`Function::launch`].
     ///
     /// # Safety
-    /// As for [`Function::launch`]. One that begins early waits for what is ahead of it before it
-    /// touches memory, if it was compiled for sm_90 or newer (`wait_for_previous_kernel` in
+    /// The contract of [`Function::launch`] holds. In a programmatic launch, a kernel for sm_90 or newer
+    /// waits for earlier work before it accesses memory (`wait_for_previous_kernel` in
     /// `kernels/ptx/grid.cuh`).
     pub unsafe fn launch_with<A: Copy>(
         &self,
-        begin: Launch,
+        start: Launch,
         grid: impl Into<Dim3>,
         block: impl Into<Dim3>,
         shared: u32,
@@ -369,24 +384,27 @@ impl Function {
         let _bound = context.bind()?;
         let (grid, block) = (grid.into(), block.into());
         let mut parameters: [*mut c_void; 1] = [std::ptr::from_ref(args).cast_mut().cast()];
-        let attributes: &[CuLaunchAttribute] = match begin {
-            Launch::Programmatic if self.waits => &[CuLaunchAttribute::EARLY_START],
-            Launch::Programmatic | Launch::Serialized => &[],
+        let mut attribute = programmatic_launch();
+        let programmatic = start == Launch::Programmatic && self.can_start_early;
+        let config = CUlaunchConfig {
+            gridDimX: grid.x,
+            gridDimY: grid.y,
+            gridDimZ: grid.z,
+            blockDimX: block.x,
+            blockDimY: block.y,
+            blockDimZ: block.z,
+            sharedMemBytes: shared,
+            hStream: stream.handle(),
+            attrs: &raw mut attribute,
+            numAttrs: c_uint::from(programmatic),
         };
-        let config = CuLaunchConfig {
-            grid: [grid.x, grid.y, grid.z],
-            block: [block.x, block.y, block.z],
-            shared,
-            stream: stream.handle(),
-            attributes: attributes.as_ptr(),
-            attribute_count: attributes.len() as c_uint,
-        };
-        // SAFETY: live handles; the driver copies the parameter, whose type is the kernel's by
-        // the caller's word, before it returns.
+        // SAFETY: `self` and `stream` keep their driver objects. The caller guarantees the parameter's type,
+        // and the driver copies it before it returns. `config` refers to `attribute`, which outlives the
+        // call.
         let result = unsafe {
             context.driver().api().cuLaunchKernel(
                 &config,
-                self.handle,
+                self.handle.0,
                 parameters.as_mut_ptr(),
                 std::ptr::null_mut(),
             )

@@ -1,43 +1,44 @@
-//! Host memory that GPUs reach.
+//! Pinned host memory, which GPUs access.
 
 use super::{Context, Driver};
 use crate::error::{Error, Result};
-use crate::sys::cuda::{CuDevicePtr, CuResult, flags};
+use crate::sys::cuda::{
+    CU_MEMHOSTALLOC_DEVICEMAP, CU_MEMHOSTALLOC_PORTABLE, CU_MEMHOSTREGISTER_DEVICEMAP,
+    CU_MEMHOSTREGISTER_PORTABLE, CUdeviceptr, CuResult,
+};
 use std::any::Any;
 use std::ffi::c_void;
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Host memory that cannot be paged out and that kernels of every GPU of the process read and
-/// write at [`PinnedMemory::address`].
+/// Pinned host memory. Kernels of every GPU of the process read and write it at [`PinnedMemory::address`].
 pub struct PinnedMemory {
     context: Arc<Context>,
     host: NonNull<u8>,
     bytes: usize,
-    address: CuDevicePtr,
+    address: CUdeviceptr,
     origin: Origin,
 }
 
-/// Whose the memory is.
+/// How the memory was made, which decides how it is given back.
 enum Origin {
-    /// The driver's.
+    /// By `cuMemHostAlloc`.
     Allocated,
-    /// Somebody else's, kept alive here and made known to the driver.
+    /// By the owner inside, and pinned by `cuMemHostRegister`.
     Registered(#[allow(dead_code)] Arc<dyn Any + Send + Sync>),
 }
 
-// SAFETY: the memory belongs to no thread; who may touch what in it when is the business of those
-// who take pointers into it.
+// SAFETY: the memory belongs to no thread. Code that takes pointers into it orders its own accesses.
 unsafe impl Send for PinnedMemory {}
-// SAFETY: as above; the methods return addresses and sizes.
+// SAFETY: the methods only return addresses and sizes.
 unsafe impl Sync for PinnedMemory {}
 
 impl PinnedMemory {
-    /// `bytes` new bytes, zero.
+    /// Allocates `bytes` bytes and sets them to zero.
     ///
     /// # Errors
-    /// Invalid argument for 0 bytes; system, with the size, if the driver refuses them.
+    /// Invalid argument for 0 bytes; system, with the size, if the driver refuses.
     pub fn new(context: &Arc<Context>, bytes: usize) -> Result<PinnedMemory> {
         if bytes == 0 {
             return Err(Error::invalid_argument(
@@ -47,12 +48,12 @@ impl PinnedMemory {
         let _bound = context.bind()?;
         let driver = context.driver();
         let mut host: *mut c_void = std::ptr::null_mut();
-        // SAFETY: writes one address.
+        // SAFETY: the driver writes one address to a local variable.
         let result = unsafe {
             driver.api().cuMemHostAlloc(
                 &mut host,
                 bytes,
-                flags::HOST_PORTABLE | flags::HOST_DEVICE_MAP,
+                CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP,
             )
         };
         driver
@@ -60,20 +61,20 @@ impl PinnedMemory {
             .map_err(|error| error.context(format!("pinning {bytes} bytes of host memory")))?;
         let host = NonNull::new(host.cast::<u8>())
             .ok_or_else(|| Error::internal("the driver pinned memory at address 0"))?;
-        // SAFETY: just allocated, `bytes` long, and nobody else has it.
+        // SAFETY: the driver allocated `bytes` bytes, and no other code has the address.
         unsafe { host.write_bytes(0, bytes) };
         PinnedMemory::mapped(context, host, bytes, Origin::Allocated)
     }
 
-    /// Memory that is there already, such as a shared mapping, at `host`, pinned for as long as
-    /// this lives; `owner` is what keeps it mapped. Its contents stay.
+    /// Pins existing memory at `host`, such as a shared mapping, until the value is dropped. `owner` keeps
+    /// the memory mapped. Its contents stay.
     ///
     /// # Errors
-    /// Invalid argument for 0 bytes; invalid usage if it is registered already; system if the
-    /// driver refuses it (the limit of locked memory may be too low: `ulimit -l`).
+    /// Invalid argument for 0 bytes; invalid usage if the memory is registered already. System if the driver
+    /// refuses, such as for a low limit of locked memory (`ulimit -l`).
     ///
     /// # Safety
-    /// `bytes` bytes at `host` are mapped, readable and writable while `owner` lives.
+    /// `bytes` bytes at `host` are mapped, readable and writable until `owner` is dropped.
     pub unsafe fn register(
         context: &Arc<Context>,
         host: NonNull<u8>,
@@ -85,12 +86,13 @@ impl PinnedMemory {
         }
         let _bound = context.bind()?;
         let driver = context.driver();
-        // SAFETY: mapped, by the caller's word, until `owner` goes, which this value outlives.
+        // SAFETY: the caller guarantees that `owner` keeps the bytes mapped, and the returned value keeps
+        // `owner`.
         let result = unsafe {
             driver.api().cuMemHostRegister(
                 host.as_ptr().cast(),
                 bytes,
-                flags::HOST_PORTABLE | flags::HOST_DEVICE_MAP,
+                CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP,
             )
         };
         driver
@@ -99,7 +101,7 @@ impl PinnedMemory {
         PinnedMemory::mapped(context, host, bytes, Origin::Registered(owner))
     }
 
-    /// CompletionPoller where GPUs see it; gives it back if they do not.
+    /// Queries the address for kernels. On an error, dropping the value gives the memory back.
     fn mapped(
         context: &Arc<Context>,
         host: NonNull<u8>,
@@ -114,7 +116,8 @@ impl PinnedMemory {
             origin,
         };
         let driver = context.driver();
-        // SAFETY: pinned and mapped; writes one address. On an error, dropping `memory` unpins.
+        // SAFETY: the caller pinned the memory with a device mapping; the driver writes one address to
+        // `memory`.
         let result = unsafe {
             driver
                 .api()
@@ -124,17 +127,17 @@ impl PinnedMemory {
         Ok(memory)
     }
 
-    /// Its first byte, as this process sees it.
+    /// Returns the address of the first byte in this process.
     pub fn host(&self) -> NonNull<u8> {
         self.host
     }
 
-    /// Its first byte, as kernels see it.
-    pub fn address(&self) -> CuDevicePtr {
+    /// Returns the address of the first byte for kernels.
+    pub fn address(&self) -> CUdeviceptr {
         self.address
     }
 
-    /// Its size.
+    /// Returns the number of bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -147,7 +150,8 @@ impl Drop for PinnedMemory {
             return driver.log("cuMemFreeHost", CuResult::CONTEXT_IS_DESTROYED);
         };
         let host = self.host.as_ptr().cast();
-        // SAFETY: pinned by `new` or `register`, given back once.
+        // SAFETY: `new` or `register` pinned the memory by the matching function, and this destructor runs
+        // once.
         unsafe {
             match self.origin {
                 Origin::Allocated => driver.log("cuMemFreeHost", driver.api().cuMemFreeHost(host)),

@@ -1,71 +1,92 @@
-//! What an address that the caller handed over points to.
+//! Attributes of the memory behind an address.
 
 use super::Driver;
 use crate::error::{Error, Result};
-use crate::sys::cuda::{CuContext, CuDevicePtr, memory_type, pointer_attribute};
+use crate::sys::cuda::{CUcontext, CUdeviceptr, CUmemorytype, CUpointer_attribute};
 use std::ffi::{c_int, c_uint, c_void};
 
 /// The kind of memory behind an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Space {
-    /// Host memory that the driver knows nothing of.
+    /// Host memory that the driver does not know.
     Pageable,
-    /// Host memory that is pinned: allocated by the driver or registered with it.
+    /// Pinned host memory: the driver has allocated or registered it.
     Pinned,
     /// Memory of a GPU.
     Device,
-    /// Memory that moves between host and GPUs.
+    /// Managed memory, which moves between host and GPUs.
     Managed,
 }
 
-/// What the driver knows about an address.
+/// Attributes of an address, from the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pointer {
-    /// Where it points.
+    /// Kind of memory.
     pub space: Space,
-    /// The GPU whose memory it is; for pinned and managed memory the one that it was made for.
+    /// The GPU that has the memory; for pinned and managed memory the GPU of its allocation.
     pub ordinal: Option<u32>,
-    /// The context that it was made in; none for pageable memory and for pools.
-    pub context: Option<CuContext>,
-    /// First byte of the allocation, and its size; 0 and 0 for pageable memory.
-    pub range: (CuDevicePtr, usize),
-    /// Identifies the allocation in this process: never used twice.
+    /// The context of the allocation; `None` for pageable memory and for pools.
+    pub context: Option<CUcontext>,
+    /// First address and size of the allocation; 0 and 0 for pageable memory.
+    pub range: (CUdeviceptr, usize),
+    /// Number of the allocation, which this process never uses again.
     pub buffer_id: u64,
-    /// Whether other processes can open it by an IPC handle.
+    /// The driver can export an IPC handle of the memory.
     pub shareable: bool,
 }
 
 impl Driver {
-    /// What is behind `address`.
+    /// Returns the attributes of `address`.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// The driver's errors.
     pub fn pointer(&self, address: u64) -> Result<Pointer> {
         let mut kind: c_uint = 0;
         let mut managed: c_uint = 0;
         let mut ordinal: c_int = -2;
-        let mut context = CuContext::default();
-        let mut start: CuDevicePtr = 0;
+        let mut context: CUcontext = std::ptr::null_mut();
+        let mut start: CUdeviceptr = 0;
         let mut bytes: usize = 0;
         let mut buffer_id: u64 = 0;
         let mut shareable: c_uint = 0;
-        let mut asked = [
-            (pointer_attribute::MEMORY_TYPE, pointer(&mut kind)),
-            (pointer_attribute::IS_MANAGED, pointer(&mut managed)),
-            (pointer_attribute::DEVICE_ORDINAL, pointer(&mut ordinal)),
-            (pointer_attribute::CONTEXT, pointer(&mut context)),
-            (pointer_attribute::RANGE_START, pointer(&mut start)),
-            (pointer_attribute::RANGE_SIZE, pointer(&mut bytes)),
-            (pointer_attribute::BUFFER_ID, pointer(&mut buffer_id)),
+        let mut queries = [
             (
-                pointer_attribute::IS_LEGACY_IPC_CAPABLE,
+                CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+                pointer(&mut kind),
+            ),
+            (
+                CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED,
+                pointer(&mut managed),
+            ),
+            (
+                CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+                pointer(&mut ordinal),
+            ),
+            (
+                CUpointer_attribute::CU_POINTER_ATTRIBUTE_CONTEXT,
+                pointer(&mut context),
+            ),
+            (
+                CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
+                pointer(&mut start),
+            ),
+            (
+                CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE,
+                pointer(&mut bytes),
+            ),
+            (
+                CUpointer_attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID,
+                pointer(&mut buffer_id),
+            ),
+            (
+                CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE,
                 pointer(&mut shareable),
             ),
         ];
-        let mut names = asked.map(|(name, _)| name);
-        let mut places = asked.each_mut().map(|(_, place)| *place);
-        // SAFETY: as many places as names, each of its attribute's type; the driver writes zeros
-        // for what it does not know.
+        let mut names = queries.map(|(name, _)| name);
+        let mut places = queries.each_mut().map(|(_, place)| *place);
+        // SAFETY: each attribute has an output pointer to a local variable of its type. The driver writes
+        // zeros for unknown memory.
         let result = unsafe {
             self.api().cuPointerGetAttributes(
                 names.len() as c_uint,
@@ -75,11 +96,13 @@ impl Driver {
             )
         };
         self.check("cuPointerGetAttributes", result)?;
+        const HOST: c_uint = CUmemorytype::CU_MEMORYTYPE_HOST as c_uint;
+        const DEVICE: c_uint = CUmemorytype::CU_MEMORYTYPE_DEVICE as c_uint;
         let space = match kind {
             0 => Space::Pageable,
             _ if managed != 0 => Space::Managed,
-            memory_type::HOST => Space::Pinned,
-            memory_type::DEVICE => Space::Device,
+            HOST => Space::Pinned,
+            DEVICE => Space::Device,
             other => {
                 return Err(Error::internal(format!(
                     "the driver calls memory at {address:#x} type {other}, which is unknown here"
@@ -91,7 +114,7 @@ impl Driver {
             ordinal: u32::try_from(ordinal)
                 .ok()
                 .filter(|_| space != Space::Pageable),
-            context: Some(context).filter(|context| context.0 != 0),
+            context: Some(context).filter(|context| !context.is_null()),
             range: (start, bytes),
             buffer_id,
             shareable: shareable != 0,
@@ -99,6 +122,7 @@ impl Driver {
     }
 }
 
+/// Returns the untyped output pointer to a variable.
 fn pointer<T>(place: &mut T) -> *mut c_void {
     std::ptr::from_mut(place).cast()
 }

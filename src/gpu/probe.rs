@@ -1,18 +1,18 @@
-//! Looking at the machine: does what a GPU writes arrive, how far away is it, how fast is it.
-//! Host side of `kernels/entry/probe.cu`.
+//! Probes of the machine: whether peer writes arrive, and the latency and bandwidth of links. The kernels are
+//! in `kernels/entry/probe.cu`.
 
 use super::{Context, DeviceMemory, Dim3, Event, Function, PinnedMemory, Stream, kernels};
 use crate::error::{Error, ErrorKind, Result};
-use crate::sys::cuda::CuDevicePtr;
+use crate::sys::cuda::CUdeviceptr;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long one probe may take altogether.
-const DEADLINE: Duration = Duration::from_secs(10);
-/// Threads of a block.
+/// Timeout of one probe.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Threads per block.
 const THREADS: u32 = 512;
 
-/// The probing kernels, loaded on one GPU.
+/// The probe kernels, loaded on one GPU, and a stream for them.
 #[derive(Debug)]
 pub struct Probe {
     stream: Stream,
@@ -23,15 +23,16 @@ pub struct Probe {
 }
 
 impl Probe {
-    /// Loads them.
+    /// Loads the kernels.
     ///
     /// # Errors
-    /// Unsupported if this build has no kernels; those of the driver.
+    /// Unsupported if this build has no kernels; the driver's errors.
     pub fn new(context: &Arc<Context>) -> Result<Probe> {
         let module = kernels::load(context, "probe")?;
         Probe::of(context, |name| module.function(name))
     }
 
+    /// Takes each kernel from `function`.
     pub(super) fn of(
         context: &Arc<Context>,
         function: impl Fn(&str) -> Result<Function>,
@@ -45,8 +46,8 @@ impl Probe {
         })
     }
 
-    /// The same kernels on another stream of the GPU.
-    fn beside(&self) -> Result<Probe> {
+    /// Returns a probe with another stream of the GPU.
+    fn with_own_stream(&self) -> Result<Probe> {
         let known = [&self.fill, &self.check, &self.pingpong, &self.copy];
         let [fill, check, pingpong, copy] = known.map(Function::clone);
         Ok(Probe {
@@ -62,36 +63,35 @@ impl Probe {
         self.stream.context()
     }
 
-    /// Writes the pattern of `seed` to `words` 64-bit words at `target`, and waits until it is
-    /// there.
+    /// Writes the pattern of `seed` to `words` 64-bit words at `target`, and waits for the kernel.
     ///
     /// # Errors
-    /// Timeout; those of the driver.
+    /// Timeout; the driver's errors.
     ///
     /// # Safety
-    /// The words are memory that this GPU may write and nobody else uses meanwhile.
-    pub unsafe fn fill(&self, target: CuDevicePtr, words: u64, seed: u64) -> Result<()> {
+    /// This GPU may write the words, and no other code uses them meanwhile.
+    pub unsafe fn fill(&self, target: CUdeviceptr, words: u64, seed: u64) -> Result<()> {
         let args = ProbeFill {
             target,
             words,
             seed,
         };
-        // SAFETY: the kernel's parameter; it writes the words alone.
+        // SAFETY: `ProbeFill` is the kernel's parameter, and the kernel only writes the caller's words.
         unsafe {
             self.fill
                 .launch(blocks(words), THREADS, 0, &self.stream, &args)?;
         }
-        self.stream.wait(DEADLINE)
+        self.stream.wait(PROBE_TIMEOUT)
     }
 
-    /// How many of `words` words at `source` are not the pattern of `seed`.
+    /// Returns how many of `words` words at `source` differ from the pattern of `seed`.
     ///
     /// # Errors
-    /// Timeout; those of the driver.
+    /// Timeout; the driver's errors.
     ///
     /// # Safety
-    /// The words are memory that this GPU may read.
-    pub unsafe fn wrong_words(&self, source: CuDevicePtr, words: u64, seed: u64) -> Result<u32> {
+    /// This GPU may read the words.
+    pub unsafe fn wrong_words(&self, source: CUdeviceptr, words: u64, seed: u64) -> Result<u32> {
         let wrong = PinnedMemory::new(self.context(), 8)?;
         let args = ProbeCheck {
             source,
@@ -99,12 +99,12 @@ impl Probe {
             seed,
             wrong: wrong.address(),
         };
-        // SAFETY: the kernel's parameter; it writes only `wrong`, which outlives the wait. A
-        // kernel that does not end in time keeps it, hence the leak below.
+        // SAFETY: `ProbeCheck` is the kernel's parameter, and the kernel only writes `wrong`. On a timeout
+        // the kernel may still run, so the code below leaks `wrong`.
         let ended = unsafe {
             self.check
                 .launch(blocks(words), THREADS, 0, &self.stream, &args)
-                .and_then(|()| self.stream.wait(DEADLINE))
+                .and_then(|()| self.stream.wait(PROBE_TIMEOUT))
         };
         if let Err(error) = ended {
             if error.kind() == ErrorKind::Timeout {
@@ -112,25 +112,25 @@ impl Probe {
             }
             return Err(error);
         }
-        // SAFETY: in bounds and aligned; the kernel has ended.
+        // SAFETY: the memory has 8 aligned bytes, and the kernel has ended.
         Ok(unsafe { wrong.host().cast::<u32>().read_volatile() })
     }
 
-    /// Seconds that a word takes to the other side and back: `there` writes what this side polls
-    /// and the reverse. `words` are two 64-bit words that hold 0, first one that `self`'s GPU
-    /// polls, then one that `there`'s GPU polls, each as both GPUs see it: `[mine as I see it,
-    /// mine as the other sees it]`.
+    /// Returns the seconds of a round trip: each GPU polls a 64-bit word that the other GPU writes.
+    ///
+    /// `here_word` is the word that `self`'s GPU polls, and `there_word` the word that `there`'s GPU polls.
+    /// Each has two addresses, for the GPU that polls it and for the GPU that writes it. Both words hold 0.
     ///
     /// # Errors
-    /// Timeout if a word did not arrive; those of the driver.
+    /// Timeout if a word did not arrive; the driver's errors.
     ///
     /// # Safety
-    /// The addresses are of such words, which nobody else uses meanwhile.
+    /// The addresses are of such words, and no other code uses them meanwhile.
     pub unsafe fn round_trip(
         &self,
         there: &Probe,
-        here_word: [CuDevicePtr; 2],
-        there_word: [CuDevicePtr; 2],
+        here_word: [CUdeviceptr; 2],
+        there_word: [CUdeviceptr; 2],
         rounds: u64,
     ) -> Result<f64> {
         let done = [
@@ -159,23 +159,24 @@ impl Probe {
             done: done[0].address(),
         };
         let (begin, end) = (Event::timed(self.context())?, Event::timed(self.context())?);
-        // Both are waited for, also where one could not be launched: the other then gives up.
-        // SAFETY: the kernels' parameters; they end by themselves, at the latest a clock budget
-        // after the other stopped answering, and the words and `done` are kept until then.
+        // Both streams are waited for, even if only one kernel was launched: it ends when its clock budget is
+        // spent.
+        // SAFETY: `ProbePingpong` is the kernels' parameter. Each kernel ends at the latest a clock budget
+        // after the other stops, and the caller's words and `done` exist until then.
         let ended = unsafe {
             there.pingpong.launch(1, 1, 0, &there.stream, &answer)?;
             begin
                 .record(&self.stream)
                 .and_then(|()| self.pingpong.launch(1, 1, 0, &self.stream, &serve))
                 .and_then(|()| end.record(&self.stream))
-                .and(self.stream.wait(DEADLINE))
-                .and(there.stream.wait(DEADLINE))
+                .and(self.stream.wait(PROBE_TIMEOUT))
+                .and(there.stream.wait(PROBE_TIMEOUT))
         };
         if let Err(error) = ended {
             std::mem::forget(done);
             return Err(error);
         }
-        // SAFETY: in bounds and aligned; the kernels have ended.
+        // SAFETY: each memory has 8 aligned bytes, and the kernels have ended.
         let came = done.map(|done| unsafe { done.host().cast::<u64>().read_volatile() });
         if came != [rounds, rounds] {
             return Err(Error::new(
@@ -193,19 +194,19 @@ impl Probe {
         Ok(end.since(&begin)? / rounds as f64)
     }
 
-    /// Bytes a second that multiprocessors copy, by `blocks` blocks; `bytes` is a multiple of 16,
-    /// copied `times` times in a row after one that is not counted.
+    /// Returns the bytes per second of a copy kernel with `blocks` blocks. It copies `bytes` bytes, a
+    /// multiple of 16, once for warm-up and then `times` times.
     ///
     /// # Errors
-    /// Timeout; those of the driver.
+    /// Invalid argument if a number is 0 or no multiple of 16; timeout; the driver's errors.
     ///
     /// # Safety
-    /// Both pieces are memory that this GPU may read and write, aligned to 16, and nobody else
-    /// writes meanwhile.
+    /// This GPU may read and write both ranges, which are aligned to 16, and no other code writes them
+    /// meanwhile.
     pub unsafe fn copy_speed(
         &self,
-        target: CuDevicePtr,
-        source: CuDevicePtr,
+        target: CUdeviceptr,
+        source: CUdeviceptr,
         bytes: u64,
         blocks: u32,
         times: u32,
@@ -222,7 +223,7 @@ impl Probe {
             vectors: bytes / 16,
         };
         let (begin, end) = (Event::timed(self.context())?, Event::timed(self.context())?);
-        // SAFETY: the kernel's parameter; it touches the two pieces alone.
+        // SAFETY: `ProbeCopy` is the kernel's parameter, and the kernel only accesses the caller's two ranges.
         let launch = || unsafe { self.copy.launch(blocks, THREADS, 0, &self.stream, &args) };
         launch()?;
         begin.record(&self.stream)?;
@@ -230,36 +231,36 @@ impl Probe {
             launch()?;
         }
         end.record(&self.stream)?;
-        self.stream.wait(DEADLINE)?;
+        self.stream.wait(PROBE_TIMEOUT)?;
         Ok(bytes as f64 * f64::from(times) / end.since(&begin)?)
     }
 }
 
-/// What two GPUs see of each other.
+/// Measurements of the link between two GPUs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PairSpeed {
-    /// Bytes a second that the first one writes to the second one's memory.
+    /// Bytes per second that the first GPU writes to the second GPU's memory.
     pub write: f64,
-    /// Bytes a second that the first one reads from there.
+    /// Bytes per second that the first GPU reads from the second GPU's memory.
     pub read: f64,
-    /// Seconds that a word takes there and back.
+    /// Seconds of the round trip of a word.
     pub round_trip: f64,
 }
 
-/// Measures the link from `here` to `there`, which may be the same GPU; takes some milliseconds
-/// and, for that long, 64 MiB of each.
+/// Measures the link from `here` to `there`, which may be one GPU. It takes some milliseconds, and 64 MiB of
+/// each GPU meanwhile.
 ///
 /// # Errors
-/// Unsupported if there is no peer access between them; timeout; those of the driver.
+/// Unsupported without peer access between the GPUs; timeout; the driver's errors.
 pub fn pair_speed(here: &Probe, there: &Probe) -> Result<PairSpeed> {
     const BYTES: usize = 64 << 20;
     const BLOCKS: u32 = 64;
     const ROUNDS: u64 = 1000;
     let (one, two) = (here.context(), there.context());
     // Kernels that wait for each other need two streams.
-    let beside = here.beside()?;
+    let second = here.with_own_stream()?;
     let there = if one.handle() == two.handle() {
-        &beside
+        &second
     } else {
         there
     };
@@ -273,13 +274,13 @@ pub fn pair_speed(here: &Probe, there: &Probe) -> Result<PairSpeed> {
             ),
         ));
     }
-    let mine = DeviceMemory::zeroed(one, BYTES, DEADLINE)?;
-    let theirs = DeviceMemory::zeroed(two, BYTES, DEADLINE)?;
+    let mine = DeviceMemory::zeroed(one, BYTES, PROBE_TIMEOUT)?;
+    let theirs = DeviceMemory::zeroed(two, BYTES, PROBE_TIMEOUT)?;
     let (near, far) = (mine.address(), theirs.address());
-    // Zero as the bounced words must be, and apart: one line for each on either GPU.
+    // The memory is zero, as the polled words must be, and each word has a memory of its own.
     let words = [mine.place(0, 8)?, theirs.place(0, 8)?];
-    // SAFETY: memory of this function's own, which both GPUs reach since access was enabled; each
-    // measurement has ended before the next begins.
+    // SAFETY: only this function has the memory, and peer access was enabled above. Each measurement ends
+    // before the next one starts.
     unsafe {
         let round_trip = here.round_trip(there, [words[0]; 2], [words[1]; 2], ROUNDS)?;
         Ok(PairSpeed {
@@ -290,24 +291,24 @@ pub fn pair_speed(here: &Probe, there: &Probe) -> Result<PairSpeed> {
     }
 }
 
-/// Whether `writer`'s GPU reaches the memory: it writes a pattern through `address`, and the
-/// memory's own GPU looks whether it is there. A machine can promise peer access and lose the
-/// data (an IOMMU or a PCIe switch with access control in between).
+/// Checks that peer writes arrive: `writer`'s GPU writes a pattern through `address`, and the GPU of `memory`
+/// compares it. A machine may report peer access and lose the data in an IOMMU, or in a PCIe switch with
+/// access control.
 ///
 /// # Errors
-/// System, with the number of words that are wrong; timeout; those of the driver.
+/// System, with the number of wrong words; timeout; the driver's errors.
 ///
 /// # Safety
-/// `address` is `memory` as `writer`'s GPU sees it, and nobody else uses the memory meanwhile.
+/// `address` is the address of `memory` for `writer`'s GPU, and no other code uses the memory meanwhile.
 pub unsafe fn check_peer(
     writer: &Probe,
-    address: CuDevicePtr,
+    address: CUdeviceptr,
     owner: &Probe,
     memory: &DeviceMemory,
     seed: u64,
 ) -> Result<()> {
     let words = (memory.bytes() / 8) as u64;
-    // SAFETY: by the caller's word.
+    // SAFETY: the caller guarantees that both GPUs may access the memory, which no other code uses.
     let wrong = unsafe {
         writer.fill(address, words, seed)?;
         owner.wrong_words(memory.address(), words, seed)?
@@ -326,32 +327,31 @@ pub unsafe fn check_peer(
     ))
 }
 
-/// A kernel that lets the next one of its stream begin at once, where GPUs do that, and writes only
-/// later: kernels that begin early are tried with it.
+/// A kernel that lets the next programmatic launch of its stream start at once, and writes after a delay.
+/// Tests use it to find kernels that do not wait for earlier work.
 #[derive(Debug)]
 pub struct LateFill(Function);
 
 impl LateFill {
-    /// Loads it.
+    /// Loads the kernel.
     ///
     /// # Errors
-    /// Unsupported if this build has no kernels; those of the driver.
+    /// Unsupported if this build has no kernels; the driver's errors.
     pub fn new(context: &Arc<Context>) -> Result<LateFill> {
         let module = kernels::load(context, "probe")?;
         Ok(LateFill(module.function("cinch_probe_late")?))
     }
 
-    /// Queues a kernel that writes the pattern of `seed` to `words` 64-bit words at `target`, once
-    /// `delay` has passed.
+    /// Queues a kernel that writes the pattern of `seed` to `words` 64-bit words at `target` after `delay`.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// The driver's errors.
     ///
     /// # Safety
-    /// The words are memory that this GPU may write, and nobody else uses before the kernel's end.
+    /// This GPU may write the words, and no other code uses them before the kernel has ended.
     pub unsafe fn queue(
         &self,
-        (target, words): (CuDevicePtr, u64),
+        (target, words): (CUdeviceptr, u64),
         seed: u64,
         delay: Duration,
         stream: &Stream,
@@ -362,12 +362,12 @@ impl LateFill {
             seed,
             delay: delay.as_nanos() as u64,
         };
-        // SAFETY: the kernel's parameter; it writes the words alone.
+        // SAFETY: `ProbeLate` is the kernel's parameter, and the kernel only writes the caller's words.
         unsafe { self.0.launch(4, THREADS, 0, stream, &args) }
     }
 }
 
-/// Word `index` of the pattern that `seed` names, as the kernels make it (splitmix64).
+/// Returns word `index` of the pattern of `seed`, as the kernels compute it (splitmix64).
 pub fn probe_word(seed: u64, index: u64) -> u64 {
     let mut z = seed.wrapping_add(index.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -375,7 +375,7 @@ pub fn probe_word(seed: u64, index: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Enough blocks for the words, and few enough to start at once.
+/// Returns the grid for a number of words, with few enough blocks to be resident at once.
 fn blocks(words: u64) -> Dim3 {
     Dim3::from(words.div_ceil(u64::from(THREADS)).clamp(1, 64) as u32)
 }
@@ -384,51 +384,51 @@ fn blocks(words: u64) -> Dim3 {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct ProbeFill {
-    target: CuDevicePtr,
+    target: CUdeviceptr,
     words: u64,
     seed: u64,
 }
 
-/// `ProbeLate`.
+/// `ProbeLate` of `kernels/entry/probe.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct ProbeLate {
-    target: CuDevicePtr,
+    target: CUdeviceptr,
     words: u64,
     seed: u64,
     delay: u64,
 }
 
-/// `ProbeCheck`.
+/// `ProbeCheck` of `kernels/entry/probe.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct ProbeCheck {
-    source: CuDevicePtr,
+    source: CUdeviceptr,
     words: u64,
     seed: u64,
-    wrong: CuDevicePtr,
+    wrong: CUdeviceptr,
 }
 
-/// `ProbePingpong`.
+/// `ProbePingpong` of `kernels/entry/probe.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct ProbePingpong {
-    mine: CuDevicePtr,
-    theirs: CuDevicePtr,
+    mine: CUdeviceptr,
+    theirs: CUdeviceptr,
     base: u64,
     rounds: u64,
     budget: u64,
     serves: u32,
     padding: u32,
-    done: CuDevicePtr,
+    done: CUdeviceptr,
 }
 
-/// `ProbeCopy`.
+/// `ProbeCopy` of `kernels/entry/probe.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct ProbeCopy {
-    target: CuDevicePtr,
-    source: CuDevicePtr,
+    target: CUdeviceptr,
+    source: CUdeviceptr,
     vectors: u64,
 }
 

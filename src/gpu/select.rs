@@ -2,7 +2,7 @@
 
 use super::{Context, Device, Driver, Space};
 use crate::error::{Error, ErrorKind, Result};
-use crate::sys::cuda::{CuContext, CuDevice};
+use crate::sys::cuda::{CUcontext, CUdevice};
 use crate::types::DeviceChoice;
 use std::sync::Arc;
 
@@ -37,16 +37,16 @@ pub fn chosen(driver: &Arc<Driver>, choice: DeviceChoice) -> Result<Device> {
 }
 
 /// Returns the GPU of this thread's current context, if it has one.
-fn current(driver: &Arc<Driver>) -> Result<Option<CuDevice>> {
-    let mut context = CuContext::default();
+fn current(driver: &Arc<Driver>) -> Result<Option<CUdevice>> {
+    let mut context: CUcontext = std::ptr::null_mut();
     // SAFETY: the driver writes one handle to a local variable.
     driver.check("cuCtxGetCurrent", unsafe {
         driver.api().cuCtxGetCurrent(&mut context)
     })?;
-    if context == CuContext::default() {
+    if context.is_null() {
         return Ok(None);
     }
-    let mut device: CuDevice = 0;
+    let mut device: CUdevice = 0;
     // SAFETY: a context is current; the driver writes one handle to a local variable.
     driver.check("cuCtxGetDevice", unsafe {
         driver.api().cuCtxGetDevice(&mut device)

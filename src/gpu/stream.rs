@@ -1,146 +1,148 @@
-//! Streams: the caller's, and our own.
+//! Streams: the caller's and this library's.
 
 use super::context::Relaxed;
 use super::{Context, Event};
 use crate::error::{Error, ErrorKind, Result};
-use crate::sys::cuda::{CuResult, CuStream, flags};
+use crate::sys::cuda::{
+    CUevent_wait_flags, CUstream, CUstream_flags, CUstream_st, CuResult, Handle,
+};
 use std::ffi::{c_int, c_uint};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A queue of work of one context.
+/// A CUDA stream: a queue of work of one context.
 #[derive(Debug)]
 pub struct Stream {
     context: Arc<Context>,
-    handle: CuStream,
+    handle: Handle<CUstream_st>,
     owned: bool,
 }
 
 impl Stream {
-    /// A stream that does not wait for the legacy default stream, nor that one for it.
+    /// Creates a stream that is not ordered with the legacy default stream.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// The driver's errors.
     pub fn new(context: &Arc<Context>) -> Result<Stream> {
         Stream::with_priority(context, 0)
     }
 
-    /// The same before (lower) or behind other streams; a number outside the GPU's range counts
-    /// as the nearest inside, by the driver's rule.
+    /// Creates a stream with a priority, of which a lower number comes first. The driver clamps it to the GPU's
+    /// range.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// The driver's errors.
     pub fn with_priority(context: &Arc<Context>, priority: i32) -> Result<Stream> {
         let _bound = context.bind()?;
         let driver = context.driver();
-        let mut handle = CuStream::default();
-        // SAFETY: writes one handle.
+        let mut handle: CUstream = std::ptr::null_mut();
+        // SAFETY: the driver writes one handle to a local variable.
         driver.check("cuStreamCreateWithPriority", unsafe {
             driver.api().cuStreamCreateWithPriority(
                 &mut handle,
-                flags::STREAM_NON_BLOCKING,
+                CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint,
                 priority as c_int,
             )
         })?;
         Ok(Stream {
             context: context.clone(),
-            handle,
+            handle: Handle(handle),
             owned: true,
         })
     }
 
-    /// The caller's stream `handle`, which is not destroyed with this value.
+    /// Wraps the caller's stream `handle`, which dropping the value does not destroy.
     ///
     /// # Safety
-    /// The handle is of a live stream of `context`, or 0 or 2 (default streams), until this value
-    /// is gone.
-    pub unsafe fn borrowed(context: &Arc<Context>, handle: CuStream) -> Stream {
+    /// Until the value is dropped, the handle is a stream of `context` that exists, or a default stream (0, 1
+    /// or 2).
+    pub unsafe fn borrowed(context: &Arc<Context>, handle: CUstream) -> Stream {
         Stream {
             context: context.clone(),
-            handle,
+            handle: Handle(handle),
             owned: false,
         }
     }
 
-    /// Its context.
+    /// Returns the context.
     pub fn context(&self) -> &Arc<Context> {
         &self.context
     }
 
-    /// The driver's handle of it.
-    pub fn handle(&self) -> CuStream {
-        self.handle
+    /// Returns the driver's handle.
+    pub fn handle(&self) -> CUstream {
+        self.handle.0
     }
 
-    /// The driver's number of it, which no other stream of the process has, before or after: its
-    /// handle another stream may get as soon as this one is destroyed, while its work still runs.
-    /// `None` where the driver does not say.
+    /// Returns the driver's id, which no other stream of the process ever has; `None` if the driver reports
+    /// no id. A handle does not identify a stream: the driver reuses it once the stream is destroyed, while
+    /// work of the stream still runs.
     pub fn id(&self) -> Option<u64> {
         let _bound = self.context.bind().ok()?;
         let mut id = 0;
-        // SAFETY: a live stream; writes one number.
-        let asked = unsafe {
+        // SAFETY: the stream exists while `self` does; the driver writes one number to a local variable.
+        let queried = unsafe {
             let api = self.context.driver().api();
-            api.cuStreamGetId(self.handle, &mut id)
+            api.cuStreamGetId(self.handle(), &mut id)
         };
-        (asked == CuResult::SUCCESS).then_some(id)
+        (queried == CuResult::SUCCESS).then_some(id)
     }
 
-    /// Whether all its work is done.
+    /// Returns whether all work of the stream has ended.
     ///
     /// # Errors
-    /// Those of the driver, among them failures of the work itself.
+    /// The driver's errors, which include failures of the work.
     pub fn is_idle(&self) -> Result<bool> {
         let _bound = self.context.bind()?;
         let driver = self.context.driver();
-        // SAFETY: a live stream.
-        match unsafe { driver.api().cuStreamQuery(self.handle) } {
+        // SAFETY: the stream exists while `self` does.
+        match unsafe { driver.api().cuStreamQuery(self.handle()) } {
             CuResult::NOT_READY => Ok(false),
             result => driver.check("cuStreamQuery", result).map(|()| true),
         }
     }
 
-    /// Waits until all its work is done.
+    /// Waits until all work of the stream has ended.
     ///
     /// # Errors
-    /// Timeout, with `deadline`, if it is not done by then; it goes on. Otherwise as
-    /// [`Stream::is_idle`].
+    /// Timeout after `deadline`, while the work continues; the errors of [`Stream::is_idle`].
     pub fn wait(&self, deadline: Duration) -> Result<()> {
         poll(deadline, "a stream's work", || self.is_idle())
     }
 
-    /// Holds later work of this stream back until `event` has happened. No host thread waits.
+    /// Makes later work of this stream wait for `event`. No host thread waits.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// The driver's errors.
     pub fn wait_event(&self, event: &Event) -> Result<()> {
-        self.wait_event_as(event, 0)
+        self.wait_event_as(event, CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT)
     }
 
-    /// The same in every replay of the capture that the stream is in, for the last mark that was
-    /// made outside of it, or by a replay, when the graph is launched.
+    /// Makes later work of the captured graph wait for `event` in every replay. A replay waits for the last
+    /// recording before its launch, whether outside the graph or by another replay.
     ///
     /// # Errors
-    /// Those of the driver, among them that the stream is in no capture.
+    /// The driver's errors, such as a stream that is in no capture.
     pub fn wait_event_in_replays(&self, event: &Event) -> Result<()> {
-        self.wait_event_as(event, flags::EVENT_WAIT_EXTERNAL)
+        self.wait_event_as(event, CUevent_wait_flags::CU_EVENT_WAIT_EXTERNAL)
     }
 
-    fn wait_event_as(&self, event: &Event, flags: c_uint) -> Result<()> {
+    fn wait_event_as(&self, event: &Event, flags: CUevent_wait_flags) -> Result<()> {
         let _bound = self.context.bind()?;
         let driver = self.context.driver();
-        // SAFETY: live handles; whoever waits in replays keeps the event for them.
+        // SAFETY: the values keep their driver objects. A caller that waits in replays keeps the event for
+        // them.
         driver.check("cuStreamWaitEvent", unsafe {
             driver
                 .api()
-                .cuStreamWaitEvent(self.handle, event.handle(), flags)
+                .cuStreamWaitEvent(self.handle(), event.handle(), flags as c_uint)
         })
     }
 
-    /// Whether work that is queued now is recorded into a graph instead of run.
+    /// Returns whether work that is queued now is recorded into a graph instead of executed.
     ///
     /// # Errors
-    /// Invalid usage if a capture has failed and not been ended; those of the driver.
+    /// Invalid usage if a capture has failed and not been ended; the driver's errors.
     pub fn is_capturing(&self) -> Result<bool> {
         Ok(self.capture()?.is_some())
     }
@@ -153,23 +155,23 @@ impl Drop for Stream {
         }
         let driver = self.context.driver();
         let _relaxed = Relaxed::to_drop(driver);
-        // SAFETY: made by `with_priority`, destroyed once. Work that is queued still runs; the
-        // call does not wait for it.
+        // SAFETY: `with_priority` created the stream, and this destructor runs once. Queued work still runs,
+        // and the call does not wait for it.
         driver.log("cuStreamDestroy", unsafe {
-            driver.api().cuStreamDestroy(self.handle)
+            driver.api().cuStreamDestroy(self.handle())
         });
     }
 }
 
-/// CompletionPoller `done` again and again, first at once, then at growing distances, until it is or
-/// `deadline` has passed. The driver's own waits have no deadline.
+/// Calls `done` at growing intervals until it returns true or `deadline` has passed. The driver's own waits
+/// have no deadline.
 pub(super) fn poll(
     deadline: Duration,
     what: &str,
     mut done: impl FnMut() -> Result<bool>,
 ) -> Result<()> {
     let begin = Instant::now();
-    let mut nap = Duration::from_micros(1);
+    let mut interval = Duration::from_micros(1);
     while !done()? {
         let waited = begin.elapsed();
         if waited >= deadline {
@@ -178,12 +180,12 @@ pub(super) fn poll(
                 format!("{what} did not end within {deadline:?}; it may still"),
             ));
         }
-        // Short waits, which most are, stay on the core.
+        // Most waits are short: they yield instead of sleeping.
         if waited < Duration::from_micros(200) {
             std::thread::yield_now();
         } else {
-            std::thread::sleep(nap);
-            nap = (nap * 2).min(Duration::from_millis(1));
+            std::thread::sleep(interval);
+            interval = (interval * 2).min(Duration::from_millis(1));
         }
     }
     Ok(())

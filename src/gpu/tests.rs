@@ -1,5 +1,5 @@
-//! The layer on the simulated machine, which fails on any wrong context and on any access that a
-//! GPU could not make. The same on a real one, where there is one: `real`.
+//! Tests on the simulated machine, which rejects wrong contexts and accesses that a GPU could not make.
+//! `real` tests the machine's GPUs.
 
 mod memory;
 mod real;
@@ -8,13 +8,13 @@ mod work;
 use super::*;
 use crate::error::ErrorKind;
 use crate::sys::cuda::CuResult;
-use crate::sys::cuda::mock::{EARLY_STARTS, Machine, Process};
+use crate::sys::cuda::mock::{Machine, PROGRAMMATIC_LAUNCHES, Process};
 use std::sync::Arc;
 use std::time::Duration;
 
 const SOON: Duration = Duration::from_secs(20);
 
-/// A process with its driver, on a machine of its own.
+/// Returns a process with its driver, on a new machine.
 fn process(devices: usize) -> (Process, Arc<Driver>) {
     process_on(&Machine::new(devices))
 }
@@ -30,7 +30,7 @@ fn context(driver: &Arc<Driver>, ordinal: u32) -> Arc<Context> {
 }
 
 #[test]
-fn devices_say_what_they_are() {
+fn devices_of_driver_have_its_properties() {
     let (_, driver) = process(3);
     let devices = driver.devices().unwrap();
     assert_eq!(devices.len(), 3);
@@ -46,7 +46,7 @@ fn devices_say_what_they_are() {
 }
 
 #[test]
-fn a_machine_without_devices_is_an_error_value() {
+fn driver_without_devices_is_unsupported() {
     let process = Machine::new(0).process();
     let error = Driver::with(Box::new(process)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
@@ -59,7 +59,7 @@ fn a_machine_without_devices_is_an_error_value() {
 }
 
 #[test]
-fn loading_the_driver_never_panics() {
+fn driver_load_never_panics() {
     match Driver::load() {
         Ok(driver) => assert!(driver.version() >= 12_000),
         Err(error) => assert!(!error.message().is_empty()),
@@ -67,7 +67,7 @@ fn loading_the_driver_never_panics() {
 }
 
 #[test]
-fn the_callers_context_is_put_back() {
+fn callers_context_is_restored() {
     let (process, driver) = process(2);
     let (one, two) = (context(&driver, 0), context(&driver, 1));
     assert_eq!(process.current(), None);
@@ -91,7 +91,7 @@ fn the_callers_context_is_put_back() {
 }
 
 #[test]
-fn a_failed_call_leaves_the_context_alone_too() {
+fn failed_call_restores_callers_context() {
     let (process, driver) = process(1);
     let context = context(&driver, 0);
     for function in [
@@ -108,7 +108,7 @@ fn a_failed_call_leaves_the_context_alone_too() {
 }
 
 #[test]
-fn nothing_is_left_in_any_order_of_drops() {
+fn objects_dropped_in_any_order_are_all_freed() {
     let (process, driver) = process(2);
     process
         .machine()
@@ -121,10 +121,10 @@ fn nothing_is_left_in_any_order_of_drops() {
     let memory = DeviceMemory::new(&context, 4096).unwrap();
     let pinned = PinnedMemory::new(&context, 4096).unwrap();
     assert_eq!(process.leftovers().len(), 6, "{:?}", process.leftovers());
-    // Parents first.
+    // Parents are dropped before their children.
     drop((driver, context, module));
     event.record(&stream).unwrap();
-    // SAFETY: the kernel takes 8 bytes and does nothing.
+    // SAFETY: the kernel takes 8 bytes and accesses no memory.
     unsafe { function.launch(1, 32, 0, &stream, &0u64).unwrap() };
     drop((stream, event, memory, pinned));
     assert_eq!(process.leftovers(), ["1 modules", "1 retained contexts"]);
@@ -133,7 +133,7 @@ fn nothing_is_left_in_any_order_of_drops() {
 }
 
 #[test]
-fn destructors_survive_a_driver_that_is_gone() {
+fn destructors_after_driver_shutdown_do_not_panic() {
     let (process, driver) = process(1);
     let context = context(&driver, 0);
     let held = (
@@ -149,7 +149,7 @@ fn destructors_survive_a_driver_that_is_gone() {
 }
 
 #[test]
-fn peers_are_enabled_once_and_in_one_direction() {
+fn peer_access_is_enabled_once_per_direction() {
     let (process, driver) = process(3);
     process.machine().refuse_peers(0, 2);
     let contexts: Vec<_> = (0..3).map(|ordinal| context(&driver, ordinal)).collect();
@@ -157,13 +157,13 @@ fn peers_are_enabled_once_and_in_one_direction() {
     assert!(contexts[0].enable_peer(&contexts[1]).unwrap());
     assert!(contexts[0].enable_peer(&contexts[1]).unwrap(), "again");
     assert!(!contexts[0].enable_peer(&contexts[2]).unwrap(), "refused");
-    // What one may, the other may not yet.
+    // Access in one direction does not allow the other direction.
     let there = DeviceMemory::new(&contexts[1], 64).unwrap();
     let here = DeviceMemory::new(&contexts[0], 64).unwrap();
     let [first, second] = [0, 1].map(|at| Stream::new(&contexts[at]).unwrap());
     there.fill(1, &first).unwrap();
     assert!(here.fill(1, &second).is_err());
-    // A machine that says yes and then refuses.
+    // The driver may report access and refuse to enable it.
     process.fail(
         "cuCtxEnablePeerAccess",
         0,
@@ -177,7 +177,7 @@ fn peers_are_enabled_once_and_in_one_direction() {
 }
 
 #[test]
-fn the_stack_is_only_raised() {
+fn stack_limit_is_only_raised() {
     let (process, driver) = process(1);
     let context = context(&driver, 0);
     context.raise_stack(512).unwrap();
@@ -188,21 +188,21 @@ fn the_stack_is_only_raised() {
 }
 
 #[test]
-fn an_old_driver_is_told_by_what_it_lacks() {
+fn old_driver_error_names_missing_function() {
     let (process, driver) = process(1);
     let context = context(&driver, 0);
     process
         .machine()
         .kernel("nothing", 8, |_| CuResult::SUCCESS);
-    // Functions since 12.4 can be done without: what is asked for by name is loaded then.
+    // Without the functions of CUDA 12.4, a kernel is loaded when its attributes are queried.
     for function in ["cuFuncLoad", "cuModuleGetFunctionCount"] {
         process.fail(function, 0, usize::MAX, CuResult::FUNCTION_MISSING);
     }
     let module = Module::load(&context, "test", &[0; 8]).unwrap();
-    let asked = process.calls("cuFuncGetAttribute");
+    let queries = process.calls("cuFuncGetAttribute");
     module.function("nothing").unwrap();
-    assert!(process.calls("cuFuncGetAttribute") > asked);
-    // Others cannot.
+    assert!(process.calls("cuFuncGetAttribute") > queries);
+    // Required functions have no substitute.
     process.fail("cuMemAlloc", 0, 1, CuResult::FUNCTION_MISSING);
     let error = DeviceMemory::new(&context, 64).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);

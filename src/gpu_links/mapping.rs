@@ -6,7 +6,7 @@ use super::round_messages::{GpuInfo, MemoryHandle};
 use crate::bootstrap::PeerInfo;
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::{Context, Device, DeviceMemory, IPC_HANDLE_BYTES, IpcHandle, IpcMemory};
-use crate::sys::cuda::p2p_attribute;
+use crate::sys::cuda::CUdevice_P2PAttribute;
 use std::ffi::c_int;
 use std::sync::Arc;
 
@@ -101,7 +101,7 @@ fn link(own: &Device, other: &Device) -> Result<MappingPlan> {
         )));
     }
     let driver = own.driver();
-    let attribute = |attribute: c_int| -> Result<u32> {
+    let attribute = |attribute: CUdevice_P2PAttribute| -> Result<u32> {
         let mut value: c_int = 0;
         // SAFETY: `own` and `other` hold valid device handles of this driver; the call writes one integer.
         let result = unsafe {
@@ -111,13 +111,16 @@ fn link(own: &Device, other: &Device) -> Result<MappingPlan> {
         driver.check("cuDeviceGetP2PAttribute", result)?;
         Ok(value.unsigned_abs())
     };
-    let class = match attribute(p2p_attribute::NATIVE_ATOMIC_SUPPORTED)? {
-        0 => LinkClass::Pcie,
-        _ => LinkClass::NvLink,
-    };
+    let class =
+        match attribute(CUdevice_P2PAttribute::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED)? {
+            0 => LinkClass::Pcie,
+            _ => LinkClass::NvLink,
+        };
     Ok(MappingPlan::Open {
         class,
-        performance_rank: Some(attribute(p2p_attribute::PERFORMANCE_RANK)?),
+        performance_rank: Some(attribute(
+            CUdevice_P2PAttribute::CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK,
+        )?),
     })
 }
 

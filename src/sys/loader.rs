@@ -90,8 +90,8 @@ macro_rules! function_table {
     (
         $(#[$doc:meta])*
         $vis:vis struct $table:ident;
-        required { $($name:ident = $symbol:literal: fn($($type:ty),*) $(-> $result:ty)?;)* }
-        optional { $($late:ident = $late_symbol:literal: fn($($late_type:ty),*)
+        required { $($name:ident = $symbol:tt: fn($($type:ty),*) $(-> $result:ty)?;)* }
+        optional { $($late:ident = $late_symbol:tt: fn($($late_type:ty),*)
             $(-> $late_result:ty)?;)* }
     ) => {
         $(#[$doc])*
@@ -116,9 +116,9 @@ macro_rules! function_table {
                 };
                 let mut missing = Vec::new();
                 $(
-                    let $name = look(concat!($symbol, "\0"));
+                    let $name = look(concat!($crate::sys::loader::symbol_name!($symbol), "\0"));
                     if $name.is_none() {
-                        missing.push($symbol);
+                        missing.push($crate::sys::loader::symbol_name!($symbol));
                     }
                 )*
                 match ($($name,)*) {
@@ -135,7 +135,7 @@ macro_rules! function_table {
                         )*
                         $(
                             // SAFETY: as above; a missing one is `None`.
-                            $late: look(concat!($late_symbol, "\0")).map(|address| unsafe {
+                            $late: look(concat!($crate::sys::loader::symbol_name!($late_symbol), "\0")).map(|address| unsafe {
                                 std::mem::transmute::<
                                     *mut std::ffi::c_void,
                                     unsafe extern "C" fn($($late_type),*) $(-> $late_result)?,
@@ -150,4 +150,14 @@ macro_rules! function_table {
     };
 }
 
-pub(super) use function_table;
+/// Text of a symbol that a table names by a literal or by an identifier.
+macro_rules! symbol_name {
+    ($symbol:literal) => {
+        $symbol
+    };
+    ($symbol:ident) => {
+        stringify!($symbol)
+    };
+}
+
+pub(super) use {function_table, symbol_name};

@@ -161,7 +161,7 @@ impl Arena {
         let (input, output) = (place(input)?, place(output)?);
         // SAFETY: inside of memory that outlives the calls: arenas go last. A rank has its own,
         // and uses it by one stream at a time.
-        Ok(unsafe { DeviceBuffers::new(input, output, stream.handle().0) })
+        Ok(unsafe { DeviceBuffers::new(input, output, stream.handle().addr()) })
     }
 
     fn host(&self, input: (usize, usize), output: (usize, usize)) -> UserBuffers<'_> {

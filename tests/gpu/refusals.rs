@@ -143,7 +143,7 @@ fn host_pointer(comm: &Communicator, arena: &Arena) -> std::result::Result<usize
         (16, ["host memory", "GPU"]),
     ] {
         for (input, output) in [((address, bytes), good), (good, (address, bytes))] {
-            let stream = arena.stream()?.handle().0;
+            let stream = arena.stream()?.handle().addr();
             // SAFETY: refused before anything uses them, which is what is tested.
             let buffers = unsafe { DeviceBuffers::new(input, output, stream) };
             refuses(comm.call_on(&sum(DType::F32, COUNT), buffers), kind, &words)?;

@@ -10,7 +10,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::abi::{self, CommView, OneshotArgs, ScheduleArgs};
 use crate::gpu::{Context, Function, Launch, Stream};
 use crate::plan::{EncodedTiles, Plan, Request};
-use crate::sys::cuda::{CuContext, CuGreenContext, CuResult};
+use crate::sys::cuda::{CUcontext, CUgreenCtx, CuResult};
 use crate::types::{
     Algorithm, Collective, Kernel, KernelProtocol, Protocol, ReduceOp, SIGNATURE_WORDS,
 };
@@ -325,11 +325,11 @@ pub(super) fn copy(stream: &Stream, at: Addresses, bytes: usize) -> Result<()> {
 /// wait for no other block of this rank.
 pub(super) fn own_context(context: &Arc<Context>, stream: &Stream) -> Result<()> {
     // Handles 0, 1 and 2 are the default streams of the current context.
-    if stream.handle().0 <= 2 {
+    if stream.handle().addr() <= 2 {
         return Ok(());
     }
     let _bound = context.bind()?;
-    let mut found = CuContext::default();
+    let mut found: CUcontext = std::ptr::null_mut();
     // SAFETY: the contract of `DeviceBuffers` keeps the stream valid; the driver writes one local handle.
     let queried = unsafe {
         let api = context.driver().api();
@@ -343,7 +343,7 @@ pub(super) fn own_context(context: &Arc<Context>, stream: &Stream) -> Result<()>
         return Ok(());
     }
     // `cuStreamGetCtx` returns another context for a stream of a green context.
-    let mut green = CuGreenContext::default();
+    let mut green: CUgreenCtx = std::ptr::null_mut();
     // SAFETY: the contract of `DeviceBuffers` keeps the stream valid; the driver writes two local handles.
     let queried = unsafe {
         let api = context.driver().api();

@@ -8,7 +8,7 @@
 
 use crate::error::{Error, Result};
 use crate::gpu::{Context, EndMark, Event, Stream};
-use crate::sys::cuda::CuStream;
+use crate::sys::cuda::PER_THREAD_STREAM;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -102,7 +102,7 @@ impl LaunchOrder {
                 false => Ok(()),
             };
         };
-        let own = stream.handle().0;
+        let own = stream.handle().addr();
         if let Some(found) = self.captures.iter().position(|one| one.id == id) {
             let captured = self.captures.remove(found);
             let follows = captured
@@ -132,7 +132,7 @@ impl LaunchOrder {
 
     /// Records the launch that was just queued on the entered `stream`.
     pub(super) fn leave(&mut self, stream: &Stream, capture: Option<u64>) -> Result<()> {
-        let own = stream.handle().0;
+        let own = stream.handle().addr();
         match (capture, self.captures.last_mut()) {
             (None, _) => {
                 self.launched.record(stream)?;
@@ -165,7 +165,7 @@ impl LaunchOrder {
 
 impl StreamIdentity {
     fn of(stream: &Stream) -> StreamIdentity {
-        let handle = stream.handle().0;
+        let handle = stream.handle().addr();
         let id = match handle {
             0..=2 => None,
             _ => stream.id(),
@@ -186,5 +186,5 @@ impl StreamIdentity {
 /// Returns whether two valid handles certainly denote one stream. Every thread has the same handle for its own
 /// per-thread default stream.
 fn is_same_handle(last: usize, own: usize) -> bool {
-    last == own && own != CuStream::PER_THREAD.0
+    last == own && own != PER_THREAD_STREAM.addr()
 }

@@ -157,7 +157,7 @@ impl SampleWindows {
         let place = |at: usize| (self.device.address() + at as u64, window.bytes());
         // SAFETY: the regions are this value's own memory, which its owner drops after the engine. The
         // contract of the coded call's `DeviceBuffers` keeps the stream valid.
-        let buffers = unsafe { DeviceBuffers::new(place(from), place(to), stream.handle().0) };
+        let buffers = unsafe { DeviceBuffers::new(place(from), place(to), stream.handle().addr()) };
         GpuCall { request, buffers }
     }
 }

@@ -7,8 +7,8 @@ use super::{Connections, GpuCall, GpuEngine, Kernels};
 use crate::error::{Error, Result};
 use crate::gpu::{Context, DeviceMemory, Event, Stream};
 use crate::mem::DeviceBuffers;
-use crate::sys::cuda::CuStream;
 use crate::types::Collective;
+use std::ptr::without_provenance_mut;
 use std::sync::Arc;
 
 /// Resources of a captured launch beside the caller's buffers. The graph keeps them for its replays.
@@ -27,7 +27,7 @@ struct ReplayResources {
 pub fn is_capturing(context: &Arc<Context>, buffers: &DeviceBuffers<'_>) -> Result<bool> {
     // SAFETY: the contract of `DeviceBuffers` keeps the stream valid while the buffers exist, and the
     // borrowed value does not outlive them.
-    let stream = unsafe { Stream::borrowed(context, CuStream(buffers.stream())) };
+    let stream = unsafe { Stream::borrowed(context, without_provenance_mut(buffers.stream())) };
     stream.is_capturing()
 }
 
@@ -60,7 +60,7 @@ impl GpuEngine {
     pub(super) fn stream(&self, handle: usize) -> Stream {
         // SAFETY: the contract of `DeviceBuffers` keeps the stream valid until `run` returns, and the borrowed
         // value does not outlive `run`.
-        unsafe { Stream::borrowed(&self.context, CuStream(handle)) }
+        unsafe { Stream::borrowed(&self.context, without_provenance_mut(handle)) }
     }
 
     /// Returns the streams of calls, each once, and lets the first stream wait for all others. All calls run on

@@ -1,10 +1,10 @@
-//! Memory: bounds, copies, pinning, what pointers are, and other processes' memory.
+//! Tests of memory: bounds, copies, pinning, pointer attributes, and IPC.
 
 use super::*;
 use crate::sys::memory::{Mapping, sealed_memfd};
 
 #[test]
-fn copies_arrive_and_stay_inside() {
+fn copies_outside_memory_are_invalid() {
     let (_, driver) = process(1);
     let context = context(&driver, 0);
     let stream = Stream::new(&context).unwrap();
@@ -23,7 +23,7 @@ fn copies_arrive_and_stay_inside() {
 }
 
 #[test]
-fn a_pattern_is_repeated_to_the_end() {
+fn repeat_fills_memory_with_first_bytes() {
     let (_, driver) = process(1);
     let context = context(&driver, 0);
     let stream = Stream::new(&context).unwrap();
@@ -41,7 +41,7 @@ fn a_pattern_is_repeated_to_the_end() {
 }
 
 #[test]
-fn impossible_sizes_say_what_is_free() {
+fn allocation_beyond_memory_reports_free_bytes() {
     let (_, driver) = process(1);
     let context = context(&driver, 0);
     for refused in [
@@ -63,7 +63,7 @@ fn impossible_sizes_say_what_is_free() {
 }
 
 #[test]
-fn waits_end_at_their_deadline() {
+fn waits_for_unfinished_work_time_out() {
     let (process, driver) = process(1);
     let context = context(&driver, 0);
     let stream = Stream::new(&context).unwrap();
@@ -89,11 +89,11 @@ fn waits_end_at_their_deadline() {
 }
 
 #[test]
-fn pinned_memory_is_one_memory_for_both_sides() {
+fn pinned_memory_is_visible_to_all_gpus() {
     let (process, driver) = process(2);
     let (one, two) = (context(&driver, 0), context(&driver, 1));
     let pinned = PinnedMemory::new(&one, 4096).unwrap();
-    // SAFETY: in bounds, and nobody else has it.
+    // SAFETY: the accesses are in bounds, and only this test has the memory.
     unsafe {
         assert_eq!(pinned.host().add(4095).read(), 0);
         pinned.host().write(9);
@@ -102,7 +102,7 @@ fn pinned_memory_is_one_memory_for_both_sides() {
     let device = DeviceMemory::new(&two, 1).unwrap();
     let copied = {
         let _bound = two.bind().unwrap();
-        // SAFETY: both are one byte at least.
+        // SAFETY: both memories have at least one byte.
         unsafe {
             driver
                 .api()
@@ -117,7 +117,7 @@ fn pinned_memory_is_one_memory_for_both_sides() {
     let mut byte = [0];
     device.read(0, &mut byte, &stream, SOON).unwrap();
     assert_eq!(byte, [9]);
-    // Where GPUs do not see it, it is given back.
+    // Memory without a device address is given back.
     process.fail("cuMemHostGetDevicePointer", 0, 1, CuResult::UNKNOWN);
     let before = process.leftovers();
     assert!(PinnedMemory::new(&one, 4096).is_err());
@@ -125,7 +125,7 @@ fn pinned_memory_is_one_memory_for_both_sides() {
 }
 
 #[test]
-fn a_mapping_is_pinned_where_it_is_and_kept() {
+fn registered_mapping_keeps_its_owner() {
     let (process, driver) = process(1);
     let context = context(&driver, 0);
     let file = sealed_memfd(8192).unwrap();
@@ -133,13 +133,13 @@ fn a_mapping_is_pinned_where_it_is_and_kept() {
     let mapping = Arc::new(Mapping::shared(&file, 8192).unwrap());
     let weak = Arc::downgrade(&mapping);
     let base = mapping.base();
-    // SAFETY: 8192 bytes, mapped as long as the owner lives.
+    // SAFETY: `mapping` keeps 8192 bytes mapped.
     let pinned = unsafe { PinnedMemory::register(&context, base, 8192, mapping.clone()) }.unwrap();
-    // SAFETY: as above.
+    // SAFETY: `mapping` keeps 8192 bytes mapped.
     let again = unsafe { PinnedMemory::register(&context, base, 8192, mapping) }.unwrap_err();
     assert_eq!(again.kind(), ErrorKind::InvalidUsage);
     assert!(weak.upgrade().is_some());
-    // SAFETY: in bounds of both mappings.
+    // SAFETY: the offsets are in bounds of both mappings.
     unsafe {
         pinned.host().add(8191).write(5);
         assert_eq!(other.base().add(8191).read(), 5);
@@ -151,7 +151,7 @@ fn a_mapping_is_pinned_where_it_is_and_kept() {
 }
 
 #[test]
-fn pointers_are_told_apart() {
+fn pointer_attributes_match_memory_kind() {
     let (_, driver) = process(2);
     let context = context(&driver, 1);
     let device = DeviceMemory::new(&context, 1000).unwrap();
@@ -171,7 +171,7 @@ fn pointers_are_told_apart() {
     );
 }
 
-/// Two processes on one machine, and contexts of theirs: `ours` on GPU 0, `theirs` on GPU 1.
+/// Returns two processes on one machine, with a context on GPU 0 for the first and on GPU 1 for the second.
 fn two_processes() -> (Process, Arc<Context>, Process, Arc<Context>) {
     let machine = Machine::new(2);
     let (one, two) = (machine.process(), machine.process());
@@ -181,7 +181,7 @@ fn two_processes() -> (Process, Arc<Context>, Process, Arc<Context>) {
 }
 
 #[test]
-fn another_process_memory_is_mapped_once_and_closed_at_zero() {
+fn foreign_memory_is_mapped_once_until_last_user() {
     let (_one, ours, two, theirs) = two_processes();
     let memory = DeviceMemory::zeroed(&ours, 4096, SOON).unwrap();
     let handle = IpcHandle::export(&ours, memory.address() + 64, 1024).unwrap();
@@ -192,18 +192,18 @@ fn another_process_memory_is_mapped_once_and_closed_at_zero() {
     let second = IpcMemory::open(&theirs, &handle).unwrap();
     assert_eq!(first.address(), second.address());
     assert_ne!(first.address(), memory.address() + 64);
-    // Another piece of the same allocation shares the mapping.
+    // Another range of the allocation shares the mapping.
     let rest = IpcHandle::export(&ours, memory.address() + 2048, 2048).unwrap();
     let third = IpcMemory::open(&theirs, &rest).unwrap();
     assert_eq!(third.address() - first.address(), 2048 - 64);
     assert_eq!(two.calls("cuIpcOpenMemHandle"), 1);
     assert_eq!(theirs.driver().ipc_mappings(), 1);
 
-    // It is the same memory.
+    // Writes through the mapping arrive in the owner's memory.
     let stream = Stream::new(&theirs).unwrap();
     {
         let _bound = theirs.bind().unwrap();
-        // SAFETY: the first 1024 bytes of the mapped piece.
+        // SAFETY: the mapped range has 1024 bytes.
         let done = unsafe {
             theirs
                 .driver()
@@ -234,7 +234,7 @@ fn another_process_memory_is_mapped_once_and_closed_at_zero() {
 }
 
 #[test]
-fn threads_share_the_mapping() {
+fn concurrent_opens_share_one_mapping() {
     let (_one, ours, two, theirs) = two_processes();
     let memory = DeviceMemory::new(&ours, 64).unwrap();
     let handle = IpcHandle::export(&ours, memory.address(), 64).unwrap();
@@ -242,7 +242,7 @@ fn threads_share_the_mapping() {
         for _ in 0..4 {
             scope.spawn(|| {
                 for _ in 0..200 {
-                    // The simulated driver refuses to map what is mapped, and to close what is not.
+                    // The mock rejects a second mapping, and closing without a mapping.
                     IpcMemory::open(&theirs, &handle).unwrap();
                 }
             });
@@ -256,7 +256,7 @@ fn threads_share_the_mapping() {
 }
 
 #[test]
-fn handles_that_lie_are_refused_and_leave_nothing() {
+fn forged_handles_are_refused_without_leak() {
     let (one, ours, two, theirs) = two_processes();
     let memory = DeviceMemory::new(&ours, 4096).unwrap();
     let good = IpcHandle::export(&ours, memory.address(), 4096).unwrap();
@@ -269,13 +269,13 @@ fn handles_that_lie_are_refused_and_leave_nothing() {
     assert!(IpcMemory::open(&theirs, &IpcHandle::from_bytes(&bytes)).is_err());
     let nothing = IpcHandle::from_bytes(&[0; IPC_HANDLE_BYTES]);
     assert!(IpcMemory::open(&theirs, &nothing).is_err());
-    // Our own.
+    // The process's own memory.
     let error = IpcMemory::open(&ours, &good).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidUsage);
-    // A mapping whose extent cannot be asked for.
+    // A mapping whose size is unknown.
     two.fail("cuMemGetAddressRange", 0, 1, CuResult::UNKNOWN);
     assert!(IpcMemory::open(&theirs, &good).is_err());
-    // GPUs that do not reach one another.
+    // GPUs without peer access.
     one.machine().refuse_peers(0, 1);
     let error = IpcMemory::open(&theirs, &good).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
@@ -286,7 +286,7 @@ fn handles_that_lie_are_refused_and_leave_nothing() {
 }
 
 #[test]
-fn only_device_memory_inside_one_allocation_is_exported() {
+fn export_outside_one_device_allocation_is_invalid() {
     let (process, driver) = process(2);
     let (one, two) = (context(&driver, 0), context(&driver, 1));
     let memory = DeviceMemory::new(&one, 4096).unwrap();
@@ -308,11 +308,10 @@ fn only_device_memory_inside_one_allocation_is_exported() {
     assert!(error.message().contains("pools"), "{error}");
 }
 
-/// What is allocated behind a stream is freed behind it, also after the caller has dropped the
-/// stream and while he records a graph; neither of the driver's ways to free is good for what the
-/// other way allocates.
+/// Stream-ordered memory is freed in the order of its stream, also after the caller has dropped the stream
+/// and during a capture. Neither of the driver's allocators frees memory of the other.
 #[test]
-fn queued_memory_goes_the_way_it_came() {
+fn queued_memory_is_freed_by_its_own_allocator() {
     let (process, driver) = process(1);
     let context = context(&driver, 0);
     let own = Arc::new(Stream::new(&context).unwrap());
@@ -344,7 +343,7 @@ fn queued_memory_goes_the_way_it_came() {
         DeviceMemory::queued(&own, 64).unwrap(),
     );
     let _bound = context.bind().unwrap();
-    // SAFETY: both refuse.
+    // SAFETY: the mock rejects both calls.
     let refused = unsafe {
         [
             driver.api().cuMemFree(queued.address()),

@@ -1,16 +1,16 @@
-//! On this machine's GPUs, if it has any and the build has kernels; else each test says why it
-//! does nothing.
+//! Tests on this machine's GPUs. Without a GPU, or without kernels in the build, each test prints the reason
+//! and passes.
 
 use super::*;
 use crate::gpu::probe::{Probe, check_peer, probe_word};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The GPUs; none, with the reason printed, where there are none to use. Tests have them in turn: in
-/// one that records a graph no other is to wait for a GPU as a whole.
+/// Returns the GPUs, or none after printing the reason. The lock makes tests use them one after the other: a
+/// test that waits for a whole GPU would invalidate another test's capture.
 fn devices() -> (MutexGuard<'static, ()>, Vec<Device>) {
-    static TURN: Mutex<()> = Mutex::new(());
-    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    (turn, found())
+    static USED: Mutex<()> = Mutex::new(());
+    let lock = USED.lock().unwrap_or_else(PoisonError::into_inner);
+    (lock, found())
 }
 
 fn found() -> Vec<Device> {
@@ -29,15 +29,15 @@ fn found() -> Vec<Device> {
 }
 
 #[test]
-fn kernels_of_the_build_run() {
-    let (_turn, devices) = devices();
+fn embedded_kernels_run_on_gpus() {
+    let (_lock, devices) = devices();
     for device in devices {
         let context = Context::primary(&device).unwrap();
         let probe = Probe::new(&context).unwrap();
         let stream = Stream::new(&context).unwrap();
         let words = 100_003;
         let memory = DeviceMemory::zeroed(&context, words * 8, SOON).unwrap();
-        // SAFETY: the memory is this test's.
+        // SAFETY: only this test has the memory.
         unsafe {
             probe.fill(memory.address(), words as u64, 5).unwrap();
             let wrong = |seed| probe.wrong_words(memory.address(), words as u64, seed);
@@ -64,7 +64,7 @@ fn kernels_of_the_build_run() {
             driver_pointer(&device, bytes.as_ptr() as u64).space,
             Space::Pageable
         );
-        // SAFETY: as above; half of the memory to the other half, aligned to 16.
+        // SAFETY: only this test has the memory, and both halves are aligned to 16.
         let speed = unsafe {
             let half = (words as u64 * 8 / 2) & !15;
             probe.copy_speed(memory.address() + half, memory.address(), half, 64, 10)
@@ -77,10 +77,10 @@ fn driver_pointer(device: &Device, address: u64) -> Pointer {
     device.driver().pointer(address).unwrap()
 }
 
-/// Allocated, used and freed behind a stream of its own while another one records a graph.
+/// Stream-ordered memory is allocated, used and freed on one stream during the capture of another stream.
 #[test]
-fn queued_memory_comes_and_goes_beside_a_capture() {
-    let (_turn, devices) = devices();
+fn queued_memory_during_capture_is_usable() {
+    let (_lock, devices) = devices();
     for device in devices {
         let context = Context::primary(&device).unwrap();
         let callers = Stream::new(&context).unwrap();
@@ -99,7 +99,7 @@ fn queued_memory_comes_and_goes_beside_a_capture() {
             Ok(())
         });
         graph.unwrap();
-        // The last piece of memory goes after everybody's own handle of its stream.
+        // The memory is dropped after the last other reference to its stream.
         let memory = DeviceMemory::queued(&own, 1 << 20).unwrap();
         drop((own, callers));
         drop(memory);
@@ -107,8 +107,8 @@ fn queued_memory_comes_and_goes_beside_a_capture() {
 }
 
 #[test]
-fn graphs_replay_and_keep() {
-    let (_turn, devices) = devices();
+fn graph_keeps_objects_until_destroyed() {
+    let (_lock, devices) = devices();
     for device in devices {
         let context = Context::primary(&device).unwrap();
         let stream = Stream::new(&context).unwrap();
@@ -147,13 +147,13 @@ fn graphs_replay_and_keep() {
 }
 
 #[test]
-fn replays_are_waited_for_and_wait() {
-    let (_turn, devices) = devices();
+fn replays_are_ordered_with_streams_by_events() {
+    let (_lock, devices) = devices();
     for device in devices {
         let context = Context::primary(&device).unwrap();
         let streams = [(); 2].map(|()| Stream::new(&context).unwrap());
         let memory = DeviceMemory::zeroed(&context, 64 << 20, SOON).unwrap();
-        let turn = Event::new(&context).unwrap();
+        let ordered = Event::new(&context).unwrap();
         let fill = |values: [u8; 3], stream: &Stream, behind: &mut dyn FnMut(&Stream)| {
             for value in values {
                 memory.fill(value, stream).unwrap();
@@ -161,26 +161,26 @@ fn replays_are_waited_for_and_wait() {
             }
         };
         let graph = Graph::capture(&streams[0], CaptureMode::ThreadLocal, |stream| {
-            stream.wait_event_in_replays(&turn)?;
+            stream.wait_event_in_replays(&ordered)?;
             let mut end = None;
             fill([1, 2, 3], stream, &mut |stream| {
-                end = Some(stream.mark_end(&turn, end.take()).unwrap());
+                end = Some(stream.mark_end(&ordered, end.take()).unwrap());
             });
             Ok(())
         })
         .unwrap();
-        let error = streams[0].mark_end(&turn, None).unwrap_err();
+        let error = streams[0].mark_end(&ordered, None).unwrap_err();
         assert!(error.message().contains("no capture"), "{error}");
         for round in 0..20 {
             graph.launch(&streams[0]).unwrap();
-            streams[1].wait_event(&turn).unwrap();
+            streams[1].wait_event(&ordered).unwrap();
             fill([4, 5, 6], &streams[1], &mut |_| ());
-            turn.record(&streams[1]).unwrap();
+            ordered.record(&streams[1]).unwrap();
             let (last, value) = match round % 2 {
                 0 => (&streams[1], 6),
                 _ => {
                     graph.launch(&streams[0]).unwrap();
-                    turn.wait(SOON).unwrap();
+                    ordered.wait(SOON).unwrap();
                     (&streams[0], 3)
                 }
             };
@@ -194,12 +194,12 @@ fn replays_are_waited_for_and_wait() {
 }
 
 #[test]
-fn words_bounce_between_gpus_and_streams() {
-    let (_turn, devices) = devices();
+fn round_trip_between_gpus_succeeds() {
+    let (_lock, devices) = devices();
     let Some(first) = devices.first() else {
         return;
     };
-    // Between two streams of one GPU, and from the first GPU to each other one.
+    // Between two streams of one GPU, and between the first GPU and each other GPU.
     for second in &devices {
         let (here, there) = (
             Context::primary(first).unwrap(),
@@ -212,7 +212,7 @@ fn words_bounce_between_gpus_and_streams() {
         let (near, far) = (Probe::new(&here).unwrap(), Probe::new(&there).unwrap());
         let mine = DeviceMemory::zeroed(&here, 1 << 20, SOON).unwrap();
         let theirs = DeviceMemory::zeroed(&there, 1 << 20, SOON).unwrap();
-        // SAFETY: the memory is this test's, and both GPUs reach it at the same address.
+        // SAFETY: only this test has the memory, and both GPUs access it at one address.
         unsafe {
             let (a, b) = (mine.address(), theirs.address());
             let trip = near.round_trip(&far, [a, a], [b, b], 2000).unwrap();

@@ -1,10 +1,10 @@
-//! Work: launches, graphs, captures, probes.
+//! Tests of launches, graphs, captures and probes.
 
 use super::*;
 use crate::gpu::probe::{Probe, check_peer, pair_speed, probe_word};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The parameter of the kernel `add`: adds `value` to `words` 64-bit words.
+/// Parameter of the kernel `add`, which adds `value` to `words` 64-bit words.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Add {
@@ -15,11 +15,11 @@ struct Add {
 
 fn add_kernel(machine: &Machine) {
     machine.kernel("add", size_of::<Add>(), |launch| {
-        // SAFETY: integers; the test has the memory alone.
+        // SAFETY: every bit pattern of the integers is valid, and only the test has the memory.
         unsafe {
             let args: Add = launch.args();
             let Some(words) = launch.words(args.target, args.words) else {
-                return CuResult(700);
+                return CuResult::ILLEGAL_ADDRESS;
             };
             words
                 .iter_mut()
@@ -58,7 +58,7 @@ impl Work {
             words: 8,
             value,
         };
-        // SAFETY: the kernel's parameter; the memory holds 8 words.
+        // SAFETY: `Add` is the kernel's parameter, and the memory has 8 words.
         unsafe { self.add.launch(2, 128, 0, &self.stream, &args) }
     }
 
@@ -70,7 +70,7 @@ impl Work {
 }
 
 #[test]
-fn a_launch_gets_its_struct() {
+fn launch_passes_struct_to_kernel() {
     let work = work(1);
     work.launch(5).unwrap();
     work.launch(6).unwrap();
@@ -83,10 +83,10 @@ fn a_launch_gets_its_struct() {
 }
 
 #[test]
-fn kernels_begin_early_where_they_can_wait() {
-    let early_starts = |driver_version, compiled_for, begin| {
+fn programmatic_launch_needs_new_ptx_and_driver() {
+    let programmatic = |driver_version, compiled_for, start| {
         let machine = Machine::new(1);
-        machine.be(driver_version, compiled_for);
+        machine.set_versions(driver_version, compiled_for);
         add_kernel(&machine);
         let (process, driver) = process_on(&machine);
         let context = context(&driver, 0);
@@ -99,21 +99,21 @@ fn kernels_begin_early_where_they_can_wait() {
             words: 1,
             value: 1,
         };
-        // SAFETY: the kernel's parameter; the memory holds the word.
-        unsafe { add.launch_with(begin, 1, 32, 0, &stream, &args) }.unwrap();
-        process.calls(EARLY_STARTS)
+        // SAFETY: `Add` is the kernel's parameter, and the memory has the word.
+        unsafe { add.launch_with(start, 1, 32, 0, &stream, &args) }.unwrap();
+        process.calls(PROGRAMMATIC_LAUNCHES)
     };
-    assert_eq!(early_starts(13_000, 90, Launch::Programmatic), 1);
-    assert_eq!(early_starts(13_000, 90, Launch::Serialized), 0);
-    assert_eq!(early_starts(12_030, 100, Launch::Programmatic), 1);
-    // Compiled for an older GPU it does not wait, whatever it runs on.
-    assert_eq!(early_starts(13_000, 80, Launch::Programmatic), 0);
-    // Older drivers cannot put it into a graph.
-    assert_eq!(early_starts(12_020, 90, Launch::Programmatic), 0);
+    assert_eq!(programmatic(13_000, 90, Launch::Programmatic), 1);
+    assert_eq!(programmatic(13_000, 90, Launch::Serialized), 0);
+    assert_eq!(programmatic(12_030, 100, Launch::Programmatic), 1);
+    // Kernels of older PTX do not wait for earlier work, on any GPU.
+    assert_eq!(programmatic(13_000, 80, Launch::Programmatic), 0);
+    // Older drivers do not keep the attribute in graphs.
+    assert_eq!(programmatic(12_020, 90, Launch::Programmatic), 0);
 }
 
 #[test]
-fn what_cannot_be_launched_says_why() {
+fn invalid_launch_reports_reason() {
     let work = work(2);
     let error = Module::load(&work.context, "test", &[0; 8])
         .unwrap()
@@ -122,7 +122,7 @@ fn what_cannot_be_launched_says_why() {
     assert!(error.message().contains("test have no subtract"), "{error}");
     let other = context(work.context.driver(), 1);
     let stream = Stream::new(&other).unwrap();
-    // SAFETY: refused before anything is launched.
+    // SAFETY: the call fails before it launches the kernel.
     let error = unsafe { work.add.launch(1, 1, 0, &stream, &0u64) }.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidUsage);
     assert!(error.message().contains("GPU 0") && error.message().contains("GPU 1"));
@@ -131,13 +131,13 @@ fn what_cannot_be_launched_says_why() {
         words: 0,
         value: 0,
     };
-    // SAFETY: the kernel's parameter; more threads than there can be.
+    // SAFETY: the call fails before it launches the kernel, because of the number of threads.
     let error = unsafe { work.add.launch(1, 2048, 0, &work.stream, &args) }.unwrap_err();
     assert!(error.message().contains("x: 2048") && error.message().contains("add"));
 }
 
 #[test]
-fn all_kernels_are_loaded_with_their_module() {
+fn module_load_loads_all_kernels() {
     let work = work(1);
     let loaded = work.process.calls("cuFuncLoad");
     work.process
@@ -148,7 +148,7 @@ fn all_kernels_are_loaded_with_their_module() {
 }
 
 #[test]
-fn embedded_kernels_are_loaded_once_for_each_gpu() {
+fn embedded_module_is_loaded_once_per_gpu() {
     let (process, driver) = process(2);
     let (one, two) = (context(&driver, 0), context(&driver, 1));
     if let kernels::State::Missing { why } = kernels::STATE {
@@ -170,18 +170,22 @@ fn embedded_kernels_are_loaded_once_for_each_gpu() {
 }
 
 #[test]
-fn a_borrowed_stream_is_not_destroyed() {
+fn borrowed_stream_is_not_destroyed() {
     let work = work(1);
-    // SAFETY: a live stream of this context.
+    // SAFETY: `work.stream` keeps the stream, which belongs to this context.
     let borrowed = unsafe { Stream::borrowed(&work.context, work.stream.handle()) };
     assert!(borrowed.is_idle().unwrap());
     drop(borrowed);
-    assert_eq!(work.process.calls("cuStreamDestroy"), 1, "that of `zeroed`");
+    assert_eq!(
+        work.process.calls("cuStreamDestroy"),
+        1,
+        "the stream of `zeroed`"
+    );
     work.launch(1).unwrap();
 }
 
 #[test]
-fn a_graph_records_and_replays() {
+fn graph_replays_recorded_work() {
     let work = work(1);
     let graph = Graph::capture(&work.stream, CaptureMode::ThreadLocal, |stream| {
         assert!(stream.is_capturing()?);
@@ -197,7 +201,7 @@ fn a_graph_records_and_replays() {
 }
 
 #[test]
-fn what_is_done_beside_a_global_capture_is_allowed() {
+fn library_calls_during_global_capture_are_allowed() {
     let work = work(1);
     let graph = Graph::capture(&work.stream, CaptureMode::Global, |stream| {
         let event = Event::new(&work.context)?;
@@ -206,8 +210,7 @@ fn what_is_done_beside_a_global_capture_is_allowed() {
         Module::load(&work.context, "late", &[0; 8])?;
         drop(memory);
         assert!(stream.is_capturing()?);
-        // A thread that does not go through `bind` is refused, and that ends the capture's luck:
-        // so the simulated machine does tell the difference.
+        // The mock rejects calls without `bind`, and invalidates the capture: see `refused` below.
         work.launch(1)
     });
     graph.unwrap().launch(&work.stream).unwrap();
@@ -215,14 +218,14 @@ fn what_is_done_beside_a_global_capture_is_allowed() {
     let refused = Graph::capture(&work.stream, CaptureMode::Global, |_| {
         let api = work.context.driver().api();
         let mut address = 0;
-        // SAFETY: pushed and popped; writes one address.
+        // SAFETY: the context is pushed and popped; the mock writes to local variables.
         let done = unsafe {
             assert_eq!(
                 api.cuCtxPushCurrent(work.context.handle()),
                 CuResult::SUCCESS
             );
             let done = api.cuMemAlloc(&mut address, 64);
-            api.cuCtxPopCurrent(&mut Default::default());
+            api.cuCtxPopCurrent(&mut std::ptr::null_mut());
             done
         };
         assert_eq!(done, CuResult::STREAM_CAPTURE_UNSUPPORTED);
@@ -232,14 +235,14 @@ fn what_is_done_beside_a_global_capture_is_allowed() {
 }
 
 #[test]
-fn a_failed_capture_frees_the_stream() {
+fn stream_after_failed_capture_is_usable() {
     let work = work(1);
     let error = Graph::capture(&work.stream, CaptureMode::Relaxed, |_| {
         Err(crate::Error::invalid_usage("not today"))
     })
     .unwrap_err();
     assert_eq!(error.message(), "not today");
-    // Asking a stream that is being captured whether it is done invalidates the capture.
+    // Querying a stream in a capture invalidates the capture.
     let error = Graph::capture(&work.stream, CaptureMode::Relaxed, |stream| {
         assert!(stream.is_idle().is_err());
         assert!(stream.is_capturing().is_err());
@@ -257,7 +260,7 @@ fn a_failed_capture_frees_the_stream() {
     );
 }
 
-/// Counts its drops.
+/// Counts its drops in the shared number.
 struct Dropped(Arc<AtomicUsize>);
 
 impl Drop for Dropped {
@@ -267,12 +270,12 @@ impl Drop for Dropped {
 }
 
 #[test]
-fn a_graph_keeps_what_its_replays_use() {
+fn graph_keeps_objects_of_replays() {
     let work = work(1);
     let count = Arc::new(AtomicUsize::new(0));
     let kept = || Arc::new(Dropped(count.clone()));
     let wait_for = |number| {
-        // Released on a thread of its own.
+        // Another thread drops the objects.
         for _ in 0..2000 {
             if count.load(Ordering::SeqCst) == number {
                 return;
@@ -292,7 +295,7 @@ fn a_graph_keeps_what_its_replays_use() {
     assert_eq!(count.load(Ordering::SeqCst), 1, "still needed");
     drop(graph);
     wait_for(2);
-    // Where the driver does not take it.
+    // The driver refuses the object.
     for (function, number) in [("cuUserObjectCreate", 3), ("cuGraphRetainUserObject", 4)] {
         work.process.fail(function, 0, 1, CuResult::OUT_OF_MEMORY);
         Graph::capture(&work.stream, CaptureMode::ThreadLocal, |stream| {
@@ -304,7 +307,7 @@ fn a_graph_keeps_what_its_replays_use() {
 }
 
 #[test]
-fn events_order_and_time() {
+fn timed_events_measure_recorded_work() {
     let work = work(1);
     let (begin, end) = (
         Event::timed(&work.context).unwrap(),
@@ -322,14 +325,14 @@ fn events_order_and_time() {
     assert!(untimed.since(&begin).is_err());
 }
 
-/// The probing kernels, as the simulated GPU does them; `lose` of the words never arrive.
+/// Adds simulated probe kernels, of which the fill kernel loses `lose` words.
 fn probe_kernels(machine: &Machine, lose: usize) {
     machine.kernel("cinch_probe_fill", 24, move |launch| {
-        // SAFETY: integers; the test has the memory alone.
+        // SAFETY: every bit pattern of the integers is valid, and only the test has the memory.
         unsafe {
             let [target, words, seed]: [u64; 3] = launch.args();
             let Some(words) = launch.words(target, words) else {
-                return CuResult(700);
+                return CuResult::ILLEGAL_ADDRESS;
             };
             let end = words.len() - lose;
             for (index, word) in words[..end].iter_mut().enumerate() {
@@ -339,12 +342,12 @@ fn probe_kernels(machine: &Machine, lose: usize) {
         CuResult::SUCCESS
     });
     machine.kernel("cinch_probe_check", 32, |launch| {
-        // SAFETY: as above.
+        // SAFETY: every bit pattern of the integers is valid, and only the test has the memory.
         unsafe {
             let [source, words, seed, wrong]: [u64; 4] = launch.args();
             let (Some(words), Some(wrong)) = (launch.words(source, words), launch.reach(wrong, 4))
             else {
-                return CuResult(700);
+                return CuResult::ILLEGAL_ADDRESS;
             };
             let found = words.iter().enumerate();
             let count = found.filter(|&(at, &word)| word != probe_word(seed, at as u64));
@@ -363,7 +366,7 @@ fn probe(context: &Arc<Context>) -> Probe {
 }
 
 #[test]
-fn a_peer_whose_data_does_not_arrive_is_found() {
+fn check_peer_with_lost_words_fails() {
     for lose in [0, 3] {
         let (process, driver) = process(2);
         probe_kernels(process.machine(), lose);
@@ -371,10 +374,10 @@ fn a_peer_whose_data_does_not_arrive_is_found() {
         let memory = DeviceMemory::zeroed(&two, 4096, SOON).unwrap();
         let (writer, owner) = (probe(&one), probe(&two));
         let check = || {
-            // SAFETY: the memory is this test's; the simulated kernels check their reach.
+            // SAFETY: only this test has the memory, and the simulated kernels check their accesses.
             unsafe { check_peer(&writer, memory.address(), &owner, &memory, 7) }
         };
-        check().unwrap_err(); // No access yet: the kernel faults.
+        check().unwrap_err(); // The kernel faults without peer access.
         assert!(one.enable_peer(&two).unwrap());
         match (lose, check()) {
             (0, checked) => checked.unwrap(),
@@ -388,24 +391,24 @@ fn a_peer_whose_data_does_not_arrive_is_found() {
 }
 
 #[test]
-fn pairs_are_measured_over_memory_of_both() {
+fn pair_speed_uses_memory_of_both_gpus() {
     let (process, driver) = process(2);
     probe_kernels(process.machine(), 0);
     let machine = process.machine();
     machine.kernel("cinch_probe_pingpong", 56, |launch| {
-        // SAFETY: integers; the words and `done` are the probe's.
+        // SAFETY: every bit pattern of the integers is valid, and the probe owns the words and `done`.
         unsafe {
             let [mine, theirs, _, rounds, _, _, done]: [u64; 7] = launch.args();
             let (Some(mine), Some(theirs)) = (launch.words(mine, 1), launch.reach(theirs, 8))
             else {
-                return CuResult(700);
+                return CuResult::ILLEGAL_ADDRESS;
             };
             if mine[0] != 0 || theirs.cast::<u64>().read() != 0 {
                 return CuResult(701);
             }
             match launch.reach(done, 8) {
                 Some(done) => done.cast::<u64>().write(rounds),
-                None => return CuResult(700),
+                None => return CuResult::ILLEGAL_ADDRESS,
             }
         }
         CuResult::SUCCESS
@@ -413,7 +416,7 @@ fn pairs_are_measured_over_memory_of_both() {
     let copies = Arc::new(AtomicUsize::new(0));
     let counted = copies.clone();
     machine.kernel("cinch_probe_copy", 24, move |launch| {
-        // SAFETY: as above.
+        // SAFETY: every bit pattern of the integers is valid.
         let reached = unsafe {
             let [target, source, vectors]: [u64; 3] = launch.args();
             let bytes = vectors as usize * 16;
@@ -423,7 +426,7 @@ fn pairs_are_measured_over_memory_of_both() {
         if reached {
             CuResult::SUCCESS
         } else {
-            CuResult(700)
+            CuResult::ILLEGAL_ADDRESS
         }
     });
     let (one, two) = (probe(&context(&driver, 0)), probe(&context(&driver, 1)));
@@ -435,19 +438,19 @@ fn pairs_are_measured_over_memory_of_both() {
 }
 
 #[test]
-fn a_word_that_does_not_come_back_is_a_timeout() {
+fn round_trip_without_answer_times_out() {
     let (process, driver) = process(1);
     probe_kernels(process.machine(), 0);
     let context = context(&driver, 0);
     let (here, there) = (probe(&context), probe(&context));
-    // SAFETY: the simulated kernels touch nothing.
+    // SAFETY: the simulated kernels access no memory.
     let error = unsafe { here.round_trip(&there, [0; 2], [0; 2], 10) }.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Timeout);
     assert!(
         error.message().contains("10 times; after 0 and 0"),
         "{error}"
     );
-    // SAFETY: as above.
+    // SAFETY: the simulated kernels access no memory.
     let error = unsafe { here.copy_speed(0, 0, 8, 1, 1) }.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
 }

@@ -5,6 +5,7 @@ use crate::sys::cuda::*;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashSet};
 use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::ptr::without_provenance_mut;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -132,49 +133,54 @@ impl Api for Process {
     unsafe fn cuDriverGetVersion(&self, version: *mut c_int) -> CuResult {
         give(version, 13000)
     }
-    unsafe fn cuDeviceGet(&self, device: *mut CuDevice, ordinal: c_int) -> CuResult {
+    unsafe fn cuDeviceGet(&self, device: *mut CUdevice, ordinal: c_int) -> CuResult {
         give(device, self.visible[ordinal as usize] as c_int)
     }
     unsafe fn cuDeviceGetCount(&self, count: *mut c_int) -> CuResult {
         give(count, self.visible.len() as c_int)
     }
-    unsafe fn cuDeviceGetName(&self, to: *mut c_char, bytes: c_int, _: CuDevice) -> CuResult {
+    unsafe fn cuDeviceGetName(&self, to: *mut c_char, bytes: c_int, _: CUdevice) -> CuResult {
         name("simulated".into(), to, bytes)
     }
-    unsafe fn cuDeviceGetUuid(&self, uuid: *mut CuUuid, device: CuDevice) -> CuResult {
-        give(uuid, CuUuid([device as u8 + 1; 16]))
+    unsafe fn cuDeviceGetUuid(&self, uuid: *mut CUuuid, device: CUdevice) -> CuResult {
+        give(
+            uuid,
+            CUuuid {
+                bytes: [device as c_char + 1; 16],
+            },
+        )
     }
     unsafe fn cuDeviceGetPCIBusId(
         &self,
         to: *mut c_char,
         bytes: c_int,
-        device: CuDevice,
+        device: CUdevice,
     ) -> CuResult {
         name(format!("0000:0{device}:00.0"), to, bytes)
     }
     unsafe fn cuDeviceGetAttribute(
         &self,
         value: *mut c_int,
-        attribute: c_int,
-        device: CuDevice,
+        attribute: CUdevice_attribute,
+        device: CUdevice,
     ) -> CuResult {
         let capabilities = &self.machine.capabilities;
         let capability = capabilities.get(&(device as usize)).unwrap_or(&(9, 0));
         let found = match attribute {
-            device_attribute::COMPUTE_CAPABILITY_MAJOR => capability.0,
-            device_attribute::COMPUTE_CAPABILITY_MINOR => capability.1,
+            CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR => capability.0,
+            CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR => capability.1,
             _ => 1,
         };
         give(value, found)
     }
-    unsafe fn cuDeviceTotalMem(&self, bytes: *mut usize, _: CuDevice) -> CuResult {
+    unsafe fn cuDeviceTotalMem(&self, bytes: *mut usize, _: CUdevice) -> CuResult {
         give(bytes, self.machine.memory)
     }
     unsafe fn cuDeviceCanAccessPeer(
         &self,
         can: *mut c_int,
-        device: CuDevice,
-        peer: CuDevice,
+        device: CUdevice,
+        peer: CUdevice,
     ) -> CuResult {
         let pair = (device as usize, peer as usize);
         give(can, c_int::from(!self.machine.refused.contains(&pair)))
@@ -182,54 +188,54 @@ impl Api for Process {
     unsafe fn cuDeviceGetP2PAttribute(
         &self,
         value: *mut c_int,
-        attribute: c_int,
-        _: CuDevice,
-        _: CuDevice,
+        attribute: CUdevice_P2PAttribute,
+        _: CUdevice,
+        _: CUdevice,
     ) -> CuResult {
         match attribute {
-            p2p_attribute::NATIVE_ATOMIC_SUPPORTED => {
+            CUdevice_P2PAttribute::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED => {
                 give(value, c_int::from(self.machine.atomics))
             }
-            p2p_attribute::PERFORMANCE_RANK => give(value, 3),
+            CUdevice_P2PAttribute::CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK => give(value, 3),
             _ => CuResult::INVALID_VALUE,
         }
     }
     unsafe fn cuDevicePrimaryCtxRetain(
         &self,
-        context: *mut CuContext,
-        device: CuDevice,
+        context: *mut CUcontext,
+        device: CUdevice,
     ) -> CuResult {
         self.machine.contexts.fetch_add(1, Ordering::Relaxed);
-        give(context, CuContext(device as usize + 1))
+        give(context, without_provenance_mut(device as usize + 1))
     }
-    unsafe fn cuDevicePrimaryCtxRelease(&self, _: CuDevice) -> CuResult {
+    unsafe fn cuDevicePrimaryCtxRelease(&self, _: CUdevice) -> CuResult {
         self.machine.contexts.fetch_sub(1, Ordering::Relaxed);
         CuResult::SUCCESS
     }
-    unsafe fn cuCtxPushCurrent(&self, context: CuContext) -> CuResult {
-        CURRENT.with_borrow_mut(|stack| stack.push(context.0 - 1));
+    unsafe fn cuCtxPushCurrent(&self, context: CUcontext) -> CuResult {
+        CURRENT.with_borrow_mut(|stack| stack.push(context.addr() - 1));
         CuResult::SUCCESS
     }
-    unsafe fn cuCtxPopCurrent(&self, context: *mut CuContext) -> CuResult {
+    unsafe fn cuCtxPopCurrent(&self, context: *mut CUcontext) -> CuResult {
         let top = CURRENT.with_borrow_mut(|stack| stack.pop().expect("nothing is current"));
-        give(context, CuContext(top + 1))
+        give(context, without_provenance_mut(top + 1))
     }
-    unsafe fn cuThreadExchangeStreamCaptureMode(&self, _: *mut c_uint) -> CuResult {
+    unsafe fn cuThreadExchangeStreamCaptureMode(&self, _: *mut CUstreamCaptureMode) -> CuResult {
         CuResult::SUCCESS
     }
-    unsafe fn cuCtxEnablePeerAccess(&self, _: CuContext, _: c_uint) -> CuResult {
+    unsafe fn cuCtxEnablePeerAccess(&self, _: CUcontext, _: c_uint) -> CuResult {
         match self.machine.enabling_fails {
             true => CuResult::PEER_ACCESS_UNSUPPORTED,
             false => CuResult::SUCCESS,
         }
     }
-    unsafe fn cuMemAlloc(&self, address: *mut CuDevicePtr, bytes: usize) -> CuResult {
+    unsafe fn cuMemAlloc(&self, address: *mut CUdeviceptr, bytes: usize) -> CuResult {
         match self.machine.allocate(bytes, Some(self.current())) {
             Some(found) => give(address, found),
             None => CuResult::OUT_OF_MEMORY,
         }
     }
-    unsafe fn cuMemFree(&self, address: CuDevicePtr) -> CuResult {
+    unsafe fn cuMemFree(&self, address: CUdeviceptr) -> CuResult {
         match self.machine.allocations.lock().unwrap().remove(&address) {
             Some(_) => CuResult::SUCCESS,
             None => CuResult::INVALID_VALUE,
@@ -241,9 +247,9 @@ impl Api for Process {
     }
     unsafe fn cuMemGetAddressRange(
         &self,
-        base: *mut CuDevicePtr,
+        base: *mut CUdeviceptr,
         bytes: *mut usize,
-        address: CuDevicePtr,
+        address: CUdeviceptr,
     ) -> CuResult {
         let Some((start, size, _)) = self.machine.around(address) else {
             return CuResult::NOT_FOUND;
@@ -253,10 +259,10 @@ impl Api for Process {
     }
     unsafe fn cuMemsetD8Async(
         &self,
-        address: CuDevicePtr,
+        address: CUdeviceptr,
         value: u8,
         bytes: usize,
-        _: CuStream,
+        _: CUstream,
     ) -> CuResult {
         // SAFETY: the caller passes heap memory of that size, which `Machine` keeps.
         unsafe { (address as *mut u8).write_bytes(value, bytes) };
@@ -303,7 +309,7 @@ impl Api for Process {
     }
     unsafe fn cuMemHostGetDevicePointer(
         &self,
-        device: *mut CuDevicePtr,
+        device: *mut CUdeviceptr,
         address: *mut c_void,
         _: c_uint,
     ) -> CuResult {
@@ -312,9 +318,9 @@ impl Api for Process {
     unsafe fn cuPointerGetAttributes(
         &self,
         count: c_uint,
-        names: *mut c_uint,
+        names: *mut CUpointer_attribute,
         places: *mut *mut c_void,
-        address: CuDevicePtr,
+        address: CUdeviceptr,
     ) -> CuResult {
         let Some((start, bytes, Some(owner))) = self.machine.around(address) else {
             return CuResult::INVALID_VALUE;
@@ -326,16 +332,25 @@ impl Api for Process {
             unsafe {
                 let place = *places.add(at);
                 match *names.add(at) {
-                    pointer_attribute::MEMORY_TYPE => {
-                        give(place.cast::<c_uint>(), memory_type::DEVICE)
-                    }
-                    pointer_attribute::DEVICE_ORDINAL => {
+                    CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE => give(
+                        place.cast::<c_uint>(),
+                        CUmemorytype::CU_MEMORYTYPE_DEVICE as c_uint,
+                    ),
+                    CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => {
                         give(place.cast::<c_int>(), ordinal.unwrap() as c_int)
                     }
-                    pointer_attribute::RANGE_START => give(place.cast::<u64>(), start),
-                    pointer_attribute::RANGE_SIZE => give(place.cast::<usize>(), bytes),
-                    pointer_attribute::BUFFER_ID => give(place.cast::<u64>(), start),
-                    pointer_attribute::CONTEXT => give(place.cast::<usize>(), 0),
+                    CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR => {
+                        give(place.cast::<u64>(), start)
+                    }
+                    CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE => {
+                        give(place.cast::<usize>(), bytes)
+                    }
+                    CUpointer_attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID => {
+                        give(place.cast::<u64>(), start)
+                    }
+                    CUpointer_attribute::CU_POINTER_ATTRIBUTE_CONTEXT => {
+                        give(place.cast::<usize>(), 0)
+                    }
                     _ => give(place.cast::<c_uint>(), 0),
                 }
             };
@@ -344,46 +359,48 @@ impl Api for Process {
     }
     unsafe fn cuStreamCreateWithPriority(
         &self,
-        stream: *mut CuStream,
+        stream: *mut CUstream,
         _: c_uint,
         _: c_int,
     ) -> CuResult {
         self.machine.streams.fetch_add(1, Ordering::Relaxed);
-        give(stream, CuStream(77))
+        give(stream, without_provenance_mut(77))
     }
-    unsafe fn cuStreamDestroy(&self, _: CuStream) -> CuResult {
+    unsafe fn cuStreamDestroy(&self, _: CUstream) -> CuResult {
         self.machine.streams.fetch_sub(1, Ordering::Relaxed);
         CuResult::SUCCESS
     }
-    unsafe fn cuStreamQuery(&self, _: CuStream) -> CuResult {
+    unsafe fn cuStreamQuery(&self, _: CUstream) -> CuResult {
         CuResult::SUCCESS
     }
     unsafe fn cuIpcGetMemHandle(
         &self,
-        handle: *mut CuIpcMemHandle,
-        address: CuDevicePtr,
+        handle: *mut CUipcMemHandle,
+        address: CUdeviceptr,
     ) -> CuResult {
         if self.machine.export_fails {
             return CuResult::NOT_SUPPORTED;
         }
         let mut bytes = [0; 64];
-        bytes[..8].copy_from_slice(&address.to_le_bytes());
-        give(handle, CuIpcMemHandle(bytes))
+        for (to, from) in bytes.iter_mut().zip(address.to_le_bytes()) {
+            *to = from as c_char;
+        }
+        give(handle, CUipcMemHandle { reserved: bytes })
     }
     unsafe fn cuIpcOpenMemHandle(
         &self,
-        address: *mut CuDevicePtr,
-        handle: CuIpcMemHandle,
+        address: *mut CUdeviceptr,
+        handle: CUipcMemHandle,
         _: c_uint,
     ) -> CuResult {
         if self.machine.ipc_fails {
             return CuResult::NOT_SUPPORTED;
         }
         self.machine.mappings.fetch_add(1, Ordering::Relaxed);
-        let named: [u8; 8] = std::array::from_fn(|at| handle.0[at]);
+        let named: [u8; 8] = std::array::from_fn(|at| handle.reserved[at] as u8);
         give(address, u64::from_le_bytes(named))
     }
-    unsafe fn cuIpcCloseMemHandle(&self, _: CuDevicePtr) -> CuResult {
+    unsafe fn cuIpcCloseMemHandle(&self, _: CUdeviceptr) -> CuResult {
         self.machine.mappings.fetch_sub(1, Ordering::Relaxed);
         CuResult::SUCCESS
     }

@@ -1,36 +1,194 @@
-//! The functions of the driver that are used: one list, from which come the trait that `gpu`
-//! calls and the table that [`Loaded`] fills from the driver's library.
+//! The list of the driver's functions that this library calls. From it follow the trait [`Api`], the table that
+//! [`Loaded`](super::Loaded) fills from the driver's library, and the tests' mock.
+//!
+//! The compiler compares each signature with cudarc's. The result type differs on purpose, see
+//! [`CuResult`].
 
 use super::types::*;
 use crate::sys::loader::function_table;
+use cudarc::driver::sys;
 use std::ffi::{c_char, c_float, c_int, c_uint, c_void};
 
-/// Makes from the list: the trait [`Api`], whose methods a simulation may leave out; the table of
-/// the loaded functions; and the names, for messages.
+/// Passes the list of functions to the macro `$then`.
+///
+/// An entry is `method = symbol (arguments)`. A function that the oldest supported driver lacks is
+/// optional, with the CUDA version that introduced it. `as` gives cudarc's argument types where ours differ.
 macro_rules! driver_functions {
+    ($then:ident) => {
+        $then! {
+            required {
+                cuInit = cuInit (flags: c_uint);
+                cuDriverGetVersion = cuDriverGetVersion (version: *mut c_int);
+                cuGetErrorName = cuGetErrorName (result: CuResult, name: *mut *const c_char)
+                    as (sys::CUresult, *mut *const c_char);
+                cuGetErrorString = cuGetErrorString (result: CuResult, text: *mut *const c_char)
+                    as (sys::CUresult, *mut *const c_char);
+
+                cuDeviceGet = cuDeviceGet (device: *mut CUdevice, ordinal: c_int);
+                cuDeviceGetCount = cuDeviceGetCount (count: *mut c_int);
+                cuDeviceGetName = cuDeviceGetName (name: *mut c_char, bytes: c_int, device: CUdevice);
+                cuDeviceGetUuid = cuDeviceGetUuid_v2 (uuid: *mut CUuuid, device: CUdevice);
+                cuDeviceGetPCIBusId = cuDeviceGetPCIBusId
+                    (name: *mut c_char, bytes: c_int, device: CUdevice);
+                cuDeviceGetAttribute = cuDeviceGetAttribute
+                    (value: *mut c_int, attribute: CUdevice_attribute, device: CUdevice);
+                cuDeviceTotalMem = cuDeviceTotalMem_v2 (bytes: *mut usize, device: CUdevice);
+                cuDeviceCanAccessPeer = cuDeviceCanAccessPeer
+                    (can: *mut c_int, device: CUdevice, peer: CUdevice);
+                cuDeviceGetP2PAttribute = cuDeviceGetP2PAttribute
+                    (value: *mut c_int, attribute: CUdevice_P2PAttribute, device: CUdevice, peer: CUdevice);
+
+                cuDevicePrimaryCtxRetain = cuDevicePrimaryCtxRetain
+                    (context: *mut CUcontext, device: CUdevice);
+                cuDevicePrimaryCtxRelease = cuDevicePrimaryCtxRelease_v2 (device: CUdevice);
+                cuCtxGetCurrent = cuCtxGetCurrent (context: *mut CUcontext);
+                cuCtxPushCurrent = cuCtxPushCurrent_v2 (context: CUcontext);
+                cuCtxPopCurrent = cuCtxPopCurrent_v2 (context: *mut CUcontext);
+                cuCtxGetDevice = cuCtxGetDevice (device: *mut CUdevice);
+                cuCtxGetLimit = cuCtxGetLimit (value: *mut usize, limit: CUlimit);
+                cuCtxSetLimit = cuCtxSetLimit (limit: CUlimit, value: usize);
+                cuCtxEnablePeerAccess = cuCtxEnablePeerAccess (peer: CUcontext, flags: c_uint);
+
+                cuModuleLoadDataEx = cuModuleLoadDataEx (
+                    module: *mut CUmodule, image: *const c_void, options: c_uint,
+                    names: *mut CUjit_option, values: *mut *mut c_void,
+                );
+                cuModuleUnload = cuModuleUnload (module: CUmodule);
+                cuModuleGetFunction = cuModuleGetFunction
+                    (function: *mut CUfunction, module: CUmodule, name: *const c_char);
+                cuFuncGetAttribute = cuFuncGetAttribute
+                    (value: *mut c_int, attribute: CUfunction_attribute, function: CUfunction);
+                cuFuncSetAttribute = cuFuncSetAttribute
+                    (function: CUfunction, attribute: CUfunction_attribute, value: c_int);
+                cuOccupancyMaxActiveBlocksPerMultiprocessor =
+                    cuOccupancyMaxActiveBlocksPerMultiprocessor
+                    (blocks: *mut c_int, function: CUfunction, threads: c_int, shared: usize);
+                cuLaunchKernel = cuLaunchKernelEx (
+                    config: *const CUlaunchConfig, function: CUfunction,
+                    parameters: *mut *mut c_void, extra: *mut *mut c_void,
+                );
+
+                cuMemAlloc = cuMemAlloc_v2 (address: *mut CUdeviceptr, bytes: usize);
+                cuMemAllocAsync = cuMemAllocAsync
+                    (address: *mut CUdeviceptr, bytes: usize, stream: CUstream);
+                cuMemFree = cuMemFree_v2 (address: CUdeviceptr);
+                cuMemFreeAsync = cuMemFreeAsync (address: CUdeviceptr, stream: CUstream);
+                cuMemGetInfo = cuMemGetInfo_v2 (free: *mut usize, total: *mut usize);
+                cuMemGetAddressRange = cuMemGetAddressRange_v2
+                    (base: *mut CUdeviceptr, bytes: *mut usize, address: CUdeviceptr);
+                cuMemsetD8Async = cuMemsetD8Async
+                    (address: CUdeviceptr, value: u8, bytes: usize, stream: CUstream);
+                cuMemcpyAsync = cuMemcpyAsync
+                    (target: CUdeviceptr, source: CUdeviceptr, bytes: usize, stream: CUstream);
+                cuMemHostAlloc = cuMemHostAlloc
+                    (address: *mut *mut c_void, bytes: usize, flags: c_uint);
+                cuMemFreeHost = cuMemFreeHost (address: *mut c_void);
+                cuMemHostRegister = cuMemHostRegister_v2
+                    (address: *mut c_void, bytes: usize, flags: c_uint);
+                cuMemHostUnregister = cuMemHostUnregister (address: *mut c_void);
+                cuMemHostGetDevicePointer = cuMemHostGetDevicePointer_v2
+                    (device: *mut CUdeviceptr, address: *mut c_void, flags: c_uint);
+                cuPointerGetAttributes = cuPointerGetAttributes (
+                    count: c_uint, attributes: *mut CUpointer_attribute, data: *mut *mut c_void, address: CUdeviceptr,
+                );
+
+                cuStreamCreateWithPriority = cuStreamCreateWithPriority
+                    (stream: *mut CUstream, flags: c_uint, priority: c_int);
+                cuStreamDestroy = cuStreamDestroy_v2 (stream: CUstream);
+                cuStreamQuery = cuStreamQuery (stream: CUstream);
+                cuStreamSynchronize = cuStreamSynchronize (stream: CUstream);
+                cuStreamWaitEvent = cuStreamWaitEvent
+                    (stream: CUstream, event: CUevent, flags: c_uint);
+                cuStreamGetCtx = cuStreamGetCtx (stream: CUstream, context: *mut CUcontext);
+                cuStreamGetCaptureInfo = cuStreamGetCaptureInfo_v2 (
+                    stream: CUstream, status: *mut CUstreamCaptureStatus, id: *mut u64, graph: *mut CUgraph,
+                    dependencies: *mut *const CUgraphNode, count: *mut usize,
+                );
+                cuStreamBeginCapture = cuStreamBeginCapture_v2 (stream: CUstream, mode: CUstreamCaptureMode);
+                cuStreamEndCapture = cuStreamEndCapture (stream: CUstream, graph: *mut CUgraph);
+                cuThreadExchangeStreamCaptureMode = cuThreadExchangeStreamCaptureMode
+                    (mode: *mut CUstreamCaptureMode);
+
+                cuEventCreate = cuEventCreate (event: *mut CUevent, flags: c_uint);
+                cuEventDestroy = cuEventDestroy_v2 (event: CUevent);
+                cuEventRecord = cuEventRecord (event: CUevent, stream: CUstream);
+                cuEventQuery = cuEventQuery (event: CUevent);
+                cuEventElapsedTime = cuEventElapsedTime
+                    (milliseconds: *mut c_float, begin: CUevent, end: CUevent);
+
+                cuIpcGetMemHandle = cuIpcGetMemHandle
+                    (handle: *mut CUipcMemHandle, address: CUdeviceptr);
+                cuIpcOpenMemHandle = cuIpcOpenMemHandle_v2
+                    (address: *mut CUdeviceptr, handle: CUipcMemHandle, flags: c_uint);
+                cuIpcCloseMemHandle = cuIpcCloseMemHandle (address: CUdeviceptr);
+
+                cuGraphInstantiate = cuGraphInstantiateWithFlags
+                    (exec: *mut CUgraphExec, graph: CUgraph, flags: u64);
+                cuGraphAddEventRecordNode = cuGraphAddEventRecordNode (
+                    node: *mut CUgraphNode, graph: CUgraph,
+                    dependencies: *const CUgraphNode, count: usize, event: CUevent,
+                );
+                cuGraphAddDependencies = cuGraphAddDependencies (
+                    graph: CUgraph, from: *const CUgraphNode, to: *const CUgraphNode, count: usize,
+                );
+                cuGraphRemoveDependencies = cuGraphRemoveDependencies (
+                    graph: CUgraph, from: *const CUgraphNode, to: *const CUgraphNode, count: usize,
+                );
+                cuGraphLaunch = cuGraphLaunch (exec: CUgraphExec, stream: CUstream);
+                cuGraphExecDestroy = cuGraphExecDestroy (exec: CUgraphExec);
+                cuGraphDestroy = cuGraphDestroy (graph: CUgraph);
+                cuUserObjectCreate = cuUserObjectCreate (
+                    object: *mut CUuserObject, data: *mut c_void,
+                    destroy: CUhostFn, references: c_uint, flags: c_uint,
+                );
+                cuUserObjectRelease = cuUserObjectRelease (object: CUuserObject, count: c_uint);
+                cuGraphRetainUserObject = cuGraphRetainUserObject
+                    (graph: CUgraph, object: CUuserObject, count: c_uint, flags: c_uint);
+            }
+            optional {
+                cuStreamGetId = cuStreamGetId since "12.0" (stream: CUstream, id: *mut u64);
+                cuStreamGetBothCtx = cuStreamGetCtx_v2 since "12.5"
+                    (stream: CUstream, context: *mut CUcontext, green: *mut CUgreenCtx);
+                cuFuncLoad = cuFuncLoad since "12.4" (function: CUfunction);
+                cuModuleGetFunctionCount = cuModuleGetFunctionCount since "12.4"
+                    (count: *mut c_uint, module: CUmodule);
+                cuModuleEnumerateFunctions = cuModuleEnumerateFunctions since "12.4"
+                    (functions: *mut CUfunction, count: c_uint, module: CUmodule);
+            }
+        }
+    };
+}
+
+#[cfg(test)]
+pub(super) use driver_functions;
+
+/// Makes from the list: the trait [`Api`], whose methods a simulation may leave out; the table of the loaded
+/// functions; and the versions for error messages.
+macro_rules! make_api {
     (
-        required { $($name:ident = $symbol:literal ($($arg:ident: $type:ty),* $(,)?);)* }
-        optional { $($late:ident = $late_symbol:literal since $since:literal
+        required { $($name:ident = $symbol:ident ($($arg:ident: $type:ty),* $(,)?)
+            $(as ($($cudarc:ty),*))?;)* }
+        optional { $($late:ident = $late_symbol:ident since $since:literal
             ($($late_arg:ident: $late_type:ty),* $(,)?);)* }
     ) => {
         /// The driver API. Methods have the C functions' names, arguments and contracts.
         ///
         /// # Safety of the methods
-        /// That of the C functions: pointers are valid for what the function reads or writes,
-        /// handles came from it and are not destroyed.
+        /// Every pointer is valid for what the function reads or writes. Every handle came from this driver, and
+        /// its object still exists.
         #[allow(non_snake_case, clippy::missing_safety_doc, clippy::too_many_arguments)]
         pub trait Api: Send + Sync {
-            /// For messages: the driver's library, or what stands in for it.
+            /// Returns the name of the driver's library, or of its simulation, for messages.
             fn source(&self) -> String;
             $(
-                #[doc = concat!("`", $symbol, "`")]
+                #[doc = concat!("Calls `", stringify!($symbol), "`.")]
                 unsafe fn $name(&self, $($arg: $type),*) -> CuResult {
                     $(let _ = $arg;)*
                     CuResult::FUNCTION_MISSING
                 }
             )*
             $(
-                #[doc = concat!("`", $late_symbol, "`, since CUDA ", $since)]
+                #[doc = concat!("Calls `", stringify!($late_symbol), "`, which CUDA ", $since, " introduced.")]
                 unsafe fn $late(&self, $($late_arg: $late_type),*) -> CuResult {
                     $(let _ = $late_arg;)*
                     CuResult::FUNCTION_MISSING
@@ -44,6 +202,11 @@ macro_rules! driver_functions {
             required { $($name = $symbol: fn($($type),*) -> CuResult;)* }
             optional { $($late = $late_symbol: fn($($late_type),*) -> CuResult;)* }
         }
+
+        // A signature that differs from cudarc's does not compile. The constants are never evaluated into code,
+        // so nothing refers to cudarc's loader.
+        $(const _: signature!([$($type),*] $([$($cudarc),*])?) = sys::$symbol;)*
+        $(const _: signature!([$($late_type),*]) = sys::$late_symbol;)*
 
         #[allow(non_snake_case)]
         impl Api for super::Loaded {
@@ -59,7 +222,7 @@ macro_rules! driver_functions {
             $(
                 unsafe fn $late(&self, $($late_arg: $late_type),*) -> CuResult {
                     match self.functions().$late {
-                        // SAFETY: as above.
+                        // SAFETY: the caller keeps the C function's contract.
                         Some(function) => unsafe { function($($late_arg),*) },
                         None => CuResult::FUNCTION_MISSING,
                     }
@@ -67,7 +230,7 @@ macro_rules! driver_functions {
             )*
         }
 
-        /// The CUDA version since which drivers have the function that a method stands for.
+        /// Returns the CUDA version whose driver introduced the function behind a method.
         pub fn available_since(method: &str) -> &'static str {
             match method {
                 $(stringify!($late) => $since,)*
@@ -77,151 +240,10 @@ macro_rules! driver_functions {
     };
 }
 
-driver_functions! {
-    required {
-        cuInit = "cuInit" (flags: c_uint);
-        cuDriverGetVersion = "cuDriverGetVersion" (version: *mut c_int);
-        cuGetErrorName = "cuGetErrorName" (result: CuResult, name: *mut *const c_char);
-        cuGetErrorString = "cuGetErrorString" (result: CuResult, text: *mut *const c_char);
-
-        cuDeviceGet = "cuDeviceGet" (device: *mut CuDevice, ordinal: c_int);
-        cuDeviceGetCount = "cuDeviceGetCount" (count: *mut c_int);
-        cuDeviceGetName = "cuDeviceGetName" (name: *mut c_char, bytes: c_int, device: CuDevice);
-        cuDeviceGetUuid = "cuDeviceGetUuid_v2" (uuid: *mut CuUuid, device: CuDevice);
-        cuDeviceGetPCIBusId = "cuDeviceGetPCIBusId"
-            (name: *mut c_char, bytes: c_int, device: CuDevice);
-        cuDeviceGetAttribute = "cuDeviceGetAttribute"
-            (value: *mut c_int, attribute: c_int, device: CuDevice);
-        cuDeviceTotalMem = "cuDeviceTotalMem_v2" (bytes: *mut usize, device: CuDevice);
-        cuDeviceCanAccessPeer = "cuDeviceCanAccessPeer"
-            (can: *mut c_int, device: CuDevice, peer: CuDevice);
-        cuDeviceGetP2PAttribute = "cuDeviceGetP2PAttribute"
-            (value: *mut c_int, attribute: c_int, device: CuDevice, peer: CuDevice);
-
-        cuDevicePrimaryCtxRetain = "cuDevicePrimaryCtxRetain"
-            (context: *mut CuContext, device: CuDevice);
-        cuDevicePrimaryCtxRelease = "cuDevicePrimaryCtxRelease_v2" (device: CuDevice);
-        cuCtxGetCurrent = "cuCtxGetCurrent" (context: *mut CuContext);
-        cuCtxPushCurrent = "cuCtxPushCurrent_v2" (context: CuContext);
-        cuCtxPopCurrent = "cuCtxPopCurrent_v2" (context: *mut CuContext);
-        cuCtxGetDevice = "cuCtxGetDevice" (device: *mut CuDevice);
-        cuCtxGetLimit = "cuCtxGetLimit" (value: *mut usize, limit: c_uint);
-        cuCtxSetLimit = "cuCtxSetLimit" (limit: c_uint, value: usize);
-        cuCtxGetStreamPriorityRange = "cuCtxGetStreamPriorityRange"
-            (least: *mut c_int, greatest: *mut c_int);
-        cuCtxEnablePeerAccess = "cuCtxEnablePeerAccess" (peer: CuContext, flags: c_uint);
-
-        cuModuleLoadDataEx = "cuModuleLoadDataEx" (
-            module: *mut CuModule, image: *const c_void, options: c_uint,
-            names: *mut c_int, values: *mut *mut c_void,
-        );
-        cuModuleUnload = "cuModuleUnload" (module: CuModule);
-        cuModuleGetFunction = "cuModuleGetFunction"
-            (function: *mut CuFunction, module: CuModule, name: *const c_char);
-        cuFuncGetAttribute = "cuFuncGetAttribute"
-            (value: *mut c_int, attribute: c_int, function: CuFunction);
-        cuFuncSetAttribute = "cuFuncSetAttribute"
-            (function: CuFunction, attribute: c_int, value: c_int);
-        cuOccupancyMaxActiveBlocksPerMultiprocessor =
-            "cuOccupancyMaxActiveBlocksPerMultiprocessor"
-            (blocks: *mut c_int, function: CuFunction, threads: c_int, shared: usize);
-        cuLaunchKernel = "cuLaunchKernelEx" (
-            config: *const CuLaunchConfig, function: CuFunction,
-            parameters: *mut *mut c_void, extra: *mut *mut c_void,
-        );
-        cuLaunchHostFunc = "cuLaunchHostFunc"
-            (stream: CuStream, function: unsafe extern "C" fn(*mut c_void), data: *mut c_void);
-
-        cuMemAlloc = "cuMemAlloc_v2" (address: *mut CuDevicePtr, bytes: usize);
-        cuMemAllocAsync = "cuMemAllocAsync"
-            (address: *mut CuDevicePtr, bytes: usize, stream: CuStream);
-        cuMemFree = "cuMemFree_v2" (address: CuDevicePtr);
-        cuMemFreeAsync = "cuMemFreeAsync" (address: CuDevicePtr, stream: CuStream);
-        cuMemGetInfo = "cuMemGetInfo_v2" (free: *mut usize, total: *mut usize);
-        cuMemGetAddressRange = "cuMemGetAddressRange_v2"
-            (base: *mut CuDevicePtr, bytes: *mut usize, address: CuDevicePtr);
-        cuMemsetD8Async = "cuMemsetD8Async"
-            (address: CuDevicePtr, value: u8, bytes: usize, stream: CuStream);
-        cuMemcpyAsync = "cuMemcpyAsync"
-            (target: CuDevicePtr, source: CuDevicePtr, bytes: usize, stream: CuStream);
-        cuMemcpyPeerAsync = "cuMemcpyPeerAsync" (
-            target: CuDevicePtr, target_context: CuContext,
-            source: CuDevicePtr, source_context: CuContext, bytes: usize, stream: CuStream,
-        );
-        cuMemHostAlloc = "cuMemHostAlloc"
-            (address: *mut *mut c_void, bytes: usize, flags: c_uint);
-        cuMemFreeHost = "cuMemFreeHost" (address: *mut c_void);
-        cuMemHostRegister = "cuMemHostRegister_v2"
-            (address: *mut c_void, bytes: usize, flags: c_uint);
-        cuMemHostUnregister = "cuMemHostUnregister" (address: *mut c_void);
-        cuMemHostGetDevicePointer = "cuMemHostGetDevicePointer_v2"
-            (device: *mut CuDevicePtr, address: *mut c_void, flags: c_uint);
-        cuPointerGetAttributes = "cuPointerGetAttributes" (
-            count: c_uint, attributes: *mut c_uint, data: *mut *mut c_void, address: CuDevicePtr,
-        );
-
-        cuStreamCreateWithPriority = "cuStreamCreateWithPriority"
-            (stream: *mut CuStream, flags: c_uint, priority: c_int);
-        cuStreamDestroy = "cuStreamDestroy_v2" (stream: CuStream);
-        cuStreamQuery = "cuStreamQuery" (stream: CuStream);
-        cuStreamSynchronize = "cuStreamSynchronize" (stream: CuStream);
-        cuStreamWaitEvent = "cuStreamWaitEvent"
-            (stream: CuStream, event: CuEvent, flags: c_uint);
-        cuStreamGetCtx = "cuStreamGetCtx" (stream: CuStream, context: *mut CuContext);
-        cuStreamGetCaptureInfo = "cuStreamGetCaptureInfo_v2" (
-            stream: CuStream, status: *mut c_uint, id: *mut u64, graph: *mut CuGraph,
-            dependencies: *mut *const CuGraphNode, count: *mut usize,
-        );
-        cuStreamBeginCapture = "cuStreamBeginCapture_v2" (stream: CuStream, mode: c_uint);
-        cuStreamEndCapture = "cuStreamEndCapture" (stream: CuStream, graph: *mut CuGraph);
-        cuThreadExchangeStreamCaptureMode = "cuThreadExchangeStreamCaptureMode"
-            (mode: *mut c_uint);
-
-        cuEventCreate = "cuEventCreate" (event: *mut CuEvent, flags: c_uint);
-        cuEventDestroy = "cuEventDestroy_v2" (event: CuEvent);
-        cuEventRecord = "cuEventRecord" (event: CuEvent, stream: CuStream);
-        cuEventQuery = "cuEventQuery" (event: CuEvent);
-        cuEventSynchronize = "cuEventSynchronize" (event: CuEvent);
-        cuEventElapsedTime = "cuEventElapsedTime"
-            (milliseconds: *mut c_float, begin: CuEvent, end: CuEvent);
-
-        cuIpcGetMemHandle = "cuIpcGetMemHandle"
-            (handle: *mut CuIpcMemHandle, address: CuDevicePtr);
-        cuIpcOpenMemHandle = "cuIpcOpenMemHandle_v2"
-            (address: *mut CuDevicePtr, handle: CuIpcMemHandle, flags: c_uint);
-        cuIpcCloseMemHandle = "cuIpcCloseMemHandle" (address: CuDevicePtr);
-
-        cuGraphInstantiate = "cuGraphInstantiateWithFlags"
-            (exec: *mut CuGraphExec, graph: CuGraph, flags: u64);
-        cuGraphAddEventRecordNode = "cuGraphAddEventRecordNode" (
-            node: *mut CuGraphNode, graph: CuGraph,
-            dependencies: *const CuGraphNode, count: usize, event: CuEvent,
-        );
-        cuGraphAddDependencies = "cuGraphAddDependencies" (
-            graph: CuGraph, from: *const CuGraphNode, to: *const CuGraphNode, count: usize,
-        );
-        cuGraphRemoveDependencies = "cuGraphRemoveDependencies" (
-            graph: CuGraph, from: *const CuGraphNode, to: *const CuGraphNode, count: usize,
-        );
-        cuGraphLaunch = "cuGraphLaunch" (exec: CuGraphExec, stream: CuStream);
-        cuGraphExecDestroy = "cuGraphExecDestroy" (exec: CuGraphExec);
-        cuGraphDestroy = "cuGraphDestroy" (graph: CuGraph);
-        cuUserObjectCreate = "cuUserObjectCreate" (
-            object: *mut CuUserObject, data: *mut c_void,
-            destroy: unsafe extern "C" fn(*mut c_void), references: c_uint, flags: c_uint,
-        );
-        cuUserObjectRelease = "cuUserObjectRelease" (object: CuUserObject, count: c_uint);
-        cuGraphRetainUserObject = "cuGraphRetainUserObject"
-            (graph: CuGraph, object: CuUserObject, count: c_uint, flags: c_uint);
-    }
-    optional {
-        cuStreamGetId = "cuStreamGetId" since "12.0" (stream: CuStream, id: *mut u64);
-        cuStreamGetBothCtx = "cuStreamGetCtx_v2" since "12.5"
-            (stream: CuStream, context: *mut CuContext, green: *mut CuGreenContext);
-        cuFuncLoad = "cuFuncLoad" since "12.4" (function: CuFunction);
-        cuModuleGetFunctionCount = "cuModuleGetFunctionCount" since "12.4"
-            (count: *mut c_uint, module: CuModule);
-        cuModuleEnumerateFunctions = "cuModuleEnumerateFunctions" since "12.4"
-            (functions: *mut CuFunction, count: c_uint, module: CuModule);
-    }
+/// Type of a cudarc function, from our argument types or, where these differ, from cudarc's.
+macro_rules! signature {
+    ([$($type:ty),*]) => { unsafe fn($($type),*) -> sys::CUresult };
+    ([$($ours:ty),*] [$($type:ty),*]) => { unsafe fn($($type),*) -> sys::CUresult };
 }
+
+driver_functions!(make_api);

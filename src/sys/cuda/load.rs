@@ -1,4 +1,4 @@
-//! Opening the driver's library.
+//! Opens the driver's library.
 
 use super::OLDEST_DRIVER;
 use super::api::Functions;
@@ -7,7 +7,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::sys::loader::Library;
 use std::ffi::{CStr, c_int, c_void};
 
-/// The driver's library, with the functions that are used.
+/// The driver's library, and the functions of it that are used.
 pub struct Loaded {
     functions: Functions,
     library: Library,
@@ -17,7 +17,7 @@ impl Loaded {
     /// Opens `library`, which on Linux is `libcuda.so.1`.
     ///
     /// # Errors
-    /// Unsupported if there is no such library, or if it lacks functions: the driver is too old.
+    /// Unsupported if the library is missing, or if it lacks functions because the driver is too old.
     pub fn open(library: &CStr) -> Result<Loaded> {
         let unsupported = |text| Error::new(ErrorKind::Unsupported, text);
         let library = Library::open(library).map_err(|why| {
@@ -26,7 +26,8 @@ impl Loaded {
                 "no {name}: {why}; GPU buffers need NVIDIA's driver"
             ))
         })?;
-        // SAFETY: the names in the list are those of the driver API, with its types.
+        // SAFETY: the list in `api` names functions of the driver API, and the compiler compares its types
+        // with cudarc's.
         let functions = unsafe { Functions::find(&library) }.map_err(|missing| {
             unsupported(format!(
                 "{} ({}) is too old for {}; cinch needs the driver of CUDA {OLDEST_DRIVER} or newer",
@@ -38,7 +39,7 @@ impl Loaded {
         Ok(Loaded { functions, library })
     }
 
-    /// Whether somebody in this process has opened `library` already.
+    /// Returns whether this process has opened `library` already.
     pub fn is_open(library: &CStr) -> bool {
         Library::is_open(library)
     }
@@ -52,7 +53,7 @@ impl Loaded {
     }
 }
 
-/// The version that a driver with missing functions says it has.
+/// Returns the version that a driver with missing functions reports.
 fn version(address: Option<*mut c_void>) -> String {
     let mut version: c_int = 0;
     let Some(address) = address else {
@@ -70,7 +71,7 @@ fn version(address: Option<*mut c_void>) -> String {
     }
 }
 
-/// The first few of many names.
+/// Lists the first few of many names.
 fn list(names: &[&str]) -> String {
     const SHOWN: usize = 4;
     match names.len().checked_sub(SHOWN) {
@@ -84,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn absence_is_an_error_that_names_the_library() {
+    fn missing_library_is_an_error_that_names_it() {
         let error = Loaded::open(c"libcinch-no-such.so.7").err().unwrap();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         assert!(
@@ -94,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_library_without_the_functions_is_named_with_them() {
+    fn library_without_functions_is_an_error_that_names_them() {
         let error = Loaded::open(c"libc.so.6").err().unwrap();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         for word in ["libc.so.6", "cuInit", "more functions", OLDEST_DRIVER] {

@@ -1,8 +1,9 @@
-//! The CUDA driver API, opened at run time: the library loads and the host path works where there
-//! is no driver, and its absence is an error value.
+//! The CUDA driver API, opened at run time. A missing driver is an error value: the library loads, and its
+//! host path works, on a machine without GPUs.
 //!
-//! [`Api`] has the functions, [`Loaded`] gets them from the driver's library, and in tests `mock`
-//! simulates them on heap memory.
+//! [`Api`] has the functions, [`Loaded`] finds them in the driver's library, and the tests' `mock` simulates
+//! them on host memory. Types, constants and signatures are those of the crate `cudarc`. Its loader and its
+//! safe layer stay unused: they panic where the library or a symbol is missing.
 
 mod api;
 mod load;
@@ -14,5 +15,5 @@ pub use api::{Api, available_since};
 pub use load::Loaded;
 pub use types::*;
 
-/// The oldest CUDA version whose drivers have all that is needed.
+/// The oldest CUDA version whose drivers have every required function.
 pub const OLDEST_DRIVER: &str = "12.0";

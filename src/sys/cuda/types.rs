@@ -1,242 +1,102 @@
-//! Handles, codes and plain structs of the CUDA driver API, as far as it is used here.
+//! Types of the CUDA driver API: cudarc's, and two that cudarc does not have.
 //!
-//! Names and values are those of NVIDIA's documentation of the driver API, without the leading
-//! `CU_`/`CUDA_` where a type says so already.
+//! [`CuResult`] and [`Handle`] are ours. cudarc makes every C enum a Rust enum, which must not hold a number
+//! that it does not list. A newer driver may return such numbers, so an enum that the driver writes is an
+//! integer here: result codes, capture states and modes, memory types. Enums that are only passed to the
+//! driver, such as attributes, are cudarc's.
 
-use std::ffi::{c_int, c_uint};
+use cudarc::driver::sys;
+use std::ffi::c_uint;
 
-/// What a driver function returns.
+pub use sys::{
+    CU_MEMHOSTALLOC_DEVICEMAP, CU_MEMHOSTALLOC_PORTABLE, CU_MEMHOSTREGISTER_DEVICEMAP,
+    CU_MEMHOSTREGISTER_PORTABLE, CUcontext, CUctx_st, CUdevice, CUdevice_P2PAttribute,
+    CUdevice_attribute, CUdeviceptr, CUevent, CUevent_flags, CUevent_st, CUevent_wait_flags,
+    CUfunc_st, CUfunction, CUfunction_attribute, CUgraph, CUgraphExec, CUgraphExec_st,
+    CUgraphInstantiate_flags, CUgraphNode, CUgraphNode_st, CUgreenCtx, CUhostFn, CUipcMem_flags,
+    CUipcMemHandle, CUjit_option, CUlaunchAttribute, CUlaunchAttributeID, CUlaunchAttributeValue,
+    CUlaunchConfig, CUlimit, CUmemorytype, CUmod_st, CUmodule, CUpointer_attribute, CUstream,
+    CUstream_flags, CUstream_st, CUstreamCaptureMode, CUstreamCaptureStatus, CUuserObject,
+    CUuserObject_flags, CUuserObjectRetain_flags, CUuuid,
+};
+
+/// Result code of a driver function, as an integer: a newer driver returns codes that `CUresult` lacks.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CuResult(pub c_uint);
 
-#[allow(missing_docs)]
-impl CuResult {
-    pub const SUCCESS: CuResult = CuResult(0);
-    pub const INVALID_VALUE: CuResult = CuResult(1);
-    pub const OUT_OF_MEMORY: CuResult = CuResult(2);
-    pub const NOT_INITIALIZED: CuResult = CuResult(3);
-    pub const DEINITIALIZED: CuResult = CuResult(4);
-    pub const STUB_LIBRARY: CuResult = CuResult(34);
-    pub const NO_DEVICE: CuResult = CuResult(100);
-    pub const INVALID_DEVICE: CuResult = CuResult(101);
-    pub const INVALID_IMAGE: CuResult = CuResult(200);
-    pub const INVALID_CONTEXT: CuResult = CuResult(201);
-    pub const ALREADY_MAPPED: CuResult = CuResult(208);
-    pub const NO_BINARY_FOR_GPU: CuResult = CuResult(209);
-    pub const PEER_ACCESS_UNSUPPORTED: CuResult = CuResult(217);
-    pub const UNSUPPORTED_PTX_VERSION: CuResult = CuResult(222);
-    pub const INVALID_HANDLE: CuResult = CuResult(400);
-    pub const NOT_FOUND: CuResult = CuResult(500);
-    pub const NOT_READY: CuResult = CuResult(600);
-    pub const PEER_ACCESS_ALREADY_ENABLED: CuResult = CuResult(704);
-    pub const PEER_ACCESS_NOT_ENABLED: CuResult = CuResult(705);
-    pub const CONTEXT_IS_DESTROYED: CuResult = CuResult(709);
-    pub const HOST_MEMORY_ALREADY_REGISTERED: CuResult = CuResult(712);
-    pub const HOST_MEMORY_NOT_REGISTERED: CuResult = CuResult(713);
-    pub const NOT_PERMITTED: CuResult = CuResult(800);
-    pub const NOT_SUPPORTED: CuResult = CuResult(801);
-    pub const SYSTEM_DRIVER_MISMATCH: CuResult = CuResult(803);
-    pub const STREAM_CAPTURE_UNSUPPORTED: CuResult = CuResult(900);
-    pub const STREAM_CAPTURE_INVALIDATED: CuResult = CuResult(901);
-    pub const STREAM_CAPTURE_WRONG_THREAD: CuResult = CuResult(908);
-    pub const UNKNOWN: CuResult = CuResult(999);
-    /// Not the driver's: the loaded driver has no such function.
-    pub const FUNCTION_MISSING: CuResult = CuResult(c_uint::MAX);
-}
-
-/// A device, as the driver numbers them; not an ordinal.
-pub type CuDevice = c_int;
-/// An address in device memory.
-pub type CuDevicePtr = u64;
-
-macro_rules! handles {
-    ($($(#[$doc:meta])* $name:ident,)*) => {$(
-        $(#[$doc])*
-        ///
-        /// An address of the driver's; a number here, so that it can cross threads.
-        #[repr(transparent)]
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-        pub struct $name(pub usize);
-    )*};
-}
-
-handles! {
-    /// A context.
-    CuContext,
-    /// A part of a GPU's multiprocessors, as a context.
-    CuGreenContext,
-    /// A stream; 0 is the legacy default stream, 2 the default stream of the thread.
-    CuStream,
-    /// An event.
-    CuEvent,
-    /// A module: code on a device.
-    CuModule,
-    /// A kernel of a module.
-    CuFunction,
-    /// A graph.
-    CuGraph,
-    /// A node of a graph.
-    CuGraphNode,
-    /// A graph that can be launched.
-    CuGraphExec,
-    /// A reference-counted object whose destructor a graph can call.
-    CuUserObject,
-}
-
-impl CuStream {
-    /// The default stream of whichever thread uses it.
-    pub const PER_THREAD: CuStream = CuStream(2);
-}
-
-/// A name of device memory that another process can open.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct CuIpcMemHandle(pub [u8; 64]);
-
-/// A device's identity, the same in every process.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct CuUuid(pub [u8; 16]);
-
-/// `CUlaunchConfig`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct CuLaunchConfig {
-    /// Blocks of the grid, in x, y and z.
-    pub grid: [c_uint; 3],
-    /// Threads of a block, likewise.
-    pub block: [c_uint; 3],
-    /// Bytes of shared memory of a block, besides its own.
-    pub shared: c_uint,
-    /// Where it is queued.
-    pub stream: CuStream,
-    /// That many attributes.
-    pub attributes: *const CuLaunchAttribute,
-    /// How many.
-    pub attribute_count: c_uint,
-}
-
-/// `CUlaunchAttribute`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct CuLaunchAttribute {
-    id: c_int,
-    padding: c_int,
-    /// `CUlaunchAttributeValue`, of which the first word is the number of what has one.
-    value: [u64; 8],
-}
-
-impl CuLaunchAttribute {
-    const PROGRAMMATIC_STREAM_SERIALIZATION: c_int = 6;
-
-    /// The kernel may begin before what is ahead of it in the stream has ended.
-    pub const EARLY_START: CuLaunchAttribute = CuLaunchAttribute {
-        id: CuLaunchAttribute::PROGRAMMATIC_STREAM_SERIALIZATION,
-        padding: 0,
-        value: [1, 0, 0, 0, 0, 0, 0, 0],
+/// Gives codes of `CUresult` the names by which this library matches them.
+macro_rules! codes {
+    ($($name:ident = $code:ident,)*) => {
+        #[allow(missing_docs)]
+        impl CuResult {
+            $(pub const $name: CuResult = CuResult(sys::CUresult::$code as c_uint);)*
+        }
     };
 }
 
-const _: () = assert!(size_of::<CuLaunchConfig>() == 56 && size_of::<CuLaunchAttribute>() == 72);
-
-/// `CUdevice_attribute`.
-#[allow(missing_docs)]
-pub mod device_attribute {
-    use super::c_int;
-    pub const MAX_SHARED_MEMORY_PER_BLOCK: c_int = 8;
-    pub const CLOCK_RATE_KHZ: c_int = 13;
-    pub const MULTIPROCESSOR_COUNT: c_int = 16;
-    pub const COMPUTE_MODE: c_int = 20;
-    pub const UNIFIED_ADDRESSING: c_int = 41;
-    pub const COMPUTE_CAPABILITY_MAJOR: c_int = 75;
-    pub const COMPUTE_CAPABILITY_MINOR: c_int = 76;
-    pub const MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: c_int = 97;
-    pub const CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM: c_int = 91;
+codes! {
+    SUCCESS = CUDA_SUCCESS,
+    INVALID_VALUE = CUDA_ERROR_INVALID_VALUE,
+    OUT_OF_MEMORY = CUDA_ERROR_OUT_OF_MEMORY,
+    DEINITIALIZED = CUDA_ERROR_DEINITIALIZED,
+    STUB_LIBRARY = CUDA_ERROR_STUB_LIBRARY,
+    NO_DEVICE = CUDA_ERROR_NO_DEVICE,
+    INVALID_DEVICE = CUDA_ERROR_INVALID_DEVICE,
+    INVALID_CONTEXT = CUDA_ERROR_INVALID_CONTEXT,
+    ALREADY_MAPPED = CUDA_ERROR_ALREADY_MAPPED,
+    NO_BINARY_FOR_GPU = CUDA_ERROR_NO_BINARY_FOR_GPU,
+    PEER_ACCESS_UNSUPPORTED = CUDA_ERROR_PEER_ACCESS_UNSUPPORTED,
+    UNSUPPORTED_PTX_VERSION = CUDA_ERROR_UNSUPPORTED_PTX_VERSION,
+    INVALID_HANDLE = CUDA_ERROR_INVALID_HANDLE,
+    NOT_FOUND = CUDA_ERROR_NOT_FOUND,
+    NOT_READY = CUDA_ERROR_NOT_READY,
+    ILLEGAL_ADDRESS = CUDA_ERROR_ILLEGAL_ADDRESS,
+    PEER_ACCESS_ALREADY_ENABLED = CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED,
+    CONTEXT_IS_DESTROYED = CUDA_ERROR_CONTEXT_IS_DESTROYED,
+    HOST_MEMORY_ALREADY_REGISTERED = CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED,
+    HOST_MEMORY_NOT_REGISTERED = CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED,
+    NOT_SUPPORTED = CUDA_ERROR_NOT_SUPPORTED,
+    SYSTEM_DRIVER_MISMATCH = CUDA_ERROR_SYSTEM_DRIVER_MISMATCH,
+    STREAM_CAPTURE_UNSUPPORTED = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+    STREAM_CAPTURE_INVALIDATED = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
+    UNKNOWN = CUDA_ERROR_UNKNOWN,
 }
 
-/// `CUdevice_P2PAttribute`.
-#[allow(missing_docs)]
-pub mod p2p_attribute {
-    use super::c_int;
-    pub const PERFORMANCE_RANK: c_int = 1;
-    pub const ACCESS_SUPPORTED: c_int = 2;
-    pub const NATIVE_ATOMIC_SUPPORTED: c_int = 3;
+impl CuResult {
+    /// Code of our own: the loaded driver lacks the function.
+    pub const FUNCTION_MISSING: CuResult = CuResult(c_uint::MAX);
+
+    /// Returns whether the code is one of the errors of stream captures.
+    pub fn is_capture_error(self) -> bool {
+        const FIRST: c_uint = sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED as c_uint;
+        const LAST: c_uint = sys::CUresult::CUDA_ERROR_TIMEOUT as c_uint;
+        (FIRST..=LAST).contains(&self.0)
+    }
 }
 
-/// `CUfunction_attribute`.
-#[allow(missing_docs)]
-pub mod function_attribute {
-    use super::c_int;
-    pub const MAX_THREADS_PER_BLOCK: c_int = 0;
-    pub const SHARED_SIZE_BYTES: c_int = 1;
-    pub const LOCAL_SIZE_BYTES: c_int = 3;
-    pub const NUM_REGS: c_int = 4;
-    pub const PTX_VERSION: c_int = 5;
-    pub const BINARY_VERSION: c_int = 6;
-    pub const MAX_DYNAMIC_SHARED_SIZE_BYTES: c_int = 8;
-}
+/// A handle of a driver object, such as a [`CUstream`], in a value that threads share.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug)]
+pub struct Handle<T>(pub *mut T);
 
-/// `CUpointer_attribute`.
-#[allow(missing_docs)]
-pub mod pointer_attribute {
-    use super::c_uint;
-    pub const CONTEXT: c_uint = 1;
-    pub const MEMORY_TYPE: c_uint = 2;
-    pub const BUFFER_ID: c_uint = 7;
-    pub const IS_MANAGED: c_uint = 8;
-    pub const DEVICE_ORDINAL: c_uint = 9;
-    pub const IS_LEGACY_IPC_CAPABLE: c_uint = 10;
-    pub const RANGE_START: c_uint = 11;
-    pub const RANGE_SIZE: c_uint = 12;
-}
+// SAFETY: only the driver follows the pointer, and its functions accept every handle on every thread.
+unsafe impl<T> Send for Handle<T> {}
+// SAFETY: a shared handle is read, and only the driver follows the pointer.
+unsafe impl<T> Sync for Handle<T> {}
 
-/// `CUmemorytype`.
-#[allow(missing_docs)]
-pub mod memory_type {
-    use super::c_uint;
-    pub const HOST: c_uint = 1;
-    pub const DEVICE: c_uint = 2;
-    pub const UNIFIED: c_uint = 4;
-}
+/// Handle of the default stream of whichever thread passes it.
+pub const PER_THREAD_STREAM: CUstream = std::ptr::without_provenance_mut(2);
 
-/// Flags of several functions.
-#[allow(missing_docs)]
-pub mod flags {
-    use super::c_uint;
-    pub const STREAM_NON_BLOCKING: c_uint = 1;
-    pub const EVENT_DEFAULT: c_uint = 0;
-    pub const EVENT_DISABLE_TIMING: c_uint = 2;
-    pub const EVENT_WAIT_EXTERNAL: c_uint = 1;
-    /// The same bits for `cuMemHostAlloc` and `cuMemHostRegister`.
-    pub const HOST_PORTABLE: c_uint = 1;
-    pub const HOST_DEVICE_MAP: c_uint = 2;
-    pub const IPC_LAZY_ENABLE_PEER_ACCESS: c_uint = 1;
-    pub const GRAPH_USER_OBJECT_MOVE: c_uint = 1;
-    pub const USER_OBJECT_NO_DESTRUCTOR_SYNC: c_uint = 1;
-}
-
-/// `CUlimit`.
-#[allow(missing_docs)]
-pub mod limit {
-    use super::c_uint;
-    pub const STACK_SIZE: c_uint = 0;
-}
-
-/// `CUstreamCaptureMode`.
-#[allow(missing_docs)]
-pub mod capture_mode {
-    use super::c_uint;
-    pub const GLOBAL: c_uint = 0;
-    pub const THREAD_LOCAL: c_uint = 1;
-    pub const RELAXED: c_uint = 2;
-}
-
-/// `CUstreamCaptureStatus`.
-#[allow(missing_docs)]
-pub mod capture_status {
-    use super::c_uint;
-    pub const NONE: c_uint = 0;
-    pub const ACTIVE: c_uint = 1;
-    pub const INVALIDATED: c_uint = 2;
+/// Returns the launch attribute of programmatic dependent launch: the kernel may start before the work
+/// ahead of it in its stream has ended.
+pub fn programmatic_launch() -> CUlaunchAttribute {
+    // The driver may read more of the union than the field, so all of it is initialised.
+    let mut value = CUlaunchAttributeValue { pad: [0; 64] };
+    value.programmaticStreamSerializationAllowed = 1;
+    CUlaunchAttribute {
+        id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+        pad: [0; 4],
+        value,
+    }
 }

@@ -225,7 +225,7 @@ impl PeerComm {
         let f = self.nccl.functions();
         let (count, dtype, comm) = (row.count, datatype(row.dtype), self.comm);
         let (op, root) = (operator(row.op).unwrap_or(0), row.root as c_int);
-        let queue = stream.handle().0;
+        let queue = stream.handle().addr();
         // SAFETY: by the caller's word; the communicator lives.
         let result = unsafe {
             match row.collective {

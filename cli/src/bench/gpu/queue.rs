@@ -218,8 +218,9 @@ impl<'a> GpuQueue<'a> {
         let (rank, nranks) = (self.comm.rank(), self.comm.nranks());
         let call = self.call(&row);
         // SAFETY: `self` owns the memory and the stream; `finish` waits for every call and every replay.
-        let buffers =
-            |input, output| unsafe { DeviceBuffers::new(input, output, self.stream.handle().0) };
+        let buffers = |input, output| unsafe {
+            DeviceBuffers::new(input, output, self.stream.handle().addr())
+        };
         let report = match row.collective {
             Collective::SendRecv => {
                 let recv = Call {

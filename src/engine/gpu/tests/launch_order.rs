@@ -1,8 +1,8 @@
 //! The order of calls over streams, groups and graphs.
 
 use super::*;
-use crate::sys::cuda::CuStream;
-use crate::sys::cuda::mock::EARLY_STARTS;
+use crate::sys::cuda::PER_THREAD_STREAM;
+use crate::sys::cuda::mock::PROGRAMMATIC_LAUNCHES;
 use crate::types::KernelProtocol;
 
 #[test]
@@ -22,7 +22,7 @@ fn launches_on_other_streams_wait_for_the_last_launch() {
     assert_eq!([run(&one), run(&one), run(&two), run(&one)], [0, 0, 1, 1]);
     // Streams of other threads share this handle, so it never counts as the last stream.
     // SAFETY: default streams exist as long as the context.
-    let own = unsafe { Stream::borrowed(&bench.context, CuStream::PER_THREAD) };
+    let own = unsafe { Stream::borrowed(&bench.context, PER_THREAD_STREAM) };
     assert_eq!([run(&own), run(&own), run(&one)], [1, 1, 1]);
     bench.take();
     // A replay comes behind what is outside of its graph, and in front of what is queued later.
@@ -69,7 +69,7 @@ fn reused_stream_handle_counts_as_another_stream() {
     bench.process.fail("cuStreamGetId", 0, usize::MAX, missing);
     assert_eq!([run(&two), run(&two)], [1, 1]);
     // SAFETY: a default stream.
-    let legacy = unsafe { Stream::borrowed(&bench.context, CuStream(0)) };
+    let legacy = unsafe { Stream::borrowed(&bench.context, std::ptr::null_mut()) };
     assert_eq!([run(&legacy), run(&legacy)], [1, 0]);
 }
 
@@ -89,7 +89,8 @@ fn launches_are_programmatic_unless_disabled() {
                 ..Config::default()
             };
             let mut ranks = bench.ranks(2, 16, &config);
-            let counts = || ["cuLaunchKernel", EARLY_STARTS].map(|name| bench.process.calls(name));
+            let counts =
+                || ["cuLaunchKernel", PROGRAMMATIC_LAUNCHES].map(|name| bench.process.calls(name));
             let before = counts();
             let call = call(request(&problem, "raw"), &memory, &memory, &stream);
             ranks[0].engine.run(&[call]).unwrap();

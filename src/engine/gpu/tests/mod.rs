@@ -285,7 +285,7 @@ pub(crate) fn buffers<'a>(
 ) -> DeviceBuffers<'a> {
     let place = |memory: &DeviceMemory| (memory.address(), memory.bytes());
     // SAFETY: live until the call has run, which it has when it returns.
-    unsafe { DeviceBuffers::new(place(input), place(output), stream.handle().0) }
+    unsafe { DeviceBuffers::new(place(input), place(output), stream.handle().addr()) }
 }
 
 /// CUDA leaves undefined what happens to freed memory that another process maps.

@@ -1,9 +1,9 @@
 //! Devices, contexts, modules and launches.
 
 use super::super::types::*;
-use super::calls::{Done, put, put_text};
+use super::calls::{Done, write_out, write_text};
 use super::state::*;
-use super::{EARLY_STARTS, Process};
+use super::{PROGRAMMATIC_LAUNCHES, Process, opaque};
 use std::collections::HashSet;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
@@ -17,7 +17,7 @@ impl Process {
     }
 
     pub(super) fn cuDriverGetVersion(&self, version: *mut c_int) -> Done {
-        put(version, self.machine.lock().driver_version);
+        write_out(version, self.machine.lock().driver_version);
         Ok(())
     }
 
@@ -30,19 +30,19 @@ impl Process {
             CuResult::INVALID_HANDLE => c"CUDA_ERROR_INVALID_HANDLE",
             _ => c"CUDA_ERROR_SIMULATED",
         };
-        put(name, text.as_ptr());
+        write_out(name, text.as_ptr());
         Ok(())
     }
 
     pub(super) fn cuGetErrorString(&self, _result: CuResult, text: *mut *const c_char) -> Done {
-        put(text, c"simulated".as_ptr());
+        write_out(text, c"simulated".as_ptr());
         Ok(())
     }
 
-    pub(super) fn cuDeviceGet(&self, device: *mut CuDevice, ordinal: c_int) -> Done {
+    pub(super) fn cuDeviceGet(&self, device: *mut CUdevice, ordinal: c_int) -> Done {
         self.enter("cuDeviceGet").and_then(|state| {
             if usize::try_from(ordinal).is_ok_and(|ordinal| ordinal < state.devices) {
-                put(device, ordinal);
+                write_out(device, ordinal);
                 Ok(())
             } else {
                 Err(CuResult::INVALID_DEVICE)
@@ -52,57 +52,75 @@ impl Process {
 
     pub(super) fn cuDeviceGetCount(&self, count: *mut c_int) -> Done {
         self.enter("cuDeviceGetCount").map(|state| {
-            put(count, state.devices as c_int);
+            write_out(count, state.devices as c_int);
         })
     }
 
-    pub(super) fn cuDeviceGetName(&self, name: *mut c_char, bytes: c_int, _: CuDevice) -> Done {
-        put_text(name, bytes, "Simulated GPU");
+    pub(super) fn cuDeviceGetName(&self, name: *mut c_char, bytes: c_int, _: CUdevice) -> Done {
+        write_text(name, bytes, "Simulated GPU");
         Ok(())
     }
 
-    pub(super) fn cuDeviceGetUuid(&self, uuid: *mut CuUuid, device: CuDevice) -> Done {
-        put(uuid, CuUuid([device as u8 + 1; 16]));
+    pub(super) fn cuDeviceGetUuid(&self, uuid: *mut CUuuid, device: CUdevice) -> Done {
+        write_out(
+            uuid,
+            CUuuid {
+                bytes: [device as c_char + 1; 16],
+            },
+        );
         Ok(())
     }
 
-    pub(super) fn cuDeviceGetPCIBusId(&self, n: *mut c_char, b: c_int, device: CuDevice) -> Done {
-        put_text(n, b, &format!("0000:{device:02x}:00.0"));
+    pub(super) fn cuDeviceGetPCIBusId(&self, n: *mut c_char, b: c_int, device: CUdevice) -> Done {
+        write_text(n, b, &format!("0000:{device:02x}:00.0"));
         Ok(())
     }
 
     pub(super) fn cuDeviceGetAttribute(
         &self,
-        v: *mut c_int,
-        attribute: c_int,
-        _: CuDevice,
+        value: *mut c_int,
+        attribute: CUdevice_attribute,
+        _: CUdevice,
     ) -> Done {
-        put(
-            v,
+        write_out(
+            value,
             match attribute {
-                device_attribute::MULTIPROCESSOR_COUNT => 132,
-                device_attribute::COMPUTE_CAPABILITY_MAJOR => 9,
-                device_attribute::COMPUTE_CAPABILITY_MINOR => 0,
-                device_attribute::CLOCK_RATE_KHZ => 1_980_000,
-                device_attribute::MAX_SHARED_MEMORY_PER_BLOCK_OPTIN => 232_448,
+                CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT => 132,
+                CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR => 9,
+                CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR => 0,
+                CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE => 1_980_000,
+                CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN => {
+                    232_448
+                }
                 _ => 1,
             },
         );
         Ok(())
     }
 
-    pub(super) fn cuDeviceTotalMem(&self, bytes: *mut usize, _: CuDevice) -> Done {
-        put(bytes, DEVICE_BYTES);
+    pub(super) fn cuDeviceTotalMem(&self, bytes: *mut usize, _: CUdevice) -> Done {
+        write_out(bytes, DEVICE_BYTES);
         Ok(())
     }
 
-    pub(super) fn cuDeviceCanAccessPeer(&self, can: *mut c_int, a: CuDevice, b: CuDevice) -> Done {
+    pub(super) fn cuDeviceCanAccessPeer(&self, can: *mut c_int, a: CUdevice, b: CUdevice) -> Done {
         self.enter("cuDeviceCanAccessPeer").map(|state| {
-            put(can, c_int::from(!state.refused.contains(&(a, b))));
+            write_out(can, c_int::from(!state.refused.contains(&(a, b))));
         })
     }
 
-    pub(super) fn cuDevicePrimaryCtxRetain(&self, c: *mut CuContext, device: CuDevice) -> Done {
+    pub(super) fn cuDeviceGetP2PAttribute(
+        &self,
+        value: *mut c_int,
+        _attribute: CUdevice_P2PAttribute,
+        _: CUdevice,
+        _: CUdevice,
+    ) -> Done {
+        write_out(value, 1);
+        Ok(())
+    }
+
+    pub(super) fn cuDevicePrimaryCtxRetain(&self, c: *mut CUcontext, device: CUdevice) -> Done {
         self.enter("cuDevicePrimaryCtxRetain").map(|mut state| {
             let found = state
                 .contexts
@@ -110,7 +128,7 @@ impl Process {
                 .find(|(_, context)| context.process == self.id && context.device == device)
                 .map(|(handle, _)| *handle);
             let handle = found.unwrap_or_else(|| {
-                let handle = state.number();
+                let handle = state.next_id();
                 let context = Context {
                     process: self.id,
                     device,
@@ -124,11 +142,11 @@ impl Process {
             if let Some(context) = state.contexts.get_mut(&handle) {
                 context.retained += 1;
             }
-            put(c, CuContext(handle));
+            write_out(c, opaque(handle));
         })
     }
 
-    pub(super) fn cuDevicePrimaryCtxRelease(&self, device: CuDevice) -> Done {
+    pub(super) fn cuDevicePrimaryCtxRelease(&self, device: CUdevice) -> Done {
         self.enter("cuDevicePrimaryCtxRelease").and_then(|mut s| {
             let mut contexts = s.contexts.values_mut();
             let context = contexts.find(|c| c.process == self.id && c.device == device);
@@ -142,14 +160,14 @@ impl Process {
         })
     }
 
-    pub(super) fn cuCtxGetCurrent(&self, context: *mut CuContext) -> Done {
-        put(context, self.current().unwrap_or_default());
+    pub(super) fn cuCtxGetCurrent(&self, context: *mut CUcontext) -> Done {
+        write_out(context, self.current().unwrap_or(std::ptr::null_mut()));
         Ok(())
     }
 
-    pub(super) fn cuCtxPushCurrent(&self, context: CuContext) -> Done {
+    pub(super) fn cuCtxPushCurrent(&self, context: CUcontext) -> Done {
         self.enter("cuCtxPushCurrent")
-            .and_then(|state| match state.contexts.get(&context.0) {
+            .and_then(|state| match state.contexts.get(&context.addr()) {
                 Some(found) if found.process == self.id && found.retained > 0 => {
                     self.thread(|thread| thread.contexts.push(context));
                     Ok(())
@@ -158,19 +176,26 @@ impl Process {
             })
     }
 
-    pub(super) fn cuCtxPopCurrent(&self, context: *mut CuContext) -> Done {
+    pub(super) fn cuCtxPopCurrent(&self, context: *mut CUcontext) -> Done {
         let popped = self.thread(|thread| thread.contexts.pop());
-        put(context, popped.ok_or(CuResult::INVALID_CONTEXT)?);
+        write_out(context, popped.ok_or(CuResult::INVALID_CONTEXT)?);
         Ok(())
     }
 
-    pub(super) fn cuCtxGetLimit(&self, value: *mut usize, _limit: c_uint) -> Done {
+    pub(super) fn cuCtxGetDevice(&self, device: *mut CUdevice) -> Done {
+        self.enter_context("cuCtxGetDevice")
+            .map(|(state, context)| {
+                write_out(device, state.contexts[&context].device);
+            })
+    }
+
+    pub(super) fn cuCtxGetLimit(&self, value: *mut usize, _limit: CUlimit) -> Done {
         self.enter_context("cuCtxGetLimit").map(|(state, context)| {
-            put(value, state.contexts[&context].stack);
+            write_out(value, state.contexts[&context].stack);
         })
     }
 
-    pub(super) fn cuCtxSetLimit(&self, _limit: c_uint, value: usize) -> Done {
+    pub(super) fn cuCtxSetLimit(&self, _limit: CUlimit, value: usize) -> Done {
         self.enter_context("cuCtxSetLimit").map(|(mut state, at)| {
             if let Some(context) = state.contexts.get_mut(&at) {
                 context.stack = value;
@@ -178,10 +203,10 @@ impl Process {
         })
     }
 
-    pub(super) fn cuCtxEnablePeerAccess(&self, peer: CuContext, _flags: c_uint) -> Done {
+    pub(super) fn cuCtxEnablePeerAccess(&self, peer: CUcontext, _flags: c_uint) -> Done {
         let (mut state, context) = self.enter_context("cuCtxEnablePeerAccess")?;
         let ours = state.contexts[&context].device;
-        let theirs = match state.contexts.get(&peer.0) {
+        let theirs = match state.contexts.get(&peer.addr()) {
             Some(found) if found.process == self.id => found.device,
             _ => return Err(CuResult::INVALID_CONTEXT),
         };
@@ -192,7 +217,7 @@ impl Process {
             return Err(CuResult::PEER_ACCESS_UNSUPPORTED);
         }
         let context = state.contexts.get_mut(&context);
-        match context.is_some_and(|context| context.peers.insert(peer.0)) {
+        match context.is_some_and(|context| context.peers.insert(peer.addr())) {
             true => Ok(()),
             false => Err(CuResult::PEER_ACCESS_ALREADY_ENABLED),
         }
@@ -200,98 +225,105 @@ impl Process {
 
     pub(super) fn cuModuleLoadDataEx(
         &self,
-        module: *mut CuModule,
+        module: *mut CUmodule,
         image: *const c_void,
         _options: c_uint,
-        _names: *mut c_int,
+        _names: *mut CUjit_option,
         _values: *mut *mut c_void,
     ) -> Done {
-        let (mut state, context) = self.enter_ordered("cuModuleLoadDataEx")?;
+        let (mut state, context) = self.enter_uncaptured("cuModuleLoadDataEx")?;
         if image.is_null() {
             return Err(CuResult::INVALID_VALUE);
         }
-        let handle = state.number();
+        let handle = state.next_id();
         state.modules.insert(handle, context);
-        put(module, CuModule(handle));
+        write_out(module, opaque(handle));
         Ok(())
     }
 
-    pub(super) fn cuModuleUnload(&self, module: CuModule) -> Done {
-        let (mut state, context) = self.enter_ordered("cuModuleUnload")?;
-        if state.modules.get(&module.0) != Some(&context) {
+    pub(super) fn cuModuleUnload(&self, module: CUmodule) -> Done {
+        let (mut state, context) = self.enter_uncaptured("cuModuleUnload")?;
+        if state.modules.get(&module.addr()) != Some(&context) {
             return Err(CuResult::INVALID_HANDLE);
         }
-        state.modules.remove(&module.0);
-        state.functions.retain(|_, (owner, _)| *owner != module.0);
+        state.modules.remove(&module.addr());
+        state
+            .functions
+            .retain(|_, (owner, _)| *owner != module.addr());
         Ok(())
     }
 
     pub(super) fn cuModuleGetFunction(
         &self,
-        function: *mut CuFunction,
-        module: CuModule,
+        function: *mut CUfunction,
+        module: CUmodule,
         name: *const c_char,
     ) -> Done {
-        // SAFETY: a C string by contract.
+        // SAFETY: the contract of `cuModuleGetFunction` makes the name a C string.
         let name = unsafe { CStr::from_ptr(name) }
             .to_string_lossy()
             .into_owned();
         self.enter("cuModuleGetFunction").and_then(|mut state| {
-            if !state.modules.contains_key(&module.0) {
+            if !state.modules.contains_key(&module.addr()) {
                 return Err(CuResult::INVALID_HANDLE);
             }
             if !state.kernels.contains_key(&name) {
                 return Err(CuResult::NOT_FOUND);
             }
-            let handle = state.number();
-            state.functions.insert(handle, (module.0, name));
-            put(function, CuFunction(handle));
+            let handle = state.next_id();
+            state.functions.insert(handle, (module.addr(), name));
+            write_out(function, opaque(handle));
             Ok(())
         })
     }
 
-    pub(super) fn cuModuleGetFunctionCount(&self, count: *mut c_uint, _: CuModule) -> Done {
+    pub(super) fn cuModuleGetFunctionCount(&self, count: *mut c_uint, _: CUmodule) -> Done {
         self.enter("cuModuleGetFunctionCount").map(|state| {
-            put(count, state.kernels.len() as c_uint);
+            write_out(count, state.kernels.len() as c_uint);
         })
     }
 
     pub(super) fn cuModuleEnumerateFunctions(
         &self,
-        functions: *mut CuFunction,
+        functions: *mut CUfunction,
         count: c_uint,
-        module: CuModule,
+        module: CUmodule,
     ) -> Done {
         self.enter("cuModuleEnumerateFunctions").map(|mut state| {
             let names: Vec<String> = state.kernels.keys().cloned().collect();
             for (at, name) in names.into_iter().take(count as usize).enumerate() {
-                let handle = state.number();
-                state.functions.insert(handle, (module.0, name));
-                // SAFETY: `count` places by contract.
-                unsafe { functions.add(at).write(CuFunction(handle)) };
+                let handle = state.next_id();
+                state.functions.insert(handle, (module.addr(), name));
+                // SAFETY: the contract of `cuModuleEnumerateFunctions` gives room for `count` handles.
+                unsafe { functions.add(at).write(opaque(handle)) };
             }
         })
     }
 
-    pub(super) fn cuFuncLoad(&self, function: CuFunction) -> Done {
+    pub(super) fn cuFuncLoad(&self, function: CUfunction) -> Done {
         self.enter("cuFuncLoad").and_then(|state| {
-            let known = state.functions.contains_key(&function.0);
+            let known = state.functions.contains_key(&function.addr());
             known.then_some(()).ok_or(CuResult::INVALID_HANDLE)
         })
     }
 
-    pub(super) fn cuFuncGetAttribute(&self, v: *mut c_int, a: c_int, function: CuFunction) -> Done {
+    pub(super) fn cuFuncGetAttribute(
+        &self,
+        value: *mut c_int,
+        attribute: CUfunction_attribute,
+        function: CUfunction,
+    ) -> Done {
         self.enter("cuFuncGetAttribute").and_then(|state| {
-            if !state.functions.contains_key(&function.0) {
+            if !state.functions.contains_key(&function.addr()) {
                 return Err(CuResult::INVALID_HANDLE);
             }
-            put(
-                v,
-                match a {
-                    function_attribute::MAX_THREADS_PER_BLOCK => 1024,
-                    function_attribute::NUM_REGS => 32,
-                    function_attribute::PTX_VERSION => state.compiled_for,
-                    function_attribute::BINARY_VERSION => 90,
+            write_out(
+                value,
+                match attribute {
+                    CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK => 1024,
+                    CUfunction_attribute::CU_FUNC_ATTRIBUTE_NUM_REGS => 32,
+                    CUfunction_attribute::CU_FUNC_ATTRIBUTE_PTX_VERSION => state.compiled_for,
+                    CUfunction_attribute::CU_FUNC_ATTRIBUTE_BINARY_VERSION => 90,
                     _ => 0,
                 },
             );
@@ -299,43 +331,54 @@ impl Process {
         })
     }
 
-    pub(super) fn cuFuncSetAttribute(&self, _: CuFunction, _: c_int, _: c_int) -> Done {
+    pub(super) fn cuFuncSetAttribute(
+        &self,
+        _: CUfunction,
+        _: CUfunction_attribute,
+        _: c_int,
+    ) -> Done {
         self.enter_context("cuFuncSetAttribute").map(drop)
     }
 
     pub(super) fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
         &self,
         blocks: *mut c_int,
-        _function: CuFunction,
+        _function: CUfunction,
         threads: c_int,
         _shared: usize,
     ) -> Done {
-        put(blocks, 2048 / threads.max(1));
+        write_out(blocks, 2048 / threads.max(1));
         Ok(())
     }
 
     pub(super) fn cuLaunchKernel(
         &self,
-        config: *const CuLaunchConfig,
-        function: CuFunction,
+        config: *const CUlaunchConfig,
+        function: CUfunction,
         parameters: *mut *mut c_void,
         _extra: *mut *mut c_void,
     ) -> Done {
-        // SAFETY: a live configuration, with as many attributes as it says.
+        // SAFETY: the contract of `cuLaunchKernelEx` makes the configuration and its `numAttrs` attributes
+        // readable.
         let (config, attributes) = unsafe {
             let config = &*config;
-            let count = config.attribute_count as usize;
-            let all = (count > 0).then(|| std::slice::from_raw_parts(config.attributes, count));
+            let count = config.numAttrs as usize;
+            let all = (count > 0).then(|| std::slice::from_raw_parts(config.attrs, count));
             (config, all.unwrap_or_default())
         };
-        let (grid, block) = (config.grid, config.block);
-        let is_early = !attributes.is_empty();
+        let grid = [config.gridDimX, config.gridDimY, config.gridDimZ];
+        let block = [config.blockDimX, config.blockDimY, config.blockDimZ];
+        let programmatic =
+            CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+        let is_programmatic = attributes
+            .iter()
+            .any(|attribute| attribute.id == programmatic);
         let prepared = (|| {
             let state = self.machine.lock();
-            let current = self.current().ok_or(CuResult::INVALID_CONTEXT)?.0;
+            let current = self.current().ok_or(CuResult::INVALID_CONTEXT)?.addr();
             let (module, kernel) = state
                 .functions
-                .get(&function.0)
+                .get(&function.addr())
                 .ok_or(CuResult::INVALID_HANDLE)?
                 .clone();
             if state.modules.get(&module) != Some(&current) {
@@ -346,20 +389,23 @@ impl Process {
                 return Err(CuResult::INVALID_VALUE);
             }
             let bytes = state.kernels[&kernel].bytes;
-            // SAFETY: one parameter of the size that the kernel was registered with.
+            // SAFETY: the caller passes one parameter, of the size with which the test registered the kernel.
             let args = unsafe { std::slice::from_raw_parts((*parameters).cast::<u8>(), bytes) };
             Ok(Work::Launch {
                 kernel,
                 grid,
                 block,
-                shared: config.shared,
+                shared: config.sharedMemBytes,
                 args: args.to_vec(),
             })
         })();
-        if is_early {
+        if is_programmatic {
             let mut state = self.machine.lock();
-            *state.calls.entry((self.id, EARLY_STARTS)).or_default() += 1;
+            *state
+                .calls
+                .entry((self.id, PROGRAMMATIC_LAUNCHES))
+                .or_default() += 1;
         }
-        prepared.and_then(|work| self.queue("cuLaunchKernel", config.stream, work))
+        prepared.and_then(|work| self.queue("cuLaunchKernel", config.hStream, work))
     }
 }

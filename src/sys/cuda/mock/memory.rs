@@ -1,48 +1,48 @@
-//! Memory: of devices, pinned, imported; and what an address points to.
+//! Device, pinned and imported memory, and the attributes of an address.
 
 use super::super::types::*;
 use super::Process;
-use super::calls::{Done, put};
+use super::calls::{Done, write_out};
 use super::state::*;
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::MutexGuard;
 
 #[allow(non_snake_case, clippy::too_many_arguments)]
 impl Process {
-    pub(super) fn cuMemAlloc(&self, address: *mut CuDevicePtr, bytes: usize) -> Done {
-        let (mut state, context) = self.enter_ordered("cuMemAlloc")?;
-        put(
+    pub(super) fn cuMemAlloc(&self, address: *mut CUdeviceptr, bytes: usize) -> Done {
+        let (mut state, context) = self.enter_uncaptured("cuMemAlloc")?;
+        write_out(
             address,
             state.allocate(self.id, context, Kind::Device, bytes)?,
         );
         Ok(())
     }
 
-    /// There at once, as on a stream without work.
+    /// Allocates at once, as a driver does on a stream without work.
     pub(super) fn cuMemAllocAsync(
         &self,
-        address: *mut CuDevicePtr,
+        address: *mut CUdeviceptr,
         bytes: usize,
-        stream: CuStream,
+        stream: CUstream,
     ) -> Done {
         let (mut state, context) = self.enter_context("cuMemAllocAsync")?;
-        self.uncaptured(&state, context, stream)?;
+        self.check_not_capturing(&state, context, stream)?;
         let start = state.allocate(self.id, context, Kind::Pooled, bytes)?;
-        put(address, start);
+        write_out(address, start);
         Ok(())
     }
 
-    /// Of what [`Process::cuMemAllocAsync`] gave, nothing: a driver would free it without waiting
-    /// for the work that uses it.
-    pub(super) fn cuMemFree(&self, address: CuDevicePtr) -> Done {
-        let (state, context) = self.enter_ordered("cuMemFree")?;
-        self.give_back(state, context, address, Kind::Device)
+    /// Refuses memory of [`Process::cuMemAllocAsync`]: a driver would free it without waiting for the work that
+    /// uses it.
+    pub(super) fn cuMemFree(&self, address: CUdeviceptr) -> Done {
+        let (state, context) = self.enter_uncaptured("cuMemFree")?;
+        self.remove_area(state, context, address, Kind::Device)
     }
 
-    pub(super) fn cuMemFreeAsync(&self, address: CuDevicePtr, stream: CuStream) -> Done {
+    pub(super) fn cuMemFreeAsync(&self, address: CUdeviceptr, stream: CUstream) -> Done {
         let (state, context) = self.enter_context("cuMemFreeAsync")?;
-        self.uncaptured(&state, context, stream)?;
-        self.give_back(state, context, address, Kind::Pooled)
+        self.check_not_capturing(&state, context, stream)?;
+        self.remove_area(state, context, address, Kind::Pooled)
     }
 
     pub(super) fn cuMemGetInfo(&self, free: *mut usize, total: *mut usize) -> Done {
@@ -54,54 +54,54 @@ impl Process {
                 .filter(|area| state.contexts[&area.context].device == device)
                 .map(|area| area.bytes)
                 .sum();
-            put(free, DEVICE_BYTES - used);
-            put(total, DEVICE_BYTES);
+            write_out(free, DEVICE_BYTES - used);
+            write_out(total, DEVICE_BYTES);
         })
     }
 
     pub(super) fn cuMemGetAddressRange(
         &self,
-        base: *mut CuDevicePtr,
+        base: *mut CUdeviceptr,
         bytes: *mut usize,
-        address: CuDevicePtr,
+        address: CUdeviceptr,
     ) -> Done {
         self.enter_context("cuMemGetAddressRange")
             .and_then(|(s, _)| {
                 let (start, area) = s.area(self.id, address, 1).ok_or(CuResult::INVALID_VALUE)?;
-                put(base, start);
-                put(bytes, area.bytes);
+                write_out(base, start);
+                write_out(bytes, area.bytes);
                 Ok(())
             })
     }
 
-    pub(super) fn cuMemsetD8Async(&self, a: CuDevicePtr, v: u8, n: usize, s: CuStream) -> Done {
+    pub(super) fn cuMemsetD8Async(&self, a: CUdeviceptr, v: u8, n: usize, s: CUstream) -> Done {
         self.queue("cuMemsetD8Async", s, Work::Set(a, v, n))
     }
 
     pub(super) fn cuMemcpyAsync(
         &self,
-        target: CuDevicePtr,
-        source: CuDevicePtr,
+        target: CUdeviceptr,
+        source: CUdeviceptr,
         bytes: usize,
-        stream: CuStream,
+        stream: CUstream,
     ) -> Done {
         self.queue("cuMemcpyAsync", stream, Work::Copy(target, source, bytes))
     }
 
     pub(super) fn cuMemHostAlloc(&self, at: *mut *mut c_void, bytes: usize, _: c_uint) -> Done {
-        let (mut state, context) = self.enter_ordered("cuMemHostAlloc")?;
+        let (mut state, context) = self.enter_uncaptured("cuMemHostAlloc")?;
         let start = state.allocate(self.id, context, Kind::Pinned, bytes)?;
-        put(at, start as *mut c_void);
+        write_out(at, start as *mut c_void);
         Ok(())
     }
 
     pub(super) fn cuMemFreeHost(&self, address: *mut c_void) -> Done {
-        let (state, context) = self.enter_ordered("cuMemFreeHost")?;
-        self.give_back(state, context, address.addr() as u64, Kind::Pinned)
+        let (state, context) = self.enter_uncaptured("cuMemFreeHost")?;
+        self.remove_area(state, context, address.addr() as u64, Kind::Pinned)
     }
 
     pub(super) fn cuMemHostRegister(&self, address: *mut c_void, bytes: usize, _: c_uint) -> Done {
-        let (mut state, context) = self.enter_ordered("cuMemHostRegister")?;
+        let (mut state, context) = self.enter_uncaptured("cuMemHostRegister")?;
         let start = address.addr() as u64;
         if state.area(self.id, start, 1).is_some() {
             return Err(CuResult::HOST_MEMORY_ALREADY_REGISTERED);
@@ -111,7 +111,7 @@ impl Process {
             context,
             kind: Kind::Registered,
             bytes,
-            id: state.number() as u64,
+            id: state.next_id() as u64,
             file: None,
             _mapping: None,
         };
@@ -120,13 +120,13 @@ impl Process {
     }
 
     pub(super) fn cuMemHostUnregister(&self, address: *mut c_void) -> Done {
-        let (state, context) = self.enter_ordered("cuMemHostUnregister")?;
-        self.give_back(state, context, address.addr() as u64, Kind::Registered)
+        let (state, context) = self.enter_uncaptured("cuMemHostUnregister")?;
+        self.remove_area(state, context, address.addr() as u64, Kind::Registered)
     }
 
     pub(super) fn cuMemHostGetDevicePointer(
         &self,
-        device: *mut CuDevicePtr,
+        device: *mut CUdeviceptr,
         address: *mut c_void,
         _flags: c_uint,
     ) -> Done {
@@ -135,7 +135,7 @@ impl Process {
             let start = address.addr() as u64;
             match state.area(self.id, start, 1) {
                 Some((_, area)) if matches!(area.kind, Kind::Pinned | Kind::Registered) => {
-                    put(device, start);
+                    write_out(device, start);
                     Ok(())
                 }
                 _ => Err(CuResult::INVALID_VALUE),
@@ -146,53 +146,62 @@ impl Process {
     pub(super) fn cuPointerGetAttributes(
         &self,
         count: c_uint,
-        attributes: *mut c_uint,
+        attributes: *mut CUpointer_attribute,
         data: *mut *mut c_void,
-        address: CuDevicePtr,
+        address: CUdeviceptr,
     ) -> Done {
         self.enter("cuPointerGetAttributes").map(|state| {
             let found = state.area(self.id, address, 1);
             let device =
                 matches!(found, Some((_, a)) if a.kind.is_device() || a.kind == Kind::Imported);
             for at in 0..count as usize {
-                // SAFETY: `count` names and places by contract.
+                // SAFETY: the contract of `cuPointerGetAttributes` gives `count` attributes and `count`
+                // output pointers.
                 let (name, place) = unsafe { (*attributes.add(at), *data.add(at)) };
                 let numbers = found.map(|(start, area)| match name {
-                    pointer_attribute::CONTEXT => area.context as u64,
-                    pointer_attribute::BUFFER_ID => area.id,
-                    pointer_attribute::RANGE_START => start,
-                    pointer_attribute::RANGE_SIZE => area.bytes as u64,
-                    pointer_attribute::MEMORY_TYPE if device => u64::from(memory_type::DEVICE),
-                    pointer_attribute::MEMORY_TYPE => u64::from(memory_type::HOST),
-                    pointer_attribute::DEVICE_ORDINAL => {
+                    CUpointer_attribute::CU_POINTER_ATTRIBUTE_CONTEXT => area.context as u64,
+                    CUpointer_attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID => area.id,
+                    CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR => start,
+                    CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE => area.bytes as u64,
+                    CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE if device => {
+                        CUmemorytype::CU_MEMORYTYPE_DEVICE as u64
+                    }
+                    CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE => {
+                        CUmemorytype::CU_MEMORYTYPE_HOST as u64
+                    }
+                    CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => {
                         state.contexts[&area.context].device as u64
                     }
-                    pointer_attribute::IS_LEGACY_IPC_CAPABLE => {
+                    CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE => {
                         u64::from(area.kind == Kind::Device)
                     }
                     _ => 0,
                 });
                 match name {
-                    pointer_attribute::CONTEXT
-                    | pointer_attribute::BUFFER_ID
-                    | pointer_attribute::RANGE_START
-                    | pointer_attribute::RANGE_SIZE => put(place.cast(), numbers.unwrap_or(0)),
-                    pointer_attribute::DEVICE_ORDINAL => {
-                        put(place.cast::<c_int>(), numbers.map_or(-2, |n| n as c_int));
+                    CUpointer_attribute::CU_POINTER_ATTRIBUTE_CONTEXT
+                    | CUpointer_attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID
+                    | CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR
+                    | CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE => {
+                        write_out(place.cast(), numbers.unwrap_or(0))
                     }
-                    _ => put(place.cast::<c_uint>(), numbers.unwrap_or(0) as c_uint),
+                    CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => {
+                        write_out(place.cast::<c_int>(), numbers.map_or(-2, |n| n as c_int));
+                    }
+                    _ => write_out(place.cast::<c_uint>(), numbers.unwrap_or(0) as c_uint),
                 }
             }
         })
     }
 
-    pub(super) fn cuIpcGetMemHandle(&self, handle: *mut CuIpcMemHandle, at: CuDevicePtr) -> Done {
+    pub(super) fn cuIpcGetMemHandle(&self, handle: *mut CUipcMemHandle, at: CUdeviceptr) -> Done {
         self.enter_context("cuIpcGetMemHandle")
             .and_then(|(state, _)| match state.area(self.id, at, 1) {
                 Some((_, area)) if area.kind == Kind::Device => {
-                    let mut name = [0; 64];
-                    name[..8].copy_from_slice(&area.id.to_le_bytes());
-                    put(handle, CuIpcMemHandle(name));
+                    let mut reserved = [0; 64];
+                    for (to, from) in reserved.iter_mut().zip(area.id.to_le_bytes()) {
+                        *to = from as c_char;
+                    }
+                    write_out(handle, CUipcMemHandle { reserved });
                     Ok(())
                 }
                 _ => Err(CuResult::INVALID_VALUE),
@@ -201,14 +210,12 @@ impl Process {
 
     pub(super) fn cuIpcOpenMemHandle(
         &self,
-        address: *mut CuDevicePtr,
-        handle: CuIpcMemHandle,
+        address: *mut CUdeviceptr,
+        handle: CUipcMemHandle,
         _flags: c_uint,
     ) -> Done {
         let (mut state, context) = self.enter_context("cuIpcOpenMemHandle")?;
-        let mut id = [0; 8];
-        id.copy_from_slice(&handle.0[..8]);
-        let id = u64::from_le_bytes(id);
+        let id = u64::from_le_bytes(std::array::from_fn(|at| handle.reserved[at] as u8));
         let mut areas = state.areas.values();
         let owned = areas
             .find(|area| area.id == id && area.kind == Kind::Device)
@@ -233,19 +240,19 @@ impl Process {
             return Err(CuResult::ALREADY_MAPPED);
         }
         let start = state.map(self.id, context, Kind::Imported, bytes, id, file)?;
-        put(address, start);
+        write_out(address, start);
         Ok(())
     }
 
-    pub(super) fn cuIpcCloseMemHandle(&self, address: CuDevicePtr) -> Done {
-        let (state, context) = self.enter_ordered("cuIpcCloseMemHandle")?;
-        self.give_back(state, context, address, Kind::Imported)
+    pub(super) fn cuIpcCloseMemHandle(&self, address: CUdeviceptr) -> Done {
+        let (state, context) = self.enter_uncaptured("cuIpcCloseMemHandle")?;
+        self.remove_area(state, context, address, Kind::Imported)
     }
 }
 
 impl Process {
-    /// Ends an area of this process; the current context must be the one that it was made in.
-    fn give_back(
+    /// Removes an area of this process. The current context must be the one of its allocation.
+    fn remove_area(
         &self,
         mut state: MutexGuard<'_, State>,
         context: usize,
@@ -261,11 +268,11 @@ impl Process {
             _ => Err(CuResult::INVALID_VALUE),
         }
     }
-    /// A live stream that is not being captured: a graph of its own memory is another thing, and
-    /// nothing here makes one.
-    fn uncaptured(&self, state: &State, context: usize, stream: CuStream) -> Done {
+
+    /// Rejects unknown streams, and streams in a capture: the mock has no graphs that own memory.
+    fn check_not_capturing(&self, state: &State, context: usize, stream: CUstream) -> Done {
         self.stream_context(state, context, stream)?;
-        match state.streams.get(&stream.0).and_then(|s| s.capture) {
+        match state.streams.get(&stream.addr()).and_then(|s| s.capture) {
             None => Ok(()),
             Some(_) => Err(CuResult::STREAM_CAPTURE_UNSUPPORTED),
         }

@@ -1,10 +1,9 @@
 //! A simulated machine with GPUs, for tests without a driver.
 //!
-//! A [`Machine`] has devices and memory; each [`Process`] on it is an [`super::Api`] of its own,
-//! so that one test can play several processes. Device memory is memory of the test; streams run
-//! what is queued at once; kernels are closures, registered by name. It is stricter than a driver:
-//! what needs a current context and has another one fails, and so does every access that a real
-//! GPU would not be able to make.
+//! A [`Machine`] has devices and memory. Each [`Process`] on it implements [`super::Api`], so one test can
+//! run several processes. Device memory is host memory, streams execute work at once, and kernels are
+//! closures that a test registers by name. The mock is stricter than a driver: calls with a wrong current
+//! context fail, and so does every access that a real GPU could not make.
 
 mod calls;
 mod device;
@@ -16,18 +15,23 @@ use super::types::*;
 use state::{Kernel, State};
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::ffi::{c_int, c_uint};
+use std::ffi::c_int;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What [`Process::calls`] counts launches under that ask for an early start.
-pub const EARLY_STARTS: &str = "early starts";
+/// Name under which [`Process::calls`] counts programmatic dependent launches.
+pub const PROGRAMMATIC_LAUNCHES: &str = "programmatic launches";
 
-/// Devices, and all that is allocated on them.
+/// Returns a handle that the mock made from a number.
+pub(super) fn opaque<T>(number: usize) -> *mut T {
+    std::ptr::without_provenance_mut(number)
+}
+
+/// A machine: its devices, and the state of all drivers on it.
 pub struct Machine {
     state: Mutex<State>,
 }
 
-/// What a simulated kernel gets.
+/// A launch, as a simulated kernel receives it.
 pub struct Launch<'a> {
     /// Extents of the grid.
     pub grid: [u32; 3],
@@ -38,70 +42,70 @@ pub struct Launch<'a> {
     /// The parameter.
     pub args: &'a [u8],
     process: &'a Process,
-    context: CuContext,
+    context: CUcontext,
 }
 
 impl Launch<'_> {
-    /// The parameter as the struct that the kernel takes.
+    /// Returns the parameter as the struct that the kernel takes.
     ///
     /// # Safety
     /// Every bit pattern is a value of `A`.
     pub unsafe fn args<A: Copy>(&self) -> A {
         assert_eq!(size_of::<A>(), self.args.len(), "the parameter's size");
-        // SAFETY: as long as `A`, and a value of it by the caller's word.
+        // SAFETY: the bytes are as long as `A`, and the caller guarantees that they are a value of it.
         unsafe { self.args.as_ptr().cast::<A>().read_unaligned() }
     }
 
-    /// Memory that the kernel's GPU can reach; `None` where it would fault.
-    pub fn reach(&self, address: CuDevicePtr, bytes: usize) -> Option<*mut u8> {
+    /// Returns memory that the kernel's GPU can reach; `None` where the kernel would fault.
+    pub fn reach(&self, address: CUdeviceptr, bytes: usize) -> Option<*mut u8> {
         let state = self.process.machine.lock();
         state
-            .reaches(self.process.id, self.context.0, address, bytes)
+            .can_reach(self.process.id, self.context.addr(), address, bytes)
             .then_some(address as *mut u8)
     }
 
-    /// The 64-bit words at `address`.
+    /// Returns the 64-bit words at `address`; `None` where the kernel would fault.
     ///
     /// # Safety
-    /// Nobody else uses them while they are borrowed.
+    /// No other code uses the words while they are borrowed.
     #[allow(clippy::mut_from_ref)]
-    pub unsafe fn words(&self, address: CuDevicePtr, words: u64) -> Option<&mut [u64]> {
+    pub unsafe fn words(&self, address: CUdeviceptr, words: u64) -> Option<&mut [u64]> {
         let place = self.reach(address, words as usize * 8)?;
         assert_eq!(address % 8, 0, "alignment");
-        // SAFETY: mapped by `reach`, aligned, and not shared by the caller's word.
+        // SAFETY: `reach` found the words mapped, they are aligned, and the caller has them alone.
         Some(unsafe { std::slice::from_raw_parts_mut(place.cast(), words as usize) })
     }
 }
 
 impl Machine {
-    /// A machine with `devices` GPUs of 1 GiB that all reach one another.
+    /// Returns a machine with `devices` GPUs of 1 GiB, each with peer access to all others.
     pub fn new(devices: usize) -> Arc<Machine> {
         Arc::new(Machine {
             state: Mutex::new(State::new(devices)),
         })
     }
 
-    /// Another process on it.
+    /// Starts another process on the machine.
     pub fn process(self: &Arc<Machine>) -> Process {
-        let id = self.lock().number();
+        let id = self.lock().next_id();
         Process {
             machine: self.clone(),
             id,
         }
     }
 
-    /// From now on two GPUs do not reach one another.
-    pub fn refuse_peers(&self, a: CuDevice, b: CuDevice) {
+    /// Refuses peer access between two GPUs from now on.
+    pub fn refuse_peers(&self, a: CUdevice, b: CUdevice) {
         self.lock().refused.extend([(a, b), (b, a)]);
     }
 
-    /// From now on drivers are of a version, and code was compiled for the GPUs of a PTX version.
-    pub fn be(&self, driver_version: c_int, compiled_for: c_int) {
+    /// Sets the version of all drivers, and the PTX version for which kernels count as compiled.
+    pub fn set_versions(&self, driver_version: c_int, compiled_for: c_int) {
         let mut state = self.lock();
         (state.driver_version, state.compiled_for) = (driver_version, compiled_for);
     }
 
-    /// Gives every module a kernel `name` whose parameter has `bytes` bytes.
+    /// Adds a kernel `name`, whose parameter has `bytes` bytes, to every module.
     pub fn kernel(
         &self,
         name: &str,
@@ -120,7 +124,7 @@ impl Machine {
     }
 }
 
-/// A process on a machine. Clones are the same process.
+/// A process on a machine. A clone is another reference to one process.
 #[derive(Clone)]
 pub struct Process {
     machine: Arc<Machine>,
@@ -128,13 +132,13 @@ pub struct Process {
 }
 
 impl Process {
-    /// The machine.
+    /// Returns the machine of the process.
     pub fn machine(&self) -> &Arc<Machine> {
         &self.machine
     }
 
-    /// Has `function` (a method's name) fail with `result` `times` times, after `skip` more calls
-    /// that do not.
+    /// Lets the next `skip` calls of the method `function` pass, and fails the `times` calls after them with
+    /// `result`.
     pub fn fail(&self, function: &'static str, skip: usize, times: usize, result: CuResult) {
         let mut state = self.machine.lock();
         state
@@ -142,7 +146,7 @@ impl Process {
             .insert((self.id, function), (skip, times, result));
     }
 
-    /// Whether work that is queued never ends, as far as streams and events tell.
+    /// Sets whether streams and events report all work as unfinished.
     pub fn hang(&self, hangs: bool) {
         let mut state = self.machine.lock();
         if hangs {
@@ -152,19 +156,19 @@ impl Process {
         }
     }
 
-    /// Makes `stream` one of a green context.
-    pub fn make_green(&self, stream: CuStream) {
-        self.machine.lock().green_streams.insert(stream.0);
+    /// Moves `stream` to a green context.
+    pub fn make_green(&self, stream: CUstream) {
+        self.machine.lock().green_streams.insert(stream.addr());
     }
 
-    /// How often `function` was called.
+    /// Returns how often the method `function` was called.
     pub fn calls(&self, function: &'static str) -> usize {
         let state = self.machine.lock();
         state.calls.get(&(self.id, function)).copied().unwrap_or(0)
     }
 
-    /// For each mark in the graphs that it can launch: how much work the graph has, and behind which
-    /// pieces the mark is, from 1.
+    /// Describes each event-record node of the executable graphs: the number of work nodes in its graph, and
+    /// the nodes on which it depends, counted from 1.
     pub fn marks(&self) -> Vec<(usize, Vec<usize>)> {
         let state = self.machine.lock();
         let graphs = state
@@ -173,7 +177,7 @@ impl Process {
             .filter(|graph| graph.process == self.id);
         let marks = |graph: &state::Graph| {
             let behind = graph.marks.values().map(|(_, behind)| behind.iter());
-            let behind = behind.map(|nodes| nodes.map(|node| node.0).collect());
+            let behind = behind.map(|nodes| nodes.copied().collect());
             behind
                 .map(|nodes| (graph.work.len(), nodes))
                 .collect::<Vec<_>>()
@@ -181,17 +185,17 @@ impl Process {
         graphs.flat_map(marks).collect()
     }
 
-    /// What the process has not given back.
+    /// Describes the objects that the process has not given back.
     pub fn leftovers(&self) -> Vec<String> {
         self.machine.lock().leftovers(self.id)
     }
 
-    /// The calling thread's current context.
-    pub fn current(&self) -> Option<CuContext> {
+    /// Returns the calling thread's current context.
+    pub fn current(&self) -> Option<CUcontext> {
         self.thread(|thread| thread.contexts.last().copied())
     }
 
-    /// Something of the calling thread's.
+    /// Accesses the driver's state of the calling thread.
     fn thread<R>(&self, use_it: impl FnOnce(&mut Thread) -> R) -> R {
         thread_local! {
             static THREADS: RefCell<HashMap<usize, Thread>> = RefCell::default();
@@ -201,10 +205,17 @@ impl Process {
     }
 }
 
-/// What a driver keeps for each thread.
-#[derive(Default)]
+/// State that a driver keeps for each thread.
 struct Thread {
-    contexts: Vec<CuContext>,
-    /// The default, 0, is the global mode.
-    mode: c_uint,
+    contexts: Vec<CUcontext>,
+    mode: CUstreamCaptureMode,
+}
+
+impl Default for Thread {
+    fn default() -> Thread {
+        Thread {
+            contexts: Vec::new(),
+            mode: CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL,
+        }
+    }
 }

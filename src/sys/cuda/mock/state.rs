@@ -1,26 +1,28 @@
-//! What the simulated machine has, and who may touch what.
+//! State of the simulated machine, and the rules of access to its memory.
 
 use super::super::types::*;
 use super::Launch;
 use crate::sys::memory::{Mapping, sealed_memfd};
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_int, c_void};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Memory of one device.
+/// Bytes of memory of each device.
 pub(super) const DEVICE_BYTES: usize = 1 << 30;
 
+/// A kernel that a test registered.
 #[derive(Clone)]
 pub(super) struct Kernel {
+    /// Bytes of its parameter.
     pub bytes: usize,
     pub run: Arc<dyn Fn(&Launch<'_>) -> CuResult + Send + Sync>,
 }
 
 pub(super) struct Context {
     pub process: usize,
-    pub device: CuDevice,
+    pub device: CUdevice,
     pub retained: usize,
     pub peers: HashSet<usize>,
     pub stack: usize,
@@ -29,41 +31,57 @@ pub(super) struct Context {
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Kind {
     Device,
-    /// Of the device as well, from the allocator that goes by streams. The driver's other one does
-    /// not free it, and no other process gets it.
+    /// Device memory of the stream-ordered allocator. `cuMemFree` does not free it, and no other process can
+    /// map it.
     Pooled,
     Pinned,
     Registered,
-    /// Another process's device memory.
+    /// Device memory of another process.
     Imported,
 }
 
 impl Kind {
-    /// Whether it is this process's memory of a device.
+    /// Returns whether the process itself allocated it on a device.
     pub fn is_device(self) -> bool {
         matches!(self, Kind::Device | Kind::Pooled)
     }
 }
 
-/// A piece of memory that a process's driver knows.
+/// Memory that the driver of one process knows.
 pub(super) struct Area {
     pub process: usize,
     pub context: usize,
     pub kind: Kind,
     pub bytes: usize,
-    /// The allocation's number; importers have the owner's.
+    /// Number of the allocation; an imported area has the owner's.
     pub id: u64,
     pub file: Option<Arc<OwnedFd>>,
-    /// Keeps it mapped; none for memory that was only registered.
+    /// Keeps the area mapped; `None` for registered memory, which the test owns.
     pub _mapping: Option<Mapping>,
 }
 
 pub(super) struct Stream {
     pub context: usize,
-    /// No other stream's, before or after.
+    /// Number that no other stream ever has.
     pub id: u64,
-    /// The graph that is being recorded, in which mode, and whether that still can succeed.
-    pub capture: Option<(usize, c_uint, bool)>,
+    pub capture: Option<Capture>,
+}
+
+/// A stream's capture.
+#[derive(Clone, Copy)]
+pub(super) struct Capture {
+    /// The graph that it records.
+    pub graph: usize,
+    pub mode: CUstreamCaptureMode,
+    /// Cleared by a call that the capture forbids.
+    pub is_valid: bool,
+}
+
+impl Capture {
+    /// Returns whether it forbids calls to all threads of the process.
+    pub fn is_global(&self) -> bool {
+        self.mode == CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL
+    }
 }
 
 pub(super) struct Event {
@@ -74,8 +92,8 @@ pub(super) struct Event {
 
 #[derive(Clone)]
 pub(super) enum Work {
-    /// In a replay, for an event that is marked outside of the graph.
-    Wait(CuEvent),
+    /// Waits, in a replay, for an event that is recorded outside the graph.
+    Wait(usize),
     Set(u64, u8, usize),
     Copy(u64, u64, usize),
     Launch {
@@ -91,22 +109,24 @@ pub(super) enum Work {
 pub(super) struct Graph {
     pub process: usize,
     pub context: usize,
-    /// Node number n, from 1, is the n-th of them.
+    /// Queued work; the handle of its n-th entry is node n, counted from 1.
     pub work: Vec<Work>,
-    /// The last of them, which what comes next is behind.
-    pub tips: Vec<CuGraphNode>,
-    /// Nodes that record events, and what they are behind.
-    pub marks: BTreeMap<usize, (CuEvent, Vec<CuGraphNode>)>,
+    /// Nodes on which the next captured work depends.
+    pub tips: Vec<usize>,
+    /// Event-record nodes: the event, and the nodes on which it depends.
+    pub marks: BTreeMap<usize, (usize, Vec<usize>)>,
+    /// User objects of which the graph holds a reference.
     pub users: Vec<usize>,
 }
 
 impl Graph {
     pub fn push(&mut self, work: Work) {
         self.work.push(work);
-        self.tips = vec![CuGraphNode(self.work.len())];
+        self.tips = vec![self.work.len()];
     }
 }
 
+/// A user object, which runs `destroy` when its last reference goes.
 pub(super) struct User {
     pub data: usize,
     pub destroy: unsafe extern "C" fn(*mut c_void),
@@ -117,24 +137,25 @@ pub(super) struct State {
     next: usize,
     pub devices: usize,
     pub driver_version: c_int,
-    /// PTX version of all code.
+    /// PTX version for which all kernels count as compiled.
     pub compiled_for: c_int,
-    pub refused: HashSet<(CuDevice, CuDevice)>,
+    pub refused: HashSet<(CUdevice, CUdevice)>,
     pub kernels: BTreeMap<String, Kernel>,
     pub contexts: HashMap<usize, Context>,
     pub areas: BTreeMap<(usize, u64), Area>,
     pub streams: HashMap<usize, Stream>,
-    /// Those of them that are of green contexts.
+    /// Streams of green contexts.
     pub green_streams: HashSet<usize>,
-    /// Handles of streams that were destroyed, which the next ones get, as a driver may do.
-    pub spare_streams: Vec<usize>,
+    /// Handles of destroyed streams, which new streams get again, as a driver may do.
+    pub free_handles: Vec<usize>,
     pub events: HashMap<usize, Event>,
-    /// Their contexts.
+    /// Context of each module.
     pub modules: HashMap<usize, usize>,
     pub functions: HashMap<usize, (usize, String)>,
     pub graphs: HashMap<usize, Graph>,
     pub execs: HashMap<usize, Graph>,
     pub users: HashMap<usize, User>,
+    /// For each process and function: calls that succeed first, calls that fail then, and the code.
     pub failures: HashMap<(usize, &'static str), (usize, usize, CuResult)>,
     pub calls: HashMap<(usize, &'static str), usize>,
     pub hanging: HashSet<usize>,
@@ -153,7 +174,7 @@ impl State {
             areas: BTreeMap::new(),
             streams: HashMap::new(),
             green_streams: HashSet::new(),
-            spare_streams: Vec::new(),
+            free_handles: Vec::new(),
             events: HashMap::new(),
             modules: HashMap::new(),
             functions: HashMap::new(),
@@ -166,13 +187,13 @@ impl State {
         }
     }
 
-    /// A number that was not given out before: a handle, or an identity.
-    pub fn number(&mut self) -> usize {
+    /// Returns a new number, for a handle or an identity.
+    pub fn next_id(&mut self) -> usize {
         self.next += 1;
         self.next
     }
 
-    /// The area of a process that holds all of `bytes` bytes at `address`.
+    /// Returns the area of a process that contains `bytes` bytes at `address`, and its first address.
     pub fn area(&self, process: usize, address: u64, bytes: usize) -> Option<(u64, &Area)> {
         let ((owner, start), area) = self.areas.range(..=(process, address)).next_back()?;
         let inside = *owner == process
@@ -182,8 +203,8 @@ impl State {
         inside.then_some((*start, area))
     }
 
-    /// Whether the GPU of `context` can read and write there.
-    pub fn reaches(&self, process: usize, context: usize, address: u64, bytes: usize) -> bool {
+    /// Returns whether the GPU of `context` can read and write the bytes.
+    pub fn can_reach(&self, process: usize, context: usize, address: u64, bytes: usize) -> bool {
         let Some((_, area)) = self.area(process, address, bytes) else {
             return false;
         };
@@ -196,16 +217,16 @@ impl State {
         }
     }
 
-    /// Whether a copy by `context` can: host memory that the driver does not know is fine, other
-    /// processes' memory is not.
-    pub fn copies(&self, process: usize, context: usize, address: u64, bytes: usize) -> bool {
+    /// Returns whether a copy in `context` may touch the bytes. It may touch host memory that the driver does
+    /// not know, but no memory of other processes.
+    pub fn can_copy(&self, process: usize, context: usize, address: u64, bytes: usize) -> bool {
         let known = self.areas.iter().any(|((_, start), area)| {
             *start < address + bytes as u64 && address < *start + area.bytes as u64
         });
-        !known || self.reaches(process, context, address, bytes)
+        !known || self.can_reach(process, context, address, bytes)
     }
 
-    /// Allocates `bytes` that can be mapped again.
+    /// Allocates memory that other processes can map.
     pub fn allocate(
         &mut self,
         process: usize,
@@ -228,11 +249,11 @@ impl State {
             return Err(CuResult::OUT_OF_MEMORY);
         }
         let file = Arc::new(sealed_memfd(bytes).map_err(|_| CuResult::OUT_OF_MEMORY)?);
-        let id = self.number() as u64;
+        let id = self.next_id() as u64;
         self.map(process, context, kind, bytes, id, file)
     }
 
-    /// Maps memory into a process, each time at another address.
+    /// Maps memory into a process, at a new address each time.
     pub fn map(
         &mut self,
         process: usize,
@@ -245,8 +266,8 @@ impl State {
         let mapping = Mapping::shared(&file, bytes).map_err(|_| CuResult::OUT_OF_MEMORY)?;
         let start = mapping.base().as_ptr().addr() as u64;
         if kind.is_device() {
-            // What new device memory holds is not to be relied on.
-            // SAFETY: just mapped, and nobody has it yet.
+            // New device memory is undefined, so a pattern other than zero finds its readers.
+            // SAFETY: the mapping is new, `bytes` long, and no other code has its address.
             unsafe { mapping.base().write_bytes(0xa5, bytes) };
         }
         let area = Area {
@@ -262,23 +283,23 @@ impl State {
         Ok(start)
     }
 
-    /// Whether some thread of the process records a graph and forbids other threads what is
-    /// ordered with its stream.
+    /// Returns whether some stream of the process is in a capture of global mode, which restricts all threads.
     pub fn captured_globally(&self, process: usize) -> bool {
         self.streams.values().any(|stream| {
             self.contexts[&stream.context].process == process
-                && matches!(stream.capture, Some((_, 0, _)))
+                && stream.capture.is_some_and(|capture| capture.is_global())
         })
     }
 
+    /// Describes the objects that a process still has.
     pub fn leftovers(&self, process: usize) -> Vec<String> {
-        let ours = |context: &usize| {
+        let is_own = |context: &usize| {
             self.contexts
                 .get(context)
                 .is_some_and(|context| context.process == process)
         };
         let mut found = Vec::new();
-        let mut say = |what: &str, count: usize| {
+        let mut report = |what: &str, count: usize| {
             if count > 0 {
                 found.push(format!("{count} {what}"));
             }
@@ -289,25 +310,28 @@ impl State {
                 .filter(|area| area.process == process && area.kind == kind)
                 .count()
         };
-        say("device allocations", areas(Kind::Device));
-        say("queued device allocations", areas(Kind::Pooled));
-        say("pinned allocations", areas(Kind::Pinned));
-        say("registrations", areas(Kind::Registered));
-        say("imports", areas(Kind::Imported));
-        let streams = self.streams.values().filter(|s| ours(&s.context));
-        say("streams", streams.count());
-        say(
+        report("device allocations", areas(Kind::Device));
+        report("queued device allocations", areas(Kind::Pooled));
+        report("pinned allocations", areas(Kind::Pinned));
+        report("registrations", areas(Kind::Registered));
+        report("imports", areas(Kind::Imported));
+        let streams = self.streams.values().filter(|s| is_own(&s.context));
+        report("streams", streams.count());
+        report(
             "events",
-            self.events.values().filter(|e| ours(&e.context)).count(),
+            self.events.values().filter(|e| is_own(&e.context)).count(),
         );
-        say("modules", self.modules.values().filter(|c| ours(c)).count());
+        report(
+            "modules",
+            self.modules.values().filter(|c| is_own(c)).count(),
+        );
         let graphs = self.graphs.values().chain(self.execs.values());
-        say("graphs", graphs.filter(|g| g.process == process).count());
+        report("graphs", graphs.filter(|g| g.process == process).count());
         let contexts = self.contexts.values();
         let retained = contexts
             .filter(|c| c.process == process)
             .map(|c| c.retained);
-        say("retained contexts", retained.sum());
+        report("retained contexts", retained.sum());
         found
     }
 }

@@ -2,52 +2,53 @@
 
 use super::super::types::*;
 use super::Process;
-use super::calls::{Done, put};
+use super::calls::{Done, write_out};
+use super::opaque;
 use super::state::*;
 use std::ffi::{c_float, c_int, c_uint, c_void};
 use std::time::Instant;
 
 #[allow(non_snake_case, clippy::too_many_arguments)]
 impl Process {
-    pub(super) fn cuStreamCreateWithPriority(&self, s: *mut CuStream, _: c_uint, _: c_int) -> Done {
+    pub(super) fn cuStreamCreateWithPriority(&self, s: *mut CUstream, _: c_uint, _: c_int) -> Done {
         let entered = self.enter_context("cuStreamCreateWithPriority");
         entered.map(|(mut state, context)| {
-            let id = state.number();
-            let handle = state.spare_streams.pop().unwrap_or(id);
+            let id = state.next_id();
+            let handle = state.free_handles.pop().unwrap_or(id);
             let stream = Stream {
                 context,
                 id: id as u64,
                 capture: None,
             };
             state.streams.insert(handle, stream);
-            put(s, CuStream(handle));
+            write_out(s, opaque(handle));
         })
     }
 
-    pub(super) fn cuStreamDestroy(&self, stream: CuStream) -> Done {
+    pub(super) fn cuStreamDestroy(&self, stream: CUstream) -> Done {
         self.enter("cuStreamDestroy").and_then(|mut state| {
-            let gone = state.streams.remove(&stream.0);
+            let gone = state.streams.remove(&stream.addr());
             gone.ok_or(CuResult::INVALID_HANDLE)?;
-            state.spare_streams.push(stream.0);
+            state.free_handles.push(stream.addr());
             Ok(())
         })
     }
 
-    pub(super) fn cuStreamQuery(&self, stream: CuStream) -> Done {
-        let (mut state, current) = self.enter_ordered("cuStreamQuery")?;
+    pub(super) fn cuStreamQuery(&self, stream: CUstream) -> Done {
+        let (mut state, current) = self.enter_uncaptured("cuStreamQuery")?;
         self.stream_context(&state, current, stream)?;
         if let Some(Stream {
-            capture: Some((_, _, whole)),
+            capture: Some(capture),
             ..
-        }) = state.streams.get_mut(&stream.0)
+        }) = state.streams.get_mut(&stream.addr())
         {
-            *whole = false;
+            capture.is_valid = false;
             return Err(CuResult::STREAM_CAPTURE_UNSUPPORTED);
         }
-        self.hangs(&state)
+        self.check_finished(&state)
     }
 
-    pub(super) fn cuStreamSynchronize(&self, stream: CuStream) -> Done {
+    pub(super) fn cuStreamSynchronize(&self, stream: CUstream) -> Done {
         let done = self.cuStreamQuery(stream);
         assert_ne!(
             done,
@@ -57,95 +58,104 @@ impl Process {
         done
     }
 
-    pub(super) fn cuStreamWaitEvent(&self, stream: CuStream, event: CuEvent, how: c_uint) -> Done {
+    pub(super) fn cuStreamWaitEvent(
+        &self,
+        stream: CUstream,
+        event: CUevent,
+        flags: c_uint,
+    ) -> Done {
         let (mut state, current) = self.enter_context("cuStreamWaitEvent")?;
         self.stream_context(&state, current, stream)?;
-        if !state.events.contains_key(&event.0) {
+        if !state.events.contains_key(&event.addr()) {
             return Err(CuResult::INVALID_HANDLE);
         }
-        if how == flags::EVENT_WAIT_EXTERNAL {
-            let capture = state.streams.get(&stream.0).and_then(|s| s.capture);
-            let (graph, _, _) = capture.ok_or(CuResult::INVALID_VALUE)?;
-            let graph = state.graphs.get_mut(&graph);
+        if flags == CUevent_wait_flags::CU_EVENT_WAIT_EXTERNAL as c_uint {
+            let capture = state.streams.get(&stream.addr()).and_then(|s| s.capture);
+            let capture = capture.ok_or(CuResult::INVALID_VALUE)?;
+            let graph = state.graphs.get_mut(&capture.graph);
             graph
                 .ok_or(CuResult::INVALID_HANDLE)?
-                .push(Work::Wait(event));
+                .push(Work::Wait(event.addr()));
         }
         Ok(())
     }
 
-    pub(super) fn cuStreamGetCtx(&self, stream: CuStream, context: *mut CuContext) -> Done {
+    pub(super) fn cuStreamGetCtx(&self, stream: CUstream, context: *mut CUcontext) -> Done {
         let state = self.enter("cuStreamGetCtx")?;
         let found = state
             .streams
-            .get(&stream.0)
+            .get(&stream.addr())
             .ok_or(CuResult::INVALID_HANDLE)?;
-        // A green context has a handle of its own as a context.
-        let green = usize::from(state.green_streams.contains(&stream.0)) << 40;
-        put(context, CuContext(found.context | green));
+        // A driver gives a green context a context handle of its own.
+        let green = usize::from(state.green_streams.contains(&stream.addr())) << 40;
+        write_out(context, opaque(found.context | green));
         Ok(())
     }
 
     pub(super) fn cuStreamGetBothCtx(
         &self,
-        stream: CuStream,
-        context: *mut CuContext,
-        green: *mut CuGreenContext,
+        stream: CUstream,
+        context: *mut CUcontext,
+        green: *mut CUgreenCtx,
     ) -> Done {
         let state = self.enter("cuStreamGetBothCtx")?;
-        let found = state.streams.get(&stream.0);
-        put(
+        let found = state.streams.get(&stream.addr());
+        write_out(
             context,
-            CuContext(found.ok_or(CuResult::INVALID_HANDLE)?.context),
+            opaque(found.ok_or(CuResult::INVALID_HANDLE)?.context),
         );
-        put(
+        write_out(
             green,
-            CuGreenContext(usize::from(state.green_streams.contains(&stream.0))),
+            opaque(usize::from(state.green_streams.contains(&stream.addr()))),
         );
         Ok(())
     }
 
-    pub(super) fn cuStreamGetId(&self, stream: CuStream, id: *mut u64) -> Done {
+    pub(super) fn cuStreamGetId(&self, stream: CUstream, id: *mut u64) -> Done {
         let state = self.enter("cuStreamGetId")?;
-        let found = state.streams.get(&stream.0);
-        put(id, found.ok_or(CuResult::INVALID_HANDLE)?.id);
+        let found = state.streams.get(&stream.addr());
+        write_out(id, found.ok_or(CuResult::INVALID_HANDLE)?.id);
         Ok(())
     }
 
     pub(super) fn cuStreamGetCaptureInfo(
         &self,
-        stream: CuStream,
-        status: *mut c_uint,
+        stream: CUstream,
+        status: *mut CUstreamCaptureStatus,
         id: *mut u64,
-        graph: *mut CuGraph,
-        dependencies: *mut *const CuGraphNode,
+        graph: *mut CUgraph,
+        dependencies: *mut *const CUgraphNode,
         count: *mut usize,
     ) -> Done {
         let entered = self.enter_context("cuStreamGetCaptureInfo");
         entered.map(|(state, _)| {
-            put(status, capture_status_of(&state, stream));
-            let capture = state.streams.get(&stream.0).and_then(|s| s.capture);
-            let Some((handle, _, _)) = capture else {
+            write_out(status, capture_status_of(&state, stream));
+            let capture = state.streams.get(&stream.addr()).and_then(|s| s.capture);
+            let Some(Capture { graph: handle, .. }) = capture else {
                 return;
             };
-            put(id, handle as u64);
-            put(graph, CuGraph(handle));
+            write_out(id, handle as u64);
+            write_out(graph, opaque(handle));
             if !dependencies.is_null() {
                 let tips = &state.graphs[&handle].tips;
-                put(dependencies, tips.as_ptr());
-                put(count, tips.len());
+                write_out(dependencies, tips.as_ptr().cast());
+                write_out(count, tips.len());
             }
         })
     }
 
-    pub(super) fn cuStreamBeginCapture(&self, stream: CuStream, mode: c_uint) -> Done {
+    pub(super) fn cuStreamBeginCapture(&self, stream: CUstream, mode: CUstreamCaptureMode) -> Done {
         let (mut state, context) = self.enter_context("cuStreamBeginCapture")?;
         self.stream_context(&state, context, stream)?;
-        let handle = state.number();
+        let handle = state.next_id();
         let process = self.id;
-        match state.streams.get_mut(&stream.0) {
+        match state.streams.get_mut(&stream.addr()) {
             Some(found) if found.capture.is_none() => {
-                found.capture = Some((handle, mode, true));
+                found.capture = Some(Capture {
+                    graph: handle,
+                    mode,
+                    is_valid: true,
+                });
             }
             _ => return Err(CuResult::STREAM_CAPTURE_UNSUPPORTED),
         }
@@ -158,19 +168,23 @@ impl Process {
         Ok(())
     }
 
-    pub(super) fn cuStreamEndCapture(&self, stream: CuStream, graph: *mut CuGraph) -> Done {
+    pub(super) fn cuStreamEndCapture(&self, stream: CUstream, graph: *mut CUgraph) -> Done {
         let (mut state, _) = self.enter_context("cuStreamEndCapture")?;
         let capture = state
             .streams
-            .get_mut(&stream.0)
+            .get_mut(&stream.addr())
             .and_then(|s| s.capture.take());
         match capture {
-            Some((handle, _, true)) => {
-                put(graph, CuGraph(handle));
+            Some(Capture {
+                graph: handle,
+                is_valid: true,
+                ..
+            }) => {
+                write_out(graph, opaque(handle));
                 Ok(())
             }
-            Some((handle, _, false)) => {
-                put(graph, CuGraph::default());
+            Some(Capture { graph: handle, .. }) => {
+                write_out(graph, std::ptr::null_mut());
                 let gone = state.graphs.remove(&handle).unwrap_or_default();
                 self.release(state, &gone.users, 1);
                 Err(CuResult::STREAM_CAPTURE_INVALIDATED)
@@ -179,38 +193,38 @@ impl Process {
         }
     }
 
-    pub(super) fn cuThreadExchangeStreamCaptureMode(&self, mode: *mut c_uint) -> Done {
+    pub(super) fn cuThreadExchangeStreamCaptureMode(&self, mode: *mut CUstreamCaptureMode) -> Done {
         self.enter("cuThreadExchangeStreamCaptureMode").map(|_| {
-            // SAFETY: valid for reading by contract.
+            // SAFETY: the contract makes the mode readable; tests pass only modes that exist.
             let new = unsafe { mode.read() };
-            put(mode, self.thread(|t| std::mem::replace(&mut t.mode, new)));
+            write_out(mode, self.thread(|t| std::mem::replace(&mut t.mode, new)));
         })
     }
 
-    pub(super) fn cuEventCreate(&self, event: *mut CuEvent, given: c_uint) -> Done {
+    pub(super) fn cuEventCreate(&self, event: *mut CUevent, flags: c_uint) -> Done {
         self.enter_context("cuEventCreate").map(|(mut s, context)| {
-            let handle = s.number();
+            let handle = s.next_id();
             let made = Event {
                 context,
-                timed: given & flags::EVENT_DISABLE_TIMING == 0,
+                timed: flags & CUevent_flags::CU_EVENT_DISABLE_TIMING as c_uint == 0,
                 recorded: None,
             };
             s.events.insert(handle, made);
-            put(event, CuEvent(handle));
+            write_out(event, opaque(handle));
         })
     }
 
-    pub(super) fn cuEventDestroy(&self, event: CuEvent) -> Done {
+    pub(super) fn cuEventDestroy(&self, event: CUevent) -> Done {
         self.enter("cuEventDestroy").and_then(|mut state| {
-            let gone = state.events.remove(&event.0);
+            let gone = state.events.remove(&event.addr());
             gone.map(drop).ok_or(CuResult::INVALID_HANDLE)
         })
     }
 
-    pub(super) fn cuEventRecord(&self, event: CuEvent, stream: CuStream) -> Done {
+    pub(super) fn cuEventRecord(&self, event: CUevent, stream: CUstream) -> Done {
         let (mut state, current) = self.enter_context("cuEventRecord")?;
         let context = self.stream_context(&state, current, stream)?;
-        match state.events.get_mut(&event.0) {
+        match state.events.get_mut(&event.addr()) {
             Some(found) if found.context == context => {
                 found.recorded = Some(Instant::now());
                 Ok(())
@@ -219,24 +233,24 @@ impl Process {
         }
     }
 
-    pub(super) fn cuEventQuery(&self, event: CuEvent) -> Done {
-        self.enter_ordered("cuEventQuery")
-            .and_then(|(state, _)| match state.events.get(&event.0) {
-                Some(found) if found.recorded.is_some() => self.hangs(&state),
+    pub(super) fn cuEventQuery(&self, event: CUevent) -> Done {
+        self.enter_uncaptured("cuEventQuery")
+            .and_then(|(state, _)| match state.events.get(&event.addr()) {
+                Some(found) if found.recorded.is_some() => self.check_finished(&state),
                 Some(_) => Ok(()),
                 None => Err(CuResult::INVALID_HANDLE),
             })
     }
 
-    pub(super) fn cuEventElapsedTime(&self, t: *mut c_float, begin: CuEvent, end: CuEvent) -> Done {
+    pub(super) fn cuEventElapsedTime(&self, t: *mut c_float, begin: CUevent, end: CUevent) -> Done {
         self.enter("cuEventElapsedTime").and_then(|state| {
-            let time = |event: CuEvent| {
-                let found = state.events.get(&event.0).filter(|event| event.timed);
+            let time = |event: CUevent| {
+                let found = state.events.get(&event.addr()).filter(|event| event.timed);
                 found
                     .and_then(|event| event.recorded)
                     .ok_or(CuResult::INVALID_HANDLE)
             };
-            put(
+            write_out(
                 t,
                 time(end)?.duration_since(time(begin)?).as_secs_f32() * 1e3,
             );
@@ -244,11 +258,11 @@ impl Process {
         })
     }
 
-    pub(super) fn cuGraphInstantiate(&self, exec: *mut CuGraphExec, g: CuGraph, _: u64) -> Done {
+    pub(super) fn cuGraphInstantiate(&self, exec: *mut CUgraphExec, g: CUgraph, _: u64) -> Done {
         self.enter("cuGraphInstantiate").and_then(|mut state| {
             let graph = state
                 .graphs
-                .get(&g.0)
+                .get(&g.addr())
                 .ok_or(CuResult::INVALID_HANDLE)?
                 .clone();
             for user in &graph.users {
@@ -256,29 +270,29 @@ impl Process {
                     user.references += 1;
                 }
             }
-            let handle = state.number();
+            let handle = state.next_id();
             state.execs.insert(handle, graph);
-            put(exec, CuGraphExec(handle));
+            write_out(exec, opaque(handle));
             Ok(())
         })
     }
 
-    pub(super) fn cuGraphLaunch(&self, exec: CuGraphExec, stream: CuStream) -> Done {
+    pub(super) fn cuGraphLaunch(&self, exec: CUgraphExec, stream: CUstream) -> Done {
         let (state, current) = self.enter_context("cuGraphLaunch")?;
         self.stream_context(&state, current, stream)?;
         let graph = state
             .execs
-            .get(&exec.0)
+            .get(&exec.addr())
             .ok_or(CuResult::INVALID_HANDLE)?
             .clone();
         drop(state);
         let works = graph.work.iter();
         works
             .clone()
-            .try_for_each(|work| self.work(graph.context, work))?;
+            .try_for_each(|work| self.execute(graph.context, work))?;
         let mut state = self.machine.lock();
         for (event, _) in graph.marks.values() {
-            let event = state.events.get_mut(&event.0);
+            let event = state.events.get_mut(event);
             event.ok_or(CuResult::INVALID_HANDLE)?.recorded = Some(Instant::now());
         }
         Ok(())
@@ -286,30 +300,30 @@ impl Process {
 
     pub(super) fn cuGraphAddEventRecordNode(
         &self,
-        node: *mut CuGraphNode,
-        graph: CuGraph,
-        dependencies: *const CuGraphNode,
+        node: *mut CUgraphNode,
+        graph: CUgraph,
+        dependencies: *const CUgraphNode,
         count: usize,
-        event: CuEvent,
+        event: CUevent,
     ) -> Done {
         let mut state = self.enter("cuGraphAddEventRecordNode")?;
-        let number = state.number();
-        let graph = state.graphs.get_mut(&graph.0);
+        let number = state.next_id();
+        let graph = state.graphs.get_mut(&graph.addr());
         let behind = nodes(dependencies, count);
         let graph = graph.ok_or(CuResult::INVALID_HANDLE)?;
-        graph.marks.insert(number, (event, behind));
-        put(node, CuGraphNode(number));
+        graph.marks.insert(number, (event.addr(), behind));
+        write_out(node, opaque(number));
         Ok(())
     }
 
     pub(super) fn cuGraphAddDependencies(
         &self,
-        graph: CuGraph,
-        from: *const CuGraphNode,
-        to: *const CuGraphNode,
+        graph: CUgraph,
+        from: *const CUgraphNode,
+        to: *const CUgraphNode,
         count: usize,
     ) -> Done {
-        self.edges(
+        self.change_edges(
             "cuGraphAddDependencies",
             graph,
             (from, to, count),
@@ -322,12 +336,12 @@ impl Process {
 
     pub(super) fn cuGraphRemoveDependencies(
         &self,
-        graph: CuGraph,
-        from: *const CuGraphNode,
-        to: *const CuGraphNode,
+        graph: CUgraph,
+        from: *const CUgraphNode,
+        to: *const CUgraphNode,
         count: usize,
     ) -> Done {
-        self.edges(
+        self.change_edges(
             "cuGraphRemoveDependencies",
             graph,
             (from, to, count),
@@ -338,43 +352,43 @@ impl Process {
         )
     }
 
-    /// Changes the edges to marks of a graph.
-    fn edges(
+    /// Changes edges that lead to event-record nodes of a graph.
+    fn change_edges(
         &self,
         function: &'static str,
-        graph: CuGraph,
-        (from, to, count): (*const CuGraphNode, *const CuGraphNode, usize),
-        change: impl Fn(&mut Vec<CuGraphNode>, CuGraphNode) -> bool,
+        graph: CUgraph,
+        (from, to, count): (*const CUgraphNode, *const CUgraphNode, usize),
+        change: impl Fn(&mut Vec<usize>, usize) -> bool,
     ) -> Done {
         let mut state = self.enter(function)?;
-        let graph = state.graphs.get_mut(&graph.0);
+        let graph = state.graphs.get_mut(&graph.addr());
         let graph = graph.ok_or(CuResult::INVALID_HANDLE)?;
         for (from, to) in nodes(from, count).into_iter().zip(nodes(to, count)) {
-            let mark = graph.marks.get_mut(&to.0);
+            let mark = graph.marks.get_mut(&to);
             let (_, behind) = mark.ok_or(CuResult::INVALID_VALUE)?;
-            if from.0 > graph.work.len() || !change(behind, from) {
+            if from > graph.work.len() || !change(behind, from) {
                 return Err(CuResult::INVALID_VALUE);
             }
         }
         Ok(())
     }
 
-    pub(super) fn cuGraphExecDestroy(&self, exec: CuGraphExec) -> Done {
+    pub(super) fn cuGraphExecDestroy(&self, exec: CUgraphExec) -> Done {
         self.enter("cuGraphExecDestroy").and_then(|mut state| {
             let gone = state
                 .execs
-                .remove(&exec.0)
+                .remove(&exec.addr())
                 .ok_or(CuResult::INVALID_HANDLE)?;
             self.release(state, &gone.users, 1);
             Ok(())
         })
     }
 
-    pub(super) fn cuGraphDestroy(&self, graph: CuGraph) -> Done {
+    pub(super) fn cuGraphDestroy(&self, graph: CUgraph) -> Done {
         self.enter("cuGraphDestroy").and_then(|mut state| {
             let gone = state
                 .graphs
-                .remove(&graph.0)
+                .remove(&graph.addr())
                 .ok_or(CuResult::INVALID_HANDLE)?;
             self.release(state, &gone.users, 1);
             Ok(())
@@ -383,57 +397,60 @@ impl Process {
 
     pub(super) fn cuUserObjectCreate(
         &self,
-        object: *mut CuUserObject,
+        object: *mut CUuserObject,
         data: *mut c_void,
-        destroy: unsafe extern "C" fn(*mut c_void),
+        destroy: CUhostFn,
         references: c_uint,
         _flags: c_uint,
     ) -> Done {
+        let destroy = destroy.ok_or(CuResult::INVALID_VALUE)?;
         self.enter("cuUserObjectCreate").map(|mut state| {
-            let handle = state.number();
+            let handle = state.next_id();
             let user = User {
                 data: data.expose_provenance(),
                 destroy,
                 references,
             };
             state.users.insert(handle, user);
-            put(object, CuUserObject(handle));
+            write_out(object, opaque(handle));
         })
     }
 
-    pub(super) fn cuUserObjectRelease(&self, object: CuUserObject, count: c_uint) -> Done {
+    pub(super) fn cuUserObjectRelease(&self, object: CUuserObject, count: c_uint) -> Done {
         self.enter("cuUserObjectRelease").map(|state| {
-            self.release(state, &[object.0], count);
+            self.release(state, &[object.addr()], count);
         })
     }
 
     pub(super) fn cuGraphRetainUserObject(
         &self,
-        graph: CuGraph,
-        object: CuUserObject,
+        graph: CUgraph,
+        object: CUuserObject,
         _count: c_uint,
         _flags: c_uint,
     ) -> Done {
         self.enter("cuGraphRetainUserObject").and_then(|mut state| {
             let graph = state
                 .graphs
-                .get_mut(&graph.0)
+                .get_mut(&graph.addr())
                 .ok_or(CuResult::INVALID_HANDLE)?;
-            graph.users.push(object.0);
+            graph.users.push(object.addr());
             Ok(())
         })
     }
 }
 
-fn nodes(place: *const CuGraphNode, count: usize) -> Vec<CuGraphNode> {
-    // SAFETY: so many handles by the contract of the driver functions.
-    unsafe { std::slice::from_raw_parts(place, count) }.to_vec()
+/// Returns the numbers of `count` nodes.
+fn nodes(handles: *const CUgraphNode, count: usize) -> Vec<usize> {
+    // SAFETY: the contract of the driver functions gives `count` handles.
+    let handles = unsafe { std::slice::from_raw_parts(handles, count) };
+    handles.iter().map(|node| node.addr()).collect()
 }
 
-fn capture_status_of(state: &State, stream: CuStream) -> c_uint {
-    match state.streams.get(&stream.0).and_then(|s| s.capture) {
-        None => capture_status::NONE,
-        Some((_, _, true)) => capture_status::ACTIVE,
-        Some((_, _, false)) => capture_status::INVALIDATED,
+fn capture_status_of(state: &State, stream: CUstream) -> CUstreamCaptureStatus {
+    match state.streams.get(&stream.addr()).and_then(|s| s.capture) {
+        None => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE,
+        Some(capture) if capture.is_valid => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE,
+        Some(_) => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_INVALIDATED,
     }
 }

@@ -83,7 +83,7 @@ fn graph_replay_across_hosts_matches_the_reference() {
                 DeviceBuffers::new(
                     place(call.buffers.input()),
                     place(call.buffers.output()),
-                    stream.handle().0,
+                    stream.handle().addr(),
                 )
             };
             GpuCall { buffers, ..call }

@@ -177,7 +177,7 @@ impl Rank {
         let place = |memory: &DeviceMemory| (memory.address(), memory.bytes());
         // SAFETY: live until the call has run, which it has when it returns.
         let buffers =
-            unsafe { DeviceBuffers::new(place(input), place(output), self.stream.handle().0) };
+            unsafe { DeviceBuffers::new(place(input), place(output), self.stream.handle().addr()) };
         GpuCall { request, buffers }
     }
 }
