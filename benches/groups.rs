@@ -1,8 +1,8 @@
-//! Benchmarks many small all_reduces in a group, fused into one call and separate.
+//! Benchmarks groups of many small all_reduces, with their calls fused and with their calls separate.
 //!
-//! Ranks are threads. Groups of both communicators alternate, so that other load affects both alike.
-//! `cargo bench --bench groups -- [--json]` prints the slowest rank's medians over the rounds, with
-//! `--json` as JSON lines for `benches/baselines/`.
+//! Ranks are threads. Groups of both communicators alternate, so that other load affects both alike. `cargo
+//! bench --bench groups -- [--json]` prints the slowest rank's medians over the rounds, with `--json` as JSON
+//! lines for `benches/baselines/`.
 
 use cinch::bootstrap::LocalOutOfBand;
 use cinch::comm::{Call, Group};
@@ -108,7 +108,7 @@ fn alternate(comms: &[Communicator; 2], bytes: usize) -> [f64; 2] {
 fn group(comm: &Communicator, data: &mut [Vec<f32>]) {
     let mut group = Group::new();
     for x in data {
-        // Averages of ones stay ones.
+        // An average of ones is one, so repeated calls in place keep the data.
         let call = Call {
             op: ReduceOp::Avg,
             ..Call::new(Collective::AllReduce, DType::F32, x.len())

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 
-# The network device of a host in its namespace, and the port of the rendezvous.
+# The network device of each simulated host, and the port of the rendezvous.
 DEVICE = "eth0"
 PORT = 29511
 
@@ -20,7 +20,7 @@ def missing():
         return f"{' and '.join(absent)} not found (package iproute2)"
     if os.geteuid() != 0:
         return "needs root"
-    # Root in a container may lack the capability, which only an attempt shows.
+    # Root in a container may lack the capability; only an attempt shows whether it has it.
     space = f"cinch-{os.getpid()}-try"
     made = subprocess.run(["ip", "netns", "add", space], stderr=subprocess.PIPE, text=True)
     subprocess.run(["ip", "netns", "del", space], stderr=subprocess.DEVNULL)

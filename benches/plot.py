@@ -12,7 +12,7 @@ import sys
 
 BENCHES = pathlib.Path(__file__).resolve().parent
 OUTPUT = BENCHES.parent / "docs/images/all-reduce-h200x2.svg"
-# File, codec, label, colour.
+# Each series has a file, a codec, a label and a colour.
 SERIES = [
     ("gpu-h200x2-suite.jsonl", "raw", "raw (exact)", "#1f6feb"),
     ("gpu-h200x2-coded.jsonl", "linear8:block=256", "linear8, 8 bits", "#d1571c"),

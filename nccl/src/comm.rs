@@ -19,9 +19,10 @@ static COMMS: HandleTable<Comm> = HandleTable::new("comm", "communicator", 0xACC
 pub(crate) struct Comm {
     /// Options that the program passed.
     pub(crate) options: CommOptions,
-    /// Settings without the options; communicators that are split from this one inherit them.
+    /// Settings without the program's options. Communicators that are split from this one inherit
+    /// them.
     pub(crate) defaults: Config,
-    /// Ends all waits when it is raised, that for the connection, too.
+    /// The communicator's fault. Raising it ends all waits, including the wait for the connection.
     pub(crate) fault: Arc<Fault>,
     /// Operators that the program created.
     pub(crate) ops: CreatedOps,
@@ -32,7 +33,7 @@ pub(crate) struct Comm {
 #[derive(Debug, Default)]
 struct CommState {
     communicator: Option<Arc<Communicator>>,
-    /// Whether [`Comm::take`] was called: a connection that is made later is of no use.
+    /// Whether [`Comm::take`] was called. Then a connection that is made later is closed.
     is_released: bool,
     /// Number of running calls on all threads.
     underway: usize,
@@ -100,8 +101,8 @@ impl Comm {
             .is_some_and(|communicator| !communicator.is_idle())
     }
 
-    /// Ends the connecting. Returns the connection if nobody can use it, for the caller to free: the
-    /// communicator was aborted meanwhile.
+    /// Ends the connecting phase. Returns the connection for the caller to free if the communicator was
+    /// aborted meanwhile.
     #[must_use]
     pub(crate) fn joined(&self, result: Result<Communicator>) -> Option<Arc<Communicator>> {
         let mut state = self.state();
@@ -215,14 +216,14 @@ impl Comm {
 
     /// Returns whether a call runs that has returned `ncclInProgress`.
     ///
-    /// A call that blocks another thread does not count: programs treat the first state other than
-    /// success as the end of the communicator.
+    /// Calls that block other threads do not count: programs treat the first state other than
+    /// success as the communicator's end.
     pub(crate) fn is_in_progress(&self) -> bool {
         self.state().background > 0
     }
 
-    /// Returns why it has failed; `None` if it has not, or was revoked. Once closed, it needs no other
-    /// rank, so failures of others do not count.
+    /// Returns the reason why the communicator has failed; `None` if it has not, or was revoked. A closed
+    /// communicator needs no other rank, so failures of other ranks do not count.
     pub(crate) fn failure(&self) -> Option<Error> {
         let (communicator, has_closed) = {
             let state = self.state();

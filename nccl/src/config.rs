@@ -44,11 +44,12 @@ pub(crate) struct CommOptions {
     pub(crate) blocking: bool,
     /// Limit of thread blocks per call.
     pub(crate) max_blocks: Option<usize>,
-    /// Whether only graphs use it, or the program orders graph launches with other calls.
+    /// Whether only graphs use the communicator, or the program itself orders graph launches with
+    /// other calls.
     pub(crate) graphs_alone: bool,
     /// Name of the communicator.
     pub(crate) name: Option<String>,
-    /// Whether a communicator that is split from another one fails with it (`splitShare`).
+    /// Whether a communicator that is split from this one fails with it (`splitShare`).
     pub(crate) shares: bool,
 }
 
@@ -193,7 +194,7 @@ mod tests {
     }
 
     fn read(bytes: &[u8]) -> Result<Option<ncclConfig_t>> {
-        // SAFETY: `bytes` has as many bytes as its size field gives, or `read` refuses it.
+        // SAFETY: `bytes` is as long as its size field states; `read` rejects any other size.
         unsafe { versioned::read(bytes.as_ptr().cast()) }
     }
 
@@ -257,7 +258,7 @@ mod tests {
             bytes[..8].copy_from_slice(&size.to_ne_bytes());
             assert!(read(&bytes).is_err(), "size {size}");
         }
-        // SAFETY: NULL is allowed.
+        // SAFETY: `read` accepts NULL.
         let nothing = unsafe { versioned::read::<ncclConfig_t>(std::ptr::null()) };
         assert!(nothing.unwrap().is_none());
     }
@@ -270,7 +271,7 @@ mod tests {
                 ..ncclConfig_t::unset()
             };
             change(&mut config);
-            // SAFETY: a whole struct, with no strings or live ones.
+            // SAFETY: a whole struct whose strings are NULL or outlive the call.
             unsafe { CommOptions::read(&config) }
         };
         assert_eq!(ask(&|_| {}).unwrap().unwrap(), CommOptions::default());
@@ -289,7 +290,7 @@ mod tests {
             shares: true,
         };
         assert_eq!(options.unwrap().unwrap(), expected);
-        // An upper bound, which raises nothing.
+        // `maxCTAs` above the default changes nothing.
         let applied = expected.apply(Config::default()).unwrap();
         assert_eq!(
             (

@@ -1,7 +1,7 @@
 //! Jobs that connect communicators.
 //!
-//! Connecting waits for other ranks. So the jobs of a group run on one thread each when it ends, and
-//! jobs of non-blocking communicators run in the background.
+//! Connecting waits for other ranks. So a group's end runs each of its jobs on a thread of its own, and jobs
+//! of non-blocking communicators run in the background.
 
 use crate::boundary::CallProgress;
 use crate::comm::{self, Comm};

@@ -1,25 +1,24 @@
-//! Policy of when communicators that were finalized, destroyed or aborted are freed: other ranks may
-//! still write to their memory.
+//! Decides when communicators that were finalized, destroyed or aborted are freed: other ranks may still
+//! write to their memory.
 //!
-//! A thread per communicator waits for the other ranks to close; no call waits for that thread. The
-//! exit of the process does for a moment, so that ranks which exit together close in order, and so
-//! that nothing is freed in a driver that is shutting down. Other ranks know by then that this one has
-//! closed.
+//! A background thread per communicator waits for the other ranks to close, so that no call has to. Process
+//! exit waits for these threads for a limited time. Ranks that exit together then close in order, and nothing
+//! is freed while the driver shuts down. The other ranks know by then that this rank has closed.
 //!
-//! **When GPU memory is freed.** The driver waits for all kernels of a GPU before it frees memory, and
-//! holds back new launches meanwhile; those kernels may wait for such a launch. So an unused
-//! communicator is queued, and freed in one of two cases:
+//! **When GPU memory is freed.** The driver waits for all kernels of a GPU before it frees memory, and holds
+//! back new launches meanwhile; those kernels may wait for such a launch. So an unused communicator is
+//! queued, and freed in one of two cases:
 //! - no other communicator uses its GPU;
 //! - no other communicator of the GPU has running calls, and the calling function creates or ends a
-//!   communicator there. All ranks call such functions in the same order as their other calls. An
-//!   abort is not ordered: a watchdog thread may call it.
+//!   communicator there. All ranks call such functions in the same order as their other calls. An abort is
+//!   not ordered, since a watchdog thread may call it.
 //!
-//! If the queue of a GPU is full, an ordered call frees beside running calls, as NCCL's does: they end
-//! if all ranks keep the order.
+//! If the queue of a GPU is full, an ordered call frees memory beside running calls, as NCCL does: the
+//! running calls end if all ranks keep the order.
 //!
-//! A communicator whose memory another rank of this process maps stays queued, so that no rank frees
-//! memory of another's GPU. Memory that a CUDA graph uses is freed with the graph. Graph launches that
-//! are not ordered with calls (`CINCH_GRAPH_MIXING=0`) are not considered.
+//! A communicator whose memory another rank of this process maps stays queued, so that no rank frees memory
+//! of another rank's GPU. Memory that a CUDA graph uses is freed with the graph. Graph launches that are not
+//! ordered with calls (`CINCH_GRAPH_MIXING=0`) are not considered.
 
 use crate::comm;
 use cinch::Communicator;
@@ -57,7 +56,8 @@ static EXIT_HANDLER_SET: AtomicBool = AtomicBool::new(false);
 static DEFERRED: DeferredQueue<Arc<Communicator>> = DeferredQueue::new(Arc::ptr_eq);
 /// Communicators without a handle whose calls may still run.
 static IN_TEARDOWN: ForkSafe<Vec<Arc<Communicator>>> = ForkSafe::new(Vec::new());
-/// Whether the last ordered call waited in vain: then no call waits until something was freed.
+/// Whether the last ordered call timed out while waiting. Then no call waits until memory was
+/// freed.
 static LAST_WAIT_FAILED: AtomicBool = AtomicBool::new(false);
 
 /// Number of threads of this process; the upper half of the word is the process.
@@ -104,7 +104,7 @@ impl Drop for CountedThread {
 }
 
 unsafe extern "C" {
-    /// Function of the C library.
+    /// Registers an exit handler with the C library.
     safe fn atexit(handler: extern "C" fn()) -> c_int;
 }
 
@@ -122,7 +122,7 @@ extern "C" fn at_exit() {
 pub(crate) fn close_in_background(
     close: impl FnOnce() -> Option<Arc<Communicator>> + Send + 'static,
 ) -> std::io::Result<()> {
-    // Registered after the driver's own exit handler, if that exists, and so run before it.
+    // Handlers run in reverse order: cinch's, registered later, runs before the driver's.
     if !EXIT_HANDLER_SET.swap(true, Ordering::Relaxed) {
         let _ = atexit(at_exit);
     }
@@ -174,8 +174,8 @@ impl Drop for TeardownGuard {
     }
 }
 
-/// Frees `communicator`, which only calls on other threads still use: now if its kernels stop and its
-/// GPU allows it, else later. For calls that are ordered with the other calls of this rank.
+/// Frees `communicator`, which only calls on other threads still use: now if its kernels stop and its GPU
+/// allows it, else later. For functions that all ranks call in the same order as their other calls.
 pub(crate) fn free_on_destroy(communicator: Arc<Communicator>) {
     let device = communicator.config().device;
     wait_kernels(&communicator);
@@ -193,7 +193,7 @@ pub(crate) fn free_in_background(communicator: Arc<Communicator>) {
     free_when_unused(communicator, &[]);
 }
 
-/// Waits for the kernels of a communicator, which were told to stop: the program may reuse its buffers.
+/// Waits for the communicator's kernels, which were told to stop, because the program may reuse its buffers.
 fn wait_kernels(communicator: &Arc<Communicator>) {
     // A communicator that others hold is in a call, or waits for other ranks.
     if communicator.gpu().is_some() && Arc::strong_count(communicator) == 1 {
@@ -220,7 +220,8 @@ struct ReapOnDrop;
 impl Drop for ReapOnDrop {
     fn drop(&mut self) {
         let freeing = FREEING_THREADS.enter();
-        // A free waits for kernels, which must not delay other deferred drops: so on its own thread.
+        // A free waits for kernels and must not delay other deferred drops, so it runs on a thread of its
+        // own.
         let thread = std::thread::Builder::new().name("cinch-leave".into());
         let spawned = thread.spawn(move || {
             block_signals();
@@ -232,7 +233,7 @@ impl Drop for ReapOnDrop {
     }
 }
 
-/// Returns whether others than the queue and the caller hold `one`, or its kernels run.
+/// Returns whether anyone besides the queue and the caller holds `one`, or its kernels run.
 fn is_underway(one: &Arc<Communicator>) -> bool {
     Arc::strong_count(one) > 2 || !one.is_idle()
 }
@@ -252,8 +253,8 @@ pub(crate) fn reap_devices(devices: &[DeviceChoice]) {
     }
 }
 
-/// Frees the queued communicators that may be freed. `ordered` are the devices whose calls the caller is
-/// ordered with. Returns whether running calls of other communicators are all that keeps one.
+/// Frees the queued communicators that may be freed. `ordered` lists the devices with whose calls the caller
+/// is ordered. Returns whether a communicator is kept only because of running calls of others.
 fn reap(ordered: &[DeviceChoice]) -> bool {
     loop {
         let (mut waits_for_calls, mut has_unmapped) = (false, false);
@@ -268,7 +269,8 @@ fn reap(ordered: &[DeviceChoice]) -> bool {
             if decision != FreeDecision::Free {
                 return Some(one);
             }
-            // Another thread may look at it right now and must not be the one that frees it.
+            // Another thread may hold a reference at this moment; it must not be the thread that
+            // frees the communicator.
             let unused = match Arc::try_unwrap(one) {
                 Ok(unused) => unused,
                 Err(one) => return Some(one),
@@ -277,7 +279,7 @@ fn reap(ordered: &[DeviceChoice]) -> bool {
             drop(unused);
             None
         });
-        // A communicator whose memory is no longer mapped may be freed now.
+        // Unmapping may have made queued communicators free to go.
         if !has_unmapped {
             return waits_for_calls;
         }
@@ -294,7 +296,7 @@ fn decide(one: &Arc<Communicator>, ordered: &[DeviceChoice]) -> FreeDecision {
         is_mapped_by_peers: one.is_mapped_by_peers(),
         is_queue_full: DEFERRED.count(is_of_device) >= MAX_DEFERRED,
     };
-    // The users come last, as their state changes soonest.
+    // The state of other users changes soonest, so it is read last.
     conditions.decision(&users(device), ordered.contains(&device))
 }
 
@@ -371,7 +373,7 @@ mod tests {
             is_mapped_by_peers: false,
             is_queue_full: false,
         };
-        // No other user of the GPU; an idle user; a user whose kernels run.
+        // Cases: no other user of the GPU; an idle user; a user whose kernels run.
         for (others, unordered, in_order) in [
             (&[][..], FreeDecision::Free, FreeDecision::Free),
             (&[false], FreeDecision::Keep, FreeDecision::Free),

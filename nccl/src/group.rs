@@ -128,7 +128,7 @@ impl RecordedGroup {
     fn run(mut self) -> Result<CallProgress> {
         self.check()?;
         let ran = connect_job::run(std::mem::take(&mut self.jobs.connects)).and_then(|progress| {
-            // NCCL's programs may make collectives and messages in an order of each rank's own.
+            // NCCL programs may order collectives and messages of a group differently on each rank.
             self.calls.collectives_first();
             self.calls.run()?;
             Ok(progress)
@@ -255,13 +255,14 @@ mod tests {
         assert_eq!(end(), ncclInvalidArgument);
         let text = crate::error::sentence();
         assert!(text.contains("so nothing ran: ncclAllReduce"), "{text}");
-        // The next group is clean, and so is a group after a failure outside of any group.
+        // A failure does not carry over to the next group, whether it happened in a group or
+        // outside.
         assert_eq!((start(), end()), (0, 0));
         assert_eq!(fail(), ncclInvalidArgument);
         assert_eq!((start(), end()), (0, 0));
     }
 
-    /// NCCL runs the group of a program that ignores the error of a query.
+    /// NCCL still runs a group after the failure of a query whose error the program ignores.
     #[test]
     fn failed_query_does_not_fail_its_group() {
         let mut count = 0;
@@ -301,7 +302,7 @@ mod tests {
             let code = unsafe { ncclGroupSimulateEnd(refused) };
             assert_eq!(code, ncclInvalidArgument);
             assert_eq!(end(), ncclInvalidUsage);
-            // A nested one fails the group.
+            // A failed nested end fails the whole group.
             assert_eq!((start(), start()), (0, 0));
             // SAFETY: NULL, or a whole struct.
             let code = unsafe { ncclGroupSimulateEnd(refused) };

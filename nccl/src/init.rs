@@ -64,7 +64,8 @@ export! {
             // SAFETY: there are `nId` ids, by the header.
             let id = unsafe { commIds.add(at).read_unaligned() };
             let id = unique_id::from_c(&id)?;
-            // No rank joins there, unless all ids name the rendezvous address of the environment.
+            // No rank would join at the other ids, unless all ids name the rendezvous address of
+            // the environment.
             if id != unique_id::from_c(&first)? {
                 id.cancel();
             }
@@ -132,7 +133,7 @@ unsafe fn all(comms: *mut ncclComm_t, ndev: c_int, devlist: *const c_int) -> Res
         jobs.push(unsafe { job(place, id, (rank, ndev), CommOptions::default(), config)? });
         Ok(())
     });
-    // Runs at once even inside a group, as in NCCL.
+    // Runs at once even inside a group, as NCCL does.
     let made = made.and_then(|()| match config.device {
         DeviceChoice::Host => Ok(()),
         _ => check_gpus(ndev, devlist.is_null()),

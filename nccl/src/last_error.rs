@@ -13,9 +13,9 @@ export! {
 }
 
 export! {
-    /// Returns a sentence about this thread's last failed call; if none failed, about the failure of
-    /// `comm`, which may be NULL. Never NULL. The pointer stays valid until the process ends. A later
-    /// failure replaces the text, as may one of another thread after this thread has ended.
+    /// Returns a sentence about this thread's last failed call; if no call failed, about the failure of
+    /// `comm`, which may be NULL. Never NULL. The pointer stays valid until the process ends. A later failure
+    /// replaces the text, and after this thread has ended another thread may reuse it.
     fn ncclGetLastError | pncclGetLastError(comm: ncclComm_t) returning *const c_char {
         let none = with_last(|last| last.is_empty()).unwrap_or(false);
         if none
@@ -25,7 +25,7 @@ export! {
             remember(&error);
         }
         with_last(ErrorText::as_ptr)
-            // The thread ends and its storage is gone.
+            // Thread-local storage is gone while the thread ends.
             .unwrap_or(c"".as_ptr())
     } else c"".as_ptr()
 }

@@ -41,11 +41,13 @@ export! {
         }
         let held = comm::lookup(comm)?;
         if held.is_underway() {
-            // Only this error keeps the handle; ncclCommAbort ends a running call.
+            // Only a running call fails the destroy and keeps the handle; ncclCommAbort ends such a
+            // call.
             held.connection()?;
         }
         group::check_teardown(&held)?;
-        // Before the handle is removed, so that `deferred_free::users` always finds the communicator.
+        // The guard is made before the handle is removed, so that `deferred_free::users` always finds the
+        // communicator.
         let guard = held.communicator().map(TeardownGuard::new);
         comm::remove(comm)?;
         match held.take() {
@@ -72,7 +74,7 @@ export! {
         }
         let comm = comm::remove(comm)?;
         if comm.has_closed() {
-            // The other ranks know, and no call of this rank runs.
+            // The other ranks know that this rank closes, and none of its calls runs.
             if let Some(communicator) = comm.take() {
                 deferred_free::free_on_abort(communicator);
             }
@@ -86,11 +88,11 @@ export! {
                 communicator.abort();
                 deferred_free::free_on_abort(communicator);
             } else if let Err(in_call) = Arc::try_unwrap(communicator) {
-                // Another holder is in a call.
+                // Another thread's call holds the communicator.
                 in_call.abort();
             }
         }
-        // A communicator without a connection yet: the rendezvous reports the abort to the other ranks.
+        // The communicator is still connecting: the rendezvous reports the abort to the other ranks.
         comm.fault.raise(Error::new(
             ErrorKind::Aborted,
             "ncclCommAbort was called on this rank",
@@ -112,7 +114,7 @@ export! {
                 "revokeFlags is {revokeFlags}; it takes NCCL_REVOKE_DEFAULT ({NCCL_REVOKE_DEFAULT})"
             )));
         }
-        // A running split may wait for a rank, and is to end, too.
+        // A running split may wait for a rank, and must end as well.
         let communicator = match comm.communicator() {
             Some(communicator) if comm.is_underway() => communicator,
             _ => comm.connection()?,

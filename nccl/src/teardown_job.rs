@@ -91,11 +91,8 @@ impl TeardownJob {
     }
 }
 
-/// Runs the jobs of a group one after the other. None waits for other ranks except where calls of this
-/// rank do, and these were all made.
-///
-/// # Errors
-/// See [`TeardownJob::run`]; the first error.
+/// Runs the jobs of a group one after the other. A job waits for other ranks only where this rank's calls do,
+/// and all of those were made.
 pub(crate) fn run(jobs: Vec<TeardownJob>) -> Result<CallProgress> {
     let mut progress = Ok(CallProgress::Done);
     for job in jobs {

@@ -1,8 +1,8 @@
-//! Structs of nccl.h that grow at their end: `size`, `magic` and `version` first.
+//! Structs of nccl.h that grow at their end and begin with `size`, `magic` and `version`.
 //!
-//! A program's struct may be shorter or longer than that of the library. [`read`] copies the bytes that
-//! both have. Then it resets every field that is newer than the header that the program was compiled
-//! with: such a field may have taken the place of padding, so that the size does not tell.
+//! A program's struct may be shorter or longer than the library's. [`read`] copies the bytes that both have.
+//! It then resets every field that is newer than the header that the program was compiled with: such a field
+//! may lie where the older struct had padding, so the size alone does not tell.
 
 use cinch::capi::core::versioned_struct::{StructHeader, VersionedStruct, copy_known, read_header};
 use cinch::{Error, Result};

@@ -1,14 +1,14 @@
-// Compares libnccl.so.2 of cinch with results computed on the host and, where there are as many
-// GPUs as ranks, with another libnccl: every collective, type and operation at 40 sizes, in and out
-// of place, messages, groups, one thread for all ranks, graphs.
+// Compares cinch's libnccl.so.2 with results computed on the host and, given as many GPUs as ranks, with
+// another libnccl. Covers every collective, type and operation at 40 sizes, in and out of place; messages;
+// groups; one thread for all ranks; graphs.
 //
-//   compare --ours PATH [--reference PATH] [--ranks 1,2,3,4,8] [--seed N] [--types NAME,...] [--host 1]
+// compare --ours PATH [--reference PATH] [--ranks 1,2,3,4,8] [--seed N] [--types NAME,...] [--host 1]
 //
-// With --host 1 and CINCH_DEVICE=host all of it, but for graphs, runs on host memory and needs no GPU.
+// With --host 1 and CINCH_DEVICE=host everything except graphs runs on host memory and needs no GPU.
 //
-// Integers, largest and smallest must have the same bits; other floats lie within the error that
-// any order of rounding has. Ranks of ours share GPUs where there are fewer. Prints a line for what
-// fails, and the counts. scripts/test-nccl compiles and runs it.
+// Integers, maxima and minima must have equal bits; other floats must lie within the error of any order of
+// rounding. With fewer GPUs than ranks, ranks of cinch share GPUs. Prints a line for each failure, and the
+// counts. scripts/test-nccl compiles and runs this program.
 
 #include <cstdio>
 #include <cstdlib>
@@ -42,7 +42,7 @@ struct Counts {
         skipped++;
         std::printf("skip %s: %s\n", what.c_str(), why.c_str());
     }
-    // How far it has come, for whoever ends it early.
+    // Prints progress, for readers of the log of a run that is killed.
     void tell(const std::string &behind) const {
         std::printf("behind %s: %d passed, %d failed so far\n", behind.c_str(), passed, failed);
         std::fflush(stdout);
@@ -57,7 +57,7 @@ bool wanted(const Options &options, const Type &type) {
     return false;
 }
 
-// A name of no type would choose nothing, and pass.
+// An unknown type name would select no check, and the run would pass.
 void check_types(const std::string &names) {
     std::stringstream list(names);
     size_t found = 0;
@@ -79,7 +79,7 @@ bool exists(const Library &library, Kind kind) {
     }
 }
 
-// Why the reference is not asked; empty if it is.
+// Returns why the reference cannot run a case; empty if it can.
 std::string unsuited(const Library &reference, const Cuda &cuda, const Case &c) {
     if (!exists(reference, c.kind)) return "has none";
     if (c.kind == Kind::AlltoAll && c.in_place) return "has none in place";
@@ -95,7 +95,7 @@ std::string show(const Case &c) {
     return text + (c.in_place ? ", in place" : "");
 }
 
-// Checks a collective, type and operation at all sizes, and counts that as a single check.
+// Checks a collective, type and operation at all sizes, and counts them as one check.
 void check_sizes(World &ours, Checker &checker, World *reference, Checker *other, Kind kind, const Type &type,
                  Op op, Counts &counts) {
     const int n = ours.size();
@@ -121,7 +121,7 @@ void check_sizes(World &ours, Checker &checker, World *reference, Checker *other
                     if (other->run(c) != found && exact) throw Failure("the two libraries differ");
                 } catch (const Failure &failure) {
                     if (exact) throw;
-                    // Ours was right; the other's rounding is its own business.
+                    // Cinch's result was right; a deviation of the reference is only noted.
                     std::printf("note %s: the reference: %s\n", what.c_str(), failure.what());
                 }
             }
@@ -129,7 +129,7 @@ void check_sizes(World &ours, Checker &checker, World *reference, Checker *other
         counts.pass();
     } catch (const Failure &failure) {
         counts.fail(what, failure.what());
-        // The communicators may be broken: whoever called goes on with new ones.
+        // The communicators may be broken, so the caller creates new ones.
         throw;
     }
 }
@@ -280,7 +280,7 @@ int main(int argc, char **argv) {
         counts.fail("compare", failure.what());
     }
     std::printf("%d passed, %d failed, %d skipped\n", counts.passed, counts.failed, counts.skipped);
-    // Threads that still wait for a GPU must not keep the process.
+    // Threads that still wait for a GPU must not keep the process from exiting.
     std::fflush(stdout);
     std::_Exit(counts.failed == 0 ? 0 : 1);
 }

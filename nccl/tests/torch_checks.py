@@ -88,8 +88,9 @@ def rounded(found, expected, size, ranks, dtype, what):
     bound = ((1 + unit) ** (ranks + 3) - 1) * size + (ranks + 2) * least
     assert (off <= bound).all(), f"{what} is off by {off.max().item()}"
     if dtype in EIGHT_BITS and len(expected) >= 256:
-        # These bounds exceed the result itself. Together roundings are off by less than one alone may be
-        # (0.08 in e5m2, simulated up to 16 ranks); zeros are off by 1, and sums without one rank by more.
+        # These bounds exceed the result itself, so the root mean square of all errors is judged: roundings
+        # partly cancel (0.08 in e5m2, simulated up to 16 ranks), whereas zeros are off by 1 and a sum without
+        # one rank by more than 0.08.
         together = (off.square().mean() / expected.square().mean()).sqrt()
         assert together <= 2 * unit, f"{what} is off by {together.item()} of its size"
 
@@ -195,7 +196,7 @@ def reduce_premulsum(rank, ranks, device):
         raise Skip("this torch has no premulsum")
     refused = []
     for dtype in FLOATS:
-        # A number, and a scalar that lies on the GPU.
+        # A scalar as a number, and a scalar that lies on the GPU.
         scalars = [2.0, torch.tensor([0.5], dtype=dtype, device=device)]
         if dtype == torch.bfloat16:
             # torch 2.11 passes an fp32 number and declares it bfloat16, which no library can detect.
@@ -291,7 +292,7 @@ def uneven_all_gather(rank, ranks, device):
 
 @check("move/all_to_all_single, uneven splits")
 def uneven_all_to_all(rank, ranks, device):
-    # Rank i sends (i + 2j) % 5 rows to j: some nothing.
+    # Rank i sends (i + 2j) % 5 rows to rank j, so some pairs send nothing.
     rows = lambda source, target: (source + 2 * target) % 5
     width = 33
     sent = [rows(rank, one) for one in range(ranks)]
@@ -328,7 +329,7 @@ def send_recv(rank, ranks, device):
 
 @check("messages/batch_isend_irecv")
 def batch(rank, ranks, device):
-    # Around the ring in both directions, and to everybody; with oneself where ranks are alone.
+    # Sends around the ring in both directions, and to every rank; a single rank sends to itself.
     after, before = (rank + 1) % ranks, (rank - 1) % ranks
     for count in COUNTS:
         sent = numbers(rank, count, torch.bfloat16).to(device)
@@ -421,7 +422,7 @@ def subgroups(rank, ranks, device):
             data = numbers(rank, 3000, torch.int64).to(device)
             dist.broadcast(data, half[-1], group=group)
             equal(data, numbers(half[-1], 3000, torch.int64), "broadcast in a half")
-    # The world and its parts in turns.
+    # Alternates between the world and its subgroups.
     data = torch.ones(10, device=device)
     dist.all_reduce(data)
     assert (data == ranks).all()
@@ -462,13 +463,13 @@ def aborted(rank, ranks, device):
     if rank != 0:
         for group in groups:
             abort(group)
-    # What was left of them goes with the next one.
+    # Creating the next group frees what earlier groups left.
     again = dist.new_group(timeout=timedelta(seconds=60))
     one = torch.ones(10, device=device)
     dist.all_reduce(one, group=again)
     assert (one == ranks).all()
     dist.destroy_process_group(again)
-    # All but the last one's, with which other ranks may not be done.
+    # Every group is freed except the last one, which other ranks may still use.
     until = time.monotonic() + 10
     while free - torch.cuda.mem_get_info(device)[0] > 0.75 * taken:
         assert time.monotonic() < until, f"{taken} bytes for two groups, and they are not given back"
@@ -481,7 +482,7 @@ def graphs(rank, ranks, device):
     data = torch.zeros(100_003, device=device)
     gathered = torch.zeros(ranks * 1000, device=device)
     part = torch.zeros(1000, device=device)
-    # Joining and warming up cannot be captured.
+    # Connecting and warm-up cannot be captured, so they come first.
     dist.all_reduce(data)
     dist.all_gather_into_tensor(gathered, part)
     torch.cuda.synchronize()
@@ -539,7 +540,7 @@ def train(model, rank, steps, device):
 def close(found, expected):
     for number, (one, other) in enumerate(zip(found, expected, strict=True)):
         off = (one - other).abs().max().item()
-        # fp64 sums of some ten numbers in another order, over a few steps.
+        # The fp64 sums add some ten numbers in another order, over a few steps.
         assert off < 1e-11, f"parameter {number} is off by {off}"
 
 

@@ -21,13 +21,13 @@ import time
 import traceback
 from pathlib import Path
 
-# How long a world of ranks may come to the end of no check, its start and its end included, and a
-# rank may wait for another in a check.
+# Limit of the time between two ended checks, including start and exit of the ranks, and of a rank's
+# wait for another rank within a check.
 QUIET_SECONDS = 300
-# Stands for a check where processes end otherwise than they should behind the last one.
+# Name of the check that all processes end as they should after the last check.
 ENDING = "the end of all processes"
 CHECK_SECONDS = 120
-# What torch's watchdog waits for in the check that kills a rank.
+# Timeout of torch's watchdog in the check that kills a rank.
 WATCHDOG_SECONDS = 15
 
 
@@ -65,8 +65,8 @@ def main():
         sizes = [int(one) for one in options.ranks.split(",")]
     passed = failed = skipped = 0
     for ranks in sizes:
-        # With a device id torch joins at once and splits groups off; without, it joins late and
-        # makes an id for each.
+        # With a device id, torch connects at once and splits subgroups from the world. Without one,
+        # it connects at the first call and creates an id for each group.
         for eager in (True, False):
             world = f"{ranks} ranks, {'eager' if eager else 'lazy'}"
             left = list(names)
@@ -115,7 +115,7 @@ def start_ranks(library, ranks, gpus, work, folder):
         "MASTER_PORT": str(free_port()),
         "WORLD_SIZE": str(ranks),
         "CUDA_DEVICE_MAX_CONNECTIONS": clean.get("CUDA_DEVICE_MAX_CONNECTIONS", "32"),
-        # What is expected is computed on the host, by all ranks at once.
+        # All ranks compute expected results on the host at the same time, so they share its cores.
         "OMP_NUM_THREADS": clean.get("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // ranks))),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     }
@@ -133,7 +133,7 @@ def start_ranks(library, ranks, gpus, work, folder):
 def stop(started):
     for process in started:
         if process.poll() is None:
-            # Its own session, so that nothing that it started stays.
+            # The process leads its own session, so that every process that it started ends with it.
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
@@ -155,7 +155,7 @@ def run_world(library, ranks, gpus, eager, names):
             deadline, has_ended = time.monotonic() + QUIET_SECONDS, False
             while time.monotonic() < deadline and any(one.poll() is None for one in started):
                 if not has_ended and any(one.poll() not in (None, 0) for one in started):
-                    # The others notice by themselves, or are ended.
+                    # The other ranks notice the failure within 10 s, or are killed.
                     deadline, has_ended = min(deadline, time.monotonic() + 10), True
                 time.sleep(0.2)
                 for name, verdict, text in read_verdicts(folder, ranks, names, False):
@@ -184,7 +184,7 @@ def read_verdicts(folder, ranks, names, have_ended):
     each = []
     for rank in range(ranks):
         path = folder / f"verdicts.{rank}"
-        # A line that is being written has no end yet.
+        # A line that is still being written has no line end.
         lines = path.read_text().split("\n")[:-1] if path.exists() else []
         each.append({one["name"]: one for one in map(json.loads, lines)})
     verdicts = []
@@ -274,14 +274,15 @@ def work(mine):
                 text = f"{type(error).__name__} in line {place.lineno}: {str(error)[:400]}"
             verdicts.write(json.dumps({"name": name, "verdict": verdict, "text": text}) + "\n")
             verdicts.flush()
-            # Over the store, not over what is tested: did it go well everywhere?
+            # Ranks exchange verdicts over the store, which does not depend on the library under
+            # test.
             store.set(f"verdict/{number}/{rank}", verdict)
             all_verdicts = [store.get(f"verdict/{number}/{one}").decode() for one in range(ranks)]
             if "FAIL" in all_verdicts:
-                # Ranks may be in the middle of different calls: no orderly end.
+                # Ranks may be in different calls, so an orderly exit could hang.
                 os._exit(1)
     dist.destroy_process_group()
-    # Rank 0 has the store: it goes last.
+    # Rank 0 serves the store, so it exits last.
     store.set(f"left/{rank}", "1")
     if rank == 0:
         for one in range(ranks):

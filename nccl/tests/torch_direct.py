@@ -10,7 +10,7 @@ from torch_checks import Skip, check
 
 FLOAT32, SUM = 7, 0
 COUNTS = [3, 5000, 3_000_000]
-# Elements of fp32 in 2 MiB: twice as much as process-wide codecs begin with.
+# Elements of 2 MiB of fp32: twice the size from which process-wide codecs apply.
 CODED = 1 << 19
 
 
@@ -120,7 +120,7 @@ def coded(rank, ranks, device):
                                   (part, exact[begin:begin + CODED // ranks], "reduce_scatter")]:
         off = found.cpu().double() - expected
         error = (off.square().mean() / expected.square().mean()).sqrt().item()
-        # One encode of normal numbers is off by about 1 %, and there are two at most.
+        # One encode of normal numbers has an error of about 1 %, and there are at most two.
         assert 1e-4 < error < 0.05, f"{what} is off by {error}"
     assert torch.equal(gathered.cpu(), given), "all_gather is not exact"
     assert torch.equal(small.cpu(), ranks * whole), "a small sum is not exact"

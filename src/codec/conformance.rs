@@ -56,7 +56,7 @@ fn scale_of(codec: &dyn Codec, x: &[f32]) -> Option<f32> {
     is_tensor(codec).then(|| abs_max(Isa::Scalar, x).0)
 }
 
-/// Encodes with the scale of the data, in one span.
+/// Encodes all elements in one span, with the scale of the data.
 fn encode(codec: &dyn Codec, x: &[f32]) -> (Vec<u8>, EncodeStats) {
     let mut wire = vec![0xee; codec.wire_bytes(x.len())];
     let mut stats = EncodeStats::default();
@@ -155,8 +155,8 @@ fn bounds_of_8_bit_codecs_equal_the_published_figures() {
     let dynamic = codec("dynamic8", Isa::Scalar);
     assert!(linear.error_bound(0.3, 1.0) < 1.0 / 254.0 * 1.0001);
     assert!(dynamic.error_bound(0.99, 1.0) < 0.00860);
-    // Largest relative errors in the decades below the scale. The bound is constant within a gap, so it
-    // is larger relative to the lower end.
+    // Largest relative errors in percent, in the decades below the scale. The bound is constant within a gap,
+    // so it is larger relative to the gap's lower end.
     for (decade, percent) in [(0, 5.0), (1, 9.0), (2, 15.3), (3, 25.0), (4, 45.5)] {
         let step = |i: usize| 10f32.powi(-decade) * (0.1 + 0.9 * i as f32 / 4096.0);
         let x: Vec<f32> = std::iter::once(1.0).chain((1..4096).map(step)).collect();
@@ -382,12 +382,13 @@ fn decoded_code_encodes_to_itself() {
             let (again, _) = encode(&*codec, &y[..n.min(128)]);
             for i in 0..n.min(128) {
                 match kind {
-                    // Several codes have the same value; the value must come back.
+                    // Several codes have one value; the decoded value must be equal, not the code.
                     CodecKind::Mantissa8 => {
                         let z = decode(&*codec, &again, n.min(128));
                         assert_eq!(y[i], z[i], "{} {isa:?} code {i:#x}", codec.spec());
                     }
-                    // Blocks of 32 without the largest code have another scale.
+                    // Blocks of 32 that lack the largest code have another scale, so their codes
+                    // differ.
                     _ if codec.granule() == 32 => {}
                     _ => assert_eq!(again[i], i as u8, "{} {isa:?} {scale:e}", codec.spec()),
                 }
@@ -430,7 +431,8 @@ fn stale_tensor_scale_saturates_and_counts() {
                     );
                 }
             }
-            // A bad scale poisons the chunk, and so does a non-finite element in any span.
+            // A scale that is not finite poisons the chunk, and so does a non-finite element in any
+            // span.
             for (scale, at) in [
                 (f32::NAN, 0),
                 (f32::INFINITY, 0),
@@ -487,7 +489,7 @@ fn build_with_a_bad_spec_or_missing_instruction_set_fails() {
     }
 }
 
-/// Fused calls fill the last block of each tensor with its last element and rely on this.
+/// Fused calls fill the last block of each tensor with its last element, and rely on this property.
 #[test]
 fn repeated_last_element_changes_no_other_if_extremes_decide() {
     let mut random = TestRandom(77);

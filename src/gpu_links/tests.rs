@@ -1,4 +1,4 @@
-//! Connects ranks on a simulated machine with the faults of real ones.
+//! Connects ranks on a simulated machine, with faults that real machines have.
 
 mod machine;
 
@@ -20,7 +20,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A probe on heap memory. Pairs of GPUs, writer first, may garble data.
+/// A probe on heap memory that can damage the data of chosen pairs of GPUs, writer first.
 struct HeapProbe {
     machine: Arc<Machine>,
     own: usize,
@@ -53,19 +53,19 @@ impl PathProbe for HeapProbe {
     }
 }
 
-/// A rank's process, and the ordinal of its GPU in it.
+/// The process of a rank, and the ordinal of the rank's GPU in that process.
 type RankGpu = (u8, u32);
 
 /// Ranks to connect, and their settings.
 struct Job {
     machine: Arc<Machine>,
-    /// GPUs that a process sees; all if it has no entry.
+    /// GPUs that each process sees; a process without an entry sees all.
     visible: BTreeMap<u8, Vec<usize>>,
     garbled: HashSet<(usize, usize)>,
     config: Config,
     /// Settings of ranks that differ from `config`.
     configs: BTreeMap<usize, Config>,
-    /// Host of each rank; empty on one host.
+    /// Host of each rank; empty if all ranks share one host.
     hosts: Vec<u8>,
 }
 
@@ -84,7 +84,7 @@ impl Job {
         }
     }
 
-    /// Connects ranks, and returns the links or the error of each.
+    /// Connects the ranks, and returns the links or the error of each rank.
     fn connect(&self, gpus: &[RankGpu]) -> Vec<Result<GpuLinks>> {
         let mut drivers: BTreeMap<u8, Arc<Driver>> = BTreeMap::new();
         for &(process, _) in gpus {
@@ -141,7 +141,8 @@ impl Job {
         links.map(|links| links.unwrap()).collect()
     }
 
-    /// Connects ranks, checks their links, drops them, and checks that nothing is left.
+    /// Connects the ranks, calls `check` with their links, drops them, and checks that nothing is
+    /// left.
     fn check(&self, gpus: &[RankGpu], check: impl FnOnce(&[GpuLinks])) {
         let links = self.links(gpus);
         every_peer_buffer_has_its_own_memory(&links);
@@ -280,7 +281,7 @@ fn ranks_of_several_hosts_have_peer_buffers_on_both_hosts() {
             }
         }
         assert_eq!(one.pinned_bytes, 256 + 2 * remote * one.shape.bytes());
-        // Two directions of two slots for each channel.
+        // Each channel has two directions of two slots.
         assert_eq!(one.connection_bytes, network.links.buffer_bytes);
         assert_eq!(
             one.connection_bytes,
@@ -319,7 +320,7 @@ fn ranks_of_one_gpu_beyond_the_maximum_are_unsupported() {
 #[test]
 fn only_a_refused_pair_has_pinned_host_memory() {
     let mut machine = Machine::new(3);
-    // A refusal of one direction suffices.
+    // The driver refuses one direction, which is enough to rule out peer access.
     machine.refused.insert((2, 0));
     let job = Job::on(machine);
     for gpus in [[(1, 0), (1, 1), (1, 2)], [(1, 0), (2, 1), (3, 2)]] {
@@ -328,7 +329,8 @@ fn only_a_refused_pair_has_pinned_host_memory() {
                 let reason = host_reason(&links[one], other);
                 assert!(reason.contains("from GPU 2"), "{reason}");
                 assert!(links[one].pinned_bytes >= links[one].shape.bytes());
-                // The inbox has no room for the refused pair.
+                // The refused pair's slots lie in pinned memory, so the inbox in device memory is
+                // smaller.
                 assert!(links[one].device_bytes < 2 * links[one].shape.bytes());
             }
             assert_eq!(
@@ -427,7 +429,7 @@ fn a_gpu_that_the_process_does_not_see_has_peer_access() {
         assert_eq!(links[0].paths[1], Some(unknown));
         assert!(!links[1].lines_arrive_whole());
     });
-    // Equal ordinals in two processes name different GPUs here. Links without atomics count as PCIe.
+    // Equal ordinals name different GPUs in the two processes. Links without atomics count as PCIe.
     let mut machine = Machine::new(2);
     machine.atomics = false;
     Job::on(machine).check(&[(1, 0), (1, 1)], |links| {
@@ -461,7 +463,7 @@ fn ll128_needs_equal_gpus_that_keep_lines_whole() {
 #[test]
 fn an_error_on_one_rank_reaches_all_ranks() {
     let mut machine = Machine::new(2);
-    // Enough device memory for one rank per GPU, not for two.
+    // Each GPU has device memory for one rank, not for two.
     machine.memory = 6 << 20;
     let job = Job::on(machine);
     let errors = errors(job.connect(&[(1, 0), (2, 1), (3, 1)]));
@@ -549,7 +551,7 @@ fn unmap_local_peers_frees_no_memory() {
     assert_eq!([0, 1].map(|rank| mapped(&links[rank])), [true, false]);
     assert!(links[1].unmap_local_peers() && !links[1].unmap_local_peers());
     assert!(!links.iter().any(mapped));
-    // Neither memory nor mappings of other processes are freed.
+    // The drop frees neither memory nor mappings of other processes.
     assert_eq!(job.machine.left(), before);
 }
 

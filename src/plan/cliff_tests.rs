@@ -1,4 +1,4 @@
-//! No cliff: a larger message is never predicted to be faster than a smaller one by more than 5 %.
+//! A larger message is never predicted to be faster than a smaller message by more than 5 %.
 
 use super::gpu_tests::limits;
 use super::*;
@@ -6,11 +6,11 @@ use crate::mem::PeerBufferLayout;
 use crate::schedule::Hosts;
 use crate::types::TransportKind;
 
-/// Largest share by which a larger message may be faster than a smaller one.
+/// Largest fraction by which a larger message may be faster than a smaller message.
 const FALL: f64 = 0.05;
 
-/// Returns sizes of the larger buffer from 8 bytes to 16 GiB, beyond the last size that tables serve. Each
-/// size is a quarter larger than the size before it.
+/// Returns sizes of the larger buffer from 8 bytes to 16 GiB, beyond the last size of the tables. Each size
+/// is a quarter larger than the size before it.
 fn sizes() -> impl Iterator<Item = usize> {
     let mut next = 8.0f64;
     std::iter::from_fn(move || {
@@ -43,7 +43,7 @@ fn falls_of(planner: Planner, codecs: &[&str]) -> Vec<String> {
                 let count = (size / 4 / blocks).max(1);
                 let request = gpu_tests::request(collective, count, codec);
                 let seconds = planner.predict(&request).unwrap();
-                // Predictions and measurements are not comparable.
+                // Predictions of the model do not compare with measurements of a table.
                 let [_, built] = planner.codecs(&request).unwrap();
                 let is_measured = planner
                     .measured(&request, built.as_deref())
@@ -93,8 +93,7 @@ fn time_on_gpus_with_many_channels_never_falls_when_size_grows() {
     }
 }
 
-/// Covers the sizes in the embedded tables, sizes beyond that their first and last lines serve, and sizes that
-/// the model serves.
+/// Covers the sizes of the embedded tables, the sizes beyond their ends, and the sizes left to the model.
 #[test]
 fn time_by_tables_of_the_library_never_falls_when_size_grows() {
     for nranks in [2, 4, 8] {

@@ -118,7 +118,8 @@ fn codecs_have_fused_kernels_up_to_some_size() {
                 );
             }
         }
-        // Scale blocks larger than a tile, random rounding, and codecs without a fused kernel.
+        // Schedule kernels run scale blocks larger than a tile, stochastic rounding, and codecs
+        // without a fused kernel.
         for codec in [
             "linear8:block=1024",
             "minmax4:seed=3",
@@ -139,15 +140,15 @@ fn codecs_have_fused_kernels_up_to_some_size() {
     let mut call = request(Collective::AllReduce, 1 << 14, "linear8");
     call.feedback = Some(7);
     assert_eq!(plan(limits(8, 132), &call).kernel, K::FUSED_LL128);
-    // Without links that keep lines whole, no kernel uses lines.
+    // No kernel uses ll128 on links that may tear lines.
     let mut limits = limits(8, 132);
     limits.gpu.as_mut().unwrap().ll128 = false;
     let call = request(Collective::AllReduce, 1 << 14, "linear8");
     assert_eq!(plan(limits, &call).kernel, K::SIMPLE);
 }
 
-/// The encoded tiles of the largest message of a fused kernel fill the part of the line area of each trip, and
-/// do not exceed it, for every layout of peer buffers.
+/// The largest message of a fused kernel fills its part of the line area in each trip, and never exceeds the
+/// part, for every layout of peer buffers.
 #[test]
 fn encoded_tiles_stay_within_the_line_area() {
     let mut areas = HashSet::new();
@@ -186,7 +187,7 @@ fn encoded_tiles_stay_within_the_line_area() {
                     let bytes = (images.count * images.lines * 128) as u64;
                     let what = format!("{nranks} {half} {codec} {algorithm}: {most}");
                     assert!(bytes <= half / trips as u64, "{what}");
-                    // There is no room for another tile.
+                    // The area has no room for another tile.
                     assert!(
                         bytes + images.lines as u64 * 128 > half / trips as u64,
                         "{what}"
@@ -198,8 +199,8 @@ fn encoded_tiles_stay_within_the_line_area() {
     assert!(areas.len() > 60, "{}", areas.len());
 }
 
-/// Returns the last number from `first` up to below `end` for which `holds` is true, which it is up to that
-/// number; `first` - 1 if there is none.
+/// Returns the largest number from `first` to `end` - 1 for which `holds` is true, or `first` - 1. `holds` is
+/// true up to some number and false beyond it.
 fn partition_point(first: usize, end: usize, holds: impl Fn(usize) -> bool) -> usize {
     let (mut yes, mut no) = (first - 1, end);
     while no - yes > 1 {
@@ -360,7 +361,7 @@ fn a_protocol_that_is_asked_for_is_taken_where_it_can_be() {
         assert_eq!(taken(most), KernelProtocol::FUSED_LL, "{collective}");
         assert_ne!(taken(most + 1), KernelProtocol::FUSED_LL, "{collective}");
     }
-    // Fused kernels in lines need links that keep lines whole, and types that they can reduce.
+    // Fused kernels over lines need links that never tear lines, and types that the kernels reduce.
     let in_lines = |collective, dtype, count, ll128| {
         let mut limits = asking(KernelProtocol::FUSED_LL128);
         limits.gpu.as_mut().unwrap().ll128 = ll128;
@@ -386,7 +387,7 @@ fn a_protocol_that_is_asked_for_is_taken_where_it_can_be() {
         let of_integers = in_lines(collective, DType::I32, 1000, true);
         assert_eq!(of_integers, !collective.reduces(), "{collective}");
     }
-    // These links tear lines.
+    // These links may tear lines.
     let plan = plan(asking(KernelProtocol::LL128), &all_reduce(1 << 18, "raw"));
     assert_ne!(plan.kernel, KernelProtocol::LL128);
 }
@@ -471,7 +472,7 @@ fn a_codec_left_to_the_model_runs_where_it_is_predicted_to_pay() {
             explained.contains(&format!("so {} runs", plan.specs.inter)),
             "{explained}"
         );
-        // The cheaper codec wins, and its table comes first.
+        // The planner chooses the cheaper codec; the coded table is listed first.
         let (coded, raw) = (
             best(&planner, &request),
             best(&planner, &request.without_codec()),
@@ -532,7 +533,7 @@ fn between_hosts_there_are_slots_with_counters_only() {
     );
     let near = on(Hosts::ONE, Collective::AllReduce, 16, 0, 0);
     assert_eq!(near.kernel, KernelProtocol::FUSED_LL);
-    // The bytes of a host cross its link once, not once for each rank.
+    // A host's data crosses its network link once, not once for each rank.
     let large = on(two(), Collective::AllReduce, 16 << 20, 0, 0);
     assert_eq!(large.algorithm, Algorithm::Hierarchical);
 }
@@ -558,8 +559,8 @@ fn a_kernel_has_one_codec_for_both_levels() {
     }
 }
 
-/// A channel has as many rings as slots and the kernel's memory for steps allow; a coded call, and a call
-/// between hosts, has one ring.
+/// A channel has as many rings as its slots and the kernel's memory for steps allow. Coded calls and calls
+/// between hosts have one ring.
 #[test]
 fn rings_have_the_slots_that_they_need() {
     let ring = |limits: &Limits, collective, codec: &str| {

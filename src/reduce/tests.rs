@@ -41,8 +41,8 @@ fn halves(bytes: &[u8]) -> Vec<u16> {
     pairs.map(|b| u16::from_le_bytes([b[0], b[1]])).collect()
 }
 
-/// Returns random patterns, every 16-bit pattern in the upper half with lower halves around the tie, and
-/// every boundary of an 8- or 16-bit format with its neighbours.
+/// Returns random patterns; all 16-bit patterns as upper halves, with lower halves around the tie; and every
+/// boundary of an 8- or 16-bit format with its neighbours.
 fn hard_numbers() -> Vec<f32> {
     let mut random = Random::new(1);
     let mut patterns: Vec<u32> = (0..300_000).map(|_| random.next() as u32).collect();
@@ -80,7 +80,8 @@ fn conversions_of_16_bit_floats_equal_the_half_crate() {
             assert_eq!(wide.to_bits(), expected.to_bits(), "f16 {h:#x}");
         }
         for (&h, wide) in all.iter().zip(widened(DType::BF16, isa, &bytes)) {
-            // The crate makes NaNs quiet when it widens, `narrow` when it rounds.
+            // The library makes a NaN quiet when it widens; the test's `narrow` does so when it
+            // rounds.
             assert_eq!(wide.to_bits(), u32::from(h) << 16, "bf16 {h:#x}");
             let expected = bf16::from_bits(h).to_f32();
             assert!(wide == expected || wide.is_nan() && expected.is_nan());
@@ -98,7 +99,8 @@ fn conversions_of_16_bit_floats_equal_the_half_crate() {
     }
 }
 
-/// Returns the value of an 8-bit code by the OCP definition: sign, 2^(e - bias), 1.m or 0.m.
+/// Returns the value of an 8-bit code as OCP defines it: sign, 2^(e - bias), and 1.m, or 0.m for
+/// subnormals.
 fn f8_value(dtype: DType, code: u8) -> f64 {
     let (mantissa_bits, bias) = if dtype == DType::F8E4M3 {
         (3, 7)
@@ -117,8 +119,8 @@ fn f8_value(dtype: DType, code: u8) -> f64 {
     if code < 0x80 { magnitude } else { -magnitude }
 }
 
-/// Returns the code nearest to a number by comparison with all codes; a tie goes to the even code. A
-/// number beyond the largest finite value by half a step or more is not finite.
+/// Returns the code nearest to `x`, found by comparison with all codes; a tie goes to the even code. Numbers
+/// beyond the largest finite value by half a step or more are not finite.
 fn f8_nearest(dtype: DType, x: f32) -> u8 {
     let sign = if x.is_sign_negative() { 0x80 } else { 0 };
     let (top, beyond, nan) = match dtype {
@@ -167,7 +169,8 @@ fn f8_narrowed_is_the_nearest_code() {
         .map(|h| f16::from_bits(h).to_f32_const())
         .collect();
     for dtype in [DType::F8E4M3, DType::F8E5M2] {
-        // Midpoints of adjacent values, which are the thresholds, and the numbers beside them.
+        // Tests the midpoints of adjacent values, at which rounding changes, and the numbers beside
+        // them.
         for code in 0..0x7e {
             let middle = (f8_value(dtype, code) + f8_value(dtype, code + 1)) as f32 / 2.0;
             if middle.is_finite() {
@@ -233,7 +236,8 @@ fn elements(random: &mut Random, dtype: DType, n: usize) -> Vec<u8> {
         DType::F8E4M3 => (0x7f, 0x38),
         _ => (top - 1, 1),
     };
-    // Zeros, infinities, quiet and signalling NaNs, smallest and largest, or integer extremes.
+    // Zeros, infinities, quiet and signalling NaNs, the smallest and the largest number; for
+    // integers the extremes.
     let specials = [
         0,
         top,
@@ -265,7 +269,7 @@ fn chain(reducer: &Reducer, inputs: &[&[u8]]) -> (Vec<u8>, Vec<u8>) {
         reducer.combine(input, &mut tile);
     }
     reducer.finish(&mut tile, n, inputs.len());
-    // The output starts one byte off any alignment.
+    // The output begins one byte after an aligned address.
     let mut out = vec![0xa5; n * size + 2];
     reducer.store(&tile, &mut out[1..1 + n * size]);
     assert_eq!(
@@ -356,7 +360,8 @@ fn two_floats_combine_with_one_rounding() {
                 } else {
                     a
                 };
-                // Rounding the f64 result to f32 is correct: f64 has more than twice the digits.
+                // Rounding an f64 result to f32 is exact rounding, because f64 has more than twice
+                // the digits.
                 let expected = round(float_oracle(op, a, b));
                 let expected = if op == ReduceOp::Avg {
                     round(expected / 2.0)
@@ -428,7 +433,7 @@ fn integer_results_wrap_and_averages_truncate() {
     let mut random = Random::new(4);
     let n = 400;
     for dtype in DType::ALL.into_iter().filter(|dtype| !dtype.is_float()) {
-        // More ranks than an i8 holds, so that the divisor must not wrap with the elements.
+        // 300 ranks exceed the range of i8: the divisor must not wrap as the elements do.
         for nranks in [1, 2, 3, 7, 300] {
             let inputs: Vec<Vec<u8>> = (0..nranks)
                 .map(|_| elements(&mut random, dtype, n))
@@ -478,7 +483,7 @@ fn observe_on_every_instruction_set_equals_a_plain_loop() {
     let mut random = Random::new(5);
     for n in (0..=70).chain([1000, 4099]) {
         let bytes = elements(&mut random, DType::F32, n);
-        // Small exponents, so that f64 sums are accurate enough to compare with a plain loop.
+        // Exponents are small, so that f64 sums are accurate enough to compare with a plain loop.
         let tame: Vec<f32> = bytes
             .chunks_exact(4)
             .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))

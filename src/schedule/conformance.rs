@@ -1,4 +1,4 @@
-//! Runs every generator against the verifier, and the verifier against broken schedules.
+//! Verifies the schedules of every generator, and checks that the verifier finds broken schedules.
 
 use super::*;
 use crate::error::Error;
@@ -20,7 +20,7 @@ fn pattern(collective: Collective, algorithm: Algorithm, nranks: usize) -> Sched
     }
 }
 
-/// Returns every existing combination of collective, algorithm and the given roots.
+/// Returns a pattern for each supported collective, algorithm and given root.
 fn patterns(nranks: usize, roots: &[usize]) -> Vec<SchedulePattern> {
     let mut patterns = Vec::new();
     for collective in Collective::ALL {
@@ -103,7 +103,7 @@ fn all_small_schedules_are_right() {
         };
         for pattern in patterns(nranks, &roots) {
             prove(&pattern, overlapping(&pattern));
-            // A message of one pass, and deeper connections.
+            // Verifies with messages of one pass, and with more slots per connection.
             prove(&pattern, 1);
             let limits = VerifyLimits {
                 slots: 8,
@@ -227,14 +227,15 @@ fn rooted_exchanges_of_65536_ranks_are_right() {
     }
 }
 
-/// A rank generates its own part only: the steps of one rank among many are few.
+/// A generator makes one rank's steps only: among many ranks, a rank has few steps.
 #[test]
 fn load_is_spread() {
     let all_reduce = |algorithm, nranks| pattern(Collective::AllReduce, algorithm, nranks);
     for nranks in [3, 8, 17, 100] {
         let tree = schedules(&all_reduce(Algorithm::Tree, nranks));
         for schedule in &tree {
-            // Two halves up and two down, twice where the rank is an inner one.
+            // An inner node of both halves of the double tree sends and receives at most four
+            // times.
             assert!(cost_counts(schedule).sends <= 4);
             assert!(cost_counts(schedule).recvs <= 4);
         }
@@ -254,7 +255,7 @@ fn load_is_spread() {
         ..CostCounts::default()
     };
     assert_eq!(counts(Algorithm::Ring, 8), ring);
-    // Equal work, over more connections.
+    // Both schedules move equal bytes; the second uses more connections.
     let spread = CostCounts {
         connections: 14,
         ..ring
@@ -271,7 +272,7 @@ fn load_is_spread() {
         ..CostCounts::default()
     };
     assert_eq!(counts(Algorithm::OneShot, 8), one_shot);
-    // Chains count their sum and its encoding once.
+    // A chain counts its sum once and its encoding once.
     let direct = CostCounts {
         sends: 60,
         recvs: 60,
@@ -285,7 +286,7 @@ fn load_is_spread() {
     assert_eq!(counts(Algorithm::Direct, 31), direct);
 }
 
-/// Returns the verdict on the schedules of `pattern` after `damage`.
+/// Returns the verifier's error for the schedules of `pattern` after `damage`.
 fn verdict(
     pattern: &SchedulePattern,
     damage: impl FnOnce(&mut Vec<Schedule>),
@@ -313,15 +314,15 @@ fn defects_are_named() {
     let gather = pattern(Collective::AllGather, Algorithm::Direct, 4);
     let swap = pattern(Collective::AllToAll, Algorithm::Direct, 2);
 
-    // Two steps swapped.
+    // Two steps are swapped.
     caught(&ring, "rank 0's next message is chunk 3 of pass 0", |s| {
         s[1].steps.swap(1, 2);
     });
-    // The wrong peer.
+    // A message goes to a wrong peer.
     caught(&ring, "rank 2 never sends to rank 1", |s| {
         s[1].steps[1].recv_from = StepPeers::one(2);
     });
-    // A step dropped.
+    // A step is missing.
     caught(&ring, "rank 2's next message is chunk 0 of pass 0", |s| {
         s[2].steps.remove(0);
     });
@@ -335,7 +336,7 @@ fn defects_are_named() {
         }
         s[3].steps[0].send_to = [0, 1].into_iter().collect();
     });
-    // Contributions that are missing, doubled, or at another rank's place.
+    // A contribution is missing, doubled, or at another rank's place.
     caught(
         &ring,
         "holds 3 contributions instead of 4: rank 1's is missing",
@@ -347,7 +348,7 @@ fn defects_are_named() {
         &shot,
         "holds 5 contributions instead of 4: rank 2's is there once too often",
         |s| {
-            // Rank 2 forwards its own input twice, and rank 0 adds both.
+            // Rank 2 forwards its own input twice, and rank 0 adds it twice.
             let again = s[2].steps[0].to([0]);
             s[2].steps.insert(1, again);
             let sum = s[0].steps.pop().unwrap();
@@ -370,7 +371,7 @@ fn defects_are_named() {
             s[1].steps[0] = s[1].steps[0].to([2, 3]);
         },
     );
-    // The right contributions in another order, or not encoded as for the other ranks.
+    // The contributions are complete but in another order, or encoded on some ranks only.
     caught(&shot, "is not the same expression as on rank", |s| {
         let sum = s[1].steps.last_mut().unwrap();
         sum.recv_from = [2, 0, 3].into_iter().collect();
@@ -379,13 +380,13 @@ fn defects_are_named() {
         s[1].steps.last_mut().unwrap().own = Own::Exact { after: 1 };
     });
     caught(&gather, "is not the same expression as on rank", |s| {
-        // The owner keeps its exact block.
+        // The owner keeps its exact block instead of the decoded block.
         let last = s[1].steps.iter().position(|step| step.writes()).unwrap();
         s[1].steps[last].op = Op::Send;
         s[1].steps[last].own = Own::Absent;
         s[1].steps.insert(last + 1, Step::new(0, Op::Copy, 1));
     });
-    // Sums that are not divided, or too early.
+    // An average is not divided, or divided before the sum is complete.
     caught(&direct, "an average would not be divided", |s| {
         for step in s.iter_mut().flat_map(|s| s.steps.iter_mut()) {
             if step.op == Op::RecvReduceCopySend {
@@ -396,7 +397,7 @@ fn defects_are_named() {
     caught(&ring, "it adds what is already divided", |s| {
         s[1].steps[1].op = Op::RecvReduceCopySend;
     });
-    // Overwriting in place what is still to be sent.
+    // A step overwrites, in place, input that a later step sends.
     caught(
         &swap,
         "it reads input that an earlier step overwrites",
@@ -407,7 +408,7 @@ fn defects_are_named() {
             }
         },
     );
-    // Chains.
+    // Chains with a wrong step are found.
     caught(
         &direct,
         "it adds to a sum that the chain has already sent",
@@ -420,7 +421,7 @@ fn defects_are_named() {
         let chain = s[0].steps.iter().position(|step| step.more).unwrap();
         s[0].steps.drain(chain + 1..chain + 3);
     });
-    // Messages that no rank receives: left over, or ahead of an expected one.
+    // A message has no receive, or arrives ahead of an expected message.
     let message = pattern(Collective::SendRecv, Algorithm::Direct, 4);
     let mut twice = schedules(&message);
     let step = twice[0].steps[0];
@@ -435,7 +436,7 @@ fn defects_are_named() {
     let error = verify(&message, &twice, passes(9)).unwrap_err();
     let sentence = "waits for a slot to rank 1";
     assert!(error.message().contains(sentence), "{error}");
-    // Output that no rank writes.
+    // A part of the output is never written.
     let reduce = pattern(Collective::Reduce, Algorithm::Tree, 6);
     caught(&reduce, "the rank has no such output", |s| {
         let sum = s[2].steps.iter_mut().find(|step| step.op.sums()).unwrap();
@@ -443,7 +444,7 @@ fn defects_are_named() {
     });
 }
 
-/// A ring needs a second slot: all ranks send before they receive.
+/// A ring with one slot deadlocks, because all ranks send before they receive.
 #[test]
 fn deadlock_is_seen() {
     let ring = pattern(Collective::AllReduce, Algorithm::Ring, 3);
@@ -457,7 +458,7 @@ fn deadlock_is_seen() {
     assert!(error.message().contains(sentence), "{error}");
 }
 
-/// The verifier finds the removal of any single send, receive or contribution.
+/// The verifier notices if any single send, receive or contribution is removed.
 #[test]
 fn no_part_of_a_step_can_be_missing() {
     let mut damaged = 0;

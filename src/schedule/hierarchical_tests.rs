@@ -1,4 +1,4 @@
-//! Runs hierarchical schedules against the verifier: even and uneven hosts, ranks in any order.
+//! Verifies hierarchical schedules on even and uneven hosts, with ranks in any order.
 
 use super::*;
 use crate::types::{Algorithm, Collective, Level};
@@ -6,7 +6,7 @@ use crate::types::{Algorithm, Collective, Level};
 /// The lower bound of `CINCH_SLOTS`.
 const SLOTS: usize = 2;
 
-/// SplitMix64, for orders of ranks.
+/// SplitMix64, which shuffles ranks.
 struct Rng(u64);
 
 impl Rng {
@@ -31,7 +31,7 @@ fn shuffled(sizes: &[usize], rng: &mut Rng) -> Hosts {
     Hosts::new(of)
 }
 
-/// Returns every hierarchical pattern on `hosts`, with each of `roots`.
+/// Returns every hierarchical pattern on `hosts` for each root in `roots`.
 fn patterns(hosts: &Hosts, roots: &[usize]) -> Vec<SchedulePattern> {
     let nranks = hosts.nranks().unwrap();
     let mut patterns = Vec::new();
@@ -137,7 +137,7 @@ fn uneven_hosts_in_any_order_are_right() {
     }
 }
 
-/// Returns the chunks of a pass that a host may send to others by the table of the algorithm's header.
+/// Returns the most chunks that a host sends to others in a pass, by the table in the algorithm's header.
 #[test]
 fn what_crosses_between_hosts_crosses_once() {
     for (count, ranks) in [(2, 2), (4, 2), (5, 3), (8, 8)] {
@@ -155,7 +155,7 @@ fn what_crosses_between_hosts_crosses_once() {
                 let sent: Vec<usize> = (0..count).map(crossing).collect();
                 let (all, parts) = (sent.iter().sum::<usize>(), pattern.parts());
                 match (pattern.collective, pattern.between) {
-                    // 2 S (H-1)/H.
+                    // 2 S (H-1)/H chunks, for S chunks and H hosts.
                     (Collective::AllReduce, Algorithm::Ring | Algorithm::Direct) => {
                         let each = 2 * parts * (count - 1) / count;
                         assert!(sent.iter().all(|&sent| sent == each), "{pattern:?}");
@@ -174,7 +174,8 @@ fn what_crosses_between_hosts_crosses_once() {
     }
 }
 
-/// Only contributions inside a host are encoded for [`Level::Intra`]; none of them leaves a host.
+/// Only contributions inside a host use the codec of [`Level::Intra`]; none of them leaves the
+/// host.
 #[test]
 fn levels_are_those_of_the_links() {
     let mut rng = Rng(9);
@@ -239,7 +240,7 @@ fn a_wrong_level_is_named() {
     );
 }
 
-/// The verifier finds the removal of any single send, receive or contribution.
+/// The verifier notices if any single send, receive or contribution is removed.
 #[test]
 fn no_part_of_a_step_can_be_missing() {
     let mut rng = Rng(10);
@@ -305,8 +306,8 @@ fn trees_of_4096_hosts_are_right() {
     }
 }
 
-/// Rings and exchanges have as many chunks as ranks: all ranks run on 64 hosts, one rank's part is generated
-/// on 4,096.
+/// Rings and pairwise exchanges have a chunk per rank, so all ranks run on 64 hosts only; on 4,096 hosts one
+/// rank's steps are generated.
 #[test]
 fn rings_and_exchanges_of_many_hosts_are_right() {
     for pattern in patterns(&Hosts::even(64, 8), &[0]) {

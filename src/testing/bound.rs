@@ -1,19 +1,19 @@
-//! How far a correct raw result may be from the exact one.
+//! Bounds how far a correct raw result may be from the exact result.
 
 use super::numbers::FloatFormat;
 use crate::types::{DType, ReduceOp};
 
 /// The error bound of a raw reduction of floats, whatever the algorithm.
 ///
-/// Arithmetic is in the accumulator type, of unit roundoff a. A ring, or a tree, rounds partial
-/// results to the element type, of unit roundoff d, whenever they travel: a contribution meets
-/// at most one rounding of either kind per rank, plus one of a factor and one of a division. A
-/// contribution t hence arrives as t (1 + e) with |e| <= (1 + a)^(n+2) (1 + d)^n - 1 = g, and
-/// the sum errs by no more than g times the sum of |t|; a product by g times itself. Each
-/// rounding below the normal range adds half a subnormal step at most. Of f64 the reference has
-/// rounding errors as large, for which g counts twice the roundings.
+/// Arithmetic is in the accumulator type, with unit roundoff a. Rings and trees round partial
+/// results to the element type, with unit roundoff d, whenever they travel. A contribution t meets
+/// at most one rounding of either kind per rank, one for a factor and one for a division. It
+/// arrives as t (1 + e) with |e| <= (1 + a)^(n+2) (1 + d)^n - 1 = g. The sum's error is at most g
+/// times the sum of |t|, and a product's at most g times its magnitude. Each rounding below the
+/// normal range adds at most half a subnormal step. For f64 the reference itself rounds as often,
+/// so g counts twice the roundings.
 ///
-/// Largest and smallest are exact.
+/// The bound of maximum and minimum is 0.
 #[derive(Clone, Copy, Debug)]
 pub struct RawBound {
     op: ReduceOp,
@@ -52,7 +52,7 @@ impl RawBound {
             steps * accumulator.unit_roundoff().ln_1p() + hops * element.unit_roundoff().ln_1p();
         let absolute = steps * accumulator.smallest() + hops * element.smallest();
         RawBound {
-            // The last factor pays for the roundings of this computation itself.
+            // The last factor covers the rounding errors of this computation.
             relative: growth.exp_m1() * (1.0 + 1e-9),
             absolute: absolute * growth.exp(),
             largest: element.largest.min(accumulator.largest),
@@ -72,8 +72,8 @@ impl RawBound {
         self.relative * scale + self.absolute
     }
 
-    /// Returns whether some partial result may exceed the type, so that a result that is not finite is
-    /// right too. `magnitude` is that of [`RawBound::of`].
+    /// Returns whether a partial result may exceed the type's range, so that a non-finite result is also
+    /// correct. For `magnitude` see [`RawBound::of`].
     #[inline]
     pub fn may_overflow(&self, magnitude: f64) -> bool {
         let reach = magnitude * (1.0 + self.relative) + self.absolute;
@@ -97,7 +97,7 @@ mod tests {
         near(sum(DType::F32, 4), 6.0 * 2f64.powi(-24));
         near(sum(DType::F64, 4), 12.0 * 2f64.powi(-53));
         near(sum(DType::F16, 4), 4.0 * 2f64.powi(-11));
-        // 8 roundings of 1/8 each compound, and the smallest step counts.
+        // Eight roundings of 1/8 each compound; the smallest step is added.
         near(
             sum(DType::F8E5M2, 8),
             1.125f64.powi(8) * (1.0 + 8.0 / 65536.0) - 1.0,

@@ -1,15 +1,15 @@
-//! Differences between a result and what it should be, counted.
+//! Counts differences between a result and the expected values.
 
-/// Result of a comparison. Comparisons of parts merge into that of the whole.
+/// Result of a comparison. Results for parts merge into the result for the whole.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Comparison {
     /// Elements compared.
     pub elements: u64,
     /// Elements outside their bound.
     pub wrong: u64,
-    /// The first of them.
+    /// Index of the first wrong element.
     pub first_wrong: Option<u64>,
-    /// Largest error; infinite where exactly one of the two is not finite.
+    /// Largest error; infinite if exactly one of an actual and an expected value is not finite.
     pub max_abs_err: f64,
     /// Sum of the squares of finite errors.
     pub error_squares: f64,
@@ -18,8 +18,8 @@ pub struct Comparison {
 }
 
 impl Comparison {
-    /// Returns the error's root mean square relative to that of the values; infinite if only the values
-    /// are zero.
+    /// Returns the root mean square of the errors relative to that of the expected values; infinite if all
+    /// expected values are zero and some error is not.
     pub fn rms_rel_err(&self) -> f64 {
         if self.error_squares == 0.0 {
             return 0.0;
@@ -27,7 +27,7 @@ impl Comparison {
         (self.error_squares / self.value_squares).sqrt()
     }
 
-    /// Adds what the comparison of the elements behind these found.
+    /// Adds the result for the elements that follow these.
     pub fn merge(&mut self, other: &Comparison) {
         let shifted = other.first_wrong.map(|at| self.elements + at);
         self.first_wrong = self.first_wrong.or(shifted);
@@ -38,7 +38,7 @@ impl Comparison {
         self.value_squares += other.value_squares;
     }
 
-    /// Adds one element whose error is known to be 0 or that is judged elsewhere.
+    /// Adds one element whose error is 0, or that the caller judges elsewhere.
     #[inline]
     pub(super) fn add(&mut self, expected: f64, actual: f64, right: bool) {
         let at = self.elements;
@@ -55,7 +55,7 @@ impl Comparison {
                 self.value_squares += expected * expected;
             }
             (false, false) => {}
-            // The sums leave out these elements, so the largest error must show the mismatch.
+            // The sums leave out non-finite elements, so the largest error must show the mismatch.
             _ => self.max_abs_err = f64::INFINITY,
         }
     }

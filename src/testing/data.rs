@@ -1,5 +1,5 @@
-//! Inputs: seeded, the same on every machine, and any part without the parts before it, so that
-//! a rank can judge its result against all ranks' inputs without holding them.
+//! Seeded input data, equal on every machine. Any part can be made without the parts before it, so
+//! that a rank can check its result against all ranks' inputs without storing them.
 
 use super::numbers;
 use super::reference::Inputs;
@@ -8,16 +8,18 @@ use crate::types::DType;
 /// Values made at a time.
 const BLOCK: usize = 512;
 
-/// A distribution. Integer types take every bit pattern, but for [`Pattern::Small`].
+/// A distribution of values. For integer types all bit patterns are equally likely, except with
+/// [`Pattern::Small`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Pattern {
     /// N(0, 1).
     Gaussian,
-    /// n1 * exp(1.5 * n2) of two normals: gradients of few large and many small values.
+    /// n1 * exp(1.5 * n2) for normal n1 and n2: few large and many small values, as in gradients.
     HeavyTailed,
     /// U(-1, 1).
     Uniform,
-    /// 1 to 8: sums that every type but the 8-bit floats holds exactly, in any order.
+    /// Integers from 1 to 8: every type except the 8-bit floats holds their sums exactly, in any
+    /// order.
     Small,
 }
 
@@ -48,19 +50,20 @@ impl Pattern {
     }
 }
 
-/// Every rank's input. Elements of a float type beyond its range take its largest value.
+/// The inputs of all ranks. Values beyond the range of a float type become its largest finite
+/// value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Data {
     /// The distribution.
     pub pattern: Pattern,
     /// The element type.
     pub dtype: DType,
-    /// Equal seeds, equal data.
+    /// Equal seeds give equal data.
     pub seed: u64,
 }
 
 impl Data {
-    /// Writes elements of `rank` from number `first` on: as many as `bytes` holds.
+    /// Fills `bytes` with elements of `rank`, from element `first` on.
     pub fn fill(&self, rank: usize, first: usize, bytes: &mut [u8]) {
         let stream = random_word(self.seed, rank as u64);
         let size = self.dtype.size();
@@ -72,7 +75,7 @@ impl Data {
             if exact_integers {
                 for (i, element) in bytes.chunks_mut(size).enumerate() {
                     let word = random_word(stream, first + i as u64);
-                    // Nothing is ever all zero, not even one element.
+                    // Bit 0 of the first element is set, so that no input is all zeros.
                     let word = word | u64::from(first + i as u64 == 0);
                     element.copy_from_slice(&word.to_le_bytes()[..element.len()]);
                 }
@@ -126,15 +129,15 @@ pub fn random_word(seed: u64, index: u64) -> u64 {
     z ^ z >> 31
 }
 
-/// Turns a random word into a number of U(0, 1), never 0 or 1.
+/// Converts a random word to a number of U(0, 1), never 0 or 1.
 #[inline]
 pub fn uniform(word: u64) -> f64 {
     ((word >> 12) as f64 + 0.5) * (1.0 / (1u64 << 52) as f64)
 }
 
-/// Turns a random word into a number of N(0, 1): the inverse of the normal distribution by Acklam's
-/// rational approximation, whose relative error is below 1.2e-9. One word makes one number, with
-/// no operation that differs between machines' mathematics libraries.
+/// Converts a random word to a number of N(0, 1), by Acklam's rational approximation of the inverse
+/// normal distribution, with a relative error below 1.2e-9. Only operations that are equal in all
+/// mathematics libraries are used.
 #[inline]
 pub fn gaussian(word: u64) -> f64 {
     const CENTRE: [f64; 6] = [
@@ -179,18 +182,19 @@ pub fn gaussian(word: u64) -> f64 {
     if q < 0.0 { size } else { -size }
 }
 
-/// Evaluates a polynomial; the highest power comes first.
+/// Evaluates a polynomial whose highest power comes first.
 #[inline(always)]
 fn polynomial<const N: usize>(coefficients: &[f64; N], x: f64) -> f64 {
     coefficients.iter().fold(0.0, |sum, &c| sum * x + c)
 }
 
-/// Returns the natural logarithm of a positive normal number: 2 atanh((m - 1) / (m + 1)) of its mantissa.
+/// Returns the natural logarithm of a positive normal number, as 2 atanh((m - 1)
+/// (m + 1)) of its mantissa m.
 fn logarithm(x: f64) -> f64 {
     let exponent = (x.to_bits() >> 52) as i64 - 1023;
     let mantissa = f64::from_bits(x.to_bits() & ((1 << 52) - 1) | 1023 << 52);
     let s = (mantissa - 1.0) / (mantissa + 1.0);
-    // s is below 1/3: 16 terms leave 1e-17.
+    // Since s is below 1/3, 16 terms leave an error of 1e-17.
     let series = (0..16)
         .rev()
         .fold(0.0, |sum, k| sum * s * s + 1.0 / f64::from(2 * k + 1));
@@ -250,7 +254,7 @@ mod tests {
             let y = (x - 0.7) * 20.0;
             assert!((exponential(y) / y.exp() - 1.0).abs() < 1e-14, "{y}");
         }
-        // The word whose uniform number is nearest to p.
+        // Returns the value for the word whose uniform number is nearest to p.
         let at = |p: f64| gaussian((p * 2f64.powi(64)) as u64);
         for (p, z) in [
             (0.5, 0.0),
@@ -275,8 +279,9 @@ mod tests {
         let even = floats(Pattern::Uniform, count);
         near(mean(even.iter().copied()), 0.0, 0.005);
         near(mean(even.iter().map(|x| x * x)), 1.0 / 3.0, 0.003);
-        // The logarithm of |n1| exp(1.5 n2) has the mean of ln|n1|, -0.635, and its variance,
-        // pi^2 / 8, plus 1.5^2.
+        // The logarithm of |n1| exp(1.5 n2) has the mean of ln|n1|, -0.635. Its variance is that of
+        // ln|n1|, pi^2
+        // 8, plus 1.5^2.
         let tails = floats(Pattern::HeavyTailed, count);
         let logs: Vec<f64> = tails.iter().map(|x| x.abs().ln()).collect();
         let centre = mean(logs.iter().copied());

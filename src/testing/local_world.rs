@@ -8,8 +8,8 @@ use crate::sync::Fault;
 use std::sync::Arc;
 
 /// Runs `body` on each rank of a communicator of `nranks` threads, and returns the results in rank
-/// order. The control plane is memory of the process; `config` names the transport, loopback by
-/// default.
+/// order. The control plane lies in this process's memory; `config` names the transport, by default
+/// loopback.
 ///
 /// # Panics
 /// If a rank cannot connect, or panics.

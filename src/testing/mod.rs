@@ -1,4 +1,4 @@
-//! Many ranks in one process, reference results, error bounds.
+//! Worlds of many ranks in one process, reference results, and error bounds.
 
 mod bound;
 mod compare;

@@ -1,5 +1,5 @@
-//! Values of elements, in f64 and in 128-bit integers. Written from the definitions of the formats and
-//! independent of the library below, because results are judged by it.
+//! Converts elements to and from f64 and 128-bit integers. The code follows the definitions of the formats
+//! and shares nothing with the library's conversions, because tests judge results by it.
 
 use crate::types::DType;
 
@@ -10,7 +10,7 @@ pub(super) struct FloatFormat {
     bias: i32,
     /// The largest finite value.
     pub(super) largest: f64,
-    /// Codes from this magnitude on are not finite.
+    /// Smallest magnitude code that is not finite.
     special: u64,
     has_infinity: bool,
 }
@@ -39,14 +39,15 @@ impl FloatFormat {
         })
     }
 
-    /// Returns half the distance of 1 and the next number: the largest relative error of rounding.
+    /// Returns half the distance between 1 and the next number: the largest relative rounding
+    /// error.
     pub(super) fn unit_roundoff(self) -> f64 {
         power_of_two(-self.mantissa_bits - 1)
     }
 
-    /// Returns the distance of subnormals.
+    /// Returns the distance between subnormal numbers.
     pub(super) fn smallest(self) -> f64 {
-        // In two factors: the smallest f64 is no power that `power_of_two` makes.
+        // Two factors, because the smallest f64 is below the range of `power_of_two`.
         power_of_two(1 - self.bias) * power_of_two(-self.mantissa_bits)
     }
 
@@ -79,7 +80,7 @@ impl FloatFormat {
         let sign = u64::from(x.is_sign_negative()) << (width - 1);
         let x = x.abs();
         if x.is_nan() {
-            // The quiet NaN: of a format without infinity the only one.
+            // Formats without infinity have one NaN; the others use their quiet NaN.
             let quiet = if self.has_infinity {
                 1 << (self.mantissa_bits - 1)
             } else {
@@ -87,26 +88,26 @@ impl FloatFormat {
             };
             return sign | self.special | quiet;
         }
-        // The exponent of the last binade at or below x, but not below that of subnormals.
+        // The exponent of x, but at least the exponent of subnormals.
         let exponent = ((x.to_bits() >> 52) as i32 - 1023).max(1 - self.bias);
         let step = power_of_two(exponent - self.mantissa_bits);
         let rounded = (x / step).round_ties_even();
         if rounded * step > self.largest {
             return sign | self.special;
         }
-        // A mantissa that rounded up to the next binade carries into the exponent by itself.
+        // A mantissa that rounds up to the next power of two carries into the exponent.
         let binade = (exponent - (1 - self.bias)) as u64;
         sign | ((binade << self.mantissa_bits) + rounded as u64)
     }
 }
 
-/// Returns 2^exponent, for -1022 to 1023.
+/// Returns 2^exponent, for exponents from -1022 to 1023.
 #[inline]
 fn power_of_two(exponent: i32) -> f64 {
     f64::from_bits(((exponent + 1023) as u64) << 52)
 }
 
-/// Reads the values of elements; of 64-bit integers the nearest f64.
+/// Converts elements to f64; 64-bit integers become the nearest f64.
 pub(super) fn values(dtype: DType, bytes: &[u8], values: &mut [f64]) {
     macro_rules! each {
         ($size:literal, |$raw:ident| $value:expr) => {
@@ -131,7 +132,8 @@ pub(super) fn values(dtype: DType, bytes: &[u8], values: &mut [f64]) {
     }
 }
 
-/// Rounds values to elements: floats to nearest even, integers towards zero, saturating.
+/// Converts values to elements: floats round to nearest even; integers round towards zero and
+/// saturate.
 pub(super) fn round(dtype: DType, values: &[f64], bytes: &mut [u8]) {
     macro_rules! each {
         ($size:literal, |$value:ident| $raw:expr) => {
@@ -157,7 +159,7 @@ pub(super) fn round(dtype: DType, values: &[f64], bytes: &mut [u8]) {
     }
 }
 
-/// Returns the value of one element; of a 64-bit integer the nearest f64.
+/// Converts one element to f64; a 64-bit integer becomes the nearest f64.
 pub fn value(dtype: DType, element: &[u8]) -> f64 {
     let mut value = [0.0];
     values(dtype, element, &mut value);
@@ -175,8 +177,7 @@ pub fn set_integer(value: i128, element: &mut [u8]) {
     element.copy_from_slice(&value.to_le_bytes()[..size]);
 }
 
-/// Returns half the distance of 1 and the next number of a float type: the largest relative error of
-/// rounding. Integers have none.
+/// Returns half the distance between 1 and the next number of a float type; 0 for integers.
 pub fn unit_roundoff(dtype: DType) -> f64 {
     FloatFormat::of(dtype).map_or(0.0, FloatFormat::unit_roundoff)
 }
@@ -199,7 +200,7 @@ pub fn largest(dtype: DType) -> f64 {
     }
 }
 
-/// Returns the first integer of `bytes`.
+/// Returns the integer in the first bytes of `bytes`.
 #[inline]
 pub fn integer(dtype: DType, bytes: &[u8]) -> i128 {
     let size = dtype.size();
@@ -208,7 +209,7 @@ pub fn integer(dtype: DType, bytes: &[u8]) -> i128 {
     wrap(dtype, u64::from_le_bytes(word).into())
 }
 
-/// Reduces an integer to the range of its type, as wrapping arithmetic does.
+/// Wraps an integer to the range of its type.
 #[inline]
 pub fn wrap(dtype: DType, x: i128) -> i128 {
     match dtype {
@@ -245,7 +246,7 @@ mod tests {
             ] {
                 let x = decoded(dtype, h.into());
                 assert!(x == expected || x.is_nan() && expected.is_nan(), "{h:#x}");
-                // Between this number and the next: the middle and beside it.
+                // Tests the middle between this number and the next, and the numbers beside it.
                 let next = decoded(dtype, u64::from(h) + 1);
                 for y in [
                     x,

@@ -45,9 +45,9 @@ impl Random {
         x
     }
 
-    /// Returns `n` bit patterns in runs of one kind each: any pattern, finite values, subnormals,
-    /// values of similar size, and values of similar size with a rare special value among them.
-    /// Values of similar size keep more than the largest of a block from becoming 0.
+    /// Returns `n` bit patterns in runs of one kind: any pattern, finite values, subnormals, values
+    /// of similar size, and such values with a rare special value. In values of similar size, more
+    /// than the largest of a block survives encoding.
     pub fn patterns(&mut self, n: usize) -> Vec<f32> {
         const SPECIAL: [f32; 6] = [
             f32::NAN,
@@ -60,7 +60,7 @@ impl Random {
         let mut x = Vec::with_capacity(n);
         while x.len() < n {
             let (kind, run) = (self.word() % 8, 1 + self.below(2000));
-            // Sizes from subnormal to infinite.
+            // Exponents from subnormal to infinite.
             let exponent = self.below(256) as u32;
             let spread = 1 << self.below(6);
             for _ in 0..run.min(n - x.len()) {

@@ -1,8 +1,6 @@
-//! The exact result of a collective, computed from all ranks' inputs: floats in f64, integers in 128
-//! bits.
+//! Computes the exact result of a collective from all ranks' inputs: floats in f64, integers in 128 bits.
 //!
-//! Results are computed and judged block by block, so that a rank checks 64 MiB without holding any
-//! rank's input.
+//! Works block by block, so that a rank can check a result of 64 MiB without storing any input.
 
 use super::bound::RawBound;
 use super::compare::Comparison;
@@ -10,15 +8,15 @@ use super::numbers;
 use crate::error::{Error, Result};
 use crate::types::{Collective, DType, Extent, ReduceOp, Scalar};
 
-/// Elements worked on at a time.
+/// Elements of a block.
 const BLOCK: usize = 4096;
 
-/// All ranks' inputs.
+/// The inputs of all ranks.
 pub trait Inputs {
     /// Returns the bytes of the input of `rank`.
     fn bytes(&self, rank: usize) -> usize;
 
-    /// Copies the input of `rank` from byte `at`, the start of an element, on.
+    /// Copies the input of `rank`, from byte `at` on, into `bytes`; an element begins at `at`.
     fn read(&self, rank: usize, at: usize, bytes: &mut [u8]);
 }
 
@@ -32,7 +30,7 @@ impl<T: AsRef<[Vec<u8>]>> Inputs for T {
     }
 }
 
-/// A collective over all ranks.
+/// A collective to compute.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Problem {
     /// Collective.
@@ -41,13 +39,13 @@ pub struct Problem {
     pub dtype: DType,
     /// Reduction.
     pub op: ReduceOp,
-    /// Each rank's own factor of a pre-multiplied sum; empty = that of `op` on every rank.
+    /// Factor of each rank in a pre-multiplied sum; if empty, every rank has the factor of `op`.
     pub factors: Vec<Scalar>,
-    /// Ranks.
+    /// Number of ranks.
     pub nranks: usize,
-    /// The call's count: see `Collective`.
+    /// Count of the call; [`Collective`] defines its meaning.
     pub count: usize,
-    /// Root; of a send/recv, the sender.
+    /// Root; for a send/recv, the sender.
     pub root: usize,
     /// Receiver of a send/recv.
     pub peer: usize,
@@ -56,26 +54,26 @@ pub struct Problem {
 /// The result of one rank, or a part of it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Expected {
-    /// Values, before they are rounded to elements; 64-bit integers to the nearest f64.
+    /// Values before rounding to elements; 64-bit integers become the nearest f64.
     pub values: Vec<f64>,
-    /// For computed floats the magnitude that an error is relative to: see [`RawBound::of`]. Else 0.
+    /// Magnitudes to which errors of computed floats are relative, see [`RawBound::of`]; 0 for other results.
     pub magnitudes: Vec<f64>,
-    /// The values as elements. Exact for integers and where nothing is computed; of a sum,
-    /// product or average of floats rounded once, which a real reduction need not reach.
+    /// Values as elements: exact for integers and copies; computed floats are rounded once, so a
+    /// real reduction may differ.
     pub bytes: Vec<u8>,
 }
 
-/// A run of `count` elements of a result, and its contributions.
+/// A run of `count` elements of a result, with its contributions.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Segment {
     /// Rank and first input element of each contribution.
     pub sources: Vec<(usize, usize)>,
-    /// Index, within the segment, of the element that was asked for.
+    /// Index of the requested element within the segment.
     pub at: usize,
 }
 
 impl Problem {
-    /// Makes a problem with op sum, root 0, and 0 sending to the last rank.
+    /// Creates a problem with sum, root 0, and for a send/recv rank 0 sending to the last rank.
     pub fn new(collective: Collective, dtype: DType, nranks: usize, count: usize) -> Problem {
         Problem {
             collective,
@@ -149,16 +147,16 @@ impl Problem {
         Segment { sources, at }
     }
 
-    /// Judges the `output` of `rank`.
+    /// Compares the `output` of `rank` with the exact result.
     ///
-    /// Moved data and integers must have the exact bytes; sums, products and averages
-    /// of floats lie within [`RawBound`]. Where the exact result is not finite, so is the output;
-    /// where a partial result may overflow, it may be. `extra` is what a lossy codec may add to
-    /// any element's error, 0 for none, infinity to count without judging.
+    /// Copies and integers must be equal bytes; sums, products and averages of floats must lie
+    /// within [`RawBound`]. Where the exact result is not finite, the output must not be finite;
+    /// where a partial result may overflow, it need not be. `extra` is the additional error that a
+    /// lossy codec may cause: 0 for none, infinity to count errors without judging them.
     ///
     /// # Errors
-    /// Invalid argument if the problem is impossible, an input too short, or the output not of
-    /// the right length.
+    /// Invalid argument if the problem is impossible, an input is too short, or the output has
+    /// another length.
     pub fn check(
         &self,
         inputs: &dyn Inputs,
@@ -200,7 +198,8 @@ impl Problem {
             } else if !computed && extra == 0.0 {
                 bytes[i * size..][..size] == work.bytes[i * size..][..size]
             } else if !expected.is_finite() {
-                // Which of the two infinities or NaN depends on the order of the sum.
+                // The order of the sum decides between the infinities and NaN, so any of them is
+                // right.
                 let same = actual == expected || actual.is_nan() && expected.is_nan();
                 let any = extra > 0.0 || work.magnitudes[i].is_infinite();
                 same || any && !actual.is_finite()
@@ -262,10 +261,10 @@ impl Problem {
     }
 }
 
-/// A block of a result, in memory that is reused.
+/// Scratch memory for one block of a result.
 struct BlockScratch {
     values: Vec<f64>,
-    /// Magnitude that a float's error is relative to: see [`RawBound::of`].
+    /// Magnitude to which an error is relative: see [`RawBound::of`].
     magnitudes: Vec<f64>,
     bytes: Vec<u8>,
     input: Vec<u8>,
@@ -323,7 +322,8 @@ impl BlockScratch {
         let numbers = &mut self.numbers[..n];
         numbers::values(problem.dtype, &self.input, numbers);
         if let Some(Scalar::Float(factor)) = problem.factor(from) {
-            // The factor is defined in the accumulator type.
+            // The factor is defined in the accumulator type, so f64 products are rounded to f32
+            // where that is the type.
             let narrow = problem.dtype.accumulator() == DType::F32;
             let factor = if narrow {
                 f64::from(factor as f32)
@@ -334,7 +334,8 @@ impl BlockScratch {
         }
         let (values, magnitudes) = (&mut self.values[..n], &mut self.magnitudes[..n]);
         if from == 0 {
-            // The neutral elements; of a maximum and minimum there is none, but any first will do.
+            // The sum starts at the neutral element; maximum and minimum start at the first
+            // contribution.
             match problem.op {
                 ReduceOp::Prod => (values.fill(1.0), magnitudes.fill(1.0)),
                 ReduceOp::Max | ReduceOp::Min => {
@@ -398,7 +399,7 @@ impl BlockScratch {
     }
 }
 
-/// Collects elements of a result that is only moved, from element `first` on.
+/// Copies elements of a result without arithmetic, from element `first` on.
 fn gather(problem: &Problem, inputs: &dyn Inputs, rank: usize, first: usize, bytes: &mut [u8]) {
     let size = problem.dtype.size();
     let mut done = 0;

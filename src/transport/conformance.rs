@@ -1,4 +1,5 @@
-//! Promises that every transport keeps, on ranks that are threads, and on ranks that are processes.
+//! Tests the contract of every transport, on ranks that are threads and on ranks that are
+//! processes.
 
 mod processes;
 mod references;
@@ -111,7 +112,7 @@ fn slow_receiver_holds_the_sender_back_and_loses_nothing() {
                     } else {
                         links.waiter.idle(9999, Duration::from_millis(10)).unwrap();
                         quiet += 1;
-                        // Socket buffers grow, so a full socket may take more a moment later.
+                        // Socket buffers grow, so a full socket may accept more a moment later.
                         let end = links.sends[1].as_mut().unwrap();
                         if end.zero_copy().is_some() && end.flushed().unwrap() {
                             quiet = 0;
@@ -142,7 +143,7 @@ fn slow_receiver_holds_the_sender_back_and_loses_nothing() {
     }
 }
 
-/// Each rank fills the buffers of all pairs and channels before it reads.
+/// Each rank fills the buffers of all pairs and channels before it receives.
 #[test]
 fn full_buffers_in_both_directions_do_not_deadlock() {
     const MESSAGES: u64 = 300;
@@ -181,7 +182,7 @@ fn full_buffers_in_both_directions_do_not_deadlock() {
                     }
                 }
                 quiet = if moved { 0 } else { quiet + 1 };
-                // No buffer takes more, so reading may begin.
+                // No buffer accepts more, so receiving may begin.
                 reading |= quiet > 50;
                 links.waiter.idle(quiet, Duration::from_millis(1)).unwrap();
                 assert!(Instant::now() < until, "{}: {sent:?} {seen:?}", kind.name());
@@ -233,7 +234,7 @@ fn wait_for_one_peer_moves_messages_to_another() {
     }
 }
 
-/// A rank may compute, or be stopped, for longer than a dead host may be silent.
+/// A rank may compute, or be stopped, for longer than the timeout for dead hosts.
 #[test]
 fn late_receiver_is_not_reported_as_dead() {
     World::new(2).run(&config(TransportKind::Tcp), |mut links, exchange| {
@@ -268,7 +269,7 @@ fn late_receiver_is_not_reported_as_dead() {
 
 #[test]
 fn message_wakes_a_sleeping_receiver() {
-    // A lost wake shows as a wait far beyond the time of the test.
+    // A lost wake-up would show as a wait far beyond the duration of the test.
     let long = Duration::from_secs(100);
     for kind in kinds() {
         World::new(2).run_crowded(&config(kind), |mut links, exchange| {
@@ -276,7 +277,8 @@ fn message_wakes_a_sleeping_receiver() {
             let start = Instant::now();
             for round in 0..200_u64 {
                 if me == 0 {
-                    // Each round finds the receiver at another point of falling asleep.
+                    // The delays vary, so that messages arrive at different points of the
+                    // receiver's way to sleep.
                     std::thread::sleep(Duration::from_micros(round * 3 % 100));
                     send(&mut links, peer, 0, header(0, round), |_| {});
                 }
@@ -309,7 +311,7 @@ fn free_slot_wakes_a_sleeping_sender() {
             let whole = links.slot_bytes;
             for seed in 0..200 {
                 if links.rank == 1 {
-                    // Some pauses are long enough for full slots and a sleeping sender.
+                    // Some pauses are long enough for the slots to fill and the sender to sleep.
                     std::thread::sleep(Duration::from_micros(seed % 8 * 100));
                     recv(&mut links, peer, 0, |end| check(end, whole, seed));
                     continue;
@@ -395,7 +397,8 @@ fn pairs_of_a_world_use_different_transports() {
 
 /// Tests a world whose hosts use RDMA, or TCP if `disabled`.
 fn different_pairs(disabled: bool) {
-    // Ranks 0 and 1 are threads of a process, 2 another process, 3 another host.
+    // Ranks 0 and 1 are threads of one process; rank 2 is another process; rank 3 is on another
+    // host.
     let world = World::with(&[(1, 1), (1, 1), (1, 2), (2, 3)]);
     let mut config = config(TransportKind::Tcp);
     (config.transport, config.ib_disable) = (None, disabled);

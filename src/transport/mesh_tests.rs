@@ -28,7 +28,7 @@ fn id(peer: usize, index: usize) -> SocketId {
     }
 }
 
-/// Opens `count` sockets, which rank 0 accepts from rank 1.
+/// Side that opens `count` sockets: rank 1 connects, rank 0 accepts.
 struct Side<'a> {
     peers: &'a [PeerInfo],
     fault: &'a Fault,
@@ -90,7 +90,7 @@ fn unauthenticated_connections_neither_join_nor_delay() {
     };
     let (at, to) = listener();
     let (other, _) = listener();
-    // Silent, garbage and closed connections before the ranks, more than there are places.
+    // More silent, garbage and closed connections than there are places arrive before the ranks.
     let mut crowd = Vec::new();
     for index in 0..120 {
         let mut stream = TcpStream::connect(to).unwrap();
@@ -137,7 +137,7 @@ fn missing_rank_is_named_at_the_deadline() {
     assert_eq!(error.kind(), ErrorKind::Timeout);
     assert!(error.message().contains("rank 1 (host here"), "{error}");
     assert!(error.message().contains("0 of 2 sockets"), "{error}");
-    // The listener is closed by now.
+    // The listener is closed by now, so connections are refused.
     let (at, _) = listener();
     let error = side.open(1, at, to).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Timeout);
@@ -184,7 +184,7 @@ fn raised_fault_ends_the_attempts() {
     });
 }
 
-/// A rank that is stopped between hello and proof beyond the timeout learns that its connection was
+/// A rank that is stopped between hello and proof for longer than the timeout finds its connection
 /// dropped, and connects again.
 #[test]
 fn connector_with_a_late_proof_connects_again() {
@@ -213,8 +213,8 @@ fn connector_with_a_late_proof_connects_again() {
             assert!(interest[0].revents != 0);
             handshake.advance(&config, &socket)
         };
-        // The hello waits in the kernel's queue. The acceptor's proof arrives unread, and behind it
-        // the end of the stream.
+        // The acceptor's queue still holds the hello. The connecting side finds the acceptor's
+        // proof, and behind it the end of the stream.
         assert_eq!(
             wait(true).unwrap(),
             HandshakeProgress::Pending { write: false }
@@ -237,7 +237,7 @@ fn connector_with_a_late_proof_connects_again() {
     });
 }
 
-/// Opens unauthenticated connections faster than they can be accepted.
+/// Opens unauthenticated connections faster than the acceptor can accept them.
 #[test]
 fn flood_of_unauthenticated_connections_displaces_no_rank() {
     use std::sync::atomic::{AtomicBool, Ordering};
@@ -256,7 +256,7 @@ fn flood_of_unauthenticated_connections_displaces_no_rank() {
         std::thread::scope(|scope| {
             for _ in 0..2 {
                 scope.spawn(|| {
-                    // Bounded by the descriptors that both ends of a test may hold.
+                    // The number is bounded by the descriptors that both ends of a test may hold.
                     let mut held = std::collections::VecDeque::new();
                     while !stop.load(Ordering::Relaxed) {
                         held.extend(TcpStream::connect(to));

@@ -1,4 +1,4 @@
-// Every collective at every size, type and operation, in and out of place.
+// Runs every collective at every size, type and operation, in and out of place.
 #pragma once
 
 #include <cstdio>
@@ -10,7 +10,8 @@
 
 namespace compare {
 
-// Elements of a call: of the message, or where ranks have blocks, of one block as far as all fit.
+// Elements of a message. For collectives with a block per rank, elements of a block, as long as all
+// blocks fit.
 constexpr size_t kSizes[] = {
     0,     1,     2,     3,     4,     5,     7,      8,      9,      15,     16,     17,     31,  33,
     63,    64,    65,    100,   127,   128,   129,    255,    257,    511,    513,    1000,   1023, 1025,
@@ -42,12 +43,12 @@ struct Case {
     size_t count;
     bool in_place;
     int root;
-    // Elements by which both buffers are moved off their alignment.
+    // Elements by which both buffers are shifted from their alignment.
     size_t shift;
 };
 
-// Elements of a rank's input and output, and where in the output an in-place input begins (or in
-// the input an in-place output).
+// Elements of a rank's input and output. For in-place calls: where in the output the input begins,
+// or where in the input the output begins.
 struct Shape {
     size_t input, output, input_in_output, output_in_input;
 };
@@ -69,7 +70,8 @@ inline Shape shape(const Case &c, int rank, int ranks) {
     return {};
 }
 
-// Whose input element is element `at` of a rank's output, where nothing is reduced.
+// Returns the rank and index of the input element that becomes element `at` of a rank's output, for
+// collectives without reduction.
 inline std::pair<int, size_t> origin(const Case &c, int rank, size_t at) {
     const size_t k = c.count, r = static_cast<size_t>(rank);
     switch (c.kind) {
@@ -103,7 +105,8 @@ class Checker {
         });
     }
 
-    // Runs a case on all ranks; their outputs, in order. Throws what is wrong.
+    // Runs a case on all ranks and returns their outputs in rank order. Throws a sentence if an
+    // output is wrong.
     std::vector<std::vector<unsigned char>> run(const Case &c) {
         if (reduces(c.kind) && !expected_)
             expected_ = std::make_unique<Expected>(*type_, op_, world_.size(), kLargest, seed_);
@@ -118,7 +121,7 @@ class Checker {
         Rank &mine = world_[rank];
         const size_t size = static_cast<size_t>(c.type->bytes);
         const Shape s = shape(c, rank, world_.size());
-        // In place, one of the two buffers holds the other.
+        // In place, the smaller buffer lies inside the larger buffer.
         const bool nested = c.in_place;
         DevicePtr input = mine.input + c.shift * size, output = mine.output + c.shift * size;
         if (nested && s.input > s.output) output = input + s.output_in_input * size;
@@ -160,7 +163,7 @@ class Checker {
         throw Failure(text);
     }
 
-    // The element of the whole result that is element `at` of the output of `rank`.
+    // Returns the index in the whole result of element `at` of the output of `rank`.
     static size_t place(const Case &c, int rank, size_t at) {
         return c.kind == Kind::ReduceScatter ? static_cast<size_t>(rank) * c.count + at : at;
     }
@@ -222,7 +225,7 @@ class Checker {
             case Kind::AllGather: result = nccl.AllGather(from, to, c.count, type, mine.comm, stream); break;
             case Kind::Broadcast: result = nccl.Broadcast(from, to, c.count, type, c.root, mine.comm, stream); break;
             case Kind::Bcast:
-                // Always in place: the root's data must be where all find theirs.
+                // ncclBcast is always in place, so the root's data must lie in the common buffer.
                 if (rank == c.root && !c.in_place)
                     world_.cuda().copy(output, input, c.count * static_cast<size_t>(c.type->bytes), mine.stream);
                 result = nccl.Bcast(to, c.count, type, c.root, mine.comm, stream);

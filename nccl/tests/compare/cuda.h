@@ -1,5 +1,5 @@
-// The CUDA driver, opened at run time: neither headers nor libraries of CUDA are needed to build. Or
-// host memory in its place, on which cinch's library runs with CINCH_DEVICE=host.
+// The CUDA driver, opened at run time, so that building needs neither headers nor libraries of CUDA. With
+// `host`, host memory takes its place, on which cinch runs with CINCH_DEVICE=host.
 #pragma once
 
 #include <dlfcn.h>
@@ -35,17 +35,17 @@ constexpr unsigned kNonBlocking = 1;
 constexpr int kCaptureThreadLocal = 1;
 constexpr int kComputeMajor = 75;
 
-// How long a stream may take: far more than any call here, far less than for ever.
+// Limit of a wait for a stream: far longer than any call here takes.
 constexpr auto kPatience = std::chrono::seconds(60);
 
 class Cuda {
   public:
-    // `host`: memory is the host's, and streams are NULL.
+    // With `host`, memory is host memory and streams are NULL.
     explicit Cuda(bool host) : host_(host) {}
 
     bool is_host() const { return host_; }
 
-    // False where there is no driver or no GPU.
+    // Returns false without a driver or without a GPU.
     bool open() {
         if (host_) return true;
         handle_ = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
@@ -121,8 +121,8 @@ class Cuda {
         else if (bytes) check("cuMemcpyHtoDAsync", to_device_(to, from, bytes, stream));
     }
 
-    // Waits first: a copy to memory that is not pinned blocks this thread inside the driver, where
-    // it might keep out the rank that the stream waits for.
+    // Waits before it copies: a copy to pageable memory blocks this thread inside the driver, where
+    // it could block the rank for which the stream waits.
     void to_host(void *to, DevicePtr from, size_t bytes, Stream stream) const {
         wait(stream);
         if (host_) std::memcpy(to, reinterpret_cast<void *>(from), bytes);
@@ -139,7 +139,7 @@ class Cuda {
         else if (bytes) check("cuMemsetD8Async", fill_(at, value, bytes, stream));
     }
 
-    // Waits for a stream, and gives up when it cannot end any more.
+    // Waits for a stream; throws after kPatience.
     void wait(Stream stream) const {
         if (host_) return;
         const auto end = std::chrono::steady_clock::now() + kPatience;

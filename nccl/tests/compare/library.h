@@ -1,4 +1,4 @@
-// A libnccl, opened by its path: several may be in one process.
+// A libnccl, opened by its path. A process may open several.
 #pragma once
 
 #include <dlfcn.h>
@@ -10,7 +10,7 @@
 
 namespace compare {
 
-// Every function that is used, by its name without the prefix.
+// Every function that the checks use, by its name without the prefix `nccl`.
 #define COMPARE_FUNCTIONS(with)                                                               \
     with(GetVersion) with(GetUniqueId) with(GetErrorString) with(GetLastError)                \
     with(CommInitRank) with(CommInitAll) with(CommFinalize) with(CommDestroy) with(CommAbort) \
@@ -24,7 +24,7 @@ namespace compare {
 class Library {
   public:
     Library(std::string path, bool is_ours) : path_(std::move(path)), is_ours_(is_ours) {
-        // Local, so that the names of two libraries do not meet.
+        // RTLD_LOCAL keeps the symbols of two libraries apart.
         handle_ = dlopen(path_.c_str(), RTLD_NOW | RTLD_LOCAL);
         if (!handle_) throw Failure(path_ + ": " + dlerror());
 #define COMPARE_FIND(name)                                                            \

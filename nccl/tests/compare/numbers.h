@@ -1,5 +1,5 @@
-// Types, seeded data, and results computed on the host: integers bit for bit, floats in extended
-// precision with the bound within which any order of rounding stays.
+// Element types, seeded data, and results computed on the host. Integers are compared bit for bit;
+// floats are computed in extended precision, with a bound that holds for any order of rounding.
 #pragma once
 
 #include <nccl.h>
@@ -19,14 +19,14 @@ struct Type {
     int bytes;
     bool is_float;
     bool is_signed;
-    // Bits of exponent and mantissa, for floats.
+    // Bits of the exponent and of the mantissa, for floats.
     int exponent;
     int mantissa;
 
     int bias() const { return (1 << (exponent - 1)) - 1; }
-    // Relative error of one rounding.
+    // Returns the relative error of one rounding.
     long double unit() const { return std::ldexp(1.0L, -mantissa - 1); }
-    // The smallest number above 0.
+    // Returns the smallest positive number.
     long double smallest() const { return std::ldexp(1.0L, 1 - bias() - mantissa); }
 };
 
@@ -68,8 +68,8 @@ inline uint64_t mix(uint64_t x) {
     return x ^ (x >> 31);
 }
 
-// Element `at` of `rank`, as bits. Floats lie in 1/8 to 1; for products in 1 to 1.5, so that they
-// neither overflow nor vanish in 8 bits.
+// Returns element `at` of `rank`, as bits. Floats lie between 1/8 and 1; for products between 1 and
+// 1.5, so that 8-bit products neither overflow nor vanish.
 inline uint64_t element(const Type &type, Op op, int rank, size_t at, uint64_t seed) {
     const uint64_t word = mix(seed ^ mix(at * 64 + static_cast<uint64_t>(rank)));
     if (!type.is_float) return type.bytes == 8 ? word : word & ((1ull << (8 * type.bytes)) - 1);
@@ -103,7 +103,7 @@ inline long double decode(const Type &type, uint64_t bits) {
     return negative ? -value : value;
 }
 
-// The scalar of a rank: a power of two for floats, which every type has.
+// Returns a rank's scalar; for floats it is a power of two, which every type represents.
 inline uint64_t scalar(const Type &type, int rank) {
     if (!type.is_float) return static_cast<uint64_t>(rank) + 2;
     return (static_cast<uint64_t>(type.bias()) - static_cast<uint64_t>(rank % 3)) << type.mantissa;
@@ -120,7 +120,7 @@ inline uint64_t load(const Type &type, const unsigned char *from) {
     return bits;
 }
 
-// Expected result of a reduction of the elements `0..count` of `ranks` ranks.
+// Expected result of a reduction of `count` elements over `ranks` ranks.
 class Expected {
   public:
     Expected(const Type &type, Op op, int ranks, size_t count, uint64_t seed)
@@ -137,7 +137,7 @@ class Expected {
         }
     }
 
-    // Whether `found` is right for element `at`.
+    // Returns whether `found` is within the bound of element `at`.
     bool admits(size_t at, uint64_t found) const {
         if (exact_) return found == bits_[at];
         const long double off = std::fabs(decode(type_, found) - values_[at]);
@@ -146,10 +146,11 @@ class Expected {
 
     bool is_exact() const { return exact_; }
 
-    // Limit of the root mean square of all errors, relative to that of the exact results. In 8 bits the
-    // bounds of single errors exceed the result itself. But rounding errors partly cancel: simulated, up to 8 ranks are off by 0.08 in float8e4m3 and
-    // 0.16 in float8e5m2, in a ring, in a tree, and with 1/n applied before or after; from there on it
-    // grows with the root of the ranks. Zeros are off by 1, a sum without one rank by 1/sqrt(ranks).
+    // Returns the limit of the root mean square of all errors, relative to that of the exact results. For
+    // 8-bit floats the bounds of single errors exceed the results themselves, but rounding errors partly
+    // cancel. In simulations of up to 8 ranks the error is at most 0.08 in float8e4m3 and 0.16 in float8e5m2:
+    // in a ring, in a tree, and with 1/n applied before or after. Beyond 8 ranks it grows with the root of
+    // the ranks. A result of zeros would be off by 1, a sum that lacks one rank by 1/sqrt(ranks).
     long double most_off() const {
         if (exact_ || type_.bytes > 1) return std::numeric_limits<long double>::infinity();
         return 2 * type_.unit() * std::sqrt(std::max(1.0L, ranks_ / 8.0L));
@@ -192,8 +193,8 @@ class Expected {
         return result;
     }
 
-    // Every rank's contribution is rounded at most once by its scalar or by 1/n, and every partial
-    // result once, each relative to what it is at most.
+    // Each contribution is rounded at most once by its scalar or by 1/n, and each partial result
+    // once. Every rounding error is relative to the largest possible magnitude.
     void real(Op op, int ranks, size_t at, uint64_t seed) {
         long double sum = 0, magnitude = 0, product = 1;
         for (int rank = 0; rank < ranks; rank++) {
@@ -207,7 +208,8 @@ class Expected {
         const bool multiplies = op == Op::Prod;
         values_[at] = multiplies ? product : sum;
         const long double size = multiplies ? std::fabs(product) : magnitude;
-        // (1+u)^k - 1 for k roundings: products of 8-bit types are beyond the linear bound.
+        // k roundings give (1+u)^k - 1; for products of 8-bit types the linear bound k u is too
+        // small.
         const long double growth = std::pow(1 + type_.unit(), ranks + 2.0L) - 1;
         bounds_[at] = growth * size + (ranks + 2) * type_.smallest();
     }

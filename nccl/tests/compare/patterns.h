@@ -1,11 +1,11 @@
-// Messages, groups, one thread for all ranks, graphs.
+// Checks messages, groups, one thread for all ranks, and graphs.
 #pragma once
 
 #include "collectives.h"
 
 namespace compare {
 
-// A message of a pattern; those of one pair are in order.
+// A message of a pattern. Messages of one pair arrive in order.
 struct Message {
     int from, to;
     size_t count;
@@ -17,7 +17,8 @@ inline std::vector<Message> ring(int ranks, size_t count) {
     return all;
 }
 
-// Everybody to everybody, itself too, each pair another size, some of them nothing.
+// Every rank sends to every rank, itself included, with a different size per pair; some sizes are
+// 0.
 inline std::vector<Message> uneven(int ranks, size_t count) {
     std::vector<Message> all;
     for (int from = 0; from < ranks; from++)
@@ -100,7 +101,7 @@ inline void run_messages(World &world, const std::vector<Message> &messages, uin
     });
 }
 
-// Int32 sums of which every rank knows the result: rank r's element `at` is at + r * factor.
+// Fills int32 inputs whose sums every rank can compute: rank r's element `at` is at + r * factor.
 inline void fill_sum(World &world, int rank, DevicePtr at, size_t count, int factor) {
     std::vector<int32_t> data(count);
     for (size_t i = 0; i < count; i++) data[i] = static_cast<int32_t>(i) + rank * factor;
@@ -121,7 +122,7 @@ inline void check_sum(World &world, int rank, DevicePtr at, size_t count, int fa
     }
 }
 
-// Nested groups with several collectives, each rank a thread.
+// Runs nested groups of several collectives, each rank on a thread.
 inline void run_groups(World &world) {
     constexpr size_t count = 1000, calls = 5;
     world.run([&](int rank) {
@@ -145,7 +146,7 @@ inline void run_groups(World &world) {
     });
 }
 
-// All ranks from one thread, which needs a group around their calls.
+// Runs all ranks from one thread, which needs a group around their calls.
 inline void run_from_one_thread(World &world) {
     constexpr size_t count = 100003;
     world.run([&](int rank) { fill_sum(world, rank, world[rank].input, count, 3); });
@@ -166,7 +167,7 @@ inline void run_from_one_thread(World &world) {
     world.run([&](int rank) { check_sum(world, rank, world[rank].output, count, 3); });
 }
 
-// Three sums in a graph, replayed with other data each time.
+// Replays a graph of three sums with new data for each replay.
 inline void run_graph(World &world) {
     constexpr size_t counts[] = {7, 4096, 200003};
     constexpr size_t places[] = {0, 64, 32768};
@@ -183,7 +184,8 @@ inline void run_graph(World &world) {
                                           ncclInt32, ncclSum, mine.comm, stream_of(mine)),
                            mine.comm);
         };
-        // The reference connects at its first call of a kind, which it cannot do in a capture.
+        // The reference connects at its first call of each kind, which it cannot do during a
+        // capture.
         sums();
         world.cuda().begin_capture(mine.stream);
         sums();

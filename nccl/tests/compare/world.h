@@ -1,4 +1,4 @@
-// The ranks of one communicator of one library: a thread, a stream and buffers for each.
+// The ranks of one communicator of one library, each with a thread, a stream and buffers.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 
 namespace compare {
 
-// Threads that do the same thing together, each as one rank.
+// Threads that run one function together, each as one rank.
 class Team {
   public:
     explicit Team(int ranks) : failures_(static_cast<size_t>(ranks)) {
@@ -33,7 +33,7 @@ class Team {
 
     int ranks() const { return static_cast<int>(failures_.size()); }
 
-    // Runs `job` as every rank, and returns when all have ended. Throws the first rank's failure.
+    // Runs `job` on every rank, and returns when all have ended. Throws the first rank's failure.
     void run(const std::function<void(int)> &job) {
         std::unique_lock<std::mutex> lock(mutex_);
         std::fill(failures_.begin(), failures_.end(), std::string());
@@ -79,7 +79,7 @@ class Team {
     std::vector<std::thread> threads_;
 };
 
-// Bytes behind every output that nothing may write.
+// Bytes behind every output that no call may write.
 constexpr size_t kGuard = 256;
 constexpr unsigned char kPoison = 0xa5;
 
@@ -94,7 +94,8 @@ struct Rank {
 
 class World {
   public:
-    // `bytes`: the largest buffer. `one_thread`: all communicators come from ncclCommInitAll.
+    // `bytes` is the size of the largest buffer. With `one_thread`, all communicators come from
+    // ncclCommInitAll.
     World(const Cuda &cuda, const Library &library, int ranks, size_t bytes, bool one_thread)
         : cuda_(cuda), library_(library), team_(ranks), ranks_(static_cast<size_t>(ranks)) {
         ncclUniqueId id;
@@ -122,7 +123,7 @@ class World {
         });
     }
 
-    // Ends the communicators in good order; throws if one does not.
+    // Ends the communicators in order; throws if one of them fails.
     void finish() {
         team_.run([&](int rank) {
             Rank &mine = (*this)[rank];
@@ -147,7 +148,7 @@ class World {
                     if (at) cuda_.release(at);
             });
         } catch (const std::exception &) {
-            // The first failure is the one to report.
+            // Only the first failure is reported.
         }
     }
 

@@ -1,4 +1,4 @@
-//! Tests of whole arrays: published bytes, wrong counts, and any length.
+//! Tests whole arrays: published bytes, wrong counts, and arrays of any length.
 
 use super::*;
 use crate::cpu::{self, STRANGE};
@@ -55,7 +55,7 @@ fn bitpack_equals_the_published_bytes() {
             [0x9d, 0x3f, 0x49, 0xc0]
         );
         assert_eq!(published("trunc8", isa, &[1.23]), [0x3f]);
-        // Bits are taken unchanged: a NaN may decode to infinity.
+        // trunc16 keeps bits unchanged, so this NaN decodes to infinity.
         assert_eq!(published("trunc16", isa, &[faint]), [0x80, 0x7f]);
         let codec = stand_alone("trunc8", Layout::Published, isa);
         let mut y = [0.0; 2];
@@ -64,7 +64,7 @@ fn bitpack_equals_the_published_bytes() {
     }
 }
 
-/// Every instruction set gives the same bytes for every length, and writes nothing behind them.
+/// Every instruction set gives equal bytes for every length, and writes nothing beyond the array.
 #[test]
 fn array_of_any_length_has_the_bytes_of_the_scalar_form() {
     for text in [

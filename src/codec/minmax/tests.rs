@@ -1,4 +1,4 @@
-//! Tests of minmax: golden vectors of compression.md 1.6, ends of ranges, and stochastic rounding.
+//! Tests minmax: golden vectors of compression.md 1.6, ends of ranges, and stochastic rounding.
 
 use super::super::{Codec, RoundingRandom, Span, build};
 use crate::cpu::Isa;
@@ -78,7 +78,7 @@ fn ends_of_any_range_decode_to_themselves() {
     }
 }
 
-/// Means of many draws lie within four standard errors of what was encoded.
+/// The mean of many stochastic encodes lies within four standard errors of the element.
 #[test]
 fn mean_of_drawn_codes_is_unbiased() {
     const DRAWS: u64 = 20_000;

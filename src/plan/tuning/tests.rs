@@ -62,12 +62,13 @@ fn choices_are_by_size() {
         let line = choice.line.unwrap();
         (line.number, (line.seconds * 1e9).round())
     };
-    // Times are linear in the logarithms of size and time.
+    // Between two entries, log(time) is linear in log(size).
     assert_eq!(at(8), (10, 3000.0));
     assert_eq!(at((8.0 * 65536f64).sqrt() as usize).0, 10);
     assert!((at(724).1 - (3000.0 * 6000f64).sqrt()).abs() < 2.0);
     assert_eq!((at(65535).0, at(65536)), (10, (11, 6000.0)));
-    // Smaller sizes take the first time; beyond the last size the time grows with the bytes.
+    // Sizes below the first entry take its time; beyond the last entry the time grows with the
+    // bytes.
     assert_eq!((at(1), at(4 << 20)), ((10, 3000.0), (11, 48000.0)));
     assert_eq!((at(5 << 20).1, at(1 << 26).1), (60000.0, 768_000.0));
     let far = table.choice(Collective::AllReduce, raw(4), 1 << 27);
@@ -77,7 +78,7 @@ fn choices_are_by_size() {
         choice.line.map(|line| line.number)
     };
     assert_eq!(line(Collective::AllReduce, raw(4)), Some(10));
-    // Raw calls may use lines of another element size; coded calls may not.
+    // A raw call may take lines of another element size; a coded call may not.
     assert_eq!(line(Collective::AllGather, raw(2)), Some(13));
     assert_eq!(line(Collective::AllReduce, raw(2)), Some(10));
     assert_eq!(line(Collective::Broadcast, raw(4)), None);
@@ -150,8 +151,8 @@ fn smaller_sizes_that_are_left_to_the_model_have_no_choice() {
     }
 }
 
-/// Sizes left to the model do not take the lines of larger sizes: over 8 H200 these would take more than
-/// twice the time of fused kernels.
+/// A size left to the model does not take the line of the next larger size. On 8 H200 that line would take
+/// more than twice the time of a fused kernel.
 #[test]
 fn small_calls_of_eight_are_not_led_by_lines_of_large_ones() {
     let site = site("NVIDIA H200", 8);
@@ -300,18 +301,19 @@ fn plans_are_those_of_the_table() {
     let seconds = planner.predict(&all_reduce(65536, "raw")).unwrap();
     assert!((seconds - 6e-6).abs() < 1e-9, "{seconds}");
     let mut least = 0.0f64;
-    // Only sizes that the table serves: the model does not know these GPUs.
+    // The table serves these sizes; the model has no figures for the simulated GPUs.
     let sizes = std::iter::successors(Some(8), |size| Some(size + size / 4));
     for size in sizes.take_while(|&size| size <= 64 << 20) {
         let seconds = planner.predict(&all_reduce(size, "raw")).unwrap();
         assert!(seconds >= 0.95 * least, "{size}: {seconds} after {least}");
         least = least.max(seconds);
     }
-    // A measured codec runs at the sizes at which it is faster than raw.
+    // `auto:` runs a measured codec at the sizes at which it is faster than raw.
     let auto = |bytes| all_reduce(bytes, "auto:linear8");
     assert!(planner.plan(&auto(4 << 20)).unwrap().specs.is_lossy());
     assert!(!planner.plan(&auto(1 << 10)).unwrap().specs.is_lossy());
-    // For a coded call of an unmeasured element size the model decides; a raw call takes the line of f32.
+    // A coded call of an element size that was not measured takes the model's time; a raw call takes the line
+    // of f32.
     let model = Planner::new(limits(4, 132), 0, Isa::Scalar);
     let halves = |codec| Request {
         dtype: DType::BF16,
@@ -324,8 +326,8 @@ fn plans_are_those_of_the_table() {
     assert_eq!(planner.predict(&raw).unwrap(), of_f32);
 }
 
-/// Beyond its last size, the time of a table grows with the bytes. A constant time would seem cheaper than
-/// the model's prediction with a codec, which then would never run.
+/// Beyond the last line, the time of a raw call grows with the bytes. A constant time would seem cheaper than
+/// the model's prediction with a codec, so that the codec would never run.
 #[test]
 fn a_codec_that_pays_at_the_last_size_pays_beyond_it() {
     let without_codecs: String = TEXT

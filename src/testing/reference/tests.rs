@@ -11,7 +11,7 @@ fn f32_bytes(numbers: &[f32]) -> Vec<u8> {
     numbers.iter().flat_map(|x| x.to_le_bytes()).collect()
 }
 
-/// Three ranks, two elements a block, by hand.
+/// Expected results for three ranks and blocks of two elements, written by hand.
 #[test]
 fn every_collective_puts_blocks_where_they_belong() {
     let small = [[1, 2], [30, 40], [500, 600]]
@@ -25,7 +25,8 @@ fn every_collective_puts_blocks_where_they_belong() {
     let large = large.map(|x| i32_bytes(&x)).to_vec();
     let all: &[i32] = &[1, 2, 30, 40, 500, 600];
     let none: &[i32] = &[];
-    // With root 1, which sends to rank 2 of a send/recv.
+    // A collective, its inputs, and the result of each rank. The root is 1, which sends to rank 2
+    // in a send/recv.
     type Case<'a> = (Collective, &'a Vec<Vec<u8>>, [&'a [i32]; 3]);
     let cases: [Case; 9] = [
         (Collective::AllReduce, &small, [&[531, 642]; 3]),
@@ -160,7 +161,7 @@ fn a_raw_ring_lies_within_the_bound_and_damage_does_not() {
                 let what = format!("{op} of {dtype} {pattern:?} x {nranks}: {found:?}");
                 assert_eq!((found.elements, found.wrong), (5000, 0), "{what}");
                 assert_eq!(problem.check(&data, 0, &output, 0.0).unwrap(), found);
-                // NaN where nothing overflows, or an integer off by one.
+                // The damage is a NaN where nothing overflows, or an integer off by one.
                 let overflows = dtype.size() == 1 || op == ReduceOp::Prod;
                 let last = &mut output[4999 * dtype.size()..];
                 if !dtype.is_float() {
@@ -218,7 +219,7 @@ fn the_bound_is_near_the_error() {
     let found = problem.check(&data, 0, &f32_bytes(&off), 0.0).unwrap();
     assert!(found.wrong > 1900, "{found:?}");
     assert!((found.rms_rel_err() / 1e-4 - 1.0).abs() < 0.01, "{found:?}");
-    // The extra bound, for the error of a codec, allows it.
+    // An extra bound as large as the error accepts the output.
     let extra = found.max_abs_err;
     assert_eq!(
         problem

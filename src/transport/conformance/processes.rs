@@ -1,4 +1,4 @@
-//! Ranks that are processes: forked, joined by a socket pair, and sometimes killed.
+//! Tests with ranks that are processes: forked, joined by a socket pair, and sometimes killed.
 
 use super::world::{PATIENCE, World, config, connect, kinds, recv, send, wait};
 use super::{check, fill, header};
@@ -15,22 +15,22 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-/// Runs `body` in a child with one thread; a panic is the child's failure. The child keeps no descriptor but
-/// `keep`, because a copy of another test's socket would keep that socket open.
+/// Runs `body` in a forked child with one thread; a panic makes the child fail. The child closes every
+/// descriptor except `keep`, because a copy of another test's socket would keep that socket open.
 fn child(keep: Option<RawFd>, body: impl FnOnce()) -> Pid {
-    // SAFETY: the child runs on this thread only, allocates through an allocator that survives
-    // forks, and leaves by `_exit`, so nothing of the test harness runs twice.
+    // SAFETY: the child runs on this thread only, uses an allocator that survives forks, and leaves
+    // by `_exit`, so nothing of the test harness runs twice.
     match unsafe { fork() }.unwrap() {
         ForkResult::Parent { child } => child,
         ForkResult::Child => {
             let keep = keep.map_or(2, |fd| fd as libc::c_uint);
-            // SAFETY: the other threads, whose descriptors these are, do not exist here.
+            // SAFETY: the threads that own these descriptors do not exist in the child.
             unsafe {
                 libc::close_range(3, keep.max(3) - 1, 0);
                 libc::close_range(keep + 1, libc::c_uint::MAX, 0);
             }
             let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
-            // SAFETY: ends the process.
+            // SAFETY: `_exit` ends the process without running destructors.
             unsafe { libc::_exit(i32::from(done.is_err())) }
         }
     }
@@ -40,7 +40,7 @@ fn ended_well(child: Pid) {
     assert_eq!(waitpid(child, None).unwrap(), WaitStatus::Exited(child, 0));
 }
 
-/// Two processes.
+/// One process of two, with its end of a socket pair.
 #[derive(Debug)]
 struct Pair {
     rank: usize,
@@ -170,7 +170,7 @@ fn shm_names() -> Vec<std::ffi::OsString> {
 #[test]
 fn killed_process_is_detected_and_leaves_nothing() {
     for kind in between_processes() {
-        // The child has no descriptors but those of this test.
+        // The child keeps no descriptor of other tests.
         let survivor = child(None, move || {
             let (one, two) = Pair::new();
             let victim = child(Some(two.stream.as_raw_fd()), move || {
@@ -213,10 +213,10 @@ fn killed_process_is_detected_and_leaves_nothing() {
     }
 }
 
-/// Sets the state of the loopback interface of this network namespace.
+/// Brings the loopback interface of this network namespace up or down.
 fn loopback(up: bool) -> std::io::Result<()> {
     let socket = std::net::UdpSocket::bind("0.0.0.0:0")?;
-    // SAFETY: `request` is plain data, valid as zero, that lives through the calls.
+    // SAFETY: `request` is plain data for which zeros are valid, and outlives both calls.
     unsafe {
         let mut request: libc::ifreq = std::mem::zeroed();
         request.ifr_name[0] = b'l' as libc::c_char;
@@ -233,7 +233,7 @@ fn loopback(up: bool) -> std::io::Result<()> {
 fn cut_link_is_an_error_that_names_the_peer() {
     for sends in [true, false] {
         ended_well(child(None, move || {
-            // SAFETY: one thread; the namespaces end with this process.
+            // SAFETY: the child has one thread; the namespaces end with the child.
             let apart = unsafe { libc::unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNET) };
             if apart != 0 || loopback(true).is_err() {
                 println!("skipped: no network namespace of our own can be made here");
@@ -288,7 +288,7 @@ fn holdings() -> (usize, usize, usize, usize) {
 fn drop_leaves_nothing() {
     for kind in kinds() {
         ended_well(child(None, move || {
-            // SAFETY: no other thread allocates yet. More arenas would reserve address space at will and hide a
+            // SAFETY: no other thread allocates yet. More arenas would reserve address space and could hide a
             // leak.
             unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
             let mut config = config(kind);
@@ -301,20 +301,20 @@ fn drop_leaves_nothing() {
                     exchange.barrier().unwrap();
                 });
             };
-            // The first cycles fill caches of the runtime: stacks, arenas.
+            // The first cycles fill caches of the runtime, such as stacks and arenas.
             (0..4).for_each(|_| cycle());
             let mut before = holdings();
-            // This thread is the only one of the child.
+            // The child has this thread only, whatever the parent's count.
             before.1 = 1;
             (0..12).for_each(|_| cycle());
-            // The kernel ends the threads of the test a little after they are joined.
+            // The kernel removes threads a little after they are joined.
             let until = Instant::now() + PATIENCE;
             while holdings().1 > before.1 && Instant::now() < until {
                 std::thread::yield_now();
             }
             let after = holdings();
             assert_eq!((after.0, after.1, after.2), (before.0, before.1, before.2));
-            // A leak of a region per cycle comes to 12 * 24 MiB, a leak of a FIFO to 12 * 4 MiB.
+            // Leaking a region in each cycle would add 12 * 24 MiB; leaking a FIFO, 12 * 4 MiB.
             assert!(after.3 < before.3 + (24 << 10), "{before:?} {after:?}");
         }));
     }

@@ -1,11 +1,12 @@
-//! Zero-copy messages, on transports that have them; through slots on others. Both arrive alike.
+//! Tests zero-copy messages, and messages through slots on transports without zero-copy ends.
 
 use super::world::{World, config, kinds, wait};
 use super::{byte, check, header, sizes};
 use crate::transport::{Header, Links};
 use crate::types::TransportKind;
 
-/// Sends one message, from memory of the test if `lent` and the transport has zero-copy ends.
+/// Sends one message: from memory of the test if `lent` is set and the transport has zero-copy
+/// ends, else through a slot.
 fn send(links: &mut Links, to: usize, channel: usize, message: (usize, u64), lent: bool) {
     let (bytes, seed) = message;
     let index = channel * links.nranks + to;
@@ -27,7 +28,8 @@ fn send(links: &mut Links, to: usize, channel: usize, message: (usize, u64), len
     });
 }
 
-/// Receives one message, into memory of the test if `lent` and the transport has zero-copy ends.
+/// Receives one message: into memory of the test if `lent` is set and the transport has zero-copy
+/// ends, else through a slot.
 fn recv(links: &mut Links, from: usize, channel: usize, message: (usize, u64), lent: bool) {
     let (bytes, seed) = message;
     let index = channel * links.nranks + from;
@@ -69,7 +71,8 @@ fn zero_copy_and_slots_combine_on_both_sides() {
                 let (peer, slot_bytes) = (1 - links.rank, links.slot_bytes);
                 for channel in 0..links.channels {
                     for (seed, bytes) in sizes(slot_bytes).enumerate() {
-                        // All combinations of the two sides, in both orders of neighbours.
+                        // Covers all combinations of zero-copy and slots on both sides, in both
+                        // orders.
                         let (out, back) = (seed % 4, seed % 7 % 4);
                         let (first, second) = match links.rank {
                             0 => (out, back),
@@ -135,7 +138,7 @@ fn late_receiver_holds_a_zero_copy_message_back() {
         let payload = |seed| -> Vec<u8> { (0..bytes).map(|at| byte(seed, at)).collect() };
         let mut sent = 0;
         let end = links.sends[1].as_mut().unwrap().zero_copy().unwrap();
-        // The receiver does not poll, so it does not even fill its slots.
+        // The receiver does not poll, so not even its slots fill.
         while end.send_from(header(bytes, sent), &payload(sent)).unwrap() {
             sent += 1;
             assert!(sent < MESSAGES, "sockets hold everything");

@@ -1,4 +1,4 @@
-//! Ranks that are threads, and an exchange between them.
+//! A world of ranks that are threads, and their out-of-band exchange.
 
 use crate::bootstrap::{OutOfBand, PeerInfo};
 use crate::config::Config;
@@ -58,7 +58,7 @@ pub(crate) fn recv(
     end.release();
 }
 
-/// Waits as an engine does.
+/// Waits until `done` returns true, as the host engine does.
 pub(crate) fn wait(links: &mut Links, mut done: impl FnMut(&mut Links) -> bool) {
     let mut scans = 0;
     let mut until = None;
@@ -100,7 +100,7 @@ pub(crate) fn kinds() -> Vec<TransportKind> {
 }
 
 impl World {
-    /// Creates ranks that are threads of one process.
+    /// Creates ranks that are threads of one process on one host.
     pub fn new(nranks: usize) -> Arc<World> {
         World::with(&vec![(1, 1); nranks])
     }
@@ -155,7 +155,7 @@ impl World {
         self.run_each(&vec![config.clone(); self.peers.len()], body);
     }
 
-    /// Runs `body` with all ranks on one core, so that ranks sleep and must be woken; see [`World::run`].
+    /// Runs `body` with all ranks on one core, so that ranks sleep and need wake-ups; see [`World::run`].
     pub fn run_crowded(
         self: &Arc<World>,
         config: &Config,

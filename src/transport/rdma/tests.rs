@@ -1,4 +1,4 @@
-//! Failures of RDMA devices and ports, which the conformance suite does not cover.
+//! Tests failures of RDMA devices and ports, which the conformance suite does not cover.
 
 use super::super::conformance::world::{World, config, recv, send, wait};
 use crate::config::Config;
@@ -50,7 +50,7 @@ fn two() -> Vec<FakeDevice> {
     vec![FakeDevice::roce("r0", 1), FakeDevice::roce("r1", 2)]
 }
 
-/// Returns the error of every rank of a world that cannot connect.
+/// Returns the error of each rank of a world that cannot connect.
 fn refusals(devices: Vec<FakeDevice>, spoil: impl FnOnce(&Fabric), config: &Config) -> Vec<String> {
     let (world, fabric) = world(devices);
     spoil(&fabric);
@@ -192,7 +192,7 @@ fn dead_peer_is_named_by_its_sender_and_its_receiver() {
             ] {
                 assert!(error.message().contains(part), "{error}");
             }
-            // The device alone decides how long it waits for an answer.
+            // The device's own timeout, not the caller's, ends the wait for an acknowledgement.
             assert!(start.elapsed() < Duration::from_secs(10));
         });
     }
@@ -234,7 +234,7 @@ fn port_that_goes_down_is_named() {
         exchange.barrier().unwrap();
         if links.rank == 0 {
             fabric.port(0, false);
-            // The event ends the sleep.
+            // The device's event ends the sleep.
             for scans in 9000..9004 {
                 links.waiter.idle(scans, Duration::from_millis(20)).unwrap();
             }
@@ -325,7 +325,8 @@ fn failed_registration_is_an_error_with_the_limit() {
 #[test]
 fn unreachable_ports_fall_back_to_tcp() {
     let unreachable = |fabric: &Fabric| {
-        // The failure follows the first step of all queue pairs: 2 ranks, 2 channels.
+        // The injected failure is in the second transition of the queue pairs: the first has 2
+        // ranks * 2 channels calls.
         fabric.fail("modify_qp", 4, 1, libc::ENETUNREACH);
     };
     for message in refusals(two(), unreachable, &rdma()) {

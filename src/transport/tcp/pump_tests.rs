@@ -53,7 +53,7 @@ fn frames_cut_anywhere_arrive_in_slots() {
     }
 }
 
-/// The start of a message may be in its slot before the first zero-copy call.
+/// The beginning of a message may lie in its slot before the first zero-copy call.
 #[test]
 fn frames_cut_anywhere_arrive_in_the_callers_memory() {
     let lengths = [0, 128, 1, 64, 0, 0, 127, 128];
@@ -111,7 +111,7 @@ fn claimed_message_is_read_by_its_claimant_alone() {
     let mut place = [0; 2];
     assert_eq!(recv.expect().unwrap().unwrap().bytes, 2);
     assert!(!recv.recv_into(&mut place).unwrap());
-    // A progress call must not read the rest.
+    // The rest arrives before the progress call, which must leave it in the socket.
     first.write_all(b"b").unwrap();
     pump.progress();
     assert!(!recv.ready().unwrap());
@@ -151,7 +151,7 @@ fn zero_copy_message_keeps_its_order_among_slots() {
         signature: [number; 5],
     };
     let lent = [7; 128];
-    // Fill the kernel's buffers, so that the last messages wait in slots.
+    // Fills the kernel's buffers, so that the last messages stay in slots.
     let mut sent = 0;
     while send.ready().unwrap() {
         send.slot().fill(sent as u8);
@@ -235,7 +235,7 @@ fn end_of_stream_is_an_error_after_the_data() {
         rest.extend([7; 100]);
         there.write_all(&rest[..cut]).unwrap();
         drop(there);
-        // Progress must not fail, because the rank may expect nothing from that peer.
+        // The break must not fail `progress`, because the rank may expect nothing from that peer.
         pump.progress();
         assert!(recv.ready().unwrap());
         assert_eq!(recv.payload(), b"abc");

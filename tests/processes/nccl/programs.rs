@@ -1,11 +1,11 @@
-//! C programs against the shared library, on host memory, so that no GPU is needed: compiled
-//! without a warning with our header, and run with a deadline.
+//! Runs C programs against the shared library, on host memory, so that no GPU is needed. They
+//! compile without a warning with cinch's nccl.h, and run with a deadline.
 
 use super::{library, out, root};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// A program that runs longer hangs.
+/// Limit of a program's run, after which it counts as hung.
 const DEADLINE: Duration = Duration::from_secs(120);
 
 fn run(name: &str, variables: &[(&str, &str)]) {
@@ -68,7 +68,7 @@ fn run(name: &str, variables: &[(&str, &str)]) {
 
 #[test]
 fn address() {
-    // Free now, and nobody's else: the system hands ports out in turn.
+    // The system hands out free ports in turn, so no other process gets this one soon.
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = port.local_addr().unwrap().to_string();
     drop(port);

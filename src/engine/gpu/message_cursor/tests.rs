@@ -1,4 +1,4 @@
-//! MessageSizesCache against the walk of the kernels, message by message.
+//! Compares [`MessageSizesCache`] with a walk in the kernels' order, message by message.
 
 use super::super::pack::{Addresses, WorkBuffer, work};
 use super::super::tests::interpreter::order;
@@ -136,7 +136,7 @@ fn message_sizes_match_the_kernels_walk() {
     assert!(messages > 80_000, "{messages}");
 }
 
-/// Checks that a cursor finds these lengths.
+/// Checks that `cursor` yields these message lengths, for two calls in a row.
 fn follow(
     mut cursor: MessageCursor,
     lengths: &[usize],
@@ -144,7 +144,7 @@ fn follow(
     message_sizes: &mut MessageSizesCache,
     what: &str,
 ) {
-    // Twice: the end of a call is the beginning of the next.
+    // The second round begins where the first call ended.
     for _ in 0..2 {
         assert_eq!(cursor.next(), None);
         for (index, &bytes) in lengths.iter().enumerate() {
@@ -194,7 +194,7 @@ fn unknown_signature_is_an_error_and_is_not_cached() {
     assert!(message_sizes.get(&signature(1).words()).is_ok());
     assert!(message_sizes.get(&signature(2).words()).is_err());
     assert_eq!(message_sizes.known.len(), 1);
-    // The number of a call makes no other.
+    // Calls that differ in the sequence number alone share one cache entry.
     let mut words = signature(1).words();
     words[3] = 99;
     assert!(message_sizes.get(&words).is_ok());

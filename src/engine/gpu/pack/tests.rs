@@ -1,4 +1,4 @@
-//! Packed schedules, run by an interpreter: what they give is compared with the reference.
+//! Runs packed schedules in an interpreter and compares the outputs with the reference.
 
 use super::super::tests::interpreter::{World, floats};
 use super::*;
@@ -10,7 +10,7 @@ use crate::testing::{Data, Pattern, Problem};
 use crate::types::{Algorithm, CodecSpec, Collective, DType, KernelProtocol, Scalar};
 use std::sync::Arc;
 
-/// A call, bound to plans by hand: chunks of at most `chunk_max` elements.
+/// A call whose plans the test builds itself, with chunks of at most `chunk_max` elements.
 struct Case {
     problem: Problem,
     algorithm: Algorithm,
@@ -42,7 +42,7 @@ impl Case {
         }
     }
 
-    /// Makes the message one of all overlaps of passes, with a ragged end.
+    /// Sets a count for which every overlap of passes occurs and the last chunk is shorter.
     fn fill(&mut self) {
         let pattern = self.pattern();
         let stages = pattern.schedule(0).unwrap().stages;
@@ -183,7 +183,8 @@ fn case_on(
 #[test]
 fn packed_schedules_end_with_the_reference_result() {
     for nranks in (1..=17).chain([24, 32]) {
-        // A message to oneself has its two buffers in two calls: no business of a schedule.
+        // A message to the own rank has its input in one call and its output in another: no
+        // schedule runs it.
         let all = Collective::ALL.into_iter();
         for collective in all.filter(|&c| nranks > 1 || c != Collective::SendRecv) {
             for &algorithm in crate::schedule::algorithms(collective) {
@@ -197,7 +198,7 @@ fn packed_schedules_end_with_the_reference_result() {
     }
 }
 
-/// Rings with several parts for each channel.
+/// Covers 2 to 5 rings for each channel, in both directions.
 #[test]
 fn rings_in_several_directions_end_with_the_reference_result() {
     for nranks in (2..=17).chain([32]) {
@@ -215,7 +216,7 @@ fn rings_in_several_directions_end_with_the_reference_result() {
     }
 }
 
-/// Hierarchical schedules on hosts of all sizes, in any rank order.
+/// Covers hierarchical schedules on hosts of all sizes, with ranks in any order.
 #[test]
 fn hierarchical_schedules_end_with_the_reference_result() {
     let mut worlds: Vec<Hosts> = Vec::new();
@@ -319,7 +320,7 @@ fn independent_steps_form_batches() {
     let packed = PackedSchedule::new(&plan.schedule, &plan.pattern).unwrap();
     let batches: Vec<u8> = packed.steps.iter().map(|step| step.batch).collect();
     assert_eq!(batches, [7, 0, 0, 0, 0, 0, 0, 1, 7, 0, 0, 0, 0, 0, 0]);
-    // Fans beyond a schedule step's width are one step again.
+    // The host splits a fan of 31 peers into several steps; packing joins them into one.
     let plan = case(Collective::AllGather, Algorithm::Direct, 32, 1).plan(9);
     let packed = PackedSchedule::new(&plan.schedule, &plan.pattern).unwrap();
     let source = packed.steps[0];
@@ -359,7 +360,8 @@ fn work_buffer_has_the_layout_of_the_header() {
     assert_eq!(bytes[work_buffer.len()], 0xee);
     let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
     let half = |at: usize| u16::from_le_bytes(bytes[at..at + 2].try_into().unwrap());
-    // Second work: output, first block, first step, alignment; its first step's peers.
+    // Checks the second work's output address, first block, first step and alignment flag, then the
+    // first peer of its first step.
     assert_eq!((word(152 + 8), half(152 + 104)), (72, 2));
     assert_eq!(usize::from(half(152 + 112)) * 2, steps);
     assert_eq!(

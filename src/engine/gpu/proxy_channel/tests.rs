@@ -1,4 +1,4 @@
-//! A proxy channel between staging memory of the test and connection ends that the test drives.
+//! Tests a proxy channel between staging memory and connection ends, both of which the test drives.
 
 use super::*;
 use crate::cpu::Isa;
@@ -16,11 +16,11 @@ use std::mem::offset_of;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// Messages at the connection ends.
+/// State of the simulated connection, which both ends and the test share.
 #[derive(Debug, Default)]
 struct Wire {
     sent: Vec<(Header, Vec<u8>)>,
-    /// Slots that are free.
+    /// Free slots for messages to the peer.
     room: usize,
     stuck: bool,
     coming: VecDeque<(Header, Vec<u8>)>,
@@ -91,14 +91,15 @@ struct Bench {
     wire: Arc<Mutex<Wire>>,
     staging: Arc<Staging>,
     shape: PeerBufferLayout,
-    /// Signatures of the call in which this rank sends, and of the call in which the peer sends.
+    /// Signature of the call in which this rank sends; `theirs` is that of the call in which the
+    /// peer sends.
     signature: [u64; SIGNATURE_WORDS],
     theirs: [u64; SIGNATURE_WORDS],
-    /// Bytes of each message of either call.
+    /// Bytes of each message, which are equal in both calls.
     bytes: Vec<usize>,
 }
 
-/// Messages from rank 0 to rank 1 that take several slots, on channel 0 of 1.
+/// Elements of a message from rank 0 to rank 1 that takes several slots of one channel.
 const COUNT: usize = 50_000;
 
 impl Bench {
@@ -160,7 +161,7 @@ impl Bench {
                 slot: vec![0; gpu.fifos[0].0],
             })
         };
-        // SAFETY: once.
+        // SAFETY: the only call for channel 0, so no other value has these ends.
         let base = unsafe { staging.ends(0) };
         Bench {
             proxy_channel: ProxyChannel::new((1, 0), base, (end(), end())),
@@ -174,7 +175,7 @@ impl Bench {
         }
     }
 
-    /// Returns message `number` of the peer, each byte with this number.
+    /// Returns message `number` of the peer; each of its bytes is the number.
     fn comes(&self, number: usize) -> (Header, Vec<u8>) {
         let bytes = self.bytes[number % self.bytes.len()];
         let header = Header {
@@ -208,16 +209,17 @@ impl Bench {
         (base + fifo.slots + number % self.depth() * u64::from(fifo.stride)) as *mut u8
     }
 
-    /// Slots of a channel.
+    /// Returns the slots of a channel.
     fn depth(&self) -> u64 {
         u64::from(self.shape.fifo(Protocol::Simple).depth)
     }
 
-    /// Sends as a kernel does.
+    /// Publishes message `number` as a kernel does, with the call's signature if it is the first.
     fn kernel_sends(&self, number: u64, first: bool) {
         let slot = self.slot(true, number);
         let bytes = self.bytes[number as usize % self.bytes.len()];
-        // SAFETY: a slot of the outbox.
+        // SAFETY: `slot` is a free slot of the outbox, with a header line before it and room for
+        // `bytes`.
         unsafe {
             slot.write_bytes(number as u8, bytes);
             if first {
@@ -251,7 +253,7 @@ fn sent_messages_keep_order_and_length_and_return_credits() {
     let length = bench.bytes.len() as u64;
     assert!(length > 2 && bench.bytes[0] != bench.bytes[length as usize - 1]);
     assert!(!bench.progress().unwrap());
-    // Three calls: slots wrap around in the middle of each.
+    // In three calls the slots wrap around in the middle of each.
     for number in 0..3 * length {
         bench.kernel_sends(number, number % length == 0);
         assert!(bench.progress().unwrap());
@@ -279,7 +281,7 @@ fn full_connection_blocks_messages_and_credits() {
     bench.wire().room = 1;
     assert!(bench.progress().unwrap());
     assert_eq!(bench.credit(), 2);
-    // All is taken, but not all has left the process.
+    // Every message is in the connection, but not every byte has left the process.
     assert!(bench.proxy_channel.has_pending().unwrap());
     bench.wire().stuck = false;
     bench.progress().unwrap();
@@ -299,7 +301,8 @@ fn messages_wait_for_free_slots_of_kernels() {
         assert_eq!(bench.arrived(), (taken + bench.depth()).min(count));
         let slot = bench.slot(false, taken);
         let bytes = bench.bytes[taken as usize % bench.bytes.len()];
-        // SAFETY: a slot of the inbox that was published.
+        // SAFETY: `slot` is a published slot of the inbox; the proxy does not write it before
+        // credit returns.
         unsafe {
             let header = slot.sub(LINE_BYTES).cast::<[u64; SIGNATURE_WORDS]>();
             assert_eq!(header.read(), bench.theirs);
@@ -345,7 +348,8 @@ fn message_of_another_call_is_a_mismatch_with_the_peer() {
         error.message().contains("rank 1 began") && error.message().contains("in the middle of"),
         "{error}"
     );
-    // In this call only this rank sends.
+    // The peer sends nothing in a call with this rank's signature, nor in a call without a
+    // signature.
     for signature in [bench.signature, [0; SIGNATURE_WORDS]] {
         let mut bench = Bench::new();
         let mut message = bench.comes(0);
@@ -377,7 +381,7 @@ fn impossible_counters_are_errors() {
             .message()
             .contains("taken messages")
     );
-    // A message without a signature is of no call.
+    // The first message of a call must carry a signature.
     let mut bench = Bench::new();
     bench.kernel_sends(0, false);
     assert!(
@@ -396,7 +400,7 @@ fn broken_connection_concerns_only_waiting_kernels() {
     bench.wire().broken = [true, true];
     let message = bench.comes(0);
     bench.wire().coming.push_back(message);
-    // Messages from before the break are still delivered.
+    // Messages that arrived before the break are still delivered.
     assert!(bench.progress().unwrap());
     assert!(!bench.progress().unwrap());
     assert_eq!(bench.arrived(), 1);

@@ -1,6 +1,6 @@
-//! The interpreter kernel, played on the host over the memory that a launch names: simple FIFOs
-//! only, f32 only. It shares the counters, slots, headers and cursors with the real one, and
-//! nothing else.
+//! A stand-in for the schedule kernel that runs on the host, over the memory that a launch names.
+//! It supports simple FIFOs and f32 only. It shares counters, slots, headers and cursors with the
+//! real kernel, and no code.
 
 use super::super::pack::WorkBuffer;
 use super::interpreter::{World, order};
@@ -26,7 +26,7 @@ struct Block {
     channel: usize,
     batches: Vec<(u64, usize, usize)>,
     at: usize,
-    /// Bit r: something was received from, sent to, rank r.
+    /// Bit r is set once this block has received from (sent to) rank r.
     received: u32,
     sent: u32,
 }
@@ -45,7 +45,7 @@ impl<'a> Kernel<'a> {
         }
     }
 
-    /// Runs all blocks to their ends, or until one has to stop.
+    /// Runs all blocks to their ends, or until a block has to stop.
     pub fn run(&self) {
         let nobody = vec![Vec::new(); self.view.nranks as usize];
         let mut world = World::new(&nobody, self.codec, 2);
@@ -79,7 +79,8 @@ impl<'a> Kernel<'a> {
                 continue;
             }
             let abort = self.control() as usize + offset_of!(Control, abort);
-            // SAFETY: a word of the control block, which lives as long as the launch.
+            // SAFETY: the word lies in the control block, which the connections keep until the
+            // launch has ended.
             if unsafe { &*(abort as *const AtomicU32) }.load(Ordering::Relaxed) != 0 {
                 return;
             }
@@ -104,7 +105,8 @@ impl<'a> Kernel<'a> {
     }
 
     fn report(&self, trouble: Trouble) {
-        // SAFETY: the control block of this rank, which one launch at a time reports to.
+        // SAFETY: this rank's control block; the simulated driver runs one launch of a rank at a
+        // time.
         unsafe {
             let place = &raw mut (*self.control()).trouble;
             place.write_volatile(Trouble {
@@ -117,13 +119,13 @@ impl<'a> Kernel<'a> {
 
     fn cursor(&self, channel: usize, peer: usize) -> &'a mut Cursor {
         let cursors = self.view.cursors as *mut Cursor;
-        // SAFETY: inside the cursors; launches of a rank follow one another.
+        // SAFETY: the index lies inside the array of cursors; launches of one rank do not overlap.
         unsafe { &mut *cursors.add(channel * MAX_RANKS + peer) }
     }
 
     fn counter(&self, base: u64, channel: usize, offset: usize) -> &'a AtomicU64 {
         let at = base + self.view.fifo.counters + (channel * LINE_BYTES + offset) as u64;
-        // SAFETY: the counter lies in a peer buffer that the view names.
+        // SAFETY: the counter lies in a peer buffer that the view names and the connections keep.
         unsafe { &*(at as *const AtomicU64) }
     }
 
@@ -142,7 +144,7 @@ impl<'a> Kernel<'a> {
         )
     }
 
-    /// Returns the first peer whose message or credit is missing: rank, whether for a send, channel.
+    /// Returns the first missing message or credit as (peer, whether this rank sends, channel).
     fn waits_for(&self, block: &Block) -> Option<(usize, bool, usize)> {
         let batch = block.batches.get(block.at)?;
         let first = &self.work_buffer.steps[batch.1];
@@ -167,14 +169,14 @@ impl<'a> Kernel<'a> {
         })
     }
 
-    /// Bytes of the chunk of a step.
+    /// Returns the bytes of a step's chunk.
     fn bytes(&self, work: &KernelWork, step: &abi::KernelStep, pass: u64) -> usize {
         let start = (pass * u64::from(work.parts) + u64::from(step.part)) * work.chunk;
         let n = (work.count - start.min(work.count)).min(work.chunk) as usize;
         self.codec.map_or(4 * n, |codec| codec.wire_bytes(n))
     }
 
-    /// Runs one batch; false if a peer runs another call.
+    /// Runs one batch; returns false if a peer runs another call.
     fn batch(&self, block: &mut Block, world: &mut World<'_>) -> bool {
         let (pass, steps, work) = self.batch_of(block);
         let (work, channel) = (*work, block.channel);
@@ -192,7 +194,8 @@ impl<'a> Kernel<'a> {
                 let number = self.cursor(channel, peer).received;
                 let slot = self.slot(self.view.inbox[peer], channel, number);
                 if block.received >> peer & 1 == 0 {
-                    // SAFETY: the header of a slot that was published.
+                    // SAFETY: the peer has published the slot, so its header is complete and stays
+                    // until credit returns.
                     let theirs = unsafe {
                         slot.sub(LINE_BYTES)
                             .cast::<[u64; SIGNATURE_WORDS]>()
@@ -211,7 +214,8 @@ impl<'a> Kernel<'a> {
                     }
                 }
                 block.received |= 1 << peer;
-                // SAFETY: the payload of a slot that was published.
+                // SAFETY: the peer has published the slot, and its payload of `bytes` stays until
+                // credit returns.
                 received.push(unsafe { std::slice::from_raw_parts(slot, bytes) }.to_vec());
                 taken.push(peer);
             }
@@ -231,7 +235,8 @@ impl<'a> Kernel<'a> {
         for (peer, message) in sent {
             let cursor = self.cursor(channel, peer);
             let slot = self.slot(self.view.outbox[peer], channel, cursor.sent);
-            // SAFETY: a slot that is free, with room for a chunk; its header before it.
+            // SAFETY: the slot is free, so only this rank writes it; it has room for a header and a
+            // chunk.
             unsafe {
                 slot.copy_from(message.as_ptr(), message.len());
                 if block.sent >> peer & 1 == 0 {

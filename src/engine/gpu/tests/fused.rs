@@ -1,4 +1,4 @@
-//! Arguments of fused kernels.
+//! Tests which calls use fused kernels, and the arguments of these kernels.
 
 use super::*;
 use crate::types::{Kernel, KernelProtocol, Protocol};
@@ -27,13 +27,14 @@ fn small_allgather_and_alltoall_use_fused_kernels() {
         assert_eq!(name, kernel);
         assert_eq!((args.count, args.element_bytes), (1000, 4));
         assert_eq!(report.algorithm, Algorithm::Direct);
-        // A block to each of the others.
+        // This rank sends its block to three peers.
         assert_eq!(report.wire_bytes, 3 * 4000);
-        // A block that no area holds goes another way.
+        // A block that exceeds the packet area uses the schedule kernel.
         let (_, seen) = run(collective, DType::F32, 65 << 10);
         assert!(!matches!(seen[0], Seen::Fused(..)), "{collective}");
     }
-    // A part to each of the others, 64 bytes a granule, and this rank's sum to each.
+    // This rank sends a part to each of three peers, in granules of 64 bytes, then its finished sum
+    // to each.
     let (report, seen) = run(Collective::AllReduce, DType::F32, 60_000);
     let [Seen::Fused(name, _, _)] = &seen[..] else {
         panic!("all_reduce of 240 kB is not fused")
@@ -61,7 +62,7 @@ fn in_lines() -> Config {
     }
 }
 
-/// Fused kernels with lines have their own area and call counter.
+/// Fused kernels over lines have an area and a call counter of their own.
 #[test]
 fn small_calls_use_lines_when_lines_arrive_whole() {
     let bench = Bench::new();
@@ -85,7 +86,7 @@ fn small_calls_use_lines_when_lines_arrive_whole() {
     let mut marks = Vec::new();
     for (collective, algorithm, count, kernel, words) in [
         (Collective::AllReduce, Algorithm::OneShot, 1001, "f32", 501),
-        // A quarter each, of whole granules of 64 bytes.
+        // Each rank reduces a quarter, in whole granules of 64 bytes.
         (
             Collective::AllReduce,
             Algorithm::Direct,
@@ -119,7 +120,7 @@ fn small_calls_use_lines_when_lines_arrive_whole() {
         assert_eq!(name, format!("cinch_fused_{kernel}_ll128"));
         assert_eq!((args.area, args.half), shape.lines_area());
         assert_eq!((args.epoch, args.words), (0x1010, words));
-        // Tiles of 60 words: all of them, and no block more than needed.
+        // The blocks cover all tiles of 60 words, and no block is superfluous.
         let tiles = words.div_ceil(60) as usize;
         let share = args.share as usize;
         assert!(share * report.channels >= tiles && (share - 1) * report.channels < tiles);
@@ -142,7 +143,7 @@ fn small_calls_use_lines_when_lines_arrive_whole() {
     assert!(again.iter().all(|mark| marks.contains(mark)));
 }
 
-/// Codecs encode tiles of 512 elements, one warp each.
+/// Fused kernels with a codec encode tiles of 512 elements, one per warp.
 #[test]
 fn small_coded_calls_use_fused_kernels() {
     let bench = Bench::new();
@@ -160,7 +161,7 @@ fn small_coded_calls_use_fused_kernels() {
             10_000,
             5,
         ),
-        // A quarter each, of whole images.
+        // Each rank reduces a quarter, in whole encoded tiles.
         (
             Collective::AllReduce,
             Algorithm::Direct,
@@ -205,13 +206,13 @@ fn small_coded_calls_use_fused_kernels() {
             (args.phases, args.words, args.tile_lines),
             (phases, words, lines)
         );
-        // All images, a few to a block.
+        // The blocks cover all encoded tiles.
         let images = words.div_ceil(512);
         assert_eq!(*grid as usize, report.channels);
         assert_eq!(*grid, images.div_ceil(4), "four warps for each peer's");
         assert!(args.share * grid >= images && args.share * (grid - 1) < images);
         assert_eq!((args.residuals, args.span), (0, 0));
-        // With residuals of the elements of its input it goes the same way.
+        // Error feedback with one residual per input element changes neither kernel nor shares.
         let fed = Request {
             feedback: Some(7),
             ..request
@@ -235,7 +236,7 @@ fn small_coded_calls_use_fused_kernels() {
             8 - 3 * u32::from(codec.ends_with("32")),
             "{spec}"
         );
-        // Encoded bytes: what is due to flags and ends of lines does not count.
+        // The report counts encoded bytes; flags and padding of lines are left out.
         let wire = crate::codec::build(spec, crate::cpu::Isa::Scalar)
             .unwrap()
             .unwrap();

@@ -1,5 +1,5 @@
-//! An interpreter of packed schedules that shares nothing with the kernels but the header, over
-//! connections of as few slots as do. It starts a step as late as a kernel may.
+//! An interpreter of packed schedules that shares only the ABI header with the kernels. Connections
+//! have as few slots as the pattern allows, and each step starts as late as a kernel may start it.
 
 use super::super::pack::WorkBuffer;
 use crate::codec::{Codec, Span};
@@ -7,14 +7,14 @@ use crate::gpu::abi::{self, KernelWork};
 use crate::schedule::Op;
 use std::collections::{HashMap, VecDeque};
 
-/// All ranks' launches, those of one rank one after the other. Addresses in works are of memory
-/// of f32 that lives as long.
+/// The launches of all ranks; those of one rank run one after the other. Addresses in works point
+/// to f32 buffers that outlive this value.
 pub(crate) struct World<'a> {
     launches: &'a [Vec<WorkBuffer>],
     codec: Option<&'a dyn Codec>,
     /// Slots of a connection.
     slots: usize,
-    /// Messages on their way, by channel, sender and receiver.
+    /// Messages in flight, by channel, sender and receiver.
     wires: HashMap<(usize, usize, usize), VecDeque<Vec<u8>>>,
 }
 
@@ -23,7 +23,7 @@ impl WorkBuffer {
     pub(crate) fn read(bytes: &[u8], counts: [u32; 3]) -> WorkBuffer {
         fn take<T: Copy>(bytes: &[u8], count: u32) -> (Vec<T>, &[u8]) {
             let (front, rest) = bytes.split_at(count as usize * size_of::<T>());
-            // SAFETY: structs of integers, as many as the slice has bytes for.
+            // SAFETY: the structs consist of integers, and the slice has bytes for `count` of them.
             let items = (0..count as usize)
                 .map(|at| unsafe { front.as_ptr().cast::<T>().add(at).read_unaligned() });
             (items.collect(), rest)
@@ -88,7 +88,7 @@ impl<'a> World<'a> {
         blocks
     }
 
-    /// Runs all blocks to their ends; whether they got there, and nothing was left over.
+    /// Runs all blocks. Returns whether all ended, with every message consumed.
     pub(crate) fn run(&mut self) -> bool {
         let mut blocks = self.blocks();
         loop {
@@ -136,7 +136,7 @@ impl<'a> World<'a> {
         (ranks(&peers[first..middle]), ranks(&peers[middle..end]))
     }
 
-    /// Whether all messages of the batch are there, and all of its slots free.
+    /// Returns whether all messages of the batch have arrived and all of its slots are free.
     fn ready(&self, block: &Block) -> bool {
         let held = |from, to| {
             let wire = self.wires.get(&(block.channel, from, to));
@@ -191,7 +191,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Runs one step; what it sends, if it does.
+    /// Runs one step; returns the message that it sends, if any.
     pub(crate) fn step(
         &mut self,
         work: &KernelWork,
@@ -207,7 +207,8 @@ impl<'a> World<'a> {
         let own = || {
             let factor = f32::from_bits(work.factor as u32);
             let scaled = work.flags & abi::PREMULTIPLY != 0;
-            // SAFETY: the caller's memory, of the size that the call implies.
+            // SAFETY: the caller's input buffer has the elements that the call implies, and
+            // outlives the run.
             let input = unsafe { std::slice::from_raw_parts(input(work).add(from), n) };
             input
                 .iter()
@@ -250,7 +251,8 @@ impl<'a> World<'a> {
             (sum, message)
         };
         if op != Op::RecvReduceSend as u8 {
-            // SAFETY: as for the input.
+            // SAFETY: the caller's output buffer has the elements that the call implies, and
+            // outlives the run.
             unsafe { std::ptr::copy(result.as_ptr(), output(work).add(to), n) };
         }
         message
@@ -320,7 +322,7 @@ fn combine(sum: &mut Option<Vec<f32>>, work: &KernelWork, term: &[f32]) {
     }
 }
 
-/// Orders visits by time. Within one time the oldest pass, which is at the latest stage, comes first.
+/// Orders visits by time; at one time the oldest pass, which is at the latest stage, comes first.
 pub(crate) fn order(
     work: &KernelWork,
     steps: &[abi::KernelStep],

@@ -1,4 +1,4 @@
-//! The order of calls over streams, groups and graphs.
+//! Tests the order of calls over streams, groups and graphs.
 
 use super::*;
 use crate::sys::cuda::PER_THREAD_STREAM;
@@ -20,21 +20,21 @@ fn launches_on_other_streams_wait_for_the_last_launch() {
         bench.process.calls("cuStreamWaitEvent") - before
     };
     assert_eq!([run(&one), run(&one), run(&two), run(&one)], [0, 0, 1, 1]);
-    // Streams of other threads share this handle, so it never counts as the last stream.
+    // Each thread's own default stream has this handle, so it never counts as the last stream.
     // SAFETY: default streams exist as long as the context.
     let own = unsafe { Stream::borrowed(&bench.context, PER_THREAD_STREAM) };
     assert_eq!([run(&own), run(&own), run(&one)], [1, 1, 1]);
     bench.take();
-    // A replay comes behind what is outside of its graph, and in front of what is queued later.
+    // A replay runs after earlier calls outside its graph, and before later calls.
     let graph = Graph::capture(&two, CaptureMode::Global, |stream| {
         assert_eq!([run(stream), run(stream), run(stream)], [1, 0, 0]);
         Ok(())
     })
     .unwrap();
     assert!(bench.take().is_empty());
-    // A wait and three calls, and the mark behind the last.
+    // The graph has a wait, three calls, and the end mark behind the last call.
     assert_eq!(bench.process.marks(), [(4, vec![4])]);
-    // The last replay may be on any stream.
+    // A replay may have run on any stream, so every first call on a stream waits.
     assert_eq!([run(&one), run(&one), run(&two)], [1, 1, 1]);
     bench.take();
     graph.launch(&two).unwrap();
@@ -42,8 +42,8 @@ fn launches_on_other_streams_wait_for_the_last_launch() {
     assert_eq!(bench.take().len(), 6);
 }
 
-/// A driver gives the handle of a stream that was destroyed to the next one, while what is queued on
-/// the first still runs.
+/// The driver may give the handle of a destroyed stream to the next stream while work queued on the old
+/// stream still runs.
 #[test]
 fn reused_stream_handle_counts_as_another_stream() {
     let bench = Bench::new();
@@ -64,16 +64,17 @@ fn reused_stream_handle_counts_as_another_stream() {
     let two = bench.stream();
     assert_eq!(two.handle(), handle);
     assert_eq!([run(&two), run(&two)], [1, 0]);
-    // Without cuStreamGetId a new stream with an old handle is not recognised.
+    // Without cuStreamGetId, a new stream with a reused handle cannot be told apart, so each call
+    // waits.
     let missing = CuResult::FUNCTION_MISSING;
     bench.process.fail("cuStreamGetId", 0, usize::MAX, missing);
     assert_eq!([run(&two), run(&two)], [1, 1]);
-    // SAFETY: a default stream.
+    // SAFETY: handle 0 is the legacy default stream, which exists as long as the context.
     let legacy = unsafe { Stream::borrowed(&bench.context, std::ptr::null_mut()) };
     assert_eq!([run(&legacy), run(&legacy)], [1, 0]);
 }
 
-/// Fused kernels and those of schedules; what only copies has none.
+/// Covers fused and schedule kernels.
 #[test]
 fn launches_are_programmatic_unless_disabled() {
     let bench = Bench::new();
@@ -158,11 +159,13 @@ fn group_on_several_streams_is_ordered_in_each() {
         let after = ["cuEventRecord", "cuStreamWaitEvent"].map(|name| bench.process.calls(name));
         [after[0] - before[0], after[1] - before[1]]
     };
-    // The first waits for two others, and they for it; an event behind each of three calls.
+    // The first stream waits for the two others, and they for it; each of the three calls records
+    // an event.
     assert_eq!(run([1000, 500, 100]), [2 + 3, 2 + 2]);
-    // The second has no part in it. The last launch was on the first.
+    // The second stream has an empty call, so it takes no part; the last launch was on the first
+    // stream.
     assert_eq!(run([1000, 0, 100]), [1 + 2, 1 + 1]);
-    // Nothing waits where there is nothing to do.
+    // A group of empty calls records and waits for nothing.
     assert_eq!(run([0, 0, 0]), [0, 0]);
 }
 
@@ -213,11 +216,11 @@ fn interleaved_captures_keep_separate_orders() {
         Ok(())
     })
     .unwrap();
-    // Each capture has one end mark, behind the wait and the last call.
+    // Each capture has one end mark, behind its wait and its last call.
     let mut marks = bench.process.marks();
     marks.sort();
     assert_eq!(marks, [(3, vec![3]), (4, vec![4])]);
-    // Work outside waits for both captures while a communicator exists.
+    // A later call waits for one event, as long as the graphs exist and afterwards.
     assert_eq!(run(&three).unwrap(), 1);
     drop((outer, inner));
     assert_eq!(run(&three).unwrap(), 1);

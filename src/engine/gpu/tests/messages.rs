@@ -1,8 +1,10 @@
-//! Sends and receives of a group: which launch together, on which stream, behind what.
+//! Tests which sends and receives of a group share a launch, on which stream, and what they wait
+//! for.
 
 use super::*;
 
-/// Messages of one group on three streams are one launch, behind and before what is on all three.
+/// Messages of one group on three streams share one launch. It waits for earlier work of all three
+/// streams, and later work of all three waits for it.
 #[test]
 fn messages_on_several_streams_share_a_launch() {
     let bench = Bench::new();
@@ -38,14 +40,14 @@ fn messages_on_several_streams_share_a_launch() {
     let grown: Vec<_> = after.iter().zip(before).map(|(a, b)| a - b).collect();
     // Each other stream records an event; both wait for the launch's event.
     assert_eq!(grown, [3, 4, 2, 2]);
-    // On one stream there is nothing to join.
+    // A group on one stream needs no waits.
     let before = counts();
     engine.run(&calls[..1]).unwrap();
     assert_eq!(counts()[1], before[1]);
 }
 
-/// A message of a rank to itself is a copy, in order with the streams of its send and its receive. The receive
-/// moves no bytes.
+/// A message of a rank to itself is a copy, which waits for the streams of its send and of its receive. The
+/// receive here has no bytes.
 #[test]
 fn message_to_the_own_rank_joins_the_stream_of_its_receive() {
     let bench = Bench::new();
@@ -65,21 +67,21 @@ fn message_to_the_own_rank_joins_the_stream_of_its_receive() {
         assert_eq!(bench.process.calls("cuStreamWaitEvent"), before + waits);
         assert!(bench.take().is_empty());
     }
-    // Alone it moves nothing.
+    // A receive without its send queues nothing.
     let before = bench.process.calls("cuEventRecord");
     ranks[0].engine.run(&[recv]).unwrap();
     assert_eq!(bench.process.calls("cuEventRecord"), before);
 }
 
-/// Launches of all ranks match, for groups with messages between all ranks, with several messages per pair, and
-/// with as few resident blocks as on a shared GPU.
+/// Both ends put each message into the same launch: in groups between all ranks, with several messages per
+/// pair, and with as few resident blocks as on a shared GPU.
 #[test]
 fn messages_of_a_group_use_the_same_launch_on_both_ends() {
     let bench = Bench::new();
     let stream = bench.stream();
     for (nranks, resident) in [(2, 2), (4, 3), (4, 12), (4, 132), (5, 4), (5, 16)] {
         let mut ranks = bench.ranks(nranks, resident, &simple());
-        // The second one is large enough for fewer peers at once than the others.
+        // The second message is so large that fewer peers fit into a launch at once.
         let counts = [3usize, 140_000, 1];
         let word = |from: usize, to: usize, k: usize| (100 * from + 10 * to + k) as f32;
         let mut launches = Vec::new();

@@ -1,5 +1,5 @@
-//! Engines of all ranks on a simulated GPU whose kernels record their arguments; the records
-//! are executed by [`interpreter`].
+//! Tests engines of all ranks on a simulated GPU. Its kernels record their arguments, and
+//! [`interpreter`] executes the records.
 
 use super::*;
 use crate::gpu::abi::{self, OneshotArgs, ScheduleArgs};
@@ -30,14 +30,14 @@ mod sample_window;
 
 pub(crate) const WAIT: Duration = Duration::from_secs(20);
 
-/// A launch, as a kernel saw it.
+/// The arguments of one launch.
 #[derive(Clone)]
 enum Seen {
     WorkBuffer(String, WorkBuffer),
     Fused(String, Box<OneshotArgs>, u32),
 }
 
-/// A GPU and what was launched on it.
+/// A simulated GPU that records its launches.
 pub(crate) struct Bench {
     pub(crate) process: Process,
     pub(crate) context: Arc<Context>,
@@ -66,12 +66,14 @@ impl Bench {
                     0
                 };
                 assert_eq!(launch.shared, stages * abi::STAGE_BYTES);
-                // SAFETY: integers and addresses.
+                // SAFETY: `ScheduleArgs` consists of integers and addresses, for which any bytes
+                // are valid.
                 let args: ScheduleArgs = unsafe { launch.args() };
                 let counts = [args.nworks, args.nsteps, args.npeers];
                 let mut bytes = args.work_buffer.to_vec();
                 if let Some(far) = launch.reach(args.overflow, 64 << 10) {
-                    // SAFETY: a whole pinned buffer, which is written before the launch.
+                    // SAFETY: the engine's work buffer pool owns a pinned buffer of 64 KiB and
+                    // wrote it before the launch.
                     bytes = unsafe { std::slice::from_raw_parts(far, 64 << 10) }.to_vec();
                 }
                 let work_buffer = WorkBuffer::read(&bytes, counts);
@@ -102,7 +104,8 @@ impl Bench {
                 let stages = if has_stages { 16 } else { 0 };
                 assert_eq!(launch.block, [abi::FUSED_THREADS, 1, 1]);
                 assert_eq!(launch.shared, stages * abi::STAGE_BYTES);
-                // SAFETY: integers and addresses.
+                // SAFETY: `OneshotArgs` consists of integers and addresses, for which any bytes are
+                // valid.
                 let args: OneshotArgs = unsafe { launch.args() };
                 let seen_one = Seen::Fused(name.into(), Box::new(args), launch.grid[0]);
                 seen.lock().unwrap().push(seen_one);
@@ -129,7 +132,7 @@ impl Bench {
         DeviceMemory::zeroed(&self.context, bytes.max(4), WAIT).unwrap()
     }
 
-    /// Engines of all ranks of a communicator.
+    /// Makes one engine for each rank of a communicator.
     pub(crate) fn ranks(&self, nranks: usize, resident: usize, config: &Config) -> Vec<Rank> {
         let faults: Vec<Arc<Fault>> = (0..nranks).map(|_| Fault::new()).collect();
         let exchanges = LocalOutOfBand::world_with(nranks, &faults, config);
@@ -159,12 +162,12 @@ impl Bench {
             .collect()
     }
 
-    /// Takes the launches since the last call.
+    /// Removes and returns the launches recorded since the last call of `take`.
     fn take(&self) -> Vec<Seen> {
         std::mem::take(&mut *self.seen.lock().unwrap())
     }
 
-    /// Counts of the calls that have been launched since the last time.
+    /// Returns the element count of each call launched since the last call of `take` or `counts`.
     pub(crate) fn counts(&self) -> Vec<u64> {
         let counts = |seen| match seen {
             Seen::WorkBuffer(_, work_buffer) => {
@@ -183,7 +186,7 @@ pub(crate) struct Rank {
     pub(crate) fault: Arc<Fault>,
 }
 
-/// Connections that lead nowhere.
+/// Connections to no memory: kernels record their arguments and access nothing.
 #[derive(Debug)]
 struct Wires {
     shape: PeerBufferLayout,
@@ -284,11 +287,11 @@ pub(crate) fn buffers<'a>(
     stream: &Stream,
 ) -> DeviceBuffers<'a> {
     let place = |memory: &DeviceMemory| (memory.address(), memory.bytes());
-    // SAFETY: live until the call has run, which it has when it returns.
+    // SAFETY: `input` and `output` outlive the call, which has run when the engine returns.
     unsafe { DeviceBuffers::new(place(input), place(output), stream.handle().addr()) }
 }
 
-/// CUDA leaves undefined what happens to freed memory that another process maps.
+/// CUDA does not define what happens to freed memory that another process still maps.
 #[test]
 fn closed_engine_unmaps_peers_and_rejects_calls() {
     let bench = Bench::new();
@@ -310,7 +313,7 @@ fn closed_engine_unmaps_peers_and_rejects_calls() {
         let capture = || Graph::capture(&stream, CaptureMode::Relaxed, &mut run).unwrap();
         let graph = is_captured.then(capture);
         engine.close();
-        // A replay would use the connections.
+        // A replay would use the connections, so a captured call keeps them mapped.
         assert_eq!(unmapped.load(Ordering::Relaxed), !is_captured);
         let call = call(request(&problem, "raw"), &memory, &memory, &stream);
         let error = engine.run(&[call]).unwrap_err();
@@ -319,7 +322,7 @@ fn closed_engine_unmaps_peers_and_rejects_calls() {
     }
 }
 
-/// Returns the work buffer of a launch, for the interpreter of the tests.
+/// Returns the work buffer of a launch of a schedule kernel.
 fn work_buffer(seen: Seen) -> WorkBuffer {
     let Seen::WorkBuffer(_, work_buffer) = seen else {
         panic!("a fused launch")
@@ -377,7 +380,7 @@ fn collective_is_one_launch_with_the_reference_result() {
                     );
                     assert_eq!(launches[rank].len(), usize::from(at_work));
                 }
-                // A ring in both directions needs one more slot.
+                // Rings in both directions need one slot more.
                 let slots = 2 + usize::from(crate::schedule::has_several_rings(collective));
                 assert!(
                     World::new(&launches, None, slots).run(),
@@ -443,7 +446,8 @@ fn small_sums_use_fused_kernels_and_count_wire_bytes() {
         (report.algorithm, report.wire_bytes),
         (Algorithm::OneShot, 12_000)
     );
-    // Three quarters of the message, twice. Without a switch for all of them, along a ring.
+    // Each rank sends three quarters of the message twice. GPUs without a switch between all of
+    // them use a ring.
     let (report, _) = run(1 << 20, "raw", ReduceOp::Sum);
     assert_eq!(
         (report.algorithm, report.wire_bytes),
@@ -569,7 +573,7 @@ fn kernel_that_never_ends_keeps_its_memory() {
     }
 }
 
-/// The deadline of calls is for peers, not for what the caller has queued ahead of them.
+/// The deadline of calls limits waits for peers, and not the caller's earlier work on the stream.
 #[test]
 fn teardown_waits_for_earlier_work_of_the_stream() {
     let bench = Bench::new();

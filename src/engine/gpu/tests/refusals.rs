@@ -1,4 +1,4 @@
-//! Calls that no kernel runs fail before any launch.
+//! Tests that calls without a kernel fail before any launch.
 
 use super::*;
 use crate::codec::{KERNEL_CODECS, kernel_family};
@@ -65,7 +65,7 @@ fn unsupported_group_fails_before_any_launch() {
     assert!(bench.take().is_empty());
 }
 
-/// A green context of the communicator's GPU has a part of its multiprocessors.
+/// A green context of the communicator's GPU owns a part of its multiprocessors.
 #[test]
 fn stream_of_a_green_context_is_accepted() {
     let bench = Bench::new();
@@ -87,7 +87,7 @@ fn stream_of_a_green_context_is_accepted() {
     assert!(error.message().contains("another context"), "{error}");
 }
 
-/// Also what a sampled call is compared with, and what saves its input.
+/// A sampled call needs kernels for its exact sum and for the copy of its input as well.
 #[test]
 fn unsupported_sample_window_fails_before_any_launch() {
     let bench = Bench::new();
@@ -100,7 +100,7 @@ fn unsupported_sample_window_fails_before_any_launch() {
         let problem = Problem::new(Collective::AllReduce, dtype, 2, 1000);
         request(&problem, "linear8")
     };
-    // In the second case only the exact sum lacks a kernel.
+    // In the second case the call has a kernel, and its exact sum in f16 has none.
     for (call_of, slice_of, said) in [
         (DType::F16, DType::F16, "cinch_coded_linear8_f16"),
         (DType::F32, DType::F16, "cinch_raw_f16"),
@@ -116,7 +116,7 @@ fn unsupported_sample_window_fails_before_any_launch() {
     assert!(bench.take().is_empty());
 }
 
-/// Only the codecs that kernels have, as they have them.
+/// Only codecs with kernels run, and only with parameters that the kernels support.
 #[test]
 fn missing_kernel_is_an_error_with_alternatives() {
     let bench = Bench::new();
@@ -151,7 +151,7 @@ fn missing_kernel_is_an_error_with_alternatives() {
         }
     }
     for kind in KERNEL_CODECS {
-        // Raw calls have a kernel, and this machine has the kernels of linear8.
+        // The simulated GPU has kernels for raw calls and for linear8 only.
         let codec = CodecSpec {
             seed: if kind.has_seed() { 7 } else { 0 },
             ..CodecSpec::of(kind)

@@ -3,8 +3,8 @@
 use super::*;
 use crate::codec::feedback::{Feedback, Role};
 
-/// Residuals are where they were in the next call of a tensor, and elsewhere for another one; a
-/// capture makes none.
+/// Calls of one tensor find its residuals at the same address; other tensors have other memory. A
+/// capture allocates no residuals.
 #[test]
 fn residuals_of_one_shape_keep_their_memory() {
     let bench = Bench::new();
@@ -37,12 +37,12 @@ fn residuals_of_one_shape_keep_their_memory() {
     assert_eq!(place(fed(1, sum, 5000, "linear8")), first);
     let other = place(fed(2, sum, 5000, "linear8"));
     assert!(other.0.abs_diff(first.0) >= 8 * 5000);
-    // Fewer elements have room in the memory of more, more have not.
+    // A smaller call reuses the memory; a larger call allocates anew.
     assert_eq!(place(fed(1, sum, 4000, "linear8")), (first.0, 4000));
     assert_ne!(place(fed(1, sum, 9000, "linear8")).0, first.0);
     let parts = place(fed(3, Collective::ReduceScatter, 5000, "linear8"));
     assert_eq!(parts.1, 15_000);
-    // Nothing is lost, so nothing is kept.
+    // A raw call drops nothing, so it has no residuals.
     assert_eq!(place(fed(4, sum, 5000, "raw")), (0, 0));
 
     let captured = Graph::capture(&stream, CaptureMode::ThreadLocal, |stream| {
@@ -59,7 +59,7 @@ fn residuals_of_one_shape_keep_their_memory() {
     captured.unwrap();
 }
 
-/// Replays use the residuals' memory of the captured call. Restoring and forgetting residuals changes this
+/// Replays use the residuals' memory of the captured call. Importing and forgetting residuals writes to this
 /// memory, and calls of another count do not reuse it.
 #[test]
 fn residuals_held_by_a_graph_keep_their_memory() {
@@ -112,7 +112,8 @@ fn residuals_held_by_a_graph_keep_their_memory() {
     assert_ne!(place(engine, 4000), first);
 }
 
-/// Export and import, as in a rescale, keep the mark of imported residuals and give others none.
+/// Export followed by import, as a rescale does, keeps the mark of imported residuals and marks no
+/// others.
 #[test]
 fn imported_residuals_stay_marked_until_first_use() {
     let bench = Bench::new();
@@ -144,13 +145,13 @@ fn imported_residuals_stay_marked_until_first_use() {
         engine.import_residuals(&imported).unwrap();
         assert!(is_restored(&over_the_host(engine)));
         assert!(is_restored(&over_the_host(engine)));
-        // A call with another count logs that they are dropped.
+        // A call with another count drops the imported residuals and logs a warning.
         run(engine, count);
         assert!(!is_restored(&over_the_host(engine)));
     }
 }
 
-/// The deadline of calls is for peers, not for what the caller has queued ahead of them.
+/// The deadline of calls limits waits for peers, and not the caller's earlier work on the stream.
 #[test]
 fn residual_export_waits_behind_other_work() {
     let bench = Bench::new();
@@ -188,7 +189,8 @@ fn residual_export_waits_behind_other_work() {
     assert!(engine.export_residuals().unwrap().residuals(1).is_none());
 }
 
-/// A group cannot name more tensors than may have residuals, however few have some yet.
+/// A group that names more tensors than the limit fails as a whole, even if none of them has
+/// residuals yet.
 #[test]
 fn group_with_too_many_tensors_fails_as_a_whole() {
     let bench = Bench::new();

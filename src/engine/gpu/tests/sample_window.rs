@@ -1,10 +1,10 @@
-//! Samples on a simulated GPU: copies happen there, kernels only take note.
+//! Tests sample windows on a simulated GPU that executes copies and only records kernels.
 
 use super::*;
 use crate::engine::gpu::SampleWindows;
 use crate::plan::SampleWindow;
 
-/// Returns bytes that identify buffer and offset, for the buffers before the call.
+/// Returns bytes that differ by buffer and by offset, as contents before the call.
 fn pattern(buffer: u8, bytes: usize) -> Vec<u8> {
     (0..bytes).map(|at| (at * 7) as u8 ^ buffer).collect()
 }
@@ -32,7 +32,7 @@ fn sample_window_is_summed_exactly_and_copied_to_the_host() {
         assert_eq!(report.codec, request.codec);
         assert!(slices.has_arrived().unwrap());
 
-        // The kernels did nothing, so that what was saved of the input is what came.
+        // Simulated kernels sum nothing, so the exact region still holds the copied input.
         let [exact, coded] = slices.read(&slice);
         let part = slice.part_bytes();
         let saved = slice.input_places().flat_map(|at| &was_in[at..at + part]);
@@ -40,7 +40,7 @@ fn sample_window_is_summed_exactly_and_copied_to_the_host() {
         let place = slice.output_place();
         match slice.gather() {
             None => assert_eq!(coded, was_out[place..place + part]),
-            // Nothing was gathered.
+            // Simulated kernels gather nothing, so the coded region stays zero.
             Some(_) => assert!(coded.iter().all(|&byte| byte == 0)),
         }
 

@@ -1,4 +1,4 @@
-//! Proxies between ranks of several hosts; [`world`] simulates the hosts.
+//! Tests proxies between ranks of several hosts; [`world`] simulates the hosts.
 
 mod world;
 
@@ -15,7 +15,7 @@ use world::{World, inputs, small};
 
 const WAIT: Duration = Duration::from_secs(60);
 
-/// Every collective by every algorithm, one after the other over the same connections.
+/// Runs every collective by every algorithm, one after the other over the same connections.
 #[test]
 fn collectives_across_hosts_match_the_reference() {
     for hosts in [vec![0, 1], vec![0, 0, 1, 1], vec![0, 1, 0, 2, 1]] {
@@ -58,7 +58,8 @@ fn collectives_across_hosts_match_the_reference() {
     }
 }
 
-/// A graph's replays go on where the last launch ended: no counter is an argument.
+/// Replays continue the connections' counters where the last launch left them, since no counter is
+/// a kernel argument.
 #[test]
 fn graph_replay_across_hosts_matches_the_reference() {
     let world = World::new(&[0, 1, 1], &small());
@@ -78,7 +79,8 @@ fn graph_replay_across_hosts_matches_the_reference() {
         let stream = Stream::new(&rank.context).unwrap();
         let on = |call: GpuCall<'static>| {
             let place = |(address, bytes)| (address, bytes);
-            // SAFETY: live until the graph is dropped.
+            // SAFETY: `input` and `outputs` outlive the graph, which is dropped at the end of this
+            // closure.
             let buffers = unsafe {
                 DeviceBuffers::new(
                     place(call.buffers.input()),
@@ -89,7 +91,7 @@ fn graph_replay_across_hosts_matches_the_reference() {
             GpuCall { buffers, ..call }
         };
         let engine = rank.engine.as_mut().unwrap();
-        // Beside a call outside, before and behind.
+        // Calls outside the graph run before its capture and after its replays.
         engine.run(&calls[..1]).unwrap();
         let graph = Graph::capture(&stream, CaptureMode::Global, |_| {
             for call in calls {
@@ -120,7 +122,8 @@ fn graph_replay_across_hosts_matches_the_reference() {
     });
 }
 
-/// Messages of a group to and from everybody, inside hosts and between them.
+/// Every rank sends to and receives from every other rank in one group, inside hosts and between
+/// them.
 #[test]
 fn message_groups_across_hosts_match_the_reference() {
     let world = World::new(&[0, 1, 0, 1], &small());
@@ -162,7 +165,7 @@ fn message_groups_across_hosts_match_the_reference() {
     });
 }
 
-/// The rest of a message leaves although its rank goes at once.
+/// The proxy sends the rest of a message although its rank closes at once.
 #[test]
 fn messages_arrive_after_the_sender_closes() {
     let world = World::new(&[0, 1], &small());
@@ -185,7 +188,7 @@ fn messages_arrive_after_the_sender_closes() {
     });
 }
 
-/// A rank's connections close while another rank's kernel waits for it.
+/// Rank 1 closes its connections while kernels of other ranks wait for its messages.
 #[test]
 fn broken_connection_names_the_peer_and_aborts_kernels() {
     let world = World::new(&[0, 1, 2], &small());
@@ -223,7 +226,7 @@ fn closed_peer_fails_no_idle_rank() {
     });
 }
 
-/// The first of two senders leaves when its part is on its way; the other one is late.
+/// Rank 1 closes once its message is sent, while rank 2 has not yet sent its own.
 #[test]
 fn closed_peer_fails_no_call_that_has_its_messages() {
     let world = World::new(&[0, 1, 2], &small());
@@ -250,7 +253,7 @@ fn closed_peer_fails_no_call_that_has_its_messages() {
     });
 }
 
-/// Messages of a kernel can no longer leave; teardown returns without waiting for the dead peer.
+/// The peer is gone, so the kernel's messages cannot leave; teardown returns without waiting.
 #[test]
 fn teardown_does_not_wait_for_a_dead_peer() {
     let world = World::new(&[0, 1], &small());
@@ -264,7 +267,7 @@ fn teardown_does_not_wait_for_a_dead_peer() {
         problem.root = 0;
         let memory = rank.memory(4 * problem.count);
         rank.exchange.barrier().unwrap();
-        // The proxy looks at the connections at least this often.
+        // The proxy checks the connections at least once in this time.
         std::thread::sleep(20 * IDLE_POLL_INTERVAL);
         let call = rank.call(request(&problem, "raw"), &memory, &memory);
         let begin = Instant::now();
@@ -302,7 +305,7 @@ fn abort_ends_kernels_and_the_proxy() {
     });
 }
 
-/// The driver reports a failed kernel; other ranks would wait for its messages.
+/// A kernel that the driver reports as failed raises the fault, so that other ranks stop waiting.
 #[test]
 fn failed_kernel_raises_the_fault() {
     let world = World::new(&[0, 1], &small());
@@ -324,14 +327,14 @@ fn failed_kernel_raises_the_fault() {
     });
 }
 
-/// Nothing of the driver's is left when communicators with proxies are gone, in order or not.
+/// Communicators with proxies free all pinned memory, whether they close in order or after a fault.
 #[test]
 fn teardown_leaves_no_threads_or_descriptors() {
     let world = World::new(&[0, 1], &small());
     for round in 0..3 {
         world.run(|rank| {
             rank.one(Collective::AllReduce, None, 10_000, "raw");
-            // A rank that closes early would be a fault to ranks that still wait for it.
+            // A rank that closed earlier would fail ranks that still wait for its messages.
             rank.exchange.barrier().unwrap();
             if round == 2 && rank.rank == 0 {
                 rank.fault.raise(Error::new(ErrorKind::Aborted, "a test"));
@@ -343,7 +346,7 @@ fn teardown_leaves_no_threads_or_descriptors() {
     assert_eq!(pinned, None, "{leftovers:?}");
 }
 
-/// Ranks that run different calls find out from the first message.
+/// Ranks that run different calls fail at the first message.
 #[test]
 fn different_calls_are_a_mismatch_in_kernels() {
     let world = World::new(&[0, 1], &small());
@@ -352,7 +355,7 @@ fn different_calls_are_a_mismatch_in_kernels() {
         let problem = Problem::new(Collective::AllReduce, DType::F32, 2, count);
         let memory = rank.memory(4 * count);
         let call = rank.call(request(&problem, "raw"), &memory, &memory);
-        // Told to the control side too, which may be first.
+        // The control plane also compares the calls, and may raise the mismatch first.
         let _ = rank.engine().run(&[call]);
         let begin = Instant::now();
         while rank.fault.reason().is_none() {

@@ -1,5 +1,5 @@
-//! A world of ranks on several hosts, as threads of one process. GPUs are simulated, and kernels run on the host
-//! (`engine/gpu/tests/fake_kernel.rs`). Proxies, and sockets on the loopback, are real.
+//! Ranks on several simulated hosts, as threads of one process. GPUs are simulated, and kernels run on the
+//! host (`engine/gpu/tests/fake_kernel.rs`). Proxies, and sockets on the loopback, are real.
 
 use super::super::super::kernels::Kernels;
 use super::super::super::pack::WorkBuffer;
@@ -34,7 +34,7 @@ pub(super) struct World {
 }
 
 impl World {
-    /// Returns a world with a rank on each of these hosts, all of one process and GPU.
+    /// Creates ranks on the given hosts. All ranks share one process and one GPU.
     pub fn new(hosts: &[usize], config: &Config) -> World {
         let gpus = Gpus::new(1);
         let process = gpus.process();
@@ -45,11 +45,13 @@ impl World {
         ] {
             let codec = codec::build(spec.parse().unwrap(), Isa::Scalar).unwrap();
             gpus.kernel(name, size_of::<ScheduleArgs>(), move |launch| {
-                // SAFETY: integers and addresses.
+                // SAFETY: `ScheduleArgs` consists of integers and addresses, for which any bytes
+                // are valid.
                 let args: ScheduleArgs = unsafe { launch.args() };
                 let mut bytes = args.work_buffer.to_vec();
                 if let Some(far) = launch.reach(args.overflow, 64 << 10) {
-                    // SAFETY: a whole pinned buffer, which is written before the launch.
+                    // SAFETY: the engine's work buffer pool owns a pinned buffer of 64 KiB and
+                    // wrote it before the launch.
                     bytes = unsafe { std::slice::from_raw_parts(far, 64 << 10) }.to_vec();
                 }
                 let work_buffer = WorkBuffer::read(&bytes, [args.nworks, args.nsteps, args.npeers]);
@@ -63,7 +65,8 @@ impl World {
         let kernels = Kernels::find_in(&context, &[module]).unwrap();
         let config_of = |host: &usize| Config {
             host_id: Some(format!("host {host}")),
-            // The slots of ranks of one host lie in host memory: no kernel tries the paths.
+            // Without peer access, slots of ranks on one host lie in host memory, and no probe
+            // kernel runs.
             p2p_disable: true,
             protocol: Some(KernelProtocol::SIMPLE.protocol),
             kernel: Some(KernelProtocol::SIMPLE.kernel),
@@ -77,7 +80,7 @@ impl World {
         }
     }
 
-    /// Runs `body` as every rank.
+    /// Runs `body` on every rank, each on its own thread.
     pub fn run<R: Send>(&self, body: impl Fn(&mut Rank) -> R + Sync) -> Vec<R> {
         let faults: Vec<Arc<Fault>> = self.configs.iter().map(|_| Fault::new()).collect();
         let exchanges = LocalOutOfBand::world_of(&self.configs, &faults);
@@ -175,7 +178,8 @@ impl Rank {
         output: &DeviceMemory,
     ) -> GpuCall<'static> {
         let place = |memory: &DeviceMemory| (memory.address(), memory.bytes());
-        // SAFETY: live until the call has run, which it has when it returns.
+        // SAFETY: the callers keep `input` and `output` until the simulated call, which runs at
+        // once, has returned.
         let buffers =
             unsafe { DeviceBuffers::new(place(input), place(output), self.stream.handle().addr()) };
         GpuCall { request, buffers }
