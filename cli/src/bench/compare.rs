@@ -1,4 +1,4 @@
-//! `--compare`: ratios of this run's times to an earlier run's.
+//! `--compare`: prints ratios of this run's times to those of an earlier run.
 
 use super::record::{self, Record, RunInfo};
 use cinch::{Collective, Error, Result};
@@ -6,7 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 use std::path::Path;
 
-/// Reads an earlier run's `--json` file, of the same collective over as many ranks.
+/// Reads the `--json` file of an earlier run. Collective and number of ranks must be those given
+/// here.
+///
 ///
 /// # Errors
 /// Invalid argument with the file's name.
@@ -26,8 +28,8 @@ pub fn read(path: &Path, collective: Collective, nranks: usize) -> Result<Vec<Re
     }
 }
 
-/// Prints what is different about the runs and, for each row that both have, new time over old time:
-/// below 1 is faster.
+/// Prints how the runs differ, and new time over old time for each row that both runs have. A ratio
+/// below 1 means that the new run is faster.
 ///
 /// # Errors
 /// Returns the writer's errors.
@@ -70,7 +72,7 @@ pub fn write(old: &[Record], new: &[Record], out: &mut dyn Write) -> io::Result<
     }
 }
 
-/// Lists options, settings and machine that differ from the earlier run's.
+/// Lists the options, settings and machine properties that differ between the runs.
 fn differences(old: &Record, new: &Record) -> Vec<String> {
     let mut lines = Vec::new();
     let mut note = |what: &str, before: &str, now: &str| {
@@ -102,7 +104,8 @@ fn differences(old: &Record, new: &Record) -> Vec<String> {
     lines
 }
 
-/// Returns what makes two rows the same call. The algorithm is an outcome, not a part of the question.
+/// Returns the properties by which rows of two runs match. The algorithm is left out: the planner
+/// may choose another one in each run.
 fn key(record: &Record) -> (usize, &str, &str, i64, &str, &str) {
     (
         record.size,
