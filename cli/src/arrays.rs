@@ -67,12 +67,12 @@ pub struct ArraysOptions {
 fn parse_bytes(text: &str) -> std::result::Result<usize, String> {
     match parse_size(text)? {
         bytes if bytes > 0 && bytes.is_multiple_of(4096) => Ok(bytes),
-        _ => Err("a multiple of 4K, from 4K on".into()),
+        _ => Err("must be a multiple of 4K, at least 4K".into()),
     }
 }
 
 impl ArraysOptions {
-    /// Returns the element types; or an error for types that codecs do not take.
+    /// Returns the element types, or an error for types that codecs do not take.
     fn types(&self) -> std::result::Result<Vec<DType>, String> {
         let parse = |name: &String| match parse_datatype(name)? {
             dtype if dtype.has_codecs() => Ok(dtype),
@@ -178,7 +178,7 @@ struct ArraysBench {
 struct ArraysRecord {
     codec: String,
     datatype: String,
-    /// Bytes of elements.
+    /// Bytes of the elements.
     bytes: usize,
     /// Whether every element has the bits that the same codec produces on the host.
     right: bool,
@@ -285,7 +285,7 @@ impl ArraysBench {
             copier: HostCopier::new(&context, options.threads, WAIT_TIMEOUT)?,
             stream: Stream::new(&context)?,
             elements: DeviceMemory::new(&context, 2 * bytes)?,
-            // 8-bit codes of 16-bit elements need half their bytes, and no codec needs twice.
+            // Twice the elements' bytes are enough: no codec takes more than 3 bytes for a 16-bit element.
             wire: DeviceMemory::new(&context, 2 * bytes)?,
             pinned: PinnedMemory::new(&context, bytes)?,
             marks: [Event::timed(&context)?, Event::timed(&context)?],

@@ -161,8 +161,8 @@ fn run_on(
         .iter()
         .map(|word| utf8(word))
         .collect::<Result<_, _>>()?;
-    let directory =
-        std::env::current_dir().map_err(|error| format!("there is no current folder: {error}"))?;
+    let directory = std::env::current_dir()
+        .map_err(|error| format!("cannot find the current folder: {error}"))?;
     let cinch = match &options.remote_cinch {
         Some(path) => path.clone(),
         None => {
@@ -293,7 +293,7 @@ impl Sessions {
                         self.running.len()
                     );
                     if is_ssh && code == SSH_FAILED {
-                        eprintln!("cinch: if ssh was not let in: {}", log_in(&host));
+                        eprintln!("cinch: if ssh could not log in: {}", log_in(&host));
                     }
                     let_go_at = Some(Instant::now() + exit_timeout);
                 }
@@ -335,8 +335,7 @@ impl Sessions {
             {
                 let host = &session.host.name;
                 eprintln!(
-                    "cinch: the session on {host} asks something on the terminal, which it has not \
-                     got: {}",
+                    "cinch: the session on {host} asks something, but it has no terminal: {}",
                     log_in(host)
                 );
                 let _ = killpg(pid, Signal::SIGKILL);
@@ -412,9 +411,10 @@ pub fn agent() -> Result<i32, String> {
         .lock()
         .take(TASK_BYTES)
         .read_line(&mut line)
-        .map_err(|error| format!("cannot read what to run: {error}"))?;
-    let task: Task = serde_json::from_str(&line)
-        .map_err(|error| format!("--agent reads what to run from cinch run --hosts: {error}"))?;
+        .map_err(|error| format!("cannot read the task from standard input: {error}"))?;
+    let task: Task = serde_json::from_str(&line).map_err(|error| {
+        format!("--agent expects a task from cinch run --hosts on standard input: {error}")
+    })?;
     let host = nix::unistd::gethostname().unwrap_or_default();
     let host = host.display();
     if task.version != cinch::VERSION {

@@ -34,8 +34,9 @@ pub fn launched_size() -> Option<usize> {
 /// Returns the errors of joining.
 pub fn join(config: Config) -> Result<Communicator> {
     match launcher() {
-        Some(name) => Communicator::from_env(config)
-            .map_err(|error| error.context(format!("joining the ranks that {name} speaks of"))),
+        Some(name) => Communicator::from_env(config).map_err(|error| {
+            error.context(format!("joining the ranks of the launcher that set {name}"))
+        }),
         None => {
             let id = create_id(&config)?;
             Communicator::init(&id, 0, 1, config)

@@ -1,8 +1,8 @@
 //! Starts ranks on this machine, watches them, and ends all of them.
 //!
-//! Each rank is a process group of its own, so that a signal reaches what the rank has started as
-//! well, and an interrupt from the terminal reaches it once, by way of the launcher. The kernel
-//! kills a rank whose launcher is gone (the rank itself: of its children it knows nothing).
+//! Each rank is a process group of its own. A signal to the group also reaches processes that the
+//! rank has started. An interrupt from the terminal reaches the rank only once, from the launcher.
+//! The kernel kills a rank whose launcher has exited, but not the rank's children.
 
 use super::forward::Forwarders;
 use cinch::Config;
@@ -207,7 +207,7 @@ impl Ranks {
         let forwarders = Forwarders::new();
         Ok(Ranks {
             running: Vec::new(),
-            forwarders: forwarders.map_err(|error| format!("there is no pipe: {error}"))?,
+            forwarders: forwarders.map_err(|error| format!("cannot create a pipe: {error}"))?,
         })
     }
 
@@ -291,7 +291,7 @@ impl Signals {
             }
         }
         set.add(Signal::SIGCHLD);
-        let failed = |error: Errno| format!("cannot take signals as events: {error}");
+        let failed = |error: Errno| format!("cannot receive signals through a descriptor: {error}");
         set.thread_block().map_err(failed)?;
         SignalFd::with_flags(&set, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)
             .map(Signals)

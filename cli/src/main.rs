@@ -1,8 +1,8 @@
 //! The command line tool: starts ranks, measures collectives, and shows versions, machine and
 //! settings.
 //!
-//! Exit codes: 0, all well; 1, a wrong value or ranks with different bits; 2, options that cannot
-//! be; 3, a failure on the way. `cinch run` returns the first failing rank's code.
+//! Exit codes: 0 for success; 1 for a wrong value, or ranks whose outputs differ; 2 for invalid
+//! options; 3 for a failure while running. `cinch run` returns the first failing rank's code.
 
 #[allow(unsafe_code)]
 mod arrays;
@@ -56,16 +56,17 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum ToolCommand {
-    /// Start ranks of a program, here or over ssh on the hosts of a file
+    /// Start a program as ranks, on this host or over ssh on the hosts in a file
     Run(run::RunOptions),
     /// Measure a collective and check its results
     ///
-    /// Letters, sizes and columns are those of nccl-tests. Exit code 0: all results right;
-    /// 1: a wrong value, or ranks with different bits; 2: bad options; 3: a failure.
+    /// Option letters, sizes and columns are those of nccl-tests. Exit code 0: all results are
+    /// right; 1: a wrong value, or ranks whose outputs differ; 2: invalid options; 3: a failure.
     Bench(Box<bench::options::BenchOptions>),
     /// Measure kernel variants on GPUs and write a tuning table
     ///
-    /// The table is used through CINCH_TUNING=FILE, or as part of the library: see `manual::tuning`.
+    /// CINCH_TUNING=FILE makes the library use the table; it can also be built into the library:
+    /// see `manual::tuning`.
     Tune(Box<bench::gpu::tune::TuneOptions>),
     /// Show versions, machine, GPUs, transports and settings; as a rank, also the communicator
     Info(InfoOptions),
@@ -73,12 +74,12 @@ enum ToolCommand {
     Codecs(CodecsOptions),
     /// Measure codecs on arrays in GPU memory, and compressed copies between GPU and host
     ///
-    /// Bandwidths stand beside those of a plain copy in the same run. Exit code 1: elements that
-    /// differ from what the host makes of them.
+    /// Bandwidths are printed beside those of a plain copy in the same run. Exit code 1: elements
+    /// that differ from those of the same codec on the host.
     Arrays(arrays::ArraysOptions),
     /// Predict the speed-up of training; without options, print the published model and its figures
     ///
-    /// With --layers and costs: which codec pays at which rank count.
+    /// With --layers and costs, predict which codec shortens a step at which rank count.
     Predict(Box<predict::PredictOptions>),
 }
 
@@ -255,7 +256,7 @@ fn finish(written: io::Result<()>) -> ExitResult {
 fn parse_samples(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(samples @ 1000..=1_000_000_000) => Ok(samples),
-        _ => Err("a number from 1000 to 1000000000".into()),
+        _ => Err("must be a number from 1000 to 1000000000".into()),
     }
 }
 

@@ -24,7 +24,7 @@ impl Array {
     /// Reads a whole file.
     ///
     /// # Errors
-    /// A sentence that names the file and what is wrong with it.
+    /// Returns an error message that names the file and the problem.
     pub fn read(path: &Path) -> Result<Array, String> {
         let name = path.display();
         let mut file = File::open(path).map_err(|error| format!("{name}: {error}"))?;

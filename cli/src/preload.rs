@@ -49,7 +49,7 @@ pub fn find(given: Option<&Path>) -> Result<PathBuf, String> {
         Some(path) => vec![path.to_path_buf()],
         None => {
             let tool = std::env::current_exe()
-                .map_err(|error| format!("where this tool lies is unknown: {error}"))?;
+                .map_err(|error| format!("cannot find the path of this tool: {error}"))?;
             let folder = tool.parent().unwrap_or(Path::new("/"));
             PLACES.iter().map(|place| folder.join(place)).collect()
         }
@@ -60,8 +60,8 @@ pub fn find(given: Option<&Path>) -> Result<PathBuf, String> {
             .map(|path| path.display().to_string())
             .collect();
         return Err(format!(
-            "the drop-in is not there; looked for {}. Build it (cargo build --release -p \
-             cinch-nccl), or say where it is: --preload=PATH",
+            "the drop-in libnccl was not found; tried {}. Build it (cargo build --release -p \
+             cinch-nccl), or give its path: --preload=PATH",
             tried.join(", ")
         ));
     };
@@ -73,7 +73,7 @@ pub fn find(given: Option<&Path>) -> Result<PathBuf, String> {
         .any(|byte| b" :".contains(byte))
     {
         return Err(format!(
-            "{}: LD_PRELOAD has blanks and colons between libraries, so there must be none in a path; \
+            "{}: LD_PRELOAD separates libraries by blanks and colons, so a path must have none; \
              copy the library elsewhere",
             found.display()
         ));
@@ -81,7 +81,7 @@ pub fn find(given: Option<&Path>) -> Result<PathBuf, String> {
     match is_ours(&found) {
         Ok(true) => Ok(found),
         Ok(false) => Err(format!(
-            "{} is not cinch's libnccl: that is called libnccl.so, and exports {EXPORT}",
+            "{} is not cinch's libnccl, which exports {EXPORT}",
             found.display()
         )),
         Err(error) => Err(format!("{}: {error}", found.display())),
@@ -129,7 +129,7 @@ struct Seen {
 /// Returns an error message if there is no such process or it belongs to another user.
 pub fn show_process(pid: u32, out: &mut dyn Write) -> Result<bool, String> {
     let mut seen = BTreeMap::new();
-    let failed = |error| format!("process {pid} cannot be looked into: {error}");
+    let failed = |error| format!("cannot inspect process {pid}: {error}");
     seen.insert(pid, look(pid).map_err(failed)?);
     for child in descendants(pid) {
         if let Ok(found) = look(child) {
@@ -210,7 +210,7 @@ fn show(seen: &BTreeMap<u32, Seen>, out: &mut dyn Write) -> io::Result<bool> {
         if has_ours && has_others {
             writeln!(
                 out,
-                "{pid} {}: has both, so it may call another's by its path",
+                "{pid} {}: has both, so it may call the other library",
                 process.name
             )?;
         }

@@ -135,6 +135,6 @@ pub(super) fn bound(bind: bool, ranks: usize) -> Result<Vec<usize>, String> {
 fn parse_exit_timeout(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(seconds) if (0.0..=3600.0).contains(&seconds) => Ok(seconds),
-        _ => Err("a number of seconds from 0 to 3600".into()),
+        _ => Err("must be a number of seconds from 0 to 3600".into()),
     }
 }

@@ -6,12 +6,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 use std::path::Path;
 
-/// Reads the `--json` file of an earlier run. Collective and number of ranks must be those given
-/// here.
-///
+/// Reads the `--json` file of an earlier run, which must have the given collective and number of
+/// ranks.
 ///
 /// # Errors
-/// Invalid argument with the file's name.
+/// Returns an invalid-argument error that names the file.
 pub fn read(path: &Path, collective: Collective, nranks: usize) -> Result<Vec<Record>> {
     let records = record::read(path).map_err(|error| error.context("--compare"))?;
     let other = records
@@ -19,7 +18,7 @@ pub fn read(path: &Path, collective: Collective, nranks: usize) -> Result<Vec<Re
         .find(|record| (record.collective.as_str(), record.ranks) != (collective.name(), nranks));
     match other {
         Some(record) => Err(Error::invalid_argument(format!(
-            "--compare {}: that is {} over {} ranks, and this is {collective} over {nranks}",
+            "--compare {}: the file holds {} over {} ranks, but this run is {collective} over {nranks} ranks",
             path.display(),
             record.collective,
             record.ranks
@@ -37,7 +36,7 @@ pub fn write(old: &[Record], new: &[Record], out: &mut dyn Write) -> io::Result<
     writeln!(out, "#\n# Time over the earlier run's, below 1 is faster:")?;
     if let ([old, ..], [new, ..]) = (old, new) {
         for line in differences(old, new) {
-            writeln!(out, "# other than then: {line}")?;
+            writeln!(out, "# changed since then: {line}")?;
         }
     }
     writeln!(
@@ -63,7 +62,7 @@ pub fn write(old: &[Record], new: &[Record], out: &mut dyn Write) -> io::Result<
         )?;
     }
     match logs.len() {
-        0 => writeln!(out, "# no row is in both runs"),
+        0 => writeln!(out, "# the runs have no row in common"),
         n => writeln!(
             out,
             "# geometric mean of {n} rows: {:.3}",
@@ -135,7 +134,7 @@ mod tests {
         let text = written(&new);
         assert!(text.contains("0.500") && text.contains("1.000"), "{text}");
         assert!(text.contains("mean of 1 rows: 0.500"), "{text}");
-        assert!(!text.contains("other than then"), "{text}");
+        assert!(!text.contains("changed since then"), "{text}");
         let run = &mut new[0].run;
         run.machine.cores += 1;
         run.settings.insert("CINCH_SLOTS".into(), "8".into());

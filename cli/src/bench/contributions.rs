@@ -1,9 +1,10 @@
 //! Detects a rank's contribution that is missing from a sum in a type of few bits, such as f8e4m3.
 //!
-//! With few bits and many ranks the roundings of an element exceed what one rank adds to it, so any number
-//! is within the bound. But roundings do not correlate with a contribution, and over many elements they
-//! cancel: the difference from the exact sum, projected on a rank's contribution, is about 0 times the
-//! contribution; -1 times if it is missing, and 1 time if it was added twice.
+//! With few bits and many ranks, the rounding errors of an element exceed what one rank adds to it.
+//! The element alone then proves nothing. But rounding errors do not correlate with a contribution,
+//! and they cancel over many elements. The test projects the differences from the exact sum onto
+//! each rank's contribution. The projected share is about 0 for a correct sum, -1 if the
+//! contribution is missing, and 1 if it was added twice.
 
 use cinch::DType;
 use cinch::testing::unit_roundoff;
@@ -11,7 +12,7 @@ use cinch::testing::unit_roundoff;
 /// Number of consecutive elements that are tested together.
 pub const STRETCH: usize = 4096;
 
-/// A contribution counts as lost if its projected share is off by more than this.
+/// A contribution counts as lost or wrong if its projected share exceeds this in magnitude.
 const LOST: f64 = 0.5;
 
 /// Standard deviations that the projected share must exceed. A correct sum exceeds them in 1 of

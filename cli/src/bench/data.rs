@@ -1,8 +1,8 @@
 //! Input of a benchmark: generated, or arrays from files.
 //!
-//! Element i of a rank's input is a pure function of (seed, rank, set, i), where a set is one of the
-//! buffers in rotation. So every rank can compute the other ranks' inputs again and check its output
-//! without moving data by the library under test.
+//! Element i of a rank's input is a pure function of (seed, rank, set, i), where a set is one of
+//! the buffers in rotation. Every rank can therefore compute the other ranks' inputs and check its
+//! output without communication.
 
 use crate::npy::Array;
 use cinch::testing::{gaussian, largest, random_word, set_integer, set_value, value};
@@ -74,7 +74,7 @@ impl InputSource {
     /// Reads .npy arrays: one for all ranks, or one for each rank.
     ///
     /// # Errors
-    /// A sentence, if the files do not fit the ranks or cannot be read.
+    /// Returns an error message if the files do not fit the ranks or cannot be read.
     pub fn from_files(paths: &[PathBuf], nranks: usize) -> Result<InputSource, String> {
         let files = rank_files(paths, nranks)?;
         let arrays = files
@@ -109,7 +109,8 @@ impl InputSource {
     /// Checks that the input can be converted to this type.
     ///
     /// # Errors
-    /// A sentence, if the files hold another type that is not a float.
+    /// Returns an error message if the files hold another type and a conversion from or to integers
+    /// would be needed.
     pub fn admits(&self, dtype: DType) -> Result<(), String> {
         match self.native() {
             Some((native, _)) if native != dtype && !(native.is_float() && dtype.is_float()) => {

@@ -111,8 +111,8 @@ fn prove(candidate: &Candidate, request: &Request, limits: &Limits) -> cinch::Re
     let steps = one.steps.len() * limits.nranks;
     if steps > PROVED_STEPS {
         return Ok(format!(
-            "  {name}: one rank's {} steps generated in {generated:.3} s; not proved whole: about \
-             {steps} steps\n",
+            "  {name}: one rank's {} steps generated in {generated:.3} s; not verified for all ranks, which \
+             have about {steps} steps\n",
             one.steps.len()
         ));
     }

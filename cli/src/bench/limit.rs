@@ -9,16 +9,16 @@ use cinch::{CodecSpec, Collective, DType};
 const WIRE: f64 = 370e9;
 /// Bytes a second that the SMs read plus write in local memory (measured with a copy).
 const MEMORY: f64 = 3915e9;
-/// Seconds from the launch of an empty kernel in a graph to its end.
+/// Seconds of a kernel in a graph from launch to end, apart from its messages and data.
 const LAUNCH: f64 = 2e-6;
 /// Seconds of one message with its flag (measured as half a round trip).
 const HOP: f64 = 0.74e-6;
-/// How often each encoded element crosses GPU memory in scratch buffers: its own encoding, the
-/// encodings of the terms of its sum, and that of the sum.
+/// How often each encoded element crosses GPU memory in scratch buffers. Counted are its own
+/// encoding, the encodings of the terms of its sum, and the encoded sum.
 const CODED_TRIPS: f64 = 3.5;
 
-/// Returns the least seconds of a call: the launch, the messages that must follow one another, and
-/// the longer of wire time and memory time, which overlap. N is the number of ranks, S the bytes of
+/// Returns the least seconds of a call. These are the launch, the messages that must follow one
+/// another, and the longer of wire time and memory time. N is the number of ranks, S the bytes of
 /// the larger buffer, and W its bytes on the wire:
 ///
 /// | call | messages | wire | memory |

@@ -1,7 +1,7 @@
 //! Measures one row on host memory: buffers, timed loop and comparison.
 //!
-//! The time of an iteration is the slowest rank's, from a barrier before the call to the return of the
-//! call; the row's time is the median over iterations.
+//! The time of an iteration runs from a barrier before the call to its return on the slowest rank.
+//! The row's time is the median over iterations.
 
 use super::combine::{Measured, share};
 use super::data::InputSource;

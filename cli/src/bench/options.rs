@@ -92,8 +92,8 @@ pub struct BenchOptions {
           conflicts_with_all = ["ranks", "iters", "warmup", "check", "seed", "distribution", "time_limit",
                                 "json", "csv", "plot", "compare", "explain", "report", "device"])]
     pub explain_hosts: Option<(usize, usize)>,
-    /// Input from .npy files: one for all ranks, one with {rank} in its name, a folder with one for
-    /// each rank, or the option once for each rank
+    /// Input from .npy files: one for all ranks, one with {rank} in its name, or a folder with one
+    /// for each rank. The option may also be given once for each rank
     #[arg(long, value_name = "FILE|DIR", action = ArgAction::Append,
           conflicts_with_all = ["seed", "distribution"])]
     pub data: Vec<PathBuf>,
@@ -135,7 +135,7 @@ fn parse_hosts(text: &str) -> Result<(usize, usize), String> {
     text.split_once('x')
         .and_then(|(hosts, ranks)| Some((number(hosts)?, number(ranks)?)))
         .filter(|(hosts, ranks)| hosts.saturating_mul(*ranks) <= 1 << 20)
-        .ok_or_else(|| "HOSTSxRANKS, two numbers from 1, 1048576 ranks at most".into())
+        .ok_or_else(|| "must be HOSTSxRANKS: two numbers from 1, with at most 1048576 ranks".into())
 }
 
 /// A choice by name, or `None` for `auto`.
@@ -161,7 +161,7 @@ pub struct Ops {
     pub all: bool,
 }
 
-/// Root ranks to run.
+/// Root ranks to run; `All` runs each rank in turn.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Root {
     /// A single root rank.
@@ -328,7 +328,7 @@ impl BenchOptions {
             ops if self.op.all || ops == [ReduceOp::Sum] => &[ReduceOp::Sum],
             ops => {
                 return Err(format!(
-                    "{} reduces nothing, so -o {} cannot be; leave out -o",
+                    "{} reduces nothing, so -o {} has no meaning; leave out -o",
                     self.collective, ops[0]
                 ));
             }
@@ -399,7 +399,7 @@ pub fn different<const N: usize>(files: [(&str, &Option<PathBuf>); N]) -> Result
 pub fn parse_size(text: &str) -> Result<usize, String> {
     match cinch::config::parse_bytes(text)? {
         bytes if bytes <= 1 << 46 => Ok(bytes),
-        _ => Err("more than 64T bytes".into()),
+        _ => Err("must be at most 64T bytes".into()),
     }
 }
 
@@ -410,7 +410,7 @@ pub fn parse_collective(text: &str) -> Result<Collective, String> {
         .find(|collective| collective.name().replace('_', "") == plain)
         .ok_or_else(|| {
             let names: Vec<_> = Collective::ALL.iter().map(|c| c.name()).collect();
-            format!("there are {}", names.join(", "))
+            format!("valid: {}", names.join(", "))
         })
 }
 
@@ -447,7 +447,7 @@ pub fn parse_datatype(text: &str) -> Result<DType, String> {
     };
     DType::from_name(name).ok_or_else(|| {
         let names: Vec<_> = DType::ALL.iter().map(|dtype| dtype.name()).collect();
-        format!("there are {}, and all", names.join(", "))
+        format!("valid: {}, all", names.join(", "))
     })
 }
 
@@ -472,7 +472,7 @@ fn parse_ops(text: &str) -> Result<Ops, String> {
             list: vec![op],
             all: false,
         }),
-        None => Err("there are sum, prod, min, max, avg, mulsum, and all".into()),
+        None => Err("valid: sum, prod, min, max, avg, mulsum, all".into()),
     }
 }
 
@@ -482,7 +482,7 @@ fn parse_root(text: &str) -> Result<Root, String> {
         _ => text
             .parse()
             .map(Root::One)
-            .map_err(|_| "a root is a rank or all".into()),
+            .map_err(|_| "valid: a rank, or all".into()),
     }
 }
 
@@ -493,7 +493,7 @@ pub fn parse_transport(text: &str) -> Result<Named<TransportKind>, String> {
         "shm" => Ok(Named(Some(TransportKind::Shm))),
         "tcp" => Ok(Named(Some(TransportKind::Tcp))),
         "rdma" => Ok(Named(Some(TransportKind::Rdma))),
-        _ => Err("there are auto, shm, tcp and rdma".into()),
+        _ => Err("valid: auto, shm, tcp, rdma".into()),
     }
 }
 
@@ -506,7 +506,7 @@ fn parse_algorithm(text: &str) -> Result<Named<Algorithm>, String> {
                 .iter()
                 .map(|algorithm| algorithm.name())
                 .collect();
-            Err(format!("there are auto, {}", names.join(", ")))
+            Err(format!("valid: auto, {}", names.join(", ")))
         }
     }
 }
@@ -519,7 +519,7 @@ pub fn parse_codec(text: &str) -> Result<CodecSetting, String> {
 pub fn parse_seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(seconds) if seconds > 0.0 && seconds <= 1e6 => Ok(seconds),
-        _ => Err("a number of seconds, above 0 and up to 1000000".into()),
+        _ => Err("must be a number of seconds above 0 and up to 1000000".into()),
     }
 }
 

@@ -397,8 +397,8 @@ impl ExactTile {
             .checked_div(block)
             .map_or(0, |_| part.values.len().div_ceil(block));
         let magnitude = match row.reduction() {
-            // For a product the reference gives magnitudes of the factors, so that of the result is
-            // used.
+            // The reference gives a bound of a product's factors, not of the product, so the
+            // magnitude of the result is used.
             None | Some(ReduceOp::Prod) => part.values.iter().map(|x| x.abs()).collect(),
             _ => part.magnitudes,
         };

@@ -51,7 +51,7 @@ fn raw_sums_have_a_tight_bound() {
 #[test]
 fn lossy_sums_have_the_codecs_bound() {
     // The largest magnitude of a block is about 2.8. A two-shot sum of 4 ranks may be off by about
-    // 2 * 4 * 3 / 254, so an offset of 1 is no rounding error.
+    // (2 * 4 * 3) / 254, so an offset of 1 is no rounding error.
     for (codec, small, large) in [
         ("linear8", 0.05, 1.0),
         ("dynamic8:block=4096", 0.1, 2.0),

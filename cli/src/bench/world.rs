@@ -62,7 +62,7 @@ impl BenchRank for Communicator {
         reports
             .first()
             .copied()
-            .ok_or_else(|| cinch::Error::internal("a group of two calls gave no report"))
+            .ok_or_else(|| cinch::Error::internal("a group of two calls returned no report"))
     }
 
     fn barrier(&self) -> Result<()> {

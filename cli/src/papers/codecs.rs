@@ -1,10 +1,10 @@
 //! `cinch codecs`: prints the codecs' errors beside published ones, and compares SIMD code with
 //! scalar code.
 //!
-//! The source (Dettmers, 8-bit approximations for parallelism in deep learning, Table 2) prints a
-//! "mean absolute error" that is a mean squared error, and relative errors of a search that drops
-//! its last comparison. Our reference is true nearest rounding into the same tables; the printed
-//! figures stand beside it for comparison only.
+//! The paper (Dettmers, 8-bit approximations for parallelism in deep learning, Table 2) prints a
+//! "mean absolute error" that is a mean squared error. Its relative errors come from a search that
+//! omits the last comparison. The reference here is exact rounding to the nearest value of the same
+//! formats; printed figures are shown for comparison only.
 
 use cinch::CodecSpec;
 use cinch::codec::{Codec, EncodeStats, Span, build};
@@ -86,7 +86,7 @@ pub fn run(samples: usize, seed: u64, out: &mut dyn Write) -> Result<()> {
     let rows: usize = DATA.iter().map(|data| data.rows.len()).sum();
     if off > 0 {
         return Err(Error::other(format!(
-            "{off} of {rows} rows are off their reference by more than their tolerance"
+            "{off} of {rows} rows differ from their reference by more than their tolerance"
         )));
     }
     writeln!(out, "all {rows} rows agree with their reference")
@@ -126,7 +126,7 @@ pub fn check(patterns: u64, seed: u64, out: &mut dyn Write) -> Result<()> {
             for (isa, form) in vectors.iter().zip(&forms) {
                 if let Some(what) = expected.difference(&Pass::of(&**form, &x, given)) {
                     return Err(Error::other(format!(
-                        "{spec} on {} differs from the scalar form after {done} patterns of seed \
+                        "{spec} on {} differs from the scalar code after {done} patterns of seed \
                          {seed}: {what}",
                         isa.name()
                     )));

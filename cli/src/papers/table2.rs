@@ -1,16 +1,17 @@
 //! `cinch codecs --table2`: recomputes the 32 cells of Table 2 in the paper that introduced the
 //! codecs, each with an explanation of its value.
 //!
-//! None of the cells follows from the formats and nearest rounding. All do from what the source's
-//! program did (compression.md 5.1):
+//! No cell follows from the formats and rounding to the nearest. All cells follow from these
+//! properties of the paper's program (compression.md 5.1):
 //! - the column "mean absolute error" holds mean squared errors;
-//! - the search through a table of values halves its step six times, and compares with the lower
-//!   neighbour of where it ends, never with the upper one (but in the first interval): on half of
-//!   all intervals the last comparison is missing;
-//! - the tree and linear quantisation scale by the largest sample M, and what exceeds 0.9907 M
-//!   becomes M. Which M the source drew is not known; one M explains both cells of a row;
-//! - linear quantisation decodes code 126 to 0, as the tree's table has it;
-//! - mantissa and static tree have no scale and the offset 10^1 on all data, the search begins at 64.
+//! - the search through a table of values halves its step six times. It compares its last value
+//!   only with the lower neighbour, except in the first interval, so half of all intervals lack a
+//!   comparison with the upper neighbour;
+//! - the dynamic tree and linear types scale by the largest sample M, and values above 0.9907 M
+//!   become M. The paper does not give its M; a single M explains both cells of a row;
+//! - the linear type decodes code 126 to 0, as the table of the dynamic tree does;
+//! - the mantissa and static tree types have no scale. They use the offset 10^1 on all data, and
+//!   their search begins at index 64.
 
 use super::codecs::{DEVIATIONS, Mean};
 use cinch::CodecSpec;
@@ -34,7 +35,7 @@ const VANISHES: f64 = 1.5e-6;
 pub fn run(samples: usize, seed: u64, out: &mut dyn Write) -> Result<()> {
     writeln!(
         out,
-        "# Table 2 of the source by its own search, {samples} samples a distribution, seed {seed}\n\
+        "# Table 2 of the paper by its own search, {samples} samples a distribution, seed {seed}\n\
          {:<10} {:<9} {:>9} {:>10} {:>7} {:>7}  reading",
         "data", "type", "\"MAE\"", "ours: MSE", "rel %", "ours"
     )?;
@@ -58,7 +59,7 @@ pub fn run(samples: usize, seed: u64, out: &mut dyn Write) -> Result<()> {
                 quantiser.reading(data),
                 match good {
                     [true, true] => "",
-                    _ => " DOES NOT COME OUT",
+                    _ => " DIFFERS",
                 }
             )?;
         }
@@ -66,12 +67,12 @@ pub fn run(samples: usize, seed: u64, out: &mut dyn Write) -> Result<()> {
     let cells = 2 * CELLS.iter().map(|(_, rows)| rows.len()).sum::<usize>();
     if off > 0 {
         return Err(Error::other(format!(
-            "{off} of {cells} cells do not come out"
+            "{off} of {cells} cells differ from the printed ones"
         )));
     }
     writeln!(
         out,
-        "all {cells} cells come out, to one unit of their last digit and {DEVIATIONS} standard errors"
+        "all {cells} cells agree with the printed ones, to one unit of their last digit and {DEVIATIONS} standard errors"
     )
 }
 

@@ -25,9 +25,10 @@ pub enum Mode {
 
 impl Mode {
     /// Returns the largest number of calls in a repetition. Recording and releasing a longer graph
-    /// takes too long. On a stream the driver blocks after about a thousand queued launches.
-    /// Ranks that share a GPU queue few calls. A call behind many queued ones may allocate memory,
-    /// which waits for the other ranks' kernels. Those may wait for this call: a deadlock.
+    /// takes too long. On a stream the driver blocks after about a thousand queued launches. Ranks
+    /// that share a GPU queue few calls. A call behind many queued ones may allocate memory, which
+    /// waits for the other ranks' kernels. These kernels may wait for this call, which is a
+    /// deadlock.
     pub fn most_calls(self) -> usize {
         match self {
             Mode::Eager => 200,
@@ -63,7 +64,7 @@ impl ArenaLayout {
     /// not hold the data.
     ///
     /// # Errors
-    /// Invalid argument if the sizes overflow.
+    /// Returns an invalid-argument error if the sizes overflow.
     pub fn new(row: &Row, nranks: usize) -> Result<ArenaLayout> {
         let (root, other) = (
             buffer_bytes(row, true, nranks)?,
@@ -83,9 +84,9 @@ impl ArenaLayout {
         })
     }
 
-    /// Reduces the number of pairs to what the arenas (bytes of inputs, of outputs) hold. A row of
-    /// a size between the planned ones may need more: two pairs of 65 MiB need more than one of 64
-    /// MiB or one of 128 MiB.
+    /// Reduces the number of pairs to what the arenas (bytes of inputs, of outputs) hold. A row
+    /// between the planned sizes may want more. For example two pairs of 65 MiB exceed an arena for
+    /// one of 128 MiB.
     pub fn within(self, arenas: (usize, usize)) -> ArenaLayout {
         let room = (arenas.0 / self.input).min(arenas.1 / self.output);
         ArenaLayout {

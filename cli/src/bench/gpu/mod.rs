@@ -1,8 +1,8 @@
 //! `cinch bench --device gpu`: measures collectives on GPU buffers with CUDA events, as stream
 //! launches or graphs, and beside NCCL.
 //!
-//! Each rank is a thread of this process, or with `--procs` a process. Ranks exchange what they measured
-//! over a communicator on host memory; the communicator that is measured is another one.
+//! Each rank is a thread of this process, or a process with `--procs`. Ranks exchange measurements
+//! over a communicator on host memory, apart from the communicator that is measured.
 
 mod layout;
 #[allow(unsafe_code)]

@@ -101,7 +101,7 @@ impl Nccl {
     /// Loads the library at `path` with `RTLD_LOCAL`, so that its symbols do not replace others.
     ///
     /// # Errors
-    /// Unsupported if it cannot be opened or lacks a function.
+    /// Returns an unsupported error if the library cannot be opened or lacks a function.
     pub fn open(path: &Path) -> Result<Nccl> {
         let shown = path.display().to_string();
         let unsupported = |why: String| Error::new(ErrorKind::Unsupported, why);
@@ -137,7 +137,7 @@ impl Nccl {
     /// Returns the functions of symmetric windows. Callers keep NCCL's contract of each function.
     ///
     /// # Errors
-    /// Unsupported if the library is older; the error names the missing functions.
+    /// Returns an unsupported error that names the missing functions if the library is older.
     pub fn windows(&self) -> Result<&WindowFunctions> {
         self.windows.as_ref().map_err(|missing| {
             let missing = missing.join(", ");
@@ -154,7 +154,7 @@ impl Nccl {
     /// Turns a failed result of `function` into an error with NCCL's own error text.
     ///
     /// # Errors
-    /// System.
+    /// Returns a system error.
     pub fn check(&self, function: &str, result: NcclResult) -> Result<()> {
         if result == 0 {
             return Ok(());
@@ -162,7 +162,7 @@ impl Nccl {
         // SAFETY: `ncclGetErrorString` takes any code and returns NULL or a static C string.
         let text = unsafe { (self.functions.error_string)(result) };
         let text = if text.is_null() {
-            "no words for it".into()
+            "no description".into()
         } else {
             // SAFETY: a pointer other than NULL is a static C string of the library.
             unsafe { CStr::from_ptr(text) }.to_string_lossy()
@@ -185,7 +185,7 @@ impl fmt::Debug for Nccl {
 
 /// Formats NCCL's version code as `major.minor.patch`.
 fn written(code: u32) -> String {
-    // Before 2.9 the version code had one digit less for the minor version.
+    // Up to 2.8 the version code had one digit less for the minor version.
     let (major, minor) = match code {
         0..10000 => (code / 1000, code / 100 % 10),
         _ => (code / 10000, code / 100 % 100),

@@ -104,7 +104,7 @@ impl GpuOptions {
         match self.hosts() {
             1 => Ok(None),
             hosts if !nranks.is_multiple_of(hosts) => Err(format!(
-                "--hosts {hosts} with {nranks} ranks: hosts have as many ranks each"
+                "--hosts {hosts} with {nranks} ranks: the ranks must divide evenly into the hosts"
             )),
             hosts => Ok(Some(format!("bench host {}", rank / (nranks / hosts)))),
         }

@@ -179,7 +179,7 @@ impl<'a> GpuQueue<'a> {
 
     fn row(&self) -> Result<(Row, ArenaLayout)> {
         self.row
-            .ok_or_else(|| Error::internal("the bench runs no row"))
+            .ok_or_else(|| Error::internal("no row was prepared"))
     }
 
     /// Returns address and bytes of this rank's input and of its output in buffer set `set`.
@@ -214,7 +214,7 @@ impl<'a> GpuQueue<'a> {
         let [input, output] = self.buffers(&row, &layout, contender, self.rotation.set(index))?;
         if contender != Contender::Ours {
             let peer = self.peer.as_ref();
-            let peer = peer.ok_or_else(|| Error::internal("there is no other library"))?;
+            let peer = peer.ok_or_else(|| Error::internal("no NCCL library was loaded"))?;
             // SAFETY: `self` owns the memory and the stream; `finish` waits for every use of them.
             return unsafe { peer.queue(&row, input.0, output.0, &self.stream) };
         }

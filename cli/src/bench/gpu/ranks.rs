@@ -37,7 +37,7 @@ pub trait GpuTask: Sync {
     /// Opens the output of rank 0 in a run of `ranks` ranks.
     ///
     /// # Errors
-    /// Invalid argument if a file cannot be written.
+    /// Returns an invalid-argument error if a file cannot be written.
     fn output(&self, ranks: usize) -> Result<Output>;
     /// Runs the task on one rank and returns whether any result was wrong.
     ///
@@ -156,7 +156,7 @@ fn one_rank(setup: &Setup<'_>) -> ExitResult {
         return Err((
             USAGE,
             format!(
-                "--gpus and --ranks-per-gpu say {} ranks, but {} were started",
+                "--gpus and --ranks-per-gpu mean {} ranks, but {} were started",
                 asked.unwrap_or(0) * per_gpu,
                 control.nranks()
             ),

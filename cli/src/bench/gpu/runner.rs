@@ -1,9 +1,9 @@
 //! Measures one row on GPUs.
 //!
-//! A repetition is a number of calls between two events on each rank's stream. A barrier comes before
-//! it, outside of the timing; no rank waits on the host before all of its calls are queued. The time of a
-//! repetition is its slowest rank's, the row's time is the median over repetitions. Two libraries
-//! alternate, and every second repetition reverses their order.
+//! A repetition is a number of calls between two CUDA events on each rank's stream. An untimed
+//! barrier precedes it, and no rank waits on the host before all of its calls are queued. The time
+//! of a repetition is that of its slowest rank. The row's time is the median over repetitions. In
+//! each round cinch and NCCL take turns, and the next round begins with another of them.
 
 use super::layout::{self, Mode};
 use crate::bench::combine::{Measured, Times, share, slowest};
@@ -46,8 +46,8 @@ pub trait CallQueue {
     fn finish(&mut self) -> Result<f64>;
     /// Overwrites all outputs with [`crate::bench::verify::POISON`].
     fn poison(&mut self) -> Result<()>;
-    /// Returns three values of call number `call`: the elements of this rank's output, the buffer
-    /// set, and the index in the rank's data at which the call's input begins.
+    /// Describes the output of call number `call`. Returns its number of elements on this rank, its
+    /// buffer set, and the index in the rank's data at which the input begins.
     fn output(&self, call: usize) -> (usize, usize, usize);
     /// Reads the output of buffer set `set` from element `start` on.
     fn read(&mut self, set: usize, start: usize, bytes: &mut [u8]) -> Result<()>;

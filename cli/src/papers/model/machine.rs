@@ -78,7 +78,7 @@ impl Costs {
         for (name, value) in costs {
             if !(value.is_finite() && value >= 0.0) {
                 return Err(Error::invalid_argument(format!(
-                    "the {name} is {value}, which is no time"
+                    "the {name} is {value}; it must be a number of seconds, 0 or more"
                 )));
             }
         }
@@ -362,8 +362,9 @@ mod tests {
     #[test]
     fn two_ranks_and_one_pass_are_counted_by_hand() {
         // 1,000 elements are too few for several passes. A ring of two ranks sends half of them
-        // twice: 2 hops of latency, 2 messages; per chunk 1 + 1 encodes (copies), 2 + 1 decodes, 1
-        // addition. One-shot sends all of them once: 1 message, 1 encode, 1 decode, 1 addition.
+        // twice, with 2 hops of latency and 2 messages. Per chunk it makes 1 + 1 encodes (copies),
+        // 2 + 1 decodes and 1 addition. One-shot sends all of them once: 1 message, 1 encode, 1
+        // decode, 1 addition.
         let costs = costs(1e9);
         let raw = costs.codecs[0];
         let (seconds, bytes) = sum_seconds(1000, &raw, &costs, 2).unwrap();

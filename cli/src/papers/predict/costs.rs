@@ -42,7 +42,7 @@ pub fn gather(options: &PredictOptions) -> Result<Costs, String> {
             let link = [options.latency_us, options.message_us, options.bandwidth];
             let [Some(latency), Some(message), Some(bandwidth)] = link else {
                 return Err(
-                    "--measure measures this host's cores; say what the wire costs with \
+                    "--measure measures this host's cores; give the costs of the link with \
                      --latency-us, --message-us and --bandwidth (see cinch bench send_recv)"
                         .into(),
                 );

@@ -82,7 +82,7 @@ pub fn main(options: &PredictOptions, out: &mut dyn Write) -> crate::ExitResult<
     for &nranks in &options.ranks {
         if !(1..=MOST_RANKS).contains(&nranks) {
             return Err(usage(format!(
-                "--ranks {nranks}: a number from 1 to {MOST_RANKS}"
+                "--ranks {nranks}: must be a number from 1 to {MOST_RANKS}"
             )));
         }
     }
@@ -131,7 +131,7 @@ impl PredictOptions {
             (false, false) => {
                 if let Some(name) = said(&costs) {
                     return Err(format!(
-                        "{name} is of --layers or --measure; give one of them"
+                        "{name} applies only with --layers or --measure; give one of them"
                     ));
                 }
             }

@@ -41,8 +41,8 @@ pub fn variants(points: &[Point]) -> Vec<KernelVariant> {
     chosen
 }
 
-/// Returns the variant with the fewest blocks among those within 1 % of the fastest time, the
-/// fastest of them if several have as few blocks. Also returns the fastest time.
+/// Returns the variant with the fewest blocks among those within 1 % of the fastest time, and the
+/// fastest time. Of several variants with as few blocks the fastest one is taken.
 fn sparing(point: &Point) -> (KernelVariant, f64) {
     let (best, seconds) = point.best();
     let as_fast = point

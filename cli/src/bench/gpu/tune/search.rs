@@ -99,7 +99,7 @@ const TRIAL: usize = 1;
 const FINAL: usize = 5;
 /// A variant stays if its first time is at most this times the fastest.
 const STAYS: f64 = 1.3;
-/// Number of variants that stay for the final round.
+/// Largest number of variants that stay for the final round.
 const MOST_STAY: usize = 6;
 /// Times within this factor count as equal.
 const SAME: f64 = 1.05;

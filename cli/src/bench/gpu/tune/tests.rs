@@ -174,8 +174,8 @@ fn tune(paper: &mut Paper, sweeps: &[Sweep], seconds: f64) -> (TuningTable, Vec<
     )
 }
 
-/// Walks through all sizes. Returns the largest ratio of the chosen variant's time to the fastest
-/// one's, and the largest drop of the chosen variant's time as the size grows.
+/// Walks through all sizes and compares the chosen variant's time with the fastest one's. Returns
+/// the largest ratio of both times, and the largest drop of the chosen time as the size grows.
 fn judge(paper: &Paper, table: &TuningTable, sweep: &Sweep) -> (f64, f64) {
     let (mut worst, mut fall, mut before) = (1.0f64, 0.0f64, 0.0f64);
     let mut size = 8.0f64;
