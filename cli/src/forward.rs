@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn somebody_who_wants_an_end_gets_it() {
+    fn drain_returns_early_when_the_check_returns_a_value() {
         let (reader, _held) = io::pipe().unwrap();
         let mut forwarders = Forwarders::new().unwrap();
         forwarders.add(0, reader, Slow::default());

@@ -468,7 +468,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_of_hosts() {
+    fn files_of_hosts_are_parsed_and_filled() {
         let host = |name: &str, slots| Host {
             name: name.into(),
             slots,
@@ -498,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn words_of_a_shell() {
+    fn quoted_words_survive_the_shell() {
         for text in ["plain", "with space", "it\'s", "$HOME;`x`\\\""] {
             let out = Command::new("sh")
                 .args(["-c", &format!("printf %s {}", quoted(text))])

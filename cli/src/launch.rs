@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_rank_leaves_behind_is_ended() {
+    fn processes_that_a_rank_leaves_behind_are_ended() {
         let path = file("left");
         let script = format!("sleep 600 & echo $! >> {}", path.display());
         assert_eq!(launch(1, &script, 0.1), 0);
@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn signals_are_codes_and_reach_the_shell() {
+    fn death_by_signal_gives_code_128_plus_signal() {
         assert_eq!(
             launch(2, "[ $RANK = 1 ] && kill -KILL $$; exit 0", 0.5),
             128 + 9
@@ -478,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_program_is_a_sentence() {
+    fn missing_program_gives_an_error_message() {
         let launch = LocalLaunch::new(vec!["/no/such/program".into()], 2);
         let error = std::thread::spawn(move || launch.run(&Signals::block().unwrap()))
             .join()

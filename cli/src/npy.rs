@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn damaged_files_are_sentences() {
+    fn damaged_files_give_error_messages() {
         let good = "{'descr': '<f4', 'fortran_order': False, 'shape': (2,), }";
         for (bytes, word) in [
             (vec![], "first 8 bytes"),

@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_drop_in_is_refused() {
+    fn find_refuses_files_that_are_not_the_drop_in() {
         let error = find(Some(Path::new("/no/such/libnccl.so.2"))).unwrap_err();
         assert!(error.contains("/no/such/libnccl.so.2"), "{error}");
         // The libraries are: another libnccl, cinch's library that is no drop-in, the drop-in, and
@@ -363,7 +363,7 @@ mod tests {
 
     /// Preloading maps cinch's libnccl even into a process that opens another one by its path.
     #[test]
-    fn a_process_with_both_is_not_ours() {
+    fn process_with_both_libraries_does_not_count_as_cinch() {
         let folder = std::env::temp_dir().join(format!("cinch-both-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         let export = format!("int {EXPORT}(void) {{ return 0; }}\n");
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn variables_keep_what_was_preloaded() {
+    fn variables_keep_libraries_that_were_preloaded() {
         let all = variables(Path::new("/x/libnccl.so.2"), Some("/y.so".into()));
         assert_eq!(
             all[0],

@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_that_are_not_here_are_explained_and_proved() {
+    fn absent_hosts_are_explained_and_their_schedules_verified() {
         let text = said("all_reduce -b 64M --explain-hosts 16x4 --codec dynamic8").unwrap();
         assert!(
             text.contains("64 ranks on 16 hosts of 4 ranks over tcp"),
@@ -190,7 +190,7 @@ mod tests {
     /// The size of a slot depends on the number of ranks. Too many ranks are an error, as they
     /// could not connect.
     #[test]
-    fn slots_are_those_of_so_many_ranks() {
+    fn slot_size_depends_on_the_number_of_ranks() {
         let mut config = Config::default();
         let slots = |config: &Config, nranks| {
             limits(config, nranks, &Hosts::ONE).map(|limits| limits.slot_bytes)
@@ -213,7 +213,7 @@ mod tests {
 
     /// The settings decide the codec of a call, as they do where calls run.
     #[test]
-    fn codecs_are_those_that_calls_would_take() {
+    fn settings_decide_the_explained_codec() {
         let codec = |settings: &[(&str, &str)], line: &str| {
             let mut config = Config::default();
             for (name, value) in settings {

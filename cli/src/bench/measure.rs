@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn right_results_of_every_kind_are_right() {
+    fn correct_results_of_every_collective_pass() {
         for collective in Collective::ALL {
             for placement in [Placement::OutOfPlace, Placement::InPlace] {
                 if collective == Collective::SendRecv && placement == Placement::InPlace {
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn every_type_and_reduction_is_judged_right() {
+    fn correct_results_of_every_type_and_reduction_pass() {
         for dtype in DType::ALL {
             for op in [
                 ReduceOp::Sum,
@@ -412,7 +412,7 @@ mod tests {
 
     /// The error bound of some codecs exceeds every sum, so any number would pass; NaN does not.
     #[test]
-    fn what_was_never_written_is_wrong_with_every_codec() {
+    fn unwritten_outputs_are_wrong_with_every_codec() {
         for codec in CodecSpec::samples() {
             for collective in Collective::ALL {
                 for dtype in [DType::F32, DType::BF16, DType::F16] {

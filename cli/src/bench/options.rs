@@ -585,7 +585,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_said() {
+    fn impossible_options_are_refused_with_a_message() {
         for (line, word) in [
             ("all_reduze", "all_reduce"),
             ("all_reduce -d f31", "bf16"),

@@ -471,7 +471,7 @@ pub mod tests {
     }
 
     #[test]
-    fn read_names_file_and_line_of_what_is_no_record() {
+    fn read_names_file_and_line_of_malformed_records() {
         let error = read(Path::new("/no/such/rows")).unwrap_err();
         assert!(error.message().contains("/no/such/rows"), "{error}");
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../benches/baselines");

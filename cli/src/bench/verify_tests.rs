@@ -78,7 +78,7 @@ fn lossy_sums_have_the_codecs_bound() {
 
 /// Every element is compared, wherever pieces and the blocks of ranks begin.
 #[test]
-fn pieces_leave_nothing_out() {
+fn pieces_together_compare_every_element() {
     let source = InputSource::generated(5, Distribution::Gaussian, 4);
     for (codec, off) in [("raw", 1e-3), ("linear8", 1.0), ("linear8:block=4096", 1.0)] {
         let row = Row::new(Collective::AllGather, DType::F32, 5001);

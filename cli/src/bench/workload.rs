@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn impossible_plans_are_sentences() {
+    fn impossible_options_give_error_messages() {
         for (line, nranks, word) in [
             ("sendrecv", 1, "two ranks"),
             ("all_reduce --data /no/such.npy", 2, "/no/such.npy"),

@@ -292,7 +292,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_search_never_looks_up_from_where_it_ends() {
+    fn search_never_compares_with_the_upper_neighbour() {
         let tree = Quantiser::new(&CELLS[0].1[0]);
         assert_eq!(tree.values.len(), 126);
         // The search rounds to the nearest between an odd index and the next. Between an even index

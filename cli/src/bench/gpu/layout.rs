@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn repetitions_are_of_some_milliseconds() {
+    fn repetitions_take_about_eight_milliseconds() {
         assert_eq!(calls(8e-3, Mode::Graph), 1);
         assert_eq!(calls(5.2, Mode::Eager), 1);
         assert_eq!(calls(1e-4, Mode::Graph), 80);

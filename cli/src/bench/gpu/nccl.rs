@@ -198,14 +198,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_are_written_as_people_do() {
+    fn versions_are_formatted_with_dots() {
         for (code, text) in [(22809, "2.28.9"), (21805, "2.18.5"), (2708, "2.7.8")] {
             assert_eq!(written(code), text);
         }
     }
 
     #[test]
-    fn what_is_no_such_library_is_refused() {
+    fn files_that_are_no_nccl_library_are_refused() {
         let error = Nccl::open(Path::new("/no/such/libnccl.so.2")).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         assert!(error.message().contains("/no/such/libnccl.so.2"), "{error}");

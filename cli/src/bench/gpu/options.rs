@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn options_of_one_place_do_not_meet_those_of_the_other() {
+    fn options_for_host_and_gpu_memory_exclude_each_other() {
         assert_eq!(on_gpus(""), Ok(false));
         assert_eq!(on_gpus("--ranks 2"), Ok(false));
         assert_eq!(on_gpus("--device gpu --graph --gpus 8 --procs"), Ok(true));

@@ -353,7 +353,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_two_types_have_one_number() {
+    fn types_have_distinct_nccl_numbers() {
         let mut numbers: Vec<c_int> = DType::ALL.into_iter().map(datatype).collect();
         numbers.sort_unstable();
         assert_eq!(numbers, (0..DType::ALL.len() as c_int).collect::<Vec<_>>());

@@ -145,7 +145,7 @@ fn measure(
 const GOOD: (usize, usize, f64) = (9, 0, 0.0);
 
 #[test]
-fn two_libraries_take_turns_and_the_order_turns() {
+fn contenders_take_turns_in_rotating_order() {
     for (found, started) in measure(20_000, true, Mode::Graph, GOOD) {
         // The slowest rank takes 0.6 ms for a call on a stream.
         assert_eq!(found.calls, 14);
@@ -185,7 +185,7 @@ fn without_a_graph_calls_go_to_the_stream() {
 }
 
 #[test]
-fn a_wrong_element_is_found_by_whoever_looks_at_it() {
+fn a_wrong_element_is_found_by_the_rank_that_compares_it() {
     // Rank 0 compares piece 0 and rank 1 compares piece 1, but every rank hashes all pieces.
     for rank in 0..RANKS {
         let found = &measure(300_000, false, Mode::Graph, (rank, 299_999, 1.0))[2]

@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_layer_is_named_with_its_line() {
+    fn malformed_layers_are_reported_with_their_line() {
         for (text, said) in [
             ("", "no layer"),
             ("a,1\nb", "line 2"),

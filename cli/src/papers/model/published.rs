@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn table_1_comes_out_to_the_printed_digits() {
+    fn table_1_formulas_give_the_printed_digits() {
         let figures = table(1);
         assert_close(&figures, &[3.534, 3.667, 3.712, 3.797], |f| f.computed);
         assert!(figures.iter().all(Figure::rounds));
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn table_3_comes_out() {
+    fn table_3_formulas_give_the_printed_figures() {
         let figures = table(3);
         let expected = [0.0495, 0.458, 0.989, 1.318, 0.879, 0.879, 1.172, 0.406];
         assert_close(&figures, &expected, |f| f.computed);
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn table_6_comes_out_with_just_the_known_exceptions() {
+    fn table_6_formulas_give_all_but_the_known_exceptions() {
         let figures = table(6);
         #[rustfmt::skip]
         let computed = [
@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn table_7_comes_out_to_the_printed_digits() {
+    fn table_7_formulas_give_the_printed_digits() {
         let figures = table(7);
         #[rustfmt::skip]
         let computed = [

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_computing_hides_costs_nothing_more() {
+    fn hidden_synchronisation_costs_nothing_in_a_full_pass() {
         assert_eq!(full(HIDDEN), HIDDEN);
         assert!((full(HIDDEN + 1.0) - PEERS).abs() < 1e-9);
         assert_eq!(total(12288.0, 1.0), 7.5);

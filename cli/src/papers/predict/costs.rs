@@ -181,7 +181,7 @@ mod tests {
     }"#;
 
     #[test]
-    fn files_survive() {
+    fn costs_survive_a_round_trip_through_json() {
         let costs = parse(FILE).unwrap();
         assert!((costs.link.bandwidth - 1.25e9).abs() < 1.0);
         assert_eq!(costs.codecs[1].spec.to_string(), "linear8:block=128");
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_file_of_costs_is_refused() {
+    fn malformed_files_of_costs_are_refused() {
         assert!(parse(&FILE.replace("add_ns", "ad_ns")).is_err());
         let error = parse(&FILE.replace("linear8", "linear9")).unwrap_err();
         assert!(error.contains("linear9"), "{error}");

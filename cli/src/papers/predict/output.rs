@@ -183,7 +183,7 @@ mod tests {
     use cinch::types::CodecKind;
 
     #[test]
-    fn all_forms_hold_all_outcomes() {
+    fn every_output_format_has_every_prediction() {
         let layers = Layer::parse("a,1000000,500,1000\nb,10,1,2\n").unwrap();
         let cost = |kind| CodecCost {
             spec: CodecSpec::of(kind),
