@@ -96,7 +96,7 @@ pub struct HostRow<'a, W: BenchRank> {
     sets: Vec<BufferSet>,
 }
 
-/// One of the buffer sets that calls use in rotation.
+/// A buffer set; calls use several of them in rotation.
 struct BufferSet {
     input: AlignedBuffer,
     /// The output; for calls in place, both input and output. It is as large as the larger of them.
