@@ -1,5 +1,5 @@
-//! `cinch arrays`: measures codecs on arrays in a GPU's memory, and packed copies between GPU and host,
-//! beside plain copies in the same run.
+//! `cinch arrays`: measures codecs on arrays in GPU memory, and compressed copies between GPU and
+//! host. Each figure stands beside a plain copy from the same run.
 
 use super::bench::metrics;
 use super::bench::options::{parse_datatype, parse_size};
@@ -21,22 +21,22 @@ use std::time::{Duration, Instant};
 
 /// Deadline of each wait for the GPU.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
-/// Random elements, which then repeat.
+/// Number of random elements; larger arrays repeat them.
 const PERIOD: usize = 1 << 20;
-/// Measurements; the median is reported.
+/// Measurements per figure; the median is reported.
 const TURNS: usize = 7;
-/// Launches between two events.
+/// Kernel launches between two timing events.
 const LAUNCHES: usize = 5;
 
 #[derive(clap::Args)]
 pub struct ArraysOptions {
-    /// Bytes of elements, a multiple of 4K
+    /// Bytes of elements to process, a multiple of 4K
     #[arg(short = 'b', long, value_name = "BYTES", value_parser = parse_bytes, default_value = "256M")]
     bytes: usize,
-    /// Codecs of device memory; all unless named
+    /// Codecs to run on GPU memory [default: all with GPU kernels]
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     codec: Vec<String>,
-    /// Codecs of packed copies
+    /// Codecs of the compressed copies between GPU and host
     #[arg(
         long,
         value_name = "LIST",
@@ -53,10 +53,10 @@ pub struct ArraysOptions {
         default_value = "f32,bf16"
     )]
     datatype: Vec<String>,
-    /// Threads that pack; 0: as many as there are cores, 16 at most
+    /// Threads that compress; 0: as many as there are cores, at most 16
     #[arg(long, default_value_t = 0)]
     threads: usize,
-    /// GPU
+    /// CUDA device number
     #[arg(long, default_value_t = 0)]
     gpu: u32,
     /// Write each row as a JSON object on a line of its own
@@ -67,12 +67,12 @@ pub struct ArraysOptions {
 fn parse_bytes(text: &str) -> std::result::Result<usize, String> {
     match parse_size(text)? {
         bytes if bytes > 0 && bytes.is_multiple_of(4096) => Ok(bytes),
-        _ => Err("a multiple of 4K, from 4K on".into()),
+        _ => Err("must be a multiple of 4K, at least 4K".into()),
     }
 }
 
 impl ArraysOptions {
-    /// Returns the element types; refuses types that codecs do not take.
+    /// Returns the element types, or an error for types that codecs do not take.
     fn types(&self) -> std::result::Result<Vec<DType>, String> {
         let parse = |name: &String| match parse_datatype(name)? {
             dtype if dtype.has_codecs() => Ok(dtype),
@@ -87,7 +87,7 @@ impl ArraysOptions {
 /// Prints both tables and returns the exit code.
 ///
 /// # Errors
-/// Exit code and sentence.
+/// Returns an exit code and an error message.
 pub fn main(options: &ArraysOptions) -> ExitResult {
     let bad = |error: Error| (USAGE, error.to_string());
     let types = options.types().map_err(|sentence| (USAGE, sentence))?;
@@ -103,7 +103,8 @@ pub fn main(options: &ArraysOptions) -> ExitResult {
     let bench = ArraysBench::new(options).map_err(failed)?;
     let gpus = bench.context.driver().device_count().map_err(failed)?;
     let run = RunInfo::on_gpus(bench.context.device(), gpus);
-    // An earlier file is replaced only once a GPU is there.
+    // An existing file is replaced only after a GPU was found, so that a failed start keeps its
+    // rows.
     let mut rows = Output::of_rows(options.json.clone()).map_err(bad)?;
     let mut wrong = 0;
     let mut report =
@@ -148,7 +149,7 @@ pub fn main(options: &ArraysOptions) -> ExitResult {
     ));
     for &dtype in &types {
         for &spec in &copies {
-            // A copy leaves decoded elements behind.
+            // `copy_row` leaves decoded elements in GPU memory, so each codec gets fresh ones.
             let values = bench.fill(dtype).map_err(failed)?;
             let row = bench.copy_row(spec, dtype, &values).map_err(failed)?;
             report(&mut rows, spec, dtype, row).map_err(failed)?;
@@ -163,7 +164,7 @@ struct ArraysBench {
     kernels: Arc<CodecKernels>,
     copier: HostCopier,
     stream: Stream,
-    /// Twice the elements, so that one half may be copied onto the other.
+    /// Room for twice the elements: decoded elements go to the second half.
     elements: DeviceMemory,
     wire: DeviceMemory,
     pinned: PinnedMemory,
@@ -172,14 +173,14 @@ struct ArraysBench {
     threads: usize,
 }
 
-/// A line of the file of `--json`.
+/// A line of the `--json` file.
 #[derive(Serialize)]
 struct ArraysRecord {
     codec: String,
     datatype: String,
-    /// Bytes of elements.
+    /// Bytes of the elements.
     bytes: usize,
-    /// Every element has the bits that the host's codec gives it.
+    /// Whether every element has the bits that the same codec produces on the host.
     right: bool,
     #[serde(flatten)]
     figures: ArraysFigures,
@@ -187,13 +188,13 @@ struct ArraysRecord {
     run: RunInfo,
 }
 
-/// ArraysFigures; rates in 10^9 bytes a second, ratios to a plain copy of the same run.
+/// Measured rates, in 10^9 bytes a second, and their ratios to a plain copy in the same run.
 #[derive(Serialize)]
 #[serde(tag = "work", rename_all = "snake_case")]
 enum ArraysFigures {
-    /// A codec on device memory: bytes read and written.
+    /// A codec on GPU memory. Rates count the bytes read plus the bytes written.
     Array {
-        /// Encoded bytes, of 100 of elements.
+        /// Encoded bytes in percent of the elements' bytes.
         wire_percent: f64,
         encode_gb_per_s: f64,
         decode_gb_per_s: f64,
@@ -201,9 +202,9 @@ enum ArraysFigures {
         encode_ratio: f64,
         decode_ratio: f64,
     },
-    /// Between host and GPU, packed: bytes of elements.
+    /// A compressed copy between host and GPU. Rates count the bytes of the elements.
     PackedCopy {
-        /// Threads that pack.
+        /// Host threads that compress.
         threads: usize,
         to_gpu_gb_per_s: f64,
         to_host_gb_per_s: f64,
@@ -211,13 +212,14 @@ enum ArraysFigures {
         plain_to_host_gb_per_s: f64,
         to_gpu_ratio: f64,
         to_host_ratio: f64,
-        /// Bytes of fp32 that the threads encode without a GPU, whatever the elements are.
+        /// Rate at which the same threads encode fp32 without a GPU, in 10^9 bytes of elements a
+        /// second.
         packing_gb_per_s: f64,
     },
 }
 
 impl ArraysFigures {
-    /// Makes the figures of a codec from bytes a second.
+    /// Converts a codec's rates from bytes a second.
     fn array(wire_percent: f64, [encode, decode, copy]: [f64; 3]) -> ArraysFigures {
         ArraysFigures::Array {
             wire_percent,
@@ -229,7 +231,7 @@ impl ArraysFigures {
         }
     }
 
-    /// Makes the figures of packed copies from bytes a second: to GPU and host, plain copies, packing.
+    /// Converts the rates of compressed copies, plain copies and host encoding from bytes a second.
     fn packed_copy(
         threads: usize,
         [to_gpu, to_host, plain_to_gpu, plain_to_host]: [f64; 4],
@@ -247,7 +249,7 @@ impl ArraysFigures {
         }
     }
 
-    /// Formats the cells of the table behind codec and type.
+    /// Formats the table cells that follow the codec and type.
     fn cells(&self) -> String {
         match *self {
             ArraysFigures::Array {
@@ -283,7 +285,7 @@ impl ArraysBench {
             copier: HostCopier::new(&context, options.threads, WAIT_TIMEOUT)?,
             stream: Stream::new(&context)?,
             elements: DeviceMemory::new(&context, 2 * bytes)?,
-            // 8-bit codes of 16-bit elements, or 3 bytes of each.
+            // Twice the elements' bytes are enough: no codec takes more than 3 bytes for a 16-bit element.
             wire: DeviceMemory::new(&context, 2 * bytes)?,
             pinned: PinnedMemory::new(&context, bytes)?,
             marks: [Event::timed(&context)?, Event::timed(&context)?],
@@ -296,7 +298,7 @@ impl ArraysBench {
         })
     }
 
-    /// Fills device memory with Gaussian elements and returns the elements of its first half, widened.
+    /// Fills GPU memory with Gaussian elements and returns those of its first half as f32.
     fn fill(&self, dtype: DType) -> Result<Vec<f32>> {
         let count = PERIOD.min(self.bytes / dtype.size());
         let mut values: Vec<f32> = (0..count as u64)
@@ -312,7 +314,7 @@ impl ArraysBench {
         Ok(values.into_iter().cycle().take(all).collect())
     }
 
-    /// Returns the mean seconds of a launch, on the GPU's clock.
+    /// Returns the mean seconds of one launch, measured with CUDA events.
     fn seconds(&self, mut launch: impl FnMut() -> Result<()>) -> Result<f64> {
         self.marks[0].record(&self.stream)?;
         for _ in 0..LAUNCHES {
@@ -323,7 +325,7 @@ impl ArraysBench {
         Ok(self.marks[1].since(&self.marks[0])? / LAUNCHES as f64)
     }
 
-    /// Measures a codec on device memory, and returns whether all elements are right.
+    /// Measures a codec on GPU memory, and returns whether all elements are right.
     fn device_row(
         &self,
         spec: CodecSpec,
@@ -344,7 +346,7 @@ impl ArraysBench {
         };
         let place = (self.wire.address(), self.wire.bytes());
         let mut times = [const { Vec::new() }; 3];
-        // In turns, so that the clocks of the GPU are the same for all.
+        // Encode, decode and copy alternate, so that all three see the same GPU clock frequencies.
         for turn in 0..TURNS + 1 {
             // SAFETY: `self` owns the memory, and `seconds` waits for every use of it.
             let (encode, decode) = unsafe {
@@ -354,12 +356,13 @@ impl ArraysBench {
                 )
             };
             let copy = self.seconds(|| self.elements.repeat(self.bytes, &self.stream))?;
-            // The first turn warms up.
+            // The first round only warms up.
             if turn > 0 {
                 push_each(&mut times, [encode, decode, copy]);
             }
         }
-        // The compared run overwrites poison, so that results of earlier turns cannot pass for it.
+        // The compared run overwrites poison, so that results of earlier rounds cannot pass for its
+        // own.
         let mut found = vec![POISON; self.bytes];
         self.elements
             .write(self.bytes, &found, &self.stream, WAIT_TIMEOUT)?;
@@ -380,7 +383,7 @@ impl ArraysBench {
         Ok((ArraysFigures::array(wire_percent, rates), right))
     }
 
-    /// Measures packed copies to the GPU and back, and returns whether all elements are right.
+    /// Measures compressed copies to the GPU and back, and returns whether all elements are right.
     fn copy_row(
         &self,
         spec: CodecSpec,
@@ -395,7 +398,8 @@ impl ArraysBench {
         let mut times = [const { Vec::new() }; 4];
         let mut right = true;
         for turn in 0..TURNS + 1 {
-            // The last turn's result is compared, so results of earlier turns are overwritten.
+            // Only the last round's result is compared, so results of earlier rounds are
+            // overwritten.
             let is_last = turn == TURNS;
             if is_last {
                 host.copy_from_slice(&original);
@@ -420,7 +424,7 @@ impl ArraysBench {
                 host.fill(POISON);
             }
             let begin = Instant::now();
-            // SAFETY: `self` owns the memory, and the copier returns when `host` is written.
+            // SAFETY: `self` owns the memory, and `to_host` returns only after `host` is written.
             unsafe {
                 let stream = &self.stream;
                 self.copier
@@ -432,7 +436,8 @@ impl ArraysBench {
                 widen(dtype, Isa::Scalar, &brought, &mut there);
                 right &= host == self.image(spec, dtype, &there)?;
             }
-            // SAFETY: `self.pinned` has this many bytes, and nothing else uses it.
+            // SAFETY: the allocation of `self.pinned` has `self.bytes` bytes, and nothing else uses
+            // it meanwhile.
             let pinned =
                 unsafe { std::slice::from_raw_parts_mut(self.pinned.host().as_ptr(), self.bytes) };
             let begin = Instant::now();
@@ -457,7 +462,8 @@ impl ArraysBench {
         ))
     }
 
-    /// Returns the bytes of fp32 a second that the threads of a copy encode without a GPU.
+    /// Returns the rate at which the copier's host threads encode fp32 without a GPU, in bytes a
+    /// second.
     fn packing(&self, spec: CodecSpec) -> Result<f64> {
         let codec = StandAlone::new(spec, Layout::Chunk, Isa::detect())?.with_threads(self.threads);
         let values = vec![1.5f32; self.bytes / 4];
@@ -471,7 +477,7 @@ impl ArraysBench {
         Ok(self.bytes as f64 / median(seconds))
     }
 
-    /// Encodes and decodes elements on the host.
+    /// Encodes and decodes elements on the host and returns the bytes that a GPU must reproduce.
     fn image(&self, spec: CodecSpec, dtype: DType, values: &[f32]) -> Result<Vec<u8>> {
         let host = StandAlone::new(spec, Layout::Chunk, Isa::detect())?.with_threads(self.threads);
         let mut wire = vec![0; host.bytes(values.len())];

@@ -1,4 +1,4 @@
-//! RankOutput of ranks with the rank in front of each line.
+//! Forwards the output of ranks, with the rank's number in front of each line.
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
@@ -9,25 +9,27 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long more output of ranks that have ended is waited for: something that a rank left behind
-/// may hold its end of the pipe.
+/// How long the rest of the output is awaited after the ranks have ended. A process that a rank
+/// left behind may keep the pipe open.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// Longest part of a line that is written at once: a line without end must not fill the memory.
+/// Longest part of a line, in bytes, that is written at once, so that an endless line cannot fill
+/// the memory.
 const LINE: u64 = 64 << 10;
 
-/// The threads that copy ranks' output.
+/// Threads that copy the output of ranks.
 pub struct Forwarders {
     threads: Vec<JoinHandle<()>>,
-    /// Ends when the ranks have: what they wrote is in their pipes by then.
+    /// Pipe whose writing end is closed when all ranks have ended. By then their output is in their
+    /// pipes.
     ended: (Arc<PipeReader>, Option<PipeWriter>),
 }
 
 impl Forwarders {
-    /// Starts without a thread.
+    /// Makes an instance without threads.
     ///
     /// # Errors
-    /// Returns the system's errors.
+    /// Returns the error of creating a pipe.
     pub fn new() -> io::Result<Forwarders> {
         let (reader, writer) = io::pipe()?;
         Ok(Forwarders {
@@ -36,8 +38,8 @@ impl Forwarders {
         })
     }
 
-    /// Copies lines with the rank in front. A line is written at once, so that lines of ranks do not
-    /// mix.
+    /// Starts a thread that copies lines from a rank's pipe, with the rank in front. A line is one
+    /// write, so that lines of ranks do not mix.
     pub fn add(
         &mut self,
         rank: usize,
@@ -63,14 +65,15 @@ impl Forwarders {
                 }
                 let mut labelled = format!("[{rank}] ").into_bytes();
                 labelled.extend_from_slice(&line);
-                // Reading goes on without a reader of ours, or the rank would block.
+                // A failed write is ignored: reading must go on, or the rank would block on a full
+                // pipe.
                 let _ = to.write_all(&labelled).and_then(|()| to.flush());
             }
         }));
     }
 
-    /// Lets the last output of ranks that have ended through, however slow its reader is. `asked` is
-    /// called at intervals; if it returns a value, the rest of the output is left.
+    /// Forwards the remaining output of ranks that have ended, however slow its reader is. Calls
+    /// `asked` at intervals, and drops the rest of the output once that returns a value.
     ///
     /// # Errors
     /// Returns the errors of `asked`.
@@ -91,13 +94,13 @@ impl Forwarders {
     }
 }
 
-/// The reading end of a rank's pipe. It ends when the pipe does, or when the ranks have ended and
-/// what they wrote was read.
+/// The reading end of a rank's pipe. It reports the end of input when the pipe is closed, or when
+/// all ranks have ended and their output was read.
 struct RankOutput<T> {
     pipe: T,
     ended: Arc<PipeReader>,
-    /// For ranks that have ended: how long their output is still awaited, and how many bytes of it the pipe
-    /// may hold.
+    /// Set once all ranks have ended: the time left to wait, and how many more bytes the pipe may
+    /// hold.
     rest: Option<(Duration, usize)>,
 }
 
@@ -150,7 +153,7 @@ mod tests {
     use super::*;
     use std::sync::Mutex;
 
-    /// A slow writer, which keeps the written bytes.
+    /// A slow writer that keeps the written bytes.
     #[derive(Clone, Default)]
     struct Slow(Arc<Mutex<Vec<u8>>>, Duration);
 
@@ -165,7 +168,7 @@ mod tests {
         }
     }
 
-    /// Returns the forwarded bytes of `text`, with the writing end left open or not.
+    /// Returns what is forwarded of `text`, if the pipe's writing end stays open or not.
     fn forwarded(text: &[u8], each: Duration, left_open: bool) -> Vec<u8> {
         let (reader, mut writer) = io::pipe().unwrap();
         let seen = Slow(Arc::default(), each);
@@ -189,7 +192,8 @@ mod tests {
         }
     }
 
-    /// Patience is with whoever holds the pipe, not with who reads what comes out.
+    /// [`PATIENCE`] limits the wait for a process that holds the pipe open, not for a slow reader
+    /// of the output.
     #[test]
     fn a_slow_reader_gets_everything() {
         for left_open in [false, true] {
@@ -199,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn somebody_who_wants_an_end_gets_it() {
+    fn drain_returns_early_when_the_check_returns_a_value() {
         let (reader, _held) = io::pipe().unwrap();
         let mut forwarders = Forwarders::new().unwrap();
         forwarders.add(0, reader, Slow::default());

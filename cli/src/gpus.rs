@@ -1,4 +1,4 @@
-//! `cinch info`, of GPUs: what they are, how they reach each other, what a communicator takes.
+//! The GPU part of `cinch info`: devices, links between them, and memory that a communicator takes.
 
 use crate::bench::gpu::driver_version;
 use cinch::gpu::probe::{PairSpeed, Probe, pair_speed};
@@ -8,11 +8,11 @@ use cinch::mem::PeerBufferLayout;
 use cinch::{Config, Result};
 use std::io::{self, Write};
 
-/// Prints whether kernels were built, the driver, and the GPUs that it has; measures every pair
-/// if `probes`.
+/// Prints whether kernels were built, the driver version and the GPUs. With `probes`, measures
+/// every pair of GPUs.
 ///
 /// # Errors
-/// Those of writing.
+/// Returns the writer's errors.
 pub fn write(config: &Config, probes: bool, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "\ngpus")?;
     writeln!(out, "  kernels    {}", kernels::STATE)?;
@@ -54,7 +54,7 @@ pub fn write(config: &Config, probes: bool, out: &mut dyn Write) -> io::Result<(
     }
 }
 
-/// Prints the bytes that a communicator with a rank on each GPU takes of each.
+/// Prints the buffer bytes on each GPU for a communicator with a rank on every GPU.
 fn write_buffers(config: &Config, gpus: usize, out: &mut dyn Write) -> io::Result<()> {
     match PeerBufferLayout::new(gpus, config.buffer_bytes, config.gpu_channels_for(1)) {
         Ok(shape) => writeln!(
@@ -107,7 +107,7 @@ fn write_speeds(devices: &[Device], out: &mut dyn Write) -> io::Result<()> {
     }
 }
 
-/// Returns a square of texts; cells with an error are `no`.
+/// Returns a square matrix of cell texts; a cell with an error is `no`.
 fn cells(size: usize, cell: impl Fn(usize, usize) -> Result<String>) -> Vec<Vec<String>> {
     let text = |from, to| cell(from, to).unwrap_or_else(|_| "no".into());
     let row = |from| (0..size).map(|to| text(from, to)).collect();
@@ -133,7 +133,7 @@ fn write_matrix(title: &str, cells: &[Vec<String>], out: &mut dyn Write) -> io::
     Ok(())
 }
 
-/// Formats a UUID as the driver's tools do.
+/// Formats a UUID as nvidia-smi does.
 fn uuid(bytes: &[u8; 16]) -> String {
     let mut text = String::from("GPU-");
     for (index, byte) in bytes.iter().enumerate() {

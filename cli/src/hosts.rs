@@ -1,9 +1,9 @@
 //! `cinch run --hosts`: starts ranks on several hosts over ssh, watches them, and leaves none behind.
 //!
-//! Each host gets one ssh session, which runs `cinch run --agent` there. What to run comes over its
-//! standard input, the job's secret included: command lines are for everybody to read. After that
-//! the input stays open and silent. Its end means that the launcher is gone or wants an end, and the
-//! agent ends its ranks: so a lost connection leaves nothing behind either.
+//! Each host gets one ssh session, which runs `cinch run --agent` there. The agent reads its task,
+//! including the job's secret, from standard input, as any user can read command lines. Afterwards
+//! the input stays open and silent. When it ends, the launcher has exited or wants the ranks to
+//! end, and the agent ends them. A lost connection therefore leaves no ranks behind.
 
 use super::join::create_id_between_hosts;
 use super::launch::{LocalLaunch, Signals, TERM_TO_KILL, exit_code};
@@ -24,39 +24,43 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// A host and how many ranks it takes.
+/// A host, and the number of ranks that it takes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Host {
     name: String,
     slots: usize,
 }
 
-/// The task of an agent, which is sent as one line.
+/// The task of an agent, which the launcher sends as one line of JSON.
 #[derive(Serialize, Deserialize)]
 struct Task {
-    /// Version of cinch: both sides must have one.
+    /// Version of cinch, which must be the same on both sides.
     version: String,
     command: Vec<String>,
     variables: Vec<(String, String)>,
     directory: String,
-    /// Ranks on the hosts before, here, and everywhere.
+    /// Number of ranks on earlier hosts (`before`), on this host (`ranks`), and on all hosts
+    /// (`all`).
     before: usize,
     ranks: usize,
     all: usize,
     label: bool,
     bind: bool,
     exit_timeout: f64,
-    /// Where the drop-in lies there, if it is to be in front of the program; empty: beside the tool.
+    /// Path of the drop-in libnccl on the agent's host, if it is to be preloaded; empty for the
+    /// drop-in beside the tool.
     preload: Option<String>,
 }
 
-/// The exit code of ssh if it has no session.
+/// The exit code of ssh if it could not open a session.
 const SSH_FAILED: i32 = 255;
 
-/// Longest task line: a program's arguments may be long, a line without end is nobody's.
+/// Largest number of bytes of a task line. Program arguments may be long, but an endless line must
+/// not fill the memory.
 const TASK_BYTES: u64 = 4 << 20;
 
-/// Parses a file of hosts: one a line, `HOST [slots=N]`, N from 1 (1); `#` begins a comment.
+/// Parses a file of hosts, with `HOST [slots=N]` on each line; N is 1 or more (default 1), and `#`
+/// begins a comment.
 fn parse(text: &str) -> Result<Vec<Host>, String> {
     let mut hosts: Vec<Host> = Vec::new();
     for (number, line) in text.lines().enumerate() {
@@ -67,7 +71,7 @@ fn parse(text: &str) -> Result<Vec<Host>, String> {
             .unwrap_or_default()
             .split_whitespace();
         let Some(name) = words.next() else { continue };
-        // ssh would take it for an option.
+        // ssh would take such a name for an option.
         if name.starts_with('-') || name.contains('=') {
             return Err(wrong(&format!("\"{name}\" is no host")));
         }
@@ -93,7 +97,8 @@ fn parse(text: &str) -> Result<Vec<Host>, String> {
     }
 }
 
-/// Returns the first hosts that `ranks` fill, the last of them perhaps in part; all if unset.
+/// Returns the hosts that `ranks` fill in order, the last one possibly in part. Without `ranks` all
+/// slots are filled.
 fn fill(mut hosts: Vec<Host>, ranks: Option<usize>) -> Result<Vec<Host>, String> {
     let slots: usize = hosts.iter().map(|host| host.slots).sum();
     let mut left = ranks.unwrap_or(slots);
@@ -113,7 +118,8 @@ fn fill(mut hosts: Vec<Host>, ranks: Option<usize>) -> Result<Vec<Host>, String>
 /// Runs `cinch run --hosts` and returns the first failure's exit code.
 ///
 /// # Errors
-/// Exit code and sentence: a file or an option that cannot be, or a session that cannot be started.
+/// Returns an exit code and an error message if the file or an option is invalid, or if a session
+/// cannot be started.
 pub fn run(
     options: &RunOptions,
     file: &Path,
@@ -121,15 +127,15 @@ pub fn run(
     config: &Config,
 ) -> crate::ExitResult {
     let (hosts, passed_on) = read(options, file).map_err(|sentence| (USAGE, sentence))?;
-    // The last value wins, so an option overrides this environment.
+    // The last value of a variable wins, so an option overrides the environment.
     let variables = [passed_on, variables].concat();
     run_on(options, hosts, variables, config).map_err(|sentence| (FAILURE, sentence))
 }
 
-/// Names and values.
+/// Names and values of environment variables.
 type Variables = Vec<(String, String)>;
 
-/// Returns the hosts with their slots, and the variables that their ranks get.
+/// Returns the hosts with their slots, and the environment variables for their ranks.
 fn read(options: &RunOptions, file: &Path) -> Result<(Vec<Host>, Variables), String> {
     let shown = file.display();
     let text =
@@ -139,7 +145,7 @@ fn read(options: &RunOptions, file: &Path) -> Result<(Vec<Host>, Variables), Str
     Ok((hosts, passed_on(&options.environment)?))
 }
 
-/// Starts a session on each of the hosts and waits for all.
+/// Starts a session on each host and waits for all sessions.
 fn run_on(
     options: &RunOptions,
     hosts: Vec<Host>,
@@ -155,8 +161,8 @@ fn run_on(
         .iter()
         .map(|word| utf8(word))
         .collect::<Result<_, _>>()?;
-    let directory =
-        std::env::current_dir().map_err(|error| format!("there is no current folder: {error}"))?;
+    let directory = std::env::current_dir()
+        .map_err(|error| format!("cannot find the current folder: {error}"))?;
     let cinch = match &options.remote_cinch {
         Some(path) => path.clone(),
         None => {
@@ -191,13 +197,13 @@ fn run_on(
             preload: preload.clone(),
         };
         before += host.slots;
-        // An early return drops `sessions`, which ends those that are there.
+        // An early return drops `sessions`, which ends the sessions that were started.
         sessions.start(&options.ssh, &cinch, host, &task)?;
     }
     sessions.watch(&signals, Duration::from_secs_f64(options.exit_timeout))
 }
 
-/// Returns the settings of this environment, and the variables that `--env` names.
+/// Returns the `CINCH_` settings of this environment, and the variables that `--env` names.
 fn passed_on(asked: &[String]) -> Result<Variables, String> {
     let settings = std::env::vars_os().filter_map(|(name, value)| {
         let name = name.into_string().ok()?;
@@ -216,7 +222,7 @@ fn passed_on(asked: &[String]) -> Result<Variables, String> {
     found.into_iter().map(text).collect()
 }
 
-/// The sessions on hosts. Dropping it ends what still runs.
+/// Sessions on hosts. Dropping this value ends those that still run.
 #[derive(Default)]
 struct Sessions {
     running: Vec<Session>,
@@ -224,17 +230,17 @@ struct Sessions {
 
 struct Session {
     host: Host,
-    /// Whether ssh by itself runs it, which ends with a code of its own where it does not get in.
+    /// Whether the program is ssh itself, which exits with [`SSH_FAILED`] if it cannot log in.
     is_ssh: bool,
     child: Child,
-    /// Open as long as the host's ranks are wanted.
+    /// The agent's standard input, which stays open as long as its ranks should run.
     lifeline: Option<ChildStdin>,
 }
 
 impl Sessions {
     fn start(&mut self, ssh: &OsStr, cinch: &str, host: Host, task: &Task) -> Result<(), String> {
         let mut command = Command::new(ssh);
-        // It has no terminal to ask on: a question would stop it for ever.
+        // The session has no terminal, so a question of ssh would block for ever.
         let is_ssh = Path::new(ssh).file_name() == Some(OsStr::new("ssh"));
         if is_ssh {
             command.args(["-o", "BatchMode=yes"]);
@@ -243,7 +249,8 @@ impl Sessions {
             .arg(&host.name)
             .arg(format!("exec {} run --agent", quoted(cinch)))
             .stdin(Stdio::piped())
-            // The terminal interrupts the launcher, which ends the sessions on the hosts.
+            // An interrupt from the terminal must reach only the launcher, which then ends the
+            // sessions.
             .process_group(0);
         let failed =
             |error: io::Error| format!("cannot start {} {}: {error}", ssh.display(), host.name);
@@ -254,7 +261,8 @@ impl Sessions {
         let mut line = serde_json::to_string(task).map_err(|error| error.to_string())?;
         line.push('\n');
         if let Some(input) = &mut lifeline {
-            // A session that failed at once reports that by its exit code.
+            // A write error is ignored: a session that failed at once reports that by its exit
+            // code.
             let _ = input
                 .write_all(line.as_bytes())
                 .and_then(|()| input.flush());
@@ -268,7 +276,7 @@ impl Sessions {
         Ok(())
     }
 
-    /// Waits for all, and ends the others some time after the first failure.
+    /// Waits for all sessions. Some time after the first failure, ends the others.
     fn watch(mut self, signals: &Signals, exit_timeout: Duration) -> Result<i32, String> {
         let mut first = None;
         let mut let_go_at: Option<Instant> = None;
@@ -285,7 +293,7 @@ impl Sessions {
                         self.running.len()
                     );
                     if is_ssh && code == SSH_FAILED {
-                        eprintln!("cinch: if ssh was not let in: {}", log_in(&host));
+                        eprintln!("cinch: if ssh could not log in: {}", log_in(&host));
                     }
                     let_go_at = Some(Instant::now() + exit_timeout);
                 }
@@ -294,7 +302,8 @@ impl Sessions {
             if let_go_at.is_some_and(|at| at <= now) {
                 self.let_go();
                 let_go_at = None;
-                // The agents' own patience, and a little for the way.
+                // The agent itself waits this long before it kills ranks; the rest is for the
+                // connection.
                 kill_at = Some(now + exit_timeout + 2 * TERM_TO_KILL);
             }
             if kill_at.is_some_and(|at| at <= now) {
@@ -303,7 +312,7 @@ impl Sessions {
             }
             if let Some(signal) = signals.wait(Duration::from_millis(50))? {
                 match kill_at {
-                    // A second request is not asked again.
+                    // After a second signal the sessions are killed without waiting.
                     Some(_) => self.kill(),
                     None => self.let_go(),
                 }
@@ -315,8 +324,8 @@ impl Sessions {
         Ok(first.unwrap_or(0))
     }
 
-    /// Kills sessions that the terminal has stopped, as it does when they read from it: they would
-    /// neither end nor go on.
+    /// Kills sessions that the kernel has stopped because they read from the terminal. Otherwise
+    /// they would neither end nor continue.
     fn end_those_that_ask(&self) {
         let flags = WaitPidFlag::WSTOPPED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
         for session in &self.running {
@@ -326,8 +335,7 @@ impl Sessions {
             {
                 let host = &session.host.name;
                 eprintln!(
-                    "cinch: the session on {host} asks something on the terminal, which it has not \
-                     got: {}",
+                    "cinch: the session on {host} asks something, but it has no terminal: {}",
                     log_in(host)
                 );
                 let _ = killpg(pid, Signal::SIGKILL);
@@ -335,7 +343,7 @@ impl Sessions {
         }
     }
 
-    /// Returns the hosts whose session has ended, whether it was ssh's, and its code.
+    /// Returns each session that has ended: host, whether it ran ssh itself, and exit code.
     fn reap(&mut self) -> Result<Vec<(Host, bool, i32)>, String> {
         let mut ended = Vec::new();
         let mut failure = None;
@@ -355,7 +363,7 @@ impl Sessions {
         failure.map_or(Ok(ended), Err)
     }
 
-    /// Closes the agents' input, which ends their ranks.
+    /// Closes the agents' standard input, upon which they end their ranks.
     fn let_go(&mut self) {
         for session in &mut self.running {
             session.lifeline = None;
@@ -364,7 +372,7 @@ impl Sessions {
 
     fn kill(&self) {
         for session in &self.running {
-            // The child is not reaped yet, so its id is not another's.
+            // The child is not reaped yet, so no other process can have its id.
             let _ = killpg(Pid::from_raw(session.child.id() as i32), Signal::SIGKILL);
         }
     }
@@ -380,7 +388,7 @@ impl Drop for Sessions {
     }
 }
 
-/// Advises what to do about a host whose ssh asks a question.
+/// Returns advice for a host whose ssh asks a question.
 fn log_in(host: &str) -> String {
     format!(
         "`ssh {host} true` must work without a question, so log in once to accept the host's key, and \
@@ -393,19 +401,20 @@ fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', "'\\''"))
 }
 
-/// Runs `cinch run --agent`: the ranks of one host, until they end or the input does.
+/// Runs `cinch run --agent`: the ranks of one host, until they end or standard input ends.
 ///
 /// # Errors
-/// A sentence, if the task is none or cannot be started.
+/// Returns an error message if standard input has no valid task or the ranks cannot be started.
 pub fn agent() -> Result<i32, String> {
     let mut line = String::new();
     io::stdin()
         .lock()
         .take(TASK_BYTES)
         .read_line(&mut line)
-        .map_err(|error| format!("cannot read what to run: {error}"))?;
-    let task: Task = serde_json::from_str(&line)
-        .map_err(|error| format!("--agent reads what to run from cinch run --hosts: {error}"))?;
+        .map_err(|error| format!("cannot read the task from standard input: {error}"))?;
+    let task: Task = serde_json::from_str(&line).map_err(|error| {
+        format!("--agent expects a task from cinch run --hosts on standard input: {error}")
+    })?;
     let host = nix::unistd::gethostname().unwrap_or_default();
     let host = host.display();
     if task.version != cinch::VERSION {
@@ -431,12 +440,12 @@ pub fn agent() -> Result<i32, String> {
         let earlier = earlier.or_else(|| std::env::var_os("LD_PRELOAD"));
         variables.extend(preload::variables(&library, earlier));
     }
-    // Before the thread: it inherits the mask.
+    // Signals are blocked before the thread starts, as it inherits the mask.
     let signals = Signals::block()?;
     let orphaned = Arc::new(AtomicBool::new(false));
     let seen = orphaned.clone();
     std::thread::spawn(move || {
-        // Nothing more is sent: whatever ends this wait is the end.
+        // The launcher sends nothing more, so any end of this copy means that it has gone.
         let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
         seen.store(true, Ordering::Relaxed);
     });
@@ -459,7 +468,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_of_hosts() {
+    fn files_of_hosts_are_parsed_and_filled() {
         let host = |name: &str, slots| Host {
             name: name.into(),
             slots,
@@ -489,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn words_of_a_shell() {
+    fn quoted_words_survive_the_shell() {
         for text in ["plain", "with space", "it\'s", "$HOME;`x`\\\""] {
             let out = Command::new("sh")
                 .args(["-c", &format!("printf %s {}", quoted(text))])

@@ -1,4 +1,4 @@
-//! `cinch info`: what this build, this machine and these settings are.
+//! `cinch info`: prints facts about this build, this machine and the settings.
 
 use crate::machine::{MachineInfo, host_name};
 use cinch::config::{KNOBS, Origin};
@@ -8,11 +8,11 @@ use cinch::types::{CodecKind, TransportKind};
 use cinch::{Algorithm, Communicator, Config, Error, ErrorKind};
 use std::io::{self, Write};
 
-/// Prints versions, machine, GPUs, transports and settings; measures the GPUs' links if
-/// `probes`.
+/// Prints versions, machine, GPUs, transports and settings. With `probes`, measures the links
+/// between GPUs.
 ///
 /// # Errors
-/// Those of writing.
+/// Returns the writer's errors.
 pub fn write(config: &Config, probes: bool, out: &mut dyn Write) -> io::Result<()> {
     let machine = MachineInfo::detect();
     let build = if cfg!(debug_assertions) {
@@ -68,10 +68,10 @@ pub fn write(config: &Config, probes: bool, out: &mut dyn Write) -> io::Result<(
     Ok(())
 }
 
-/// Prints what a communicator is made of, from one rank's place.
+/// Prints channels, slots and transports of a communicator, as its rank sees them.
 ///
 /// # Errors
-/// Those of writing.
+/// Returns the writer's errors.
 pub fn write_communicator(comm: &Communicator, out: &mut dyn Write) -> io::Result<()> {
     let info = comm.info();
     writeln!(
@@ -103,7 +103,7 @@ fn origin_name(origin: Origin) -> &'static str {
     }
 }
 
-/// Returns `yes`, or why a transport cannot work here. Tries the transport out.
+/// Returns `yes` or why a transport cannot work on this machine, after trying to use it.
 fn probe(kind: TransportKind, config: &Config) -> String {
     let tried = cinch::transport::probe(kind, config).unwrap_or_else(|| {
         if let kernels::State::Missing { why } = kernels::STATE {

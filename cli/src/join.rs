@@ -1,4 +1,5 @@
-//! Joins the ranks that a launcher has started, or makes a communicator of this process alone.
+//! Joins the ranks that a launcher has started, or makes a communicator with this process as the
+//! only rank.
 
 use cinch::{Communicator, Config, Result, UniqueId};
 
@@ -13,27 +14,29 @@ const LAUNCHED: [&str; 7] = [
     "MV2_COMM_WORLD_SIZE",
 ];
 
-/// Returns the launcher's variable that is set.
+/// Returns the name of a launcher's variable that is set, if any.
 pub fn launcher() -> Option<&'static str> {
     LAUNCHED
         .into_iter()
         .find(|name| std::env::var_os(name).is_some())
 }
 
-/// Returns how many ranks `cinch run` started, if it started this one.
+/// Returns the number of ranks if `cinch run` has started this process.
 pub fn launched_size() -> Option<usize> {
     std::env::var("CINCH_LAUNCH_SIZE").ok()?.parse().ok()
 }
 
-/// Joins the ranks that this process was started with. Without any launcher's variable the communicator
-/// has one rank; with such a variable it is an error if the launcher's other variables are incomplete.
+/// Joins the ranks that a launcher has started together with this one. Without any launcher's
+/// variable the communicator has one rank. If only some of a launcher's variables are set, that is
+/// an error.
 ///
 /// # Errors
 /// Returns the errors of joining.
 pub fn join(config: Config) -> Result<Communicator> {
     match launcher() {
-        Some(name) => Communicator::from_env(config)
-            .map_err(|error| error.context(format!("joining the ranks that {name} speaks of"))),
+        Some(name) => Communicator::from_env(config).map_err(|error| {
+            error.context(format!("joining the ranks of the launcher that set {name}"))
+        }),
         None => {
             let id = create_id(&config)?;
             Communicator::init(&id, 0, 1, config)
@@ -41,19 +44,19 @@ pub fn join(config: Config) -> Result<Communicator> {
     }
 }
 
-/// Creates an id for ranks of several hosts, whose rendezvous runs in this process: at the address of
-/// `CINCH_SOCKET_IFNAME`, or of the first interface that is up.
+/// Creates a unique id for ranks on several hosts, and serves its rendezvous in this process. The
+/// server listens at the address of `CINCH_SOCKET_IFNAME`, or of the first interface that is up.
 ///
 /// # Errors
-/// Returns the errors of listening.
+/// Returns an error if the server cannot listen.
 pub fn create_id_between_hosts(config: &Config) -> Result<UniqueId> {
     UniqueId::create(config)
 }
 
-/// Creates an id for ranks of this host, whose rendezvous runs in this process.
+/// Creates a unique id for ranks on this host, and serves its rendezvous in this process.
 ///
 /// # Errors
-/// Returns the errors of listening.
+/// Returns an error if the server cannot listen.
 pub fn create_id(config: &Config) -> Result<UniqueId> {
     UniqueId::create_for_one_host(config)
 }

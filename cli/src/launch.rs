@@ -1,8 +1,8 @@
-//! Starts ranks of this machine, watches them, and leaves none behind.
+//! Starts ranks on this machine, watches them, and ends all of them.
 //!
-//! Each rank is a process group of its own, so that a signal reaches what the rank has started as
-//! well, and an interrupt from the terminal reaches it once, by way of the launcher. The kernel
-//! kills a rank whose launcher is gone (the rank itself: of its children it knows nothing).
+//! Each rank is a process group of its own. A signal to the group also reaches processes that the
+//! rank has started. An interrupt from the terminal reaches the rank only once, from the launcher.
+//! The kernel kills a rank whose launcher has exited, but not the rank's children.
 
 use super::forward::Forwarders;
 use cinch::Config;
@@ -23,34 +23,35 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Ranks to start on this machine.
+/// A set of ranks to start on this machine.
 #[derive(Clone, Debug)]
 pub struct LocalLaunch {
-    /// Program and its arguments.
+    /// Program, followed by its arguments.
     pub command: Vec<OsString>,
     /// Number of ranks.
     pub ranks: usize,
-    /// Variables for all ranks, beside each rank's own.
+    /// Environment variables for all ranks, in addition to each rank's own.
     pub variables: Vec<(String, OsString)>,
-    /// Whether lines of output get the rank in front.
+    /// Whether each line of output gets the rank in front.
     pub label: bool,
-    /// The core of each rank; empty leaves placement to the system.
+    /// The core to which each rank is bound; empty leaves placement to the system.
     pub cores: Vec<usize>,
-    /// From the first failure to SIGTERM for the others.
+    /// Time from the first failure until the other ranks get SIGTERM.
     pub exit_timeout: Duration,
-    /// Ranks on other hosts before these, and all ranks; none elsewhere if unset.
+    /// Number of ranks on earlier hosts, and of all ranks; `None` if all ranks are on this host.
     pub world: Option<(usize, usize)>,
-    /// Becomes true when whoever asked for the ranks is gone.
+    /// Flag that becomes true when the launcher on the other host has gone.
     pub orphaned: Option<Arc<AtomicBool>>,
 }
 
-/// The default time for the other ranks to end by themselves after one failed.
+/// Default time that the other ranks have to end by themselves after one failed.
 pub(super) const PEER_EXIT_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// From SIGTERM to SIGKILL.
+/// Time from SIGTERM to SIGKILL.
 pub(super) const TERM_TO_KILL: Duration = Duration::from_secs(2);
 
-/// Returns a core for each rank, if there are as many.
+/// Returns a core for each rank, or `None` if this process may use fewer cores than there are
+/// ranks.
 pub fn one_core_each(ranks: usize) -> Option<Vec<usize>> {
     let allowed = cpu::allowed();
     let cores: Vec<usize> = (0..64 * allowed.len())
@@ -61,7 +62,7 @@ pub fn one_core_each(ranks: usize) -> Option<Vec<usize>> {
 }
 
 impl LocalLaunch {
-    /// Launches `command` as `ranks` ranks of a communicator of their own, placed by the system.
+    /// Describes a launch of `command` as `ranks` ranks of a new communicator, not bound to cores.
     pub fn new(command: Vec<OsString>, ranks: usize) -> LocalLaunch {
         LocalLaunch {
             command,
@@ -75,10 +76,10 @@ impl LocalLaunch {
         }
     }
 
-    /// Launches this process's own command as `ranks` ranks.
+    /// Describes a launch of this process's own command line as `ranks` ranks.
     ///
     /// # Errors
-    /// A sentence, if the system does not say which program that is.
+    /// Returns an error message if the path of this program is unknown.
     pub fn of_this_command(ranks: usize) -> Result<LocalLaunch, String> {
         let program = std::env::current_exe()
             .map_err(|error| format!("cannot find this program: {error}"))?;
@@ -87,13 +88,14 @@ impl LocalLaunch {
         Ok(LocalLaunch::new(command.collect(), ranks))
     }
 
-    /// Makes a unique id, whose rendezvous lives in this process, and runs the ranks with it.
+    /// Creates a unique id, serves its rendezvous in this process, and runs the ranks with it.
+    /// Returns the exit code.
     ///
     /// # Errors
-    /// A sentence, if the id cannot be made or the program cannot be started.
+    /// Returns an error message if the id cannot be created or the program cannot be started.
     pub fn run_with_rendezvous(mut self, config: &Config) -> Result<i32, String> {
-        // Before the rendezvous' thread starts: threads inherit the mask, and a signal that
-        // only one thread blocks would still end the process.
+        // Signals are blocked before the thread of the rendezvous starts, as threads inherit the
+        // mask. A thread that does not block a signal would let it end the process.
         let signals = Signals::block()?;
         let id = super::join::create_id(config).map_err(|error| error.to_string())?;
         self.variables
@@ -101,8 +103,8 @@ impl LocalLaunch {
         self.run(&signals)
     }
 
-    /// Runs the ranks and returns the exit code: 0, or the first failure's, 128 + signal for
-    /// signals.
+    /// Runs the ranks and returns the exit code: 0, or the code of the first failure. A rank ended
+    /// by a signal has code 128 + signal.
     pub(super) fn run(&self, signals: &Signals) -> Result<i32, String> {
         let before = self.world.map_or(0, |(before, _)| before);
         let mut ranks = Ranks::new()?;
@@ -147,7 +149,7 @@ impl LocalLaunch {
             };
             let asked = signals.wait(Duration::from_millis(50))?;
             if let Some(signal) = asked.or_else(orphaned) {
-                // A second request is not asked again.
+                // After a second signal the ranks are killed without waiting.
                 let again = kill_at.is_some();
                 ranks.signal(if again { Signal::SIGKILL } else { signal });
                 first = first.or(Some(128 + signal as i32));
@@ -169,7 +171,7 @@ impl LocalLaunch {
         command
             .args(&self.command[1..])
             .envs(self.variables.iter().map(|(name, value)| (name, value)))
-            // A rank that is bound to one core still reports the whole machine.
+            // A rank that is bound to one core must still report the cores of the whole machine.
             .env(
                 "CINCH_LAUNCH_CORES",
                 cpu::count(&cpu::allowed()).to_string(),
@@ -194,7 +196,7 @@ impl LocalLaunch {
     }
 }
 
-/// The started ranks. Dropping it kills and reaps what still runs.
+/// The ranks that were started. Dropping this value kills and reaps those that still run.
 struct Ranks {
     running: Vec<(usize, Child)>,
     forwarders: Forwarders,
@@ -205,7 +207,7 @@ impl Ranks {
         let forwarders = Forwarders::new();
         Ok(Ranks {
             running: Vec::new(),
-            forwarders: forwarders.map_err(|error| format!("there is no pipe: {error}"))?,
+            forwarders: forwarders.map_err(|error| format!("cannot create a pipe: {error}"))?,
         })
     }
 
@@ -221,7 +223,7 @@ impl Ranks {
         self.running.push((rank, child));
     }
 
-    /// Returns the ranks that have ended since the last call, in the order of their ranks.
+    /// Returns the ranks that have ended since the last call, in ascending order.
     fn reap(&mut self) -> Result<Vec<(usize, u32, ExitStatus)>, String> {
         let mut ended = Vec::new();
         let mut failure = None;
@@ -239,10 +241,10 @@ impl Ranks {
         failure.map_or(Ok(ended), Err)
     }
 
-    /// Signals the groups of the ranks that still run.
+    /// Sends a signal to the process groups of the ranks that still run.
     fn signal(&self, signal: Signal) {
         for (_, child) in &self.running {
-            // The child is not reaped yet, so its id is not another's.
+            // The child is not reaped yet, so no other process can have its id.
             let _ = killpg(Pid::from_raw(child.id() as i32), signal);
         }
     }
@@ -257,8 +259,8 @@ impl Drop for Ranks {
     }
 }
 
-/// Returns how a child ended, if it has, after killing the rest of its process group. That comes
-/// before the child is reaped: until then its id is nobody else's.
+/// Returns a child's exit status if it has ended, after killing the rest of its process group. The
+/// group is killed before the child is reaped, as its id could be reused afterwards.
 fn end(child: &mut Child) -> io::Result<Option<ExitStatus>> {
     let pid = Pid::from_raw(child.id() as i32);
     let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
@@ -269,12 +271,13 @@ fn end(child: &mut Child) -> io::Result<Option<ExitStatus>> {
     child.wait().map(Some)
 }
 
-/// Signals that the launcher takes as events.
+/// Signals that the launcher receives through a file descriptor.
 pub(super) struct Signals(SignalFd);
 
 impl Signals {
-    /// Takes them, but those that this process ignores: a signal that is blocked comes as an event
-    /// all the same, and would end a job that `nohup` or a script has put in the background.
+    /// Blocks the signals and opens a descriptor for them. Signals that this process ignores are
+    /// left out. The descriptor would report them too, and end a job that `nohup` or a script runs
+    /// in the background.
     pub(super) fn block() -> Result<Signals, String> {
         let mut set = SigSet::empty();
         for signal in [
@@ -288,15 +291,16 @@ impl Signals {
             }
         }
         set.add(Signal::SIGCHLD);
-        let failed = |error: Errno| format!("cannot take signals as events: {error}");
+        let failed = |error: Errno| format!("cannot receive signals through a descriptor: {error}");
         set.thread_block().map_err(failed)?;
         SignalFd::with_flags(&set, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)
             .map(Signals)
             .map_err(failed)
     }
 
-    /// Waits for a signal for the ranks and returns it; `None` when time is up or a child has changed. The time bounds how
-    /// late an end is seen whose signal another thread took.
+    /// Waits for a signal that the ranks should get and returns it. Returns `None` after `time`, or
+    /// if a child has changed. The limit matters if another thread has received SIGCHLD: the end of
+    /// a child is then seen this much later.
     pub(super) fn wait(&self, time: Duration) -> Result<Option<Signal>, String> {
         let timeout = PollTimeout::try_from(time).unwrap_or(PollTimeout::ZERO);
         let mut entries = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
@@ -341,7 +345,7 @@ mod tests {
     use super::*;
 
     fn launch(ranks: usize, script: &str, exit_timeout: f64) -> i32 {
-        // On a thread of its own, so that blocked signals stay with it.
+        // The launch runs on its own thread, so that the blocked signals stay blocked only there.
         let command = ["sh", "-c", script].map(OsString::from).to_vec();
         let launch = LocalLaunch {
             variables: vec![("CINCH_TEST_WORD".into(), "word".into())],
@@ -366,7 +370,7 @@ mod tests {
         lines
     }
 
-    /// Returns whether a process is there and not a zombie.
+    /// Returns whether a process exists and is not a zombie.
     fn alive(pid: &str) -> bool {
         std::fs::read_to_string(format!("/proc/{pid}/stat"))
             .is_ok_and(|stat| !stat.rsplit(')').next().unwrap().starts_with(" Z"))
@@ -404,7 +408,7 @@ mod tests {
     #[test]
     fn the_first_failure_is_the_exit_code_and_ends_the_rest() {
         let path = file("rest");
-        // Rank 1 fails; the others would run for ten minutes, in a child of the rank.
+        // Rank 1 fails; the other ranks would wait ten minutes for their child.
         let script = format!(
             "[ $RANK = 1 ] && {{ sleep 0.2; exit 7; }}; sleep 600 & echo $! >> {0}; wait",
             path.display()
@@ -422,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_rank_leaves_behind_is_ended() {
+    fn processes_that_a_rank_leaves_behind_are_ended() {
         let path = file("left");
         let script = format!("sleep 600 & echo $! >> {}", path.display());
         assert_eq!(launch(1, &script, 0.1), 0);
@@ -441,12 +445,12 @@ mod tests {
     }
 
     #[test]
-    fn signals_are_codes_and_reach_the_shell() {
+    fn death_by_signal_gives_code_128_plus_signal() {
         assert_eq!(
             launch(2, "[ $RANK = 1 ] && kill -KILL $$; exit 0", 0.5),
             128 + 9
         );
-        // The launcher's blocked signals must not be inherited.
+        // Ranks must not inherit the launcher's blocked signals.
         assert_eq!(launch(1, "kill -TERM $$; exit 0", 0.5), 128 + 15);
     }
 
@@ -454,7 +458,7 @@ mod tests {
     fn no_zombies_remain() {
         assert_eq!(launch(4, "exit 0", 0.5), 0);
         let me = std::process::id().to_string();
-        // Other tests of this process have children too; ours are shells that ended.
+        // Other tests in this process have children too, so those of this test must vanish in time.
         let zombies = || {
             std::fs::read_dir("/proc")
                 .unwrap()
@@ -474,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_program_is_a_sentence() {
+    fn missing_program_gives_an_error_message() {
         let launch = LocalLaunch::new(vec!["/no/such/program".into()], 2);
         let error = std::thread::spawn(move || launch.run(&Signals::block().unwrap()))
             .join()

@@ -3,25 +3,26 @@
 use serde::{Deserialize, Serialize};
 use std::fs;
 
-/// A summary that may leave the machine: no names of users, no environment.
+/// A summary of the machine that may be published: it has no user names and no environment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MachineInfo {
     /// Processor model.
     pub cpu: String,
-    /// Processors that this process may use; of a rank that `cinch` has started, its launcher.
+    /// Processors that this process may use. For a rank that `cinch` has started, those of its
+    /// launcher.
     pub cores: usize,
     /// Widest instruction set that the library would use.
     pub isa: String,
-    /// Kernel release.
+    /// Release of the Linux kernel.
     pub kernel: String,
-    /// Architecture.
+    /// Processor architecture.
     pub arch: String,
     /// Bytes of memory.
     pub memory_bytes: u64,
 }
 
 impl MachineInfo {
-    /// Describes this machine; facts that cannot be read are `unknown` or 0.
+    /// Describes this machine. Facts that cannot be read are `unknown` or 0.
     pub fn detect() -> MachineInfo {
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let cpu = cpuinfo
@@ -46,12 +47,13 @@ impl MachineInfo {
     }
 }
 
-/// Returns the processors of the launcher: a rank may be bound to one of them.
+/// Returns the number of processors that the launcher may use, as a rank may be bound to one of
+/// them.
 fn launched_on() -> Option<usize> {
     std::env::var("CINCH_LAUNCH_CORES").ok()?.parse().ok()
 }
 
-/// Returns the free bytes of memory, if the kernel reports them.
+/// Returns the bytes of available memory, if the kernel reports them.
 pub fn available_memory() -> Option<u64> {
     meminfo("MemAvailable:")
 }

@@ -1,7 +1,8 @@
-//! The command line tool: starts ranks, measures collectives, shows what there is.
+//! The command line tool: starts ranks, measures collectives, and shows versions, machine and
+//! settings.
 //!
-//! Exit codes: 0, all well; 1, a wrong value or ranks with different bits; 2, options that cannot
-//! be; 3, a failure on the way. `cinch run` returns the first failing rank's code.
+//! Exit codes: 0 for success; 1 for a wrong value, or ranks whose outputs differ; 2 for invalid
+//! options; 3 for a failure while running. `cinch run` returns the first failing rank's code.
 
 #[allow(unsafe_code)]
 mod arrays;
@@ -30,17 +31,17 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Wrong values, or ranks whose bits differ.
+/// Exit code for wrong values, or for ranks whose outputs differ.
 const WRONG: i32 = 1;
-/// Options that cannot be.
+/// Exit code for invalid options.
 const USAGE: i32 = 2;
-/// A failure on the way.
+/// Exit code for a failure while the command runs.
 const FAILURE: i32 = 3;
 
-/// Exit code, or exit code and sentence of a failure.
+/// An exit code, or the exit code and message of a failure.
 type ExitResult<T = i32> = Result<T, (i32, String)>;
 
-/// Collective communication that compresses inside every pipeline chunk.
+/// Collective communication with compression inside every pipeline chunk
 #[derive(Parser)]
 #[command(
     name = "cinch",
@@ -55,29 +56,30 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum ToolCommand {
-    /// Start ranks of a program, here or over ssh on the hosts of a file
+    /// Start a program as ranks, on this host or over ssh on the hosts in a file
     Run(run::RunOptions),
     /// Measure a collective and check its results
     ///
-    /// Letters, sizes and columns are those of nccl-tests. Exit code 0: all results right;
-    /// 1: a wrong value, or ranks with different bits; 2: bad options; 3: a failure.
+    /// Option letters, sizes and columns are those of nccl-tests. Exit code 0: all results are
+    /// right; 1: a wrong value, or ranks whose outputs differ; 2: invalid options; 3: a failure.
     Bench(Box<bench::options::BenchOptions>),
-    /// Measure the ways of kernels on GPUs and write a tuning table
+    /// Measure kernel variants on GPUs and write a tuning table
     ///
-    /// The table is used through CINCH_TUNING=FILE, or as part of the library: see `manual::tuning`.
+    /// CINCH_TUNING=FILE makes the library use the table; it can also be built into the library:
+    /// see `manual::tuning`.
     Tune(Box<bench::gpu::tune::TuneOptions>),
-    /// Show versions, machine, GPUs, transports and settings; as ranks, the communicator too
+    /// Show versions, machine, GPUs, transports and settings; as a rank, also the communicator
     Info(InfoOptions),
-    /// List codecs; with --table, their errors beside published figures
+    /// List codecs, or with --table show their errors beside the published ones
     Codecs(CodecsOptions),
-    /// Measure codecs on arrays of a GPU, and packed copies between it and the host
+    /// Measure codecs on arrays in GPU memory, and compressed copies between GPU and host
     ///
-    /// Bandwidths stand beside those of a plain copy in the same run. Exit code 1: elements that
-    /// differ from what the host makes of them.
+    /// Bandwidths are printed beside those of a plain copy in the same run. Exit code 1: elements
+    /// that differ from those of the same codec on the host.
     Arrays(arrays::ArraysOptions),
-    /// Predict the speed-up of training; without options, the published model and its figures
+    /// Predict the speed-up of training; without options, print the published model and its figures
     ///
-    /// With --layers and costs: which codec pays at which rank count.
+    /// With --layers and costs, predict which codec shortens a step at which rank count.
     Predict(Box<predict::PredictOptions>),
 }
 
@@ -86,12 +88,12 @@ struct InfoOptions {
     /// Measure bandwidth and latency between all pairs of GPUs
     #[arg(long, conflicts_with = "preload")]
     probe: bool,
-    /// Show which libnccl a program runs on: that of --pid, or the one behind --, run with the
-    /// drop-in (found beside this tool, or at PATH) in front of it; without either, what
+    /// Show which libnccl a program uses: the process --pid, or the program behind --. That program
+    /// runs with the drop-in libnccl, found beside this tool or at PATH. Without either, print what
     /// `cinch run --preload` would set
     #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true)]
     preload: Option<Option<PathBuf>>,
-    /// A process to look into, with its descendants
+    /// Process id to inspect, with its descendants
     #[arg(long, requires = "preload", conflicts_with = "command")]
     pid: Option<u32>,
     /// Program and its arguments
@@ -101,20 +103,20 @@ struct InfoOptions {
 
 #[derive(clap::Args)]
 struct CodecsOptions {
-    /// Print mean errors on sampled distributions
+    /// Print mean errors on random samples of distributions
     #[arg(long, group = "work")]
     table: bool,
-    /// Print the cells of the source's table, each with the reading that explains it
+    /// Print the cells of the published table, each with the explanation of its value
     #[arg(long, group = "work")]
     table2: bool,
-    /// Samples of each distribution
+    /// Number of samples from each distribution
     #[arg(long, default_value_t = 10_000_000, value_parser = parse_samples, requires = "work",
           conflicts_with = "check")]
     samples: usize,
-    /// Seed of the samples and patterns
+    /// Seed of the samples and bit patterns
     #[arg(long, default_value_t = 1, requires = "work")]
     seed: u64,
-    /// Compare vector and scalar forms on this many seeded bit patterns
+    /// Compare SIMD and scalar code on this many random bit patterns
     #[arg(long, value_name = "N", group = "work", value_parser = clap::value_parser!(u64).range(1..))]
     check: Option<u64>,
 }
@@ -139,8 +141,8 @@ fn main() -> ExitCode {
     match code {
         Ok(code) => ExitCode::from(code.clamp(0, 255) as u8),
         Err((code, sentence)) => {
-            // Standard error may be closed, and there is nobody else to tell.
-            // One write, so that the sentences of several ranks do not mix.
+            // A write error is ignored, as there is nowhere else to report it. The message is one
+            // write, so that messages of several ranks do not mix.
             let line = format!("cinch: {sentence}\n");
             let _ = io::stderr().write_all(line.as_bytes());
             ExitCode::from(code as u8)
@@ -148,10 +150,10 @@ fn main() -> ExitCode {
     }
 }
 
-/// Reads the settings of the environment; warns of names that no setting has.
+/// Reads the settings from the environment, and warns of names that are no setting.
 fn config() -> ExitResult<Config> {
     let config = Config::from_env().map_err(|error| (USAGE, error.to_string()))?;
-    // Ranks leave that to the tool that has started them.
+    // Ranks print no warning, as the tool that has started them does.
     if join::launched_size().is_some() {
         return Ok(config);
     }
@@ -180,8 +182,8 @@ fn info(options: &InfoOptions, config: Config) -> ExitResult {
     finish(written)
 }
 
-/// Shows which libnccl a program runs on. Exit code: the program's if not 0; else 0 if that is the
-/// drop-in, 1 if not.
+/// Shows which libnccl a program uses. The exit code is the program's if that is not 0; otherwise 0
+/// if only the drop-in is used, and 1 if not.
 fn show_preload(options: &InfoOptions) -> ExitResult {
     let failure = |sentence| (FAILURE, sentence);
     let mut out = io::stdout().lock();
@@ -213,7 +215,7 @@ fn codecs(options: &CodecsOptions) -> ExitResult {
         (true, None) => codecs::run(options.samples, options.seed, &mut out),
         (false, None) => list_codecs(&mut out),
     };
-    // Tables end with an error where a figure is beyond its tolerance.
+    // Tables report a figure beyond its tolerance as an error of kind `Other`.
     match written {
         Err(error) if error.kind() == io::ErrorKind::Other => Err((WRONG, error.to_string())),
         written => finish(written),
@@ -241,7 +243,8 @@ fn list_codecs(out: &mut dyn Write) -> io::Result<()> {
     Ok(())
 }
 
-/// Turns a failed write into an exit code. A reader that left early, as `head` does, is no failure.
+/// Turns a failed write into an exit code. A reader that closes the pipe early, as `head` does, is
+/// no failure.
 fn finish(written: io::Result<()>) -> ExitResult {
     match written {
         Ok(()) => Ok(0),
@@ -253,7 +256,7 @@ fn finish(written: io::Result<()>) -> ExitResult {
 fn parse_samples(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(samples @ 1000..=1_000_000_000) => Ok(samples),
-        _ => Err("a number from 1000 to 1000000000".into()),
+        _ => Err("must be a number from 1000 to 1000000000".into()),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Arrays in NumPy's .npy files, versions 1 to 3: what a bench takes as real input.
+//! Reads arrays from NumPy's .npy files, versions 1 to 3, as input of a benchmark.
 
 use cinch::DType;
 use std::fmt::Display;
@@ -6,17 +6,17 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-/// Longest header that is read; NumPy's own are 118 bytes.
+/// Longest header that is read, in bytes; NumPy writes 118 bytes.
 const MAX_HEADER: usize = 64 << 10;
 
-/// The elements of a file, in C order.
+/// An array in C order.
 #[derive(Debug, PartialEq)]
 pub struct Array {
-    /// Their type.
+    /// Element type.
     pub dtype: DType,
     /// Extent of each dimension.
     pub shape: Vec<usize>,
-    /// Their bytes, in the machine's order.
+    /// Elements in the machine's byte order.
     pub bytes: Vec<u8>,
 }
 
@@ -24,7 +24,7 @@ impl Array {
     /// Reads a whole file.
     ///
     /// # Errors
-    /// A sentence that names the file and what is wrong with it.
+    /// Returns an error message that names the file and the problem.
     pub fn read(path: &Path) -> Result<Array, String> {
         let name = path.display();
         let mut file = File::open(path).map_err(|error| format!("{name}: {error}"))?;
@@ -35,7 +35,7 @@ impl Array {
         Array::parse(&mut file, length).map_err(|why| format!("{name}: {why}"))
     }
 
-    /// Reads an array of a file of `length` bytes.
+    /// Reads an array from a file of `length` bytes.
     fn parse(file: &mut impl Read, length: u64) -> Result<Array, String> {
         let mut start = [0u8; 8];
         fill(file, &mut start, "the file's first 8 bytes")?;
@@ -93,7 +93,8 @@ fn fill(file: &mut impl Read, buffer: &mut [u8], what: impl Display) -> Result<(
         .map_err(|error| format!("{what}: {error}"))
 }
 
-/// Parses type and shape of a header such as `{'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }`.
+/// Parses type and shape from a header such as `{'descr': '<f4', 'fortran_order': False, 'shape':
+/// (3, 4), }`.
 fn parse_header(header: &str) -> Result<(DType, Vec<usize>), String> {
     let value = |key: &str| {
         let quoted = [format!("'{key}'"), format!("\"{key}\"")];
@@ -206,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn damaged_files_are_sentences() {
+    fn damaged_files_give_error_messages() {
         let good = "{'descr': '<f4', 'fortran_order': False, 'shape': (2,), }";
         for (bytes, word) in [
             (vec![], "first 8 bytes"),

@@ -1,31 +1,32 @@
-//! Line charts as SVG: panels one above the other over one logarithmic axis, and a legend.
+//! Draws line charts as SVG: panels above each other with one logarithmic horizontal axis, and a
+//! legend.
 
 use plotters::coord::Shift;
 use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
 use plotters::prelude::*;
 
-/// A line.
+/// A line of a chart.
 pub struct Series {
-    /// Name in the legend. Series of one name in several panels share a colour.
+    /// Name in the legend. Lines of one name share a colour in all panels.
     pub name: String,
-    /// Dashed instead of solid.
+    /// Whether the line is dashed instead of solid.
     pub dashed: bool,
-    /// Position on the horizontal axis and value.
+    /// Points, each with horizontal position and value.
     pub points: Vec<(f64, f64)>,
 }
 
-/// A chart.
+/// A chart of several lines.
 pub struct Panel {
     /// Label of the vertical axis, with its unit.
     pub label: String,
-    /// Logarithmic vertical axis; values that it cannot show are left out.
+    /// Whether the vertical axis is logarithmic. Values of 0 or less are then left out.
     pub logarithmic: bool,
-    /// Lines.
+    /// The lines of the panel.
     pub series: Vec<Series>,
 }
 
 impl Panel {
-    /// Returns whether the axis can show a value: no negative one, and none that overflows its labels.
+    /// Returns whether the axis can show a value.
     fn shows(&self, y: f64) -> bool {
         let low = if self.logarithmic { 1e-15 } else { 0.0 };
         (low..=1e15).contains(&y)
@@ -37,7 +38,7 @@ const TITLE_HEIGHT: u32 = 60;
 const PANEL_HEIGHT: u32 = 300;
 const LEGEND_ROW: u32 = 20;
 
-/// P. Tol's bright scheme: distinct for people who do not see all colours.
+/// The "bright" colours of Paul Tol, which colour-blind readers can tell apart.
 const COLORS: [u32; 7] = [
     0x4477aa, 0xee6677, 0x228833, 0xaa3377, 0x66a0cc, 0xb8860b, 0x777777,
 ];
@@ -45,7 +46,7 @@ const COLORS: [u32; 7] = [
 type DrawArea<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Drawn = Result<(), Box<dyn std::error::Error>>;
 
-/// Draws panels; `across` labels the horizontal axis.
+/// Draws panels as an SVG; `across` labels the horizontal axis.
 pub fn svg(across: &str, title: &str, subtitle: &str, panels: &[Panel]) -> String {
     let mut names: Vec<&str> = Vec::new();
     for series in panels.iter().flat_map(|panel| &panel.series) {
@@ -64,7 +65,7 @@ pub fn svg(across: &str, title: &str, subtitle: &str, panels: &[Panel]) -> Strin
         panels,
         &names,
     );
-    // A string takes all that is written to it.
+    // Writing to a string cannot fail.
     debug_assert!(drawn.is_ok(), "{drawn:?}");
     out
 }
@@ -163,7 +164,7 @@ where
     Ok(())
 }
 
-/// Returns smallest and largest value; 1 and 2 of none.
+/// Returns the smallest and largest value, or 1 and 2 if there are none.
 fn range(values: impl Iterator<Item = f64>) -> (f64, f64) {
     let both = values.fold(None, |both: Option<(f64, f64)>, value| {
         let (low, high) = both.unwrap_or((value, value));
@@ -188,7 +189,7 @@ fn color(index: usize) -> RGBColor {
     RGBColor(red, green, blue)
 }
 
-/// Replaces control characters, which XML 1.0 cannot hold, by spaces.
+/// Replaces control characters, which XML 1.0 forbids, by spaces.
 fn printable(text: &str) -> String {
     text.replace(char::is_control, " ")
 }
@@ -213,7 +214,8 @@ mod tests {
         }
     }
 
-    /// Checks that tags nest, attributes are quoted and text is escaped; counts each element.
+    /// Checks that tags nest, attributes are quoted and text is escaped. Returns the number of each
+    /// element.
     fn check_xml(text: &str) -> std::collections::HashMap<String, usize> {
         let (mut open, mut seen) = (Vec::new(), std::collections::HashMap::new());
         let mut rest = text.trim_end();
@@ -251,7 +253,7 @@ mod tests {
         let title = "4 ranks & <more>";
         let drawing = svg("message size (bytes)", title, "\u{1b}[0m \"here\"", &panels);
         let seen = check_xml(&drawing);
-        // The logarithmic panel cannot show its zero.
+        // The logarithmic panel cannot show the point with value 0.
         assert_eq!(seen["circle"], 2 * 3 + 2 * 2);
         assert!(drawing.contains("message size (bytes)"));
     }

@@ -1,5 +1,4 @@
-//! The drop-in in front of a program: which library, by which variables, and which one a process
-//! has mapped in the end.
+//! Runs a program with the drop-in libnccl preloaded, and finds which libnccl a process has mapped.
 
 use object::{Object, ObjectSymbol};
 use std::collections::BTreeMap;
@@ -12,7 +11,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::time::Duration;
 
-/// Where the library lies, as seen from the tool's folder: as installed, and as cargo leaves it.
+/// Paths of the drop-in relative to the tool's folder, for installations and for cargo's build
+/// folder.
 const PLACES: [&str; 4] = [
     "libnccl.so.2",
     "../lib/cinch/nccl-compat/libnccl.so.2",
@@ -20,19 +20,19 @@ const PLACES: [&str; 4] = [
     "libnccl.so",
 ];
 
-/// A text that our libraries hold and no other: the name of a setting.
+/// A text that only cinch's libraries contain: the name of a setting.
 const MARK: &[u8] = b"CINCH_CODEC_RULES";
 
-/// A symbol that every libnccl exports, and libcinch does not.
+/// A symbol that every libnccl exports, but libcinch does not.
 const EXPORT: &str = "ncclGetUniqueId";
 
-/// Programs that open a library by a path of their own, and the variable that holds it.
+/// Variables by which some programs take the path of libnccl to open.
 const PATHS: [&str; 2] = ["VLLM_NCCL_SO_PATH", "SGLANG_NCCL_SO_PATH"];
 
-/// Interval between two searches for processes.
+/// Interval between two scans of /proc for processes.
 const SEARCH_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Returns whether `file` is an ELF object that defines `name` for others.
+/// Returns whether `file` is an ELF object that exports the symbol `name`.
 fn exports(file: &[u8], name: &str) -> bool {
     object::File::parse(file).is_ok_and(|file| {
         let mut symbols = file.dynamic_symbols();
@@ -40,16 +40,16 @@ fn exports(file: &[u8], name: &str) -> bool {
     })
 }
 
-/// Finds the drop-in at `given`, else beside the tool.
+/// Finds the drop-in at `given`, or beside the tool if no path is given.
 ///
 /// # Errors
-/// A sentence with the places that were tried, or if the file is another library.
+/// Returns an error message with the paths that were tried, or if the file is another library.
 pub fn find(given: Option<&Path>) -> Result<PathBuf, String> {
     let tried: Vec<PathBuf> = match given {
         Some(path) => vec![path.to_path_buf()],
         None => {
             let tool = std::env::current_exe()
-                .map_err(|error| format!("where this tool lies is unknown: {error}"))?;
+                .map_err(|error| format!("cannot find the path of this tool: {error}"))?;
             let folder = tool.parent().unwrap_or(Path::new("/"));
             PLACES.iter().map(|place| folder.join(place)).collect()
         }
@@ -60,8 +60,8 @@ pub fn find(given: Option<&Path>) -> Result<PathBuf, String> {
             .map(|path| path.display().to_string())
             .collect();
         return Err(format!(
-            "the drop-in is not there; looked for {}. Build it (cargo build --release -p \
-             cinch-nccl), or say where it is: --preload=PATH",
+            "the drop-in libnccl was not found; tried {}. Build it (cargo build --release -p \
+             cinch-nccl), or give its path: --preload=PATH",
             tried.join(", ")
         ));
     };
@@ -73,7 +73,7 @@ pub fn find(given: Option<&Path>) -> Result<PathBuf, String> {
         .any(|byte| b" :".contains(byte))
     {
         return Err(format!(
-            "{}: LD_PRELOAD has blanks and colons between libraries, so there must be none in a path; \
+            "{}: LD_PRELOAD separates libraries by blanks and colons, so a path must have none; \
              copy the library elsewhere",
             found.display()
         ));
@@ -81,15 +81,15 @@ pub fn find(given: Option<&Path>) -> Result<PathBuf, String> {
     match is_ours(&found) {
         Ok(true) => Ok(found),
         Ok(false) => Err(format!(
-            "{} is not cinch's libnccl: that is called libnccl.so, and exports {EXPORT}",
+            "{} is not cinch's libnccl, which exports {EXPORT}",
             found.display()
         )),
         Err(error) => Err(format!("{}: {error}", found.display())),
     }
 }
 
-/// Returns the variables with which a program runs on `library`; libraries that are preloaded already
-/// come after it.
+/// Returns the environment variables that make a program use `library`. Libraries that are
+/// preloaded already come after it.
 pub fn variables(library: &Path, earlier: Option<OsString>) -> Vec<(String, OsString)> {
     let mut preload = library.as_os_str().to_owned();
     if let Some(earlier) = earlier.filter(|earlier| !earlier.is_empty()) {
@@ -101,10 +101,10 @@ pub fn variables(library: &Path, earlier: Option<OsString>) -> Vec<(String, OsSt
     variables
 }
 
-/// Replaces this process by the program, with the drop-in preloaded.
+/// Replaces this process by the program (`exec`), with the drop-in preloaded.
 ///
 /// # Errors
-/// A sentence; it does not return otherwise.
+/// Returns an error message if the program cannot be started; otherwise does not return.
 pub fn become_program(command: &[OsString], library: &Path) -> Result<i32, String> {
     let program = command.first().ok_or("no program was given")?;
     let error = Command::new(program)
@@ -114,22 +114,22 @@ pub fn become_program(command: &[OsString], library: &Path) -> Result<i32, Strin
     Err(format!("cannot start {}: {error}", program.display()))
 }
 
-/// A process, and the files called libnccl that it has mapped.
+/// A process, and the libnccl files that it has mapped.
 #[derive(Debug, PartialEq, Eq)]
 struct Seen {
     name: String,
     libraries: Vec<PathBuf>,
 }
 
-/// Prints what `pid` and its descendants have mapped. Returns whether each that has mapped a
-/// libnccl has mapped ours alone, and one has: where another is mapped too, a program may have opened
-/// that by its path and call it, whatever is preloaded.
+/// Prints the libnccl files that `pid` and its descendants have mapped. Returns whether at least
+/// one process has mapped cinch's libnccl and none has mapped another. A program may open another
+/// libnccl by its path and call it, whatever is preloaded.
 ///
 /// # Errors
-/// A sentence if there is no such process or it belongs to another user.
+/// Returns an error message if there is no such process or it belongs to another user.
 pub fn show_process(pid: u32, out: &mut dyn Write) -> Result<bool, String> {
     let mut seen = BTreeMap::new();
-    let failed = |error| format!("process {pid} cannot be looked into: {error}");
+    let failed = |error| format!("cannot inspect process {pid}: {error}");
     seen.insert(pid, look(pid).map_err(failed)?);
     for child in descendants(pid) {
         if let Ok(found) = look(child) {
@@ -139,11 +139,11 @@ pub fn show_process(pid: u32, out: &mut dyn Write) -> Result<bool, String> {
     show(&seen, out).map_err(|error| error.to_string())
 }
 
-/// Runs a program with the drop-in in front of it, and prints what it and its descendants had
-/// mapped while they ran. Returns as [`show_process`], and how the program ended.
+/// Runs a program with the drop-in preloaded, and prints the libnccl files that it and its
+/// descendants mapped. Returns the result of [`show_process`] and the program's exit status.
 ///
 /// # Errors
-/// A sentence if it cannot be started.
+/// Returns an error message if the program cannot be started.
 pub fn show_program(
     command: &[OsString],
     library: &Path,
@@ -158,7 +158,7 @@ pub fn show_program(
     let mut seen: BTreeMap<u32, Seen> = BTreeMap::new();
     let status = loop {
         for pid in std::iter::once(child.id()).chain(descendants(child.id())) {
-            // A process that has just ended is no news.
+            // A process that has just ended cannot be read; its earlier entry stays.
             let Ok(now) = look(pid) else { continue };
             let entry = seen.entry(pid).or_insert_with(|| Seen {
                 name: String::new(),
@@ -210,7 +210,7 @@ fn show(seen: &BTreeMap<u32, Seen>, out: &mut dyn Write) -> io::Result<bool> {
         if has_ours && has_others {
             writeln!(
                 out,
-                "{pid} {}: has both, so it may call another's by its path",
+                "{pid} {}: has both, so it may call the other library",
                 process.name
             )?;
         }
@@ -233,11 +233,12 @@ fn look(pid: u32) -> io::Result<Seen> {
     })
 }
 
-/// Returns the files called libnccl in the text of a process's maps, in the order of their addresses.
+/// Returns the libnccl files in the text of /proc/PID/maps, in the order of their addresses.
 fn mapped(maps: &str) -> Vec<PathBuf> {
     let mut found: Vec<PathBuf> = Vec::new();
     for line in maps.lines() {
-        // Address, rights, offset, device, inode, and a path that may have blanks.
+        // A line has address, permissions, offset, device, inode, and a path that may contain
+        // blanks.
         let Some(at) = line.find('/') else { continue };
         let path = Path::new(line[at..].trim_end_matches(" (deleted)"));
         let name = path.file_name().map(|name| name.to_string_lossy());
@@ -253,7 +254,7 @@ fn mapped(maps: &str) -> Vec<PathBuf> {
     found
 }
 
-/// Returns the descendants of `pid`.
+/// Returns all descendants of process `pid`.
 fn descendants(pid: u32) -> Vec<u32> {
     let Ok(all) = fs::read_dir("/proc") else {
         return Vec::new();
@@ -275,12 +276,12 @@ fn descendants(pid: u32) -> Vec<u32> {
 
 fn parent(pid: u32) -> Option<u32> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name, in brackets, may hold anything; behind it come state and parent.
+    // The name in parentheses may contain any characters; after it come state and parent.
     let rest = &stat[stat.rfind(')')? + 1..];
     rest.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// Returns whether a file is our drop-in.
+/// Returns whether a file is cinch's drop-in libnccl.
 fn is_ours(path: &Path) -> io::Result<bool> {
     let bytes = fs::read(path)?;
     Ok(exports(&bytes, EXPORT) && bytes.windows(MARK.len()).any(|window| window == MARK))
@@ -290,7 +291,7 @@ fn is_ours(path: &Path) -> io::Result<bool> {
 mod tests {
     use super::*;
 
-    /// Compiles this C text to a shared object.
+    /// Compiles C source text to a shared object.
     fn compiled(folder: &Path, name: &str, text: &str) -> PathBuf {
         let (source, library) = (folder.join("source.c"), folder.join(name));
         fs::write(&source, text).unwrap();
@@ -323,11 +324,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_drop_in_is_refused() {
+    fn find_refuses_files_that_are_not_the_drop_in() {
         let error = find(Some(Path::new("/no/such/libnccl.so.2"))).unwrap_err();
         assert!(error.contains("/no/such/libnccl.so.2"), "{error}");
-        // No library, one of another, one of ours that is no drop-in, ours, and ours where the loader
-        // would not find it.
+        // The libraries are: another libnccl, cinch's library that is no drop-in, the drop-in, and
+        // two drop-ins at paths that the loader cannot take.
         let folder = std::env::temp_dir().join(format!("cinch-preload-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         let export = format!("int {EXPORT}(void) {{ return 0; }}\n");
@@ -360,9 +361,9 @@ mod tests {
         fs::remove_dir_all(&folder).unwrap();
     }
 
-    /// Preloading maps ours into every process, also into one that opens another by its path.
+    /// Preloading maps cinch's libnccl even into a process that opens another one by its path.
     #[test]
-    fn a_process_with_both_is_not_ours() {
+    fn process_with_both_libraries_does_not_count_as_cinch() {
         let folder = std::env::temp_dir().join(format!("cinch-both-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         let export = format!("int {EXPORT}(void) {{ return 0; }}\n");
@@ -389,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn variables_keep_what_was_preloaded() {
+    fn variables_keep_libraries_that_were_preloaded() {
         let all = variables(Path::new("/x/libnccl.so.2"), Some("/y.so".into()));
         assert_eq!(
             all[0],

@@ -1,5 +1,5 @@
-//! `cinch run`: starts local ranks, watches them, and leaves none behind: see `launch`. Ranks of
-//! other hosts are started by a `cinch run` there: see `hosts`.
+//! `cinch run`: starts ranks on this host (see `launch`), or through a `cinch run --agent` on each
+//! of several hosts (see `hosts`).
 
 use super::launch::{LocalLaunch, PEER_EXIT_TIMEOUT, one_core_each};
 use super::preload;
@@ -17,17 +17,17 @@ use std::time::Duration;
 #[derive(Args, Clone, Debug)]
 #[command(group = clap::ArgGroup::new("starts").multiple(true))]
 pub struct RunOptions {
-    /// Ranks to start; with --hosts, as many as the hosts have slots; with --preload and without
-    /// this, the program is started once, in this one's place
+    /// Number of ranks to start [default with --hosts: all slots]. With --preload and without -n,
+    /// this process becomes the program
     #[arg(short = 'n', long = "ranks", group = "starts",
           required_unless_present_any = ["hosts", "agent", "preload"],
           value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(super) ranks: Option<u32>,
-    /// Start the ranks on the hosts of this file over ssh: lines of `HOST [slots=N]`
+    /// Start the ranks over ssh on the hosts in this file, which has lines of `HOST [slots=N]`
     #[arg(long, value_name = "FILE", group = "starts")]
     pub(super) hosts: Option<std::path::PathBuf>,
-    /// Program that runs a command on a host, called with the host and the command; if it is called
-    /// ssh, with `-o BatchMode=yes` in front: it cannot ask anything here
+    /// Program that runs a command on a host, called with the host and the command. If its name is
+    /// ssh, it also gets `-o BatchMode=yes`, as it cannot ask questions
     #[arg(
         long,
         value_name = "PROGRAM",
@@ -35,30 +35,31 @@ pub struct RunOptions {
         requires = "hosts"
     )]
     pub(super) ssh: OsString,
-    /// Where cinch is on the hosts [default: where it is here]
+    /// Path of cinch on the other hosts [default: the path on this host]
     #[arg(long, value_name = "PATH", requires = "hosts")]
     pub(super) remote_cinch: Option<String>,
-    /// Variables that ranks on other hosts get besides those that begin with CINCH_
+    /// Name of a variable to pass to ranks on other hosts, in addition to all that begin with
+    /// CINCH_
     #[arg(long = "env", value_name = "NAME", requires = "hosts")]
     pub(super) environment: Vec<String>,
-    /// Be what --hosts starts on a host
+    /// Run as the agent that --hosts starts on each host
     #[arg(long, hide = true)]
     agent: bool,
-    /// Put the drop-in libnccl.so.2 in front of the program: the one beside this tool, or at PATH;
-    /// with --hosts, beside the tool or at PATH there
+    /// Preload the drop-in libnccl.so.2 that is beside this tool or at PATH; with --hosts, beside
+    /// the tool or at PATH on each host
     #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true)]
     pub(super) preload: Option<Option<PathBuf>>,
-    /// Transport of the data: auto, shm, tcp or rdma
+    /// Transport that carries the data: auto, shm, tcp or rdma
     #[arg(long, default_value = "auto", value_parser = super::bench::options::parse_transport,
           requires = "starts")]
     pub(super) transport: super::bench::options::Named<TransportKind>,
-    /// Put the rank in front of each line of output
+    /// Print the rank in front of each line of output
     #[arg(long, requires = "starts")]
     pub(super) label: bool,
-    /// Give each rank one core; an error if there are fewer cores than ranks
+    /// Bind each rank to a core of its own; an error if there are fewer cores than ranks
     #[arg(long, requires = "starts")]
     pub(super) bind: bool,
-    /// Seconds that the other ranks have to end by themselves after one failed
+    /// Seconds that the other ranks have to end by themselves after one has failed
     #[arg(long = "grace", value_name = "SECONDS", default_value_t = PEER_EXIT_TIMEOUT.as_secs_f64(), value_parser = parse_exit_timeout,
           requires = "starts")]
     pub(super) exit_timeout: f64,
@@ -75,7 +76,7 @@ pub struct RunOptions {
 /// Runs `cinch run` and returns its exit code.
 ///
 /// # Errors
-/// Exit code and sentence: options that cannot be, or ranks that cannot be started.
+/// Returns an exit code and an error message if options are invalid or ranks cannot be started.
 pub fn run(options: &RunOptions, mut config: Config) -> crate::ExitResult {
     let usage = |sentence: String| (USAGE, sentence);
     let failure = |sentence: String| (FAILURE, sentence);
@@ -90,7 +91,7 @@ pub fn run(options: &RunOptions, mut config: Config) -> crate::ExitResult {
             .map_err(|error| usage(error.to_string()))?;
     }
     if let Some(file) = &options.hosts {
-        // Each host looks for its own drop-in.
+        // The drop-in is not searched here: each host searches for its own.
         let variables = transport.into_iter().collect();
         return super::hosts::run(options, file, variables, &config);
     }
@@ -115,10 +116,10 @@ pub fn run(options: &RunOptions, mut config: Config) -> crate::ExitResult {
     launch.run_with_rendezvous(&config).map_err(failure)
 }
 
-/// Returns the core of each rank, if each is to have one.
+/// Returns the core of each rank; an empty list if ranks are not bound.
 ///
 /// # Errors
-/// A sentence, if there are too few.
+/// Returns an error message if there are fewer cores than ranks.
 pub(super) fn bound(bind: bool, ranks: usize) -> Result<Vec<usize>, String> {
     if !bind {
         return Ok(Vec::new());
@@ -134,6 +135,6 @@ pub(super) fn bound(bind: bool, ranks: usize) -> Result<Vec<usize>, String> {
 fn parse_exit_timeout(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(seconds) if (0.0..=3600.0).contains(&seconds) => Ok(seconds),
-        _ => Err("a number of seconds from 0 to 3600".into()),
+        _ => Err("must be a number of seconds from 0 to 3600".into()),
     }
 }

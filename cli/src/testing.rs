@@ -1,4 +1,4 @@
-//! Helpers for tests of several commands.
+//! Helpers for the tests of several commands.
 
 use clap::{Args, Parser};
 
@@ -8,7 +8,7 @@ struct CommandLine<T: Args> {
     options: T,
 }
 
-/// Parses a line of words as the command does.
+/// Parses a line of words as the command line does.
 pub fn parsed<T: Args>(line: &str) -> Result<T, String> {
     let words = ["cinch"].into_iter().chain(line.split_whitespace());
     CommandLine::try_parse_from(words)

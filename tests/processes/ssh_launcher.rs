@@ -1,5 +1,5 @@
-//! `cinch run --hosts` over a stand-in for ssh that runs the command here: who the ranks are, what
-//! they are told, and that failures, interrupts and a killed launcher leave none behind.
+//! Tests `cinch run --hosts` with a script instead of ssh, which runs the command on this host.
+//! Covers ranks, environment, failures, interrupts and a killed launcher.
 
 use crate::support::launcher::{self, Deadline, alive, end, output, signal, wait_until};
 use std::io::{BufRead, BufReader};
@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
-/// A folder with a stand-in for ssh, which writes down what it was called with, and a file of hosts.
+/// A folder with a script that stands in for ssh and logs its arguments, and with a file of hosts.
 struct Place(PathBuf);
 
 impl Place {
@@ -54,7 +54,7 @@ impl Drop for Place {
     }
 }
 
-/// Starts four ranks on two hosts that print their pid and sleep.
+/// Starts four ranks on two hosts. Each prints its pid and sleeps.
 fn sleepers(place: &Place) -> (Child, Vec<i32>) {
     let mut launcher = place
         .run(
@@ -84,7 +84,7 @@ fn ranks_on_hosts_learn_who_they_are() {
         &["sh", "-c", script],
     );
     run.env("GIVEN", "it's given")
-        // An option overrides this environment.
+        // The `--transport` option overrides this variable.
         .env("CINCH_TRANSPORT", "shm")
         .current_dir(&place.0);
     let out = output(&mut run);
@@ -100,17 +100,17 @@ fn ranks_on_hosts_learn_who_they_are() {
         format!("two 3 3 4 1 2 {tail}"),
     ];
     assert_eq!(lines, expected);
-    // Neither secret nor settings nor the program stand on a command line.
+    // Command lines must contain neither the secret nor settings nor the program.
     let called = place.called();
     assert_eq!(called.lines().count(), 2, "{called}");
     for line in called.lines() {
         assert!(line.ends_with("run --agent"), "{line}");
-        // ssh has nobody to ask.
+        // ssh must not ask questions, as nobody could answer.
         assert!(line.starts_with("-o BatchMode=yes "), "{line}");
     }
 }
 
-/// Each host has a drop-in of its own, in front of what is said to be preloaded there.
+/// Each host gets its own drop-in, in front of libraries that are preloaded there.
 #[test]
 fn the_drop_in_of_each_host_is_in_front() {
     let place = Place::new("preload", "one\ntwo\n");

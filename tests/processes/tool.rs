@@ -1,4 +1,5 @@
-//! The command line tool as a user meets it: exit codes, sentences, and no process left behind.
+//! Tests the command line tool from outside: exit codes, error messages, and no process left
+//! behind.
 
 use crate::support::launcher::{self, Deadline, alive, end, signal, wait_until};
 use std::io::{BufRead, BufReader, Read};
@@ -25,10 +26,10 @@ fn output(line: &[&str]) -> (i32, String, String) {
     )
 }
 
-/// A rank with a child, as a script that starts a program is.
+/// A rank that starts a child and waits for it, like a script that starts a program.
 const WITH_CHILD: &str = "echo $$; sleep 600 & wait";
 
-/// Starts ranks that print their pid and sleep; returns the launcher and the ranks' pids.
+/// Starts ranks that print their pid and sleep. Returns the launcher and the ranks' pids.
 fn sleepers(ranks: usize, script: &str) -> (Child, Vec<i32>) {
     let count = ranks.to_string();
     let mut launcher = cinch(&["run", "-n", &count, "--", "sh", "-c", script])
@@ -90,7 +91,7 @@ fn bad_options_are_a_sentence_and_exit_code_2() {
     }
 }
 
-/// An option without effect is refused, not ignored.
+/// An option without effect must be refused, not ignored.
 #[test]
 fn options_that_would_do_nothing_are_refused() {
     for (line, word) in [
@@ -118,7 +119,7 @@ fn options_that_would_do_nothing_are_refused() {
     }
 }
 
-/// Options that cannot be are 2, and what fails on the way is 3, whoever finds it.
+/// Invalid options give exit code 2 and failures while running give 3, wherever they are detected.
 #[test]
 fn exit_codes_tell_options_from_failures() {
     let name = format!("cinch-tool-hosts-{}", std::process::id());
@@ -156,7 +157,7 @@ fn exit_codes_tell_options_from_failures() {
     std::fs::remove_file(hosts).unwrap();
 }
 
-/// A full disk is a failure, and a reader that left is none.
+/// A full disk is a failure; a reader that closes the pipe early is not.
 #[test]
 fn results_that_are_not_told_are_a_failure() {
     let line = words("bench all_reduce --ranks 2 -b 1K -e 1K -n 1 -w 0");
@@ -171,7 +172,7 @@ fn results_that_are_not_told_are_a_failure() {
     assert_eq!(left.status.code(), Some(0), "{left:?}");
 }
 
-/// Where nothing can be measured, the file of earlier rows stays as it is.
+/// A run that cannot measure anything must not change the file of earlier rows.
 #[test]
 fn rows_of_arrays_outlive_a_run_without_a_gpu() {
     let name = format!("cinch-tool-arrays-{}", std::process::id());
@@ -242,7 +243,7 @@ fn ranks_get_an_id_and_their_labels() {
     assert_eq!(lines, ["[0] 256 tcp --flag -n", "[1] 256 tcp --flag -n"]);
 }
 
-/// Output that ranks wrote before their end comes through, however slow its reader is.
+/// All output that ranks wrote before their end is forwarded, however slow its reader is.
 #[test]
 fn a_slow_reader_gets_all_labelled_lines() {
     let mut launcher = cinch(&["run", "--label", "-n", "1", "--", "seq", "1", "15000"])
@@ -276,7 +277,7 @@ fn signals_go_to_the_ranks() {
     }
 }
 
-/// Signals that `nohup` and background jobs of scripts ignore do not end the ranks.
+/// Signals that `nohup` and background jobs of scripts ignore must not end the ranks.
 #[test]
 fn ignored_signals_do_not_end_the_ranks() {
     let script = "trap '' HUP INT QUIT; exec \"$0\" run -n 1 -- sh -c 'echo on; sleep 0.5; exit 5'";
@@ -300,12 +301,12 @@ fn ignored_signals_do_not_end_the_ranks() {
     assert_eq!(end(&mut launcher).code(), Some(5));
 }
 
-/// Whoever ignores the ends of its own children keeps neither the launcher from seeing those of ranks,
-/// nor a rank from seeing those of its children.
+/// A parent that ignores SIGCHLD must not keep the launcher from seeing the ends of its ranks.
+/// Ranks must not inherit the ignored signal either.
 #[test]
 fn ends_of_ranks_are_seen_where_those_of_children_are_ignored() {
     let rank = "grep -q 'SigIgn.*[02468ace]....$' /proc/self/status || exit 6; exit 5";
-    // The shell's own `trap` leaves this signal alone.
+    // `trap` in a shell does not change SIGCHLD, so `env` sets it to ignored.
     let mut launcher = Command::new("env")
         .arg("--ignore-signal=CHLD")
         .arg(launcher::tool())
@@ -379,7 +380,7 @@ fn predictions_come_as_tables_and_files() {
     std::fs::remove_dir_all(folder).unwrap();
 }
 
-/// The smallest library that passes for ours.
+/// Compiles the smallest library that the tool accepts as the drop-in, and returns its path.
 fn stand_in(name: &str) -> std::path::PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     std::fs::create_dir_all(&folder).unwrap();
@@ -401,7 +402,7 @@ fn preloading_puts_the_library_in_front_and_proves_it() {
     let option = format!("--preload={}", library.display());
     let show = "echo $LD_PRELOAD $VLLM_NCCL_SO_PATH $SGLANG_NCCL_SO_PATH $RANK-$WORLD_SIZE";
     let path = library.display();
-    // Without ranks the tool becomes the program, and leaves ranks to whoever starts them.
+    // Without `-n` the tool becomes the program, and sets no rank variables.
     let (code, out, _) = output(&["run", &option, "--", "sh", "-c", show]);
     assert_eq!((code, out), (0, format!("{path} {path} {path} -\n")));
     let (code, out, _) = output(&["run", "-n", "1", &option, "--", "sh", "-c", show]);
@@ -415,7 +416,7 @@ fn preloading_puts_the_library_in_front_and_proves_it() {
     let (code, _, _) = output(&["info", &option, "--", "sh", "-c", "sleep 0.2; exit 7"]);
     assert_eq!(code, 7);
 
-    // A process without it is told apart.
+    // A process that has not mapped the drop-in must be reported as such.
     let mut other = Command::new("sleep").arg("600").spawn().unwrap();
     let pid = other.id().to_string();
     let (code, out, _) = output(&["info", "--preload", "--pid", &pid]);

@@ -1,5 +1,5 @@
-//! The command line tool as a launcher under test: started with signals as a terminal has them, and
-//! never waited for without a limit.
+//! Runs the command line tool as a launcher, with default signal handling and a limit on every
+//! wait.
 
 use super::c_library;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-/// Longest wait for something that is a matter of milliseconds.
+/// Longest wait for an event that should take milliseconds.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Returns the path of the tool.
@@ -15,9 +15,9 @@ pub fn tool() -> PathBuf {
     c_library::build().join("cinch")
 }
 
-/// The tool, to end by the signals that it ends by in a terminal. Background jobs of scripts ignore
-/// some of them, the tool rightly does as whoever started it, and a test that sends one to a tool
-/// that ignores it would wait for nothing. `env` becomes the tool: the pid is the same.
+/// Returns a command that runs the tool with default signal handling, as in a terminal. Background
+/// jobs of scripts ignore some signals, and the tool would inherit that. A test that sends such a
+/// signal would then wait in vain. `env` becomes the tool by exec, so the pid stays the same.
 pub fn cinch() -> Command {
     let mut command = Command::new("env");
     command
@@ -29,8 +29,8 @@ pub fn cinch() -> Command {
     command
 }
 
-/// Kills a launcher that is still under way after [`PATIENCE`], and with it its ranks: whoever reads
-/// what they write comes to an end. Dropped, it lets the launcher be.
+/// Kills a launcher, and thereby its ranks, if it still runs after [`PATIENCE`], so that readers of
+/// its output finish. Dropping this value cancels that.
 pub struct Deadline {
     _disarm: Sender<()>,
 }
@@ -49,7 +49,7 @@ impl Deadline {
     }
 }
 
-/// Returns the output of a launcher until its end.
+/// Returns the output of a launcher after it has ended.
 pub fn output(command: &mut Command) -> Output {
     let launcher = command
         .stdout(Stdio::piped())
@@ -83,7 +83,7 @@ pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Whether a process is there and not a zombie.
+/// Returns whether a process exists and is not a zombie.
 pub fn alive(pid: i32) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/stat"))
         .is_ok_and(|stat| !stat.rsplit(')').next().unwrap().starts_with(" Z"))

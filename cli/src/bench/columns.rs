@@ -1,46 +1,47 @@
-//! The columns of results: text tables, CSV, drawings and the report all show them from this list.
+//! The columns of results. Text tables, CSV, charts and the HTML report all take them from this
+//! list.
 
 use super::limit;
 use super::record::{Figures, Record, Versus};
 
-/// A placement of a record.
+/// A record together with one of its placements (out of place or in place).
 pub struct PlacedRecord<'a> {
-    /// The record.
+    /// The row's record.
     pub record: &'a Record,
     /// `out_of_place` or `in_place`.
     pub placement: &'static str,
-    /// Its figures.
+    /// Figures of this placement.
     pub figures: &'a Figures,
 }
 
-/// The value of a column for one placement; its kind decides how it is printed.
+/// The value of a column for one placement. Its variant decides how it is printed.
 #[derive(Clone, Debug, PartialEq)]
 pub enum CellValue {
-    /// A name.
+    /// A name, such as a codec's.
     Text(String),
-    /// A whole number.
+    /// An integer.
     Count(i64),
     /// Microseconds, with four significant digits as nccl-tests prints them.
     Time(f64),
     /// GB/s.
     Rate(f64),
-    /// A quotient.
+    /// A ratio.
     Ratio(f64),
     /// A difference from the exact result.
     Error(f64),
-    /// All ranks hold the same bits.
+    /// Whether all ranks hold the same bits.
     Same(bool),
-    /// Nothing, and what tables print for it.
+    /// No value, with the text that tables print instead.
     Missing(&'static str),
 }
 
-/// A column.
+/// A column of the results.
 pub struct Column {
-    /// Its name in CSV.
+    /// Name in the CSV header.
     pub key: &'static str,
-    /// Its head in the report, and the label of its drawing.
+    /// Heading in the report, and label of its chart.
     pub title: &'static str,
-    /// Takes the value from a placement.
+    /// Function that takes the value from a record's placement.
     pub value: fn(&PlacedRecord<'_>) -> CellValue,
 }
 
@@ -153,14 +154,14 @@ fn of(versus: &Option<Versus>, make: fn(&Versus) -> CellValue) -> CellValue {
 /// Returns the column with this name.
 ///
 /// # Panics
-/// If there is none: names are constants of this program.
+/// Panics if no column has the name, as names are constants of this program.
 pub fn named(key: &str) -> &'static Column {
     let found = COLUMNS.iter().find(|column| column.key == key);
     found.unwrap_or_else(|| panic!("no column is called {key}"))
 }
 
 impl Column {
-    /// Returns the number in this column out of place, if there is one.
+    /// Returns this column's number for separate buffers, or `None` if the value is no number.
     pub fn number(&self, record: &Record) -> Option<f64> {
         (self.value)(&PlacedRecord::out_of_place(record)).number()
     }
@@ -206,7 +207,7 @@ impl CellValue {
         }
     }
 
-    /// Returns the text of a field of the CSV file, with all digits; nothing if the value is missing.
+    /// Returns the text of a CSV field with all digits, or an empty text for a missing value.
     pub fn exact(&self) -> String {
         match *self {
             CellValue::Text(_) | CellValue::Count(_) => self.shown(),
@@ -218,7 +219,7 @@ impl CellValue {
         }
     }
 
-    /// Returns the number, if it is one.
+    /// Returns the value as a number, or `None` for texts and missing values.
     pub fn number(&self) -> Option<f64> {
         match *self {
             CellValue::Count(count) => Some(count as f64),

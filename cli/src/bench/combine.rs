@@ -1,4 +1,4 @@
-//! Combines what each rank measured.
+//! Combines the measurements of all ranks into one result.
 
 use super::metrics::{median, quantile};
 use super::row::Row;
@@ -7,7 +7,7 @@ use super::world::BenchRank;
 use cinch::types::{CodecSetting, TransportKind};
 use cinch::{Algorithm, Report, Result};
 
-/// Times of a call, in seconds, over iterations or repetitions.
+/// Times of a call over its iterations or repetitions, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Times {
     /// Median.
@@ -19,7 +19,7 @@ pub struct Times {
 }
 
 impl Times {
-    /// Summarises sorted times.
+    /// Summarises times that are already sorted.
     pub fn of(sorted: &[f64]) -> Times {
         Times {
             median: median(sorted),
@@ -34,7 +34,7 @@ impl Times {
 pub struct Measured {
     /// Times of the slowest rank.
     pub times: Times,
-    /// Timed iterations.
+    /// Number of timed iterations.
     pub iterations: usize,
     /// Elements outside their bound, over all ranks; `None` if not compared.
     pub wrong: Option<u64>,
@@ -42,25 +42,27 @@ pub struct Measured {
     pub max_abs_err: Option<f64>,
     /// RMS difference relative to the RMS of the exact result.
     pub rms_rel_err: Option<f64>,
-    /// All ranks hold the same bits, where they must.
+    /// Whether all ranks hold the same bits; `None` where they may differ.
     pub identical: Option<bool>,
-    /// Hash of all ranks' outputs, in rank order.
+    /// Hash over the outputs of all ranks, in rank order.
     pub bits: Option<u64>,
-    /// Codecs that ran.
+    /// Codecs that the call used.
     pub codecs: CodecSetting,
-    /// Algorithm that ran.
+    /// Algorithm that the call used.
     pub algorithm: Algorithm,
-    /// The slowest transport of any rank.
+    /// Slowest transport that any rank used.
     pub transport: Option<TransportKind>,
-    /// Channels.
+    /// Number of channels that the call used.
     pub channels: usize,
     /// Payload bytes that the busiest rank sent.
     pub wire_bytes: u64,
-    /// Bytes of an exact run over the bytes that travelled; `None` if nothing travelled.
+    /// Bytes that an uncompressed run would have sent, over the bytes that were sent; `None` if no
+    /// rank sent any.
     pub ratio: Option<f64>,
 }
 
-/// Returns each iteration's time on its slowest rank, in seconds, sorted. All ranks pass equally many.
+/// Returns each iteration's time on its slowest rank, in seconds, sorted. All ranks must pass as
+/// many times.
 ///
 /// # Errors
 /// Returns the errors of the all_gather.
@@ -77,7 +79,7 @@ pub fn slowest<W: BenchRank>(world: &W, times: &[f64]) -> Result<Vec<f64>> {
     Ok(slowest)
 }
 
-/// Combines reports, times and comparisons of all ranks; every rank gets the same result.
+/// Combines the reports, times and comparisons of all ranks. Every rank gets the same result.
 ///
 /// # Errors
 /// Returns the errors of the all_gather.

@@ -1,4 +1,4 @@
-//! `--compare`: ratios of this run's times to an earlier run's.
+//! `--compare`: prints ratios of this run's times to those of an earlier run.
 
 use super::record::{self, Record, RunInfo};
 use cinch::{Collective, Error, Result};
@@ -6,10 +6,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 use std::path::Path;
 
-/// Reads an earlier run's `--json` file, of the same collective over as many ranks.
+/// Reads the `--json` file of an earlier run, which must have the given collective and number of
+/// ranks.
 ///
 /// # Errors
-/// Invalid argument with the file's name.
+/// Returns an invalid-argument error that names the file.
 pub fn read(path: &Path, collective: Collective, nranks: usize) -> Result<Vec<Record>> {
     let records = record::read(path).map_err(|error| error.context("--compare"))?;
     let other = records
@@ -17,7 +18,7 @@ pub fn read(path: &Path, collective: Collective, nranks: usize) -> Result<Vec<Re
         .find(|record| (record.collective.as_str(), record.ranks) != (collective.name(), nranks));
     match other {
         Some(record) => Err(Error::invalid_argument(format!(
-            "--compare {}: that is {} over {} ranks, and this is {collective} over {nranks}",
+            "--compare {}: the file holds {} over {} ranks, but this run is {collective} over {nranks} ranks",
             path.display(),
             record.collective,
             record.ranks
@@ -26,8 +27,8 @@ pub fn read(path: &Path, collective: Collective, nranks: usize) -> Result<Vec<Re
     }
 }
 
-/// Prints what is different about the runs and, for each row that both have, new time over old time:
-/// below 1 is faster.
+/// Prints how the runs differ, and new time over old time for each row that both runs have. A ratio
+/// below 1 means that the new run is faster.
 ///
 /// # Errors
 /// Returns the writer's errors.
@@ -35,7 +36,7 @@ pub fn write(old: &[Record], new: &[Record], out: &mut dyn Write) -> io::Result<
     writeln!(out, "#\n# Time over the earlier run's, below 1 is faster:")?;
     if let ([old, ..], [new, ..]) = (old, new) {
         for line in differences(old, new) {
-            writeln!(out, "# other than then: {line}")?;
+            writeln!(out, "# changed since then: {line}")?;
         }
     }
     writeln!(
@@ -61,7 +62,7 @@ pub fn write(old: &[Record], new: &[Record], out: &mut dyn Write) -> io::Result<
         )?;
     }
     match logs.len() {
-        0 => writeln!(out, "# no row is in both runs"),
+        0 => writeln!(out, "# the runs have no row in common"),
         n => writeln!(
             out,
             "# geometric mean of {n} rows: {:.3}",
@@ -70,7 +71,7 @@ pub fn write(old: &[Record], new: &[Record], out: &mut dyn Write) -> io::Result<
     }
 }
 
-/// Lists options, settings and machine that differ from the earlier run's.
+/// Lists the options, settings and machine properties that differ between the runs.
 fn differences(old: &Record, new: &Record) -> Vec<String> {
     let mut lines = Vec::new();
     let mut note = |what: &str, before: &str, now: &str| {
@@ -102,7 +103,8 @@ fn differences(old: &Record, new: &Record) -> Vec<String> {
     lines
 }
 
-/// Returns what makes two rows the same call. The algorithm is an outcome, not a part of the question.
+/// Returns the properties by which rows of two runs match. The algorithm is left out: the planner
+/// may choose another one in each run.
 fn key(record: &Record) -> (usize, &str, &str, i64, &str, &str) {
     (
         record.size,
@@ -132,7 +134,7 @@ mod tests {
         let text = written(&new);
         assert!(text.contains("0.500") && text.contains("1.000"), "{text}");
         assert!(text.contains("mean of 1 rows: 0.500"), "{text}");
-        assert!(!text.contains("other than then"), "{text}");
+        assert!(!text.contains("changed since then"), "{text}");
         let run = &mut new[0].run;
         run.machine.cores += 1;
         run.settings.insert("CINCH_SLOTS".into(), "8".into());

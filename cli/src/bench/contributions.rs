@@ -1,36 +1,39 @@
-//! Detects a lost contribution in sums of few bits, where no single element shows it.
+//! Detects a rank's contribution that is missing from a sum in a type of few bits, such as f8e4m3.
 //!
-//! With few bits and many ranks the roundings of an element exceed what one rank adds to it, so any number
-//! is within the bound. But roundings do not correlate with a contribution, and over many elements they
-//! cancel: the difference from the exact sum, projected on a rank's contribution, is about 0 times the
-//! contribution; -1 times if it is missing, and 1 time if it was added twice.
+//! With few bits and many ranks, the rounding errors of an element exceed what one rank adds to it.
+//! The element alone then proves nothing. But rounding errors do not correlate with a contribution,
+//! and they cancel over many elements. The test projects the differences from the exact sum onto
+//! each rank's contribution. The projected share is about 0 for a correct sum, -1 if the
+//! contribution is missing, and 1 if it was added twice.
 
 use cinch::DType;
 use cinch::testing::unit_roundoff;
 
-/// Elements that are tested together.
+/// Number of consecutive elements that are tested together.
 pub const STRETCH: usize = 4096;
 
-/// Share of a contribution whose absence counts as a loss.
+/// A contribution counts as lost or wrong if its projected share exceeds this in magnitude.
 const LOST: f64 = 0.5;
 
-/// How many standard deviations the share must exceed: a right sum does so in 1 of 10^9 cases.
+/// Standard deviations that the projected share must exceed. A correct sum exceeds them in 1 of
+/// 10^9 cases.
 const DEVIATIONS: f64 = 6.0;
 
-/// Share of all contributions' magnitudes that roundings must reach to hide one contribution.
+/// Rounding errors hide one contribution once they reach this share of its mean magnitude.
 const HIDES: f64 = 0.125;
 
-/// Returns whether roundings of this share of all magnitudes hide a contribution that this test would find. If
-/// a partial sum is so large that adding a contribution changes nothing, its loss is no error: a sum of
-/// independent numbers grows with the root of their number.
+/// Returns whether rounding errors hide the loss of one contribution from a check of single
+/// elements. `share` is the largest rounding error over the sum of all contributions' magnitudes.
+/// Returns false also if partial sums are so large that adding a contribution changes nothing. Then
+/// its loss is no error. Partial sums of independent numbers grow with the root of their number.
 pub fn are_hidden(share: f64, dtype: DType, contributions: usize) -> bool {
     let n = contributions as f64;
     let unit = unit_roundoff(dtype);
     contributions > 1 && share * n > HIDES && n * unit * unit <= 1.0
 }
 
-/// Returns whether the differences from the exact sum correlate with one of these contributions, which is then
-/// missing, wrong or added twice. Elements that are not finite are left out.
+/// Returns whether the differences from the exact sum correlate with one of the contributions. That
+/// contribution is then missing, wrong or added twice. Non-finite elements are left out.
 pub fn is_one_lost(differences: &[f64], contributions: &[Vec<f64>]) -> bool {
     contributions.iter().any(|given| {
         let (mut squares, mut products, mut deviation) = (0.0, 0.0, 0.0);

@@ -1,8 +1,8 @@
-//! Input of a bench: generated, or real arrays from files.
+//! Input of a benchmark: generated, or arrays from files.
 //!
-//! Element i of a rank's input is a pure function of (seed, rank, set, i), where a set is one of the
-//! buffers in rotation. So every rank can compute the other ranks' inputs again and check its output
-//! without moving data by the library under test.
+//! Element i of a rank's input is a pure function of (seed, rank, set, i), where a set is one of
+//! the buffers in rotation. Every rank can therefore compute the other ranks' inputs and check its
+//! output without communication.
 
 use crate::npy::Array;
 use cinch::testing::{gaussian, largest, random_word, set_integer, set_value, value};
@@ -10,21 +10,22 @@ use cinch::{DType, ReduceOp};
 use clap::ValueEnum;
 use std::path::{Path, PathBuf};
 
-/// Generated input of floating types. Never zeros: they compress, and cost power, untypically.
+/// Distribution of generated floating-point input. None yields zeros, which compress unusually well
+/// and cost unusually little power.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Distribution {
     /// N(0,1).
     Gaussian,
-    /// N(0,1) times exp(1.5 N(0,1)): most values small, a few very large.
+    /// N(0,1) times exp(1.5 N(0,1)): most magnitudes are small, and a few are very large.
     Heavy,
     /// U(-1,1).
     Uniform,
 }
 
-/// Quantiles of the normal distribution in a table; 16 random bits choose one of them.
+/// Number of quantiles of the normal distribution in the table; 16 random bits select one.
 const TABLE: usize = 1 << 16;
 
-/// The source of all ranks' input.
+/// Input of all ranks.
 pub struct InputSource {
     seed: u64,
     nranks: usize,
@@ -32,7 +33,7 @@ pub struct InputSource {
     normal: Vec<f32>,
     spread: Vec<f32>,
     files: Vec<Array>,
-    /// Elements after which the input repeats; 0 if it never does.
+    /// Number of elements after which the input repeats; 0 if it never does.
     period: usize,
 }
 
@@ -48,7 +49,7 @@ pub struct RankInput<'a> {
 impl InputSource {
     /// Generates input for `nranks` ranks.
     pub fn generated(seed: u64, distribution: Distribution, nranks: usize) -> InputSource {
-        // The middle of the words that begin with these 16 bits.
+        // Each entry is the quantile of the middle word among those that begin with these 16 bits.
         let normal: Vec<f32> = (0..TABLE)
             .map(|bits| gaussian(((bits as u64) << 48) + (1 << 47)) as f32)
             .collect();
@@ -64,16 +65,16 @@ impl InputSource {
         }
     }
 
-    /// Repeats the input after `period` elements, so that memory filled with copies of one period can be
-    /// checked everywhere.
+    /// Makes the input repeat after `period` elements. Memory filled with copies of one period can
+    /// then be checked at any offset.
     pub fn repeating(self, period: usize) -> InputSource {
         InputSource { period, ..self }
     }
 
-    /// Reads arrays: one for all ranks, or one for each.
+    /// Reads .npy arrays: one for all ranks, or one for each rank.
     ///
     /// # Errors
-    /// A sentence, if the files do not fit the ranks or cannot be read.
+    /// Returns an error message if the files do not fit the ranks or cannot be read.
     pub fn from_files(paths: &[PathBuf], nranks: usize) -> Result<InputSource, String> {
         let files = rank_files(paths, nranks)?;
         let arrays = files
@@ -99,7 +100,7 @@ impl InputSource {
         Ok(source)
     }
 
-    /// Returns type and bytes of the files' shortest array; `None` for generated input.
+    /// Returns the element type, and the bytes of the shortest file. `None` for generated input.
     pub fn native(&self) -> Option<(DType, usize)> {
         let bytes = self.files.iter().map(|array| array.bytes.len()).min()?;
         Some((self.files[0].dtype, bytes))
@@ -108,7 +109,8 @@ impl InputSource {
     /// Checks that the input can be converted to this type.
     ///
     /// # Errors
-    /// A sentence, if the files hold another type that is not a float.
+    /// Returns an error message if the files hold another type and a conversion from or to integers
+    /// would be needed.
     pub fn admits(&self, dtype: DType) -> Result<(), String> {
         match self.native() {
             Some((native, _)) if native != dtype && !(native.is_float() && dtype.is_float()) => {
@@ -120,7 +122,8 @@ impl InputSource {
         }
     }
 
-    /// Returns the input of `rank` in set `set`. The reduction decides which values make sense.
+    /// Returns the input of `rank` in buffer set `set`. `op` decides which values make sense, for
+    /// example values near 1 for products.
     pub fn stream(
         &self,
         dtype: DType,
@@ -128,7 +131,7 @@ impl InputSource {
         rank: usize,
         set: usize,
     ) -> RankInput<'_> {
-        // Sets of a file begin at different places of it.
+        // Each buffer set begins at another offset in the file, so that sets differ.
         let file = match self.files.len() {
             0 => None,
             n => {
@@ -148,7 +151,7 @@ impl InputSource {
 }
 
 impl RankInput<'_> {
-    /// Writes elements from number `start` on.
+    /// Writes the input's elements from index `start` on into `bytes`.
     pub fn fill(&self, start: usize, bytes: &mut [u8]) {
         let size = self.dtype.size();
         let (mut at, mut rest) = (start, bytes);
@@ -184,7 +187,7 @@ impl RankInput<'_> {
                 element.copy_from_slice(&drawn.to_le_bytes());
             }
         } else if self.dtype.is_float() {
-            // Sums of all ranks stay finite.
+            // The limit keeps the sum over all ranks finite.
             let limit = largest(self.dtype) / (2 * self.source.nranks) as f64;
             for (i, element) in bytes.chunks_exact_mut(size).enumerate() {
                 let drawn = f64::from(self.draw((start + i) as u64));
@@ -205,7 +208,7 @@ impl RankInput<'_> {
         let bits = self.bits(index);
         let uniform = ((bits >> 40) as f32 + 0.5) * 2f32.powi(-23) - 1.0;
         if let Some(ReduceOp::Prod) = self.op {
-            // Near 1, so that products of many ranks neither vanish nor overflow.
+            // Magnitudes near 1 keep products over many ranks from underflow and overflow.
             let magnitude = (0.25 * uniform).exp2();
             return if bits & 1 == 1 { -magnitude } else { magnitude };
         }
@@ -222,7 +225,7 @@ impl RankInput<'_> {
     fn integer(&self, index: u64) -> i128 {
         let bits = self.bits(index);
         match self.op {
-            // The sum behind an average stays within the type.
+            // The limit keeps the sum from which an average is computed within the type.
             Some(ReduceOp::Avg) => {
                 let span = largest(self.dtype) as i128 / self.source.nranks as i128;
                 i128::from(bits) % (span + 1)
@@ -241,7 +244,7 @@ fn rank_files(paths: &[PathBuf], nranks: usize) -> Result<Vec<PathBuf>, String> 
                 .filter_map(|entry| entry.ok().map(|entry| entry.path()))
                 .filter(|path| path.extension().is_some_and(|extension| extension == "npy"))
                 .collect();
-            // By length first: x10 comes after x9.
+            // Names are sorted by length first, so that x10 comes after x9.
             files.sort_by_key(|path| (path.as_os_str().len(), path.clone()));
             if files.is_empty() {
                 return Err(format!("{}: holds no .npy file", one.display()));
@@ -268,10 +271,10 @@ fn numbered(path: &Path, rank: usize) -> PathBuf {
         .into()
 }
 
-/// The step of SplitMix64's counter.
+/// Increment of the counter in SplitMix64.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Mixes a word by SplitMix64's finaliser.
+/// Mixes the bits of a word with the finaliser of SplitMix64.
 fn mix(word: u64) -> u64 {
     random_word(word.wrapping_sub(STEP), 0)
 }
@@ -374,7 +377,7 @@ mod tests {
         let folder = std::env::temp_dir().join(name);
         std::fs::create_dir_all(&folder).unwrap();
         let named = |rank: usize| folder.join(format!("x{rank}.npy"));
-        // In the order of letters 10 would come behind 1.
+        // Files are created in descending order; sorting by letters would put 10 before 2.
         for rank in (0..12).rev() {
             std::fs::write(named(rank), "").unwrap();
         }

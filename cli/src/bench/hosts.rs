@@ -1,4 +1,5 @@
-//! `--explain-hosts`: what would run on hosts that are not here, and the proof of its schedules.
+//! `--explain-hosts`: prints which algorithms would run on a cluster that is not there, and
+//! verifies their schedules.
 
 use super::options::BenchOptions;
 use super::row::{call_of, keeps_scales};
@@ -16,13 +17,14 @@ use cinch::{Algorithm, Config};
 use std::io::Write;
 use std::time::Instant;
 
-/// Steps of all ranks in one pass, up to which a schedule is proved whole.
+/// Largest number of schedule steps, over all ranks in one pass, up to which all ranks' schedules
+/// are verified.
 const PROVED_STEPS: usize = 20_000_000;
 
-/// Prints the candidates of each row, and what proving them shows.
+/// Prints each row's candidate algorithms, and the result of verifying their schedules.
 ///
 /// # Errors
-/// Exit code and sentence: an option that cannot be, a schedule that is wrong.
+/// Returns an exit code and an error message about an impossible option or a wrong schedule.
 pub fn main(
     options: &BenchOptions,
     config: &Config,
@@ -34,19 +36,20 @@ pub fn main(
     let failure = |error: cinch::Error| (FAILURE, error.to_string());
     for row in &workload.rows {
         let call = Call {
-            // As the bench does: any name will do.
+            // Codecs that keep scales between calls need a tensor name; any name will do, as in a
+            // benchmark.
             tensor: keeps_scales(row).then_some(0),
             ..call_of(row, 0, nranks)
         };
         let request = call.under(&policy, nranks).map_err(failure)?;
         let text = explain(&request, config, nranks, &hosts).map_err(failure)?;
-        // Whoever closes the output has read enough.
+        // A write error is ignored: a reader that closes the output has read enough.
         let _ = out.write_all(text.as_bytes());
     }
     Ok(0)
 }
 
-/// Returns the limits by which all ranks of such a communicator would select.
+/// Returns the limits under which every rank of a communicator of this shape selects algorithms.
 fn limits(config: &Config, nranks: usize, hosts: &Hosts) -> cinch::Result<Limits> {
     let between = match hosts.count() {
         1 => TransportKind::Shm,
@@ -54,7 +57,7 @@ fn limits(config: &Config, nranks: usize, hosts: &Hosts) -> cinch::Result<Limits
     };
     Ok(Limits {
         nranks,
-        // Smaller than the setting if there are many ranks, and an error if there are too many.
+        // With many ranks the slots are smaller than the setting; with too many this is an error.
         slot_bytes: transport::slot_bytes(config, nranks)?,
         slots: config.slots,
         channels: config.channels,
@@ -90,8 +93,8 @@ fn explain(
     Ok(text)
 }
 
-/// Generates all ranks of a candidate's schedule and runs them symbolically, where they are few
-/// enough; else one rank.
+/// Generates all ranks' schedules of a candidate and verifies them symbolically, if there are few
+/// enough steps. Otherwise generates only one rank's schedule.
 fn prove(candidate: &Candidate, request: &Request, limits: &Limits) -> cinch::Result<String> {
     let pattern = SchedulePattern {
         root: request.root,
@@ -108,8 +111,8 @@ fn prove(candidate: &Candidate, request: &Request, limits: &Limits) -> cinch::Re
     let steps = one.steps.len() * limits.nranks;
     if steps > PROVED_STEPS {
         return Ok(format!(
-            "  {name}: one rank's {} steps generated in {generated:.3} s; not proved whole: about \
-             {steps} steps\n",
+            "  {name}: one rank's {} steps generated in {generated:.3} s; not verified for all ranks, which \
+             have about {steps} steps\n",
             one.steps.len()
         ));
     }
@@ -118,7 +121,8 @@ fn prove(candidate: &Candidate, request: &Request, limits: &Limits) -> cinch::Re
         .collect::<cinch::Result<_>>()?;
     let generated = since.elapsed().as_secs_f64();
     let since = Instant::now();
-    // Rings in one stage repeat themselves; stages overlap with as many passes.
+    // A ring is one stage that repeats, so 2 passes cover it. Other algorithms overlap as many
+    // passes as they have stages.
     let passes = match candidate.algorithm {
         Algorithm::Ring => 2,
         _ => (one.stages + 2).min(candidate.geometry.passes()).max(2),
@@ -159,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_that_are_not_here_are_explained_and_proved() {
+    fn absent_hosts_are_explained_and_their_schedules_verified() {
         let text = said("all_reduce -b 64M --explain-hosts 16x4 --codec dynamic8").unwrap();
         assert!(
             text.contains("64 ranks on 16 hosts of 4 ranks over tcp"),
@@ -174,7 +178,7 @@ mod tests {
             "a lossy codec in a ring of hosts: {text}"
         );
         let text = said("send_recv -b 1M --explain-hosts 2x2").unwrap();
-        // From one rank to another, not to itself.
+        // The message goes from one rank to another, so there is one hop.
         assert!(text.contains("1 messages a pass, 1 hops"), "{text}");
         let text = said("all_to_all -b 1M --explain-hosts 3x2").unwrap();
         assert!(text.contains("no hierarchical: all_to_all"), "{text}");
@@ -183,9 +187,10 @@ mod tests {
         }
     }
 
-    /// Slots are those that so many ranks would have; where they could not connect, that is said.
+    /// The size of a slot depends on the number of ranks. Too many ranks are an error, as they
+    /// could not connect.
     #[test]
-    fn slots_are_those_of_so_many_ranks() {
+    fn slot_size_depends_on_the_number_of_ranks() {
         let mut config = Config::default();
         let slots = |config: &Config, nranks| {
             limits(config, nranks, &Hosts::ONE).map(|limits| limits.slot_bytes)
@@ -193,7 +198,7 @@ mod tests {
         assert_eq!(slots(&config, 16).unwrap(), 128 << 10);
         assert_eq!(slots(&config, 64).unwrap(), 32 << 10);
         assert_eq!(slots(&config, 512).unwrap(), 4 << 10);
-        // A chunk of 32 KiB in raw elements: no more fit a slot.
+        // A chunk is 32 KiB of raw elements, as no more fit into a slot.
         let text = said("all_reduce -b 64M --explain-hosts 16x4 --algo direct").unwrap();
         let line = text.lines().find(|line| line.contains("<- cheapest"));
         let chunk = line.and_then(|line| line.split_whitespace().nth(1));
@@ -206,9 +211,9 @@ mod tests {
         assert!(slots(&config, 1024).is_ok());
     }
 
-    /// The codec of a call is decided by the settings, as it is where the call runs.
+    /// The settings decide the codec of a call, as they do where calls run.
     #[test]
-    fn codecs_are_those_that_calls_would_take() {
+    fn settings_decide_the_explained_codec() {
         let codec = |settings: &[(&str, &str)], line: &str| {
             let mut config = Config::default();
             for (name, value) in settings {
@@ -232,10 +237,10 @@ mod tests {
                 "all_reduce -b 1M --codec linear8",
                 "raw",
             ),
-            // The input of a reduce_scatter is all blocks.
+            // The size of a reduce_scatter counts all blocks of its input.
             (&[linear, least], "reduce_scatter -b 1M", "linear8"),
             (&[linear, least], "reduce_scatter -b 512K", "raw"),
-            // Scales of tensors need names that these calls do not have.
+            // A codec with tensor scales needs tensor names, which these calls lack.
             (
                 &[("CINCH_CODEC", "linear8:tensor=10")],
                 "all_reduce -b 1M",

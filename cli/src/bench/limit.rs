@@ -1,25 +1,25 @@
-//! The limit: the least time that a call can take on GPUs with NVLink.
+//! Computes the hardware limit: the least time that a call can take on GPUs with NVLink.
 
 use super::metrics::bytes_per_element;
 use super::record::Record;
 use cinch::{CodecSpec, Collective, DType};
 
-/// Bytes a second that the multiprocessors of an H100 or H200 send over NVLink, to one peer or to all:
-/// 18 links of 25 GB/s carry packets of 128 bytes with their heads (measured: 369 to one peer).
+/// Bytes a second that the SMs of an H100 or H200 send over NVLink, to one peer or to all. 18 links
+/// of 25 GB/s carry packets of 128 bytes with headers (measured: 369 GB/s to one peer).
 const WIRE: f64 = 370e9;
-/// Bytes a second that they read and write of their own memory (measured: a copy).
+/// Bytes a second that the SMs read plus write in local memory (measured with a copy).
 const MEMORY: f64 = 3915e9;
-/// Seconds from the launch of a kernel in a graph to its end.
+/// Seconds of a kernel in a graph from launch to end, apart from its messages and data.
 const LAUNCH: f64 = 2e-6;
-/// Seconds of one message that announces itself (measured: half a round trip).
+/// Seconds of one message with its flag (measured as half a round trip).
 const HOP: f64 = 0.74e-6;
-/// Times that a coded element is written to, or read from, memory on its way through scratch space: its
-/// own code, those of its sum's terms, and the sum's.
+/// How often each encoded element crosses GPU memory in scratch buffers. Counted are its own
+/// encoding, the encodings of the terms of its sum, and the encoded sum.
 const CODED_TRIPS: f64 = 3.5;
 
-/// Returns the seconds of the launch, the messages that follow one another, and the longer one of what the wire
-/// carries and what memory moves, as both work at once. With N ranks, S bytes of the larger buffer, and
-/// W the bytes of that on the wire:
+/// Returns the least seconds of a call. These are the launch, the messages that must follow one
+/// another, and the longer of wire time and memory time. N is the number of ranks, S the bytes of
+/// the larger buffer, and W its bytes on the wire:
 ///
 /// | call | messages | wire | memory |
 /// | --- | --- | --- | --- |
@@ -28,7 +28,7 @@ const CODED_TRIPS: f64 = 3.5;
 /// | all_gather, reduce_scatter, gather, scatter, all_to_all | 1 | (N-1)/N W | S (1 + 1/N) |
 /// | broadcast, reduce, send_recv | 1 | W | S |
 ///
-/// A codec adds its trips through scratch memory. No multicast in the switch.
+/// A codec adds its trips through scratch memory. The formula assumes no multicast in the switch.
 pub fn seconds(
     collective: Collective,
     ranks: usize,
@@ -58,8 +58,8 @@ pub fn seconds(
     }
 }
 
-/// Returns the limit of a row in microseconds; none where the figures do not hold: other GPUs, several
-/// ranks on one, several hosts, host memory, names that this version does not know.
+/// Returns the limit of a row in microseconds. Returns `None` where the constants do not hold:
+/// other GPUs, several ranks on a GPU, several hosts, host memory, or unknown names.
 pub fn of_record(record: &Record) -> Option<f64> {
     let known = ["H100", "H200"]
         .iter()
@@ -82,10 +82,10 @@ mod tests {
         seconds(Collective::AllReduce, ranks, size, (dtype, codec)) * 1e6
     }
 
-    /// The published floor of 8 H200, which has 0.8 us a message, 4.3 TB/s, and scales for each 256
-    /// elements: a table computed elsewhere, by the same formula.
+    /// A table for 8 H200 that was computed elsewhere by the same formula. Its constants are 0.8 us
+    /// a message, 4.3 TB/s, and a scale for each 256 elements.
     #[test]
-    fn the_limit_is_the_floor_of_the_formula() {
+    fn limit_agrees_with_a_table_computed_elsewhere() {
         let table = [
             (1 << 10, 2.8, 2.8, 2.8),
             (64 << 10, 3.9, 3.4, 3.1),
@@ -111,7 +111,8 @@ mod tests {
 
     #[test]
     fn two_ranks_need_no_second_message_and_a_larger_size_no_less_time() {
-        // Half of the data twice, or all of it once.
+        // Two ranks send half of the data twice, or all of it once: both take equally long on the
+        // wire.
         let one = microseconds(2, 1 << 20, DType::F32, "raw");
         assert!((one - (2.0 + 0.74 + (1 << 20) as f64 / 370e3)).abs() < 1e-9);
         for collective in Collective::ALL {

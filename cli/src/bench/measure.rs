@@ -1,7 +1,7 @@
-//! A row on host memory: buffers, the timed loop, the comparison.
+//! Measures one row on host memory: buffers, timed loop and comparison.
 //!
-//! The time of an iteration is the slowest rank's, from a barrier before the call to the return of the
-//! call; the row's time is the median over iterations.
+//! The time of an iteration runs from a barrier before the call to its return on the slowest rank.
+//! The row's time is the median over iterations.
 
 use super::combine::{Measured, share};
 use super::data::InputSource;
@@ -18,26 +18,26 @@ use std::hash::{Hash, Hasher};
 use std::ops::Range;
 use std::time::Instant;
 
-/// Whether input and output are in one buffer.
+/// Whether input and output share one buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {
     /// Separate buffers.
     OutOfPlace,
-    /// Input and output in one buffer.
+    /// Input and output share one buffer.
     InPlace,
 }
 
 /// The backend for host memory.
 pub struct HostBackend<'a, W: BenchRank> {
-    /// The ranks.
+    /// This rank, and its connection to the others.
     pub world: &'a W,
-    /// Inputs.
+    /// Input data of all ranks.
     pub source: &'a InputSource,
-    /// Number and places of the ranks.
+    /// Number and placement of the ranks.
     pub ranks: RankSetup,
     /// Machine, versions, date and command.
     pub run: RunInfo,
-    /// Measures in place too, where the call has that form.
+    /// Whether rows are also measured in place, where the call allows that.
     pub in_place: bool,
 }
 
@@ -59,7 +59,7 @@ impl<W: BenchRank> Backend for HostBackend<'_, W> {
     fn measure(&mut self, row: &Row, effort: Effort) -> Result<Record> {
         let mut host = HostRow::new(self.world, self.source, *row, effort)?;
         let out = host.run(Placement::OutOfPlace)?;
-        // A send and a receive have two buffers in any case.
+        // A send and its receive always have separate buffers.
         let in_place = match self.in_place && row.collective != Collective::SendRecv {
             true => Some(host.run(Placement::InPlace)?),
             false => None,
@@ -74,8 +74,8 @@ impl<W: BenchRank> Backend for HostBackend<'_, W> {
     }
 }
 
-/// Names the data for codecs that keep a scale from call to call: another row or placement is another
-/// tensor.
+/// Returns a tensor name for codecs that keep a scale between calls. Each row and placement gets
+/// another name, so that none uses another's scale.
 fn tensor(row: &Row, placement: Placement) -> Option<u64> {
     keeps_scales(row).then(|| {
         let mut hasher = std::hash::DefaultHasher::new();
@@ -96,10 +96,10 @@ pub struct HostRow<'a, W: BenchRank> {
     sets: Vec<BufferSet>,
 }
 
-/// Buffers of one turn of the rotation.
+/// A buffer set; calls use several of them in rotation.
 struct BufferSet {
     input: AlignedBuffer,
-    /// The output, or both in place: as large as the larger of input and output.
+    /// The output; for calls in place, both input and output. It is as large as the larger of them.
     work: AlignedBuffer,
 }
 
@@ -107,7 +107,7 @@ impl<'a, W: BenchRank> HostRow<'a, W> {
     /// Allocates and fills the buffers.
     ///
     /// # Errors
-    /// Invalid argument if the sizes overflow or exceed the memory that is free.
+    /// Returns an invalid-argument error if the sizes overflow.
     pub fn new(world: &'a W, source: &'a InputSource, row: Row, effort: Effort) -> Result<Self> {
         let (rank, nranks) = (world.rank(), world.nranks());
         let (input_bytes, output_bytes) = buffer_bytes(&row, is_root(&row, rank), nranks)?;
@@ -134,14 +134,14 @@ impl<'a, W: BenchRank> HostRow<'a, W> {
         Ok(host)
     }
 
-    /// Warms up, measures and compares. All ranks get the same result.
+    /// Warms up, measures the row and compares results. All ranks get the same result.
     ///
     /// # Errors
     /// Returns the errors of the calls.
     pub fn run(&mut self, placement: Placement) -> Result<Measured> {
         let mut outcome = self.effort.check.then(CheckOutcome::default);
         let half = self.effort.half();
-        // The first call on fresh buffers is the first that is compared.
+        // The first call is compared as well, since it runs on fresh buffers.
         self.poison(0..1);
         self.reset(placement, 0..1);
         let start = Instant::now();
@@ -175,8 +175,9 @@ impl<'a, W: BenchRank> HostRow<'a, W> {
         share(self.world, &self.row, &report, &times, outcome)
     }
 
-    /// Prepares the buffers of this iteration outside the timing and returns their number. Before the
-    /// last round outputs are overwritten, or an earlier call's result could pass for the last one's.
+    /// Prepares the buffers of an iteration outside the timed region and returns the set's number.
+    /// Outputs are overwritten before the last rotation, so that no earlier result can pass for the
+    /// last one.
     fn prepare(&mut self, placement: Placement, iteration: usize, iterations: usize) -> usize {
         let set = iteration % self.sets.len();
         if set == 0 {
@@ -188,8 +189,8 @@ impl<'a, W: BenchRank> HostRow<'a, W> {
         set
     }
 
-    /// Restores inputs that calls in place have overwritten. All sets are restored together, so that
-    /// the first has left the caches when it is used.
+    /// Restores inputs that in-place calls have overwritten. All sets are restored together, so
+    /// that the first has left the caches before its use.
     fn reset(&mut self, placement: Placement, sets: Range<usize>) {
         if placement == Placement::OutOfPlace {
             return;
@@ -206,7 +207,7 @@ impl<'a, W: BenchRank> HostRow<'a, W> {
         }
     }
 
-    /// Returns where input and output lie in one buffer, in bytes, as NCCL defines it.
+    /// Returns the byte ranges of input and output in one buffer, as NCCL defines in-place calls.
     fn in_place(&self) -> (Range<usize>, Range<usize>) {
         let block = self.row.count * self.row.dtype.size();
         let own = self.world.rank() * block;
@@ -276,7 +277,7 @@ impl<'a, W: BenchRank> HostRow<'a, W> {
     }
 }
 
-/// Zeroed bytes that begin at a cache line.
+/// Zeroed bytes that begin at a cache line boundary.
 struct AlignedBuffer {
     words: Vec<u64>,
     skip: usize,
@@ -333,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn right_results_of_every_kind_are_right() {
+    fn correct_results_of_every_collective_pass() {
         for collective in Collective::ALL {
             for placement in [Placement::OutOfPlace, Placement::InPlace] {
                 if collective == Collective::SendRecv && placement == Placement::InPlace {
@@ -360,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn every_type_and_reduction_is_judged_right() {
+    fn correct_results_of_every_type_and_reduction_pass() {
         for dtype in DType::ALL {
             for op in [
                 ReduceOp::Sum,
@@ -383,7 +384,7 @@ mod tests {
             let mut row = row(collective, DType::F32, ReduceOp::Sum);
             row.root = 1;
             let found = measure(row, Flaw::WrongElement, Placement::OutOfPlace, 4);
-            // First and last iteration, one element of one rank.
+            // The first and the last iteration each find one wrong element on one rank.
             assert!(found.iter().all(|f| f.wrong == Some(2)), "{collective}");
             if same_on_all_ranks(collective) {
                 assert_eq!(found[0].identical, Some(false), "{collective}");
@@ -409,9 +410,9 @@ mod tests {
         }
     }
 
-    /// The bound of some codecs exceeds every sum, so that any number would pass as the result.
+    /// The error bound of some codecs exceeds every sum, so any number would pass; NaN does not.
     #[test]
-    fn what_was_never_written_is_wrong_with_every_codec() {
+    fn unwritten_outputs_are_wrong_with_every_codec() {
         for codec in CodecSpec::samples() {
             for collective in Collective::ALL {
                 for dtype in [DType::F32, DType::BF16, DType::F16] {
@@ -441,7 +442,7 @@ mod tests {
                 ..row(Collective::AllReduce, DType::F32, ReduceOp::Sum)
             };
             let found = measure(row, Flaw::Zeros, Placement::OutOfPlace, 2);
-            // Elements below the threshold are rightly zero.
+            // This codec sets elements below its threshold to zero, so zeros are correct.
             let may_be = codec.kind == CodecKind::Threshold2;
             let wrong = found[0].wrong.unwrap();
             assert_eq!(wrong > 0, !may_be, "{codec}: {wrong}");
@@ -468,7 +469,8 @@ mod tests {
         assert!(found.wrong.unwrap() > 1000);
     }
 
-    /// A send has two ends, and a kept scale needs a name: both must be in the explained call.
+    /// The explained call needs the peer of a send, and a tensor name for a codec that keeps
+    /// scales.
     #[test]
     fn every_row_is_explained() {
         let source = InputSource::generated(1, Distribution::Gaussian, 2);

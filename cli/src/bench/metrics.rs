@@ -1,11 +1,12 @@
-//! Sizes, counts and rates, as nccl-tests defines them.
+//! Computes sizes, counts and rates as nccl-tests does.
 
 use cinch::codec;
 use cinch::cpu::Isa;
 use cinch::{CodecSpec, Collective, DType};
 
-/// Returns the elements of a call (`Call::count`) whose larger buffer holds about `bytes`, rounded down. If
-/// the buffer has a block for each rank, blocks are a multiple of 16 bytes, as in nccl-tests.
+/// Returns the element count of a call (`Call::count`) whose larger buffer holds about `bytes`,
+/// rounded down. A buffer with a block per rank gets blocks of a multiple of 16 bytes, as in
+/// nccl-tests.
 pub fn count_of(collective: Collective, dtype: DType, nranks: usize, bytes: usize) -> usize {
     let elements = bytes / dtype.size();
     if !collective.has_blocks() {
@@ -15,13 +16,15 @@ pub fn count_of(collective: Collective, dtype: DType, nranks: usize, bytes: usiz
     elements / nranks / granule * granule
 }
 
-/// Returns the bytes of the larger buffer of a call, over all ranks: the `size` column.
+/// Returns the bytes of a call's larger buffer, counting the blocks of all ranks: the `size`
+/// column.
 pub fn size_of(collective: Collective, dtype: DType, nranks: usize, count: usize) -> usize {
     let blocks = if collective.has_blocks() { nranks } else { 1 };
     blocks * count * dtype.size()
 }
 
-/// Returns the busiest link's share of `size` in the best algorithm.
+/// Returns nccl-tests' bus bandwidth factor: the busiest link's share of `size` in the best
+/// algorithm.
 pub fn bus_factor(collective: Collective, nranks: usize) -> f64 {
     let n = nranks as f64;
     match collective {
@@ -34,11 +37,11 @@ pub fn bus_factor(collective: Collective, nranks: usize) -> f64 {
 /// The rates of a row, in GB/s (1e9 bytes a second).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rates {
-    /// Uncompressed bytes per time.
+    /// Algorithm bandwidth: uncompressed bytes over time.
     pub alg: f64,
     /// Bus bandwidth on the links: `effective` divided by the codec's ratio.
     pub bus: f64,
-    /// The bus bandwidth that an exact run would need for the same time. Equals nccl-tests'
+    /// The bus bandwidth that an uncompressed run would need to take as long. It equals nccl-tests'
     /// busbw, and `bus` for codec raw.
     pub effective: f64,
 }
@@ -64,9 +67,9 @@ pub fn rates(
     }
 }
 
-/// Returns the wire bytes of one element of a long message, scales included.
+/// Returns the wire bytes per element of a long message, including scales.
 pub fn bytes_per_element(codec: CodecSpec, dtype: DType) -> f64 {
-    // A multiple of every block and alignment, long enough for one scale to vanish beside it.
+    // A multiple of every block size and alignment, and so long that a single scale is negligible.
     const LONG: usize = 1 << 24;
     match codec::build(codec, Isa::Scalar) {
         Ok(Some(codec)) => (codec.wire_bytes(LONG) as f64 / LONG as f64 * 1e6).round() / 1e6,
@@ -74,7 +77,7 @@ pub fn bytes_per_element(codec: CodecSpec, dtype: DType) -> f64 {
     }
 }
 
-/// Returns the value below which a fraction `q` of the sorted samples lies (nearest rank).
+/// Returns the `q` quantile of samples that are already sorted (nearest rank).
 pub fn quantile(sorted: &[f64], q: f64) -> f64 {
     match sorted.len() {
         0 => 0.0,
@@ -82,7 +85,7 @@ pub fn quantile(sorted: &[f64], q: f64) -> f64 {
     }
 }
 
-/// Returns the median of the sorted samples.
+/// Returns the median of samples that are already sorted.
 pub fn median(sorted: &[f64]) -> f64 {
     match sorted.len() {
         0 => 0.0,
@@ -95,7 +98,7 @@ pub fn median(sorted: &[f64]) -> f64 {
 mod tests {
     use super::*;
 
-    /// nccl-tests' table, written out.
+    /// The expected values are nccl-tests' formulas for each collective.
     #[test]
     fn bus_factors_are_those_of_nccl_tests() {
         for (collective, two, eight) in [

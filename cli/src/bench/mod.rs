@@ -42,7 +42,7 @@ use world::BenchRank;
 /// Runs `cinch bench` and returns its exit code.
 ///
 /// # Errors
-/// Exit code and sentence.
+/// Returns an exit code and an error message.
 pub fn main(options: &BenchOptions, mut config: Config) -> crate::ExitResult {
     let usage = |sentence| (USAGE, sentence);
     let refused = |error: cinch::Error| (USAGE, error.message().to_string());
@@ -64,7 +64,7 @@ pub fn main(options: &BenchOptions, mut config: Config) -> crate::ExitResult {
             .set("CINCH_TRANSPORT", kind.name(), Origin::Program)
             .map_err(refused)?;
     }
-    // The model decides on measured costs if a codec is left to it.
+    // With an `auto:` codec the planner decides by measured costs, so they must be measured.
     config.codec.auto |= options.codec.iter().any(|codec| codec.auto);
     if let Some((hosts, ranks)) = options.explain_hosts {
         let shape = Hosts::even(hosts, ranks);
@@ -98,7 +98,7 @@ pub fn main(options: &BenchOptions, mut config: Config) -> crate::ExitResult {
     Ok(if failed { WRONG } else { 0 })
 }
 
-/// Makes the rows of the suite, or of one collective.
+/// Returns the rows of the suite, or of the one collective that the options name.
 fn workload(options: &BenchOptions, nranks: usize) -> Result<Workload, String> {
     match options.suite {
         true => suite::workload(options, nranks, false),
@@ -106,7 +106,7 @@ fn workload(options: &BenchOptions, nranks: usize) -> Result<Workload, String> {
     }
 }
 
-/// Returns how many ranks to start here; `None` if this process is a rank itself.
+/// Returns how many ranks this process must start; `None` if this process is a rank itself.
 fn starts(
     options: &BenchOptions,
     launched: Option<usize>,
@@ -130,7 +130,8 @@ fn starts(
     }
 }
 
-/// Runs this command as `ranks` ranks, after refusing once what each rank would refuse.
+/// Starts this command as `ranks` ranks. Problems that every rank would report are reported once,
+/// before the start.
 fn start(options: &BenchOptions, ranks: usize, config: &Config) -> crate::ExitResult {
     let usage = |sentence| (USAGE, sentence);
     workload(options, ranks)
@@ -140,14 +141,15 @@ fn start(options: &BenchOptions, ranks: usize, config: &Config) -> crate::ExitRe
         .map_err(|error| (USAGE, error.message().to_string()))?;
     let failure = |sentence| (FAILURE, sentence);
     let launch = LocalLaunch {
-        // As mpirun does: where each rank can have a core, the system must not move them about.
+        // Ranks are bound to cores as mpirun does, if there are enough, so that the system does not
+        // move them.
         cores: one_core_each(ranks).unwrap_or_default(),
         ..LocalLaunch::of_this_command(ranks).map_err(failure)?
     };
     launch.run_with_rendezvous(config).map_err(failure)
 }
 
-/// Runs all rows on host memory. All ranks get the same records.
+/// Measures all rows on host memory. All ranks get the same records.
 fn run<W: BenchRank>(
     world: &W,
     workload: &Workload,
@@ -178,7 +180,7 @@ fn run<W: BenchRank>(
     pipeline::run(&mut backend, &workload.rows, options, output)
 }
 
-/// Describes the run: versions, options and ranks.
+/// Describes the run for the head of the output: versions, options and ranks.
 fn head(options: &BenchOptions, places: &[(String, u32)]) -> Vec<String> {
     let mut lines = vec![
         format!("cinch {} bench {}", cinch::VERSION, options.collective),
@@ -268,7 +270,7 @@ mod tests {
         assert_eq!(records(line, Flaw::None)[2].len(), 1);
     }
 
-    /// Warming up is a part of the time, also where it alone would take hours.
+    /// The time limit includes warm-up, even if warm-up alone would take hours.
     #[test]
     fn a_time_limit_ends_the_warm_up() {
         let begin = Instant::now();
@@ -276,7 +278,7 @@ mod tests {
         let record = &records(line, Flaw::None)[1][0];
         assert!(record.out_of_place.iterations < 1_000_000);
         assert!(begin.elapsed() < Duration::from_secs(20));
-        // A single call before the timed ones estimates their time.
+        // Without warm-up, one call before the timed ones estimates their time.
         let line = "all_reduce -b 512K -w 0 -n 1000000 --time-limit 0.2";
         let record = &records(line, Flaw::None)[1][0];
         assert!(record.out_of_place.iterations < 1_000_000);
@@ -287,14 +289,14 @@ mod tests {
     fn suite_gives_every_rank_a_record_for_each_row() {
         let line = "--suite --output x -b 1K -e 1K --codec raw -n 2 -w 0 -d f32,bf16";
         for records in records(line, Flaw::None) {
-            // Seven collectives of two types.
+            // Seven collectives are measured with two element types each.
             assert_eq!(records.len(), 14);
             assert!(records.iter().all(|record| !record.failed()));
             let plain = |record: &Record| record.mode == "eager" && record.in_place.is_none();
             assert!(records.iter().all(plain));
         }
         let wrong = &records(line, Flaw::WrongElement)[1];
-        // The wrong element is on rank 1, which has no result of a reduce.
+        // The wrong element is on rank 1, and only the root has a result of a reduce.
         let right = wrong.iter().filter(|record| !record.failed());
         assert!(right.clone().all(|record| record.collective == "reduce"));
         assert_eq!(right.count(), 2);

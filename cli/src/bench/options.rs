@@ -1,4 +1,4 @@
-//! Options of `cinch bench`, in the letters of nccl-tests.
+//! Options of `cinch bench`, with the letters of nccl-tests.
 
 use super::data::Distribution;
 use super::gpu::options::GpuOptions;
@@ -10,32 +10,32 @@ use clap::{ArgAction, Args, ValueEnum};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Sizes take binary K, M and G.
+/// Options of `cinch bench`. Sizes take binary K, M and G.
 #[derive(Args, Clone, Debug)]
 pub struct BenchOptions {
-    /// all_reduce, all_gather, reduce_scatter, broadcast, reduce, gather, scatter, all_to_all or
-    /// send_recv
+    /// Collective: all_reduce, all_gather, reduce_scatter, broadcast, reduce, gather, scatter,
+    /// all_to_all or send_recv
     #[arg(value_parser = parse_collective, required = false,
           required_unless_present_any = ["suite", "report"],
           default_value_ifs = [("suite", "true", "all_reduce")],
           default_value_if("report", ArgPredicate::IsPresent, "all_reduce"))]
     pub collective: Collective,
-    /// Smallest size in bytes [default: 32M, or all of --data]
+    /// Smallest size in bytes [default: 32M, or the size of --data]
     #[arg(short = 'b', long, value_name = "BYTES", value_parser = parse_size)]
     pub minbytes: Option<usize>,
-    /// Largest size in bytes [default: 32M or -b, or all of --data]
+    /// Largest size in bytes [default: 32M or -b, or the size of --data]
     #[arg(short = 'e', long, value_name = "BYTES", value_parser = parse_size)]
     pub maxbytes: Option<usize>,
-    /// Factor from size to size
+    /// Factor from one size to the next
     #[arg(short = 'f', long, value_name = "FACTOR")]
     pub stepfactor: Option<usize>,
-    /// Bytes from size to size, without -f
+    /// Bytes from one size to the next, without -f
     #[arg(short = 'i', long, value_name = "BYTES", value_parser = parse_size, default_value = "1M")]
     pub stepbytes: usize,
-    /// Timed iterations of each size and placement
+    /// Timed iterations for each size and placement
     #[arg(short = 'n', long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub iters: u32,
-    /// Iterations before the timed ones
+    /// Warm-up iterations before the timed ones
     #[arg(
         short = 'w',
         long = "warmup-iters",
@@ -44,12 +44,12 @@ pub struct BenchOptions {
         value_parser = clap::value_parser!(u32).range(0..=1_000_000)
     )]
     pub warmup: u32,
-    /// Compare results with fp64: those of the first call and the last iteration; on GPUs those of the
-    /// last call of one more repetition, in 16 pieces of 1 MiB where an output is above 64 MiB
+    /// Compare results with fp64 (0: do not). Host memory: the first call and the last iteration.
+    /// GPUs: the last call of an extra repetition, in 16 pieces of 1 MiB for outputs above 64 MiB
     #[arg(short = 'c', long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=1))]
     pub check: u8,
-    /// Element types: i8 u8 i32 u32 i64 u64 f16 bf16 f32 f64 f8e4m3 f8e5m2, with commas, or all
-    /// [default: f32, or that of --data]
+    /// Element types: i8 u8 i32 u32 i64 u64 f16 bf16 f32 f64 f8e4m3 f8e5m2, separated by commas, or
+    /// all [default: f32, or the type of --data]
     #[arg(short = 'd', long, value_parser = parse_datatypes)]
     pub datatype: Option<Types>,
     /// Reduction: sum prod min max avg mulsum, or all
@@ -58,61 +58,61 @@ pub struct BenchOptions {
     /// Root rank, or all (or -1) [default: 0]
     #[arg(short = 'r', long, allow_negative_numbers = true, value_parser = parse_root)]
     pub root: Option<Root>,
-    /// Start this many ranks here; without it, join the ranks that this was started with
+    /// Number of ranks to start on this host [default: join the ranks that a launcher has started]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub ranks: Option<u32>,
-    /// Transport of the data: auto, shm, tcp or rdma
+    /// Transport that carries the data: auto, shm, tcp or rdma
     #[arg(long, default_value = "auto", value_parser = parse_transport)]
     pub transport: Named<TransportKind>,
-    /// Schedule: auto, ring, tree, oneshot, direct or hierarchical
+    /// Algorithm: auto, ring, tree, oneshot, direct or hierarchical
     #[arg(long, default_value = "auto", value_parser = parse_algorithm)]
     pub algo: Named<Algorithm>,
     /// Codecs, as [auto:]NAME[:block=B][:tensor=K][:offset=E][:seed=S][:tau=T],...; see `cinch
-    /// codecs`; with auto, costs are measured and a row runs with the codec only where it pays
+    /// codecs`. With auto, costs are measured and a row uses the codec only where it is faster
     #[arg(long, value_name = "CODEC", value_delimiter = ',', value_parser = parse_codec)]
     pub codec: Vec<CodecSetting>,
-    /// Write the results as JSON, one object on a line for each row
+    /// Write the results as JSON, one line for each row
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Write the results as CSV, one row for each size and placement
+    /// Write the results as CSV, one line for each size and placement
     #[arg(long, value_name = "FILE")]
     pub csv: Option<PathBuf>,
-    /// Draw bandwidth and error or time over size
+    /// Draw a chart of bandwidth over size, and of error or time over size
     #[arg(long, value_name = "FILE.svg")]
     pub plot: Option<PathBuf>,
-    /// Show ratios of the times to those of an earlier --json file
+    /// Compare with an earlier --json file: print new time over old time for each row
     #[arg(long, value_name = "OLD.json")]
     pub compare: Option<PathBuf>,
-    /// Print candidates, predicted costs and the winner of each size
+    /// Print candidates, predicted costs and the winner for each size
     #[arg(long)]
     pub explain: bool,
-    /// Print candidates and predicted costs for this many hosts of that many ranks, as in 4096x8,
-    /// prove their schedules, and run nothing
+    /// Print candidates and predicted costs for this many hosts with this many ranks each, such as
+    /// 4096x8; verify their schedules and run nothing
     #[arg(long, value_name = "HOSTSxRANKS", value_parser = parse_hosts,
           conflicts_with_all = ["ranks", "iters", "warmup", "check", "seed", "distribution", "time_limit",
                                 "json", "csv", "plot", "compare", "explain", "report", "device"])]
     pub explain_hosts: Option<(usize, usize)>,
-    /// Input from .npy files: one for all ranks, one with {rank} in its name, a folder with one
-    /// for each rank, or the option repeated
+    /// Input from .npy files: one for all ranks, one with {rank} in its name, or a folder with one
+    /// for each rank. The option may also be given once for each rank
     #[arg(long, value_name = "FILE|DIR", action = ArgAction::Append,
           conflicts_with_all = ["seed", "distribution"])]
     pub data: Vec<PathBuf>,
-    /// Seed of generated input
+    /// Seed of the generated input
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// Generated input of floating types
+    /// Distribution of generated floating-point input
     #[arg(long, value_enum, default_value_t = Distribution::Gaussian)]
     pub distribution: Distribution,
     /// Stop after about this many seconds: fewer iterations, then fewer sizes
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     pub time_limit: Option<f64>,
-    /// Run the whole comparison (collectives, types, codecs, sizes, on GPUs with and without graphs and
-    /// beside NCCL by default and on symmetric windows) and write rows and a report to the folder
-    /// --output
+    /// Run the whole comparison: collectives, types, codecs and sizes; on GPUs also with and
+    /// without graphs, and beside NCCL with and without symmetric windows. Writes rows and a report
+    /// to the folder --output
     #[arg(long, conflicts_with_all = ["report", "collective", "graph", "json", "csv", "plot", "compare", "explain", "explain_hosts",
                                            "op", "root", "stepbytes"])]
     pub suite: bool,
-    /// Draw the report of such rows, or of those of --device gpu --json, to the file
+    /// Draw a report from the rows of --suite or of --device gpu --json, write it to the file
     /// --output, and run nothing
     #[arg(long, value_name = "FILE.jsonl", requires = "output",
           conflicts_with_all = ["collective", "minbytes", "maxbytes", "stepfactor", "stepbytes", "iters",
@@ -121,7 +121,7 @@ pub struct BenchOptions {
                                 "seed", "distribution", "time_limit", "device", "gpus", "procs",
                                 "ranks_per_gpu", "cyclic", "hosts", "graph", "proto", "vs"])]
     pub report: Option<PathBuf>,
-    /// Folder of --suite, or file of --report
+    /// Folder for --suite, or file for --report
     #[arg(long, value_name = "DIR|FILE.html")]
     pub output: Option<PathBuf>,
     /// Options for buffers on GPUs.
@@ -129,51 +129,52 @@ pub struct BenchOptions {
     pub gpu: GpuOptions,
 }
 
-/// Parses `4096x8`: hosts, and ranks of each.
+/// Parses hosts and ranks of each host, such as `4096x8`.
 fn parse_hosts(text: &str) -> Result<(usize, usize), String> {
     let number = |text: &str| text.parse::<usize>().ok().filter(|&number| number > 0);
     text.split_once('x')
         .and_then(|(hosts, ranks)| Some((number(hosts)?, number(ranks)?)))
         .filter(|(hosts, ranks)| hosts.saturating_mul(*ranks) <= 1 << 20)
-        .ok_or_else(|| "HOSTSxRANKS, two numbers from 1, 1048576 ranks at most".into())
+        .ok_or_else(|| "must be HOSTSxRANKS: two numbers from 1, with at most 1048576 ranks".into())
 }
 
-/// `auto` or a name.
+/// A choice by name, or `None` for `auto`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Named<T>(pub Option<T>);
 
 /// Element types to run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Types {
-    /// Which.
+    /// Element types in the given order.
     pub list: Vec<DType>,
-    /// Whether `all` was said: then combinations that do not exist are left out, not refused.
+    /// Whether the option is `all`. Combinations that do not exist are then left out instead of
+    /// refused.
     pub all: bool,
 }
 
 /// Reductions to run. The factor of `mulsum` is filled in by each rank.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ops {
-    /// Which.
+    /// Reductions in the given order.
     pub list: Vec<ReduceOp>,
-    /// As in [`Types`].
+    /// Whether the option is `all`; see [`Types::all`].
     pub all: bool,
 }
 
-/// Roots to run.
+/// Root ranks to run; `All` runs each rank in turn.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Root {
-    /// This one.
+    /// A single root rank.
     One(usize),
-    /// Each in turn.
+    /// Each rank in turn.
     All,
 }
 
 impl BenchOptions {
-    /// Refuses outputs that nothing writes, or that two of them write.
+    /// Refuses output options that have no effect, or that name one file twice.
     ///
     /// # Errors
-    /// A sentence.
+    /// Returns an error message.
     pub fn check_outputs(&self) -> Result<(), String> {
         let files = [
             ("--json", &self.json),
@@ -200,7 +201,8 @@ impl BenchOptions {
         }
     }
 
-    /// Returns the sizes to run, in order. `natural` is the size of the data files, if there are any.
+    /// Returns the sizes to run in ascending order. `natural` is the size of the data files, if
+    /// any.
     pub fn sizes(&self, natural: Option<usize>) -> Result<Vec<usize>, String> {
         let default = natural.unwrap_or(32 << 20);
         let low = self.minbytes.unwrap_or(match self.maxbytes {
@@ -241,7 +243,7 @@ impl BenchOptions {
         Ok(sizes)
     }
 
-    /// Returns the options that shape the measurement, as they are written on the command line.
+    /// Returns the options that influence the measurement, in the form of the command line.
     pub fn shown(&self) -> BTreeMap<String, String> {
         let mut shown = BTreeMap::new();
         let mut show = |name: &str, value: String| {
@@ -279,13 +281,13 @@ impl BenchOptions {
         shown
     }
 
-    /// Returns the data files, with blanks between.
+    /// Returns the names of the data files, separated by blanks.
     pub fn files(&self) -> String {
         let files = self.data.iter().map(|path| path.display().to_string());
         files.collect::<Vec<_>>().join(" ")
     }
 
-    /// Formats the codecs.
+    /// Formats the codecs as the option takes them.
     pub fn codecs(&self) -> String {
         let names: Vec<String> = self.codec.iter().map(CodecSetting::to_string).collect();
         match names.as_slice() {
@@ -294,7 +296,7 @@ impl BenchOptions {
         }
     }
 
-    /// Returns the roots that `-r` names among `nranks` ranks.
+    /// Returns the root ranks that `-r` selects among `nranks` ranks.
     pub fn roots(&self, nranks: usize) -> Result<Vec<usize>, String> {
         if !self.collective.has_root() {
             return match self.root {
@@ -312,7 +314,8 @@ impl BenchOptions {
         }
     }
 
-    /// Returns the pairs of type and reduction to run; `native` is the data files' type, if there are any.
+    /// Returns the pairs of type and reduction to run. `native` is the type of the data files, if
+    /// any.
     pub fn kinds(&self, native: Option<DType>) -> Result<Vec<(DType, ReduceOp)>, String> {
         let default = Types {
             list: vec![native.unwrap_or(DType::F32)],
@@ -321,11 +324,11 @@ impl BenchOptions {
         let types = self.datatype.as_ref().unwrap_or(&default);
         let ops = match self.op.list.as_slice() {
             ops if self.collective.reduces() => ops,
-            // The default, or left out as what does not exist.
+            // A collective without a reduction ignores the default `sum` and the value `all`.
             ops if self.op.all || ops == [ReduceOp::Sum] => &[ReduceOp::Sum],
             ops => {
                 return Err(format!(
-                    "{} reduces nothing, so -o {} cannot be; leave out -o",
+                    "{} reduces nothing, so -o {} has no meaning; leave out -o",
                     self.collective, ops[0]
                 ));
             }
@@ -343,13 +346,13 @@ impl BenchOptions {
             }
         }
         match refusal {
-            // Then all were left out.
+            // With `all`, a refusal is an error only if it leaves no combination.
             Some(why) if kinds.is_empty() => Err(why),
             _ => Ok(kinds),
         }
     }
 
-    /// Returns why the codec cannot carry this type and reduction.
+    /// Returns why the codec cannot carry this type and reduction, or `None` if it can.
     fn refuses(&self, dtype: DType, op: ReduceOp) -> Option<String> {
         let codec = self.codec.iter().find(|codec| codec.is_lossy())?;
         if !dtype.has_codecs() {
@@ -366,7 +369,7 @@ impl BenchOptions {
     }
 }
 
-/// Returns whether two paths lead to one file.
+/// Returns whether two paths name the same file.
 fn is_same_file(one: &Path, other: &Path) -> bool {
     match (one.canonicalize(), other.canonicalize()) {
         (Ok(one), Ok(other)) => one == other,
@@ -374,10 +377,10 @@ fn is_same_file(one: &Path, other: &Path) -> bool {
     }
 }
 
-/// Refuses two options that name one file.
+/// Refuses options of which two name the same file.
 ///
 /// # Errors
-/// A sentence with both.
+/// Returns an error message that names both options.
 pub fn different<const N: usize>(files: [(&str, &Option<PathBuf>); N]) -> Result<(), String> {
     let given = |(name, path): (&'_ str, &Option<PathBuf>)| Some((name.to_string(), path.clone()?));
     let given: Vec<_> = files.into_iter().filter_map(given).collect();
@@ -392,11 +395,11 @@ pub fn different<const N: usize>(files: [(&str, &Option<PathBuf>); N]) -> Result
     Ok(())
 }
 
-/// Parses a byte count as settings have it, up to 64 T.
+/// Parses a byte count like those of settings, up to 64 T.
 pub fn parse_size(text: &str) -> Result<usize, String> {
     match cinch::config::parse_bytes(text)? {
         bytes if bytes <= 1 << 46 => Ok(bytes),
-        _ => Err("more than 64T bytes".into()),
+        _ => Err("must be at most 64T bytes".into()),
     }
 }
 
@@ -407,7 +410,7 @@ pub fn parse_collective(text: &str) -> Result<Collective, String> {
         .find(|collective| collective.name().replace('_', "") == plain)
         .ok_or_else(|| {
             let names: Vec<_> = Collective::ALL.iter().map(|c| c.name()).collect();
-            format!("there are {}", names.join(", "))
+            format!("valid: {}", names.join(", "))
         })
 }
 
@@ -426,7 +429,7 @@ pub fn parse_datatypes(text: &str) -> Result<Types, String> {
 }
 
 pub fn parse_datatype(text: &str) -> Result<DType, String> {
-    // nccl-tests' names are understood as well.
+    // The type names of nccl-tests are accepted too.
     let name = match text {
         "int8" => "i8",
         "uint8" => "u8",
@@ -444,7 +447,7 @@ pub fn parse_datatype(text: &str) -> Result<DType, String> {
     };
     DType::from_name(name).ok_or_else(|| {
         let names: Vec<_> = DType::ALL.iter().map(|dtype| dtype.name()).collect();
-        format!("there are {}, and all", names.join(", "))
+        format!("valid: {}, all", names.join(", "))
     })
 }
 
@@ -469,7 +472,7 @@ fn parse_ops(text: &str) -> Result<Ops, String> {
             list: vec![op],
             all: false,
         }),
-        None => Err("there are sum, prod, min, max, avg, mulsum, and all".into()),
+        None => Err("valid: sum, prod, min, max, avg, mulsum, all".into()),
     }
 }
 
@@ -479,7 +482,7 @@ fn parse_root(text: &str) -> Result<Root, String> {
         _ => text
             .parse()
             .map(Root::One)
-            .map_err(|_| "a root is a rank or all".into()),
+            .map_err(|_| "valid: a rank, or all".into()),
     }
 }
 
@@ -490,7 +493,7 @@ pub fn parse_transport(text: &str) -> Result<Named<TransportKind>, String> {
         "shm" => Ok(Named(Some(TransportKind::Shm))),
         "tcp" => Ok(Named(Some(TransportKind::Tcp))),
         "rdma" => Ok(Named(Some(TransportKind::Rdma))),
-        _ => Err("there are auto, shm, tcp and rdma".into()),
+        _ => Err("valid: auto, shm, tcp, rdma".into()),
     }
 }
 
@@ -503,7 +506,7 @@ fn parse_algorithm(text: &str) -> Result<Named<Algorithm>, String> {
                 .iter()
                 .map(|algorithm| algorithm.name())
                 .collect();
-            Err(format!("there are auto, {}", names.join(", ")))
+            Err(format!("valid: auto, {}", names.join(", ")))
         }
     }
 }
@@ -516,12 +519,12 @@ pub fn parse_codec(text: &str) -> Result<CodecSetting, String> {
 pub fn parse_seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(seconds) if seconds > 0.0 && seconds <= 1e6 => Ok(seconds),
-        _ => Err("a number of seconds, above 0 and up to 1000000".into()),
+        _ => Err("must be a number of seconds above 0 and up to 1000000".into()),
     }
 }
 
 impl Distribution {
-    /// Returns the name that `--distribution` takes.
+    /// Returns the name as `--distribution` takes it.
     pub fn name(self) -> String {
         self.to_possible_value()
             .map_or(String::new(), |value| value.get_name().to_string())
@@ -582,7 +585,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_said() {
+    fn impossible_options_are_refused_with_a_message() {
         for (line, word) in [
             ("all_reduze", "all_reduce"),
             ("all_reduce -d f31", "bf16"),
@@ -647,7 +650,7 @@ mod tests {
             let error = over.check_outputs().unwrap_err();
             assert!(error.contains("replace its rows"), "{error}");
         }
-        // Defaults are no options that were given.
+        // Spelling out a default changes nothing.
         for fine in [
             "all_reduce --explain-hosts 4x2 --codec linear8 --algo ring",
             "--suite --output x -n 3",

@@ -1,4 +1,5 @@
-//! Output of rank 0: the table on standard output, records and drawings in files. Other ranks are silent.
+//! Output of rank 0: the table on standard output, records and charts in files. Other ranks print
+//! nothing.
 
 use super::columns::write_csv;
 use super::options::BenchOptions;
@@ -11,19 +12,19 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
-/// Where results go.
+/// Destinations of the results.
 #[derive(Default)]
 pub struct Output {
     speaks: bool,
     color: bool,
     progress: bool,
     table: TableKind,
-    /// Standard output failed; files and exit code are still worth having.
+    /// Whether standard output has failed. Files and exit code are still produced then.
     broken: bool,
-    /// The failure, unless the reader left as `head` does.
+    /// The error of standard output; none if its reader closed it, as `head` does.
     lost: Option<io::Error>,
     json: Option<PathBuf>,
-    /// The open file of `json`, from the first record on.
+    /// The open file of `json`; it is opened for the first record.
     file: Option<File>,
     csv: Option<PathBuf>,
     plot: Option<PathBuf>,
@@ -35,8 +36,8 @@ impl Output {
     /// Makes the output of rank 0 in a bench over `nranks` ranks.
     ///
     /// # Errors
-    /// Invalid argument if the file of `--compare` cannot be read or holds another call, or if a file
-    /// cannot be written.
+    /// Returns an invalid-argument error if the file of `--compare` cannot be read or holds another
+    /// collective, or if a file cannot be written.
     pub fn new(options: &BenchOptions, table: TableKind, nranks: usize) -> Result<Output> {
         let read = |path: &PathBuf| compare::read(path, options.collective, nranks);
         let folder = match options.suite {
@@ -61,13 +62,13 @@ impl Output {
         Ok(output)
     }
 
-    /// Makes an output with lines on the screen and JSON records in `json` alone.
+    /// Makes an output that prints lines and writes JSON records to `json`, but prints no table.
     ///
     /// # Errors
-    /// Invalid argument if that file cannot be written.
+    /// Returns an invalid-argument error if the file cannot be written.
     pub fn of_rows(json: Option<PathBuf>) -> Result<Output> {
         if let Some(path) = &json {
-            // The file is created with the first record: until then it keeps earlier rows.
+            // The file is created for the first record, so that a failed start keeps earlier rows.
             check_writable(path).map_err(|error| unwritable(path, &error))?;
         }
         let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
@@ -80,7 +81,7 @@ impl Output {
         })
     }
 
-    /// Makes the output of a rank that is silent.
+    /// Makes the output of a rank that prints nothing.
     pub fn silent() -> Output {
         Output::default()
     }
@@ -90,14 +91,14 @@ impl Output {
         self.write(|out| writeln!(out, "{text}"));
     }
 
-    /// Prints a remark between rows, each line behind `#`.
+    /// Prints a remark between rows, with `#` in front of each line.
     pub fn note(&mut self, text: &str) {
         for line in text.lines() {
             self.line(&format!("# {line}"));
         }
     }
 
-    /// Prints legend and heads of the table.
+    /// Prints the legend and headings of the table.
     pub fn head(&mut self) {
         let table = self.table;
         self.write(|out| table.write_head(out));
@@ -109,7 +110,8 @@ impl Output {
             let _ = write!(io::stderr(), "\r\x1b[K");
         }
         if self.speaks && !self.broken {
-            // Collected first: a line is one write, so that lines of several processes do not mix.
+            // The text is collected and written at once, so that lines of several processes do not
+            // mix.
             let mut text = Vec::new();
             let mut out = io::stdout().lock();
             let written = write(&mut text)
@@ -122,7 +124,7 @@ impl Output {
         }
     }
 
-    /// Shows on a terminal which row is measured.
+    /// Shows on a terminal which row is being measured.
     pub fn progress(&mut self, index: usize, rows: usize) {
         if self.progress {
             let _ = write!(io::stderr(), "\r\x1b[Krow {} of {rows} ...", index + 1);
@@ -132,17 +134,18 @@ impl Output {
     /// Prints a row and appends its record to the file.
     ///
     /// # Errors
-    /// Internal if the file cannot be written.
+    /// Returns an internal error if the file cannot be written.
     pub fn row(&mut self, record: &Record) -> Result<()> {
         let table = self.table;
         self.write(|out| table.write_row(record, out));
         self.record(record)
     }
 
-    /// Appends one JSON line to the file at once: a run that is cut off leaves the rows that it had.
+    /// Appends one JSON line to the file without buffering, so that an interrupted run keeps its
+    /// rows.
     ///
     /// # Errors
-    /// Internal if the file cannot be written.
+    /// Returns an internal error if the file cannot be written.
     pub fn record(&mut self, record: &impl Serialize) -> Result<()> {
         let Some(path) = &self.json else {
             return Ok(());
@@ -158,10 +161,10 @@ impl Output {
         Ok(())
     }
 
-    /// Prints totals and comparison, and writes the files.
+    /// Prints totals and the comparison with an earlier run, and writes CSV, chart and report.
     ///
     /// # Errors
-    /// Internal if a file cannot be written.
+    /// Returns an internal error if a file cannot be written.
     pub fn finish(&mut self, records: &[Record]) -> Result<()> {
         if !self.speaks {
             return Ok(());
@@ -190,10 +193,10 @@ impl Output {
         Ok(())
     }
 
-    /// Ends the output.
+    /// Ends the output and reports an earlier failure of standard output.
     ///
     /// # Errors
-    /// Internal if standard output could not be written.
+    /// Returns an internal error if standard output could not be written.
     pub fn end(self) -> Result<()> {
         match self.lost {
             Some(error) => Err(Error::internal(format!("standard output: {error}"))),
@@ -206,17 +209,17 @@ fn unwritable(path: &Path, error: &io::Error) -> Error {
     Error::invalid_argument(format!("{}: {error}", path.display()))
 }
 
-/// Returns where a file is while it is written.
+/// Returns the temporary path under which a file is written.
 fn part_of(path: &Path) -> PathBuf {
     let mut part = path.as_os_str().to_owned();
     part.push(".tmp");
     PathBuf::from(part)
 }
 
-/// Checks, as far as can be known before the run, that a file can be written; leaves nothing behind.
+/// Checks before the run that a file can probably be written. Creates no file that stays.
 ///
 /// # Errors
-/// Returns why it cannot.
+/// Returns the error of opening the file or its temporary file.
 pub fn check_writable(path: &Path) -> io::Result<()> {
     let found = path.metadata();
     if found.is_ok() {
@@ -230,13 +233,13 @@ pub fn check_writable(path: &Path) -> io::Result<()> {
     std::fs::remove_file(part)
 }
 
-/// Writes a file as a whole or not at all.
+/// Writes a file completely or not at all, through a temporary file.
 ///
 /// # Errors
-/// Internal with the file's name.
+/// Returns an internal error that names the file.
 pub fn save(path: &Path, write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) -> Result<()> {
     let named = |error: io::Error| Error::internal(format!("{}: {error}", path.display()));
-    // A device, such as /dev/stdout, is written in place.
+    // A device such as /dev/stdout cannot be replaced, so it is written directly.
     if path.metadata().is_ok_and(|data| !data.is_file()) {
         let mut out = BufWriter::new(OpenOptions::new().write(true).open(path).map_err(named)?);
         return write(&mut out).and_then(|()| out.flush()).map_err(named);

@@ -1,4 +1,4 @@
-//! Drawings of records: a report as one HTML file with its script inside, and an SVG.
+//! Charts of records: a report as one HTML file with its script inside, and an SVG.
 
 use super::columns::{PlacedRecord, named};
 use super::record::Record;
@@ -11,7 +11,7 @@ const TEMPLATE: &str = include_str!("../../assets/report.html");
 const SCRIPT: &str = include_str!("../../assets/uPlot.min.js");
 const STYLE: &str = include_str!("../../assets/uPlot.min.css");
 
-/// Columns of the report's tables.
+/// Columns of the tables in the report.
 const TABLE: [&str; 18] = [
     "size",
     "codec",
@@ -33,7 +33,7 @@ const TABLE: [&str; 18] = [
     "identical",
 ];
 
-/// Columns that are drawn, and whether their axis is logarithmic.
+/// Columns that are drawn as charts, and whether their vertical axis is logarithmic.
 const PANELS: [(&str, bool); 7] = [
     ("time_us", true),
     ("eff_bus_bw", false),
@@ -44,7 +44,7 @@ const PANELS: [(&str, bool); 7] = [
     ("max_abs_err", true),
 ];
 
-/// The data that the report's script draws.
+/// The data that the script of the report draws.
 #[derive(Serialize)]
 struct Page {
     runs: Vec<String>,
@@ -53,7 +53,7 @@ struct Page {
     sections: Vec<Section>,
 }
 
-/// Records of one call on one kind of memory.
+/// Records of one collective with one type, reduction, root and kind of memory.
 #[derive(Serialize)]
 struct Section {
     title: String,
@@ -61,7 +61,7 @@ struct Section {
     rows: Vec<Cells>,
 }
 
-/// A chart: values of all lines at the same positions.
+/// A chart, with the values of all lines at common horizontal positions.
 #[derive(Serialize)]
 struct Chart {
     label: String,
@@ -83,7 +83,7 @@ struct Cells {
     cells: Vec<String>,
 }
 
-/// Makes the report of `records`: one file that loads nothing.
+/// Returns the HTML report of `records`, one file that loads nothing from elsewhere.
 pub fn report(records: &[Record]) -> String {
     let mut sections: Vec<(String, Vec<&Record>)> = Vec::new();
     for record in records {
@@ -112,7 +112,7 @@ pub fn report(records: &[Record]) -> String {
             })
             .collect(),
     };
-    // No text can end the element that holds the data.
+    // Escaping `<` keeps texts from closing the script element that holds the data.
     let data = serde_json::to_string(&page).unwrap_or_default();
     let data = data.replace('<', "\\u003c");
     TEMPLATE
@@ -121,7 +121,7 @@ pub fn report(records: &[Record]) -> String {
         .replace("/*data*/", &data)
 }
 
-/// Names what the rows of one section have in common: `reduce (max) of f32 at root 1, 2 ranks, H200`.
+/// Returns the title of a record's section, such as `reduce (max) of f32 at root 1, 2 ranks, H200`.
 fn title(record: &Record) -> String {
     let redop = match record.redop.as_str() {
         "none" => String::new(),
@@ -163,7 +163,7 @@ fn run(record: &Record) -> String {
     )
 }
 
-/// Explains the figures, and what was not run.
+/// Returns remarks that explain the figures and name comparisons that were not run.
 fn notes(records: &[Record]) -> Vec<&'static str> {
     let mut notes = vec![
         "Times are medians of the slowest rank, out of place.",
@@ -182,7 +182,7 @@ fn notes(records: &[Record]) -> Vec<&'static str> {
     notes
 }
 
-/// Makes the panels of a section, without empty ones.
+/// Makes a section's panels and leaves out empty ones.
 fn panels(rows: &[&Record]) -> Vec<Panel> {
     let ours = |row: &Record| {
         let codec = row.codec.replace(":block=256", "");
@@ -197,7 +197,8 @@ fn panels(rows: &[&Record]) -> Vec<Panel> {
                 ("vs_us", "NCCL"),
                 ("symmetric_us", "NCCL, symmetric windows"),
             ] {
-                // The other library's raw call stands beside each of ours; one of them is drawn.
+                // NCCL's uncompressed call is in the rows of every codec, so only one row of each
+                // size is drawn.
                 let raw = raw_first(rows);
                 let theirs = lines(&raw, other, |row| format!("{who}, {}", row.mode));
                 series.extend(theirs.into_iter().map(|line| Series {
@@ -217,7 +218,7 @@ fn panels(rows: &[&Record]) -> Vec<Panel> {
     panels
 }
 
-/// Returns one row of each size and mode, without a codec if there is such a row.
+/// Returns one row for each size and mode, an uncompressed one if there is any.
 fn raw_first<'a>(rows: &[&'a Record]) -> Vec<&'a Record> {
     let mut found: Vec<&Record> = Vec::new();
     let (raw, coded): (Vec<&Record>, Vec<&Record>) = rows.iter().partition(|row| !row.lossy());
@@ -230,7 +231,7 @@ fn raw_first<'a>(rows: &[&'a Record]) -> Vec<&'a Record> {
     found
 }
 
-/// Makes a line for each name from a column, by size.
+/// Returns a line for each name, with a column's values over size.
 fn lines(rows: &[&Record], key: &str, name: impl Fn(&Record) -> String) -> Vec<Series> {
     let column = named(key);
     let points = rows.iter().filter_map(|row| {
@@ -244,7 +245,7 @@ fn lines(rows: &[&Record], key: &str, name: impl Fn(&Record) -> String) -> Vec<S
     all
 }
 
-/// Collects points into lines by name.
+/// Groups points into lines by name.
 fn collected(points: impl Iterator<Item = (String, bool, (f64, f64))>) -> Vec<Series> {
     let mut all: Vec<Series> = Vec::new();
     for (name, dashed, point) in points {
@@ -260,7 +261,7 @@ fn collected(points: impl Iterator<Item = (String, bool, (f64, f64))>) -> Vec<Se
     all
 }
 
-/// Puts all lines of a panel on common positions, as the script needs them.
+/// Aligns all lines of a panel at common horizontal positions, as the script needs them.
 fn chart(panel: &Panel) -> Chart {
     let points = panel.series.iter().flat_map(|line| &line.points);
     let sizes: BTreeSet<u64> = points.map(|point| point.0 as u64).collect();
@@ -283,7 +284,7 @@ fn chart(panel: &Panel) -> Chart {
     }
 }
 
-/// Makes the cells of a record's row in the table.
+/// Returns the table cells of a record.
 fn cells(record: &Record) -> Cells {
     let placed = PlacedRecord::out_of_place(record);
     Cells {
@@ -295,7 +296,7 @@ fn cells(record: &Record) -> Cells {
     }
 }
 
-/// Draws one run as SVG: bandwidth above; below, the error if a codec ran, else the time.
+/// Draws records as SVG: bandwidth above; below it the error if a codec ran, otherwise the time.
 pub fn drawing(records: &[Record]) -> String {
     let all: Vec<PlacedRecord> = records.iter().flat_map(PlacedRecord::all).collect();
     let panel = |key: &str, logarithmic| {
@@ -376,7 +377,7 @@ mod tests {
         read(&baselines().join("gpu-h200x2.jsonl")).unwrap()
     }
 
-    /// Returns the data that the script draws.
+    /// Returns the JSON data inside a report.
     fn data(text: &str) -> serde_json::Value {
         let (_, rest) = text.split_once("id=\"data\">").unwrap();
         serde_json::from_str(rest.split_once("</script>").unwrap().0).unwrap()
@@ -393,7 +394,7 @@ mod tests {
         let records = baseline();
         let text = report(&records);
         let data = data(&text);
-        // all_reduce of f32 and of bf16.
+        // The two sections are all_reduce of f32 and of bf16.
         let sections = data["sections"].as_array().unwrap();
         assert_eq!(sections.len(), 2);
         let rows = sections
@@ -435,7 +436,7 @@ mod tests {
         for entry in std::fs::read_dir(baselines()).unwrap() {
             let path = entry.unwrap().path();
             let name = path.file_name().unwrap().to_str().unwrap();
-            // Rows of other programs.
+            // Files of other programs have rows of another format.
             let other = ["torch-symm", "interpreter-vs-fused"]
                 .iter()
                 .any(|part| name.contains(part));
@@ -448,7 +449,7 @@ mod tests {
         assert!(read_files >= 8, "{read_files}");
     }
 
-    /// A line through times of sums and of maxima, or of several roots, would mean nothing.
+    /// Sums, maxima and different roots must not share a line.
     #[test]
     fn operations_and_roots_have_sections_of_their_own() {
         let mut sum = baseline().swap_remove(0);
@@ -495,7 +496,7 @@ mod tests {
             .map(|cell| cell.as_str().unwrap())
             .collect();
         assert_eq!((cells[11], cells[12], cells[16]), ("123.25", "4.50", "3"));
-        // 8 bytes: a launch and a message.
+        // For 8 bytes the limit is a launch (2 us) and a message (0.74 us).
         assert_eq!(cells[13], "2.74");
         let lines = texts(&page["sections"][0]["panels"][0]["lines"], "name");
         assert!(

@@ -1,4 +1,4 @@
-//! The measurement of all rows, whatever memory the buffers are in: a [`Backend`] turns each row into a
+//! Measures all rows, whatever memory the buffers are in. A [`Backend`] turns each row into a
 //! record.
 
 use super::options::BenchOptions;
@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 
 /// The part of a bench that depends on where the buffers are: host memory or GPUs.
 pub trait Backend {
-    /// The ranks, which agree through it.
+    /// The rank type, over which ranks agree on times and results.
     type Rank: BenchRank;
 
-    /// Returns the ranks.
+    /// Returns this rank.
     fn world(&self) -> &Self::Rank;
 
     /// Returns the candidates of a row's call and the winner, as text.
@@ -30,29 +30,29 @@ pub trait Backend {
     fn measure(&mut self, row: &Row, effort: Effort) -> Result<Record>;
 }
 
-/// How long and how thoroughly a row is measured.
+/// How long and how thoroughly to measure a row.
 #[derive(Clone, Copy, Debug)]
 pub struct Effort {
     /// Timed iterations.
     pub iterations: u32,
-    /// Untimed iterations before.
+    /// Untimed iterations before the timed ones.
     pub warmup: u32,
-    /// Compares results with the exact ones.
+    /// Whether results are compared with exact ones.
     pub check: bool,
-    /// When the row should end, if there is a limit. Rank 0's clock decides.
+    /// When the row should end, if there is a time limit. Rank 0's clock decides.
     pub deadline: Option<Instant>,
 }
 
 impl Effort {
-    /// Returns when half of the remaining time will be over: until then a row may warm up.
+    /// Returns the time at which half of the remaining time is over. Warm-up ends then.
     pub fn half(&self) -> Option<Instant> {
         let now = Instant::now();
         let left = self.deadline?.saturating_duration_since(now);
         Some(now + left / 2)
     }
 
-    /// Returns how many iterations of `each` seconds the deadline leaves time for. All ranks get the same
-    /// number: rank 0's clock and the slowest rank's iterations decide.
+    /// Returns how many iterations of `each` seconds fit before the deadline. All ranks get the
+    /// same number, by rank 0's clock and the slowest rank's iterations.
     ///
     /// # Errors
     /// Returns the errors of the all_gather.
@@ -69,7 +69,7 @@ impl Effort {
     }
 }
 
-/// Returns to all ranks alike whether it is later than `by`: rank 0's clock decides.
+/// Returns whether the time `by` has passed, by rank 0's clock. All ranks get the same answer.
 ///
 /// # Errors
 /// Returns the errors of the all_gather.
@@ -125,8 +125,8 @@ pub fn run(
     Ok(records)
 }
 
-/// Returns when the next of `left` rows should end so that each row has its share of the time. A row
-/// takes up to half of what is left until its deadline.
+/// Returns when the next of `left` rows should end, so that each row gets its share of the time. A
+/// row spends up to half of its time on measuring, so the deadline is two shares away.
 fn row_deadline(deadline: Option<Instant>, left: usize) -> Option<Instant> {
     let now = Instant::now();
     let share = deadline?.saturating_duration_since(now) / left.max(1) as u32;

@@ -1,5 +1,5 @@
-//! The record of a row: what ran, how fast, how right, where. A file of results has one record on each
-//! line, as a JSON object that is complete in itself.
+//! A record of a measured row: the call, its times, its errors and the machine. A file of results
+//! holds one record per line, each a self-contained JSON object.
 
 use super::combine::Measured;
 use super::metrics::rates;
@@ -14,160 +14,161 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// The largest number of rows that are read from a file.
+/// Largest number of rows that are read from a file.
 const MAX_ROWS: usize = 100_000;
 
-/// A row of a run.
+/// A measured row.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Record {
-    /// Collective.
+    /// Name of the collective.
     pub collective: String,
-    /// Ranks.
+    /// Number of ranks.
     pub ranks: usize,
     /// Ranks on each GPU; 1 on host memory.
     pub ranks_per_gpu: usize,
-    /// Hosts that the ranks are on, or stand for.
+    /// Number of hosts with ranks, real or simulated by `--hosts`.
     #[serde(default = "one_host")]
     pub hosts: usize,
-    /// Each rank has a process of its own.
+    /// Whether each rank has a process of its own.
     pub processes: bool,
     /// `graph` or `eager`.
     pub mode: String,
     /// Calls in one repetition.
     pub calls: usize,
-    /// Protocol of our kernels; `-` on host memory.
+    /// Kernel and protocol of cinch, such as `fused-ll128`; `-` on host memory.
     pub protocol: String,
     /// Bytes of the larger buffer, over all ranks.
     pub size: usize,
-    /// Elements, as the call counts them.
+    /// Element count of the call.
     pub count: usize,
     /// Element type.
     #[serde(rename = "type")]
     pub dtype: String,
-    /// Reduction, or `none`.
+    /// Reduction, or `none` for collectives that reduce nothing.
     pub redop: String,
-    /// Root, or -1.
+    /// Root rank, or -1 for collectives without a root.
     pub root: i64,
-    /// Codec that ran.
+    /// Codec that the call used.
     pub codec: String,
-    /// Algorithm that ran.
+    /// Algorithm that the call used.
     pub algo: String,
     /// Slowest transport that carried data, or `none`.
     pub transport: String,
     /// Payload bytes that the busiest rank sent.
     pub wire_bytes: u64,
-    /// Bytes of an exact run over the bytes that travelled.
+    /// Bytes that an uncompressed run would have sent, over the bytes that were sent.
     pub ratio: Option<f64>,
-    /// Channels; on GPUs the blocks of the kernel.
+    /// Number of channels; on GPUs the number of blocks of the kernel.
     pub channels: usize,
-    /// Figures with separate buffers.
+    /// Figures with separate buffers for input and output.
     pub out_of_place: Figures,
-    /// Figures with one buffer; null where that was not measured.
+    /// Figures with input and output in one buffer; null if that was not measured.
     pub in_place: Option<Figures>,
-    /// The other library's times.
+    /// NCCL's times, if it was measured.
     pub vs: Option<Versus>,
-    /// The other library's times on symmetric windows.
+    /// NCCL's times on symmetric windows, if they were measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub symmetric: Option<Versus>,
     /// Machine, versions, date and command.
     pub run: RunInfo,
 }
 
-/// Figures of one placement. Rates are in GB/s, 1e9 bytes a second.
+/// Figures of one placement. Rates are in GB/s (1e9 bytes a second).
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Figures {
-    /// Median over iterations of the slowest rank's time.
+    /// Median of the iterations, each as long as on its slowest rank, in microseconds.
     pub time_us: f64,
-    /// Shortest iteration.
+    /// Shortest iteration, in microseconds.
     pub min_us: f64,
-    /// 99th percentile.
+    /// 99th percentile of the iterations, in microseconds.
     pub p99_us: f64,
-    /// Timed iterations.
+    /// Number of timed iterations.
     pub iterations: usize,
-    /// Uncompressed bytes per time.
+    /// Algorithm bandwidth: uncompressed bytes over time.
     pub alg_bw: f64,
-    /// Bus bandwidth on the links; equals `eff_bus_bw` where nothing is compressed.
+    /// Bus bandwidth on the links; equals `eff_bus_bw` without compression.
     pub bus_bw: f64,
-    /// The bus bandwidth that an exact run would need for this time: nccl-tests' busbw.
+    /// Bus bandwidth that an uncompressed run would need to take as long: nccl-tests' busbw.
     pub eff_bus_bw: f64,
-    /// Wrong elements; null if unchecked.
+    /// Number of wrong elements; null if results were not compared.
     pub nwrong: Option<u64>,
-    /// Largest difference from the exact result; null if unchecked.
+    /// Largest difference from the exact result; null if results were not compared.
     pub max_abs_err: Option<f64>,
-    /// RMS difference over the RMS of the exact result; null if unchecked.
+    /// RMS difference over the RMS of the exact result; null if results were not compared.
     pub rms_rel_err: Option<f64>,
-    /// All ranks hold the same bits; null if unchecked or if ranks get different data.
+    /// Whether all ranks hold the same bits; null if not compared, or if ranks get different data.
     pub identical: Option<bool>,
-    /// Hash of all ranks' outputs, in hexadecimal, to compare runs by; null if unchecked.
+    /// Hash over the outputs of all ranks in hexadecimal, for comparing runs; null if results were
+    /// not compared.
     #[serde(default)]
     pub bits: Option<String>,
 }
 
-/// The other library's times of the same call, without a codec.
+/// NCCL's times of the same call, without compression.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Versus {
-    /// Its version.
+    /// Version of NCCL.
     pub nccl: String,
-    /// Median over repetitions of the slowest rank's time.
+    /// Median of the repetitions, each as long as on its slowest rank, in microseconds.
     pub time_us: f64,
-    /// Shortest repetition.
+    /// Shortest repetition, in microseconds.
     pub min_us: f64,
-    /// 99th percentile.
+    /// 99th percentile of the repetitions, in microseconds.
     pub p99_us: f64,
-    /// Its time over ours: above 1 cinch is faster.
+    /// NCCL's time over cinch's; above 1 cinch is faster.
     pub ratio: f64,
 }
 
-/// Machine, versions, date and command of a run. The environment beyond `CINCH_` settings stays out:
-/// it would leak secrets.
+/// Machine, versions, date and command of a run. Only `CINCH_` variables of the environment are
+/// kept, as others may hold secrets.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RunInfo {
-    /// Name of the GPUs; empty for host memory.
+    /// Name of the GPU model; empty for host memory.
     pub gpu: String,
-    /// GPUs that the process sees.
+    /// Number of GPUs that the process sees.
     pub gpus: u32,
-    /// Version of the driver.
+    /// Version of the GPU driver.
     pub driver: String,
-    /// CUDA version of the driver.
+    /// CUDA version that the driver supports.
     pub cuda: String,
-    /// Version of this library.
+    /// Version of cinch.
     pub cinch: String,
-    /// The state of its kernels.
+    /// Whether cinch was built with GPU kernels, and how.
     pub kernels: String,
-    /// Day, in universal time.
+    /// Date in UTC.
     pub date: String,
-    /// The command, without the folder of the program.
+    /// The command line, without the folder of the program.
     pub command: String,
-    /// Options of the bench, as they are written on the command line.
+    /// Options of the benchmark, in the form of the command line.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub options: BTreeMap<String, String>,
-    /// `CINCH_` settings that are not at their defaults.
+    /// `CINCH_` settings that differ from their defaults.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub settings: BTreeMap<String, String>,
-    /// The host.
+    /// The host machine.
     pub machine: MachineInfo,
 }
 
-/// Rows that were written before ranks could stand for several hosts lack the field.
+/// Default for `hosts`: records of older versions lack the field.
 fn one_host() -> usize {
     1
 }
 
-/// The ranks of a run.
+/// Number and placement of the ranks in a run.
 #[derive(Clone, Copy, Debug)]
 pub struct RankSetup {
-    /// Ranks.
+    /// Number of ranks.
     pub nranks: usize,
     /// Ranks on each GPU; 1 on host memory.
     pub per_gpu: usize,
-    /// Hosts that the ranks are on, or stand for.
+    /// Number of hosts with ranks, real or simulated by `--hosts`.
     pub hosts: usize,
-    /// Each rank has a process of its own.
+    /// Whether each rank has a process of its own.
     pub processes: bool,
 }
 
 impl Record {
-    /// Makes the record of a row that was measured out of place, and in place if it has that form.
+    /// Makes the record of a row from its measurement out of place, and in place if there is one.
     pub fn new(
         ranks: RankSetup,
         run: &RunInfo,
@@ -207,13 +208,13 @@ impl Record {
         }
     }
 
-    /// Returns the placements that were measured, by name.
+    /// Returns the measured placements with their names.
     pub fn placements(&self) -> impl Iterator<Item = (&'static str, &Figures)> {
         let out = std::iter::once(("out_of_place", &self.out_of_place));
         out.chain(self.in_place.iter().map(|figures| ("in_place", figures)))
     }
 
-    /// Returns the figures out of place, with the larger errors of both placements.
+    /// Returns the out-of-place figures, with the larger errors of both placements.
     pub fn worst(&self) -> Figures {
         let mut worst = self.out_of_place.clone();
         if let Some(other) = &self.in_place {
@@ -226,14 +227,14 @@ impl Record {
         worst
     }
 
-    /// Returns whether any element is wrong or any rank differs.
+    /// Returns whether any element is wrong or any rank's output differs.
     pub fn failed(&self) -> bool {
         self.placements().any(|(_, figures)| {
             figures.nwrong.is_some_and(|wrong| wrong > 0) || figures.identical == Some(false)
         })
     }
 
-    /// Returns whether a codec changed the data.
+    /// Returns whether a lossy codec was used.
     pub fn lossy(&self) -> bool {
         self.codec != "raw"
     }
@@ -262,7 +263,7 @@ impl Figures {
 }
 
 impl RunInfo {
-    /// Describes this run on GPUs like `device`, of which the process sees `gpus`.
+    /// Describes this run on GPUs of the kind `device`, of which the process sees `gpus`.
     pub fn on_gpus(device: &Device, gpus: u32) -> RunInfo {
         let version = device.driver().version();
         RunInfo {
@@ -292,7 +293,7 @@ impl RunInfo {
         }
     }
 
-    /// Adds the settings that are not at their defaults.
+    /// Adds the settings that differ from their defaults.
     pub fn under(self, config: &Config) -> RunInfo {
         let set = KNOBS.iter().zip(&config.origins);
         let set = set.filter(|(_, origin)| **origin != Origin::Default);
@@ -304,7 +305,7 @@ impl RunInfo {
         }
     }
 
-    /// Adds the options of the bench.
+    /// Adds the options of the benchmark.
     pub fn with(self, options: &BenchOptions) -> RunInfo {
         RunInfo {
             options: options.shown(),
@@ -316,7 +317,7 @@ impl RunInfo {
 /// Reads a file of records.
 ///
 /// # Errors
-/// Invalid argument with file and line.
+/// Returns an invalid-argument error that names file and line.
 pub fn read(path: &Path) -> Result<Vec<Record>> {
     let name = path.display();
     let refuse = |why: String| Err(Error::invalid_argument(why));
@@ -346,7 +347,7 @@ pub fn read(path: &Path) -> Result<Vec<Record>> {
     }
 }
 
-/// Returns the driver's version as NVIDIA writes it.
+/// Formats the driver's version as NVIDIA's tools do.
 pub fn driver_version() -> String {
     let text = std::fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
     let digits = |word: &&str| word.contains('.') && word.starts_with(|c: char| c.is_ascii_digit());
@@ -361,7 +362,8 @@ pub fn driver_version() -> String {
 pub mod tests {
     use super::*;
 
-    /// Returns a raw all_reduce of f32 over 4 ranks, with figures that are easy to recognise.
+    /// Returns a record of an uncompressed all_reduce of f32 over 4 ranks, with easily recognised
+    /// figures.
     pub fn record(size: usize, codec: &str) -> Record {
         let figures = Figures {
             time_us: size as f64 / 1000.0 + 5.0,
@@ -469,7 +471,7 @@ pub mod tests {
     }
 
     #[test]
-    fn read_names_file_and_line_of_what_is_no_record() {
+    fn read_names_file_and_line_of_malformed_records() {
         let error = read(Path::new("/no/such/rows")).unwrap_err();
         assert!(error.message().contains("/no/such/rows"), "{error}");
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../benches/baselines");

@@ -1,39 +1,39 @@
-//! A row: the call that one line of a bench measures, and the memory that it takes.
+//! A row of a benchmark: the call that it measures, and the memory that it takes.
 
 use super::metrics::size_of;
 use cinch::comm::Call;
 use cinch::types::{CodecSetting, Extent, Scalar, ScaleRule};
 use cinch::{Algorithm, Collective, DType, Error, ReduceOp, Result};
 
-/// From this size on, buffers rotate so that the caches do not hold them.
+/// Calls of this size or more rotate through several buffers, so that caches do not hold them.
 pub const COLD_FROM: usize = 1 << 20;
 
-/// Bytes of all ranks' buffers that a rotation goes through.
+/// Bytes of all ranks' buffers in one rotation.
 pub const COLD_BYTES: usize = 128 << 20;
 
 /// The call that a row measures.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Row {
-    /// Collective.
+    /// The collective.
     pub collective: Collective,
-    /// Element type.
+    /// The element type.
     pub dtype: DType,
     /// Reduction; each rank replaces the factor of a pre-multiplied sum by its own.
     pub op: ReduceOp,
-    /// Root.
+    /// The root rank.
     pub root: usize,
-    /// Elements, as in [`Call::count`].
+    /// Element count, as in [`Call::count`].
     pub count: usize,
-    /// Codec; without one the settings decide.
+    /// The codec; `None` leaves the choice to the settings.
     pub codec: Option<CodecSetting>,
-    /// Algorithm; without one the planner decides.
+    /// The algorithm; `None` leaves the choice to the planner.
     pub algorithm: Option<Algorithm>,
-    /// Times replays of a CUDA graph instead of calls on a stream.
+    /// Whether replays of a CUDA graph are timed instead of calls on a stream.
     pub graph: bool,
 }
 
 impl Row {
-    /// Makes a sum to or from rank 0, with everything else left to the library.
+    /// Makes a row with a sum, root 0, and codec and algorithm left to the library.
     pub fn new(collective: Collective, dtype: DType, count: usize) -> Row {
         Row {
             collective,
@@ -47,7 +47,7 @@ impl Row {
         }
     }
 
-    /// Returns the bytes of the larger buffer over all ranks: the `size` column.
+    /// Returns the bytes of the larger buffer, counting the blocks of all ranks: the `size` column.
     pub fn size(&self, nranks: usize) -> usize {
         size_of(self.collective, self.dtype, nranks, self.count)
     }
@@ -58,13 +58,13 @@ impl Row {
     }
 }
 
-/// Returns a rank's factor in a pre-multiplied sum, for floats and for integers. Every type holds it
-/// exactly.
+/// Returns a rank's factor in a pre-multiplied sum, for floats and for integers. Every element type
+/// represents the factor exactly.
 pub fn factor(rank: usize) -> (f64, i128) {
     (0.5 + 0.125 * (rank % 4) as f64, (rank % 3) as i128 + 1)
 }
 
-/// Returns the call that `rank` makes; for send_recv the send to the next rank.
+/// Returns the call that `rank` makes; for send_recv, the send to the next rank.
 pub fn call_of(row: &Row, rank: usize, nranks: usize) -> Call {
     let factor = factor(rank);
     let op = match row.op {
@@ -88,10 +88,10 @@ pub fn call_of(row: &Row, rank: usize, nranks: usize) -> Call {
     }
 }
 
-/// Returns the bytes of input and output of the root, or of any other rank.
+/// Returns the bytes of input and of output, for the root or for another rank.
 ///
 /// # Errors
-/// Invalid argument if they overflow.
+/// Returns an invalid-argument error if the sizes overflow.
 pub fn buffer_bytes(row: &Row, is_root: bool, nranks: usize) -> Result<(usize, usize)> {
     let bytes = |extent: Extent| {
         extent
@@ -109,31 +109,31 @@ pub fn buffer_bytes(row: &Row, is_root: bool, nranks: usize) -> Result<(usize, u
     ))
 }
 
-/// Returns the bytes of all ranks' buffers together.
+/// Returns the total bytes of all ranks' buffers.
 pub fn memory(row: &Row, nranks: usize) -> usize {
     let size = row.size(nranks);
     size.saturating_mul(2 * set_count(row, nranks))
         .saturating_mul(nranks)
 }
 
-/// Returns the number of buffers in rotation, which is the same on all ranks.
+/// Returns the number of buffer sets in rotation, the same on all ranks.
 pub fn set_count(row: &Row, nranks: usize) -> usize {
     let size = row.size(nranks);
-    // A scale that is kept from call to call belongs to one buffer.
+    // A scale that is kept between calls belongs to one buffer, so such calls do not rotate.
     if size < COLD_FROM || keeps_scales(row) {
         return 1;
     }
     COLD_BYTES.div_ceil(2 * nranks * size).min(64)
 }
 
-/// Returns whether the codec keeps its scale from call to call.
+/// Returns whether the codec keeps its scale between calls.
 pub fn keeps_scales(row: &Row) -> bool {
     row.codec.map(|codec| codec.inter).is_some_and(|codec| {
         codec.kind.has_scale() && matches!(codec.scale, ScaleRule::Tensor { .. })
     })
 }
 
-/// Returns whether `rank` is the root of the call.
+/// Returns whether `rank` is the root of the row's call.
 pub fn is_root(row: &Row, rank: usize) -> bool {
     row.collective.has_root() && rank == row.root
 }

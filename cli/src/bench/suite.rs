@@ -1,4 +1,4 @@
-//! `cinch bench --suite`: the rows of the whole comparison, most telling rows first.
+//! `cinch bench --suite`: the rows of the whole comparison, with the most important rows first.
 
 use super::data::InputSource;
 use super::metrics::count_of;
@@ -9,17 +9,17 @@ use cinch::types::CodecSetting;
 use cinch::{Collective, DType, Error};
 use std::path::Path;
 
-/// Files in the folder of a suite.
+/// Names of the rows file and the report in the suite's folder.
 pub const ROWS: &str = "suite.jsonl";
 pub const REPORT: &str = "report.html";
 
-/// Default sizes: smallest, largest, factor.
+/// Default sizes: smallest and largest in bytes, and the factor between them.
 const SIZES: (usize, usize, usize) = (8, 1 << 30, 4);
 const HOST_SIZES: (usize, usize, usize) = (1 << 10, 16 << 20, 4);
-/// Codecs are compared from this size on: latency bounds smaller messages.
+/// Smallest size in bytes at which codecs are compared; latency dominates smaller messages.
 const MIN_CODEC_BYTES: usize = 64 << 10;
 
-/// Collectives in order, with whether codecs are compared.
+/// Collectives in their order, and whether codecs are compared for each.
 const COLLECTIVES: [(Collective, bool); 7] = [
     (Collective::AllReduce, true),
     (Collective::AllGather, true),
@@ -30,11 +30,11 @@ const COLLECTIVES: [(Collective, bool); 7] = [
     (Collective::Reduce, false),
 ];
 
-/// Makes the suite's rows for `nranks` ranks, in the order in which they run: a time limit leaves out
-/// the last ones. `-b`, `-e`, `-f`, `-d` and `--codec` narrow it.
+/// Returns the suite's rows for `nranks` ranks in the order in which they run. A time limit leaves
+/// out the last ones. `-b`, `-e`, `-f`, `-d` and `--codec` restrict them.
 ///
 /// # Errors
-/// A sentence about the option that cannot work.
+/// Returns an error message about the option that cannot work.
 pub fn workload(options: &BenchOptions, nranks: usize, on_gpus: bool) -> Result<Workload, String> {
     if !options.data.is_empty() {
         return Err("--suite generates its data; leave out --data".into());
@@ -106,10 +106,10 @@ pub fn workload(options: &BenchOptions, nranks: usize, on_gpus: bool) -> Result<
     })
 }
 
-/// Returns the folder that `--output` names, after creating it.
+/// Creates and returns the folder that `--output` names.
 ///
 /// # Errors
-/// Invalid argument if none is named or it cannot be created.
+/// Returns an invalid-argument error if none is named or it cannot be created.
 pub fn folder(options: &BenchOptions) -> cinch::Result<&Path> {
     let folder = options
         .output
@@ -154,7 +154,7 @@ mod tests {
                 assert!(!has(Collective::Broadcast, dtype, "linear8", graph));
             }
         }
-        // The headline is first.
+        // The most important rows come first: all_reduce with graphs.
         assert!(all[0].graph && all[0].collective == Collective::AllReduce);
         assert_eq!((all[0].count, all[0].dtype), (2, DType::F32));
         let largest = all.iter().map(|row| row.count * row.dtype.size()).max();

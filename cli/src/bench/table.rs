@@ -1,13 +1,13 @@
-//! Text tables: nccl-tests' columns, and what compression adds.
+//! Text tables: nccl-tests' columns, and columns about compression.
 
 use super::columns::{CellValue, PlacedRecord, named};
 use super::record::{Figures, Record};
 use std::io::{self, Write};
 
-/// A column of a text table: its name in [`super::columns`], its head, its unit, its width.
+/// A column of a text table: its name in [`super::columns`], heading, unit and width.
 type Cell = (&'static str, &'static str, &'static str, usize);
 
-/// Host memory: columns of the call, of each placement, and of both placements together.
+/// Host table: columns of the call, of each placement, and of both placements together.
 const CALL: [Cell; 5] = [
     ("size", "size", "(B)", 12),
     ("count", "count", "(elements)", 12),
@@ -39,7 +39,7 @@ const HOST_LEGEND: &str = "#
 # max_err: largest difference from fp64; rms_err: RMS difference over RMS of the result.
 #";
 
-/// GPUs: one placement, and the other library.
+/// GPU table: columns of one placement, and of NCCL.
 const GPU: [Cell; 19] = [
     ("size", "size", "", 12),
     ("count", "count", "", 11),
@@ -69,18 +69,18 @@ const GPU_LEGEND: &str = "#
 # rms_err: RMS difference over RMS of the result. nccl: its time, raw; x: that over ours.
 #";
 
-/// Which table is printed.
+/// Kind of text table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TableKind {
-    /// Both placements.
+    /// Host memory: both placements.
     #[default]
     Host,
-    /// A placement, beside the other library.
+    /// GPU memory: one placement, with NCCL beside it.
     Gpu,
 }
 
 impl TableKind {
-    /// Writes legend and heads. Lines that are not rows begin with `#`.
+    /// Writes the legend and headings. Lines that are not rows begin with `#`.
     ///
     /// # Errors
     /// Returns the writer's errors.
@@ -133,7 +133,7 @@ impl TableKind {
         writeln!(out, "{line}")
     }
 
-    /// Writes totals and verdict. `color` marks a failure red.
+    /// Writes averages and whether all results are right. With `color` a failure is red.
     ///
     /// # Errors
     /// Returns the writer's errors.
@@ -175,7 +175,8 @@ impl TableKind {
     }
 }
 
-/// Makes a line of the host table; `text` gets the part (0 call, 1 and 2 placements, 3 both) and the cell.
+/// Formats a line of the host table. `text` receives the column group (0: call; 1 and 2:
+/// placements; 3: both) and the column, and returns the cell's text.
 fn host_line(text: impl Fn(usize, &Cell) -> String) -> String {
     let parts: [&[Cell]; 4] = [&CALL, &PLACEMENT, &PLACEMENT, &BOTH];
     let cells = parts.iter().enumerate().flat_map(|(part, cells)| {
@@ -192,7 +193,7 @@ fn pad(&(key, _, _, width): &Cell, text: &str) -> String {
     }
 }
 
-/// Writes how many values are wrong and how many rows have ranks that differ.
+/// Writes the number of wrong values, and of rows whose ranks differ.
 fn write_verdicts(figures: &[&Figures], color: bool, out: &mut dyn Write) -> io::Result<()> {
     let checked = figures.iter().any(|figures| figures.nwrong.is_some());
     let wrong: u64 = figures.iter().filter_map(|figures| figures.nwrong).sum();

@@ -1,8 +1,8 @@
 //! Compares an output with the exact result of [`cinch::testing`], within the bounds of arithmetic and
 //! codec.
 //!
-//! The bounds are this file's own on purpose: the library's tests judge by [`cinch::testing::RawBound`],
-//! and a mistake in one does not hide in the other.
+//! The bounds are independent of [`cinch::testing::RawBound`], by which the library's tests judge.
+//! A mistake in one of them thus does not hide in the other.
 
 use super::contributions::{STRETCH, are_hidden, is_one_lost};
 use super::data::InputSource;
@@ -17,7 +17,7 @@ use cinch::{Algorithm, CodecSpec, Collective, DType, ReduceOp};
 use std::hash::Hasher;
 use std::ops::Range;
 
-/// Result of a comparison on one rank.
+/// Result of comparing one rank's output.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct CheckOutcome {
     /// Elements that differ (integers, copies, max, min) or lie outside the bound of the
@@ -25,44 +25,45 @@ pub struct CheckOutcome {
     pub wrong: u64,
     /// Largest difference among finite elements.
     pub max_abs_err: f64,
-    /// Sum of squared differences.
+    /// Sum of the squared differences.
     pub error_squares: f64,
-    /// Sum of squares of the exact result.
+    /// Sum of the squared exact results.
     pub exact_squares: f64,
     /// Hash of the output's bytes.
     pub hash: u64,
 }
 
-/// The output to compare.
+/// An output to compare, with the call that produced it.
 #[derive(Clone, Copy)]
 pub struct Check<'a> {
     /// Inputs.
     pub source: &'a InputSource,
-    /// The call.
+    /// The row whose call was made.
     pub row: &'a Row,
     /// This rank.
     pub rank: usize,
-    /// All ranks.
+    /// Number of ranks.
     pub nranks: usize,
-    /// Buffer set.
+    /// Number of the buffer set.
     pub set: usize,
-    /// Element of each rank's data with which its input begins.
+    /// Index in each rank's data at which the call's input begins.
     pub shift: usize,
-    /// Codec that ran.
+    /// Codec that the call used.
     pub codec: CodecSpec,
-    /// Algorithm that ran.
+    /// Algorithm that the call used.
     pub algorithm: Algorithm,
 }
 
-/// The byte that outputs are filled with before the compared call: NaN in every floating type, -1 in
-/// integers. Any number would pass as right wherever a codec's bound exceeds the result.
+/// Byte with which outputs are filled before the compared call. It gives NaN in every floating type
+/// and -1 in integers. An ordinary number could pass as right where a codec's bound exceeds the
+/// result.
 pub const POISON: u8 = 0xff;
 
-/// From this many elements on a codec leaves at least one other than zero, unless its error law allows
-/// more. In fewer elements the terms of a sum may cancel by chance.
+/// Fewest elements among which a codec must leave at least one other than zero, unless its error
+/// law allows more loss. In fewer elements the terms of a sum may cancel by chance.
 const TELLING: usize = 64;
 
-/// Elements compared at a time: a multiple of the largest block.
+/// Number of elements compared at a time, a multiple of the largest codec block.
 const TILE: usize = 1 << 15;
 
 impl Check<'_> {
@@ -78,7 +79,7 @@ impl Check<'_> {
         outcome
     }
 
-    /// Compares a piece of this rank's output, which begins at element `start`.
+    /// Compares the elements `held` of this rank's output, the first of which has index `start`.
     pub fn piece(&self, start: usize, held: &[u8], outcome: &mut CheckOutcome) {
         let problem = self.problem();
         let (dtype, computes) = (self.row.dtype, self.row.collective.reduces());
@@ -96,7 +97,7 @@ impl Check<'_> {
         }
     }
 
-    /// Describes the call to the oracle.
+    /// Describes the call to the reference implementation.
     fn problem(&self) -> Problem {
         let (row, n) = (self.row, self.nranks);
         let factor = |rank| match call_of(row, rank, n).op {
@@ -121,7 +122,8 @@ impl Check<'_> {
             .fill(self.shift + start, bytes);
     }
 
-    /// Compares integers, and data that is only moved, from element `at` of the output on.
+    /// Compares integers and unreduced data bit by bit; `at` is the output index of the first
+    /// element.
     fn compare_exactly(
         &self,
         problem: &Problem,
@@ -150,7 +152,8 @@ impl Check<'_> {
         }
     }
 
-    /// Compares floats of one segment of the output, from element `first` of the output on.
+    /// Compares floats of one segment of the output with error bounds. `first` is the output index
+    /// of the first element.
     fn compare_floats(
         &self,
         problem: &Problem,
@@ -221,8 +224,9 @@ impl Check<'_> {
         }
     }
 
-    /// Returns whether roundings may exceed one rank's contribution to a sum. Arrays from files are left out: they
-    /// may be alike on all ranks, and then roundings of their sum correlate with each of them.
+    /// Returns whether rounding errors may exceed one rank's contribution to a sum. Returns false
+    /// for data files, which may be equal on all ranks: rounding errors would then correlate with
+    /// them.
     fn hides_contributions(&self, contributions: usize) -> bool {
         let sums = matches!(
             self.row.reduction(),
@@ -233,7 +237,7 @@ impl Check<'_> {
         sums && hidden && !self.codec.is_lossy() && self.source.native().is_none()
     }
 
-    /// Returns whether the output is a sum without one of the tile's contributions.
+    /// Returns whether the output equals the sum without one of the tile's contributions.
     fn lacks_one(&self, tile: &ExactTile, held: &[f64]) -> bool {
         let divisor = self.divisor(tile.contributions.len());
         let both = held.iter().zip(&tile.exact);
@@ -241,20 +245,23 @@ impl Check<'_> {
         differences.len() >= TELLING && is_one_lost(&differences, &tile.contributions)
     }
 
-    /// Returns the largest effect of roundings as a share of the sum of the contributions' magnitudes. A
-    /// partial sum is rounded where it leaves a rank; in between an accumulator holds it.
+    /// Returns the largest rounding error, as a share of the sum of the contributions' magnitudes.
+    /// A partial sum is rounded to the element type when it leaves a rank; until then an
+    /// accumulator holds it.
     fn rounding(&self, contributions: usize) -> f64 {
         let unit = unit_roundoff(self.row.dtype);
         let accumulator = unit.min(unit_roundoff(DType::F32));
         let times = match self.codec.is_lossy() {
-            // Codecs carry types with so many bits that an exact count is lost beside the codec's bound.
+            // The types that codecs carry have so many bits that their rounding is negligible
+            // beside the codec's bound, so a rough count suffices.
             true => contributions as f64 + 2.0,
             false => roundings(self.algorithm, contributions),
         };
         (1.0 + unit).powf(times) - 1.0 + (contributions as f64 + 2.0) * accumulator
     }
 
-    /// Returns the divisor of the sum.
+    /// Returns the number by which the sum is divided: the contributions for an average, otherwise
+    /// 1.
     fn divisor(&self, contributions: usize) -> f64 {
         match self.row.reduction() {
             Some(ReduceOp::Avg) => contributions as f64,
@@ -262,9 +269,9 @@ impl Check<'_> {
         }
     }
 
-    /// Returns whether roundings or a codec cannot turn these elements of a segment into zeros alone. The bound
-    /// of a single element does not show that where it exceeds the result. A scale belongs to a block,
-    /// whose largest element stays, so that at least one whole block must be among the elements.
+    /// Returns whether a range of zeros in a segment would prove an error. The bound of a single
+    /// element cannot prove that if it exceeds the result. The largest element of a codec block
+    /// survives encoding, so the range must contain a whole block.
     fn can_judge_zeros(&self, elements: Range<usize>) -> bool {
         let whole = elements.len() == self.row.count;
         let blocks = match self.codec.scale {
@@ -312,8 +319,8 @@ impl Check<'_> {
         outcome.note(exact, held);
     }
 
-    /// Returns the sum over ranks of the segment's largest magnitude, and whether any element of it is not
-    /// finite.
+    /// Returns the sum over ranks of the segment's largest magnitude, and whether any of its
+    /// elements is not finite.
     fn whole_scale(&self, segment: &Segment) -> (f64, bool) {
         let size = self.row.dtype.size();
         let mut scratch = vec![0; TILE * size];
@@ -357,7 +364,7 @@ impl CheckOutcome {
         }
     }
 
-    /// Adds another comparison.
+    /// Merges the result of another comparison into this one.
     pub fn merge(&mut self, other: &CheckOutcome) {
         self.wrong += other.wrong;
         self.max_abs_err = self.max_abs_err.max(other.max_abs_err);
@@ -367,18 +374,18 @@ impl CheckOutcome {
     }
 }
 
-/// Exact results and error scales of some elements.
+/// Exact results and error scales of a range of elements.
 struct ExactTile {
     exact: Vec<f64>,
     /// Sum of the contributions' magnitudes.
     magnitude: Vec<f64>,
-    /// For each block, the sum over contributions of the largest magnitude in it and its
-    /// neighbours: an upper bound of the scale of every partial sum, wherever the chunks, and
-    /// with them the blocks of the wire, begin.
+    /// For each block, the sum over contributions of the largest magnitude in the block and its
+    /// neighbours. This bounds the scale of every partial sum, wherever chunks and codec blocks
+    /// begin on the wire.
     scales: Vec<f64>,
-    /// Blocks with a non-finite contribution in them or a neighbour.
+    /// Whether each block, or a neighbour of it, has a contribution that is not finite.
     poisoned: Vec<bool>,
-    /// Each rank's contribution, if the sum is searched for it.
+    /// Each rank's contribution; filled only when the sum is searched for lost contributions.
     contributions: Vec<Vec<f64>>,
 }
 
@@ -390,7 +397,8 @@ impl ExactTile {
             .checked_div(block)
             .map_or(0, |_| part.values.len().div_ceil(block));
         let magnitude = match row.reduction() {
-            // The oracle's magnitude of a product bounds its factors, not the product.
+            // The reference gives a bound of a product's factors, not of the product, so the
+            // magnitude of the result is used.
             None | Some(ReduceOp::Prod) => part.values.iter().map(|x| x.abs()).collect(),
             _ => part.magnitudes,
         };
@@ -403,7 +411,8 @@ impl ExactTile {
         }
     }
 
-    /// Returns whether some element is larger than all that a codec, or one rounding, may drop of its contributions.
+    /// Returns whether some exact result is larger than everything that codec or rounding may drop.
+    /// Such an element cannot become zero.
     fn is_to_show(
         &self,
         error: &ErrorLaw,
@@ -419,7 +428,8 @@ impl ExactTile {
         })
     }
 
-    /// `values` begins `before` elements before the tile, a block at most.
+    /// Adds a contribution's block scales. `values` begins `before` elements (at most one block)
+    /// before the tile.
     fn add_scales(&mut self, values: &[f64], block: usize, before: usize) {
         let (ahead, rest) = values.split_at(before);
         let before = usize::from(before > 0);
@@ -441,17 +451,17 @@ impl ExactTile {
     }
 }
 
-/// Returns the error bound of one encode and decode.
+/// Returns the error bound of one encode and decode with a codec.
 fn error_law(spec: CodecSpec) -> ErrorLaw {
     match codec::build(spec, Isa::Scalar) {
         Ok(Some(codec)) => codec.description().errors,
-        // Raw: an impossible spec was refused before anything was measured.
+        // Raw has no codec; impossible codec specifications were refused before the measurement.
         _ => ErrorLaw::EXACT,
     }
 }
 
-/// Returns a codec whose bound holds for both levels: the level's codec that loses more, with the longer
-/// blocks.
+/// Returns a codec whose error bound holds for both levels of hosts: the one that loses more, with
+/// the longer blocks.
 pub fn coarser(codecs: CodecSetting) -> CodecSpec {
     let both = [codecs.intra, codecs.inter];
     let loss = |spec: CodecSpec| {
@@ -472,33 +482,35 @@ pub fn coarser(codecs: CodecSetting) -> CodecSpec {
     }
 }
 
-/// Counts the encodes on a contribution's longest path into the result.
+/// Returns the number of encodes on a contribution's longest path into the result.
 fn encodes(collective: Collective, algorithm: Algorithm, contributions: usize) -> f64 {
     let n = contributions as f64;
     match (collective.reduces(), algorithm) {
         (false, _) => 1.0,
-        // A ring between hosts has the longest path of two levels: one encode inside and one for each host.
+        // The longest path has a ring between hosts: one encode inside the host and one for each
+        // host.
         (true, Algorithm::Ring | Algorithm::Hierarchical) => n,
         (true, Algorithm::Tree) => 2.0 * n.log2().ceil() + 2.0,
         (true, Algorithm::OneShot | Algorithm::Direct) => 2.0,
     }
 }
 
-/// Counts the roundings to the element type on a raw contribution's longest path into the result, the
-/// product with a rank's own factor included.
+/// Returns the number of roundings to the element type on an uncompressed contribution's longest
+/// path into the result. It includes the multiplication by a rank's factor.
 fn roundings(algorithm: Algorithm, contributions: usize) -> f64 {
     let n = contributions as f64;
     match algorithm {
         Algorithm::OneShot | Algorithm::Direct => 2.0,
-        // Each level rounds once.
+        // Each level of the tree rounds once.
         Algorithm::Tree => n.log2().ceil() + 2.0,
         Algorithm::Ring => n + 1.0,
-        // Inside, between, and at most as a ring there.
+        // Inside and between hosts together, a contribution is rounded at most as often as in a
+        // ring, and once more.
         Algorithm::Hierarchical => n + 2.0,
     }
 }
 
-/// Returns whether every rank must hold the same output.
+/// Returns whether every rank must hold the same output after this collective.
 pub fn same_on_all_ranks(collective: Collective) -> bool {
     matches!(
         collective,

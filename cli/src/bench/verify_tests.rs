@@ -50,8 +50,8 @@ fn raw_sums_have_a_tight_bound() {
 
 #[test]
 fn lossy_sums_have_the_codecs_bound() {
-    // Absmax of a block is about 2.8, so a two-shot sum of 4 may be off by about
-    // 2 * 4 * 3 / 254; an offset of 1 is not a rounding error.
+    // The largest magnitude of a block is about 2.8. A two-shot sum of 4 ranks may be off by about
+    // (2 * 4 * 3) / 254, so an offset of 1 is no rounding error.
     for (codec, small, large) in [
         ("linear8", 0.05, 1.0),
         ("dynamic8:block=4096", 0.1, 2.0),
@@ -76,9 +76,9 @@ fn lossy_sums_have_the_codecs_bound() {
     }
 }
 
-/// Wherever pieces begin, and wherever the blocks of ranks do, every element is looked at.
+/// Every element is compared, wherever pieces and the blocks of ranks begin.
 #[test]
-fn pieces_leave_nothing_out() {
+fn pieces_together_compare_every_element() {
     let source = InputSource::generated(5, Distribution::Gaussian, 4);
     for (codec, off) in [("raw", 1e-3), ("linear8", 1.0), ("linear8:block=4096", 1.0)] {
         let row = Row::new(Collective::AllGather, DType::F32, 5001);
@@ -117,8 +117,8 @@ fn hashes_tell_outputs_apart() {
     assert_ne!(hash(|_, x| x), hash(|i, x| if i == 999 { -x } else { x }));
 }
 
-/// Returns a sum of `held` contributions of `ranks`, rounded as often as `algorithm` has it: wherever a partial sum
-/// leaves a rank.
+/// Returns a sum of `held` contributions of `ranks`, rounded where a partial sum leaves a rank
+/// under `algorithm`.
 fn rounded_sum(
     check: &Check<'_>,
     held: impl Iterator<Item = usize> + Clone,
@@ -169,8 +169,8 @@ fn rounded_sum(
     output
 }
 
-/// With few bits the roundings of many hops exceed a rank's contribution: any element may be anything, but
-/// all elements together may not.
+/// In types of few bits, the roundings of many hops exceed a rank's contribution. A single element
+/// then proves nothing, but all elements together do.
 #[test]
 fn sums_of_few_bits_without_a_rank_are_wrong() {
     for (algorithm, ranks) in [

@@ -1,4 +1,4 @@
-//! The rows and inputs of a bench. Options that cannot work are refused here, before a rank starts.
+//! The rows and inputs of a benchmark. Impossible options are refused here, before a rank starts.
 
 use super::data::InputSource;
 use super::metrics::count_of;
@@ -6,19 +6,19 @@ use super::options::BenchOptions;
 use super::row::{Row, memory};
 use cinch::Collective;
 
-/// The rows and inputs of a bench.
+/// The rows and inputs of a benchmark.
 pub struct Workload {
-    /// Inputs.
+    /// Input data of all ranks.
     pub source: InputSource,
-    /// Rows, in order.
+    /// Rows in the order in which they run.
     pub rows: Vec<Row>,
 }
 
 impl Workload {
-    /// Makes the rows of these options for `nranks` ranks.
+    /// Makes the rows that the options ask for, with `nranks` ranks.
     ///
     /// # Errors
-    /// A sentence about the option that cannot work.
+    /// Returns an error message about the option that cannot work.
     pub fn new(options: &BenchOptions, nranks: usize) -> Result<Workload, String> {
         if options.collective == Collective::SendRecv && nranks < 2 {
             return Err("send_recv needs two ranks or more; give --ranks 2".into());
@@ -30,7 +30,7 @@ impl Workload {
         let native = source.native();
         let sizes = options.sizes(native.map(|(_, bytes)| bytes))?;
         let roots = options.roots(nranks)?;
-        // Without a codec the settings decide.
+        // Without `--codec` the settings decide.
         let codecs = match options.codec.as_slice() {
             [] => vec![None],
             codecs => codecs.iter().copied().map(Some).collect(),
@@ -49,7 +49,7 @@ impl Workload {
                         graph: options.gpu.graph,
                         ..Row::new(options.collective, dtype, count)
                     };
-                    // Sizes that round to the same count make one row.
+                    // Sizes that round to the same element count make only one row.
                     if rows.last() != Some(&row) {
                         rows.push(row);
                     }
@@ -59,7 +59,7 @@ impl Workload {
         Ok(Workload { source, rows })
     }
 
-    /// Returns a note if rows are longer than the data files, which are then repeated.
+    /// Returns a note if rows are longer than the data files, whose contents then repeat.
     pub fn repeats(&self, nranks: usize) -> Option<String> {
         let (native, bytes) = self.source.native()?;
         let held = bytes / native.size();
@@ -76,7 +76,7 @@ impl Workload {
     /// Refuses rows whose buffers exceed the free memory for `local` of `nranks` ranks.
     ///
     /// # Errors
-    /// A sentence with the bytes needed and free.
+    /// Returns an error message with the needed and the free memory.
     pub fn check_memory(
         &self,
         nranks: usize,
@@ -114,7 +114,8 @@ mod tests {
         assert_eq!(rows.len(), 12 * 3 * 3);
         assert_eq!((rows[0].root, rows[0].count), (0, 1024));
         assert_eq!((rows[3].root, rows[3].count), (1, 1024));
-        // 16 bytes a rank: 16, 32 and 48 bytes are the same nothing for 4 ranks.
+        // Blocks are a multiple of 16 bytes, so 16, 32 and 48 bytes give 4 ranks no elements; only
+        // one such row stays.
         let rows = workload("all_gather -b 16 -e 64 -i 16", 4).unwrap().rows;
         assert_eq!(rows.iter().map(|row| row.count).collect::<Vec<_>>(), [0, 4]);
     }
@@ -144,14 +145,15 @@ mod tests {
     }
 
     #[test]
-    fn impossible_plans_are_sentences() {
+    fn impossible_options_give_error_messages() {
         for (line, nranks, word) in [
             ("sendrecv", 1, "two ranks"),
             ("all_reduce --data /no/such.npy", 2, "/no/such.npy"),
             ("reduce -r 2", 2, "-r 2"),
             ("all_reduce --codec linear8 -d i32", 2, "not i32"),
             ("broadcast -o max", 2, "leave out -o"),
-            // All, but of what does not exist.
+            // With `all`, combinations that do not exist are left out; if none is left, that is an
+            // error.
             ("all_reduce --codec linear8 -d i32 -o all", 2, "not i32"),
             ("all_reduce --codec linear8 -d all -o max", 2, "leave out"),
         ] {

@@ -1,27 +1,28 @@
-//! The part of a communicator that a bench uses, as a trait so that it is tested without one.
+//! The operations of a communicator that a benchmark uses, as a trait, so that tests need no
+//! communicator.
 
 use cinch::comm::{Call, Group};
 use cinch::mem::{UserBuffers, bytes_of, bytes_of_mut};
 use cinch::{Collective, Communicator, DType, Report, Result};
 
-/// A rank of a communicator.
+/// A rank of a communicator, real or simulated.
 pub trait BenchRank {
     /// Returns this rank.
     fn rank(&self) -> usize;
     /// Returns the number of ranks.
     fn nranks(&self) -> usize;
-    /// Returns host and process of each rank.
+    /// Returns host name and process id of each rank.
     fn places(&self) -> Vec<(String, u32)>;
-    /// Runs one call.
+    /// Runs one call on host memory.
     fn call(&self, call: &Call, buffers: UserBuffers<'_>) -> Result<Report>;
-    /// Sends and receives in one group. The report is the send's.
+    /// Runs a send and a receive as one group. Returns the send's report.
     fn exchange(&self, send: (&Call, &[u8]), recv: (&Call, &mut [u8])) -> Result<Report>;
     /// Waits until every rank has called it.
     fn barrier(&self) -> Result<()>;
-    /// Returns the candidates of a call and the winner, as text.
+    /// Formats the candidates of a call and the winner.
     fn explain(&self, call: &Call) -> Result<String>;
 
-    /// All-gathers words in rank order; all ranks pass equally many.
+    /// All-gathers words in rank order. All ranks must pass equally many.
     fn gather_words(&self, words: &[u64]) -> Result<Vec<u64>> {
         let mut all = vec![0u64; words.len() * self.nranks()];
         let call = Call::new(Collective::AllGather, DType::U64, words.len());
@@ -61,7 +62,7 @@ impl BenchRank for Communicator {
         reports
             .first()
             .copied()
-            .ok_or_else(|| cinch::Error::internal("a group of two calls gave no report"))
+            .ok_or_else(|| cinch::Error::internal("a group of two calls returned no report"))
     }
 
     fn barrier(&self) -> Result<()> {
@@ -75,7 +76,8 @@ impl BenchRank for Communicator {
 
 #[cfg(test)]
 pub mod threads {
-    //! Ranks as threads that compute collectives by the oracle and add flaws: a test double.
+    //! Simulated ranks: threads that compute collectives with the reference implementation and add
+    //! flaws.
 
     use super::*;
     use cinch::testing::{Problem, set_value, unit_roundoff, value};
@@ -84,7 +86,7 @@ pub mod threads {
     use std::cell::Cell;
     use std::sync::{Arc, Barrier, Mutex};
 
-    /// A defect of the double, which the bench must find.
+    /// A flaw of a simulated rank, which the benchmark must detect.
     #[derive(Clone, Copy, Debug, PartialEq)]
     pub enum Flaw {
         None,
@@ -92,7 +94,7 @@ pub mod threads {
         WrongElement,
         /// Element 3 of rank 1's output is off by less than the tolerance.
         OneUlp,
-        /// Every element gets noise of this fraction of it.
+        /// Every element gets noise with this relative magnitude.
         Noise(f64),
         /// Every element is zero.
         Zeros,
@@ -114,7 +116,7 @@ pub mod threads {
         barrier: Barrier,
     }
 
-    /// Runs `body` on `nranks` threads and returns what they return, in rank order.
+    /// Runs `body` on `nranks` threads and returns their results in rank order.
     pub fn run<T: Send>(
         nranks: usize,
         flaw: Flaw,
@@ -142,7 +144,7 @@ pub mod threads {
     }
 
     impl ThreadRank {
-        /// Returns the output of this rank from all ranks' inputs.
+        /// Returns this rank's output, computed from all ranks' inputs.
         fn output(&self, call: &Call, inputs: &[(Vec<u8>, ReduceOp)]) -> Vec<u8> {
             let factor = |op| match op {
                 ReduceOp::PreMulSum(factor) => Some(factor),
@@ -159,9 +161,9 @@ pub mod threads {
             problem.expected(&inputs, self.rank).unwrap().bytes
         }
 
-        /// Returns whether this call leaves its output unwritten.
+        /// Returns whether this call must leave its output unwritten.
         fn skips(&self, call: &Call) -> bool {
-            // The bench gathers its own results as U64.
+            // Calls of U64 do not count: the benchmark uses them to gather its own results.
             let earlier = self.calls.replace(self.calls.get() + 1);
             self.shared.flaw == Flaw::OnlyOnce && earlier > 0 && call.dtype != DType::U64
         }

@@ -1,10 +1,10 @@
-//! `cinch codecs`: the codecs' errors beside the source's figures, and vector forms against the
-//! scalar specification.
+//! `cinch codecs`: prints the codecs' errors beside published ones, and compares SIMD code with
+//! scalar code.
 //!
-//! The source (Dettmers, 8-bit approximations for parallelism in deep learning, Table 2) prints a
-//! "mean absolute error" that is a mean squared error, and relative errors of a search that drops
-//! its last comparison. Our reference is true nearest rounding into the same tables; the printed
-//! figures stand beside it for comparison only.
+//! The paper (Dettmers, 8-bit approximations for parallelism in deep learning, Table 2) prints a
+//! "mean absolute error" that is a mean squared error. Its relative errors come from a search that
+//! omits the last comparison. The reference here is exact rounding to the nearest value of the same
+//! formats; printed figures are shown for comparison only.
 
 use cinch::CodecSpec;
 use cinch::codec::{Codec, EncodeStats, Span, build};
@@ -14,15 +14,16 @@ use cinch::types::ScaleRule;
 use std::io::{Error, Result, Write};
 use std::sync::Arc;
 
-/// Standard errors of its samples that a figure may be off by.
+/// Number of standard errors of the samples that a figure may be off by.
 pub const DEVIATIONS: f64 = 4.0;
-/// Elements that go through the codecs together.
+/// Number of elements that pass through the codecs together.
 const PIECE: usize = 1 << 16;
 
-/// Prints the error table from `samples` samples a distribution.
+/// Prints the error table, from `samples` samples of each distribution.
 ///
 /// # Errors
-/// A row beyond its tolerance is an error after the table is complete; so is what `out` raises.
+/// Returns an error if a row is beyond its tolerance, after the table is complete. Returns the
+/// writer's errors.
 pub fn run(samples: usize, seed: u64, out: &mut dyn Write) -> Result<()> {
     writeln!(out, "# {samples} samples a distribution, seed {seed}")?;
     writeln!(
@@ -85,17 +86,18 @@ pub fn run(samples: usize, seed: u64, out: &mut dyn Write) -> Result<()> {
     let rows: usize = DATA.iter().map(|data| data.rows.len()).sum();
     if off > 0 {
         return Err(Error::other(format!(
-            "{off} of {rows} rows are off their reference by more than their tolerance"
+            "{off} of {rows} rows differ from their reference by more than their tolerance"
         )));
     }
     writeln!(out, "all {rows} rows agree with their reference")
 }
 
-/// Compares every vector form that this machine has with the scalar one, and that with its error
-/// bound, on `patterns` fp32 patterns a codec: NaN, infinities, subnormals and -0 among them.
+/// Compares the code of every SIMD instruction set of this machine with the scalar code, and the
+/// scalar code with its error bound. Each codec gets `patterns` fp32 bit patterns, including NaN,
+/// infinities, subnormals and -0.
 ///
 /// # Errors
-/// The first difference is an error that names it; so is what `out` raises.
+/// Returns an error that names the first difference. Returns the writer's errors.
 pub fn check(patterns: u64, seed: u64, out: &mut dyn Write) -> Result<()> {
     let vectors: Vec<Isa> = Isa::available().into_iter().skip(1).collect();
     let names: Vec<_> = vectors.iter().map(|isa| isa.name()).collect();
@@ -109,10 +111,11 @@ pub fn check(patterns: u64, seed: u64, out: &mut dyn Write) -> Result<()> {
         let mut random = Random::new(seed);
         let mut done = 0;
         while done < patterns {
-            // Lengths that leave tails.
+            // The length varies, so that the last SIMD vector is often incomplete.
             let n = (patterns - done).min((PIECE - random.below(100)) as u64) as usize;
             let x = random.patterns(n);
-            // A tensor scale that some elements exceed, or that is no number.
+            // A random element as tensor scale: some elements exceed it, and it may be NaN or
+            // infinite.
             let given = tensor.then(|| x[random.below(n)].abs());
             let expected = Pass::of(&*scalar, &x, given);
             if let Some(what) = beyond_bound(&*scalar, &x, given, &expected.decoded) {
@@ -123,7 +126,7 @@ pub fn check(patterns: u64, seed: u64, out: &mut dyn Write) -> Result<()> {
             for (isa, form) in vectors.iter().zip(&forms) {
                 if let Some(what) = expected.difference(&Pass::of(&**form, &x, given)) {
                     return Err(Error::other(format!(
-                        "{spec} on {} differs from the scalar form after {done} patterns of seed \
+                        "{spec} on {} differs from the scalar code after {done} patterns of seed \
                          {seed}: {what}",
                         isa.name()
                     )));
@@ -146,7 +149,7 @@ fn codec(spec: CodecSpec, isa: Isa) -> Arc<dyn Codec> {
     codec.expect("no spec of this file is raw")
 }
 
-/// All that a codec makes of an input.
+/// All results of a codec for one input.
 struct Pass {
     wire: Vec<u8>,
     decoded: Vec<f32>,
@@ -195,8 +198,8 @@ impl Pass {
     }
 }
 
-/// Returns an element that is further off than its bound, or that is finite where it must not be, if
-/// there is one.
+/// Returns a description of an element beyond its error bound, or finite although it must not be;
+/// `None` if there is none.
 fn beyond_bound(codec: &dyn Codec, x: &[f32], given: Option<f32>, y: &[f32]) -> Option<String> {
     let description = codec.description();
     let block = match (given, description.block_numbers) {
@@ -212,7 +215,8 @@ fn beyond_bound(codec: &dyn Codec, x: &[f32], given: Option<f32>, y: &[f32]) -> 
             } else {
                 !x.is_finite()
             };
-            // A saturated value is off by the part beyond the largest, and by the bound there.
+            // For a saturated value, the bound is checked against the largest value that the codec
+            // represents.
             let most = description.errors.largest.min(f32::MAX.into()) as f32;
             let most = given.unwrap_or(most);
             let right = if poisoned || y.is_nan() {
@@ -230,42 +234,43 @@ fn beyond_bound(codec: &dyn Codec, x: &[f32], given: Option<f32>, y: &[f32]) -> 
     None
 }
 
-/// A distribution, with the codecs that are measured on it.
+/// A distribution, with the codecs whose errors are measured on it.
 struct SampledCodecs {
     name: &'static str,
-    /// Standard deviation of a Gaussian; `None`: uniform on (0, 1).
+    /// Standard deviation of a Gaussian; `None` for a uniform distribution on (0, 1).
     sigma: Option<f64>,
     rows: [CodecRow; 4],
 }
 
-/// A codec on one distribution.
+/// A codec's row for one distribution.
 struct CodecRow {
     spec: &'static str,
-    /// The tensor scale of codecs that have one.
+    /// The tensor scale, for codecs that have one.
     scale: Option<f32>,
-    /// Figures that the source prints.
+    /// Figures that the paper prints.
     printed: (&'static str, &'static str),
-    /// Mean absolute error, root mean square error, mean relative error in percent.
+    /// Expected mean absolute error, root mean square error, and mean relative error in percent.
     reference: [f64; 3],
-    /// Percent of the reference that a figure may be off, beside the samples' standard error.
+    /// Percent of the reference that a figure may be off, in addition to the samples' standard
+    /// error.
     tolerance: f64,
 }
 
-/// Mean absolute error, root mean square error and mean relative error in percent, each with its
+/// Mean absolute error, root mean square error, and mean relative error in percent, each with its
 /// standard error.
 type Errors = [Mean; 3];
 
 /// A mean with its standard error.
 #[derive(Clone, Copy)]
 pub struct Mean {
-    /// The mean.
+    /// The mean of the samples.
     pub mean: f64,
-    /// Its standard error.
+    /// Standard error of the mean.
     pub error: f64,
 }
 
 impl Mean {
-    /// Makes the mean of `n` terms of this sum and sum of squares.
+    /// Returns the mean of `n` terms from their sum and the sum of their squares.
     pub fn of(sum: f64, squares: f64, n: f64) -> Mean {
         let mean = sum / n;
         let variance = (squares / n - mean * mean).max(0.0);
@@ -275,7 +280,7 @@ impl Mean {
         }
     }
 
-    /// Returns the square root, with the standard error to first order.
+    /// Returns the square root of the mean, with its standard error to first order.
     pub fn root(self) -> Mean {
         let mean = self.mean.sqrt();
         let error = match mean > 0.0 {
@@ -308,7 +313,8 @@ impl CodecRow {
         both.map(|(found, exact)| 100.0 * found.error / exact)
     }
 
-    /// Returns whether each is off by no more than the tolerance and what the samples leave to chance.
+    /// Returns whether each figure is within the tolerance plus [`DEVIATIONS`] standard errors of
+    /// its reference.
     fn agrees(&self, errors: &Errors) -> bool {
         let chances = self.standard_errors(errors);
         let mut both = self.deviations(errors).zip(chances);
@@ -320,7 +326,7 @@ impl SampledCodecs {
     /// Returns the errors of each row's codec on the same samples.
     fn measure(&self, codecs: &[Arc<dyn Codec>], samples: usize, seed: u64) -> Vec<Errors> {
         let mut random = Random::new(seed);
-        // Sums of each figure's terms and of their squares.
+        // For each figure, the sum of its terms and the sum of their squares.
         let mut sums = vec![[(0.0, 0.0); 3]; codecs.len()];
         let mut done = 0;
         while done < samples {
@@ -355,7 +361,7 @@ impl SampledCodecs {
     }
 }
 
-/// A row of the table with its reference.
+/// Makes a row of the table with its reference.
 const fn row(
     spec: &'static str,
     scale: f32,
@@ -372,8 +378,8 @@ const fn row(
     }
 }
 
-/// The scale of the Gaussian rows is 5.5 sigma: about what 25 million draws give for their
-/// largest, fixed so that figures do not hang on one draw.
+/// Distributions and rows. The tensor scale of the Gaussian rows is 5.5 sigma, about the largest of
+/// 25 million samples. It is fixed so that figures do not depend on one sample.
 #[rustfmt::skip]
 const DATA: [SampledCodecs; 4] = [
     SampledCodecs { name: "U(0,1)", sigma: None, rows: [

@@ -1,6 +1,6 @@
-//! Figures that the codecs must reach: Table 2 of the source, errors of block formats, and vector forms
-//! equal to the scalar form. Sample sizes are full with optimisation (`cargo test --release -p cinch-cli
-//! figures`) and small without.
+//! Error figures that the codecs must reach: a paper's Table 2, errors of block formats, and SIMD
+//! code equal to scalar code. Samples are numerous with optimisation (`cargo test --release -p
+//! cinch-cli figures`) and few without.
 
 use super::{codecs, table2};
 use cinch::codec::{Span, build};
@@ -49,7 +49,7 @@ fn vector_forms_equal_the_scalar_form() {
     verdict.unwrap();
 }
 
-/// The reference is nearest rounding in fp64 on N(0,1); the tolerance is 2 %.
+/// The reference is rounding to the nearest in fp64 on N(0,1); the tolerance is 2 %.
 #[test]
 fn block_formats_have_the_reference_errors() {
     let references = [
@@ -91,9 +91,9 @@ fn block_formats_have_the_reference_errors() {
     }
 }
 
-/// The data are N(0,1), and products of a Gaussian and the exponential of another Gaussian 1.5 times as
-/// wide. The relative RMS error must be within 2 % of the reference, or half of its last digit. Heavy
-/// tails converge slowly, so their tolerance is 6 %.
+/// The data are N(0,1), and N(0,1) times exp(1.5 N(0,1)) with heavy tails. The relative RMS error
+/// must be within 2 % of the reference, or half a unit of its last digit. Heavy tails converge
+/// slowly, so their tolerance is 6 %.
 #[test]
 fn formats_have_the_reference_errors_on_normal_and_heavy_tailed_data() {
     let references: [(&str, [f64; 2], f64); 12] = [

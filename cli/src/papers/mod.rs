@@ -1,4 +1,4 @@
-//! Tables and models of the papers that the codecs come from.
+//! Tables and models from the papers that introduced the codecs.
 
 pub mod codecs;
 #[cfg(test)]

@@ -1,16 +1,17 @@
-//! `cinch codecs --table2`: the 32 cells of the source's Table 2, recomputed with the reading that
-//! explains each.
+//! `cinch codecs --table2`: recomputes the 32 cells of Table 2 in the paper that introduced the
+//! codecs, each with an explanation of its value.
 //!
-//! None of the cells follows from the formats and nearest rounding. All do from what the source's
-//! program did (compression.md 5.1):
+//! No cell follows from the formats and rounding to the nearest. All cells follow from these
+//! properties of the paper's program (compression.md 5.1):
 //! - the column "mean absolute error" holds mean squared errors;
-//! - the search through a table of values halves its step six times, and compares with the lower
-//!   neighbour of where it ends, never with the upper one (but in the first interval): on half of
-//!   all intervals the last comparison is missing;
-//! - the tree and linear quantisation scale by the largest sample M, and what exceeds 0.9907 M
-//!   becomes M. Which M the source drew is not known; one M explains both cells of a row;
-//! - linear quantisation decodes code 126 to 0, as the tree's table has it;
-//! - mantissa and static tree have no scale and the offset 10^1 on all data, the search begins at 64.
+//! - the search through a table of values halves its step six times. It compares its last value
+//!   only with the lower neighbour, except in the first interval, so half of all intervals lack a
+//!   comparison with the upper neighbour;
+//! - the dynamic tree and linear types scale by the largest sample M, and values above 0.9907 M
+//!   become M. The paper does not give its M; a single M explains both cells of a row;
+//! - the linear type decodes code 126 to 0, as the table of the dynamic tree does;
+//! - the mantissa and static tree types have no scale. They use the offset 10^1 on all data, and
+//!   their search begins at index 64.
 
 use super::codecs::{DEVIATIONS, Mean};
 use cinch::CodecSpec;
@@ -19,21 +20,22 @@ use cinch::cpu::Isa;
 use cinch::testing::Random;
 use std::io::{Error, Result, Write};
 
-/// Samples that go through a search together.
+/// Number of samples that are searched together.
 const PIECE: usize = 1 << 16;
-/// Beyond this share of the largest sample a number becomes that.
+/// Share of the largest sample beyond which a value becomes the largest sample.
 const SATURATES: f64 = 0.9907;
-/// Below this share it becomes 0.
+/// Share of the largest sample below which a value becomes 0.
 const VANISHES: f64 = 1.5e-6;
 
-/// Prints the cells from `samples` samples a distribution.
+/// Prints the cells, from `samples` samples of each distribution.
 ///
 /// # Errors
-/// A cell that does not come out is an error after the table is complete; so is what `out` raises.
+/// Returns an error if a cell differs from the printed one, after the table is complete. Returns
+/// the writer's errors.
 pub fn run(samples: usize, seed: u64, out: &mut dyn Write) -> Result<()> {
     writeln!(
         out,
-        "# Table 2 of the source by its own search, {samples} samples a distribution, seed {seed}\n\
+        "# Table 2 of the paper by its own search, {samples} samples a distribution, seed {seed}\n\
          {:<10} {:<9} {:>9} {:>10} {:>7} {:>7}  reading",
         "data", "type", "\"MAE\"", "ours: MSE", "rel %", "ours"
     )?;
@@ -57,7 +59,7 @@ pub fn run(samples: usize, seed: u64, out: &mut dyn Write) -> Result<()> {
                 quantiser.reading(data),
                 match good {
                     [true, true] => "",
-                    _ => " DOES NOT COME OUT",
+                    _ => " DIFFERS",
                 }
             )?;
         }
@@ -65,31 +67,31 @@ pub fn run(samples: usize, seed: u64, out: &mut dyn Write) -> Result<()> {
     let cells = 2 * CELLS.iter().map(|(_, rows)| rows.len()).sum::<usize>();
     if off > 0 {
         return Err(Error::other(format!(
-            "{off} of {cells} cells do not come out"
+            "{off} of {cells} cells differ from the printed ones"
         )));
     }
     writeln!(
         out,
-        "all {cells} cells come out, to one unit of their last digit and {DEVIATIONS} standard errors"
+        "all {cells} cells agree with the printed ones, to one unit of their last digit and {DEVIATIONS} standard errors"
     )
 }
 
-/// A distribution.
+/// A distribution of samples.
 struct SampledData {
     name: &'static str,
-    /// Standard deviation of a Gaussian; `None`: uniform on (0, 1).
+    /// Standard deviation of a Gaussian; `None` for a uniform distribution on (0, 1).
     sigma: Option<f64>,
 }
 
-/// A type on one distribution, as the source prints it.
+/// A data type on one distribution, with the figures that the paper prints.
 struct Table2Row {
     codec: &'static str,
-    /// The largest sample; 0 where nothing is scaled.
+    /// The largest sample; 0 for types without a scale.
     largest: f64,
     printed: (&'static str, &'static str),
 }
 
-/// Returns whether `printed` is this mean, rounded or cut off: the source does both.
+/// Returns whether `printed` is this mean, either rounded or truncated, as the paper does both.
 fn explains(found: Mean, printed: &str) -> bool {
     let digits = printed
         .split_once('.')
@@ -99,15 +101,15 @@ fn explains(found: Mean, printed: &str) -> bool {
     (found.mean - value).abs() < unit + DEVIATIONS * found.error
 }
 
-/// The source's search through the values of one type.
+/// The paper's search for the nearest value of one data type.
 struct Quantiser {
-    /// Ascending magnitudes.
+    /// Magnitudes in ascending order.
     values: Vec<f64>,
-    /// Where the search begins.
+    /// Index at which the search begins.
     start: usize,
-    /// The code that decodes to 0 although its place in the order is another value's.
+    /// Index of a value whose code wrongly decodes to 0.
     lost: Option<usize>,
-    /// The largest sample, where values are relative to it.
+    /// The largest sample, if values are relative to it.
     largest: Option<f64>,
 }
 
@@ -116,7 +118,8 @@ impl Quantiser {
         let mut values = magnitudes(row.codec);
         let scaled = row.largest > 0.0;
         if row.codec == "dynamic8" {
-            // 0 and 1 have codes of their own and are not searched for.
+            // The paper's program handles 0 and 1 by separate codes, so that its search does not
+            // include them.
             values.retain(|&value| value > 0.0 && value < 1.0);
         }
         Quantiser {
@@ -127,7 +130,7 @@ impl Quantiser {
         }
     }
 
-    /// Returns the decoded value of a magnitude.
+    /// Returns the magnitude that encoding and decoding `x` gives in the paper's program.
     fn through(&self, x: f64) -> f64 {
         let Some(largest) = self.largest else {
             return self.search(x);
@@ -152,7 +155,7 @@ impl Quantiser {
             }
         }
         let pivot = pivot.min(last);
-        // Where no step went up there is no lower neighbour.
+        // If no step went up, there is no lower neighbour to compare with.
         let other = if lower == pivot { upper } else { lower };
         let distance = |at: usize| (self.values[at] - x).abs();
         let code = if distance(other) < distance(pivot) {
@@ -183,7 +186,8 @@ impl Quantiser {
     }
 }
 
-/// Returns the 128 magnitudes of a type, ascending: what its codes of plus decode to, relative to the scale.
+/// Returns the 128 magnitudes of a type in ascending order: the decoded values of its positive
+/// codes, relative to the scale.
 fn magnitudes(name: &str) -> Vec<f64> {
     let mut spec: CodecSpec = name.parse().expect("names of this file are legal");
     if spec.kind.has_tensor_scale() {
@@ -193,7 +197,7 @@ fn magnitudes(name: &str) -> Vec<f64> {
     let codec = build(spec, Isa::Scalar).expect("parameters of this file are legal");
     let codec = codec.expect("no codec of this file is raw");
     let mut wire = vec![0u8; codec.wire_bytes(128)];
-    // An encoding of something whose scale is 1, with every code of plus in its place.
+    // Encodes 128 elements with scale 1, then replaces the codes by all positive ones.
     let scale = spec.kind.has_tensor_scale().then_some(1.0);
     codec.encode(Span::whole(128), &[1.0; 128], scale, &mut wire, None);
     for (code, byte) in wire[..128].iter_mut().enumerate() {
@@ -206,7 +210,8 @@ fn magnitudes(name: &str) -> Vec<f64> {
     values
 }
 
-/// Mean squared and mean relative error (in percent) of each type on the same samples.
+/// Returns the mean squared error and the mean relative error (in percent) of each type, on the
+/// same samples.
 fn measure(
     types: &[Quantiser; 4],
     data: &SampledData,
@@ -287,11 +292,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_search_never_looks_up_from_where_it_ends() {
+    fn search_never_compares_with_the_upper_neighbour() {
         let tree = Quantiser::new(&CELLS[0].1[0]);
         assert_eq!(tree.values.len(), 126);
-        // Between the values of an odd and the next even place rounding is to nearest; between
-        // those of an even and the next odd one it is down, but below the first.
+        // The search rounds to the nearest between an odd index and the next. Between an even index
+        // and the next it rounds down, except in the first interval.
         let middle = |at: usize| (tree.values[at] + tree.values[at + 1]) / 2.0;
         for at in 1..124 {
             let above = 0.3 * middle(at) + 0.7 * tree.values[at + 1];

@@ -1,32 +1,34 @@
-//! Arithmetic of a bench on GPUs: where buffers lie, how many calls a repetition has, which pieces of an
-//! output are compared.
+//! Layout of GPU buffers, number of calls per repetition, and choice of the output pieces to
+//! compare.
 
 use crate::bench::row::{COLD_BYTES, COLD_FROM, Row, buffer_bytes};
 use cinch::Result;
 use std::ops::Range;
 
-/// Elements after which the data of a rank begins anew. No multiple of any chunk.
+/// Number of elements after which a rank's data repeats. It is no multiple of any chunk size, so
+/// that misplaced chunks show.
 pub const PERIOD: usize = (4 << 20) + 4099;
 
-/// Aim for the length of a repetition: long against the launch of a graph and a barrier.
+/// Target length of a repetition in seconds, long compared with a graph launch and a barrier.
 const REPETITION_SECONDS: f64 = 8e-3;
 
 /// How the calls of a repetition are launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// Calls on a stream.
+    /// Each call is launched on a stream.
     Eager,
-    /// Calls on a stream, on a GPU that several ranks share.
+    /// Each call is launched on a stream of a GPU that several ranks share.
     Crowded,
-    /// As a graph.
+    /// All calls are launched as one CUDA graph.
     Graph,
 }
 
 impl Mode {
-    /// Returns the largest number of calls in a repetition. A longer graph takes long to record and to
-    /// release. The driver queues about a thousand launches on a stream before the next one blocks.
-    /// If ranks share a GPU, a call that allocates because many are queued before it waits for the other
-    /// ranks' kernels, which may wait for it.
+    /// Returns the largest number of calls in a repetition. Recording and releasing a longer graph
+    /// takes too long. On a stream the driver blocks after about a thousand queued launches. Ranks
+    /// that share a GPU queue few calls. A call behind many queued ones may allocate memory, which
+    /// waits for the other ranks' kernels. These kernels may wait for this call, which is a
+    /// deadlock.
     pub fn most_calls(self) -> usize {
         match self {
             Mode::Eager => 200,
@@ -36,31 +38,33 @@ impl Mode {
     }
 }
 
-/// Bytes of an output that are compared as a whole.
+/// Outputs up to this many bytes are compared in full.
 const WHOLE_BYTES: usize = 64 << 20;
 
-/// Bytes of each piece.
+/// Bytes of one compared piece of a larger output.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// Pieces between the first and the last of a larger output.
+/// Number of pieces between the first and the last one of a larger output.
 const PIECES: usize = 14;
 
-/// Where the buffers of a row lie in a rank's two arenas; the same on all ranks.
+/// Where a row's buffers lie in a rank's two arenas (inputs and outputs). All ranks use the same
+/// layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ArenaLayout {
-    /// Bytes from one input to the next.
+    /// Bytes between the beginnings of consecutive inputs.
     pub input: usize,
-    /// Bytes from one output to the next.
+    /// Bytes between the beginnings of consecutive outputs.
     pub output: usize,
-    /// Pairs of buffers in rotation.
+    /// Number of input and output pairs that calls use in rotation.
     pub sets: usize,
 }
 
 impl ArenaLayout {
-    /// Lays out a row: the buffers of large rows rotate, so that caches do not hold them.
+    /// Lays out the buffers of a row. Large rows rotate through several pairs, so that caches do
+    /// not hold the data.
     ///
     /// # Errors
-    /// Invalid argument if the sizes overflow.
+    /// Returns an invalid-argument error if the sizes overflow.
     pub fn new(row: &Row, nranks: usize) -> Result<ArenaLayout> {
         let (root, other) = (
             buffer_bytes(row, true, nranks)?,
@@ -80,8 +84,9 @@ impl ArenaLayout {
         })
     }
 
-    /// Reduces the sets to what arenas of so many bytes hold. A row between the rows that the arenas were
-    /// sized for may need more: two sets of 65 MiB are larger than one of 64 MiB and one of 128 MiB.
+    /// Reduces the number of pairs to what the arenas (bytes of inputs, of outputs) hold. A row
+    /// between the planned sizes may want more. For example two pairs of 65 MiB exceed an arena for
+    /// one of 128 MiB.
     pub fn within(self, arenas: (usize, usize)) -> ArenaLayout {
         let room = (arenas.0 / self.input).min(arenas.1 / self.output);
         ArenaLayout {
@@ -90,7 +95,7 @@ impl ArenaLayout {
         }
     }
 
-    /// Returns the bytes of the arenas of inputs and outputs that all rows fit.
+    /// Returns the bytes of the input arena and the output arena that fit all rows.
     ///
     /// # Errors
     /// Returns the errors of [`ArenaLayout::new`].
@@ -105,19 +110,20 @@ impl ArenaLayout {
     }
 }
 
-/// Chooses the pair of buffers of each call, alike on all ranks. A repetition on a stream continues where
-/// the last one ended: if it has fewer calls than there are pairs, the caches would hold the first pairs.
+/// Chooses the buffer pair of each call, the same on all ranks. A repetition on a stream continues
+/// where the previous one ended. Otherwise a repetition of few calls would find its pairs in the
+/// caches.
 #[derive(Clone, Copy, Debug)]
 pub struct Rotation {
     sets: usize,
-    /// Pair of the first call of this repetition.
+    /// Pair that the first call of this repetition uses.
     first: usize,
-    /// Pair of the first call of the next repetition on a stream.
+    /// Pair that the first call of the next repetition on a stream uses.
     next: usize,
 }
 
 impl Rotation {
-    /// Starts with the first of so many pairs.
+    /// Starts at the first of `sets` pairs.
     pub fn new(sets: usize) -> Rotation {
         Rotation {
             sets: sets.max(1),
@@ -126,31 +132,31 @@ impl Rotation {
         }
     }
 
-    /// Begins a repetition of so many calls on a stream.
+    /// Begins a repetition of `calls` calls on a stream.
     pub fn begin(&mut self, calls: usize) {
         self.first = self.next;
         self.next = (self.first + calls) % self.sets;
     }
 
-    /// Begins a repetition of calls that a graph records, or replays.
+    /// Begins a repetition whose calls are recorded into a graph, or replayed from it.
     pub fn begin_graph(&mut self) {
         self.first = 0;
     }
 
-    /// Returns the pair of call number `call` of this repetition.
+    /// Returns the buffer pair of call number `call` in this repetition.
     pub fn set(&self, call: usize) -> usize {
         (self.first + call) % self.sets
     }
 }
 
-/// Returns the calls of a repetition if one call takes about `seconds`.
+/// Returns the number of calls in a repetition if one call takes about `seconds`.
 pub fn calls(seconds: f64, mode: Mode) -> usize {
     let calls = (REPETITION_SECONDS / seconds.max(1e-9)).ceil() as usize;
     calls.clamp(1, mode.most_calls())
 }
 
-/// Returns the pieces to compare of an output of `elements` elements of `size` bytes: all of it, or its
-/// ends and some places between that `seed` chooses.
+/// Returns the ranges of elements to compare in an output of `elements` elements of `size` bytes. A
+/// large output is compared at both ends and in places that `seed` selects.
 pub fn pieces(elements: usize, size: usize, seed: u64) -> Vec<Range<usize>> {
     let piece = PIECE_BYTES / size;
     let all = elements.div_ceil(piece);
@@ -158,7 +164,7 @@ pub fn pieces(elements: usize, size: usize, seed: u64) -> Vec<Range<usize>> {
     if elements * size <= WHOLE_BYTES {
         return (0..all).map(cut).collect();
     }
-    // Each of as many equal parts gives one piece, so that pieces are spread and in order.
+    // Each of `PIECES` equal parts yields one piece, so that pieces are spread out and in order.
     let between = (0..PIECES).map(|part| {
         let (from, to) = (
             1 + part * (all - 2) / PIECES,
@@ -172,8 +178,8 @@ pub fn pieces(elements: usize, size: usize, seed: u64) -> Vec<Range<usize>> {
     indices.map(cut).collect()
 }
 
-/// Returns kernel and protocol of the cheapest candidate in the text of `Communicator::explain`, as
-/// `fused-ll128`.
+/// Returns kernel and protocol of the cheapest candidate in the output of `Communicator::explain`,
+/// such as `fused-ll128`.
 pub fn protocol(explained: &str) -> Option<String> {
     let line = explained.lines().find(|line| line.contains("<- "))?;
     let mut words = line.split_whitespace().skip(1);
@@ -198,7 +204,7 @@ mod tests {
         assert_eq!(layout(256 << 20).sets, 1);
         let gather = ArenaLayout::new(&row(Collective::AllGather, 1 << 17), 8).unwrap();
         assert_eq!((gather.input, gather.output), (1 << 19, 1 << 22));
-        // The root of a broadcast has an input, the others an output.
+        // The root of a broadcast has only an input, every other rank only an output.
         let broadcast = ArenaLayout::new(&row(Collective::Broadcast, 1000), 8).unwrap();
         assert_eq!((broadcast.input, broadcast.output), (4096, 4096));
         let rows = [
@@ -208,7 +214,7 @@ mod tests {
         assert_eq!(ArenaLayout::arenas(&rows, 8).unwrap(), (64 << 20, 64 << 20));
     }
 
-    /// `cinch tune` measures between the sizes that its arenas are made for.
+    /// `cinch tune` also measures sizes between those for which its arenas were allocated.
     #[test]
     fn rows_between_those_of_the_arenas_fit_them() {
         for collective in [Collective::AllReduce, Collective::AllGather] {
@@ -248,7 +254,7 @@ mod tests {
         assert_eq!(taken, (0..64).collect::<Vec<_>>());
         rotation.begin(3);
         assert_eq!((rotation.set(0), rotation.set(2)), (0, 2));
-        // A graph has recorded its calls from the first pair on, whatever a stream did.
+        // A graph always begins with the first pair, wherever calls on a stream have stopped.
         rotation.begin_graph();
         assert_eq!(rotation.set(65), 1);
         rotation.begin(62);
@@ -259,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn repetitions_are_of_some_milliseconds() {
+    fn repetitions_take_about_eight_milliseconds() {
         assert_eq!(calls(8e-3, Mode::Graph), 1);
         assert_eq!(calls(5.2, Mode::Eager), 1);
         assert_eq!(calls(1e-4, Mode::Graph), 80);

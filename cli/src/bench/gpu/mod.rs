@@ -1,7 +1,8 @@
-//! `cinch bench --device gpu`: buffers on GPUs, times of events, graphs, another library beside.
+//! `cinch bench --device gpu`: measures collectives on GPU buffers with CUDA events, as stream
+//! launches or graphs, and beside NCCL.
 //!
-//! Each rank is a thread of this process, or with `--procs` a process. Ranks exchange what they measured
-//! over a communicator on host memory; the communicator that is measured is another one.
+//! Each rank is a thread of this process, or a process with `--procs`. Ranks exchange measurements
+//! over a communicator on host memory, apart from the communicator that is measured.
 
 mod layout;
 #[allow(unsafe_code)]
@@ -37,7 +38,7 @@ use ranks::{GpuTask, RunContext};
 /// Runs the bench and returns its exit code.
 ///
 /// # Errors
-/// Exit code and sentence.
+/// Returns an exit code and an error message.
 pub fn main(options: &BenchOptions, mut config: Config) -> ExitResult {
     let refused = |error: cinch::Error| (USAGE, error.message().to_string());
     if options.transport.0.is_some() {
@@ -54,7 +55,7 @@ pub fn main(options: &BenchOptions, mut config: Config) -> ExitResult {
     ranks::start(&options.gpu, &config, &GpuBench { options })
 }
 
-/// The bench of one collective over its sizes, or the suite.
+/// The benchmark of one collective over its sizes, or of the suite.
 struct GpuBench<'a> {
     options: &'a BenchOptions,
 }
@@ -114,14 +115,14 @@ impl GpuTask for GpuBench<'_> {
     }
 }
 
-/// The backend for GPUs.
+/// The benchmark backend for GPU buffers.
 struct GpuBackend<'a, 'b> {
     control: &'a Communicator,
     queue: &'a mut GpuQueue<'b>,
     source: &'a InputSource,
     ranks: RankSetup,
     run: RunInfo,
-    /// Version of the other library.
+    /// Version of the NCCL library of `--vs`.
     nccl: Option<&'a str>,
 }
 

@@ -1,4 +1,4 @@
-//! A library with NCCL's interface, opened at run time so that the benchmark can compare with it.
+//! Loads a library with NCCL's interface at run time, for comparison with cinch.
 
 use cinch::{Error, ErrorKind, Result};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
@@ -7,7 +7,7 @@ use std::fmt;
 use std::mem::ManuallyDrop;
 use std::path::Path;
 
-/// Makes a struct of C functions, and `find`, which looks all of them up in a library.
+/// Defines a struct of C function pointers. Its `find` looks all of them up in a library.
 macro_rules! functions {
     ($(#[$doc:meta])* $table:ident {
         $($name:ident = $symbol:literal: fn($($type:ty),*) -> $result:ty;)*
@@ -19,14 +19,15 @@ macro_rules! functions {
         }
 
         impl $table {
-            /// Looks every name up; `Err` names the missing ones.
+            /// Looks up every function; `Err` lists the missing names.
             ///
             /// # Safety
-            /// `library` is never closed, and each of its symbols is the C function of that name and type.
+            /// The caller never closes `library`. Each listed symbol of it must be a C function of
+            /// the listed type.
             unsafe fn find(library: &Library) -> std::result::Result<$table, Vec<&'static str>> {
                 let mut missing = Vec::new();
                 $(
-                    // SAFETY: the caller vouches for the symbol's type.
+                    // SAFETY: the caller of `find` guarantees the symbol's type.
                     let $name = unsafe { library.get(concat!($symbol, "\0").as_bytes()) };
                     if $name.is_err() {
                         missing.push($symbol);
@@ -55,8 +56,8 @@ pub struct NcclComm(pub usize);
 pub type NcclResult = c_int;
 
 functions! {
-    /// The functions of every version, with NCCL's types; streams are `CUstream`, addresses device
-    /// addresses.
+    /// Functions that every NCCL version has, with NCCL's types. Streams are `CUstream`; buffer
+    /// addresses are device addresses.
     Functions {
         version = "ncclGetVersion": fn(*mut c_int) -> NcclResult;
         error_string = "ncclGetErrorString": fn(NcclResult) -> *const c_char;
@@ -76,7 +77,7 @@ functions! {
 }
 
 functions! {
-    /// The functions of symmetric windows, from version 2.27 on; a window is a pointer.
+    /// Functions of symmetric windows, from NCCL 2.27 on. A window handle is a pointer.
     WindowFunctions {
         mem_alloc = "ncclMemAlloc": fn(*mut u64, usize) -> NcclResult;
         mem_free = "ncclMemFree": fn(u64) -> NcclResult;
@@ -88,7 +89,7 @@ functions! {
 /// `NCCL_WIN_COLL_SYMMETRIC`: all ranks use the buffer at the same offset in each call.
 pub const WINDOW_SYMMETRIC: c_int = 1;
 
-/// The library. Nothing closes it, because it keeps threads of its own.
+/// A loaded NCCL library. It is never closed, because it runs threads of its own.
 pub struct Nccl {
     functions: Functions,
     windows: std::result::Result<WindowFunctions, Vec<&'static str>>,
@@ -97,14 +98,14 @@ pub struct Nccl {
 }
 
 impl Nccl {
-    /// Opens the library at `path`; its symbols are visible to itself alone.
+    /// Loads the library at `path` with `RTLD_LOCAL`, so that its symbols do not replace others.
     ///
     /// # Errors
-    /// Unsupported if it cannot be opened or lacks a function.
+    /// Returns an unsupported error if the library cannot be opened or lacks a function.
     pub fn open(path: &Path) -> Result<Nccl> {
         let shown = path.display().to_string();
         let unsupported = |why: String| Error::new(ErrorKind::Unsupported, why);
-        // SAFETY: the user chose the file, whose initialisers run as those of any library do.
+        // SAFETY: the user chose the file; its initialisers run as those of any loaded library.
         let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }
             .map_err(|why| unsupported(format!("cannot open {shown}: {why}")))?;
         let library = ManuallyDrop::new(library);
@@ -116,7 +117,7 @@ impl Nccl {
         // SAFETY: `ManuallyDrop` keeps the library open; the names are NCCL's, with NCCL's types.
         let windows = unsafe { WindowFunctions::find(&library) };
         let mut version: c_int = 0;
-        // SAFETY: `ncclGetVersion` writes one integer, which is ours.
+        // SAFETY: `ncclGetVersion` writes one integer, into `version`.
         let asked = unsafe { (functions.version)(&mut version) };
         let nccl = Nccl {
             functions,
@@ -128,15 +129,15 @@ impl Nccl {
         Ok(nccl)
     }
 
-    /// Returns the functions; each caller keeps their contracts.
+    /// Returns the function table. Callers keep NCCL's contract of each function.
     pub fn functions(&self) -> &Functions {
         &self.functions
     }
 
-    /// Returns the functions of symmetric windows; each caller keeps their contracts.
+    /// Returns the functions of symmetric windows. Callers keep NCCL's contract of each function.
     ///
     /// # Errors
-    /// Unsupported if the library is older; the error names the missing functions.
+    /// Returns an unsupported error that names the missing functions if the library is older.
     pub fn windows(&self) -> Result<&WindowFunctions> {
         self.windows.as_ref().map_err(|missing| {
             let missing = missing.join(", ");
@@ -150,10 +151,10 @@ impl Nccl {
         written(self.version)
     }
 
-    /// Turns the result of `function` into an error with the library's own sentence.
+    /// Turns a failed result of `function` into an error with NCCL's own error text.
     ///
     /// # Errors
-    /// System.
+    /// Returns a system error.
     pub fn check(&self, function: &str, result: NcclResult) -> Result<()> {
         if result == 0 {
             return Ok(());
@@ -161,9 +162,9 @@ impl Nccl {
         // SAFETY: `ncclGetErrorString` takes any code and returns NULL or a static C string.
         let text = unsafe { (self.functions.error_string)(result) };
         let text = if text.is_null() {
-            "no words for it".into()
+            "no description".into()
         } else {
-            // SAFETY: it is not NULL, so the library returned a static C string.
+            // SAFETY: a pointer other than NULL is a static C string of the library.
             unsafe { CStr::from_ptr(text) }.to_string_lossy()
         };
         Err(Error::new(
@@ -184,7 +185,7 @@ impl fmt::Debug for Nccl {
 
 /// Formats NCCL's version code as `major.minor.patch`.
 fn written(code: u32) -> String {
-    // Until 2.8 the number had a digit less for the minor version.
+    // Up to 2.8 the version code had one digit less for the minor version.
     let (major, minor) = match code {
         0..10000 => (code / 1000, code / 100 % 10),
         _ => (code / 10000, code / 100 % 100),
@@ -197,14 +198,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_are_written_as_people_do() {
+    fn versions_are_formatted_with_dots() {
         for (code, text) in [(22809, "2.28.9"), (21805, "2.18.5"), (2708, "2.7.8")] {
             assert_eq!(written(code), text);
         }
     }
 
     #[test]
-    fn what_is_no_such_library_is_refused() {
+    fn files_that_are_no_nccl_library_are_refused() {
         let error = Nccl::open(Path::new("/no/such/libnccl.so.2")).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         assert!(error.message().contains("/no/such/libnccl.so.2"), "{error}");

@@ -1,10 +1,10 @@
-//! Options that only buffers on GPUs have.
+//! Options of `cinch bench` that apply only to GPU buffers.
 
 use crate::join;
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 
-/// Memory of the buffers.
+/// Kind of memory that holds the buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum BufferPlace {
     /// In host memory.
@@ -13,39 +13,38 @@ pub enum BufferPlace {
     Gpu,
 }
 
-/// Part of the options of `cinch bench`.
+/// The GPU part of the options of `cinch bench`.
 #[derive(Args, Clone, Debug)]
 pub struct GpuOptions {
-    /// Where the buffers are
+    /// Memory that holds the buffers
     #[arg(long, value_enum, default_value_t = BufferPlace::Host)]
     pub device: BufferPlace,
-    /// GPUs to use, from 0 on [default: all]
+    /// Number of GPUs to use, from device 0 on [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub gpus: Option<u32>,
-    /// Run each rank as a process; without it, as a thread
+    /// Run each rank as a process [default: as a thread]
     #[arg(long)]
     pub procs: bool,
     /// Ranks on each GPU [default: 1]
     #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub ranks_per_gpu: Option<u32>,
-    /// Deal the ranks to the GPUs in turn, so that neighbours are on different ones; without it,
-    /// neighbours share one
+    /// Place consecutive ranks on different GPUs, in turn [default: consecutive ranks share a GPU]
     #[arg(long, requires = "ranks_per_gpu")]
     pub cyclic: bool,
-    /// Let the ranks stand for this many hosts, as many on each: what goes between those is staged
-    /// in pinned memory and travels over the network's loopback [default: 1]
+    /// Split the ranks evenly into this many simulated hosts. Data between hosts is staged in
+    /// pinned memory and sent over the loopback network [default: 1]
     #[arg(long, value_name = "H", value_parser = clap::value_parser!(u32).range(1..=32))]
     pub hosts: Option<u32>,
-    /// Time replays of CUDA graphs; without it, calls on a stream
+    /// Measure replays of CUDA graphs [default: launches on a stream]
     #[arg(long)]
     pub graph: bool,
-    /// Protocol of the kernels, where they have it: auto, simple, ll or ll128
+    /// Protocol of the kernels, where they support it: auto, simple, ll or ll128
     #[arg(long, default_value = "auto", value_parser = ["auto", "simple", "ll", "ll128"])]
     pub proto: String,
-    /// Kind of kernel, where a call has it: auto, schedule or fused
+    /// Kind of kernel, where the call supports it: auto, schedule or fused
     #[arg(long, default_value = "auto", value_parser = ["auto", "schedule", "fused"])]
     pub kernel: String,
-    /// A libnccl.so.2 to load and to alternate with, size by size
+    /// Path of a libnccl.so.2 to measure in alternation with cinch at each size
     #[arg(long, value_name = "PATH")]
     pub vs: Option<PathBuf>,
 }
@@ -54,7 +53,7 @@ impl GpuOptions {
     /// Returns whether the buffers are on GPUs; `ranks` is the value of `--ranks`.
     ///
     /// # Errors
-    /// A sentence about options that exclude each other.
+    /// Returns an error message that names the options that exclude each other.
     pub fn on_gpus(&self, ranks: Option<u32>) -> Result<bool, String> {
         let said = [
             ("--gpus", self.gpus.is_some()),
@@ -87,31 +86,31 @@ impl GpuOptions {
         }
     }
 
-    /// Returns whether each rank is a process: by --procs, or as a launcher has started them.
+    /// Returns whether each rank is a process, because of --procs or because a launcher started it.
     pub fn processes(&self) -> bool {
         self.procs || join::launcher().is_some()
     }
 
-    /// Returns the hosts that the ranks stand for.
+    /// Returns the number of simulated hosts.
     pub fn hosts(&self) -> usize {
         self.hosts.unwrap_or(1) as usize
     }
 
-    /// Returns the host that `rank` of `nranks` stands for; `None` if all are on this one.
+    /// Returns the name of the simulated host of `rank`; `None` without `--hosts`.
     ///
     /// # Errors
-    /// A sentence if the hosts cannot have as many ranks each.
+    /// Returns an error message if the ranks do not divide evenly into the hosts.
     pub fn host_of(&self, rank: usize, nranks: usize) -> Result<Option<String>, String> {
         match self.hosts() {
             1 => Ok(None),
             hosts if !nranks.is_multiple_of(hosts) => Err(format!(
-                "--hosts {hosts} with {nranks} ranks: hosts have as many ranks each"
+                "--hosts {hosts} with {nranks} ranks: the ranks must divide evenly into the hosts"
             )),
             hosts => Ok(Some(format!("bench host {}", rank / (nranks / hosts)))),
         }
     }
 
-    /// Returns the GPU of `rank` of `nranks`.
+    /// Returns the device number for `rank` of `nranks`.
     pub fn gpu_of(&self, rank: usize, nranks: usize) -> u32 {
         let gpu = match self.cyclic {
             true => rank % nranks.div_ceil(self.per_gpu()),
@@ -120,7 +119,7 @@ impl GpuOptions {
         gpu as u32
     }
 
-    /// Returns the ranks on each GPU.
+    /// Returns the number of ranks on each GPU.
     pub fn per_gpu(&self) -> usize {
         self.ranks_per_gpu.unwrap_or(1) as usize
     }
@@ -164,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn options_of_one_place_do_not_meet_those_of_the_other() {
+    fn options_for_host_and_gpu_memory_exclude_each_other() {
         assert_eq!(on_gpus(""), Ok(false));
         assert_eq!(on_gpus("--ranks 2"), Ok(false));
         assert_eq!(on_gpus("--device gpu --graph --gpus 8 --procs"), Ok(true));

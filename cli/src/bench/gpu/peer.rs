@@ -1,4 +1,4 @@
-//! The library to compare with.
+//! Runs the calls of a benchmark row on the NCCL library that is compared with cinch.
 
 use super::nccl::{Nccl, NcclComm, NcclId, WINDOW_SYMMETRIC};
 use crate::bench::row::Row;
@@ -8,16 +8,16 @@ use std::ffi::c_int;
 use std::path::Path;
 use std::sync::Arc;
 
-/// The setting that turns NVLink multicast off.
+/// NCCL's environment variable that controls NVLink multicast (NVLS).
 const NVLS: &str = "NCCL_NVLS_ENABLE";
 
-/// Opens the library, and keeps it from using NVLink multicast unless the caller has said
-/// otherwise: cinch does without, and not every machine may. What to print comes with it.
+/// Opens the library and returns it with lines to print. Turns NVLink multicast off unless the
+/// environment has set it: cinch uses none, and some machines forbid it.
 ///
-/// To be called before the process has threads.
+/// Must be called before the process starts threads, as it sets an environment variable.
 ///
 /// # Errors
-/// Those of opening it.
+/// Returns an error if the library cannot be opened.
 pub fn open(path: &Path) -> Result<(Arc<Nccl>, Vec<String>)> {
     let note = match std::env::var(NVLS).as_deref() {
         Ok("0") => None,
@@ -25,7 +25,8 @@ pub fn open(path: &Path) -> Result<(Arc<Nccl>, Vec<String>)> {
             "warning: {NVLS}={value}: NCCL may use NVLink multicast, which cinch does not"
         )),
         Err(_) => {
-            // SAFETY: no other thread exists that could read the environment meanwhile.
+            // SAFETY: the caller calls before any other thread exists that could read the
+            // environment.
             unsafe { std::env::set_var(NVLS, "0") };
             Some(format!("{NVLS}=0 was set for NCCL: no NVLink multicast"))
         }
@@ -35,31 +36,31 @@ pub fn open(path: &Path) -> Result<(Arc<Nccl>, Vec<String>)> {
     Ok((nccl, notes.into_iter().flatten().collect()))
 }
 
-/// Has the driver give each stream of a process a queue of its own, where that can matter: kernels
-/// of ranks on one GPU wait for each other, and for ever if they share a queue.
+/// Makes the driver give each stream of the process a hardware queue of its own. Kernels of ranks
+/// on one GPU wait for each other, and would deadlock in one queue.
 ///
-/// To be called before the process has threads, or a context.
+/// Must be called before the process starts threads or creates a CUDA context.
 pub fn separate_queues() {
     const QUEUES: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
     if std::env::var_os(QUEUES).is_none() {
-        // SAFETY: as above.
+        // SAFETY: the caller calls before any other thread exists that could read the environment.
         unsafe { std::env::set_var(QUEUES, "32") };
     }
 }
 
-/// Returns a new id for the ranks of the other library.
+/// Creates a unique id for an NCCL communicator.
 ///
 /// # Errors
-/// Those of the library.
+/// Returns NCCL's errors.
 pub fn unique_id(nccl: &Nccl) -> Result<[u8; 128]> {
     let mut id = NcclId([0; 128]);
-    // SAFETY: writes one id.
+    // SAFETY: `ncclGetUniqueId` writes one id, into `id`.
     let result = unsafe { (nccl.functions().unique_id)(&mut id) };
     nccl.check("ncclGetUniqueId", result)?;
     Ok(id.0)
 }
 
-/// A communicator of the other library.
+/// An NCCL communicator, for comparison with cinch.
 pub struct PeerComm {
     nccl: Arc<Nccl>,
     context: Arc<Context>,
@@ -69,18 +70,19 @@ pub struct PeerComm {
     windows: Option<Windows>,
 }
 
-/// Buffers in symmetric windows.
+/// NCCL buffers that are registered as symmetric windows.
 struct Windows {
-    /// For inputs, and for outputs.
+    /// The input arena, then the output arena.
     buffers: Vec<DeviceMemory>,
     handles: Vec<usize>,
 }
 
 impl PeerComm {
-    /// Joins as `rank` on the GPU of `context`. All ranks call it together.
+    /// Joins an NCCL communicator as `rank` on the GPU of `context`. All ranks must call it
+    /// together.
     ///
     /// # Errors
-    /// Those of the library.
+    /// Returns NCCL's errors.
     pub fn join(
         nccl: &Arc<Nccl>,
         context: &Arc<Context>,
@@ -90,7 +92,8 @@ impl PeerComm {
     ) -> Result<PeerComm> {
         let _bound = context.bind()?;
         let mut comm = NcclComm(0);
-        // SAFETY: writes one handle; the GPU's context is current.
+        // SAFETY: `ncclCommInitRank` writes one handle, into `comm`; `_bound` keeps the GPU's
+        // context current.
         let result = unsafe {
             (nccl.functions().init_rank)(&mut comm, nranks as c_int, NcclId(id), rank as c_int)
         };
@@ -105,11 +108,11 @@ impl PeerComm {
         })
     }
 
-    /// Allocates buffers of these bytes for symmetric windows. If it fails on a rank, all call
-    /// [`PeerComm::close_windows`], and none goes on: to register them is a collective.
+    /// Allocates buffers of `bytes` (inputs, outputs) for symmetric windows. If it fails on any
+    /// rank, all ranks must call [`PeerComm::close_windows`], as registration is collective.
     ///
     /// # Errors
-    /// Unsupported if the library has no windows; those of the library.
+    /// Returns an unsupported error if the library has no windows; returns NCCL's errors.
     pub fn allocate_windows(&mut self, bytes: (usize, usize)) -> Result<()> {
         let functions = *self.nccl.windows()?;
         let _bound = self.context.bind()?;
@@ -119,21 +122,23 @@ impl PeerComm {
         });
         for bytes in [bytes.0, bytes.1] {
             let mut address = 0;
-            // SAFETY: writes one address; the GPU's context is current.
+            // SAFETY: `ncclMemAlloc` writes one address, into `address`; the GPU's context is
+            // current.
             let result = unsafe { (functions.mem_alloc)(&mut address, bytes) };
             self.nccl.check("ncclMemAlloc", result)?;
-            // SAFETY: just allocated, and freed by `close_windows`, which drops the value first.
+            // SAFETY: NCCL has just allocated the memory. `close_windows` drops this value before
+            // it frees the memory.
             let memory = unsafe { DeviceMemory::lent(&self.context, address, bytes) };
             windows.buffers.push(memory);
         }
         Ok(())
     }
 
-    /// Registers the buffers as symmetric windows. All ranks call it together, and all call
-    /// [`PeerComm::close_windows`] if it fails on one of them.
+    /// Registers the buffers as symmetric windows. All ranks must call it together. If it fails on
+    /// any rank, all ranks must call [`PeerComm::close_windows`].
     ///
     /// # Errors
-    /// Unsupported if the GPUs have no windows; those of the library.
+    /// Returns an unsupported error if the GPUs support no windows; returns NCCL's errors.
     pub fn register_windows(&mut self) -> Result<()> {
         let functions = *self.nccl.windows()?;
         let _bound = self.context.bind()?;
@@ -142,8 +147,8 @@ impl PeerComm {
         };
         for memory in &windows.buffers {
             let (mut window, address) = (0, memory.address());
-            // SAFETY: memory of the library's own allocator; writes one handle; the communicator
-            // lives.
+            // SAFETY: NCCL's allocator made the memory, `self` keeps the communicator open, and the
+            // call writes one handle.
             let result = unsafe {
                 let bytes = memory.bytes();
                 (functions.register)(self.comm, address, bytes, &mut window, WINDOW_SYMMETRIC)
@@ -163,7 +168,7 @@ impl PeerComm {
         Ok(())
     }
 
-    /// Returns the inputs and outputs in symmetric windows, where there are any.
+    /// Returns the input and output arenas in symmetric windows, if windows are open.
     pub fn windows(&self) -> Option<(&DeviceMemory, &DeviceMemory)> {
         match self.windows.as_ref()?.buffers.as_slice() {
             [inputs, outputs] => Some((inputs, outputs)),
@@ -171,7 +176,7 @@ impl PeerComm {
         }
     }
 
-    /// Returns whether it has a row's call with kernels of its own for symmetric windows.
+    /// Returns whether NCCL has a kernel for the row's call on symmetric windows.
     pub fn has_symmetric(&self, row: &Row) -> bool {
         let symmetric = [
             Collective::AllReduce,
@@ -184,7 +189,7 @@ impl PeerComm {
     /// Deregisters the windows, if there are any.
     ///
     /// # Errors
-    /// Those of the library.
+    /// Returns NCCL's errors.
     pub fn close_windows(&mut self) -> Result<()> {
         let Some(windows) = self.windows.take() else {
             return Ok(());
@@ -193,40 +198,41 @@ impl PeerComm {
         let _bound = self.context.bind()?;
         let mut closed = Ok(());
         for window in windows.handles {
-            // SAFETY: registered once, and not used any more.
+            // SAFETY: `register_windows` registered the window once, and no queued call uses it any
+            // more.
             let result = unsafe { (functions.deregister)(self.comm, window) };
             closed = closed.and(self.nccl.check("ncclCommWindowDeregister", result));
         }
         for memory in windows.buffers {
             let address = memory.address();
             drop(memory);
-            // SAFETY: allocated by `allocate_windows`; nothing uses it any more.
+            // SAFETY: `allocate_windows` allocated the memory, and no queued call uses it any more.
             let result = unsafe { (functions.mem_free)(address) };
             closed = closed.and(self.nccl.check("ncclMemFree", result));
         }
         closed
     }
 
-    /// Returns whether it has a row's call.
+    /// Returns whether NCCL can run the row's call.
     pub fn has(&self, row: &Row) -> bool {
         !row.collective.reduces() || operator(row.op).is_some()
     }
 
-    /// Queues a row's call, without a codec.
+    /// Queues a row's call on NCCL, without compression.
     ///
     /// # Errors
-    /// Those of the library.
+    /// Returns NCCL's errors.
     ///
     /// # Safety
-    /// The addresses are of buffers of the row's sizes on this rank's GPU, which live, and which
-    /// nobody else uses, until the stream is past the call, or until no graph replays it.
+    /// The addresses are buffers of the row's sizes on this rank's GPU. They stay allocated and
+    /// unused by others until the stream has finished the call, or until no graph replays it.
     pub unsafe fn queue(&self, row: &Row, input: u64, output: u64, stream: &Stream) -> Result<()> {
         let _bound = self.context.bind()?;
         let f = self.nccl.functions();
         let (count, dtype, comm) = (row.count, datatype(row.dtype), self.comm);
         let (op, root) = (operator(row.op).unwrap_or(0), row.root as c_int);
         let queue = stream.handle().addr();
-        // SAFETY: by the caller's word; the communicator lives.
+        // SAFETY: the caller keeps the buffers, and `self` keeps the communicator open.
         let result = unsafe {
             match row.collective {
                 Collective::AllReduce => {
@@ -248,7 +254,7 @@ impl PeerComm {
         self.nccl.check(row.collective.name(), result)
     }
 
-    /// Queues the collectives that NCCL composes of sends and receives.
+    /// Queues a collective that NCCL lacks, as a group of sends and receives.
     unsafe fn messages(&self, row: &Row, input: u64, output: u64, queue: usize) -> Result<()> {
         let f = self.nccl.functions();
         let (count, dtype) = (row.count, datatype(row.dtype));
@@ -273,41 +279,46 @@ impl PeerComm {
                 receives.extend((0..n).map(|r| (r, r as u64)));
             }
         }
-        // SAFETY: no arguments.
+        // SAFETY: `ncclGroupStart` has no preconditions.
         let started = unsafe { (f.group_start)() };
         self.nccl.check("ncclGroupStart", started)?;
         let mut queued = Ok(());
         for (peer, block) in sends {
             let at = input + block * bytes;
-            // SAFETY: blocks of the buffers, by the caller's word.
+            // SAFETY: the block lies in a buffer that the caller keeps; `self` keeps the
+            // communicator open.
             let result = unsafe { (f.send)(at, count, dtype, peer as c_int, self.comm, queue) };
             queued = queued.and(self.nccl.check("ncclSend", result));
         }
         for (peer, block) in receives {
             let at = output + block * bytes;
-            // SAFETY: as above.
+            // SAFETY: the block lies in a buffer that the caller keeps; `self` keeps the
+            // communicator open.
             let result = unsafe { (f.recv)(at, count, dtype, peer as c_int, self.comm, queue) };
             queued = queued.and(self.nccl.check("ncclRecv", result));
         }
-        // SAFETY: no arguments; a group that was started is ended, whatever went wrong in it.
+        // SAFETY: `started` shows that a group is open; it is closed even if a call in it has
+        // failed.
         let ended = unsafe { (f.group_end)() };
         queued.and(self.nccl.check("ncclGroupEnd", ended))
     }
 
-    /// Destroys the communicator. All ranks call it together, when nothing is queued any more.
+    /// Destroys the NCCL communicator. All ranks must call it together, after all queued calls have
+    /// finished.
     ///
     /// # Errors
-    /// Those of the library.
+    /// Returns NCCL's errors.
     pub fn destroy(mut self) -> Result<()> {
         self.close_windows()?;
         let _bound = self.context.bind()?;
-        // SAFETY: joined once, destroyed once: `self` ends here.
+        // SAFETY: `join` created the communicator, and taking `self` by value destroys it only
+        // once.
         let result = unsafe { (self.nccl.functions().destroy)(self.comm) };
         self.nccl.check("ncclCommDestroy", result)
     }
 }
 
-/// `ncclDataType_t`.
+/// Returns the `ncclDataType_t` of an element type.
 fn datatype(dtype: DType) -> c_int {
     match dtype {
         DType::I8 => 0,
@@ -325,7 +336,7 @@ fn datatype(dtype: DType) -> c_int {
     }
 }
 
-/// `ncclRedOp_t`, of the built-in ones.
+/// Returns the `ncclRedOp_t` of a built-in reduction, or `None`.
 fn operator(op: ReduceOp) -> Option<c_int> {
     match op {
         ReduceOp::Sum => Some(0),
@@ -342,7 +353,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_two_types_have_one_number() {
+    fn types_have_distinct_nccl_numbers() {
         let mut numbers: Vec<c_int> = DType::ALL.into_iter().map(datatype).collect();
         numbers.sort_unstable();
         assert_eq!(numbers, (0..DType::ALL.len() as c_int).collect::<Vec<_>>());

@@ -1,4 +1,4 @@
-//! A rank's GPU: communicators, buffers and the stream that calls are queued on.
+//! A rank's GPU in a benchmark: communicators, buffers, and the stream on which calls are queued.
 
 use super::layout::{ArenaLayout, PERIOD, Rotation};
 use super::peer::PeerComm;
@@ -14,11 +14,11 @@ use cinch::{Collective, Communicator, DType, Error, ErrorKind, ReduceOp, Report,
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A rank's communicators, ours and the other library's, with their buffers.
+/// A rank's cinch and NCCL communicators, with their buffers.
 pub struct GpuQueue<'a> {
-    // Dropped from first to last: graphs name memory of the communicators.
+    // Fields are dropped in this order: graphs refer to memory of the communicators.
     graphs: [Option<Graph>; 3],
-    /// Graphs of our calls, one for each kernel variant.
+    /// Graphs of cinch calls, one for each kernel variant.
     variants: Vec<Graph>,
     events: [Event; 2],
     peer: Option<PeerComm>,
@@ -27,7 +27,7 @@ pub struct GpuQueue<'a> {
     inputs: DeviceMemory,
     outputs: DeviceMemory,
     source: &'a InputSource,
-    /// Type and reduction that the inputs were generated for.
+    /// Element type and reduction for which the inputs were generated.
     filled: Option<(DType, Option<ReduceOp>)>,
     row: Option<(Row, ArenaLayout)>,
     rotation: Rotation,
@@ -39,7 +39,7 @@ impl<'a> GpuQueue<'a> {
     /// Allocates arenas of `bytes` for inputs and outputs.
     ///
     /// # Errors
-    /// System if there is not as much memory; those of the driver.
+    /// Returns a system error if the GPU has too little free memory; returns the driver's errors.
     pub fn new(
         context: &Arc<Context>,
         comm: Communicator,
@@ -52,7 +52,8 @@ impl<'a> GpuQueue<'a> {
             variants: Vec::new(),
             events: [Event::timed(context)?, Event::timed(context)?],
             peer,
-            // A call that lasts longer has timed out by then.
+            // Twice the communicator's timeout: a call that takes longer has already failed by
+            // itself.
             call_timeout: 2 * comm.config().timeout,
             comm,
             stream: Stream::new(context)?,
@@ -64,13 +65,13 @@ impl<'a> GpuQueue<'a> {
             rotation: Rotation::new(1),
             report: None,
         };
-        // The first kernel of a stream may wait for all kernels on the GPU. If other ranks' kernels there
-        // wait for this rank's, that is a deadlock: a fill is queued before there are such kernels.
+        // The first kernel on a stream may wait for all kernels on the GPU. It would deadlock if
+        // kernels of other ranks wait for this rank, so it runs before they exist.
         queue.poison()?;
         Ok(queue)
     }
 
-    /// Returns the candidates of a row's call and the winner, as text.
+    /// Formats the planner's candidates for a row's call and the winner.
     ///
     /// # Errors
     /// Returns the communicator's errors.
@@ -78,7 +79,7 @@ impl<'a> GpuQueue<'a> {
         self.comm.explain(&self.call(row))
     }
 
-    /// Destroys the other library's communicator, then finalizes ours. All ranks call it together.
+    /// Destroys the NCCL communicator, then finalizes cinch's. All ranks must call it together.
     ///
     /// # Errors
     /// Returns the communicators' errors.
@@ -90,8 +91,8 @@ impl<'a> GpuQueue<'a> {
         self.comm.finalize()
     }
 
-    /// Drops the graphs. Other threads release what the graphs kept, and freeing memory waits for
-    /// kernels, so a pause lets that end before the next kernel is queued.
+    /// Drops the graphs, then pauses. Other threads free what the graphs kept, and freeing waits
+    /// for kernels. The pause lets that finish before the next kernel is queued.
     fn forget_graphs(&mut self) {
         if self.graphs.iter().any(Option::is_some) || !self.variants.is_empty() {
             self.graphs = [const { None }; 3];
@@ -100,7 +101,7 @@ impl<'a> GpuQueue<'a> {
         }
     }
 
-    /// Returns our communicator.
+    /// Returns the cinch communicator.
     pub fn comm(&self) -> &Communicator {
         &self.comm
     }
@@ -127,28 +128,29 @@ impl<'a> GpuQueue<'a> {
         self.comm.supports(&self.call(row), variant)
     }
 
-    /// Queues an event, `calls` of our calls, and another event.
+    /// Queues an event, `calls` cinch calls, and another event.
     ///
     /// # Errors
-    /// Those of the calls.
+    /// Returns the errors of the calls.
     pub fn start_ours(&mut self, calls: usize) -> Result<()> {
         self.start(Contender::Ours, calls, false)
     }
 
-    /// Records a graph of `calls` calls with the kernel variant that is now forced.
+    /// Records a graph of `calls` calls with the kernel variant that the communicator currently
+    /// forces.
     ///
     /// # Errors
-    /// Those of the calls.
+    /// Returns the errors of the calls.
     pub fn record_variant(&mut self, calls: usize) -> Result<()> {
         let graph = self.capture(Contender::Ours, calls)?;
         self.variants.push(graph);
         Ok(())
     }
 
-    /// Queues an event, a replay of the variant's graph, and another event.
+    /// Queues an event, a replay of the graph of variant number `variant`, and another event.
     ///
     /// # Errors
-    /// Internal if there is no such graph; those of the driver.
+    /// Returns an internal error if no such graph was recorded; returns the driver's errors.
     pub fn start_variant(&mut self, variant: usize) -> Result<()> {
         let none = || Error::internal("no graph was recorded");
         self.events[0].record(&self.stream)?;
@@ -166,8 +168,9 @@ impl<'a> GpuQueue<'a> {
 
     fn capture(&mut self, contender: Contender, calls: usize) -> Result<Graph> {
         self.rotation.begin_graph();
-        // `self` is borrowed while it records, so the capture gets a second handle of the stream.
-        // SAFETY: the handle belongs to `self.stream`, which outlives this function.
+        // `queue_all` borrows `self` during the capture, so the capture gets a second handle of the
+        // stream.
+        // SAFETY: `self.stream` owns the handle and outlives this function.
         let stream = unsafe { Stream::borrowed(self.stream.context(), self.stream.handle()) };
         Graph::capture(&stream, CaptureMode::ThreadLocal, |_| {
             self.queue_all(contender, calls)
@@ -176,10 +179,10 @@ impl<'a> GpuQueue<'a> {
 
     fn row(&self) -> Result<(Row, ArenaLayout)> {
         self.row
-            .ok_or_else(|| Error::internal("the bench runs no row"))
+            .ok_or_else(|| Error::internal("no row was prepared"))
     }
 
-    /// Returns address and bytes of this rank's input and output in a buffer set.
+    /// Returns address and bytes of this rank's input and of its output in buffer set `set`.
     fn buffers(
         &self,
         row: &Row,
@@ -211,13 +214,14 @@ impl<'a> GpuQueue<'a> {
         let [input, output] = self.buffers(&row, &layout, contender, self.rotation.set(index))?;
         if contender != Contender::Ours {
             let peer = self.peer.as_ref();
-            let peer = peer.ok_or_else(|| Error::internal("there is no other library"))?;
+            let peer = peer.ok_or_else(|| Error::internal("no NCCL library was loaded"))?;
             // SAFETY: `self` owns the memory and the stream; `finish` waits for every use of them.
             return unsafe { peer.queue(&row, input.0, output.0, &self.stream) };
         }
         let (rank, nranks) = (self.comm.rank(), self.comm.nranks());
         let call = self.call(&row);
-        // SAFETY: `self` owns the memory and the stream; `finish` waits for every call and every replay.
+        // SAFETY: `self` owns the memory and the stream; `finish` waits for every call and every
+        // replay.
         let buffers = |input, output| unsafe {
             DeviceBuffers::new(input, output, self.stream.handle().addr())
         };
@@ -243,7 +247,7 @@ impl<'a> GpuQueue<'a> {
         (0..calls).try_for_each(|index| self.queue(contender, index))
     }
 
-    /// Fills the inputs with this rank's data, period after period.
+    /// Fills the input arenas with copies of one period of this rank's data.
     fn fill(&mut self, dtype: DType, op: Option<ReduceOp>) -> Result<()> {
         let bytes = (PERIOD * dtype.size()).min(self.inputs.bytes());
         let mut data = vec![0; bytes / dtype.size() * dtype.size()];
@@ -267,7 +271,7 @@ impl CallQueue for GpuQueue<'_> {
             self.fill(row.dtype, op)?;
             self.filled = Some((row.dtype, op));
         }
-        // Arenas and buffer sets are the same on all ranks.
+        // All ranks have arenas and buffer sets of the same size.
         let layout = ArenaLayout::new(row, self.comm.nranks())?;
         let arenas = (self.inputs.bytes(), self.outputs.bytes());
         let layout = layout.within(arenas);
@@ -307,7 +311,8 @@ impl CallQueue for GpuQueue<'_> {
 
     fn finish(&mut self) -> Result<f64> {
         let ended = self.events[1].wait(self.call_timeout);
-        // Kernels that failed have ended too, and their time means nothing.
+        // An asynchronous error is checked first: kernels that failed also end, but their time is
+        // meaningless.
         if let Some(error) = self.comm.async_error() {
             return Err(error);
         }

@@ -1,5 +1,5 @@
-//! Ranks on GPUs: started as threads or processes, each with its GPU, its communicators and its
-//! buffers. Each runs a [`GpuTask`].
+//! Starts ranks as threads or processes, each with a GPU, its communicators and its buffers. Each
+//! rank runs a [`GpuTask`].
 
 use super::layout::ArenaLayout;
 use super::nccl::Nccl;
@@ -21,28 +21,28 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// The task that ranks run.
+/// The work that every rank runs on its GPU.
 pub trait GpuTask: Sync {
-    /// Returns the name for the first line of output.
+    /// Returns the task's name for the first line of output.
     fn name(&self) -> String;
-    /// Returns inputs and the rows whose buffers must fit, for so many ranks.
+    /// Returns the inputs, and all rows whose buffers must fit into GPU memory, for `ranks` ranks.
     ///
     /// # Errors
-    /// A sentence about options that cannot work.
+    /// Returns an error message about options that cannot work.
     fn workload(&self, ranks: usize) -> std::result::Result<Workload, String>;
-    /// Returns whether the other library also runs on symmetric windows.
+    /// Returns whether NCCL is also measured on symmetric windows.
     fn windows(&self) -> bool {
         false
     }
-    /// Opens the output of rank 0, of so many ranks.
+    /// Opens the output of rank 0 in a run of `ranks` ranks.
     ///
     /// # Errors
-    /// Invalid argument if a file cannot be written.
+    /// Returns an invalid-argument error if a file cannot be written.
     fn output(&self, ranks: usize) -> Result<Output>;
-    /// Runs on one of the ranks and returns whether any result was wrong.
+    /// Runs the task on one rank and returns whether any result was wrong.
     ///
     /// # Errors
-    /// Returns the error that stopped it.
+    /// Returns the error that stopped the task.
     fn run(
         &self,
         control: &Communicator,
@@ -53,24 +53,24 @@ pub trait GpuTask: Sync {
     ) -> Result<bool>;
 }
 
-/// Where and when a task runs.
+/// Circumstances of a run, which go into its records.
 pub struct RunContext<'a> {
-    /// Machine, date, command.
+    /// Machine, date and command.
     pub run: &'a RunInfo,
-    /// Version of the other library.
+    /// Version of the NCCL library of `--vs`.
     pub nccl: Option<String>,
 }
 
 /// Runs `task` on the GPUs of `options` and returns the exit code.
 ///
 /// # Errors
-/// Exit code and sentence.
+/// Returns an exit code and an error message.
 pub fn start(options: &GpuOptions, config: &Config, task: &dyn GpuTask) -> ExitResult {
     let usage = |sentence: String| (USAGE, sentence);
     let failure = |error: Error| (FAILURE, error.to_string());
     let per_gpu = options.per_gpu();
     let launched = join::launcher().is_some();
-    // Before anything reads the environment.
+    // The environment variable must be set before the driver or another thread reads it.
     if per_gpu > 1 {
         peer::separate_queues();
     }
@@ -110,7 +110,7 @@ pub fn start(options: &GpuOptions, config: &Config, task: &dyn GpuTask) -> ExitR
             Err(error) => errors.push(error),
         }
     }
-    // Remote errors repeat the error of the rank that failed first.
+    // A remote error only repeats another rank's, so the first error of another kind is the cause.
     let cause = errors
         .iter()
         .find(|error| error.kind() != ErrorKind::Remote)
@@ -125,27 +125,28 @@ fn open(path: &Path) -> std::result::Result<(Arc<Nccl>, Vec<String>), String> {
     peer::open(path).map_err(|error| format!("--vs: {error}"))
 }
 
-/// Returns the settings of the host communicator that ranks exchange results over.
+/// Returns the settings of the host-memory communicator over which ranks exchange results.
 fn on_host(config: &Config) -> Config {
     Config {
         device: DeviceChoice::Host,
         codec: cinch::CodecSetting::RAW,
         algorithm: None,
-        // Peer memory of GPUs carries nothing on the host; any other transport is meant for both.
+        // The `cuda` transport cannot carry data in host memory; every other transport setting
+        // applies to both communicators.
         transport: config.transport.filter(|&kind| kind != TransportKind::Cuda),
         ..config.clone()
     }
 }
 
-/// Runs this command as `ranks` processes. The system places them: a rank has more threads, its watchdog
-/// and the other library's.
+/// Starts this command as `ranks` processes. Ranks are not bound to cores, as each also runs a
+/// watchdog thread and NCCL's threads.
 fn processes(ranks: usize, config: &Config) -> ExitResult {
     LocalLaunch::of_this_command(ranks)
         .and_then(|launch| launch.run_with_rendezvous(&on_host(config)))
         .map_err(|sentence| (FAILURE, sentence))
 }
 
-/// Runs this process as one of several ranks.
+/// Runs this process as a rank that a launcher has started.
 fn one_rank(setup: &Setup<'_>) -> ExitResult {
     let failure = |error: Error| (FAILURE, error.to_string());
     let control = join::join(on_host(setup.config)).map_err(failure)?;
@@ -155,7 +156,7 @@ fn one_rank(setup: &Setup<'_>) -> ExitResult {
         return Err((
             USAGE,
             format!(
-                "--gpus and --ranks-per-gpu say {} ranks, but {} were started",
+                "--gpus and --ranks-per-gpu mean {} ranks, but {} were started",
                 asked.unwrap_or(0) * per_gpu,
                 control.nranks()
             ),
@@ -174,7 +175,7 @@ struct Setup<'a> {
     config: &'a Config,
     driver: &'a Arc<Driver>,
     task: &'a dyn GpuTask,
-    /// Made before the threads, if the number of ranks is known.
+    /// Prepared before threads start, if the number of ranks is known by then.
     workload: Option<Workload>,
     nccl: Option<Arc<Nccl>>,
     notes: Vec<String>,
@@ -201,7 +202,7 @@ impl<'a> Setup<'a> {
     }
 }
 
-/// Runs one rank, from its context to the last row, and returns whether any result was wrong.
+/// Runs one rank from creating its context to its last row. Returns whether any result was wrong.
 fn run_rank(control: &Communicator, setup: &Setup<'_>) -> Result<bool> {
     let (rank, nranks) = (control.rank(), control.nranks());
     let own;
@@ -225,7 +226,7 @@ fn run_rank(control: &Communicator, setup: &Setup<'_>) -> Result<bool> {
         1
     };
     check_memory(&context, setup.options.per_gpu(), copies, arenas)?;
-    // The time to join counts from when all ranks have their contexts.
+    // The time to join is measured from when all ranks have their contexts.
     control.barrier()?;
     let begin = Instant::now();
     let mut config = setup.config.clone();
@@ -302,7 +303,7 @@ fn run_rank(control: &Communicator, setup: &Setup<'_>) -> Result<bool> {
     Ok(failed)
 }
 
-/// Formats `2 hosts (NVLink to 3, pinned staging through tcp to 4)`, from rank 0's links.
+/// Formats the hosts with rank 0's links: `2 hosts (NVLink to 3, pinned staging through tcp to 4)`.
 fn comm_hosts(hosts: usize, carriers: &[String]) -> String {
     let mut kinds: Vec<&String> = carriers.iter().collect();
     kinds.sort();
@@ -313,7 +314,8 @@ fn comm_hosts(hosts: usize, carriers: &[String]) -> String {
     format!("{hosts} hosts ({})", kinds.join(", "))
 }
 
-/// Opens symmetric windows on all ranks or on none, as calls on them are collective. Returns why on none.
+/// Opens NCCL's symmetric windows on all ranks or on none, as calls on windows are collective.
+/// Returns the reason if none were opened.
 fn open_windows(
     control: &Communicator,
     peer: &mut PeerComm,
@@ -336,7 +338,7 @@ fn open_windows(
     Ok(None)
 }
 
-/// Refuses arenas that do not fit the memory that is free for `per_gpu` ranks.
+/// Refuses arenas that exceed the free GPU memory for `per_gpu` ranks.
 fn check_memory(
     context: &Context,
     per_gpu: usize,
@@ -357,7 +359,7 @@ fn check_memory(
     Ok(())
 }
 
-/// Broadcasts rank 0's bytes.
+/// Broadcasts 128 bytes from rank 0 over the host communicator.
 fn share_bytes(control: &Communicator, bytes: Option<[u8; 128]>) -> Result<[u8; 128]> {
     let mut words = [0u64; 16];
     if let Some(bytes) = bytes {

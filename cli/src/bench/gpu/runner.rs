@@ -1,9 +1,9 @@
-//! The measurement of one row on GPUs.
+//! Measures one row on GPUs.
 //!
-//! A repetition is a number of calls between two events on each rank's stream. A barrier comes before
-//! it, outside of the timing; no rank waits on the host before all of its calls are queued. The time of a
-//! repetition is its slowest rank's, the row's time is the median over repetitions. Two libraries
-//! alternate, and every second repetition reverses their order.
+//! A repetition is a number of calls between two CUDA events on each rank's stream. An untimed
+//! barrier precedes it, and no rank waits on the host before all of its calls are queued. The time
+//! of a repetition is that of its slowest rank. The row's time is the median over repetitions. In
+//! each round cinch and NCCL take turns, and the next round begins with another of them.
 
 use super::layout::{self, Mode};
 use crate::bench::combine::{Measured, Times, share, slowest};
@@ -15,59 +15,60 @@ use crate::bench::world::BenchRank;
 use cinch::{Report, Result};
 use std::hash::Hasher;
 
-/// The library that makes the calls.
+/// The library, and kind of buffers, that make the calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contender {
-    /// This library.
+    /// cinch.
     Ours,
-    /// The library to compare with.
+    /// NCCL.
     Peer,
-    /// The library to compare with, on buffers in its symmetric windows.
+    /// NCCL on buffers in its symmetric windows.
     Symmetric,
 }
 
 impl Contender {
-    /// All contenders.
+    /// All contenders, in the order of their numbers.
     pub const ALL: [Contender; 3] = [Contender::Ours, Contender::Peer, Contender::Symmetric];
 }
 
-/// A rank's GPU, on which calls are queued.
+/// A rank's GPU with a stream on which calls are queued.
 pub trait CallQueue {
-    /// Prepares a row; no call of an earlier row is queued any more.
+    /// Prepares for a row. No call of an earlier row may still be queued.
     fn begin(&mut self, row: &Row) -> Result<()>;
-    /// Returns whether the contender has this row's call; ours always does.
+    /// Returns whether the contender can run this row's call. cinch always can.
     fn has(&self, contender: Contender, row: &Row) -> bool;
-    /// Records a graph of `calls` calls.
+    /// Records a CUDA graph of `calls` calls.
     fn record(&mut self, contender: Contender, calls: usize) -> Result<()>;
-    /// Queues an event, `calls` calls (of the recorded graph if `replay`), and another event.
+    /// Queues an event, `calls` calls (as a replay of the recorded graph if `replay`), and another
+    /// event.
     fn start(&mut self, contender: Contender, calls: usize, replay: bool) -> Result<()>;
-    /// Waits for the last event and returns the seconds between the two.
+    /// Waits for the second event and returns the seconds between both.
     fn finish(&mut self) -> Result<f64>;
     /// Overwrites all outputs with [`crate::bench::verify::POISON`].
     fn poison(&mut self) -> Result<()>;
-    /// Returns the elements of this rank's output, the buffer set of call number `call`, and the element
-    /// of the rank's data with which that call's input begins.
+    /// Describes the output of call number `call`. Returns its number of elements on this rank, its
+    /// buffer set, and the index in the rank's data at which the input begins.
     fn output(&self, call: usize) -> (usize, usize, usize);
-    /// Reads the output of a buffer set from element `start` on.
+    /// Reads the output of buffer set `set` from element `start` on.
     fn read(&mut self, set: usize, start: usize, bytes: &mut [u8]) -> Result<()>;
-    /// Returns the report of our last call.
+    /// Returns the report of the last cinch call.
     fn report(&self) -> Result<Report>;
 }
 
 /// Result of a row's measurement, the same on all ranks.
 #[derive(Clone, Debug)]
 pub struct GpuMeasured {
-    /// This library's figures.
+    /// Figures of cinch.
     pub measured: Measured,
     /// Calls in one repetition.
     pub calls: usize,
-    /// The other library's times.
+    /// Times of NCCL.
     pub peer: Option<Times>,
-    /// The other library's times on symmetric windows.
+    /// Times of NCCL on symmetric windows.
     pub symmetric: Option<Times>,
 }
 
-/// Warms up, measures and compares.
+/// Warms up, measures the row and compares its result.
 ///
 /// # Errors
 /// Returns the queue's errors.
@@ -80,7 +81,8 @@ pub fn run<W: BenchRank, Q: CallQueue>(
     mode: Mode,
 ) -> Result<GpuMeasured> {
     let graph = mode == Mode::Graph;
-    // The warm-up calls are on a stream, and ranks may share a GPU in graph mode too.
+    // Warm-up calls are launched on a stream, also where graphs are measured, so sharing a GPU
+    // limits their number.
     let eager = match mode {
         Mode::Graph => Mode::Crowded,
         mode => mode,
@@ -91,7 +93,7 @@ pub fn run<W: BenchRank, Q: CallQueue>(
     let half = effort.half();
     let mut each = f64::INFINITY;
     for &contender in &contenders {
-        // The first calls may connect, load and allocate.
+        // The first calls include connecting, loading kernels and allocating.
         let mut fastest = repeat(world, queue, contender, 2, false)?;
         let mut left = effort.warmup.max(1) as usize;
         while left > 0 && !is_late(world, half)? {
@@ -161,8 +163,8 @@ fn repeat<W: BenchRank, Q: CallQueue>(
     Ok(queue.finish()? / calls as f64)
 }
 
-/// Compares the output of call number `call`. Where all ranks must hold the same data, each rank compares
-/// its share with the exact result, and all ranks compare their bits.
+/// Compares the output of call number `call`. If all ranks must hold the same data, each rank
+/// compares its share with the exact result, and the hashes of all ranks must match.
 fn compare<W: BenchRank, Q: CallQueue>(
     world: &W,
     queue: &mut Q,

@@ -6,20 +6,20 @@ use cinch::types::TransportKind;
 use cinch::{Algorithm, CodecSetting, Collective, DType};
 
 const RANKS: usize = 3;
-/// Elements from one input to the next.
+/// Elements between the beginnings of consecutive inputs.
 const STRIDE: usize = 5000;
 const SETS: usize = 4;
 
 /// Contender, number of calls, and whether a graph is replayed.
 type Start = (Contender, usize, bool);
 
-/// A simulated GPU: outputs are computed when they are read.
+/// A simulated GPU: it computes an output when the output is read.
 struct PaperGpu<'a> {
     source: &'a InputSource,
     rank: usize,
     row: Option<Row>,
     peer: bool,
-    /// Rank and element whose output is off, and by how much.
+    /// Rank and element whose output is wrong, and by how much.
     spoilt: (usize, usize, f64),
     poisoned: bool,
     graphs: [usize; 3],
@@ -116,7 +116,8 @@ fn measure(
     mode: Mode,
     spoilt: (usize, usize, f64),
 ) -> Vec<(GpuMeasured, Vec<Start>)> {
-    // Shorter than the row, and than the way to the second set: every kind of wrap is met.
+    // The period is shorter than the row and than the offset of the second buffer set, so data
+    // wraps everywhere.
     let source = InputSource::generated(7, Distribution::Gaussian, RANKS).repeating(4099);
     let row = Row::new(Collective::AllReduce, DType::F32, count);
     let effort = Effort {
@@ -144,7 +145,7 @@ fn measure(
 const GOOD: (usize, usize, f64) = (9, 0, 0.0);
 
 #[test]
-fn two_libraries_take_turns_and_the_order_turns() {
+fn contenders_take_turns_in_rotating_order() {
     for (found, started) in measure(20_000, true, Mode::Graph, GOOD) {
         // The slowest rank takes 0.6 ms for a call on a stream.
         assert_eq!(found.calls, 14);
@@ -157,7 +158,7 @@ fn two_libraries_take_turns_and_the_order_turns() {
             };
             assert_eq!(pair, expected);
         }
-        // Our last repetition is the compared one.
+        // The compared repetition is the last one of cinch.
         assert_eq!((started.len(), started[22].0), (23, Contender::Ours));
         let peer = found.peer.unwrap();
         assert!((peer.median - 9e-4).abs() < 1e-12 && peer.p99 >= peer.median);
@@ -184,8 +185,8 @@ fn without_a_graph_calls_go_to_the_stream() {
 }
 
 #[test]
-fn a_wrong_element_is_found_by_whoever_looks_at_it() {
-    // Piece 0 is compared on rank 0, piece 1 on rank 1: but bits are compared everywhere.
+fn a_wrong_element_is_found_by_the_rank_that_compares_it() {
+    // Rank 0 compares piece 0 and rank 1 compares piece 1, but every rank hashes all pieces.
     for rank in 0..RANKS {
         let found = &measure(300_000, false, Mode::Graph, (rank, 299_999, 1.0))[2]
             .0

@@ -1,16 +1,16 @@
-//! A training step on a machine whose costs were measured: which codec pays at which rank count.
+//! Predicts a training step on a machine with measured costs, to find which codec pays at which
+//! rank count.
 //!
-//! Costs are affine, T(x) = A + B x, as in "CaSync" (HiPress, section 4); what is counted is what
-//! the library's own schedules do, so that encodes, decodes and messages are those that would run.
-//! For a pass with chunks of c elements let L be the busiest rank's time on the wire and C its
-//! time in encode, decode and add. One pass takes
-//! `max(hops (wire + encode + decode + add), L + C) + hops latency`, every further one `max(L, C)`
-//! because passes overlap; the number of passes is the cheapest power of two up to 64.
+//! Costs are affine, T(x) = A + B x, as in "CaSync" (HiPress, section 4). Encodes, decodes and
+//! messages are counted in the library's own schedules. Let L be the busiest rank's time on the
+//! wire in one pass, and C its time in encode, decode and add. The first pass takes `max(hops (wire
+//! + encode + decode + add), L + C) + hops latency`. Every further pass takes `max(L, C)`, because
+//! passes overlap. The number of passes is the cheapest power of two up to 64.
 //!
-//! Within a step gradients become ready from the last layer to the first, and are summed one after
-//! the other while the backward pass goes on; what is left at its end is exposed. Codecs are
-//! taken to run beside the training, not to slow it down: on a host whose cores train, add their
-//! time to the backward times.
+//! Gradients become ready from the last layer to the first. They are summed one after the other
+//! while the backward pass goes on; the time of sums after its end is exposed. The model assumes
+//! that codecs do not slow the training down. On a host whose cores also train, add their time to
+//! the backward times.
 
 use super::network::Layer;
 use cinch::codec::{self, Codec, Reencode};
@@ -19,16 +19,16 @@ use cinch::error::{Error, Result};
 use cinch::schedule::{self, SchedulePattern};
 use cinch::types::{Algorithm, CodecKind, CodecSpec, Collective, DType};
 
-/// Most passes that a message is cut into.
+/// Largest number of pipeline passes that a message is divided into.
 const MOST_PASSES: usize = 64;
 
-/// Smallest chunk, in elements, that a message is cut into.
+/// Smallest number of elements in a chunk.
 const LEAST_CHUNK: usize = 1024;
 
-/// A direction of the connection between a rank and the others.
+/// Costs of a link between a rank and the others, in one direction.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LinkCost {
-    /// Seconds from a message's last byte to the peer's next action.
+    /// Seconds from the last byte of a message to the peer's next action.
     pub latency: f64,
     /// Seconds that every message occupies the sender, whatever its length.
     pub message: f64,
@@ -39,31 +39,31 @@ pub struct LinkCost {
 /// Cost of a codec on one rank, per element.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CodecCost {
-    /// Which.
+    /// The codec.
     pub spec: CodecSpec,
     /// Seconds of an encode.
     pub encode: f64,
-    /// Seconds of a decode, or of a decode that adds.
+    /// Seconds of a decode, with or without adding the result.
     pub decode: f64,
 }
 
-/// Costs on one machine.
+/// Measured costs of one machine.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Costs {
-    /// The wire.
+    /// Costs of the link.
     pub link: LinkCost,
     /// Seconds per element of adding fp32 to fp32.
     pub add: f64,
-    /// Codecs; `raw` stands for copying.
+    /// Costs of the codecs; `raw` is the cost of copying.
     pub codecs: Vec<CodecCost>,
 }
 
 impl Costs {
-    /// Returns whether the costs are possible.
+    /// Checks that the costs are possible.
     ///
     /// # Errors
-    /// Invalid argument naming the cost that is negative or no number, a codec that stands there
-    /// twice, or the lack of `raw`, with which all others are compared.
+    /// Returns an invalid-argument error for a negative or non-finite cost, or for a codec with
+    /// costs twice. Costs of `raw` must exist, as all codecs are compared with them.
     pub fn check(&self) -> Result<()> {
         let link = &self.link;
         let mut costs = vec![
@@ -78,7 +78,7 @@ impl Costs {
         for (name, value) in costs {
             if !(value.is_finite() && value >= 0.0) {
                 return Err(Error::invalid_argument(format!(
-                    "the {name} is {value}, which is no time"
+                    "the {name} is {value}; it must be a number of seconds, 0 or more"
                 )));
             }
         }
@@ -109,32 +109,33 @@ impl Costs {
     }
 }
 
-/// The predicted step of a codec at one rank count.
+/// The predicted training step with one codec at one rank count.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Prediction {
-    /// Ranks.
+    /// Number of ranks.
     pub nranks: usize,
-    /// Codec.
+    /// The codec.
     pub codec: CodecSpec,
-    /// Seconds of all sums together.
+    /// Seconds of all all_reduce calls of a step together.
     pub sums: f64,
-    /// Seconds of them that computing does not hide.
+    /// Seconds of the all_reduce calls after the end of the backward pass.
     pub exposed: f64,
     /// Seconds of a training step.
     pub step: f64,
-    /// Samples per time relative to one rank, each rank with its own batch. 0 if the layers have
-    /// no times.
+    /// Training samples per second relative to one rank, with a batch of equal size on each rank. 0
+    /// if the layers have no times.
     pub speedup: f64,
     /// Bytes that the busiest rank sends in a step.
     pub wire_bytes: f64,
-    /// Step time with raw, over this.
+    /// Step time with raw over the step time with this codec.
     pub against_raw: f64,
-    /// Step time with the cheapest codec of 16 bits or more, raw among them, over this.
+    /// Step time with the fastest codec of 16 bits or more (including raw) over the step time with
+    /// this codec.
     pub against_wide: f64,
 }
 
 impl Prediction {
-    /// Returns whether it pays to use the codec: a step is shorter than with anything of 16 bits or more.
+    /// Returns whether the codec pays: a step is shorter than with any codec of 16 bits or more.
     pub fn pays(&self) -> bool {
         self.against_wide > 1.0
     }
@@ -143,7 +144,7 @@ impl Prediction {
 /// Predicts a step with each codec of `costs` on `nranks` ranks.
 ///
 /// # Errors
-/// As [`Costs::check`]; invalid argument if there is no rank.
+/// Returns the errors of [`Costs::check`], and an invalid-argument error for 0 ranks.
 pub fn predict(layers: &[Layer], costs: &Costs, nranks: usize) -> Result<Vec<Prediction>> {
     costs.check()?;
     if nranks == 0 {
@@ -210,11 +211,11 @@ fn bytes_per_element(spec: CodecSpec) -> f64 {
     }
 }
 
-/// Counts of an algorithm with a codec, whatever the length.
+/// Counts of an algorithm's schedule with a codec, independent of the message length.
 struct ScheduleShape {
     parts: usize,
     hops: f64,
-    /// Messages of the busiest rank in its busier direction.
+    /// Messages of the busiest rank, in the direction with more of them.
     messages: f64,
     sends: f64,
     encodes: f64,
@@ -232,7 +233,8 @@ impl ScheduleShape {
             .is_some_and(|codec| codec.reencode() == Reencode::Lossy);
         schedule::algorithms(Collective::AllReduce)
             .iter()
-            // As the planner: no rounding of partial sums at every hop.
+            // The planner excludes rings with codecs that would round partial sums at every hop,
+            // and so does the model.
             .filter(|algorithm| !(loses && nranks > 2 && **algorithm == Algorithm::Ring))
             .map(|&algorithm| {
                 let pattern = SchedulePattern::flat(Collective::AllReduce, algorithm, nranks);
@@ -258,7 +260,7 @@ impl ScheduleShape {
             .collect()
     }
 
-    /// Returns the seconds and wire bytes of `elements` in `passes` passes.
+    /// Returns the seconds and the wire bytes of an all_reduce of `elements` in `passes` passes.
     fn run(&self, elements: usize, passes: usize, cost: &CodecCost, costs: &Costs) -> (f64, f64) {
         let chunk = elements.div_ceil(self.parts * passes);
         let bytes = match &self.codec {
@@ -267,7 +269,7 @@ impl ScheduleShape {
         } as f64;
         let chunk = chunk as f64;
         let wire = bytes / costs.link.bandwidth;
-        // A decode that adds costs what a decode does; only raw elements are added apart.
+        // Decode-and-add costs as much as a decode, so only raw elements have a cost of adding.
         let add = if self.codec.is_some() { 0.0 } else { costs.add };
         let on_wire = self.messages * (costs.link.message + wire);
         let on_core =
@@ -327,8 +329,8 @@ mod tests {
         }
     }
 
-    /// Returns the seconds and the busiest rank's wire bytes of one all_reduce of `elements` fp32 by
-    /// the cheapest algorithm that the library would use.
+    /// Returns the seconds, and the wire bytes of the busiest rank, of one all_reduce of `elements`
+    /// fp32 with the cheapest algorithm.
     fn sum_seconds(
         elements: usize,
         cost: &CodecCost,
@@ -359,9 +361,10 @@ mod tests {
 
     #[test]
     fn two_ranks_and_one_pass_are_counted_by_hand() {
-        // 1,000 elements do not divide into passes. By ring each of two ranks sends half of them
-        // twice: 2 hops of latency, 2 messages; per chunk 1 + 1 encodes (copies), 2 + 1 decodes,
-        // 1 addition. One-shot sends all of them once: 1 message; 1 encode, 1 decode, 1 addition.
+        // 1,000 elements are too few for several passes. A ring of two ranks sends half of them
+        // twice, with 2 hops of latency and 2 messages. Per chunk it makes 1 + 1 encodes (copies),
+        // 2 + 1 decodes and 1 addition. One-shot sends all of them once: 1 message, 1 encode, 1
+        // decode, 1 addition.
         let costs = costs(1e9);
         let raw = costs.codecs[0];
         let (seconds, bytes) = sum_seconds(1000, &raw, &costs, 2).unwrap();
@@ -372,7 +375,8 @@ mod tests {
 
     #[test]
     fn long_messages_cost_their_bytes() {
-        // 64 Mi elements over a wire of 1 GB/s: each rank sends 2 (N-1)/N of the message.
+        // With 64 Mi elements and 1 GB/s each rank sends 2 (N-1)/N of the message, and other costs
+        // are negligible.
         let costs = costs(1e9);
         for nranks in [2, 4, 8, 16] {
             for (cost, width) in costs.codecs.iter().zip([4.0, 2.0, 1.0 + 4.0 / 256.0]) {
@@ -397,7 +401,7 @@ mod tests {
         assert!(linear.against_wide < linear.against_raw);
         let fast = predict(&layers(1 << 24, 0.01), &costs(1e12), 8).unwrap();
         assert!(!step_of(&fast, CodecKind::Linear8).pays());
-        // Nor where computing hides everything but a small last gradient.
+        // A codec does not pay either if computing hides everything but a small last gradient.
         let mut hidden = layers(1 << 20, 10.0);
         hidden.insert(0, layers(1000, 1e-3).remove(0));
         let hidden = predict(&hidden, &costs(1e9), 8).unwrap();
@@ -418,7 +422,8 @@ mod tests {
 
     #[test]
     fn sums_wait_for_their_gradients_and_for_each_other() {
-        // The last layer's sum starts after its backward pass and hides behind the first one's.
+        // The sum of the last layer starts after its backward pass and overlaps the backward pass
+        // of the first layer.
         let costs = costs(1e9);
         let raw = costs.codecs[0];
         let two = vec![

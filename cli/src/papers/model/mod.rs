@@ -1,9 +1,9 @@
-//! Prediction: what a codec would bring a training step before anything runs.
+//! Predicts how a codec would change a training step, without running it.
 //!
-//! [`source`] and [`published`] are the model of the paper that the 8-bit codecs come from, with
-//! its constants, beside the figures that it prints and what they are once its slips are mended.
-//! [`network`] and [`machine`] are the same question for another network and this machine: a list
-//! of layers, measured costs, and the schedules that the library would really run.
+//! [`source`] is the model, with its constants, of the paper that introduced the 8-bit codecs.
+//! [`published`] compares the paper's printed figures with computed and corrected ones. [`network`]
+//! and [`machine`] predict any network on a measured machine, from a list of layers, measured costs
+//! and the library's own schedules.
 
 pub mod machine;
 pub mod network;

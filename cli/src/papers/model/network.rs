@@ -1,27 +1,27 @@
-//! A network as a list of layers.
+//! Reads a network as a list of layers.
 
 use cinch::error::{Error, Result};
 
-/// A tensor whose gradient is summed over all ranks.
+/// A tensor of parameters, whose gradient is summed over all ranks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Layer {
-    /// Name.
+    /// Name of the layer.
     pub name: String,
-    /// Elements of the gradient.
+    /// Number of elements in the gradient.
     pub elements: usize,
     /// Seconds of the forward pass on one rank.
     pub forward: f64,
-    /// Seconds of the backward pass on one rank; the gradient is there at its end.
+    /// Seconds of the backward pass on one rank; the gradient is ready at its end.
     pub backward: f64,
 }
 
 impl Layer {
-    /// Reads `name,elements[,forward_us,backward_us]`, one layer a line, in forward order. A first
-    /// line whose second field is the word `elements`, empty lines, and lines that start with `#`
-    /// are skipped. Times that are left out are 0: then all communication is exposed.
+    /// Parses lines of `name,elements[,forward_us,backward_us]`, one for each layer in forward
+    /// order. A header whose second field is `elements`, empty lines and lines that begin with `#`
+    /// are skipped. Missing times are 0; all communication is then exposed.
     ///
     /// # Errors
-    /// Invalid argument naming the line that is none, or if there is no layer.
+    /// Returns an invalid-argument error that names a malformed line, or if there is no layer.
     pub fn parse(text: &str) -> Result<Vec<Layer>> {
         let mut layers = Vec::new();
         for (number, line) in text.lines().enumerate() {
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_layer_is_named_with_its_line() {
+    fn malformed_layers_are_reported_with_their_line() {
         for (text, said) in [
             ("", "no layer"),
             ("a,1\nb", "line 2"),

@@ -1,8 +1,8 @@
-//! The paper's figures, each beside what its own formulas give and beside the corrected value.
+//! Figures that the paper prints, each beside the result of its formulas and a corrected value.
 //!
-//! Corrected: 8-bit messages are a quarter of 32-bit ones (the paper has an eighth), latencies are
-//! those that it prints itself (0.6 ms for 8 bits at 12288, which it uses, not the 0.06 that it
-//! prints), and the terms of a sum are added as printed.
+//! Corrected values take 8-bit messages as a quarter of 32-bit ones; the paper takes an eighth.
+//! They use the printed latencies, except for 8 bits at 12288: the paper prints 0.06 ms but uses
+//! 0.6 ms. Sums are the sums of the printed terms.
 
 use super::source::{
     FRAMEWORKS, Framework, Width, activation_sync, cluster, full, gradient_sync, penalty,
@@ -10,24 +10,24 @@ use super::source::{
 };
 use serde::{Serialize, Serializer};
 
-/// A printed figure.
+/// A figure that the paper prints.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Figure {
-    /// The paper's table.
+    /// Number of the paper's table.
     pub table: u32,
-    /// Row.
+    /// Name of the row.
     pub row: String,
-    /// Column.
+    /// Name of the column.
     pub column: String,
-    /// As printed; a number in JSON and CSV.
+    /// The figure as printed; a number in JSON and CSV.
     #[serde(serialize_with = "as_number")]
     pub printed: &'static str,
-    /// Result of the formulas; within Table 6, from the printed figure to its left, and in Table 7
-    /// from the printed total.
+    /// Result of the paper's formulas. In Table 6 it starts from the printed figure to its left, in
+    /// Table 7 from the printed total.
     pub computed: f64,
-    /// With the slips mended, from the beginning.
+    /// Result of the corrected formulas from the beginning.
     pub corrected: f64,
-    /// Why the printed figure does not follow, where it does not.
+    /// Reason why the printed figure does not follow from the formula, if it does not.
     pub exception: Option<&'static str>,
 }
 
@@ -37,7 +37,7 @@ impl Figure {
         number(self.printed)
     }
 
-    /// Returns whether the computed figure, rounded, has the printed digits.
+    /// Returns whether the computed figure, when rounded, has the printed digits.
     pub fn rounds(&self) -> bool {
         let unit = unit(self.printed);
         ((self.computed / unit).round() - (self.value() / unit).round()).abs() < 0.5
@@ -49,11 +49,11 @@ fn as_number<S: Serializer>(printed: &str, serializer: S) -> Result<S::Ok, S::Er
 }
 
 fn number(printed: &str) -> f64 {
-    // Constants of this file, all of them numbers.
+    // Printed figures are constants of this file, and all of them are numbers.
     printed.parse().unwrap_or(f64::NAN)
 }
 
-/// Returns one unit of the last digit.
+/// Returns the value of one unit in the last printed digit.
 fn unit(printed: &str) -> f64 {
     let decimals = printed
         .split_once('.')
@@ -70,7 +70,7 @@ pub fn figures() -> Vec<Figure> {
     figures
 }
 
-/// Remarks for readers of the tables.
+/// Remarks for readers of the printed tables.
 pub const NOTES: [&str; 7] = [
     "Table 1: the 32-bit penalty of 6.81 ms is a sum of terms that give 7.01; the speed-up stays \
      3.53.",
@@ -105,7 +105,7 @@ fn table1() -> Vec<Figure> {
 }
 
 fn table3() -> Vec<Figure> {
-    // Outputs * inputs * height * width of the kernels.
+    // The number of parameters is outputs * inputs * kernel height * kernel width.
     let gradients = [
         ("conv1", 64 * 3 * 121, 3.5, ".05"),
         ("conv2", 192 * 64 * 25, 5.0, ".45"),
@@ -138,17 +138,17 @@ fn table3() -> Vec<Figure> {
 
 const WIDTHS: [(Width, &str); 2] = [(Width::Bits32, "32 bit"), (Width::Bits8, "8 bit")];
 
-/// A sub-batch size; each pair has the figure for 32 bits first.
+/// The figures for one sub-batch size; in each pair 32 bits come first, then 8 bits.
 struct ClusterRow {
     sub_batch: u32,
-    /// Milliseconds a message, as Table 5 prints them.
+    /// Milliseconds per message, as Table 5 prints them.
     latency: [f64; 2],
     single: [&'static str; 2],
     full: [&'static str; 2],
     total: [&'static str; 2],
-    /// By framework.
+    /// Speed-ups, with a pair for each framework.
     speedup: [[&'static str; 2]; 2],
-    /// Why a single, full or total figure of the row does not follow.
+    /// Reasons why a figure does not follow from its formula: single, full, total.
     exceptions: [[Option<&'static str>; 2]; 3],
 }
 
@@ -225,7 +225,7 @@ const CLUSTER: [ClusterRow; 6] = [
     },
 ];
 
-/// Sizes relative to 32 bits in the paper: an eighth.
+/// Message sizes relative to 32 bits; the paper takes an eighth for 8 bits.
 const PAPER_SIZE: [f64; 2] = [1.0, 0.125];
 const RIGHT_SIZE: [f64; 2] = [1.0, 0.25];
 
@@ -234,7 +234,7 @@ impl ClusterRow {
         f64::from(self.sub_batch)
     }
 
-    /// Returns single, full and total with right sizes and the printed latencies.
+    /// Returns the single, full and total figures with corrected message sizes and latencies.
     fn corrected(&self, width: usize) -> [f64; 3] {
         let latency = match (self.sub_batch, width) {
             (12288, 1) => 0.6,
@@ -311,8 +311,8 @@ impl ClusterRow {
 mod tests {
     use super::*;
 
-    /// Returns whether the computed figure is within one unit of the last printed digit: the paper cuts
-    /// digits off as often as it rounds.
+    /// Returns whether the computed figure is within one unit of the last printed digit, as the
+    /// paper truncates digits as often as it rounds.
     fn follows(figure: &Figure) -> bool {
         (figure.computed - figure.value()).abs() < unit(figure.printed)
     }
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn table_1_comes_out_to_the_printed_digits() {
+    fn table_1_formulas_give_the_printed_digits() {
         let figures = table(1);
         assert_close(&figures, &[3.534, 3.667, 3.712, 3.797], |f| f.computed);
         assert!(figures.iter().all(Figure::rounds));
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn table_3_comes_out() {
+    fn table_3_formulas_give_the_printed_figures() {
         let figures = table(3);
         let expected = [0.0495, 0.458, 0.989, 1.318, 0.879, 0.879, 1.172, 0.406];
         assert_close(&figures, &expected, |f| f.computed);
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn table_6_comes_out_with_just_the_known_exceptions() {
+    fn table_6_formulas_give_all_but_the_known_exceptions() {
         let figures = table(6);
         #[rustfmt::skip]
         let computed = [
@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn table_7_comes_out_to_the_printed_digits() {
+    fn table_7_formulas_give_the_printed_digits() {
         let figures = table(7);
         #[rustfmt::skip]
         let computed = [

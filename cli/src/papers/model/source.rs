@@ -1,12 +1,12 @@
-//! The speed-up model of Dettmers, "8-Bit Approximations for Parallelism in Deep Learning",
-//! section 5, with all its constants. Times are in milliseconds, as the paper has them.
+//! The speed-up model of Dettmers, "8-Bit Approximations for Parallelism in Deep Learning", section
+//! 5, with all its constants. Times are in milliseconds, as in the paper.
 
 /// Returns the milliseconds that moving `bytes` takes at `rate` GiB/s.
 pub fn transfer(bytes: f64, rate: f64) -> f64 {
     bytes / f64::from(1u32 << 30) / rate * 1e3
 }
 
-/// How wide the values are that travel.
+/// Width of the values that are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Width {
     /// fp32.
@@ -15,16 +15,16 @@ pub enum Width {
     Bits8,
 }
 
-/// Milliseconds of one pass on one GPU.
+/// A framework and its speed on one GPU.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Framework {
-    /// Its name.
+    /// Name of the framework.
     pub name: &'static str,
-    /// The whole network.
+    /// Milliseconds of one pass through the whole network.
     pub pass: f64,
 }
 
-/// The two frameworks that the paper extrapolates from.
+/// The two frameworks whose speed-up the paper extrapolates.
 pub const FRAMEWORKS: [Framework; 2] = [
     Framework {
         name: "nervana",
@@ -36,19 +36,21 @@ pub const FRAMEWORKS: [Framework; 2] = [
     },
 ];
 
-/// The fully connected layers on one GPU.
+/// Milliseconds of the fully connected layers on one GPU.
 pub const FULLY_CONNECTED: f64 = 6.5;
 
-/// GPUs of the single node, and as many sub-batches.
+/// Number of GPUs in the single node, and of sub-batches.
 const GPUS: f64 = 4.0;
 
-/// Exposed synchronisation of the convolutional layers: that of the smallest one.
+/// Exposed milliseconds of synchronising the convolutional layers, which are those of the smallest
+/// layer.
 const CONVOLUTIONS: f64 = 0.05;
 
-/// The fully connected layers of one sub-batch, split over the GPUs.
+/// Milliseconds of the fully connected layers for one sub-batch, split over the GPUs.
 const SPLIT_LAYERS: f64 = 3.34;
 
-/// Returns the cost of synchronising the fully connected layers beyond what computing hides, as printed.
+/// Returns the printed milliseconds of synchronising the fully connected layers that computing does
+/// not hide.
 pub fn penalty(width: Width) -> f64 {
     match width {
         Width::Bits32 => 6.81,
@@ -56,9 +58,9 @@ pub fn penalty(width: Width) -> f64 {
     }
 }
 
-/// Returns the sum of the printed terms: for 32 bits they give 7.01, not 6.81.
+/// Returns the sum of the printed terms of [`penalty`]. For 32 bits it is 7.01, not 6.81.
 pub fn penalty_summed(width: Width) -> f64 {
-    // (synchronisation, computing that overlaps it), layer by layer and pass by pass.
+    // Each pair is (synchronisation, overlapping computation) of one layer in one pass.
     let (terms, last): (&[(f64, f64)], f64) = match width {
         Width::Bits32 => (
             &[
@@ -83,38 +85,39 @@ pub fn single_node(framework: Framework, penalty: f64) -> f64 {
     GPUS * framework.pass / (rest + CONVOLUTIONS + GPUS * SPLIT_LAYERS + penalty)
 }
 
-/// Returns the synchronisation of a convolutional layer's gradient of `parameters` (Table 3).
+/// Returns the milliseconds of synchronising a convolutional layer's gradient with this many
+/// parameters (Table 3).
 pub fn gradient_sync(parameters: f64, rate: f64) -> f64 {
     2.0 * transfer(4.0 * parameters, rate)
 }
 
-/// Returns the synchronisation of activations, `bytes` a transfer (Table 3).
+/// Returns the milliseconds of synchronising activations, with `bytes` in each transfer (Table 3).
 pub fn activation_sync(bytes: f64, rate: f64) -> f64 {
     4.0 * transfer(bytes, rate)
 }
 
-/// The cluster: nodes, GPUs of all nodes, and the peers that a node sends to.
+/// The cluster: number of nodes, of GPUs in all nodes, and of peers to which a node sends.
 const NODES: f64 = 32.0;
 const CLUSTER_GPUS: f64 = 96.0;
 const PEERS: f64 = NODES - 1.0;
 
-/// Samples of a whole batch, and the largest sub-batch.
+/// Number of samples in a whole batch, which is also the largest sub-batch.
 const BATCH: f64 = 12288.0;
 
-/// Activations that a sample has in the layer that is exchanged.
+/// Number of activations per sample in the exchanged layer.
 const ACTIVATIONS: f64 = 9216.0;
 
-/// Synchronisation that computing one sub-batch hides.
+/// Milliseconds of synchronisation that the computation of one sub-batch hides.
 pub const HIDDEN: f64 = 1.3;
 
-/// Returns a sub-batch's transfers (Table 6, "single"), given the size relative to 32 bits and the
-/// latency of a message. 11 = 2 + 3*3 shares of PCIe.
+/// Returns the milliseconds of a sub-batch's transfers (Table 6, "single"). `size` is relative to
+/// 32 bits, and `latency` is that of a message. 11 = 2 + 3*3 transfers over PCIe.
 pub fn single(sub_batch: f64, size: f64, latency: f64) -> f64 {
     let bytes = sub_batch * ACTIVATIONS * 4.0 / NODES * size;
     11.0 * transfer(bytes, 5.0) + PEERS * (transfer(bytes, 6.0) + latency)
 }
 
-/// Returns the time of a full pass from that of a single pass.
+/// Returns the milliseconds of a full pass (Table 6, "full") from those of a single one.
 pub fn full(single: f64) -> f64 {
     if single <= HIDDEN {
         single
@@ -123,12 +126,13 @@ pub fn full(single: f64) -> f64 {
     }
 }
 
-/// Returns the synchronisation and computing of the fully connected layers together, from the full pass.
+/// Returns the milliseconds of synchronising and computing the fully connected layers (Table 6,
+/// "total"), from the full pass.
 pub fn total(sub_batch: f64, full: f64) -> f64 {
     BATCH / sub_batch * FULLY_CONNECTED + full
 }
 
-/// Returns the speed-up of 96 GPUs (Table 7), from the total.
+/// Returns the speed-up of 96 GPUs (Table 7) from the total.
 pub fn cluster(framework: Framework, total: f64) -> f64 {
     CLUSTER_GPUS * framework.pass / (total + framework.pass - FULLY_CONNECTED)
 }
@@ -149,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_computing_hides_costs_nothing_more() {
+    fn hidden_synchronisation_costs_nothing_in_a_full_pass() {
         assert_eq!(full(HIDDEN), HIDDEN);
         assert!((full(HIDDEN + 1.0) - PEERS).abs() < 1e-9);
         assert_eq!(total(12288.0, 1.0), 7.5);

@@ -1,4 +1,4 @@
-//! Costs of a machine: from a file, from this host, from options.
+//! Gathers the costs of a machine: from a file, from measuring this host, or from options.
 
 use super::{PredictOptions, measure};
 use crate::papers::model::{CodecCost, Costs, LinkCost};
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use std::io::{Result as Written, Write};
 use std::path::Path;
 
-/// The file. Times per element are nanoseconds, those per message microseconds.
+/// The JSON file of costs. Times per element are in nanoseconds, times per message in microseconds.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
@@ -34,7 +34,7 @@ struct FileCodec {
 /// Returns the costs that `options` describe.
 ///
 /// # Errors
-/// A sentence: nothing to go by, a file that cannot be read, costs that cannot be.
+/// Returns an error message if costs are missing, unreadable or impossible.
 pub fn gather(options: &PredictOptions) -> Result<Costs, String> {
     let mut costs = match &options.costs {
         Some(path) => read(path)?,
@@ -42,7 +42,7 @@ pub fn gather(options: &PredictOptions) -> Result<Costs, String> {
             let link = [options.latency_us, options.message_us, options.bandwidth];
             let [Some(latency), Some(message), Some(bandwidth)] = link else {
                 return Err(
-                    "--measure measures this host's cores; say what the wire costs with \
+                    "--measure measures this host's cores; give the costs of the link with \
                      --latency-us, --message-us and --bandwidth (see cinch bench send_recv)"
                         .into(),
                 );
@@ -107,9 +107,9 @@ fn parse(text: &str) -> Result<Costs, String> {
     })
 }
 
-/// Returns the costs as the file has them.
+/// Returns the costs in the JSON form of the file.
 pub fn to_json(costs: &Costs) -> String {
-    // Digits beyond these are noise, and binary fractions of 1e-9 are unsightly.
+    // Further digits are noise, and rounding avoids long binary fractions.
     let tidy = |value: f64| (value * 1e6).round() / 1e6;
     let file = File {
         link: FileLink {
@@ -128,14 +128,14 @@ pub fn to_json(costs: &Costs) -> String {
             })
             .collect(),
     };
-    // Plain numbers and strings always have a form.
+    // Serialising plain numbers and strings cannot fail.
     serde_json::to_string_pretty(&file).unwrap_or_default() + "\n"
 }
 
 /// Prints the costs.
 ///
 /// # Errors
-/// What `out` raises.
+/// Returns the writer's errors.
 pub fn write_table(costs: &Costs, measured: bool, out: &mut dyn Write) -> Written<()> {
     if measured && cfg!(debug_assertions) {
         writeln!(
@@ -181,7 +181,7 @@ mod tests {
     }"#;
 
     #[test]
-    fn files_survive() {
+    fn costs_survive_a_round_trip_through_json() {
         let costs = parse(FILE).unwrap();
         assert!((costs.link.bandwidth - 1.25e9).abs() < 1.0);
         assert_eq!(costs.codecs[1].spec.to_string(), "linear8:block=128");
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_file_of_costs_is_refused() {
+    fn malformed_files_of_costs_are_refused() {
         assert!(parse(&FILE.replace("add_ns", "ad_ns")).is_err());
         let error = parse(&FILE.replace("linear8", "linear9")).unwrap_err();
         assert!(error.contains("linear9"), "{error}");

@@ -1,4 +1,4 @@
-//! Measures the cost of codecs on one core of this host.
+//! Measures the costs of codecs on one core of this host.
 
 use crate::papers::model::{CodecCost, Costs, LinkCost};
 use cinch::codec::{Span, build};
@@ -8,16 +8,17 @@ use cinch::types::{CodecKind, CodecSpec};
 use std::hint::black_box;
 use std::time::Instant;
 
-/// Elements: 4 MiB, larger than a second-level cache, as gradients are.
+/// Number of elements; their 4 MiB exceed a second-level cache, as gradients do.
 const ELEMENTS: usize = 1 << 20;
 
-/// Rounds; the median counts.
+/// Number of rounds, whose median counts.
 const ROUNDS: usize = 9;
 
-/// Measures copy, addition and every codec, encode and decode that adds; the wire is given.
+/// Measures copying, adding, and each codec's encode and decode-and-add. The costs of the link are
+/// given.
 ///
 /// # Errors
-/// A sentence if a codec cannot be built.
+/// Returns an error message if a codec cannot be built.
 pub fn costs(link: LinkCost) -> Result<Costs, String> {
     let x = samples();
     let mut y = vec![0f32; ELEMENTS];

@@ -1,5 +1,5 @@
-//! `cinch predict`: the source's speed-up model beside its printed figures; or, for a list of
-//! layers and measured costs, which codec pays at which rank count.
+//! `cinch predict`: prints a paper's speed-up model beside its printed figures. For a list of
+//! layers and measured costs, predicts which codec pays at which rank count.
 
 mod costs;
 mod measure;
@@ -14,11 +14,11 @@ use std::path::PathBuf;
 /// Options of `cinch predict`.
 #[derive(clap::Args)]
 pub struct PredictOptions {
-    /// Layers in forward order, as CSV: name,elements[,forward_us,backward_us]. Without it the
-    /// source's own tables are printed
+    /// Layers in forward order, as CSV: name,elements[,forward_us,backward_us]. Without this
+    /// option, the tables of the paper are printed
     #[arg(long, value_name = "FILE")]
     layers: Option<PathBuf>,
-    /// Costs as JSON, as --write-costs writes them
+    /// Costs as JSON, in the form of --write-costs
     #[arg(
         long,
         value_name = "FILE",
@@ -26,19 +26,19 @@ pub struct PredictOptions {
         conflicts_with = "measure"
     )]
     costs: Option<PathBuf>,
-    /// Measure copy, addition and every codec on one core of this host
+    /// Measure copying, adding and every codec on one core of this host
     #[arg(long)]
     measure: bool,
-    /// Write the costs that are used
+    /// Write the costs in use to this file, as JSON
     #[arg(long, value_name = "FILE")]
     write_costs: Option<PathBuf>,
-    /// Microseconds from a message's end to the peer's next action; overrides the file's
+    /// Microseconds from the end of a message to the peer's next action; overrides the file
     #[arg(long, value_name = "US")]
     latency_us: Option<f64>,
-    /// Microseconds that every message occupies its sender; overrides the file's
+    /// Microseconds that each message occupies its sender; overrides the file
     #[arg(long, value_name = "US")]
     message_us: Option<f64>,
-    /// Bandwidth of a rank's link, GB/s (1e9 bytes) each way; overrides the file's
+    /// Bandwidth of a rank's link in GB/s (1e9 bytes) each way; overrides the file
     #[arg(long, value_name = "GB/S")]
     bandwidth: Option<f64>,
     /// Rank counts, separated by commas
@@ -55,18 +55,18 @@ pub struct PredictOptions {
     /// Write the figures as CSV
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
-    /// Draw step time against raw, and step time, over ranks
+    /// Draw step time, and step time relative to raw, over the number of ranks
     #[arg(long, value_name = "FILE", requires = "layers")]
     svg: Option<PathBuf>,
 }
 
-/// Most ranks of a prediction: schedules are made for each count.
+/// Largest number of ranks in a prediction, as schedules are generated for each count.
 const MOST_RANKS: usize = 65_536;
 
 /// Prints and writes what `options` ask for.
 ///
 /// # Errors
-/// The exit code and the sentence.
+/// Returns an exit code and an error message.
 pub fn main(options: &PredictOptions, out: &mut dyn Write) -> crate::ExitResult<()> {
     let usage = |sentence: String| (crate::USAGE, sentence);
     options.refuse().map_err(usage)?;
@@ -82,7 +82,7 @@ pub fn main(options: &PredictOptions, out: &mut dyn Write) -> crate::ExitResult<
     for &nranks in &options.ranks {
         if !(1..=MOST_RANKS).contains(&nranks) {
             return Err(usage(format!(
-                "--ranks {nranks}: a number from 1 to {MOST_RANKS}"
+                "--ranks {nranks}: must be a number from 1 to {MOST_RANKS}"
             )));
         }
     }
@@ -109,7 +109,7 @@ pub fn main(options: &PredictOptions, out: &mut dyn Write) -> crate::ExitResult<
 }
 
 impl PredictOptions {
-    /// Refuses what would do nothing, and files that two options write.
+    /// Refuses options without effect, and options that name one file twice.
     fn refuse(&self) -> Result<(), String> {
         let costs = [
             ("--latency-us", self.latency_us.is_some()),
@@ -131,7 +131,7 @@ impl PredictOptions {
             (false, false) => {
                 if let Some(name) = said(&costs) {
                     return Err(format!(
-                        "{name} is of --layers or --measure; give one of them"
+                        "{name} applies only with --layers or --measure; give one of them"
                     ));
                 }
             }
@@ -153,7 +153,7 @@ impl PredictOptions {
     }
 }
 
-/// Writes a file, if one was asked for.
+/// Writes a file, if its option was given.
 fn save(path: Option<&std::path::Path>, text: impl FnOnce() -> String) -> crate::ExitResult<()> {
     match path {
         None => Ok(()),

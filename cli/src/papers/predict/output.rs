@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::json;
 use std::io::{Result, Write};
 
-/// Prints one row for each rank count and codec, and then which codec pays from where on.
+/// Prints a row for each rank count and codec, then the fastest codec at each rank count.
 ///
 /// # Errors
 /// Returns the writer's errors.
@@ -53,7 +53,7 @@ pub fn write(layers: &[Layer], outcomes: &[Vec<Prediction>], out: &mut dyn Write
     Ok(())
 }
 
-/// Returns the speed-up, if the layers take time themselves.
+/// Returns the speed-up; `None` if the layers have no times.
 fn speedup(outcome: &Prediction) -> Option<f64> {
     (outcome.speedup > 0.0).then_some(outcome.speedup)
 }
@@ -71,7 +71,7 @@ fn summary(layers: &[Layer]) -> String {
     )
 }
 
-/// A predicted step, as JSON and CSV have it.
+/// A predicted step in the form of JSON and CSV.
 #[derive(Serialize)]
 struct PredictionRow {
     ranks: usize,
@@ -127,10 +127,10 @@ pub fn csv(outcomes: &[Vec<Prediction>]) -> String {
     to_csv(rows(outcomes))
 }
 
-/// Formats rows as CSV, under the names of their fields.
+/// Formats rows as CSV, with the names of their fields as header.
 pub fn to_csv(rows: impl Iterator<Item = impl Serialize>) -> String {
     let mut csv = csv::Writer::from_writer(Vec::new());
-    // A vector takes all that is written to it, and these rows hold plain values.
+    // Writing plain values to a vector cannot fail.
     for row in rows {
         let written = csv.serialize(row);
         debug_assert!(written.is_ok(), "{written:?}");
@@ -139,7 +139,7 @@ pub fn to_csv(rows: impl Iterator<Item = impl Serialize>) -> String {
     String::from_utf8_lossy(&text).into_owned()
 }
 
-/// Draws step time and its ratio to raw, over ranks.
+/// Draws step time, and step time relative to raw, over the number of ranks.
 pub fn svg(layers: &[Layer], costs: &Costs, outcomes: &[Vec<Prediction>]) -> String {
     let panel = |label: &str, logarithmic, value: &dyn Fn(&Prediction) -> f64| Panel {
         label: label.into(),
@@ -183,7 +183,7 @@ mod tests {
     use cinch::types::CodecKind;
 
     #[test]
-    fn all_forms_hold_all_outcomes() {
+    fn every_output_format_has_every_prediction() {
         let layers = Layer::parse("a,1000000,500,1000\nb,10,1,2\n").unwrap();
         let cost = |kind| CodecCost {
             spec: CodecSpec::of(kind),

@@ -1,4 +1,4 @@
-//! The source's tables: printed, computed, corrected.
+//! Prints the paper's tables with printed, computed and corrected figures.
 
 use super::output::to_csv;
 use crate::papers::model::published::{Figure, NOTES, figures};
@@ -67,9 +67,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_figure_is_in_every_form() {
+    fn every_figure_is_in_every_output_format() {
         let count = figures().len();
-        // 4 of Table 1, 8 of Table 3, 36 of Table 6, 24 of Table 7.
+        // 4 figures in Table 1, 8 in Table 3, 36 in Table 6 and 24 in Table 7.
         assert_eq!(count, 72);
         let mut out = Vec::new();
         write(&mut out).unwrap();

@@ -1,18 +1,21 @@
-//! From measurements to the lines of a table.
+//! Chooses a kernel variant for each measured size and makes the entries of a tuning table.
 
 use super::search::{Point, Sweep};
 use cinch::plan::{KernelVariant, TableEntry};
 
-/// How much slower than the fastest a variant may be that a neighbour has too.
+/// A variant that the next smaller size uses may take this times the fastest variant's time.
 const AS_FAST: f64 = 1.02;
-/// How much slower it may be with fewer blocks, which are taken from the caller's own kernels.
+/// A variant with fewer blocks may take this times the fastest variant's time. Blocks that are
+/// saved stay free for the caller's own kernels.
 const WITH_FEWER: f64 = 1.01;
-/// How much slower than the next larger size's variant a size's own may be.
+/// A size takes over the variant of the next larger size if that needs less than this share of the
+/// time.
 const SLOWER: f64 = 0.95;
 
-/// Returns the variant of each point: that with the fewest blocks of those that are as fast as the fastest but for
-/// 1 %, or that of the next smaller size where it is as fast and takes no more of them; never one that the next
-/// larger size's beats by more than 5 %.
+/// Returns the variant for each measured size: the one with the fewest blocks among those within 1
+/// % of the fastest time. A size keeps the variant of the next smaller size if that is within 2 %
+/// and has no more blocks. A size takes the variant of the next larger size if that is more than 5
+/// % faster.
 pub fn variants(points: &[Point]) -> Vec<KernelVariant> {
     let mut chosen: Vec<KernelVariant> = Vec::with_capacity(points.len());
     for point in points {
@@ -38,8 +41,8 @@ pub fn variants(points: &[Point]) -> Vec<KernelVariant> {
     chosen
 }
 
-/// Returns the variant with the fewest blocks of those that are about as fast as the fastest, of which the fastest;
-/// the time of the fastest.
+/// Returns the variant with the fewest blocks among those within 1 % of the fastest time, and the
+/// fastest time. Of several variants with as few blocks the fastest one is taken.
 fn sparing(point: &Point) -> (KernelVariant, f64) {
     let (best, seconds) = point.best();
     let as_fast = point
@@ -53,8 +56,8 @@ fn sparing(point: &Point) -> (KernelVariant, f64) {
     (fewest.map_or(best, |(variant, _)| *variant), seconds)
 }
 
-/// Returns the lines of a sweep: neighbours meet where the lines through both variants' times cross, in the
-/// logarithms of size and time.
+/// Returns the table entries of a sweep. Between two sizes with different variants, the border lies
+/// where the lines through both variants' times cross, in logarithms of size and time.
 pub fn entries(sweep: &Sweep, points: &[Point]) -> Vec<TableEntry> {
     let chosen = variants(points);
     let entry = |variant: KernelVariant, from: (usize, f64), to: (usize, f64)| TableEntry {
@@ -112,7 +115,8 @@ pub fn border(
                 false => 0.5,
             }
         }
-        // A variant that cannot run at the other end leaves the gap to the other variant.
+        // A variant that was not measured at the other end leaves the whole gap to the other
+        // variant.
         ([_, None], [Some(_), _]) => 0.0,
         ([_, Some(_)], [None, _]) => 1.0,
         _ => 0.5,
@@ -120,7 +124,7 @@ pub fn border(
     let between = |a: f64, b: f64| (a.ln() + share * (b.ln() - a.ln())).exp();
     let size = between(low.size as f64, high.size as f64).round() as usize;
     let size = match share {
-        // The smaller size itself is the first one's.
+        // The smaller size itself belongs to the first variant.
         0.0 => low.size + 1,
         _ => size.clamp(low.size, high.size),
     };

@@ -23,18 +23,19 @@ use search::{Search, Sweep};
 use std::path::PathBuf;
 use watch::GpuWatch;
 
-/// Measures algorithms, protocols, blocks and chunks on GPUs, and writes a table of the fastest ones.
+/// Measures algorithms, protocols, blocks and chunks on GPUs, and writes a tuning table of the
+/// fastest ones.
 #[derive(Args, Clone, Debug)]
 pub struct TuneOptions {
-    /// Collectives, with commas
+    /// Collectives, separated by commas
     #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = parse_collective,
           default_value = "all_reduce,all_gather,reduce_scatter")]
     pub collectives: Vec<Collective>,
-    /// Codecs, with commas, for each of the collectives [default: raw for all of them, linear8 and
-    /// dynamic8 for all_reduce]
+    /// Codecs, separated by commas, for each of the collectives [default: raw for all of them, also
+    /// linear8 and dynamic8 for all_reduce]
     #[arg(long, value_name = "CODECS", value_delimiter = ',', value_parser = parse_codec)]
     pub codecs: Vec<CodecSetting>,
-    /// Element types, with commas; of a table only their bytes count
+    /// Element types, separated by commas; the table distinguishes types only by their bytes
     #[arg(short = 'd', long, default_value = "f32", value_parser = parse_datatypes)]
     pub datatype: Types,
     /// Smallest size in bytes
@@ -43,14 +44,14 @@ pub struct TuneOptions {
     /// Largest size in bytes
     #[arg(short = 'e', long, value_name = "BYTES", default_value = "1G", value_parser = parse_size)]
     pub maxbytes: usize,
-    /// Seconds of measurements: the sizes a factor of 4 apart first, then what lies between those
-    /// that choose differently
+    /// Seconds to measure. Sizes a factor of 4 apart come first, then sizes between neighbours that
+    /// choose different variants
     #[arg(long, default_value_t = 80.0, value_parser = crate::bench::options::parse_seconds)]
     pub seconds: f64,
-    /// The table; all measurements go to FILE.jsonl
+    /// File for the table; all measurements go to FILE.jsonl
     #[arg(short = 'o', long, value_name = "FILE")]
     pub output: PathBuf,
-    /// GPUs and ranks.
+    /// Options for GPUs and ranks.
     #[command(flatten)]
     pub gpu: GpuOptions,
 }
@@ -58,11 +59,11 @@ pub struct TuneOptions {
 /// Runs `cinch tune` and returns its exit code.
 ///
 /// # Errors
-/// Exit code and sentence.
+/// Returns an exit code and an error message.
 pub fn main(options: &TuneOptions, mut config: Config) -> ExitResult {
     let usage = |sentence: String| (USAGE, sentence);
     options.check(&config).map_err(usage)?;
-    // An earlier table must not influence the measurement.
+    // A tuning table in use must not influence the measurement.
     config
         .set("CINCH_TUNING", "off", Origin::Program)
         .map_err(|error| usage(error.to_string()))?;
@@ -70,7 +71,7 @@ pub fn main(options: &TuneOptions, mut config: Config) -> ExitResult {
 }
 
 impl TuneOptions {
-    /// Refuses options without effect, and options that would make a table that no communicator uses.
+    /// Refuses options without effect, and options whose table no communicator would use.
     fn check(&self, config: &Config) -> std::result::Result<(), String> {
         if !self.gpu.on_gpus(None)? {
             return Err("tables are for GPUs: give --device gpu".into());
@@ -118,7 +119,7 @@ impl TuneOptions {
         }
     }
 
-    /// Returns what is measured.
+    /// Returns the combinations of collective, type and codec to measure.
     fn sweeps(&self) -> Vec<Sweep> {
         let standard = ["raw", "linear8", "dynamic8"]
             .iter()
@@ -138,7 +139,8 @@ impl TuneOptions {
                         dtype,
                         codec,
                     };
-                    // Types of equal width share one part of a table.
+                    // Types of equal width share one part of a table, so only the first is
+                    // measured.
                     let same = |known: &Sweep| {
                         (known.collective, known.wire()) == (collective, sweep.wire())
                     };
@@ -190,7 +192,8 @@ impl GpuTask for Tune<'_> {
     }
 
     fn output(&self, _: usize) -> Result<Output> {
-        // Before anything is measured or an earlier log is overwritten.
+        // An unwritable table file must fail before anything is measured and before an earlier log
+        // is overwritten.
         let table = &self.options.output;
         check_writable(table).map_err(|error| self.unwritten(error))?;
         Output::of_rows(Some(self.options.log()))
@@ -240,7 +243,7 @@ impl GpuTask for Tune<'_> {
 }
 
 impl Tune<'_> {
-    /// Writes the table, after parsing it as the library will.
+    /// Writes the table file. The table is parsed first, as the library will parse it.
     fn write(&self, header: &TableHeader, searches: &[Search], output: &mut Output) -> Result<()> {
         let entries: Vec<_> = searches
             .iter()
@@ -268,10 +271,10 @@ impl Tune<'_> {
     }
 }
 
-/// Words of a rank's text; a longer text is cut.
+/// Number of 8-byte words that each rank sends; a longer text is cut.
 const TEXT_WORDS: usize = 32;
 
-/// All-gathers the ranks' texts, cut to [`TEXT_WORDS`].
+/// All-gathers the texts of all ranks, each cut to [`TEXT_WORDS`] words.
 fn shared_texts(world: &impl BenchRank, own: &str) -> Result<Vec<String>> {
     let mut words = [0u64; TEXT_WORDS];
     for (word, bytes) in words.iter_mut().zip(own.as_bytes().chunks(8)) {
@@ -288,8 +291,8 @@ fn shared_texts(world: &impl BenchRank, own: &str) -> Result<Vec<String>> {
     Ok(all.chunks(TEXT_WORDS).map(text).collect())
 }
 
-/// Refuses GPUs and links that differ by rank: a communicator uses a table only if all ranks match its
-/// header, so none would use this one.
+/// Refuses GPUs and links that differ between ranks. A communicator uses a table only if all ranks
+/// match its header, so none would use this table.
 fn agree(said: &[String]) -> Result<()> {
     let Some(other) = said.iter().position(|text| *text != said[0]) else {
         return Ok(());

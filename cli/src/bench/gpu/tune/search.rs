@@ -1,4 +1,4 @@
-//! Chooses what is measured, in which order, until the time is spent.
+//! Chooses which sizes and variants are measured, and in which order, until the time is spent.
 //!
 //! Every rank runs the search on the same times, so that all ranks measure the same.
 
@@ -9,39 +9,39 @@ use cinch::plan::{KernelVariant, WireClass};
 use cinch::types::CodecSetting;
 use cinch::{Collective, DType, Result};
 
-/// Measures times; tests replace it by a model.
+/// Measures kernel variants. Tests replace it by a model.
 pub trait Stopwatch {
-    /// Returns the variants of a row's call that are worth a measurement.
+    /// Returns the kernel variants of a row's call that are worth measuring.
     fn variants(&mut self, row: &Row) -> Result<Vec<KernelVariant>>;
     /// Returns whether the row's call can run with this variant.
     fn supports(&mut self, row: &Row, variant: &KernelVariant) -> Result<bool>;
-    /// Returns the seconds of the call with each variant, alike on all ranks: medians over so many
-    /// repetitions, in which the variants alternate.
+    /// Returns the seconds of the call with each variant, the same on all ranks. Each is a median
+    /// over `repetitions`, in which the variants alternate.
     fn time(
         &mut self,
         row: &Row,
         variants: &[KernelVariant],
         repetitions: usize,
     ) -> Result<Vec<f64>>;
-    /// Returns the seconds since the beginning, alike on all ranks.
+    /// Returns the seconds since the beginning of the search, the same on all ranks.
     fn elapsed(&mut self) -> Result<f64>;
     /// Logs a measurement.
     fn keep(&mut self, row: &Row, size: usize, times: &[(KernelVariant, f64)], repetitions: usize);
 }
 
-/// Calls whose sizes are swept: one part of a table.
+/// A combination whose message sizes are swept. Each makes one part of the table.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sweep {
     /// The collective.
     pub collective: Collective,
-    /// Its elements.
+    /// The element type.
     pub dtype: DType,
-    /// Its codec.
+    /// The codec.
     pub codec: CodecSetting,
 }
 
 impl Sweep {
-    /// Returns the call whose larger buffer has about `bytes`.
+    /// Returns the row whose larger buffer has about `bytes`.
     pub fn row(&self, nranks: usize, bytes: usize) -> Row {
         let count = count_of(self.collective, self.dtype, nranks, bytes);
         Row {
@@ -50,7 +50,7 @@ impl Sweep {
         }
     }
 
-    /// Returns the class of the messages' content.
+    /// Returns the table's key for the messages: codec and element width.
     pub fn wire(&self) -> WireClass {
         WireClass {
             codec: self.codec.inter.kind,
@@ -59,12 +59,12 @@ impl Sweep {
     }
 }
 
-/// Times at one size.
+/// Measured times at one size.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Point {
     /// Bytes of the larger buffer.
     pub size: usize,
-    /// Seconds of each variant that passed the first round.
+    /// Seconds of each variant that was measured with all repetitions.
     pub times: Vec<(KernelVariant, f64)>,
 }
 
@@ -89,22 +89,22 @@ impl Point {
     }
 }
 
-/// Factor between the sizes that are measured first.
+/// Factor between neighbouring sizes of the first, coarse pass.
 const COARSE: usize = 4;
-/// Factor between neighbours that choose differently below which nothing between them is measured, unless
-/// the time at the border between them would be a cliff.
+/// Neighbouring sizes closer than this factor get no measurement between them, even if their
+/// variants differ. A cliff at the border between them is the exception.
 const FINE: f64 = 1.25;
-/// Repetitions by which variants are thrown out, and by which those that stay are compared.
+/// Repetitions of the first round, which eliminates slow variants, and of the final round.
 const TRIAL: usize = 1;
 const FINAL: usize = 5;
-/// How many times slower than the fastest a variant may be in its trial and stay.
+/// A variant stays if its first time is at most this times the fastest.
 const STAYS: f64 = 1.3;
-/// How many stay at most.
+/// Largest number of variants that stay for the final round.
 const MOST_STAY: usize = 6;
-/// Times that are closer are one.
+/// Times within this factor count as equal.
 const SAME: f64 = 1.05;
 
-/// Returns the sizes that are measured first, the largest included.
+/// Returns the sizes of the coarse pass, including the largest size.
 pub fn coarse(low: usize, high: usize) -> Vec<usize> {
     let mut sizes: Vec<usize> =
         std::iter::successors(Some(low.max(1)), |size| size.checked_mul(COARSE))
@@ -118,16 +118,16 @@ pub fn coarse(low: usize, high: usize) -> Vec<usize> {
 pub struct Search {
     sweep: Sweep,
     nranks: usize,
-    /// By size.
+    /// Sorted by size.
     points: Vec<Point>,
-    /// Sizes between which all has been measured that can be.
+    /// Gaps (lower and upper size) in which nothing is left to measure.
     settled: Vec<(usize, usize)>,
-    /// Variants that cannot run at a size.
+    /// Variants that cannot run at a size, with that size.
     refused: Vec<(usize, KernelVariant)>,
 }
 
 impl Search {
-    /// Starts without a measurement.
+    /// Starts a search without measurements.
     pub fn new(sweep: Sweep, nranks: usize) -> Search {
         Search {
             sweep,
@@ -138,20 +138,20 @@ impl Search {
         }
     }
 
-    /// Returns the calls that are swept.
+    /// Returns the combination that is swept.
     pub fn sweep(&self) -> &Sweep {
         &self.sweep
     }
 
-    /// Returns the measured points, by size.
+    /// Returns the measured sizes in ascending order.
     pub fn points(&self) -> &[Point] {
         &self.points
     }
 
-    /// Measures all variants at a size: all of them shortly, then the fastest ones and `also` in turns.
+    /// Measures a size: all variants once, then the fastest ones and those in `also`, alternating.
     ///
     /// # Errors
-    /// Those of the watch.
+    /// Returns the stopwatch's errors.
     pub fn measure(
         &mut self,
         watch: &mut impl Stopwatch,
@@ -189,7 +189,8 @@ impl Search {
         Ok(())
     }
 
-    /// Measures at a point that is there the variants that are missing, beside its best one.
+    /// Measures those of `variants` that point number `at` lacks, together with its best variant
+    /// for comparison.
     fn add(
         &mut self,
         watch: &mut impl Stopwatch,
@@ -226,10 +227,11 @@ impl Search {
         Ok(())
     }
 
-    /// Measures what the two ends of the widest gap leave open; `false` if there is none.
+    /// Measures in the widest gap between sizes that is not settled. Returns `false` if all gaps
+    /// are settled.
     ///
     /// # Errors
-    /// Those of the watch.
+    /// Returns the stopwatch's errors.
     pub fn refine(&mut self, watch: &mut impl Stopwatch) -> Result<bool> {
         let open = |(at, pair): (usize, &[Point])| {
             let (low, high) = (pair[0].size, pair[1].size);
@@ -242,12 +244,14 @@ impl Search {
         };
         let (low, high) = (self.points[at].size, self.points[at + 1].size);
         let variants = [self.points[at].best().0, self.points[at + 1].best().0];
-        // Each must have run at both ends, or the border between them is a guess.
+        // Both variants must be measured at both ends; otherwise the border between them is only a
+        // guess.
         self.add(watch, at, &variants)?;
         self.add(watch, at + 1, &variants)?;
         self.settled.push((low, high));
         let pair = &self.points[at..=at + 1];
-        // A size that is slower than the next larger one is one that was disturbed.
+        // A size that takes longer than the next larger one was probably disturbed, so it is
+        // measured again.
         if pair[0].best().1 > SAME * pair[1].best().1 {
             let again: Vec<KernelVariant> =
                 pair[0].times.iter().map(|(variant, _)| *variant).collect();
@@ -266,8 +270,8 @@ impl Search {
         };
         let agree = ends[0].0 == ends[1].0
             || alike(&pair[0], &ends[1].0, ends[0].1) && alike(&pair[1], &ends[0].0, ends[1].1);
-        // Where two variants meet the time is a guess, which a variant that cannot run at the other end makes
-        // a poor one: above the time of the larger size it is a cliff, or a wrong guess.
+        // The time at the border is extrapolated if a variant cannot run at the other end. A border
+        // time above that of the larger size is a real cliff or a wrong extrapolation.
         let border = choose::border(&pair[0], &pair[1], (ends[0].0, ends[1].0));
         let between = if agree {
             None
@@ -288,11 +292,11 @@ impl Search {
     }
 }
 
-/// Measures all of `sweeps` within `seconds`: first every size coarsely, then the gaps, each sweep in
-/// its turn. What was left out comes as sentences.
+/// Measures all of `sweeps` within `seconds`: first the coarse sizes, then the gaps, in turn for
+/// each sweep. Also returns notes about sizes that were left out.
 ///
 /// # Errors
-/// Those of the watch.
+/// Returns the stopwatch's errors.
 pub fn run(
     watch: &mut impl Stopwatch,
     sweeps: &[Sweep],

@@ -19,8 +19,8 @@ fn way(algorithm: Algorithm, kernel: KernelProtocol, channels: usize) -> KernelV
     }
 }
 
-/// Ways and their times by a law that the tuner does not know: fixed microseconds, gigabytes a second,
-/// largest size.
+/// Variants with a cost model that the tuner does not know: fixed microseconds, GB/s, and largest
+/// size in bytes.
 fn laws() -> Vec<(KernelVariant, f64, f64, usize)> {
     let mut laws = Vec::new();
     for (at, channels) in [8, 16, 32, 64].into_iter().enumerate() {
@@ -56,15 +56,15 @@ fn laws() -> Vec<(KernelVariant, f64, f64, usize)> {
     laws
 }
 
-/// GPUs on paper: times by [`laws`], with noise, and a clock that measuring moves.
+/// Simulated GPUs: times by [`laws`] with noise, and a clock that every measurement advances.
 struct Paper {
-    /// A size below which `simple` takes some microseconds longer.
+    /// Below this size, `simple` takes longer by this many microseconds.
     step: (usize, f64),
     noise: f64,
     state: u64,
     clock: f64,
     measured: usize,
-    /// A size at which the first measurements are disturbed, and how many.
+    /// Size whose first measurements are disturbed, and the number of disturbed measurements.
     disturbed: (usize, usize),
 }
 
@@ -84,7 +84,7 @@ impl Paper {
         let size = size_of(row.collective, row.dtype, RANKS, row.count);
         let laws = laws();
         let law = laws.iter().find(|law| law.0 == *way && size <= law.3)?;
-        // A codec sends a quarter, after 4 us of encoding.
+        // A codec sends a quarter of the bytes, after 4 us of encoding.
         let (fixed, share) = match row.codec.is_some_and(|codec| codec.is_lossy()) {
             true => (4.0, 0.25),
             false => (0.0, 1.0),
@@ -174,8 +174,8 @@ fn tune(paper: &mut Paper, sweeps: &[Sweep], seconds: f64) -> (TuningTable, Vec<
     )
 }
 
-/// Returns the largest ratio of the chosen way's time to the fastest one's, walking through all sizes; and the
-/// largest fall of the chosen way's time when the size grows.
+/// Walks through all sizes and compares the chosen variant's time with the fastest one's. Returns
+/// the largest ratio of both times, and the largest drop of the chosen time as the size grows.
 fn judge(paper: &Paper, table: &TuningTable, sweep: &Sweep) -> (f64, f64) {
     let (mut worst, mut fall, mut before) = (1.0f64, 0.0f64, 0.0f64);
     let mut size = 8.0f64;
@@ -206,7 +206,8 @@ fn the_table_is_the_laws_without_knowing_them() {
         sweep(Collective::AllGather, "raw"),
         sweep(Collective::ReduceScatter, "raw"),
     ];
-    // All_gathers go through laws of ways that they do not have: the format refuses those.
+    // Only all_reduce is tuned: the table format refuses some variants of [`laws`] for other
+    // collectives.
     let sweeps = &sweeps[..3];
     for noise in [0.0, 0.02] {
         let mut paper = Paper::new(noise);
@@ -233,13 +234,13 @@ fn a_budget_is_kept_and_what_is_missing_is_said() {
     for seconds in [0.5, 2.0, 5.0] {
         let mut paper = Paper::new(0.0);
         let (table, notes) = tune(&mut paper, &sweeps, seconds);
-        // The last measurement begins in time; it is of a few ways.
+        // The last measurement may begin just before the limit; it covers only a few variants.
         assert!(paper.clock < seconds + 0.7, "{seconds}: {}", paper.clock);
         assert!(paper.measured < enough.measured);
         assert_eq!(notes.len(), 1, "{notes:?}");
         assert!(notes[0].contains("time was spent"));
         for sweep in &sweeps {
-            // The sizes that were measured are right.
+            // Even with little time, small sizes were measured and have entries.
             assert!(table.choice(sweep.collective, sweep.wire(), 64).is_some());
         }
     }
@@ -248,7 +249,7 @@ fn a_budget_is_kept_and_what_is_missing_is_said() {
 #[test]
 fn a_disturbed_size_is_measured_again() {
     let mut paper = Paper::new(0.0);
-    // The trial and the comparison at 32 KiB, not what comes later.
+    // Both measurements of the first visit to 32 KiB are disturbed; later ones are not.
     paper.disturbed = (32 << 10, 2);
     let sweeps = [sweep(Collective::AllReduce, "raw")];
     let (table, _) = tune(&mut paper, &sweeps, 80.0);
@@ -259,7 +260,8 @@ fn a_disturbed_size_is_measured_again() {
 
 #[test]
 fn a_border_that_only_a_guess_makes_a_cliff_is_measured() {
-    // From here on `simple` is 20 us faster; the line between the sizes on both sides does not know.
+    // From this size on `simple` is 20 us faster, which interpolation between the neighbouring
+    // sizes cannot know.
     let mut paper = Paper::new(0.0);
     paper.step = (1_850_000, 20.0);
     let sweeps = [sweep(Collective::AllReduce, "raw")];
@@ -277,7 +279,7 @@ fn blocks_that_bring_nothing_are_left_to_others() {
     let points = [
         [(8, 1.03), (32, 1.0), (64, 1.0)],
         [(8, 1.008), (32, 1.0), (64, 1.005)],
-        // The neighbour's is as fast, with more of them.
+        // The variant of the next smaller size is as fast, but has more blocks.
         [(8, 1.0), (32, 1.001), (64, 1.0)],
         [(8, 1.015), (32, 1.0), (64, 0.999)],
         [(8, 1.4), (32, 1.03), (64, 1.0)],
@@ -301,7 +303,8 @@ fn the_next_sizes_way_is_taken_where_it_is_faster() {
         size,
         times: times.to_vec(),
     };
-    // As fast as the fastest by 1.5 %, so that it stays; but the next one's beats it by a lot.
+    // At the second size, `a` is 1.5 % slower than the fastest, so that it is kept; at the third,
+    // `b` wins by far.
     let points = [
         point(8, &[(a, 1.0e-6), (b, 2.0e-6)]),
         point(16, &[(a, 2.03e-6), (b, 2.0e-6)]),
@@ -311,7 +314,8 @@ fn the_next_sizes_way_is_taken_where_it_is_faster() {
     let mut later = points.clone();
     later[1] = point(16, &[(a, 2.03e-6), (b, 1.995e-6)]);
     assert_eq!(choose::variants(&later), [a, a, b]);
-    // Where both lines cross, in logarithms: from 2.0 to 9.0 and from 2.0 to 2.1.
+    // In logarithms, the line from 2.0 to 9.0 crosses the line from 2.0 to 2.1 near the smaller
+    // size.
     let entries = choose::entries(&sweep(Collective::AllReduce, "raw"), &points);
     let border = entries.iter().find(|entry| entry.variant == b).unwrap();
     assert!(border.from > 16 && border.from < 18, "{border:?}");

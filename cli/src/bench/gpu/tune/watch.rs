@@ -1,4 +1,4 @@
-//! The stopwatch on GPUs: replays of graphs, one for each kernel variant.
+//! Measures kernel variants on GPUs, by replaying a graph for each variant.
 
 use super::super::layout;
 use super::super::queue::GpuQueue;
@@ -15,12 +15,12 @@ use cinch::{CodecSpec, Communicator, Error, Result};
 use serde::Serialize;
 use std::time::Instant;
 
-/// Aim for the length of a replay, and its largest number of calls: both below a bench's, because tuning
-/// records many more graphs.
+/// Target seconds of a replay, and its largest number of calls. Both are below those of a
+/// benchmark, because tuning records many more graphs.
 const REPLAY_SECONDS: f64 = 2e-3;
 const MOST_CALLS: usize = 100;
 
-/// A line of the log.
+/// A line of the measurement log.
 #[derive(Serialize)]
 struct TuneRecord<'a> {
     collective: &'a str,
@@ -70,7 +70,7 @@ impl<'a, 'b> GpuWatch<'a, 'b> {
         }
     }
 
-    /// Returns the seconds of a call on the slowest rank, from a few calls on the stream.
+    /// Returns the seconds of a call on the slowest rank, estimated from a few calls on the stream.
     fn estimate(&mut self) -> Result<f64> {
         let mut least = f64::INFINITY;
         for calls in [1, 4] {
@@ -81,7 +81,7 @@ impl<'a, 'b> GpuWatch<'a, 'b> {
         Ok(slowest(self.control, &[least])?[0])
     }
 
-    /// Refuses times of a codec other than the row's.
+    /// Returns an error if the last call used another codec than the row's.
     fn check(&self, row: &Row) -> Result<()> {
         let asked = row.codec.map_or(CodecSpec::RAW, |codec| codec.inter);
         let ran = self.queue.report()?.codec.inter;
@@ -123,7 +123,8 @@ impl Stopwatch for GpuWatch<'_, '_> {
         }
         self.queue.comm().force_variant(None)?;
         let mut times = vec![Vec::with_capacity(repetitions); variants.len()];
-        // The first replay of each variant is not counted, and every second round reverses their order.
+        // The first replay of each variant is not counted. Every second round reverses the order of
+        // the variants.
         for round in 0..=repetitions {
             for turn in 0..variants.len() {
                 let variant = match round % 2 {
@@ -147,7 +148,7 @@ impl Stopwatch for GpuWatch<'_, '_> {
 
     fn elapsed(&mut self) -> Result<f64> {
         let own = self.begin.elapsed().as_secs_f64();
-        // Rank 0's clock decides.
+        // Rank 0's clock decides, so that all ranks stop together.
         Ok(f64::from_bits(
             self.control.gather_words(&[own.to_bits()])?[0],
         ))
