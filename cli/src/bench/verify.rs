@@ -54,8 +54,9 @@ pub struct Check<'a> {
     pub algorithm: Algorithm,
 }
 
-/// The byte that outputs are filled with before the compared call: NaN in every floating type, -1 in
-/// integers. Any number would pass as right wherever a codec's bound exceeds the result.
+/// The byte that outputs are filled with before the compared call. Floating types have NaN there, or,
+/// without codecs, their largest negative number; integers -1. A smaller number would pass as right wherever
+/// a codec's bound exceeds the result.
 pub const POISON: u8 = 0xff;
 
 /// From this many elements on a codec leaves at least one other than zero, unless its error law allows
