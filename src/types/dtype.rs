@@ -11,7 +11,7 @@ struct DTypeFacts {
     has_codecs: bool,
 }
 
-/// An integer, which accumulates in its own type.
+/// Describes an unsigned integer, which accumulates in its own type.
 const fn unsigned(dtype: DType, size: usize) -> DTypeFacts {
     DTypeFacts {
         size,
