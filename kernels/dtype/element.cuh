@@ -218,3 +218,20 @@ struct F16 : PairElement<F16> {
 };
 
 }  // namespace cinch
+
+// All element types, in groups that one compiler run instantiates: X(name, Type) for each. The
+// kernels of reductions exist for every type of these lists.
+#define CINCH_INTEGERS_8(X) X(i8, I8) X(u8, U8)
+#define CINCH_INTEGERS_32(X) X(i32, I32) X(u32, U32)
+#define CINCH_INTEGERS_64(X) X(i64, I64) X(u64, U64)
+#define CINCH_FLOATS_8(X) X(f8e4m3, F8E4M3) X(f8e5m2, F8E5M2)
+#define CINCH_FLOATS_16(X) X(f16, F16) X(bf16, BF16)
+#define CINCH_FLOATS_32_64(X) X(f32, F32) X(f64, F64)
+#define CINCH_ELEMENTS(X) \
+  CINCH_INTEGERS_8(X) CINCH_INTEGERS_32(X) CINCH_INTEGERS_64(X) \
+  CINCH_FLOATS_8(X) CINCH_FLOATS_16(X) CINCH_FLOATS_32_64(X)
+
+// The element types that codecs take, which are those of gradients: X(further arguments, name,
+// Type) for each.
+#define CINCH_CODED_ELEMENTS(X, ...) \
+  X(__VA_ARGS__, f32, F32) X(__VA_ARGS__, f16, F16) X(__VA_ARGS__, bf16, BF16)

@@ -93,10 +93,7 @@ __device__ __forceinline__ void decode_chunk(const cinch_codec_args &args) {
     cinch::decode_chunk<cinch::Codec, cinch::Type>(args);                            \
   }
 
-#define CINCH_CODEC_TYPES(codec, Codec)       \
-  CINCH_CODEC_KERNELS(codec, Codec, f32, F32) \
-  CINCH_CODEC_KERNELS(codec, Codec, f16, F16) \
-  CINCH_CODEC_KERNELS(codec, Codec, bf16, BF16)
+#define CINCH_CODEC_TYPES(codec, Codec) CINCH_CODED_ELEMENTS(CINCH_CODEC_KERNELS, codec, Codec)
 
 CINCH_CODEC_TYPES(linear8, Linear8)
 CINCH_CODEC_TYPES(dynamic8, Dynamic8)

@@ -4,7 +4,7 @@
 #include "entry/launch.cuh"
 #include "prims/coded.cuh"
 
-#define CINCH_CODED(codec, Codec)                                                            \
-  CINCH_INTERPRETER(cinch_coded_##codec##_f32, cinch::CodedSimple<cinch::F32, cinch::Codec>) \
-  CINCH_INTERPRETER(cinch_coded_##codec##_f16, cinch::CodedSimple<cinch::F16, cinch::Codec>) \
-  CINCH_INTERPRETER(cinch_coded_##codec##_bf16, cinch::CodedSimple<cinch::BF16, cinch::Codec>)
+#define CINCH_CODED_TYPE(codec, Codec, type, Type) \
+  CINCH_INTERPRETER(cinch_coded_##codec##_##type, cinch::CodedSimple<cinch::Type, cinch::Codec>)
+
+#define CINCH_CODED(codec, Codec) CINCH_CODED_ELEMENTS(CINCH_CODED_TYPE, codec, Codec)

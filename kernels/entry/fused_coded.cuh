@@ -3,7 +3,7 @@
 
 #include "fused/coded.cuh"
 
-#define CINCH_FUSED_THROUGH(codec, type, Codec, Type)                        \
+#define CINCH_FUSED_THROUGH(codec, Codec, type, Type)                        \
   extern "C" __global__ void __launch_bounds__(cinch::MOVERS, 1)             \
       cinch_fused_##codec##_##type##_ll128(                                  \
           const __grid_constant__ cinch_oneshot_args args) {                 \
@@ -11,7 +11,4 @@
     cinch::run_fused<cinch::CodedExchange<cinch::Type, cinch::Codec>>(args); \
   }
 
-#define CINCH_FUSED_CODED(codec, Codec)       \
-  CINCH_FUSED_THROUGH(codec, f32, Codec, F32) \
-  CINCH_FUSED_THROUGH(codec, f16, Codec, F16) \
-  CINCH_FUSED_THROUGH(codec, bf16, Codec, BF16)
+#define CINCH_FUSED_CODED(codec, Codec) CINCH_CODED_ELEMENTS(CINCH_FUSED_THROUGH, codec, Codec)

@@ -1,4 +1,3 @@
 #include "entry/raw.cuh"
 
-CINCH_RAW(i32, I32)
-CINCH_RAW(u32, U32)
+CINCH_INTEGERS_32(CINCH_RAW)

@@ -1,4 +1,3 @@
 #include "entry/raw.cuh"
 
-CINCH_RAW(i64, I64)
-CINCH_RAW(u64, U64)
+CINCH_INTEGERS_64(CINCH_RAW)

@@ -1,4 +1,3 @@
 #include "entry/raw.cuh"
 
-CINCH_RAW(i8, I8)
-CINCH_RAW(u8, U8)
+CINCH_INTEGERS_8(CINCH_RAW)

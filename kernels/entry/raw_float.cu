@@ -1,4 +1,3 @@
 #include "entry/raw.cuh"
 
-CINCH_RAW(f32, F32)
-CINCH_RAW(f64, F64)
+CINCH_FLOATS_32_64(CINCH_RAW)

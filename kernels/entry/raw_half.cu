@@ -1,4 +1,3 @@
 #include "entry/raw.cuh"
 
-CINCH_RAW(f16, F16)
-CINCH_RAW(bf16, BF16)
+CINCH_FLOATS_16(CINCH_RAW)

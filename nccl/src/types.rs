@@ -1,6 +1,7 @@
 //! Numbers and plain types of the header. C passes plain integers, never Rust enums: a wrong number
 //! must be an error, not undefined behaviour.
 
+use cinch::DType;
 use cinch::capi::core::collective_request::ArgumentNames;
 use std::ffi::{c_char, c_int, c_void};
 
@@ -132,6 +133,9 @@ pub(crate) const ARGUMENT_NAMES: ArgumentNames = ArgumentNames {
     sendbuf: "sendbuff",
     recvbuf: "recvbuff",
     dtype: "datatype",
-    dtypes: ["ncclInt8", "ncclFloat8e5m2"],
+    dtypes: [
+        (DType::I8, "ncclInt8"),
+        (DType::LAST_OF_NCCL, "ncclFloat8e5m2"),
+    ],
     host_stream: "pass NULL, or unset CINCH_DEVICE=host",
 };

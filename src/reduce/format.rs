@@ -64,6 +64,29 @@ macro_rules! raw_casts {
 }
 pub(super) use raw_casts;
 
+/// Calls a generic function with the format of an element type: `$fp32` for the types that accumulate in
+/// fp32, `$other` for the rest. `$half` is the format of f16.
+macro_rules! with_format {
+    ($dtype:expr, $half:ty, $fp32:ident | $other:ident $arguments:tt) => {{
+        use $crate::reduce::format;
+        match $dtype {
+            DType::I8 => $other::<i8> $arguments,
+            DType::U8 => $other::<u8> $arguments,
+            DType::I32 => $other::<i32> $arguments,
+            DType::U32 => $other::<u32> $arguments,
+            DType::I64 => $other::<i64> $arguments,
+            DType::U64 => $other::<u64> $arguments,
+            DType::F16 => $fp32::<$half> $arguments,
+            DType::F32 => $fp32::<f32> $arguments,
+            DType::F64 => $other::<f64> $arguments,
+            DType::BF16 => $fp32::<format::BF16> $arguments,
+            DType::F8E4M3 => $fp32::<format::F8E4M3> $arguments,
+            DType::F8E5M2 => $fp32::<format::F8E5M2> $arguments,
+        }
+    }};
+}
+pub(super) use with_format;
+
 macro_rules! itself {
     ($($number:ty),*) => {$(impl Format for $number {
         type Accumulator = $number;

@@ -3,7 +3,7 @@
 //! The loops of `kernel` are inlined into functions with the target features of each set. Only
 //! binary16 needs intrinsics: compilers do not emit its conversions (F16C, AVX-512 F) by themselves.
 
-use super::format::{BF16, F8E4M3, F8E5M2, F16, Format, raw_casts};
+use super::format::{F16, Format, raw_casts, with_format};
 use super::number::{Max, Min, Operator, Prod, Sum};
 use super::{Observation, kernel};
 use crate::cpu::{Isa, Tile};
@@ -204,20 +204,7 @@ macro_rules! instruction_set {
             }
 
             pub(super) fn kernels(dtype: DType, op: ReduceOp) -> ReduceKernels {
-                match dtype {
-                    DType::I8 => of::<i8>(op),
-                    DType::U8 => of::<u8>(op),
-                    DType::I32 => of::<i32>(op),
-                    DType::U32 => of::<u32>(op),
-                    DType::I64 => of::<i64>(op),
-                    DType::U64 => of::<u64>(op),
-                    DType::F16 => of::<$half>(op),
-                    DType::F32 => of::<f32>(op),
-                    DType::F64 => of::<f64>(op),
-                    DType::BF16 => of::<BF16>(op),
-                    DType::F8E4M3 => of::<F8E4M3>(op),
-                    DType::F8E5M2 => of::<F8E5M2>(op),
-                }
+                with_format!(dtype, $half, of | of(op))
             }
 
             fn of<F: Format>(op: ReduceOp) -> ReduceKernels {
@@ -245,21 +232,18 @@ macro_rules! instruction_set {
             }
 
             pub(super) fn conversion(dtype: DType) -> Option<Conversion> {
-                Some(match dtype {
-                    DType::F16 => conversion_of::<$half>(),
-                    DType::F32 => conversion_of::<f32>(),
-                    DType::BF16 => conversion_of::<BF16>(),
-                    DType::F8E4M3 => conversion_of::<F8E4M3>(),
-                    DType::F8E5M2 => conversion_of::<F8E5M2>(),
-                    _ => return None,
+                with_format!(dtype, $half, conversion_of | no_conversion())
+            }
+
+            fn conversion_of<F: Format<Accumulator = f32>>() -> Option<Conversion> {
+                Some(Conversion {
+                    widen: widen::<F>,
+                    narrow: narrow::<F>,
                 })
             }
 
-            fn conversion_of<F: Format<Accumulator = f32>>() -> Conversion {
-                Conversion {
-                    widen: widen::<F>,
-                    narrow: narrow::<F>,
-                }
+            fn no_conversion<F: Format>() -> Option<Conversion> {
+                None
             }
 
             pub(super) fn fp32() -> Fp32 {

@@ -1,4 +1,5 @@
 use super::*;
+use crate::testing::{largest, set_value, smallest, value};
 use half::{bf16, f16};
 
 const SEED: u64 = 0x5eed_0001;
@@ -99,56 +100,67 @@ fn conversions_of_16_bit_floats_equal_the_half_crate() {
     }
 }
 
-/// Returns the value of an 8-bit code as OCP defines it: sign, 2^(e - bias), and 1.m, or 0.m for
-/// subnormals.
-fn f8_value(dtype: DType, code: u8) -> f64 {
-    let (mantissa_bits, bias) = if dtype == DType::F8E4M3 {
-        (3, 7)
-    } else {
-        (2, 15)
-    };
-    let exponent = i32::from(code & 0x7f) >> mantissa_bits;
-    let mantissa = f64::from(code & ((1 << mantissa_bits) - 1)) / f64::from(1 << mantissa_bits);
-    let magnitude = match (dtype, code & 0x7f) {
-        (DType::F8E4M3, 0x7f) => f64::NAN,
-        (DType::F8E5M2, 0x7c) => f64::INFINITY,
-        (DType::F8E5M2, 0x7d..) => f64::NAN,
-        _ if exponent == 0 => mantissa * 2f64.powi(1 - bias),
-        _ => (1.0 + mantissa) * 2f64.powi(exponent - bias),
-    };
-    if code < 0x80 { magnitude } else { -magnitude }
+/// Returns the floats of 8 bits.
+fn f8_types() -> impl Iterator<Item = DType> {
+    let is_f8 = |dtype: &DType| dtype.is_float() && dtype.size() == 1;
+    DType::ALL.into_iter().filter(is_f8)
 }
 
-/// Returns the code nearest to `x`, found by comparison with all codes; a tie goes to the even code. Numbers
-/// beyond the largest finite value by half a step or more are not finite.
+/// Returns the value of an 8-bit code by the definition of its format.
+fn f8_value(dtype: DType, code: u8) -> f64 {
+    value(dtype, &[code])
+}
+
+/// Returns the code nearest to `x`, found by comparison with all codes. A tie goes to the even code;
+/// between two zeros the sign of `x` decides. Numbers beyond the largest finite value by half a step
+/// or more are not finite.
 fn f8_nearest(dtype: DType, x: f32) -> u8 {
-    let sign = if x.is_sign_negative() { 0x80 } else { 0 };
-    let (top, beyond, nan) = match dtype {
-        DType::F8E4M3 => (0x7e, 0x7f, 0x7f),
-        _ => (0x7b, 0x7c, 0x7e),
-    };
-    if x.is_nan() {
-        return nan | sign;
-    }
-    let x = f64::from(x).abs();
+    let x = f64::from(x);
+    let top = f8_code(dtype, largest(dtype));
     let step = f8_value(dtype, top) - f8_value(dtype, top - 1);
-    let limit = f8_value(dtype, top) + step / 2.0;
-    if x > limit || x == limit && top % 2 == 1 {
-        return beyond | sign;
+    let limit = largest(dtype) + step / 2.0;
+    if x.is_nan() {
+        return f8_code(dtype, x);
     }
-    let distance = |code: u8| (f8_value(dtype, code) - x).abs();
-    let nearest = (0..=top).min_by(|&a, &b| {
-        distance(a)
-            .total_cmp(&distance(b))
-            .then((a % 2).cmp(&(b % 2)))
+    if x.abs() > limit || x.abs() == limit && top % 2 == 1 {
+        return f8_code(dtype, f64::INFINITY.copysign(x));
+    }
+    let rank = |code: u8| {
+        let value = f8_value(dtype, code);
+        let has_other_sign = value.is_sign_negative() != x.is_sign_negative();
+        ((value - x).abs(), code % 2, has_other_sign)
+    };
+    let finite = (0..=u8::MAX).filter(|&code| f8_value(dtype, code).is_finite());
+    let nearest = finite.min_by(|&a, &b| {
+        let ((a, a_odd, a_sign), (b, b_odd, b_sign)) = (rank(a), rank(b));
+        a.total_cmp(&b).then((a_odd, a_sign).cmp(&(b_odd, b_sign)))
     });
-    nearest.unwrap() | sign
+    nearest.unwrap()
+}
+
+fn f8_code(dtype: DType, x: f64) -> u8 {
+    let mut code = [0];
+    set_value(dtype, x, &mut code);
+    code[0]
+}
+
+#[test]
+fn tie_of_negative_number_and_zero_goes_to_even_code() {
+    for dtype in f8_types() {
+        let tie = (-smallest(dtype) / 2.0) as f32;
+        assert_eq!(f8_value(dtype, f8_nearest(dtype, tie)), 0.0, "{dtype}");
+        assert_eq!(
+            f8_code(dtype, tie.into()),
+            f8_nearest(dtype, tie),
+            "{dtype}"
+        );
+    }
 }
 
 #[test]
 fn f8_widened_equals_the_definition() {
     let codes: Vec<u8> = (0..=255).collect();
-    for dtype in [DType::F8E4M3, DType::F8E5M2] {
+    for dtype in f8_types() {
         for isa in Isa::available() {
             for (&code, wide) in codes.iter().zip(widened(dtype, isa, &codes)) {
                 let expected = f8_value(dtype, code);
@@ -157,7 +169,7 @@ fn f8_widened_equals_the_definition() {
                         || wide.is_nan() && expected.is_nan(),
                     "{dtype} {code:#x}: {wide} is not {expected}"
                 );
-                assert_eq!(wide.is_sign_negative(), code >= 0x80);
+                assert_eq!(wide.is_sign_negative(), expected.is_sign_negative());
             }
         }
     }
@@ -168,14 +180,16 @@ fn f8_narrowed_is_the_nearest_code() {
     let mut numbers: Vec<f32> = (0..=u16::MAX)
         .map(|h| f16::from_bits(h).to_f32_const())
         .collect();
-    for dtype in [DType::F8E4M3, DType::F8E5M2] {
+    for dtype in f8_types() {
         // Tests the midpoints of adjacent values, at which rounding changes, and the numbers beside
         // them.
         for code in 0..0x7e {
             let middle = (f8_value(dtype, code) + f8_value(dtype, code + 1)) as f32 / 2.0;
             if middle.is_finite() {
                 let bits = middle.to_bits();
-                numbers.extend([bits.saturating_sub(1), bits, bits + 1].map(f32::from_bits));
+                for bits in [bits.saturating_sub(1), bits, bits + 1] {
+                    numbers.extend([f32::from_bits(bits), -f32::from_bits(bits)]);
+                }
             }
         }
     }
@@ -188,7 +202,7 @@ fn f8_narrowed_is_the_nearest_code() {
         f32::MIN_POSITIVE,
         1e-45,
     ]);
-    for dtype in [DType::F8E4M3, DType::F8E5M2] {
+    for dtype in f8_types() {
         let expected: Vec<u8> = numbers.iter().map(|&x| f8_nearest(dtype, x)).collect();
         for isa in Isa::available() {
             let ours = narrowed(dtype, isa, &numbers);
@@ -227,14 +241,14 @@ fn ops(dtype: DType) -> Vec<ReduceOp> {
 fn elements(random: &mut Random, dtype: DType, n: usize) -> Vec<u8> {
     let mut bytes = random.bytes(n * dtype.size());
     let top = 1u64 << (dtype.size() * 8 - 1);
-    let (infinity, one) = match dtype {
-        DType::F64 => (f64::INFINITY.to_bits(), 1f64.to_bits()),
-        DType::F32 => (f32::INFINITY.to_bits().into(), 1f32.to_bits().into()),
-        DType::F16 => (0x7c00, 0x3c00),
-        DType::BF16 => (0x7f80, 0x3f80),
-        DType::F8E5M2 => (0x7c, 0x3c),
-        DType::F8E4M3 => (0x7f, 0x38),
-        _ => (top - 1, 1),
+    let code = |x: f64| {
+        let mut word = [0; 8];
+        set_value(dtype, x, &mut word[..dtype.size()]);
+        u64::from_le_bytes(word)
+    };
+    let (infinity, one) = match dtype.is_float() {
+        true => (code(f64::INFINITY), code(1.0)),
+        false => (top - 1, 1),
     };
     // Zeros, infinities, quiet and signalling NaNs, the smallest and the largest number; for
     // integers the extremes.
@@ -420,8 +434,7 @@ fn integer(dtype: DType, bytes: &[u8], i: usize) -> i128 {
 fn wrapped(dtype: DType, x: i128) -> i128 {
     let modulus = 1i128 << (dtype.size() * 8);
     let low = x.rem_euclid(modulus);
-    let signed = matches!(dtype, DType::I8 | DType::I32 | DType::I64);
-    if signed && low >= modulus / 2 {
+    if dtype.is_signed() && low >= modulus / 2 {
         low - modulus
     } else {
         low

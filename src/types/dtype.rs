@@ -6,23 +6,33 @@ use super::named_enum::named_enum;
 struct DTypeFacts {
     size: usize,
     is_float: bool,
+    is_signed: bool,
     accumulator: DType,
     has_codecs: bool,
 }
 
-const fn integer(size: usize, accumulator: DType) -> DTypeFacts {
+/// Describes an unsigned integer, which accumulates in its own type.
+const fn unsigned(dtype: DType, size: usize) -> DTypeFacts {
     DTypeFacts {
         size,
         is_float: false,
-        accumulator,
+        is_signed: false,
+        accumulator: dtype,
         has_codecs: false,
+    }
+}
+
+const fn signed(dtype: DType, size: usize) -> DTypeFacts {
+    DTypeFacts {
+        is_signed: true,
+        ..unsigned(dtype, size)
     }
 }
 
 const fn float(size: usize, accumulator: DType) -> DTypeFacts {
     DTypeFacts {
         is_float: true,
-        ..integer(size, accumulator)
+        ..signed(accumulator, size)
     }
 }
 
@@ -36,20 +46,20 @@ const fn coded(size: usize) -> DTypeFacts {
 
 named_enum! {
     /// The type of one element. Numbers travel in call signatures, and are those of
-    /// `cinch_dtype_t` and `ncclDataType_t`.
+    /// `cinch_dtype_t` and, up to [`DType::LAST_OF_NCCL`], of `ncclDataType_t`.
     DType as DTypeFacts {
         /// Signed 8-bit integer.
-        I8 = 0, "i8", integer(1, DType::I8);
+        I8 = 0, "i8", signed(DType::I8, 1);
         /// Unsigned 8-bit integer.
-        U8 = 1, "u8", integer(1, DType::U8);
+        U8 = 1, "u8", unsigned(DType::U8, 1);
         /// Signed 32-bit integer.
-        I32 = 2, "i32", integer(4, DType::I32);
+        I32 = 2, "i32", signed(DType::I32, 4);
         /// Unsigned 32-bit integer.
-        U32 = 3, "u32", integer(4, DType::U32);
+        U32 = 3, "u32", unsigned(DType::U32, 4);
         /// Signed 64-bit integer.
-        I64 = 4, "i64", integer(8, DType::I64);
+        I64 = 4, "i64", signed(DType::I64, 8);
         /// Unsigned 64-bit integer.
-        U64 = 5, "u64", integer(8, DType::U64);
+        U64 = 5, "u64", unsigned(DType::U64, 8);
         /// IEEE binary16.
         F16 = 6, "f16", coded(2);
         /// IEEE binary32.
@@ -66,6 +76,18 @@ named_enum! {
 }
 
 impl DType {
+    /// Last type that NCCL has, too.
+    pub const LAST_OF_NCCL: DType = DType::F8E5M2;
+
+    /// Returns the number of `ncclDataType_t`; `None` if NCCL lacks the type.
+    pub const fn nccl_number(self) -> Option<u8> {
+        if self as u8 <= DType::LAST_OF_NCCL as u8 {
+            Some(self as u8)
+        } else {
+            None
+        }
+    }
+
     /// Returns the bytes of one element.
     pub const fn size(self) -> usize {
         self.facts().size
@@ -74,6 +96,11 @@ impl DType {
     /// Returns whether the type has fractions.
     pub const fn is_float(self) -> bool {
         self.facts().is_float
+    }
+
+    /// Returns whether the type has negative numbers.
+    pub const fn is_signed(self) -> bool {
+        self.facts().is_signed
     }
 
     /// Returns the type in which reductions accumulate: fp32 for floats of up to 32 bits, else the

@@ -194,25 +194,25 @@ void test_decode(uint32_t kind, const cinch_codec_params *params, const uint8_t 
   CODECS[kind].decode(*params, wire, n, out, reduce);
 }
 
-// `dtype` is the number of a DType.
-void test_element(uint32_t dtype, uint32_t op, uint64_t word, const void *a, const void *b,
+// `dtype` is the name of a DType.
+void test_element(const char *dtype, uint32_t op, uint64_t word, const void *a, const void *b,
                   void *dst, uint64_t vectors) {
-  using Function = void (*)(uint32_t, uint64_t, const uint4 *, const uint4 *, uint4 *, uint64_t);
-  static const Function FUNCTIONS[] = {element<I8>,  element<U8>,  element<I32>,    element<U32>,
-                                       element<I64>, element<U64>, element<F16>,    element<F32>,
-                                       element<F64>, element<BF16>, element<F8E4M3>,
-                                       element<F8E5M2>};
-  FUNCTIONS[dtype](op, word, static_cast<const uint4 *>(a), static_cast<const uint4 *>(b),
-                   static_cast<uint4 *>(dst), vectors);
+#define FORWARD(name, Type)                                                                   \
+  if (strcmp(dtype, #name) == 0) {                                                            \
+    element<Type>(op, word, static_cast<const uint4 *>(a), static_cast<const uint4 *>(b),     \
+                  static_cast<uint4 *>(dst), vectors);                                        \
+  }
+  CINCH_ELEMENTS(FORWARD)
+#undef FORWARD
 }
 
-void test_convert(uint32_t dtype, bool narrow, const void *from, void *to, uint64_t n) {
-  switch (dtype) {
-    case 6: return convert<F16>(narrow, from, to, n);
-    case 9: return convert<BF16>(narrow, from, to, n);
-    case 10: return convert<F8E4M3>(narrow, from, to, n);
-    case 11: return convert<F8E5M2>(narrow, from, to, n);
-    default: return convert<F32>(narrow, from, to, n);
-  }
+// Only types that accumulate in fp32 convert.
+void test_convert(const char *dtype, bool narrow, const void *from, void *to, uint64_t n) {
+#define FORWARD(name, Type) \
+  if (strcmp(dtype, #name) == 0) return convert<Type>(narrow, from, to, n);
+  CINCH_FLOATS_8(FORWARD)
+  CINCH_FLOATS_16(FORWARD)
+  CINCH_FLOATS_32_64(FORWARD)
+#undef FORWARD
 }
 }

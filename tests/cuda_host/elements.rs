@@ -7,7 +7,11 @@ use cinch::reduce::{Reducer, narrow, widen};
 use cinch::types::Scalar;
 use cinch::{DType, ReduceOp};
 
-const SMALL: [DType; 4] = [DType::F16, DType::BF16, DType::F8E4M3, DType::F8E5M2];
+/// Returns the types that are converted to fp32 for arithmetic.
+fn narrow_types() -> impl Iterator<Item = DType> {
+    let in_fp32 = |dtype: &DType| dtype.accumulator() == DType::F32 && *dtype != DType::F32;
+    DType::ALL.into_iter().filter(in_fp32)
+}
 
 #[test]
 fn small_floats_of_all_bits_convert_as_specified() {
@@ -22,7 +26,7 @@ fn small_floats_of_all_bits_convert_as_specified() {
         .collect();
     wide.extend((0..1 << 18).map(|_| f32::from_bits(random.next() as u32)));
     for (compiler, host) in all().iter().filter(|(_, host)| !host.second) {
-        for dtype in SMALL {
+        for dtype in narrow_types() {
             let codes: Vec<u8> = match dtype.size() {
                 1 => (0..=u8::MAX).collect(),
                 _ => (0..=u16::MAX).flat_map(u16::to_le_bytes).collect(),

@@ -5,15 +5,16 @@ use cinch::codec::{Codec, RoundingRandom, Span, build, kernel_params};
 use cinch::cpu::Isa;
 use cinch::types::{CodecKind, CodecSpec, ScaleRule};
 use cinch::{DType, codec};
-use std::ffi::c_void;
+use std::ffi::{CString, c_char, c_void};
 use std::sync::{Arc, OnceLock};
 
 type WireBytes = unsafe extern "C" fn(u32, *const [u32; 8], u64) -> u64;
 type Encode = unsafe extern "C" fn(u32, *const [u32; 8], *const f32, u64, u32, *mut u8);
 type Decode = unsafe extern "C" fn(u32, *const [u32; 8], *const u8, u64, *mut f32, bool);
 type Divided = unsafe extern "C" fn(u32, f32) -> f32;
-type Element = unsafe extern "C" fn(u32, u32, u64, *const c_void, *const c_void, *mut c_void, u64);
-type Convert = unsafe extern "C" fn(u32, bool, *const c_void, *mut c_void, u64);
+type Element =
+    unsafe extern "C" fn(*const c_char, u32, u64, *const c_void, *const c_void, *mut c_void, u64);
+type Convert = unsafe extern "C" fn(*const c_char, bool, *const c_void, *mut c_void, u64);
 
 /// The functions of `codecs.cpp`.
 #[derive(Clone, Copy)]
@@ -147,8 +148,9 @@ impl Host {
         let mut out = Bytes::new(n, 0);
         let (from, with) = (a.slice().as_ptr().cast(), b.slice().as_ptr().cast());
         let to = out.slice_mut().as_mut_ptr().cast();
+        let name = name_of(dtype);
         // SAFETY: `Bytes` aligns all three to 16, and each has `n` bytes.
-        unsafe { (self.element)(dtype as u32, op, word, from, with, to, n as u64 / 16) };
+        unsafe { (self.element)(name.as_ptr(), op, word, from, with, to, n as u64 / 16) };
         out
     }
 
@@ -157,8 +159,9 @@ impl Host {
         let n = src.slice().len() / dtype.size();
         let mut out = vec![0f32; n];
         let (from, to) = (src.slice().as_ptr().cast(), out.as_mut_ptr().cast());
+        let name = name_of(dtype);
         // SAFETY: `src`, which `Bytes` aligns to 16, has `n` elements, and so has `out`.
-        unsafe { (self.convert)(dtype as u32, false, from, to, n as u64) };
+        unsafe { (self.convert)(name.as_ptr(), false, from, to, n as u64) };
         out
     }
 
@@ -166,10 +169,16 @@ impl Host {
     pub fn narrow(&self, dtype: DType, src: &[f32]) -> Bytes {
         let mut out = Bytes::new(src.len() * dtype.size(), 0);
         let (from, to) = (src.as_ptr().cast(), out.slice_mut().as_mut_ptr().cast());
+        let name = name_of(dtype);
         // SAFETY: `out` has room for `src.len()` elements.
-        unsafe { (self.convert)(dtype as u32, true, from, to, src.len() as u64) };
+        unsafe { (self.convert)(name.as_ptr(), true, from, to, src.len() as u64) };
         out
     }
+}
+
+/// Returns the name by which C++ finds the type.
+fn name_of(dtype: DType) -> CString {
+    CString::new(dtype.name()).unwrap()
 }
 
 /// For calls that do not encode.

@@ -1,7 +1,9 @@
 //! One collective with its data, buffers and expectation.
 
 use cinch::comm::Call;
-use cinch::testing::{Data, Inputs, Pattern, Problem, random_word};
+use cinch::testing::{
+    Data, Inputs, Pattern, Problem, random_word, set_value, unit_roundoff, value,
+};
 use cinch::types::{CodecKind, Scalar};
 use cinch::{Collective, DType, Error, ReduceOp, Report};
 use std::fmt;
@@ -327,11 +329,11 @@ impl Case {
     /// all point one way: simulated, rings and trees of 8 ranks err by 0.08 in e4m3 and 0.16 in e5m2, and
     /// from there on by the root of the ranks. Zeros err by 1, a sum without one rank by 1/sqrt(ranks).
     fn most_off(&self, nranks: usize) -> f64 {
-        let unit = match self.call.dtype {
-            DType::F8E4M3 => 1.0 / 16.0,
-            DType::F8E5M2 => 1.0 / 8.0,
-            _ => return f64::INFINITY,
-        };
+        let dtype = self.call.dtype;
+        if !dtype.is_float() || dtype.size() != 1 {
+            return f64::INFINITY;
+        }
+        let unit = unit_roundoff(dtype);
         match self.values {
             Values::Bits => f64::INFINITY,
             // A few elements are nearly all of such outputs.
@@ -401,19 +403,8 @@ impl Case {
 
 /// Makes one NaN of all.
 fn forget_nan(dtype: DType, element: &mut [u8]) {
-    let (special, top) = match dtype {
-        DType::F32 => (0x7f80_0000u64, 31),
-        DType::F16 => (0x7c00, 15),
-        DType::BF16 => (0x7f80, 15),
-        DType::F64 => (0x7ff0_0000_0000_0000, 63),
-        DType::F8E4M3 => (0x7e, 7),
-        DType::F8E5M2 => (0x7c, 7),
-        _ => return,
-    };
-    let mut word = [0; 8];
-    word[..element.len()].copy_from_slice(element);
-    if u64::from_le_bytes(word) & ((1 << top) - 1) > special {
-        element.fill(0xff);
+    if value(dtype, element).is_nan() {
+        set_value(dtype, f64::NAN, element);
     }
 }
 
@@ -474,9 +465,8 @@ pub fn factor(dtype: DType, rank: usize) -> Scalar {
     if dtype.is_float() {
         return Scalar::Float(0.5 + 0.25 * rank as f64);
     }
-    let signed = matches!(dtype, DType::I8 | DType::I32 | DType::I64);
     let factor = 2 * rank as i128 + 3;
-    Scalar::Int(if signed && rank % 2 == 1 {
+    Scalar::Int(if dtype.is_signed() && rank % 2 == 1 {
         -factor
     } else {
         factor

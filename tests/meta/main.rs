@@ -1,5 +1,6 @@
 //! Checks of the tree itself: layers, words, shape, the generated header, the README.
 
+mod adding;
 #[path = "../support/c_library.rs"]
 mod c_library;
 mod header;

@@ -48,9 +48,7 @@ pub struct BenchOptions {
     /// GPUs: the last call of an extra repetition, in 16 pieces of 1 MiB for outputs above 64 MiB
     #[arg(short = 'c', long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=1))]
     pub check: u8,
-    /// Element types: i8 u8 i32 u32 i64 u64 f16 bf16 f32 f64 f8e4m3 f8e5m2, separated by commas, or
-    /// all [default: f32, or the type of --data]
-    #[arg(short = 'd', long, value_parser = parse_datatypes)]
+    #[arg(short = 'd', long, value_parser = parse_datatypes, help = datatype_help())]
     pub datatype: Option<Types>,
     /// Reduction: sum prod min max avg mulsum, or all
     #[arg(short = 'o', long, default_value = "sum", value_parser = parse_ops)]
@@ -426,6 +424,12 @@ pub fn parse_datatypes(text: &str) -> Result<Types, String> {
         list: list.collect::<Result<_, _>>()?,
         all: false,
     })
+}
+
+/// Returns the help of `--datatype`.
+fn datatype_help() -> String {
+    let names = DType::ALL.map(DType::name).join(" ");
+    format!("Element types: {names}, with commas, or all [default: f32, or that of --data]")
 }
 
 pub fn parse_datatype(text: &str) -> Result<DType, String> {

@@ -54,9 +54,9 @@ pub struct Check<'a> {
     pub algorithm: Algorithm,
 }
 
-/// Byte with which outputs are filled before the compared call. It gives NaN in every floating type
-/// and -1 in integers. An ordinary number could pass as right where a codec's bound exceeds the
-/// result.
+/// Byte with which outputs are filled before the compared call. It gives NaN, or without codecs the
+/// largest negative number, in every floating type, and -1 in integers. An ordinary number could
+/// pass as right where a codec's bound exceeds the result.
 pub const POISON: u8 = 0xff;
 
 /// Fewest elements among which a codec must leave at least one other than zero, unless its error

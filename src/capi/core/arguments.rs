@@ -87,25 +87,26 @@ pub fn unique_id_bytes(id: &UniqueId) -> [c_char; 128] {
 /// # Safety
 /// `scalar` is readable for one element.
 pub unsafe fn read_scalar(scalar: *const u8, dtype: DType) -> Scalar {
-    // SAFETY: the caller's contract; each arm reads the bytes of its type.
-    unsafe {
-        match dtype {
-            DType::I8 => Scalar::Int(scalar.cast::<i8>().read().into()),
-            DType::U8 => Scalar::Int(scalar.read().into()),
-            DType::I32 => Scalar::Int(scalar.cast::<i32>().read_unaligned().into()),
-            DType::U32 => Scalar::Int(scalar.cast::<u32>().read_unaligned().into()),
-            DType::I64 => Scalar::Int(scalar.cast::<i64>().read_unaligned().into()),
-            DType::U64 => Scalar::Int(scalar.cast::<u64>().read_unaligned().into()),
-            DType::F32 => Scalar::Float(scalar.cast::<f32>().read_unaligned().into()),
-            DType::F64 => Scalar::Float(scalar.cast::<f64>().read_unaligned()),
-            DType::F16 | DType::BF16 | DType::F8E4M3 | DType::F8E5M2 => {
-                let bytes = std::slice::from_raw_parts(scalar, dtype.size());
-                let mut wide = [0.0];
-                reduce::widen(dtype, Isa::Scalar, bytes, &mut wide);
-                Scalar::Float(wide[0].into())
-            }
-        }
+    // SAFETY: the caller keeps one element readable.
+    let bytes = unsafe { std::slice::from_raw_parts(scalar, dtype.size()) };
+    if dtype.accumulator() == DType::F32 {
+        let mut wide = [0.0];
+        reduce::widen(dtype, Isa::Scalar, bytes, &mut wide);
+        return Scalar::Float(wide[0].into());
     }
+    let mut word = [0; 8];
+    word[..bytes.len()].copy_from_slice(bytes);
+    let word = u64::from_le_bytes(word);
+    if dtype == DType::F64 {
+        return Scalar::Float(f64::from_bits(word));
+    }
+    // Shifting the sign bit to the top and back extends it.
+    let unused = 64 - 8 * dtype.size();
+    Scalar::Int(if dtype.is_signed() {
+        ((word << unused) as i64 >> unused).into()
+    } else {
+        word.into()
+    })
 }
 
 #[cfg(test)]

@@ -17,8 +17,8 @@ pub struct ArgumentNames {
     pub recvbuf: &'static str,
     /// Name of the element type.
     pub dtype: &'static str,
-    /// Constants of the first and the last element type.
-    pub dtypes: [&'static str; 2],
+    /// First and last element type of the API, with their constants.
+    pub dtypes: [(DType, &'static str); 2],
     /// Advice to a program that passes a stream on a communicator of host memory.
     pub host_stream: &'static str,
 }
@@ -29,14 +29,16 @@ impl ArgumentNames {
     /// # Errors
     /// Invalid argument if there is none.
     pub fn dtype(&self, number: i64) -> Result<DType> {
-        let dtype = u32::try_from(number).ok().and_then(DType::from_number);
+        let [(first, first_name), (last, last_name)] = self.dtypes;
+        let [first, last] = [first as u32, last as u32];
+        let number_in_api = u32::try_from(number).ok();
+        let dtype = number_in_api
+            .filter(|number| (first..=last).contains(number))
+            .and_then(DType::from_number);
         dtype.ok_or_else(|| {
             Error::invalid_argument(format!(
-                "{} {number} is unknown; valid: 0 ({}) to {} ({})",
+                "{} {number} is unknown; valid: {first} ({first_name}) to {last} ({last_name})",
                 self.dtype,
-                self.dtypes[0],
-                DType::ALL.len() - 1,
-                self.dtypes[1]
             ))
         })
     }

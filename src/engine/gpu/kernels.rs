@@ -278,7 +278,7 @@ fn names() -> Vec<String> {
     }
     let families: BTreeSet<&str> = KERNEL_CODECS.into_iter().map(kernel_family).collect();
     for family in families {
-        for dtype in [DType::F32, DType::F16, DType::BF16] {
+        for dtype in DType::ALL.into_iter().filter(|dtype| dtype.has_codecs()) {
             names.push(format!("cinch_coded_{family}_{dtype}"));
         }
     }
@@ -290,6 +290,49 @@ mod tests {
     use super::*;
     use std::fs;
 
+    /// Returns the names of the element types in a list of `kernels/dtype/element.cuh`.
+    fn elements(list: &str) -> Vec<String> {
+        let text = include_str!("../../../kernels/dtype/element.cuh").replace("\\\n", "");
+        let start = format!("#define {list}(X");
+        let line = text.lines().find(|line| line.starts_with(&start));
+        let (_, calls) = line.and_then(|line| line.split_once(") ")).expect("a list");
+        let mut names = Vec::new();
+        for call in calls.split(')') {
+            match call.trim().split_once('(') {
+                Some(("X", arguments)) => {
+                    let mut arguments = arguments.split(',').map(str::trim);
+                    names.extend(
+                        arguments
+                            .find(|&name| name != "__VA_ARGS__")
+                            .map(String::from),
+                    );
+                }
+                Some((inner, _)) => names.extend(elements(inner)),
+                None => {}
+            }
+        }
+        names
+    }
+
+    /// Returns the calls of macros in an entry file, as name and first argument. A list of element types
+    /// becomes a call for each.
+    fn calls(text: &str) -> Vec<(String, String)> {
+        let mut calls = Vec::new();
+        for line in text.lines() {
+            let Some((name, arguments)) = line.split_once('(') else {
+                continue;
+            };
+            let first = arguments.split([',', ')']).next().unwrap_or_default();
+            if first.starts_with("CINCH_") && !name.starts_with('#') {
+                let types = elements(name).into_iter();
+                calls.extend(types.map(|dtype| (first.to_string(), dtype)));
+            } else {
+                calls.push((name.to_string(), first.to_string()));
+            }
+        }
+        calls
+    }
+
     #[test]
     fn kernel_entry_macros_define_exactly_these_names() {
         let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/kernels/entry");
@@ -299,26 +342,25 @@ mod tests {
             if path.extension().is_none_or(|extension| extension != "cu") {
                 continue;
             }
-            for line in fs::read_to_string(path).unwrap().lines() {
-                let Some((name, arguments)) = line.split_once('(') else {
-                    continue;
-                };
-                let first = arguments.split(',').next().unwrap_or_default();
-                match name {
+            for (name, first) in calls(&fs::read_to_string(path).unwrap()) {
+                match name.as_str() {
                     "CINCH_INTERPRETER" => {
-                        found.insert(first.to_string());
+                        found.insert(first);
                     }
                     "CINCH_RAW" => found.extend(
                         ["", "_ll", "_ll128"].map(|suffix| format!("cinch_raw_{first}{suffix}")),
                     ),
                     "CINCH_CODED" => found.extend(
-                        ["f32", "f16", "bf16"].map(|dtype| format!("cinch_coded_{first}_{dtype}")),
+                        elements("CINCH_CODED_ELEMENTS")
+                            .iter()
+                            .map(|dtype| format!("cinch_coded_{first}_{dtype}")),
                     ),
                     "CINCH_FUSED_LL" => {
                         found.insert(format!("cinch_fused_{first}_ll"));
                     }
                     "CINCH_FUSED_CODED" => found.extend(
-                        ["f32", "f16", "bf16"]
+                        elements("CINCH_CODED_ELEMENTS")
+                            .iter()
                             .map(|dtype| format!("cinch_fused_{first}_{dtype}_ll128")),
                     ),
                     "CINCH_FUSED_LL128" => {

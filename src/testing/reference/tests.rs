@@ -1,7 +1,7 @@
 use super::*;
 use crate::cpu::Isa;
 use crate::reduce::{Reducer, Tile};
-use crate::testing::{Data, Pattern};
+use crate::testing::{Data, Pattern, set_value};
 
 fn i32_bytes(numbers: &[i32]) -> Vec<u8> {
     numbers.iter().flat_map(|x| x.to_le_bytes()).collect()
@@ -167,7 +167,7 @@ fn a_raw_ring_lies_within_the_bound_and_damage_does_not() {
                 if !dtype.is_float() {
                     last[0] ^= 1;
                 } else if !overflows {
-                    last.fill(0xff);
+                    set_value(dtype, f64::NAN, &mut last[..dtype.size()]);
                 } else {
                     continue;
                 }

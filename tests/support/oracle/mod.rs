@@ -93,16 +93,16 @@ impl Case {
 /// averages, whose division shows whether the sum did).
 fn number(dtype: DType, op: ReduceOp, rng: &mut Rng, out: &mut [u8]) {
     match dtype {
-        DType::F8E4M3 | DType::F8E5M2 => {
-            let (exponents, mantissa_bits, bias) = match (dtype, op) {
-                (DType::F8E4M3, ReduceOp::Prod) => (2, 3, 6),
-                (DType::F8E4M3, _) => (5, 3, 4),
-                (_, ReduceOp::Prod) => (2, 2, 14),
-                _ => (5, 2, 12),
+        _ if dtype.is_float() && dtype.size() == 1 => {
+            let (exponents, least) = match op {
+                ReduceOp::Prod => (2, -1),
+                _ => (5, -3),
             };
-            let exponent = bias + rng.below(exponents);
-            let mantissa = rng.below(1 << mantissa_bits);
-            out[0] = ((rng.below(2) << 7) | (exponent << mantissa_bits) | mantissa) as u8;
+            let power = 2f64.powi(least + rng.below(exponents) as i32);
+            let mantissas = (0.5 / unit_roundoff(dtype)) as usize;
+            let magnitude = power * (1.0 + rng.below(mantissas) as f64 / mantissas as f64);
+            let is_negative = rng.below(2) == 1;
+            set_value(dtype, if is_negative { -magnitude } else { magnitude }, out);
         }
         _ if dtype.is_float() => {
             let value = match op {
@@ -112,8 +112,12 @@ fn number(dtype: DType, op: ReduceOp, rng: &mut Rng, out: &mut [u8]) {
             set_value(dtype, value, out);
         }
         _ if op == ReduceOp::Avg => {
-            let signed = matches!(dtype, DType::I8 | DType::I32 | DType::I64);
-            let value = rng.below(16) as i64 * if signed && rng.below(2) == 0 { -1 } else { 1 };
+            let value = rng.below(16) as i64
+                * if dtype.is_signed() && rng.below(2) == 0 {
+                    -1
+                } else {
+                    1
+                };
             out.copy_from_slice(&value.to_le_bytes()[..out.len()]);
         }
         _ => out.copy_from_slice(&rng.next().to_le_bytes()[..out.len()]),
@@ -125,9 +129,8 @@ pub fn factor(dtype: DType, rank: usize) -> Scalar {
     if dtype.is_float() {
         Scalar::Float(0.5 + 0.25 * rank as f64)
     } else {
-        let signed = matches!(dtype, DType::I8 | DType::I32 | DType::I64);
         let factor = rank as i128 + 2;
-        Scalar::Int(if signed && rank % 2 == 1 {
+        Scalar::Int(if dtype.is_signed() && rank % 2 == 1 {
             -factor
         } else {
             factor
@@ -264,11 +267,11 @@ pub fn check(
 /// e4m3 and 0.16 in e5m2; more ranks are off by the root of their number. Zeros are off by 1, a sum
 /// without one rank by 1/sqrt(ranks).
 fn most_off(case: &Case, nranks: usize, report: &Report) -> f64 {
-    let unit = match case.call.dtype {
-        DType::F8E4M3 => 1.0 / 16.0,
-        DType::F8E5M2 => 1.0 / 8.0,
-        _ => return f64::INFINITY,
-    };
+    let dtype = case.call.dtype;
+    if !dtype.is_float() || dtype.size() != 1 {
+        return f64::INFINITY;
+    }
+    let unit = unit_roundoff(dtype);
     if report.codec.is_lossy() || case.data == Data::Bits {
         return f64::INFINITY;
     }
