@@ -3,7 +3,7 @@
 use super::keys;
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::sys::fork_safe::First;
+use crate::sys::fork_safe::ForkSafeOnce;
 
 /// State of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -148,12 +148,12 @@ pub(super) fn host_id(config: &Config) -> [u8; 16] {
 /// Identifies the process: equal on two ranks exactly if they are threads of one process. A forked
 /// child has another id.
 pub(super) fn process_id() -> Result<[u8; 16]> {
-    static RANDOM: First<[u8; 12]> = First::new();
+    static RANDOM: ForkSafeOnce<[u8; 12]> = ForkSafeOnce::new();
     let random = match RANDOM.get() {
         Some(random) => random,
         None => {
             let fresh = keys::random()?;
-            RANDOM.get_or_make(|| fresh)
+            RANDOM.get_or_init(|| fresh)
         }
     };
     let mut id = [0; 16];

@@ -19,7 +19,7 @@ use crate::mem::DeviceBuffers;
 use crate::plan::{KernelVariant, Resident, Site, Tuning, TuningTable, links};
 use crate::schedule::Hosts;
 use crate::sync::Fault;
-use crate::sys::fork_safe::First;
+use crate::sys::fork_safe::ForkSafeOnce;
 use crate::sys::log::{self, Level};
 use crate::transport::ConnectContext;
 use crate::types::{CodecSetting, Collective, DType, ReduceOp, Scalar};
@@ -131,8 +131,8 @@ fn try_connect(
     kernels::check(&default.resolve(policy.codec))
         .map_err(|error| error.context(format!("the codec of this communicator ({policy})")))?;
     if let Some(why) = without_effect(config) {
-        static WARNED: First<()> = First::new();
-        if WARNED.give(()) {
+        static WARNED: ForkSafeOnce<()> = ForkSafeOnce::new();
+        if WARNED.try_set(()) {
             log::line(Level::Warn, format_args!("{why}"));
         }
     }

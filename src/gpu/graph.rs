@@ -296,5 +296,5 @@ impl Stream {
 unsafe extern "C" fn release(data: *mut c_void) {
     // SAFETY: made from this type by `keep_for_replay`; the driver calls this once.
     let object: Box<Arc<dyn Any + Send + Sync>> = unsafe { Box::from_raw(data.cast()) };
-    sys::deferred_drop::release(object);
+    sys::deferred_drop::drop_in_background(object);
 }

@@ -103,7 +103,7 @@ impl Connector {
         config: &HandshakeConfig,
     ) -> std::result::Result<bool, ConnectFailure> {
         let address = self.address;
-        if let Err(cause) = socket::outcome(&self.socket) {
+        if let Err(cause) = socket::connect_result(&self.socket) {
             return Err(match self.handshake.has_sent() {
                 true => broken(address, &cause),
                 false => unreachable(address, cause),

@@ -258,7 +258,7 @@ mod tests {
         let end = socket::read(stream.socket(), &mut [IoSliceMut::new(&mut [0])]);
         assert_eq!(end.unwrap(), 0, "the connection ends in good order");
         std::thread::sleep(Duration::from_millis(50));
-        let reset = socket::outcome(stream.socket());
+        let reset = socket::connect_result(stream.socket());
         assert!(reset.is_ok(), "the root reads before it closes: {reset:?}");
         Error::from_bytes(&report.body).unwrap()
     }
