@@ -41,8 +41,9 @@ impl UniqueId {
         UniqueId::create_at(address::choose(config)?, config)
     }
 
-    /// Makes an id as [`UniqueId::create`] does, for ranks that all run on this host: the rendezvous
-    /// listens on the loopback address only, unless `CINCH_SOCKET_IFNAME` names an interface.
+    /// Makes an id as [`UniqueId::create`] does, for ranks that all run on this host. The
+    /// rendezvous listens on the loopback address only, unless `CINCH_SOCKET_IFNAME` names an
+    /// interface.
     ///
     /// # Errors
     /// As for [`UniqueId::create`].
@@ -62,10 +63,10 @@ impl UniqueId {
         )
     }
 
-    /// Makes the id of ranks that know only `host:port`: rank 0 listens there, at the first two of
-    /// the name's addresses that belong to its host. Debian's `/etc/hosts` maps the name of a host to
-    /// a loopback address on that host only. With a secret, the address of [`UniqueId::create`]
-    /// therefore comes before a loopback address.
+    /// Makes the id of ranks that know only `host:port`. Rank 0 listens on that port, at the first
+    /// two of the name's addresses that belong to its host. Debian's `/etc/hosts` maps the name of
+    /// a host to a loopback address on that host only. With a secret, the address of
+    /// [`UniqueId::create`] therefore comes before a loopback address.
     ///
     /// The secret comes from the file that `CINCH_SECRET_FILE` names. Without a secret, only
     /// loopback addresses are allowed, which other users of this host can reach;

@@ -1,5 +1,5 @@
-//! Out-of-band side of a communicator: ranks find and authenticate each other, exchange small
-//! messages over the control plane, and learn when one of them is gone.
+//! Out-of-band side of a communicator. Ranks find and authenticate each other, exchange small
+//! messages over the control plane, and learn when a rank is gone.
 
 mod address;
 pub(crate) mod auth;
@@ -117,18 +117,19 @@ pub trait OutOfBand: Send + Sync + std::fmt::Debug {
     /// in the background, which finds disagreeing calls that exchange no data.
     fn log_call(&self, signature: [u64; SIGNATURE_WORDS]);
 
-    /// Whether a rank has left in good order. Waiting for its data is an error once the last bytes
-    /// have been read.
+    /// Whether a rank has announced that it leaves. Waiting for its data is an error once the last
+    /// bytes have been read.
     fn has_left(&self, rank: usize) -> bool;
 
     /// Derives a key for connections of this communicator that only its ranks know.
     fn key(&self, purpose: &str) -> [u8; 32];
 
     /// Sends that this rank makes no more calls and exchanges, ahead of [`OutOfBand::leave`]. From
-    /// then on this rank's end is no failure to the others, nor theirs to it. Waits for no rank.
+    /// then on this rank's exit is no failure to other ranks, and their exit no failure to this
+    /// rank. Does not wait for other ranks.
     fn close(&self) {}
 
-    /// Waits after [`OutOfBand::close`] until all other ranks have closed, too.
+    /// Waits after [`OutOfBand::close`] until all other ranks have closed.
     ///
     /// # Errors
     /// As for [`OutOfBand::all_gather`], also if a rank is gone that had not closed.
@@ -136,7 +137,7 @@ pub trait OutOfBand: Send + Sync + std::fmt::Debug {
         self.barrier()
     }
 
-    /// Ends this rank's part in good order: a later loss of its connection is no failure.
+    /// Announces that this rank leaves: a later end of its connection is no failure.
     fn leave(&self);
 }
 
@@ -184,9 +185,10 @@ impl dyn OutOfBand + '_ {
 /// Longest time from the report that another rank is gone to the end of waits.
 const PEER_EXIT_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// Raises `fault` for an error that another rank reports. A rank that is gone fails only calls that
-/// lack its data, and the report may overtake that data: waits go on for one heartbeat, at most
-/// [`PEER_EXIT_TIMEOUT`]. Any other error is wrong with the calls themselves, and ends them at once.
+/// Raises `fault` for an error that another rank reports. The exit of a rank fails only calls that
+/// lack its data, and the report may overtake that data. So waits continue for one heartbeat, at
+/// most [`PEER_EXIT_TIMEOUT`]. Any other error means that the calls themselves are wrong, and ends
+/// waits at once.
 fn raise_in(fault: &Fault, error: Error, heartbeat: Duration) {
     match error.kind() {
         ErrorKind::Aborted | ErrorKind::Remote => {

@@ -1,4 +1,4 @@
-//! A program's arithmetic is its own, on one rank as on all.
+//! Results do not depend on the floating-point environment of the program, on any rank.
 
 use super::{Call, Communicator, Group};
 use crate::config::Config;

@@ -1,21 +1,22 @@
-//! Small all_reduces of a group, fused into one: short messages cost the same whatever their size, so
-//! fused tensors pay that cost once.
+//! Fuses small all_reduces of a group into one call. Short messages cost the same whatever their
+//! size, so fused tensors pay that cost once.
 //!
-//! Ranks fuse alike, because they decide by collective, type, operator, codec, algorithm and count, in
-//! the order of the calls. Pre-multiplied sums are not fused, because each rank has its own factor;
-//! nor are calls that keep scales or residuals for their tensor.
+//! All ranks make the same choice. It depends on collective, type, operator, codec, algorithm and
+//! count, in the order of the calls. Pre-multiplied sums are not fused, because each rank has its
+//! own factor. Calls that keep scales or residuals for their tensor are not fused either.
 //!
-//! A fused call reads the inputs of its members when it starts, and writes their outputs when it ends.
-//! So members must not depend on each other; calls before and behind may depend on them.
+//! A fused call reads the inputs of its members when it starts, and writes their outputs when it
+//! ends. So members must not depend on each other; calls before and after the fused call may depend
+//! on them.
 //!
-//! Each tensor begins at a multiple of the granule of the codecs of both levels. Its last element is
-//! repeated up to the next tensor, so that no block has elements of two tensors and no block gets
-//! another smallest or largest element. A codec that depends on more than these fuses only tensors of
-//! whole blocks.
+//! Each tensor begins at a multiple of the granule of the codecs of both levels. The gap before the
+//! next tensor is filled with copies of the last element. So no block has elements of two tensors,
+//! and no block gets another minimum or maximum. A codec that depends on more than these fuses only
+//! tensors of whole blocks.
 //!
-//! The sum is formed as for any call of the total length. Exact arithmetic gives the bits of separate
-//! calls. Other arithmetic may differ in the last bits: another rank may own an element and add its
-//! own part first, or a codec may draw the random numbers of another range.
+//! The sum is formed as for any call of the total length. Exact arithmetic gives the bits of
+//! separate calls. Other arithmetic may differ in the last bits. The owner of an element, which
+//! adds its own part first, may be another rank, and a codec may draw other random numbers.
 
 use super::{Call, Communicator, Report};
 use crate::codec::{self, EncodeStats};
@@ -295,8 +296,8 @@ impl FusedCall {
     }
 }
 
-/// Refuses a fused call in which a member writes memory that another member reads or writes, because
-/// all inputs are read before any output is written. Each member has its index in the group, and the
+/// Refuses a fused call in which a member writes memory that another member uses, because all
+/// inputs are read before any output is written. Each member has its index in the group, and the
 /// addresses of its input and output.
 ///
 /// # Errors

@@ -204,12 +204,12 @@ fn without_effect(config: &Config) -> Option<String> {
     })
 }
 
-/// Computes the blocks that each rank may have resident at once, where a GPU holds `whole`.
+/// Computes the blocks that each rank may have resident at once, on a GPU that holds `whole`.
 ///
-/// Ranks of one GPU share its multiprocessors, and the least of all ranks counts, because all ranks
-/// have equally many channels. Half of the GPU is left to other kernels, such as another
-/// communicator's: kernels that wait for each other across GPUs must not keep each other from
-/// starting. A rank alone on its GPU may have up to `asked` channels beyond that half.
+/// Ranks of one GPU share its multiprocessors. All ranks have equally many channels, so the
+/// smallest share of any rank counts. Half of the GPU is left to other kernels, such as another
+/// communicator's. Without it, kernels that wait for each other across GPUs could keep each other
+/// from starting. A rank alone on its GPU may have up to `asked` channels beyond that half.
 fn resident(
     exchange: &OutOfBandRef,
     context: &Context,
@@ -395,8 +395,8 @@ impl Communicator {
     ///
     /// # Errors
     /// Before anything is queued: invalid usage on a communicator of host memory, or for a stream
-    /// of another context; invalid argument if the call or its buffers are impossible, misaligned,
-    /// or not on this GPU; unsupported if a GPU cannot run it. Otherwise the reason why the
+    /// of another context. Invalid argument if the call or its buffers are impossible, misaligned,
+    /// or not on this GPU. Unsupported if a GPU cannot run the call. Otherwise the reason why the
     /// communicator has failed.
     pub fn call_on(&self, call: &Call, buffers: DeviceBuffers<'_>) -> Result<Report> {
         let _environment = FloatEnvironment::standard();
@@ -473,8 +473,8 @@ impl Communicator {
         calls: &[(GpuCall<'b>, Admission)],
     ) -> Result<Vec<AdmittedPart<'b>>> {
         let _bound = gpu.context().bind()?;
-        // A sampled call is queued alone, with its exact sum right behind it: the exact sum's place in
-        // the order of calls must not depend on the group.
+        // A sampled call is queued alone, with its exact sum right after it. Otherwise the exact
+        // sum's place in the order of calls would depend on the group.
         let parts = calls.chunk_by(|one, next| one.1.window.is_none() && next.1.window.is_none());
         let admitted = parts.map(|part| match part {
             [

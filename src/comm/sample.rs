@@ -1,10 +1,12 @@
 //! Samples: every k-th coded sum is also run exactly on a window, and both results are compared.
 //!
-//! All ranks must decide alike whether to keep the codec, without another exchange: a thread may hold
-//! several ranks. So each rank gets all data of the comparison. The exact sum has the same bits on all
-//! ranks, and so has a coded all_reduce; an all_gather replicates the window of a coded
-//! reduce_scatter. The number of a call decides whether it is sampled, and from which call on the
-//! verdict counts. On a GPU, a sample waits only for the sample before it.
+//! All ranks must make the same choice whether to keep the codec, without another exchange: a
+//! thread may hold several ranks. So each rank gets all data of the comparison. The exact sum has
+//! the same bits on all ranks, and so has a coded all_reduce. An all_gather replicates the window
+//! of a coded reduce_scatter.
+//!
+//! The number of a call decides whether the call is sampled, and from which call on the result
+//! counts. On a GPU, a sample waits only for the sample before it.
 //!
 //! Calls on host memory in groups and captured calls are not sampled. This includes groups of one call,
 //! because another rank may have further calls in its group.
@@ -118,8 +120,8 @@ impl Communicator {
         })
     }
 
-    /// Takes back [`Communicator::admit`] of a call that was refused, so that the next coded sum has
-    /// its number: other ranks have not counted the refused call.
+    /// Takes back [`Communicator::admit`] of a refused call, so that the next coded sum gets its
+    /// number. Other ranks have not counted the refused call.
     pub(super) fn rollback(&self, admission: &Admission) {
         if !admission.counted {
             return;
@@ -146,7 +148,7 @@ impl Communicator {
                 let DeviceState::Gpu(gpu) = &self.state else {
                     return Ok(());
                 };
-                // An error fails the communicator: without the verdict this rank would decide
+                // An error fails the communicator: without the comparison this rank could choose
                 // differently from the other ranks.
                 let [exact, coded] =
                     self.fail_on_error(self.await_windows(gpu.windows()?, &window))?;
@@ -281,9 +283,9 @@ struct SampleComparison {
     error: f64,
     /// Elements that are finite in both results; other elements are left out.
     compared: usize,
-    /// Elements that are finite in the exact sum only. They are no error of the codec: an element that
-    /// is not finite turns its whole block, or under a tensor scale its whole chunk, into NaN. That
-    /// element may be outside the window, and loss scaling makes such steps a rule.
+    /// Elements that are finite in the exact sum only. They do not count as an error of the codec:
+    /// a non-finite element turns its whole block into NaN, or its whole chunk under a tensor
+    /// scale. That element may be outside the window, and loss scaling makes such steps common.
     lost: usize,
 }
 

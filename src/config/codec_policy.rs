@@ -1,9 +1,9 @@
-//! The codec of calls that name none, by process and communicator.
+//! The codec of calls that name no codec, by process and communicator.
 //!
-//! The codec of a call comes from the process (`CINCH_CODEC`), the communicator (a rule on its
-//! name, or the program that made it) or the call. The narrowest of these that is set wins; `off`
-//! is final for narrower ones. A decision depends on settings alone, not on data or on one rank, so
-//! that ranks with equal settings decide alike.
+//! Three places set the codec of a call: the process (`CINCH_CODEC`), the communicator (by a rule
+//! on its name, or by the program), and the call. The narrowest place that is set wins; `off` is
+//! final for narrower places. The choice depends on settings alone, not on data or on one rank:
+//! ranks with equal settings make the same choice.
 
 use super::Config;
 use super::kinds::{Parsed, parse_bytes};
@@ -48,7 +48,7 @@ impl fmt::Display for CollectiveSet {
     }
 }
 
-/// Communicators whose calls a codec carries although they name none.
+/// Communicators whose calls have a codec although the calls name none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CodecLinks {
     /// All communicators.
@@ -237,7 +237,7 @@ fn fits(pattern: &str, name: &str) -> bool {
     pattern[at..].iter().all(|&one| one == '*')
 }
 
-/// The codec of a communicator's calls that name none.
+/// The policy of a communicator for calls that name no codec.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CodecPolicy {
     /// Whether compression is off, also for calls that name a codec.

@@ -1,5 +1,5 @@
-//! The table of settings. Each line makes a field of [`Config`], its default, its parser, its row in
-//! `cinch info` and `docs/settings.md`, and its part in the agreement of all ranks.
+//! The table of settings. Each line defines a field of [`Config`], its default and its parser. The
+//! line also defines the row in `cinch info` and `docs/settings.md`, and which ranks must agree.
 
 use super::codec_policy::{CodecLinks, CodecRules, CollectiveSet, parse_setting};
 use super::kinds::{
@@ -39,8 +39,8 @@ impl Knob {
     }
 }
 
-/// Communicators on which all ranks must have one value of a setting. They compare it when they
-/// join, because each computes from it what the others must find, too: slots, schedules, channels.
+/// Communicators on which all ranks must have one value of a setting. Ranks compare such a value
+/// when they join, because each rank computes slots, schedules and channels from its own value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sharing {
     /// Each rank may have its own value.
@@ -54,8 +54,8 @@ pub enum Sharing {
     HostLinks,
     /// Where buffers are on GPUs.
     Gpus,
-    /// On every communicator, but not as written: ranks compare what follows from the setting. The
-    /// module `comm` works it out.
+    /// On every communicator, but ranks compare the effect of the setting, not its text. The module
+    /// `comm` computes the effect.
     Effect,
 }
 
@@ -97,8 +97,8 @@ macro_rules! knobs {
                 #[doc = concat!("`", stringify!($name), "`: ", $help, ".")]
                 pub $field: $type,
             )*
-            /// Upper bound of the channels between two GPUs that raises nothing, as programs for NCCL
-            /// set it: see [`Config::bound_channels`].
+            /// Upper bound of the channels between two GPUs, as programs for NCCL set it: the bound
+            /// never raises their number. See [`Config::bound_channels`].
             pub gpu_channels_most: Option<usize>,
             /// `CINCH_CODEC=off`: neither rules nor calls turn compression on.
             pub codec_off: bool,

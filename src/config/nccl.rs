@@ -1,7 +1,8 @@
-//! NCCL's environment variables, for the drop-in: the table of names that have an effect, and which.
+//! NCCL's environment variables, for the drop-in: a table of variables and their effects.
 //!
-//! `CINCH_` names win. A value that NCCL takes and cinch cannot is logged and left out, because the
-//! program ran with it under NCCL. Only errors about compression are final: no NCCL name concerns it.
+//! `CINCH_` variables win. If NCCL accepts a value that cinch cannot apply, cinch logs and ignores
+//! it, because the program ran with that value under NCCL. Only errors about compression are final:
+//! no NCCL variable concerns compression.
 
 use super::{Config, KNOBS, Knob, Note, Origin};
 use crate::error::{Error, Result};
@@ -194,14 +195,14 @@ fn subsystems(value: &str) -> std::result::Result<Option<String>, String> {
     Ok(Some(Subsystems::parse(value).0.to_string()))
 }
 
-/// Default timeout of a call of the drop-in. NCCL waits for ever, and programs count on it: one rank
+/// Default timeout of a call of the drop-in. NCCL waits for ever, and programs rely on it: a rank
 /// may write a checkpoint while the others are in the next call. Frameworks have watchdogs of some
-/// ten minutes. A rank that dies is found without this timeout; it is for a process that is stopped.
+/// ten minutes. The death of a rank is found without this timeout, which is for stopped processes.
 const CALL_TIMEOUT: Duration = Duration::from_secs(86400);
 /// Default timeout of joining a communicator of the drop-in.
 const INIT_TIMEOUT: Duration = Duration::from_secs(3600);
-/// Default of the input bytes below which calls are exact: loss scales, norms and flags are smaller,
-/// gradients are larger.
+/// Default of the input bytes below which calls are exact. Loss scales, norms and flags are
+/// smaller, gradients are larger.
 const MIN_BYTES: usize = 1 << 20;
 
 impl Config {
@@ -211,9 +212,10 @@ impl Config {
     /// variables without effect.
     ///
     /// # Errors
-    /// Invalid argument for bad values of `CINCH_` names, as in [`Config::from_env`]; for unknown
-    /// names that begin with `CINCH_CODEC`, which would leave a run exact by mistake; and for codecs
-    /// that need tensor ids, which calls of NCCL do not have.
+    /// Invalid argument for bad values of `CINCH_` variables, as in [`Config::from_env`]. Invalid
+    /// argument also for unknown names that begin with `CINCH_CODEC`, because the run would be
+    /// exact by mistake. Invalid argument for codecs that need tensor ids, which calls of NCCL do
+    /// not have.
     pub fn for_nccl() -> Result<Config> {
         let mut config = Config::for_nccl_of(&|name| std::env::var_os(name))?;
         let unknown = Config::unknown_names();

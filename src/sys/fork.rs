@@ -215,7 +215,7 @@ impl ProcessId {
         match self.is_this() {
             true => Ok(()),
             false => Err(Error::invalid_usage(
-                "this process was forked after the communicator was made, and cannot use it; \
+                "this process was forked after the communicator was made, and has no part in it; \
                  it can make communicators of its own",
             )),
         }

@@ -18,12 +18,12 @@ const LEVELS: [&str; 2] = ["intra=", "inter="];
 /// `auto` is false in them, and both codecs are equal where the schedule has one level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CodecSetting {
-    /// Codec of contributions on their way inside a host.
+    /// Codec of contributions inside a host, before they leave it.
     pub intra: CodecSpec,
-    /// Codec of all messages between hosts, and of the same messages on their last way inside a
-    /// host. The only codec of a schedule that treats all ranks alike.
+    /// Codec of all messages between hosts, and of their last hop inside a host. A schedule that
+    /// treats all ranks alike uses only this codec.
     pub inter: CodecSpec,
-    /// Whether a call runs without codec where the cost model predicts that this is faster.
+    /// Whether a call runs without a codec if the cost model predicts that this is faster.
     pub auto: bool,
 }
 

@@ -135,8 +135,9 @@ impl Connector {
 /// in turn, so that a silent address costs the others no time.
 ///
 /// # Errors
-/// Remote if nothing listens there, or if the listener does not know the key; mismatch if it runs
-/// another version; timeout at `deadline`; the fault's reason once it is raised.
+/// Remote if nothing listens there, or if the listener does not know the key. Mismatch if the
+/// listener runs another version. Timeout at `deadline`. The fault's reason once the fault is
+/// raised.
 pub(in crate::bootstrap) fn connect_to_any(
     addresses: &[SocketAddr],
     config: &HandshakeConfig,

@@ -23,8 +23,8 @@ const HANG_UP_TIMEOUT: Duration = Duration::from_millis(300);
 const LATE_MEMBER_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Accepts the control connections of all other ranks, by rank. If that fails, ranks that have
-/// connected receive the error, and so do ranks that connect soon after, unless the deadline has
-/// passed or the fault is raised.
+/// connected or connect soon after receive the error. They receive none if the deadline has passed
+/// or the fault is raised.
 pub(super) fn accept_members(
     mut listener: Listener,
     members: &[RankEntry],

@@ -87,8 +87,8 @@ impl ControlThread {
         ready
     }
 
-    /// Reads the ready links. Ends of connections come last: the reports that a rank sent before its
-    /// end, and all ends that happened together, explain more than the first end.
+    /// Reads the ready links, and handles ends of connections last. Reports that a rank sent before
+    /// its end explain more than the end, and so do all ends that happened together.
     fn receive(&mut self, ready: &[bool]) {
         let mut ends = Vec::new();
         for at in (0..self.node.links.len()).filter(|&at| ready[at]) {

@@ -134,8 +134,9 @@ impl ControlLinks {
         self.send_all(ANNOUNCE, &body);
     }
 
-    /// Fails the communicator on this rank. After this rank has closed or left its fault stays as
-    /// it is, because communicators split from this one watch it too; a closing all-gather ends.
+    /// Fails the communicator on this rank. After this rank has closed or left, only a closing
+    /// all-gather ends: communicators split from this communicator watch its fault too, so the
+    /// fault stays as it is.
     pub(super) fn raise(&mut self, error: Error) {
         self.failed = true;
         if self.closed {
@@ -154,8 +155,8 @@ impl ControlLinks {
         }
     }
 
-    /// Announces a fault that was raised elsewhere, such as by the parent communicator: no other
-    /// thread of this rank may check it for a long time.
+    /// Announces a fault that was raised elsewhere, such as by the parent communicator. Other
+    /// threads of this rank may not check the fault for a long time.
     pub(super) fn announce_fault(&mut self) {
         if self.leave_deadline.is_none()
             && let Err(reason) = self.shared.fault.check()

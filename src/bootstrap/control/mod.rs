@@ -8,12 +8,14 @@
 //! process causes one warning and no failure. A cut link to another host ends after three seconds
 //! without an answer of its kernel.
 //!
-//! **Leaving.** A leaving rank sends a frame; a later end of its connection is no failure. A rank that
-//! has closed makes no more calls, but keeps its connection to learn when the others have closed.
-//! A root that has left first serves on until every other rank has left or died, or the communicator
-//! has failed. If its process ends meanwhile, the others are without a root, which is no failure
-//! either: collective calls over the control plane fail. A rank of the same host whose process ends
-//! counts as having left from then on, because nobody can tell whether it left in good order.
+//! **Leaving.** A leaving rank sends a frame; a later end of its connection is no failure. A rank
+//! that has closed makes no more calls, but keeps its connection to learn when the others have
+//! closed.
+//!
+//! A root that has left first serves on until every other rank has left or died, or the
+//! communicator has failed. If the root's process ends meanwhile, that is no failure either: later
+//! exchanges over the control plane fail. From then on a rank of the same host whose process ends
+//! counts as having left. Without the root it is unknown whether that rank sent its frame.
 
 mod accept_members;
 mod control_thread;
@@ -81,10 +83,10 @@ impl ControlPlane {
     /// this rank is connected to the root. From then on `fault` is raised when a rank is gone.
     ///
     /// # Errors
-    /// Invalid argument for impossible or doubly taken ranks; mismatch if ranks disagree about
-    /// their number or run different versions; remote if the id is used up or a rank dies
-    /// meanwhile; timeout, naming the missing ranks, after [`Config::init_timeout`]; system if
-    /// descriptors or threads run out; the fault's reason.
+    /// Invalid argument for an impossible rank or a rank that another process has taken. Mismatch
+    /// if ranks disagree about their number or run different versions. Remote if the id is used up
+    /// or a rank dies meanwhile. Timeout, naming the missing ranks, after [`Config::init_timeout`].
+    /// System if descriptors or threads run out. The fault's reason once the fault is raised.
     pub fn join(
         id: &UniqueId,
         rank: usize,
