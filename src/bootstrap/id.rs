@@ -106,7 +106,7 @@ impl UniqueId {
                 let local = all_loopback(&addresses);
                 if !local && !config.allow_unauthenticated {
                     return Err(Error::invalid_usage(format!(
-                        "ranks that meet at {host}:{port} share no secret: write one to \
+                        "ranks that join at {host}:{port} share no secret: write one to \
                          a file that only you can read and name it in CINCH_SECRET_FILE, or set \
                          CINCH_ALLOW_UNAUTHENTICATED=1 on a network that you trust"
                     )));

@@ -189,7 +189,9 @@ impl OutOfBand for LocalOutOfBand {
         let mut sequence = sequence.unwrap_or_else(PoisonError::into_inner);
         self.world.faults[self.rank].check()?;
         if let Some(error) = &sequence.1 {
-            return Err(error.clone().context("the ranks are out of step"));
+            return Err(error
+                .clone()
+                .context("ranks no longer agree on the order of exchanges"));
         }
         if self.has_left(self.rank) {
             return Err(Error::invalid_usage("this rank has left its communicator"));

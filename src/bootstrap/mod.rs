@@ -117,7 +117,7 @@ pub trait OutOfBand: Send + Sync + std::fmt::Debug {
     /// in the background, which finds disagreeing calls that exchange no data.
     fn log_call(&self, signature: [u64; SIGNATURE_WORDS]);
 
-    /// Whether a rank has announced that it leaves. Waiting for its data is an error once the last
+    /// Whether a rank has announced its exit. Waiting for its data is an error once the last
     /// bytes have been read.
     fn has_left(&self, rank: usize) -> bool;
 
@@ -137,7 +137,7 @@ pub trait OutOfBand: Send + Sync + std::fmt::Debug {
         self.barrier()
     }
 
-    /// Announces that this rank leaves: a later end of its connection is no failure.
+    /// Announces the exit of this rank: a later end of its connection is no failure.
     fn leave(&self);
 }
 

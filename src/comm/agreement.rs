@@ -107,7 +107,9 @@ fn compare(texts: &[Vec<u8>], peers: &[PeerInfo]) -> Result<()> {
         Some((name, value, other)) => {
             format!("{name} is {value} on {one} and {other} on {two}: set it alike on all ranks")
         }
-        None => format!("{one} and {two} compare other settings: use one version"),
+        None => {
+            format!("{one} and {two} compare different sets of settings: use one version of cinch")
+        }
     };
     Err(Error::new(ErrorKind::Mismatch, text))
 }

@@ -166,8 +166,8 @@ fn overlap(comm: &Communicator, call: &Call, buffers: &BufferRanges) -> Result<(
         return Ok(());
     }
     Err(Error::invalid_argument(format!(
-        "{}: input ({} bytes at {:#x}) and output ({} bytes at {:#x}) overlap, and not as an \
-         in-place call on rank {rank} would",
+        "{}: input ({} bytes at {:#x}) and output ({} bytes at {:#x}) overlap, but not as an \
+         in-place call on rank {rank} allows",
         call.collective, input.1, input.0, output.1, output.0
     )))
 }
@@ -180,8 +180,8 @@ pub(super) fn to_oneself(call: &Call, input: usize, output: usize) -> Result<()>
         return Ok(());
     }
     Err(Error::invalid_argument(format!(
-        "rank {} sends itself {bytes} bytes from {input:#x} to {output:#x}, which overlap: let them \
-         be apart or one place",
+        "rank {} sends itself {bytes} bytes from {input:#x} to {output:#x}, which overlap: use disjoint \
+         buffers or one buffer",
         call.root
     )))
 }

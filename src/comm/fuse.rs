@@ -314,8 +314,8 @@ pub(super) fn check_apart(members: impl Iterator<Item = (usize, [Range<usize>; 2
         let mut touched = ranges[at + 1..].iter().take_while(|b| b.0 < a.1);
         if let Some(b) = touched.find(|b| b.2 != a.2 && (a.3 || b.3)) {
             return Err(Error::invalid_argument(format!(
-                "calls {} and {} of a group are small and travel together, but one writes what \
-                 the other uses, at {:#x}; group calls that do not depend on each other, or set \
+                "small calls {} and {} of a group are fused into one, but one call writes memory \
+                 that the other uses, at {:#x}; group calls that do not depend on each other, or set \
                  CINCH_FUSE_BYTES=0 on all ranks",
                 a.2.min(b.2),
                 a.2.max(b.2),
@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_add_up_to_the_whole() {
+    fn reports_of_members_add_up_to_the_fused_report() {
         let mut fused = FusedCall::new(DType::F32, "raw".parse().unwrap()).unwrap();
         for count in [1, 16, 1000] {
             fused.try_add(0, &all_reduce(count));

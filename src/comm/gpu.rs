@@ -57,7 +57,9 @@ impl Drop for GpuState {
 impl GpuState {
     pub(super) fn engine(&self) -> Result<MutexGuard<'_, GpuEngine>> {
         self.engine.lock().map_err(|_| {
-            Error::internal("an earlier call on this communicator panicked; it cannot go on")
+            Error::internal(
+                "an earlier call on this communicator panicked: make a new communicator",
+            )
         })
     }
 
@@ -96,7 +98,7 @@ impl GpuState {
     }
 
     pub(super) fn windows(&self) -> Result<&SampleWindows> {
-        let none = || Error::internal("a communicator without samples has one");
+        let none = || Error::internal("a call is sampled on a communicator without sample windows");
         self.windows.as_ref().ok_or_else(none)
     }
 
@@ -345,8 +347,8 @@ fn refuse_pinned(exchange: &OutOfBandRef, links: &GpuLinks) -> Result<()> {
             return Err(Error::new(
                 ErrorKind::Unsupported,
                 format!(
-                    "CINCH_SHM_DISABLE=1 leaves nothing between {me} and {peer}, whose GPUs cannot \
-                     use each other's memory ({reason}): unset it"
+                    "CINCH_SHM_DISABLE=1 leaves no path between {me} and {peer}, whose GPUs cannot \
+                     use each other's memory ({reason}): unset the variable"
                 ),
             ));
         }

@@ -69,7 +69,7 @@ fn sum(dtype: DType) -> Call {
 /// A call that is refused before anything is queued leaves a communicator as it was: usable, and its
 /// samples due where they were.
 #[test]
-fn a_refused_call_takes_no_sample_with_it() {
+fn refused_call_leaves_the_sample_due() {
     let bench = Bench::new();
     let stream = bench.stream();
     let other = Device::at(bench.context.driver(), 1).unwrap();
@@ -124,7 +124,7 @@ fn a_refused_call_takes_no_sample_with_it() {
 
 /// The ranks decide alike by what each has compared: one that cannot must not go on.
 #[test]
-fn a_sample_that_does_not_end_fails_its_communicator() {
+fn sample_that_does_not_end_fails_its_communicator() {
     let bench = Bench::new();
     let stream = bench.stream();
     let memory = bench.memory(4000);
@@ -143,7 +143,7 @@ fn a_sample_that_does_not_end_fails_its_communicator() {
 
 /// A group with more than its sampled call is refused one by one, and what it holds goes on.
 #[test]
-fn a_call_that_a_group_has_no_sample_for_is_not_counted() {
+fn call_without_a_sample_in_its_group_is_not_counted() {
     let bench = Bench::new();
     let stream = bench.stream();
     let memory = bench.memory(4000);
@@ -172,7 +172,7 @@ fn a_call_that_a_group_has_no_sample_for_is_not_counted() {
 /// If one communicator refuses a call of a group, no call of the group has an effect, even if a sample splits
 /// the group.
 #[test]
-fn a_group_is_refused_before_any_of_it_is_queued() {
+fn group_with_a_refused_call_queues_nothing() {
     let bench = Bench::new();
     let stream = bench.stream();
     let memory = bench.memory(4000);
@@ -207,7 +207,7 @@ fn a_group_is_refused_before_any_of_it_is_queued() {
 }
 
 #[test]
-fn a_group_that_has_begun_fails_as_a_whole() {
+fn group_with_a_failed_launch_fails_all_its_communicators() {
     let bench = Bench::new();
     let stream = bench.stream();
     let memory = bench.memory(4000);
@@ -240,7 +240,7 @@ fn on_hosts(timeout: Duration) -> Vec<Communicator> {
 
 /// A refused group that is made again would queue its calls on the GPU twice.
 #[test]
-fn what_host_memory_refuses_is_refused_before_anything_is_queued() {
+fn group_refused_on_host_memory_queues_nothing() {
     let bench = Bench::new();
     let stream = bench.stream();
     let memory = bench.memory(4000);
@@ -275,7 +275,7 @@ fn what_host_memory_refuses_is_refused_before_anything_is_queued() {
 
 /// A queued kernel may wait for a rank that waits in the group's call on host memory.
 #[test]
-fn a_failure_on_host_memory_fails_the_whole_group() {
+fn failure_on_host_memory_fails_all_communicators_of_the_group() {
     let bench = Bench::new();
     let stream = bench.stream();
     let memory = bench.memory(4000);
@@ -296,7 +296,7 @@ fn a_failure_on_host_memory_fails_the_whole_group() {
 
 /// A group that is dropped, or refused as a whole, counts for nothing.
 #[test]
-fn a_dropped_group_takes_no_sample_with_it() {
+fn dropped_group_leaves_the_sample_due() {
     let bench = Bench::new();
     let stream = bench.stream();
     let memory = bench.memory(4000);
@@ -325,7 +325,7 @@ fn a_dropped_group_takes_no_sample_with_it() {
 /// A driver blocks a thread with too many pending launches. These may wait for launches on another GPU that the
 /// thread has not made yet.
 #[test]
-fn large_groups_take_turns_on_several_gpus() {
+fn large_group_on_several_gpus_is_interleaved() {
     let benches = [Bench::new(), Bench::new()];
     let memory = benches.each_ref().map(|bench| bench.memory(4000));
     let streams = benches.each_ref().map(|bench| bench.stream());
@@ -391,7 +391,7 @@ fn resident_on(gpus: [u32; 2], channels: &str) -> usize {
 }
 
 #[test]
-fn what_only_host_memory_has_is_said_to_have_no_effect() {
+fn settings_of_host_memory_are_warned_of_on_gpus() {
     let mut config = Config::default();
     assert_eq!(without_effect(&config), None);
     let said = Origin::Environment;
@@ -405,7 +405,7 @@ fn what_only_host_memory_has_is_said_to_have_no_effect() {
 
 /// Half of a GPU is left to what else runs there, unless more was asked for by a number.
 #[test]
-fn fewer_channels_take_no_more_of_a_gpu() {
+fn resident_blocks_leave_half_of_the_gpu_free() {
     for channels in ["auto", "1", "8", "64", "66"] {
         assert_eq!(resident_on([0, 1], channels), 66, "{channels}");
     }
@@ -417,7 +417,7 @@ fn fewer_channels_take_no_more_of_a_gpu() {
 /// Ranks of other processes have their communicators at other addresses: on one stream all ranks must
 /// queue them in one order, which is the caller's.
 #[test]
-fn communicators_of_a_group_are_queued_in_the_order_of_its_calls() {
+fn communicators_of_a_group_are_queued_in_order_of_first_call() {
     let bench = Bench::new();
     let stream = bench.stream();
     let memory = bench.memory(4000);
@@ -443,7 +443,7 @@ fn communicators_of_a_group_are_queued_in_the_order_of_its_calls() {
 
 /// A kernel that does not end may still write a sample: its memory is kept, as the engine's is.
 #[test]
-fn samples_are_left_to_a_kernel_that_does_not_end() {
+fn windows_of_a_kernel_that_does_not_end_are_not_freed() {
     let bench = Bench::new();
     let stream = bench.stream();
     let memory = bench.memory(4000);
@@ -475,7 +475,7 @@ fn samples_are_left_to_a_kernel_that_does_not_end() {
 /// The deadline of calls is not for what the caller has queued ahead of them, and a failure ends the
 /// wait. What others own is given up ahead of the word that a rank has retired.
 #[test]
-fn a_rank_that_retires_waits_for_what_is_ahead_of_its_calls() {
+fn close_waits_for_earlier_work_of_the_stream() {
     let bench = Bench::new();
     let stream = bench.stream();
     let memory = bench.memory(4000);
@@ -510,7 +510,7 @@ fn a_rank_that_retires_waits_for_what_is_ahead_of_its_calls() {
 
 /// The exit of another rank is no error of a rank whose calls have all ended.
 #[test]
-fn a_death_that_cuts_no_call_short_fails_no_rank_that_retires() {
+fn close_succeeds_after_the_exit_of_a_rank_that_ended_no_call() {
     let bench = Bench::new();
     let stream = bench.stream();
     let memory = bench.memory(4000);
@@ -531,7 +531,7 @@ fn a_death_that_cuts_no_call_short_fails_no_rank_that_retires() {
 
 /// `wait_closed` waits for ranks that have not closed beyond the timeout of calls.
 #[test]
-fn a_rank_outlasts_those_that_are_late() {
+fn wait_closed_waits_for_late_ranks_beyond_the_call_timeout() {
     let bench = Bench::new();
     let timeout = Duration::from_millis(10);
     let comms = communicators_with(&bench, timeout);

@@ -406,7 +406,9 @@ impl Communicator {
 
     fn engine(&self) -> Result<MutexGuard<'_, HostEngine>> {
         self.host_engine()?.lock().map_err(|_| {
-            Error::internal("an earlier call on this communicator panicked; it cannot go on")
+            Error::internal(
+                "an earlier call on this communicator panicked: make a new communicator",
+            )
         })
     }
 

@@ -284,8 +284,9 @@ struct SampleComparison {
     /// Elements that are finite in both results; other elements are left out.
     compared: usize,
     /// Elements that are finite in the exact sum only. They do not count as an error of the codec:
-    /// a non-finite element turns its whole block into NaN, or its whole chunk under a tensor
-    /// scale. That element may be outside the window, and loss scaling makes such steps common.
+    /// a non-finite element turns its whole block into NaN. Under a tensor scale it turns the whole
+    /// chunk into NaN. That element may be outside the window, and loss scaling makes such steps
+    /// common.
     lost: usize,
 }
 

@@ -1,9 +1,9 @@
 //! The codec of calls that name no codec, by process and communicator.
 //!
-//! Three places set the codec of a call: the process (`CINCH_CODEC`), the communicator (by a rule
-//! on its name, or by the program), and the call. The narrowest place that is set wins; `off` is
-//! final for narrower places. The choice depends on settings alone, not on data or on one rank:
-//! ranks with equal settings make the same choice.
+//! Three places set the codec of a call: the process (`CINCH_CODEC`), the communicator (a rule on
+//! its name, or the program) and the call. The narrowest place that is set wins; `off` is final for
+//! narrower places. The choice depends on settings alone, not on data or on one rank: ranks with
+//! equal settings make the same choice.
 
 use super::Config;
 use super::kinds::{Parsed, parse_bytes};

@@ -87,7 +87,10 @@ pub const NCCL_NAMES: &[NcclName] = &[
         "NCCL_NET_GDR_LEVEL",
         "GPU buffers reach NICs through host memory",
     ),
-    nothing("NCCL_TOPO_FILE", "links are tried with data, not looked up"),
+    nothing(
+        "NCCL_TOPO_FILE",
+        "cinch probes links with data instead of reading a topology",
+    ),
     nothing("NCCL_CONF_FILE", "settings come from the environment alone"),
 ];
 
@@ -119,7 +122,7 @@ fn network(value: &str) -> std::result::Result<Option<String>, String> {
     match value.trim().to_ascii_lowercase().as_str() {
         "socket" => Ok(Some("1".into())),
         "ib" => Ok(None),
-        _ => Err("of its values only IB and Socket mean something here".into()),
+        _ => Err("cinch supports its values IB and Socket only".into()),
     }
 }
 
@@ -154,7 +157,7 @@ fn one_of(value: &str, known: &[(&str, &str)]) -> std::result::Result<Option<Str
     match found {
         Some((_, ours)) => Ok(Some((*ours).into())),
         None => Err(format!(
-            "of its values only {} mean something here",
+            "cinch supports its values {} only",
             known
                 .iter()
                 .map(|(theirs, _)| *theirs)
@@ -456,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn bound_of_channels_raises_nothing() {
+    fn bound_of_channels_never_raises_their_number() {
         let default = Config::default();
         for (names, channels) in [
             (&[("NCCL_MAX_CTAS", "100")][..], [64, 8]),
@@ -524,7 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn codec_misspelt_or_with_tensors_is_refused() {
+    fn misspelt_codec_or_codec_with_tensors_is_refused() {
         for (name, value) in [
             ("CINCH_CODEC", "int8"),
             ("CINCH_CODEC", "dynamic8:tensor=50"),

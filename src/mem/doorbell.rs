@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ring_ends_a_sleep_and_comes_only_if_announced() {
+    fn ring_ends_a_sleep_that_was_announced() {
         let region = Region::heap(DOORBELL_BYTES).unwrap();
         let mut sleeper = Sleeper::new(region.clone(), 0);
         let ringer = Ringer::new(region.clone(), 0, true);

@@ -134,7 +134,9 @@ pub fn drop_when<T: Send + 'static>(value: T, mut may_drop: impl FnMut() -> bool
         BACKGROUND.state.with(|state| state.server = None);
         line(
             Level::Warn,
-            format_args!("unused resources stay until the process ends, because no thread can start: {error}"),
+            format_args!(
+                "unused resources stay until the process ends, because no thread can start: {error}"
+            ),
         );
     }
 }

@@ -170,7 +170,7 @@ extern "C" fn child() {
 
 /// Closes all descriptors of the table, in a child.
 fn close_all() {
-    // SAFETY: the thread that this thread is a copy of has held the lock since `prepare`, so the
+    // SAFETY: this thread is the copy of the thread that has held the lock since `prepare`, so the
     // table is consistent and its numbers are valid. `close` and `clear` neither allocate nor wait.
     unsafe {
         let descriptors = &mut *TABLE.descriptors.get();

@@ -106,7 +106,6 @@ pub fn line_of(subsystem: Subsystem, level: Level, text: Arguments<'_>) {
     }
 }
 
-
 impl Sink {
     /// Makes the sink, and returns it with a report of a file that cannot be opened.
     fn new(settings: &Settings<'_>) -> (Sink, Option<String>) {

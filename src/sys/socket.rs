@@ -162,7 +162,9 @@ pub fn connect_result(socket: &OwnedFd) -> io::Result<()> {
 pub fn peer_uid(socket: &OwnedFd) -> Result<u32> {
     nix::sys::socket::getsockopt(socket, sockopt::PeerCredentials)
         .map(|credentials| credentials.uid())
-        .map_err(|error| Error::system("reading the user of the other end of a local socket", error))
+        .map_err(|error| {
+            Error::system("reading the user of the other end of a local socket", error)
+        })
 }
 
 /// Disables Nagle's algorithm, which delays small writes.

@@ -88,19 +88,19 @@ impl CodecSetting {
                     .iter()
                     .enumerate()
                     .find_map(|(at, level)| Some((at, part.trim().strip_prefix(level)?)))
-                    .ok_or_else(|| bad("with levels it is intra=CODEC,inter=CODEC"))?;
+                    .ok_or_else(|| bad("a codec by level is written intra=CODEC,inter=CODEC"))?;
                 if found[index].replace(name.parse::<CodecSpec>()?).is_some() {
                     return Err(bad("a level is named twice"));
                 }
             }
             let [Some(intra), Some(inter)] = found else {
                 return Err(bad(
-                    "with levels it is intra=CODEC,inter=CODEC, both of them",
+                    "a codec by level is written intra=CODEC,inter=CODEC, with both levels",
                 ));
             };
             if intra != inter && matches!(intra.scale, ScaleRule::Tensor { .. }) {
                 return Err(bad(
-                    "scales of whole tensors are kept for one codec, that between hosts",
+                    "only the codec between hosts may keep scales of whole tensors (tensor=K)",
                 ));
             }
             Ok(CodecSetting {
@@ -138,7 +138,7 @@ impl FromStr for CodecSetting {
         }
         if text == AUTO.trim_end_matches(':') {
             return Err(Error::invalid_argument(
-                "codec \"auto\": say which codec may run, as in auto:dynamic8",
+                "codec \"auto\": name the codec that may run, as in auto:dynamic8",
             ));
         }
         let (auto, name) = match text.strip_prefix(AUTO) {

@@ -135,8 +135,8 @@ impl ControlLinks {
     }
 
     /// Fails the communicator on this rank. After this rank has closed or left, only a closing
-    /// all-gather ends: communicators split from this communicator watch its fault too, so the
-    /// fault stays as it is.
+    /// all-gather ends. The fault then stays as it is, because communicators split from this
+    /// communicator watch it too.
     pub(super) fn raise(&mut self, error: Error) {
         self.failed = true;
         if self.closed {

@@ -225,7 +225,10 @@ impl ControlPlane {
     fn late(&self, generation: u64, missing: Option<&[usize]>) -> Error {
         let peers = &self.shared.peers;
         let who = match missing {
-            None => format!("{} has not reported who came; not all ranks", peers[0]),
+            None => format!(
+                "{} has not reported which ranks came; not all ranks",
+                peers[0]
+            ),
             Some([]) => "not all ranks".to_string(),
             Some([one]) => format!("{} did not come; not all ranks", peers[*one]),
             Some(several) => format!("{} did not come; not all ranks", name_ranks(several)),
@@ -258,7 +261,9 @@ impl OutOfBand for ControlPlane {
         let mut sequence = self.sequence();
         self.shared.fault.check()?;
         if let Some(error) = &sequence.broken {
-            return Err(error.clone().context("the ranks are out of step"));
+            return Err(error
+                .clone()
+                .context("ranks no longer agree on the order of exchanges"));
         }
         if sequence.left || sequence.closing.is_some() {
             return Err(Error::invalid_usage("this rank has left its communicator"));

@@ -437,7 +437,7 @@ fn late_rank_is_named_on_all_ranks() {
             .barrier()
             .unwrap_err()
             .message()
-            .contains("out of step")
+            .contains("no longer agree on the order of exchanges")
     );
 }
 
@@ -455,7 +455,9 @@ fn late_rank_is_not_guessed_before_a_heartbeat() {
     let [first, second] = [1, 0].map(|rank| world.planes[rank].barrier().unwrap_err());
     assert!(first.message().starts_with("rank 0 ("), "{first}");
     assert!(
-        first.message().contains(" has not reported who came"),
+        first
+            .message()
+            .contains(" has not reported which ranks came"),
         "{first}"
     );
     assert!(second.message().starts_with("rank 2 ("), "{second}");

@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_overlaps_and_everything_fits() {
+    fn layout_has_no_overlap_and_stays_in_its_budget() {
         for nranks in 1..=MAX_RANKS {
             for channels in [1, 2, 3, 16, 33, 64, 128] {
                 for budget in [2 << 20, 5_000_000, 16 << 20, BUDGET, 1 << 30] {
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_default_budget_gives() {
+    fn default_budget_gives_expected_slots() {
         let simple = |nranks: usize, channels: usize| {
             let fifo = PeerBufferLayout::new(nranks, BUDGET, channels)
                 .unwrap()
@@ -459,7 +459,7 @@ mod tests {
 
     /// Counts whole pages, which the driver allocates.
     #[test]
-    fn pages_count_too() {
+    fn layout_stays_within_the_budget_in_whole_pages() {
         let pages = |bytes: usize| bytes.next_multiple_of(2 << 20);
         for nranks in 2..=MAX_RANKS {
             for channels in [1, 16, 64, 128] {
@@ -476,7 +476,7 @@ mod tests {
 
     /// Smaller budgets shorten the long lines of two ranks before they halve slots again.
     #[test]
-    fn slots_of_two_ranks_go_before_long_lines() {
+    fn smaller_budget_of_two_ranks_shortens_lines_before_slots() {
         let sizes = |mib: usize| {
             let shape = PeerBufferLayout::new(2, mib << 20, 64).unwrap();
             let fifo = shape.fifo(Protocol::Simple);
@@ -491,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_send_lines_has_no_area_for_them() {
+    fn layout_without_lines_has_no_line_area() {
         let need = PeerBufferLayout::device_bytes;
         let shape = |has_lines| PeerBufferLayout::within(2, BUDGET, 64, has_lines, need).unwrap();
         let (with, without) = (shape(true), shape(false));
@@ -501,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn a_larger_budget_never_gives_less() {
+    fn larger_budget_never_gives_a_smaller_layout() {
         let mut last = 0;
         for budget in (1 << 20..=288 << 20).step_by(1 << 20) {
             if let Ok(shape) = PeerBufferLayout::new(8, budget, 64) {
@@ -515,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_an_error_with_numbers() {
+    fn impossible_layout_is_an_error_with_numbers() {
         let error = PeerBufferLayout::new(33, BUDGET, 64).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         assert!(error.message().contains("33"), "{error}");

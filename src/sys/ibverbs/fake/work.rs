@@ -267,7 +267,12 @@ fn transfer(state: &mut State, number: u32, work: &Posted) -> c_uint {
                             piece.length as usize,
                         )
                 };
-                if state.regions.get(&piece.lkey).filter(contains_piece).is_none() {
+                if state
+                    .regions
+                    .get(&piece.lkey)
+                    .filter(contains_piece)
+                    .is_none()
+                {
                     return IBV_WC_LOC_PROT_ERR;
                 }
                 // SAFETY: the piece lies in a registered region, whose owner keeps it mapped.
