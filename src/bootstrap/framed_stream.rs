@@ -272,7 +272,10 @@ impl FramedStream {
             }
             fault.check()?;
             if now >= deadline {
-                return Err(Error::new(ErrorKind::Timeout, "no answer came in time"));
+                return Err(Error::new(
+                    ErrorKind::Timeout,
+                    "no answer arrived before the deadline",
+                ));
             }
             let limit = FAULT_POLL_INTERVAL.min(deadline - now);
             wait_ready(self.descriptor(), self.events(), limit);

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Interval of checks of the fault, which others may raise without waking the waiting thread.
+/// Interval of checks of the fault, which other threads raise without waking the waiting thread.
 const FAULT_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Rank of a communicator of threads.
@@ -212,7 +212,8 @@ impl OutOfBand for LocalOutOfBand {
             if rank != self.rank {
                 raise_in(fault, report.clone(), self.world.heartbeat);
             } else if !fault.is_raised() {
-                // A failure of another rank keeps its timeout: `reason` may only forward it.
+                // If the fault is raised already, `reason` may only forward another rank's failure,
+                // whose timeout stays.
                 fault.raise(reason.clone());
             }
         }

@@ -10,7 +10,7 @@ use crate::types::{CodecSetting, CodecSpec, Extent, ResolvedCall};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum RawReason {
-    /// No setting and no call names a codec, or only for a level that the algorithm does not have.
+    /// No setting and no call names a codec, or the codec is for a level that the algorithm lacks.
     NotAsked,
     /// The process or a rule has turned compression off.
     Off,

@@ -213,7 +213,7 @@ impl FusedCall {
                 memory.copy_within(to - size..to, at);
             }
         }
-        self.inputs = self.look(memory)?;
+        self.inputs = self.input_stats(memory)?;
         Ok(())
     }
 
@@ -230,7 +230,7 @@ impl FusedCall {
     }
 
     /// Takes the statistics of each member's input.
-    fn look(&self, memory: &[u8]) -> Result<Vec<EncodeStats>> {
+    fn input_stats(&self, memory: &[u8]) -> Result<Vec<EncodeStats>> {
         let Some(largest) = self.rules.largest else {
             return Ok(Vec::new());
         };

@@ -31,11 +31,12 @@ use std::time::Duration;
 pub(super) struct GpuState {
     context: Arc<Context>,
     engine: Mutex<GpuEngine>,
-    /// Windows of coded sums, if samples are taken. Declared behind the engine, whose kernels use them.
+    /// Windows of coded sums, if samples are taken. Declared after the engine, so that they are
+    /// dropped after the kernels that use them have ended.
     windows: Option<SampleWindows>,
 }
 
-/// Admitted calls that are queued one behind the other.
+/// Admitted calls that are queued one after the other.
 #[derive(Debug)]
 pub(super) enum AdmittedPart<'b> {
     Plain(Vec<GpuCall<'b>>, Admitted),
@@ -44,7 +45,8 @@ pub(super) enum AdmittedPart<'b> {
 }
 
 impl Drop for GpuState {
-    /// Leaves the windows to a kernel that does not end, as the engine leaves its memory.
+    /// If a kernel does not end, gives its windows to the engine, which keeps them mapped like its
+    /// own memory.
     fn drop(&mut self) {
         let engine = self.engine.get_mut();
         let engine = engine.unwrap_or_else(PoisonError::into_inner);
@@ -63,7 +65,7 @@ impl GpuState {
         })
     }
 
-    /// Locks the engine, even if a call has panicked; `None` while a call is being made.
+    /// Locks the engine, even after a call has panicked; `None` while a call holds the engine.
     fn engine_between_calls(&self) -> Option<MutexGuard<'_, GpuEngine>> {
         match self.engine.try_lock() {
             Ok(engine) => Some(engine),
@@ -77,8 +79,8 @@ impl GpuState {
             .is_some_and(|engine| self.is_over(&engine))
     }
 
-    /// Returns whether all queued calls have ended. They have if the context has failed or the driver
-    /// has ended.
+    /// Returns whether all queued calls have ended, which is true after a failure of the context or
+    /// the end of the driver.
     pub(super) fn is_over(&self, engine: &GpuEngine) -> bool {
         let waited = engine.wait(Duration::ZERO);
         let runs = waited.is_err_and(|error| error.kind() == ErrorKind::Timeout);
@@ -92,7 +94,7 @@ impl GpuState {
     }
 
     pub(super) fn is_mapped_by_peers(&self) -> bool {
-        // A rank that makes a call maps its peers.
+        // An engine that a call has locked maps the memory of peers.
         self.engine_between_calls()
             .is_none_or(|engine| engine.is_mapped_by_peers())
     }
@@ -420,7 +422,7 @@ impl Communicator {
         let mut reports = self.launch_on(gpu, &mut engine, &parts)?;
         let none = || Error::internal("a call has no report");
         let report = reports.pop().ok_or_else(none)?;
-        self.counters.ran(&admission.decision, &report);
+        self.counters.count_call(&admission.decision, &report);
         Ok(report)
     }
 

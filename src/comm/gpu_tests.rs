@@ -1,4 +1,4 @@
-//! Calls of communicators on a simulated GPU, whose kernels only take note.
+//! Calls of communicators on a simulated GPU, whose kernels only record their launches.
 
 use super::*;
 use crate::bootstrap::LocalOutOfBand;
@@ -15,7 +15,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
-/// Returns the communicators of two ranks, which sample every other coded sum.
+/// Returns the communicators of two ranks, which sample every second coded sum.
 fn communicators(bench: &Bench) -> Vec<Communicator> {
     communicators_with(bench, Config::default().timeout)
 }
@@ -66,8 +66,8 @@ fn sum(dtype: DType) -> Call {
     }
 }
 
-/// A call that is refused before anything is queued leaves a communicator as it was: usable, and its
-/// samples due where they were.
+/// A call that is refused before anything is queued changes nothing: the communicator stays usable,
+/// and its next sample stays due.
 #[test]
 fn refused_call_leaves_the_sample_due() {
     let bench = Bench::new();
@@ -98,21 +98,21 @@ fn refused_call_leaves_the_sample_due() {
     let [one, two] = &comms[..] else {
         panic!("two ranks")
     };
-    // A call that is sampled has an exact sum behind it.
+    // A sampled call launches its exact sum as well.
     refused(one);
     assert_eq!([run(one), run(one), run(one)], [2, 1, 2]);
     refused(one);
     assert_eq!([run(one), run(one)], [1, 2]);
     assert_eq!(one.codec_stats().sampled, 2);
 
-    // So does a group, whichever of its calls is sampled.
+    // A refused group leaves the sample due too, whichever of its calls is sampled.
     let mut group = Group::new();
     for dtype in [DType::F16, DType::F32] {
         group.add_on(one, &sum(dtype), on(&stream)).unwrap();
     }
     assert_eq!(group.run().unwrap_err().kind(), ErrorKind::Unsupported);
     assert_eq!([run(one), run(one)], [1, 2]);
-    // Nothing of the group was queued: the first communicator's call is refused.
+    // The refused call belongs to the first communicator, so nothing of the group is queued.
     let mut group = Group::new();
     for (comm, dtype) in [(one, DType::F16), (two, DType::F32)] {
         group.add_on(comm, &sum(dtype), on(&stream)).unwrap();
@@ -122,7 +122,7 @@ fn refused_call_leaves_the_sample_due() {
     assert_eq!([run(two), run(two)], [2, 1]);
 }
 
-/// The ranks decide alike by what each has compared: one that cannot must not go on.
+/// Ranks decide on the codec by the comparison of a sample, so a rank without the comparison fails.
 #[test]
 fn sample_that_does_not_end_fails_its_communicator() {
     let bench = Bench::new();
@@ -141,7 +141,7 @@ fn sample_that_does_not_end_fails_its_communicator() {
     assert!(comms[1].fault().is_raised());
 }
 
-/// A group with more than its sampled call is refused one by one, and what it holds goes on.
+/// A group with several samples is refused, and its calls run later.
 #[test]
 fn call_without_a_sample_in_its_group_is_not_counted() {
     let bench = Bench::new();
@@ -184,7 +184,7 @@ fn group_with_a_refused_call_queues_nothing() {
     };
     let before = launches();
     for calls in [
-        // The second communicator's, and behind a sampled call.
+        // The refused call belongs to the second communicator and follows a sampled call.
         [(one, DType::F32), (two, DType::F16)],
         [(one, DType::F32), (one, DType::F16)],
     ] {
@@ -217,7 +217,7 @@ fn group_with_a_failed_launch_fails_all_its_communicators() {
         let buffers = buffers(&memory, &memory, &stream);
         group.add_on(&comms[0], &sum(DType::F32), buffers).unwrap();
     }
-    // Each has a coded sum and an exact one.
+    // Each communicator launches a coded sum and an exact sum.
     bench
         .process
         .fail("cuLaunchKernel", 2, 1, CuResult::UNKNOWN);
@@ -294,7 +294,7 @@ fn failure_on_host_memory_fails_all_communicators_of_the_group() {
     assert!(error.message().contains("the same group"), "{error}");
 }
 
-/// A group that is dropped, or refused as a whole, counts for nothing.
+/// A group that is dropped or refused does not count its calls.
 #[test]
 fn dropped_group_leaves_the_sample_due() {
     let bench = Bench::new();
@@ -403,7 +403,7 @@ fn settings_of_host_memory_are_warned_of_on_gpus() {
     assert!(why.ends_with(": CINCH_SLOT_BYTES, CINCH_SLOTS"), "{why}");
 }
 
-/// Half of a GPU is left to what else runs there, unless more was asked for by a number.
+/// Half of a GPU is left to other kernels, unless a setting requests more channels.
 #[test]
 fn resident_blocks_leave_half_of_the_gpu_free() {
     for channels in ["auto", "1", "8", "64", "66"] {
@@ -414,8 +414,8 @@ fn resident_blocks_leave_half_of_the_gpu_free() {
     assert_eq!(resident_on([0, 0], "128"), 33);
 }
 
-/// Ranks of other processes have their communicators at other addresses: on one stream all ranks must
-/// queue them in one order, which is the caller's.
+/// The order must not depend on addresses of communicators, which differ between processes: on one
+/// stream all ranks must queue communicators in one order.
 #[test]
 fn communicators_of_a_group_are_queued_in_order_of_first_call() {
     let bench = Bench::new();
@@ -441,7 +441,8 @@ fn communicators_of_a_group_are_queued_in_order_of_first_call() {
     }
 }
 
-/// A kernel that does not end may still write a sample: its memory is kept, as the engine's is.
+/// A kernel that does not end may still write a sample, so the memory of the window is kept, like
+/// the engine's.
 #[test]
 fn windows_of_a_kernel_that_does_not_end_are_not_freed() {
     let bench = Bench::new();
@@ -452,7 +453,7 @@ fn windows_of_a_kernel_that_does_not_end_are_not_freed() {
         let mut comms = communicators_with(&bench, Duration::from_millis(10));
         let on = buffers(&memory, &memory, &stream);
         comms[0].call_on(&sum(DType::F32), on).unwrap();
-        // The caller's, and a window of each rank.
+        // The allocation of the caller, and a window of each rank.
         assert!(bench.process.leftovers().contains(&device(3)));
         bench.process.hang(hangs);
         if hangs {
@@ -463,7 +464,7 @@ fn windows_of_a_kernel_that_does_not_end_are_not_freed() {
         assert!(bench.process.leftovers().contains(&device(left)));
         bench.process.hang(false);
         drop(comms);
-        // Until the kernel has ended.
+        // The memory is freed once the kernel has ended.
         let begin = Instant::now();
         while !bench.process.leftovers().contains(&device(1)) {
             assert!(begin.elapsed() < WAIT, "nobody frees it");
@@ -472,8 +473,8 @@ fn windows_of_a_kernel_that_does_not_end_are_not_freed() {
     }
 }
 
-/// The deadline of calls is not for what the caller has queued ahead of them, and a failure ends the
-/// wait. What others own is given up ahead of the word that a rank has retired.
+/// The timeout of calls does not count the caller's earlier work on the stream, and a failure ends
+/// the wait. Memory of other ranks is unmapped before a rank announces its close.
 #[test]
 fn close_waits_for_earlier_work_of_the_stream() {
     let bench = Bench::new();
@@ -508,7 +509,7 @@ fn close_waits_for_earlier_work_of_the_stream() {
     }
 }
 
-/// The exit of another rank is no error of a rank whose calls have all ended.
+/// The exit of another rank is no error for a rank whose calls have all ended.
 #[test]
 fn close_succeeds_after_the_exit_of_a_rank_that_ended_no_call() {
     let bench = Bench::new();

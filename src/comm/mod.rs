@@ -206,7 +206,7 @@ impl Communicator {
         };
         drop(engine);
         let report = self.fail_on_error(result)?;
-        self.counters.ran(&admission.decision, &report);
+        self.counters.count_call(&admission.decision, &report);
         Ok(report)
     }
 

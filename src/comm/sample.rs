@@ -37,7 +37,7 @@ pub(super) struct Sampler {
 struct SamplerState {
     /// Coded sums so far.
     coded: u64,
-    /// The sample that is not judged yet.
+    /// The sample that was not compared yet.
     due: PendingSample,
 }
 
@@ -45,13 +45,13 @@ struct SamplerState {
 enum PendingSample {
     #[default]
     None,
-    /// Its call was admitted and is not queued yet.
+    /// The call of the sample was admitted and is not queued yet.
     Accepted,
-    /// Its window is being copied to the host.
+    /// The window of the sample is being copied to the host.
     Queued(SampleWindow),
 }
 
-/// The decision how a call runs.
+/// How a call runs: its codec, and whether it is sampled.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Admission {
     pub decision: CodecDecision,
@@ -61,7 +61,7 @@ pub(super) struct Admission {
     counted: bool,
 }
 
-/// Time between two checks whether a window has arrived on the host.
+/// Interval of checks whether a window has arrived on the host.
 const SAMPLE_POLL_INTERVAL: Duration = Duration::from_micros(50);
 
 impl Sampler {
@@ -82,7 +82,7 @@ impl Communicator {
         choose(&self.policy, call, self.nranks(), off)
     }
 
-    /// Decides how a call runs. Calls are admitted in their order; `sampled` allows a sample.
+    /// Chooses how a call runs. Calls are admitted in their order; `sampled` allows a sample.
     pub(super) fn admit(&self, call: &Call, sampled: bool) -> Result<Admission> {
         let _environment = FloatEnvironment::standard();
         let decision = self.choose(call)?;
@@ -152,7 +152,7 @@ impl Communicator {
                 // differently from the other ranks.
                 let [exact, coded] =
                     self.fail_on_error(self.await_windows(gpu.windows()?, &window))?;
-                self.judge(&window, &exact, &coded);
+                self.compare_sample(&window, &exact, &coded);
                 Ok(())
             }
         }
@@ -193,7 +193,7 @@ impl Communicator {
         Ok(report)
     }
 
-    /// Runs a sampled call on host memory, and judges the sample at once.
+    /// Runs a sampled call on host memory, and compares the window at once.
     pub(super) fn sample(
         &self,
         engine: &mut HostEngine,
@@ -224,12 +224,12 @@ impl Communicator {
                 all
             }
         };
-        self.judge(window, &exact, &coded);
+        self.compare_sample(window, &exact, &coded);
         Ok(report)
     }
 
-    /// Records the error of a sample, and switches the codec off if it is above the bound.
-    fn judge(&self, window: &SampleWindow, exact: &[u8], coded: &[u8]) {
+    /// Records the error of a sample, and switches the codec off if the error exceeds the bound.
+    fn compare_sample(&self, window: &SampleWindow, exact: &[u8], coded: &[u8]) {
         let SampleComparison {
             error,
             compared,
@@ -276,7 +276,7 @@ impl Communicator {
     }
 }
 
-/// The comparison of a window with its exact sum.
+/// Comparison of a coded window with its exact sum.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct SampleComparison {
     /// The RMS of the differences over the RMS of the exact sums.

@@ -103,7 +103,7 @@ impl ControlLinks {
 
     /// Handles connections that have ended or whose process has, each with a phrase about its rank.
     /// A rank that neither closed nor left has failed.
-    pub(super) fn lose(&mut self, ends: Vec<(usize, String)>) {
+    pub(super) fn handle_ends(&mut self, ends: Vec<(usize, String)>) {
         let mut deaths = Vec::new();
         for (at, why) in ends {
             let shared = &self.shared;

@@ -193,7 +193,7 @@ impl ControlPlane {
             if state.ended {
                 return Err(Error::new(
                     ErrorKind::Remote,
-                    "the control connections are closed",
+                    "the control connections of this rank are closed",
                 ));
             }
             let now = Instant::now();
@@ -431,7 +431,7 @@ fn spawn(
     streams: Vec<(usize, FramedStream)>,
 ) -> std::result::Result<Started, (Error, Vec<FramedStream>)> {
     let control = ControlThread::new(shared.clone(), streams);
-    // A closure that is not spawned is lost, and everything that it owns.
+    // Keeps the thread's state outside of the closure, which a failed spawn drops.
     let control = Arc::new(Mutex::new(Some(control)));
     let take = |from: &Mutex<Option<ControlThread>>| {
         let mut control = from.lock().unwrap_or_else(PoisonError::into_inner);
@@ -469,8 +469,9 @@ fn connect_to_root(
     Ok(peer)
 }
 
-/// Ends a connection whose link is cut after 3 s, blocked or idle. Only between hosts: the kernel
-/// counts a full buffer as cut too, which a stopped process of this host has.
+/// Makes the kernel end a connection after 3 s without an acknowledgement, whether data waits or
+/// not. Used between hosts only: TCP_USER_TIMEOUT also ends a connection with a full buffer, which
+/// a stopped process of this host has.
 fn detect_cut_link(peer: &Peer) {
     use nix::sys::socket::{setsockopt, sockopt};
     let _ = setsockopt(&peer.socket, sockopt::KeepAlive, &true);

@@ -177,7 +177,10 @@ impl<'a> Group<'a> {
             .map(|report| report.ok_or_else(|| Error::internal("a call of a group has no report")))
             .collect::<Result<_>>()?;
         for (entry, report) in self.calls.iter().zip(&reports) {
-            entry.comm.counters.ran(&entry.admission.decision, report);
+            entry
+                .comm
+                .counters
+                .count_call(&entry.admission.decision, report);
         }
         Ok(reports)
     }
