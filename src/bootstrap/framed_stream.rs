@@ -186,7 +186,7 @@ impl FramedStream {
                 Ok(count) => {
                     budget = budget.saturating_sub(count);
                     if let Err(error) = self.take_frames(frames) {
-                        end = Some(format!("nonsense: {}", error.message()));
+                        end = Some(format!("invalid data: {}", error.message()));
                     }
                     if count < room {
                         break;
@@ -384,7 +384,7 @@ mod tests {
         assert_eq!(delivered(&good, false).0, 0);
         let (twice, end) = delivered(&[good.clone(), good.clone()].concat(), true);
         assert_eq!(twice, 1);
-        assert!(end.contains("nonsense"), "{end}");
+        assert!(end.contains("invalid data"), "{end}");
         for at in 0..good.len() {
             let mut bad = good.clone();
             bad[at] ^= 0x80;

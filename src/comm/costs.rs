@@ -34,7 +34,7 @@ pub(super) fn measure(
     engine: &mut HostEngine,
     isa: Isa,
 ) -> Result<()> {
-    // The barrier prevents that codecs run on a core while messages are timed on another core.
+    // Without the barrier codecs could run on a core while messages are timed on another core.
     let core = MeasuredCosts::of_core(Affine::default(), spec, isa)?;
     exchange.barrier()?;
     let send = link(exchange, engine)?;

@@ -45,8 +45,7 @@ pub(super) enum AdmittedPart<'b> {
 }
 
 impl Drop for GpuState {
-    /// If a kernel does not end, gives its windows to the engine, which keeps them mapped like its
-    /// own memory.
+    /// Keeps the windows allocated with the engine's memory if a kernel does not end.
     fn drop(&mut self) {
         let engine = self.engine.get_mut();
         let engine = engine.unwrap_or_else(PoisonError::into_inner);
@@ -94,7 +93,7 @@ impl GpuState {
     }
 
     pub(super) fn is_mapped_by_peers(&self) -> bool {
-        // An engine that a call has locked maps the memory of peers.
+        // A rank in a call counts as mapped, because its peers take part in the call.
         self.engine_between_calls()
             .is_none_or(|engine| engine.is_mapped_by_peers())
     }

@@ -57,7 +57,7 @@ impl Library {
     }
 }
 
-/// Prevents that the shared library with this code is unloaded: detached threads go on to run it.
+/// Keeps the shared library with this code loaded, because detached threads run its code.
 pub(super) fn stay_loaded() {
     // SAFETY: `Dl_info` consists of integers and pointers, for which zeros are valid.
     let mut found: libc::Dl_info = unsafe { std::mem::zeroed() };

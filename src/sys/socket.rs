@@ -196,8 +196,8 @@ pub fn keep_alive(socket: &OwnedFd) -> Result<()> {
     set().map_err(|error| Error::system("setting keep-alive options", error))
 }
 
-/// Returns the time since the peer's host last acknowledged anything, if data was sent at least
-/// three more times. Returns `None` if the host answers, whether or not its program reads, and for
+/// Returns the time since the peer's host last acknowledged anything, if data or probes were
+/// repeated at least three times. Returns `None` if the host answers, whether or not its program reads, and for
 /// other sockets than TCP.
 pub fn unacknowledged_time(socket: &OwnedFd) -> Option<Duration> {
     // SAFETY: `tcp_info` is plain data, valid as zero, and `size` is its size. Older kernels fill

@@ -6,7 +6,7 @@ use std::fmt;
 named_enum! {
     /// A part of the library that a line of the log is about.
     Subsystem {
-        /// Initialisation: rendezvous results, connections and settings of a communicator.
+        /// Init of a communicator: its transports, slots and settings.
         Init = 0, "INIT";
         /// Each collective.
         Coll = 1, "COLL";

@@ -106,7 +106,10 @@ impl ControlThread {
             }
             for frame in frames {
                 if let Err(error) = self.handle(at, &frame) {
-                    ends.push((at, describe_end(&format!("nonsense: {}", error.message()))));
+                    ends.push((
+                        at,
+                        describe_end(&format!("invalid data: {}", error.message())),
+                    ));
                 }
             }
             ends.extend(end.map(|end| (at, describe_end(&end))));
