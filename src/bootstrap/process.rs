@@ -53,7 +53,7 @@ pub(super) fn state(pid: u32, start_time: u64) -> ProcessState {
     }
 }
 
-/// State of the tasks of a process beside its first.
+/// State of the tasks of a process except its first.
 enum OtherTasks {
     Run,
     Stopped,

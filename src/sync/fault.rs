@@ -336,7 +336,7 @@ mod models {
         });
     }
 
-    /// Makes a child while its parent is raised: the child is raised alike.
+    /// Makes a child while its parent is raised: the child is raised as well.
     #[test]
     fn loom_child_made_meanwhile_is_raised_with_its_parent() {
         model(&[raise, raise_late], |fault, threads| {

@@ -20,7 +20,7 @@ named_enum! {
 }
 
 impl Algorithm {
-    /// The algorithms that treat all ranks alike, whatever host they are on, in numeric order.
+    /// The algorithms that do not distinguish hosts, in numeric order.
     pub const FLAT: [Algorithm; 4] = [
         Algorithm::Ring,
         Algorithm::Tree,

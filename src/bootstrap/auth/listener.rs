@@ -200,8 +200,8 @@ impl Listener {
     pub(crate) fn serve(&mut self, config: &HandshakeConfig, ready: &[bool]) -> Result<()> {
         let now = Instant::now();
         let (sockets, pending) = ready.split_at(self.sockets.len().min(ready.len()));
-        // Reads bytes that have arrived before it drops a late connection: the peer sent them in
-        // time.
+        // Bytes that have arrived are read before a late connection is dropped, because this thread
+        // may be late and not the peer.
         for (at, peer) in std::mem::take(&mut self.pending).into_iter().enumerate() {
             match pending.get(at).is_some_and(|ready| *ready) {
                 true => self.advance(peer, config, now),

@@ -22,7 +22,7 @@ struct GpuGroup<'a, 'c> {
 /// Queues the calls on GPUs once all of them are admitted, and puts their reports into `reports`.
 ///
 /// Communicators come in the order in which they were first named. On one stream their kernels run
-/// one after the other: ranks with orders of their own would wait for each other for ever. Launches
+/// one after the other: ranks with different orders would wait for each other for ever. Launches
 /// for several GPUs are interleaved ([`interleave`]).
 ///
 /// # Errors

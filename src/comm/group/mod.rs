@@ -62,7 +62,7 @@ impl<'a> Group<'a> {
     /// Adds a call on host memory. Nothing moves before [`Group::run`].
     ///
     /// # Errors
-    /// As the checks of [`Communicator::call`]; the group stays as it was.
+    /// The errors of the checks of [`Communicator::call`]; the group then does not change.
     pub fn add(
         &mut self,
         comm: &'a Communicator,
@@ -82,7 +82,7 @@ impl<'a> Group<'a> {
     /// Adds a call on a GPU. Nothing is queued before [`Group::run`].
     ///
     /// # Errors
-    /// As the checks of [`Communicator::call_on`]; the group stays as it was.
+    /// The errors of the checks of [`Communicator::call_on`]; the group then does not change.
     pub fn add_on(
         &mut self,
         comm: &'a Communicator,
