@@ -1,4 +1,4 @@
-//! The unique id: addresses of the rendezvous, and the secret of those who may join.
+//! The unique id: addresses of the rendezvous, and the secret of the ranks that may join.
 //!
 //! | bytes | content |
 //! | --- | --- |

@@ -70,7 +70,7 @@ impl LocalOutOfBand {
     }
 
     /// Makes one rank for each of `configs`, which may name different hosts. Timeout and heartbeat
-    /// are those of the first.
+    /// come from the first.
     ///
     /// # Panics
     /// If there are no ranks, or not as many faults.

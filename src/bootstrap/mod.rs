@@ -36,7 +36,7 @@ use std::time::{Duration, Instant};
 /// secret.
 ///
 /// 128 opaque bytes: format, addresses, a 32-byte secret, a checksum. The program hands them to all
-/// ranks, and whoever reads them can join.
+/// ranks. Any process that has the bytes can join.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct UniqueId(pub(crate) [u8; 128]);
 
@@ -53,7 +53,7 @@ impl std::fmt::Debug for UniqueId {
     }
 }
 
-/// Describes one rank to the others.
+/// Description of a rank, which all ranks receive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerInfo {
     /// Rank.
@@ -109,8 +109,8 @@ pub trait OutOfBand: Send + Sync + std::fmt::Debug {
         self.all_gather(&[]).map(|_| ())
     }
 
-    /// Sends every rank that the communicator has failed, for `reason`. Each rank's [`Fault`] is
-    /// raised, those of the others after a short timeout. Does not wait.
+    /// Reports to every rank that the communicator has failed, for `reason`. This rank's [`Fault`] is
+    /// raised at once, and the faults of other ranks after a short timeout. Does not wait.
     fn announce(&self, reason: &Error);
 
     /// Logs that this rank starts the call with this signature. The logs of all ranks are compared
@@ -142,8 +142,8 @@ pub trait OutOfBand: Send + Sync + std::fmt::Debug {
 }
 
 impl dyn OutOfBand + '_ {
-    /// All-gathers the outcome of a local step, so that no rank waits for one that has failed.
-    /// Returns the outcome of every rank; an error names its rank and that it cannot do `what`.
+    /// All-gathers the result of a local step, so that no rank waits for a failed rank. Returns the
+    /// result of every rank; an error names its rank, and `what` this rank could not do.
     ///
     /// # Errors
     /// As for [`OutOfBand::all_gather`].

@@ -323,7 +323,7 @@ impl RendezvousServer {
         self.check_entry(&entry, nranks)
     }
 
-    /// Checks a new entry against the others.
+    /// Checks a new entry against the entries of other ranks.
     fn check_entry(&mut self, entry: &RankEntry, nranks: usize) -> Result<()> {
         let info = &entry.info;
         let first = self.entries().find(|other| other.info.rank != info.rank);

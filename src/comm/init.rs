@@ -73,7 +73,7 @@ fn start_log(config: &Config) {
     }
 }
 
-/// Logs what carries the communicator, its slots and its codec policy in one line.
+/// Logs transports, slots and codec policy of the communicator in one line.
 fn log_connected(comm: &Communicator) {
     let served = comm.info.transports.iter().flatten();
     let names: Vec<&str> = match comm.info.classes.is_empty() {
@@ -145,7 +145,7 @@ pub(super) fn connect(
 ) -> Result<Communicator> {
     // Another rounding mode could give costs by which this rank selects another algorithm.
     let _environment = FloatEnvironment::standard();
-    // An error of this rank alone is announced, because the other ranks wait for this rank next.
+    // An error of this rank is announced, because the other ranks wait for this rank next.
     let (isa, table) = Isa::from_setting(&config.simd)
         .and_then(|isa| Ok((isa, table(&config)?)))
         .inspect_err(|error| exchange.announce(error))?;

@@ -177,7 +177,7 @@ impl Drop for Communicator {
             // rank has left.
             engine.end();
         }
-        // Without the announcement the other ranks would treat this failed rank as one that left.
+        // Without the announcement the other ranks would treat this failed rank as a rank that left.
         if let Err(reason) = self.fault.check() {
             self.announce(&reason);
         }

@@ -269,7 +269,7 @@ impl ValueKind for DefaultCodec {
     ) -> Parsed<()> {
         let setting = self.parse(text)?;
         config.codec_off |= text.trim() == "off";
-        // Off is final: a program does not turn on what the environment turned off.
+        // Off is final: a program does not turn on compression that the environment turned off.
         *field(config) = match config.codec_off {
             true => CodecSetting::RAW,
             false => setting,

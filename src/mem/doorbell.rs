@@ -112,7 +112,7 @@ fn must_wake(sleeping: &AtomicU32, rings: &AtomicU32, fenced: bool) -> bool {
         // `SleepState::step`.
         fence(Ordering::SeqCst);
     }
-    // The swap lets only one of several ringers make the system call.
+    // The swap lets only the first of several ringers make the system call.
     if sleeping.load(Ordering::Relaxed) == 0 || sleeping.swap(0, Ordering::AcqRel) == 0 {
         return false;
     }

@@ -265,7 +265,7 @@ mod models {
         fault.raise_at(Error::new(ErrorKind::Remote, REMOTE), deadline);
     }
 
-    /// Returns the reason, which must be one of the two that threads give.
+    /// Returns the reason, which must be `OWN` or `REMOTE`.
     fn reason(result: Result<()>) -> Option<&'static str> {
         let error = result.err()?;
         let given = [OWN, REMOTE].into_iter();

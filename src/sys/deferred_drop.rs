@@ -22,7 +22,7 @@ pub struct DeferredQueue<T> {
     state: ForkSafe<QueueState<T>>,
     /// Number of sweeps that were started.
     sweeps: AtomicU64,
-    /// Returns whether two values are equal; the queue keeps one of them.
+    /// Returns whether two values are equal; the queue keeps only the first of equal values.
     is_same: fn(&T, &T) -> bool,
 }
 

@@ -154,7 +154,7 @@ pub struct ResolvedCall {
 }
 
 impl ResolvedCall {
-    /// Returns what all ranks must agree on about the `sequence`-th such call, which runs by
+    /// Returns the facts on which all ranks must agree about the `sequence`-th such call, which runs by
     /// `algorithm` with `intra` inside hosts.
     pub fn signature(
         &self,

@@ -14,7 +14,7 @@ const LEVELS: [&str; 2] = ["intra=", "inter="];
 
 /// The codecs of both levels, and whether the cost model may leave them out.
 ///
-/// Settings, calls, plans and reports all hold this type. A plan and a report hold what runs, so
+/// Settings, calls, plans and reports all hold this type. A plan and a report hold the codecs that run, so
 /// `auto` is false in them, and both codecs are equal where the schedule has one level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CodecSetting {

@@ -17,7 +17,7 @@ const PROOF_TIMEOUT: Duration = Duration::from_secs(2);
 const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(20);
 /// Longest time without descriptors or memory before accepting fails.
 const SHORTAGE_TIMEOUT: Duration = Duration::from_secs(3);
-/// Most connections that one socket accepts before the pending ones get their turn.
+/// Most connections that one socket accepts before pending connections are served.
 const ACCEPTS_PER_TURN: usize = 64;
 
 /// Listens on TCP or UNIX sockets, and returns connections whose other end knows the key.
@@ -121,7 +121,7 @@ impl Listener {
         })
     }
 
-    /// Reserves places for this many connections of ranks beside unauthenticated ones.
+    /// Reserves places for this many connections of ranks beside unauthenticated connections.
     pub(crate) fn expect_connections(&mut self, connections: usize) {
         self.places = 2 * connections + 64;
     }
@@ -158,7 +158,7 @@ impl Listener {
         }
     }
 
-    /// Returns what to poll for [`Listener::serve`]: the sockets, then every pending connection.
+    /// Returns the descriptors to poll for [`Listener::serve`]: sockets, then pending connections.
     pub(crate) fn descriptors(&self) -> impl Iterator<Item = PollFd<'_>> {
         let pending = self
             .pending
@@ -234,7 +234,7 @@ impl Listener {
         }
     }
 
-    /// Accepts a bounded number of connections, so that a flood cannot starve the pending ones.
+    /// Accepts a bounded number of connections, so that a flood cannot starve pending connections.
     fn accept(&mut self, at: usize, config: &HandshakeConfig, now: Instant) -> Result<()> {
         for _ in 0..ACCEPTS_PER_TURN {
             let socket = match socket::accept(&self.sockets[at]) {

@@ -19,7 +19,7 @@ const MEMBER_POLL_INTERVAL: Duration = Duration::from_millis(200);
 const UNSEEN_RANK_TIMEOUT: Duration = Duration::from_millis(300);
 /// Time that ranks have to close their connections after they received an error.
 const HANG_UP_TIMEOUT: Duration = Duration::from_millis(300);
-/// Interval of checks who may still connect to a root that gives up.
+/// Interval of checks which ranks may still connect to a root that gives up.
 const LATE_MEMBER_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Accepts the control connections of all other ranks, by rank. If that fails, ranks that have
@@ -110,7 +110,7 @@ impl MemberListener<'_> {
     }
 
     /// Sends the report to `missing` ranks that still connect: waits [`CLOSE_TIMEOUT`] for running
-    /// processes, [`UNSEEN_RANK_TIMEOUT`] for those that cannot be looked up.
+    /// processes, [`UNSEEN_RANK_TIMEOUT`] for processes that cannot be looked up.
     fn report_to_late_members(
         &self,
         mut listener: Listener,
@@ -197,7 +197,7 @@ impl FailureReport {
     }
 }
 
-/// Sends what is queued, then the end of the stream.
+/// Sends the queued frames, then the end of the stream.
 fn flush_and_finish(stream: &mut FramedStream) {
     stream.flush();
     if stream.is_flushed() {

@@ -1,4 +1,4 @@
-//! The framed connections of one rank's control thread, and what their ends mean.
+//! The framed connections of one rank's control thread, and the handling of their ends.
 
 use super::frames::{ANNOUNCE, Assembly};
 use super::shared::SharedControl;
@@ -120,7 +120,7 @@ impl ControlLinks {
                 shared.fail_gather(Error::new(ErrorKind::Remote, what));
             }
         }
-        // After this rank has left, other ranks' failures concern only those that stay.
+        // After this rank has left, failures concern only the ranks that stay.
         if !deaths.is_empty() && (self.is_root() || self.leave_deadline.is_none()) {
             deaths.sort();
             self.fail(Error::new(ErrorKind::Remote, deaths.join("; ")));

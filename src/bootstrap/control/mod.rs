@@ -9,8 +9,8 @@
 //! without an answer of its kernel.
 //!
 //! **Leaving.** A leaving rank sends a frame; a later end of its connection is no failure. A rank
-//! that has closed makes no more calls, but keeps its connection to learn when the others have
-//! closed.
+//! that has closed makes no more calls, but keeps its connection to learn when the other ranks
+//! have closed.
 //!
 //! A root that has left first serves on until every other rank has left or died, or the
 //! communicator has failed. If the root's process ends meanwhile, that is no failure either: later
@@ -57,7 +57,7 @@ const FAULT_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The [`OutOfBand`] between processes.
 ///
-/// To the other ranks, dropping it without [`OutOfBand::leave`] is a death.
+/// Dropping it without [`OutOfBand::leave`] counts as the death of this rank on all other ranks.
 pub struct ControlPlane {
     shared: Arc<SharedControl>,
     base: keys::DerivedKey,
@@ -378,7 +378,7 @@ impl Drop for ControlPlane {
         if !left {
             self.shared.command(ControlCommand::End);
         }
-        // The root's thread serves until the others have left; all others end within CLOSE_TIMEOUT.
+        // The root's thread serves until the other ranks have left; members end within CLOSE_TIMEOUT.
         if !left || self.shared.rank != 0 || thread.is_finished() {
             let _ = thread.join();
         }

@@ -72,7 +72,7 @@ pub(super) enum ControlCommand {
     Close,
     /// Sends that this rank has left, and ends the thread.
     Leave,
-    /// Ends the thread without a word: to the others this rank has died.
+    /// Ends the thread without a frame, so that other ranks report the death of this rank.
     End,
 }
 

@@ -623,7 +623,7 @@ fn close_without_a_root_returns_at_once() {
     assert!(begin.elapsed() < Duration::from_secs(10));
 }
 
-/// The contribution of a closing rank has the generation of the others' and is empty.
+/// The contribution of a closing rank is empty, and has the generation of the other contributions.
 #[test]
 fn closing_rank_fails_all_gathers_of_the_others() {
     for (gone, is_first) in [(0, true), (0, false), (1, true), (1, false)] {
@@ -653,7 +653,7 @@ fn closing_rank_fails_all_gathers_of_the_others() {
                     present.is_some_and(|present| present.iter().filter(|&&here| here).count() == 2)
                 };
                 match gone {
-                    // Only a root that waits for an all-gather notes who has contributed.
+                    // Only a root that waits for an all-gather knows which ranks have contributed.
                     0 => std::thread::sleep(Duration::from_millis(100)),
                     _ => eventually("the others exchange", came),
                 }

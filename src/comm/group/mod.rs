@@ -1,4 +1,4 @@
-//! Groups of calls: the two halves that run host memory and GPUs, and what they share.
+//! Groups of calls. The submodules run the calls on host memory and on GPUs.
 
 mod gpu;
 mod host;
