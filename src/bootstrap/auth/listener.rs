@@ -280,7 +280,7 @@ impl Listener {
         self.pending.remove(oldest.unwrap_or(0));
     }
 
-    /// Records a shortage and leaves connections in the kernel's queue. Fails if the shortage has
+    /// Records a shortage and keeps connections in the kernel's queue. Fails if the shortage has
     /// lasted for [`SHORTAGE_TIMEOUT`].
     fn record_shortage(&mut self, now: Instant, cause: io::Error) -> Result<()> {
         // A failure long after the last attempt begins a new shortage.
