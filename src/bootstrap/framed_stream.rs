@@ -33,7 +33,7 @@ const SEAL: usize = 16;
 const FAULT_POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Most bytes of a body that is copied behind its header: one packet instead of three.
 const SMALL: usize = 16 << 10;
-/// Bytes read from one connection before other connections get their turn.
+/// Most bytes read from one connection before other connections are served.
 const READ_LIMIT: usize = 1 << 20;
 
 /// Describes the end of a connection that the other side closed.

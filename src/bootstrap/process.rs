@@ -10,9 +10,9 @@ use crate::sys::fork_safe::ForkSafeOnce;
 pub(super) enum ProcessState {
     /// The process runs, or its state is unknown.
     Running,
-    /// A signal or a debugger has stopped the process; it can go on any time.
+    /// A signal or a debugger has stopped the process, which may continue at any time.
     Stopped,
-    /// The process ends or has ended; why, as a phrase.
+    /// The process ends or has ended, with the observed state as a phrase.
     Ended(&'static str),
 }
 
@@ -20,7 +20,7 @@ pub(super) enum ProcessState {
 /// large process takes seconds.
 const ENDING: u64 = EXITING | DUMPING;
 /// Flags of a task that exits, perhaps alone: a main thread may end by `pthread_exit` while other
-/// threads go on.
+/// threads run.
 const EXITING: u64 = 0x4 | 0x8;
 /// Flag of a task that dumps core, after which its whole process ends.
 const DUMPING: u64 = 0x200;

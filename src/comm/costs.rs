@@ -86,8 +86,8 @@ fn link(exchange: &OutOfBandRef, engine: &mut HostEngine) -> Result<Affine> {
     Ok(Affine::through(short, long))
 }
 
-/// Returns disjoint pairs of ranks, equal on all ranks. Pairs are on different hosts as far as no host
-/// has more than half of all ranks, because the slowest link decides.
+/// Returns disjoint pairs of ranks, equal on all ranks. The ranks of a pair are on different hosts, if
+/// no host has more than half of all ranks, because the slowest link decides.
 fn pairs(peers: &[PeerInfo]) -> Vec<(usize, usize)> {
     let mut by_host: Vec<(usize, usize)> = peers
         .iter()

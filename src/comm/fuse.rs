@@ -50,7 +50,7 @@ pub(super) struct FusedCall {
     inputs: Vec<EncodeStats>,
 }
 
-/// The needs of the codecs of both levels.
+/// Rules for fused tensors, by the codecs of both levels.
 #[derive(Clone, Copy, Debug)]
 struct FusionRules {
     /// Tensors begin at multiples of this many elements.
@@ -71,7 +71,7 @@ impl FusionRules {
             has_blocks: false,
             largest: None,
         };
-        // Planning selects the algorithm, and so the codecs, by the padded length: both count here.
+        // Planning selects the algorithm by the padded length, so either level's codec may run.
         for spec in [codec.inter, codec.intra] {
             let Some(codec) = codec::build(spec, Isa::Scalar)? else {
                 continue;
@@ -174,7 +174,7 @@ impl FusedCall {
         true
     }
 
-    /// Resolves the call that stands for all members: like `one`, with their total length.
+    /// Resolves the call that runs for all members: like `one`, with their total length.
     pub(super) fn resolve(&self, one: &Call) -> ResolvedCall {
         ResolvedCall {
             count: self.count(),

@@ -293,7 +293,7 @@ fn site(context: &Context, info: &CommInfo, ranks: usize) -> Site {
     }
 }
 
-/// Chooses the source of measured choices, from the sites of all ranks and equal on all ranks.
+/// Chooses the tuning table or the cost model, by the sites of all ranks and equally on all ranks.
 fn tuning(
     exchange: &OutOfBandRef,
     config: &Config,

@@ -30,8 +30,8 @@ pub(super) fn split_again(
     let (rank, nranks) = (comm.rank(), comm.nranks());
     let all: Vec<usize> = (0..nranks).collect();
     let id = shrink_rendezvous(comm)?.rendezvous(&all, &config)?;
-    // The temporary control plane gets a child fault: a failure of the new communicator ends it,
-    // but a failure of the control plane does not fail the new communicator.
+    // The temporary control plane gets a child fault: a failure of the new communicator ends it.
+    // A failure of the control plane does not fail the new communicator.
     let exchange = ControlPlane::join(&id, rank, nranks, &config, fault.child())
         .inspect_err(|error| cancel(&id, &comm.peers()[rank], error))?;
     let made = split_over(&*exchange, color, key, config, fault);

@@ -24,7 +24,7 @@ pub enum Meaning {
     Setting {
         /// The setting of cinch.
         ours: &'static str,
-        /// Translates NCCL's value; `None` if the value is cinch's behaviour anyway.
+        /// Translates NCCL's value; `None` if the value is cinch's default behaviour.
         translate: fn(&str) -> std::result::Result<Option<String>, String>,
     },
     /// Limits the blocks of a call, unless `CINCH_GPU_CHANNELS` is set.
