@@ -2,7 +2,7 @@
 
 use super::call_log::{self, CallOrderChecker};
 use super::rank_entry::name_ranks;
-use super::{OutOfBand, PeerInfo, address, keys, process, raise_in};
+use super::{OutOfBand, PeerInfo, address, keys, process, raise_reported};
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::Fault;
@@ -210,7 +210,7 @@ impl OutOfBand for LocalOutOfBand {
         let report = reason.clone().context(format!("{mine} reports"));
         for (rank, fault) in self.world.faults.iter().enumerate() {
             if rank != self.rank {
-                raise_in(fault, report.clone(), self.world.heartbeat);
+                raise_reported(fault, report.clone(), self.world.heartbeat);
             } else if !fault.is_raised() {
                 // If the fault is raised already, `reason` may only forward another rank's failure,
                 // whose timeout stays.

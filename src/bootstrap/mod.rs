@@ -189,7 +189,7 @@ const PEER_EXIT_TIMEOUT: Duration = Duration::from_millis(200);
 /// lack its data, and the report may overtake that data. So waits continue for one heartbeat, at
 /// most [`PEER_EXIT_TIMEOUT`]. Any other error means that the calls themselves are wrong, and ends
 /// waits at once.
-fn raise_in(fault: &Fault, error: Error, heartbeat: Duration) {
+fn raise_reported(fault: &Fault, error: Error, heartbeat: Duration) {
     match error.kind() {
         ErrorKind::Aborted | ErrorKind::Remote => {
             fault.raise_at(error, Instant::now() + heartbeat.min(PEER_EXIT_TIMEOUT))

@@ -174,7 +174,7 @@ fn overlap(comm: &Communicator, call: &Call, buffers: &BufferRanges) -> Result<(
 
 /// Checks a message of a rank to itself: its buffers are disjoint or one buffer, because they are
 /// copied in no order.
-pub(super) fn to_oneself(call: &Call, input: usize, output: usize) -> Result<()> {
+pub(super) fn own_message_buffers(call: &Call, input: usize, output: usize) -> Result<()> {
     let bytes = call.count * call.dtype.size();
     if input == output || input.abs_diff(output) >= bytes {
         return Ok(());
@@ -187,7 +187,7 @@ pub(super) fn to_oneself(call: &Call, input: usize, output: usize) -> Result<()>
 }
 
 /// Refuses a message of a rank to itself outside a group, because its receive would come too late.
-pub(super) fn alone(comm: &Communicator, call: &Call) -> Result<()> {
+pub(super) fn own_message_is_grouped(comm: &Communicator, call: &Call) -> Result<()> {
     if call.collective.is_message() && call.root == call.peer {
         return Err(Error::invalid_usage(format!(
             "rank {} sends to itself outside a group: put the send and its receive into one group",

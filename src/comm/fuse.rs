@@ -90,7 +90,7 @@ impl FusionRules {
 }
 
 /// Returns whether two calls may be fused.
-fn alike(a: (&Call, CodecSetting), b: (&Call, CodecSetting)) -> bool {
+fn can_fuse(a: (&Call, CodecSetting), b: (&Call, CodecSetting)) -> bool {
     let key = |(call, codec): (&Call, CodecSetting)| (call.dtype, call.op, codec, call.algorithm);
     key(a) == key(b)
 }
@@ -122,7 +122,7 @@ pub(super) fn fused_calls(
             open = None;
             continue;
         }
-        let follows = open.is_some_and(|before| alike(before, (call, codec)));
+        let follows = open.is_some_and(|before| can_fuse(before, (call, codec)));
         if !(follows
             && calls_fused
                 .last_mut()

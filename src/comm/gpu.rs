@@ -407,7 +407,7 @@ impl Communicator {
         let gpu = self.gpu_state()?;
         let _bound = gpu.context().bind()?;
         self.check_on(call, &buffers)?;
-        check::alone(self, call)?;
+        check::own_message_is_grouped(self, call)?;
         let admission = self.admit_on(call, &buffers)?;
         let mut engine = gpu.engine()?;
         let _guard = PanicGuard(self);

@@ -192,7 +192,7 @@ impl Communicator {
         self.check_fault()?;
         self.host_engine()?;
         check::call(self, call, &BufferRanges::from(&buffers))?;
-        check::alone(self, call)?;
+        check::own_message_is_grouped(self, call)?;
         let admission = self.admit(call, true)?;
         let request = call.resolve(admission.decision.codec);
         let mut engine = self.engine()?;

@@ -51,7 +51,7 @@ const fn most_channels(name: &'static str) -> NcclName {
     }
 }
 
-const fn nothing(name: &'static str, why: &'static str) -> NcclName {
+const fn no_effect(name: &'static str, why: &'static str) -> NcclName {
     NcclName {
         name,
         means: Meaning::Nothing(why),
@@ -60,9 +60,9 @@ const fn nothing(name: &'static str, why: &'static str) -> NcclName {
 
 /// NCCL's variables that cinch knows. It logs that others have no effect.
 pub const NCCL_NAMES: &[NcclName] = &[
-    setting("NCCL_SOCKET_IFNAME", "CINCH_SOCKET_IFNAME", as_it_is),
+    setting("NCCL_SOCKET_IFNAME", "CINCH_SOCKET_IFNAME", unchanged),
     setting("NCCL_SOCKET_FAMILY", "CINCH_SOCKET_FAMILY", family),
-    setting("NCCL_COMM_ID", "CINCH_COMM_ID", as_it_is),
+    setting("NCCL_COMM_ID", "CINCH_COMM_ID", unchanged),
     setting("NCCL_P2P_DISABLE", "CINCH_P2P_DISABLE", switch),
     setting("NCCL_P2P_LEVEL", "CINCH_P2P_DISABLE", level),
     setting("NCCL_SHM_DISABLE", "CINCH_SHM_DISABLE", switch),
@@ -73,28 +73,28 @@ pub const NCCL_NAMES: &[NcclName] = &[
     setting("NCCL_PROTO", "CINCH_PROTO", protocol),
     setting("NCCL_DEBUG", "CINCH_LOG", debug),
     setting("NCCL_DEBUG_SUBSYS", "CINCH_LOG_SUBSYS", subsystems),
-    setting("NCCL_DEBUG_FILE", "CINCH_LOG_FILE", as_it_is),
+    setting("NCCL_DEBUG_FILE", "CINCH_LOG_FILE", unchanged),
     setting("NCCL_IB_DISABLE", "CINCH_IB_DISABLE", switch),
     setting("NCCL_NET", "CINCH_IB_DISABLE", network),
-    setting("NCCL_IB_HCA", "CINCH_IB_HCA", as_it_is),
+    setting("NCCL_IB_HCA", "CINCH_IB_HCA", unchanged),
     setting("NCCL_IB_GID_INDEX", "CINCH_IB_GID", gid),
-    setting("NCCL_IB_TIMEOUT", "CINCH_IB_TIMEOUT", as_it_is),
-    setting("NCCL_IB_RETRY_CNT", "CINCH_IB_RETRY", as_it_is),
-    setting("NCCL_IB_QPS_PER_CONNECTION", "CINCH_IB_QPS", as_it_is),
-    setting("NCCL_IB_SL", "CINCH_IB_SL", as_it_is),
-    setting("NCCL_IB_TC", "CINCH_IB_TC", as_it_is),
-    nothing(
+    setting("NCCL_IB_TIMEOUT", "CINCH_IB_TIMEOUT", unchanged),
+    setting("NCCL_IB_RETRY_CNT", "CINCH_IB_RETRY", unchanged),
+    setting("NCCL_IB_QPS_PER_CONNECTION", "CINCH_IB_QPS", unchanged),
+    setting("NCCL_IB_SL", "CINCH_IB_SL", unchanged),
+    setting("NCCL_IB_TC", "CINCH_IB_TC", unchanged),
+    no_effect(
         "NCCL_NET_GDR_LEVEL",
         "GPU buffers reach NICs through host memory",
     ),
-    nothing(
+    no_effect(
         "NCCL_TOPO_FILE",
         "cinch probes links with data instead of reading a topology",
     ),
-    nothing("NCCL_CONF_FILE", "settings come from the environment alone"),
+    no_effect("NCCL_CONF_FILE", "settings come from the environment alone"),
 ];
 
-fn as_it_is(value: &str) -> std::result::Result<Option<String>, String> {
+fn unchanged(value: &str) -> std::result::Result<Option<String>, String> {
     Ok(Some(value.to_string()))
 }
 
@@ -258,7 +258,7 @@ impl Config {
         config.take(environment)?;
         for known in NCCL_NAMES {
             if let Some(value) = environment(known.name) {
-                config.honour(known, &value.to_string_lossy());
+                config.apply_nccl(known, &value.to_string_lossy());
             }
         }
         match config.needing_tensor() {
@@ -284,13 +284,13 @@ impl Config {
     }
 
     /// Applies an NCCL variable, unless a `CINCH_` variable has set another value.
-    fn honour(&mut self, known: &NcclName, value: &str) {
+    fn apply_nccl(&mut self, known: &NcclName, value: &str) {
         let name = known.name;
         let (ours, translate) = match known.means {
             Meaning::Nothing(why) => {
                 return self.note(false, format!("{name} has no effect: {why}"));
             }
-            Meaning::MostChannels => return self.honour_bound(name, value),
+            Meaning::MostChannels => return self.apply_bound(name, value),
             Meaning::Setting { ours, translate } => (ours, translate),
         };
         let translated = match translate(value) {
@@ -320,7 +320,7 @@ impl Config {
     }
 
     /// Bounds a call's blocks, unless `CINCH_GPU_CHANNELS` is set.
-    fn honour_bound(&mut self, name: &str, value: &str) {
+    fn apply_bound(&mut self, name: &str, value: &str) {
         const OURS: &str = "CINCH_GPU_CHANNELS";
         let most = match channels(value) {
             Ok(most) => most,

@@ -3,7 +3,7 @@
 use super::frames::{ANNOUNCE, Assembly};
 use super::shared::SharedControl;
 use crate::bootstrap::framed_stream::{self, Body, FramedStream, UNREACHABLE};
-use crate::bootstrap::raise_in;
+use crate::bootstrap::raise_reported;
 use crate::error::{Error, ErrorKind};
 use crate::wire::Wire;
 use std::sync::Arc;
@@ -142,7 +142,7 @@ impl ControlLinks {
         if self.closed {
             self.shared.fail_gather(error);
         } else if self.leave_deadline.is_none() {
-            raise_in(&self.shared.fault, error, self.shared.heartbeat);
+            raise_reported(&self.shared.fault, error, self.shared.heartbeat);
         }
         self.shared.changed.notify_all();
     }

@@ -235,7 +235,7 @@ impl<'a> Group<'a> {
         }
         let places = |index: usize| self.calls[index].buffers.as_ref().map(Buffers::places);
         if let (Some((input, _)), Some((_, output))) = (places(send), places(recv)) {
-            check::to_oneself(&a, input, output)?;
+            check::own_message_buffers(&a, input, output)?;
         }
         let input = self.calls[send].buffers.take();
         let output = self.calls[recv].buffers.take();

@@ -61,12 +61,12 @@ pub unsafe fn post_send(pair: *mut IbvQp, work: *mut IbvSendWr) -> c_int {
 /// # Safety
 /// See [`post_send`].
 #[inline]
-pub unsafe fn post_recv(pair: *mut IbvQp, room: *mut IbvRecvWr) -> c_int {
+pub unsafe fn post_recv(pair: *mut IbvQp, work: *mut IbvRecvWr) -> c_int {
     let mut bad = std::ptr::null_mut();
     // SAFETY: the caller keeps the queue pair, which keeps its context, and the list.
     unsafe {
         match (*(*pair).context).ops.post_recv {
-            Some(post_recv) => post_recv(pair, room, &mut bad),
+            Some(post_recv) => post_recv(pair, work, &mut bad),
             None => MISSING,
         }
     }

@@ -464,7 +464,7 @@ impl Api for Fabric {
         state.pairs.insert(
             number,
             Pair {
-                maker: std::thread::current().id(),
+                creator: std::thread::current().id(),
                 domain: domain.addr(),
                 device: index,
                 send_queue: attributes.send_cq.addr(),
@@ -477,7 +477,7 @@ impl Api for Fabric {
                 posted: 0,
                 freed: 0,
                 pending: VecDeque::new(),
-                room: VecDeque::new(),
+                receives: VecDeque::new(),
             },
         );
         Box::into_raw(pair)

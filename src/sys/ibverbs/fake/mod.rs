@@ -161,7 +161,7 @@ impl Fabric {
     pub fn kill(&self) {
         let me = std::thread::current().id();
         let mut state = self.lock();
-        for pair in state.pairs.values_mut().filter(|pair| pair.maker == me) {
+        for pair in state.pairs.values_mut().filter(|pair| pair.creator == me) {
             pair.state = IBV_QPS_RESET;
         }
     }

@@ -80,7 +80,7 @@ pub(super) enum Data {
 
 /// A queue pair.
 pub(super) struct Pair {
-    pub maker: ThreadId,
+    pub creator: ThreadId,
     pub domain: usize,
     pub device: usize,
     pub send_queue: usize,
@@ -97,7 +97,7 @@ pub(super) struct Pair {
     pub freed: u64,
     pub pending: VecDeque<Posted>,
     /// Identifiers of posted receive requests.
-    pub room: VecDeque<u64>,
+    pub receives: VecDeque<u64>,
 }
 
 /// State of a fabric.

@@ -84,15 +84,15 @@ impl End {
         assert_eq!(self.step(IBV_QPS_RTS, rts, peer), 0);
     }
 
-    fn room(&self, id: u64) -> c_int {
-        let mut room = IbvRecvWr {
+    fn post_receive(&self, id: u64) -> c_int {
+        let mut work = IbvRecvWr {
             wr_id: id,
             next: null_mut(),
             sg_list: null_mut(),
             num_sge: 0,
         };
         // SAFETY: see the comment of this block.
-        unsafe { inline::post_recv(self.pair, &mut room) }
+        unsafe { inline::post_recv(self.pair, &mut work) }
     }
 
     /// Writes `bytes` bytes of this end's memory to the peer's memory, from byte `at` on.
@@ -152,7 +152,7 @@ const IMMEDIATE: c_uint = IBV_WR_RDMA_WRITE_WITH_IMM;
 fn write_arrives_and_immediate_completes_a_receive() {
     let (fabric, mut one, two) = ends(8);
     one.memory[..8].copy_from_slice(&[1, 2, 3, 4, 5, 6, 7, 8]);
-    assert_eq!(two.room(5), 0);
+    assert_eq!(two.post_receive(5), 0);
     assert_eq!(one.write(&two, 64, 128, WRITE, 0), 0);
     assert_eq!(
         one.write(&two, 8, 0, IMMEDIATE, IBV_SEND_INLINE | IBV_SEND_SIGNALED),
@@ -191,9 +191,9 @@ fn calls_that_a_device_refuses_fail() {
     // No request is signaled, so no completion confirms that a place of the queue is free.
     assert_eq!(one.write(&two, 8, 0, WRITE, 0), libc::ENOMEM);
     for id in 0..4 {
-        assert_eq!(two.room(id), 0);
+        assert_eq!(two.post_receive(id), 0);
     }
-    assert_eq!(two.room(4), libc::ENOMEM);
+    assert_eq!(two.post_receive(4), libc::ENOMEM);
     fabric.fail("reg_mr", 0, 1, libc::ENOMEM);
     // SAFETY: the call is refused, so no memory is registered.
     let refused = unsafe { fabric.reg_mr(one.domain, null_mut(), 1, 1) };
@@ -226,7 +226,7 @@ fn failed_write_completes_with_its_status_and_breaks_the_pair() {
             3 => fabric.fail_work(0, status),
             _ => fabric.set_port(0, false),
         }
-        assert_eq!(one.room(3), 0);
+        assert_eq!(one.post_receive(3), 0);
         assert_eq!(one.write(&two, 8, at, opcode, 0), 0);
         let found = one.poll();
         assert_eq!((found[0].status, found[0].wr_id), (status, 7));

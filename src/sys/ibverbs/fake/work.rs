@@ -61,7 +61,7 @@ pub(super) unsafe extern "C" fn req_notify_cq(queue: *mut IbvCq, _solicited: c_i
 /// `ibv_post_recv`
 pub(super) unsafe extern "C" fn post_recv(
     pair: *mut IbvQp,
-    room: *mut IbvRecvWr,
+    work: *mut IbvRecvWr,
     bad: *mut *mut IbvRecvWr,
 ) -> c_int {
     // SAFETY: the caller passes a queue pair that is not destroyed, and a readable list.
@@ -70,7 +70,7 @@ pub(super) unsafe extern "C" fn post_recv(
             return libc::EINVAL;
         };
         let mut state = fabric.lock();
-        let mut next = room;
+        let mut next = work;
         while !next.is_null() {
             let failure = state.enter("post_recv").err();
             let Some(there) = state.pairs.get_mut(&number) else {
@@ -78,16 +78,16 @@ pub(super) unsafe extern "C" fn post_recv(
             };
             let failure = match there.state {
                 IBV_QPS_RESET => Some(libc::EINVAL),
-                _ if there.room.len() == there.cap.max_recv_wr as usize => Some(libc::ENOMEM),
+                _ if there.receives.len() == there.cap.max_recv_wr as usize => Some(libc::ENOMEM),
                 _ => failure,
             };
             if let Some(error) = failure {
                 *bad = next;
                 return error;
             }
-            there.room.push_back((*next).wr_id);
+            there.receives.push_back((*next).wr_id);
             if there.state == IBV_QPS_ERR {
-                flush_room(&mut state, number);
+                flush_receives(&mut state, number);
             }
             next = (*next).next;
         }
@@ -216,16 +216,16 @@ pub(super) fn break_pair(state: &mut State, number: u32) {
     if let Some(pair) = state.pairs.get_mut(&number) {
         pair.state = IBV_QPS_ERR;
     }
-    flush_room(state, number);
+    flush_receives(state, number);
     run(state, number);
 }
 
-fn flush_room(state: &mut State, number: u32) {
+fn flush_receives(state: &mut State, number: u32) {
     let Some(pair) = state.pairs.get_mut(&number) else {
         return;
     };
-    let (queue, room) = (pair.recv_queue, std::mem::take(&mut pair.room));
-    for wr_id in room {
+    let (queue, receives) = (pair.recv_queue, std::mem::take(&mut pair.receives));
+    for wr_id in receives {
         let completion = IbvWc {
             wr_id,
             status: IBV_WC_WR_FLUSH_ERR,
@@ -302,7 +302,7 @@ fn transfer(state: &mut State, number: u32, work: &Posted) -> c_uint {
     let Some(pair) = state.pairs.get_mut(&there) else {
         return IBV_WC_RETRY_EXC_ERR;
     };
-    let Some(wr_id) = pair.room.pop_front() else {
+    let Some(wr_id) = pair.receives.pop_front() else {
         return IBV_WC_RNR_RETRY_EXC_ERR;
     };
     let completion = IbvWc {
