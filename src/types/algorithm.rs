@@ -4,7 +4,7 @@ use super::named_enum::named_enum;
 use std::fmt;
 
 named_enum! {
-    /// A family of schedules. Numbers travel in call signatures.
+    /// A family of schedules. Call signatures carry the numbers.
     Algorithm {
         /// Neighbour to neighbour, N-1 hops each way.
         Ring = 0, "ring";

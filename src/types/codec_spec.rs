@@ -133,7 +133,7 @@ codecs! {
 }
 
 impl CodecKind {
-    /// Returns whether elements travel as they are, without a codec.
+    /// Returns whether elements are sent unchanged, without a codec.
     pub const fn is_raw(self) -> bool {
         matches!(self, CodecKind::Raw)
     }
