@@ -26,7 +26,7 @@ pub enum ErrorKind {
     Timeout,
     /// The communicator was aborted.
     Aborted,
-    /// This build or this machine lacks what the call needs.
+    /// This build or this machine lacks a feature that the call needs.
     Unsupported,
     /// A defect of the library.
     Internal,

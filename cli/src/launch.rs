@@ -7,7 +7,7 @@
 use super::forward::Forwarders;
 use cinch::Config;
 use cinch::sys::cpu;
-use cinch::sys::process::{die_with_parent, ignores, start_on, unblock_signals};
+use cinch::sys::process::{die_with_parent, ignores_signal, pin_to_core, unblock_signals};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout};
 use nix::sys::signal::{SigSet, Signal, killpg};
@@ -188,7 +188,7 @@ impl LocalLaunch {
             command.stdout(Stdio::piped()).stderr(Stdio::piped());
         }
         if let Some(&core) = self.cores.get(rank) {
-            start_on(&mut command, core);
+            pin_to_core(&mut command, core);
         }
         unblock_signals(die_with_parent(&mut command))
             .spawn()
@@ -286,7 +286,7 @@ impl Signals {
             Signal::SIGHUP,
             Signal::SIGQUIT,
         ] {
-            if !ignores(signal as i32) {
+            if !ignores_signal(signal as i32) {
                 set.add(signal);
             }
         }

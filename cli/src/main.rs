@@ -123,7 +123,7 @@ struct CodecsOptions {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    cinch::sys::process::heed_children();
+    cinch::sys::process::restore_child_signal();
     let code = match cli.command {
         ToolCommand::Run(options) => config().and_then(|config| run::run(&options, config)),
         ToolCommand::Bench(options) => config().and_then(|config| bench::main(&options, config)),

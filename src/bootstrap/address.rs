@@ -13,9 +13,9 @@ struct InterfaceAddress {
     up: bool,
 }
 
-/// Chooses the address to listen on: of the interfaces that `CINCH_SOCKET_IFNAME` admits, else of
-/// the first interface that is up and no loopback, else the loopback address. IPv4 comes before IPv6
-/// unless `CINCH_SOCKET_FAMILY` is set.
+/// Chooses the address to listen on, among the interfaces that `CINCH_SOCKET_IFNAME` admits. If
+/// that is unset, takes the first interface that is up and not loopback, else the loopback address.
+/// IPv4 comes before IPv6 unless `CINCH_SOCKET_FAMILY` is set.
 ///
 /// # Errors
 /// Invalid argument, with the existing names, if no interface matches the settings.

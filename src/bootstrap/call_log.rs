@@ -1,7 +1,7 @@
 //! Call log: the signatures of the calls that each rank started, compared by sequence number.
 //!
 //! Ranks that exchange data find a disagreement in the header of the first message. The call log
-//! finds the others: two ranks that wait for different peers, or a call without data.
+//! finds other disagreements: two ranks that wait for different peers, or a call without data.
 
 use super::PeerInfo;
 use crate::error::{Error, ErrorKind};

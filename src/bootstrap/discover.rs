@@ -36,7 +36,7 @@ pub enum Rendezvous {
     Id(UniqueId),
     /// Host and port where rank 0 listens.
     Address(String, u16),
-    /// The launcher names none; the sentence states what is missing.
+    /// The launcher names no rendezvous; the sentence states what is missing.
     Unknown(String),
 }
 

@@ -33,7 +33,7 @@ const SEAL: usize = 16;
 const FAULT_POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Most bytes of a body that is copied behind its header: one packet instead of three.
 const SMALL: usize = 16 << 10;
-/// Bytes read from one connection before other connections get their turn.
+/// Most bytes read from one connection before other connections are served.
 const READ_LIMIT: usize = 1 << 20;
 
 /// Describes the end of a connection that the other side closed.
@@ -186,7 +186,7 @@ impl FramedStream {
                 Ok(count) => {
                     budget = budget.saturating_sub(count);
                     if let Err(error) = self.take_frames(frames) {
-                        end = Some(format!("nonsense: {}", error.message()));
+                        end = Some(format!("invalid data: {}", error.message()));
                     }
                     if count < room {
                         break;
@@ -272,7 +272,10 @@ impl FramedStream {
             }
             fault.check()?;
             if now >= deadline {
-                return Err(Error::new(ErrorKind::Timeout, "no answer came in time"));
+                return Err(Error::new(
+                    ErrorKind::Timeout,
+                    "no answer arrived before the deadline",
+                ));
             }
             let limit = FAULT_POLL_INTERVAL.min(deadline - now);
             wait_ready(self.descriptor(), self.events(), limit);
@@ -381,7 +384,7 @@ mod tests {
         assert_eq!(delivered(&good, false).0, 0);
         let (twice, end) = delivered(&[good.clone(), good.clone()].concat(), true);
         assert_eq!(twice, 1);
-        assert!(end.contains("nonsense"), "{end}");
+        assert!(end.contains("invalid data"), "{end}");
         for at in 0..good.len() {
             let mut bad = good.clone();
             bad[at] ^= 0x80;

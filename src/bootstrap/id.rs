@@ -1,4 +1,4 @@
-//! The unique id: addresses of the rendezvous, and the secret of those who may join.
+//! The unique id: addresses of the rendezvous, and the secret of the ranks that may join.
 //!
 //! | bytes | content |
 //! | --- | --- |
@@ -41,8 +41,9 @@ impl UniqueId {
         UniqueId::create_at(address::choose(config)?, config)
     }
 
-    /// Makes an id as [`UniqueId::create`] does, for ranks that all run on this host: the rendezvous
-    /// listens on the loopback address only, unless `CINCH_SOCKET_IFNAME` names an interface.
+    /// Makes an id as [`UniqueId::create`] does, for ranks that all run on this host. The
+    /// rendezvous listens on the loopback address only, unless `CINCH_SOCKET_IFNAME` names an
+    /// interface.
     ///
     /// # Errors
     /// As for [`UniqueId::create`].
@@ -62,10 +63,10 @@ impl UniqueId {
         )
     }
 
-    /// Makes the id of ranks that know only `host:port`: rank 0 listens there, at the first two of
-    /// the name's addresses that belong to its host. Debian's `/etc/hosts` maps the name of a host to
-    /// a loopback address on that host only. With a secret, the address of [`UniqueId::create`]
-    /// therefore comes before a loopback address.
+    /// Makes the id of ranks that know only `host:port`. Rank 0 listens on that port, at the first
+    /// two of the name's addresses that belong to its host. Debian's `/etc/hosts` maps the name of
+    /// a host to a loopback address on that host only. With a secret, the address of
+    /// [`UniqueId::create`] therefore comes before a loopback address.
     ///
     /// The secret comes from the file that `CINCH_SECRET_FILE` names. Without a secret, only
     /// loopback addresses are allowed, which other users of this host can reach;
@@ -105,7 +106,7 @@ impl UniqueId {
                 let local = all_loopback(&addresses);
                 if !local && !config.allow_unauthenticated {
                     return Err(Error::invalid_usage(format!(
-                        "ranks that meet at {host}:{port} share no secret: write one to \
+                        "ranks that join at {host}:{port} share no secret: write one to \
                          a file that only you can read and name it in CINCH_SECRET_FILE, or set \
                          CINCH_ALLOW_UNAUTHENTICATED=1 on a network that you trust"
                     )));

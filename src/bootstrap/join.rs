@@ -16,13 +16,14 @@ use std::time::Instant;
 /// Result of a rendezvous.
 pub(super) struct PeerTable {
     pub(super) members: Vec<RankEntry>,
-    /// Random bytes of this rendezvous: keys differ between communicators of one secret.
+    /// Random bytes of this rendezvous, so that communicators with the same secret have different
+    /// keys.
     pub(super) salt: [u8; 32],
     /// Control listener of rank 0.
     pub(super) listener: Option<Listener>,
 }
 
-/// Registers as `rank` of `nranks` and returns when all ranks have.
+/// Registers as `rank` of `nranks`, and returns when all ranks have registered.
 pub(super) fn rendezvous(
     id: &UniqueId,
     rank: usize,
@@ -43,14 +44,16 @@ pub(super) fn rendezvous(
         }
     }
     let peer = connect(id, &addresses, rank, config, deadline, fault)?;
-    // The end of a registered rank counts as its death: a rank with a fault must not register.
+    // The server takes the end of a registered rank for its death, so a rank with a fault must not
+    // register.
     fault.check()?;
-    // The server counts the timeout from here on, too.
+    // The server counts this timeout from its acceptance of the connection.
     let timeout = deadline.saturating_duration_since(Instant::now());
     let server = format!("the rendezvous at {}", peer.address);
     let mut stream = FramedStream::new(peer);
 
-    // A rank that cannot register sends why, so that no rank waits for it until the deadline.
+    // A rank that cannot register sends the reason, so that no rank waits for it until the
+    // deadline.
     let described = describe_self((&stream, id), rank, nranks, config);
     let (entry, listener) = described.inspect_err(|error| {
         let who = format!("rank {rank} (host {})", process::host_name());
@@ -64,7 +67,8 @@ pub(super) fn rendezvous(
     entry.write(&mut writer);
     stream.queue(REGISTER, &Body::new(writer.0));
 
-    // The server decides before our deadline, and alone knows who is missing: wait for it longer.
+    // Waits beyond this rank's deadline: the server fails earlier, and only the server knows the
+    // missing ranks.
     let answer = stream
         .exchange(deadline + margin(timeout), fault)
         .map_err(|error| error.context(&server))?;
@@ -83,14 +87,14 @@ pub(super) fn rendezvous(
     }
 }
 
-/// Describes this process as a rank that is connected to the server. Rank 0 starts to listen.
+/// Describes this process as a rank that is connected to the server. Rank 0 also starts to listen.
 fn describe_self(
     (server, id): (&FramedStream, &UniqueId),
     rank: usize,
     nranks: usize,
     config: &Config,
 ) -> Result<(RankEntry, Option<Listener>)> {
-    // The address by which this host reaches the server is one by which other ranks reach it.
+    // Other ranks reach this host by the address that this host uses towards the server.
     let ip = match &config.interface {
         Some(_) => address::choose(config)?,
         None => {
@@ -110,8 +114,9 @@ fn describe_self(
     Ok((entry, Some(listener)))
 }
 
-/// Returns the address of this host, connected from `own`, by which all ranks reach it. A loopback
-/// address may have answered first; ranks of other hosts need this host's other address of the id.
+/// Returns the address of this host by which all ranks reach it; `own` is its end of the connection
+/// to the server. If `own` is a loopback address, ranks of other hosts need the id's other address
+/// of this host.
 fn address_for_all(own: IpAddr, id: &UniqueId) -> IpAddr {
     if !own.is_loopback() {
         return own;

@@ -2,7 +2,7 @@
 
 use super::call_log::{self, CallOrderChecker};
 use super::rank_entry::name_ranks;
-use super::{OutOfBand, PeerInfo, address, keys, process, raise_in};
+use super::{OutOfBand, PeerInfo, address, keys, process, raise_reported};
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::Fault;
@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Interval of checks of the fault, which others may raise without waking the waiting thread.
+/// Interval of checks of the fault, which other threads raise without waking the waiting thread.
 const FAULT_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Rank of a communicator of threads.
@@ -70,7 +70,7 @@ impl LocalOutOfBand {
     }
 
     /// Makes one rank for each of `configs`, which may name different hosts. Timeout and heartbeat
-    /// are those of the first.
+    /// come from the first.
     ///
     /// # Panics
     /// If there are no ranks, or not as many faults.
@@ -189,7 +189,9 @@ impl OutOfBand for LocalOutOfBand {
         let mut sequence = sequence.unwrap_or_else(PoisonError::into_inner);
         self.world.faults[self.rank].check()?;
         if let Some(error) = &sequence.1 {
-            return Err(error.clone().context("the ranks are out of step"));
+            return Err(error
+                .clone()
+                .context("ranks no longer agree on the order of exchanges"));
         }
         if self.has_left(self.rank) {
             return Err(Error::invalid_usage("this rank has left its communicator"));
@@ -208,9 +210,10 @@ impl OutOfBand for LocalOutOfBand {
         let report = reason.clone().context(format!("{mine} reports"));
         for (rank, fault) in self.world.faults.iter().enumerate() {
             if rank != self.rank {
-                raise_in(fault, report.clone(), self.world.heartbeat);
+                raise_reported(fault, report.clone(), self.world.heartbeat);
             } else if !fault.is_raised() {
-                // A failure of another rank keeps its timeout: `reason` may only forward it.
+                // If the fault is raised already, `reason` may only forward another rank's failure,
+                // whose timeout stays.
                 fault.raise(reason.clone());
             }
         }

@@ -1,5 +1,5 @@
-//! Out-of-band side of a communicator: ranks find and authenticate each other, exchange small
-//! messages over the control plane, and learn when one of them is gone.
+//! Out-of-band side of a communicator. Ranks find and authenticate each other, exchange small
+//! messages over the control plane, and learn when a rank is gone.
 
 mod address;
 pub(crate) mod auth;
@@ -36,7 +36,7 @@ use std::time::{Duration, Instant};
 /// secret.
 ///
 /// 128 opaque bytes: format, addresses, a 32-byte secret, a checksum. The program hands them to all
-/// ranks, and whoever reads them can join.
+/// ranks. Any process that has the bytes can join.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct UniqueId(pub(crate) [u8; 128]);
 
@@ -53,7 +53,7 @@ impl std::fmt::Debug for UniqueId {
     }
 }
 
-/// Describes one rank to the others.
+/// Description of a rank, which all ranks receive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerInfo {
     /// Rank.
@@ -109,26 +109,27 @@ pub trait OutOfBand: Send + Sync + std::fmt::Debug {
         self.all_gather(&[]).map(|_| ())
     }
 
-    /// Sends every rank that the communicator has failed, for `reason`. Each rank's [`Fault`] is
-    /// raised, those of the others after a short timeout. Does not wait.
+    /// Reports to every rank that the communicator has failed, for `reason`. This rank's [`Fault`] is
+    /// raised at once, and the faults of other ranks after a short timeout. Does not wait.
     fn announce(&self, reason: &Error);
 
     /// Logs that this rank starts the call with this signature. The logs of all ranks are compared
     /// in the background, which finds disagreeing calls that exchange no data.
     fn log_call(&self, signature: [u64; SIGNATURE_WORDS]);
 
-    /// Whether a rank has left in good order. Waiting for its data is an error once the last bytes
-    /// have been read.
+    /// Whether a rank has announced its exit. Waiting for its data is an error once the last
+    /// bytes have been read.
     fn has_left(&self, rank: usize) -> bool;
 
     /// Derives a key for connections of this communicator that only its ranks know.
     fn key(&self, purpose: &str) -> [u8; 32];
 
     /// Sends that this rank makes no more calls and exchanges, ahead of [`OutOfBand::leave`]. From
-    /// then on this rank's end is no failure to the others, nor theirs to it. Waits for no rank.
+    /// then on this rank's exit is no failure to other ranks, and their exit no failure to this
+    /// rank. Does not wait for other ranks.
     fn close(&self) {}
 
-    /// Waits after [`OutOfBand::close`] until all other ranks have closed, too.
+    /// Waits after [`OutOfBand::close`] until all other ranks have closed.
     ///
     /// # Errors
     /// As for [`OutOfBand::all_gather`], also if a rank is gone that had not closed.
@@ -136,13 +137,13 @@ pub trait OutOfBand: Send + Sync + std::fmt::Debug {
         self.barrier()
     }
 
-    /// Ends this rank's part in good order: a later loss of its connection is no failure.
+    /// Announces the exit of this rank: a later end of its connection is no failure.
     fn leave(&self);
 }
 
 impl dyn OutOfBand + '_ {
-    /// All-gathers the outcome of a local step, so that no rank waits for one that has failed.
-    /// Returns the outcome of every rank; an error names its rank and that it cannot do `what`.
+    /// All-gathers the result of a local step, so that no rank waits for a failed rank. Returns the
+    /// result of every rank; an error names its rank, and `what` this rank could not do.
     ///
     /// # Errors
     /// As for [`OutOfBand::all_gather`].
@@ -184,10 +185,11 @@ impl dyn OutOfBand + '_ {
 /// Longest time from the report that another rank is gone to the end of waits.
 const PEER_EXIT_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// Raises `fault` for an error that another rank reports. A rank that is gone fails only calls that
-/// lack its data, and the report may overtake that data: waits go on for one heartbeat, at most
-/// [`PEER_EXIT_TIMEOUT`]. Any other error is wrong with the calls themselves, and ends them at once.
-fn raise_in(fault: &Fault, error: Error, heartbeat: Duration) {
+/// Raises `fault` for an error that another rank reports. The exit of a rank fails only calls that
+/// lack its data, and the report may overtake that data. So waits continue for one heartbeat, at
+/// most [`PEER_EXIT_TIMEOUT`]. Any other error means that the calls themselves are wrong, and ends
+/// waits at once.
+fn raise_reported(fault: &Fault, error: Error, heartbeat: Duration) {
     match error.kind() {
         ErrorKind::Aborted | ErrorKind::Remote => {
             fault.raise_at(error, Instant::now() + heartbeat.min(PEER_EXIT_TIMEOUT))

@@ -3,16 +3,16 @@
 use super::keys;
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::sys::fork_safe::First;
+use crate::sys::fork_safe::ForkSafeOnce;
 
 /// State of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ProcessState {
     /// The process runs, or its state is unknown.
     Running,
-    /// A signal or a debugger has stopped the process; it can go on any time.
+    /// A signal or a debugger has stopped the process, which may continue at any time.
     Stopped,
-    /// The process ends or has ended; why, as a phrase.
+    /// The process ends or has ended, with the observed state as a phrase.
     Ended(&'static str),
 }
 
@@ -20,7 +20,7 @@ pub(super) enum ProcessState {
 /// large process takes seconds.
 const ENDING: u64 = EXITING | DUMPING;
 /// Flags of a task that exits, perhaps alone: a main thread may end by `pthread_exit` while other
-/// threads go on.
+/// threads run.
 const EXITING: u64 = 0x4 | 0x8;
 /// Flag of a task that dumps core, after which its whole process ends.
 const DUMPING: u64 = 0x200;
@@ -53,7 +53,7 @@ pub(super) fn state(pid: u32, start_time: u64) -> ProcessState {
     }
 }
 
-/// State of the tasks of a process beside its first.
+/// State of the tasks of a process except its first.
 enum OtherTasks {
     Run,
     Stopped,
@@ -148,12 +148,12 @@ pub(super) fn host_id(config: &Config) -> [u8; 16] {
 /// Identifies the process: equal on two ranks exactly if they are threads of one process. A forked
 /// child has another id.
 pub(super) fn process_id() -> Result<[u8; 16]> {
-    static RANDOM: First<[u8; 12]> = First::new();
+    static RANDOM: ForkSafeOnce<[u8; 12]> = ForkSafeOnce::new();
     let random = match RANDOM.get() {
         Some(random) => random,
         None => {
             let fresh = keys::random()?;
-            RANDOM.get_or_make(|| fresh)
+            RANDOM.get_or_init(|| fresh)
         }
     };
     let mut id = [0; 16];

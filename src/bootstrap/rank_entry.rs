@@ -1,4 +1,4 @@
-//! A rank in the rendezvous table: its [`PeerInfo`], and what the control plane needs beside it.
+//! A rank in the rendezvous table: its [`PeerInfo`], and further facts for the control plane.
 
 use super::PeerInfo;
 use super::process::{self, ProcessState};

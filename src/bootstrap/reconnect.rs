@@ -1,8 +1,8 @@
-//! Rendezvous after a failure: ranks of a communicator make another one although others are gone,
-//! perhaps the root, over which they could have agreed on an address.
+//! Rendezvous after a failure, by which the remaining ranks of a communicator make a new
+//! communicator. Rank 0 may be gone, so ranks cannot agree on an address at that time.
 //!
-//! Every rank therefore keeps a listening socket from the beginning, whose address all know. A rank
-//! that connects before the owner serves the socket waits in the kernel's queue. The key of a
+//! Every rank therefore opens a listening socket in advance, and all ranks exchange its address. A
+//! rank that connects before the owner serves the socket waits in the kernel's queue. The key of a
 //! rendezvous is derived from the communicator's key and the ranks that take part.
 
 use super::auth::Listener;
@@ -28,7 +28,7 @@ impl ShrinkRendezvous {
     /// Opens this rank's socket, and gathers the addresses of all. All ranks call it together.
     ///
     /// # Errors
-    /// System if a rank cannot listen; those of [`OutOfBand::all_gather`].
+    /// System if a rank cannot listen; the errors of [`OutOfBand::all_gather`].
     pub fn open(exchange: &dyn OutOfBand) -> Result<ShrinkRendezvous> {
         let (rank, peers) = (exchange.rank(), exchange.peers());
         let (bound, port) = match Listener::bind(peers[rank].address) {

@@ -31,14 +31,14 @@ pub(super) const TABLE: u8 = 2;
 /// rank that cannot register.
 pub(super) const REFUSED: u8 = 3;
 
-/// Time that a failed rendezvous stays open, to send its error to late ranks.
+/// Time for which a failed rendezvous sends its error to late ranks.
 const FAILED_TIMEOUT: Duration = Duration::from_secs(3);
 /// Time that ranks have to read the table and close their connections.
 const HANG_UP_TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest poll between two checks of the requests of this process.
 const REQUEST_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Servers of this process, and those of the process from which this one was forked.
+/// Servers of this process. In a forked child the list also holds the parent's servers.
 static SERVERS: ForkSafe<Vec<RunningServer>> = ForkSafe::new(Vec::new());
 
 struct RunningServer {
@@ -95,7 +95,7 @@ impl RunningServer {
     }
 }
 
-fn forget(requests: &Arc<Requests>) {
+fn remove_server(requests: &Arc<Requests>) {
     SERVERS.with(|servers| servers.retain(|server| !Arc::ptr_eq(&server.requests, requests)));
 }
 
@@ -136,10 +136,10 @@ pub(super) fn serve(id: &UniqueId, listener: Listener, timeout: Duration) -> Res
         .spawn(move || {
             crate::sys::process::block_signals();
             server.run();
-            forget(&own);
+            remove_server(&own);
         });
     spawned.map(drop).map_err(|cause| {
-        forget(&requests);
+        remove_server(&requests);
         Error::system("cannot start the rendezvous thread", cause)
     })
 }
@@ -164,7 +164,7 @@ struct RendezvousServer {
 /// A connection to the server.
 struct Registrant {
     stream: FramedStream,
-    /// Time before the connection was accepted, not after the rank began to wait.
+    /// Time of acceptance. The rank has waited since this time or earlier.
     accepted: Instant,
     rank: usize,
     /// `None` before the rank has registered.
@@ -179,8 +179,7 @@ impl RendezvousServer {
                 return;
             }
             self.poll();
-            // A rank that registered after the end of the rendezvous is not served: the id is used
-            // up.
+            // After a stop no rank is served, because the id is used up.
             if is_stopped(&self.requests) {
                 return;
             }
@@ -189,14 +188,15 @@ impl RendezvousServer {
             }
             self.advance();
         }
-        // Registrants close their connections. Closing first could cut off unread frames.
+        // Registrants close their connections first. If the server closed first, it could cut off
+        // unread frames.
         let until = Instant::now() + HANG_UP_TIMEOUT;
         while !self.registrants.is_empty() && Instant::now() < until {
             self.poll();
         }
     }
 
-    /// Fails at the deadline, completes with the last rank, and ends after either.
+    /// Fails at the deadline, completes with the last rank, and stops listening after either.
     fn advance(&mut self) {
         if self.failure.is_none() && Instant::now() >= self.deadline {
             self.fail(Error::new(ErrorKind::Timeout, self.missing()));
@@ -230,7 +230,7 @@ impl RendezvousServer {
             let listener = ready.split_off(self.registrants.len());
             (ready, listener)
         };
-        // From the back, so that a removal does not move the registrants still to come.
+        // Goes backwards, so that removing a registrant does not move the registrants that follow.
         for at in (0..registrants.len()).rev().filter(|&at| registrants[at]) {
             self.receive(at);
         }
@@ -275,10 +275,10 @@ impl RendezvousServer {
         }
         if end.is_some() {
             let registrant = self.registrants.remove(at);
-            // After the tables are sent, ranks close their connections in good order.
+            // Once the tables are sent, ranks may close their connections.
             if let (Some(entry), Some(_)) = (registrant.entry, &self.listener) {
                 let info = entry.info;
-                let died = format!("{info} died before all ranks had come to the rendezvous");
+                let died = format!("{info} died before all ranks had registered at the rendezvous");
                 self.fail(Error::new(ErrorKind::Remote, died));
             }
         }
@@ -309,12 +309,12 @@ impl RendezvousServer {
                 .queue(REFUSED, &Body::new(failure.to_bytes()));
             registrant.stream.flush();
             self.refused += 1;
-            // The first rank may come only after the failure.
+            // The first rank may register after the failure.
             self.nranks = self.nranks.max(nranks);
             return Ok(());
         }
-        // The earliest deadline counts, less the time to send all ranks who is missing. It is
-        // reckoned from the acceptance, because this thread may have waited for a core since.
+        // The earliest deadline counts, less the time to send all ranks the names of missing ranks.
+        // It counts from the acceptance, because this thread may have waited for a core since then.
         let until = registrant.accepted + timeout.saturating_sub(margin(timeout));
         if self.nranks == 0 || until < self.deadline {
             self.deadline = until;
@@ -323,7 +323,7 @@ impl RendezvousServer {
         self.check_entry(&entry, nranks)
     }
 
-    /// Checks a new entry against the others.
+    /// Checks a new entry against the entries of other ranks.
     fn check_entry(&mut self, entry: &RankEntry, nranks: usize) -> Result<()> {
         let info = &entry.info;
         let first = self.entries().find(|other| other.info.rank != info.rank);

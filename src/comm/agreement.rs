@@ -1,8 +1,8 @@
-//! The comparison of settings with which every init begins.
+//! Comparison of settings at the beginning of every init.
 //!
-//! Ranks compute slots, schedules and channels from their settings, each for itself. So they compare
-//! the settings of [`Sharing`] before anything is connected: a difference fails all ranks at once,
-//! with a sentence, where it would hang them or corrupt data later.
+//! Each rank computes slots, schedules and channels from its own settings. A difference would hang
+//! ranks or corrupt data later. So ranks compare the settings of [`Sharing`] before they connect,
+//! and a difference fails all ranks with an error that names the setting.
 
 use crate::bootstrap::{OutOfBand, PeerInfo};
 use crate::config::{CodecPolicy, Config, KNOBS, Sharing, TuningChoice};
@@ -107,7 +107,9 @@ fn compare(texts: &[Vec<u8>], peers: &[PeerInfo]) -> Result<()> {
         Some((name, value, other)) => {
             format!("{name} is {value} on {one} and {other} on {two}: set it alike on all ranks")
         }
-        None => format!("{one} and {two} compare other settings: use one version"),
+        None => {
+            format!("{one} and {two} compare different sets of settings: use one version of cinch")
+        }
     };
     Err(Error::new(ErrorKind::Mismatch, text))
 }

@@ -166,28 +166,28 @@ fn overlap(comm: &Communicator, call: &Call, buffers: &BufferRanges) -> Result<(
         return Ok(());
     }
     Err(Error::invalid_argument(format!(
-        "{}: input ({} bytes at {:#x}) and output ({} bytes at {:#x}) overlap, and not as an \
-         in-place call on rank {rank} would",
+        "{}: input ({} bytes at {:#x}) and output ({} bytes at {:#x}) overlap, but not as an \
+         in-place call on rank {rank} allows",
         call.collective, input.1, input.0, output.1, output.0
     )))
 }
 
 /// Checks a message of a rank to itself: its buffers are disjoint or one buffer, because they are
 /// copied in no order.
-pub(super) fn to_oneself(call: &Call, input: usize, output: usize) -> Result<()> {
+pub(super) fn own_message_buffers(call: &Call, input: usize, output: usize) -> Result<()> {
     let bytes = call.count * call.dtype.size();
     if input == output || input.abs_diff(output) >= bytes {
         return Ok(());
     }
     Err(Error::invalid_argument(format!(
-        "rank {} sends itself {bytes} bytes from {input:#x} to {output:#x}, which overlap: let them \
-         be apart or one place",
+        "rank {} sends itself {bytes} bytes from {input:#x} to {output:#x}, which overlap: use disjoint \
+         buffers or one buffer",
         call.root
     )))
 }
 
 /// Refuses a message of a rank to itself outside a group, because its receive would come too late.
-pub(super) fn alone(comm: &Communicator, call: &Call) -> Result<()> {
+pub(super) fn own_message_is_grouped(comm: &Communicator, call: &Call) -> Result<()> {
     if call.collective.is_message() && call.root == call.peer {
         return Err(Error::invalid_usage(format!(
             "rank {} sends to itself outside a group: put the send and its receive into one group",

@@ -1,5 +1,5 @@
-//! The choice of the codec of a call, and the reason if it runs exactly. Ranks whose calls and
-//! settings are equal decide alike.
+//! Choice of the codec of a call, with the reason if the call runs exactly. Ranks with equal calls
+//! and settings make the same choice.
 
 use super::Call;
 use crate::config::CodecPolicy;
@@ -10,7 +10,7 @@ use crate::types::{CodecSetting, CodecSpec, Extent, ResolvedCall};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum RawReason {
-    /// No setting and no call names a codec, or only for a level that the algorithm does not have.
+    /// No setting and no call names a codec, or the codec is for a level that the algorithm lacks.
     NotAsked,
     /// The process or a rule has turned compression off.
     Off,
@@ -136,8 +136,8 @@ pub(super) fn choose(
 }
 
 impl Call {
-    /// Resolves the call for planners: with the codec that it has on a communicator of `nranks` with
-    /// this policy, before any sample has switched the codec off.
+    /// Resolves the call for planners, with its codec on a communicator of `nranks` with this
+    /// policy. Samples that have switched the codec off are not considered.
     ///
     /// # Errors
     /// Invalid argument if the call names a codec that may not carry it.

@@ -9,20 +9,22 @@ use crate::plan::{Affine, MeasuredCosts};
 use crate::types::{Call, CodecSetting, CodecSpec, Collective, DType, ResolvedCall};
 use std::time::Instant;
 
-/// Bytes of the timed messages. The largest no longer fits the nearest caches and buffers; it is sent
-/// only where the second was quick.
+/// Bytes of the timed messages. The largest exceeds the nearest caches and buffers; it is sent only
+/// if the second was fast.
 const MESSAGES: [usize; 3] = [64, 32 << 10, 256 << 10];
 
-/// Seconds of a trip of the second message below which the largest is sent: it takes a few
-/// milliseconds at most then.
+/// Seconds of a trip of the second message below which the largest is sent: the largest then takes
+/// a few milliseconds at most.
 const QUICK_TRIP: f64 = 200e-6;
 
-/// Round trips of each size; the first brings both sides in step and does not count.
+/// Round trips of each size; the first only synchronises both sides and does not count.
 const TRIPS: usize = 6;
 
-/// Measures this rank's core, with `spec` and the other codecs, and its link to a partner, and gives
-/// `engine` the costs on which all ranks agree. All ranks call it together, right after they have
-/// connected: both ranks of a pair send the same messages, and all ranks take part in two exchanges.
+/// Measures this rank's core, with `spec` and the other codecs, and its link to a partner. Gives
+/// `engine` the costs on which all ranks agree.
+///
+/// All ranks call it together, right after they have connected. Both ranks of a pair send the same
+/// messages, and all ranks take part in two exchanges.
 ///
 /// # Errors
 /// Errors of a message between two ranks; mismatch if a rank sends no costs.
@@ -32,7 +34,7 @@ pub(super) fn measure(
     engine: &mut HostEngine,
     isa: Isa,
 ) -> Result<()> {
-    // The barrier keeps codecs from running on a core while messages are timed on another.
+    // Without the barrier codecs could run on a core while messages are timed on another core.
     let core = MeasuredCosts::of_core(Affine::default(), spec, isa)?;
     exchange.barrier()?;
     let send = link(exchange, engine)?;
@@ -73,7 +75,7 @@ fn link(exchange: &OutOfBandRef, engine: &mut HostEngine) -> Result<Affine> {
     let [small, large, largest] = MESSAGES;
     let short = (small, trips(small, TRIPS, 0)?.0);
     let mut long = (large, trips(large, TRIPS, 0)?.0);
-    // The first rank of the pair decides for both, in the content of its message.
+    // The first rank of the pair decides for both ranks, by the content of its message.
     let quick = u8::from(rank == first && long.1 < QUICK_TRIP);
     if trips(small, 1, quick)?.1 == 1 {
         long = (largest, trips(largest, TRIPS, 0)?.0);
@@ -84,8 +86,8 @@ fn link(exchange: &OutOfBandRef, engine: &mut HostEngine) -> Result<Affine> {
     Ok(Affine::through(short, long))
 }
 
-/// Returns disjoint pairs of ranks, equal on all ranks. Pairs are on different hosts as far as no host
-/// has more than half of all ranks, because the slowest link decides.
+/// Returns disjoint pairs of ranks, equal on all ranks. The ranks of a pair are on different hosts, if
+/// no host has more than half of all ranks, because the slowest link decides.
 fn pairs(peers: &[PeerInfo]) -> Vec<(usize, usize)> {
     let mut by_host: Vec<(usize, usize)> = peers
         .iter()

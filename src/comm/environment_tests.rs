@@ -1,4 +1,4 @@
-//! A program's arithmetic is its own, on one rank as on all.
+//! Results do not depend on the floating-point environment of the program, on any rank.
 
 use super::{Call, Communicator, Group};
 use crate::config::Config;
@@ -83,7 +83,7 @@ fn grouped(comm: &Communicator, input: &[f32]) -> Vec<u32> {
 }
 
 #[test]
-fn a_program_that_computes_otherwise_on_one_rank_changes_no_bit() {
+fn rounding_mode_of_one_rank_changes_no_bit() {
     let expected = sums(None);
     assert!(expected.iter().all(|rank| *rank == expected[0]));
     let subnormal = |bits: &u32| bits & 0x7f80_0000 == 0 && bits & 0x7f_ffff != 0;

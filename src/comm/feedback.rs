@@ -21,7 +21,7 @@ impl Communicator {
         })
     }
 
-    /// Replaces all residuals by exported ones ([`Communicator::export_residuals`]) of this rank in a
+    /// Replaces all residuals by exported residuals ([`Communicator::export_residuals`]) of this rank in a
     /// communicator of as many ranks. The first call of a tensor drops residuals of another count, cut,
     /// operator or type, with a line in the log.
     ///

@@ -1,21 +1,22 @@
-//! Small all_reduces of a group, fused into one: short messages cost the same whatever their size, so
-//! fused tensors pay that cost once.
+//! Fuses small all_reduces of a group into one call. Short messages cost the same whatever their
+//! size, so fused tensors pay that cost once.
 //!
-//! Ranks fuse alike, because they decide by collective, type, operator, codec, algorithm and count, in
-//! the order of the calls. Pre-multiplied sums are not fused, because each rank has its own factor;
-//! nor are calls that keep scales or residuals for their tensor.
+//! All ranks make the same choice. It depends on collective, type, operator, codec, algorithm and
+//! count, in the order of the calls. Pre-multiplied sums are not fused, because each rank has its
+//! own factor. Calls that keep scales or residuals for their tensor are not fused either.
 //!
-//! A fused call reads the inputs of its members when it starts, and writes their outputs when it ends.
-//! So members must not depend on each other; calls before and behind may depend on them.
+//! A fused call reads the inputs of its members when it starts, and writes their outputs when it
+//! ends. So members must not depend on each other; calls before and after the fused call may depend
+//! on them.
 //!
-//! Each tensor begins at a multiple of the granule of the codecs of both levels. Its last element is
-//! repeated up to the next tensor, so that no block has elements of two tensors and no block gets
-//! another smallest or largest element. A codec that depends on more than these fuses only tensors of
-//! whole blocks.
+//! Each tensor begins at a multiple of the granule of the codecs of both levels. The gap before the
+//! next tensor is filled with copies of the last element. So no block has elements of two tensors,
+//! and no block gets another minimum or maximum. A codec that depends on more than these fuses only
+//! tensors of whole blocks.
 //!
-//! The sum is formed as for any call of the total length. Exact arithmetic gives the bits of separate
-//! calls. Other arithmetic may differ in the last bits: another rank may own an element and add its
-//! own part first, or a codec may draw the random numbers of another range.
+//! The sum is formed as for any call of the total length. Exact arithmetic gives the bits of
+//! separate calls. Other arithmetic may differ in the last bits. The owner of an element, which
+//! adds its own part first, may be another rank, and a codec may draw other random numbers.
 
 use super::{Call, Communicator, Report};
 use crate::codec::{self, EncodeStats};
@@ -49,7 +50,7 @@ pub(super) struct FusedCall {
     inputs: Vec<EncodeStats>,
 }
 
-/// The needs of the codecs of both levels.
+/// Rules for fused tensors, by the codecs of both levels.
 #[derive(Clone, Copy, Debug)]
 struct FusionRules {
     /// Tensors begin at multiples of this many elements.
@@ -70,7 +71,7 @@ impl FusionRules {
             has_blocks: false,
             largest: None,
         };
-        // Planning selects the algorithm, and so the codecs, by the padded length: both count here.
+        // Planning selects the algorithm by the padded length, so either level's codec may run.
         for spec in [codec.inter, codec.intra] {
             let Some(codec) = codec::build(spec, Isa::Scalar)? else {
                 continue;
@@ -89,7 +90,7 @@ impl FusionRules {
 }
 
 /// Returns whether two calls may be fused.
-fn alike(a: (&Call, CodecSetting), b: (&Call, CodecSetting)) -> bool {
+fn can_fuse(a: (&Call, CodecSetting), b: (&Call, CodecSetting)) -> bool {
     let key = |(call, codec): (&Call, CodecSetting)| (call.dtype, call.op, codec, call.algorithm);
     key(a) == key(b)
 }
@@ -121,7 +122,7 @@ pub(super) fn fused_calls(
             open = None;
             continue;
         }
-        let follows = open.is_some_and(|before| alike(before, (call, codec)));
+        let follows = open.is_some_and(|before| can_fuse(before, (call, codec)));
         if !(follows
             && calls_fused
                 .last_mut()
@@ -173,7 +174,7 @@ impl FusedCall {
         true
     }
 
-    /// Resolves the call that stands for all members: like `one`, with their total length.
+    /// Resolves the call that runs for all members: like `one`, with their total length.
     pub(super) fn resolve(&self, one: &Call) -> ResolvedCall {
         ResolvedCall {
             count: self.count(),
@@ -212,7 +213,7 @@ impl FusedCall {
                 memory.copy_within(to - size..to, at);
             }
         }
-        self.inputs = self.look(memory)?;
+        self.inputs = self.input_stats(memory)?;
         Ok(())
     }
 
@@ -229,7 +230,7 @@ impl FusedCall {
     }
 
     /// Takes the statistics of each member's input.
-    fn look(&self, memory: &[u8]) -> Result<Vec<EncodeStats>> {
+    fn input_stats(&self, memory: &[u8]) -> Result<Vec<EncodeStats>> {
         let Some(largest) = self.rules.largest else {
             return Ok(Vec::new());
         };
@@ -295,8 +296,8 @@ impl FusedCall {
     }
 }
 
-/// Refuses a fused call in which a member writes memory that another member reads or writes, because
-/// all inputs are read before any output is written. Each member has its index in the group, and the
+/// Refuses a fused call in which a member writes memory that another member uses, because all
+/// inputs are read before any output is written. Each member has its index in the group, and the
 /// addresses of its input and output.
 ///
 /// # Errors
@@ -313,8 +314,8 @@ pub(super) fn check_apart(members: impl Iterator<Item = (usize, [Range<usize>; 2
         let mut touched = ranges[at + 1..].iter().take_while(|b| b.0 < a.1);
         if let Some(b) = touched.find(|b| b.2 != a.2 && (a.3 || b.3)) {
             return Err(Error::invalid_argument(format!(
-                "calls {} and {} of a group are small and travel together, but one writes what \
-                 the other uses, at {:#x}; group calls that do not depend on each other, or set \
+                "small calls {} and {} of a group are fused into one, but one call writes memory \
+                 that the other uses, at {:#x}; group calls that do not depend on each other, or set \
                  CINCH_FUSE_BYTES=0 on all ranks",
                 a.2.min(b.2),
                 a.2.max(b.2),
@@ -402,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_add_up_to_the_whole() {
+    fn reports_of_members_add_up_to_the_fused_report() {
         let mut fused = FusedCall::new(DType::F32, "raw".parse().unwrap()).unwrap();
         for count in [1, 16, 1000] {
             fused.try_add(0, &all_reduce(count));

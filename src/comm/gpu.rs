@@ -19,7 +19,7 @@ use crate::mem::DeviceBuffers;
 use crate::plan::{KernelVariant, Resident, Site, Tuning, TuningTable, links};
 use crate::schedule::Hosts;
 use crate::sync::Fault;
-use crate::sys::fork_safe::First;
+use crate::sys::fork_safe::ForkSafeOnce;
 use crate::sys::log::{self, Level};
 use crate::transport::ConnectContext;
 use crate::types::{CodecSetting, Collective, DType, ReduceOp, Scalar};
@@ -31,11 +31,12 @@ use std::time::Duration;
 pub(super) struct GpuState {
     context: Arc<Context>,
     engine: Mutex<GpuEngine>,
-    /// Windows of coded sums, if samples are taken. Declared behind the engine, whose kernels use them.
+    /// Windows of coded sums, if samples are taken. Declared after the engine, so that they are
+    /// dropped after the kernels that use them have ended.
     windows: Option<SampleWindows>,
 }
 
-/// Admitted calls that are queued one behind the other.
+/// Admitted calls that are queued one after the other.
 #[derive(Debug)]
 pub(super) enum AdmittedPart<'b> {
     Plain(Vec<GpuCall<'b>>, Admitted),
@@ -44,7 +45,7 @@ pub(super) enum AdmittedPart<'b> {
 }
 
 impl Drop for GpuState {
-    /// Leaves the windows to a kernel that does not end, as the engine leaves its memory.
+    /// Keeps the windows allocated with the engine's memory if a kernel does not end.
     fn drop(&mut self) {
         let engine = self.engine.get_mut();
         let engine = engine.unwrap_or_else(PoisonError::into_inner);
@@ -57,11 +58,13 @@ impl Drop for GpuState {
 impl GpuState {
     pub(super) fn engine(&self) -> Result<MutexGuard<'_, GpuEngine>> {
         self.engine.lock().map_err(|_| {
-            Error::internal("an earlier call on this communicator panicked; it cannot go on")
+            Error::internal(
+                "an earlier call on this communicator panicked: make a new communicator",
+            )
         })
     }
 
-    /// Locks the engine, even if a call has panicked; `None` while a call is being made.
+    /// Locks the engine, even after a call has panicked; `None` while a call holds the engine.
     fn engine_between_calls(&self) -> Option<MutexGuard<'_, GpuEngine>> {
         match self.engine.try_lock() {
             Ok(engine) => Some(engine),
@@ -75,8 +78,8 @@ impl GpuState {
             .is_some_and(|engine| self.is_over(&engine))
     }
 
-    /// Returns whether all queued calls have ended. They have if the context has failed or the driver
-    /// has ended.
+    /// Returns whether all queued calls have ended, which is true after a failure of the context or
+    /// the end of the driver.
     pub(super) fn is_over(&self, engine: &GpuEngine) -> bool {
         let waited = engine.wait(Duration::ZERO);
         let runs = waited.is_err_and(|error| error.kind() == ErrorKind::Timeout);
@@ -90,13 +93,13 @@ impl GpuState {
     }
 
     pub(super) fn is_mapped_by_peers(&self) -> bool {
-        // A rank that makes a call maps its peers.
+        // A rank in a call counts as mapped, because its peers take part in the call.
         self.engine_between_calls()
             .is_none_or(|engine| engine.is_mapped_by_peers())
     }
 
     pub(super) fn windows(&self) -> Result<&SampleWindows> {
-        let none = || Error::internal("a communicator without samples has one");
+        let none = || Error::internal("a call is sampled on a communicator without sample windows");
         self.windows.as_ref().ok_or_else(none)
     }
 
@@ -131,8 +134,8 @@ fn try_connect(
     kernels::check(&default.resolve(policy.codec))
         .map_err(|error| error.context(format!("the codec of this communicator ({policy})")))?;
     if let Some(why) = without_effect(config) {
-        static WARNED: First<()> = First::new();
-        if WARNED.give(()) {
+        static WARNED: ForkSafeOnce<()> = ForkSafeOnce::new();
+        if WARNED.try_set(()) {
             log::line(Level::Warn, format_args!("{why}"));
         }
     }
@@ -204,12 +207,12 @@ fn without_effect(config: &Config) -> Option<String> {
     })
 }
 
-/// Computes the blocks that each rank may have resident at once, where a GPU holds `whole`.
+/// Computes the blocks that each rank may have resident at once, on a GPU that holds `whole`.
 ///
-/// Ranks of one GPU share its multiprocessors, and the least of all ranks counts, because all ranks
-/// have equally many channels. Half of the GPU is left to other kernels, such as another
-/// communicator's: kernels that wait for each other across GPUs must not keep each other from
-/// starting. A rank alone on its GPU may have up to `asked` channels beyond that half.
+/// Ranks of one GPU share its multiprocessors. All ranks have equally many channels, so the
+/// smallest share of any rank counts. Half of the GPU is left to other kernels, such as another
+/// communicator's. Without it, kernels that wait for each other across GPUs could keep each other
+/// from starting. A rank alone on its GPU may have up to `asked` channels beyond that half.
 fn resident(
     exchange: &OutOfBandRef,
     context: &Context,
@@ -290,7 +293,7 @@ fn site(context: &Context, info: &CommInfo, ranks: usize) -> Site {
     }
 }
 
-/// Chooses the source of measured choices, from the sites of all ranks and equal on all ranks.
+/// Chooses the tuning table or the cost model, by the sites of all ranks and equally on all ranks.
 fn tuning(
     exchange: &OutOfBandRef,
     config: &Config,
@@ -345,8 +348,8 @@ fn refuse_pinned(exchange: &OutOfBandRef, links: &GpuLinks) -> Result<()> {
             return Err(Error::new(
                 ErrorKind::Unsupported,
                 format!(
-                    "CINCH_SHM_DISABLE=1 leaves nothing between {me} and {peer}, whose GPUs cannot \
-                     use each other's memory ({reason}): unset it"
+                    "CINCH_SHM_DISABLE=1 leaves no path between {me} and {peer}, whose GPUs cannot \
+                     use each other's memory ({reason}): unset the variable"
                 ),
             ));
         }
@@ -395,8 +398,8 @@ impl Communicator {
     ///
     /// # Errors
     /// Before anything is queued: invalid usage on a communicator of host memory, or for a stream
-    /// of another context; invalid argument if the call or its buffers are impossible, misaligned,
-    /// or not on this GPU; unsupported if a GPU cannot run it. Otherwise the reason why the
+    /// of another context. Invalid argument if the call or its buffers are impossible, misaligned,
+    /// or not on this GPU. Unsupported if a GPU cannot run the call. Otherwise the reason why the
     /// communicator has failed.
     pub fn call_on(&self, call: &Call, buffers: DeviceBuffers<'_>) -> Result<Report> {
         let _environment = FloatEnvironment::standard();
@@ -404,7 +407,7 @@ impl Communicator {
         let gpu = self.gpu_state()?;
         let _bound = gpu.context().bind()?;
         self.check_on(call, &buffers)?;
-        check::alone(self, call)?;
+        check::own_message_is_grouped(self, call)?;
         let admission = self.admit_on(call, &buffers)?;
         let mut engine = gpu.engine()?;
         let _guard = PanicGuard(self);
@@ -418,7 +421,7 @@ impl Communicator {
         let mut reports = self.launch_on(gpu, &mut engine, &parts)?;
         let none = || Error::internal("a call has no report");
         let report = reports.pop().ok_or_else(none)?;
-        self.counters.ran(&admission.decision, &report);
+        self.counters.count_call(&admission.decision, &report);
         Ok(report)
     }
 
@@ -473,8 +476,8 @@ impl Communicator {
         calls: &[(GpuCall<'b>, Admission)],
     ) -> Result<Vec<AdmittedPart<'b>>> {
         let _bound = gpu.context().bind()?;
-        // A sampled call is queued alone, with its exact sum right behind it: the exact sum's place in
-        // the order of calls must not depend on the group.
+        // A sampled call is queued alone, with its exact sum right after it. Otherwise the exact
+        // sum's place in the order of calls would depend on the group.
         let parts = calls.chunk_by(|one, next| one.1.window.is_none() && next.1.window.is_none());
         let admitted = parts.map(|part| match part {
             [

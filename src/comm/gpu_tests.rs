@@ -1,4 +1,4 @@
-//! Calls of communicators on a simulated GPU, whose kernels only take note.
+//! Calls of communicators on a simulated GPU, whose kernels only record their launches.
 
 use super::*;
 use crate::bootstrap::LocalOutOfBand;
@@ -15,7 +15,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
-/// Returns the communicators of two ranks, which sample every other coded sum.
+/// Returns the communicators of two ranks, which sample every second coded sum.
 fn communicators(bench: &Bench) -> Vec<Communicator> {
     communicators_with(bench, Config::default().timeout)
 }
@@ -66,10 +66,10 @@ fn sum(dtype: DType) -> Call {
     }
 }
 
-/// A call that is refused before anything is queued leaves a communicator as it was: usable, and its
-/// samples due where they were.
+/// A call that is refused before anything is queued changes nothing: the communicator stays usable,
+/// and its next sample stays due.
 #[test]
-fn a_refused_call_takes_no_sample_with_it() {
+fn refused_call_leaves_the_sample_due() {
     let bench = Bench::new();
     let stream = bench.stream();
     let other = Device::at(bench.context.driver(), 1).unwrap();
@@ -98,21 +98,21 @@ fn a_refused_call_takes_no_sample_with_it() {
     let [one, two] = &comms[..] else {
         panic!("two ranks")
     };
-    // A call that is sampled has an exact sum behind it.
+    // A sampled call launches its exact sum as well.
     refused(one);
     assert_eq!([run(one), run(one), run(one)], [2, 1, 2]);
     refused(one);
     assert_eq!([run(one), run(one)], [1, 2]);
     assert_eq!(one.codec_stats().sampled, 2);
 
-    // So does a group, whichever of its calls is sampled.
+    // A refused group leaves the sample due too, whichever of its calls is sampled.
     let mut group = Group::new();
     for dtype in [DType::F16, DType::F32] {
         group.add_on(one, &sum(dtype), on(&stream)).unwrap();
     }
     assert_eq!(group.run().unwrap_err().kind(), ErrorKind::Unsupported);
     assert_eq!([run(one), run(one)], [1, 2]);
-    // Nothing of the group was queued: the first communicator's call is refused.
+    // The refused call belongs to the first communicator, so nothing of the group is queued.
     let mut group = Group::new();
     for (comm, dtype) in [(one, DType::F16), (two, DType::F32)] {
         group.add_on(comm, &sum(dtype), on(&stream)).unwrap();
@@ -122,9 +122,9 @@ fn a_refused_call_takes_no_sample_with_it() {
     assert_eq!([run(two), run(two)], [2, 1]);
 }
 
-/// The ranks decide alike by what each has compared: one that cannot must not go on.
+/// Ranks decide on the codec by the comparison of a sample, so a rank without the comparison fails.
 #[test]
-fn a_sample_that_does_not_end_fails_its_communicator() {
+fn sample_that_does_not_end_fails_its_communicator() {
     let bench = Bench::new();
     let stream = bench.stream();
     let memory = bench.memory(4000);
@@ -141,9 +141,9 @@ fn a_sample_that_does_not_end_fails_its_communicator() {
     assert!(comms[1].fault().is_raised());
 }
 
-/// A group with more than its sampled call is refused one by one, and what it holds goes on.
+/// A group with several samples is refused, and its calls run later.
 #[test]
-fn a_call_that_a_group_has_no_sample_for_is_not_counted() {
+fn call_without_a_sample_in_its_group_is_not_counted() {
     let bench = Bench::new();
     let stream = bench.stream();
     let memory = bench.memory(4000);
@@ -172,7 +172,7 @@ fn a_call_that_a_group_has_no_sample_for_is_not_counted() {
 /// If one communicator refuses a call of a group, no call of the group has an effect, even if a sample splits
 /// the group.
 #[test]
-fn a_group_is_refused_before_any_of_it_is_queued() {
+fn group_with_a_refused_call_queues_nothing() {
     let bench = Bench::new();
     let stream = bench.stream();
     let memory = bench.memory(4000);
@@ -184,7 +184,7 @@ fn a_group_is_refused_before_any_of_it_is_queued() {
     };
     let before = launches();
     for calls in [
-        // The second communicator's, and behind a sampled call.
+        // The refused call belongs to the second communicator and follows a sampled call.
         [(one, DType::F32), (two, DType::F16)],
         [(one, DType::F32), (one, DType::F16)],
     ] {
@@ -207,7 +207,7 @@ fn a_group_is_refused_before_any_of_it_is_queued() {
 }
 
 #[test]
-fn a_group_that_has_begun_fails_as_a_whole() {
+fn group_with_a_failed_launch_fails_all_its_communicators() {
     let bench = Bench::new();
     let stream = bench.stream();
     let memory = bench.memory(4000);
@@ -217,7 +217,7 @@ fn a_group_that_has_begun_fails_as_a_whole() {
         let buffers = buffers(&memory, &memory, &stream);
         group.add_on(&comms[0], &sum(DType::F32), buffers).unwrap();
     }
-    // Each has a coded sum and an exact one.
+    // Each communicator launches a coded sum and an exact sum.
     bench
         .process
         .fail("cuLaunchKernel", 2, 1, CuResult::UNKNOWN);
@@ -240,7 +240,7 @@ fn on_hosts(timeout: Duration) -> Vec<Communicator> {
 
 /// A refused group that is made again would queue its calls on the GPU twice.
 #[test]
-fn what_host_memory_refuses_is_refused_before_anything_is_queued() {
+fn group_refused_on_host_memory_queues_nothing() {
     let bench = Bench::new();
     let stream = bench.stream();
     let memory = bench.memory(4000);
@@ -275,7 +275,7 @@ fn what_host_memory_refuses_is_refused_before_anything_is_queued() {
 
 /// A queued kernel may wait for a rank that waits in the group's call on host memory.
 #[test]
-fn a_failure_on_host_memory_fails_the_whole_group() {
+fn failure_on_host_memory_fails_all_communicators_of_the_group() {
     let bench = Bench::new();
     let stream = bench.stream();
     let memory = bench.memory(4000);
@@ -294,9 +294,9 @@ fn a_failure_on_host_memory_fails_the_whole_group() {
     assert!(error.message().contains("the same group"), "{error}");
 }
 
-/// A group that is dropped, or refused as a whole, counts for nothing.
+/// A group that is dropped or refused does not count its calls.
 #[test]
-fn a_dropped_group_takes_no_sample_with_it() {
+fn dropped_group_leaves_the_sample_due() {
     let bench = Bench::new();
     let stream = bench.stream();
     let memory = bench.memory(4000);
@@ -325,7 +325,7 @@ fn a_dropped_group_takes_no_sample_with_it() {
 /// A driver blocks a thread with too many pending launches. These may wait for launches on another GPU that the
 /// thread has not made yet.
 #[test]
-fn large_groups_take_turns_on_several_gpus() {
+fn large_group_on_several_gpus_is_interleaved() {
     let benches = [Bench::new(), Bench::new()];
     let memory = benches.each_ref().map(|bench| bench.memory(4000));
     let streams = benches.each_ref().map(|bench| bench.stream());
@@ -391,7 +391,7 @@ fn resident_on(gpus: [u32; 2], channels: &str) -> usize {
 }
 
 #[test]
-fn what_only_host_memory_has_is_said_to_have_no_effect() {
+fn settings_of_host_memory_are_warned_of_on_gpus() {
     let mut config = Config::default();
     assert_eq!(without_effect(&config), None);
     let said = Origin::Environment;
@@ -403,9 +403,9 @@ fn what_only_host_memory_has_is_said_to_have_no_effect() {
     assert!(why.ends_with(": CINCH_SLOT_BYTES, CINCH_SLOTS"), "{why}");
 }
 
-/// Half of a GPU is left to what else runs there, unless more was asked for by a number.
+/// Half of a GPU is left to other kernels, unless a setting requests more channels.
 #[test]
-fn fewer_channels_take_no_more_of_a_gpu() {
+fn resident_blocks_leave_half_of_the_gpu_free() {
     for channels in ["auto", "1", "8", "64", "66"] {
         assert_eq!(resident_on([0, 1], channels), 66, "{channels}");
     }
@@ -414,10 +414,10 @@ fn fewer_channels_take_no_more_of_a_gpu() {
     assert_eq!(resident_on([0, 0], "128"), 33);
 }
 
-/// Ranks of other processes have their communicators at other addresses: on one stream all ranks must
-/// queue them in one order, which is the caller's.
+/// The order must not depend on addresses of communicators, which differ between processes: on one
+/// stream all ranks must queue communicators in one order.
 #[test]
-fn communicators_of_a_group_are_queued_in_the_order_of_its_calls() {
+fn communicators_of_a_group_are_queued_in_order_of_first_call() {
     let bench = Bench::new();
     let stream = bench.stream();
     let memory = bench.memory(4000);
@@ -441,9 +441,10 @@ fn communicators_of_a_group_are_queued_in_the_order_of_its_calls() {
     }
 }
 
-/// A kernel that does not end may still write a sample: its memory is kept, as the engine's is.
+/// A kernel that does not end may still write a sample, so the memory of the window is kept, like
+/// the engine's.
 #[test]
-fn samples_are_left_to_a_kernel_that_does_not_end() {
+fn windows_of_a_kernel_that_does_not_end_are_not_freed() {
     let bench = Bench::new();
     let stream = bench.stream();
     let memory = bench.memory(4000);
@@ -452,7 +453,7 @@ fn samples_are_left_to_a_kernel_that_does_not_end() {
         let mut comms = communicators_with(&bench, Duration::from_millis(10));
         let on = buffers(&memory, &memory, &stream);
         comms[0].call_on(&sum(DType::F32), on).unwrap();
-        // The caller's, and a window of each rank.
+        // The allocation of the caller, and a window of each rank.
         assert!(bench.process.leftovers().contains(&device(3)));
         bench.process.hang(hangs);
         if hangs {
@@ -463,7 +464,7 @@ fn samples_are_left_to_a_kernel_that_does_not_end() {
         assert!(bench.process.leftovers().contains(&device(left)));
         bench.process.hang(false);
         drop(comms);
-        // Until the kernel has ended.
+        // The memory is freed once the kernel has ended.
         let begin = Instant::now();
         while !bench.process.leftovers().contains(&device(1)) {
             assert!(begin.elapsed() < WAIT, "nobody frees it");
@@ -472,10 +473,10 @@ fn samples_are_left_to_a_kernel_that_does_not_end() {
     }
 }
 
-/// The deadline of calls is not for what the caller has queued ahead of them, and a failure ends the
-/// wait. What others own is given up ahead of the word that a rank has retired.
+/// The timeout of calls does not count the caller's earlier work on the stream, and a failure ends
+/// the wait. Memory of other ranks is unmapped before a rank announces its close.
 #[test]
-fn a_rank_that_retires_waits_for_what_is_ahead_of_its_calls() {
+fn close_waits_for_earlier_work_of_the_stream() {
     let bench = Bench::new();
     let stream = bench.stream();
     let memory = bench.memory(4000);
@@ -508,9 +509,9 @@ fn a_rank_that_retires_waits_for_what_is_ahead_of_its_calls() {
     }
 }
 
-/// The exit of another rank is no error of a rank whose calls have all ended.
+/// The exit of another rank is no error for a rank whose calls have all ended.
 #[test]
-fn a_death_that_cuts_no_call_short_fails_no_rank_that_retires() {
+fn close_succeeds_after_the_exit_of_a_rank_that_ended_no_call() {
     let bench = Bench::new();
     let stream = bench.stream();
     let memory = bench.memory(4000);
@@ -531,7 +532,7 @@ fn a_death_that_cuts_no_call_short_fails_no_rank_that_retires() {
 
 /// `wait_closed` waits for ranks that have not closed beyond the timeout of calls.
 #[test]
-fn a_rank_outlasts_those_that_are_late() {
+fn wait_closed_waits_for_late_ranks_beyond_the_call_timeout() {
     let bench = Bench::new();
     let timeout = Duration::from_millis(10);
     let comms = communicators_with(&bench, timeout);

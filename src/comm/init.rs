@@ -1,4 +1,4 @@
-//! Joining: log, agreement on settings, connections.
+//! Init of a communicator: log, agreement on settings, connections.
 
 use super::sample::Sampler;
 use super::stats::CommCounters;
@@ -37,8 +37,8 @@ pub(super) fn by_id(
     connect(exchange, fault, config)
 }
 
-/// Opens the log and warns of misspelt settings, once in a process. Other threads do not wait until
-/// that is done, because a child of a fork has no thread that would end it.
+/// Opens the log and warns of misspelt settings, once in a process. Other threads do not wait for
+/// this work: a forked child has no thread that would finish it.
 fn start_log(config: &Config) {
     let decided = log::configure(&log::Settings {
         level: &config.log_level,
@@ -50,7 +50,7 @@ fn start_log(config: &Config) {
     if !decided {
         return;
     }
-    // NCCL, too, logs its version only if NCCL_DEBUG is set.
+    // NCCL logs its version only if NCCL_DEBUG is set, too.
     if config.as_nccl && config.is_set("CINCH_LOG") {
         let version = crate::VERSION;
         log::line(
@@ -58,7 +58,7 @@ fn start_log(config: &Config) {
             format_args!("cinch {version} answers in NCCL's place"),
         );
     }
-    // All ranks of `cinch run` have one environment: rank 0 warns for all.
+    // All ranks of `cinch run` have the same environment, so only rank 0 warns.
     let rank_0_warns = launcher_environment("CINCH_LAUNCH_RANK").is_some_and(|rank| rank != "0");
     let unknown = Config::unknown_names().into_iter();
     for name in unknown.filter(|_| !rank_0_warns) {
@@ -73,7 +73,7 @@ fn start_log(config: &Config) {
     }
 }
 
-/// Logs what carries the communicator, its slots and its codec policy in one line.
+/// Logs transports, slots and codec policy of the communicator in one line.
 fn log_connected(comm: &Communicator) {
     let served = comm.info.transports.iter().flatten();
     let names: Vec<&str> = match comm.info.classes.is_empty() {
@@ -136,7 +136,8 @@ pub(super) fn by_environment(config: Config) -> Result<Communicator> {
     by_id(&id, launch.rank, launch.nranks, config, Fault::new())
 }
 
-/// Makes the communicator of ranks that have met: settings are compared, then memory is connected.
+/// Makes the communicator of ranks that have joined a control plane: compares settings, then
+/// connects memory.
 pub(super) fn connect(
     exchange: OutOfBandRef,
     fault: Arc<Fault>,
@@ -144,7 +145,7 @@ pub(super) fn connect(
 ) -> Result<Communicator> {
     // Another rounding mode could give costs by which this rank selects another algorithm.
     let _environment = FloatEnvironment::standard();
-    // An error of this rank alone is announced, because the other ranks wait for this rank next.
+    // An error of this rank is announced, because the other ranks wait for this rank next.
     let (isa, table) = Isa::from_setting(&config.simd)
         .and_then(|isa| Ok((isa, table(&config)?)))
         .inspect_err(|error| exchange.announce(error))?;

@@ -1,20 +1,20 @@
-//! The batches in which one thread queues the calls of several GPU ranks.
+//! Batches in which a thread queues the calls of several GPU ranks.
 //!
-//! A driver takes some 1,000 launches of a stream, and then blocks the launching thread until some have
-//! ended. Launches of one rank may wait for launches of another rank by the same thread, so GPUs get
-//! their launches in turns of limited size. Communicators of one GPU keep their order, because they may
-//! share a stream.
+//! A driver takes some 1,000 launches of a stream, and then blocks the launching thread until some
+//! have ended. Launches of one rank may wait for later launches of another rank by the same thread.
+//! So the thread alternates between GPUs, with batches of limited size. Communicators of one GPU
+//! keep their order, because they may share a stream.
 
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// Least calls of a batch; calls that must stay together may make it larger.
+/// Fewest calls of a batch; calls that must stay together may make a batch larger.
 const MIN_BATCH_CALLS: usize = 64;
 
 /// The calls of one communicator, as [`interleave`] needs them.
 #[derive(Debug)]
 pub(super) struct GpuCalls {
-    /// Number of their GPU.
+    /// Number of the GPU that runs the calls.
     pub gpu: usize,
     /// Whether a batch may begin with each call.
     pub may_begin: Vec<bool>,

@@ -49,8 +49,8 @@ use std::time::Duration;
 /// one after the other. All ranks must make calls in the same order, and small sums in the same groups
 /// ([`Group::run`]).
 ///
-/// A drop leaves in good order: peers that wait for this rank's part of a call get an error, other
-/// peers are not disturbed.
+/// A drop announces that this rank leaves. Peers that wait for this rank's part of a call get an
+/// error; other peers are not disturbed.
 ///
 /// In a child that is forked later, calls fail with invalid usage, and abort and drop do nothing. The
 /// parent's communicator keeps working.
@@ -59,11 +59,11 @@ pub struct Communicator {
     owner: ProcessId,
     exchange: OutOfBandRef,
     fault: Arc<Fault>,
-    /// Whether the failure was announced to the other ranks. The communicator that this was split from
-    /// may raise the fault, too; this communicator's ranks learn of it by the announcement.
+    /// Whether the failure was announced to the other ranks. If the parent communicator raised the
+    /// fault, this communicator's ranks learn of the failure by this announcement only.
     announced: AtomicBool,
     config: Config,
-    /// Codec of calls that name none.
+    /// Codec of calls that name no codec.
     policy: CodecPolicy,
     sampler: Sampler,
     counters: CommCounters,
@@ -108,8 +108,8 @@ impl Communicator {
     /// Joins the communicator of `id` as `rank` of `nranks`. Returns when all ranks have joined.
     ///
     /// # Errors
-    /// Invalid argument for impossible ranks or a damaged id; timeout naming the missing ranks;
-    /// mismatch if ranks differ in version or in settings that all must share.
+    /// Invalid argument for an impossible rank or a damaged id. Timeout, naming the missing ranks.
+    /// Mismatch if ranks differ in version or in settings that all must share.
     pub fn init(id: &UniqueId, rank: usize, nranks: usize, config: Config) -> Result<Communicator> {
         init::by_id(id, rank, nranks, config, Fault::new())
     }
@@ -160,8 +160,8 @@ impl Communicator {
         self.exchange.peers()
     }
 
-    /// Returns a name that is equal on the ranks of this communicator and differs from the name of any
-    /// other communicator, even of the same id. It does not reveal the secret.
+    /// Returns a name that is equal on the ranks of this communicator only: another communicator,
+    /// even of the same id, has another name. It does not reveal the secret.
     pub fn identity(&self) -> [u8; 32] {
         self.exchange.key("identity")
     }
@@ -192,7 +192,7 @@ impl Communicator {
         self.check_fault()?;
         self.host_engine()?;
         check::call(self, call, &BufferRanges::from(&buffers))?;
-        check::alone(self, call)?;
+        check::own_message_is_grouped(self, call)?;
         let admission = self.admit(call, true)?;
         let request = call.resolve(admission.decision.codec);
         let mut engine = self.engine()?;
@@ -206,7 +206,7 @@ impl Communicator {
         };
         drop(engine);
         let report = self.fail_on_error(result)?;
-        self.counters.ran(&admission.decision, &report);
+        self.counters.count_call(&admission.decision, &report);
         Ok(report)
     }
 
@@ -274,14 +274,14 @@ impl Communicator {
     ) -> Result<Option<Communicator>> {
         self.check_fault()?;
         let made = split::split(self, color, key, config, fault);
-        // A rank that aborts this communicator leaves the split at once; the announcement of the abort
-        // may arrive a little later, and is the better reason.
+        // A rank that aborts this communicator leaves the split at once. The announcement of the
+        // abort may arrive a little later, and explains more than the lost rank.
         if let Err(error) = &made
             && error.kind() == ErrorKind::Remote
         {
             self.fault.reason_within(CAUSE_TIMEOUT);
         }
-        // The other ranks would wait for a rank that fails to split: all fail.
+        // A failed split fails the communicator, because the other ranks would wait for this rank.
         self.fail_on_error(made)
     }
 
@@ -335,8 +335,8 @@ impl Communicator {
         &self.fault
     }
 
-    /// Returns the reason why the communicator has failed, if it has. The exit of another rank is
-    /// reported when it ends or refuses a call of this rank: calls that need no data of that rank
+    /// Returns the reason why the communicator has failed, if it has. The exit of another rank
+    /// counts once it ends or refuses a call of this rank. Calls that need no data of that rank
     /// complete first.
     pub fn async_error(&self) -> Option<Error> {
         if let Err(error) = self.owner.check() {
@@ -374,9 +374,9 @@ impl Communicator {
         ));
     }
 
-    /// Waits until the calls of this rank have ended, which takes little once the communicator has
-    /// failed. Calls on a GPU end behind the work ahead of them on their streams; the wait ends after
-    /// `timeout`.
+    /// Waits until the calls of this rank have ended, at most `timeout`. Once the communicator has
+    /// failed this is short, except that calls on a GPU end after the earlier work on their
+    /// streams.
     ///
     /// # Errors
     /// Timeout if a kernel still runs; errors of the driver.
@@ -406,7 +406,9 @@ impl Communicator {
 
     fn engine(&self) -> Result<MutexGuard<'_, HostEngine>> {
         self.host_engine()?.lock().map_err(|_| {
-            Error::internal("an earlier call on this communicator panicked; it cannot go on")
+            Error::internal(
+                "an earlier call on this communicator panicked: make a new communicator",
+            )
         })
     }
 
@@ -419,8 +421,8 @@ impl Communicator {
             .inspect_err(|reason| self.announce(reason))
     }
 
-    /// Turns a failed call into the failure of the communicator. Errors of checks before anything moves
-    /// must not come here.
+    /// Fails the communicator if `result` is an error. Errors of checks before anything moves must
+    /// not be passed here.
     fn fail_on_error<T>(&self, result: Result<T>) -> Result<T> {
         result.map_err(|error| {
             self.fail(error.clone());

@@ -1,10 +1,12 @@
 //! Samples: every k-th coded sum is also run exactly on a window, and both results are compared.
 //!
-//! All ranks must decide alike whether to keep the codec, without another exchange: a thread may hold
-//! several ranks. So each rank gets all data of the comparison. The exact sum has the same bits on all
-//! ranks, and so has a coded all_reduce; an all_gather replicates the window of a coded
-//! reduce_scatter. The number of a call decides whether it is sampled, and from which call on the
-//! verdict counts. On a GPU, a sample waits only for the sample before it.
+//! All ranks must make the same choice whether to keep the codec, without another exchange: a
+//! thread may hold several ranks. So each rank gets all data of the comparison. The exact sum has
+//! the same bits on all ranks, and so has a coded all_reduce. An all_gather replicates the window
+//! of a coded reduce_scatter.
+//!
+//! The number of a call decides whether the call is sampled, and from which call on the result
+//! counts. On a GPU, a sample waits only for the sample before it.
 //!
 //! Calls on host memory in groups and captured calls are not sampled. This includes groups of one call,
 //! because another rank may have further calls in its group.
@@ -35,7 +37,7 @@ pub(super) struct Sampler {
 struct SamplerState {
     /// Coded sums so far.
     coded: u64,
-    /// The sample that is not judged yet.
+    /// The sample that was not compared yet.
     due: PendingSample,
 }
 
@@ -43,13 +45,13 @@ struct SamplerState {
 enum PendingSample {
     #[default]
     None,
-    /// Its call was admitted and is not queued yet.
+    /// The call of the sample was admitted and is not queued yet.
     Accepted,
-    /// Its window is being copied to the host.
+    /// The window of the sample is being copied to the host.
     Queued(SampleWindow),
 }
 
-/// The decision how a call runs.
+/// How a call runs: its codec, and whether it is sampled.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Admission {
     pub decision: CodecDecision,
@@ -59,7 +61,7 @@ pub(super) struct Admission {
     counted: bool,
 }
 
-/// Time between two checks whether a window has arrived on the host.
+/// Interval of checks whether a window has arrived on the host.
 const SAMPLE_POLL_INTERVAL: Duration = Duration::from_micros(50);
 
 impl Sampler {
@@ -80,7 +82,7 @@ impl Communicator {
         choose(&self.policy, call, self.nranks(), off)
     }
 
-    /// Decides how a call runs. Calls are admitted in their order; `sampled` allows a sample.
+    /// Chooses how a call runs. Calls are admitted in their order; `sampled` allows a sample.
     pub(super) fn admit(&self, call: &Call, sampled: bool) -> Result<Admission> {
         let _environment = FloatEnvironment::standard();
         let decision = self.choose(call)?;
@@ -118,8 +120,8 @@ impl Communicator {
         })
     }
 
-    /// Takes back [`Communicator::admit`] of a call that was refused, so that the next coded sum has
-    /// its number: other ranks have not counted the refused call.
+    /// Takes back [`Communicator::admit`] of a refused call, so that the next coded sum gets its
+    /// number. Other ranks have not counted the refused call.
     pub(super) fn rollback(&self, admission: &Admission) {
         if !admission.counted {
             return;
@@ -146,11 +148,11 @@ impl Communicator {
                 let DeviceState::Gpu(gpu) = &self.state else {
                     return Ok(());
                 };
-                // An error fails the communicator: without the verdict this rank would decide
+                // An error fails the communicator: without the comparison this rank could choose
                 // differently from the other ranks.
                 let [exact, coded] =
                     self.fail_on_error(self.await_windows(gpu.windows()?, &window))?;
-                self.judge(&window, &exact, &coded);
+                self.compare_sample(&window, &exact, &coded);
                 Ok(())
             }
         }
@@ -191,7 +193,7 @@ impl Communicator {
         Ok(report)
     }
 
-    /// Runs a sampled call on host memory, and judges the sample at once.
+    /// Runs a sampled call on host memory, and compares the window at once.
     pub(super) fn sample(
         &self,
         engine: &mut HostEngine,
@@ -222,12 +224,12 @@ impl Communicator {
                 all
             }
         };
-        self.judge(window, &exact, &coded);
+        self.compare_sample(window, &exact, &coded);
         Ok(report)
     }
 
-    /// Records the error of a sample, and switches the codec off if it is above the bound.
-    fn judge(&self, window: &SampleWindow, exact: &[u8], coded: &[u8]) {
+    /// Records the error of a sample, and switches the codec off if the error exceeds the bound.
+    fn compare_sample(&self, window: &SampleWindow, exact: &[u8], coded: &[u8]) {
         let SampleComparison {
             error,
             compared,
@@ -274,16 +276,17 @@ impl Communicator {
     }
 }
 
-/// The comparison of a window with its exact sum.
+/// Comparison of a coded window with its exact sum.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct SampleComparison {
     /// The RMS of the differences over the RMS of the exact sums.
     error: f64,
     /// Elements that are finite in both results; other elements are left out.
     compared: usize,
-    /// Elements that are finite in the exact sum only. They are no error of the codec: an element that
-    /// is not finite turns its whole block, or under a tensor scale its whole chunk, into NaN. That
-    /// element may be outside the window, and loss scaling makes such steps a rule.
+    /// Elements that are finite in the exact sum only. They do not count as an error of the codec:
+    /// a non-finite element turns its whole block into NaN. Under a tensor scale it turns the whole
+    /// chunk into NaN. That element may be outside the window, and loss scaling makes such steps
+    /// common.
     lost: usize,
 }
 

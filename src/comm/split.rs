@@ -30,13 +30,14 @@ pub(super) fn split_again(
     let (rank, nranks) = (comm.rank(), comm.nranks());
     let all: Vec<usize> = (0..nranks).collect();
     let id = shrink_rendezvous(comm)?.rendezvous(&all, &config)?;
-    // A child: the end of the new communicator ends this control plane, not the other way around.
+    // The temporary control plane gets a child fault: a failure of the new communicator ends it.
+    // A failure of the control plane does not fail the new communicator.
     let exchange = ControlPlane::join(&id, rank, nranks, &config, fault.child())
         .inspect_err(|error| cancel(&id, &comm.peers()[rank], error))?;
     let made = split_over(&*exchange, color, key, config, fault);
     match &made {
         Ok(_) => exchange.leave(),
-        // Other ranks would wait for a rank that fails.
+        // Without the announcement other ranks would wait for this rank.
         Err(error) => exchange.announce(error),
     }
     made
@@ -87,7 +88,10 @@ fn split_over(
         let other = Membership::decode(bytes).ok_or_else(|| {
             Error::new(
                 ErrorKind::Mismatch,
-                format!("rank {own} splits, {} does something else", peers[rank]),
+                format!(
+                    "rank {own} calls split and {} does not: all ranks must call it together",
+                    peers[rank]
+                ),
             )
         })?;
         if color.is_some() && other.color == color {
@@ -116,8 +120,8 @@ fn split_over(
         .map(Some)
 }
 
-/// Cancels the rendezvous of `id` because `me` cannot join. Only the process that serves the
-/// rendezvous can; the other ranks get the reason instead of a timeout.
+/// Cancels the rendezvous of `id` because `me` cannot join, if this process serves the rendezvous.
+/// The other ranks get the reason instead of a timeout.
 fn cancel(id: &UniqueId, me: &PeerInfo, error: &Error) {
     let who = format!("{me} cannot be part of the new communicator");
     id.cancel_because(&error.clone().context(who));
@@ -166,11 +170,11 @@ pub(super) fn shrink(
     let (rank, nranks) = (comm.rank(), comm.nranks());
     for (at, &gone) in exclude.iter().enumerate() {
         let why = if gone >= nranks {
-            "is not a rank of it"
+            "is not one of its ranks"
         } else if gone == rank {
             "is the caller: ranks that are excluded do not call"
         } else if exclude[..at].contains(&gone) {
-            "is there twice"
+            "is listed twice"
         } else {
             continue;
         };
@@ -190,7 +194,7 @@ fn shrink_rendezvous(comm: &Communicator) -> Result<&ShrinkRendezvous> {
     comm.owner.check()?;
     comm.shrink_rendezvous.get().ok_or_else(|| {
         Error::invalid_usage(
-            "the communicator was not prepared to shrink when all ranks were there",
+            "prepare_to_shrink was not called on this communicator while all its ranks existed",
         )
     })
 }

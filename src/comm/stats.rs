@@ -17,7 +17,7 @@ pub struct CodecStats {
     pub wire_bytes: u64,
     /// Bytes that this rank would have sent with the same algorithms and no codec.
     pub raw_bytes: u64,
-    /// Coded calls of which a slice was also run exactly and compared.
+    /// Coded calls of which a window was also run exactly and compared.
     pub sampled: u64,
     /// The largest relative RMS error of the sampled calls.
     pub worst_error: f64,
@@ -70,12 +70,13 @@ impl CommCounters {
     }
 
     /// Counts a call that ran.
-    pub(super) fn ran(&self, decision: &CodecDecision, report: &Report) {
+    pub(super) fn count_call(&self, decision: &CodecDecision, report: &Report) {
         let exact = match (decision.raw_reason, report.codec.is_lossy()) {
             (None, true) => None,
             (Some(why), _) => Some(why),
             (None, false) if decision.codec.auto => Some(RawReason::Costs),
-            // The codec is for contributions inside hosts, and the algorithm has one level.
+            // The codec is for contributions inside hosts, but the algorithm has one level and
+            // encodes nothing.
             (None, false) => Some(RawReason::NotAsked),
         };
         self.change(|stats| {
@@ -90,8 +91,8 @@ impl CommCounters {
 }
 
 impl Communicator {
-    /// Returns the counts of this rank's calls so far; all are zero in a child that the process
-    /// forked.
+    /// Returns the counts of this rank's calls so far. In a forked child of the process all counts
+    /// are zero.
     pub fn codec_stats(&self) -> CodecStats {
         match self.owner.is_this() {
             true => self.counters.change(|stats| *stats),
@@ -121,7 +122,7 @@ mod tests {
         };
         let ran = |asked: &str, raw_reason, report| {
             let codec = setting(asked);
-            counters.ran(&CodecDecision { codec, raw_reason }, &report);
+            counters.count_call(&CodecDecision { codec, raw_reason }, &report);
         };
         // A codec on either level counts.
         ran("linear8", None, report("linear8", 260_000, 1_024_000));

@@ -5,17 +5,18 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::sys::log::{self, Level};
 use std::time::{Duration, Instant};
 
-/// How long a rank keeps memory that peers may still write, after the control plane has failed.
+/// Longest time that a rank keeps memory that peers may still write, after the control plane has
+/// failed.
 const PEER_MEMORY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Time between two checks which peers are left.
+/// Interval of checks which peers have not left.
 const PEER_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 impl Communicator {
-    /// Waits until every rank has finalized, so that the drop that follows loses no rank's data. On a
-    /// GPU this rank's calls end first, whatever work is ahead of them on their streams. Then the
-    /// communicator takes no more calls, and no rank maps memory of another rank, unless a graph with
-    /// its calls is left.
+    /// Waits until every rank has finalized, so that the drop that follows loses no rank's data. On
+    /// a GPU this rank's calls end first, after the earlier work on their streams. Then the
+    /// communicator takes no more calls. No rank maps memory of another rank any more, unless a
+    /// graph with such calls exists.
     ///
     /// # Errors
     /// As [`Communicator::call`].
@@ -26,8 +27,8 @@ impl Communicator {
                 let _engine = self.engine()?;
                 self.exchange.barrier()
             }
-            // Queued kernels of any rank write to the memory of other ranks: all drain before any
-            // unmaps.
+            // Queued kernels of any rank write to the memory of other ranks, so all ranks drain
+            // before a rank unmaps.
             DeviceState::Gpu(gpu) => {
                 let mut engine = gpu.engine()?;
                 let ended = engine.drain().and_then(|()| self.exchange.barrier());
@@ -40,9 +41,10 @@ impl Communicator {
         self.fail_on_error(result)
     }
 
-    /// Waits until the calls of this rank have ended, whatever work is ahead of them on their streams,
-    /// and announces that no more will come. From then on the exit of this rank is no failure to the
-    /// other ranks, nor their exit to it. Waits for other ranks only as these calls do.
+    /// Waits until the calls of this rank have ended, after the earlier work on their streams, and
+    /// announces that no more will come. From then on the exit of this rank is no failure to other
+    /// ranks, and their exit no failure to this rank. Waits for other ranks only as far as the
+    /// calls do.
     ///
     /// # Errors
     /// The reason why the communicator has failed; the exit of other ranks is no error if it ended no
@@ -74,8 +76,8 @@ impl Communicator {
         Ok(())
     }
 
-    /// Unmaps the memory of other ranks before this rank announces its close: a rank that learns that
-    /// all have closed frees memory, which no rank may still map.
+    /// Unmaps the memory of other ranks before this rank announces its close. A rank that learns
+    /// that all have closed frees its memory, which no rank may map any more.
     ///
     /// The driver may wait for kernels of this GPU here, with the engine locked. Neither an abort nor the
     /// threads that serve running kernels need the engine.
@@ -88,9 +90,9 @@ impl Communicator {
         }
     }
 
-    /// Unmaps the memory of ranks in this process, so that their end does not wait for this rank. The
-    /// communicator takes no more calls. Returns whether any memory was mapped; does nothing while calls
-    /// of this rank run.
+    /// Unmaps the memory of other ranks in this process, so that their teardown does not wait for
+    /// this rank. The communicator takes no more calls. Returns whether any memory was mapped. Does
+    /// nothing while calls of this rank run.
     pub fn unmap_local_peers(&self) -> bool {
         match &self.state {
             DeviceState::Host(_) => false,
@@ -98,8 +100,8 @@ impl Communicator {
         }
     }
 
-    /// Returns whether other ranks of this process still map this rank's GPU memory. If this rank ends
-    /// now, the last of these ranks frees the memory when it ends.
+    /// Returns whether other ranks of this process map this rank's GPU memory. If this rank ends
+    /// before them, the last of them frees the memory.
     pub fn is_mapped_by_peers(&self) -> bool {
         match &self.state {
             DeviceState::Host(_) => false,
@@ -129,7 +131,7 @@ impl Communicator {
         if self.gpu().is_none() {
             return;
         }
-        // No message will report when the kernels of ranks that are left have ended.
+        // Ranks of a failed control plane do not report the end of their kernels.
         let until = Instant::now() + timeout;
         while self.owner.is_this() && self.has_live_peers() && Instant::now() < until {
             std::thread::sleep(PEER_POLL_INTERVAL);
@@ -171,10 +173,11 @@ impl Drop for Communicator {
         if let DeviceState::Gpu(gpu) = &self.state
             && let Ok(mut engine) = gpu.engine()
         {
-            // Peers that wait for this rank's part of a call get it before they learn that it left.
+            // Peers that wait for this rank's part of a call receive it before they learn that this
+            // rank has left.
             engine.end();
         }
-        // Otherwise the other ranks would take a failed rank for a rank that left in good order.
+        // Without the announcement the other ranks would treat this failed rank as a rank that left.
         if let Err(reason) = self.fault.check() {
             self.announce(&reason);
         }

@@ -1,9 +1,9 @@
-//! The codec of calls that name none, by process and communicator.
+//! The codec of calls that name no codec, by process and communicator.
 //!
-//! The codec of a call comes from the process (`CINCH_CODEC`), the communicator (a rule on its
-//! name, or the program that made it) or the call. The narrowest of these that is set wins; `off`
-//! is final for narrower ones. A decision depends on settings alone, not on data or on one rank, so
-//! that ranks with equal settings decide alike.
+//! Three places set the codec of a call: the process (`CINCH_CODEC`), the communicator (a rule on
+//! its name, or the program) and the call. The narrowest place that is set wins; `off` is final for
+//! narrower places. The choice depends on settings alone, not on data or on one rank: ranks with
+//! equal settings make the same choice.
 
 use super::Config;
 use super::kinds::{Parsed, parse_bytes};
@@ -48,7 +48,7 @@ impl fmt::Display for CollectiveSet {
     }
 }
 
-/// Communicators whose calls a codec carries although they name none.
+/// Communicators whose calls have a codec although the calls name none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CodecLinks {
     /// All communicators.
@@ -67,7 +67,7 @@ impl CodecLinks {
     }
 }
 
-/// The decision of a rule for the communicators whose names it fits.
+/// The effect of a rule on communicators whose names match its pattern.
 #[derive(Clone, Debug, PartialEq)]
 enum RuleDecision {
     Off,
@@ -85,7 +85,7 @@ struct Rule {
     verdict: RuleDecision,
 }
 
-/// Rules on names of communicators; the first that fits counts.
+/// Rules on names of communicators; the first rule that matches counts.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CodecRules(Vec<Rule>);
 
@@ -162,8 +162,8 @@ impl Rule {
         })
     }
 
-    /// Returns whether a later rule can never count. Finds the mistakes that people make, not all
-    /// patterns that include others.
+    /// Returns whether a later rule can never count. Finds common mistakes only, not all patterns that
+    /// include the later pattern.
     fn hides(&self, later: &Rule) -> bool {
         self.pattern == "*" || self.pattern == later.pattern
     }
@@ -237,7 +237,7 @@ fn fits(pattern: &str, name: &str) -> bool {
     pattern[at..].iter().all(|&one| one == '*')
 }
 
-/// The codec of a communicator's calls that name none.
+/// The policy of a communicator for calls that name no codec.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CodecPolicy {
     /// Whether compression is off, also for calls that name a codec.
@@ -248,16 +248,17 @@ pub struct CodecPolicy {
     pub min_bytes: usize,
     /// The collectives that the codec carries.
     pub collectives: CollectiveSet,
-    /// Every so many coded calls, one is also run exactly on a slice; 0 = never.
+    /// Number of coded calls from one sample to the next; 0 samples none. A sampled call is also run
+    /// exactly on a window.
     pub sample: u32,
     /// Relative error of a sample above which the codec is switched off.
     pub bound: f64,
-    /// The setting that decided, for the log.
+    /// The setting that chose the codec, for the log.
     pub why: String,
 }
 
 impl CodecPolicy {
-    /// Decides for a communicator with these settings and name, on one host or on several.
+    /// Returns the policy of a communicator with these settings and name, on one host or on several.
     pub fn new(config: &Config, one_host: bool) -> CodecPolicy {
         let policy = CodecPolicy {
             off: false,
@@ -267,7 +268,7 @@ impl CodecPolicy {
             sample: config.codec_sample,
             bound: config.codec_bound,
             why: match config.codec_by_program {
-                true => "as the program asks".into(),
+                true => "by the program".into(),
                 false if config.codec.is_lossy() => "by CINCH_CODEC".into(),
                 false => "no CINCH_CODEC".into(),
             },

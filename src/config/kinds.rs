@@ -88,7 +88,7 @@ fn one_of(names: &[&str]) -> String {
     }
 }
 
-/// ByteCount from the first to the second number, both multiples of the third.
+/// Byte counts from the first to the second number, both multiples of the third.
 pub(super) struct ByteCount(pub usize, pub usize, pub usize);
 
 impl ValueKind for ByteCount {
@@ -117,8 +117,8 @@ impl ValueKind for ByteCount {
     }
 }
 
-/// Whole numbers from the first to the second number; the third is what follows the range in its
-/// description.
+/// Whole numbers from the first to the second number. The third field is appended to the range in
+/// the description.
 pub(super) struct WholeNumber<T>(pub T, pub T, pub &'static str);
 
 impl<T: Copy + Display + TryFrom<usize>> ValueKind for WholeNumber<T>
@@ -283,7 +283,7 @@ pub(super) fn non_empty(text: &str) -> Parsed<String> {
     }
 }
 
-/// FreeText that is not empty, `None` if unset, with a phrase that describes it.
+/// Text that is not empty, `None` if unset, with a phrase that describes the text.
 pub(super) struct FreeText(pub &'static str);
 
 impl ValueKind for FreeText {

@@ -1,5 +1,5 @@
-//! The table of settings. Each line makes a field of [`Config`], its default, its parser, its row in
-//! `cinch info` and `docs/settings.md`, and its part in the agreement of all ranks.
+//! The table of settings. Each line defines a field of [`Config`], its default and its parser. The
+//! line also defines the row in `cinch info` and `docs/settings.md`, and which ranks must agree.
 
 use super::codec_policy::{CodecLinks, CodecRules, CollectiveSet, parse_setting};
 use super::kinds::{
@@ -39,8 +39,8 @@ impl Knob {
     }
 }
 
-/// Communicators on which all ranks must have one value of a setting. They compare it when they
-/// join, because each computes from it what the others must find, too: slots, schedules, channels.
+/// Communicators on which all ranks must have one value of a setting. Ranks compare such a value
+/// when they join, because each rank computes slots, schedules and channels from its own value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sharing {
     /// Each rank may have its own value.
@@ -54,8 +54,8 @@ pub enum Sharing {
     HostLinks,
     /// Where buffers are on GPUs.
     Gpus,
-    /// On every communicator, but not as written: ranks compare what follows from the setting. The
-    /// module `comm` works it out.
+    /// On every communicator, but ranks compare the effect of the setting, not its text. The module
+    /// `comm` computes the effect.
     Effect,
 }
 
@@ -97,8 +97,8 @@ macro_rules! knobs {
                 #[doc = concat!("`", stringify!($name), "`: ", $help, ".")]
                 pub $field: $type,
             )*
-            /// Upper bound of the channels between two GPUs that raises nothing, as programs for NCCL
-            /// set it: see [`Config::bound_channels`].
+            /// Upper bound of the channels between two GPUs, as programs for NCCL set it: the bound
+            /// never raises their number. See [`Config::bound_channels`].
             pub gpu_channels_most: Option<usize>,
             /// `CINCH_CODEC=off`: neither rules nor calls turn compression on.
             pub codec_off: bool,
@@ -155,13 +155,13 @@ knobs! {
     CINCH_DEVICE device: DeviceChoice = DeviceChoice::Host, Custom("host, cuda or cuda:N", |text| text.parse::<DeviceChoice>()), Effect,
         "memory that calls work on; cuda is the GPU of the thread's current context, else 0";
     CINCH_P2P_DISABLE p2p_disable: bool = false, Switch, No,
-        "keeps GPUs from writing each other's memory: slots lie in pinned host memory";
+        "disables peer memory between GPUs: slots lie in pinned host memory";
     CINCH_GRAPH_MIXING graph_mixing: bool = true, Switch, No,
         "orders replays of CUDA graphs with a communicator's other calls; 0 leaves it to you";
     CINCH_EARLY_LAUNCH early_launch: bool = true, Switch, No,
         "launches kernels while the work ahead of them in the stream ends (programmatic dependent launch); Hopper and newer";
     CINCH_SHM_DISABLE shm_disable: bool = false, Switch, HostLinks,
-        "keeps ranks from sharing host memory: TCP carries it, and GPUs need peer memory";
+        "disables shared host memory between ranks: TCP carries host buffers, and GPUs need peer memory";
     CINCH_GPU_CHANNELS gpu_channels: Option<usize> = None, Auto(WholeNumber(1, MOST_GPU_CHANNELS, "")), Gpus,
         "upper bound of a call's blocks; auto is 64, on several hosts 8, or half of what the GPU holds if less";
     CINCH_ALGO algorithm: Option<Algorithm> = None, Auto(Member(&Algorithm::ALL, Algorithm::name)), Always,
@@ -185,9 +185,9 @@ knobs! {
     CINCH_CODEC_SAMPLE codec_sample: u32 = 0, WholeNumber(0, 1_000_000_000, " calls"), Effect,
         "every so many coded sums of a communicator, one is also run exactly on a slice and its error logged; 0 is never";
     CINCH_CODEC_BOUND codec_bound: f64 = f64::INFINITY, Custom("a number above 0, or inf", parse_bound), Effect,
-        "relative RMS error of such a slice beyond which a communicator goes on without its codec";
+        "relative RMS error of a sampled slice above which a communicator switches its codec off";
     CINCH_FUSE_BYTES fuse_bytes: usize = 64 << 10, ByteCount(0, 1 << 20, 1), Always,
-        "all_reduces of a group up to this many bytes each travel together on host memory, so all ranks must group them alike; 0 keeps them apart";
+        "all_reduces of a group up to this many bytes each are fused into one on host memory, so all ranks must group them alike; 0 fuses none";
     CINCH_THREADS threads: usize = 1, WholeNumber(1, 256, ""), No,
         "threads that encode or decode a large array outside a collective";
     CINCH_TIMEOUT timeout: Duration = Duration::from_secs(60), Seconds(0.01, 1e6), No,
@@ -203,7 +203,7 @@ knobs! {
     CINCH_TCP_SOCKETS tcp_sockets: usize = 1, WholeNumber(1, 16, ""), HostLinks,
         "sockets for each connected pair and channel";
     CINCH_IB_DISABLE ib_disable: bool = false, Switch, No,
-        "keeps RDMA out where CINCH_TRANSPORT does not ask for it: TCP connects hosts";
+        "disables RDMA unless CINCH_TRANSPORT names it: TCP connects hosts";
     CINCH_IB_HCA ib_hca: Option<String> = None, FreeText("names or beginnings of names of devices, :PORT behind, commas between; = in front is exact, ^ excludes"), No,
         "RDMA devices and ports; unset takes all that are up";
     CINCH_IB_GID ib_gid: Option<String> = None, Auto(Custom("a place in the port's table of addresses, or an address", parse_gid)), No,
@@ -211,15 +211,15 @@ knobs! {
     CINCH_IB_TIMEOUT ib_timeout: u8 = 16, WholeNumber(8, 22, ": 4.096 us times two to this"), No,
         "how long a RDMA device waits for an answer before it sends again";
     CINCH_IB_RETRY ib_retry: u8 = 3, Custom("0 to 6", parse_retry), No,
-        "how often it sends again before the peer counts as dead";
+        "how often a RDMA device sends again before the peer counts as dead";
     CINCH_IB_QPS ib_qps: usize = 1, WholeNumber(1, 8, ""), HostLinks,
-        "RDMA queue pairs for each connected pair and channel; messages take turns";
+        "RDMA queue pairs for each connected pair and channel; messages use them in turn";
     CINCH_IB_SL ib_service_level: u8 = 0, WholeNumber(0, 15, ""), No,
         "InfiniBand service level; RoCE priority where the network uses it";
     CINCH_IB_TC ib_traffic_class: u8 = 0, WholeNumber(0, 255, ""), No,
         "traffic class of RoCE packets, by which switches choose queues";
     CINCH_HOST_ID host_id: Option<String> = None, FreeText("any text"), No,
-        "stands for the machine's identity, so that one machine can play several hosts";
+        "replaces the machine's identity, so that ranks of one machine count as several hosts";
     CINCH_SIMD simd: String = "auto".into(), Word(&["auto", "scalar", "avx2", "avx512"]), No,
         "widest instruction set to use; results do not depend on it";
     CINCH_LOG log_level: String = "warn".into(), Word(&["none", "version", "warn", "info", "trace"]), No,
@@ -269,7 +269,7 @@ impl ValueKind for DefaultCodec {
     ) -> Parsed<()> {
         let setting = self.parse(text)?;
         config.codec_off |= text.trim() == "off";
-        // Off is final: a program does not turn on what the environment turned off.
+        // Off is final: a program does not turn on compression that the environment turned off.
         *field(config) = match config.codec_off {
             true => CodecSetting::RAW,
             false => setting,

@@ -1,6 +1,6 @@
 //! Variables by which launchers describe a job to its ranks: read here, interpreted in `bootstrap`.
 
-/// The variables of launchers, those of `cinch run` first.
+/// The variables of launchers; the variables of `cinch run` come first.
 pub const LAUNCHER_VARIABLES: &[&str] = &[
     "CINCH_LAUNCH_ID",
     "CINCH_LAUNCH_RANK",

@@ -66,13 +66,13 @@ pub enum Origin {
 }
 
 impl Config {
-    /// Default of the channels between two GPUs of one host: blocks enough for the wire, and few
-    /// enough that the calls of two communicators fit an H100 or H200 at once.
+    /// Default of the channels between two GPUs of one host. This many blocks saturate the link,
+    /// and the calls of two communicators fit an H100 or H200 at once.
     pub const GPU_CHANNELS: usize = 64;
 
-    /// Default of the channels between two GPUs where ranks are on several hosts. Few channels have
-    /// large slots: a message costs a proxy thread and the network the same whatever its size, and 8
-    /// channels carry more than a network.
+    /// Default of the channels between two GPUs if ranks are on several hosts. Few channels have
+    /// large slots, and a message costs a proxy thread and the network the same whatever its size.
+    /// 8 channels carry more than a network does.
     pub const GPU_CHANNELS_BETWEEN_HOSTS: usize = 8;
 
     /// Returns the upper bound of the channels between two GPUs of a communicator on `hosts` hosts.

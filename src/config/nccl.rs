@@ -1,7 +1,8 @@
-//! NCCL's environment variables, for the drop-in: the table of names that have an effect, and which.
+//! NCCL's environment variables, for the drop-in: a table of variables and their effects.
 //!
-//! `CINCH_` names win. A value that NCCL takes and cinch cannot is logged and left out, because the
-//! program ran with it under NCCL. Only errors about compression are final: no NCCL name concerns it.
+//! `CINCH_` variables win. If NCCL accepts a value that cinch cannot apply, cinch logs and ignores
+//! it, because the program ran with that value under NCCL. Only errors about compression are final:
+//! no NCCL variable concerns compression.
 
 use super::{Config, KNOBS, Knob, Note, Origin};
 use crate::error::{Error, Result};
@@ -23,7 +24,7 @@ pub enum Meaning {
     Setting {
         /// The setting of cinch.
         ours: &'static str,
-        /// Translates NCCL's value; `None` if the value is cinch's behaviour anyway.
+        /// Translates NCCL's value; `None` if the value is cinch's default behaviour.
         translate: fn(&str) -> std::result::Result<Option<String>, String>,
     },
     /// Limits the blocks of a call, unless `CINCH_GPU_CHANNELS` is set.
@@ -50,7 +51,7 @@ const fn most_channels(name: &'static str) -> NcclName {
     }
 }
 
-const fn nothing(name: &'static str, why: &'static str) -> NcclName {
+const fn no_effect(name: &'static str, why: &'static str) -> NcclName {
     NcclName {
         name,
         means: Meaning::Nothing(why),
@@ -59,9 +60,9 @@ const fn nothing(name: &'static str, why: &'static str) -> NcclName {
 
 /// NCCL's variables that cinch knows. It logs that others have no effect.
 pub const NCCL_NAMES: &[NcclName] = &[
-    setting("NCCL_SOCKET_IFNAME", "CINCH_SOCKET_IFNAME", as_it_is),
+    setting("NCCL_SOCKET_IFNAME", "CINCH_SOCKET_IFNAME", unchanged),
     setting("NCCL_SOCKET_FAMILY", "CINCH_SOCKET_FAMILY", family),
-    setting("NCCL_COMM_ID", "CINCH_COMM_ID", as_it_is),
+    setting("NCCL_COMM_ID", "CINCH_COMM_ID", unchanged),
     setting("NCCL_P2P_DISABLE", "CINCH_P2P_DISABLE", switch),
     setting("NCCL_P2P_LEVEL", "CINCH_P2P_DISABLE", level),
     setting("NCCL_SHM_DISABLE", "CINCH_SHM_DISABLE", switch),
@@ -72,25 +73,28 @@ pub const NCCL_NAMES: &[NcclName] = &[
     setting("NCCL_PROTO", "CINCH_PROTO", protocol),
     setting("NCCL_DEBUG", "CINCH_LOG", debug),
     setting("NCCL_DEBUG_SUBSYS", "CINCH_LOG_SUBSYS", subsystems),
-    setting("NCCL_DEBUG_FILE", "CINCH_LOG_FILE", as_it_is),
+    setting("NCCL_DEBUG_FILE", "CINCH_LOG_FILE", unchanged),
     setting("NCCL_IB_DISABLE", "CINCH_IB_DISABLE", switch),
     setting("NCCL_NET", "CINCH_IB_DISABLE", network),
-    setting("NCCL_IB_HCA", "CINCH_IB_HCA", as_it_is),
+    setting("NCCL_IB_HCA", "CINCH_IB_HCA", unchanged),
     setting("NCCL_IB_GID_INDEX", "CINCH_IB_GID", gid),
-    setting("NCCL_IB_TIMEOUT", "CINCH_IB_TIMEOUT", as_it_is),
-    setting("NCCL_IB_RETRY_CNT", "CINCH_IB_RETRY", as_it_is),
-    setting("NCCL_IB_QPS_PER_CONNECTION", "CINCH_IB_QPS", as_it_is),
-    setting("NCCL_IB_SL", "CINCH_IB_SL", as_it_is),
-    setting("NCCL_IB_TC", "CINCH_IB_TC", as_it_is),
-    nothing(
+    setting("NCCL_IB_TIMEOUT", "CINCH_IB_TIMEOUT", unchanged),
+    setting("NCCL_IB_RETRY_CNT", "CINCH_IB_RETRY", unchanged),
+    setting("NCCL_IB_QPS_PER_CONNECTION", "CINCH_IB_QPS", unchanged),
+    setting("NCCL_IB_SL", "CINCH_IB_SL", unchanged),
+    setting("NCCL_IB_TC", "CINCH_IB_TC", unchanged),
+    no_effect(
         "NCCL_NET_GDR_LEVEL",
         "GPU buffers reach NICs through host memory",
     ),
-    nothing("NCCL_TOPO_FILE", "links are tried with data, not looked up"),
-    nothing("NCCL_CONF_FILE", "settings come from the environment alone"),
+    no_effect(
+        "NCCL_TOPO_FILE",
+        "cinch probes links with data instead of reading a topology",
+    ),
+    no_effect("NCCL_CONF_FILE", "settings come from the environment alone"),
 ];
 
-fn as_it_is(value: &str) -> std::result::Result<Option<String>, String> {
+fn unchanged(value: &str) -> std::result::Result<Option<String>, String> {
     Ok(Some(value.to_string()))
 }
 
@@ -118,7 +122,7 @@ fn network(value: &str) -> std::result::Result<Option<String>, String> {
     match value.trim().to_ascii_lowercase().as_str() {
         "socket" => Ok(Some("1".into())),
         "ib" => Ok(None),
-        _ => Err("of its values only IB and Socket mean something here".into()),
+        _ => Err("cinch supports its values IB and Socket only".into()),
     }
 }
 
@@ -153,7 +157,7 @@ fn one_of(value: &str, known: &[(&str, &str)]) -> std::result::Result<Option<Str
     match found {
         Some((_, ours)) => Ok(Some((*ours).into())),
         None => Err(format!(
-            "of its values only {} mean something here",
+            "cinch supports its values {} only",
             known
                 .iter()
                 .map(|(theirs, _)| *theirs)
@@ -194,14 +198,14 @@ fn subsystems(value: &str) -> std::result::Result<Option<String>, String> {
     Ok(Some(Subsystems::parse(value).0.to_string()))
 }
 
-/// Default timeout of a call of the drop-in. NCCL waits for ever, and programs count on it: one rank
+/// Default timeout of a call of the drop-in. NCCL waits for ever, and programs rely on it: a rank
 /// may write a checkpoint while the others are in the next call. Frameworks have watchdogs of some
-/// ten minutes. A rank that dies is found without this timeout; it is for a process that is stopped.
+/// ten minutes. The death of a rank is found without this timeout, which is for stopped processes.
 const CALL_TIMEOUT: Duration = Duration::from_secs(86400);
 /// Default timeout of joining a communicator of the drop-in.
 const INIT_TIMEOUT: Duration = Duration::from_secs(3600);
-/// Default of the input bytes below which calls are exact: loss scales, norms and flags are smaller,
-/// gradients are larger.
+/// Default of the input bytes below which calls are exact. Loss scales, norms and flags are
+/// smaller, gradients are larger.
 const MIN_BYTES: usize = 1 << 20;
 
 impl Config {
@@ -211,9 +215,10 @@ impl Config {
     /// variables without effect.
     ///
     /// # Errors
-    /// Invalid argument for bad values of `CINCH_` names, as in [`Config::from_env`]; for unknown
-    /// names that begin with `CINCH_CODEC`, which would leave a run exact by mistake; and for codecs
-    /// that need tensor ids, which calls of NCCL do not have.
+    /// Invalid argument for bad values of `CINCH_` variables, as in [`Config::from_env`]. Invalid
+    /// argument also for unknown names that begin with `CINCH_CODEC`, because the run would be
+    /// exact by mistake. Invalid argument for codecs that need tensor ids, which calls of NCCL do
+    /// not have.
     pub fn for_nccl() -> Result<Config> {
         let mut config = Config::for_nccl_of(&|name| std::env::var_os(name))?;
         let unknown = Config::unknown_names();
@@ -253,7 +258,7 @@ impl Config {
         config.take(environment)?;
         for known in NCCL_NAMES {
             if let Some(value) = environment(known.name) {
-                config.honour(known, &value.to_string_lossy());
+                config.apply_nccl(known, &value.to_string_lossy());
             }
         }
         match config.needing_tensor() {
@@ -279,13 +284,13 @@ impl Config {
     }
 
     /// Applies an NCCL variable, unless a `CINCH_` variable has set another value.
-    fn honour(&mut self, known: &NcclName, value: &str) {
+    fn apply_nccl(&mut self, known: &NcclName, value: &str) {
         let name = known.name;
         let (ours, translate) = match known.means {
             Meaning::Nothing(why) => {
                 return self.note(false, format!("{name} has no effect: {why}"));
             }
-            Meaning::MostChannels => return self.honour_bound(name, value),
+            Meaning::MostChannels => return self.apply_bound(name, value),
             Meaning::Setting { ours, translate } => (ours, translate),
         };
         let translated = match translate(value) {
@@ -315,7 +320,7 @@ impl Config {
     }
 
     /// Bounds a call's blocks, unless `CINCH_GPU_CHANNELS` is set.
-    fn honour_bound(&mut self, name: &str, value: &str) {
+    fn apply_bound(&mut self, name: &str, value: &str) {
         const OURS: &str = "CINCH_GPU_CHANNELS";
         let most = match channels(value) {
             Ok(most) => most,
@@ -454,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn bound_of_channels_raises_nothing() {
+    fn bound_of_channels_never_raises_their_number() {
         let default = Config::default();
         for (names, channels) in [
             (&[("NCCL_MAX_CTAS", "100")][..], [64, 8]),
@@ -522,7 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn codec_misspelt_or_with_tensors_is_refused() {
+    fn misspelt_codec_or_codec_with_tensors_is_refused() {
         for (name, value) in [
             ("CINCH_CODEC", "int8"),
             ("CINCH_CODEC", "dynamic8:tensor=50"),

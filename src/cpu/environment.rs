@@ -2,13 +2,13 @@
 
 use std::marker::PhantomData;
 
-/// Guard that sets the default arithmetic of IEEE 754 for the current thread until it is dropped:
-/// rounding to nearest, subnormal numbers kept, exceptions without a trap. Threads started meanwhile
+/// Guard that sets the default arithmetic of IEEE 754 for the current thread until it is dropped.
+/// It rounds to nearest, keeps subnormal numbers and disables traps. Threads started meanwhile
 /// inherit it.
 ///
-/// Results are specified to the bit, and each rank forms its own. A library linked with `-ffast-math`,
-/// or `torch.set_flush_denormal(True)`, makes a thread read subnormal numbers as 0. Without the guard
-/// its results would differ from those of other ranks.
+/// Results are specified to the bit, and each rank computes its own. A library linked with
+/// `-ffast-math`, or `torch.set_flush_denormal(True)`, makes a thread read subnormal numbers as 0.
+/// Without the guard the results of such a thread would differ from those of other ranks.
 #[derive(Debug)]
 #[must_use = "dropping it restores the caller's environment"]
 pub struct FloatEnvironment {

@@ -68,7 +68,7 @@ impl Isa {
             return Err(Error::new(
                 crate::error::ErrorKind::Unsupported,
                 format!(
-                    "CINCH_SIMD={setting}, but this machine goes up to {}",
+                    "CINCH_SIMD={setting}, but the widest set of this machine is {}",
                     Isa::detect().name()
                 ),
             ));

@@ -39,7 +39,7 @@ impl Tile {
     pub fn view<T: Element>(&self, n: usize) -> &[T] {
         self.check(n, size_of::<T>());
         // SAFETY: `check` keeps the view inside the lines, which are initialised and aligned for
-        // every `Element`; an `Element` is a primitive number, so every byte pattern is one.
+        // every `Element`. An `Element` is a primitive number, so every byte pattern is valid.
         unsafe { std::slice::from_raw_parts(self.lines.as_ptr().cast(), n) }
     }
 

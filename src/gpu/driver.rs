@@ -3,7 +3,7 @@
 use super::{Device, ipc, kernels};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sys::cuda::{Api, CuResult, Loaded, available_since};
-use crate::sys::fork_safe::First;
+use crate::sys::fork_safe::ForkSafeOnce;
 use crate::sys::log::{Level, line};
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
@@ -29,9 +29,9 @@ impl Driver {
     /// # Errors
     /// Unsupported if the driver is missing or too old, or finds no device; system if it does not start.
     pub fn load() -> Result<Arc<Driver>> {
-        static DRIVER: First<Result<Arc<Driver>>> = First::new();
+        static DRIVER: ForkSafeOnce<Result<Arc<Driver>>> = ForkSafeOnce::new();
         DRIVER
-            .get_or_make(|| Driver::with(Box::new(Loaded::open(LIBRARY)?)))
+            .get_or_init(|| Driver::with(Box::new(Loaded::open(LIBRARY)?)))
             .clone()
     }
 

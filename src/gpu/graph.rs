@@ -321,5 +321,5 @@ unsafe extern "C" fn release(data: *mut c_void) {
     // SAFETY: `keep_for_replay` made the pointer from a `Box` of this type, and the driver calls this
     // function once.
     let object: Box<Arc<dyn Any + Send + Sync>> = unsafe { Box::from_raw(data.cast()) };
-    sys::deferred_drop::release(object);
+    sys::deferred_drop::drop_in_background(object);
 }

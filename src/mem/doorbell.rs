@@ -112,7 +112,7 @@ fn must_wake(sleeping: &AtomicU32, rings: &AtomicU32, fenced: bool) -> bool {
         // `SleepState::step`.
         fence(Ordering::SeqCst);
     }
-    // The swap lets only one of several ringers make the system call.
+    // The swap lets only the first of several ringers make the system call.
     if sleeping.load(Ordering::Relaxed) == 0 || sleeping.swap(0, Ordering::AcqRel) == 0 {
         return false;
     }
@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ring_ends_a_sleep_and_comes_only_if_announced() {
+    fn ring_ends_a_sleep_that_was_announced() {
         let region = Region::heap(DOORBELL_BYTES).unwrap();
         let mut sleeper = Sleeper::new(region.clone(), 0);
         let ringer = Ringer::new(region.clone(), 0, true);

@@ -456,8 +456,9 @@ impl Consumer {
     fn read_header(&self, ahead: usize) -> Result<Header> {
         assert!(ahead < self.cursor.known(), "a message that is not there");
         let line = self.memory.line(self.cursor.taken + ahead as u64);
-        // SAFETY: a whole, aligned line of a slot that was handed to us. Volatile: a peer that
-        // breaks the rules may write meanwhile, and the value must be read only once.
+        // SAFETY: the assertion keeps the line inside the FIFO, and `FifoMemory::new` aligned it.
+        // The read is volatile because a faulty peer may write meanwhile, so that the value must be
+        // read only once.
         let line = unsafe { line.cast::<SlotLine>().read_volatile() };
         if line.bytes as usize > self.memory.shape.slot_bytes {
             return Err(Error::new(
@@ -501,7 +502,8 @@ mod models {
         slots: [UnsafeCell<u64>; DEPTH],
     }
 
-    /// loom finds an access to a slot that the counters do not order, and a wrong value.
+    /// loom reports an access to a slot that the counters do not order; the assertion finds a wrong
+    /// value.
     #[test]
     fn loom_slots_are_handed_over_and_back() {
         loom::model(|| {
@@ -532,7 +534,7 @@ mod models {
                     loom::thread::yield_now();
                 }
                 let slot = &shared.slots[index];
-                // SAFETY: as above.
+                // SAFETY: loom fails the test if another thread accesses the slot.
                 assert_eq!(slot.with(|slot| unsafe { *slot }), value + 100);
                 cursor.release(&shared.head);
             }

@@ -265,7 +265,7 @@ mod models {
         fault.raise_at(Error::new(ErrorKind::Remote, REMOTE), deadline);
     }
 
-    /// Returns the reason, which must be one of the two that threads give.
+    /// Returns the reason, which must be `OWN` or `REMOTE`.
     fn reason(result: Result<()>) -> Option<&'static str> {
         let error = result.err()?;
         let given = [OWN, REMOTE].into_iter();
@@ -336,7 +336,7 @@ mod models {
         });
     }
 
-    /// Makes a child while its parent is raised: the child is raised alike.
+    /// Makes a child while its parent is raised: the child is raised as well.
     #[test]
     fn loom_child_made_meanwhile_is_raised_with_its_parent() {
         model(&[raise, raise_late], |fault, threads| {

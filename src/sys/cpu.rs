@@ -1,14 +1,14 @@
-//! Cores.
+//! CPU cores, by the kernel's numbers.
 
-/// A set of cores, one bit each, by the system's numbers.
+/// A set of cores, a bit for each core.
 pub type CoreSet = [u64; 16];
 
-/// The cores that the calling thread may run on; the lowest ones, as many as there are, if the
-/// system does not say.
+/// Returns the cores that the calling thread may run on. If the kernel does not report them,
+/// returns as many cores from 0 as this process may use.
 pub fn allowed() -> CoreSet {
     let mut cores = CoreSet::default();
-    // SAFETY: the set is plain data of the size that is passed; the kernel fills as much of it
-    // as it has cores.
+    // SAFETY: the set is plain data of the size that is passed; the kernel writes at most that
+    // much.
     let filled = unsafe {
         libc::sched_getaffinity(
             0,
@@ -17,7 +17,7 @@ pub fn allowed() -> CoreSet {
         )
     };
     if filled != 0 || cores == CoreSet::default() {
-        // More cores than the set holds.
+        // The kernel refuses a set that is smaller than its own.
         let count = std::thread::available_parallelism().map_or(1, usize::from);
         for core in 0..count.min(cores.len() * 64) {
             cores[core / 64] |= 1 << (core % 64);
@@ -26,22 +26,22 @@ pub fn allowed() -> CoreSet {
     cores
 }
 
-/// How many cores are in the set.
+/// Returns the number of cores in the set.
 pub fn count(cores: &CoreSet) -> usize {
     cores.iter().map(|word| word.count_ones() as usize).sum()
 }
 
-/// Binds the calling thread, and processes that it starts, to one core.
+/// Binds the calling thread, and processes that it starts, to `core`.
 ///
 /// # Errors
-/// System if the core is not there or not allowed.
+/// System if the core does not exist or is not allowed.
 pub fn bind(core: usize) -> std::io::Result<()> {
     let mut cores = CoreSet::default();
     let word = cores
         .get_mut(core / 64)
         .ok_or(std::io::ErrorKind::InvalidInput)?;
     *word |= 1 << (core % 64);
-    // SAFETY: as in `allowed`; the kernel reads the set.
+    // SAFETY: the set is plain data of the size that is passed, and the kernel only reads it.
     let done = unsafe {
         libc::sched_setaffinity(
             0,
@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bound_thread_has_one_core() {
+    fn bound_thread_has_one_core() {
         let all = allowed();
         assert!(count(&all) >= 1);
         let first = (0..1024)

@@ -22,7 +22,7 @@ pub struct DeferredQueue<T> {
     state: ForkSafe<QueueState<T>>,
     /// Number of sweeps that were started.
     sweeps: AtomicU64,
-    /// Returns whether two values are one, of which the queue keeps a single entry.
+    /// Returns whether two values are equal; the queue keeps only the first of equal values.
     is_same: fn(&T, &T) -> bool,
 }
 
@@ -34,7 +34,8 @@ struct QueueState<T> {
 }
 
 impl<T> DeferredQueue<T> {
-    /// Creates an empty queue, for a static. Of values that `is_same` accepts it keeps the first.
+    /// Creates an empty queue, for a static. Among values that `is_same` calls equal the queue
+    /// keeps the first.
     pub const fn new(is_same: fn(&T, &T) -> bool) -> DeferredQueue<T> {
         DeferredQueue {
             state: ForkSafe::new(QueueState {
@@ -74,8 +75,9 @@ impl<T> DeferredQueue<T> {
 
     /// Calls `step` with each value; it drops the value, or returns it for a later sweep.
     ///
-    /// The sweep repeats if another thread has swept meanwhile, which missed the value in the hands of
-    /// this one. It forgets values that a parent process queued: their drop belongs there.
+    /// The sweep repeats if another thread has swept meanwhile: that thread missed the value that
+    /// this thread was holding. The sweep leaks values that a parent process queued, because only
+    /// the parent may drop them.
     pub fn sweep(&self, mut step: impl FnMut(T) -> Option<T>) {
         let mut seen = self.sweeps.fetch_add(1, Ordering::SeqCst) + 1;
         loop {
@@ -100,14 +102,14 @@ impl<T> DeferredQueue<T> {
     }
 }
 
-/// Drops the value that it holds if that is allowed; returns whether it did.
+/// Drops its value if that is allowed. Returns whether it did.
 type TryDrop = Box<dyn FnMut() -> bool + Send>;
 
 /// Values that the background thread drops.
 static BACKGROUND: DeferredQueue<TryDrop> = DeferredQueue::new(|_, _| false);
 
-/// Drops `value` soon on the background thread. If no thread can start, the value stays.
-pub fn release<T: Send + 'static>(value: T) {
+/// Drops `value` on the background thread. If no thread can start, the value is leaked.
+pub fn drop_in_background<T: Send + 'static>(value: T) {
     drop_when(value, || true);
 }
 
@@ -132,7 +134,9 @@ pub fn drop_when<T: Send + 'static>(value: T, mut may_drop: impl FnMut() -> bool
         BACKGROUND.state.with(|state| state.server = None);
         line(
             Level::Warn,
-            format_args!("no thread to release unused resources, which therefore stay: {error}"),
+            format_args!(
+                "unused resources stay until the process ends, because no thread can start: {error}"
+            ),
         );
     }
 }
@@ -192,7 +196,7 @@ mod tests {
             polled.load(Ordering::Relaxed)
         });
         for _ in 0..100 {
-            release(ReportDrop(sender.clone()));
+            drop_in_background(ReportDrop(sender.clone()));
         }
         drop_when((), || panic!("a predicate that fails"));
         // The thread stays while the queue has values.
@@ -202,7 +206,7 @@ mod tests {
         assert!(held.try_recv().is_err());
         may_drop.store(true, Ordering::Relaxed);
         held.recv().unwrap();
-        release(ReportDrop(sender));
+        drop_in_background(ReportDrop(sender));
         dropped.recv().unwrap();
     }
 

@@ -1,15 +1,17 @@
-//! Children that a program forks: what this process shares with others is not theirs.
+//! Forked children: a child closes the descriptors that this process shares with its peers.
 //!
-//! For the other side a connection ends when the last process that holds it is gone. A worker
-//! forked after the communicator was made would keep a killed rank alive to its peers: so a child
-//! closes such descriptors before `fork` returns in it ([`CloseOnFork`]), and what was made before
-//! is dead in it ([`ProcessId`]): it has none of the threads behind it, and a device or a shared
-//! mapping would take its goodbye for the parent's. Whatever it makes by itself is its own.
+//! A peer sees the end of a connection only when the last process that holds it has closed it. A
+//! worker that is forked after the communicator was made would therefore hide the death of its
+//! rank. So a child closes every [`CloseOnFork`] before `fork` returns in it.
 //!
-//! Nothing of this runs in children of `vfork`, `posix_spawn`, `_Fork` or a bare `clone`. They
-//! are there to become another program, which gets no descriptor of ours: all close on exec.
+//! Objects with a [`ProcessId`] are unusable in a child: the child has none of the threads that
+//! serve them. If a child used a GPU or a shared mapping, peers would take its actions for the
+//! parent's. Communicators that the child makes itself work.
+//!
+//! Children of `vfork`, `posix_spawn`, `_Fork` or a bare `clone` run no handlers. Such children
+//! execute another program, and all descriptors of this library are closed on exec.
 
-use super::log::{self, Level};
+use super::stderr;
 use crate::error::{Error, Result};
 use std::cell::UnsafeCell;
 use std::fmt;
@@ -18,79 +20,82 @@ use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Forks between the first process with this library and this one.
+/// Number of forks between the first process with this library and this process.
 static FORKS: AtomicU64 = AtomicU64::new(0);
 
-/// The descriptors that a child closes. Held across `fork`: none is then between the kernel and
-/// the table, so that none escapes, and no number stands for what it meant before.
+/// Descriptors that a child closes. `fork` runs under the lock, so no descriptor is opened or
+/// closed meanwhile: none escapes the table, and no listed number has been reused.
 static TABLE: Table = Table {
     lock: UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER),
     descriptors: UnsafeCell::new(Vec::new()),
 };
 
 struct Table {
-    /// Not the standard library's: the child's copy is unlocked by the child.
+    /// A lock of the C library, not of Rust's: the child may unlock its copy.
     lock: UnsafeCell<libc::pthread_mutex_t>,
     descriptors: UnsafeCell<Vec<RawFd>>,
 }
 
-// SAFETY: the descriptors are touched only under the lock, and a mutex may be used by all.
+// SAFETY: `with` and `close_all` touch the descriptors only under the lock, and a pthread mutex may
+// be shared by threads.
 unsafe impl Sync for Table {}
 
 impl Table {
-    /// Runs `work`, which makes no [`CloseOnFork`], drops none and does not fork, while no other
-    /// thread does.
+    /// Runs `work` under the lock. `work` must neither fork nor make or drop a [`CloseOnFork`].
     fn with<R>(&self, work: impl FnOnce(&mut Vec<RawFd>) -> R) -> R {
         struct Unlock<'a>(&'a Table);
         impl Drop for Unlock<'_> {
             fn drop(&mut self) {
-                // SAFETY: locked below, by this thread.
+                // SAFETY: `with` has locked the mutex on this thread.
                 unsafe { libc::pthread_mutex_unlock(self.0.lock.get()) };
             }
         }
         install();
-        // SAFETY: initialised, and never moved: a static. A plain mutex has no error to report.
+        // SAFETY: the mutex is initialised and, as part of a static, never moves. A plain mutex has
+        // no error to report.
         unsafe { libc::pthread_mutex_lock(self.lock.get()) };
         let _unlock = Unlock(self);
-        // SAFETY: under the lock, and the only reference: see above.
+        // SAFETY: the lock makes this the only reference to the descriptors.
         work(unsafe { &mut *self.descriptors.get() })
     }
 }
 
-/// Whether the handlers below are there.
+/// Whether the fork handlers are installed.
 static HANDLERS: AtLeastOnce = AtLeastOnce(AtomicBool::new(false));
 
-/// The thread that forks and has locked the table for it; 0: none.
+/// Thread that forks and has locked the table for it; 0 for none.
 static FORKING: AtomicU64 = AtomicU64::new(0);
 
-/// Handlers of that thread that have run before a fork, less those after it. Beside additions that
-/// are there several times, a handler of another library may fork itself: the table stays locked
-/// until the fork around it is over too.
+/// Number of runs of `prepare` less runs of `parent` on the forking thread. A fork runs handlers
+/// that were added several times as often, and a handler of another library may itself fork. The
+/// table stays locked until the outermost fork is over.
 static DEPTH: AtomicU64 = AtomicU64::new(0);
 
-/// Whether the first of a child's handlers has done their work.
-static FORGOTTEN: AtomicBool = AtomicBool::new(false);
+/// Whether `child` has closed the descriptors after the present fork.
+static CHILD_HAS_CLOSED: AtomicBool = AtomicBool::new(false);
 
-/// What is done once, or by several threads that come first together. None waits for another: a
-/// child of a fork has only the thread that forked.
+/// An action that runs once, or at the same time on several threads. No thread waits for another: a
+/// forked child has only the thread that forked.
 struct AtLeastOnce(AtomicBool);
 
 impl AtLeastOnce {
-    /// Runs `work`, unless some thread has run it to its end, here or before a fork.
+    /// Runs `work` unless a thread has completed it, in this process or in the process from which
+    /// it was forked.
     fn ensure(&self, work: impl FnOnce()) {
         // SYNC POINT handlers: pairs with the release below.
         if !self.0.load(Ordering::Acquire) {
             work();
-            // SYNC POINT handlers: whoever sees this and forks runs them.
+            // SYNC POINT handlers: publishes the installed handlers to a thread that skips `work`
+            // and forks.
             self.0.store(true, Ordering::Release);
         }
     }
 }
 
-/// Where the library is loaded, before it has anything to close: a fork that is under way in another
-/// thread when handlers are added runs none of them, or, where it waits in somebody else's, some.
-/// What loads no such function adds them at the first use.
-// SAFETY: a pointer to a function, which is what the section holds.
+/// Installs the handlers when the library is loaded, before there is a descriptor to close. If
+/// another thread forks while handlers are added, its fork runs none or only some of them. A
+/// program that links the library statically without this section installs them at the first use.
+// SAFETY: the section `.init_array` holds pointers to functions of this type.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static AT_LOAD: extern "C" fn() = at_load;
@@ -105,65 +110,68 @@ fn install() {
     HANDLERS.ensure(add_handlers);
 }
 
-/// They may be there several times, of threads that came first together or a child that did not
-/// know of them: then the first of each kind does the work. The C library runs all three of one
-/// addition for a fork, or none.
+/// Adds the handlers, perhaps a second time: several threads may come first together, and a child
+/// may not know of its parent's handlers. Then the first run of each handler does the work. For one
+/// fork the C library runs all three handlers of an addition, or none.
 fn add_handlers() {
-    // SAFETY: the handlers live as long as the library, and keep to what a child of a process
-    // with threads may do.
+    // SAFETY: the handlers live as long as the library, and make only calls that are legal in a
+    // child of a process with threads.
     let code = unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) };
     if code != 0 {
-        log::line(
-            Level::Warn,
+        let warning = stderr::log_line(
+            "warn",
             format_args!(
-                "children that this program forks will hold its connections, and other ranks \
-                 notice its end after theirs only: pthread_atfork failed with {code}"
+                "forked children of this program will keep its connections open, so that other \
+                 ranks notice its end only after the end of those children: pthread_atfork failed \
+                 with {code}"
             ),
         );
+        stderr::write(&warning);
     }
 }
 
-/// The same in a child as in the thread that it is a copy of.
+/// Returns the number of this thread; the copy of a thread in a child has the same number.
 fn this_thread() -> u64 {
-    // SAFETY: asks for a number.
+    // SAFETY: `pthread_self` has no preconditions.
     unsafe { libc::pthread_self() }
 }
 
-/// Whether this thread holds the table for a fork. Relaxed: nobody but itself says so.
+/// Whether this thread has locked the table for a fork. A relaxed load is enough: only this thread
+/// stores its own number.
 fn is_forking() -> bool {
     FORKING.load(Ordering::Relaxed) == this_thread()
 }
 
 extern "C" fn prepare() {
     if !is_forking() {
-        // SAFETY: a mutex in a static.
+        // SAFETY: the mutex is initialised and, as part of a static, never moves.
         unsafe { libc::pthread_mutex_lock(TABLE.lock.get()) };
         FORKING.store(this_thread(), Ordering::Relaxed);
     }
     DEPTH.fetch_add(1, Ordering::Relaxed);
-    FORGOTTEN.store(false, Ordering::Relaxed);
+    CHILD_HAS_CLOSED.store(false, Ordering::Relaxed);
 }
 
 extern "C" fn parent() {
     if is_forking() && DEPTH.fetch_sub(1, Ordering::Relaxed) == 1 {
         FORKING.store(0, Ordering::Relaxed);
-        // SAFETY: the first `prepare` locked it on this thread, and this is the last of what follows.
+        // SAFETY: the first `prepare` of this fork locked the mutex on this thread, and this is the
+        // last handler of the fork.
         unsafe { libc::pthread_mutex_unlock(TABLE.lock.get()) };
     }
 }
 
 extern "C" fn child() {
-    if is_forking() && !FORGOTTEN.swap(true, Ordering::Relaxed) {
-        forget();
+    if is_forking() && !CHILD_HAS_CLOSED.swap(true, Ordering::Relaxed) {
+        close_all();
     }
     parent();
 }
 
-/// Closes what is not this child's.
-fn forget() {
-    // SAFETY: the lock is held since `prepare`, by the thread that this one is a copy of, so the
-    // table is whole; the numbers mean what they meant there. Closing and forgetting numbers
-    // allocates nothing and waits for nobody.
+/// Closes all descriptors of the table, in a child.
+fn close_all() {
+    // SAFETY: this thread is the copy of the thread that has held the lock since `prepare`, so the
+    // table is consistent and its numbers are valid. `close` and `clear` neither allocate nor wait.
     unsafe {
         let descriptors = &mut *TABLE.descriptors.get();
         for &descriptor in descriptors.iter() {
@@ -174,31 +182,34 @@ fn forget() {
     FORKS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Runs `work`, which makes no [`CloseOnFork`], drops none, does not fork and comes here no second time,
-/// while no other thread does any of that.
-pub(super) fn undisturbed<R>(work: impl FnOnce() -> R) -> R {
+/// Runs `work` while no other thread forks. `work` must neither fork, nor call this function, nor
+/// make or drop a [`CloseOnFork`].
+pub(super) fn without_fork<R>(work: impl FnOnce() -> R) -> R {
     TABLE.with(|_| work())
 }
 
-/// The process that something was made in.
+/// The process that made an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessId(u64);
 
 impl ProcessId {
-    /// This process.
+    /// Returns this process.
     pub fn this() -> ProcessId {
         install();
         ProcessId(FORKS.load(Ordering::Relaxed))
     }
 
-    /// Whether it is this process, not one that this was forked from. One relaxed load.
+    /// Whether this process made the object, and not a process from which it was forked. Costs one
+    /// relaxed load.
     #[inline]
     pub fn is_this(self) -> bool {
         self.0 == FORKS.load(Ordering::Relaxed)
     }
 
+    /// Fails in a forked child of the process.
+    ///
     /// # Errors
-    /// Invalid usage if it is a process that this one was forked from.
+    /// Invalid usage in a child that was forked after the object was made.
     #[inline]
     pub fn check(self) -> Result<()> {
         match self.is_this() {
@@ -211,14 +222,14 @@ impl ProcessId {
     }
 }
 
-/// What only the process that made it drops: to a forked child it is lost.
+/// A value that only the process that made it drops; a forked child leaks it.
 pub struct ForkOwned<T> {
     owner: ProcessId,
     value: ManuallyDrop<T>,
 }
 
 impl<T> ForkOwned<T> {
-    /// Of this process.
+    /// Makes a value that belongs to this process.
     pub fn new(value: T) -> ForkOwned<T> {
         ForkOwned {
             owner: ProcessId::this(),
@@ -244,7 +255,7 @@ impl<T> DerefMut for ForkOwned<T> {
 impl<T> Drop for ForkOwned<T> {
     fn drop(&mut self) {
         if self.owner.is_this() {
-            // SAFETY: nobody can use `self` after this.
+            // SAFETY: `drop` runs once, and no code uses `self` after it.
             unsafe { ManuallyDrop::drop(&mut self.value) };
         }
     }
@@ -256,18 +267,19 @@ impl<T: fmt::Debug> fmt::Debug for ForkOwned<T> {
     }
 }
 
-/// A descriptor that children do not keep. In a child the number means nothing, or something
-/// else: whoever has one asks its [`ProcessId`] first.
+/// A descriptor that is closed in forked children. In a child its number is invalid or belongs to
+/// another file, so owners check their [`ProcessId`] before they use it.
 pub struct CloseOnFork<T: AsRawFd> {
     owner: ProcessId,
     value: ManuallyDrop<T>,
 }
 
 impl<T: AsRawFd> CloseOnFork<T> {
-    /// Opens it by `open`, a system call or a few that do not wait, during which nobody forks.
+    /// Opens the descriptor by `open`, which makes only system calls that do not wait. No thread
+    /// forks meanwhile.
     ///
     /// # Errors
-    /// Those of `open`.
+    /// The errors of `open`.
     pub fn open<E>(
         open: impl FnOnce() -> std::result::Result<T, E>,
     ) -> std::result::Result<CloseOnFork<T>, E> {
@@ -277,7 +289,7 @@ impl<T: AsRawFd> CloseOnFork<T> {
         })
     }
 
-    /// Under the lock, so that owner and table are of one process.
+    /// Lists the descriptor under the lock, so that no fork comes between the list and the owner.
     fn listed(opened: T, descriptors: &mut Vec<RawFd>) -> CloseOnFork<T> {
         descriptors.push(opened.as_raw_fd());
         CloseOnFork {
@@ -287,7 +299,8 @@ impl<T: AsRawFd> CloseOnFork<T> {
     }
 }
 
-/// A child of a fork between its opening and this keeps it.
+/// A child that is forked after the descriptor was opened and before this call keeps the
+/// descriptor.
 impl<T: AsRawFd> From<T> for CloseOnFork<T> {
     fn from(opened: T) -> CloseOnFork<T> {
         TABLE.with(|descriptors| CloseOnFork::listed(opened, descriptors))
@@ -297,7 +310,7 @@ impl<T: AsRawFd> From<T> for CloseOnFork<T> {
 impl<T: AsRawFd> Drop for CloseOnFork<T> {
     fn drop(&mut self) {
         if !self.owner.is_this() {
-            // Closed by `child`; its number may be somebody's by now.
+            // `close_all` has closed the descriptor, and another file may have its number by now.
             return;
         }
         TABLE.with(|descriptors| {
@@ -305,7 +318,7 @@ impl<T: AsRawFd> Drop for CloseOnFork<T> {
             if let Some(place) = descriptors.iter().position(|&other| other == number) {
                 descriptors.swap_remove(place);
             }
-            // SAFETY: nobody can use `self` after this.
+            // SAFETY: `drop` runs once, and no code uses `self` after it.
             unsafe { ManuallyDrop::drop(&mut self.value) };
         });
     }
@@ -345,11 +358,11 @@ pub(crate) mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::time::Duration;
 
-    /// Whether the function that is run at load has been.
+    /// Whether the loader has run `at_load`.
     pub(super) static LOADED: AtomicBool = AtomicBool::new(false);
 
     #[test]
-    fn handlers_are_there_before_anything_is_used() {
+    fn handlers_are_installed_at_load() {
         assert!(LOADED.load(Ordering::Relaxed));
     }
 
@@ -358,13 +371,13 @@ pub(crate) mod tests {
     }
 
     fn is_open(descriptor: RawFd) -> bool {
-        // SAFETY: asks about a number.
+        // SAFETY: `fcntl` accepts any number.
         unsafe { libc::fcntl(descriptor, libc::F_GETFD) >= 0 }
     }
 
-    /// Runs `body` in a child; whether it said yes.
+    /// Runs `body` in a forked child. Returns whether `body` returned true.
     pub(crate) fn in_child(body: impl FnOnce() -> bool) -> bool {
-        // SAFETY: the child runs `body` only, and leaves by `_exit`, or by the kernel if it hangs.
+        // SAFETY: the child runs only `body` and ends by `_exit`, or by SIGALRM if it hangs.
         unsafe {
             match libc::fork() {
                 0 => {
@@ -382,14 +395,14 @@ pub(crate) mod tests {
         }
     }
 
-    /// How many descriptors this process may have, from now on; it was as many as is returned. To be undone,
-    /// or for children.
+    /// Sets the most descriptors that this process may open, and returns the limit before. The
+    /// caller is a child, or restores the limit.
     pub(crate) fn limit_descriptors(to: u64) -> u64 {
         let mut limit = libc::rlimit {
             rlim_cur: 0,
             rlim_max: 0,
         };
-        // SAFETY: both read and write this one structure.
+        // SAFETY: both calls access only `limit`.
         unsafe {
             assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit), 0);
             let before = std::mem::replace(&mut limit.rlim_cur, to);
@@ -398,14 +411,14 @@ pub(crate) mod tests {
         }
     }
 
-    /// What `work` costs this process of its processors' time.
+    /// Returns the CPU time that `work` costs this process.
     pub(crate) fn processor_time(work: impl FnOnce()) -> Duration {
         let now = || {
             let mut time = libc::timespec {
                 tv_sec: 0,
                 tv_nsec: 0,
             };
-            // SAFETY: writes this one structure.
+            // SAFETY: `clock_gettime` writes only `time`.
             let code = unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) };
             assert_eq!(code, 0);
             Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
@@ -416,10 +429,10 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_child_closes_what_is_not_its_own_and_nothing_else() {
+    fn child_closes_listed_descriptors_only() {
         let (plain, kept) = (null(), CloseOnFork::open(|| Ok::<_, ()>(null())).unwrap());
         drop(CloseOnFork::from(null()));
-        // Very likely the number that has just become free.
+        // Reuses, very likely, the number that has just become free.
         let again = null();
         let numbers = [&plain, &*kept, &again].map(|one| one.as_raw_fd());
         assert!(in_child(|| numbers.map(is_open) == [true, false, true]));
@@ -427,31 +440,31 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_child_drops_nothing_of_its_parent() {
-        struct Told(u32);
-        impl Drop for Told {
+    fn child_does_not_drop_values_of_its_parent() {
+        struct DropInParent(u32);
+        impl Drop for DropInParent {
             fn drop(&mut self) {
                 assert_eq!(self.0, std::process::id(), "dropped in a child");
             }
         }
         let kept = CloseOnFork::from(null());
         let owner = ProcessId::this();
-        let ours = ForkOwned::new(Told(std::process::id()));
+        let ours = ForkOwned::new(DropInParent(std::process::id()));
         assert!(in_child(move || {
             let number = kept.as_raw_fd();
             let other = ManuallyDrop::new(null());
-            // SAFETY: the number is free, or that of `other`.
+            // SAFETY: `number` is free, or the descriptor of `other`.
             unsafe { libc::dup2(other.as_raw_fd(), number) };
             drop(kept);
             drop(ours);
-            // What has the number now is not what `kept` was.
+            // The descriptor that now has the number stays open.
             is_open(number) && owner.check().is_err() && ProcessId::this().is_this()
         }));
         assert!(owner.check().is_ok());
     }
 
     #[test]
-    fn what_a_child_opens_is_its_own() {
+    fn descriptor_opened_in_a_child_stays_open() {
         assert!(in_child(|| {
             let own = CloseOnFork::from(null());
             let number = own.as_raw_fd();
@@ -462,9 +475,9 @@ pub(crate) mod tests {
         }));
     }
 
-    /// The thread that was at it when the child was forked is not there to be waited for.
+    /// The child does not wait for the thread that was installing handlers when it was forked.
     #[test]
-    fn a_child_of_a_fork_during_the_installation_installs_by_itself() {
+    fn child_forked_during_installation_installs_handlers() {
         let handlers = AtLeastOnce(AtomicBool::new(false));
         let (begun, forked) = (AtomicBool::new(false), AtomicBool::new(false));
         let wait_for = |flag: &AtomicBool| {
@@ -493,7 +506,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn handlers_that_are_there_several_times_work_once() {
+    fn handlers_added_several_times_run_once() {
         assert!(in_child(|| {
             add_handlers();
             add_handlers();
@@ -502,7 +515,7 @@ pub(crate) mod tests {
             let before = FORKS.load(Ordering::Relaxed);
             let closed = in_child(|| {
                 let closed = !is_open(number);
-                // The table is free.
+                // Checks that the table is unlocked.
                 drop(CloseOnFork::from(null()));
                 closed && FORKS.load(Ordering::Relaxed) == before + 1
             });
@@ -512,10 +525,9 @@ pub(crate) mod tests {
         }));
     }
 
-    /// The handlers as the C library calls them where another library's, which runs after ours,
-    /// forks.
+    /// Calls the handlers as the C library does when another library's `prepare` handler forks.
     #[test]
-    fn a_child_closes_what_is_not_its_own_although_its_parent_forked_while_it_forked() {
+    fn child_of_nested_forks_closes_listed_descriptors() {
         assert!(in_child(|| {
             let shared = CloseOnFork::from(null());
             let number = shared.as_raw_fd();
@@ -527,15 +539,16 @@ pub(crate) mod tests {
             }
             child();
             let closed = !is_open(number);
-            // The table is free.
+            // Checks that the table is unlocked.
             drop(CloseOnFork::from(null()));
             closed && FORKS.load(Ordering::Relaxed) == before + 1
         }));
     }
 
-    /// No descriptor is between the kernel and the table when the process is copied.
+    /// A fork never falls between the system call that opens a descriptor and its entry in the
+    /// table.
     #[test]
-    fn no_child_gets_what_is_just_opened_or_closed() {
+    fn child_forked_during_open_or_drop_inherits_no_descriptor() {
         let done = AtomicBool::new(false);
         let open = || memfd_create(c"unshared", MFdFlags::empty());
         let count = || {

@@ -1,31 +1,34 @@
-//! What all threads of a process share, and a forked child finds whole. The standard library's locks
-//! are not for that: to a child that was forked while another thread held one, or was about to
-//! initialise something, that stays so for ever.
+//! Values that threads share and that a forked child finds consistent.
+//!
+//! The standard library's locks do not give this. If another thread holds such a lock or
+//! initialises a value while a child is forked, the child waits for ever.
 
-use super::fork::undisturbed;
+use super::fork::without_fork;
 use std::cell::UnsafeCell;
 use std::fmt;
 use std::sync::OnceLock;
 
-/// A value that one thread at a time uses, for a moment, during which nobody forks.
+/// A value that one thread at a time uses for a short time, during which no thread forks.
 pub struct ForkSafe<T>(UnsafeCell<T>);
 
-// SAFETY: one thread at a time gets at the value: see `with`.
+// SAFETY: `with` lets one thread at a time access the value.
 unsafe impl<T: Send> Sync for ForkSafe<T> {}
 
 impl<T> ForkSafe<T> {
-    /// For a static.
+    /// Makes a value, usually for a static.
     pub const fn new(value: T) -> ForkSafe<T> {
         ForkSafe(UnsafeCell::new(value))
     }
 
-    /// Runs `work`, which neither waits nor forks, uses nothing else of this kind, and neither opens
-    /// nor closes a connection. What it allocates must be little: an allocator that is loaded after this
-    /// library, and holds its own locks from its fork handler on, might wait for `work`, which waits for it.
+    /// Runs `work` on the value. `work` must not wait, fork, use another `ForkSafe`, or open or
+    /// close a [`super::fork::CloseOnFork`].
+    ///
+    /// `work` should allocate little. An allocator that was loaded after this library holds its own
+    /// locks during a fork. It would wait for `work`, and `work` for it.
     pub fn with<R>(&self, work: impl FnOnce(&mut T) -> R) -> R {
-        // SAFETY: no other thread is in here, for whatever value; nor does `work` come back, which
-        // would wait for itself.
-        undisturbed(|| work(unsafe { &mut *self.0.get() }))
+        // SAFETY: `without_fork` holds a lock of the process, so no other thread is in here. `work`
+        // does not call `with`, by its contract.
+        without_fork(|| work(unsafe { &mut *self.0.get() }))
     }
 }
 
@@ -35,26 +38,26 @@ impl<T> fmt::Debug for ForkSafe<T> {
     }
 }
 
-/// A value that the first of several threads gives. None waits for another.
+/// A value that the first of several threads sets. No thread waits for another.
 #[derive(Debug)]
-pub struct First<T>(OnceLock<T>);
+pub struct ForkSafeOnce<T>(OnceLock<T>);
 
-impl<T> First<T> {
-    /// For a static.
-    pub const fn new() -> First<T> {
-        First(OnceLock::new())
+impl<T> ForkSafeOnce<T> {
+    /// Makes an empty cell, usually for a static.
+    pub const fn new() -> ForkSafeOnce<T> {
+        ForkSafeOnce(OnceLock::new())
     }
 
-    /// The value, if it is there.
+    /// Returns the value, or `None` if it is not set.
     pub fn get(&self) -> Option<&T> {
         self.0.get()
     }
 
-    /// Gives the value, unless it is there. Returns whether this call did.
-    pub fn give(&self, value: T) -> bool {
+    /// Sets the value unless it is set. Returns whether this call has set it.
+    pub fn try_set(&self, value: T) -> bool {
         let mut value = Some(value);
-        undisturbed(|| {
-            // Drops nothing: whoever comes too late does that when others may fork again.
+        without_fork(|| {
+            // Drops no value under the lock: a drop may take long, and forks would wait for it.
             if self.0.get().is_none() {
                 value = value.take().and_then(|value| self.0.set(value).err());
             }
@@ -62,19 +65,19 @@ impl<T> First<T> {
         value.is_none()
     }
 
-    /// The value, or what `make` gives. Threads that come together may all make one: the first of
-    /// these counts.
-    pub fn get_or_make(&self, make: impl FnOnce() -> T) -> &T {
+    /// Returns the value, and sets it to the result of `make` first if it is not set. Threads that
+    /// arrive together may all call `make`; the first result counts.
+    pub fn get_or_init(&self, make: impl FnOnce() -> T) -> &T {
         if self.get().is_none() {
-            self.give(make());
+            self.try_set(make());
         }
-        self.get().expect("given above, here or by another thread")
+        self.get().expect("set above, or by another thread")
     }
 }
 
-impl<T> Default for First<T> {
-    fn default() -> First<T> {
-        First::new()
+impl<T> Default for ForkSafeOnce<T> {
+    fn default() -> ForkSafeOnce<T> {
+        ForkSafeOnce::new()
     }
 }
 
@@ -91,29 +94,29 @@ mod tests {
         }
     }
 
-    /// The thread that was at it is not there to be waited for.
+    /// The child does not wait for the thread that was making the value when it was forked.
     #[test]
-    fn a_child_makes_what_its_parent_was_about_to_make() {
-        let value = First::new();
+    fn child_forked_during_init_makes_its_own_value() {
+        let value = ForkSafeOnce::new();
         let (begun, forked) = (AtomicBool::new(false), AtomicBool::new(false));
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                value.get_or_make(|| {
+                value.get_or_init(|| {
                     begun.store(true, Ordering::Relaxed);
                     wait_for(&forked);
                     1
                 })
             });
             wait_for(&begun);
-            let made = in_child(|| *value.get_or_make(|| 2) == 2 && !value.give(3));
+            let made = in_child(|| *value.get_or_init(|| 2) == 2 && !value.try_set(3));
             forked.store(true, Ordering::Relaxed);
             assert!(made);
         });
-        assert_eq!(*value.get_or_make(|| 4), 1);
+        assert_eq!(*value.get_or_init(|| 4), 1);
     }
 
     #[test]
-    fn a_child_finds_whole_what_another_thread_was_changing() {
+    fn child_forked_during_with_finds_the_change_complete() {
         static PAIR: ForkSafe<(u32, u32)> = ForkSafe::new((0, 0));
         let begun = AtomicBool::new(false);
         std::thread::scope(|scope| {

@@ -1,19 +1,20 @@
-//! Sleeping on a word of memory, which may be shared between processes.
+//! Sleeping on a word of memory, which processes may share.
 
 use std::time::Duration;
 
-/// Sleeps until `word` is woken, unless it differs from `expected`; at most `limit`. Returns
-/// early at will: callers look again.
+/// Sleeps until another thread wakes `word`, at most `limit`. Returns at once if `word` differs
+/// from `expected`, and may return early for no reason: callers check their condition again.
 ///
 /// # Safety
-/// `word` is mapped and 4-byte aligned for the length of the call.
+/// `word` is mapped and 4-byte aligned during the call.
 pub unsafe fn wait(word: *const u32, expected: u32, limit: Duration) {
     let timeout = libc::timespec {
         tv_sec: limit.as_secs().min(1 << 30) as libc::time_t,
         tv_nsec: libc::c_long::from(limit.subsec_nanos() as i32),
     };
-    // SAFETY: the caller keeps `word` mapped; `timeout` lives through the call. Not the private
-    // operation: the waker may be another process. Every outcome means "look again".
+    // SAFETY: the caller keeps `word` mapped, and `timeout` outlives the call. FUTEX_WAIT without
+    // the private flag also serves wakers in other processes. Callers check their condition after
+    // any result.
     unsafe {
         libc::syscall(
             libc::SYS_futex,
@@ -25,12 +26,12 @@ pub unsafe fn wait(word: *const u32, expected: u32, limit: Duration) {
     }
 }
 
-/// Wakes all that sleep on `word`.
+/// Wakes all threads that sleep on `word`.
 ///
 /// # Safety
-/// `word` is mapped and 4-byte aligned for the length of the call.
+/// `word` is mapped and 4-byte aligned during the call.
 pub unsafe fn wake(word: *const u32) {
-    // SAFETY: as above.
+    // SAFETY: the caller keeps `word` mapped.
     unsafe {
         libc::syscall(libc::SYS_futex, word, libc::FUTEX_WAKE, i32::MAX);
     }
@@ -42,19 +43,19 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
     #[test]
-    fn a_changed_word_does_not_sleep_and_a_wake_ends_sleep() {
+    fn wait_returns_on_a_changed_word_and_on_a_wake() {
         let word = AtomicU32::new(1);
         std::thread::scope(|scope| {
             // SAFETY: `word` outlives the scope.
             unsafe { wait(word.as_ptr(), 0, Duration::from_secs(1000)) };
             let sleeper = scope.spawn(|| {
                 while word.load(Ordering::Acquire) == 1 {
-                    // SAFETY: as above.
+                    // SAFETY: `word` outlives the scope.
                     unsafe { wait(word.as_ptr(), 1, Duration::from_secs(1000)) };
                 }
             });
             word.store(2, Ordering::Release);
-            // SAFETY: as above.
+            // SAFETY: `word` outlives the scope.
             unsafe { wake(word.as_ptr()) };
             sleeper.join().unwrap();
         });

@@ -2,25 +2,26 @@
 
 use std::ffi::{CStr, c_void};
 
-/// A shared library, open for good: those that are used keep threads of their own, or register
-/// things in themselves that outlive any handle.
+/// A shared library that is never closed: such libraries start threads and register callbacks that
+/// outlive any handle.
 pub(super) struct Library {
     handle: *mut c_void,
     name: String,
 }
 
-// SAFETY: the handle is only ever looked names up in, which the loader lets all threads do at once.
+// SAFETY: the handle serves `dlsym` only, which any number of threads may call at once.
 unsafe impl Send for Library {}
-// SAFETY: as above.
+// SAFETY: the handle serves `dlsym` only, which any number of threads may call at once.
 unsafe impl Sync for Library {}
 
 impl Library {
-    /// Opens `name`, a path or what the loader searches for. The library's names stay its own.
+    /// Opens `name`, a path or a name that the loader searches for. The library's symbols stay
+    /// local to it.
     ///
     /// # Errors
-    /// Why it does not load, in the loader's words.
+    /// The loader's reason.
     pub fn open(name: &CStr) -> Result<Library, String> {
-        // SAFETY: a C string; the library's initialisers are its maker's to vouch for.
+        // SAFETY: `name` is a C string. The vendor of the library answers for its initialisers.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {
             return Err(last_error());
@@ -31,38 +32,40 @@ impl Library {
         })
     }
 
-    /// Whether somebody in this process has opened `name` already.
+    /// Whether this process has opened `name` already.
     pub fn is_open(name: &CStr) -> bool {
         let flags = libc::RTLD_NOW | libc::RTLD_NOLOAD;
-        // SAFETY: a C string; nothing is loaded, only counted, and given back.
+        // SAFETY: `name` is a C string. RTLD_NOLOAD loads nothing, and `dlclose` returns the count
+        // that `dlopen` took.
         unsafe {
             let handle = libc::dlopen(name.as_ptr(), flags);
             !handle.is_null() && libc::dlclose(handle) == 0
         }
     }
 
-    /// As it was opened.
+    /// Returns the name by which the library was opened.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The address of `name`, the default one where it has versions; `None` if there is none.
+    /// Returns the address of the default version of the symbol `name`, or `None` if the library
+    /// lacks it.
     pub fn symbol(&self, name: &CStr) -> Option<*mut c_void> {
-        // SAFETY: the handle is open and stays so; a C string.
+        // SAFETY: `Library` never closes the handle, and `name` is a C string.
         let address = unsafe { libc::dlsym(self.handle, name.as_ptr()) };
         (!address.is_null()).then_some(address)
     }
 }
 
-/// Keeps the library that this code is in loaded for good, where it is one: for threads that nobody
-/// waits for.
+/// Keeps the shared library with this code loaded, because detached threads run its code.
 pub(super) fn stay_loaded() {
-    // SAFETY: integers and pointers, for which zeros are values.
+    // SAFETY: `Dl_info` consists of integers and pointers, for which zeros are valid.
     let mut found: libc::Dl_info = unsafe { std::mem::zeroed() };
     let own = stay_loaded as fn() as *const c_void;
     let flags = libc::RTLD_NOW | libc::RTLD_NOLOAD | libc::RTLD_NODELETE;
-    // SAFETY: writes one struct, whose name is a C string if the address was found; nothing is loaded
-    // that is not there already. A program is not found by its name, and is not unloaded.
+    // SAFETY: `dladdr` writes only `found`, whose name is a C string after success. RTLD_NOLOAD
+    // loads nothing. In a statically linked program `dlopen` finds no library, and nothing can be
+    // unloaded.
     unsafe {
         if libc::dladdr(own, &mut found) != 0 && !found.dli_fname.is_null() {
             libc::dlopen(found.dli_fname, flags);
@@ -70,22 +73,22 @@ pub(super) fn stay_loaded() {
     }
 }
 
-/// Why the last `dlopen` of this thread failed.
+/// Returns why the last `dlopen` of this thread failed.
 fn last_error() -> String {
-    // SAFETY: `dlerror` returns NULL or a C string that lasts until this thread's next call of
-    // its kind.
+    // SAFETY: `dlerror` returns NULL or a C string that is valid until this thread's next call of
+    // the loader.
     let text = unsafe { libc::dlerror() };
     if text.is_null() {
-        return "the loader does not say why".into();
+        return "the loader gives no reason".into();
     }
-    // SAFETY: as above.
+    // SAFETY: `text` is not NULL, and this thread has not called the loader since `dlerror`.
     unsafe { CStr::from_ptr(text) }
         .to_string_lossy()
         .into_owned()
 }
 
-/// Makes a struct of C functions, and `find`, which fills it from a [`Library`]; functions that newer
-/// versions have are `Option`s.
+/// Defines a struct of C functions, and `find`, which fills it from a [`Library`]. Optional
+/// functions exist in newer versions of the library only.
 macro_rules! function_table {
     (
         $(#[$doc:meta])*
@@ -103,10 +106,10 @@ macro_rules! function_table {
 
         #[allow(non_snake_case)]
         impl $table {
-            /// Looks every name up; `Err` has the required ones that are missing.
+            /// Looks up every name. The error holds the names of missing required functions.
             ///
             /// # Safety
-            /// What `library` has under a name is the C function of that name, with its type.
+            /// Each symbol of `library` is the C function of that name with the type in the table.
             pub(in crate::sys) unsafe fn find(
                 library: &$crate::sys::loader::Library,
             ) -> std::result::Result<$table, Vec<&'static str>> {
@@ -124,8 +127,8 @@ macro_rules! function_table {
                 match ($($name,)*) {
                     ($(Some($name),)*) => Ok($table {
                         $(
-                            // SAFETY: the address of the C function of that name and type, by the
-                            // caller's word, which stays loaded for good.
+                            // SAFETY: by the contract of `find` the symbol has this type; `Library`
+                            // never unloads it.
                             $name: unsafe {
                                 std::mem::transmute::<
                                     *mut std::ffi::c_void,
@@ -134,7 +137,8 @@ macro_rules! function_table {
                             },
                         )*
                         $(
-                            // SAFETY: as above; a missing one is `None`.
+                            // SAFETY: by the contract of `find` the symbol has this type; `Library`
+                            // never unloads it.
                             $late: look(concat!($crate::sys::loader::symbol_name!($late_symbol), "\0")).map(|address| unsafe {
                                 std::mem::transmute::<
                                     *mut std::ffi::c_void,

@@ -1,27 +1,26 @@
-//! The log: lines to standard error or a file, at a threshold that the first communicator of the
-//! process sets. Nothing is logged on the data path.
+//! The log: lines to standard error or to a file, up to a level that the first communicator of the
+//! process sets. The data path logs nothing.
 
-use super::fork_safe::First;
+use super::fork_safe::ForkSafeOnce;
+use super::stderr;
 use crate::types::{Subsystem, Subsystems};
 use std::fmt::Arguments;
 use std::fs::File;
 use std::io::Write;
-use std::mem::ManuallyDrop;
-use std::os::fd::FromRawFd;
 use std::path::Path;
 
-/// How much is said. Each level has an audience.
+/// How much is logged. Each level has its readers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
     /// Nothing.
     None,
-    /// For whoever wants to know what ran: the version.
+    /// The version, for users who want to know what ran.
     Version,
-    /// For whoever runs the job: something is not as it was asked for.
+    /// Settings and conditions that differ from the request, for operators of a job.
     Warn,
-    /// For whoever tunes it: what was chosen, and why.
+    /// Choices and their reasons, for tuning.
     Info,
-    /// For whoever debugs the library.
+    /// Internal steps, for debugging of the library.
     Trace,
 }
 
@@ -39,84 +38,76 @@ impl Level {
     }
 }
 
-/// Where lines go, which, and how they look.
+/// Destination, level and format of the log.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings<'a> {
-    /// Threshold, a `CINCH_LOG` value.
+    /// Highest level that is logged, a `CINCH_LOG` value.
     pub level: &'a str,
-    /// What lines of `info` and `trace` may be about; warnings are never left out.
+    /// Subsystems whose `info` and `trace` lines are logged; warnings are always logged.
     pub subsystems: Subsystems,
-    /// Destination; `%h` and `%p` stand for host and process. `None` = standard error.
+    /// Path of the log; `%h` and `%p` stand for host and process. `None` logs to standard error.
     pub file: Option<&'a Path>,
     /// This host's name.
     pub host: &'a str,
-    /// Whether lines look as those of NCCL do, for tools that know these.
+    /// Whether lines have NCCL's format, for tools that parse NCCL's log.
     pub as_nccl: bool,
 }
 
 struct Sink {
     level: Level,
     subsystems: Subsystems,
-    /// Without a lock, which a forked child could find held: a line is one system call.
+    /// Used without a lock, because a forked child could find a lock held. Each line is one system
+    /// call.
     file: Option<File>,
-    /// The host, if lines look as NCCL's.
+    /// Name of the host, if lines have NCCL's format.
     as_nccl: Option<String>,
 }
 
-static SINK: First<Sink> = First::new();
+static SINK: ForkSafeOnce<Sink> = ForkSafeOnce::new();
 
-/// Opens the log; the first call of a process decides. Returns whether this one did. A file that
-/// cannot be opened is reported on standard error, where the log then goes.
+/// Opens the log. The first call of a process decides, and only that call returns true. If the file
+/// cannot be opened, standard error gets a report and the log.
 pub fn configure(settings: &Settings<'_>) -> bool {
     if SINK.get().is_some() {
         return false;
     }
     let (sink, complaint) = Sink::new(settings);
-    let decided = SINK.give(sink);
+    let decided = SINK.try_set(sink);
     if decided && let Some(complaint) = complaint {
-        to_standard_error(&complaint);
+        stderr::write(&complaint);
     }
     decided
 }
 
-/// Whether lines of `level` about joining go anywhere.
+/// Whether lines of `level` about initialisation are logged.
 pub fn enabled(level: Level) -> bool {
     enabled_for(Subsystem::Init, level)
 }
 
-/// Whether lines of `level` about `subsystem` go anywhere.
+/// Whether lines of `level` about `subsystem` are logged.
 pub fn enabled_for(subsystem: Subsystem, level: Level) -> bool {
     SINK.get()
         .map_or(level <= Level::Warn, |sink| sink.wants(subsystem, level))
 }
 
-/// Writes one line about joining and what came of it.
+/// Logs one line about initialisation.
 pub fn line(level: Level, text: Arguments<'_>) {
     line_of(Subsystem::Init, level, text);
 }
 
-/// Writes one line.
+/// Logs one line about `subsystem`.
 pub fn line_of(subsystem: Subsystem, level: Level, text: Arguments<'_>) {
     if level == Level::None || !enabled_for(subsystem, level) {
         return;
     }
     match SINK.get() {
         Some(sink) => sink.write(level, text),
-        None => to_standard_error(&own_format(level, text)),
+        None => stderr::write(&stderr::log_line(level.name(), text)),
     }
 }
 
-/// Not by the standard library's handle: another thread may have its lock when a child is forked,
-/// which would wait for it for ever.
-fn to_standard_error(line: &str) {
-    // SAFETY: the number is standard error's for all who do not ask, and is not closed here.
-    let file = ManuallyDrop::new(unsafe { File::from_raw_fd(libc::STDERR_FILENO) });
-    // A log that cannot be written must not stop a training run.
-    let _ = (&*file).write_all(line.as_bytes());
-}
-
 impl Sink {
-    /// And what is wrong with the settings.
+    /// Makes the sink, and returns it with a report of a file that cannot be opened.
     fn new(settings: &Settings<'_>) -> (Sink, Option<String>) {
         let mut complaint = None;
         let level = Level::ALL.iter().find(|(_, name)| *name == settings.level);
@@ -147,9 +138,9 @@ impl Sink {
     fn write(&self, level: Level, text: Arguments<'_>) {
         let line = self.format(level, text);
         match self.file.as_ref() {
-            // As above: what cannot be written is lost.
+            // Drops a line that cannot be written: the log must not stop a training run.
             Some(mut file) => drop(file.write_all(line.as_bytes())),
-            None => to_standard_error(&line),
+            None => stderr::write(&line),
         }
     }
 
@@ -159,7 +150,7 @@ impl Sink {
 
     fn format(&self, level: Level, text: Arguments<'_>) -> String {
         match &self.as_nccl {
-            None => own_format(level, text),
+            None => stderr::log_line(level.name(), text),
             Some(host) => format!(
                 "{host}:{}:{} CINCH {} {text}\n",
                 std::process::id(),
@@ -168,10 +159,6 @@ impl Sink {
             ),
         }
     }
-}
-
-fn own_format(level: Level, text: Arguments<'_>) -> String {
-    format!("cinch[{}] {}: {text}\n", std::process::id(), level.name())
 }
 
 #[cfg(test)]
@@ -192,12 +179,12 @@ mod tests {
     }
 
     #[test]
-    fn thresholds_and_subsystems() {
+    fn level_and_subsystem_select_lines() {
         let info = sink("info", "COLL", false);
         assert!(info.wants(Subsystem::Coll, Level::Info));
         assert!(!info.wants(Subsystem::Init, Level::Info));
         assert!(!info.wants(Subsystem::Coll, Level::Trace));
-        // A warning is for everybody.
+        // Warnings ignore the list of subsystems.
         assert!(info.wants(Subsystem::Init, Level::Warn));
         let version = sink("version", "ALL", true);
         assert!(version.wants(Subsystem::Init, Level::Version));
@@ -205,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_look_as_asked() {
+    fn lines_have_the_format_of_the_settings() {
         let (pid, tid) = (std::process::id(), nix::unistd::gettid());
         assert_eq!(
             sink("info", "ALL", true).format(Level::Info, format_args!("text")),
@@ -218,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn files_have_the_host_and_the_process_in_their_names() {
+    fn file_name_contains_host_and_process() {
         let folder = std::env::temp_dir();
         let pattern = folder.join("cinch-log-test-%h-%p");
         let host = format!("host-{:x}", &raw const pattern as usize);
@@ -234,9 +221,9 @@ mod tests {
         std::fs::remove_file(path).unwrap();
     }
 
-    /// Also those that are forked while other threads write.
+    /// Covers children that are forked while other threads write.
     #[test]
-    fn children_write_lines_too() {
+    fn forked_child_logs_without_hanging() {
         let (to_file, _) = Sink::new(&Settings {
             level: "warn",
             subsystems: Subsystems::ALL,
@@ -251,7 +238,8 @@ mod tests {
                     to_file.write(Level::Warn, format_args!("text"));
                 }
             });
-            // Held while the child is forked, as any `eprintln` holds it for a moment.
+            // Holds the lock of the standard library while children are forked, as any `eprintln`
+            // does for a moment.
             scope.spawn(|| {
                 while !done.load(Ordering::Relaxed) {
                     let lock = std::io::stderr().lock();
@@ -262,7 +250,7 @@ mod tests {
             let written = (0..20).all(|_| {
                 in_child(|| {
                     to_file.write(Level::Warn, format_args!("text"));
-                    to_standard_error("");
+                    stderr::write("");
                     true
                 })
             });

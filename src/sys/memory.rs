@@ -7,30 +7,29 @@ use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 
-/// Bytes of a page; mappings are multiples of it.
+/// Bytes of a page; sizes of mappings are multiples of it.
 pub const PAGE: usize = 4096;
 
-/// Mapped memory, zero until written; pages cost memory only once they are touched.
+/// Mapped memory, zero until written. A page takes memory from its first access.
 #[derive(Debug)]
 pub struct Mapping {
     base: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: a mapping is memory that belongs to no thread; who may touch what in it when is the
-// business of those who take pointers into it.
+// SAFETY: a mapping belongs to no thread. Code that takes pointers into it arranges the accesses.
 unsafe impl Send for Mapping {}
-// SAFETY: as above; the methods only return the address and the size.
+// SAFETY: the methods only return address and size.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Memory of this process alone.
+    /// Maps memory of this process alone.
     ///
     /// # Errors
-    /// System, with the size, if there is not that much address space.
+    /// System, with the size, if the address space is too small.
     pub fn private(len: usize) -> Result<Mapping> {
         let size = pages(len)?;
-        // SAFETY: a new mapping at an address that the kernel chooses overlaps nothing.
+        // SAFETY: the kernel chooses the address of a new mapping, which overlaps no other.
         let base = unsafe {
             nix::sys::mman::mmap_anonymous(
                 None,
@@ -46,12 +45,12 @@ impl Mapping {
         })
     }
 
-    /// The memory of a descriptor that [`sealed_memfd`] made, here or in another process.
+    /// Maps the memory of a descriptor that [`sealed_memfd`] made, in this or another process.
     ///
     /// # Errors
-    /// Mismatch, with the numbers, if its size is not the one that `len` needs, or if it can
-    /// still shrink: touching memory beyond its end would kill this process. System if it cannot
-    /// be mapped.
+    /// Mismatch, with the numbers, if the memory has another size than `len` rounded up to pages.
+    /// Mismatch also if it can still shrink, because an access beyond its end would kill this
+    /// process. System if it cannot be mapped.
     pub fn shared(memory: &OwnedFd, len: usize) -> Result<Mapping> {
         let size = pages(len)?;
         let seals = fcntl(memory, FcntlArg::F_GET_SEALS)
@@ -63,7 +62,7 @@ impl Mapping {
                 format!("shared memory of a peer has seals {seals:#x}, without shrink and grow"),
             ));
         }
-        // After the seals: from here on the size is final.
+        // Reads the size after the seals, which make it final.
         let found = nix::sys::stat::fstat(memory)
             .map_err(|error| Error::system("reading the size of shared memory", error))?
             .st_size;
@@ -73,7 +72,7 @@ impl Mapping {
                 format!("shared memory of a peer has {found} bytes, expected {size}"),
             ));
         }
-        // SAFETY: as in `private`.
+        // SAFETY: the kernel chooses the address of a new mapping, which overlaps no other.
         let base = unsafe {
             nix::sys::mman::mmap(
                 None,
@@ -91,17 +90,17 @@ impl Mapping {
         })
     }
 
-    /// Its first byte, page aligned.
+    /// Returns the address of the first byte, page aligned.
     pub fn base(&self) -> NonNull<u8> {
         self.base
     }
 
-    /// Its size in bytes, a multiple of [`PAGE`].
+    /// Returns the size in bytes, a multiple of [`PAGE`].
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it has no bytes; it always has.
+    /// Whether the mapping has no bytes; it always has some.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -109,13 +108,13 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: this value made the mapping, and whoever holds a pointer into it holds it too.
+        // SAFETY: this value made the mapping. Holders of pointers into it also hold this value.
         let _ = unsafe { nix::sys::mman::munmap(self.base.cast(), self.len) };
     }
 }
 
-/// Shared memory without a name, closed on exec, of `len` bytes rounded up to pages. Its size can
-/// never change again, so nobody who holds it can make another's access fail.
+/// Makes shared memory without a name, closed on exec, of `len` bytes rounded up to pages. The
+/// seals fix its size: no holder can shrink it and make another process fail at an access.
 ///
 /// # Errors
 /// System, with the size.
@@ -129,7 +128,7 @@ pub fn sealed_memfd(len: usize) -> Result<OwnedFd> {
     .map_err(|error| Error::system(what("creating"), error))?;
     let bytes = libc::off_t::try_from(size.get())
         .map_err(|_| Error::invalid_argument(what("cannot share")))?;
-    // Beyond the limit sizing it would raise a signal that ends the process.
+    // Without this check `ftruncate` beyond the limit raises SIGXFSZ, which ends the process.
     check_file_size(size.get() as u64, file_size_limit())
         .map_err(|error| error.context(what("sizing")))?;
     nix::unistd::ftruncate(&memory, bytes).map_err(|error| Error::system(what("sizing"), error))?;
@@ -139,9 +138,10 @@ pub fn sealed_memfd(len: usize) -> Result<OwnedFd> {
     Ok(memory)
 }
 
-/// How large a file of this process may become, shared memory included.
+/// Returns the most bytes of a file that this process writes; the limit holds for shared memory
+/// too.
 fn file_size_limit() -> u64 {
-    // SAFETY: `limit` is plain data, valid as zero, that lives through the call.
+    // SAFETY: `limit` is plain data, valid as zero, and outlives the call.
     unsafe {
         let mut limit: libc::rlimit = std::mem::zeroed();
         match libc::getrlimit(libc::RLIMIT_FSIZE, &mut limit) {
@@ -178,12 +178,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shared_memory_is_shared_and_cannot_shrink() {
+    fn memfd_mapped_twice_shares_bytes_and_keeps_its_size() {
         let memory = sealed_memfd(5000).unwrap();
         let one = Mapping::shared(&memory, 5000).unwrap();
         let two = Mapping::shared(&memory, 5000).unwrap();
         assert_eq!(one.len(), 8192);
-        // SAFETY: within both mappings, which nothing else uses.
+        // SAFETY: the byte lies within both mappings, which no other code uses.
         unsafe {
             one.base().add(8191).write(7);
             assert_eq!(two.base().add(8191).read(), 7);
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_could_kill_us_is_refused() {
+    fn memory_that_can_shrink_or_is_short_is_refused() {
         let short = sealed_memfd(4096).unwrap();
         let error = Mapping::shared(&short, 4097).unwrap_err();
         assert!(error.message().contains("4096") && error.message().contains("8192"));
@@ -205,25 +205,25 @@ mod tests {
         assert!(Mapping::shared(&file, 4096).is_err());
     }
 
-    /// The limit is the process's, and so is the signal.
+    /// Runs in a child, because limit and signal affect the whole process.
     #[test]
-    fn shared_memory_beyond_the_limit_of_files_is_an_error() {
+    fn memfd_beyond_the_file_size_limit_is_an_error() {
         let refused = in_child(|| {
             let limit = libc::rlimit {
                 rlim_cur: 8192,
                 rlim_max: 8192,
             };
-            // SAFETY: reads this one structure.
+            // SAFETY: `setrlimit` reads only `limit`.
             let set = unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &limit) };
             let error = sealed_memfd(8193).unwrap_err();
-            let says = |part| error.message().contains(part);
-            set == 0 && says("8192 bytes") && says("12288") && sealed_memfd(8192).is_ok()
+            let states = |part| error.message().contains(part);
+            set == 0 && states("8192 bytes") && states("12288") && sealed_memfd(8192).is_ok()
         });
         assert!(refused);
     }
 
     #[test]
-    fn impossible_sizes_are_errors() {
+    fn mapping_of_an_impossible_size_is_an_error() {
         assert!(Mapping::private(usize::MAX).is_err());
         assert!(Mapping::private(1 << 60).is_err());
         assert!(sealed_memfd(usize::MAX).is_err());

@@ -1,4 +1,5 @@
-//! The operating system, wrapped: each call returns a `Result` with a sentence.
+//! Wrappers of the operating system and of its libraries. Errors are sentences that name the failed
+//! operation.
 
 pub mod cpu;
 pub mod cuda;
@@ -12,3 +13,4 @@ pub mod log;
 pub mod memory;
 pub mod process;
 pub mod socket;
+mod stderr;

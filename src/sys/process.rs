@@ -1,18 +1,17 @@
-//! Child processes: they do not outlive their parent, and start with a clean signal mask. What this
-//! process was told to ignore. Threads on which no signal handler of the program's runs.
+//! Child processes, their signals and their cores, and signals of this process.
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-/// Has the kernel kill the child (SIGKILL) when the thread that spawns it ends, for whatever
-/// reason; so spawn from a thread that lives as long as the child may.
+/// Makes the kernel kill the child (SIGKILL) when the thread that spawns it ends. Spawn from a
+/// thread that lives as long as the child may.
 ///
-/// A parent that dies between fork and the child's request is noticed too: the child then does
-/// not start. A program that runs with another user's rights escapes.
+/// If the parent dies between fork and this request, the child does not start. The kernel clears
+/// the request when the child executes a program with other privileges (set-user-ID).
 pub fn die_with_parent(command: &mut Command) -> &mut Command {
     let parent = std::process::id();
-    // SAFETY: between fork and exec the closure only makes system calls that are
-    // async-signal-safe, and touches no memory but its own copy of `parent`.
+    // SAFETY: between fork and exec the closure makes only system calls that are async-signal-safe,
+    // and reads only its own copy of `parent`.
     unsafe {
         command.pre_exec(move || {
             if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
@@ -26,15 +25,16 @@ pub fn die_with_parent(command: &mut Command) -> &mut Command {
     }
 }
 
-/// Keeps signals from this thread, which is not the program's: its handlers do not run here.
+/// Blocks all signals on this thread, so that the program's handlers do not run on a thread of the
+/// library.
 pub fn block_signals() {
     let _ = nix::sys::signal::SigSet::all().thread_block();
 }
 
-/// Has the child start with no signal blocked, whatever this thread blocks: programs do not
-/// expect otherwise.
+/// Makes the child start with no signal blocked, whatever this thread blocks: programs expect that.
 pub fn unblock_signals(command: &mut Command) -> &mut Command {
-    // SAFETY: as above; the signal set is the closure's own, and initialised by `sigemptyset`.
+    // SAFETY: between fork and exec the closure makes only async-signal-safe calls. The set is its
+    // own, initialised by `sigemptyset`.
     unsafe {
         command.pre_exec(|| {
             let mut none = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
@@ -48,26 +48,24 @@ pub fn unblock_signals(command: &mut Command) -> &mut Command {
     }
 }
 
-/// Has the child start on one core, and stay there.
-pub fn start_on(command: &mut Command, core: usize) -> &mut Command {
-    // SAFETY: as above; binding makes one system call and uses the stack only.
+/// Makes the child start on `core` and stay there.
+pub fn pin_to_core(command: &mut Command, core: usize) -> &mut Command {
+    // SAFETY: between fork and exec `bind` makes one system call and uses only the stack.
     unsafe { command.pre_exec(move || super::cpu::bind(core)) }
 }
 
-/// Has the ends of this process's children wait to be asked for, though whoever started it may have
-/// said that they are ignored: the kernel would forget a child before anybody knew how it ended.
-/// Children start so too, as programs expect.
-pub fn heed_children() {
-    // SAFETY: no function of ours is to run; the default action stops and ends nothing.
+/// Restores the default action of SIGCHLD, for this process and its children. A parent may have set
+/// it to be ignored; then the kernel discards the exit status of children before it can be read.
+pub fn restore_child_signal() {
+    // SAFETY: SIG_DFL installs no handler, and the default action of SIGCHLD does nothing.
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
 }
 
-/// Whether this process ignores a signal: it does where whoever started it said so, as `nohup` and
-/// the shell of a script's background job do.
-pub fn ignores(signal: i32) -> bool {
+/// Whether this process ignores `signal`, as `nohup` and the shell's background jobs arrange.
+pub fn ignores_signal(signal: i32) -> bool {
     let mut action = std::mem::MaybeUninit::<libc::sigaction>::uninit();
-    // SAFETY: without a new action the call changes nothing, and where it succeeds it has written
-    // the whole of `action`.
+    // SAFETY: without a new action `sigaction` changes nothing, and after success it has
+    // initialised `action`.
     unsafe {
         libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr()) == 0
             && action.assume_init().sa_sigaction == libc::SIG_IGN
@@ -80,8 +78,8 @@ mod tests {
     use std::time::{Duration, Instant};
 
     #[test]
-    fn the_child_ends_with_its_parent() {
-        // The spawning thread stands for the parent process: the kernel watches threads.
+    fn child_is_killed_when_its_parent_ends() {
+        // The spawning thread stands for the parent process, because the kernel watches the thread.
         let mut child = std::thread::spawn(|| {
             let mut command = Command::new("sleep");
             die_with_parent(command.arg("600")).spawn().unwrap()

@@ -1,4 +1,4 @@
-//! Sockets that never block: listening, connecting, scattered reads and writes, and passing
+//! Non-blocking sockets: listening, connecting, vectored reads and writes, and passing of
 //! descriptors.
 
 use super::fork::CloseOnFork;
@@ -13,13 +13,13 @@ use std::net::{SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
-/// A socket that forked children do not keep.
+/// A socket that is closed in forked children.
 pub type Socket = CloseOnFork<OwnedFd>;
 
-/// Where a listener is.
+/// Address of a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Address {
-    /// An abstract UNIX name: it has no file, and ends with its socket.
+    /// A name in the abstract UNIX namespace: it has no file, and ends with its socket.
     Local([u8; 16]),
     /// A TCP port.
     Tcp(SocketAddr),
@@ -37,19 +37,19 @@ impl fmt::Display for Address {
 /// Listens on `address` (port 0: any). The socket is closed on exec.
 ///
 /// # Errors
-/// The system's, such as address in use.
+/// The system's errors, such as address in use.
 pub fn listen(address: &Address) -> io::Result<Socket> {
     let listener = open(address)?;
     match address {
         Address::Local(name) => nix::sys::socket::bind(listener.as_raw_fd(), &local(name)?)?,
         Address::Tcp(address) => {
-            // A port of connections that have just ended can be bound again.
+            // Allows to bind a port whose earlier connections are in TIME_WAIT.
             nix::sys::socket::setsockopt(&listener, sockopt::ReuseAddr, &true)?;
             nix::sys::socket::bind(listener.as_raw_fd(), &SockaddrStorage::from(*address))?;
         }
     }
-    // The kernel cuts the length down to its own limit. A short queue drops SYN packets when a
-    // thousand ranks connect at once, which costs each a second.
+    // The kernel reduces the length to its own limit. A short queue drops SYN packets when a
+    // thousand ranks connect at once, and each dropped packet costs a second.
     nix::sys::socket::listen(&*listener, Backlog::MAXALLOWABLE)?;
     Ok(listener)
 }
@@ -57,16 +57,16 @@ pub fn listen(address: &Address) -> io::Result<Socket> {
 /// Returns the address and port of this end of a TCP socket.
 ///
 /// # Errors
-/// The system's; unsupported for a socket of another family.
+/// The system's errors; unsupported for a socket of another family.
 pub fn local_address(socket: &OwnedFd) -> io::Result<SocketAddr> {
     let storage: SockaddrStorage = nix::sys::socket::getsockname(socket.as_raw_fd())?;
     ip_address(&storage).ok_or_else(|| io::ErrorKind::Unsupported.into())
 }
 
-/// Returns the address of the other end; all local sockets have the name of zeros.
+/// Returns the address of the other end. Every UNIX socket gets a name of zeros.
 ///
 /// # Errors
-/// The system's, such as not connected.
+/// The system's errors, such as not connected.
 pub fn peer_address(socket: &OwnedFd) -> io::Result<Address> {
     let storage: SockaddrStorage = nix::sys::socket::getpeername(socket.as_raw_fd())?;
     Ok(ip_address(&storage).map_or(Address::Local([0; 16]), Address::Tcp))
@@ -78,7 +78,7 @@ fn ip_address(storage: &SockaddrStorage) -> Option<SocketAddr> {
     v4.map(SocketAddr::V4).or(v6.map(SocketAddr::V6))
 }
 
-/// Whether descriptors or memory lack: the same call may succeed later.
+/// Whether descriptors or memory are short, so that the call may succeed later.
 pub fn is_shortage(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),
@@ -86,15 +86,15 @@ pub fn is_shortage(error: &io::Error) -> bool {
     )
 }
 
-/// The next connection that waits at `listener`, if one does.
+/// Accepts the next connection that waits at `listener`, or returns `None`.
 ///
 /// # Errors
-/// What the system says; a connection that ended while it waited is none.
+/// The system's errors. A connection that ended while it waited is skipped without an error.
 pub fn accept(listener: &OwnedFd) -> io::Result<Option<Socket>> {
     loop {
         let accepted = CloseOnFork::open(|| {
-            // SAFETY: null for the address is allowed; a non-negative result is a descriptor that
-            // nobody else owns.
+            // SAFETY: a null address is allowed, and a non-negative result is a new descriptor that
+            // only this call owns.
             unsafe {
                 let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
                 let null = std::ptr::null_mut();
@@ -110,7 +110,7 @@ pub fn accept(listener: &OwnedFd) -> io::Result<Option<Socket>> {
         };
         match error.raw_os_error() {
             Some(libc::EAGAIN) => return Ok(None),
-            // accept(2): errors of the connection itself are to be taken like EAGAIN.
+            // accept(2) advises to treat errors of the connection itself like EAGAIN.
             Some(
                 libc::EINTR
                 | libc::ECONNABORTED
@@ -125,10 +125,11 @@ pub fn accept(listener: &OwnedFd) -> io::Result<Option<Socket>> {
     }
 }
 
-/// A socket that is on its way to `address`: once it polls writable, [`outcome`] tells.
+/// Starts to connect to `address`. Once the socket polls writable, [`connect_result`] returns the
+/// result.
 ///
 /// # Errors
-/// What the system says.
+/// The system's errors.
 pub fn connect(address: &Address) -> io::Result<Socket> {
     let socket = open(address)?;
     let done = match address {
@@ -143,45 +144,48 @@ pub fn connect(address: &Address) -> io::Result<Socket> {
     }
 }
 
-/// How connecting went, or the error that has ended a connection.
+/// Returns the result of [`connect`], or the error that has ended a connection.
 ///
 /// # Errors
-/// What the system says.
-pub fn outcome(socket: &OwnedFd) -> io::Result<()> {
+/// The error of the connection.
+pub fn connect_result(socket: &OwnedFd) -> io::Result<()> {
     match nix::sys::socket::getsockopt(socket, sockopt::SocketError)? {
         0 => Ok(()),
         code => Err(io::Error::from_raw_os_error(code)),
     }
 }
 
-/// User of the process at the other end of a local socket.
+/// Returns the user id of the process at the other end of a UNIX socket.
 ///
 /// # Errors
-/// System.
+/// System if the kernel does not return it.
 pub fn peer_uid(socket: &OwnedFd) -> Result<u32> {
     nix::sys::socket::getsockopt(socket, sockopt::PeerCredentials)
         .map(|credentials| credentials.uid())
-        .map_err(|error| Error::system("reading who is at the other end of a local socket", error))
+        .map_err(|error| {
+            Error::system("reading the user of the other end of a local socket", error)
+        })
 }
 
-/// Sends what waits at once instead of gathering it.
+/// Disables Nagle's algorithm, which delays small writes.
 ///
 /// # Errors
-/// System.
+/// System if the option cannot be set.
 pub fn no_delay(socket: &OwnedFd) -> Result<()> {
     nix::sys::socket::setsockopt(socket, sockopt::TcpNoDelay, &true)
         .map_err(|error| Error::system("setting TCP_NODELAY", error))
 }
 
-/// Ends an idle connection whose peer's host has fallen silent, after 1 s and 3 probes of 1 s.
-/// (A kernel would take hours by itself.) For one with data on the way see [`silence`].
+/// Makes the kernel end an idle connection whose peer's host does not answer, after 1 s and 3
+/// probes of 1 s. The default takes hours. For a connection with unacknowledged data see
+/// [`unacknowledged_time`].
 ///
-/// Not TCP_USER_TIMEOUT: since Linux 5.11 that also ends a connection whose peer is well but has
-/// not read for that long (measured: after 3.6 s with 3 s), and a rank may compute, or be
-/// stopped, for much longer than that.
+/// TCP_USER_TIMEOUT does not serve: since Linux 5.11 it also ends a connection whose peer answers
+/// but does not read. A rank may compute, or be stopped, for much longer. Measured: a limit of 3 s
+/// ended such a connection after 3.6 s.
 ///
 /// # Errors
-/// System.
+/// System if an option cannot be set.
 pub fn keep_alive(socket: &OwnedFd) -> Result<()> {
     let set = || -> nix::Result<()> {
         nix::sys::socket::setsockopt(socket, sockopt::KeepAlive, &true)?;
@@ -192,11 +196,12 @@ pub fn keep_alive(socket: &OwnedFd) -> Result<()> {
     set().map_err(|error| Error::system("setting keep-alive options", error))
 }
 
-/// How long the peer's host has not acknowledged data that was sent again and again; None if it
-/// answers, whether its program reads or not, and for sockets other than TCP.
-pub fn silence(socket: &OwnedFd) -> Option<Duration> {
-    // SAFETY: `info` is plain data, valid as zero, of the size that is passed; older kernels fill
-    // less of it, and the fields that are read are among the first.
+/// Returns the time since the peer's host last acknowledged anything, if data or probes were
+/// repeated at least three times. Returns `None` if the host answers, whether or not its program reads, and for
+/// other sockets than TCP.
+pub fn unacknowledged_time(socket: &OwnedFd) -> Option<Duration> {
+    // SAFETY: `tcp_info` is plain data, valid as zero, and `size` is its size. Older kernels fill
+    // only a first part of it, which contains the fields that are read.
     let info = unsafe {
         let mut info: libc::tcp_info = std::mem::zeroed();
         let mut size = size_of::<libc::tcp_info>() as libc::socklen_t;
@@ -211,13 +216,13 @@ pub fn silence(socket: &OwnedFd) -> Option<Duration> {
     (repeats >= 3).then(|| Duration::from_millis(info.tcpi_last_ack_recv.into()))
 }
 
-/// Reads into `parts` in order. 0: the peer has closed.
+/// Reads into `parts` in order. Returns 0 if the peer has closed.
 ///
 /// # Errors
-/// What the system says; would-block if nothing is there.
+/// The system's errors; would-block if no bytes have arrived.
 #[inline]
 pub fn read(socket: &OwnedFd, parts: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
-    // SAFETY: `IoSliceMut` has the layout of `iovec`, and the slices live through the call.
+    // SAFETY: `IoSliceMut` has the layout of `iovec`, and `parts` outlives the call.
     result(unsafe {
         libc::readv(
             socket.as_raw_fd(),
@@ -227,14 +232,14 @@ pub fn read(socket: &OwnedFd, parts: &mut [IoSliceMut<'_>]) -> io::Result<usize>
     })
 }
 
-/// Writes `parts` in order, as far as the kernel takes them. Raises no signal.
+/// Writes `parts` in order, as far as the kernel takes them. Raises no SIGPIPE.
 ///
 /// # Errors
-/// What the system says; would-block if it takes nothing now.
+/// The system's errors; would-block if the kernel takes nothing now.
 #[inline]
 pub fn write(socket: &OwnedFd, parts: &[IoSlice<'_>]) -> io::Result<usize> {
-    // SAFETY: `IoSlice` has the layout of `iovec`, and the kernel only reads the parts, which
-    // live through the call; zero is a valid value of the other fields.
+    // SAFETY: `IoSlice` has the layout of `iovec`, and the kernel only reads `parts`, which
+    // outlives the call. Zero is valid for the other fields.
     result(unsafe {
         let mut message: libc::msghdr = std::mem::zeroed();
         message.msg_iov = parts.as_ptr().cast_mut().cast();
@@ -243,10 +248,10 @@ pub fn write(socket: &OwnedFd, parts: &[IoSlice<'_>]) -> io::Result<usize> {
     })
 }
 
-/// Sends a descriptor over a local socket.
+/// Sends a descriptor over a UNIX socket.
 ///
 /// # Errors
-/// What the system says.
+/// The system's errors.
 pub fn send_descriptor(socket: &OwnedFd, descriptor: &OwnedFd) -> io::Result<()> {
     let descriptors = [descriptor.as_raw_fd()];
     let control = [ControlMessage::ScmRights(&descriptors)];
@@ -260,10 +265,11 @@ pub fn send_descriptor(socket: &OwnedFd, descriptor: &OwnedFd) -> io::Result<()>
     Ok(())
 }
 
-/// Receives a descriptor from a local socket, closed on exec. More than one is an error.
+/// Receives one descriptor from a UNIX socket, closed on exec.
 ///
 /// # Errors
-/// What the system says; would-block if nothing is there yet.
+/// The system's errors; would-block if nothing has arrived; invalid data for any other number of
+/// descriptors.
 pub fn receive_descriptor(socket: &OwnedFd) -> io::Result<OwnedFd> {
     let mut byte = [0];
     let mut space = nix::cmsg_space!([RawFd; 4]);
@@ -277,7 +283,8 @@ pub fn receive_descriptor(socket: &OwnedFd) -> io::Result<OwnedFd> {
     let mut found = Vec::new();
     for control in message.cmsgs()? {
         if let ControlMessageOwned::ScmRights(descriptors) = control {
-            // SAFETY: the kernel has just made these descriptors for us.
+            // SAFETY: the kernel has made these descriptors for this call, so nothing else owns
+            // them.
             found.extend(
                 descriptors
                     .into_iter()
@@ -297,10 +304,10 @@ pub fn receive_descriptor(socket: &OwnedFd) -> io::Result<OwnedFd> {
     }
 }
 
-/// What to wait for on one socket, and what happened.
+/// The events to poll for on one socket, and the events that happened.
 pub type Interest = libc::pollfd;
 
-/// Waits for `read` and `write` of a socket, and always for errors.
+/// Returns an entry for [`poll`] with the events `read` and `write`; `poll` always reports errors.
 pub fn interest(socket: &OwnedFd, read: bool, write: bool) -> Interest {
     Interest {
         fd: socket.as_raw_fd(),
@@ -309,17 +316,18 @@ pub fn interest(socket: &OwnedFd, read: bool, write: bool) -> Interest {
     }
 }
 
-/// Waits until one of `interests` happens; at most `limit`. Returns how many did. An
-/// interruption by a signal counts as none.
+/// Waits until an entry has an event, at most `limit`. Returns the number of entries with events,
+/// or 0 after a signal.
 ///
 /// # Errors
-/// System.
+/// System if the kernel refuses the call.
 pub fn poll(interests: &mut [Interest], limit: Duration) -> Result<usize> {
     let timeout = libc::timespec {
         tv_sec: limit.as_secs().min(1 << 30) as libc::time_t,
         tv_nsec: libc::c_long::from(limit.subsec_nanos() as i32),
     };
-    // SAFETY: the array and the timeout live through the call; a null mask changes none.
+    // SAFETY: `interests` and `timeout` outlive the call; a null mask leaves the signal mask as it
+    // is.
     let count = unsafe {
         libc::ppoll(
             interests.as_mut_ptr(),
@@ -345,9 +353,9 @@ pub fn poll(interests: &mut [Interest], limit: Duration) -> Result<usize> {
     }
 }
 
-/// How many descriptors this process may hold.
+/// Returns the most descriptors that this process may open.
 pub fn descriptor_limit() -> usize {
-    // SAFETY: `limit` is plain data, valid as zero, that lives through the call.
+    // SAFETY: `limit` is plain data, valid as zero, and outlives the call.
     unsafe {
         let mut limit: libc::rlimit = std::mem::zeroed();
         match libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) {
@@ -385,7 +393,7 @@ fn result(count: isize) -> io::Result<usize> {
 mod tests {
     use super::*;
 
-    fn joined(address: Address) -> (Socket, Socket) {
+    fn connected_pair(address: Address) -> (Socket, Socket) {
         let listener = listen(&address).unwrap();
         assert!(accept(&listener).unwrap().is_none());
         let address = match address {
@@ -403,17 +411,17 @@ mod tests {
         while interests.iter().any(|interest| interest.revents == 0) {
             poll(&mut interests, Duration::from_secs(5)).unwrap();
         }
-        outcome(&here).unwrap();
+        connect_result(&here).unwrap();
         (here, accept(&listener).unwrap().unwrap())
     }
 
     #[test]
-    fn bytes_and_the_end_arrive() {
+    fn bytes_and_the_end_of_a_connection_arrive() {
         for address in [
             Address::Local(*b"test of sockets!"),
             Address::Tcp("127.0.0.1:0".parse().unwrap()),
         ] {
-            let (here, there) = joined(address);
+            let (here, there) = connected_pair(address);
             assert_eq!(
                 write(&here, &[IoSlice::new(b"ab"), IoSlice::new(b"c")]).unwrap(),
                 3
@@ -433,8 +441,8 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_travel_and_nothing_else_is_taken_for_one() {
-        let (here, there) = joined(Address::Local(*b"test of passing!"));
+    fn descriptor_is_received_and_a_plain_message_refused() {
+        let (here, there) = connected_pair(Address::Local(*b"test of passing!"));
         assert_eq!(peer_uid(&there).unwrap(), nix::unistd::geteuid().as_raw());
         let sent = crate::sys::memory::sealed_memfd(1).unwrap();
         send_descriptor(&here, &sent).unwrap();

@@ -1,28 +1,17 @@
 //! How a transport connects ranks: each rank prepares, all ranks exchange offers, each rank connects.
 
-use super::inbox::Inbox;
+use super::inbox::{Inbox, InboxMemory};
 use super::mesh::SocketMesh;
 use super::{ConnectContext, RecvEnd, SendEnd};
 use crate::bootstrap::PeerInfo;
 use crate::bootstrap::auth::Listener;
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
-use crate::mem::FifoShape;
+use crate::mem::{FifoShape, Region};
 use crate::sys::socket::{Address, Interest};
 use crate::types::TransportKind;
 use crate::wire::Wire;
-
-/// The memory in which peers write the incoming slots of a rank. Loopback and shared memory use one
-/// inbox per rank, so that a single doorbell ends a sleep.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum InboxMemory {
-    /// The transport has memory of its own.
-    None,
-    /// Memory of this process.
-    Private,
-    /// Memory that other processes map.
-    Shareable,
-}
+use std::sync::Arc;
 
 /// Facts about a transport, which planner, engine and communicator read instead of matching on kinds.
 #[derive(Clone, Copy, Debug)]
@@ -132,6 +121,40 @@ impl<'a> Setup<'a> {
     pub fn inbox(&self) -> Result<&Inbox> {
         let inbox = self.inbox.as_ref();
         inbox.ok_or_else(|| Error::internal("a transport without an inbox uses one"))
+    }
+
+    /// Connects this rank through the inbox with the ranks whose inboxes are `regions`. Each pair of
+    /// ranks must be connected once, through one transport.
+    ///
+    /// # Errors
+    /// See [`Setup::inbox`].
+    pub fn connect_inbox(
+        &self,
+        peers: &Peers<'_>,
+        regions: Vec<(usize, Arc<Region>)>,
+    ) -> Result<Connected> {
+        let inbox = self.inbox()?;
+        let bytes = self.fifo_bytes() * regions.len();
+        let mut ends = Vec::new();
+        for (peer, region) in regions {
+            let who = self.peers()[peer].to_string();
+            for channel in 0..self.config().channels {
+                let names = (self.me(), (peer, &region));
+                // SAFETY: the caller connects each pair once, and the loop visits each channel once.
+                let (send, recv) = unsafe { inbox.join(names, channel, &who, peers.crowded) };
+                ends.push(Ends {
+                    peer,
+                    channel,
+                    send: Box::new(send),
+                    recv: Box::new(recv),
+                });
+            }
+        }
+        Ok(Connected {
+            ends,
+            pollable: None,
+            bytes,
+        })
     }
 
     /// Returns a mesh of sockets with the peers at `addresses`: `sockets` on each of `channels`.

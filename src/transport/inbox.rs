@@ -9,8 +9,7 @@
 //! Senders write into the receiver's memory, so that a byte crosses the bus once. FIFOs of ranks with
 //! another transport stay untouched and take address space only.
 
-use super::contract::{Connected, Ends, Peers, Setup};
-use super::{Header, InboxMemory, RecvEnd, SendEnd};
+use super::{Header, RecvEnd, SendEnd};
 use crate::error::Result;
 use crate::mem::{
     COUNTER_BYTES, Consumer, DOORBELL_BYTES, FifoPlaces, FifoShape, Place, Producer, Region, Ringer,
@@ -21,6 +20,18 @@ use std::sync::Arc;
 const DOORBELL_AT: usize = 0;
 const PAGE: usize = 4096;
 const _: () = assert!(DOORBELL_BYTES <= PAGE);
+
+/// The memory in which peers write the incoming slots of a rank. Loopback and shared memory use one
+/// inbox per rank, so that a single doorbell ends a sleep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum InboxMemory {
+    /// The transport has memory of its own.
+    None,
+    /// Memory of this process.
+    Private,
+    /// Memory that other processes map.
+    Shareable,
+}
 
 /// The inbox of this rank.
 pub(crate) struct Inbox {
@@ -65,36 +76,21 @@ impl Inbox {
         self.layout.bytes()
     }
 
-    /// Connects this rank with the ranks whose inboxes `regions` are. Each pair of ranks must be connected
-    /// once, through one transport.
-    pub fn connect(
+    /// Returns the ends of rank `me` to and from `peer`, whose inbox is a region, on `channel`. If
+    /// ranks are `crowded`, they share cores and sleep often.
+    ///
+    /// # Safety
+    /// Each rank calls it once for each peer and channel.
+    pub unsafe fn join(
         &self,
-        setup: &Setup<'_>,
-        peers: &Peers<'_>,
-        regions: Vec<(usize, Arc<Region>)>,
-    ) -> Connected {
-        let bytes = setup.fifo_bytes() * regions.len();
-        let mut ends = Vec::new();
-        for (peer, region) in regions {
-            let who = setup.peers()[peer].to_string();
-            let (own, their) = ((setup.me(), &self.region), (peer, &region));
-            for channel in 0..self.layout.channels {
-                // SAFETY: the caller connects each pair once, and the loop visits each channel once.
-                let (send, recv) =
-                    unsafe { self.layout.join(own, their, channel, &who, peers.crowded) };
-                ends.push(Ends {
-                    peer,
-                    channel,
-                    send: Box::new(send),
-                    recv: Box::new(recv),
-                });
-            }
-        }
-        Connected {
-            ends,
-            pollable: None,
-            bytes,
-        }
+        (me, (peer, region)): (usize, (usize, &Arc<Region>)),
+        channel: usize,
+        who: &str,
+        crowded: bool,
+    ) -> (InboxSend, InboxRecv) {
+        let (own, their) = ((me, &self.region), (peer, region));
+        // SAFETY: the caller calls once for each peer and channel.
+        unsafe { self.layout.join(own, their, channel, who, crowded) }
     }
 }
 

@@ -29,8 +29,9 @@ pub(crate) mod conformance;
 
 pub use crate::mem::Header;
 pub use connect::connect_all;
-pub use contract::{Caps, InboxMemory};
+pub use contract::Caps;
 pub use ends::{RecvEnd, RecvInto, SendEnd, SendFrom, Waiter};
+pub use inbox::InboxMemory;
 pub use settings::{SlowestLinks, slot_bytes, slowest_links};
 
 use crate::bootstrap::OutOfBand;

@@ -4,7 +4,7 @@ use super::named_enum::named_enum;
 use std::fmt;
 
 named_enum! {
-    /// A family of schedules. Numbers travel in call signatures.
+    /// A family of schedules. Call signatures carry the numbers.
     Algorithm {
         /// Neighbour to neighbour, N-1 hops each way.
         Ring = 0, "ring";
@@ -20,7 +20,7 @@ named_enum! {
 }
 
 impl Algorithm {
-    /// The algorithms that treat all ranks alike, whatever host they are on, in numeric order.
+    /// The algorithms that do not distinguish hosts, in numeric order.
     pub const FLAT: [Algorithm; 4] = [
         Algorithm::Ring,
         Algorithm::Tree,
@@ -30,14 +30,14 @@ impl Algorithm {
 }
 
 named_enum! {
-    /// The kind of link that a message is encoded for. A schedule that treats all ranks alike
+    /// The kind of link for which a message is encoded. A schedule that treats all ranks alike
     /// encodes every message for [`Level::Inter`].
     Level {
         /// To a rank of the same host.
         Intra = 0, "intra";
-        /// Between hosts. A message that came from another host keeps its encoding inside the host:
-        /// encoding it again would cost time and, in another lossy codec, the agreement of all
-        /// ranks.
+        /// Between hosts. A message that came from another host keeps its encoding inside the host.
+        /// Encoding it again would take time, and with another lossy codec ranks would get
+        /// different bits.
         Inter = 1, "inter";
     }
 }
@@ -51,7 +51,8 @@ named_enum! {
         Shm = 1, "shm";
         /// TCP sockets.
         Tcp = 2, "tcp";
-        /// Memory of GPUs of one host, written by peers; pinned host memory where they cannot.
+        /// GPU memory of one host, written by peers. GPUs without peer access use pinned host
+        /// memory.
         Cuda = 3, "cuda";
         /// Writes into memory of peers over InfiniBand or RoCE.
         Rdma = 4, "rdma";
@@ -59,13 +60,14 @@ named_enum! {
 }
 
 named_enum! {
-    /// How payload and the news of its arrival travel. Host memory has [`Protocol::Simple`] alone.
+    /// How payload and its arrival are transferred. Host memory has [`Protocol::Simple`] alone.
     Protocol {
         /// Payload in a slot, then a counter: full bandwidth.
         Simple = 0, "simple";
         /// Packets of 8 payload bytes and 8 flag bytes: half the bandwidth, the least latency.
         Ll = 1, "ll";
-        /// Lines of 120 payload bytes and 8 flag bytes, where a line of 128 bytes arrives whole.
+        /// Lines of 120 payload bytes and 8 flag bytes, on links that deliver a line of 128 bytes
+        /// as a whole.
         Ll128 = 2, "ll128";
     }
 }

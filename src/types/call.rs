@@ -8,7 +8,8 @@ use crate::error::{Error, Result};
 /// Largest buffer that is believed. No 64-bit processor has more address bits.
 const MAX_BUFFER_BYTES: u64 = 1 << 56;
 
-/// A call without its buffers, as the caller asks for it. [`Call::resolve`] makes what runs.
+/// A call without its buffers, as the caller requests it. [`Call::resolve`] returns the call that
+/// runs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Call {
     /// The collective.
@@ -17,32 +18,33 @@ pub struct Call {
     pub dtype: DType,
     /// How contributions are combined; ignored by collectives that reduce nothing.
     pub op: ReduceOp,
-    /// Elements: of the whole message for all_reduce, broadcast, reduce and send/recv, of one
-    /// rank's block for the other collectives.
+    /// Number of elements. Counts the whole message for all_reduce, broadcast, reduce and
+    /// send/recv, and one rank's block for the other collectives.
     pub count: usize,
     /// Root; the sender of a send/recv. Ignored by collectives without a root.
     pub root: usize,
     /// Receiver of a send/recv; ignored by collectives.
     pub peer: usize,
-    /// Codec, the same on both levels; `None` takes the communicator's codec where that admits the
-    /// call, else none. `auto` uses costs that a communicator has measured if its own codec is
-    /// optional, too.
+    /// Codec of both levels. `None` takes the communicator's codec if that codec admits the call,
+    /// else no codec. `auto` uses measured costs if the communicator's own codec is `auto` too,
+    /// because only such a communicator measures.
     pub codec: Option<CodecSetting>,
     /// Algorithm; `None` takes the communicator's choice, else the cheapest.
     pub algorithm: Option<Algorithm>,
     /// Names the tensor whose scales are kept from call to call (`tensor=K` codecs).
     pub tensor: Option<u64>,
-    /// Turns error feedback on, and names the tensor whose residuals are kept from call to call:
-    /// what a lossy encoding drops is added to the next call of the same id, count and cut.
+    /// Turns error feedback on, and names the tensor whose residuals are kept from call to call.
+    /// The part that a lossy encoding drops is added to the next call of the same id, count and
+    /// cut.
     ///
-    /// For collectives that reduce; without effect where no codec is lossy. Ranks need not agree on
-    /// ids. On a GPU it takes 8 bytes of device memory for each element of the input, and a call
-    /// that a graph captures must have run once before.
+    /// For collectives that reduce; without effect if no codec is lossy. Ranks need not agree on
+    /// ids. On a GPU it takes 8 bytes of device memory for each element of the input. A call that a
+    /// graph captures must have run once before.
     pub feedback: Option<u64>,
 }
 
 impl Call {
-    /// A sum with root 0, and the communicator's codec and algorithm.
+    /// Makes a sum with root 0, and with the communicator's codec and algorithm.
     pub fn new(collective: Collective, dtype: DType, count: usize) -> Call {
         Call {
             collective,
@@ -123,8 +125,8 @@ impl Call {
     }
 }
 
-/// A call with its codec decided and the arguments that it ignores zeroed: plans are made from it,
-/// and ranks must agree on it.
+/// A call with its codec chosen, in which arguments that the collective ignores are zero. Plans are
+/// made from it, and ranks must agree on it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ResolvedCall {
     /// The collective.
@@ -152,7 +154,7 @@ pub struct ResolvedCall {
 }
 
 impl ResolvedCall {
-    /// Returns what all ranks must agree on about the `sequence`-th such call, which runs by
+    /// Returns the facts on which all ranks must agree about the `sequence`-th such call, which runs by
     /// `algorithm` with `intra` inside hosts.
     pub fn signature(
         &self,

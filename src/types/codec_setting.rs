@@ -14,16 +14,16 @@ const LEVELS: [&str; 2] = ["intra=", "inter="];
 
 /// The codecs of both levels, and whether the cost model may leave them out.
 ///
-/// Settings, calls, plans and reports all hold this type. A plan and a report hold what runs, so
+/// Settings, calls, plans and reports all hold this type. A plan and a report hold the codecs that run, so
 /// `auto` is false in them, and both codecs are equal where the schedule has one level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CodecSetting {
-    /// Codec of contributions on their way inside a host.
+    /// Codec of contributions inside a host, before they leave it.
     pub intra: CodecSpec,
-    /// Codec of all messages between hosts, and of the same messages on their last way inside a
-    /// host. The only codec of a schedule that treats all ranks alike.
+    /// Codec of all messages between hosts, and of their last hop inside a host. A schedule that
+    /// treats all ranks alike uses only this codec.
     pub inter: CodecSpec,
-    /// Whether a call runs without codec where the cost model predicts that this is faster.
+    /// Whether a call runs without a codec if the cost model predicts that this is faster.
     pub auto: bool,
 }
 
@@ -88,19 +88,19 @@ impl CodecSetting {
                     .iter()
                     .enumerate()
                     .find_map(|(at, level)| Some((at, part.trim().strip_prefix(level)?)))
-                    .ok_or_else(|| bad("with levels it is intra=CODEC,inter=CODEC"))?;
+                    .ok_or_else(|| bad("a codec by level is written intra=CODEC,inter=CODEC"))?;
                 if found[index].replace(name.parse::<CodecSpec>()?).is_some() {
                     return Err(bad("a level is named twice"));
                 }
             }
             let [Some(intra), Some(inter)] = found else {
                 return Err(bad(
-                    "with levels it is intra=CODEC,inter=CODEC, both of them",
+                    "a codec by level is written intra=CODEC,inter=CODEC, with both levels",
                 ));
             };
             if intra != inter && matches!(intra.scale, ScaleRule::Tensor { .. }) {
                 return Err(bad(
-                    "scales of whole tensors are kept for one codec, that between hosts",
+                    "only the codec between hosts may keep scales of whole tensors (tensor=K)",
                 ));
             }
             Ok(CodecSetting {
@@ -138,7 +138,7 @@ impl FromStr for CodecSetting {
         }
         if text == AUTO.trim_end_matches(':') {
             return Err(Error::invalid_argument(
-                "codec \"auto\": say which codec may run, as in auto:dynamic8",
+                "codec \"auto\": name the codec that may run, as in auto:dynamic8",
             ));
         }
         let (auto, name) = match text.strip_prefix(AUTO) {

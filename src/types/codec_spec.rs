@@ -92,7 +92,7 @@ macro_rules! codecs {
 }
 
 codecs! {
-    /// The elements as they are.
+    /// The elements unchanged.
     Raw = 0, "raw", [];
     /// Sign and 7-bit integer, times absmax/127.
     Linear8 = 1, "linear8", [BLOCK, TENSOR];
@@ -106,13 +106,13 @@ codecs! {
     CastBf16 = 5, "cast_bf16", [];
     /// IEEE binary16, rounded to nearest even.
     Cast16 = 6, "cast16", [];
-    /// Smallest or largest of the block.
+    /// The minimum or the maximum of the block.
     MinMax1 = 7, "minmax1", [BLOCK, SEED];
-    /// 2-bit integer between smallest and largest of the block.
+    /// 2-bit integer between minimum and maximum of the block.
     MinMax2 = 8, "minmax2", [BLOCK, SEED];
-    /// 4-bit integer between smallest and largest of the block.
+    /// 4-bit integer between minimum and maximum of the block.
     MinMax4 = 9, "minmax4", [BLOCK, SEED];
-    /// 8-bit integer between smallest and largest of the block.
+    /// 8-bit integer between minimum and maximum of the block.
     MinMax8 = 10, "minmax8", [BLOCK, SEED];
     /// The upper byte of an fp32 number.
     Trunc8 = 11, "trunc8", [];
@@ -124,16 +124,16 @@ codecs! {
     Fp8E4M3 = 14, "fp8_e4m3", [BLOCK, TENSOR];
     /// 8-bit float with 5 exponent and 2 mantissa bits, times absmax/57,344.
     Fp8E5M2 = 15, "fp8_e5m2", [BLOCK, TENSOR];
-    /// -s, 0 or s by chance, unbiased.
+    /// -s, 0 or s at random, unbiased, for a scale s of the block.
     TernGrad = 16, "terngrad", [BLOCK, SEED];
-    /// The mean of the elements of the same sign.
+    /// The mean of all elements of the block with the same sign.
     OneBit = 17, "onebit", [BLOCK];
-    /// -tau, 0 or tau.
+    /// -tau, 0 or tau, by comparison with the threshold tau.
     Threshold2 = 18, "threshold2", [TAU];
 }
 
 impl CodecKind {
-    /// Returns whether elements travel as they are, without a codec.
+    /// Returns whether elements are sent unchanged, without a codec.
     pub const fn is_raw(self) -> bool {
         matches!(self, CodecKind::Raw)
     }

@@ -108,7 +108,7 @@ use ExtentByRole::{AtRoot, Everywhere, ExceptAtRoot};
 use NamedRanks::{Nothing, Root, SenderAndReceiver};
 
 named_enum! {
-    /// The operation of a call. Numbers travel in call signatures and are those of `cinch_collective_t`.
+    /// The operation of a call. Call signatures carry the numbers of `cinch_collective_t`.
     Collective as CollectiveFacts {
         /// Every rank gets the reduction of all inputs.
         AllReduce = 0, "all_reduce",

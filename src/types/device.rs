@@ -11,7 +11,7 @@ pub enum DeviceChoice {
     Host,
     /// The GPU of the calling thread's current context; GPU 0 if it has none.
     Current,
-    /// The GPU with this number, as the CUDA driver counts what the process may see.
+    /// The GPU with this number, counted by the CUDA driver among the GPUs that the process may see.
     Cuda(u32),
 }
 

@@ -45,7 +45,7 @@ const fn coded(size: usize) -> DTypeFacts {
 }
 
 named_enum! {
-    /// The type of one element. Numbers travel in call signatures, and are those of
+    /// The type of one element. Call signatures carry the numbers, which are equal to those of
     /// `cinch_dtype_t` and, up to [`DType::LAST_OF_NCCL`], of `ncclDataType_t`.
     DType as DTypeFacts {
         /// Signed 8-bit integer.

@@ -104,9 +104,9 @@ impl CallSignature {
         ]
     }
 
-    /// Returns 24 bits that stand for the codec inside hosts: 0 if it equals the codec between hosts,
-    /// else its number plus 1, and a digest of its parameters. Ranks compare the full settings when
-    /// they join.
+    /// Returns 24 bits that stand for the codec inside hosts: 0 if it equals the codec between
+    /// hosts. Otherwise they are its number plus 1, and a digest of its parameters. Ranks compare
+    /// the full settings when they join.
     fn intra_bits(&self) -> u64 {
         if self.intra == self.codec {
             return 0;

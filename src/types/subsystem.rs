@@ -6,7 +6,7 @@ use std::fmt;
 named_enum! {
     /// A part of the library that a line of the log is about.
     Subsystem {
-        /// Joining, and what a communicator is made of.
+        /// Init of a communicator: its transports, slots and settings.
         Init = 0, "INIT";
         /// Each collective.
         Coll = 1, "COLL";
@@ -16,17 +16,17 @@ named_enum! {
         Shm = 3, "SHM";
         /// The network.
         Net = 4, "NET";
-        /// The graph of the machine.
+        /// Detection of the machine's topology.
         Graph = 5, "GRAPH";
         /// Selection of algorithms.
         Tuning = 6, "TUNING";
-        /// The environment.
+        /// Environment variables.
         Env = 7, "ENV";
-        /// Memory.
+        /// Allocation of memory.
         Alloc = 8, "ALLOC";
-        /// Calls of the interface.
+        /// Calls of the C interface.
         Call = 9, "CALL";
-        /// Network progress.
+        /// Progress of network transfers by proxy threads.
         Proxy = 10, "PROXY";
         /// Rendezvous.
         Bootstrap = 11, "BOOTSTRAP";
@@ -42,7 +42,7 @@ pub struct Subsystems(u16);
 impl Subsystems {
     /// All subsystems.
     pub const ALL: Subsystems = Subsystems((1 << Subsystem::ALL.len()) - 1);
-    /// The set that NCCL takes where none is set.
+    /// NCCL's default set.
     pub const DEFAULT: Subsystems = Subsystems(
         1 << Subsystem::Init as u16 | 1 << Subsystem::Env as u16 | 1 << Subsystem::Bootstrap as u16,
     );
@@ -52,8 +52,8 @@ impl Subsystems {
         self.0 & 1 << one as u16 != 0
     }
 
-    /// Parses names with commas between, of which `ALL` is one; `^` in front excludes the named
-    /// subsystems. Case does not matter. Returns the unknown names beside the set.
+    /// Parses names with commas between; `ALL` names all subsystems, and `^` in front excludes the
+    /// named subsystems. Case does not matter. Returns the set and the unknown names.
     pub fn parse(text: &str) -> (Subsystems, Vec<&str>) {
         let (list, inverted) = match text.trim().strip_prefix('^') {
             Some(list) => (list, true),

@@ -103,7 +103,7 @@ impl Connector {
         config: &HandshakeConfig,
     ) -> std::result::Result<bool, ConnectFailure> {
         let address = self.address;
-        if let Err(cause) = socket::outcome(&self.socket) {
+        if let Err(cause) = socket::connect_result(&self.socket) {
             return Err(match self.handshake.has_sent() {
                 true => broken(address, &cause),
                 false => unreachable(address, cause),
@@ -135,8 +135,9 @@ impl Connector {
 /// in turn, so that a silent address costs the others no time.
 ///
 /// # Errors
-/// Remote if nothing listens there, or if the listener does not know the key; mismatch if it runs
-/// another version; timeout at `deadline`; the fault's reason once it is raised.
+/// Remote if nothing listens there, or if the listener does not know the key. Mismatch if the
+/// listener runs another version. Timeout at `deadline`. The fault's reason once the fault is
+/// raised.
 pub(in crate::bootstrap) fn connect_to_any(
     addresses: &[SocketAddr],
     config: &HandshakeConfig,

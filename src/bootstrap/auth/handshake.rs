@@ -85,7 +85,7 @@ impl Handshake {
         }
     }
 
-    /// Whether the other side sent a hello of this communicator: it is most likely a rank.
+    /// Whether the other side sent a hello of this communicator, as ranks do.
     pub(super) fn has_hello(&self) -> bool {
         self.peer.is_some()
     }

@@ -12,12 +12,12 @@ use std::time::Instant;
 
 /// Longest time from accepting a connection to its proof.
 const PROOF_TIMEOUT: Duration = Duration::from_secs(2);
-/// Pause after a connection could not be accepted for want of descriptors or memory. The socket
-/// stays readable meanwhile, so polling it would spin.
+/// Pause after accepting failed because descriptors or memory are short. The socket stays readable
+/// meanwhile, so polling it would spin.
 const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(20);
 /// Longest time without descriptors or memory before accepting fails.
 const SHORTAGE_TIMEOUT: Duration = Duration::from_secs(3);
-/// Most connections that one socket accepts before the pending ones get their turn.
+/// Most connections that one socket accepts before pending connections are served.
 const ACCEPTS_PER_TURN: usize = 64;
 
 /// Listens on TCP or UNIX sockets, and returns connections whose other end knows the key.
@@ -34,7 +34,7 @@ pub(crate) struct Listener {
     shortage: Option<Shortage>,
 }
 
-/// Want of descriptors or memory: connections stay in the kernel's queue.
+/// A shortage of descriptors or memory, during which connections stay in the kernel's queue.
 #[derive(Debug)]
 struct Shortage {
     since: Instant,
@@ -105,7 +105,7 @@ impl Listener {
         }
     }
 
-    /// Duplicates the sockets, for one of several rendezvous that take turns at this address.
+    /// Duplicates the sockets, for one of several rendezvous at this address.
     ///
     /// # Errors
     /// System if there are no descriptors left.
@@ -121,7 +121,7 @@ impl Listener {
         })
     }
 
-    /// Reserves places for this many connections of ranks beside unauthenticated ones.
+    /// Reserves places for this many connections of ranks beside unauthenticated connections.
     pub(crate) fn expect_connections(&mut self, connections: usize) {
         self.places = 2 * connections + 64;
     }
@@ -158,7 +158,7 @@ impl Listener {
         }
     }
 
-    /// Returns what to poll for [`Listener::serve`]: the sockets, then every pending connection.
+    /// Returns the descriptors to poll for [`Listener::serve`]: sockets, then pending connections.
     pub(crate) fn descriptors(&self) -> impl Iterator<Item = PollFd<'_>> {
         let pending = self
             .pending
@@ -173,7 +173,7 @@ impl Listener {
         sockets.chain(pending)
     }
 
-    /// Returns how long the sockets are left alone.
+    /// Returns the time until the next attempt to accept, or `None` if accepting is allowed.
     fn shortage_left(&self, now: Instant) -> Option<Duration> {
         let next = self.shortage.as_ref()?.next_attempt;
         (now < next).then(|| next - now)
@@ -200,7 +200,8 @@ impl Listener {
     pub(crate) fn serve(&mut self, config: &HandshakeConfig, ready: &[bool]) -> Result<()> {
         let now = Instant::now();
         let (sockets, pending) = ready.split_at(self.sockets.len().min(ready.len()));
-        // Bytes that have arrived count, however late: only then do late connections go.
+        // Bytes that have arrived are read before a late connection is dropped, because this thread
+        // may be late and not the peer.
         for (at, peer) in std::mem::take(&mut self.pending).into_iter().enumerate() {
             match pending.get(at).is_some_and(|ready| *ready) {
                 true => self.advance(peer, config, now),
@@ -233,7 +234,7 @@ impl Listener {
         }
     }
 
-    /// Accepts a bounded number of connections, so that a flood cannot starve the pending ones.
+    /// Accepts a bounded number of connections, so that a flood cannot starve pending connections.
     fn accept(&mut self, at: usize, config: &HandshakeConfig, now: Instant) -> Result<()> {
         for _ in 0..ACCEPTS_PER_TURN {
             let socket = match socket::accept(&self.sockets[at]) {
@@ -246,7 +247,9 @@ impl Listener {
                     self.displace();
                     continue;
                 }
-                Err(error) if socket::is_shortage(&error) => return self.fall_short(now, error),
+                Err(error) if socket::is_shortage(&error) => {
+                    return self.record_shortage(now, error);
+                }
                 Err(error) if is_unusable(&error) => {
                     return Err(Error::system("cannot accept connections of ranks", error));
                 }
@@ -277,9 +280,10 @@ impl Listener {
         self.pending.remove(oldest.unwrap_or(0));
     }
 
-    /// Keeps a connection in the kernel's queue: descriptors or memory may come back soon.
-    fn fall_short(&mut self, now: Instant, cause: io::Error) -> Result<()> {
-        // A shortage without recent attempts is over; this is a new one.
+    /// Records a shortage and keeps connections in the kernel's queue. Fails if the shortage has
+    /// lasted for [`SHORTAGE_TIMEOUT`].
+    fn record_shortage(&mut self, now: Instant, cause: io::Error) -> Result<()> {
+        // A failure long after the last attempt begins a new shortage.
         let known = self.shortage.as_ref();
         let known = known.filter(|known| now < known.next_attempt + 10 * ACCEPT_RETRY_INTERVAL);
         let since = known.map_or(now, |known| known.since);
@@ -292,7 +296,7 @@ impl Listener {
             return Ok(());
         }
         let tried = format!(
-            "cannot accept connections of ranks, and tried for {:.1} s",
+            "cannot accept connections of ranks, after attempts for {:.1} s",
             now.duration_since(since).as_secs_f64()
         );
         Err(Error::system(tried, cause))

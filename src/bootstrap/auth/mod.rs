@@ -1,8 +1,8 @@
 //! Mutual authentication of every TCP and UNIX connection: both ends prove that they know a shared
 //! key before either reads anything else.
 //!
-//! Each end sends a 96-byte hello with a fresh nonce, then HMAC-SHA256 over both hellos under a key
-//! derived from the shared key and the role of the connection:
+//! Each end sends a 96-byte hello with a fresh nonce, then HMAC-SHA256 over both hellos. The key of
+//! the HMAC is derived from the shared key and the role of the connection:
 //!
 //! ```text
 //! connector -> acceptor: hello

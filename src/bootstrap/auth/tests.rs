@@ -505,7 +505,7 @@ fn listener_without_descriptors_fails_and_does_not_spin() {
                 .err();
         });
         let found = found.unwrap();
-        let patient = found.message().contains("and tried for ");
+        let patient = found.message().contains("after attempts for ");
         patient && found.message().contains("os error 24") && spent < Duration::from_millis(300)
     }));
 }

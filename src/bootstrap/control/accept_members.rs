@@ -1,4 +1,4 @@
-//! Rank 0 accepts the control connections of all members, or sends them why it gives up.
+//! Rank 0 accepts the control connections of all members, or sends them the reason of its failure.
 
 use super::CLOSE_TIMEOUT;
 use super::frames::ANNOUNCE;
@@ -15,16 +15,16 @@ use std::time::{Duration, Instant};
 
 /// Interval of checks whether a member's process has ended before it connected.
 const MEMBER_POLL_INTERVAL: Duration = Duration::from_millis(200);
-/// Time that a root which gives up waits for ranks whose processes it cannot look up.
+/// Time that a failed root waits for ranks whose processes it cannot look up.
 const UNSEEN_RANK_TIMEOUT: Duration = Duration::from_millis(300);
 /// Time that ranks have to close their connections after they received an error.
 const HANG_UP_TIMEOUT: Duration = Duration::from_millis(300);
-/// Interval of checks who may still connect to a root that gives up.
+/// Interval of checks which ranks may still connect to a failed root.
 const LATE_MEMBER_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Accepts the control connections of all other ranks, by rank. If that fails, ranks that have
-/// connected receive the error, and so do ranks that connect soon after, unless the deadline has
-/// passed or the fault is raised.
+/// connected or connect soon after receive the error. They receive none if the deadline has passed
+/// or the fault is raised.
 pub(super) fn accept_members(
     mut listener: Listener,
     members: &[RankEntry],
@@ -110,7 +110,7 @@ impl MemberListener<'_> {
     }
 
     /// Sends the report to `missing` ranks that still connect: waits [`CLOSE_TIMEOUT`] for running
-    /// processes, [`UNSEEN_RANK_TIMEOUT`] for those that cannot be looked up.
+    /// processes, [`UNSEEN_RANK_TIMEOUT`] for processes that cannot be looked up.
     fn report_to_late_members(
         &self,
         mut listener: Listener,
@@ -134,7 +134,8 @@ impl MemberListener<'_> {
                 }
                 Ok(None) => {}
                 Err(_) if self.fault.check().is_err() => return,
-                // A rank of another version knows why; others may follow. Or the socket failed.
+                // Either a rank of another version connected, which reports the reason itself, or the
+                // socket failed. Other ranks may still connect.
                 Err(_) => std::thread::sleep(Duration::from_millis(1)),
             }
             report.drop_closed();
@@ -150,9 +151,8 @@ impl MemberListener<'_> {
     }
 }
 
-/// Connections on which a failure of initialisation has been sent. They stay open until the other
-/// side closes them: closing first would reset a connection with unread bytes, and the report with
-/// it.
+/// Connections on which a failure of init has been sent. They stay open until the other side closes
+/// them. Closing first would reset a connection with unread bytes, and the report would be lost.
 pub(super) struct FailureReport {
     body: Arc<Body>,
     streams: Vec<FramedStream>,
@@ -197,7 +197,7 @@ impl FailureReport {
     }
 }
 
-/// Sends what is queued, then the end of the stream.
+/// Sends the queued frames, then the end of the stream.
 fn flush_and_finish(stream: &mut FramedStream) {
     stream.flush();
     if stream.is_flushed() {
@@ -243,7 +243,7 @@ mod tests {
         member.start_time += 1;
     }
 
-    /// Connects to a root that gives up, and returns the error that it sends.
+    /// Connects to a failed root, and returns the error that the root sends.
     fn reported(root: &RankEntry, config: &HandshakeConfig, deadline: Instant) -> Error {
         let fault = Fault::new();
         let peer = connect_to_root(root, config, deadline, &fault).unwrap();
@@ -258,7 +258,7 @@ mod tests {
         let end = socket::read(stream.socket(), &mut [IoSliceMut::new(&mut [0])]);
         assert_eq!(end.unwrap(), 0, "the connection ends in good order");
         std::thread::sleep(Duration::from_millis(50));
-        let reset = socket::outcome(stream.socket());
+        let reset = socket::connect_result(stream.socket());
         assert!(reset.is_ok(), "the root reads before it closes: {reset:?}");
         Error::from_bytes(&report.body).unwrap()
     }

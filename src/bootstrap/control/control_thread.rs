@@ -15,9 +15,10 @@ use nix::poll::{PollFd, PollFlags};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Interval of heartbeats to a silent peer. More would fill its buffers while it is stopped.
+/// Interval of heartbeats to a silent peer. A shorter interval would fill the socket buffers of a
+/// stopped process.
 const SLOW_HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
-/// Silence after which a rank is reported whose state /proc does not explain.
+/// Silence after which a rank is reported if /proc does not explain the silence.
 const SILENCE_WARNING_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Serves the control connections of one rank.
@@ -26,7 +27,8 @@ pub(super) struct ControlThread {
     /// State of rank 0; `None` on members.
     root: Option<ControlRoot>,
     next_heartbeat: Instant,
-    /// End of the attempts to flush before the thread ends without a word.
+    /// Deadline of the last flush, after which the thread ends without announcing that this rank
+    /// has left.
     end_deadline: Option<Instant>,
 }
 
@@ -55,7 +57,7 @@ impl ControlThread {
         block_signals();
         while !self.is_finished() {
             let ready = self.poll();
-            // A failure that has arrived comes before commands of this rank.
+            // Reports of failures that have arrived come before commands of this rank.
             self.receive(&ready);
             self.run_commands();
             if Instant::now() >= self.next_heartbeat {
@@ -87,8 +89,8 @@ impl ControlThread {
         ready
     }
 
-    /// Reads the ready links. Ends of connections come last: the reports that a rank sent before its
-    /// end, and all ends that happened together, explain more than the first end.
+    /// Reads the ready links, and handles ends of connections last. Reports that a rank sent before
+    /// its end explain more than the end, and so do all ends that happened together.
     fn receive(&mut self, ready: &[bool]) {
         let mut ends = Vec::new();
         for at in (0..self.node.links.len()).filter(|&at| ready[at]) {
@@ -104,12 +106,15 @@ impl ControlThread {
             }
             for frame in frames {
                 if let Err(error) = self.handle(at, &frame) {
-                    ends.push((at, describe_end(&format!("nonsense: {}", error.message()))));
+                    ends.push((
+                        at,
+                        describe_end(&format!("invalid data: {}", error.message())),
+                    ));
                 }
             }
             ends.extend(end.map(|end| (at, describe_end(&end))));
         }
-        self.node.lose(ends);
+        self.node.handle_ends(ends);
     }
 
     fn handle(&mut self, at: usize, frame: &Frame) -> Result<()> {
@@ -148,7 +153,7 @@ impl ControlThread {
         }
     }
 
-    /// Sends that this rank makes no more calls, after a heartbeat with the calls that it made.
+    /// Sends the calls since the last heartbeat, then that this rank makes no more calls.
     fn end_calls(&mut self, kind: u8) {
         self.heartbeat();
         self.node.send_all(kind, &Body::new(Vec::new()));
@@ -174,7 +179,7 @@ impl ControlThread {
                 self.node.streams().for_each(FramedStream::finish);
             }
         }
-        // A heartbeat of a minute must not delay the check of a deadline.
+        // Wakes the thread at the deadline, even if the heartbeat interval is a minute.
         if let Some(deadline) = self.node.leave_deadline.or(self.end_deadline)
             && deadline > Instant::now()
         {
@@ -209,7 +214,7 @@ impl ControlThread {
             None => member::heartbeat(&self.node),
         });
         let (silent, ends) = self.check_silence(&body, now);
-        self.node.lose(ends);
+        self.node.handle_ends(ends);
         if let Some(root) = &mut self.root {
             root.request_lookups(&mut self.node, &silent);
         }

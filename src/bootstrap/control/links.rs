@@ -1,9 +1,9 @@
-//! The framed connections of one rank's control thread, and what their ends mean.
+//! The framed connections of one rank's control thread, and the handling of their ends.
 
 use super::frames::{ANNOUNCE, Assembly};
 use super::shared::SharedControl;
 use crate::bootstrap::framed_stream::{self, Body, FramedStream, UNREACHABLE};
-use crate::bootstrap::raise_in;
+use crate::bootstrap::raise_reported;
 use crate::error::{Error, ErrorKind};
 use crate::wire::Wire;
 use std::sync::Arc;
@@ -103,7 +103,7 @@ impl ControlLinks {
 
     /// Handles connections that have ended or whose process has, each with a phrase about its rank.
     /// A rank that neither closed nor left has failed.
-    pub(super) fn lose(&mut self, ends: Vec<(usize, String)>) {
+    pub(super) fn handle_ends(&mut self, ends: Vec<(usize, String)>) {
         let mut deaths = Vec::new();
         for (at, why) in ends {
             let shared = &self.shared;
@@ -120,7 +120,7 @@ impl ControlLinks {
                 shared.fail_gather(Error::new(ErrorKind::Remote, what));
             }
         }
-        // After this rank has left, other ranks' failures concern only those that stay.
+        // After this rank has left, failures concern only the ranks that stay.
         if !deaths.is_empty() && (self.is_root() || self.leave_deadline.is_none()) {
             deaths.sort();
             self.fail(Error::new(ErrorKind::Remote, deaths.join("; ")));
@@ -134,14 +134,15 @@ impl ControlLinks {
         self.send_all(ANNOUNCE, &body);
     }
 
-    /// Fails the communicator on this rank. After this rank has closed or left its fault stays as
-    /// it is, because communicators split from this one watch it too; a closing all-gather ends.
+    /// Fails the communicator on this rank. After this rank has closed or left, only a closing
+    /// all-gather ends. The fault then stays as it is, because communicators split from this
+    /// communicator watch it too.
     pub(super) fn raise(&mut self, error: Error) {
         self.failed = true;
         if self.closed {
             self.shared.fail_gather(error);
         } else if self.leave_deadline.is_none() {
-            raise_in(&self.shared.fault, error, self.shared.heartbeat);
+            raise_reported(&self.shared.fault, error, self.shared.heartbeat);
         }
         self.shared.changed.notify_all();
     }
@@ -154,8 +155,8 @@ impl ControlLinks {
         }
     }
 
-    /// Announces a fault that was raised elsewhere, such as by the parent communicator: no other
-    /// thread of this rank may check it for a long time.
+    /// Announces a fault that was raised elsewhere, such as by the parent communicator. Other
+    /// threads of this rank may not check the fault for a long time.
     pub(super) fn announce_fault(&mut self) {
         if self.leave_deadline.is_none()
             && let Err(reason) = self.shared.fault.check()

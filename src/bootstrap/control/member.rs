@@ -92,8 +92,8 @@ pub(super) fn contribute(node: &mut ControlLinks, numbered: u64, bytes: &[u8]) {
     }
 }
 
-/// Counts the ranks of this host whose processes have ended as having left. Without a root nobody
-/// knows whether they left in good order, and nothing more will come from them either way.
+/// Counts the ranks of this host whose processes have ended as having left. Without the root it is
+/// unknown whether they left or died, and they send nothing more in either case.
 pub(super) fn find_ended_processes(node: &ControlLinks) {
     let shared = &node.shared;
     let me = &shared.members[shared.rank];

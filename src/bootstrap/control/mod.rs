@@ -8,12 +8,14 @@
 //! process causes one warning and no failure. A cut link to another host ends after three seconds
 //! without an answer of its kernel.
 //!
-//! **Leaving.** A leaving rank sends a frame; a later end of its connection is no failure. A rank that
-//! has closed makes no more calls, but keeps its connection to learn when the others have closed.
-//! A root that has left first serves on until every other rank has left or died, or the communicator
-//! has failed. If its process ends meanwhile, the others are without a root, which is no failure
-//! either: collective calls over the control plane fail. A rank of the same host whose process ends
-//! counts as having left from then on, because nobody can tell whether it left in good order.
+//! **Leaving.** A leaving rank sends a frame; a later end of its connection is no failure. A rank
+//! that has closed makes no more calls, but keeps its connection to learn when the other ranks
+//! have closed.
+//!
+//! A root that has left first serves on until every other rank has left or died, or the
+//! communicator has failed. If the root's process ends meanwhile, that is no failure either: later
+//! exchanges over the control plane fail. From then on a rank of the same host whose process ends
+//! counts as having left. Without the root it is unknown whether that rank sent its frame.
 
 mod accept_members;
 mod control_thread;
@@ -55,7 +57,7 @@ const FAULT_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The [`OutOfBand`] between processes.
 ///
-/// To the other ranks, dropping it without [`OutOfBand::leave`] is a death.
+/// Dropping it without [`OutOfBand::leave`] counts as the death of this rank on all other ranks.
 pub struct ControlPlane {
     shared: Arc<SharedControl>,
     base: keys::DerivedKey,
@@ -81,10 +83,10 @@ impl ControlPlane {
     /// this rank is connected to the root. From then on `fault` is raised when a rank is gone.
     ///
     /// # Errors
-    /// Invalid argument for impossible or doubly taken ranks; mismatch if ranks disagree about
-    /// their number or run different versions; remote if the id is used up or a rank dies
-    /// meanwhile; timeout, naming the missing ranks, after [`Config::init_timeout`]; system if
-    /// descriptors or threads run out; the fault's reason.
+    /// Invalid argument for an impossible rank or a rank that another process has taken. Mismatch
+    /// if ranks disagree about their number or run different versions. Remote if the id is used up
+    /// or a rank dies meanwhile. Timeout, naming the missing ranks, after [`Config::init_timeout`].
+    /// System if descriptors or threads run out. The fault's reason once the fault is raised.
     pub fn join(
         id: &UniqueId,
         rank: usize,
@@ -191,7 +193,7 @@ impl ControlPlane {
             if state.ended {
                 return Err(Error::new(
                     ErrorKind::Remote,
-                    "the control connections are closed",
+                    "the control connections of this rank are closed",
                 ));
             }
             let now = Instant::now();
@@ -223,7 +225,10 @@ impl ControlPlane {
     fn late(&self, generation: u64, missing: Option<&[usize]>) -> Error {
         let peers = &self.shared.peers;
         let who = match missing {
-            None => format!("{} has not reported who came; not all ranks", peers[0]),
+            None => format!(
+                "{} has not reported which ranks came; not all ranks",
+                peers[0]
+            ),
             Some([]) => "not all ranks".to_string(),
             Some([one]) => format!("{} did not come; not all ranks", peers[*one]),
             Some(several) => format!("{} did not come; not all ranks", name_ranks(several)),
@@ -256,7 +261,9 @@ impl OutOfBand for ControlPlane {
         let mut sequence = self.sequence();
         self.shared.fault.check()?;
         if let Some(error) = &sequence.broken {
-            return Err(error.clone().context("the ranks are out of step"));
+            return Err(error
+                .clone()
+                .context("ranks no longer agree on the order of exchanges"));
         }
         if sequence.left || sequence.closing.is_some() {
             return Err(Error::invalid_usage("this rank has left its communicator"));
@@ -371,7 +378,7 @@ impl Drop for ControlPlane {
         if !left {
             self.shared.command(ControlCommand::End);
         }
-        // The root's thread serves until the others have left; all others end within CLOSE_TIMEOUT.
+        // The root's thread serves until the other ranks have left; members end within CLOSE_TIMEOUT.
         if !left || self.shared.rank != 0 || thread.is_finished() {
             let _ = thread.join();
         }
@@ -424,7 +431,7 @@ fn spawn(
     streams: Vec<(usize, FramedStream)>,
 ) -> std::result::Result<Started, (Error, Vec<FramedStream>)> {
     let control = ControlThread::new(shared.clone(), streams);
-    // A closure that is not spawned is lost, and everything that it owns.
+    // Keeps the thread's state outside of the closure, which a failed spawn drops.
     let control = Arc::new(Mutex::new(Some(control)));
     let take = |from: &Mutex<Option<ControlThread>>| {
         let mut control = from.lock().unwrap_or_else(PoisonError::into_inner);
@@ -462,8 +469,9 @@ fn connect_to_root(
     Ok(peer)
 }
 
-/// Ends a connection whose link is cut after 3 s, blocked or idle. Only between hosts: the kernel
-/// counts a full buffer as cut too, which a stopped process of this host has.
+/// Makes the kernel end a connection after 3 s without an acknowledgement, whether data waits or
+/// not. Used between hosts only: TCP_USER_TIMEOUT also ends a connection with a full buffer, which
+/// a stopped process of this host has.
 fn detect_cut_link(peer: &Peer) {
     use nix::sys::socket::{setsockopt, sockopt};
     let _ = setsockopt(&peer.socket, sockopt::KeepAlive, &true);

@@ -13,12 +13,12 @@ use std::time::Instant;
 /// State of the root.
 pub(super) struct ControlRoot {
     call_order: CallOrderChecker,
-    /// The all-gather that is being collected.
+    /// Generation of the all-gather that is being collected.
     generation: u64,
     contributions: Vec<Option<Contribution>>,
-    /// Why no later all-gather can complete.
+    /// Error with which all later all-gathers fail.
     broken: Option<Error>,
-    /// When members were last asked to look up silent ranks of their hosts.
+    /// Time of the last request to members to look up silent ranks of their hosts.
     last_lookup: Instant,
 }
 
@@ -26,7 +26,8 @@ pub(super) struct ControlRoot {
 #[derive(Clone)]
 struct Contribution {
     bytes: Vec<u8>,
-    /// Whether the rank closes: its part is no answer for ranks that exchange something.
+    /// Whether the rank closes. Its contribution is then empty and serves only the closing
+    /// all-gather.
     closes: bool,
 }
 
@@ -66,11 +67,11 @@ impl ControlRoot {
                 }
             }
             CLOSED => {
-                self.note_closed(node, at);
+                self.record_closed(node, at);
                 reader.end()?;
             }
             LEFT => {
-                self.note_closed(node, at);
+                self.record_closed(node, at);
                 // The rank has sent its last byte and waits until the root closes the connection.
                 node.links[at].stream = None;
             }
@@ -79,8 +80,8 @@ impl ControlRoot {
         Ok(())
     }
 
-    /// Notes that a member makes no more calls: the end of its connection is no failure any more.
-    fn note_closed(&mut self, node: &mut ControlLinks, at: usize) {
+    /// Records that a member makes no more calls, so that the end of its connection is no failure.
+    fn record_closed(&mut self, node: &mut ControlLinks, at: usize) {
         let link = &mut node.links[at];
         let rank = link.rank;
         if !std::mem::replace(&mut link.has_closed, true) {
@@ -182,7 +183,8 @@ impl ControlRoot {
         node.shared.finish_gather(generation, Ok(contributions));
     }
 
-    /// Notes that a rank takes part in no later all-gather: those that lack it never complete.
+    /// Records that a rank takes part in no later all-gather. An all-gather without its
+    /// contribution fails.
     pub(super) fn leave_gather(&mut self, node: &mut ControlLinks, rank: usize) {
         node.shared.set_left(rank);
         if self.is_begun() && self.broken.is_none() && self.contributions[rank].is_none() {
@@ -199,7 +201,7 @@ impl ControlRoot {
             .find(|&rank| begun && self.contributions[rank].is_none() && node.shared.has_left(rank))
     }
 
-    /// Returns a rank that closes while other ranks exchange something.
+    /// Returns a rank that closes while other ranks take part in a normal all-gather.
     fn closing_rank(&self) -> Option<usize> {
         let closes = |one: &Option<Contribution>| one.as_ref().map(|one| one.closes);
         let kinds = || self.contributions.iter().map(closes);
@@ -220,7 +222,8 @@ impl ControlRoot {
         error
     }
 
-    /// Asks members to look up silent ranks of their hosts, which the root cannot see.
+    /// Requests lookups of silent ranks from members of their hosts, because the root cannot see
+    /// their processes.
     pub(super) fn request_lookups(&mut self, node: &mut ControlLinks, silent: &[usize]) {
         let peers = &node.shared.peers;
         let remote = silent.iter().copied();

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// State of a control plane behind its two users.
+/// State that a control plane and its thread share.
 pub(super) struct SharedControl {
     pub(super) rank: usize,
     pub(super) peers: Vec<PeerInfo>,
@@ -31,7 +31,7 @@ pub(super) struct SharedControl {
     wake: (UnixStream, UnixStream),
 }
 
-/// State under the lock.
+/// The part of the state that a lock protects.
 #[derive(Default)]
 pub(super) struct ControlState {
     commands: Vec<ControlCommand>,
@@ -72,7 +72,7 @@ pub(super) enum ControlCommand {
     Close,
     /// Sends that this rank has left, and ends the thread.
     Leave,
-    /// Ends the thread without a word: to the others this rank has died.
+    /// Ends the thread without a frame, so that other ranks report the death of this rank.
     End,
 }
 

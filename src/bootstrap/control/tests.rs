@@ -437,7 +437,7 @@ fn late_rank_is_named_on_all_ranks() {
             .barrier()
             .unwrap_err()
             .message()
-            .contains("out of step")
+            .contains("no longer agree on the order of exchanges")
     );
 }
 
@@ -455,7 +455,9 @@ fn late_rank_is_not_guessed_before_a_heartbeat() {
     let [first, second] = [1, 0].map(|rank| world.planes[rank].barrier().unwrap_err());
     assert!(first.message().starts_with("rank 0 ("), "{first}");
     assert!(
-        first.message().contains(" has not reported who came"),
+        first
+            .message()
+            .contains(" has not reported which ranks came"),
         "{first}"
     );
     assert!(second.message().starts_with("rank 2 ("), "{second}");
@@ -621,7 +623,7 @@ fn close_without_a_root_returns_at_once() {
     assert!(begin.elapsed() < Duration::from_secs(10));
 }
 
-/// The contribution of a closing rank has the generation of the others' and is empty.
+/// The contribution of a closing rank is empty, and has the generation of the other contributions.
 #[test]
 fn closing_rank_fails_all_gathers_of_the_others() {
     for (gone, is_first) in [(0, true), (0, false), (1, true), (1, false)] {
@@ -651,7 +653,7 @@ fn closing_rank_fails_all_gathers_of_the_others() {
                     present.is_some_and(|present| present.iter().filter(|&&here| here).count() == 2)
                 };
                 match gone {
-                    // Only a root that waits for an all-gather notes who has contributed.
+                    // Only a root that waits for an all-gather knows which ranks have contributed.
                     0 => std::thread::sleep(Duration::from_millis(100)),
                     _ => eventually("the others exchange", came),
                 }

@@ -22,7 +22,7 @@ struct GpuGroup<'a, 'c> {
 /// Queues the calls on GPUs once all of them are admitted, and puts their reports into `reports`.
 ///
 /// Communicators come in the order in which they were first named. On one stream their kernels run
-/// one after the other: ranks with orders of their own would wait for each other for ever. Launches
+/// one after the other: ranks with different orders would wait for each other for ever. Launches
 /// for several GPUs are interleaved ([`interleave`]).
 ///
 /// # Errors
@@ -37,7 +37,7 @@ pub(super) fn queue(
     for comm in comms.iter().filter(|comm| comm.gpu().is_some()) {
         all.push(GpuGroup::find(calls, comm)?);
     }
-    // All threads lock engines by address, as engines of host memory.
+    // All threads lock engines in the order of their addresses, so that no two threads deadlock.
     let mut by_address: Vec<usize> = (0..all.len()).collect();
     by_address.sort_by_key(|&at| std::ptr::from_ref(all[at].comm) as usize);
     let mut engines = Vec::with_capacity(all.len());
@@ -96,9 +96,9 @@ impl<'a, 'c> GpuGroup<'a, 'c> {
         })
     }
 
-    /// Returns for each call whether a batch may begin with it. A collective is a launch of its own
-    /// on all ranks; messages between two collectives are one launch. Calls on several streams form
-    /// one batch, because each has one place in each stream.
+    /// Returns for each call whether a batch may begin with it. A collective is a separate launch on
+    /// all ranks; messages between two collectives are one launch. Calls on several streams form
+    /// one batch, because the batch joins the streams before and after its calls.
     fn may_begin(&self) -> Vec<bool> {
         let launches = |at: usize| {
             let request = &self.calls[at].0.request;

@@ -1,4 +1,5 @@
-//! The calls of a group on host memory: fused, planned, and run by turns of the engines.
+//! The calls of a group on host memory: fused, planned, and run with all engines making progress in
+//! turn.
 
 use super::super::Communicator;
 use super::super::fuse::{self, FusedCall};
@@ -157,7 +158,8 @@ impl<'c, 'p> HostRun<'c, 'p> {
         let mut scans = 0;
         loop {
             let (mut moved, mut done) = (false, true);
-            // Each engine gets a turn: calls of one may wait for calls of another.
+            // Each engine makes progress in turn, because its calls may wait for calls of another
+            // engine.
             for HostBatch {
                 comm,
                 engine,
@@ -190,7 +192,7 @@ impl<'c, 'p> HostRun<'c, 'p> {
 }
 
 /// Collects the results of the calls. A fused call gathers the inputs of its members when it starts
-/// and scatters their outputs when it ends, so calls before and behind it find the buffers as with
+/// and scatters their outputs when it ends. So earlier and later calls find the buffers as with
 /// separate calls.
 struct GroupResults<'g, 'a> {
     calls: &'g mut [GroupCall<'a>],

@@ -1,4 +1,4 @@
-//! Groups of calls: the two halves that run host memory and GPUs, and what they share.
+//! Groups of calls. The submodules run the calls on host memory and on GPUs.
 
 mod gpu;
 mod host;
@@ -62,7 +62,7 @@ impl<'a> Group<'a> {
     /// Adds a call on host memory. Nothing moves before [`Group::run`].
     ///
     /// # Errors
-    /// As the checks of [`Communicator::call`]; the group stays as it was.
+    /// The errors of the checks of [`Communicator::call`]; the group then does not change.
     pub fn add(
         &mut self,
         comm: &'a Communicator,
@@ -72,8 +72,8 @@ impl<'a> Group<'a> {
         comm.check_fault()?;
         comm.host_engine()?;
         check::call(comm, call, &BufferRanges::from(&buffers))?;
-        // Never sampled: other ranks may have other calls in their groups, and would sample another
-        // call than this rank.
+        // Never sampled: other ranks may have other calls in their groups, and would sample a
+        // different call.
         let admission = comm.admit(call, false)?;
         self.push(comm, call, admission, Buffers::Host(buffers));
         Ok(())
@@ -82,7 +82,7 @@ impl<'a> Group<'a> {
     /// Adds a call on a GPU. Nothing is queued before [`Group::run`].
     ///
     /// # Errors
-    /// As the checks of [`Communicator::call_on`]; the group stays as it was.
+    /// The errors of the checks of [`Communicator::call_on`]; the group then does not change.
     pub fn add_on(
         &mut self,
         comm: &'a Communicator,
@@ -140,16 +140,20 @@ impl<'a> Group<'a> {
     ///
     /// Small all_reduces of host memory are fused if they follow one another on a communicator and
     /// differ in data and count only (`CINCH_FUSE_BYTES`). Their buffers must not depend on each
-    /// other, and all ranks must group them alike. A group of one call is as that call without a
-    /// group, but for `CINCH_CODEC_SAMPLE`: calls on host memory in groups are not sampled, so all
-    /// ranks must make a coded sum in a group, or none.
+    /// other, and all ranks must group them alike.
+    ///
+    /// A group of one call behaves like the call alone, except for `CINCH_CODEC_SAMPLE`. Calls on
+    /// host memory in groups are not sampled, so all ranks must make a coded sum in a group, or
+    /// none.
     ///
     /// Calls on GPUs are queued before anything waits, communicator by communicator in the order in
-    /// which these were first named; that order must be equal on all ranks that share a stream.
-    /// Calls of one communicator run on the stream of its first call, behind the work on the streams
-    /// of all its calls; those streams go on behind them. A driver takes some 1,000 launches of a
-    /// stream before it blocks the thread: launches for several GPUs are interleaved, launches for
-    /// one GPU are not. Then the calls on host memory run to their ends.
+    /// which the group first names them. That order must be equal on all ranks that share a stream.
+    /// Calls of one communicator run on the stream of its first call, after the earlier work on the
+    /// streams of all its calls. Later work on those streams waits for the calls.
+    ///
+    /// A driver blocks a thread after some 1,000 launches of a stream. Launches for several GPUs
+    /// are therefore interleaved; launches for one GPU are not. Then the calls on host memory run
+    /// to their ends.
     ///
     /// # Errors
     /// The error that refuses a call, before anything of the group moves; else the first failure,
@@ -161,8 +165,8 @@ impl<'a> Group<'a> {
         let _guards: Vec<PanicGuard<'_>> = comms.iter().map(|comm| PanicGuard(comm)).collect();
         let mut hosts = HostCalls::find(&self.calls, &comms)?;
         let run = HostRun::plan(&mut hosts, &mut self.calls)?;
-        // Queued behind all that can refuse the group on host memory: a program that makes a refused
-        // group again would queue these calls twice.
+        // GPU calls are queued only after every check that can refuse the group. Otherwise a
+        // program that makes a refused group again would queue them twice.
         let mut reports = vec![None; self.calls.len()];
         gpu::queue(&mut self.calls, &comms, &mut reports)?;
         run.drive(&mut self.calls, &mut reports)
@@ -173,7 +177,10 @@ impl<'a> Group<'a> {
             .map(|report| report.ok_or_else(|| Error::internal("a call of a group has no report")))
             .collect::<Result<_>>()?;
         for (entry, report) in self.calls.iter().zip(&reports) {
-            entry.comm.counters.ran(&entry.admission.decision, report);
+            entry
+                .comm
+                .counters
+                .count_call(&entry.admission.decision, report);
         }
         Ok(reports)
     }
@@ -214,7 +221,7 @@ impl<'a> Group<'a> {
     }
 
     /// Makes one local copy of a send and its receive, in the send's place. The receive keeps its
-    /// entry, with empty buffers, because its report has a place there.
+    /// entry, with empty buffers, for its report.
     fn join_own_message(&mut self, send: usize, recv: usize) -> Result<()> {
         let (a, b) = (self.calls[send].call, self.calls[recv].call);
         if (a.count, a.dtype) != (b.count, b.dtype) {
@@ -228,7 +235,7 @@ impl<'a> Group<'a> {
         }
         let places = |index: usize| self.calls[index].buffers.as_ref().map(Buffers::places);
         if let (Some((input, _)), Some((_, output))) = (places(send), places(recv)) {
-            check::to_oneself(&a, input, output)?;
+            check::own_message_buffers(&a, input, output)?;
         }
         let input = self.calls[send].buffers.take();
         let output = self.calls[recv].buffers.take();

@@ -62,8 +62,9 @@ impl ControlWords {
     }
 
     fn word(&self, at: usize) -> &AtomicU32 {
-        // SAFETY: `at` is the offset of a word in `Control`, which the memory holds from its first byte, so the
-        // word is in bounds and aligned; `self` keeps the memory. Host and devices access it atomically only.
+        // SAFETY: `at` is the offset of a word in `Control`. The memory holds a `Control` from its
+        // first byte, so the word is in bounds and aligned. `self` keeps the memory, and host and
+        // devices access the word atomically only.
         unsafe { &*self.memory.host().as_ptr().add(at).cast::<AtomicU32>() }
     }
 }

@@ -12,8 +12,8 @@ pub struct DeviceBuffers<'a> {
 }
 
 impl<'a> DeviceBuffers<'a> {
-    /// Makes buffers from address and bytes of input and output (0 and 0 for none) and a `CUstream` or
-    /// `cudaStream_t`; 0 is the legacy default stream.
+    /// Makes buffers from address and bytes of input and output (0 and 0 for none) and a stream.
+    /// The stream is a `CUstream` or `cudaStream_t`; 0 is the legacy default stream.
     ///
     /// # Safety
     /// The stream stays valid until the call that gets the buffers returns. While the call runs in the stream,

@@ -1,6 +1,7 @@
 //! Layout of the peer buffers between GPU ranks.
 //!
-//! A peer buffer belongs to one ordered pair (from -> to): only `from` writes it, and only `to` polls it.
+//! A peer buffer belongs to one ordered pair of ranks: only the sender writes it, and only the
+//! receiver polls it.
 //!
 //! ```text
 //! counters of simple | counters of ll | counters of ll128     one line a channel
@@ -8,8 +9,8 @@
 //! slots of ll | slots of ll128
 //! slots of simple: header line, payload, header line, payload, ...
 //! ```
-//! The layout follows from the number of ranks and from settings that all ranks compare, so that ranks need
-//! not exchange offsets.
+//! The layout follows from the number of ranks and from settings that all ranks compare, so ranks
+//! exchange no offsets.
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::abi::{
@@ -21,7 +22,8 @@ pub const PRIVATE_BYTES: usize = CURSORS_BYTES + LINE_BYTES;
 
 /// Allocation granularity of the driver for large allocations.
 const PAGE: usize = 2 << 20;
-/// Total bytes of peer buffers from which a budget counts whole pages. Below it the granularity differs.
+/// Total bytes of peer buffers from which a budget counts whole pages. The driver allocates smaller
+/// buffers in smaller units.
 const IN_PAGES: usize = 16 * PAGE;
 
 /// Smallest payload of simple slots; below it the number of channels shrinks instead.
@@ -30,10 +32,10 @@ const SMALLEST_SLOT: usize = 16 << 10;
 /// Slots of a channel: the sender fills one slot while the receiver reads the other.
 const DEPTH: usize = 2;
 
-/// Slots of a simple channel where the budget allows. An allreduce alternates two messages for each pass: with
-/// two slots the next pass would wait until the peer has finished this pass.
+/// Slots of a simple channel if the budget allows. An allreduce sends two messages in each pass, so
+/// with two slots the next pass would wait until the peer has finished this pass.
 const DEEP: usize = 2 * DEPTH;
-/// Slots of a simple channel in a smaller budget: a slot for a power of two of elements is worth more than a
+/// Slots of a simple channel in a smaller budget, in which a larger slot is worth more than a
 /// fourth slot.
 const LESS_DEEP: usize = DEEP - 1;
 
@@ -42,8 +44,8 @@ const LINE_PAYLOAD: usize = LINE_BYTES - 8;
 /// Granularity of the line area's halves: each half splits into two rounds of whole granules, and into whole
 /// tiles of four lines.
 const LINES_UNIT: usize = 32 * LINE_BYTES;
-/// Largest allreduce in lines of a fused kernel in two rounds, where the budget allows; four times as much
-/// between two ranks, which need one round. Beyond it schedule kernels are as fast.
+/// Largest allreduce of the line kernels in two rounds, if the budget allows. Two ranks need one
+/// round, and get four times as much. For larger messages schedule kernels are as fast.
 const LINES_MESSAGE: usize = 2 << 20;
 
 /// The layout of a peer buffer, equal for all pairs of a communicator. Offsets are multiples of 128.
@@ -79,8 +81,9 @@ impl PeerBufferLayout {
     /// `max_channels` channels.
     ///
     /// # Errors
-    /// Unsupported for more than [`MAX_RANKS`] ranks; invalid argument if `max_channels` is not 1 to
-    /// [`MAX_CHANNELS`], or if the smallest peer buffers exceed the budget (the error states the need).
+    /// Unsupported for more than [`MAX_RANKS`] ranks. Invalid argument if `max_channels` is not 1
+    /// to [`MAX_CHANNELS`]. Invalid argument, with the bytes that are needed, if the smallest peer
+    /// buffers exceed the budget.
     pub fn new(
         nranks: usize,
         budget_bytes: usize,
@@ -356,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_overlaps_and_everything_fits() {
+    fn layout_has_no_overlap_and_stays_in_its_budget() {
         for nranks in 1..=MAX_RANKS {
             for channels in [1, 2, 3, 16, 33, 64, 128] {
                 for budget in [2 << 20, 5_000_000, 16 << 20, BUDGET, 1 << 30] {
@@ -412,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_default_budget_gives() {
+    fn default_budget_gives_expected_slots() {
         let simple = |nranks: usize, channels: usize| {
             let fifo = PeerBufferLayout::new(nranks, BUDGET, channels)
                 .unwrap()
@@ -454,9 +457,9 @@ mod tests {
         );
     }
 
-    /// The driver allocates whole pages, and these stay within the budget.
+    /// Counts whole pages, which the driver allocates.
     #[test]
-    fn pages_count_too() {
+    fn layout_stays_within_the_budget_in_whole_pages() {
         let pages = |bytes: usize| bytes.next_multiple_of(2 << 20);
         for nranks in 2..=MAX_RANKS {
             for channels in [1, 16, 64, 128] {
@@ -471,9 +474,9 @@ mod tests {
         }
     }
 
-    /// Smaller budgets take from what two ranks have for long lines before they halve slots again.
+    /// Smaller budgets shorten the long lines of two ranks before they halve slots again.
     #[test]
-    fn slots_of_two_ranks_go_before_long_lines() {
+    fn smaller_budget_of_two_ranks_shortens_lines_before_slots() {
         let sizes = |mib: usize| {
             let shape = PeerBufferLayout::new(2, mib << 20, 64).unwrap();
             let fifo = shape.fifo(Protocol::Simple);
@@ -488,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_send_lines_has_no_area_for_them() {
+    fn layout_without_lines_has_no_line_area() {
         let need = PeerBufferLayout::device_bytes;
         let shape = |has_lines| PeerBufferLayout::within(2, BUDGET, 64, has_lines, need).unwrap();
         let (with, without) = (shape(true), shape(false));
@@ -498,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn a_larger_budget_never_gives_less() {
+    fn larger_budget_never_gives_a_smaller_layout() {
         let mut last = 0;
         for budget in (1 << 20..=288 << 20).step_by(1 << 20) {
             if let Ok(shape) = PeerBufferLayout::new(8, budget, 64) {
@@ -512,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_an_error_with_numbers() {
+    fn impossible_layout_is_an_error_with_numbers() {
         let error = PeerBufferLayout::new(33, BUDGET, 64).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         assert!(error.message().contains("33"), "{error}");

@@ -2,7 +2,7 @@
 
 use super::TuningTable;
 use crate::error::Result;
-use crate::sys::fork_safe::First;
+use crate::sys::fork_safe::ForkSafeOnce;
 use std::sync::Arc;
 
 /// Name and text of every embedded table, as `cinch tune` wrote it, except for lines that its
@@ -18,9 +18,9 @@ const TABLES: &[(&str, &str)] = &[
 /// # Errors
 /// As for [`TuningTable::parse`]; a test rules them out.
 pub fn tables() -> Result<Vec<Arc<TuningTable>>> {
-    static PARSED: First<Result<Vec<Arc<TuningTable>>>> = First::new();
+    static PARSED: ForkSafeOnce<Result<Vec<Arc<TuningTable>>>> = ForkSafeOnce::new();
     PARSED
-        .get_or_make(|| {
+        .get_or_init(|| {
             TABLES
                 .iter()
                 .map(|(name, text)| TuningTable::parse(name, text).map(Arc::new))

@@ -1,31 +1,31 @@
-//! The exported functions that are used: one list, from which come the trait that the transport
-//! calls and the table that [`Loaded`](super::Loaded) fills from the system's library.
+//! The exported functions that are used. One list defines the trait that the transport calls, and
+//! the table that [`Loaded`](super::Loaded) fills from the system's library.
 
 use super::types::*;
 use crate::sys::loader::function_table;
 use std::ffi::{c_int, c_uint, c_void};
 
-/// Makes from the list: the trait [`Api`] and the table of the loaded functions.
+/// Defines the trait [`Api`] and the table of loaded functions from the list.
 macro_rules! verbs_functions {
     (
         optional { $($late:ident = $late_symbol:literal () -> $late_result:ty;)* }
         $($name:ident = $symbol:literal ($($arg:ident: $type:ty),* $(,)?) $(-> $result:ty)?;)*
     ) => {
-        /// The exported verbs. Methods have the C functions' names, arguments and contracts.
+        /// The exported verbs. Methods have names, arguments and contracts of the C functions.
         ///
         /// # Safety of the methods
-        /// That of the C functions: pointers are valid for what the function reads or writes,
-        /// objects came from it and are not destroyed.
+        /// The contracts of the C functions: pointers are valid for the accesses of the function;
+        /// objects came from the function table and are not destroyed.
         #[allow(clippy::missing_safety_doc)]
         pub trait Api: Send + Sync + std::fmt::Debug {
-            /// For messages: the library, or what stands in for it.
+            /// Names the library, or its simulation, for messages.
             fn source(&self) -> String;
             $(
                 #[doc = concat!("`", $symbol, "`")]
                 unsafe fn $name(&self, $($arg: $type),*) $(-> $result)?;
             )*
             $(
-                #[doc = concat!("`", $late_symbol, "`; `None` from a library without it.")]
+                #[doc = concat!("`", $late_symbol, "`; `None` if the library lacks it.")]
                 unsafe fn $late(&self) -> Option<$late_result>;
             )*
         }
@@ -43,13 +43,14 @@ macro_rules! verbs_functions {
             }
             $(
                 unsafe fn $name(&self, $($arg: $type),*) $(-> $result)? {
-                    // SAFETY: the caller keeps the C function's contract.
+                    // SAFETY: the caller keeps the contract of the C function.
                     unsafe { (self.functions().$name)($($arg),*) }
                 }
             )*
             $(
                 unsafe fn $late(&self) -> Option<$late_result> {
-                    // SAFETY: as above.
+                    // SAFETY: the function takes no arguments and only returns a state of the
+                    // library.
                     self.functions().$late.map(|function| unsafe { function() })
                 }
             )*
@@ -69,7 +70,7 @@ verbs_functions! {
     close_device = "ibv_close_device" (context: *mut IbvContext) -> c_int;
     query_device = "ibv_query_device"
         (context: *mut IbvContext, attributes: *mut IbvDeviceAttr) -> c_int;
-    // Writes all but the last field, which is newer than the symbol.
+    // The function writes all fields but the last, which is newer than this symbol.
     query_port = "ibv_query_port"
         (context: *mut IbvContext, port: u8, attributes: *mut IbvPortAttr) -> c_int;
     query_gid = "_ibv_query_gid_ex" (

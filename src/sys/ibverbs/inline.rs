@@ -1,21 +1,20 @@
-//! What `<infiniband/verbs.h>` has as inline functions: calls through the operations of the
-//! context that an object belongs to. They are the data path, and leave out nothing of it: no
-//! exported function stands behind them.
+//! The inline functions of `<infiniband/verbs.h>`: calls through the operation table of an object's
+//! context. The data path consists of them; libibverbs exports no such functions.
 
 use super::types::*;
 use std::ffi::c_int;
 
-/// What is returned where a provider lacks an operation that all of them have.
+/// Result if a provider lacks an operation, which every provider has.
 const MISSING: c_int = libc::EOPNOTSUPP;
 
-/// Takes up to `into.len()` completions; how many, or a negative number.
+/// Polls up to `into.len()` completions. Returns their number, or a negative number.
 ///
 /// # Safety
-/// The queue is alive.
+/// The completion queue has not been destroyed.
 #[inline]
 pub unsafe fn poll_cq(queue: *mut IbvCq, into: &mut [IbvWc]) -> c_int {
-    // SAFETY: alive by the caller's word, and so is the context that it belongs to; the provider
-    // writes at most as many entries as it is told.
+    // SAFETY: the caller keeps the queue, which keeps its context. The provider writes at most the
+    // given number of entries.
     unsafe {
         match (*(*queue).context).ops.poll_cq {
             Some(poll_cq) => poll_cq(queue, into.len() as c_int, into.as_mut_ptr()),
@@ -24,13 +23,13 @@ pub unsafe fn poll_cq(queue: *mut IbvCq, into: &mut [IbvWc]) -> c_int {
     }
 }
 
-/// CompletionPoller for an event with the next completion; 0, or an error number.
+/// Requests an event for the next completion. Returns 0 or an error number.
 ///
 /// # Safety
-/// As for [`poll_cq`].
+/// The completion queue has not been destroyed.
 #[inline]
 pub unsafe fn req_notify_cq(queue: *mut IbvCq) -> c_int {
-    // SAFETY: as in `poll_cq`.
+    // SAFETY: the caller keeps the queue, which keeps its context.
     unsafe {
         match (*(*queue).context).ops.req_notify_cq {
             Some(req_notify_cq) => req_notify_cq(queue, 0),
@@ -39,15 +38,16 @@ pub unsafe fn req_notify_cq(queue: *mut IbvCq) -> c_int {
     }
 }
 
-/// Hands a list of work to the device; 0, or an error number.
+/// Posts a list of send work requests. Returns 0 or an error number.
 ///
 /// # Safety
-/// The queue pair is alive, the list ends, and so do its pieces' lifetimes: memory that is not
-/// inline stays registered until the work is complete.
+/// The queue pair has not been destroyed, and the list ends with a null pointer. Its requests and
+/// their pieces are readable; memory that is not inline stays registered until the work is
+/// complete.
 #[inline]
 pub unsafe fn post_send(pair: *mut IbvQp, work: *mut IbvSendWr) -> c_int {
     let mut bad = std::ptr::null_mut();
-    // SAFETY: as in `poll_cq`, and by the caller's word.
+    // SAFETY: the caller keeps the queue pair, which keeps its context, and the list.
     unsafe {
         match (*(*pair).context).ops.post_send {
             Some(post_send) => post_send(pair, work, &mut bad),
@@ -56,17 +56,17 @@ pub unsafe fn post_send(pair: *mut IbvQp, work: *mut IbvSendWr) -> c_int {
     }
 }
 
-/// Hands room for what comes to the device; 0, or an error number.
+/// Posts a list of receive work requests. Returns 0 or an error number.
 ///
 /// # Safety
-/// As for [`post_send`].
+/// See [`post_send`].
 #[inline]
-pub unsafe fn post_recv(pair: *mut IbvQp, room: *mut IbvRecvWr) -> c_int {
+pub unsafe fn post_recv(pair: *mut IbvQp, work: *mut IbvRecvWr) -> c_int {
     let mut bad = std::ptr::null_mut();
-    // SAFETY: as in `post_send`.
+    // SAFETY: the caller keeps the queue pair, which keeps its context, and the list.
     unsafe {
         match (*(*pair).context).ops.post_recv {
-            Some(post_recv) => post_recv(pair, room, &mut bad),
+            Some(post_recv) => post_recv(pair, work, &mut bad),
             None => MISSING,
         }
     }

@@ -1,4 +1,4 @@
-//! Our structs and constants against bindgen's reading of the installed header.
+//! Compares structs and constants with the installed header, as bindgen reads it.
 
 use super::types::{CONSTANTS, layouts};
 use std::collections::HashMap;
@@ -6,10 +6,10 @@ use std::process::Command;
 
 const HEADER: &str = "/usr/include/infiniband/verbs.h";
 
-/// Members of unions that are another way to look at one that is here.
+/// Members of unions that have the same bytes as another member, which is defined here.
 const UNUSED_MEMBERS: &[(&str, &str)] = &[("ibv_gid", "global")];
 
-/// Where the C compiler has `<stddef.h>`: libclang alone has none.
+/// Returns the option for the C compiler's own headers: libclang alone has no `<stddef.h>`.
 fn compiler_includes() -> Vec<String> {
     let output = Command::new("cc").arg("-print-file-name=include").output();
     match output {
@@ -21,7 +21,7 @@ fn compiler_includes() -> Vec<String> {
     }
 }
 
-/// What bindgen makes of the header; `None`, with the reason printed, where it cannot be had.
+/// Returns bindgen's output for the header; prints the reason and returns `None` if there is none.
 fn bindings() -> Option<String> {
     if !std::path::Path::new(HEADER).exists() {
         println!("SKIPPED: no {HEADER} (package libibverbs-dev)");
@@ -35,7 +35,7 @@ fn bindings() -> Option<String> {
             .layout_tests(true)
             .generate()
     };
-    // bindgen panics where it finds no libclang.
+    // bindgen panics if it finds no libclang.
     match std::panic::catch_unwind(generate) {
         Ok(bindings) => Some(bindings.expect("the header can be read").to_string()),
         Err(why) => {
@@ -47,7 +47,8 @@ fn bindings() -> Option<String> {
     }
 }
 
-/// The number that a line says: `["Size of ibv_wc"][::std::mem::size_of::<ibv_wc>() - 48usize];`
+/// Parses the number in a line such as `["Size of ibv_wc"][::std::mem::size_of::<ibv_wc>() -
+/// 48usize];`.
 fn number(line: &str) -> usize {
     let digits = line
         .rsplit(" - ")
@@ -58,11 +59,11 @@ fn number(line: &str) -> usize {
         .unwrap_or_else(|| panic!("{line}"))
 }
 
-/// What is said about layouts, by what it is said of: `Size of ibv_wc`, `Offset of field:
+/// Returns the numbers in bindgen's layout tests, by name: `Size of ibv_wc`, `Offset of field:
 /// ibv_wc::status`.
-fn said(bindings: &str) -> HashMap<&str, usize> {
-    // Long lines are broken behind the name or the minus; one line each again.
-    let mut said = HashMap::new();
+fn layout_numbers(bindings: &str) -> HashMap<&str, usize> {
+    // Joins lines that are broken behind the name or the minus.
+    let mut numbers = HashMap::new();
     for part in bindings.split("[\"").skip(1) {
         let (Some((name, rest)), true) = (part.split_once("\"]"), part.contains("usize]")) else {
             continue;
@@ -71,12 +72,12 @@ fn said(bindings: &str) -> HashMap<&str, usize> {
             continue;
         };
         let flat = expression.split_whitespace().collect::<Vec<_>>().join(" ") + "usize";
-        said.insert(name, number(&flat));
+        numbers.insert(name, number(&flat));
     }
-    said
+    numbers
 }
 
-/// Values of enum members, by their C name; bindgen puts the enum's name before it.
+/// Returns values of enum members by their C name, without bindgen's prefix.
 fn values(bindings: &str) -> HashMap<String, i64> {
     let mut values = HashMap::new();
     for line in bindings.lines() {
@@ -95,23 +96,23 @@ fn values(bindings: &str) -> HashMap<String, i64> {
 }
 
 #[test]
-fn every_size_offset_and_value_is_the_header_s() {
+fn sizes_offsets_and_values_equal_the_header() {
     let Some(bindings) = bindings() else {
         return;
     };
-    let (said, values) = (said(&bindings), values(&bindings));
+    let (numbers, values) = (layout_numbers(&bindings), values(&bindings));
     let mut wrong = Vec::new();
-    // What, ours, theirs.
+    // Name, our value, the header's value.
     let mut compared: Vec<(String, i64, Option<i64>)> = Vec::new();
     for layout in layouts() {
         let mut compare = |what: String, ours: usize| {
-            let theirs = said.get(what.as_str()).map(|theirs| *theirs as i64);
+            let theirs = numbers.get(what.as_str()).map(|theirs| *theirs as i64);
             compared.push((what, ours as i64, theirs));
         };
         compare(format!("Size of {}", layout.name), layout.size);
         compare(format!("Alignment of {}", layout.name), layout.align);
         for (field, offset) in &layout.fields {
-            // Room that a union takes up, and anonymous unions, have no name to ask for.
+            // Padding for the rest of a union, and anonymous unions, have no name in the header.
             if !field.starts_with("_rest") && !field.starts_with("__bindgen_anon") {
                 compare(
                     format!("Offset of field: {}::{field}", layout.name),
@@ -119,9 +120,9 @@ fn every_size_offset_and_value_is_the_header_s() {
                 );
             }
         }
-        // No field of the header's is missing here.
+        // Checks that no field of the header is missing here.
         let prefix = format!("Offset of field: {}::", layout.name);
-        for name in said.keys().filter_map(|what| what.strip_prefix(&prefix)) {
+        for name in numbers.keys().filter_map(|what| what.strip_prefix(&prefix)) {
             let unused = UNUSED_MEMBERS.contains(&(layout.name, name));
             if !unused && !layout.fields.iter().any(|(field, _)| *field == name) {
                 wrong.push(format!("{}::{name} is missing here", layout.name));
@@ -142,9 +143,9 @@ fn every_size_offset_and_value_is_the_header_s() {
     assert!(compared > 250, "only {compared} were compared");
 }
 
-/// What bindgen cannot be asked: where the members of anonymous unions lie.
+/// Compares the offsets of members of anonymous unions, which bindgen does not report.
 #[test]
-fn unions_lie_where_the_compiler_puts_them() {
+fn union_members_have_the_compilers_offsets() {
     let Some(directory) = std::path::Path::new(HEADER)
         .exists()
         .then(std::env::temp_dir)

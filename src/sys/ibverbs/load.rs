@@ -6,7 +6,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::sys::loader::Library;
 use std::ffi::CStr;
 
-/// The system's library, with the functions that are used.
+/// The system's library with its functions.
 pub struct Loaded {
     functions: Functions,
     library: Library,
@@ -19,13 +19,13 @@ impl std::fmt::Debug for Loaded {
 }
 
 impl Loaded {
-    /// The name under which distributions have it.
+    /// File name of the library in all distributions.
     pub const LIBRARY: &CStr = c"libibverbs.so.1";
 
     /// Opens `library`.
     ///
     /// # Errors
-    /// Unsupported if there is no such library, or if it lacks functions: it is too old.
+    /// Unsupported if there is no such library, or if it is too old and lacks functions.
     pub fn open(library: &CStr) -> Result<Loaded> {
         let unsupported = |text| Error::new(ErrorKind::Unsupported, text);
         let library = Library::open(library).map_err(|why| {
@@ -35,11 +35,11 @@ impl Loaded {
                  ibverbs-providers, or rdma-core)"
             ))
         })?;
-        // SAFETY: the names in the list are those of libibverbs, with its types; of those with
-        // versions the newest: IBVERBS_1.1 for the old ones.
+        // SAFETY: the names and types in the table are libibverbs'. Of functions with several
+        // versions `dlsym` returns the default, which is IBVERBS_1.1 for the oldest.
         let functions = unsafe { Functions::find(&library) }.map_err(|missing| {
             unsupported(format!(
-                "{} lacks {}; RDMA needs that of rdma-core {OLDEST_LIBRARY} or newer",
+                "{} lacks {}; RDMA needs the library of rdma-core {OLDEST_LIBRARY} or newer",
                 library.name(),
                 missing.join(", ")
             ))
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn absence_is_an_error_that_names_the_library() {
+    fn missing_library_is_an_error_that_names_it() {
         let error = Loaded::open(c"libcinch-no-such.so.7").err().unwrap();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         for word in ["no libcinch-no-such.so.7", "rdma-core"] {
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn a_library_without_the_functions_is_named_with_them() {
+    fn library_without_functions_is_an_error_that_names_them() {
         let error = Loaded::open(c"libc.so.6").err().unwrap();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         for word in ["libc.so.6", "ibv_open_device", OLDEST_LIBRARY] {
@@ -80,13 +80,13 @@ mod tests {
     }
 
     #[test]
-    fn the_system_s_library_has_every_function_and_lists_its_devices() {
+    fn system_library_has_every_function_and_lists_devices() {
         let loaded = match Loaded::open(Loaded::LIBRARY) {
             Ok(loaded) => loaded,
             Err(error) => return println!("SKIPPED: {error}"),
         };
         let mut count = -1;
-        // SAFETY: `count` is writable; the list is not used after it is freed.
+        // SAFETY: `count` is writable, and the list is not used after it is freed.
         unsafe {
             let list = loaded.get_device_list(&mut count);
             if list.is_null() {

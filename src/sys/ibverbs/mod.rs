@@ -1,9 +1,9 @@
-//! The verbs of rdma-core, opened at run time: the library loads and everything else works where
-//! there is no libibverbs, and its absence is an error value.
+//! The verbs of rdma-core, opened at run time: without libibverbs this library works over its other
+//! transports, and opening returns an error.
 //!
-//! [`Api`] has the exported functions, [`Loaded`] gets them from the system's library, and in tests
-//! `fake` stands in for them. What C programs call as inline functions (posting, polling) goes
-//! through the operations of the device's context, for the fake as for a real provider.
+//! [`Api`] is the trait of the exported functions. [`Loaded`] takes them from the system's library;
+//! `fake` simulates them in tests. Inline functions of C (posting, polling) call the operations of
+//! the device's context, simulated or real.
 
 mod api;
 #[cfg(test)]
@@ -19,5 +19,5 @@ pub use inline::{poll_cq, post_recv, post_send, req_notify_cq};
 pub use load::Loaded;
 pub use types::*;
 
-/// The oldest rdma-core whose libibverbs has all that is needed.
+/// The oldest rdma-core whose libibverbs has all required functions.
 pub const OLDEST_LIBRARY: &str = "32";

@@ -1,23 +1,23 @@
-//! Structs and constants of `<infiniband/verbs.h>`, as far as they are used here.
+//! Structs and constants of `<infiniband/verbs.h>`, as far as they are used.
 //!
-//! The layouts are libibverbs' ABI, which has not changed since version 1.1 and only grows behind
-//! the ends of its structs. Fields have C's names; a test compares every size, offset and value
-//! with the installed header. What is a union in C appears here as the member that is used.
+//! The layouts are libibverbs' ABI: since version 1.1 structs only grow at their ends. Fields have
+//! C's names. A test compares every size, offset and value with the installed header. A union of C
+//! appears as the member that is used.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-/// How one of our structs lies in memory, and which one of C's it is.
+/// Layout of a struct, with the name of the C struct that it mirrors.
 #[cfg(test)]
 pub(super) struct Layout {
     pub name: &'static str,
     pub size: usize,
     pub align: usize,
-    /// C's name, and the offset here.
+    /// Name in C, and offset here.
     pub fields: Vec<(&'static str, usize)>,
 }
 
-/// Makes the structs, and the list of their layouts for the test. A field that begins with `_`
-/// only takes up room.
+/// Defines the structs, and the list of their layouts for the test. Fields that begin with `_` are
+/// unused and keep later fields in place.
 macro_rules! c_structs {
     ($($(#[$doc:meta])* $name:ident = $c_name:literal {
         $($field:ident $(as $c_field:literal)?: $type:ty,)*
@@ -46,7 +46,7 @@ macro_rules! c_structs {
     };
 }
 
-/// Makes the constants, and the list of them for the test.
+/// Defines the constants, and the list of them for the test.
 macro_rules! c_constants {
     ($($type:ty { $($name:ident = $value:expr,)* })*) => {
         $($(
@@ -59,7 +59,7 @@ macro_rules! c_constants {
     };
 }
 
-/// Operations of a context that only take up room.
+/// An operation of a context that is not used.
 pub type Unused = usize;
 
 /// `ibv_poll_cq`
@@ -72,7 +72,7 @@ pub type PostSend = unsafe extern "C" fn(*mut IbvQp, *mut IbvSendWr, *mut *mut I
 pub type PostRecv = unsafe extern "C" fn(*mut IbvQp, *mut IbvRecvWr, *mut *mut IbvRecvWr) -> c_int;
 
 c_structs! {
-    /// A device, which may be opened.
+    /// A device in the device list.
     IbvDevice = "ibv_device" {
         _ops: [Unused; 2],
         node_type: c_int,
@@ -82,7 +82,7 @@ c_structs! {
         dev_path: [c_char; 256],
         ibdev_path: [c_char; 256],
     }
-    /// What a provider does without the exported functions.
+    /// Operations of a provider that inline functions call.
     IbvContextOps = "ibv_context_ops" {
         _compat_query_device: Unused,
         _compat_query_port: Unused,
@@ -127,7 +127,7 @@ c_structs! {
         mutex: libc::pthread_mutex_t,
         abi_compat: *mut c_void,
     }
-    /// What a device can do.
+    /// Limits of a device.
     #[derive(Clone, Copy)]
     IbvDeviceAttr = "ibv_device_attr" {
         fw_ver: [c_char; 64],
@@ -197,13 +197,13 @@ c_structs! {
         flags: u8,
         port_cap_flags2: u16,
     }
-    /// An address of a port. In C a union of the bytes and two words, hence the alignment.
+    /// An address of a port. The C type is a union with two words, hence the alignment.
     #[repr(align(8))]
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     IbvGid = "ibv_gid" {
         raw: [u8; 16],
     }
-    /// An address of a port, and what it is good for.
+    /// An entry of a port's address table, with the type of the address.
     #[derive(Clone, Copy, Debug, Default)]
     IbvGidEntry = "ibv_gid_entry" {
         gid: IbvGid,
@@ -212,7 +212,7 @@ c_structs! {
         gid_type: u32,
         ndev_ifindex: u32,
     }
-    /// A protection domain: what belongs together.
+    /// A protection domain: queue pairs may access memory of their own domain only.
     IbvPd = "ibv_pd" {
         context: *mut IbvContext,
         handle: u32,
@@ -227,7 +227,7 @@ c_structs! {
         lkey: u32,
         rkey: u32,
     }
-    /// Where completion queues report that something came.
+    /// A completion channel: completion queues report events through its descriptor.
     IbvCompChannel = "ibv_comp_channel" {
         context: *mut IbvContext,
         fd: c_int,
@@ -261,7 +261,7 @@ c_structs! {
         cond: libc::pthread_cond_t,
         events_completed: u32,
     }
-    /// Sizes of a queue pair.
+    /// Limits of a queue pair.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     IbvQpCap = "ibv_qp_cap" {
         max_send_wr: u32,
@@ -270,7 +270,7 @@ c_structs! {
         max_recv_sge: u32,
         max_inline_data: u32,
     }
-    /// What a queue pair is made of.
+    /// Arguments of the creation of a queue pair.
     IbvQpInitAttr = "ibv_qp_init_attr" {
         qp_context: *mut c_void,
         send_cq: *mut IbvCq,
@@ -280,7 +280,7 @@ c_structs! {
         qp_type: c_uint,
         sq_sig_all: c_int,
     }
-    /// The way to another subnet, and in RoCE to every peer.
+    /// Global route: to another subnet, or in RoCE to any peer.
     #[derive(Clone, Copy, Debug, Default)]
     IbvGlobalRoute = "ibv_global_route" {
         dgid: IbvGid,
@@ -289,7 +289,7 @@ c_structs! {
         hop_limit: u8,
         traffic_class: u8,
     }
-    /// The way to a peer.
+    /// Address of a peer.
     #[derive(Clone, Copy, Debug, Default)]
     IbvAhAttr = "ibv_ah_attr" {
         grh: IbvGlobalRoute,
@@ -300,7 +300,7 @@ c_structs! {
         is_global: u8,
         port_num: u8,
     }
-    /// What a queue pair is told.
+    /// Attributes of a queue pair, set by a transition of its state.
     #[derive(Clone, Copy, Default)]
     IbvQpAttr = "ibv_qp_attr" {
         qp_state: c_uint,
@@ -330,20 +330,20 @@ c_structs! {
         alt_timeout: u8,
         rate_limit: u32,
     }
-    /// A piece of local memory.
+    /// A piece of local memory (scatter/gather element).
     #[derive(Clone, Copy, Debug, Default)]
     IbvSge = "ibv_sge" {
         addr: u64,
         length: u32,
         lkey: u32,
     }
-    /// Where a write goes; in C the first of three members of a union.
+    /// Destination of a write; in C the first of three members of a union.
     #[derive(Clone, Copy, Debug, Default)]
     IbvSendWrRdma = "ibv_send_wr__bindgen_ty_2__bindgen_ty_1" {
         remote_addr: u64,
         rkey: u32,
     }
-    /// Something to send.
+    /// A send work request.
     IbvSendWr = "ibv_send_wr" {
         wr_id: u64,
         next: *mut IbvSendWr,
@@ -357,14 +357,14 @@ c_structs! {
         qp_type: u32,
         bind_mw as "__bindgen_anon_2": [u64; 6],
     }
-    /// Room for something to come.
+    /// A receive work request.
     IbvRecvWr = "ibv_recv_wr" {
         wr_id: u64,
         next: *mut IbvRecvWr,
         sg_list: *mut IbvSge,
         num_sge: c_int,
     }
-    /// A completion.
+    /// A work completion.
     #[derive(Clone, Copy, Debug, Default)]
     IbvWc = "ibv_wc" {
         wr_id: u64,
@@ -381,7 +381,7 @@ c_structs! {
         sl: u8,
         dlid_path_bits: u8,
     }
-    /// Something that happened to a device.
+    /// An asynchronous event of a device.
     IbvAsyncEvent = "ibv_async_event" {
         element: usize,
         event_type: c_uint,
@@ -490,7 +490,7 @@ c_constants! {
 }
 
 impl IbvDevice {
-    /// Its name, such as `mlx5_0`.
+    /// Returns the name, such as `mlx5_0`.
     pub fn name(&self) -> String {
         let bytes = self.name.iter().take_while(|byte| **byte != 0);
         let bytes: Vec<u8> = bytes.map(|byte| *byte as u8).collect();

@@ -1,6 +1,7 @@
 //! Ranks that are threads of one process: each takes its peers' inboxes from a registry of the process.
 
-use super::contract::{Caps, Connected, InboxMemory, Peers, Prepared, Setup, Transport};
+use super::contract::{Caps, Connected, Peers, Prepared, Setup, Transport};
+use super::inbox::InboxMemory;
 use crate::bootstrap::PeerInfo;
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -59,7 +60,7 @@ impl Prepared for Offer {
             Ok((rank, region))
         });
         let regions = regions.collect::<Result<Vec<_>>>()?;
-        Ok(Some(inbox.connect(setup, peers, regions)))
+        setup.connect_inbox(peers, regions).map(Some)
     }
 }
 

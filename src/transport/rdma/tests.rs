@@ -233,7 +233,7 @@ fn port_that_goes_down_is_named() {
     world.run(&rdma(), |mut links, exchange| {
         exchange.barrier().unwrap();
         if links.rank == 0 {
-            fabric.port(0, false);
+            fabric.set_port(0, false);
             // The device's event ends the sleep.
             for scans in 9000..9004 {
                 links.waiter.idle(scans, Duration::from_millis(20)).unwrap();
@@ -252,7 +252,7 @@ fn failed_device_breaks_its_connections_only() {
         exchange.barrier().unwrap();
         if links.rank == 0 {
             // Channel 0 of rank 0 goes through the first device, channel 1 through the second.
-            fabric.tell(0, IBV_EVENT_DEVICE_FATAL);
+            fabric.raise_event(0, IBV_EVENT_DEVICE_FATAL);
             let error = error_of(&mut links, 1, false);
             assert_eq!(error.kind(), ErrorKind::System);
             assert!(
@@ -280,7 +280,7 @@ fn failed_device_breaks_the_connections_of_all_its_ports() {
         exchange.barrier().unwrap();
         if links.rank == 0 {
             // Channel 0 goes through the first port, channel 1 through the second.
-            fabric.tell(0, IBV_EVENT_DEVICE_FATAL);
+            fabric.raise_event(0, IBV_EVENT_DEVICE_FATAL);
             for (index, port) in [(1, "m0:1"), (links.nranks + 1, "m0:2")] {
                 let error = error_of(&mut links, index, false);
                 let expected = format!("{port}: the device has failed");

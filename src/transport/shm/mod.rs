@@ -5,7 +5,8 @@
 //! abstract name of a socket is random, ends with the listener, and is worth nothing without the key. The
 //! process at the other end must run as the same user.
 
-use super::contract::{Caps, Connected, InboxMemory, Peers, Prepared, Setup, Transport};
+use super::contract::{Caps, Connected, Peers, Prepared, Setup, Transport};
+use super::inbox::InboxMemory;
 use super::mesh::SocketMesh;
 use crate::bootstrap::PeerInfo;
 use crate::bootstrap::auth::Listener;
@@ -110,7 +111,7 @@ impl Prepared for ShmListener {
         let addresses = addresses.collect::<Result<_>>()?;
         let mesh = setup.mesh(PURPOSE, listener, addresses, (1, 1));
         let regions = exchange(mesh, memory, inbox.bytes())?;
-        Ok(Some(inbox.connect(setup, peers, regions)))
+        setup.connect_inbox(peers, regions).map(Some)
     }
 }
 

@@ -283,7 +283,7 @@ impl Pump {
     /// minutes.
     pub fn check_peer(&mut self) {
         for socket in self.sockets.iter_mut().filter(|socket| !socket.closed) {
-            if let Some(silence) = socket::silence(&socket.socket)
+            if let Some(silence) = socket::unacknowledged_time(&socket.socket)
                 && silence >= SILENCE_TIMEOUT
             {
                 socket.closed = true;

@@ -1,8 +1,8 @@
-//! The exported functions.
+//! The exported functions of the simulated library.
 
 use super::super::Api;
 use super::super::types::*;
-use super::state::{Channel, Completions, Context, Listed, Memory, Pair, event_fd, take};
+use super::state::{Channel, Completions, Context, ListedDevice, Memory, Pair, event_fd, take};
 use super::{Fabric, work};
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_uint, c_void};
@@ -11,17 +11,17 @@ use std::ptr::null_mut;
 use std::sync::{Arc, Weak};
 
 fn set_errno(error: c_int) {
-    // SAFETY: this thread's own.
+    // SAFETY: `errno` is a variable of this thread.
     unsafe { *libc::__errno_location() = error };
 }
 
-/// As functions that return a pointer fail.
+/// Fails like a C function that returns a pointer.
 fn refuse<T>(error: c_int) -> *mut T {
     set_errno(error);
     null_mut()
 }
 
-/// Attributes that a step of the state machine of a reliable connection must have.
+/// Attributes that a transition of a reliable connection's state requires.
 const TO_INIT: c_uint = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
 const TO_RTR: c_uint = IBV_QP_STATE
     | IBV_QP_AV
@@ -38,10 +38,11 @@ const TO_RTS: c_uint = IBV_QP_STATE
     | IBV_QP_MAX_QP_RD_ATOMIC;
 
 impl Fabric {
-    /// The fabric as its contexts know it. Every fabric is made by `Fabric::new`, in an `Arc`.
+    /// Returns the reference that contexts hold. Every fabric is in an `Arc`, made by
+    /// `Fabric::new`.
     fn weak(&self) -> Weak<Fabric> {
-        // SAFETY: `self` is what an `Arc` points to, which is alive while it is borrowed; the count
-        // is raised before the `Arc` is made of the pointer.
+        // SAFETY: `self` is inside an `Arc`, whose count is raised before `from_raw` takes
+        // ownership of one count.
         unsafe {
             Arc::increment_strong_count(self);
             Arc::downgrade(&Arc::from_raw(self))
@@ -49,8 +50,8 @@ impl Fabric {
     }
 }
 
-// SAFETY of the blocks below: objects are boxes of this module's, alive until they are destroyed,
-// as the caller promises; all but the C structs' constant parts is only touched under the lock.
+// SAFETY of the blocks below: the caller passes only objects that this module has made and not
+// destroyed. Their variable parts are accessed only under the lock.
 impl Api for Fabric {
     fn source(&self) -> String {
         "a simulated libibverbs".into()
@@ -65,10 +66,10 @@ impl Api for Fabric {
         if let Err(error) = state.enter("fork_init") {
             return error;
         }
-        if !state.keeps_from_children && !state.regions.is_empty() {
+        if !state.is_fork_protected && !state.regions.is_empty() {
             return libc::EINVAL;
         }
-        state.keeps_from_children = true;
+        state.is_fork_protected = true;
         0
     }
 
@@ -79,8 +80,8 @@ impl Api for Fabric {
         }
         let mut list: Vec<*mut IbvDevice> = Vec::new();
         for (index, device) in state.devices.iter().enumerate() {
-            // SAFETY: plain numbers, for which zero is a value.
-            let mut listed: Box<Listed> = unsafe { Box::new(std::mem::zeroed()) };
+            // SAFETY: the struct consists of numbers, for which zero is valid.
+            let mut listed: Box<ListedDevice> = unsafe { Box::new(std::mem::zeroed()) };
             listed.index = index;
             listed.base.transport_type = IBV_TRANSPORT_IB;
             listed.base.node_type = IBV_NODE_CA;
@@ -89,18 +90,18 @@ impl Api for Fabric {
             }
             list.push(Box::into_raw(listed).cast());
         }
-        // SAFETY: writable by the caller's word.
+        // SAFETY: the caller passes a writable `count`.
         unsafe { *count = list.len() as c_int };
         list.push(null_mut());
         Box::into_raw(list.into_boxed_slice()).cast()
     }
 
     unsafe fn free_device_list(&self, list: *mut *mut IbvDevice) {
-        // SAFETY: made by `get_device_list`, and ended by a null pointer.
+        // SAFETY: `get_device_list` made the list, which a null pointer ends.
         unsafe {
             let mut length = 0;
             while !(*list.add(length)).is_null() {
-                drop(Box::from_raw((*list.add(length)).cast::<Listed>()));
+                drop(Box::from_raw((*list.add(length)).cast::<ListedDevice>()));
                 length += 1;
             }
             drop(Box::from_raw(std::ptr::slice_from_raw_parts_mut(
@@ -118,9 +119,10 @@ impl Api for Fabric {
         let Some(event_fd) = event_fd() else {
             return null_mut();
         };
-        // SAFETY: listed; and plain numbers and optional functions, for which zero is a value.
+        // SAFETY: `device` is a `ListedDevice`; the context consists of numbers and optional
+        // functions, for which zero is valid.
         let (index, mut base): (usize, IbvContext) =
-            unsafe { ((*device.cast::<Listed>()).index, std::mem::zeroed()) };
+            unsafe { ((*device.cast::<ListedDevice>()).index, std::mem::zeroed()) };
         base.async_fd = event_fd.as_raw_fd();
         base.ops.poll_cq = Some(work::poll_cq);
         base.ops.req_notify_cq = Some(work::req_notify_cq);
@@ -148,7 +150,7 @@ impl Api for Fabric {
         }
         state.contexts.retain(|&one| one != address);
         state.events.remove(&address);
-        // SAFETY: made by `open_device`, and in the list until now.
+        // SAFETY: `open_device` made the context, which is in the list until this call.
         unsafe { drop(Box::from_raw(context.cast::<Context>())) };
         0
     }
@@ -158,7 +160,7 @@ impl Api for Fabric {
         if let Err(error) = state.enter("query_device") {
             return error;
         }
-        // SAFETY: alive, and writable.
+        // SAFETY: the caller passes an open context and a writable struct.
         unsafe { *into = state.devices[(*context.cast::<Context>()).device].attributes };
         0
     }
@@ -173,12 +175,12 @@ impl Api for Fabric {
         if let Err(error) = state.enter("query_port") {
             return error;
         }
-        // SAFETY: alive.
+        // SAFETY: the caller passes an open context.
         let device = &state.devices[unsafe { (*context.cast::<Context>()).device }];
         if !(1..=device.attributes.phys_port_cnt).contains(&port) {
             return libc::EINVAL;
         }
-        // SAFETY: writable.
+        // SAFETY: the caller passes a writable struct.
         unsafe { *into = device.port };
         0
     }
@@ -196,23 +198,24 @@ impl Api for Fabric {
         if let Err(error) = state.enter("query_gid") {
             return error;
         }
-        // SAFETY: alive.
+        // SAFETY: the caller passes an open context.
         let device = unsafe { (*context.cast::<Context>()).device };
         let device = &state.devices[device];
         let has_port = (1..=u32::from(device.attributes.phys_port_cnt)).contains(&port);
         match device.gids.iter().find(|gid| gid.gid_index == index) {
             Some(gid) if has_port && entry_size == size_of::<IbvGidEntry>() => {
-                // SAFETY: writable.
+                // SAFETY: the caller passes a writable entry.
                 unsafe { *entry = *gid };
                 0
             }
-            // An empty place of the table.
+            // The entry of the table is empty.
             _ => libc::ENODATA,
         }
     }
 
     unsafe fn get_async_event(&self, context: *mut IbvContext, event: *mut IbvAsyncEvent) -> c_int {
-        // SAFETY: alive; not under the lock, because it may block.
+        // SAFETY: the caller passes an open context. The call may block, so it does not hold the
+        // lock.
         if !take(unsafe { (*context).async_fd }) {
             return -1;
         }
@@ -220,7 +223,7 @@ impl Api for Fabric {
         let events = state.events.get_mut(&context.addr());
         match events.and_then(VecDeque::pop_front) {
             Some((event_type, element)) => {
-                // SAFETY: writable.
+                // SAFETY: the caller passes a writable event.
                 unsafe {
                     *event = IbvAsyncEvent {
                         element,
@@ -259,7 +262,7 @@ impl Api for Fabric {
         if used || state.domains.remove(&address).is_none() {
             return libc::EBUSY;
         }
-        // SAFETY: made by `alloc_pd`, and in the table until now.
+        // SAFETY: `alloc_pd` made the domain, which is in the table until this call.
         unsafe { drop(Box::from_raw(domain)) };
         0
     }
@@ -276,7 +279,7 @@ impl Api for Fabric {
             return refuse(error);
         }
         let key = state.number();
-        // SAFETY: alive.
+        // SAFETY: the caller passes a domain that is not destroyed.
         let context = unsafe { (*domain).context };
         state.regions.insert(
             key,
@@ -299,7 +302,7 @@ impl Api for Fabric {
     }
 
     unsafe fn dereg_mr(&self, region: *mut IbvMr) -> c_int {
-        // SAFETY: made by `reg_mr`, and in the table until now.
+        // SAFETY: `reg_mr` made the region, which is in the table until this call.
         let region = unsafe { Box::from_raw(region) };
         match self.lock().regions.remove(&region.lkey) {
             Some(_) => 0,
@@ -336,7 +339,7 @@ impl Api for Fabric {
         if used || state.channels.remove(&address).is_none() {
             return libc::EBUSY;
         }
-        // SAFETY: made by `create_comp_channel`, and in the table until now.
+        // SAFETY: `create_comp_channel` made the channel, which is in the table until this call.
         unsafe { drop(Box::from_raw(channel.cast::<Channel>())) };
         0
     }
@@ -353,12 +356,12 @@ impl Api for Fabric {
         if let Err(error) = state.enter("create_cq") {
             return refuse(error);
         }
-        // SAFETY: alive.
+        // SAFETY: the caller passes an open context.
         let device = unsafe { (*context.cast::<Context>()).device };
         if entries < 1 || entries > state.devices[device].attributes.max_cqe {
             return refuse(libc::EINVAL);
         }
-        // SAFETY: plain numbers and pointers, for which zero is a value.
+        // SAFETY: the struct consists of numbers and pointers, for which zero is valid.
         let mut queue: Box<IbvCq> = unsafe { Box::new(std::mem::zeroed()) };
         (queue.context, queue.channel) = (context, channel);
         (queue.cq_context, queue.cqe) = (user, entries);
@@ -384,12 +387,12 @@ impl Api for Fabric {
         let mut pairs = state.pairs.values();
         let used = pairs.any(|pair| pair.send_queue == address || pair.recv_queue == address);
         let there = state.queues.get(&address);
-        // A real one would wait for ever for events that were not acknowledged.
+        // The real function waits until all events are acknowledged.
         if used || there.is_none_or(|there| there.unacknowledged > 0) {
             return libc::EBUSY;
         }
         state.queues.remove(&address);
-        // SAFETY: made by `create_cq`, and in the table until now.
+        // SAFETY: `create_cq` made the queue, which is in the table until this call.
         unsafe {
             let channel = (*queue).channel.cast::<Channel>();
             if !channel.is_null() {
@@ -406,12 +409,13 @@ impl Api for Fabric {
         queue: *mut *mut IbvCq,
         user: *mut *mut c_void,
     ) -> c_int {
-        // SAFETY: alive; not under the lock, because it may block.
+        // SAFETY: the caller passes a channel that is not destroyed. The call may block, so it does
+        // not hold the lock.
         if !take(unsafe { (*channel).fd }) {
             return -1;
         }
         let mut state = self.lock();
-        // SAFETY: alive, used under the lock; and writable.
+        // SAFETY: the channel is used under the lock, and the caller passes writable pointers.
         unsafe {
             let Some(address) = (*channel.cast::<Channel>()).waiting.pop_front() else {
                 set_errno(libc::EAGAIN);
@@ -437,9 +441,9 @@ impl Api for Fabric {
         if let Err(error) = state.enter("create_qp") {
             return refuse(error);
         }
-        // SAFETY: alive, and writable.
+        // SAFETY: the caller passes a domain that is not destroyed, and writable attributes.
         let (context, attributes) = unsafe { ((*domain).context, &mut *attributes) };
-        // SAFETY: alive.
+        // SAFETY: the domain's context is open until the domain is destroyed.
         let index = unsafe { (*context.cast::<Context>()).device };
         let device = &state.devices[index];
         let most = device.attributes.max_qp_wr as u32;
@@ -452,7 +456,7 @@ impl Api for Fabric {
             return refuse(libc::EINVAL);
         }
         let number = state.number();
-        // SAFETY: plain numbers and pointers, for which zero is a value.
+        // SAFETY: the struct consists of numbers and pointers, for which zero is valid.
         let mut pair: Box<IbvQp> = unsafe { Box::new(std::mem::zeroed()) };
         (pair.context, pair.pd, pair.qp_num) = (context, domain, number);
         (pair.send_cq, pair.recv_cq) = (attributes.send_cq, attributes.recv_cq);
@@ -460,7 +464,7 @@ impl Api for Fabric {
         state.pairs.insert(
             number,
             Pair {
-                maker: std::thread::current().id(),
+                creator: std::thread::current().id(),
                 domain: domain.addr(),
                 device: index,
                 send_queue: attributes.send_cq.addr(),
@@ -473,7 +477,7 @@ impl Api for Fabric {
                 posted: 0,
                 freed: 0,
                 pending: VecDeque::new(),
-                room: VecDeque::new(),
+                receives: VecDeque::new(),
             },
         );
         Box::into_raw(pair)
@@ -484,7 +488,7 @@ impl Api for Fabric {
         if let Err(error) = state.enter("modify_qp") {
             return error;
         }
-        // SAFETY: alive, and readable.
+        // SAFETY: the caller passes a queue pair that is not destroyed, and readable attributes.
         let (number, attributes) = unsafe { ((*pair).qp_num, *attributes) };
         let Some(there) = state.pairs.get_mut(&number) else {
             return libc::EINVAL;
@@ -509,7 +513,7 @@ impl Api for Fabric {
             }
             _ => {}
         }
-        // What later steps say is added to what earlier ones did.
+        // Keeps the attributes of earlier transitions.
         let before = there.attributes;
         there.attributes = match attributes.qp_state {
             IBV_QPS_RTS => IbvQpAttr {
@@ -526,7 +530,7 @@ impl Api for Fabric {
 
     unsafe fn destroy_qp(&self, pair: *mut IbvQp) -> c_int {
         let mut state = self.lock();
-        // SAFETY: made by `create_qp`; dropped only if it is in the table.
+        // SAFETY: `create_qp` made the queue pair; it is dropped only if the table had it.
         unsafe {
             if state.pairs.remove(&(*pair).qp_num).is_none() {
                 return libc::EINVAL;

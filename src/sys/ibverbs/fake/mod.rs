@@ -1,11 +1,14 @@
-//! Simulated devices on a network between threads of one process, for tests without hardware.
+//! Simulated RDMA devices, connected by a network between threads of this process, for tests
+//! without hardware.
 //!
-//! A [`Fabric`] is an [`Api`](super::Api): its objects are C structs as the header lays them out, and posting
-//! and polling go through the operations of its contexts, as with a real provider. Writes happen
-//! at once, in the order in which they are posted, or when they are let go; nothing is lost unless a
-//! test says so. It is stricter than a device: a state machine step that leaves out an attribute,
-//! a full queue, memory that is not registered, and an object that is destroyed before those that
-//! need it are errors.
+//! A [`Fabric`] is an [`Api`](super::Api). Its objects are C structs with the header's layout, and
+//! posting and polling call the operations of its contexts, as with a real provider. Writes take
+//! effect in the order in which they are posted, at once or when held work is let go. Nothing is
+//! lost unless a test requests it.
+//!
+//! The simulation is stricter than a device. These are errors: a state transition without a
+//! required attribute, a full queue, unregistered memory, and the destruction of an object before
+//! its users.
 
 mod calls;
 mod state;
@@ -19,7 +22,7 @@ use std::collections::BTreeSet;
 use std::ffi::{c_int, c_uint};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Devices and the network between them.
+/// Simulated devices and the network between them.
 pub struct Fabric {
     state: Mutex<State>,
 }
@@ -30,26 +33,26 @@ impl std::fmt::Debug for Fabric {
     }
 }
 
-/// What a device of a fabric is like.
+/// Properties of a simulated device.
 #[derive(Clone)]
 pub struct FakeDevice {
-    /// Its name.
+    /// Name of the device.
     pub name: &'static str,
-    /// What it can do.
+    /// Limits of the device.
     pub attributes: IbvDeviceAttr,
-    /// Each of its ports.
+    /// Attributes of each port.
     pub port: IbvPortAttr,
-    /// The addresses of each port.
+    /// Addresses of each port.
     pub gids: Vec<IbvGidEntry>,
-    /// The most that is sent inline.
+    /// Most bytes that are sent inline.
     pub max_inline: u32,
 }
 
 impl FakeDevice {
-    /// A RoCE device whose addresses are, in this order: the link-local one of both versions, and
-    /// `10.0.0.LAST` of both.
+    /// Makes a RoCE device. Its addresses, in this order: the link-local address in both RoCE
+    /// versions, and `10.0.0.LAST` in both.
     pub fn roce(name: &'static str, last: u8) -> FakeDevice {
-        // SAFETY: plain numbers, for which zero is a value.
+        // SAFETY: both structs consist of numbers, for which zero is valid.
         let (mut attributes, mut port): (IbvDeviceAttr, IbvPortAttr) =
             unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
         attributes.phys_port_cnt = 1;
@@ -90,7 +93,7 @@ impl FakeDevice {
         }
     }
 
-    /// An InfiniBand device.
+    /// Makes an InfiniBand device.
     pub fn infiniband(name: &'static str, lid: u16) -> FakeDevice {
         let mut device = FakeDevice::roce(name, 1);
         device.port.link_layer = IBV_LINK_LAYER_INFINIBAND;
@@ -103,41 +106,41 @@ impl FakeDevice {
 }
 
 impl Fabric {
-    /// A network with these devices.
+    /// Makes a network with these devices.
     pub fn new(devices: Vec<FakeDevice>) -> Arc<Fabric> {
         Arc::new(Fabric {
             state: Mutex::new(State::new(devices)),
         })
     }
 
-    /// Has `function` (a method's name) fail with error number `error`, `times` times, after `skip`
-    /// more calls that do not.
+    /// Makes `function` (a method's name) fail `times` times with `error`, after `skip` calls that
+    /// succeed.
     pub fn fail(&self, function: &'static str, skip: usize, times: usize, error: c_int) {
         self.lock().failures.insert(function, (skip, times, error));
     }
 
-    /// Has a piece of work complete with `status`, after `skip` more that do not fail; its queue pair
-    /// is then broken, as a device would leave it.
+    /// Makes a work request complete with `status`, after `skip` requests that succeed. Its queue
+    /// pair then enters the error state, as on a device.
     pub fn fail_work(&self, skip: usize, status: c_uint) {
         self.lock().work_failures.push((skip, status));
     }
 
-    /// Whether posted work stays where it is; what was kept back goes on when that ends.
-    pub fn hold(&self, holds: bool) {
+    /// Sets whether posted work is held; turning it off performs the held work.
+    pub fn hold_work(&self, holds_work: bool) {
         let mut state = self.lock();
-        state.holds = holds;
-        if !holds {
+        state.holds_work = holds_work;
+        if !holds_work {
             work::run_all(&mut state);
         }
     }
 
-    /// Has the library say this of forks; `None`: it is too old to know.
-    pub fn fork(&self, answer: Option<c_uint>) {
+    /// Sets the fork support that the library reports; `None` is a library too old to report it.
+    pub fn set_fork_support(&self, answer: Option<c_uint>) {
         self.lock().fork = answer;
     }
 
-    /// Takes a device's port down or up, with the event that tells of it.
-    pub fn port(&self, device: usize, up: bool) {
+    /// Takes a device's port up or down, and raises the event of that change.
+    pub fn set_port(&self, device: usize, up: bool) {
         let mut state = self.lock();
         state.devices[device].port.state = if up { IBV_PORT_ACTIVE } else { IBV_PORT_DOWN };
         let event = if up {
@@ -145,43 +148,43 @@ impl Fabric {
         } else {
             IBV_EVENT_PORT_ERR
         };
-        state.tell(device, event, 1);
+        state.raise_event(device, event, 1);
     }
 
-    /// Tells every context of a device of an event.
-    pub fn tell(&self, device: usize, event: c_uint) {
-        self.lock().tell(device, event, 0);
+    /// Raises an event on every context of a device.
+    pub fn raise_event(&self, device: usize, event: c_uint) {
+        self.lock().raise_event(device, event, 0);
     }
 
-    /// Does to every queue pair that the calling thread has made what the kernel does when its
-    /// process is killed: nobody answers its peers.
+    /// Ends the queue pairs that the calling thread has made, as the kernel does for a killed
+    /// process: peers get no acknowledgement.
     pub fn kill(&self) {
         let me = std::thread::current().id();
         let mut state = self.lock();
-        for pair in state.pairs.values_mut().filter(|pair| pair.maker == me) {
+        for pair in state.pairs.values_mut().filter(|pair| pair.creator == me) {
             pair.state = IBV_QPS_RESET;
         }
     }
 
-    /// Numbers of the queue pairs that there are.
+    /// Returns the numbers of all queue pairs.
     pub fn pairs(&self) -> Vec<u32> {
         self.lock().pairs.keys().copied().collect()
     }
 
-    /// What the queue pairs were told.
+    /// Returns the attributes that the queue pairs were given.
     pub fn attributes(&self) -> Vec<IbvQpAttr> {
         let state = self.lock();
         state.pairs.values().map(|pair| pair.attributes).collect()
     }
 
-    /// Devices that have queue pairs, in order.
+    /// Returns the devices that have queue pairs, in order.
     pub fn devices_in_use(&self) -> Vec<usize> {
         let state = self.lock();
         let devices: BTreeSet<usize> = state.pairs.values().map(|pair| pair.device).collect();
         devices.into_iter().collect()
     }
 
-    /// The devices at both ends of each queue pair that is connected.
+    /// Returns the devices at both ends of each connected queue pair.
     pub fn ends(&self) -> Vec<(usize, usize)> {
         let state = self.lock();
         let pairs = state.pairs.values();
@@ -190,12 +193,12 @@ impl Fabric {
             .collect()
     }
 
-    /// How often `function` was called.
+    /// Returns the number of calls of `function`.
     pub fn calls(&self, function: &'static str) -> usize {
         self.lock().calls.get(function).copied().unwrap_or(0)
     }
 
-    /// What has not been given back.
+    /// Returns a line for each kind of object that was not destroyed.
     pub fn leftovers(&self) -> Vec<String> {
         self.lock().leftovers()
     }

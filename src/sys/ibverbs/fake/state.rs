@@ -1,4 +1,4 @@
-//! What a fabric consists of.
+//! State of a [`Fabric`]: devices, and the objects of their users.
 
 use super::super::types::*;
 use super::{Fabric, FakeDevice};
@@ -8,29 +8,29 @@ use std::os::fd::OwnedFd;
 use std::sync::Weak;
 use std::thread::ThreadId;
 
-/// A device as it is listed; `index` leads back to it from the C struct.
+/// A device in the device list; the C struct comes first, so that its address leads to `index`.
 #[repr(C)]
-pub(super) struct Listed {
+pub(super) struct ListedDevice {
     pub base: IbvDevice,
     pub index: usize,
 }
 
-/// An open device, as C sees it, and what leads back from it.
+/// An open device; the C struct comes first, so that its address leads to the other fields.
 #[repr(C)]
 pub(super) struct Context {
     pub base: IbvContext,
     pub fabric: Weak<Fabric>,
     pub device: usize,
-    /// Behind `async_fd`.
+    /// Descriptor of asynchronous events; `base.async_fd` is its number.
     pub event_fd: OwnedFd,
 }
 
-/// A completion channel, and the descriptor behind it.
+/// A completion channel, with the descriptor of its events.
 #[repr(C)]
 pub(super) struct Channel {
     pub base: IbvCompChannel,
     pub event_fd: OwnedFd,
-    /// Addresses of the queues that have something to tell.
+    /// Addresses of completion queues with an event to report.
     pub waiting: VecDeque<usize>,
 }
 
@@ -42,7 +42,8 @@ pub(super) struct Memory {
     pub access: c_int,
 }
 
-/// A completion and the work that it frees: (queue pair, work posted until then).
+/// A completion, and the work that it confirms: number of the queue pair, requests posted up to
+/// that work.
 pub(super) type Completion = (IbvWc, Option<(u32, u64)>);
 
 /// A completion queue.
@@ -53,11 +54,12 @@ pub(super) struct Completions {
     pub entries: VecDeque<Completion>,
     pub armed: bool,
     pub overrun: bool,
-    /// Events that were got and not acknowledged.
+    /// Number of events that were delivered and not acknowledged.
     pub unacknowledged: u32,
 }
 
-/// Work that is posted and not yet done. Inline data is in it, as in a device's queue.
+/// A send work request that is posted and not performed. It holds inline data, as a device's queue
+/// does.
 pub(super) struct Posted {
     pub id: u64,
     pub opcode: c_uint,
@@ -68,17 +70,17 @@ pub(super) struct Posted {
     pub data: Data,
 }
 
-/// What a piece of work sends.
+/// Data of a send work request.
 pub(super) enum Data {
-    /// Copied when it was posted.
+    /// Bytes that were copied when the request was posted.
     Inline(Vec<u8>),
-    /// Read when it runs.
+    /// Pieces of memory that are read when the request is performed.
     Pieces(Vec<IbvSge>),
 }
 
 /// A queue pair.
 pub(super) struct Pair {
-    pub maker: ThreadId,
+    pub creator: ThreadId,
     pub domain: usize,
     pub device: usize,
     pub send_queue: usize,
@@ -88,36 +90,37 @@ pub(super) struct Pair {
     pub peer: u32,
     pub access: c_uint,
     pub attributes: IbvQpAttr,
-    /// Work that was ever posted.
+    /// Number of send requests posted since the pair was made.
     pub posted: u64,
-    /// Work whose places are free again: what precedes a completion that was polled.
+    /// Number of send requests that were confirmed: a polled completion confirms all requests
+    /// before it.
     pub freed: u64,
     pub pending: VecDeque<Posted>,
-    /// Identifiers of the room for what comes.
-    pub room: VecDeque<u64>,
+    /// Identifiers of posted receive requests.
+    pub receives: VecDeque<u64>,
 }
 
-/// Everything.
+/// State of a fabric.
 pub(super) struct State {
     pub devices: Vec<FakeDevice>,
     /// Addresses of boxed [`Context`]s.
     pub contexts: Vec<usize>,
-    /// Events that a context has not got.
+    /// Events that a context has not received, by the context's address.
     pub events: HashMap<usize, VecDeque<(c_uint, usize)>>,
-    /// By address; the context's.
+    /// Contexts of protection domains, both by address.
     pub domains: HashMap<usize, usize>,
     pub channels: HashMap<usize, usize>,
     pub regions: HashMap<u32, Memory>,
     pub queues: HashMap<usize, Completions>,
     pub pairs: BTreeMap<u32, Pair>,
-    pub holds: bool,
+    pub holds_work: bool,
     pub failures: HashMap<&'static str, (usize, usize, c_int)>,
     pub work_failures: Vec<(usize, c_uint)>,
     pub calls: HashMap<&'static str, usize>,
-    /// What a library says of forks that is new enough to know.
+    /// Fork support that the library reports; `None` for a library too old to report it.
     pub fork: Option<c_uint>,
-    /// Whether registered memory is kept from children.
-    pub keeps_from_children: bool,
+    /// Whether registered memory is protected from forks.
+    pub is_fork_protected: bool,
     next: u32,
 }
 
@@ -132,23 +135,23 @@ impl State {
             regions: HashMap::new(),
             queues: HashMap::new(),
             pairs: BTreeMap::new(),
-            holds: false,
+            holds_work: false,
             failures: HashMap::new(),
             work_failures: Vec::new(),
             calls: HashMap::new(),
             fork: Some(IBV_FORK_UNNEEDED),
-            keeps_from_children: false,
+            is_fork_protected: false,
             next: 16,
         }
     }
 
-    /// A number that nothing else has.
+    /// Returns a number that no other object has.
     pub fn number(&mut self) -> u32 {
         self.next += 1;
         self.next
     }
 
-    /// Counts a call; `Err` has the error number that it is to fail with.
+    /// Counts a call of `function`. The error is the number with which the call must fail.
     pub fn enter(&mut self, function: &'static str) -> Result<(), c_int> {
         *self.calls.entry(function).or_default() += 1;
         match self.failures.get_mut(function) {
@@ -164,23 +167,24 @@ impl State {
         }
     }
 
-    /// Tells every context of `device` of an event.
-    pub fn tell(&mut self, device: usize, event: c_uint, element: usize) {
+    /// Raises an event on every context of `device`.
+    pub fn raise_event(&mut self, device: usize, event: c_uint, element: usize) {
         let contexts = self.contexts.clone();
         for context in contexts {
-            // SAFETY: contexts in the list are alive, and only read here.
+            // SAFETY: `open_device` and `close_device` keep only open contexts in the list, under
+            // the lock.
             let there = unsafe { &*(context as *const Context) };
             if there.device == device {
                 self.events
                     .entry(context)
                     .or_default()
                     .push_back((event, element));
-                ring(&there.event_fd);
+                signal(&there.event_fd);
             }
         }
     }
 
-    /// Adds a completion; an overrun queue is broken, as a device would leave it.
+    /// Adds a completion. An overrun breaks the queue, as on a device.
     pub fn complete(&mut self, queue: usize, completion: Completion) {
         let Some(there) = self.queues.get_mut(&queue) else {
             return;
@@ -188,16 +192,17 @@ impl State {
         if there.entries.len() == there.capacity {
             there.overrun = true;
             let context = there.context;
-            // SAFETY: queues do not outlive their contexts.
+            // SAFETY: `close_device` refuses to close a context that has queues.
             let device = unsafe { (*(context as *const Context)).device };
-            return self.tell(device, IBV_EVENT_CQ_ERR, queue);
+            return self.raise_event(device, IBV_EVENT_CQ_ERR, queue);
         }
         there.entries.push_back(completion);
         if std::mem::take(&mut there.armed) && there.channel != 0 {
-            // SAFETY: channels are not destroyed before their queues, and only used under the lock.
+            // SAFETY: `destroy_comp_channel` refuses to destroy a channel that has queues, and
+            // channels are used only under the lock.
             let channel = unsafe { &mut *(there.channel as *mut Channel) };
             channel.waiting.push_back(queue);
-            ring(&channel.event_fd);
+            signal(&channel.event_fd);
         }
     }
 
@@ -216,27 +221,27 @@ impl State {
     }
 }
 
-/// A counter that can be waited for.
+/// Makes a semaphore that can be polled.
 pub(super) fn event_fd() -> Option<OwnedFd> {
     use std::os::fd::FromRawFd;
-    // SAFETY: a new descriptor, which nobody else has.
+    // SAFETY: `fd` is a new descriptor that nothing else owns.
     unsafe {
         let fd = libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_SEMAPHORE);
         (fd >= 0).then(|| OwnedFd::from_raw_fd(fd))
     }
 }
 
-fn ring(fd: &OwnedFd) {
+fn signal(fd: &OwnedFd) {
     use std::os::fd::AsRawFd;
     let one = 1_u64;
-    // SAFETY: eight readable bytes.
+    // SAFETY: the call reads the 8 bytes of `one`.
     unsafe { libc::write(fd.as_raw_fd(), (&raw const one).cast(), 8) };
 }
 
-/// Takes one from the counter: `false`, with the error number set, if there is none and the
-/// descriptor does not block.
+/// Decrements the semaphore. Returns false, with `errno` set, if it is zero and the descriptor does
+/// not block.
 pub(super) fn take(fd: c_int) -> bool {
     let mut one = 0_u64;
-    // SAFETY: eight writable bytes.
+    // SAFETY: the call writes the 8 bytes of `one`.
     unsafe { libc::read(fd, (&raw mut one).cast(), 8) == 8 }
 }

@@ -1,4 +1,4 @@
-//! What a transport may count on, and what it may be made to suffer.
+//! Behaviour of a device that transports rely on, and the failures that tests can request.
 
 use super::super::{Api, inline, types::*};
 use super::{Fabric, FakeDevice};
@@ -6,7 +6,7 @@ use std::ffi::{c_int, c_uint};
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-/// A queue pair with its own queue, and 4 KiB that its peer may write.
+/// A queue pair with a completion queue, and 4 KiB of memory that its peer may write.
 struct End {
     fabric: Arc<Fabric>,
     context: *mut IbvContext,
@@ -17,12 +17,13 @@ struct End {
     memory: Vec<u64>,
 }
 
-// SAFETY of the blocks below: objects are used as the C documentation says, and alive.
+// SAFETY of the blocks below: objects are used by the contracts of the C functions, and `drop`
+// destroys them.
 impl End {
     fn open(fabric: &Arc<Fabric>, sends: u32) -> End {
         let mut count = 0;
         let mut memory = vec![0_u64; 512];
-        // SAFETY: see above.
+        // SAFETY: see the comment of this block.
         unsafe {
             let list = fabric.get_device_list(&mut count);
             let context = fabric.open_device(*list);
@@ -61,7 +62,7 @@ impl End {
             qp_access_flags: IBV_ACCESS_REMOTE_WRITE,
             ..IbvQpAttr::default()
         };
-        // SAFETY: see above.
+        // SAFETY: see the comment of this block.
         unsafe {
             self.fabric
                 .modify_qp(self.pair, &mut attributes, mask as c_int)
@@ -69,7 +70,7 @@ impl End {
     }
 
     fn connect(&self, peer: &End) {
-        // SAFETY: see above.
+        // SAFETY: see the comment of this block.
         let peer = unsafe { (*peer.pair).qp_num };
         let (init, rtr, rts) = (0x39, 0x12_9181, 0x1_2e01);
         assert_eq!(self.step(IBV_QPS_INIT, init, 0), 0);
@@ -83,26 +84,26 @@ impl End {
         assert_eq!(self.step(IBV_QPS_RTS, rts, peer), 0);
     }
 
-    fn room(&self, id: u64) -> c_int {
-        let mut room = IbvRecvWr {
+    fn post_receive(&self, id: u64) -> c_int {
+        let mut work = IbvRecvWr {
             wr_id: id,
             next: null_mut(),
             sg_list: null_mut(),
             num_sge: 0,
         };
-        // SAFETY: see above.
-        unsafe { inline::post_recv(self.pair, &mut room) }
+        // SAFETY: see the comment of this block.
+        unsafe { inline::post_recv(self.pair, &mut work) }
     }
 
-    /// Writes `bytes` bytes of this end's memory to the peer's, `at` bytes into it.
+    /// Writes `bytes` bytes of this end's memory to the peer's memory, from byte `at` on.
     fn write(&self, peer: &End, bytes: u32, at: u64, opcode: c_uint, flags: c_uint) -> c_int {
         let mut piece = IbvSge {
             addr: self.memory.as_ptr().addr() as u64,
             length: bytes,
-            // SAFETY: see above.
+            // SAFETY: see the comment of this block.
             lkey: unsafe { (*self.region).lkey },
         };
-        // SAFETY: plain numbers and pointers; and see above.
+        // SAFETY: zero is valid for numbers and pointers; otherwise see the comment of this block.
         unsafe {
             let mut work: IbvSendWr = std::mem::zeroed();
             (work.wr_id, work.opcode, work.send_flags) = (7, opcode, flags);
@@ -116,7 +117,7 @@ impl End {
 
     fn poll(&self) -> Vec<IbvWc> {
         let mut found = [IbvWc::default(); 16];
-        // SAFETY: see above.
+        // SAFETY: see the comment of this block.
         let count = unsafe { inline::poll_cq(self.queue, &mut found) };
         found[..count as usize].to_vec()
     }
@@ -124,7 +125,8 @@ impl End {
 
 impl Drop for End {
     fn drop(&mut self) {
-        // SAFETY: see above; in the order that devices demand.
+        // SAFETY: see the comment of this block; users are destroyed before the objects that they
+        // use.
         unsafe {
             assert_eq!(self.fabric.destroy_qp(self.pair), 0);
             assert_eq!(self.fabric.dereg_mr(self.region), 0);
@@ -147,10 +149,10 @@ const WRITE: c_uint = IBV_WR_RDMA_WRITE;
 const IMMEDIATE: c_uint = IBV_WR_RDMA_WRITE_WITH_IMM;
 
 #[test]
-fn writes_arrive_and_immediates_say_so() {
+fn write_arrives_and_immediate_completes_a_receive() {
     let (fabric, mut one, two) = ends(8);
     one.memory[..8].copy_from_slice(&[1, 2, 3, 4, 5, 6, 7, 8]);
-    assert_eq!(two.room(5), 0);
+    assert_eq!(two.post_receive(5), 0);
     assert_eq!(one.write(&two, 64, 128, WRITE, 0), 0);
     assert_eq!(
         one.write(&two, 8, 0, IMMEDIATE, IBV_SEND_INLINE | IBV_SEND_SIGNALED),
@@ -166,41 +168,41 @@ fn writes_arrive_and_immediates_say_so() {
         (arrived[0].status, arrived[0].byte_len),
         (IBV_WC_SUCCESS, 8)
     );
-    // Only what asked for it completes.
+    // Only signaled requests complete.
     assert_eq!(one.poll().len(), 1);
-    // Work that is kept back goes on later, with what was inline when it was posted.
-    fabric.hold(true);
+    // Held work is performed later, with the inline data of the time when it was posted.
+    fabric.hold_work(true);
     one.memory[0] = 10;
     assert_eq!(one.write(&two, 8, 256, WRITE, IBV_SEND_INLINE), 0);
     one.memory[0] = 11;
     assert_eq!(two.memory[32], 0);
-    fabric.hold(false);
+    fabric.hold_work(false);
     assert_eq!(two.memory[32], 10);
     drop((one, two));
     assert_eq!(fabric.leftovers(), [""; 0]);
 }
 
 #[test]
-fn what_a_device_refuses_is_refused() {
+fn calls_that_a_device_refuses_fail() {
     let (fabric, one, two) = ends(2);
     assert_eq!(one.write(&two, 65, 0, WRITE, IBV_SEND_INLINE), libc::ENOMEM);
     assert_eq!(one.write(&two, 8, 0, WRITE, 0), 0);
     assert_eq!(one.write(&two, 8, 0, WRITE, 0), 0);
-    // Nothing asked for a completion, so no place is known to be free again.
+    // No request is signaled, so no completion confirms that a place of the queue is free.
     assert_eq!(one.write(&two, 8, 0, WRITE, 0), libc::ENOMEM);
     for id in 0..4 {
-        assert_eq!(two.room(id), 0);
+        assert_eq!(two.post_receive(id), 0);
     }
-    assert_eq!(two.room(4), libc::ENOMEM);
+    assert_eq!(two.post_receive(4), libc::ENOMEM);
     fabric.fail("reg_mr", 0, 1, libc::ENOMEM);
-    // SAFETY: the memory outlives nothing: it is not registered.
+    // SAFETY: the call is refused, so no memory is registered.
     let refused = unsafe { fabric.reg_mr(one.domain, null_mut(), 1, 1) };
     assert!(refused.is_null());
     assert_eq!(
         std::io::Error::last_os_error().raw_os_error(),
         Some(libc::ENOMEM)
     );
-    // SAFETY: what other objects need is not destroyed.
+    // SAFETY: the calls are refused, because other objects need these.
     unsafe {
         assert_eq!(fabric.destroy_cq(one.queue), libc::EBUSY);
         assert_eq!(fabric.dealloc_pd(one.domain), libc::EBUSY);
@@ -209,7 +211,7 @@ fn what_a_device_refuses_is_refused() {
 }
 
 #[test]
-fn failures_complete_with_their_status_and_break_the_pair() {
+fn failed_write_completes_with_its_status_and_breaks_the_pair() {
     for (status, spoil) in [
         (IBV_WC_REM_ACCESS_ERR, 1),
         (IBV_WC_RNR_RETRY_EXC_ERR, 2),
@@ -222,9 +224,9 @@ fn failures_complete_with_their_status_and_break_the_pair() {
             1 => at = 4090,
             2 => opcode = IMMEDIATE,
             3 => fabric.fail_work(0, status),
-            _ => fabric.port(0, false),
+            _ => fabric.set_port(0, false),
         }
-        assert_eq!(one.room(3), 0);
+        assert_eq!(one.post_receive(3), 0);
         assert_eq!(one.write(&two, 8, at, opcode, 0), 0);
         let found = one.poll();
         assert_eq!((found[0].status, found[0].wr_id), (status, 7));
@@ -235,15 +237,16 @@ fn failures_complete_with_their_status_and_break_the_pair() {
 }
 
 #[test]
-fn events_are_told_to_every_context() {
+fn event_reaches_every_context_of_the_device() {
     let (fabric, one, two) = ends(2);
-    fabric.port(0, false);
+    fabric.set_port(0, false);
     for end in [&one, &two] {
         let mut event = IbvAsyncEvent {
             element: 0,
             event_type: 0,
         };
-        // SAFETY: alive, and writable; there is an event, so this does not block.
+        // SAFETY: the context is open and `event` writable. An event is waiting, so the call does
+        // not block.
         unsafe { assert_eq!(fabric.get_async_event(end.context, &mut event), 0) };
         assert_eq!((event.event_type, event.element), (IBV_EVENT_PORT_ERR, 1));
     }

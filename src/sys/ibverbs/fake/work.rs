@@ -1,4 +1,4 @@
-//! The operations of a context: posting, polling, and what happens in between.
+//! The operations of a context: posting, polling, and the transfer between peers.
 
 use super::super::types::*;
 use super::Fabric;
@@ -7,18 +7,18 @@ use std::ffi::{c_int, c_uint};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The fabric that a context belongs to.
+/// Returns the fabric of a context.
 ///
 /// # Safety
-/// The context is alive.
+/// The context is open.
 unsafe fn fabric(context: *mut IbvContext) -> Option<Arc<Fabric>> {
-    // SAFETY: every context of a fabric is the first part of a `Context`.
+    // SAFETY: every context of a fabric is the first field of a `Context`.
     unsafe { (*context.cast::<Context>()).fabric.upgrade() }
 }
 
 /// `ibv_poll_cq`
 pub(super) unsafe extern "C" fn poll_cq(queue: *mut IbvCq, most: c_int, into: *mut IbvWc) -> c_int {
-    // SAFETY: alive by the caller's word.
+    // SAFETY: the caller passes a queue that is not destroyed, which keeps its context open.
     let Some(fabric) = (unsafe { fabric((*queue).context) }) else {
         return -1;
     };
@@ -32,7 +32,7 @@ pub(super) unsafe extern "C" fn poll_cq(queue: *mut IbvCq, most: c_int, into: *m
     let count = there.entries.len().min(most as usize);
     let taken: Vec<_> = there.entries.drain(..count).collect();
     for (index, (completion, frees)) in taken.into_iter().enumerate() {
-        // SAFETY: room for `most` entries by the caller's word.
+        // SAFETY: the caller passes space for `most` entries.
         unsafe { *into.add(index) = completion };
         if let Some((pair, posted)) = frees
             && let Some(pair) = state.pairs.get_mut(&pair)
@@ -45,7 +45,7 @@ pub(super) unsafe extern "C" fn poll_cq(queue: *mut IbvCq, most: c_int, into: *m
 
 /// `ibv_req_notify_cq`
 pub(super) unsafe extern "C" fn req_notify_cq(queue: *mut IbvCq, _solicited: c_int) -> c_int {
-    // SAFETY: alive by the caller's word.
+    // SAFETY: the caller passes a queue that is not destroyed, which keeps its context open.
     let Some(fabric) = (unsafe { fabric((*queue).context) }) else {
         return libc::EINVAL;
     };
@@ -61,16 +61,16 @@ pub(super) unsafe extern "C" fn req_notify_cq(queue: *mut IbvCq, _solicited: c_i
 /// `ibv_post_recv`
 pub(super) unsafe extern "C" fn post_recv(
     pair: *mut IbvQp,
-    room: *mut IbvRecvWr,
+    work: *mut IbvRecvWr,
     bad: *mut *mut IbvRecvWr,
 ) -> c_int {
-    // SAFETY: alive by the caller's word, as are the pieces of the list.
+    // SAFETY: the caller passes a queue pair that is not destroyed, and a readable list.
     unsafe {
         let (Some(fabric), number) = (fabric((*pair).context), (*pair).qp_num) else {
             return libc::EINVAL;
         };
         let mut state = fabric.lock();
-        let mut next = room;
+        let mut next = work;
         while !next.is_null() {
             let failure = state.enter("post_recv").err();
             let Some(there) = state.pairs.get_mut(&number) else {
@@ -78,16 +78,16 @@ pub(super) unsafe extern "C" fn post_recv(
             };
             let failure = match there.state {
                 IBV_QPS_RESET => Some(libc::EINVAL),
-                _ if there.room.len() == there.cap.max_recv_wr as usize => Some(libc::ENOMEM),
+                _ if there.receives.len() == there.cap.max_recv_wr as usize => Some(libc::ENOMEM),
                 _ => failure,
             };
             if let Some(error) = failure {
                 *bad = next;
                 return error;
             }
-            there.room.push_back((*next).wr_id);
+            there.receives.push_back((*next).wr_id);
             if there.state == IBV_QPS_ERR {
-                flush_room(&mut state, number);
+                flush_receives(&mut state, number);
             }
             next = (*next).next;
         }
@@ -101,7 +101,7 @@ pub(super) unsafe extern "C" fn post_send(
     work: *mut IbvSendWr,
     bad: *mut *mut IbvSendWr,
 ) -> c_int {
-    // SAFETY: alive by the caller's word, as are the pieces of the list.
+    // SAFETY: the caller passes a queue pair that is not destroyed, and a readable list.
     unsafe {
         let (Some(fabric), number) = (fabric((*pair).context), (*pair).qp_num) else {
             return libc::EINVAL;
@@ -123,17 +123,17 @@ pub(super) unsafe extern "C" fn post_send(
             }
             next = (*next).next;
         }
-        if !state.holds {
+        if !state.holds_work {
             run(&mut state, number);
         }
         0
     }
 }
 
-/// Checks work as a provider does when it is posted, and copies what is inline.
+/// Checks a request as a provider does when it is posted, and copies inline data.
 ///
 /// # Safety
-/// The pieces are readable.
+/// The request's pieces are readable, and so is their memory if it is inline.
 unsafe fn read_work(state: &State, number: u32, work: &IbvSendWr) -> Result<Posted, c_int> {
     let pair = state.pairs.get(&number).ok_or(libc::EINVAL)?;
     if !matches!(pair.state, IBV_QPS_RTS | IBV_QPS_ERR) {
@@ -146,13 +146,13 @@ unsafe fn read_work(state: &State, number: u32, work: &IbvSendWr) -> Result<Post
     }
     let pieces = match work.num_sge {
         0 => &[],
-        // SAFETY: as many pieces as the work says, by the caller's word.
+        // SAFETY: the caller passes a request with `count` pieces.
         count => unsafe { std::slice::from_raw_parts(work.sg_list, count as usize) },
     };
     let data = if work.send_flags & IBV_SEND_INLINE != 0 {
         let mut bytes = Vec::new();
         for piece in pieces {
-            // SAFETY: readable by the caller's word.
+            // SAFETY: the caller passes readable inline memory.
             bytes.extend_from_slice(unsafe {
                 std::slice::from_raw_parts(piece.addr as *const u8, piece.length as usize)
             });
@@ -175,7 +175,7 @@ unsafe fn read_work(state: &State, number: u32, work: &IbvSendWr) -> Result<Post
     })
 }
 
-/// Does what all queue pairs have to do.
+/// Performs the pending work of all queue pairs.
 pub(super) fn run_all(state: &mut State) {
     let numbers: Vec<u32> = state.pairs.keys().copied().collect();
     for number in numbers {
@@ -183,7 +183,7 @@ pub(super) fn run_all(state: &mut State) {
     }
 }
 
-/// Does what a queue pair has to do, in order.
+/// Performs the pending work of a queue pair, in order.
 fn run(state: &mut State, number: u32) {
     while let Some(pair) = state.pairs.get_mut(&number) {
         let Some(work) = pair.pending.pop_front() else {
@@ -211,21 +211,21 @@ fn run(state: &mut State, number: u32) {
     }
 }
 
-/// Moves a queue pair to its error state: what it has left to do comes back undone.
+/// Moves a queue pair to the error state: its pending requests complete with a flush error.
 pub(super) fn break_pair(state: &mut State, number: u32) {
     if let Some(pair) = state.pairs.get_mut(&number) {
         pair.state = IBV_QPS_ERR;
     }
-    flush_room(state, number);
+    flush_receives(state, number);
     run(state, number);
 }
 
-fn flush_room(state: &mut State, number: u32) {
+fn flush_receives(state: &mut State, number: u32) {
     let Some(pair) = state.pairs.get_mut(&number) else {
         return;
     };
-    let (queue, room) = (pair.recv_queue, std::mem::take(&mut pair.room));
-    for wr_id in room {
+    let (queue, receives) = (pair.recv_queue, std::mem::take(&mut pair.receives));
+    for wr_id in receives {
         let completion = IbvWc {
             wr_id,
             status: IBV_WC_WR_FLUSH_ERR,
@@ -237,7 +237,7 @@ fn flush_room(state: &mut State, number: u32) {
     }
 }
 
-/// Carries one piece of work to the peer; what becomes of it.
+/// Transfers one request to the peer. Returns the status of its completion.
 fn transfer(state: &mut State, number: u32, work: &Posted) -> c_uint {
     if let Some(at) = state.work_failures.iter().position(|(skip, _)| *skip == 0) {
         return state.work_failures.remove(at).1;
@@ -258,19 +258,24 @@ fn transfer(state: &mut State, number: u32, work: &Posted) -> c_uint {
         Data::Pieces(pieces) => {
             let mut bytes = Vec::new();
             for piece in pieces {
-                let holds = |region: &&super::state::Memory| {
+                let contains_piece = |region: &&super::state::Memory| {
                     region.domain == pair.domain
-                        && inside(
+                        && contains(
                             region.address,
                             region.bytes,
                             piece.addr,
                             piece.length as usize,
                         )
                 };
-                if state.regions.get(&piece.lkey).filter(holds).is_none() {
+                if state
+                    .regions
+                    .get(&piece.lkey)
+                    .filter(contains_piece)
+                    .is_none()
+                {
                     return IBV_WC_LOC_PROT_ERR;
                 }
-                // SAFETY: registered, and so mapped until it is given back.
+                // SAFETY: the piece lies in a registered region, whose owner keeps it mapped.
                 bytes.extend_from_slice(unsafe {
                     std::slice::from_raw_parts(piece.addr as *const u8, piece.length as usize)
                 });
@@ -282,7 +287,7 @@ fn transfer(state: &mut State, number: u32, work: &Posted) -> c_uint {
         region.domain == peer.domain
             && region.access as c_uint & IBV_ACCESS_REMOTE_WRITE != 0
             && peer.access & IBV_ACCESS_REMOTE_WRITE != 0
-            && inside(region.address, region.bytes, work.remote, bytes.len())
+            && contains(region.address, region.bytes, work.remote, bytes.len())
     });
     if !bytes.is_empty() && allowed.is_none() {
         let there = pair.peer;
@@ -297,7 +302,7 @@ fn transfer(state: &mut State, number: u32, work: &Posted) -> c_uint {
     let Some(pair) = state.pairs.get_mut(&there) else {
         return IBV_WC_RETRY_EXC_ERR;
     };
-    let Some(wr_id) = pair.room.pop_front() else {
+    let Some(wr_id) = pair.receives.pop_front() else {
         return IBV_WC_RNR_RETRY_EXC_ERR;
     };
     let completion = IbvWc {
@@ -315,17 +320,18 @@ fn transfer(state: &mut State, number: u32, work: &Posted) -> c_uint {
     IBV_WC_SUCCESS
 }
 
-fn inside(address: u64, bytes: usize, at: u64, length: usize) -> bool {
+fn contains(address: u64, bytes: usize, at: u64, length: usize) -> bool {
     at >= address && at - address <= bytes as u64 && length as u64 <= bytes as u64 - (at - address)
 }
 
-/// Writes as a device does: aligned words whole, because somebody may be polling them.
+/// Writes like a device: an aligned word as a whole, because a peer may be polling it.
 fn write(at: u64, bytes: &[u8]) {
     if let (Ok(word), 0) = (<[u8; 8]>::try_from(bytes), at % 8) {
-        // SAFETY: registered, aligned, and polled as an atomic.
+        // SAFETY: the word is aligned and lies in a registered region; the peer polls it as an
+        // atomic.
         let place = unsafe { &*(at as *const AtomicU64) };
         return place.store(u64::from_ne_bytes(word), Ordering::Release);
     }
-    // SAFETY: registered; who reads it waits for the completion.
+    // SAFETY: the bytes lie in a registered region; the peer reads them after the completion.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), at as *mut u8, bytes.len()) };
 }

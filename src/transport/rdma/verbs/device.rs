@@ -197,7 +197,7 @@ mod tests {
             (Some(IBV_FORK_UNNEEDED), 0),
         ] {
             let fabric = Fabric::new(vec![FakeDevice::roce("r0", 1)]);
-            fabric.fork(answer);
+            fabric.set_fork_support(answer);
             // The call must precede the first device.
             fabric.fail("open_device", 0, 1, libc::EIO);
             let api: Arc<dyn Api> = fabric.clone();
@@ -210,7 +210,7 @@ mod tests {
     #[test]
     fn failed_fork_init_is_a_warning() {
         let fabric = Fabric::new(vec![FakeDevice::roce("r0", 1)]);
-        fabric.fork(None);
+        fabric.set_fork_support(None);
         fabric.fail("fork_init", 0, 2, libc::EINVAL);
         let api: Arc<dyn Api> = fabric.clone();
         let warning = keep_from_children(&api).unwrap();
