@@ -1,6 +1,6 @@
 //! From measurements to the lines of a table.
 
-use super::search::{Point, Sweep};
+use super::point::{Point, Sweep};
 use cinch::plan::{KernelVariant, TableEntry};
 
 /// How much slower than the fastest a variant may be that a neighbour has too.
