@@ -1,6 +1,7 @@
 //! Connects a rank with all others.
 
-use super::contract::{Ends, Peers, Pollable, Prepared, Setup};
+use super::contract::{Peers, Pollable, Prepared, Setup};
+use super::ends::Ends;
 use super::inbox::{Inbox, InboxLayout};
 use super::settings::{self, ConnectInfo};
 use super::waiter::RankWaiter;

@@ -1,16 +1,18 @@
 //! How a transport connects ranks: each rank prepares, all ranks exchange offers, each rank connects.
 
+use super::ConnectContext;
+use super::ends::Ends;
 use super::inbox::Inbox;
 use super::mesh::SocketMesh;
-use super::{ConnectContext, RecvEnd, SendEnd};
 use crate::bootstrap::PeerInfo;
 use crate::bootstrap::auth::Listener;
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
-use crate::mem::FifoShape;
+use crate::mem::{FifoShape, Region};
 use crate::sys::socket::{Address, Interest};
 use crate::types::TransportKind;
 use crate::wire::Wire;
+use std::sync::Arc;
 
 /// The memory in which peers write the incoming slots of a rank. Loopback and shared memory use one
 /// inbox per rank, so that a single doorbell ends a sleep.
@@ -134,6 +136,25 @@ impl<'a> Setup<'a> {
         inbox.ok_or_else(|| Error::internal("a transport without an inbox uses one"))
     }
 
+    /// Connects this rank with the ranks whose inboxes `regions` are. Each pair of ranks must be connected
+    /// once, through one transport.
+    ///
+    /// # Errors
+    /// Internal if no transport asked for an inbox.
+    pub fn connect_inboxes(
+        &self,
+        peers: &Peers<'_>,
+        regions: Vec<(usize, Arc<Region>)>,
+    ) -> Result<Connected> {
+        let bytes = self.fifo_bytes() * regions.len();
+        let ranks = (self.me(), self.peers());
+        Ok(Connected {
+            ends: self.inbox()?.connect(ranks, peers.crowded, regions),
+            pollable: None,
+            bytes,
+        })
+    }
+
     /// Returns a mesh of sockets with the peers at `addresses`: `sockets` on each of `channels`.
     pub fn mesh(
         &self,
@@ -194,14 +215,6 @@ pub(crate) struct Connected {
     pub pollable: Option<Box<dyn Pollable>>,
     /// Bytes of slot memory.
     pub bytes: usize,
-}
-
-/// The ends of this rank to a peer on a channel.
-pub(crate) struct Ends {
-    pub peer: usize,
-    pub channel: usize,
-    pub send: Box<dyn SendEnd>,
-    pub recv: Box<dyn RecvEnd>,
 }
 
 /// The descriptors of one transport that a rank's waiter sleeps on, and the work beside them.

@@ -93,6 +93,14 @@ pub trait RecvInto {
     fn recv_into(&mut self, place: &mut [u8]) -> Result<bool>;
 }
 
+/// The ends of this rank to a peer on a channel.
+pub(crate) struct Ends {
+    pub peer: usize,
+    pub channel: usize,
+    pub send: Box<dyn SendEnd>,
+    pub recv: Box<dyn RecvEnd>,
+}
+
 /// Waits until something may have changed on one of a rank's connections.
 pub trait Waiter: Send + std::fmt::Debug {
     /// Spins, then yields the core, then sleeps until a peer wakes this rank or `limit` has passed.

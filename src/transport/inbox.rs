@@ -9,8 +9,9 @@
 //! Senders write into the receiver's memory, so that a byte crosses the bus once. FIFOs of ranks with
 //! another transport stay untouched and take address space only.
 
-use super::contract::{Connected, Ends, Peers, Setup};
+use super::ends::Ends;
 use super::{Header, InboxMemory, RecvEnd, SendEnd};
+use crate::bootstrap::PeerInfo;
 use crate::error::Result;
 use crate::mem::{
     COUNTER_BYTES, Consumer, DOORBELL_BYTES, FifoPlaces, FifoShape, Place, Producer, Region, Ringer,
@@ -65,23 +66,21 @@ impl Inbox {
         self.layout.bytes()
     }
 
-    /// Connects this rank with the ranks whose inboxes `regions` are. Each pair of ranks must be connected
-    /// once, through one transport.
+    /// Returns the ends of rank `me` to the ranks whose inboxes `regions` are. Each pair of ranks must be
+    /// connected once, through one transport. If ranks are `crowded`, they share cores and sleep often.
     pub fn connect(
         &self,
-        setup: &Setup<'_>,
-        peers: &Peers<'_>,
+        (me, ranks): (usize, &[PeerInfo]),
+        crowded: bool,
         regions: Vec<(usize, Arc<Region>)>,
-    ) -> Connected {
-        let bytes = setup.fifo_bytes() * regions.len();
+    ) -> Vec<Ends> {
         let mut ends = Vec::new();
         for (peer, region) in regions {
-            let who = setup.peers()[peer].to_string();
-            let (own, their) = ((setup.me(), &self.region), (peer, &region));
+            let who = ranks[peer].to_string();
+            let (own, their) = ((me, &self.region), (peer, &region));
             for channel in 0..self.layout.channels {
                 // SAFETY: the caller connects each pair once, and the loop visits each channel once.
-                let (send, recv) =
-                    unsafe { self.layout.join(own, their, channel, &who, peers.crowded) };
+                let (send, recv) = unsafe { self.layout.join(own, their, channel, &who, crowded) };
                 ends.push(Ends {
                     peer,
                     channel,
@@ -90,11 +89,7 @@ impl Inbox {
                 });
             }
         }
-        Connected {
-            ends,
-            pollable: None,
-            bytes,
-        }
+        ends
     }
 }
 

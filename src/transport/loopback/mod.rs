@@ -59,7 +59,7 @@ impl Prepared for Offer {
             Ok((rank, region))
         });
         let regions = regions.collect::<Result<Vec<_>>>()?;
-        Ok(Some(inbox.connect(setup, peers, regions)))
+        setup.connect_inboxes(peers, regions).map(Some)
     }
 }
 

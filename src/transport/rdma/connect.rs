@@ -12,7 +12,7 @@ use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::{FifoShape, Region};
 use crate::sys::ibverbs::{IbvAhAttr, IbvGid, IbvGlobalRoute};
-use crate::transport::contract::Ends;
+use crate::transport::ends::Ends;
 use crate::wire::{Reader, Wire, WireResult, Writer};
 use std::sync::Arc;
 

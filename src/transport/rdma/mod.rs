@@ -17,9 +17,8 @@ mod status;
 mod tests;
 mod verbs;
 
-use super::contract::{
-    Caps, Connected, Ends, InboxMemory, Peers, Pollable, Prepared, Setup, Transport,
-};
+use super::contract::{Caps, Connected, InboxMemory, Peers, Pollable, Prepared, Setup, Transport};
+use super::ends::Ends;
 use crate::bootstrap::PeerInfo;
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};

@@ -110,7 +110,7 @@ impl Prepared for ShmListener {
         let addresses = addresses.collect::<Result<_>>()?;
         let mesh = setup.mesh(PURPOSE, listener, addresses, (1, 1));
         let regions = exchange(mesh, memory, inbox.bytes())?;
-        Ok(Some(inbox.connect(setup, peers, regions)))
+        setup.connect_inboxes(peers, regions).map(Some)
     }
 }
 

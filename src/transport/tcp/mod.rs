@@ -6,9 +6,8 @@
 
 mod pump;
 
-use super::contract::{
-    Caps, Connected, Ends, InboxMemory, Peers, Pollable, Prepared, Setup, Transport,
-};
+use super::contract::{Caps, Connected, InboxMemory, Peers, Pollable, Prepared, Setup, Transport};
+use super::ends::Ends;
 use super::mesh::SocketId;
 use super::{Header, RecvEnd, RecvInto, SendEnd, SendFrom};
 use crate::bootstrap::PeerInfo;
