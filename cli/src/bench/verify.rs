@@ -477,10 +477,11 @@ fn encodes(collective: Collective, algorithm: Algorithm, contributions: usize) -
     let n = contributions as f64;
     match (collective.reduces(), algorithm) {
         (false, _) => 1.0,
-        // A ring between hosts has the longest path of two levels: one encode inside and one for each host.
-        (true, Algorithm::Ring | Algorithm::Hierarchical) => n,
         (true, Algorithm::Tree) => 2.0 * n.log2().ceil() + 2.0,
         (true, Algorithm::OneShot | Algorithm::Direct) => 2.0,
+        // A chain through all ranks, such as a ring, has the longest path. A ring between hosts encodes once
+        // inside and once for each host.
+        (true, _) => n,
     }
 }
 
@@ -493,8 +494,9 @@ fn roundings(algorithm: Algorithm, contributions: usize) -> f64 {
         // Each level rounds once.
         Algorithm::Tree => n.log2().ceil() + 2.0,
         Algorithm::Ring => n + 1.0,
-        // Inside, between, and at most as a ring there.
-        Algorithm::Hierarchical => n + 2.0,
+        // Hierarchical schedules round inside, between, and at most as a ring there. No schedule adds more
+        // often than a ring.
+        _ => n + 2.0,
     }
 }
 
