@@ -238,17 +238,17 @@ mod tests {
             ),
             (
                 cinch_config_t {
-                    transport: 9,
+                    transport: 99,
                     ..base
                 },
-                "transport 9",
+                "transport 99",
             ),
             (
                 cinch_config_t {
-                    algorithm: 7,
+                    algorithm: 99,
                     ..base
                 },
-                "algorithm 7",
+                "algorithm 99",
             ),
             (
                 cinch_config_t {
