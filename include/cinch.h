@@ -372,23 +372,23 @@ enum cinch_algorithm_t
      */
     CINCH_ALGORITHM_AUTO = 1,
     /**
-     * Ring: each rank sends to its neighbour.
+     * Neighbour to neighbour, N-1 hops each way.
      */
     CINCH_ALGORITHM_RING = 2,
     /**
-     * Double binary tree.
+     * Two complementary binary trees.
      */
     CINCH_ALGORITHM_TREE = 3,
     /**
-     * One-shot: every rank sends its input to every rank in one step.
+     * Every rank to every other in one step: least latency, N-1 times the bytes.
      */
     CINCH_ALGORITHM_ONESHOT = 4,
     /**
-     * Direct (two-shot): every rank sends each chunk to its owner, which sends the result back.
+     * Every rank to the owner of each chunk and back (two-shot): two steps, the ring's bytes.
      */
     CINCH_ALGORITHM_DIRECT = 5,
     /**
-     * Hierarchical: inside each host, then between hosts, then inside again.
+     * Inside each host first, then between hosts on each rail, then inside again.
      */
     CINCH_ALGORITHM_HIERARCHICAL = 6,
 };
@@ -417,11 +417,11 @@ enum cinch_transport_t
      */
     CINCH_TRANSPORT_AUTO = 1,
     /**
-     * Memory of one process, between its threads.
+     * Threads of one process.
      */
     CINCH_TRANSPORT_LOOPBACK = 2,
     /**
-     * Shared memory between processes of one host.
+     * Sealed shared memory between processes of one host.
      */
     CINCH_TRANSPORT_SHM = 3,
     /**
@@ -429,11 +429,11 @@ enum cinch_transport_t
      */
     CINCH_TRANSPORT_TCP = 4,
     /**
-     * Peer memory between GPUs of one host.
+     * Memory of GPUs of one host, written by peers; pinned host memory where they cannot.
      */
     CINCH_TRANSPORT_CUDA = 5,
     /**
-     * RDMA over InfiniBand or RoCE.
+     * Writes into memory of peers over InfiniBand or RoCE.
      */
     CINCH_TRANSPORT_RDMA = 6,
 };

@@ -49,9 +49,8 @@ pub struct RunOptions {
     /// the tool or at PATH on each host
     #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true)]
     pub(super) preload: Option<Option<PathBuf>>,
-    /// Transport that carries the data: auto, shm, tcp or rdma
     #[arg(long, default_value = "auto", value_parser = super::bench::options::parse_transport,
-          requires = "starts")]
+          help = super::bench::options::transport_help(), requires = "starts")]
     pub(super) transport: super::bench::options::Named<TransportKind>,
     /// Print the rank in front of each line of output
     #[arg(long, requires = "starts")]

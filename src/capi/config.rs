@@ -139,7 +139,7 @@ fn choice_name<T>(choice: NumberedSetting<T>, name: fn(T) -> &'static str) -> Op
 
 #[cfg(test)]
 mod tests {
-    use super::super::types::{CINCH_API_VERSION, cinch_algorithm_t, cinch_transport_t};
+    use super::super::types::{CINCH_API_VERSION, algorithm_of, transport_of};
     use super::*;
     use crate::types::{Algorithm, DeviceChoice, TransportKind};
     use std::time::Duration;
@@ -170,8 +170,8 @@ mod tests {
         let config = cinch_config_t {
             codec: c"dynamic8:block=64".as_ptr(),
             network_interface: c"lo".as_ptr(),
-            transport: cinch_transport_t::CINCH_TRANSPORT_TCP as u32,
-            algorithm: cinch_algorithm_t::CINCH_ALGORITHM_TREE as u32,
+            transport: transport_of(Some(TransportKind::Tcp)),
+            algorithm: algorithm_of(Algorithm::Tree),
             slots: 8,
             channels: 3,
             tcp_sockets: 5,
@@ -238,17 +238,17 @@ mod tests {
             ),
             (
                 cinch_config_t {
-                    transport: 9,
+                    transport: 99,
                     ..base
                 },
-                "transport 9",
+                "transport 99",
             ),
             (
                 cinch_config_t {
-                    algorithm: 7,
+                    algorithm: 99,
                     ..base
                 },
-                "algorithm 7",
+                "algorithm 99",
             ),
             (
                 cinch_config_t {

@@ -91,6 +91,7 @@ pub enum cinch_collective_t {
 }
 
 /// Algorithm of a collective.
+// The header has a constant for each line of the table of `Algorithm`; its number is the line's plus 2.
 #[allow(dead_code)] // for the header and the tests
 #[derive(Clone, Copy)]
 #[repr(u32)]
@@ -99,19 +100,10 @@ pub enum cinch_algorithm_t {
     CINCH_ALGORITHM_UNSET = 0,
     /// The cheapest by the cost model, and overrides the environment. For configs only.
     CINCH_ALGORITHM_AUTO = 1,
-    /// Ring: each rank sends to its neighbour.
-    CINCH_ALGORITHM_RING = 2,
-    /// Double binary tree.
-    CINCH_ALGORITHM_TREE = 3,
-    /// One-shot: every rank sends its input to every rank in one step.
-    CINCH_ALGORITHM_ONESHOT = 4,
-    /// Direct (two-shot): every rank sends each chunk to its owner, which sends the result back.
-    CINCH_ALGORITHM_DIRECT = 5,
-    /// Hierarchical: inside each host, then between hosts, then inside again.
-    CINCH_ALGORITHM_HIERARCHICAL = 6,
 }
 
 /// Transport between two ranks.
+// The header has a constant for each line of the table of `TransportKind`; its number is the line's plus 2.
 #[allow(dead_code)] // for the header and the tests
 #[derive(Clone, Copy)]
 #[repr(u32)]
@@ -120,16 +112,6 @@ pub enum cinch_transport_t {
     CINCH_TRANSPORT_UNSET = 0,
     /// The fastest that connects each pair, and overrides the environment. For configs only.
     CINCH_TRANSPORT_AUTO = 1,
-    /// Memory of one process, between its threads.
-    CINCH_TRANSPORT_LOOPBACK = 2,
-    /// Shared memory between processes of one host.
-    CINCH_TRANSPORT_SHM = 3,
-    /// TCP sockets.
-    CINCH_TRANSPORT_TCP = 4,
-    /// Peer memory between GPUs of one host.
-    CINCH_TRANSPORT_CUDA = 5,
-    /// RDMA over InfiniBand or RoCE.
-    CINCH_TRANSPORT_RDMA = 6,
 }
 
 pub(super) type dtype_number = u32;
@@ -302,30 +284,13 @@ mod tests {
 
     #[test]
     fn numbered_setting_survives_round_trip() {
-        for (number, name) in [
-            (CINCH_ALGORITHM_RING, "ring"),
-            (CINCH_ALGORITHM_TREE, "tree"),
-            (CINCH_ALGORITHM_ONESHOT, "oneshot"),
-            (CINCH_ALGORITHM_DIRECT, "direct"),
-            (CINCH_ALGORITHM_HIERARCHICAL, "hierarchical"),
-        ] {
-            let NumberedSetting::One(found) = algorithm(number as u32).unwrap() else {
-                panic!("{name} is not a choice");
-            };
-            assert_eq!((found.name(), algorithm_of(found)), (name, number as u32));
+        for one in Algorithm::ALL {
+            let setting = algorithm(algorithm_of(one)).unwrap();
+            assert_eq!(setting, NumberedSetting::One(one));
         }
-        for (number, name) in [
-            (CINCH_TRANSPORT_LOOPBACK, "loopback"),
-            (CINCH_TRANSPORT_SHM, "shm"),
-            (CINCH_TRANSPORT_TCP, "tcp"),
-            (CINCH_TRANSPORT_CUDA, "cuda"),
-            (CINCH_TRANSPORT_RDMA, "rdma"),
-        ] {
-            let NumberedSetting::One(found) = transport(number as u32).unwrap() else {
-                panic!("{name} is not a choice");
-            };
-            assert_eq!(found.name(), name);
-            assert_eq!(transport_of(Some(found)), number as u32);
+        for kind in TransportKind::ALL {
+            let setting = transport(transport_of(Some(kind))).unwrap();
+            assert_eq!(setting, NumberedSetting::One(kind));
         }
         assert_eq!(transport_of(None), CINCH_TRANSPORT_UNSET as u32);
         assert_eq!(
@@ -340,7 +305,7 @@ mod tests {
             transport(CINCH_TRANSPORT_AUTO as u32).unwrap(),
             NumberedSetting::Auto
         );
-        let unknown = TransportKind::ALL.len() as u32 + 2;
-        assert!(algorithm(7).is_err() && transport(unknown).is_err());
+        assert!(algorithm(Algorithm::ALL.len() as u32 + 2).is_err());
+        assert!(transport(TransportKind::ALL.len() as u32 + 2).is_err());
     }
 }

@@ -264,10 +264,6 @@ mod tests {
             ("CINCH_TIMEOUT", "0.01 to 1000000 seconds"),
             ("CINCH_IB_TIMEOUT", "8 to 22: 4.096 us times two to this"),
             (
-                "CINCH_ALGO",
-                "auto, ring, tree, oneshot, direct or hierarchical",
-            ),
-            (
                 "CINCH_IB_GID",
                 "auto, a place in the port's table of addresses, or an address",
             ),

@@ -12,7 +12,7 @@
 //! W is the number of rings per channel, and 1 for chains and other algorithms. One rank has one chunk.
 
 use super::hosts::Hosts;
-use super::{hierarchical, ring_count};
+use super::{generator_of, ring_count};
 use crate::types::{Algorithm, Collective};
 use std::ops::Range;
 
@@ -78,18 +78,9 @@ impl SchedulePattern {
 
     /// Returns the parts into which a pass divides its range of `count` elements.
     pub fn parts(&self) -> usize {
-        match (self.collective, self.algorithm) {
-            _ if self.nranks == 1 => 1,
-            (_, Algorithm::Hierarchical) => hierarchical::parts(self),
-            (Collective::AllReduce, Algorithm::Ring) => self.nranks * self.ring_count(),
-            (_, Algorithm::Ring) => self.ring_count(),
-            (Collective::AllReduce, Algorithm::Direct) => self.nranks,
-            (Collective::Broadcast | Collective::Reduce, Algorithm::Direct) => self.nranks,
-            (
-                Collective::AllReduce | Collective::Broadcast | Collective::Reduce,
-                Algorithm::Tree,
-            ) => 2,
-            _ => 1,
+        match self.nranks {
+            1 => 1,
+            _ => (generator_of(self.algorithm).parts)(self),
         }
     }
 
@@ -118,10 +109,7 @@ impl SchedulePattern {
 
     /// Returns the slots that each connection needs to be free of deadlock.
     pub fn slots(&self) -> usize {
-        match self.algorithm {
-            Algorithm::Ring => ring_count::slots(self.ring_count(), self.nranks),
-            _ => 2,
-        }
+        (generator_of(self.algorithm).slots)(self)
     }
 
     /// Returns the place of `chunk` in the input of `rank`; `None` if the rank contributes nothing

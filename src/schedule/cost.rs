@@ -1,10 +1,10 @@
 //! Counts the work of a schedule for the cost model.
 
 use super::chunks::SchedulePattern;
+use super::generator_of;
 use super::hosts::Hosts;
 use super::ir::{Op, Own, Schedule};
-use super::{hierarchical, tree};
-use crate::types::{Algorithm, Collective, Level};
+use crate::types::Level;
 use std::collections::HashSet;
 
 /// Work of one rank in one pass, in chunks.
@@ -117,38 +117,23 @@ impl Hops {
 impl SchedulePattern {
     /// Returns the longest chain of messages. [`super::algorithms`] lists the combinations that exist.
     pub fn hops(&self) -> Hops {
-        if self.algorithm == Algorithm::Hierarchical {
-            return hierarchical::hops(self);
+        match self.nranks {
+            0 | 1 => Hops::default(),
+            _ => (generator_of(self.algorithm).hops)(self),
         }
-        let hops = flat_hops(self.collective, self.algorithm, self.nranks);
+    }
+
+    /// Returns the chain of `messages` between ranks that may be on different hosts.
+    pub(super) fn flat_hops(&self, messages: usize) -> Hops {
         match self.hosts.count() {
             1 => Hops {
-                inside: hops,
+                inside: messages,
                 between: 0,
             },
             _ => Hops {
                 inside: 0,
-                between: hops,
+                between: messages,
             },
         }
-    }
-}
-
-fn flat_hops(collective: Collective, algorithm: Algorithm, nranks: usize) -> usize {
-    if nranks <= 1 {
-        return 0;
-    }
-    let both_ways = 1 + usize::from(collective == Collective::AllReduce);
-    match algorithm {
-        Algorithm::Ring => both_ways * (nranks - 1),
-        Algorithm::Tree => both_ways * tree::depth(nranks),
-        Algorithm::OneShot => 1,
-        Algorithm::Direct => match collective {
-            Collective::AllReduce | Collective::Reduce => 2,
-            // With two ranks the owner has no third rank to send to.
-            Collective::Broadcast => 1 + usize::from(nranks > 2),
-            _ => 1,
-        },
-        Algorithm::Hierarchical => 0,
     }
 }

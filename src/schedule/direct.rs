@@ -22,18 +22,39 @@
 
 use super::chunks::SchedulePattern;
 use super::fan::{self, OwnTerm};
+use super::generator::Generator;
 use super::ir::{Op, Own, Step};
-use crate::types::Collective;
+use crate::types::{Algorithm, Collective};
 use std::iter::{empty, once};
 
-pub(super) fn stages(collective: Collective) -> usize {
-    match collective {
+pub(super) const GENERATOR: Generator = Generator {
+    algorithm: Algorithm::Direct,
+    collectives: &Collective::ALL,
+    parts: |pattern| match pattern.collective {
+        Collective::AllReduce | Collective::Broadcast | Collective::Reduce => pattern.nranks,
+        _ => 1,
+    },
+    slots: |_| 2,
+    stages,
+    hops: |pattern| {
+        pattern.flat_hops(match pattern.collective {
+            Collective::AllReduce | Collective::Reduce => 2,
+            // With two ranks the owner has no third rank to send to.
+            Collective::Broadcast => 1 + usize::from(pattern.nranks > 2),
+            _ => 1,
+        })
+    },
+    steps,
+};
+
+fn stages(pattern: &SchedulePattern) -> usize {
+    match pattern.collective {
         Collective::Gather | Collective::Scatter | Collective::SendRecv => 1,
         _ => 3,
     }
 }
 
-pub(super) fn steps(pattern: &SchedulePattern, rank: usize) -> Vec<Step> {
+fn steps(pattern: &SchedulePattern, rank: usize) -> Vec<Step> {
     let SchedulePattern {
         nranks, root, peer, ..
     } = *pattern;

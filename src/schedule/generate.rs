@@ -3,21 +3,9 @@
 use super::chunks::SchedulePattern;
 use super::hosts::Hosts;
 use super::ir::{Op, Schedule, Step};
-use super::{direct, hierarchical, oneshot, ring, tree};
+use super::{algorithms, generator_of};
 use crate::error::{Error, ErrorKind, Result};
 use crate::types::{Algorithm, Collective};
-
-/// Returns the flat algorithms of a collective. Hierarchical schedules exist for the algorithms of
-/// [`SchedulePattern::between_hosts`] as well.
-pub fn algorithms(collective: Collective) -> &'static [Algorithm] {
-    match collective {
-        Collective::AllReduce | Collective::Broadcast | Collective::Reduce => &Algorithm::FLAT,
-        Collective::AllGather | Collective::ReduceScatter => &[Algorithm::Ring, Algorithm::Direct],
-        Collective::Gather | Collective::Scatter | Collective::AllToAll | Collective::SendRecv => {
-            &[Algorithm::Direct]
-        }
-    }
-}
 
 /// Generates the steps of `rank` in one pass, in time proportional to their number. `root` is the sender
 /// of a send/recv and `peer` its receiver; both are ignored where the collective has none.
@@ -51,20 +39,8 @@ impl SchedulePattern {
         let (stages, steps) = if self.nranks == 1 {
             (1, vec![alone(self.collective)])
         } else {
-            match self.algorithm {
-                Algorithm::Ring => (ring::STAGES, ring::steps(self, rank)),
-                Algorithm::Tree => (
-                    tree::stages(self.collective, self.nranks),
-                    tree::steps(self, rank),
-                ),
-                Algorithm::OneShot => {
-                    (oneshot::stages(self.collective), oneshot::steps(self, rank))
-                }
-                Algorithm::Direct => (direct::stages(self.collective), direct::steps(self, rank)),
-                Algorithm::Hierarchical => {
-                    (hierarchical::stages(self), hierarchical::steps(self, rank))
-                }
-            }
+            let generator = generator_of(self.algorithm);
+            ((generator.stages)(self), (generator.steps)(self, rank))
         };
         Ok(Schedule {
             nranks: self.nranks,

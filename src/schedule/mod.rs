@@ -10,6 +10,7 @@ mod cost;
 mod direct;
 mod fan;
 mod generate;
+mod generator;
 mod hierarchical;
 mod hosts;
 mod ir;
@@ -26,8 +27,34 @@ mod hierarchical_tests;
 
 pub use chunks::{ChunkPlace, Contributors, SchedulePattern};
 pub use cost::{CostCounts, Hops, cost_counts};
-pub use generate::{algorithms, generate};
+pub use generate::generate;
 pub use hosts::Hosts;
 pub use ir::{MAX_FAN, Op, Own, Schedule, Step, StepPeers, Visit, Walk, WalkCursor, walk};
 pub use ring_count::{directions, has_several_rings, ring_steps};
 pub use verify::{Proof, VerifyLimits, verify};
+
+use crate::types::{Algorithm, Collective};
+use generator::{FlatAlgorithms, Generator};
+
+/// The table of algorithms, in the order of [`Algorithm`].
+const TABLE: [Generator; Algorithm::ALL.len()] = [
+    ring::GENERATOR,
+    tree::GENERATOR,
+    oneshot::GENERATOR,
+    direct::GENERATOR,
+    hierarchical::GENERATOR,
+];
+
+static GENERATORS: [Generator; TABLE.len()] = TABLE;
+
+static FLAT_ALGORITHMS: [FlatAlgorithms; Collective::ALL.len()] = FlatAlgorithms::of_all(&TABLE);
+
+fn generator_of(algorithm: Algorithm) -> &'static Generator {
+    &GENERATORS[algorithm as usize]
+}
+
+/// Returns the flat algorithms of a collective, in numeric order. Hierarchical schedules exist for the
+/// algorithms of [`SchedulePattern::between_hosts`] as well.
+pub fn algorithms(collective: Collective) -> &'static [Algorithm] {
+    FLAT_ALGORITHMS[collective as usize].as_slice()
+}

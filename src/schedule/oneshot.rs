@@ -15,18 +15,33 @@
 
 use super::chunks::SchedulePattern;
 use super::fan::{self, OwnTerm};
+use super::generator::Generator;
 use super::ir::{Op, Step};
-use crate::types::Collective;
+use crate::types::{Algorithm, Collective};
 
-pub(super) fn stages(collective: Collective) -> usize {
-    if collective == Collective::AllReduce {
+pub(super) const GENERATOR: Generator = Generator {
+    algorithm: Algorithm::OneShot,
+    collectives: &[
+        Collective::AllReduce,
+        Collective::Broadcast,
+        Collective::Reduce,
+    ],
+    parts: |_| 1,
+    slots: |_| 2,
+    stages,
+    hops: |pattern| pattern.flat_hops(1),
+    steps,
+};
+
+fn stages(pattern: &SchedulePattern) -> usize {
+    if pattern.collective == Collective::AllReduce {
         3
     } else {
         1
     }
 }
 
-pub(super) fn steps(pattern: &SchedulePattern, rank: usize) -> Vec<Step> {
+fn steps(pattern: &SchedulePattern, rank: usize) -> Vec<Step> {
     let SchedulePattern { nranks, root, .. } = *pattern;
     let sum = |stage, own| {
         let at = Step::new(stage, Op::RecvReduceCopy, 0);

@@ -21,14 +21,35 @@
 //! collectives keep every rank busy in every step.
 
 use super::chunks::SchedulePattern;
+use super::generator::Generator;
 use super::ir::{Op, Step};
-use super::ring_count::directions;
-use crate::types::Collective;
+use super::ring_count::{self, directions};
+use crate::types::{Algorithm, Collective};
 
-pub(super) const STAGES: usize = 1;
+pub(super) const GENERATOR: Generator = Generator {
+    algorithm: Algorithm::Ring,
+    collectives: &[
+        Collective::AllReduce,
+        Collective::AllGather,
+        Collective::ReduceScatter,
+        Collective::Broadcast,
+        Collective::Reduce,
+    ],
+    parts: |pattern| match pattern.collective {
+        Collective::AllReduce => pattern.nranks * pattern.ring_count(),
+        _ => pattern.ring_count(),
+    },
+    slots: |pattern| ring_count::slots(pattern.ring_count(), pattern.nranks),
+    stages: |_| 1,
+    hops: |pattern| {
+        let rounds = 1 + usize::from(pattern.collective == Collective::AllReduce);
+        pattern.flat_hops(rounds * (pattern.nranks - 1))
+    },
+    steps,
+};
 
 /// Returns the steps of `rank`, interleaved over the rings.
-pub(super) fn steps(pattern: &SchedulePattern, rank: usize) -> Vec<Step> {
+fn steps(pattern: &SchedulePattern, rank: usize) -> Vec<Step> {
     let rings: Vec<_> = (0..pattern.ring_count())
         .map(|index| Ring::new(pattern, rank, index).steps(pattern.collective, pattern.root))
         .collect();

@@ -19,8 +19,34 @@
 //! 2D+1 passes overlap.
 
 use super::chunks::SchedulePattern;
+use super::generator::Generator;
 use super::ir::{Op, Step};
-use crate::types::Collective;
+use crate::types::{Algorithm, Collective};
+
+pub(super) const GENERATOR: Generator = Generator {
+    algorithm: Algorithm::Tree,
+    collectives: &[
+        Collective::AllReduce,
+        Collective::Broadcast,
+        Collective::Reduce,
+    ],
+    parts: |pattern| match pattern.collective {
+        Collective::AllReduce | Collective::Broadcast | Collective::Reduce => 2,
+        _ => 1,
+    },
+    slots: |_| 2,
+    stages: |pattern| ways(pattern.collective) * depth(pattern.nranks) + 1,
+    hops: |pattern| pattern.flat_hops(ways(pattern.collective) * depth(pattern.nranks)),
+    steps,
+};
+
+/// Returns how often a chunk passes all levels: an all_reduce goes up and down.
+const fn ways(collective: Collective) -> usize {
+    match collective {
+        Collective::AllReduce => 2,
+        _ => 1,
+    }
+}
 
 /// Returns the levels below the root.
 pub(super) fn depth(nranks: usize) -> usize {
@@ -30,14 +56,7 @@ pub(super) fn depth(nranks: usize) -> usize {
     }
 }
 
-pub(super) fn stages(collective: Collective, nranks: usize) -> usize {
-    match collective {
-        Collective::AllReduce => 2 * depth(nranks) + 1,
-        _ => depth(nranks) + 1,
-    }
-}
-
-pub(super) fn steps(pattern: &SchedulePattern, rank: usize) -> Vec<Step> {
+fn steps(pattern: &SchedulePattern, rank: usize) -> Vec<Step> {
     let SchedulePattern { nranks, .. } = *pattern;
     let root = match pattern.collective {
         Collective::AllReduce => 0,

@@ -20,13 +20,19 @@ named_enum! {
 }
 
 impl Algorithm {
-    /// The algorithms that do not distinguish hosts, in numeric order.
-    pub const FLAT: [Algorithm; 4] = [
-        Algorithm::Ring,
-        Algorithm::Tree,
-        Algorithm::OneShot,
-        Algorithm::Direct,
-    ];
+    /// The algorithms that treat all ranks alike, whatever host they are on, in numeric order.
+    pub const FLAT: [Algorithm; Algorithm::ALL.len() - 1] = {
+        let mut flat = [Algorithm::Ring; Algorithm::ALL.len() - 1];
+        let (mut at, mut count) = (0, 0);
+        while at < Algorithm::ALL.len() {
+            if !matches!(Algorithm::ALL[at], Algorithm::Hierarchical) {
+                flat[count] = Algorithm::ALL[at];
+                count += 1;
+            }
+            at += 1;
+        }
+        flat
+    };
 }
 
 named_enum! {

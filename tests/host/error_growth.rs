@@ -262,7 +262,7 @@ fn encodes(algorithm: Algorithm, nranks: usize) -> Vec<usize> {
         Algorithm::Tree => (0..nranks.ilog2())
             .flat_map(|level| vec![(nranks >> level) - 1; 1 << level])
             .collect(),
-        Algorithm::OneShot | Algorithm::Hierarchical => unreachable!("no cell has it"),
+        _ => unreachable!("no cell has it"),
     };
     encodes.push(nranks);
     encodes

@@ -1,5 +1,5 @@
-//! `include/cinch.h` equals what cbindgen generates from `src/capi`, and every export is guarded,
-//! documented, in the header and in the shared library.
+//! `include/cinch.h` equals what cbindgen generates from `src/capi` and the tables of algorithms and
+//! transports, and every export is guarded, documented, in the header and in the shared library.
 //!
 //! `CINCH_UPDATE_HEADER=1 cargo test --test meta header` rewrites the header.
 
@@ -7,6 +7,7 @@ use crate::c_library;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Files of `src/capi` that hold exports, in the order of the header.
 const FILES: &[&str] = &[
@@ -107,14 +108,62 @@ fn fault(export: &Export) -> Option<String> {
     }
 }
 
+/// The enums of the header that continue with the lines of a table of `src/types/algorithm.rs`: the
+/// enum's name, the prefix of its constants, the table's name.
+const TABLES: &[(&str, &str, &str)] = &[
+    ("cinch_algorithm_t", "CINCH_ALGORITHM_", "Algorithm"),
+    ("cinch_transport_t", "CINCH_TRANSPORT_", "TransportKind"),
+];
+
+/// Returns `src/capi/types.rs` with the constants of [`TABLES`], whose numbers are those of the table plus 2.
+fn types_with_constants() -> String {
+    let read = |path: &str| fs::read_to_string(root().join(path)).unwrap();
+    let (mut types, tables) = (read("src/capi/types.rs"), read("src/types/algorithm.rs"));
+    for (name, prefix, table) in TABLES {
+        let (_, rest) = tables
+            .split_once(&format!("    {table} {{\n"))
+            .expect(table);
+        let (lines, _) = rest.split_once("\n    }\n").expect(table);
+        let constants: Vec<String> = lines.lines().map(|line| constant(prefix, line)).collect();
+        let head = types.find(&format!("pub enum {name} {{")).expect(name);
+        let end = head + types[head..].find("\n}\n").expect(name);
+        types.insert_str(end, &format!("\n{}", constants.join("\n")));
+    }
+    types
+}
+
+/// Returns the line of an enum for a `line` of a table: `Ring = 0, "ring";`, or its documentation.
+fn constant(prefix: &str, line: &str) -> String {
+    let Some((number, name)) = line
+        .split_once(" = ")
+        .and_then(|(_, rest)| rest.split_once(", "))
+        .filter(|_| !line.trim_start().starts_with("///"))
+    else {
+        return line.into();
+    };
+    let number: u32 = number.parse().unwrap();
+    let name = name.trim_matches(['"', ';']).to_uppercase();
+    format!("{prefix}{name} = {},", number + 2)
+}
+
 fn header() -> String {
+    // Tests of one process run at once.
+    static CALLS: AtomicU32 = AtomicU32::new(0);
+    let call = CALLS.fetch_add(1, Ordering::Relaxed);
+    let name = format!("cinch-types-{}-{call}.rs", std::process::id());
+    let types = std::env::temp_dir().join(name);
+    fs::write(&types, types_with_constants()).unwrap();
     let mut builder = cbindgen::Builder::new()
         .with_config(cbindgen::Config::from_file(root().join("cbindgen.toml")).unwrap());
     for file in FILES {
-        builder = builder.with_src(root().join("src/capi").join(format!("{file}.rs")));
+        builder = builder.with_src(match *file {
+            "types" => types.clone(),
+            _ => root().join("src/capi").join(format!("{file}.rs")),
+        });
     }
     let mut bytes = Vec::new();
     builder.generate().unwrap().write(&mut bytes);
+    fs::remove_file(types).unwrap();
     String::from_utf8(bytes).unwrap()
 }
 

@@ -6,14 +6,14 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Most type names that may be defined in several places.
 const MOST_SHARED_NAMES: usize = 17;
 /// Longest function, in lines of its body.
-const LONGEST_FUNCTION: usize = 97;
+const LONGEST_FUNCTION: usize = 80;
 /// Deepest nesting of control flow in a function.
 const DEEPEST_NESTING: usize = 4;
 /// Folders with stricter limits: (folder, longest function, deepest nesting).
 const STRICT: &[(&str, usize, usize)] = &[("src/", 80, 4)];
 /// Most circles between files, and most files in one.
-const MOST_CIRCLES: usize = 1;
-const LARGEST_CIRCLE: usize = 2;
+const MOST_CIRCLES: usize = 0;
+const LARGEST_CIRCLE: usize = 1;
 
 /// Folders whose subfolders implement one trait: a name may stand once in each of them.
 const SIBLINGS: &[&str] = &["src/codec", "src/transport", "src/schedule"];

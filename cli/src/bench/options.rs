@@ -59,11 +59,9 @@ pub struct BenchOptions {
     /// Number of ranks to start on this host [default: join the ranks that a launcher has started]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub ranks: Option<u32>,
-    /// Transport that carries the data: auto, shm, tcp or rdma
-    #[arg(long, default_value = "auto", value_parser = parse_transport)]
+    #[arg(long, default_value = "auto", value_parser = parse_transport, help = transport_help())]
     pub transport: Named<TransportKind>,
-    /// Algorithm: auto, ring, tree, oneshot, direct or hierarchical
-    #[arg(long, default_value = "auto", value_parser = parse_algorithm)]
+    #[arg(long, default_value = "auto", value_parser = parse_algorithm, help = algorithm_help())]
     pub algo: Named<Algorithm>,
     /// Codecs, as [auto:]NAME[:block=B][:tensor=K][:offset=E][:seed=S][:tau=T],...; see `cinch
     /// codecs`. With auto, costs are measured and a row uses the codec only where it is faster
@@ -491,28 +489,42 @@ fn parse_root(text: &str) -> Result<Root, String> {
 }
 
 /// Parses `auto`, `shm`, `tcp` or `rdma`.
+pub fn transport_help() -> String {
+    format!(
+        "Transport of the data: auto, {}",
+        TransportKind::ALL.map(TransportKind::name).join(", ")
+    )
+}
+
+fn algorithm_help() -> String {
+    format!(
+        "Schedule: auto, {}",
+        Algorithm::ALL.map(Algorithm::name).join(", ")
+    )
+}
+
 pub fn parse_transport(text: &str) -> Result<Named<TransportKind>, String> {
-    match text {
-        "auto" => Ok(Named(None)),
-        "shm" => Ok(Named(Some(TransportKind::Shm))),
-        "tcp" => Ok(Named(Some(TransportKind::Tcp))),
-        "rdma" => Ok(Named(Some(TransportKind::Rdma))),
-        _ => Err("valid: auto, shm, tcp, rdma".into()),
-    }
+    parse_named(text, &TransportKind::ALL, TransportKind::name)
 }
 
 fn parse_algorithm(text: &str) -> Result<Named<Algorithm>, String> {
-    match (text, Algorithm::from_name(text)) {
-        ("auto", _) => Ok(Named(None)),
-        (_, Some(algorithm)) => Ok(Named(Some(algorithm))),
-        _ => {
-            let names: Vec<_> = Algorithm::ALL
-                .iter()
-                .map(|algorithm| algorithm.name())
-                .collect();
-            Err(format!("valid: auto, {}", names.join(", ")))
-        }
+    parse_named(text, &Algorithm::ALL, Algorithm::name)
+}
+
+/// Parses `auto` or the name of a member of `all`; the error lists the names.
+fn parse_named<T: Copy>(
+    text: &str,
+    all: &[T],
+    name: impl Fn(T) -> &'static str,
+) -> Result<Named<T>, String> {
+    if text == "auto" {
+        return Ok(Named(None));
     }
+    let found = all.iter().copied().find(|&member| name(member) == text);
+    let names: Vec<_> = all.iter().map(|&member| name(member)).collect();
+    found
+        .map(|member| Named(Some(member)))
+        .ok_or_else(|| format!("there are auto, {}", names.join(", ")))
 }
 
 pub fn parse_codec(text: &str) -> Result<CodecSetting, String> {

@@ -487,11 +487,11 @@ fn encodes(collective: Collective, algorithm: Algorithm, contributions: usize) -
     let n = contributions as f64;
     match (collective.reduces(), algorithm) {
         (false, _) => 1.0,
-        // The longest path has a ring between hosts: one encode inside the host and one for each
-        // host.
-        (true, Algorithm::Ring | Algorithm::Hierarchical) => n,
         (true, Algorithm::Tree) => 2.0 * n.log2().ceil() + 2.0,
         (true, Algorithm::OneShot | Algorithm::Direct) => 2.0,
+        // A chain through all ranks, such as a ring, has the longest path. A ring between hosts encodes once
+        // inside and once for each host.
+        (true, _) => n,
     }
 }
 
@@ -504,9 +504,9 @@ fn roundings(algorithm: Algorithm, contributions: usize) -> f64 {
         // Each level of the tree rounds once.
         Algorithm::Tree => n.log2().ceil() + 2.0,
         Algorithm::Ring => n + 1.0,
-        // Inside and between hosts together, a contribution is rounded at most as often as in a
-        // ring, and once more.
-        Algorithm::Hierarchical => n + 2.0,
+        // A hierarchical schedule rounds inside a host, then between hosts as often as a ring at most.
+        // No other schedule rounds more often than a ring.
+        _ => n + 2.0,
     }
 }
 

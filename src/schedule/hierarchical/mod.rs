@@ -36,13 +36,25 @@ mod trees;
 use super::chunks::SchedulePattern;
 use super::cost::Hops;
 use super::fan::{self, OwnTerm};
+use super::generator::Generator;
 use super::hosts::Hosts;
 use super::ir::{Op, Step};
 use super::tree::{self, Tree};
 use crate::types::{Algorithm, Collective, Level};
 
+/// Hierarchical schedules need hosts, so none is among the algorithms that ignore hosts.
+pub(super) const GENERATOR: Generator = Generator {
+    algorithm: Algorithm::Hierarchical,
+    collectives: &[],
+    parts,
+    slots: |_| 2,
+    stages,
+    hops,
+    steps,
+};
+
 /// Returns the parts of a pass's range; 1 if chunks are blocks.
-pub(super) fn parts(pattern: &SchedulePattern) -> usize {
+fn parts(pattern: &SchedulePattern) -> usize {
     let hosts = &pattern.hosts;
     match (pattern.collective, pattern.between) {
         (Collective::AllReduce, Algorithm::Ring | Algorithm::Direct) => {
@@ -56,7 +68,7 @@ pub(super) fn parts(pattern: &SchedulePattern) -> usize {
 }
 
 /// Returns the stages of a pass.
-pub(super) fn stages(pattern: &SchedulePattern) -> usize {
+fn stages(pattern: &SchedulePattern) -> usize {
     let depth = tree::depth(pattern.hosts.count());
     match (pattern.collective, pattern.between) {
         (Collective::AllReduce, Algorithm::Tree) => 2 * depth + 3,
@@ -66,7 +78,7 @@ pub(super) fn stages(pattern: &SchedulePattern) -> usize {
 }
 
 /// Returns the steps of `rank`, in order of stage.
-pub(super) fn steps(pattern: &SchedulePattern, rank: usize) -> Vec<Step> {
+fn steps(pattern: &SchedulePattern, rank: usize) -> Vec<Step> {
     let position = Position::new(pattern, rank);
     let mut steps = match (pattern.collective, pattern.between) {
         (Collective::AllReduce, Algorithm::Ring) => sums::ring(&position),
@@ -83,7 +95,7 @@ pub(super) fn steps(pattern: &SchedulePattern, rank: usize) -> Vec<Step> {
 }
 
 /// Returns the longest chain of messages if every host has several ranks; uneven hosts may need fewer.
-pub(super) fn hops(pattern: &SchedulePattern) -> Hops {
+fn hops(pattern: &SchedulePattern) -> Hops {
     let hosts = pattern.hosts.count();
     let depth = tree::depth(hosts);
     let home = pattern.hosts.of(pattern.root).0;

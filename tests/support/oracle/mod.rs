@@ -332,7 +332,7 @@ fn sum_tolerance(
         let encodes = match report.algorithm {
             Algorithm::OneShot => 1.0,
             Algorithm::Direct => 2.0,
-            Algorithm::Ring | Algorithm::Tree | Algorithm::Hierarchical => n,
+            _ => n,
         };
         let step = half_step(report.codec.inter, sum_of_maxima);
         // Errors of earlier encodes enlarge what later ones hold.

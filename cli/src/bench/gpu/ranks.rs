@@ -229,56 +229,23 @@ fn run_rank(control: &Communicator, setup: &Setup<'_>) -> Result<bool> {
     // The time to join is measured from when all ranks have their contexts.
     control.barrier()?;
     let begin = Instant::now();
-    let mut config = setup.config.clone();
-    config.set("CINCH_DEVICE", &format!("cuda:{gpu}"), Origin::Program)?;
-    let host = setup.options.host_of(rank, nranks);
-    if let Some(host) = host.map_err(Error::invalid_argument)? {
-        config.set("CINCH_HOST_ID", &host, Origin::Program)?;
-    }
-    let id = match rank {
-        0 => Some(join::create_id(&config)?),
-        _ => None,
-    };
-    let bytes = share_bytes(control, id.as_ref().map(|id| *id.as_bytes()))?;
-    let comm = Communicator::init(&UniqueId::from_bytes(&bytes)?, rank, nranks, config)?;
+    let comm = join_gpus(control, setup, gpu)?;
     let joined = begin.elapsed();
     let buffers = comm.info().buffer_bytes;
     let carriers = comm.info().classes.clone();
     let mut notes = setup.notes.clone();
-    let peer = match &setup.nccl {
-        None => None,
-        Some(nccl) => {
-            let id = (rank == 0).then(|| peer::unique_id(nccl)).transpose()?;
-            let id = share_bytes(control, id)?;
-            let mut peer = PeerComm::join(nccl, &context, id, rank, nranks)?;
-            if setup.task.windows()
-                && let Some(why) = open_windows(control, &mut peer, arenas)?
-            {
-                notes.push(format!("skipped: NCCL on symmetric windows: {why}"));
-            }
-            Some(peer)
-        }
-    };
+    let peer = join_peer(control, setup, &context, (arenas, &mut notes))?;
     let mut queue = GpuQueue::new(&context, comm, peer, &workload.source, arenas)?;
     let mut output = match rank {
         0 => setup.task.output(nranks)?,
         _ => Output::silent(),
     };
     let run = RunInfo::on_gpus(&device, setup.driver.device_count()?).under(setup.config);
+    let place = describe(setup, &run, nranks, &carriers);
     output.note(&format!(
-        "cinch {} {}: {nranks} ranks on {} x {}{}, {}",
+        "cinch {} {}: {place}",
         cinch::VERSION,
-        setup.task.name(),
-        nranks.div_ceil(setup.options.per_gpu()),
-        run.gpu,
-        match setup.options.hosts() {
-            1 => String::new(),
-            hosts => format!(" as {}", comm_hosts(hosts, &carriers)),
-        },
-        match setup.options.processes() {
-            true => "processes",
-            false => "threads",
-        },
+        setup.task.name()
     ));
     output.note(&format!(
         "driver {} CUDA {}; kernels {}; joined in {:.3} s; {buffers} bytes of buffers on each GPU",
@@ -301,6 +268,60 @@ fn run_rank(control: &Communicator, setup: &Setup<'_>) -> Result<bool> {
     queue.end()?;
     output.end()?;
     Ok(failed)
+}
+
+/// Opens the communicator of rank `control.rank()` on GPU `gpu`.
+fn join_gpus(control: &Communicator, setup: &Setup<'_>, gpu: u32) -> Result<Communicator> {
+    let (rank, nranks) = (control.rank(), control.nranks());
+    let mut config = setup.config.clone();
+    config.set("CINCH_DEVICE", &format!("cuda:{gpu}"), Origin::Program)?;
+    let host = setup.options.host_of(rank, nranks);
+    if let Some(host) = host.map_err(Error::invalid_argument)? {
+        config.set("CINCH_HOST_ID", &host, Origin::Program)?;
+    }
+    let id = match rank {
+        0 => Some(join::create_id(&config)?),
+        _ => None,
+    };
+    let bytes = share_bytes(control, id.as_ref().map(|id| *id.as_bytes()))?;
+    Communicator::init(&UniqueId::from_bytes(&bytes)?, rank, nranks, config)
+}
+
+/// Opens NCCL's communicator, if the run has one. A note in `notes` states why its symmetric windows
+/// are skipped.
+fn join_peer(
+    control: &Communicator,
+    setup: &Setup<'_>,
+    context: &Arc<Context>,
+    (arenas, notes): ((usize, usize), &mut Vec<String>),
+) -> Result<Option<PeerComm>> {
+    let Some(nccl) = &setup.nccl else {
+        return Ok(None);
+    };
+    let (rank, nranks) = (control.rank(), control.nranks());
+    let id = (rank == 0).then(|| peer::unique_id(nccl)).transpose()?;
+    let id = share_bytes(control, id)?;
+    let mut peer = PeerComm::join(nccl, context, id, rank, nranks)?;
+    if setup.task.windows()
+        && let Some(why) = open_windows(control, &mut peer, arenas)?
+    {
+        notes.push(format!("skipped: NCCL on symmetric windows: {why}"));
+    }
+    Ok(Some(peer))
+}
+
+/// Formats ranks, GPUs, hosts and process model: `8 ranks on 8 x NVIDIA H100, threads`.
+fn describe(setup: &Setup<'_>, run: &RunInfo, nranks: usize, carriers: &[String]) -> String {
+    let gpus = nranks.div_ceil(setup.options.per_gpu());
+    let hosts = match setup.options.hosts() {
+        1 => String::new(),
+        hosts => format!(" as {}", comm_hosts(hosts, carriers)),
+    };
+    let model = match setup.options.processes() {
+        true => "processes",
+        false => "threads",
+    };
+    format!("{nranks} ranks on {gpus} x {}{hosts}, {model}", run.gpu)
 }
 
 /// Formats the hosts with rank 0's links: `2 hosts (NVLink to 3, pinned staging through tcp to 4)`.

@@ -1,6 +1,6 @@
 //! Chooses a kernel variant for each measured size and makes the entries of a tuning table.
 
-use super::search::{Point, Sweep};
+use super::point::{Point, Sweep};
 use cinch::plan::{KernelVariant, TableEntry};
 
 /// A variant that the next smaller size uses may take this times the fastest variant's time.

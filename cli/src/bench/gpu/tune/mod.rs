@@ -1,6 +1,7 @@
 //! `cinch tune`: measures kernel variants and writes a tuning table.
 
 mod choose;
+mod point;
 mod search;
 mod watch;
 
@@ -19,7 +20,8 @@ use cinch::plan::{TableHeader, TuningTable};
 use cinch::types::CodecSetting;
 use cinch::{Collective, Communicator, Config, Error, Result};
 use clap::Args;
-use search::{Search, Sweep};
+use point::Sweep;
+use search::Search;
 use std::path::PathBuf;
 use watch::GpuWatch;
 

@@ -3,11 +3,10 @@
 //! Every rank runs the search on the same times, so that all ranks measure the same.
 
 use super::choose;
-use crate::bench::metrics::count_of;
+use super::point::{Point, Sweep};
 use crate::bench::row::Row;
-use cinch::plan::{KernelVariant, WireClass};
-use cinch::types::CodecSetting;
-use cinch::{Collective, DType, Result};
+use cinch::Result;
+use cinch::plan::KernelVariant;
 
 /// Measures kernel variants. Tests replace it by a model.
 pub trait Stopwatch {
@@ -27,66 +26,6 @@ pub trait Stopwatch {
     fn elapsed(&mut self) -> Result<f64>;
     /// Logs a measurement.
     fn keep(&mut self, row: &Row, size: usize, times: &[(KernelVariant, f64)], repetitions: usize);
-}
-
-/// A combination whose message sizes are swept. Each makes one part of the table.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Sweep {
-    /// The collective.
-    pub collective: Collective,
-    /// The element type.
-    pub dtype: DType,
-    /// The codec.
-    pub codec: CodecSetting,
-}
-
-impl Sweep {
-    /// Returns the row whose larger buffer has about `bytes`.
-    pub fn row(&self, nranks: usize, bytes: usize) -> Row {
-        let count = count_of(self.collective, self.dtype, nranks, bytes);
-        Row {
-            codec: Some(self.codec),
-            ..Row::new(self.collective, self.dtype, count)
-        }
-    }
-
-    /// Returns the table's key for the messages: codec and element width.
-    pub fn wire(&self) -> WireClass {
-        WireClass {
-            codec: self.codec.inter.kind,
-            element_bytes: self.dtype.size(),
-        }
-    }
-}
-
-/// Measured times at one size.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Point {
-    /// Bytes of the larger buffer.
-    pub size: usize,
-    /// Seconds of each variant that was measured with all repetitions.
-    pub times: Vec<(KernelVariant, f64)>,
-}
-
-impl Point {
-    /// Returns the seconds of a variant, if it was measured.
-    pub fn time(&self, variant: &KernelVariant) -> Option<f64> {
-        let known = self.times.iter().find(|(known, _)| known == variant);
-        known.map(|(_, seconds)| *seconds)
-    }
-
-    /// Returns the fastest variant and its seconds.
-    pub fn best(&self) -> (KernelVariant, f64) {
-        let least = self.times.iter().min_by(|a, b| a.1.total_cmp(&b.1));
-        *least.unwrap_or(&self.times[0])
-    }
-
-    fn set(&mut self, variant: KernelVariant, seconds: f64) {
-        match self.times.iter_mut().find(|(known, _)| *known == variant) {
-            Some(known) => known.1 = seconds,
-            None => self.times.push((variant, seconds)),
-        }
-    }
 }
 
 /// Factor between neighbouring sizes of the first, coarse pass.

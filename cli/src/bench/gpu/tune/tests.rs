@@ -1,4 +1,5 @@
-use super::search::{Point, Stopwatch, coarse, run};
+use super::point::Point;
+use super::search::{Stopwatch, coarse, run};
 use super::*;
 use crate::bench::metrics::size_of;
 use crate::bench::row::Row;
