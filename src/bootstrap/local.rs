@@ -304,7 +304,7 @@ mod tests {
                 .all_gather(b"x")
                 .unwrap_err()
                 .message()
-                .contains("step")
+                .contains("order of exchanges")
         );
 
         let (faults, ranks) = world(2, 60.0);

@@ -9,11 +9,6 @@ const MOST_SHARED_NAMES: usize = 17;
 const LONGEST_FUNCTION: usize = 80;
 /// Deepest nesting of control flow in a function.
 const DEEPEST_NESTING: usize = 4;
-/// Folders with stricter limits: (folder, longest function, deepest nesting).
-const STRICT: &[(&str, usize, usize)] = &[("src/", 80, 4)];
-/// Most circles between files, and most files in one.
-const MOST_CIRCLES: usize = 0;
-const LARGEST_CIRCLE: usize = 1;
 
 /// Folders whose subfolders implement one trait: a name may stand once in each of them.
 const SIBLINGS: &[&str] = &["src/codec", "src/transport", "src/schedule"];
@@ -185,15 +180,7 @@ fn functions_are_short_and_flat() {
     println!("deepest: nesting {}, {}", deepest.nesting, deepest.place);
     let beyond: Vec<String> = all
         .iter()
-        .filter(|function| {
-            let mut strict = STRICT.iter();
-            let strict = strict.find(|(folder, ..)| function.place.starts_with(folder));
-            let (lines, nesting) = strict.map_or(
-                (LONGEST_FUNCTION, DEEPEST_NESTING),
-                |&(_, lines, nesting)| (lines, nesting),
-            );
-            function.lines > lines || function.nesting > nesting
-        })
+        .filter(|function| function.lines > LONGEST_FUNCTION || function.nesting > DEEPEST_NESTING)
         .map(|function| {
             let Function {
                 place,
@@ -341,15 +328,12 @@ fn circles(files: &[Source]) -> Vec<Vec<String>> {
 }
 
 #[test]
-fn files_form_few_and_small_circles() {
+fn files_form_no_circles() {
     let circles = circles(&library());
-    for circle in &circles {
-        println!("circle of {}: {}", circle.len(), circle.join(" "));
-    }
-    let largest = circles.iter().map(Vec::len).max().unwrap_or(0);
+    println!("{} circles between files", circles.len());
     assert!(
-        circles.len() <= MOST_CIRCLES && largest <= LARGEST_CIRCLE,
-        "{} circles, the largest of {largest} files:\n{}",
+        circles.is_empty(),
+        "{} circles between files:\n{}",
         circles.len(),
         circles
             .iter()
