@@ -214,6 +214,7 @@ impl Config {
     /// Invalid argument for bad values of `CINCH_` names, as in [`Config::from_env`]; for unknown
     /// names that begin with `CINCH_CODEC`, which would leave a run exact by mistake; and for codecs
     /// that need tensor ids, which calls of NCCL do not have.
+    #[cfg(feature = "internal")]
     pub fn for_nccl() -> Result<Config> {
         let mut config = Config::for_nccl_of(&|name| std::env::var_os(name))?;
         let unknown = Config::unknown_names();

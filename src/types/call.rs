@@ -63,7 +63,7 @@ impl Call {
     ///
     /// # Errors
     /// Invalid argument if the buffer is needed and NULL, or would end beyond all memory.
-    pub fn buffer_bytes(
+    pub(crate) fn buffer_bytes(
         &self,
         name: &str,
         address: usize,
@@ -97,7 +97,7 @@ impl Call {
 
     /// Returns the call with the codec that was decided for it. Arguments that the collective
     /// ignores become zero, because ranks must agree on the result.
-    pub fn resolve(&self, codec: CodecSetting) -> ResolvedCall {
+    pub(crate) fn resolve(&self, codec: CodecSetting) -> ResolvedCall {
         let is_message = self.collective.is_message();
         let op = match self.collective.reduces() {
             true => self.op,
