@@ -77,6 +77,7 @@ pub mod gpu;
 mod reduce;
 #[cfg(feature = "internal")]
 pub mod reduce;
+pub mod settings;
 // Layer 3
 #[cfg(not(feature = "internal"))]
 #[allow(unsafe_code)]
@@ -124,7 +125,6 @@ pub mod capi;
 pub mod testing;
 
 pub mod manual;
-pub mod settings;
 
 pub use bootstrap::{PeerInfo, UniqueId};
 pub use codec::EncodeStats;
@@ -133,8 +133,8 @@ pub use config::Config;
 pub use error::{Error, ErrorKind, Result};
 pub use mem::{DeviceBuffers, UserBuffers, bytes_of, bytes_of_mut};
 pub use types::{
-    Algorithm, Call, CodecKind, CodecSetting, CodecSpec, Collective, DType, Element, Extent, InPlace, Level,
-    Parameters, ReduceOp, Scalar, ScaleRule, TransportKind,
+    Algorithm, Call, CodecKind, CodecSetting, CodecSpec, Collective, DType, Element, Extent,
+    InPlace, Level, Parameters, ReduceOp, Scalar, ScaleRule, TransportKind,
 };
 
 /// The library's version, `major.minor.patch`.
