@@ -16,7 +16,7 @@ use crate::gpu::abi::Protocol;
 use crate::gpu::select;
 use crate::gpu_links::{self, GpuLinks, PeerPath};
 use crate::mem::DeviceBuffers;
-use crate::plan::{KernelVariant, Resident, Site, Tuning, TuningTable, links};
+use crate::plan::{Resident, Site, Tuning, TuningTable, links};
 use crate::schedule::Hosts;
 use crate::sync::Fault;
 use crate::sys::fork_safe::First;

@@ -81,7 +81,7 @@ impl IpcHandle {
     }
 
     /// The handle as bytes, for a message to a process of the same host.
-    pub fn to_bytes(&self) -> [u8; IPC_HANDLE_BYTES] {
+    pub fn to_bytes(self) -> [u8; IPC_HANDLE_BYTES] {
         let mut bytes = [0; IPC_HANDLE_BYTES];
         bytes[..64].copy_from_slice(&self.handle.0);
         let numbers = [self.process, self.buffer_id, self.offset, self.bytes];

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 /// Largest buffer that is believed. No 64-bit processor has more address bits.
 const MAX_BUFFER_BYTES: u64 = 1 << 56;
 
-/// A call without its buffers, as the caller asks for it. [`Call::resolve`] makes what runs.
+/// A call without its buffers, as the caller asks for it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Call {
     /// The collective.

@@ -137,8 +137,8 @@ fn members(html: &str) -> Vec<String> {
         let member = id
             .split_once('.')
             .filter(|(kind, _)| MEMBERS.contains(kind));
-        // A field of a variant has the variant's name in front: `variant.Tensor.field.refresh`.
-        if let Some((kind, name)) = member {
+        // A variant `Tensor` has the ids `variant.Tensor.fields` and `variant.Tensor.field.refresh`, too.
+        if let Some((kind, name)) = member.filter(|(_, name)| !name.ends_with(".fields")) {
             found.push(format!("{kind} {}", name.replace(".field.", "::")));
         }
     }
