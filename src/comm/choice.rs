@@ -135,6 +135,7 @@ pub(super) fn choose(
     ))
 }
 
+#[cfg(feature = "internal")]
 impl Call {
     /// Resolves the call for planners: with the codec that it has on a communicator of `nranks` with
     /// this policy, before any sample has switched the codec off.
