@@ -195,7 +195,7 @@ impl Communicator {
     }
 }
 
-#[cfg(all(test, feature = "half"))]
+#[cfg(test)]
 mod tests {
     use crate::config::Config;
     use crate::testing::local_world;

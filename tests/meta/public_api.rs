@@ -159,6 +159,19 @@ fn list() -> String {
     text
 }
 
+/// Returns the lines of a list, with the item in front of each of its members.
+fn qualified(list: &str) -> Vec<String> {
+    let mut item = "";
+    let line = |line| match str::strip_prefix(line, "    ") {
+        Some(member) => format!("{item}: {member}"),
+        None => {
+            item = line;
+            line.to_string()
+        }
+    };
+    list.lines().map(line).collect()
+}
+
 /// Returns what `begin` and `end` enclose.
 fn enclosed<'a>(html: &'a str, begin: &str, end: &str) -> Vec<&'a str> {
     let parts = html.split(begin).skip(1);
@@ -201,17 +214,17 @@ fn public_api_is_the_list() {
         return fs::write(file, list).unwrap();
     }
     let expected = fs::read_to_string(file).unwrap_or_default();
-    let missing = |of: &str, from: &str, mark: &str| -> String {
-        let from: Vec<&str> = from.lines().collect();
-        let lines = of.lines().filter(|line| !from.contains(line));
+    let (now, then) = (qualified(&list), qualified(&expected));
+    let missing = |from: &[String], to: &[String], mark: &str| -> String {
+        let lines = from.iter().filter(|line| !to.contains(line));
         lines.map(|line| format!("{mark} {line}\n")).collect()
     };
     assert!(
         list == expected,
         "the public API differs from tests/meta/public_api.txt; if this is meant, \
          CINCH_UPDATE_API=1 cargo test --test meta public_api rewrites the list:\n{}{}",
-        missing(&list, &expected, "+"),
-        missing(&expected, &list, "-")
+        missing(&now, &then, "+"),
+        missing(&then, &now, "-")
     );
 }
 
