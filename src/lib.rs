@@ -1,74 +1,141 @@
 //! cinch: collective communication that compresses inside every pipeline chunk.
 //!
-//! Programs use [`Communicator`], [`Config`], [`UniqueId`], [`types`], [`mem`] for buffers, [`codec`]
-//! for encoding without a communicator, and the training helpers of [`training`]. Modules that these
-//! pages leave out are public for the tool, the drop-in for NCCL, tests and benches.
+//! - [`Communicator`] joins ranks and runs collectives; [`Group`] runs several calls together.
+//! - [`Call`] describes any call, with its codec and algorithm; [`UserBuffers`] and [`DeviceBuffers`] hold
+//!   its memory.
+//! - [`Config`] holds the settings, whose types are in [`settings`].
+//! - [`arrays`] encodes and decodes arrays without a communicator.
+//! - [`training`] has helpers for training loops.
+//! - [`manual`] has the pages of the guide that explain failures, numerics and selection.
 //!
-//! The crate is layered; a module imports only modules of a lower layer (see [`manual`], and
-//! `tests/meta/layers.rs`, which enforces it). `unsafe` is allowed module by module, below.
+//! # Features
+//! - `half` makes `f16` and `bf16` of the crate `half` elements of typed collectives ([`Element`]).
+//! - `internal` makes all modules public for the tool, the drop-in for NCCL, tests and benches. It is no part of
+//!   the API: its names change from version to version.
+
+// The tool, the drop-in and the C library call code that the library itself does not. Builds with
+// `internal` find code that none of them calls.
+#![cfg_attr(not(feature = "internal"), allow(dead_code, unused_imports))]
+
+// The crate is layered; a module imports only modules of a lower layer (see docs/layers.md, and
+// `tests/meta/layers.rs`, which enforces it). `unsafe` is allowed module by module. Each module has two
+// declarations: a macro that chose the visibility would hide the files from rustfmt.
 
 // Layer 0
+#[cfg(not(feature = "internal"))]
+mod error;
+#[cfg(feature = "internal")]
 pub mod error;
+#[cfg(not(feature = "internal"))]
+mod types;
+#[cfg(feature = "internal")]
 pub mod types;
 // Layer 1
+#[cfg(not(feature = "internal"))]
+mod config;
+#[cfg(feature = "internal")]
 pub mod config;
-#[doc(hidden)]
+#[cfg(not(feature = "internal"))]
+#[allow(unsafe_code)]
+mod cpu;
+#[cfg(feature = "internal")]
 #[allow(unsafe_code)]
 pub mod cpu;
-#[doc(hidden)]
+#[cfg(not(feature = "internal"))]
+mod schedule;
+#[cfg(feature = "internal")]
 pub mod schedule;
-#[doc(hidden)]
+#[cfg(not(feature = "internal"))]
+#[allow(unsafe_code)]
+mod sync;
+#[cfg(feature = "internal")]
 #[allow(unsafe_code)]
 pub mod sync;
-#[doc(hidden)]
+#[cfg(not(feature = "internal"))]
+#[allow(unsafe_code)]
+mod sys;
+#[cfg(feature = "internal")]
 #[allow(unsafe_code)]
 pub mod sys;
 mod wire;
 // Layer 2
-#[doc(hidden)]
+#[cfg(not(feature = "internal"))]
+mod bootstrap;
+#[cfg(feature = "internal")]
 pub mod bootstrap;
+#[cfg(not(feature = "internal"))]
+mod codec;
+#[cfg(feature = "internal")]
 pub mod codec;
-#[doc(hidden)]
+#[cfg(not(feature = "internal"))]
+#[allow(unsafe_code)]
+mod gpu;
+#[cfg(feature = "internal")]
 #[allow(unsafe_code)]
 pub mod gpu;
-#[doc(hidden)]
+#[cfg(not(feature = "internal"))]
+mod reduce;
+#[cfg(feature = "internal")]
 pub mod reduce;
+pub mod settings;
 // Layer 3
+#[cfg(not(feature = "internal"))]
+#[allow(unsafe_code)]
+mod mem;
+#[cfg(feature = "internal")]
 #[allow(unsafe_code)]
 pub mod mem;
 pub mod training;
 // Layer 4
-#[doc(hidden)]
+#[cfg(not(feature = "internal"))]
+#[allow(unsafe_code)]
+mod transport;
+#[cfg(feature = "internal")]
 #[allow(unsafe_code)]
 pub mod transport;
 // Layer 5
-#[doc(hidden)]
+#[cfg(not(feature = "internal"))]
+#[allow(unsafe_code)]
+mod gpu_links;
+#[cfg(feature = "internal")]
 #[allow(unsafe_code)]
 pub mod gpu_links;
 // Layer 6
-#[doc(hidden)]
+#[cfg(not(feature = "internal"))]
+mod plan;
+#[cfg(feature = "internal")]
 pub mod plan;
 // Layer 7
 #[allow(unsafe_code)]
 pub mod arrays;
-#[doc(hidden)]
+#[cfg(not(feature = "internal"))]
+mod engine;
+#[cfg(feature = "internal")]
 pub mod engine;
 // Layer 8
+#[cfg(not(feature = "internal"))]
+mod comm;
+#[cfg(feature = "internal")]
 pub mod comm;
 // Layer 9
-#[doc(hidden)]
+#[cfg(feature = "internal")]
 #[allow(unsafe_code)]
 pub mod capi;
-#[doc(hidden)]
+#[cfg(feature = "internal")]
 pub mod testing;
 
 pub mod manual;
 
-pub use bootstrap::UniqueId;
-pub use comm::{Communicator, Report};
+pub use bootstrap::{PeerInfo, UniqueId};
+pub use codec::EncodeStats;
+pub use comm::{CodecStats, Communicator, Group, RawReason, Report};
 pub use config::Config;
 pub use error::{Error, ErrorKind, Result};
-pub use types::{Algorithm, CodecSetting, CodecSpec, Collective, DType, ReduceOp};
+pub use mem::{DeviceBuffers, UserBuffers, bytes_of, bytes_of_mut};
+pub use types::{
+    Algorithm, Call, CodecKind, CodecSetting, CodecSpec, Collective, DType, Element, Extent,
+    InPlace, Level, Parameters, ReduceOp, Scalar, ScaleRule, TransportKind,
+};
 
 /// The library's version, `major.minor.patch`.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

@@ -9,16 +9,21 @@ macro_rules! pages {
 }
 
 pages! {
-    adding = "adding.md",
     codec_rules = "codec-rules.md",
-    dependencies = "dependencies.md",
     failures = "failures.md",
-    layers = "layers.md",
-    memory_ordering = "memory-ordering.md",
     nccl = "nccl.md",
     numerics = "numerics.md",
-    one_allreduce = "one-allreduce.md",
     tuning = "tuning.md",
+}
+
+// The pages for those who change the library link to its modules.
+#[cfg(feature = "internal")]
+pages! {
+    adding = "adding.md",
+    dependencies = "dependencies.md",
+    layers = "layers.md",
+    memory_ordering = "memory-ordering.md",
+    one_allreduce = "one-allreduce.md",
 }
 
 /// Compiles the Rust of the README.

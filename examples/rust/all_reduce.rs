@@ -1,7 +1,7 @@
 //! Averages gradients over four ranks, each a thread of this process, and checks the average.
 //!
 //! ```sh
-//! cargo run --example all_reduce
+//! cargo run -p cinch-examples --example all_reduce
 //! ```
 //!
 //! A program whose ranks are processes calls `Communicator::from_env` in each; see `sub_groups.rs`.

@@ -134,7 +134,7 @@ export! {
             parent: Some(parent),
             blocking,
             work: Box::new(move || {
-                let shrunk = communicator.shrink(&exclude, settings, fault)?;
+                let shrunk = communicator.shrink_watched(&exclude, settings, fault)?;
                 shrunk.prepare_to_shrink()?;
                 Ok(Some(shrunk))
             }),

@@ -112,7 +112,7 @@ pub unsafe extern "C" fn cinch_encode(
             let at = (wire.addr() as u64, wire_bytes);
             let elements = elements.on_device(src.addr());
             // SAFETY: arrays and stream are of that GPU, by the documented contract.
-            return unsafe { gpu.encode(spec, layout, elements, draw, at, stream) };
+            return unsafe { gpu.encode(spec, layout, elements, draw, at, stream.addr()) };
         }
         let codec = StandAlone::new(spec, layout, Isa::detect())?;
         let codec = on_threads(codec, count)?;
@@ -162,7 +162,7 @@ pub unsafe extern "C" fn cinch_decode(
             let at = (wire.addr() as u64, wire_bytes);
             let elements = elements.on_device(dst.addr());
             // SAFETY: arrays and stream are of that GPU, by the documented contract.
-            return unsafe { gpu.decode(spec, layout, at, elements, stream) };
+            return unsafe { gpu.decode(spec, layout, at, elements, stream.addr()) };
         }
         let codec = StandAlone::new(spec, layout, Isa::detect())?;
         let codec = on_threads(codec, count)?;

@@ -1,97 +1,27 @@
 //! Codec calls on arrays in GPU memory: the GPU of an address, and the kernels loaded there.
 
-use crate::arrays::Layout;
-use crate::arrays::{CodecKernels, DeviceCodec, Elements, HostCopier};
+use crate::arrays::GpuCodecs;
 use crate::error::{Error, Result};
-use crate::gpu::{Context, Device, Driver, Space, Stream};
+use crate::gpu::{Context, Device, Driver, Space};
 use crate::types::{CodecSpec, DType};
 use std::ffi::c_void;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::Duration;
-
-/// Timeout of a packed copy that waits for its stream.
-const COPY_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// Kernels and copy buffers of one GPU, kept until the process ends.
-pub(super) struct GpuCodecs {
-    kernels: Arc<CodecKernels>,
-    copier: OnceLock<HostCopier>,
-}
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// GPUs on which this process has called a codec.
 static GPUS: Mutex<Vec<Arc<GpuCodecs>>> = Mutex::new(Vec::new());
 
-impl GpuCodecs {
-    /// Returns the kernels of the GPU `ordinal`; the first call loads them.
-    fn at(driver: &Arc<Driver>, ordinal: u32) -> Result<Arc<GpuCodecs>> {
-        // The lock is held during the load, so that two threads do not load the kernels twice.
-        let mut all = GPUS.lock().unwrap_or_else(PoisonError::into_inner);
-        let context = Context::primary(&Device::at(driver, ordinal)?)?;
-        let same = |gpu: &&Arc<GpuCodecs>| gpu.kernels.context().handle() == context.handle();
-        if let Some(known) = all.iter().find(same) {
-            return Ok(known.clone());
-        }
-        let gpu = Arc::new(GpuCodecs {
-            kernels: Arc::new(CodecKernels::new(&context)?),
-            copier: OnceLock::new(),
-        });
-        all.push(gpu.clone());
-        Ok(gpu)
+/// Returns the codecs of the GPU `ordinal`, kept until the process ends; the first call loads the kernels.
+fn codecs_at(driver: &Arc<Driver>, ordinal: u32) -> Result<Arc<GpuCodecs>> {
+    // The lock is held during the load, so that two threads do not load the kernels twice.
+    let mut all = GPUS.lock().unwrap_or_else(PoisonError::into_inner);
+    let context = Context::primary(&Device::at(driver, ordinal)?)?;
+    let same = |gpu: &&Arc<GpuCodecs>| gpu.context().handle() == context.handle();
+    if let Some(known) = all.iter().find(same) {
+        return Ok(known.clone());
     }
-
-    /// Returns the stream that the program passed.
-    ///
-    /// # Safety
-    /// `stream` exists on this GPU until the call returns; NULL is its default stream.
-    unsafe fn stream(&self, stream: *mut c_void) -> Stream {
-        // SAFETY: the caller's contract; no caller keeps the value beyond its call.
-        unsafe { Stream::borrowed(self.kernels.context(), stream.cast()) }
-    }
-
-    /// Encodes `elements` into `wire` on `stream`.
-    ///
-    /// # Safety
-    /// See [`DeviceCodec::encode`]; `stream` exists on this GPU.
-    pub(super) unsafe fn encode(
-        &self,
-        spec: CodecSpec,
-        layout: Layout,
-        elements: Elements,
-        draw: u64,
-        wire: (u64, usize),
-        stream: *mut c_void,
-    ) -> Result<()> {
-        let codec = DeviceCodec::new(&self.kernels, spec, layout)?;
-        // SAFETY: the caller's contract.
-        unsafe { codec.encode(elements, draw, wire, &self.stream(stream)) }
-    }
-
-    /// Decodes `wire` into `elements` on `stream`.
-    ///
-    /// # Safety
-    /// See [`DeviceCodec::decode`]; `stream` exists on this GPU.
-    pub(super) unsafe fn decode(
-        &self,
-        spec: CodecSpec,
-        layout: Layout,
-        wire: (u64, usize),
-        elements: Elements,
-        stream: *mut c_void,
-    ) -> Result<()> {
-        let codec = DeviceCodec::new(&self.kernels, spec, layout)?;
-        // SAFETY: the caller's contract.
-        unsafe { codec.decode(wire, elements, &self.stream(stream)) }
-    }
-
-    /// Returns the copier of this GPU; the first call creates it.
-    fn copier(&self) -> Result<&HostCopier> {
-        if let Some(copier) = self.copier.get() {
-            return Ok(copier);
-        }
-        let made = HostCopier::new(self.kernels.context(), 0, COPY_TIMEOUT)?;
-        // Another thread may have stored its own first, which is then used.
-        Ok(self.copier.get_or_init(|| made))
-    }
+    let gpu = Arc::new(GpuCodecs::on(&context)?);
+    all.push(gpu.clone());
+    Ok(gpu)
 }
 
 /// Returns the GPU whose memory is at `address`; `None` is host memory. Without a driver all memory is
@@ -150,7 +80,7 @@ pub(super) fn gpu_of(
         )));
     }
     match place {
-        Some(ordinal) => GpuCodecs::at(driver, ordinal).map(Some),
+        Some(ordinal) => codecs_at(driver, ordinal).map(Some),
         None => on_host(),
     }
 }
@@ -203,17 +133,16 @@ pub(super) unsafe fn copy(
             )));
         }
     };
-    let gpu = GpuCodecs::at(&driver, ordinal)?;
-    let copier = gpu.copier()?;
+    let gpu = codecs_at(&driver, ordinal)?;
+    let stream = stream.addr();
     // SAFETY: the caller's contract; the program does not touch the host array during the call.
     unsafe {
-        let stream = gpu.stream(stream);
         if to.is_some() {
             let host = std::slice::from_raw_parts(src.cast(), bytes);
-            copier.to_device(spec, dtype, draw, host, dst.addr() as u64, &stream)
+            gpu.copy_to_device(spec, dtype, draw, host, dst.addr() as u64, stream)
         } else {
             let host = std::slice::from_raw_parts_mut(dst.cast(), bytes);
-            copier.to_host(spec, dtype, draw, src.addr() as u64, host, &stream)
+            gpu.copy_to_host(spec, dtype, draw, src.addr() as u64, host, stream)
         }
     }
 }

@@ -83,7 +83,7 @@ pub(super) fn shape(comm: &Communicator, call: &Call) -> Result<()> {
             Scalar::Float(_) => !call.dtype.is_float(),
             Scalar::Int(_) => call.dtype.is_float(),
             // `check_on` checks the address, because it knows the GPU.
-            Scalar::Device(_) => comm.gpu().is_none(),
+            Scalar::Device(_) => comm.gpu_context().is_none(),
         }
     {
         return Err(Error::invalid_argument(format!(

@@ -135,6 +135,7 @@ pub(super) fn choose(
     ))
 }
 
+#[cfg(feature = "internal")]
 impl Call {
     /// Resolves the call for planners, with its codec on a communicator of `nranks` with this
     /// policy. Samples that have switched the codec off are not considered.

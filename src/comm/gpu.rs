@@ -16,7 +16,7 @@ use crate::gpu::abi::Protocol;
 use crate::gpu::select;
 use crate::gpu_links::{self, GpuLinks, PeerPath};
 use crate::mem::DeviceBuffers;
-use crate::plan::{KernelVariant, Resident, Site, Tuning, TuningTable, links};
+use crate::plan::{Resident, Site, Tuning, TuningTable, links};
 use crate::schedule::Hosts;
 use crate::sync::Fault;
 use crate::sys::fork_safe::ForkSafeOnce;
@@ -285,7 +285,7 @@ fn refuse_codec_by_level(hosts: &Hosts, policy: &CodecPolicy) -> Result<()> {
 }
 
 /// Returns this rank's GPU and its links as tuning tables name them.
-fn site(context: &Context, info: &CommInfo, ranks: usize) -> Site {
+pub(super) fn site(context: &Context, info: &CommInfo, ranks: usize) -> Site {
     Site {
         gpu: context.device().name.clone(),
         ranks,
@@ -376,7 +376,7 @@ fn info(links: &GpuLinks, hosts: Hosts) -> CommInfo {
 
 impl Communicator {
     /// Returns the GPU of the communicator's buffers; `None` if they are in host memory.
-    pub fn gpu(&self) -> Option<&Arc<Context>> {
+    pub(super) fn gpu_context(&self) -> Option<&Arc<Context>> {
         match &self.state {
             DeviceState::Host(_) => None,
             DeviceState::Gpu(gpu) => Some(gpu.context()),
@@ -524,42 +524,6 @@ impl Communicator {
             Ok(reports)
         };
         self.fail_on_error(queue())
-    }
-
-    /// Returns the GPUs of this communicator as tuning tables name them; `None` on host memory.
-    pub fn site(&self) -> Option<Site> {
-        let gpu = self.gpu()?;
-        Some(site(gpu, &self.info, self.nranks()))
-    }
-
-    /// Returns the kernel variants of `call` that are worth a measurement, equal on all ranks.
-    ///
-    /// # Errors
-    /// Invalid usage on a communicator of host memory; invalid argument if the call is impossible.
-    pub fn variants(&self, call: &Call) -> Result<Vec<KernelVariant>> {
-        check::shape(self, call)?;
-        let request = call.resolve(self.choose(call)?.codec);
-        self.gpu_state()?.engine()?.variants(&request)
-    }
-
-    /// Returns whether `call` has this kernel variant.
-    ///
-    /// # Errors
-    /// As for [`Communicator::variants`].
-    pub fn supports(&self, call: &Call, variant: &KernelVariant) -> Result<bool> {
-        check::shape(self, call)?;
-        let request = call.resolve(self.choose(call)?.codec);
-        self.gpu_state()?.engine()?.supports(&request, *variant)
-    }
-
-    /// Runs later calls by this kernel variant where they have it; `None` restores selection. All ranks
-    /// must call it between the same two calls.
-    ///
-    /// # Errors
-    /// Invalid usage on a communicator of host memory.
-    pub fn force_variant(&self, variant: Option<KernelVariant>) -> Result<()> {
-        self.gpu_state()?.engine()?.force_variant(variant);
-        Ok(())
     }
 
     pub(super) fn gpu_state(&self) -> Result<&GpuState> {

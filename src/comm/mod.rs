@@ -11,6 +11,8 @@ mod fuse;
 mod gpu;
 mod group;
 mod init;
+#[cfg(feature = "internal")]
+mod internal;
 mod launch_interleave;
 mod sample;
 mod split;
@@ -31,7 +33,6 @@ use crate::cpu::FloatEnvironment;
 use crate::engine::HostEngine;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::UserBuffers;
-use crate::plan::{Limits, MeasuredCosts};
 use crate::schedule::Hosts;
 use crate::sync::{CAUSE_TIMEOUT, Fault};
 use crate::sys::fork::{ForkOwned, ProcessId};
@@ -114,35 +115,12 @@ impl Communicator {
         init::by_id(id, rank, nranks, config, Fault::new())
     }
 
-    /// Joins as [`Communicator::init`], with the fault of the new communicator. Raising the fault ends
-    /// an init that still waits.
-    ///
-    /// # Errors
-    /// As for [`Communicator::init`]; the fault's reason.
-    pub fn init_watched(
-        id: &UniqueId,
-        rank: usize,
-        nranks: usize,
-        config: Config,
-        fault: Arc<Fault>,
-    ) -> Result<Communicator> {
-        init::by_id(id, rank, nranks, config, fault)
-    }
-
     /// Joins the communicator that the launcher describes: `cinch run`, torchrun, mpirun, srun.
     ///
     /// # Errors
     /// Invalid usage if no launcher's variables are there; else as for [`Communicator::init`].
     pub fn from_env(config: Config) -> Result<Communicator> {
         init::by_environment(config)
-    }
-
-    /// Makes a communicator of ranks that have joined a control plane.
-    ///
-    /// # Errors
-    /// As for [`Communicator::init`].
-    pub fn over(exchange: OutOfBandRef, fault: Arc<Fault>, config: Config) -> Result<Communicator> {
-        init::connect(exchange, fault, config)
     }
 
     /// Returns this rank.
@@ -158,22 +136,6 @@ impl Communicator {
     /// Returns all ranks, in order.
     pub fn peers(&self) -> &[PeerInfo] {
         self.exchange.peers()
-    }
-
-    /// Returns a name that is equal on the ranks of this communicator only: another communicator,
-    /// even of the same id, has another name. It does not reveal the secret.
-    pub fn identity(&self) -> [u8; 32] {
-        self.exchange.key("identity")
-    }
-
-    /// Returns transports, channels and slots.
-    pub fn info(&self) -> CommInfo {
-        self.info.clone()
-    }
-
-    /// Returns the codec of calls that name none, and the setting that decided it.
-    pub fn codec_policy(&self) -> &CodecPolicy {
-        &self.policy
     }
 
     /// Returns the settings in effect.
@@ -215,7 +177,7 @@ impl Communicator {
     /// # Errors
     /// As [`Communicator::call`].
     pub fn barrier(&self) -> Result<()> {
-        if self.gpu().is_some() {
+        if self.gpu_context().is_some() {
             self.check_fault()?;
             return self.fail_on_error(self.exchange.barrier());
         }
@@ -257,15 +219,10 @@ impl Communicator {
     /// # Errors
     /// As [`Communicator::init`].
     pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Communicator>> {
-        self.split_watched(color, key, self.config.clone(), self.fault.child())
+        self.split_under(color, key, self.config.clone(), self.fault.child())
     }
 
-    /// Splits as [`Communicator::split`], with the settings and the fault of the new communicator. The
-    /// fault is a child of this communicator's fault ([`Communicator::fault`]).
-    ///
-    /// # Errors
-    /// As [`Communicator::split`].
-    pub fn split_watched(
+    fn split_under(
         &self,
         color: Option<u32>,
         key: i64,
@@ -301,38 +258,13 @@ impl Communicator {
 
     /// Makes a communicator of the ranks that are not in `exclude`, in order. All of these must call it
     /// with the same list. Excluded ranks may have exited, and this communicator may have failed. The
-    /// new communicator's fault is `fault`.
+    /// new communicator has the settings `config`.
     ///
     /// # Errors
     /// Invalid argument for a list with this rank, a rank twice or an unknown rank; invalid
     /// usage without [`Communicator::prepare_to_shrink`]; else as [`Communicator::init`].
-    pub fn shrink(
-        &self,
-        exclude: &[usize],
-        config: Config,
-        fault: Arc<Fault>,
-    ) -> Result<Communicator> {
-        split::shrink(self, exclude, config, fault)
-    }
-
-    /// Splits as [`Communicator::split_watched`] a communicator that its ranks have aborted. The new
-    /// communicator's fault is `fault`, which is no child.
-    ///
-    /// # Errors
-    /// Invalid usage without [`Communicator::prepare_to_shrink`]; else as [`Communicator::init`].
-    pub fn split_again(
-        &self,
-        color: Option<u32>,
-        key: i64,
-        config: Config,
-        fault: Arc<Fault>,
-    ) -> Result<Option<Communicator>> {
-        split::split_again(self, color, key, config, fault)
-    }
-
-    /// Returns the fault, which ends every wait of this communicator when it is raised.
-    pub fn fault(&self) -> &Arc<Fault> {
-        &self.fault
+    pub fn shrink(&self, exclude: &[usize], config: Config) -> Result<Communicator> {
+        split::shrink(self, exclude, config, Fault::new())
     }
 
     /// Returns the reason why the communicator has failed, if it has. The exit of another rank
@@ -347,12 +279,6 @@ impl Communicator {
         }
         let ended = self.fault.ends_waits();
         ended.inspect_err(|reason| self.announce(reason)).err()
-    }
-
-    /// # Errors
-    /// Invalid usage in a child that was forked after the communicator was made.
-    pub fn check_process(&self) -> Result<()> {
-        self.owner.check()
     }
 
     /// Returns whether this rank is in no call: no call is being made, and on a GPU no queued call is
@@ -456,46 +382,6 @@ impl Drop for PanicGuard<'_> {
             let me = &self.0.peers()[self.0.rank()];
             self.0
                 .fail(Error::internal(format!("a call panicked on {me}")));
-        }
-    }
-}
-
-impl Communicator {
-    /// Cuts messages of host memory from now on by the limits of another communicator of as many ranks.
-    /// Tests compare the bits of two engines with the same cut.
-    ///
-    /// # Errors
-    /// Invalid usage if this communicator is on a GPU; invalid argument if the ranks differ.
-    pub fn copy_limits(&self, limits: Limits) -> Result<()> {
-        if limits.nranks != self.nranks() {
-            return Err(Error::invalid_argument(format!(
-                "a communicator of {} ranks cannot cut as one of {} does",
-                self.nranks(),
-                limits.nranks
-            )));
-        }
-        self.engine()?.copy_limits(limits);
-        Ok(())
-    }
-
-    /// Selects by these costs from now on, on host memory. All ranks must set the same costs between the
-    /// same two calls.
-    ///
-    /// # Errors
-    /// Invalid usage if the communicator is on a GPU, whose costs are constants.
-    pub fn set_costs(&self, costs: MeasuredCosts) -> Result<()> {
-        self.engine()?.set_costs(costs);
-        Ok(())
-    }
-
-    /// Returns the limits by which this communicator selects algorithms and cuts messages.
-    ///
-    /// # Errors
-    /// Internal if an earlier call panicked.
-    pub fn limits(&self) -> Result<Limits> {
-        match &self.state {
-            DeviceState::Host(_) => Ok(self.engine()?.limits().clone()),
-            DeviceState::Gpu(gpu) => Ok(gpu.engine()?.limits().clone()),
         }
     }
 }

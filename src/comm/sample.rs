@@ -110,7 +110,7 @@ impl Communicator {
             .and_then(|()| self.choose(call))
             .inspect_err(|_| state.coded -= 1)?;
         let window = decision.codec.is_lossy().then_some(window);
-        if window.is_some() && self.gpu().is_some() {
+        if window.is_some() && self.gpu_context().is_some() {
             state.due = PendingSample::Accepted;
         }
         Ok(Admission {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 /// Longest time that a rank keeps memory that peers may still write, after the control plane has
 /// failed.
-const PEER_MEMORY_TIMEOUT: Duration = Duration::from_secs(10);
+pub(super) const PEER_MEMORY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Interval of checks which peers have not left.
 const PEER_POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -41,82 +41,8 @@ impl Communicator {
         self.fail_on_error(result)
     }
 
-    /// Waits until the calls of this rank have ended, after the earlier work on their streams, and
-    /// announces that no more will come. From then on the exit of this rank is no failure to other
-    /// ranks, and their exit no failure to this rank. Waits for other ranks only as far as the
-    /// calls do.
-    ///
-    /// # Errors
-    /// The reason why the communicator has failed; the exit of other ranks is no error if it ended no
-    /// call.
-    pub fn close(&self) -> Result<()> {
-        self.owner.check()?;
-        if let Err(error) = self.fault.check()
-            && !is_peer_exit(&error)
-        {
-            return self.fail_on_error(Err(error));
-        }
-        // `is_idle` may be false for a moment because another thread reads the engine.
-        let (was_idle, ended) = match &self.state {
-            DeviceState::Host(_) => (self.is_idle(), self.engine().map(drop)),
-            DeviceState::Gpu(gpu) => match gpu.engine() {
-                Ok(engine) => (gpu.is_over(&engine), engine.finish()),
-                Err(error) => (false, Err(error)),
-            },
-        };
-        // An exit that was reported but ended no call is no error.
-        match ended.and_then(|()| self.fault.ends_waits()) {
-            Err(error) if !(was_idle && is_peer_exit(&error)) => {
-                return self.fail_on_error(Err(error));
-            }
-            _ => {}
-        }
-        self.unmap();
-        self.exchange.close();
-        Ok(())
-    }
-
-    /// Unmaps the memory of other ranks before this rank announces its close. A rank that learns
-    /// that all have closed frees its memory, which no rank may map any more.
-    ///
-    /// The driver may wait for kernels of this GPU here, with the engine locked. Neither an abort nor the
-    /// threads that serve running kernels need the engine.
-    fn unmap(&self) {
-        if let DeviceState::Gpu(gpu) = &self.state
-            && !gpu.context().driver().has_ended()
-            && let Ok(mut engine) = gpu.engine()
-        {
-            engine.close();
-        }
-    }
-
-    /// Unmaps the memory of other ranks in this process, so that their teardown does not wait for
-    /// this rank. The communicator takes no more calls. Returns whether any memory was mapped. Does
-    /// nothing while calls of this rank run.
-    pub fn unmap_local_peers(&self) -> bool {
-        match &self.state {
-            DeviceState::Host(_) => false,
-            DeviceState::Gpu(gpu) => gpu.unmap_local_peers(),
-        }
-    }
-
-    /// Returns whether other ranks of this process map this rank's GPU memory. If this rank ends
-    /// before them, the last of them frees the memory.
-    pub fn is_mapped_by_peers(&self) -> bool {
-        match &self.state {
-            DeviceState::Host(_) => false,
-            DeviceState::Gpu(gpu) => gpu.is_mapped_by_peers(),
-        }
-    }
-
-    /// Waits, after [`Communicator::close`], until the other ranks have closed or exited and use no
-    /// memory of this rank any more.
-    pub fn wait_closed(&self) {
-        self.wait_peers_closed(PEER_MEMORY_TIMEOUT);
-    }
-
-    /// Waits as [`Communicator::wait_closed`], at most `timeout` for peers that the control plane has
-    /// lost.
+    /// Waits until the other ranks have closed or exited and use no memory of this rank any more, at most
+    /// `timeout` for peers that the control plane has lost.
     pub(super) fn wait_peers_closed(&self, timeout: Duration) {
         loop {
             match self.exchange.wait_closed() {
@@ -128,7 +54,7 @@ impl Communicator {
                 Err(_) => break,
             }
         }
-        if self.gpu().is_none() {
+        if self.gpu_context().is_none() {
             return;
         }
         // Ranks of a failed control plane do not report the end of their kernels.
@@ -150,7 +76,7 @@ impl Communicator {
 }
 
 /// Returns whether `error` reports the exit of another rank.
-fn is_peer_exit(error: &Error) -> bool {
+pub(super) fn is_peer_exit(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Remote | ErrorKind::Aborted)
 }
 

@@ -194,3 +194,27 @@ impl Communicator {
         self.call(&call, UserBuffers::new(&[], bytes_of_mut(output)))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::config::Config;
+    use crate::testing::local_world;
+    use crate::types::{Element, ReduceOp};
+    use half::{bf16, f16};
+
+    /// Sums 1, 2 and 3 of three ranks, which both types hold exactly.
+    fn sum<T: Element + PartialEq + std::fmt::Debug>(of: fn(f32) -> T) {
+        local_world(3, &Config::default(), |comm| {
+            let input = [of((comm.rank() + 1) as f32); 100];
+            let mut output = [of(0.0); 100];
+            comm.all_reduce(&input, &mut output, ReduceOp::Sum).unwrap();
+            assert_eq!(output, [of(6.0); 100]);
+        });
+    }
+
+    #[test]
+    fn sum_of_16_bit_floats_is_exact() {
+        sum(f16::from_f32);
+        sum(bf16::from_f32);
+    }
+}

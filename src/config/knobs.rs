@@ -77,6 +77,7 @@ pub(super) const RESERVED: &[&str] = &[
     "CINCH_TEST_PATTERNS",
     "CINCH_TEST_RDMA",
     "CINCH_TEST_SEED",
+    "CINCH_UPDATE_API",
     "CINCH_UPDATE_HEADER",
     "CINCH_UPDATE_SETTINGS",
 ];
@@ -108,7 +109,7 @@ macro_rules! knobs {
             pub comm_name: String,
             /// Origin of each setting, in the order of [`KNOBS`].
             pub origins: Vec<Origin>,
-            /// Whether NCCL's names and defaults hold ([`Config::for_nccl`]).
+            /// Whether NCCL's names and defaults hold, as in the drop-in.
             pub as_nccl: bool,
             /// Sentences about the environment, for the log.
             pub notes: Vec<Note>,

@@ -7,6 +7,7 @@ mod kinds;
 mod knobs;
 mod launch;
 mod nccl;
+#[cfg(feature = "internal")]
 mod test_devices;
 
 pub use codec_policy::{CodecLinks, CodecPolicy, CodecRules, CollectiveSet, call_codec};
@@ -14,7 +15,7 @@ pub use kinds::parse_bytes;
 pub use knobs::{Config, KNOBS, Knob, MOST_GPU_CHANNELS, Sharing};
 pub use launch::{LAUNCHER_VARIABLES, launcher_environment};
 pub use nccl::{NCCL_NAMES, NcclName};
-#[doc(hidden)]
+#[cfg(feature = "internal")]
 pub use test_devices::on_rdma_devices;
 
 use crate::error::{Error, Result};
@@ -95,6 +96,7 @@ impl Config {
 
     /// Asks for a kernel and its protocol where a call has them; `None` leaves the choice to the cost
     /// model.
+    #[cfg(feature = "internal")]
     pub fn force_kernel(&mut self, kernel: Option<KernelProtocol>) {
         self.kernel = kernel.map(|kernel| kernel.kernel);
         self.protocol = kernel.map(|kernel| kernel.protocol);

@@ -219,6 +219,7 @@ impl Config {
     /// argument also for unknown names that begin with `CINCH_CODEC`, because the run would be
     /// exact by mistake. Invalid argument for codecs that need tensor ids, which calls of NCCL do
     /// not have.
+    #[cfg(feature = "internal")]
     pub fn for_nccl() -> Result<Config> {
         let mut config = Config::for_nccl_of(&|name| std::env::var_os(name))?;
         let unknown = Config::unknown_names();

@@ -82,7 +82,7 @@ impl IpcHandle {
     }
 
     /// Encodes the handle for a message to a process of the same host.
-    pub fn to_bytes(&self) -> [u8; IPC_HANDLE_BYTES] {
+    pub fn to_bytes(self) -> [u8; IPC_HANDLE_BYTES] {
         let mut bytes = [0; IPC_HANDLE_BYTES];
         bytes[..64].copy_from_slice(&self.handle.reserved.map(|byte| byte as u8));
         let numbers = [self.process, self.buffer_id, self.offset, self.bytes];

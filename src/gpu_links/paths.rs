@@ -43,7 +43,7 @@ impl LinkClass {
         }
     }
 
-    /// Whether the link keeps lines whole between GPUs of [`GPUS_THAT_KEEP_LINES_WHOLE`], as the ll128
+    /// Whether the link keeps lines whole between GPUs of `GPUS_THAT_KEEP_LINES_WHOLE`, as the ll128
     /// protocol needs.
     pub fn keeps_lines_whole(self) -> bool {
         self <= LinkClass::NvLink

@@ -9,13 +9,15 @@ use std::ops::Range;
 
 /// Returns the bytes of elements.
 pub fn bytes_of<T: Element>(elements: &[T]) -> &[u8] {
-    // SAFETY: `Element` is implemented for primitive numbers only, which have no padding.
+    // SAFETY: `Element` is implemented for numbers only, which have no padding: primitive ones, and `half`'s, which are
+    // transparent over `u16`.
     unsafe { std::slice::from_raw_parts(elements.as_ptr().cast(), size_of_val(elements)) }
 }
 
 /// Returns the bytes of elements for writing: every bit pattern is a number.
 pub fn bytes_of_mut<T: Element>(elements: &mut [T]) -> &mut [u8] {
-    // SAFETY: `Element` is implemented for primitive numbers only: no padding, and any bytes are a value.
+    // SAFETY: `Element` is implemented for numbers only: no padding, and any bytes are a value. `half`'s are
+    // transparent over `u16`.
     unsafe { std::slice::from_raw_parts_mut(elements.as_mut_ptr().cast(), size_of_val(elements)) }
 }
 
@@ -123,7 +125,7 @@ impl<'a> UserBuffers<'a> {
     }
 
     /// Combines the input of one call with the output of another, for a rank's message to itself.
-    pub fn joined(input: UserBuffers<'a>, output: UserBuffers<'a>) -> UserBuffers<'a> {
+    pub(crate) fn joined(input: UserBuffers<'a>, output: UserBuffers<'a>) -> UserBuffers<'a> {
         UserBuffers {
             input: input.input,
             input_bytes: input.input_bytes,
@@ -144,12 +146,12 @@ impl<'a> UserBuffers<'a> {
     }
 
     /// Returns the address of the input, for overlap checks.
-    pub fn input_address(&self) -> usize {
+    pub(crate) fn input_address(&self) -> usize {
         self.input as usize
     }
 
     /// Returns the address of the output, for overlap checks.
-    pub fn output_address(&self) -> usize {
+    pub(crate) fn output_address(&self) -> usize {
         self.output as usize
     }
 
@@ -175,7 +177,7 @@ impl<'a> UserBuffers<'a> {
     /// # Panics
     /// If the range exceeds the output.
     #[inline]
-    pub fn read_output(&self, at: usize, tile: &mut [u8]) {
+    pub(crate) fn read_output(&self, at: usize, tile: &mut [u8]) {
         assert!(
             at <= self.output_bytes && tile.len() <= self.output_bytes - at,
             "output overrun"
@@ -207,7 +209,7 @@ impl<'a> UserBuffers<'a> {
     ///
     /// # Panics
     /// If the range exceeds the input.
-    pub fn input(&self, at: usize, bytes: usize) -> &[u8] {
+    pub(crate) fn input(&self, at: usize, bytes: usize) -> &[u8] {
         assert_within(at, bytes, self.input_bytes, "input");
         if bytes == 0 {
             // A C caller's empty buffer may be NULL, which no slice may be.
@@ -222,7 +224,7 @@ impl<'a> UserBuffers<'a> {
     ///
     /// # Panics
     /// If the range exceeds the output.
-    pub fn output(&self, at: usize, bytes: usize) -> &[u8] {
+    pub(crate) fn output(&self, at: usize, bytes: usize) -> &[u8] {
         assert_within(at, bytes, self.output_bytes, "output");
         if bytes == 0 {
             return &[];
@@ -236,7 +238,7 @@ impl<'a> UserBuffers<'a> {
     ///
     /// # Panics
     /// If the range exceeds the output.
-    pub fn output_mut(&mut self, at: usize, bytes: usize) -> &mut [u8] {
+    pub(crate) fn output_mut(&mut self, at: usize, bytes: usize) -> &mut [u8] {
         assert_within(at, bytes, self.output_bytes, "output");
         if bytes == 0 {
             return &mut [];
@@ -251,7 +253,7 @@ impl<'a> UserBuffers<'a> {
     /// # Panics
     /// If the range exceeds the input.
     #[inline]
-    pub fn lend_input(&self, at: usize, bytes: usize, work: impl FnOnce(&[u8])) {
+    pub(crate) fn lend_input(&self, at: usize, bytes: usize, work: impl FnOnce(&[u8])) {
         let input = self.input(at, bytes);
         if !input.is_empty() {
             work(input);
@@ -264,7 +266,7 @@ impl<'a> UserBuffers<'a> {
     /// # Panics
     /// If either range exceeds its buffer, or if they overlap in part, which `comm::check` excludes.
     #[inline]
-    pub fn lend(
+    pub(crate) fn lend(
         &mut self,
         from: usize,
         to: usize,
@@ -300,7 +302,7 @@ impl<'a> UserBuffers<'a> {
     ///
     /// # Panics
     /// If either range exceeds its buffer.
-    pub fn copy(&mut self, from: usize, to: usize, bytes: usize) {
+    pub(crate) fn copy(&mut self, from: usize, to: usize, bytes: usize) {
         assert!(
             from <= self.input_bytes && bytes <= self.input_bytes - from,
             "input overrun"

@@ -102,7 +102,7 @@ impl MeasuredCosts {
     }
 
     /// Returns the bytes that ranks exchange.
-    pub fn to_bytes(&self) -> Vec<u8> {
+    pub fn to_bytes(self) -> Vec<u8> {
         let lines = [&[self.send, self.reduce][..], &self.encode, &self.decode].concat();
         let words = lines.iter().flat_map(|line| [line.fixed, line.each]);
         words.flat_map(f64::to_le_bytes).collect()
@@ -388,7 +388,7 @@ mod tests {
     #[test]
     fn ranks_agree_on_the_largest_of_each_number() {
         let ranks = [costs(1.0), costs(2.0), costs(3.0)];
-        let said: Vec<_> = ranks.iter().map(MeasuredCosts::to_bytes).collect();
+        let said: Vec<_> = ranks.iter().map(|costs| costs.to_bytes()).collect();
         let agreed = MeasuredCosts::agreed(&said).unwrap();
         let most = |pick: fn(&MeasuredCosts) -> f64| ranks.iter().map(pick).fold(0.0, f64::max);
         assert_eq!(agreed.send.fixed, most(|costs| costs.send.fixed));

@@ -7,8 +7,8 @@
 //! same numbers decide alike. Ranks that pass in different numbers choose different codecs, and the
 //! library reports the mismatch.
 //!
-//! Related features live elsewhere: [`crate::codec::feedback`] carries encoding errors from call to
-//! call, and [`crate::types::ScaleRule::Tensor`] (`linear8:tensor=50`) keeps a scale for many calls.
+//! Related features live elsewhere: [`Call::feedback`](crate::Call::feedback) carries encoding errors from call to
+//! call, and [`ScaleRule::Tensor`](crate::ScaleRule::Tensor) (`linear8:tensor=50`) keeps a scale for many calls.
 
 mod awp;
 mod loss_scaler;

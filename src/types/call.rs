@@ -8,8 +8,7 @@ use crate::error::{Error, Result};
 /// Largest buffer that is believed. No 64-bit processor has more address bits.
 const MAX_BUFFER_BYTES: u64 = 1 << 56;
 
-/// A call without its buffers, as the caller requests it. [`Call::resolve`] returns the call that
-/// runs.
+/// A call without its buffers, as the caller requests it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Call {
     /// The collective.
@@ -65,7 +64,7 @@ impl Call {
     ///
     /// # Errors
     /// Invalid argument if the buffer is needed and NULL, or would end beyond all memory.
-    pub fn buffer_bytes(
+    pub(crate) fn buffer_bytes(
         &self,
         name: &str,
         address: usize,
@@ -99,7 +98,7 @@ impl Call {
 
     /// Returns the call with the codec that was decided for it. Arguments that the collective
     /// ignores become zero, because ranks must agree on the result.
-    pub fn resolve(&self, codec: CodecSetting) -> ResolvedCall {
+    pub(crate) fn resolve(&self, codec: CodecSetting) -> ResolvedCall {
         let is_message = self.collective.is_message();
         let op = match self.collective.reduces() {
             true => self.op,

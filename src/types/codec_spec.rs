@@ -246,7 +246,7 @@ impl CodecSpec {
     }
 
     /// Encodes the spec as one word of a call signature: equal words mean equal wire formats.
-    pub fn word(self) -> u64 {
+    pub(crate) fn word(self) -> u64 {
         let (rule, value) = match self.scale {
             ScaleRule::Block(block) => (0u64, block),
             ScaleRule::Tensor { refresh } => (1, refresh),
@@ -260,7 +260,7 @@ impl CodecSpec {
     }
 
     /// Decodes a word of a call signature.
-    pub fn from_word(word: u64) -> Option<CodecSpec> {
+    pub(crate) fn from_word(word: u64) -> Option<CodecSpec> {
         let kind = *CodecKind::ALL.get((word & 0xff) as usize)?;
         let value = (word >> 32) as u32;
         let scale = match (word >> 8) & 0xff {

@@ -115,8 +115,8 @@ impl DType {
     }
 }
 
-/// A Rust type that is an element type. Rust has no f16, bf16 and f8: calls on these pass bytes
-/// (`Communicator::call`).
+/// A Rust type that is an element type. With the feature `half`, `f16` and `bf16` of the crate `half` are
+/// element types. No Rust type is an f8: calls on these pass bytes (`Communicator::call`).
 pub trait Element: sealed::Sealed + Copy + Send + Sync + 'static {
     /// The corresponding [`DType`].
     const DTYPE: DType;
@@ -135,3 +135,5 @@ macro_rules! element {
     };
 }
 element! { i8 => I8, u8 => U8, i32 => I32, u32 => U32, i64 => I64, u64 => U64, f32 => F32, f64 => F64 }
+#[cfg(feature = "half")]
+element! { half::f16 => F16, half::bf16 => BF16 }

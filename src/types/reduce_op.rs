@@ -55,7 +55,7 @@ impl ReduceOp {
     }
 
     /// Returns the name of the operator with this number.
-    pub fn number_name(number: u8) -> &'static str {
+    pub(crate) fn number_name(number: u8) -> &'static str {
         let name = ReduceOp::NAMES.get(usize::from(number));
         name.copied().unwrap_or("unknown")
     }

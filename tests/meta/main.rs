@@ -6,6 +6,7 @@ mod c_library;
 mod header;
 mod kernel_includes;
 mod layers;
+mod public_api;
 mod readme;
 mod shape;
 mod source;

@@ -182,3 +182,10 @@ fn sub_groups_in_rust_hold_their_ranks() {
         run(&program, nranks);
     }
 }
+
+#[test]
+fn arrays_in_rust_are_within_their_bound() {
+    let mut example = limited(build().join("examples/arrays"));
+    let output = succeed("arrays", &mut example);
+    assert!(String::from_utf8_lossy(&output.stdout).contains("100000 elements in"));
+}

@@ -138,7 +138,12 @@ impl StandAlone {
     ///
     /// # Errors
     /// See [`StandAlone::encode`].
-    pub fn encode_drawing(&self, x: &[f32], random: RoundingRandom, to: &mut [u8]) -> Result<()> {
+    pub(crate) fn encode_drawing(
+        &self,
+        x: &[f32],
+        random: RoundingRandom,
+        to: &mut [u8],
+    ) -> Result<()> {
         let _environment = FloatEnvironment::standard();
         let bytes = self.bytes(x.len());
         let to = self

@@ -34,7 +34,7 @@ pub(super) fn queue(
     reports: &mut [Option<Report>],
 ) -> Result<()> {
     let mut all = Vec::new();
-    for comm in comms.iter().filter(|comm| comm.gpu().is_some()) {
+    for comm in comms.iter().filter(|comm| comm.gpu_context().is_some()) {
         all.push(GpuGroup::find(calls, comm)?);
     }
     // All threads lock engines in the order of their addresses, so that no two threads deadlock.
@@ -114,7 +114,7 @@ impl<'a, 'c> GpuGroup<'a, 'c> {
 /// Numbers the GPUs of the communicators for [`interleave`].
 fn gpu_calls(all: &[GpuGroup<'_, '_>]) -> Vec<GpuCalls> {
     let gpu = |group: &GpuGroup<'_, '_>| {
-        let gpu = group.comm.gpu()?;
+        let gpu = group.comm.gpu_context()?;
         Some((Arc::as_ptr(gpu.driver()), gpu.handle()))
     };
     let numbered = |group: &GpuGroup<'_, '_>| GpuCalls {

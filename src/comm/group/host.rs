@@ -21,7 +21,7 @@ impl<'c> HostCalls<'c> {
     /// Finds the communicators of host memory among `comms`, and the calls that are fused.
     pub fn find(calls: &[GroupCall<'_>], comms: &[&'c Communicator]) -> Result<Vec<HostCalls<'c>>> {
         let mut hosts: Vec<&Communicator> = comms.to_vec();
-        hosts.retain(|comm| comm.gpu().is_none());
+        hosts.retain(|comm| comm.gpu_context().is_none());
         // Two threads that group the same communicators must lock their engines in one order.
         hosts.sort_by_key(|comm| std::ptr::from_ref(*comm) as usize);
         hosts

@@ -33,7 +33,7 @@ impl<'a> DeviceBuffers<'a> {
     }
 
     /// Combines the input of one call with the output of another, for a rank's message to itself.
-    pub fn joined(input: DeviceBuffers<'a>, output: DeviceBuffers<'a>) -> DeviceBuffers<'a> {
+    pub(crate) fn joined(input: DeviceBuffers<'a>, output: DeviceBuffers<'a>) -> DeviceBuffers<'a> {
         DeviceBuffers {
             output: output.output,
             ..input
@@ -41,7 +41,7 @@ impl<'a> DeviceBuffers<'a> {
     }
 
     /// Returns empty buffers on the same stream.
-    pub fn emptied(self) -> DeviceBuffers<'a> {
+    pub(crate) fn emptied(self) -> DeviceBuffers<'a> {
         DeviceBuffers {
             input: (0, 0),
             output: (0, 0),

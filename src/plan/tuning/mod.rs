@@ -164,7 +164,7 @@ pub struct AppliedEntry {
 
 impl TuningTable {
     /// Returns the variant for calls of `collective` whose larger buffer has `bytes`. A size up to
-    /// [`BEYOND`] times smaller than the smallest measured size, or larger than the largest, takes
+    /// `BEYOND` times smaller than the smallest measured size, or larger than the largest, takes
     /// the nearest line. Sizes further out, and sizes left to the model, take no line. Raw elements
     /// of a size that was not measured take the lines of another element size, because wire and
     /// waits take most of the time.

@@ -1,0 +1,1 @@
+//! Holds the package of the examples beside this file, which see the public API of cinch only.
