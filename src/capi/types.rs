@@ -153,13 +153,21 @@ pub(super) const ARGUMENT_NAMES: ArgumentNames = ArgumentNames {
 /// Invalid argument if there is none.
 pub(super) fn collective(number: collective_number) -> Result<(Collective, bool)> {
     let recv = cinch_collective_t::CINCH_RECV as u32;
-    match Collective::from_number(number) {
-        Some(collective) => Ok((collective, true)),
-        None if number == recv => Ok((Collective::SendRecv, false)),
-        None => Err(Error::invalid_argument(format!(
-            "collective {number} is unknown; valid: 0 (CINCH_ALL_REDUCE) to {recv} (CINCH_RECV)"
-        ))),
+    if number == recv {
+        return Ok((Collective::SendRecv, false));
     }
+    // The receive has a number of its own in C, so collectives behind it have theirs one later.
+    let place = number - u32::from(number > recv);
+    Collective::from_number(place).map(|collective| (collective, true)).ok_or_else(|| {
+        let last = Collective::ALL.len() as u32;
+        let name = match last == recv {
+            true => "RECV".into(),
+            false => Collective::ALL[last as usize - 1].name().to_uppercase(),
+        };
+        Error::invalid_argument(format!(
+            "collective {number} is unknown; valid: 0 (CINCH_ALL_REDUCE) to {last} (CINCH_{name})"
+        ))
+    })
 }
 
 /// A setting that C passes by number.

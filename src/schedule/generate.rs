@@ -13,9 +13,7 @@ pub fn algorithms(collective: Collective) -> &'static [Algorithm] {
     match collective {
         Collective::AllReduce | Collective::Broadcast | Collective::Reduce => &Algorithm::FLAT,
         Collective::AllGather | Collective::ReduceScatter => &[Algorithm::Ring, Algorithm::Direct],
-        Collective::Gather | Collective::Scatter | Collective::AllToAll | Collective::SendRecv => {
-            &[Algorithm::Direct]
-        }
+        _ => &[Algorithm::Direct],
     }
 }
 
@@ -123,7 +121,7 @@ impl SchedulePattern {
         if collective.has_root() {
             named.push(("root", self.root));
         }
-        if collective == Collective::SendRecv {
+        if collective.is_message() {
             named.extend([("sender", self.root), ("receiver", self.peer)]);
         }
         if let Some((name, rank)) = named.into_iter().find(|(_, rank)| *rank >= nranks) {
@@ -132,11 +130,8 @@ impl SchedulePattern {
             )));
         }
         let most = u32::MAX as usize;
-        let blocks = if collective == Collective::AllToAll {
-            nranks
-        } else {
-            1
-        };
+        let is_exchange = collective.splits_input() && collective.joins_output();
+        let blocks = if is_exchange { nranks } else { 1 };
         if nranks > most / blocks {
             return Err(Error::new(
                 ErrorKind::Unsupported,

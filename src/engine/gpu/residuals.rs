@@ -75,9 +75,9 @@ pub(super) struct ResidualPlace {
 /// # Errors
 /// Unsupported from 2^32 elements on.
 fn shape_of(request: &Request, plan: &Plan) -> Result<Shape> {
-    let blocks = match plan.collective {
-        Collective::ReduceScatter => plan.pattern.nranks,
-        _ => 1,
+    let blocks = match plan.collective.splits_input() {
+        true => plan.pattern.nranks,
+        false => 1,
     };
     let span = plan.count * blocks;
     if u32::try_from(span).is_err() {

@@ -209,7 +209,13 @@ impl PeerComm {
 
     /// Returns whether it has a row's call.
     pub fn has(&self, row: &Row) -> bool {
-        !row.collective.reduces() || operator(row.op).is_some()
+        let reduces = [
+            Collective::AllReduce,
+            Collective::ReduceScatter,
+            Collective::Reduce,
+        ];
+        !row.collective.reduces()
+            || reduces.contains(&row.collective) && operator(row.op).is_some()
     }
 
     /// Queues a row's call, without a codec.
