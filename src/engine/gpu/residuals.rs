@@ -14,7 +14,6 @@ use crate::gpu::abi::{RESIDUALS_BYTES, ResidualsHeader};
 use crate::gpu::{Context, DeviceMemory, Event, Stream};
 use crate::plan::{Plan, Request};
 use crate::sys::log::{self, Level};
-use crate::types::Collective;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;

@@ -214,8 +214,7 @@ impl PeerComm {
             Collective::ReduceScatter,
             Collective::Reduce,
         ];
-        !row.collective.reduces()
-            || reduces.contains(&row.collective) && operator(row.op).is_some()
+        !row.collective.reduces() || reduces.contains(&row.collective) && operator(row.op).is_some()
     }
 
     /// Queues a row's call, without a codec.
