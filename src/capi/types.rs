@@ -290,7 +290,8 @@ mod tests {
             assert_eq!(collective.name(), name);
             assert_eq!(sends, number as u32 != CINCH_RECV as u32);
         }
-        assert!(collective(10).is_err() && collective(u32::MAX).is_err());
+        let beyond = Collective::ALL.len() as u32 + 1;
+        assert!(collective(beyond).is_err() && collective(u32::MAX).is_err());
     }
 
     #[test]
