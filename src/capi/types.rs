@@ -156,7 +156,7 @@ pub(super) fn collective(number: collective_number) -> Result<(Collective, bool)
     if number == recv {
         return Ok((Collective::SendRecv, false));
     }
-    // The receive has a number of its own in C, so collectives behind it have theirs one later.
+    // `CINCH_RECV` takes a number of its own, so later collectives have C numbers higher by 1.
     let place = number - u32::from(number > recv);
     Collective::from_number(place).map(|collective| (collective, true)).ok_or_else(|| {
         let last = Collective::ALL.len() as u32;

@@ -82,8 +82,8 @@ impl Census {
         Census { nranks, below }
     }
 
-    /// Returns `None` if `value` holds the contribution of each of the ranks `expected` once; else the end of a sentence, which names one or
-    /// two ranks that cause the error.
+    /// Returns `None` if `value` holds the contribution of each of the ranks `expected` once. Otherwise
+    /// returns the end of a sentence, which names one or two ranks that cause the error.
     pub fn wrong(&self, value: &Value, expected: Range<usize>) -> Option<String> {
         let wanted = self.below[expected.end].wrapping_sub(self.below[expected.start]);
         let count = expected.len();
