@@ -135,13 +135,21 @@ pub(super) const ARGUMENT_NAMES: ArgumentNames = ArgumentNames {
 /// Invalid argument if there is none.
 pub(super) fn collective(number: collective_number) -> Result<(Collective, bool)> {
     let recv = cinch_collective_t::CINCH_RECV as u32;
-    match Collective::from_number(number) {
-        Some(collective) => Ok((collective, true)),
-        None if number == recv => Ok((Collective::SendRecv, false)),
-        None => Err(Error::invalid_argument(format!(
-            "collective {number} is unknown; valid: 0 (CINCH_ALL_REDUCE) to {recv} (CINCH_RECV)"
-        ))),
+    if number == recv {
+        return Ok((Collective::SendRecv, false));
     }
+    // `CINCH_RECV` takes a number of its own, so later collectives have C numbers higher by 1.
+    let place = number - u32::from(number > recv);
+    Collective::from_number(place).map(|collective| (collective, true)).ok_or_else(|| {
+        let last = Collective::ALL.len() as u32;
+        let name = match last == recv {
+            true => "RECV".into(),
+            false => Collective::ALL[last as usize - 1].name().to_uppercase(),
+        };
+        Error::invalid_argument(format!(
+            "collective {number} is unknown; valid: 0 (CINCH_ALL_REDUCE) to {last} (CINCH_{name})"
+        ))
+    })
 }
 
 /// A setting that C passes by number.
@@ -279,7 +287,8 @@ mod tests {
             assert_eq!(collective.name(), name);
             assert_eq!(sends, number as u32 != CINCH_RECV as u32);
         }
-        assert!(collective(10).is_err() && collective(u32::MAX).is_err());
+        let beyond = Collective::ALL.len() as u32 + 1;
+        assert!(collective(beyond).is_err() && collective(u32::MAX).is_err());
     }
 
     #[test]

@@ -33,12 +33,10 @@ fn falls_of(planner: Planner, codecs: &[&str]) -> Vec<String> {
             let mut slowest: (f64, usize) = (0.0, 0);
             let mut was_measured = false;
             for size in sizes() {
-                let blocks = match collective {
-                    Collective::AllReduce
-                    | Collective::Broadcast
-                    | Collective::Reduce
-                    | Collective::SendRecv => 1,
-                    _ => limits.nranks,
+                let blocks = if collective.has_blocks() {
+                    limits.nranks
+                } else {
+                    1
                 };
                 let count = (size / 4 / blocks).max(1);
                 let request = gpu_tests::request(collective, count, codec);

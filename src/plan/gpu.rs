@@ -239,10 +239,10 @@ fn fits_coded(
 
 /// Returns the bytes of the call's largest buffer.
 pub(super) fn bytes(request: &Request, nranks: usize) -> usize {
-    let blocks = match request.collective {
-        Collective::AllReduce | Collective::Broadcast | Collective::Reduce => 1,
-        Collective::SendRecv => 1,
-        _ => nranks,
+    let blocks = if request.collective.has_blocks() {
+        nranks
+    } else {
+        1
     };
     request.count * request.dtype.size() * blocks
 }

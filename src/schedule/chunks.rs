@@ -26,15 +26,6 @@ pub struct ChunkPlace {
     pub part: usize,
 }
 
-/// Ranks whose contributions a finished chunk holds, each exactly once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Contributors {
-    /// Every rank.
-    All,
-    /// This rank.
-    One(usize),
-}
-
 /// Selects a schedule. All ranks agree on it before each generates its own part.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SchedulePattern {
@@ -91,15 +82,24 @@ impl SchedulePattern {
 
     /// Returns the chunks of a pass, over all ranks.
     pub fn chunks(&self) -> usize {
-        match self.collective {
-            Collective::AllReduce | Collective::Broadcast | Collective::Reduce => self.parts(),
-            Collective::AllGather
-            | Collective::Gather
-            | Collective::ReduceScatter
-            | Collective::Scatter => self.nranks * self.parts(),
-            Collective::AllToAll => self.nranks * self.nranks,
-            Collective::SendRecv => 1,
+        match (
+            self.collective.splits_input(),
+            self.collective.joins_output(),
+        ) {
+            (true, true) => self.nranks * self.nranks,
+            (false, false) => self.parts(),
+            _ => self.nranks * self.parts(),
         }
+    }
+
+    /// Returns the blocks that `chunk` is part of: in an input and in an output that have a block for each
+    /// rank.
+    fn blocks(&self, chunk: usize) -> (usize, usize) {
+        if self.collective.splits_input() && self.collective.joins_output() {
+            return (chunk % self.nranks, chunk / self.nranks);
+        }
+        let block = chunk / self.parts();
+        (block, block)
     }
 
     /// Returns the part of the range that `chunk` is, in every buffer that has it.
@@ -115,70 +115,58 @@ impl SchedulePattern {
     /// Returns the place of `chunk` in the input of `rank`; `None` if the rank contributes nothing
     /// to it.
     pub fn input(&self, rank: usize, chunk: usize) -> Option<ChunkPlace> {
-        let block = chunk / self.parts();
-        let (holds, block) = match self.collective {
-            Collective::AllReduce | Collective::Reduce => (true, None),
-            Collective::Broadcast | Collective::SendRecv => (rank == self.root, None),
-            Collective::AllGather | Collective::Gather => (rank == block, None),
-            Collective::ReduceScatter => (true, Some(block)),
-            Collective::Scatter => (rank == self.root, Some(block)),
-            Collective::AllToAll => (rank == chunk / self.nranks, Some(chunk % self.nranks)),
+        let collective = self.collective;
+        let (of_input, of_output) = self.blocks(chunk);
+        let holds = if collective.has_one_source() {
+            rank == self.root
+        } else {
+            collective.reduces() || rank == of_output
         };
-        let part = self.part(chunk);
-        holds.then_some(ChunkPlace { block, part })
+        holds.then_some(ChunkPlace {
+            block: collective.splits_input().then_some(of_input),
+            part: self.part(chunk),
+        })
     }
 
     /// Returns the place of `chunk` in the output of `rank`; `None` if the rank does not receive
     /// it.
     pub fn output(&self, rank: usize, chunk: usize) -> Option<ChunkPlace> {
-        let block = chunk / self.parts();
-        let (gets, block) = match self.collective {
-            Collective::AllReduce | Collective::Broadcast => (true, None),
-            Collective::Reduce => (rank == self.root, None),
-            Collective::AllGather => (true, Some(block)),
-            Collective::Gather => (rank == self.root, Some(block)),
-            Collective::ReduceScatter | Collective::Scatter => (rank == block, None),
-            Collective::AllToAll => (rank == chunk % self.nranks, Some(chunk / self.nranks)),
-            Collective::SendRecv => (rank == self.peer, None),
-        };
-        let part = self.part(chunk);
-        gets.then_some(ChunkPlace { block, part })
+        let collective = self.collective;
+        let (of_input, of_output) = self.blocks(chunk);
+        let gets = self.has_output(rank) && (!collective.splits_input() || rank == of_input);
+        gets.then_some(ChunkPlace {
+            block: collective.joins_output().then_some(of_output),
+            part: self.part(chunk),
+        })
+    }
+
+    fn has_output(&self, rank: usize) -> bool {
+        match self.collective {
+            one if one.is_message() => rank == self.peer,
+            one => !one.has_one_target() || rank == self.root,
+        }
     }
 
     /// Returns the chunks that `rank` receives, without a scan of the others.
     pub fn outputs(&self, rank: usize) -> impl Iterator<Item = usize> + use<> {
-        let (range, step): (Range<usize>, usize) = match self.collective {
-            Collective::AllToAll => (rank..self.chunks(), self.nranks),
-            Collective::ReduceScatter | Collective::Scatter => {
-                (rank * self.parts()..(rank + 1) * self.parts(), 1)
-            }
-            Collective::Reduce | Collective::Gather if rank != self.root => (0..0, 1),
-            Collective::SendRecv if rank != self.peer => (0..0, 1),
-            _ => (0..self.chunks(), 1),
+        let (splits, joins) = (
+            self.collective.splits_input(),
+            self.collective.joins_output(),
+        );
+        let (range, step): (Range<usize>, usize) = match (splits, joins) {
+            _ if !self.has_output(rank) => (0..0, 1),
+            (true, true) => (rank..self.chunks(), self.nranks),
+            (true, false) => (rank * self.parts()..(rank + 1) * self.parts(), 1),
+            (false, _) => (0..self.chunks(), 1),
         };
         range.step_by(step)
     }
 
-    /// Returns the contributors of the finished `chunk`.
-    pub fn contributors(&self, chunk: usize) -> Contributors {
-        match self.collective {
-            Collective::AllReduce | Collective::Reduce | Collective::ReduceScatter => {
-                Contributors::All
-            }
-            Collective::Broadcast | Collective::Scatter | Collective::SendRecv => {
-                Contributors::One(self.root)
-            }
-            Collective::AllGather | Collective::Gather => Contributors::One(chunk / self.parts()),
-            Collective::AllToAll => Contributors::One(chunk / self.nranks),
-        }
-    }
-
-    /// Whether several ranks receive the same chunk, and so must receive the same bits.
-    pub fn is_shared(&self) -> bool {
-        matches!(
-            self.collective,
-            Collective::AllReduce | Collective::AllGather | Collective::Broadcast
-        )
+    /// Returns the ranks whose contributions the finished `chunk` holds on `rank`, each exactly once.
+    pub fn contributors(&self, rank: usize, chunk: usize) -> Range<usize> {
+        let (_, block) = self.blocks(chunk);
+        self.collective
+            .contributors(rank, block, self.root, self.nranks)
     }
 }
 

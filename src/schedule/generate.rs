@@ -99,7 +99,7 @@ impl SchedulePattern {
         if collective.has_root() {
             named.push(("root", self.root));
         }
-        if collective == Collective::SendRecv {
+        if collective.is_message() {
             named.extend([("sender", self.root), ("receiver", self.peer)]);
         }
         if let Some((name, rank)) = named.into_iter().find(|(_, rank)| *rank >= nranks) {
@@ -108,11 +108,8 @@ impl SchedulePattern {
             )));
         }
         let most = u32::MAX as usize;
-        let blocks = if collective == Collective::AllToAll {
-            nranks
-        } else {
-            1
-        };
+        let is_exchange = collective.splits_input() && collective.joins_output();
+        let blocks = if is_exchange { nranks } else { 1 };
         if nranks > most / blocks {
             return Err(Error::new(
                 ErrorKind::Unsupported,

@@ -25,7 +25,7 @@ mod conformance;
 #[cfg(test)]
 mod hierarchical_tests;
 
-pub use chunks::{ChunkPlace, Contributors, SchedulePattern};
+pub use chunks::{ChunkPlace, SchedulePattern};
 pub use cost::{CostCounts, Hops, cost_counts};
 pub use generate::generate;
 pub use hosts::Hosts;

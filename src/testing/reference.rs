@@ -94,7 +94,7 @@ impl Problem {
 
     /// Returns the elements of a rank's output.
     pub fn output_elements(&self, rank: usize) -> usize {
-        if self.collective == Collective::SendRecv && rank != self.peer {
+        if self.collective.is_message() && rank != self.peer {
             return 0;
         }
         self.elements(self.collective.output_extent(rank == self.root))
@@ -134,16 +134,15 @@ impl Problem {
     pub fn segment(&self, rank: usize, element: usize) -> Segment {
         let own = rank * self.count;
         let (block, at) = (element / self.count, element % self.count);
-        let sources = match self.collective {
-            Collective::AllReduce | Collective::Reduce => {
-                (0..self.nranks).map(|r| (r, 0)).collect()
-            }
-            Collective::ReduceScatter => (0..self.nranks).map(|r| (r, own)).collect(),
-            Collective::AllGather | Collective::Gather => vec![(block, 0)],
-            Collective::AllToAll => vec![(block, own)],
-            Collective::Scatter => vec![(self.root, own)],
-            Collective::Broadcast | Collective::SendRecv => vec![(self.root, 0)],
+        let from = if self.collective.splits_input() {
+            own
+        } else {
+            0
         };
+        let ranks = self
+            .collective
+            .contributors(rank, block, self.root, self.nranks);
+        let sources = ranks.map(|rank| (rank, from)).collect();
         Segment { sources, at }
     }
 
@@ -296,9 +295,14 @@ impl BlockScratch {
             self.magnitudes[..n].fill(0.0);
             return;
         }
-        let scatters = problem.collective == Collective::ReduceScatter;
-        let first = first + if scatters { rank * problem.count } else { 0 };
-        for from in 0..problem.nranks {
+        let own = rank * problem.count;
+        let splits = problem.collective.splits_input();
+        let first = first + if splits { own } else { 0 };
+        // A reduction contributes the same ranks to each block.
+        let ranks = problem
+            .collective
+            .contributors(rank, 0, problem.root, problem.nranks);
+        for from in ranks {
             let at = first * problem.dtype.size();
             inputs.read(from, at, &mut self.input[..bytes]);
             if problem.dtype.is_float() {

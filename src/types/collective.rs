@@ -1,6 +1,8 @@
-//! Collectives: one table with the shape of their buffers, their roots and their in-place rule.
+//! Collectives: one table with the shape of their buffers, their roots, the ranks that contribute to a
+//! result, and their in-place rule. Chunks, checks, the reference and the benchmark derive from it.
 
 use super::named_enum::named_enum;
+use std::ops::Range;
 
 /// How many elements a buffer holds, in terms of a call's `count`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +47,14 @@ enum NamedRanks {
     SenderAndReceiver,
 }
 
+/// Returns the ranks whose inputs a reduction combines, by the rank that gets the result and the number
+/// of ranks.
+type ReducedRanks = fn(usize, usize) -> Range<usize>;
+
+fn all_ranks(_rank: usize, nranks: usize) -> Range<usize> {
+    0..nranks
+}
+
 /// Where the extents of one buffer hold.
 #[derive(Clone, Copy)]
 enum ExtentByRole {
@@ -68,8 +78,8 @@ impl ExtentByRole {
 
 /// A line of the table.
 struct CollectiveFacts {
-    /// Whether contributions are combined.
-    reduces: bool,
+    /// `None` if data is only moved.
+    reduced: Option<ReducedRanks>,
     names: NamedRanks,
     input: ExtentByRole,
     output: ExtentByRole,
@@ -83,7 +93,7 @@ const fn moves(
     in_place: InPlace,
 ) -> CollectiveFacts {
     CollectiveFacts {
-        reduces: false,
+        reduced: None,
         names,
         input,
         output,
@@ -98,7 +108,7 @@ const fn reduces(
     in_place: InPlace,
 ) -> CollectiveFacts {
     CollectiveFacts {
-        reduces: true,
+        reduced: Some(all_ranks),
         ..moves(names, input, output, in_place)
     }
 }
@@ -108,7 +118,8 @@ use ExtentByRole::{AtRoot, Everywhere, ExceptAtRoot};
 use NamedRanks::{Nothing, Root, SenderAndReceiver};
 
 named_enum! {
-    /// The operation of a call. Call signatures carry the numbers of `cinch_collective_t`.
+    /// The operation of a call. Call signatures carry the numbers. Those of `cinch_collective_t` are
+    /// equal up to `CINCH_SEND`, and higher by 1 behind it, because `CINCH_RECV` has a number of its own.
     Collective as CollectiveFacts {
         /// Every rank gets the reduction of all inputs.
         AllReduce = 0, "all_reduce",
@@ -141,9 +152,67 @@ named_enum! {
 }
 
 impl Collective {
+    /// The collectives that all ranks of a communicator call together: all but messages.
+    pub const OF_ALL_RANKS: [Collective; Collective::ALL.len() - 1] = {
+        let mut found = [Collective::ALL[0]; Collective::ALL.len() - 1];
+        let (mut from, mut to) = (0, 0);
+        while from < Collective::ALL.len() {
+            if !Collective::ALL[from].is_message() {
+                found[to] = Collective::ALL[from];
+                to += 1;
+            }
+            from += 1;
+        }
+        found
+    };
+
     /// Returns whether contributions are combined.
     pub const fn reduces(self) -> bool {
-        self.facts().reduces
+        self.facts().reduced.is_some()
+    }
+
+    /// Returns the ranks whose inputs the output of `rank` combines, in `block` if the output has a block
+    /// for each rank. The root of a send/recv is its sender.
+    pub fn contributors(
+        self,
+        rank: usize,
+        block: usize,
+        root: usize,
+        nranks: usize,
+    ) -> Range<usize> {
+        match self.facts().reduced {
+            Some(ranks) => ranks(rank, nranks),
+            None if self.has_one_source() => root..root + 1,
+            None => block..block + 1,
+        }
+    }
+
+    /// Returns whether the root alone has an input. The root of a send/recv is its sender.
+    pub const fn has_one_source(self) -> bool {
+        matches!(self.facts().input, AtRoot(_))
+    }
+
+    /// Returns whether the root alone gets an output.
+    pub const fn has_one_target(self) -> bool {
+        matches!(self.facts().output, AtRoot(_))
+    }
+
+    /// Returns whether all ranks get the same output, and so must get the same bits.
+    pub fn replicates_output(self) -> bool {
+        let contributors = |rank| self.contributors(rank, 0, 0, 2);
+        matches!(self.facts().output, Everywhere(_))
+            && !self.splits_input()
+            && contributors(0) == contributors(1)
+    }
+
+    /// Returns whether the input has a block for each rank, of which a rank gets its own.
+    pub const fn splits_input(self) -> bool {
+        matches!(self.input_extent(true), CountPerRank)
+    }
+
+    /// Returns whether the output has a block for each rank.
+    pub const fn joins_output(self) -> bool {
+        matches!(self.output_extent(true), CountPerRank)
     }
 
     /// Returns whether the call names a root.
@@ -159,8 +228,7 @@ impl Collective {
 
     /// Returns whether `count` is the size of one rank's block, not of the whole message.
     pub const fn has_blocks(self) -> bool {
-        matches!(self.input_extent(true), CountPerRank)
-            || matches!(self.output_extent(true), CountPerRank)
+        self.splits_input() || self.joins_output()
     }
 
     /// Returns the extent of the input buffer on a rank that is (not) the root. The root of a

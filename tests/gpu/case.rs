@@ -197,10 +197,7 @@ impl Case {
 
     /// Whether all ranks end with the same output.
     pub fn is_shared(&self) -> bool {
-        matches!(
-            self.call.collective,
-            Collective::AllReduce | Collective::AllGather | Collective::Broadcast
-        )
+        self.call.collective.replicates_output()
     }
 
     pub fn inputs(&self, nranks: usize) -> Vec<Vec<u8>> {

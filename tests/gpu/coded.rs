@@ -141,7 +141,7 @@ pub fn cases(rng: &mut Rng, nranks: usize, rounds: usize, most: usize) -> Vec<Ca
 }
 
 fn one(rng: &mut Rng, nranks: usize, codec: &str, dtype: DType, most: usize) -> Case {
-    let collective = rng.pick(&Collective::ALL[..8]);
+    let collective = rng.pick(&Collective::OF_ALL_RANKS);
     let largest = rng.pick(&[3, 300, 5000, 5000, most / nranks]);
     let mut call = Call::new(collective, dtype, 1 + rng.below(largest));
     call.codec = codec.parse().ok();

@@ -246,10 +246,7 @@ fn finish(
 
 /// Whether a buffer holds a block for each rank.
 fn spreads(collective: Collective) -> bool {
-    !matches!(
-        collective,
-        Collective::AllReduce | Collective::Broadcast | Collective::Reduce | Collective::SendRecv
-    )
+    collective.has_blocks()
 }
 
 /// Every operation and type of what fused kernels do, each by the schedule that they stand for, in messages

@@ -89,11 +89,7 @@ fn collectives(setup: &Setup, world: &World, gpus: usize) -> Verdict {
     let mut cases = cover::random(&mut rng, nranks, number, 1 << 20);
     // Of several passes on each channel.
     for collective in Collective::ALL {
-        let share = match collective {
-            Collective::AllReduce | Collective::Broadcast | Collective::Reduce => 1,
-            Collective::SendRecv => 1,
-            _ => nranks,
-        };
+        let share = if collective.has_blocks() { nranks } else { 1 };
         let call = Call::new(collective, DType::F32, (6 << 20) / share + 13);
         cases.push(Case::new(call, Values::Of(Pattern::Small), rng.next()));
     }

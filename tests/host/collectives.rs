@@ -84,7 +84,7 @@ fn every_count_algorithm_and_place_is_right() {
     let mut refused = BTreeSet::new();
     for nranks in [1, 2, 3, 4, 5, 8] {
         let mut cases = Vec::new();
-        for collective in &Collective::ALL[..8] {
+        for collective in &Collective::OF_ALL_RANKS {
             for count in COUNTS {
                 for algorithm in Algorithm::FLAT {
                     let mut call = Call::new(*collective, DType::F32, count);
@@ -134,7 +134,7 @@ fn codec_cases(nranks: usize, rng: &mut Rng, counts: &[usize]) -> Vec<Case> {
                 for collective in [
                     Collective::AllReduce,
                     rng.pick(&[Collective::AllGather, Collective::Broadcast]),
-                    rng.pick(&Collective::ALL[..8]),
+                    rng.pick(&Collective::OF_ALL_RANKS),
                 ] {
                     let dtype = rng.pick(&[DType::F32, DType::F32, DType::BF16, DType::F16]);
                     let mut call = Call::new(collective, dtype, count);

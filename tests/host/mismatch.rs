@@ -64,7 +64,7 @@ fn two<T: Copy + PartialEq>(rng: &mut Rng, of: &[T]) -> [T; 2] {
 
 fn pair(rng: &mut Rng, nranks: usize) -> Pair {
     // Sends and receives are calls of two ranks only: not drawn here.
-    let all = &Collective::ALL[..8];
+    let all = &Collective::OF_ALL_RANKS;
     let counts = [1, 2, 100, 1000, 4097, 200_000];
     let mut call = Call::new(rng.pick(all), DType::F32, rng.pick(&counts));
     let field = rng.pick(&FIELDS);

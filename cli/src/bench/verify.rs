@@ -512,10 +512,7 @@ fn roundings(algorithm: Algorithm, contributions: usize) -> f64 {
 
 /// Returns whether every rank must hold the same output after this collective.
 pub fn same_on_all_ranks(collective: Collective) -> bool {
-    matches!(
-        collective,
-        Collective::AllReduce | Collective::AllGather | Collective::Broadcast
-    )
+    collective.replicates_output()
 }
 
 #[cfg(test)]

@@ -63,10 +63,13 @@ impl Workload {
     pub fn repeats(&self, nranks: usize) -> Option<String> {
         let (native, bytes) = self.source.native()?;
         let held = bytes / native.size();
-        let longest = self.rows.iter().map(|row| match row.collective {
-            Collective::AllGather | Collective::Gather => row.count,
-            _ => row.size(nranks) / row.dtype.size(),
-        });
+        let longest = self
+            .rows
+            .iter()
+            .map(|row| match row.collective.splits_input() {
+                true => row.count * nranks,
+                false => row.count,
+            });
         let longest = longest.max().filter(|&longest| longest > held)?;
         Some(format!(
             "inputs of up to {longest} elements repeat the data files' {held}"

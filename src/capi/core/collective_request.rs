@@ -111,7 +111,7 @@ impl CollectiveRequest {
             call.root = rank_of("root", self.root)?;
         }
         let mut is_root = call.root == comm.rank();
-        if self.collective == Collective::SendRecv {
+        if self.collective.is_message() {
             let (rank, peer) = (comm.rank(), rank_of("peer", self.peer)?);
             (call.root, call.peer) = if self.sends {
                 (rank, peer)

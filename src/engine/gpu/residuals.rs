@@ -14,7 +14,6 @@ use crate::gpu::abi::{RESIDUALS_BYTES, ResidualsHeader};
 use crate::gpu::{Context, DeviceMemory, Event, Stream};
 use crate::plan::{Plan, Request};
 use crate::sys::log::{self, Level};
-use crate::types::Collective;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -75,9 +74,9 @@ pub(super) struct ResidualPlace {
 /// # Errors
 /// Unsupported from 2^32 elements on.
 fn shape_of(request: &Request, plan: &Plan) -> Result<Shape> {
-    let blocks = match plan.collective {
-        Collective::ReduceScatter => plan.pattern.nranks,
-        _ => 1,
+    let blocks = match plan.collective.splits_input() {
+        true => plan.pattern.nranks,
+        false => 1,
     };
     let span = plan.count * blocks;
     if u32::try_from(span).is_err() {

@@ -3,7 +3,7 @@
 use super::value::{Census, Value};
 use super::{Proof, VerifyLimits};
 use crate::error::{Error, Result};
-use crate::schedule::chunks::{ChunkPlace, Contributors, SchedulePattern};
+use crate::schedule::chunks::{ChunkPlace, SchedulePattern};
 use crate::schedule::ir::{Op, Own, Schedule, Step, Visit, Walk, walk};
 use crate::types::Level;
 use std::collections::VecDeque;
@@ -68,7 +68,7 @@ impl<'a> SymbolicRun<'a> {
                 passes: VecDeque::new(),
             }
         });
-        let shared_chunks = if pattern.is_shared() {
+        let shared_chunks = if pattern.collective.replicates_output() {
             pattern.chunks()
         } else {
             0
@@ -318,15 +318,15 @@ impl<'a> SymbolicRun<'a> {
             let Some(value) = value else {
                 return Err(wrong("is never written"));
             };
-            let contributors = self.pattern.contributors(chunk);
+            let contributors = self.pattern.contributors(rank, chunk);
             if let Some(what) = self.census.wrong(&value, contributors) {
                 return Err(wrong(&what));
             }
-            if contributors == Contributors::All && !value.divided {
+            if self.pattern.collective.reduces() && !value.divided {
                 return Err(wrong("is no final sum: an average would not be divided"));
             }
             self.hops = self.hops.max(value.hops);
-            if self.pattern.is_shared() {
+            if self.pattern.collective.replicates_output() {
                 let (first, identity) =
                     *self.references[pass][chunk].get_or_insert((rank, value.identity));
                 if identity != value.identity {

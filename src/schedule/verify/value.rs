@@ -1,7 +1,7 @@
 //! Symbolic contents of a chunk.
 
-use crate::schedule::chunks::Contributors;
 use crate::types::Level;
+use std::ops::Range;
 
 /// An expression over the ranks' contributions to one chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,22 +68,25 @@ impl Value {
 #[derive(Debug)]
 pub(super) struct Census {
     nranks: usize,
-    all: u64,
+    /// Sums of the weights of the ranks below each rank.
+    below: Vec<u64>,
 }
 
 impl Census {
     pub fn new(nranks: usize) -> Census {
-        let all = (0..nranks).map(weight).fold(0, u64::wrapping_add);
-        Census { nranks, all }
+        let mut below = vec![0u64];
+        below.extend((0..nranks).map(weight).scan(0u64, |sum, weight| {
+            *sum = sum.wrapping_add(weight);
+            Some(*sum)
+        }));
+        Census { nranks, below }
     }
 
-    /// Returns `None` if `value` holds each contribution once; else the end of a sentence, which names one or
-    /// two ranks that cause the error.
-    pub fn wrong(&self, value: &Value, expected: Contributors) -> Option<String> {
-        let (wanted, count) = match expected {
-            Contributors::All => (self.all, self.nranks),
-            Contributors::One(rank) => (weight(rank), 1),
-        };
+    /// Returns `None` if `value` holds the contribution of each of the ranks `expected` once. Otherwise
+    /// returns the end of a sentence, which names one or two ranks that cause the error.
+    pub fn wrong(&self, value: &Value, expected: Range<usize>) -> Option<String> {
+        let wanted = self.below[expected.end].wrapping_sub(self.below[expected.start]);
+        let count = expected.len();
         let found = value.count as usize;
         if value.weight == wanted && found == count {
             return None;

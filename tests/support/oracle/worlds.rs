@@ -191,10 +191,7 @@ fn check_all(
 }
 
 fn same_everywhere(collective: Collective) -> bool {
-    matches!(
-        collective,
-        Collective::AllReduce | Collective::AllGather | Collective::Broadcast
-    )
+    collective.replicates_output()
 }
 
 fn check_report(case: &Case, nranks: usize, transport: TransportKind, report: &Report, what: &str) {

@@ -215,8 +215,14 @@ impl PeerComm {
 
     /// Returns whether NCCL can run the row's call.
     pub fn has(&self, row: &Row) -> bool {
+        let reduces = [
+            Collective::AllReduce,
+            Collective::ReduceScatter,
+            Collective::Reduce,
+        ];
         row.dtype.nccl_number().is_some()
-            && (!row.collective.reduces() || operator(row.op).is_some())
+            && (!row.collective.reduces()
+                || reduces.contains(&row.collective) && operator(row.op).is_some())
     }
 
     /// Queues a row's call on NCCL, without compression.
