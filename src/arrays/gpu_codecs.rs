@@ -5,8 +5,8 @@ use super::format::Layout;
 use super::host_copy::HostCopier;
 use crate::error::Result;
 use crate::gpu::{Context, Stream, select};
-use crate::sys::cuda::CuStream;
 use crate::types::{CodecSpec, DType, DeviceChoice};
+use std::ptr::without_provenance_mut;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -160,6 +160,6 @@ impl GpuCodecs {
     /// `stream` exists on this GPU until the caller's call returns; 0 is its default stream.
     unsafe fn stream(&self, stream: usize) -> Stream {
         // SAFETY: the caller's contract; no caller keeps the value beyond its call.
-        unsafe { Stream::borrowed(self.context(), CuStream(stream)) }
+        unsafe { Stream::borrowed(self.context(), without_provenance_mut(stream)) }
     }
 }

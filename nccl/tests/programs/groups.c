@@ -284,10 +284,10 @@ static void shrinks(ncclComm_t *comms) {
   EXPECT(ncclInvalidArgument, "shrinkFlags is 5",
          ncclCommShrink(comms[1], gone, 2, &none, NULL, 5));
   gone[1] = 4;
-  EXPECT(ncclInvalidArgument, "4 is not a rank",
+  EXPECT(ncclInvalidArgument, "4 is not one of its ranks",
          ncclCommShrink(comms[1], gone, 2, &none, NULL, NCCL_SHRINK_DEFAULT));
   gone[1] = 0;
-  EXPECT(ncclInvalidArgument, "0 is there twice",
+  EXPECT(ncclInvalidArgument, "0 is listed twice",
          ncclCommShrink(comms[1], gone, 2, &none, NULL, NCCL_SHRINK_DEFAULT));
 }
 
