@@ -429,7 +429,8 @@ enum cinch_transport_t
      */
     CINCH_TRANSPORT_TCP = 4,
     /**
-     * Memory of GPUs of one host, written by peers; pinned host memory where they cannot.
+     * GPU memory of one host, written by peers. GPUs without peer access use pinned host
+     * memory.
      */
     CINCH_TRANSPORT_CUDA = 5,
     /**

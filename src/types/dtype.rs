@@ -46,7 +46,7 @@ const fn coded(size: usize) -> DTypeFacts {
 
 named_enum! {
     /// The type of one element. Call signatures carry the numbers, which are equal to those of
-    /// `cinch_dtype_t` and, up to [`DType::LAST_OF_NCCL`], of `ncclDataType_t`.
+    /// `cinch_dtype_t` and, for types that NCCL has, of `ncclDataType_t`.
     DType as DTypeFacts {
         /// Signed 8-bit integer.
         I8 = 0, "i8", signed(DType::I8, 1);
@@ -76,10 +76,12 @@ named_enum! {
 }
 
 impl DType {
-    /// Last type that NCCL has, too.
+    /// The last type that NCCL has.
+    #[cfg(feature = "internal")]
     pub const LAST_OF_NCCL: DType = DType::F8E5M2;
 
     /// Returns the number of `ncclDataType_t`; `None` if NCCL lacks the type.
+    #[cfg(feature = "internal")]
     pub const fn nccl_number(self) -> Option<u8> {
         if self as u8 <= DType::LAST_OF_NCCL as u8 {
             Some(self as u8)
