@@ -3,9 +3,10 @@
 //!
 //! Costs are affine, T(x) = A + B x, as in "CaSync" (HiPress, section 4). Encodes, decodes and
 //! messages are counted in the library's own schedules. Let L be the busiest rank's time on the
-//! wire in one pass, and C its time in encode, decode and add. The first pass takes `max(hops (wire
-//! + encode + decode + add), L + C) + hops latency`. Every further pass takes `max(L, C)`, because
-//! passes overlap. The number of passes is the cheapest power of two up to 64.
+//! wire in one pass, and C its time in encode, decode and add. Let H be the time of one hop: wire,
+//! encode, decode and add. The first pass takes `max(hops H, L + C) + hops latency`. Every further
+//! pass takes `max(L, C)`, because passes overlap. The number of passes is the cheapest power of
+//! two up to 64.
 //!
 //! Gradients become ready from the last layer to the first. They are summed one after the other
 //! while the backward pass goes on; the time of sums after its end is exposed. The model assumes
