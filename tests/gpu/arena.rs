@@ -1,7 +1,7 @@
 //! The memory of one rank, allocated before anything runs and freed after: the driver waits for
 //! all queued work when memory is freed, and ranks on one GPU wait for each other.
 
-#![allow(unsafe_code)] // addresses become buffers
+#![allow(unsafe_code)] // buffers are made of raw addresses
 
 use crate::case::{Case, Done, GUARD, Layout, Outcome};
 use cinch::comm::{Call, Group};
