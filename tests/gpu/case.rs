@@ -39,7 +39,7 @@ const FEW: usize = 64;
 const MANY: u64 = 256;
 /// Limit of the relative RMS error of 8-bit outputs in which a few large elements dominate. An
 /// output of zeros errs by 1.
-const FEW_ARE_ALL: f64 = 0.75;
+const DOMINATED: f64 = 0.75;
 /// Codecs with fewer than 8 bits per value, or without a mantissa. Their errors have no useful
 /// limit; other checks compare their bits with the host engine's.
 const COARSE: [CodecKind; 7] = [
@@ -221,7 +221,7 @@ impl Case {
         let nranks = inputs.len();
         for (rank, one) in done.iter().enumerate() {
             if one.stray.is_some() || self.call.collective == Collective::SendRecv {
-                self.judge_one(inputs, rank, one)?;
+                self.judge_rank(inputs, rank, one)?;
             }
         }
         if self.call.collective == Collective::SendRecv {
@@ -233,13 +233,13 @@ impl Case {
         }
         for (rank, one) in done.iter().enumerate().skip(judged) {
             self.same(&one.output, &done[0].output, rank, nranks)
-                .map_err(|why| format!("{why} (what rank 0 has)"))?;
+                .map_err(|why| format!("{why} (expected is the output of rank 0)"))?;
         }
         Ok(())
     }
 
     /// Judges the output and the guard bytes of a single rank.
-    pub fn judge_one(&self, inputs: &[Vec<u8>], rank: usize, done: &Done) -> Result<(), String> {
+    pub fn judge_rank(&self, inputs: &[Vec<u8>], rank: usize, done: &Done) -> Result<(), String> {
         let nranks = inputs.len();
         if let Some(at) = done.stray {
             let layout = self.layout(rank, nranks);
@@ -264,14 +264,14 @@ impl Case {
     ) -> Result<(), String> {
         let nranks = inputs.len();
         let problem = self.problem(nranks);
-        let inputs = SampleWindows(inputs);
-        let told = |error: Error| format!("{self}: {error}");
+        let inputs = RankInputs(inputs);
+        let in_case = |error: Error| format!("{self}: {error}");
         if self.call.codec.is_some_and(|codec| codec.is_lossy()) {
             // Codec tests judge the error of each element; the limits here catch messages that went
             // astray.
             let found = problem
                 .check(&inputs, rank, output, f64::INFINITY)
-                .map_err(told)?;
+                .map_err(in_case)?;
             let error = found.rms_rel_err();
             // Random bit patterns contain infinities and NaN, so no error is finite. Other checks compare
             // their outputs with the host engine's bits.
@@ -296,11 +296,11 @@ impl Case {
             }
             // The terms of a few elements may cancel, while a codec's error is relative to the
             // terms.
-            let expected = problem.expected(&inputs, rank).map_err(told)?;
+            let expected = problem.expected(&inputs, rank).map_err(in_case)?;
             let positive: Vec<Vec<u8>> = inputs.0.iter().map(|one| self.positive(one)).collect();
             let largest = problem
-                .expected(&SampleWindows(&positive), rank)
-                .map_err(told)?;
+                .expected(&RankInputs(&positive), rank)
+                .map_err(in_case)?;
             let cancelled = rms(&expected.values) / rms(&largest.values);
             if expected.values.len() <= FEW && error * cancelled < few {
                 return Ok(());
@@ -311,9 +311,9 @@ impl Case {
                 expected.values.len()
             ));
         }
-        let found = problem.check(&inputs, rank, output, extra).map_err(told)?;
+        let found = problem.check(&inputs, rank, output, extra).map_err(in_case)?;
         let Some(at) = found.first_wrong else {
-            let (error, limit) = (found.rms_rel_err(), self.most_off(nranks));
+            let (error, limit) = (found.rms_rel_err(), self.exact_limit(nranks));
             if found.elements < MANY || error <= limit {
                 return Ok(());
             }
@@ -322,7 +322,7 @@ impl Case {
             ));
         };
         let (at, size) = (at as usize, self.call.dtype.size());
-        let expected = problem.expected(&inputs, rank).map_err(told)?;
+        let expected = problem.expected(&inputs, rank).map_err(in_case)?;
         Err(format!(
             "{self}: rank {rank} of {nranks}: {} of {} wrong, element {at} first: expected {:e} \
              (0x{}), got 0x{}",
@@ -340,7 +340,7 @@ impl Case {
     /// Rounding errors partly cancel: in simulations rings and trees of 8 ranks err by 0.08 in e4m3 and 0.16
     /// in e5m2. With more ranks the error grows with the square root of their number. An output of zeros errs
     /// by 1, a sum that lacks one rank by 1/sqrt(ranks).
-    fn most_off(&self, nranks: usize) -> f64 {
+    fn exact_limit(&self, nranks: usize) -> f64 {
         let dtype = self.call.dtype;
         if !dtype.is_float() || dtype.size() != 1 {
             return f64::INFINITY;
@@ -349,8 +349,8 @@ impl Case {
         match self.values {
             Values::Bits => f64::INFINITY,
             // A few large elements dominate such outputs.
-            _ if self.call.op == ReduceOp::Prod => FEW_ARE_ALL,
-            Values::Of(Pattern::HeavyTailed) => FEW_ARE_ALL,
+            _ if self.call.op == ReduceOp::Prod => DOMINATED,
+            Values::Of(Pattern::HeavyTailed) => DOMINATED,
             Values::Of(_) => 2.0 * unit * (nranks as f64 / 8.0).max(1.0).sqrt(),
         }
     }
@@ -434,9 +434,9 @@ fn rms(values: &[f64]) -> f64 {
 }
 
 /// Inputs of all ranks, by rank.
-struct SampleWindows<'a>(&'a [Vec<u8>]);
+struct RankInputs<'a>(&'a [Vec<u8>]);
 
-impl Inputs for SampleWindows<'_> {
+impl Inputs for RankInputs<'_> {
     fn bytes(&self, rank: usize) -> usize {
         self.0.bytes(rank)
     }

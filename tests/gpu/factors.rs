@@ -25,7 +25,7 @@ fn on_the_gpu(setup: &Setup) -> Verdict {
         let mut world = World::new(setup, 2, 1);
         world.config.force_kernel(protocol);
         let arenas = world.arenas(3 * OUTPUT)?;
-        let gpu = context(world.seats[0].unwrap_or(0))?;
+        let gpu = context(world.gpus[0].unwrap_or(0))?;
         let places = [(); 2].map(|()| DeviceMemory::new(&gpu, 256));
         let [first, second] = places;
         let places = [first?, second?];

@@ -5,7 +5,7 @@ use crate::arena::Arena;
 use crate::harness::{Check, Setup, Stop, Verdict, ensure, say};
 use crate::models::number;
 use crate::ranks::Ranks;
-use crate::world::{World, says};
+use crate::world::{World, expect_error};
 use cinch::comm::Call;
 use cinch::{Collective, Communicator, DType, Error, ErrorKind, UniqueId};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -127,7 +127,7 @@ pub fn abort(world: &World) -> Verdict {
     let times = failing(world, |comm, arena| {
         if comm.rank() == last {
             let error = cause(comm)?;
-            return says(&error, ErrorKind::Aborted, &["abort"]).map(|()| Duration::ZERO);
+            return expect_error(&error, ErrorKind::Aborted, &["abort"]).map(|()| Duration::ZERO);
         }
         queue(comm, arena, &sum(DType::F32, COUNT))?;
         std::thread::sleep(Duration::from_millis(300));
@@ -148,7 +148,7 @@ pub fn abort(world: &World) -> Verdict {
         }
         let took = begin.elapsed();
         let error = cause(comm)?;
-        says(&error, ErrorKind::Aborted, &["rank 0", "aborted"])?;
+        expect_error(&error, ErrorKind::Aborted, &["rank 0", "aborted"])?;
         usable(arena)?;
         stays_failed(comm, arena, &error)?;
         // The others hear of it by message, and have slept a little longer or shorter.
@@ -178,7 +178,7 @@ pub fn never_calls(world: &World) -> Verdict {
             2 => format!("rank {last}"),
             _ => "rank ".into(),
         };
-        says(&error, ErrorKind::Timeout, &["CINCH_TIMEOUT", "0.7", &name])?;
+        expect_error(&error, ErrorKind::Timeout, &["CINCH_TIMEOUT", "0.7", &name])?;
         usable(arena)?;
         stays_failed(comm, arena, &error)?;
         Ok(error.message().to_string())
@@ -197,7 +197,7 @@ fn differ(world: &World, most: Call, odd: Call, words: [&str; 2]) -> Verdict {
                 format!("{refused}, {error}")
             })?;
         }
-        says(&error, ErrorKind::Mismatch, &[words[0], words[1], "rank 1"])?;
+        expect_error(&error, ErrorKind::Mismatch, &[words[0], words[1], "rank 1"])?;
         usable(arena)?;
         stays_failed(comm, arena, &error)?;
         Ok(error.message().to_string())
@@ -295,7 +295,7 @@ pub fn die(setup: &Setup, words: &[&str]) -> Verdict {
             World::on_hosts(setup, &hosts?, gpus)
         }
     };
-    let arena = Arena::new(world.seats[rank], 16 * COUNT)?;
+    let arena = Arena::new(world.gpus[rank], 16 * COUNT)?;
     let id = UniqueId::from_hex(id)?;
     let comm = Communicator::init(&id, rank, nranks, world.config_of(rank))?;
     let told = AtomicBool::new(false);

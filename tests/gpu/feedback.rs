@@ -4,7 +4,7 @@
 use crate::case::{Case, Done, Values};
 use crate::harness::{Check, Setup, Stop, Verdict, ensure};
 use crate::options::Options;
-use crate::world::{World, says};
+use crate::world::{World, expect_error};
 use cinch::comm::Call;
 use cinch::error::ErrorKind;
 use cinch::gpu::{CaptureMode, Graph};
@@ -191,7 +191,7 @@ fn replays(setup: &Setup) -> Verdict {
                     let error = queue().err().ok_or_else(|| {
                         cinch::Error::internal("a capture began the residuals of a tensor")
                     })?;
-                    says(&error, ErrorKind::InvalidUsage, &["tensor 9", "before"])
+                    expect_error(&error, ErrorKind::InvalidUsage, &["tensor 9", "before"])
                         .map_err(|_| error)
                 });
                 refused?;

@@ -158,7 +158,7 @@ fn run_cases(options: &Options, words: &[&str]) -> Verdict {
     let bytes = cases.iter().map(|case| case.bytes(nranks)).max();
     let mut arenas = Vec::new();
     for rank in first..first + each {
-        arenas.push(Arena::new(world.seats[rank], bytes.unwrap_or(0))?);
+        arenas.push(Arena::new(world.gpus[rank], bytes.unwrap_or(0))?);
     }
     let one = |rank: usize, arena: &Arena| -> Verdict {
         let mut config = world.config_of(rank);
@@ -196,7 +196,7 @@ fn run_as(comm: &Communicator, arena: &Arena, cases: &[Case]) -> Verdict {
         if case.is_shared() {
             done.output.hash(&mut hasher);
         }
-        case.judge_one(&inputs, rank, &done).map_err(Stop::Wrong)?;
+        case.judge_rank(&inputs, rank, &done).map_err(Stop::Wrong)?;
     }
     Ok(format!("{:016x}", hasher.finish()))
 }

@@ -5,7 +5,7 @@
 use crate::arena::{Arena, PATIENCE, context};
 use crate::case::{Case, GUARD, Values};
 use crate::harness::{Check, Setup, Stop, Verdict, ensure};
-use crate::world::{World, says};
+use crate::world::{World, expect_error};
 use cinch::comm::{Call, Group};
 use cinch::gpu::{CaptureMode, Graph, PinnedMemory, Stream};
 use cinch::mem::{DeviceBuffers, UserBuffers};
@@ -92,7 +92,7 @@ fn refuses<T: std::fmt::Debug>(
     words: &[&str],
 ) -> std::result::Result<(), Stop> {
     match result {
-        Err(error) => says(&error, kind, words),
+        Err(error) => expect_error(&error, kind, words),
         Ok(done) => Stop::wrong(format!("not refused (expected {words:?}): {done:?}")),
     }
 }
@@ -297,7 +297,7 @@ fn on_host(setup: &Setup) -> Verdict {
     let mut hosts = world.clone();
     hosts.config.device = DeviceChoice::Host;
     hosts.config.transport = Some(TransportKind::Loopback);
-    hosts.seats = vec![None; 2];
+    hosts.gpus = vec![None; 2];
     let call = sum(DType::F32, COUNT);
     let counts = hosts.run(|comm| {
         let arena = &arenas[comm.rank()];
