@@ -311,7 +311,9 @@ impl Case {
                 expected.values.len()
             ));
         }
-        let found = problem.check(&inputs, rank, output, extra).map_err(in_case)?;
+        let found = problem
+            .check(&inputs, rank, output, extra)
+            .map_err(in_case)?;
         let Some(at) = found.first_wrong else {
             let (error, limit) = (found.rms_rel_err(), self.exact_limit(nranks));
             if found.elements < MANY || error <= limit {

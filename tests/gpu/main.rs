@@ -45,7 +45,7 @@ fn main() -> ExitCode {
     match &options.role {
         Role::Supervisor => supervise::run(&options, &checks(&options)),
         Role::Worker { from } => harness::work(&options, &checks(&options), *from),
-        Role::Rank { task } => models::be_a_rank(&options, task),
+        Role::Rank { task } => models::run_rank(&options, task),
     }
 }
 
