@@ -1,11 +1,11 @@
-//! Includes of `kernels/` go down the second table of `docs/layers.md`: never up, and between files of
-//! one room without a circle.
+//! Includes of `kernels/` follow the second table of `docs/layers.md`: no file includes a file of a higher
+//! layer, and files of a layer do not include each other in a circle.
 
 use crate::source::{root, sources};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 
-/// Returns the layer of each room, from the table whose header has the column `folder`.
+/// Returns the layer of each folder or file, from the table whose header has the column `folder`.
 fn rooms() -> HashMap<String, usize> {
     let text = fs::read_to_string(root().join("docs/layers.md")).unwrap();
     let rows = text.lines().skip_while(|line| !line.contains("| folder |"));
@@ -22,12 +22,12 @@ fn rooms() -> HashMap<String, usize> {
         .collect()
 }
 
-/// Returns the room of a path below `kernels/`: its folder, or the file itself.
+/// Returns the table entry of a path below `kernels/`: its folder, or the file itself.
 fn room(path: &str) -> &str {
     path.split('/').next().unwrap_or(path)
 }
 
-/// Returns the quoted includes of a source, whose paths are relative to `kernels/`.
+/// Returns the quoted includes of a source. Their paths are relative to `kernels/`.
 fn includes(source: &str) -> Vec<String> {
     let lines = source.lines().filter_map(|line| {
         let rest = line.trim_start().strip_prefix("#include")?;
@@ -47,7 +47,7 @@ fn tree() -> BTreeMap<String, Vec<String>> {
         .collect()
 }
 
-/// Returns a sentence for each include that breaks the order of `rooms`.
+/// Returns a message for each include that violates the order of `rooms`.
 fn violations(rooms: &HashMap<String, usize>, tree: &BTreeMap<String, Vec<String>>) -> Vec<String> {
     let layer = |path: &str| rooms.get(room(path)).copied();
     let mut broken = Vec::new();
@@ -66,7 +66,8 @@ fn violations(rooms: &HashMap<String, usize>, tree: &BTreeMap<String, Vec<String
             }
         }
     }
-    // Repeatedly takes away files whose includes are all gone; what remains is a circle.
+    // Repeatedly removes files whose includes have all been removed. Files that remain include each
+    // other in a circle.
     let mut left: BTreeSet<&String> = tree.keys().collect();
     loop {
         let free = |file: &&String| !tree[*file].iter().any(|include| left.contains(include));
