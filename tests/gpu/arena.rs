@@ -61,7 +61,7 @@ impl Arena {
     }
 
     /// Creates another stream on this GPU and runs a fill on it; the fill zeroes the memory.
-    pub fn more(&self, priority: i32) -> Result<Stream> {
+    pub fn new_stream(&self, priority: i32) -> Result<Stream> {
         warmed_up_stream(self.memory()?, priority)
     }
 

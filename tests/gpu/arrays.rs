@@ -211,7 +211,8 @@ fn published(setup: &Setup) -> Verdict {
     Ok(format!("{ran} arrays"))
 }
 
-/// A header of another element count or codec width must make every decoded element NaN.
+/// Decoding must give NaN for every element if the header names another element count or code
+/// width.
 fn corrupt_headers(_: &Setup) -> Verdict {
     let bench = Bench::new(1000)?;
     let n = 333;

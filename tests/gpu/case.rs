@@ -267,8 +267,8 @@ impl Case {
         let inputs = RankInputs(inputs);
         let in_case = |error: Error| format!("{self}: {error}");
         if self.call.codec.is_some_and(|codec| codec.is_lossy()) {
-            // Codec tests judge the error of each element; the limits here catch messages that went
-            // astray.
+            // Codec tests judge the error of each element. The limits here catch data that was lost
+            // or misplaced.
             let found = problem
                 .check(&inputs, rank, output, f64::INFINITY)
                 .map_err(in_case)?;
@@ -368,8 +368,7 @@ impl Case {
         input
     }
 
-    /// Returns whether values may lie outside the codec's range, as codecs with a fixed offset and
-    /// no scales allow.
+    /// Returns whether the codec has a fixed range, which values may exceed or be too small for.
     fn may_saturate(&self) -> bool {
         let codec = self.call.codec.map(|codec| codec.inter.kind);
         codec.is_some_and(|kind| kind.has_offset())

@@ -114,8 +114,8 @@ struct Bench {
     stream: Stream,
     wire: DeviceMemory,
     elements: DeviceMemory,
-    /// Encode and decode kernels by type, in the order of [`TYPES`]: those of collectives, then
-    /// those of arrays where they differ.
+    /// Encode and decode kernels by type, in the order of [`TYPES`]: first the kernels of
+    /// collectives, then the kernels of arrays where they differ.
     functions: Vec<Vec<(Function, Function)>>,
 }
 

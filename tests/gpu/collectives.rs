@@ -34,7 +34,7 @@ pub fn checks(options: &Options) -> Vec<Check> {
         let check = Check::new(format!("raw/n{nranks}-gpus{gpus}"), gpus, move |setup| {
             random_cases(setup, nranks, gpus, false)
         });
-        // With many GPUs the driver takes most of the time: 28 s with 4.
+        // With many GPUs the driver takes most of the time, for example 28 s with 4 GPUs.
         checks.push(check.within(options.either(180, 600)));
     }
     for (nranks, gpus) in [(2, 1), (5, 1), (8, 2), (4, 4), (8, 8)] {

@@ -1,5 +1,5 @@
-//! Programmatic dependent launches: kernels that start while earlier kernels of the stream still run. A
-//! kernel that lets the next one start at once writes that one's input late.
+//! Programmatic dependent launches: kernels that start while earlier kernels of the stream still run. Each
+//! call's input is written late, by a kernel that lets its successor start at once.
 
 #![allow(unsafe_code)] // a kernel takes a raw address
 

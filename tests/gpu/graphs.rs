@@ -271,7 +271,8 @@ pub fn replays(setup: &Setup, world: &World, total: usize) -> Verdict {
             join.record(&branch)?;
             stream.wait_event(&join)
         })?;
-        // Every rank must have made its graph before any rank's kernel waits for it.
+        // All graphs must exist before a kernel waits for a peer, because creating a graph may have
+        // to wait for running kernels.
         comm.barrier()?;
         // All ranks build equal models, because they share the seed.
         let mut rng = Rng::new(setup.options.seed ^ 0x67);
@@ -303,8 +304,8 @@ pub fn replays(setup: &Setup, world: &World, total: usize) -> Verdict {
                 format!("compressed: replay and call differ at byte {differ:?}, batch {batch}")
             })?;
         }
-        // No rank's kernel may run when a rank frees the graph's resources, because freeing memory
-        // blocks.
+        // The barrier keeps ranks from freeing the graph's resources while a peer's kernel runs.
+        // The free would wait for the kernel, and the kernel for this rank.
         comm.barrier()?;
         drop(graph);
         other.finalize()?;
@@ -323,12 +324,13 @@ pub fn streams(setup: &Setup, world: &World) -> Verdict {
         let arena = &arenas[comm.rank()];
         let streams: Vec<Stream> = match comm.gpu() {
             Some(_) => [0, 0, -1]
-                .map(|priority| arena.more(priority))
+                .map(|priority| arena.new_stream(priority))
                 .into_iter()
                 .collect::<Result<_>>()?,
             None => Vec::new(),
         };
-        // Every rank must have made its streams before any rank's kernel waits for it.
+        // All streams must exist before a kernel waits for a peer, because creating a stream may
+        // have to wait for running kernels.
         comm.barrier()?;
         let mut rng = Rng::new(setup.options.seed ^ 0x57);
         for batch in 0..batches {
@@ -369,7 +371,11 @@ impl<'a> Interleaved<'a> {
         arena: &'a Arena,
         offsets: &'a Offsets,
     ) -> Result<Interleaved<'a>> {
-        let streams = [arena.more(0)?, arena.more(0)?, arena.more(0)?];
+        let streams = [
+            arena.new_stream(0)?,
+            arena.new_stream(0)?,
+            arena.new_stream(0)?,
+        ];
         let graph_of = |turn: usize| {
             Graph::capture(&streams[turn], CaptureMode::ThreadLocal, |stream| {
                 let mut steps = 0..Interleaved::STEPS[turn];
@@ -410,11 +416,12 @@ pub fn mixed(setup: &Setup, world: &World) -> Verdict {
     let batches = setup.options.either(30, 200);
     world.run(|comm| {
         let ranks = [Interleaved::new(comm, &arenas[comm.rank()], &offsets)?];
-        // Every rank must have made its streams and graphs before any rank's kernel waits for it.
+        // All streams and graphs must exist before a kernel waits for a peer, because creating them
+        // may have to wait for running kernels.
         comm.barrier()?;
         run_interleaved(setup, &ranks, batches)?;
-        // No rank's kernel may run when a rank frees the graphs' resources, because freeing memory
-        // blocks.
+        // The barrier keeps ranks from freeing the graphs' resources while a peer's kernel runs.
+        // The free would wait for the kernel, and the kernel for this rank.
         comm.barrier()?;
         Ok(())
     })?;
@@ -471,8 +478,9 @@ pub fn groups(setup: &Setup, world: &World) -> Verdict {
     world.run(|comm| {
         let [x, y] = [&arenas[0][comm.rank()], &arenas[1][comm.rank()]];
         let one = x.stream()?;
-        let two = &y.more(0)?;
-        // Every rank must have made its streams before any rank's kernel waits for it.
+        let two = &y.new_stream(0)?;
+        // All streams must exist before a kernel waits for a peer, because creating a stream may
+        // have to wait for running kernels.
         comm.barrier()?;
         let call = Call::new(Collective::AllReduce, DType::U8, BYTES);
         for round in 0..rounds {
@@ -515,7 +523,7 @@ pub fn communicators(setup: &Setup, world: &World) -> Verdict {
         arenas.push(world.arenas(offsets.bytes)?);
     }
     let batches = setup.options.either(20, 100);
-    // No rank may allocate or free memory while another rank's kernel waits for it.
+    // No rank may allocate or free memory while a kernel waits for a peer.
     let gate = Barrier::new(COMMS * nranks);
     let results: Vec<std::result::Result<Vec<()>, Stop>> = std::thread::scope(|scope| {
         let (gate, offsets) = (&gate, &offsets);

@@ -146,7 +146,7 @@ impl Setup {
     }
 }
 
-/// Text of the first panic since a check last took it.
+/// Text of the running check's first panic, taken when the check ends.
 static PANIC: Mutex<Option<String>> = Mutex::new(None);
 
 /// Runs the checks from number `from` on and sends each result to the supervisor. The process ends

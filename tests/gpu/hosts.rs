@@ -171,7 +171,8 @@ fn hierarchical(setup: &Setup, world: &World, _: usize) -> Verdict {
     Ok(format!("{} cases, equal to the host engine", cases.len()))
 }
 
-/// Replays graphs. The host does not see their launches, so kernels must wake the proxies.
+/// Replays graphs. A graph launch calls no function of cinch, so the proxies must notice its
+/// transfers by themselves.
 fn replays(setup: &Setup, world: &World, _: usize) -> Verdict {
     graphs::replays(setup, world, setup.options.either(100, 500))
 }

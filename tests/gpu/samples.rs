@@ -8,8 +8,8 @@ use cinch::comm::{Call, CodecStats};
 use cinch::testing::Pattern;
 use cinch::{CodecSetting, Collective, DType, ReduceOp};
 
-/// Every so many encoded sums one is sampled, the first of them. Its error is judged when the next
-/// sample is due.
+/// Sampling interval: the first of every 3 encoded sums is sampled. Its error is judged when the
+/// next sample is due.
 const EVERY: usize = 3;
 const CALLS: usize = 3 * EVERY;
 /// Elements of a rank's input. Sums of at least 1 MiB are encoded.

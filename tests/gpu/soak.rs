@@ -12,10 +12,11 @@ use cinch::testing::random_word;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Worlds after which the driver has taken its own memory. At least as many further worlds show whether
-/// memory still grows.
+/// Number of worlds after which the driver has allocated the memory that it keeps for itself. At least as
+/// many further worlds show whether memory still grows.
 const WARM_UP: usize = 8;
-/// Every so many worlds, encoded outputs are compared with the host engine's.
+/// Interval of comparisons: in the first of every 4 worlds, encoded outputs are compared with the
+/// host engine's.
 const SAMPLED: usize = 4;
 /// Bytes that the driver may take beyond the first worlds, because its pools grow in large steps.
 const SLACK: usize = 32 << 20;
@@ -79,7 +80,8 @@ fn soak(setup: &Setup, gpus: usize) -> Verdict {
         );
         let judged = world.judge(&cases);
         ran += judged.map_err(|stop| stop.context(&which))?;
-        // Elsewhere, cases with coarse codecs or random bits only show hangs and crashes.
+        // Without this comparison, cases with coarse codecs or random bits would only reveal hangs
+        // and crashes.
         if worlds % SAMPLED == 0 {
             let compared = coded::matches_host_engine(&world, &sample);
             compared.map_err(|stop| stop.context(&which))?;

@@ -12,9 +12,9 @@ use std::time::Duration;
 /// Ranks of a test, with the GPU and host of each.
 #[derive(Clone, Debug)]
 pub struct World {
-    /// GPU of each rank by its number; `None` puts the rank on host memory.
+    /// Number of each rank's GPU; `None` puts the rank on host memory.
     pub gpus: Vec<Option<usize>>,
-    /// Simulated host of each rank by its number; empty if all ranks are on one host.
+    /// Number of the simulated host of each rank; empty if all ranks are on one host.
     pub hosts: Vec<usize>,
     /// Settings of every rank.
     pub config: Config,
@@ -93,8 +93,8 @@ impl World {
                 .map_err(|error| Stop::from(error).context(format!("rank {rank} joins")))?;
             let result = body(&comm);
             match &result {
-                // `finalize` waits for the other ranks: freeing memory blocks while a kernel on the
-                // GPU waits for its peer.
+                // `finalize` waits for the peers, so no rank frees memory while a peer's kernel
+                // still waits for this rank.
                 Ok(_) => comm.finalize()?,
                 Err(_) => comm.abort(),
             }
@@ -115,12 +115,12 @@ impl World {
             threads.into_iter().map(join).collect()
         });
         // Reports the original failure before failures that another rank's abort caused.
-        let echo = |stop: &Stop| match stop {
+        let is_consequence = |stop: &Stop| match stop {
             Stop::Wrong(why) => why.contains("aborted the communicator"),
             Stop::Skipped(_) => false,
         };
         let mut stops: Vec<&Stop> = results.iter().filter_map(|r| r.as_ref().err()).collect();
-        stops.sort_by_key(|stop| echo(stop));
+        stops.sort_by_key(|stop| is_consequence(stop));
         if let Some(stop) = stops.first() {
             return Err((*stop).clone());
         }

@@ -216,7 +216,7 @@ fn every_export_is_guarded_documented_and_in_the_header() {
 }
 
 #[test]
-fn the_shared_library_exports_just_these() {
+fn shared_library_exports_exactly_the_functions_of_capi() {
     let library = c_library::build().join("libcinch.so");
     let listing = match Command::new("nm")
         .arg("-D")
@@ -248,7 +248,7 @@ fn the_shared_library_exports_just_these() {
 }
 
 #[test]
-fn the_test_sees_what_it_looks_for() {
+fn faults_of_a_sample_export_are_found() {
     let good = "/// Does.\n#[unsafe(no_mangle)]\npub extern \"C\" fn cinch_f() -> u32 {\n    \
                 guard!(\"cinch_f\", {\n        Ok(())\n    })\n}\n";
     let judge = |text: &str| exports(text).iter().find_map(fault);

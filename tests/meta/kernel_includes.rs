@@ -1,4 +1,4 @@
-//! Includes of `kernels/` follow the second table of `docs/layers.md`: no file includes a file of a higher
+//! Includes of `kernels/` follow the second table of `docs/layers.md`. No file includes a file of a higher
 //! layer, and files of a layer do not include each other in a circle.
 
 use crate::source::{root, sources};

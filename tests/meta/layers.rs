@@ -191,7 +191,7 @@ fn unsafe_stays_in_its_places() {
 }
 
 #[test]
-fn the_test_sees_what_it_looks_for() {
+fn imports_of_a_sample_source_are_found() {
     let found =
         imports("use crate::{error::{Error, Result}, comm::Communicator};\ncrate::capi::x();");
     assert_eq!(found, ["error", "comm", "capi"]);
@@ -215,7 +215,7 @@ fn the_test_sees_what_it_looks_for() {
 
 /// Folders whose code must read [`Caps`](cinch::transport::Caps) and `CodecInfo` instead of
 /// matching on transports and codecs.
-const NAMELESS: &[&str] = &["src/engine", "src/plan", "src/comm"];
+const WITHOUT_KINDS: &[&str] = &["src/engine", "src/plan", "src/comm"];
 
 /// Returns the variants of the enum `of` that `code` names, also in `use` items. Constants and functions do
 /// not count.
@@ -238,7 +238,7 @@ fn variants(code: &str, of: &str) -> Vec<String> {
 /// A new transport or codec must not need an edit in these folders.
 #[test]
 fn engine_plan_and_comm_name_no_transport_and_no_codec() {
-    let files = sources(NAMELESS, &[".rs"]);
+    let files = sources(WITHOUT_KINDS, &[".rs"]);
     let files: Vec<_> = files.iter().filter(|file| !file.is_test()).collect();
     assert!(files.len() > 50, "only {} files were found", files.len());
     let mut named = Vec::new();

@@ -1,5 +1,5 @@
-//! README and `docs/` agree with the tree. The C example equals the file that other tests run, the table of
-//! settings is generated, links lead to files, and the plot shows the committed measurements.
+//! README and `docs/` agree with the tree. The C example equals the file that other tests run, and the table
+//! of settings is generated. Links lead to files, and the plot shows the committed measurements.
 
 use cinch::Config;
 use cinch::config::{KNOBS, Sharing};

@@ -349,7 +349,7 @@ fn files_form_no_circles() {
 }
 
 #[test]
-fn the_checks_of_shape_find_what_they_look_for() {
+fn violations_of_shape_in_samples_are_found() {
     let text =
         "struct A;\nimpl X { type B = u8; }\n#[cfg(test)]\nmod t { struct C; }\ntype D = u8;";
     assert_eq!(types(text), ["A", "D"]);

@@ -295,7 +295,7 @@ fn report(found: &[String], what: &str, most: usize) {
 }
 
 #[test]
-fn the_check_of_words_finds_them() {
+fn retired_words_in_samples_are_found() {
     assert_eq!(parts("GpuSeat_of2"), ["gpu", "seat", "of2"]);
     assert_eq!(parts("MAX_LANES"), ["max", "lanes"]);
     let words = |path, line| -> Vec<&str> {

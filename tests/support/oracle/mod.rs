@@ -172,7 +172,7 @@ const RELATIVE_BOUNDS: [(CodecKind, f64); 19] = [
 ];
 
 /// Returns the largest error of an encode among values of magnitude up to `abs_max`.
-fn half_step(codec: CodecSpec, abs_max: f64) -> f64 {
+fn largest_encode_error(codec: CodecSpec, abs_max: f64) -> f64 {
     // Stochastic rounding may choose the further neighbour. The bound of TernGrad, which always
     // rounds so, already covers it.
     let is_doubled = codec.seed != 0 && codec.kind != CodecKind::TernGrad;
@@ -236,7 +236,7 @@ pub fn check(
             Some(sum_tolerance(case, element, nranks, report, sum_of_maxima))
         } else if report.codec.is_lossy() {
             let (from, _) = problem.segment(rank, at).sources[0];
-            let step = half_step(report.codec.inter, maxima[from]);
+            let step = largest_encode_error(report.codec.inter, maxima[from]);
             let unit = unit_roundoff(call.dtype);
             Some(1.001 * step + 1.01 * unit * (expected.abs() + step) + smallest(call.dtype))
         } else {
@@ -255,7 +255,7 @@ pub fn check(
         errors += (held - expected).powi(2);
         exacts += expected * expected;
     }
-    let (off, most) = ((errors / exacts).sqrt(), most_off(case, nranks, report));
+    let (off, most) = ((errors / exacts).sqrt(), rms_limit(case, nranks, report));
     // The mean error of few elements varies too much to be judged.
     if output.len() / size >= 256 && off > most {
         return Err(format!(
@@ -271,7 +271,7 @@ pub fn check(
 /// In simulations rings and trees of 8 ranks err by 0.08 in e4m3 and 0.16 in e5m2. With more ranks the error
 /// grows with the square root of their number. An output of zeros errs by 1, a sum that lacks one rank by
 /// 1/sqrt(ranks).
-fn most_off(case: &Case, nranks: usize, report: &Report) -> f64 {
+fn rms_limit(case: &Case, nranks: usize, report: &Report) -> f64 {
     let dtype = case.call.dtype;
     if !dtype.is_float() || dtype.size() != 1 {
         return f64::INFINITY;
@@ -323,9 +323,9 @@ fn sum_tolerance(
         ReduceOp::Prod => (additions, exact.abs(), 1.0),
         ReduceOp::Max | ReduceOp::Min => (0.0, 0.0, 1.0),
     };
-    // Partial sums without a codec travel in the data type, so each addition may round twice: to
-    // fp32 and to the type. 2 % cover the second-order terms of at most nine roundings to 3 bits or
-    // more.
+    // Partial sums without a codec travel in the data type. Hence an addition may round twice, to
+    // fp32 and to the type. The factor 1.02 covers the second-order terms of up to nine roundings
+    // to 3 bits or more.
     let mut tolerance = if roundings == 0.0 {
         0.0
     } else {
@@ -340,9 +340,9 @@ fn sum_tolerance(
             Algorithm::Direct => 2.0,
             _ => n,
         };
-        let step = half_step(report.codec.inter, sum_of_maxima);
+        let step = largest_encode_error(report.codec.inter, sum_of_maxima);
         // Errors of earlier encodes enlarge the values that later encodes round.
-        let growth = (1.0 + half_step(report.codec.inter, 1.0)).powi(encodes as i32 - 1);
+        let growth = (1.0 + largest_encode_error(report.codec.inter, 1.0)).powi(encodes as i32 - 1);
         tolerance += encodes * step * growth * 1.01 / divisor;
         tolerance += (n + 2.0) * unit * (sum_of_maxima + encodes * step) / divisor;
         if report.codec.inter.kind == CodecKind::Mantissa8 && case.data == Data::Units {
