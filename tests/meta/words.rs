@@ -18,7 +18,7 @@ enum Scope {
 
 use Scope::{Everywhere, Except, Under};
 
-/// Paths outside of the code for SIMD and warps, whose lanes are the standard term.
+/// Every path but those with SIMD or warp code, where "lane" is the standard term.
 const LANES: Scope = Except(&[
     "kernels/",
     "src/codec/",
