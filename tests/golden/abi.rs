@@ -1,11 +1,11 @@
-//! The functions and structs of `include/cinch.h` that the cases use. The declarations stand here, so
-//! that the test compiles with every version of the crate that keeps the C ABI.
+//! Declarations of the functions and structs of `include/cinch.h` that the cases use. The test repeats them,
+//! so that it compiles with every version of the crate that keeps the C ABI.
 
 use cinch as _; // links the library, which exports the functions
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr::{null, null_mut};
 
-/// A `cinch_result_t`.
+/// Mirrors `cinch_result_t`.
 pub type Code = u32;
 
 pub const INVALID_ARGUMENT: Code = 4;
@@ -14,12 +14,12 @@ pub const UNSUPPORTED: Code = 11;
 
 const API_VERSION: u32 = 1;
 
-/// A `cinch_unique_id_t`.
+/// Mirrors `cinch_unique_id_t`.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct UniqueId(pub [u8; 128]);
 
-/// A `cinch_config_t`.
+/// Mirrors `cinch_config_t`.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct CConfig {
@@ -43,7 +43,7 @@ pub struct CConfig {
     pub name: *const c_char,
 }
 
-/// A `cinch_report_t`.
+/// Mirrors `cinch_report_t`.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct CReport {
@@ -63,7 +63,7 @@ pub struct CReport {
     pub fused: u64,
 }
 
-/// A `cinch_call_t`.
+/// Mirrors `cinch_call_t`.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct CCall {
@@ -86,7 +86,7 @@ pub struct CCall {
     pub feedback: u64,
 }
 
-/// A `cinch_awp_t`.
+/// Mirrors `cinch_awp_t`.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct CAwp {
@@ -103,7 +103,7 @@ pub struct CAwp {
     pub reserved: u32,
 }
 
-/// A `cinch_loss_scaler_t`.
+/// Mirrors `cinch_loss_scaler_t`.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct CLossScaler {
@@ -121,7 +121,8 @@ pub struct CLossScaler {
     pub clean: u32,
 }
 
-/// The functions, with the names of the header, whose contract their callers keep.
+/// C functions under their names in the header. Callers must keep the contracts that the header
+/// states.
 mod c {
     use super::*;
 
@@ -307,24 +308,26 @@ mod c {
     }
 }
 
-/// Returns the error sentence of this thread's last call that failed.
+/// Returns the message of this thread's last failed call.
 pub fn last_error() -> String {
-    // SAFETY: the function returns a string that lives until the thread's next failure.
+    // SAFETY: the library returns a C string and keeps it until the thread's next failure.
     let text = unsafe { CStr::from_ptr(c::cinch_last_error()) };
     text.to_string_lossy().into_owned()
 }
 
+/// Panics with the last error unless `code` is 0.
+///
 /// # Panics
-/// If `code` is no success.
+/// If `code` is not 0.
 pub fn succeed(what: &str, code: Code) {
     assert_eq!(code, 0, "{what}: {}", last_error());
 }
 
-/// Initialises a versioned struct with nothing set.
+/// Creates a versioned struct with its default values.
 fn initialised<T>(init: unsafe extern "C" fn(*mut T, usize, u32) -> Code) -> T {
     let mut value = std::mem::MaybeUninit::<T>::zeroed();
-    // SAFETY: the struct has as many writable bytes as its size says; zeros are a valid value of
-    // each struct here, which holds numbers and pointers only.
+    // SAFETY: `value` has the size that the call receives. Every struct here consists of numbers
+    // and pointers, for which zeros are valid.
     unsafe {
         succeed(
             "init",
@@ -357,10 +360,10 @@ impl CAwp {
         initialised(c::cinch_awp_init)
     }
 
-    /// Returns the code, and the name of the codec.
+    /// Returns the result code and the name of the codec to use next.
     pub fn update(&mut self, l2_norm: f64) -> (Code, String) {
         let mut codec = c"".as_ptr();
-        // SAFETY: both arguments are writable, and the name is a static string.
+        // SAFETY: both pointers lead to writable locals, and the library returns a static string.
         unsafe {
             let code = c::cinch_awp_update(self, l2_norm, &mut codec);
             (code, CStr::from_ptr(codec).to_string_lossy().into_owned())
@@ -373,40 +376,41 @@ impl CLossScaler {
         initialised(c::cinch_loss_scaler_init)
     }
 
-    /// Returns the code, and whether the step is applied.
+    /// Returns the result code and whether to apply the step.
     pub fn update(&mut self, non_finite: bool) -> (Code, c_int) {
         let mut apply = -1;
-        // SAFETY: both arguments are writable.
+        // SAFETY: both pointers lead to writable locals.
         let code = unsafe { c::cinch_loss_scaler_update(self, non_finite.into(), &mut apply) };
         (code, apply)
     }
 }
 
-/// Returns the code and the count of elements that are not finite.
+/// Returns the result code and the number of elements that are not finite.
 pub fn count_non_finite(data: &[u8], count: usize, dtype: u32) -> (Code, u64) {
     let mut found = u64::MAX;
-    // SAFETY: the caller's slice holds `count` elements.
+    // SAFETY: callers pass a slice of at least `count` elements.
     let code = unsafe { c::cinch_count_non_finite(data.as_ptr().cast(), count, dtype, &mut found) };
     (code, found)
 }
 
 pub fn unique_id() -> UniqueId {
     let mut id = UniqueId([0; 128]);
-    // SAFETY: the id is writable.
+    // SAFETY: the pointer leads to a writable local of 128 bytes.
     succeed("cinch_unique_id_create", unsafe {
         c::cinch_unique_id_create(&mut id)
     });
     id
 }
 
-/// A communicator, which [`Comm::close`] ends.
+/// A communicator. Dropping it leaks the handle; [`Comm::close`] frees it.
 #[derive(Debug)]
 pub struct Comm(*mut c_void);
 
 impl Comm {
     pub fn init(id: &UniqueId, rank: usize, nranks: usize, config: &CConfig) -> Result<Comm, Code> {
         let mut comm = null_mut();
-        // SAFETY: the arguments are live structs, and the strings of `config` are the caller's.
+        // SAFETY: the references keep the structs valid, and the caller keeps the strings of
+        // `config`.
         let code =
             unsafe { c::cinch_comm_init(id, rank as c_int, nranks as c_int, config, &mut comm) };
         if code == 0 { Ok(Comm(comm)) } else { Err(code) }
@@ -414,14 +418,14 @@ impl Comm {
 
     pub fn split(&self, color: usize, key: i64) -> Comm {
         let mut comm = null_mut();
-        // SAFETY: the handle is open until `close`, and the result is writable.
+        // SAFETY: the handle is open until `close` consumes `self`, and `comm` is writable.
         let code = unsafe { c::cinch_comm_split(self.0, color as c_int, key, &mut comm) };
         succeed("cinch_comm_split", code);
         Comm(comm)
     }
 
     pub fn close(self) {
-        // SAFETY: the handle is open, and nobody has it any more.
+        // SAFETY: the handle is open, and this function consumes the only copy that callers use.
         unsafe {
             succeed("cinch_comm_finalize", c::cinch_comm_finalize(self.0));
             succeed("cinch_comm_destroy", c::cinch_comm_destroy(self.0));
@@ -432,23 +436,24 @@ impl Comm {
         self.0
     }
 
-    /// Returns the code and the number of an operator that multiplies by `scalar` first.
+    /// Returns the result code and an operator that multiplies each contribution by `scalar` and
+    /// adds.
     pub fn create_premulsum(&self, scalar: &[u8], dtype: u32) -> (Code, u32) {
         let mut op = 0;
-        // SAFETY: the caller's slice holds an element, and the number is writable.
+        // SAFETY: callers pass the bytes of an element, and `op` is writable.
         let code =
             unsafe { c::cinch_op_create_premulsum(self.0, scalar.as_ptr().cast(), dtype, &mut op) };
         (code, op)
     }
 
     pub fn destroy_op(&self, op: u32) -> Code {
-        // SAFETY: the function takes any numbers.
+        // SAFETY: the library checks both numbers and accepts any.
         unsafe { c::cinch_op_destroy(self.0, op) }
     }
 
     pub fn export_feedback(&self) -> (Code, Vec<u8>) {
         let mut bytes = 0;
-        // SAFETY: the buffer has as many bytes as the first of the two calls reports.
+        // SAFETY: the first call returns the size that the buffer of the second call gets.
         unsafe {
             let code = c::cinch_feedback_export(self.0, null_mut(), 0, &mut bytes);
             if code != 0 {
@@ -462,17 +467,17 @@ impl Comm {
     }
 
     pub fn import_feedback(&self, buffer: &[u8]) -> Code {
-        // SAFETY: the buffer is a slice.
+        // SAFETY: pointer and length come from one slice.
         unsafe { c::cinch_feedback_import(self.0, buffer.as_ptr().cast(), buffer.len()) }
     }
 
     pub fn rescale_feedback(&self, factor: f64) -> Code {
-        // SAFETY: the handle is open until `close`.
+        // SAFETY: the handle is open until `close` consumes `self`.
         unsafe { c::cinch_feedback_rescale(self.0, factor) }
     }
 
     pub fn forget_feedback(&self, tensor: u64) -> Code {
-        // SAFETY: the handle is open until `close`.
+        // SAFETY: the handle is open until `close` consumes `self`.
         unsafe { c::cinch_feedback_forget(self.0, tensor) }
     }
 }
@@ -483,25 +488,25 @@ pub fn group_start() -> Code {
 }
 
 /// # Safety
-/// The buffers and reports of the group's calls are live.
+/// The buffers and reports of the group's calls must still exist.
 pub unsafe fn group_end() -> Code {
-    // SAFETY: the caller keeps the buffers and reports live.
+    // SAFETY: the caller keeps the buffers and reports.
     unsafe { c::cinch_group_end() }
 }
 
 /// # Safety
-/// The buffers of `call` are as large as the header demands. They and `report` live until the call
-/// has run, in a group until the group has ended.
+/// The buffers of `call` must have the sizes that the header demands. They and `report` must exist
+/// until the call has run, which is the end of the group for a call in a group.
 pub unsafe fn call(call: &CCall, report: &mut CReport) -> Code {
-    // SAFETY: the caller keeps the buffers and the report live.
+    // SAFETY: the caller keeps the buffers and the report.
     unsafe { c::cinch_call(call, report) }
 }
 
-/// Runs `call` by the function of its collective, which has neither codec nor algorithm.
+/// Runs `call` by the C function of its collective, which takes neither codec nor algorithm.
 ///
 /// # Safety
-/// The buffers of `call` are as large as the header demands, and live until the call has run, in a
-/// group until the group has ended.
+/// The buffers of `call` must have the sizes that the header demands. They must exist until the
+/// call has run, which is the end of the group for a call in a group.
 pub unsafe fn call_function(call: &CCall) -> Code {
     let &CCall {
         comm,
@@ -515,7 +520,7 @@ pub unsafe fn call_function(call: &CCall) -> Code {
         ..
     } = call;
     let stream = null_mut();
-    // SAFETY: the caller keeps the buffers live.
+    // SAFETY: the caller keeps the buffers.
     unsafe {
         match call.collective {
             0 => c::cinch_all_reduce(sendbuf, recvbuf, count, dtype, op, comm, stream),
@@ -532,7 +537,7 @@ pub unsafe fn call_function(call: &CCall) -> Code {
     }
 }
 
-/// Returns the code and the encoded bytes of `count` elements at `src`.
+/// Returns the result code and the wire bytes of the first `count` elements of `src`.
 pub fn encode(
     codec: &str,
     layout: u32,
@@ -543,8 +548,8 @@ pub fn encode(
 ) -> (Code, Vec<u8>) {
     let codec = CString::new(codec).unwrap();
     let mut bytes = 0;
-    // SAFETY: the buffer has as many bytes as the first of the two calls reports, and the caller's
-    // slice holds `count` elements.
+    // SAFETY: the first call returns the size that the wire buffer gets, and callers pass a slice
+    // of at least `count` elements.
     unsafe {
         let code = c::cinch_wire_bytes(codec.as_ptr(), layout, count, &mut bytes);
         if code != 0 {
@@ -567,7 +572,7 @@ pub fn encode(
     }
 }
 
-/// Returns the code and the bytes of the `count` decoded elements, which have `size` bytes each.
+/// Returns the result code and the bytes of `count` decoded elements of `size` bytes each.
 pub fn decode(
     codec: &str,
     layout: u32,
@@ -577,7 +582,8 @@ pub fn decode(
 ) -> (Code, Vec<u8>) {
     let codec = CString::new(codec).unwrap();
     let mut elements = vec![0u8; count * size];
-    // SAFETY: `wire` is a slice, and `elements` has room for `count` elements.
+    // SAFETY: `wire` is a slice passed with its length, and `elements` has room for `count`
+    // elements.
     let code = unsafe {
         c::cinch_decode(
             codec.as_ptr(),
@@ -593,11 +599,11 @@ pub fn decode(
     (code, elements)
 }
 
-/// Returns the code and the count of elements that an encoded array holds.
+/// Returns the result code and the number of elements in an encoded array.
 pub fn wire_count(codec: &str, layout: u32, wire: &[u8]) -> (Code, usize) {
     let codec = CString::new(codec).unwrap();
     let mut count = usize::MAX;
-    // SAFETY: `wire` is a slice, and the count is writable.
+    // SAFETY: `wire` is a slice passed with its length, and `count` is writable.
     let code = unsafe {
         c::cinch_wire_count(
             codec.as_ptr(),
@@ -610,7 +616,7 @@ pub fn wire_count(codec: &str, layout: u32, wire: &[u8]) -> (Code, usize) {
     (code, count)
 }
 
-/// Returns a pointer to the string, or NULL.
+/// Returns a pointer to the C string, or NULL for `None`.
 pub fn pointer(text: &Option<CString>) -> *const c_char {
     text.as_ref().map_or(null(), |text| text.as_ptr())
 }

@@ -1,4 +1,4 @@
-//! Cases without a communicator: arrays are encoded and decoded, and training helpers take values.
+//! Cases that need no communicator: codecs of arrays, and helpers for training.
 
 use super::abi::{self, CAwp, CLossScaler};
 use super::cases::codecs;
@@ -37,7 +37,7 @@ pub fn run() -> Outcomes {
 }
 
 /// Encodes and decodes arrays of each type, pattern and count. Hashes the encoded bytes, the decoded
-/// elements, and the count that a published layout holds.
+/// elements, and the element count in headers of the published layout.
 fn encoded(inputs: &mut Inputs, codec: &str, layout: u32) -> Outcome {
     let mut outcome = Outcome {
         hash: Hash::NEW,
@@ -70,7 +70,7 @@ fn encoded(inputs: &mut Inputs, codec: &str, layout: u32) -> Outcome {
     outcome
 }
 
-/// Updates adaptive weight precision with norms that grow, stand still and are not finite.
+/// Updates adaptive weight precision with norms that grow, stay equal, or are NaN.
 fn precision() -> Outcome {
     let mut hash = Hash::NEW;
     for (step_bits, bits) in [(0, 0), (4, 8), (7, 30)] {
@@ -94,7 +94,7 @@ fn precision() -> Outcome {
     Outcome { hash, error: None }
 }
 
-/// Updates a loss scaler with steps of which some have values that are not finite.
+/// Updates a loss scaler over steps, some of which have values that are not finite.
 fn loss_scaler() -> Outcome {
     let mut hash = Hash::NEW;
     let mut scaler = CLossScaler::new();

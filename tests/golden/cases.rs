@@ -1,20 +1,22 @@
 //! The table of cases.
 //!
-//! Codecs with `auto:` are left out, because measured times decide whether these codecs run.
+//! It omits `auto:` codecs, because the library decides by measured times whether they run.
 
 use super::abi::CCall;
 use super::data::{BF16, DTYPES, DType, F16, F32, Pattern};
 
-/// A count within the first block of a codec.
+/// Element count within the first block of a codec.
 const SMALL: usize = 17;
-/// Several blocks, the last of them not full, and no multiple of any number of ranks.
+/// Element count of several blocks with a partial last block. It is not a multiple of any number of
+/// ranks.
 const MIDDLE: usize = 5003;
-/// Each run of [`Pattern::Special`], and some elements more.
+/// Element count that covers every kind of value in [`Pattern::Special`].
 const SPECIAL: usize = 2405;
-/// More than all slots of a connection hold.
+/// Element count that exceeds all slots of a connection.
 const LARGE: usize = 300_001;
 
-/// Collectives by their number in the header. The last entry is a send and its receive.
+/// Names of the collectives by their number in the header. The last entry stands for a send with a
+/// receive.
 pub const COLLECTIVES: [&str; 9] = [
     "all_reduce",
     "all_gather",
@@ -40,7 +42,7 @@ const ONESHOT: u32 = 4;
 const DIRECT: u32 = 5;
 const HIERARCHICAL: u32 = 6;
 
-/// The algorithms that each collective has on one host.
+/// Algorithms of each collective on one host.
 const PAIRS: [(u32, &[u32]); 9] = [
     (ALL_REDUCE, &[RING, TREE, ONESHOT, DIRECT]),
     (ALL_GATHER, &[RING, DIRECT]),
@@ -53,7 +55,7 @@ const PAIRS: [(u32, &[u32]); 9] = [
     (SEND_RECV, &[DIRECT]),
 ];
 
-/// Returns the algorithm's name, which is empty if the library chooses.
+/// Returns the algorithm's name, or an empty name if the library chooses.
 pub fn algorithm_name(algorithm: u32) -> &'static str {
     [
         "",
@@ -75,12 +77,12 @@ fn pairs() -> impl Iterator<Item = (u32, u32)> {
     PAIRS.into_iter().flat_map(of)
 }
 
-/// Returns the pairs whose collective reduces.
+/// Returns the pairs of a reducing collective and its algorithm.
 fn sums() -> impl Iterator<Item = (u32, u32)> {
     pairs().filter(|(collective, _)| [ALL_REDUCE, REDUCE_SCATTER, REDUCE].contains(collective))
 }
 
-/// Every codec with its default parameters; `threshold2` has no default.
+/// Every codec with default parameters. `threshold2` has no default for `tau`.
 const CODECS: [&str; 19] = [
     "raw",
     "linear8",
@@ -142,7 +144,7 @@ fn has_tensor(codec: &str) -> bool {
 pub enum Op {
     /// A `cinch_op_t`.
     BuiltIn(u32),
-    /// An operator that each rank makes, with a factor of its own.
+    /// A pre-multiplied sum, which each rank creates with its own factor.
     PreMulSum,
 }
 
@@ -162,18 +164,18 @@ const OPS: [(&str, Op); 6] = [
 pub struct Call {
     pub collective: u32,
     pub algorithm: u32,
-    /// The codec; `None` leaves it to the communicator.
+    /// Codec of the call; `None` uses the communicator's codec.
     pub codec: Option<&'static str>,
     pub dtype: DType,
     pub op: Op,
     pub count: usize,
     pub root: usize,
-    /// 0 = none.
+    /// Id of the tensor whose scale the codec keeps; 0 for none.
     pub tensor: u64,
-    /// 0 = none.
+    /// Id of the tensor whose residuals the library keeps; 0 for none.
     pub feedback: u64,
     pub pattern: Pattern,
-    /// Chooses other inputs of the same pattern.
+    /// Selects different inputs of a pattern.
     pub salt: u64,
 }
 
@@ -201,7 +203,7 @@ impl Call {
         }
     }
 
-    /// Names `tensor` if the codec keeps scales. No other call of the batch may name it.
+    /// Sets the tensor id if the codec keeps a scale per tensor. Ids must be unique in a batch.
     fn tensor(self, tensor: usize) -> Call {
         let tensor = if self.codec.is_some_and(has_tensor) {
             tensor as u64
@@ -220,30 +222,30 @@ impl Call {
     }
 }
 
-/// Turns a call into an error.
+/// Makes a call invalid.
 pub type Change = fn(&mut CCall);
 
-/// A step of a case, which all ranks do.
+/// A step of a case, which all ranks perform.
 #[derive(Clone, Debug)]
 pub enum Step {
     Call(Call),
-    /// The call by the collective's own function.
+    /// Runs the call by the collective's own C function.
     Function(Call),
-    /// The call after a change that makes it an error.
+    /// Runs the call after a change that makes it invalid.
     Broken(Call, Change),
-    /// The calls in one group.
+    /// Runs the calls in one group.
     Group(Vec<Call>),
-    /// The call on a communicator of ranks of equal parity, in reverse order.
+    /// Splits the ranks by parity, in reverse order, and runs the call on the new communicator.
     Split(Call),
-    /// `cinch_feedback_rescale` with this factor.
+    /// Calls `cinch_feedback_rescale` with this factor.
     Rescale(f64),
-    /// The rank exports, forgets and imports all residuals.
+    /// Exports, forgets and imports all residuals of the rank.
     Transfer,
-    /// `cinch_feedback_forget` of this tensor.
+    /// Calls `cinch_feedback_forget` for this tensor.
     Forget(u64),
 }
 
-/// A line of the golden file.
+/// A case, which gives a line of the golden file.
 #[derive(Clone, Debug)]
 pub struct Case {
     pub name: String,
@@ -262,7 +264,7 @@ fn pair_name((collective, algorithm): (u32, u32)) -> String {
     format!("{name}/{}", algorithm_name(algorithm))
 }
 
-/// Settings of a communicator; zeros are left to the library.
+/// Settings of a communicator. Zeros select the library's defaults.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
     pub codec: Option<&'static str>,
@@ -274,8 +276,8 @@ pub struct Settings {
     pub algorithm: u32,
 }
 
-/// Cases that run on one communicator, in this order. The random numbers of codecs depend on the
-/// number of earlier calls, so that a new case belongs at the end of its batch.
+/// Cases that run on one communicator, in this order. Random numbers of codecs depend on the number
+/// of earlier calls, so new cases belong at the end of a batch.
 #[derive(Clone, Debug)]
 pub struct Batch {
     pub name: String,
@@ -318,7 +320,7 @@ pub fn flat(nranks: usize) -> Vec<Batch> {
     }
 }
 
-/// Adds the batches that run among three ranks only.
+/// Adds the batches that only run with three ranks.
 fn three_ranks(all: &mut Vec<Batch>) {
     all.extend(codecs().map(patterns));
     for dtype in [F16, BF16] {
@@ -372,7 +374,7 @@ fn patterns(codec: &'static str) -> Batch {
     batch(format!("patterns/{codec}"), cases)
 }
 
-/// Encodes elements of 16 bits.
+/// Encodes 16-bit floats.
 fn halves(codec: &'static str, dtype: DType) -> Batch {
     let mut cases = Vec::new();
     for pair in [
@@ -411,7 +413,7 @@ fn operators(codec: &'static str) -> Batch {
     batch(format!("ops/{codec}"), cases.collect())
 }
 
-/// Keeps residuals over some calls, which a checkpoint and a new scale of the loss interrupt.
+/// Keeps residuals over several calls, interrupted by export and import, a rescaling, and a reset.
 fn feedback(codec: &'static str) -> Batch {
     let cases = sums().enumerate().map(|(at, pair)| {
         let id = at as u64 + 1;
@@ -440,7 +442,7 @@ fn feedback(codec: &'static str) -> Batch {
     batch(format!("feedback/{codec}"), cases.collect())
 }
 
-/// Sums a tensor several times, so that calls use the scale of an earlier call.
+/// Reduces a tensor several times, so that calls use the scale that earlier calls measured.
 fn kept_scales(codec: &'static str) -> Batch {
     let pairs = pairs().filter(|&(_, algorithm)| algorithm != ONESHOT);
     let cases = pairs.enumerate().map(|(at, pair)| {
@@ -479,7 +481,7 @@ fn raw_dtypes() -> Batch {
     batch("dtypes", cases)
 }
 
-/// Reduces every type without a codec. Each case has a call for every operator.
+/// Reduces every type without a codec. A case has a call per operator.
 fn raw_operators() -> Batch {
     let mut cases = Vec::new();
     for dtype in DTYPES {
@@ -496,7 +498,7 @@ fn raw_operators() -> Batch {
     batch("dtypes", cases)
 }
 
-/// Runs the collectives that reduce nothing on every type.
+/// Runs the collectives that only copy data, with every type.
 fn moved_dtypes() -> Batch {
     let mut cases = Vec::new();
     for dtype in DTYPES {
@@ -550,7 +552,8 @@ fn many_passes(codec: &'static str) -> Batch {
     }
 }
 
-/// Groups small sums, which travel as one message, and calls of every collective.
+/// Runs groups of small all_reduces, which cinch fuses into one message, and groups of every
+/// collective.
 fn groups(nranks: usize) -> Batch {
     let mut cases = Vec::new();
     for codec in ["raw", "linear8", "cast16", "onebit", "minmax4:seed=7"] {
@@ -581,7 +584,7 @@ fn groups(nranks: usize) -> Batch {
     batch("groups", cases)
 }
 
-/// Calls `cinch_all_reduce` and the like in place of `cinch_call`.
+/// Calls `cinch_all_reduce` and the other functions of collectives instead of `cinch_call`.
 fn functions(nranks: usize) -> Batch {
     let cases = (0..COLLECTIVES.len() as u32).map(|collective| {
         let call = |count| Call {
@@ -613,7 +616,7 @@ fn split() -> Batch {
     batch("split", cases)
 }
 
-/// Sets the codec of the communicator, and names none in the calls.
+/// Sets codecs for the communicator, and none for its calls.
 fn communicator_codecs() -> Vec<Batch> {
     let of = |codec: &'static str, codec_min_bytes| {
         let pairs = pairs().filter(|&(collective, _)| collective != SEND_RECV);
@@ -641,7 +644,7 @@ fn communicator_codecs() -> Vec<Batch> {
     ]
 }
 
-/// Makes calls that the library refuses, and a few that are legal beside them.
+/// Makes calls that the library refuses, and valid ones that resemble them.
 fn refusals(nranks: usize) -> Batch {
     let mut cases = Vec::new();
     for collective in 0..COLLECTIVES.len() as u32 {

@@ -1,4 +1,4 @@
-//! Seeded inputs, and the hash of outputs.
+//! Seeded inputs, and the hash function of outputs.
 
 use half::{bf16, f16};
 use std::collections::HashMap;
@@ -46,8 +46,8 @@ pub enum Pattern {
     Normal,
     /// Normal, times powers of two from 2^-24 to 2^24.
     Wide,
-    /// Runs of 300 equal values, zeros, subnormals, values with NaN, with infinities, huge and tiny
-    /// values.
+    /// In turns of 300 elements: equal values, zeros, subnormals, some NaN, some infinities, huge
+    /// values, tiny values, normal values.
     Special,
 }
 
@@ -55,7 +55,7 @@ impl Pattern {
     pub const ALL: [Pattern; 3] = [Pattern::Normal, Pattern::Wide, Pattern::Special];
 }
 
-/// The finaliser of SplitMix64.
+/// SplitMix64's mixing function.
 fn mix(x: u64) -> u64 {
     let z = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -63,8 +63,8 @@ fn mix(x: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Returns nearly normal values: the sum of four uniform numbers. fp32 holds the sum exactly, and no
-/// function of the C library is used, whose last bits differ between machines.
+/// Returns nearly normal values: the sum of four uniform numbers, which fp32 holds exactly. Functions of the
+/// C library would differ in the last bits between machines.
 fn normal(bits: u64) -> f32 {
     let sum: i64 = (0..4).map(|at| (bits >> (16 * at) & 0xffff) as i64).sum();
     (sum - 2 * 0xffff) as f32 / 65536.0 * 1.732_050_8
@@ -100,7 +100,7 @@ fn push(to: &mut Vec<u8>, dtype: DType, pattern: Pattern, at: usize, bits: u64) 
             let low = (mix(!bits) >> 32) as f64 * 2f64.powi(-64);
             to.extend((f64::from(x()) + low).to_le_bytes());
         }
-        // Magnitudes about 1: sums of some ranks stay finite.
+        // Magnitudes near 1 keep sums of a few ranks finite.
         "f8e4m3" | "f8e5m2" if pattern == Pattern::Normal => {
             to.push((bits as u8 & 0x9f) | 0x20);
         }
@@ -108,7 +108,7 @@ fn push(to: &mut Vec<u8>, dtype: DType, pattern: Pattern, at: usize, bits: u64) 
     }
 }
 
-/// Returns the factor of a rank in a pre-multiplied sum, as an element.
+/// Returns the bytes of a rank's factor in a pre-multiplied sum.
 pub fn factor(dtype: DType, rank: usize) -> Vec<u8> {
     let x = 0.7 + 0.6 * rank as f32;
     match dtype.name {
@@ -122,7 +122,7 @@ pub fn factor(dtype: DType, rank: usize) -> Vec<u8> {
     }
 }
 
-/// The inputs of one rank. Each type, pattern and salt is generated once.
+/// Inputs of one rank. Each combination of type, pattern and salt is generated once.
 pub struct Inputs {
     rank: usize,
     made: HashMap<(DType, Pattern, u64), Vec<u8>>,
@@ -136,7 +136,7 @@ impl Inputs {
         }
     }
 
-    /// Returns the first `count` elements. Another salt gives other elements of the same pattern.
+    /// Returns the first `count` elements. Different salts give different elements of a pattern.
     pub fn take(&mut self, dtype: DType, pattern: Pattern, salt: u64, count: usize) -> &[u8] {
         let key = mix(SEED ^ mix(self.rank as u64 | salt << 8 | u64::from(dtype.number) << 40));
         let made = self.made.entry((dtype, pattern, salt)).or_default();
@@ -147,7 +147,7 @@ impl Inputs {
     }
 }
 
-/// A 64-bit hash after FNV-1a, over words of 8 bytes. Without its shift, changes of two sign bits
+/// A 64-bit hash like FNV-1a, over words of 8 bytes. Without its shift, changes of two sign bits
 /// could cancel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hash(pub u64);

@@ -1,17 +1,17 @@
-//! Golden results: a refactoring must keep the bits that every collective gives with every codec and
-//! algorithm, on every transport of host memory.
+//! Golden results: hashes of the outputs that every collective gives with every codec and algorithm, on every
+//! transport of host memory. A refactoring must keep them.
 //!
-//! `CINCH_UPDATE_GOLDEN=1 cargo test --test golden` writes `results.txt`, which commit a28b15e did
-//! first. The test uses the C ABI only, so that this folder compiles in a checkout of any commit: to
-//! learn what another commit gives, copy the folder there.
+//! `CINCH_UPDATE_GOLDEN=1 cargo test --test golden` writes `results.txt`; commit a28b15e wrote its first
+//! version. The test uses the C ABI only, so this folder compiles in a checkout of any commit. Copy it there
+//! to get the results of that commit.
 //!
-//! A line of the file holds a case's name and a hash of the case's outputs on all ranks. If the library
-//! refuses a call of the case, the line ends with the error code. Lines that end in `reports` hash the
-//! reports of a batch of cases.
+//! A line of the file holds a case's name and a hash of its outputs on all ranks. If the library refuses a
+//! call of the case, the line ends with the error code. Lines named `reports` hash the reports of a batch of
+//! cases.
 //!
-//! Names that begin with `n3` are of three ranks on one host, on any transport: loopback, shm and TCP
-//! must give equal results. Each runs on another instruction set, with buffers placed in another way.
-//! Names that begin with `h0101` are of four ranks on hosts 0 and 1 by turns.
+//! Names that begin with `n3` are cases of three ranks on one host. Loopback, shm and TCP must give equal
+//! results for them, each with another instruction set and buffer placement. Names that begin with `h0101`
+//! are cases of four ranks, which alternate between hosts 0 and 1.
 //!
 //! Each case runs in a child process on one core. The library chooses algorithms by whether ranks share
 //! cores, and results must not depend on the machine's number of cores.
@@ -33,21 +33,22 @@ use std::process::{Child, Command};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// Variable of a child process: number of the job, process of the job, core, and folder.
+/// Environment variable of a child process: job number, process number in the job, core, and
+/// folder.
 const PART: &str = "CINCH_TEST_CHILD";
 const UPDATE: &str = "CINCH_UPDATE_GOLDEN";
-/// A job counts as hung after this time.
+/// Time after which a job counts as hung.
 const DEADLINE: Duration = Duration::from_secs(240);
 const SHOWN: usize = 20;
 
-/// A set of cases that runs in processes of its own, beside other jobs.
+/// A set of cases with processes of its own. Jobs run in parallel.
 #[derive(Clone, Copy, Debug)]
 enum Job {
-    /// Encodings and helpers that need no communicator.
+    /// Codecs and helpers that need no communicator.
     Alone,
-    /// Communicators of these numbers of ranks over a transport, by an instruction set.
+    /// A communicator per number of ranks, over a transport, with an instruction set.
     Flat(Transport, Placement, &'static str, &'static [usize]),
-    /// A communicator of a rank for each number, which is that of the rank's host.
+    /// A communicator of ranks on simulated hosts: the host number of each rank.
     Hosts(&'static [usize]),
 }
 
@@ -59,7 +60,7 @@ enum Transport {
     Tcp = 4,
 }
 
-/// All jobs, those that take long first.
+/// All jobs, the longest first.
 const JOBS: [Job; 10] = [
     Job::Flat(Transport::Loopback, Placement::Apart, "scalar", &[3]),
     Job::Flat(Transport::Tcp, Placement::Unaligned, "auto", &[3]),
@@ -86,7 +87,7 @@ impl Job {
         }
     }
 
-    /// Runs the ranks of a process of the job; returns each rank with its outcomes.
+    /// Runs the ranks of a process of the job, and returns each rank with its outcomes.
     fn run(self, process: usize, ids: &Path) -> Vec<(usize, Outcomes)> {
         let rank = |prefix: String, nranks, rank, transport, placement| Rank {
             rank,
@@ -105,7 +106,8 @@ impl Job {
                     let make = |at| rank(format!("n{nranks}"), nranks, at, number, placement);
                     let ranks: Vec<_> = (0..nranks).map(make).collect();
                     all.extend(run_ranks(&ranks, &cases::flat(nranks)));
-                    // The choice of an algorithm depends on the transport.
+                    // The transport influences the choice of an algorithm, so its name becomes part
+                    // of these cases.
                     let named = |rank: Rank| Rank {
                         prefix: format!("{transport:?}-n{nranks}").to_lowercase(),
                         ..rank
@@ -143,7 +145,8 @@ fn run_ranks(ranks: &[Rank], batches: &[Batch]) -> Vec<(usize, Outcomes)> {
     })
 }
 
-/// Runs a process of a job. Without the variable that names the job this is no test and does nothing.
+/// Runs a process of a job. Without the environment variable [`PART`] it does nothing, because the test
+/// harness also runs it as a test.
 #[test]
 fn child_process() {
     let Ok(part) = std::env::var(PART) else {
@@ -171,7 +174,8 @@ fn child_process() {
 
 /// Returns the cores that this process may use.
 fn cores() -> Vec<usize> {
-    // SAFETY: the set is plain data, which the system fills.
+    // SAFETY: `set` is plain data of the size that the call receives, and the system only writes to
+    // it.
     unsafe {
         let mut set = std::mem::zeroed::<libc::cpu_set_t>();
         assert_eq!(libc::sched_getaffinity(0, size_of_val(&set), &mut set), 0);
@@ -181,9 +185,9 @@ fn cores() -> Vec<usize> {
     }
 }
 
-/// Binds this thread, and all threads that it starts from now on, to `core`.
+/// Binds this thread to `core`, and with it all threads that it starts later.
 fn bind(core: usize) {
-    // SAFETY: the set is plain data, which the system reads.
+    // SAFETY: `set` is plain data of the size that the call receives, and the system only reads it.
     unsafe {
         let mut set = std::mem::zeroed::<libc::cpu_set_t>();
         libc::CPU_SET(core, &mut set);
@@ -191,7 +195,7 @@ fn bind(core: usize) {
     }
 }
 
-/// The processes of a job with their logs. Dropping kills the processes that still run.
+/// Processes of a job with their log files. Dropping kills the processes that still run.
 struct Children(Vec<(Child, PathBuf)>);
 
 impl Children {
@@ -221,7 +225,7 @@ impl Children {
         Children((0..JOBS[number].processes()).map(start).collect())
     }
 
-    /// Waits for all processes; an error holds the logs of those that failed.
+    /// Waits for all processes. The error holds the logs of the processes that failed.
     fn wait(mut self) -> Result<(), String> {
         let deadline = Instant::now() + DEADLINE;
         let mut error = String::new();
@@ -251,7 +255,7 @@ impl Drop for Children {
     }
 }
 
-/// Runs a job on `core`; returns the text of each case by name, as the golden file has it.
+/// Runs a job on `core`. Returns the text after each case's name, as in the golden file.
 fn run_job(number: usize, core: usize) -> Result<BTreeMap<String, String>, String> {
     let begin = Instant::now();
     let process = std::process::id();
@@ -286,7 +290,8 @@ fn run_job(number: usize, core: usize) -> Result<BTreeMap<String, String>, Strin
         .collect())
 }
 
-/// Returns the text of a case: the hash of all ranks' hashes, and error codes if a rank has one.
+/// Formats the result of a case: the hash of all ranks' hashes, and the error codes if a rank has
+/// any.
 fn text(ranks: impl Iterator<Item = (u64, u32)>) -> String {
     let (mut hash, mut errors) = (data::Hash::NEW, Vec::new());
     for (rank, error) in ranks {
@@ -305,7 +310,8 @@ fn text(ranks: impl Iterator<Item = (u64, u32)>) -> String {
     }
 }
 
-/// Runs all jobs, as many at a time as there are cores; results in the order of [`JOBS`].
+/// Runs all jobs, as many at a time as there are cores, and returns results in the order of
+/// [`JOBS`].
 fn run_jobs() -> Vec<BTreeMap<String, String>> {
     let next = Mutex::new(0..JOBS.len());
     let results = Mutex::new(BTreeMap::new());
@@ -333,7 +339,7 @@ fn file() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/results.txt")
 }
 
-/// Reads the text of each case by name from the golden file.
+/// Reads the result of each case by name from the golden file.
 fn read() -> BTreeMap<String, String> {
     let path = file();
     let text =

@@ -1,4 +1,4 @@
-//! A rank joins communicators, runs batches of cases and hashes its outputs.
+//! Runs batches of cases as one rank and hashes its outputs.
 
 use super::abi::{self, CCall, CConfig, CReport, Code, Comm};
 use super::cases::{ALL_REDUCE, Batch, Call, Op, SEND_RECV, Settings, Step};
@@ -9,7 +9,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// A rank fails when it waits longer for others.
+/// Time that a rank waits for others before it fails.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The result of a case on one rank.
@@ -17,21 +17,21 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 pub struct Outcome {
     /// Hash of the codes of all calls, and of the outputs of calls that succeeded.
     pub hash: Hash,
-    /// The first code that is no success.
+    /// First code other than success.
     pub error: Option<Code>,
 }
 
-/// Outcomes of one rank, by the case's name.
+/// Outcomes of one rank by case name.
 pub type Outcomes = BTreeMap<String, Outcome>;
 
 /// Placement of a call's buffers, which must not change results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {
-    /// Input and output are apart.
+    /// Input and output are separate.
     Apart,
-    /// Input and output are apart, and an odd number of bytes off their alignment.
+    /// Input and output are separate and begin one byte off their alignment.
     Unaligned,
-    /// Input and output are the same memory, where the collective defines that.
+    /// Input and output share memory, for collectives that allow it.
     InPlace,
 }
 
@@ -43,14 +43,14 @@ pub struct Rank {
     /// A `cinch_transport_t`.
     pub transport: u32,
     pub placement: Placement,
-    /// Folder in which rank 0 leaves the ids of communicators for the others.
+    /// Folder into which rank 0 writes the unique ids of communicators for the other ranks.
     pub ids: PathBuf,
-    /// Beginning of the names of all cases.
+    /// Prefix of all case names.
     pub prefix: String,
 }
 
 impl Rank {
-    /// Runs all batches. Each rank does so on a thread of its own, with equal batches.
+    /// Runs all batches. Every rank calls this in its own thread with equal batches.
     pub fn run(&self, batches: &[Batch]) -> Outcomes {
         let mut state = State {
             rank: self,
@@ -99,7 +99,8 @@ impl Rank {
         })
     }
 
-    /// Returns the id of communicator `number`, which rank 0 makes.
+    /// Returns the unique id of communicator `number`. Rank 0 creates it and the other ranks wait
+    /// for its file.
     fn id(&self, number: usize) -> abi::UniqueId {
         let path = self.ids.join(format!("{}-{number}.id", self.prefix));
         if self.rank == 0 {
@@ -130,16 +131,16 @@ struct State<'a> {
     outcomes: Outcomes,
 }
 
-/// A call with the memory that its pointers lead to.
+/// A call with the memory that its pointers refer to.
 struct Prepared {
     call: CCall,
-    /// Memory of the output; of the input too if the call is in place.
+    /// Memory of the output, and of the input if the call is in place.
     memory: Vec<u8>,
     output: std::ops::Range<usize>,
     codec: Option<CString>,
     input: Vec<u8>,
     report: Box<CReport>,
-    /// Number of the operator that was made for the call.
+    /// Operator that was created for the call.
     op: Option<u32>,
 }
 
@@ -192,8 +193,8 @@ impl State<'_> {
                 let mut prepared = self.prepare(comm, (self.rank.rank, nranks), call);
                 change(&mut prepared[0].call);
                 let Prepared { call, report, .. } = &mut prepared[0];
-                // SAFETY: the buffers are in `prepared`, and the library refuses the call for what
-                // `change` did before it uses any of them.
+                // SAFETY: the buffers and the report are in `prepared`. The library refuses the
+                // changed call before it uses any of them.
                 unsafe { abi::call(call, report) }
             }
             Step::Split(call) => {
@@ -218,7 +219,7 @@ impl State<'_> {
         }
     }
 
-    /// Runs one call, or several in a group, as `rank` of `nranks`.
+    /// Runs one call, or several as a group, as `rank` of `nranks`.
     fn calls(
         &mut self,
         comm: &Comm,
@@ -232,11 +233,11 @@ impl State<'_> {
             .flat_map(|call| self.prepare(comm, (rank, nranks), call))
             .collect();
         let code = match &mut all[..] {
-            // SAFETY: the buffers and the report are in `all`.
+            // SAFETY: `all` owns the buffers and the report until the call has ended.
             [only] => unsafe { abi::call(&only.call, &mut only.report) },
             all => {
                 abi::succeed("cinch_group_start", abi::group_start());
-                // SAFETY: the buffers and the reports are in `all`, which lives beyond the group.
+                // SAFETY: `all` owns the buffers and the reports until after the group.
                 unsafe {
                     for prepared in &mut *all {
                         abi::call(&prepared.call, &mut prepared.report);
@@ -257,11 +258,11 @@ impl State<'_> {
         code
     }
 
-    /// Runs the call by the function of its collective; a send and its receive in a group.
+    /// Runs the call by its collective's own C function. A send and its receive form a group.
     fn function(&mut self, comm: &Comm, call: &Call, hash: &mut Hash) -> Code {
         let all = self.prepare(comm, (self.rank.rank, self.rank.nranks), call);
         abi::succeed("cinch_group_start", abi::group_start());
-        // SAFETY: the buffers are in `all`, which lives beyond the group.
+        // SAFETY: `all` owns the buffers until after the group.
         let code = unsafe {
             for prepared in &all {
                 abi::call_function(&prepared.call);
@@ -274,7 +275,7 @@ impl State<'_> {
         code
     }
 
-    /// Returns the call with its buffers. `SEND_RECV` gives two calls: a send to the next rank, and a
+    /// Returns the call with its buffers. `SEND_RECV` becomes two calls: a send to the next rank and a
     /// receive from the previous rank.
     fn prepare(&mut self, comm: &Comm, ranks: (usize, usize), call: &Call) -> Vec<Prepared> {
         let (rank, nranks) = ranks;
@@ -302,8 +303,8 @@ impl State<'_> {
         let (size, count) = (call.dtype.size, call.count);
         let is_root = rank == call.root;
         let if_root = |blocks| if is_root { blocks } else { 0 };
-        // Blocks of `count` elements of input and output. In place, the smaller of the two begins at
-        // block `own` of the other.
+        // Blocks of `count` elements in input and output. In place, the smaller buffer begins at block `own`
+        // of the larger one.
         let (input, output, own) = match call.collective {
             ALL_REDUCE => (1, 1, Some(0)),
             1 => (1, nranks, Some(rank)),
@@ -383,8 +384,8 @@ impl State<'_> {
     }
 }
 
-/// Adds a report, but not its transport, its bytes on the wire and its norm. The last bits of the
-/// norm depend on the instruction set.
+/// Hashes a report without its transport, wire bytes and norm. Transports differ by design, and the
+/// norm's last bits depend on the instruction set.
 fn add_report(to: &mut Hash, report: &CReport) {
     for word in [
         report.valid.into(),

@@ -1,7 +1,7 @@
-//! The memory of one rank, allocated before anything runs and freed after: the driver waits for
-//! all queued work when memory is freed, and ranks on one GPU wait for each other.
+//! Memory of one rank, allocated before any collective runs and freed after the last one. Freeing
+//! memory makes the driver wait for all queued work, and ranks on one GPU wait for each other.
 
-#![allow(unsafe_code)] // addresses become buffers
+#![allow(unsafe_code)] // buffers are made of raw addresses
 
 use crate::case::{Case, Done, GUARD, Layout, Outcome};
 use cinch::comm::{Call, Group};
@@ -11,10 +11,10 @@ use cinch::{Collective, Communicator, Error, Report, Result};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// How long a call may take before the test has failed.
+/// Time limit of a call; a longer call fails the test.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Memory and streams of one rank. Cases alternate between the streams.
+/// Memory and streams of one rank. Cases alternate between the two streams.
 pub enum Arena {
     Gpu {
         memory: DeviceMemory,
@@ -27,14 +27,14 @@ pub enum Arena {
     },
 }
 
-/// The context of a GPU.
+/// Returns the primary context of GPU number `gpu`.
 pub fn context(gpu: usize) -> Result<Arc<Context>> {
     Context::primary(&Device::at(&Driver::load()?, gpu as u32)?)
 }
 
-/// A stream on which something has run, made when no kernel waits for another rank's: the first work
-/// of a stream may wait for all that runs on the GPU.
-fn used(memory: &DeviceMemory, priority: i32) -> Result<Stream> {
+/// Creates a stream and runs a fill on it. The first work of a stream may wait for all that runs on the GPU,
+/// so call this while no kernel waits for another rank.
+fn warmed_up_stream(memory: &DeviceMemory, priority: i32) -> Result<Stream> {
     let stream = Stream::with_priority(memory.context(), priority)?;
     memory.fill(0, &stream)?;
     stream.wait(PATIENCE)?;
@@ -42,7 +42,7 @@ fn used(memory: &DeviceMemory, priority: i32) -> Result<Stream> {
 }
 
 impl Arena {
-    /// `bytes` bytes on GPU number `gpu`, on the host for none.
+    /// Allocates `bytes` bytes on GPU number `gpu`, or on the host for `None`.
     pub fn new(gpu: Option<usize>, bytes: usize) -> Result<Arena> {
         let bytes = bytes.max(256).next_multiple_of(256);
         let Some(gpu) = gpu else {
@@ -54,15 +54,15 @@ impl Arena {
         let context = context(gpu)?;
         let memory = DeviceMemory::new(&context, bytes)?;
         Ok(Arena::Gpu {
-            stream: used(&memory, 0)?,
-            other: used(&memory, 0)?,
+            stream: warmed_up_stream(&memory, 0)?,
+            other: warmed_up_stream(&memory, 0)?,
             memory,
         })
     }
 
-    /// One more stream on this GPU, as good as those here; the memory is zero then.
-    pub fn more(&self, priority: i32) -> Result<Stream> {
-        used(self.memory()?, priority)
+    /// Creates another stream on this GPU and runs a fill on it; the fill zeroes the memory.
+    pub fn new_stream(&self, priority: i32) -> Result<Stream> {
+        warmed_up_stream(self.memory()?, priority)
     }
 
     pub fn stream(&self) -> Result<&Stream> {
@@ -72,7 +72,7 @@ impl Arena {
         }
     }
 
-    /// The one that a case is called on; host memory has none.
+    /// Returns the stream on which `case` is called; host memory has none.
     fn stream_of(&self, case: &Case) -> Option<&Stream> {
         match self {
             Arena::Gpu { other, .. } if case.seed & 1 == 1 => Some(other),
@@ -98,7 +98,7 @@ impl Arena {
                 assert!(at + bytes.len() <= *room, "past the end");
                 let mut words = memory.lock().expect("no panic before");
                 let start = words.as_mut_ptr().cast::<u8>();
-                // SAFETY: in bounds by the assertion.
+                // SAFETY: the assertion keeps the range within the vector, which the lock guards.
                 unsafe {
                     start
                         .add(at)
@@ -119,7 +119,7 @@ impl Arena {
                 assert!(at + bytes.len() <= *room, "past the end");
                 let words = memory.lock().expect("no panic before");
                 let start = words.as_ptr().cast::<u8>();
-                // SAFETY: in bounds by the assertion.
+                // SAFETY: the assertion keeps the range within the vector, which the lock guards.
                 unsafe {
                     start
                         .add(at)
@@ -130,7 +130,8 @@ impl Arena {
         }
     }
 
-    /// Waits for what was queued; what the communicator has to say comes first.
+    /// Waits for the queued work of both streams. An error of the communicator precedes a timeout
+    /// of the wait.
     pub fn wait(&self, comm: &Communicator) -> Result<()> {
         let waited = match self {
             Arena::Gpu { stream, other, .. } => {
@@ -144,7 +145,7 @@ impl Arena {
         }
     }
 
-    /// Device buffers in this memory, on `stream`.
+    /// Returns device buffers at these (offset, length) ranges of the memory, on `stream`.
     pub fn buffers(
         &self,
         input: (usize, usize),
@@ -159,8 +160,9 @@ impl Arena {
             }
         };
         let (input, output) = (place(input)?, place(output)?);
-        // SAFETY: inside of memory that outlives the calls: arenas go last. A rank has its own,
-        // and uses it by one stream at a time.
+        // SAFETY: `place` checks the ranges. Arenas are dropped after the communicators, so the
+        // memory outlives the calls. Each rank has its own arena and uses it by one stream at a
+        // time.
         Ok(unsafe { DeviceBuffers::new(input, output, stream.handle().addr()) })
     }
 
@@ -171,12 +173,12 @@ impl Arena {
         assert!(input.0 + input.1 <= *bytes && output.0 + output.1 <= *bytes);
         let start = memory.lock().expect("no panic before").as_mut_ptr();
         let start = start.cast::<u8>();
-        // SAFETY: in bounds by the assertion; one rank uses the memory, one call at a time, and
-        // the vector never moves.
+        // SAFETY: the assertion keeps the ranges within the vector, which never moves. Only this
+        // rank uses the memory, by one call at a time.
         unsafe { UserBuffers::from_raw(start.add(input.0), input.1, start.add(output.0), output.1) }
     }
 
-    /// Puts the input there and guards around the output.
+    /// Writes the input, fills the rest of the memory with `GUARD`, and returns the bytes written.
     pub fn prepare(
         &self,
         case: &Case,
@@ -191,7 +193,7 @@ impl Arena {
         Ok(image)
     }
 
-    /// Queues the case.
+    /// Starts the case on its stream.
     pub fn call(&self, case: &Case, comm: &Communicator) -> Result<Report> {
         let mut group = Group::new();
         let layout = case.layout(comm.rank(), comm.nranks());
@@ -231,7 +233,8 @@ impl Arena {
         Ok(())
     }
 
-    /// Adds a call on ranges of this memory to a group; on a stream unless this is host memory.
+    /// Adds a call on (offset, length) ranges of this memory to a group. Device memory needs a
+    /// stream; host memory takes none.
     pub fn add_at<'a>(
         &'a self,
         group: &mut Group<'a>,
@@ -246,7 +249,7 @@ impl Arena {
         }
     }
 
-    /// The same call alone.
+    /// Makes a call on (offset, length) ranges of this memory, outside of any group.
     pub fn call_at(
         &self,
         comm: &Communicator,
@@ -261,7 +264,7 @@ impl Arena {
         }
     }
 
-    /// What a case that ran has left.
+    /// Reads the output of a finished case and finds the first byte that changed outside of it.
     pub fn collect(
         &self,
         case: &Case,
@@ -282,7 +285,7 @@ impl Arena {
         })
     }
 
-    /// All of it for one rank of many.
+    /// Prepares, runs and collects the case on the rank of `comm`.
     pub fn run(&self, case: &Case, comm: &Communicator, input: &[u8]) -> Outcome {
         let (rank, nranks) = (comm.rank(), comm.nranks());
         let before = self.prepare(case, rank, nranks, input)?;

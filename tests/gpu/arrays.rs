@@ -1,7 +1,7 @@
-//! Whole arrays on a GPU: stand-alone encoding and decoding in both layouts, at any alignment, and
-//! packed copies, byte for byte what the host makes of the same elements.
+//! Codecs for whole arrays on a GPU: encoding and decoding in both layouts at any alignment, and
+//! packed copies. All bytes must equal the host's for equal elements.
 
-#![allow(unsafe_code)] // kernels are queued on addresses
+#![allow(unsafe_code)] // kernels take raw addresses
 
 use crate::arena::{PATIENCE, context};
 use crate::codecs::{both_nan, mixture};
@@ -18,9 +18,9 @@ use cinch::{DType, ErrorKind, Result};
 use std::sync::Arc;
 
 const TYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
-/// What lies around arrays.
-const AROUND: u8 = 0xee;
-/// Bytes of it before and behind an array; arrays may begin up to 15 later.
+/// Byte that fills the memory around arrays.
+const PADDING: u8 = 0xee;
+/// Padding bytes before and behind an array. An array may begin up to 15 bytes later.
 const MARGIN: usize = 64;
 const PUBLISHED: [&str; 11] = [
     "minmax1",
@@ -41,7 +41,7 @@ pub fn checks(options: &Options) -> Vec<Check> {
     vec![
         Check::new("arrays/chunks", 1, chunks).within(limit),
         Check::new("arrays/published", 1, published).within(limit),
-        Check::new("arrays/messages-that-lie", 1, lies),
+        Check::new("arrays/corrupt-headers", 1, corrupt_headers),
         Check::new("arrays/refusals", 1, refusals),
         Check::new("arrays/graph", 1, graph),
         Check::new("arrays/copies", 1, copies).within(limit),
@@ -49,7 +49,7 @@ pub fn checks(options: &Options) -> Vec<Check> {
     ]
 }
 
-/// What a GPU encodes, with its parameters.
+/// Returns the codec settings that arrays support on a GPU: all but tensor scales.
 fn specs() -> Vec<CodecSpec> {
     let kept =
         |spec: &CodecSpec| spec.kind.has_scale() && matches!(spec.scale, ScaleRule::Tensor { .. });
@@ -58,7 +58,7 @@ fn specs() -> Vec<CodecSpec> {
     all
 }
 
-/// Memory for one array and its encoding.
+/// GPU memory for an array and its encoding.
 struct Bench {
     kernels: Arc<CodecKernels>,
     stream: Stream,
@@ -77,15 +77,15 @@ impl Bench {
         })
     }
 
-    /// Bytes of `memory` from the margin on, after `fill` bytes were put at `at` into what is
-    /// around them.
+    /// Writes `bytes` at offset `at` of `memory` and fills the memory around with padding. The
+    /// array is `room` bytes long.
     fn put(&self, memory: &DeviceMemory, at: usize, bytes: &[u8], room: usize) -> Result<()> {
-        let mut all = vec![AROUND; at + room + MARGIN];
+        let mut all = vec![PADDING; at + room + MARGIN];
         all[at..at + bytes.len()].copy_from_slice(bytes);
         memory.write(0, &all, &self.stream, PATIENCE)
     }
 
-    /// An array, of which nothing around was written.
+    /// Reads the array of `bytes` bytes at offset `at`. Fails if the padding around it has changed.
     fn take(
         &self,
         memory: &DeviceMemory,
@@ -95,14 +95,14 @@ impl Bench {
         let mut all = vec![0; at + bytes + MARGIN];
         memory.read(0, &mut all, &self.stream, PATIENCE)?;
         let outside = all[..at].iter().chain(&all[at + bytes..]);
-        ensure(outside.copied().all(|byte| byte == AROUND), || {
+        ensure(outside.copied().all(|byte| byte == PADDING), || {
             "something beside the array was written".into()
         })?;
         Ok(all[at..at + bytes].to_vec())
     }
 
-    /// Encodes `values` as `dtype` and back on both sides, at these distances from an alignment
-    /// of 16 bytes.
+    /// Encodes and decodes `values` as `dtype` on GPU and host and compares the bytes. The wire
+    /// begins `wire_at` bytes behind a 16-byte boundary, the array `element_at` elements.
     fn check(
         &self,
         spec: CodecSpec,
@@ -135,7 +135,7 @@ impl Bench {
         let place = (self.wire.address() + wire_at as u64, need);
         self.put(&self.elements, at, &bytes, bytes.len())?;
         self.put(&self.wire, wire_at, &[], need)?;
-        // SAFETY: memory of this bench, and every use of it is waited for.
+        // SAFETY: `Bench` owns the memory, and `take` waits for every use of it.
         unsafe { device.encode(elements, n as u64, place, &self.stream)? };
         let found = self.take(&self.wire, wire_at, need)?;
         if let Some(byte) = (0..need).find(|&byte| wire[byte] != found[byte]) {
@@ -152,7 +152,7 @@ impl Bench {
         let mut expected = vec![0; n * size];
         narrow(dtype, Isa::Scalar, &decoded, &mut expected);
         self.put(&self.elements, at, &[], bytes.len())?;
-        // SAFETY: as above.
+        // SAFETY: `Bench` owns the memory, and `take` waits for every use of it.
         unsafe { device.decode(place, elements, &self.stream)? };
         let found = self.take(&self.elements, at, bytes.len())?;
         for element in 0..n {
@@ -211,8 +211,9 @@ fn published(setup: &Setup) -> Verdict {
     Ok(format!("{ran} arrays"))
 }
 
-/// A header that is not that of so many elements in this width makes them NaN.
-fn lies(_: &Setup) -> Verdict {
+/// Decoding must give NaN for every element if the header names another element count or code
+/// width.
+fn corrupt_headers(_: &Setup) -> Verdict {
     let bench = Bench::new(1000)?;
     let n = 333;
     let spec: CodecSpec = "minmax2".parse()?;
@@ -222,8 +223,8 @@ fn lies(_: &Setup) -> Verdict {
     let mut wire = vec![0; host.bytes(n)];
     host.encode(&values, 0, &mut wire)?;
     let nan = f32::NAN.to_le_bytes();
-    let lies: [(usize, u8); 4] = [(0, 4), (1, 0), (1, 255), (5, nan[3])];
-    for (number, (at, byte)) in lies.into_iter().enumerate() {
+    let changes: [(usize, u8); 4] = [(0, 4), (1, 0), (1, 255), (5, nan[3])];
+    for (number, (at, byte)) in changes.into_iter().enumerate() {
         let mut wire = wire.clone();
         wire[at] = byte;
         if at == 5 {
@@ -237,15 +238,17 @@ fn lies(_: &Setup) -> Verdict {
             count: n,
             dtype: DType::F32,
         };
-        // SAFETY: memory of the bench, and every use of it is waited for.
+        // SAFETY: `Bench` owns the memory, and `take` waits for every use of it.
         unsafe { device.decode(place, elements, &bench.stream)? };
         let found = bench.take(&bench.elements, MARGIN, 4 * n)?;
         let all = found
             .chunks_exact(4)
             .all(|four| f32::from_le_bytes([four[0], four[1], four[2], four[3]]).is_nan());
-        ensure(all, || format!("lie {number} was believed"))?;
+        ensure(all, || {
+            format!("change {number} of the header was accepted")
+        })?;
     }
-    Ok(format!("{} lies", lies.len()))
+    Ok(format!("{} headers", changes.len()))
 }
 
 fn refusals(_: &Setup) -> Verdict {
@@ -286,7 +289,8 @@ fn refusals(_: &Setup) -> Verdict {
             count: 1000,
             dtype,
         };
-        // SAFETY: refused before anything uses them, which is what is tested.
+        // SAFETY: the codec checks its arguments first and refuses them, so no kernel uses the
+        // addresses.
         unsafe {
             let stream = &bench.stream;
             refuses(codec.encode(elements, 0, (at, room), stream), kind, word)?;
@@ -297,7 +301,8 @@ fn refusals(_: &Setup) -> Verdict {
     let host = vec![0u8; 4000];
     let spec: CodecSpec = "trunc16".parse()?;
     Graph::capture(&bench.stream, CaptureMode::Relaxed, |stream| {
-        // SAFETY: as above.
+        // SAFETY: the copier checks for a capture first and refuses the call, so nothing uses the
+        // address.
         let done = unsafe { copier.to_device(spec, DType::F32, 0, &host, address, stream) };
         refuses(done, ErrorKind::InvalidUsage, "captured")
             .map_err(|_| cinch::Error::internal("a captured copy was not refused"))
@@ -305,7 +310,7 @@ fn refusals(_: &Setup) -> Verdict {
     Ok(format!("{count} refusals"))
 }
 
-/// Captured calls give in each replay what the elements are then.
+/// Each replay of a captured call must encode the elements that are in memory at that time.
 fn graph(setup: &Setup) -> Verdict {
     let mut rng = Rng::new(setup.options.seed ^ 0xa3);
     let n = 10_000;
@@ -321,7 +326,8 @@ fn graph(setup: &Setup) -> Verdict {
         };
         let place = (bench.wire.address(), host.bytes(n));
         let graph = Graph::capture(&bench.stream, CaptureMode::Relaxed, |stream| {
-            // SAFETY: memory of the bench, which outlives the graph; replays are waited for.
+            // SAFETY: `bench` owns the memory and outlives the graph, and the loop waits for each
+            // replay.
             unsafe { device.encode(elements, 0, place, stream) }
         })?;
         for _ in 0..3 {
@@ -353,38 +359,40 @@ fn copies(setup: &Setup) -> Verdict {
         for spec in specs().into_iter().filter(packs) {
             for dtype in TYPES {
                 let size = dtype.size();
-                // Sizes within a piece, at its ends, and of several turns of all workers.
+                // Sizes within a piece, next to its end, and of several pieces per worker.
                 let n = rng.pick(&[1, 1000, 262_143, 262_144, 262_145, most / 2, most]);
                 let values = mixture(&mut rng, n);
-                // One byte off: host memory may have any alignment.
+                // Host memory may have any alignment, so the array begins one byte behind an
+                // aligned address.
                 let mut host = vec![0u8; n * size + 1];
                 narrow(dtype, Isa::Scalar, &values, &mut host[1..]);
                 let mut exact = vec![0f32; n];
                 widen(dtype, Isa::Scalar, &host[1..], &mut exact);
                 let (draw, what) = (ran as u64, || format!("{spec} of {n} {dtype}"));
-                let expected = passed(spec, dtype, &exact, draw)?;
+                let expected = through_codec(spec, dtype, &exact, draw)?;
                 let at = memory.address() + 16;
-                memory.fill(AROUND, stream)?;
-                // SAFETY: memory of the bench, and every use of it is waited for.
+                memory.fill(PADDING, stream)?;
+                // SAFETY: `bench` owns the memory, and the read below waits for the copy.
                 unsafe { copier.to_device(spec, dtype, draw, &host[1..], at, stream)? };
-                // The host's array may be used again.
-                host.fill(AROUND);
+                // The host's array may change as soon as `to_device` returns.
+                host.fill(PADDING);
                 let mut there = vec![0; n * size + 32];
                 memory.read(0, &mut there, stream, PATIENCE)?;
                 let (before, rest) = there.split_at(16);
                 let (found, behind) = rest.split_at(n * size);
-                ensure(before.iter().chain(behind).all(|&b| b == AROUND), || {
+                ensure(before.iter().chain(behind).all(|&b| b == PADDING), || {
                     format!("{}: bytes beside the array were written", what())
                 })?;
                 same(dtype, found, &expected).map_err(|stop| stop.context(what()))?;
 
-                // Back, of other elements: those that are there are their own image already.
+                // The elements on the GPU have passed the codec once, and a second pass might not
+                // change them. Hence the copy to the host starts from fresh elements.
                 let mut bytes = vec![0; n * size];
                 narrow(dtype, Isa::Scalar, &exact, &mut bytes);
                 memory.write(16, &bytes, stream, PATIENCE)?;
-                // SAFETY: as above.
+                // SAFETY: `bench` owns the memory, and `to_host` returns after the copy.
                 unsafe { copier.to_host(spec, dtype, draw, at, &mut host[1..], stream)? };
-                ensure(host[0] == AROUND, || format!("{}: wrote before", what()))?;
+                ensure(host[0] == PADDING, || format!("{}: wrote before", what()))?;
                 same(dtype, &host[1..], &expected).map_err(|stop| stop.context(what()))?;
                 ran += 1;
             }
@@ -393,8 +401,8 @@ fn copies(setup: &Setup) -> Verdict {
     Ok(format!("{ran} copies there and back"))
 }
 
-/// What elements are after a codec, on the host.
-fn passed(
+/// Encodes and decodes elements on the host, as a packed copy must change them.
+fn through_codec(
     spec: CodecSpec,
     dtype: DType,
     values: &[f32],
@@ -422,7 +430,7 @@ fn same(dtype: DType, found: &[u8], expected: &[u8]) -> std::result::Result<(), 
     Ok(())
 }
 
-/// What compute-sanitizer runs; see scripts/test-gpu.
+/// compute-sanitizer runs this check; see scripts/test-gpu.
 fn sanitized(_: &Setup) -> Verdict {
     let mut rng = Rng::new(2);
     let bench = Bench::new(10_000)?;

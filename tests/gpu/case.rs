@@ -1,4 +1,5 @@
-//! One collective with its data, buffers and expectation.
+//! A test case: one collective call with its input data, its buffers and the judgement of its
+//! output.
 
 use cinch::comm::Call;
 use cinch::testing::{
@@ -8,34 +9,39 @@ use cinch::types::{CodecKind, Scalar};
 use cinch::{Collective, DType, Error, ReduceOp, Report};
 use std::fmt;
 
-/// What lies where nothing may be written.
+/// Byte that fills a rank's memory outside its input. Any change of it outside the output is an
+/// error.
 pub const GUARD: u8 = 0x5a;
-/// No error of a codec with eight bits for a number is as large, relative to the values, over a whole
-/// output. The host engine errs by 0.022 at most: over 8 ranks, by every algorithm, in every such codec.
+/// Limit of the relative RMS error of an output after a codec with 8 bits per value. The host engine errs by
+/// at most 0.022 over 8 ranks, with every algorithm and every such codec.
 const LOSSY: f64 = 0.05;
-/// Where few values are much larger than the others: the largest of a block of 4096 is up to 64 times
-/// their root mean square, of which an encode then loses 0.15. The host engine errs by 0.14.
+/// Limit of the relative RMS error for heavy-tailed inputs. The largest value of a block of 4096 is up to 64
+/// times the block's RMS, so an encode loses 0.15. The host engine errs by 0.14.
 const LOSSY_TAILS: f64 = 0.5;
-/// The same of floats with two or three bits of a mantissa, whatever the values: an encode of the
-/// coarser ones loses 0.07, a ring of 8 ranks twice that.
+/// Limit of the relative RMS error for the codecs in `WIDE`, with any inputs. An encode of the
+/// coarser formats loses 0.07, a ring of 8 ranks twice as much.
 const LOSSY_WIDE: f64 = 0.25;
-/// What an output of few elements may err by, relative to its terms, in steps of an eighth and of less.
+/// Limits of the error of an output of at most `FEW` elements, relative to the reduction of the inputs'
+/// absolute values. `FEW_WIDE` applies to the codecs in `WIDE`, `FEW_NARROW` to the others.
 const FEW_WIDE: f64 = 0.25;
 const FEW_NARROW: f64 = 0.0625;
-/// Codecs whose steps are an eighth of a value or more: two of them may cost a quarter of it.
+/// Codecs whose quantization steps are an eighth of a value or more. Two encodes may lose a quarter
+/// of a value.
 const WIDE: [CodecKind; 4] = [
     CodecKind::Mantissa8,
     CodecKind::Static8,
     CodecKind::Fp8E4M3,
     CodecKind::Fp8E5M2,
 ];
-/// Elements of an output so short that all of them may be small beside their terms.
+/// Most elements of an output whose sums may all be small by cancellation.
 const FEW: usize = 64;
-/// Elements of an output that has a mean error.
+/// Fewest elements of an output whose mean error is judged.
 const MANY: u64 = 256;
-/// What sums and products in 8 bits may err by where few elements weigh: less than zeros do.
-const FEW_ARE_ALL: f64 = 0.75;
-/// Those with fewer, or without a mantissa, are judged by the bits of the host engine alone.
+/// Limit of the relative RMS error of 8-bit outputs in which a few large elements dominate. An
+/// output of zeros errs by 1.
+const DOMINATED: f64 = 0.75;
+/// Codecs with fewer than 8 bits per value, or without a mantissa. Their errors have no useful
+/// limit; other checks compare their bits with the host engine's.
 const COARSE: [CodecKind; 7] = [
     CodecKind::MinMax1,
     CodecKind::MinMax2,
@@ -45,10 +51,10 @@ const COARSE: [CodecKind; 7] = [
     CodecKind::OneBit,
     CodecKind::Threshold2,
 ];
-/// Bytes of it beside each buffer.
+/// Guard bytes before and after each buffer.
 const MARGIN: usize = 256;
 
-/// What inputs are made of.
+/// Values of the inputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Values {
     Of(Pattern),
@@ -58,16 +64,18 @@ pub enum Values {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Case {
-    /// Of a send/recv every rank sends to the next one, in a group.
+    /// In a send/recv case every rank sends to the next rank and receives from the previous one, in
+    /// a group.
     pub call: Call,
     pub values: Values,
     pub seed: u64,
     pub in_place: bool,
-    /// Buffers begin one element behind an aligned address.
+    /// Shifts the buffers one element past an aligned address.
     pub shifted: bool,
 }
 
-/// Where a rank's buffers are in its memory: first byte and bytes of each, and of all.
+/// Places of a rank's buffers in its memory, each as (first byte, length in bytes). `bytes` is the
+/// size of the memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Layout {
     pub bytes: usize,
@@ -75,7 +83,7 @@ pub struct Layout {
     pub output: (usize, usize),
 }
 
-/// A case that ran on one rank.
+/// Result of a case on one rank.
 #[derive(Clone, Debug)]
 pub struct Done {
     pub output: Vec<u8>,
@@ -97,7 +105,7 @@ impl Case {
         }
     }
 
-    /// The call as `rank` makes it: factors are each rank's own.
+    /// Returns the call of `rank`, with its own factor in a pre-multiplied sum.
     pub fn call_of(&self, rank: usize) -> Call {
         let mut call = self.call;
         if let ReduceOp::PreMulSum(_) = call.op {
@@ -187,7 +195,7 @@ impl Case {
         }
     }
 
-    /// Bytes of a rank's memory that the case takes.
+    /// Returns the bytes of memory that any rank needs for the case.
     pub fn bytes(&self, nranks: usize) -> usize {
         (0..nranks)
             .map(|rank| self.layout(rank, nranks).bytes)
@@ -195,7 +203,7 @@ impl Case {
             .unwrap_or(0)
     }
 
-    /// Whether all ranks end with the same output.
+    /// Returns whether all ranks must end with equal outputs.
     pub fn is_shared(&self) -> bool {
         self.call.collective.replicates_output()
     }
@@ -204,13 +212,13 @@ impl Case {
         (0..nranks).map(|rank| self.input(rank, nranks)).collect()
     }
 
-    /// What is wrong with what the ranks have, if anything is: against the definition of the
-    /// collective, within `extra` of it beside the bound of exact transport.
+    /// Compares all ranks' outputs with the definition of the collective. `extra` is the relative
+    /// error that is allowed beyond the bound of exact transport.
     pub fn judge(&self, inputs: &[Vec<u8>], done: &[Done], extra: f64) -> Result<(), String> {
         let nranks = inputs.len();
         for (rank, one) in done.iter().enumerate() {
             if one.stray.is_some() || self.call.collective == Collective::SendRecv {
-                self.judge_one(inputs, rank, one)?;
+                self.judge_rank(inputs, rank, one)?;
             }
         }
         if self.call.collective == Collective::SendRecv {
@@ -222,13 +230,13 @@ impl Case {
         }
         for (rank, one) in done.iter().enumerate().skip(judged) {
             self.same(&one.output, &done[0].output, rank, nranks)
-                .map_err(|why| format!("{why} (what rank 0 has)"))?;
+                .map_err(|why| format!("{why} (expected is the output of rank 0)"))?;
         }
         Ok(())
     }
 
-    /// The same of one rank alone.
-    pub fn judge_one(&self, inputs: &[Vec<u8>], rank: usize, done: &Done) -> Result<(), String> {
+    /// Judges the output and the guard bytes of a single rank.
+    pub fn judge_rank(&self, inputs: &[Vec<u8>], rank: usize, done: &Done) -> Result<(), String> {
         let nranks = inputs.len();
         if let Some(at) = done.stray {
             let layout = self.layout(rank, nranks);
@@ -253,16 +261,17 @@ impl Case {
     ) -> Result<(), String> {
         let nranks = inputs.len();
         let problem = self.problem(nranks);
-        let inputs = SampleWindows(inputs);
-        let told = |error: Error| format!("{self}: {error}");
+        let inputs = RankInputs(inputs);
+        let in_case = |error: Error| format!("{self}: {error}");
         if self.call.codec.is_some_and(|codec| codec.is_lossy()) {
-            // Each element's error is the codec's business; a message that went astray is ours.
+            // Codec tests judge the error of each element. The limits here catch data that was lost
+            // or misplaced.
             let found = problem
                 .check(&inputs, rank, output, f64::INFINITY)
-                .map_err(told)?;
+                .map_err(in_case)?;
             let error = found.rms_rel_err();
-            // Only of any bits may terms be infinite, or no numbers: the bits of the host engine judge
-            // those, as they do coarse codecs.
+            // Random bit patterns contain infinities and NaN, so no error is finite. Other checks compare
+            // their outputs with the host engine's bits.
             let any_bits = self.values == Values::Bits;
             if found.max_abs_err.is_infinite() && !any_bits {
                 return Err(format!(
@@ -282,12 +291,13 @@ impl Case {
             if any_bits || is_one_of(&COARSE) || error < limit || self.may_saturate() {
                 return Ok(());
             }
-            // The terms of a few elements may cancel, and a codec's error goes by the terms.
-            let expected = problem.expected(&inputs, rank).map_err(told)?;
+            // The terms of a few elements may cancel, while a codec's error is relative to the
+            // terms.
+            let expected = problem.expected(&inputs, rank).map_err(in_case)?;
             let positive: Vec<Vec<u8>> = inputs.0.iter().map(|one| self.positive(one)).collect();
             let largest = problem
-                .expected(&SampleWindows(&positive), rank)
-                .map_err(told)?;
+                .expected(&RankInputs(&positive), rank)
+                .map_err(in_case)?;
             let cancelled = rms(&expected.values) / rms(&largest.values);
             if expected.values.len() <= FEW && error * cancelled < few {
                 return Ok(());
@@ -298,9 +308,11 @@ impl Case {
                 expected.values.len()
             ));
         }
-        let found = problem.check(&inputs, rank, output, extra).map_err(told)?;
+        let found = problem
+            .check(&inputs, rank, output, extra)
+            .map_err(in_case)?;
         let Some(at) = found.first_wrong else {
-            let (error, limit) = (found.rms_rel_err(), self.most_off(nranks));
+            let (error, limit) = (found.rms_rel_err(), self.exact_limit(nranks));
             if found.elements < MANY || error <= limit {
                 return Ok(());
             }
@@ -309,7 +321,7 @@ impl Case {
             ));
         };
         let (at, size) = (at as usize, self.call.dtype.size());
-        let expected = problem.expected(&inputs, rank).map_err(told)?;
+        let expected = problem.expected(&inputs, rank).map_err(in_case)?;
         Err(format!(
             "{self}: rank {rank} of {nranks}: {} of {} wrong, element {at} first: expected {:e} \
              (0x{}), got 0x{}",
@@ -321,11 +333,13 @@ impl Case {
         ))
     }
 
-    /// What an exact transport may err by over a whole output, relative to it, where that says more than
-    /// the bound of an element: in 8 bits that one exceeds the result itself. Errors of roundings do not
-    /// all point one way: simulated, rings and trees of 8 ranks err by 0.08 in e4m3 and 0.16 in e5m2, and
-    /// from there on by the root of the ranks. Zeros err by 1, a sum without one rank by 1/sqrt(ranks).
-    fn most_off(&self, nranks: usize) -> f64 {
+    /// Returns the limit of the relative RMS error of an output after exact transport. It matters for 8-bit
+    /// floats only, where the error bound of an element exceeds the element itself.
+    ///
+    /// Rounding errors partly cancel: in simulations rings and trees of 8 ranks err by 0.08 in e4m3 and 0.16
+    /// in e5m2. With more ranks the error grows with the square root of their number. An output of zeros errs
+    /// by 1, a sum that lacks one rank by 1/sqrt(ranks).
+    fn exact_limit(&self, nranks: usize) -> f64 {
         let dtype = self.call.dtype;
         if !dtype.is_float() || dtype.size() != 1 {
             return f64::INFINITY;
@@ -333,14 +347,14 @@ impl Case {
         let unit = unit_roundoff(dtype);
         match self.values {
             Values::Bits => f64::INFINITY,
-            // A few elements are nearly all of such outputs.
-            _ if self.call.op == ReduceOp::Prod => FEW_ARE_ALL,
-            Values::Of(Pattern::HeavyTailed) => FEW_ARE_ALL,
+            // A few large elements dominate such outputs.
+            _ if self.call.op == ReduceOp::Prod => DOMINATED,
+            Values::Of(Pattern::HeavyTailed) => DOMINATED,
             Values::Of(_) => 2.0 * unit * (nranks as f64 / 8.0).max(1.0).sqrt(),
         }
     }
 
-    /// Floats without their signs.
+    /// Clears the sign bits of floats.
     fn positive(&self, input: &[u8]) -> Vec<u8> {
         let mut input = input.to_vec();
         for element in input.chunks_exact_mut(self.call.dtype.size()) {
@@ -351,13 +365,13 @@ impl Case {
         input
     }
 
-    /// Codecs without scales have a range, which data may exceed, or be too small for.
+    /// Returns whether the codec has a fixed range, which values may exceed or be too small for.
     fn may_saturate(&self) -> bool {
         let codec = self.call.codec.map(|codec| codec.inter.kind);
         codec.is_some_and(|kind| kind.has_offset())
     }
 
-    /// Whether both are the same numbers: the same bytes, or both NaN.
+    /// Fails unless all elements are equal, byte for byte or as NaN of any payload.
     pub fn same_numbers(
         &self,
         got: &[u8],
@@ -376,7 +390,7 @@ impl Case {
         self.same(&a, &b, rank, nranks)
     }
 
-    /// Whether both are the same bytes.
+    /// Fails unless both are equal byte for byte.
     pub fn same(
         &self,
         got: &[u8],
@@ -398,14 +412,14 @@ impl Case {
     }
 }
 
-/// Makes one NaN of all.
+/// Replaces any NaN by a canonical NaN.
 fn forget_nan(dtype: DType, element: &mut [u8]) {
     if value(dtype, element).is_nan() {
         set_value(dtype, f64::NAN, element);
     }
 }
 
-/// Element `at`, as digits.
+/// Formats element `at` in hexadecimal, highest byte first.
 fn hex(bytes: &[u8], at: usize, size: usize) -> String {
     let element = bytes.iter().skip(at * size).take(size);
     let digits: Vec<String> = element.map(|byte| format!("{byte:02x}")).collect();
@@ -417,10 +431,10 @@ fn rms(values: &[f64]) -> f64 {
     (sum / values.len().max(1) as f64).sqrt()
 }
 
-/// All ranks' inputs.
-struct SampleWindows<'a>(&'a [Vec<u8>]);
+/// Inputs of all ranks, by rank.
+struct RankInputs<'a>(&'a [Vec<u8>]);
 
-impl Inputs for SampleWindows<'_> {
+impl Inputs for RankInputs<'_> {
     fn bytes(&self, rank: usize) -> usize {
         self.0.bytes(rank)
     }
@@ -457,7 +471,7 @@ impl fmt::Display for Case {
     }
 }
 
-/// Factor of `rank` in a pre-multiplied sum: exact in every type, and odd for integers.
+/// Returns the factor of `rank` in a pre-multiplied sum: exact in every type, and odd for integers.
 pub fn factor(dtype: DType, rank: usize) -> Scalar {
     if dtype.is_float() {
         return Scalar::Float(0.5 + 0.25 * rank as f64);

@@ -1,6 +1,7 @@
-//! The codecs' own kernels against their scalar specification, bit for bit.
+//! Codec kernels outside of collectives: their bytes must equal those of the scalar codecs on the
+//! host.
 
-#![allow(unsafe_code)] // kernels are launched on addresses
+#![allow(unsafe_code)] // kernels take raw addresses
 
 use crate::arena::{PATIENCE, context};
 use crate::cover::Rng;
@@ -19,10 +20,10 @@ use cinch::{DType, Result};
 use std::sync::Arc;
 
 const TYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
-/// Elements of a chunk of many patterns.
+/// Elements of a chunk in the check of random bit patterns.
 const CHUNK: usize = 1 << 18;
-/// What lies behind a wire and behind elements.
-const BEHIND: u8 = 0xee;
+/// Byte that fills the memory behind the wire bytes and behind the elements.
+const PADDING: u8 = 0xee;
 
 pub fn checks(options: &Options) -> Vec<Check> {
     let mut checks = Vec::new();
@@ -41,7 +42,7 @@ pub fn checks(options: &Options) -> Vec<Check> {
         });
         checks.push(check.within(limit));
     }
-    // What compute-sanitizer runs; see scripts/test-gpu.
+    // compute-sanitizer runs these checks; see scripts/test-gpu.
     for kind in KERNEL_CODECS.map(CodecKind::name) {
         let name = format!("sanitize/codec-{kind}");
         checks.push(Check::new(name, 1, move |_| sanitized(kind)).within(280));
@@ -64,7 +65,7 @@ fn sanitized(kind: &str) -> Verdict {
     Ok(format!("{ran} chunks"))
 }
 
-/// Every rule of a kind that kernels know.
+/// Returns codec settings of this kind with all parameters that kernels support.
 fn specs(kind: &str) -> Vec<CodecSpec> {
     let mut texts = vec![kind.to_string()];
     let Some(known) = CodecKind::ALL.into_iter().find(|one| one.name() == kind) else {
@@ -94,7 +95,7 @@ fn specs(kind: &str) -> Vec<CodecSpec> {
     texts.iter().filter_map(|text| text.parse().ok()).collect()
 }
 
-/// `cinch_codec_args` of `kernels/codec/params.h`.
+/// Mirrors `cinch_codec_args` of `kernels/codec/params.h`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct CodecArgs {
@@ -106,15 +107,15 @@ struct CodecArgs {
     unused: u32,
 }
 
-/// One spec on one GPU, with memory for chunks of up to `most` elements.
+/// Kernels of a codec on GPU 0, with memory for chunks of a limited size.
 struct Bench {
     spec: CodecSpec,
     codec: Arc<dyn Codec>,
     stream: Stream,
     wire: DeviceMemory,
     elements: DeviceMemory,
-    /// Encoders and decoders of each of [`TYPES`]: the form of collectives, and where arrays have
-    /// one of their own, that one.
+    /// Encode and decode kernels by type, in the order of [`TYPES`]: first the kernels of
+    /// collectives, then the kernels of arrays where they differ.
     functions: Vec<Vec<(Function, Function)>>,
 }
 
@@ -149,7 +150,8 @@ impl Bench {
         })
     }
 
-    /// Encodes and decodes `bytes`, elements of `dtype`, and compares each way.
+    /// Encodes `bytes`, elements of `dtype`, decodes the result, and compares both with the host's
+    /// bytes.
     fn check(&self, dtype: DType, bytes: &[u8]) -> std::result::Result<(), Stop> {
         let n = bytes.len() / dtype.size();
         let mut values = vec![0f32; n];
@@ -157,13 +159,13 @@ impl Bench {
         let tensor =
             self.spec.kind.has_scale() && matches!(self.spec.scale, ScaleRule::Tensor { .. });
         let scale = tensor.then(|| abs_max(Isa::Scalar, &values).0);
-        let mut expected = vec![BEHIND; self.codec.wire_bytes(n)];
+        let mut expected = vec![PADDING; self.codec.wire_bytes(n)];
         let span = Span::whole(n).drawing(random(self.spec));
         self.codec.encode(span, &values, scale, &mut expected, None);
         for (form, (encode, _)) in self.functions(dtype).iter().enumerate() {
             let wire = self.encode(encode, n, bytes, scale, expected.len())?;
             if let Some(at) =
-                (0..wire.len()).find(|&at| wire[at] != *expected.get(at).unwrap_or(&BEHIND))
+                (0..wire.len()).find(|&at| wire[at] != *expected.get(at).unwrap_or(&PADDING))
             {
                 return Stop::wrong(format!(
                     "{} of {n} {dtype}, form {form}: wire byte {at} of {} is {:#04x}, specified \
@@ -171,7 +173,7 @@ impl Bench {
                     self.spec,
                     expected.len(),
                     wire[at],
-                    expected.get(at).unwrap_or(&BEHIND),
+                    expected.get(at).unwrap_or(&PADDING),
                     values.get(at).map_or(0, |x| x.to_bits())
                 ));
             }
@@ -179,13 +181,13 @@ impl Bench {
         self.check_decode(dtype, n, &expected)
     }
 
-    /// The way back, from any bytes.
+    /// Decodes any wire bytes and compares the elements with the host's.
     fn check_decode(&self, dtype: DType, n: usize, wire: &[u8]) -> std::result::Result<(), Stop> {
         let mut values = vec![0f32; n];
         self.codec.decode(Span::whole(n), wire, &mut values);
         let mut expected = vec![0; n * dtype.size()];
         narrow(dtype, Isa::Scalar, &values, &mut expected);
-        expected.resize(n * dtype.size() + 64, BEHIND);
+        expected.resize(n * dtype.size() + 64, PADDING);
         let size = dtype.size();
         for (form, (_, decode)) in self.functions(dtype).iter().enumerate() {
             let found = self.decode(decode, dtype, n, wire)?;
@@ -212,9 +214,9 @@ impl Bench {
         scale: Option<f32>,
         wire_bytes: usize,
     ) -> std::result::Result<Vec<u8>, Stop> {
-        let mut wire = vec![BEHIND; wire_bytes + 64];
+        let mut wire = vec![PADDING; wire_bytes + 64];
         if scale.is_some() && wire_bytes >= 4 {
-            // By the contract of the kernel.
+            // The kernel requires a zeroed place for the tensor scale.
             wire[wire_bytes - 4..wire_bytes].fill(0);
         }
         self.elements.write(0, bytes, &self.stream, PATIENCE)?;
@@ -231,7 +233,7 @@ impl Bench {
         n: usize,
         wire: &[u8],
     ) -> std::result::Result<Vec<u8>, Stop> {
-        let mut elements = vec![BEHIND; n * dtype.size() + 64];
+        let mut elements = vec![PADDING; n * dtype.size() + 64];
         self.wire.write(0, wire, &self.stream, PATIENCE)?;
         self.elements.write(0, &elements, &self.stream, PATIENCE)?;
         self.launch(function, n, None)?;
@@ -254,15 +256,16 @@ impl Bench {
             first: 0,
             unused: 0,
         };
-        // Odd, so that tiles go round unevenly.
+        // An odd limit makes some blocks take more tiles than others.
         let blocks = n.div_ceil(4096).clamp(1, 67) as u32;
-        // SAFETY: the kernel's parameter; both pieces have room for n elements, and this waits.
+        // SAFETY: `CodecArgs` is the kernel's parameter, `Bench` has room for n elements, and the
+        // wait below ends every use of its memory.
         unsafe { function.launch(blocks, 256, 0, &self.stream, &args)? };
         self.stream.wait(PATIENCE)
     }
 }
 
-/// What every encode draws, where it draws.
+/// Returns the random numbers of stochastic rounding in every encode.
 fn random(spec: CodecSpec) -> RoundingRandom {
     RoundingRandom::new(spec.seed.into(), 11, 0)
 }
@@ -276,7 +279,7 @@ pub fn both_nan(dtype: DType, a: &[u8], b: &[u8]) -> bool {
     is_nan(a) && is_nan(b)
 }
 
-/// Every value of f16 and bf16: all that are finite among each other, and all in order.
+/// Encodes all f16 and bf16 values in order, then the finite ones shuffled.
 fn every_half(setup: &Setup, kind: &str) -> Verdict {
     let mut rng = Rng::new(setup.options.seed);
     let mut ran = 0;
@@ -298,7 +301,8 @@ fn every_half(setup: &Setup, kind: &str) -> Verdict {
     Ok(format!("{ran} times 65536 values"))
 }
 
-/// Short chunks, lengths beside multiples of everything, and any bytes as a wire.
+/// Encodes short chunks and lengths next to multiples of block sizes, and decodes random wire
+/// bytes.
 fn tails(setup: &Setup, kind: &str) -> Verdict {
     let mut rng = Rng::new(setup.options.seed ^ 1);
     let mut lengths: Vec<usize> = (1..setup.options.either(35, 140)).collect();
@@ -325,7 +329,8 @@ fn tails(setup: &Setup, kind: &str) -> Verdict {
     Ok(format!("{ran} chunks"))
 }
 
-/// Values of a few magnitudes around a random one; rarely any bits at all.
+/// Returns values around a random magnitude: mostly Gaussian, some zero or much smaller. A quarter
+/// of the arrays also have random bit patterns.
 pub fn mixture(rng: &mut Rng, n: usize) -> Vec<f32> {
     let scale = 2f32.powi(rng.below(60) as i32 - 40);
     let wild = rng.below(4) == 0;
@@ -338,7 +343,8 @@ pub fn mixture(rng: &mut Rng, n: usize) -> Vec<f32> {
     (0..n).map(one).collect()
 }
 
-/// Many fp32 patterns, on several threads: the specification is what takes the time.
+/// Encodes many fp32 bit patterns on several host threads, because the scalar codec takes most of
+/// the time.
 fn patterns(setup: &Setup, kind: &str) -> Verdict {
     let total = setup.options.either(1_000_000, 100_000_000);
     let chunks = usize::div_ceil(total, CHUNK);
@@ -347,7 +353,7 @@ fn patterns(setup: &Setup, kind: &str) -> Verdict {
     let seed = setup.options.seed;
     let work = |thread: usize| -> std::result::Result<(), Stop> {
         let mut bench: Option<Bench> = None;
-        // Specs in turn, each thread its own first.
+        // Consecutive chunks share a spec, so that a thread rarely changes it.
         for chunk in (thread..chunks).step_by(threads) {
             let spec = specs[chunk * specs.len() / chunks];
             if bench.as_ref().is_none_or(|bench| bench.spec != spec) {
@@ -357,9 +363,9 @@ fn patterns(setup: &Setup, kind: &str) -> Verdict {
             let mut values = Vec::with_capacity(CHUNK);
             for piece in 0..CHUNK / 256 {
                 match piece % 4 {
-                    // Any bits: those that are not finite poison a block.
+                    // Random bit patterns. An infinity or a NaN poisons its block.
                     0 => values.extend((0..256).map(|_| f32::from_bits(rng.next() as u32))),
-                    // Any finite bits.
+                    // Random finite bit patterns.
                     1 => values.extend((0..256).map(|_| {
                         let bits = rng.next() as u32;
                         let finite = bits & 0x7f80_0000 != 0x7f80_0000;

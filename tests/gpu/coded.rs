@@ -1,5 +1,5 @@
-//! Collectives with codecs: the same bits on all ranks, and those of the host engine for the same
-//! schedule and cut.
+//! Collectives with codecs. Their outputs must be equal on all ranks, and equal to the host
+//! engine's outputs for the same schedule and chunk sizes.
 
 use crate::case::{Case, Done, Values};
 use crate::cover::Rng;
@@ -70,15 +70,19 @@ pub fn checks(options: &Options) -> Vec<Check> {
         let check = Check::new(name, gpus, move |setup| compare_fused(setup, nranks, gpus));
         check.within(options.either(60, 240))
     };
-    // More ranks than a warp waits for at once, too.
+    // 12 ranks are more than a warp polls at once.
     checks.extend(worlds.into_iter().chain([(12, 1)]).map(fused));
-    checks.push(Check::new("coded/replays-draw-anew", 1, replays_draw_anew));
+    checks.push(Check::new(
+        "coded/replays-draw-new-numbers",
+        1,
+        replays_draw_new_numbers,
+    ));
     checks
 }
 
-/// A graph's replays have the number of one call, and yet draw other numbers each, alike for all
-/// ranks.
-fn replays_draw_anew(setup: &Setup) -> Verdict {
+/// Replays of a graph share a call number. Stochastic rounding must still draw new random numbers
+/// for each replay, equal ones on all ranks.
+fn replays_draw_new_numbers(setup: &Setup) -> Verdict {
     const COUNT: usize = 20_000;
     let world = World::new(setup, 2, 1);
     let arenas = world.arenas(8 * COUNT + 512)?;
@@ -115,13 +119,14 @@ fn replays_draw_anew(setup: &Setup) -> Verdict {
         })?;
         ensure(
             replay == 0 || outputs[0][replay] != outputs[0][replay - 1],
-            || format!("replay {replay} drew what the one before drew"),
+            || format!("replay {replay} drew the random numbers of the replay before it"),
         )?;
     }
     Ok("4 replays".into())
 }
 
-/// Every codec with every type and algorithm, among random other choices.
+/// Returns cases of every codec with every type and every all_reduce algorithm. The other choices
+/// are random.
 pub fn cases(rng: &mut Rng, nranks: usize, rounds: usize, most: usize) -> Vec<Case> {
     let mut cases = Vec::new();
     for _ in 0..rounds {
@@ -155,7 +160,7 @@ fn one(rng: &mut Rng, nranks: usize, codec: &str, dtype: DType, most: usize) -> 
         call.root = rng.below(nranks);
     }
     let values = Values::Of(rng.pick(&[Pattern::Gaussian, Pattern::HeavyTailed, Pattern::Uniform]));
-    // Rarely with elements that are no numbers: they must reach all ranks alike.
+    // Some inputs contain infinities and NaN, which must reach all ranks alike.
     let values = if rng.below(8) == 0 {
         Values::Bits
     } else {
@@ -167,9 +172,9 @@ fn one(rng: &mut Rng, nranks: usize, codec: &str, dtype: DType, most: usize) -> 
     case
 }
 
-/// What fused kernels do through codecs.
+/// Returns cases of the collectives that fused kernels run with codecs.
 fn fused_cases(rng: &mut Rng, nranks: usize, rounds: usize, most: usize) -> Vec<Case> {
-    const CODED: [&str; 8] = [
+    const FUSED_CODECS: [&str; 8] = [
         "linear8",
         "linear8:block=32",
         "linear8:block=512",
@@ -179,7 +184,7 @@ fn fused_cases(rng: &mut Rng, nranks: usize, rounds: usize, most: usize) -> Vec<
         "minmax4:block=32",
         "minmax4:block=512",
     ];
-    const WAYS: [(Collective, Algorithm); 4] = [
+    const FUSED_CALLS: [(Collective, Algorithm); 4] = [
         (Collective::AllReduce, Algorithm::OneShot),
         (Collective::AllReduce, Algorithm::Direct),
         (Collective::AllGather, Algorithm::Direct),
@@ -187,8 +192,8 @@ fn fused_cases(rng: &mut Rng, nranks: usize, rounds: usize, most: usize) -> Vec<
     ];
     let mut cases = Vec::new();
     for _ in 0..rounds {
-        for text in CODED {
-            for (collective, algorithm) in WAYS {
+        for text in FUSED_CODECS {
+            for (collective, algorithm) in FUSED_CALLS {
                 for dtype in [DType::F32, DType::F16, DType::BF16] {
                     let mut case = one(rng, nranks, text, dtype, most);
                     (case.call.collective, case.call.algorithm) = (collective, Some(algorithm));
@@ -201,19 +206,20 @@ fn fused_cases(rng: &mut Rng, nranks: usize, rounds: usize, most: usize) -> Vec<
     cases
 }
 
-/// The largest all_reduces in two trips that areas of `lines_bytes` have room for.
+/// Returns all_reduces of the largest size that the direct algorithm can run in line buffers of
+/// `lines_bytes` bytes.
 fn largest_cases(rng: &mut Rng, nranks: usize, lines_bytes: usize) -> Result<Vec<Case>, Stop> {
     let mut cases = Vec::new();
     for (text, dtype) in [("linear8", DType::F32), ("minmax4:block=32", DType::BF16)] {
         let mut case = one(rng, nranks, text, dtype, 1 << 19);
-        let image = match codec::build(text.parse()?, Isa::Scalar)? {
+        let tile_bytes = match codec::build(text.parse()?, Isa::Scalar)? {
             Some(codec) => EncodedTiles::new(&*codec, 1).room(),
             None => return Stop::wrong("there is no codec"),
         };
         case.call.collective = Collective::AllReduce;
         case.call.algorithm = Some(Algorithm::Direct);
         case.call.root = 0;
-        case.call.count = lines_bytes / 2 / image * 512 * nranks - 3;
+        case.call.count = lines_bytes / 2 / tile_bytes * 512 * nranks - 3;
         case.values = Values::Of(Pattern::Gaussian);
         cases.push(case);
     }
@@ -229,15 +235,16 @@ fn compare_fused(setup: &Setup, nranks: usize, gpus: usize) -> Verdict {
         return Stop::skipped("lines do not arrive whole between these GPUs");
     };
     let mut cases = fused_cases(&mut rng, nranks, setup.options.either(1, 4), 1 << 19);
-    // Of two ranks they are more than the host engine should take the time for.
+    // With 2 ranks the host engine would take too long for the largest cases.
     if nranks > 2 {
         cases.extend(largest_cases(&mut rng, nranks, gpu.lines_bytes)?);
     }
-    // One block goes round several times.
+    // On a single channel one block must loop over the message several times.
     let few = fused_cases(&mut rng, nranks, 1, 1 << 16);
     for (channels, cases) in [(None, &cases), (Some(1), &few)] {
         world.config.gpu_channels = channels;
-        // Else another protocol would run in its place.
+        // Fails if cinch would run a case with another kernel, which the comparison could not
+        // reveal.
         let explained = world.run(|comm| {
             let explain = |case: &Case| comm.explain(&case.call);
             Ok(cases.iter().map(explain).collect::<Result<Vec<_>, _>>()?)
@@ -247,10 +254,10 @@ fn compare_fused(setup: &Setup, nranks: usize, gpus: usize) -> Verdict {
                 format!("{case} is not fused:\n{text}")
             })?;
         }
-        as_the_host_engine(&world, cases)?;
+        matches_host_engine(&world, cases)?;
     }
     Ok(format!(
-        "{} cases, bits as the host's",
+        "{} cases, equal to the host engine",
         cases.len() + few.len()
     ))
 }
@@ -258,39 +265,39 @@ fn compare_fused(setup: &Setup, nranks: usize, gpus: usize) -> Verdict {
 fn compare(setup: &Setup, nranks: usize, gpus: usize) -> Verdict {
     let mut rng = Rng::new(setup.options.seed ^ 0xc0de);
     let cases = cases(&mut rng, nranks, setup.options.either(1, 4), 1 << 19);
-    as_the_host_engine(&World::new(setup, nranks, gpus), &cases)?;
-    Ok(format!("{} cases, bits as the host's", cases.len()))
+    matches_host_engine(&World::new(setup, nranks, gpus), &cases)?;
+    Ok(format!("{} cases, equal to the host engine", cases.len()))
 }
 
-/// Runs `cases` in `world` and judges them; whatever is encoded must have the bits that the host engine
-/// gives for the same schedule and cut.
-pub fn as_the_host_engine(world: &World, cases: &[Case]) -> Result<(), Stop> {
+/// Runs `cases` in `world` and judges the outputs. Encoded outputs must have the bits of the host engine for
+/// an equal schedule and equal chunk sizes.
+pub fn matches_host_engine(world: &World, cases: &[Case]) -> Result<(), Stop> {
     let nranks = world.nranks();
-    let (there, limits) = outputs(world, cases, None)?;
-    let mut hosts = world.on_host_memory(&limits);
-    // To a fused kernel a part is one chunk.
+    let (on_gpu, limits) = outputs(world, cases, None)?;
+    let mut host_world = world.on_host_memory(&limits);
+    // A fused kernel encodes a rank's part as one chunk, so a host slot must hold it.
     let part = |case: &Case| match (case.call.collective, case.call.algorithm) {
         (Collective::AllReduce, Some(Algorithm::Direct)) => case.call.count.div_ceil(nranks),
         _ => case.call.count,
     };
     let most = cases.iter().map(part).max().unwrap_or(0);
     let slot = (most / 4 * 5 + 1024).next_multiple_of(64);
-    hosts.config.slot_bytes = hosts.config.slot_bytes.max(slot);
-    let (here, _) = outputs(&hosts, cases, Some(limits))?;
-    for (case, (there, here)) in cases.iter().zip(there.iter().zip(&here)) {
-        case.judge(&case.inputs(nranks), there, 0.0)
+    host_world.config.slot_bytes = host_world.config.slot_bytes.max(slot);
+    let (on_host, _) = outputs(&host_world, cases, Some(limits))?;
+    for (case, (on_gpu, on_host)) in cases.iter().zip(on_gpu.iter().zip(&on_host)) {
+        case.judge(&case.inputs(nranks), on_gpu, 0.0)
             .map_err(Stop::Wrong)?;
-        for (rank, (there, here)) in there.iter().zip(here).enumerate() {
-            world.judge_report(case, rank, there)?;
-            // Exact sums need not be added in one order.
+        for (rank, (on_gpu, on_host)) in on_gpu.iter().zip(on_host).enumerate() {
+            world.judge_report(case, rank, on_gpu)?;
+            // Without a codec, GPU and host may add in different orders.
             if !case.call.codec.is_some_and(|codec| codec.is_lossy()) {
                 continue;
             }
-            case.same_numbers(&there.output, &here.output, rank, nranks)
+            case.same_numbers(&on_gpu.output, &on_host.output, rank, nranks)
                 .map_err(|why| {
                     Stop::Wrong(format!(
-                        "{why} (what the host engine has); {:?}, there {:?}",
-                        there.report.algorithm, here.report.algorithm
+                        "{why} (expected is the host engine); {:?} on the GPU, {:?} on the host",
+                        on_gpu.report.algorithm, on_host.report.algorithm
                     ))
                 })?;
         }
@@ -298,7 +305,8 @@ pub fn as_the_host_engine(world: &World, cases: &[Case]) -> Result<(), Stop> {
     Ok(())
 }
 
-/// What every rank has after every case, by case; cut as `limits` say, or as the ranks do.
+/// Returns all ranks' outputs by case, and the limits that set the chunk sizes. `limits` replaces
+/// the limits of the ranks.
 pub fn outputs(
     world: &World,
     cases: &[Case],

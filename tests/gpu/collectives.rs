@@ -1,4 +1,5 @@
-//! Every collective, type and operation, by every algorithm and protocol, against the definition.
+//! Exact collectives: every collective, type and operation, with every algorithm and protocol,
+//! compared with its definition.
 
 use crate::coded;
 use crate::cover::{self, KERNELS, RANKS, Rng};
@@ -12,8 +13,8 @@ use std::time::Duration;
 
 pub fn checks(options: &Options) -> Vec<Check> {
     let mut checks = vec![Check::new("cover/every-pair", 0, |setup| {
-        let (lots, covered, possible) = lots(setup);
-        let cases: usize = lots.iter().map(|lot| lot.cases.len()).sum();
+        let (batches, covered, possible) = batches(setup);
+        let cases: usize = batches.iter().map(|batch| batch.cases.len()).sum();
         let text = format!("{cases} cases cover {covered} of {possible} pairs of choices");
         ensure(covered == possible, || text.clone())?;
         Ok(text)
@@ -23,52 +24,56 @@ pub fn checks(options: &Options) -> Vec<Check> {
             let name = super::cover::name(protocol);
             let number = RANKS.iter().position(|&n| n == nranks).unwrap_or(0) * KERNELS.len();
             let check = Check::new(format!("raw/n{nranks}-{name}"), 1, move |setup| {
-                lot(setup, number + place)
+                batch(setup, number + place)
             });
             checks.push(check.within(options.either(60, 180)).also_on_host());
         }
     }
-    // Also GPUs that some ranks share, or all.
+    // Some of these worlds have more ranks than GPUs.
     for (nranks, gpus) in [(2, 2), (3, 2), (8, 2), (4, 4), (6, 4), (8, 8), (12, 8)] {
         let check = Check::new(format!("raw/n{nranks}-gpus{gpus}"), gpus, move |setup| {
-            some(setup, nranks, gpus, false)
+            random_cases(setup, nranks, gpus, false)
         });
-        // With many GPUs it is their driver that takes the time: 28 s for 4 of them.
+        // With many GPUs the driver takes most of the time, for example 28 s with 4 GPUs.
         checks.push(check.within(options.either(180, 600)));
     }
     for (nranks, gpus) in [(2, 1), (5, 1), (8, 2), (4, 4), (8, 8)] {
         let name = format!("raw/p2p-disabled-n{nranks}-gpus{gpus}");
-        let check = Check::new(name, gpus, move |setup| some(setup, nranks, gpus, true));
+        let check = Check::new(name, gpus, move |setup| {
+            random_cases(setup, nranks, gpus, true)
+        });
         checks.push(check);
     }
-    // More ranks than a fused kernel polls at once.
+    // 12 ranks are more than a fused kernel polls at once.
     for nranks in [2, 5, 12] {
         let check = Check::new(format!("raw/same-bits-n{nranks}"), 1, move |setup| {
             same_bits(setup, nranks)
         });
         checks.push(check.within(120).also_on_host());
     }
-    // What compute-sanitizer runs, which lets one kernel of a GPU run at a time; see scripts/test-gpu.
+    // compute-sanitizer runs this check; see scripts/test-gpu. It lets only one kernel run on a GPU at a
+    // time, so each rank has its own GPU.
     checks.push(Check::new("sanitize/threads-n2-gpus2", 2, sanitized).within(280));
-    let alone = Check::new("raw/n1", 1, |setup| some(setup, 1, 1, false));
+    let alone = Check::new("raw/n1", 1, |setup| random_cases(setup, 1, 1, false));
     checks.push(alone.also_on_host());
     checks
 }
 
-fn lots(setup: &Setup) -> (Vec<cover::Lot>, usize, usize) {
-    cover::lots(setup.options.seed, setup.options.either(1, 4))
+fn batches(setup: &Setup) -> (Vec<cover::Batch>, usize, usize) {
+    cover::batches(setup.options.seed, setup.options.either(1, 4))
 }
 
-fn lot(setup: &Setup, number: usize) -> Verdict {
-    let lot = lots(setup).0.swap_remove(number);
-    let mut world = World::new(setup, lot.nranks, 1);
-    world.config.force_kernel(lot.kernel);
-    let judged = world.judge(&lot.cases);
-    let count = judged.map_err(|stop| stop.context(lot.name()))?;
+fn batch(setup: &Setup, number: usize) -> Verdict {
+    let batch = batches(setup).0.swap_remove(number);
+    let mut world = World::new(setup, batch.nranks, 1);
+    world.config.force_kernel(batch.kernel);
+    let judged = world.judge(&batch.cases);
+    let count = judged.map_err(|stop| stop.context(batch.name()))?;
     Ok(format!("{count} cases"))
 }
 
-/// A few small cases of each kind, with the patience that a hundred times slower kernels need.
+/// Runs small cases with each kernel. The timeout allows for compute-sanitizer, which slows kernels
+/// a hundredfold.
 fn sanitized(setup: &Setup) -> Verdict {
     let mut rng = Rng::new(setup.options.seed);
     let mut ran = 0;
@@ -82,10 +87,10 @@ fn sanitized(setup: &Setup) -> Verdict {
     Ok(format!("{ran} cases"))
 }
 
-/// What fused kernels do has the bits of the schedules that they stand for.
+/// Fused kernels must give the bits of the schedules that they replace.
 fn same_bits(setup: &Setup, nranks: usize) -> Verdict {
     let mut rng = Rng::new(setup.options.seed ^ 0xb175);
-    let cases = cover::exchanges(&mut rng, nranks);
+    let cases = cover::fused_cases(&mut rng, nranks);
     let run = |protocol, channels| {
         let mut world = World::new(setup, nranks, 1);
         world.config.force_kernel(Some(protocol));
@@ -93,7 +98,8 @@ fn same_bits(setup: &Setup, nranks: usize) -> Verdict {
         coded::outputs(&world, &cases, None)
     };
     let (fused, limits) = run(KernelProtocol::FUSED_LL, None)?;
-    // Else another protocol would have run, and be compared with itself.
+    // If the fused kernel refused a message, another protocol would run and be compared with
+    // itself.
     if let Some(gpu) = limits.gpu {
         let largest = cases
             .iter()
@@ -108,7 +114,7 @@ fn same_bits(setup: &Setup, nranks: usize) -> Verdict {
         case.judge(&case.inputs(nranks), done, 0.0)
             .map_err(Stop::Wrong)?;
     }
-    // One block goes round several times.
+    // On a single channel one block must loop over the message several times.
     let others = [
         (KernelProtocol::FUSED_LL, Some(1)),
         (KernelProtocol::FUSED_LL128, None),
@@ -119,7 +125,8 @@ fn same_bits(setup: &Setup, nranks: usize) -> Verdict {
     for (protocol, channels) in others {
         let (others, _) = run(protocol, channels)?;
         for (number, case) in cases.iter().enumerate() {
-            // An owner adds its own product before it is rounded, and who owns an element hangs on the cut.
+            // In a direct all_reduce the owner of an element adds its own product before rounding. The chunk
+            // sizes decide which rank owns an element, so they must match.
             let call = &case.call;
             let rounds = call.dtype.is_float() && call.dtype.size() <= 2;
             let is_owned = call.collective == Collective::AllReduce
@@ -135,15 +142,17 @@ fn same_bits(setup: &Setup, nranks: usize) -> Verdict {
             }
             for (rank, other) in others[number].iter().enumerate() {
                 case.same_numbers(&fused[number][rank].output, &other.output, rank, nranks)
-                    .map_err(|why| Stop::Wrong(format!("{why} (what {protocol} has)")))?;
+                    .map_err(|why| {
+                        Stop::Wrong(format!("{why} (expected is the output of {protocol})"))
+                    })?;
             }
         }
     }
     Ok(format!("{} cases", cases.len()))
 }
 
-/// Random cases, `nranks` ranks on `gpus` GPUs.
-fn some(setup: &Setup, nranks: usize, gpus: usize, p2p_disable: bool) -> Verdict {
+/// Runs random cases with each kernel, `nranks` ranks on `gpus` GPUs.
+fn random_cases(setup: &Setup, nranks: usize, gpus: usize, p2p_disable: bool) -> Verdict {
     let mut rng = Rng::new(setup.options.seed ^ (nranks * 16 + gpus) as u64);
     let mut ran = 0;
     for protocol in KERNELS {

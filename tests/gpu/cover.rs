@@ -1,5 +1,5 @@
-//! Which cases run: every collective and operation with every type in every world, and every
-//! pair of two choices somewhere. A pure function of the seed.
+//! Selection of cases as a pure function of the seed. Every collective and operation runs with
+//! every type in every world, and every pair of two choices occurs.
 
 use crate::case::{Case, Values, factor};
 use cinch::comm::Call;
@@ -19,13 +19,13 @@ pub const KERNELS: [Option<KernelProtocol>; 6] = [
     Some(KernelProtocol::FUSED_LL128),
 ];
 
-/// The name of a kernel and its protocol in names of checks: `fused-ll128`.
+/// Returns the kernel and protocol as names of checks spell them, such as `fused-ll128`.
 pub fn name(kernel: Option<KernelProtocol>) -> String {
     kernel.map_or("auto".into(), |kernel| kernel.to_string().replace(' ', "-"))
 }
 /// Elements of the largest buffer of a large case.
 const LARGE: usize = 1 << 20;
-/// Counts; the last two stand for large ones, of which one is no multiple of anything.
+/// Element counts. The last two are large, and only the last is a power of two.
 const COUNTS: [usize; 9] = [0, 1, 3, 17, 257, 1000, 4096 + 1, LARGE + 1, LARGE];
 const OPS: [ReduceOp; 6] = [
     ReduceOp::Sum,
@@ -36,7 +36,7 @@ const OPS: [ReduceOp; 6] = [
     ReduceOp::PreMulSum(cinch::types::Scalar::Int(1)),
 ];
 
-/// SplitMix64.
+/// SplitMix64 generator: its seed and how many numbers it has returned.
 #[derive(Clone, Debug)]
 pub struct Rng(pub u64, u64);
 
@@ -59,25 +59,26 @@ impl Rng {
     }
 }
 
-/// The cases of one world.
+/// Cases that run with one number of ranks and one kernel.
 #[derive(Clone, Debug)]
-pub struct Lot {
+pub struct Batch {
     pub nranks: usize,
     pub kernel: Option<KernelProtocol>,
     pub cases: Vec<Case>,
 }
 
-impl Lot {
+impl Batch {
     pub fn name(&self) -> String {
         format!("n{}-{}", self.nranks, name(self.kernel))
     }
 }
 
-/// What a case chooses, in small numbers; the place in the array names the choice.
+/// Choices that make a case, each as an index. The position in the array identifies the kind of
+/// choice.
 type Choice = [usize; 8];
 
-/// Collectives, each with every operation that it has.
-pub fn works() -> Vec<(Collective, ReduceOp)> {
+/// Returns each collective with each of its operations.
+pub fn operations() -> Vec<(Collective, ReduceOp)> {
     let mut all = Vec::new();
     for collective in Collective::ALL {
         let ops = if collective.reduces() { 6 } else { 1 };
@@ -86,7 +87,7 @@ pub fn works() -> Vec<(Collective, ReduceOp)> {
     all
 }
 
-/// Algorithms that a call may ask for; the first asks for none.
+/// Returns the algorithms that a call may request; `None` leaves the choice to cinch.
 fn choices(collective: Collective) -> Vec<Option<Algorithm>> {
     let mut all = vec![None];
     if collective != Collective::SendRecv {
@@ -95,19 +96,20 @@ fn choices(collective: Collective) -> Vec<Option<Algorithm>> {
     all
 }
 
-/// Every lot, and how many pairs of choices they cover of how many there are.
-pub fn lots(seed: u64, rounds: usize) -> (Vec<Lot>, usize, usize) {
+/// Returns all batches, the number of pairs of choices that they cover, and the number of possible
+/// pairs.
+pub fn batches(seed: u64, rounds: usize) -> (Vec<Batch>, usize, usize) {
     let mut rng = Rng::new(seed);
     let mut covered: HashSet<(usize, usize, usize, usize)> = HashSet::new();
-    let works = works();
-    let mut lots = Vec::new();
+    let operations = operations();
+    let mut batches = Vec::new();
     for (ranks, &nranks) in RANKS.iter().enumerate() {
         for (protocol, &asked) in KERNELS.iter().enumerate() {
             let mut cases = Vec::new();
             for _ in 0..rounds {
-                for (work, &(collective, op)) in works.iter().enumerate() {
+                for (operation, &(collective, op)) in operations.iter().enumerate() {
                     for (dtype, &element) in DType::ALL.iter().enumerate() {
-                        let fixed = [work, dtype, ranks, protocol];
+                        let fixed = [operation, dtype, ranks, protocol];
                         let choice = choose(fixed, collective, &covered, &mut rng);
                         covered.extend(pairs(&choice));
                         let call = Call {
@@ -118,30 +120,31 @@ pub fn lots(seed: u64, rounds: usize) -> (Vec<Lot>, usize, usize) {
                     }
                 }
             }
-            lots.push(Lot {
+            batches.push(Batch {
                 nranks,
                 kernel: asked,
                 cases,
             });
         }
     }
-    (lots, covered.len(), possible())
+    (batches, covered.len(), possible())
 }
 
-/// The most useful of a few random choices; where none is of use, a cheap one.
+/// Draws 16 random choices and returns the choice that covers most new pairs. If none covers any,
+/// the first wins, which never has the largest count.
 fn choose(
     fixed: [usize; 4],
     collective: Collective,
     covered: &HashSet<(usize, usize, usize, usize)>,
     rng: &mut Rng,
 ) -> Choice {
-    let [work, dtype, ranks, protocol] = fixed;
+    let [operation, dtype, ranks, protocol] = fixed;
     let sends = collective == Collective::SendRecv;
     let mut best: Option<(usize, Choice)> = None;
     for attempt in 0..16 {
         let counts = COUNTS.len() - usize::from(attempt == 0);
         let choice = [
-            work,
+            operation,
             dtype,
             ranks,
             protocol,
@@ -169,11 +172,11 @@ fn pairs(choice: &Choice) -> impl Iterator<Item = (usize, usize, usize, usize)> 
         .flat_map(move |a| (a + 1..choice.len()).map(move |b| (a, choice[a], b, choice[b])))
 }
 
-/// How many pairs there are.
+/// Returns the number of possible pairs of choices.
 fn possible() -> usize {
-    let works = works();
+    let operations = operations();
     let sizes = [
-        works.len(),
+        operations.len(),
         DType::ALL.len(),
         RANKS.len(),
         KERNELS.len(),
@@ -188,8 +191,8 @@ fn possible() -> usize {
             all += sizes[a] * sizes[b];
         }
     }
-    // Not every collective has every algorithm; messages are never in place.
-    for (collective, _) in works {
+    // Not every collective has every algorithm, and a send/recv is never in place.
+    for (collective, _) in operations {
         all -= Algorithm::FLAT.len() + 1 - choices(collective).len();
         all -= usize::from(collective == Collective::SendRecv);
     }
@@ -207,7 +210,7 @@ fn case(mut call: Call, choice: &Choice, nranks: usize, rng: &mut Rng) -> Case {
     finish(call, nranks, place == 1, shift == 1, large, rng)
 }
 
-/// Root, factor and data of a case.
+/// Sets the root, the factor and the input values of a case.
 fn finish(
     mut call: Call,
     nranks: usize,
@@ -222,8 +225,8 @@ fn finish(
     if let ReduceOp::PreMulSum(_) = call.op {
         call.op = ReduceOp::PreMulSum(factor(call.dtype, 0));
     }
-    // The order of a sum or product decides where one of such numbers overflows; of f64 the
-    // reference has no more room than the ranks.
+    // With random bits, the order of a product decides whether it overflows. In f64 this holds for
+    // sums as well, because the reference has no wider type.
     let ordered = call.op == ReduceOp::Prod || call.dtype == DType::F64;
     let values = if large {
         Values::Of(Pattern::Small)
@@ -244,22 +247,22 @@ fn finish(
     }
 }
 
-/// Whether a buffer holds a block for each rank.
+/// Returns whether a buffer of the collective has a block per rank.
 fn spreads(collective: Collective) -> bool {
     collective.has_blocks()
 }
 
-/// Every operation and type of what fused kernels do, each by the schedule that they stand for, in messages
-/// that fit the smallest area of such kernels.
-pub fn exchanges(rng: &mut Rng, nranks: usize) -> Vec<Case> {
+/// Returns cases of every operation and type that fused kernels run. Each requests the algorithm that the
+/// kernel replaces, in messages that fit the kernel's smallest buffer.
+pub fn fused_cases(rng: &mut Rng, nranks: usize) -> Vec<Case> {
     let mut cases = Vec::new();
-    for (collective, op) in works() {
+    for (collective, op) in operations() {
         let algorithms: &[Algorithm] = match collective {
             Collective::AllReduce => &[Algorithm::OneShot, Algorithm::Direct],
             Collective::AllGather | Collective::ReduceScatter | Collective::AllToAll => {
                 &[Algorithm::Direct]
             }
-            // In lines.
+            // Only the fused LL128 kernel runs these two.
             Collective::Broadcast | Collective::Reduce => &[Algorithm::OneShot],
             _ => continue,
         };
@@ -279,11 +282,11 @@ pub fn exchanges(rng: &mut Rng, nranks: usize) -> Vec<Case> {
     cases
 }
 
-/// `number` random cases with up to `most` elements a buffer.
+/// Returns `number` random cases with up to `most` elements per buffer.
 pub fn random(rng: &mut Rng, nranks: usize, number: usize, most: usize) -> Vec<Case> {
-    let works = works();
+    let operations = operations();
     let one = |rng: &mut Rng| {
-        let (collective, op) = rng.pick(&works);
+        let (collective, op) = rng.pick(&operations);
         let largest = most / if spreads(collective) { nranks } else { 1 };
         let bound = rng.pick(&[4, 300, 5000, largest]).min(largest);
         let call = Call {

@@ -1,7 +1,7 @@
-//! Kernels that begin while what is ahead of them in the stream still works: what they are to read is
-//! written late, by a kernel that lets the next one begin at once.
+//! Programmatic dependent launches: kernels that start while earlier kernels of the stream still run. Each
+//! call's input is written late, by a kernel that lets its successor start at once.
 
-#![allow(unsafe_code)] // a kernel writes what a call reads
+#![allow(unsafe_code)] // a kernel takes a raw address
 
 use crate::arena::Arena;
 use crate::harness::{Check, Setup, Stop, Verdict, ensure};
@@ -18,7 +18,7 @@ const COUNT: usize = 30_000;
 const BYTES: usize = 4 * COUNT;
 const WORDS: u64 = COUNT as u64 / 2;
 const ROUNDS: usize = 20;
-/// From the begin of the kernel that writes to its first write.
+/// Time from the start of the writing kernel to its first write.
 const DELAY: Duration = Duration::from_micros(100);
 
 pub fn checks() -> Vec<Check> {
@@ -44,7 +44,8 @@ pub fn checks() -> Vec<Check> {
     checks
 }
 
-/// A call behind the late writer of its input, and one behind that call, on a stream and in a graph.
+/// Runs a call behind the late writer of its input and a second call behind the first, on a stream and in a
+/// graph.
 fn late_inputs(setup: &Setup, nranks: usize, gpus: usize, protocol: KernelProtocol) -> Verdict {
     let mut world = World::new(setup, nranks, gpus);
     world.config.force_kernel(Some(protocol));
@@ -53,29 +54,29 @@ fn late_inputs(setup: &Setup, nranks: usize, gpus: usize, protocol: KernelProtoc
         let arena = &arenas[comm.rank()];
         let late = LateFill::new(arena.stream()?.context())?;
         let stream = arena.stream()?;
-        // A stream's first kernel may wait for all that run on the GPU.
+        // The first kernel of a stream may wait for all kernels on the GPU, so it runs here.
         arena.write(0, &vec![0; 3 * BYTES])?;
         comm.barrier()?;
-        // Fused kernels add up floats in lines, which would round.
-        let does = match protocol {
+        // Fused LL128 kernels add floats only, whose sums would be rounded; they gather instead.
+        let collective = match protocol {
             KernelProtocol::FUSED_LL128 => Collective::AllGather,
             _ => Collective::AllReduce,
         };
         for round in 0..ROUNDS {
-            queue(comm, arena, &late, does, round, stream)?;
-            judge(comm, arena, does, round)
+            queue(comm, arena, &late, collective, round, stream)?;
+            judge(comm, arena, collective, round)
                 .map_err(|stop| stop.context(format!("round {round}")))?;
         }
         let graph = Graph::capture(stream, CaptureMode::ThreadLocal, |stream| {
-            // The first call of a graph waits for an event, too.
-            queue(comm, arena, &late, does, 0, stream)?;
-            queue(comm, arena, &late, does, ROUNDS, stream)
+            // The first call of a graph also waits for an event, unlike the calls behind it.
+            queue(comm, arena, &late, collective, 0, stream)?;
+            queue(comm, arena, &late, collective, ROUNDS, stream)
         })?;
         comm.barrier()?;
         for replay in 0..ROUNDS {
             arena.write(0, &vec![replay as u8; 3 * BYTES])?;
             graph.launch(stream)?;
-            judge(comm, arena, does, ROUNDS)
+            judge(comm, arena, collective, ROUNDS)
                 .map_err(|stop| stop.context(format!("replay {replay}")))?;
         }
         comm.barrier()?;
@@ -89,26 +90,28 @@ fn seed(rank: usize, round: usize) -> u64 {
     (round * 64 + rank) as u64
 }
 
-/// Input, written late; its sum, or what all ranks have of it; and the same of that.
+/// Queues a late write of the input, a collective on it, and a collective on the first one's
+/// output.
 fn queue(
     comm: &Communicator,
     arena: &Arena,
     late: &LateFill,
-    does: Collective,
+    collective: Collective,
     round: usize,
     stream: &Stream,
 ) -> Result<()> {
     let target = arena.memory()?.place(0, BYTES)?;
-    // SAFETY: inside of the rank's memory; what else uses it comes later in the stream.
+    // SAFETY: `place` keeps the target within the rank's memory, and all other uses of it come
+    // later in the stream.
     unsafe { late.queue((target, WORDS), seed(comm.rank(), round), DELAY, stream)? };
-    let blocks = match does {
+    let blocks = match collective {
         Collective::AllGather => comm.nranks(),
         _ => 1,
     };
-    let call = Call::new(does, DType::U32, COUNT / blocks);
+    let call = Call::new(collective, DType::U32, COUNT / blocks);
     let block = BYTES / blocks;
     for pass in 0..2 {
-        // Of what has been gathered, the own block.
+        // The second all_gather sends the rank's own block of the data that the first gathered.
         let own = pass * (comm.rank() % blocks) * block;
         let (input, output) = ((pass * BYTES + own, block), ((pass + 1) * BYTES, BYTES));
         arena.call_at(comm, &call, input, output, Some(stream))?;
@@ -119,7 +122,7 @@ fn queue(
 fn judge(
     comm: &Communicator,
     arena: &Arena,
-    does: Collective,
+    collective: Collective,
     round: usize,
 ) -> std::result::Result<(), Stop> {
     arena.wait(comm)?;
@@ -130,7 +133,7 @@ fn judge(
         let word = |rank: u64, at: u64| {
             (probe_word(seed(rank as usize, round), at / 2) >> (32 * (at % 2))) as u32
         };
-        let expected = match does {
+        let expected = match collective {
             Collective::AllGather => {
                 let block = (COUNT / comm.nranks()) as u64;
                 word(at / block, at % block)

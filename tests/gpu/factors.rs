@@ -1,5 +1,5 @@
-//! Factors of pre-multiplied sums that lie on the GPU: the bits are those of the same factor as a
-//! number, and it is read where the call stands in its stream.
+//! Pre-multiplied sums with factors in GPU memory. They must give the bits of an equal factor that
+//! is passed by value, and read the factor in stream order.
 
 use crate::arena::{Arena, context};
 use crate::case::factor;
@@ -11,7 +11,7 @@ use cinch::gpu::DeviceMemory;
 use cinch::types::{KernelProtocol, Scalar};
 use cinch::{Collective, Communicator, DType, ReduceOp};
 
-/// A fused call, and one of many chunks.
+/// Elements of a fused call, and of a call with many chunks.
 const COUNTS: [usize; 2] = [1000, 150_000];
 const OUTPUT: usize = 8 * COUNTS[1];
 
@@ -25,13 +25,14 @@ fn on_the_gpu(setup: &Setup) -> Verdict {
         let mut world = World::new(setup, 2, 1);
         world.config.force_kernel(protocol);
         let arenas = world.arenas(3 * OUTPUT)?;
-        let gpu = context(world.seats[0].unwrap_or(0))?;
+        let gpu = context(world.gpus[0].unwrap_or(0))?;
         let places = [(); 2].map(|()| DeviceMemory::new(&gpu, 256));
         let [first, second] = places;
         let places = [first?, second?];
         let done = world.run(|comm| {
             let (arena, place) = (&arenas[comm.rank()], &places[comm.rank()]);
-            // Finite in every type: a block of a codec with a NaN in it is NaN under any factor.
+            // The input is finite in every type, because a codec block with a NaN is NaN under any
+            // factor.
             let input: Vec<u8> = (0..OUTPUT)
                 .map(|at| (at % 61 + comm.rank()) as u8)
                 .collect();
@@ -60,7 +61,8 @@ fn on_the_gpu(setup: &Setup) -> Verdict {
     Ok(format!("{calls} calls"))
 }
 
-/// The call with a factor as a number, then with the same on the GPU, which is zero behind it.
+/// Makes the call with a factor by value, with an equal factor on the GPU, and after the stream has
+/// zeroed that factor.
 fn one(comm: &Communicator, arena: &Arena, place: &DeviceMemory, call: Call) -> Result<(), Stop> {
     let stream = arena.stream()?;
     let bytes = call.count * call.dtype.size();
@@ -99,7 +101,7 @@ fn one(comm: &Communicator, arena: &Arena, place: &DeviceMemory, call: Call) -> 
     })
 }
 
-/// The number as an element.
+/// Returns the bytes of `number` as an element of `dtype`.
 fn element(dtype: DType, number: Scalar) -> Vec<u8> {
     let mut bytes = vec![0; dtype.size()];
     match (number, dtype) {

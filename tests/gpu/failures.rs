@@ -1,21 +1,22 @@
-//! What goes wrong has a sentence that names who did, ends every kernel, and leaves the streams
-//! usable.
+//! Failures of ranks and calls. Each must give an error that names the rank at fault, end every
+//! kernel, and leave the streams usable.
 
 use crate::arena::Arena;
 use crate::harness::{Check, Setup, Stop, Verdict, ensure, say};
 use crate::models::number;
 use crate::ranks::Ranks;
-use crate::world::{World, says};
+use crate::world::{World, expect_error};
 use cinch::comm::Call;
 use cinch::{Collective, Communicator, DType, Error, ErrorKind, UniqueId};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 const COUNT: usize = 10_000;
-/// The promises.
+/// Promised limits of the time until survivors report a killed rank, and until an abort ends a
+/// waiting kernel.
 const KILLED: Duration = Duration::from_secs(2);
 const ABORTED: Duration = Duration::from_millis(200);
-/// Within this everything else has happened.
+/// Time limit of every other wait.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 pub fn checks() -> Vec<Check> {
@@ -53,21 +54,21 @@ fn queue(comm: &Communicator, arena: &Arena, call: &Call) -> Result<(), Error> {
     comm.call_on(call, buffers).map(drop)
 }
 
-/// The communicator's error, once there is one.
-fn cause(comm: &Communicator) -> Result<Error, Stop> {
+/// Waits until the communicator reports an error.
+fn wait_for_error(comm: &Communicator) -> Result<Error, Stop> {
     let begin = Instant::now();
     loop {
         if let Some(error) = comm.async_error() {
             return Ok(error);
         }
         if begin.elapsed() > PATIENCE {
-            return Stop::wrong(format!("rank {} heard of nothing", comm.rank()));
+            return Stop::wrong(format!("rank {} got no error", comm.rank()));
         }
         std::thread::sleep(Duration::from_millis(1));
     }
 }
 
-/// The stream ends, and works.
+/// Waits for the stream, then checks that it still runs work.
 fn usable(arena: &Arena) -> Result<(), Stop> {
     let stream = arena.stream()?;
     stream.wait(PATIENCE)?;
@@ -78,7 +79,7 @@ fn usable(arena: &Arena) -> Result<(), Stop> {
     ensure(found == [0xa5; 64], || "the stream sets no memory".into())
 }
 
-/// A further call gives the same error at once, and launches nothing.
+/// Checks that a further call on a failed communicator returns the same error.
 fn stays_failed(comm: &Communicator, arena: &Arena, error: &Error) -> Result<(), Stop> {
     match queue(comm, arena, &sum(DType::F32, COUNT)) {
         Err(again) if again.kind() == error.kind() => Ok(()),
@@ -90,28 +91,29 @@ fn sum(dtype: DType, count: usize) -> Call {
     Call::new(Collective::AllReduce, dtype, count)
 }
 
-/// As [`World::run`], for ranks whose communicators fail: nobody leaves before all have looked.
+/// Runs `body` as every rank and returns the results by rank, like [`World::run`] but without
+/// `finalize`. No rank closes its communicator before every rank has returned from `body`.
 fn failing<R: Send>(
     world: &World,
     body: impl Fn(&Communicator, &Arena) -> Result<R, Stop> + Sync,
 ) -> Result<Vec<R>, Stop> {
     let arenas = world.arenas(16 * COUNT)?;
     let gate = std::sync::Barrier::new(world.nranks());
-    let looked = std::sync::Mutex::new(Vec::new());
+    let results = std::sync::Mutex::new(Vec::new());
     let ran = world.run(|comm| -> Result<(), Stop> {
         let result = body(comm, &arenas[comm.rank()]);
         if result.is_err() {
             comm.abort();
         }
-        if let Ok(mut all) = looked.lock() {
+        if let Ok(mut all) = results.lock() {
             all.push((comm.rank(), result));
         }
         gate.wait();
-        // World::run would finalize, which a failed communicator refuses.
+        // An error keeps `World::run` from calling `finalize`, which a failed communicator refuses.
         Stop::wrong("")
     });
     drop(ran);
-    let mut all = looked.into_inner().unwrap_or_default();
+    let mut all = results.into_inner().unwrap_or_default();
     all.sort_by_key(|(rank, _)| *rank);
     ensure(all.len() == world.nranks(), || {
         "a rank could not join".into()
@@ -121,13 +123,13 @@ fn failing<R: Send>(
         .collect()
 }
 
-/// One rank never comes; another thread aborts.
+/// The last rank never calls, and another thread of rank 0 aborts the communicator.
 pub fn abort(world: &World) -> Verdict {
     let last = world.nranks() - 1;
     let times = failing(world, |comm, arena| {
         if comm.rank() == last {
-            let error = cause(comm)?;
-            return says(&error, ErrorKind::Aborted, &["abort"]).map(|()| Duration::ZERO);
+            let error = wait_for_error(comm)?;
+            return expect_error(&error, ErrorKind::Aborted, &["abort"]).map(|()| Duration::ZERO);
         }
         queue(comm, arena, &sum(DType::F32, COUNT))?;
         std::thread::sleep(Duration::from_millis(300));
@@ -147,11 +149,12 @@ pub fn abort(world: &World) -> Verdict {
             ensure(begin.elapsed() < PATIENCE, || "the kernel stays".into())?;
         }
         let took = begin.elapsed();
-        let error = cause(comm)?;
-        says(&error, ErrorKind::Aborted, &["rank 0", "aborted"])?;
+        let error = wait_for_error(comm)?;
+        expect_error(&error, ErrorKind::Aborted, &["rank 0", "aborted"])?;
         usable(arena)?;
         stays_failed(comm, arena, &error)?;
-        // The others hear of it by message, and have slept a little longer or shorter.
+        // Only rank 0 starts its clock with the abort. The others receive a message and began their
+        // clocks at another time.
         Ok(if comm.rank() == 0 {
             took
         } else {
@@ -172,13 +175,13 @@ pub fn never_calls(world: &World) -> Verdict {
         if comm.rank() != last {
             queue(comm, arena, &sum(DType::F32, COUNT))?;
         }
-        let error = cause(comm)?;
-        // Of several that wait, one may wait for another.
+        let error = wait_for_error(comm)?;
+        // With 3 ranks or more, a rank may wait for a rank that is itself waiting.
         let name = match comm.nranks() {
             2 => format!("rank {last}"),
             _ => "rank ".into(),
         };
-        says(&error, ErrorKind::Timeout, &["CINCH_TIMEOUT", "0.7", &name])?;
+        expect_error(&error, ErrorKind::Timeout, &["CINCH_TIMEOUT", "0.7", &name])?;
         usable(arena)?;
         stays_failed(comm, arena, &error)?;
         Ok(error.message().to_string())
@@ -186,18 +189,18 @@ pub fn never_calls(world: &World) -> Verdict {
     Ok(texts[0].chars().take(100).collect())
 }
 
-/// Rank 1 makes another call than the others.
+/// Rank 1 makes the call `odd`, the others `most`.
 fn differ(world: &World, most: Call, odd: Call, words: [&str; 2]) -> Verdict {
     let texts = failing(world, |comm, arena| {
         let call = if comm.rank() == 1 { odd } else { most };
         let queued = queue(comm, arena, &call);
-        let error = cause(comm)?;
+        let error = wait_for_error(comm)?;
         if let Err(refused) = queued {
             ensure(refused.kind() == error.kind(), || {
                 format!("{refused}, {error}")
             })?;
         }
-        says(&error, ErrorKind::Mismatch, &[words[0], words[1], "rank 1"])?;
+        expect_error(&error, ErrorKind::Mismatch, &[words[0], words[1], "rank 1"])?;
         usable(arena)?;
         stays_failed(comm, arena, &error)?;
         Ok(error.message().to_string())
@@ -230,7 +233,7 @@ fn unix_time() -> Duration {
     now.unwrap_or_default()
 }
 
-/// A process among several dies while all of them call.
+/// Kills a rank process while all ranks make calls.
 pub fn kill(setup: &Setup, world: &World, gpus: usize) -> Verdict {
     let nranks = world.nranks();
     let rounds = setup.options.either(2, 5);
@@ -249,7 +252,7 @@ pub fn kill(setup: &Setup, world: &World, gpus: usize) -> Verdict {
 
 fn kill_one(setup: &Setup, world: &World, gpus: usize, victim: usize) -> Result<Duration, Stop> {
     let nranks = world.nranks();
-    // One word: hosts with commas between, or a dash.
+    // Words of a task have no spaces: hosts are joined by commas, or a dash stands for none.
     let hosts: Vec<String> = world.hosts.iter().map(usize::to_string).collect();
     let hosts = match hosts.is_empty() {
         true => "-".into(),
@@ -274,7 +277,7 @@ fn kill_one(setup: &Setup, world: &World, gpus: usize, victim: usize) -> Result<
         let named = text.starts_with("Remote ")
             && text.contains(&format!("rank {victim} "))
             && text.contains(&format!("pid {pid}"));
-        ensure(named, || format!("rank {rank} says {text}"))?;
+        ensure(named, || format!("rank {rank} reports {text}"))?;
         let at = Duration::from_nanos(at.parse().unwrap_or(u64::MAX));
         worst = worst.max(at.saturating_sub(killed));
     }
@@ -282,7 +285,7 @@ fn kill_one(setup: &Setup, world: &World, gpus: usize, victim: usize) -> Result<
     Ok(worst)
 }
 
-/// A rank process that calls until it fails.
+/// Makes calls in a rank process until the communicator fails.
 pub fn die(setup: &Setup, words: &[&str]) -> Verdict {
     let [rank, nranks, gpus, hosts, id] = words else {
         return Stop::wrong("die RANK NRANKS GPUS HOSTS ID");
@@ -295,17 +298,17 @@ pub fn die(setup: &Setup, words: &[&str]) -> Verdict {
             World::on_hosts(setup, &hosts?, gpus)
         }
     };
-    let arena = Arena::new(world.seats[rank], 16 * COUNT)?;
+    let arena = Arena::new(world.gpus[rank], 16 * COUNT)?;
     let id = UniqueId::from_hex(id)?;
     let comm = Communicator::init(&id, rank, nranks, world.config_of(rank))?;
-    let told = AtomicBool::new(false);
+    let reported = AtomicBool::new(false);
     let error = loop {
         let queued = queue(&comm, &arena, &sum(DType::F32, COUNT));
         if let Err(error) = queued {
             break error;
         }
         arena.stream()?.wait(PATIENCE)?;
-        if !told.swap(true, Ordering::Relaxed) {
+        if !reported.swap(true, Ordering::Relaxed) {
             say("working ");
         }
     };

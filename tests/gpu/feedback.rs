@@ -1,10 +1,10 @@
-//! Error feedback: the residuals are those of the host engine for the same cut, over calls that
-//! change, rescaling, storing, and replays of a graph.
+//! Error feedback. Residuals must equal those of the host engine for equal chunk sizes, over calls
+//! that change, rescaling, export and import, and graph replays.
 
 use crate::case::{Case, Done, Values};
 use crate::harness::{Check, Setup, Stop, Verdict, ensure};
 use crate::options::Options;
-use crate::world::{World, says};
+use crate::world::{World, expect_error};
 use cinch::comm::Call;
 use cinch::error::ErrorKind;
 use cinch::gpu::{CaptureMode, Graph};
@@ -23,7 +23,7 @@ const SPECS: [&str; 8] = [
     "trunc16",
     "threshold2:tau=0.5",
 ];
-/// Calls of each tensor.
+/// Calls per tensor.
 const CALLS: usize = 4;
 
 pub fn checks(options: &Options) -> Vec<Check> {
@@ -38,7 +38,7 @@ pub fn checks(options: &Options) -> Vec<Check> {
     checks
 }
 
-/// A tensor for every codec, type, collective and algorithm.
+/// Returns a call per codec, type, collective and algorithm, each with its own tensor.
 fn tensors(nranks: usize) -> Vec<Case> {
     let mut cases = Vec::new();
     let counts = [1, 700, 5000, 70_001];
@@ -60,7 +60,7 @@ fn tensors(nranks: usize) -> Vec<Case> {
                     if collective.has_root() {
                         call.root = at % nranks;
                     }
-                    // Elements that are no numbers leave what was kept.
+                    // Blocks with infinities or NaN must leave their residuals as they were.
                     let values = match at % 5 {
                         0 => Values::Bits,
                         _ => Values::Of(Pattern::Gaussian),
@@ -76,9 +76,10 @@ fn tensors(nranks: usize) -> Vec<Case> {
     cases
 }
 
-/// By whatever kernels the model takes, by interpreters, and by fused ones where there are some.
+/// Runs all tensors with the kernels that the cost model selects, then with schedule kernels, then
+/// with fused kernels.
 fn compare(setup: &Setup, nranks: usize, gpus: usize) -> Verdict {
-    let mut said = Vec::new();
+    let mut summaries = Vec::new();
     for protocol in [
         None,
         Some(KernelProtocol::SIMPLE),
@@ -88,26 +89,26 @@ fn compare(setup: &Setup, nranks: usize, gpus: usize) -> Verdict {
         world
             .config
             .force_kernel(protocol.filter(|_| !setup.options.host));
-        said.push(compare_in(&world, nranks)?);
+        summaries.push(compare_in(&world, nranks)?);
     }
-    Ok(said.swap_remove(0))
+    Ok(summaries.swap_remove(0))
 }
 
 fn compare_in(world: &World, nranks: usize) -> Verdict {
     let cases = tensors(nranks);
-    let (there, limits) = outputs(world, &cases, None)?;
-    let hosts = world.on_host_memory(&limits);
-    let (here, _) = outputs(&hosts, &cases, Some(limits))?;
+    let (on_gpu, limits) = outputs(world, &cases, None)?;
+    let host_world = world.on_host_memory(&limits);
+    let (on_host, _) = outputs(&host_world, &cases, Some(limits))?;
     let mut changed = 0;
     for rank in 0..nranks {
-        for (at, (found, wanted)) in there[rank].iter().zip(&here[rank]).enumerate() {
-            let (turn, case) = (at / cases.len(), &cases[at % cases.len()]);
+        for (at, (found, wanted)) in on_gpu[rank].iter().zip(&on_host[rank]).enumerate() {
+            let (round, case) = (at / cases.len(), &cases[at % cases.len()]);
             case.same_numbers(&found.output, &wanted.output, rank, nranks)
                 .map_err(|why| {
-                    Stop::Wrong(format!("call {turn}: {why} (what the host engine has)"))
+                    Stop::Wrong(format!("call {round}: {why} (expected is the host engine)"))
                 })?;
-            // The input is the same every time: what changes the output is what was kept.
-            if turn > 0 && found.output != there[rank][at - cases.len()].output {
+            // A tensor has equal inputs in every call, so only residuals can change its output.
+            if round > 0 && found.output != on_gpu[rank][at - cases.len()].output {
                 changed += 1;
             }
         }
@@ -116,14 +117,14 @@ fn compare_in(world: &World, nranks: usize) -> Verdict {
         format!("residuals changed {changed} outputs only")
     })?;
     Ok(format!(
-        "{} calls of {} tensors on {nranks} ranks, {changed} outputs changed, bits as the host's",
+        "{} calls of {} tensors on {nranks} ranks, {changed} outputs changed, equal to the host engine",
         CALLS * cases.len(),
         cases.len()
     ))
 }
 
-/// What each rank has after every call: all tensors once, then again. Between calls residuals are
-/// rescaled, stored and put back.
+/// Returns each rank's outputs of all calls, in rounds over all tensors. Between rounds the
+/// residuals are rescaled, or exported and imported.
 fn outputs(
     world: &World,
     cases: &[Case],
@@ -137,13 +138,13 @@ fn outputs(
             comm.copy_limits(limits.clone())?;
         }
         let mut done = Vec::new();
-        for turn in 0..CALLS {
+        for round in 0..CALLS {
             for case in cases {
                 let input = case.input(comm.rank(), nranks);
                 let outcome = arenas[comm.rank()].run(case, comm, &input);
                 done.push(outcome.map_err(|error| Stop::from(error).context(case))?);
             }
-            match turn {
+            match round {
                 0 => comm.rescale_residuals(0.5)?,
                 1 => restore(comm)?,
                 _ => {}
@@ -155,17 +156,18 @@ fn outputs(
     Ok((all.into_iter().map(|(done, _)| done).collect(), limits))
 }
 
-/// Stores the residuals, forgets them, and puts them back.
+/// Exports the residuals, forgets them, and imports them.
 fn restore(comm: &Communicator) -> Result<(), Stop> {
     let stored = comm.export_residuals()?;
     comm.forget_residuals(None)?;
     comm.import_residuals(&stored)?;
     ensure(comm.export_residuals()? == stored, || {
-        "residuals that were put back are others".into()
+        "imported residuals differ from the exported ones".into()
     })
 }
 
-/// A graph's replays go on from what the last one left, and a capture does not begin a tensor.
+/// Each replay of a graph must use the residuals that the replay before it left. A capture must
+/// refuse a tensor that has no residuals yet.
 fn replays(setup: &Setup) -> Verdict {
     const COUNT: usize = 20_000;
     const REPLAYS: usize = 5;
@@ -191,7 +193,7 @@ fn replays(setup: &Setup) -> Verdict {
                     let error = queue().err().ok_or_else(|| {
                         cinch::Error::internal("a capture began the residuals of a tensor")
                     })?;
-                    says(&error, ErrorKind::InvalidUsage, &["tensor 9", "before"])
+                    expect_error(&error, ErrorKind::InvalidUsage, &["tensor 9", "before"])
                         .map_err(|_| error)
                 });
                 refused?;
@@ -203,9 +205,9 @@ fn replays(setup: &Setup) -> Verdict {
                 None
             };
             let mut outputs = Vec::new();
-            for turn in 0..REPLAYS {
+            for round in 0..REPLAYS {
                 match &graph {
-                    Some(_) if turn == 0 => {}
+                    Some(_) if round == 0 => {}
                     Some(graph) => graph.launch(stream)?,
                     None => report = Some(queue()?),
                 }
@@ -222,9 +224,9 @@ fn replays(setup: &Setup) -> Verdict {
     };
     let (replayed, called) = (captured(true)?, captured(false)?);
     for rank in 0..2 {
-        for turn in 0..REPLAYS {
-            case.same(&replayed[rank][turn], &called[rank][turn], rank, 2)
-                .map_err(|why| Stop::Wrong(format!("replay {turn}: {why}")))?;
+        for round in 0..REPLAYS {
+            case.same(&replayed[rank][round], &called[rank][round], rank, 2)
+                .map_err(|why| Stop::Wrong(format!("replay {round}: {why}")))?;
         }
         ensure(called[rank][0] != called[rank][1], || {
             "residuals changed nothing".into()

@@ -1,4 +1,4 @@
-//! What is promised about starting and about memory, measured.
+//! Measurements of start-up time and device memory, compared with the documented limits.
 
 use crate::arena::{Arena, context};
 use crate::harness::{Check, Setup, Stop, Verdict, ensure};
@@ -11,7 +11,8 @@ use cinch::{Communicator, UniqueId};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The promises.
+/// Documented limits of the time of `Communicator::init` and of the bytes of device memory per
+/// communicator.
 const INIT: Duration = Duration::from_secs(1);
 const MEMORY: usize = 64 << 20;
 
@@ -34,9 +35,9 @@ pub fn checks() -> Vec<Check> {
     checks
 }
 
-fn promised(times: &[Duration], one_each: bool) -> Verdict {
+fn within_limit(times: &[Duration], one_each: bool) -> Verdict {
     let worst = times.iter().max().copied().unwrap_or_default();
-    // Ranks that share a GPU were promised nothing.
+    // The limit applies to ranks with a GPU each.
     ensure(worst < INIT || !one_each, || {
         format!("init took {worst:?}, promised {INIT:?}")
     })?;
@@ -48,7 +49,8 @@ fn contexts(gpus: usize) -> Result<Vec<Arc<Context>>, Stop> {
     Ok((0..gpus).map(context).collect::<Result<_, _>>()?)
 }
 
-/// All ranks as threads: first with kernels to load, then while others have them.
+/// Times `init` of all ranks as threads, first with kernels to load, then with kernels that another
+/// communicator has loaded.
 fn threads(setup: &Setup, nranks: usize, gpus: usize) -> Verdict {
     let contexts = contexts(gpus)?;
     let world = World::new(setup, nranks, gpus);
@@ -59,10 +61,10 @@ fn threads(setup: &Setup, nranks: usize, gpus: usize) -> Verdict {
     let second = world.communicators()?;
     let warm = begin.elapsed();
     drop((first, second, contexts));
-    promised(&[cold, warm], nranks == gpus)
+    within_limit(&[cold, warm], nranks == gpus)
 }
 
-/// Device memory of a communicator: what it says, and what is gone.
+/// Compares the device memory that a communicator reports with the memory that its GPU lost.
 fn memory(setup: &Setup, nranks: usize, gpus: usize) -> Verdict {
     let contexts = contexts(gpus)?;
     let free = || -> Result<Vec<usize>, Stop> {
@@ -70,29 +72,29 @@ fn memory(setup: &Setup, nranks: usize, gpus: usize) -> Verdict {
         Ok(contexts.iter().map(one).collect::<Result<_, _>>()?)
     };
     let world = World::new(setup, nranks, gpus);
-    // Kernels are loaded once for all communicators.
+    // Loads the kernels, which all communicators share.
     let first = world.communicators()?;
     let before = free()?;
     let second = world.communicators()?;
     let after = free()?;
     let each = nranks.div_ceil(gpus);
-    let gone = before.iter().zip(&after);
-    let gone = gone.map(|(before, after)| before.saturating_sub(*after) / each);
-    let gone = gone.max().unwrap_or(0);
-    let said = second.iter().map(|comm| comm.info().buffer_bytes).max();
-    let said = said.unwrap_or(0);
+    let taken = before.iter().zip(&after);
+    let taken = taken.map(|(before, after)| before.saturating_sub(*after) / each);
+    let taken = taken.max().unwrap_or(0);
+    let reported = second.iter().map(|comm| comm.info().buffer_bytes).max();
+    let reported = reported.unwrap_or(0);
     drop((first, second));
-    ensure(gone <= MEMORY && said <= MEMORY, || {
-        format!("{said} bytes said, {gone} gone, of {MEMORY} promised")
+    ensure(taken <= MEMORY && reported <= MEMORY, || {
+        format!("{reported} bytes reported, {taken} taken, of {MEMORY} promised")
     })?;
-    // The driver hands out pages of 2 MiB.
-    ensure(gone <= said + (8 << 20), || {
-        format!("{said} bytes said, {gone} gone")
+    // The driver allocates pages of 2 MiB, so a few allocations may take up to 8 MiB more.
+    ensure(taken <= reported + (8 << 20), || {
+        format!("{reported} bytes reported, {taken} taken")
     })?;
     Ok(format!(
-        "{:.1} MiB said, {:.1} MiB gone",
-        mib(said),
-        mib(gone)
+        "{:.1} MiB reported, {:.1} MiB taken",
+        mib(reported),
+        mib(taken)
     ))
 }
 
@@ -100,40 +102,41 @@ fn mib(bytes: usize) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
-/// One process for each GPU.
+/// Times `init` of one rank process per GPU.
 fn processes(setup: &Setup, gpus: usize) -> Verdict {
     let world = World::new(setup, gpus, gpus);
-    let meeting = UniqueId::create_for_one_host(&world.config)?.to_hex();
+    let sync_id = UniqueId::create_for_one_host(&world.config)?.to_hex();
     let id = UniqueId::create_for_one_host(&world.config)?.to_hex();
-    let tasks = (0..gpus).map(|rank| format!("init {rank} {gpus} {meeting} {id}"));
+    let tasks = (0..gpus).map(|rank| format!("init {rank} {gpus} {sync_id} {id}"));
     let mut ranks = Ranks::start(&setup.options, tasks)?;
     let all: Vec<usize> = (0..gpus).collect();
-    let said = ranks.wait_for("done", &all, Duration::from_secs(90))?;
-    let times: Vec<Duration> = said
+    let reported = ranks.wait_for("done", &all, Duration::from_secs(90))?;
+    let times: Vec<Duration> = reported
         .iter()
         .map(|text| Duration::from_secs_f64(text.parse().unwrap_or(1e6)))
         .collect();
-    promised(&[times.into_iter().max().unwrap_or_default()], true)
+    within_limit(&[times.into_iter().max().unwrap_or_default()], true)
 }
 
-/// A rank process that says how long joining took once every rank had its context.
+/// Joins in a rank process and returns the seconds that it took. A first communicator synchronizes
+/// the ranks after each has created its CUDA context.
 pub fn init(setup: &Setup, words: &[&str]) -> Verdict {
-    let [rank, gpus, meeting, id] = words else {
-        return Stop::wrong("init RANK GPUS ID ID");
+    let [rank, gpus, sync_id, id] = words else {
+        return Stop::wrong("init RANK GPUS SYNC_ID ID");
     };
     let (rank, gpus) = (number(rank)?, number(gpus)?);
     let world = World::new(setup, gpus, gpus);
     let mut config = world.config_of(rank);
     let own = config.clone();
     config.device = DeviceChoice::Host;
-    let together = Communicator::init(&UniqueId::from_hex(meeting)?, rank, gpus, config)?;
+    let sync = Communicator::init(&UniqueId::from_hex(sync_id)?, rank, gpus, config)?;
     let arena = Arena::new(Some(rank), 256)?;
-    together.barrier()?;
+    sync.barrier()?;
     let begin = Instant::now();
     let comm = Communicator::init(&UniqueId::from_hex(id)?, rank, gpus, own)?;
     let took = begin.elapsed();
     comm.finalize()?;
-    together.finalize()?;
+    sync.finalize()?;
     drop(arena);
     Ok(took.as_secs_f64().to_string())
 }

@@ -1,7 +1,8 @@
-//! CUDA graphs, several communicators, and calls that change streams.
+//! CUDA graphs, several communicators at once, and calls that change streams.
 //!
-//! Integer state goes through a chain of collectives again and again, and the host computes
-//! along: a replay that came too early, too late or not at all shows in every later one.
+//! A chain of collectives transforms integer state again and again, and the host computes the
+//! expected state. A replay that runs too early, too late or not at all leaves wrong state in every
+//! later step.
 
 use crate::arena::{Arena, PATIENCE};
 use crate::case::factor;
@@ -15,11 +16,11 @@ use cinch::types::Scalar;
 use cinch::{Collective, Communicator, DType, ReduceOp, Result};
 use std::sync::Barrier;
 
-/// Elements of a part of the state.
+/// Elements of a block of the state: each rank has `nranks` blocks in each of s, t and u.
 const PART: usize = 700;
-/// Elements of what is compressed.
+/// Elements of the data that the compressed calls sum.
 const CODED: usize = 20_000;
-/// Replays between two looks.
+/// Replays or steps between two comparisons with the model.
 const BATCH: usize = 10;
 
 pub fn checks(options: &Options) -> Vec<Check> {
@@ -59,7 +60,8 @@ pub fn checks(options: &Options) -> Vec<Check> {
     checks
 }
 
-/// The state of all ranks, as the host computes it: parts s, t and u of `nranks` times [`PART`].
+/// Expected state of all ranks. The arrays s, t and u have `nranks` times [`PART`] elements per
+/// rank.
 struct Model {
     nranks: usize,
     s: Vec<Vec<u32>>,
@@ -67,8 +69,9 @@ struct Model {
     u: Vec<Vec<u32>>,
 }
 
-/// Where the parts lie in each rank's memory; then what is compressed, from, and to.
-struct Places {
+/// Byte offsets of the arrays in each rank's memory. `coded` holds the compressed calls' input and
+/// two outputs.
+struct Offsets {
     s: usize,
     t: usize,
     u: usize,
@@ -76,11 +79,11 @@ struct Places {
     bytes: usize,
 }
 
-impl Places {
-    fn new(nranks: usize) -> Places {
+impl Offsets {
+    fn new(nranks: usize) -> Offsets {
         let part = (4 * PART * nranks).next_multiple_of(256);
         let coded = |i: usize| 3 * part + i * 4 * CODED;
-        Places {
+        Offsets {
             s: 0,
             t: part,
             u: 2 * part,
@@ -118,7 +121,7 @@ impl Model {
         })
     }
 
-    /// What [`queue`] does.
+    /// Computes on the host what [`queue`] does on the GPUs.
     fn step(&mut self) {
         let n = self.nranks;
         for rank in 0..n {
@@ -155,15 +158,15 @@ impl Model {
     }
 }
 
-/// Queues one step of the chain on `stream`; runs it where there is none.
+/// Queues a step of the chain on `stream`, or runs it on host memory if there is none.
 fn queue(
     comm: &Communicator,
     arena: &Arena,
-    places: &Places,
+    offsets: &Offsets,
     stream: Option<&Stream>,
 ) -> Result<()> {
     let (rank, n) = (comm.rank(), comm.nranks());
-    let (s, t, u) = (places.s, places.t, places.u);
+    let (s, t, u) = (offsets.s, offsets.t, offsets.u);
     let (one, all) = (4 * PART, 4 * PART * n);
     let call = |collective| Call {
         op: ReduceOp::PreMulSum(factor(DType::U32, rank)),
@@ -199,12 +202,12 @@ fn compare(
     model: &Model,
     rank: usize,
     arena: &Arena,
-    places: &Places,
+    offsets: &Offsets,
 ) -> std::result::Result<(), Stop> {
     for (name, at, expected) in [
-        ("s", places.s, &model.s[rank]),
-        ("t", places.t, &model.t[rank]),
-        ("u", places.u, &model.u[rank]),
+        ("s", offsets.s, &model.s[rank]),
+        ("t", offsets.t, &model.t[rank]),
+        ("u", offsets.u, &model.u[rank]),
     ] {
         let mut found = vec![0; 4 * expected.len()];
         arena.read(at, &mut found)?;
@@ -222,14 +225,14 @@ fn compare(
     Ok(())
 }
 
-/// Puts a fresh state into a rank's memory.
-fn put(model: &Model, rank: usize, arena: &Arena, places: &Places) -> Result<()> {
-    arena.write(places.s, &bytes_of(&model.s[rank]))?;
-    arena.write(places.t, &bytes_of(&model.t[rank]))?;
-    arena.write(places.u, &bytes_of(&model.u[rank]))
+/// Writes the model's state into a rank's memory.
+fn write_state(model: &Model, rank: usize, arena: &Arena, offsets: &Offsets) -> Result<()> {
+    arena.write(offsets.s, &bytes_of(&model.s[rank]))?;
+    arena.write(offsets.t, &bytes_of(&model.t[rank]))?;
+    arena.write(offsets.u, &bytes_of(&model.u[rank]))
 }
 
-/// A compressed sum and a cast gather, from the coded input to one of the coded outputs.
+/// Queues two compressed all_reduces from offset `from` to offset `to`.
 fn compressed(
     comm: &Communicator,
     arena: &Arena,
@@ -246,11 +249,12 @@ fn compressed(
     Ok(())
 }
 
-/// One graph with two branches on two communicators, one of them compressed.
+/// Replays a graph with two branches, each on its own communicator. The second branch is
+/// compressed.
 pub fn replays(setup: &Setup, world: &World, total: usize) -> Verdict {
     let nranks = world.nranks();
-    let places = Places::new(nranks);
-    let arenas = world.arenas(places.bytes)?;
+    let offsets = Offsets::new(nranks);
+    let arenas = world.arenas(offsets.bytes)?;
     world.run(|comm| {
         let arena = &arenas[comm.rank()];
         let stream = arena.stream()?;
@@ -258,22 +262,23 @@ pub fn replays(setup: &Setup, world: &World, total: usize) -> Verdict {
         let other = reversed.ok_or_else(|| Stop::Wrong("no communicator of a split".into()))?;
         let branch = Stream::new(stream.context())?;
         let (fork, join) = (Event::new(stream.context())?, Event::new(stream.context())?);
-        let [from, to, eager] = places.coded;
+        let [from, to, eager] = offsets.coded;
         let graph = Graph::capture(stream, CaptureMode::ThreadLocal, |stream| {
             fork.record(stream)?;
             branch.wait_event(&fork)?;
             compressed(&other, arena, (from, to), &branch)?;
-            queue(comm, arena, &places, Some(stream))?;
+            queue(comm, arena, &offsets, Some(stream))?;
             join.record(&branch)?;
             stream.wait_event(&join)
         })?;
-        // Graphs are made when no kernel waits for another rank's.
+        // All graphs must exist before a kernel waits for a peer, because creating a graph may have
+        // to wait for running kernels.
         comm.barrier()?;
-        // The same model on all ranks: its seed is the run's.
+        // All ranks build equal models, because they share the seed.
         let mut rng = Rng::new(setup.options.seed ^ 0x67);
         for batch in 0..total / BATCH {
             let mut model = Model::new(nranks, &mut rng);
-            put(&model, comm.rank(), arena, &places)?;
+            write_state(&model, comm.rank(), arena, &offsets)?;
             let data = cinch::testing::Data {
                 pattern: cinch::testing::Pattern::HeavyTailed,
                 dtype: DType::F32,
@@ -287,7 +292,7 @@ pub fn replays(setup: &Setup, world: &World, total: usize) -> Verdict {
             }
             arena.wait(comm)?;
             let context = |stop: Stop| stop.context(format!("replay {}", (batch + 1) * BATCH));
-            compare(&model, comm.rank(), arena, &places).map_err(context)?;
+            compare(&model, comm.rank(), arena, &offsets).map_err(context)?;
             arena.write(eager, &vec![0; 4 * CODED])?;
             compressed(&other, arena, (from, eager), stream)?;
             arena.wait(&other)?;
@@ -299,7 +304,8 @@ pub fn replays(setup: &Setup, world: &World, total: usize) -> Verdict {
                 format!("compressed: replay and call differ at byte {differ:?}, batch {batch}")
             })?;
         }
-        // No kernel of any rank runs when the first of them gives up what the graph keeps.
+        // The barrier keeps ranks from freeing the graph's resources while a peer's kernel runs.
+        // The free would wait for the kernel, and the kernel for this rank.
         comm.barrier()?;
         drop(graph);
         other.finalize()?;
@@ -308,36 +314,37 @@ pub fn replays(setup: &Setup, world: &World, total: usize) -> Verdict {
     Ok(format!("{total} replays of 8 calls on 2 communicators"))
 }
 
-/// The chain outside of graphs, its steps on streams in turn.
+/// Runs the chain outside of graphs and changes the stream with every step.
 pub fn streams(setup: &Setup, world: &World) -> Verdict {
     let nranks = world.nranks();
-    let places = Places::new(nranks);
-    let arenas = world.arenas(places.bytes)?;
+    let offsets = Offsets::new(nranks);
+    let arenas = world.arenas(offsets.bytes)?;
     let batches = setup.options.either(20, 100);
     world.run(|comm| {
         let arena = &arenas[comm.rank()];
         let streams: Vec<Stream> = match comm.gpu() {
             Some(_) => [0, 0, -1]
-                .map(|priority| arena.more(priority))
+                .map(|priority| arena.new_stream(priority))
                 .into_iter()
                 .collect::<Result<_>>()?,
             None => Vec::new(),
         };
-        // Streams are made when no kernel waits for another rank's.
+        // All streams must exist before a kernel waits for a peer, because creating a stream may
+        // have to wait for running kernels.
         comm.barrier()?;
         let mut rng = Rng::new(setup.options.seed ^ 0x57);
         for batch in 0..batches {
             let mut model = Model::new(nranks, &mut rng);
-            put(&model, comm.rank(), arena, &places)?;
+            write_state(&model, comm.rank(), arena, &offsets)?;
             for step in 0..BATCH {
-                queue(comm, arena, &places, streams.get((step * 5 + batch) % 3))?;
+                queue(comm, arena, &offsets, streams.get((step * 5 + batch) % 3))?;
                 model.step();
             }
             for stream in &streams {
                 stream.wait(PATIENCE)?;
             }
             arena.wait(comm)?;
-            compare(&model, comm.rank(), arena, &places)
+            compare(&model, comm.rank(), arena, &offsets)
                 .map_err(|stop| stop.context(format!("batch {batch}")))?;
         }
         Ok(())
@@ -345,33 +352,41 @@ pub fn streams(setup: &Setup, world: &World) -> Verdict {
     Ok(format!("{} steps on 3 streams in turn", batches * BATCH))
 }
 
-/// Of one rank: two graphs and calls outside of them, each on its stream, which only the library
-/// orders.
-struct Turns<'a> {
+/// Two graphs and direct calls of a rank, each on its own stream. Only the library orders the
+/// streams.
+struct Interleaved<'a> {
     comm: &'a Communicator,
     arena: &'a Arena,
-    places: &'a Places,
+    offsets: &'a Offsets,
     streams: [Stream; 3],
     graphs: [Graph; 2],
 }
 
-impl<'a> Turns<'a> {
-    /// Steps of the chain that a turn takes.
+impl<'a> Interleaved<'a> {
+    /// Steps of the chain per graph launch, and per direct call.
     const STEPS: [usize; 3] = [1, 2, 1];
 
-    fn new(comm: &'a Communicator, arena: &'a Arena, places: &'a Places) -> Result<Turns<'a>> {
-        let streams = [arena.more(0)?, arena.more(0)?, arena.more(0)?];
+    fn new(
+        comm: &'a Communicator,
+        arena: &'a Arena,
+        offsets: &'a Offsets,
+    ) -> Result<Interleaved<'a>> {
+        let streams = [
+            arena.new_stream(0)?,
+            arena.new_stream(0)?,
+            arena.new_stream(0)?,
+        ];
         let graph_of = |turn: usize| {
             Graph::capture(&streams[turn], CaptureMode::ThreadLocal, |stream| {
-                let mut steps = 0..Turns::STEPS[turn];
-                steps.try_for_each(|_| queue(comm, arena, places, Some(stream)))
+                let mut steps = 0..Interleaved::STEPS[turn];
+                steps.try_for_each(|_| queue(comm, arena, offsets, Some(stream)))
             })
         };
         let graphs = [graph_of(0)?, graph_of(1)?];
-        Ok(Turns {
+        Ok(Interleaved {
             comm,
             arena,
-            places,
+            offsets,
             streams,
             graphs,
         })
@@ -381,7 +396,7 @@ impl<'a> Turns<'a> {
         let stream = &self.streams[turn];
         match self.graphs.get(turn) {
             Some(graph) => graph.launch(stream),
-            None => queue(self.comm, self.arena, self.places, Some(stream)),
+            None => queue(self.comm, self.arena, self.offsets, Some(stream)),
         }
     }
 
@@ -390,53 +405,60 @@ impl<'a> Turns<'a> {
             stream.wait(PATIENCE)?;
         }
         self.arena.wait(self.comm)?;
-        compare(model, self.comm.rank(), self.arena, self.places)
+        compare(model, self.comm.rank(), self.arena, self.offsets)
     }
 }
 
-/// Replays and calls in turn, those of each rank by a thread of its own.
+/// Mixes replays and direct calls, with a thread per rank.
 pub fn mixed(setup: &Setup, world: &World) -> Verdict {
-    let places = Places::new(world.nranks());
-    let arenas = world.arenas(places.bytes)?;
+    let offsets = Offsets::new(world.nranks());
+    let arenas = world.arenas(offsets.bytes)?;
     let batches = setup.options.either(30, 200);
     world.run(|comm| {
-        let ranks = [Turns::new(comm, &arenas[comm.rank()], &places)?];
-        // Streams and graphs are made when no kernel waits for another rank's.
+        let ranks = [Interleaved::new(comm, &arenas[comm.rank()], &offsets)?];
+        // All streams and graphs must exist before a kernel waits for a peer, because creating them
+        // may have to wait for running kernels.
         comm.barrier()?;
-        in_turn(setup, &ranks, batches)?;
-        // No kernel of any rank runs when the first of them gives up what the graphs keep.
+        run_interleaved(setup, &ranks, batches)?;
+        // The barrier keeps ranks from freeing the graphs' resources while a peer's kernel runs.
+        // The free would wait for the kernel, and the kernel for this rank.
         comm.barrier()?;
         Ok(())
     })?;
     Ok(format!("{} replays and calls in turn", batches * BATCH))
 }
 
-/// The same by one thread for all ranks.
+/// Mixes replays and direct calls of all ranks in one thread.
 pub fn mixed_by_one_thread(setup: &Setup, world: &World) -> Verdict {
-    let places = Places::new(world.nranks());
-    let arenas = world.arenas(places.bytes)?;
+    let offsets = Offsets::new(world.nranks());
+    let arenas = world.arenas(offsets.bytes)?;
     let batches = setup.options.either(30, 200);
     let comms = world.communicators()?;
     let each = comms.iter().zip(&arenas);
-    let ranks: Vec<Turns> = each
-        .map(|(comm, arena)| Turns::new(comm, arena, &places))
+    let ranks: Vec<Interleaved> = each
+        .map(|(comm, arena)| Interleaved::new(comm, arena, &offsets))
         .collect::<Result<_>>()?;
-    in_turn(setup, &ranks, batches)?;
+    run_interleaved(setup, &ranks, batches)?;
     Ok(format!("{} replays and calls in turn", batches * BATCH))
 }
 
-/// The same turns on all ranks, some of which are this thread's.
-fn in_turn(setup: &Setup, ranks: &[Turns<'_>], batches: usize) -> std::result::Result<(), Stop> {
+/// Launches a random sequence of replays and direct calls, equal on all ranks. `ranks` are the
+/// ranks of this thread.
+fn run_interleaved(
+    setup: &Setup,
+    ranks: &[Interleaved<'_>],
+    batches: usize,
+) -> std::result::Result<(), Stop> {
     let mut rng = Rng::new(setup.options.seed ^ 0x77);
     for batch in 0..batches {
         let mut model = Model::new(ranks[0].comm.nranks(), &mut rng);
         for rank in ranks {
-            put(&model, rank.comm.rank(), rank.arena, rank.places)?;
+            write_state(&model, rank.comm.rank(), rank.arena, rank.offsets)?;
         }
         for _ in 0..BATCH {
             let turn = (rng.next() % 3) as usize;
             ranks.iter().try_for_each(|rank| rank.take(turn))?;
-            (0..Turns::STEPS[turn]).for_each(|_| model.step());
+            (0..Interleaved::STEPS[turn]).for_each(|_| model.step());
         }
         for rank in ranks {
             let context = |stop: Stop| stop.context(format!("batch {batch}"));
@@ -446,8 +468,8 @@ fn in_turn(setup: &Setup, ranks: &[Turns<'_>], batches: usize) -> std::result::R
     Ok(())
 }
 
-/// Groups of two calls, each on its stream: what is on either stream comes before both, and sees
-/// both behind them.
+/// Groups of two calls on two streams. Earlier work of either stream must precede both calls, and
+/// later work of either stream must follow both.
 pub fn groups(setup: &Setup, world: &World) -> Verdict {
     const BYTES: usize = 8 << 20;
     let nranks = world.nranks();
@@ -456,13 +478,14 @@ pub fn groups(setup: &Setup, world: &World) -> Verdict {
     world.run(|comm| {
         let [x, y] = [&arenas[0][comm.rank()], &arenas[1][comm.rank()]];
         let one = x.stream()?;
-        let two = &y.more(0)?;
-        // Streams are made when no kernel waits for another rank's.
+        let two = &y.new_stream(0)?;
+        // All streams must exist before a kernel waits for a peer, because creating a stream may
+        // have to wait for running kernels.
         comm.barrier()?;
         let call = Call::new(Collective::AllReduce, DType::U8, BYTES);
         for round in 0..rounds {
             let value = (round % 100) as u8;
-            // The second stream is busy before it writes what the first one's call takes.
+            // Keeps the second stream busy before it writes the first call's input.
             for late in [101, 102, 103, 104, 105, value] {
                 y.memory()?.fill(late.wrapping_add(1), two)?;
                 x.memory()?.fill(late, two)?;
@@ -488,21 +511,22 @@ pub fn groups(setup: &Setup, world: &World) -> Verdict {
     Ok(format!("{rounds} groups on 2 streams"))
 }
 
-/// Several communicators of the same ranks at once, each on its stream, and threads of their own.
+/// Runs several communicators of the same ranks at once. Each rank has a thread and a stream per
+/// communicator.
 pub fn communicators(setup: &Setup, world: &World) -> Verdict {
     const COMMS: usize = 3;
     let nranks = world.nranks();
     let worlds = vec![world.clone(); COMMS];
-    let places = Places::new(nranks);
+    let offsets = Offsets::new(nranks);
     let mut arenas = Vec::new();
     for world in &worlds {
-        arenas.push(world.arenas(places.bytes)?);
+        arenas.push(world.arenas(offsets.bytes)?);
     }
     let batches = setup.options.either(20, 100);
-    // Memory comes and goes when no kernel waits for another rank's.
+    // No rank may allocate or free memory while a kernel waits for a peer.
     let gate = Barrier::new(COMMS * nranks);
     let results: Vec<std::result::Result<Vec<()>, Stop>> = std::thread::scope(|scope| {
-        let (gate, places) = (&gate, &places);
+        let (gate, offsets) = (&gate, &offsets);
         let start = |(number, world): (usize, &'_ World)| {
             let world = world.clone();
             let arenas = &arenas[number];
@@ -514,13 +538,13 @@ pub fn communicators(setup: &Setup, world: &World) -> Verdict {
                     let mut work = || -> std::result::Result<(), Stop> {
                         for batch in 0..batches {
                             let mut model = Model::new(nranks, &mut rng);
-                            put(&model, comm.rank(), arena, places)?;
+                            write_state(&model, comm.rank(), arena, offsets)?;
                             for _ in 0..BATCH {
-                                queue(comm, arena, places, Some(arena.stream()?))?;
+                                queue(comm, arena, offsets, Some(arena.stream()?))?;
                                 model.step();
                             }
                             arena.wait(comm)?;
-                            compare(&model, comm.rank(), arena, places).map_err(|stop| {
+                            compare(&model, comm.rank(), arena, offsets).map_err(|stop| {
                                 stop.context(format!("communicator {number}, batch {batch}"))
                             })?;
                         }

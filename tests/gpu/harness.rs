@@ -1,4 +1,4 @@
-//! What a check is, and the process that runs them.
+//! Definition of a check, and the worker process that runs checks.
 
 use crate::options::Options;
 use cinch::gpu::{Driver, kernels};
@@ -8,17 +8,17 @@ use std::process::ExitCode;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// Marks the lines that a worker says to its supervisor.
+/// Prefix of the stdout lines that a worker or rank process sends to its parent.
 pub const MARK: &str = "@@";
 
-/// One thing that is looked at.
+/// A named test.
 pub struct Check {
     pub name: String,
-    /// The worker is killed if it takes longer.
+    /// Time after which the supervisor kills the worker.
     pub limit: Duration,
-    /// GPUs that it takes; 0: none at all.
+    /// GPUs that the check needs; 0 if it runs without any.
     pub gpus: usize,
-    /// Whether it can run on host memory instead.
+    /// Whether the check can run on host memory instead.
     pub on_host: bool,
     #[allow(clippy::type_complexity)]
     pub run: Box<dyn Fn(&Setup) -> Verdict>,
@@ -53,7 +53,7 @@ impl Check {
         }
     }
 
-    /// Why it cannot run here.
+    /// Returns why the check cannot run on this machine, or `None` if it can.
     pub fn refusal(&self, setup: &Setup) -> Option<String> {
         if self.gpus == 0 {
             return None;
@@ -70,7 +70,7 @@ impl Check {
     }
 }
 
-/// What a check that went well has to say; or why it did not.
+/// A summary of a check that passed, or the reason why it stopped.
 pub type Verdict = Result<String, Stop>;
 
 /// Why a check ended early.
@@ -109,7 +109,7 @@ impl From<std::io::Error> for Stop {
     }
 }
 
-/// Wrong unless `holds`.
+/// Returns `Stop::Wrong` with the text of `why` unless `holds`.
 pub fn ensure(holds: bool, why: impl FnOnce() -> String) -> Result<(), Stop> {
     if holds {
         Ok(())
@@ -118,10 +118,10 @@ pub fn ensure(holds: bool, why: impl FnOnce() -> String) -> Result<(), Stop> {
     }
 }
 
-/// What checks run with.
+/// Options of the run and the GPUs of this machine.
 pub struct Setup {
     pub options: Options,
-    /// How many GPUs there are, or why none can be used.
+    /// Number of GPUs, or why none can be used.
     pub gpus: Result<usize, String>,
 }
 
@@ -140,17 +140,17 @@ impl Setup {
         }
     }
 
-    /// How many there are, at least 1 for those who divide by it.
+    /// Returns the number of GPUs, or 1 if there are none, so that callers can divide by it.
     pub fn count(&self) -> usize {
         self.gpus.as_ref().map_or(1, |gpus| (*gpus).max(1))
     }
 }
 
-/// The first panic of this process since it was last asked for.
+/// Text of the running check's first panic, taken when the check ends.
 static PANIC: Mutex<Option<String>> = Mutex::new(None);
 
-/// Runs the checks from number `from` on, and says what becomes of each. After one that went
-/// wrong the process ends: a context that a kernel has broken stays broken.
+/// Runs the checks from number `from` on and sends each result to the supervisor. The process ends
+/// after a failed check, because a CUDA context stays broken after a kernel's fault.
 pub fn work(options: &Options, checks: &[Check], from: usize) -> ExitCode {
     end_with_parent();
     std::panic::set_hook(Box::new(|info| {
@@ -182,7 +182,7 @@ pub fn work(options: &Options, checks: &[Check], from: usize) -> ExitCode {
             text.replace('\n', " ")
         ));
         if ends {
-            // Without destructors, which may wait for what went wrong.
+            // Destructors could wait forever for the work that failed.
             std::process::exit(0);
         }
     }
@@ -195,7 +195,7 @@ pub fn say(line: &str) {
     let _ = writeln!(out, "{MARK}{line}").and_then(|()| out.flush());
 }
 
-/// Ends this process when its parent does: then nobody holds the other end of its input.
+/// Ends this process when its parent ends, which closes the other end of stdin.
 pub fn end_with_parent() {
     std::thread::spawn(|| {
         let mut line = String::new();

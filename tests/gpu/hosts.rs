@@ -1,5 +1,5 @@
-//! Ranks on several hosts, which this one stands for (`CINCH_HOST_ID`): what goes between those is
-//! staged in pinned memory and carried by proxies over TCP on the loopback.
+//! Ranks on several simulated hosts of this machine (`CINCH_HOST_ID`). Proxy threads stage data
+//! between hosts in pinned memory and send it over TCP on the loopback interface.
 
 use crate::case::{Case, Values};
 use crate::cover::{self, Rng};
@@ -13,8 +13,8 @@ use cinch::types::TransportKind;
 use cinch::{Algorithm, Collective, DType, ReduceOp};
 use std::time::{Duration, Instant};
 
-/// Hosts of ranks, and GPUs that they take turns on: two and four hosts of some ranks each, and hosts
-/// of other sizes whose ranks do not follow one another.
+/// Host of each rank and number of GPUs. Some worlds have hosts of different sizes whose ranks are
+/// interleaved.
 const WORLDS: [(&str, &[usize], usize); 10] = [
     ("2x1-gpus1", &[0, 1], 1),
     ("2x2-gpus1", &[0, 0, 1, 1], 1),
@@ -33,7 +33,7 @@ pub fn checks(options: &Options) -> Vec<Check> {
     let runs: [(&str, Run, u64); 11] = [
         ("paths", paths, 60),
         ("collectives", collectives, 120),
-        ("coded", in_codecs, 180),
+        ("coded", with_codecs, 180),
         ("hierarchical", hierarchical, 180),
         ("replays", replays, 180),
         ("groups", groups, 120),
@@ -52,42 +52,46 @@ pub fn checks(options: &Options) -> Vec<Check> {
             checks.push(check.within(options.either(seconds, 3 * seconds)));
         }
     }
-    checks.push(Check::new("hosts/codec-by-level-is-refused", 1, by_level));
+    checks.push(Check::new(
+        "hosts/codec-by-level-is-refused",
+        1,
+        codec_by_level,
+    ));
     checks.push(Check::new("hosts/idle", 1, idle).within(60));
     checks
 }
 
-/// Each pair says what lies between it.
+/// Checks the transport that each rank reports for every peer.
 fn paths(_: &Setup, world: &World, _: usize) -> Verdict {
-    let said = world.run(|comm| {
-        let mut near = 0;
+    let results = world.run(|comm| {
+        let mut local = 0;
         for (peer, kind) in comm.info().transports.iter().enumerate() {
             let expected = match world.hosts[peer] == world.hosts[comm.rank()] {
                 _ if peer == comm.rank() => None,
                 true => Some(TransportKind::Cuda),
                 false => Some(TransportKind::Tcp),
             };
-            near += usize::from(expected == Some(TransportKind::Cuda));
+            local += usize::from(expected == Some(TransportKind::Cuda));
             ensure(*kind == expected, || format!("{kind:?} to rank {peer}"))?;
         }
         let staged = |class: &&String| class.as_str() == "pinned staging through tcp";
-        let far = comm.info().classes.iter().filter(staged).count();
-        ensure(far == comm.nranks() - 1 - near, || {
+        let remote = comm.info().classes.iter().filter(staged).count();
+        ensure(remote == comm.nranks() - 1 - local, || {
             format!("{:?}", comm.info().classes)
         })?;
         Ok(comm.info().classes.join(", "))
     })?;
-    Ok(said[0].clone())
+    Ok(results[0].clone())
 }
 
-/// Random cases of all collectives, types and operations, by what selection takes and by every flat
-/// algorithm.
+/// Runs random cases of all collectives, types and operations, with selected algorithms and with
+/// every flat algorithm.
 fn collectives(setup: &Setup, world: &World, gpus: usize) -> Verdict {
     let nranks = world.nranks();
     let mut rng = Rng::new(setup.options.seed ^ (nranks * 64 + gpus) as u64);
     let number = setup.options.either(120, 600);
     let mut cases = cover::random(&mut rng, nranks, number, 1 << 20);
-    // Of several passes on each channel.
+    // Messages so large that each channel takes several passes.
     for collective in Collective::ALL {
         let share = if collective.has_blocks() { nranks } else { 1 };
         let call = Call::new(collective, DType::F32, (6 << 20) / share + 13);
@@ -96,8 +100,13 @@ fn collectives(setup: &Setup, world: &World, gpus: usize) -> Verdict {
     Ok(format!("{} cases", world.judge(&cases)?))
 }
 
-/// Cases of one algorithm, or of what selection takes.
-fn by(algorithm: Option<Algorithm>, codecs: &[&str], rng: &mut Rng, nranks: usize) -> Vec<Case> {
+/// Returns cases with `algorithm`, or with selected algorithms for `None`.
+fn cases_of(
+    algorithm: Option<Algorithm>,
+    codecs: &[&str],
+    rng: &mut Rng,
+    nranks: usize,
+) -> Vec<Case> {
     let mut cases = Vec::new();
     for collective in [
         Collective::AllReduce,
@@ -126,20 +135,20 @@ fn by(algorithm: Option<Algorithm>, codecs: &[&str], rng: &mut Rng, nranks: usiz
     cases
 }
 
-fn in_codecs(setup: &Setup, world: &World, _: usize) -> Verdict {
+fn with_codecs(setup: &Setup, world: &World, _: usize) -> Verdict {
     let mut rng = Rng::new(setup.options.seed ^ 0xc0de);
     let nranks = world.nranks();
-    let mut cases = by(None, &["linear8", "dynamic8"], &mut rng, nranks);
+    let mut cases = cases_of(None, &["linear8", "dynamic8"], &mut rng, nranks);
     for algorithm in [Algorithm::Ring, Algorithm::Tree, Algorithm::Direct] {
-        let all = by(Some(algorithm), &["linear8", "dynamic8"], &mut rng, nranks);
+        let all = cases_of(Some(algorithm), &["linear8", "dynamic8"], &mut rng, nranks);
         let sums = all.into_iter().filter(|case| {
             let collective = case.call.collective;
             cinch::schedule::algorithms(collective).contains(&algorithm)
         });
         cases.extend(sums);
     }
-    coded::as_the_host_engine(world, &cases)?;
-    Ok(format!("{} cases, bits as the host's", cases.len()))
+    coded::matches_host_engine(world, &cases)?;
+    Ok(format!("{} cases, equal to the host engine", cases.len()))
 }
 
 fn hierarchical(setup: &Setup, world: &World, _: usize) -> Verdict {
@@ -148,27 +157,30 @@ fn hierarchical(setup: &Setup, world: &World, _: usize) -> Verdict {
     }
     let mut rng = Rng::new(setup.options.seed ^ 0x41e2);
     let codecs = ["raw", "linear8", "dynamic8"];
-    let cases = by(
+    let cases = cases_of(
         Some(Algorithm::Hierarchical),
         &codecs,
         &mut rng,
         world.nranks(),
     );
-    coded::as_the_host_engine(world, &cases)?;
-    Ok(format!("{} cases, bits as the host's", cases.len()))
+    coded::matches_host_engine(world, &cases)?;
+    Ok(format!("{} cases, equal to the host engine", cases.len()))
 }
 
-/// Graphs whose host hears nothing of their launches.
+/// Replays graphs. A graph launch calls no function of cinch, so the proxies must notice its
+/// transfers by themselves.
 fn replays(setup: &Setup, world: &World, _: usize) -> Verdict {
     graphs::replays(setup, world, setup.options.either(100, 500))
 }
 
-/// The chain of collectives and groups of messages outside of graphs, on streams in turn.
+/// Runs the chain of collectives and send/recv groups outside of graphs and changes streams with
+/// every step.
 fn groups(setup: &Setup, world: &World, _: usize) -> Verdict {
     graphs::streams(setup, world)
 }
 
-/// With few channels: all ranks are of one process here, whose descriptors may be few.
+/// Runs several communicators with two channels each. All ranks share this process, whose limit of
+/// file descriptors may be low.
 fn communicators(setup: &Setup, world: &World, _: usize) -> Verdict {
     let mut world = world.clone();
     world.config.gpu_channels = Some(2);
@@ -191,8 +203,9 @@ fn counts_differ(_: &Setup, world: &World, _: usize) -> Verdict {
     failures::counts_differ(world)
 }
 
-/// A kernel has one codec: the other one would be left out in silence.
-fn by_level(setup: &Setup) -> Verdict {
+/// Setting different codecs within and between hosts must fail on a GPU, because a kernel supports
+/// one codec per call.
+fn codec_by_level(setup: &Setup) -> Verdict {
     let mut world = World::on_hosts(setup, &[0, 1], 1);
     world.config.codec = "intra=linear8,inter=dynamic8".parse()?;
     match world.run(|_| Ok(())) {
@@ -203,14 +216,14 @@ fn by_level(setup: &Setup) -> Verdict {
     }
 }
 
-/// What the threads of two communicators take that nobody calls, and what the first call after that
-/// waits: printed, not judged.
+/// Measures the CPU time of two idle communicators and the latency of the first call after idling.
+/// The check prints both and sets no limit.
 fn idle(setup: &Setup) -> Verdict {
     const QUIET: Duration = Duration::from_secs(3);
     let world = World::on_hosts(setup, &[0, 1], 1);
     let arenas = world.arenas(8192)?;
     let call = Call::new(Collective::AllReduce, DType::F32, 16);
-    let said = world.run(|comm| {
+    let results = world.run(|comm| {
         let arena = &arenas[comm.rank()];
         let place = (0, 64);
         let one = || -> Result<Duration, Stop> {
@@ -230,7 +243,7 @@ fn idle(setup: &Setup) -> Verdict {
         next.sort();
         Ok((took, first, next[10]))
     })?;
-    let (took, first, next) = said[0];
+    let (took, first, next) = results[0];
     Ok(format!(
         "idle, this process took {:.2} % of a core with 2 communicators; the first call {first:?}, \
          others {next:?}",
@@ -238,7 +251,7 @@ fn idle(setup: &Setup) -> Verdict {
     ))
 }
 
-/// Time that all threads of this process have had, in steps of 10 ms.
+/// Returns the CPU time of all threads of this process, in steps of 10 ms.
 fn process_time() -> Duration {
     let text = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let fields = text.rsplit(')').next().unwrap_or_default();

@@ -1,9 +1,9 @@
-//! Tests on GPUs: everything a library promises there, on as many GPUs as there are, down to
-//! several ranks on one. A program of its own, because it also runs where cargo is not: build it
-//! with `cargo test --no-run --test gpu`, copy it, start it (`scripts/test-gpu` does).
+//! Tests of the library on GPUs: on as many GPUs as there are, down to several ranks on one. The
+//! program also runs on machines without cargo: build it with `cargo test --no-run --test gpu`,
+//! copy it, start it (`scripts/test-gpu` does).
 //!
-//! A worker process runs the checks one after the other; this process waits for it with a
-//! deadline for each check, and starts another one behind a check that failed, hung or crashed.
+//! A worker process runs the checks one after the other. The supervisor process waits for each
+//! check with a deadline, and starts another worker behind a check that failed, hung or crashed.
 //! Without a driver or without kernels every check is skipped, with the reason.
 
 mod arena;
@@ -45,11 +45,12 @@ fn main() -> ExitCode {
     match &options.role {
         Role::Supervisor => supervise::run(&options, &checks(&options)),
         Role::Worker { from } => harness::work(&options, &checks(&options), *from),
-        Role::Rank { task } => models::be_a_rank(&options, task),
+        Role::Rank { task } => models::run_rank(&options, task),
     }
 }
 
-/// Every check, in order; the same in each process of a run.
+/// Returns the checks that the filter keeps. Their order is equal in each process of a run, because
+/// processes name checks by number.
 fn checks(options: &Options) -> Vec<Check> {
     let mut all = Vec::new();
     all.extend(collectives::checks(options));

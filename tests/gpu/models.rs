@@ -1,4 +1,4 @@
-//! Process models: one thread that drives several communicators, and ranks that are processes.
+//! Process models: one thread for all ranks, a process per rank, and processes of several ranks.
 
 use crate::arena::Arena;
 use crate::case::{Case, Done};
@@ -14,9 +14,9 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// A rank process ends by itself after this, whatever becomes of the others.
+/// Time after which a rank process ends by itself, whatever the other ranks do.
 const LIFETIME: Duration = Duration::from_secs(120);
-/// Elements of a buffer between processes that take turns on one GPU.
+/// Most elements of a buffer. Processes take turns on one GPU, which makes large cases slow.
 const FEW: usize = 5000;
 
 pub fn checks(options: &Options) -> Vec<Check> {
@@ -48,7 +48,7 @@ pub fn checks(options: &Options) -> Vec<Check> {
     checks
 }
 
-/// One thread makes the calls of all ranks, each round in one group.
+/// Makes the calls of all ranks from one thread, each case in one group.
 fn one_thread(setup: &Setup, nranks: usize, gpus: usize) -> Verdict {
     let world = World::new(setup, nranks, gpus);
     let mut rng = Rng::new(setup.options.seed ^ 0x6e0);
@@ -88,21 +88,27 @@ fn round(
     case.judge(inputs, &done, 0.0).map_err(Stop::Wrong)
 }
 
-/// The cases that the rank processes of a world run.
+/// Returns the cases of the rank processes. Every process derives them from the seed.
 fn cases_of(options: &Options, nranks: usize) -> Vec<Case> {
     let mut rng = Rng::new(options.seed ^ 0x9c3);
     cover::random(&mut rng, nranks, options.either(60, 200), FEW)
 }
 
-/// Processes of `each` ranks, which are their threads.
-fn processes(setup: &Setup, nranks: usize, each: usize, gpus: usize, p2p_disable: bool) -> Verdict {
+/// Runs processes with `per_process` ranks per process, which are threads.
+fn processes(
+    setup: &Setup,
+    nranks: usize,
+    per_process: usize,
+    gpus: usize,
+    p2p_disable: bool,
+) -> Verdict {
     let world = World::new(setup, nranks, gpus);
     let id = UniqueId::create_for_one_host(&world.config)?.to_hex();
     let tasks = (0..nranks)
-        .step_by(each)
-        .map(|first| format!("cases {first} {each} {nranks} {gpus} {p2p_disable} {id}"));
+        .step_by(per_process)
+        .map(|first| format!("cases {first} {per_process} {nranks} {gpus} {p2p_disable} {id}"));
     let mut ranks = Ranks::start(&setup.options, tasks)?;
-    let all: Vec<usize> = (0..nranks / each).collect();
+    let all: Vec<usize> = (0..nranks / per_process).collect();
     let said = ranks.wait_for("done", &all, Duration::from_secs(90))?;
     let hashes: Vec<&str> = said.iter().flat_map(|text| text.split(' ')).collect();
     ensure(
@@ -112,8 +118,8 @@ fn processes(setup: &Setup, nranks: usize, each: usize, gpus: usize, p2p_disable
     Ok(format!("{} cases", cases_of(&setup.options, nranks).len()))
 }
 
-/// A rank process: its task is in the words that its parent gave it.
-pub fn be_a_rank(options: &Options, task: &str) -> ExitCode {
+/// Runs a rank process. Its parent passes `task` on the command line.
+pub fn run_rank(options: &Options, task: &str) -> ExitCode {
     end_with_parent();
     std::thread::spawn(|| {
         std::thread::sleep(LIFETIME);
@@ -144,21 +150,21 @@ pub fn number(text: &str) -> Result<usize, Stop> {
         .map_err(|_| Stop::Wrong(format!("{text} is no number")))
 }
 
-/// Runs the cases as several ranks, which judge their own outputs; of each rank a hash of what
-/// all must share.
+/// Runs the cases as `per_process` ranks, which judge their own outputs. Returns a hash per rank of the
+/// outputs that all ranks must share.
 fn run_cases(options: &Options, words: &[&str]) -> Verdict {
-    let [first, each, nranks, gpus, p2p_disable, id] = words else {
+    let [first, per_process, nranks, gpus, p2p_disable, id] = words else {
         return Stop::wrong("cases FIRST EACH NRANKS GPUS P2P_DISABLE ID");
     };
-    let (first, each, nranks) = (number(first)?, number(each)?, number(nranks)?);
+    let (first, per_process, nranks) = (number(first)?, number(per_process)?, number(nranks)?);
     let mut world = World::new(&Setup::new(options), nranks, number(gpus)?);
     world.config.p2p_disable = *p2p_disable == "true";
     let id = UniqueId::from_hex(id)?;
     let cases = cases_of(options, nranks);
     let bytes = cases.iter().map(|case| case.bytes(nranks)).max();
     let mut arenas = Vec::new();
-    for rank in first..first + each {
-        arenas.push(Arena::new(world.seats[rank], bytes.unwrap_or(0))?);
+    for rank in first..first + per_process {
+        arenas.push(Arena::new(world.gpus[rank], bytes.unwrap_or(0))?);
     }
     let one = |rank: usize, arena: &Arena| -> Verdict {
         let mut config = world.config_of(rank);
@@ -196,7 +202,7 @@ fn run_as(comm: &Communicator, arena: &Arena, cases: &[Case]) -> Verdict {
         if case.is_shared() {
             done.output.hash(&mut hasher);
         }
-        case.judge_one(&inputs, rank, &done).map_err(Stop::Wrong)?;
+        case.judge_rank(&inputs, rank, &done).map_err(Stop::Wrong)?;
     }
     Ok(format!("{:016x}", hasher.finish()))
 }

@@ -1,4 +1,4 @@
-//! The command line.
+//! Command-line options of the program.
 
 use std::time::Duration;
 
@@ -12,14 +12,14 @@ gpu [--filter PART] [--list] [--quick | --full] [--minutes M] [--seed S] [--host
   --seed S       of all randomness
   --host         the checks that can, on host memory: for trying the tests themselves";
 
-/// What a process of a run is.
+/// Role of a process in a run.
 #[derive(Clone, Debug)]
 pub enum Role {
-    /// Starts the others.
+    /// Starts the workers.
     Supervisor,
-    /// Runs the checks from this one on.
+    /// Runs the checks from number `from` on.
     Worker { from: usize },
-    /// One rank that is a process of its own.
+    /// Runs one rank of a test with a process per rank.
     Rank { task: String },
 }
 
@@ -31,7 +31,7 @@ pub struct Options {
     pub full: bool,
     pub minutes: f64,
     pub seed: u64,
-    /// On host memory.
+    /// Runs the checks on host memory.
     pub host: bool,
 }
 
@@ -75,7 +75,7 @@ impl Options {
                     }
                 }
                 "--rank" => options.role = Role::Rank { task: value()? },
-                // What cargo's own harness takes, so that `cargo test` reaches this one too.
+                // Cargo passes these options of its own test harness; they have no effect here.
                 "--nocapture" | "--show-output" | "--exact" | "--quiet" | "-q" => {}
                 "--test-threads" | "--format" | "--color" => drop(value()?),
                 _ if !word.starts_with('-') => options.filter = Some(word),
@@ -85,7 +85,7 @@ impl Options {
         Ok(options)
     }
 
-    /// The same run, as another process needs it.
+    /// Returns the arguments that start another process with these options.
     pub fn words(&self) -> Vec<String> {
         let mut words = vec![
             format!("--seed={}", self.seed),
@@ -97,13 +97,13 @@ impl Options {
         words
     }
 
-    /// How long the random operations go on.
+    /// Returns how long the random operations run.
     pub fn soak(&self) -> Duration {
         let least = if self.full { 20.0 } else { 5.0 };
         Duration::from_secs_f64((self.minutes * 60.0).max(least))
     }
 
-    /// One number in quick runs, another in full ones.
+    /// Returns `quick` in quick runs and `full` in full ones.
     pub fn either<T>(&self, quick: T, full: T) -> T {
         if self.full { full } else { quick }
     }

@@ -1,4 +1,4 @@
-//! Rank processes, seen from their parent.
+//! Rank processes as their parent sees them.
 
 use crate::harness::{MARK, Stop};
 use crate::options::Options;
@@ -7,11 +7,12 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-/// They end when this is dropped, or when this process does.
+/// Rank processes. They end when this value is dropped or when the parent process ends.
 pub struct Ranks {
     pub children: Vec<Child>,
     said: Receiver<(usize, String)>,
-    /// Said, but not waited for yet: ranks do not wait for each other.
+    /// Received lines that no `wait_for` has asked for yet, because ranks do not wait for each
+    /// other.
     backlog: Vec<(usize, String)>,
 }
 
@@ -25,7 +26,7 @@ impl Drop for Ranks {
 }
 
 impl Ranks {
-    /// One process for each task.
+    /// Starts a rank process for each task.
     pub fn start(options: &Options, tasks: impl Iterator<Item = String>) -> Result<Ranks, Stop> {
         let (sender, said) = channel();
         let mut ranks = Ranks {
@@ -43,7 +44,7 @@ impl Ranks {
             let output = child.stdout.take();
             ranks.children.push(child);
             let sender: Sender<_> = sender.clone();
-            // Ends with its child.
+            // The thread ends when its child closes stdout.
             std::thread::spawn(move || {
                 let lines = output
                     .map(BufReader::new)
@@ -60,8 +61,8 @@ impl Ranks {
         Ok(ranks)
     }
 
-    /// Waits until each of `ranks` has said a line that starts with `word`; the rests of the
-    /// lines, in the order of `ranks`.
+    /// Waits until each of `ranks` has sent a line that starts with `word`. Returns the rest of
+    /// each line, in the order of `ranks`.
     pub fn wait_for(
         &mut self,
         word: &str,

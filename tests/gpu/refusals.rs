@@ -1,11 +1,12 @@
-//! What is refused has a code and a sentence, nothing is launched, and the communicator works on.
+//! Invalid calls. Each must return an error kind and message, launch nothing, and leave the
+//! communicator usable.
 
-#![allow(unsafe_code)] // buffers that are wrong are made by hand
+#![allow(unsafe_code)] // invalid buffers are made of raw addresses
 
 use crate::arena::{Arena, PATIENCE, context};
 use crate::case::{Case, GUARD, Values};
 use crate::harness::{Check, Setup, Stop, Verdict, ensure};
-use crate::world::{World, says};
+use crate::world::{World, expect_error};
 use cinch::comm::{Call, Group};
 use cinch::gpu::{CaptureMode, Graph, PinnedMemory, Stream};
 use cinch::mem::{DeviceBuffers, UserBuffers};
@@ -37,11 +38,11 @@ pub fn checks() -> Vec<Check> {
     checks
 }
 
-/// What each of two ranks looks at; how many refusals.
+/// Makes invalid calls on each of two ranks and returns their number.
 type Body = fn(&Communicator, &Arena) -> std::result::Result<usize, Stop>;
 
-/// What lies at the start of a rank's memory: its input, which no other rank has.
-fn own(rank: usize) -> Vec<u8> {
+/// Returns the input at the start of a rank's memory, which differs between ranks.
+fn input_of(rank: usize) -> Vec<u8> {
     let data = Data {
         pattern: Pattern::Gaussian,
         dtype: DType::F32,
@@ -50,7 +51,7 @@ fn own(rank: usize) -> Vec<u8> {
     data.vec(rank, COUNT)
 }
 
-/// Two ranks refuse; then nothing was written, and a call works.
+/// Runs `body` on two ranks, then checks that no memory changed and that a valid call works.
 fn on_two(setup: &Setup, body: Body) -> Verdict {
     let world = World::new(setup, 2, 1);
     let arenas = world.arenas(BYTES)?;
@@ -66,7 +67,7 @@ fn on_two(setup: &Setup, body: Body) -> Verdict {
     let counts = world.run(|comm| {
         let arena = &arenas[comm.rank()];
         let mut before = vec![GUARD; BYTES];
-        before[..4 * COUNT].copy_from_slice(&own(comm.rank()));
+        before[..4 * COUNT].copy_from_slice(&input_of(comm.rank()));
         arena.write(0, &before)?;
         let count = body(comm, arena)?;
         if let Some(error) = comm.async_error() {
@@ -92,7 +93,7 @@ fn refuses<T: std::fmt::Debug>(
     words: &[&str],
 ) -> std::result::Result<(), Stop> {
     match result {
-        Err(error) => says(&error, kind, words),
+        Err(error) => expect_error(&error, kind, words),
         Ok(done) => Stop::wrong(format!("not refused (expected {words:?}): {done:?}")),
     }
 }
@@ -101,8 +102,8 @@ fn sum(dtype: DType, count: usize) -> Call {
     Call::new(Collective::AllReduce, dtype, count)
 }
 
-/// A call on ranges of the arena.
-fn at(
+/// Makes a call on (offset, length) ranges of the arena.
+fn call_at(
     comm: &Communicator,
     arena: &Arena,
     call: &Call,
@@ -121,8 +122,8 @@ fn misaligned(comm: &Communicator, arena: &Arena) -> std::result::Result<usize, 
             let call = sum(dtype, COUNT);
             let (right, wrong) = ((16384, bytes), (shift, bytes));
             let words = ["aligned", dtype.name()];
-            refuses(at(comm, arena, &call, wrong, right), kind, &words)?;
-            refuses(at(comm, arena, &call, right, wrong), kind, &words)?;
+            refuses(call_at(comm, arena, &call, wrong, right), kind, &words)?;
+            refuses(call_at(comm, arena, &call, right, wrong), kind, &words)?;
             count += 2;
         }
     }
@@ -144,7 +145,8 @@ fn host_pointer(comm: &Communicator, arena: &Arena) -> std::result::Result<usize
     ] {
         for (input, output) in [((address, bytes), good), (good, (address, bytes))] {
             let stream = arena.stream()?.handle().addr();
-            // SAFETY: refused before anything uses them, which is what is tested.
+            // SAFETY: the call checks both addresses first and refuses them, so no kernel uses
+            // them.
             let buffers = unsafe { DeviceBuffers::new(input, output, stream) };
             refuses(comm.call_on(&sum(DType::F32, COUNT), buffers), kind, &words)?;
             count += 1;
@@ -174,24 +176,24 @@ fn impossible(comm: &Communicator, arena: &Arena) -> std::result::Result<usize, 
     let (input, output) = ((0, 4 * COUNT), (16384, 4 * COUNT));
     let call = sum(DType::F32, COUNT);
     refuses(
-        at(comm, arena, &call, (0, 4 * COUNT - 4), output),
+        call_at(comm, arena, &call, (0, 4 * COUNT - 4), output),
         kind,
         &["input", "3996", "4000"],
     )?;
     refuses(
-        at(comm, arena, &call, input, (16384, 16)),
+        call_at(comm, arena, &call, input, (16384, 16)),
         kind,
         &["output", "16 bytes", "4000"],
     )?;
     refuses(
-        at(comm, arena, &call, input, (400, 4 * COUNT)),
+        call_at(comm, arena, &call, input, (400, 4 * COUNT)),
         kind,
         &["overlap"],
     )?;
     let mut rooted = Call::new(Collective::Broadcast, DType::F32, COUNT);
     rooted.root = 2;
     refuses(
-        at(comm, arena, &rooted, input, output),
+        call_at(comm, arena, &rooted, input, output),
         kind,
         &["root 2", "communicator of 2"],
     )?;
@@ -199,7 +201,7 @@ fn impossible(comm: &Communicator, arena: &Arena) -> std::result::Result<usize, 
     coded.codec = "linear8".parse().ok();
     coded.op = ReduceOp::Max;
     refuses(
-        at(comm, arena, &coded, input, output),
+        call_at(comm, arena, &coded, input, output),
         kind,
         &["linear8", "max"],
     )?;
@@ -207,7 +209,7 @@ fn impossible(comm: &Communicator, arena: &Arena) -> std::result::Result<usize, 
     kept.codec = "linear8:tensor=4".parse().ok();
     kept.tensor = Some(1);
     refuses(
-        at(comm, arena, &kept, input, output),
+        call_at(comm, arena, &kept, input, output),
         ErrorKind::Unsupported,
         &["host buffers only", "block"],
     )?;
@@ -223,7 +225,7 @@ fn groups(comm: &Communicator, arena: &Arena) -> std::result::Result<usize, Stop
         peer,
         ..Call::new(Collective::SendRecv, DType::F32, COUNT)
     };
-    // Two streams are joined: no refusal, and data that is there on both.
+    // A group may span two streams: cinch must accept it and deliver the message.
     let mut group = Group::new();
     let (input, output, none) = ((0, 4 * COUNT), (16384, 4 * COUNT), (0, 0));
     let sends = arena.buffers(input, none, arena.stream()?)?;
@@ -235,7 +237,7 @@ fn groups(comm: &Communicator, arena: &Arena) -> std::result::Result<usize, Stop
     arena.stream()?.wait(comm.config().timeout)?;
     let mut arrived = vec![0; output.1];
     arena.read(output.0, &mut arrived)?;
-    ensure(arrived == own(peer), || {
+    ensure(arrived == input_of(peer), || {
         "another message arrived than the one that was sent".into()
     })?;
     arena.write(output.0, &[GUARD; 4 * COUNT])?;
@@ -255,7 +257,7 @@ fn captures(comm: &Communicator, arena: &Arena) -> std::result::Result<usize, St
     let (captured, free) = (Stream::new(context)?, Stream::new(context)?);
     let call = sum(DType::F32, COUNT);
     let (input, output) = ((0, 4 * COUNT), (16384, 4 * COUNT));
-    // A group half in a capture has no order.
+    // Calls inside and outside of a capture cannot be ordered, so a group may not mix them.
     let graph = Graph::capture(&captured, CaptureMode::ThreadLocal, |stream| {
         let mut group = Group::new();
         group.add_on(comm, &call, arena.buffers(input, output, stream)?)?;
@@ -263,7 +265,7 @@ fn captures(comm: &Communicator, arena: &Arena) -> std::result::Result<usize, St
         let refused = group.run();
         refuses(refused, ErrorKind::InvalidUsage, &["same capture"])
             .map_err(|stop| cinch::Error::internal(format!("{stop:?}")))?;
-        // A refusal inside of a capture leaves it as it was.
+        // A refused call must not invalidate the capture.
         let wrong = arena.buffers((2, 4 * COUNT), output, stream)?;
         refuses(
             comm.call_on(&call, wrong),
@@ -290,21 +292,21 @@ fn foreign_stream(comm: &Communicator, arena: &Arena) -> std::result::Result<usi
     Ok(2)
 }
 
-/// Device buffers on a communicator of host memory, and both in one group.
+/// Device buffers must be refused by a communicator on host memory, alone and in a group.
 fn on_host(setup: &Setup) -> Verdict {
     let world = World::new(setup, 2, 1);
     let arenas = world.arenas(BYTES)?;
-    let mut hosts = world.clone();
-    hosts.config.device = DeviceChoice::Host;
-    hosts.config.transport = Some(TransportKind::Loopback);
-    hosts.seats = vec![None; 2];
+    let mut host_world = world.clone();
+    host_world.config.device = DeviceChoice::Host;
+    host_world.config.transport = Some(TransportKind::Loopback);
+    host_world.gpus = vec![None; 2];
     let call = sum(DType::F32, COUNT);
-    let counts = hosts.run(|comm| {
+    let counts = host_world.run(|comm| {
         let arena = &arenas[comm.rank()];
         let (input, output) = ((0, 4 * COUNT), (16384, 4 * COUNT));
         let words = ["device buffers", "host memory"];
         let kind = ErrorKind::InvalidUsage;
-        refuses(at(comm, arena, &call, input, output), kind, &words)?;
+        refuses(call_at(comm, arena, &call, input, output), kind, &words)?;
         let mut group = Group::new();
         let buffers = arena.buffers(input, output, arena.stream()?)?;
         refuses(group.add_on(comm, &call, buffers), kind, &words)?;

@@ -1,4 +1,5 @@
-//! Samples of coded sums (`CINCH_CODEC_SAMPLE`) and what follows from them (`CINCH_CODEC_BOUND`).
+//! Sampling of encoded sums' errors (`CINCH_CODEC_SAMPLE`), and the error bound that switches
+//! codecs off (`CINCH_CODEC_BOUND`).
 
 use crate::case::{Case, Done, Values};
 use crate::harness::{Check, Setup, Stop, Verdict, ensure};
@@ -7,14 +8,15 @@ use cinch::comm::{Call, CodecStats};
 use cinch::testing::Pattern;
 use cinch::{CodecSetting, Collective, DType, ReduceOp};
 
-/// Of so many coded sums one is sampled: the first, whose verdict is due when the next one is.
+/// Sampling interval: the first of every 3 encoded sums is sampled. Its error is judged when the
+/// next sample is due.
 const EVERY: usize = 3;
 const CALLS: usize = 3 * EVERY;
-/// Elements of a rank's input: sums from 1 MiB on are encoded.
+/// Elements of a rank's input. Sums of at least 1 MiB are encoded.
 const COUNT: usize = 1 << 19;
-/// `linear8` errs by about 1 % of such data.
-const TOO_SMALL: f64 = 1e-6;
-const AMPLE: f64 = 0.05;
+/// Bounds below and above the relative error of `linear8` on such data, which is about 1 %.
+const SMALL_BOUND: f64 = 1e-6;
+const AMPLE_BOUND: f64 = 0.05;
 
 pub fn checks() -> Vec<Check> {
     let mut checks = Vec::new();
@@ -30,16 +32,16 @@ pub fn checks() -> Vec<Check> {
     checks
 }
 
-/// With a bound that the codec keeps all sums are encoded; with one that it exceeds they are exact on
-/// all ranks from the call on in which the verdict is due.
+/// With an ample bound all sums must be encoded. With a bound that is too small all ranks must switch to
+/// exact sums with the call that judges the first sample.
 fn samples(setup: &Setup, nranks: usize, gpus: usize, collective: Collective) -> Verdict {
     let mut world = World::new(setup, nranks, gpus);
     world.config.codec = "linear8".parse()?;
     world.config.codec_sample = EVERY as u32;
-    // On host memory a verdict is there at once.
+    // On host memory a sample is judged within its call.
     let until = if setup.options.host { 1 } else { EVERY };
     let mut worst = 0f64;
-    for (bound, coded) in [(AMPLE, CALLS), (TOO_SMALL, until)] {
+    for (bound, coded) in [(AMPLE_BOUND, CALLS), (SMALL_BOUND, until)] {
         world.config.codec_bound = bound;
         let cases = cases(collective, nranks, setup.options.seed);
         let ranks = run(&world, &cases)?;
@@ -50,7 +52,7 @@ fn samples(setup: &Setup, nranks: usize, gpus: usize, collective: Collective) ->
         }
         for (rank, (_, stats)) in ranks.iter().enumerate() {
             let has_ended = coded < CALLS;
-            // On a GPU the verdict of the last sample is due only in a call that does not come.
+            // On a GPU the last sample may be judged only by a call after the end of the test.
             let sampled = stats.sampled as usize;
             let is_counted = match has_ended {
                 true => sampled == 1,
@@ -60,7 +62,7 @@ fn samples(setup: &Setup, nranks: usize, gpus: usize, collective: Collective) ->
                 is_counted
                     && stats.switched_off == has_ended
                     && stats.worst_error == ranks[0].1.worst_error
-                    && (1e-3..AMPLE).contains(&stats.worst_error),
+                    && (1e-3..AMPLE_BOUND).contains(&stats.worst_error),
                 || format!("bound {bound}: rank {rank} has {stats:?}"),
             )?;
             worst = worst.max(stats.worst_error);
@@ -103,7 +105,7 @@ fn run(world: &World, cases: &[Case]) -> Result<Vec<(Vec<Done>, CodecStats)>, St
     })
 }
 
-/// Whether the call was encoded where it was to be, and exact otherwise; the ranks agree either way.
+/// Checks that the ranks agree and that the call was encoded or exact, as `coded` demands.
 fn judge(case: &Case, done: &[Done], coded: bool) -> Result<(), String> {
     let inputs = case.inputs(done.len());
     let codec: CodecSetting = match coded {

@@ -1,4 +1,4 @@
-//! Random operations for a while: communicators come and go, memory does not.
+//! Random operations over many communicators. Device memory must not grow meanwhile.
 
 use crate::arena::context;
 use crate::case::Case;
@@ -12,11 +12,13 @@ use cinch::testing::random_word;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Worlds after which the driver's own memory has been taken; as many more show whether that was all.
-const WARM: usize = 8;
-/// In one world of so many, encoded calls are compared with those of the host engine.
+/// Number of worlds after which the driver has allocated the memory that it keeps for itself. At least as
+/// many further worlds show whether memory still grows.
+const WARM_UP: usize = 8;
+/// Interval of comparisons: in the first of every 4 worlds, encoded outputs are compared with the
+/// host engine's.
 const SAMPLED: usize = 4;
-/// What the driver may take beside: its pools grow in such steps.
+/// Bytes that the driver may take beyond the first worlds, because its pools grow in large steps.
 const SLACK: usize = 32 << 20;
 
 pub fn checks(options: &Options) -> Vec<Check> {
@@ -25,7 +27,7 @@ pub fn checks(options: &Options) -> Vec<Check> {
         Check::new("soak/one-gpu", 1, |setup| soak(setup, 1)).within(limit),
         Check::new("soak/all-gpus", 2, |setup| soak(setup, setup.count())).within(limit),
     ];
-    // A long one needs to run once.
+    // A long soak runs only once: on all GPUs, or on the only GPU.
     if options.minutes > 0.0 {
         checks[0].name = "soak/one-gpu-alone".into();
         let alone = |setup: &Setup| match setup.count() {
@@ -49,8 +51,8 @@ fn soak(setup: &Setup, gpus: usize) -> Verdict {
     };
     let (mut worlds, mut ran) = (0, 0);
     let mut warm = free()?;
-    while begin.elapsed() < length || worlds < 2 * WARM {
-        // Runs with neighbouring seeds have no world in common.
+    while begin.elapsed() < length || worlds < 2 * WARM_UP {
+        // Hashing the seed keeps runs with neighbouring seeds from sharing worlds.
         let mut rng = Rng::new(random_word(setup.options.seed, worlds as u64));
         let nranks = match gpus {
             1 => rng.pick(&[2, 3, 4, 5, 7, 8]),
@@ -64,7 +66,8 @@ fn soak(setup: &Setup, gpus: usize) -> Verdict {
         let most = if rng.below(6) == 0 { 1 << 20 } else { 50_000 };
         let mut cases = cover::random(&mut rng, nranks, 150, most);
         let coded = coded::cases(&mut rng, nranks, 1, most);
-        // What is left to selection may follow a table of this machine, which the host has not.
+        // Selection may follow a tuning table of this GPU machine, which the host engine lacks.
+        // Hence only cases with a fixed algorithm are compared.
         let asked = coded.iter().filter(|case| case.call.algorithm.is_some());
         let sample: Vec<Case> = asked.step_by(12).copied().collect();
         for case in coded.into_iter().step_by(4) {
@@ -77,19 +80,20 @@ fn soak(setup: &Setup, gpus: usize) -> Verdict {
         );
         let judged = world.judge(&cases);
         ran += judged.map_err(|stop| stop.context(&which))?;
-        // Among the others, coarse codecs and any bits are only told from what hangs.
+        // Without this comparison, cases with coarse codecs or random bits would only reveal hangs
+        // and crashes.
         if worlds % SAMPLED == 0 {
-            let compared = coded::as_the_host_engine(&world, &sample);
+            let compared = coded::matches_host_engine(&world, &sample);
             compared.map_err(|stop| stop.context(&which))?;
             ran += sample.len();
         }
         worlds += 1;
-        if worlds == WARM {
+        if worlds == WARM_UP {
             warm = free()?;
         }
     }
-    // Otherwise what is compared would be one measurement.
-    ensure(worlds > WARM, || format!("only {worlds} worlds"))?;
+    // With fewer worlds, both memory readings would be taken at one moment.
+    ensure(worlds > WARM_UP, || format!("only {worlds} worlds"))?;
     let end = free()?;
     let grown = warm.iter().zip(&end);
     let grown = grown.map(|(warm, end)| warm.saturating_sub(*end)).max();

@@ -1,4 +1,5 @@
-//! The process that starts workers, waits for them with deadlines, and counts.
+//! Supervisor process: starts workers, waits for each check with a deadline, and counts the
+//! results.
 
 use crate::harness::{Check, MARK, Setup};
 use crate::options::Options;
@@ -8,16 +9,16 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-/// What a worker may take before its first check and after its last.
-const GRACE: Duration = Duration::from_secs(60);
+/// Time that a worker may take before its first check, between checks, and after its last.
+const WORKER_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Default)]
 struct Counts {
     passed: usize,
     failed: usize,
     skipped: usize,
-    /// The last reason for a skip, and how many checks in a row have it.
-    same: Option<(String, usize)>,
+    /// Reason of the last skip, and how many checks were skipped for it after the first.
+    last_skip: Option<(String, usize)>,
 }
 
 pub fn run(options: &Options, checks: &[Check]) -> ExitCode {
@@ -43,7 +44,7 @@ pub fn run(options: &Options, checks: &[Check]) -> ExitCode {
         next = match Worker::start(options, next) {
             Ok(worker) => worker.watch(checks, next, &mut counts),
             Err(error) => {
-                counts.tell(&checks[next], "fail", "0", &format!("no worker: {error}"));
+                counts.print(&checks[next], "fail", "0", &format!("no worker: {error}"));
                 next + 1
             }
         };
@@ -58,16 +59,16 @@ pub fn run(options: &Options, checks: &[Check]) -> ExitCode {
 }
 
 impl Counts {
-    /// One line for a check; skips with the same reason share one.
-    fn tell(&mut self, check: &Check, word: &str, seconds: &str, text: &str) {
+    /// Prints the result of a check. Consecutive skips for the same reason share a line.
+    fn print(&mut self, check: &Check, word: &str, seconds: &str, text: &str) {
         if word == "skip" {
             self.skipped += 1;
-            match &mut self.same {
+            match &mut self.last_skip {
                 Some((why, times)) if why == text => *times += 1,
                 _ => {
                     self.end_of_skips();
                     println!("skip {}: {text}", check.name);
-                    self.same = Some((text.to_string(), 0));
+                    self.last_skip = Some((text.to_string(), 0));
                 }
             }
             return;
@@ -86,7 +87,7 @@ impl Counts {
     }
 
     fn end_of_skips(&mut self) {
-        if let Some((_, times)) = self.same.take()
+        if let Some((_, times)) = self.last_skip.take()
             && times > 0
         {
             println!("skip {times} more, for the same reason");
@@ -114,7 +115,7 @@ impl Worker {
         let mut child = command.spawn()?;
         let (sender, lines) = channel();
         if let Some(output) = child.stdout.take() {
-            // Ends with the worker.
+            // The thread ends when the worker closes stdout.
             std::thread::spawn(move || {
                 for line in BufReader::new(output).lines().map_while(Result::ok) {
                     match line.strip_prefix(MARK) {
@@ -128,10 +129,11 @@ impl Worker {
         Ok(Worker { child, lines })
     }
 
-    /// Reports what the worker says; the check that the next one begins with.
+    /// Prints the results that the worker sends. Returns the number of the check that the next
+    /// worker begins with.
     fn watch(mut self, checks: &[Check], from: usize, counts: &mut Counts) -> usize {
         let mut next = from;
-        let mut deadline = Instant::now() + GRACE;
+        let mut deadline = Instant::now() + WORKER_TIMEOUT;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             let line = match self.lines.recv_timeout(left) {
@@ -140,7 +142,7 @@ impl Worker {
                 Err(RecvTimeoutError::Timeout) => {
                     let limit = checks[next].limit.as_secs();
                     let text = format!("did not end within {limit} s; its process was killed");
-                    counts.tell(&checks[next], "fail", &limit.to_string(), &text);
+                    counts.print(&checks[next], "fail", &limit.to_string(), &text);
                     let _ = self.child.kill();
                     return next + 1;
                 }
@@ -148,18 +150,18 @@ impl Worker {
                     let status = self.child.wait();
                     let ended = status.map_or_else(|e| e.to_string(), |s| s.to_string());
                     let text = format!("its process ended early: {ended}");
-                    counts.tell(&checks[next], "fail", "?", &text);
+                    counts.print(&checks[next], "fail", "?", &text);
                     return next + 1;
                 }
             };
             let words: Vec<&str> = line.splitn(4, ' ').collect();
             match words[..] {
                 ["begin", _] => deadline = Instant::now() + checks[next].limit,
-                ["done"] => deadline = Instant::now() + GRACE,
+                ["done"] => deadline = Instant::now() + WORKER_TIMEOUT,
                 [word, _, seconds, ref text @ ..] => {
-                    counts.tell(&checks[next], word, seconds, text.first().unwrap_or(&""));
+                    counts.print(&checks[next], word, seconds, text.first().unwrap_or(&""));
                     next += 1;
-                    deadline = Instant::now() + GRACE;
+                    deadline = Instant::now() + WORKER_TIMEOUT;
                     if word == "fail" {
                         return next;
                     }
@@ -172,7 +174,7 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // One that is done ends by itself; its children end with it.
+        // A worker that is done ends by itself, and its child processes end with it.
         let patience = Instant::now() + Duration::from_secs(10);
         let ended = |child: &mut Child| matches!(child.try_wait(), Ok(Some(_)));
         while self.lines.recv_timeout(Duration::from_millis(20))

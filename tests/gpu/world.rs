@@ -1,4 +1,4 @@
-//! Worlds of rank threads: communicators over an id, as a program makes them.
+//! Ranks as threads of this process, each with its own communicator.
 
 use crate::arena::Arena;
 use crate::case::{Case, Done, Outcome};
@@ -9,30 +9,31 @@ use cinch::{Collective, Communicator, Config, ErrorKind, Report, UniqueId};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
 
-/// Which ranks there are, and where.
+/// Ranks of a test, with the GPU and host of each.
 #[derive(Clone, Debug)]
 pub struct World {
-    /// Of each rank, the number of its GPU; none: host memory.
-    pub seats: Vec<Option<usize>>,
-    /// Of each rank, the host that it stands for; empty: all are on this one.
+    /// Number of each rank's GPU; `None` puts the rank on host memory.
+    pub gpus: Vec<Option<usize>>,
+    /// Number of the simulated host of each rank; empty if all ranks are on one host.
     pub hosts: Vec<usize>,
-    /// Settings of all of them.
+    /// Settings of every rank.
     pub config: Config,
 }
 
 impl World {
-    /// `nranks` ranks on the first `gpus` GPUs, in turn; on host memory if that was asked for.
+    /// Creates `nranks` ranks that take turns over the first `gpus` GPUs, or are all on host memory
+    /// under `--host`.
     pub fn new(setup: &Setup, nranks: usize, gpus: usize) -> World {
-        let seat = |rank: usize| (!setup.options.host).then_some(rank % gpus);
+        let gpu = |rank: usize| (!setup.options.host).then_some(rank % gpus);
         World {
-            seats: (0..nranks).map(seat).collect(),
+            gpus: (0..nranks).map(gpu).collect(),
             hosts: Vec::new(),
             config: config(),
         }
     }
 
-    /// A rank for each of these hosts, which this one stands for, on the first `gpus` GPUs. TCP
-    /// connects them, also where there are RDMA ports.
+    /// Creates a rank for each of the simulated hosts in `hosts`, over the first `gpus` GPUs. TCP
+    /// connects the hosts, also on machines with RDMA ports.
     pub fn on_hosts(setup: &Setup, hosts: &[usize], gpus: usize) -> World {
         let mut world = World::new(setup, hosts.len(), gpus);
         world.hosts = hosts.to_vec();
@@ -40,12 +41,12 @@ impl World {
         world
     }
 
-    /// As many ranks on host memory, with slots that hold the chunks of a GPU's cut: those that can
-    /// copy_limits it.
+    /// Returns an equal number of ranks on host memory. Their slots are large enough for the GPU's
+    /// chunk sizes, so `copy_limits` can cut messages as the GPU does.
     pub fn on_host_memory(&self, limits: &Limits) -> World {
         let mut world = self.clone();
-        world.seats = vec![None; self.nranks()];
-        // Which ranks share a host, and what kernels may do, are in the limits.
+        world.gpus = vec![None; self.nranks()];
+        // `limits` already describes which ranks share a host and which kernels may run.
         world.hosts = Vec::new();
         world.config.protocol = None;
         world.config.gpu_channels = None;
@@ -58,13 +59,13 @@ impl World {
     }
 
     pub fn nranks(&self) -> usize {
-        self.seats.len()
+        self.gpus.len()
     }
 
-    /// The settings of one rank.
+    /// Returns the settings of `rank`.
     pub fn config_of(&self, rank: usize) -> Config {
         let mut config = self.config.clone();
-        match self.seats[rank] {
+        match self.gpus[rank] {
             Some(gpu) => config.device = DeviceChoice::Cuda(gpu as u32),
             None if self.hosts.is_empty() => config.transport = Some(TransportKind::Loopback),
             None => {}
@@ -75,12 +76,12 @@ impl World {
     }
 
     pub fn arenas(&self, bytes: usize) -> Result<Vec<Arena>, Stop> {
-        let arena = |seat: &Option<usize>| Arena::new(*seat, bytes);
-        Ok(self.seats.iter().map(arena).collect::<Result<_, _>>()?)
+        let arena = |gpu: &Option<usize>| Arena::new(*gpu, bytes);
+        Ok(self.gpus.iter().map(arena).collect::<Result<_, _>>()?)
     }
 
-    /// Runs `body` as every rank; results in their order. A rank that stops takes the others
-    /// with it.
+    /// Runs `body` in a thread per rank and returns the results by rank. A rank that fails aborts
+    /// the communicator, so the other ranks fail as well.
     pub fn run<R: Send>(
         &self,
         body: impl Fn(&Communicator) -> Result<R, Stop> + Sync,
@@ -92,7 +93,8 @@ impl World {
                 .map_err(|error| Stop::from(error).context(format!("rank {rank} joins")))?;
             let result = body(&comm);
             match &result {
-                // No rank frees memory while another one's kernel waits.
+                // `finalize` waits for the peers, so no rank frees memory while a peer's kernel
+                // still waits for this rank.
                 Ok(_) => comm.finalize()?,
                 Err(_) => comm.abort(),
             }
@@ -112,20 +114,20 @@ impl World {
             };
             threads.into_iter().map(join).collect()
         });
-        // The cause, rather than what it did to others.
-        let echo = |stop: &Stop| match stop {
+        // Reports the original failure before failures that another rank's abort caused.
+        let is_consequence = |stop: &Stop| match stop {
             Stop::Wrong(why) => why.contains("aborted the communicator"),
             Stop::Skipped(_) => false,
         };
         let mut stops: Vec<&Stop> = results.iter().filter_map(|r| r.as_ref().err()).collect();
-        stops.sort_by_key(|stop| echo(stop));
+        stops.sort_by_key(|stop| is_consequence(stop));
         if let Some(stop) = stops.first() {
             return Err((*stop).clone());
         }
         Ok(results.into_iter().filter_map(Result::ok).collect())
     }
 
-    /// All communicators, for one thread.
+    /// Returns the communicators of all ranks, for use by one thread.
     pub fn communicators(&self) -> Result<Vec<Communicator>, Stop> {
         let id = UniqueId::create_for_one_host(&self.config)?;
         let nranks = self.nranks();
@@ -144,7 +146,8 @@ impl World {
         Ok(comms)
     }
 
-    /// Runs the cases in order and judges every rank's output while the next ones run; how many.
+    /// Runs the cases in order, judges every rank's output while later cases run, and returns the
+    /// number of cases.
     pub fn judge(&self, cases: &[Case]) -> Result<usize, Stop> {
         let nranks = self.nranks();
         let bytes = cases.iter().map(|case| case.bytes(nranks)).max();
@@ -162,14 +165,16 @@ impl World {
                 let sender = slot.ok().and_then(|mut sender| sender.take());
                 self.run_all(cases, comm, &arenas[comm.rank()], sender)
             });
-            // A rank that could not join has not taken its own.
+            // A rank that could not join has not taken its sender. Without this drop the judge
+            // would wait for it.
             drop(senders);
             let judged = judge
                 .join()
                 .unwrap_or_else(|_| Stop::wrong("the judge panicked"));
             match (judged, ran) {
                 (Ok(count), Ok(_)) => Ok(count),
-                // What was found wrong comes before what became of the ranks for it.
+                // A wrong output is the cause and precedes the ranks' own errors. An empty text of
+                // the judge refers to a rank's error.
                 (Err(Stop::Wrong(why)), Err(stop)) if why.is_empty() => Err(stop),
                 (Err(stop), _) | (Ok(_), Err(stop)) => Err(stop),
             }
@@ -199,7 +204,8 @@ impl World {
         Ok(())
     }
 
-    /// Stops with no words where the rank itself says what happened.
+    /// Judges each case after all ranks have sent its outcome. Returns `Wrong` with an empty text
+    /// if a rank's own error describes the failure.
     fn judge_all(&self, cases: &[Case], ranks: &[Receiver<Outcome>]) -> Result<usize, Stop> {
         let nranks = self.nranks();
         for case in cases {
@@ -222,7 +228,7 @@ impl World {
         Ok(cases.len())
     }
 
-    /// Whether what ran on `rank` is what was asked for.
+    /// Fails unless the report names the algorithm, codec and transport that `case` demands.
     pub fn judge_report(&self, case: &Case, rank: usize, done: &Done) -> Result<(), Stop> {
         let judged = self.judge_choices(case, &done.report);
         judged.map_err(|why| Stop::Wrong(format!("{case}: rank {rank}: {why}: {:?}", done.report)))
@@ -242,12 +248,13 @@ impl World {
         {
             return Err("another algorithm ran".into());
         }
-        let gpu = self.seats[0].is_some();
+        let gpu = self.gpus[0].is_some();
         let expected = match self.hosts.iter().any(|host| *host != self.hosts[0]) {
             true => TransportKind::Tcp,
             false => TransportKind::Cuda,
         };
-        // Of messages some stay inside hosts.
+        // A send/recv between simulated hosts also has messages within a host, so its transport
+        // varies.
         let message = case.call.collective == Collective::SendRecv && !self.hosts.is_empty();
         if report.wire_bytes > 0 && gpu && !message && report.transport != Some(expected) {
             return Err("another transport ran".into());
@@ -256,7 +263,7 @@ impl World {
     }
 }
 
-/// Settings of tests: deadlines that end the run where something hangs.
+/// Returns settings with short deadlines, so that a hang ends the run.
 pub fn config() -> Config {
     Config {
         timeout: Duration::from_secs(10),
@@ -265,7 +272,7 @@ pub fn config() -> Config {
     }
 }
 
-/// Errors that leave a communicator as it was.
+/// Returns whether the communicator is still usable after `error`.
 fn refused(error: &cinch::Error) -> bool {
     matches!(
         error.kind(),
@@ -273,8 +280,8 @@ fn refused(error: &cinch::Error) -> bool {
     )
 }
 
-/// Every rank's report of one error kind with these words in it.
-pub fn says(error: &cinch::Error, kind: ErrorKind, words: &[&str]) -> Result<(), Stop> {
+/// Fails unless `error` has this kind and a message with all of `words`.
+pub fn expect_error(error: &cinch::Error, kind: ErrorKind, words: &[&str]) -> Result<(), Stop> {
     let text = error.message();
     ensure(
         error.kind() == kind && words.iter().all(|word| text.contains(word)),

@@ -1,24 +1,25 @@
-//! `docs/adding.md` names the files that a new member of an axis changes: they exist, and are few.
+//! `docs/adding.md` lists the files to change for a new codec, data type and so on. The files must
+//! exist, and be few.
 
 use crate::source::root;
 
-/// Most files that a new member may change outside its own files and the docs.
+/// Most existing files that an addition may change, apart from its own files and the docs.
 const MOST: usize = 6;
 const NUMBERS: [&str; MOST + 1] = ["no", "one", "two", "three", "four", "five", "six"];
 
-/// Returns title and text of each section.
+/// Returns the title and text of each section.
 fn sections(page: &str) -> Vec<(&str, &str)> {
     let parts = page.split("\n## ").skip(1);
     parts.filter_map(|part| part.split_once('\n')).collect()
 }
 
-/// Returns the number in a sentence such as "changes two files outside".
+/// Returns the number word of a sentence such as "changes two files outside".
 fn stated(text: &str) -> Option<&str> {
     let (before, _) = text.split_once(" files outside")?;
     before.split_whitespace().last()
 }
 
-/// Returns the paths that begin the steps of a section.
+/// Returns the path at the beginning of each numbered step of a section.
 fn files(text: &str) -> Vec<&str> {
     let steps = text.lines().filter_map(|line| {
         let (number, step) = line.split_once(". `")?;

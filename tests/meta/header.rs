@@ -1,5 +1,6 @@
-//! `include/cinch.h` equals what cbindgen generates from `src/capi` and the tables of algorithms and
-//! transports, and every export is guarded, documented, in the header and in the shared library.
+//! The C header and the C exports. `include/cinch.h` must equal the output of cbindgen for `src/capi` and the
+//! tables of algorithms and transports. Every export must be guarded against panics, documented, and present
+//! in the header and the shared library.
 //!
 //! `CINCH_UPDATE_HEADER=1 cargo test --test meta header` rewrites the header.
 
@@ -9,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Files of `src/capi` that hold exports, in the order of the header.
+/// Files of `src/capi` with exports, in the order of the header.
 const FILES: &[&str] = &[
     "error",
     "types",
@@ -44,17 +45,17 @@ fn sources() -> Vec<(PathBuf, String)> {
     sources
 }
 
-/// An `extern "C"` function of the source.
+/// An `extern "C"` function in the source.
 #[derive(Debug)]
 struct Export {
     name: String,
-    /// The lines above it that belong to it.
+    /// Documentation and attributes above the function.
     above: String,
     /// Signature and body, up to the next item.
     body: String,
 }
 
-/// Finds exports in the text of a file: every line that holds `extern "C" fn`.
+/// Returns the exports in the text of a file: a function for each line with `extern "C" fn`.
 fn exports(text: &str) -> Vec<Export> {
     let text = text.split("#[cfg(test)]").next().unwrap();
     let lines: Vec<&str> = text.lines().collect();
@@ -91,7 +92,7 @@ fn fault(export: &Export) -> Option<String> {
     let guarded = guards
         .iter()
         .filter_map(|guard| body.split_once(guard.as_str()))
-        // The guard is all there is: its closing line is the last of the function.
+        // The guard must span the body: its closing line is the function's last line.
         .any(|(_, rest)| rest.ends_with("\n    })") && rest.matches("\n    }").count() == 1);
     if !guarded {
         Some(format!(
@@ -108,14 +109,15 @@ fn fault(export: &Export) -> Option<String> {
     }
 }
 
-/// The enums of the header that continue with the lines of a table of `src/types/algorithm.rs`: the
-/// enum's name, the prefix of its constants, the table's name.
+/// Enums of the header that include a table of `src/types/algorithm.rs`: name of the enum, prefix
+/// of its constants, and name of the table.
 const TABLES: &[(&str, &str, &str)] = &[
     ("cinch_algorithm_t", "CINCH_ALGORITHM_", "Algorithm"),
     ("cinch_transport_t", "CINCH_TRANSPORT_", "TransportKind"),
 ];
 
-/// Returns `src/capi/types.rs` with the constants of [`TABLES`], whose numbers are those of the table plus 2.
+/// Returns `src/capi/types.rs` with the constants of [`TABLES`]. Their numbers are the tables' numbers plus
+/// 2.
 fn types_with_constants() -> String {
     let read = |path: &str| fs::read_to_string(root().join(path)).unwrap();
     let (mut types, tables) = (read("src/capi/types.rs"), read("src/types/algorithm.rs"));
@@ -132,7 +134,7 @@ fn types_with_constants() -> String {
     types
 }
 
-/// Returns the line of an enum for a `line` of a table: `Ring = 0, "ring";`, or its documentation.
+/// Translates a line of a table, `Ring = 0, "ring";` or a doc comment, into a line of the enum.
 fn constant(prefix: &str, line: &str) -> String {
     let Some((number, name)) = line
         .split_once(" = ")
@@ -147,7 +149,7 @@ fn constant(prefix: &str, line: &str) -> String {
 }
 
 fn header() -> String {
-    // Tests of one process run at once.
+    // Tests run in parallel in this process, so each call writes a file with a unique name.
     static CALLS: AtomicU32 = AtomicU32::new(0);
     let call = CALLS.fetch_add(1, Ordering::Relaxed);
     let name = format!("cinch-types-{}-{call}.rs", std::process::id());
@@ -214,7 +216,7 @@ fn every_export_is_guarded_documented_and_in_the_header() {
 }
 
 #[test]
-fn the_shared_library_exports_just_these() {
+fn shared_library_exports_exactly_the_functions_of_capi() {
     let library = c_library::build().join("libcinch.so");
     let listing = match Command::new("nm")
         .arg("-D")
@@ -246,7 +248,7 @@ fn the_shared_library_exports_just_these() {
 }
 
 #[test]
-fn the_test_sees_what_it_looks_for() {
+fn faults_of_a_sample_export_are_found() {
     let good = "/// Does.\n#[unsafe(no_mangle)]\npub extern \"C\" fn cinch_f() -> u32 {\n    \
                 guard!(\"cinch_f\", {\n        Ok(())\n    })\n}\n";
     let judge = |text: &str| exports(text).iter().find_map(fault);

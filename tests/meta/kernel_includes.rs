@@ -1,12 +1,12 @@
-//! Includes of `kernels/` go down the second table of `docs/layers.md`: never up, and between files of
-//! one room without a circle.
+//! Includes of `kernels/` follow the second table of `docs/layers.md`. No file includes a file of a higher
+//! layer, and files of a layer do not include each other in a circle.
 
 use crate::source::{root, sources};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 
-/// Returns the layer of each room, from the table whose header has the column `folder`.
-fn rooms() -> HashMap<String, usize> {
+/// Returns the layer of each folder or file, from the table whose header has the column `folder`.
+fn layers() -> HashMap<String, usize> {
     let text = fs::read_to_string(root().join("docs/layers.md")).unwrap();
     let rows = text.lines().skip_while(|line| !line.contains("| folder |"));
     let rows = rows.skip(2).take_while(|line| line.starts_with('|'));
@@ -22,12 +22,12 @@ fn rooms() -> HashMap<String, usize> {
         .collect()
 }
 
-/// Returns the room of a path below `kernels/`: its folder, or the file itself.
-fn room(path: &str) -> &str {
+/// Returns the table entry of a path below `kernels/`: its folder, or the file itself.
+fn table_entry(path: &str) -> &str {
     path.split('/').next().unwrap_or(path)
 }
 
-/// Returns the quoted includes of a source, whose paths are relative to `kernels/`.
+/// Returns the quoted includes of a source. Their paths are relative to `kernels/`.
 fn includes(source: &str) -> Vec<String> {
     let lines = source.lines().filter_map(|line| {
         let rest = line.trim_start().strip_prefix("#include")?;
@@ -47,13 +47,16 @@ fn tree() -> BTreeMap<String, Vec<String>> {
         .collect()
 }
 
-/// Returns a sentence for each include that breaks the order of `rooms`.
-fn violations(rooms: &HashMap<String, usize>, tree: &BTreeMap<String, Vec<String>>) -> Vec<String> {
-    let layer = |path: &str| rooms.get(room(path)).copied();
+/// Returns a message for each include that violates the order of `layers`.
+fn violations(
+    layers: &HashMap<String, usize>,
+    tree: &BTreeMap<String, Vec<String>>,
+) -> Vec<String> {
+    let layer = |path: &str| layers.get(table_entry(path)).copied();
     let mut broken = Vec::new();
     for (file, includes) in tree {
         let Some(own) = layer(file) else {
-            broken.push(format!("{file}: {} has no layer", room(file)));
+            broken.push(format!("{file}: {} has no layer", table_entry(file)));
             continue;
         };
         for include in includes {
@@ -66,7 +69,8 @@ fn violations(rooms: &HashMap<String, usize>, tree: &BTreeMap<String, Vec<String
             }
         }
     }
-    // Repeatedly takes away files whose includes are all gone; what remains is a circle.
+    // Repeatedly removes files whose includes have all been removed. Files that remain include each
+    // other in a circle.
     let mut left: BTreeSet<&String> = tree.keys().collect();
     loop {
         let free = |file: &&String| !tree[*file].iter().any(|include| left.contains(include));
@@ -84,23 +88,23 @@ fn violations(rooms: &HashMap<String, usize>, tree: &BTreeMap<String, Vec<String
 
 #[test]
 fn kernel_includes_go_down() {
-    let (rooms, tree) = (rooms(), tree());
-    assert!(rooms.len() >= 10, "docs/layers.md has no table of rooms");
+    let (layers, tree) = (layers(), tree());
+    assert!(layers.len() >= 10, "docs/layers.md has no table of folders");
     let checked: usize = tree.values().map(Vec::len).sum();
     assert!(checked > 100, "only {checked} includes were found");
-    let broken = violations(&rooms, &tree);
+    let broken = violations(&layers, &tree);
     assert!(broken.is_empty(), "{}", broken.join("\n"));
 }
 
 #[test]
 fn kernel_include_upward_or_in_a_circle_is_found() {
-    let rooms: HashMap<String, usize> = [("low".into(), 0), ("high".into(), 1)].into();
+    let layers: HashMap<String, usize> = [("low".into(), 0), ("high".into(), 1)].into();
     let check = |files: &[(&str, &str)]| {
         let files = files.iter().map(|(name, source)| {
             let name = name.to_string();
             (name, includes(source))
         });
-        violations(&rooms, &files.collect())
+        violations(&layers, &files.collect())
     };
     let down = "#include <stdint.h>\n  #include \"low/a.cuh\"\n// #include \"high/c.cuh\"";
     assert!(check(&[("low/a.cuh", ""), ("high/b.cuh", down)]).is_empty());

@@ -1,11 +1,11 @@
-//! Imports go down the layer table of `docs/layers.md`, never up, never sideways; and
-//! `unsafe` stays in the modules that may use it.
+//! Imports of `src/` follow the layer table of `docs/layers.md`: a module imports lower layers
+//! only. `unsafe` stays in the modules that may use it.
 
 use crate::source::{code, root, sources};
 use std::collections::HashMap;
 use std::fs;
 
-/// Places that may use `unsafe`, as path prefixes.
+/// Path prefixes of the files that may use `unsafe`.
 const UNSAFE: &[&str] = &[
     "src/sys/",
     "src/sync/",
@@ -17,7 +17,7 @@ const UNSAFE: &[&str] = &[
     "src/arrays/",
     "src/engine/gpu",
     "src/capi/",
-    // The tool queues calls on device memory, and calls the library that it compares with.
+    // The tool calls the library on device memory and calls NCCL for comparison.
     "cli/src/arrays.rs",
     "cli/src/bench/gpu/queue.rs",
     "cli/src/bench/gpu/nccl.rs",
@@ -43,7 +43,7 @@ fn layers() -> HashMap<String, u32> {
     layers
 }
 
-/// First path segments behind every `crate::`, groups included.
+/// Returns the first path segment behind every `crate::`, also within braces.
 fn imports(code: &str) -> Vec<String> {
     let mut found = Vec::new();
     for (at, _) in code.match_indices("crate::") {
@@ -82,7 +82,7 @@ fn imports(code: &str) -> Vec<String> {
 #[test]
 fn imports_go_down() {
     let layers = layers();
-    // What the crate root re-exports, by home module.
+    // Names that the crate root re-exports, with their modules.
     let homes: HashMap<&str, &str> = [
         ("UniqueId", "bootstrap"),
         ("Communicator", "comm"),
@@ -104,7 +104,7 @@ fn imports_go_down() {
     for file in sources(&["src"], &[".rs"]) {
         let relative = file.path.strip_prefix("src/").unwrap();
         let module = relative.split(['/', '.']).next().unwrap().to_string();
-        // Tests may look upward.
+        // Tests may import higher layers.
         if file.is_test() || ["lib", "manual"].contains(&module.as_str()) {
             continue;
         }
@@ -120,7 +120,8 @@ fn imports_go_down() {
             }
             checked += 1;
             match layers.get(&import) {
-                // Layer 0 is the vocabulary: types name errors and errors name types.
+                // Modules of layer 0 may import each other: types name errors and errors name
+                // types.
                 Some(&layer) if layer < own || own == 0 => {}
                 Some(&layer) => broken.push(format!(
                     "{relative} (layer {own}) imports {import} (layer {layer})"
@@ -133,7 +134,7 @@ fn imports_go_down() {
     assert!(broken.is_empty(), "{}", broken.join("\n"));
 }
 
-/// Returns the files that are in a circle of imports, or import one that is.
+/// Returns the files that are in a circle of imports, or that import a file in a circle.
 fn in_circles(imports: &HashMap<String, Vec<String>>) -> Vec<&str> {
     let mut left: Vec<&str> = imports.keys().map(String::as_str).collect();
     loop {
@@ -190,7 +191,7 @@ fn unsafe_stays_in_its_places() {
 }
 
 #[test]
-fn the_test_sees_what_it_looks_for() {
+fn imports_of_a_sample_source_are_found() {
     let found =
         imports("use crate::{error::{Error, Result}, comm::Communicator};\ncrate::capi::x();");
     assert_eq!(found, ["error", "comm", "capi"]);
@@ -212,10 +213,12 @@ fn the_test_sees_what_it_looks_for() {
     );
 }
 
-/// Rooms that read [`Caps`](cinch::transport::Caps) and `CodecInfo` instead of matching on kinds.
-const NAMELESS: &[&str] = &["src/engine", "src/plan", "src/comm"];
+/// Folders whose code must read [`Caps`](cinch::transport::Caps) and `CodecInfo` instead of
+/// matching on transports and codecs.
+const WITHOUT_KINDS: &[&str] = &["src/engine", "src/plan", "src/comm"];
 
-/// Returns the variants that `code` names of an enum, also by `use`; constants and functions do not count.
+/// Returns the variants of the enum `of` that `code` names, also in `use` items. Constants and functions do
+/// not count.
 fn variants(code: &str, of: &str) -> Vec<String> {
     let mut found = Vec::new();
     for (at, _) in code.match_indices(&format!("{of}::")) {
@@ -232,10 +235,10 @@ fn variants(code: &str, of: &str) -> Vec<String> {
     found
 }
 
-/// A new transport or codec must not need an edit in these rooms.
+/// A new transport or codec must not need an edit in these folders.
 #[test]
 fn engine_plan_and_comm_name_no_transport_and_no_codec() {
-    let files = sources(NAMELESS, &[".rs"]);
+    let files = sources(WITHOUT_KINDS, &[".rs"]);
     let files: Vec<_> = files.iter().filter(|file| !file.is_test()).collect();
     assert!(files.len() > 50, "only {} files were found", files.len());
     let mut named = Vec::new();

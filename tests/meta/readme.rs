@@ -1,5 +1,5 @@
-//! README and `docs/` agree with the tree: the C example is the file that other tests run, the table of
-//! settings is generated, links lead to files, the picture is drawn from committed rows.
+//! README and `docs/` agree with the tree. The C example equals the file that other tests run, and the table
+//! of settings is generated. Links lead to files, and the plot shows the committed measurements.
 
 use cinch::Config;
 use cinch::config::{KNOBS, Sharing};
@@ -14,7 +14,7 @@ fn read(path: &str) -> String {
     std::fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// Returns the first C block.
+/// Returns the first C code block.
 fn c_block(readme: &str) -> &str {
     let start = readme.find("```c\n").expect("a C block") + "```c\n".len();
     let end = readme[start..].find("```").expect("the end of the C block");
@@ -49,7 +49,7 @@ fn c_example_of_readme_compiles() {
     );
 }
 
-/// First and last line around the table of settings, which the library writes.
+/// Lines before and behind the generated table of settings.
 const TABLE: [&str; 2] = [
     "<!-- The test `meta` writes this table; CINCH_UPDATE_SETTINGS=1 updates it. -->\n",
     "<!-- End of the table. -->\n",
@@ -100,7 +100,7 @@ fn table_of_settings_is_generated() {
     );
 }
 
-/// Returns the targets of Markdown links, without anchors and web addresses.
+/// Returns the targets of Markdown links without anchors, and no web addresses.
 fn links(text: &str) -> Vec<&str> {
     text.split("](")
         .skip(1)

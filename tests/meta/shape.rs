@@ -1,4 +1,5 @@
-//! The shape of the tree: type names have one meaning, functions are short, files form no circles.
+//! Shape of the code: type names have one meaning, functions are short, files do not import each
+//! other in circles.
 
 use crate::source::{Source, code, sources};
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,7 +11,7 @@ const LONGEST_FUNCTION: usize = 80;
 /// Deepest nesting of control flow in a function.
 const DEEPEST_NESTING: usize = 4;
 
-/// Folders whose subfolders implement one trait: a name may stand once in each of them.
+/// Folders whose subfolders implement one trait. Each subfolder may define a type of an equal name.
 const SIBLINGS: &[&str] = &["src/codec", "src/transport", "src/schedule"];
 
 fn library() -> Vec<Source> {
@@ -35,7 +36,7 @@ fn types(text: &str) -> Vec<String> {
         let (Some(kind), Some(name)) = (words.next(), words.next()) else {
             continue;
         };
-        // An indented `type` is an associated one.
+        // An indented `type` is an associated type, which defines no new name.
         let defines =
             ["struct", "enum", "trait", "union"].contains(&kind) || kind == "type" && !indented;
         if defines && name.starts_with(char::is_uppercase) {
@@ -45,7 +46,8 @@ fn types(text: &str) -> Vec<String> {
     names
 }
 
-/// Returns the folder below one of [`SIBLINGS`] that `path` is in, or the path.
+/// Returns the entry of [`SIBLINGS`] that contains `path` and the subfolder of `path` in it, or
+/// `None`.
 fn sibling(path: &str) -> Option<(&'static str, &str)> {
     let parent = SIBLINGS
         .iter()
@@ -90,18 +92,19 @@ fn type_names_have_one_meaning() {
     );
 }
 
-/// A function: its place, the lines of its body, its deepest control flow.
+/// A function: file and name, number of lines of the body, and deepest nesting of control flow.
 struct Function {
     place: String,
     lines: usize,
     nesting: usize,
 }
 
-/// Finds the functions of a file outside of tests.
+/// Returns the functions of a file outside of tests.
 fn functions(path: &str, text: &str) -> Vec<Function> {
     let code = code(text);
     let mut found = Vec::new();
-    // Open braces: the function that one begins, if any, and whether it is control flow.
+    // Open braces, each with the function that begins there, if any, and whether it opens control
+    // flow.
     let mut open: Vec<(Option<(String, usize)>, bool)> = Vec::new();
     let mut deepest: Vec<usize> = Vec::new();
     let (mut head, mut line) = (String::new(), 1);
@@ -155,7 +158,7 @@ fn function_name(head: &str) -> Option<String> {
     (!name.is_empty()).then_some(name)
 }
 
-/// Whether the brace behind `head` opens a block of control flow.
+/// Returns whether the brace behind `head` opens a block of control flow.
 fn is_control(head: &str) -> bool {
     let words: Vec<&str> = head
         .split(|c: char| !c.is_alphanumeric() && c != '_')
@@ -198,7 +201,7 @@ fn functions_are_short_and_flat() {
     );
 }
 
-/// Returns the file that `path` of `use` leads to, from the module of file `from`.
+/// Returns the file that the path `import` leads to from the module of file `from`.
 fn target(files: &BTreeSet<String>, from: &str, import: &str) -> Option<String> {
     let base = from.split("src/").next().unwrap().to_string() + "src/";
     let module = from
@@ -241,7 +244,8 @@ fn target(files: &BTreeSet<String>, from: &str, import: &str) -> Option<String> 
     last
 }
 
-/// Expands the paths of every `use` item: `use a::{b, c::d}` is a::b and a::c::d.
+/// Returns the paths of all `use` items, with braces expanded: `use a::{b, c::d}` gives `a::b` and
+/// `a::c::d`.
 fn uses(code: &str) -> Vec<String> {
     let mut found = Vec::new();
     for item in code.split(';') {
@@ -277,8 +281,9 @@ fn expand(prefix: &str, text: &str, found: &mut Vec<String>) {
     }
 }
 
-/// Returns the circles between files: sets that import each other. A folder's own file (`mod.rs`,
-/// `lib.rs`, `main.rs`) declares its children, so arrows to and from it are left out.
+/// Returns the circles: sets of files that import each other, directly or through others. A
+/// folder's own file (`mod.rs`, `lib.rs`, `main.rs`) declares its children, so imports from and of
+/// it do not count.
 fn circles(files: &[Source]) -> Vec<Vec<String>> {
     let names: BTreeSet<String> = files.iter().map(|file| file.path.clone()).collect();
     let parent = |path: &str| {
@@ -344,7 +349,7 @@ fn files_form_no_circles() {
 }
 
 #[test]
-fn the_checks_of_shape_find_what_they_look_for() {
+fn violations_of_shape_in_samples_are_found() {
     let text =
         "struct A;\nimpl X { type B = u8; }\n#[cfg(test)]\nmod t { struct C; }\ntype D = u8;";
     assert_eq!(types(text), ["A", "D"]);

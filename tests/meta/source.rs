@@ -1,21 +1,21 @@
-//! Reads the tree for the checks beside this file.
+//! Reads the files of the tree for the checks in this folder.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The root of the checkout.
+/// Returns the root of the checkout.
 pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// A file of the tree, with its path from the root.
+/// A file of the tree with its path relative to the root.
 pub struct Source {
     pub path: String,
     pub text: String,
 }
 
 impl Source {
-    /// Whether the file holds only tests.
+    /// Returns whether the file contains only tests.
     pub fn is_test(&self) -> bool {
         let path = &self.path;
         path.starts_with("tests/")
@@ -26,8 +26,8 @@ impl Source {
     }
 }
 
-/// Returns the files below `folders` whose names end in one of `endings`, in order of their paths.
-/// Leaves out build output.
+/// Returns the files below `folders` whose names end in one of `endings`, sorted by path. Build
+/// output is omitted.
 pub fn sources(folders: &[&str], endings: &[&str]) -> Vec<Source> {
     let mut paths = Vec::new();
     for folder in folders {
@@ -67,8 +67,8 @@ fn collect(path: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// Returns the source without comments and text, and without the item behind each `#[cfg(test)]`:
-/// tests may look upward. Code behind such an item is kept.
+/// Returns the source without comments, without the text of literals, and without the item behind
+/// each `#[cfg(test)]`. Tests may import higher layers.
 pub fn code(text: &str) -> String {
     const TEST: &str = "#[cfg(test)]";
     let bare = bare(text);
@@ -80,8 +80,8 @@ pub fn code(text: &str) -> String {
     kept + rest
 }
 
-/// Returns what follows the item that `code` begins with. An item ends with the first `;` or `}`
-/// outside of all brackets, or in front of the bracket that closes its parent.
+/// Returns the code behind the item that `code` begins with. An item ends with the first `;` or `}`
+/// outside of all brackets, or before the bracket that closes its parent.
 fn behind_item(code: &str) -> &str {
     let mut depth = 0;
     for (at, c) in code.char_indices() {
@@ -98,8 +98,8 @@ fn behind_item(code: &str) -> &str {
     ""
 }
 
-/// Returns the source without comments, and with strings and characters emptied, so that brackets
-/// in them open nothing. Keeps line breaks.
+/// Returns the source without comments and with empty string and character literals, so that
+/// brackets in them do not count. Line breaks remain.
 pub fn bare(text: &str) -> String {
     let mut kept = String::new();
     let mut rest = text;

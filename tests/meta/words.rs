@@ -1,10 +1,11 @@
-//! Retired words stay out of names and prose, and no comment begins by pointing at another one.
+//! Retired words stay out of names and prose, and no comment begins with a reference to another
+//! comment.
 //!
-//! Each row of [`RETIRED`] names the standard term that took the word's place.
+//! Each row of [`RETIRED`] names the standard term that replaces the word.
 
 use crate::source::{Source, sources};
 
-/// Where a row applies.
+/// Files to which a row applies.
 #[derive(Clone, Copy)]
 enum Scope {
     /// Every file.
@@ -17,7 +18,7 @@ enum Scope {
 
 use Scope::{Everywhere, Except, Under};
 
-/// SIMD and warps have lanes; so has a CUDA kernel's host emulation.
+/// Every path but those with SIMD or warp code, where "lane" is the standard term.
 const LANES: Scope = Except(&[
     "kernels/",
     "src/codec/",
@@ -108,7 +109,7 @@ const RETIRED: &[(&str, &str, Scope)] = &[
     ("leave behind", "free_in_background", Under(&["nccl/"])),
 ];
 
-/// Tokens that only look retired: Rust's own types, names of the system, other people's words.
+/// Identifiers of Rust and SVG that contain a retired word.
 const ALLOWED: &[&str] = &[
     "Box",
     "Boxed",
@@ -118,12 +119,12 @@ const ALLOWED: &[&str] = &[
     "viewBox",
 ];
 
-/// How a comment must not begin: it would point at something that its reader does not see.
+/// Beginnings of comments that refer to something the reader does not see.
 const POINTING: &[&str] = &[
     "The same", "Of ", "Those", "That ", "What ", "Who ", "As above", "One ", "As ours",
 ];
 
-/// Generated text, data, and the list above.
+/// Returns whether the file is neither generated nor the list above.
 fn is_checked(file: &Source) -> bool {
     !["tests/meta/words.rs", "include/"]
         .iter()
@@ -294,7 +295,7 @@ fn report(found: &[String], what: &str, most: usize) {
 }
 
 #[test]
-fn the_check_of_words_finds_them() {
+fn retired_words_in_samples_are_found() {
     assert_eq!(parts("GpuSeat_of2"), ["gpu", "seat", "of2"]);
     assert_eq!(parts("MAX_LANES"), ["max", "lanes"]);
     let words = |path, line| -> Vec<&str> {

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// Builds the workspace once with the profile of the running test, and returns the folder with the C
-/// library, the drop-in, the tool and the examples.
+/// Builds the workspace once with the profile of the running test. Returns the folder with the C library, the
+/// NCCL drop-in, the tool and the examples.
 ///
 /// Cargo builds them for `cargo test --workspace` too, but not for `cargo test --test NAME`.
 pub fn build() -> &'static Path {

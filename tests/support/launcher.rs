@@ -16,8 +16,8 @@ pub fn tool() -> PathBuf {
 }
 
 /// Returns a command that runs the tool with default signal handling, as in a terminal. Background
-/// jobs of scripts ignore some signals, and the tool would inherit that. A test that sends such a
-/// signal would then wait in vain. `env` becomes the tool by exec, so the pid stays the same.
+/// jobs of scripts ignore some signals, and the tool would inherit this: a test that sends such a
+/// signal would wait in vain. `env` becomes the tool by exec, so the pid stays the same.
 pub fn cinch() -> Command {
     let mut command = Command::new("env");
     command
@@ -30,7 +30,7 @@ pub fn cinch() -> Command {
 }
 
 /// Kills a launcher, and thereby its ranks, if it still runs after [`PATIENCE`], so that readers of
-/// its output finish. Dropping this value cancels that.
+/// its output finish. Dropping this value cancels the kill.
 pub struct Deadline {
     _disarm: Sender<()>,
 }

@@ -1,5 +1,5 @@
-//! Test programs share seeded randomness, worlds of rank threads, the oracle of results, and the
-//! programs of this build.
+//! Common parts of the test programs: seeded random numbers, worlds of rank threads, the oracle of
+//! results, and paths of the built programs.
 #![allow(dead_code)] // every test program uses a part
 
 pub mod c_library;
@@ -10,7 +10,7 @@ use cinch::types::TransportKind;
 use cinch::{Communicator, Config, UniqueId};
 use std::time::Duration;
 
-/// SplitMix64: small, seeded, the same everywhere.
+/// SplitMix64 generator: equal seeds give equal numbers on every machine.
 #[derive(Clone, Debug)]
 pub struct Rng(pub u64);
 
@@ -23,7 +23,7 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// A number below `end`.
+    /// Returns a number below `end`.
     pub fn below(&mut self, end: usize) -> usize {
         (self.next() % end as u64) as usize
     }
@@ -32,25 +32,26 @@ impl Rng {
         of[self.below(of.len())]
     }
 
-    /// Uniform in [0, 1).
+    /// Returns a uniform number in [0, 1).
     pub fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// Close to normal with variance 1: the sum of twelve uniform numbers.
+    /// Returns a nearly normal number with variance 1: the sum of twelve uniform numbers.
     pub fn normal(&mut self) -> f64 {
         (0..12).map(|_| self.unit()).sum::<f64>() - 6.0
     }
 }
 
-/// The seed of a test: `CINCH_TEST_SEED`, or a fixed one. Printed, and shown if the test fails.
+/// Returns the seed of a test: `CINCH_TEST_SEED`, or a fixed seed. Prints it, so that a failed test
+/// shows it.
 pub fn seed() -> u64 {
     let seed = number("CINCH_TEST_SEED").unwrap_or(20_261_120);
     println!("seed {seed} (CINCH_TEST_SEED)");
     seed
 }
 
-/// A number from the environment.
+/// Reads a number from the environment.
 pub fn number(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;
     Some(
@@ -59,7 +60,7 @@ pub fn number(name: &str) -> Option<u64> {
     )
 }
 
-/// Settings for tests: one transport, short deadlines so that a defect ends the run.
+/// Returns settings with one transport and short deadlines, so that a hang ends the test.
 pub fn config(transport: TransportKind) -> Config {
     Config {
         transport: Some(transport),
@@ -69,17 +70,17 @@ pub fn config(transport: TransportKind) -> Config {
     }
 }
 
-/// The transports of host memory that need no device.
+/// Transports of host memory that need no device.
 pub const TRANSPORTS: [TransportKind; 3] = [
     TransportKind::Loopback,
     TransportKind::Shm,
     TransportKind::Tcp,
 ];
 
-/// Runs `rank_main` on `nranks` threads that share a communicator; results in rank order.
+/// Runs `rank_main` on `nranks` threads with a communicator each, and returns the results by rank.
 ///
 /// # Panics
-/// If a rank does, or cannot join.
+/// If a rank panics or cannot join.
 pub fn world<R: Send>(
     nranks: usize,
     config: &Config,

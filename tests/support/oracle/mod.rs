@@ -1,7 +1,8 @@
 //! Compares every rank's output with the exact result of `cinch::testing`.
 //!
-//! Bounds of roundings and codecs are stated here again, apart from [`cinch::testing::RawBound`] and from
-//! the codecs' own laws, so that a mistake in one does not hide in the other.
+//! The error bounds of roundings and codecs are defined here again, independently of
+//! [`cinch::testing::RawBound`] and of the codecs' own descriptions. A mistake in one definition then shows
+//! as a difference.
 
 pub mod worlds;
 
@@ -16,15 +17,16 @@ use cinch::{Algorithm, CodecSpec, DType, ReduceOp, Report};
 /// The kind of inputs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Data {
-    /// Floats close to normal (small integers where an average must not wrap, any otherwise).
+    /// Floats with a nearly normal distribution. Integers are small where an average must not wrap,
+    /// and arbitrary elsewhere.
     Normal,
-    /// Any bytes.
+    /// Random bytes.
     Bits,
     /// -1, 0 and 1.
     Units,
 }
 
-/// A call of all ranks.
+/// A collective call that all ranks make.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
     pub call: Call,
@@ -37,7 +39,7 @@ pub struct Case {
 
 impl Case {
     pub fn new(call: Call, seed: u64) -> Case {
-        // Moved data may be any bytes; additions and roundings need numbers.
+        // Copied data may be any bytes, while additions and roundings need finite numbers.
         let moved = !call.collective.reduces() && call.codec.is_none_or(|codec| !codec.is_lossy());
         Case {
             call,
@@ -48,7 +50,7 @@ impl Case {
         }
     }
 
-    /// Returns the call of `rank`, with the rank's own factor of a pre-multiplied sum.
+    /// Returns the call of `rank`, with its own factor in a pre-multiplied sum.
     pub fn call_of(&self, rank: usize) -> Call {
         let mut call = self.call;
         if let ReduceOp::PreMulSum(_) = call.op {
@@ -89,8 +91,8 @@ impl Case {
     }
 }
 
-/// Writes a random number that `op` can combine over 8 ranks without overflow (integers wrap, except in
-/// averages, whose division shows whether the sum did).
+/// Writes a random number that `op` can combine over 8 ranks without overflow. Integers may wrap except in
+/// averages, whose division would reveal it.
 fn number(dtype: DType, op: ReduceOp, rng: &mut Rng, out: &mut [u8]) {
     match dtype {
         _ if dtype.is_float() && dtype.size() == 1 => {
@@ -138,20 +140,20 @@ pub fn factor(dtype: DType, rank: usize) -> Scalar {
     }
 }
 
-/// Largest error of an encode relative to the largest magnitude, stated independently of the laws that
-/// the codecs declare. A codec without an entry is held to its own law.
+/// Largest error of an encode relative to the largest magnitude, independent of the errors that the codecs
+/// declare. Codecs without an entry are compared with their own declaration.
 const RELATIVE_BOUNDS: [(CodecKind, f64); 19] = [
     (CodecKind::Raw, 0.0),
     (CodecKind::Linear8, 1.0 / 254.0),
-    // Half of the widest gap, 0.4..0.45 and 0.45..1 in steps of 0.55/32.
+    // Half of the widest gap: values from 0.45 to 1 have steps of 0.55/32.
     (CodecKind::Dynamic8, 0.0086),
-    // Relative error at the foot of a decade, where the sixteen nodes lie widest apart.
+    // Relative error at the low end of a decade, where the 16 values are widest apart.
     (CodecKind::Static8, 0.22),
-    // 1.5 lies halfway between 1 and 2, where the next finer exponent ends.
+    // 1.5 lies halfway between the neighbouring values 1 and 2.
     (CodecKind::Mantissa8, 1.0 / 3.0),
     (CodecKind::CastBf16, 1.0 / 256.0),
     (CodecKind::Cast16, 1.0 / 2048.0),
-    // Half a step, where the block reaches from -abs_max to abs_max.
+    // Half a step, in a block that reaches from -abs_max to abs_max.
     (CodecKind::MinMax1, 1.0),
     (CodecKind::MinMax2, 1.0 / 3.0),
     (CodecKind::MinMax4, 1.0 / 15.0),
@@ -159,19 +161,20 @@ const RELATIVE_BOUNDS: [(CodecKind, f64); 19] = [
     // Half of the last mantissa bit.
     (CodecKind::Fp8E4M3, 1.0 / 16.0),
     (CodecKind::Fp8E5M2, 1.0 / 8.0),
-    // An element may move from one value of a code to the other end of its range.
+    // These codecs may map an element to the far end of its code's range.
     (CodecKind::TernGrad, 1.0),
     (CodecKind::OneBit, 1.0),
     (CodecKind::Threshold2, 1.0),
-    // Truncation, by the mantissa bits that are kept; one byte keeps none.
+    // Truncation errors by the number of mantissa bits that are kept; Trunc8 keeps none.
     (CodecKind::Trunc8, 0.75),
     (CodecKind::Trunc16, 1.0 / 128.0),
     (CodecKind::Trunc24, 1.0 / 32_768.0),
 ];
 
-/// Returns the largest error of an encode of a value among values of magnitude up to `abs_max`.
-fn half_step(codec: CodecSpec, abs_max: f64) -> f64 {
-    // A draw may round to the further neighbour; ternary numbers are always drawn.
+/// Returns the largest error of an encode among values of magnitude up to `abs_max`.
+fn largest_encode_error(codec: CodecSpec, abs_max: f64) -> f64 {
+    // Stochastic rounding may choose the further neighbour. The bound of TernGrad, which always
+    // rounds so, already covers it.
     let is_doubled = codec.seed != 0 && codec.kind != CodecKind::TernGrad;
     let abs_max = if is_doubled { 2.0 * abs_max } else { abs_max };
     let floor = match codec.kind {
@@ -215,7 +218,7 @@ pub fn check(
             .collect(),
         false => Vec::new(),
     };
-    // No partial sum of any elements exceeds the sum of maxima.
+    // No partial sum of any elements exceeds this sum.
     let sum_of_maxima = maxima
         .iter()
         .enumerate()
@@ -233,13 +236,13 @@ pub fn check(
             Some(sum_tolerance(case, element, nranks, report, sum_of_maxima))
         } else if report.codec.is_lossy() {
             let (from, _) = problem.segment(rank, at).sources[0];
-            let step = half_step(report.codec.inter, maxima[from]);
+            let step = largest_encode_error(report.codec.inter, maxima[from]);
             let unit = unit_roundoff(call.dtype);
             Some(1.001 * step + 1.01 * unit * (expected.abs() + step) + smallest(call.dtype))
         } else {
             None
         };
-        // NaN is within no tolerance.
+        // Comparisons with NaN are false, so a NaN is never within the tolerance.
         let right = match tolerance {
             Some(tolerance) => (held - expected).abs() <= tolerance,
             None => got == &exact.bytes[at * size..][..size],
@@ -252,8 +255,8 @@ pub fn check(
         errors += (held - expected).powi(2);
         exacts += expected * expected;
     }
-    let (off, most) = ((errors / exacts).sqrt(), most_off(case, nranks, report));
-    // The mean of few elements is left to chance.
+    let (off, most) = ((errors / exacts).sqrt(), rms_limit(case, nranks, report));
+    // The mean error of few elements varies too much to be judged.
     if output.len() / size >= 256 && off > most {
         return Err(format!(
             "rank {rank}: all elements together are off by {off:e} of their size, not {most:e}"
@@ -262,11 +265,13 @@ pub fn check(
     Ok(())
 }
 
-/// Returns the largest RMS error of a whole raw result in 8 bits, relative to its RMS: tolerances of its
-/// elements exceed the elements themselves. In simulations rings and trees of 8 ranks are off by 0.08 in
-/// e4m3 and 0.16 in e5m2; more ranks are off by the root of their number. Zeros are off by 1, a sum
-/// without one rank by 1/sqrt(ranks).
-fn most_off(case: &Case, nranks: usize, report: &Report) -> f64 {
+/// Returns the limit of the relative RMS error of an 8-bit result without a codec, where tolerances of single
+/// elements exceed the elements.
+///
+/// In simulations rings and trees of 8 ranks err by 0.08 in e4m3 and 0.16 in e5m2. With more ranks the error
+/// grows with the square root of their number. An output of zeros errs by 1, a sum that lacks one rank by
+/// 1/sqrt(ranks).
+fn rms_limit(case: &Case, nranks: usize, report: &Report) -> f64 {
     let dtype = case.call.dtype;
     if !dtype.is_float() || dtype.size() != 1 {
         return f64::INFINITY;
@@ -276,7 +281,7 @@ fn most_off(case: &Case, nranks: usize, report: &Report) -> f64 {
         return f64::INFINITY;
     }
     match case.call.op {
-        // A few elements hold nearly the whole RMS.
+        // A few large elements dominate the RMS.
         ReduceOp::Prod => 0.75,
         _ => 2.0 * unit * (nranks as f64 / 8.0).max(1.0).sqrt(),
     }
@@ -296,7 +301,7 @@ fn abs_max(dtype: DType, bytes: &[u8]) -> f64 {
         .fold(0.0, f64::max)
 }
 
-/// Returns how far the library may end from an exact float result.
+/// Returns the largest error that a float result may have.
 fn sum_tolerance(
     case: &Case,
     (exact, magnitude): (f64, f64),
@@ -307,7 +312,7 @@ fn sum_tolerance(
     let dtype = case.call.dtype;
     let (n, additions) = (nranks as f64, (nranks - 1) as f64);
     let (mut unit, least) = (unit_roundoff(dtype), smallest(dtype));
-    // The exact result itself rounds like f64 does.
+    // The exact result is itself rounded to f64.
     if dtype == DType::F64 {
         unit *= 2.0;
     }
@@ -318,8 +323,9 @@ fn sum_tolerance(
         ReduceOp::Prod => (additions, exact.abs(), 1.0),
         ReduceOp::Max | ReduceOp::Min => (0.0, 0.0, 1.0),
     };
-    // Raw partial sums travel in the data type, so each addition may round once more than to
-    // fp32; 2 % cover the second-order terms of at most nine roundings to 3 bits or more.
+    // Partial sums without a codec travel in the data type. Hence an addition may round twice, to
+    // fp32 and to the type. The factor 1.02 covers the second-order terms of up to nine roundings
+    // to 3 bits or more.
     let mut tolerance = if roundings == 0.0 {
         0.0
     } else {
@@ -327,16 +333,16 @@ fn sum_tolerance(
         roundings * (unit + 2f64.powi(-24).min(unit)) * magnitude * second_order + roundings * least
     };
     if report.codec.is_lossy() {
-        // Encodes that an element's contributions pass, weighted by what each can hold: one-shot
-        // encodes each contribution, direct contributions and the sum, the others every partial sum.
+        // Number of encodes per element. One-shot encodes each contribution, direct the contributions and the
+        // sum, other algorithms every partial sum.
         let encodes = match report.algorithm {
             Algorithm::OneShot => 1.0,
             Algorithm::Direct => 2.0,
             _ => n,
         };
-        let step = half_step(report.codec.inter, sum_of_maxima);
-        // Errors of earlier encodes enlarge what later ones hold.
-        let growth = (1.0 + half_step(report.codec.inter, 1.0)).powi(encodes as i32 - 1);
+        let step = largest_encode_error(report.codec.inter, sum_of_maxima);
+        // Errors of earlier encodes enlarge the values that later encodes round.
+        let growth = (1.0 + largest_encode_error(report.codec.inter, 1.0)).powi(encodes as i32 - 1);
         tolerance += encodes * step * growth * 1.01 / divisor;
         tolerance += (n + 2.0) * unit * (sum_of_maxima + encodes * step) / divisor;
         if report.codec.inter.kind == CodecKind::Mantissa8 && case.data == Data::Units {

@@ -1,5 +1,5 @@
-//! Lists of cases on worlds of threads: every rank's output against the oracle, and what a call must
-//! leave alone.
+//! Runs lists of cases on rank threads. The oracle checks every rank's output, and no call may change memory
+//! outside its output.
 
 use super::{Case, check};
 use crate::support::{config, world};
@@ -12,10 +12,10 @@ use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::Duration;
 
-/// What stands around buffers.
+/// Byte that fills the memory around buffers.
 const GUARD: u8 = 0x5a;
 
-/// A collective that ran on one rank.
+/// Result of a collective on one rank.
 struct Done {
     output: Vec<u8>,
     report: Report,
@@ -25,7 +25,7 @@ struct Done {
 
 type Outcome = Result<Done, cinch::Error>;
 
-/// Input and output of one rank in one allocation, at the case's alignment, guarded.
+/// Input and output of a rank in one allocation, at the case's alignment, with guard bytes around.
 struct Memory {
     bytes: Vec<u8>,
     input: (usize, usize),
@@ -69,7 +69,7 @@ impl Memory {
         let ((input_at, ins), (output_at, outs)) = (self.input, self.output);
         assert!(input_at + ins <= self.bytes.len() && output_at + outs <= self.bytes.len());
         let start = self.bytes.as_mut_ptr();
-        // SAFETY: both ranges lie in `bytes`, which the result borrows.
+        // SAFETY: the assertion keeps both ranges within `bytes`, which the result borrows.
         unsafe { UserBuffers::from_raw(start.add(input_at), ins, start.add(output_at), outs) }
     }
 
@@ -89,18 +89,18 @@ impl Memory {
     }
 }
 
-/// What a list of cases left behind.
+/// Results of a list of cases.
 #[derive(Default)]
 pub struct Tally {
-    /// Cases that ran.
+    /// Number of cases that ran.
     pub ran: usize,
-    /// Algorithms that a collective does not have.
+    /// Pairs of a collective and an algorithm that the library refused.
     pub refused: BTreeSet<(&'static str, &'static str)>,
-    /// Of each case whose ranks must agree, a hash of the output; else 0.
+    /// Hash of each case's output if all ranks must agree on it, else 0.
     pub hashes: Vec<u64>,
 }
 
-/// Runs `cases` in order on one communicator and checks every rank's output while it goes.
+/// Runs `cases` in order on one communicator and checks every rank's output meanwhile.
 pub fn run(transport: TransportKind, nranks: usize, cases: &[Case]) -> Tally {
     let (senders, receivers): (Vec<_>, Vec<_>) = (0..nranks)
         .map(|_| {
@@ -111,10 +111,10 @@ pub fn run(transport: TransportKind, nranks: usize, cases: &[Case]) -> Tally {
     std::thread::scope(|scope| {
         let checker = scope.spawn(move || check_all(transport, nranks, cases, &receivers));
         world(nranks, &config(transport), |comm| {
-            // Owned by the rank, so that the checker hears of a rank that panics.
+            // The rank owns its sender, so that the checker's channel closes if the rank panics.
             let sender = senders[comm.rank()].lock().unwrap().take().unwrap();
             for case in cases {
-                // The checker hangs up at the first failure.
+                // The checker drops its receivers at the first failure.
                 if sender.send(Memory::run(case, &comm)).is_err() {
                     break;
                 }
