@@ -15,7 +15,8 @@ fn config(settings: &[(&str, &str)]) -> Config {
     config
 }
 
-/// Returns a number that depends on rank and place, and that no 8-bit codec represents exactly.
+/// Returns a number that depends on the rank and the index, and that no 8-bit codec represents
+/// exactly.
 fn datum(rank: usize, at: usize) -> f32 {
     let mixed = (at as u32).wrapping_mul(2_654_435_761) ^ (rank as u32).wrapping_mul(40_503);
     (mixed >> 8) as f32 / (1 << 24) as f32 - 0.5
@@ -104,7 +105,7 @@ fn rules_choose_the_codec_by_name_also_after_a_split() {
             run(&same, None),
             run(&other, None),
             run(&tp, None),
-            // A call cannot override off.
+            // The codec of a call cannot override the rule `off`.
             run(&tp, Some("cast16")),
             run(&other, Some("cast16")),
         ]
@@ -155,7 +156,7 @@ fn init_with_different_rules_reports_both() {
             }
         }
     });
-    // Different rules with an equal result for this communicator agree.
+    // Different rules agree if they give this communicator the same codec.
     let same = [
         [("CINCH_CODEC_RULES", "dp*=dynamic8,tp=off")],
         [("CINCH_CODEC", "dynamic8")],
@@ -171,7 +172,7 @@ fn init_with_different_rules_reports_both() {
     });
 }
 
-/// Every k-th call is sampled, all ranks find the same error, and it has the expected size.
+/// Samples every k-th call: all ranks find the same error, and it has the expected size.
 #[test]
 fn sampled_calls_measure_the_error_alike_on_all_ranks() {
     for collective in [Collective::AllReduce, Collective::ReduceScatter] {
@@ -199,7 +200,8 @@ fn sampled_calls_measure_the_error_alike_on_all_ranks() {
             assert_eq!((one.sampled, one.coded_calls), (4, calls), "{collective}");
             assert!(!one.switched_off);
             assert_eq!(one.worst_error, stats[0].worst_error, "{collective}");
-            // Uniform data of absmax 0.5 and RMS 0.289 in steps of 1/254: 0.0039 an encode.
+            // Uniform data with a largest magnitude of 0.5 has an RMS of 0.289. Rounding it to
+            // steps of 1/254 gives a relative error of 0.0039 per encode.
             assert!((0.002..0.02).contains(&one.worst_error), "{one:?}");
         }
     }

@@ -1,4 +1,5 @@
-//! Situations that once went wrong: groups, empty buffers, kept scales, failures that must travel.
+//! Regression tests of fixed defects in groups, empty buffers, kept scales, and the reports of
+//! failures to other ranks.
 
 #![allow(unsafe_code)]
 
@@ -97,7 +98,8 @@ fn empty_buffers_may_be_null() {
         world(nranks, &config(TransportKind::Loopback), |comm| {
             for collective in &Collective::ALL[..8] {
                 let call = Call::new(*collective, DType::F32, 0);
-                // SAFETY: nothing is read or written where there are no bytes.
+                // SAFETY: both buffers are empty, so the call reads and writes nothing at the null
+                // pointers.
                 let buffers =
                     unsafe { UserBuffers::from_raw(std::ptr::null(), 0, std::ptr::null_mut(), 0) };
                 comm.call(&call, buffers).unwrap();
@@ -114,7 +116,7 @@ fn a_group_lasts_as_long_as_it_makes_progress() {
         let second = first.split(Some(0), 0).unwrap().unwrap();
         let mut data = [1.0f32; 4];
         if first.rank() == 0 {
-            // The call on `first` is over long before those on `second`.
+            // The call on `first` ends long before the messages on `second` arrive.
             let mut buffers = vec![[0u8; 16]; 5];
             let bytes = size_of_val(&data);
             let mut group = Group::new();
@@ -151,7 +153,7 @@ fn a_broadcast_needs_an_output_on_its_root() {
         if comm.rank() == 0 {
             assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         }
-        // Nothing moved: the communicator goes on.
+        // The refused call sent nothing, so the communicator still works.
         comm.barrier().unwrap();
     });
 }
@@ -189,7 +191,8 @@ fn a_child_hears_that_the_parent_of_a_sibling_failed() {
                 std::thread::sleep(Duration::from_secs(1));
             }
             1 => {
-                // Without the parent, only the child can tell.
+                // Without its parent, rank 1 can learn of the failure from the child communicator
+                // only.
                 drop(comm);
                 let start = Instant::now();
                 let error = child
@@ -258,7 +261,8 @@ fn lossy_reductions_do_not_choose_a_ring() {
     }
 }
 
-/// A group was held against the tensors that had residuals before it, and not against its own.
+/// The limit on tensors with residuals must count the tensors that a group adds, not only those
+/// that had residuals before.
 #[test]
 fn a_group_cannot_have_more_tensors_with_residuals_than_there_may_be() {
     const MOST: usize = 65_536;
@@ -276,7 +280,7 @@ fn a_group_cannot_have_more_tensors_with_residuals_than_there_may_be() {
         let error = group.run().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidUsage);
         assert!(error.message().contains("tensor 65536"), "{error}");
-        // Nothing ran, and the last of them has room alone.
+        // No call of the refused group ran, and its last call succeeds alone.
         comm.call(
             &call,
             UserBuffers::new(bytes_of(&input), bytes_of_mut(&mut outputs[..1])),
@@ -286,7 +290,7 @@ fn a_group_cannot_have_more_tensors_with_residuals_than_there_may_be() {
     });
 }
 
-/// A sampled call that cannot be was refused by failing the communicator.
+/// Refusing a sampled call must not fail the communicator.
 #[test]
 fn a_refused_call_leaves_the_communicator_alone_when_it_is_sampled() {
     let mut config = config(TransportKind::Loopback);
@@ -319,7 +323,8 @@ fn a_refused_call_leaves_the_communicator_alone_when_it_is_sampled() {
     });
 }
 
-/// A message to oneself was copied over its own end where its places overlapped.
+/// If the send and receive buffers of a message to oneself overlap in part, copying would overwrite
+/// bytes that are still to be sent.
 #[test]
 fn a_message_to_oneself_is_apart_from_where_it_goes_or_the_same() {
     world(1, &config(TransportKind::Loopback), |comm| {
@@ -329,7 +334,7 @@ fn a_message_to_oneself_is_apart_from_where_it_goes_or_the_same() {
         let start = memory.as_mut_ptr();
         for (to, possible) in [(0, true), (1, false), (49, false), (50, true)] {
             let mut group = Group::new();
-            // SAFETY: in `memory`, which outlives the group.
+            // SAFETY: both ranges are within `memory`, which outlives the group.
             let [send, recv] = unsafe {
                 [
                     UserBuffers::from_raw(start, 50, start, 0),

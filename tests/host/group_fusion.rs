@@ -1,7 +1,7 @@
-//! Small all_reduces of a group that travel as one: the same results as separate calls, reports
-//! of each, and the cases that stay apart.
+//! Fusion of small all_reduces of a group into one transfer. Results equal separate calls, each
+//! call has its own report, and calls that cannot be fused run separately.
 
-// One memory for the buffers of several calls, as C callers have it.
+// Several calls have buffers in one allocation, as in C programs.
 #![allow(unsafe_code)]
 
 use cinch::comm::{Call, Group};
@@ -14,7 +14,7 @@ use cinch::{
     Result,
 };
 
-/// Lengths around blocks and cache lines.
+/// Element counts next to the sizes of scale blocks and cache lines.
 const COUNTS: [usize; 9] = [1, 15, 16, 17, 255, 256, 257, 1000, 4096];
 
 fn apart() -> Config {
@@ -24,7 +24,7 @@ fn apart() -> Config {
     }
 }
 
-/// Runs all calls in one group, every third one in place; outputs and reports.
+/// Runs all calls in one group, every third one in place. Returns outputs and reports.
 fn group<T: Element>(
     comm: &Communicator,
     calls: &[Call],
@@ -57,7 +57,8 @@ fn calls(dtype: DType, op: ReduceOp, codec: &str) -> Vec<Call> {
 fn floats(rank: usize) -> Vec<Vec<f32>> {
     let draw = |tensor: usize, at: usize| {
         let word = random_word((10 * rank + tensor) as u64, at as u64);
-        // Tensors of very different sizes: a block of two of them would show.
+        // Magnitudes differ by powers of ten between tensors, so a scale block that two tensors
+        // share would be visible.
         gaussian(word) as f32 * 10f32.powi(tensor as i32 - 4)
     };
     let tensors = COUNTS.iter().enumerate();
@@ -103,8 +104,8 @@ fn exact_results_are_those_of_separate_calls() {
     }
 }
 
-/// Two ranks have one order of addition, so even rounded sums are the same; and under a codec
-/// each tensor has blocks of its own, whatever travels beside it.
+/// Two ranks have only one order of addition, so even rounded sums are equal with and without
+/// fusion. Under a codec each tensor has blocks of its own, whichever tensors are fused with it.
 #[test]
 fn codecs_meet_each_tensor_by_itself() {
     for codec in ["raw", "linear8:block=64", "minmax4", "cast_bf16", "static8"] {
@@ -112,7 +113,8 @@ fn codecs_meet_each_tensor_by_itself() {
             local_world(2, config, |comm| {
                 let calls = calls(DType::F32, ReduceOp::Sum, codec);
                 let mut calls = calls;
-                // All contributions encoded once by each rank: the same for every cut.
+                // One-shot encodes each contribution once, so results do not depend on the division
+                // into chunks.
                 calls
                     .iter_mut()
                     .for_each(|call| call.algorithm = Some(Algorithm::OneShot));
@@ -198,7 +200,7 @@ fn other_calls_in_between_and_large_ones_go_alone_and_in_order() {
             };
             assert!(output.iter().all(|&x| x == expected), "{call:?}");
         }
-        // All bytes are accounted for.
+        // The reports together include the bytes of the large call.
         let sent: u64 = reports.iter().map(|report| report.wire_bytes).sum();
         assert!(sent > 20_000 * 4);
     });
@@ -217,7 +219,7 @@ fn more_than_a_parcel_holds_travels_in_several() {
     });
 }
 
-/// One thread that holds all ranks.
+/// One thread holds the communicators of all ranks.
 #[test]
 fn several_communicators_of_one_thread() {
     let comms: Vec<_> = {
@@ -254,8 +256,8 @@ fn several_communicators_of_one_thread() {
     assert!(data.iter().flatten().flatten().all(|&x| x == 3));
 }
 
-/// Calls of a group whose buffers are places in one memory: of a call, where its input and output
-/// begin, in elements.
+/// Runs `calls` in one group whose buffers are ranges of `memory`. Each entry is a call, and where
+/// its input and its output begin, in elements.
 fn chain(
     comm: &Communicator,
     calls: &[(Call, usize, usize)],
@@ -270,8 +272,8 @@ fn chain(
         let ins = count(call.collective.input_extent(is_root));
         let outs = count(call.collective.output_extent(is_root));
         assert!((input * 4 + ins).max(output * 4 + outs) <= bytes.len());
-        // SAFETY: within the memory, which outlives the group; one thread runs its calls, which may
-        // share it as a C caller's do.
+        // SAFETY: the assertion keeps both ranges within `memory`, which outlives the group. One
+        // thread runs the calls, so ranges that they share have no data race.
         let buffers =
             unsafe { UserBuffers::from_raw(base.add(input * 4), ins, base.add(output * 4), outs) };
         group.add(comm, call, buffers)?;
@@ -279,8 +281,8 @@ fn chain(
     group.run()
 }
 
-/// What one call of a group writes another may read, unless they travel as one: the same with and
-/// without fusion.
+/// A call may read the output of an earlier call in its group, unless they are fused. Results are
+/// equal with and without fusion.
 #[test]
 fn calls_see_what_those_before_them_wrote() {
     const N: usize = 40;
@@ -307,7 +309,7 @@ fn calls_see_what_those_before_them_wrote() {
         count: 16 << 10,
         ..sum
     };
-    // 18 sums of 64 KiB: more than a parcel holds.
+    // 18 sums of 64 KiB exceed the limit of one fused call.
     let mut many: Vec<_> = (0..18).map(|at| (large, at << 14, at << 14)).collect();
     many.push((large, 0, 18 << 14));
     for (what, calls, elements) in [
@@ -375,7 +377,7 @@ fn calls_that_travel_as_one_must_not_depend_on_each_other() {
     });
 }
 
-/// What ranks have grouped otherwise is as long as one call, and still another one.
+/// Ranks that fuse different calls into transfers of equal length must still report a mismatch.
 #[test]
 fn ranks_that_group_otherwise_find_out() {
     let shapes: [[&[usize]; 2]; 4] = [
@@ -417,8 +419,8 @@ fn a_group_of_one_call_is_that_call() {
     });
 }
 
-/// Stages of a pipeline: the first has nothing but the sum in its group, the others a message too, of
-/// which the first does not know.
+/// In a pipeline the group of rank 0 has only the sum; the groups of other ranks also have a message, unknown
+/// to rank 0. All ranks must still agree not to sample.
 #[test]
 fn a_coded_sum_in_a_group_is_sampled_by_no_rank() {
     let config = Config {
@@ -442,7 +444,7 @@ fn a_coded_sum_in_a_group_is_sampled_by_no_rank() {
     });
 }
 
-/// A coded sum, in a group or not, and there with a message or not.
+/// Runs a compressed sum, alone or in a group; the group may also have a message.
 fn coded_sum(
     comm: &Communicator,
     data: &mut [f32],
@@ -473,8 +475,9 @@ fn coded_sum(
     group.run().unwrap()[0]
 }
 
-/// Every codec with each of its parameters, but for scales of whole tensors, which are each tensor's
-/// own: what travels beside a tensor, and what fills its last block, changes nothing of it.
+/// Runs every codec with each of its parameters, except scales of whole tensors, which each tensor has for
+/// itself. Neither neighbours of a tensor in a fused call nor padding of its last block may change its
+/// result.
 #[test]
 fn every_codec_gives_what_separate_calls_give() {
     const COUNTS: [usize; 11] = [64, 64, 100, 256, 512, 4096, 4096, 33, 1, 8192, 8192];
@@ -488,7 +491,8 @@ fn every_codec_gives_what_separate_calls_give() {
             local_world(2, config, |comm| {
                 let calls = COUNTS.map(|count| Call {
                     codec: Some(spec.into()),
-                    // All contributions encoded once by each rank: the same for every cut.
+                    // One-shot encodes each contribution once, so results do not depend on the
+                    // division into chunks.
                     algorithm: Some(Algorithm::OneShot),
                     ..Call::new(Collective::AllReduce, DType::F32, count)
                 });
@@ -502,7 +506,7 @@ fn every_codec_gives_what_separate_calls_give() {
                 group(comm, &calls, &inputs).unwrap()
             })
         };
-        // Numbers that are drawn are those of another place and another call.
+        // Fusion changes an element's position and call, on which random rounding depends.
         let draws = spec.seed != 0 || spec.kind == CodecKind::TernGrad;
         for (together, separate) in run(&Config::default()).iter().zip(run(&apart())) {
             for (at, (a, b)) in together.0.iter().zip(&separate.0).enumerate() {
@@ -517,7 +521,8 @@ fn every_codec_gives_what_separate_calls_give() {
     }
 }
 
-/// A sum beyond the largest value counts, wherever it was formed.
+/// A sum above the format's largest value counts as saturated, in a fused call as in a separate
+/// one.
 #[test]
 fn sums_that_saturate_are_counted() {
     let run = |config: &Config| {
@@ -527,7 +532,7 @@ fn sums_that_saturate_are_counted() {
                 algorithm: Some(Algorithm::Direct),
                 ..Call::new(Collective::AllReduce, DType::F32, count)
             };
-            // Of the last, one element saturates by itself.
+            // In the last tensor one element is saturated before it is summed.
             let inputs = vec![vec![1f32; 300], vec![40_000.0; 100], {
                 let mut last = vec![2f32; 500];
                 last[499] = 1e6;
@@ -543,7 +548,8 @@ fn sums_that_saturate_are_counted() {
         let spared: u64 = reports.iter().map(|reports| saturated(&reports[0])).sum();
         (total, spared, reports[0][0].fused)
     };
-    // The element of one rank, and the sum of both.
+    // In the second tensor 100 sums saturate; in the last, the element of the rank that sends it,
+    // and its sum.
     assert_eq!(run(&apart()), (100 + 2, 0, 1));
     assert_eq!(run(&Config::default()), (100 + 2, 0, 3));
 }

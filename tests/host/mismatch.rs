@@ -1,5 +1,6 @@
-//! Ranks that disagree about a call all hear of it within a second, with both ranks and both
-//! values. `CINCH_TEST_MISMATCHES=1000 cargo test --test host mismatch` runs the full thousand.
+//! Ranks that disagree about a call: each rank fails within a second, with an error that names both
+//! ranks and both values. `CINCH_TEST_MISMATCHES=1000 cargo test --test host mismatch` runs 1000
+//! pairs of calls.
 
 use crate::support::{self, Rng, config, number, seed, world};
 use cinch::comm::Call;
@@ -8,10 +9,10 @@ use cinch::types::TransportKind;
 use cinch::{CodecSetting, Collective, Communicator, DType, Error, ErrorKind, ReduceOp};
 use std::time::{Duration, Instant};
 
-/// The promise.
+/// Time within which every rank must report the error.
 const WITHIN: Duration = Duration::from_secs(1);
 
-/// What the odd rank does differently.
+/// The argument in which the call of one rank differs from the calls of all others.
 #[derive(Clone, Copy, Debug)]
 enum Field {
     Collective,
@@ -33,7 +34,8 @@ const FIELDS: [Field; 7] = [
     Field::Order,
 ];
 
-/// Two disagreeing lists of calls, and the words that tell them apart.
+/// Two disagreeing lists of calls: `odd` of one rank, `most` of all others. `values` are the texts
+/// by which the error must name both.
 #[derive(Debug)]
 struct Pair {
     field: Field,
@@ -51,7 +53,7 @@ const OPS: [ReduceOp; 5] = [
 ];
 const DTYPES: [DType; 4] = [DType::F32, DType::I32, DType::F64, DType::BF16];
 
-/// Two different members.
+/// Picks two different elements.
 fn two<T: Copy + PartialEq>(rng: &mut Rng, of: &[T]) -> [T; 2] {
     let first = rng.pick(of);
     loop {
@@ -63,7 +65,7 @@ fn two<T: Copy + PartialEq>(rng: &mut Rng, of: &[T]) -> [T; 2] {
 }
 
 fn pair(rng: &mut Rng, nranks: usize) -> Pair {
-    // Sends and receives are calls of two ranks only: not drawn here.
+    // Leaves out SendRecv, which only two ranks call.
     let all = &Collective::ALL[..8];
     let counts = [1, 2, 100, 1000, 4097, 200_000];
     let mut call = Call::new(rng.pick(all), DType::F32, rng.pick(&counts));
@@ -150,14 +152,14 @@ fn make(comm: &Communicator, call: &Call) -> Result<(), Error> {
     let bytes = |extent: cinch::types::Extent| {
         extent.elements(call.count, comm.nranks()).unwrap() * call.dtype.size()
     };
-    // Ones in every type: finite numbers for the codecs.
+    // Codecs need finite numbers; bytes of 1 are finite in every type.
     let input = vec![1; bytes(call.collective.input_extent(is_root))];
     let mut output = vec![0; bytes(call.collective.output_extent(is_root))];
     comm.call(call, UserBuffers::new(&input, &mut output))
         .map(|_| ())
 }
 
-/// Makes the calls; returns the error and when it was known, counted from the start.
+/// Makes the calls. Returns the error, if any, and the time until it was reported.
 fn until_error(comm: &Communicator, calls: &[Call]) -> (Option<Error>, Duration) {
     let start = Instant::now();
     for call in calls {
@@ -165,7 +167,7 @@ fn until_error(comm: &Communicator, calls: &[Call]) -> (Option<Error>, Duration)
             return (Some(error), start.elapsed());
         }
     }
-    // A rank that only sends may be through before anybody disagrees.
+    // A rank that only sends may return before another rank disagrees.
     let returned = Instant::now();
     while returned.elapsed() < WITHIN {
         if let Some(error) = comm.async_error() {
@@ -249,7 +251,7 @@ fn factors_of_a_premultiplied_sum_may_differ() {
 fn a_receive_that_disagrees_with_its_send_is_heard_by_all() {
     for transport in support::TRANSPORTS {
         let heard = world(3, &config(transport), |comm| {
-            // Rank 0 sends 100 to rank 2, which expects 90; rank 1 has no part in it.
+            // Rank 0 sends 100 elements to rank 2, which expects 90. Rank 1 makes no call.
             let count = if comm.rank() == 0 { 100 } else { 90 };
             let mut call = Call::new(Collective::SendRecv, DType::F32, count);
             (call.root, call.peer) = (0, 2);

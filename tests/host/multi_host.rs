@@ -1,5 +1,6 @@
-//! Ranks on several hosts, which are threads with host identities of their own: hierarchical
-//! collectives against the definitions in `oracle`, codecs by level, and who talks how.
+//! Ranks on several hosts, which are threads with different host ids. Covers hierarchical
+//! collectives against the definitions in `oracle`, codecs by level, and the transport between each
+//! pair of ranks.
 
 use crate::support::oracle::{Case, check, factor};
 use crate::support::{Rng, seed};
@@ -23,7 +24,7 @@ const OPS: [ReduceOp; 6] = [
     ReduceOp::PreMulSum(Scalar::Float(1.0)),
 ];
 
-/// Host of each rank: two by turns; uneven; four in blocks.
+/// Host of each rank: two hosts in turn; three uneven hosts; four hosts in blocks.
 const MAPS: [&[usize]; 3] = [
     &[0, 1, 0, 1],
     &[0, 1, 0, 2, 2, 0],
@@ -52,7 +53,7 @@ fn with(name: &str, value: &str) -> Config {
     config
 }
 
-/// Runs `body` as each rank of `map`; results in rank order.
+/// Runs `body` as each rank of `map`. Returns the results in rank order.
 fn world<R: Send>(
     map: &[usize],
     config: &Config,
@@ -112,7 +113,7 @@ fn run_case(case: &Case, comm: &Communicator) -> cinch::Result<Done> {
     Ok((both[outs].to_vec(), report))
 }
 
-/// Runs `cases` on one communicator; what each rank has of each case, by case.
+/// Runs `cases` on one communicator. Returns, for each case, the outputs and reports of all ranks.
 fn run(map: &[usize], config: &Config, cases: &[Case], limits: Option<&Limits>) -> Vec<Vec<Done>> {
     let by_rank = world(map, config, |comm| {
         if let Some(limits) = limits {
@@ -125,7 +126,7 @@ fn run(map: &[usize], config: &Config, cases: &[Case], limits: Option<&Limits>) 
     (0..cases.len()).map(of_case).collect()
 }
 
-/// Checks outputs against the definitions, and that ranks which must agree do.
+/// Checks outputs against the definitions, and against each other where all ranks have the same.
 fn check_all(map: &[usize], cases: &[Case], all: &[Vec<Done>]) {
     let nranks = map.len();
     for (case, done) in cases.iter().zip(all) {
@@ -162,7 +163,7 @@ fn assert_same(cases: &[Case], one: &[Vec<Done>], other: &[Vec<Done>], what: &st
     }
 }
 
-/// Every two-level collective with every type and operation.
+/// Returns cases of every two-level collective with every type and operation.
 fn raw_cases(nranks: usize, rng: &mut Rng) -> Vec<Case> {
     let mut cases = Vec::new();
     for collective in TWO_LEVELS {
@@ -215,7 +216,8 @@ fn coded_cases(nranks: usize, rng: &mut Rng) -> Vec<Case> {
     cases
 }
 
-/// What all ranks plan by: taken from a communicator of several hosts for one in shared memory.
+/// Returns the planner's limits on the hosts of `map`. Another communicator that copies them plans
+/// the same schedules.
 fn limits_of(map: &[usize]) -> Limits {
     world(map, &settings(), |comm| comm.limits().unwrap()).swap_remove(0)
 }
@@ -227,7 +229,7 @@ fn every_collective_type_and_operation_is_right_on_several_hosts() {
         let cases = raw_cases(map.len(), &mut rng);
         let mixed = run(map, &settings(), &cases, None);
         check_all(map, &cases, &mixed);
-        // The same limits: what goes between hosts is chosen by cost.
+        // Costs decide the schedule between hosts, so both runs need equal limits.
         let limits = limits_of(map);
         let tcp = run(map, &with_tcp(&settings()), &cases, Some(&limits));
         assert_same(&cases, &mixed, &tcp, "tcp everywhere");
@@ -264,7 +266,7 @@ fn levels_have_codecs_of_their_own() {
             cases.push(Case::new(call, rng.next()));
         }
     }
-    // What must not be encoded.
+    // A maximum must not be encoded.
     let mut largest = Call::new(Collective::AllReduce, DType::F32, 999);
     largest.op = ReduceOp::Max;
     cases.push(Case::new(largest, 3));
@@ -288,7 +290,8 @@ fn levels_have_codecs_of_their_own() {
                     assert_eq!(report.codec.to_string(), shown, "{case:?}");
                 }
             }
-            // The bound of the level that loses, with one encode more for the other.
+            // Checks against the bound of the lossier level, which has room for an encode on the
+            // other level.
             let looser = |level: Level| -> Vec<Vec<Done>> {
                 let swap = |(output, report): &Done| {
                     let codec = report.codec.at(level).into();
@@ -314,7 +317,7 @@ fn with_tcp(config: &Config) -> Config {
     }
 }
 
-/// Between hosts an 8-bit codec sends a quarter; inside them contributions go raw.
+/// Between hosts an 8-bit codec sends a quarter of the bytes; inside hosts contributions are raw.
 #[test]
 fn bytes_are_those_of_the_levels() {
     let count = 1 << 16;
@@ -332,8 +335,8 @@ fn bytes_are_those_of_the_levels() {
             .sum::<u64>()
     };
     let bytes = 4 * count as u64;
-    // Eight ranks: a contribution of each that is not the first of its host, three hops between
-    // the four hosts, and the sum back to all others.
+    // Eight ranks on four hosts: four ranks send a contribution to the first rank of their host,
+    // sums take three hops between hosts, and seven ranks receive the total.
     let (inside, onward) = (4 * bytes, (3 + 7) * bytes);
     assert_eq!(sent("raw"), inside + onward);
     let levels = sent("intra=raw,inter=linear8");
@@ -344,7 +347,8 @@ fn bytes_are_those_of_the_levels() {
     );
 }
 
-/// What would have travelled without a codec does not hang on the codecs of the levels.
+/// `raw_bytes`, which counts a call without compression, does not depend on the codecs of the
+/// levels.
 #[test]
 fn counters_know_the_codecs_of_both_levels() {
     let mut call = Call::new(Collective::AllReduce, DType::F32, 1 << 16);
@@ -374,7 +378,7 @@ fn counters_know_the_codecs_of_both_levels() {
     }
 }
 
-/// Without a codec every algorithm sends what its schedule says, and is its own measure.
+/// Without a codec, `raw_bytes` equals the bytes that the schedule of each algorithm sends.
 #[test]
 fn exact_messages_are_as_long_as_raw_ones() {
     for map in [MAPS[1], &[0, 0, 0, 0]] {
@@ -466,7 +470,8 @@ fn where_there_is_no_hierarchy_it_is_said() {
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         assert!(error.message().contains(part), "{error}");
     }
-    // As a setting it stays out where it does not exist, and the table says why.
+    // CINCH_ALGO=hierarchical has no effect on collectives without this algorithm; `explain`
+    // reports why.
     let config = with("CINCH_ALGO", "hierarchical");
     let texts = world(MAPS[0], &config, |comm| {
         let exchange = Call::new(Collective::AllToAll, DType::F32, 64);
@@ -492,7 +497,7 @@ fn where_there_is_no_hierarchy_it_is_said() {
     assert!(!sum.contains("  ring"), "{sum}");
 }
 
-/// By cost: what crosses once wins where it would cross for each rank.
+/// Hierarchical is the cheapest if data then crosses between hosts once, not once for each rank.
 #[test]
 fn large_messages_choose_two_levels_by_cost() {
     for (map, dealt) in [
@@ -526,7 +531,7 @@ fn codecs_inside_hosts_that_differ_are_refused_when_joining() {
     }
 }
 
-/// On one host nothing goes between hosts, so the codec inside is the only one.
+/// A single host sends nothing between hosts, so only the intra-host codec applies.
 #[test]
 fn one_host_has_the_codec_inside() {
     for (text, shown) in [
@@ -540,8 +545,7 @@ fn one_host_has_the_codec_inside() {
     }
 }
 
-/// Small sums of a group that travel as one have blocks of their own on both levels, whichever of them
-/// has a codec.
+/// Fused small sums have separate blocks on both levels, whichever level has a codec.
 #[test]
 fn tensors_that_travel_together_share_no_block_on_either_level() {
     for codec in [
