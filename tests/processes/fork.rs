@@ -1,5 +1,5 @@
-//! Programs fork while they hold communicators: data loaders do. Their children neither keep a
-//! dead rank alive, nor disturb the living.
+//! Programs such as data loaders fork while they hold communicators. A forked child must neither
+//! keep a dead rank's connections open, nor disturb the ranks that run.
 #![allow(unsafe_code)] // fork
 
 use super::child;
@@ -13,15 +13,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// When the rank of another host must have heard of the end of one that left a child behind.
+/// Time within which a rank on another host must report the death of a rank whose forked child
+/// still runs.
 const WORST: Duration = Duration::from_secs(2);
-/// How long a child may take to find out that it has no part in a communicator: less than any limit
-/// that a wait for another rank has, and long enough beside tests that spin.
+/// Time within which every call of a child on an inherited communicator must fail. It is shorter
+/// than any timeout for another rank, and has room for other tests that keep the cores busy.
 const AT_ONCE: Duration = Duration::from_secs(5);
-/// What the test starts ends by itself after this many seconds.
+/// Seconds after which the processes of these tests end by themselves.
 const LIFETIME: u32 = 60;
 
-/// On a host of its own: no rank can look another up in /proc.
+/// Joins with a host id of its own, so that no rank can look up another in /proc.
 fn join(id: &UniqueId, rank: usize) -> Communicator {
     let config = Config {
         host_id: Some(format!("host {rank}")),
@@ -39,7 +40,7 @@ fn add(comm: &Communicator) -> cinch::Result<()> {
 
 /// Runs `body` in a child, and returns its pid.
 fn fork(body: impl FnOnce() -> i32) -> libc::pid_t {
-    // SAFETY: the child runs `body`, and leaves without anything of the test harness.
+    // SAFETY: the child runs `body`, then `_exit`, so it never returns to the test harness.
     unsafe {
         match libc::fork() {
             0 => {
@@ -54,9 +55,9 @@ fn fork(body: impl FnOnce() -> i32) -> libc::pid_t {
     }
 }
 
-/// Not a test: rank 1 of the one below.
+/// Runs rank 1 of `killed_rank_is_reported_while_its_forked_child_lives` in its own process.
 pub fn rank_process(id: &str) {
-    // SAFETY: a timer of this process.
+    // SAFETY: `alarm` sets a timer of this process and touches no memory.
     unsafe { libc::alarm(LIFETIME) };
     let comm = join(&UniqueId::from_hex(id).unwrap(), 1);
     add(&comm).unwrap();
@@ -87,7 +88,8 @@ fn a_killed_rank_is_dead_although_its_worker_lives() {
     let killed = Instant::now();
     let error = add(&comm).unwrap_err();
     let took = killed.elapsed();
-    // SAFETY: asks for a process that this test started, then ends it.
+    // SAFETY: `kill` touches no memory. `worker` is the child of a rank that this test started;
+    // signal 0 only checks that it exists.
     let lived = unsafe { libc::kill(worker, 0) == 0 && libc::kill(worker, libc::SIGKILL) == 0 };
     process.wait().unwrap();
     assert!(lived, "the worker outlives its rank");
@@ -97,7 +99,8 @@ fn a_killed_rank_is_dead_although_its_worker_lives() {
     println!("known after {took:?}: {error}");
 }
 
-/// What a child may do with what it inherits. Returns its exit status.
+/// Makes calls on a communicator that this child inherited. Returns an exit status: 0 if all calls
+/// failed in time.
 fn use_inherited(comm: Communicator) -> i32 {
     let begin = Instant::now();
     let refused = |result: cinch::Result<()>| {
@@ -114,7 +117,7 @@ fn use_inherited(comm: Communicator) -> i32 {
     i32::from(!calls) + 2 * i32::from(begin.elapsed() > AT_ONCE)
 }
 
-/// Both ranks fork all the time, one of them while the other waits for it.
+/// Both ranks fork after each call, at times while the other rank waits in its next call.
 #[test]
 fn children_end_what_they_inherit_and_disturb_nobody() {
     child::alone(|| {
@@ -123,11 +126,11 @@ fn children_end_what_they_inherit_and_disturb_nobody() {
                 let comm = std::mem::ManuallyDrop::new(comm);
                 for _ in 0..20 {
                     add(&comm).unwrap();
-                    // SAFETY: a process has one copy of it, and drops it once: the child here, the
-                    // parent below.
+                    // SAFETY: the child drops the copy and the parent drops the original, so each
+                    // process drops its communicator once.
                     let pid = fork(|| use_inherited(unsafe { std::ptr::read(&*comm) }));
                     let mut status = -1;
-                    // SAFETY: waits for a child of this thread.
+                    // SAFETY: `waitpid` writes `status` only, and `pid` is a child of this process.
                     assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
                     assert_eq!(
                         status, 0,
@@ -141,7 +144,7 @@ fn children_end_what_they_inherit_and_disturb_nobody() {
     });
 }
 
-/// A child that joins others by itself.
+/// Forked children can join a communicator of their own.
 #[test]
 fn children_make_communicators_of_their_own() {
     child::alone(|| {
@@ -153,15 +156,15 @@ fn children_make_communicators_of_their_own() {
             let pid = fork(|| i32::from(add(&join(&id, rank)).is_err()));
             add(&comm).unwrap();
             let mut status = -1;
-            // SAFETY: waits for a child of this thread.
+            // SAFETY: `waitpid` writes `status` only, and `pid` is a child of this process.
             (unsafe { libc::waitpid(pid, &mut status, 0) } == pid).then_some(status)
         });
         assert_eq!(own, [Some(0); 2]);
     });
 }
 
-/// C programs hold tickets. A child that is forked while other threads make, look up and end some
-/// finds those that it has, and ends them.
+/// C programs hold handles. A child that is forked while other threads register, look up and remove
+/// handles still finds its own handle, and can remove it.
 #[test]
 fn children_find_what_tickets_stand_for() {
     child::alone(|| {
@@ -182,14 +185,14 @@ fn children_find_what_tickets_stand_for() {
             }
             let ended = (0..100).all(|_| {
                 let pid = fork(|| {
-                    // SAFETY: a timer of the child.
+                    // SAFETY: `alarm` sets a timer of the child and touches no memory.
                     unsafe { libc::alarm(5) };
                     let found = TICKETS.lookup(ticket()).is_ok_and(|five| *five == 5);
                     let made = TICKETS.register::<u8>(Arc::new(7)).is_ok();
                     i32::from(!(found && made && TICKETS.remove(ticket()).is_ok()))
                 });
                 let mut status = -1;
-                // SAFETY: waits for a child of this thread.
+                // SAFETY: `waitpid` writes `status` only, and `pid` is a child of this process.
                 unsafe { libc::waitpid(pid, &mut status, 0) == pid && status == 0 }
             });
             done.store(true, Ordering::Relaxed);

@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
-/// A folder with a script that stands in for ssh and logs its arguments, and with a file of hosts.
+/// A folder with a script that replaces ssh and logs its arguments, and with a file of hosts.
 struct Place(PathBuf);
 
 impl Place {
@@ -110,7 +110,7 @@ fn ranks_on_hosts_learn_who_they_are() {
     }
 }
 
-/// Each host gets its own drop-in, in front of libraries that are preloaded there.
+/// Each host preloads its own copy of the drop-in, in place of the library that is set there.
 #[test]
 fn the_drop_in_of_each_host_is_in_front() {
     let place = Place::new("preload", "one\ntwo\n");

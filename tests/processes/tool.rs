@@ -26,7 +26,7 @@ fn output(line: &[&str]) -> (i32, String, String) {
     )
 }
 
-/// A rank that starts a child and waits for it, like a script that starts a program.
+/// Script of a rank that starts a child and waits for it, like a script that starts a program.
 const WITH_CHILD: &str = "echo $$; sleep 600 & wait";
 
 /// Starts ranks that print their pid and sleep. Returns the launcher and the ranks' pids.

@@ -1,5 +1,6 @@
-//! Ranks that end right after a call: those who are still in it have all they need, and get it.
-//! `CINCH_TEST_ENDINGS=100 cargo test --test processes teardown -- --nocapture` runs as many rounds of each kind.
+//! Ranks that end right after a call. Ranks that are still in this call have received all data that they
+//! need, so they must complete it.
+//! `CINCH_TEST_ENDINGS=100 cargo test --test processes teardown -- --nocapture` runs 100 rounds of each kind.
 
 mod waits;
 
@@ -20,15 +21,15 @@ const RANKS: usize = 4;
 /// How rank 0 ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
-    /// Aborts a communicator of threads that know each other.
+    /// Aborts a communicator whose ranks are threads of one process, without control connections.
     AbortHere,
     /// Aborts a communicator with control connections.
     Abort,
-    /// Lets its connections break, as a process does that dies.
+    /// Closes its connections without notice, as the kernel does for a process that dies.
     Vanish,
 }
 
-/// The control side of a rank that says no goodbye, and whose news come late.
+/// An out-of-band exchange whose `leave` does nothing, and which delays its announcements.
 #[derive(Debug)]
 struct Rude(OutOfBandRef, Duration);
 
@@ -71,8 +72,7 @@ impl OutOfBand for Rude {
     fn leave(&self) {}
 }
 
-/// Runs `rank_main` on threads that meet over control connections, the first of which says no
-/// goodbye.
+/// Runs `rank_main` on threads that join over control connections. Rank 0 leaves without notice.
 fn rude_world<R: Send>(config: &Config, rank_main: impl Fn(Communicator) -> R + Sync) -> Vec<R> {
     let id = UniqueId::create(config).expect("a unique id");
     let rank_main = &rank_main;
@@ -96,20 +96,20 @@ fn rude_world<R: Send>(config: &Config, rank_main: impl Fn(Communicator) -> R + 
     })
 }
 
-/// One call, in which rank 0 is the first to be through.
+/// A call that rank 0 is the first to complete.
 #[derive(Debug)]
 struct Round {
     collective: Collective,
     count: usize,
     seed: u64,
-    /// Ranks that have entered their call, or are through it already.
+    /// Number of ranks other than 0 that have entered the call, or completed it.
     entered: AtomicUsize,
 }
 
 impl Round {
     fn input(&self, rank: usize) -> Vec<f32> {
         let mut rng = Rng(self.seed ^ rank as u64);
-        // Sums of four are exact in any order.
+        // Integers below 1000: a sum of four is exact in any order.
         (0..self.count).map(|_| rng.below(1000) as f32).collect()
     }
 
@@ -138,8 +138,8 @@ impl Round {
         Ok(output)
     }
 
-    /// The call on a rank that stays. A second thread tells when it is in it: who begins later is
-    /// refused, and rightly.
+    /// Makes the call on a rank that stays. A second thread counts the rank as soon as it is in the
+    /// call, since a call that begins after rank 0 has ended is refused.
     fn stay(&self, comm: &Communicator) -> cinch::Result<Vec<f32>> {
         let through = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -155,7 +155,7 @@ impl Round {
         })
     }
 
-    /// The call on the rank that ends.
+    /// Makes the call on rank 0, and waits until all others have entered it.
     fn go(&self, comm: &Communicator) -> cinch::Result<Vec<f32>> {
         let result = self.call(comm);
         while self.entered.load(Ordering::Acquire) < RANKS - 1 {
@@ -165,7 +165,7 @@ impl Round {
     }
 }
 
-/// What came of the call, of one that lacks rank 0, and how long the latter took.
+/// The result of the call, the result of a next call without rank 0, and the time that this took.
 type Outcome = (cinch::Result<Vec<f32>>, cinch::Result<Vec<f32>>, Duration);
 
 fn outcomes(round: &Round, end: End, config: &Config) -> Vec<Option<Outcome>> {
@@ -255,7 +255,7 @@ fn who_fails_unheard_and_goes_has_not_left_in_good_order() {
     for local in [true, false] {
         let body = |comm: &Communicator| {
             if comm.rank() == 0 {
-                // As the fault of the communicator that this one was split from would.
+                // Fails as if the communicator that this one was split from had failed.
                 comm.fault().raise(Error::internal("what went wrong"));
                 return String::new();
             }
@@ -264,7 +264,7 @@ fn who_fails_unheard_and_goes_has_not_left_in_good_order() {
             error.message().to_string()
         };
         let said = match local {
-            // Rank 0's is dropped when its body ends.
+            // Rank 0 drops its communicator when `body` returns.
             true => local_world(2, &config, body),
             false => support::world(2, &config, |comm| body(&comm)),
         };
@@ -273,7 +273,7 @@ fn who_fails_unheard_and_goes_has_not_left_in_good_order() {
     }
 }
 
-/// Whether something comes about within a time that is long enough for it.
+/// Waits up to 20 s for `condition`. Returns whether it holds.
 fn soon(about: impl Fn() -> bool) -> bool {
     let begin = Instant::now();
     while !about() && begin.elapsed() < Duration::from_secs(20) {
@@ -282,8 +282,8 @@ fn soon(about: impl Fn() -> bool) -> bool {
     about()
 }
 
-/// Who aborts is gone from the meeting of the split before the news of it comes. The last rank
-/// keeps that meeting from its end.
+/// A rank that aborts leaves the exchange of a split before its announcement arrives. The last rank
+/// keeps the split from completing.
 #[test]
 fn an_abort_while_a_split_is_under_way_is_an_abort() {
     let config = config(TransportKind::Loopback);
@@ -307,7 +307,7 @@ fn an_abort_while_a_split_is_under_way_is_an_abort() {
                 std::thread::scope(|scope| {
                     if comm.rank() == RANKS - 2 {
                         scope.spawn(|| {
-                            // All others are at the meeting by then.
+                            // By then all other ranks wait in the split.
                             std::thread::sleep(Duration::from_millis(500));
                             comm.abort();
                         });
@@ -335,7 +335,7 @@ fn an_abort_here_waits_for_no_heartbeat() {
     };
     let times = support::world(2, &config, |comm| {
         if comm.rank() == 1 {
-            // Takes no part; hears of the other's end by its own abort at the latest.
+            // Rank 1 makes no call; it only waits for the news of the abort.
             let begin = Instant::now();
             while comm.async_error().is_none() && begin.elapsed() < Duration::from_secs(20) {
                 std::thread::sleep(Duration::from_millis(1));
@@ -358,7 +358,7 @@ fn an_abort_here_waits_for_no_heartbeat() {
             freed - begin
         })
     });
-    // A twelfth of a heartbeat, and long enough beside tests that spin.
+    // 5 s are a twelfth of a heartbeat, with room for other tests that keep the cores busy.
     assert!(times[0] < Duration::from_secs(5), "{times:?}");
     assert!(times[1] < Duration::from_secs(2), "{times:?}");
 }

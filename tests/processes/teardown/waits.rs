@@ -1,5 +1,5 @@
-//! What one wait of an engine makes of ranks that leave, of data that comes late, and of its own rank
-//! that stands still.
+//! How the host engine waits: for ranks that leave, for data that arrives late, and when its own thread was
+//! stopped for a while.
 
 use super::soon;
 use crate::support::config;
@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// An end that receives, of which a test decides whether something has come.
+/// A receiving end; a function of the test decides whether a message has arrived.
 struct Watched<F>(Box<dyn RecvEnd>, F);
 
 impl<F> fmt::Debug for Watched<F> {
@@ -45,7 +45,7 @@ impl<F: FnMut(&mut dyn RecvEnd) -> cinch::Result<bool> + Send> RecvEnd for Watch
     }
 }
 
-/// A waiter that tells a test of each call first.
+/// A waiter that calls a function of the test before each wait.
 struct Telling<F>(Box<dyn Waiter>, F);
 
 impl<F> fmt::Debug for Telling<F> {
@@ -61,7 +61,7 @@ impl<F: FnMut(u32) + Send> Waiter for Telling<F> {
     }
 }
 
-/// Puts all ends that receive under the eyes of a test.
+/// Wraps all receiving ends, so that `ready` decides whether a message has arrived.
 fn watch<F>(mut links: Links, ready: F) -> Links
 where
     F: FnMut(&mut dyn RecvEnd) -> cinch::Result<bool> + Clone + Send + 'static,
@@ -72,7 +72,7 @@ where
     links
 }
 
-/// Tells a test of all waits.
+/// Wraps the waiter, so that `idle` is called before each wait.
 fn tell(links: Links, idle: impl FnMut(u32) + Send + 'static) -> Links {
     Links {
         waiter: Box::new(Telling(links.waiter, idle)),
@@ -80,8 +80,8 @@ fn tell(links: Links, idle: impl FnMut(u32) + Send + 'static) -> Links {
     }
 }
 
-/// Two engines, of which rank 0 sends `count` bytes and leaves, and rank 1 expects 8 that come
-/// 0.8 s later.
+/// Runs two engines. Rank 0 sends `count` bytes and leaves; rank 1 expects 8 bytes, which its links
+/// deliver after 0.8 s.
 fn slow(transport: TransportKind, count: usize) -> cinch::Result<Vec<u8>> {
     let late = |links, _| {
         let late = Instant::now() + Duration::from_millis(800);
@@ -90,8 +90,8 @@ fn slow(transport: TransportKind, count: usize) -> cinch::Result<Vec<u8>> {
     one_message(&config(transport), count, || (), late)
 }
 
-/// Two engines, of which rank 0 sends `count` bytes after `before`, and leaves, and rank 1 expects
-/// 8, over links that `alter` has changed.
+/// Runs two engines and returns the result of rank 1. Rank 0 calls `before`, sends `count` bytes
+/// and leaves. Rank 1 expects 8 bytes over links that `alter` has wrapped.
 fn one_message(
     config: &Config,
     count: usize,
@@ -147,7 +147,7 @@ fn one_message(
                         let run = engine.prepare(request, UserBuffers::new(&sent, &mut []))?;
                         engine.run(run)?;
                     }
-                    // As a communicator that is dropped.
+                    // Dropping a communicator leaves the exchange, too.
                     exchange.leave();
                 } else {
                     let run = engine.prepare(request, UserBuffers::new(&[], &mut got))?;
@@ -177,8 +177,8 @@ fn what_a_rank_that_left_has_sent_may_be_long_on_its_way() {
     }
 }
 
-/// The scan that finds nothing of a rank may be before it sends, and the look at who has left
-/// behind it.
+/// Rank 1 scans for messages before rank 0 sends, and checks who has left after rank 0 has left. It
+/// must scan again before it reports an error.
 #[test]
 fn a_rank_that_sends_and_leaves_while_it_is_looked_at_has_sent() {
     let go = &*Box::leak(Box::new(AtomicBool::new(false)));
@@ -192,7 +192,8 @@ fn a_rank_that_sends_and_leaves_while_it_is_looked_at_has_sent() {
             let links = tell(links, move |_| waited.store(true, Ordering::Relaxed));
             watch(links, move |end| {
                 let ready = end.ready()?;
-                // By now each wait is followed by the question for whom it is.
+                // After this time the engine checks after each wait whether the awaited rank has
+                // left.
                 let asks = begin.elapsed() > Duration::from_millis(600);
                 if behind.swap(false, Ordering::Relaxed) && asks && !ready {
                     go.store(true, Ordering::Release);
@@ -205,7 +206,8 @@ fn a_rank_that_sends_and_leaves_while_it_is_looked_at_has_sent() {
     assert_eq!(sent.unwrap(), vec![5; 8]);
 }
 
-/// Behind the last scan, and before the question for whom this rank has waited in vain: nobody.
+/// The message arrives after the last scan, but before the engine determines which rank it has
+/// waited for in vain. The engine must find none.
 #[test]
 fn what_comes_as_the_time_ends_has_come() {
     let config = Config {
@@ -220,7 +222,8 @@ fn what_comes_as_the_time_ends_has_come() {
         |links, _| {
             let waited = Arc::new(AtomicBool::new(false));
             let (begin, behind) = (Instant::now(), waited.clone());
-            // By then each wait is followed by the question for whom it is, which sees more than scans.
+            // After 0.6 s the engine checks after each wait for which rank it waits. In this test only that
+            // check sees the message; scans do not.
             let links = tell(links, move |_| {
                 waited.store(true, Ordering::Relaxed);
                 go.fetch_or(
@@ -238,8 +241,8 @@ fn what_comes_as_the_time_ends_has_come() {
     assert_eq!(sent.unwrap(), vec![5; 8]);
 }
 
-/// A thread may stop for longer than the communicator waits, with its process or its machine. All
-/// has come meanwhile, or comes right behind.
+/// The engine's thread may be stopped for longer than its timeout, with its process or its machine.
+/// A message that arrived meanwhile, or arrives right afterwards, is received.
 #[test]
 fn a_rank_that_was_stopped_has_not_waited() {
     let config = Config {
@@ -255,7 +258,7 @@ fn a_rank_that_was_stopped_has_not_waited() {
             |links, _| {
                 let stops = config.timeout * 2;
                 tell(links, move |scans| {
-                    // From there on the engine looks at the clock each time.
+                    // From this scan on the engine reads the clock after each scan.
                     if scans == 2100 {
                         go.store(comes_meanwhile, Ordering::Release);
                         std::thread::sleep(stops);
