@@ -262,7 +262,7 @@ inline bool __any_sync(uint32_t, bool value) { return !Block::current().warp_agr
 inline void __syncwarp() { Block::current().sync_warp(); }
 inline void __syncthreads() { Block::current().sync_all(); }
 
-// Runs a kernel block after block, each as so many copies side by side.
+// Runs a kernel block after block, each block as `copies` copies side by side.
 template <class Kernel>
 void launch(uint32_t blocks, uint32_t threads, Kernel &&kernel, uint32_t copies = 1) {
   gridDim.x = blocks;

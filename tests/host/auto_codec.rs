@@ -52,7 +52,7 @@ fn check(nranks: usize, output: &[f32], report: &Report) {
 }
 
 #[test]
-fn all_ranks_decide_alike_and_say_what_ran() {
+fn all_ranks_decide_alike_and_report_the_codec() {
     for transport in [TransportKind::Loopback, TransportKind::Tcp] {
         for nranks in [1, 2, 3, 5] {
             let ran = local_world(nranks, &config("auto:dynamic8", transport), |comm| {
@@ -84,7 +84,7 @@ fn all_ranks_decide_alike_and_say_what_ran() {
 }
 
 #[test]
-fn a_communicator_that_is_told_measures_nothing() {
+fn fixed_codec_measures_no_costs() {
     for codec in ["raw", "linear8"] {
         let measured = local_world(2, &config(codec, TransportKind::Loopback), |comm| {
             comm.limits().unwrap().machine.measured
@@ -102,7 +102,7 @@ fn in_effect(comm: &Communicator) -> (String, Option<MeasuredCosts>) {
 /// Ranks may reach one effective codec policy by different settings. This policy decides whether
 /// they measure costs: a rank that measured alone would wait for its peers in vain.
 #[test]
-fn the_policy_in_effect_is_what_costs_are_measured_for() {
+fn effective_policy_decides_whether_costs_are_measured() {
     for (settings, measures) in [
         // Compression is off on both ranks: on rank 0 by a rule, on rank 1 by CINCH_CODEC.
         (
@@ -187,7 +187,7 @@ fn costs(message: f64, byte: f64, element: f64) -> MeasuredCosts {
 }
 
 #[test]
-fn calls_ask_for_themselves_alone_and_in_groups() {
+fn auto_codec_of_a_call_decides_alone_and_in_groups() {
     let config = Config {
         fuse_bytes: 0,
         ..config("auto:raw", TransportKind::Loopback)
@@ -234,7 +234,7 @@ fn calls_ask_for_themselves_alone_and_in_groups() {
 }
 
 #[test]
-fn a_call_that_cannot_be_compressed_is_refused_as_ever() {
+fn auto_codec_of_an_unsupported_call_is_refused() {
     local_world(2, &config("auto:raw", TransportKind::Loopback), |comm| {
         let call = Call {
             codec: Some("auto:linear8".parse().unwrap()),
@@ -251,7 +251,7 @@ fn a_call_that_cannot_be_compressed_is_refused_as_ever() {
 /// If messages are cheap, the planner cuts a call into more chunks than the slots require, so that
 /// transfers overlap with encoding.
 #[test]
-fn the_model_picks_the_number_of_chunks() {
+fn cost_model_picks_the_number_of_chunks() {
     let config = Config {
         slot_bytes: 16 << 20,
         buffer_bytes: 1 << 30,

@@ -80,7 +80,7 @@ fn every_collective_type_and_operation_is_right_over_shm_and_tcp() {
 }
 
 #[test]
-fn every_count_algorithm_and_place_is_right() {
+fn every_count_and_algorithm_is_right_in_and_out_of_place() {
     let mut rng = Rng(seed() + 2);
     let mut refused = BTreeSet::new();
     for nranks in [1, 2, 3, 4, 5, 8] {
@@ -176,7 +176,7 @@ fn codecs_stay_within_their_bounds() {
 }
 
 #[test]
-fn what_a_codec_can_hold_arrives_exactly() {
+fn values_that_a_codec_represents_arrive_exactly() {
     let mut cases = Vec::new();
     for algorithm in Algorithm::FLAT {
         let mut call = Call::new(Collective::AllReduce, DType::F32, 4101);
@@ -247,7 +247,7 @@ fn results_have_the_same_bits_in_repeated_runs_and_over_all_transports() {
 /// A source with more peers than a step has targets sends in several steps. All steps must round
 /// with equal random numbers, or ranks would receive different values.
 #[test]
-fn many_peers_of_a_source_see_the_same_draws() {
+fn many_peers_receive_equally_rounded_values() {
     let mut cases = Vec::new();
     for codec in ["minmax2:seed=5", "terngrad"] {
         for collective in [Collective::AllGather, Collective::Broadcast] {
@@ -262,7 +262,7 @@ fn many_peers_of_a_source_see_the_same_draws() {
 }
 
 #[test]
-fn what_is_not_finite_reaches_every_rank() {
+fn non_finite_input_reaches_every_rank() {
     let (nranks, count) = (3, 2000);
     for codec in CodecKind::ALL.map(CodecSpec::of) {
         for (what, poison) in [("NaN", f32::NAN), ("infinity", f32::INFINITY)] {
@@ -304,7 +304,7 @@ fn what_is_not_finite_reaches_every_rank() {
 }
 
 #[test]
-fn extremes_keep_nan_and_refuse_lossy_codecs() {
+fn min_and_max_keep_nan_and_refuse_lossy_codecs() {
     let outputs = world(2, &config(TransportKind::Loopback), |comm| {
         let linear8 = Some("linear8".parse().unwrap());
         let mut refused = Vec::new();

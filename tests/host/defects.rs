@@ -73,7 +73,7 @@ fn kept_scales_belong_to_one_kind_of_call() {
 }
 
 #[test]
-fn kept_scales_saturate_and_say_so_until_they_are_refreshed() {
+fn kept_scales_saturate_until_they_are_refreshed_and_reports_count_it() {
     world(2, &config(TransportKind::Loopback), |comm| {
         let mut call = Call::new(Collective::AllReduce, DType::F32, 1000);
         (call.codec, call.tensor) = (codec("dynamic8:tensor=3"), Some(1));
@@ -109,7 +109,7 @@ fn empty_buffers_may_be_null() {
 }
 
 #[test]
-fn a_group_lasts_as_long_as_it_makes_progress() {
+fn group_that_makes_progress_does_not_time_out() {
     let mut config = config(TransportKind::Loopback);
     config.timeout = Duration::from_secs(1);
     world(2, &config, |first| {
@@ -159,7 +159,7 @@ fn a_broadcast_needs_an_output_on_its_root() {
 }
 
 #[test]
-fn saturated_elements_are_counted_once_whatever_the_fan() {
+fn saturated_elements_are_counted_once_for_all_peers() {
     for nranks in [4, 9, 10, 18] {
         world(nranks, &config(TransportKind::Loopback), |comm| {
             let input = vec![1e6f32; 100];
@@ -176,7 +176,7 @@ fn saturated_elements_are_counted_once_whatever_the_fan() {
 }
 
 #[test]
-fn a_child_hears_that_the_parent_of_a_sibling_failed() {
+fn split_communicator_reports_that_its_parent_failed() {
     let mut config = config(TransportKind::Shm);
     config.timeout = Duration::from_secs(20);
     world(3, &config, |comm| {
@@ -211,7 +211,7 @@ fn a_child_hears_that_the_parent_of_a_sibling_failed() {
 }
 
 #[test]
-fn a_send_that_nobody_takes_says_whose_fault_it_is() {
+fn send_without_receive_times_out_and_names_the_peer() {
     let mut config = config(TransportKind::Tcp);
     (config.timeout, config.slots, config.slot_bytes) = (Duration::from_secs(1), 64, 1 << 20);
     (config.channels, config.tcp_sockets, config.buffer_bytes) = (1, 1, 2 << 30);
@@ -227,7 +227,7 @@ fn a_send_that_nobody_takes_says_whose_fault_it_is() {
 }
 
 #[test]
-fn a_split_that_fails_fails_everywhere() {
+fn failed_split_fails_on_all_ranks() {
     let mut config = config(TransportKind::Loopback);
     config.timeout = Duration::from_secs(1);
     world(3, &config, |comm| {
@@ -264,7 +264,7 @@ fn lossy_reductions_do_not_choose_a_ring() {
 /// The limit on tensors with residuals must count the tensors that a group adds, not only those
 /// that had residuals before.
 #[test]
-fn a_group_cannot_have_more_tensors_with_residuals_than_there_may_be() {
+fn group_above_the_residual_limit_is_refused() {
     const MOST: usize = 65_536;
     world(2, &config(TransportKind::Loopback), |comm| {
         let input = [1.0f32];
@@ -292,7 +292,7 @@ fn a_group_cannot_have_more_tensors_with_residuals_than_there_may_be() {
 
 /// Refusing a sampled call must not fail the communicator.
 #[test]
-fn a_refused_call_leaves_the_communicator_alone_when_it_is_sampled() {
+fn refused_sampled_call_leaves_the_communicator_usable() {
     let mut config = config(TransportKind::Loopback);
     for (name, value) in [("CINCH_CODEC", "linear8"), ("CINCH_CODEC_SAMPLE", "1")] {
         config
@@ -326,7 +326,7 @@ fn a_refused_call_leaves_the_communicator_alone_when_it_is_sampled() {
 /// If the send and receive buffers of a message to oneself overlap in part, copying would overwrite
 /// bytes that are still to be sent.
 #[test]
-fn a_message_to_oneself_is_apart_from_where_it_goes_or_the_same() {
+fn message_to_oneself_with_partly_overlapping_buffers_is_refused() {
     world(1, &config(TransportKind::Loopback), |comm| {
         let mut memory: Vec<u8> = (0..100).collect();
         let mut call = Call::new(Collective::SendRecv, DType::U8, 50);

@@ -17,7 +17,7 @@ use cinch::{
 /// Element counts next to the sizes of scale blocks and cache lines.
 const COUNTS: [usize; 9] = [1, 15, 16, 17, 255, 256, 257, 1000, 4096];
 
-fn apart() -> Config {
+fn unfused() -> Config {
     Config {
         fuse_bytes: 0,
         ..Config::default()
@@ -68,7 +68,7 @@ fn floats(rank: usize) -> Vec<Vec<f32>> {
 }
 
 #[test]
-fn exact_results_are_those_of_separate_calls() {
+fn fused_exact_results_equal_separate_calls() {
     for nranks in [1, 2, 3, 5] {
         for op in [ReduceOp::Sum, ReduceOp::Max, ReduceOp::Avg, ReduceOp::Prod] {
             let run = |config: &Config| {
@@ -90,7 +90,7 @@ fn exact_results_are_those_of_separate_calls() {
                     (a, b, fused)
                 })
             };
-            let (together, separate) = (run(&Config::default()), run(&apart()));
+            let (together, separate) = (run(&Config::default()), run(&unfused()));
             for (one, other) in together.iter().zip(&separate) {
                 assert_eq!(
                     (&one.0, &one.1),
@@ -107,7 +107,7 @@ fn exact_results_are_those_of_separate_calls() {
 /// Two ranks have only one order of addition, so even rounded sums are equal with and without
 /// fusion. Under a codec each tensor has blocks of its own, whichever tensors are fused with it.
 #[test]
-fn codecs_meet_each_tensor_by_itself() {
+fn fused_tensors_share_no_codec_block() {
     for codec in ["raw", "linear8:block=64", "minmax4", "cast_bf16", "static8"] {
         let run = |config: &Config| {
             local_world(2, config, |comm| {
@@ -121,7 +121,7 @@ fn codecs_meet_each_tensor_by_itself() {
                 group(comm, &calls, &floats(comm.rank())).unwrap()
             })
         };
-        let (together, separate) = (run(&Config::default()), run(&apart()));
+        let (together, separate) = (run(&Config::default()), run(&unfused()));
         for ((a, ran), (b, alone)) in together.iter().zip(&separate) {
             assert_eq!(a, b, "{codec}");
             for (ran, alone) in ran.iter().zip(alone) {
@@ -144,7 +144,7 @@ fn codecs_meet_each_tensor_by_itself() {
 }
 
 #[test]
-fn what_is_not_finite_stays_in_its_tensor() {
+fn non_finite_input_stays_in_its_tensor() {
     local_world(3, &Config::default(), |comm| {
         let mut inputs = floats(comm.rank());
         if comm.rank() == 1 {
@@ -165,7 +165,7 @@ fn what_is_not_finite_stays_in_its_tensor() {
 }
 
 #[test]
-fn other_calls_in_between_and_large_ones_go_alone_and_in_order() {
+fn large_and_unlike_calls_keep_their_order_and_stay_unfused() {
     local_world(4, &Config::default(), |comm| {
         let small = Call::new(Collective::AllReduce, DType::F32, 100);
         let scaled = Call {
@@ -207,7 +207,7 @@ fn other_calls_in_between_and_large_ones_go_alone_and_in_order() {
 }
 
 #[test]
-fn more_than_a_parcel_holds_travels_in_several() {
+fn calls_above_the_fusion_limit_are_fused_in_several_parts() {
     local_world(2, &Config::default(), |comm| {
         let calls = [Call::new(Collective::AllReduce, DType::F32, 16 << 10); 40];
         let inputs = vec![vec![1f32; 16 << 10]; 40];
@@ -221,7 +221,7 @@ fn more_than_a_parcel_holds_travels_in_several() {
 
 /// One thread holds the communicators of all ranks.
 #[test]
-fn several_communicators_of_one_thread() {
+fn one_thread_fuses_calls_of_several_communicators() {
     let comms: Vec<_> = {
         let config = Config::default();
         let faults: Vec<_> = (0..3).map(|_| cinch::sync::Fault::new()).collect();
@@ -284,7 +284,7 @@ fn chain(
 /// A call may read the output of an earlier call in its group, unless they are fused. Results are
 /// equal with and without fusion.
 #[test]
-fn calls_see_what_those_before_them_wrote() {
+fn calls_read_the_output_of_earlier_calls() {
     const N: usize = 40;
     let sum = Call::new(Collective::AllReduce, DType::I32, N);
     let max = Call {
@@ -328,7 +328,7 @@ fn calls_see_what_those_before_them_wrote() {
             vec![(sum, 0, 0), (sum, N, N), (max, 0, 2 * N), (max, N, 3 * N)],
             4 * N,
         ),
-        ("more than a parcel", many, 19 << 14),
+        ("more than one fused call", many, 19 << 14),
         (
             "messages behind",
             vec![
@@ -359,7 +359,7 @@ fn calls_see_what_those_before_them_wrote() {
                 (memory, reports.iter().any(|report| report.fused > 1))
             })
         };
-        for (together, separate) in run(&Config::default()).iter().zip(run(&apart())) {
+        for (together, separate) in run(&Config::default()).iter().zip(run(&unfused())) {
             assert_eq!((together.1, separate.1), (true, false), "{what}");
             assert!(together.0 == separate.0, "{what}");
         }
@@ -367,7 +367,7 @@ fn calls_see_what_those_before_them_wrote() {
 }
 
 #[test]
-fn calls_that_travel_as_one_must_not_depend_on_each_other() {
+fn fused_calls_that_depend_on_each_other_are_refused() {
     local_world(2, &Config::default(), |comm| {
         let sum = Call::new(Collective::AllReduce, DType::I32, 40);
         let mut memory = vec![1; 80];
@@ -379,7 +379,7 @@ fn calls_that_travel_as_one_must_not_depend_on_each_other() {
 
 /// Ranks that fuse different calls into transfers of equal length must still report a mismatch.
 #[test]
-fn ranks_that_group_otherwise_find_out() {
+fn ranks_that_fuse_different_calls_report_a_mismatch() {
     let shapes: [[&[usize]; 2]; 4] = [
         [&[10, 6], &[6, 10]],
         [&[5, 5], &[7, 7]],
@@ -408,7 +408,7 @@ fn ranks_that_group_otherwise_find_out() {
 }
 
 #[test]
-fn a_group_of_one_call_is_that_call() {
+fn group_of_one_call_equals_the_call() {
     local_world(2, &Config::default(), |comm| {
         let mut data = vec![0.5f32; 2000];
         for round in 0..4 {
@@ -422,7 +422,7 @@ fn a_group_of_one_call_is_that_call() {
 /// In a pipeline the group of rank 0 has only the sum; the groups of other ranks also have a message, unknown
 /// to rank 0. All ranks must still agree not to sample.
 #[test]
-fn a_coded_sum_in_a_group_is_sampled_by_no_rank() {
+fn compressed_sum_in_a_group_is_not_sampled() {
     let config = Config {
         codec_sample: 1,
         ..Config::default()
@@ -479,7 +479,7 @@ fn coded_sum(
 /// itself. Neither neighbours of a tensor in a fused call nor padding of its last block may change its
 /// result.
 #[test]
-fn every_codec_gives_what_separate_calls_give() {
+fn fused_calls_of_every_codec_equal_separate_calls() {
     const COUNTS: [usize; 11] = [64, 64, 100, 256, 512, 4096, 4096, 33, 1, 8192, 8192];
     for spec in CodecSpec::samples() {
         if matches!(spec.scale, ScaleRule::Tensor { .. }) && spec.kind.has_scale() {
@@ -508,7 +508,7 @@ fn every_codec_gives_what_separate_calls_give() {
         };
         // Fusion changes an element's position and call, on which random rounding depends.
         let draws = spec.seed != 0 || spec.kind == CodecKind::TernGrad;
-        for (together, separate) in run(&Config::default()).iter().zip(run(&apart())) {
+        for (together, separate) in run(&Config::default()).iter().zip(run(&unfused())) {
             for (at, (a, b)) in together.0.iter().zip(&separate.0).enumerate() {
                 assert!(draws || a == b, "{spec}: tensor {at} of {}", a.len());
                 let whole = COUNTS[at].is_multiple_of(codec.granule());
@@ -550,6 +550,6 @@ fn sums_that_saturate_are_counted() {
     };
     // In the second tensor 100 sums saturate; in the last, the element of the rank that sends it,
     // and its sum.
-    assert_eq!(run(&apart()), (100 + 2, 0, 1));
+    assert_eq!(run(&unfused()), (100 + 2, 0, 1));
     assert_eq!(run(&Config::default()), (100 + 2, 0, 3));
 }

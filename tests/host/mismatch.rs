@@ -10,7 +10,7 @@ use cinch::{CodecSetting, Collective, Communicator, DType, Error, ErrorKind, Red
 use std::time::{Duration, Instant};
 
 /// Time within which every rank must report the error.
-const WITHIN: Duration = Duration::from_secs(1);
+const REPORT_LIMIT: Duration = Duration::from_secs(1);
 
 /// The argument in which the call of one rank differs from the calls of all others.
 #[derive(Clone, Copy, Debug)]
@@ -169,7 +169,7 @@ fn until_error(comm: &Communicator, calls: &[Call]) -> (Option<Error>, Duration)
     }
     // A rank that only sends may return before another rank disagrees.
     let returned = Instant::now();
-    while returned.elapsed() < WITHIN {
+    while returned.elapsed() < REPORT_LIMIT {
         if let Some(error) = comm.async_error() {
             return (Some(error), returned.elapsed());
         }
@@ -179,7 +179,7 @@ fn until_error(comm: &Communicator, calls: &[Call]) -> (Option<Error>, Duration)
 }
 
 #[test]
-fn every_rank_hears_of_a_disagreement_with_both_sides_named() {
+fn every_rank_reports_a_mismatch_with_both_sides_named() {
     let mut rng = Rng(seed());
     let pairs = number("CINCH_TEST_MISMATCHES").unwrap_or(30);
     let mut worst = Duration::ZERO;
@@ -192,7 +192,7 @@ fn every_rank_hears_of_a_disagreement_with_both_sides_named() {
             "pair {round}, {transport}, {nranks} ranks, rank {odd_rank} has another {:?}: {pair:?}",
             pair.field
         );
-        let heard = world(nranks, &config(transport), |comm| {
+        let failures = world(nranks, &config(transport), |comm| {
             let calls = if comm.rank() == odd_rank {
                 &pair.odd
             } else {
@@ -201,15 +201,18 @@ fn every_rank_hears_of_a_disagreement_with_both_sides_named() {
             comm.barrier().unwrap();
             until_error(&comm, calls)
         });
-        for (rank, (error, after)) in heard.into_iter().enumerate() {
-            let error = error.unwrap_or_else(|| panic!("{what}: rank {rank} never heard"));
+        for (rank, (error, after)) in failures.into_iter().enumerate() {
+            let error = error.unwrap_or_else(|| panic!("{what}: rank {rank} reports no error"));
             check(&error, &pair, nranks, odd_rank)
                 .unwrap_or_else(|why| panic!("{what}: rank {rank}: {why}: {error}"));
-            assert!(after <= WITHIN, "{what}: rank {rank} heard after {after:?}");
+            assert!(
+                after <= REPORT_LIMIT,
+                "{what}: rank {rank} failed after {after:?}"
+            );
             worst = worst.max(after);
         }
     }
-    println!("{pairs} pairs; the last rank heard after at most {worst:?}");
+    println!("{pairs} pairs; the last rank failed after at most {worst:?}");
 }
 
 fn check(error: &Error, pair: &Pair, nranks: usize, odd: usize) -> Result<(), String> {
@@ -248,9 +251,9 @@ fn factors_of_a_premultiplied_sum_may_differ() {
 }
 
 #[test]
-fn a_receive_that_disagrees_with_its_send_is_heard_by_all() {
+fn send_and_receive_of_different_counts_fail_on_all_ranks() {
     for transport in support::TRANSPORTS {
-        let heard = world(3, &config(transport), |comm| {
+        let failures = world(3, &config(transport), |comm| {
             // Rank 0 sends 100 elements to rank 2, which expects 90. Rank 1 makes no call.
             let count = if comm.rank() == 0 { 100 } else { 90 };
             let mut call = Call::new(Collective::SendRecv, DType::F32, count);
@@ -259,16 +262,17 @@ fn a_receive_that_disagrees_with_its_send_is_heard_by_all() {
             comm.barrier().unwrap();
             until_error(&comm, &calls)
         });
-        for (rank, (error, after)) in heard.into_iter().enumerate() {
-            let error = error.unwrap_or_else(|| panic!("{transport}: rank {rank} never heard"));
+        for (rank, (error, after)) in failures.into_iter().enumerate() {
+            let error =
+                error.unwrap_or_else(|| panic!("{transport}: rank {rank} reports no error"));
             let message = error.message();
             assert_eq!(error.kind(), ErrorKind::Mismatch, "{transport}: {error}");
             for part in ["rank 0 (host ", "rank 2 (host ", "of 100 ", "of 90 "] {
                 assert!(message.contains(part), "{transport}, rank {rank}: {error}");
             }
             assert!(
-                after <= WITHIN,
-                "{transport}: rank {rank} heard after {after:?}"
+                after <= REPORT_LIMIT,
+                "{transport}: rank {rank} failed after {after:?}"
             );
         }
     }

@@ -237,7 +237,7 @@ fn every_collective_type_and_operation_is_right_on_several_hosts() {
 }
 
 #[test]
-fn codecs_give_the_bits_that_the_same_schedule_gives_in_shared_memory() {
+fn compressed_results_equal_the_same_schedule_in_shared_memory() {
     let mut rng = Rng(seed() + 1);
     for map in MAPS {
         let cases = coded_cases(map.len(), &mut rng);
@@ -319,7 +319,7 @@ fn with_tcp(config: &Config) -> Config {
 
 /// Between hosts an 8-bit codec sends a quarter of the bytes; inside hosts contributions are raw.
 #[test]
-fn bytes_are_those_of_the_levels() {
+fn wire_bytes_follow_the_codec_of_each_level() {
     let count = 1 << 16;
     let sent = |codec: &str| {
         let config = with("CINCH_CODEC", codec);
@@ -350,7 +350,7 @@ fn bytes_are_those_of_the_levels() {
 /// `raw_bytes`, which counts a call without compression, does not depend on the codecs of the
 /// levels.
 #[test]
-fn counters_know_the_codecs_of_both_levels() {
+fn raw_bytes_do_not_depend_on_the_codecs_of_levels() {
     let mut call = Call::new(Collective::AllReduce, DType::F32, 1 << 16);
     call.algorithm = Some(Algorithm::Hierarchical);
     let case = Case::new(call, 1);
@@ -380,7 +380,7 @@ fn counters_know_the_codecs_of_both_levels() {
 
 /// Without a codec, `raw_bytes` equals the bytes that the schedule of each algorithm sends.
 #[test]
-fn exact_messages_are_as_long_as_raw_ones() {
+fn uncompressed_calls_report_equal_raw_and_wire_bytes() {
     for map in [MAPS[1], &[0, 0, 0, 0]] {
         world(map, &settings(), |comm| {
             for collective in Collective::ALL {
@@ -414,7 +414,7 @@ fn exact_messages_are_as_long_as_raw_ones() {
 }
 
 #[test]
-fn hosts_talk_over_tcp_and_their_ranks_do_not() {
+fn ranks_use_tcp_between_hosts_only() {
     let map = MAPS[1];
     for (rank, kinds) in world(map, &settings(), |comm| comm.info().transports)
         .into_iter()
@@ -442,7 +442,7 @@ fn hosts_talk_over_tcp_and_their_ranks_do_not() {
 }
 
 #[test]
-fn where_there_is_no_hierarchy_it_is_said() {
+fn hierarchical_where_it_is_unsupported_is_refused_with_the_reason() {
     let ask = |map: &[usize], collective: Collective| {
         let mut call = Call::new(collective, DType::F32, 64);
         call.algorithm = Some(Algorithm::Hierarchical);
@@ -499,7 +499,7 @@ fn where_there_is_no_hierarchy_it_is_said() {
 
 /// Hierarchical is the cheapest if data then crosses between hosts once, not once for each rank.
 #[test]
-fn large_messages_choose_two_levels_by_cost() {
+fn large_messages_choose_hierarchical_by_cost() {
     for (map, dealt) in [
         (&[0, 1, 2, 3, 0, 1, 2, 3], true),
         (&[0, 0, 1, 1, 2, 2, 3, 3], false),
@@ -519,7 +519,7 @@ fn large_messages_choose_two_levels_by_cost() {
 }
 
 #[test]
-fn codecs_inside_hosts_that_differ_are_refused_when_joining() {
+fn different_intra_host_codecs_are_refused_when_joining() {
     let config = |rank: usize| match rank {
         2 => with("CINCH_CODEC", "intra=linear8,inter=dynamic8"),
         _ => with("CINCH_CODEC", "intra=raw,inter=dynamic8"),
@@ -533,7 +533,7 @@ fn codecs_inside_hosts_that_differ_are_refused_when_joining() {
 
 /// A single host sends nothing between hosts, so only the intra-host codec applies.
 #[test]
-fn one_host_has_the_codec_inside() {
+fn single_host_uses_the_intra_host_codec() {
     for (text, shown) in [
         ("intra=raw,inter=dynamic8", "raw"),
         ("intra=linear8,inter=raw", "linear8:block=256"),
@@ -547,7 +547,7 @@ fn one_host_has_the_codec_inside() {
 
 /// Fused small sums have separate blocks on both levels, whichever level has a codec.
 #[test]
-fn tensors_that_travel_together_share_no_block_on_either_level() {
+fn fused_tensors_share_no_block_on_either_level() {
     for codec in [
         "intra=linear8,inter=raw",
         "intra=raw,inter=linear8",

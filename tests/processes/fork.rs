@@ -15,10 +15,10 @@ use std::time::{Duration, Instant};
 
 /// Time within which a rank on another host must report the death of a rank whose forked child
 /// still runs.
-const WORST: Duration = Duration::from_secs(2);
+const REPORT_LIMIT: Duration = Duration::from_secs(2);
 /// Time within which every call of a child on an inherited communicator must fail. It is shorter
 /// than any timeout for another rank, and has room for other tests that keep the cores busy.
-const AT_ONCE: Duration = Duration::from_secs(5);
+const CHILD_LIMIT: Duration = Duration::from_secs(5);
 /// Seconds after which the processes of these tests end by themselves.
 const LIFETIME: u32 = 60;
 
@@ -70,7 +70,7 @@ pub fn rank_process(id: &str) {
 }
 
 #[test]
-fn a_killed_rank_is_dead_although_its_worker_lives() {
+fn killed_rank_is_reported_while_its_forked_child_lives() {
     let id = UniqueId::create(&support::config(TransportKind::Tcp)).unwrap();
     let mut process = child::rank(&[], "fork", &id.to_hex())
         .stdout(Stdio::piped())
@@ -95,7 +95,7 @@ fn a_killed_rank_is_dead_although_its_worker_lives() {
     assert!(lived, "the worker outlives its rank");
     assert_eq!(error.kind(), ErrorKind::Remote, "{error}");
     assert!(error.message().contains("rank 1 (host "), "{error}");
-    assert!(took <= WORST, "known after {took:?}: {error}");
+    assert!(took <= REPORT_LIMIT, "known after {took:?}: {error}");
     println!("known after {took:?}: {error}");
 }
 
@@ -114,12 +114,12 @@ fn use_inherited(comm: Communicator) -> i32 {
         && refused(comm.async_error().map_or(Ok(()), Err));
     comm.abort();
     drop(comm);
-    i32::from(!calls) + 2 * i32::from(begin.elapsed() > AT_ONCE)
+    i32::from(!calls) + 2 * i32::from(begin.elapsed() > CHILD_LIMIT)
 }
 
 /// Both ranks fork after each call, at times while the other rank waits in its next call.
 #[test]
-fn children_end_what_they_inherit_and_disturb_nobody() {
+fn calls_of_forked_children_fail_and_leave_the_parents_alone() {
     child::alone(|| {
         for transport in support::TRANSPORTS {
             support::world(2, &support::config(transport), |comm| {
@@ -132,10 +132,7 @@ fn children_end_what_they_inherit_and_disturb_nobody() {
                     let mut status = -1;
                     // SAFETY: `waitpid` writes `status` only, and `pid` is a child of this process.
                     assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
-                    assert_eq!(
-                        status, 0,
-                        "{transport}: 256 = not refused, 512 = not at once"
-                    );
+                    assert_eq!(status, 0, "{transport}: 256 = not refused, 512 = too late");
                 }
                 comm.barrier().unwrap();
                 drop(std::mem::ManuallyDrop::into_inner(comm));
@@ -146,7 +143,7 @@ fn children_end_what_they_inherit_and_disturb_nobody() {
 
 /// Forked children can join a communicator of their own.
 #[test]
-fn children_make_communicators_of_their_own() {
+fn forked_children_can_join_a_communicator() {
     child::alone(|| {
         let config = support::config(TransportKind::Tcp);
         let id = UniqueId::create(&config).unwrap();
@@ -166,20 +163,20 @@ fn children_make_communicators_of_their_own() {
 /// C programs hold handles. A child that is forked while other threads register, look up and remove
 /// handles still finds its own handle, and can remove it.
 #[test]
-fn children_find_what_tickets_stand_for() {
+fn forked_children_can_look_up_and_remove_handles() {
     child::alone(|| {
-        static TICKETS: HandleTable<u32> = HandleTable::new("number", "number", 0xC1CF);
-        let kept: *mut u8 = TICKETS.register(Arc::new(5)).unwrap();
+        static HANDLES: HandleTable<u32> = HandleTable::new("number", "number", 0xC1CF);
+        let kept: *mut u8 = HANDLES.register(Arc::new(5)).unwrap();
         let kept = kept.addr();
-        let ticket = move || std::ptr::without_provenance_mut::<u8>(kept);
+        let handle = move || std::ptr::without_provenance_mut::<u8>(kept);
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
             for _ in 0..3 {
                 scope.spawn(|| {
                     while !done.load(Ordering::Relaxed) {
-                        assert_eq!(*TICKETS.lookup(ticket()).unwrap(), 5);
-                        let own: *mut u8 = TICKETS.register(Arc::new(6)).unwrap();
-                        assert_eq!(*TICKETS.remove(own).unwrap(), 6);
+                        assert_eq!(*HANDLES.lookup(handle()).unwrap(), 5);
+                        let own: *mut u8 = HANDLES.register(Arc::new(6)).unwrap();
+                        assert_eq!(*HANDLES.remove(own).unwrap(), 6);
                     }
                 });
             }
@@ -187,9 +184,9 @@ fn children_find_what_tickets_stand_for() {
                 let pid = fork(|| {
                     // SAFETY: `alarm` sets a timer of the child and touches no memory.
                     unsafe { libc::alarm(5) };
-                    let found = TICKETS.lookup(ticket()).is_ok_and(|five| *five == 5);
-                    let made = TICKETS.register::<u8>(Arc::new(7)).is_ok();
-                    i32::from(!(found && made && TICKETS.remove(ticket()).is_ok()))
+                    let found = HANDLES.lookup(handle()).is_ok_and(|five| *five == 5);
+                    let made = HANDLES.register::<u8>(Arc::new(7)).is_ok();
+                    i32::from(!(found && made && HANDLES.remove(handle()).is_ok()))
                 });
                 let mut status = -1;
                 // SAFETY: `waitpid` writes `status` only, and `pid` is a child of this process.

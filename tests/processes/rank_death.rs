@@ -155,7 +155,7 @@ fn kill_one(round: u64, rng: &mut Rng) -> (TransportKind, Vec<Duration>) {
         let named = error.starts_with("Remote ")
             && error.contains(&format!("rank {victim} (host "))
             && error.contains(&format!("pid {pid})"));
-        assert!(named, "{what} (pid {pid}): rank {rank} says {error}");
+        assert!(named, "{what} (pid {pid}): rank {rank} reports {error}");
         times.push(Duration::from_nanos(at.parse().expect("nanoseconds")).saturating_sub(killed));
     }
     let left = ranks.wait_for("left", &survivors);
@@ -251,13 +251,13 @@ pub fn rank_process(task: &str) {
         say("failed: still there at the end of its lifetime");
         std::process::exit(3);
     });
-    if let Err(error) = be_a_rank(task) {
+    if let Err(error) = run_rank(task) {
         say(&format!("failed: {error}"));
         std::process::exit(1);
     }
 }
 
-fn be_a_rank(task: &str) -> Result<(), Box<dyn std::error::Error>> {
+fn run_rank(task: &str) -> Result<(), Box<dyn std::error::Error>> {
     let words: Vec<&str> = task.split(' ').collect();
     let (rank, nranks): (usize, usize) = (words[0].parse()?, words[1].parse()?);
     let mut config = config(TransportKind::Tcp);

@@ -22,7 +22,7 @@ const RANKS: usize = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     /// Aborts a communicator whose ranks are threads of one process, without control connections.
-    AbortHere,
+    AbortLocal,
     /// Aborts a communicator with control connections.
     Abort,
     /// Closes its connections without notice, as the kernel does for a process that dies.
@@ -31,9 +31,9 @@ enum End {
 
 /// An out-of-band exchange whose `leave` does nothing, and which delays its announcements.
 #[derive(Debug)]
-struct Rude(OutOfBandRef, Duration);
+struct SilentLeave(OutOfBandRef, Duration);
 
-impl OutOfBand for Rude {
+impl OutOfBand for SilentLeave {
     fn rank(&self) -> usize {
         self.0.rank()
     }
@@ -73,7 +73,10 @@ impl OutOfBand for Rude {
 }
 
 /// Runs `rank_main` on threads that join over control connections. Rank 0 leaves without notice.
-fn rude_world<R: Send>(config: &Config, rank_main: impl Fn(Communicator) -> R + Sync) -> Vec<R> {
+fn world_with_silent_leave<R: Send>(
+    config: &Config,
+    rank_main: impl Fn(Communicator) -> R + Sync,
+) -> Vec<R> {
     let id = UniqueId::create(config).expect("a unique id");
     let rank_main = &rank_main;
     std::thread::scope(|scope| {
@@ -81,11 +84,11 @@ fn rude_world<R: Send>(config: &Config, rank_main: impl Fn(Communicator) -> R + 
             .map(|rank| {
                 scope.spawn(move || {
                     let fault = Fault::new();
-                    let star = ControlPlane::join(&id, rank, RANKS, config, fault.clone())
-                        .expect("a star");
+                    let control = ControlPlane::join(&id, rank, RANKS, config, fault.clone())
+                        .expect("control connections");
                     let exchange: OutOfBandRef = match rank {
-                        0 => Arc::new(Rude(star, Duration::ZERO)),
-                        _ => star,
+                        0 => Arc::new(SilentLeave(control, Duration::ZERO)),
+                        _ => control,
                     };
                     rank_main(Communicator::over(exchange, fault, config.clone()).expect("links"))
                 })
@@ -190,9 +193,9 @@ fn outcomes(round: &Round, end: End, config: &Config) -> Vec<Option<Outcome>> {
         None
     };
     match end {
-        End::AbortHere => local_world(RANKS, config, aborts),
+        End::AbortLocal => local_world(RANKS, config, aborts),
         End::Abort => support::world(RANKS, config, |comm| aborts(&comm)),
-        End::Vanish => rude_world(config, |comm| match comm.rank() {
+        End::Vanish => world_with_silent_leave(config, |comm| match comm.rank() {
             0 => go(&comm),
             _ => stay(&comm),
         }),
@@ -200,10 +203,10 @@ fn outcomes(round: &Round, end: End, config: &Config) -> Vec<Option<Outcome>> {
 }
 
 #[test]
-fn whoever_has_all_it_needs_is_not_disturbed() {
+fn call_with_all_its_data_completes_after_a_peer_ends() {
     let mut rng = Rng(seed());
     for transport in TRANSPORTS {
-        for end in [End::AbortHere, End::Abort, End::Vanish] {
+        for end in [End::AbortLocal, End::Abort, End::Vanish] {
             let config = config(transport);
             let (mut calls, mut failed, mut slowest) = (0, Vec::new(), Duration::ZERO);
             for _ in 0..number("CINCH_TEST_ENDINGS").unwrap_or(8) {
@@ -247,7 +250,7 @@ fn whoever_has_all_it_needs_is_not_disturbed() {
 }
 
 #[test]
-fn who_fails_unheard_and_goes_has_not_left_in_good_order() {
+fn rank_that_fails_and_ends_is_reported_with_its_failure() {
     let config = Config {
         heartbeat: Duration::from_secs(60),
         ..config(TransportKind::Loopback)
@@ -274,18 +277,18 @@ fn who_fails_unheard_and_goes_has_not_left_in_good_order() {
 }
 
 /// Waits up to 20 s for `condition`. Returns whether it holds.
-fn soon(about: impl Fn() -> bool) -> bool {
+fn soon(condition: impl Fn() -> bool) -> bool {
     let begin = Instant::now();
-    while !about() && begin.elapsed() < Duration::from_secs(20) {
+    while !condition() && begin.elapsed() < Duration::from_secs(20) {
         std::thread::sleep(Duration::from_millis(1));
     }
-    about()
+    condition()
 }
 
 /// A rank that aborts leaves the exchange of a split before its announcement arrives. The last rank
 /// keeps the split from completing.
 #[test]
-fn an_abort_while_a_split_is_under_way_is_an_abort() {
+fn abort_during_a_split_is_reported_as_an_abort() {
     let config = config(TransportKind::Loopback);
     let faults: Vec<_> = (0..RANKS).map(|_| Fault::new()).collect();
     let exchanges = LocalOutOfBand::world_with(RANKS, &faults, &config);
@@ -294,7 +297,7 @@ fn an_abort_while_a_split_is_under_way_is_an_abort() {
             let config = config.clone();
             scope.spawn(move || {
                 let late = Duration::from_millis(100);
-                let exchange: OutOfBandRef = Arc::new(Rude(exchange, late));
+                let exchange: OutOfBandRef = Arc::new(SilentLeave(exchange, late));
                 let comm = Communicator::over(exchange.clone(), fault, config).unwrap();
                 if comm.rank() == RANKS - 1 {
                     let mut colour = [0; 13];
@@ -327,7 +330,7 @@ fn an_abort_while_a_split_is_under_way_is_an_abort() {
 }
 
 #[test]
-fn an_abort_here_waits_for_no_heartbeat() {
+fn abort_does_not_wait_for_a_heartbeat() {
     let config = Config {
         heartbeat: Duration::from_secs(60),
         timeout: Duration::from_secs(60),

@@ -19,15 +19,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// A receiving end; a function of the test decides whether a message has arrived.
-struct Watched<F>(Box<dyn RecvEnd>, F);
+struct ObservedRecv<F>(Box<dyn RecvEnd>, F);
 
-impl<F> fmt::Debug for Watched<F> {
+impl<F> fmt::Debug for ObservedRecv<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
 }
 
-impl<F: FnMut(&mut dyn RecvEnd) -> cinch::Result<bool> + Send> RecvEnd for Watched<F> {
+impl<F: FnMut(&mut dyn RecvEnd) -> cinch::Result<bool> + Send> RecvEnd for ObservedRecv<F> {
     fn ready(&mut self) -> cinch::Result<bool> {
         (self.1)(&mut *self.0)
     }
@@ -46,15 +46,15 @@ impl<F: FnMut(&mut dyn RecvEnd) -> cinch::Result<bool> + Send> RecvEnd for Watch
 }
 
 /// A waiter that calls a function of the test before each wait.
-struct Telling<F>(Box<dyn Waiter>, F);
+struct ObservedWaiter<F>(Box<dyn Waiter>, F);
 
-impl<F> fmt::Debug for Telling<F> {
+impl<F> fmt::Debug for ObservedWaiter<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
 }
 
-impl<F: FnMut(u32) + Send> Waiter for Telling<F> {
+impl<F: FnMut(u32) + Send> Waiter for ObservedWaiter<F> {
     fn idle(&mut self, scans: u32, limit: Duration) -> cinch::Result<()> {
         (self.1)(scans);
         self.0.idle(scans, limit)
@@ -62,20 +62,20 @@ impl<F: FnMut(u32) + Send> Waiter for Telling<F> {
 }
 
 /// Wraps all receiving ends, so that `ready` decides whether a message has arrived.
-fn watch<F>(mut links: Links, ready: F) -> Links
+fn observe_receives<F>(mut links: Links, ready: F) -> Links
 where
     F: FnMut(&mut dyn RecvEnd) -> cinch::Result<bool> + Clone + Send + 'static,
 {
-    let watched = |end| Box::new(Watched(end, ready.clone())) as Box<dyn RecvEnd>;
+    let watched = |end| Box::new(ObservedRecv(end, ready.clone())) as Box<dyn RecvEnd>;
     let ends = std::mem::take(&mut links.recvs).into_iter();
     links.recvs = ends.map(|end| end.map(watched)).collect();
     links
 }
 
 /// Wraps the waiter, so that `idle` is called before each wait.
-fn tell(links: Links, idle: impl FnMut(u32) + Send + 'static) -> Links {
+fn observe_waits(links: Links, idle: impl FnMut(u32) + Send + 'static) -> Links {
     Links {
-        waiter: Box::new(Telling(links.waiter, idle)),
+        waiter: Box::new(ObservedWaiter(links.waiter, idle)),
         ..links
     }
 }
@@ -85,7 +85,7 @@ fn tell(links: Links, idle: impl FnMut(u32) + Send + 'static) -> Links {
 fn slow(transport: TransportKind, count: usize) -> cinch::Result<Vec<u8>> {
     let late = |links, _| {
         let late = Instant::now() + Duration::from_millis(800);
-        watch(links, move |end| Ok(Instant::now() >= late && end.ready()?))
+        observe_receives(links, move |end| Ok(Instant::now() >= late && end.ready()?))
     };
     one_message(&config(transport), count, || (), late)
 }
@@ -166,7 +166,7 @@ fn one_message(
 }
 
 #[test]
-fn what_a_rank_that_left_has_sent_may_be_long_on_its_way() {
+fn late_message_of_a_rank_that_left_is_received() {
     assert_eq!(slow(TransportKind::Tcp, 8).unwrap(), vec![5; 8]);
     for transport in [TransportKind::Tcp, TransportKind::Shm] {
         let error = slow(transport, 0).unwrap_err();
@@ -180,7 +180,7 @@ fn what_a_rank_that_left_has_sent_may_be_long_on_its_way() {
 /// Rank 1 scans for messages before rank 0 sends, and checks who has left after rank 0 has left. It
 /// must scan again before it reports an error.
 #[test]
-fn a_rank_that_sends_and_leaves_while_it_is_looked_at_has_sent() {
+fn message_sent_between_scan_and_leave_check_is_received() {
     let go = &*Box::leak(Box::new(AtomicBool::new(false)));
     let sent = one_message(
         &config(TransportKind::Shm),
@@ -189,8 +189,8 @@ fn a_rank_that_sends_and_leaves_while_it_is_looked_at_has_sent() {
         |links, exchange| {
             let waited = Arc::new(AtomicBool::new(false));
             let (begin, behind) = (Instant::now(), waited.clone());
-            let links = tell(links, move |_| waited.store(true, Ordering::Relaxed));
-            watch(links, move |end| {
+            let links = observe_waits(links, move |_| waited.store(true, Ordering::Relaxed));
+            observe_receives(links, move |end| {
                 let ready = end.ready()?;
                 // After this time the engine checks after each wait whether the awaited rank has
                 // left.
@@ -209,7 +209,7 @@ fn a_rank_that_sends_and_leaves_while_it_is_looked_at_has_sent() {
 /// The message arrives after the last scan, but before the engine determines which rank it has
 /// waited for in vain. The engine must find none.
 #[test]
-fn what_comes_as_the_time_ends_has_come() {
+fn message_at_the_end_of_the_timeout_is_received() {
     let config = Config {
         timeout: Duration::from_secs(1),
         ..config(TransportKind::Shm)
@@ -224,14 +224,14 @@ fn what_comes_as_the_time_ends_has_come() {
             let (begin, behind) = (Instant::now(), waited.clone());
             // After 0.6 s the engine checks after each wait for which rank it waits. In this test only that
             // check sees the message; scans do not.
-            let links = tell(links, move |_| {
+            let links = observe_waits(links, move |_| {
                 waited.store(true, Ordering::Relaxed);
                 go.fetch_or(
                     begin.elapsed() > Duration::from_millis(600),
                     Ordering::Release,
                 );
             });
-            watch(links, move |end| {
+            observe_receives(links, move |end| {
                 let sees = behind.swap(false, Ordering::Relaxed)
                     || begin.elapsed() > Duration::from_secs(2);
                 Ok(sees && end.ready()?)
@@ -244,7 +244,7 @@ fn what_comes_as_the_time_ends_has_come() {
 /// The engine's thread may be stopped for longer than its timeout, with its process or its machine.
 /// A message that arrived meanwhile, or arrives right afterwards, is received.
 #[test]
-fn a_rank_that_was_stopped_has_not_waited() {
+fn stopped_thread_does_not_time_out() {
     let config = Config {
         timeout: Duration::from_secs(2),
         ..config(TransportKind::Shm)
@@ -257,7 +257,7 @@ fn a_rank_that_was_stopped_has_not_waited() {
             || assert!(soon(|| go.load(Ordering::Acquire))),
             |links, _| {
                 let stops = config.timeout * 2;
-                tell(links, move |scans| {
+                observe_waits(links, move |scans| {
                     // From this scan on the engine reads the clock after each scan.
                     if scans == 2100 {
                         go.store(comes_meanwhile, Ordering::Release);
