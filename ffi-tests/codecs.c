@@ -42,8 +42,8 @@ static void published(void) {
 
 /* Every codec encodes and decodes an array at any address. */
 static void chunks(void) {
-    /* How far off one element of up to 1 may be, and the root of the mean of all squares of errors
-     * beside that of the data: zeros are 1, wrong signs more. */
+    /* Limits: the largest error of an element of up to 1, and the RMS error relative to the RMS of
+     * the data. Output of zeros would have a relative error of 1, wrong signs a larger one. */
     static const struct {
         const char *name;
         double largest, share;

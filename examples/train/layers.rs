@@ -217,7 +217,7 @@ fn columns(rows: &[f32], width: usize, rank: usize) -> Vec<f32> {
 /// Applies the derivative of [`relu`]: sets gradients to 0 where outputs are 0.
 fn mask(dy: &mut [f32], y: &[f32]) {
     for (dy, y) in dy.iter_mut().zip(y) {
-        // A NaN passes, so that it is not hidden.
+        // A NaN output keeps its gradient, so that the NaN is not hidden.
         if *y <= 0.0 {
             *dy = 0.0;
         }

@@ -89,7 +89,7 @@ pub fn train(setup: &Setup) -> Result<Outcome> {
     })
 }
 
-/// The steps of a run, and the images of each.
+/// The steps of a run, and the images of each step.
 pub struct Order<'a> {
     split: &'a Split,
     seed: u64,

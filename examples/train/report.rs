@@ -90,7 +90,7 @@ fn student(freedom: usize) -> f64 {
     match FEW.get(freedom.wrapping_sub(1)) {
         Some(&quantile) => quantile,
         None => {
-            // The first terms of its expansion around the normal quantile.
+            // The first terms of the quantile's expansion around the normal quantile.
             let (z, n) = (1.959_964f64, freedom as f64);
             z + (z.powi(3) + z) / (4.0 * n)
                 + (5.0 * z.powi(5) + 16.0 * z.powi(3) + 3.0 * z) / (96.0 * n * n)
@@ -134,7 +134,8 @@ pub fn svg(rows: &[Row]) -> String {
         .filter(|&model| rows.iter().any(|row| row.model == model))
         .collect();
     let height = TOP + (rows.len() + 2 * models.len()) as f64 * LINE + 40.0;
-    // A codec that learns nothing must not compress the axis: it ends at five times the best result.
+    // A codec under which the network learns nothing must not compress the axis, which ends at five times the
+    // best result.
     let exact = rows
         .iter()
         .map(|row| row.high())

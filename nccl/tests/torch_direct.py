@@ -120,7 +120,7 @@ def coded(rank, ranks, device):
                                   (part, exact[begin:begin + CODED // ranks], "reduce_scatter")]:
         off = found.cpu().double() - expected
         error = (off.square().mean() / expected.square().mean()).sqrt().item()
-        # One encode of normal numbers has an error of about 1 %, and there are at most two.
+        # Normal numbers lose about 1 % per encode, and there are at most two encodes.
         assert 1e-4 < error < 0.05, f"{what} is off by {error}"
     assert torch.equal(gathered.cpu(), given), "all_gather is not exact"
     assert torch.equal(small.cpu(), ranks * whole), "a small sum is not exact"

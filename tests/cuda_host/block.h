@@ -43,9 +43,8 @@ inline uint32_t __popc(uint32_t x) { return (uint32_t)__builtin_popcount(x); }
 inline double __dadd_rn(double a, double b) { return a + b; }
 inline double __fma_rn(double a, double b, double c) { return __builtin_fma(a, b, c); }
 
-// Switches to the fiber whose stack pointer is `*to`, and saves this fiber's in `*from`.
-// swapcontext of the C library makes a system call for the signal mask at every switch, which took
-// most of the time.
+// Switches to the fiber whose stack pointer is `*to`, and saves this fiber's in `*from`. The C
+// library's swapcontext is too slow: it makes a system call for the signal mask at every switch.
 extern "C" __attribute__((visibility("hidden"))) void switch_fiber(void **from, void *const *to);
 asm(R"(
   .text
@@ -89,8 +88,8 @@ class Block {
     for (uint32_t i = 0; i < threads * copies; ++i) {
       Fiber &fiber = fibers_[i];
       fiber.stack.reset(new char[STACK]);
-      // Looks as if `enter` had just switched away: six registers and the address to resume at,
-      // below a return address that is never used.
+      // Prepares the stack as if `enter` had just switched away: six registers and the address to
+      // resume at, below a return address that is never used.
       const uintptr_t end = (uintptr_t)(fiber.stack.get() + STACK) / 16 * 16;
       void **top = (void **)end - 8;
       memset(top, 0, 8 * sizeof(void *));
@@ -99,7 +98,7 @@ class Block {
     }
   }
 
-  // Runs all threads to their ends.
+  // Runs all threads until they return.
   void run() {
     while (left_ > 0) {
       for (at_ = 0; at_ < fibers_.size(); ++at_) {
@@ -123,7 +122,7 @@ class Block {
     switch_fiber(&fibers_[at_].at, &scheduler_);
   }
 
-  // Switches after a poll of a peer's message; longer in the slow copy.
+  // Switches to the other threads after a poll of a peer's message, several times in the slow copy.
   void pause_after_poll() {
     uint32_t &polls = fibers_[at_].slow_polls;
     if (copy() == slow_copy && polls > 0) {
@@ -133,7 +132,7 @@ class Block {
     pause();
   }
 
-  // Barriers of all threads of the block, or of the warp.
+  // Barriers of all threads of the block, and of all threads of the warp.
   void sync_all() { sync(all_[copy()], threads_); }
   void sync_warp() { sync(warps_[at_ / 32], 32); }
   // A barrier of the warp whose last thread calls `does` with the fibers of the warp.
@@ -146,8 +145,8 @@ class Block {
   // Copies 16 bytes for each thread of the warp, as one atomic access.
   void warp_loads(void *to, const void *from) { warp_copies(to, from, 0, 32); }
 
-  // Copies 16 bytes for each thread of the warp. Only 8 neighbours, a line, are atomic; the last
-  // line goes first.
+  // Stores 16 bytes for each thread of the warp, by lines of 8 threads, the last line first. Each
+  // line is an atomic access.
   void warp_stores(void *to, const void *from) {
     for (uint32_t lane = 32; lane > 0; lane -= 8) {
       warp_copies(to, from, lane - 8, lane);
@@ -263,7 +262,7 @@ inline bool __any_sync(uint32_t, bool value) { return !Block::current().warp_agr
 inline void __syncwarp() { Block::current().sync_warp(); }
 inline void __syncthreads() { Block::current().sync_all(); }
 
-// Runs a kernel block after block, each as so many copies side by side.
+// Runs a kernel block after block, each block as `copies` copies side by side.
 template <class Kernel>
 void launch(uint32_t blocks, uint32_t threads, Kernel &&kernel, uint32_t copies = 1) {
   gridDim.x = blocks;

@@ -60,7 +60,7 @@ void encode(const cinch_codec_params &params, const float *x, uint64_t n, uint32
   codec.prepare_own(1);
   const Random random = codec.random(1, first);
   codec.clear_scale(wire, n);
-  // Under a tensor scale a lane's summary covers its own elements alone.
+  // Under a tensor scale a lane's summary covers only its own 16 elements.
   const uint64_t block = codec.block() ? codec.block() : 16;
   for (uint64_t begin = 0; begin < n; begin += block) {
     const uint64_t count = n - begin < block ? n - begin : block;

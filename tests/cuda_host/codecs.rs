@@ -1,9 +1,8 @@
-//! The CUDA headers of codecs and element types against the scalar specification, bit for bit. The
-//! headers are compiled for the host, where their arithmetic equals the device's.
+//! The CUDA headers of codecs and element types against the scalar specification, bit for bit. The headers
+//! are compiled for the host, where their arithmetic equals the device's.
 //!
-//! `CINCH_TEST_PATTERNS=100000000 cargo test --release --test host cuda_host::codecs -- --nocapture` is the
-//! full measurement: so many fp32 patterns for each codec, and every pattern where dynamic8
-//! decides.
+//! `CINCH_TEST_PATTERNS=100000000 cargo test --release --test host cuda_host::codecs -- --nocapture` tests
+//! 10^8 fp32 patterns for each codec, and every pattern above dynamic8's first threshold.
 
 use super::host::{self, Bytes, Reference, abs_max, all};
 use crate::support;
@@ -92,7 +91,7 @@ fn codec_on_random_patterns_equals_the_specification() {
         while done < patterns {
             let n = (patterns - done).min(65_536 - done % 97) as usize;
             let x = random.patterns(n);
-            // The tensor scale is exceeded by some elements, or is not a number.
+            // Some elements exceed this tensor scale, which may also be NaN.
             let scale = reference.is_tensor().then(|| x[n / 2].abs());
             reference.check(host, &x, scale, what);
             done += n as u64;
@@ -177,7 +176,7 @@ fn decode_of_every_code_under_hard_scales_equals_the_specification() {
         f32::from_bits(1),
     ];
     for_all(|host, reference, what| {
-        // All 16-bit codes, or all pairs of bytes side by side.
+        // n covers all 16-bit codes, or all pairs of neighbouring bytes.
         let n = 1
             << if reference.spec.kind.has_scale() {
                 12
@@ -196,7 +195,7 @@ fn decode_of_every_code_under_hard_scales_equals_the_specification() {
                 // Sets both bytes of 16-bit codes, and each code beside several neighbours.
                 *byte = if i & 1 == 0 { i >> 1 } else { i >> 9 } as u8;
             }
-            // The second of two numbers is another difficult scale.
+            // If blocks have two numbers, the second is another difficult scale.
             for (i, bytes) in wire.slice_mut()[codes..].chunks_exact_mut(4).enumerate() {
                 let other = scales[(place + i / 2 + 1) % scales.len()];
                 let two = reference.numbers() == 2 && i % 2 == 1 && i % 6 != 1;
@@ -251,7 +250,7 @@ fn encode_under_hard_scales_equals_the_specification() {
     }
 }
 
-/// Returns the values by code for a scale of 1.
+/// Returns the decoded value of each code at a scale of 1.
 fn values(reference: &Reference) -> Vec<f32> {
     let mut wire = Bytes::new(reference.wire_bytes(128), 0);
     let bytes = wire.slice_mut();
@@ -264,7 +263,7 @@ fn values(reference: &Reference) -> Vec<f32> {
     out
 }
 
-/// Returns numbers on both sides of every value and of every middle between two values.
+/// Returns numbers on both sides of every value and of every midpoint between two values.
 fn around(values: &[f32]) -> Vec<f32> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f32::total_cmp);
@@ -289,7 +288,7 @@ fn dynamic8_at_every_threshold_equals_the_specification() {
         .into_iter()
         .map(|x| x.clamp(-1.0, 1.0))
         .collect();
-    // Every pattern from the first decision on, or a sample of them.
+    // Tests every pattern from the first decision threshold to 1, or a sample of them.
     let (first, last) = (2f32.powi(-21).to_bits(), 1f32.to_bits());
     let step = (u64::from(last - first) / patterns()).max(1) as usize;
     for (compiler, host) in all() {
@@ -307,7 +306,7 @@ fn dynamic8_at_every_threshold_equals_the_specification() {
     }
 }
 
-/// With a scale of 127 the factor is 1 and halves are ties.
+/// With a scale of 127 the factor is 1, so multiples of one half are rounding ties.
 #[test]
 fn linear8_at_every_tie_equals_the_specification() {
     let halves: Vec<f32> = (0..=254).map(|k| k as f32 / 2.0).collect();
@@ -323,7 +322,7 @@ fn linear8_at_every_tie_equals_the_specification() {
 
 #[test]
 fn decimal_codecs_at_every_offset_equal_the_specification() {
-    // If two boundaries shared a bucket of a table, one of them would be misplaced.
+    // If two thresholds shared a bucket of the lookup table, the kernel would misplace one of them.
     for (compiler, host) in all() {
         for kind in ["static8", "mantissa8"] {
             for offset in -30..=30 {

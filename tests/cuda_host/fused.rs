@@ -45,7 +45,7 @@ pub fn kernels() -> Option<MutexGuard<'static, Kernels>> {
 }
 
 fn compile() -> Kernels {
-    // The headers have functions that only schedule kernels use.
+    // Some functions of the headers are used by schedule kernels only.
     let options = ["-O1", "-Wno-unknown-pragmas", "-Wno-unused-function"];
     let library = Library::compile("g++", "fused", &options, &["tests/cuda_host/host"]);
     // SAFETY: this is the type of the function in `fused.cpp`.
@@ -90,20 +90,20 @@ impl Memory {
     }
 }
 
-/// The memory of a communicator.
+/// The memory of all ranks of a communicator: peer buffers, sequence numbers and control words.
 pub struct World {
     kernels: Kernels,
     ranks: usize,
-    /// Bytes of a half of an area.
+    /// Bytes of each of the two halves of an area, which calls use in turn.
     half: usize,
-    /// The peer buffer from -> to is element `from * ranks + to`: an area for ll, then one for
-    /// ll128.
+    /// The peer buffer that rank `from` writes and rank `to` reads is element `from * ranks + to`.
+    /// It has an area for ll, then an area for ll128.
     peer_buffers: Vec<Vec<u128>>,
     /// For each rank and protocol: the sequence number, and the blocks that have finished the call.
     epochs: Vec<[[u64; 2]; 2]>,
     controls: Vec<Control>,
     rng: Rng,
-    /// A rank that makes another call than the others.
+    /// A rank whose next call differs from the call of the others.
     pub other_call: Option<usize>,
 }
 
@@ -143,7 +143,7 @@ impl World {
         states.filter(|&state| state != 0).count()
     }
 
-    /// Makes a call. Returns whether all ranks have the right output and nothing else changed.
+    /// Makes a call. Returns whether all ranks have the right output and no other memory changed.
     pub fn is_correct(&mut self, work: &Work) -> bool {
         let made = [self.prepare(work)];
         self.launch(&made, work.blocks, &vec![0; self.ranks], None)
@@ -161,8 +161,8 @@ impl World {
         assert_eq!(pauses.len(), made.len() * self.ranks);
         let names: Vec<_> = made.iter().map(|made| made.name.as_ptr()).collect();
         let args: Vec<OneshotArgs> = made.iter().flat_map(|made| made.args.clone()).collect();
-        // SAFETY: there are names and arguments for each call and rank. `made` owns the memory that
-        // they point to, which is as large as they say.
+        // SAFETY: there are names and arguments for each call and rank. `made` owns all memory that
+        // the arguments point to, with the sizes that they state.
         let known = unsafe {
             (self.kernels.launch)(
                 made.len() as u32,
@@ -250,7 +250,7 @@ impl World {
             outbox: [0; 32],
             cursors: 0,
             control: (&raw mut self.controls[rank]).addr() as u64,
-            // On a clock that the polls of all ranks advance.
+            // Nanoseconds of the emulated clock, which the polls of all ranks advance.
             timeout_ns: 400_000_000,
             rank: rank as u32,
             nranks: ranks as u32,
@@ -317,7 +317,7 @@ impl World {
     }
 }
 
-/// A call with its memory.
+/// A prepared call with its memory.
 struct Made {
     name: CString,
     args: Vec<OneshotArgs>,
@@ -335,12 +335,12 @@ impl Made {
 
 /// The residuals of a rank, before and after its kernel.
 struct Residuals {
-    /// A header, then two arrays.
+    /// The header that kernels expect, then two arrays of residuals.
     memory: Vec<u32>,
-    /// The array that the last call wrote.
+    /// Index of the array that the previous call wrote: 0 or 1.
     turn: usize,
     now: Vec<u32>,
-    /// The expected contents of the other array.
+    /// Expected contents of the other array after the call.
     next: Vec<u32>,
 }
 
@@ -383,9 +383,9 @@ struct Output {
     at: usize,
     size: usize,
     expected: Vec<u64>,
-    /// The type, where any NaN may replace another.
+    /// The element type if any NaN may replace another; `None` if all bits must be equal.
     nan: Option<Type>,
-    /// Bytes around the output that must not change: places and values.
+    /// Positions and values of the bytes around the output, which must not change.
     around: Vec<(usize, u64)>,
 }
 

@@ -12,12 +12,12 @@ use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Bytes of a half of an area. Each round has room for more encoded tiles than a block has warps,
-/// or for several for each warp; calls without a codec use the same half.
+/// Bytes of a half of an area. A round has room for more encoded tiles than a block has warps, or
+/// for several tiles per warp. Calls without a codec use halves of this size, too.
 pub fn half(ranks: usize) -> usize {
     match ranks {
         2 => 100 << 10,
-        // More ranks than a block has warps, and so many fibers that calls must be few.
+        // More ranks than a block has warps: small halves, because so many fibers are slow.
         18.. => 12 << 10,
         _ => 40 << 10,
     }
@@ -69,7 +69,7 @@ pub fn tile_lines(spec: CodecSpec) -> usize {
     scalar(spec).wire_bytes(512).div_ceil(120)
 }
 
-/// Elements that a rank sends another in one round.
+/// Returns the elements that a rank sends to each other rank in one round.
 pub fn part(work: &Work, ranks: usize) -> usize {
     match work.does {
         Does::TwoShotAllReduce => work.count.div_ceil(ranks).next_multiple_of(512),
@@ -82,8 +82,8 @@ pub struct Data {
     /// Inputs of all ranks, as bits of elements.
     pub inputs: Vec<Vec<u64>>,
     pub outputs: Vec<Vec<u64>>,
-    /// Residuals by element of the input, before and after the call; empty for ranks without
-    /// feedback.
+    /// Residuals by element of the input, before the call (`now`) and after it (`next`). Both are
+    /// empty for ranks without feedback.
     pub now: Vec<Vec<f32>>,
     pub next: Vec<Vec<f32>>,
 }
@@ -148,7 +148,7 @@ pub fn data(work: &Work, spec: CodecSpec, ranks: usize, rng: &mut Rng) -> Data {
     }
 }
 
-/// An encoded range, and its elements.
+/// The bytes of an encoded range, and its number of elements.
 type Encoded = (Vec<u8>, usize);
 
 struct Oracle {
@@ -256,7 +256,7 @@ fn bits(dtype: Type, numbers: &[f32]) -> Vec<u64> {
     bytes.chunks(size).map(word).collect()
 }
 
-/// Returns a random call that a fused kernel of a codec supports, in so many blocks.
+/// Returns a random call of `blocks` blocks that a fused kernel of a codec supports.
 pub fn any(rng: &mut Rng, ranks: usize, blocks: usize) -> Work {
     let does = rng.pick(&[
         Does::AllReduce,

@@ -11,10 +11,11 @@ use crate::support::{self, Rng};
 fn calls_at_any_sequence_number_give_the_reference() {
     let Some(kernels) = kernels() else { return };
     let mut rng = Rng(support::seed());
-    // 9 ranks are more than one thread polls at once.
+    // With 9 ranks a thread has several peers to poll.
     for ranks in [2, 3, 9] {
         let mut world = World::new(*kernels, ranks, Rng(rng.next()));
-        // The first calls rewrite all packets; the others cross a refresh and the wrap of 20 bits.
+        // The first series begins by rewriting all packets; the others cross a later rewrite and
+        // the wrap of the 20-bit flags.
         for begin in [0, (1 << 18) - 6, (1 << 20) - 6] {
             world.jump(begin);
             for call in 0..22 {
@@ -26,8 +27,8 @@ fn calls_at_any_sequence_number_give_the_reference() {
     }
 }
 
-/// Coded calls are compared with the scalar codec. Calls without a codec come between them, with
-/// which they share an area and the sequence number.
+/// Compares compressed calls with the scalar codec. Calls without a codec run in between, because
+/// they share areas and the sequence number with compressed calls.
 #[test]
 fn calls_through_codecs_equal_the_scalar_codec() {
     let Some(kernels) = kernels() else { return };
@@ -44,7 +45,7 @@ fn calls_through_codecs_equal_the_scalar_codec() {
     }
 }
 
-/// Makes calls with one late rank, or with one rank that is slow inside them.
+/// Makes calls with one rank behind: it begins late, or polls slowly inside the calls.
 fn calls_with_one_rank_behind(
     world: &mut World,
     works: &[Work],
@@ -88,7 +89,8 @@ fn area_half_with_one_rank_behind_is_not_overwritten() {
     let mut rng = Rng(support::seed());
     for ranks in [2, 3] {
         let mut world = World::new(*kernels, ranks, Rng(rng.next()));
-        // Calls of one kind, then of all kinds; one rank is late to them, or slow in them.
+        // Makes calls of one operation, then of all operations. One rank begins late, or polls
+        // slowly.
         for round in 0..2 * (ALL.len() + 2) {
             let does = ALL.get(round / 2);
             let slow = (round + 1) % ranks;
@@ -97,8 +99,8 @@ fn area_half_with_one_rank_behind_is_not_overwritten() {
                     let protocol = rng.pick(&[Protocol::Ll128, Protocol::Ll128, Protocol::Ll]);
                     let mut work = any(&mut rng, protocol, ranks, 1);
                     if does.is_none_or(|&does| work.does == does) {
-                        // The roots are the other ranks in turn: between two calls of one root the
-                        // slow rank sends nothing.
+                        // All ranks but the slow one are roots in turn, so the slow rank sends
+                        // nothing between two calls with the same root.
                         work.root = (slow + 1 + call % 2) % ranks;
                         break work;
                     }
@@ -110,9 +112,9 @@ fn area_half_with_one_rank_behind_is_not_overwritten() {
     }
 }
 
-/// A packet that only long messages use keeps its flag from the last of them. After the flags have
-/// wrapped it must not pass for a packet of a new message, so all packets are rewritten every 2^18
-/// calls.
+/// A packet that only long messages use keeps the flag of the last long message. Flags repeat after
+/// 2^20 calls, and then the old packet must not pass for a new one. So kernels rewrite all packets
+/// every 2^18 calls.
 #[test]
 fn packets_after_the_flags_wrap_are_refreshed() {
     let Some(kernels) = kernels() else { return };
@@ -139,14 +141,14 @@ fn packets_after_the_flags_wrap_are_refreshed() {
                 }
             }
             world.jump(1000 + ROUND);
-            // Without the refresh the ranks take the message of one wrap before.
+            // Without the rewrite, ranks accept packets of the call 2^20 calls earlier.
             assert_eq!(world.is_correct(&long), refreshes, "{short:?}, {long:?}");
         }
     }
 }
 
-/// A rank receives nothing from a call with another signature: all ranks report a timeout, and the
-/// next call that all ranks make is right.
+/// Ranks reject messages of a call with another signature. All ranks report a timeout, and the next
+/// call that all ranks make is right.
 #[test]
 fn message_of_another_call_is_reported_by_all_ranks() {
     let Some(kernels) = kernels() else { return };

@@ -5,9 +5,9 @@ use crate::support::Rng;
 use cinch::CodecSpec;
 use cinch::gpu::abi::{AVERAGE, PREMULTIPLY};
 
-/// Bytes of a half of an area: more packets than a block has threads and more tiles than it has
-/// warps. Two ranks send the next tile before they poll for the last one, so their half has more
-/// than four times as many.
+/// Bytes of a half of an area. It has room for more packets than a block has threads, and for more
+/// tiles than a block has warps. With two ranks a kernel sends the next tile before it polls for
+/// the last one, so a half has room for over four times as many.
 pub fn half(ranks: usize) -> usize {
     match ranks {
         2 => 40 << 10,
@@ -72,7 +72,8 @@ pub enum Protocol {
 }
 
 impl Protocol {
-    /// Returns the payload bytes in `memory` bytes: half of each packet, 480 of the 512 of a tile.
+    /// Returns the payload bytes in `memory` bytes: half of each ll packet, 480 of the 512 bytes of
+    /// an ll128 tile.
     pub fn payload(self, memory: usize) -> usize {
         match self {
             Protocol::Ll => memory / 2,
@@ -80,7 +81,8 @@ impl Protocol {
         }
     }
 
-    /// Returns the share of each of `blocks`, of `words`: packets of one word, or tiles of 60.
+    /// Returns the share of each block if `blocks` blocks send `words`: ll packets of one word
+    /// each, or ll128 tiles of 60 words.
     pub fn share(self, words: usize, blocks: usize) -> usize {
         match self {
             Protocol::Ll => words.div_ceil(blocks).next_multiple_of(32),
@@ -95,7 +97,7 @@ pub enum Type {
     F32,
     F16,
     Bf16,
-    /// Elements of so many bytes, which are only moved.
+    /// Elements of this many bytes, which kernels move but do not compute with.
     Bytes(usize),
 }
 
@@ -204,7 +206,7 @@ impl Op {
     }
 }
 
-/// A call.
+/// A call of a fused kernel.
 #[derive(Clone, Copy, Debug)]
 pub struct Work {
     pub does: Does,
@@ -216,7 +218,7 @@ pub struct Work {
     pub root: usize,
     pub blocks: u32,
     pub in_place: bool,
-    /// Elements between an address that is a multiple of 16 and the input (the output).
+    /// Offset of the input and of the output from a multiple of 16 bytes, in elements.
     pub shift: usize,
     /// The codec, if any.
     pub codec: Option<CodecSpec>,
@@ -277,7 +279,8 @@ impl Work {
         bytes / self.dtype.size()
     }
 
-    /// Returns the words of 8 bytes from rank to rank in one round.
+    /// Returns what a rank sends to each other rank in one round: words of 8 bytes or, with a
+    /// codec, elements.
     pub fn words(&self, ranks: usize) -> usize {
         let bytes = self.count * self.dtype.size();
         match self.does {
@@ -287,11 +290,11 @@ impl Work {
         }
     }
 
-    /// Returns the share of each block, of `words`.
+    /// Returns the share of each block in `words`, in packets or tiles.
     pub fn share(&self, words: usize) -> usize {
         match self.codec {
             None => self.protocol.share(words, self.blocks as usize),
-            // EncodedTiles of a tile each.
+            // Encoded tiles have 512 elements.
             Some(_) => words.div_ceil(512).div_ceil(self.blocks as usize),
         }
     }
@@ -350,7 +353,7 @@ impl Work {
     }
 }
 
-/// Returns a random call that a fused kernel supports, in so many blocks.
+/// Returns a random call of `blocks` blocks that a fused kernel supports.
 pub fn any(rng: &mut Rng, protocol: Protocol, ranks: usize, blocks: usize) -> Work {
     let does = match protocol {
         Protocol::Ll => rng.pick(&ALL[..5]),

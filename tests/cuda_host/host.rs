@@ -30,7 +30,7 @@ pub struct Host {
     convert: Convert,
 }
 
-/// Returns the library as each available compiler builds it, once for each form.
+/// Returns the library as each available compiler builds it, in both forms of the codecs.
 pub fn all() -> &'static [(String, Host)] {
     static HOSTS: OnceLock<Vec<(String, Host)>> = OnceLock::new();
     HOSTS.get_or_init(|| {
@@ -126,7 +126,7 @@ impl Host {
         wire
     }
 
-    /// Decodes a chunk into `out` as the kernels do, or adds it.
+    /// Decodes a chunk into `out` as the kernels do; with `reduce`, adds the values to `out`.
     pub fn decode(&self, spec: CodecSpec, wire: &Bytes, out: &mut [f32], reduce: bool) {
         let (params, n) = (kernel_params(spec, 0.0, NOTHING), out.len());
         assert!(wire.slice().len() >= self.wire_bytes(spec, n));
@@ -176,12 +176,12 @@ impl Host {
     }
 }
 
-/// Returns the name by which C++ finds the type.
+/// Returns the name by which the C++ side looks up the type.
 fn name_of(dtype: DType) -> CString {
     CString::new(dtype.name()).unwrap()
 }
 
-/// For calls that do not encode.
+/// Calls that do not encode draw no random numbers.
 const NOTHING: [RoundingRandom; 2] = [RoundingRandom::NONE; 2];
 
 /// Bytes aligned to 16.
@@ -204,13 +204,13 @@ impl Bytes {
     }
 
     pub fn slice(&self) -> &[u8] {
-        // SAFETY: `new` initialises all vectors and allots `length` bytes within them.
+        // SAFETY: `new` initialises all vectors, and `length` bytes fit in them.
         unsafe { std::slice::from_raw_parts(self.vectors.as_ptr().cast(), self.length) }
     }
 
     pub fn slice_mut(&mut self) -> &mut [u8] {
-        // SAFETY: `new` initialises all vectors and allots `length` bytes within them; `self` is
-        // borrowed mutably.
+        // SAFETY: `new` initialises all vectors, and `length` bytes fit in them. `self` is borrowed
+        // mutably.
         unsafe { std::slice::from_raw_parts_mut(self.vectors.as_mut_ptr().cast(), self.length) }
     }
 }
@@ -243,7 +243,7 @@ impl Reference {
             .next_multiple_of(16)
     }
 
-    /// Returns the fp32 numbers of a block.
+    /// Returns the number of fp32 numbers that each block stores.
     pub fn numbers(&self) -> usize {
         self.codec.description().block_numbers
     }
@@ -304,7 +304,7 @@ impl Reference {
     }
 }
 
-/// Returns the first element with other bits. Any NaN may stand for another.
+/// Returns the index of the first element with different bits; all NaNs count as equal.
 pub fn difference(a: &[f32], b: &[f32]) -> Option<usize> {
     assert_eq!(a.len(), b.len());
     let bits = |x: f32| if x.is_nan() { u32::MAX } else { x.to_bits() };

@@ -1,7 +1,6 @@
-//! The kernels that encode and decode whole arrays, run on the host block by block
-//! (`block.h`) and compared with the host's encoding byte for byte. Both layouts are
-//! tested at many lengths and alignments, so that the cooperation of a warp counts as well as each
-//! lane's arithmetic.
+//! Runs the kernels that encode and decode whole arrays on the host, block by block (`block.h`),
+//! and compares them with the host's encoding byte for byte. Many lengths and alignments of both
+//! layouts cover how the lanes of a warp cooperate.
 
 use super::library::{Library, starts};
 use crate::support;
@@ -29,7 +28,7 @@ struct Args {
 type Launch = unsafe extern "C" fn(*const c_char, u32, u32, *const Args) -> bool;
 
 const TYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
-/// The bytes around arrays.
+/// Value of the bytes around arrays, which must not change.
 const AROUND: u8 = 0xee;
 const MARGIN: usize = 64;
 
@@ -100,7 +99,7 @@ struct Case {
     spec: CodecSpec,
     layout: Layout,
     dtype: DType,
-    /// Blocks of the grid.
+    /// Number of blocks in the grid.
     blocks: u32,
     wire_at: usize,
     element_at: usize,
@@ -142,7 +141,7 @@ impl Case {
         assert!(known, "{kernel}");
     }
 
-    /// Encodes and decodes on both sides, and compares.
+    /// Encodes and decodes `values` by kernels and on the host, and compares the results.
     fn check(&self, launch: Launch, values: &[f32]) {
         let (spec, dtype, n, size) = (self.spec, self.dtype, values.len(), self.dtype.size());
         let what = format!(
@@ -205,7 +204,7 @@ impl Case {
         let (mut a, mut b) = (vec![0f32; n], vec![0f32; n]);
         widen(dtype, Isa::Scalar, &found, &mut a);
         widen(dtype, Isa::Scalar, &expected, &mut b);
-        // Any NaN may stand for another.
+        // All NaNs count as equal.
         let same =
             |i: &usize| a[*i].to_bits() == b[*i].to_bits() || a[*i].is_nan() && b[*i].is_nan();
         if let Some(i) = (0..n).find(|i| !same(i)) {
@@ -231,7 +230,7 @@ fn values(seed: u64, n: usize) -> Vec<f32> {
 #[test]
 fn chunks_at_any_length_equal_the_host() {
     let Some(kernels) = kernels() else { return };
-    // Blocks run one after the other: the library has one of everything.
+    // Kernels of this library share static memory, so tests must run them one at a time.
     let kernels = kernels.lock().unwrap_or_else(PoisonError::into_inner);
     let launch = *kernels;
     let seed = support::seed();
@@ -267,7 +266,7 @@ fn chunks_at_any_length_equal_the_host() {
 #[test]
 fn published_layouts_at_any_alignment_equal_the_host() {
     let Some(kernels) = kernels() else { return };
-    // Blocks run one after the other: the library has one of everything.
+    // Kernels of this library share static memory, so tests must run them one at a time.
     let kernels = kernels.lock().unwrap_or_else(PoisonError::into_inner);
     let launch = *kernels;
     let seed = support::seed();

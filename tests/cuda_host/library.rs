@@ -4,7 +4,7 @@ use std::ffi::{CString, c_void};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Whether a compiler can be started.
+/// Returns whether a compiler can be started.
 pub fn starts(compiler: &str) -> bool {
     let mut command = Command::new(compiler);
     command.arg("--version").stdout(Stdio::null());
@@ -24,7 +24,8 @@ impl Library {
         let mut command = Command::new(compiler);
         command.args(["-std=c++17", "-fPIC", "-shared", "-ffp-contract=off"]);
         if compiler == "g++" {
-            // A unique symbol of one library would stand for that of every later library.
+            // Without this option, unique symbols of the first library would replace those of later
+            // libraries.
             command.arg("-fno-gnu-unique");
         }
         command.args(["-Wall", "-Wextra", "-Werror"]).args(options);

@@ -1,5 +1,5 @@
-//! A codec that is left to the model of costs: all ranks decide alike, the report and the
-//! explanation say what ran, and results are right whichever it is.
+//! Codecs such as `auto:dynamic8`, where the cost model decides for each call whether to compress.
+//! All ranks decide alike, reports and explanations name the codec that ran, and results are right.
 
 use cinch::comm::{Call, Group};
 use cinch::mem::{UserBuffers, bytes_of, bytes_of_mut};
@@ -24,7 +24,7 @@ fn input(rank: usize, count: usize) -> Vec<f32> {
         .collect()
 }
 
-/// Sums `count` numbers, checks the sum, and says what ran.
+/// Sums `call.count` numbers, checks the sum, and returns the report.
 fn sum(comm: &Communicator, call: &Call) -> Report {
     let mine = input(comm.rank(), call.count);
     let mut output = vec![0f32; call.count];
@@ -34,7 +34,7 @@ fn sum(comm: &Communicator, call: &Call) -> Report {
     report
 }
 
-/// Sums have rounding errors where they are raw, and errors of the codec where it ran.
+/// Checks the error of a sum: rounding only if the call ran raw, the codec's error otherwise.
 fn check(nranks: usize, output: &[f32], report: &Report) {
     let inputs: Vec<_> = (0..nranks).map(|rank| input(rank, output.len())).collect();
     let (mut error, mut scale) = (0f64, 0f64);
@@ -45,14 +45,14 @@ fn check(nranks: usize, output: &[f32], report: &Report) {
     }
     let relative = (error / scale).sqrt();
     match report.codec.is_lossy() {
-        // An 8-bit codec leaves its mark, and no more than that.
+        // An 8-bit codec has a measurable error, below 5 %.
         true => assert!(relative > 1e-3 && relative < 0.05, "{relative}"),
         false => assert!(relative < 1e-6, "{relative}"),
     }
 }
 
 #[test]
-fn all_ranks_decide_alike_and_say_what_ran() {
+fn all_ranks_decide_alike_and_report_the_codec() {
     for transport in [TransportKind::Loopback, TransportKind::Tcp] {
         for nranks in [1, 2, 3, 5] {
             let ran = local_world(nranks, &config("auto:dynamic8", transport), |comm| {
@@ -75,7 +75,7 @@ fn all_ranks_decide_alike_and_say_what_ran() {
             }
             let costs = &ran[0].0;
             assert_eq!(costs.send.fixed > 0.0, nranks > 1, "{costs:?}");
-            // Nothing travels: nothing pays.
+            // A single rank sends no bytes, so compression never pays.
             if nranks == 1 {
                 assert!(ran[0].1.iter().all(|one| !one.0.is_lossy()));
             }
@@ -84,7 +84,7 @@ fn all_ranks_decide_alike_and_say_what_ran() {
 }
 
 #[test]
-fn a_communicator_that_is_told_measures_nothing() {
+fn fixed_codec_measures_no_costs() {
     for codec in ["raw", "linear8"] {
         let measured = local_world(2, &config(codec, TransportKind::Loopback), |comm| {
             comm.limits().unwrap().machine.measured
@@ -93,18 +93,18 @@ fn a_communicator_that_is_told_measures_nothing() {
     }
 }
 
-/// What a rank measured and what it goes by, and what its calls run by default.
+/// Returns a communicator's default codec and measured costs.
 fn in_effect(comm: &Communicator) -> (String, Option<MeasuredCosts>) {
     let costs = comm.limits().unwrap().machine.measured;
     (comm.codec_policy().codec.to_string(), costs)
 }
 
-/// Ranks come to one policy by settings of their own: what is in effect decides what they measure,
-/// for else one would wait for what the others never do.
+/// Ranks may reach one effective codec policy by different settings. This policy decides whether
+/// they measure costs: a rank that measured alone would wait for its peers in vain.
 #[test]
-fn the_policy_in_effect_is_what_costs_are_measured_for() {
+fn effective_policy_decides_whether_costs_are_measured() {
     for (settings, measures) in [
-        // Off by a rule here, by the process there.
+        // Compression is off on both ranks: on rank 0 by a rule, on rank 1 by CINCH_CODEC.
         (
             [
                 &[
@@ -167,7 +167,8 @@ fn the_policy_in_effect_is_what_costs_are_measured_for() {
     }
 }
 
-/// Costs with a wire of `byte` seconds a byte, and codecs that take `element` seconds an element.
+/// Returns costs of `message` seconds per message and `byte` seconds per byte sent. Codecs take
+/// `element` seconds to encode or decode an element.
 fn costs(message: f64, byte: f64, element: f64) -> MeasuredCosts {
     let line = |each| Affine { fixed: 0.0, each };
     let mut costs = MeasuredCosts::of_core(
@@ -186,15 +187,16 @@ fn costs(message: f64, byte: f64, element: f64) -> MeasuredCosts {
 }
 
 #[test]
-fn calls_ask_for_themselves_alone_and_in_groups() {
+fn auto_codec_of_a_call_decides_alone_and_in_groups() {
     let config = Config {
         fuse_bytes: 0,
         ..config("auto:raw", TransportKind::Loopback)
     };
     for (costs, lossy) in [
-        // 1 Gbit/s and a fast codec: large messages gain, small ones are latency.
+        // 1 Gbit/s and a fast codec: compression pays for large messages; latency dominates small
+        // ones.
         (costs(50e-6, 8e-9, 0.2e-9), [false, true]),
-        // A wire as fast as memory: nothing gains.
+        // A network as fast as memory: compression never pays.
         (costs(1e-6, 0.01e-9, 0.2e-9), [false, false]),
     ] {
         local_world(3, &config, |comm| {
@@ -203,7 +205,7 @@ fn calls_ask_for_themselves_alone_and_in_groups() {
                 codec: Some("auto:linear8".parse().unwrap()),
                 ..Call::new(Collective::AllReduce, DType::F32, count)
             };
-            // By default nothing is compressed, asked for plainly everything is.
+            // The default `auto:raw` never compresses; a call that names linear8 always does.
             let plain = Call::new(Collective::AllReduce, DType::F32, 300_000);
             assert!(!sum(comm, &plain).codec.is_lossy());
             let always = Call {
@@ -232,7 +234,7 @@ fn calls_ask_for_themselves_alone_and_in_groups() {
 }
 
 #[test]
-fn a_call_that_cannot_be_compressed_is_refused_as_ever() {
+fn auto_codec_of_an_unsupported_call_is_refused() {
     local_world(2, &config("auto:raw", TransportKind::Loopback), |comm| {
         let call = Call {
             codec: Some("auto:linear8".parse().unwrap()),
@@ -246,9 +248,10 @@ fn a_call_that_cannot_be_compressed_is_refused_as_ever() {
     });
 }
 
-/// More chunks than slots make necessary, where the wire works beside the cores.
+/// If messages are cheap, the planner cuts a call into more chunks than the slots require, so that
+/// transfers overlap with encoding.
 #[test]
-fn the_model_picks_the_number_of_chunks() {
+fn cost_model_picks_the_number_of_chunks() {
     let config = Config {
         slot_bytes: 16 << 20,
         buffer_bytes: 1 << 30,

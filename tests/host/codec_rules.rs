@@ -15,7 +15,8 @@ fn config(settings: &[(&str, &str)]) -> Config {
     config
 }
 
-/// Returns a number that depends on rank and place, and that no 8-bit codec represents exactly.
+/// Returns a number that depends on the rank and the index, and that no 8-bit codec represents
+/// exactly.
 fn datum(rank: usize, at: usize) -> f32 {
     let mixed = (at as u32).wrapping_mul(2_654_435_761) ^ (rank as u32).wrapping_mul(40_503);
     (mixed >> 8) as f32 / (1 << 24) as f32 - 0.5
@@ -40,7 +41,7 @@ fn calls_without_codec_are_counted_by_reason() {
         let mut all = vec![0f32; 30_000];
         comm.all_gather(&large, &mut all).unwrap();
         comm.broadcast(&mut large, 1).unwrap();
-        // The block is below the smallest size, but the input of three blocks is not.
+        // One block is below CINCH_CODEC_MIN_BYTES, but the input of three blocks is not.
         let mut block = vec![0f32; 400];
         comm.reduce_scatter(&input(comm.rank(), 1200), &mut block, ReduceOp::Avg)
             .unwrap();
@@ -65,7 +66,8 @@ fn calls_without_codec_are_counted_by_reason() {
             assert_eq!(stats.exact(why), count, "{why:?} {stats:?}");
         }
         assert_eq!(stats.exact_calls.iter().sum::<u64>(), 6);
-        // Every rank sends at least two thirds of two calls with 44,800 bytes of sums.
+        // Two calls sum 44,800 bytes. Every rank sends at least two thirds, of which linear8 saves
+        // three quarters.
         assert!(stats.bytes_saved() > 15_000, "{stats:?}");
     }
 }
@@ -104,7 +106,7 @@ fn rules_choose_the_codec_by_name_also_after_a_split() {
             run(&same, None),
             run(&other, None),
             run(&tp, None),
-            // A call cannot override off.
+            // The codec of a call cannot override the rule `off`.
             run(&tp, Some("cast16")),
             run(&other, Some("cast16")),
         ]
@@ -155,7 +157,7 @@ fn init_with_different_rules_reports_both() {
             }
         }
     });
-    // Different rules with an equal result for this communicator agree.
+    // Different rules agree if they give this communicator the same codec.
     let same = [
         [("CINCH_CODEC_RULES", "dp*=dynamic8,tp=off")],
         [("CINCH_CODEC", "dynamic8")],
@@ -171,7 +173,7 @@ fn init_with_different_rules_reports_both() {
     });
 }
 
-/// Every k-th call is sampled, all ranks find the same error, and it has the expected size.
+/// Samples every k-th call: all ranks find the same error, and it has the expected size.
 #[test]
 fn sampled_calls_measure_the_error_alike_on_all_ranks() {
     for collective in [Collective::AllReduce, Collective::ReduceScatter] {
@@ -199,7 +201,8 @@ fn sampled_calls_measure_the_error_alike_on_all_ranks() {
             assert_eq!((one.sampled, one.coded_calls), (4, calls), "{collective}");
             assert!(!one.switched_off);
             assert_eq!(one.worst_error, stats[0].worst_error, "{collective}");
-            // Uniform data of absmax 0.5 and RMS 0.289 in steps of 1/254: 0.0039 an encode.
+            // Uniform data with a largest magnitude of 0.5 has an RMS of 0.289. Rounding it to
+            // steps of 1/254 gives a relative error of 0.0039 per encode.
             assert!((0.002..0.02).contains(&one.worst_error), "{one:?}");
         }
     }

@@ -1,4 +1,5 @@
-//! All collectives through `Communicator`, ranks as threads, against the definitions in `oracle`.
+//! Runs all collectives through `Communicator`, with ranks as threads, and compares the results
+//! with the definitions in `oracle`.
 
 use crate::support::oracle::worlds::run;
 use crate::support::oracle::{Case, Data, factor};
@@ -19,8 +20,8 @@ const OPS: [ReduceOp; 6] = [
     ReduceOp::PreMulSum(Scalar::Float(1.0)),
 ];
 
-/// Every collective with every type and, where it reduces, every operation; sizes, places,
-/// alignments and roots at random.
+/// Returns cases of every collective with every type and, where it reduces, every operation.
+/// Counts, in-place buffers, alignments and roots are random.
 fn every_combination(nranks: usize, rng: &mut Rng, counts: &[usize]) -> Vec<Case> {
     let mut cases = Vec::new();
     for collective in Collective::ALL {
@@ -79,7 +80,7 @@ fn every_collective_type_and_operation_is_right_over_shm_and_tcp() {
 }
 
 #[test]
-fn every_count_algorithm_and_place_is_right() {
+fn every_count_and_algorithm_is_right_in_and_out_of_place() {
     let mut rng = Rng(seed() + 2);
     let mut refused = BTreeSet::new();
     for nranks in [1, 2, 3, 4, 5, 8] {
@@ -175,7 +176,7 @@ fn codecs_stay_within_their_bounds() {
 }
 
 #[test]
-fn what_a_codec_can_hold_arrives_exactly() {
+fn values_that_a_codec_represents_arrive_exactly() {
     let mut cases = Vec::new();
     for algorithm in Algorithm::FLAT {
         let mut call = Call::new(Collective::AllReduce, DType::F32, 4101);
@@ -210,7 +211,8 @@ fn results_have_the_same_bits_in_repeated_runs_and_over_all_transports() {
             cases.push(Case::new(call, 78));
         }
     }
-    // Once, each case twice in a row on one communicator, then on fresh ones.
+    // Runs the cases once, then each case twice in a row on one communicator, then all on fresh
+    // communicators.
     let first = run(TransportKind::Loopback, nranks, &cases);
     let twice: Vec<Case> = cases.iter().flat_map(|case| [*case, *case]).collect();
     let repeated = run(TransportKind::Loopback, nranks, &twice);
@@ -231,7 +233,7 @@ fn results_have_the_same_bits_in_repeated_runs_and_over_all_transports() {
         let again = run(transport, nranks, &cases);
         for (at, case) in cases.iter().enumerate() {
             let (a, b) = (first.hashes[at], again.hashes[at]);
-            // Without a forced algorithm each transport may have its own.
+            // If no algorithm is forced, the planner may choose another one on each transport.
             if case.call.algorithm.is_some() || transport == TransportKind::Loopback {
                 assert_eq!(
                     a, b,
@@ -242,9 +244,10 @@ fn results_have_the_same_bits_in_repeated_runs_and_over_all_transports() {
     }
 }
 
-/// With more peers than a step has targets, the steps of a source draw alike.
+/// A source with more peers than a step has targets sends in several steps. All steps must round
+/// with equal random numbers, or ranks would receive different values.
 #[test]
-fn many_peers_of_a_source_see_the_same_draws() {
+fn many_peers_receive_equally_rounded_values() {
     let mut cases = Vec::new();
     for codec in ["minmax2:seed=5", "terngrad"] {
         for collective in [Collective::AllGather, Collective::Broadcast] {
@@ -254,12 +257,12 @@ fn many_peers_of_a_source_see_the_same_draws() {
             cases.push(Case::new(call, 79));
         }
     }
-    // `run` compares the ranks.
+    // `run` also checks that all ranks have equal outputs.
     assert_eq!(run(TransportKind::Loopback, 11, &cases).ran, cases.len());
 }
 
 #[test]
-fn what_is_not_finite_reaches_every_rank() {
+fn non_finite_input_reaches_every_rank() {
     let (nranks, count) = (3, 2000);
     for codec in CodecKind::ALL.map(CodecSpec::of) {
         for (what, poison) in [("NaN", f32::NAN), ("infinity", f32::INFINITY)] {
@@ -283,7 +286,8 @@ fn what_is_not_finite_reaches_every_rank() {
                 for (rank, (output, non_finite)) in outputs.iter().enumerate() {
                     let what = format!("{codec}, {algorithm}, {what}, rank {rank}");
                     assert!(!output[700].is_finite(), "{what}: {}", output[700]);
-                    // A block of 256 around it may go too, the rest may not.
+                    // Other elements of the scale block may become non-finite too; all other blocks
+                    // must not.
                     for at in (0..256).chain(1024..count) {
                         assert!(output[at].is_finite(), "{what}: element {at}");
                     }
@@ -300,7 +304,7 @@ fn what_is_not_finite_reaches_every_rank() {
 }
 
 #[test]
-fn extremes_keep_nan_and_refuse_lossy_codecs() {
+fn min_and_max_keep_nan_and_refuse_lossy_codecs() {
     let outputs = world(2, &config(TransportKind::Loopback), |comm| {
         let linear8 = Some("linear8".parse().unwrap());
         let mut refused = Vec::new();
@@ -320,7 +324,7 @@ fn extremes_keep_nan_and_refuse_lossy_codecs() {
                     .err(),
             );
         }
-        // The refusals moved nothing: the communicator still works.
+        // The refused calls sent nothing, so the communicator still works.
         let input = if comm.rank() == 0 {
             [f32::NAN, 1.0]
         } else {

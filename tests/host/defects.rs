@@ -1,4 +1,5 @@
-//! Situations that once went wrong: groups, empty buffers, kept scales, failures that must travel.
+//! Regression tests of fixed defects in groups, empty buffers, kept scales, and the reports of
+//! failures to other ranks.
 
 #![allow(unsafe_code)]
 
@@ -72,7 +73,7 @@ fn kept_scales_belong_to_one_kind_of_call() {
 }
 
 #[test]
-fn kept_scales_saturate_and_say_so_until_they_are_refreshed() {
+fn kept_scales_saturate_until_they_are_refreshed_and_reports_count_it() {
     world(2, &config(TransportKind::Loopback), |comm| {
         let mut call = Call::new(Collective::AllReduce, DType::F32, 1000);
         (call.codec, call.tensor) = (codec("dynamic8:tensor=3"), Some(1));
@@ -97,7 +98,8 @@ fn empty_buffers_may_be_null() {
         world(nranks, &config(TransportKind::Loopback), |comm| {
             for collective in &Collective::OF_ALL_RANKS {
                 let call = Call::new(*collective, DType::F32, 0);
-                // SAFETY: nothing is read or written where there are no bytes.
+                // SAFETY: both buffers are empty, so the call reads and writes nothing at the null
+                // pointers.
                 let buffers =
                     unsafe { UserBuffers::from_raw(std::ptr::null(), 0, std::ptr::null_mut(), 0) };
                 comm.call(&call, buffers).unwrap();
@@ -107,14 +109,14 @@ fn empty_buffers_may_be_null() {
 }
 
 #[test]
-fn a_group_lasts_as_long_as_it_makes_progress() {
+fn group_that_makes_progress_does_not_time_out() {
     let mut config = config(TransportKind::Loopback);
     config.timeout = Duration::from_secs(1);
     world(2, &config, |first| {
         let second = first.split(Some(0), 0).unwrap().unwrap();
         let mut data = [1.0f32; 4];
         if first.rank() == 0 {
-            // The call on `first` is over long before those on `second`.
+            // The call on `first` ends long before the messages on `second` arrive.
             let mut buffers = vec![[0u8; 16]; 5];
             let bytes = size_of_val(&data);
             let mut group = Group::new();
@@ -151,13 +153,13 @@ fn a_broadcast_needs_an_output_on_its_root() {
         if comm.rank() == 0 {
             assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         }
-        // Nothing moved: the communicator goes on.
+        // The refused call sent nothing, so the communicator still works.
         comm.barrier().unwrap();
     });
 }
 
 #[test]
-fn saturated_elements_are_counted_once_whatever_the_fan() {
+fn saturated_elements_are_counted_once_for_all_peers() {
     for nranks in [4, 9, 10, 18] {
         world(nranks, &config(TransportKind::Loopback), |comm| {
             let input = vec![1e6f32; 100];
@@ -174,7 +176,7 @@ fn saturated_elements_are_counted_once_whatever_the_fan() {
 }
 
 #[test]
-fn a_child_hears_that_the_parent_of_a_sibling_failed() {
+fn split_communicator_reports_that_its_parent_failed() {
     let mut config = config(TransportKind::Shm);
     config.timeout = Duration::from_secs(20);
     world(3, &config, |comm| {
@@ -189,7 +191,8 @@ fn a_child_hears_that_the_parent_of_a_sibling_failed() {
                 std::thread::sleep(Duration::from_secs(1));
             }
             1 => {
-                // Without the parent, only the child can tell.
+                // Without its parent, rank 1 can learn of the failure from the child communicator
+                // only.
                 drop(comm);
                 let start = Instant::now();
                 let error = child
@@ -208,7 +211,7 @@ fn a_child_hears_that_the_parent_of_a_sibling_failed() {
 }
 
 #[test]
-fn a_send_that_nobody_takes_says_whose_fault_it_is() {
+fn send_without_receive_times_out_and_names_the_peer() {
     let mut config = config(TransportKind::Tcp);
     (config.timeout, config.slots, config.slot_bytes) = (Duration::from_secs(1), 64, 1 << 20);
     (config.channels, config.tcp_sockets, config.buffer_bytes) = (1, 1, 2 << 30);
@@ -224,7 +227,7 @@ fn a_send_that_nobody_takes_says_whose_fault_it_is() {
 }
 
 #[test]
-fn a_split_that_fails_fails_everywhere() {
+fn failed_split_fails_on_all_ranks() {
     let mut config = config(TransportKind::Loopback);
     config.timeout = Duration::from_secs(1);
     world(3, &config, |comm| {
@@ -258,9 +261,10 @@ fn lossy_reductions_do_not_choose_a_ring() {
     }
 }
 
-/// A group was held against the tensors that had residuals before it, and not against its own.
+/// The limit on tensors with residuals must count the tensors that a group adds, not only those
+/// that had residuals before.
 #[test]
-fn a_group_cannot_have_more_tensors_with_residuals_than_there_may_be() {
+fn group_above_the_residual_limit_is_refused() {
     const MOST: usize = 65_536;
     world(2, &config(TransportKind::Loopback), |comm| {
         let input = [1.0f32];
@@ -276,7 +280,7 @@ fn a_group_cannot_have_more_tensors_with_residuals_than_there_may_be() {
         let error = group.run().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidUsage);
         assert!(error.message().contains("tensor 65536"), "{error}");
-        // Nothing ran, and the last of them has room alone.
+        // No call of the refused group ran, and its last call succeeds alone.
         comm.call(
             &call,
             UserBuffers::new(bytes_of(&input), bytes_of_mut(&mut outputs[..1])),
@@ -286,9 +290,9 @@ fn a_group_cannot_have_more_tensors_with_residuals_than_there_may_be() {
     });
 }
 
-/// A sampled call that cannot be was refused by failing the communicator.
+/// Refusing a sampled call must not fail the communicator.
 #[test]
-fn a_refused_call_leaves_the_communicator_alone_when_it_is_sampled() {
+fn refused_sampled_call_leaves_the_communicator_usable() {
     let mut config = config(TransportKind::Loopback);
     for (name, value) in [("CINCH_CODEC", "linear8"), ("CINCH_CODEC_SAMPLE", "1")] {
         config
@@ -319,9 +323,10 @@ fn a_refused_call_leaves_the_communicator_alone_when_it_is_sampled() {
     });
 }
 
-/// A message to oneself was copied over its own end where its places overlapped.
+/// If the send and receive buffers of a message to oneself overlap in part, copying would overwrite
+/// bytes that are still to be sent.
 #[test]
-fn a_message_to_oneself_is_apart_from_where_it_goes_or_the_same() {
+fn message_to_oneself_with_partly_overlapping_buffers_is_refused() {
     world(1, &config(TransportKind::Loopback), |comm| {
         let mut memory: Vec<u8> = (0..100).collect();
         let mut call = Call::new(Collective::SendRecv, DType::U8, 50);
@@ -329,7 +334,7 @@ fn a_message_to_oneself_is_apart_from_where_it_goes_or_the_same() {
         let start = memory.as_mut_ptr();
         for (to, possible) in [(0, true), (1, false), (49, false), (50, true)] {
             let mut group = Group::new();
-            // SAFETY: in `memory`, which outlives the group.
+            // SAFETY: both ranges are within `memory`, which outlives the group.
             let [send, recv] = unsafe {
                 [
                     UserBuffers::from_raw(start, 50, start, 0),

@@ -40,15 +40,17 @@ use cinch::{comm::Call, mem};
 use std::time::Duration;
 
 const SEED: u64 = 2015;
-/// 2,048 blocks. Their scales differ by about a tenth, which leaves 0.2 % of sampling noise.
+/// Elements of an input: 2,048 blocks. Their scales differ by about a tenth, which leaves 0.2 % of
+/// sampling noise.
 const COUNT: usize = 1 << 19;
-/// Tolerance of the figures.
+/// Relative tolerance between a measured error and a figure of the simulation.
 const TOLERANCE: f64 = 0.03;
-/// Tolerance of the law, and of the figures by the law. It is small enough to detect an extra encode of
-/// the whole sum on a ring of 32, or an owner that rounds its contribution in a direct exchange of 8.
+/// Relative tolerance between the law and a measured error or figure. It is small enough to detect an extra
+/// encode of the whole sum on a ring of 32, or an owner that rounds its contribution in a direct exchange of
+/// 8.
 const LAW_TOLERANCE: f64 = 0.015;
 
-/// RMS error of an encode of N(0,1) in blocks of 256, from an fp64 reference.
+/// A codec with the RMS error of one encode of N(0,1) in blocks of 256, from an fp64 reference.
 struct Coding {
     kind: CodecKind,
     one_encode: f64,
@@ -67,8 +69,8 @@ const DYNAMIC8: Coding = Coding {
     correlation: 0.5,
 };
 
-/// The figure of the simulation, if it has one, and whether its schedule is close enough to this
-/// library's for the figures to agree.
+/// The relative RMS error in the simulation, if it has this cell, and whether its schedule is close
+/// enough to this library's for the figures to agree.
 type Figure = Option<(f64, Schedules)>;
 
 #[derive(Clone, Copy, PartialEq)]
@@ -143,7 +145,7 @@ fn error_of_each_schedule_grows_by_its_law() {
                 } else {
                     line += " (another schedule)";
                 }
-                // The law must also explain the figure from the simulation's schedule.
+                // The law must also give the simulation's figure from the simulation's schedule.
                 let explained = self::law(coding, nranks, &simulated_encodes(algorithm, nranks));
                 right &= (explained / figure - 1.0).abs() < LAW_TOLERANCE;
             }
@@ -190,7 +192,8 @@ fn measure<const K: usize>(coding: &Coding, nranks: usize, algorithms: [Algorith
     }
     let config = Config {
         transport: Some(TransportKind::Loopback),
-        // Small slots: 32 ranks of one process are connected all to all.
+        // Small slots save memory, because each of up to 32 ranks in this process connects to all
+        // others.
         slot_bytes: 16 << 10,
         timeout: Duration::from_secs(60),
         ..Config::default()
@@ -227,7 +230,7 @@ fn measure<const K: usize>(coding: &Coding, nranks: usize, algorithms: [Algorith
     })
 }
 
-/// Returns inputs of N(0,1); any two ranks have this correlation.
+/// Returns an input of N(0,1) for each rank; the inputs of any two ranks have this correlation.
 fn inputs(nranks: usize, correlation: f64) -> Vec<Vec<f32>> {
     let normal = |stream: usize| {
         let stream = random_word(SEED, stream as u64);
@@ -272,7 +275,7 @@ fn encodes(algorithm: Algorithm, nranks: usize) -> Vec<usize> {
 fn simulated_encodes(algorithm: Algorithm, nranks: usize) -> Vec<usize> {
     let mut encodes = match algorithm {
         Algorithm::Direct => vec![1; nranks],
-        // Halves combine, level by level: one of two partners sends.
+        // At each level half of the remaining ranks encode their partial sum for a partner.
         Algorithm::Tree => (1..=nranks.ilog2())
             .flat_map(|level| vec![nranks >> level; 1 << (level - 1)])
             .collect(),

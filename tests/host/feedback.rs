@@ -1,5 +1,5 @@
-//! Error feedback through the engine, compared with a naive two-shot exchange. Nothing that lossy encodes
-//! drop may be lost: it must arrive in later calls.
+//! Error feedback through the engine, compared with a naive two-shot exchange. Values that lossy encodes drop
+//! must not be lost: they arrive in later calls.
 
 use cinch::codec::{Span, build};
 use cinch::comm::Call;
@@ -10,7 +10,8 @@ use cinch::{Algorithm, CodecSpec, Collective, Communicator, Config, DType, Reduc
 
 const TENSOR: u64 = 11;
 
-/// Small slots, so that a few thousand elements are several chunks and passes.
+/// Returns a configuration with small slots, so that a few thousand elements take several chunks
+/// and passes.
 fn config() -> Config {
     Config {
         slot_bytes: 4096,
@@ -63,8 +64,8 @@ fn through(spec: CodecSpec, value: &[f32], residual: &mut [f32]) -> Vec<f32> {
 
 #[test]
 fn direct_on_two_ranks_equals_a_naive_two_shot_bit_for_bit() {
-    // Formats without scales: each received value is exact, and a sum of two is rounded once in any
-    // order.
+    // These codecs have no scales: received values are exact, and a sum of two values is rounded
+    // once in any order.
     for codec in ["cast_bf16", "cast16", "static8", "mantissa8"] {
         let (count, calls) = (64, 20);
         let spec: CodecSpec = codec.parse().unwrap();
@@ -95,7 +96,8 @@ fn direct_on_two_ranks_equals_a_naive_two_shot_bit_for_bit() {
     }
 }
 
-/// Returns the largest difference of an element between the sum of all outputs and of all inputs.
+/// Returns the largest difference, over all elements, between the sum of all outputs and the sum of
+/// all inputs.
 fn drift(nranks: usize, call: &Call, calls: usize) -> f64 {
     let count = call.count;
     let outputs = local_world(nranks, &config(), |comm| {
@@ -273,7 +275,7 @@ fn nan_reaches_the_output_and_leaves_residuals_finite() {
         assert!(poisoned[70].is_nan());
         assert!(clean.iter().all(|value| value.is_finite()));
         assert_eq!(bits(clean), bits(&outputs[0].1));
-        // Import checks that every residual is finite.
+        // The export holds a residual of 4 bytes for each element.
         assert!(residuals.len() > 3000 * 4);
     }
 }
@@ -322,7 +324,8 @@ fn imported_residuals_continue_the_exported_run() {
             assert_eq!(bits(&rest[rank][at - 3]), bits(&whole[rank][at]));
         }
     }
-    // After forgetting, rescaling by 0 or a call with another count, the next call equals the first.
+    // Forgetting, rescaling by 0 and a call with another count all reset residuals, so the next call equals
+    // the first.
     local_world(4, &config(), |comm| {
         let first = step(comm, 0);
         assert_eq!(bits(&first), bits(&whole[comm.rank()][0]));

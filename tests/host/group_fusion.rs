@@ -1,7 +1,7 @@
-//! Small all_reduces of a group that travel as one: the same results as separate calls, reports
-//! of each, and the cases that stay apart.
+//! Fusion of small all_reduces of a group into one transfer. Results equal separate calls, each
+//! call has its own report, and calls that cannot be fused run separately.
 
-// One memory for the buffers of several calls, as C callers have it.
+// Several calls have buffers in one allocation, as in C programs.
 #![allow(unsafe_code)]
 
 use cinch::comm::{Call, Group};
@@ -14,17 +14,17 @@ use cinch::{
     Result,
 };
 
-/// Lengths around blocks and cache lines.
+/// Element counts next to the sizes of scale blocks and cache lines.
 const COUNTS: [usize; 9] = [1, 15, 16, 17, 255, 256, 257, 1000, 4096];
 
-fn apart() -> Config {
+fn unfused() -> Config {
     Config {
         fuse_bytes: 0,
         ..Config::default()
     }
 }
 
-/// Runs all calls in one group, every third one in place; outputs and reports.
+/// Runs all calls in one group, every third one in place. Returns outputs and reports.
 fn group<T: Element>(
     comm: &Communicator,
     calls: &[Call],
@@ -57,7 +57,8 @@ fn calls(dtype: DType, op: ReduceOp, codec: &str) -> Vec<Call> {
 fn floats(rank: usize) -> Vec<Vec<f32>> {
     let draw = |tensor: usize, at: usize| {
         let word = random_word((10 * rank + tensor) as u64, at as u64);
-        // Tensors of very different sizes: a block of two of them would show.
+        // Magnitudes differ by powers of ten between tensors, so a scale block that two tensors
+        // share would be visible.
         gaussian(word) as f32 * 10f32.powi(tensor as i32 - 4)
     };
     let tensors = COUNTS.iter().enumerate();
@@ -67,7 +68,7 @@ fn floats(rank: usize) -> Vec<Vec<f32>> {
 }
 
 #[test]
-fn exact_results_are_those_of_separate_calls() {
+fn fused_exact_results_equal_separate_calls() {
     for nranks in [1, 2, 3, 5] {
         for op in [ReduceOp::Sum, ReduceOp::Max, ReduceOp::Avg, ReduceOp::Prod] {
             let run = |config: &Config| {
@@ -89,7 +90,7 @@ fn exact_results_are_those_of_separate_calls() {
                     (a, b, fused)
                 })
             };
-            let (together, separate) = (run(&Config::default()), run(&apart()));
+            let (together, separate) = (run(&Config::default()), run(&unfused()));
             for (one, other) in together.iter().zip(&separate) {
                 assert_eq!(
                     (&one.0, &one.1),
@@ -103,23 +104,24 @@ fn exact_results_are_those_of_separate_calls() {
     }
 }
 
-/// Two ranks have one order of addition, so even rounded sums are the same; and under a codec
-/// each tensor has blocks of its own, whatever travels beside it.
+/// Two ranks have only one order of addition, so even rounded sums are equal with and without
+/// fusion. Under a codec each tensor has blocks of its own, whichever tensors are fused with it.
 #[test]
-fn codecs_meet_each_tensor_by_itself() {
+fn fused_tensors_share_no_codec_block() {
     for codec in ["raw", "linear8:block=64", "minmax4", "cast_bf16", "static8"] {
         let run = |config: &Config| {
             local_world(2, config, |comm| {
                 let calls = calls(DType::F32, ReduceOp::Sum, codec);
                 let mut calls = calls;
-                // All contributions encoded once by each rank: the same for every cut.
+                // One-shot encodes each contribution once, so results do not depend on the division
+                // into chunks.
                 calls
                     .iter_mut()
                     .for_each(|call| call.algorithm = Some(Algorithm::OneShot));
                 group(comm, &calls, &floats(comm.rank())).unwrap()
             })
         };
-        let (together, separate) = (run(&Config::default()), run(&apart()));
+        let (together, separate) = (run(&Config::default()), run(&unfused()));
         for ((a, ran), (b, alone)) in together.iter().zip(&separate) {
             assert_eq!(a, b, "{codec}");
             for (ran, alone) in ran.iter().zip(alone) {
@@ -142,7 +144,7 @@ fn codecs_meet_each_tensor_by_itself() {
 }
 
 #[test]
-fn what_is_not_finite_stays_in_its_tensor() {
+fn non_finite_input_stays_in_its_tensor() {
     local_world(3, &Config::default(), |comm| {
         let mut inputs = floats(comm.rank());
         if comm.rank() == 1 {
@@ -163,7 +165,7 @@ fn what_is_not_finite_stays_in_its_tensor() {
 }
 
 #[test]
-fn other_calls_in_between_and_large_ones_go_alone_and_in_order() {
+fn large_and_unlike_calls_keep_their_order_and_stay_unfused() {
     local_world(4, &Config::default(), |comm| {
         let small = Call::new(Collective::AllReduce, DType::F32, 100);
         let scaled = Call {
@@ -198,14 +200,14 @@ fn other_calls_in_between_and_large_ones_go_alone_and_in_order() {
             };
             assert!(output.iter().all(|&x| x == expected), "{call:?}");
         }
-        // All bytes are accounted for.
+        // The reports together include the bytes of the large call.
         let sent: u64 = reports.iter().map(|report| report.wire_bytes).sum();
         assert!(sent > 20_000 * 4);
     });
 }
 
 #[test]
-fn more_than_a_parcel_holds_travels_in_several() {
+fn calls_above_the_fusion_limit_are_fused_in_several_parts() {
     local_world(2, &Config::default(), |comm| {
         let calls = [Call::new(Collective::AllReduce, DType::F32, 16 << 10); 40];
         let inputs = vec![vec![1f32; 16 << 10]; 40];
@@ -217,9 +219,9 @@ fn more_than_a_parcel_holds_travels_in_several() {
     });
 }
 
-/// One thread that holds all ranks.
+/// One thread holds the communicators of all ranks.
 #[test]
-fn several_communicators_of_one_thread() {
+fn one_thread_fuses_calls_of_several_communicators() {
     let comms: Vec<_> = {
         let config = Config::default();
         let faults: Vec<_> = (0..3).map(|_| cinch::sync::Fault::new()).collect();
@@ -254,8 +256,8 @@ fn several_communicators_of_one_thread() {
     assert!(data.iter().flatten().flatten().all(|&x| x == 3));
 }
 
-/// Calls of a group whose buffers are places in one memory: of a call, where its input and output
-/// begin, in elements.
+/// Runs `calls` in one group whose buffers are ranges of `memory`. Each entry is a call, and where
+/// its input and its output begin, in elements.
 fn chain(
     comm: &Communicator,
     calls: &[(Call, usize, usize)],
@@ -270,8 +272,8 @@ fn chain(
         let ins = count(call.collective.input_extent(is_root));
         let outs = count(call.collective.output_extent(is_root));
         assert!((input * 4 + ins).max(output * 4 + outs) <= bytes.len());
-        // SAFETY: within the memory, which outlives the group; one thread runs its calls, which may
-        // share it as a C caller's do.
+        // SAFETY: the assertion keeps both ranges within `memory`, which outlives the group. One
+        // thread runs the calls, so ranges that they share have no data race.
         let buffers =
             unsafe { UserBuffers::from_raw(base.add(input * 4), ins, base.add(output * 4), outs) };
         group.add(comm, call, buffers)?;
@@ -279,10 +281,10 @@ fn chain(
     group.run()
 }
 
-/// What one call of a group writes another may read, unless they travel as one: the same with and
-/// without fusion.
+/// A call may read the output of an earlier call in its group, unless they are fused. Results are
+/// equal with and without fusion.
 #[test]
-fn calls_see_what_those_before_them_wrote() {
+fn calls_read_the_output_of_earlier_calls() {
     const N: usize = 40;
     let sum = Call::new(Collective::AllReduce, DType::I32, N);
     let max = Call {
@@ -307,7 +309,7 @@ fn calls_see_what_those_before_them_wrote() {
         count: 16 << 10,
         ..sum
     };
-    // 18 sums of 64 KiB: more than a parcel holds.
+    // 18 sums of 64 KiB exceed the limit of one fused call.
     let mut many: Vec<_> = (0..18).map(|at| (large, at << 14, at << 14)).collect();
     many.push((large, 0, 18 << 14));
     for (what, calls, elements) in [
@@ -326,7 +328,7 @@ fn calls_see_what_those_before_them_wrote() {
             vec![(sum, 0, 0), (sum, N, N), (max, 0, 2 * N), (max, N, 3 * N)],
             4 * N,
         ),
-        ("more than a parcel", many, 19 << 14),
+        ("more than one fused call", many, 19 << 14),
         (
             "messages behind",
             vec![
@@ -357,7 +359,7 @@ fn calls_see_what_those_before_them_wrote() {
                 (memory, reports.iter().any(|report| report.fused > 1))
             })
         };
-        for (together, separate) in run(&Config::default()).iter().zip(run(&apart())) {
+        for (together, separate) in run(&Config::default()).iter().zip(run(&unfused())) {
             assert_eq!((together.1, separate.1), (true, false), "{what}");
             assert!(together.0 == separate.0, "{what}");
         }
@@ -365,7 +367,7 @@ fn calls_see_what_those_before_them_wrote() {
 }
 
 #[test]
-fn calls_that_travel_as_one_must_not_depend_on_each_other() {
+fn fused_calls_that_depend_on_each_other_are_refused() {
     local_world(2, &Config::default(), |comm| {
         let sum = Call::new(Collective::AllReduce, DType::I32, 40);
         let mut memory = vec![1; 80];
@@ -375,9 +377,9 @@ fn calls_that_travel_as_one_must_not_depend_on_each_other() {
     });
 }
 
-/// What ranks have grouped otherwise is as long as one call, and still another one.
+/// Ranks that fuse different calls into transfers of equal length must still report a mismatch.
 #[test]
-fn ranks_that_group_otherwise_find_out() {
+fn ranks_that_fuse_different_calls_report_a_mismatch() {
     let shapes: [[&[usize]; 2]; 4] = [
         [&[10, 6], &[6, 10]],
         [&[5, 5], &[7, 7]],
@@ -406,7 +408,7 @@ fn ranks_that_group_otherwise_find_out() {
 }
 
 #[test]
-fn a_group_of_one_call_is_that_call() {
+fn group_of_one_call_equals_the_call() {
     local_world(2, &Config::default(), |comm| {
         let mut data = vec![0.5f32; 2000];
         for round in 0..4 {
@@ -417,10 +419,10 @@ fn a_group_of_one_call_is_that_call() {
     });
 }
 
-/// Stages of a pipeline: the first has nothing but the sum in its group, the others a message too, of
-/// which the first does not know.
+/// In a pipeline the group of rank 0 has only the sum; the groups of other ranks also have a message, unknown
+/// to rank 0. All ranks must still agree not to sample.
 #[test]
-fn a_coded_sum_in_a_group_is_sampled_by_no_rank() {
+fn compressed_sum_in_a_group_is_not_sampled() {
     let config = Config {
         codec_sample: 1,
         ..Config::default()
@@ -442,7 +444,7 @@ fn a_coded_sum_in_a_group_is_sampled_by_no_rank() {
     });
 }
 
-/// A coded sum, in a group or not, and there with a message or not.
+/// Runs a compressed sum, alone or in a group; the group may also have a message.
 fn coded_sum(
     comm: &Communicator,
     data: &mut [f32],
@@ -473,10 +475,11 @@ fn coded_sum(
     group.run().unwrap()[0]
 }
 
-/// Every codec with each of its parameters, but for scales of whole tensors, which are each tensor's
-/// own: what travels beside a tensor, and what fills its last block, changes nothing of it.
+/// Runs every codec with each of its parameters, except scales of whole tensors, which each tensor has for
+/// itself. Neither neighbours of a tensor in a fused call nor padding of its last block may change its
+/// result.
 #[test]
-fn every_codec_gives_what_separate_calls_give() {
+fn fused_calls_of_every_codec_equal_separate_calls() {
     const COUNTS: [usize; 11] = [64, 64, 100, 256, 512, 4096, 4096, 33, 1, 8192, 8192];
     for spec in CodecSpec::samples() {
         if matches!(spec.scale, ScaleRule::Tensor { .. }) && spec.kind.has_scale() {
@@ -488,7 +491,8 @@ fn every_codec_gives_what_separate_calls_give() {
             local_world(2, config, |comm| {
                 let calls = COUNTS.map(|count| Call {
                     codec: Some(spec.into()),
-                    // All contributions encoded once by each rank: the same for every cut.
+                    // One-shot encodes each contribution once, so results do not depend on the
+                    // division into chunks.
                     algorithm: Some(Algorithm::OneShot),
                     ..Call::new(Collective::AllReduce, DType::F32, count)
                 });
@@ -502,9 +506,9 @@ fn every_codec_gives_what_separate_calls_give() {
                 group(comm, &calls, &inputs).unwrap()
             })
         };
-        // Numbers that are drawn are those of another place and another call.
+        // Fusion changes an element's position and call, on which random rounding depends.
         let draws = spec.seed != 0 || spec.kind == CodecKind::TernGrad;
-        for (together, separate) in run(&Config::default()).iter().zip(run(&apart())) {
+        for (together, separate) in run(&Config::default()).iter().zip(run(&unfused())) {
             for (at, (a, b)) in together.0.iter().zip(&separate.0).enumerate() {
                 assert!(draws || a == b, "{spec}: tensor {at} of {}", a.len());
                 let whole = COUNTS[at].is_multiple_of(codec.granule());
@@ -517,7 +521,8 @@ fn every_codec_gives_what_separate_calls_give() {
     }
 }
 
-/// A sum beyond the largest value counts, wherever it was formed.
+/// A sum above the format's largest value counts as saturated, in a fused call as in a separate
+/// one.
 #[test]
 fn sums_that_saturate_are_counted() {
     let run = |config: &Config| {
@@ -527,7 +532,7 @@ fn sums_that_saturate_are_counted() {
                 algorithm: Some(Algorithm::Direct),
                 ..Call::new(Collective::AllReduce, DType::F32, count)
             };
-            // Of the last, one element saturates by itself.
+            // In the last tensor one element is saturated before it is summed.
             let inputs = vec![vec![1f32; 300], vec![40_000.0; 100], {
                 let mut last = vec![2f32; 500];
                 last[499] = 1e6;
@@ -543,7 +548,8 @@ fn sums_that_saturate_are_counted() {
         let spared: u64 = reports.iter().map(|reports| saturated(&reports[0])).sum();
         (total, spared, reports[0][0].fused)
     };
-    // The element of one rank, and the sum of both.
-    assert_eq!(run(&apart()), (100 + 2, 0, 1));
+    // In the second tensor 100 sums saturate; in the last, the element of the rank that sends it,
+    // and its sum.
+    assert_eq!(run(&unfused()), (100 + 2, 0, 1));
     assert_eq!(run(&Config::default()), (100 + 2, 0, 3));
 }

@@ -13,7 +13,7 @@ mod mismatch;
 mod multi_host;
 #[path = "../support/mod.rs"]
 mod support;
-// The example's units; its `main` is unused here.
+// Runs the unit tests of the example, whose `main` is unused here.
 #[allow(dead_code)]
 #[path = "../../examples/train/main.rs"]
 mod train;

@@ -1,5 +1,6 @@
-//! Ranks that disagree about a call all hear of it within a second, with both ranks and both
-//! values. `CINCH_TEST_MISMATCHES=1000 cargo test --test host mismatch` runs the full thousand.
+//! Ranks that disagree about a call: each rank fails within a second, with an error that names both
+//! ranks and both values. `CINCH_TEST_MISMATCHES=1000 cargo test --test host mismatch` runs 1000
+//! pairs of calls.
 
 use crate::support::{self, Rng, config, number, seed, world};
 use cinch::comm::Call;
@@ -8,10 +9,10 @@ use cinch::types::TransportKind;
 use cinch::{CodecSetting, Collective, Communicator, DType, Error, ErrorKind, ReduceOp};
 use std::time::{Duration, Instant};
 
-/// The promise.
-const WITHIN: Duration = Duration::from_secs(1);
+/// Time within which every rank must report the error.
+const REPORT_LIMIT: Duration = Duration::from_secs(1);
 
-/// What the odd rank does differently.
+/// The argument in which the call of one rank differs from the calls of all others.
 #[derive(Clone, Copy, Debug)]
 enum Field {
     Collective,
@@ -33,7 +34,8 @@ const FIELDS: [Field; 7] = [
     Field::Order,
 ];
 
-/// Two disagreeing lists of calls, and the words that tell them apart.
+/// Two disagreeing lists of calls: `odd` of one rank, `most` of all others. `values` are the texts
+/// by which the error must name both.
 #[derive(Debug)]
 struct Pair {
     field: Field,
@@ -51,7 +53,7 @@ const OPS: [ReduceOp; 5] = [
 ];
 const DTYPES: [DType; 4] = [DType::F32, DType::I32, DType::F64, DType::BF16];
 
-/// Two different members.
+/// Picks two different elements.
 fn two<T: Copy + PartialEq>(rng: &mut Rng, of: &[T]) -> [T; 2] {
     let first = rng.pick(of);
     loop {
@@ -63,7 +65,7 @@ fn two<T: Copy + PartialEq>(rng: &mut Rng, of: &[T]) -> [T; 2] {
 }
 
 fn pair(rng: &mut Rng, nranks: usize) -> Pair {
-    // Sends and receives are calls of two ranks only: not drawn here.
+    // Leaves out SendRecv, which only two ranks call.
     let all = &Collective::OF_ALL_RANKS;
     let counts = [1, 2, 100, 1000, 4097, 200_000];
     let mut call = Call::new(rng.pick(all), DType::F32, rng.pick(&counts));
@@ -150,14 +152,14 @@ fn make(comm: &Communicator, call: &Call) -> Result<(), Error> {
     let bytes = |extent: cinch::types::Extent| {
         extent.elements(call.count, comm.nranks()).unwrap() * call.dtype.size()
     };
-    // Ones in every type: finite numbers for the codecs.
+    // Codecs need finite numbers; bytes of 1 are finite in every type.
     let input = vec![1; bytes(call.collective.input_extent(is_root))];
     let mut output = vec![0; bytes(call.collective.output_extent(is_root))];
     comm.call(call, UserBuffers::new(&input, &mut output))
         .map(|_| ())
 }
 
-/// Makes the calls; returns the error and when it was known, counted from the start.
+/// Makes the calls. Returns the error, if any, and the time until it was reported.
 fn until_error(comm: &Communicator, calls: &[Call]) -> (Option<Error>, Duration) {
     let start = Instant::now();
     for call in calls {
@@ -165,9 +167,9 @@ fn until_error(comm: &Communicator, calls: &[Call]) -> (Option<Error>, Duration)
             return (Some(error), start.elapsed());
         }
     }
-    // A rank that only sends may be through before anybody disagrees.
+    // A rank that only sends may return before another rank disagrees.
     let returned = Instant::now();
-    while returned.elapsed() < WITHIN {
+    while returned.elapsed() < REPORT_LIMIT {
         if let Some(error) = comm.async_error() {
             return (Some(error), returned.elapsed());
         }
@@ -177,7 +179,7 @@ fn until_error(comm: &Communicator, calls: &[Call]) -> (Option<Error>, Duration)
 }
 
 #[test]
-fn every_rank_hears_of_a_disagreement_with_both_sides_named() {
+fn every_rank_reports_a_mismatch_with_both_sides_named() {
     let mut rng = Rng(seed());
     let pairs = number("CINCH_TEST_MISMATCHES").unwrap_or(30);
     let mut worst = Duration::ZERO;
@@ -190,7 +192,7 @@ fn every_rank_hears_of_a_disagreement_with_both_sides_named() {
             "pair {round}, {transport}, {nranks} ranks, rank {odd_rank} has another {:?}: {pair:?}",
             pair.field
         );
-        let heard = world(nranks, &config(transport), |comm| {
+        let failures = world(nranks, &config(transport), |comm| {
             let calls = if comm.rank() == odd_rank {
                 &pair.odd
             } else {
@@ -199,15 +201,18 @@ fn every_rank_hears_of_a_disagreement_with_both_sides_named() {
             comm.barrier().unwrap();
             until_error(&comm, calls)
         });
-        for (rank, (error, after)) in heard.into_iter().enumerate() {
-            let error = error.unwrap_or_else(|| panic!("{what}: rank {rank} never heard"));
+        for (rank, (error, after)) in failures.into_iter().enumerate() {
+            let error = error.unwrap_or_else(|| panic!("{what}: rank {rank} reports no error"));
             check(&error, &pair, nranks, odd_rank)
                 .unwrap_or_else(|why| panic!("{what}: rank {rank}: {why}: {error}"));
-            assert!(after <= WITHIN, "{what}: rank {rank} heard after {after:?}");
+            assert!(
+                after <= REPORT_LIMIT,
+                "{what}: rank {rank} failed after {after:?}"
+            );
             worst = worst.max(after);
         }
     }
-    println!("{pairs} pairs; the last rank heard after at most {worst:?}");
+    println!("{pairs} pairs; the last rank failed after at most {worst:?}");
 }
 
 fn check(error: &Error, pair: &Pair, nranks: usize, odd: usize) -> Result<(), String> {
@@ -246,10 +251,10 @@ fn factors_of_a_premultiplied_sum_may_differ() {
 }
 
 #[test]
-fn a_receive_that_disagrees_with_its_send_is_heard_by_all() {
+fn send_and_receive_of_different_counts_fail_on_all_ranks() {
     for transport in support::TRANSPORTS {
-        let heard = world(3, &config(transport), |comm| {
-            // Rank 0 sends 100 to rank 2, which expects 90; rank 1 has no part in it.
+        let failures = world(3, &config(transport), |comm| {
+            // Rank 0 sends 100 elements to rank 2, which expects 90. Rank 1 makes no call.
             let count = if comm.rank() == 0 { 100 } else { 90 };
             let mut call = Call::new(Collective::SendRecv, DType::F32, count);
             (call.root, call.peer) = (0, 2);
@@ -257,16 +262,17 @@ fn a_receive_that_disagrees_with_its_send_is_heard_by_all() {
             comm.barrier().unwrap();
             until_error(&comm, &calls)
         });
-        for (rank, (error, after)) in heard.into_iter().enumerate() {
-            let error = error.unwrap_or_else(|| panic!("{transport}: rank {rank} never heard"));
+        for (rank, (error, after)) in failures.into_iter().enumerate() {
+            let error =
+                error.unwrap_or_else(|| panic!("{transport}: rank {rank} reports no error"));
             let message = error.message();
             assert_eq!(error.kind(), ErrorKind::Mismatch, "{transport}: {error}");
             for part in ["rank 0 (host ", "rank 2 (host ", "of 100 ", "of 90 "] {
                 assert!(message.contains(part), "{transport}, rank {rank}: {error}");
             }
             assert!(
-                after <= WITHIN,
-                "{transport}: rank {rank} heard after {after:?}"
+                after <= REPORT_LIMIT,
+                "{transport}: rank {rank} failed after {after:?}"
             );
         }
     }

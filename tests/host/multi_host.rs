@@ -1,5 +1,6 @@
-//! Ranks on several hosts, which are threads with host identities of their own: hierarchical
-//! collectives against the definitions in `oracle`, codecs by level, and who talks how.
+//! Ranks on several hosts, which are threads with different host ids. Covers hierarchical
+//! collectives against the definitions in `oracle`, codecs by level, and the transport between each
+//! pair of ranks.
 
 use crate::support::oracle::{Case, check, factor};
 use crate::support::{Rng, seed};
@@ -23,7 +24,7 @@ const OPS: [ReduceOp; 6] = [
     ReduceOp::PreMulSum(Scalar::Float(1.0)),
 ];
 
-/// Host of each rank: two by turns; uneven; four in blocks.
+/// Host of each rank: two hosts in turn; three uneven hosts; four hosts in blocks.
 const MAPS: [&[usize]; 3] = [
     &[0, 1, 0, 1],
     &[0, 1, 0, 2, 2, 0],
@@ -52,7 +53,7 @@ fn with(name: &str, value: &str) -> Config {
     config
 }
 
-/// Runs `body` as each rank of `map`; results in rank order.
+/// Runs `body` as each rank of `map`. Returns the results in rank order.
 fn world<R: Send>(
     map: &[usize],
     config: &Config,
@@ -112,7 +113,7 @@ fn run_case(case: &Case, comm: &Communicator) -> cinch::Result<Done> {
     Ok((both[outs].to_vec(), report))
 }
 
-/// Runs `cases` on one communicator; what each rank has of each case, by case.
+/// Runs `cases` on one communicator. Returns, for each case, the outputs and reports of all ranks.
 fn run(map: &[usize], config: &Config, cases: &[Case], limits: Option<&Limits>) -> Vec<Vec<Done>> {
     let by_rank = world(map, config, |comm| {
         if let Some(limits) = limits {
@@ -125,7 +126,7 @@ fn run(map: &[usize], config: &Config, cases: &[Case], limits: Option<&Limits>) 
     (0..cases.len()).map(of_case).collect()
 }
 
-/// Checks outputs against the definitions, and that ranks which must agree do.
+/// Checks outputs against the definitions, and against each other where all ranks have the same.
 fn check_all(map: &[usize], cases: &[Case], all: &[Vec<Done>]) {
     let nranks = map.len();
     for (case, done) in cases.iter().zip(all) {
@@ -162,7 +163,7 @@ fn assert_same(cases: &[Case], one: &[Vec<Done>], other: &[Vec<Done>], what: &st
     }
 }
 
-/// Every two-level collective with every type and operation.
+/// Returns cases of every two-level collective with every type and operation.
 fn raw_cases(nranks: usize, rng: &mut Rng) -> Vec<Case> {
     let mut cases = Vec::new();
     for collective in TWO_LEVELS {
@@ -215,7 +216,8 @@ fn coded_cases(nranks: usize, rng: &mut Rng) -> Vec<Case> {
     cases
 }
 
-/// What all ranks plan by: taken from a communicator of several hosts for one in shared memory.
+/// Returns the planner's limits on the hosts of `map`. Another communicator that copies them plans
+/// the same schedules.
 fn limits_of(map: &[usize]) -> Limits {
     world(map, &settings(), |comm| comm.limits().unwrap()).swap_remove(0)
 }
@@ -227,7 +229,7 @@ fn every_collective_type_and_operation_is_right_on_several_hosts() {
         let cases = raw_cases(map.len(), &mut rng);
         let mixed = run(map, &settings(), &cases, None);
         check_all(map, &cases, &mixed);
-        // The same limits: what goes between hosts is chosen by cost.
+        // Costs decide the schedule between hosts, so both runs need equal limits.
         let limits = limits_of(map);
         let tcp = run(map, &with_tcp(&settings()), &cases, Some(&limits));
         assert_same(&cases, &mixed, &tcp, "tcp everywhere");
@@ -235,7 +237,7 @@ fn every_collective_type_and_operation_is_right_on_several_hosts() {
 }
 
 #[test]
-fn codecs_give_the_bits_that_the_same_schedule_gives_in_shared_memory() {
+fn compressed_results_equal_the_same_schedule_in_shared_memory() {
     let mut rng = Rng(seed() + 1);
     for map in MAPS {
         let cases = coded_cases(map.len(), &mut rng);
@@ -264,7 +266,7 @@ fn levels_have_codecs_of_their_own() {
             cases.push(Case::new(call, rng.next()));
         }
     }
-    // What must not be encoded.
+    // A maximum must not be encoded.
     let mut largest = Call::new(Collective::AllReduce, DType::F32, 999);
     largest.op = ReduceOp::Max;
     cases.push(Case::new(largest, 3));
@@ -288,7 +290,8 @@ fn levels_have_codecs_of_their_own() {
                     assert_eq!(report.codec.to_string(), shown, "{case:?}");
                 }
             }
-            // The bound of the level that loses, with one encode more for the other.
+            // Checks against the bound of the lossier level, which has room for an encode on the
+            // other level.
             let looser = |level: Level| -> Vec<Vec<Done>> {
                 let swap = |(output, report): &Done| {
                     let codec = report.codec.at(level).into();
@@ -314,9 +317,9 @@ fn with_tcp(config: &Config) -> Config {
     }
 }
 
-/// Between hosts an 8-bit codec sends a quarter; inside them contributions go raw.
+/// Between hosts an 8-bit codec sends a quarter of the bytes; inside hosts contributions are raw.
 #[test]
-fn bytes_are_those_of_the_levels() {
+fn wire_bytes_follow_the_codec_of_each_level() {
     let count = 1 << 16;
     let sent = |codec: &str| {
         let config = with("CINCH_CODEC", codec);
@@ -332,8 +335,8 @@ fn bytes_are_those_of_the_levels() {
             .sum::<u64>()
     };
     let bytes = 4 * count as u64;
-    // Eight ranks: a contribution of each that is not the first of its host, three hops between
-    // the four hosts, and the sum back to all others.
+    // Eight ranks on four hosts: four ranks send a contribution to the first rank of their host,
+    // sums take three hops between hosts, and seven ranks receive the total.
     let (inside, onward) = (4 * bytes, (3 + 7) * bytes);
     assert_eq!(sent("raw"), inside + onward);
     let levels = sent("intra=raw,inter=linear8");
@@ -344,9 +347,10 @@ fn bytes_are_those_of_the_levels() {
     );
 }
 
-/// What would have travelled without a codec does not hang on the codecs of the levels.
+/// `raw_bytes`, which counts a call without compression, does not depend on the codecs of the
+/// levels.
 #[test]
-fn counters_know_the_codecs_of_both_levels() {
+fn raw_bytes_do_not_depend_on_the_codecs_of_levels() {
     let mut call = Call::new(Collective::AllReduce, DType::F32, 1 << 16);
     call.algorithm = Some(Algorithm::Hierarchical);
     let case = Case::new(call, 1);
@@ -374,9 +378,9 @@ fn counters_know_the_codecs_of_both_levels() {
     }
 }
 
-/// Without a codec every algorithm sends what its schedule says, and is its own measure.
+/// Without a codec, `raw_bytes` equals the bytes that the schedule of each algorithm sends.
 #[test]
-fn exact_messages_are_as_long_as_raw_ones() {
+fn uncompressed_calls_report_equal_raw_and_wire_bytes() {
     for map in [MAPS[1], &[0, 0, 0, 0]] {
         world(map, &settings(), |comm| {
             for collective in Collective::ALL {
@@ -410,7 +414,7 @@ fn exact_messages_are_as_long_as_raw_ones() {
 }
 
 #[test]
-fn hosts_talk_over_tcp_and_their_ranks_do_not() {
+fn ranks_use_tcp_between_hosts_only() {
     let map = MAPS[1];
     for (rank, kinds) in world(map, &settings(), |comm| comm.info().transports)
         .into_iter()
@@ -438,7 +442,7 @@ fn hosts_talk_over_tcp_and_their_ranks_do_not() {
 }
 
 #[test]
-fn where_there_is_no_hierarchy_it_is_said() {
+fn hierarchical_where_it_is_unsupported_is_refused_with_the_reason() {
     let ask = |map: &[usize], collective: Collective| {
         let mut call = Call::new(collective, DType::F32, 64);
         call.algorithm = Some(Algorithm::Hierarchical);
@@ -466,7 +470,8 @@ fn where_there_is_no_hierarchy_it_is_said() {
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         assert!(error.message().contains(part), "{error}");
     }
-    // As a setting it stays out where it does not exist, and the table says why.
+    // CINCH_ALGO=hierarchical has no effect on collectives without this algorithm; `explain`
+    // reports why.
     let config = with("CINCH_ALGO", "hierarchical");
     let texts = world(MAPS[0], &config, |comm| {
         let exchange = Call::new(Collective::AllToAll, DType::F32, 64);
@@ -492,9 +497,9 @@ fn where_there_is_no_hierarchy_it_is_said() {
     assert!(!sum.contains("  ring"), "{sum}");
 }
 
-/// By cost: what crosses once wins where it would cross for each rank.
+/// Hierarchical is the cheapest if data then crosses between hosts once, not once for each rank.
 #[test]
-fn large_messages_choose_two_levels_by_cost() {
+fn large_messages_choose_hierarchical_by_cost() {
     for (map, dealt) in [
         (&[0, 1, 2, 3, 0, 1, 2, 3], true),
         (&[0, 0, 1, 1, 2, 2, 3, 3], false),
@@ -514,7 +519,7 @@ fn large_messages_choose_two_levels_by_cost() {
 }
 
 #[test]
-fn codecs_inside_hosts_that_differ_are_refused_when_joining() {
+fn different_intra_host_codecs_are_refused_when_joining() {
     let config = |rank: usize| match rank {
         2 => with("CINCH_CODEC", "intra=linear8,inter=dynamic8"),
         _ => with("CINCH_CODEC", "intra=raw,inter=dynamic8"),
@@ -526,9 +531,9 @@ fn codecs_inside_hosts_that_differ_are_refused_when_joining() {
     }
 }
 
-/// On one host nothing goes between hosts, so the codec inside is the only one.
+/// A single host sends nothing between hosts, so only the intra-host codec applies.
 #[test]
-fn one_host_has_the_codec_inside() {
+fn single_host_uses_the_intra_host_codec() {
     for (text, shown) in [
         ("intra=raw,inter=dynamic8", "raw"),
         ("intra=linear8,inter=raw", "linear8:block=256"),
@@ -540,10 +545,9 @@ fn one_host_has_the_codec_inside() {
     }
 }
 
-/// Small sums of a group that travel as one have blocks of their own on both levels, whichever of them
-/// has a codec.
+/// Fused small sums have separate blocks on both levels, whichever level has a codec.
 #[test]
-fn tensors_that_travel_together_share_no_block_on_either_level() {
+fn fused_tensors_share_no_block_on_either_level() {
     for codec in [
         "intra=linear8,inter=raw",
         "intra=raw,inter=linear8",

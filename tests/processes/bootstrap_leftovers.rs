@@ -53,7 +53,7 @@ fn ended_control_planes_hold_no_descriptors_or_threads() {
                     ranks[round % 8].1.announce(&reason);
                     ranks.iter().for_each(|(_, plane)| plane.leave());
                 }
-                // No rank leaves in good order.
+                // Drops all ranks without `leave`, as a crash does.
                 _ => {}
             }
             drop(ranks);

@@ -71,7 +71,7 @@ pub fn rank_process(role: &str) {
             },
         }
     }
-    // No destructor runs, as after an error.
+    // Exits without running destructors, as a program does after an error.
     std::hint::black_box(memory);
     std::process::exit(0);
 }
@@ -99,7 +99,7 @@ fn lend_sockets() {
 }
 
 fn report(text: &str) {
-    // Not println, whose output the test harness captures.
+    // Not println!, whose output the test harness captures.
     let mut out = std::io::stdout().lock();
     writeln!(out, "@{text}").unwrap();
     out.flush().unwrap();
@@ -109,7 +109,7 @@ fn lines_of(input: impl std::io::Read + Send + 'static) -> Receiver<(Instant, St
     let (sender, receiver) = channel();
     std::thread::spawn(move || {
         for line in BufReader::new(input).lines().map_while(Result::ok) {
-            // The harness may have printed text before it on the line.
+            // The test harness may have printed text on this line in front of the `@`.
             let line = line.rsplit('@').next().unwrap_or_default().to_string();
             if sender.send((Instant::now(), line)).is_err() {
                 break;
@@ -211,7 +211,7 @@ fn killed_rank_is_named_by_all_within_a_second() {
     for round in 0..kills {
         let nranks = 4 + round % 3;
         let mut ranks = start(nranks);
-        // The root in every third round.
+        // Kills the root in every third round.
         let victim = if round % 3 == 0 {
             0
         } else {
@@ -253,8 +253,8 @@ fn killed_large_rank_is_named_within_a_second() {
     }
 }
 
-/// Connections stay open and only heartbeats stop, so that /proc decides. With rank 0 on a host of
-/// its own, other ranks look up the process.
+/// The connections of the killed rank stay open and only its heartbeats stop, so other ranks look
+/// up its process in /proc. With rank 0 on another host, rank 1 looks it up.
 #[test]
 fn killed_rank_with_open_connections_is_named_within_a_second() {
     for (victim, hosts) in [(0, ["a"; 3]), (2, ["a"; 3]), (2, ["a", "b", "b"])] {
@@ -272,13 +272,13 @@ fn killed_rank_with_open_connections_is_named_within_a_second() {
     }
 }
 
-/// Two network namespaces with a link between them. Drop removes what has been made of them.
+/// Two network namespaces with a link between them, which `drop` deletes.
 struct NetworkLink {
     names: [String; 2],
 }
 
 impl NetworkLink {
-    /// Makes namespaces and link; `None` if this user may not make any.
+    /// Creates the namespaces and the link; returns `None` if this user may not.
     fn make() -> Option<NetworkLink> {
         let names = ["a", "b"].map(|end| format!("cinch{}{end}", std::process::id()));
         let link = NetworkLink { names };
@@ -380,7 +380,8 @@ fn root_may_leave_and_end_first() {
     ranks[1].command("barrier");
     let (_, text) = ranks[1].expect("error");
     assert!(text.contains("rank 0 ("), "{text}");
-    // Without a root nobody knows whether rank 2 left in good order: it counts as having left.
+    // Without the root, rank 1 cannot learn whether rank 2 left in good order, so rank 2 counts as
+    // having left.
     ranks[2].signal(Signal::SIGKILL);
     let until = Instant::now() + Duration::from_secs(10);
     loop {

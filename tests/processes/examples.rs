@@ -7,7 +7,7 @@ use cinch::gpu::{Driver, kernels};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// Time after which an example counts as hung, as `timeout` takes it.
+/// Seconds after which an example counts as hung, as an argument of `timeout`.
 const EXAMPLE_TIMEOUT: &str = "120";
 
 fn root() -> &'static Path {
@@ -31,7 +31,7 @@ fn succeed(what: &str, command: &mut Command) -> Output {
     output
 }
 
-/// Whether the program is installed.
+/// Returns whether the program is installed.
 fn is_installed(program: &str) -> bool {
     Command::new(program).arg("--version").output().is_ok()
 }
@@ -63,7 +63,7 @@ fn compile(example: &str, compiler: &str, path: &Path, extra: &[&str]) -> PathBu
     program
 }
 
-/// Returns a command without the settings of the environment, which ends when the example hangs.
+/// Returns a command without cinch's environment variables; `timeout` ends it if the example hangs.
 fn limited(program: impl AsRef<Path>) -> Command {
     let mut command = Command::new("timeout");
     for (name, _) in std::env::vars_os() {
@@ -123,7 +123,8 @@ fn gpu_stream_in_c_is_exact() {
     let Some(nvcc) = nvcc() else {
         return println!("SKIPPED: no nvcc in NVCC, CUDA_HOME, PATH or target/cuda");
     };
-    // The compiler of PyPI's packages looks for its libraries in lib64, which they lack.
+    // The nvcc of PyPI's packages looks for its libraries in lib64, a folder that the packages
+    // lack.
     let libraries = nvcc.ancestors().nth(2).map(|home| home.join("lib"));
     let libraries = libraries.map_or(String::new(), |lib| format!("-L{}", lib.display()));
     let program = compile("examples/c/gpu_stream.c", "nvcc", &nvcc, &[&libraries]);

@@ -263,7 +263,7 @@ fn bad_argument_without_communicator_is_an_error() {
         let name = format!("static{}", flags.concat());
         let logs = Ranks::start(&program, &name, &[vec!["static".into()]]).join(&name);
         assert!(logs[0].contains("all well"), "{}", logs[0]);
-        // Each case prints its code and its sentence.
+        // Each case prints the code and the message of its error.
         let cases = logs[0]
             .lines()
             .filter(|line| line.contains(" -> 4: "))

@@ -1,5 +1,5 @@
-//! Programs fork while they hold communicators: data loaders do. Their children neither keep a
-//! dead rank alive, nor disturb the living.
+//! Programs such as data loaders fork while they hold communicators. A forked child must neither
+//! keep a dead rank's connections open, nor disturb the ranks that run.
 #![allow(unsafe_code)] // fork
 
 use super::child;
@@ -13,15 +13,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// When the rank of another host must have heard of the end of one that left a child behind.
-const WORST: Duration = Duration::from_secs(2);
-/// How long a child may take to find out that it has no part in a communicator: less than any limit
-/// that a wait for another rank has, and long enough beside tests that spin.
-const AT_ONCE: Duration = Duration::from_secs(5);
-/// What the test starts ends by itself after this many seconds.
+/// Time within which a rank on another host must report the death of a rank whose forked child
+/// still runs.
+const REPORT_LIMIT: Duration = Duration::from_secs(2);
+/// Time within which every call of a child on an inherited communicator must fail. It is shorter
+/// than any timeout for another rank, and has room for other tests that keep the cores busy.
+const CHILD_LIMIT: Duration = Duration::from_secs(5);
+/// Seconds after which the processes of these tests end by themselves.
 const LIFETIME: u32 = 60;
 
-/// On a host of its own: no rank can look another up in /proc.
+/// Joins with a host id of its own, so that no rank can look up another in /proc.
 fn join(id: &UniqueId, rank: usize) -> Communicator {
     let config = Config {
         host_id: Some(format!("host {rank}")),
@@ -39,7 +40,7 @@ fn add(comm: &Communicator) -> cinch::Result<()> {
 
 /// Runs `body` in a child, and returns its pid.
 fn fork(body: impl FnOnce() -> i32) -> libc::pid_t {
-    // SAFETY: the child runs `body`, and leaves without anything of the test harness.
+    // SAFETY: the child runs `body`, then `_exit`, so it never returns to the test harness.
     unsafe {
         match libc::fork() {
             0 => {
@@ -54,9 +55,9 @@ fn fork(body: impl FnOnce() -> i32) -> libc::pid_t {
     }
 }
 
-/// Not a test: rank 1 of the one below.
+/// Runs rank 1 of `killed_rank_is_reported_while_its_forked_child_lives` in its own process.
 pub fn rank_process(id: &str) {
-    // SAFETY: a timer of this process.
+    // SAFETY: `alarm` sets a timer of this process and touches no memory.
     unsafe { libc::alarm(LIFETIME) };
     let comm = join(&UniqueId::from_hex(id).unwrap(), 1);
     add(&comm).unwrap();
@@ -69,7 +70,7 @@ pub fn rank_process(id: &str) {
 }
 
 #[test]
-fn a_killed_rank_is_dead_although_its_worker_lives() {
+fn killed_rank_is_reported_while_its_forked_child_lives() {
     let id = UniqueId::create(&support::config(TransportKind::Tcp)).unwrap();
     let mut process = child::rank(&[], "fork", &id.to_hex())
         .stdout(Stdio::piped())
@@ -87,17 +88,19 @@ fn a_killed_rank_is_dead_although_its_worker_lives() {
     let killed = Instant::now();
     let error = add(&comm).unwrap_err();
     let took = killed.elapsed();
-    // SAFETY: asks for a process that this test started, then ends it.
+    // SAFETY: `kill` touches no memory. `worker` is the child of a rank that this test started;
+    // signal 0 only checks that it exists.
     let lived = unsafe { libc::kill(worker, 0) == 0 && libc::kill(worker, libc::SIGKILL) == 0 };
     process.wait().unwrap();
     assert!(lived, "the worker outlives its rank");
     assert_eq!(error.kind(), ErrorKind::Remote, "{error}");
     assert!(error.message().contains("rank 1 (host "), "{error}");
-    assert!(took <= WORST, "known after {took:?}: {error}");
+    assert!(took <= REPORT_LIMIT, "known after {took:?}: {error}");
     println!("known after {took:?}: {error}");
 }
 
-/// What a child may do with what it inherits. Returns its exit status.
+/// Makes calls on a communicator that this child inherited. Returns an exit status: 0 if all calls
+/// failed in time.
 fn use_inherited(comm: Communicator) -> i32 {
     let begin = Instant::now();
     let refused = |result: cinch::Result<()>| {
@@ -111,28 +114,25 @@ fn use_inherited(comm: Communicator) -> i32 {
         && refused(comm.async_error().map_or(Ok(()), Err));
     comm.abort();
     drop(comm);
-    i32::from(!calls) + 2 * i32::from(begin.elapsed() > AT_ONCE)
+    i32::from(!calls) + 2 * i32::from(begin.elapsed() > CHILD_LIMIT)
 }
 
-/// Both ranks fork all the time, one of them while the other waits for it.
+/// Both ranks fork after each call, at times while the other rank waits in its next call.
 #[test]
-fn children_end_what_they_inherit_and_disturb_nobody() {
+fn calls_of_forked_children_fail_and_leave_the_parents_alone() {
     child::alone(|| {
         for transport in support::TRANSPORTS {
             support::world(2, &support::config(transport), |comm| {
                 let comm = std::mem::ManuallyDrop::new(comm);
                 for _ in 0..20 {
                     add(&comm).unwrap();
-                    // SAFETY: a process has one copy of it, and drops it once: the child here, the
-                    // parent below.
+                    // SAFETY: the child drops the copy and the parent drops the original, so each
+                    // process drops its communicator once.
                     let pid = fork(|| use_inherited(unsafe { std::ptr::read(&*comm) }));
                     let mut status = -1;
-                    // SAFETY: waits for a child of this thread.
+                    // SAFETY: `waitpid` writes `status` only, and `pid` is a child of this process.
                     assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
-                    assert_eq!(
-                        status, 0,
-                        "{transport}: 256 = not refused, 512 = not at once"
-                    );
+                    assert_eq!(status, 0, "{transport}: 256 = not refused, 512 = too late");
                 }
                 comm.barrier().unwrap();
                 drop(std::mem::ManuallyDrop::into_inner(comm));
@@ -141,9 +141,9 @@ fn children_end_what_they_inherit_and_disturb_nobody() {
     });
 }
 
-/// A child that joins others by itself.
+/// Forked children can join a communicator of their own.
 #[test]
-fn children_make_communicators_of_their_own() {
+fn forked_children_can_join_a_communicator() {
     child::alone(|| {
         let config = support::config(TransportKind::Tcp);
         let id = UniqueId::create(&config).unwrap();
@@ -153,43 +153,43 @@ fn children_make_communicators_of_their_own() {
             let pid = fork(|| i32::from(add(&join(&id, rank)).is_err()));
             add(&comm).unwrap();
             let mut status = -1;
-            // SAFETY: waits for a child of this thread.
+            // SAFETY: `waitpid` writes `status` only, and `pid` is a child of this process.
             (unsafe { libc::waitpid(pid, &mut status, 0) } == pid).then_some(status)
         });
         assert_eq!(own, [Some(0); 2]);
     });
 }
 
-/// C programs hold tickets. A child that is forked while other threads make, look up and end some
-/// finds those that it has, and ends them.
+/// C programs hold handles. A child that is forked while other threads register, look up and remove
+/// handles still finds its own handle, and can remove it.
 #[test]
-fn children_find_what_tickets_stand_for() {
+fn forked_children_can_look_up_and_remove_handles() {
     child::alone(|| {
-        static TICKETS: HandleTable<u32> = HandleTable::new("number", "number", 0xC1CF);
-        let kept: *mut u8 = TICKETS.register(Arc::new(5)).unwrap();
+        static HANDLES: HandleTable<u32> = HandleTable::new("number", "number", 0xC1CF);
+        let kept: *mut u8 = HANDLES.register(Arc::new(5)).unwrap();
         let kept = kept.addr();
-        let ticket = move || std::ptr::without_provenance_mut::<u8>(kept);
+        let handle = move || std::ptr::without_provenance_mut::<u8>(kept);
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
             for _ in 0..3 {
                 scope.spawn(|| {
                     while !done.load(Ordering::Relaxed) {
-                        assert_eq!(*TICKETS.lookup(ticket()).unwrap(), 5);
-                        let own: *mut u8 = TICKETS.register(Arc::new(6)).unwrap();
-                        assert_eq!(*TICKETS.remove(own).unwrap(), 6);
+                        assert_eq!(*HANDLES.lookup(handle()).unwrap(), 5);
+                        let own: *mut u8 = HANDLES.register(Arc::new(6)).unwrap();
+                        assert_eq!(*HANDLES.remove(own).unwrap(), 6);
                     }
                 });
             }
             let ended = (0..100).all(|_| {
                 let pid = fork(|| {
-                    // SAFETY: a timer of the child.
+                    // SAFETY: `alarm` sets a timer of the child and touches no memory.
                     unsafe { libc::alarm(5) };
-                    let found = TICKETS.lookup(ticket()).is_ok_and(|five| *five == 5);
-                    let made = TICKETS.register::<u8>(Arc::new(7)).is_ok();
-                    i32::from(!(found && made && TICKETS.remove(ticket()).is_ok()))
+                    let found = HANDLES.lookup(handle()).is_ok_and(|five| *five == 5);
+                    let made = HANDLES.register::<u8>(Arc::new(7)).is_ok();
+                    i32::from(!(found && made && HANDLES.remove(handle()).is_ok()))
                 });
                 let mut status = -1;
-                // SAFETY: waits for a child of this thread.
+                // SAFETY: `waitpid` writes `status` only, and `pid` is a child of this process.
                 unsafe { libc::waitpid(pid, &mut status, 0) == pid && status == 0 }
             });
             done.store(true, Ordering::Relaxed);

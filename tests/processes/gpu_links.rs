@@ -16,10 +16,10 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Time after which a process of ranks gives up.
+/// Time after which a process of ranks exits with an error.
 const WORLD_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A rank's process, and its GPU.
+/// A rank's process and GPU, both numbered from 0.
 type RankGpu = (usize, usize);
 
 #[test]
@@ -63,7 +63,7 @@ fn ranks_in_every_process_model_write_all_peer_buffers() {
     }
 }
 
-/// Starts the processes of a world of ranks, which connect and check each other's data.
+/// Starts the processes of all ranks, which connect and check each other's data.
 fn world(rank_gpus: &[RankGpu], settings: &str, hidden: bool) {
     let id = UniqueId::create(&Config::default()).expect("an id");
     let mut processes: BTreeMap<usize, Vec<String>> = BTreeMap::new();
@@ -219,7 +219,7 @@ fn in_host_memory(path: &PeerPath) -> bool {
     path.class() == LinkClass::Host
 }
 
-/// Whether all ranks agree on the slowest link.
+/// Returns whether all ranks agree on the slowest link.
 fn agreed(links: &GpuLinks, exchange: &dyn OutOfBand) -> Result<bool> {
     let all = exchange.all_gather(links.slowest.name().as_bytes())?;
     Ok(all.iter().all(|other| *other == all[0]))

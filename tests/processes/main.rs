@@ -1,5 +1,5 @@
-//! Tests that start processes, or that depend on the state of their own: ranks as processes, the tool,
-//! the drop-in, C programs and examples.
+//! Tests that start processes, or that depend on the state of their own process. Covers ranks as processes,
+//! the command line tool, the NCCL drop-in, C programs and examples.
 //!
 //! This program runs itself again for each rank process, with `rank_process` as the only test.
 

@@ -1,7 +1,7 @@
-//! A rank that is killed becomes an error on every survivor, which names it, and leaves nothing
-//! behind. Ranks are processes.
-//! `CINCH_TEST_KILLS=200 cargo test --test processes rank_death -- --nocapture` is the full measurement.
-//! `scripts/test-net` starts the same rank processes on hosts of its own.
+//! Kills rank processes: every survivor must report an error that names the killed rank, and must release all
+//! its resources.
+//! `CINCH_TEST_KILLS=200 cargo test --test processes rank_death -- --nocapture` kills 200 ranks.
+//! `scripts/test-net` starts the same rank processes on several hosts.
 
 use super::child;
 use crate::support::{Rng, config, number, seed};
@@ -17,25 +17,26 @@ use std::process::{Child, ChildStdin, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// The promises: the worst survivor, and the median over all.
+/// Limits of the time until survivors report the error: for the slowest survivor, and for the
+/// median.
 const WORST: Duration = Duration::from_secs(1);
 const WORST_OF_RDMA: Duration = Duration::from_secs(2);
 const MEDIAN: Duration = Duration::from_millis(300);
-/// After this a step of the test itself has failed.
+/// Time after which a step of the test itself counts as failed.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// A rank process ends by itself after this, whatever becomes of its parent.
+/// Time after which a rank process ends by itself, even without its parent.
 const CHILD_LIFETIME: Duration = Duration::from_secs(60);
-/// Marks the lines of a rank process; the test harness writes lines of its own.
+/// Marks the lines of a rank process, since the test harness prints lines of its own.
 const MARK: &str = "@@";
 
 // ---- the parent ----
 
-/// Rank processes. Killed and reaped when dropped.
+/// Rank processes, which `drop` kills and reaps.
 struct Ranks {
     children: Vec<Child>,
     inputs: Vec<ChildStdin>,
     said: Receiver<(usize, String)>,
-    /// Said, but not waited for yet: ranks do not wait for each other.
+    /// Lines that came before the test waited for them, since ranks do not wait for each other.
     backlog: Vec<(usize, String)>,
 }
 
@@ -63,7 +64,7 @@ impl Ranks {
             inputs.push(child.stdin.take().expect("piped"));
             children.push(child);
             let sender: Sender<_> = sender.clone();
-            // Ends with its child.
+            // The thread ends when its child closes standard output.
             std::thread::spawn(move || {
                 for line in BufReader::new(output).lines().map_while(Result::ok) {
                     if let Some(at) = line.find(MARK) {
@@ -80,8 +81,8 @@ impl Ranks {
         }
     }
 
-    /// Waits until each of `ranks` has said a line that starts with `word`; the rests of the
-    /// lines, by rank.
+    /// Waits until each of `ranks` has printed a line that starts with `word`. Returns the rest of
+    /// each line, by rank.
     fn wait_for(&mut self, word: &str, ranks: &[usize]) -> Vec<String> {
         let mut found = vec![None; self.children.len()];
         let deadline = Instant::now() + PATIENCE * if on_rdma_devices() { 5 } else { 1 };
@@ -114,13 +115,13 @@ fn unix_time() -> Duration {
         .expect("a clock after 1970")
 }
 
-/// One kill; how long each survivor took to know.
+/// Kills one rank. Returns how long each survivor took to report the error.
 fn kill_one(round: u64, rng: &mut Rng) -> (TransportKind, Vec<Duration>) {
     let transport = match on_rdma_devices() {
         true => TransportKind::Rdma,
         false => rng.pick(&[TransportKind::Shm, TransportKind::Tcp]),
     };
-    // An emulated machine has two slow cores.
+    // Emulated RDMA devices run in a virtual machine with two slow cores: use few ranks.
     let nranks = if on_rdma_devices() {
         4
     } else {
@@ -154,7 +155,7 @@ fn kill_one(round: u64, rng: &mut Rng) -> (TransportKind, Vec<Duration>) {
         let named = error.starts_with("Remote ")
             && error.contains(&format!("rank {victim} (host "))
             && error.contains(&format!("pid {pid})"));
-        assert!(named, "{what} (pid {pid}): rank {rank} says {error}");
+        assert!(named, "{what} (pid {pid}): rank {rank} reports {error}");
         times.push(Duration::from_nanos(at.parse().expect("nanoseconds")).saturating_sub(killed));
     }
     let left = ranks.wait_for("left", &survivors);
@@ -219,8 +220,8 @@ fn survivors_name_the_killed_rank_in_time_and_leave_nothing() {
 
 // ---- a rank ----
 
-/// What a process holds that a communicator could leave behind. Nothing with a name in /dev/shm
-/// may ever be among it.
+/// Counts the resources of this process that a communicator could leave behind. Files of /dev/shm
+/// must never be among them.
 fn holdings() -> String {
     let entries = |path: &str| std::fs::read_dir(path).map_or(0, |entries| entries.count());
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
@@ -250,13 +251,13 @@ pub fn rank_process(task: &str) {
         say("failed: still there at the end of its lifetime");
         std::process::exit(3);
     });
-    if let Err(error) = be_a_rank(task) {
+    if let Err(error) = run_rank(task) {
         say(&format!("failed: {error}"));
         std::process::exit(1);
     }
 }
 
-fn be_a_rank(task: &str) -> Result<(), Box<dyn std::error::Error>> {
+fn run_rank(task: &str) -> Result<(), Box<dyn std::error::Error>> {
     let words: Vec<&str> = task.split(' ').collect();
     let (rank, nranks): (usize, usize) = (words[0].parse()?, words[1].parse()?);
     let mut config = config(TransportKind::Tcp);
@@ -268,7 +269,8 @@ fn be_a_rank(task: &str) -> Result<(), Box<dyn std::error::Error>> {
 
     let before = holdings();
     if rank == 0 {
-        // Made where the rendezvous lives. The id in hexadecimal, over the parent, to everybody.
+        // The rendezvous runs in rank 0. Its id reaches all ranks through the parent, in
+        // hexadecimal.
         let id = UniqueId::create(&config)?;
         let hex: String = id.as_bytes().iter().fold(String::new(), |mut hex, byte| {
             let _ = write!(hex, "{byte:02x}");
@@ -290,7 +292,7 @@ fn be_a_rank(task: &str) -> Result<(), Box<dyn std::error::Error>> {
         let (now, kind) = (unix_time().as_nanos(), error.kind());
         say(&format!("error {now} {kind:?} {}", error.message()));
     }
-    // The kernel lists a joined thread for a moment longer.
+    // The kernel may list a thread for a moment after it was joined.
     let patience = Instant::now() + Duration::from_secs(1);
     let mut after = holdings();
     while after != before && Instant::now() < patience {
@@ -301,7 +303,7 @@ fn be_a_rank(task: &str) -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Random calls, the same on all ranks, until one fails.
+/// Makes random calls, the same on all ranks, until a call fails. Returns its error.
 fn work(comm: &Communicator, rng: &mut Rng) -> cinch::Error {
     const LARGEST: usize = 100_000;
     let codecs = ["raw", "linear8", "dynamic8"].map(|text| text.parse::<CodecSetting>().ok());

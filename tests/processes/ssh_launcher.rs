@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
-/// A folder with a script that stands in for ssh and logs its arguments, and with a file of hosts.
+/// A folder with a script that replaces ssh and logs its arguments, and with a file of hosts.
 struct Place(PathBuf);
 
 impl Place {
@@ -110,9 +110,9 @@ fn ranks_on_hosts_learn_who_they_are() {
     }
 }
 
-/// Each host gets its own drop-in, in front of libraries that are preloaded there.
+/// Each host preloads its own copy of the drop-in, in place of the library that is set there.
 #[test]
-fn the_drop_in_of_each_host_is_in_front() {
+fn each_host_preloads_its_own_drop_in() {
     let place = Place::new("preload", "one\ntwo\n");
     let (source, library) = (place.0.join("nccl.c"), place.0.join("libnccl.so.2"));
     let text = "char mark[] = \"CINCH_CODEC_RULES\"; int ncclGetUniqueId(void) { return 0; }\n";
@@ -203,7 +203,7 @@ fn interrupts_and_a_killed_launcher_leave_nothing() {
 }
 
 #[test]
-fn what_cannot_be_is_a_sentence() {
+fn failed_launches_report_an_error_sentence() {
     for (name, hosts, options, part) in [
         (
             "away",

@@ -26,7 +26,7 @@ fn output(line: &[&str]) -> (i32, String, String) {
     )
 }
 
-/// A rank that starts a child and waits for it, like a script that starts a program.
+/// Script of a rank that starts a child and waits for it, like a script that starts a program.
 const WITH_CHILD: &str = "echo $$; sleep 600 & wait";
 
 /// Starts ranks that print their pid and sleep. Returns the launcher and the ranks' pids.
@@ -52,7 +52,7 @@ fn words(line: &str) -> Vec<&str> {
 }
 
 #[test]
-fn bad_options_are_a_sentence_and_exit_code_2() {
+fn bad_options_give_an_error_sentence_and_exit_code_2() {
     for (line, word) in [
         ("bench all_reduze", "reduce_scatter"),
         ("bench all_reduce -b 1X", "byte"),
@@ -93,7 +93,7 @@ fn bad_options_are_a_sentence_and_exit_code_2() {
 
 /// An option without effect must be refused, not ignored.
 #[test]
-fn options_that_would_do_nothing_are_refused() {
+fn options_without_effect_are_refused() {
     for (line, word) in [
         ("run --preload --transport tcp -- true", "--ranks"),
         ("run --preload --label -- true", "--ranks"),
@@ -121,7 +121,7 @@ fn options_that_would_do_nothing_are_refused() {
 
 /// Invalid options give exit code 2 and failures while running give 3, wherever they are detected.
 #[test]
-fn exit_codes_tell_options_from_failures() {
+fn exit_codes_distinguish_bad_options_from_failures() {
     let name = format!("cinch-tool-hosts-{}", std::process::id());
     let hosts = std::env::temp_dir().join(name);
     std::fs::write(&hosts, "localhost slots=1\n").unwrap();
@@ -159,7 +159,7 @@ fn exit_codes_tell_options_from_failures() {
 
 /// A full disk is a failure; a reader that closes the pipe early is not.
 #[test]
-fn results_that_are_not_told_are_a_failure() {
+fn results_that_cannot_be_written_are_a_failure() {
     let line = words("bench all_reduce --ranks 2 -b 1K -e 1K -n 1 -w 0");
     let full = std::fs::OpenOptions::new().write(true).open("/dev/full");
     let lost = cinch(&line).stdout(full.unwrap()).output().unwrap();
@@ -174,7 +174,7 @@ fn results_that_are_not_told_are_a_failure() {
 
 /// A run that cannot measure anything must not change the file of earlier rows.
 #[test]
-fn rows_of_arrays_outlive_a_run_without_a_gpu() {
+fn run_without_a_gpu_keeps_earlier_rows_of_the_file() {
     let name = format!("cinch-tool-arrays-{}", std::process::id());
     let rows = std::env::temp_dir().join(name);
     std::fs::write(&rows, "earlier\n").unwrap();
@@ -187,7 +187,7 @@ fn rows_of_arrays_outlive_a_run_without_a_gpu() {
 }
 
 #[test]
-fn half_a_launcher_is_named() {
+fn world_size_without_rank_is_refused() {
     let alone = cinch(&["info"]).env("WORLD_SIZE", "2").output().unwrap();
     assert_eq!(alone.status.code(), Some(3));
     let err = String::from_utf8(alone.stderr).unwrap();
@@ -195,7 +195,7 @@ fn half_a_launcher_is_named() {
 }
 
 #[test]
-fn a_setting_that_is_none_is_said_by_the_tool_and_in_the_log() {
+fn unknown_setting_is_reported_by_the_tool_and_in_the_log() {
     let line = words("bench all_reduce --ranks 3 -b 1K -e 1K -n 1");
     let ran = cinch(&line).env("CINCH_TEST_FOO", "1").output().unwrap();
     let err = String::from_utf8(ran.stderr).unwrap();
@@ -224,7 +224,7 @@ fn info_and_codecs_print_plain_text() {
 }
 
 #[test]
-fn a_reader_that_leaves_is_no_failure() {
+fn reader_that_closes_the_pipe_is_no_failure() {
     let mut child = cinch(&["info"]).stdout(Stdio::piped()).spawn().unwrap();
     let mut one = [0];
     child.stdout.take().unwrap().read_exact(&mut one).unwrap();
@@ -258,7 +258,7 @@ fn a_slow_reader_gets_all_labelled_lines() {
 }
 
 #[test]
-fn the_first_failing_code_is_the_launchers() {
+fn launcher_exits_with_the_first_failing_code() {
     let (code, _, err) = output(&["run", "-n", "3", "sh", "-c", "exit $((RANK * 5))"]);
     assert!(code == 5 || code == 10, "{code}");
     assert!(err.contains("exited with code"), "{err}");
@@ -304,7 +304,7 @@ fn ignored_signals_do_not_end_the_ranks() {
 /// A parent that ignores SIGCHLD must not keep the launcher from seeing the ends of its ranks.
 /// Ranks must not inherit the ignored signal either.
 #[test]
-fn ends_of_ranks_are_seen_where_those_of_children_are_ignored() {
+fn launcher_with_sigchld_ignored_sees_the_ends_of_ranks() {
     let rank = "grep -q 'SigIgn.*[02468ace]....$' /proc/self/status || exit 6; exit 5";
     // `trap` in a shell does not change SIGCHLD, so `env` sets it to ignored.
     let mut launcher = Command::new("env")

@@ -38,24 +38,24 @@ fn attack(address: SocketAddr, kind: usize, crowd: &mut Vec<TcpStream>) -> bool 
     hello[8..12].copy_from_slice(&[1, 1, 0, 0]);
     // The server may close the connection at any of these writes.
     let _ = match kind % 7 {
-        // Silent.
+        // Sends nothing.
         0 => Ok(()),
-        // Closes early.
+        // Closes the connection at once.
         1 => return true,
-        // A hello of the right format, and an invalid proof.
+        // Sends a hello of the right format with an invalid proof.
         2 => stream
             .write_all(&hello)
             .and_then(|()| stream.write_all(&[0x5a; 32])),
-        // One byte now, and another byte at each later attack.
+        // Sends a byte now, and another byte at each later attack.
         3 => stream.write_all(&hello[..1]),
-        // Garbage, which reads as a huge length anywhere.
+        // Sends garbage, which is a huge length in every field.
         4 => stream.write_all(&[0xff; 4 << 10]),
-        // The right magic, another version.
+        // Sends the right magic number with an unknown version.
         5 => {
             hello[8] = 99;
             stream.write_all(&hello)
         }
-        // Half a hello, then the end of the stream.
+        // Sends half a hello, then ends the stream.
         _ => {
             let _ = stream.write_all(&hello[..50]);
             return true;
@@ -65,15 +65,15 @@ fn attack(address: SocketAddr, kind: usize, crowd: &mut Vec<TcpStream>) -> bool 
         let _ = slow.write(&[0]);
     }
     crowd.push(stream);
-    // An attacker's limit of open connections.
+    // An attacker can keep only so many connections open.
     if crowd.len() > 2 * PER_INIT {
         crowd.drain(..PER_INIT);
     }
     true
 }
 
-/// Joins all ranks, the last after `attacks` have reached the server. Returns the number of attacks,
-/// and the time from the start of the last rank.
+/// Joins all ranks, the last one after `attacks` attacks have reached the server. Returns the number of
+/// attacks, and the time from the start of the last rank.
 fn init(config: &Config, crowd: &mut Vec<TcpStream>, attacks: usize) -> (usize, Duration) {
     let id = UniqueId::create_for_one_host(config).unwrap();
     let (address, done) = (address_of(&id), AtomicBool::new(false));
@@ -99,7 +99,7 @@ fn init(config: &Config, crowd: &mut Vec<TcpStream>, attacks: usize) -> (usize, 
         }
         let (done, reached) = (&done, &mut reached);
         let siege = scope.spawn(move || {
-            // Refused once the rendezvous is over.
+            // The server refuses connections once the rendezvous is over.
             while attacks > 0 && !done.load(Ordering::Relaxed) && attack(address, *reached, crowd) {
                 *reached += 1;
             }

@@ -40,7 +40,7 @@ fn ended_well(child: Pid) {
     assert_eq!(waitpid(child, None).unwrap(), WaitStatus::Exited(child, 0));
 }
 
-/// One process of two, with its end of a socket pair.
+/// A process of a pair, with its end of a socket pair.
 #[derive(Debug)]
 struct Pair {
     rank: usize,

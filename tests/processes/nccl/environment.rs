@@ -1,4 +1,4 @@
-//! Settings of the environment, of cinch and of NCCL, in a C program on host memory.
+//! Tests the environment variables of cinch and of NCCL in a C program on host memory.
 
 use super::{library, out, root};
 use std::path::PathBuf;

@@ -5,7 +5,7 @@ use super::{library, out, root};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Limit of a program's run, after which it counts as hung.
+/// Time after which a program counts as hung.
 const DEADLINE: Duration = Duration::from_secs(120);
 
 fn run(name: &str, variables: &[(&str, &str)]) {
@@ -68,7 +68,7 @@ fn run(name: &str, variables: &[(&str, &str)]) {
 
 #[test]
 fn address() {
-    // The system hands out free ports in turn, so no other process gets this one soon.
+    // The system assigns free ports in turn, so no other process gets this port soon.
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = port.local_addr().unwrap().to_string();
     drop(port);

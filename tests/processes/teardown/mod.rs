@@ -1,5 +1,6 @@
-//! Ranks that end right after a call: those who are still in it have all they need, and get it.
-//! `CINCH_TEST_ENDINGS=100 cargo test --test processes teardown -- --nocapture` runs as many rounds of each kind.
+//! Ranks that end right after a call. Ranks that are still in this call have received all data that they
+//! need, so they must complete it.
+//! `CINCH_TEST_ENDINGS=100 cargo test --test processes teardown -- --nocapture` runs 100 rounds of each kind.
 
 mod waits;
 
@@ -20,19 +21,19 @@ const RANKS: usize = 4;
 /// How rank 0 ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
-    /// Aborts a communicator of threads that know each other.
-    AbortHere,
+    /// Aborts a communicator whose ranks are threads of one process, without control connections.
+    AbortLocal,
     /// Aborts a communicator with control connections.
     Abort,
-    /// Lets its connections break, as a process does that dies.
+    /// Closes its connections without notice, as the kernel does for a process that dies.
     Vanish,
 }
 
-/// The control side of a rank that says no goodbye, and whose news come late.
+/// An out-of-band exchange whose `leave` does nothing, and which delays its announcements.
 #[derive(Debug)]
-struct Rude(OutOfBandRef, Duration);
+struct SilentLeave(OutOfBandRef, Duration);
 
-impl OutOfBand for Rude {
+impl OutOfBand for SilentLeave {
     fn rank(&self) -> usize {
         self.0.rank()
     }
@@ -71,9 +72,11 @@ impl OutOfBand for Rude {
     fn leave(&self) {}
 }
 
-/// Runs `rank_main` on threads that meet over control connections, the first of which says no
-/// goodbye.
-fn rude_world<R: Send>(config: &Config, rank_main: impl Fn(Communicator) -> R + Sync) -> Vec<R> {
+/// Runs `rank_main` on threads that join over control connections. Rank 0 leaves without notice.
+fn world_with_silent_leave<R: Send>(
+    config: &Config,
+    rank_main: impl Fn(Communicator) -> R + Sync,
+) -> Vec<R> {
     let id = UniqueId::create(config).expect("a unique id");
     let rank_main = &rank_main;
     std::thread::scope(|scope| {
@@ -81,11 +84,11 @@ fn rude_world<R: Send>(config: &Config, rank_main: impl Fn(Communicator) -> R + 
             .map(|rank| {
                 scope.spawn(move || {
                     let fault = Fault::new();
-                    let star = ControlPlane::join(&id, rank, RANKS, config, fault.clone())
-                        .expect("a star");
+                    let control = ControlPlane::join(&id, rank, RANKS, config, fault.clone())
+                        .expect("control connections");
                     let exchange: OutOfBandRef = match rank {
-                        0 => Arc::new(Rude(star, Duration::ZERO)),
-                        _ => star,
+                        0 => Arc::new(SilentLeave(control, Duration::ZERO)),
+                        _ => control,
                     };
                     rank_main(Communicator::over(exchange, fault, config.clone()).expect("links"))
                 })
@@ -96,20 +99,20 @@ fn rude_world<R: Send>(config: &Config, rank_main: impl Fn(Communicator) -> R + 
     })
 }
 
-/// One call, in which rank 0 is the first to be through.
+/// A call that rank 0 is the first to complete.
 #[derive(Debug)]
 struct Round {
     collective: Collective,
     count: usize,
     seed: u64,
-    /// Ranks that have entered their call, or are through it already.
+    /// Number of ranks other than 0 that have entered the call, or completed it.
     entered: AtomicUsize,
 }
 
 impl Round {
     fn input(&self, rank: usize) -> Vec<f32> {
         let mut rng = Rng(self.seed ^ rank as u64);
-        // Sums of four are exact in any order.
+        // Integers below 1000: a sum of four is exact in any order.
         (0..self.count).map(|_| rng.below(1000) as f32).collect()
     }
 
@@ -138,8 +141,8 @@ impl Round {
         Ok(output)
     }
 
-    /// The call on a rank that stays. A second thread tells when it is in it: who begins later is
-    /// refused, and rightly.
+    /// Makes the call on a rank that stays. A second thread counts the rank as soon as it is in the
+    /// call, since a call that begins after rank 0 has ended is refused.
     fn stay(&self, comm: &Communicator) -> cinch::Result<Vec<f32>> {
         let through = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -155,7 +158,7 @@ impl Round {
         })
     }
 
-    /// The call on the rank that ends.
+    /// Makes the call on rank 0, and waits until all others have entered it.
     fn go(&self, comm: &Communicator) -> cinch::Result<Vec<f32>> {
         let result = self.call(comm);
         while self.entered.load(Ordering::Acquire) < RANKS - 1 {
@@ -165,7 +168,7 @@ impl Round {
     }
 }
 
-/// What came of the call, of one that lacks rank 0, and how long the latter took.
+/// The result of the call, the result of a next call without rank 0, and the time that this took.
 type Outcome = (cinch::Result<Vec<f32>>, cinch::Result<Vec<f32>>, Duration);
 
 fn outcomes(round: &Round, end: End, config: &Config) -> Vec<Option<Outcome>> {
@@ -190,9 +193,9 @@ fn outcomes(round: &Round, end: End, config: &Config) -> Vec<Option<Outcome>> {
         None
     };
     match end {
-        End::AbortHere => local_world(RANKS, config, aborts),
+        End::AbortLocal => local_world(RANKS, config, aborts),
         End::Abort => support::world(RANKS, config, |comm| aborts(&comm)),
-        End::Vanish => rude_world(config, |comm| match comm.rank() {
+        End::Vanish => world_with_silent_leave(config, |comm| match comm.rank() {
             0 => go(&comm),
             _ => stay(&comm),
         }),
@@ -200,10 +203,10 @@ fn outcomes(round: &Round, end: End, config: &Config) -> Vec<Option<Outcome>> {
 }
 
 #[test]
-fn whoever_has_all_it_needs_is_not_disturbed() {
+fn call_with_all_its_data_completes_after_a_peer_ends() {
     let mut rng = Rng(seed());
     for transport in TRANSPORTS {
-        for end in [End::AbortHere, End::Abort, End::Vanish] {
+        for end in [End::AbortLocal, End::Abort, End::Vanish] {
             let config = config(transport);
             let (mut calls, mut failed, mut slowest) = (0, Vec::new(), Duration::ZERO);
             for _ in 0..number("CINCH_TEST_ENDINGS").unwrap_or(8) {
@@ -247,7 +250,7 @@ fn whoever_has_all_it_needs_is_not_disturbed() {
 }
 
 #[test]
-fn who_fails_unheard_and_goes_has_not_left_in_good_order() {
+fn rank_that_fails_and_ends_is_reported_with_its_failure() {
     let config = Config {
         heartbeat: Duration::from_secs(60),
         ..config(TransportKind::Loopback)
@@ -255,7 +258,7 @@ fn who_fails_unheard_and_goes_has_not_left_in_good_order() {
     for local in [true, false] {
         let body = |comm: &Communicator| {
             if comm.rank() == 0 {
-                // As the fault of the communicator that this one was split from would.
+                // Fails as if the communicator that this one was split from had failed.
                 comm.fault().raise(Error::internal("what went wrong"));
                 return String::new();
             }
@@ -264,7 +267,7 @@ fn who_fails_unheard_and_goes_has_not_left_in_good_order() {
             error.message().to_string()
         };
         let said = match local {
-            // Rank 0's is dropped when its body ends.
+            // Rank 0 drops its communicator when `body` returns.
             true => local_world(2, &config, body),
             false => support::world(2, &config, |comm| body(&comm)),
         };
@@ -273,19 +276,19 @@ fn who_fails_unheard_and_goes_has_not_left_in_good_order() {
     }
 }
 
-/// Whether something comes about within a time that is long enough for it.
-fn soon(about: impl Fn() -> bool) -> bool {
+/// Waits up to 20 s for `condition`. Returns whether it holds.
+fn soon(condition: impl Fn() -> bool) -> bool {
     let begin = Instant::now();
-    while !about() && begin.elapsed() < Duration::from_secs(20) {
+    while !condition() && begin.elapsed() < Duration::from_secs(20) {
         std::thread::sleep(Duration::from_millis(1));
     }
-    about()
+    condition()
 }
 
-/// Who aborts is gone from the meeting of the split before the news of it comes. The last rank
-/// keeps that meeting from its end.
+/// A rank that aborts leaves the exchange of a split before its announcement arrives. The last rank
+/// keeps the split from completing.
 #[test]
-fn an_abort_while_a_split_is_under_way_is_an_abort() {
+fn abort_during_a_split_is_reported_as_an_abort() {
     let config = config(TransportKind::Loopback);
     let faults: Vec<_> = (0..RANKS).map(|_| Fault::new()).collect();
     let exchanges = LocalOutOfBand::world_with(RANKS, &faults, &config);
@@ -294,7 +297,7 @@ fn an_abort_while_a_split_is_under_way_is_an_abort() {
             let config = config.clone();
             scope.spawn(move || {
                 let late = Duration::from_millis(100);
-                let exchange: OutOfBandRef = Arc::new(Rude(exchange, late));
+                let exchange: OutOfBandRef = Arc::new(SilentLeave(exchange, late));
                 let comm = Communicator::over(exchange.clone(), fault, config).unwrap();
                 if comm.rank() == RANKS - 1 {
                     let mut colour = [0; 13];
@@ -307,7 +310,7 @@ fn an_abort_while_a_split_is_under_way_is_an_abort() {
                 std::thread::scope(|scope| {
                     if comm.rank() == RANKS - 2 {
                         scope.spawn(|| {
-                            // All others are at the meeting by then.
+                            // By then all other ranks wait in the split.
                             std::thread::sleep(Duration::from_millis(500));
                             comm.abort();
                         });
@@ -327,7 +330,7 @@ fn an_abort_while_a_split_is_under_way_is_an_abort() {
 }
 
 #[test]
-fn an_abort_here_waits_for_no_heartbeat() {
+fn abort_does_not_wait_for_a_heartbeat() {
     let config = Config {
         heartbeat: Duration::from_secs(60),
         timeout: Duration::from_secs(60),
@@ -335,7 +338,7 @@ fn an_abort_here_waits_for_no_heartbeat() {
     };
     let times = support::world(2, &config, |comm| {
         if comm.rank() == 1 {
-            // Takes no part; hears of the other's end by its own abort at the latest.
+            // Rank 1 makes no call; it only waits for the news of the abort.
             let begin = Instant::now();
             while comm.async_error().is_none() && begin.elapsed() < Duration::from_secs(20) {
                 std::thread::sleep(Duration::from_millis(1));
@@ -358,7 +361,7 @@ fn an_abort_here_waits_for_no_heartbeat() {
             freed - begin
         })
     });
-    // A twelfth of a heartbeat, and long enough beside tests that spin.
+    // 5 s are a twelfth of a heartbeat, with room for other tests that keep the cores busy.
     assert!(times[0] < Duration::from_secs(5), "{times:?}");
     assert!(times[1] < Duration::from_secs(2), "{times:?}");
 }

@@ -1,5 +1,5 @@
-//! What one wait of an engine makes of ranks that leave, of data that comes late, and of its own rank
-//! that stands still.
+//! How the host engine waits: for ranks that leave, for data that arrives late, and when its own thread was
+//! stopped for a while.
 
 use super::soon;
 use crate::support::config;
@@ -18,16 +18,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// An end that receives, of which a test decides whether something has come.
-struct Watched<F>(Box<dyn RecvEnd>, F);
+/// A receiving end; a function of the test decides whether a message has arrived.
+struct ObservedRecv<F>(Box<dyn RecvEnd>, F);
 
-impl<F> fmt::Debug for Watched<F> {
+impl<F> fmt::Debug for ObservedRecv<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
 }
 
-impl<F: FnMut(&mut dyn RecvEnd) -> cinch::Result<bool> + Send> RecvEnd for Watched<F> {
+impl<F: FnMut(&mut dyn RecvEnd) -> cinch::Result<bool> + Send> RecvEnd for ObservedRecv<F> {
     fn ready(&mut self) -> cinch::Result<bool> {
         (self.1)(&mut *self.0)
     }
@@ -45,53 +45,53 @@ impl<F: FnMut(&mut dyn RecvEnd) -> cinch::Result<bool> + Send> RecvEnd for Watch
     }
 }
 
-/// A waiter that tells a test of each call first.
-struct Telling<F>(Box<dyn Waiter>, F);
+/// A waiter that calls a function of the test before each wait.
+struct ObservedWaiter<F>(Box<dyn Waiter>, F);
 
-impl<F> fmt::Debug for Telling<F> {
+impl<F> fmt::Debug for ObservedWaiter<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
 }
 
-impl<F: FnMut(u32) + Send> Waiter for Telling<F> {
+impl<F: FnMut(u32) + Send> Waiter for ObservedWaiter<F> {
     fn idle(&mut self, scans: u32, limit: Duration) -> cinch::Result<()> {
         (self.1)(scans);
         self.0.idle(scans, limit)
     }
 }
 
-/// Puts all ends that receive under the eyes of a test.
-fn watch<F>(mut links: Links, ready: F) -> Links
+/// Wraps all receiving ends, so that `ready` decides whether a message has arrived.
+fn observe_receives<F>(mut links: Links, ready: F) -> Links
 where
     F: FnMut(&mut dyn RecvEnd) -> cinch::Result<bool> + Clone + Send + 'static,
 {
-    let watched = |end| Box::new(Watched(end, ready.clone())) as Box<dyn RecvEnd>;
+    let watched = |end| Box::new(ObservedRecv(end, ready.clone())) as Box<dyn RecvEnd>;
     let ends = std::mem::take(&mut links.recvs).into_iter();
     links.recvs = ends.map(|end| end.map(watched)).collect();
     links
 }
 
-/// Tells a test of all waits.
-fn tell(links: Links, idle: impl FnMut(u32) + Send + 'static) -> Links {
+/// Wraps the waiter, so that `idle` is called before each wait.
+fn observe_waits(links: Links, idle: impl FnMut(u32) + Send + 'static) -> Links {
     Links {
-        waiter: Box::new(Telling(links.waiter, idle)),
+        waiter: Box::new(ObservedWaiter(links.waiter, idle)),
         ..links
     }
 }
 
-/// Two engines, of which rank 0 sends `count` bytes and leaves, and rank 1 expects 8 that come
-/// 0.8 s later.
+/// Runs two engines. Rank 0 sends `count` bytes and leaves; rank 1 expects 8 bytes, which its links
+/// deliver after 0.8 s.
 fn slow(transport: TransportKind, count: usize) -> cinch::Result<Vec<u8>> {
     let late = |links, _| {
         let late = Instant::now() + Duration::from_millis(800);
-        watch(links, move |end| Ok(Instant::now() >= late && end.ready()?))
+        observe_receives(links, move |end| Ok(Instant::now() >= late && end.ready()?))
     };
     one_message(&config(transport), count, || (), late)
 }
 
-/// Two engines, of which rank 0 sends `count` bytes after `before`, and leaves, and rank 1 expects
-/// 8, over links that `alter` has changed.
+/// Runs two engines and returns the result of rank 1. Rank 0 calls `before`, sends `count` bytes
+/// and leaves. Rank 1 expects 8 bytes over links that `alter` has wrapped.
 fn one_message(
     config: &Config,
     count: usize,
@@ -147,7 +147,7 @@ fn one_message(
                         let run = engine.prepare(request, UserBuffers::new(&sent, &mut []))?;
                         engine.run(run)?;
                     }
-                    // As a communicator that is dropped.
+                    // Dropping a communicator leaves the exchange, too.
                     exchange.leave();
                 } else {
                     let run = engine.prepare(request, UserBuffers::new(&[], &mut got))?;
@@ -166,7 +166,7 @@ fn one_message(
 }
 
 #[test]
-fn what_a_rank_that_left_has_sent_may_be_long_on_its_way() {
+fn late_message_of_a_rank_that_left_is_received() {
     assert_eq!(slow(TransportKind::Tcp, 8).unwrap(), vec![5; 8]);
     for transport in [TransportKind::Tcp, TransportKind::Shm] {
         let error = slow(transport, 0).unwrap_err();
@@ -177,10 +177,10 @@ fn what_a_rank_that_left_has_sent_may_be_long_on_its_way() {
     }
 }
 
-/// The scan that finds nothing of a rank may be before it sends, and the look at who has left
-/// behind it.
+/// Rank 1 scans for messages before rank 0 sends, and checks who has left after rank 0 has left. It
+/// must scan again before it reports an error.
 #[test]
-fn a_rank_that_sends_and_leaves_while_it_is_looked_at_has_sent() {
+fn message_sent_between_scan_and_leave_check_is_received() {
     let go = &*Box::leak(Box::new(AtomicBool::new(false)));
     let sent = one_message(
         &config(TransportKind::Shm),
@@ -189,10 +189,11 @@ fn a_rank_that_sends_and_leaves_while_it_is_looked_at_has_sent() {
         |links, exchange| {
             let waited = Arc::new(AtomicBool::new(false));
             let (begin, behind) = (Instant::now(), waited.clone());
-            let links = tell(links, move |_| waited.store(true, Ordering::Relaxed));
-            watch(links, move |end| {
+            let links = observe_waits(links, move |_| waited.store(true, Ordering::Relaxed));
+            observe_receives(links, move |end| {
                 let ready = end.ready()?;
-                // By now each wait is followed by the question for whom it is.
+                // After this time the engine checks after each wait whether the awaited rank has
+                // left.
                 let asks = begin.elapsed() > Duration::from_millis(600);
                 if behind.swap(false, Ordering::Relaxed) && asks && !ready {
                     go.store(true, Ordering::Release);
@@ -205,9 +206,10 @@ fn a_rank_that_sends_and_leaves_while_it_is_looked_at_has_sent() {
     assert_eq!(sent.unwrap(), vec![5; 8]);
 }
 
-/// Behind the last scan, and before the question for whom this rank has waited in vain: nobody.
+/// The message arrives after the last scan, but before the engine determines which rank it has
+/// waited for in vain. The engine must find none.
 #[test]
-fn what_comes_as_the_time_ends_has_come() {
+fn message_at_the_end_of_the_timeout_is_received() {
     let config = Config {
         timeout: Duration::from_secs(1),
         ..config(TransportKind::Shm)
@@ -220,15 +222,16 @@ fn what_comes_as_the_time_ends_has_come() {
         |links, _| {
             let waited = Arc::new(AtomicBool::new(false));
             let (begin, behind) = (Instant::now(), waited.clone());
-            // By then each wait is followed by the question for whom it is, which sees more than scans.
-            let links = tell(links, move |_| {
+            // After 0.6 s the engine checks after each wait for which rank it waits. In this test only that
+            // check sees the message; scans do not.
+            let links = observe_waits(links, move |_| {
                 waited.store(true, Ordering::Relaxed);
                 go.fetch_or(
                     begin.elapsed() > Duration::from_millis(600),
                     Ordering::Release,
                 );
             });
-            watch(links, move |end| {
+            observe_receives(links, move |end| {
                 let sees = behind.swap(false, Ordering::Relaxed)
                     || begin.elapsed() > Duration::from_secs(2);
                 Ok(sees && end.ready()?)
@@ -238,10 +241,10 @@ fn what_comes_as_the_time_ends_has_come() {
     assert_eq!(sent.unwrap(), vec![5; 8]);
 }
 
-/// A thread may stop for longer than the communicator waits, with its process or its machine. All
-/// has come meanwhile, or comes right behind.
+/// The engine's thread may be stopped for longer than its timeout, with its process or its machine.
+/// A message that arrived meanwhile, or arrives right afterwards, is received.
 #[test]
-fn a_rank_that_was_stopped_has_not_waited() {
+fn stopped_thread_does_not_time_out() {
     let config = Config {
         timeout: Duration::from_secs(2),
         ..config(TransportKind::Shm)
@@ -254,8 +257,8 @@ fn a_rank_that_was_stopped_has_not_waited() {
             || assert!(soon(|| go.load(Ordering::Acquire))),
             |links, _| {
                 let stops = config.timeout * 2;
-                tell(links, move |scans| {
-                    // From there on the engine looks at the clock each time.
+                observe_waits(links, move |scans| {
+                    // From this scan on the engine reads the clock after each scan.
                     if scans == 2100 {
                         go.store(comes_meanwhile, Ordering::Release);
                         std::thread::sleep(stops);

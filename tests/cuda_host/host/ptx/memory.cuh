@@ -19,7 +19,7 @@ inline void store_release(uint64_t *at, uint64_t value) {
 inline uint4 load_vector(const void *at) { return *(const uint4 *)at; }
 inline void store_vector(void *at, uint4 v) { *(uint4 *)at = v; }
 
-// Loads first and switches after, so that a poll can see a packet of an old message.
+// Loads before it switches to other fibers, so that a poll can see the packet of an old message.
 inline uint4 load_packet(const void *at) {
   const uint4 packet = *(const uint4 *)at;
   Block::current().pause();
