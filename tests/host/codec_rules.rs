@@ -41,7 +41,7 @@ fn calls_without_codec_are_counted_by_reason() {
         let mut all = vec![0f32; 30_000];
         comm.all_gather(&large, &mut all).unwrap();
         comm.broadcast(&mut large, 1).unwrap();
-        // One block is below CINCH_CODEC_MIN_BYTES, but the input of three blocks is not.
+        // A single block is below CINCH_CODEC_MIN_BYTES, but the input of three blocks is not.
         let mut block = vec![0f32; 400];
         comm.reduce_scatter(&input(comm.rank(), 1200), &mut block, ReduceOp::Avg)
             .unwrap();

@@ -219,7 +219,7 @@ fn calls_above_the_fusion_limit_are_fused_in_several_parts() {
     });
 }
 
-/// One thread holds the communicators of all ranks.
+/// A single thread holds the communicators of all ranks.
 #[test]
 fn one_thread_fuses_calls_of_several_communicators() {
     let comms: Vec<_> = {

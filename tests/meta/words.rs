@@ -116,6 +116,8 @@ const ALLOWED: &[&str] = &[
     "black_box",
     "boxed",
     "viewBox",
+    // `--grace` of `cinch run`, an option that users type.
+    "grace",
 ];
 
 /// How a comment must not begin: it would point at something that its reader does not see.
