@@ -153,8 +153,8 @@ fn add(to: &mut [f32], from: &[f32]) {
     to.iter_mut().zip(from).for_each(|(to, from)| *to += from);
 }
 
-/// Calls `visit` for each tap of a 3 x 3 kernel and each output place whose input place is inside, with
-/// the number of the tap and both places.
+/// Calls `visit` for each tap of a 3 x 3 kernel and each output place whose input place is inside. The
+/// arguments are the number of the tap and both places.
 fn taps(side: usize, mut visit: impl FnMut(usize, usize, usize)) {
     for tap in 0..9 {
         let (down, right) = (tap / 3, tap % 3);

@@ -1,6 +1,6 @@
-//! The fused kernels on the host, with all ranks side by side. The tests compare results with a
-//! reference: also where the sequence number of the call wraps (ll packets carry 20 bits of it),
-//! where some ranks are calls ahead of others, and where one rank makes another call.
+//! Runs the fused kernels on the host, with all ranks side by side, and compares results with a
+//! reference. Covers the wrap of the sequence number (ll packets carry 20 bits of it), ranks that
+//! are calls ahead of others, and a rank that makes another call.
 
 use super::fused::{World, kernels};
 use super::fused_coded;

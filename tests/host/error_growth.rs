@@ -46,8 +46,8 @@ const COUNT: usize = 1 << 19;
 /// Relative tolerance between a measured error and a figure of the simulation.
 const TOLERANCE: f64 = 0.03;
 /// Relative tolerance between the law and a measured error or figure. It is small enough to detect an extra
-/// encode of the whole sum on a ring of 32, or an owner that rounds its contribution in a direct exchange of
-/// 8.
+/// encode of the whole sum on a ring of 32. It also detects an owner that rounds its contribution in a direct
+/// exchange of 8.
 const LAW_TOLERANCE: f64 = 0.015;
 
 /// A codec with the RMS error of one encode of N(0,1) in blocks of 256, from an fp64 reference.
