@@ -102,7 +102,8 @@ fn sizes(comm: &Communicator, call: &Call, buffers: &BufferRanges) -> Result<()>
         call.collective.output_extent(is_root),
     );
     if call.collective.is_message() && call.root == call.peer {
-        // A message to the own rank is two calls: the send has an input, the receive an output.
+        // A rank that sends to itself makes two calls: a send with an input, and a receive with an
+        // output.
         if buffers.input.1 == 0 {
             input = Extent::Unused;
             output = Extent::Count;

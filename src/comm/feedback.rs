@@ -40,9 +40,9 @@ impl Communicator {
         }
     }
 
-    /// Multiplies this rank's residuals by `factor`: the new over the old loss scale, where scaled
-    /// gradients are summed ([`crate::training::Verdict::rescale`]). Residuals on a GPU are copied to the
-    /// host and back.
+    /// Multiplies this rank's residuals by `factor`. If the program sums scaled gradients, `factor` is the
+    /// new loss scale divided by the old ([`crate::training::Verdict::rescale`]). Residuals on a GPU are
+    /// copied to the host and back.
     ///
     /// # Errors
     /// Invalid argument if the factor is negative or not finite.

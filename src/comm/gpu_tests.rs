@@ -141,7 +141,8 @@ fn sample_that_does_not_end_fails_its_communicator() {
     assert!(comms[1].fault().is_raised());
 }
 
-/// A group with several samples is refused, and its calls run later.
+/// A call that a group refuses, because another call of the group has a pending sample, does not
+/// count as a coded sum.
 #[test]
 fn call_without_a_sample_in_its_group_is_not_counted() {
     let bench = Bench::new();
@@ -453,7 +454,7 @@ fn windows_of_a_kernel_that_does_not_end_are_not_freed() {
         let mut comms = communicators_with(&bench, Duration::from_millis(10));
         let on = buffers(&memory, &memory, &stream);
         comms[0].call_on(&sum(DType::F32), on).unwrap();
-        // The allocation of the caller, and a window of each rank.
+        // Three allocations: the caller's memory, and a sample window of each of the two ranks.
         assert!(bench.process.leftovers().contains(&device(3)));
         bench.process.hang(hangs);
         if hangs {

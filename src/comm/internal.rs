@@ -118,8 +118,8 @@ impl Communicator {
         Ok(())
     }
 
-    /// Selects by these costs from now on, on host memory. All ranks must set the same costs between the
-    /// same two calls.
+    /// Selects algorithms by these costs from now on, on host memory. All ranks must set the same costs
+    /// between the same two calls.
     ///
     /// # Errors
     /// Invalid usage if the communicator is on a GPU, whose costs are constants.

@@ -35,9 +35,9 @@ pub(super) struct Sampler {
 
 #[derive(Debug, Default)]
 struct SamplerState {
-    /// Coded sums so far.
+    /// Number of coded sums so far.
     coded: u64,
-    /// The sample that was not compared yet.
+    /// The latest sample, while its comparison is pending.
     due: PendingSample,
 }
 
@@ -120,7 +120,7 @@ impl Communicator {
         })
     }
 
-    /// Takes back [`Communicator::admit`] of a refused call, so that the next coded sum gets its
+    /// Undoes [`Communicator::admit`] of a refused call, so that the next coded sum gets its
     /// number. Other ranks have not counted the refused call.
     pub(super) fn rollback(&self, admission: &Admission) {
         if !admission.counted {
@@ -133,7 +133,7 @@ impl Communicator {
         }
     }
 
-    /// Judges the sample before, if it is not judged yet.
+    /// Compares the windows of the previous sample, unless they have been compared already.
     fn collect(&self, state: &mut SamplerState) -> Result<()> {
         match std::mem::take(&mut state.due) {
             PendingSample::None => Ok(()),
@@ -158,7 +158,7 @@ impl Communicator {
         }
     }
 
-    /// Waits until the exact and the coded window of the sample before are on the host.
+    /// Waits until the exact and the coded window of the previous sample are on the host.
     fn await_windows(
         &self,
         windows: &SampleWindows,

@@ -21,7 +21,7 @@ pub struct CodecStats {
     pub sampled: u64,
     /// The largest relative RMS error of the sampled calls.
     pub worst_error: f64,
-    /// Whether a sample's error was above the bound, so that calls have been exact since.
+    /// Whether a sample's error was above the bound, so that later calls run without a codec.
     pub switched_off: bool,
 }
 
