@@ -59,7 +59,8 @@ impl LaunchInfo {
     }
 }
 
-/// First of the ports that are derived from a job's number: below the kernels' ephemeral range.
+/// Smallest port that is derived from a job's number. Derived ports lie below the kernel's
+/// ephemeral range.
 const FIRST_PORT: u16 = 20_000;
 const PORTS: u64 = 12_000;
 

@@ -117,8 +117,8 @@ pub trait OutOfBand: Send + Sync + std::fmt::Debug {
     /// in the background, which finds disagreeing calls that exchange no data.
     fn log_call(&self, signature: [u64; SIGNATURE_WORDS]);
 
-    /// Whether a rank has announced its exit. Waiting for its data is an error once the last
-    /// bytes have been read.
+    /// Returns whether a rank has announced its exit. Waiting for its data is an error once the
+    /// last bytes have been read.
     fn has_left(&self, rank: usize) -> bool;
 
     /// Derives a key for connections of this communicator that only its ranks know.

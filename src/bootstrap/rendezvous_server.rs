@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-/// Most ranks of a communicator: the table of all must fit a frame.
+/// Largest number of ranks of a communicator: the table of all ranks must fit a frame.
 pub(super) const MAX_RANKS: usize = 4096;
 
 /// Kind of a frame by which a rank registers: number of ranks, time that it can wait, its entry.
@@ -152,7 +152,7 @@ struct RendezvousServer {
     registrants: Vec<Registrant>,
     /// Number of ranks that the first rank registered; 0 before.
     nranks: usize,
-    /// Ranks that have received the failure.
+    /// Number of ranks that have received the failure.
     refused: usize,
     failure: Option<Error>,
     deadline: Instant,

@@ -17,7 +17,7 @@ const PROOF_TIMEOUT: Duration = Duration::from_secs(2);
 const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(20);
 /// Longest time without descriptors or memory before accepting fails.
 const SHORTAGE_TIMEOUT: Duration = Duration::from_secs(3);
-/// Most connections that one socket accepts before pending connections are served.
+/// Largest number of connections that one socket accepts before pending connections are served.
 const ACCEPTS_PER_TURN: usize = 64;
 
 /// Listens on TCP or UNIX sockets, and returns connections whose other end knows the key.

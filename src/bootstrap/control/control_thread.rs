@@ -153,7 +153,8 @@ impl ControlThread {
         }
     }
 
-    /// Sends the calls since the last heartbeat, then that this rank makes no more calls.
+    /// Sends the calls since the last heartbeat, then a frame of `kind`, after which this rank
+    /// makes no more calls.
     fn end_calls(&mut self, kind: u8) {
         self.heartbeat();
         self.node.send_all(kind, &Body::new(Vec::new()));
@@ -223,8 +224,8 @@ impl ControlThread {
         }
     }
 
-    /// Sends `body` where it is due. Returns silent ranks without an explanation, and the links of
-    /// ranks whose processes have ended.
+    /// Sends the heartbeat `body` on each link whose next heartbeat is due. Returns the ranks whose
+    /// silence is unexplained, and the links of ranks whose processes have ended.
     fn check_silence(
         &mut self,
         body: &Arc<Body>,
@@ -254,7 +255,7 @@ impl ControlThread {
                     ends.push((at, format!("died: {why}")));
                     continue;
                 }
-                // No call waits for a rank that has closed.
+                // A rank that has closed is not reported as silent, because no call waits for it.
                 _ if link.has_closed => continue,
                 ProcessState::Stopped if !link.warned => {
                     format!("{peer} is stopped (state T); calls wait for it until their timeout")
