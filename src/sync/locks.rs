@@ -9,7 +9,7 @@ pub use loom::sync::Mutex;
 pub use once::OnceLock;
 
 /// `OnceLock` for loom, which has none. A thread that finds the value, or that it is set, sees all
-/// that the writer did before; the standard type promises no more.
+/// earlier writes of the writer. The standard type promises no more.
 #[cfg(all(loom, test))]
 mod once {
     use super::Mutex;
