@@ -75,9 +75,9 @@ pub(crate) struct SocketMesh<'a> {
     pub channels: usize,
     /// Sockets of a channel.
     pub sockets: usize,
-    /// Watched while waiting.
+    /// The fault that waits check.
     pub fault: &'a Fault,
-    /// End of the attempts.
+    /// Deadline of the attempts to connect.
     pub deadline: Instant,
 }
 
@@ -130,7 +130,8 @@ impl SocketMesh<'_> {
             served.map_err(|error| error.context(self.need()))?;
             while let Some(peer) = self.listener.next() {
                 let peer = peer?;
-                // A rank whose first connection was displaced connects again: the last counts.
+                // A rank whose first connection was displaced connects again, so its last
+                // connection replaces the first.
                 let id = SocketId::accepted(&peer, self.me);
                 if let Some(id) = id.filter(|id| opening.accepts.contains(id)) {
                     opening.open.insert(id, peer.socket);
@@ -305,7 +306,7 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Goes on with the handshake; the peer once it is authenticated.
+    /// Goes on with the handshake. Returns the peer once it is authenticated.
     fn advance(&mut self) -> std::result::Result<Option<Peer>, ConnectFailure> {
         let Some(mut connector) = self.connector.take() else {
             return Ok(None);

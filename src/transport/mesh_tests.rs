@@ -28,7 +28,7 @@ fn id(peer: usize, index: usize) -> SocketId {
     }
 }
 
-/// Side that opens `count` sockets: rank 1 connects, rank 0 accepts.
+/// Arguments of one rank that opens `count` sockets: rank 1 connects, rank 0 accepts.
 struct Side<'a> {
     peers: &'a [PeerInfo],
     fault: &'a Fault,

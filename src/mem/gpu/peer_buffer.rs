@@ -252,7 +252,7 @@ impl PeerBufferLayout {
 }
 
 /// Returns the payload bytes of a slot for `codes` codes of 8 bits, with two 32-bit numbers for each 256
-/// codes. Most messages are powers of two. If `codes` is one too, all channels have equally many chunks.
+/// codes. If `codes` is a power of two, as most messages are, all channels have equally many chunks.
 const fn slot_of(codes: usize) -> usize {
     codes / 32 * 33
 }

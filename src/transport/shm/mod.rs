@@ -208,8 +208,8 @@ fn exchange_by(
         .collect())
 }
 
-/// Sends to each peer that has no descriptor yet, up to the first send that the kernel rejects for now;
-/// returns the kernel's reason.
+/// Sends this rank's descriptor to each peer that does not have it. Stops at the first send that the kernel
+/// rejects for now, and returns the kernel's reason.
 fn send_to_all(
     open: &mut [SharingPeer],
     peers: &[PeerInfo],

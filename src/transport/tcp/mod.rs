@@ -144,7 +144,7 @@ pub(super) fn connect_streams(
 #[derive(Debug, Default)]
 struct Pumps {
     pumps: Vec<SharedPump>,
-    /// End of each pump's part of the interests.
+    /// For each pump, the index at which its part of the interests ends.
     parts: Vec<usize>,
 }
 
@@ -298,7 +298,8 @@ impl SendFrom for TcpSend {
         let mut pump = self.pump.lock();
         pump.send();
         pump.broken()?;
-        // The message takes the number of a slot, whose payload stays unused.
+        // A zero-copy message takes a slot and its number, but leaves the payload of the slot
+        // unused.
         if !self.producer.ready()?
             || !pump.send_from(self.producer.published(), &header, payload)?
         {
@@ -368,7 +369,8 @@ impl RecvInto for TcpRecv {
         if !self.pump.lock().recv_into(place)? {
             return Ok(false);
         }
-        // The message took the number of a slot, whose payload stays unused.
+        // A zero-copy message takes a slot and its number, but leaves the payload of the slot
+        // unused.
         let published = self.consumer.ready()?;
         debug_assert!(published, "the pump has published it");
         self.consumer.release();

@@ -27,7 +27,7 @@ pub(super) struct Pump {
     slot_bytes: usize,
     /// Messages that the sending end has published.
     outgoing: Consumer,
-    /// Whether the kernel has the whole message, by message number modulo depth.
+    /// Whether the kernel has taken the whole message, by message number modulo depth.
     left: Vec<bool>,
     /// Messages for the receiving end.
     incoming: Producer,
@@ -414,7 +414,8 @@ impl Pump {
 }
 
 impl Socket {
-    /// Writes as much as the kernel takes of the next message; returns whether that was the rest.
+    /// Writes as much of the next message as the kernel takes. Returns whether the kernel now has
+    /// the whole message.
     fn write(&mut self, who: &str, header: &Header, payload: &[u8]) -> Result<bool> {
         let frame = encode(header, self.out_message);
         while self.out_at < FRAME + payload.len() {

@@ -198,7 +198,8 @@ mod tests {
         ] {
             let fabric = Fabric::new(vec![FakeDevice::roce("r0", 1)]);
             fabric.set_fork_support(answer);
-            // The call must precede the first device.
+            // `ibv_fork_init` must be called before any device is opened, so the test lets opening
+            // fail.
             fabric.fail("open_device", 0, 1, libc::EIO);
             let api: Arc<dyn Api> = fabric.clone();
             assert!(Device::open_all(&api, |_| true).is_err());

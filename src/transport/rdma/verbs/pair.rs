@@ -208,7 +208,7 @@ impl Pair {
         for (work, write) in works.iter_mut().zip(writes.iter_mut()).rev() {
             work.wr_id = write.id;
             work.next = next;
-            // The device would check the key even of a piece of no bytes.
+            // A piece of no bytes is left out, because the device would check its key.
             work.sg_list = &raw mut write.piece;
             work.num_sge = c_int::from(write.piece.length > 0);
             work.rdma.remote_addr = write.remote;
