@@ -36,7 +36,7 @@ pub struct UserBuffers<'a> {
 unsafe impl Send for UserBuffers<'_> {}
 
 impl<'a> UserBuffers<'a> {
-    /// Makes separate buffers.
+    /// Makes buffers whose input and output are separate memory.
     pub fn new(input: &'a [u8], output: &'a mut [u8]) -> UserBuffers<'a> {
         UserBuffers {
             input: input.as_ptr(),

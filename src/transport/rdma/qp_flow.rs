@@ -5,15 +5,15 @@ use super::verbs::{Pair, Write};
 use crate::mem::FifoShape;
 use std::io;
 
-/// Smallest number of work requests in a send queue. A message takes two; a credit, a probe and a close need
-/// room, too.
+/// Lower bound on the number of work requests in a send queue. A message takes two; a credit, a probe and a
+/// close need room, too.
 const FEWEST_WORKS: usize = 16;
 
 /// Number of work requests that messages leave free for credits, probes and the close.
 const SPARE_WORKS: u64 = 6;
 
-/// Returns the lengths of the send queue and of the receive queue. This side has to poll at most one message
-/// for each slot of the peer, one credit for each slot of its own, and a close.
+/// Returns the lengths of the send queue and of the receive queue. Each arriving immediate takes a receive
+/// request. At most one message per slot, one credit per slot and a close arrive before this side polls.
 pub(super) fn queue_sizes(shape: &FifoShape) -> (usize, usize) {
     ((4 * shape.depth).max(FEWEST_WORKS) + 8, 2 * shape.depth + 2)
 }

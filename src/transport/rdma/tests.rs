@@ -50,7 +50,8 @@ fn two() -> Vec<FakeDevice> {
     vec![FakeDevice::roce("r0", 1), FakeDevice::roce("r1", 2)]
 }
 
-/// Returns the error of each rank of a world that cannot connect.
+/// Returns the errors of two ranks with these devices, which cannot connect after `spoil` has
+/// changed the fabric.
 fn refusals(devices: Vec<FakeDevice>, spoil: impl FnOnce(&Fabric), config: &Config) -> Vec<String> {
     let (world, fabric) = world(devices);
     spoil(&fabric);

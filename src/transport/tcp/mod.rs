@@ -298,8 +298,7 @@ impl SendFrom for TcpSend {
         let mut pump = self.pump.lock();
         pump.send();
         pump.broken()?;
-        // A zero-copy message takes a slot and its number, but leaves the payload of the slot
-        // unused.
+        // A zero-copy message takes the number of a slot, but its payload bypasses the slot.
         if !self.producer.ready()?
             || !pump.send_from(self.producer.published(), &header, payload)?
         {
@@ -369,8 +368,7 @@ impl RecvInto for TcpRecv {
         if !self.pump.lock().recv_into(place)? {
             return Ok(false);
         }
-        // A zero-copy message takes a slot and its number, but leaves the payload of the slot
-        // unused.
+        // A zero-copy message takes the number of a slot, but its payload bypasses the slot.
         let published = self.consumer.ready()?;
         debug_assert!(published, "the pump has published it");
         self.consumer.release();

@@ -137,8 +137,8 @@ impl Pump {
         }
     }
 
-    /// Reads arrived messages into free slots: from the socket of the next message, or from all sockets. While
-    /// the next message is claimed, `all` reads nothing.
+    /// Reads arrived messages into free slots: from all sockets if `all` is set, else from the socket of the
+    /// next message. While the next message is claimed, a call with `all` reads nothing.
     pub fn receive(&mut self, all: bool) {
         let next = self.next();
         if self.sockets[next].in_place || all && self.claimed {
