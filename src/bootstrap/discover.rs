@@ -200,7 +200,7 @@ fn slurm(lookup: &impl Fn(&str) -> Option<String>) -> Result<Option<Rendezvous>>
     Ok(Some(Rendezvous::Address(host, FIRST_PORT + port as u16)))
 }
 
-/// Derives a loopback port from the job's name: on one host all ranks derive the same.
+/// Derives a loopback port from the job's name, so that all ranks of one host derive the same port.
 fn open_mpi(nranks: usize, lookup: &impl Fn(&str) -> Option<String>) -> Option<Rendezvous> {
     let local: usize = lookup("OMPI_COMM_WORLD_LOCAL_SIZE")?.trim().parse().ok()?;
     let job = lookup("PMIX_NAMESPACE")?;

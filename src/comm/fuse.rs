@@ -95,7 +95,7 @@ fn can_fuse(a: (&Call, CodecSetting), b: (&Call, CodecSetting)) -> bool {
     key(a) == key(b)
 }
 
-/// Returns whether a call of at most `bytes` may be fused at all.
+/// Returns whether a call is of a kind that can be fused and has at most `bytes` bytes.
 fn is_small(call: &Call, bytes: usize) -> bool {
     call.collective == Collective::AllReduce
         && !matches!(call.op, ReduceOp::PreMulSum(_))

@@ -180,8 +180,8 @@ fn try_connect(
         0 => None,
         _ => Some(SampleWindows::new(&context, config.init_timeout)?),
     };
-    // An allocation may wait for kernels of another rank on the GPU, and these for this rank: no rank
-    // launches before all ranks have allocated.
+    // No rank launches kernels before all ranks have allocated. Otherwise an allocation could wait for
+    // another rank's kernel on the GPU, and that kernel for this rank.
     exchange.barrier()?;
     let state = GpuState {
         context,

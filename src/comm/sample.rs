@@ -1,12 +1,12 @@
 //! Samples: every k-th coded sum is also run exactly on a window, and both results are compared.
 //!
-//! All ranks must make the same choice whether to keep the codec, without another exchange: a
-//! thread may hold several ranks. So each rank gets all data of the comparison. The exact sum has
-//! the same bits on all ranks, and so has a coded all_reduce. An all_gather replicates the window
-//! of a coded reduce_scatter.
+//! All ranks must make the same choice whether to keep the codec. They cannot exchange the result of the
+//! comparison, because a thread may hold several ranks. So each rank gets all data of the comparison. The
+//! exact sum has the same bits on all ranks, and so has a coded all_reduce. An all_gather replicates the
+//! window of a coded reduce_scatter.
 //!
-//! The number of a call decides whether the call is sampled, and from which call on the result
-//! counts. On a GPU, a sample waits only for the sample before it.
+//! The number of a call decides whether the call is sampled, and from which call on the result counts. On a
+//! GPU, a sample waits only for the previous sample.
 //!
 //! Calls on host memory in groups and captured calls are not sampled. This includes groups of one call,
 //! because another rank may have further calls in its group.

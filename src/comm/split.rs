@@ -132,8 +132,8 @@ const SPLIT_ID: u8 = 1;
 /// First byte of a leader's message that holds the reason why there is no id.
 const SPLIT_ERROR: u8 = 2;
 
-/// Encodes the message of a split's leader: the id, or why there is none, so that no rank waits for
-/// it.
+/// Encodes the message of a split's leader: the id, or the reason why there is none. The reason
+/// keeps other ranks from waiting for the id.
 fn encode_split_id(id: &Result<UniqueId>) -> Vec<u8> {
     match id {
         Ok(id) => [&[SPLIT_ID], id.as_bytes().as_slice()].concat(),

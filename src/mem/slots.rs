@@ -150,13 +150,15 @@ impl FifoMemory {
     /// Returns the word that announces message `number`.
     #[inline]
     fn number(&self, number: u64) -> &AtomicU64 {
-        // SAFETY: the word lies inside the line at a multiple of 8, and is accessed atomically only.
+        // SAFETY: the word lies inside the line at a multiple of 8, and is accessed atomically only. `places`
+        // holds the region, which keeps the word mapped.
         unsafe { &*self.line(number).add(NUMBER_AT).cast::<AtomicU64>() }
     }
 
     #[inline]
     fn payload(&self, number: u64) -> *mut u8 {
-        // SAFETY: the payload follows the line in the same slot.
+        // SAFETY: the payload follows the line in the same slot, which `new` checked to be inside
+        // the region.
         unsafe { self.line(number).add(LINE_BYTES) }
     }
 }
@@ -480,7 +482,7 @@ impl Consumer {
     #[inline]
     fn bytes(&self, ahead: usize, bytes: u32) -> &[u8] {
         let payload = self.memory.payload(self.cursor.taken + ahead as u64);
-        // SAFETY: `bytes` was bounded by the slot when its header was read.
+        // SAFETY: `read_header` checked that `bytes` does not exceed a slot when it read the header.
         unsafe { std::slice::from_raw_parts(payload, bytes as usize) }
     }
 }

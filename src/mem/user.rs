@@ -165,8 +165,8 @@ impl<'a> UserBuffers<'a> {
             at <= self.input_bytes && tile.len() <= self.input_bytes - at,
             "input overrun"
         );
-        // SAFETY: the assertion checks bounds; `tile` is the engine's own memory, which the user's cannot
-        // overlap.
+        // SAFETY: the assertion checks bounds; `tile` is the engine's own memory, which cannot overlap the
+        // user's memory.
         unsafe {
             std::ptr::copy_nonoverlapping(self.input.add(at), tile.as_mut_ptr(), tile.len());
         }
@@ -182,8 +182,8 @@ impl<'a> UserBuffers<'a> {
             at <= self.output_bytes && tile.len() <= self.output_bytes - at,
             "output overrun"
         );
-        // SAFETY: the assertion checks bounds; `tile` is the engine's own memory, which the user's cannot
-        // overlap.
+        // SAFETY: the assertion checks bounds; `tile` is the engine's own memory, which cannot overlap the
+        // user's memory.
         unsafe {
             std::ptr::copy_nonoverlapping(self.output.add(at), tile.as_mut_ptr(), tile.len());
         }
@@ -215,8 +215,8 @@ impl<'a> UserBuffers<'a> {
             // A C caller's empty buffer may be NULL, which no slice may be.
             return &[];
         }
-        // SAFETY: the assertion checks bounds. Writing the user's memory takes `&mut self`, which the slice
-        // excludes.
+        // SAFETY: the assertion checks bounds. Writing the user's memory takes `&mut self`, which is excluded
+        // while the slice is borrowed.
         unsafe { std::slice::from_raw_parts(self.input.add(at), bytes) }
     }
 
@@ -229,8 +229,8 @@ impl<'a> UserBuffers<'a> {
         if bytes == 0 {
             return &[];
         }
-        // SAFETY: the assertion checks bounds. Writing the user's memory takes `&mut self`, which the slice
-        // excludes.
+        // SAFETY: the assertion checks bounds. Writing the user's memory takes `&mut self`, which is excluded
+        // while the slice is borrowed.
         unsafe { std::slice::from_raw_parts(self.output.add(at), bytes) }
     }
 

@@ -1,4 +1,5 @@
-//! Locks of code with a loom model: of the standard library, or of loom when its models run.
+//! Locks of code that has loom models: those of loom while its models run, otherwise those of the
+//! standard library.
 
 #[cfg(not(all(loom, test)))]
 pub use std::sync::{Mutex, OnceLock};

@@ -87,7 +87,7 @@ pub(crate) trait Prepared {
 pub(crate) struct Setup<'a> {
     /// Control plane, settings, fault and deadline.
     pub context: &'a ConnectContext<'a>,
-    /// Slots of a connection.
+    /// Number and size of the slots of a connection.
     pub shape: FifoShape,
     /// Memory for incoming slots, if a transport in use has [`Caps::inbox`].
     pub inbox: Option<Inbox>,
@@ -227,7 +227,8 @@ pub(crate) struct Ends {
     pub recv: Box<dyn RecvEnd>,
 }
 
-/// The descriptors of one transport that a rank's waiter sleeps on, and the work beside them.
+/// The descriptors of one transport that a rank's waiter sleeps on, and the work that the waiter
+/// does for the transport.
 pub(crate) trait Pollable: Send + std::fmt::Debug {
     /// Returns whether only polls of the descriptors move data. The waiter then polls also while it spins.
     fn is_polled(&self) -> bool;

@@ -89,7 +89,7 @@ impl Inbox {
         crowded: bool,
     ) -> (InboxSend, InboxRecv) {
         let (own, their) = ((me, &self.region), (peer, region));
-        // SAFETY: the caller calls once for each peer and channel.
+        // SAFETY: the caller calls this once for each peer and channel.
         unsafe { self.layout.join(own, their, channel, who, crowded) }
     }
 }
@@ -126,7 +126,8 @@ impl InboxLayout {
         let ringer = Ringer::new(their.clone(), DOORBELL_AT, crowded);
         let outgoing = self.places((me, own), (peer, their), channel);
         let incoming = self.places((peer, their), (me, own), channel);
-        // SAFETY: the caller calls once, and `places` gives each pair and channel places of its own.
+        // SAFETY: the caller calls this once for each peer and channel, and `places` gives each call places
+        // of its own.
         unsafe {
             (
                 InboxSend {

@@ -54,7 +54,7 @@ pub(crate) struct Handshake {
 }
 
 impl Handshake {
-    /// Starts the handshake on the side that connected.
+    /// Starts the handshake on the connecting side.
     ///
     /// # Errors
     /// System if there are no random numbers.
@@ -72,7 +72,7 @@ impl Handshake {
         })
     }
 
-    /// Starts the handshake on the side that was connected to.
+    /// Starts the handshake on the accepting side.
     pub(crate) fn acceptor() -> Handshake {
         Handshake {
             side: HandshakeSide::Acceptor,

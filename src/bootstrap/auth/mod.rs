@@ -180,7 +180,7 @@ impl HandshakeConfig {
         keys::seal(&self.proof, &transcript.parts(prover))
     }
 
-    /// Compares in constant time.
+    /// Returns whether `proof` is the prover's proof for `transcript`. Compares in constant time.
     fn accepts(&self, prover: HandshakeSide, transcript: &Transcript, proof: &[u8]) -> bool {
         keys::opens(&self.proof, &transcript.parts(prover), proof)
     }

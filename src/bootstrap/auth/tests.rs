@@ -222,7 +222,7 @@ fn missing_listener_fails_at_once_or_is_awaited() {
     server.join().unwrap().unwrap();
 }
 
-/// Binds one address of another host and two of this host.
+/// Passes one address of another host and two of this host; only the latter are bound.
 #[test]
 fn listener_binds_the_addresses_of_its_host() {
     let addresses = ["192.0.2.1:0", "127.0.0.2:0", "127.0.0.3:0"].map(|one| one.parse().unwrap());

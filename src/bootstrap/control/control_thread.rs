@@ -89,8 +89,9 @@ impl ControlThread {
         ready
     }
 
-    /// Reads the ready links, and handles ends of connections last. Reports that a rank sent before
-    /// its end explain more than the end, and so do all ends that happened together.
+    /// Reads the ready links, and only then handles connections that have ended. Reports that a
+    /// rank sent before its end explain more than the end. Connections that ended together are
+    /// reported together.
     fn receive(&mut self, ready: &[bool]) {
         let mut ends = Vec::new();
         for at in (0..self.node.links.len()).filter(|&at| ready[at]) {

@@ -555,7 +555,8 @@ fn rank_that_cannot_register_fails_all_ranks_at_once() {
     check(&own, [join(id, 0, good), join(id, 2, good)]);
 }
 
-/// The server waits for a core until the deadline of a rank has passed.
+/// The server sends its refusal only after the deadline of a rank, as a server that waits for a
+/// core would. The rank still receives it.
 #[test]
 fn late_refusal_is_received() {
     let deadline = Instant::now() + Duration::from_secs(5);

@@ -97,8 +97,8 @@ impl Staging {
         let index = (number % u64::from(self.fifo.depth)) as usize;
         let slot = channel as usize * self.fifo.depth as usize + index;
         let at = self.fifo.slots as usize + slot * self.fifo.stride as usize;
-        // SAFETY: `ends` checked the channel, so the slot lies inside the peer buffer, and `new` checked that
-        // the memory holds it.
+        // SAFETY: `ends` checked the channel, so the slot lies inside the peer buffer. `new` checked that the
+        // memory holds the peer buffer, and `self` keeps the memory.
         unsafe { memory.host().as_ptr().add(at) }
     }
 }

@@ -15,7 +15,7 @@ use std::sync::Arc;
 /// The transport between threads of one process.
 pub(super) struct Loopback;
 
-/// Costs: see [`super::shm`].
+/// Costs are equal to those of shared memory; see [`super::shm`].
 static CAPS: Caps = Caps {
     inbox: InboxMemory::Private,
     ..super::shm::CAPS

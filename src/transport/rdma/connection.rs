@@ -171,7 +171,7 @@ impl Connection {
         self.sent += 1;
         let index = self.flow_of(number);
         let there = self.parts.remote.0 + (self.incoming_at(number) - self.parts.at) as u64;
-        // SYNC POINT rdma-message: the write with the immediate, posted behind the write of the payload,
+        // SYNC POINT rdma-message: the write with the immediate, posted after the write of the payload,
         // publishes line and payload; pairs with the completion that the peer's `can_receive` polls for.
         let immediate = Some(Immediate::Message(number));
         let whole = bytes <= ONE_WRITE;

@@ -94,7 +94,7 @@ impl Prepared for TcpListener {
         let addresses = addresses.collect::<Result<_>>()?;
         let counts = (config.channels, config.tcp_sockets);
         let mesh = setup.mesh(PURPOSE, listener, addresses, counts);
-        // The kernel chooses the buffer sizes of the sockets, which follow the path.
+        // Leaves the buffer sizes of the sockets to the kernel, which adapts them to the path.
         let sockets = mesh.open()?;
         sockets.values().try_for_each(|it| socket::keep_alive(it))?;
         connect_streams(setup, peers, sockets).map(Some)

@@ -51,10 +51,10 @@ impl Device {
         for index in 0..count.max(0) as usize {
             // SAFETY: `ibv_get_device_list` returned a list of `count` devices.
             let device = unsafe { *list.add(index) };
-            // SAFETY: devices are valid until `free_device_list`, which runs behind this loop.
+            // SAFETY: devices are valid until `free_device_list`, which runs after this loop.
             let name = unsafe { (*device).name() };
             if wanted(&name) {
-                // SAFETY: devices are valid until `free_device_list`, which runs behind this loop.
+                // SAFETY: devices are valid until `free_device_list`, which runs after this loop.
                 let raw = unsafe { api.open_device(device) };
                 let what = || format!("opening the RDMA device {name} (is /dev/infiniband there?)");
                 match made(raw, what) {

@@ -233,7 +233,7 @@ impl Pair {
 
 impl Drop for Pair {
     fn drop(&mut self) {
-        // SAFETY: `Pair` owns `raw`.
+        // SAFETY: `Pair` owns `raw`, and destroys it only here.
         destroyed("queue pair", unsafe {
             self.domain.device.api.destroy_qp(self.raw)
         });
