@@ -374,7 +374,7 @@ mod tests {
         assert_eq!(UniqueId::from_bytes(&id.0).unwrap().addresses(), addresses);
     }
 
-    /// Debian's `/etc/hosts` has 127.0.1.1 for the host's own name.
+    /// Debian's `/etc/hosts` maps the host's own name to 127.0.1.1.
     #[test]
     fn name_with_a_loopback_address_gets_another_address_first() {
         let of = |named: &[&str], another: Option<&str>| -> Vec<String> {

@@ -109,7 +109,7 @@ pub(super) fn handshake(id: &UniqueId, rank: usize) -> HandshakeConfig {
     HandshakeConfig::new(&id.key(b"", "rendezvous"), identity)
 }
 
-/// Starts a thread that serves the rendezvous of `id` behind `listener` for `timeout`.
+/// Starts a thread that serves the rendezvous of `id` on `listener` for `timeout`.
 pub(super) fn serve(id: &UniqueId, listener: Listener, timeout: Duration) -> Result<()> {
     let requests = Arc::<Requests>::default();
     let server = RendezvousServer {

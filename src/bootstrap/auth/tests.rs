@@ -275,7 +275,7 @@ fn connector_tries_all_addresses_within_the_deadline() {
     assert!(refused.unwrap_err().message().contains("refused"));
 }
 
-/// A silent address costs the others no time, however long the attempts have taken.
+/// A silent address does not delay the other addresses, however long the attempts have taken.
 #[test]
 fn silent_address_costs_others_no_time() {
     let silent = TcpListener::bind(("127.0.0.2", 0)).unwrap();

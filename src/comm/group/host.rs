@@ -1,5 +1,5 @@
-//! The calls of a group on host memory: fused, planned, and run with all engines making progress in
-//! turn.
+//! Runs the calls of a group on host memory: fuses small calls, plans them, and lets all engines
+//! make progress in turn.
 
 use super::super::Communicator;
 use super::super::fuse::{self, FusedCall};

@@ -22,8 +22,8 @@ use crate::sys::ibverbs::{IBV_WC_SUCCESS, IBV_WC_WR_FLUSH_ERR, IbvSge, IbvWc};
 use std::io;
 use std::sync::Arc;
 
-/// Largest payload that travels in one write with its line. A larger payload is a write of its own, which
-/// switches may spread over several paths; the line keeps its order behind it.
+/// Largest payload, in bytes, that is sent in one write with its header line. A larger payload is a separate
+/// write, which switches may spread over several paths. The write of the line takes effect after it.
 const ONE_WRITE: usize = 8192;
 
 const _: () = assert!(FRAME == LINE_BYTES);

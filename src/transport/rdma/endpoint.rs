@@ -177,7 +177,7 @@ impl Endpoint {
 }
 
 impl Drop for Endpoint {
-    /// Sends a close behind all messages, so that peers see an orderly end instead of a failure.
+    /// Sends a close after all messages, so that peers see an orderly end instead of a failure.
     fn drop(&mut self) {
         self.each().for_each(|mut connection| connection.close());
         let until = Instant::now() + CLOSE_TIMEOUT;

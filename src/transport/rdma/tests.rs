@@ -155,7 +155,7 @@ fn settings_reach_the_queue_pairs() {
             assert_eq!(attributes.path_mtu, IBV_MTU_1024, "the smaller of both");
             let route = attributes.ah_attr.grh;
             assert_eq!((route.traffic_class, attributes.ah_attr.sl), (106, 3));
-            // RoCE v2 over IPv4 is the fourth entry of the table.
+            // RoCE v2 over IPv4 is the fourth entry of the GID table.
             assert_eq!((route.sgid_index, attributes.ah_attr.is_global), (3, 1));
         }
         exchange.barrier().unwrap();

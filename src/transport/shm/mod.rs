@@ -273,7 +273,7 @@ mod tests {
         name
     }
 
-    /// The test's kernel rejects a descriptor while another one is in flight.
+    /// The simulated kernel rejects a descriptor while another one is in flight.
     #[test]
     fn rejected_descriptor_is_sent_after_others_have_arrived() {
         let (peers, fault) = (peers(), Fault::new());
