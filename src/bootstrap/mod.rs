@@ -84,7 +84,8 @@ impl std::fmt::Display for PeerInfo {
     }
 }
 
-/// Exchanges small messages between the ranks of a communicator, beside its data connections.
+/// Exchanges small messages between the ranks of a communicator, over connections that are separate
+/// from the data connections.
 ///
 /// Implementations: [`ControlPlane`] over TCP, and [`LocalOutOfBand`] for threads of one process.
 pub trait OutOfBand: Send + Sync + std::fmt::Debug {

@@ -65,7 +65,7 @@ fn other_tasks(pid: u32) -> OtherTasks {
     let tasks = tasks.into_iter().flatten().flatten();
     let mut found = OtherTasks::Gone;
     for task in tasks.filter(|task| *task.file_name() != *pid.to_string()) {
-        // A task without a file has ended meanwhile.
+        // A task whose file has vanished has ended.
         let text = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
         match parse(&text) {
             Some(stat) if stat.is_ending() || stat.is_killed() => {}

@@ -313,8 +313,9 @@ impl RendezvousServer {
             self.nranks = self.nranks.max(nranks);
             return Ok(());
         }
-        // The earliest deadline counts, less the time to send all ranks the names of missing ranks.
-        // It counts from the acceptance, because this thread may have waited for a core since then.
+        // The rendezvous must end at the earliest deadline of a rank, less the time to send all
+        // ranks the names of missing ranks. A rank's timeout starts at the acceptance of its
+        // connection, because this thread may have waited for a core since then.
         let until = registrant.accepted + timeout.saturating_sub(margin(timeout));
         if self.nranks == 0 || until < self.deadline {
             self.deadline = until;

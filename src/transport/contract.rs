@@ -230,7 +230,8 @@ pub(crate) struct Ends {
 /// The descriptors of one transport that a rank's waiter sleeps on, and the work that the waiter
 /// does for the transport.
 pub(crate) trait Pollable: Send + std::fmt::Debug {
-    /// Returns whether only polls of the descriptors move data. The waiter then polls also while it spins.
+    /// Returns whether data moves only when the descriptors are polled. If so, the waiter polls them while it
+    /// spins, too.
     fn is_polled(&self) -> bool;
 
     /// Finishes work for which an end had no room, such as a credit. Called while the waiter spins,

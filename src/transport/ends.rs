@@ -26,8 +26,8 @@ pub trait SendEnd: Send + std::fmt::Debug {
         None
     }
 
-    /// Returns whether all published messages have left this process. A call returns only then, because
-    /// nothing moves its messages afterwards.
+    /// Returns whether all published messages have left this process. A collective call returns only after
+    /// that, because nothing sends its messages later.
     ///
     /// # Errors
     /// As for `ready`.

@@ -181,7 +181,8 @@ impl SocketMesh<'_> {
         }
     }
 
-    /// Waits for an event. Returns which outgoing sockets are ready, then which of the listener's.
+    /// Waits for an event. Returns which outgoing sockets are ready, then which descriptors of the
+    /// listener are ready.
     fn poll(&self, outgoing: &[Outgoing], now: Instant) -> Vec<bool> {
         let mut limit = FAULT_POLL_INTERVAL.min(self.deadline - now);
         limit = limit.min(self.listener.poll_limit(now));

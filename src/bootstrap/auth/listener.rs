@@ -121,7 +121,8 @@ impl Listener {
         })
     }
 
-    /// Reserves places for this many connections of ranks beside unauthenticated connections.
+    /// Reserves places for this many connections of ranks, in addition to the places for
+    /// unauthenticated connections.
     pub(crate) fn expect_connections(&mut self, connections: usize) {
         self.places = 2 * connections + 64;
     }

@@ -55,7 +55,8 @@ pub(super) struct PendingGather {
 }
 
 impl PendingGather {
-    /// Returns the ranks beside `rank` that have not contributed; `None` before the root reports.
+    /// Returns the ranks other than `rank` that have not contributed; `None` before the root
+    /// reports.
     pub(super) fn missing(&self, rank: usize) -> Option<Vec<usize>> {
         let present = self.present.iter().enumerate();
         let absent = present.filter(|&(other, &here)| !here && other != rank);

@@ -62,7 +62,7 @@ impl<'a> Group<'a> {
     /// Adds a call on host memory. Nothing moves before [`Group::run`].
     ///
     /// # Errors
-    /// The errors of the checks of [`Communicator::call`]; the group then does not change.
+    /// The errors of the checks of [`Communicator::call`]. An error leaves the group as it was.
     pub fn add(
         &mut self,
         comm: &'a Communicator,
@@ -82,7 +82,7 @@ impl<'a> Group<'a> {
     /// Adds a call on a GPU. Nothing is queued before [`Group::run`].
     ///
     /// # Errors
-    /// The errors of the checks of [`Communicator::call_on`]; the group then does not change.
+    /// The errors of the checks of [`Communicator::call_on`]. An error leaves the group as it was.
     pub fn add_on(
         &mut self,
         comm: &'a Communicator,

@@ -17,7 +17,8 @@ use crate::gpu::abi::{
     CURSORS_BYTES, Fifo, LINE_BYTES, MAX_CHANNELS, MAX_RANKS, PROTOCOLS, Protocol, SIGNATURE_WORDS,
 };
 
-/// Device memory of a rank beside its peer buffers: cursors, and a line for the fused kernels' call counters.
+/// Bytes of device memory of a rank in addition to its peer buffers: cursors, and a line for the fused
+/// kernels' call counters.
 pub const PRIVATE_BYTES: usize = CURSORS_BYTES + LINE_BYTES;
 
 /// Allocation granularity of the driver for large allocations.
