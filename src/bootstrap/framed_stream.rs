@@ -137,7 +137,8 @@ impl FramedStream {
         }
     }
 
-    /// Sends as much as the socket takes. A broken connection drops the rest; reading reports it.
+    /// Sends as much as the socket takes. If the connection is broken, drops the queued frames;
+    /// `receive` reports the reason.
     pub(super) fn flush(&mut self) {
         while let Some(piece) = self.outbox.front() {
             match socket::write(&self.socket, &[IoSlice::new(&piece.bytes()[self.sent..])]) {

@@ -155,8 +155,8 @@ impl ControlLinks {
         }
     }
 
-    /// Announces a fault that was raised elsewhere, such as by the parent communicator, because
-    /// other threads of this rank may not check the fault for a long time.
+    /// Announces a fault that was raised elsewhere, such as by the parent communicator. Without
+    /// this, other ranks could wait until another thread of this rank checks the fault.
     pub(super) fn announce_fault(&mut self) {
         if self.leave_deadline.is_none()
             && let Err(reason) = self.shared.fault.check()
