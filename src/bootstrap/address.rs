@@ -136,8 +136,8 @@ fn candidates() -> Result<Vec<InterfaceAddress>> {
         .collect())
 }
 
-/// Whether an address is link-local IPv6: it is valid only with an interface, whose number differs
-/// from host to host.
+/// Returns whether an address is link-local IPv6. Such an address is valid only with the number of
+/// an interface, which differs from host to host.
 fn needs_scope(ip: &IpAddr) -> bool {
     matches!(ip, IpAddr::V6(v6) if Ipv6Addr::is_unicast_link_local(v6))
 }

@@ -32,7 +32,7 @@ pub struct LaunchInfo {
 /// Rendezvous of the ranks of a [`LaunchInfo`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Rendezvous {
-    /// A whole id.
+    /// A complete unique id.
     Id(UniqueId),
     /// Host and port where rank 0 listens.
     Address(String, u16),

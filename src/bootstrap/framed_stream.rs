@@ -61,7 +61,7 @@ pub(super) struct Frame {
     pub(super) body: Vec<u8>,
 }
 
-/// An end of a framed connection.
+/// This side's end of a connection that carries frames.
 pub(super) struct FramedStream {
     socket: Socket,
     sending: SealedDirection,

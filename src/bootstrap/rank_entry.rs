@@ -20,7 +20,7 @@ pub(super) struct RankEntry {
 }
 
 impl RankEntry {
-    /// Describes this process as `rank`.
+    /// Makes the table entry of this process, whose rank is `rank`.
     pub(super) fn this(rank: usize, address: IpAddr, config: &Config) -> Result<RankEntry> {
         let pid = std::process::id();
         Ok(RankEntry {

@@ -25,7 +25,7 @@ pub(super) const MAX_RANKS: usize = 4096;
 
 /// Kind of a frame by which a rank registers: number of ranks, time that it can wait, its entry.
 pub(super) const REGISTER: u8 = 1;
-/// Kind of a frame for registered ranks: random bytes, and the entries of all.
+/// Kind of a frame for registered ranks: random bytes, and the entries of all ranks.
 pub(super) const TABLE: u8 = 2;
 /// Kind of a frame with the reason why there will be no communicator, from the server or from a
 /// rank that cannot register.

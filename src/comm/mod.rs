@@ -101,7 +101,7 @@ pub struct CommInfo {
     pub slots: usize,
     /// Bytes of slot memory on this rank.
     pub buffer_bytes: usize,
-    /// Ranks by host.
+    /// The ranks of each host.
     pub hosts: Hosts,
 }
 

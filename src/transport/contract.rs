@@ -157,7 +157,8 @@ impl<'a> Setup<'a> {
         })
     }
 
-    /// Returns a mesh of sockets with the peers at `addresses`: `sockets` on each of `channels`.
+    /// Returns a mesh of sockets with the peers at `addresses`. Each of the `channels` has
+    /// `sockets` sockets.
     pub fn mesh(
         &self,
         purpose: &'static str,

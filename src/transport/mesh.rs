@@ -24,7 +24,7 @@ const FAULT_POLL_INTERVAL: Duration = Duration::from_millis(20);
 pub(crate) struct SocketId {
     /// Rank at the other end.
     pub peer: usize,
-    /// Channel.
+    /// Number of the channel.
     pub channel: usize,
     /// Index among the sockets of the channel.
     pub index: usize,

@@ -23,7 +23,7 @@ const PAUSES: u32 = 4;
 pub(super) struct RankWaiter {
     /// Sleeps on the doorbell; `None` without an inbox.
     sleeper: Option<Sleeper>,
-    /// Transports with descriptors.
+    /// Transports whose descriptors the waiter polls.
     pollables: Vec<Box<dyn Pollable>>,
     /// Whether some transport must be polled while the rank spins.
     is_polled: bool,

@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 /// Bytes that the connector reads: hello, proof and welcome.
 const INPUT_BYTES: usize = HELLO_BYTES + PROOF_BYTES + 1;
 
-/// Next step of a handshake.
+/// Progress of a handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HandshakeProgress {
     /// The handshake goes on once the socket is readable, or writable if `write` is set.
@@ -29,7 +29,7 @@ pub(crate) enum HandshakeFailure {
     Refused(&'static str),
 }
 
-/// Bytes that this side waits for.
+/// The message that this side waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum HandshakeStage {
     /// The connector's hello.

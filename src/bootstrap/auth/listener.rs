@@ -202,7 +202,7 @@ impl Listener {
         let now = Instant::now();
         let (sockets, pending) = ready.split_at(self.sockets.len().min(ready.len()));
         // Bytes that have arrived are read before a late connection is dropped, because this thread
-        // may be late and not the peer.
+        // rather than the peer may be late.
         for (at, peer) in std::mem::take(&mut self.pending).into_iter().enumerate() {
             match pending.get(at).is_some_and(|ready| *ready) {
                 true => self.advance(peer, config, now),

@@ -48,13 +48,13 @@ impl ControlLink {
 pub(super) struct ControlLinks {
     pub(super) shared: Arc<SharedControl>,
     pub(super) links: Vec<ControlLink>,
-    /// This rank makes no more calls.
+    /// Whether this rank makes no more calls.
     pub(super) closed: bool,
     /// Deadline of the attempts to send [`super::frames::LEFT`].
     pub(super) leave_deadline: Option<Instant>,
-    /// The root has left, and its connection has ended.
+    /// Whether the root has left and its connection has ended.
     pub(super) lost_root: bool,
-    /// All ranks know of a failure.
+    /// Whether all ranks know of a failure.
     pub(super) failed: bool,
 }
 

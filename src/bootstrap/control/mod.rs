@@ -330,7 +330,8 @@ impl OutOfBand for ControlPlane {
             if sequence.left || sequence.closing.is_some() {
                 return;
             }
-            // The contribution to the closing all-gather goes before the frame that ends all others.
+            // The contribution to the closing all-gather is sent before the close, after which this rank
+            // takes part in no other all-gather.
             let generation = sequence.next_generation;
             self.shared.start_gather(generation | CLOSING, Vec::new());
             sequence.closing = Some(generation);

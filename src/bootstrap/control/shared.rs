@@ -38,11 +38,11 @@ pub(super) struct ControlState {
     commands: Vec<ControlCommand>,
     /// The all-gather that this rank waits for.
     pub(super) gather: Option<PendingGather>,
-    /// The kernel has taken the frame [`super::frames::CLOSED`].
+    /// Whether the kernel has taken the frame [`super::frames::CLOSED`].
     pub(super) closed_sent: bool,
-    /// The kernel has taken the frame [`super::frames::LEFT`].
+    /// Whether the kernel has taken the frame [`super::frames::LEFT`].
     pub(super) left_sent: bool,
-    /// The control thread has ended.
+    /// Whether the control thread has ended.
     pub(super) ended: bool,
 }
 

@@ -465,7 +465,7 @@ impl Socket {
     }
 }
 
-/// Reads; returns `None` if nothing has arrived.
+/// Reads from a socket. Returns `None` if nothing has arrived.
 fn read(who: &str, from: &OwnedFd, parts: &mut [IoSliceMut<'_>]) -> Result<Option<usize>> {
     match socket::read(from, parts) {
         Ok(0) => Err(Error::new(

@@ -243,9 +243,9 @@ impl Drop for Pair {
 /// An RDMA write.
 #[derive(Clone, Copy, Debug)]
 pub(in super::super) struct Write {
-    /// Number on the completion.
+    /// Number that the completion carries.
     pub id: u64,
-    /// Source.
+    /// Local memory from which the data is read.
     pub piece: IbvSge,
     /// Address at the peer.
     pub remote: u64,
