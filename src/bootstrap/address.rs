@@ -33,7 +33,7 @@ fn pick(
     ipv6: Option<bool>,
     candidates: &[InterfaceAddress],
 ) -> Result<IpAddr> {
-    // IPv4 first; a stable sort keeps the kernel's order of interfaces.
+    // Puts IPv4 first; the stable sort keeps the kernel's order of interfaces.
     let mut usable: Vec<&InterfaceAddress> = candidates
         .iter()
         .filter(|one| one.up && ipv6.is_none_or(|ipv6| one.ip.is_ipv6() == ipv6))
@@ -75,8 +75,9 @@ fn pick(
     })
 }
 
-/// Returns the address that the first matching text of a list names, or whose name or address it
-/// begins. Whole names come first, so that `eth1` does not match `eth10`.
+/// Returns the usable address for the first entry of `list` that matches an interface name or an
+/// address. An entry after `=` must be a whole name; other entries may be beginnings. Whole names
+/// come first, so that `eth1` does not match `eth10`.
 fn admitted(list: &str, usable: &[&InterfaceAddress]) -> Option<IpAddr> {
     list.split(',').map(str::trim).find_map(|text| {
         let exact = text.strip_prefix('=');
@@ -99,9 +100,9 @@ fn admitted(list: &str, usable: &[&InterfaceAddress]) -> Option<IpAddr> {
     })
 }
 
-/// Whether a list names an interface: by its whole name after `=`, else by its beginning.
+/// Returns whether a list names an interface: by its whole name after `=`, else by its beginning.
 fn named(list: &str, one: &InterfaceAddress) -> bool {
-    // NCCL's form `^=a,b`: the first sign holds for all names.
+    // In NCCL's form `^=a,b` the first `=` applies to all names.
     let (list, exact) = match list.strip_prefix('=') {
         Some(list) => (list, true),
         None => (list, false),
@@ -135,8 +136,8 @@ fn candidates() -> Result<Vec<InterfaceAddress>> {
         .collect())
 }
 
-/// Whether an address is link-local IPv6: it is valid only with an interface, whose number differs
-/// from host to host.
+/// Returns whether an address is link-local IPv6. Such an address is valid only with the number of
+/// an interface, which differs from host to host.
 fn needs_scope(ip: &IpAddr) -> bool {
     matches!(ip, IpAddr::V6(v6) if Ipv6Addr::is_unicast_link_local(v6))
 }

@@ -7,7 +7,7 @@ use super::PeerInfo;
 use crate::error::{Error, ErrorKind};
 use crate::types::{CallSignature, Collective, SIGNATURE_WORDS};
 
-/// Calls kept until the next heartbeat; older calls are not compared.
+/// Number of calls kept until the next heartbeat; older calls are not compared.
 pub(super) const KEPT: usize = 64;
 
 /// A signature as words on the wire.
@@ -36,7 +36,7 @@ impl CallLog {
         self.written += 1;
     }
 
-    /// Returns the calls since the last time, at most the latest [`KEPT`].
+    /// Returns the calls since the previous `take`, at most the latest [`KEPT`].
     pub(super) fn take(&mut self) -> Vec<Words> {
         let from = self.taken.max(self.written.saturating_sub(KEPT));
         self.taken = self.written;
@@ -46,14 +46,15 @@ impl CallLog {
     }
 }
 
-/// Whether ranks can compare this call. Sequence numbers of send and recv count the calls of a
-/// pair, not of the communicator.
+/// Returns whether ranks can compare this call. Sequence numbers of send and recv count the calls
+/// of a pair, not of the communicator.
 #[inline]
 pub(super) fn is_comparable(words: &Words) -> bool {
     (words[0] >> 8) as u8 != Collective::SendRecv as u8
 }
 
-/// Compares the calls of all ranks by sequence number, as long as a slow rank may be behind.
+/// Compares the calls of all ranks by sequence number. Keeps each call for as long as a slow rank
+/// may still make it.
 #[derive(Debug)]
 pub(super) struct CallOrderChecker {
     /// First rank and signature at each sequence number, modulo the length.
@@ -150,7 +151,8 @@ pub(super) mod tests {
         for word in ["rank 0", "rank 2", "1024", "1000", "call 7"] {
             assert!(error.message().contains(word), "{error}");
         }
-        // A later call at the same index, then a slow rank.
+        // Neither call is compared: the first has a later number at an index in use, and the second
+        // comes from a slow rank.
         assert!(
             checker
                 .enter(0, call(Collective::AllReduce, 7 + 1024, 5), &[])

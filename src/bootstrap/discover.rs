@@ -32,7 +32,7 @@ pub struct LaunchInfo {
 /// Rendezvous of the ranks of a [`LaunchInfo`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Rendezvous {
-    /// A whole id.
+    /// A complete unique id.
     Id(UniqueId),
     /// Host and port where rank 0 listens.
     Address(String, u16),
@@ -59,7 +59,8 @@ impl LaunchInfo {
     }
 }
 
-/// First of the ports that are derived from a job's number: below the kernels' ephemeral range.
+/// Smallest port that is derived from a job's number. Derived ports lie below the kernel's
+/// ephemeral range.
 const FIRST_PORT: u16 = 20_000;
 const PORTS: u64 = 12_000;
 
@@ -199,7 +200,7 @@ fn slurm(lookup: &impl Fn(&str) -> Option<String>) -> Result<Option<Rendezvous>>
     Ok(Some(Rendezvous::Address(host, FIRST_PORT + port as u16)))
 }
 
-/// Derives a loopback port from the job's name: on one host all ranks derive the same.
+/// Derives a loopback port from the job's name, so that all ranks of one host derive the same port.
 fn open_mpi(nranks: usize, lookup: &impl Fn(&str) -> Option<String>) -> Option<Rendezvous> {
     let local: usize = lookup("OMPI_COMM_WORLD_LOCAL_SIZE")?.trim().parse().ok()?;
     let job = lookup("PMIX_NAMESPACE")?;

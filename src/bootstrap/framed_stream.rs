@@ -25,15 +25,16 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Most bytes of a body.
+/// Largest body, in bytes.
 pub(super) const MAX_BODY: usize = 2 << 20;
 const HEADER: usize = 16;
 const SEAL: usize = 16;
 /// Longest poll between two checks of the fault.
 const FAULT_POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// Most bytes of a body that is copied behind its header: one packet instead of three.
+/// Largest body that is copied after its header, in bytes: the frame is then one packet instead of
+/// three.
 const SMALL: usize = 16 << 10;
-/// Most bytes read from one connection before other connections are served.
+/// Largest number of bytes read from one connection before other connections are served.
 const READ_LIMIT: usize = 1 << 20;
 
 /// Describes the end of a connection that the other side closed.
@@ -60,7 +61,7 @@ pub(super) struct Frame {
     pub(super) body: Vec<u8>,
 }
 
-/// An end of a framed connection.
+/// This side's end of a connection that carries frames.
 pub(super) struct FramedStream {
     socket: Socket,
     sending: SealedDirection,
@@ -136,7 +137,8 @@ impl FramedStream {
         }
     }
 
-    /// Sends as much as the socket takes. A broken connection drops the rest; reading reports it.
+    /// Sends as much as the socket takes. If the connection is broken, drops the queued frames;
+    /// `receive` reports the reason.
     pub(super) fn flush(&mut self) {
         while let Some(piece) = self.outbox.front() {
             match socket::write(&self.socket, &[IoSlice::new(&piece.bytes()[self.sent..])]) {
@@ -157,7 +159,7 @@ impl FramedStream {
         }
     }
 
-    /// Whether the kernel has taken all queued frames, or the connection has lost them.
+    /// Returns whether the kernel has taken all queued frames, or the connection has lost them.
     pub(super) fn is_flushed(&self) -> bool {
         self.outbox.is_empty()
     }
@@ -248,8 +250,8 @@ impl FramedStream {
         &self.socket
     }
 
-    /// Sends everything queued and waits for one frame: for the rendezvous, before there is a
-    /// control thread.
+    /// Sends all queued frames and waits for one frame. The rendezvous uses this, because the
+    /// control thread does not exist yet.
     ///
     /// # Errors
     /// Timeout; remote at the end of the connection; the fault's reason. The caller adds the other
@@ -257,7 +259,8 @@ impl FramedStream {
     pub(super) fn exchange(&mut self, deadline: Instant, fault: &Fault) -> Result<Frame> {
         let mut frames = Vec::new();
         loop {
-            // The time before the check: a frame that has arrived by then is in time.
+            // Reads the clock before the socket, so that a frame that arrived by the deadline is in
+            // time.
             let now = Instant::now();
             self.flush();
             let end = self.receive(&mut frames);

@@ -90,7 +90,7 @@ impl UniqueId {
                 true => match address::choose(config) {
                     Ok(ip) => Some(SocketAddr::new(ip, port)),
                     Err(error) if config.interface.is_some() => return Err(error),
-                    // The other address is optional unless an interface is set.
+                    // The listening address is optional unless `CINCH_SOCKET_IFNAME` is set.
                     Err(_) => None,
                 },
             };
@@ -205,13 +205,13 @@ impl UniqueId {
         rendezvous_server::cancel(self);
     }
 
-    /// Fails the rendezvous of an id that was created in this process: ranks that have registered,
-    /// or do soon, receive the reason.
+    /// Fails the rendezvous of an id that was created in this process. Ranks that have registered,
+    /// and ranks that register soon after, receive the reason.
     pub(crate) fn cancel_because(&self, reason: &Error) {
         rendezvous_server::fail(self, reason);
     }
 
-    /// Whether rank 0 serves the rendezvous at the address given.
+    /// Returns whether rank 0 serves the rendezvous at the address given.
     pub(super) fn rank_zero_opens(&self) -> bool {
         self.0[1] & RANK_ZERO_OPENS != 0
     }
@@ -235,7 +235,8 @@ impl UniqueId {
     }
 }
 
-/// Whether `host` is the name of one host. Such a name has a loopback address on that host only.
+/// Returns whether `host` is the name of one host. Such a name has a loopback address on that host
+/// only.
 fn names_one_host(host: &str) -> bool {
     let name = host.trim_end_matches('.').to_ascii_lowercase();
     let first = name.split('.').next().unwrap_or_default();
@@ -250,8 +251,8 @@ fn all_loopback(addresses: &[SocketAddr]) -> bool {
     addresses.iter().all(|address| address.ip().is_loopback())
 }
 
-/// Chooses from the addresses of a name and perhaps another address. All ranks know the ranks of
-/// rank 0's host by the first, which is no loopback address if there is a choice.
+/// Chooses from the addresses of a host name and, if given, `another` address. Loopback addresses
+/// come last: ranks of rank 0's host give the first address to ranks of other hosts.
 fn rendezvous_addresses(named: Vec<SocketAddr>, another: Option<SocketAddr>) -> Vec<SocketAddr> {
     let mut addresses = named;
     addresses.extend(another);
@@ -373,7 +374,7 @@ mod tests {
         assert_eq!(UniqueId::from_bytes(&id.0).unwrap().addresses(), addresses);
     }
 
-    /// Debian's `/etc/hosts` has 127.0.1.1 for the host's own name.
+    /// Debian's `/etc/hosts` maps the host's own name to 127.0.1.1.
     #[test]
     fn name_with_a_loopback_address_gets_another_address_first() {
         let of = |named: &[&str], another: Option<&str>| -> Vec<String> {

@@ -188,7 +188,7 @@ mod tests {
             assemble(0, &[1; 32], &[2; 16], &addresses.collect::<Vec<_>>())
         };
         let own = IpAddr::from([127, 0, 1, 1]);
-        // An address of another host.
+        // With two addresses in the id, the first belongs to another host.
         assert_eq!(address_for_all(own, &id(&["192.0.2.1", "127.0.1.1"])), own);
         assert_eq!(address_for_all(own, &id(&["127.0.1.1"])), own);
         let other = IpAddr::from([192, 0, 2, 7]);

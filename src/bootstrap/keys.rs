@@ -32,7 +32,7 @@ pub(super) fn seal(authenticator: &Authenticator, parts: &[&[u8]]) -> DerivedKey
     mac.finalize().into_bytes().into()
 }
 
-/// Whether `seal`, which may be cut, is the HMAC of `parts`. Takes constant time.
+/// Returns whether `seal`, which may be truncated, is the HMAC of `parts`. Takes constant time.
 pub(super) fn opens(authenticator: &Authenticator, parts: &[&[u8]], seal: &[u8]) -> bool {
     let mut mac = authenticator.clone();
     parts.iter().for_each(|part| Mac::update(&mut mac, part));
@@ -73,7 +73,8 @@ mod tests {
 
     #[test]
     fn derive_is_hkdf_of_rfc_5869() {
-        // Appendix A.3, whose info is empty. The info of A.1 is no text.
+        // The test vector of appendix A.3 has an empty `info`. The `info` of A.1 is not text, which
+        // `derive` requires.
         let expected = "8da4e775a563c18f715f802a063c5a31b8a11f5c5ee1879ec3454e5f3c738d2d";
         assert_eq!(derive(&[0x0b; 22], &[], "").to_vec(), hex(expected));
     }

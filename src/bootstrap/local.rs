@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 /// Interval of checks of the fault, which other threads raise without waking the waiting thread.
 const FAULT_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Rank of a communicator of threads.
+/// A rank of a communicator whose ranks are threads.
 #[derive(Debug)]
 pub struct LocalOutOfBand {
     rank: usize,
@@ -44,7 +44,7 @@ struct WorldState {
 #[derive(Debug)]
 struct LocalGather {
     contributions: Vec<Option<Vec<u8>>>,
-    /// Ranks that have not read the contributions.
+    /// Number of ranks that have not read the contributions.
     readers: usize,
 }
 

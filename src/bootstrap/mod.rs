@@ -84,7 +84,8 @@ impl std::fmt::Display for PeerInfo {
     }
 }
 
-/// Exchanges small messages between the ranks of a communicator, beside its data connections.
+/// Exchanges small messages between the ranks of a communicator, over connections that are separate
+/// from the data connections.
 ///
 /// Implementations: [`ControlPlane`] over TCP, and [`LocalOutOfBand`] for threads of one process.
 pub trait OutOfBand: Send + Sync + std::fmt::Debug {
@@ -117,8 +118,8 @@ pub trait OutOfBand: Send + Sync + std::fmt::Debug {
     /// in the background, which finds disagreeing calls that exchange no data.
     fn log_call(&self, signature: [u64; SIGNATURE_WORDS]);
 
-    /// Whether a rank has announced its exit. Waiting for its data is an error once the last
-    /// bytes have been read.
+    /// Returns whether a rank has announced its exit. Waiting for its data is an error once the
+    /// last bytes have been read.
     fn has_left(&self, rank: usize) -> bool;
 
     /// Derives a key for connections of this communicator that only its ranks know.

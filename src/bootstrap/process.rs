@@ -19,8 +19,8 @@ pub(super) enum ProcessState {
 /// Flags of a task that ends. The kernel sets them at once, while freeing memory and files of a
 /// large process takes seconds.
 const ENDING: u64 = EXITING | DUMPING;
-/// Flags of a task that exits, perhaps alone: a main thread may end by `pthread_exit` while other
-/// threads run.
+/// Flags of a task that exits. It may be the only one: a main thread may end by `pthread_exit`
+/// while other threads run.
 const EXITING: u64 = 0x4 | 0x8;
 /// Flag of a task that dumps core, after which its whole process ends.
 const DUMPING: u64 = 0x200;
@@ -65,7 +65,7 @@ fn other_tasks(pid: u32) -> OtherTasks {
     let tasks = tasks.into_iter().flatten().flatten();
     let mut found = OtherTasks::Gone;
     for task in tasks.filter(|task| *task.file_name() != *pid.to_string()) {
-        // A task without a file has ended meanwhile.
+        // A task whose file has vanished has ended.
         let text = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
         match parse(&text) {
             Some(stat) if stat.is_ending() || stat.is_killed() => {}
@@ -95,7 +95,7 @@ impl Stat {
         matches!(self.state, 'Z' | 'X' | 'x')
     }
 
-    /// Whether SIGKILL is pending, which ends the task in every state.
+    /// Returns whether SIGKILL is pending, which ends the task in every state.
     fn is_killed(&self) -> bool {
         self.pending & 1 << (nix::libc::SIGKILL - 1) != 0
     }
@@ -208,7 +208,7 @@ mod tests {
 
     #[test]
     fn stat_of_a_name_with_parentheses_is_parsed() {
-        // Fields from the state to the pending signals.
+        // Parses a `stat` line of a zombie with these pending signals.
         let of = |pending: u32| {
             parse(&format!(
                 "7 (a) Z 1 (x) ) S 1 7 7 0 -1 4194308 0 0 0 0 0 0 0 0 20 0 1 0 977 0 0 9 1 1 1 0 0 \
@@ -257,8 +257,8 @@ mod tests {
         use nix::libc;
         use nix::sys::signal::{Signal, kill};
         use nix::unistd::{ForkResult, fork};
-        // SAFETY: the child only starts a thread and ends its first: no code of the test harness
-        // runs there.
+        // SAFETY: the child only starts a thread and ends its main thread: no code of the test
+        // harness runs there.
         let child = match unsafe { fork() }.unwrap() {
             ForkResult::Parent { child } => child,
             ForkResult::Child => {

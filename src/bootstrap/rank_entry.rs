@@ -20,7 +20,7 @@ pub(super) struct RankEntry {
 }
 
 impl RankEntry {
-    /// Describes this process as `rank`.
+    /// Makes the table entry of this process, whose rank is `rank`.
     pub(super) fn this(rank: usize, address: IpAddr, config: &Config) -> Result<RankEntry> {
         let pid = std::process::id();
         Ok(RankEntry {
@@ -56,7 +56,7 @@ impl RankEntry {
         other.info.process_id == self.info.process_id
     }
 
-    /// Whether /proc shows the process of `other` here.
+    /// Returns whether /proc shows the process of `other` here.
     pub(super) fn sees(&self, other: &RankEntry) -> bool {
         other.info.host_id == self.info.host_id
             && other.pid_namespace == self.pid_namespace

@@ -20,12 +20,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-/// Most ranks of a communicator: the table of all must fit a frame.
+/// Largest number of ranks of a communicator: the table of all ranks must fit a frame.
 pub(super) const MAX_RANKS: usize = 4096;
 
 /// Kind of a frame by which a rank registers: number of ranks, time that it can wait, its entry.
 pub(super) const REGISTER: u8 = 1;
-/// Kind of a frame for registered ranks: random bytes, and the entries of all.
+/// Kind of a frame for registered ranks: random bytes, and the entries of all ranks.
 pub(super) const TABLE: u8 = 2;
 /// Kind of a frame with the reason why there will be no communicator, from the server or from a
 /// rank that cannot register.
@@ -109,7 +109,7 @@ pub(super) fn handshake(id: &UniqueId, rank: usize) -> HandshakeConfig {
     HandshakeConfig::new(&id.key(b"", "rendezvous"), identity)
 }
 
-/// Starts a thread that serves the rendezvous of `id` behind `listener` for `timeout`.
+/// Starts a thread that serves the rendezvous of `id` on `listener` for `timeout`.
 pub(super) fn serve(id: &UniqueId, listener: Listener, timeout: Duration) -> Result<()> {
     let requests = Arc::<Requests>::default();
     let server = RendezvousServer {
@@ -152,7 +152,7 @@ struct RendezvousServer {
     registrants: Vec<Registrant>,
     /// Number of ranks that the first rank registered; 0 before.
     nranks: usize,
-    /// Ranks that have received the failure.
+    /// Number of ranks that have received the failure.
     refused: usize,
     failure: Option<Error>,
     deadline: Instant,
@@ -313,8 +313,9 @@ impl RendezvousServer {
             self.nranks = self.nranks.max(nranks);
             return Ok(());
         }
-        // The earliest deadline counts, less the time to send all ranks the names of missing ranks.
-        // It counts from the acceptance, because this thread may have waited for a core since then.
+        // The rendezvous must end at the earliest deadline of a rank, less the time to send all
+        // ranks the names of missing ranks. A rank's timeout starts at the acceptance of its
+        // connection, because this thread may have waited for a core since then.
         let until = registrant.accepted + timeout.saturating_sub(margin(timeout));
         if self.nranks == 0 || until < self.deadline {
             self.deadline = until;

@@ -1,4 +1,4 @@
-//! Comparison of settings at the beginning of every init.
+//! Compares settings at the beginning of every init.
 //!
 //! Each rank computes slots, schedules and channels from its own settings. A difference would hang
 //! ranks or corrupt data later. So ranks compare the settings of [`Sharing`] before they connect,
@@ -10,7 +10,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::plan::TuningTable;
 use crate::types::DeviceChoice;
 
-/// Name of the bound that programs for NCCL set; no `CINCH_` variable has it.
+/// Names, in errors, the bound on channels that programs for NCCL set. It has no `CINCH_` variable
+/// of its own.
 const NCCL_BOUND: &str = "the bound of NCCL_MAX_CTAS, NCCL_MAX_NCHANNELS and maxCTAs";
 
 /// Compares the settings that all ranks must share.
@@ -74,7 +75,7 @@ fn effect(
     table: Option<&TuningTable>,
 ) -> String {
     match (name, table, &config.tuning) {
-        // Each rank has a GPU of its own.
+        // Ranks may name different GPUs; they must only agree whether buffers are on a GPU.
         ("CINCH_DEVICE", ..) => match config.device {
             DeviceChoice::Host => "host".into(),
             DeviceChoice::Current | DeviceChoice::Cuda(_) => "cuda".into(),
@@ -122,7 +123,8 @@ mod tests {
     use crate::sync::Fault;
     use std::sync::Arc;
 
-    /// Compares the settings of two ranks of one host, which must agree about the outcome.
+    /// Compares the settings of two ranks of one host, and returns the result. Asserts that both
+    /// ranks get equal results.
     fn outcome(settings: [&[(&str, &str)]; 2]) -> Result<()> {
         let faults = [Fault::new(), Fault::new()];
         let world = LocalOutOfBand::world(2, &faults);

@@ -102,7 +102,8 @@ fn sizes(comm: &Communicator, call: &Call, buffers: &BufferRanges) -> Result<()>
         call.collective.output_extent(is_root),
     );
     if call.collective.is_message() && call.root == call.peer {
-        // A message to the own rank is two calls: the send has an input, the receive an output.
+        // A rank that sends to itself makes two calls: a send with an input, and a receive with an
+        // output.
         if buffers.input.1 == 0 {
             input = Extent::Unused;
             output = Extent::Count;
@@ -172,8 +173,8 @@ fn overlap(comm: &Communicator, call: &Call, buffers: &BufferRanges) -> Result<(
     )))
 }
 
-/// Checks a message of a rank to itself: its buffers are disjoint or one buffer, because they are
-/// copied in no order.
+/// Checks the buffers of a message of a rank to itself. They must be disjoint or one buffer,
+/// because their bytes are copied in no defined order.
 pub(super) fn own_message_buffers(call: &Call, input: usize, output: usize) -> Result<()> {
     let bytes = call.count * call.dtype.size();
     if input == output || input.abs_diff(output) >= bytes {

@@ -1,16 +1,17 @@
-//! Choice of the codec of a call, with the reason if the call runs exactly. Ranks with equal calls
-//! and settings make the same choice.
+//! Chooses the codec of a call; if the call runs without a codec, gives the reason. Ranks with
+//! equal calls and settings make the same choice.
 
 use super::Call;
 use crate::config::CodecPolicy;
 use crate::error::{Error, Result};
 use crate::types::{CodecSetting, CodecSpec, Extent, ResolvedCall};
 
-/// The reason why a call ran exactly.
+/// The reason why a call ran without a codec.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum RawReason {
-    /// No setting and no call names a codec, or the codec is for a level that the algorithm lacks.
+    /// Neither a setting nor the call names a codec, or the codec is for a level that the algorithm
+    /// lacks.
     NotAsked,
     /// The process or a rule has turned compression off.
     Off,
@@ -22,11 +23,11 @@ pub enum RawReason {
     DType,
     /// Codecs carry sums and averages only.
     Operation,
-    /// The input is below the smallest size.
+    /// The input has fewer bytes than the smallest input that is coded (`CINCH_CODEC_MIN_BYTES`).
     Small,
     /// The codec keeps scales of tensors, and the call names no tensor.
     NoTensor,
-    /// The error of a sample was above the bound.
+    /// The error of a sampled call exceeded the bound, which switched the codec off.
     SwitchedOff,
     /// The cost model predicted that the codec does not pay.
     Costs,
@@ -68,7 +69,7 @@ impl RawReason {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct CodecDecision {
     pub codec: CodecSetting,
-    /// The reason if the call runs exactly.
+    /// The reason why the call runs without a codec; `None` if it has a codec.
     pub raw_reason: Option<RawReason>,
 }
 
@@ -81,8 +82,8 @@ impl CodecDecision {
     }
 }
 
-/// Chooses the codec of `call` on a communicator of `nranks` with this policy; `switched_off` if the
-/// error of a sample was above the bound.
+/// Chooses the codec of `call` on a communicator of `nranks` with this policy. `switched_off` is true if the
+/// error of an earlier sample exceeded the bound.
 ///
 /// # Errors
 /// Invalid argument if the call names a codec that may not carry it, or codecs by level.
@@ -147,7 +148,7 @@ impl Call {
     }
 }
 
-/// Returns the input bytes of a rank that has an input: the same number on all ranks.
+/// Returns the bytes of a rank's input, which are equal on all ranks that have an input.
 fn input_bytes(call: &Call, nranks: usize) -> usize {
     let blocks = match call.collective.input_extent(true) {
         Extent::CountPerRank => nranks,
@@ -201,7 +202,7 @@ mod tests {
         }
     }
 
-    /// The policy is the default of the drop-in with a codec.
+    /// Uses the default policy of the NCCL drop-in when it has a codec.
     #[test]
     fn default_policy_compresses_large_float_sums_only() {
         use Collective::*;

@@ -13,8 +13,8 @@ use std::time::Instant;
 /// if the second was fast.
 const MESSAGES: [usize; 3] = [64, 32 << 10, 256 << 10];
 
-/// Seconds of a trip of the second message below which the largest is sent: the largest then takes
-/// a few milliseconds at most.
+/// Longest trip of the second message, in seconds, after which the largest message is still sent.
+/// The largest message then takes a few milliseconds at most.
 const QUICK_TRIP: f64 = 200e-6;
 
 /// Round trips of each size; the first only synchronises both sides and does not count.

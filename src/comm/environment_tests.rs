@@ -20,8 +20,8 @@ fn data(rank: usize) -> Vec<f32> {
     (0..COUNT).map(value).collect()
 }
 
-/// Returns the ranks' sums by all codecs, alone and in a group. Rank 1 calls with the
-/// arithmetic of `word`.
+/// Returns the ranks' sums by all codecs, alone and in a group. Rank 1 calls with `word` in its
+/// floating-point control register.
 fn sums(word: Option<u32>) -> Vec<Vec<Vec<u32>>> {
     local_world(RANKS, &Config::default(), |comm| {
         let input = data(comm.rank());

@@ -22,12 +22,12 @@ impl Communicator {
     }
 
     /// Replaces all residuals by exported residuals ([`Communicator::export_residuals`]) of this rank in a
-    /// communicator of as many ranks. The first call of a tensor drops residuals of another count, cut,
-    /// operator or type, with a line in the log.
+    /// communicator of as many ranks. The first call of a tensor drops residuals of another element count,
+    /// division into chunks, operator or type, with a line in the log.
     ///
     /// # Errors
-    /// Invalid argument if the residuals are of another rank or damaged; nothing changes. On a GPU as
-    /// for the export.
+    /// Invalid argument if the residuals are of another rank or damaged; nothing changes. On a GPU as for the
+    /// export.
     pub fn import_residuals(&self, bytes: &[u8]) -> Result<()> {
         let feedback = Feedback::import(bytes, self.rank(), self.nranks())?;
         match &self.state {
@@ -40,9 +40,9 @@ impl Communicator {
         }
     }
 
-    /// Multiplies this rank's residuals by `factor`: the new over the old loss scale, where scaled
-    /// gradients are summed ([`crate::training::Verdict::rescale`]). Residuals on a GPU are copied to the
-    /// host and back.
+    /// Multiplies this rank's residuals by `factor`. If the program sums scaled gradients, `factor` is the
+    /// new loss scale divided by the old ([`crate::training::Verdict::rescale`]). Residuals on a GPU are
+    /// copied to the host and back.
     ///
     /// # Errors
     /// Invalid argument if the factor is negative or not finite.

@@ -28,11 +28,11 @@ use crate::reduce::{Reducer, Tile};
 use crate::types::{CodecSetting, Collective, DType, Fused, ReduceOp, ResolvedCall};
 use std::ops::Range;
 
-/// Most bytes of a fused call. Larger calls gain nothing, because their bytes cost more than their
-/// messages.
+/// Largest number of bytes of a fused call. Larger calls gain nothing, because their bytes cost
+/// more than their messages.
 const MAX_FUSED_BYTES: usize = 1 << 20;
 
-/// Buffers of fused calls that a communicator keeps for its next group.
+/// Largest number of buffers of fused calls that a communicator keeps for its next group.
 const MAX_SPARE_BUFFERS: usize = 2;
 
 /// Small calls that run as one.
@@ -55,9 +55,9 @@ pub(super) struct FusedCall {
 struct FusionRules {
     /// Tensors begin at multiples of this many elements.
     granule: usize,
-    /// Counts are multiples of this many elements.
+    /// The element count of each tensor must be a multiple of this number.
     whole: usize,
-    /// Whether a codec has blocks, so that the filling of the last block matters.
+    /// Whether a codec has blocks, so that the padding of the last block matters.
     has_blocks: bool,
     /// Largest magnitude that saturates in no codec; `None` where nothing is encoded.
     largest: Option<f64>,
@@ -95,7 +95,7 @@ fn can_fuse(a: (&Call, CodecSetting), b: (&Call, CodecSetting)) -> bool {
     key(a) == key(b)
 }
 
-/// Returns whether a call of at most `bytes` may be fused at all.
+/// Returns whether a call is of a kind that can be fused and has at most `bytes` bytes.
 fn is_small(call: &Call, bytes: usize) -> bool {
     call.collective == Collective::AllReduce
         && !matches!(call.op, ReduceOp::PreMulSum(_))
@@ -115,7 +115,7 @@ pub(super) fn fused_calls(
 ) -> Result<Vec<FusedCall>> {
     let bytes = comm.config.fuse_bytes;
     let mut calls_fused: Vec<FusedCall> = Vec::new();
-    // The call before, if the last fused call is open for the next call.
+    // The previous call, if the last fused call may take the next call as well.
     let mut open: Option<(&Call, CodecSetting)> = None;
     for &(index, call, codec) in calls {
         if bytes == 0 || !is_small(call, bytes) {
@@ -153,13 +153,13 @@ impl FusedCall {
         })
     }
 
-    /// Returns the elements, with the filling.
+    /// Returns the number of elements of the fused call, padding included.
     fn count(&self) -> usize {
         let end = self.ranges.last().map_or(0, |range| range.end);
         end.next_multiple_of(self.rules.granule)
     }
 
-    /// Adds a call, unless it no longer fits or its last block must not be filled.
+    /// Adds a call, unless it no longer fits or its last block must not be padded.
     fn try_add(&mut self, index: usize, call: &Call) -> bool {
         if !call.count.is_multiple_of(self.rules.whole) {
             return false;
@@ -174,7 +174,8 @@ impl FusedCall {
         true
     }
 
-    /// Resolves the call that runs for all members: like `one`, with their total length.
+    /// Resolves the call that runs for all members: it equals the member `one`, but has their total
+    /// length.
     pub(super) fn resolve(&self, one: &Call) -> ResolvedCall {
         ResolvedCall {
             count: self.count(),
@@ -398,7 +399,7 @@ mod tests {
         while fused.try_add(3, &all_reduce(16 << 10)) {
             taken += 1;
         }
-        // 1 MiB holds 15 more of 64 KiB.
+        // A fused call of 1 MiB has room for 15 more calls of 64 KiB.
         assert_eq!(taken, 15);
     }
 

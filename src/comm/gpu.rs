@@ -117,7 +117,7 @@ pub(super) fn connect(
     isa: Isa,
     table: Option<Arc<TuningTable>>,
 ) -> Result<(CommInfo, GpuState)> {
-    // Announced, so that the other ranks do not wait for a rank that cannot connect.
+    // An error is announced, so that the other ranks do not wait for a rank that cannot connect.
     try_connect(exchange, fault, config, policy, isa, table)
         .inspect_err(|error| exchange.announce(error))
 }
@@ -180,8 +180,8 @@ fn try_connect(
         0 => None,
         _ => Some(SampleWindows::new(&context, config.init_timeout)?),
     };
-    // An allocation may wait for kernels of another rank on the GPU, and these for this rank: no rank
-    // launches before all ranks have allocated.
+    // No rank launches kernels before all ranks have allocated. Otherwise an allocation could wait for
+    // another rank's kernel on the GPU, and that kernel for this rank.
     exchange.barrier()?;
     let state = GpuState {
         context,
@@ -207,7 +207,7 @@ fn without_effect(config: &Config) -> Option<String> {
     })
 }
 
-/// Computes the blocks that each rank may have resident at once, on a GPU that holds `whole`.
+/// Computes how many thread blocks each rank may have resident at once on a GPU that holds `whole`.
 ///
 /// Ranks of one GPU share its multiprocessors. All ranks have equally many channels, so the
 /// smallest share of any rank counts. Half of the GPU is left to other kernels, such as another
@@ -293,7 +293,8 @@ pub(super) fn site(context: &Context, info: &CommInfo, ranks: usize) -> Site {
     }
 }
 
-/// Chooses the tuning table or the cost model, by the sites of all ranks and equally on all ranks.
+/// Chooses the tuning table or the cost model from the GPUs and links of all ranks. All ranks make
+/// the same choice.
 fn tuning(
     exchange: &OutOfBandRef,
     config: &Config,

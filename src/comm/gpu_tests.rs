@@ -105,7 +105,7 @@ fn refused_call_leaves_the_sample_due() {
     assert_eq!([run(one), run(one)], [1, 2]);
     assert_eq!(one.codec_stats().sampled, 2);
 
-    // A refused group leaves the sample due too, whichever of its calls is sampled.
+    // A refused group, too, leaves the next sample due, whichever of its calls is sampled.
     let mut group = Group::new();
     for dtype in [DType::F16, DType::F32] {
         group.add_on(one, &sum(dtype), on(&stream)).unwrap();
@@ -141,7 +141,8 @@ fn sample_that_does_not_end_fails_its_communicator() {
     assert!(comms[1].fault().is_raised());
 }
 
-/// A group with several samples is refused, and its calls run later.
+/// A call that a group refuses, because another call of the group has a pending sample, does not
+/// count as a coded sum.
 #[test]
 fn call_without_a_sample_in_its_group_is_not_counted() {
     let bench = Bench::new();
@@ -238,7 +239,8 @@ fn on_hosts(timeout: Duration) -> Vec<Communicator> {
     try_local_world(2, &config, Result::unwrap)
 }
 
-/// A refused group that is made again would queue its calls on the GPU twice.
+/// A group is refused before any GPU call is queued. Otherwise a program that makes the group again
+/// would queue its calls twice.
 #[test]
 fn group_refused_on_host_memory_queues_nothing() {
     let bench = Bench::new();
@@ -273,7 +275,8 @@ fn group_refused_on_host_memory_queues_nothing() {
     assert_eq!([run(), run()], [2, 1]);
 }
 
-/// A queued kernel may wait for a rank that waits in the group's call on host memory.
+/// A kernel that a group has queued may wait for another rank, which in turn waits in the group's
+/// call on host memory.
 #[test]
 fn failure_on_host_memory_fails_all_communicators_of_the_group() {
     let bench = Bench::new();
@@ -294,7 +297,7 @@ fn failure_on_host_memory_fails_all_communicators_of_the_group() {
     assert!(error.message().contains("the same group"), "{error}");
 }
 
-/// A group that is dropped or refused does not count its calls.
+/// The calls of a group that is dropped or refused do not count among the sampled calls.
 #[test]
 fn dropped_group_leaves_the_sample_due() {
     let bench = Bench::new();
@@ -361,8 +364,8 @@ fn large_group_on_several_gpus_is_interleaved() {
     }
 }
 
-/// Returns the blocks that two ranks may have resident, on these GPUs of 132 blocks, if
-/// `CINCH_GPU_CHANNELS` is `channels`.
+/// Returns how many thread blocks each of two ranks may have resident, if `CINCH_GPU_CHANNELS` is
+/// `channels`. The GPUs have these numbers and hold 132 blocks each.
 fn resident_on(gpus: [u32; 2], channels: &str) -> usize {
     let bench = Bench::new();
     let mut config = Config::default();
@@ -453,7 +456,7 @@ fn windows_of_a_kernel_that_does_not_end_are_not_freed() {
         let mut comms = communicators_with(&bench, Duration::from_millis(10));
         let on = buffers(&memory, &memory, &stream);
         comms[0].call_on(&sum(DType::F32), on).unwrap();
-        // The allocation of the caller, and a window of each rank.
+        // Three allocations: the caller's memory, and a sample window of each of the two ranks.
         assert!(bench.process.leftovers().contains(&device(3)));
         bench.process.hang(hangs);
         if hangs {
@@ -473,8 +476,8 @@ fn windows_of_a_kernel_that_does_not_end_are_not_freed() {
     }
 }
 
-/// The timeout of calls does not count the caller's earlier work on the stream, and a failure ends
-/// the wait. Memory of other ranks is unmapped before a rank announces its close.
+/// `close` waits for the caller's earlier work on the stream even beyond the timeout of calls; a
+/// failure ends this wait.
 #[test]
 fn close_waits_for_earlier_work_of_the_stream() {
     let bench = Bench::new();

@@ -238,7 +238,7 @@ fn table(config: &Config) -> Result<Option<Arc<TuningTable>>> {
     Ok(Some(Arc::new(table)))
 }
 
-/// Returns the facts by which algorithms are selected, equal on all ranks.
+/// Returns the facts from which all ranks select the same algorithms.
 fn machine(
     peers: &[PeerInfo],
     config: &Config,
@@ -280,8 +280,8 @@ mod tests {
         }
     }
 
-    /// Columns: host and process of each rank; transports between and inside hosts with shared memory,
-    /// and without.
+    /// Columns of the cases: host and process of each rank; transports between and inside hosts with shared
+    /// memory; both transports without shared memory.
     #[test]
     fn machine_names_the_transports_that_carry() {
         use TransportKind::{Rdma, Shm, Tcp};

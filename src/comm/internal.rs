@@ -12,8 +12,8 @@ use crate::types::Call;
 use std::sync::Arc;
 
 impl Communicator {
-    /// Joins as [`Communicator::init`], with the fault of the new communicator. Raising the fault ends
-    /// an init that still waits.
+    /// Joins as [`Communicator::init`] does, with a fault of the caller for the new communicator. Raising the
+    /// fault ends an init that still waits.
     ///
     /// # Errors
     /// See [`Communicator::init`]; the fault's reason.
@@ -73,8 +73,8 @@ impl Communicator {
         split::shrink(self, exclude, config, fault)
     }
 
-    /// Splits as [`Communicator::split_watched`] a communicator that its ranks have aborted. The new
-    /// communicator's fault is `fault`, which is no child.
+    /// Splits a communicator that its ranks have aborted, as [`Communicator::split_watched`] does. The new
+    /// communicator gets `fault`, which is no child of the old fault.
     ///
     /// # Errors
     /// Invalid usage without [`Communicator::prepare_to_shrink`]; else see [`Communicator::init`].
@@ -118,8 +118,8 @@ impl Communicator {
         Ok(())
     }
 
-    /// Selects by these costs from now on, on host memory. All ranks must set the same costs between the
-    /// same two calls.
+    /// Selects algorithms by these costs from now on, on host memory. All ranks must set the same costs
+    /// between the same two calls.
     ///
     /// # Errors
     /// Invalid usage if the communicator is on a GPU, whose costs are constants.

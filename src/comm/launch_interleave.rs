@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// Fewest calls of a batch; calls that must stay together may make a batch larger.
+/// Smallest number of calls in a batch; calls that must stay together may make a batch larger.
 const MIN_BATCH_CALLS: usize = 64;
 
 /// The calls of one communicator, as [`interleave`] needs them.
@@ -16,7 +16,7 @@ const MIN_BATCH_CALLS: usize = 64;
 pub(super) struct GpuCalls {
     /// Number of the GPU that runs the calls.
     pub gpu: usize,
-    /// Whether a batch may begin with each call.
+    /// For each call, whether a batch may begin with it.
     pub may_begin: Vec<bool>,
 }
 

@@ -93,15 +93,15 @@ pub struct CommInfo {
     pub transports: Vec<Option<TransportKind>>,
     /// Link between this rank's GPU and the GPU of each other rank; empty on host memory.
     pub classes: Vec<String>,
-    /// Channels.
+    /// Number of channels.
     pub channels: usize,
     /// Payload bytes of a slot.
     pub slot_bytes: usize,
-    /// Slots of a connection.
+    /// Number of slots of a connection.
     pub slots: usize,
     /// Bytes of slot memory on this rank.
     pub buffer_bytes: usize,
-    /// Ranks by host.
+    /// The ranks of each host.
     pub hosts: Hosts,
 }
 

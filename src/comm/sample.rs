@@ -1,12 +1,12 @@
 //! Samples: every k-th coded sum is also run exactly on a window, and both results are compared.
 //!
-//! All ranks must make the same choice whether to keep the codec, without another exchange: a
-//! thread may hold several ranks. So each rank gets all data of the comparison. The exact sum has
-//! the same bits on all ranks, and so has a coded all_reduce. An all_gather replicates the window
-//! of a coded reduce_scatter.
+//! All ranks must make the same choice whether to keep the codec. They cannot exchange the result of the
+//! comparison, because a thread may hold several ranks. So each rank gets all data of the comparison. The
+//! exact sum has the same bits on all ranks, and so has a coded all_reduce. An all_gather replicates the
+//! window of a coded reduce_scatter.
 //!
-//! The number of a call decides whether the call is sampled, and from which call on the result
-//! counts. On a GPU, a sample waits only for the sample before it.
+//! The number of a call decides whether the call is sampled, and from which call on the result counts. On a
+//! GPU, a sample waits only for the previous sample.
 //!
 //! Calls on host memory in groups and captured calls are not sampled. This includes groups of one call,
 //! because another rank may have further calls in its group.
@@ -35,9 +35,9 @@ pub(super) struct Sampler {
 
 #[derive(Debug, Default)]
 struct SamplerState {
-    /// Coded sums so far.
+    /// Number of coded sums so far.
     coded: u64,
-    /// The sample that was not compared yet.
+    /// The latest sample, while its comparison is pending.
     due: PendingSample,
 }
 
@@ -120,7 +120,7 @@ impl Communicator {
         })
     }
 
-    /// Takes back [`Communicator::admit`] of a refused call, so that the next coded sum gets its
+    /// Undoes [`Communicator::admit`] of a refused call, so that the next coded sum gets its
     /// number. Other ranks have not counted the refused call.
     pub(super) fn rollback(&self, admission: &Admission) {
         if !admission.counted {
@@ -133,7 +133,7 @@ impl Communicator {
         }
     }
 
-    /// Judges the sample before, if it is not judged yet.
+    /// Compares the windows of the previous sample, unless they have been compared already.
     fn collect(&self, state: &mut SamplerState) -> Result<()> {
         match std::mem::take(&mut state.due) {
             PendingSample::None => Ok(()),
@@ -158,7 +158,7 @@ impl Communicator {
         }
     }
 
-    /// Waits until the exact and the coded window of the sample before are on the host.
+    /// Waits until the exact and the coded window of the previous sample are on the host.
     fn await_windows(
         &self,
         windows: &SampleWindows,

@@ -51,7 +51,7 @@ struct Membership {
 }
 
 impl Membership {
-    /// Encodes a byte that is 1 if there is a colour, the colour and the key.
+    /// Encodes a byte that is 1 if there is a colour, then the colour and the key.
     fn encode(self) -> [u8; 13] {
         let mut bytes = [0; 13];
         if let Some(color) = self.color {
@@ -132,8 +132,8 @@ const SPLIT_ID: u8 = 1;
 /// First byte of a leader's message that holds the reason why there is no id.
 const SPLIT_ERROR: u8 = 2;
 
-/// Encodes the message of a split's leader: the id, or why there is none, so that no rank waits for
-/// it.
+/// Encodes the message of a split's leader: the id, or the reason why there is none. The reason
+/// keeps other ranks from waiting for the id.
 fn encode_split_id(id: &Result<UniqueId>) -> Vec<u8> {
     match id {
         Ok(id) => [&[SPLIT_ID], id.as_bytes().as_slice()].concat(),
@@ -204,7 +204,8 @@ mod tests {
     use super::*;
     use crate::bootstrap;
 
-    /// The leader cannot join its own rendezvous; without the reason, rank 1 waits for it for 20 s.
+    /// The leader cannot join its own rendezvous, and rank 1 receives the reason. Otherwise rank 1
+    /// would wait for the leader for 20 s.
     #[test]
     fn leader_that_cannot_join_its_split_is_reported_to_its_ranks() {
         let faults = [Fault::new(), Fault::new()];
@@ -227,7 +228,7 @@ mod tests {
         assert_eq!(made[1].message(), reason);
     }
 
-    /// Lengths include a reason that is as long as an id.
+    /// The lengths of the error messages include the length of an id.
     #[test]
     fn reason_of_a_leader_is_no_id() {
         let faults = [Fault::new(), Fault::new()];

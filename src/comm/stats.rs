@@ -9,29 +9,29 @@ use std::sync::{Mutex, PoisonError};
 /// is recorded; replays of its graph do not count.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct CodecStats {
-    /// Calls that a codec carried on either level.
+    /// Number of calls with a codec on either level.
     pub coded_calls: u64,
-    /// Calls that ran exactly, by reason, in the order of [`RawReason::ALL`].
+    /// Number of calls without a codec for each reason, in the order of [`RawReason::ALL`].
     pub exact_calls: [u64; RawReason::ALL.len()],
     /// Bytes that this rank sent.
     pub wire_bytes: u64,
     /// Bytes that this rank would have sent with the same algorithms and no codec.
     pub raw_bytes: u64,
-    /// Coded calls of which a window was also run exactly and compared.
+    /// Number of coded calls of which a window was also summed exactly and compared.
     pub sampled: u64,
     /// The largest relative RMS error of the sampled calls.
     pub worst_error: f64,
-    /// Whether a sample's error was above the bound, so that calls have been exact since.
+    /// Whether a sample's error was above the bound, so that later calls run without a codec.
     pub switched_off: bool,
 }
 
 impl CodecStats {
-    /// Returns the bytes that codecs kept off the wire.
+    /// Returns the number of bytes that codecs saved on the wire.
     pub fn bytes_saved(&self) -> u64 {
         self.raw_bytes.saturating_sub(self.wire_bytes)
     }
 
-    /// Returns the calls that ran exactly because of `why`.
+    /// Returns the number of calls that ran without a codec because of `why`.
     pub fn exact(&self, why: RawReason) -> u64 {
         self.exact_calls[why as usize]
     }
@@ -69,7 +69,7 @@ impl CommCounters {
         change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Counts a call that ran.
+    /// Adds a call that ran to the counters.
     pub(super) fn count_call(&self, decision: &CodecDecision, report: &Report) {
         let exact = match (decision.raw_reason, report.codec.is_lossy()) {
             (None, true) => None,
@@ -124,7 +124,7 @@ mod tests {
             let codec = setting(asked);
             counters.count_call(&CodecDecision { codec, raw_reason }, &report);
         };
-        // A codec on either level counts.
+        // A call counts as coded if either level has a codec.
         ran("linear8", None, report("linear8", 260_000, 1_024_000));
         let inside = "intra=linear8,inter=raw";
         ran(inside, None, report(inside, 260_000, 512_000));
@@ -132,7 +132,8 @@ mod tests {
         ran(between, None, report(between, 2_000, 4_000));
         ran("raw", Some(RawReason::Small), report("raw", 100, 100));
         ran("raw", Some(RawReason::DType), report("raw", 10, 10));
-        // The cost model left the codec out, or the algorithm has no level with a codec.
+        // These calls run without a codec: the cost model rejects it, or the algorithm lacks the
+        // level of the codec.
         ran("auto:linear8", None, report("raw", 0, 0));
         ran(inside, None, report("raw", 0, 0));
         let stats = counters.change(|stats| *stats);

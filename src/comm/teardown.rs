@@ -41,8 +41,8 @@ impl Communicator {
         self.fail_on_error(result)
     }
 
-    /// Waits until the other ranks have closed or exited and use no memory of this rank any more, at most
-    /// `timeout` for peers that the control plane has lost.
+    /// Waits until the other ranks have closed or exited and use no memory of this rank any more. Waits at
+    /// most `timeout` for peers that the control plane has lost.
     pub(super) fn wait_peers_closed(&self, timeout: Duration) {
         loop {
             match self.exchange.wait_closed() {

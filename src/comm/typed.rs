@@ -151,7 +151,8 @@ impl Communicator {
     /// Writes block r of every rank's `input`, in rank order, to the `output` of rank r.
     ///
     /// # Errors
-    /// As [`Communicator::call`]; invalid argument if the length is not a multiple of the ranks.
+    /// As [`Communicator::call`]; invalid argument if the length is not a multiple of the number of
+    /// ranks.
     pub fn all_to_all<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<Report> {
         if !input.len().is_multiple_of(self.nranks()) {
             return Err(Error::invalid_argument(format!(
@@ -168,7 +169,7 @@ impl Communicator {
         )
     }
 
-    /// Sends to `peer`, which receives as much.
+    /// Sends `input` to `peer`, which must receive the same number of elements.
     ///
     /// # Errors
     /// As [`Communicator::call`].
@@ -181,7 +182,7 @@ impl Communicator {
         self.call(&call, UserBuffers::new(bytes_of(input), &mut []))
     }
 
-    /// Receives from `peer`, which sends as much.
+    /// Receives `output` from `peer`, which must send the same number of elements.
     ///
     /// # Errors
     /// As [`Communicator::call`].

@@ -18,7 +18,7 @@ pub const DOORBELL_BYTES: usize = 256;
 const SLEEPING: usize = 0;
 const RINGS: usize = 128;
 
-/// The waking end; every peer of the sleeper holds a clone.
+/// The waking end of a doorbell; every peer of the sleeper holds a clone.
 #[derive(Debug, Clone)]
 pub struct Ringer {
     fenced: bool,
@@ -60,7 +60,7 @@ impl Ringer {
     }
 }
 
-/// The sleeping end; each doorbell has one.
+/// The sleeping end of a doorbell; each doorbell has one.
 #[derive(Debug)]
 pub struct Sleeper {
     region: Arc<Region>,
@@ -82,9 +82,9 @@ impl Sleeper {
         }
     }
 
-    /// The first call announces the sleep and returns at once, and the caller scans its connections again. The
-    /// second call in a row sleeps until a ring or until `limit` has passed. A peer that advances a counter
-    /// after the scan rings.
+    /// Takes two calls to sleep. The first call announces the sleep and returns at once, and the caller scans
+    /// its connections again. The second call in a row sleeps until a ring or until `limit` has passed. A
+    /// peer that advances a counter after the scan rings.
     pub fn sleep(&mut self, limit: Duration) {
         let sleeping = self.region.word(self.at + SLEEPING);
         let rings = self.region.word(self.at + RINGS);
@@ -95,7 +95,7 @@ impl Sleeper {
         }
     }
 
-    /// Withdraws an announcement, because the scan after it found work.
+    /// Withdraws the announcement of a sleep, because the scan after it found work.
     #[inline]
     pub fn stay_awake(&mut self) {
         if self.state.announced.is_some() {
@@ -188,7 +188,7 @@ mod models {
     use loom::sync::{Condvar, Mutex};
     use std::sync::Arc;
 
-    /// The kernel's part: compare and sleep is one action with respect to a wake.
+    /// Models the kernel's futex: compare and sleep are one atomic step with respect to a wake.
     #[derive(Default)]
     struct FutexModel {
         lock: Mutex<()>,

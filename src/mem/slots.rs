@@ -50,7 +50,7 @@ const _: () = assert!(NUMBER_AT + size_of::<u64>() <= LINE_BYTES);
 /// Size of a FIFO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FifoShape {
-    /// Slots, a power of two.
+    /// Number of slots, a power of two.
     pub depth: usize,
     /// Payload bytes of a slot, a multiple of 64.
     pub slot_bytes: usize,
@@ -150,13 +150,15 @@ impl FifoMemory {
     /// Returns the word that announces message `number`.
     #[inline]
     fn number(&self, number: u64) -> &AtomicU64 {
-        // SAFETY: the word lies inside the line at a multiple of 8, and is accessed atomically only.
+        // SAFETY: the word lies inside the line at a multiple of 8, and is accessed atomically only. `places`
+        // holds the region, which keeps the word mapped.
         unsafe { &*self.line(number).add(NUMBER_AT).cast::<AtomicU64>() }
     }
 
     #[inline]
     fn payload(&self, number: u64) -> *mut u8 {
-        // SAFETY: the payload follows the line in the same slot.
+        // SAFETY: the payload follows the line in the same slot, which `new` checked to be inside
+        // the region.
         unsafe { self.line(number).add(LINE_BYTES) }
     }
 }
@@ -169,7 +171,7 @@ struct SendCursor {
 }
 
 impl SendCursor {
-    /// Returns the free slots as of the last refresh.
+    /// Returns the number of slots that were free at the last refresh.
     #[inline]
     fn known(&self, depth: usize) -> usize {
         depth - (self.sent - self.freed) as usize
@@ -217,7 +219,7 @@ impl RecvCursor {
             self.arrived += 1;
             return Ok(true);
         }
-        // Before that the word has the number of the slot's previous message.
+        // Until the message arrives, the word holds the number of the slot's previous message.
         if seen != (self.arrived + 1).saturating_sub(depth as u64) {
             return Err(impossible("sent", seen, self.arrived, self.arrived + 1));
         }
@@ -287,7 +289,7 @@ impl Producer {
         Ok(self.cursor.known(self.memory.shape.depth))
     }
 
-    /// Returns the payload space of the free slot `ahead` places behind the next slot.
+    /// Returns the payload space of the free slot that lies `ahead` slots after the next slot.
     ///
     /// # Panics
     /// If that slot is not known to be free.
@@ -423,7 +425,7 @@ impl Consumer {
         self.bytes(0, self.header().bytes)
     }
 
-    /// Returns the message `ahead` places behind the next one.
+    /// Returns the message that lies `ahead` messages after the next one.
     ///
     /// # Errors
     /// See [`Consumer::ready`].
@@ -439,7 +441,7 @@ impl Consumer {
     /// Gives the slot of the next message back.
     ///
     /// # Panics
-    /// If no message is known to be there.
+    /// If no message is known to have arrived.
     #[inline]
     pub fn release(&mut self) {
         assert!(self.cursor.known() > 0, "release without a message");
@@ -448,7 +450,7 @@ impl Consumer {
         self.cursor.release(unsafe { &*self.memory.head });
     }
 
-    /// Messages released so far.
+    /// Returns the number of messages released so far.
     pub fn released(&self) -> u64 {
         self.cursor.taken
     }
@@ -480,7 +482,7 @@ impl Consumer {
     #[inline]
     fn bytes(&self, ahead: usize, bytes: u32) -> &[u8] {
         let payload = self.memory.payload(self.cursor.taken + ahead as u64);
-        // SAFETY: `bytes` was bounded by the slot when its header was read.
+        // SAFETY: `read_header` checked that `bytes` does not exceed a slot when it read the header.
         unsafe { std::slice::from_raw_parts(payload, bytes as usize) }
     }
 }
@@ -502,8 +504,8 @@ mod models {
         slots: [UnsafeCell<u64>; DEPTH],
     }
 
-    /// loom reports an access to a slot that the counters do not order; the assertion finds a wrong
-    /// value.
+    /// Passes values through slots. loom reports an access to a slot that the counters do not
+    /// order; the assertion finds a wrong value.
     #[test]
     fn loom_slots_are_handed_over_and_back() {
         loom::model(|| {

@@ -7,17 +7,17 @@ use crate::types::Element;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// Returns the bytes of elements.
+/// Returns the memory of `elements` as bytes.
 pub fn bytes_of<T: Element>(elements: &[T]) -> &[u8] {
     // SAFETY: `Element` is implemented for numbers only, which have no padding: primitive ones, and `half`'s, which are
     // transparent over `u16`.
     unsafe { std::slice::from_raw_parts(elements.as_ptr().cast(), size_of_val(elements)) }
 }
 
-/// Returns the bytes of elements for writing: every bit pattern is a number.
+/// Returns the memory of `elements` as bytes for writing: every bit pattern is a number.
 pub fn bytes_of_mut<T: Element>(elements: &mut [T]) -> &mut [u8] {
-    // SAFETY: `Element` is implemented for numbers only: no padding, and any bytes are a value. `half`'s are
-    // transparent over `u16`.
+    // SAFETY: `Element` is implemented for numbers only, which have no padding and for which any bytes are a
+    // value. The types of `half` are transparent over `u16`.
     unsafe { std::slice::from_raw_parts_mut(elements.as_mut_ptr().cast(), size_of_val(elements)) }
 }
 
@@ -31,12 +31,12 @@ pub struct UserBuffers<'a> {
     borrow: PhantomData<&'a mut [u8]>,
 }
 
-// SAFETY: `new` and `from_raw` make the pointers from borrows or under their contract, which may move
-// between threads like `&[u8]` and `&mut [u8]`.
+// SAFETY: the pointers come from borrows, or from `from_raw` under its contract. Like `&[u8]` and `&mut [u8]`
+// they may move between threads.
 unsafe impl Send for UserBuffers<'_> {}
 
 impl<'a> UserBuffers<'a> {
-    /// Makes separate buffers.
+    /// Makes buffers whose input and output are separate memory.
     pub fn new(input: &'a [u8], output: &'a mut [u8]) -> UserBuffers<'a> {
         UserBuffers {
             input: input.as_ptr(),
@@ -165,8 +165,8 @@ impl<'a> UserBuffers<'a> {
             at <= self.input_bytes && tile.len() <= self.input_bytes - at,
             "input overrun"
         );
-        // SAFETY: the assertion checks bounds; `tile` is the engine's own memory, which the user's cannot
-        // overlap.
+        // SAFETY: the assertion checks bounds; `tile` is the engine's own memory, which cannot overlap the
+        // user's memory.
         unsafe {
             std::ptr::copy_nonoverlapping(self.input.add(at), tile.as_mut_ptr(), tile.len());
         }
@@ -182,8 +182,8 @@ impl<'a> UserBuffers<'a> {
             at <= self.output_bytes && tile.len() <= self.output_bytes - at,
             "output overrun"
         );
-        // SAFETY: the assertion checks bounds; `tile` is the engine's own memory, which the user's cannot
-        // overlap.
+        // SAFETY: the assertion checks bounds; `tile` is the engine's own memory, which cannot overlap the
+        // user's memory.
         unsafe {
             std::ptr::copy_nonoverlapping(self.output.add(at), tile.as_mut_ptr(), tile.len());
         }
@@ -205,7 +205,7 @@ impl<'a> UserBuffers<'a> {
         }
     }
 
-    /// Returns `bytes` of input at `at`.
+    /// Returns `bytes` bytes of the input from byte `at`.
     ///
     /// # Panics
     /// If the range exceeds the input.
@@ -215,12 +215,12 @@ impl<'a> UserBuffers<'a> {
             // A C caller's empty buffer may be NULL, which no slice may be.
             return &[];
         }
-        // SAFETY: the assertion checks bounds. Writing the user's memory takes `&mut self`, which the slice
-        // excludes.
+        // SAFETY: the assertion checks bounds. Writing the user's memory takes `&mut self`, which is excluded
+        // while the slice is borrowed.
         unsafe { std::slice::from_raw_parts(self.input.add(at), bytes) }
     }
 
-    /// Returns `bytes` of output at `at`.
+    /// Returns `bytes` bytes of the output from byte `at`.
     ///
     /// # Panics
     /// If the range exceeds the output.
@@ -229,12 +229,12 @@ impl<'a> UserBuffers<'a> {
         if bytes == 0 {
             return &[];
         }
-        // SAFETY: the assertion checks bounds. Writing the user's memory takes `&mut self`, which the slice
-        // excludes.
+        // SAFETY: the assertion checks bounds. Writing the user's memory takes `&mut self`, which is excluded
+        // while the slice is borrowed.
         unsafe { std::slice::from_raw_parts(self.output.add(at), bytes) }
     }
 
-    /// Returns `bytes` of output at `at` for writing.
+    /// Returns `bytes` bytes of the output from byte `at`, for writing.
     ///
     /// # Panics
     /// If the range exceeds the output.
@@ -248,7 +248,7 @@ impl<'a> UserBuffers<'a> {
         unsafe { std::slice::from_raw_parts_mut(self.output.add(at), bytes) }
     }
 
-    /// Lends `bytes` of input at `at` to `work`.
+    /// Lends `bytes` bytes of the input from byte `at` to `work`.
     ///
     /// # Panics
     /// If the range exceeds the input.
@@ -260,8 +260,8 @@ impl<'a> UserBuffers<'a> {
         }
     }
 
-    /// Lends `bytes` of input at `from` and of output at `to` to `work`. If both are the same memory, `work`
-    /// gets only the output, which holds the input.
+    /// Lends `bytes` bytes of the input from byte `from`, and of the output from byte `to`, to `work`. If
+    /// both ranges are the same memory, `work` gets only the output, which holds the input.
     ///
     /// # Panics
     /// If either range exceeds its buffer, or if they overlap in part, which `comm::check` excludes.
@@ -298,7 +298,8 @@ impl<'a> UserBuffers<'a> {
         }
     }
 
-    /// Copies `bytes` of input at `from` to the output at `to`, unless both are the same memory.
+    /// Copies `bytes` bytes of the input from byte `from` to the output at byte `to`, unless both
+    /// are the same memory.
     ///
     /// # Panics
     /// If either range exceeds its buffer.
@@ -321,7 +322,7 @@ impl<'a> UserBuffers<'a> {
     }
 }
 
-/// Panics unless `bytes` at `at` lie within a buffer of `all`.
+/// Panics unless `bytes` bytes from byte `at` lie within a buffer of `all` bytes.
 #[inline]
 fn assert_within(at: usize, bytes: usize, all: usize, buffer: &str) {
     assert!(at <= all && bytes <= all - at, "{buffer} overrun");

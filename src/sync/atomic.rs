@@ -1,5 +1,5 @@
-//! Atomics of lock-free code: of the standard library, or of loom when its models run
-//! (`RUSTFLAGS="--cfg loom" cargo test --lib loom_`).
+//! Atomics of lock-free code: those of loom while its models run (`RUSTFLAGS="--cfg loom" cargo
+//! test --lib loom_`), otherwise those of the standard library.
 //!
 //! A loom atomic is no plain word of memory, so code that maps memory does not run under loom. The
 //! models run the protocols of `mem` on counters of their own.

@@ -30,7 +30,7 @@ pub const CAUSE_TIMEOUT: Duration = Duration::from_millis(300);
 pub struct Fault {
     state: AtomicU8,
     reason: OnceLock<Error>,
-    /// End of waits after a failure of another rank.
+    /// Time at which waits end after a failure of another rank.
     deadline: OnceLock<Instant>,
     children: Mutex<Vec<Weak<Fault>>>,
 }
@@ -48,7 +48,7 @@ impl Fault {
             children.retain(|weak| weak.strong_count() > 0);
             children.push(Arc::downgrade(&child));
         }
-        // A failure between the caller's last check and the push must not be lost.
+        // A failure of this fault just before the push must reach the child too.
         // SYNC POINT fault: pairs with the releases in `raise` and `raise_at`.
         match (self.state.load(Ordering::Acquire), self.deadline.get()) {
             (NONE, _) => false,
@@ -58,15 +58,15 @@ impl Fault {
         child
     }
 
-    /// Ends the raising of `child` with `self`.
+    /// Detaches `child`, so that raising this fault no longer raises it.
     pub fn detach(&self, child: &Arc<Fault>) {
         if let Ok(mut children) = self.children.lock() {
             children.retain(|weak| !std::ptr::eq(weak.as_ptr(), Arc::as_ptr(child)));
         }
     }
 
-    /// Ends all waits, with `error` unless there is an earlier reason. Returns whether `error` is
-    /// the reason.
+    /// Raises the fault, which ends all waits. `error` becomes the reason unless there is an
+    /// earlier reason. Returns whether `error` is the reason.
     pub fn raise(&self, error: Error) -> bool {
         let first = self.reason.set(error).is_ok();
         // SYNC POINT fault: publishes `reason` to `check` and `ends_waits`.
@@ -81,9 +81,9 @@ impl Fault {
         first
     }
 
-    /// Refuses new work at once and ends all waits at `deadline`, with `error` unless there is an
-    /// earlier reason. Changes neither a raised fault nor an earlier deadline. Returns whether
-    /// `error` is the reason.
+    /// Refuses new work at once and ends all waits at `deadline`. `error` becomes the reason unless
+    /// there is an earlier reason. Changes neither a raised fault nor an earlier deadline. Returns
+    /// whether `error` is the reason.
     pub fn raise_at(&self, error: Error, deadline: Instant) -> bool {
         let first = self.reason.set(error).is_ok();
         let deadline = *self.deadline.get_or_init(|| deadline);
@@ -101,13 +101,15 @@ impl Fault {
         first
     }
 
-    /// Whether the fault is raised, at once or at a deadline. One relaxed load: for wait loops.
+    /// Returns whether the fault is raised, at once or at a deadline. Wait loops can call it often,
+    /// because it is a relaxed load.
     #[inline]
     pub fn is_raised(&self) -> bool {
         self.state.load(Ordering::Relaxed) != NONE
     }
 
-    /// Returns the reason as an error once the fault is raised, also at a deadline: for new work.
+    /// Returns the reason as an error once the fault is raised, even if its deadline has not
+    /// passed. Callers check it before they start new work.
     #[inline]
     pub fn check(&self) -> Result<()> {
         // SYNC POINT fault: pairs with the releases in `raise` and `raise_at`.
@@ -117,7 +119,8 @@ impl Fault {
         }
     }
 
-    /// Returns the reason as an error once the fault ends waits: for work that has begun.
+    /// Returns the reason as an error once the fault ends waits: at once, or when its deadline has
+    /// passed. Callers check it while they wait for work that has begun.
     #[inline]
     pub fn ends_waits(&self) -> Result<()> {
         if !self.is_raised() {
@@ -201,7 +204,7 @@ mod tests {
         assert!(parent.ends_waits().is_ok());
         assert!(parent.raise_at(remote(), deadline));
         let after = parent.child();
-        // Neither the reason nor the deadline changes.
+        // A second failure changes neither the reason nor the deadline.
         let later = deadline + Duration::from_secs(60);
         assert!(!parent.raise_at(Error::internal("late"), later));
         for fault in [&parent, &before, &after] {
@@ -283,7 +286,8 @@ mod models {
         }
     }
 
-    /// Explores `body` with one thread for each of `acts` on its fault.
+    /// Explores the interleavings of `body` with one thread for each of `acts`, which acts on the
+    /// fault.
     fn model(
         acts: &'static [fn(&Fault)],
         body: fn(&Arc<Fault>, Vec<loom::thread::JoinHandle<()>>),
@@ -305,14 +309,14 @@ mod models {
             .for_each(|thread| thread.join().unwrap());
     }
 
-    /// Raises a fault at once, and before, meanwhile or after that at a deadline.
+    /// Raises a fault at once in one thread and at a deadline in another, in every order.
     #[test]
     fn loom_raised_fault_ends_waits_whatever_its_deadline() {
         model(&[raise, raise_late], |fault, threads| {
             let before = fault.child();
             let (mine, its) = (wait(fault), wait(&before));
             join(threads);
-            // All have the same reason, for good.
+            // The fault and its children have one reason, which never changes.
             assert_eq!(mine, its);
             assert_eq!(reason(fault.check()), Some(mine));
             assert_eq!(reason(fault.child().ends_waits()), Some(mine));

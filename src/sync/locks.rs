@@ -1,4 +1,5 @@
-//! Locks of code with a loom model: of the standard library, or of loom when its models run.
+//! Locks of code that has loom models: those of loom while its models run, otherwise those of the
+//! standard library.
 
 #[cfg(not(all(loom, test)))]
 pub use std::sync::{Mutex, OnceLock};
@@ -9,7 +10,7 @@ pub use loom::sync::Mutex;
 pub use once::OnceLock;
 
 /// `OnceLock` for loom, which has none. A thread that finds the value, or that it is set, sees all
-/// that the writer did before; the standard type promises no more.
+/// earlier writes of the writer. The standard type promises no more.
 #[cfg(all(loom, test))]
 mod once {
     use super::Mutex;

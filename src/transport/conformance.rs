@@ -119,7 +119,8 @@ fn slow_receiver_holds_the_sender_back_and_loses_nothing() {
                         }
                     }
                 }
-                // Only sockets hold messages beside the slots, and only they have zero-copy ends.
+                // Only sockets hold messages in addition to the slots, and only sockets have
+                // zero-copy ends.
                 let end = links.sends[1].as_mut().unwrap();
                 if end.zero_copy().is_none() {
                     assert_eq!(sent, links.slots as u64);
@@ -182,7 +183,7 @@ fn full_buffers_in_both_directions_do_not_deadlock() {
                     }
                 }
                 quiet = if moved { 0 } else { quiet + 1 };
-                // No buffer accepts more, so receiving may begin.
+                // By now no buffer accepts more, so receiving may begin.
                 reading |= quiet > 50;
                 links.waiter.idle(quiet, Duration::from_millis(1)).unwrap();
                 assert!(Instant::now() < until, "{}: {sent:?} {seen:?}", kind.name());

@@ -35,7 +35,7 @@ pub(crate) fn connect_across_hosts(context: &ConnectContext<'_>) -> Result<Links
     connect(context, Pairs::AcrossHosts)
 }
 
-/// Which pairs of ranks to connect.
+/// The pairs of ranks that are connected: all, or only pairs on different hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pairs {
     All,
@@ -57,7 +57,7 @@ fn connect(context: &ConnectContext<'_>, pairs: Pairs) -> Result<Links> {
     let prepared = shape.and_then(|shape| Preparation::new(context, pairs, shape));
     match &prepared {
         Ok(prepared) => info.offers = prepared.offers(),
-        // A reported failure ends the wait of the other ranks.
+        // The other ranks receive the failure, so that they do not wait for this rank.
         Err(error) => info.trouble = error.to_string(),
     }
     let compared = settings::compare(&exchange.all_gather(&info.to_bytes())?, peers);
@@ -68,7 +68,7 @@ fn connect(context: &ConnectContext<'_>, pairs: Pairs) -> Result<Links> {
         (Ok(prepared), Ok(infos)) => (prepared, infos),
     };
     let links = prepared.connect(&infos)?;
-    // Peers use this rank's offers and listeners until they are connected, too.
+    // Peers use this rank's offers and listeners until they, too, are connected.
     exchange.barrier()?;
     drop(prepared);
     Ok(links)
@@ -77,7 +77,7 @@ fn connect(context: &ConnectContext<'_>, pairs: Pairs) -> Result<Links> {
 /// State of a rank that has not received the others' offers.
 struct Preparation<'a> {
     setup: Setup<'a>,
-    /// By rank: the transports that may connect this rank with it, best first.
+    /// For each rank, the transports that may connect it with this rank, best first.
     candidates: Vec<Vec<&'static dyn Transport>>,
     prepared: Vec<(&'static dyn Transport, Box<dyn Prepared>)>,
 }

@@ -16,19 +16,19 @@ use std::sync::Arc;
 /// Facts about a transport, which planner, engine and communicator read instead of matching on kinds.
 #[derive(Clone, Copy, Debug)]
 pub struct Caps {
-    /// Memory that peers write. With an inbox, published messages are visible at once, also after the
-    /// peer has exited.
+    /// Memory into which peers write. If there is an inbox, published messages are visible at once, even
+    /// after the peer has exited.
     pub inbox: InboxMemory,
-    /// Whether bytes move while the cores work on something else.
+    /// Whether messages make progress while this rank's cores do other work.
     pub moves_beside: bool,
-    /// Whether all ranks may decline the transport together, after they have exchanged offers. The pairs
-    /// then take the next transport of the table.
+    /// Whether all ranks together may decide against the transport after they have exchanged offers. The
+    /// pairs then take the next transport of the table.
     pub may_decline: bool,
     /// Seconds from a published message to the peer's next action.
     pub hop_seconds: f64,
     /// Seconds of work per message on each side.
     pub message_seconds: f64,
-    /// Seconds to move a byte of wire data, on each side.
+    /// Seconds to move one byte on the wire, on each side.
     pub byte_seconds: f64,
 }
 
@@ -47,8 +47,8 @@ pub(crate) trait Transport: Sync {
     /// Returns the facts about the transport.
     fn caps(&self) -> &'static Caps;
 
-    /// Returns why the transport cannot connect two ranks; `None` if it can, or if only an attempt shows.
-    /// Depends on facts that all ranks share, so that both ranks of a pair decide alike.
+    /// Returns why the transport cannot connect two ranks; `None` if it can, or if only an attempt can show
+    /// it. Depends on facts that all ranks share, so that both ranks of a pair decide alike.
     fn obstruction(&self, own: &PeerInfo, peer: &PeerInfo, config: &Config)
     -> Option<&'static str>;
 
@@ -87,7 +87,7 @@ pub(crate) trait Prepared {
 pub(crate) struct Setup<'a> {
     /// Control plane, settings, fault and deadline.
     pub context: &'a ConnectContext<'a>,
-    /// Slots of a connection.
+    /// Number and size of the slots of a connection.
     pub shape: FifoShape,
     /// Memory for incoming slots, if a transport in use has [`Caps::inbox`].
     pub inbox: Option<Inbox>,
@@ -109,7 +109,7 @@ impl<'a> Setup<'a> {
         self.context.config
     }
 
-    /// Returns the bytes of the slots of a peer on all channels, in one direction.
+    /// Returns the bytes of one peer's slots in one direction, over all channels.
     pub fn fifo_bytes(&self) -> usize {
         self.config().channels * self.shape.bytes()
     }
@@ -157,7 +157,8 @@ impl<'a> Setup<'a> {
         })
     }
 
-    /// Returns a mesh of sockets with the peers at `addresses`: `sockets` on each of `channels`.
+    /// Returns a mesh of sockets with the peers at `addresses`. Each of the `channels` has
+    /// `sockets` sockets.
     pub fn mesh(
         &self,
         purpose: &'static str,
@@ -186,7 +187,7 @@ pub(crate) struct Peers<'a> {
     pub served: &'a [usize],
     /// Offer of each rank; empty if the rank has none.
     pub offers: Vec<&'a [u8]>,
-    /// Whether the ranks of this host share cores, and therefore sleep often.
+    /// Whether ranks of this host share cores, and therefore sleep often.
     pub crowded: bool,
 }
 
@@ -210,10 +211,10 @@ pub(super) fn another_format(peer: &PeerInfo) -> Error {
 
 /// The connections of one transport.
 pub(crate) struct Connected {
-    /// Two ends for each peer and channel.
+    /// The sending end and the receiving end to each peer on each channel.
     pub ends: Vec<Ends>,
-    /// The part that the rank's waiter moves along and sleeps on. Without one, peers ring the doorbell of
-    /// the inbox.
+    /// The part of the transport through which the rank's waiter makes progress and sleeps. If it is `None`,
+    /// peers ring the doorbell of the inbox instead.
     pub pollable: Option<Box<dyn Pollable>>,
     /// Bytes of slot memory.
     pub bytes: usize,
@@ -227,16 +228,19 @@ pub(crate) struct Ends {
     pub recv: Box<dyn RecvEnd>,
 }
 
-/// The descriptors of one transport that a rank's waiter sleeps on, and the work beside them.
+/// The descriptors of one transport that a rank's waiter sleeps on, and the work that the waiter
+/// does for the transport.
 pub(crate) trait Pollable: Send + std::fmt::Debug {
-    /// Returns whether only polls of the descriptors move data. The waiter then polls also while it spins.
+    /// Returns whether data moves only when the descriptors are polled. If so, the waiter polls them while it
+    /// spins, too.
     fn is_polled(&self) -> bool;
 
-    /// Finishes work that ends had to leave. Called while the waiter spins, without a system call.
+    /// Finishes work for which an end had no room, such as a credit. Called while the waiter spins,
+    /// without a system call.
     fn progress(&mut self) {}
 
-    /// Requests a readable descriptor for the next event. Returns whether a scan must follow before the
-    /// rank sleeps, because an earlier event makes no descriptor readable.
+    /// Requests that the next event makes a descriptor readable. Returns whether a scan must follow before
+    /// the rank sleeps, because an earlier event makes no descriptor readable.
     fn arm(&mut self) -> bool {
         false
     }

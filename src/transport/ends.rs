@@ -26,8 +26,8 @@ pub trait SendEnd: Send + std::fmt::Debug {
         None
     }
 
-    /// Returns whether all published messages have left this process. A call returns only then, because
-    /// nothing moves its messages afterwards.
+    /// Returns whether all published messages have left this process. A collective call returns only after
+    /// that, because nothing sends its messages later.
     ///
     /// # Errors
     /// As for `ready`.
@@ -62,11 +62,11 @@ pub trait RecvEnd: Send + std::fmt::Debug {
 /// Sends messages from the caller's memory instead of a slot. The payload is borrowed for one call at a
 /// time, so a caller that gives up in the middle of a message releases nothing.
 pub trait SendFrom {
-    /// Sends as much of a message as the transport takes now. Returns true once the whole message has
-    /// left this process.
+    /// Sends as much of a message as the transport takes now. Returns true once the whole message has left
+    /// this process.
     ///
-    /// Until then the caller repeats the call with the same header and payload, and calls no other
-    /// method of the end but [`SendEnd::ready`], which returns false.
+    /// Until then the caller repeats the call with the same header and payload. It calls no other method of
+    /// the end but [`SendEnd::ready`], which returns false.
     ///
     /// # Errors
     /// As for [`SendEnd::ready`].

@@ -1,4 +1,4 @@
-//! The frame of a message between hosts, which precedes the payload:
+//! The frame of a message between hosts, which precedes the payload. Field lengths are in bytes:
 //!
 //! ```text
 //! signature 40 | payload bytes 4 | magic 4 | message number 8 | zero 8

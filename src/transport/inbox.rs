@@ -71,13 +71,13 @@ impl Inbox {
         self.memory.as_ref()
     }
 
-    /// Returns the bytes of every rank's inbox.
+    /// Returns the bytes of one inbox, which are equal on all ranks.
     pub fn bytes(&self) -> usize {
         self.layout.bytes()
     }
 
-    /// Returns the ends of rank `me` to and from `peer`, whose inbox is a region, on `channel`. If
-    /// ranks are `crowded`, they share cores and sleep often.
+    /// Returns the ends of rank `me` to and from `peer` on `channel`; `region` is the inbox of
+    /// `peer`. If ranks are `crowded`, they share cores and sleep often.
     ///
     /// # Safety
     /// Each rank calls it once for each peer and channel.
@@ -89,7 +89,7 @@ impl Inbox {
         crowded: bool,
     ) -> (InboxSend, InboxRecv) {
         let (own, their) = ((me, &self.region), (peer, region));
-        // SAFETY: the caller calls once for each peer and channel.
+        // SAFETY: the caller calls this once for each peer and channel.
         unsafe { self.layout.join(own, their, channel, who, crowded) }
     }
 }
@@ -121,11 +121,13 @@ impl InboxLayout {
         who: &str,
         crowded: bool,
     ) -> (InboxSend, InboxRecv) {
-        // A rank with a core of its own rarely sleeps, and never for long.
+        // The peer rings without a fence if ranks have cores of their own, because they rarely
+        // sleep, and never for long.
         let ringer = Ringer::new(their.clone(), DOORBELL_AT, crowded);
         let outgoing = self.places((me, own), (peer, their), channel);
         let incoming = self.places((peer, their), (me, own), channel);
-        // SAFETY: the caller calls once, and `places` gives each pair and channel places of its own.
+        // SAFETY: the caller calls this once for each peer and channel, and `places` gives each call places
+        // of its own.
         unsafe {
             (
                 InboxSend {

@@ -24,7 +24,7 @@ const FAULT_POLL_INTERVAL: Duration = Duration::from_millis(20);
 pub(crate) struct SocketId {
     /// Rank at the other end.
     pub peer: usize,
-    /// Channel.
+    /// Number of the channel.
     pub channel: usize,
     /// Index among the sockets of the channel.
     pub index: usize,
@@ -75,9 +75,9 @@ pub(crate) struct SocketMesh<'a> {
     pub channels: usize,
     /// Sockets of a channel.
     pub sockets: usize,
-    /// Watched while waiting.
+    /// The fault that waits check.
     pub fault: &'a Fault,
-    /// End of the attempts.
+    /// Deadline of the attempts to connect.
     pub deadline: Instant,
 }
 
@@ -130,7 +130,8 @@ impl SocketMesh<'_> {
             served.map_err(|error| error.context(self.need()))?;
             while let Some(peer) = self.listener.next() {
                 let peer = peer?;
-                // A rank whose first connection was displaced connects again: the last counts.
+                // A rank whose first connection was displaced connects again, so its last
+                // connection replaces the first.
                 let id = SocketId::accepted(&peer, self.me);
                 if let Some(id) = id.filter(|id| opening.accepts.contains(id)) {
                     opening.open.insert(id, peer.socket);
@@ -180,7 +181,8 @@ impl SocketMesh<'_> {
         }
     }
 
-    /// Waits for an event. Returns which outgoing sockets are ready, then which of the listener's.
+    /// Waits for an event. Returns which outgoing sockets are ready, then which descriptors of the
+    /// listener are ready.
     fn poll(&self, outgoing: &[Outgoing], now: Instant) -> Vec<bool> {
         let mut limit = FAULT_POLL_INTERVAL.min(self.deadline - now);
         limit = limit.min(self.listener.poll_limit(now));
@@ -305,7 +307,7 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Goes on with the handshake; the peer once it is authenticated.
+    /// Goes on with the handshake. Returns the peer once it is authenticated.
     fn advance(&mut self) -> std::result::Result<Option<Peer>, ConnectFailure> {
         let Some(mut connector) = self.connector.take() else {
             return Ok(None);

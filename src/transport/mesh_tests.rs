@@ -28,7 +28,7 @@ fn id(peer: usize, index: usize) -> SocketId {
     }
 }
 
-/// Side that opens `count` sockets: rank 1 connects, rank 0 accepts.
+/// Arguments of one rank that opens `count` sockets: rank 1 connects, rank 0 accepts.
 struct Side<'a> {
     peers: &'a [PeerInfo],
     fault: &'a Fault,
@@ -214,7 +214,7 @@ fn connector_with_a_late_proof_connects_again() {
             handshake.advance(&config, &socket)
         };
         // The acceptor's queue still holds the hello. The connecting side finds the acceptor's
-        // proof, and behind it the end of the stream.
+        // proof, and after it the end of the stream.
         assert_eq!(
             wait(true).unwrap(),
             HandshakeProgress::Pending { write: false }
@@ -256,7 +256,8 @@ fn flood_of_unauthenticated_connections_displaces_no_rank() {
         std::thread::scope(|scope| {
             for _ in 0..2 {
                 scope.spawn(|| {
-                    // The number is bounded by the descriptors that both ends of a test may hold.
+                    // The number of connections is bounded by the descriptors that both ends of a
+                    // test may hold.
                     let mut held = std::collections::VecDeque::new();
                     while !stop.load(Ordering::Relaxed) {
                         held.extend(TcpStream::connect(to));

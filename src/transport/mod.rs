@@ -84,15 +84,15 @@ pub fn slowest(kinds: impl Iterator<Item = TransportKind>) -> Option<TransportKi
 /// All connections of one rank.
 #[derive(Debug)]
 pub struct Links {
-    /// Ranks of the communicator.
+    /// Number of ranks of the communicator.
     pub nranks: usize,
     /// This rank.
     pub rank: usize,
-    /// Channels.
+    /// Number of channels.
     pub channels: usize,
     /// Payload bytes of a slot.
     pub slot_bytes: usize,
-    /// Slots of a connection.
+    /// Number of slots of a connection.
     pub slots: usize,
     /// Sending ends. The end to rank r on channel c has index c * nranks + r; this rank has `None`.
     pub sends: Vec<Option<Box<dyn SendEnd>>>,
@@ -112,11 +112,11 @@ pub struct Links {
 pub struct ConnectContext<'a> {
     /// The control plane; all ranks connect together.
     pub exchange: &'a dyn OutOfBand,
-    /// Settings.
+    /// The settings of this rank.
     pub config: &'a Config,
-    /// Ends waits when raised.
+    /// The fault that ends waits when it is raised.
     pub fault: &'a Arc<Fault>,
-    /// End of the attempts.
+    /// Deadline of the attempts to connect.
     pub deadline: std::time::Instant,
     /// Replaces the system's libibverbs, which RDMA otherwise opens.
     pub verbs: Option<Arc<dyn ibverbs::Api>>,

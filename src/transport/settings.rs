@@ -122,9 +122,10 @@ fn of_pair(
 /// The slowest transports of a communicator, equal on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlowestLinks {
-    /// Between any two ranks.
+    /// The slowest transport between any two ranks.
     pub any: TransportKind,
-    /// Between two ranks of one host. Shared memory if no two ranks share a host.
+    /// The slowest transport between two ranks of one host. Shared memory if no two ranks share a
+    /// host.
     pub inside: TransportKind,
 }
 
@@ -152,7 +153,8 @@ pub fn slowest_links(
     let first = &peers[0];
     let abroad = peers.iter().filter(|peer| peer.host_id != first.host_id);
     let abroad = abroad.filter_map(|peer| kind_of(first, peer));
-    // Ranks of one host share memory at best, in one process or in several, which costs alike.
+    // The best transport between ranks of one host is shared memory. It costs the same within a
+    // process and between processes.
     let shared = TRANSPORTS.iter().filter(|one| one.caps().shares_memory());
     let floor = shared.map(|transport| transport.kind());
     let inside = slowest(floor.chain(neighbours));
@@ -167,7 +169,7 @@ pub fn slowest_links(
     }
 }
 
-/// The part of one rank in the exchange before connecting.
+/// Data of one rank in the exchange before connecting.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ConnectInfo {
     /// Cores that the rank may run on.

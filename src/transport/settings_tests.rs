@@ -13,7 +13,7 @@ fn peer(rank: usize, host: u8, process: u8) -> PeerInfo {
     }
 }
 
-/// Returns the last-resort transport to each rank, which never declines.
+/// Returns the last candidate among the transports to each rank, which never declines.
 fn kinds(
     peers: &[PeerInfo],
     me: usize,

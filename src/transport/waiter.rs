@@ -14,7 +14,8 @@ const DOORBELL_CHECK_INTERVAL: Duration = Duration::from_millis(1);
 /// Interval at which a sleeping rank checks that the hosts of its peers still answer.
 const PEER_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Pauses in one spin: long enough to spare the other hardware thread, short beside a message.
+/// Number of pause instructions in one spin: enough to spare the other hardware thread, yet short
+/// compared with a message.
 const PAUSES: u32 = 4;
 
 /// Waits on the doorbell of the inbox and on the descriptors of all transports.
@@ -22,21 +23,21 @@ const PAUSES: u32 = 4;
 pub(super) struct RankWaiter {
     /// Sleeps on the doorbell; `None` without an inbox.
     sleeper: Option<Sleeper>,
-    /// Transports with descriptors.
+    /// Transports whose descriptors the waiter polls.
     pollables: Vec<Box<dyn Pollable>>,
-    /// Whether a transport is polled while the rank spins.
+    /// Whether some transport must be polled while the rank spins.
     is_polled: bool,
     /// Whether events since the last scan end a sleep.
     armed: bool,
     interests: Vec<Interest>,
-    /// End of each pollable's part of `interests`.
+    /// For each pollable, the index at which its part of `interests` ends.
     parts: Vec<usize>,
     backoff: Backoff,
     next_peer_check: Instant,
 }
 
 impl RankWaiter {
-    /// Creates the waiter of a rank whose ranks share cores if `crowded`.
+    /// Creates the waiter of a rank. `crowded` is true if ranks of its host share cores.
     pub fn new(
         sleeper: Option<Sleeper>,
         pollables: Vec<Box<dyn Pollable>>,

@@ -9,8 +9,8 @@ use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::time::Instant;
 
-/// Most attempts after connections that closed before their welcome: a flood of unauthenticated
-/// connections may have displaced them.
+/// Largest number of retries after connections that closed before their welcome. A flood of
+/// unauthenticated connections may have displaced them.
 const MAX_CLOSED_RETRIES: u32 = 8;
 
 /// Shortest and longest wait for one of several addresses; the wait doubles from round to round.
@@ -27,7 +27,7 @@ pub(in crate::bootstrap) enum OnRefusal {
     Retry,
 }
 
-/// An outgoing connection that is not authenticated yet.
+/// An outgoing connection whose handshake has not finished.
 pub(crate) struct Connector {
     address: Address,
     socket: Socket,
@@ -157,7 +157,8 @@ pub(in crate::bootstrap) fn connect_to_any(
             let now = Instant::now();
             let until = match errors.iter().filter(|error| error.is_none()).count() {
                 1 => deadline,
-                // Half of the time left stays for the other addresses.
+                // At most half of the time left is spent on this address; the rest stays for the
+                // other addresses.
                 _ => now + timeout.min(deadline.saturating_duration_since(now) / 2),
             };
             let failure = match attempt(Address::Tcp(address), config, until, fault) {
@@ -263,7 +264,8 @@ fn late(address: &str, what: &str) -> Error {
 mod tests {
     use super::*;
 
-    /// Hours of refusals are no reason to stop waiting.
+    /// Doubles 10,000 times, as hours of refusals would: the value stays at its limit and does not
+    /// overflow.
     #[test]
     fn timeouts_and_intervals_double_to_their_limits() {
         for limits in [ADDRESS_TIMEOUTS, RETRY_INTERVALS] {

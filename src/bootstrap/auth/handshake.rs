@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 /// Bytes that the connector reads: hello, proof and welcome.
 const INPUT_BYTES: usize = HELLO_BYTES + PROOF_BYTES + 1;
 
-/// Next step of a handshake.
+/// Progress of a handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HandshakeProgress {
     /// The handshake goes on once the socket is readable, or writable if `write` is set.
@@ -24,16 +24,17 @@ pub(crate) enum HandshakeFailure {
     Closed,
     /// The connection broke, or the system has no random numbers.
     Broken(io::Error),
-    /// The other side does not know the key; a phrase behind "it".
+    /// The other side does not know the key. The phrase continues an error sentence whose subject
+    /// is "it".
     Refused(&'static str),
 }
 
-/// Bytes that this side waits for.
+/// The message that this side waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum HandshakeStage {
     /// The connector's hello.
     Hello,
-    /// The other side's proof, behind its hello.
+    /// The other side's proof, which follows its hello.
     Proof,
     /// The acceptor's welcome.
     Welcome,
@@ -53,7 +54,7 @@ pub(crate) struct Handshake {
 }
 
 impl Handshake {
-    /// Starts the side that connected.
+    /// Starts the handshake on the connecting side.
     ///
     /// # Errors
     /// System if there are no random numbers.
@@ -71,7 +72,7 @@ impl Handshake {
         })
     }
 
-    /// Starts the side that was connected to.
+    /// Starts the handshake on the accepting side.
     pub(crate) fn acceptor() -> Handshake {
         Handshake {
             side: HandshakeSide::Acceptor,
@@ -85,12 +86,12 @@ impl Handshake {
         }
     }
 
-    /// Whether the other side sent a hello of this communicator, as ranks do.
+    /// Returns whether the other side sent a hello of this communicator, as ranks do.
     pub(super) fn has_hello(&self) -> bool {
         self.peer.is_some()
     }
 
-    /// Whether any byte has been sent: the connection stands.
+    /// Returns whether this side has sent any byte, which shows that the connection is established.
     pub(super) fn has_sent(&self) -> bool {
         self.sent > 0
     }
@@ -103,7 +104,7 @@ impl Handshake {
         }
     }
 
-    /// Reads and writes as far as the socket allows.
+    /// Reads and writes as much of the handshake as the socket allows.
     pub(crate) fn advance(
         &mut self,
         config: &HandshakeConfig,
@@ -119,7 +120,8 @@ impl Handshake {
                     Err(error) => return Err(HandshakeFailure::Broken(error)),
                 }
             }
-            // Reads no byte beyond the stage, because later bytes belong to the owner of the connection.
+            // Reads no byte beyond the current stage, because later bytes belong to the owner of the
+            // connection.
             let due = match self.stage {
                 HandshakeStage::Done => return Ok(HandshakeProgress::Done),
                 HandshakeStage::Hello => HELLO_BYTES,
@@ -243,7 +245,8 @@ impl Handshake {
     }
 }
 
-/// Whether a system call can be repeated later. A socket that is still connecting is not connected.
+/// Returns whether a system call can be repeated later. A socket that is still connecting reports
+/// that it is not connected.
 fn is_pending(error: &io::Error) -> bool {
     matches!(
         error.kind(),

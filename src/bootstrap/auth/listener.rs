@@ -17,7 +17,7 @@ const PROOF_TIMEOUT: Duration = Duration::from_secs(2);
 const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(20);
 /// Longest time without descriptors or memory before accepting fails.
 const SHORTAGE_TIMEOUT: Duration = Duration::from_secs(3);
-/// Most connections that one socket accepts before pending connections are served.
+/// Largest number of connections that one socket accepts before pending connections are served.
 const ACCEPTS_PER_TURN: usize = 64;
 
 /// Listens on TCP or UNIX sockets, and returns connections whose other end knows the key.
@@ -121,7 +121,8 @@ impl Listener {
         })
     }
 
-    /// Reserves places for this many connections of ranks beside unauthenticated connections.
+    /// Reserves places for this many connections of ranks, in addition to the places for
+    /// unauthenticated connections.
     pub(crate) fn expect_connections(&mut self, connections: usize) {
         self.places = 2 * connections + 64;
     }
@@ -201,7 +202,7 @@ impl Listener {
         let now = Instant::now();
         let (sockets, pending) = ready.split_at(self.sockets.len().min(ready.len()));
         // Bytes that have arrived are read before a late connection is dropped, because this thread
-        // may be late and not the peer.
+        // rather than the peer may be late.
         for (at, peer) in std::mem::take(&mut self.pending).into_iter().enumerate() {
             match pending.get(at).is_some_and(|ready| *ready) {
                 true => self.advance(peer, config, now),

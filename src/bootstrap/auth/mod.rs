@@ -180,7 +180,7 @@ impl HandshakeConfig {
         keys::seal(&self.proof, &transcript.parts(prover))
     }
 
-    /// Compares in constant time.
+    /// Returns whether `proof` is the prover's proof for `transcript`. Compares in constant time.
     fn accepts(&self, prover: HandshakeSide, transcript: &Transcript, proof: &[u8]) -> bool {
         keys::opens(&self.proof, &transcript.parts(prover), proof)
     }
@@ -208,8 +208,8 @@ impl HandshakeConfig {
         ))
     }
 
-    /// Reads the other side's hello; the error is the reason of a refusal, as a phrase behind
-    /// "it".
+    /// Reads the other side's hello. The error is the reason of a refusal, as a phrase that
+    /// continues a sentence whose subject is "it".
     fn parse(
         &self,
         bytes: &[u8; HELLO_BYTES],
@@ -249,8 +249,8 @@ struct Transcript {
 }
 
 impl Transcript {
-    /// Returns the bytes under the HMAC. They name the prover, so that a proof reflected to its
-    /// maker is invalid.
+    /// Returns the bytes that the HMAC covers. They name the prover, so that a proof reflected to
+    /// its maker is invalid.
     fn parts(&self, prover: HandshakeSide) -> [&[u8]; 3] {
         let direction: &[u8] = match prover {
             HandshakeSide::Connector => b"connector",

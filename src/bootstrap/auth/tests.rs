@@ -19,7 +19,7 @@ fn identity(rank: usize, word: u64) -> PeerIdentity {
     }
 }
 
-/// Connects to a listener that is there.
+/// Connects once, and fails at once if nothing listens at `address`.
 fn connect(
     address: SocketAddr,
     key: &[u8; 32],
@@ -31,7 +31,7 @@ fn connect(
     connect_to_any(&[address], &config, OnRefusal::Fail, deadline, fault)
 }
 
-/// Waits for one connection; a missing one is an error.
+/// Waits for one connection; fails with a timeout if none arrives.
 fn accept(
     listener: &mut Listener,
     me: PeerIdentity,
@@ -42,7 +42,7 @@ fn accept(
     accepted.ok_or_else(|| Error::new(ErrorKind::Timeout, "no connection"))
 }
 
-/// Listens at `address` alone.
+/// Listens at `address` and at no other address.
 fn listen_at(address: SocketAddr) -> Listener {
     Listener::bind_to_own(&[address]).unwrap().0
 }
@@ -88,7 +88,7 @@ fn handshake_identifies_both_sides_and_derives_a_session() {
     assert_eq!((other.rank, other.word), (0, 9));
     assert_eq!(peer.session, other.session);
     assert!(other.connector && !peer.connector);
-    // Bytes behind the handshake stay in the socket.
+    // Bytes after the handshake stay in the socket.
     blocking(other).write_all(b"payload").unwrap();
     let mut read = [0; 7];
     blocking(peer).read_exact(&mut read).unwrap();
@@ -142,7 +142,7 @@ fn peer_of_another_version_is_refused_by_rank_on_both_sides() {
     }
 }
 
-/// The acceptor knows the fingerprint but not the secret.
+/// An acceptor that knows the fingerprint but not the secret cannot prove itself to a connector.
 #[test]
 fn acceptor_without_the_secret_is_refused() {
     let config = HandshakeConfig::new(&KEY, identity(0, 0));
@@ -154,7 +154,8 @@ fn acceptor_without_the_secret_is_refused() {
     assert!(server.join().unwrap().unwrap().is_none());
 }
 
-/// The connector knows the fingerprint, and returns the acceptor's own proof or garbage.
+/// A connector that knows only the fingerprint returns the acceptor's own proof or garbage, and
+/// gets no welcome.
 #[test]
 fn connector_without_the_secret_is_refused() {
     for reflect in [true, false] {
@@ -178,7 +179,7 @@ fn connector_without_the_secret_is_refused() {
     }
 }
 
-/// The acceptor sends the connector's own bytes back.
+/// A false acceptor sends the connector's own bytes back, and the connector refuses them.
 #[test]
 fn echo_is_refused() {
     let socket = TcpListener::bind((LOCAL, 0)).unwrap();
@@ -221,7 +222,7 @@ fn missing_listener_fails_at_once_or_is_awaited() {
     server.join().unwrap().unwrap();
 }
 
-/// Binds one address of another host and two of this host.
+/// Passes one address of another host and two of this host; only the latter are bound.
 #[test]
 fn listener_binds_the_addresses_of_its_host() {
     let addresses = ["192.0.2.1:0", "127.0.0.2:0", "127.0.0.3:0"].map(|one| one.parse().unwrap());
@@ -244,7 +245,7 @@ fn listener_binds_the_addresses_of_its_host() {
     assert!(none.message().contains("192.0.2.1"), "{none}");
 }
 
-/// Nothing listens at the first address, and the second is silent.
+/// The first address refuses connections, and the second accepts them but never answers.
 #[test]
 fn connector_tries_all_addresses_within_the_deadline() {
     let silent = TcpListener::bind(("127.0.0.2", 0)).unwrap();
@@ -274,7 +275,7 @@ fn connector_tries_all_addresses_within_the_deadline() {
     assert!(refused.unwrap_err().message().contains("refused"));
 }
 
-/// A silent address costs the others no time, however long the attempts have taken.
+/// A silent address does not delay the other addresses, however long the attempts have taken.
 #[test]
 fn silent_address_costs_others_no_time() {
     let silent = TcpListener::bind(("127.0.0.2", 0)).unwrap();
@@ -282,7 +283,7 @@ fn silent_address_costs_others_no_time() {
     let addresses = [2, 3].map(|last| SocketAddr::from(([127, 0, 0, last], port)));
     let config = HandshakeConfig::new(&KEY, identity(1, 0));
     let server = std::thread::spawn(move || {
-        // Later than the waits of one and of two seconds.
+        // Starts to listen only after the connector has tried each address once.
         std::thread::sleep(Duration::from_millis(1200));
         let mut listener = listen_at(addresses[1]);
         accept(&mut listener, identity(0, 0), soon(2000), &Fault::new())
@@ -303,14 +304,15 @@ fn waits_end_at_the_deadline_or_with_the_fault() {
     fault.raise(Error::new(ErrorKind::Aborted, "enough"));
     let aborted = accept(&mut listener, identity(0, 0), soon(60_000), &fault);
     assert_eq!(aborted.unwrap_err().message(), "enough");
-    // The listener exists, and no thread serves it.
+    // The listener's kernel queue accepts the connection, but no thread answers it.
     let aborted = connect(address, &KEY, identity(1, 0), soon(60_000), &fault);
     assert_eq!(aborted.unwrap_err().message(), "enough");
     let late = connect(address, &KEY, identity(1, 0), soon(30), &Fault::new());
     assert_eq!(late.unwrap_err().kind(), ErrorKind::Timeout);
 }
 
-/// More silent connections than places, then a rank that sends one byte at a time.
+/// Opens more silent connections than the listener has places, then connects a rank that sends one
+/// byte at a time.
 #[test]
 fn silent_or_slow_connections_delay_no_rank() {
     let (mut listener, address) = Listener::bind(LOCAL).unwrap();
@@ -432,7 +434,8 @@ fn connector_without_its_welcome_is_not_done() {
     }
 }
 
-/// Reflects every byte that it reads, and a part of them as a proof.
+/// A false acceptor returns every byte that it reads, and offers a part of these bytes as its
+/// proof.
 #[test]
 fn mirror_of_a_local_socket_is_refused() {
     let config = HandshakeConfig::new(&KEY, identity(1, 0));
@@ -476,7 +479,7 @@ fn garbage_is_dropped_at_once() {
     assert_eq!(listener.pending.len(), 0, "garbage is dropped at once");
 }
 
-/// Opens a socket before descriptors run out. The closure connects it.
+/// Opens a socket while descriptors are left. The returned closure connects the socket to `to`.
 pub(in crate::bootstrap) fn unauthenticated_peer(to: SocketAddr) -> impl FnOnce() {
     use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, connect, socket};
     use std::os::fd::AsRawFd;

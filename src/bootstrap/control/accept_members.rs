@@ -318,7 +318,8 @@ mod tests {
         assert_eq!(awaited(true), [true, false, true, false]);
     }
 
-    /// Rank 0 has all connections, and then no descriptors left.
+    /// Rank 0 runs out of descriptors after it has accepted all connections. All ranks receive the
+    /// error.
     #[test]
     fn root_without_descriptors_reports_it() {
         let reported_everywhere = in_child(|| {

@@ -89,8 +89,9 @@ impl ControlThread {
         ready
     }
 
-    /// Reads the ready links, and handles ends of connections last. Reports that a rank sent before
-    /// its end explain more than the end, and so do all ends that happened together.
+    /// Reads the ready links, and only then handles connections that have ended. Reports that a
+    /// rank sent before its end explain more than the end. Connections that ended together are
+    /// reported together.
     fn receive(&mut self, ready: &[bool]) {
         let mut ends = Vec::new();
         for at in (0..self.node.links.len()).filter(|&at| ready[at]) {
@@ -153,7 +154,8 @@ impl ControlThread {
         }
     }
 
-    /// Sends the calls since the last heartbeat, then that this rank makes no more calls.
+    /// Sends the calls since the last heartbeat, then a frame of `kind`, after which this rank
+    /// makes no more calls.
     fn end_calls(&mut self, kind: u8) {
         self.heartbeat();
         self.node.send_all(kind, &Body::new(Vec::new()));
@@ -223,8 +225,8 @@ impl ControlThread {
         }
     }
 
-    /// Sends `body` where it is due. Returns silent ranks without an explanation, and the links of
-    /// ranks whose processes have ended.
+    /// Sends the heartbeat `body` on each link whose next heartbeat is due. Returns the ranks whose
+    /// silence is unexplained, and the links of ranks whose processes have ended.
     fn check_silence(
         &mut self,
         body: &Arc<Body>,
@@ -254,7 +256,7 @@ impl ControlThread {
                     ends.push((at, format!("died: {why}")));
                     continue;
                 }
-                // No call waits for a rank that has closed.
+                // A rank that has closed is not reported as silent, because no call waits for it.
                 _ if link.has_closed => continue,
                 ProcessState::Stopped if !link.warned => {
                     format!("{peer} is stopped (state T); calls wait for it until their timeout")

@@ -31,7 +31,8 @@ pub(super) const CLOSED: u8 = 24;
 /// Bit of a generation: the contributing rank closes and takes part in no later all-gather.
 pub(super) const CLOSING: u64 = 1 << 63;
 
-/// Most bytes that a frame carries of a contribution or result. Heartbeats go in between.
+/// Largest number of bytes of a contribution or result in one frame. Heartbeats are sent between
+/// frames.
 pub(super) const MAX_PIECE: usize = 1 << 20;
 const _: () = assert!(MAX_PIECE + 16 <= MAX_BODY);
 
@@ -90,7 +91,7 @@ impl Assembly {
     }
 }
 
-/// Writes all contributions, each behind its length, in pieces of at most [`MAX_PIECE`] bytes.
+/// Writes all contributions, each preceded by its length, in pieces of at most [`MAX_PIECE`] bytes.
 pub(super) fn write_contributions(contributions: &[Vec<u8>], mut emit: impl FnMut(&[u8])) {
     let mut piece = Vec::new();
     for contribution in contributions {

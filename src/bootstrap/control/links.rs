@@ -48,13 +48,13 @@ impl ControlLink {
 pub(super) struct ControlLinks {
     pub(super) shared: Arc<SharedControl>,
     pub(super) links: Vec<ControlLink>,
-    /// This rank makes no more calls.
+    /// Whether this rank makes no more calls.
     pub(super) closed: bool,
-    /// End of the attempts to send [`super::frames::LEFT`].
+    /// Deadline of the attempts to send [`super::frames::LEFT`].
     pub(super) leave_deadline: Option<Instant>,
-    /// The root has left, and its connection has ended.
+    /// Whether the root has left and its connection has ended.
     pub(super) lost_root: bool,
-    /// All ranks know of a failure.
+    /// Whether all ranks know of a failure.
     pub(super) failed: bool,
 }
 
@@ -82,7 +82,7 @@ impl ControlLinks {
         self.links.iter_mut().flat_map(|link| &mut link.stream)
     }
 
-    /// Whether the kernel has taken all frames.
+    /// Returns whether the kernel has taken all frames.
     pub(super) fn is_flushed(&self) -> bool {
         let mut streams = self.links.iter().flat_map(|link| &link.stream);
         streams.all(FramedStream::is_flushed)
@@ -101,8 +101,8 @@ impl ControlLinks {
         self.send_all_but(None, kind, body);
     }
 
-    /// Handles connections that have ended or whose process has, each with a phrase about its rank.
-    /// A rank that neither closed nor left has failed.
+    /// Handles connections that have ended, and connections of processes that have ended. Each
+    /// comes with a phrase about its rank. A rank that neither closed nor left has failed.
     pub(super) fn handle_ends(&mut self, ends: Vec<(usize, String)>) {
         let mut deaths = Vec::new();
         for (at, why) in ends {
@@ -134,8 +134,8 @@ impl ControlLinks {
         self.send_all(ANNOUNCE, &body);
     }
 
-    /// Fails the communicator on this rank. After this rank has closed or left, only a closing
-    /// all-gather ends. The fault then stays as it is, because communicators split from this
+    /// Fails the communicator on this rank. After this rank has closed or left, the error ends only
+    /// a closing all-gather. The fault then stays as it is, because communicators split from this
     /// communicator watch it too.
     pub(super) fn raise(&mut self, error: Error) {
         self.failed = true;
@@ -155,8 +155,8 @@ impl ControlLinks {
         }
     }
 
-    /// Announces a fault that was raised elsewhere, such as by the parent communicator. Other
-    /// threads of this rank may not check the fault for a long time.
+    /// Announces a fault that was raised elsewhere, such as by the parent communicator. Without
+    /// this, other ranks could wait until another thread of this rank checks the fault.
     pub(super) fn announce_fault(&mut self) {
         if self.leave_deadline.is_none()
             && let Err(reason) = self.shared.fault.check()

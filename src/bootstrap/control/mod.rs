@@ -47,7 +47,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Most bytes that one rank contributes to an [`OutOfBand::all_gather`].
+/// Largest number of bytes that one rank contributes to an [`OutOfBand::all_gather`].
 pub const MAX_CONTRIBUTION: usize = 16 << 20;
 
 /// Longest time that closing and leaving take.
@@ -67,7 +67,7 @@ pub struct ControlPlane {
     owner: ProcessId,
 }
 
-/// Order of this rank's all-gathers: one at a time.
+/// State of this rank's all-gathers, which run one at a time.
 #[derive(Default)]
 struct GatherSequence {
     next_generation: u64,
@@ -121,7 +121,8 @@ impl ControlPlane {
         }
         let deadline = Instant::now() + config.init_timeout;
         let share = |members| SharedControl::new(rank, members, fault.clone(), config, warnings);
-        // A single rank needs no rendezvous. One of another process ends when the rank joins it.
+        // A single rank needs no rendezvous. If another process serves the rendezvous, the rank
+        // joins it, because that ends the server.
         if nranks == 1 && (id.rank_zero_opens() || rendezvous_server::cancel(id)) {
             let member = RankEntry::this(0, address::for_one_host(), config)?;
             let base = id.key(&keys::random::<32>()?, "communicator");
@@ -293,7 +294,8 @@ impl OutOfBand for ControlPlane {
         if !self.owner.is_this() {
             return;
         }
-        // A failure of another rank keeps its timeout: `reason` may only forward it.
+        // A fault that another rank's failure raised keeps its deadline, because `reason` may only
+        // forward that failure.
         if !self.shared.fault.is_raised() {
             self.shared.fault.raise(reason.clone());
         }
@@ -328,7 +330,8 @@ impl OutOfBand for ControlPlane {
             if sequence.left || sequence.closing.is_some() {
                 return;
             }
-            // The contribution to the closing all-gather goes before the frame that ends all others.
+            // The contribution to the closing all-gather is sent before the close, after which this rank
+            // takes part in no other all-gather.
             let generation = sequence.next_generation;
             self.shared.start_gather(generation | CLOSING, Vec::new());
             sequence.closing = Some(generation);
@@ -425,7 +428,7 @@ fn start(
     Err(error)
 }
 
-/// Spawns the control thread. Returns the connections if there is no thread.
+/// Spawns the control thread. Returns the connections if the thread cannot start.
 fn spawn(
     shared: Arc<SharedControl>,
     streams: Vec<(usize, FramedStream)>,

@@ -27,7 +27,8 @@ pub(super) struct SharedControl {
     has_left: Vec<AtomicBool>,
     calls: Mutex<CallLog>,
     state: Mutex<ControlState>,
-    /// Writing to the first wakes the control thread, which polls the second.
+    /// Two ends of a socket pair: a write to the first wakes the control thread, which polls the
+    /// second.
     wake: (UnixStream, UnixStream),
 }
 
@@ -37,11 +38,11 @@ pub(super) struct ControlState {
     commands: Vec<ControlCommand>,
     /// The all-gather that this rank waits for.
     pub(super) gather: Option<PendingGather>,
-    /// The kernel has taken the frame [`super::frames::CLOSED`].
+    /// Whether the kernel has taken the frame [`super::frames::CLOSED`].
     pub(super) closed_sent: bool,
-    /// The kernel has taken the frame [`super::frames::LEFT`].
+    /// Whether the kernel has taken the frame [`super::frames::LEFT`].
     pub(super) left_sent: bool,
-    /// The control thread has ended.
+    /// Whether the control thread has ended.
     pub(super) ended: bool,
 }
 
@@ -54,7 +55,8 @@ pub(super) struct PendingGather {
 }
 
 impl PendingGather {
-    /// Returns the ranks beside `rank` that have not contributed; `None` before the root reports.
+    /// Returns the ranks other than `rank` that have not contributed; `None` before the root
+    /// reports.
     pub(super) fn missing(&self, rank: usize) -> Option<Vec<usize>> {
         let present = self.present.iter().enumerate();
         let absent = present.filter(|&(other, &here)| !here && other != rank);
@@ -117,7 +119,7 @@ impl SharedControl {
     /// Hands a command to the control thread and wakes it.
     pub(super) fn command(&self, command: ControlCommand) {
         self.state().commands.push(command);
-        // A full socket wakes the thread as well.
+        // An error is ignored: a full socket wakes the thread as well.
         let _ = (&self.wake.0).write(&[1]);
     }
 
@@ -181,7 +183,7 @@ impl SharedControl {
         }
     }
 
-    /// Adds this rank's name to a reason that it sends to the others.
+    /// Returns the reason that this rank sends to the others, with this rank's name added.
     pub(super) fn report(&self, reason: &Error) -> Error {
         let me = &self.peers[self.rank];
         reason.clone().context(format!("{me} reports"))
@@ -196,7 +198,7 @@ impl SharedControl {
         self.changed.notify_all();
     }
 
-    /// Whether a rank has closed or left.
+    /// Returns whether a rank has closed or left.
     pub(super) fn has_left(&self, rank: usize) -> bool {
         let has_left = self.has_left.get(rank);
         // SYNC POINT has_left: pairs with the release in `set_left`.

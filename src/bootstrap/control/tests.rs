@@ -504,7 +504,7 @@ fn sixty_four_ranks_join() {
     on_all(&world, ControlPlane::leave);
 }
 
-/// Serves a rendezvous in a process that lacks descriptors for a moment.
+/// Serves a rendezvous in a process that has no descriptors left for 600 ms.
 #[test]
 fn rendezvous_without_descriptors_waits_and_does_not_spin() {
     use crate::bootstrap::auth::tests::unauthenticated_peer;
@@ -523,7 +523,8 @@ fn rendezvous_without_descriptors_waits_and_does_not_spin() {
     }));
 }
 
-/// Rank 1 reaches the server and cannot register. The others would wait for it for 20 s.
+/// Rank 1 reaches the server but cannot register. Without its error, the other ranks would wait for
+/// it for 20 s.
 #[test]
 fn rank_that_cannot_register_fails_all_ranks_at_once() {
     let good = config(60.0);
@@ -554,7 +555,8 @@ fn rank_that_cannot_register_fails_all_ranks_at_once() {
     check(&own, [join(id, 0, good), join(id, 2, good)]);
 }
 
-/// The server waits for a core until the deadline of a rank has passed.
+/// The server sends its refusal only after the deadline of a rank, as a server that waits for a
+/// core would. The rank still receives it.
 #[test]
 fn late_refusal_is_received() {
     let deadline = Instant::now() + Duration::from_secs(5);
@@ -614,7 +616,7 @@ fn close_without_a_root_returns_at_once() {
     drop(root);
     let last = &world.planes[0];
     eventually("the other has left", || last.has_left(0));
-    // Until the last rank has seen the end of the connection.
+    // Waits until the last rank has seen the end of the connection.
     std::thread::sleep(Duration::from_millis(300));
     let begin = Instant::now();
     last.close();

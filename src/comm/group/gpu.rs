@@ -1,4 +1,4 @@
-//! The calls of a group on GPUs: admitted together, then queued in interleaved batches.
+//! Queues the calls of a group on GPUs: admits them together, then queues interleaved batches.
 
 use super::super::gpu::GpuState;
 use super::super::launch_interleave::{GpuCalls, interleave};

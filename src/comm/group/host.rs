@@ -1,5 +1,5 @@
-//! The calls of a group on host memory: fused, planned, and run with all engines making progress in
-//! turn.
+//! Runs the calls of a group on host memory: fuses small calls, plans them, and lets all engines
+//! make progress in turn.
 
 use super::super::Communicator;
 use super::super::fuse::{self, FusedCall};
@@ -104,7 +104,7 @@ struct HostBatch<'c, 'p> {
 /// The planned calls of all communicators of host memory, whose engines are locked.
 pub(super) struct HostRun<'c, 'p> {
     batches: Vec<HostBatch<'c, 'p>>,
-    /// In the order of their first members.
+    /// The fused calls, in the order of their first members.
     fused: Vec<FusedCall>,
 }
 
@@ -196,9 +196,9 @@ impl<'c, 'p> HostRun<'c, 'p> {
 /// separate calls.
 struct GroupResults<'g, 'a> {
     calls: &'g mut [GroupCall<'a>],
-    /// In the order of their first members.
+    /// The fused calls, in the order of their first members.
     fused: Vec<FusedCall>,
-    /// In the order of `calls`.
+    /// The report of each call, in the order of `calls`.
     reports: &'g mut [Option<Report>],
 }
 

@@ -24,7 +24,7 @@ struct GroupCall<'a> {
     comm: &'a Communicator,
     call: Call,
     admission: Admission,
-    /// Taken when the call is planned or queued.
+    /// The buffers of the call, taken when the call is planned or queued.
     buffers: Option<Buffers<'a>>,
 }
 
@@ -62,7 +62,7 @@ impl<'a> Group<'a> {
     /// Adds a call on host memory. Nothing moves before [`Group::run`].
     ///
     /// # Errors
-    /// The errors of the checks of [`Communicator::call`]; the group then does not change.
+    /// The errors of the checks of [`Communicator::call`]. An error leaves the group as it was.
     pub fn add(
         &mut self,
         comm: &'a Communicator,
@@ -72,8 +72,8 @@ impl<'a> Group<'a> {
         comm.check_fault()?;
         comm.host_engine()?;
         check::call(comm, call, &BufferRanges::from(&buffers))?;
-        // Never sampled: other ranks may have other calls in their groups, and would sample a
-        // different call.
+        // Calls in groups are never sampled: other ranks may have other calls in their groups, and
+        // would sample a different call.
         let admission = comm.admit(call, false)?;
         self.push(comm, call, admission, Buffers::Host(buffers));
         Ok(())
@@ -82,7 +82,7 @@ impl<'a> Group<'a> {
     /// Adds a call on a GPU. Nothing is queued before [`Group::run`].
     ///
     /// # Errors
-    /// The errors of the checks of [`Communicator::call_on`]; the group then does not change.
+    /// The errors of the checks of [`Communicator::call_on`]. An error leaves the group as it was.
     pub fn add_on(
         &mut self,
         comm: &'a Communicator,
@@ -260,8 +260,9 @@ fn fail_all(comms: &[&Communicator], error: &Error) {
 }
 
 impl Drop for Group<'_> {
-    /// Takes back the numbers of coded sums that were not queued. Other ranks may count none for a
-    /// group that is dropped or refused, and would sample another call than this rank.
+    /// Subtracts coded sums that were not queued from the counter by which calls are sampled. Other
+    /// ranks may not have counted a group that is dropped or refused. Without this, ranks would
+    /// sample different calls.
     fn drop(&mut self) {
         for entry in &self.calls {
             if let Some(Buffers::Gpu(_)) = entry.buffers {

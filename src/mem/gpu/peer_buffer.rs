@@ -17,7 +17,8 @@ use crate::gpu::abi::{
     CURSORS_BYTES, Fifo, LINE_BYTES, MAX_CHANNELS, MAX_RANKS, PROTOCOLS, Protocol, SIGNATURE_WORDS,
 };
 
-/// Device memory of a rank beside its peer buffers: cursors, and a line for the fused kernels' call counters.
+/// Bytes of device memory of a rank in addition to its peer buffers: cursors, and a line for the fused
+/// kernels' call counters.
 pub const PRIVATE_BYTES: usize = CURSORS_BYTES + LINE_BYTES;
 
 /// Allocation granularity of the driver for large allocations.
@@ -26,17 +27,17 @@ const PAGE: usize = 2 << 20;
 /// buffers in smaller units.
 const IN_PAGES: usize = 16 * PAGE;
 
-/// Smallest payload of simple slots; below it the number of channels shrinks instead.
+/// Smallest payload of simple slots, in bytes; below it the number of channels shrinks instead.
 const SMALLEST_SLOT: usize = 16 << 10;
 
-/// Slots of a channel: the sender fills one slot while the receiver reads the other.
+/// Number of slots of a channel: the sender fills one slot while the receiver reads the other.
 const DEPTH: usize = 2;
 
-/// Slots of a simple channel if the budget allows. An allreduce sends two messages in each pass, so
-/// with two slots the next pass would wait until the peer has finished this pass.
+/// Number of slots of a simple channel if the budget allows. An allreduce sends two messages in
+/// each pass, so with two slots the next pass would wait until the peer has finished this pass.
 const DEEP: usize = 2 * DEPTH;
-/// Slots of a simple channel in a smaller budget, in which a larger slot is worth more than a
-/// fourth slot.
+/// Number of slots of a simple channel in a smaller budget, in which a larger slot is worth more
+/// than a fourth slot.
 const LESS_DEEP: usize = DEEP - 1;
 
 /// Payload bytes of a line.
@@ -44,8 +45,9 @@ const LINE_PAYLOAD: usize = LINE_BYTES - 8;
 /// Granularity of the line area's halves: each half splits into two rounds of whole granules, and into whole
 /// tiles of four lines.
 const LINES_UNIT: usize = 32 * LINE_BYTES;
-/// Largest allreduce of the line kernels in two rounds, if the budget allows. Two ranks need one
-/// round, and get four times as much. For larger messages schedule kernels are as fast.
+/// Largest allreduce, in bytes, that line kernels run in two rounds, if the budget allows. Two
+/// ranks need only one round, and may send four times as many bytes in lines. For larger messages
+/// schedule kernels are as fast.
 const LINES_MESSAGE: usize = 2 << 20;
 
 /// The layout of a peer buffer, equal for all pairs of a communicator. Offsets are multiples of 128.
@@ -62,17 +64,17 @@ pub struct PeerBufferLayout {
 /// The sizes that a layout chooses; everything else follows from them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Sizes {
-    /// Most payload bytes from rank to rank in packets of a fused kernel.
+    /// Largest number of payload bytes that a fused kernel sends to a rank in packets.
     oneshot: usize,
-    /// Bytes of a half of the line area, flags included. A multiple of [`LINES_UNIT`].
+    /// Bytes of each half of the line area, flags included. A multiple of [`LINES_UNIT`].
     lines: usize,
-    /// Payload bytes of a simple slot, and channels.
+    /// Payload bytes of a simple slot, and number of channels.
     simple: (usize, usize),
-    /// Slots of a simple channel.
+    /// Number of slots of a simple channel.
     depth: usize,
-    /// Bytes of an ll slot, flags included, and channels.
+    /// Bytes of an ll slot, flags included, and number of channels.
     ll: (usize, usize),
-    /// Bytes of an ll128 slot, flags included, and channels.
+    /// Bytes of an ll128 slot, flags included, and number of channels.
     ll128: (usize, usize),
 }
 
@@ -98,8 +100,8 @@ impl PeerBufferLayout {
         )
     }
 
-    /// Returns the largest peer buffers within a budget, where `need` computes the memory that a layout takes
-    /// from it. Without `has_lines` fused kernels send no lines, and the layout has no area for them.
+    /// Returns the largest peer buffers within a budget. `need` computes how much of the budget a layout
+    /// takes. Without `has_lines` fused kernels send no lines, and the layout has no area for them.
     ///
     /// # Errors
     /// See [`PeerBufferLayout::new`].
@@ -170,7 +172,7 @@ impl PeerBufferLayout {
             sizes,
             fifos: [
                 fifo(Protocol::Simple, simple, simple_stride, sizes.simple.0),
-                // Half of each packet is flag; 8 of the 128 bytes of each line.
+                // Flags take half of each packet, and 8 of the 128 bytes of each line.
                 fifo(Protocol::Ll, ll, sizes.ll.0, sizes.ll.0 / 2),
                 fifo(
                     Protocol::Ll128,
@@ -185,7 +187,7 @@ impl PeerBufferLayout {
         }
     }
 
-    /// Returns the ranks of the communicator.
+    /// Returns the number of ranks of the communicator.
     pub fn nranks(&self) -> usize {
         self.nranks
     }
@@ -195,22 +197,24 @@ impl PeerBufferLayout {
         self.fifos[protocol as usize]
     }
 
-    /// Returns the most payload bytes from rank to rank in packets of a fused kernel.
+    /// Returns the largest number of payload bytes that a fused kernel sends to a rank in packets.
     pub fn oneshot_bytes(&self) -> usize {
         self.sizes.oneshot
     }
 
-    /// Returns offset and bytes of a half of the packet area; packets take twice their payload.
+    /// Returns the offset of the packet area, and the bytes of each of its two halves. Packets take
+    /// twice their payload.
     pub fn oneshot_area(&self) -> (u64, u64) {
         (self.oneshot as u64, 2 * self.sizes.oneshot as u64)
     }
 
-    /// Returns the most payload bytes from rank to rank in lines of a fused kernel: 120 of 128.
+    /// Returns the largest number of payload bytes that a fused kernel sends to a rank in lines.
+    /// Each line of 128 bytes carries 120.
     pub fn lines_bytes(&self) -> usize {
         self.sizes.lines / LINE_BYTES * LINE_PAYLOAD
     }
 
-    /// Returns offset and bytes of a half of the line area.
+    /// Returns the offset of the line area, and the bytes of each of its two halves.
     pub fn lines_area(&self) -> (u64, u64) {
         (self.lines as u64, self.sizes.lines as u64)
     }
@@ -225,7 +229,8 @@ impl PeerBufferLayout {
         (self.nranks - 1) * self.bytes + PRIVATE_BYTES
     }
 
-    /// Returns the bytes that the driver allocates for them, in whole pages for large peer buffers.
+    /// Returns the bytes that the driver allocates for peer buffers and private memory. Large
+    /// allocations take whole pages.
     fn taken_bytes(&self) -> usize {
         let peer_buffers = (self.nranks - 1) * self.bytes;
         if peer_buffers < IN_PAGES {
@@ -247,13 +252,14 @@ impl PeerBufferLayout {
     }
 }
 
-/// Returns the payload bytes of a slot for `codes` codes of 8 bits, with two numbers for each 256 codes. With
-/// powers of two, which most messages are, all channels have equally many chunks.
+/// Returns the payload bytes of a slot for `codes` codes of 8 bits, with two 32-bit numbers for each 256
+/// codes. If `codes` is a power of two, as most messages are, all channels have equally many chunks.
 const fn slot_of(codes: usize) -> usize {
     codes / 32 * 33
 }
 
-/// Returns the bytes of the lines that carry at least `payload` bytes.
+/// Returns the bytes of lines that carry `payload` bytes, rounded up to a multiple of
+/// [`LINES_UNIT`].
 const fn lines_of(payload: usize) -> usize {
     payload.div_ceil(LINES_UNIT / LINE_BYTES * LINE_PAYLOAD) * LINES_UNIT
 }
@@ -280,7 +286,8 @@ fn ladder(nranks: usize, max_channels: usize) -> Vec<Sizes> {
     };
     for (slot, message) in [(128, 2 * LINES_MESSAGE), (64, LINES_MESSAGE)] {
         step(&|sizes| sizes.simple.0 = slot_of(kib(slot)));
-        // The longest lines between two ranks are worth less than larger slots.
+        // Shrinks the line area before slots shrink again: larger slots gain more than lines for
+        // the longest messages.
         step(&|sizes| sizes.lines = sizes.lines.min(lines_of(message)));
     }
     // Packets and ll shrink first, because lines replace most of them. Simple slots serve large messages.
@@ -327,14 +334,15 @@ mod tests {
 
     const BUDGET: usize = 64 << 20;
 
-    /// Returns every used range, as (begin, end), from the fields that kernels receive alone.
+    /// Returns every used range, as (begin, end), computed only from the fields that kernels
+    /// receive.
     fn pieces(shape: &PeerBufferLayout) -> Vec<(u64, u64)> {
         let mut pieces = Vec::new();
         for protocol in Protocol::ALL {
             let fifo = shape.fifo(protocol);
             let (header, memory) = match protocol {
                 Protocol::Simple => (128, u64::from(fifo.slot_bytes)),
-                // A packet of 16 bytes carries 8; a line of 128 carries 120.
+                // A packet of 16 bytes carries 8 bytes; a line of 128 bytes carries 120.
                 Protocol::Ll => (0, u64::from(fifo.slot_bytes) / 8 * 16),
                 Protocol::Ll128 => (0, u64::from(fifo.slot_bytes).div_ceil(120) * 128),
             };
@@ -364,7 +372,8 @@ mod tests {
             for channels in [1, 2, 3, 16, 33, 64, 128] {
                 for budget in [2 << 20, 5_000_000, 16 << 20, BUDGET, 1 << 30] {
                     let Ok(shape) = PeerBufferLayout::new(nranks, budget, channels) else {
-                        // The promised floor: 16 KiB slots on one channel, and 16 KiB one-shot.
+                        // `new` may refuse only budgets too small for one channel of 16 KiB slots
+                        // and 16 KiB of packets.
                         assert!(
                             budget < nranks * (3 << 16) + PRIVATE_BYTES,
                             "{nranks} {budget}"
@@ -443,11 +452,11 @@ mod tests {
             (ll128.channels, ll128.slot_bytes, ll128.stride),
             (64, 15 << 10, 16 << 10)
         );
-        // The smallest messages keep their fast path with eight ranks.
+        // With eight ranks, packets and lines still carry messages up to these sizes.
         let eight = PeerBufferLayout::new(8, BUDGET, MAX_CHANNELS).unwrap();
         assert_eq!(eight.oneshot_bytes(), 64 << 10);
         assert!(8 * eight.lines_bytes() / 2 >= 2 << 20);
-        // Few channels get large slots.
+        // With few channels, the slots are larger.
         let narrow = PeerBufferLayout::new(8, BUDGET, 4)
             .unwrap()
             .fifo(Protocol::Simple);

@@ -97,8 +97,8 @@ impl Staging {
         let index = (number % u64::from(self.fifo.depth)) as usize;
         let slot = channel as usize * self.fifo.depth as usize + index;
         let at = self.fifo.slots as usize + slot * self.fifo.stride as usize;
-        // SAFETY: `ends` checked the channel, so the slot lies inside the peer buffer, and `new` checked that
-        // the memory holds it.
+        // SAFETY: `ends` checked the channel, so the slot lies inside the peer buffer. `new` checked that the
+        // memory holds the peer buffer, and `self` keeps the memory.
         unsafe { memory.host().as_ptr().add(at) }
     }
 }
@@ -108,7 +108,7 @@ impl Staging {
 pub struct StagedSend {
     staging: Arc<Staging>,
     channel: u32,
-    /// Messages taken since the communicator was made.
+    /// Number of messages taken since the communicator was made.
     taken: u64,
 }
 
@@ -149,7 +149,7 @@ impl StagedSend {
     /// Returns the first `bytes` bytes of the message, after `ready` returned true.
     ///
     /// # Panics
-    /// If a slot has fewer.
+    /// If a slot has fewer bytes.
     #[inline]
     pub fn payload(&self, bytes: usize) -> &[u8] {
         assert!(bytes <= self.staging.fifo.slot_bytes as usize);
@@ -193,7 +193,7 @@ impl StagedSend {
 pub struct StagedRecv {
     staging: Arc<Staging>,
     channel: u32,
-    /// Messages delivered since the communicator was made.
+    /// Number of messages delivered since the communicator was made.
     arrived: u64,
 }
 
@@ -218,7 +218,7 @@ impl StagedRecv {
     /// Returns the first `bytes` bytes of the free slot, after `ready` returned true.
     ///
     /// # Panics
-    /// If a slot has fewer.
+    /// If a slot has fewer bytes.
     #[inline]
     pub fn slot(&mut self, bytes: usize) -> &mut [u8] {
         assert!(bytes <= self.staging.fifo.slot_bytes as usize);

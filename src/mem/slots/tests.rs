@@ -8,7 +8,7 @@ const SHAPE: FifoShape = FifoShape {
 fn fifo() -> (Producer, Consumer, Arc<Region>) {
     let region = Region::heap(FifoPlaces::bytes(&SHAPE)).unwrap();
     let places = FifoPlaces::together(&region, 0);
-    // SAFETY: one producer and one consumer of a region of their own.
+    // SAFETY: the region is new, and this function makes its only producer and its only consumer.
     unsafe {
         (
             Producer::new(SHAPE, places.clone()),
@@ -97,7 +97,7 @@ fn impossible_peer_counter_is_a_mismatch() {
         consumer.release();
     }
     assert!(!consumer.ready().unwrap());
-    // Backwards: messages would be read twice.
+    // A message number that goes backwards is an error, because messages would be read twice.
     region.counter(NUMBER).store(0, Ordering::Release);
     assert!(consumer.available().is_err());
     for bad in [5, u64::MAX] {

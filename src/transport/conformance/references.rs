@@ -71,8 +71,8 @@ fn zero_copy_and_slots_combine_on_both_sides() {
                 let (peer, slot_bytes) = (1 - links.rank, links.slot_bytes);
                 for channel in 0..links.channels {
                     for (seed, bytes) in sizes(slot_bytes).enumerate() {
-                        // Covers all combinations of zero-copy and slots on both sides, in both
-                        // orders.
+                        // Covers all combinations of zero-copy messages and slots at sender and
+                        // receiver, in both directions.
                         let (out, back) = (seed % 4, seed % 7 % 4);
                         let (first, second) = match links.rank {
                             0 => (out, back),

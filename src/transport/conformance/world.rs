@@ -105,7 +105,8 @@ impl World {
         World::with(&vec![(1, 1); nranks])
     }
 
-    /// Creates ranks that claim to be on these hosts and in these processes.
+    /// Creates ranks on these hosts and in these processes, by the ids that they report: a pair of
+    /// host and process for each rank.
     pub fn with(places: &[(u8, u8)]) -> Arc<World> {
         let roce = FakeDevice::roce;
         let fabric = || Fabric::new(vec![roce("fake0", 1), roce("fake1", 2)]);
@@ -208,7 +209,7 @@ impl World {
         });
     }
 
-    /// Connects ranks that cannot be connected; returns the error of each rank.
+    /// Tries to connect all ranks, each of which must fail. Returns the error of each rank.
     pub fn errors(self: &Arc<World>, configs: &[Config]) -> Vec<Error> {
         std::thread::scope(|scope| {
             let rank = |(rank, config): (usize, _)| {

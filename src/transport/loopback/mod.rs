@@ -15,7 +15,7 @@ use std::sync::Arc;
 /// The transport between threads of one process.
 pub(super) struct Loopback;
 
-/// Costs: see [`super::shm`].
+/// Costs are equal to those of shared memory; see [`super::shm`].
 static CAPS: Caps = Caps {
     inbox: InboxMemory::Private,
     ..super::shm::CAPS
@@ -64,7 +64,7 @@ impl Prepared for Offer {
     }
 }
 
-/// Inboxes of ranks that are connecting, by the number that their peers receive.
+/// Inboxes of ranks that are connecting, by the number that each rank sends to its peers.
 static OFFERED: ForkSafe<Option<Offers>> = ForkSafe::new(None);
 
 #[derive(Default)]
@@ -73,7 +73,7 @@ struct Offers {
     regions: HashMap<u64, Arc<Region>>,
 }
 
-/// An inbox in the registry, until it is dropped.
+/// An inbox in the registry; dropping the offer removes the inbox.
 #[derive(Debug)]
 struct Offer {
     /// Key in the registry, which peers receive.
@@ -95,13 +95,14 @@ impl Offer {
 
 impl Drop for Offer {
     fn drop(&mut self) {
-        // Unmapping a region takes a system call, so the region outlives the lock.
+        // Unmapping a region takes a system call, so the region is dropped only after the lock is
+        // released.
         let region = OFFERED.with(|offers| offers.as_mut()?.regions.remove(&self.number));
         drop(region);
     }
 }
 
-/// Returns the region under `number`, of at least `bytes`.
+/// Returns the region under `number`, which has at least `bytes` bytes.
 ///
 /// # Errors
 /// Internal if the registry has no such region: the ranks only seem to be in one process.

@@ -16,7 +16,7 @@ use crate::transport::contract::Ends;
 use crate::wire::{Reader, Wire, WireResult, Writer};
 use std::sync::Arc;
 
-/// Most hops of a packet: as many as routers allow.
+/// Hop limit of packets: the largest that routers allow.
 const HOPS: u8 = 255;
 
 /// The connections to create.
@@ -39,7 +39,7 @@ impl Plan<'_> {
         channels.flat_map(|channel| self.served.iter().map(move |&peer| (peer, channel)))
     }
 
-    /// Returns the port of a connection, by index.
+    /// Returns the index of the port that a connection uses.
     fn port_of(&self, (peer, channel): (usize, usize), ports: &Ports) -> usize {
         (place_of_pair(self.peers, self.me, peer) + channel) % ports.0.len()
     }
@@ -60,7 +60,7 @@ struct ChannelEnds {
 struct Pool {
     memory: Arc<Registered>,
     domain: Arc<Domain>,
-    /// Offset of the next connection's part.
+    /// Offset in the memory of the part for the next connection.
     at: usize,
 }
 
@@ -82,7 +82,8 @@ impl<'a> QueuePairs<'a> {
     /// Unsupported or system, with the numbers that were needed.
     pub fn new(plan: Plan<'a>, ports: &Ports) -> Result<QueuePairs<'a>> {
         let (mut rails, mut pools) = (Vec::new(), Vec::new());
-        // Index among the rails in use, by index of the port.
+        // For each port, its index among the rails, which are the ports in use; `None` if the port
+        // is not in use.
         let mut places: Vec<Option<usize>> = vec![None; ports.0.len()];
         for connection in plan.connections() {
             let index = plan.port_of(connection, ports);
@@ -134,7 +135,7 @@ impl<'a> QueuePairs<'a> {
         }
     }
 
-    /// Connects all queue pairs with those that the peers offer, by rank.
+    /// Connects all queue pairs with the peers' queue pairs. `offers` has the offer of each rank.
     ///
     /// # Errors
     /// Mismatch if an offer lacks a connection; system, naming the peer, if a queue pair cannot be connected.

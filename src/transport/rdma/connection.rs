@@ -22,8 +22,8 @@ use crate::sys::ibverbs::{IBV_WC_SUCCESS, IBV_WC_WR_FLUSH_ERR, IbvSge, IbvWc};
 use std::io;
 use std::sync::Arc;
 
-/// Largest payload that travels in one write with its line. A larger payload is a write of its own, which
-/// switches may spread over several paths; the line keeps its order behind it.
+/// Largest payload, in bytes, that is sent in one write with its header line. A larger payload is a separate
+/// write, which switches may spread over several paths. The write of the line takes effect after it.
 const ONE_WRITE: usize = 8192;
 
 const _: () = assert!(FRAME == LINE_BYTES);
@@ -33,7 +33,7 @@ pub(super) fn bytes(shape: &FifoShape) -> usize {
     2 * shape.bytes()
 }
 
-/// Parts of a connection.
+/// The objects from which a connection is created.
 #[derive(Debug)]
 pub(super) struct Parts {
     /// The peer, as errors name it.
@@ -60,13 +60,13 @@ pub(super) struct Connection {
     sent: u64,
     freed: u64,
     taken: u64,
-    /// Messages whose slots the peer knows to be free.
+    /// Number of messages whose slots the peer knows to be free.
     credited: u64,
     /// Whether a message has arrived, by message number modulo depth.
     arrived: Vec<bool>,
     /// Header of the next message, after its check.
     current: Option<Header>,
-    /// Whether the queue announces the next completion.
+    /// Whether the completion queue announces its next completion.
     armed: bool,
     broken: Option<Error>,
     /// Whether `broken` comes from flushed work. A later completion may still give the cause.
@@ -171,7 +171,7 @@ impl Connection {
         self.sent += 1;
         let index = self.flow_of(number);
         let there = self.parts.remote.0 + (self.incoming_at(number) - self.parts.at) as u64;
-        // SYNC POINT rdma-message: the write with the immediate, posted behind the write of the payload,
+        // SYNC POINT rdma-message: the write with the immediate, posted after the write of the payload,
         // publishes line and payload; pairs with the completion that the peer's `can_receive` polls for.
         let immediate = Some(Immediate::Message(number));
         let whole = bytes <= ONE_WRITE;
@@ -266,7 +266,7 @@ impl Connection {
         let depth = self.parts.shape.depth as u64;
         self.arrived[(self.taken % depth) as usize] = false;
         self.taken += 1;
-        // A sender with three quarters of its slots does not wait, so credits may be rare.
+        // A sender that has three quarters of its slots free does not wait, so credits may be rare.
         if self.taken - self.credited >= (depth / 4).max(1) {
             self.give_credit();
         }
@@ -347,7 +347,8 @@ impl Connection {
         }
     }
 
-    /// Marks the message whose number ends in `end` as arrived.
+    /// Marks a message as arrived. `end` is the lower bits of its number, as the immediate carries
+    /// them.
     ///
     /// # Errors
     /// Why the peer cannot have sent this number, as text.
@@ -366,7 +367,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Frees slots up to the count of messages that ends in `end`.
+    /// Frees slots that the peer has released. `end` is the lower bits of the number of all
+    /// released messages.
     ///
     /// # Errors
     /// Why the peer cannot have sent this count, as text.
@@ -383,7 +385,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Breaks the connection after failed work. The first failure has the cause; later work is flushed.
+    /// Breaks the connection after failed work. Only the first failure carries the cause; later work is
+    /// flushed.
     #[cold]
     fn fail(&mut self, completion: &IbvWc) {
         let flushed = completion.status == IBV_WC_WR_FLUSH_ERR;
@@ -473,7 +476,7 @@ impl Connection {
     pub fn check_peer(&mut self) {
         self.progress();
         let first = &self.flows[0];
-        // Work without a completion reports no failure.
+        // Unsignaled work reports no failure, so a signaled probe follows it.
         let silent = !first.all_is_signaled() && first.has_room_for_message();
         if self.usable().is_ok() && (first.idle() || silent) {
             self.probe(0);

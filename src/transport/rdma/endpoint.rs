@@ -27,11 +27,12 @@ pub(super) struct Rail {
     pub channel: Arc<Channel>,
 }
 
-/// The connections and their ports. A lock is free unless a program polls ends from several threads.
+/// The connections of a rank and their ports. The lock of a connection is contended only if a program polls
+/// ends from several threads.
 #[derive(Debug)]
 pub(super) struct Endpoint {
     connections: Vec<Mutex<Connection>>,
-    /// Index of each connection's rail.
+    /// For each connection, the index of its port in `rails`.
     rails_of: Vec<usize>,
     rails: Vec<Rail>,
 }
@@ -176,7 +177,7 @@ impl Endpoint {
 }
 
 impl Drop for Endpoint {
-    /// Sends a close behind all messages, so that peers see an orderly end instead of a failure.
+    /// Sends a close after all messages, so that peers see an orderly end instead of a failure.
     fn drop(&mut self) {
         self.each().for_each(|mut connection| connection.close());
         let until = Instant::now() + CLOSE_TIMEOUT;

@@ -102,7 +102,7 @@ struct PortOffer {
     note: String,
 }
 
-/// Most characters of [`PortOffer::note`] on the wire.
+/// Largest number of characters of [`PortOffer::note`] on the wire.
 const LONGEST_NOTE: usize = 250;
 
 impl Wire for PortOffer {
@@ -200,8 +200,8 @@ impl PortSearch {
             Ok(offers) => offers,
             Err(why) => return self.decline(prepared.err(), why).map(|()| None),
         };
-        // An active port may have no route to another. The system reports that here at the earliest, or only
-        // when a packet has to arrive.
+        // An active port may have no route to another port. The system reports this now, or only once a
+        // packet has to arrive.
         let mut connected = prepared?.connect(&offers);
         for is_tested in [false, true] {
             if let (true, Ok((endpoint, _))) = (is_tested, &connected) {
@@ -278,7 +278,7 @@ impl Pollable for Arc<Endpoint> {
 
     fn arm(&mut self) -> bool {
         Endpoint::arm(self);
-        // Completions before this one announce nothing.
+        // Completions that arrived before arming announce nothing, so a scan must follow.
         true
     }
 

@@ -29,7 +29,7 @@ pub(super) enum AddressKind {
 const KINDS: usize = 5;
 
 impl AddressKind {
-    /// Returns the first kind of a set, in the format of [`Ports::kinds`].
+    /// Returns the most preferred kind of a set, in the format of [`Ports::kinds`].
     pub fn first(set: u8) -> Option<AddressKind> {
         use AddressKind::{Lid, RoceV1, RoceV2Ipv4, RoceV2Ipv6, RoceV2Local};
         let all = [Lid, RoceV2Ipv4, RoceV2Ipv6, RoceV2Local, RoceV1];

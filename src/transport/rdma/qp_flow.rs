@@ -5,14 +5,15 @@ use super::verbs::{Pair, Write};
 use crate::mem::FifoShape;
 use std::io;
 
-/// Fewest work requests in a send queue. A message takes two; a credit, a probe and a close need room, too.
+/// Lower bound on the number of work requests in a send queue. A message takes two; a credit, a probe and a
+/// close need room, too.
 const FEWEST_WORKS: usize = 16;
 
-/// Work requests that messages leave free for credits, probes and the close.
+/// Number of work requests that messages leave free for credits, probes and the close.
 const SPARE_WORKS: u64 = 6;
 
-/// Returns the lengths of the send queue and of the receive queue. This side has to poll at most one message
-/// for each slot of the peer, one credit for each slot of its own, and a close.
+/// Returns the lengths of the send queue and of the receive queue. Each arriving immediate takes a receive
+/// request. At most one message per slot, one credit per slot and a close arrive before this side polls.
 pub(super) fn queue_sizes(shape: &FifoShape) -> (usize, usize) {
     ((4 * shape.depth).max(FEWEST_WORKS) + 8, 2 * shape.depth + 2)
 }
@@ -36,7 +37,8 @@ pub(super) enum Immediate {
 
 impl Immediate {
     const KIND_AT: u32 = 30;
-    /// Largest number on the wire. Counts go on beyond it; the receiver knows the upper bits.
+    /// Largest number that an immediate carries. Counts go on beyond it: only their lower bits are
+    /// sent, and the receiver knows the upper bits.
     pub const NUMBERS: u64 = (1 << Immediate::KIND_AT) - 1;
 
     pub fn encode(self) -> u32 {
@@ -99,9 +101,9 @@ pub(super) struct QpFlow {
     works: u64,
     posted: u64,
     completed: u64,
-    /// Number of the last work whose success causes a completion.
+    /// Number of the last work request that causes a completion on success.
     signaled: u64,
-    /// Number of the last work of a message.
+    /// Number of the last work request that belongs to a message.
     message: u64,
     /// Whether the peer has closed the queue pair.
     pub is_closed: bool,
@@ -138,8 +140,9 @@ impl QpFlow {
         self.pair.post_room(Tag::Room(self.index).encode())
     }
 
-    /// Posts writes in order. The last write causes a completion if `signaled`, or after a quarter of the
-    /// queue without one, so that the queue never fills without a completion to come.
+    /// Posts writes in order. The last write causes a completion if `signaled` is set, or if a quarter of the
+    /// queue was posted without a completion. The queue therefore never fills up without a completion to
+    /// come.
     ///
     /// # Safety
     /// As for [`Pair::post`].
@@ -168,12 +171,13 @@ impl QpFlow {
         self.completed = number;
     }
 
-    /// Returns whether the send queue has room for a message, beside credits, probes and the close.
+    /// Returns whether the send queue has room for a message, in addition to credits, probes and
+    /// the close.
     pub fn has_room_for_message(&self) -> bool {
         self.free() >= SPARE_WORKS
     }
 
-    /// Returns the free entries of the send queue.
+    /// Returns the number of free entries of the send queue.
     pub fn free(&self) -> u64 {
         self.works - (self.posted - self.completed)
     }

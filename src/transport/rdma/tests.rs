@@ -50,7 +50,8 @@ fn two() -> Vec<FakeDevice> {
     vec![FakeDevice::roce("r0", 1), FakeDevice::roce("r1", 2)]
 }
 
-/// Returns the error of each rank of a world that cannot connect.
+/// Returns the errors of two ranks with these devices, which cannot connect after `spoil` has
+/// changed the fabric.
 fn refusals(devices: Vec<FakeDevice>, spoil: impl FnOnce(&Fabric), config: &Config) -> Vec<String> {
     let (world, fabric) = world(devices);
     spoil(&fabric);
@@ -154,7 +155,7 @@ fn settings_reach_the_queue_pairs() {
             assert_eq!(attributes.path_mtu, IBV_MTU_1024, "the smaller of both");
             let route = attributes.ah_attr.grh;
             assert_eq!((route.traffic_class, attributes.ah_attr.sl), (106, 3));
-            // RoCE v2 over IPv4 is the fourth entry of the table.
+            // RoCE v2 over IPv4 is the fourth entry of the GID table.
             assert_eq!((route.sgid_index, attributes.ah_attr.is_global), (3, 1));
         }
         exchange.barrier().unwrap();

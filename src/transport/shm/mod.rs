@@ -208,8 +208,8 @@ fn exchange_by(
         .collect())
 }
 
-/// Sends to each peer that has no descriptor yet, up to the first send that the kernel rejects for now;
-/// returns the kernel's reason.
+/// Sends this rank's descriptor to each peer that does not have it. Stops at the first send that the kernel
+/// rejects for now, and returns the kernel's reason.
 fn send_to_all(
     open: &mut [SharingPeer],
     peers: &[PeerInfo],
@@ -273,7 +273,7 @@ mod tests {
         name
     }
 
-    /// The test's kernel rejects a descriptor while another one is in flight.
+    /// The simulated kernel rejects a descriptor while another one is in flight.
     #[test]
     fn rejected_descriptor_is_sent_after_others_have_arrived() {
         let (peers, fault) = (peers(), Fault::new());

@@ -94,7 +94,7 @@ impl Prepared for TcpListener {
         let addresses = addresses.collect::<Result<_>>()?;
         let counts = (config.channels, config.tcp_sockets);
         let mesh = setup.mesh(PURPOSE, listener, addresses, counts);
-        // The kernel chooses the buffer sizes of the sockets, which follow the path.
+        // Leaves the buffer sizes of the sockets to the kernel, which adapts them to the path.
         let sockets = mesh.open()?;
         sockets.values().try_for_each(|it| socket::keep_alive(it))?;
         connect_streams(setup, peers, sockets).map(Some)
@@ -144,7 +144,7 @@ pub(super) fn connect_streams(
 #[derive(Debug, Default)]
 struct Pumps {
     pumps: Vec<SharedPump>,
-    /// End of each pump's part of the interests.
+    /// For each pump, the index at which its part of the interests ends.
     parts: Vec<usize>,
 }
 
@@ -298,7 +298,7 @@ impl SendFrom for TcpSend {
         let mut pump = self.pump.lock();
         pump.send();
         pump.broken()?;
-        // The message takes the number of a slot, whose payload stays unused.
+        // A zero-copy message takes the number of a slot, but its payload bypasses the slot.
         if !self.producer.ready()?
             || !pump.send_from(self.producer.published(), &header, payload)?
         {
@@ -368,7 +368,7 @@ impl RecvInto for TcpRecv {
         if !self.pump.lock().recv_into(place)? {
             return Ok(false);
         }
-        // The message took the number of a slot, whose payload stays unused.
+        // A zero-copy message takes the number of a slot, but its payload bypasses the slot.
         let published = self.consumer.ready()?;
         debug_assert!(published, "the pump has published it");
         self.consumer.release();

@@ -27,7 +27,7 @@ pub(super) struct Pump {
     slot_bytes: usize,
     /// Messages that the sending end has published.
     outgoing: Consumer,
-    /// Whether the kernel has the whole message, by message number modulo depth.
+    /// Whether the kernel has taken the whole message, by message number modulo depth.
     left: Vec<bool>,
     /// Messages for the receiving end.
     incoming: Producer,
@@ -137,8 +137,8 @@ impl Pump {
         }
     }
 
-    /// Reads arrived messages into free slots: from the socket of the next message, or from all sockets. While
-    /// the next message is claimed, `all` reads nothing.
+    /// Reads arrived messages into free slots: from all sockets if `all` is set, else from the socket of the
+    /// next message. While the next message is claimed, a call with `all` reads nothing.
     pub fn receive(&mut self, all: bool) {
         let next = self.next();
         if self.sockets[next].in_place || all && self.claimed {
@@ -414,7 +414,8 @@ impl Pump {
 }
 
 impl Socket {
-    /// Writes as much as the kernel takes of the next message; returns whether that was the rest.
+    /// Writes as much of the next message as the kernel takes. Returns whether the kernel now has
+    /// the whole message.
     fn write(&mut self, who: &str, header: &Header, payload: &[u8]) -> Result<bool> {
         let frame = encode(header, self.out_message);
         while self.out_at < FRAME + payload.len() {
@@ -464,7 +465,7 @@ impl Socket {
     }
 }
 
-/// Reads; returns `None` if nothing has arrived.
+/// Reads from a socket. Returns `None` if nothing has arrived.
 fn read(who: &str, from: &OwnedFd, parts: &mut [IoSliceMut<'_>]) -> Result<Option<usize>> {
     match socket::read(from, parts) {
         Ok(0) => Err(Error::new(

@@ -111,7 +111,7 @@ fn claimed_message_is_read_by_its_claimant_alone() {
     let mut place = [0; 2];
     assert_eq!(recv.expect().unwrap().unwrap().bytes, 2);
     assert!(!recv.recv_into(&mut place).unwrap());
-    // The rest arrives before the progress call, which must leave it in the socket.
+    // The rest of the message arrives before the progress call, which must leave it in the socket.
     first.write_all(b"b").unwrap();
     pump.progress();
     assert!(!recv.ready().unwrap());
@@ -235,7 +235,8 @@ fn end_of_stream_is_an_error_after_the_data() {
         rest.extend([7; 100]);
         there.write_all(&rest[..cut]).unwrap();
         drop(there);
-        // The break must not fail `progress`, because the rank may expect nothing from that peer.
+        // The broken connection must not fail `progress`, because the rank may expect nothing from
+        // that peer.
         pump.progress();
         assert!(recv.ready().unwrap());
         assert_eq!(recv.payload(), b"abc");

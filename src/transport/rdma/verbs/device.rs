@@ -51,10 +51,10 @@ impl Device {
         for index in 0..count.max(0) as usize {
             // SAFETY: `ibv_get_device_list` returned a list of `count` devices.
             let device = unsafe { *list.add(index) };
-            // SAFETY: devices are valid until `free_device_list`, which runs behind this loop.
+            // SAFETY: devices are valid until `free_device_list`, which runs after this loop.
             let name = unsafe { (*device).name() };
             if wanted(&name) {
-                // SAFETY: devices are valid until `free_device_list`, which runs behind this loop.
+                // SAFETY: devices are valid until `free_device_list`, which runs after this loop.
                 let raw = unsafe { api.open_device(device) };
                 let what = || format!("opening the RDMA device {name} (is /dev/infiniband there?)");
                 match made(raw, what) {
@@ -198,7 +198,8 @@ mod tests {
         ] {
             let fabric = Fabric::new(vec![FakeDevice::roce("r0", 1)]);
             fabric.set_fork_support(answer);
-            // The call must precede the first device.
+            // `ibv_fork_init` must be called before any device is opened, so the test lets opening
+            // fail.
             fabric.fail("open_device", 0, 1, libc::EIO);
             let api: Arc<dyn Api> = fabric.clone();
             assert!(Device::open_all(&api, |_| true).is_err());

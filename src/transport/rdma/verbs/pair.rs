@@ -208,7 +208,7 @@ impl Pair {
         for (work, write) in works.iter_mut().zip(writes.iter_mut()).rev() {
             work.wr_id = write.id;
             work.next = next;
-            // The device would check the key even of a piece of no bytes.
+            // A piece of no bytes is left out, because the device would check its key.
             work.sg_list = &raw mut write.piece;
             work.num_sge = c_int::from(write.piece.length > 0);
             work.rdma.remote_addr = write.remote;
@@ -233,7 +233,7 @@ impl Pair {
 
 impl Drop for Pair {
     fn drop(&mut self) {
-        // SAFETY: `Pair` owns `raw`.
+        // SAFETY: `Pair` owns `raw`, and destroys it only here.
         destroyed("queue pair", unsafe {
             self.domain.device.api.destroy_qp(self.raw)
         });
@@ -243,9 +243,9 @@ impl Drop for Pair {
 /// An RDMA write.
 #[derive(Clone, Copy, Debug)]
 pub(in super::super) struct Write {
-    /// Number on the completion.
+    /// Number that the completion carries.
     pub id: u64,
-    /// Source.
+    /// Local memory from which the data is read.
     pub piece: IbvSge,
     /// Address at the peer.
     pub remote: u64,
