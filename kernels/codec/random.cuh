@@ -20,8 +20,9 @@ struct Random {
     return mixed(x ^ x >> 16);
   }
 
-  // If `first` is a multiple of 16, elements 0 to 15 have a faster form. Their counters differ in
-  // four bits only, so the first mixing step is common to them.
+  // Returns whether drawn_near() may replace drawn() for elements 0 to 15, because `first` is a
+  // multiple of 16. The counters of these elements differ in four bits only, so they share the
+  // first mixing step.
   CINCH_HD bool is_at_16() const { return first % 16 == 0; }
   CINCH_HD uint32_t common() const { return (first ^ key[0]) ^ (first ^ key[0]) >> 16; }
   CINCH_HD float drawn_near(uint32_t common, uint32_t element) const {

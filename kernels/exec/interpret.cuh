@@ -150,8 +150,7 @@ __device__ __forceinline__ void locate(const Channel &own, const cinch_step &ste
 __device__ __forceinline__ void report_missing(const cinch_comm_view &comm, const Channel &own,
                                                Stop stop, uint32_t channel, uint32_t half) {
   const uint32_t missing = stop.missing();
-  // After the first failure `stopped` lets the later batches fail too, so only the batch whose wait
-  // failed is reported.
+  // The communicator keeps only the first report, which is that of the batch whose wait failed.
   if (lane_id() != 0 || missing == 0) return;
   // A flag holds only the low bits of the message number. The cursor still has the number of
   // messages received before this launch.
