@@ -39,7 +39,8 @@ macro_rules! export {
         }
         export!(names $(#[doc = $doc])* ($name, $twin) ($($arg: $type),*)
             -> $crate::types::ncclResult_t {
-            // SAFETY: the program passes arguments as the header documents.
+            // SAFETY: the program passes pointers that are valid as nccl.h documents for this
+            // function.
             $crate::boundary::$enter(stringify!($name), || unsafe { $name::body($($arg),*) })
         });
     };
@@ -56,7 +57,8 @@ macro_rules! export {
         export!(names $(#[doc = $doc])* ($name, $twin) ($($arg: $type),*) -> $returns {
             $crate::boundary::enter_value(
                 stringify!($name),
-                // SAFETY: the program passes arguments as the header documents.
+                // SAFETY: the program passes pointers that are valid as nccl.h documents for this
+                // function.
                 || unsafe { $name::body($($arg),*) },
                 || $fallback,
             )

@@ -52,7 +52,8 @@ macro_rules! collective {
                 let mut request = CollectiveRequest::new(Collective::$collective, false);
                 $(set!(request $arg $arg);)*
                 request.stream = stream;
-                // SAFETY: the program passes arguments as the header documents.
+                // SAFETY: the program passes pointers that are valid as nccl.h documents for this
+                // function.
                 unsafe { submit(comm, &request, null()) }
             }
         }
@@ -64,7 +65,8 @@ macro_rules! collective {
                 let mut request = CollectiveRequest::new(Collective::$collective, false);
                 $(set!(request $arg $arg);)*
                 request.stream = stream;
-                // SAFETY: the program passes arguments as the header documents.
+                // SAFETY: the program passes pointers that are valid as nccl.h documents for this
+                // function.
                 unsafe { submit(comm, &request, config) }
             }
         }
@@ -134,7 +136,7 @@ export! {
         (request.sendbuf, request.recvbuf) = (buff.cast_const(), buff);
         (request.count, request.dtype) = (count, datatype.into());
         (request.root, request.stream) = (root, stream);
-        // SAFETY: the program passes arguments as the header documents.
+        // SAFETY: the program passes pointers that are valid as nccl.h documents for this function.
         unsafe { submit(comm, &request, null()) }
     }
 }

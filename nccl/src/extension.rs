@@ -86,9 +86,9 @@ pub(crate) unsafe fn codec(first: *const ncclConfigExt_t) -> Result<Option<Codec
         match id {
             // SAFETY: the value of this option is a string, by the header.
             OPTION_CODEC => named = unsafe { text(option.val.s)?.map(call_codec).transpose()? },
-            // SAFETY: any bits are an integer.
+            // SAFETY: any bits are a valid integer, whichever field the program set.
             OPTION_BLOCK => block = Some(unsafe { option.val.i }),
-            // SAFETY: any bits are an integer.
+            // SAFETY: any bits are a valid integer, whichever field the program set.
             OPTION_OFF => match unsafe { option.val.i } {
                 0 => {}
                 1 => off = true,

@@ -226,12 +226,12 @@ mod tests {
     use crate::properties::ncclCommCount;
 
     fn start() -> ncclResult_t {
-        // SAFETY: no arguments.
+        // SAFETY: the function takes no arguments and reads no memory of the caller.
         unsafe { ncclGroupStart() }
     }
 
     fn end() -> ncclResult_t {
-        // SAFETY: no arguments.
+        // SAFETY: the function takes no arguments and reads no memory of the caller.
         unsafe { pncclGroupEnd() }
     }
 
@@ -248,7 +248,7 @@ mod tests {
     #[test]
     fn failed_collective_fails_its_group() {
         let nothing = std::ptr::null_mut();
-        // SAFETY: NULL is an error of the lookup.
+        // SAFETY: the lookup refuses NULL handles before the function uses another argument.
         let fail = || unsafe { ncclAllReduce(nothing, nothing, 1, 7, 0, nothing.cast(), nothing) };
         assert_eq!((start(), start()), (0, 0));
         assert_eq!((fail(), end()), (ncclInvalidArgument, ncclSuccess));
@@ -267,7 +267,7 @@ mod tests {
     fn failed_query_does_not_fail_its_group() {
         let mut count = 0;
         assert_eq!(start(), 0);
-        // SAFETY: NULL is an error of the lookup.
+        // SAFETY: the lookup refuses NULL handles before the function uses another argument.
         let code = unsafe { ncclCommCount(std::ptr::null_mut(), &mut count) };
         assert_eq!((code, end()), (ncclInvalidArgument, ncclSuccess));
     }
@@ -280,10 +280,10 @@ mod tests {
             ..ncclSimInfo_t::unset()
         };
         assert_eq!(start(), 0);
-        // SAFETY: a whole struct.
+        // SAFETY: the argument is NULL or a complete, initialised struct of this test.
         assert_eq!(unsafe { ncclGroupSimulateEnd(&mut info) }, ncclSuccess);
         assert_eq!((info.estimatedTime, size_of::<ncclSimInfo_t>()), (0.0, 24));
-        // SAFETY: NULL, or a whole struct.
+        // SAFETY: the argument is NULL or a complete, initialised struct of this test.
         let code = unsafe { ncclGroupSimulateEnd(&mut info) };
         assert_eq!(code, ncclInvalidUsage);
     }
@@ -298,13 +298,13 @@ mod tests {
         info.magic = 1;
         for refused in [std::ptr::null_mut(), &mut info] {
             assert_eq!(start(), 0);
-            // SAFETY: NULL, or a whole struct.
+            // SAFETY: the argument is NULL or a complete, initialised struct of this test.
             let code = unsafe { ncclGroupSimulateEnd(refused) };
             assert_eq!(code, ncclInvalidArgument);
             assert_eq!(end(), ncclInvalidUsage);
             // A failed nested end fails the whole group.
             assert_eq!((start(), start()), (0, 0));
-            // SAFETY: NULL, or a whole struct.
+            // SAFETY: the argument is NULL or a complete, initialised struct of this test.
             let code = unsafe { ncclGroupSimulateEnd(refused) };
             assert_eq!((code, end()), (ncclInvalidArgument, ncclInvalidArgument));
         }

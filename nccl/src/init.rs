@@ -21,7 +21,7 @@ export! {
         commId: ncclUniqueId,
         rank: c_int,
     ) {
-        // SAFETY: the program passes arguments as the header documents.
+        // SAFETY: the program passes pointers that are valid as nccl.h documents for this function.
         unsafe { by_rank(comm, nranks, &commId, rank, null()) }
     }
 }
@@ -35,7 +35,7 @@ export! {
         rank: c_int,
         config: *mut ncclConfig_t,
     ) {
-        // SAFETY: the program passes arguments as the header documents.
+        // SAFETY: the program passes pointers that are valid as nccl.h documents for this function.
         unsafe { by_rank(comm, nranks, &commId, rank, config) }
     }
 }
@@ -51,7 +51,8 @@ export! {
         commIds: *mut ncclUniqueId,
         config: *mut ncclConfig_t,
     ) {
-        // SAFETY: NULL or writable, by the header.
+        // SAFETY: nccl.h requires of the program that `newcomm` is NULL or writable; `store`
+        // refuses NULL.
         unsafe { store("newcomm", newcomm, null_mut())? };
         if commIds.is_null() || nId < 1 || nId > nranks.max(1) {
             return Err(Error::invalid_argument(format!(
@@ -70,7 +71,7 @@ export! {
                 id.cancel();
             }
         }
-        // SAFETY: the program passes arguments as the header documents.
+        // SAFETY: the program passes pointers that are valid as nccl.h documents for this function.
         unsafe { by_rank(newcomm, nranks, &first, myrank, config) }
     }
 }
@@ -82,7 +83,7 @@ export! {
         ndev: c_int,
         devlist: *const c_int,
     ) {
-        // SAFETY: the program passes arguments as the header documents.
+        // SAFETY: the program passes pointers that are valid as nccl.h documents for this function.
         unsafe { all(comm, ndev, devlist) }
     }
 }
@@ -96,13 +97,15 @@ unsafe fn by_rank(
     rank: c_int,
     config: *const ncclConfig_t,
 ) -> Result<CallProgress> {
-    // SAFETY: NULL or writable, by the header.
+    // SAFETY: nccl.h requires of the program that `place` is NULL or writable; `store` refuses
+    // NULL.
     unsafe { store("comm", place, null_mut())? };
-    // SAFETY: NULL or readable, by the header.
+    // SAFETY: nccl.h requires of the program that `config` is NULL or readable, with valid strings.
     let options = unsafe { CommOptions::read(config)? }.unwrap_or_default();
     let id = unique_id::from_c(id)?;
     let defaults = settings::on_this_gpu(settings::process()?)?;
-    // SAFETY: writable until the job has run, by the header.
+    // SAFETY: nccl.h requires of the program that the handle variable stays writable until the job
+    // has run.
     let job = unsafe { job(place, id, (rank, nranks), options, defaults)? };
     group::connect(job)
 }

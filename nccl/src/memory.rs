@@ -17,11 +17,13 @@ use std::ptr::null_mut;
 export! {
     /// Allocates `size` bytes on this thread's GPU; NULL for 0.
     fn ncclMemAlloc | pncclMemAlloc(ptr: *mut *mut c_void, size: usize) {
-        // SAFETY: NULL or writable, by the header.
+        // SAFETY: nccl.h requires of the program that `ptr` is NULL or writable; `store` refuses
+        // NULL.
         unsafe { store("ptr", ptr, null_mut())? };
         if size > 0 {
             let place = allocate(size)?;
-            // SAFETY: not NULL, so writable.
+            // SAFETY: nccl.h requires of the program that `ptr` is NULL or writable; `store`
+            // refuses NULL.
             unsafe { store("ptr", ptr, place)? };
         }
         Ok(CallProgress::Done)

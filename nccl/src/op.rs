@@ -40,7 +40,8 @@ export! {
             }
         };
         let number = comm.ops.create(&NUMBERS, dtype, factor)?;
-        // SAFETY: not NULL, so writable.
+        // SAFETY: nccl.h requires of the program that `op` is NULL or writable; `store` refuses
+        // NULL.
         unsafe { store("op", op, number as ncclRedOp_t)? };
         Ok(CallProgress::Done)
     }

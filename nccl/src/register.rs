@@ -19,12 +19,14 @@ export! {
     /// Registers a buffer, and stores a handle for `ncclCommDeregister` in `*handle`.
     fn ncclCommRegister | pncclCommRegister(comm: ncclComm_t, buff: *mut c_void, size: usize,
         handle: *mut *mut c_void) {
-        // SAFETY: NULL or writable, by the header.
+        // SAFETY: nccl.h requires of the program that `handle` is NULL or writable; `store` refuses
+        // NULL.
         unsafe { store("handle", handle, null_mut())? };
         comm::lookup(comm)?.ready()?;
         check_buffer(buff, size)?;
         let registered = REGISTERED.register(Arc::new(comm.addr()))?;
-        // SAFETY: not NULL, so writable.
+        // SAFETY: nccl.h requires of the program that `handle` is NULL or writable; `store` refuses
+        // NULL.
         unsafe { store("handle", handle, registered)? };
         Ok(CallProgress::Done)
     }
@@ -51,7 +53,8 @@ export! {
     /// Registers a buffer on all ranks. `*win` becomes NULL: calls use the buffer like any other.
     fn ncclCommWindowRegister | pncclCommWindowRegister(comm: ncclComm_t, buff: *mut c_void,
         size: usize, win: *mut ncclWindow_t, winFlags: c_int) {
-        // SAFETY: NULL or writable, by the header.
+        // SAFETY: nccl.h requires of the program that `win` is NULL or writable; `store` refuses
+        // NULL.
         unsafe { store("win", win, null_mut())? };
         comm::lookup(comm)?.ready()?;
         check_buffer(buff, size)?;

@@ -23,7 +23,7 @@ export! {
         newcomm: *mut ncclComm_t,
         config: *mut ncclConfig_t,
     ) {
-        // SAFETY: the program passes arguments as the header documents.
+        // SAFETY: the program passes pointers that are valid as nccl.h documents for this function.
         unsafe { split(comm, color, key, newcomm, config) }
     }
 }
@@ -37,7 +37,8 @@ unsafe fn split(
     place: *mut ncclComm_t,
     config: *const ncclConfig_t,
 ) -> Result<CallProgress> {
-    // SAFETY: NULL or writable, by the header.
+    // SAFETY: nccl.h requires of the program that `place` is NULL or writable; `store` refuses
+    // NULL.
     unsafe { store("newcomm", place, null_mut())? };
     let parent = comm::lookup(comm)?;
     let revoked = parent.stage() == CommStage::Revoked;
@@ -47,7 +48,7 @@ unsafe fn split(
         parent.ready()?
     };
     let color = split_color(color, "NCCL_SPLIT_NOCOLOR")?;
-    // SAFETY: NULL or readable, by the header.
+    // SAFETY: nccl.h requires of the program that `config` is NULL or readable, with valid strings.
     let options = unsafe { CommOptions::read(config)? }.unwrap_or_else(|| parent.options.clone());
     let config = options.apply(parent.defaults.clone())?;
     // A failure of the parent ends the split, except of a revoked parent, which has failed already.
@@ -63,7 +64,8 @@ unsafe fn split(
         None => None,
         Some(_) => {
             let comm = Comm::connecting(options, parent.defaults.clone(), fault.clone());
-            // SAFETY: writable until the job has run, by the header.
+            // SAFETY: nccl.h requires of the program that the handle variable stays writable until
+            // the job has run.
             Some(unsafe { NewComm::new(comm, place)? })
         }
     };
@@ -103,7 +105,8 @@ export! {
         config: *mut ncclConfig_t,
         shrinkFlags: c_int,
     ) {
-        // SAFETY: NULL or writable, by the header.
+        // SAFETY: nccl.h requires of the program that `newcomm` is NULL or writable; `store`
+        // refuses NULL.
         unsafe { store("newcomm", newcomm, null_mut())? };
         // SAFETY: NULL, or as many ranks as the count, by the header.
         let exclude = unsafe { ranks(excludeRanksList, excludeRanksCount)? };
@@ -121,7 +124,8 @@ export! {
                 )));
             }
         }
-        // SAFETY: NULL or readable, by the header.
+        // SAFETY: nccl.h requires of the program that `config` is NULL or readable, with valid
+        // strings.
         let options = unsafe { CommOptions::read(config)? }.unwrap_or_else(|| parent.options.clone());
         let settings = options.apply(parent.defaults.clone())?;
         // A failure of the parent does not fail the new communicator.
@@ -129,7 +133,8 @@ export! {
         let blocking = options.blocking;
         let made = Comm::connecting(options, parent.defaults.clone(), fault.clone());
         group::connect(ConnectJob {
-            // SAFETY: writable until the job has run, by the header.
+            // SAFETY: nccl.h requires of the program that the handle variable stays writable until
+            // the job has run.
             made: Some(unsafe { NewComm::new(made, newcomm)? }),
             parent: Some(parent),
             blocking,

@@ -140,17 +140,17 @@ mod tests {
 
     #[test]
     fn stub_returns_error_with_reason() {
-        // SAFETY: stubs read no arguments.
+        // SAFETY: stubs take no arguments and read no memory.
         assert_eq!(unsafe { ncclCommGrow() }, ncclInvalidUsage);
         let said = sentence();
         assert!(
             said.contains("ncclCommGrow is not supported") && said.contains("make a new one"),
             "{said}"
         );
-        // SAFETY: stubs read no arguments.
+        // SAFETY: stubs take no arguments and read no memory.
         assert_eq!(unsafe { pncclTeamWorld() }, NO_TEAM);
         assert!(sentence().contains("ncclTeamWorld"));
-        // SAFETY: stubs read no arguments.
+        // SAFETY: stubs take no arguments and read no memory.
         unsafe { ncclParamDumpAll() };
         assert!(sentence().contains("`cinch info`"));
     }

@@ -12,7 +12,8 @@ export! {
     fn ncclGetUniqueId | pncclGetUniqueId(uniqueId: *mut ncclUniqueId) {
         check_out("uniqueId", uniqueId)?;
         let internal = unique_id_bytes(&create(&settings::process()?)?);
-        // SAFETY: not NULL, so writable.
+        // SAFETY: nccl.h requires of the program that `uniqueId` is NULL or writable; `store`
+        // refuses NULL.
         unsafe { store("uniqueId", uniqueId, ncclUniqueId { internal })? };
         Ok(CallProgress::Done)
     }

@@ -10,7 +10,8 @@ export! {
     fn ncclGetVersion | pncclGetVersion(version: *mut c_int) {
         check_out("version", version)?;
         let covered = Config::from_env()?.nccl_version;
-        // SAFETY: not NULL, so writable.
+        // SAFETY: nccl.h requires of the program that `version` is NULL or writable; `store`
+        // refuses NULL.
         unsafe { store("version", version, as_int(covered as usize)?)? };
         Ok(CallProgress::Done)
     }

@@ -96,7 +96,7 @@ pub unsafe extern "C" fn cinch_awp_init(
     version: u32,
 ) -> cinch_result_t {
     guard!("cinch_awp_init", {
-        // SAFETY: NULL or writable for `size` bytes, by the documented contract.
+        // SAFETY: cinch.h requires of the program that `awp` is NULL or writable for `size` bytes.
         unsafe { versioned::initialise(awp, size, version) }
     })
 }
@@ -113,7 +113,7 @@ pub unsafe extern "C" fn cinch_awp_update(
     codec: *mut *const c_char,
 ) -> cinch_result_t {
     guard!("cinch_awp_update", {
-        // SAFETY: NULL or a readable struct, by the documented contract.
+        // SAFETY: cinch.h requires of the program that `awp` is NULL or a readable struct.
         let mut fields = unsafe { versioned::read(awp) }?;
         let mut group = awp_of(&fields)?;
         group.update(l2_norm)?;
@@ -150,7 +150,8 @@ pub unsafe extern "C" fn cinch_loss_scaler_init(
     version: u32,
 ) -> cinch_result_t {
     guard!("cinch_loss_scaler_init", {
-        // SAFETY: NULL or writable for `size` bytes, by the documented contract.
+        // SAFETY: cinch.h requires of the program that `scaler` is NULL or writable for `size`
+        // bytes.
         unsafe { versioned::initialise(scaler, size, version) }?;
         let config = LossScalerConfig::default();
         let fields = cinch_loss_scaler_t {
@@ -192,7 +193,7 @@ pub unsafe extern "C" fn cinch_loss_scaler_update(
 ) -> cinch_result_t {
     guard!("cinch_loss_scaler_update", {
         check_out("apply", apply)?;
-        // SAFETY: NULL or a readable struct, by the documented contract.
+        // SAFETY: cinch.h requires of the program that `scaler` is NULL or a readable struct.
         let mut fields = unsafe { versioned::read(scaler) }?;
         let mut running = scaler_of(&fields)?;
         let verdict = running.update(non_finite != 0);
@@ -203,7 +204,8 @@ pub unsafe extern "C" fn cinch_loss_scaler_update(
         fields.rescale = verdict.rescale;
         // SAFETY: `read` checked the struct, which is writable by the documented contract.
         unsafe { versioned::fill(scaler, &fields) };
-        // SAFETY: not NULL, so writable by the documented contract.
+        // SAFETY: cinch.h requires of the program that `apply` is NULL or writable; `store` refuses
+        // NULL.
         unsafe { store("apply", apply, verdict.apply.into()) }
     })
 }
@@ -235,7 +237,8 @@ pub unsafe extern "C" fn cinch_count_non_finite(
                 )));
             }
         };
-        // SAFETY: not NULL, so writable by the documented contract.
+        // SAFETY: cinch.h requires of the program that `found` is NULL or writable; `store` refuses
+        // NULL.
         unsafe { store("found", found, number) }
     })
 }

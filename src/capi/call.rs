@@ -73,7 +73,7 @@ pub unsafe extern "C" fn cinch_call_init(
     version: u32,
 ) -> cinch_result_t {
     guard!("cinch_call_init", {
-        // SAFETY: NULL or writable for `size` bytes, by the documented contract.
+        // SAFETY: cinch.h requires of the program that `call` is NULL or writable for `size` bytes.
         unsafe { versioned::initialise(call, size, version) }
     })
 }

@@ -39,10 +39,11 @@ pub unsafe extern "C" fn cinch_wire_bytes(
     bytes: *mut usize,
 ) -> cinch_result_t {
     guard!("cinch_wire_bytes", {
-        // SAFETY: NULL or terminated text, by the documented contract.
+        // SAFETY: cinch.h requires of the program that `codec` is NULL or text that ends with NUL.
         let codec = unsafe { build(codec, layout) }?;
         check_count(count)?;
-        // SAFETY: NULL or writable, by the documented contract.
+        // SAFETY: cinch.h requires of the program that `bytes` is NULL or writable; `store` refuses
+        // NULL.
         unsafe { store("bytes", bytes, codec.bytes(count)) }
     })
 }
@@ -60,7 +61,7 @@ pub unsafe extern "C" fn cinch_wire_count(
     count: *mut usize,
 ) -> cinch_result_t {
     guard!("cinch_wire_count", {
-        // SAFETY: NULL or terminated text, by the documented contract.
+        // SAFETY: cinch.h requires of the program that `codec` is NULL or text that ends with NUL.
         let codec = unsafe { build(codec, layout) }?;
         check_out("count", count)?;
         check_extent("wire", wire, wire_bytes)?;
@@ -68,7 +69,8 @@ pub unsafe extern "C" fn cinch_wire_count(
         // SAFETY: readable for `wire_bytes`, by the documented contract.
         let wire = unsafe { input("wire", wire, wire_bytes) }?;
         let held = codec.count(wire)?;
-        // SAFETY: NULL or writable, by the documented contract.
+        // SAFETY: cinch.h requires of the program that `count` is NULL or writable; `store` refuses
+        // NULL.
         unsafe { store("count", count, held) }
     })
 }
@@ -98,7 +100,7 @@ pub unsafe extern "C" fn cinch_encode(
     stream: *mut c_void,
 ) -> cinch_result_t {
     guard!("cinch_encode", {
-        // SAFETY: NULL or terminated text, by the documented contract.
+        // SAFETY: cinch.h requires of the program that `codec` is NULL or text that ends with NUL.
         let spec = unsafe { spec_of(codec) }?;
         let layout = layout_of(layout)?;
         let elements = HostElements::new(count, dtype)?;
@@ -148,7 +150,7 @@ pub unsafe extern "C" fn cinch_decode(
     stream: *mut c_void,
 ) -> cinch_result_t {
     guard!("cinch_decode", {
-        // SAFETY: NULL or terminated text, by the documented contract.
+        // SAFETY: cinch.h requires of the program that `codec` is NULL or text that ends with NUL.
         let spec = unsafe { spec_of(codec) }?;
         let layout = layout_of(layout)?;
         let elements = HostElements::new(count, dtype)?;
@@ -199,7 +201,7 @@ pub unsafe extern "C" fn cinch_copy(
     stream: *mut c_void,
 ) -> cinch_result_t {
     guard!("cinch_copy", {
-        // SAFETY: NULL or terminated text, by the documented contract.
+        // SAFETY: cinch.h requires of the program that `codec` is NULL or text that ends with NUL.
         let spec = unsafe { spec_of(codec) }?;
         let elements = HostElements::new(count, dtype)?;
         let bytes = elements.bytes;

@@ -68,7 +68,8 @@ pub unsafe extern "C" fn cinch_comm_rank(
 ) -> cinch_result_t {
     guard!("cinch_comm_rank", {
         let own = as_int(handle::lookup(comm)?.comm.rank())?;
-        // SAFETY: NULL or writable, by the documented contract.
+        // SAFETY: cinch.h requires of the program that `rank` is NULL or writable; `store` refuses
+        // NULL.
         unsafe { store("rank", rank, own) }
     })
 }
@@ -81,7 +82,8 @@ pub unsafe extern "C" fn cinch_comm_size(
 ) -> cinch_result_t {
     guard!("cinch_comm_size", {
         let number = as_int(handle::lookup(comm)?.comm.nranks())?;
-        // SAFETY: NULL or writable, by the documented contract.
+        // SAFETY: cinch.h requires of the program that `nranks` is NULL or writable; `store`
+        // refuses NULL.
         unsafe { store("nranks", nranks, number) }
     })
 }
@@ -99,7 +101,8 @@ pub unsafe extern "C" fn cinch_comm_split(
     newcomm: *mut *mut cinch_comm_t,
 ) -> cinch_result_t {
     guard!("cinch_comm_split", {
-        // SAFETY: NULL or writable, by the documented contract.
+        // SAFETY: cinch.h requires of the program that `newcomm` is NULL or writable; `store`
+        // refuses NULL.
         unsafe {
             store("newcomm", newcomm, std::ptr::null_mut())?;
             let entry = handle::lookup(comm)?;
@@ -181,7 +184,8 @@ pub unsafe extern "C" fn cinch_comm_async_error(
             Some(reason) => report(&reason),
             None => cinch_result_t::CINCH_SUCCESS,
         };
-        // SAFETY: not NULL, so writable by the documented contract.
+        // SAFETY: cinch.h requires of the program that `code` is NULL or writable; `store` refuses
+        // NULL.
         unsafe { store("code", code, found) }
     })
 }

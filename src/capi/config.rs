@@ -69,7 +69,8 @@ pub unsafe extern "C" fn cinch_config_init(
     version: u32,
 ) -> cinch_result_t {
     guard!("cinch_config_init", {
-        // SAFETY: NULL or writable for `size` bytes, by the documented contract.
+        // SAFETY: cinch.h requires of the program that `config` is NULL or writable for `size`
+        // bytes.
         unsafe { versioned::initialise(config, size, version) }
     })
 }

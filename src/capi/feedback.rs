@@ -22,7 +22,8 @@ pub unsafe extern "C" fn cinch_feedback_export(
         let entry = handle::lookup(comm)?;
         check_out("bytes", bytes)?;
         let exported = entry.comm.export_residuals()?;
-        // SAFETY: not NULL, so writable by the documented contract.
+        // SAFETY: cinch.h requires of the program that `bytes` is NULL or writable; `store` refuses
+        // NULL.
         unsafe { store("bytes", bytes, exported.len())? };
         // SAFETY: NULL or writable for `capacity` bytes, by the documented contract.
         unsafe { copy_out(&exported, buffer, capacity) }

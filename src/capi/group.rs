@@ -106,7 +106,7 @@ mod tests {
     #[test]
     fn any_failing_function_fails_the_open_group() {
         assert_eq!(cinch_group_start(), cinch_result_t::CINCH_SUCCESS);
-        // SAFETY: NULL is an error of the lookup.
+        // SAFETY: the lookup refuses NULL handles before the function uses another argument.
         let failed = unsafe { cinch_op_destroy(std::ptr::null_mut(), 16) };
         assert_eq!(failed, cinch_result_t::CINCH_ERROR_INVALID_ARGUMENT);
         assert_eq!(cinch_group_end(), failed);

@@ -35,7 +35,8 @@ pub unsafe extern "C" fn cinch_op_create_premulsum(
         // SAFETY: not NULL, so an element of `dtype` by the documented contract.
         let factor = Factor::Value(unsafe { read_scalar(scalar.cast(), dtype) });
         let number = entry.ops.create(&NUMBERS, dtype, factor)?;
-        // SAFETY: not NULL, so writable by the documented contract.
+        // SAFETY: cinch.h requires of the program that `op` is NULL or writable; `store` refuses
+        // NULL.
         unsafe { store("op", op, number as op_number) }
     })
 }

@@ -64,7 +64,8 @@ pub unsafe extern "C" fn cinch_report_init(
     version: u32,
 ) -> cinch_result_t {
     guard!("cinch_report_init", {
-        // SAFETY: NULL or writable for `size` bytes, by the documented contract.
+        // SAFETY: cinch.h requires of the program that `report` is NULL or writable for `size`
+        // bytes.
         unsafe { versioned::initialise(report, size, version) }
     })
 }

@@ -208,7 +208,8 @@ pub(super) fn transport_of(transport: Option<TransportKind>) -> transport_number
 pub unsafe extern "C" fn cinch_dtype_size(dtype: dtype_number, size: *mut usize) -> cinch_result_t {
     guard!("cinch_dtype_size", {
         let bytes = ARGUMENT_NAMES.dtype(dtype.into())?.size();
-        // SAFETY: NULL or writable, by the documented contract.
+        // SAFETY: cinch.h requires of the program that `size` is NULL or writable; `store` refuses
+        // NULL.
         unsafe { store("size", size, bytes) }
     })
 }
