@@ -43,7 +43,7 @@ impl CallOptions {
     /// # Safety
     /// `config` is NULL, or readable for the size that it gives, with valid strings and options.
     pub(crate) unsafe fn read(config: *const ncclCollConfig_t) -> Result<CallOptions> {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes `config` as NULL or readable for the size that it gives.
         let Some(config) = (unsafe { versioned::read(config)? }) else {
             return Ok(CallOptions::default());
         };
@@ -54,9 +54,9 @@ impl CallOptions {
             ));
         }
         Ok(CallOptions {
-            // SAFETY: the caller's contract.
+            // SAFETY: the caller passes a config whose list of options ends and has valid strings.
             codec: unsafe { extension::codec(config.ext)? },
-            // SAFETY: the caller's contract.
+            // SAFETY: the caller passes a config whose strings are NULL or valid.
             algorithm: unsafe { algorithm(config.algSelection, config.forceAlgSelection != 0)? },
         })
     }
@@ -75,7 +75,7 @@ unsafe fn algorithm(text: *const c_char, force: bool) -> Result<Option<Algorithm
     if text.is_null() {
         return Ok(None);
     }
-    // SAFETY: the caller's contract, as `text` is not NULL.
+    // SAFETY: the caller passes a valid string, as `text` is not NULL.
     let text = unsafe { CStr::from_ptr(text) }.to_string_lossy();
     if text.trim().is_empty() {
         return Ok(None);
@@ -109,7 +109,7 @@ mod tests {
             ..ncclCollConfig_t::unset()
         };
         change(&mut config);
-        // SAFETY: a whole struct with static strings.
+        // SAFETY: `config` is a complete struct of this test with static strings.
         unsafe { CallOptions::read(&config) }
     }
 

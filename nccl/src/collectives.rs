@@ -153,7 +153,7 @@ pub(crate) unsafe fn submit(
 ) -> Result<CallProgress> {
     let comm = comm::lookup(comm)?;
     let communicator = comm.ready()?;
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes `config` as NULL or as nccl.h documents.
     let options = unsafe { CallOptions::read(config)? };
     let on_gpu = communicator.gpu().is_some();
     let find_op = |op: i64, dtype| {
@@ -163,10 +163,10 @@ pub(crate) unsafe fn submit(
             let factor = 1.0 / communicator.nranks() as f64;
             return Ok(ReduceOp::PreMulSum(Scalar::Float(factor)));
         }
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller keeps a factor by address readable as nccl.h documents.
         unsafe { comm.ops.find(op, dtype, on_gpu) }
     };
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes buffers and a stream that stay valid until the call has run.
     let (mut call, buffers) = unsafe { request.bind(&ARGUMENT_NAMES, &communicator, find_op)? };
     call.codec = options.codec.map(Into::into);
     call.algorithm = options.algorithm;

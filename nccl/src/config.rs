@@ -74,7 +74,7 @@ impl CommOptions {
     /// # Safety
     /// `config` is NULL, or readable for the size that it gives, with valid strings.
     pub(crate) unsafe fn read(config: *const ncclConfig_t) -> Result<Option<CommOptions>> {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes `config` as NULL or readable for the size that it gives.
         let Some(config) = (unsafe { versioned::read(config)? }) else {
             return Ok(None);
         };
@@ -123,7 +123,7 @@ impl CommOptions {
             options.max_blocks = usize::try_from(config.maxCTAs).ok();
         }
         if !config.commName.is_null() {
-            // SAFETY: the caller's contract, as the name is not NULL.
+            // SAFETY: the caller passes valid strings, and the name is not NULL.
             let name = unsafe { CStr::from_ptr(config.commName) };
             options.name = Some(name.to_string_lossy().into_owned());
         }
@@ -271,7 +271,8 @@ mod tests {
                 ..ncclConfig_t::unset()
             };
             change(&mut config);
-            // SAFETY: a whole struct whose strings are NULL or outlive the call.
+            // SAFETY: `config` is a complete struct of this test, whose strings are NULL or outlive
+            // the call.
             unsafe { CommOptions::read(&config) }
         };
         assert_eq!(ask(&|_| {}).unwrap().unwrap(), CommOptions::default());

@@ -54,7 +54,7 @@ impl NewComm {
     pub(crate) unsafe fn new(comm: Comm, place: *mut ncclComm_t) -> Result<NewComm> {
         let comm = Arc::new(comm);
         let handle = comm::register(comm.clone())?;
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes `place` as NULL or writable; `store` refuses NULL.
         unsafe { store("newcomm", place, handle)? };
         Ok(NewComm {
             comm,

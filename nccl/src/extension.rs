@@ -72,7 +72,7 @@ pub(crate) unsafe fn codec(first: *const ncclConfigExt_t) -> Result<Option<Codec
         if at.is_null() {
             return resolve(named, block, off);
         }
-        // SAFETY: the caller's contract, as `at` is not NULL.
+        // SAFETY: the caller passes a list of readable options, and `at` is not NULL.
         let option = unsafe { at.read_unaligned() };
         at = option.next;
         if option.key.vendorId != VENDOR_ID {
@@ -84,7 +84,7 @@ pub(crate) unsafe fn codec(first: *const ncclConfigExt_t) -> Result<Option<Codec
         }
         seen.push(id);
         match id {
-            // SAFETY: the value of this option is a string, by the header.
+            // SAFETY: nccl.h requires of the program that the value of this option is a string.
             OPTION_CODEC => named = unsafe { text(option.val.s)?.map(call_codec).transpose()? },
             // SAFETY: any bits are a valid integer, whichever field the program set.
             OPTION_BLOCK => block = Some(unsafe { option.val.i }),
@@ -140,7 +140,7 @@ unsafe fn text<'a>(text: *const c_char) -> Result<Option<&'a str>> {
     if text.is_null() {
         return Err(wrong("OPTION_CODEC is NULL".into()));
     }
-    // SAFETY: the caller's contract, as `text` is not NULL.
+    // SAFETY: the caller passes a valid string, as `text` is not NULL.
     let text = unsafe { CStr::from_ptr(text) };
     text.to_str()
         .map(Some)
@@ -170,7 +170,7 @@ mod tests {
         for at in (1..list.len()).rev() {
             list[at - 1].next = &list[at];
         }
-        // SAFETY: a list that ends, with static strings.
+        // SAFETY: the list of this test ends, and its strings are static.
         unsafe { codec(list.first().map_or(std::ptr::null(), std::ptr::from_ref)) }
     }
 

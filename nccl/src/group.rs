@@ -39,7 +39,8 @@ export! {
     counted fn ncclGroupSimulateEnd | pncclGroupSimulateEnd(simInfo: *mut ncclSimInfo_t) {
         // The group closes even if `simInfo` is wrong.
         let group = RecordedGroup::end()?;
-        // SAFETY: NULL, or readable for the size that it gives, by the header.
+        // SAFETY: nccl.h requires of the program that `simInfo` is NULL or readable for the size
+        // that it gives.
         let info = unsafe { read_sim_info(simInfo) };
         let Some(mut group) = group else {
             return info.map(|_| CallProgress::Done);
@@ -74,7 +75,7 @@ versioned! {
 /// `info` is NULL, or readable for the size that it gives.
 unsafe fn read_sim_info(info: *const ncclSimInfo_t) -> Result<ncclSimInfo_t> {
     check_out("simInfo", info.cast_mut())?;
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes `info` as NULL or readable for the size that it gives.
     unsafe { versioned::read(info)? }.ok_or_else(|| Error::internal("a struct vanished"))
 }
 

@@ -59,10 +59,12 @@ export! {
                 "nId {nId} of {nranks} ranks at {commIds:?}: pass 1 to nranks ids"
             )));
         }
-        // SAFETY: there are `nId` ids, by the header.
+        // SAFETY: nccl.h requires of the program that `commIds` has `nId` ids, of which there is at
+        // least one.
         let first = unsafe { commIds.read_unaligned() };
         for at in 1..nId as usize {
-            // SAFETY: there are `nId` ids, by the header.
+            // SAFETY: nccl.h requires of the program that `commIds` has `nId` ids, and `at` is
+            // less.
             let id = unsafe { commIds.add(at).read_unaligned() };
             let id = unique_id::from_c(&id)?;
             // No rank would join at the other ids, unless all ids name the rendezvous address of
@@ -126,13 +128,16 @@ unsafe fn all(comms: *mut ncclComm_t, ndev: c_int, devlist: *const c_int) -> Res
         let number = if devlist.is_null() {
             rank
         } else {
-            // SAFETY: `devlist` has `ndev` numbers, by the header.
+            // SAFETY: nccl.h requires of the program that `devlist` has `ndev` numbers, and `rank`
+            // is less.
             unsafe { devlist.add(rank as usize).read_unaligned() }
         };
         let config = settings::on_gpu(config.clone(), number)?;
-        // SAFETY: `comms` has space for `ndev` handles, by the header.
+        // SAFETY: nccl.h requires of the program that `comms` has space for `ndev` handles, and
+        // `rank` is less.
         let place = unsafe { comms.add(rank as usize) };
-        // SAFETY: `place` is writable until this call returns, by the header.
+        // SAFETY: nccl.h requires of the program that `comms` stays writable until this call
+        // returns, which runs the job.
         jobs.push(unsafe { job(place, id, (rank, ndev), CommOptions::default(), config)? });
         Ok(())
     });
@@ -191,7 +196,7 @@ unsafe fn job(
     let blocking = options.blocking;
     let comm = Comm::connecting(options, defaults, fault.clone());
     Ok(ConnectJob {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller keeps `place` writable until the job has run.
         made: Some(unsafe { NewComm::new(comm, place)? }),
         parent: None,
         blocking,

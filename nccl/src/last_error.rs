@@ -60,7 +60,7 @@ mod tests {
     fn last_error_without_communicator_is_that_of_the_thread() {
         remember(&cinch::Error::invalid_argument("7 is odd"));
         for get in [ncclGetLastError, pncclGetLastError] {
-            // SAFETY: NULL is no communicator; the text is never freed.
+            // SAFETY: the function accepts NULL as no communicator, and its text is never freed.
             let text = unsafe { CStr::from_ptr(get(std::ptr::null_mut())) };
             assert_eq!(text.to_str().unwrap(), "invalid argument: 7 is odd");
         }

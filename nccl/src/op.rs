@@ -29,7 +29,8 @@ export! {
             return Err(Error::invalid_argument("scalar is NULL"));
         }
         let factor = match residence {
-            // SAFETY: not NULL, so an element of the type, by the header.
+            // SAFETY: nccl.h requires of the program that `scalar`, which is not NULL, is an
+            // element of the type.
             ncclScalarHostImmediate => Factor::Value(unsafe { read_scalar(scalar.cast(), dtype) }),
             ncclScalarDevice => Factor::Address(scalar.expose_provenance()),
             _ => {

@@ -108,7 +108,8 @@ export! {
         // SAFETY: nccl.h requires of the program that `newcomm` is NULL or writable; `store`
         // refuses NULL.
         unsafe { store("newcomm", newcomm, null_mut())? };
-        // SAFETY: NULL, or as many ranks as the count, by the header.
+        // SAFETY: nccl.h requires of the program that the list is NULL or has `excludeRanksCount`
+        // ranks.
         let exclude = unsafe { ranks(excludeRanksList, excludeRanksCount)? };
         let parent = comm::lookup(comm)?;
         let communicator = parent.connection()?;
@@ -161,7 +162,7 @@ unsafe fn ranks(list: *const c_int, count: c_int) -> Result<Vec<usize>> {
         )));
     }
     (0..count as usize)
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes a list of `count` numbers, and `at` is less.
         .map(|at| rank_of("excludeRanksList", unsafe { list.add(at).read_unaligned() }))
         .collect()
 }

@@ -29,7 +29,8 @@ pub(crate) unsafe fn read<T: NcclStruct>(config: *const T) -> Result<Option<T>> 
     if config.is_null() {
         return Ok(None);
     }
-    // SAFETY: the caller's contract, as every version has the header.
+    // SAFETY: the caller passes a struct that is readable for its size; each version begins with
+    // the header.
     let header = unsafe { read_header(config) };
     if header.magic != T::MAGIC || header.size < size_of::<StructHeader>() {
         return Err(Error::invalid_argument(format!(
@@ -41,7 +42,7 @@ pub(crate) unsafe fn read<T: NcclStruct>(config: *const T) -> Result<Option<T>> 
         )));
     }
     let mut own = T::unset();
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes a struct that is readable for the size in its header.
     unsafe { copy_known(config, header.size, &mut own) };
     own.forget_newer(header.version);
     Ok(Some(own))
@@ -88,7 +89,8 @@ macro_rules! versioned {
                 &[$((stringify!($field), std::mem::offset_of!($name, $field), $since)),*];
         }
 
-        // SAFETY: `repr(C)` of integers, floats and pointers, the header's fields first.
+        // SAFETY: the macro makes a `repr(C)` struct of the header and the given fields: integers,
+        // floats and pointers.
         unsafe impl cinch::capi::core::versioned_struct::VersionedStruct for $name {
             const NAME: &'static str = stringify!($name);
             const MAGIC: u32 = $magic;

@@ -123,7 +123,8 @@ pub unsafe extern "C" fn cinch_awp_update(
         fields.count = state.count;
         fields.previous = state.previous.unwrap_or(0.0);
         fields.has_previous = state.previous.is_some().into();
-        // SAFETY: `read` checked the struct, which is writable by the documented contract.
+        // SAFETY: `read` checked the struct, and cinch.h requires of the program that it is
+        // writable.
         unsafe { versioned::fill(awp, &fields) };
         if !codec.is_null() {
             let name = match group.codec() {
@@ -132,7 +133,8 @@ pub unsafe extern "C" fn cinch_awp_update(
                 "trunc24" => c"trunc24",
                 _ => c"raw",
             };
-            // SAFETY: not NULL, so writable by the documented contract.
+            // SAFETY: `codec` is not NULL, and cinch.h requires of the program that it is writable
+            // then.
             unsafe { codec.write_unaligned(name.as_ptr()) };
         }
         Ok(())
@@ -168,7 +170,8 @@ pub unsafe extern "C" fn cinch_loss_scaler_init(
             interval: config.interval,
             clean: 0,
         };
-        // SAFETY: `initialise` made it a struct of `size` bytes.
+        // SAFETY: `initialise` made `*scaler` a struct of `size` bytes, which the program keeps
+        // writable.
         unsafe { versioned::fill(scaler, &fields) };
         Ok(())
     })
@@ -227,7 +230,8 @@ pub unsafe extern "C" fn cinch_count_non_finite(
         let number = match bytes {
             Some(0) => 0,
             Some(bytes) if !data.is_null() => {
-                // SAFETY: readable for `count` elements, by the documented contract.
+                // SAFETY: cinch.h requires of the program that `data` is readable for `count`
+                // elements, which have `bytes` bytes.
                 let data = unsafe { std::slice::from_raw_parts(data.cast::<u8>(), bytes) };
                 count_in(data, dtype)
             }

@@ -66,7 +66,7 @@ pub unsafe extern "C" fn cinch_wire_count(
         check_out("count", count)?;
         check_extent("wire", wire, wire_bytes)?;
         device::refuse("wire", wire.addr(), "copy its header to the host")?;
-        // SAFETY: readable for `wire_bytes`, by the documented contract.
+        // SAFETY: cinch.h requires of the program that `wire` is readable for `wire_bytes` bytes.
         let wire = unsafe { input("wire", wire, wire_bytes) }?;
         let held = codec.count(wire)?;
         // SAFETY: cinch.h requires of the program that `count` is NULL or writable; `store` refuses
@@ -113,7 +113,8 @@ pub unsafe extern "C" fn cinch_encode(
         if let Some(gpu) = device::gpu_of(&both, stream)? {
             let at = (wire.addr() as u64, wire_bytes);
             let elements = elements.on_device(src.addr());
-            // SAFETY: arrays and stream are of that GPU, by the documented contract.
+            // SAFETY: cinch.h requires of the program that the arrays have these sizes and the
+            // stream is of that GPU.
             return unsafe { gpu.encode(spec, layout, elements, draw, at, stream.addr()) };
         }
         let codec = StandAlone::new(spec, layout, Isa::detect())?;
@@ -163,7 +164,8 @@ pub unsafe extern "C" fn cinch_decode(
         if let Some(gpu) = device::gpu_of(&both, stream)? {
             let at = (wire.addr() as u64, wire_bytes);
             let elements = elements.on_device(dst.addr());
-            // SAFETY: arrays and stream are of that GPU, by the documented contract.
+            // SAFETY: cinch.h requires of the program that the arrays have these sizes and the
+            // stream is of that GPU.
             return unsafe { gpu.decode(spec, layout, at, elements, stream.addr()) };
         }
         let codec = StandAlone::new(spec, layout, Isa::detect())?;
@@ -207,7 +209,8 @@ pub unsafe extern "C" fn cinch_copy(
         let bytes = elements.bytes;
         check_extent("src", src, bytes)?;
         check_extent("dst", dst, bytes)?;
-        // SAFETY: arrays have `bytes` bytes and the stream exists, by the documented contract.
+        // SAFETY: cinch.h requires of the program that the arrays have `bytes` bytes and the stream
+        // exists.
         unsafe { device::copy(spec, elements.dtype, draw, src, dst, bytes, stream) }
     })
 }
@@ -227,7 +230,7 @@ unsafe fn build(codec: *const c_char, layout: layout_number) -> Result<StandAlon
 /// # Safety
 /// `codec` is NULL or readable up to its NUL.
 unsafe fn spec_of(codec: *const c_char) -> Result<CodecSpec> {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes `codec` as NULL or text that ends with NUL.
     let text = unsafe { text::read(codec, "codec") }?;
     let text = text.ok_or_else(|| Error::invalid_argument("codec is NULL"))?;
     text.parse()
@@ -347,7 +350,8 @@ unsafe fn input<'a>(name: &str, at: *const c_void, bytes: usize) -> Result<&'a [
     if bytes == 0 {
         return Ok(&[]);
     }
-    // SAFETY: the caller's contract; `check_extent` excluded NULL and wrap-around.
+    // SAFETY: the caller keeps `at` readable for `bytes` bytes; `check_extent` excluded NULL and
+    // wrap-around.
     Ok(unsafe { std::slice::from_raw_parts(at.cast(), bytes) })
 }
 
@@ -363,7 +367,8 @@ unsafe fn output<'a>(name: &str, at: *mut c_void, bytes: usize) -> Result<&'a mu
     if bytes == 0 {
         return Ok(&mut []);
     }
-    // SAFETY: the caller's contract; `check_extent` excluded NULL and wrap-around.
+    // SAFETY: the caller keeps `at` writable and unshared for `bytes` bytes; `check_extent`
+    // excluded NULL and wrap-around.
     Ok(unsafe { std::slice::from_raw_parts_mut(at.cast(), bytes) })
 }
 

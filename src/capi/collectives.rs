@@ -23,7 +23,8 @@ macro_rules! collective {
             stream: $stream,
             ..CollectiveRequest::new(collective, sends)
         };
-        // SAFETY: buffers and stream are as the call implies, by the documented contract.
+        // SAFETY: cinch.h requires of the program that buffers and stream stay valid until the call
+        // has run.
         unsafe { submit($comm, &request, |_| {}, ReportTarget::NONE) }
     }};
 }
@@ -213,7 +214,7 @@ pub(super) unsafe fn submit(
     let on_gpu = entry.comm.gpu().is_some();
     // SAFETY: `cinch_op_create_premulsum` creates no factor by address.
     let find_op = |op, dtype| unsafe { entry.ops.find(op, dtype, on_gpu) };
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes buffers and a stream that stay valid until the call has run.
     let (mut call, buffers) = unsafe { request.bind(&ARGUMENT_NAMES, &entry.comm, find_op)? };
     set_options(&mut call);
     group::submit(&entry.comm, &call, buffers, target)

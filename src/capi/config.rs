@@ -87,7 +87,7 @@ pub(super) unsafe fn read(config: *const cinch_config_t) -> Result<Config> {
     if config.is_null() {
         return Ok(settings);
     }
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes `config` as NULL or readable for the size that it gives.
     let config = unsafe { versioned::read(config) }?;
     let mut set = |name: &str, value: Option<String>| match value {
         Some(value) => settings.set(name, &value, Origin::Program),
@@ -186,7 +186,7 @@ mod tests {
             name: c"dp".as_ptr(),
             ..initialised()
         };
-        // SAFETY: a whole struct with static strings.
+        // SAFETY: `config` is a complete struct of this test with static strings.
         let read = unsafe { read(&config) }.unwrap();
         assert_eq!(read.codec.to_string(), "dynamic8:block=64");
         assert_eq!(read.interface.as_deref(), Some("lo"));
@@ -276,7 +276,8 @@ mod tests {
             (cinch_config_t { size: 0, ..base }, "size 0"),
             (cinch_config_t { version: 2, ..base }, "version 2"),
         ] {
-            // SAFETY: a whole struct; `read` refuses a wrong size before it reads the tail.
+            // SAFETY: `config` is a complete struct; `read` refuses a wrong size before it reads
+            // beyond the header.
             let error = unsafe { read(&config) }.unwrap_err();
             assert!(error.message().contains(said), "{error}");
         }

@@ -69,7 +69,8 @@ pub unsafe extern "C" fn cinch_version(
         for target in [major, minor, patch] {
             let number = numbers.next().unwrap_or(0);
             if !target.is_null() {
-                // SAFETY: not NULL, so writable by the documented contract.
+                // SAFETY: `target` is not NULL, and cinch.h requires of the program that it is
+                // writable then.
                 unsafe { target.write_unaligned(number) };
             }
         }

@@ -25,7 +25,8 @@ pub unsafe extern "C" fn cinch_feedback_export(
         // SAFETY: cinch.h requires of the program that `bytes` is NULL or writable; `store` refuses
         // NULL.
         unsafe { store("bytes", bytes, exported.len())? };
-        // SAFETY: NULL or writable for `capacity` bytes, by the documented contract.
+        // SAFETY: cinch.h requires of the program that `buffer` is NULL or writable for `capacity`
+        // bytes.
         unsafe { copy_out(&exported, buffer, capacity) }
     })
 }
@@ -48,7 +49,7 @@ pub unsafe extern "C" fn cinch_feedback_import(
                 "{bytes} bytes at {buffer:?} are no buffer of residuals"
             )));
         }
-        // SAFETY: readable for `bytes` bytes, by the documented contract.
+        // SAFETY: cinch.h requires of the program that `buffer` is readable for `bytes` bytes.
         let stored = unsafe { std::slice::from_raw_parts(buffer.cast::<u8>(), bytes) };
         entry.comm.import_residuals(stored)
     })

@@ -39,6 +39,6 @@ pub(super) unsafe fn read(id: *const cinch_unique_id_t) -> Result<UniqueId> {
     if id.is_null() {
         return Err(Error::invalid_argument("id is NULL"));
     }
-    // SAFETY: the caller's contract, as `id` is not NULL.
+    // SAFETY: the caller passes `id` as NULL or readable, and it is not NULL.
     unique_id(&unsafe { id.read_unaligned() }.bytes)
 }

@@ -87,7 +87,7 @@ impl ReportTarget {
     /// `report` is NULL, or readable and writable until the call (in a group: the group) has run.
     pub(super) unsafe fn new(report: *mut cinch_report_t) -> Result<ReportTarget> {
         if !report.is_null() {
-            // SAFETY: the caller's contract.
+            // SAFETY: the caller passes `report` as NULL or readable.
             unsafe { versioned::check(report) }?;
         }
         Ok(ReportTarget(report))

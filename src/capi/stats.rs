@@ -99,7 +99,8 @@ pub unsafe extern "C" fn cinch_comm_stats(
         // SAFETY: cinch.h requires of the program that `stats` is NULL or a readable struct.
         unsafe { versioned::check(stats) }?;
         let counted = handle::lookup(comm)?.comm.codec_stats();
-        // SAFETY: `check` passed, and the struct is writable by the documented contract.
+        // SAFETY: `check` accepted the struct, and cinch.h requires of the program that it is
+        // writable.
         unsafe { versioned::fill(stats, &c_stats(&counted)) };
         Ok(())
     })

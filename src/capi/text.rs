@@ -23,7 +23,7 @@ pub(super) unsafe fn read<'a>(text: *const c_char, what: &str) -> Result<Option<
     if text.is_null() {
         return Ok(None);
     }
-    // SAFETY: the caller's contract, as `position` stops at the NUL.
+    // SAFETY: the caller passes text that is readable up to its NUL, where `position` stops.
     let length = (0..MAX_TEXT).position(|at| unsafe { *text.add(at) } == 0);
     let Some(length) = length else {
         return Err(Error::invalid_argument(format!(

@@ -25,7 +25,7 @@ pub(super) trait CinchStruct: VersionedStruct {
 /// size, magic and version. Its size is `$bytes` on 64-bit machines.
 macro_rules! cinch_struct {
     ($name:ident, magic $magic:literal, first $first:literal, now $bytes:literal) => {
-        // SAFETY: `repr(C)` of integers, floats and pointers, by the macro's contract.
+        // SAFETY: users of the macro pass a `repr(C)` struct of integers, floats and pointers.
         unsafe impl $crate::capi::core::versioned_struct::VersionedStruct for $name {
             const NAME: &'static str = stringify!($name);
             const MAGIC: u32 = $magic;
@@ -70,10 +70,10 @@ pub(super) unsafe fn initialise<T: CinchStruct>(
 /// # Safety
 /// `source` is NULL or readable for as many bytes as its size field gives.
 pub(super) unsafe fn read<T: CinchStruct>(source: *const T) -> Result<T> {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes `source` as NULL or readable for the size that it gives.
     let size = unsafe { check::<T>(source) }?;
     let known = size_of::<T>();
-    // SAFETY: the caller's contract: `source` has `size` bytes.
+    // SAFETY: the caller passes a `source` that is readable for `size` bytes.
     let tail = unsafe {
         std::slice::from_raw_parts(
             source.cast::<u8>().wrapping_add(known.min(size)),
@@ -105,7 +105,7 @@ pub(super) unsafe fn check<T: CinchStruct>(source: *const T) -> Result<usize> {
     if source.is_null() {
         return Err(null::<T>());
     }
-    // SAFETY: the caller's contract, as `source` is not NULL.
+    // SAFETY: the caller passes `source` as NULL or readable for a header, and it is not NULL.
     let header = unsafe { read_header(source) };
     if header.magic != T::MAGIC {
         return Err(Error::invalid_argument(format!(
@@ -179,7 +179,7 @@ mod tests {
         new: u64,
     }
 
-    // SAFETY: `repr(C)` of integers, the header's fields first.
+    // SAFETY: `Now` is `repr(C)` with integers only, and its first fields are those of the header.
     unsafe impl VersionedStruct for Now {
         const NAME: &'static str = "now_t";
         const MAGIC: u32 = 0x1234;
@@ -230,7 +230,7 @@ mod tests {
             let error = read_words(&words).unwrap_err();
             assert!(error.message().contains(said), "{error}");
         }
-        // SAFETY: NULL is allowed.
+        // SAFETY: `read` refuses NULL before it reads.
         let error = unsafe { read(std::ptr::null::<Now>()) }.unwrap_err();
         assert!(error.message().contains("now_t is NULL"), "{error}");
     }

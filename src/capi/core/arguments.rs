@@ -19,7 +19,8 @@ pub const NO_COLOR: c_int = -1;
 /// `target` is NULL or writable.
 pub unsafe fn store<T>(name: &str, target: *mut T, value: T) -> Result<()> {
     check_out(name, target)?;
-    // SAFETY: the caller's contract, as `target` is not NULL; C may place it at any alignment.
+    // SAFETY: the caller passes `target` as NULL or writable, and it is not NULL; C may place it at
+    // any alignment.
     unsafe { target.write_unaligned(value) };
     Ok(())
 }

@@ -142,7 +142,8 @@ impl CollectiveRequest {
         if comm.gpu().is_some() {
             let input = (sendbuf.addr() as u64, input_bytes);
             let output = (recvbuf.addr() as u64, output_bytes);
-            // SAFETY: the caller's contract; `comm` checks which GPU the buffers are on.
+            // SAFETY: the caller keeps the buffers valid until the call has run; `comm` checks
+            // which GPU they are on.
             let buffers = unsafe { DeviceBuffers::new(input, output, self.stream.addr()) };
             return Ok((call, Buffers::Gpu(buffers)));
         }
@@ -152,7 +153,8 @@ impl CollectiveRequest {
                 call.collective, self.stream, names.host_stream
             )));
         }
-        // SAFETY: the caller's contract; a buffer that is NULL has 0 bytes.
+        // SAFETY: the caller keeps the buffers valid until the call has run; a buffer that is NULL
+        // has 0 bytes.
         let buffers = unsafe {
             UserBuffers::from_raw(sendbuf.cast(), input_bytes, recvbuf.cast(), output_bytes)
         };

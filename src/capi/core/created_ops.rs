@@ -107,7 +107,8 @@ impl CreatedOps {
         Ok(ReduceOp::PreMulSum(match factor {
             Factor::Value(scalar) => scalar,
             Factor::Address(address) if on_gpu => Scalar::Device(address as u64),
-            // SAFETY: the caller's contract, as the call is on host memory.
+            // SAFETY: the call is on host memory, so the caller passes an address that the host can
+            // read now.
             Factor::Address(address) => unsafe {
                 read_scalar(std::ptr::with_exposed_provenance(address), dtype)
             },

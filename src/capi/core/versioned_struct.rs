@@ -33,7 +33,7 @@ pub unsafe trait VersionedStruct: Copy {
 /// # Safety
 /// `source` is readable for a header.
 pub unsafe fn read_header<T: VersionedStruct>(source: *const T) -> StructHeader {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes a `source` that is readable for a header.
     unsafe { source.cast::<StructHeader>().read_unaligned() }
 }
 
