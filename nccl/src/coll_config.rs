@@ -1,4 +1,4 @@
-//! `ncclCollConfig_t`: options of one call.
+//! Reads `ncclCollConfig_t`, the options of one collective call.
 
 use crate::extension::{self, ncclConfigExt_t};
 use crate::types::{NCCL_API_MAGIC, cudaEvent_t};
@@ -25,12 +25,12 @@ versioned! {
     launchCompletionEvent: cudaEvent_t = null_mut(), since 23200;
 }
 
-/// Options of [`ncclCollConfig_t`] that have an effect.
+/// Fields of [`ncclCollConfig_t`] that affect cinch.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct CallOptions {
-    /// Codec; `None` if not set.
+    /// Codec of the call; `None` if the program set none.
     pub(crate) codec: Option<CodecSpec>,
-    /// Algorithm; `None` if not set.
+    /// Algorithm of the call; `None` if the program set none.
     pub(crate) algorithm: Option<Algorithm>,
 }
 

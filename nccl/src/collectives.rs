@@ -11,7 +11,7 @@ use cinch::{Collective, DType, Result};
 use std::ffi::{c_int, c_void};
 use std::ptr::null;
 
-/// Sets the field of a [`CollectiveRequest`] for the argument that the header calls `$name`.
+/// Sets the field of a [`CollectiveRequest`] that corresponds to the argument `$name` of nccl.h.
 macro_rules! set {
     ($request:ident sendbuff $value:ident) => {
         $request.sendbuf = $value
@@ -39,7 +39,8 @@ macro_rules! set {
     };
 }
 
-/// Defines a collective and its variant with a config, with the arguments before `comm`.
+/// Defines a collective and its variant with a config; the macro takes the arguments that precede
+/// `comm`.
 macro_rules! collective {
     (
         $(#[doc = $doc:literal])*
@@ -157,7 +158,7 @@ pub(crate) unsafe fn submit(
     let options = unsafe { CallOptions::read(config)? };
     let on_gpu = communicator.gpu().is_some();
     let find_op = |op: i64, dtype| {
-        // NCCL multiplies by 1/nranks first, so that no partial sum leaves the range of the average.
+        // For these types NCCL multiplies by 1/nranks before it sums, so that no partial sum overflows.
         let scales_first = matches!(dtype, DType::F16 | DType::F8E4M3 | DType::F8E5M2);
         if op == i64::from(ncclAvg) && scales_first {
             let factor = 1.0 / communicator.nranks() as f64;

@@ -1,4 +1,4 @@
-//! `ncclConfig_t`: options of one communicator.
+//! Reads `ncclConfig_t`, the options of one communicator.
 
 use crate::types::NCCL_API_MAGIC;
 use crate::versioned::{self, Unset};
@@ -37,15 +37,15 @@ versioned! {
     nvlsHostMode: c_int = INT, since 23200;
 }
 
-/// Options of [`ncclConfig_t`] that have an effect.
+/// Fields of [`ncclConfig_t`] that affect cinch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CommOptions {
-    /// Whether calls return when what they start has ended.
+    /// Whether a call returns only when the operation that it starts has ended.
     pub(crate) blocking: bool,
-    /// Limit of thread blocks per call.
+    /// Largest number of thread blocks of a call.
     pub(crate) max_blocks: Option<usize>,
-    /// Whether only graphs use the communicator, or the program itself orders graph launches with
-    /// other calls.
+    /// Whether only CUDA graphs use the communicator, or the program itself orders graph launches
+    /// with other calls.
     pub(crate) graphs_alone: bool,
     /// Name of the communicator.
     pub(crate) name: Option<String>,
@@ -130,7 +130,7 @@ impl CommOptions {
         Ok(Some(options))
     }
 
-    /// Returns `config` with these options.
+    /// Returns `config` with these options applied.
     ///
     /// # Errors
     /// Invalid argument for a value out of range.
@@ -159,7 +159,8 @@ mod tests {
     use super::*;
     use crate::versioned::NcclStruct;
 
-    /// Versions with the size of their struct and its number of fields after the header.
+    /// Versions of NCCL, each with the size of its struct and the number of fields after the
+    /// header.
     const HISTORY: &[(u32, usize, usize)] = &[
         (21403, 24, 1),
         (21701, 40, 5),
@@ -176,7 +177,8 @@ mod tests {
         (23203, 120, 23),
     ];
 
-    /// Returns the bytes of a program's struct: every field is set, and padding is garbage.
+    /// Returns the bytes of the struct that a program of this version passes: each field is set,
+    /// and padding is garbage.
     fn of_version(version: u32, size: usize, fields: usize) -> Vec<u8> {
         let mut bytes = vec![0xa5; size];
         bytes[..8].copy_from_slice(&size.to_ne_bytes());

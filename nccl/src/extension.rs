@@ -10,12 +10,13 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 
 /// `key.vendorId` of the options below.
 pub const VENDOR_ID: c_int = 0xC14C48;
-/// `key.optionId` of a codec's name, with parameters as `linear8:block=128`, or `off`: `val.s`.
+/// `key.optionId` for a codec's name in `val.s`, with parameters as in `linear8:block=128`, or
+/// `off`.
 pub const OPTION_CODEC: c_int = 1;
-/// `key.optionId` of the number of elements that share a scale, for the codec of [`OPTION_CODEC`]:
-/// `val.i`.
+/// `key.optionId` for the number of elements that share a scale, in `val.i`. It applies to the
+/// codec of [`OPTION_CODEC`].
 pub const OPTION_BLOCK: c_int = 2;
-/// `key.optionId` that turns compression off for the call, whatever else is set: `val.i` is 1. 0 has no
+/// `key.optionId` that turns compression off for the call if `val.i` is 1, whatever else is set; 0 has no
 /// effect.
 pub const OPTION_OFF: c_int = 3;
 
@@ -49,11 +50,11 @@ pub union OptionValue {
     pub i: c_int,
     /// A string.
     pub s: *const c_char,
-    /// Anything.
+    /// A pointer to any other value.
     pub raw: *mut c_void,
 }
 
-/// Limit of options in a list; a longer list is a circle.
+/// Largest number of options in a list. A longer list is taken for a circle.
 const MAX_OPTIONS: usize = 4096;
 
 /// Returns the codec that the options of a call set; `None` if they set none.
@@ -107,7 +108,7 @@ pub(crate) unsafe fn codec(first: *const ncclConfigExt_t) -> Result<Option<Codec
     )))
 }
 
-/// Combines the options of a call.
+/// Returns the codec that the three options of a call select together.
 fn resolve(named: Option<CodecSpec>, block: Option<c_int>, off: bool) -> Result<Option<CodecSpec>> {
     let Some(block) = block else {
         return Ok(if off { Some(CodecSpec::RAW) } else { named });
@@ -123,7 +124,7 @@ fn resolve(named: Option<CodecSpec>, block: Option<c_int>, off: bool) -> Result<
             "OPTION_BLOCK is {block}, and codec {named} has no blocks"
         )));
     }
-    // The parser of codec names checks the block.
+    // Parsing the name together with the block size checks the block size.
     let spec: CodecSpec = format!("{}:block={block}", kind.name()).parse()?;
     let spec = CodecSpec {
         scale: spec.scale,
@@ -157,7 +158,7 @@ fn wrong(why: String) -> Error {
 mod tests {
     use super::*;
 
-    /// Reads a list of options.
+    /// Reads a list of options, given as vendor, number and value.
     fn read(options: &[(c_int, c_int, OptionValue)]) -> Result<Option<CodecSpec>> {
         let mut list: Vec<ncclConfigExt_t> = options
             .iter()

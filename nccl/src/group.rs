@@ -37,7 +37,7 @@ export! {
 export! {
     /// Closes a group as `ncclGroupEnd` does, but runs nothing and predicts how long it would take.
     counted fn ncclGroupSimulateEnd | pncclGroupSimulateEnd(simInfo: *mut ncclSimInfo_t) {
-        // The group closes even if `simInfo` is wrong.
+        // Closes the group first, so that it closes even if `simInfo` is invalid.
         let group = RecordedGroup::end()?;
         // SAFETY: nccl.h requires of the program that `simInfo` is NULL or readable for the size
         // that it gives.
@@ -48,7 +48,8 @@ export! {
         let mut info = info.inspect_err(|_| group.abandon())?;
         info.estimatedTime = group.predict()? as f32;
         let bytes = info.size.min(size_of::<ncclSimInfo_t>());
-        // SAFETY: writable for the size that it gives, by the header.
+        // SAFETY: nccl.h requires of the program that `simInfo` is writable for its size, and
+        // `bytes` is no more.
         unsafe {
             std::ptr::copy_nonoverlapping(
                 std::ptr::from_ref(&info).cast::<u8>(),
@@ -79,7 +80,7 @@ unsafe fn read_sim_info(info: *const ncclSimInfo_t) -> Result<ncclSimInfo_t> {
     unsafe { versioned::read(info)? }.ok_or_else(|| Error::internal("a struct vanished"))
 }
 
-/// Jobs that this thread's open group has recorded beside calls.
+/// Jobs that this thread's open group has recorded besides its calls.
 #[derive(Default)]
 struct GroupJobs {
     connects: Vec<ConnectJob>,
@@ -90,7 +91,7 @@ thread_local! {
     static JOBS: RefCell<GroupJobs> = RefCell::default();
 }
 
-/// A closed group: calls and jobs.
+/// A closed group with its recorded calls and jobs.
 struct RecordedGroup {
     calls: OpenGroup,
     jobs: GroupJobs,
@@ -109,10 +110,10 @@ impl RecordedGroup {
         }))
     }
 
-    /// Undoes what was recorded.
+    /// Undoes the recorded calls and jobs.
     fn abandon(&mut self) {
         connect_job::withdraw(&self.jobs.connects);
-        // Calls that will not run must not keep communicators that end now.
+        // Drops the recorded calls, because they would keep communicators that end now.
         self.calls.clear();
         let teardowns = self.jobs.teardowns.drain(..);
         teardowns.for_each(TeardownJob::withdraw);
@@ -256,8 +257,7 @@ mod tests {
         assert_eq!(end(), ncclInvalidArgument);
         let text = crate::error::sentence();
         assert!(text.contains("so nothing ran: ncclAllReduce"), "{text}");
-        // A failure does not carry over to the next group, whether it happened in a group or
-        // outside.
+        // A failed group or call does not fail the next group.
         assert_eq!((start(), end()), (0, 0));
         assert_eq!(fail(), ncclInvalidArgument);
         assert_eq!((start(), end()), (0, 0));

@@ -27,7 +27,7 @@ export! {
 }
 
 export! {
-    /// Runs `ncclCommInitRank` with a config, which may be NULL.
+    /// Creates a communicator as `ncclCommInitRank` does, with a config, which may be NULL.
     counted fn ncclCommInitRankConfig | pncclCommInitRankConfig(
         comm: *mut ncclComm_t,
         nranks: c_int,
@@ -141,7 +141,7 @@ unsafe fn all(comms: *mut ncclComm_t, ndev: c_int, devlist: *const c_int) -> Res
         jobs.push(unsafe { job(place, id, (rank, ndev), CommOptions::default(), config)? });
         Ok(())
     });
-    // Runs at once even inside a group, as NCCL does.
+    // Runs the jobs at once even inside a group, as NCCL does.
     let made = made.and_then(|()| match config.device {
         DeviceChoice::Host => Ok(()),
         _ => check_gpus(ndev, devlist.is_null()),
@@ -156,7 +156,7 @@ unsafe fn all(comms: *mut ncclComm_t, ndev: c_int, devlist: *const c_int) -> Res
     }
 }
 
-/// Checks that there are as many GPUs as ranks, if rank r uses GPU r.
+/// Checks that the machine has `ndev` GPUs, if rank r uses GPU r (`by_order`).
 ///
 /// # Errors
 /// Invalid argument if there are fewer.

@@ -1,4 +1,4 @@
-//! Errors as programs query them.
+//! Functions that return errors as text.
 
 use crate::comm;
 use crate::error::{ErrorText, remember, with_last, words};
@@ -6,7 +6,7 @@ use crate::types::*;
 use std::ffi::c_char;
 
 export! {
-    /// Returns a code in words as static text; never NULL, not even for unknown codes.
+    /// Returns a description of a code as static text; never NULL, not even for unknown codes.
     fn ncclGetErrorString | pncclGetErrorString(result: ncclResult_t) returning *const c_char {
         words(result).as_ptr()
     } else c"internal error".as_ptr()
@@ -25,7 +25,7 @@ export! {
             remember(&error);
         }
         with_last(ErrorText::as_ptr)
-            // Thread-local storage is gone while the thread ends.
+            // The thread is ending and its storage is gone, so no text is left.
             .unwrap_or(c"".as_ptr())
     } else c"".as_ptr()
 }

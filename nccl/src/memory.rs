@@ -15,7 +15,8 @@ use std::ffi::c_void;
 use std::ptr::null_mut;
 
 export! {
-    /// Allocates `size` bytes on this thread's GPU; NULL for 0.
+    /// Allocates `size` bytes on this thread's GPU, and stores the address in `*ptr`; NULL for 0
+    /// bytes.
     fn ncclMemAlloc | pncclMemAlloc(ptr: *mut *mut c_void, size: usize) {
         // SAFETY: nccl.h requires of the program that `ptr` is NULL or writable; `store` refuses
         // NULL.
@@ -37,7 +38,8 @@ export! {
             return Ok(CallProgress::Done);
         }
         let freed = ALLOCATED.with(|allocated| allocated.remove(&ptr.addr()));
-        // Dropped outside of the lock: the driver waits for work that uses the memory.
+        // Drops the memory outside of the lock, because the driver waits for work that uses the
+        // memory.
         match freed {
             Some(_) => Ok(CallProgress::Done),
             None => Err(Error::invalid_argument(format!(
@@ -47,7 +49,7 @@ export! {
     }
 }
 
-/// Allocation, which is freed when dropped.
+/// An allocation of device or host memory, which is freed when dropped.
 #[allow(dead_code)]
 enum Allocation {
     Gpu(DeviceMemory),

@@ -1,4 +1,4 @@
-//! Operators that a program creates.
+//! Reduction operators that a program creates.
 
 use crate::boundary::CallProgress;
 use crate::comm;

@@ -1,4 +1,4 @@
-//! Queries of a communicator.
+//! Functions that query a communicator.
 
 use crate::boundary::CallProgress;
 use crate::types::*;
@@ -47,8 +47,8 @@ export! {
 }
 
 export! {
-    /// Stores the state of the communicator in `*asyncError`: its failure, or `ncclInProgress` while a
-    /// call runs that returned that. Does not wait.
+    /// Stores the state of the communicator in `*asyncError`: its failure, or `ncclInProgress` while a call
+    /// runs that returned `ncclInProgress`. Does not wait.
     fn ncclCommGetAsyncError | pncclCommGetAsyncError(comm: ncclComm_t,
         asyncError: *mut ncclResult_t) {
         check_out("asyncError", asyncError)?;
@@ -56,7 +56,8 @@ export! {
         let found = if comm.is_in_progress() {
             ncclInProgress
         } else {
-            // Another thread may have received the error; this one gets its sentence, too.
+            // Another thread may have received the error first; remember() makes it this thread's
+            // last error too.
             comm.failure().map_or(ncclSuccess, |error| error::remember(&error))
         };
         // SAFETY: nccl.h requires of the program that `asyncError` is NULL or writable; `store`

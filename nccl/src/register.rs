@@ -33,7 +33,7 @@ export! {
 }
 
 export! {
-    /// Ends a registration. NULL is ignored.
+    /// Ends the registration `handle`. NULL is ignored.
     fn ncclCommDeregister | pncclCommDeregister(comm: ncclComm_t, handle: *mut c_void) {
         comm::lookup(comm)?;
         if handle.is_null() {
@@ -72,7 +72,7 @@ export! {
 }
 
 export! {
-    /// Ends a window, which must be NULL.
+    /// Ends the registration of a window, which must be NULL.
     fn ncclCommWindowDeregister | pncclCommWindowDeregister(comm: ncclComm_t, win: ncclWindow_t) {
         comm::lookup(comm)?;
         if !win.is_null() {

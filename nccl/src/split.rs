@@ -51,8 +51,8 @@ unsafe fn split(
     // SAFETY: nccl.h requires of the program that `config` is NULL or readable, with valid strings.
     let options = unsafe { CommOptions::read(config)? }.unwrap_or_else(|| parent.options.clone());
     let config = options.apply(parent.defaults.clone())?;
-    // A failure of the parent ends the split, except of a revoked parent, which has failed already.
-    // Later the new communicator fails with the parent only if `splitShare` is set.
+    // A failure of the parent fails the split, unless the parent was revoked: such a parent has
+    // failed already. Later the new communicator fails with the parent only if `splitShare` is set.
     let fault = if revoked {
         Fault::new()
     } else {
@@ -83,8 +83,8 @@ unsafe fn split(
             if !shares {
                 communicator.fault().detach(&fault);
             }
-            // This synchronises the new ranks: the split ends on no rank while another rank's split may
-            // still fail with the parent.
+            // This synchronises the ranks of the new communicator. Otherwise the split could end on one rank
+            // while on another rank it may still fail with the parent.
             if let Some(made) = made.as_ref().ok().and_then(Option::as_ref) {
                 made.prepare_to_shrink()?;
             }

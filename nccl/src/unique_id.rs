@@ -19,7 +19,7 @@ export! {
     }
 }
 
-/// Returns a new id, or that of the rendezvous address in the environment.
+/// Returns a new id, or the id of the rendezvous address in the environment if that is set.
 pub(crate) fn create(config: &Config) -> Result<UniqueId> {
     let Some(address) = &config.comm_id else {
         return UniqueId::create(config);

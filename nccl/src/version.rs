@@ -6,7 +6,7 @@ use cinch::Config;
 use std::ffi::c_int;
 
 export! {
-    /// Stores the NCCL version whose behaviour is covered in `*version`. Programs select features by it.
+    /// Stores in `*version` the NCCL version that the drop-in implements. Programs select features by it.
     fn ncclGetVersion | pncclGetVersion(version: *mut c_int) {
         check_out("version", version)?;
         let covered = Config::from_env()?.nccl_version;

@@ -8,9 +8,9 @@ use cinch::capi::core::versioned_struct::{StructHeader, VersionedStruct, copy_kn
 use cinch::{Error, Result};
 use std::ffi::{c_char, c_int};
 
-/// A versioned struct of nccl.h, in which each field has its own value for unset.
+/// A versioned struct of nccl.h; each field has a value that means unset.
 pub(crate) trait NcclStruct: VersionedStruct {
-    /// Macro of the header that initialises it.
+    /// Name of the macro in nccl.h that initialises the struct.
     const INITIALIZER: &'static str;
     /// Returns a struct with no field set.
     fn unset() -> Self;
@@ -48,7 +48,7 @@ pub(crate) unsafe fn read<T: NcclStruct>(config: *const T) -> Result<Option<T>> 
     Ok(Some(own))
 }
 
-/// Type of a field that has a value for unset.
+/// Type of a field, with a value that means unset.
 pub(crate) trait Unset {
     /// Value of an unset field.
     const UNSET: Self;
@@ -71,11 +71,11 @@ macro_rules! versioned {
         #[derive(Clone, Copy, Debug)]
         #[repr(C)]
         pub struct $name {
-            /// `sizeof` in the program's header.
+            /// Size of the struct in the header that the program was compiled with.
             pub size: usize,
-            /// Constant of an initialised struct.
+            /// Constant by which the library detects an uninitialised struct.
             pub magic: u32,
-            /// Version of the program's header.
+            /// Version of the header that the program was compiled with.
             pub version: u32,
             $(
                 #[doc = concat!("Since ", stringify!($since), ".")]

@@ -205,7 +205,8 @@ pub unsafe extern "C" fn cinch_loss_scaler_update(
         fields.clean = state.clean;
         fields.skipped = state.skipped;
         fields.rescale = verdict.rescale;
-        // SAFETY: `read` checked the struct, which is writable by the documented contract.
+        // SAFETY: `read` checked the struct, and cinch.h requires of the program that it is
+        // writable.
         unsafe { versioned::fill(scaler, &fields) };
         // SAFETY: cinch.h requires of the program that `apply` is NULL or writable; `store` refuses
         // NULL.
@@ -247,9 +248,9 @@ pub unsafe extern "C" fn cinch_count_non_finite(
     })
 }
 
-/// Returns the number of NaN and infinite values in `data`, elements of `dtype`.
+/// Returns the number of NaN and infinite values among the elements of `dtype` in `data`.
 fn count_in(data: &[u8], dtype: DType) -> u64 {
-    /// Elements that are widened to fp32 together.
+    /// Number of elements that are widened to fp32 at a time.
     const PIECE: usize = 4096;
     if !dtype.is_float() {
         return 0;

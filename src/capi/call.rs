@@ -1,4 +1,4 @@
-//! Call with options (codec, algorithm, tensor) and a report.
+//! The function `cinch_call`, which takes options (codec, algorithm, tensor) and returns a report.
 
 use super::collectives;
 use super::core::collective_request::CollectiveRequest;

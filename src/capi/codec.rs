@@ -1,4 +1,4 @@
-//! Encoding, decoding and packed copies of whole arrays, without a communicator.
+//! Functions that encode, decode and copy whole arrays with a codec, without a communicator.
 
 use super::core::arguments::{check_out, store};
 use super::device;
@@ -220,7 +220,7 @@ pub unsafe extern "C" fn cinch_copy(
 /// # Safety
 /// `codec` is NULL or readable up to its NUL.
 unsafe fn build(codec: *const c_char, layout: layout_number) -> Result<StandAlone> {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes `codec` as NULL or text that ends with NUL.
     let spec = unsafe { spec_of(codec) }?;
     StandAlone::new(spec, layout_of(layout)?, Isa::detect())
 }
@@ -246,8 +246,8 @@ fn layout_of(layout: layout_number) -> Result<Layout> {
     }
 }
 
-/// Returns the codec with the number of threads of the settings, for large arrays only: reading the
-/// settings takes longer than encoding a small array.
+/// Returns the codec, for a large array with the number of threads of the settings. For small
+/// arrays, reading the settings would take longer than encoding.
 fn on_threads(codec: StandAlone, count: usize) -> Result<StandAlone> {
     if count < StandAlone::SPLITS_FROM {
         return Ok(codec);
@@ -255,7 +255,7 @@ fn on_threads(codec: StandAlone, count: usize) -> Result<StandAlone> {
     Ok(codec.with_threads(Config::from_env()?.threads))
 }
 
-/// Checks that the encoded size, scales included, is within the limit of a slice.
+/// Checks that `count` elements, encoded with scales, are within the limit of a slice.
 ///
 /// # Errors
 /// Invalid argument if it may not be.
@@ -268,7 +268,8 @@ fn check_count(count: usize) -> Result<()> {
     Ok(())
 }
 
-/// Count and type of an array that lossy codecs can encode; its memory may have any alignment.
+/// Number and type of the elements in an array that lossy codecs can encode. The array's memory may
+/// have any alignment.
 struct HostElements {
     count: usize,
     dtype: DType,
@@ -300,7 +301,8 @@ impl HostElements {
         }
     }
 
-    /// Calls `read` with the elements as fp32, in place if possible, else widened.
+    /// Calls `read` with the elements as fp32: in place if `src` is aligned fp32, else widened in a
+    /// copy.
     fn with_f32<T>(&self, src: &[u8], read: impl FnOnce(&[f32]) -> Result<T>) -> Result<T> {
         if self.dtype == DType::F32 {
             // SAFETY: any bytes are valid fp32 numbers.
@@ -314,14 +316,15 @@ impl HostElements {
         read(tile.f32(self.count))
     }
 
-    /// Calls `write` to produce fp32 numbers, and rounds them to the type if it succeeds.
+    /// Calls `write` to produce fp32 numbers, and stores them rounded to the element type if it
+    /// succeeds.
     fn with_f32_mut(
         &self,
         dst: &mut [u8],
         write: impl FnOnce(&mut [f32]) -> Result<()>,
     ) -> Result<()> {
         if self.dtype == DType::F32 {
-            // SAFETY: any bytes are valid fp32 numbers, and the reverse.
+            // SAFETY: any bytes are valid fp32 numbers, and any fp32 numbers are valid bytes.
             let (before, all, _) = unsafe { dst.align_to_mut::<f32>() };
             if before.is_empty() {
                 return write(all);
@@ -372,7 +375,7 @@ unsafe fn output<'a>(name: &str, at: *mut c_void, bytes: usize) -> Result<&'a mu
     Ok(unsafe { std::slice::from_raw_parts_mut(at.cast(), bytes) })
 }
 
-/// Checks that `bytes` bytes at `at` are no NULL and lie within the address space.
+/// Checks that `at` is not NULL, and that `bytes` bytes from there lie within the address space.
 ///
 /// # Errors
 /// Invalid argument, with the name of the array.

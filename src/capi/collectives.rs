@@ -14,7 +14,8 @@ use crate::comm::Call;
 use crate::error::Result;
 use std::ffi::{c_int, c_void};
 
-/// Submits the collective `$number` with the export's arguments of these names.
+/// Submits the collective `$number` with those arguments of the exported function that have these
+/// names.
 macro_rules! collective {
     ($number:ident($comm:ident, $stream:ident): $($argument:ident)*) => {{
         let (collective, sends) = types::collective($number as collective_number)?;
@@ -200,7 +201,7 @@ pub unsafe extern "C" fn cinch_recv(
 
 /// Checks the call on `comm`, and runs it or records it in this thread's open group.
 ///
-/// `set_options` sets codec and algorithm of the call; `target` receives its report.
+/// `set_options` sets codec and algorithm of the call; `target` receives the call's report.
 ///
 /// # Safety
 /// See [`CollectiveRequest::bind`].

@@ -26,7 +26,8 @@ pub unsafe extern "C" fn cinch_comm_init(
     comm: *mut *mut cinch_comm_t,
 ) -> cinch_result_t {
     guard!("cinch_comm_init", {
-        // SAFETY: NULL, or readable and writable, by the documented contract.
+        // SAFETY: cinch.h requires of the program that inputs are NULL or readable and outputs NULL
+        // or writable.
         unsafe {
             store("comm", comm, std::ptr::null_mut())?;
             group::refuse("a communicator cannot be created")?;
@@ -50,7 +51,8 @@ pub unsafe extern "C" fn cinch_comm_init_from_env(
     comm: *mut *mut cinch_comm_t,
 ) -> cinch_result_t {
     guard!("cinch_comm_init_from_env", {
-        // SAFETY: NULL, or readable and writable, by the documented contract.
+        // SAFETY: cinch.h requires of the program that inputs are NULL or readable and outputs NULL
+        // or writable.
         unsafe {
             store("comm", comm, std::ptr::null_mut())?;
             group::refuse("a communicator cannot be created")?;

@@ -95,7 +95,7 @@ pub(super) unsafe fn read(config: *const cinch_config_t) -> Result<Config> {
     };
     let number = |value: u64| (value != 0).then(|| value.to_string());
     let seconds = |ms: u64| (ms != 0).then(|| format!("{}", ms as f64 / 1000.0));
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes a struct whose strings are NULL or end with NUL.
     let (codec, interface, device, name) = unsafe {
         (
             text::read(config.codec, "config.codec")?,
@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn config_without_fields_equals_environment() {
-        // SAFETY: a whole struct; NULL.
+        // SAFETY: the first call passes a complete struct, the other NULL, which `read` allows.
         unsafe {
             let environment = Config::from_env().unwrap();
             assert_eq!(read(&initialised()).unwrap(), environment);

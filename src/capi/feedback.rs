@@ -98,7 +98,8 @@ unsafe fn copy_out(exported: &[u8], buffer: *mut c_void, capacity: usize) -> Res
             exported.len()
         )));
     }
-    // SAFETY: the caller's contract, as `capacity` suffices.
+    // SAFETY: the caller passes `buffer` as writable for `capacity` bytes, which are enough for
+    // `exported`.
     unsafe {
         std::ptr::copy_nonoverlapping(exported.as_ptr(), buffer.cast::<u8>(), exported.len());
     }

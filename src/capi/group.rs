@@ -10,7 +10,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 thread_local! {
-    /// Report of each call in this thread's open group, in the order of the calls.
+    /// Targets of the reports of the calls in this thread's open group, in the order of the calls.
     static REPORTS: RefCell<Vec<ReportTarget>> = const { RefCell::new(Vec::new()) };
 }
 

@@ -1,4 +1,4 @@
-//! Operators that a program creates.
+//! Functions that create and destroy reduction operators.
 
 use super::core::arguments::{check_out, read_scalar, store};
 use super::core::created_ops::{Factor, OpNumbers};

@@ -1,4 +1,4 @@
-//! Reports of calls.
+//! The report of a call, and where it is written.
 
 use super::error::cinch_result_t;
 use super::types::{algorithm_number, algorithm_of, transport_number, transport_of};
@@ -70,7 +70,7 @@ pub unsafe extern "C" fn cinch_report_init(
     })
 }
 
-/// Checked struct of the program that receives a report, or NULL.
+/// Address of a program's checked struct for a report, or NULL.
 #[derive(Debug)]
 pub(super) struct ReportTarget(*mut cinch_report_t);
 
@@ -104,7 +104,7 @@ impl ReportTarget {
 
 fn c_report(report: &Report) -> cinch_report_t {
     let mut codec = [0; 64];
-    // The last byte stays NUL, whatever codecs will be called.
+    // The loop leaves the last byte NUL, however long the codec's name is.
     for (to, from) in codec[..63].iter_mut().zip(report.codec.to_string().bytes()) {
         *to = from as c_char;
     }

@@ -1,9 +1,10 @@
-//! Strings of C.
+//! Conversion of strings between C and Rust.
 
 use crate::error::{Error, Result};
 use std::ffi::c_char;
 
-/// Limit of a string that C passes; a string without NUL is an error instead of a crash.
+/// Largest length of a string that C passes. Thus a missing NUL is likely an error instead of a
+/// crash.
 const MAX_TEXT: usize = 4096;
 
 /// Returns a static Rust string that ends with NUL as a C string.
@@ -43,7 +44,7 @@ mod tests {
 
     #[test]
     fn text_that_is_endless_or_not_utf8_is_refused() {
-        // SAFETY: each is NULL, terminated, or longer than `MAX_TEXT`.
+        // SAFETY: each string of this test is NULL, ends with NUL, or is longer than `MAX_TEXT`.
         unsafe {
             assert_eq!(read(std::ptr::null(), "codec").unwrap(), None);
             assert_eq!(read(c"raw".as_ptr(), "codec").unwrap(), Some("raw"));

@@ -152,7 +152,7 @@ pub(super) fn collective(number: collective_number) -> Result<(Collective, bool)
     })
 }
 
-/// A setting that C passes by number.
+/// A setting that C passes as a number.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum NumberedSetting<T> {
     Unset,
@@ -161,7 +161,8 @@ pub(super) enum NumberedSetting<T> {
 }
 
 impl<T: Copy> NumberedSetting<T> {
-    /// Returns the setting with this number: 0 is unset, 1 automatic, then follow `all` in order.
+    /// Returns the setting with this number: 0 is unset, 1 automatic, and from 2 on the elements of
+    /// `all` in order.
     fn new(what: &str, number: u32, all: &[T]) -> Result<NumberedSetting<T>> {
         match number {
             0 => Ok(NumberedSetting::Unset),
