@@ -17,7 +17,7 @@
 namespace cinch {
 
 constexpr uint32_t WARP = 32;
-// Below sm_90 the code also runs on GPUs with 99 KiB of shared memory for a block, which have room
+// Below sm_90 the code also runs on GPUs with 99 KiB of shared memory for a block. They have room
 // for the stages of only eight mover warps.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 constexpr bool SMALL_BLOCKS = true;

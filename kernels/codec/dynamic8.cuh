@@ -66,8 +66,8 @@ struct DynamicMeaning : FactorStep {
     return codes | (LinearMeaning::sign_bytes(x) & nonzero & 0x80808080u);
   }
 
-  // Returns the rank, from 1 to 128, of the magnitude nearest to y in ascending order: rank 1 is 0,
-  // rank 128 is 1, and ranks 2 to 127 are their codes.
+  // Returns the rank of the magnitude nearest to y, in ascending order from 1. Rank 1 is 0, rank
+  // 128 is 1, and ranks 2 to 127 equal their codes.
   static CINCH_HD uint32_t rank_of(float y) {
     // Elements up to LEAST become 0. LEAST is just above the lower end of the smallest decade.
     constexpr float LEAST = 1.05e-6f;

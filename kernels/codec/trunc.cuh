@@ -15,8 +15,8 @@ namespace cinch {
 struct TruncFormat : Unnumbered {
   static constexpr int code_bits = 24;
   using Params = cinch_bits_params;
-  // The codes of 16 elements, of up to 3 bytes each; a vector has 16 bytes, so a lane uses as many
-  // vectors as a code has bytes.
+  // The codes of 16 elements, of up to 3 bytes each. A vector has 16 bytes, so a lane uses one
+  // vector for each byte of a code.
   using Codes = CodeVectors<3>;
 
   static CINCH_HD uint32_t bits(const Params &params) { return params.bits; }

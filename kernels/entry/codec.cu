@@ -10,7 +10,7 @@
 namespace cinch {
 
 // Stores the codes of a whole tile, three 16-byte vectors for each lane. Direct stores would touch
-// half of each memory sector at a time, so the vectors go through shared memory, where groups of
+// half of each memory sector at a time. So the vectors go through shared memory, where groups of
 // three have no bank conflicts.
 __device__ __forceinline__ void store_threes(uint8_t *to, const CodeVectors<3> &codes) {
   __shared__ uint4 rooms[THREADS / 32][96];

@@ -162,10 +162,9 @@ __device__ __forceinline__ void report_missing(const cinch_comm_view &comm, cons
   report(comm, CINCH_TROUBLE_TIMEOUT, info, number, number - 1, own.work.signature, nullptr);
 }
 
-// Mixes the channel's message count into the keys of stochastic rounding, so that a replay of a
-// CUDA graph draws other random numbers than the last replay. A channel that encoded anything has
-// sent messages since, so its count differs. One thread calls this before the first message is
-// published.
+// Mixes the channel's message count into the keys of stochastic rounding, so that each replay of a
+// CUDA graph draws other random numbers. A channel that encoded anything has sent messages since,
+// so its count differs. One thread calls this before the first message is published.
 static __device__ __noinline__ void redraw(const cinch_comm_view &comm, uint32_t channel,
                                            uint32_t (&key)[4]) {
   uint64_t count = 0;
@@ -225,7 +224,7 @@ __device__ __forceinline__ void interpret(const cinch_args &args) {
   wait_for_previous_kernel();
   __syncthreads();
   if (own.work.flags & CINCH_FACTOR_AT) {
-    // One thread loads the factor, and only here: the previous kernel of the stream may have
+    // The factor is loaded here, and by one thread only: the previous kernel of the stream may have
     // written it.
     if (threadIdx.x == 0) own.work.factor = Mover::factor_at(own.work.factor);
     __syncthreads();

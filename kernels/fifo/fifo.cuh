@@ -25,8 +25,8 @@ namespace cinch {
 static_assert(CINCH_MAX_RANKS <= WARP, "one thread of a warp owns one connection");
 
 // Flags of ll and ll128: the low bits are the number of the message, the others a hash of the
-// call's signature. The hash keeps a message of a call that only some ranks make from passing for a
-// message of the call that the other ranks make next.
+// call's signature. If only some ranks make a call, the hash keeps its messages from passing for
+// messages of the next call of the others.
 constexpr uint32_t NUMBER_BITS = 20;
 constexpr uint32_t NUMBER_MASK = (1u << NUMBER_BITS) - 1;
 

@@ -151,8 +151,8 @@ class CodedExchange {
     return at;
   }
 
-  // Return the number of elements in the part of `rank` (or in a block, or in the message), and the
-  // index of its first element in a buffer of all parts or blocks.
+  // Return the number of elements in the part of `rank`, and the index of its first element in the
+  // buffer. Without parts, a block or the whole message takes the place of the part.
   __device__ __forceinline__ uint32_t elements_of(uint32_t rank) const {
     const uint32_t all = (uint32_t)args_.count, begin = rank * args_.words;
     if (!sends_sums_) return all;

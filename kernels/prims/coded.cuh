@@ -41,9 +41,8 @@ class CodedSimple {
   }
 
   // Returns whether whole tiles of the chunk may take the loops of WholeTiles. These loops need
-  // aligned buffers and blocks within a tile. This rank's contribution must need neither encoding
-  // nor premultiplication, an average must be over a power of two of ranks, and there must be no
-  // error feedback.
+  // aligned buffers, blocks within a tile, and no error feedback. This rank's contribution must
+  // need neither encoding nor premultiplication. An average must be over a power of two of ranks.
   __device__ __forceinline__ bool has_fast_path(const Job &job) const {
     const bool averages = job.is_final() && (work_.flags & CINCH_AVERAGE);
     const bool known = job.op == CINCH_SEND || job.op == CINCH_RECV ||

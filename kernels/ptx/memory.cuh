@@ -39,7 +39,7 @@ __device__ __forceinline__ void store_release(uint64_t *at, uint64_t value) {
 }
 
 // Load and store 16 bytes of payload. A load from a slot must not hit a line that L1 kept from an
-// earlier message; the acquire of the counter invalidates such lines, so plain loads suffice.
+// earlier message. The acquire of the counter invalidates such lines, so plain loads suffice.
 __device__ __forceinline__ uint4 load_vector(const void *at) {
   uint4 v;
   asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"

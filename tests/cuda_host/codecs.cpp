@@ -12,8 +12,8 @@ void load(const float *x, uint64_t n, uint64_t i, float (&out)[16]) {
   for (int k = 0; k < 16; ++k) out[k] = i + k < n ? x[i + k] : 0.0f;
 }
 
-// Returns a sum in the order of a warp: element i goes into partial sum i mod 32, and the upper
-// half of the partial sums is added to the lower until one remains.
+// Returns a sum in the order of a warp: element i goes into partial sum i mod 32. Then the upper
+// half of the partial sums is added to the lower, until one remains.
 template <class Of>
 double wide_sum(const float *x, uint64_t n, Of of) {
   double parts[32] = {};

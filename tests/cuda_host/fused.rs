@@ -11,9 +11,9 @@ use std::ffi::{CString, c_char, c_void};
 use std::mem;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// The type of `test_fused` in `fused.cpp`. It takes the number of calls, kernel names, ranks and
-/// blocks, then arguments and pauses (for each rank of each call), the slow rank and its number of
-/// extra turns.
+/// The type of `test_fused` in `fused.cpp`. Its parameters are the number of calls, kernel names,
+/// ranks, blocks, arguments and pauses (for each rank of each call), the slow rank, and its extra
+/// turns.
 type Launch = unsafe extern "C" fn(
     u32,
     *const *const c_char,

@@ -1,6 +1,6 @@
 //! Runs the fused kernels on the host, all ranks side by side, and compares results with a
-//! reference. Tests cover the wrap of the call's sequence number (ll packets carry 20 bits of it),
-//! ranks that are calls ahead of others, and a rank that makes another call.
+//! reference. Some tests cross the wrap of the call's sequence number, of which ll packets carry 20
+//! bits. In others, ranks are calls ahead, or one makes another call.
 
 use super::fused::{World, kernels};
 use super::fused_coded;

@@ -6,8 +6,8 @@ use cinch::CodecSpec;
 use cinch::gpu::abi::{AVERAGE, PREMULTIPLY};
 
 /// Returns the bytes in a half of an area. It has room for more packets than a block has threads,
-/// and for more tiles than a block has warps. With two ranks a kernel sends the next tile before it
-/// polls for the last one, so a half has room for over four times as many.
+/// and for more tiles than a block has warps. With two ranks it has room for over four times as
+/// many, because a kernel sends a tile before it polls for the last.
 pub fn half(ranks: usize) -> usize {
     match ranks {
         2 => 40 << 10,

@@ -1,5 +1,5 @@
-//! Runs the kernels that encode and decode whole arrays on the host, block by block (`block.h`),
-//! and compares their output with the host's encoding byte for byte. Many lengths and alignments of
+//! Runs the kernels that encode and decode whole arrays on the host, block by block (`block.h`).
+//! Compares their output with the host's encoding byte for byte. Many lengths and alignments of
 //! both wire layouts cover how the lanes of a warp cooperate.
 
 use super::library::{Library, starts};

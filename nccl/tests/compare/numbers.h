@@ -147,11 +147,11 @@ class Expected {
 
     bool is_exact() const { return exact_; }
 
-    // Returns the limit of the root mean square of all errors, relative to that of the exact results. For
-    // 8-bit floats the bounds of single errors exceed the results themselves, but rounding errors partly
-    // cancel. In simulations of up to 8 ranks the error is at most 0.08 in float8e4m3 and 0.16 in float8e5m2:
-    // in a ring, in a tree, and with 1/n applied before or after. Beyond 8 ranks it grows with the root of
-    // the ranks. A result of zeros would be off by 1, a sum that lacks one rank by 1/sqrt(ranks).
+    // Returns the largest permitted root mean square of all errors, relative to that of the exact results.
+    // For 8-bit floats the bounds of single errors exceed the results themselves, but rounding errors partly
+    // cancel. In simulations of up to 8 ranks the error is at most 0.08 in float8e4m3 and 0.16 in float8e5m2.
+    // They cover a ring, a tree, and 1/n applied before or after. Beyond 8 ranks the error grows with the
+    // root of the ranks. A result of zeros would be off by 1, a sum that lacks one rank by 1/sqrt(ranks).
     long double most_off() const {
         if (exact_ || type_.bytes > 1) return std::numeric_limits<long double>::infinity();
         return 2 * type_.unit() * std::sqrt(std::max(1.0L, ranks_ / 8.0L));
