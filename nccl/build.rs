@@ -1,4 +1,5 @@
-//! Gives the shared library NCCL's soname, and hides all symbols but NCCL's.
+//! Gives the shared library the soname of NCCL's, and hides all symbols except those of NCCL's
+//! functions.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

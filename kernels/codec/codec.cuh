@@ -6,8 +6,8 @@
 // aligned to 16 bytes.
 //
 //   once      prepare(threads), then a barrier
-//   encode    summary of the block, encode, store
-//             (of a block of several tiles: empty_summary, summarize for each tile, combine_lanes)
+//   encode    summary (the values that encoding needs of a whole block), encode, store;
+//             for a block of several tiles empty_summary, summarize each tile, combine_lanes
 //   decode    load, then decode or decode_reduce
 //
 // The tabled formats Dynamic8Tabled, Static8Tabled and Mantissa8Tabled give the same bits as the
@@ -20,12 +20,12 @@
 //
 // A Format has
 //   numbers            fp32 numbers of a block: 0; 1, a scale; or 2, such as minimum and maximum
-//   code_bits          bits of a code, at most
+//   code_bits          largest width of a code in bits
 //   draws              whether encoding may round stochastically
 //   Params             the 32 bytes that the host prepares
 //   Codes              16 codes
-//   Summary            what encoding needs to know of a block
-//   empty_summary()    the summary of no elements
+//   Summary            the values, such as extremes, that encoding needs of all elements of a block
+//   empty_summary()    the Summary of no elements
 //   summarize(x, valid, log2_block, summary)
 //                      adds 16 elements, of which the first `valid` exist
 //   combine_lanes(log2_block, summary)

@@ -3,9 +3,9 @@
 // A code c from 2 up has b = floor(log2 c) tree bits and decade n = 6 - b. With z = (c + 1/2) *
 // 2^n, from 64 to 128, the middle of the leaf is q / (1280 * 10^n). The integer q is max(14 z -
 // 768, 22 z - 1536); the two lines cross at z = 96, which is 0.45.
-// Encoding estimates the position among the magnitudes by the inverse lines, which may be slightly
-// off. It then compares the distances to the two magnitudes around, each of which is an exact
-// difference.
+// Encoding estimates the position of an element among the magnitudes by the inverse lines; the
+// estimate may be slightly off. It then compares the element's distances to the magnitudes below
+// and above, each of which is an exact difference.
 //
 // Kernels with shared memory to spare use dynamic8_tabled.cuh, which takes fewer instructions
 // (benches/FIGURES.md, "Choices in the kernels").

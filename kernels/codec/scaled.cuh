@@ -1,12 +1,13 @@
-// The base of codecs with one scale for a block (linear8, dynamic8, fp8): all but the meaning of a
-// code. src/codec/blocked/scaled.rs is the specification of zero, tiny and non-finite scales.
+// The base of codecs with one scale for each block (linear8, dynamic8, fp8). Each of them adds a
+// Meaning, which converts numbers to codes and back. src/codec/blocked/scaled.rs is the
+// specification of zero, tiny and non-finite scales.
 //
 // A Meaning has these functions for scales from 2^-100 up. Their results for other scales are not
 // used.
 //   factor(scale)                    the factor of the elements that encode4 takes
 //   encode4(x, factor) -> uint32_t   four codes of finite elements that do not exceed the scale
 //   values4(codes, value)            the values of four codes, in a unit of the Meaning's own
-//   step(scale)                      what `scaled` needs to convert such values
+//   step(scale)                      the factors by which `scaled` converts values4's results
 //   scaled(value, step, acc)         value in units of the scale + acc, rounded once
 //   is_short(step), shortened(step)  whether that is value * factor + acc, and the factor
 //   prepare(threads)                 fills tables: the first `threads` threads of a block call it,

@@ -5,10 +5,10 @@
 //
 // CompLL's message, whose single block is the whole array, takes three kernels in this order on a
 // stream:
-//   cinch_extent_TYPE    each block writes the ends of its share where the codes will be; the host
-//                        launches as many blocks as there is room for two words each
-//   cinch_header         one block joins the ends and writes the header of ten bytes
-//   cinch_message_TYPE   reads the ends in the header and writes the codes
+//   cinch_extent_TYPE    each block writes the smallest and the largest element of its share to the
+//                        place of the codes, which must have room for two words for each block
+//   cinch_header         one block combines these extremes and writes the header of ten bytes
+//   cinch_message_TYPE   reads the extremes in the header and writes the codes
 // cinch_unmessage_TYPE decodes a message. A header that does not fit the width and the element
 // count gives NaN.
 #include "codec/codec.cuh"

@@ -1,12 +1,12 @@
 // The schedule interpreter: one block executes the steps of one channel.
 //
-// Launch: one block for each channel of each work, BLOCK_THREADS threads; kernels of codecs with a
-//   stage of dynamic shared memory for each mover warp. All blocks must be resident at once,
-//   because they wait for blocks of other ranks.
+// Launch: one block of BLOCK_THREADS threads for each channel of each work. Kernels of codecs also
+//   need a stage of dynamic shared memory for each mover warp. All blocks must be resident at
+//   once, because they wait for blocks of other ranks.
 // Passes: channel c of a work with n channels executes the passes c, c + n, c + 2n, ... over
 //   connections of its own, so no block waits for another block of its rank.
-// Order: that of schedule::walk, by time and the oldest pass first. Thus a rank frees the slots
-//   that its peers wait for before it waits for slots itself.
+// Order: a block executes its steps in the order of schedule::walk, by time and the oldest pass
+//   first. Thus a rank frees the slots that its peers wait for before it waits for slots itself.
 //
 // A batch of steps passes through the roles of the block like this; two batches are in flight, one
 // in each half of the channel's shared state:

@@ -13,8 +13,9 @@
 // SYNC POINT slot.tail: publishes the payload of a slot. The sender's publisher does store_release
 //   after the barrier MOVED, which follows the movers' stores; the receiver's waiter does
 //   load_acquire before the barrier READY, which precedes the movers' loads.
-// SYNC POINT slot.head: relaxed. The barrier MOVED follows the use of every loaded value, so the
-//   loads are complete; a sender that sees the credit writes later.
+// SYNC POINT slot.head: returns credit for a slot by a relaxed store. The barrier MOVED precedes
+//   it and follows the use of every loaded value. So the loads are complete before a sender sees
+//   the credit and writes to the slot.
 #pragma once
 
 #include "channel/channel.cuh"

@@ -6,11 +6,11 @@
 // lines.
 //
 // Phases, for each tile, which a warp works on:
-//   1. Encode the own contribution, or the part or block of each peer, and store it to the area of
-//      every peer, or of that peer.
-//   2. Poll the encoded tiles of all peers; decode and add them and the own contribution in the
+//   1. Encode this rank's contribution, or the part or block of each peer, and store it to the area
+//      of every peer, or of that peer.
+//   2. Poll the encoded tiles of all peers; decode and add them and this rank's contribution in the
 //      order of ranks.
-//   3. Store the sum; or (two-shot) encode it, send it to all peers and store what they decode.
+//   3. Store the sum; or (two-shot) encode it, send it to all peers and store its decoded values.
 //   4. Two-shot: poll the peers' sums, decode and store them.
 // An all_gather does 1, then 4 with the contributions. A block works in slices of one or a few
 // tiles for each warp:

@@ -8,10 +8,10 @@
 //          | round 0    | round 1    |  | round 0    | round 1    |
 //            (round 1: second round of a two-shot all_reduce; else round 0 has the whole half)
 //
-// Synchronisation contract: in every call every rank waits for a message of every other rank, an
-// empty one if need be. A peer writes half h again two calls later. It has then finished the call
-// in between, for which it needed this rank's messages of that call. This rank had sent those after
-// it finished reading half h.
+// Synchronisation contract: in every call every rank waits for a message of every other rank; a
+// rank without data sends an empty message. A peer writes half h again two calls later. By then it
+// has finished the call in between, for which it needed this rank's messages. This rank sent these
+// messages after it finished reading half h.
 //
 // Flags carry the sequence number of the call (`epoch`), which lives in device memory, so that a
 // CUDA graph may replay the launch. Calls that use another area have a sequence number of their

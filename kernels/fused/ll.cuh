@@ -5,7 +5,7 @@
 //   two rounds   all_reduce (two-shot, direct): each rank owns the sum of one part
 //
 // Phases, for each packet of 8 bytes:
-//   1. Load the own word, or the words of each peer's block or part.
+//   1. Load this rank's word, or the words of each peer's block or part.
 //   2. Store it to the area of every peer, or of that peer, as an ll packet.
 //   3. Poll the packets of all peers.
 //   4. Add all in the order of ranks and store the sum; or store each to its sender's block.

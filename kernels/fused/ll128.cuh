@@ -7,7 +7,7 @@
 //
 // Phases, for each tile of 480 bytes of payload, which a warp loads and stores by one instruction
 // each:
-//   1. Load the own tile, or the tiles of each peer's block or part.
+//   1. Load this rank's tile, or the tiles of each peer's block or part.
 //   2. Store it to the area of every peer, or of that peer.
 //   3. Poll the tiles of all peers.
 //   4. Add all in the order of ranks and store the sum; or store each to its sender's block.

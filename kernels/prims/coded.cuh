@@ -1,12 +1,12 @@
 // Steps through a codec, in protocol simple. The sender encodes; the receiver decodes and sums in
-// registers, and encodes the sum again where it goes on.
+// registers, and encodes the sum again if the step sends it on.
 //
 // A lane of a warp holds 16 consecutive elements, so that their codes are one access of 16 bytes
 // and a block of scale is a few neighbouring lanes. A tile is 512 elements, or a block if that is
 // larger. A warp then reads the tile twice: once for the scale and once for the codes.
 //
-// A rank that sends a sum stores what its own codes decode to, as the receivers do: all ranks end
-// with identical bits.
+// A rank that sends a sum stores the values that its codes decode to, as the receivers do, so that
+// all ranks end with identical bits.
 //
 // prims/whole_tiles.cuh has the fast path of whole tiles, this file all other cases.
 #pragma once

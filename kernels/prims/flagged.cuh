@@ -14,7 +14,7 @@ namespace cinch {
 struct Arithmetic {
   bool computes;  // the step adds terms or premultiplies the input
   bool divides;
-  uint32_t own;   // cinch_own of the own contribution, where the step reads it
+  uint32_t own;   // cinch_own of this rank's contribution, if the step reads it
 
   __device__ __forceinline__ Arithmetic(const cinch_work &work, const Job &job, bool reduces) {
     const bool premultiplies = (work.flags & CINCH_PREMULTIPLY) != 0;

@@ -20,7 +20,7 @@ fn root() -> &'static Path {
         .expect("the member lies in the repository")
 }
 
-/// Returns a folder for output of these tests.
+/// Returns the folder for the files that these tests write.
 fn out() -> PathBuf {
     // This test's executable lies in target/PROFILE/deps.
     let test = std::env::current_exe().unwrap();

@@ -11,7 +11,7 @@ use std::ptr::{null, null_mut};
 const INT: c_int = c_int::UNSET;
 
 versioned! {
-    /// `ncclCollConfig_t` of NCCL 2.32.
+    /// The struct `ncclCollConfig_t` as in NCCL 2.32.
     struct ncclCollConfig_t, "NCCL_COLLCONFIG_INITIALIZER", magic NCCL_API_MAGIC;
     ext: *const ncclConfigExt_t = null(), since 23100;
     minCTAs: c_int = INT, since 23100;
@@ -35,7 +35,7 @@ pub(crate) struct CallOptions {
 }
 
 impl CallOptions {
-    /// Reads the options at `config`; none are set for NULL.
+    /// Reads the options at `config`; for NULL none are set.
     ///
     /// # Errors
     /// Invalid argument or invalid usage for options that cinch does not have.

@@ -1,4 +1,5 @@
-//! The collectives. [`CollectiveRequest::bind`] checks the arguments; `group` runs or records the call.
+//! The collectives of nccl.h. [`CollectiveRequest::bind`] checks the arguments; `group` runs or records the
+//! call.
 
 use crate::boundary::CallProgress;
 use crate::coll_config::{CallOptions, ncclCollConfig_t};

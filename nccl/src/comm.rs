@@ -34,11 +34,11 @@ pub(crate) struct Comm {
 #[derive(Debug, Default)]
 struct CommState {
     communicator: Option<Arc<Communicator>>,
-    /// Whether [`Comm::take`] was called. Then a connection that is made later is closed.
+    /// Whether [`Comm::take`] was called. If so, a connection that is made later is closed.
     is_released: bool,
     /// Number of running calls on all threads.
     underway: usize,
-    /// Number of running calls that have returned `ncclInProgress`.
+    /// Number of running calls that have returned `ncclInProgress` to the program.
     background: usize,
     /// Reason why there is no connection, or why finalize failed.
     failure: Option<Error>,
@@ -54,7 +54,7 @@ impl CommState {
     }
 }
 
-/// Stage in the life of a communicator.
+/// Stage in the life of a communicator, which decides which calls it takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum CommStage {
     /// The communicator takes calls.
@@ -129,7 +129,7 @@ impl Comm {
         self.state().end(blocking);
     }
 
-    /// Ends a finalize that ran in the background.
+    /// Records the result of a finalize that ran in the background.
     pub(crate) fn finalize_ended(&self, result: Result<()>) {
         let mut state = self.state();
         state.end(false);
@@ -199,7 +199,7 @@ impl Comm {
         self.state().stage = stage;
     }
 
-    /// Returns the connection, if there is one, even while calls run.
+    /// Returns the connection if there is one, even while calls run.
     pub(crate) fn communicator(&self) -> Option<Arc<Communicator>> {
         self.state().communicator.clone()
     }
@@ -218,8 +218,8 @@ impl Comm {
 
     /// Returns whether a call runs that has returned `ncclInProgress`.
     ///
-    /// Calls that block other threads do not count: programs treat the first state other than
-    /// success as the communicator's end.
+    /// Calls that block other threads do not count: a program takes any state but success for a
+    /// failure of the communicator.
     pub(crate) fn is_in_progress(&self) -> bool {
         self.state().background > 0
     }

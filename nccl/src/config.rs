@@ -10,7 +10,7 @@ const INT: c_int = c_int::UNSET;
 const TEXT: *const c_char = <*const c_char>::UNSET;
 
 versioned! {
-    /// `ncclConfig_t` of NCCL 2.32; in 2.14 the struct ended after `blocking`.
+    /// The struct `ncclConfig_t` as in NCCL 2.32. In 2.14 it ended after `blocking`.
     struct ncclConfig_t, "NCCL_CONFIG_INITIALIZER", magic NCCL_API_MAGIC;
     blocking: c_int = INT, since 21400;
     cgaClusterSize: c_int = INT, since 21700;
@@ -66,7 +66,7 @@ impl Default for CommOptions {
 }
 
 impl CommOptions {
-    /// Reads the options at `config`; `None` for NULL.
+    /// Reads the options at `config`; returns `None` for NULL.
     ///
     /// # Errors
     /// Invalid argument for a value out of range.
@@ -293,7 +293,7 @@ mod tests {
             shares: true,
         };
         assert_eq!(options.unwrap().unwrap(), expected);
-        // `maxCTAs` above the default changes nothing.
+        // Tests that a `maxCTAs` above the default changes nothing.
         let applied = expected.apply(Config::default()).unwrap();
         assert_eq!(
             (

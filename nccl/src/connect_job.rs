@@ -17,9 +17,10 @@ use std::sync::{Arc, OnceLock, mpsc};
 
 /// Job that connects one communicator.
 pub(crate) struct ConnectJob {
-    /// New communicator; `None` for a rank that takes part in a split and gets none.
+    /// The new communicator; `None` for a rank that takes part in a split but joins no new
+    /// communicator.
     pub(crate) made: Option<NewComm>,
-    /// Communicator that is split or shrunk. Jobs of one parent run one after the other.
+    /// The parent, which is split or shrunk. Jobs of one parent run one after the other.
     pub(crate) parent: Option<Arc<Comm>>,
     /// Whether the call returns only when the communicator is connected.
     pub(crate) blocking: bool,
@@ -28,14 +29,14 @@ pub(crate) struct ConnectJob {
 }
 
 impl ConnectJob {
-    /// Returns the device of the communicator.
+    /// Returns the device of the new communicator.
     fn device(&self) -> Option<DeviceChoice> {
         let made = self.made.as_ref().map(|made| &made.comm);
         Some(made.or(self.parent.as_ref())?.device())
     }
 }
 
-/// New communicator whose handle the program already has.
+/// A new communicator whose handle the program already has.
 pub(crate) struct NewComm {
     comm: Arc<Comm>,
     handle: ncclComm_t,
@@ -105,14 +106,14 @@ pub(crate) fn run(jobs: Vec<ConnectJob>) -> Result<CallProgress> {
     result
 }
 
-/// Undoes jobs that will not run.
+/// Withdraws the handles of jobs that will not run.
 pub(crate) fn withdraw(jobs: &[ConnectJob]) {
     jobs.iter()
         .filter_map(|job| job.made.as_ref())
         .for_each(NewComm::withdraw);
 }
 
-/// Part of a job that may run on another thread.
+/// The part of a job that may run on another thread.
 struct ConnectTask {
     completion: TaskCompletion,
     work: Box<dyn FnOnce() -> Result<Option<Communicator>> + Send>,
@@ -123,9 +124,9 @@ impl ConnectTask {
         self.completion.report(caught("connecting", self.work))
     }
 
-    /// Fails the task without running it.
+    /// Reports `error` as the task's outcome, without running the task.
     fn fail(self, error: &Error) {
-        // The caller reports the error.
+        // The error is ignored here because the caller reports it.
         let _ = self.completion.report(Err(error.clone()));
     }
 }

@@ -31,15 +31,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Time that the exit of the process waits for other ranks to close.
+/// Longest time that the exit of the process waits for other ranks to close.
 const PEER_CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
-/// Time that the exit of the process, or the creation of a communicator, waits for running frees.
+/// Longest time that the exit of the process, or the creation of a communicator, waits for running
+/// frees.
 const FREE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time that a call which ends a communicator waits for the communicator's kernels, which were told
-/// to stop.
+/// Longest time that a call which ends a communicator waits for the communicator's kernels, which
+/// were told to stop.
 const KERNEL_STOP_TIMEOUT: Duration = Duration::from_secs(2);
-/// Time that an ordered call waits for calls of other communicators, in order to free queued
-/// communicators.
+/// Longest time that an ordered call waits for calls of other communicators, in order to free
+/// queued communicators.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Interval at which an ordered call checks whether other communicators have running calls.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
@@ -57,7 +58,7 @@ static EXIT_HANDLER_SET: AtomicBool = AtomicBool::new(false);
 /// Queue of communicators to free, without duplicates. A thread may still hold one of them, or a
 /// handle refer to it.
 static DEFERRED: DeferredQueue<Arc<Communicator>> = DeferredQueue::new(Arc::ptr_eq);
-/// Communicators without a handle whose calls may still run.
+/// Communicators whose handles were removed while their calls may still run.
 static IN_TEARDOWN: ForkSafe<Vec<Arc<Communicator>>> = ForkSafe::new(Vec::new());
 /// Whether the last ordered call timed out while waiting. If so, no call waits until a communicator
 /// was freed.
@@ -117,7 +118,7 @@ extern "C" fn at_exit() {
     FREEING_THREADS.wait_zero(FREE_TIMEOUT);
 }
 
-/// Runs `close` on a new thread. Frees the communicator that it returns, which has closed, once the
+/// Runs `close` on a new thread. It returns a closed communicator, which the thread frees once the
 /// other ranks have closed.
 ///
 /// # Errors
@@ -125,7 +126,8 @@ extern "C" fn at_exit() {
 pub(crate) fn close_in_background(
     close: impl FnOnce() -> Option<Arc<Communicator>> + Send + 'static,
 ) -> std::io::Result<()> {
-    // Handlers run in reverse order: cinch's, registered later, runs before the driver's.
+    // Exit handlers run in reverse order of registration. cinch's handler is registered after the
+    // driver's, so it runs before.
     if !EXIT_HANDLER_SET.swap(true, Ordering::Relaxed) {
         let _ = atexit(at_exit);
     }
@@ -146,7 +148,7 @@ pub(crate) fn close_in_background(
     spawned.map(drop)
 }
 
-/// Frees `communicator`, which has closed, once the other ranks have closed.
+/// Frees `communicator`, which this rank has closed, once the other ranks have closed it.
 pub(crate) fn free_when_closed(communicator: Arc<Communicator>) {
     DEFERRED.push(communicator.clone());
     if !IS_EXITING.load(Ordering::SeqCst) {
@@ -173,7 +175,7 @@ impl Drop for TeardownGuard {
             let at = all.iter().position(is_this)?;
             Some(all.swap_remove(at))
         });
-        // Dropped outside of the lock; `self.0` still holds the communicator.
+        // Drops `found` outside of the lock; `self.0` still holds the communicator.
         drop(found);
     }
 }
@@ -227,7 +229,7 @@ struct ReapOnDrop;
 impl Drop for ReapOnDrop {
     fn drop(&mut self) {
         let freeing = FREEING_THREADS.enter();
-        // A free waits for kernels and must not delay other deferred drops, so it runs on a thread of its
+        // Freeing waits for kernels and must not delay other deferred drops, so it runs on a thread of its
         // own.
         let thread = std::thread::Builder::new().name("cinch-leave".into());
         let spawned = thread.spawn(move || {
@@ -277,8 +279,8 @@ fn reap(ordered: &[DeviceChoice]) -> bool {
             if decision != FreeDecision::Free {
                 return Some(one);
             }
-            // Another thread may hold a reference at this moment; it must not be the thread that
-            // frees the communicator.
+            // If another thread holds a reference for a moment, dropping `one` would leave the
+            // freeing to that thread. So `one` stays queued then.
             let unused = match Arc::try_unwrap(one) {
                 Ok(unused) => unused,
                 Err(one) => return Some(one),
@@ -309,7 +311,7 @@ fn decide(one: &Arc<Communicator>, ordered: &[DeviceChoice]) -> FreeDecision {
     conditions.decision(&users(device), ordered.contains(&device))
 }
 
-/// Returns, for each communicator that may make calls on `device`, whether calls run.
+/// Returns an entry for each communicator that may make calls on `device`: whether its calls run.
 fn users(device: DeviceChoice) -> Vec<bool> {
     if device == DeviceChoice::Host {
         return Vec::new();
@@ -334,7 +336,7 @@ struct FreeConditions {
     is_idle: bool,
     /// Whether other ranks of this process map the communicator's memory.
     is_mapped_by_peers: bool,
-    /// Whether [`MAX_DEFERRED`] communicators of its GPU are queued.
+    /// Whether [`MAX_DEFERRED`] communicators of the GPU are queued.
     is_queue_full: bool,
 }
 

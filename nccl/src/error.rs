@@ -1,4 +1,4 @@
-//! Result codes, and the sentence of each thread's last error.
+//! Result codes, and the text of each thread's last error.
 
 use crate::types::*;
 use cinch::sys::fork_safe::ForkSafe;
@@ -77,7 +77,7 @@ pub(crate) fn remember(error: &Error) -> ncclResult_t {
 pub(crate) fn code(error: &Error) -> ncclResult_t {
     match error.kind() {
         ErrorKind::InvalidArgument => ncclInvalidArgument,
-        // NCCL reports missing features and disagreement of ranks as invalid usage.
+        // NCCL reports missing features and disagreement between ranks as invalid usage.
         ErrorKind::InvalidUsage | ErrorKind::Unsupported | ErrorKind::Mismatch => ncclInvalidUsage,
         ErrorKind::System => ncclSystemError,
         // Most programs do not know the newer `ncclTimeout`, and treat unknown codes as a defect. Since a

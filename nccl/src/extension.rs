@@ -8,7 +8,7 @@ use cinch::types::{CodecKind, CodecSpec, ScaleRule};
 use cinch::{Error, Result};
 use std::ffi::{CStr, c_char, c_int, c_void};
 
-/// `key.vendorId` of the options below.
+/// `key.vendorId` of cinch's options, which follow below.
 pub const VENDOR_ID: c_int = 0xC14C48;
 /// `key.optionId` for a codec's name in `val.s`, with parameters as in `linear8:block=128`, or
 /// `off`.
@@ -20,7 +20,7 @@ pub const OPTION_BLOCK: c_int = 2;
 /// effect.
 pub const OPTION_OFF: c_int = 3;
 
-/// `ncclConfigExt_t`.
+/// The struct `ncclConfigExt_t` of nccl.h: one option in a linked list.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct ncclConfigExt_t {
@@ -32,17 +32,17 @@ pub struct ncclConfigExt_t {
     pub val: OptionValue,
 }
 
-/// `ncclConfigExt_t.key`.
+/// The type of `ncclConfigExt_t.key`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct OptionKey {
     /// Vendor of the option.
     pub vendorId: c_int,
-    /// Number among the vendor's options.
+    /// Number of the option among the vendor's options.
     pub optionId: c_int,
 }
 
-/// `ncclConfigExt_t.val`.
+/// The type of `ncclConfigExt_t.val`.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub union OptionValue {
@@ -194,7 +194,7 @@ mod tests {
         let spec = read(&[named(c"linear8"), number(OPTION_OFF, 1)]);
         assert_eq!(spec.unwrap(), Some(CodecSpec::RAW));
         assert_eq!(read(&[number(OPTION_OFF, 0)]).unwrap(), None);
-        // Options of other vendors are ignored.
+        // Tests that options of other vendors are ignored.
         let other = (77, OPTION_CODEC, OptionValue { i: 5 });
         assert_eq!(read(&[other, other]).unwrap(), None);
     }

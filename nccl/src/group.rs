@@ -25,7 +25,8 @@ export! {
 }
 
 export! {
-    /// Closes this thread's innermost group. Closing the outermost group runs what was recorded.
+    /// Closes this thread's innermost group. Closing the outermost group runs the recorded calls
+    /// and jobs.
     fn ncclGroupEnd | pncclGroupEnd() {
         match RecordedGroup::end()? {
             Some(group) => group.run(),
@@ -62,7 +63,7 @@ export! {
 }
 
 versioned! {
-    /// `ncclSimInfo_t`.
+    /// The struct `ncclSimInfo_t` of nccl.h.
     struct ncclSimInfo_t, "NCCL_SIM_INFO_INITIALIZER", magic SIM_INFO_MAGIC;
     estimatedTime: f32 = -1.0, since 22200;
 }
@@ -119,7 +120,7 @@ impl RecordedGroup {
         teardowns.for_each(TeardownJob::withdraw);
     }
 
-    /// Checks that no failure was recorded; undoes the group if one was.
+    /// Checks that no failure was recorded; undoes the recorded calls and jobs if one was.
     ///
     /// # Errors
     /// See [`OpenGroup::check`].
@@ -130,7 +131,8 @@ impl RecordedGroup {
     fn run(mut self) -> Result<CallProgress> {
         self.check()?;
         let ran = connect_job::run(std::mem::take(&mut self.jobs.connects)).and_then(|progress| {
-            // NCCL programs may order collectives and messages of a group differently on each rank.
+            // Ranks of an NCCL program may order the collectives and sends of a group differently,
+            // so collectives run first.
             self.calls.collectives_first();
             self.calls.run()?;
             Ok(progress)
@@ -263,7 +265,8 @@ mod tests {
         assert_eq!((start(), end()), (0, 0));
     }
 
-    /// NCCL still runs a group after the failure of a query whose error the program ignores.
+    /// As in NCCL, a group still runs after a query in it has failed and the program ignored the
+    /// error.
     #[test]
     fn failed_query_does_not_fail_its_group() {
         let mut count = 0;
@@ -303,7 +306,7 @@ mod tests {
             let code = unsafe { ncclGroupSimulateEnd(refused) };
             assert_eq!(code, ncclInvalidArgument);
             assert_eq!(end(), ncclInvalidUsage);
-            // A failed nested end fails the whole group.
+            // Tests that a failed end of a nested group fails the whole group.
             assert_eq!((start(), start()), (0, 0));
             // SAFETY: the argument is NULL or a complete, initialised struct of this test.
             let code = unsafe { ncclGroupSimulateEnd(refused) };

@@ -67,8 +67,8 @@ export! {
             // less.
             let id = unsafe { commIds.add(at).read_unaligned() };
             let id = unique_id::from_c(&id)?;
-            // No rank would join at the other ids, unless all ids name the rendezvous address of
-            // the environment.
+            // cinch serves only the first id, so no rank would join at the others. Equal ids are
+            // allowed: they may all name the rendezvous address of the environment.
             if id != unique_id::from_c(&first)? {
                 id.cancel();
             }
@@ -79,7 +79,8 @@ export! {
 }
 
 export! {
-    /// Creates a communicator of `ndev` GPUs of this process: those in `devlist`, or the first ones.
+    /// Creates a communicator with one rank on each of `ndev` GPUs of this process: the GPUs in `devlist`, or
+    /// the first ones.
     counted fn ncclCommInitAll | pncclCommInitAll(
         comm: *mut ncclComm_t,
         ndev: c_int,

@@ -1,6 +1,6 @@
-//! Memory that programs allocate from the library.
+//! Functions that allocate and free memory for programs.
 //!
-//! It is device memory that other processes of the host can map; host memory with `CINCH_DEVICE=host`.
+//! It is device memory that other processes of the host can map. With `CINCH_DEVICE=host` it is host memory.
 
 use crate::boundary::CallProgress;
 use crate::settings;
@@ -32,7 +32,7 @@ export! {
 }
 
 export! {
-    /// Frees memory of `ncclMemAlloc`. NULL is ignored.
+    /// Frees memory that `ncclMemAlloc` allocated. NULL is ignored.
     fn ncclMemFree | pncclMemFree(ptr: *mut c_void) {
         if ptr.is_null() {
             return Ok(CallProgress::Done);
@@ -56,12 +56,12 @@ enum Allocation {
     Host(Box<[AlignedLine]>),
 }
 
-/// Unit of host allocations, aligned as device memory is.
+/// Unit of host allocations, which have the alignment of device memory.
 #[derive(Clone)]
 #[repr(align(256))]
 struct AlignedLine(#[allow(dead_code)] [u8; 256]);
 
-/// Allocations by address.
+/// The allocations that programs have not freed, by address.
 static ALLOCATED: ForkSafe<BTreeMap<usize, Allocation>> = ForkSafe::new(BTreeMap::new());
 
 /// Allocates `size` bytes, and returns their address.

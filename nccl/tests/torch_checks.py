@@ -422,7 +422,7 @@ def subgroups(rank, ranks, device):
             data = numbers(rank, 3000, torch.int64).to(device)
             dist.broadcast(data, half[-1], group=group)
             equal(data, numbers(half[-1], 3000, torch.int64), "broadcast in a half")
-    # Alternates between the world and its subgroups.
+    # Alternates between calls on the world and calls on its subgroups.
     data = torch.ones(10, device=device)
     dist.all_reduce(data)
     assert (data == ranks).all()
@@ -482,7 +482,7 @@ def graphs(rank, ranks, device):
     data = torch.zeros(100_003, device=device)
     gathered = torch.zeros(ranks * 1000, device=device)
     part = torch.zeros(1000, device=device)
-    # Connecting and warm-up cannot be captured, so they come first.
+    # Connecting and warm-up cannot be captured, so these calls precede the capture.
     dist.all_reduce(data)
     dist.all_gather_into_tensor(gathered, part)
     torch.cuda.synchronize()

@@ -157,7 +157,8 @@ def run_world(library, ranks, gpus, eager, names):
             deadline, has_ended = time.monotonic() + QUIET_SECONDS, False
             while time.monotonic() < deadline and any(one.poll() is None for one in started):
                 if not has_ended and any(one.poll() not in (None, 0) for one in started):
-                    # The other ranks notice the failure within 10 s, or are killed.
+                    # After a failure the other ranks get 10 s to notice it and end; then they are
+                    # killed.
                     deadline, has_ended = min(deadline, time.monotonic() + 10), True
                 time.sleep(0.2)
                 for name, verdict, text in read_verdicts(folder, ranks, names, False):
@@ -186,7 +187,7 @@ def read_verdicts(folder, ranks, names, have_ended):
     each = []
     for rank in range(ranks):
         path = folder / f"verdicts.{rank}"
-        # A line that is still being written has no line end.
+        # Drops the last piece: a line that is still being written has no line end.
         lines = path.read_text().split("\n")[:-1] if path.exists() else []
         each.append({one["name"]: one for one in map(json.loads, lines)})
     verdicts = []

@@ -393,7 +393,7 @@ fn check_extent(name: &str, at: *const c_void, bytes: usize) -> Result<()> {
     Ok(())
 }
 
-/// Checks that input and output do not overlap.
+/// Checks that the arrays `a` and `b` do not overlap.
 ///
 /// # Errors
 /// Invalid argument if they do.

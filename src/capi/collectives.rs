@@ -1,7 +1,8 @@
-//! The collectives. [`CollectiveRequest::bind`] checks the arguments; `group` runs or records the call.
+//! The collectives of cinch.h. [`CollectiveRequest::bind`] checks the arguments; `group` runs or records the
+//! call.
 //!
-//! `stream` is a `cudaStream_t` or `CUstream` of the communicator's GPU, on which the call is queued.
-//! It is NULL on a communicator of host memory, where the call has run when it returns.
+//! `stream` is a `cudaStream_t` or `CUstream` of the communicator's GPU, on which the call is queued. It is
+//! NULL on a communicator of host memory, where the call has run when it returns.
 
 use super::core::collective_request::CollectiveRequest;
 use super::error::cinch_result_t;

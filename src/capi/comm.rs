@@ -1,4 +1,4 @@
-//! Communicators: create, query, split, finalize, destroy, abort.
+//! Functions that create, query, split, finalize, destroy and abort communicators.
 
 use super::config::{self, cinch_config_t};
 use super::core::arguments::{NO_COLOR, as_int, check_out, rank_of, split_color, store};

@@ -8,13 +8,13 @@ use crate::types::{CodecSpec, DType};
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// GPUs on which this process has called a codec.
+/// The codec kernels of each GPU on which this process has used a codec.
 static GPUS: Mutex<Vec<Arc<GpuCodecs>>> = Mutex::new(Vec::new());
 
 /// Returns the codec kernels of the GPU `ordinal`, which stay loaded until the process ends. The first call
 /// loads them.
 fn codecs_at(driver: &Arc<Driver>, ordinal: u32) -> Result<Arc<GpuCodecs>> {
-    // The lock is held during the load, so that two threads do not load the kernels twice.
+    // Holds the lock during the load, so that two threads do not load the kernels twice.
     let mut all = GPUS.lock().unwrap_or_else(PoisonError::into_inner);
     let context = Context::primary(&Device::at(driver, ordinal)?)?;
     let same = |gpu: &&Arc<GpuCodecs>| gpu.context().handle() == context.handle();

@@ -1,4 +1,4 @@
-//! Residuals of error feedback: export, import, rescale, forget.
+//! Functions that export, import, rescale and forget the residuals of error feedback.
 
 use super::core::arguments::{check_out, store};
 use super::error::cinch_result_t;

@@ -1,4 +1,4 @@
-//! Groups of calls that run together.
+//! Functions that open and close groups of calls.
 
 use super::core::open_group;
 use super::error::cinch_result_t;
@@ -85,7 +85,8 @@ pub(super) fn submit(
     Ok(())
 }
 
-/// Refuses, inside a group, a function that a group cannot record. `what` is a clause.
+/// Returns an error if this thread has an open group, for functions that a group cannot record.
+/// `what` is a clause of the error sentence.
 ///
 /// # Errors
 /// Invalid usage if this thread has an open group.

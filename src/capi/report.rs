@@ -75,7 +75,7 @@ pub unsafe extern "C" fn cinch_report_init(
 pub(super) struct ReportTarget(*mut cinch_report_t);
 
 impl ReportTarget {
-    /// Target of a call whose report nobody reads.
+    /// Target for a call whose report the program does not want.
     pub(super) const NONE: ReportTarget = ReportTarget(std::ptr::null_mut());
 
     /// Returns a target that writes to `report`, or nowhere if it is NULL.

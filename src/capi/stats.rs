@@ -1,4 +1,4 @@
-//! Counts over all calls of a communicator.
+//! The counts of all calls of a communicator.
 
 use super::error::cinch_result_t;
 use super::handle::{self, cinch_comm_t};

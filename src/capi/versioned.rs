@@ -194,7 +194,7 @@ mod tests {
         const FIRST_BYTES: usize = 24;
     }
 
-    /// Returns the words of a struct, with space for a larger one of a later release.
+    /// Returns the words of a struct, with space for a larger struct of a later release.
     fn struct_of(size: usize, version: u32, fields: &[u64]) -> [u64; 8] {
         let mut words = [0u64; 8];
         words[0] = size as u64;

@@ -12,8 +12,8 @@ use std::mem;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// The type of `test_fused` in `fused.cpp`. Its parameters are the number of calls, kernel names,
-/// ranks, blocks, arguments and pauses (for each rank of each call), the slow rank, and its extra
-/// turns.
+/// ranks, blocks, arguments and pauses, the slow rank, and its extra turns. Arguments and pauses
+/// are for each rank of each call.
 type Launch = unsafe extern "C" fn(
     u32,
     *const *const c_char,

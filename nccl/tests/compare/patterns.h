@@ -122,7 +122,7 @@ inline void check_sum(World &world, int rank, DevicePtr at, size_t count, int fa
     }
 }
 
-// Runs nested groups of several collectives, each rank on a thread.
+// Runs nested groups of several collectives, with a thread for each rank.
 inline void run_groups(World &world) {
     constexpr size_t count = 1000, calls = 5;
     world.run([&](int rank) {

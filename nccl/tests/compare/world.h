@@ -94,8 +94,8 @@ struct Rank {
 
 class World {
   public:
-    // `bytes` is the size of the largest buffer. With `one_thread`, all communicators come from
-    // ncclCommInitAll.
+    // Creates the communicators and buffers. `bytes` is the size of the largest buffer. With
+    // `one_thread`, all communicators come from ncclCommInitAll.
     World(const Cuda &cuda, const Library &library, int ranks, size_t bytes, bool one_thread)
         : cuda_(cuda), library_(library), team_(ranks), ranks_(static_cast<size_t>(ranks)) {
         ncclUniqueId id;

@@ -1,4 +1,4 @@
-//! Checks and conversions of single C arguments.
+//! Checks and converts single arguments that C passes.
 
 use crate::bootstrap::UniqueId;
 use crate::cpu::Isa;

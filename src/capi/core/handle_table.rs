@@ -14,7 +14,7 @@ use std::sync::Arc;
 pub struct HandleTable<T> {
     /// Name of the C argument that holds a handle, for error sentences.
     name: &'static str,
-    /// Noun for the objects, for error sentences.
+    /// Noun for the objects (such as "communicator"), for error sentences.
     kind: &'static str,
     tag: usize,
     table: ForkSafe<HandleEntries<T>>,
@@ -26,7 +26,7 @@ pub struct HandleTable<T> {
 struct HandleEntries<T> {
     /// Registered objects with their numbers, in ascending order.
     live: Vec<(usize, Arc<T>)>,
-    /// Number of the next handle.
+    /// Number that the next handle gets.
     next: usize,
 }
 

@@ -85,10 +85,10 @@ impl OpenGroup {
     }
 }
 
-/// Runs `body` on this thread's open group.
+/// Runs `body` on this thread's open group and returns its result.
 ///
-/// `None` if none is open. That includes functions that run at the exit of a program, when the
-/// thread's storage is gone: calls run at once there.
+/// Returns `None` if no group is open. At the exit of a program the thread's storage may be gone;
+/// then no group is open and calls run at once.
 fn with_open<T>(body: impl FnOnce(&mut OpenGroup) -> T) -> Option<T> {
     let run = |open: &RefCell<Option<OpenGroup>>| Some(body(open.try_borrow_mut().ok()?.as_mut()?));
     OPEN.try_with(run).ok().flatten()

@@ -1,4 +1,4 @@
-//! Structs of C that grow at their end: the first fields are size, magic and version.
+//! Structs of C that grow at their end. Their first fields are size, magic and version.
 
 use std::mem::offset_of;
 
