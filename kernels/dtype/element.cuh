@@ -137,8 +137,9 @@ struct F8E5M2 : ElementBase<F8E5M2, uint8_t, uint8_t, float> {
   static CINCH_HD uint8_t narrow(float number) { return (uint8_t)SmallF8E5M2::narrow(number); }
 };
 
-// The base of the 16-bit floats. On the device it converts pairs of elements by one instruction where none of
-// them is NaN. Self defines narrow_pair, smaller_pair, larger_pair, has_nan, widen_low and widen_high there.
+// The base of the 16-bit floats. On the device it converts pairs of elements by one instruction
+// where none of them is NaN. Self defines narrow_pair, smaller_pair, larger_pair, has_nan,
+// widen_low and widen_high there.
 template <class Self>
 struct PairElement : ElementBase<Self, uint16_t, uint16_t, float> {
   using Base = ElementBase<Self, uint16_t, uint16_t, float>;
