@@ -3,5 +3,5 @@
 //! The functions are those of `src/capi` in the package `cinch-ccl`; the compiler exports them from here.
 //! They have a package of their own so that Rust users of `cinch-ccl` link no C library.
 
-// Linked for its exports.
+// Links the crate for the functions that it exports.
 use cinch_rust as _;

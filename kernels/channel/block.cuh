@@ -17,8 +17,8 @@
 namespace cinch {
 
 constexpr uint32_t WARP = 32;
-// Code below sm_90 also runs on GPUs with 99 KiB of shared memory, which hold stages of only eight
-// mover warps.
+// Below sm_90 the code also runs on GPUs with 99 KiB of shared memory for a block. They have room
+// for the stages of only eight mover warps.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 constexpr bool SMALL_BLOCKS = true;
 #else

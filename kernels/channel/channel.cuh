@@ -8,14 +8,16 @@
 
 namespace cinch {
 
-// The slots of one batch's messages. Index p is the message from rank p, WARP + p the message to p.
+// The slots of the messages of one batch. Index p belongs to the message from rank p, index WARP +
+// p to the message to rank p.
 struct BatchSlots {
   uint8_t *at[2 * WARP];    // payload of the slot
   uint32_t flag[2 * WARP];  // flag of the message, in ll and ll128
   uint32_t refresh;         // not 0: some message of the batch rewrites its whole slot
 };
 
-// A step of one pass, as the movers execute it.
+// A step of the schedule, applied to one pass over the message, in the form that the movers
+// execute.
 struct Job {
   const uint8_t *input;  // the chunk in the input
   uint8_t *output;       // the chunk in the output
@@ -55,14 +57,14 @@ struct Job {
   }
 };
 
-// Shared memory caches lists of up to this many steps and peers. Longer lists of steps are read
-// from the arguments; their peers are copied for each batch, which names a peer at most once in
-// each direction.
+// Shared memory caches a list of up to this many steps and a list of up to KEPT_PEERS peers. A
+// longer list of steps is read from the kernel's arguments. A longer list of peers is copied batch
+// by batch; a batch has each peer at most once in each direction.
 constexpr uint32_t KEPT_STEPS = CINCH_KEPT_STEPS;
 constexpr uint32_t KEPT_PEERS = 512;
 constexpr uint32_t BATCH_PEERS = 2 * CINCH_MAX_RANKS;
 
-// A batch, as the waiters announce it to movers and publishers.
+// A batch of steps, which the waiters describe here for the movers and publishers.
 struct Batch {
   uint32_t jobs;  // 0 ends the walk
   uint32_t recv_mask;
@@ -82,8 +84,8 @@ struct Channel {
   uint32_t stopped[2];
 };
 
-// The block's channel. Code names it by this function and passes no reference: the compiler then
-// emits shared-memory loads, and not generic ones, which take ten times as long.
+// Returns the block's channel. Callers use this function instead of passing a reference, so that
+// the compiler emits shared-memory loads. Generic loads take ten times as long.
 __device__ __forceinline__ Channel &this_channel() {
   __shared__ Channel channel;
   return channel;

@@ -5,9 +5,10 @@
 
 namespace cinch {
 
-// Swaps the two residual arrays, so that the next call, or the next replay, finds what this call
-// has written. The last of the launch's `blocks` swaps them, because blocks read `turn` until they
-// end. One thread of each block calls this after a barrier; a call that failed must not.
+// Swaps the two residual arrays, so that the next call, or the next replay, reads the residuals
+// that this call has written. The last of the launch's `blocks` to arrive swaps them, because other
+// blocks read `turn` until they end. One thread of each block calls this after a barrier. A block
+// of a call that failed must not call it.
 static __device__ __noinline__ void end_feedback(cinch_residuals &residuals, uint32_t blocks) {
   __threadfence();  // SYNC POINT residuals: this block has read `turn`
   if (atomicAdd(&residuals.arrived, 1) + 1 == blocks) {

@@ -1,6 +1,6 @@
-// The base of codecs whose blocks carry one or two fp32 numbers and codes of a few bits;
-// src/codec/blocked is the specification. A block with an element that is not finite has codes 0
-// and NaN numbers. A block whose numbers are not all finite decodes to NaN.
+// The base of codecs that store one or two fp32 numbers for each block, and a code of a few bits
+// for each element. src/codec/blocked is the specification. A block with an element that is not
+// finite has codes 0 and NaN numbers. A block whose numbers are not all finite decodes to NaN.
 #pragma once
 
 #include "codec/params.h"
@@ -12,7 +12,7 @@
 
 namespace cinch {
 
-// Codes of BITS bits, fewer than 8.
+// Packs and unpacks codes of BITS bits each, where BITS is less than 8.
 template <int BITS>
 struct FewBits : FixedWidth<cinch_bits_params, CodeWords<BITS>, BITS> {
   using Codes = CodeWords<BITS>;
@@ -50,8 +50,8 @@ CINCH_HD void take(float &acc, float value) {
   acc = REDUCE ? add(acc, value) : value;
 }
 
-// 2^23: from here on fp32 holds only integers. Adding it rounds a number to an integer, which is
-// then in the low bits of the sum.
+// 2^23. fp32 numbers from 2^23 up are integers, so adding 2^23 to a smaller number rounds it to an
+// integer. The low bits of the sum hold that integer.
 constexpr float INTEGERS = 0x1p23f;
 constexpr uint32_t INTEGERS_BITS = 0x4b000000u;
 

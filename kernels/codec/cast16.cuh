@@ -1,5 +1,6 @@
-// cast16: IEEE binary16, nearest even, subnormals kept. A finite element beyond 65,504 saturates
-// there. Infinity stays; NaN becomes a quiet NaN with the upper bits of its payload.
+// cast16: converts to IEEE binary16, rounding to the nearest even and keeping subnormals. A finite
+// element beyond 65,504 becomes 65,504. Infinity stays; NaN becomes a quiet NaN with the upper bits
+// of its payload.
 #pragma once
 
 #include "codec/elementwise.cuh"
@@ -12,7 +13,8 @@ struct F16Meaning : PlainMeaning<2> {
   CINCH_HD explicit F16Meaning(const cinch_codec_params &) {}
 
   static CINCH_HD uint32_t encode(float x) {
-    // Clamps bits, not numbers: floating-point instructions would change the payload of a NaN.
+    // Clamps elements by integer operations on their bits: floating-point instructions would change
+    // the payload of a NaN.
     constexpr uint32_t LARGEST = 0x477fe000u;  // 65504
     const uint32_t size = bits_of(x) & 0x7fffffffu;
     const uint32_t kept = size > LARGEST && size < INFINITE ? LARGEST : size;
@@ -22,7 +24,8 @@ struct F16Meaning : PlainMeaning<2> {
   static CINCH_HD float decode(uint32_t code) { return SmallF16::widen(code); }
 
 #if defined(__CUDA_ARCH__)
-  // Uses the device's conversions; returns false where an element saturates or is NaN.
+  // Encodes by the device's conversion instructions. Returns false if an element saturates or is
+  // NaN, which these instructions do not convert as the format requires.
   static CINCH_HD bool encode16(const float (&x)[16], CodeVectors<2> &codes) {
     if (!(largest_of(x) <= 65504.0f)) return false;
     narrow_pairs(x, codes, narrow_f16_pair);

@@ -1,5 +1,6 @@
-// cast_bf16: bfloat16, nearest even. A finite element beyond the largest finite bfloat16 saturates
-// there. Infinity stays; NaN becomes a quiet NaN with the upper bits of its payload.
+// cast_bf16: converts to bfloat16, rounding to the nearest even. A finite element beyond the
+// largest finite bfloat16 saturates there. Infinity stays; NaN becomes a quiet NaN with the upper
+// bits of its payload.
 #pragma once
 
 #include "codec/elementwise.cuh"
@@ -21,7 +22,8 @@ struct Bf16Meaning : PlainMeaning<2> {
   static CINCH_HD float decode(uint32_t code) { return float_of(code << 16); }
 
 #if defined(__CUDA_ARCH__)
-  // Uses the device's conversion; returns false where an element saturates or is NaN.
+  // Encodes by the device's conversion instruction. Returns false if an element saturates or is
+  // NaN, which this instruction does not convert as the format requires.
   static CINCH_HD bool encode16(const float (&x)[16], CodeVectors<2> &codes) {
     if (!(largest_of(x) <= float_of(0x7f7f0000u))) return false;
     narrow_pairs(x, codes, narrow_bf16_pair);

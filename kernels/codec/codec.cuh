@@ -6,8 +6,8 @@
 // aligned to 16 bytes.
 //
 //   once      prepare(threads), then a barrier
-//   encode    summary of the block, encode, store
-//             (of a block of several tiles: empty_summary, summarize for each tile, combine_lanes)
+//   encode    summary (the values that encoding needs of a whole block), encode, store;
+//             for a block of several tiles empty_summary, summarize each tile, combine_lanes
 //   decode    load, then decode or decode_reduce
 //
 // The tabled formats Dynamic8Tabled, Static8Tabled and Mantissa8Tabled give the same bits as the
@@ -20,12 +20,12 @@
 //
 // A Format has
 //   numbers            fp32 numbers of a block: 0; 1, a scale; or 2, such as minimum and maximum
-//   code_bits          bits of a code, at most
+//   code_bits          largest width of a code in bits
 //   draws              whether encoding may round stochastically
 //   Params             the 32 bytes that the host prepares
 //   Codes              16 codes
-//   Summary            what encoding needs to know of a block
-//   empty_summary()    the summary of no elements
+//   Summary            the values, such as extremes, that encoding needs of all elements of a block
+//   empty_summary()    the Summary of no elements
 //   summarize(x, valid, log2_block, summary)
 //                      adds 16 elements, of which the first `valid` exist
 //   combine_lanes(log2_block, summary)
@@ -58,7 +58,7 @@
 
 namespace cinch {
 
-// True for formats whose tables depend on parameters.
+// True for formats whose lookup tables depend on the codec's parameters.
 template <class Format, class = void>
 struct TakesParams : std::false_type {};
 template <class Format>
@@ -77,7 +77,7 @@ class WarpCodec {
   static constexpr bool draws = Format::draws;
   static constexpr int code_bits = Format::code_bits;
 
-  // 16 codes and the numbers of their block.
+  // 16 codes and the fp32 numbers of the block to which they belong.
   struct Codes {
     typename Format::Codes code;
     float number[Format::numbers == 2 ? 2 : 1];
@@ -87,7 +87,8 @@ class WarpCodec {
   // warps, call it once and then synchronise.
   static CINCH_HD void prepare(uint32_t threads) { Format::prepare(threads); }
 
-  // Fills tables that may depend on the parameters, in a kernel that uses no other parameters.
+  // Fills the format's tables, including tables that depend on the parameters. The kernel must use
+  // the format with these parameters only.
   CINCH_HD void prepare_own(uint32_t threads) const {
     if constexpr (TakesParams<Format>::value) {
       Format::prepare(params_, threads);
@@ -101,28 +102,28 @@ class WarpCodec {
     memcpy(&params_, &params, sizeof(params_));
   }
 
-  // Copies the parameters from eight words.
+  // Copies the parameters from the eight words of `words`.
   template <class Words, class = decltype(Words::word)>
   explicit CINCH_HD WarpCodec(const Words &words) {
     static_assert(sizeof(words.word) == sizeof(params_), "eight words");
-    // Word by word: a memcpy from shared memory compiles to one load for each byte.
+    // Copies word by word: a memcpy from shared memory compiles to one load for each byte.
     uint32_t word[8];
     CINCH_UNROLL
     for (int i = 0; i < 8; ++i) word[i] = words.word[i];
     memcpy(&params_, word, sizeof(params_));
   }
 
-  // Returns the bits of a code.
+  // Returns the width of a code in bits.
   CINCH_HD uint32_t bits() const { return Format::bits(params_); }
 
-  // Returns log2 of the elements that share numbers; 0 if all of a chunk do.
+  // Returns log2 of the number of elements in a block; 0 if the whole chunk is one block.
   CINCH_HD uint32_t log2_block() const { return params_.log2_block; }
 
-  // Returns the elements that share numbers; 0 if all of a chunk do.
+  // Returns the number of elements in a block; 0 if the whole chunk is one block.
   CINCH_HD uint32_t block() const { return params_.log2_block ? 1u << params_.log2_block : 0; }
 
-  // Returns the random numbers for contributions (which = 0) or sums (1) of a chunk. `first` is the
-  // index in the message of its first element.
+  // Returns the random numbers for encoding a chunk of contributions (`which` 0) or of sums
+  // (`which` 1). `first` is the index in the message of the chunk's first element.
   CINCH_HD Random random(uint32_t which, uint32_t first) const {
     if constexpr (draws) {
       return {{params_.key[which][0], params_.key[which][1]}, first};
@@ -132,8 +133,8 @@ class WarpCodec {
   }
 
 #if defined(__CUDACC__)
-  // Returns the summary of this lane's block, which lies within one tile. All lanes of the warp
-  // call it.
+  // Returns the Summary (such as the extremes) of the block that contains this lane's elements. The
+  // block must lie within one tile. All lanes of the warp call this.
   __device__ __forceinline__ Summary summary(const float (&x)[16], uint32_t valid) const {
     Summary summary = Format::empty_summary();
     summarize(x, valid, summary);
@@ -141,8 +142,9 @@ class WarpCodec {
     return summary;
   }
 
-  // Returns the summary of 16 elements x, which were unpacked from `vectors`. Formats that need the
-  // smallest and the largest element compute them on the packed pairs, at lower cost.
+  // Returns the Summary of the block that contains the 16 elements x, which were unpacked from
+  // `vectors`. If it is the smallest and the largest element, E finds both in the packed vectors,
+  // at lower cost.
   template <class E, int P>
   __device__ __forceinline__ Summary summary_of(const uint4 (&vectors)[P],
                                                 const float (&x)[16]) const {
@@ -155,7 +157,8 @@ class WarpCodec {
     }
   }
 
-  // The parts of a summary, for blocks of several tiles. All lanes of the warp call them.
+  // Compute the Summary of a block of several tiles: start with empty_summary, call summarize for
+  // each tile, then combine_lanes. All lanes of the warp call them.
   static __device__ __forceinline__ Summary empty_summary() { return Format::empty_summary(); }
   __device__ __forceinline__ void summarize(const float (&x)[16], uint32_t valid,
                                        Summary &summary) const {
@@ -184,8 +187,8 @@ class WarpCodec {
     Format::template decode16<true>(params_, codes.code, codes.number, acc);
   }
 
-  // Returns whether no element of these codes, made by an encoder, can be NaN: their numbers are
-  // finite.
+  // Returns whether no element that these codes decode to can be NaN, because the numbers of their
+  // block are finite. The codes must come from an encoder.
   static CINCH_HD bool is_free_of_nan(const Codes &codes) {
     if constexpr (numbers == 2) {
       return is_finite(codes.number[0]) && is_finite(codes.number[1]);
@@ -209,7 +212,7 @@ class WarpCodec {
     }
   }
 
-  // Stores the codes without their numbers.
+  // Stores the codes, but not the numbers of their block.
   template <class Size>
   CINCH_HD void store_codes(uint8_t *wire, Size n, Size i, const Codes &codes) const {
     Format::store(params_, wire, n, i, codes.code);
@@ -229,7 +232,8 @@ class WarpCodec {
     }
   }
 
-  // Clears the scale word of a chunk under a tensor scale, before its first store.
+  // Sets the scale word of a chunk under a tensor scale to 0, before any lane stores codes to the
+  // chunk.
   template <class Size>
   CINCH_HD void clear_scale(uint8_t *wire, Size n) const {
     if (scaled && params_.log2_block == 0 && n > 0) *const_cast<float *>(numbers_of(wire, n)) = 0;
@@ -247,8 +251,8 @@ class WarpCodec {
     return reinterpret_cast<const float *>(wire + padded_code_bytes(n, bits()));
   }
 
-  // Raises a scale to at least `to`. Bits of numbers that are not negative compare as the numbers
-  // do, and NaN is above all.
+  // Raises the scale to at least `to`, atomically. Bits of numbers that are not negative compare as
+  // the numbers do, and NaN is above all numbers.
   static CINCH_HD void raise(float *scale, float to) {
 #if defined(__CUDA_ARCH__)
     // Skips the atomic where the scale is already large enough.

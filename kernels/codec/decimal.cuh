@@ -1,18 +1,19 @@
-// The base of static8 and mantissa8: a sign, and a magnitude m * 10^d in units that the host
-// prepares. Code 0x80 stands for an element that is not finite.
+// The base of static8 and mantissa8: a code is a sign and a magnitude m * 10^d, in a unit that the
+// host prepares. Code 0x80 stands for an element that is not finite.
 //
 // A unit is the sum of two fp32 numbers, and m * 10^(d mod 4) is an integer that fp32 holds, so one
-// fused step rounds the exact value. Encoding estimates the code of the magnitude below by
-// arithmetic that may be slightly off. It then compares the exact distances to that magnitude and
-// the next.
+// fused multiply-add rounds the exact value. Encoding first estimates the code of the largest
+// magnitude below the element; the estimate may be one code off. It then compares the exact
+// distances of the element to that magnitude and to the next larger one.
 #pragma once
 
 #include "codec/elementwise.cuh"
 
 namespace cinch {
 
-// Multiplies w by 10 up to seven times, until it reaches `least`, and returns how many times.
-// Rounding may make the count one more or less where w is close to the end of a decade.
+// Multiplies w by 10 until it reaches `least`, at most seven times, and returns the number of
+// multiplications. If w is close to the end of a decade, rounding may make the number one more or
+// less.
 CINCH_HD uint32_t raise_decades(float &w, float least) {
   uint32_t decades = 0;
   if (w < least * 1e-3f) w = mul(w, 1e4f), decades = 4;
@@ -45,10 +46,11 @@ struct DecimalMeaning : PlainMeaning<1> {
   CINCH_HD uint32_t encode(float x) const {
     const float y = magnitude_of(x);
     const uint32_t low = Self::code_below(mul(y, params.reciprocal)), high = Self::next_code(low);
-    // Both differences are exact where they are close to each other.
+    // If the two distances are close to each other, both differences are exact, so rounding cannot
+    // change the choice.
     const uint32_t code = add(y, -magnitude(low)) > add(magnitude(high), -y) ? high : low;
     const uint32_t sign = bits_of(x) >> 24 & 0x80;
-    // A select, not a branch, which would make lanes of the warp diverge.
+    // The selection has no branch, because a branch would make lanes of the warp diverge.
     return !is_finite(x) ? 0x80 : code == 0 ? 0 : code | sign;
   }
 

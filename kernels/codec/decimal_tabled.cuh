@@ -22,7 +22,7 @@ template <class Meaning>
 struct DecimalTables {
   static constexpr int SHIFT = 19;
   static constexpr uint32_t REST = (1u << SHIFT) - 1;
-  // The bucket of 1.
+  // The index of the bucket that holds the number 1.
   static constexpr uint32_t LAST = 0x3f800000u >> SHIFT;
 
   float values[256];
@@ -33,14 +33,15 @@ struct DecimalTables {
     return float_of((253 - (bits_of(meaning.magnitude(127)) >> 23)) << 23);
   }
 
-  // Returns the largest number, times the factor, whose nearest magnitude is that of `code`: the
-  // middle to the next magnitude, rounded down.
+  // Returns the largest number, multiplied by factor(), whose nearest magnitude is that of `code`.
+  // It is the midpoint between that magnitude and the next larger one, rounded down.
   static CINCH_HD float boundary(const Meaning &meaning, uint32_t code) {
     const float low = meaning.magnitude(code), high = meaning.magnitude(Meaning::next_code(code));
     return mul(mul(add_down(low, high), 0.5f), factor(meaning));
   }
 
-  // Fills the buckets from the bucket of this code's boundary to the bucket of the next boundary.
+  // Fills the buckets from that of this code's boundary up to, but not including, that of the next
+  // code's boundary.
   CINCH_HD void fill_from(const Meaning &meaning, uint32_t code) {
     const uint32_t pattern = bits_of(boundary(meaning, code)), bucket = pattern >> SHIFT;
     const uint32_t above = Meaning::next_code(code);
@@ -53,7 +54,7 @@ struct DecimalTables {
     for (uint32_t other = bucket + 1; other < next; ++other) buckets[other] = (above - other) << 24;
   }
 
-  // Fills the share of one of `threads` threads.
+  // Fills this thread's share of the tables, which `threads` threads fill together.
   CINCH_HD void fill(const Meaning &meaning, uint32_t thread, uint32_t threads) {
     for (uint32_t code = thread; code < 256; code += threads) values[code] = meaning.decode(code);
     for (uint32_t code = thread; code < 127; code += threads) {
@@ -84,7 +85,8 @@ struct DecimalTabled : Unnumbered, WholeBytes<1> {
   static CINCH_HD void encode16(const Params &params, const float (&x)[16], Summary, uint32_t,
                                 const Random &, Codes &codes, float (&)[1]) {
     const float factor = Tables::factor(Meaning(params));
-    // 0 unless an element is not finite. Two chains, so that their instructions overlap.
+    // The sum is 0 if all elements are finite, and NaN otherwise. Two independent sums let their
+    // instructions overlap.
     float wild[2] = {0, 0};
     CINCH_UNROLL
     for (int k = 0; k < 16; ++k) wild[k % 2] = fused(x[k], 0.0f, wild[k % 2]);
@@ -124,7 +126,7 @@ struct DecimalTabled : Unnumbered, WholeBytes<1> {
     return tables;
   }
 
-  // Encodes four finite elements.
+  // Returns the codes of the four finite elements x[0] to x[3].
   static CINCH_HD uint32_t encode4(const float *x, float factor) {
     const Tables &own = tables();
     uint32_t sum[4];

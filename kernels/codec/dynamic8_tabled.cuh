@@ -17,7 +17,8 @@ namespace cinch {
 struct DynamicTables {
   static constexpr int SHIFT = 18;
   static constexpr uint32_t REST = (1u << SHIFT) - 1;
-  // Buckets of the smallest threshold, which is half of the smallest magnitude, and of 1.
+  // FIRST is the bucket of the smallest threshold, which is half of the smallest magnitude above 0.
+  // LAST is the bucket of the number 1.
   static constexpr uint32_t FIRST = 0x35b88ca4u >> SHIFT;
   static constexpr uint32_t LAST = 0x3f800000u >> SHIFT;
 #if defined(__CUDACC__)
@@ -29,14 +30,15 @@ struct DynamicTables {
   float values[256 * COPIES];
   uint32_t buckets[LAST - FIRST + 1];
 
-  // Returns the largest number whose nearest magnitude has this rank: the middle to the next
-  // magnitude, rounded down.
+  // Returns the largest number whose nearest magnitude has this rank: the midpoint between that
+  // magnitude and the next larger one, rounded down.
   static CINCH_HD float threshold(uint32_t rank) {
     const float low = DynamicMeaning::magnitude(rank), high = DynamicMeaning::magnitude(rank + 1);
     return mul(add_down(low, high), 0.5f);
   }
 
-  // Fills the buckets from the bucket of this rank's threshold to the bucket of the next threshold.
+  // Fills the buckets from that of this rank's threshold up to, but not including, that of the next
+  // rank's threshold.
   CINCH_HD void fill_buckets(uint32_t rank) {
     const uint32_t pattern = bits_of(threshold(rank));
     const uint32_t bucket = pattern >> SHIFT;
@@ -98,7 +100,7 @@ struct TabledMeaning : DynamicMeaning {
       const float y = magnitude_of(mul(x[i], factor));
       const uint32_t pattern = bits_of(y > smallest ? y : smallest);
       const uint32_t bucket = (pattern >> DynamicTables::SHIFT) - DynamicTables::FIRST;
-      // The rank, 1 to 128, in the upper byte.
+      // The upper byte of `rank[i]` becomes the rank of element i, from 1 to 128.
       rank[i] = (pattern + tables.buckets[bucket]) << (24 - DynamicTables::SHIFT);
     }
     const uint32_t ranks = byte_permute(byte_permute(rank[0], rank[1], 0x0073),
@@ -112,7 +114,7 @@ struct TabledMeaning : DynamicMeaning {
     const char *values = reinterpret_cast<const char *>(TabledMeaning::tables().values);
     CINCH_UNROLL
     for (int i = 0; i < 4; ++i) {
-      // A code has 128 bytes.
+      // Each code has a row of 128 bytes in the table: one copy of its value for each lane.
       const uint32_t row = i == 0 ? codes << 7 : codes >> (8 * i - 7);
       const uint32_t place = (row & 0x7f80u) | lane * 4;
       value[i] = *reinterpret_cast<const float *>(values + place);

@@ -1,6 +1,7 @@
-// The base of codecs without scales, which encode each element alone. A Meaning is made from
-// parameters and has code_bytes, encode(x) and decode(code). On the device its encode16 and
-// decode16 may convert 16 elements faster; they return false where they cannot.
+// The base of codecs without scales, which encode each element alone. A Meaning is a class with a
+// constructor from the codec's parameters, and with code_bytes, encode(x) and decode(code). Its
+// encode16 and decode16 may convert 16 elements by faster device instructions; they return false
+// where these cannot be used.
 #pragma once
 
 #include "codec/scaled.cuh"
@@ -8,7 +9,7 @@
 
 namespace cinch {
 
-// The base of a Meaning without faster conversions.
+// The base of a Meaning that has no faster conversion of 16 elements.
 template <int BYTES>
 struct PlainMeaning {
   static constexpr int code_bytes = BYTES;
@@ -31,7 +32,7 @@ CINCH_HD void narrow_pairs(const float (&x)[16], CodeVectors<2> &codes, Narrow &
   }
 }
 
-// The empty summary of formats without numbers.
+// The Summary of formats that store no numbers for a block; it holds nothing.
 struct Unnumbered {
   static constexpr int numbers = 0;
   static constexpr bool draws = false;

@@ -11,13 +11,14 @@
 
 namespace cinch {
 
-// MANTISSA is 3 or 2.
+// The meaning of 8-bit float codes. MANTISSA is the number of mantissa bits: 3 for e4m3, 2 for
+// e5m2.
 template <int MANTISSA>
 struct Fp8Meaning : FactorStep {
   // A seventh of the format's largest number.
   static constexpr float SEVENTH = MANTISSA == 3 ? 64.0f : 8192.0f;
   static constexpr uint32_t TOP = MANTISSA == 3 ? 0x7e : 0x7b;
-  // The factor by which the f16 with the same bits is too small.
+  // The factor from the f16 whose bits are made of a code's bits to the value of the code.
   static constexpr float LIFT = MANTISSA == 3 ? 256.0f : 1.0f;
 
   static CINCH_HD void prepare(uint32_t) {}
@@ -55,7 +56,7 @@ struct Fp8Meaning : FactorStep {
   static CINCH_HD void values4(uint32_t codes, float *value) {
     CINCH_UNROLL
     for (int pair = 0; pair < 2; ++pair) {
-      // Puts each code into the upper byte of a half: sign, then exponent and mantissa.
+      // Puts each code into the upper byte of an f16: sign, then exponent and mantissa.
       uint32_t halves = byte_permute(codes, 0, pair == 0 ? 0x1404 : 0x3424);
       if (MANTISSA == 3) halves = (halves & 0x80008000u) | (halves & 0x7f007f00u) >> 1;
 #if defined(__CUDA_ARCH__)
@@ -66,7 +67,8 @@ struct Fp8Meaning : FactorStep {
       value[2 * pair + 1] = SmallF16::widen(halves >> 16);
 #endif
     }
-    // A magnitude above TOP carries into bit 7.
+    // Adding 0x7f - TOP sets bit 7 of a byte whose magnitude exceeds TOP: a code of infinity or
+    // NaN.
     const uint32_t beyond = ((codes & 0x7f7f7f7fu) + (0x7f - TOP) * 0x01010101u) & 0x80808080u;
     CINCH_UNROLL
     for (int i = 0; i < 4; ++i) {

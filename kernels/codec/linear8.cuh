@@ -1,24 +1,26 @@
-// linear8: a sign and a 7-bit integer k, worth k * s/127. Encoding rounds |x| * 127/s to the
-// nearest integer, ties to the smaller: the ceiling of that number minus 1/2.
+// linear8: a code is a sign and a 7-bit integer k, and stands for k * s/127, where s is the block's
+// scale. Encoding rounds |x| * 127/s to the nearest integer, ties to the smaller. This is the
+// ceiling of |x| * 127/s - 1/2.
 //
-// The ceiling is one addition that rounds up: 1.5 * 2^23 has a last place worth 1, so the low byte
-// of the sum is the ceiling. Where no element exceeds the scale no code exceeds 127: the factor is
-// at most 127/s * (1 + 2^-24), so the largest product is below 127.00001.
+// The ceiling is one addition that rounds up. In fp32 the last place of 1.5 * 2^23 is worth 1, so
+// adding it leaves the ceiling in the low byte of the sum. If no element exceeds the scale, no code
+// exceeds 127: the factor is at most 127/s * (1 + 2^-24), so the largest product is below
+// 127.00001.
 //
-// Decoding puts the byte into the upper seven bits of an fp32 mantissa whose exponent is 0. That
-// subnormal is the byte times 2^-133, sign included. For scales below 2 one product by 2^133 times
-// the unit gives the value. For larger scales that factor overflows, so two exact powers of two
-// replace it.
+// Decoding puts the byte into the upper seven bits of an fp32 mantissa whose exponent is 0. The
+// resulting subnormal is the byte times 2^-133, sign included. For scales below 2, one product by
+// 2^133 * s/127 gives the value. For larger scales that factor overflows, so two exact powers of
+// two replace it.
 //
-// 127ths of the largest fp32 number round up, so the unit is one step smaller there: 127 units must
-// not be infinite.
+// A 127th of the largest fp32 number rounds up, so the unit is one step smaller there: 127 units
+// must not be infinite.
 #pragma once
 
 #include "codec/scaled.cuh"
 
 namespace cinch {
 
-// 2^6 times the largest number of which 127 are finite.
+// 2^6 times the largest unit for which 127 units are finite.
 constexpr float LARGEST_RAISED_UNIT = 0x1.020406p127f;
 
 struct LinearMeaning {
@@ -55,7 +57,8 @@ struct LinearMeaning {
     const uint32_t signs = codes & 0x80808080u;
     CINCH_UNROLL
     for (int i = 0; i < 4; ++i) {
-      // A magnitude has no sign bit, so its sign, eight times, is a zero byte.
+      // The two low bytes become zeros: each repeats the sign bit of a magnitude, which is 0, eight
+      // times.
       const uint32_t selector = (4 + i) << 12 | i << 8 | (8 + i) << 4 | (8 + i);
       value[i] = float_of(byte_permute(magnitudes, signs, selector));
     }
@@ -66,13 +69,13 @@ struct LinearMeaning {
     return byte_permute(byte_permute(a, b, 0x0040), byte_permute(c, d, 0x0040), 0x5410);
   }
 
-  // Gives four magnitudes the signs of x; a zero gets none.
+  // Returns the four magnitudes with the signs of x[0] to x[3]; a zero magnitude gets no sign.
   static CINCH_HD uint32_t with_signs(uint32_t magnitudes, const float *x) {
     const uint32_t nonzero = magnitudes + 0x7f7f7f7fu;
     return magnitudes | (sign_bytes(x) & nonzero & 0x80808080u);
   }
 
-  // Returns four bytes whose bit 7 is the sign of x.
+  // Returns four bytes, of which byte i has the sign of x[i] in bit 7.
   static CINCH_HD uint32_t sign_bytes(const float *x) {
     const uint32_t low = byte_permute(bits_of(x[0]), bits_of(x[1]), 0x0073);
     const uint32_t high = byte_permute(bits_of(x[2]), bits_of(x[3]), 0x0073);

@@ -1,6 +1,6 @@
-// mantissa8: a sign, a 3-bit decimal exponent and a 4-bit integer m: m times a power of ten. Of
-// several codes with one value encoding gives the smallest, so m = 0 and m = 1 appear in the
-// smallest decade alone.
+// mantissa8: a code is a sign, a 3-bit decimal exponent and a 4-bit integer m, and stands for m
+// times a power of ten. If several codes have the value, encoding gives the smallest, so m = 0 and
+// m = 1 appear in the smallest decade alone.
 #pragma once
 
 #include "codec/decimal.cuh"
@@ -12,7 +12,7 @@ struct MantissaMeaning : DecimalMeaning<MantissaMeaning> {
 
   static CINCH_HD float mantissa(uint32_t code) { return (float)(code & 15); }
 
-  // Returns the code of the magnitude just below w, or of a neighbour where w is close to a
+  // Returns the code of the largest magnitude below w; the code next to it if w is close to a
   // magnitude. w counts units of the largest decade.
   static CINCH_HD uint32_t code_below(float w) {
     w = w < 15.5f ? w : 15.5f;
@@ -26,11 +26,11 @@ struct MantissaMeaning : DecimalMeaning<MantissaMeaning> {
   }
   static CINCH_HD bool is_used(uint32_t code) { return code < 16 || (code & 15) >= 2; }
 
-  // Above the last code of a decade the table's sum is m = 0 of the next decade; this turns it into
-  // m = 2.
+  // Replaces codes with m = 0 by those with m = 2 in all but the smallest decade. The table's sum
+  // yields m = 0 for an element above the last code of a decade.
   static CINCH_HD uint32_t skip_unused(uint32_t codes) {
-    // Bit 4 of a byte: m is not 0. Bit 7: the byte is not 0; a 0 byte is valid in the smallest
-    // decade.
+    // In each byte, bit 4 of `low` is set if m is not 0, and bit 7 of `any` if the code is not 0.
+    // Code 0 is valid.
     const uint32_t low = (codes & 0x0f0f0f0fu) + 0x0f0f0f0fu, any = codes + 0x7f7f7f7fu;
     return codes | (~low >> 3 & any >> 6 & 0x02020202u);
   }

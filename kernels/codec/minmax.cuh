@@ -19,16 +19,16 @@
 
 namespace cinch {
 
-// The wire layout of codes whose width is a parameter: 1, 2, 4 or 8 bits.
+// The wire layout of codes whose width is a parameter: 1, 2, 4 or 8 bits for each code.
 struct AnyBits {
   static constexpr int code_bits = 8;
   using Params = cinch_bits_params;
-  // Codes take a byte each; only the wire has them packed.
+  // In registers each code takes a byte; only on the wire are the codes packed.
   using Codes = CodeVectors<1>;
 
   static CINCH_HD uint32_t bits(const Params &params) { return params.bits; }
 
-  // Packs the codes into the lowest 16 * bits bits.
+  // Packs the 16 codes into the lowest 16 * `bits` bits of `word`.
   static CINCH_HD void squeeze(uint32_t bits, const Codes &codes, uint32_t (&word)[4]) {
     const uint4 v = codes.vector[0];
     word[0] = v.x, word[1] = v.y, word[2] = v.z, word[3] = v.w;
@@ -105,14 +105,16 @@ struct AnyBits {
   }
 };
 
-// Returns whether a block's arithmetic needs no scaling of its elements. It is false if an end of
-// the block is not finite, since the range is not finite either.
+// Returns whether the elements of a block of this range (largest minus smallest) can be encoded and
+// decoded without scaling. It is false if the range is not finite, as it is with an element that is
+// not finite.
 CINCH_HD bool is_ordinary(float range) {
   const float size = magnitude_of(range);
   return (size >= TINY && size < 0x1p126f) || size == 0;
 }
 
-// Returns the factor that scales a block for its arithmetic.
+// Returns the factor by which elements of a block of this range are scaled before the arithmetic:
+// 1, RAISE or 1/4.
 CINCH_HD float regime_of(float range) {
   return is_ordinary(range) ? 1.0f : magnitude_of(range) < TINY ? RAISE : 0.25f;
 }
@@ -125,7 +127,7 @@ struct MinMaxFormat : std::conditional<BITS == 4, FewBits<4>, AnyBits>::type {
   static constexpr int numbers = 2;
   static constexpr bool draws = true;
 
-  // The ends are not finite if an element is not.
+  // The smallest and the largest element of a block; they are not finite if any element is not.
   using Summary = Ends;
 
   static CINCH_HD void prepare(uint32_t) {}
@@ -145,8 +147,8 @@ struct MinMaxFormat : std::conditional<BITS == 4, FewBits<4>, AnyBits>::type {
   }
 
 #if defined(__CUDACC__)
-  // Even lanes find the smallest element, odd lanes the smallest negated element, which is the
-  // largest. Blocks have at least two lanes.
+  // Even lanes find the smallest element, odd lanes the smallest negated element, which gives the
+  // largest element. Blocks have at least two lanes.
   static __device__ __forceinline__ void combine_lanes(uint32_t log2_block, Summary &summary) {
     const bool is_odd = threadIdx.x % 2 == 1;
     float own = is_odd ? -summary.high : summary.low;
@@ -161,7 +163,7 @@ struct MinMaxFormat : std::conditional<BITS == 4, FewBits<4>, AnyBits>::type {
 
   static CINCH_HD void encode16(const Params &params, const float (&x)[16], Summary summary,
                                 uint32_t, const Random &random, Codes &codes, float (&number)[2]) {
-    // -0 becomes +0.
+    // Adding 0 turns -0 into +0.
     const float low = add(summary.low, 0.0f), high = add(summary.high, 0.0f);
     const float range = add(high, -low);
     number[0] = low, number[1] = high;
@@ -180,13 +182,15 @@ struct MinMaxFormat : std::conditional<BITS == 4, FewBits<4>, AnyBits>::type {
   static CINCH_HD void decode16(const Params &params, const Codes &codes, const float (&number)[2],
                                 float (&acc)[16]) {
     if constexpr (REDUCE) {
-      // Decodes all 16 before adding, so that their chains of four instructions overlap.
+      // Decodes all 16 elements before adding them, so that their chains of four instructions
+      // overlap.
       float value[16];
       decode16<false>(params, codes, number, value);
       CINCH_UNROLL
       for (int k = 0; k < 16; ++k) acc[k] = add(acc[k], value[k]);
     } else {
-      // -0 becomes +0, and so does a value that is added to it.
+      // Adding 0 turns a -0 of the smallest element into +0, so that no sum with it can be -0
+      // either.
       const float low = add(number[0], 0.0f);
       const float range = add(number[1], -low);
       if (is_ordinary(range)) {
@@ -204,24 +208,26 @@ struct MinMaxFormat : std::conditional<BITS == 4, FewBits<4>, AnyBits>::type {
     return BITS == 4 ? 15 : (1u << params.bits) - 1;
   }
 
-  // Returns the factor of (x - low) that gives the code.
+  // Returns the factor that converts x - low into the code of x before rounding.
   static CINCH_HD float factor_of(float range, uint32_t levels) {
     if (range == 0) return 0;
-    // With one level and the largest ranges the factor is subnormal.
+    // With one level, the factor of the largest ranges is subnormal, which divide_ordinary does not
+    // compute.
     return levels == 1 ? DynamicMeaning::factor(range) : divide_ordinary((float)levels, range);
   }
 
-  // Rounds to an integer, which is in the low bits of the result.
+  // Rounds `place` to an integer, which is in the low bits of the result.
   static CINCH_HD uint32_t rounded(float place) { return bits_of(add(place, INTEGERS)); }
 
-  // Packs 16 codes; `of(k)` returns the sum whose low bits are code k, with INTEGERS_BITS above.
+  // Packs 16 codes; `of(k)` returns INTEGERS_BITS plus code k.
   template <class Of>
   static CINCH_HD Codes codes_of(Of &&of) {
     Codes codes;
     if constexpr (BITS == 4) {
       CINCH_UNROLL
       for (int w = 0; w < 2; ++w) {
-        // Modulo 2^32 only the copies of INTEGERS_BITS in the two lowest codes remain.
+        // Each of the eight terms adds INTEGERS_BITS, shifted. Modulo 2^32 only the shifts of the
+        // two lowest codes remain, and one subtraction removes them.
         uint32_t word = of(8 * w + 7);
         CINCH_UNROLL
         for (int k = 6; k >= 0; --k) word = word * 16 + of(8 * w + k);
@@ -262,7 +268,8 @@ struct MinMaxFormat : std::conditional<BITS == 4, FewBits<4>, AnyBits>::type {
     const float raise = regime_of(add(high, -low));
     low = add(mul(low, raise), 0.0f), high = mul(high, raise);
     float gap = gap_of(params, add(high, -low));
-    // Slightly below 1, so that a scaled-down range decodes to at most its largest element.
+    // The factor slightly below 1 keeps decoded elements of a scaled-down range at or below its
+    // largest element.
     if (raise < 1) gap = mul(gap, 1 - 0x1p-22f);
     const float lower = raise < 1 ? 4.0f : LOWER;
     each(codes, gap, [&](int k, float code, float gap) {
@@ -276,7 +283,8 @@ struct MinMaxFormat : std::conditional<BITS == 4, FewBits<4>, AnyBits>::type {
     return params.bits == 2 ? divided_by<3>(range) : range;
   }
 
-  // Calls take(k, code, gap) for all codes. The product of the two is code times gap, exactly.
+  // Calls take(k, code, gap) for each of the 16 codes. The arguments' product is exactly code k
+  // times `gap`; `code` may carry a power of two that its `gap` compensates.
   template <class Take>
   static CINCH_HD void each(const Codes &codes, float gap, Take &&take) {
     if constexpr (BITS == 4) {
@@ -284,7 +292,8 @@ struct MinMaxFormat : std::conditional<BITS == 4, FewBits<4>, AnyBits>::type {
       for (int w = 0; w < 2; ++w) {
         CINCH_UNROLL
         for (int k = 0; k < 8; ++k) {
-          // Five codes fit below the exponent.
+          // Five 4-bit codes fit in the mantissa below the exponent of 2^23; the word is shifted
+          // for the other three.
           const uint32_t word = k < 5 ? codes.word[w] : codes.word[w] >> 20;
           const int place = 4 * (k % 5);
           const uint32_t bits = bits_among(word, 15u << place, INTEGERS_BITS);
@@ -298,7 +307,8 @@ struct MinMaxFormat : std::conditional<BITS == 4, FewBits<4>, AnyBits>::type {
       CINCH_UNROLL
       for (int k = 0; k < 16; ++k) {
         const uint32_t bits = byte_permute(word[k / 4], INTEGERS_BITS, 0x7650 | k % 4);
-        // A code narrower than a byte has zeros above it.
+        // byte_permute picks the whole byte of code k: the bits above a code narrower than a byte
+        // are zeros.
         take(k, add(float_of(bits), -INTEGERS), gap);
       }
     }

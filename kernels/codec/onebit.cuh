@@ -1,5 +1,6 @@
-// onebit: each element becomes the mean of the block's elements from 0 up, or of those below 0. The
-// sums are fp64, in the order of src/codec/blocked/sums.rs, and each mean is rounded to fp32 once.
+// onebit: each element becomes one of two means of its block: that of the elements from 0 up, or
+// that of the elements below 0. The sums are fp64, in the order of src/codec/blocked/sums.rs, and
+// each mean is rounded to fp32 once.
 #pragma once
 
 #include "codec/blocked.cuh"
@@ -23,8 +24,8 @@ struct OneBitFormat : FewBits<1> {
 #if defined(__CUDACC__)
   static __device__ __forceinline__ void summarize(const float (&all)[16], uint32_t valid,
                                               uint32_t log2_block, Summary &summary) {
-    // Elements beyond the end of a chunk are not zero here if x is a sum: their codes 0 decode to a
-    // mean.
+    // Sets elements beyond the end of the chunk to 0. They may differ from 0 if x is a sum of
+    // decoded chunks, because their codes 0 decode to a mean.
     float x[16];
     CINCH_UNROLL
     for (int k = 0; k < 16; ++k) x[k] = all[k];
@@ -79,7 +80,7 @@ struct OneBitFormat : FewBits<1> {
   }
 
  private:
-  // Returns a bit for each of 16 finite elements that is below 0.
+  // Returns 16 bits: bit k is 1 if the finite element k is below 0.
   static CINCH_HD uint32_t below(const float (&x)[16]) {
     uint32_t bits = 0;
     CINCH_UNROLL

@@ -1,12 +1,13 @@
-// The base of codecs with one scale for a block (linear8, dynamic8, fp8): all but the meaning of a
-// code. src/codec/blocked/scaled.rs is the specification of zero, tiny and non-finite scales.
+// The base of codecs with one scale for each block (linear8, dynamic8, fp8). Each of them adds a
+// Meaning, which converts numbers to codes and back. src/codec/blocked/scaled.rs is the
+// specification of zero, tiny and non-finite scales.
 //
 // A Meaning has these functions for scales from 2^-100 up. Their results for other scales are not
 // used.
 //   factor(scale)                    the factor of the elements that encode4 takes
 //   encode4(x, factor) -> uint32_t   four codes of finite elements that do not exceed the scale
 //   values4(codes, value)            the values of four codes, in a unit of the Meaning's own
-//   step(scale)                      what `scaled` needs to convert such values
+//   step(scale)                      the factors by which `scaled` converts values4's results
 //   scaled(value, step, acc)         value in units of the scale + acc, rounded once
 //   is_short(step), shortened(step)  whether that is value * factor + acc, and the factor
 //   prepare(threads)                 fills tables: the first `threads` threads of a block call it,
@@ -21,7 +22,7 @@
 
 namespace cinch {
 
-// The base of Meanings whose step is a factor.
+// The base of a Meaning whose step is one fp32 factor.
 struct FactorStep {
   static CINCH_HD float scaled(float value, float step, float acc) {
     return fused(value, step, acc);
@@ -30,7 +31,8 @@ struct FactorStep {
   static CINCH_HD float shortened(float step) { return step; }
 };
 
-// Scales below TINY are multiplied by RAISE, and the elements with them.
+// A block with a scale below TINY is multiplied by RAISE, scale and elements, so that no
+// intermediate value is subnormal.
 constexpr float TINY = 0x1p-100f;
 constexpr float RAISE = 0x1p64f;
 constexpr float LOWER = 0x1p-64f;
@@ -39,7 +41,7 @@ constexpr uint32_t QUIET_NAN = 0x7fc00000u;
 
 CINCH_HD bool is_finite(float x) { return magnitude_of(x) < float_of(INFINITE); }
 
-// Returns the scale on the wire of a block with this largest magnitude.
+// Returns the scale that a block with this largest magnitude has on the wire.
 CINCH_HD float scale_of(float abs_max) {
   return is_finite(abs_max) ? abs_max : float_of(QUIET_NAN);
 }
@@ -70,7 +72,7 @@ struct Scaled : WholeBytes<1> {
   static constexpr int numbers = 1;
   static constexpr bool draws = false;
 
-  // The largest magnitude; not finite if an element is not.
+  // The largest magnitude of a block; it is not finite if any element is not.
   using Summary = float;
 
   static CINCH_HD void prepare(uint32_t threads) { Meaning::prepare(threads); }
@@ -87,8 +89,8 @@ struct Scaled : WholeBytes<1> {
   }
 #endif
 
-  // The number is the block's scale, or the tensor scale from the parameters. It is NaN if the
-  // tensor scale is negative or not finite, or if an element is not finite.
+  // `number` becomes the block's scale, or under a tensor scale the scale from the parameters. It
+  // becomes NaN if the tensor scale is negative or not finite, or if an element is not finite.
   static CINCH_HD void encode16(const Params &params, const float (&x)[16], Summary largest,
                                 uint32_t, const Random &, Codes &codes, float (&number)[1]) {
     const bool tensor = params.log2_block == 0;
@@ -98,12 +100,13 @@ struct Scaled : WholeBytes<1> {
     number[0] = poisoned ? float_of(QUIET_NAN) : scale;
   }
 
-  // Reducing, acc = value * unit + acc, rounded once.
+  // Decodes 16 elements into `acc`. With REDUCE it adds them: acc = value * unit + acc, rounded
+  // once.
   template <bool REDUCE>
   static CINCH_HD void decode16(const Params &, const Codes &codes, const float (&number)[1],
                                 float (&acc)[16]) {
     if (!REDUCE) return decode<false>(codes, unit(number[0]), acc);
-    // With a scale that is not finite, NaN as the step gives NaN on the ordinary path.
+    // A scale that is not finite must decode to NaN. NaN as the step does so on the ordinary path.
     Unit step = unit(is_finite(number[0]) ? number[0] : float_of(QUIET_NAN));
     step.ordinary = !(magnitude_of(number[0]) < TINY) || number[0] == 0;
     decode<true>(codes, step, acc);
@@ -122,9 +125,9 @@ struct Scaled : WholeBytes<1> {
     bool ordinary;
   };
 
-  // Returns the factor for elements of at most `largest`, which is not finite if an element is not.
-  // A block's scale equals `largest`. Under a tensor scale elements beyond the scale saturate,
-  // which takes the slow path.
+  // Returns the factor that encodes elements of at most `largest`, which is not finite if an
+  // element is not. It is `ordinary` if no element needs clamping or raising. Under a tensor scale,
+  // elements beyond the scale saturate and need clamp_to_scale.
   static CINCH_HD Factor factor(float scale, float largest) {
     const bool ordinary = scale >= TINY && largest <= scale && is_finite(scale);
     return {scale, Meaning::factor(scale), ordinary};
@@ -147,9 +150,9 @@ struct Scaled : WholeBytes<1> {
                    Meaning::encode4(y + 8, multiplier), Meaning::encode4(y + 12, multiplier));
   }
 
-  // Clamps elements so that ordinary encoding gives their codes, and returns the factor for it.
-  // Tiny elements are raised; elements beyond the scale become the scale, whose code they have. The
-  // elements become 0 where they are not finite, or where the scale is not positive and finite.
+  // Replaces elements so that encode4 gives their codes, and returns the factor to pass to it. Tiny
+  // elements are multiplied by RAISE; elements beyond the scale become the scale. Elements that are
+  // not finite become 0; all do if the scale is not positive and finite.
   static CINCH_HD float clamp_to_scale(float (&x)[16], float scale) {
     const bool usable = scale > 0 && is_finite(scale);
     const float raise = scale < TINY ? RAISE : 1.0f;
@@ -187,7 +190,7 @@ struct Scaled : WholeBytes<1> {
       const Step step = Meaning::step(mul(unit.scale, RAISE));
       CINCH_UNROLL
       for (int i = 0; i < 16; ++i) {
-        // Adding -0 keeps the product as it is, its sign included.
+        // The product plus -0 is the product, even if the product is -0.
         const float product = Meaning::scaled(value[i], step, -0.0f);
         acc[i] = fused(product, LOWER, REDUCE ? acc[i] : 0.0f);
       }

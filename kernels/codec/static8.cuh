@@ -18,7 +18,7 @@ struct StaticMeaning : DecimalMeaning<StaticMeaning> {
     return code == 0 ? 0.0f : lower > upper ? lower : upper;
   }
 
-  // Returns the code of the magnitude just below w, or of a neighbour where w is close to a
+  // Returns the code of the largest magnitude below w; the code next to it if w is close to a
   // magnitude. w is 1 at the upper end of the largest decade.
   static CINCH_HD uint32_t code_below(float w) {
     w = w < 0.95f ? w : 0.95f;

@@ -1,6 +1,6 @@
-// terngrad: -s, 0 or s, with probability |x|/s of not being 0. s is the largest magnitude of a
-// block, or 2.5 times its root mean square where that is less. The sum of squares is fp64, in the
-// order of src/codec/blocked/sums.rs.
+// terngrad: an element x becomes -s, 0 or s, and is not 0 with probability |x|/s. The scale s is
+// the largest magnitude of the block, or 2.5 times the block's root mean square if that is less.
+// The sum of squares is fp64, in the order of src/codec/blocked/sums.rs.
 #pragma once
 
 #include "codec/blocked.cuh"
@@ -79,14 +79,14 @@ struct TernGradFormat : FewBits<2> {
   }
 
  private:
-  // Returns the codes of 16 elements. Element k becomes s or -s with `probability(k)`; `draw(k)` is
-  // 2^32 times its random number.
+  // Returns the codes of 16 elements. Element k becomes s or -s with the probability
+  // `probability(k)`, otherwise 0; `draw(k)` is 2^32 times its random number.
   template <class Probability, class Draw>
   static CINCH_HD Codes drawn(const float (&x)[16], Probability &&probability, Draw &&draw) {
     uint32_t becomes = 0, below = 0;
     CINCH_UNROLL
     for (int k = 15; k >= 0; --k) {
-      // Rounding keeps the sign of a difference.
+      // Rounding never changes the sign of the difference, and only the sign is used.
       const float rest = fused(draw(k), 0x1p-32f, -probability(k));
       becomes = shifted_in(becomes, bits_of(rest), 2);
       below = shifted_in(below, bits_of(x[k]), 2);
@@ -95,7 +95,8 @@ struct TernGradFormat : FewBits<2> {
     return {{becomes + (becomes & below >> 1)}};
   }
 
-  // A whole block has a power of two of elements, and the product by its inverse is the quotient.
+  // Returns `sum` divided by `count`. A full block has a power of two of elements, so the product
+  // by the exact inverse is the quotient.
   static CINCH_HD double mean(const Params &params, double sum, uint32_t count) {
     if (count != 1u << params.log2_block) return divide_wide(sum, (double)count);
     const double inverse = double_of((uint64_t)(1023 - params.log2_block) << 52);

@@ -1,5 +1,6 @@
-// threshold2: codes 0, 1 and 2 for -T, 0 and T: an element reaches the threshold T in magnitude or
-// becomes 0. Code 3 stands for an element that is not finite and decodes to NaN.
+// threshold2: codes 0, 1 and 2 stand for -T, 0 and T, where T is the threshold. An element becomes
+// T or -T if its magnitude is at least T, otherwise 0. Code 3 stands for an element that is not
+// finite and decodes to NaN.
 #pragma once
 
 #include "codec/blocked.cuh"

@@ -15,7 +15,8 @@ namespace cinch {
 struct TruncFormat : Unnumbered {
   static constexpr int code_bits = 24;
   using Params = cinch_bits_params;
-  // As many vectors as a code has bytes.
+  // The codes of 16 elements, of up to 3 bytes each. A vector has 16 bytes, so a lane uses one
+  // vector for each byte of a code.
   using Codes = CodeVectors<3>;
 
   static CINCH_HD uint32_t bits(const Params &params) { return params.bits; }
@@ -62,7 +63,7 @@ struct TruncFormat : Unnumbered {
     }
   }
 
-  // Packs the upper bytes of 16 words unchanged.
+  // Packs the upper `bits` bits of each of 16 words, unchanged.
   static CINCH_HD void pack(uint32_t bits, const uint32_t (&word)[16], Codes &codes) {
     if (bits == 16) {
       CINCH_UNROLL
@@ -99,7 +100,7 @@ struct TruncFormat : Unnumbered {
     }
   }
 
-  // Unpacks 16 words, with zeros in the lower bytes.
+  // Unpacks 16 codes into the upper bytes of 16 words; the lower bytes become zeros.
   static CINCH_HD void unpack(uint32_t bits, const Codes &codes, uint32_t (&word)[16]) {
     uint32_t packed[12];
     CINCH_UNROLL
@@ -132,7 +133,8 @@ struct TruncFormat : Unnumbered {
   }
 
  private:
-  // Calls use(v, byte) for each of a lane's vectors that begins inside the chunk's codes.
+  // Calls use(v, byte) for each vector v of this lane that begins within the chunk's codes; `byte`
+  // is its offset in the chunk.
   template <class Size, class Use>
   static CINCH_HD void each_vector(const Params &params, Size n, Size i, Use &&use) {
     const uint32_t bytes = params.bits / 8;
@@ -143,8 +145,8 @@ struct TruncFormat : Unnumbered {
     }
   }
 
-  // Returns the bits of an element that may be NaN or too large, adjusted so that their upper bytes
-  // alone have the right value.
+  // Returns the bits of an element, changed so that its upper bytes alone are its code: NaN becomes
+  // quiet, and in trunc8 large elements saturate.
   static CINCH_HD uint32_t adjusted(const Params &params, uint32_t bits) {
     const uint32_t size = bits & 0x7fffffffu, sign = bits & 0x80000000u;
     if (params.bits == 8) {

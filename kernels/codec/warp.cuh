@@ -14,17 +14,18 @@ namespace cinch {
 constexpr uint32_t TILE = 512;
 constexpr uint32_t LOG2_TILE = 9;
 
-// Returns the value of the lane whose index differs in the bits of `lanes`.
+// Returns the value that another lane passes: its index is this lane's with the bits of `lanes`
+// flipped.
 template <class T>
 __device__ __forceinline__ T from_lane(T own, uint32_t lanes) {
   return __shfl_xor_sync(~0u, own, lanes);
 }
 
 // Combines a value across the lanes of each block by butterfly exchange: calls join(lanes) for the
-// distances from 2^FIRST on. Afterwards all lanes of a block have the combination, as far as the
-// block lies in the tile. The operation must be commutative, associative and idempotent: where a
-// distance leaves the block, the lane exchanges with itself (distance 0). There is no branch, so
-// the lanes of the warp never diverge.
+// distances 2^FIRST, 2^(FIRST + 1) and so on. Afterwards all lanes of a block have the combination
+// of the block's elements in this tile. The operation must be commutative, associative and
+// idempotent: where a distance leaves the block, the lane exchanges with itself (distance 0). There
+// is no branch, so the lanes of the warp never diverge.
 template <uint32_t FIRST = 0, class Join>
 __device__ __forceinline__ void join_lanes(uint32_t log2_block, Join &&join) {
   const uint32_t others = ((1u << log2_block) - 1) >> 4;  // bits in which lanes of a block differ
@@ -32,8 +33,8 @@ __device__ __forceinline__ void join_lanes(uint32_t log2_block, Join &&join) {
   for (uint32_t level = FIRST; level < 5; ++level) join(others & 1u << level);
 }
 
-// Folds the 32 partial sums of a block, of which lane p has number p, in the order of
-// src/codec/blocked/sums.rs. All lanes receive the sum.
+// Adds the 32 partial sums of a block in the order of src/codec/blocked/sums.rs. Lane p passes
+// partial sum p; all lanes receive the total.
 __device__ __forceinline__ double folded(double part) {
   CINCH_UNROLL
   for (uint32_t half = 16; half > 0; half /= 2) {
@@ -42,8 +43,8 @@ __device__ __forceinline__ double folded(double part) {
   return part;
 }
 
-// Folds the partial sums of two blocks, of which lane p has number p each. The lower 16 lanes
-// receive the sum of the first block, the others the sum of the second.
+// Adds the 32 partial sums of each of two blocks. Lane p passes partial sum p of both. Lanes 0 to
+// 15 receive the total of the first block, lanes 16 to 31 that of the second.
 __device__ __forceinline__ double folded(double first, double second) {
   const bool is_lower = threadIdx.x % 32 < 16;
   const double own = is_lower ? first : second, other = is_lower ? second : first;
@@ -56,8 +57,8 @@ __device__ __forceinline__ double folded(double first, double second) {
 }
 
 // Adds a tile to K sums for each block, in the order of src/codec/blocked/sums.rs; `add(x, part)`
-// adds an element to partial sums. Sums of blocks within the tile are complete; longer blocks keep
-// partial sums.
+// adds an element to K partial sums. Sums of blocks that fit in the tile are complete afterwards.
+// For longer blocks each lane keeps partial sums.
 //
 // Lanes exchange elements through shared memory, half a tile at a time, so that lane l gets element
 // l of each row of 32. The scratch serves up to 16 warps of a block. The elements of neighbouring
@@ -73,9 +74,9 @@ __device__ __forceinline__ void add_rows(const float (&x)[16], uint32_t log2_blo
   const bool is_long = log2_block >= LOG2_TILE;
   const uint32_t rows = is_long ? 16 : 1u << (log2_block - 5);
   const uint32_t block = (lane * 16) >> log2_block;
-  // Turns half of the tile into rows.
+  // Writes half of the tile to shared memory, where lanes read it in rows of 32 elements.
   const auto hand_over = [&](uint32_t half) {
-    // All lanes have finished their loads of the last half.
+    // All lanes have finished their loads of the other half.
     __syncwarp();
     if (lane / 16 == half) {
       CINCH_UNROLL
@@ -87,7 +88,8 @@ __device__ __forceinline__ void add_rows(const float (&x)[16], uint32_t log2_blo
     __syncwarp();
   };
   if (rows == ROWS) {
-    // A block of the default size is half a tile: two of them fold together.
+    // A block of the default size is half a tile, so one exchange adds up the partial sums of two
+    // blocks.
     double both[2][K];
     CINCH_UNROLL
     for (uint32_t half = 0; half < 2; ++half) {
@@ -104,7 +106,8 @@ __device__ __forceinline__ void add_rows(const float (&x)[16], uint32_t log2_blo
   double part[K];
   CINCH_UNROLL
   for (int k = 0; k < K; ++k) part[k] = is_long ? sum[k] : 0;
-  // Ends a block at this row: folds its sums for the lanes of the block.
+  // Ends a block after this row: adds up its partial sums and gives the totals to the block's
+  // lanes.
   const auto end_block = [&](uint32_t row) {
     CINCH_UNROLL
     for (int k = 0; k < K; ++k) {

@@ -1,8 +1,8 @@
 // The wire layout of a chunk: codes, zeros up to a multiple of 16 bytes, then the little-endian
 // fp32 numbers of each block. src/codec/wire.rs is the specification.
 //
-// Size is uint32_t or uint64_t: a kernel with small chunks saves half of its index arithmetic by 32
-// bits.
+// Size is uint32_t or uint64_t: for chunks whose byte counts fit in 32 bits, uint32_t halves the
+// index arithmetic.
 #pragma once
 
 #include "ptx/base.cuh"
@@ -15,8 +15,8 @@ struct CodeVectors {
   uint4 vector[BYTES];
 };
 
-// 16 codes of BITS bits, fewer than 8, which a lane accesses at once. Code k starts at bit BITS *
-// k.
+// 16 codes of BITS bits (fewer than 8), which a lane loads or stores by one access. Code k starts
+// at bit BITS * k.
 template <int BITS>
 struct CodeWords {
   uint32_t word[(16 * BITS + 31) / 32];
@@ -24,12 +24,12 @@ struct CodeWords {
 
 template <class Size>
 CINCH_HD Size padded_code_bytes(Size n, uint32_t code_bits) {
-  // Multiplies by whole bytes where it can, so that the product fits Size for every chunk.
+  // For codes of whole bytes the product counts bytes, so that it fits Size for every chunk.
   const Size bytes = code_bits < 8 ? (n * code_bits + 7) / 8 : n * (code_bits / 8);
   return (bytes + 15) & ~(Size)15;
 }
 
-// Returns the blocks of a chunk of n elements. With log2_block 0 a chunk is one block.
+// Returns the number of blocks in a chunk of n elements. With log2_block 0 the chunk is one block.
 template <class Size>
 CINCH_HD Size block_count(Size n, uint32_t log2_block) {
   if (log2_block == 0) return n > 0;
@@ -42,8 +42,8 @@ CINCH_HD Size block_index(Size i, uint32_t log2_block) {
   return log2_block == 0 ? 0 : i >> log2_block;
 }
 
-// Store and load the codes of the lane whose first element is i, a multiple of 16. Elements beyond
-// n have zero codes, which fill the padding.
+// Store and load the codes of the lane whose first element is i, a multiple of 16. Elements from n
+// on have zero codes, which fill the padding.
 template <int BYTES, class Size>
 CINCH_HD void store_codes(uint8_t *wire, Size n, Size i, const CodeVectors<BYTES> &codes) {
   CINCH_UNROLL
@@ -75,8 +75,8 @@ CINCH_HD void clear_bits_from(uint32_t (&word)[WORDS], uint32_t bits) {
   }
 }
 
-// Store and load codes of fewer than 8 bits. The store clears the codes of elements beyond n, and
-// lanes beyond the end fill the padding.
+// Store and load codes of fewer than 8 bits. The store clears the codes of elements from n on;
+// lanes behind the last element store zeros as padding.
 template <int BITS, class Size>
 CINCH_HD void store_codes(uint8_t *wire, Size n, Size i, CodeWords<BITS> codes) {
   if (i + 16 > n) {

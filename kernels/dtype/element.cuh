@@ -34,13 +34,13 @@ struct ElementBase {
     return gather(raw);
   }
 
-  // Unpacks faster; a NaN may become another NaN.
+  // Unpacks a vector. It is faster than unpack, but may turn a NaN into a NaN with other bits.
   static CINCH_HD void unpack_any_nan(uint4 vector, Acc (&out)[N]) { Self::unpack(vector, out); }
 
-  // Packs faster numbers of which none is NaN.
+  // Packs numbers of which none is NaN. It is faster than pack.
   static CINCH_HD uint4 pack_numbers(const Acc (&in)[N]) { return Self::pack(in); }
 
-  // Returns the smallest and the largest element of P vectors.
+  // Returns the smallest and the largest element in P vectors.
   template <int P>
   static CINCH_HD Ends ends_of(const uint4 (&vectors)[P]) {
     Ends ends;
@@ -58,16 +58,18 @@ struct ElementBase {
   static CINCH_HD Acc combine(Acc a, Acc b, uint32_t op) {
     return cinch::combine(a, b, static_cast<Combine>(op));
   }
-  // Split `combine` in two: combine many terms, then canonicalize the result once.
+  // combine_any_nan and canonical together are `combine`: a sum of many terms canonicalizes a NaN
+  // once, at the end.
   static CINCH_HD Acc combine_any_nan(Acc a, Acc b, Combine op) {
     return cinch::combine_any_nan(a, b, op);
   }
   static CINCH_HD Acc canonicalize(Acc a) { return Number<Acc>::canonicalize(a); }
-  // Multiplies by the factor of a pre-multiplied sum, which is in the low bits of the word.
+  // Multiplies an element by the factor of a pre-multiplied sum, which is in the low bits of
+  // `factor`.
   static CINCH_HD Acc premultiply(Acc a, uint64_t factor) {
     return Number<Acc>::prod(a, Number<Acc>::from_word(factor));
   }
-  // Loads a factor that is stored as an element.
+  // Loads the factor of a pre-multiplied sum from memory, where it is stored as an element.
   static CINCH_HD uint64_t factor_at(uint64_t address) {
     return Number<Acc>::to_word(Self::widen(*reinterpret_cast<const Bits *>(address)));
   }
@@ -135,8 +137,9 @@ struct F8E5M2 : ElementBase<F8E5M2, uint8_t, uint8_t, float> {
   static CINCH_HD uint8_t narrow(float number) { return (uint8_t)SmallF8E5M2::narrow(number); }
 };
 
-// The base of the 16-bit floats. On the device it converts pairs of elements where none is NaN. Self
-// defines narrow_pair, smaller_pair, larger_pair, has_nan, widen_low and widen_high there.
+// The base of the 16-bit floats. On the device it converts pairs of elements by one instruction
+// where none of them is NaN. Self defines narrow_pair, smaller_pair, larger_pair, has_nan,
+// widen_low and widen_high there.
 template <class Self>
 struct PairElement : ElementBase<Self, uint16_t, uint16_t, float> {
   using Base = ElementBase<Self, uint16_t, uint16_t, float>;
@@ -155,7 +158,8 @@ struct PairElement : ElementBase<Self, uint16_t, uint16_t, float> {
     return Base::pack(in);
   }
 
-  // Returns the smallest and the largest element of P vectors, from the ends of both halves.
+  // Returns the smallest and the largest element in P vectors. It compares pairs, then the results
+  // in the low and the high halves.
   template <int P>
   static CINCH_HD Ends ends_of(const uint4 (&vectors)[P]) {
     uint32_t low, high;
@@ -219,8 +223,8 @@ struct F16 : PairElement<F16> {
 
 }  // namespace cinch
 
-// All element types, in groups that one compiler run instantiates: X(name, Type) for each. The
-// kernels of reductions exist for every type of these lists.
+// All element types, in groups: X(name, Type) for each. The types of a group are compiled together
+// in one file. The reduction kernels exist for every type of these lists.
 #define CINCH_INTEGERS_8(X) X(i8, I8) X(u8, U8)
 #define CINCH_INTEGERS_32(X) X(i32, I32) X(u32, U32)
 #define CINCH_INTEGERS_64(X) X(i64, I64) X(u64, U64)
@@ -231,7 +235,7 @@ struct F16 : PairElement<F16> {
   CINCH_INTEGERS_8(X) CINCH_INTEGERS_32(X) CINCH_INTEGERS_64(X) \
   CINCH_FLOATS_8(X) CINCH_FLOATS_16(X) CINCH_FLOATS_32_64(X)
 
-// The element types that codecs take, which are those of gradients: X(further arguments, name,
-// Type) for each.
+// The element types that codecs accept, which are the types of gradients: X(further arguments,
+// name, Type) for each.
 #define CINCH_CODED_ELEMENTS(X, ...) \
   X(__VA_ARGS__, f32, F32) X(__VA_ARGS__, f16, F16) X(__VA_ARGS__, bf16, BF16)

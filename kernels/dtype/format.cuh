@@ -2,23 +2,25 @@
 //
 // Rounding is to nearest, ties to even, subnormals included. Beyond the largest finite value f16,
 // bf16 and f8e5m2 give infinity, f8e4m3 gives NaN. A NaN keeps its sign and the upper bits of its
-// payload and becomes quiet. The device's conversions do not keep them, so they serve only numbers.
+// payload and becomes quiet. The device's conversion instructions change a NaN's payload, so they
+// serve only numbers.
 #pragma once
 
 #include "ptx/convert.cuh"
 
 namespace cinch {
 
-// A float format. SPECIAL is the first magnitude that is not finite. OVERFLOW_BITS are the fp32
-// bits of the first magnitude that rounds beyond the largest finite one.
+// A float format. SPECIAL is the smallest magnitude code that stands for infinity or NaN.
+// OVERFLOW_BITS are the fp32 bits of the smallest magnitude that rounds beyond the largest finite
+// number.
 template <int EXPONENT_BITS, int MANTISSA_BITS, uint32_t SPECIAL, uint32_t OVERFLOW_BITS>
 struct SmallFloat {
   static constexpr int WIDTH = EXPONENT_BITS + MANTISSA_BITS;
   static constexpr int DROP = 23 - MANTISSA_BITS;
   static constexpr uint32_t BIAS = (1u << (EXPONENT_BITS - 1)) - 1;
-  // The bits of infinity; in a format without infinity a finite magnitude.
+  // The bits of infinity; in f8e4m3, which has no infinity, the bits of a finite magnitude.
   static constexpr uint32_t INFINITE_CODE = ((1u << EXPONENT_BITS) - 1) << MANTISSA_BITS;
-  // fp32 bits of the distance between subnormals.
+  // The fp32 bits of the distance between neighbouring subnormals.
   static constexpr uint32_t STEP_BITS = (127 + 1 - BIAS - MANTISSA_BITS) << 23;
 
   static CINCH_HD float widen(uint32_t bits) {
@@ -38,7 +40,8 @@ struct SmallFloat {
     const uint32_t half = (1u << (DROP - 1)) - 1 + (magnitude >> DROP & 1);
     const uint32_t rounded = (magnitude + half) >> DROP;
     const uint32_t normal = rounded - ((127 - BIAS) << MANTISSA_BITS);
-    // Adding a number whose last bit is worth one subnormal step rounds to that step.
+    // The last bit of `anchor` is worth one subnormal step, so adding `anchor` rounds a number to a
+    // multiple of that step.
     const uint32_t anchor = STEP_BITS + (23u << 23);
     const uint32_t subnormal = bits_of(add(float_of(magnitude), float_of(anchor))) - anchor;
     const uint32_t finite = magnitude < (127 + 1 - BIAS) << 23 ? subnormal : normal;

@@ -12,7 +12,7 @@
 
 namespace cinch {
 
-// Has the values of cinch_combine and ReduceOp.
+// The values are those of cinch_combine and of ReduceOp in Rust.
 enum class Combine : uint32_t { sum = 0, prod = 1, max = 2, min = 3 };
 
 CINCH_HD float canonical(float x) { return x == x ? x : float_of(0x7fc00000u); }
@@ -26,7 +26,7 @@ struct Integer {
   static CINCH_HD T canonicalize(T a) { return a; }
   static CINCH_HD T sum(T a, T b) { return (T)((Wide)a + (Wide)b); }
   static CINCH_HD T prod(T a, T b) {
-    // In 64 bits: C++ promotes 16-bit factors to int, whose product may overflow.
+    // Multiplies in 64 bits: C++ promotes 16-bit factors to int, whose product may overflow.
     return (T)((uint64_t)(Wide)a * (uint64_t)(Wide)b);
   }
   static CINCH_HD T maximum(T a, T b) { return a > b ? a : b; }
@@ -44,8 +44,8 @@ struct Integer {
 template <class T>
 struct AnyNanFloating;
 
-// IEEE 754-2019 maximum and minimum. Equal numbers have equal bits except zeros: `&` of their bits
-// gives the positive zero, `|` the negative one.
+// IEEE 754-2019 maximum and minimum. Equal numbers have equal bits, except the two zeros: `&` of
+// their bits gives +0, `|` gives -0.
 template <>
 struct AnyNanFloating<float> {
   static CINCH_HD float sum(float a, float b) { return add(a, b); }
@@ -131,7 +131,7 @@ template <class T>
 using Number = typename std::conditional<std::is_floating_point<T>::value, Floating<T>,
                                          Integer<T>>::type;
 
-// Combines without canonicalizing a NaN.
+// Combines two numbers; a NaN in the result has any bits.
 template <class T>
 CINCH_HD T combine_any_nan(T a, T b, Combine op) {
   using AnyNan = typename Number<T>::AnyNan;

@@ -1,16 +1,17 @@
 // Codecs without communication: encode or decode one chunk of any size.
 //
-// cinch_encode_CODEC_TYPE and cinch_decode_CODEC_TYPE; TYPE is f32, f16 or bf16. Any grid, blocks
-// of 256 threads. The warps of the grid share tiles of 512 elements, or of a block of scale if that
-// is larger. Elements need the alignment of their type; arrays aligned to 16 bytes move in vectors.
+// The kernels are cinch_encode_CODEC_TYPE and cinch_decode_CODEC_TYPE; TYPE is f32, f16 or bf16.
+// Launch: any grid, blocks of 256 threads. Each warp takes tiles of 512 elements, or whole scaling
+// blocks of the codec if these are larger. Arrays need the alignment of their element type; arrays
+// aligned to 16 bytes move in vectors.
 #include "codec/codec.cuh"
 #include "entry/elements.cuh"
 
 namespace cinch {
 
-// Stores the codes of a whole tile, three vectors a lane. Direct stores would touch half of each
-// sector at a time, so the vectors go through shared memory, where groups of three have no bank
-// conflicts.
+// Stores the codes of a whole tile, three 16-byte vectors for each lane. Direct stores would touch
+// half of each memory sector at a time. So the vectors go through shared memory, where groups of
+// three have no bank conflicts.
 __device__ __forceinline__ void store_threes(uint8_t *to, const CodeVectors<3> &codes) {
   __shared__ uint4 rooms[THREADS / 32][96];
   uint4 *room = rooms[threadIdx.x / 32];

@@ -1,4 +1,5 @@
-// The schedule kernels of one codec.
+// Defines the kernels of the schedule interpreter for one codec, for each element type that codecs
+// accept.
 #pragma once
 
 #include "entry/launch.cuh"

@@ -1,4 +1,5 @@
-// A lane's 16 elements of an array, at any alignment of the element type. Blocks have 256 threads.
+// Loads and stores of 16 elements for each lane, at any alignment of the element type. Thread
+// blocks have 256 threads.
 #pragma once
 
 #include "codec/warp.cuh"
@@ -8,15 +9,15 @@ namespace cinch {
 
 constexpr uint32_t THREADS = 256;
 
-// Returns whether accesses may be vectors of 16 bytes.
+// Returns whether `at` is aligned for accesses of 16 bytes.
 __device__ __forceinline__ bool is_aligned(const void *at) { return (uintptr_t)at % 16 == 0; }
 
-// Returns how many of the 16 elements from i on exist.
+// Returns how many of the elements i to i + 15 an array of n elements has.
 __device__ __forceinline__ uint32_t elements_from(uint64_t n, uint64_t i) {
   return i >= n ? 0 : n - i < 16 ? (uint32_t)(n - i) : 16;
 }
 
-// Loads elements from i on, zeros beyond n.
+// Loads elements i to i + 15 of an array of n elements, with zeros for those from n on.
 template <class E>
 __device__ __forceinline__ void load_elements(const void *elements, bool aligned, uint64_t n,
                                               uint64_t i, float (&x)[16]) {
@@ -60,7 +61,8 @@ __device__ __forceinline__ void store_elements(void *elements, bool aligned, uin
   }
 }
 
-// Calls use(begin) for each tile of this warp; all lanes call it together.
+// Calls use(begin) for each tile of this warp, where `begin` is the tile's first element; all lanes
+// call `use` together.
 template <class Use>
 __device__ __forceinline__ void each_tile(uint64_t n, Use &&use) {
   const uint64_t warps = (uint64_t)gridDim.x * (THREADS / 32);
@@ -68,9 +70,9 @@ __device__ __forceinline__ void each_tile(uint64_t n, Use &&use) {
   for (uint64_t begin = first * TILE; begin < n; begin += warps * TILE) use(begin);
 }
 
-// Stores the elements of a tile; a lane's are those from begin + 16 * lane on. Direct stores would
-// touch half of each sector at a time. Half a tile at a time goes through shared memory, so that
-// stores cover whole lines.
+// Stores the elements of a tile; this lane holds the 16 elements from begin + 16 * lane. Direct
+// stores would touch half of each memory sector at a time. Half a tile at a time goes through
+// shared memory, so that stores cover whole lines.
 template <class E>
 __device__ __forceinline__ void store_tile(void *elements, bool aligned, uint64_t n, uint64_t begin,
                                            const float (&x)[16]) {
@@ -82,8 +84,8 @@ __device__ __forceinline__ void store_tile(void *elements, bool aligned, uint64_
   }
   uint4 *room = rooms[threadIdx.x / 32];
   uint4 *to = reinterpret_cast<uint4 *>(static_cast<typename E::Bits *>(elements) + begin);
-  // Neither lanes with neighbouring pieces nor lanes with every PIECES-th piece have a bank
-  // conflict.
+  // Permutes pieces so that there is no bank conflict, neither between lanes with neighbouring
+  // pieces nor between lanes whose pieces are PIECES apart.
   const auto place = [](uint32_t piece) { return piece ^ ((piece >> 3) & (PIECES - 1)); };
 #pragma unroll
   for (uint32_t half = 0; half < 2; ++half) {

@@ -1,4 +1,4 @@
-// The fused kernels through one codec.
+// Defines the fused kernels for one codec, for each element type that codecs accept.
 #pragma once
 
 #include "fused/coded.cuh"

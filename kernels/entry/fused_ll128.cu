@@ -1,5 +1,5 @@
-// The fused kernels over ll128 lines, for the element types that are mostly sent: those of
-// gradients.
+// The fused kernels over ll128 lines. They exist only for the element types of gradients, which are
+// sent most.
 #include "fused/ll128.cuh"
 
 #define CINCH_FUSED_LL128(name, ...)                                                \

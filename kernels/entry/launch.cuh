@@ -1,9 +1,10 @@
-// The entry of a schedule kernel: its name and its launch bounds.
+// A macro that defines a kernel of the schedule interpreter, with its name and launch bounds.
 #pragma once
 
 #include "exec/interpret.cuh"
 
-// Defines a kernel of the schedule interpreter for a Mover.
+// Defines a kernel `name` of the schedule interpreter; the other arguments are the Mover that moves
+// its data.
 #define CINCH_INTERPRETER(name, ...)                          \
   extern "C" __global__ void __launch_bounds__(               \
       cinch::BLOCK_THREADS, cinch::BLOCKS_PER_MULTIPROCESSOR) \

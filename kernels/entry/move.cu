@@ -1,5 +1,5 @@
-// The schedule kernels of calls that neither reduce nor encode. They move bytes, so one kernel
-// serves all element types.
+// The schedule kernels of calls that neither reduce nor encode. They move bytes only, so one kernel
+// for each protocol serves all element types.
 #include "entry/launch.cuh"
 #include "prims/ll.cuh"
 #include "prims/ll128.cuh"

@@ -64,16 +64,16 @@ __device__ inline uint64_t first_index() {
 
 __device__ inline uint64_t stride() { return static_cast<uint64_t>(gridDim.x) * blockDim.x; }
 
-// Fills `target` with the pattern. Any one-dimensional launch; the end of the kernel publishes the
-// words.
+// Fills `target` with the pattern. The launch may have any one-dimensional grid; the words become
+// visible when the kernel ends.
 extern "C" __global__ void cinch_probe_fill(ProbeFill args) {
     for (uint64_t i = first_index(); i < args.words; i += stride()) {
         args.target[i] = probe_word(args.seed, i);
     }
 }
 
-// Launches its dependents at once and fills `target` after `delay`. A next kernel that fails to
-// wait for the end of this one reads old data.
+// Lets the next kernel of the stream launch at once, and fills `target` only after `delay`. A next
+// kernel that fails to wait for the end of this kernel reads old data.
 extern "C" __global__ void cinch_probe_late(ProbeLate args) {
     cinch::launch_dependents();
     uint64_t begin, now;
@@ -86,11 +86,12 @@ extern "C" __global__ void cinch_probe_late(ProbeLate args) {
     }
 }
 
-// Adds the number of words that differ from the pattern to `*wrong`. Any one-dimensional launch.
+// Adds the number of words that differ from the pattern to `*wrong`. The launch may have any
+// one-dimensional grid.
 extern "C" __global__ void cinch_probe_check(ProbeCheck args) {
     uint32_t wrong = 0;
     for (uint64_t i = first_index(); i < args.words; i += stride()) {
-        // Bypasses this multiprocessor's cache, because a peer wrote the word.
+        // __ldcv bypasses this multiprocessor's cache, because a peer wrote the word.
         wrong += __ldcv(args.source + i) != probe_word(args.seed, i);
     }
     if (wrong != 0) {
@@ -98,8 +99,9 @@ extern "C" __global__ void cinch_probe_check(ProbeCheck args) {
     }
 }
 
-// Bounces a counter `rounds` times between one thread on each of two GPUs, or on two streams of one
-// GPU. Both return when a wait exceeds its budget; `*done` is then less than `rounds`.
+// Sends a counter back and forth `rounds` times between one thread on each of two GPUs, or on two
+// streams of one GPU. Both threads return when a wait exceeds its budget; `*done` is then less than
+// `rounds`.
 extern "C" __global__ void cinch_probe_pingpong(ProbePingpong args) {
     volatile uint64_t* mine = args.mine;
     volatile uint64_t* theirs = args.theirs;
@@ -124,7 +126,8 @@ extern "C" __global__ void cinch_probe_pingpong(ProbePingpong args) {
     *args.done = round;
 }
 
-// Copies vectors. Any one-dimensional launch; four loads are in flight before the first store.
+// Copies 16-byte vectors; a thread loads four before it stores the first. The launch may have any
+// one-dimensional grid.
 extern "C" __global__ void cinch_probe_copy(ProbeCopy args) {
     const uint64_t step = stride();
     uint64_t i = first_index();

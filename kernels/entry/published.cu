@@ -5,10 +5,10 @@
 //
 // CompLL's message, whose single block is the whole array, takes three kernels in this order on a
 // stream:
-//   cinch_extent_TYPE    each block writes the ends of its share where the codes will be; the host
-//                        launches as many blocks as there is room for two words each
-//   cinch_header         one block joins the ends and writes the header of ten bytes
-//   cinch_message_TYPE   reads the ends in the header and writes the codes
+//   cinch_extent_TYPE    each block writes the smallest and the largest element of its share to the
+//                        place of the codes, which must have room for two words for each block
+//   cinch_header         one block combines these extremes and writes the header of ten bytes
+//   cinch_message_TYPE   reads the extremes in the header and writes the codes
 // cinch_unmessage_TYPE decodes a message. A header that does not fit the width and the element
 // count gives NaN.
 #include "codec/codec.cuh"
@@ -18,7 +18,7 @@ namespace cinch {
 
 constexpr uint32_t HEADER_BYTES = 10;
 
-// Store and load the bytes of words at any address.
+// Store and load WORDS words at any byte address.
 template <int WORDS>
 __device__ __forceinline__ void store_bytes(uint8_t *to, const uint32_t (&word)[WORDS],
                                             uint32_t bytes) {
@@ -136,12 +136,14 @@ __device__ __forceinline__ void unpack_array(const cinch_codec_args &args) {
 
 using Message = MinMaxFormat<0>;
 
-// Returns where blocks leave the ends of their shares: at the first multiple of 4.
+// Returns the array in which blocks leave the smallest and largest elements of their shares: the
+// first multiple of 4 in the message.
 __device__ __forceinline__ float *shares_of(const cinch_codec_args &args) {
   return reinterpret_cast<float *>(((uintptr_t)args.wire + 3) & ~(uintptr_t)3);
 }
 
-// Joins the ends of all threads of the block; the first thread receives the result.
+// Combines the smallest and largest elements that the block's threads have found; the first thread
+// receives the result.
 __device__ __forceinline__ Message::Summary join_block(Message::Summary own) {
   __shared__ Message::Summary warps[THREADS / 32];
   Message::combine_lanes(LOG2_TILE, own);
@@ -175,12 +177,12 @@ __device__ __forceinline__ uint64_t code_bytes(uint64_t n, uint32_t bits) {
   return (n * bits + 7) / 8;
 }
 
-// Returns how many codes the last byte has room for beyond the n.
+// Returns how many more codes than n the last byte of the codes has room for.
 __device__ __forceinline__ uint32_t lacking(uint64_t n, uint32_t bits) {
   return (uint32_t)(code_bytes(n, bits) * (8 / bits) - n);
 }
 
-// Reads the two numbers of the header.
+// Reads the smallest and the largest element from the header.
 __device__ __forceinline__ Message::Summary ends_of(const uint8_t *wire) {
   uint32_t word[2];
   load_bytes(wire + 2, word, 8);
@@ -214,7 +216,7 @@ __device__ __forceinline__ void read_message(const cinch_codec_args &args) {
   const bool aligned = is_aligned(args.elements);
   const Message::Summary ends = ends_of(wire);
   float number[2] = {ends.low, ends.high};
-  // NaN as a number makes all elements NaN.
+  // A wrong header sets the block's smallest element to NaN, which makes all elements NaN.
   if (wire[0] != params.bits || wire[1] != lacking(args.n, params.bits)) {
     number[0] = float_of(QUIET_NAN);
   }
@@ -238,7 +240,7 @@ extern "C" __global__ void __launch_bounds__(256)
     cinch_header(const __grid_constant__ cinch_codec_args args) {
   using namespace cinch;
   const cinch_bits_params params = bits_params(args);
-  // The host passes the number of shares in place of the block size.
+  // The host passes the number of shares in log2_block.
   Message::Summary own = Message::empty_summary();
   for (uint32_t share = threadIdx.x; share < params.log2_block; share += THREADS) {
     own.low = smaller_of(own.low, shares_of(args)[2 * share]);

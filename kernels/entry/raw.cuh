@@ -1,4 +1,4 @@
-// The schedule kernels of one element type that reduce without a codec.
+// Defines the kernels of the schedule interpreter that reduce one element type without a codec.
 #pragma once
 
 #include "entry/launch.cuh"

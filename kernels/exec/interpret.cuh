@@ -1,12 +1,12 @@
 // The schedule interpreter: one block executes the steps of one channel.
 //
-// Launch: one block for each channel of each work, BLOCK_THREADS threads; kernels of codecs with a
-//   stage of dynamic shared memory for each mover warp. All blocks must be resident at once,
-//   because they wait for blocks of other ranks.
+// Launch: one block of BLOCK_THREADS threads for each channel of each work. Kernels of codecs also
+//   need a stage of dynamic shared memory for each mover warp. All blocks must be resident at
+//   once, because they wait for blocks of other ranks.
 // Passes: channel c of a work with n channels executes the passes c, c + n, c + 2n, ... over
 //   connections of its own, so no block waits for another block of its rank.
-// Order: that of schedule::walk, by time and the oldest pass first. Thus a rank frees the slots
-//   that its peers wait for before it waits for slots itself.
+// Order: a block executes its steps in the order of schedule::walk, by time and the oldest pass
+//   first. Thus a rank frees the slots that its peers wait for before it waits for slots itself.
 //
 // A batch of steps passes through the roles of the block like this; two batches are in flight, one
 // in each half of the channel's shared state:
@@ -36,14 +36,14 @@ struct Range {
   uint64_t elements;
 };
 
-// Returns the elements of a part of a pass; plan::Geometry::range has the same formula.
+// Returns the elements of one part of a pass; plan::Geometry::range has the same formula.
 __device__ __forceinline__ Range range_of(const cinch_work &work, uint64_t pass, uint32_t part) {
   const uint64_t start = (pass * work.parts + part) * work.chunk;
   const uint64_t begin = min(start, work.count);
   return {begin, min(start + work.chunk, work.count) - begin};
 }
 
-// The steps that one channel of a work executes.
+// The steps of one channel of a work, in the order in which the block executes them.
 struct Walk {
   const cinch_step *steps;
   uint32_t nsteps;
@@ -87,16 +87,15 @@ struct Walk {
 //   bool has_fast_path(const Job &) const    whether whole tiles may take the faster loops
 //   void tiles(const Job &, uint32_t first, uint32_t last)   moves tiles; called by a whole warp
 
-// Returns the tiles of a chunk of `elements`.
+// Returns the number of tiles in a chunk of `elements`.
 template <class Mover>
 __device__ __forceinline__ uint32_t tiles_of(const Mover &mover, uint32_t elements) {
   return (elements + mover.tile_elements() - 1) / mover.tile_elements();
 }
 
-// Moves the payload of a batch. Its chunks have `tiles` tiles each, or fewer: only the last parts
-// of a pass are shorter. The function is out of line, so that the loops inside it need not keep the
-// caller's registers. The caller passes `tiles` because a small call waits for the first load of
-// each batch.
+// Moves the payload of a batch. Each chunk has at most `tiles` tiles: only the last parts of a pass
+// are shorter. The function is out of line, so that the loops inside it need not keep the caller's
+// registers. The caller passes `tiles` because a small call waits for the first load of each batch.
 template <class Mover>
 __device__ __noinline__ void move_batch(const cinch_comm_view &comm, uint32_t half,
                                         uint32_t tiles) {
@@ -121,7 +120,7 @@ __device__ __noinline__ void move_batch(const cinch_comm_view &comm, uint32_t ha
   }
 }
 
-// Fills the job of a step. `peers` is the index of its peers in Channel::peers.
+// Fills the job of `step`. `peers` is the index in Channel::peers of the step's peers.
 __device__ __forceinline__ void locate(const Channel &own, const cinch_step &step, uint32_t peers,
                                        uint32_t pass, uint32_t element_bytes, uint32_t half,
                                        Job &job) {
@@ -139,7 +138,8 @@ __device__ __forceinline__ void locate(const Channel &own, const cinch_step &ste
   job.nsend = step.nsend;
   job.peers = (uint16_t)peers;
   job.half = (uint8_t)half;
-  // A rank's block may have any number of elements, so alignment differs from chunk to chunk.
+  // A rank's part of a buffer may have any number of elements, so alignment differs from chunk to
+  // chunk.
   const bool reads = job.reads() || job.nrecv == 0, writes = job.writes();
   const uintptr_t used = (reads ? (uintptr_t)job.input : 0) | (writes ? (uintptr_t)job.output : 0);
   job.aligned = used % 16 == 0;
@@ -150,9 +150,10 @@ __device__ __forceinline__ void locate(const Channel &own, const cinch_step &ste
 __device__ __forceinline__ void report_missing(const cinch_comm_view &comm, const Channel &own,
                                                Stop stop, uint32_t channel, uint32_t half) {
   const uint32_t missing = stop.missing();
-  // Only the first report is kept: that of the batch whose wait failed.
+  // The communicator keeps only the first report, which is that of the batch whose wait failed.
   if (lane_id() != 0 || missing == 0) return;
-  // The flag has the low bits of the number, and the cursor still has the count before this launch.
+  // A flag holds only the low bits of the message number. The cursor still has the number of
+  // messages received before this launch.
   const uint64_t before = cursor_of(comm, channel, missing - 1)->received;
   const uint32_t flag = own.slots[half].flag[missing - 1];
   const uint64_t number = before + ((flag - (uint32_t)before) & NUMBER_MASK);
@@ -161,9 +162,9 @@ __device__ __forceinline__ void report_missing(const cinch_comm_view &comm, cons
   report(comm, CINCH_TROUBLE_TIMEOUT, info, number, number - 1, own.work.signature, nullptr);
 }
 
-// Mixes the channel's message count into the keys of stochastic rounding, so that a replay draws
-// other numbers than the last one. A channel that encoded anything has sent messages since. One
-// thread calls this before the first message is published.
+// Mixes the channel's message count into the keys of stochastic rounding, so that each replay of a
+// CUDA graph draws other random numbers. A channel that encoded anything has sent messages since,
+// so its count differs. One thread calls this before the first message is published.
 static __device__ __noinline__ void redraw(const cinch_comm_view &comm, uint32_t channel,
                                            uint32_t (&key)[4]) {
   uint64_t count = 0;
@@ -223,7 +224,8 @@ __device__ __forceinline__ void interpret(const cinch_args &args) {
   wait_for_previous_kernel();
   __syncthreads();
   if (own.work.flags & CINCH_FACTOR_AT) {
-    // Loaded once, and here: the previous kernel of the stream may have written the factor.
+    // The factor is loaded here, and by one thread only: the previous kernel of the stream may have
+    // written it.
     if (threadIdx.x == 0) own.work.factor = Mover::factor_at(own.work.factor);
     __syncthreads();
   }

@@ -13,8 +13,9 @@
 // SYNC POINT slot.tail: publishes the payload of a slot. The sender's publisher does store_release
 //   after the barrier MOVED, which follows the movers' stores; the receiver's waiter does
 //   load_acquire before the barrier READY, which precedes the movers' loads.
-// SYNC POINT slot.head: relaxed. The barrier MOVED follows the use of every loaded value, so the
-//   loads are complete; a sender that sees the credit writes later.
+// SYNC POINT slot.head: returns credit for a slot by a relaxed store. The barrier MOVED precedes
+//   it and follows the use of every loaded value. So the loads are complete before a sender sees
+//   the credit and writes to the slot.
 #pragma once
 
 #include "channel/channel.cuh"
@@ -25,19 +26,20 @@ namespace cinch {
 static_assert(CINCH_MAX_RANKS <= WARP, "one thread of a warp owns one connection");
 
 // Flags of ll and ll128: the low bits are the number of the message, the others a hash of the
-// call's signature. The hash keeps a message of a call that only some ranks make from passing for a
-// message of the call that the other ranks make next.
+// call's signature. If only some ranks make a call, the hash keeps its messages from passing for
+// messages of the next call of the others.
 constexpr uint32_t NUMBER_BITS = 20;
 constexpr uint32_t NUMBER_MASK = (1u << NUMBER_BITS) - 1;
 
-// Returns the flag of message `number`; `hash` has bits above NUMBER_MASK. Numbers start at 1, so
-// that no flag equals the zeros of fresh slots before the numbers wrap.
+// Returns the flag of message `number`; `hash` has only bits above NUMBER_MASK. Numbers start at 1.
+// Thus no flag equals the zeros of a fresh slot before the numbers wrap around.
 __device__ __forceinline__ uint32_t message_flag(uint64_t number, uint32_t hash) {
   return (hash & ~NUMBER_MASK) | ((uint32_t)(number + 1) & NUMBER_MASK);
 }
 
-// Senders rewrite whole slots once in this many messages. Otherwise a packet that only long
-// messages use could keep a flag until the numbers wrap, and a receiver would take it for new.
+// A sender rewrites the whole slot once in this many messages. Otherwise a packet that only long
+// messages use could keep a flag until the numbers wrap around, and the receiver would take it for
+// new.
 constexpr uint32_t REFRESH_PERIOD = 1u << (NUMBER_BITS - 2);
 
 __device__ __forceinline__ bool refreshes(uint32_t flag, uint32_t depth) {
@@ -50,7 +52,7 @@ __device__ __forceinline__ cinch_cursor *cursor_of(const cinch_comm_view &comm, 
          ((uint64_t)comm.protocol * CINCH_MAX_CHANNELS + channel) * CINCH_MAX_RANKS + peer;
 }
 
-// Returns the payload of slot 0 of a channel in a peer buffer.
+// Returns the address of the payload of slot 0 of a channel in a peer buffer.
 __device__ __forceinline__ uint8_t *slots_of(const cinch_comm_view &comm, uint8_t *peer_buffer,
                                              uint32_t channel) {
   return peer_buffer + comm.fifo.slots + (uint64_t)channel * comm.fifo.depth * comm.fifo.stride;
@@ -61,7 +63,7 @@ __device__ __forceinline__ cinch_counters *counters_of(const cinch_comm_view &co
   return (cinch_counters *)(peer_buffer + comm.fifo.counters) + channel;
 }
 
-// An end of a connection, driven by its waiter.
+// The receiving or sending end of a connection, which a thread of the waiters drives.
 template <int PROTOCOL>
 class Waiter {
  public:
@@ -82,8 +84,9 @@ class Waiter {
     slots_ = slots_of(comm, sends_ ? comm.outbox[peer_] : comm.inbox[peer_], channel);
   }
 
-  // Waits for this end's message of the batch, or for credit for the slot that it fills. Movers of
-  // ll and ll128 poll the payload themselves. `index` is that of the batch's first step.
+  // Waits for the message of the batch at a receiving end, or for credit for the slot to fill at a
+  // sending end. In ll and ll128 the movers poll the payload themselves. `index` is that of the
+  // batch's first step.
   __device__ __forceinline__ void wait(const cinch_step &batch, uint32_t index, uint32_t pass,
                                        BatchSlots &slots) {
     const uint32_t mask = sends_ ? batch.send_mask : batch.recv_mask;
@@ -95,7 +98,7 @@ class Waiter {
       if (PROTOCOL != CINCH_SIMPLE && refreshes(flag(), depth)) slots.refresh = 1;
     } else if (PROTOCOL == CINCH_SIMPLE) {
       if (credit_ <= count_) poll_until(count_ + 1, info);
-      // SYNC POINT slot.tail
+      // SYNC POINT slot.tail: acquires the payload that the sender's publisher has released.
       load_acquire(counter_);
       if (is_first_) check_signature(info);
     }
@@ -113,7 +116,7 @@ class Waiter {
     return slots_ + (uint32_t)(count_ % comm_.fifo.depth) * (uint64_t)comm_.fifo.stride;
   }
 
-  // Polls the counter until it has reached `target`.
+  // Polls the counter of this end until it has reached `target`.
   __device__ __forceinline__ void poll_until(uint64_t target, const WaitInfo &info) {
     credit_ = load_relaxed(counter_);
     WaitLimit limit;
@@ -160,7 +163,7 @@ class Waiter {
   uint8_t *slots_;
 };
 
-// Both connections with one peer, as their publisher advances them.
+// The connections to and from one peer. A thread of the publishers advances their counters.
 template <int PROTOCOL>
 class Publisher {
  public:
@@ -174,8 +177,8 @@ class Publisher {
     counters_ = counters_of(comm, comm.outbox[peer_], channel);
   }
 
-  // Returns credit for the batch's message from the peer and publishes its message to it. The
-  // caller has passed the barrier MOVED of the batch.
+  // Returns credit for the message of the batch from the peer, and publishes the message of the
+  // batch to the peer. The caller has passed the barrier MOVED of the batch.
   __device__ __forceinline__ void publish(uint32_t recv_mask, uint32_t send_mask) {
     if (!owns_) return;
     if (recv_mask >> peer_ & 1) {
@@ -193,8 +196,8 @@ class Publisher {
     }
   }
 
-  // Stores the message counts for the next launch. It leaves a count alone that this block did not
-  // advance: another block may drive the other direction of the same connection.
+  // Stores the message counts in the rank's cursors, for the next launch. A count that this block
+  // did not advance is left alone: another block may drive the other direction of the connection.
   __device__ __forceinline__ void finish() {
     if (!owns_) return;
     cinch_cursor *cursor = cursor_of(comm_, channel_, peer_);

@@ -1,4 +1,4 @@
-// Waits that cannot hang: each one watches the abort word and a deadline.
+// Polling loops that cannot hang: each checks the abort word and a deadline.
 #pragma once
 
 #include "abi.h"
@@ -6,13 +6,13 @@
 
 namespace cinch {
 
-// Polls between two reads of the clock.
+// Number of polls between two reads of the clock.
 constexpr uint32_t POLLS_PER_CLOCK = 256;
 // Nanoseconds between two reads of the abort word, which lies in host memory: each read is a round
 // trip over PCIe.
 constexpr uint64_t ABORT_POLL_INTERVAL = 20000;
 
-// Messages that one thread polls together.
+// Largest number of messages that one thread polls together.
 constexpr uint32_t POLLED = 8;
 
 // The stop flag of a block, in shared memory. A thread whose wait fails sets words[0], and the
@@ -23,11 +23,11 @@ struct Stop {
   __device__ __forceinline__ bool is_set() const { return words[0] != 0; }
   __device__ __forceinline__ void set() const { words[0] = 1; }
   __device__ __forceinline__ void missing(uint32_t source) const { words[1] = 1 + source; }
-  // Returns 1 + the rank; 0 if no data was missing.
+  // Returns 1 + the rank whose data did not arrive in time; 0 if no data was missing.
   __device__ __forceinline__ uint32_t missing() const { return words[1]; }
 };
 
-// Names the connection and the step of a wait, for the report.
+// Identifies the connection and the step of a wait in the communicator's report of a failure.
 struct WaitInfo {
   uint32_t peer;
   uint32_t sends;
@@ -36,8 +36,8 @@ struct WaitInfo {
   uint32_t pass;
 };
 
-// Fills the communicator's report unless an earlier failure has. The host reads it when `state` is
-// 2.
+// Fills the communicator's report of a failure, unless an earlier failure has filled it. The host
+// reads the report when its `state` is 2.
 static __device__ __noinline__ void report(const cinch_comm_view &comm, uint32_t kind,
                                            const WaitInfo &wait, uint64_t expected, uint64_t seen,
                                            const uint64_t *mine, const uint64_t *theirs) {
@@ -56,7 +56,7 @@ static __device__ __noinline__ void report(const cinch_comm_view &comm, uint32_t
     trouble->mine[i] = mine ? mine[i] : 0;
     trouble->theirs[i] = theirs ? theirs[i] : 0;
   }
-  // SYNC POINT trouble: publishes the report to the watchdog, which acquires `state`.
+  // SYNC POINT trouble: publishes the report to the host's watchdog, which acquires `state`.
   __threadfence_system();
   *(volatile uint32_t *)&trouble->state = 2;
 }
@@ -67,8 +67,8 @@ class WaitLimit {
   __device__ __forceinline__ WaitLimit() : polls_(0), began_(0), read_abort_(0) {}
 
   // Returns true if the wait must end: another thread of the block has stopped, the host aborted
-  // the communicator, or the deadline passed. `timeout` is true in the last case alone, and the
-  // caller then reports it.
+  // the communicator, or the deadline passed. Only the last case sets `timeout`, and the caller
+  // then reports it.
   __device__ __forceinline__ bool is_over(const cinch_comm_view &comm, Stop stop, bool &timeout) {
     timeout = false;
     if (++polls_ % POLLS_PER_CLOCK != 0) return false;

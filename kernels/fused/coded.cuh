@@ -6,11 +6,11 @@
 // lines.
 //
 // Phases, for each tile, which a warp works on:
-//   1. Encode the own contribution, or the part or block of each peer, and store it to the area of
-//      every peer, or of that peer.
-//   2. Poll the encoded tiles of all peers; decode and add them and the own contribution in the
+//   1. Encode this rank's contribution, or the part or block of each peer, and store it to the area
+//      of every peer, or of that peer.
+//   2. Poll the encoded tiles of all peers; decode and add them and this rank's contribution in the
 //      order of ranks.
-//   3. Store the sum; or (two-shot) encode it, send it to all peers and store what they decode.
+//   3. Store the sum; or (two-shot) encode it, send it to all peers and store its decoded values.
 //   4. Two-shot: poll the peers' sums, decode and store them.
 // An all_gather does 1, then 4 with the contributions. A block works in slices of one or a few
 // tiles for each warp:
@@ -58,25 +58,27 @@ class CodedExchange {
   using Codes = typename C::Codes;
   using Tiles = ElementTiles<Lane::SIZE>;
 
-  // A tile that goes to a peer, or comes from a peer: the k-th rank after this one.
+  // A tile that goes to a peer, or comes from a peer, which is the k-th rank after this rank.
   struct Message {
     uint32_t tile, k;
   };
 
-  // An encoded tile is sent in groups of four lines. A warp polls SOURCES tiles together.
+  // An encoded tile is sent in groups of four lines. A warp polls for SOURCES tiles together.
   static constexpr uint32_t GROUP_BYTES = 8 * TILE_WORDS;
   static constexpr uint32_t GROUPS = (EncodedTiles<C>::BYTES + GROUP_BYTES - 1) / GROUP_BYTES;
   static constexpr uint32_t SOURCES = 4;
   static constexpr uint32_t TOGETHER = SOURCES * GROUPS;
-  // Tiles of a slice that one warp has, at most.
+  // Largest number of tiles of a slice that one warp works on.
   static constexpr uint32_t BATCH = SMALL_BLOCKS ? 1 : SOURCES;
-  // The layout of a stage: a tile of elements in flight, received tiles, and encoded tiles to send.
-  // The last slice's encoded tiles are still there when a one-shot all_reduce adds them.
+  // The layout of a warp's stage: a tile of elements in flight, received tiles, and encoded tiles
+  // to send. Encoded tiles of two slices have room, because a one-shot all_reduce adds them one
+  // slice later.
   static constexpr uint32_t RECEIVED = Tiles::BYTES;
   static constexpr uint32_t BUILT = RECEIVED + TOGETHER * GROUP_BYTES;
   static constexpr uint32_t ENCODED_ROOM = (EncodedTiles<C>::BYTES + 127) / 128 * 128;
   static_assert(BUILT + 2 * BATCH * ENCODED_ROOM <= STAGE_BYTES, "the host launches STAGE_BYTES");
-  // Bytes that reading a tile in lines touches: its lines' payload, and a word where the flag goes.
+  // Number of bytes that reading a tile in lines touches: the payload of its lines, and the word at
+  // the place of the last line's flag.
   static constexpr uint32_t LINE_PAYLOAD = CINCH_LINE_BYTES - 8;
   static constexpr uint32_t READ =
       (EncodedTiles<C>::BYTES + LINE_PAYLOAD - 1) / LINE_PAYLOAD * LINE_PAYLOAD + 8;
@@ -120,16 +122,16 @@ class CodedExchange {
     }
   }
 
-  // Returns the k-th peer after this rank: each rank starts with another peer, so that no port
-  // receives all messages at once.
+  // Return the number of other ranks, and the k-th peer after this rank. Each rank starts with
+  // another peer, so that no port receives all messages at once.
   __device__ __forceinline__ uint32_t others() const { return comm_.nranks - 1; }
   __device__ __forceinline__ uint32_t peer_at(uint32_t k) const {
     const uint32_t peer = comm_.rank + k;
     return peer >= comm_.nranks ? peer - comm_.nranks : peer;
   }
 
-  // Return the most tiles of a slice, the first tile, and the number of tiles. Each warp has every
-  // MOVER_WARPS-th tile.
+  // Return the largest number of tiles in a slice, the first tile of a slice, and its number of
+  // tiles. Each warp has every MOVER_WARPS-th tile.
   __device__ __forceinline__ uint32_t slice_tiles() const { return MOVER_WARPS * batch_; }
   __device__ __forceinline__ uint32_t begin(uint32_t slice) const {
     return first_ + slice * slice_tiles();
@@ -149,8 +151,8 @@ class CodedExchange {
     return at;
   }
 
-  // Returns the elements of the part of `rank`, or of a block or message, and where they begin in a
-  // buffer of several parts or blocks.
+  // Return the number of elements in the part of `rank`, and the index of its first element in the
+  // buffer. Without parts, a block or the whole message takes the place of the part.
   __device__ __forceinline__ uint32_t elements_of(uint32_t rank) const {
     const uint32_t all = (uint32_t)args_.count, begin = rank * args_.words;
     if (!sends_sums_) return all;
@@ -160,8 +162,8 @@ class CodedExchange {
     return (uint64_t)rank * (sends_sums_ ? args_.words : (uint32_t)args_.count);
   }
 
-  // A tile of this rank's contribution to a part or block. A whole, aligned tile is in flight to
-  // the stage.
+  // A tile of this rank's contribution, which fetch() has requested. A whole, aligned tile is being
+  // copied to the stage; any other is loaded later.
   struct Ahead {
     const uint8_t *from;
     uint32_t n, at;  // elements of the part or block; the tile's first element
@@ -179,8 +181,8 @@ class CodedExchange {
     }
     return ahead;
   }
-  // Takes this lane's elements of a fetched tile; all lanes call it. Afterwards another tile may be
-  // in flight. A NaN may become any NaN: codes keep none of its bits, and sums are canonicalized.
+  // Loads this lane's elements of a fetched tile; all lanes call it. Afterwards another tile may be
+  // fetched. A NaN may become any NaN: codes keep none of its bits, and sums are canonicalized.
   __device__ __forceinline__ void take(const Ahead &ahead, float (&x)[HELD]) const {
     const uint32_t i = Lane::mine(ahead.at);
     uint4 v[Lane::PIECES];
@@ -202,8 +204,8 @@ class CodedExchange {
     }
   }
 
-  // Stores a tile of the part or block of `rank`; all lanes call it while no tile is in flight to
-  // the stage.
+  // Stores a tile of the part or block of `rank`. All lanes call it, while no tile is being copied
+  // to the stage.
   __device__ __forceinline__ void store(uint32_t rank, uint32_t tile, bool is_free_of_nan,
                                         const float (&x)[HELD]) const {
     const bool has_one_block = sums_ && !sends_sums_;
@@ -220,8 +222,8 @@ class CodedExchange {
     }
   }
 
-  // Rare, large code is out of line. It works on a copy, so that a lane's elements stay in
-  // registers.
+  // Calls `does`, code that is large and runs rarely, on a copy of x. Because only the copy has an
+  // address, x itself stays in registers.
   template <class Does>
   static __device__ __forceinline__ void out_of_line(float (&x)[HELD], Does &&does) {
     float y[HELD];
@@ -236,8 +238,8 @@ class CodedExchange {
     for (uint32_t k = 0; k < HELD; ++k) x[k] = E::divide(x[k], nranks);
   }
 
-  // Encodes a tile of the n elements of the part or block of `rank`. `which` is 0 for contributions
-  // and 1 for sums.
+  // Encodes a tile of the part or block of `rank`, which has n elements. `which` is 0 for
+  // contributions and 1 for sums.
   __device__ __forceinline__ void encode(uint32_t which, uint32_t rank, uint32_t n, uint32_t tile,
                                          float (&x)[HELD], uint8_t *to) const {
     const uint32_t i = Lane::mine(tile * WARP_TILE);
@@ -252,7 +254,7 @@ class CodedExchange {
       codec_.store(to, WARP_TILE, Lane::mine(0), codes);
     }
   }
-  // Encodes with error feedback.
+  // Encodes a tile with error feedback.
   static __device__ __noinline__ void encode_fed(const cinch_oneshot_args &args, uint32_t which,
                                                  uint32_t first, uint32_t n, uint32_t i,
                                                  float (&x)[HELD], uint8_t *to) {
@@ -273,7 +275,7 @@ class CodedExchange {
     codec_.load(encoded, WARP_TILE, Lane::mine(0), codes);
   }
 
-  // Decodes tile `index` into the output of `rank`.
+  // Decodes tile `index` into the part or block of `rank` in the output.
   __device__ __forceinline__ void keep(const uint8_t *encoded, uint32_t index,
                                        uint32_t rank) const {
     Codes codes;
@@ -287,7 +289,8 @@ class CodedExchange {
     uint32_t rank, tile;
   };
 
-  // Return where this warp builds the b-th of its tiles of a slice, and where received tile s lies.
+  // Return the places in the stage of the b-th tile that this warp encodes in a slice, and of
+  // received tile s.
   static __device__ __forceinline__ uint8_t *built(uint32_t slice, uint32_t b) {
     return this_stage() + BUILT + (slice % 2 * BATCH + b) * ENCODED_ROOM;
   }
@@ -295,7 +298,7 @@ class CodedExchange {
     return this_stage() + RECEIVED + s * GROUPS * GROUP_BYTES;
   }
 
-  // Returns where tile `index` of a round lies in a peer buffer.
+  // Returns the address in a peer buffer of tile `index` of a round.
   __device__ __forceinline__ uint8_t *address_of(uint8_t *peer_buffer, uint32_t round,
                                                  uint32_t index) const {
     const uint64_t begin = area_ + (round == 0 ? 0 : args_.half / 2);
@@ -305,19 +308,20 @@ class CodedExchange {
   __device__ __forceinline__ bool has_line(uint32_t g) const {
     return 4 * g + lane_id() / LINE_LANES < args_.tile_lines;
   }
-  // Returns this lane's words of a group, in shared memory.
+  // Returns the address in shared memory of this lane's words in a group of four lines.
   static __device__ __forceinline__ uint2 *words_of(uint8_t *group) {
     return (uint2 *)group + word_of_lane();
   }
 
-  // Sends an encoded tile to peers number k to end - 1.
+  // Sends an encoded tile to the peers peer_at(k) to peer_at(end - 1).
   __device__ __forceinline__ void send_tile(uint8_t *encoded, uint32_t round, uint32_t index,
                                              uint32_t k, uint32_t end) const {
     __syncwarp();  // all lanes have stored their codes
     uint4 v[GROUPS];
 #pragma unroll
     for (uint32_t g = 0; g < GROUPS; ++g) {
-      // Reads beyond the tile stay within the stage, and the receiver ignores those bytes.
+      // These loads may go beyond the tile, but stay within the stage; the receiver ignores the
+      // bytes.
       const uint2 *words = words_of(encoded + g * GROUP_BYTES);
       v[g] = make_uint4(0, 0, 0, 0);
       if (has_line(g)) v[g] = make_uint4(words[0].x, words[0].y, words[1].x, words[1].y);
@@ -333,9 +337,9 @@ class CodedExchange {
     }
   }
 
-  // Receives up to SOURCES encoded tiles into received(s). Bit s of `wanted` asks for tile s;
-  // `next()` returns the rank and index of one tile after the other, `from(s)` the rank of tile s.
-  // Returns false if a wait failed.
+  // Receives up to SOURCES encoded tiles and stores tile s to received(s). Bit s of `wanted`
+  // selects tile s. `next()` returns the rank and index of one tile after the other; `from(s)`
+  // returns the rank of tile s. Returns false if a wait failed.
   template <class Next, class From>
   __device__ __forceinline__ bool receive(uint32_t round, uint32_t wanted, Next &&next,
                                           From &&from) const {
@@ -367,12 +371,12 @@ class CodedExchange {
     return true;
   }
 
-  // Phase 1 for a slice.
+  // Executes phase 1 for a slice: encodes this rank's tiles and sends them.
   __device__ __forceinline__ void send(uint32_t slice) const {
     const uint32_t all = sends_parts_ ? count(slice) * others() : count(slice);
     uint32_t number = mover_warp();
     if (number >= all) return;
-    // A tile for all peers belongs to no peer's part: k is 0.
+    // Without parts all peers receive each tile, so k, which selects a peer's part, is 0.
     Message at = sends_parts_ ? message(slice, number) : Message{begin(slice) + number, 0};
     Ahead ahead = fetch(peer_at(at.k), at.tile);
 #pragma unroll 1
@@ -395,7 +399,8 @@ class CodedExchange {
       } else {
         send_tile(encoded, 0, own.tile, 1, comm_.nranks);
         if (!sums_) {
-          // Stores what the peers decode.
+          // Stores in the output the values that the peers decode, so that all ranks have identical
+          // bits.
           keep(encoded, own.tile, comm_.rank);
           if (!is_last) ahead = fetch(comm_.rank, at.tile);
         }
@@ -405,7 +410,8 @@ class CodedExchange {
     }
   }
 
-  // Phases 2 and 3 for a slice. Returns false if a wait failed.
+  // Executes phases 2 and 3 for a slice: receives the contributions, adds them, and stores or sends
+  // the sum. Returns false if a wait failed.
   __device__ __forceinline__ bool sum(uint32_t slice) const {
     const uint32_t own = comm_.rank;
 #pragma unroll 1
@@ -418,7 +424,8 @@ class CodedExchange {
       float x[HELD];
 #pragma unroll
       for (uint32_t k = 0; k < HELD; ++k) x[k] = -0.0f;
-      // Peers in the order of ranks, and this rank in its place: peer o is rank o or o + 1.
+      // Adds the ranks' contributions in the order of ranks. Without this rank, peer o is rank o
+      // below this rank, and rank o + 1 from this rank on.
 #pragma unroll 1
       for (uint32_t o = 0; o <= others(); ++o) {
         if (o == own) {
@@ -428,7 +435,8 @@ class CodedExchange {
 #pragma unroll
             for (uint32_t k = 0; k < HELD; ++k) x[k] = add(x[k], mine[k]);
           } else {
-            // The own term is what the peers decode, too.
+            // This rank's contribution is decoded from its codes, as on all peers, so that all sums
+            // are equal.
             Codes codes;
             take(encoded, codes);
             codec_.decode_reduce(codes, x);
@@ -473,7 +481,7 @@ class CodedExchange {
 
   static __device__ __forceinline__ void average(uint32_t nranks, float (&x)[HELD]) {
     if ((nranks & (nranks - 1)) == 0) {
-      // The product by a power of two is the quotient.
+      // nranks is a power of two, so the product by its inverse is the quotient.
       const float share = 1.0f / (float)nranks;
 #pragma unroll
       for (uint32_t k = 0; k < HELD; ++k) x[k] = mul(x[k], share);
@@ -482,8 +490,8 @@ class CodedExchange {
     }
   }
 
-  // Receives what the peers have of a slice, contributions or sums, and stores it. Returns false if
-  // a wait failed.
+  // Receives the peers' tiles of a slice, which are contributions or sums, and stores them decoded.
+  // Returns false if a wait failed.
   __device__ __forceinline__ bool gather(uint32_t slice) const {
     const uint32_t all = count(slice) * others();
     uint32_t number = mover_warp();
@@ -505,7 +513,8 @@ class CodedExchange {
 #pragma unroll 1
       for (uint32_t s = 0; s < there; ++s, at = next_of(at)) {
         const uint32_t rank = peer_at(at.k);
-        // Shorter parts have no elements for some tiles.
+        // A shorter part has fewer tiles; its peers have sent empty tiles in place of the missing
+        // ones.
         if (at.tile * WARP_TILE < elements_of(rank)) keep(received(s), at.tile, rank);
       }
     }

@@ -8,10 +8,10 @@
 //          | round 0    | round 1    |  | round 0    | round 1    |
 //            (round 1: second round of a two-shot all_reduce; else round 0 has the whole half)
 //
-// Synchronisation contract: in every call every rank waits for a message of every other rank, an
-// empty one if need be. A peer writes half h again two calls later. It has then finished the call
-// in between, for which it needed this rank's messages of that call. This rank had sent those after
-// it finished reading half h.
+// Synchronisation contract: in every call every rank waits for a message of every other rank; a
+// rank without data sends an empty message. A peer writes half h again two calls later. By then it
+// has finished the call in between, for which it needed this rank's messages. This rank sent these
+// messages after it finished reading half h.
 //
 // Flags carry the sequence number of the call (`epoch`), which lives in device memory, so that a
 // CUDA graph may replay the launch. Calls that use another area have a sequence number of their
@@ -28,10 +28,10 @@ namespace cinch {
 
 constexpr uint32_t FUSED_THREADS = CINCH_FUSED_THREADS;
 
-// Words that a thread loads before it sends the first of them.
+// Number of words that a thread loads before it sends the first of them.
 constexpr uint32_t SENT = 4;
 
-// The pattern of an exchange.
+// Which part of its input a rank sends, and to whom.
 enum class Sends {
   TO_ALL,        // every rank sends its whole input to all others
   A_BLOCK_EACH,  // every rank sends each other rank its block
@@ -40,8 +40,8 @@ enum class Sends {
   TO_ROOT,       // every rank sends its whole input to the root
 };
 
-// A call of one rank, in words of 8 bytes. With BLOCKS the input or the output has a block for each
-// rank.
+// A call as one rank executes it. It addresses data in words of 8 bytes. With BLOCKS the input or
+// the output has a block for each rank.
 template <Sends SENDS, bool BLOCKS>
 struct Exchange {
   static constexpr bool PARTS = SENDS == Sends::A_PART_EACH;
@@ -55,10 +55,11 @@ struct Exchange {
         output((uint8_t *)args.output),
         bytes((uint32_t)args.count * element_bytes),
         size(element_bytes),
-        // The last parts may be shorter or empty.
+        // This is the number of words in a full part. Parts at the end of the message may be
+        // shorter or empty.
         words(args.words),
         area((uint32_t)args.half / (PARTS ? 2 : 1)),
-        // Consecutive blocks have the alignment of the first one if they consist of whole words.
+        // Consecutive blocks have the alignment of the first block if they consist of whole words.
         aligned((args.flags & CINCH_ALIGNED) != 0 && (!BLOCKS || bytes % 8 == 0)),
         stop{stopped} {}
 
@@ -67,8 +68,8 @@ struct Exchange {
     return args.area + (epoch & 1) * args.half + round * area;
   }
 
-  // Bytes from one rank's block or part to the next one's, and the bytes of the block or part of
-  // `rank`.
+  // Return the distance in bytes between the blocks or parts of consecutive ranks, and the number
+  // of bytes in the block or part of `rank`.
   __device__ __forceinline__ uint32_t stride() const { return PARTS ? 8 * words : bytes; }
   __device__ __forceinline__ uint32_t bytes_of(uint32_t rank) const {
     if (!PARTS) return bytes;
@@ -79,22 +80,23 @@ struct Exchange {
     return PARTS ? 8 * i < bytes_of(rank) : i < words;
   }
 
-  // Returns the offset in the input of what `peer` receives.
+  // Returns the offset in the input of the bytes that `peer` receives.
   __device__ __forceinline__ uint64_t begin_of(uint32_t peer) const {
     return PARTS || SENDS == Sends::A_BLOCK_EACH ? (uint64_t)peer * stride() : 0;
   }
 
-  // Loads word i of what `peer` receives; zeros beyond its end.
+  // Loads word i of the data that `peer` receives; zeros beyond the end of that data.
   __device__ __forceinline__ uint64_t load(uint32_t peer, uint32_t i) const {
     return load_word(input + begin_of(peer), i, bytes_of(peer), size, aligned);
   }
 
-  // Stores word i of the block or part of `rank` in the output; outputs without blocks pass rank 0.
+  // Stores word i of the block or part of `rank` in the output. For an output without blocks,
+  // `rank` is 0.
   __device__ __forceinline__ void store(uint32_t rank, uint32_t i, uint64_t value) const {
     store_word(output + (uint64_t)rank * stride(), i, bytes_of(rank), size, aligned, value);
   }
 
-  // Returns the k-th peer after this rank: each rank starts with another peer, so that no port
+  // Returns the k-th peer after this rank. Each rank starts with another peer, so that no port
   // receives all messages at once.
   __device__ __forceinline__ uint32_t peer_at(uint32_t k) const {
     const uint32_t peer = comm.rank + k;
@@ -114,8 +116,8 @@ struct Exchange {
   Stop stop;
 };
 
-// The terms of a sum, one Piece (PacketElements, LineElements) at a time. A sum has at least two
-// terms, so every NaN goes through an operation, and terms may be unpacked with any NaN.
+// Adds the ranks' contributions, a Piece (PacketElements, LineElements) at a time. A sum has at
+// least two terms and makes a NaN canonical at its end. Thus the terms may be unpacked to any NaN.
 template <class E, class Piece>
 struct Contributions {
   using Word = typename Piece::Word;
@@ -127,7 +129,8 @@ struct Contributions {
         premultiplies((args.flags & CINCH_PREMULTIPLY) != 0),
         factor(args.flags & CINCH_FACTOR_AT ? E::factor_at(args.factor) : args.factor) {}
 
-  // Returns what the peers receive for `word`.
+  // Returns `word` in the form in which the peers receive it: multiplied by the factor of a
+  // pre-multiplied sum.
   __device__ __forceinline__ Word premultiplied(Word word) const {
     if (!premultiplies) return word;
     Acc x[Piece::ROOM];
@@ -135,7 +138,8 @@ struct Contributions {
     return Piece::pack(x);
   }
 
-  // Unpacks `word`, multiplied for a pre-multiplied sum but not rounded to the element type.
+  // Unpacks `word`. In a pre-multiplied sum it multiplies by the factor, but does not round to the
+  // element type.
   __device__ __forceinline__ void unrounded(Word word, Acc (&x)[Piece::ROOM]) const {
     Piece::unpack_any_nan(word, x);
     if (!premultiplies) return;
@@ -143,8 +147,8 @@ struct Contributions {
     for (int k = 0; k < N; ++k) x[k] = E::premultiply(x[k], factor);
   }
 
-  // Adds `mine`, this rank's term, and the terms that `receive` delivers in groups, in the order of
-  // ranks. Returns false if a wait failed.
+  // Adds all ranks' terms in the order of ranks: `mine` is this rank's, and `receive` delivers the
+  // others in groups. Returns false if a wait failed.
   template <class Receive>
   __device__ __forceinline__ bool add(Receive &&receive, const Acc (&mine)[Piece::ROOM],
                                       Word &result) const {
@@ -170,7 +174,7 @@ struct Contributions {
   }
 
  private:
-  // Adds the terms of the ranks from `first` on.
+  // Adds a group of terms, which begins with the term of rank `first`.
   template <uint32_t K>
   __device__ __forceinline__ void fold(uint32_t first, const Word (&group)[K], Combine op,
                                        const Acc (&mine)[Piece::ROOM],
@@ -204,7 +208,7 @@ __device__ __forceinline__ void run_fused(const cinch_oneshot_args &args) {
   Does::exchange(args, epoch, stopped);
   __syncthreads();
   if (args.flags & CINCH_LAUNCH_DEPENDENTS) launch_dependents();
-  // The last block advances the sequence number: all blocks have loaded it by then.
+  // The last block to finish advances the sequence number: all blocks have loaded it by then.
   if (threadIdx.x == 0) {
     unsigned long long *done = (unsigned long long *)&args.epoch[1];
     if (atomicAdd(done, 1ull) == gridDim.x - 1) {

@@ -5,7 +5,7 @@
 //   two rounds   all_reduce (two-shot, direct): each rank owns the sum of one part
 //
 // Phases, for each packet of 8 bytes:
-//   1. Load the own word, or the words of each peer's block or part.
+//   1. Load this rank's word, or the words of each peer's block or part.
 //   2. Store it to the area of every peer, or of that peer, as an ll packet.
 //   3. Poll the packets of all peers.
 //   4. Add all in the order of ranks and store the sum; or store each to its sender's block.
@@ -32,7 +32,7 @@
 
 namespace cinch {
 
-// The packets of one call: packet i carries word i.
+// The packets of one call; packet i carries word i.
 template <Sends SENDS, bool BLOCKS>
 struct PacketsCall : Exchange<SENDS, BLOCKS> {
   using Base = Exchange<SENDS, BLOCKS>;
@@ -60,9 +60,9 @@ struct PacketsCall : Exchange<SENDS, BLOCKS> {
     }
   }
 
-  // Sends packets first to first + n - 1 of every peer's block or part; all threads call it. They
-  // serve as many peers at once as there are threads for. `changed(w)` is what is sent for word w;
-  // AHEAD words are loaded at a time.
+  // Sends packets `first` to `first` + n - 1 of every peer's block or part. All threads call it,
+  // and send to as many peers at once as there are threads for. `changed(w)` returns the payload to
+  // send for word w. Each thread loads AHEAD words at a time.
   template <uint32_t AHEAD, class Changed>
   __device__ __forceinline__ void scatter(uint32_t first, uint32_t n, Changed &&changed) const {
     const uint32_t rows = FUSED_THREADS / n, row = threadIdx.x / n;
@@ -86,9 +86,9 @@ struct PacketsCall : Exchange<SENDS, BLOCKS> {
     }
   }
 
-  // Receives packet i of every rank, in groups and in the order of ranks: `take(first, group)` gets
-  // the words of the ranks from `first` on. The own word in a group is undefined. Returns false if
-  // a wait failed.
+  // Receives packet i of every rank, in groups and in the order of ranks. It calls `take(first,
+  // group)` with the words of the ranks from `first` on; this rank's word in a group is undefined.
+  // Returns false if a wait failed.
   template <class Take>
   __device__ __forceinline__ bool receive(uint32_t i, Take &&take, uint32_t round = 0) const {
     const auto wanted = [&](uint32_t) { return flag(); };
@@ -104,8 +104,8 @@ struct PacketsCall : Exchange<SENDS, BLOCKS> {
     return true;
   }
 
-  // Stores packet i of every rank in its block or part, and `own` in this rank's. Returns false if
-  // a wait failed.
+  // Receives packet i of every rank and stores it in the block or part of its sender, and `own` in
+  // this rank's. Returns false if a wait failed.
   __device__ __forceinline__ bool keep(uint32_t i, uint64_t own, uint32_t round) const {
     return receive(i, [&](uint32_t first, const uint64_t (&group)[POLLED]) {
 #pragma unroll
@@ -117,7 +117,8 @@ struct PacketsCall : Exchange<SENDS, BLOCKS> {
     }, round);
   }
 
-  // Calls packet(i, own word) for this thread's packets, until it returns false.
+  // Calls packet(i, word i of this rank) for each packet of this thread, until a call returns
+  // false.
   template <class Packet>
   __device__ __forceinline__ void each(Packet &&packet) const {
     uint32_t i = begin() + threadIdx.x;
@@ -132,8 +133,8 @@ struct PacketsCall : Exchange<SENDS, BLOCKS> {
     }
   }
 
-  // Sends every peer's words, then calls packet(i, own word) for this thread's packets, until it
-  // returns false.
+  // Sends every peer's words, then calls packet(i, word i of this rank) for each packet of this
+  // thread, until a call returns false.
   template <class Scatter, class Packet>
   __device__ __forceinline__ void each_after(Scatter &&scatter, Packet &&packet) const {
     bool goes_on = true;
@@ -142,14 +143,14 @@ struct PacketsCall : Exchange<SENDS, BLOCKS> {
       const bool is_one = threadIdx.x < n;
       const uint64_t own = is_one && has(comm.rank, i) ? load(comm.rank, i) : 0;
       scatter(first, n);
-      // In place, the packets below overwrite what other threads had to load first.
+      // In place, `packet` below overwrites words that other threads had to load first.
       __syncthreads();
       if (is_one && goes_on) goes_on = packet(i, own);
     }
   }
 
-  // Resends, once in REFRESH_PERIOD calls, all packets that the areas have room for. Otherwise an
-  // unused packet could keep its flag until the sequence numbers wrap.
+  // Sends packets for the whole area once in REFRESH_PERIOD calls. Otherwise a packet that calls
+  // rarely use could keep its flag until the sequence numbers wrap around.
   __device__ __forceinline__ void refresh() const {
     if (!refreshes(flag(), 2)) return;
     const uint32_t threads = gridDim.x * FUSED_THREADS;
@@ -160,12 +161,13 @@ struct PacketsCall : Exchange<SENDS, BLOCKS> {
     }
   }
 
-  // The packets of this block of threads: whole lines of the input and of the areas.
+  // Return the bounds of this block's packets, which cover whole lines of the input and of the
+  // areas.
   __device__ __forceinline__ uint32_t begin() const { return blockIdx.x * args.share; }
   __device__ __forceinline__ uint32_t end() const { return min(begin() + args.share, words); }
 };
 
-// Reductions: all_reduce in one or two rounds, and reduce_scatter.
+// The reductions: all_reduce in one or two rounds, and reduce_scatter.
 template <class E, Sends SENDS = Sends::TO_ALL>
 struct PacketsSum {
   static constexpr bool TWO_SHOT = SENDS == Sends::A_PART_EACH;
@@ -183,7 +185,8 @@ struct PacketsSum {
       call.each([&](uint32_t i, uint64_t word) {
         const uint64_t own = terms.premultiplied(word);
         call.send(i, own);
-        // The own term is rounded to the element type, as the peers receive it.
+        // This rank's term is rounded to the element type, as the peers receive it, so that all
+        // ranks add equal terms.
         Acc mine[Packet::ROOM];
         Packet::unpack_any_nan(own, mine);
         uint64_t result;
@@ -216,7 +219,7 @@ struct PacketsSum {
   }
 };
 
-// Exchanges without arithmetic: all_gather and all_to_all.
+// The exchanges without arithmetic: all_gather and all_to_all.
 template <Sends SENDS = Sends::TO_ALL>
 struct PacketsMove {
   static __device__ __forceinline__ void exchange(const cinch_oneshot_args &args, uint64_t epoch,

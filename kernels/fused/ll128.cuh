@@ -7,7 +7,7 @@
 //
 // Phases, for each tile of 480 bytes of payload, which a warp loads and stores by one instruction
 // each:
-//   1. Load the own tile, or the tiles of each peer's block or part.
+//   1. Load this rank's tile, or the tiles of each peer's block or part.
 //   2. Store it to the area of every peer, or of that peer.
 //   3. Poll the tiles of all peers.
 //   4. Add all in the order of ranks and store the sum; or store each to its sender's block.
@@ -38,7 +38,7 @@ namespace cinch {
 constexpr uint32_t FUSED_WARPS = FUSED_THREADS / WARP;
 
 
-// The tiles of one call. PAIR: there are two ranks.
+// The tiles of one call. With PAIR the communicator has two ranks.
 template <Sends SENDS, bool BLOCKS, bool PAIR>
 struct LinesCall : Exchange<SENDS, BLOCKS> {
   using Base = Exchange<SENDS, BLOCKS>;
@@ -62,7 +62,8 @@ struct LinesCall : Exchange<SENDS, BLOCKS> {
 
   static __device__ __forceinline__ uint32_t warp() { return threadIdx.x / WARP; }
 
-  // Loads this lane's words of tile t of what `peer` receives; zeros beyond its end.
+  // Loads this lane's words of tile t of the data that `peer` receives; zeros beyond the end of
+  // that data.
   __device__ __forceinline__ uint4 load(uint32_t peer, uint32_t t) const {
     const uint32_t at = 8 * (t * TILE_WORDS + word_of_lane()), end = bytes_of(peer);
     const uint8_t *from = this->input + this->begin_of(peer) + at;
@@ -73,8 +74,8 @@ struct LinesCall : Exchange<SENDS, BLOCKS> {
     return make_uint4((uint32_t)a, (uint32_t)(a >> 32), (uint32_t)b, (uint32_t)(b >> 32));
   }
 
-  // Stores this lane's words of tile t of the block or part of `rank`; outputs without blocks pass
-  // rank 0.
+  // Stores this lane's words of tile t of the block or part of `rank`. For an output without
+  // blocks, `rank` is 0.
   __device__ __forceinline__ void store(uint32_t rank, uint32_t t, uint4 v) const {
     const uint32_t at = 8 * (t * TILE_WORDS + word_of_lane()), end = bytes_of(rank);
     uint8_t *to = this->output + (uint64_t)rank * stride() + at;
@@ -88,7 +89,7 @@ struct LinesCall : Exchange<SENDS, BLOCKS> {
     return PAIR ? 1 - comm.rank : Base::peer_at(k);
   }
 
-  // Send a tile to one peer, after __syncwarp, or to all.
+  // Send tile t to one peer, or to all peers. The caller of `send` has called __syncwarp before.
   __device__ __forceinline__ void send(uint32_t peer, uint32_t t, uint4 v,
                                        uint32_t round = 0) const {
     store_lines(address_of(comm.outbox[peer], t, round), v, flag());
@@ -98,8 +99,8 @@ struct LinesCall : Exchange<SENDS, BLOCKS> {
     for (uint32_t k = 1; k <= others(); ++k) send(peer_at(k), t, v, round);
   }
 
-  // Calls use(i, load(i)) for `count` tiles that the warps of the block share. AHEAD tiles are
-  // loaded before the first is used; all lanes of a warp call `use` together.
+  // Calls use(i, load(i)) for each of `count` tiles, which the warps of the block share. A warp
+  // loads AHEAD tiles before it uses the first; all its lanes call `use` together.
   template <uint32_t AHEAD, class Load, class Use>
   static __device__ __forceinline__ void each(uint32_t count, Load &&load, Use &&use) {
 #pragma unroll 1
@@ -119,7 +120,8 @@ struct LinesCall : Exchange<SENDS, BLOCKS> {
     }
   }
 
-  // Sends this block's tiles, changed, each to its peer, or all to the root.
+  // Sends this block's tiles, each replaced by what `changed` returns for it. Each peer receives
+  // its own tiles, or the root all tiles.
   template <uint32_t AHEAD, class Changed>
   __device__ __forceinline__ void scatter(Changed &&changed) const {
     constexpr bool TO_ONE = SENDS == Sends::TO_ROOT;
@@ -130,8 +132,8 @@ struct LinesCall : Exchange<SENDS, BLOCKS> {
         [&](uint32_t i, uint4 v) { send(peer(i), tile(i), v); });
   }
 
-  // Receives tile `tile(i)` of rank `from(i)` for each of `count`, which the warps of the block
-  // share, and calls take(i, v). Returns early if a wait failed.
+  // Receives `count` tiles, which the warps of the block share. For each i it waits for tile
+  // `tile(i)` of rank `from(i)`, then calls take(i, v). Returns early if a wait failed.
   template <class From, class Tile, class Take>
   __device__ __forceinline__ void receive_each(uint32_t count, uint32_t round, From &&from,
                                                Tile &&tile, Take &&take) const {
@@ -155,7 +157,8 @@ struct LinesCall : Exchange<SENDS, BLOCKS> {
     }
   }
 
-  // Receives this block's tiles of a round and stores each to the block or part of its sender.
+  // Receives the peers' tiles of a round with this block's indices, and stores each in the block or
+  // part of its sender.
   __device__ __forceinline__ void gather_all(uint32_t round) const {
     receive_each(
         pairs(), round, [&](uint32_t i) { return peer_of(i); },
@@ -163,8 +166,8 @@ struct LinesCall : Exchange<SENDS, BLOCKS> {
         [&](uint32_t i, uint4 v) { store(peer_of(i), tile_of(i), v); });
   }
 
-  // Sends an empty tile in place of tile 0 to every peer except `but`. Only the block with tile 0
-  // sends it.
+  // Sends an empty tile in place of tile 0 to every peer except `but`. Only the block that works on
+  // tile 0 sends it.
   __device__ __forceinline__ void send_empty(uint32_t but) const {
     if (begin != 0) return;
     each<1>(
@@ -174,7 +177,7 @@ struct LinesCall : Exchange<SENDS, BLOCKS> {
         });
   }
 
-  // Waits for tile 0 of every peer, in the block with tile 0.
+  // Waits for tile 0 of every peer. Only the block that works on tile 0 waits.
   __device__ __forceinline__ void wait_all() const {
     if (begin != 0) return;
     receive_each(
@@ -182,9 +185,9 @@ struct LinesCall : Exchange<SENDS, BLOCKS> {
         [](uint32_t, uint4) {});
   }
 
-  // Receives tile t of every rank, in groups and in the order of ranks: `take(first, group)` gets
-  // the words of the ranks from `first` on. The own words in a group are undefined. Returns false
-  // if a wait failed.
+  // Receives tile t of every rank, in groups and in the order of ranks. It calls `take(first,
+  // group)` with the words of the ranks from `first` on; this rank's words in a group are
+  // undefined. Returns false if a wait failed.
   template <class Take>
   __device__ __forceinline__ bool receive(uint32_t t, Take &&take) const {
     const auto wanted = [&](uint32_t) { return flag(); };
@@ -212,8 +215,8 @@ struct LinesCall : Exchange<SENDS, BLOCKS> {
     return true;
   }
 
-  // The block exchanges the same tiles with each peer: a pair is a tile and a peer. Neighbouring
-  // warps have neighbouring pairs, and so different peers.
+  // The next functions number the block's pairs of a tile and a peer. Neighbouring warps have
+  // neighbouring pairs, and so different peers.
   __device__ __forceinline__ uint32_t others() const { return PAIR ? 1 : comm.nranks - 1; }
   __device__ __forceinline__ uint32_t pairs() const { return tiles * others(); }
   __device__ __forceinline__ uint32_t peer_of(uint32_t pair) const {
@@ -226,14 +229,14 @@ struct LinesCall : Exchange<SENDS, BLOCKS> {
   uint32_t begin, tiles;  // this block's first tile, and its count of tiles
 
  private:
-  // Clears the flag, which might look like a NaN and slow down conversions.
+  // Clears the flag in this lane's words: its bits might look like a NaN and slow down conversions.
   static __device__ __forceinline__ void drop_flag(uint4 &v) {
     if (carries_flag()) v.z = v.w = 0;
   }
 
   // Returns whether a lane must access its `n` bytes element by element.
   __device__ __forceinline__ bool is_ragged(uint32_t n) const { return !aligned || n % 8 != 0; }
-  // Returns the bytes of this lane's words, from `at` on, that are before `end`.
+  // Returns how many bytes of this lane's words lie before `end`, if the words begin at `at`.
   __device__ __forceinline__ uint32_t left(uint32_t at, uint32_t end) const {
     return at < end ? min(end - at, carries_flag() ? 8u : 16u) : 0;
   }
@@ -244,7 +247,7 @@ struct LinesCall : Exchange<SENDS, BLOCKS> {
   }
 };
 
-// Reductions: all_reduce in one or two rounds, reduce_scatter, and reduce to a root.
+// The reductions: all_reduce in one or two rounds, reduce_scatter, and reduce to a root.
 template <class E, Sends SENDS = Sends::TO_ALL>
 struct LinesSum {
   static constexpr bool TWO_SHOT = SENDS == Sends::A_PART_EACH;
@@ -273,7 +276,8 @@ struct LinesSum {
       return [&call, t](auto &&take) { return call.receive(t, take); };
     };
     if constexpr (SENDS == Sends::TO_ALL || (BLOCKS && PAIR)) {
-      // The block that the one peer receives, or the message that all receive.
+      // With blocks, the only peer's block is sent; otherwise the message, which every peer
+      // receives.
       const uint32_t other = BLOCKS ? call.peer_at(1) : own_rank;
       uint32_t t = call.begin + call.warp();
       uint4 next = t < end ? call.load(other, t) : make_uint4(0, 0, 0, 0);
@@ -285,8 +289,8 @@ struct LinesSum {
         if (t < end) call.send_all(t, sent);
         const uint4 own = BLOCKS && t < end ? call.load(own_rank, t) : sent;
         if (!is_first) {
-          // The own term of an all_reduce is rounded to the element type, as the peers receive it.
-          // A reduce_scatter takes it unrounded.
+          // In an all_reduce this rank's term is rounded to the element type, as the peers receive
+          // it. In a reduce_scatter no peer adds it, so it is not rounded.
           Acc mine[N];
           if (BLOCKS) {
             terms.unrounded(before, mine);
@@ -302,14 +306,14 @@ struct LinesSum {
     } else {
       if (SENDS == Sends::TO_ROOT) call.send_empty(args.root);
       if (SENDS == Sends::TO_ROOT && own_rank == args.root) {
-        // The root has nothing to send.
+        // The root of a reduce has nothing to send.
       } else if (terms.premultiplies) {
         call.template scatter<1>([&](uint4 v) { return terms.premultiplied(v); });
       } else {
         call.template scatter<SENT>([](uint4 v) { return v; });
       }
       if (SENDS == Sends::TO_ROOT && own_rank != args.root) return call.wait_all();
-      // In place, the loop below overwrites what other warps had to load first.
+      // In place, the loop below overwrites elements that other warps had to load first.
       if (SENDS != Sends::TO_ROOT) __syncthreads();
 #pragma unroll 1
       for (uint32_t k = call.warp(); k < call.tiles; k += FUSED_WARPS) {
@@ -326,7 +330,7 @@ struct LinesSum {
   }
 };
 
-// Exchanges without arithmetic: all_gather, all_to_all and broadcast.
+// The exchanges without arithmetic: all_gather, all_to_all and broadcast.
 template <Sends SENDS = Sends::TO_ALL>
 struct LinesMove {
   static constexpr bool BLOCKS = SENDS != Sends::FROM_ROOT;
@@ -375,7 +379,7 @@ struct LinesMove {
         if (SENDS == Sends::TO_ALL) call.send_all(call.begin + k, own);
         call.store(own_rank, call.begin + k, own);
       }
-      // In place, gather_all overwrites what other warps had to load first.
+      // In place, gather_all overwrites elements that other warps had to load first.
       if (SENDS == Sends::A_BLOCK_EACH) __syncthreads();
       call.gather_all(0);
     } else if (own_rank == args.root) {

@@ -1,12 +1,12 @@
 // Steps through a codec, in protocol simple. The sender encodes; the receiver decodes and sums in
-// registers, and encodes the sum again where it goes on.
+// registers, and encodes the sum again if the step sends it on.
 //
 // A lane of a warp holds 16 consecutive elements, so that their codes are one access of 16 bytes
 // and a block of scale is a few neighbouring lanes. A tile is 512 elements, or a block if that is
 // larger. A warp then reads the tile twice: once for the scale and once for the codes.
 //
-// A rank that sends a sum stores what its own codes decode to, as the receivers do: all ranks end
-// with identical bits.
+// A rank that sends a sum stores the values that its codes decode to, as the receivers do, so that
+// all ranks end with identical bits.
 //
 // prims/whole_tiles.cuh has the fast path of whole tiles, this file all other cases.
 #pragma once
@@ -40,9 +40,9 @@ class CodedSimple {
     return max(WARP_TILE, codec_.block());
   }
 
-  // Returns whether whole tiles of the chunk may take the loops of WholeTiles. Those need aligned
-  // buffers, blocks within a tile, own contributions without encoding or premultiplication,
-  // averages over a power of two of ranks, and no error feedback.
+  // Returns whether whole tiles of the chunk may take the loops of WholeTiles. These loops need
+  // aligned buffers, blocks within a tile, and no error feedback. This rank's contribution must
+  // need neither encoding nor premultiplication. An average must be over a power of two of ranks.
   __device__ __forceinline__ bool has_fast_path(const Job &job) const {
     const bool averages = job.is_final() && (work_.flags & CINCH_AVERAGE);
     const bool known = job.op == CINCH_SEND || job.op == CINCH_RECV ||
@@ -73,14 +73,14 @@ class CodedSimple {
   using Codes = typename Whole::Codes;
   using Summary = typename Whole::Summary;
   static constexpr uint32_t SIZE = Lane::SIZE;
-  // Sources whose codes are loaded together.
+  // Number of sources whose codes a warp loads before it decodes the first of them.
   static constexpr uint32_t AHEAD = C::code_bits <= 8 ? 4 : 2;
 
   __device__ __forceinline__ CodedSimple(const cinch_work &work, uint32_t nranks)
       : work_(work), codec_(work.codec), nranks_(nranks) {}
 
-  // Moves tiles of any kind. It makes a mover of its own, so that the fast path constructs no codec
-  // for it.
+  // Moves tiles `first` to `last` - 1 of a step of any kind. It constructs another mover, so that
+  // callers on the fast path need not construct a codec.
   static __device__ __noinline__ void any_tiles(const cinch_work &work, uint32_t nranks,
                                                 const Job &job, uint32_t first, uint32_t last) {
     const CodedSimple mover(work, nranks);
@@ -88,7 +88,7 @@ class CodedSimple {
     for (uint32_t t = first; t < last; ++t) mover.tile(job, t);
   }
 
-  // Moves one tile of any kind of step.
+  // Moves one tile of a step of any kind.
   __device__ __forceinline__ void tile(const Job &job, uint32_t tile) const {
     const uint32_t begin = tile * tile_elements();
     const uint32_t n = job.elements;
@@ -99,20 +99,21 @@ class CodedSimple {
     const bool encodes = job.op == CINCH_SEND || (job.nsend > 0 && !forwards);
     const bool twice = C::scaled && encodes && tile_elements() > WARP_TILE;
     Summary summary = C::empty_summary();
-    // The summary of the own contribution is taken before an in-place step overwrites any of the
+    // Summarizes this rank's contribution before an in-place step overwrites any element of the
     // block.
     Summary own_summary = C::empty_summary();
     if (C::scaled && job.sums() && job.own == CINCH_OWN_CODED && tile_elements() > WARP_TILE) {
       own_summary = summary_of_own(job, begin, end);
     }
-    // A single loop body serves both rounds, which halves compile time and instruction cache.
+    // A single loop body serves both rounds, which halves compile time and the use of the
+    // instruction cache.
 #pragma unroll 1
     for (uint32_t round = twice ? 0 : 1; round < 2; ++round) {
 #pragma unroll 1
       for (uint32_t at = begin; at < end; at += WARP_TILE) {
         float x[HELD];
         if (job.op == CINCH_RECV || forwards) {
-          // Decodes without a sum, which would make another NaN of a NaN.
+          // Decodes without adding to 0, because an addition would change the bits of a NaN.
           Codes codes;
           codec_.load(job.source(0), job.elements, Lane::mine(at), codes);
           codec_.decode(codes, x);
@@ -142,12 +143,13 @@ class CodedSimple {
     return Lane::valid(job.elements, Lane::mine(at));
   }
 
-  // Returns whether all of this lane's elements exist, in whole pieces of aligned buffers.
+  // Returns whether the chunk has all of this lane's elements, in whole 16-byte pieces of aligned
+  // buffers.
   static __device__ __forceinline__ bool is_whole(const Job &job, uint32_t at) {
     return job.aligned && Lane::mine(at) + HELD <= job.elements;
   }
 
-  // Loads this lane's elements of the input, zeros beyond its end.
+  // Loads this lane's elements of the input, with zeros beyond the end of the chunk.
   __device__ __forceinline__ void load_own(const Job &job, uint32_t at, float (&x)[HELD]) const {
     if (is_whole(job, at)) {
       uint4 v[Lane::PIECES];
@@ -172,7 +174,7 @@ class CodedSimple {
   }
 
   // Computes the step's result for this lane's elements: a sum, or the input. The sum starts at -0,
-  // to which adding keeps every number as it is.
+  // because x + -0 is x for every x, even for -0.
   __device__ __forceinline__ void total(const Job &job, uint32_t at, const Summary &own_summary,
                                         float (&x)[HELD]) const {
     const bool reads = job.reads() || job.nrecv == 0;
@@ -220,16 +222,17 @@ class CodedSimple {
     }
   }
 
-  // Encodes the own contribution as the peers receive it. Only one-shot schedules need it, so it is
-  // out of line. A tile holds several blocks, or is one block.
+  // Encodes this rank's contribution as the peers receive it. Only one-shot schedules need it, so
+  // it is out of line. A tile holds several blocks, or is one block.
   __device__ __noinline__ void own_codes(const Job &job, uint32_t at, Summary own_summary,
                                          Codes &codes) const {
     float x[HELD];
     load_own(job, at, x);
-    // The send of this chunk keeps the new residuals; this recomputes the same values.
+    // Another step of this call sends the chunk and keeps the new residuals; this adds the old
+    // residuals as that step does.
     if (work_.residuals != nullptr) add_residuals(job, at, x);
     if (C::scaled && tile_elements() == WARP_TILE) own_summary = codec_.summary(x, valid(job, at));
-    // The send of this chunk drew the same random numbers.
+    // The step that sends this chunk draws equal random numbers, so the codes are equal.
     const Random random = codec_.random(0, job.first);
     codec_.encode(x, own_summary, job.elements, Lane::mine(at), random, codes);
   }
@@ -248,7 +251,8 @@ class CodedSimple {
     return summary;
   }
 
-  // Encodes x, stores the codes to all targets, and replaces `x` by what the codes decode to.
+  // Encodes x, stores the codes to all targets, and replaces `x` by the values that the codes
+  // decode to.
   __device__ __forceinline__ void send(const Job &job, uint32_t at, float (&x)[HELD],
                                        const Summary &summary) const {
     Codes codes;
@@ -272,7 +276,7 @@ class CodedSimple {
     residuals(job, at).add_to(x, valid(job, at));
   }
 
-  // Keeps the residuals of x, and replaces `x` by what the codes decode to.
+  // Keeps the residuals of x, and replaces `x` by the values that the codes decode to.
   __device__ __noinline__ void keep_residuals(const Job &job, uint32_t at,
                                               const Codes &codes, float (&x)[HELD]) const {
     float seen[HELD];

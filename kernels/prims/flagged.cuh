@@ -10,11 +10,11 @@
 
 namespace cinch {
 
-// The arithmetic of a raw step.
+// The reduction operator and options of a step without a codec.
 struct Arithmetic {
   bool computes;  // the step adds terms or premultiplies the input
   bool divides;
-  uint32_t own;   // cinch_own of the own contribution, where the step reads it
+  uint32_t own;   // cinch_own of this rank's contribution, if the step reads it
 
   __device__ __forceinline__ Arithmetic(const cinch_work &work, const Job &job, bool reduces) {
     const bool premultiplies = (work.flags & CINCH_PREMULTIPLY) != 0;
@@ -27,7 +27,7 @@ struct Arithmetic {
 
 // The base of RawLL and RawLL128. `Piece` (PacketElements, LineElements) converts the payload that
 // one lane holds. Without REDUCES the kernel moves bytes of any type, and word[0] of the codec's
-// parameters is the size of an element.
+// parameters is the size of an element in bytes.
 template <class E, class Piece, bool REDUCES>
 class FlaggedMover {
  public:
@@ -51,8 +51,8 @@ class FlaggedMover {
                                           Stop stop)
       : work_(work), comm_(comm), stop_(stop) {}
 
-  // Adds a term to the sum. `own` is the cinch_own of an own contribution, and CINCH_OWN_ABSENT for
-  // a received term.
+  // Adds a term to the sum. `own` is the step's cinch_own if the term is this rank's contribution,
+  // and CINCH_OWN_ABSENT if it was received.
   __device__ __forceinline__ void add(Acc (&sum)[ROOM], bool &started, typename Piece::Word word,
                                       uint32_t own) const {
     Acc term[ROOM];
@@ -60,7 +60,7 @@ class FlaggedMover {
     if (own != CINCH_OWN_ABSENT && (work_.flags & CINCH_PREMULTIPLY)) {
 #pragma unroll
       for (int k = 0; k < N; ++k) term[k] = E::premultiply(term[k], work_.factor);
-      // The peers receive the product rounded to the element type.
+      // Rounds the product to the element type, as the peers receive it.
       if (own == CINCH_OWN_CODED) Piece::unpack(Piece::pack(term), term);
     }
 #pragma unroll
@@ -70,7 +70,7 @@ class FlaggedMover {
     started = true;
   }
 
-  // Divides the sum of an average and packs it.
+  // Divides the sum by the number of ranks if it is an average, and packs it.
   __device__ __forceinline__ typename Piece::Word finish(Acc (&sum)[ROOM], bool divides) const {
 #pragma unroll
     for (int k = 0; k < N; ++k) {

@@ -16,12 +16,14 @@ struct Held {
   // Returns the index of this lane's first element, in a tile that begins at `at`.
   static __device__ __forceinline__ uint32_t mine(uint32_t at) { return at + lane_id() * HELD; }
 
-  // Returns how many of this lane's elements, from i on, are below n.
+  // Returns how many of this lane's elements, the first of which has index i, have an index below
+  // n.
   static __device__ __forceinline__ uint32_t valid(uint32_t n, uint32_t i) {
     return n > i ? min(n - i, HELD) : 0;
   }
 
-  // With ANY_NAN the conversion is faster, and a NaN may become another NaN.
+  // Unpacks this lane's elements. With ANY_NAN it is faster, but a NaN may become a NaN with other
+  // bits.
   template <bool ANY_NAN = false>
   static __device__ __forceinline__ void unpack(const uint4 (&v)[PIECES], float (&x)[HELD]) {
 #pragma unroll
@@ -37,7 +39,7 @@ struct Held {
     }
   }
 
-  // Packs at lower cost where no element is NaN.
+  // Packs this lane's elements; it is faster if no element is NaN.
   static __device__ __forceinline__ void pack(const float (&x)[HELD], bool is_free_of_nan,
                                               uint4 (&v)[PIECES]) {
     if (is_free_of_nan) {
@@ -55,7 +57,8 @@ struct Held {
     for (uint32_t p = 0; p < PIECES; ++p) store_vector(to + 16 * p, v[p]);
   }
 
-  // Returns whether all of a lane's elements, from i on, exist in pieces aligned to 16 bytes.
+  // Returns whether a buffer of n elements has all of this lane's elements, from index i on, and is
+  // aligned to 16 bytes.
   static __device__ __forceinline__ bool is_whole(const uint8_t *buffer, uint32_t n, uint32_t i) {
     return (uintptr_t)buffer % 16 == 0 && i + HELD <= n;
   }
@@ -65,8 +68,8 @@ struct Held {
     for (uint32_t p = 0; p < PIECES; ++p) v[p] = load_vector(buffer + (uint64_t)i * SIZE + 16 * p);
   }
 
-  // Load and store elements one by one, from i on of a buffer of n. Loads give zeros beyond its
-  // end.
+  // Load and store elements one by one, from index i on, in a buffer of n elements. Loads give
+  // zeros from n on.
   static __device__ __forceinline__ void load_some(const uint8_t *buffer, uint32_t n, uint32_t i,
                                                    float (&x)[HELD]) {
     if (i < n) {
@@ -74,8 +77,7 @@ struct Held {
 #pragma unroll
       for (uint32_t k = 0; k < HELD; ++k) x[k] = i + k < n ? E::widen(from[k]) : 0;
     } else {
-      // Skips the element loads. Tiles of small messages end early, and conditional loads cost
-      // latency.
+      // Zeros need no loads. Tiles of small messages end early, and conditional loads cost latency.
 #pragma unroll
       for (uint32_t k = 0; k < HELD; ++k) x[k] = 0;
     }
@@ -90,7 +92,7 @@ struct Held {
   }
 
  private:
-  // Calls take(p, part) with the elements of each piece.
+  // Calls take(p, part) for each 16-byte piece p; `part` has the elements of the piece.
   template <class Take>
   static __device__ __forceinline__ void each_part(const float (&x)[HELD], Take &&take) {
 #pragma unroll

@@ -20,7 +20,8 @@ __device__ __forceinline__ void store_ll(uint8_t *slot, uint32_t i, uint64_t pay
                make_uint4((uint32_t)payload, flag, (uint32_t)(payload >> 32), flag));
 }
 
-// The N elements in a packet's 8 bytes. E converts 16 bytes at a time, hence the double room.
+// The N elements in the 8 bytes of payload of a packet. E converts 16 bytes at a time, so arrays
+// have room for 2 N elements.
 template <class E>
 struct PacketElements {
   using Word = uint64_t;
@@ -35,7 +36,7 @@ struct PacketElements {
     E::unpack_any_nan(make_uint4((uint32_t)payload, (uint32_t)(payload >> 32), 0, 0), into);
   }
 
-  // Packs the first N elements and overwrites the others.
+  // Packs the first N elements; it overwrites the others.
   static __device__ __forceinline__ uint64_t pack(Acc (&from)[2 * N]) {
 #pragma unroll
     for (int k = N; k < 2 * N; ++k) from[k] = from[0];
@@ -44,9 +45,9 @@ struct PacketElements {
   }
 };
 
-// Polls packet `i` of up to POLLED sources, from `first` on of `count`, until all are complete.
-// Source r lies at `source(r)`, carries `flag(r)` and is sent by rank `name(r)`; source `except` is
-// skipped. Returns false if the wait failed.
+// Polls for packet `i` of up to POLLED sources, `first` and following but below `count`, until all
+// are complete. Source r lies at `source(r)`, carries `flag(r)` and is sent by rank `name(r)`.
+// Source `except` is skipped. Returns false if the wait failed.
 template <class Source, class Flag, class Name>
 __device__ __forceinline__ bool load_ll(const cinch_comm_view &comm, Stop stop, uint32_t first,
                                         uint32_t count, uint32_t i, Source source, Flag flag,
@@ -82,7 +83,7 @@ __device__ __forceinline__ bool load_ll(const cinch_comm_view &comm, Stop stop, 
   return true;
 }
 
-// A mover of raw elements in ll. A tile is one packet for each lane of a warp.
+// The mover of elements without a codec in ll. A tile is one packet for each lane of a warp.
 template <class E, bool REDUCES>
 class RawLL : public FlaggedMover<E, PacketElements<E>, REDUCES> {
   using Base = FlaggedMover<E, PacketElements<E>, REDUCES>;
@@ -114,7 +115,7 @@ class RawLL : public FlaggedMover<E, PacketElements<E>, REDUCES> {
     step(job, i, bytes);
   }
 
-  // Sends an empty packet behind the payload, in messages that rewrite their whole slots.
+  // Sends an empty packet behind the payload, if the message rewrites its whole slot.
   __device__ __forceinline__ void fill(const Job &job, uint32_t i) const {
     if (!job.refresh() || 8 * i >= comm_.fifo.slot_bytes) return;
     for (uint32_t t = 0; t < job.nsend; ++t) store_ll(job.target(t), i, 0, job.target_flag(t));

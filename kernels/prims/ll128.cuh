@@ -31,7 +31,7 @@ __device__ __forceinline__ uint32_t word_of_lane() {
   return lane_id() / LINE_LANES * 15 + lane_id() % LINE_LANES * 2;
 }
 
-// The elements in a lane's 16 bytes of a line.
+// The elements in the 16 bytes of a line that one lane holds.
 template <class E>
 struct LineElements {
   using Word = uint4;
@@ -58,10 +58,10 @@ __device__ __forceinline__ void store_lines(uint8_t *tile, uint4 v, uint64_t fla
   store_line(has_line, tile + 16 * lane_id(), v);
 }
 
-// Polls up to TILES tiles until all are complete; all lanes of a warp call it. Bit j of `missing`
-// asks for the tile at `tile(j)`, which carries `wanted(j)` and is sent by rank `name(j)`. Bit j of
-// `lines` is set if tile j has a line for this lane. `v` receives the words with their flags.
-// Returns false if the wait failed.
+// Polls for up to TILES tiles until all are complete; all lanes of a warp call it. Bit j of
+// `missing` selects the tile at `tile(j)`, which carries the flag `wanted(j)` and is sent by rank
+// `name(j)`. Bit j of `lines` is set if tile j has a line for this lane. `v` receives the words
+// with their flags. Returns false if the wait failed.
 template <uint32_t TILES, class Tile, class Wanted, class Name>
 __device__ __forceinline__ bool load_lines(const cinch_comm_view &comm, Stop stop,
                                            uint32_t missing, Tile tile, Wanted wanted, Name name,
@@ -96,7 +96,7 @@ __device__ __forceinline__ bool load_lines(const cinch_comm_view &comm, Stop sto
   return true;
 }
 
-// A mover of raw elements in ll128.
+// The mover of elements without a codec in ll128.
 template <class E, bool REDUCES>
 class RawLL128 : public FlaggedMover<E, LineElements<E>, REDUCES> {
   using Base = FlaggedMover<E, LineElements<E>, REDUCES>;
@@ -189,8 +189,8 @@ class RawLL128 : public FlaggedMover<E, LineElements<E>, REDUCES> {
     store_word(job.output, word + 1, bytes, size, aligned, result.z | (uint64_t)result.w << 32);
   }
 
-  // Returns whether a tile behind the payload is sent: only messages that rewrite their slots have
-  // such.
+  // Returns whether `tile`, which lies behind the payload, is sent: only messages that rewrite
+  // their whole slots send such tiles.
   __device__ __forceinline__ bool fills(const Job &job, uint32_t tile) const {
     return job.refresh() && job.nsend > 0 && 8 * TILE_WORDS * tile < comm_.fifo.slot_bytes;
   }

@@ -1,5 +1,5 @@
-// Steps that move raw bytes, in protocol simple. A lane has up to twice UNROLL pieces of 16 bytes
-// in flight.
+// Steps that move raw bytes, in protocol simple. A lane has up to 2 * UNROLL pieces of 16 bytes in
+// flight.
 #pragma once
 
 #include "abi.h"
@@ -9,18 +9,18 @@
 
 namespace cinch {
 
-// Pieces of a tile for each lane.
+// Number of 16-byte pieces of a tile that each lane moves.
 constexpr uint32_t UNROLL = 4;
 constexpr uint32_t TILE_PIECES = UNROLL * WARP;
 constexpr uint32_t TILE_BYTES = 16 * TILE_PIECES;
 
-// Returns how many tiles of a chunk consist of whole 16-byte accesses.
+// Returns how many tiles of a chunk can be moved entirely by 16-byte accesses.
 __device__ __forceinline__ uint32_t whole_tiles(const Job &job, uint32_t bytes) {
   return job.aligned ? bytes / TILE_BYTES : 0;
 }
 
-// Moves the pieces of an aligned chunk's last, partial tile that are whole 16-byte accesses.
-// Returns how many whole pieces the chunk has.
+// Moves the whole 16-byte pieces of an aligned chunk's last, partial tile. Returns how many whole
+// pieces the chunk has.
 __device__ __forceinline__ uint32_t move_last_tile(const Job &job, uint32_t tile, uint32_t bytes,
                                                    uint32_t size, bool writes) {
   const uint32_t inside = bytes & ~15u, first = tile * TILE_PIECES + lane_id();
@@ -47,8 +47,8 @@ __device__ __forceinline__ uint32_t move_last_tile(const Job &job, uint32_t tile
   return inside / 16;
 }
 
-// Moves a partial or unaligned tile of elements of `size` bytes. It is out of line, so that the
-// loop over whole tiles need not keep its registers.
+// Moves a partial or unaligned tile of elements of `size` bytes. The function is out of line, so
+// that the loop over whole tiles need not keep its registers.
 static __device__ __noinline__ void move_ragged_tile(const Job &job, uint32_t tile, uint32_t bytes,
                                                      uint32_t size) {
   const uint32_t pieces = (bytes + 15) / 16;

@@ -29,7 +29,8 @@ class RawSimple {
 
   __device__ __forceinline__ uint32_t element_bytes() const { return SIZE; }
   __device__ __forceinline__ uint32_t tile_elements() const { return TILE_BYTES / SIZE; }
-  // The fast path needs own contributions without premultiplication, and no output as a term.
+  // Returns whether a job may take the fast path, which neither multiplies this rank's contribution
+  // nor adds to the output.
   __device__ __forceinline__ bool has_fast_path(const Job &job) const {
     return !(work_.flags & CINCH_PREMULTIPLY) && job.op != CINCH_REDUCE;
   }
@@ -60,9 +61,9 @@ class RawSimple {
   static constexpr uint32_t SIZE = sizeof(typename E::Storage);
   static constexpr uint32_t N = 16 / SIZE;
   static constexpr uint32_t NO_OWN = 0xff;
-  // Pieces that a lane accumulates at once: their accumulators take 16 registers.
+  // Number of 16-byte pieces that a lane accumulates at once. Their accumulators take 16 registers.
   static constexpr uint32_t TOGETHER = SIZE >= 4 ? 4 : SIZE == 2 ? 2 : 1;
-  // Terms whose loads are in flight together.
+  // Number of terms whose loads are in flight together.
   static constexpr uint32_t AHEAD = SMALL_BLOCKS || SIZE == 8 || SIZE == 1 ? 2 : 3;
 
   struct Terms {
@@ -92,14 +93,14 @@ class RawSimple {
     for (uint32_t u = 0; u < TOGETHER; ++u) E::unpack(v[u], into.at[u]);
   }
 
-  // Loads from a slot, which holds whole pieces, but not whole tiles.
+  // Loads from a slot. A slot has whole 16-byte pieces, but its last tile may be partial.
   template <Pieces P>
   __device__ __forceinline__ void load_source(const uint8_t *from, uint32_t first, uint32_t bytes,
                                               Terms &into) const {
     load<P == Pieces::WHOLE ? P : Pieces::INSIDE>(from, first, bytes, into);
   }
 
-  // Loads the own contribution, and multiplies it for a pre-multiplied sum.
+  // Loads this rank's contribution, and multiplies it by the factor of a pre-multiplied sum.
   template <Pieces P>
   __device__ __forceinline__ void load_own(const Job &job, uint32_t first, uint32_t bytes,
                                            Terms &into) const {
@@ -111,7 +112,7 @@ class RawSimple {
       for (uint32_t k = 0; k < N; ++k) {
         into.at[u][k] = E::premultiply(into.at[u][k], work_.factor);
       }
-      // The peers receive the product rounded to the element type.
+      // Rounds the product to the element type, as the peers receive it.
       if (job.own == CINCH_OWN_CODED) E::unpack(E::pack(into.at[u]), into.at[u]);
     }
   }
@@ -127,7 +128,8 @@ class RawSimple {
     }
   }
 
-  // Sums a whole tile on the fast path: the own contribution is one term among the others.
+  // Sums a whole tile on the fast path, which treats this rank's contribution like the received
+  // terms.
   __device__ __forceinline__ void sum_whole_tile(const Job &job, uint32_t tile) const {
     const uint32_t after = job.reads() ? job.own_after : NO_OWN;
     const uint32_t terms = job.nrecv + (after <= job.nrecv ? 1 : 0);
@@ -171,8 +173,8 @@ class RawSimple {
     }
   }
 
-  // Sums partial and unaligned tiles. It is out of line, so that the loop over whole tiles need not
-  // keep its registers.
+  // Sums partial and unaligned tiles. The function is out of line, so that the loop over whole
+  // tiles need not keep its registers.
   static __device__ __noinline__ void sum_ragged_tiles(const cinch_work &work, uint32_t nranks,
                                                        const Job &job, uint32_t first,
                                                        uint32_t last) {
@@ -180,7 +182,8 @@ class RawSimple {
     const uint32_t bytes = job.elements * SIZE, pieces = bytes / 16;
     uint32_t tile = first;
     if (job.aligned) {
-      // Most chunks end like this: all pieces but the very last are whole accesses.
+      // In the last tile of an aligned chunk all pieces but the very last are whole 16-byte
+      // accesses.
       mover.template sum_tile<Pieces::INSIDE>(job, tile, 16 * pieces);
       if (bytes % 16 != 0 && pieces / TILE_PIECES == tile && lane_id() == 0) {
         mover.template sum_pieces<Pieces::ANY>(job, pieces, bytes);
@@ -217,7 +220,7 @@ class RawSimple {
     finish<P>(job, sum, first, bytes);
   }
 
-  // Sends and stores the sum of a lane's pieces, from piece `first` on.
+  // Sends and stores the sum of this lane's pieces, which begin with piece `first`.
   template <Pieces P>
   __device__ __forceinline__ void finish(const Job &job, Terms &sum, uint32_t first,
                                          uint32_t bytes) const {

@@ -21,7 +21,7 @@ constexpr uint32_t HELD = 16;  // elements of a lane
 constexpr uint32_t WARP_TILE = HELD * WARP;
 
 constexpr uint32_t STAGE_BYTES = SMALL_BLOCKS ? CINCH_SMALL_STAGE_BYTES : CINCH_STAGE_BYTES;
-// Code for little shared memory fetches half as far ahead.
+// Below sm_90 a stage is small, so code for it fetches half as many tiles ahead.
 constexpr uint32_t STAGE_DEPTH = SMALL_BLOCKS ? 1 : 2;
 
 // Offsets in the stage.
@@ -43,13 +43,13 @@ struct ElementTiles {
   static constexpr uint32_t PIECES = HELD * SIZE / 16;
   static constexpr uint32_t ROW = 16 * WARP;  // bytes of a piece of each lane
 
-  // Returns the offset of this lane's piece in row 0, where lane l has piece l of each row. Rows
-  // are whole groups.
+  // Returns the offset of this lane's piece in row 0; lane l holds piece l of each row of 32
+  // pieces. A row is four groups of eight.
   static __device__ __forceinline__ uint32_t in_row() {
     return 16 * (lane_id() ^ (lane_id() / 8 % PIECES));
   }
-  // Returns the offset of this lane's first piece where a lane has PIECES consecutive pieces. Piece
-  // p is at this ^ 16 p.
+  // Returns the offset of this lane's first piece if each lane has PIECES consecutive pieces. Its
+  // piece p lies at this offset ^ 16 p.
   static __device__ __forceinline__ uint32_t own() {
     return 16 * (lane_id() * PIECES | (lane_id() * PIECES / 8 % PIECES));
   }
@@ -69,8 +69,8 @@ struct ElementTiles {
     for (uint32_t p = 0; p < PIECES; ++p) v[p] = load_shared(at ^ 16 * p);
   }
 
-  // Stores all lanes' elements to memory through `tile`. The warp may use `tile` again one tile
-  // later.
+  // Stores all lanes' elements to memory by way of `tile`. The warp may use `tile` again after the
+  // next tile.
   static __device__ __forceinline__ void give(uint8_t *tile, const uint4 (&v)[PIECES], uint8_t *to) {
     const uint32_t at = shared_address(tile) + own();
 #pragma unroll
@@ -126,11 +126,11 @@ class EncodedTiles {
   uint32_t numbers_of_tile_;
 };
 
-// The slot addresses of up to 32 peers, in the stage. A load from there is uniform across the warp
-// and cheaper than two shuffles.
+// A list in the stage of the slot addresses of up to 32 peers. A load from the list is uniform
+// across the warp and cheaper than two shuffles.
 class PeerSlots {
  public:
-  // Builds the list at offset `at` of the stage; `own` is the slot of this lane's peer.
+  // Builds the list at offset `at` of the stage. Lane l passes entry l as `own`.
   __device__ __forceinline__ PeerSlots(uint32_t at, const uint8_t *own)
       : list_((uint8_t **)(this_stage() + at)) {
     __syncwarp();  // all lanes have finished with the last contents of the stage
@@ -144,18 +144,19 @@ class PeerSlots {
   uint8_t **list_;
 };
 
-// Gathers the numbers of consecutive encoded tiles in the stage, until they fill a line for one
-// store. Stores of two numbers for each tile cost rate into a peer's memory (benches/FIGURES.md,
-// "Choices in the kernels").
+// Gathers the fp32 numbers of consecutive encoded tiles in the stage, until they fill a line, which
+// one store sends. A small store for each tile would lower the rate into a peer's memory
+// (benches/FIGURES.md, "Choices in the kernels").
 template <class C>
 class NumberLine {
  public:
-  // The numbers of one block.
+  // The fp32 numbers that a codec stores for one block.
   struct alignas(C::numbers == 2 ? 8 : 4) Numbers {
     float number[C::numbers == 2 ? 2 : 1];
   };
 
-  // For the whole tiles `first` to `last` - 1 of a chunk of n elements, with blocks within a tile.
+  // Gathers the numbers of whole tiles `first` to `last` - 1 of a chunk of n elements. Each block
+  // must lie within a tile.
   __device__ __forceinline__ NumberLine(const C &codec, uint32_t n, uint32_t first, uint32_t last)
       : line_((Numbers *)(this_stage() + NUMBERS_AT)),
         begin_(padded_code_bytes(n, codec.bits())),
@@ -165,14 +166,15 @@ class NumberLine {
     static_assert(sizeof(Numbers) <= 8, "a line is a block for each lane");
   }
 
-  // A lane's part of a full line.
+  // The numbers of a full line that this lane stores.
   struct Share {
     bool is_there;
     uint32_t offset;  // in the chunk
     Numbers numbers;
   };
 
-  // Adds the numbers of tile t. The result is present where this is the last tile of its line.
+  // Adds the numbers of tile t. If t is the last tile of its line, the result has this lane's
+  // numbers to store.
   __device__ __forceinline__ Share take(uint32_t t, const typename C::Codes &codes) const {
     Share share = {};
     if constexpr (C::scaled) {

@@ -48,7 +48,7 @@ static __device__ __noinline__ void scatter(uint8_t *at, uint32_t size, uint32_t
   }
 }
 
-// The caller's knowledge of the pieces of a step.
+// The caller's guarantee about the 16-byte pieces of a step's buffers.
 enum class Pieces {
   WHOLE,   // each piece is one access
   INSIDE,  // each piece that begins before the end is one access: the end is a multiple of 16, or
@@ -56,8 +56,8 @@ enum class Pieces {
   ANY,     // nothing
 };
 
-// Load and store piece `i` of 16 bytes, of a buffer of `bytes` in elements of `size` bytes. Loads
-// give zeros beyond its end.
+// Load and store 16-byte piece `i` of a buffer of `bytes` bytes, whose elements have `size` bytes.
+// Loads give zeros beyond the end of the buffer.
 template <Pieces P>
 __device__ __forceinline__ uint4 load_piece(const uint8_t *buffer, uint32_t i, uint32_t bytes,
                                             uint32_t size) {
@@ -79,7 +79,7 @@ __device__ __forceinline__ void store_piece(uint8_t *buffer, uint32_t i, uint32_
   scatter(at, size, bytes > 16 * i ? bytes - 16 * i : 0, value);
 }
 
-// Load and store word `i` of 8 bytes in the same way.
+// Load and store word `i` of 8 bytes, as load_piece and store_piece do for pieces.
 __device__ __forceinline__ uint64_t load_word(const uint8_t *buffer, uint32_t i, uint32_t bytes,
                                               uint32_t size, bool aligned) {
   const uint8_t *at = buffer + 8 * (uint64_t)i;

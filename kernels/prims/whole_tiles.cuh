@@ -26,7 +26,7 @@ class WholeTiles : Held<E> {
   using Summary = typename C::Summary;
 
   // The layout of the stage. A send has SEND_TILES tiles in flight and one tile for its output. A
-  // sum has two tiles of the own contribution, one output tile where there is room, and two bundles
+  // sum has two tiles of this rank's contribution, an output tile if there is room, and two bundles
   // of BUNDLE encoded tiles.
   static constexpr uint32_t ENCODED_BYTES = EncodedTiles<C>::BYTES;
   static constexpr uint32_t SEND_TILES = 2 * STAGE_DEPTH;
@@ -35,22 +35,23 @@ class WholeTiles : Held<E> {
   static constexpr uint32_t BUNDLES = OUT_TILE + (SMALL_BLOCKS ? 0 : Tiles::BYTES);  // their offset
   static constexpr uint32_t ROOM = (STAGE_ROOM - BUNDLES) / (2 * ENCODED_BYTES);
   static constexpr uint32_t WANTED = C::code_bits <= 8 ? 2 * STAGE_DEPTH : STAGE_DEPTH;
-  // In small stages the widest codes have no room and are not fetched ahead.
+  // Number of encoded tiles in a bundle, which are fetched together. In small stages the widest
+  // codes have no room, and BUNDLE is not used.
   static constexpr uint32_t BUNDLE = ROOM == 0 ? 1 : WANTED < ROOM ? WANTED : ROOM;
   static_assert(SENT_TILE + Tiles::BYTES <= STAGE_ROOM, "what the host launches with");
 
-  // True if received tiles have room in a stage.
+  // True if two bundles of received tiles have room in a stage.
   static constexpr bool HAS_ROOM = ROOM > 0;
 
-  // Returns the random numbers of a job. A step without sources encodes the rank's contribution;
-  // other steps that encode have a sum.
+  // Returns the random numbers for encoding in a job. A step without sources encodes this rank's
+  // contribution; any other step that encodes, encodes a sum.
   static __device__ __forceinline__ Random random_of(const C &codec, const Job &job) {
     return codec.random(job.nrecv == 0 ? 0 : 1, job.first);
   }
 
-  // Encodes the input to all targets. A rank that keeps the chunk stores what its codes decode to.
-  // The loops hold their state in registers, the codec's parameters too, so each makes a codec of
-  // its own.
+  // Encodes the input to all targets. A rank that keeps the chunk stores the values that its codes
+  // decode to. The function constructs its own codec, so that the codec's parameters stay in
+  // registers during the loop.
   static __device__ __noinline__ void send_tiles(const cinch_work &work, const Job &job,
                                                  uint32_t first, uint32_t last) {
     const C codec = codec_of(work);
@@ -90,7 +91,7 @@ class WholeTiles : Held<E> {
       if (keeps) {
         codec.decode(codes, x);
         pack(x, C::is_free_of_nan(codes), v);
-        // All lanes have finished their loads of the last tile.
+        // All lanes have finished their loads of the previous tile.
         __syncwarp();
         Tiles::give(stage + SENT_TILE, v, output);
         output += Tiles::BYTES;
@@ -140,8 +141,8 @@ class WholeTiles : Held<E> {
     wait_copies<0>();
   }
 
-  // Sums the sources and the own contribution in the schedule's order. Sources come in bundles, and
-  // the first bundle of a tile brings the own contribution.
+  // Sums the sources and this rank's contribution in the order of the schedule. Sources are fetched
+  // in bundles; the contribution is fetched with the first bundle of a tile.
   static __device__ __noinline__ void sum_tiles(const cinch_work &work, const Job &job,
                                                 uint32_t nranks, uint32_t first, uint32_t last) {
     const C codec = codec_of(work);
@@ -162,7 +163,7 @@ class WholeTiles : Held<E> {
         if (next_source == 0 && after <= nrecv) {
           Tiles::fetch(stage + next % 2 * Tiles::BYTES, job.input + (uint64_t)next * Tiles::BYTES);
         }
-        // All address loads come before the copies. Behind the last source the list has stale
+        // All loads of addresses precede the copies. Behind the last source the list has stale
         // addresses, which no copy uses.
         const uint8_t *source[BUNDLE];
 #pragma unroll
@@ -196,7 +197,8 @@ class WholeTiles : Held<E> {
         const uint32_t end = min(nrecv, begin + BUNDLE);
         const uint8_t *encoded = bundle;
         uint32_t r = begin;
-        // Part 0 ends at the own contribution, part 1 goes on from there.
+        // Part 0 adds the sources before this rank's contribution, then the contribution; part 1
+        // adds the sources after it.
 #pragma unroll 1
         for (uint32_t part = 0; part < 2; ++part) {
           const uint32_t to = part == 0 ? min(after, end) : end;
@@ -220,8 +222,8 @@ class WholeTiles : Held<E> {
       }
       bool is_free_of_nan = false;
       if (nsend > 0) {
-        // A scaled block with a NaN has the same codes whatever its bits; elementwise codes keep
-        // them.
+        // With a scale, all elements of a block with a NaN have the same codes, whatever the NaN's
+        // bits. Codecs without scales keep these bits, so a NaN is made canonical first.
         if constexpr (!C::scaled) {
 #pragma unroll
           for (uint32_t k = 0; k < HELD; ++k) x[k] = canonical(x[k]);
@@ -240,7 +242,7 @@ class WholeTiles : Held<E> {
         if (SMALL_BLOCKS) {
           store_pieces(output + (uint64_t)mine(t * WARP_TILE) * SIZE, x, is_free_of_nan);
         } else {
-          // All lanes have finished their loads of the last tile.
+          // All lanes have finished their loads of the previous tile.
           __syncwarp();
           uint4 v[PIECES];
           pack(x, is_free_of_nan, v);
@@ -254,14 +256,15 @@ class WholeTiles : Held<E> {
  private:
   using Line = NumberLine<C>;
 
-  // Returns the codec of a loop over whole tiles: scales, if any, belong to blocks.
+  // Returns the codec for a loop over whole tiles. Its scales, if any, belong to blocks: it has no
+  // tensor scale.
   static __device__ __forceinline__ C codec_of(const cinch_work &work) {
     const C codec(work.codec);
     CINCH_ASSUME(!C::scaled || codec.log2_block() != 0);
     return codec;
   }
 
-  // Return the slots of a job's messages, one for each lane.
+  // Return the lists of the slots of a job's sources and targets; each lane contributes one slot.
   static __device__ __forceinline__ PeerSlots sources_of(const Job &job) {
     return PeerSlots(SOURCES_AT, lane_id() < job.nrecv ? job.source(lane_id()) : nullptr);
   }
@@ -282,8 +285,8 @@ class WholeTiles : Held<E> {
 #pragma unroll 4
     for (uint32_t peer = 0; peer < nsend; ++peer) {
       uint8_t *const target = targets.at(peer);
-      // Targets are global memory (of a GPU, or mapped from the host), so stores there cannot
-      // change the list.
+      // Targets are in global memory (of a GPU, or mapped from the host), so stores to them cannot
+      // change the list, which is in shared memory.
       CINCH_ASSUME(__isGlobal(target));
       codec.store_codes(target, n, i, codes);
       if (share.is_there) *(typename Line::Numbers *)(target + share.offset) = share.numbers;

@@ -23,7 +23,7 @@ CINCH_HD float mul(float a, float b) {
 #endif
 }
 
-// Returns a * b, rounded, then clamped to [0, 1]; 0 for NaN.
+// Returns a * b, rounded and clamped to [0, 1]; 0 if the product is NaN.
 CINCH_HD float saturated_product(float a, float b) {
 #if defined(__CUDA_ARCH__)
   return __saturatef(__fmul_rn(a, b));
@@ -71,9 +71,10 @@ CINCH_HD float fused(float a, float b, float c) {
 #endif
 }
 
-// Returns scale / N rounded once, for a scale of 0 or from 2^-100 up: the product by the
-// reciprocal, corrected by its remainder, which is exact for such scales. A test covers all
-// mantissas for each N in use. The remainder is negated twice, so that a zero keeps its sign.
+// Returns the quotient of `scale` and N, rounded once; the scale is 0 or at least 2^-100. It is the
+// product by the reciprocal, corrected by its remainder, which is exact for such scales. A test
+// covers all mantissas for each N in use. The remainder is negated twice, so that a zero keeps its
+// sign.
 template <int N>
 CINCH_HD float divided_by(float scale) {
   constexpr float RECIPROCAL = 1 / (float)N;
@@ -86,7 +87,8 @@ CINCH_HD float add_up(float a, float b) {
 #if defined(__CUDA_ARCH__)
   return __fadd_ru(a, b);
 #else
-  // The rounding error of a sum is a floating-point number; these three operations compute it.
+  // The rounding error of a sum is a floating-point number, which the next three operations compute
+  // exactly.
   const float sum = a + b;
   const float part = sum - a;
   const float error = (a - (sum - part)) + (b - part);
@@ -103,10 +105,10 @@ CINCH_HD float add_down(float a, float b) {
 #endif
 }
 
-// Returns |x|. Written like this, the device folds it into the operand of most instructions.
+// Returns |x|. In this form the compiler folds it into the operand of most device instructions.
 CINCH_HD float magnitude_of(float x) { return fabsf(x); }
 
-// Returns the larger of two magnitudes; not finite if either is not.
+// Returns the larger of two magnitudes; it is not finite if either element is not.
 CINCH_HD float larger_magnitude(float a, float b) {
 #if defined(__CUDA_ARCH__)
   float larger;
@@ -119,7 +121,7 @@ CINCH_HD float larger_magnitude(float a, float b) {
 #endif
 }
 
-// smaller_of and larger_of return NaN if either number is NaN.
+// smaller_of and larger_of return the smaller and the larger number; NaN if either number is NaN.
 CINCH_HD float smaller_of(float a, float b) {
 #if defined(__CUDA_ARCH__)
   float smaller;
@@ -150,10 +152,10 @@ CINCH_HD Ends join(Ends a, Ends b) {
   return {smaller_of(a.low, b.low), larger_of(a.high, b.high)};
 }
 
-// Returns the ends of N numbers; N is even.
+// Returns the smallest and the largest of N numbers; N is even.
 template <int N>
 CINCH_HD Ends ends_of(const float (&x)[N]) {
-  // Two chains for each end, so that their instructions overlap.
+  // Even and odd elements have chains of their own, so that their instructions overlap.
   Ends even = {x[0], x[0]}, odd = {x[1], x[1]};
   CINCH_UNROLL
   for (int i = 2; i < N; i += 2) {
@@ -163,10 +165,11 @@ CINCH_HD Ends ends_of(const float (&x)[N]) {
   return join(even, odd);
 }
 
-// Returns the largest of N magnitudes; not finite if any is not. N is even.
+// Returns the largest of the magnitudes of N numbers; it is not finite if any number is not. N is
+// even.
 template <int N>
 CINCH_HD float largest_of(const float (&x)[N]) {
-  // Two chains, so that their instructions overlap.
+  // Even and odd elements have chains of their own, so that their instructions overlap.
   float a = magnitude_of(x[0]), b = magnitude_of(x[1]);
   CINCH_UNROLL
   for (int i = 2; i < N; i += 2) {
@@ -196,8 +199,9 @@ CINCH_HD uint32_t shifted_in(uint32_t high, uint32_t low, uint32_t by) {
 #endif
 }
 
-// Picks four bytes of low (0 to 3) and high (4 to 7), one for each nibble of the selector, lowest
-// first. Bit 3 of a nibble replaces the byte by its sign bit, eight times.
+// Picks four bytes, one for each nibble of the selector, lowest first. Values 0 to 3 pick bytes of
+// `low`, 4 to 7 bytes of `high`. Bit 3 of a nibble replaces the byte by eight copies of its sign
+// bit.
 CINCH_HD uint32_t byte_permute(uint32_t low, uint32_t high, uint32_t selector) {
 #if defined(__CUDA_ARCH__)
   uint32_t result;

@@ -37,7 +37,7 @@ __device__ __forceinline__ void copy16(void *to, const void *from) {
                : "memory");
 }
 
-// Starts a copy of 4 bytes, through L1.
+// Starts a copy of 4 bytes, which passes through L1.
 __device__ __forceinline__ void copy4(void *to, const void *from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from)
                : "memory");
@@ -46,7 +46,7 @@ __device__ __forceinline__ void copy4(void *to, const void *from) {
 // Closes this thread's current group of copies.
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Waits until all but the last GROUPS groups of this thread are complete.
+// Waits until all but the last GROUPS groups of this thread's copies are complete.
 template <int GROUPS>
 __device__ __forceinline__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS) : "memory");

@@ -17,7 +17,7 @@
 #define CINCH_UNROLL
 #endif
 
-// Lets the compiler assume a condition, so that it drops its checks for the contrary.
+// Lets the compiler assume that a condition is true, so that it omits code for the opposite case.
 #if defined(__CUDA_ARCH__)
 #define CINCH_ASSUME(condition) __builtin_assume(condition)
 #else

@@ -7,7 +7,8 @@ namespace cinch {
 
 #if defined(__CUDA_ARCH__)
 
-// Round two numbers to bf16 or f16, nearest even; the first is in the low half. NaN becomes 0x7fff.
+// Round two numbers to bf16 or f16, to nearest even; `low` goes to the low half of the result. NaN
+// becomes 0x7fff.
 __device__ __forceinline__ uint32_t narrow_bf16_pair(float low, float high) {
   uint32_t pair;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
@@ -20,7 +21,8 @@ __device__ __forceinline__ uint32_t narrow_f16_pair(float low, float high) {
   return pair;
 }
 
-// Return the smaller or the larger of each half; NaN in a half where either operand is NaN.
+// Return a pair with the smaller or the larger of each half of a and b; NaN in a half where either
+// is NaN.
 __device__ __forceinline__ uint32_t smaller_f16_pair(uint32_t a, uint32_t b) {
   uint32_t smaller;
   asm("min.NaN.f16x2 %0, %1, %2;" : "=r"(smaller) : "r"(a), "r"(b));
@@ -54,7 +56,7 @@ __device__ __forceinline__ bool has_nan_bf16(uint32_t pair) {
   return (pair & 0x7fff) > 0x7f80 || (pair & 0x7fff0000u) > 0x7f800000u;
 }
 
-// Widen the f16 in the low or the high half, exactly. A NaN may become another NaN.
+// Return the f16 in the low or the high half as fp32, exactly. A NaN may become another NaN.
 __device__ __forceinline__ float widen_f16_low(uint32_t pair) {
   float x;
   asm("{\n .reg .f16 low, high;\n mov.b32 {low, high}, %1;\n cvt.f32.f16 %0, low;\n}"
@@ -73,8 +75,8 @@ __device__ __forceinline__ float widen_f16_high(uint32_t pair) {
 
 #if __CUDA_ARCH__ >= 890
 
-// Round two magnitudes to 8-bit floats, nearest even, saturating at the largest finite number. The
-// first is in the low byte.
+// Round two magnitudes to 8-bit floats, to nearest even, saturating at the largest finite number.
+// `low` goes to the low byte of the result.
 __device__ __forceinline__ uint32_t narrow_f8e4m3_pair(float low, float high) {
   uint16_t pair;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));

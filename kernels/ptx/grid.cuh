@@ -1,5 +1,5 @@
-// Programmatic dependent launch: a kernel may start while the previous one of its stream still
-// ends. The host launches only kernels so that call wait_for_previous_kernel
+// Programmatic dependent launch: a kernel may start while the previous kernel of its stream is
+// still ending. The host launches a kernel in this way only if it calls wait_for_previous_kernel
 // (`Function::launch_with`).
 #pragma once
 

@@ -6,7 +6,7 @@
 
 namespace cinch {
 
-// Relaxed accesses, for polls, credits and in-band flags. L1 never caches them.
+// Relaxed loads and stores, for polls, credits and in-band flags. L1 never caches them.
 __device__ __forceinline__ uint64_t load_relaxed(const uint64_t *at) {
   uint64_t value;
   asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
@@ -23,22 +23,23 @@ __device__ __forceinline__ void store_relaxed(uint64_t *at, uint64_t value) {
   asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }
 
-// Orders the following loads behind a counter value that a poll has seen; after a barrier, the
-// loads of the whole block. The poll itself is relaxed: an acquire would invalidate L1 at every
-// iteration.
+// Loads a counter that a relaxed poll has seen, and orders the following loads of this thread
+// behind it. After a barrier it orders the loads of the whole block. The poll itself is relaxed
+// because an acquire would invalidate L1 at every iteration.
 __device__ __forceinline__ uint64_t load_acquire(const uint64_t *at) {
   uint64_t value;
   asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
   return value;
 }
 
-// Publishes the earlier stores of this thread and, after a barrier, of the whole block.
+// Stores a counter, and publishes the earlier stores of this thread and, after a barrier, of the
+// whole block.
 __device__ __forceinline__ void store_release(uint64_t *at, uint64_t value) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }
 
 // Load and store 16 bytes of payload. A load from a slot must not hit a line that L1 kept from an
-// earlier message; the acquire of the counter invalidates such lines, so plain loads suffice.
+// earlier message. The acquire of the counter invalidates such lines, so plain loads suffice.
 __device__ __forceinline__ uint4 load_vector(const void *at) {
   uint4 v;
   asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -54,8 +55,8 @@ __device__ __forceinline__ void store_vector(void *at, uint4 v) {
                : "memory");
 }
 
-// Load and store a packet, or a lane's part of a line, by one access. Every transport delivers it
-// whole in units of 8 bytes; NVLink and the local L2 keep the 16 bytes together.
+// Load and store a packet, or the part of a line that a lane holds, by one access. Every transport
+// delivers each 8 bytes whole; NVLink and the local L2 keep all 16 bytes together.
 __device__ __forceinline__ uint4 load_packet(const void *at) {
   uint4 v;
   asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"

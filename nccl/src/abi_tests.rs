@@ -1,5 +1,5 @@
-//! ABI of the drop-in: its numbers equal those of `include/nccl.h`, and of NVIDIA's header if that is
-//! available.
+//! Checks the ABI of the drop-in: its constants and layouts equal those of `include/nccl.h`, and of NVIDIA's
+//! header if that is available.
 //!
 //! `CINCH_TEST_NCCL_INCLUDE=DIR cargo test -p cinch-nccl abi` compares with `DIR/nccl.h`.
 
@@ -20,14 +20,14 @@ fn root() -> &'static Path {
         .expect("the member lies in the repository")
 }
 
-/// Returns a folder for output of these tests.
+/// Returns the folder for the files that these tests write.
 fn out() -> PathBuf {
-    // The test is in target/PROFILE/deps.
+    // This test's executable lies in target/PROFILE/deps.
     let test = std::env::current_exe().unwrap();
     test.ancestors().nth(3).unwrap().join("tmp")
 }
 
-/// Returns the names in `nccl/symbols.txt`.
+/// Returns the function names in `nccl/symbols.txt`, which the library must export.
 fn wanted() -> BTreeSet<String> {
     fs::read_to_string(root().join("nccl/symbols.txt"))
         .unwrap()
@@ -58,7 +58,7 @@ fn manual_lists_the_unsupported_functions() {
     assert_eq!(refusals, STUBS.len(), "the manual lists more");
 }
 
-/// Returns the numbers of the library as `name value` lines.
+/// Returns the library's constants, sizes and offsets as lines of `name value`.
 fn ours() -> String {
     let mut text = String::new();
     for (name, value) in types::CONSTANTS {
@@ -122,7 +122,8 @@ fn structs() -> [(&'static str, Fields, usize); 3] {
     ]
 }
 
-/// Returns what `abi.c` prints with the header in `include[0]`; further folders hold stand-ins.
+/// Returns the output of `abi.c`, compiled with the header in `include[0]`. The other folders hold
+/// stand-ins for headers that it includes.
 fn printed(include: &[&Path], name: &str) -> String {
     let mut numbers = String::new();
     for (constant, _) in types::CONSTANTS {
@@ -197,7 +198,7 @@ fn header_of_nvidia_has_the_same_numbers() {
         println!("skipped: CINCH_TEST_NCCL_INCLUDE names no folder with NVIDIA's nccl.h");
         return;
     };
-    // Stand-ins for the headers that it includes.
+    // NVIDIA's header includes headers of CUDA, which these stand-ins replace.
     let stand_in = out().join("cuda-stand-in");
     fs::create_dir_all(&stand_in).unwrap();
     for (name, text) in [

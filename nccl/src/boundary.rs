@@ -1,4 +1,5 @@
-//! The boundary: a function has both of its names, and returns errors and panics as a code.
+//! The C ABI boundary: exports each function as `nccl*` and `pnccl*`, and turns errors and panics
+//! into an `ncclResult_t`.
 
 use crate::error;
 use crate::types::{ncclInProgress, ncclResult_t, ncclSuccess};
@@ -9,17 +10,17 @@ use cinch::{Error, Result};
 /// Result of a function that did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CallProgress {
-    /// The call has ended.
+    /// The call is complete: `ncclSuccess`.
     Done,
     /// The call continues in the background: `ncclInProgress`.
     Underway,
 }
 
-/// Defines a function of the interface under both of its names.
+/// Defines a function of nccl.h, under its name and under its second name for interposers.
 ///
-/// The body is a `Result<CallProgress>`, or a value of the type after `returning`, with the value for
-/// a panic after `else`. `counted` marks functions whose failure fails the thread's open group: as in
-/// NCCL, these are collectives and functions that create or end communicators.
+/// The body is a `Result<CallProgress>`, or a value of the type after `returning`; `else` gives the value to
+/// return after a panic. If a function marked `counted` fails, the thread's open group fails. As in NCCL,
+/// these are collectives and functions that create or end communicators.
 macro_rules! export {
     ($(#[doc = $doc:literal])* fn $($rest:tt)*) => {
         export!(by enter, $(#[doc = $doc])* fn $($rest)*);
@@ -39,7 +40,8 @@ macro_rules! export {
         }
         export!(names $(#[doc = $doc])* ($name, $twin) ($($arg: $type),*)
             -> $crate::types::ncclResult_t {
-            // SAFETY: the program passes arguments as the header documents.
+            // SAFETY: the program passes pointers that are valid as nccl.h documents for this
+            // function.
             $crate::boundary::$enter(stringify!($name), || unsafe { $name::body($($arg),*) })
         });
     };
@@ -56,13 +58,15 @@ macro_rules! export {
         export!(names $(#[doc = $doc])* ($name, $twin) ($($arg: $type),*) -> $returns {
             $crate::boundary::enter_value(
                 stringify!($name),
-                // SAFETY: the program passes arguments as the header documents.
+                // SAFETY: the program passes pointers that are valid as nccl.h documents for this
+                // function.
                 || unsafe { $name::body($($arg),*) },
                 || $fallback,
             )
         });
     };
-    // Neither name calls the other: an interposer may replace one name and call the other from it.
+    // Both functions contain the body, and neither calls the other: an interposer may replace one
+    // and call the other.
     (names $(#[doc = $doc:literal])* ($name:ident, $twin:ident)
         ($($arg:ident: $type:ty),*) -> $returns:ty $body:block) => {
         $(#[doc = $doc])*

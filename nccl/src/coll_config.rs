@@ -1,4 +1,4 @@
-//! `ncclCollConfig_t`: options of one call.
+//! Reads `ncclCollConfig_t`, the options of one collective call.
 
 use crate::extension::{self, ncclConfigExt_t};
 use crate::types::{NCCL_API_MAGIC, cudaEvent_t};
@@ -11,7 +11,7 @@ use std::ptr::{null, null_mut};
 const INT: c_int = c_int::UNSET;
 
 versioned! {
-    /// `ncclCollConfig_t` of NCCL 2.32.
+    /// The struct `ncclCollConfig_t` as in NCCL 2.32.
     struct ncclCollConfig_t, "NCCL_COLLCONFIG_INITIALIZER", magic NCCL_API_MAGIC;
     ext: *const ncclConfigExt_t = null(), since 23100;
     minCTAs: c_int = INT, since 23100;
@@ -25,17 +25,17 @@ versioned! {
     launchCompletionEvent: cudaEvent_t = null_mut(), since 23200;
 }
 
-/// Options of [`ncclCollConfig_t`] that have an effect.
+/// Fields of [`ncclCollConfig_t`] that affect cinch.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct CallOptions {
-    /// Codec; `None` if not set.
+    /// Codec of the call; `None` if the program set none.
     pub(crate) codec: Option<CodecSpec>,
-    /// Algorithm; `None` if not set.
+    /// Algorithm of the call; `None` if the program set none.
     pub(crate) algorithm: Option<Algorithm>,
 }
 
 impl CallOptions {
-    /// Reads the options at `config`; none are set for NULL.
+    /// Reads the options at `config`; for NULL none are set.
     ///
     /// # Errors
     /// Invalid argument or invalid usage for options that cinch does not have.
@@ -43,7 +43,7 @@ impl CallOptions {
     /// # Safety
     /// `config` is NULL, or readable for the size that it gives, with valid strings and options.
     pub(crate) unsafe fn read(config: *const ncclCollConfig_t) -> Result<CallOptions> {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes `config` as NULL or readable for the size that it gives.
         let Some(config) = (unsafe { versioned::read(config)? }) else {
             return Ok(CallOptions::default());
         };
@@ -54,9 +54,9 @@ impl CallOptions {
             ));
         }
         Ok(CallOptions {
-            // SAFETY: the caller's contract.
+            // SAFETY: the caller passes a config whose list of options ends and has valid strings.
             codec: unsafe { extension::codec(config.ext)? },
-            // SAFETY: the caller's contract.
+            // SAFETY: the caller passes a config whose strings are NULL or valid.
             algorithm: unsafe { algorithm(config.algSelection, config.forceAlgSelection != 0)? },
         })
     }
@@ -75,7 +75,7 @@ unsafe fn algorithm(text: *const c_char, force: bool) -> Result<Option<Algorithm
     if text.is_null() {
         return Ok(None);
     }
-    // SAFETY: the caller's contract, as `text` is not NULL.
+    // SAFETY: the caller passes a valid string, as `text` is not NULL.
     let text = unsafe { CStr::from_ptr(text) }.to_string_lossy();
     if text.trim().is_empty() {
         return Ok(None);
@@ -109,7 +109,7 @@ mod tests {
             ..ncclCollConfig_t::unset()
         };
         change(&mut config);
-        // SAFETY: a whole struct with static strings.
+        // SAFETY: `config` is a complete struct of this test with static strings.
         unsafe { CallOptions::read(&config) }
     }
 

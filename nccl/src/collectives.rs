@@ -1,4 +1,5 @@
-//! The collectives. [`CollectiveRequest::bind`] checks the arguments; `group` runs or records the call.
+//! The collectives of nccl.h. [`CollectiveRequest::bind`] checks the arguments; `group` runs or records the
+//! call.
 
 use crate::boundary::CallProgress;
 use crate::coll_config::{CallOptions, ncclCollConfig_t};
@@ -11,7 +12,7 @@ use cinch::{Collective, DType, Result};
 use std::ffi::{c_int, c_void};
 use std::ptr::null;
 
-/// Sets the field of a [`CollectiveRequest`] for the argument that the header calls `$name`.
+/// Sets the field of a [`CollectiveRequest`] that corresponds to the argument `$name` of nccl.h.
 macro_rules! set {
     ($request:ident sendbuff $value:ident) => {
         $request.sendbuf = $value
@@ -39,7 +40,8 @@ macro_rules! set {
     };
 }
 
-/// Defines a collective and its variant with a config, with the arguments before `comm`.
+/// Defines a collective and its variant with a config; the macro takes the arguments that precede
+/// `comm`.
 macro_rules! collective {
     (
         $(#[doc = $doc:literal])*
@@ -52,7 +54,8 @@ macro_rules! collective {
                 let mut request = CollectiveRequest::new(Collective::$collective, false);
                 $(set!(request $arg $arg);)*
                 request.stream = stream;
-                // SAFETY: the program passes arguments as the header documents.
+                // SAFETY: the program passes pointers that are valid as nccl.h documents for this
+                // function.
                 unsafe { submit(comm, &request, null()) }
             }
         }
@@ -64,7 +67,8 @@ macro_rules! collective {
                 let mut request = CollectiveRequest::new(Collective::$collective, false);
                 $(set!(request $arg $arg);)*
                 request.stream = stream;
-                // SAFETY: the program passes arguments as the header documents.
+                // SAFETY: the program passes pointers that are valid as nccl.h documents for this
+                // function.
                 unsafe { submit(comm, &request, config) }
             }
         }
@@ -134,7 +138,7 @@ export! {
         (request.sendbuf, request.recvbuf) = (buff.cast_const(), buff);
         (request.count, request.dtype) = (count, datatype.into());
         (request.root, request.stream) = (root, stream);
-        // SAFETY: the program passes arguments as the header documents.
+        // SAFETY: the program passes pointers that are valid as nccl.h documents for this function.
         unsafe { submit(comm, &request, null()) }
     }
 }
@@ -151,20 +155,20 @@ pub(crate) unsafe fn submit(
 ) -> Result<CallProgress> {
     let comm = comm::lookup(comm)?;
     let communicator = comm.ready()?;
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes `config` as NULL or as nccl.h documents.
     let options = unsafe { CallOptions::read(config)? };
     let on_gpu = communicator.gpu().is_some();
     let find_op = |op: i64, dtype| {
-        // NCCL multiplies by 1/nranks first, so that no partial sum leaves the range of the average.
+        // For these types NCCL multiplies by 1/nranks before it sums, so that no partial sum overflows.
         let scales_first = matches!(dtype, DType::F16 | DType::F8E4M3 | DType::F8E5M2);
         if op == i64::from(ncclAvg) && scales_first {
             let factor = 1.0 / communicator.nranks() as f64;
             return Ok(ReduceOp::PreMulSum(Scalar::Float(factor)));
         }
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller keeps a factor by address readable as nccl.h documents.
         unsafe { comm.ops.find(op, dtype, on_gpu) }
     };
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes buffers and a stream that stay valid until the call has run.
     let (mut call, buffers) = unsafe { request.bind(&ARGUMENT_NAMES, &communicator, find_op)? };
     call.codec = options.codec.map(Into::into);
     call.algorithm = options.algorithm;

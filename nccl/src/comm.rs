@@ -1,6 +1,7 @@
-//! Communicators as programs hold them, and the table of their handles.
+//! Communicators behind the `ncclComm_t` handles of programs, and the table of these handles.
 //!
-//! A communicator has its handle from the call that creates it, perhaps long before it is connected.
+//! The call that creates a communicator returns its handle, perhaps long before the communicator is
+//! connected.
 
 use crate::config::CommOptions;
 use crate::types::{ncclComm, ncclComm_t};
@@ -14,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 static COMMS: HandleTable<Comm> = HandleTable::new("comm", "communicator", 0xACC1);
 
-/// Object behind a handle.
+/// A communicator behind an `ncclComm_t`.
 #[derive(Debug)]
 pub(crate) struct Comm {
     /// Options that the program passed.
@@ -33,11 +34,11 @@ pub(crate) struct Comm {
 #[derive(Debug, Default)]
 struct CommState {
     communicator: Option<Arc<Communicator>>,
-    /// Whether [`Comm::take`] was called. Then a connection that is made later is closed.
+    /// Whether [`Comm::take`] was called. If so, a connection that is made later is closed.
     is_released: bool,
     /// Number of running calls on all threads.
     underway: usize,
-    /// Number of running calls that have returned `ncclInProgress`.
+    /// Number of running calls that have returned `ncclInProgress` to the program.
     background: usize,
     /// Reason why there is no connection, or why finalize failed.
     failure: Option<Error>,
@@ -53,7 +54,7 @@ impl CommState {
     }
 }
 
-/// Stage in the life of a communicator.
+/// Stage in the life of a communicator, which decides which calls it takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum CommStage {
     /// The communicator takes calls.
@@ -66,7 +67,7 @@ pub(crate) enum CommStage {
 }
 
 impl Comm {
-    /// Creates a communicator that is being connected; [`Comm::joined`] ends that.
+    /// Creates a communicator in the connecting phase, which [`Comm::joined`] ends.
     pub(crate) fn connecting(options: CommOptions, defaults: Config, fault: Arc<Fault>) -> Comm {
         let comm = Comm {
             options,
@@ -84,18 +85,19 @@ impl Comm {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the device of its buffers.
+    /// Returns the device on which the communicator's buffers are.
     pub(crate) fn device(&self) -> DeviceChoice {
         self.defaults.device
     }
 
-    /// Returns whether it may make calls: it is being connected, or is connected and not closed.
+    /// Returns whether the communicator may make calls: it is being connected, or is connected and
+    /// not closed.
     pub(crate) fn is_in_use(&self) -> bool {
         let state = self.state();
         state.underway > 0 || (state.communicator.is_some() && !state.has_closed)
     }
 
-    /// Returns whether calls or kernels of it run on this rank.
+    /// Returns whether calls or kernels of the communicator run on this rank.
     pub(crate) fn is_busy(&self) -> bool {
         self.communicator()
             .is_some_and(|communicator| !communicator.is_idle())
@@ -115,7 +117,7 @@ impl Comm {
         None
     }
 
-    /// Counts a call that begins; a `blocking` call returns when it has ended.
+    /// Counts a call that begins; a `blocking` call does not return before it has ended.
     pub(crate) fn begin(&self, blocking: bool) {
         let mut state = self.state();
         state.underway += 1;
@@ -127,7 +129,7 @@ impl Comm {
         self.state().end(blocking);
     }
 
-    /// Ends a finalize that ran in the background.
+    /// Records the result of a finalize that ran in the background.
     pub(crate) fn finalize_ended(&self, result: Result<()>) {
         let mut state = self.state();
         state.end(false);
@@ -145,7 +147,7 @@ impl Comm {
         self.state().has_closed
     }
 
-    /// Keeps the state from changing until the returned value is dropped.
+    /// Locks the state until the returned value is dropped.
     #[cfg(test)]
     pub(crate) fn hold(&self) -> impl Sized + '_ {
         self.state()
@@ -170,7 +172,7 @@ impl Comm {
         }
     }
 
-    /// Returns the connection, for calls.
+    /// Returns the connection if the communicator takes calls.
     ///
     /// # Errors
     /// See [`Comm::connection`]; invalid usage after finalize or revoke.
@@ -187,17 +189,17 @@ impl Comm {
         }
     }
 
-    /// Returns its stage.
+    /// Returns the communicator's stage.
     pub(crate) fn stage(&self) -> CommStage {
         self.state().stage
     }
 
-    /// Enters `stage`.
+    /// Sets the communicator's stage to `stage`.
     pub(crate) fn enter(&self, stage: CommStage) {
         self.state().stage = stage;
     }
 
-    /// Returns the connection, if there is one, even while calls run.
+    /// Returns the connection if there is one, even while calls run.
     pub(crate) fn communicator(&self) -> Option<Arc<Communicator>> {
         self.state().communicator.clone()
     }
@@ -216,8 +218,8 @@ impl Comm {
 
     /// Returns whether a call runs that has returned `ncclInProgress`.
     ///
-    /// Calls that block other threads do not count: programs treat the first state other than
-    /// success as the communicator's end.
+    /// Calls that block other threads do not count: a program takes any state but success for a
+    /// failure of the communicator.
     pub(crate) fn is_in_progress(&self) -> bool {
         self.state().background > 0
     }
@@ -266,7 +268,7 @@ pub(crate) fn remove(comm: *const ncclComm) -> Result<Arc<Comm>> {
     COMMS.remove(comm)
 }
 
-/// Returns the communicators of this process.
+/// Returns all communicators of this process that have handles.
 pub(crate) fn all() -> Vec<Arc<Comm>> {
     let mut all = COMMS.all();
     all.retain(|comm| comm.owner.is_this());
@@ -274,7 +276,8 @@ pub(crate) fn all() -> Vec<Arc<Comm>> {
 }
 
 const _: () = {
-    // Threads share handles; calls on one communicator run one after the other.
+    // Asserts at compile time that threads may share handles; calls on one communicator run one
+    // after the other.
     const fn shared<T: Send + Sync>() {}
     shared::<Comm>();
 };

@@ -1,4 +1,4 @@
-//! `ncclConfig_t`: options of one communicator.
+//! Reads `ncclConfig_t`, the options of one communicator.
 
 use crate::types::NCCL_API_MAGIC;
 use crate::versioned::{self, Unset};
@@ -10,7 +10,7 @@ const INT: c_int = c_int::UNSET;
 const TEXT: *const c_char = <*const c_char>::UNSET;
 
 versioned! {
-    /// `ncclConfig_t` of NCCL 2.32; in 2.14 the struct ended after `blocking`.
+    /// The struct `ncclConfig_t` as in NCCL 2.32. In 2.14 it ended after `blocking`.
     struct ncclConfig_t, "NCCL_CONFIG_INITIALIZER", magic NCCL_API_MAGIC;
     blocking: c_int = INT, since 21400;
     cgaClusterSize: c_int = INT, since 21700;
@@ -37,15 +37,15 @@ versioned! {
     nvlsHostMode: c_int = INT, since 23200;
 }
 
-/// Options of [`ncclConfig_t`] that have an effect.
+/// Fields of [`ncclConfig_t`] that affect cinch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CommOptions {
-    /// Whether calls return when what they start has ended.
+    /// Whether a call returns only when the operation that it starts has ended.
     pub(crate) blocking: bool,
-    /// Limit of thread blocks per call.
+    /// Largest number of thread blocks of a call.
     pub(crate) max_blocks: Option<usize>,
-    /// Whether only graphs use the communicator, or the program itself orders graph launches with
-    /// other calls.
+    /// Whether only CUDA graphs use the communicator, or the program itself orders graph launches
+    /// with other calls.
     pub(crate) graphs_alone: bool,
     /// Name of the communicator.
     pub(crate) name: Option<String>,
@@ -66,7 +66,7 @@ impl Default for CommOptions {
 }
 
 impl CommOptions {
-    /// Reads the options at `config`; `None` for NULL.
+    /// Reads the options at `config`; returns `None` for NULL.
     ///
     /// # Errors
     /// Invalid argument for a value out of range.
@@ -74,7 +74,7 @@ impl CommOptions {
     /// # Safety
     /// `config` is NULL, or readable for the size that it gives, with valid strings.
     pub(crate) unsafe fn read(config: *const ncclConfig_t) -> Result<Option<CommOptions>> {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes `config` as NULL or readable for the size that it gives.
         let Some(config) = (unsafe { versioned::read(config)? }) else {
             return Ok(None);
         };
@@ -123,14 +123,14 @@ impl CommOptions {
             options.max_blocks = usize::try_from(config.maxCTAs).ok();
         }
         if !config.commName.is_null() {
-            // SAFETY: the caller's contract, as the name is not NULL.
+            // SAFETY: the caller passes valid strings, and the name is not NULL.
             let name = unsafe { CStr::from_ptr(config.commName) };
             options.name = Some(name.to_string_lossy().into_owned());
         }
         Ok(Some(options))
     }
 
-    /// Returns `config` with these options.
+    /// Returns `config` with these options applied.
     ///
     /// # Errors
     /// Invalid argument for a value out of range.
@@ -159,7 +159,8 @@ mod tests {
     use super::*;
     use crate::versioned::NcclStruct;
 
-    /// Versions with the size of their struct and its number of fields after the header.
+    /// Versions of NCCL, each with the size of its struct and the number of fields after the
+    /// header.
     const HISTORY: &[(u32, usize, usize)] = &[
         (21403, 24, 1),
         (21701, 40, 5),
@@ -176,7 +177,8 @@ mod tests {
         (23203, 120, 23),
     ];
 
-    /// Returns the bytes of a program's struct: every field is set, and padding is garbage.
+    /// Returns the bytes of the struct that a program of this version passes: each field is set,
+    /// and padding is garbage.
     fn of_version(version: u32, size: usize, fields: usize) -> Vec<u8> {
         let mut bytes = vec![0xa5; size];
         bytes[..8].copy_from_slice(&size.to_ne_bytes());
@@ -271,7 +273,8 @@ mod tests {
                 ..ncclConfig_t::unset()
             };
             change(&mut config);
-            // SAFETY: a whole struct whose strings are NULL or outlive the call.
+            // SAFETY: `config` is a complete struct of this test, whose strings are NULL or outlive
+            // the call.
             unsafe { CommOptions::read(&config) }
         };
         assert_eq!(ask(&|_| {}).unwrap().unwrap(), CommOptions::default());
@@ -290,7 +293,7 @@ mod tests {
             shares: true,
         };
         assert_eq!(options.unwrap().unwrap(), expected);
-        // `maxCTAs` above the default changes nothing.
+        // Tests that a `maxCTAs` above the default changes nothing.
         let applied = expected.apply(Config::default()).unwrap();
         assert_eq!(
             (

@@ -1,6 +1,6 @@
 //! Jobs that connect communicators.
 //!
-//! Connecting waits for other ranks. So a group's end runs each of its jobs on a thread of its own, and jobs
+//! Connecting waits for other ranks. So the end of a group runs each of its jobs on a thread of its own. Jobs
 //! of non-blocking communicators run in the background.
 
 use crate::boundary::CallProgress;
@@ -17,29 +17,30 @@ use std::sync::{Arc, OnceLock, mpsc};
 
 /// Job that connects one communicator.
 pub(crate) struct ConnectJob {
-    /// New communicator; `None` for a rank that takes part in a split and gets none.
+    /// The new communicator; `None` for a rank that takes part in a split but joins no new
+    /// communicator.
     pub(crate) made: Option<NewComm>,
-    /// Communicator that is split or shrunk. Jobs of one parent run one after the other.
+    /// The parent, which is split or shrunk. Jobs of one parent run one after the other.
     pub(crate) parent: Option<Arc<Comm>>,
-    /// Whether the call returns when the communicator is connected.
+    /// Whether the call returns only when the communicator is connected.
     pub(crate) blocking: bool,
-    /// Connects, and returns the communicator.
+    /// Connects and returns the communicator; `None` if this rank gets none.
     pub(crate) work: Box<dyn FnOnce() -> Result<Option<Communicator>> + Send>,
 }
 
 impl ConnectJob {
-    /// Returns the device of the communicator.
+    /// Returns the device of the new communicator.
     fn device(&self) -> Option<DeviceChoice> {
         let made = self.made.as_ref().map(|made| &made.comm);
         Some(made.or(self.parent.as_ref())?.device())
     }
 }
 
-/// New communicator whose handle the program already has.
+/// A new communicator whose handle the program already has.
 pub(crate) struct NewComm {
     comm: Arc<Comm>,
     handle: ncclComm_t,
-    /// Variable of the program that holds the handle.
+    /// Address of the program's variable for the handle.
     place: *mut ncclComm_t,
 }
 
@@ -54,7 +55,7 @@ impl NewComm {
     pub(crate) unsafe fn new(comm: Comm, place: *mut ncclComm_t) -> Result<NewComm> {
         let comm = Arc::new(comm);
         let handle = comm::register(comm.clone())?;
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes `place` as NULL or writable; `store` refuses NULL.
         unsafe { store("newcomm", place, handle)? };
         Ok(NewComm {
             comm,
@@ -63,7 +64,7 @@ impl NewComm {
         })
     }
 
-    /// Removes the handle, and writes NULL where the program holds it.
+    /// Removes the handle, and writes NULL to the program's variable.
     fn withdraw(&self) {
         // The program may have destroyed the handle meanwhile.
         if comm::remove(self.handle).is_ok()
@@ -76,7 +77,7 @@ impl NewComm {
     }
 }
 
-/// Runs jobs; jobs of different parents run concurrently.
+/// Runs jobs. Jobs of different parents run concurrently.
 ///
 /// # Errors
 /// The first failure, with which all jobs fail; invalid argument if only some are blocking.
@@ -105,14 +106,14 @@ pub(crate) fn run(jobs: Vec<ConnectJob>) -> Result<CallProgress> {
     result
 }
 
-/// Undoes jobs that will not run.
+/// Withdraws the handles of jobs that will not run.
 pub(crate) fn withdraw(jobs: &[ConnectJob]) {
     jobs.iter()
         .filter_map(|job| job.made.as_ref())
         .for_each(NewComm::withdraw);
 }
 
-/// Part of a job that may run on another thread.
+/// The part of a job that may run on another thread.
 struct ConnectTask {
     completion: TaskCompletion,
     work: Box<dyn FnOnce() -> Result<Option<Communicator>> + Send>,
@@ -123,14 +124,14 @@ impl ConnectTask {
         self.completion.report(caught("connecting", self.work))
     }
 
-    /// Fails the task without running it.
+    /// Reports `error` as the task's outcome, without running the task.
     fn fail(self, error: &Error) {
-        // The caller reports the error.
+        // The error is ignored here because the caller reports it.
         let _ = self.completion.report(Err(error.clone()));
     }
 }
 
-/// Communicators that receive the outcome of a task.
+/// The new communicator and its parent, to which the outcome of a task is reported.
 struct TaskCompletion {
     comm: Option<Arc<Comm>>,
     parent: Option<Arc<Comm>>,
@@ -138,8 +139,8 @@ struct TaskCompletion {
 }
 
 impl TaskCompletion {
-    /// Reports the outcome and returns it as an error, if it is a failure. The parent receives it last: a
-    /// program that sees the parent ready may use the new communicator.
+    /// Reports the outcome to the communicators, and returns it as an error if it is a failure. The parent
+    /// receives it last: a program that sees the parent ready may use the new communicator.
     fn report(self, outcome: Result<Option<Communicator>>) -> Result<()> {
         let none = || Error::internal("a split gave no communicator");
         let result = match self.comm {
@@ -160,7 +161,7 @@ impl TaskCompletion {
     }
 }
 
-/// Sorts jobs into one queue per parent, and counts a call of each parent as begun.
+/// Sorts jobs into one queue for each parent, and counts a running call of the parent for each job.
 fn queues(jobs: Vec<ConnectJob>, made: &mut Vec<NewComm>) -> Vec<Vec<ConnectTask>> {
     let mut queues: Vec<(Option<usize>, Vec<ConnectTask>)> = Vec::new();
     for job in jobs {
@@ -200,8 +201,8 @@ fn run_queue(tasks: Vec<ConnectTask>) -> Result<()> {
     failure.map_or(Ok(()), Err)
 }
 
-/// Runs the queues and returns when all communicators are connected. A failure raises the faults of all:
-/// they may wait for the ranks of the failed communicator.
+/// Runs the queues and returns when all communicators are connected. A failure raises the faults of all
+/// communicators, because they may wait for the ranks of the failed one.
 fn foreground(queues: Vec<Vec<ConnectTask>>, made: &[NewComm]) -> Result<()> {
     let faults: Vec<Arc<Fault>> = made.iter().map(|made| made.comm.fault.clone()).collect();
     let first = OnceLock::new();
@@ -246,7 +247,7 @@ fn background(queues: Vec<Vec<ConnectTask>>) -> CallProgress {
         let (give, take) = mpsc::channel();
         let spawned = spawn().spawn(move || {
             if let Ok(queue) = take.recv() {
-                // `ncclCommGetAsyncError` of the communicators returns the failure.
+                // The error is not lost: `ncclCommGetAsyncError` of the communicators returns it.
                 let _ = run_queue(queue);
             }
         });
@@ -255,8 +256,8 @@ fn background(queues: Vec<Vec<ConnectTask>>) -> CallProgress {
     progress
 }
 
-/// Sends `queue` to the thread that was spawned for it. The thread does not own the queue from the
-/// start, so that the queue is not lost if the thread does not start.
+/// Sends `queue` to the thread that was spawned for it. If the thread does not start, the caller
+/// still has the queue.
 fn start<T>(
     spawned: std::io::Result<T>,
     queue: Vec<ConnectTask>,

@@ -31,39 +31,43 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Time that the exit of the process waits for other ranks to close.
+/// Longest time that the exit of the process waits for other ranks to close.
 const PEER_CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
-/// Time that the exit of the process, or the creation of a communicator, waits for running frees.
+/// Longest time that the exit of the process, or the creation of a communicator, waits for running
+/// frees.
 const FREE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time that a call which ends a communicator waits for its kernels, which were told to stop.
+/// Longest time that a call which ends a communicator waits for the communicator's kernels, which
+/// were told to stop.
 const KERNEL_STOP_TIMEOUT: Duration = Duration::from_secs(2);
-/// Time that an ordered call waits for calls of other communicators, to free queued ones.
+/// Longest time that an ordered call waits for calls of other communicators, in order to free
+/// queued communicators.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(1);
-/// Interval at which an ordered call checks the other communicators.
+/// Interval at which an ordered call checks whether other communicators have running calls.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
-/// Number of queued communicators of a GPU from which on ordered calls no longer wait.
+/// Number of queued communicators of a GPU from which on ordered calls free them without waiting.
 const MAX_DEFERRED: usize = 8;
 
-/// Threads that wait for other ranks to close.
+/// Number of threads that wait for other ranks to close.
 static CLOSING_THREADS: ThreadCount = ThreadCount(AtomicU64::new(0));
-/// Threads that free communicators, or are about to find that they may not.
+/// Number of threads that free communicators, or check whether they may.
 static FREEING_THREADS: ThreadCount = ThreadCount(AtomicU64::new(0));
-/// Whether the process exits.
+/// Whether the exit of the process has begun.
 static IS_EXITING: AtomicBool = AtomicBool::new(false);
 /// Whether [`at_exit`] was registered.
 static EXIT_HANDLER_SET: AtomicBool = AtomicBool::new(false);
-/// Communicators to free, each once. A thread may still hold one, or a handle refer to it.
+/// Queue of communicators to free, without duplicates. A thread may still hold one of them, or a
+/// handle refer to it.
 static DEFERRED: DeferredQueue<Arc<Communicator>> = DeferredQueue::new(Arc::ptr_eq);
-/// Communicators without a handle whose calls may still run.
+/// Communicators whose handles were removed while their calls may still run.
 static IN_TEARDOWN: ForkSafe<Vec<Arc<Communicator>>> = ForkSafe::new(Vec::new());
-/// Whether the last ordered call timed out while waiting. Then no call waits until memory was
-/// freed.
+/// Whether the last ordered call timed out while waiting. If so, no call waits until a communicator
+/// was freed.
 static LAST_WAIT_FAILED: AtomicBool = AtomicBool::new(false);
 
-/// Number of threads of this process; the upper half of the word is the process.
+/// Number of threads, and in the upper half of the word the process to which they belong.
 ///
-/// A forked child has none of the threads. It must not wait for a lock that they hold, so this is
-/// atomic.
+/// A forked child has none of its parent's threads. It must not wait for a lock that they hold, so
+/// the number is atomic.
 struct ThreadCount(AtomicU64);
 
 impl ThreadCount {
@@ -84,7 +88,7 @@ impl ThreadCount {
         CountedThread(self)
     }
 
-    /// Waits until the count is 0, at most `timeout`.
+    /// Waits until the count is 0, but at most for `timeout`.
     fn wait_zero(&self, timeout: Duration) {
         let until = Instant::now() + timeout;
         while self.count() > 0 && Instant::now() < until {
@@ -114,7 +118,7 @@ extern "C" fn at_exit() {
     FREEING_THREADS.wait_zero(FREE_TIMEOUT);
 }
 
-/// Runs `close` on a new thread. Frees the communicator that it returns, which has closed, once the
+/// Runs `close` on a new thread. It returns a closed communicator, which the thread frees once the
 /// other ranks have closed.
 ///
 /// # Errors
@@ -122,7 +126,8 @@ extern "C" fn at_exit() {
 pub(crate) fn close_in_background(
     close: impl FnOnce() -> Option<Arc<Communicator>> + Send + 'static,
 ) -> std::io::Result<()> {
-    // Handlers run in reverse order: cinch's, registered later, runs before the driver's.
+    // Exit handlers run in reverse order of registration. cinch's handler is registered after the
+    // driver's, so it runs before.
     if !EXIT_HANDLER_SET.swap(true, Ordering::Relaxed) {
         let _ = atexit(at_exit);
     }
@@ -143,16 +148,17 @@ pub(crate) fn close_in_background(
     spawned.map(drop)
 }
 
-/// Frees `communicator`, which has closed, once the other ranks have closed.
+/// Frees `communicator`, which this rank has closed, once the other ranks have closed it.
 pub(crate) fn free_when_closed(communicator: Arc<Communicator>) {
     DEFERRED.push(communicator.clone());
     if !IS_EXITING.load(Ordering::SeqCst) {
-        // Without a thread, nothing waits for the other ranks.
+        // If no thread starts, the communicator is freed without waiting for the other ranks.
         let _ = close_in_background(move || Some(communicator));
     }
 }
 
-/// Keeps a communicator without a handle among the users of its GPU while its calls may run.
+/// Keeps a communicator whose handle was removed among the users of its GPU while its calls may
+/// run.
 pub(crate) struct TeardownGuard(Arc<Communicator>);
 
 impl TeardownGuard {
@@ -169,33 +175,35 @@ impl Drop for TeardownGuard {
             let at = all.iter().position(is_this)?;
             Some(all.swap_remove(at))
         });
-        // Dropped outside of the lock; `self.0` still holds the communicator.
+        // Drops `found` outside of the lock; `self.0` still holds the communicator.
         drop(found);
     }
 }
 
-/// Frees `communicator`, which only calls on other threads still use: now if its kernels stop and its GPU
-/// allows it, else later. For functions that all ranks call in the same order as their other calls.
+/// Frees `communicator`, which only calls on other threads still use. It is freed now if its kernels stop and
+/// its GPU allows it, otherwise later. Only functions that all ranks call in one order with their other calls
+/// may use this.
 pub(crate) fn free_on_destroy(communicator: Arc<Communicator>) {
     let device = communicator.config().device;
     wait_kernels(&communicator);
     free_when_unused(communicator, &[device]);
 }
 
-/// Frees `communicator` as [`free_on_destroy`] does, for an abort, which is not ordered with calls.
+/// Frees `communicator` as [`free_on_destroy`] does, for an abort, which ranks may call in any
+/// order with other calls.
 pub(crate) fn free_on_abort(communicator: Arc<Communicator>) {
     wait_kernels(&communicator);
     free_when_unused(communicator, &[]);
 }
 
-/// Frees `communicator` without waiting for its kernels, for a background thread.
+/// Frees `communicator` from a background thread, without waiting for the communicator's kernels.
 pub(crate) fn free_in_background(communicator: Arc<Communicator>) {
     free_when_unused(communicator, &[]);
 }
 
 /// Waits for the communicator's kernels, which were told to stop, because the program may reuse its buffers.
 fn wait_kernels(communicator: &Arc<Communicator>) {
-    // A communicator that others hold is in a call, or waits for other ranks.
+    // If another thread holds the communicator, it is in a call, or waits for other ranks.
     if communicator.gpu().is_some() && Arc::strong_count(communicator) == 1 {
         let _ = communicator.wait_stopped(KERNEL_STOP_TIMEOUT);
     }
@@ -209,7 +217,8 @@ fn free_when_unused(communicator: Arc<Communicator>, ordered: &[DeviceChoice]) {
         !IS_EXITING.load(Ordering::SeqCst) && queued.upgrade().is_some_and(|one| is_underway(&one))
     };
     if is_used() {
-        // A call on another thread holds it, or a kernel still runs; no later call may reap.
+        // A call on another thread may hold the communicator, or a kernel still run, and no later
+        // call may come to free it.
         drop_when(ReapOnDrop, move || !is_used());
     }
 }
@@ -220,7 +229,7 @@ struct ReapOnDrop;
 impl Drop for ReapOnDrop {
     fn drop(&mut self) {
         let freeing = FREEING_THREADS.enter();
-        // A free waits for kernels and must not delay other deferred drops, so it runs on a thread of its
+        // Freeing waits for kernels and must not delay other deferred drops, so it runs on a thread of its
         // own.
         let thread = std::thread::Builder::new().name("cinch-leave".into());
         let spawned = thread.spawn(move || {
@@ -228,17 +237,18 @@ impl Drop for ReapOnDrop {
             reap(&[]);
             drop(freeing);
         });
-        // Without a thread, a later call reaps.
+        // If no thread starts, a later call frees the communicators.
         drop(spawned);
     }
 }
 
-/// Returns whether anyone besides the queue and the caller holds `one`, or its kernels run.
+/// Returns whether another holder than the queue and the caller keeps `one`, or its kernels run.
 fn is_underway(one: &Arc<Communicator>) -> bool {
     Arc::strong_count(one) > 2 || !one.is_idle()
 }
 
-/// Frees queued communicators of `devices`. For calls that create or end communicators there.
+/// Frees queued communicators of `devices`. Calls that create or end communicators on these devices
+/// call this.
 pub(crate) fn reap_devices(devices: &[DeviceChoice]) {
     if devices.is_empty() {
         return;
@@ -253,13 +263,13 @@ pub(crate) fn reap_devices(devices: &[DeviceChoice]) {
     }
 }
 
-/// Frees the queued communicators that may be freed. `ordered` lists the devices with whose calls the caller
-/// is ordered. Returns whether a communicator is kept only because of running calls of others.
+/// Frees the queued communicators that may be freed. `ordered` lists the devices on which all ranks make the
+/// caller's call in one order. Returns whether a communicator is kept only because others have running calls.
 fn reap(ordered: &[DeviceChoice]) -> bool {
     loop {
         let (mut waits_for_calls, mut has_unmapped) = (false, false);
         DEFERRED.sweep(|one| {
-            // The driver may have shut down.
+            // The driver may have shut down, so nothing may be freed any more.
             if IS_EXITING.load(Ordering::SeqCst) {
                 return Some(one);
             }
@@ -269,8 +279,8 @@ fn reap(ordered: &[DeviceChoice]) -> bool {
             if decision != FreeDecision::Free {
                 return Some(one);
             }
-            // Another thread may hold a reference at this moment; it must not be the thread that
-            // frees the communicator.
+            // If another thread holds a reference for a moment, dropping `one` would leave the
+            // freeing to that thread. So `one` stays queued then.
             let unused = match Arc::try_unwrap(one) {
                 Ok(unused) => unused,
                 Err(one) => return Some(one),
@@ -279,7 +289,8 @@ fn reap(ordered: &[DeviceChoice]) -> bool {
             drop(unused);
             None
         });
-        // Unmapping may have made queued communicators free to go.
+        // Unmapping memory may allow other queued communicators to be freed, so the loop checks
+        // again.
         if !has_unmapped {
             return waits_for_calls;
         }
@@ -296,11 +307,11 @@ fn decide(one: &Arc<Communicator>, ordered: &[DeviceChoice]) -> FreeDecision {
         is_mapped_by_peers: one.is_mapped_by_peers(),
         is_queue_full: DEFERRED.count(is_of_device) >= MAX_DEFERRED,
     };
-    // The state of other users changes soonest, so it is read last.
+    // Whether other users have running calls changes often, so it is read last.
     conditions.decision(&users(device), ordered.contains(&device))
 }
 
-/// Returns, for each communicator that may make calls on `device`, whether calls run.
+/// Returns an entry for each communicator that may make calls on `device`: whether its calls run.
 fn users(device: DeviceChoice) -> Vec<bool> {
     if device == DeviceChoice::Host {
         return Vec::new();
@@ -316,16 +327,16 @@ fn users(device: DeviceChoice) -> Vec<bool> {
     users
 }
 
-/// Conditions of a queued communicator.
+/// The facts on which freeing a queued communicator depends.
 #[derive(Clone, Copy)]
 struct FreeConditions {
-    /// Whether another thread holds it, so that a drop would not free it.
+    /// Whether another thread holds the communicator, so that dropping it would not free it.
     is_held: bool,
     is_on_gpu: bool,
     is_idle: bool,
-    /// Whether ranks of this process map its memory, and would free it.
+    /// Whether other ranks of this process map the communicator's memory.
     is_mapped_by_peers: bool,
-    /// Whether [`MAX_DEFERRED`] communicators of its GPU are queued.
+    /// Whether [`MAX_DEFERRED`] communicators of the GPU are queued.
     is_queue_full: bool,
 }
 
@@ -333,12 +344,13 @@ struct FreeConditions {
 enum FreeDecision {
     Free,
     Keep,
-    /// Keep, until the running calls of other communicators have ended.
+    /// Keep the communicator until the running calls of other communicators have ended.
     WaitForCalls,
 }
 
 impl FreeConditions {
-    /// Decides by the conditions and by whether each other user of the GPU has running calls.
+    /// Decides from these conditions. `users` has an entry for each other user of the GPU: whether
+    /// its calls run.
     fn decision(self, users: &[bool], is_ordered: bool) -> FreeDecision {
         if self.is_held {
             return FreeDecision::Keep;
@@ -373,7 +385,7 @@ mod tests {
             is_mapped_by_peers: false,
             is_queue_full: false,
         };
-        // Cases: no other user of the GPU; an idle user; a user whose kernels run.
+        // The GPU has no other user, an idle user, or a user whose kernels run.
         for (others, unordered, in_order) in [
             (&[][..], FreeDecision::Free, FreeDecision::Free),
             (&[false], FreeDecision::Keep, FreeDecision::Free),
@@ -446,7 +458,7 @@ mod tests {
         assert_eq!(COUNT.count(), 2);
         drop(one);
         assert_eq!(COUNT.count(), 1);
-        // A forked child finds the count of its parent.
+        // Sets the count as a forked child finds it: its parent's, with the parent's process.
         COUNT.0.store(3, Ordering::SeqCst);
         drop(two);
         assert_eq!((COUNT.count(), COUNT.0.load(Ordering::SeqCst)), (0, 3));

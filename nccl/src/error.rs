@@ -1,4 +1,4 @@
-//! Result codes, and the sentence of each thread's last error.
+//! Result codes, and the text of each thread's last error.
 
 use crate::types::*;
 use cinch::sys::fork_safe::ForkSafe;
@@ -6,7 +6,7 @@ use cinch::{Error, ErrorKind};
 use std::ffi::{CStr, c_char};
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// Limit of a sentence in bytes.
+/// Largest number of bytes of an error sentence.
 const MAX_TEXT_BYTES: usize = 4095;
 
 /// A C string that is never freed, as programs keep pointers to it. Its last byte stays zero, so that a
@@ -32,10 +32,10 @@ impl ErrorText {
     }
 }
 
-/// Texts of threads that have ended, which new threads reuse.
+/// Error texts of threads that have ended, which new threads reuse.
 static SPARE_TEXTS: ForkSafe<Vec<&'static ErrorText>> = ForkSafe::new(Vec::new());
 
-/// Text of one thread.
+/// The error text of one thread.
 struct ErrorTextSlot(&'static ErrorText);
 
 impl ErrorTextSlot {
@@ -73,21 +73,21 @@ pub(crate) fn remember(error: &Error) -> ncclResult_t {
     code(error)
 }
 
-/// Returns the code of `error`.
+/// Returns the `ncclResult_t` of `error`.
 pub(crate) fn code(error: &Error) -> ncclResult_t {
     match error.kind() {
         ErrorKind::InvalidArgument => ncclInvalidArgument,
-        // NCCL reports missing features and disagreement of ranks as invalid usage.
+        // NCCL reports missing features and disagreement between ranks as invalid usage.
         ErrorKind::InvalidUsage | ErrorKind::Unsupported | ErrorKind::Mismatch => ncclInvalidUsage,
         ErrorKind::System => ncclSystemError,
-        // `ncclTimeout` is newer than most programs, which treat an unknown code as a defect. A missing
-        // peer causes most timeouts and aborts.
+        // Most programs do not know the newer `ncclTimeout`, and treat unknown codes as a defect. Since a
+        // missing peer causes most timeouts and aborts, both become `ncclRemoteError`.
         ErrorKind::Remote | ErrorKind::Timeout | ErrorKind::Aborted => ncclRemoteError,
         _ => ncclInternalError,
     }
 }
 
-/// Returns a code in words.
+/// Returns a description of the code `result`.
 pub(crate) fn words(result: ncclResult_t) -> &'static CStr {
     match result {
         ncclSuccess => c"no error",
@@ -105,7 +105,7 @@ pub(crate) fn words(result: ncclResult_t) -> &'static CStr {
 
 #[cfg(test)]
 pub(crate) fn sentence() -> String {
-    // SAFETY: a text is never freed and ends with NUL.
+    // SAFETY: an `ErrorText` is never freed, and its last byte stays NUL.
     let text = |last: &ErrorText| unsafe { CStr::from_ptr(last.as_ptr()) };
     with_last(|last| text(last).to_str().unwrap().to_string()).unwrap()
 }
@@ -128,7 +128,8 @@ mod tests {
         let last = || with_last(|last| last.as_ptr().addr()).unwrap();
         remember(&Error::invalid_argument("first"));
         let place = last();
-        // A sentence of maximal length, cut between characters, then a short one.
+        // Tests a sentence that is cut at the maximal length, between characters, and then a short
+        // one.
         let long = format!(
             "{}\u{e9}",
             "x".repeat(MAX_TEXT_BYTES - "invalid argument: ".len() - 1)

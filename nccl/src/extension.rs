@@ -8,18 +8,19 @@ use cinch::types::{CodecKind, CodecSpec, ScaleRule};
 use cinch::{Error, Result};
 use std::ffi::{CStr, c_char, c_int, c_void};
 
-/// `key.vendorId` of the options below.
+/// `key.vendorId` of cinch's options, which follow below.
 pub const VENDOR_ID: c_int = 0xC14C48;
-/// `key.optionId` of a codec's name, with parameters as `linear8:block=128`, or `off`: `val.s`.
+/// `key.optionId` for a codec's name in `val.s`, with parameters as in `linear8:block=128`, or
+/// `off`.
 pub const OPTION_CODEC: c_int = 1;
-/// `key.optionId` of the number of elements that share a scale, for the codec of [`OPTION_CODEC`]:
-/// `val.i`.
+/// `key.optionId` for the number of elements that share a scale, in `val.i`. It applies to the
+/// codec of [`OPTION_CODEC`].
 pub const OPTION_BLOCK: c_int = 2;
-/// `key.optionId` that turns compression off for the call, whatever else is set: `val.i` is 1. 0 has no
+/// `key.optionId` that turns compression off for the call if `val.i` is 1, whatever else is set; 0 has no
 /// effect.
 pub const OPTION_OFF: c_int = 3;
 
-/// `ncclConfigExt_t`.
+/// The struct `ncclConfigExt_t` of nccl.h: one option in a linked list.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct ncclConfigExt_t {
@@ -31,17 +32,17 @@ pub struct ncclConfigExt_t {
     pub val: OptionValue,
 }
 
-/// `ncclConfigExt_t.key`.
+/// The type of `ncclConfigExt_t.key`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct OptionKey {
     /// Vendor of the option.
     pub vendorId: c_int,
-    /// Number among the vendor's options.
+    /// Number of the option among the vendor's options.
     pub optionId: c_int,
 }
 
-/// `ncclConfigExt_t.val`.
+/// The type of `ncclConfigExt_t.val`.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub union OptionValue {
@@ -49,11 +50,11 @@ pub union OptionValue {
     pub i: c_int,
     /// A string.
     pub s: *const c_char,
-    /// Anything.
+    /// A pointer to any other value.
     pub raw: *mut c_void,
 }
 
-/// Limit of options in a list; a longer list is a circle.
+/// Largest number of options in a list. A longer list is taken for a circle.
 const MAX_OPTIONS: usize = 4096;
 
 /// Returns the codec that the options of a call set; `None` if they set none.
@@ -72,7 +73,7 @@ pub(crate) unsafe fn codec(first: *const ncclConfigExt_t) -> Result<Option<Codec
         if at.is_null() {
             return resolve(named, block, off);
         }
-        // SAFETY: the caller's contract, as `at` is not NULL.
+        // SAFETY: the caller passes a list of readable options, and `at` is not NULL.
         let option = unsafe { at.read_unaligned() };
         at = option.next;
         if option.key.vendorId != VENDOR_ID {
@@ -84,11 +85,11 @@ pub(crate) unsafe fn codec(first: *const ncclConfigExt_t) -> Result<Option<Codec
         }
         seen.push(id);
         match id {
-            // SAFETY: the value of this option is a string, by the header.
+            // SAFETY: nccl.h requires of the program that the value of this option is a string.
             OPTION_CODEC => named = unsafe { text(option.val.s)?.map(call_codec).transpose()? },
-            // SAFETY: any bits are an integer.
+            // SAFETY: any bits are a valid integer, whichever field the program set.
             OPTION_BLOCK => block = Some(unsafe { option.val.i }),
-            // SAFETY: any bits are an integer.
+            // SAFETY: any bits are a valid integer, whichever field the program set.
             OPTION_OFF => match unsafe { option.val.i } {
                 0 => {}
                 1 => off = true,
@@ -107,7 +108,7 @@ pub(crate) unsafe fn codec(first: *const ncclConfigExt_t) -> Result<Option<Codec
     )))
 }
 
-/// Combines the options of a call.
+/// Returns the codec that the three options of a call select together.
 fn resolve(named: Option<CodecSpec>, block: Option<c_int>, off: bool) -> Result<Option<CodecSpec>> {
     let Some(block) = block else {
         return Ok(if off { Some(CodecSpec::RAW) } else { named });
@@ -123,7 +124,7 @@ fn resolve(named: Option<CodecSpec>, block: Option<c_int>, off: bool) -> Result<
             "OPTION_BLOCK is {block}, and codec {named} has no blocks"
         )));
     }
-    // The parser of codec names checks the block.
+    // Parsing the name together with the block size checks the block size.
     let spec: CodecSpec = format!("{}:block={block}", kind.name()).parse()?;
     let spec = CodecSpec {
         scale: spec.scale,
@@ -140,7 +141,7 @@ unsafe fn text<'a>(text: *const c_char) -> Result<Option<&'a str>> {
     if text.is_null() {
         return Err(wrong("OPTION_CODEC is NULL".into()));
     }
-    // SAFETY: the caller's contract, as `text` is not NULL.
+    // SAFETY: the caller passes a valid string, as `text` is not NULL.
     let text = unsafe { CStr::from_ptr(text) };
     text.to_str()
         .map(Some)
@@ -157,7 +158,7 @@ fn wrong(why: String) -> Error {
 mod tests {
     use super::*;
 
-    /// Reads a list of options.
+    /// Reads a list of options, given as vendor, number and value.
     fn read(options: &[(c_int, c_int, OptionValue)]) -> Result<Option<CodecSpec>> {
         let mut list: Vec<ncclConfigExt_t> = options
             .iter()
@@ -170,7 +171,7 @@ mod tests {
         for at in (1..list.len()).rev() {
             list[at - 1].next = &list[at];
         }
-        // SAFETY: a list that ends, with static strings.
+        // SAFETY: the list of this test ends, and its strings are static.
         unsafe { codec(list.first().map_or(std::ptr::null(), std::ptr::from_ref)) }
     }
 
@@ -193,7 +194,7 @@ mod tests {
         let spec = read(&[named(c"linear8"), number(OPTION_OFF, 1)]);
         assert_eq!(spec.unwrap(), Some(CodecSpec::RAW));
         assert_eq!(read(&[number(OPTION_OFF, 0)]).unwrap(), None);
-        // Options of other vendors are ignored.
+        // Tests that options of other vendors are ignored.
         let other = (77, OPTION_CODEC, OptionValue { i: 5 });
         assert_eq!(read(&[other, other]).unwrap(), None);
     }

@@ -25,7 +25,8 @@ export! {
 }
 
 export! {
-    /// Closes this thread's innermost group. Closing the outermost group runs what was recorded.
+    /// Closes this thread's innermost group. Closing the outermost group runs the recorded calls
+    /// and jobs.
     fn ncclGroupEnd | pncclGroupEnd() {
         match RecordedGroup::end()? {
             Some(group) => group.run(),
@@ -37,9 +38,10 @@ export! {
 export! {
     /// Closes a group as `ncclGroupEnd` does, but runs nothing and predicts how long it would take.
     counted fn ncclGroupSimulateEnd | pncclGroupSimulateEnd(simInfo: *mut ncclSimInfo_t) {
-        // The group closes even if `simInfo` is wrong.
+        // Closes the group first, so that it closes even if `simInfo` is invalid.
         let group = RecordedGroup::end()?;
-        // SAFETY: NULL, or readable for the size that it gives, by the header.
+        // SAFETY: nccl.h requires of the program that `simInfo` is NULL or readable for the size
+        // that it gives.
         let info = unsafe { read_sim_info(simInfo) };
         let Some(mut group) = group else {
             return info.map(|_| CallProgress::Done);
@@ -47,7 +49,8 @@ export! {
         let mut info = info.inspect_err(|_| group.abandon())?;
         info.estimatedTime = group.predict()? as f32;
         let bytes = info.size.min(size_of::<ncclSimInfo_t>());
-        // SAFETY: writable for the size that it gives, by the header.
+        // SAFETY: nccl.h requires of the program that `simInfo` is writable for its size, and
+        // `bytes` is no more.
         unsafe {
             std::ptr::copy_nonoverlapping(
                 std::ptr::from_ref(&info).cast::<u8>(),
@@ -60,7 +63,7 @@ export! {
 }
 
 versioned! {
-    /// `ncclSimInfo_t`.
+    /// The struct `ncclSimInfo_t` of nccl.h.
     struct ncclSimInfo_t, "NCCL_SIM_INFO_INITIALIZER", magic SIM_INFO_MAGIC;
     estimatedTime: f32 = -1.0, since 22200;
 }
@@ -74,11 +77,11 @@ versioned! {
 /// `info` is NULL, or readable for the size that it gives.
 unsafe fn read_sim_info(info: *const ncclSimInfo_t) -> Result<ncclSimInfo_t> {
     check_out("simInfo", info.cast_mut())?;
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes `info` as NULL or readable for the size that it gives.
     unsafe { versioned::read(info)? }.ok_or_else(|| Error::internal("a struct vanished"))
 }
 
-/// Jobs that this thread's open group has recorded beside calls.
+/// Jobs that this thread's open group has recorded besides its calls.
 #[derive(Default)]
 struct GroupJobs {
     connects: Vec<ConnectJob>,
@@ -89,7 +92,7 @@ thread_local! {
     static JOBS: RefCell<GroupJobs> = RefCell::default();
 }
 
-/// A closed group: calls and jobs.
+/// A closed group with its recorded calls and jobs.
 struct RecordedGroup {
     calls: OpenGroup,
     jobs: GroupJobs,
@@ -108,16 +111,16 @@ impl RecordedGroup {
         }))
     }
 
-    /// Undoes what was recorded.
+    /// Undoes the recorded calls and jobs.
     fn abandon(&mut self) {
         connect_job::withdraw(&self.jobs.connects);
-        // Calls that will not run must not keep communicators that end now.
+        // Drops the recorded calls, because they would keep communicators that end now.
         self.calls.clear();
         let teardowns = self.jobs.teardowns.drain(..);
         teardowns.for_each(TeardownJob::withdraw);
     }
 
-    /// Checks that no failure was recorded; undoes the group if one was.
+    /// Checks that no failure was recorded; undoes the recorded calls and jobs if one was.
     ///
     /// # Errors
     /// See [`OpenGroup::check`].
@@ -128,7 +131,8 @@ impl RecordedGroup {
     fn run(mut self) -> Result<CallProgress> {
         self.check()?;
         let ran = connect_job::run(std::mem::take(&mut self.jobs.connects)).and_then(|progress| {
-            // NCCL programs may order collectives and messages of a group differently on each rank.
+            // Ranks of an NCCL program may order the collectives and sends of a group differently,
+            // so collectives run first.
             self.calls.collectives_first();
             self.calls.run()?;
             Ok(progress)
@@ -226,12 +230,12 @@ mod tests {
     use crate::properties::ncclCommCount;
 
     fn start() -> ncclResult_t {
-        // SAFETY: no arguments.
+        // SAFETY: the function takes no arguments and reads no memory of the caller.
         unsafe { ncclGroupStart() }
     }
 
     fn end() -> ncclResult_t {
-        // SAFETY: no arguments.
+        // SAFETY: the function takes no arguments and reads no memory of the caller.
         unsafe { pncclGroupEnd() }
     }
 
@@ -248,26 +252,26 @@ mod tests {
     #[test]
     fn failed_collective_fails_its_group() {
         let nothing = std::ptr::null_mut();
-        // SAFETY: NULL is an error of the lookup.
+        // SAFETY: the lookup refuses NULL handles before the function uses another argument.
         let fail = || unsafe { ncclAllReduce(nothing, nothing, 1, 7, 0, nothing.cast(), nothing) };
         assert_eq!((start(), start()), (0, 0));
         assert_eq!((fail(), end()), (ncclInvalidArgument, ncclSuccess));
         assert_eq!(end(), ncclInvalidArgument);
         let text = crate::error::sentence();
         assert!(text.contains("so nothing ran: ncclAllReduce"), "{text}");
-        // A failure does not carry over to the next group, whether it happened in a group or
-        // outside.
+        // A failed group or call does not fail the next group.
         assert_eq!((start(), end()), (0, 0));
         assert_eq!(fail(), ncclInvalidArgument);
         assert_eq!((start(), end()), (0, 0));
     }
 
-    /// NCCL still runs a group after the failure of a query whose error the program ignores.
+    /// As in NCCL, a group still runs after a query in it has failed and the program ignored the
+    /// error.
     #[test]
     fn failed_query_does_not_fail_its_group() {
         let mut count = 0;
         assert_eq!(start(), 0);
-        // SAFETY: NULL is an error of the lookup.
+        // SAFETY: the lookup refuses NULL handles before the function uses another argument.
         let code = unsafe { ncclCommCount(std::ptr::null_mut(), &mut count) };
         assert_eq!((code, end()), (ncclInvalidArgument, ncclSuccess));
     }
@@ -280,10 +284,10 @@ mod tests {
             ..ncclSimInfo_t::unset()
         };
         assert_eq!(start(), 0);
-        // SAFETY: a whole struct.
+        // SAFETY: the argument is NULL or a complete, initialised struct of this test.
         assert_eq!(unsafe { ncclGroupSimulateEnd(&mut info) }, ncclSuccess);
         assert_eq!((info.estimatedTime, size_of::<ncclSimInfo_t>()), (0.0, 24));
-        // SAFETY: NULL, or a whole struct.
+        // SAFETY: the argument is NULL or a complete, initialised struct of this test.
         let code = unsafe { ncclGroupSimulateEnd(&mut info) };
         assert_eq!(code, ncclInvalidUsage);
     }
@@ -298,13 +302,13 @@ mod tests {
         info.magic = 1;
         for refused in [std::ptr::null_mut(), &mut info] {
             assert_eq!(start(), 0);
-            // SAFETY: NULL, or a whole struct.
+            // SAFETY: the argument is NULL or a complete, initialised struct of this test.
             let code = unsafe { ncclGroupSimulateEnd(refused) };
             assert_eq!(code, ncclInvalidArgument);
             assert_eq!(end(), ncclInvalidUsage);
-            // A failed nested end fails the whole group.
+            // Tests that a failed end of a nested group fails the whole group.
             assert_eq!((start(), start()), (0, 0));
-            // SAFETY: NULL, or a whole struct.
+            // SAFETY: the argument is NULL or a complete, initialised struct of this test.
             let code = unsafe { ncclGroupSimulateEnd(refused) };
             assert_eq!((code, end()), (ncclInvalidArgument, ncclInvalidArgument));
         }

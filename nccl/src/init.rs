@@ -21,13 +21,13 @@ export! {
         commId: ncclUniqueId,
         rank: c_int,
     ) {
-        // SAFETY: the program passes arguments as the header documents.
+        // SAFETY: the program passes pointers that are valid as nccl.h documents for this function.
         unsafe { by_rank(comm, nranks, &commId, rank, null()) }
     }
 }
 
 export! {
-    /// Runs `ncclCommInitRank` with a config, which may be NULL.
+    /// Creates a communicator as `ncclCommInitRank` does, with a config, which may be NULL.
     counted fn ncclCommInitRankConfig | pncclCommInitRankConfig(
         comm: *mut ncclComm_t,
         nranks: c_int,
@@ -35,7 +35,7 @@ export! {
         rank: c_int,
         config: *mut ncclConfig_t,
     ) {
-        // SAFETY: the program passes arguments as the header documents.
+        // SAFETY: the program passes pointers that are valid as nccl.h documents for this function.
         unsafe { by_rank(comm, nranks, &commId, rank, config) }
     }
 }
@@ -51,38 +51,42 @@ export! {
         commIds: *mut ncclUniqueId,
         config: *mut ncclConfig_t,
     ) {
-        // SAFETY: NULL or writable, by the header.
+        // SAFETY: nccl.h requires of the program that `newcomm` is NULL or writable; `store`
+        // refuses NULL.
         unsafe { store("newcomm", newcomm, null_mut())? };
         if commIds.is_null() || nId < 1 || nId > nranks.max(1) {
             return Err(Error::invalid_argument(format!(
                 "nId {nId} of {nranks} ranks at {commIds:?}: pass 1 to nranks ids"
             )));
         }
-        // SAFETY: there are `nId` ids, by the header.
+        // SAFETY: nccl.h requires of the program that `commIds` has `nId` ids, of which there is at
+        // least one.
         let first = unsafe { commIds.read_unaligned() };
         for at in 1..nId as usize {
-            // SAFETY: there are `nId` ids, by the header.
+            // SAFETY: nccl.h requires of the program that `commIds` has `nId` ids, and `at` is
+            // less.
             let id = unsafe { commIds.add(at).read_unaligned() };
             let id = unique_id::from_c(&id)?;
-            // No rank would join at the other ids, unless all ids name the rendezvous address of
-            // the environment.
+            // cinch serves only the first id, so no rank would join at the others. Equal ids are
+            // allowed: they may all name the rendezvous address of the environment.
             if id != unique_id::from_c(&first)? {
                 id.cancel();
             }
         }
-        // SAFETY: the program passes arguments as the header documents.
+        // SAFETY: the program passes pointers that are valid as nccl.h documents for this function.
         unsafe { by_rank(newcomm, nranks, &first, myrank, config) }
     }
 }
 
 export! {
-    /// Creates a communicator of `ndev` GPUs of this process: those in `devlist`, or the first ones.
+    /// Creates a communicator with one rank on each of `ndev` GPUs of this process: the GPUs in `devlist`, or
+    /// the first ones.
     counted fn ncclCommInitAll | pncclCommInitAll(
         comm: *mut ncclComm_t,
         ndev: c_int,
         devlist: *const c_int,
     ) {
-        // SAFETY: the program passes arguments as the header documents.
+        // SAFETY: the program passes pointers that are valid as nccl.h documents for this function.
         unsafe { all(comm, ndev, devlist) }
     }
 }
@@ -96,13 +100,15 @@ unsafe fn by_rank(
     rank: c_int,
     config: *const ncclConfig_t,
 ) -> Result<CallProgress> {
-    // SAFETY: NULL or writable, by the header.
+    // SAFETY: nccl.h requires of the program that `place` is NULL or writable; `store` refuses
+    // NULL.
     unsafe { store("comm", place, null_mut())? };
-    // SAFETY: NULL or readable, by the header.
+    // SAFETY: nccl.h requires of the program that `config` is NULL or readable, with valid strings.
     let options = unsafe { CommOptions::read(config)? }.unwrap_or_default();
     let id = unique_id::from_c(id)?;
     let defaults = settings::on_this_gpu(settings::process()?)?;
-    // SAFETY: writable until the job has run, by the header.
+    // SAFETY: nccl.h requires of the program that the handle variable stays writable until the job
+    // has run.
     let job = unsafe { job(place, id, (rank, nranks), options, defaults)? };
     group::connect(job)
 }
@@ -123,17 +129,20 @@ unsafe fn all(comms: *mut ncclComm_t, ndev: c_int, devlist: *const c_int) -> Res
         let number = if devlist.is_null() {
             rank
         } else {
-            // SAFETY: `devlist` has `ndev` numbers, by the header.
+            // SAFETY: nccl.h requires of the program that `devlist` has `ndev` numbers, and `rank`
+            // is less.
             unsafe { devlist.add(rank as usize).read_unaligned() }
         };
         let config = settings::on_gpu(config.clone(), number)?;
-        // SAFETY: `comms` has space for `ndev` handles, by the header.
+        // SAFETY: nccl.h requires of the program that `comms` has space for `ndev` handles, and
+        // `rank` is less.
         let place = unsafe { comms.add(rank as usize) };
-        // SAFETY: `place` is writable until this call returns, by the header.
+        // SAFETY: nccl.h requires of the program that `comms` stays writable until this call
+        // returns, which runs the job.
         jobs.push(unsafe { job(place, id, (rank, ndev), CommOptions::default(), config)? });
         Ok(())
     });
-    // Runs at once even inside a group, as NCCL does.
+    // Runs the jobs at once even inside a group, as NCCL does.
     let made = made.and_then(|()| match config.device {
         DeviceChoice::Host => Ok(()),
         _ => check_gpus(ndev, devlist.is_null()),
@@ -148,7 +157,7 @@ unsafe fn all(comms: *mut ncclComm_t, ndev: c_int, devlist: *const c_int) -> Res
     }
 }
 
-/// Checks that there are as many GPUs as ranks, if rank r uses GPU r.
+/// Checks that the machine has `ndev` GPUs, if rank r uses GPU r (`by_order`).
 ///
 /// # Errors
 /// Invalid argument if there are fewer.
@@ -188,7 +197,7 @@ unsafe fn job(
     let blocking = options.blocking;
     let comm = Comm::connecting(options, defaults, fault.clone());
     Ok(ConnectJob {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller keeps `place` writable until the job has run.
         made: Some(unsafe { NewComm::new(comm, place)? }),
         parent: None,
         blocking,

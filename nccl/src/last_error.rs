@@ -1,4 +1,4 @@
-//! Errors as programs query them.
+//! Functions that return errors as text.
 
 use crate::comm;
 use crate::error::{ErrorText, remember, with_last, words};
@@ -6,7 +6,7 @@ use crate::types::*;
 use std::ffi::c_char;
 
 export! {
-    /// Returns a code in words as static text; never NULL, not even for unknown codes.
+    /// Returns a description of a code as static text; never NULL, not even for unknown codes.
     fn ncclGetErrorString | pncclGetErrorString(result: ncclResult_t) returning *const c_char {
         words(result).as_ptr()
     } else c"internal error".as_ptr()
@@ -25,7 +25,7 @@ export! {
             remember(&error);
         }
         with_last(ErrorText::as_ptr)
-            // Thread-local storage is gone while the thread ends.
+            // The thread is ending and its storage is gone, so no text is left.
             .unwrap_or(c"".as_ptr())
     } else c"".as_ptr()
 }
@@ -60,7 +60,7 @@ mod tests {
     fn last_error_without_communicator_is_that_of_the_thread() {
         remember(&cinch::Error::invalid_argument("7 is odd"));
         for get in [ncclGetLastError, pncclGetLastError] {
-            // SAFETY: NULL is no communicator; the text is never freed.
+            // SAFETY: the function accepts NULL as no communicator, and its text is never freed.
             let text = unsafe { CStr::from_ptr(get(std::ptr::null_mut())) };
             assert_eq!(text.to_str().unwrap(), "invalid argument: 7 is odd");
         }

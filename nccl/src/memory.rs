@@ -1,6 +1,6 @@
-//! Memory that programs allocate from the library.
+//! Functions that allocate and free memory for programs.
 //!
-//! It is device memory that other processes of the host can map; host memory with `CINCH_DEVICE=host`.
+//! It is device memory that other processes of the host can map. With `CINCH_DEVICE=host` it is host memory.
 
 use crate::boundary::CallProgress;
 use crate::settings;
@@ -15,13 +15,16 @@ use std::ffi::c_void;
 use std::ptr::null_mut;
 
 export! {
-    /// Allocates `size` bytes on this thread's GPU; NULL for 0.
+    /// Allocates `size` bytes on this thread's GPU, and stores the address in `*ptr`; NULL for 0
+    /// bytes.
     fn ncclMemAlloc | pncclMemAlloc(ptr: *mut *mut c_void, size: usize) {
-        // SAFETY: NULL or writable, by the header.
+        // SAFETY: nccl.h requires of the program that `ptr` is NULL or writable; `store` refuses
+        // NULL.
         unsafe { store("ptr", ptr, null_mut())? };
         if size > 0 {
             let place = allocate(size)?;
-            // SAFETY: not NULL, so writable.
+            // SAFETY: nccl.h requires of the program that `ptr` is NULL or writable; `store`
+            // refuses NULL.
             unsafe { store("ptr", ptr, place)? };
         }
         Ok(CallProgress::Done)
@@ -29,13 +32,14 @@ export! {
 }
 
 export! {
-    /// Frees memory of `ncclMemAlloc`. NULL is ignored.
+    /// Frees memory that `ncclMemAlloc` allocated. NULL is ignored.
     fn ncclMemFree | pncclMemFree(ptr: *mut c_void) {
         if ptr.is_null() {
             return Ok(CallProgress::Done);
         }
         let freed = ALLOCATED.with(|allocated| allocated.remove(&ptr.addr()));
-        // Dropped outside of the lock: the driver waits for work that uses the memory.
+        // Drops the memory outside of the lock, because the driver waits for work that uses the
+        // memory.
         match freed {
             Some(_) => Ok(CallProgress::Done),
             None => Err(Error::invalid_argument(format!(
@@ -45,19 +49,19 @@ export! {
     }
 }
 
-/// Allocation, which is freed when dropped.
+/// An allocation of device or host memory, which is freed when dropped.
 #[allow(dead_code)]
 enum Allocation {
     Gpu(DeviceMemory),
     Host(Box<[AlignedLine]>),
 }
 
-/// Unit of host allocations, aligned as device memory is.
+/// Unit of host allocations, which have the alignment of device memory.
 #[derive(Clone)]
 #[repr(align(256))]
 struct AlignedLine(#[allow(dead_code)] [u8; 256]);
 
-/// Allocations by address.
+/// The allocations that programs have not freed, by address.
 static ALLOCATED: ForkSafe<BTreeMap<usize, Allocation>> = ForkSafe::new(BTreeMap::new());
 
 /// Allocates `size` bytes, and returns their address.

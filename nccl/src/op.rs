@@ -1,4 +1,4 @@
-//! Operators that a program creates.
+//! Reduction operators that a program creates.
 
 use crate::boundary::CallProgress;
 use crate::comm;
@@ -29,7 +29,8 @@ export! {
             return Err(Error::invalid_argument("scalar is NULL"));
         }
         let factor = match residence {
-            // SAFETY: not NULL, so an element of the type, by the header.
+            // SAFETY: nccl.h requires of the program that `scalar`, which is not NULL, is an
+            // element of the type.
             ncclScalarHostImmediate => Factor::Value(unsafe { read_scalar(scalar.cast(), dtype) }),
             ncclScalarDevice => Factor::Address(scalar.expose_provenance()),
             _ => {
@@ -40,7 +41,8 @@ export! {
             }
         };
         let number = comm.ops.create(&NUMBERS, dtype, factor)?;
-        // SAFETY: not NULL, so writable.
+        // SAFETY: nccl.h requires of the program that `op` is NULL or writable; `store` refuses
+        // NULL.
         unsafe { store("op", op, number as ncclRedOp_t)? };
         Ok(CallProgress::Done)
     }

@@ -1,4 +1,4 @@
-//! Messages between two ranks.
+//! Sends and receives between two ranks.
 
 use crate::collectives::submit;
 use crate::types::*;
@@ -8,7 +8,8 @@ use std::ffi::{c_int, c_void};
 use std::ptr::null;
 
 export! {
-    /// Sends to `peer`, which must receive as much. Messages that wait for each other belong in one group.
+    /// Sends `count` elements to `peer`, which must receive as many. Sends and receives that wait for each
+    /// other belong in one group.
     counted fn ncclSend | pncclSend(sendbuff: *const c_void, count: usize, datatype: ncclDataType_t,
         peer: c_int, comm: ncclComm_t, stream: cudaStream_t) {
         let request = CollectiveRequest {
@@ -19,13 +20,13 @@ export! {
             stream,
             ..CollectiveRequest::new(Collective::SendRecv, true)
         };
-        // SAFETY: the program passes arguments as the header documents.
+        // SAFETY: the program passes pointers that are valid as nccl.h documents for this function.
         unsafe { submit(comm, &request, null()) }
     }
 }
 
 export! {
-    /// Receives from `peer`, which must send as much.
+    /// Receives `count` elements from `peer`, which must send as many.
     counted fn ncclRecv | pncclRecv(recvbuff: *mut c_void, count: usize, datatype: ncclDataType_t,
         peer: c_int, comm: ncclComm_t, stream: cudaStream_t) {
         let request = CollectiveRequest {
@@ -36,7 +37,7 @@ export! {
             stream,
             ..CollectiveRequest::new(Collective::SendRecv, false)
         };
-        // SAFETY: the program passes arguments as the header documents.
+        // SAFETY: the program passes pointers that are valid as nccl.h documents for this function.
         unsafe { submit(comm, &request, null()) }
     }
 }

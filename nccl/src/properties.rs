@@ -1,4 +1,4 @@
-//! Queries of a communicator.
+//! Functions that query a communicator.
 
 use crate::boundary::CallProgress;
 use crate::types::*;
@@ -11,7 +11,8 @@ export! {
     fn ncclCommCount | pncclCommCount(comm: ncclComm_t, count: *mut c_int) {
         check_out("count", count)?;
         let nranks = comm::lookup(comm)?.connection()?.nranks();
-        // SAFETY: not NULL, so writable.
+        // SAFETY: nccl.h requires of the program that `count` is NULL or writable; `store` refuses
+        // NULL.
         unsafe { store("count", count, as_int(nranks)?)? };
         Ok(CallProgress::Done)
     }
@@ -22,7 +23,8 @@ export! {
     fn ncclCommUserRank | pncclCommUserRank(comm: ncclComm_t, rank: *mut c_int) {
         check_out("rank", rank)?;
         let own = comm::lookup(comm)?.connection()?.rank();
-        // SAFETY: not NULL, so writable.
+        // SAFETY: nccl.h requires of the program that `rank` is NULL or writable; `store` refuses
+        // NULL.
         unsafe { store("rank", rank, as_int(own)?)? };
         Ok(CallProgress::Done)
     }
@@ -37,15 +39,16 @@ export! {
             Error::invalid_usage("the communicator works on host memory (CINCH_DEVICE=host)")
         })?;
         let ordinal = as_int(context.device().ordinal() as usize)?;
-        // SAFETY: not NULL, so writable.
+        // SAFETY: nccl.h requires of the program that `device` is NULL or writable; `store` refuses
+        // NULL.
         unsafe { store("device", device, ordinal)? };
         Ok(CallProgress::Done)
     }
 }
 
 export! {
-    /// Stores the state of the communicator in `*asyncError`: its failure, or `ncclInProgress` while a
-    /// call runs that returned that. Does not wait.
+    /// Stores the state of the communicator in `*asyncError`: its failure, or `ncclInProgress` while a call
+    /// runs that returned `ncclInProgress`. Does not wait.
     fn ncclCommGetAsyncError | pncclCommGetAsyncError(comm: ncclComm_t,
         asyncError: *mut ncclResult_t) {
         check_out("asyncError", asyncError)?;
@@ -53,10 +56,12 @@ export! {
         let found = if comm.is_in_progress() {
             ncclInProgress
         } else {
-            // Another thread may have received the error; this one gets its sentence, too.
+            // Another thread may have received the error first; remember() makes it this thread's
+            // last error too.
             comm.failure().map_or(ncclSuccess, |error| error::remember(&error))
         };
-        // SAFETY: not NULL, so writable.
+        // SAFETY: nccl.h requires of the program that `asyncError` is NULL or writable; `store`
+        // refuses NULL.
         unsafe { store("asyncError", asyncError, found)? };
         Ok(CallProgress::Done)
     }
@@ -77,7 +82,8 @@ export! {
                 )));
             }
         };
-        // SAFETY: not NULL, so writable.
+        // SAFETY: nccl.h requires of the program that `value` is NULL or writable; `store` refuses
+        // NULL.
         unsafe { store("value", value, found)? };
         Ok(CallProgress::Done)
     }

@@ -19,19 +19,21 @@ export! {
     /// Registers a buffer, and stores a handle for `ncclCommDeregister` in `*handle`.
     fn ncclCommRegister | pncclCommRegister(comm: ncclComm_t, buff: *mut c_void, size: usize,
         handle: *mut *mut c_void) {
-        // SAFETY: NULL or writable, by the header.
+        // SAFETY: nccl.h requires of the program that `handle` is NULL or writable; `store` refuses
+        // NULL.
         unsafe { store("handle", handle, null_mut())? };
         comm::lookup(comm)?.ready()?;
         check_buffer(buff, size)?;
         let registered = REGISTERED.register(Arc::new(comm.addr()))?;
-        // SAFETY: not NULL, so writable.
+        // SAFETY: nccl.h requires of the program that `handle` is NULL or writable; `store` refuses
+        // NULL.
         unsafe { store("handle", handle, registered)? };
         Ok(CallProgress::Done)
     }
 }
 
 export! {
-    /// Ends a registration. NULL is ignored.
+    /// Ends the registration `handle`. NULL is ignored.
     fn ncclCommDeregister | pncclCommDeregister(comm: ncclComm_t, handle: *mut c_void) {
         comm::lookup(comm)?;
         if handle.is_null() {
@@ -51,7 +53,8 @@ export! {
     /// Registers a buffer on all ranks. `*win` becomes NULL: calls use the buffer like any other.
     fn ncclCommWindowRegister | pncclCommWindowRegister(comm: ncclComm_t, buff: *mut c_void,
         size: usize, win: *mut ncclWindow_t, winFlags: c_int) {
-        // SAFETY: NULL or writable, by the header.
+        // SAFETY: nccl.h requires of the program that `win` is NULL or writable; `store` refuses
+        // NULL.
         unsafe { store("win", win, null_mut())? };
         comm::lookup(comm)?.ready()?;
         check_buffer(buff, size)?;
@@ -69,7 +72,7 @@ export! {
 }
 
 export! {
-    /// Ends a window, which must be NULL.
+    /// Ends the registration of a window, which must be NULL.
     fn ncclCommWindowDeregister | pncclCommWindowDeregister(comm: ncclComm_t, win: ncclWindow_t) {
         comm::lookup(comm)?;
         if !win.is_null() {

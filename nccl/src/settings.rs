@@ -7,7 +7,7 @@ use cinch::types::DeviceChoice;
 use cinch::{Error, Result};
 use std::ffi::c_int;
 
-/// Returns the process's settings.
+/// Returns the settings that the environment of the process gives.
 ///
 /// # Errors
 /// Invalid argument for a setting out of range.
@@ -15,7 +15,8 @@ pub(crate) fn process() -> Result<Config> {
     Config::for_nccl()
 }
 
-/// Returns `config` with the number of this thread's current GPU: another thread may continue with it.
+/// Returns `config` with the number of this thread's current GPU, because another thread may create the
+/// communicator.
 ///
 /// # Errors
 /// Error of the driver.
@@ -27,7 +28,7 @@ pub(crate) fn on_this_gpu(mut config: Config) -> Result<Config> {
     Ok(config)
 }
 
-/// Returns `config` with the GPU `number`, unless buffers are in host memory.
+/// Returns `config` with GPU `number` as its device, unless buffers are in host memory.
 ///
 /// # Errors
 /// Invalid argument if `number` is negative.

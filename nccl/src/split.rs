@@ -23,7 +23,7 @@ export! {
         newcomm: *mut ncclComm_t,
         config: *mut ncclConfig_t,
     ) {
-        // SAFETY: the program passes arguments as the header documents.
+        // SAFETY: the program passes pointers that are valid as nccl.h documents for this function.
         unsafe { split(comm, color, key, newcomm, config) }
     }
 }
@@ -37,7 +37,8 @@ unsafe fn split(
     place: *mut ncclComm_t,
     config: *const ncclConfig_t,
 ) -> Result<CallProgress> {
-    // SAFETY: NULL or writable, by the header.
+    // SAFETY: nccl.h requires of the program that `place` is NULL or writable; `store` refuses
+    // NULL.
     unsafe { store("newcomm", place, null_mut())? };
     let parent = comm::lookup(comm)?;
     let revoked = parent.stage() == CommStage::Revoked;
@@ -47,11 +48,11 @@ unsafe fn split(
         parent.ready()?
     };
     let color = split_color(color, "NCCL_SPLIT_NOCOLOR")?;
-    // SAFETY: NULL or readable, by the header.
+    // SAFETY: nccl.h requires of the program that `config` is NULL or readable, with valid strings.
     let options = unsafe { CommOptions::read(config)? }.unwrap_or_else(|| parent.options.clone());
     let config = options.apply(parent.defaults.clone())?;
-    // A failure of the parent ends the split, except of a revoked parent, which has failed already.
-    // Later the new communicator fails with the parent only if `splitShare` is set.
+    // A failure of the parent fails the split, unless the parent was revoked: such a parent has
+    // failed already. Later the new communicator fails with the parent only if `splitShare` is set.
     let fault = if revoked {
         Fault::new()
     } else {
@@ -63,7 +64,8 @@ unsafe fn split(
         None => None,
         Some(_) => {
             let comm = Comm::connecting(options, parent.defaults.clone(), fault.clone());
-            // SAFETY: writable until the job has run, by the header.
+            // SAFETY: nccl.h requires of the program that the handle variable stays writable until
+            // the job has run.
             Some(unsafe { NewComm::new(comm, place)? })
         }
     };
@@ -81,8 +83,8 @@ unsafe fn split(
             if !shares {
                 communicator.fault().detach(&fault);
             }
-            // This synchronises the new ranks: the split ends on no rank while another rank's split may
-            // still fail with the parent.
+            // This synchronises the ranks of the new communicator. Otherwise the split could end on one rank
+            // while on another rank it may still fail with the parent.
             if let Some(made) = made.as_ref().ok().and_then(Option::as_ref) {
                 made.prepare_to_shrink()?;
             }
@@ -103,9 +105,11 @@ export! {
         config: *mut ncclConfig_t,
         shrinkFlags: c_int,
     ) {
-        // SAFETY: NULL or writable, by the header.
+        // SAFETY: nccl.h requires of the program that `newcomm` is NULL or writable; `store`
+        // refuses NULL.
         unsafe { store("newcomm", newcomm, null_mut())? };
-        // SAFETY: NULL, or as many ranks as the count, by the header.
+        // SAFETY: nccl.h requires of the program that the list is NULL or has `excludeRanksCount`
+        // ranks.
         let exclude = unsafe { ranks(excludeRanksList, excludeRanksCount)? };
         let parent = comm::lookup(comm)?;
         let communicator = parent.connection()?;
@@ -121,7 +125,8 @@ export! {
                 )));
             }
         }
-        // SAFETY: NULL or readable, by the header.
+        // SAFETY: nccl.h requires of the program that `config` is NULL or readable, with valid
+        // strings.
         let options = unsafe { CommOptions::read(config)? }.unwrap_or_else(|| parent.options.clone());
         let settings = options.apply(parent.defaults.clone())?;
         // A failure of the parent does not fail the new communicator.
@@ -129,7 +134,8 @@ export! {
         let blocking = options.blocking;
         let made = Comm::connecting(options, parent.defaults.clone(), fault.clone());
         group::connect(ConnectJob {
-            // SAFETY: writable until the job has run, by the header.
+            // SAFETY: nccl.h requires of the program that the handle variable stays writable until
+            // the job has run.
             made: Some(unsafe { NewComm::new(made, newcomm)? }),
             parent: Some(parent),
             blocking,
@@ -156,7 +162,7 @@ unsafe fn ranks(list: *const c_int, count: c_int) -> Result<Vec<usize>> {
         )));
     }
     (0..count as usize)
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes a list of `count` numbers, and `at` is less.
         .map(|at| rank_of("excludeRanksList", unsafe { list.add(at).read_unaligned() }))
         .collect()
 }

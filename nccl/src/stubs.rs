@@ -7,12 +7,12 @@ use crate::types::{ncclInvalidUsage, ncclResult_t};
 use cinch::Error;
 use std::ffi::c_int;
 
-/// Unsupported functions with one reason.
+/// A set of unsupported functions that have one reason in common.
 #[derive(Clone, Copy, Debug)]
 pub struct Stub {
     /// Names of the functions; each has a second name with the prefix `p`.
     pub names: &'static [&'static str],
-    /// Reason, as the manual and the thread's last error give it.
+    /// Reason, as given in `docs/nccl.md` and in the thread's last error.
     pub why: &'static str,
 }
 
@@ -20,11 +20,11 @@ pub struct Stub {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct ncclTeam_t {
-    /// Ranks of the team.
+    /// Number of ranks in the team.
     pub nRanks: c_int,
     /// This rank.
     pub rank: c_int,
-    /// Distance of neighbouring ranks.
+    /// Distance between neighbouring ranks.
     pub stride: c_int,
 }
 
@@ -42,7 +42,8 @@ macro_rules! stubs {
             $(Stub { names: &[$(stringify!($name)),*], why: $why }),*
         ];
         $($(
-            // The arguments are not read; the caller removes them from the stack.
+            // Defined without arguments: the functions read none, and in the C calling convention
+            // the caller removes them from the stack.
             export! {
                 /// Returns an error; see [`STUBS`].
                 fn $name | $twin() returning $type {
@@ -140,17 +141,17 @@ mod tests {
 
     #[test]
     fn stub_returns_error_with_reason() {
-        // SAFETY: stubs read no arguments.
+        // SAFETY: stubs take no arguments and read no memory.
         assert_eq!(unsafe { ncclCommGrow() }, ncclInvalidUsage);
         let said = sentence();
         assert!(
             said.contains("ncclCommGrow is not supported") && said.contains("make a new one"),
             "{said}"
         );
-        // SAFETY: stubs read no arguments.
+        // SAFETY: stubs take no arguments and read no memory.
         assert_eq!(unsafe { pncclTeamWorld() }, NO_TEAM);
         assert!(sentence().contains("ncclTeamWorld"));
-        // SAFETY: stubs read no arguments.
+        // SAFETY: stubs take no arguments and read no memory.
         unsafe { ncclParamDumpAll() };
         assert!(sentence().contains("`cinch info`"));
     }

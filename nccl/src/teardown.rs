@@ -33,8 +33,8 @@ export! {
 }
 
 export! {
-    /// Destroys the handle. Waits as `ncclCommFinalize` does if that was not called. Resources are freed
-    /// when the other ranks have finalized or destroyed, too. NULL is ignored.
+    /// Destroys the handle. Waits as `ncclCommFinalize` does if the program did not call that before.
+    /// Resources are freed when the other ranks have also finalized or destroyed. NULL is ignored.
     counted fn ncclCommDestroy | pncclCommDestroy(comm: ncclComm_t) {
         if comm.is_null() {
             return Ok(CallProgress::Done);
@@ -65,16 +65,16 @@ export! {
 }
 
 export! {
-    /// Destroys the handle without waiting for other ranks. Waiting calls and kernels end; then the
-    /// communicator fails on the other ranks, too. If nothing runs, this rank closes in order, as others
-    /// may still read what it sent. NULL is ignored.
+    /// Destroys the handle without waiting for other ranks. Waiting calls and kernels end, and the
+    /// communicator then fails on the other ranks as well. If nothing runs, this rank closes in order, as
+    /// others may still read data that it sent. NULL is ignored.
     fn ncclCommAbort | pncclCommAbort(comm: ncclComm_t) {
         if comm.is_null() {
             return Ok(CallProgress::Done);
         }
         let comm = comm::remove(comm)?;
         if comm.has_closed() {
-            // The other ranks know that this rank closes, and none of its calls runs.
+            // A close has informed the other ranks that this rank ends, and none of its calls runs.
             if let Some(communicator) = comm.take() {
                 deferred_free::free_on_abort(communicator);
             }
@@ -88,7 +88,7 @@ export! {
                 communicator.abort();
                 deferred_free::free_on_abort(communicator);
             } else if let Err(in_call) = Arc::try_unwrap(communicator) {
-                // Another thread's call holds the communicator.
+                // A call of another thread holds the communicator.
                 in_call.abort();
             }
         }

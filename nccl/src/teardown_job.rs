@@ -10,16 +10,16 @@ use std::sync::Arc;
 
 /// Job that closes one communicator.
 pub(crate) struct TeardownJob {
-    /// Communicator of the program.
+    /// The program's communicator, which the job ends.
     pub(crate) comm: Arc<Comm>,
-    /// Its connection.
+    /// The communicator's connection.
     pub(crate) communicator: Arc<Communicator>,
-    /// Present if the handle was destroyed.
+    /// Guard of a communicator whose handle was destroyed; `None` for a finalize.
     pub(crate) guard: Option<TeardownGuard>,
 }
 
 impl TeardownJob {
-    /// Closes the communicator: waits for this rank's calls, and for other ranks only where these do.
+    /// Closes the communicator. Waits for this rank's calls, and for other ranks only where these calls do.
     ///
     /// # Errors
     /// Error of the close, for a finalize. A destroy logs it instead.
@@ -54,7 +54,7 @@ impl TeardownJob {
                     deferred_free::reap_devices(&devices);
                     deferred_free::free_when_closed(communicator);
                 }
-                // An abort may have ended the handle meanwhile.
+                // An abort may have removed the connection meanwhile.
                 Err(_) => deferred_free::free_on_destroy(communicator),
             }
             return closed.map(|()| CallProgress::Done);
@@ -78,8 +78,8 @@ impl TeardownJob {
         Ok(CallProgress::Underway)
     }
 
-    /// Undoes a job of a group that does not run. A destroyed handle stays destroyed: its communicator
-    /// is freed without closing in order.
+    /// Undoes a job whose group does not run. A destroyed handle stays destroyed: its communicator is freed
+    /// without closing in order.
     pub(crate) fn withdraw(self) {
         match self.guard {
             None => self.comm.enter(CommStage::Open),

@@ -1,5 +1,5 @@
-//! Numbers and plain types of the header. C passes plain integers, never Rust enums: a wrong number
-//! must be an error, not undefined behaviour.
+//! Constants and plain types of nccl.h. C passes plain integers, never Rust enums: an unknown
+//! number must be an error, not undefined behaviour.
 
 use cinch::DType;
 use cinch::capi::core::collective_request::ArgumentNames;
@@ -24,7 +24,7 @@ pub type cudaStream_t = *mut c_void;
 /// `cudaEvent_t`, which is a `CUevent`.
 pub type cudaEvent_t = *mut c_void;
 
-/// Type behind the handles of communicators; it has no value.
+/// Type to which handles of communicators point; it has no value.
 pub struct ncclComm {
     _opaque: [u8; 0],
 }
@@ -33,18 +33,19 @@ pub struct ncclComm {
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct ncclUniqueId {
-    /// Opaque.
+    /// Opaque bytes.
     pub internal: [c_char; 128],
 }
 
-/// Defines the header's numbers, and [`CONSTANTS`] for the test that compares them with the header.
+/// Defines the constants of nccl.h, and [`CONSTANTS`] for the test that compares them with the
+/// header.
 macro_rules! constants {
     ($($name:ident: $type:ty = $value:expr;)*) => {
         $(
             #[doc = concat!("`", stringify!($name), "`")]
             pub const $name: $type = $value;
         )*
-        /// All numbers by name.
+        /// Names and values of all constants.
         pub const CONSTANTS: &[(&str, i64)] = &[$((stringify!($name), $name as i64)),*];
     };
 }

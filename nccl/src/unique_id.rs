@@ -12,13 +12,14 @@ export! {
     fn ncclGetUniqueId | pncclGetUniqueId(uniqueId: *mut ncclUniqueId) {
         check_out("uniqueId", uniqueId)?;
         let internal = unique_id_bytes(&create(&settings::process()?)?);
-        // SAFETY: not NULL, so writable.
+        // SAFETY: nccl.h requires of the program that `uniqueId` is NULL or writable; `store`
+        // refuses NULL.
         unsafe { store("uniqueId", uniqueId, ncclUniqueId { internal })? };
         Ok(CallProgress::Done)
     }
 }
 
-/// Returns a new id, or that of the rendezvous address in the environment.
+/// Returns a new id, or the id of the rendezvous address in the environment if that is set.
 pub(crate) fn create(config: &Config) -> Result<UniqueId> {
     let Some(address) = &config.comm_id else {
         return UniqueId::create(config);

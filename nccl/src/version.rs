@@ -6,11 +6,12 @@ use cinch::Config;
 use std::ffi::c_int;
 
 export! {
-    /// Stores the NCCL version whose behaviour is covered in `*version`. Programs select features by it.
+    /// Stores in `*version` the NCCL version that the drop-in implements. Programs select features by it.
     fn ncclGetVersion | pncclGetVersion(version: *mut c_int) {
         check_out("version", version)?;
         let covered = Config::from_env()?.nccl_version;
-        // SAFETY: not NULL, so writable.
+        // SAFETY: nccl.h requires of the program that `version` is NULL or writable; `store`
+        // refuses NULL.
         unsafe { store("version", version, as_int(covered as usize)?)? };
         Ok(CallProgress::Done)
     }

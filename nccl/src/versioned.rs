@@ -8,9 +8,9 @@ use cinch::capi::core::versioned_struct::{StructHeader, VersionedStruct, copy_kn
 use cinch::{Error, Result};
 use std::ffi::{c_char, c_int};
 
-/// A versioned struct of nccl.h, in which each field has its own value for unset.
+/// A versioned struct of nccl.h; each field has a value that means unset.
 pub(crate) trait NcclStruct: VersionedStruct {
-    /// Macro of the header that initialises it.
+    /// Name of the macro in nccl.h that initialises the struct.
     const INITIALIZER: &'static str;
     /// Returns a struct with no field set.
     fn unset() -> Self;
@@ -29,7 +29,8 @@ pub(crate) unsafe fn read<T: NcclStruct>(config: *const T) -> Result<Option<T>> 
     if config.is_null() {
         return Ok(None);
     }
-    // SAFETY: the caller's contract, as every version has the header.
+    // SAFETY: the caller passes a struct that is readable for its size; each version begins with
+    // the header.
     let header = unsafe { read_header(config) };
     if header.magic != T::MAGIC || header.size < size_of::<StructHeader>() {
         return Err(Error::invalid_argument(format!(
@@ -41,13 +42,13 @@ pub(crate) unsafe fn read<T: NcclStruct>(config: *const T) -> Result<Option<T>> 
         )));
     }
     let mut own = T::unset();
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes a struct that is readable for the size in its header.
     unsafe { copy_known(config, header.size, &mut own) };
     own.forget_newer(header.version);
     Ok(Some(own))
 }
 
-/// Type of a field that has a value for unset.
+/// Type of a field, with a value that means unset.
 pub(crate) trait Unset {
     /// Value of an unset field.
     const UNSET: Self;
@@ -70,11 +71,11 @@ macro_rules! versioned {
         #[derive(Clone, Copy, Debug)]
         #[repr(C)]
         pub struct $name {
-            /// `sizeof` in the program's header.
+            /// Size of the struct in the header that the program was compiled with.
             pub size: usize,
-            /// Constant of an initialised struct.
+            /// Constant by which the library detects an uninitialised struct.
             pub magic: u32,
-            /// Version of the program's header.
+            /// Version of the header that the program was compiled with.
             pub version: u32,
             $(
                 #[doc = concat!("Since ", stringify!($since), ".")]
@@ -88,7 +89,8 @@ macro_rules! versioned {
                 &[$((stringify!($field), std::mem::offset_of!($name, $field), $since)),*];
         }
 
-        // SAFETY: `repr(C)` of integers, floats and pointers, the header's fields first.
+        // SAFETY: the macro makes a `repr(C)` struct of the header and the given fields: integers,
+        // floats and pointers.
         unsafe impl cinch::capi::core::versioned_struct::VersionedStruct for $name {
             const NAME: &'static str = stringify!($name);
             const MAGIC: u32 = $magic;

@@ -42,7 +42,7 @@ struct Counts {
         skipped++;
         std::printf("skip %s: %s\n", what.c_str(), why.c_str());
     }
-    // Prints progress, for readers of the log of a run that is killed.
+    // Prints the progress, so that the log of a run that is killed shows how far it came.
     void tell(const std::string &behind) const {
         std::printf("behind %s: %d passed, %d failed so far\n", behind.c_str(), passed, failed);
         std::fflush(stdout);
@@ -57,7 +57,7 @@ bool wanted(const Options &options, const Type &type) {
     return false;
 }
 
-// An unknown type name would select no check, and the run would pass.
+// Fails on an unknown type name, which would select no check and let the run pass.
 void check_types(const std::string &names) {
     std::stringstream list(names);
     size_t found = 0;
@@ -95,7 +95,8 @@ std::string show(const Case &c) {
     return text + (c.in_place ? ", in place" : "");
 }
 
-// Checks a collective, type and operation at all sizes, and counts them as one check.
+// Checks one combination of collective, type and operation at all sizes, and counts it as one
+// check.
 void check_sizes(World &ours, Checker &checker, World *reference, Checker *other, Kind kind, const Type &type,
                  Op op, Counts &counts) {
     const int n = ours.size();
@@ -121,7 +122,8 @@ void check_sizes(World &ours, Checker &checker, World *reference, Checker *other
                     if (other->run(c) != found && exact) throw Failure("the two libraries differ");
                 } catch (const Failure &failure) {
                     if (exact) throw;
-                    // Cinch's result was right; a deviation of the reference is only noted.
+                    // Cinch's result was right, so a wrong result of the reference is printed but
+                    // fails nothing.
                     std::printf("note %s: the reference: %s\n", what.c_str(), failure.what());
                 }
             }
@@ -129,7 +131,7 @@ void check_sizes(World &ours, Checker &checker, World *reference, Checker *other
         counts.pass();
     } catch (const Failure &failure) {
         counts.fail(what, failure.what());
-        // The communicators may be broken, so the caller creates new ones.
+        // The failure may have broken the communicators, so the caller creates new ones.
         throw;
     }
 }
@@ -280,7 +282,7 @@ int main(int argc, char **argv) {
         counts.fail("compare", failure.what());
     }
     std::printf("%d passed, %d failed, %d skipped\n", counts.passed, counts.failed, counts.skipped);
-    // Threads that still wait for a GPU must not keep the process from exiting.
+    // _exit ends the process even if threads still wait for a GPU.
     std::fflush(stdout);
     std::_Exit(counts.failed == 0 ? 0 : 1);
 }

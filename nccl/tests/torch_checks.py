@@ -88,9 +88,9 @@ def rounded(found, expected, size, ranks, dtype, what):
     bound = ((1 + unit) ** (ranks + 3) - 1) * size + (ranks + 2) * least
     assert (off <= bound).all(), f"{what} is off by {off.max().item()}"
     if dtype in EIGHT_BITS and len(expected) >= 256:
-        # These bounds exceed the result itself, so the root mean square of all errors is judged: roundings
-        # partly cancel (0.08 in e5m2, simulated up to 16 ranks), whereas zeros are off by 1 and a sum without
-        # one rank by more than 0.08.
+        # The bounds for single errors exceed the result itself, so the root mean square of all errors is
+        # judged. Roundings partly cancel: it is 0.08 in e5m2, simulated up to 16 ranks. Zeros would be off by
+        # 1, and a sum without one rank by more than 0.08.
         together = (off.square().mean() / expected.square().mean()).sqrt()
         assert together <= 2 * unit, f"{what} is off by {together.item()} of its size"
 
@@ -196,10 +196,10 @@ def reduce_premulsum(rank, ranks, device):
         raise Skip("this torch has no premulsum")
     refused = []
     for dtype in FLOATS:
-        # A scalar as a number, and a scalar that lies on the GPU.
+        # Tests a factor that is a number, and a factor that lies on the GPU.
         scalars = [2.0, torch.tensor([0.5], dtype=dtype, device=device)]
         if dtype == torch.bfloat16:
-            # torch 2.11 passes an fp32 number and declares it bfloat16, which no library can detect.
+            # torch 2.11 passes the number as fp32 but declares it bfloat16, which no library can detect.
             scalars = scalars[1:]
         for scalar in scalars:
             op = dist._make_nccl_premul_sum(scalar)
@@ -422,7 +422,7 @@ def subgroups(rank, ranks, device):
             data = numbers(rank, 3000, torch.int64).to(device)
             dist.broadcast(data, half[-1], group=group)
             equal(data, numbers(half[-1], 3000, torch.int64), "broadcast in a half")
-    # Alternates between the world and its subgroups.
+    # Alternates between calls on the world and calls on its subgroups.
     data = torch.ones(10, device=device)
     dist.all_reduce(data)
     assert (data == ranks).all()
@@ -463,7 +463,7 @@ def aborted(rank, ranks, device):
     if rank != 0:
         for group in groups:
             abort(group)
-    # Creating the next group frees what earlier groups left.
+    # Creating another group frees the communicators that earlier groups left.
     again = dist.new_group(timeout=timedelta(seconds=60))
     one = torch.ones(10, device=device)
     dist.all_reduce(one, group=again)
@@ -482,7 +482,7 @@ def graphs(rank, ranks, device):
     data = torch.zeros(100_003, device=device)
     gathered = torch.zeros(ranks * 1000, device=device)
     part = torch.zeros(1000, device=device)
-    # Connecting and warm-up cannot be captured, so they come first.
+    # Connecting and warm-up cannot be captured, so these calls precede the capture.
     dist.all_reduce(data)
     dist.all_gather_into_tensor(gathered, part)
     torch.cuda.synchronize()
@@ -540,7 +540,8 @@ def train(model, rank, steps, device):
 def close(found, expected):
     for number, (one, other) in enumerate(zip(found, expected, strict=True)):
         off = (one - other).abs().max().item()
-        # The fp64 sums add some ten numbers in another order, over a few steps.
+        # Both fp64 sums add about ten numbers in different orders, over a few steps, so they differ
+        # by little.
         assert off < 1e-11, f"parameter {number} is off by {off}"
 
 

@@ -21,10 +21,10 @@ import time
 import traceback
 from pathlib import Path
 
-# Limit of the time between two ended checks, including start and exit of the ranks, and of a rank's
-# wait for another rank within a check.
+# Longest time in seconds between the ends of two checks, including start and exit of the ranks.
+# Also the longest wait for another rank within a check.
 QUIET_SECONDS = 300
-# Name of the check that all processes end as they should after the last check.
+# Name of the last check, that all processes exit as they should.
 ENDING = "the end of all processes"
 CHECK_SECONDS = 120
 # Timeout of torch's watchdog in the check that kills a rank.
@@ -115,7 +115,8 @@ def start_ranks(library, ranks, gpus, work, folder):
         "MASTER_PORT": str(free_port()),
         "WORLD_SIZE": str(ranks),
         "CUDA_DEVICE_MAX_CONNECTIONS": clean.get("CUDA_DEVICE_MAX_CONNECTIONS", "32"),
-        # All ranks compute expected results on the host at the same time, so they share its cores.
+        # All ranks compute expected results on the host at one time, so each gets a share of the
+        # cores.
         "OMP_NUM_THREADS": clean.get("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // ranks))),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     }
@@ -133,7 +134,8 @@ def start_ranks(library, ranks, gpus, work, folder):
 def stop(started):
     for process in started:
         if process.poll() is None:
-            # The process leads its own session, so that every process that it started ends with it.
+            # The process leads a session of its own, so the signal ends also every process that it
+            # started.
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
@@ -155,7 +157,8 @@ def run_world(library, ranks, gpus, eager, names):
             deadline, has_ended = time.monotonic() + QUIET_SECONDS, False
             while time.monotonic() < deadline and any(one.poll() is None for one in started):
                 if not has_ended and any(one.poll() not in (None, 0) for one in started):
-                    # The other ranks notice the failure within 10 s, or are killed.
+                    # After a failure the other ranks get 10 s to notice it and end; then they are
+                    # killed.
                     deadline, has_ended = min(deadline, time.monotonic() + 10), True
                 time.sleep(0.2)
                 for name, verdict, text in read_verdicts(folder, ranks, names, False):
@@ -184,7 +187,7 @@ def read_verdicts(folder, ranks, names, have_ended):
     each = []
     for rank in range(ranks):
         path = folder / f"verdicts.{rank}"
-        # A line that is still being written has no line end.
+        # Drops the last piece: a line that is still being written has no line end.
         lines = path.read_text().split("\n")[:-1] if path.exists() else []
         each.append({one["name"]: one for one in map(json.loads, lines)})
     verdicts = []

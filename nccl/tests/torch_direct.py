@@ -10,7 +10,7 @@ from torch_checks import Skip, check
 
 FLOAT32, SUM = 7, 0
 COUNTS = [3, 5000, 3_000_000]
-# Elements of 2 MiB of fp32: twice the size from which process-wide codecs apply.
+# Number of elements in 2 MiB of fp32: twice the size from which process-wide codecs apply.
 CODED = 1 << 19
 
 
@@ -120,7 +120,8 @@ def coded(rank, ranks, device):
                                   (part, exact[begin:begin + CODED // ranks], "reduce_scatter")]:
         off = found.cpu().double() - expected
         error = (off.square().mean() / expected.square().mean()).sqrt().item()
-        # Normal numbers lose about 1 % per encode, and there are at most two encodes.
+        # Normally distributed numbers lose about 1 % in each encoding, and there are at most two
+        # encodings.
         assert 1e-4 < error < 0.05, f"{what} is off by {error}"
     assert torch.equal(gathered.cpu(), given), "all_gather is not exact"
     assert torch.equal(small.cpu(), ranks * whole), "a small sum is not exact"

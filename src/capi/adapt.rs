@@ -96,7 +96,7 @@ pub unsafe extern "C" fn cinch_awp_init(
     version: u32,
 ) -> cinch_result_t {
     guard!("cinch_awp_init", {
-        // SAFETY: NULL or writable for `size` bytes, by the documented contract.
+        // SAFETY: cinch.h requires of the program that `awp` is NULL or writable for `size` bytes.
         unsafe { versioned::initialise(awp, size, version) }
     })
 }
@@ -113,7 +113,7 @@ pub unsafe extern "C" fn cinch_awp_update(
     codec: *mut *const c_char,
 ) -> cinch_result_t {
     guard!("cinch_awp_update", {
-        // SAFETY: NULL or a readable struct, by the documented contract.
+        // SAFETY: cinch.h requires of the program that `awp` is NULL or a readable struct.
         let mut fields = unsafe { versioned::read(awp) }?;
         let mut group = awp_of(&fields)?;
         group.update(l2_norm)?;
@@ -123,7 +123,8 @@ pub unsafe extern "C" fn cinch_awp_update(
         fields.count = state.count;
         fields.previous = state.previous.unwrap_or(0.0);
         fields.has_previous = state.previous.is_some().into();
-        // SAFETY: `read` checked the struct, which is writable by the documented contract.
+        // SAFETY: `read` checked the struct, and cinch.h requires of the program that it is
+        // writable.
         unsafe { versioned::fill(awp, &fields) };
         if !codec.is_null() {
             let name = match group.codec() {
@@ -132,7 +133,8 @@ pub unsafe extern "C" fn cinch_awp_update(
                 "trunc24" => c"trunc24",
                 _ => c"raw",
             };
-            // SAFETY: not NULL, so writable by the documented contract.
+            // SAFETY: `codec` is not NULL, and cinch.h requires of the program that it is writable
+            // then.
             unsafe { codec.write_unaligned(name.as_ptr()) };
         }
         Ok(())
@@ -150,7 +152,8 @@ pub unsafe extern "C" fn cinch_loss_scaler_init(
     version: u32,
 ) -> cinch_result_t {
     guard!("cinch_loss_scaler_init", {
-        // SAFETY: NULL or writable for `size` bytes, by the documented contract.
+        // SAFETY: cinch.h requires of the program that `scaler` is NULL or writable for `size`
+        // bytes.
         unsafe { versioned::initialise(scaler, size, version) }?;
         let config = LossScalerConfig::default();
         let fields = cinch_loss_scaler_t {
@@ -167,7 +170,8 @@ pub unsafe extern "C" fn cinch_loss_scaler_init(
             interval: config.interval,
             clean: 0,
         };
-        // SAFETY: `initialise` made it a struct of `size` bytes.
+        // SAFETY: `initialise` made `*scaler` a struct of `size` bytes, which the program keeps
+        // writable.
         unsafe { versioned::fill(scaler, &fields) };
         Ok(())
     })
@@ -192,7 +196,7 @@ pub unsafe extern "C" fn cinch_loss_scaler_update(
 ) -> cinch_result_t {
     guard!("cinch_loss_scaler_update", {
         check_out("apply", apply)?;
-        // SAFETY: NULL or a readable struct, by the documented contract.
+        // SAFETY: cinch.h requires of the program that `scaler` is NULL or a readable struct.
         let mut fields = unsafe { versioned::read(scaler) }?;
         let mut running = scaler_of(&fields)?;
         let verdict = running.update(non_finite != 0);
@@ -201,9 +205,11 @@ pub unsafe extern "C" fn cinch_loss_scaler_update(
         fields.clean = state.clean;
         fields.skipped = state.skipped;
         fields.rescale = verdict.rescale;
-        // SAFETY: `read` checked the struct, which is writable by the documented contract.
+        // SAFETY: `read` checked the struct, and cinch.h requires of the program that it is
+        // writable.
         unsafe { versioned::fill(scaler, &fields) };
-        // SAFETY: not NULL, so writable by the documented contract.
+        // SAFETY: cinch.h requires of the program that `apply` is NULL or writable; `store` refuses
+        // NULL.
         unsafe { store("apply", apply, verdict.apply.into()) }
     })
 }
@@ -225,7 +231,8 @@ pub unsafe extern "C" fn cinch_count_non_finite(
         let number = match bytes {
             Some(0) => 0,
             Some(bytes) if !data.is_null() => {
-                // SAFETY: readable for `count` elements, by the documented contract.
+                // SAFETY: cinch.h requires of the program that `data` is readable for `count`
+                // elements, which have `bytes` bytes.
                 let data = unsafe { std::slice::from_raw_parts(data.cast::<u8>(), bytes) };
                 count_in(data, dtype)
             }
@@ -235,14 +242,15 @@ pub unsafe extern "C" fn cinch_count_non_finite(
                 )));
             }
         };
-        // SAFETY: not NULL, so writable by the documented contract.
+        // SAFETY: cinch.h requires of the program that `found` is NULL or writable; `store` refuses
+        // NULL.
         unsafe { store("found", found, number) }
     })
 }
 
-/// Returns the number of NaN and infinite values in `data`, elements of `dtype`.
+/// Returns the number of NaN and infinite values among the elements of `dtype` in `data`.
 fn count_in(data: &[u8], dtype: DType) -> u64 {
-    /// Elements that are widened to fp32 together.
+    /// Number of elements that are widened to fp32 at a time.
     const PIECE: usize = 4096;
     if !dtype.is_float() {
         return 0;

@@ -1,4 +1,4 @@
-//! Call with options (codec, algorithm, tensor) and a report.
+//! The function `cinch_call`, which takes options (codec, algorithm, tensor) and returns a report.
 
 use super::collectives;
 use super::core::collective_request::CollectiveRequest;
@@ -73,7 +73,7 @@ pub unsafe extern "C" fn cinch_call_init(
     version: u32,
 ) -> cinch_result_t {
     guard!("cinch_call_init", {
-        // SAFETY: NULL or writable for `size` bytes, by the documented contract.
+        // SAFETY: cinch.h requires of the program that `call` is NULL or writable for `size` bytes.
         unsafe { versioned::initialise(call, size, version) }
     })
 }
@@ -86,7 +86,8 @@ pub unsafe extern "C" fn cinch_call(
     report: *mut cinch_report_t,
 ) -> cinch_result_t {
     guard!("cinch_call", {
-        // SAFETY: NULL or structs with valid strings and buffers, by the documented contract.
+        // SAFETY: cinch.h requires of the program that both are NULL or structs with valid strings
+        // and buffers.
         unsafe { submit(call, report) }
     })
 }
@@ -95,9 +96,9 @@ pub unsafe extern "C" fn cinch_call(
 /// Both are NULL or structs for the size that they give, with valid strings; buffers and stream are
 /// as [`CollectiveRequest::bind`] needs them.
 unsafe fn submit(call: *const cinch_call_t, report: *mut cinch_report_t) -> Result<()> {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes both as NULL or structs for the size that they give.
     let (call, target) = unsafe { (versioned::read(call)?, ReportTarget::new(report)?) };
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes a struct whose strings are NULL or end with NUL.
     let codec = unsafe { text::read(call.codec, "call.codec") }?;
     let codec = codec.map(str::parse::<CodecSetting>).transpose()?;
     let algorithm = algorithm_of_call(call.algorithm)?;
@@ -121,7 +122,7 @@ unsafe fn submit(call: *const cinch_call_t, report: *mut cinch_report_t) -> Resu
         made.tensor = id(call.tensor);
         made.feedback = id(call.feedback);
     };
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes buffers and a stream that are valid for the call until it has run.
     unsafe { collectives::submit(call.comm, &request, set_options, target) }
 }
 

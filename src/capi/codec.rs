@@ -1,4 +1,4 @@
-//! Encoding, decoding and packed copies of whole arrays, without a communicator.
+//! Functions that encode, decode and copy whole arrays with a codec, without a communicator.
 
 use super::core::arguments::{check_out, store};
 use super::device;
@@ -39,10 +39,11 @@ pub unsafe extern "C" fn cinch_wire_bytes(
     bytes: *mut usize,
 ) -> cinch_result_t {
     guard!("cinch_wire_bytes", {
-        // SAFETY: NULL or terminated text, by the documented contract.
+        // SAFETY: cinch.h requires of the program that `codec` is NULL or text that ends with NUL.
         let codec = unsafe { build(codec, layout) }?;
         check_count(count)?;
-        // SAFETY: NULL or writable, by the documented contract.
+        // SAFETY: cinch.h requires of the program that `bytes` is NULL or writable; `store` refuses
+        // NULL.
         unsafe { store("bytes", bytes, codec.bytes(count)) }
     })
 }
@@ -60,15 +61,16 @@ pub unsafe extern "C" fn cinch_wire_count(
     count: *mut usize,
 ) -> cinch_result_t {
     guard!("cinch_wire_count", {
-        // SAFETY: NULL or terminated text, by the documented contract.
+        // SAFETY: cinch.h requires of the program that `codec` is NULL or text that ends with NUL.
         let codec = unsafe { build(codec, layout) }?;
         check_out("count", count)?;
         check_extent("wire", wire, wire_bytes)?;
         device::refuse("wire", wire.addr(), "copy its header to the host")?;
-        // SAFETY: readable for `wire_bytes`, by the documented contract.
+        // SAFETY: cinch.h requires of the program that `wire` is readable for `wire_bytes` bytes.
         let wire = unsafe { input("wire", wire, wire_bytes) }?;
         let held = codec.count(wire)?;
-        // SAFETY: NULL or writable, by the documented contract.
+        // SAFETY: cinch.h requires of the program that `count` is NULL or writable; `store` refuses
+        // NULL.
         unsafe { store("count", count, held) }
     })
 }
@@ -98,7 +100,7 @@ pub unsafe extern "C" fn cinch_encode(
     stream: *mut c_void,
 ) -> cinch_result_t {
     guard!("cinch_encode", {
-        // SAFETY: NULL or terminated text, by the documented contract.
+        // SAFETY: cinch.h requires of the program that `codec` is NULL or text that ends with NUL.
         let spec = unsafe { spec_of(codec) }?;
         let layout = layout_of(layout)?;
         let elements = HostElements::new(count, dtype)?;
@@ -111,7 +113,8 @@ pub unsafe extern "C" fn cinch_encode(
         if let Some(gpu) = device::gpu_of(&both, stream)? {
             let at = (wire.addr() as u64, wire_bytes);
             let elements = elements.on_device(src.addr());
-            // SAFETY: arrays and stream are of that GPU, by the documented contract.
+            // SAFETY: cinch.h requires of the program that the arrays have these sizes and the
+            // stream is of that GPU.
             return unsafe { gpu.encode(spec, layout, elements, draw, at, stream.addr()) };
         }
         let codec = StandAlone::new(spec, layout, Isa::detect())?;
@@ -148,7 +151,7 @@ pub unsafe extern "C" fn cinch_decode(
     stream: *mut c_void,
 ) -> cinch_result_t {
     guard!("cinch_decode", {
-        // SAFETY: NULL or terminated text, by the documented contract.
+        // SAFETY: cinch.h requires of the program that `codec` is NULL or text that ends with NUL.
         let spec = unsafe { spec_of(codec) }?;
         let layout = layout_of(layout)?;
         let elements = HostElements::new(count, dtype)?;
@@ -161,7 +164,8 @@ pub unsafe extern "C" fn cinch_decode(
         if let Some(gpu) = device::gpu_of(&both, stream)? {
             let at = (wire.addr() as u64, wire_bytes);
             let elements = elements.on_device(dst.addr());
-            // SAFETY: arrays and stream are of that GPU, by the documented contract.
+            // SAFETY: cinch.h requires of the program that the arrays have these sizes and the
+            // stream is of that GPU.
             return unsafe { gpu.decode(spec, layout, at, elements, stream.addr()) };
         }
         let codec = StandAlone::new(spec, layout, Isa::detect())?;
@@ -199,13 +203,14 @@ pub unsafe extern "C" fn cinch_copy(
     stream: *mut c_void,
 ) -> cinch_result_t {
     guard!("cinch_copy", {
-        // SAFETY: NULL or terminated text, by the documented contract.
+        // SAFETY: cinch.h requires of the program that `codec` is NULL or text that ends with NUL.
         let spec = unsafe { spec_of(codec) }?;
         let elements = HostElements::new(count, dtype)?;
         let bytes = elements.bytes;
         check_extent("src", src, bytes)?;
         check_extent("dst", dst, bytes)?;
-        // SAFETY: arrays have `bytes` bytes and the stream exists, by the documented contract.
+        // SAFETY: cinch.h requires of the program that the arrays have `bytes` bytes and the stream
+        // exists.
         unsafe { device::copy(spec, elements.dtype, draw, src, dst, bytes, stream) }
     })
 }
@@ -215,7 +220,7 @@ pub unsafe extern "C" fn cinch_copy(
 /// # Safety
 /// `codec` is NULL or readable up to its NUL.
 unsafe fn build(codec: *const c_char, layout: layout_number) -> Result<StandAlone> {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes `codec` as NULL or text that ends with NUL.
     let spec = unsafe { spec_of(codec) }?;
     StandAlone::new(spec, layout_of(layout)?, Isa::detect())
 }
@@ -225,7 +230,7 @@ unsafe fn build(codec: *const c_char, layout: layout_number) -> Result<StandAlon
 /// # Safety
 /// `codec` is NULL or readable up to its NUL.
 unsafe fn spec_of(codec: *const c_char) -> Result<CodecSpec> {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes `codec` as NULL or text that ends with NUL.
     let text = unsafe { text::read(codec, "codec") }?;
     let text = text.ok_or_else(|| Error::invalid_argument("codec is NULL"))?;
     text.parse()
@@ -241,8 +246,8 @@ fn layout_of(layout: layout_number) -> Result<Layout> {
     }
 }
 
-/// Returns the codec with the number of threads of the settings, for large arrays only: reading the
-/// settings takes longer than encoding a small array.
+/// Returns the codec, for a large array with the number of threads of the settings. For small
+/// arrays, reading the settings would take longer than encoding.
 fn on_threads(codec: StandAlone, count: usize) -> Result<StandAlone> {
     if count < StandAlone::SPLITS_FROM {
         return Ok(codec);
@@ -250,7 +255,7 @@ fn on_threads(codec: StandAlone, count: usize) -> Result<StandAlone> {
     Ok(codec.with_threads(Config::from_env()?.threads))
 }
 
-/// Checks that the encoded size, scales included, is within the limit of a slice.
+/// Checks that `count` elements, encoded with scales, are within the limit of a slice.
 ///
 /// # Errors
 /// Invalid argument if it may not be.
@@ -263,7 +268,8 @@ fn check_count(count: usize) -> Result<()> {
     Ok(())
 }
 
-/// Count and type of an array that lossy codecs can encode; its memory may have any alignment.
+/// Number and type of the elements in an array that lossy codecs can encode. The array's memory may
+/// have any alignment.
 struct HostElements {
     count: usize,
     dtype: DType,
@@ -295,7 +301,8 @@ impl HostElements {
         }
     }
 
-    /// Calls `read` with the elements as fp32, in place if possible, else widened.
+    /// Calls `read` with the elements as fp32: in place if `src` is aligned fp32, else widened in a
+    /// copy.
     fn with_f32<T>(&self, src: &[u8], read: impl FnOnce(&[f32]) -> Result<T>) -> Result<T> {
         if self.dtype == DType::F32 {
             // SAFETY: any bytes are valid fp32 numbers.
@@ -309,14 +316,15 @@ impl HostElements {
         read(tile.f32(self.count))
     }
 
-    /// Calls `write` to produce fp32 numbers, and rounds them to the type if it succeeds.
+    /// Calls `write` to produce fp32 numbers, and stores them rounded to the element type if it
+    /// succeeds.
     fn with_f32_mut(
         &self,
         dst: &mut [u8],
         write: impl FnOnce(&mut [f32]) -> Result<()>,
     ) -> Result<()> {
         if self.dtype == DType::F32 {
-            // SAFETY: any bytes are valid fp32 numbers, and the reverse.
+            // SAFETY: any bytes are valid fp32 numbers, and any fp32 numbers are valid bytes.
             let (before, all, _) = unsafe { dst.align_to_mut::<f32>() };
             if before.is_empty() {
                 return write(all);
@@ -345,7 +353,8 @@ unsafe fn input<'a>(name: &str, at: *const c_void, bytes: usize) -> Result<&'a [
     if bytes == 0 {
         return Ok(&[]);
     }
-    // SAFETY: the caller's contract; `check_extent` excluded NULL and wrap-around.
+    // SAFETY: the caller keeps `at` readable for `bytes` bytes; `check_extent` excluded NULL and
+    // wrap-around.
     Ok(unsafe { std::slice::from_raw_parts(at.cast(), bytes) })
 }
 
@@ -361,11 +370,12 @@ unsafe fn output<'a>(name: &str, at: *mut c_void, bytes: usize) -> Result<&'a mu
     if bytes == 0 {
         return Ok(&mut []);
     }
-    // SAFETY: the caller's contract; `check_extent` excluded NULL and wrap-around.
+    // SAFETY: the caller keeps `at` writable and unshared for `bytes` bytes; `check_extent`
+    // excluded NULL and wrap-around.
     Ok(unsafe { std::slice::from_raw_parts_mut(at.cast(), bytes) })
 }
 
-/// Checks that `bytes` bytes at `at` are no NULL and lie within the address space.
+/// Checks that `at` is not NULL, and that `bytes` bytes from there lie within the address space.
 ///
 /// # Errors
 /// Invalid argument, with the name of the array.
@@ -383,7 +393,7 @@ fn check_extent(name: &str, at: *const c_void, bytes: usize) -> Result<()> {
     Ok(())
 }
 
-/// Checks that input and output do not overlap.
+/// Checks that the arrays `a` and `b` do not overlap.
 ///
 /// # Errors
 /// Invalid argument if they do.

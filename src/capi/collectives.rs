@@ -1,7 +1,8 @@
-//! The collectives. [`CollectiveRequest::bind`] checks the arguments; `group` runs or records the call.
+//! The collectives of cinch.h. [`CollectiveRequest::bind`] checks the arguments; `group` runs or records the
+//! call.
 //!
-//! `stream` is a `cudaStream_t` or `CUstream` of the communicator's GPU, on which the call is queued.
-//! It is NULL on a communicator of host memory, where the call has run when it returns.
+//! `stream` is a `cudaStream_t` or `CUstream` of the communicator's GPU, on which the call is queued. It is
+//! NULL on a communicator of host memory, where the call has run when it returns.
 
 use super::core::collective_request::CollectiveRequest;
 use super::error::cinch_result_t;
@@ -14,7 +15,8 @@ use crate::comm::Call;
 use crate::error::Result;
 use std::ffi::{c_int, c_void};
 
-/// Submits the collective `$number` with the export's arguments of these names.
+/// Submits the collective `$number` with those arguments of the exported function that have these
+/// names.
 macro_rules! collective {
     ($number:ident($comm:ident, $stream:ident): $($argument:ident)*) => {{
         let (collective, sends) = types::collective($number as collective_number)?;
@@ -23,7 +25,8 @@ macro_rules! collective {
             stream: $stream,
             ..CollectiveRequest::new(collective, sends)
         };
-        // SAFETY: buffers and stream are as the call implies, by the documented contract.
+        // SAFETY: cinch.h requires of the program that buffers and stream stay valid until the call
+        // has run.
         unsafe { submit($comm, &request, |_| {}, ReportTarget::NONE) }
     }};
 }
@@ -199,7 +202,7 @@ pub unsafe extern "C" fn cinch_recv(
 
 /// Checks the call on `comm`, and runs it or records it in this thread's open group.
 ///
-/// `set_options` sets codec and algorithm of the call; `target` receives its report.
+/// `set_options` sets codec and algorithm of the call; `target` receives the call's report.
 ///
 /// # Safety
 /// See [`CollectiveRequest::bind`].
@@ -213,7 +216,7 @@ pub(super) unsafe fn submit(
     let on_gpu = entry.comm.gpu().is_some();
     // SAFETY: `cinch_op_create_premulsum` creates no factor by address.
     let find_op = |op, dtype| unsafe { entry.ops.find(op, dtype, on_gpu) };
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes buffers and a stream that stay valid until the call has run.
     let (mut call, buffers) = unsafe { request.bind(&ARGUMENT_NAMES, &entry.comm, find_op)? };
     set_options(&mut call);
     group::submit(&entry.comm, &call, buffers, target)

@@ -1,4 +1,4 @@
-//! Communicators: create, query, split, finalize, destroy, abort.
+//! Functions that create, query, split, finalize, destroy and abort communicators.
 
 use super::config::{self, cinch_config_t};
 use super::core::arguments::{NO_COLOR, as_int, check_out, rank_of, split_color, store};
@@ -26,7 +26,8 @@ pub unsafe extern "C" fn cinch_comm_init(
     comm: *mut *mut cinch_comm_t,
 ) -> cinch_result_t {
     guard!("cinch_comm_init", {
-        // SAFETY: NULL, or readable and writable, by the documented contract.
+        // SAFETY: cinch.h requires of the program that inputs are NULL or readable and outputs NULL
+        // or writable.
         unsafe {
             store("comm", comm, std::ptr::null_mut())?;
             group::refuse("a communicator cannot be created")?;
@@ -50,7 +51,8 @@ pub unsafe extern "C" fn cinch_comm_init_from_env(
     comm: *mut *mut cinch_comm_t,
 ) -> cinch_result_t {
     guard!("cinch_comm_init_from_env", {
-        // SAFETY: NULL, or readable and writable, by the documented contract.
+        // SAFETY: cinch.h requires of the program that inputs are NULL or readable and outputs NULL
+        // or writable.
         unsafe {
             store("comm", comm, std::ptr::null_mut())?;
             group::refuse("a communicator cannot be created")?;
@@ -68,7 +70,8 @@ pub unsafe extern "C" fn cinch_comm_rank(
 ) -> cinch_result_t {
     guard!("cinch_comm_rank", {
         let own = as_int(handle::lookup(comm)?.comm.rank())?;
-        // SAFETY: NULL or writable, by the documented contract.
+        // SAFETY: cinch.h requires of the program that `rank` is NULL or writable; `store` refuses
+        // NULL.
         unsafe { store("rank", rank, own) }
     })
 }
@@ -81,7 +84,8 @@ pub unsafe extern "C" fn cinch_comm_size(
 ) -> cinch_result_t {
     guard!("cinch_comm_size", {
         let number = as_int(handle::lookup(comm)?.comm.nranks())?;
-        // SAFETY: NULL or writable, by the documented contract.
+        // SAFETY: cinch.h requires of the program that `nranks` is NULL or writable; `store`
+        // refuses NULL.
         unsafe { store("nranks", nranks, number) }
     })
 }
@@ -99,7 +103,8 @@ pub unsafe extern "C" fn cinch_comm_split(
     newcomm: *mut *mut cinch_comm_t,
 ) -> cinch_result_t {
     guard!("cinch_comm_split", {
-        // SAFETY: NULL or writable, by the documented contract.
+        // SAFETY: cinch.h requires of the program that `newcomm` is NULL or writable; `store`
+        // refuses NULL.
         unsafe {
             store("newcomm", newcomm, std::ptr::null_mut())?;
             let entry = handle::lookup(comm)?;
@@ -181,7 +186,8 @@ pub unsafe extern "C" fn cinch_comm_async_error(
             Some(reason) => report(&reason),
             None => cinch_result_t::CINCH_SUCCESS,
         };
-        // SAFETY: not NULL, so writable by the documented contract.
+        // SAFETY: cinch.h requires of the program that `code` is NULL or writable; `store` refuses
+        // NULL.
         unsafe { store("code", code, found) }
     })
 }

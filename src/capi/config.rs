@@ -69,7 +69,8 @@ pub unsafe extern "C" fn cinch_config_init(
     version: u32,
 ) -> cinch_result_t {
     guard!("cinch_config_init", {
-        // SAFETY: NULL or writable for `size` bytes, by the documented contract.
+        // SAFETY: cinch.h requires of the program that `config` is NULL or writable for `size`
+        // bytes.
         unsafe { versioned::initialise(config, size, version) }
     })
 }
@@ -86,7 +87,7 @@ pub(super) unsafe fn read(config: *const cinch_config_t) -> Result<Config> {
     if config.is_null() {
         return Ok(settings);
     }
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes `config` as NULL or readable for the size that it gives.
     let config = unsafe { versioned::read(config) }?;
     let mut set = |name: &str, value: Option<String>| match value {
         Some(value) => settings.set(name, &value, Origin::Program),
@@ -94,7 +95,7 @@ pub(super) unsafe fn read(config: *const cinch_config_t) -> Result<Config> {
     };
     let number = |value: u64| (value != 0).then(|| value.to_string());
     let seconds = |ms: u64| (ms != 0).then(|| format!("{}", ms as f64 / 1000.0));
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes a struct whose strings are NULL or end with NUL.
     let (codec, interface, device, name) = unsafe {
         (
             text::read(config.codec, "config.codec")?,
@@ -157,7 +158,7 @@ mod tests {
 
     #[test]
     fn config_without_fields_equals_environment() {
-        // SAFETY: a whole struct; NULL.
+        // SAFETY: the first call passes a complete struct, the other NULL, which `read` allows.
         unsafe {
             let environment = Config::from_env().unwrap();
             assert_eq!(read(&initialised()).unwrap(), environment);
@@ -185,7 +186,7 @@ mod tests {
             name: c"dp".as_ptr(),
             ..initialised()
         };
-        // SAFETY: a whole struct with static strings.
+        // SAFETY: `config` is a complete struct of this test with static strings.
         let read = unsafe { read(&config) }.unwrap();
         assert_eq!(read.codec.to_string(), "dynamic8:block=64");
         assert_eq!(read.interface.as_deref(), Some("lo"));
@@ -275,7 +276,8 @@ mod tests {
             (cinch_config_t { size: 0, ..base }, "size 0"),
             (cinch_config_t { version: 2, ..base }, "version 2"),
         ] {
-            // SAFETY: a whole struct; `read` refuses a wrong size before it reads the tail.
+            // SAFETY: `config` is a complete struct; `read` refuses a wrong size before it reads
+            // beyond the header.
             let error = unsafe { read(&config) }.unwrap_err();
             assert!(error.message().contains(said), "{error}");
         }

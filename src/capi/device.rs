@@ -1,4 +1,5 @@
-//! Codec calls on arrays in GPU memory: the GPU of an address, and the kernels loaded there.
+//! Codec calls on arrays in GPU memory: finds the GPU of an address, and loads the codec kernels
+//! there.
 
 use crate::arrays::GpuCodecs;
 use crate::error::{Error, Result};
@@ -7,12 +8,13 @@ use crate::types::{CodecSpec, DType};
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// GPUs on which this process has called a codec.
+/// The codec kernels of each GPU on which this process has used a codec.
 static GPUS: Mutex<Vec<Arc<GpuCodecs>>> = Mutex::new(Vec::new());
 
-/// Returns the codecs of the GPU `ordinal`, kept until the process ends; the first call loads the kernels.
+/// Returns the codec kernels of the GPU `ordinal`, which stay loaded until the process ends. The first call
+/// loads them.
 fn codecs_at(driver: &Arc<Driver>, ordinal: u32) -> Result<Arc<GpuCodecs>> {
-    // The lock is held during the load, so that two threads do not load the kernels twice.
+    // Holds the lock during the load, so that two threads do not load the kernels twice.
     let mut all = GPUS.lock().unwrap_or_else(PoisonError::into_inner);
     let context = Context::primary(&Device::at(driver, ordinal)?)?;
     let same = |gpu: &&Arc<GpuCodecs>| gpu.context().handle() == context.handle();
@@ -85,7 +87,7 @@ pub(super) fn gpu_of(
     }
 }
 
-/// Refuses GPU memory at `address`, which the host is to read.
+/// Returns an error if `address`, from which the host is to read, is GPU memory.
 ///
 /// # Errors
 /// Invalid argument if it is GPU memory; `instead` is what the program should do.
@@ -135,7 +137,8 @@ pub(super) unsafe fn copy(
     };
     let gpu = codecs_at(&driver, ordinal)?;
     let stream = stream.addr();
-    // SAFETY: the caller's contract; the program does not touch the host array during the call.
+    // SAFETY: the caller keeps `src` readable and `dst` writable for `bytes` bytes. The program
+    // does not touch the host array during the call.
     unsafe {
         if to.is_some() {
             let host = std::slice::from_raw_parts(src.cast(), bytes);

@@ -34,7 +34,7 @@ pub enum cinch_result_t {
     CINCH_ERROR_UNSUPPORTED = 11,
 }
 
-/// Number that C passes as a `cinch_result_t`; it may be no code.
+/// A `cinch_result_t` as C passes it; the number may be no valid code.
 pub(super) type result_number = u32;
 
 use cinch_result_t::*;
@@ -69,7 +69,8 @@ pub unsafe extern "C" fn cinch_version(
         for target in [major, minor, patch] {
             let number = numbers.next().unwrap_or(0);
             if !target.is_null() {
-                // SAFETY: not NULL, so writable by the documented contract.
+                // SAFETY: `target` is not NULL, and cinch.h requires of the program that it is
+                // writable then.
                 unsafe { target.write_unaligned(number) };
             }
         }
@@ -117,7 +118,7 @@ pub extern "C" fn cinch_error_string(code: result_number) -> *const c_char {
 pub extern "C" fn cinch_last_error() -> *const c_char {
     guard!("cinch_last_error", text {
         LAST.try_with(|last| last.borrow().text.as_ptr())
-            // The thread is ending and its storage is gone.
+            // The thread is ending and its storage is gone, so no text is left.
             .unwrap_or(c"".as_ptr())
     })
 }
@@ -126,12 +127,12 @@ thread_local! {
     static LAST: RefCell<LastError> = RefCell::default();
 }
 
-/// Sentence of a thread's last error.
+/// The sentence of a thread's last error.
 #[derive(Default)]
 struct LastError {
     text: CString,
-    /// Sentences that successful calls replaced, each once: the program may still read them. Programs
-    /// query one communicator's error many times.
+    /// Earlier sentences that successful calls replaced, without duplicates: the program may still read them.
+    /// Duplicates would pile up, because programs query one communicator's error many times.
     earlier: Vec<CString>,
 }
 
@@ -222,7 +223,7 @@ mod tests {
                 addresses.push(address);
             }
         }
-        // Repeated sentences take no more memory.
+        // Storing a sentence again must take no more memory.
         addresses.sort();
         addresses.dedup();
         assert_eq!(addresses.len(), 3);
@@ -237,7 +238,7 @@ mod tests {
         // SAFETY: the pointers are to three local integers.
         unsafe { cinch_version(&mut major, &mut minor, &mut patch) };
         assert_eq!(format!("{major}.{minor}.{patch}"), crate::VERSION);
-        // SAFETY: NULL is allowed.
+        // SAFETY: the function allows NULL.
         let code = unsafe {
             cinch_version(
                 std::ptr::null_mut(),

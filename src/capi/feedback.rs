@@ -1,4 +1,4 @@
-//! Residuals of error feedback: export, import, rescale, forget.
+//! Functions that export, import, rescale and forget the residuals of error feedback.
 
 use super::core::arguments::{check_out, store};
 use super::error::cinch_result_t;
@@ -22,9 +22,11 @@ pub unsafe extern "C" fn cinch_feedback_export(
         let entry = handle::lookup(comm)?;
         check_out("bytes", bytes)?;
         let exported = entry.comm.export_residuals()?;
-        // SAFETY: not NULL, so writable by the documented contract.
+        // SAFETY: cinch.h requires of the program that `bytes` is NULL or writable; `store` refuses
+        // NULL.
         unsafe { store("bytes", bytes, exported.len())? };
-        // SAFETY: NULL or writable for `capacity` bytes, by the documented contract.
+        // SAFETY: cinch.h requires of the program that `buffer` is NULL or writable for `capacity`
+        // bytes.
         unsafe { copy_out(&exported, buffer, capacity) }
     })
 }
@@ -47,7 +49,7 @@ pub unsafe extern "C" fn cinch_feedback_import(
                 "{bytes} bytes at {buffer:?} are no buffer of residuals"
             )));
         }
-        // SAFETY: readable for `bytes` bytes, by the documented contract.
+        // SAFETY: cinch.h requires of the program that `buffer` is readable for `bytes` bytes.
         let stored = unsafe { std::slice::from_raw_parts(buffer.cast::<u8>(), bytes) };
         entry.comm.import_residuals(stored)
     })
@@ -96,7 +98,8 @@ unsafe fn copy_out(exported: &[u8], buffer: *mut c_void, capacity: usize) -> Res
             exported.len()
         )));
     }
-    // SAFETY: the caller's contract, as `capacity` suffices.
+    // SAFETY: the caller passes `buffer` as writable for `capacity` bytes, which are enough for
+    // `exported`.
     unsafe {
         std::ptr::copy_nonoverlapping(exported.as_ptr(), buffer.cast::<u8>(), exported.len());
     }

@@ -1,4 +1,4 @@
-//! Groups of calls that run together.
+//! Functions that open and close groups of calls.
 
 use super::core::open_group;
 use super::error::cinch_result_t;
@@ -10,7 +10,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 thread_local! {
-    /// Report of each call in this thread's open group, in the order of the calls.
+    /// Targets of the reports of the calls in this thread's open group, in the order of the calls.
     static REPORTS: RefCell<Vec<ReportTarget>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -85,7 +85,8 @@ pub(super) fn submit(
     Ok(())
 }
 
-/// Refuses, inside a group, a function that a group cannot record. `what` is a clause.
+/// Returns an error if this thread has an open group, for functions that a group cannot record.
+/// `what` is a clause of the error sentence.
 ///
 /// # Errors
 /// Invalid usage if this thread has an open group.
@@ -106,7 +107,7 @@ mod tests {
     #[test]
     fn any_failing_function_fails_the_open_group() {
         assert_eq!(cinch_group_start(), cinch_result_t::CINCH_SUCCESS);
-        // SAFETY: NULL is an error of the lookup.
+        // SAFETY: the lookup refuses NULL handles before the function uses another argument.
         let failed = unsafe { cinch_op_destroy(std::ptr::null_mut(), 16) };
         assert_eq!(failed, cinch_result_t::CINCH_ERROR_INVALID_ARGUMENT);
         assert_eq!(cinch_group_end(), failed);

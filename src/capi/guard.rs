@@ -1,4 +1,5 @@
-//! The boundary of cinch.h: an export returns errors and panics as a code and a sentence.
+//! The C ABI boundary of cinch.h: turns errors and panics of an exported function into a code and a
+//! sentence.
 
 use super::core::guard::caught;
 use super::core::open_group;
@@ -6,7 +7,7 @@ use super::error::{cinch_result_t, remember};
 use crate::error::Result;
 use std::ffi::c_char;
 
-/// Runs the body of the export `$name`.
+/// Runs the body of the exported function `$name`.
 ///
 /// The first form serves functions that return a code; the body is a `Result<()>`. The second form
 /// serves functions that return text; the body is a pointer to a static or thread-local string.
@@ -61,7 +62,7 @@ mod tests {
         });
         assert_eq!(code, cinch_result_t::CINCH_ERROR_INVALID_ARGUMENT);
         assert_eq!(last_error(), "invalid argument: cinch_f: 7 is too \\0 odd");
-        // Success leaves the sentence in place, as errno does.
+        // A successful call leaves the last error's sentence in place, as errno does.
         guard!("cinch_g", { Ok(()) });
         assert!(last_error().contains("cinch_f"));
         std::thread::spawn(|| assert_eq!(last_error(), ""))

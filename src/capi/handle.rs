@@ -13,7 +13,8 @@ pub struct cinch_comm_t {
     _opaque: [u8; 0],
 }
 
-/// Object behind a handle. A call that runs on another thread keeps it until the call returns.
+/// The communicator behind a handle. A call that runs on another thread keeps it until the call
+/// returns.
 #[derive(Debug)]
 pub(super) struct CommEntry {
     pub(super) comm: Arc<Communicator>,
@@ -51,7 +52,8 @@ pub(super) fn remove(comm: *const cinch_comm_t) -> Result<Arc<CommEntry>> {
 }
 
 const _: () = {
-    // Threads share handles; calls on one communicator run one after the other.
+    // Asserts at compile time that threads may share handles; calls on one communicator run one
+    // after the other.
     const fn shared<T: Send + Sync>() {}
     shared::<CommEntry>();
 };

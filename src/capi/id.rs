@@ -25,7 +25,8 @@ pub unsafe extern "C" fn cinch_unique_id_create(id: *mut cinch_unique_id_t) -> c
     guard!("cinch_unique_id_create", {
         check_out("id", id)?;
         let bytes = unique_id_bytes(&UniqueId::create(&Config::from_env()?)?);
-        // SAFETY: not NULL, so writable by the documented contract.
+        // SAFETY: cinch.h requires of the program that `id` is NULL or writable; `store` refuses
+        // NULL.
         unsafe { store("id", id, cinch_unique_id_t { bytes }) }
     })
 }
@@ -38,6 +39,6 @@ pub(super) unsafe fn read(id: *const cinch_unique_id_t) -> Result<UniqueId> {
     if id.is_null() {
         return Err(Error::invalid_argument("id is NULL"));
     }
-    // SAFETY: the caller's contract, as `id` is not NULL.
+    // SAFETY: the caller passes `id` as NULL or readable, and it is not NULL.
     unique_id(&unsafe { id.read_unaligned() }.bytes)
 }

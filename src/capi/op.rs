@@ -1,4 +1,4 @@
-//! Operators that a program creates.
+//! Functions that create and destroy reduction operators.
 
 use super::core::arguments::{check_out, read_scalar, store};
 use super::core::created_ops::{Factor, OpNumbers};
@@ -32,10 +32,12 @@ pub unsafe extern "C" fn cinch_op_create_premulsum(
         if scalar.is_null() {
             return Err(Error::invalid_argument("scalar is NULL"));
         }
-        // SAFETY: not NULL, so an element of `dtype` by the documented contract.
+        // SAFETY: cinch.h requires of the program that `scalar`, which is not NULL, is an element
+        // of `dtype`.
         let factor = Factor::Value(unsafe { read_scalar(scalar.cast(), dtype) });
         let number = entry.ops.create(&NUMBERS, dtype, factor)?;
-        // SAFETY: not NULL, so writable by the documented contract.
+        // SAFETY: cinch.h requires of the program that `op` is NULL or writable; `store` refuses
+        // NULL.
         unsafe { store("op", op, number as op_number) }
     })
 }

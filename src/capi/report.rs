@@ -1,4 +1,4 @@
-//! Reports of calls.
+//! The report of a call, and where it is written.
 
 use super::error::cinch_result_t;
 use super::types::{algorithm_number, algorithm_of, transport_number, transport_of};
@@ -64,17 +64,18 @@ pub unsafe extern "C" fn cinch_report_init(
     version: u32,
 ) -> cinch_result_t {
     guard!("cinch_report_init", {
-        // SAFETY: NULL or writable for `size` bytes, by the documented contract.
+        // SAFETY: cinch.h requires of the program that `report` is NULL or writable for `size`
+        // bytes.
         unsafe { versioned::initialise(report, size, version) }
     })
 }
 
-/// Checked struct of the program that receives a report, or NULL.
+/// Address of a program's checked struct for a report, or NULL.
 #[derive(Debug)]
 pub(super) struct ReportTarget(*mut cinch_report_t);
 
 impl ReportTarget {
-    /// Target of a call whose report nobody reads.
+    /// Target for a call whose report the program does not want.
     pub(super) const NONE: ReportTarget = ReportTarget(std::ptr::null_mut());
 
     /// Returns a target that writes to `report`, or nowhere if it is NULL.
@@ -86,7 +87,7 @@ impl ReportTarget {
     /// `report` is NULL, or readable and writable until the call (in a group: the group) has run.
     pub(super) unsafe fn new(report: *mut cinch_report_t) -> Result<ReportTarget> {
         if !report.is_null() {
-            // SAFETY: the caller's contract.
+            // SAFETY: the caller passes `report` as NULL or readable.
             unsafe { versioned::check(report) }?;
         }
         Ok(ReportTarget(report))
@@ -103,7 +104,7 @@ impl ReportTarget {
 
 fn c_report(report: &Report) -> cinch_report_t {
     let mut codec = [0; 64];
-    // The last byte stays NUL, whatever codecs will be called.
+    // The loop leaves the last byte NUL, however long the codec's name is.
     for (to, from) in codec[..63].iter_mut().zip(report.codec.to_string().bytes()) {
         *to = from as c_char;
     }

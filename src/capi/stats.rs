@@ -1,4 +1,4 @@
-//! Counts over all calls of a communicator.
+//! The counts of all calls of a communicator.
 
 use super::error::cinch_result_t;
 use super::handle::{self, cinch_comm_t};
@@ -83,7 +83,8 @@ pub unsafe extern "C" fn cinch_comm_stats_init(
     version: u32,
 ) -> cinch_result_t {
     guard!("cinch_comm_stats_init", {
-        // SAFETY: NULL or writable for `size` bytes, by the documented contract.
+        // SAFETY: cinch.h requires of the program that `stats` is NULL or writable for `size`
+        // bytes.
         unsafe { versioned::initialise(stats, size, version) }
     })
 }
@@ -95,10 +96,11 @@ pub unsafe extern "C" fn cinch_comm_stats(
     stats: *mut cinch_comm_stats_t,
 ) -> cinch_result_t {
     guard!("cinch_comm_stats", {
-        // SAFETY: NULL or readable, by the documented contract.
+        // SAFETY: cinch.h requires of the program that `stats` is NULL or a readable struct.
         unsafe { versioned::check(stats) }?;
         let counted = handle::lookup(comm)?.comm.codec_stats();
-        // SAFETY: `check` passed, and the struct is writable by the documented contract.
+        // SAFETY: `check` accepted the struct, and cinch.h requires of the program that it is
+        // writable.
         unsafe { versioned::fill(stats, &c_stats(&counted)) };
         Ok(())
     })

@@ -1,9 +1,10 @@
-//! Strings of C.
+//! Conversion of strings between C and Rust.
 
 use crate::error::{Error, Result};
 use std::ffi::c_char;
 
-/// Limit of a string that C passes; a string without NUL is an error instead of a crash.
+/// Largest length of a string that C passes. Thus a missing NUL is likely an error instead of a
+/// crash.
 const MAX_TEXT: usize = 4096;
 
 /// Returns a static Rust string that ends with NUL as a C string.
@@ -23,7 +24,7 @@ pub(super) unsafe fn read<'a>(text: *const c_char, what: &str) -> Result<Option<
     if text.is_null() {
         return Ok(None);
     }
-    // SAFETY: the caller's contract, as `position` stops at the NUL.
+    // SAFETY: the caller passes text that is readable up to its NUL, where `position` stops.
     let length = (0..MAX_TEXT).position(|at| unsafe { *text.add(at) } == 0);
     let Some(length) = length else {
         return Err(Error::invalid_argument(format!(
@@ -43,7 +44,7 @@ mod tests {
 
     #[test]
     fn text_that_is_endless_or_not_utf8_is_refused() {
-        // SAFETY: each is NULL, terminated, or longer than `MAX_TEXT`.
+        // SAFETY: each string of this test is NULL, ends with NUL, or is longer than `MAX_TEXT`.
         unsafe {
             assert_eq!(read(std::ptr::null(), "codec").unwrap(), None);
             assert_eq!(read(c"raw".as_ptr(), "codec").unwrap(), Some("raw"));

@@ -1,4 +1,4 @@
-//! Numbers of the header: element types, operators, collectives, algorithms, transports.
+//! Numbers of cinch.h for element types, operators, collectives, algorithms and transports.
 //!
 //! The enums exist for the header only. C passes plain integers (the `_number` aliases, which the
 //! header prints as the enums), because a wrong number in a Rust enum is undefined behaviour.
@@ -129,7 +129,8 @@ pub(super) const ARGUMENT_NAMES: ArgumentNames = ArgumentNames {
     host_stream: "pass NULL, or join with the device set",
 };
 
-/// Returns the collective with this number, and whether the caller of a send/recv sends.
+/// Returns the collective with this number. For a send/recv the second value is whether the caller
+/// sends.
 ///
 /// # Errors
 /// Invalid argument if there is none.
@@ -152,7 +153,7 @@ pub(super) fn collective(number: collective_number) -> Result<(Collective, bool)
     })
 }
 
-/// A setting that C passes by number.
+/// A setting that C passes as a number.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum NumberedSetting<T> {
     Unset,
@@ -161,7 +162,8 @@ pub(super) enum NumberedSetting<T> {
 }
 
 impl<T: Copy> NumberedSetting<T> {
-    /// Returns the setting with this number: 0 is unset, 1 automatic, then follow `all` in order.
+    /// Returns the setting with this number: 0 is unset, 1 automatic, and from 2 on the elements of
+    /// `all` in order.
     fn new(what: &str, number: u32, all: &[T]) -> Result<NumberedSetting<T>> {
         match number {
             0 => Ok(NumberedSetting::Unset),
@@ -193,12 +195,12 @@ pub(super) fn transport(number: transport_number) -> Result<NumberedSetting<Tran
     NumberedSetting::new("transport", number, &TransportKind::ALL)
 }
 
-/// Returns the number of `algorithm` in reports.
+/// Returns the number that stands for `algorithm` in reports.
 pub(super) fn algorithm_of(algorithm: Algorithm) -> algorithm_number {
     algorithm as u32 + 2
 }
 
-/// Returns the number of `transport` in reports; 0 if no data moved.
+/// Returns the number that stands for `transport` in reports; 0 if no data moved.
 pub(super) fn transport_of(transport: Option<TransportKind>) -> transport_number {
     transport.map_or(0, |kind| kind as u32 + 2)
 }
@@ -208,7 +210,8 @@ pub(super) fn transport_of(transport: Option<TransportKind>) -> transport_number
 pub unsafe extern "C" fn cinch_dtype_size(dtype: dtype_number, size: *mut usize) -> cinch_result_t {
     guard!("cinch_dtype_size", {
         let bytes = ARGUMENT_NAMES.dtype(dtype.into())?.size();
-        // SAFETY: NULL or writable, by the documented contract.
+        // SAFETY: cinch.h requires of the program that `size` is NULL or writable; `store` refuses
+        // NULL.
         unsafe { store("size", size, bytes) }
     })
 }
@@ -222,7 +225,7 @@ mod tests {
     use super::*;
     use crate::types::ReduceOp;
 
-    /// Returns the constant of an element type in the header.
+    /// Returns the name of an element type's constant in cinch.h.
     fn constant(dtype: DType) -> String {
         format!("CINCH_{}", dtype.name().to_uppercase())
     }

@@ -8,14 +8,16 @@
 use super::core::versioned_struct::{StructHeader, VersionedStruct, copy_known, read_header};
 use crate::error::{Error, Result};
 
-/// Bound of a struct's size in any release; a larger size is garbage, and is not read.
+/// Upper bound of a struct's size in all releases. A larger size field is garbage, so the struct is
+/// not read.
 const MAX_BYTES: usize = 4096;
 
 /// A versioned struct of cinch.h, in which zeros mean unset.
 pub(super) trait CinchStruct: VersionedStruct {
-    /// Newest version of the fields' meaning.
+    /// Newest version of the struct's fields that this release understands.
     const VERSION: u32 = super::types::CINCH_API_VERSION;
-    /// Bytes of the struct in the first release of the header; no program has a smaller one.
+    /// Size in bytes of the struct in the first release of the header; no program has a smaller
+    /// struct.
     const FIRST_BYTES: usize;
 }
 
@@ -25,7 +27,7 @@ pub(super) trait CinchStruct: VersionedStruct {
 /// size, magic and version. Its size is `$bytes` on 64-bit machines.
 macro_rules! cinch_struct {
     ($name:ident, magic $magic:literal, first $first:literal, now $bytes:literal) => {
-        // SAFETY: `repr(C)` of integers, floats and pointers, by the macro's contract.
+        // SAFETY: users of the macro pass a `repr(C)` struct of integers, floats and pointers.
         unsafe impl $crate::capi::core::versioned_struct::VersionedStruct for $name {
             const NAME: &'static str = stringify!($name);
             const MAGIC: u32 = $magic;
@@ -38,7 +40,7 @@ macro_rules! cinch_struct {
     };
 }
 
-/// Makes `*target` a struct with nothing set; `size` and `version` are those of the caller's header.
+/// Initialises `*target` with nothing set; `size` and `version` are those of the caller's header.
 ///
 /// # Safety
 /// `target` is NULL or writable for `size` bytes.
@@ -57,7 +59,8 @@ pub(super) unsafe fn initialise<T: CinchStruct>(
         magic: T::MAGIC,
         version,
     };
-    // SAFETY: the caller's contract; a header is smaller than `FIRST_BYTES`, and so than `size`.
+    // SAFETY: the caller passes `target` as writable for `size` bytes. `size` is at least
+    // `FIRST_BYTES`, which exceeds a header.
     unsafe {
         target.cast::<u8>().write_bytes(0, size);
         target.cast::<StructHeader>().write_unaligned(header);
@@ -70,10 +73,10 @@ pub(super) unsafe fn initialise<T: CinchStruct>(
 /// # Safety
 /// `source` is NULL or readable for as many bytes as its size field gives.
 pub(super) unsafe fn read<T: CinchStruct>(source: *const T) -> Result<T> {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes `source` as NULL or readable for the size that it gives.
     let size = unsafe { check::<T>(source) }?;
     let known = size_of::<T>();
-    // SAFETY: the caller's contract: `source` has `size` bytes.
+    // SAFETY: the caller passes a `source` that is readable for `size` bytes.
     let tail = unsafe {
         std::slice::from_raw_parts(
             source.cast::<u8>().wrapping_add(known.min(size)),
@@ -105,7 +108,7 @@ pub(super) unsafe fn check<T: CinchStruct>(source: *const T) -> Result<usize> {
     if source.is_null() {
         return Err(null::<T>());
     }
-    // SAFETY: the caller's contract, as `source` is not NULL.
+    // SAFETY: the caller passes `source` as NULL or readable for a header, and it is not NULL.
     let header = unsafe { read_header(source) };
     if header.magic != T::MAGIC {
         return Err(Error::invalid_argument(format!(
@@ -120,13 +123,14 @@ pub(super) unsafe fn check<T: CinchStruct>(source: *const T) -> Result<usize> {
     Ok(header.size)
 }
 
-/// Copies the fields behind the header to `target`, as far as the caller's struct has them.
+/// Copies the fields behind the header to `target`, as far as the caller's struct has these fields.
 ///
 /// # Safety
 /// [`check`] passed for `target`, which is still writable for its size.
 pub(super) unsafe fn fill<T: CinchStruct>(target: *mut T, value: &T) {
     let skip = size_of::<StructHeader>();
-    // SAFETY: the caller's contract; `check` bounded the size from below.
+    // SAFETY: the caller keeps `target` writable for its size, which `check` found large enough for
+    // a header.
     unsafe {
         let size = read_header(target).size;
         std::ptr::copy_nonoverlapping(
@@ -168,7 +172,7 @@ fn null<T: CinchStruct>() -> Error {
 mod tests {
     use super::*;
 
-    /// Second release of a struct that had one field in its first release.
+    /// A struct in its second release; in the first it had one field less.
     #[derive(Clone, Copy, Debug, PartialEq)]
     #[repr(C)]
     struct Now {
@@ -179,7 +183,7 @@ mod tests {
         new: u64,
     }
 
-    // SAFETY: `repr(C)` of integers, the header's fields first.
+    // SAFETY: `Now` is `repr(C)` with integers only, and its first fields are those of the header.
     unsafe impl VersionedStruct for Now {
         const NAME: &'static str = "now_t";
         const MAGIC: u32 = 0x1234;
@@ -190,7 +194,7 @@ mod tests {
         const FIRST_BYTES: usize = 24;
     }
 
-    /// Returns the words of a struct, with space for a larger one of a later release.
+    /// Returns the words of a struct, with space for a larger struct of a later release.
     fn struct_of(size: usize, version: u32, fields: &[u64]) -> [u64; 8] {
         let mut words = [0u64; 8];
         words[0] = size as u64;
@@ -206,7 +210,7 @@ mod tests {
 
     #[test]
     fn struct_of_other_release_is_read() {
-        // Bytes behind the caller's struct are not read.
+        // The bytes behind the caller's struct are not read: the missing field is unset.
         let old = read_words(&struct_of(24, 1, &[7, 99])).unwrap();
         assert_eq!((old.old, old.new), (7, 0));
         let same = read_words(&struct_of(32, 2, &[7, 8])).unwrap();
@@ -230,7 +234,7 @@ mod tests {
             let error = read_words(&words).unwrap_err();
             assert!(error.message().contains(said), "{error}");
         }
-        // SAFETY: NULL is allowed.
+        // SAFETY: `read` refuses NULL before it reads.
         let error = unsafe { read(std::ptr::null::<Now>()) }.unwrap_err();
         assert!(error.message().contains("now_t is NULL"), "{error}");
     }
@@ -252,7 +256,7 @@ mod tests {
         // SAFETY: `initialise` made `words` a struct of 24 bytes.
         unsafe { fill(words.as_mut_ptr().cast::<Now>(), &value) };
         assert_eq!(words[..4], [24, 0x1234 | 1 << 32, 5, u64::MAX]);
-        // SAFETY: `initialise` refuses both before it writes.
+        // SAFETY: `initialise` refuses both arguments before it writes.
         unsafe {
             assert!(initialise(words.as_mut_ptr().cast::<Now>(), 8, 1).is_err());
             assert!(initialise(words.as_mut_ptr().cast::<Now>(), 24, 3).is_err());

@@ -1,5 +1,5 @@
-// An emulation of CUDA for a plain C++ compiler, which runs a kernel block by block. Each thread of
-// a block is a fiber; shuffles and barriers switch to the next fiber until all have arrived.
+// Emulates CUDA for a plain C++ compiler: it runs a kernel one thread block after another. Each
+// CUDA thread is a fiber; shuffles and barriers switch to the next fiber until all have arrived.
 // Arithmetic takes the host paths of the headers, which equal the device's bit for bit.
 #pragma once
 
@@ -18,7 +18,7 @@
 #define __noinline__ __attribute__((noinline))
 #define __grid_constant__
 #define __launch_bounds__(...)
-// Static, since blocks run one after the other.
+// Shared memory may be static, since thread blocks run one after the other.
 #define __shared__ static
 
 struct alignas(16) uint4 {
@@ -70,7 +70,7 @@ switch_fiber:
   .size switch_fiber, . - switch_fiber
 )");
 
-// A block of threads, or several copies of it that run side by side (one for each rank), all on the
+// A thread block, or several copies of it that run side by side (one for each rank), all on the
 // caller's thread.
 class Block {
  public:
@@ -98,7 +98,7 @@ class Block {
     }
   }
 
-  // Runs all threads until they return.
+  // Runs all threads of the block until they return.
   void run() {
     while (left_ > 0) {
       for (at_ = 0; at_ < fibers_.size(); ++at_) {
@@ -111,10 +111,10 @@ class Block {
 
   static Block &current() { return *current_; }
 
-  // The index of a copy whose first polls take `slow_turns` more turns each.
+  // Copy `slow_copy` is slow: each of its polls takes `slow_turns` more turns of the scheduler.
   static inline uint32_t slow_copy = UINT32_MAX, slow_turns = 0;
 
-  // Returns the index of the current copy.
+  // Returns the index of the copy to which the current thread belongs.
   uint32_t copy() const { return at_ / threads_; }
 
   // Switches to the other threads once.
@@ -122,7 +122,8 @@ class Block {
     switch_fiber(&fibers_[at_].at, &scheduler_);
   }
 
-  // Switches to the other threads after a poll of a peer's message, several times in the slow copy.
+  // Switches to the other threads after a poll of a peer's message, several times if this is the
+  // slow copy.
   void pause_after_poll() {
     uint32_t &polls = fibers_[at_].slow_polls;
     if (copy() == slow_copy && polls > 0) {
@@ -132,21 +133,22 @@ class Block {
     pause();
   }
 
-  // Barriers of all threads of the block, and of all threads of the warp.
+  // Wait for all threads of the block, or for all threads of the warp.
   void sync_all() { sync(all_[copy()], threads_); }
   void sync_warp() { sync(warps_[at_ / 32], 32); }
-  // A barrier of the warp whose last thread calls `does` with the fibers of the warp.
+  // Waits for all threads of the warp. The last thread to arrive calls `does` with the fibers of
+  // the warp.
   template <class Does>
   void sync_warp(Does &&does) {
     if (warps_[at_ / 32].arrived == 31) does(&fibers_[at_ / 32 * 32]);
     sync_warp();
   }
 
-  // Copies 16 bytes for each thread of the warp, as one atomic access.
+  // Loads 16 bytes for each thread of the warp; all loads happen at one time.
   void warp_loads(void *to, const void *from) { warp_copies(to, from, 0, 32); }
 
   // Stores 16 bytes for each thread of the warp, by lines of 8 threads, the last line first. Each
-  // line is an atomic access.
+  // line is stored at one time.
   void warp_stores(void *to, const void *from) {
     for (uint32_t lane = 32; lane > 0; lane -= 8) {
       warp_copies(to, from, lane - 8, lane);
@@ -165,7 +167,8 @@ class Block {
     return fibers_[at_].received;
   }
 
-  // Makes an asynchronous copy now or at this thread's next wait_copies, at random.
+  // Makes an asynchronous copy either now or at this thread's next wait_copies; the choice is
+  // random.
   void copy_sometime(void *to, const void *from, uint32_t bytes) {
     chance_ = chance_ * 6364136223846793005u + 1442695040888963407u;
     if (chance_ >> 63) {
@@ -185,7 +188,7 @@ class Block {
     sync_warp();
     T other;
     memcpy(&other, fibers_[at_ ^ lanes].sent, sizeof(other));
-    // No thread overwrites its value before all have read it.
+    // No thread overwrites its value before all threads of the warp have read it.
     sync_warp();
     return other;
   }
@@ -262,7 +265,7 @@ inline bool __any_sync(uint32_t, bool value) { return !Block::current().warp_agr
 inline void __syncwarp() { Block::current().sync_warp(); }
 inline void __syncthreads() { Block::current().sync_all(); }
 
-// Runs a kernel block after block, each block as `copies` copies side by side.
+// Runs the thread blocks of a kernel one after another, each as `copies` copies side by side.
 template <class Kernel>
 void launch(uint32_t blocks, uint32_t threads, Kernel &&kernel, uint32_t copies = 1) {
   gridDim.x = blocks;

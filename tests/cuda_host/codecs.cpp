@@ -1,5 +1,5 @@
-// The CUDA headers of codecs and element types on the host, for codecs.rs, which
-// compares them with the specification. Lanes of a warp run one after the other.
+// Exports functions of the CUDA headers for codecs and element types, compiled for the host.
+// codecs.rs compares them with the specification. The lanes of a warp run one after the other.
 #include "codec/codec.cuh"
 #include "dtype/element.cuh"
 
@@ -7,12 +7,13 @@ namespace {
 
 using namespace cinch;
 
-// Loads 16 elements from i on, zeros beyond n.
+// Loads elements i to i + 15 of an array of n elements, with zeros for those from n on.
 void load(const float *x, uint64_t n, uint64_t i, float (&out)[16]) {
   for (int k = 0; k < 16; ++k) out[k] = i + k < n ? x[i + k] : 0.0f;
 }
 
-// Returns 32 partial sums, element i in sum i mod 32, folded in halves: the order of a warp.
+// Returns a sum in the order of a warp: element i goes into partial sum i mod 32. Then the upper
+// half of the partial sums is added to the lower, until one remains.
 template <class Of>
 double wide_sum(const float *x, uint64_t n, Of of) {
   double parts[32] = {};
@@ -23,7 +24,8 @@ double wide_sum(const float *x, uint64_t n, Of of) {
   return parts[0];
 }
 
-// Returns the summary of a block.
+// Returns the Format's Summary of a block: the values (such as its extremes) that encoding needs of
+// all its elements.
 template <class Format>
 typename Format::Summary summary_of(const float *x, uint64_t n, Format *) {
   typename Format::Summary summary = Format::empty_summary();
@@ -60,7 +62,7 @@ void encode(const cinch_codec_params &params, const float *x, uint64_t n, uint32
   codec.prepare_own(1);
   const Random random = codec.random(1, first);
   codec.clear_scale(wire, n);
-  // Under a tensor scale a lane's summary covers only its own 16 elements.
+  // Under a tensor scale, the Summary of a lane covers only its own 16 elements.
   const uint64_t block = codec.block() ? codec.block() : 16;
   for (uint64_t begin = 0; begin < n; begin += block) {
     const uint64_t count = n - begin < block ? n - begin : block;
@@ -73,7 +75,7 @@ void encode(const cinch_codec_params &params, const float *x, uint64_t n, uint32
       codec.store(wire, n, i, codes);
     }
   }
-  // Lanes beyond the end fill the padding.
+  // Lanes behind the last element store the padding.
   for (uint64_t i = (n + 15) / 16 * 16; i % 512 != 0; i += 16) {
     typename C::Codes codes;
     memset(&codes, 0xff, sizeof(codes));
@@ -108,7 +110,8 @@ constexpr Entry entry() {
           [](const cinch_codec_params &params, uint64_t n) { return C(params).wire_bytes(n); }};
 }
 
-// Indexed by CodecKind; the second forms of dynamic8, minmax4, static8 and mantissa8 follow.
+// The index is the CodecKind; the second implementations of dynamic8, minmax4, static8 and
+// mantissa8 follow behind.
 const Entry CODECS[] = {{},
                         entry<Linear8>(),
                         entry<Dynamic8>(),
@@ -133,8 +136,8 @@ const Entry CODECS[] = {{},
                         entry<Static8Tabled>(),
                         entry<Mantissa8Tabled>()};
 
-// Computes dst = a op b for 16-byte vectors. op is a cinch_combine, 4 for a * word, 5 for a divided
-// by word, or 6 for a itself.
+// Computes dst = a op b for 16-byte vectors. `op` is a cinch_combine, or 4 for a * word, 5 for a
+// divided by word, or 6 for a itself.
 template <class E>
 void element(uint32_t op, uint64_t word, const uint4 *a, const uint4 *b, uint4 *dst,
              uint64_t vectors) {
@@ -151,7 +154,7 @@ void element(uint32_t op, uint64_t word, const uint4 *a, const uint4 *b, uint4 *
   }
 }
 
-// Narrows fp32 numbers to elements, or widens elements.
+// Converts fp32 numbers to elements of type E if `narrow`, else elements to fp32.
 template <class E>
 void convert(bool narrow, const void *from, void *to, uint64_t n) {
   using Bits = typename E::Bits;
@@ -172,13 +175,14 @@ uint64_t test_wire_bytes(uint32_t kind, const cinch_codec_params *params, uint64
   return CODECS[kind].bytes(*params, n);
 }
 
-// Encodes a chunk from element `first` of a message on, with the random numbers of sums.
+// Encodes a chunk whose first element has index `first` in its message. It uses the random numbers
+// for sums.
 void test_encode(uint32_t kind, const cinch_codec_params *params, const float *x, uint64_t n,
                  uint32_t first, uint8_t *wire) {
   CODECS[kind].encode(*params, x, n, first, wire);
 }
 
-// Returns x / n, by divided_by.
+// Returns x divided by n, computed by divided_by.
 float test_divided(uint32_t n, float x) {
   switch (n) {
     case 3: return divided_by<3>(x);
@@ -194,7 +198,7 @@ void test_decode(uint32_t kind, const cinch_codec_params *params, const uint8_t 
   CODECS[kind].decode(*params, wire, n, out, reduce);
 }
 
-// `dtype` is the name of a DType.
+// Computes `op` on vectors of the element type that `dtype`, the name of a DType, selects.
 void test_element(const char *dtype, uint32_t op, uint64_t word, const void *a, const void *b,
                   void *dst, uint64_t vectors) {
 #define FORWARD(name, Type)                                                                   \
@@ -206,7 +210,7 @@ void test_element(const char *dtype, uint32_t op, uint64_t word, const void *a, 
 #undef FORWARD
 }
 
-// Only types that accumulate in fp32 convert.
+// Converts between fp32 and the type `dtype`. It exists only for types that accumulate in fp32.
 void test_convert(const char *dtype, bool narrow, const void *from, void *to, uint64_t n) {
 #define FORWARD(name, Type) \
   if (strcmp(dtype, #name) == 0) return convert<Type>(narrow, from, to, n);

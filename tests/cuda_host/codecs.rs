@@ -1,5 +1,5 @@
-//! The CUDA headers of codecs and element types against the scalar specification, bit for bit. The headers
-//! are compiled for the host, where their arithmetic equals the device's.
+//! Compares the CUDA headers of codecs and element types with the scalar specification, bit for bit. The
+//! headers are compiled for the host, where their arithmetic equals the device's.
 //!
 //! `CINCH_TEST_PATTERNS=100000000 cargo test --release --test host cuda_host::codecs -- --nocapture` tests
 //! 10^8 fp32 patterns for each codec, and every pattern above dynamic8's first threshold.
@@ -54,7 +54,7 @@ const SPECS: [&str; 41] = [
     "threshold2:tau=1e-40",
 ];
 
-/// Each codec with kernels must be in SPECS.
+/// SPECS must have a spec for each codec that has kernels.
 #[test]
 fn codec_with_kernels_is_compared() {
     for kind in cinch::codec::KERNEL_CODECS {
@@ -91,7 +91,8 @@ fn codec_on_random_patterns_equals_the_specification() {
         while done < patterns {
             let n = (patterns - done).min(65_536 - done % 97) as usize;
             let x = random.patterns(n);
-            // Some elements exceed this tensor scale, which may also be NaN.
+            // The tensor scale is an element's magnitude, so it may be NaN and other elements
+            // exceed it.
             let scale = reference.is_tensor().then(|| x[n / 2].abs());
             reference.check(host, &x, scale, what);
             done += n as u64;
@@ -110,8 +111,8 @@ fn codec_on_all_16_bit_floats_equals_the_specification() {
     let all: Vec<f32> = bf16.chain(f16).collect();
     let mut finite = all.clone();
     finite.retain(|x| x.is_finite());
-    // Sorted, so that elements of a block have one magnitude; otherwise all but the largest would
-    // be 0.
+    // Sorts the elements, so that those of a block have similar magnitudes. Otherwise the largest
+    // would round all others to 0.
     finite.sort_by(|a, b| a.abs().total_cmp(&b.abs()));
     for_all(|host, reference, what| {
         for x in [&all, &finite] {
@@ -176,7 +177,7 @@ fn decode_of_every_code_under_hard_scales_equals_the_specification() {
         f32::from_bits(1),
     ];
     for_all(|host, reference, what| {
-        // n covers all 16-bit codes, or all pairs of neighbouring bytes.
+        // n is large enough for all 16-bit codes, or for all pairs of neighbouring 8-bit codes.
         let n = 1
             << if reference.spec.kind.has_scale() {
                 12
@@ -192,10 +193,12 @@ fn decode_of_every_code_under_hard_scales_equals_the_specification() {
             let mut wire = Bytes::new(reference.wire_bytes(n), 0);
             let codes = reference.code_bytes(n);
             for (i, byte) in wire.slice_mut()[..codes].iter_mut().enumerate() {
-                // Sets both bytes of 16-bit codes, and each code beside several neighbours.
+                // Counts through all 16-bit codes; as 8-bit codes, each value appears beside
+                // several neighbours.
                 *byte = if i & 1 == 0 { i >> 1 } else { i >> 9 } as u8;
             }
-            // If blocks have two numbers, the second is another difficult scale.
+            // Each block gets a difficult scale. If blocks store two numbers, the second is another
+            // difficult scale.
             for (i, bytes) in wire.slice_mut()[codes..].chunks_exact_mut(4).enumerate() {
                 let other = scales[(place + i / 2 + 1) % scales.len()];
                 let two = reference.numbers() == 2 && i % 2 == 1 && i % 6 != 1;
@@ -250,7 +253,7 @@ fn encode_under_hard_scales_equals_the_specification() {
     }
 }
 
-/// Returns the decoded value of each code at a scale of 1.
+/// Returns the value of each code, decoded at a scale of 1.
 fn values(reference: &Reference) -> Vec<f32> {
     let mut wire = Bytes::new(reference.wire_bytes(128), 0);
     let bytes = wire.slice_mut();
@@ -288,7 +291,8 @@ fn dynamic8_at_every_threshold_equals_the_specification() {
         .into_iter()
         .map(|x| x.clamp(-1.0, 1.0))
         .collect();
-    // Tests every pattern from the first decision threshold to 1, or a sample of them.
+    // Tests every bit pattern from dynamic8's first decision threshold to 1, or a sample of these
+    // patterns.
     let (first, last) = (2f32.powi(-21).to_bits(), 1f32.to_bits());
     let step = (u64::from(last - first) / patterns()).max(1) as usize;
     for (compiler, host) in all() {
@@ -306,7 +310,7 @@ fn dynamic8_at_every_threshold_equals_the_specification() {
     }
 }
 
-/// With a scale of 127 the factor is 1, so multiples of one half are rounding ties.
+/// With a scale of 127, encoding multiplies by 1, so multiples of one half are rounding ties.
 #[test]
 fn linear8_at_every_tie_equals_the_specification() {
     let halves: Vec<f32> = (0..=254).map(|k| k as f32 / 2.0).collect();
@@ -333,7 +337,7 @@ fn decimal_codecs_at_every_offset_equal_the_specification() {
     }
 }
 
-/// The host's parameter words must be where the header has the fields.
+/// The words of the parameters that the host prepares must have the order of the header's fields.
 #[test]
 fn kernel_params_have_the_header_layout() {
     let spec = |text: &str| text.parse::<CodecSpec>().unwrap();
@@ -359,7 +363,7 @@ fn kernel_params_have_the_header_layout() {
     assert_eq!(words("threshold2:tau=2", 0.0)[1], 2f32.to_bits());
 }
 
-/// Divisions by constants equal true divisions for every mantissa.
+/// The headers' divisions by constants equal true divisions for every mantissa.
 #[test]
 fn division_by_constants_equals_true_division() {
     for (compiler, host) in all().iter().filter(|(_, host)| !host.second) {

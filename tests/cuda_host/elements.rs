@@ -1,4 +1,5 @@
-//! Element types and reduction arithmetic of the CUDA headers against the scalar specification.
+//! Compares element types and reduction arithmetic of the CUDA headers with the scalar
+//! specification.
 
 use super::host::{Bytes, all};
 use crate::support::{Rng, seed};
@@ -7,7 +8,7 @@ use cinch::reduce::{Reducer, narrow, widen};
 use cinch::types::Scalar;
 use cinch::{DType, ReduceOp};
 
-/// Returns the types that are converted to fp32 for arithmetic.
+/// Returns the types whose arithmetic is in fp32, after conversion.
 fn narrow_types() -> impl Iterator<Item = DType> {
     let in_fp32 = |dtype: &DType| dtype.accumulator() == DType::F32 && *dtype != DType::F32;
     DType::ALL.into_iter().filter(in_fp32)
@@ -34,7 +35,7 @@ fn small_floats_of_all_bits_convert_as_specified() {
             let mut expected = vec![0f32; codes.len() / dtype.size()];
             widen(dtype, Isa::Scalar, &codes, &mut expected);
             let found = host.widen(dtype, &Bytes::from(&codes));
-            // NaNs must have equal bits, too.
+            // Compares bits, so that NaNs must be equal too.
             for (i, (a, b)) in expected.iter().zip(&found).enumerate() {
                 assert_eq!(a.to_bits(), b.to_bits(), "{dtype} {i:#x} by {compiler}");
             }
@@ -51,7 +52,8 @@ fn small_floats_of_all_bits_convert_as_specified() {
     }
 }
 
-/// Returns difficult elements: any bits, small integers, values of one magnitude, special values.
+/// Returns elements that are difficult to round: random bits, small integers, values of one
+/// magnitude, and special values.
 fn data(dtype: DType, n: usize, random: &mut Rng) -> Bytes {
     let mut bytes = Bytes::new(n * dtype.size(), 0);
     let special64 = [

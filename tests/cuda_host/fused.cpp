@@ -1,5 +1,5 @@
-// The fused kernels on the host, for fused_kernels.rs. Blocks with the same index run side by
-// side on all ranks, since each waits for the others. block.h emulates the GPU.
+// Exports a function that runs fused kernels on the host, for fused_kernels.rs. The blocks of all
+// ranks with one index run side by side, since each waits for the others. block.h emulates the GPU.
 #include "block.h"
 
 #include <algorithm>
@@ -63,10 +63,10 @@ const Named KERNELS[] = {CODED(linear8, Linear8),
 
 }  // namespace
 
-// Runs calls, by kernel name, on all ranks. `args` and `pauses` have an element for each rank of
-// each call. Before each of several calls, which have one block, a rank switches `pauses` times to
-// the others. Rank `slow` takes `slow_turns` more turns for each poll of lines. Returns false if a
-// name is unknown or several calls have several blocks.
+// Runs calls of the named kernels on all ranks. `args` and `pauses` have an element for each rank
+// of each call. Several calls must have one block each. Before each, a rank switches `pauses` times
+// to the other ranks. Rank `slow` takes `slow_turns` more turns for each poll of lines. Returns
+// false if a name is unknown or several calls have several blocks.
 extern "C" bool test_fused(uint32_t calls, const char *const *names, uint32_t ranks, uint32_t blocks,
                            const cinch_oneshot_args *args, const uint32_t *pauses, uint32_t slow,
                            uint32_t slow_turns) {

@@ -1,4 +1,5 @@
-//! Worlds of ranks that run the fused kernels on the host, side by side (`block.h`).
+//! Emulates the ranks of a communicator, which run the fused kernels on the host side by side
+//! (`block.h`).
 
 use super::fused_coded;
 use super::fused_work::{Protocol, Type, Work, half};
@@ -10,8 +11,9 @@ use std::ffi::{CString, c_char, c_void};
 use std::mem;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// `test_fused` of `fused.cpp`: the number of calls, kernel names, ranks, blocks, arguments (of
-/// each rank in each call), pauses (likewise), the slow rank and how slow it is.
+/// The type of `test_fused` in `fused.cpp`. Its parameters are the number of calls, kernel names,
+/// ranks, blocks, arguments and pauses, the slow rank, and its extra turns. Arguments and pauses
+/// are for each rank of each call.
 type Launch = unsafe extern "C" fn(
     u32,
     *const *const c_char,
@@ -23,14 +25,14 @@ type Launch = unsafe extern "C" fn(
     u32,
 ) -> bool;
 
-/// The functions of the library.
+/// The exported function of the library that `fused.cpp` becomes.
 #[derive(Clone, Copy)]
 pub struct Kernels {
     launch: Launch,
 }
 
-/// Returns the kernels as a library, for one test at a time, because the library has static memory.
-/// Returns `None`, with a message, where there is no g++.
+/// Compiles the kernels to a library and returns it, locked, because it has static memory: one test
+/// at a time uses it. Returns `None`, with a message, if there is no g++.
 pub fn kernels() -> Option<MutexGuard<'static, Kernels>> {
     static KERNELS: OnceLock<Option<Mutex<Kernels>>> = OnceLock::new();
     let kernels = KERNELS.get_or_init(|| {
@@ -45,15 +47,16 @@ pub fn kernels() -> Option<MutexGuard<'static, Kernels>> {
 }
 
 fn compile() -> Kernels {
-    // Some functions of the headers are used by schedule kernels only.
+    // -Wno-unused-function is needed because only schedule kernels use some functions of the
+    // headers.
     let options = ["-O1", "-Wno-unknown-pragmas", "-Wno-unused-function"];
     let library = Library::compile("g++", "fused", &options, &["tests/cuda_host/host"]);
-    // SAFETY: this is the type of the function in `fused.cpp`.
+    // SAFETY: `fused.cpp` defines `test_fused` with the parameters of `Launch`.
     let launch = unsafe { std::mem::transmute::<*mut c_void, Launch>(library.find("test_fused")) };
     Kernels { launch }
 }
 
-/// Memory of a rank, aligned to 16 bytes.
+/// Memory of one rank, aligned to 16 bytes.
 struct Memory(Vec<u128>);
 
 impl Memory {
@@ -94,16 +97,17 @@ impl Memory {
 pub struct World {
     kernels: Kernels,
     ranks: usize,
-    /// Bytes of each of the two halves of an area, which calls use in turn.
+    /// Size in bytes of each of the two halves of an area, which calls use alternately.
     half: usize,
     /// The peer buffer that rank `from` writes and rank `to` reads is element `from * ranks + to`.
     /// It has an area for ll, then an area for ll128.
     peer_buffers: Vec<Vec<u128>>,
-    /// For each rank and protocol: the sequence number, and the blocks that have finished the call.
+    /// For each rank and protocol: the sequence number of the call, and the number of blocks that
+    /// have finished the call.
     epochs: Vec<[[u64; 2]; 2]>,
     controls: Vec<Control>,
     rng: Rng,
-    /// A rank whose next call differs from the call of the others.
+    /// If set, the rank whose next call differs from that of the other ranks.
     pub other_call: Option<usize>,
 }
 
@@ -112,7 +116,8 @@ impl World {
         World::with(kernels, ranks, half(ranks), rng)
     }
 
-    /// Makes a world whose areas have halves of `half` bytes.
+    /// Creates the memory of `ranks` ranks. The areas of a peer buffer have two halves of `half`
+    /// bytes.
     pub fn with(kernels: Kernels, ranks: usize, half: usize, rng: Rng) -> World {
         let control = Control {
             abort: 0,
@@ -131,27 +136,28 @@ impl World {
         }
     }
 
-    /// Sets the sequence number, as if so many calls had been made.
+    /// Sets the sequence number to its value after `calls` calls.
     pub fn jump(&mut self, calls: u64) {
         self.epochs.fill([[calls, 0]; 2]);
     }
 
-    /// Returns how many ranks have reported a failure since the last call of this function.
+    /// Returns how many ranks have reported a failure since `failures` was last called.
     pub fn failures(&mut self) -> usize {
         let states = self.controls.iter_mut();
         let states = states.map(|one| mem::take(&mut one.trouble.state));
         states.filter(|&state| state != 0).count()
     }
 
-    /// Makes a call. Returns whether all ranks have the right output and no other memory changed.
+    /// Makes a call on all ranks. Returns whether all ranks have the right output and no other
+    /// memory changed.
     pub fn is_correct(&mut self, work: &Work) -> bool {
         let made = [self.prepare(work)];
         self.launch(&made, work.blocks, &vec![0; self.ranks], None)
     }
 
-    /// Makes several calls of one block. Each rank makes them one after the other, without waiting
-    /// for other ranks in between. `pauses` has, for each rank of each call, how often it switches
-    /// to the other fibers before the call. Rank `slow` is slow to poll lines.
+    /// Makes several calls of one block on all ranks. Each rank makes them one after the other,
+    /// without waiting for other ranks in between. `pauses` has, for each rank of each call, how
+    /// often it switches to the other ranks before the call. Rank `slow` is slow to poll lines.
     pub fn are_correct(&mut self, works: &[Work], pauses: &[u32], slow: Option<usize>) -> bool {
         let made: Vec<Made> = works.iter().map(|work| self.prepare(work)).collect();
         self.launch(&made, 1, pauses, slow)
@@ -161,8 +167,8 @@ impl World {
         assert_eq!(pauses.len(), made.len() * self.ranks);
         let names: Vec<_> = made.iter().map(|made| made.name.as_ptr()).collect();
         let args: Vec<OneshotArgs> = made.iter().flat_map(|made| made.args.clone()).collect();
-        // SAFETY: there are names and arguments for each call and rank. `made` owns all memory that
-        // the arguments point to, with the sizes that they state.
+        // SAFETY: there are names for each call, and arguments for each rank of each call. `made`
+        // owns all memory that the arguments point to, with the sizes that they state.
         let known = unsafe {
             (self.kernels.launch)(
                 made.len() as u32,
@@ -198,7 +204,7 @@ impl World {
         };
         let [sent, got] = work.does.blocks(ranks).map(|blocks| blocks * work.count);
         let apart = (sent * size).next_multiple_of(16) + 16;
-        // Where the input and the output of each rank begin, in bytes.
+        // Returns the offsets in bytes at which the input and the output of `rank` begin.
         let places = |rank: usize| match work.in_place {
             true => work
                 .does
@@ -211,7 +217,7 @@ impl World {
             memory.write(places(rank)[0], size, &inputs[rank]);
             let at = places(rank)[1];
             let end = at + got * size;
-            // A rank that receives nothing must keep its whole output.
+            // If a rank receives nothing, the kernel must leave its whole output unchanged.
             let begin = if expected.is_empty() { at } else { end };
             let around = (at.saturating_sub(16)..at).chain(begin..end + 8);
             let around = around.map(|place| (place, memory.byte(place))).collect();
@@ -250,7 +256,7 @@ impl World {
             outbox: [0; 32],
             cursors: 0,
             control: (&raw mut self.controls[rank]).addr() as u64,
-            // Nanoseconds of the emulated clock, which the polls of all ranks advance.
+            // Nanoseconds of the emulated clock, which each poll of any rank advances.
             timeout_ns: 400_000_000,
             rank: rank as u32,
             nranks: ranks as u32,
@@ -317,7 +323,7 @@ impl World {
     }
 }
 
-/// A prepared call with its memory.
+/// A call for which arguments and memory are prepared.
 struct Made {
     name: CString,
     args: Vec<OneshotArgs>,
@@ -333,7 +339,7 @@ impl Made {
     }
 }
 
-/// The residuals of a rank, before and after its kernel.
+/// The residuals of one rank: before its kernel, and as expected after it.
 struct Residuals {
     /// The header that kernels expect, then two arrays of residuals.
     memory: Vec<u32>,
@@ -377,15 +383,15 @@ impl Residuals {
     }
 }
 
-/// The expected output of a rank.
+/// The expected output of one rank.
 struct Output {
     memory: Memory,
     at: usize,
     size: usize,
     expected: Vec<u64>,
-    /// The element type if any NaN may replace another; `None` if all bits must be equal.
+    /// The element type if an expected NaN may be any NaN; `None` if all bits must be equal.
     nan: Option<Type>,
-    /// Positions and values of the bytes around the output, which must not change.
+    /// Positions and values of the bytes around the output, which the kernel must not change.
     around: Vec<(usize, u64)>,
 }
 

@@ -12,12 +12,13 @@ use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Bytes of a half of an area. A round has room for more encoded tiles than a block has warps, or
-/// for several tiles per warp. Calls without a codec use halves of this size, too.
+/// Returns the bytes in a half of an area. A round has room for more encoded tiles than a block has
+/// warps, or for several tiles for each warp. Calls without a codec use halves of this size too.
 pub fn half(ranks: usize) -> usize {
     match ranks {
         2 => 100 << 10,
-        // More ranks than a block has warps: small halves, because so many fibers are slow.
+        // 18 ranks have more peers than a block has warps. Halves are small, because so many fibers
+        // are slow.
         18.. => 12 << 10,
         _ => 40 << 10,
     }
@@ -69,7 +70,7 @@ pub fn tile_lines(spec: CodecSpec) -> usize {
     scalar(spec).wire_bytes(512).div_ceil(120)
 }
 
-/// Returns the elements that a rank sends to each other rank in one round.
+/// Returns the number of elements that a rank sends to each other rank in one round.
 pub fn part(work: &Work, ranks: usize) -> usize {
     match work.does {
         Does::TwoShotAllReduce => work.count.div_ceil(ranks).next_multiple_of(512),
@@ -77,13 +78,13 @@ pub fn part(work: &Work, ranks: usize) -> usize {
     }
 }
 
-/// The data of a call.
+/// The inputs and residuals of one call.
 pub struct Data {
-    /// Inputs of all ranks, as bits of elements.
+    /// Inputs of all ranks, each element as its bits.
     pub inputs: Vec<Vec<u64>>,
     pub outputs: Vec<Vec<u64>>,
-    /// Residuals by element of the input, before the call (`now`) and after it (`next`). Both are
-    /// empty for ranks without feedback.
+    /// Residuals of each rank, by element of the input, before the call (`now`) and after it
+    /// (`next`). Both are empty for a rank without feedback.
     pub now: Vec<Vec<f32>>,
     pub next: Vec<Vec<f32>>,
 }
@@ -96,7 +97,7 @@ fn residual(rng: &mut Rng) -> f32 {
     }
 }
 
-/// The value of residuals that a call must leave alone.
+/// Value of residuals that the call must leave unchanged.
 pub const UNTOUCHED: f32 = 7.25;
 
 pub fn data(work: &Work, spec: CodecSpec, ranks: usize, rng: &mut Rng) -> Data {
@@ -161,7 +162,7 @@ struct Oracle {
 }
 
 impl Oracle {
-    /// Encodes a range of `rank` as it sends it, and updates its residuals.
+    /// Encodes a range of elements as `rank` sends it, and updates the residuals of `rank`.
     fn encoded(&self, rank: usize, range: Range<usize>, mut x: Vec<f32>) -> Encoded {
         let now = Some(&self.now[rank]).filter(|now| !now.is_empty());
         let now = now.map(|now| &now[range.clone()]);
@@ -194,8 +195,8 @@ impl Oracle {
         seen
     }
 
-    /// Returns the sum of a range over all ranks, in the order of ranks. The owner's own
-    /// contribution is not encoded.
+    /// Returns the sum over all ranks of a range of elements, in the order of ranks. The
+    /// contribution of `owner` is not encoded.
     fn sum(&self, range: Range<usize>, owner: Option<usize>) -> Vec<f32> {
         let mut sum = vec![-0.0; range.len()];
         for (rank, input) in self.inputs.iter().enumerate() {
@@ -216,8 +217,8 @@ impl Oracle {
     }
 }
 
-/// Returns elements around zero of one magnitude for each array, with a few zeros and rarely NaN or
-/// infinity.
+/// Returns elements of similar magnitude around zero, with a few zeros and rarely NaN or infinity.
+/// Each array has another magnitude.
 fn elements(dtype: Type, len: usize, rng: &mut Rng) -> Vec<u64> {
     let scale = 2f64.powi(rng.below(9) as i32 - 4);
     let wild = rng.below(4) == 0;
@@ -256,7 +257,7 @@ fn bits(dtype: Type, numbers: &[f32]) -> Vec<u64> {
     bytes.chunks(size).map(word).collect()
 }
 
-/// Returns a random call of `blocks` blocks that a fused kernel of a codec supports.
+/// Returns a random call that a fused kernel with a codec supports, with `blocks` thread blocks.
 pub fn any(rng: &mut Rng, ranks: usize, blocks: usize) -> Work {
     let does = rng.pick(&[
         Does::AllReduce,

@@ -1,6 +1,6 @@
-//! Runs the fused kernels on the host, with all ranks side by side, and compares results with a
-//! reference. Covers the wrap of the sequence number (ll packets carry 20 bits of it), ranks that
-//! are calls ahead of others, and a rank that makes another call.
+//! Runs the fused kernels on the host, all ranks side by side, and compares results with a
+//! reference. Some tests cross the wrap of the call's sequence number, of which ll packets carry 20
+//! bits. In others, ranks are calls ahead, or one makes another call.
 
 use super::fused::{World, kernels};
 use super::fused_coded;
@@ -14,8 +14,8 @@ fn calls_at_any_sequence_number_give_the_reference() {
     // With 9 ranks a thread has several peers to poll.
     for ranks in [2, 3, 9] {
         let mut world = World::new(*kernels, ranks, Rng(rng.next()));
-        // The first series begins by rewriting all packets; the others cross a later rewrite and
-        // the wrap of the 20-bit flags.
+        // Each series starts at a sequence number. The first starts where kernels rewrite all
+        // packets; the others cross a later rewrite and the wrap of the 20-bit flags.
         for begin in [0, (1 << 18) - 6, (1 << 20) - 6] {
             world.jump(begin);
             for call in 0..22 {
@@ -27,8 +27,8 @@ fn calls_at_any_sequence_number_give_the_reference() {
     }
 }
 
-/// Compares compressed calls with the scalar codec. Calls without a codec run in between, because
-/// they share areas and the sequence number with compressed calls.
+/// Compares the results of compressed calls with the scalar codec. Calls without a codec run in
+/// between, because they share areas and the sequence number with compressed calls.
 #[test]
 fn calls_through_codecs_equal_the_scalar_codec() {
     let Some(kernels) = kernels() else { return };
@@ -45,7 +45,8 @@ fn calls_through_codecs_equal_the_scalar_codec() {
     }
 }
 
-/// Makes calls with one rank behind: it begins late, or polls slowly inside the calls.
+/// Makes several calls while one rank lags behind: it begins late, or polls slowly during the
+/// calls.
 fn calls_with_one_rank_behind(
     world: &mut World,
     works: &[Work],
@@ -64,7 +65,8 @@ fn calls_with_one_rank_behind(
     assert!(right, "rank {slow} of {ranks}: {works:?}, {pauses:?}");
 }
 
-/// A rank that is late, or slow, must not receive the encoded tiles of a later call.
+/// A rank that is late or slow must not take the encoded tiles of a later call for those of its
+/// call.
 #[test]
 fn coded_calls_with_one_rank_behind_give_the_reference() {
     let Some(kernels) = kernels() else { return };
@@ -82,15 +84,16 @@ fn coded_calls_with_one_rank_behind_give_the_reference() {
     }
 }
 
-/// A rank may be calls ahead of others. What it sends must not overwrite what they still read.
+/// A rank may be several calls ahead of others. The data that it sends must not overwrite data that
+/// the others still read.
 #[test]
 fn area_half_with_one_rank_behind_is_not_overwritten() {
     let Some(kernels) = kernels() else { return };
     let mut rng = Rng(support::seed());
     for ranks in [2, 3] {
         let mut world = World::new(*kernels, ranks, Rng(rng.next()));
-        // Makes calls of one operation, then of all operations. One rank begins late, or polls
-        // slowly.
+        // Makes calls of one operation in some rounds, and of all operations in the others. One
+        // rank begins late, or polls slowly.
         for round in 0..2 * (ALL.len() + 2) {
             let does = ALL.get(round / 2);
             let slow = (round + 1) % ranks;
@@ -99,8 +102,8 @@ fn area_half_with_one_rank_behind_is_not_overwritten() {
                     let protocol = rng.pick(&[Protocol::Ll128, Protocol::Ll128, Protocol::Ll]);
                     let mut work = any(&mut rng, protocol, ranks, 1);
                     if does.is_none_or(|&does| work.does == does) {
-                        // All ranks but the slow one are roots in turn, so the slow rank sends
-                        // nothing between two calls with the same root.
+                        // The ranks other than the slow one are roots in turn, so the slow rank
+                        // sends nothing between two calls with one root.
                         work.root = (slow + 1 + call % 2) % ranks;
                         break work;
                     }
@@ -113,8 +116,8 @@ fn area_half_with_one_rank_behind_is_not_overwritten() {
 }
 
 /// A packet that only long messages use keeps the flag of the last long message. Flags repeat after
-/// 2^20 calls, and then the old packet must not pass for a new one. So kernels rewrite all packets
-/// every 2^18 calls.
+/// 2^20 calls, and then the receiver must not take the old packet for new. So kernels rewrite all
+/// packets every 2^18 calls.
 #[test]
 fn packets_after_the_flags_wrap_are_refreshed() {
     let Some(kernels) = kernels() else { return };
@@ -141,14 +144,14 @@ fn packets_after_the_flags_wrap_are_refreshed() {
                 }
             }
             world.jump(1000 + ROUND);
-            // Without the rewrite, ranks accept packets of the call 2^20 calls earlier.
+            // Without the rewrite, ranks accept packets that were sent 2^20 calls earlier.
             assert_eq!(world.is_correct(&long), refreshes, "{short:?}, {long:?}");
         }
     }
 }
 
 /// Ranks reject messages of a call with another signature. All ranks report a timeout, and the next
-/// call that all ranks make is right.
+/// call that all ranks make has the right result.
 #[test]
 fn message_of_another_call_is_reported_by_all_ranks() {
     let Some(kernels) = kernels() else { return };

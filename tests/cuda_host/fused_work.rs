@@ -5,9 +5,9 @@ use crate::support::Rng;
 use cinch::CodecSpec;
 use cinch::gpu::abi::{AVERAGE, PREMULTIPLY};
 
-/// Bytes of a half of an area. It has room for more packets than a block has threads, and for more
-/// tiles than a block has warps. With two ranks a kernel sends the next tile before it polls for
-/// the last one, so a half has room for over four times as many.
+/// Returns the bytes in a half of an area. It has room for more packets than a block has threads,
+/// and for more tiles than a block has warps. With two ranks it has room for over four times as
+/// many, because a kernel sends a tile before it polls for the last.
 pub fn half(ranks: usize) -> usize {
     match ranks {
         2 => 40 << 10,
@@ -33,7 +33,7 @@ pub const ALL: [Does; 7] = [
     Does::ReduceScatter,
     Does::AllGather,
     Does::AllToAll,
-    // Broadcast and reduce have ll128 kernels only.
+    // Broadcast and reduce exist only as ll128 kernels.
     Does::Broadcast,
     Does::Reduce,
 ];
@@ -43,7 +43,8 @@ impl Does {
         !matches!(self, Does::AllGather | Does::AllToAll | Does::Broadcast)
     }
 
-    /// Returns the elements of the input and of the output, in units of the count.
+    /// Returns the numbers of elements in the input and in the output, as multiples of the call's
+    /// count.
     pub fn blocks(self, ranks: usize) -> [usize; 2] {
         match self {
             Does::AllReduce | Does::TwoShotAllReduce | Does::Broadcast | Does::Reduce => [1, 1],
@@ -53,8 +54,8 @@ impl Does {
         }
     }
 
-    /// Returns where the input and the output of an in-place call of `rank` begin, in units of the
-    /// count.
+    /// Returns where the input and the output of an in-place call of `rank` begin in the buffer, as
+    /// multiples of the call's count.
     pub fn places(self, rank: usize) -> [usize; 2] {
         match self {
             Does::ReduceScatter => [0, rank],
@@ -72,8 +73,8 @@ pub enum Protocol {
 }
 
 impl Protocol {
-    /// Returns the payload bytes in `memory` bytes: half of each ll packet, 480 of the 512 bytes of
-    /// an ll128 tile.
+    /// Returns how many bytes of payload `memory` bytes of an area hold: half of each ll packet,
+    /// 480 of the 512 bytes of an ll128 tile.
     pub fn payload(self, memory: usize) -> usize {
         match self {
             Protocol::Ll => memory / 2,
@@ -81,8 +82,8 @@ impl Protocol {
         }
     }
 
-    /// Returns the share of each block if `blocks` blocks send `words`: ll packets of one word
-    /// each, or ll128 tiles of 60 words.
+    /// Returns each block's share if `blocks` blocks send `words` words: a number of ll packets of
+    /// one word, or of ll128 tiles of 60 words.
     pub fn share(self, words: usize, blocks: usize) -> usize {
         match self {
             Protocol::Ll => words.div_ceil(blocks).next_multiple_of(32),
@@ -91,13 +92,13 @@ impl Protocol {
     }
 }
 
-/// The element type.
+/// The element type of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Type {
     F32,
     F16,
     Bf16,
-    /// Elements of this many bytes, which kernels move but do not compute with.
+    /// Elements of this many bytes; kernels move them but do not compute with them.
     Bytes(usize),
 }
 
@@ -112,7 +113,8 @@ impl Type {
         }
     }
 
-    /// Returns the bits of a number that the type has, or of the NaN that arithmetic gives.
+    /// Returns the bits of `number` in this type. For NaN it returns the canonical NaN, which
+    /// arithmetic gives.
     pub fn bits(self, number: f32) -> u64 {
         let bits = u64::from(number.to_bits());
         match self {
@@ -147,7 +149,7 @@ impl Type {
     }
 }
 
-/// The reduction.
+/// The reduction operator of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
     Sum,
@@ -161,7 +163,8 @@ pub enum Op {
 const OPS: [Op; 6] = [Op::Sum, Op::Prod, Op::Max, Op::Min, Op::Avg, Op::HalfSum];
 
 impl Op {
-    /// Returns a number whose reduction over `ranks` is exact in all types.
+    /// Returns a random number; the reduction of such numbers over `ranks` ranks is exact in all
+    /// types.
     pub fn number(self, dtype: Type, ranks: usize, rng: &mut Rng) -> f32 {
         match self {
             Op::Sum if dtype == Type::F32 => rng.below(1 << 20) as f32,
@@ -218,11 +221,11 @@ pub struct Work {
     pub root: usize,
     pub blocks: u32,
     pub in_place: bool,
-    /// Offset of the input and of the output from a multiple of 16 bytes, in elements.
+    /// Distance of the input and of the output from a multiple of 16 bytes, in elements.
     pub shift: usize,
     /// The codec, if any.
     pub codec: Option<CodecSpec>,
-    /// Whether some ranks use error feedback, with a codec.
+    /// Whether some ranks use error feedback, which needs a codec.
     pub feeds: bool,
 }
 
@@ -269,17 +272,18 @@ impl Work {
         format!("{does}{dtype}{suffix}")
     }
 
-    /// Returns the largest count for which the area has room.
+    /// Returns the largest count of the call that fits in an area.
     pub fn most(&self, ranks: usize) -> usize {
         let bytes = match self.does {
-            // Two rounds share a half, and each rank's part has whole granules.
+            // Both rounds share a half, so each has half of its bytes. Each rank's part is a
+            // multiple of 64 bytes.
             Does::TwoShotAllReduce => self.protocol.payload(half(ranks) / 2) / 64 * 64 * ranks,
             _ => self.protocol.payload(half(ranks)),
         };
         bytes / self.dtype.size()
     }
 
-    /// Returns what a rank sends to each other rank in one round: words of 8 bytes or, with a
+    /// Returns how much a rank sends to each other rank in one round: words of 8 bytes or, with a
     /// codec, elements.
     pub fn words(&self, ranks: usize) -> usize {
         let bytes = self.count * self.dtype.size();
@@ -290,7 +294,7 @@ impl Work {
         }
     }
 
-    /// Returns the share of each block in `words`, in packets or tiles.
+    /// Returns each block's share of `words`, in packets or tiles.
     pub fn share(&self, words: usize) -> usize {
         match self.codec {
             None => self.protocol.share(words, self.blocks as usize),
@@ -299,8 +303,8 @@ impl Work {
         }
     }
 
-    /// Returns the inputs of all ranks and their expected outputs (empty where a rank has none), as
-    /// bits of elements.
+    /// Returns the inputs of all ranks and their expected outputs, each element as its bits. The
+    /// expected output is empty if a rank has none.
     pub fn data(&self, ranks: usize, rng: &mut Rng) -> [Vec<Vec<u64>>; 2] {
         let count = self.count;
         let len = self.does.blocks(ranks)[0] * count;
@@ -353,7 +357,7 @@ impl Work {
     }
 }
 
-/// Returns a random call of `blocks` blocks that a fused kernel supports.
+/// Returns a random call that a fused kernel supports, with `blocks` thread blocks.
 pub fn any(rng: &mut Rng, protocol: Protocol, ranks: usize, blocks: usize) -> Work {
     let does = match protocol {
         Protocol::Ll => rng.pick(&ALL[..5]),

@@ -1,4 +1,5 @@
-//! The CUDA headers of codecs and element types, as a shared library for the host.
+//! Calls the CUDA headers of codecs and element types, which are compiled to a shared library for
+//! the host.
 
 use super::library::{Library, starts};
 use cinch::codec::{Codec, RoundingRandom, Span, build, kernel_params};
@@ -16,11 +17,11 @@ type Element =
     unsafe extern "C" fn(*const c_char, u32, u64, *const c_void, *const c_void, *mut c_void, u64);
 type Convert = unsafe extern "C" fn(*const c_char, bool, *const c_void, *mut c_void, u64);
 
-/// The functions of `codecs.cpp`.
+/// The functions that `codecs.cpp` exports.
 #[derive(Clone, Copy)]
 pub struct Host {
-    /// Selects the second form of codecs with two: tables for dynamic8, static8 and mantissa8, and
-    /// the kernel for all widths for minmax4.
+    /// Selects the second implementation of codecs that have two: tables for dynamic8, static8 and
+    /// mantissa8, and the kernel for all widths for minmax4.
     pub second: bool,
     wire_bytes: WireBytes,
     encode: Encode,
@@ -30,7 +31,8 @@ pub struct Host {
     convert: Convert,
 }
 
-/// Returns the library as each available compiler builds it, in both forms of the codecs.
+/// Returns the library as built by each available compiler, twice: for the first and the second
+/// implementation of codecs.
 pub fn all() -> &'static [(String, Host)] {
     static HOSTS: OnceLock<Vec<(String, Host)>> = OnceLock::new();
     HOSTS.get_or_init(|| {
@@ -59,7 +61,7 @@ impl Host {
     fn compile(compiler: &str) -> Host {
         let library = Library::compile(compiler, "codecs", &["-O2"], &[]);
         let find = |name: &str| library.find(name);
-        // SAFETY: these are the types of the functions of `codecs.cpp`, and f32 and u32 words have
+        // SAFETY: `codecs.cpp` defines the functions with these parameters; f32 and u32 words have
         // no padding.
         unsafe {
             Host {
@@ -84,7 +86,7 @@ impl Host {
         }
     }
 
-    /// Returns the wire bytes of a chunk.
+    /// Returns the number of bytes of a chunk on the wire.
     pub fn wire_bytes(&self, spec: CodecSpec, n: usize) -> usize {
         // SAFETY: the function reads eight words, which this expression owns until it returns.
         unsafe {
@@ -111,8 +113,8 @@ impl Host {
         );
         let mut wire = Bytes::new(self.wire_bytes(spec, x.len()), 0xee);
         let to = wire.slice_mut().as_mut_ptr();
-        // SAFETY: `x` has `x.len()` elements, and `wire_bytes` gave `wire`, aligned to 16, its
-        // length.
+        // SAFETY: `x` has `x.len()` elements. `wire` is aligned to 16 bytes and has the length that
+        // `wire_bytes` returned for them.
         unsafe {
             (self.encode)(
                 self.kind(spec),
@@ -131,17 +133,17 @@ impl Host {
         let (params, n) = (kernel_params(spec, 0.0, NOTHING), out.len());
         assert!(wire.slice().len() >= self.wire_bytes(spec, n));
         let (from, to) = (wire.slice().as_ptr(), out.as_mut_ptr());
-        // SAFETY: the assertion holds `wire` long enough for the `n` elements of `out`.
+        // SAFETY: the assertion ensures that `wire` is long enough for the `n` elements of `out`.
         unsafe { (self.decode)(self.kind(spec), &params, from, n as u64, to, reduce) };
     }
 
-    /// Returns x / n as kernels divide by 3, 7, 15, 127 and 255.
+    /// Returns x divided by n, as kernels divide by 3, 7, 15, 127 and 255.
     pub fn divided(&self, n: u32, x: f32) -> f32 {
-        // SAFETY: the function takes numbers only.
+        // SAFETY: `test_divided` takes numbers only and accesses no memory.
         unsafe { (self.divided)(n, x) }
     }
 
-    /// Computes a op b on whole vectors; `codecs.cpp` numbers the operations.
+    /// Computes a op b on 16-byte vectors; `codecs.cpp` lists the numbers of the operations.
     pub fn element(&self, dtype: DType, op: u32, word: u64, a: &Bytes, b: &Bytes) -> Bytes {
         let n = a.slice().len();
         assert!(n.is_multiple_of(16) && b.slice().len() == n);
@@ -149,7 +151,7 @@ impl Host {
         let (from, with) = (a.slice().as_ptr().cast(), b.slice().as_ptr().cast());
         let to = out.slice_mut().as_mut_ptr().cast();
         let name = name_of(dtype);
-        // SAFETY: `Bytes` aligns all three to 16, and each has `n` bytes.
+        // SAFETY: `Bytes` aligns both inputs and the output to 16 bytes, and each has `n` bytes.
         unsafe { (self.element)(name.as_ptr(), op, word, from, with, to, n as u64 / 16) };
         out
     }
@@ -160,7 +162,7 @@ impl Host {
         let mut out = vec![0f32; n];
         let (from, to) = (src.slice().as_ptr().cast(), out.as_mut_ptr().cast());
         let name = name_of(dtype);
-        // SAFETY: `src`, which `Bytes` aligns to 16, has `n` elements, and so has `out`.
+        // SAFETY: `src`, which `Bytes` aligns to 16 bytes, has `n` elements, and so has `out`.
         unsafe { (self.convert)(name.as_ptr(), false, from, to, n as u64) };
         out
     }
@@ -176,15 +178,15 @@ impl Host {
     }
 }
 
-/// Returns the name by which the C++ side looks up the type.
+/// Returns the name by which `codecs.cpp` looks up the type.
 fn name_of(dtype: DType) -> CString {
     CString::new(dtype.name()).unwrap()
 }
 
-/// Calls that do not encode draw no random numbers.
+/// Random numbers for calls that only decode, which draw none.
 const NOTHING: [RoundingRandom; 2] = [RoundingRandom::NONE; 2];
 
-/// Bytes aligned to 16.
+/// An array of bytes, aligned to 16.
 #[derive(Clone)]
 pub struct Bytes {
     vectors: Vec<u128>,
@@ -215,7 +217,7 @@ impl Bytes {
     }
 }
 
-/// A codec's scalar specification.
+/// The scalar specification of a codec, with which tests compare the headers.
 pub struct Reference {
     pub spec: CodecSpec,
     codec: Arc<dyn Codec>,
@@ -236,7 +238,7 @@ impl Reference {
         self.codec.wire_bytes(n)
     }
 
-    /// Returns the bytes of the codes, with their padding.
+    /// Returns the number of bytes of the codes on the wire, with their padding.
     pub fn code_bytes(&self, n: usize) -> usize {
         (n * self.codec.description().code_bits)
             .div_ceil(8)
@@ -263,11 +265,11 @@ impl Reference {
         }
     }
 
-    /// Encodes and decodes `x` by the headers, as `host` runs them; panics where they differ from
-    /// the specification.
+    /// Encodes and decodes `x` by the headers, as compiled into `host`. Panics if a result differs
+    /// from the specification.
     pub fn check(&self, host: &Host, x: &[f32], scale: Option<f32>, what: &str) {
         let spec = self.spec;
-        // Each chunk draws its own random numbers, from some index in its message on.
+        // Each chunk has another index in its message, so that it draws random numbers of its own.
         let sum = x.iter().fold(x.len() as u64, |sum, x| {
             sum.rotate_left(7) ^ u64::from(x.to_bits())
         });
@@ -286,8 +288,8 @@ impl Reference {
         self.check_decode(host, &wire, x, what);
     }
 
-    /// Decodes any bytes, and adds them to `acc`; panics where the headers differ from the
-    /// specification.
+    /// Decodes the bytes `wire`, and adds them to `acc`. Panics if a result of the headers differs
+    /// from the specification.
     pub fn check_decode(&self, host: &Host, wire: &Bytes, acc: &[f32], what: &str) {
         for reduce in [false, true] {
             let (mut out, mut found) = (acc.to_vec(), acc.to_vec());
@@ -311,7 +313,7 @@ pub fn difference(a: &[f32], b: &[f32]) -> Option<usize> {
     (0..a.len()).find(|&i| bits(a[i]) != bits(b[i]))
 }
 
-/// Returns the tensor scale that a caller would pass.
+/// Returns the largest magnitude in `x`, which a caller would pass as the tensor scale.
 pub fn abs_max(x: &[f32]) -> f32 {
     codec::abs_max(Isa::Scalar, x).0
 }

@@ -1,4 +1,5 @@
-// The kernels for whole arrays on the host, for kernels.rs; block.h emulates the GPU.
+// Exports a function that runs the kernels for whole arrays on the host, for kernels.rs; block.h
+// emulates the GPU.
 #include "block.h"
 
 #include "entry/codec.cu"
@@ -31,7 +32,7 @@ const Named KERNELS[] = {TYPES(linear8),   TYPES(dynamic8_tabled), TYPES(static8
 
 }  // namespace
 
-// Runs a kernel by name; returns false if there is none.
+// Runs the kernel of this name; returns false if no kernel has it.
 extern "C" bool test_launch(const char *name, uint32_t blocks, uint32_t threads,
                             const cinch_codec_args *args) {
   for (const Named &one : KERNELS) {

@@ -1,6 +1,6 @@
-//! Runs the kernels that encode and decode whole arrays on the host, block by block (`block.h`),
-//! and compares them with the host's encoding byte for byte. Many lengths and alignments of both
-//! layouts cover how the lanes of a warp cooperate.
+//! Runs the kernels that encode and decode whole arrays on the host, block by block (`block.h`).
+//! Compares their output with the host's encoding byte for byte. Many lengths and alignments of
+//! both wire layouts cover how the lanes of a warp cooperate.
 
 use super::library::{Library, starts};
 use crate::support;
@@ -14,7 +14,7 @@ use cinch::types::{CodecSpec, ScaleRule};
 use std::ffi::{CString, c_char, c_void};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// `cinch_codec_args`.
+/// `cinch_codec_args` of `kernels/abi.h`.
 #[repr(C)]
 struct Args {
     wire: *mut u8,
@@ -28,11 +28,12 @@ struct Args {
 type Launch = unsafe extern "C" fn(*const c_char, u32, u32, *const Args) -> bool;
 
 const TYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
-/// Value of the bytes around arrays, which must not change.
+/// Value of the bytes around arrays, which kernels must not change.
 const AROUND: u8 = 0xee;
 const MARGIN: usize = 64;
 
-/// Returns the kernels as a library; `None`, with a message, where there is no g++.
+/// Compiles the kernels to a library and returns its launch function. Returns `None`, with a
+/// message, if there is no g++.
 fn kernels() -> Option<&'static Mutex<Launch>> {
     static KERNELS: OnceLock<Option<Mutex<Launch>>> = OnceLock::new();
     KERNELS
@@ -49,11 +50,11 @@ fn kernels() -> Option<&'static Mutex<Launch>> {
 fn compile() -> Launch {
     let options = ["-O1", "-Wno-unknown-pragmas"];
     let library = Library::compile("g++", "kernels", &options, &[]);
-    // SAFETY: this is the type of the function in `kernels.cpp`.
+    // SAFETY: `kernels.cpp` defines `test_launch` with the parameters of `Launch`.
     unsafe { std::mem::transmute::<*mut c_void, Launch>(library.find("test_launch")) }
 }
 
-/// An array at some alignment, with a margin around it.
+/// An array of some alignment, with a margin of [`AROUND`] bytes on both sides.
 struct Array {
     memory: Vec<u128>,
     at: usize,
@@ -61,7 +62,7 @@ struct Array {
 }
 
 impl Array {
-    /// Places the array `at` bytes from a multiple of 16.
+    /// Allocates an array that begins `at` bytes behind a multiple of 16.
     fn new(at: usize, contents: &[u8], bytes: usize) -> Array {
         let at = MARGIN + at;
         let vectors = (at + bytes + MARGIN).div_ceil(16);
@@ -76,7 +77,7 @@ impl Array {
 
     fn all(&mut self) -> &mut [u8] {
         let bytes = 16 * self.memory.len();
-        // SAFETY: `memory` owns as many initialised bytes, and `self` is borrowed for as long.
+        // SAFETY: `memory` owns `bytes` initialised bytes, and the result borrows `self` mutably.
         unsafe { std::slice::from_raw_parts_mut(self.memory.as_mut_ptr().cast(), bytes) }
     }
 
@@ -136,7 +137,8 @@ impl Case {
             shares.unwrap_or(self.blocks)
         };
         let name = CString::new(kernel).unwrap();
-        // SAFETY: `args` is the kernel's parameter, and both arrays have room for n elements.
+        // SAFETY: `args` has the type of the kernel's parameter, and both arrays in it have room
+        // for n elements.
         let known = unsafe { launch(name.as_ptr(), blocks, 256, &args) };
         assert!(known, "{kernel}");
     }
@@ -204,7 +206,7 @@ impl Case {
         let (mut a, mut b) = (vec![0f32; n], vec![0f32; n]);
         widen(dtype, Isa::Scalar, &found, &mut a);
         widen(dtype, Isa::Scalar, &expected, &mut b);
-        // All NaNs count as equal.
+        // NaNs count as equal, whatever their bits.
         let same =
             |i: &usize| a[*i].to_bits() == b[*i].to_bits() || a[*i].is_nan() && b[*i].is_nan();
         if let Some(i) = (0..n).find(|i| !same(i)) {
@@ -213,7 +215,7 @@ impl Case {
     }
 }
 
-/// Returns values of a few magnitudes; some arrays have elements with any bits.
+/// Returns numbers of a few magnitudes; for some seeds also numbers with random bits.
 fn values(seed: u64, n: usize) -> Vec<f32> {
     let word = |at: usize| random_word(seed, at as u64);
     let scale = 2f32.powi((random_word(seed, u64::MAX) % 60) as i32 - 40);

@@ -1,4 +1,4 @@
-//! CUDA sources of the project, compiled to shared libraries for the host.
+//! Compiles CUDA sources of the project to shared libraries for the host.
 
 use std::ffi::{CString, c_void};
 use std::path::Path;
@@ -11,7 +11,7 @@ pub fn starts(compiler: &str) -> bool {
     command.status().is_ok_and(|status| status.success())
 }
 
-/// A library that is never closed.
+/// A shared library that stays open until the process exits.
 pub struct Library(*mut c_void);
 
 impl Library {
@@ -49,7 +49,7 @@ impl Library {
         Library(handle)
     }
 
-    /// Returns the address of a function; panics if there is none.
+    /// Returns the address of the function `name`; panics if the library has none.
     pub fn find(&self, name: &str) -> *mut c_void {
         let name = CString::new(name).unwrap();
         // SAFETY: `Library` never closes its handle, and `name` is a C string.

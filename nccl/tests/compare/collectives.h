@@ -10,8 +10,8 @@
 
 namespace compare {
 
-// Elements of a message. For collectives with a block per rank, elements of a block, as long as all
-// blocks fit.
+// Numbers of elements in a message. In collectives with a block for each rank, numbers of elements
+// in a block, as far as all blocks fit.
 constexpr size_t kSizes[] = {
     0,     1,     2,     3,     4,     5,     7,      8,      9,      15,     16,     17,     31,  33,
     63,    64,    65,    100,   127,   128,   129,    255,    257,    511,    513,    1000,   1023, 1025,
@@ -43,12 +43,12 @@ struct Case {
     size_t count;
     bool in_place;
     int root;
-    // Elements by which both buffers are shifted from their alignment.
+    // Number of elements by which both buffers are shifted from their alignment.
     size_t shift;
 };
 
-// Elements of a rank's input and output. For in-place calls: where in the output the input begins,
-// or where in the input the output begins.
+// Numbers of elements in a rank's input and output. For in-place calls also the index in the output
+// at which the input begins, or in the input at which the output begins.
 struct Shape {
     size_t input, output, input_in_output, output_in_input;
 };
@@ -87,7 +87,7 @@ class Checker {
   public:
     Checker(World &world, uint64_t seed) : world_(world), seed_(seed) {}
 
-    // Fills every rank's source for calls of this type and operation.
+    // Fills the input data of every rank for calls of this type and operation.
     void prepare(const Type &type, Op op) {
         type_ = &type;
         op_ = op;
@@ -145,7 +145,8 @@ class Checker {
         return found;
     }
 
-    // The mean error of few elements is not significant.
+    // Checks the mean error of an output, unless it has so few elements that the mean is not
+    // significant.
     void judge_all(const Case &c, int rank, const std::vector<unsigned char> &found) const {
         const size_t size = static_cast<size_t>(c.type->bytes), elements = found.size() / size;
         if (!reduces(c.kind) || elements < 256 || std::isinf(expected_->most_off())) return;
@@ -163,7 +164,8 @@ class Checker {
         throw Failure(text);
     }
 
-    // Returns the index in the whole result of element `at` of the output of `rank`.
+    // Returns the index, in the result of all ranks together, of element `at` of the output of
+    // `rank`.
     static size_t place(const Case &c, int rank, size_t at) {
         return c.kind == Kind::ReduceScatter ? static_cast<size_t>(rank) * c.count + at : at;
     }

@@ -1,5 +1,5 @@
 // The CUDA driver, opened at run time, so that building needs neither headers nor libraries of CUDA. With
-// `host`, host memory takes its place, on which cinch runs with CINCH_DEVICE=host.
+// `host`, all memory is host memory, on which cinch runs with CINCH_DEVICE=host.
 #pragma once
 
 #include <dlfcn.h>
@@ -35,7 +35,7 @@ constexpr unsigned kNonBlocking = 1;
 constexpr int kCaptureThreadLocal = 1;
 constexpr int kComputeMajor = 75;
 
-// Limit of a wait for a stream: far longer than any call here takes.
+// Longest wait for a stream: far longer than any call here takes.
 constexpr auto kPatience = std::chrono::seconds(60);
 
 class Cuda {
@@ -45,7 +45,7 @@ class Cuda {
 
     bool is_host() const { return host_; }
 
-    // Returns false without a driver or without a GPU.
+    // Opens the driver; returns false without a driver or without a GPU.
     bool open() {
         if (host_) return true;
         handle_ = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);

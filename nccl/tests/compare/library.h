@@ -1,4 +1,4 @@
-// A libnccl, opened by its path. A process may open several.
+// A libnccl, opened by its path. A process may open several such libraries.
 #pragma once
 
 #include <dlfcn.h>
@@ -18,7 +18,7 @@ namespace compare {
     with(Broadcast) with(Bcast) with(Reduce) with(Send) with(Recv) with(GroupStart)           \
     with(GroupEnd) with(RedOpCreatePreMulSum) with(RedOpDestroy)
 
-// Functions that NCCL has since 2.28; the checks skip missing ones.
+// Functions that NCCL has since 2.28; the checks skip functions that a library lacks.
 #define COMPARE_NEWER_FUNCTIONS(with) with(AlltoAll) with(Gather) with(Scatter)
 
 class Library {

@@ -24,9 +24,9 @@ struct Type {
     int mantissa;
 
     int bias() const { return (1 << (exponent - 1)) - 1; }
-    // Returns the relative error of one rounding.
+    // Returns the largest relative error of one rounding.
     long double unit() const { return std::ldexp(1.0L, -mantissa - 1); }
-    // Returns the smallest positive number.
+    // Returns the smallest positive number of the type, which is subnormal.
     long double smallest() const { return std::ldexp(1.0L, 1 - bias() - mantissa); }
 };
 
@@ -103,7 +103,8 @@ inline long double decode(const Type &type, uint64_t bits) {
     return negative ? -value : value;
 }
 
-// Returns a rank's scalar; for floats it is a power of two, which every type represents.
+// Returns the factor of a rank in a pre-multiplied sum. For floats it is a power of two, which
+// every type represents.
 inline uint64_t scalar(const Type &type, int rank) {
     if (!type.is_float) return static_cast<uint64_t>(rank) + 2;
     return (static_cast<uint64_t>(type.bias()) - static_cast<uint64_t>(rank % 3)) << type.mantissa;
@@ -120,7 +121,7 @@ inline uint64_t load(const Type &type, const unsigned char *from) {
     return bits;
 }
 
-// Expected result of a reduction of `count` elements over `ranks` ranks.
+// The expected result of a reduction of `count` elements over `ranks` ranks.
 class Expected {
   public:
     Expected(const Type &type, Op op, int ranks, size_t count, uint64_t seed)
@@ -137,7 +138,7 @@ class Expected {
         }
     }
 
-    // Returns whether `found` is within the bound of element `at`.
+    // Returns whether `found` differs from the exact element `at` by no more than the error bound.
     bool admits(size_t at, uint64_t found) const {
         if (exact_) return found == bits_[at];
         const long double off = std::fabs(decode(type_, found) - values_[at]);
@@ -146,11 +147,11 @@ class Expected {
 
     bool is_exact() const { return exact_; }
 
-    // Returns the limit of the root mean square of all errors, relative to that of the exact results. For
-    // 8-bit floats the bounds of single errors exceed the results themselves, but rounding errors partly
-    // cancel. In simulations of up to 8 ranks the error is at most 0.08 in float8e4m3 and 0.16 in float8e5m2:
-    // in a ring, in a tree, and with 1/n applied before or after. Beyond 8 ranks it grows with the root of
-    // the ranks. A result of zeros would be off by 1, a sum that lacks one rank by 1/sqrt(ranks).
+    // Returns the largest permitted root mean square of all errors, relative to that of the exact results.
+    // For 8-bit floats the bounds of single errors exceed the results themselves, but rounding errors partly
+    // cancel. In simulations of up to 8 ranks the error is at most 0.08 in float8e4m3 and 0.16 in float8e5m2.
+    // They cover a ring, a tree, and 1/n applied before or after. Beyond 8 ranks the error grows with the
+    // root of the ranks. A result of zeros would be off by 1, a sum that lacks one rank by 1/sqrt(ranks).
     long double most_off() const {
         if (exact_ || type_.bytes > 1) return std::numeric_limits<long double>::infinity();
         return 2 * type_.unit() * std::sqrt(std::max(1.0L, ranks_ / 8.0L));
@@ -193,8 +194,9 @@ class Expected {
         return result;
     }
 
-    // Each contribution is rounded at most once by its scalar or by 1/n, and each partial result
-    // once. Every rounding error is relative to the largest possible magnitude.
+    // Computes element `at` and its error bound for floats. Each contribution is rounded at most
+    // once by its scalar or by 1/n, and each partial result once. Every rounding error is relative
+    // to the largest possible magnitude.
     void real(Op op, int ranks, size_t at, uint64_t seed) {
         long double sum = 0, magnitude = 0, product = 1;
         for (int rank = 0; rank < ranks; rank++) {
@@ -208,8 +210,8 @@ class Expected {
         const bool multiplies = op == Op::Prod;
         values_[at] = multiplies ? product : sum;
         const long double size = multiplies ? std::fabs(product) : magnitude;
-        // k roundings give (1+u)^k - 1; for products of 8-bit types the linear bound k u is too
-        // small.
+        // k roundings, each with a relative error of at most u, give at most (1+u)^k - 1. For
+        // products of 8-bit types the linear bound k u is too small.
         const long double growth = std::pow(1 + type_.unit(), ranks + 2.0L) - 1;
         bounds_[at] = growth * size + (ranks + 2) * type_.smallest();
     }

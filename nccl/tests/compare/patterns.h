@@ -1,11 +1,11 @@
-// Checks messages, groups, one thread for all ranks, and graphs.
+// Checks sends and receives, groups, calls for all ranks from one thread, and CUDA graphs.
 #pragma once
 
 #include "collectives.h"
 
 namespace compare {
 
-// A message of a pattern. Messages of one pair arrive in order.
+// A message of a test pattern. Messages between one pair of ranks arrive in order.
 struct Message {
     int from, to;
     size_t count;
@@ -17,8 +17,8 @@ inline std::vector<Message> ring(int ranks, size_t count) {
     return all;
 }
 
-// Every rank sends to every rank, itself included, with a different size per pair; some sizes are
-// 0.
+// Returns a pattern in which every rank sends to every rank, itself included. The size differs from
+// pair to pair; some sizes are 0.
 inline std::vector<Message> uneven(int ranks, size_t count) {
     std::vector<Message> all;
     for (int from = 0; from < ranks; from++)
@@ -122,7 +122,7 @@ inline void check_sum(World &world, int rank, DevicePtr at, size_t count, int fa
     }
 }
 
-// Runs nested groups of several collectives, each rank on a thread.
+// Runs nested groups of several collectives, with a thread for each rank.
 inline void run_groups(World &world) {
     constexpr size_t count = 1000, calls = 5;
     world.run([&](int rank) {
@@ -146,7 +146,7 @@ inline void run_groups(World &world) {
     });
 }
 
-// Runs all ranks from one thread, which needs a group around their calls.
+// Makes the calls of all ranks from one thread, which must put them in a group.
 inline void run_from_one_thread(World &world) {
     constexpr size_t count = 100003;
     world.run([&](int rank) { fill_sum(world, rank, world[rank].input, count, 3); });
@@ -167,7 +167,7 @@ inline void run_from_one_thread(World &world) {
     world.run([&](int rank) { check_sum(world, rank, world[rank].output, count, 3); });
 }
 
-// Replays a graph of three sums with new data for each replay.
+// Replays a CUDA graph of three sums, with new data for each replay.
 inline void run_graph(World &world) {
     constexpr size_t counts[] = {7, 4096, 200003};
     constexpr size_t places[] = {0, 64, 32768};

@@ -13,7 +13,7 @@
 
 namespace compare {
 
-// Threads that run one function together, each as one rank.
+// Threads that run a function together, each for one rank.
 class Team {
   public:
     explicit Team(int ranks) : failures_(static_cast<size_t>(ranks)) {
@@ -79,7 +79,7 @@ class Team {
     std::vector<std::thread> threads_;
 };
 
-// Bytes behind every output that no call may write.
+// Number of bytes behind every output, which no call may write.
 constexpr size_t kGuard = 256;
 constexpr unsigned char kPoison = 0xa5;
 
@@ -94,8 +94,8 @@ struct Rank {
 
 class World {
   public:
-    // `bytes` is the size of the largest buffer. With `one_thread`, all communicators come from
-    // ncclCommInitAll.
+    // Creates the communicators and buffers. `bytes` is the size of the largest buffer. With
+    // `one_thread`, all communicators come from ncclCommInitAll.
     World(const Cuda &cuda, const Library &library, int ranks, size_t bytes, bool one_thread)
         : cuda_(cuda), library_(library), team_(ranks), ranks_(static_cast<size_t>(ranks)) {
         ncclUniqueId id;
@@ -123,7 +123,7 @@ class World {
         });
     }
 
-    // Ends the communicators in order; throws if one of them fails.
+    // Ends the communicators in rank order; throws if one of them fails.
     void finish() {
         team_.run([&](int rank) {
             Rank &mine = (*this)[rank];

@@ -1,4 +1,4 @@
-//! Checks and conversions of single C arguments.
+//! Checks and converts single arguments that C passes.
 
 use crate::bootstrap::UniqueId;
 use crate::cpu::Isa;
@@ -19,12 +19,14 @@ pub const NO_COLOR: c_int = -1;
 /// `target` is NULL or writable.
 pub unsafe fn store<T>(name: &str, target: *mut T, value: T) -> Result<()> {
     check_out(name, target)?;
-    // SAFETY: the caller's contract, as `target` is not NULL; C may place it at any alignment.
+    // SAFETY: the caller passes `target` as NULL or writable, and it is not NULL; C may place it at
+    // any alignment.
     unsafe { target.write_unaligned(value) };
     Ok(())
 }
 
-/// Checks that the out-parameter `name` is not NULL, before the call has any effect.
+/// Checks that the out-parameter `name` is not NULL. Functions call this before they have any
+/// effect.
 ///
 /// # Errors
 /// Invalid argument if it is.
@@ -45,7 +47,7 @@ pub fn rank_of(name: &str, rank: c_int) -> Result<usize> {
     usize::try_from(rank).map_err(|_| Error::invalid_argument(format!("{name} {rank} is negative")))
 }
 
-/// Returns `number` as an int of C.
+/// Returns `number` as a C int.
 ///
 /// # Errors
 /// Internal if it does not fit.
@@ -69,7 +71,7 @@ pub fn split_color(color: c_int, no_color: &str) -> Result<Option<u32>> {
     })
 }
 
-/// Returns the unique id that C holds as `bytes`.
+/// Returns the unique id in the bytes that a C program holds.
 ///
 /// # Errors
 /// Invalid argument if no cinch made it.
@@ -77,7 +79,7 @@ pub fn unique_id(bytes: &[c_char; 128]) -> Result<UniqueId> {
     UniqueId::from_bytes(&bytes.map(|byte| byte as u8))
 }
 
-/// Returns `id` as C holds it.
+/// Returns `id` as the bytes that a C program holds.
 pub fn unique_id_bytes(id: &UniqueId) -> [c_char; 128] {
     id.as_bytes().map(|byte| byte as c_char)
 }
@@ -100,7 +102,7 @@ pub unsafe fn read_scalar(scalar: *const u8, dtype: DType) -> Scalar {
     if dtype == DType::F64 {
         return Scalar::Float(f64::from_bits(word));
     }
-    // Shifting the sign bit to the top and back extends it.
+    // Shifts the element's sign bit to the top and back, which extends it to 64 bits.
     let unused = 64 - 8 * dtype.size();
     Scalar::Int(if dtype.is_signed() {
         ((word << unused) as i64 >> unused).into()

@@ -1,4 +1,4 @@
-//! A collective with the arguments that C passed.
+//! The arguments of a collective, as the C program passed them, and their checks.
 
 use super::arguments::rank_of;
 use crate::comm::{Call, Communicator};
@@ -8,16 +8,16 @@ use crate::types::{Collective, DType, ReduceOp};
 use std::ffi::{c_int, c_void};
 use std::ptr::{null, null_mut};
 
-/// Words of one API in error sentences about a collective's arguments.
+/// Names that the error sentences of one C API use for a collective's arguments.
 #[derive(Debug)]
 pub struct ArgumentNames {
-    /// Name of the input.
+    /// Name of the argument with the input buffer.
     pub sendbuf: &'static str,
-    /// Name of the output.
+    /// Name of the argument with the output buffer.
     pub recvbuf: &'static str,
-    /// Name of the element type.
+    /// Name of the argument with the element type.
     pub dtype: &'static str,
-    /// First and last element type of the API, with their constants.
+    /// First and last element type of the API, each with its constant in C.
     pub dtypes: [(DType, &'static str); 2],
     /// Advice to a program that passes a stream on a communicator of host memory.
     pub host_stream: &'static str,
@@ -44,24 +44,25 @@ impl ArgumentNames {
     }
 }
 
-/// Arguments of a collective as C passed them; numbers and addresses may be anything.
+/// Arguments of a collective as the C program passed them, unchecked: numbers and addresses may be
+/// anything.
 #[derive(Debug)]
 pub struct CollectiveRequest {
-    /// Collective.
+    /// The collective to run.
     pub collective: Collective,
     /// For a send/recv: whether this rank sends.
     pub sends: bool,
-    /// Input.
+    /// Address of the input.
     pub sendbuf: *const c_void,
-    /// Output.
+    /// Address of the output.
     pub recvbuf: *mut c_void,
-    /// Elements.
+    /// Number of elements, as the collective counts them.
     pub count: usize,
     /// Number of the element type.
     pub dtype: i64,
     /// Number of the reduction operator.
     pub op: i64,
-    /// Root.
+    /// Root of the collective, if it has one.
     pub root: c_int,
     /// For a send/recv: the other rank.
     pub peer: c_int,
@@ -86,9 +87,10 @@ impl CollectiveRequest {
         }
     }
 
-    /// Checks what only C can get wrong, and returns the call with its buffers.
+    /// Checks the arguments that only C programs can get wrong, and returns the call with its
+    /// buffers.
     ///
-    /// `comm` checks what Rust callers can get wrong, too: overlap, bounds of roots, codecs.
+    /// `comm` checks what Rust callers can get wrong too: overlap, bounds of roots, codecs.
     ///
     /// # Errors
     /// Invalid argument or invalid usage, naming the argument by `names`.
@@ -118,7 +120,8 @@ impl CollectiveRequest {
             } else {
                 (peer, rank)
             };
-            // A rank that sends to itself is the root of both sides.
+            // A rank may send to itself. On the sending side it is the root, which alone has an
+            // input.
             is_root = self.sends;
         }
         let (input, output) = (
@@ -128,7 +131,8 @@ impl CollectiveRequest {
         let nranks = comm.nranks();
         let input_bytes = call.buffer_bytes(names.sendbuf, self.sendbuf.addr(), input, nranks)?;
         let output_bytes = call.buffer_bytes(names.recvbuf, self.recvbuf.addr(), output, nranks)?;
-        // An unused buffer may be anything; NULL cannot look like an overlap.
+        // The address of an unused buffer may be anything. NULL replaces it, so that it cannot seem
+        // to overlap the other buffer.
         let sendbuf = if input_bytes == 0 {
             null()
         } else {
@@ -142,7 +146,8 @@ impl CollectiveRequest {
         if comm.gpu().is_some() {
             let input = (sendbuf.addr() as u64, input_bytes);
             let output = (recvbuf.addr() as u64, output_bytes);
-            // SAFETY: the caller's contract; `comm` checks which GPU the buffers are on.
+            // SAFETY: the caller keeps the buffers valid until the call has run; `comm` checks
+            // which GPU they are on.
             let buffers = unsafe { DeviceBuffers::new(input, output, self.stream.addr()) };
             return Ok((call, Buffers::Gpu(buffers)));
         }
@@ -152,7 +157,8 @@ impl CollectiveRequest {
                 call.collective, self.stream, names.host_stream
             )));
         }
-        // SAFETY: the caller's contract; a buffer that is NULL has 0 bytes.
+        // SAFETY: the caller keeps the buffers valid until the call has run; a buffer that is NULL
+        // has 0 bytes.
         let buffers = unsafe {
             UserBuffers::from_raw(sendbuf.cast(), input_bytes, recvbuf.cast(), output_bytes)
         };

@@ -1,4 +1,5 @@
-//! Reduction operators that a program creates: sums of contributions times a factor of each rank.
+//! Reduction operators that a program creates: sums of contributions, each multiplied by a factor
+//! of its rank.
 
 use super::arguments::read_scalar;
 use crate::error::{Error, Result};
@@ -7,27 +8,27 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Factor of a created operator.
+/// Factor by which a created operator multiplies this rank's contribution.
 #[derive(Clone, Copy, Debug)]
 pub enum Factor {
-    /// The factor itself.
+    /// The value of the factor.
     Value(Scalar),
     /// Address of the factor, which each call reads when it runs.
     Address(usize),
 }
 
-/// Numbers for created operators, unique in the process: an operator of another communicator is an
-/// error.
+/// Numbers for created operators. They are unique in the process, so that passing an operator of
+/// another communicator is an error.
 #[derive(Debug)]
 pub struct OpNumbers {
     first: i64,
-    /// Bound of the numbers, which the C type of an operator must hold.
+    /// End of the range of numbers, which the C type of an operator must hold.
     end: i64,
     next: AtomicI64,
 }
 
 impl OpNumbers {
-    /// Creates the numbers from `first` up to but not including `end`.
+    /// Creates the range of numbers from `first` up to but not including `end`.
     pub const fn new(first: i64, end: i64) -> OpNumbers {
         OpNumbers {
             first,
@@ -51,9 +52,10 @@ impl OpNumbers {
 
 type OpsByNumber = BTreeMap<i64, (DType, Factor)>;
 
-/// Created operators of one communicator.
+/// The created operators of one communicator.
 ///
-/// Its lock may stay locked forever in a forked child: check the communicator's process first.
+/// Its lock may stay locked forever in a forked child, so callers first check that this process
+/// created the communicator.
 #[derive(Debug, Default)]
 pub struct CreatedOps(Mutex<OpsByNumber>);
 
@@ -107,7 +109,8 @@ impl CreatedOps {
         Ok(ReduceOp::PreMulSum(match factor {
             Factor::Value(scalar) => scalar,
             Factor::Address(address) if on_gpu => Scalar::Device(address as u64),
-            // SAFETY: the caller's contract, as the call is on host memory.
+            // SAFETY: the call is on host memory, so the caller passes an address that the host can
+            // read now.
             Factor::Address(address) => unsafe {
                 read_scalar(std::ptr::with_exposed_provenance(address), dtype)
             },

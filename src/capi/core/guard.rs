@@ -1,4 +1,5 @@
-//! Keeps panics and strange arithmetic from crossing the C boundary.
+//! Keeps panics from crossing the C boundary, and runs functions in the standard floating-point
+//! environment.
 
 use crate::cpu::FloatEnvironment;
 use crate::error::{Error, Result};
@@ -11,8 +12,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 /// Errors of `body` with the function's name in front; internal if it panics.
 pub fn caught<T>(name: &str, body: impl FnOnce() -> Result<T>) -> Result<T> {
     let _environment = FloatEnvironment::standard();
-    // Unwind safety: locks are taken for single inserts and removals only, and an error fails the
-    // thread's open group, which the panic may have interrupted.
+    // A panic leaves no broken state behind: locks are held for single inserts and removals only.
+    // The error also fails the thread's open group, which the panic may have interrupted.
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(result) => result.map_err(|error| error.context(name)),
         Err(payload) => Err(panicked(name, payload)),
@@ -25,7 +26,7 @@ fn panicked(name: &str, payload: Box<dyn Any + Send>) -> Error {
         .map(|text| text.to_string())
         .or_else(|| payload.downcast_ref::<String>().cloned())
         .unwrap_or_else(|| "no message".into());
-    // Dropping a foreign payload may panic again, outside the guard.
+    // Dropping the panic's payload could panic again, outside of catch_unwind.
     std::mem::forget(payload);
     Error::internal(format!(
         "{name} panicked: {message}; this is a defect of cinch {}, please report it",

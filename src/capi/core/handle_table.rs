@@ -14,19 +14,19 @@ use std::sync::Arc;
 pub struct HandleTable<T> {
     /// Name of the C argument that holds a handle, for error sentences.
     name: &'static str,
-    /// Noun for the objects, for error sentences.
+    /// Noun for the objects (such as "communicator"), for error sentences.
     kind: &'static str,
     tag: usize,
     table: ForkSafe<HandleEntries<T>>,
 }
 
-/// Contents of a table. Callers allocate and free its memory outside of [`ForkSafe::with`], which
-/// must not allocate.
+/// Contents of a table. [`ForkSafe::with`] must not allocate, so callers allocate and free the
+/// memory outside of it.
 #[derive(Debug)]
 struct HandleEntries<T> {
-    /// Registered objects by ascending number.
+    /// Registered objects with their numbers, in ascending order.
     live: Vec<(usize, Arc<T>)>,
-    /// Number of the next handle.
+    /// Number that the next handle gets.
     next: usize,
 }
 
@@ -214,7 +214,8 @@ mod tests {
         assert_eq!(HANDLES.all(), [Arc::new(7), Arc::new(8)]);
         assert_eq!(*HANDLES.remove(next).unwrap(), 8);
         assert_eq!(*HANDLES.remove(handle).unwrap(), 7);
-        // A number below the next one that is not in the table was destroyed.
+        // A number that is below the next number and not in the table belonged to a destroyed
+        // handle.
         let error = HANDLES.lookup(handle).unwrap_err();
         assert!(error.message().contains("was destroyed"), "{error}");
     }

@@ -14,12 +14,13 @@ thread_local! {
     static OPEN: RefCell<Option<OpenGroup>> = const { RefCell::new(None) };
 }
 
-/// Calls of a group and its first failure.
+/// The recorded calls of a group, and its first failure.
 #[derive(Default)]
 pub struct OpenGroup {
     depth: u32,
     failure: Option<Error>,
-    /// Borrows the communicators of `calls`; declared before `calls`, and so dropped before it.
+    /// Borrows the communicators that `calls` owns. Fields drop in order, so `group` is declared
+    /// before `calls`.
     group: Group<'static>,
     calls: Vec<(Arc<Communicator>, Call)>,
 }
@@ -84,10 +85,10 @@ impl OpenGroup {
     }
 }
 
-/// Runs `body` on this thread's open group.
+/// Runs `body` on this thread's open group and returns its result.
 ///
-/// `None` if none is open. That includes functions that run at the exit of a program, when the
-/// thread's storage is gone: calls run at once there.
+/// Returns `None` if no group is open. At the exit of a program the thread's storage may be gone;
+/// then no group is open and calls run at once.
 fn with_open<T>(body: impl FnOnce(&mut OpenGroup) -> T) -> Option<T> {
     let run = |open: &RefCell<Option<OpenGroup>>| Some(body(open.try_borrow_mut().ok()?.as_mut()?));
     OPEN.try_with(run).ok().flatten()
@@ -136,7 +137,7 @@ pub fn is_open() -> bool {
     with_open(|_| ()).is_some()
 }
 
-/// Fails this thread's open group, if there is one; the first error wins.
+/// Fails this thread's open group, if there is one. The group keeps only its first error.
 pub fn fail(error: &Error) {
     with_open(|group| {
         group.failure.get_or_insert_with(|| error.clone());

@@ -1,16 +1,16 @@
-//! Structs of C that grow at their end: the first fields are size, magic and version.
+//! Structs of C that grow at their end. Their first fields are size, magic and version.
 
 use std::mem::offset_of;
 
-/// First fields of every such struct.
+/// First fields of every versioned struct.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct StructHeader {
-    /// Bytes of the struct in the program's header.
+    /// Size of the struct in the header that the program was compiled with, in bytes.
     pub size: usize,
-    /// Constant that an initialised struct has here.
+    /// Constant by which the library detects an uninitialised struct.
     pub magic: u32,
-    /// Version of the program's header.
+    /// Version of the header that the program was compiled with.
     pub version: u32,
 }
 
@@ -22,7 +22,7 @@ const _: () = assert!(offset_of!(StructHeader, magic) == size_of::<usize>());
 /// `repr(C)` of integers, floats and pointers, so that any bytes are a valid value; the first three
 /// fields are those of [`StructHeader`].
 pub unsafe trait VersionedStruct: Copy {
-    /// Name in C.
+    /// Name of the struct in C.
     const NAME: &'static str;
     /// Value of the field `magic` in an initialised struct.
     const MAGIC: u32;
@@ -33,11 +33,12 @@ pub unsafe trait VersionedStruct: Copy {
 /// # Safety
 /// `source` is readable for a header.
 pub unsafe fn read_header<T: VersionedStruct>(source: *const T) -> StructHeader {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes a `source` that is readable for a header.
     unsafe { source.cast::<StructHeader>().read_unaligned() }
 }
 
-/// Copies the first `size` bytes of `source` over those of `own`, as far as `own` has them.
+/// Copies the first `size` bytes of `source` over those of `own`; bytes beyond the end of `own` are
+/// left out.
 ///
 /// # Safety
 /// `source` is readable for `size` bytes.

@@ -1,5 +1,5 @@
-// Replaces kernels/ptx/async.cuh where tests run kernels on the host: dynamic shared memory for
-// each copy of a block, and asynchronous copies, which happen at once or when a thread waits.
+// Replaces kernels/ptx/async.cuh where tests run kernels on the host. Each copy of a block has its
+// own dynamic shared memory. An asynchronous copy happens at once, or when the thread waits for it.
 #pragma once
 
 #include <stdint.h>
@@ -12,7 +12,7 @@ inline uint8_t *launched_shared() {
   return memory[Block::current().copy()];
 }
 
-// A shared-space address is the offset in shared memory.
+// Returns the shared-space address of `at`, which is the offset in shared memory here.
 inline uint32_t shared_address(const void *at) {
   return (uint32_t)((const uint8_t *)at - launched_shared());
 }

@@ -1,5 +1,5 @@
-// Replaces kernels/ptx/memory.cuh where tests run kernels on the host: the same functions on this
-// process's memory. Polling threads switch to the others.
+// Replaces kernels/ptx/memory.cuh where tests run kernels on the host. The functions access the
+// memory of this process. A thread that polls switches to the other threads.
 #pragma once
 
 #include <stdint.h>
@@ -19,7 +19,7 @@ inline void store_release(uint64_t *at, uint64_t value) {
 inline uint4 load_vector(const void *at) { return *(const uint4 *)at; }
 inline void store_vector(void *at, uint4 v) { *(uint4 *)at = v; }
 
-// Loads before it switches to other fibers, so that a poll can see the packet of an old message.
+// Loads first and switches to other fibers then, so that a poll may see an outdated packet.
 inline uint4 load_packet(const void *at) {
   const uint4 packet = *(const uint4 *)at;
   Block::current().pause();
@@ -27,8 +27,8 @@ inline uint4 load_packet(const void *at) {
 }
 inline void store_packet(void *at, uint4 v) { *(uint4 *)at = v; }
 
-// All lanes of a warp access memory at once; stores become visible line by line. A lane without a
-// line accesses a local variable.
+// Access 16 bytes for each lane of a warp, all at one time; stores become visible line by line. A
+// lane without a line accesses a local variable instead.
 inline uint4 load_line(bool has_line, const void *at) {
   uint4 line, nothing = {};
   Block::current().warp_loads(&line, has_line ? at : &nothing);
@@ -40,7 +40,8 @@ inline void store_line(bool has_line, void *at, uint4 v) {
   Block::current().warp_stores(has_line ? at : &nowhere, &v);
 }
 
-// Each call advances the clock, so that a wait for a message that never arrives ends.
+// Returns the emulated clock. Each call advances it, so that a wait for a message that never
+// arrives ends.
 inline uint64_t nanoseconds() {
   static uint64_t now = 0;
   return now += 20000;
