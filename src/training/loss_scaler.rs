@@ -38,8 +38,9 @@ pub struct LossScalerConfig {
 }
 
 impl Default for LossScalerConfig {
-    /// Returns a scale of 2^16, doubled after 2,000 clean steps and halved at once. It stays between
-    /// 2^-126 and 2^127, so that the scale and its inverse are normal fp32 numbers.
+    /// Returns a scale of 2^16 that doubles after 2,000 clean steps and halves after each step with a
+    /// non-finite value. It stays between 2^-126 and 2^127, so that the scale and its inverse are normal fp32
+    /// numbers.
     fn default() -> LossScalerConfig {
         LossScalerConfig {
             start: 65536.0,
@@ -57,7 +58,7 @@ impl Default for LossScalerConfig {
 pub struct LossScalerState {
     /// Scale of the next step.
     pub scale: f64,
-    /// Number of clean steps since the scale changed.
+    /// Number of steps without a non-finite value since the scale changed.
     pub clean: u32,
     /// Number of steps skipped so far.
     pub skipped: u64,
@@ -66,7 +67,7 @@ pub struct LossScalerState {
 /// The decision about a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Verdict {
-    /// Whether to update the weights; otherwise skip this step.
+    /// Whether to update the weights with this step's gradients; otherwise skip the step.
     pub apply: bool,
     /// New scale divided by the old scale; 1 if it did not change.
     pub rescale: f64,
@@ -260,7 +261,8 @@ mod tests {
 
     #[test]
     fn long_run_skips_one_step_per_interval() {
-        // Gradients overflow from 2^20 on: in the long run one step in 2001 is skipped.
+        // Gradients overflow at scales of 2^20 and more, so in the long run one step in 2001 is
+        // skipped.
         let mut scaler = LossScaler::new(LossScalerConfig::default()).unwrap();
         let mut skipped = 0;
         for _ in 0..100_000 {
