@@ -18,7 +18,7 @@ use std::time::Instant;
 
 const LARGE: usize = 4 << 20;
 const TILE: usize = 2048;
-/// Alternations of codec and memcpy. The median of their ratios is printed.
+/// Number of alternations of codec and memcpy. The median of their ratios is printed.
 const ROUNDS: usize = 15;
 
 /// Returns every codec with its default parameters.
@@ -106,7 +106,7 @@ const WORKS: [Work; 4] = [
     Work::DecodeReduce,
 ];
 
-/// A line of the tables.
+/// A row of the tables.
 struct Row {
     codec: String,
     isa: Isa,
@@ -144,7 +144,8 @@ fn json(row: &Row) {
 const HEADING: &str = "codec                isa     work          threads   GB/s  memcpy  ratio   \
                        (16 MiB of fp32; memcpy on one core)";
 
-/// Returns the rounds of a measurement. The scalar form is a specification, for which one is enough.
+/// Returns the number of rounds of a measurement. The scalar code only serves as a specification, so a single
+/// round suffices for it.
 fn rounds(isa: Isa) -> usize {
     if isa == Isa::Scalar { 1 } else { ROUNDS }
 }
@@ -226,8 +227,8 @@ fn ratios(x: &[f32], print: fn(&Row)) {
     }
 }
 
-/// Returns the median GB/s of `subject`, of `memcpy`, and the median ratio of their speeds. The two alternate,
-/// and each goes first in half of the rounds.
+/// Returns the median GB/s of `subject`, the median GB/s of `memcpy`, and the median ratio of their speeds.
+/// The two alternate, and each goes first in half of the rounds.
 fn compare(
     bytes: usize,
     rounds: usize,
