@@ -58,7 +58,7 @@ pub enum CodecLinks {
 }
 
 impl CodecLinks {
-    /// Returns the value of `CINCH_CODEC_LINKS`.
+    /// Returns the choice as a value of `CINCH_CODEC_LINKS`.
     pub const fn name(self) -> &'static str {
         match self {
             CodecLinks::All => "all",

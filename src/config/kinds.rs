@@ -165,7 +165,7 @@ impl ValueKind for PowerOfTwo {
     }
 }
 
-/// 0 or 1.
+/// A switch, written as 0 or 1.
 pub(super) struct Switch;
 
 impl ValueKind for Switch {

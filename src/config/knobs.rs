@@ -47,12 +47,12 @@ pub enum Sharing {
     No,
     /// On every communicator.
     Always,
-    /// Where buffers are in host memory.
+    /// On communicators whose buffers are in host memory.
     HostMemory,
-    /// Where the host's transports connect ranks: buffers are in host memory, or GPUs are on several
-    /// hosts.
+    /// On communicators whose ranks are connected by host transports: buffers are in host memory, or GPUs are
+    /// on several hosts.
     HostLinks,
-    /// Where buffers are on GPUs.
+    /// On communicators whose buffers are on GPUs.
     Gpus,
     /// On every communicator, but ranks compare the effect of the setting, not its text. The module
     /// `comm` computes the effect.

@@ -37,7 +37,7 @@ pub enum TuningChoice {
 }
 
 impl fmt::Display for TuningChoice {
-    /// Writes the value of `CINCH_TUNING`.
+    /// Formats the choice as a value of `CINCH_TUNING`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             TuningChoice::Auto => f.write_str("auto"),
@@ -60,7 +60,7 @@ pub struct Note {
 /// Origin of a setting's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// Its default.
+    /// The default of the setting.
     Default,
     /// An environment variable.
     Environment,

@@ -14,7 +14,7 @@ use std::time::Duration;
 pub struct NcclName {
     /// The variable.
     pub name: &'static str,
-    /// Its effect in cinch.
+    /// Effect of the variable in cinch.
     pub means: Meaning,
 }
 

@@ -132,7 +132,7 @@ pub struct ResolvedCall {
     pub collective: Collective,
     /// Type of the elements.
     pub dtype: DType,
-    /// How contributions are combined; a sum where nothing is reduced.
+    /// How contributions are combined; set to a sum for collectives that do not reduce.
     pub op: ReduceOp,
     /// Elements of the message or of one rank's block.
     pub count: usize,

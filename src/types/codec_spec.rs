@@ -94,13 +94,13 @@ macro_rules! codecs {
 codecs! {
     /// Sends the elements unchanged.
     Raw = 0, "raw", [];
-    /// Sign and 7-bit integer, times absmax/127.
+    /// Sign and 7-bit integer, times absmax/127 (absmax: absolute maximum of the block).
     Linear8 = 1, "linear8", [BLOCK, TENSOR];
-    /// Dynamic tree, times absmax.
+    /// 8-bit dynamic tree format, times the absolute maximum of the block (absmax).
     Dynamic8 = 2, "dynamic8", [BLOCK, TENSOR];
-    /// Static tree, fixed range.
+    /// 8-bit static tree format with a fixed range.
     Static8 = 3, "static8", [OFFSET];
-    /// 3-bit decimal exponent and 4-bit integer, fixed range.
+    /// Sign, 3-bit decimal exponent and 4-bit integer, with a fixed range.
     Mantissa8 = 4, "mantissa8", [OFFSET];
     /// bfloat16, rounded to nearest even.
     CastBf16 = 5, "cast_bf16", [];

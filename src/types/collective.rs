@@ -79,7 +79,7 @@ impl ExtentByRole {
 
 /// A line of the table.
 struct CollectiveFacts {
-    /// `None` if data is only moved.
+    /// The ranks whose inputs are reduced; `None` if the collective only moves data.
     reduced: Option<ReducedRanks>,
     names: NamedRanks,
     input: ExtentByRole,

@@ -68,8 +68,8 @@ const DYNAMIC8: Coding = Coding {
     correlation: 0.5,
 };
 
-/// The relative RMS error in the simulation, if it has this cell, and whether its schedule is close
-/// enough to this library's for the figures to agree.
+/// The relative RMS error that the simulation found, and whether its schedule is close enough to
+/// this library's for the figures to agree. `None` if the simulation lacks the case.
 type Figure = Option<(f64, Schedules)>;
 
 #[derive(Clone, Copy, PartialEq)]

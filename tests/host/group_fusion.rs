@@ -548,8 +548,8 @@ fn sums_that_saturate_are_counted() {
         let spared: u64 = reports.iter().map(|reports| saturated(&reports[0])).sum();
         (total, spared, reports[0][0].fused)
     };
-    // In the second tensor 100 sums saturate; in the last, the element of the rank that sends it,
-    // and its sum.
+    // In the second tensor 100 sums saturate. In the last tensor two values count as saturated: the
+    // element when its rank sends it, and the sum.
     assert_eq!(run(&unfused()), (100 + 2, 0, 1));
     assert_eq!(run(&Config::default()), (100 + 2, 0, 3));
 }

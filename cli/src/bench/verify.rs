@@ -321,8 +321,8 @@ impl Check<'_> {
         outcome.note(exact, held);
     }
 
-    /// Returns the sum over ranks of the segment's largest magnitude, and whether any of its
-    /// elements is not finite.
+    /// Returns the sum over all ranks of the rank's largest magnitude in the segment, and whether
+    /// any element is not finite.
     fn whole_scale(&self, segment: &Segment) -> (f64, bool) {
         let size = self.row.dtype.size();
         let mut scratch = vec![0; TILE * size];

@@ -22,7 +22,7 @@ pub enum Data {
     Normal,
     /// Random bytes.
     Bits,
-    /// -1, 0 and 1.
+    /// Only the values -1, 0 and 1.
     Units,
 }
 

@@ -42,9 +42,9 @@ pub struct LinkCost {
 pub struct CodecCost {
     /// The codec.
     pub spec: CodecSpec,
-    /// Seconds of an encode.
+    /// Seconds to encode an element.
     pub encode: f64,
-    /// Seconds of a decode, with or without adding the result.
+    /// Seconds to decode an element, with or without adding the result.
     pub decode: f64,
 }
 

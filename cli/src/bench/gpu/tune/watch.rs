@@ -54,7 +54,7 @@ pub struct GpuWatch<'a, 'b> {
 }
 
 impl<'a, 'b> GpuWatch<'a, 'b> {
-    /// Starts the clock.
+    /// Creates the stopwatch and starts its clock.
     pub fn new(
         control: &'a Communicator,
         queue: &'a mut GpuQueue<'b>,
