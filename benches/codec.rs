@@ -1,10 +1,11 @@
 //! Benchmarks the codecs on one core, beside memcpy in the same run.
 //!
-//! First come tables of GB/s of fp32 and of the ratio to a memcpy of 16 MiB that alternates with the
-//! codec: packing of whole arrays with ADT's Bitpack on one thread and on all cores, then every codec.
-//! `cargo bench --bench codec -- --ratios` stops there; `--json` also stops, and prints JSON lines for
-//! `benches/baselines/`. Then criterion measures each codec on 16 MiB and on a tile of 2,048 elements
-//! in the first-level cache, the size of a call in a step of a collective.
+//! The first tables show GB/s of fp32, and the ratio to a memcpy of 16 MiB that alternates with the
+//! codec. They cover packing of whole arrays with ADT's Bitpack, on one thread and on all cores, and
+//! every codec. `cargo bench --bench codec -- --ratios` stops after these tables; `--json` also stops
+//! there, and prints JSON lines for `benches/baselines/`. Otherwise criterion then measures each codec
+//! on 16 MiB, and on a tile of 2,048 elements in the first-level cache. A step of a collective calls a
+//! codec with tiles of this size.
 
 use cinch::CodecSpec;
 use cinch::arrays::{Layout, StandAlone};

@@ -1,17 +1,17 @@
 //! Automatic loss scaling ("Training with mixed precision"): the loss is multiplied by the largest
 //! scale at which no gradient overflows.
 //!
-//! **The decision is global without a message of its own.** Codecs carry a value that is not finite
-//! to every rank (see [`crate::manual::numerics`]), and a sum that overflows does so on every rank.
-//! So every rank finds the same [`count_non_finite`] in the *output* of its all_reduce, or in all
-//! outputs of a step, and that count decides. Do not use `Report::input`: it covers only what this
-//! rank encoded.
+//! **All ranks decide alike without exchanging a message.** A value that is not finite reaches every
+//! rank through any codec (see [`crate::manual::numerics`]). A sum that overflows does so on every
+//! rank. Every rank thus finds the same [`count_non_finite`] in the *output* of its all_reduce, or in
+//! all outputs of a step, and decides by this count. Do not use `Report::input`: it covers only the
+//! data that this rank encoded.
 //!
-//! **Codecs that saturate need more.** `cast16`, `cast_bf16`, `static8`, `mantissa8`, `trunc8`,
-//! `threshold2` and the scales that `tensor=K` keeps replace a value or sum beyond their largest
-//! value by that largest value, on all ranks alike, so that outputs do not show it. With these codecs
-//! the ranks must also sum `saturated` of their reports, and skip the step unless the sum is 0.
-//! Reports of a GPU lack `saturated`: use other codecs there.
+//! **Codecs that saturate need one more check.** They replace a value or sum beyond their largest
+//! value by that largest value, on all ranks alike, so outputs do not show it. These codecs are
+//! `cast16`, `cast_bf16`, `static8`, `mantissa8`, `trunc8`, `threshold2`, and codecs with the scales
+//! that `tensor=K` keeps. With them the ranks must also sum `saturated` of their reports, and skip the
+//! step unless the sum is 0. Reports of a GPU lack `saturated`: use other codecs there.
 //!
 //! **Unscaling** is free as part of the sum: use a pre-multiplied sum with the factor
 //! [`LossScaler::inverse`], taken before [`LossScaler::update`]. Residuals of error feedback then
