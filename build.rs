@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The first version with `-compress-mode`.
+/// The first version of nvcc with the option `-compress-mode`.
 const COMPRESSING_NVCC: (u32, u32) = (12, 8);
 
 fn main() {
@@ -44,7 +44,7 @@ fn main() {
     }
 }
 
-/// Writes `OUT_DIR/kernels.rs`, with the kernels or with the reason why there are none.
+/// Writes `OUT_DIR/kernels.rs`, which holds the kernels, or the reason why there are none.
 fn kernels() -> Result<(), String> {
     let required = match variable("CINCH_CUDA")?.as_deref() {
         None | Some("auto") => false,
@@ -93,8 +93,8 @@ fn kernels() -> Result<(), String> {
     build.run()
 }
 
-/// All files below `kernels/`: paths from the package's root, and hashes of their contents. They
-/// are read before the first compilation, so that a later edit does not count as built.
+/// Paths from the package's root, and content hashes, of all files below `kernels/`. The files are
+/// read before the first compilation, so an edit during the build triggers another build.
 struct Tree {
     hashes: BTreeMap<PathBuf, u64>,
 }
@@ -129,7 +129,7 @@ impl Tree {
             .collect()
     }
 
-    /// Returns one hash of the files that a compiler's dependency file lists; `None` if one is
+    /// Returns one hash over the files that a compiler's dependency file lists; `None` if a file is
     /// missing.
     fn fingerprint(&self, dependencies: &str) -> Option<u64> {
         let root = manifest();
@@ -152,21 +152,23 @@ impl Tree {
     }
 }
 
-/// Aligned, because the driver reads 64-bit fields of the fat binary.
+/// Source text of a 64-byte aligned array type. The driver reads 64-bit fields of the fat binary,
+/// so the binary must be aligned.
 const ALIGNED: &str = "#[repr(C, align(64))]\nstruct Aligned<const N: usize>([u8; N]);\n";
 
 struct Build {
     nvcc: Nvcc,
     targets: Vec<Target>,
-    /// Adds source lines to the binary, for profilers and sanitizers. They more than double its
-    /// size.
+    /// Whether to add source line information to the binary, for profilers and sanitizers. It more
+    /// than doubles the binary's size.
     lines: bool,
     tree: Tree,
     cache: PathBuf,
 }
 
 impl Build {
-    /// Compiles changed files, as many in parallel as cargo allows, and writes the table.
+    /// Compiles changed files, as many in parallel as cargo allows, and writes the table of
+    /// kernels.
     fn run(&self) -> Result<(), String> {
         let entries = self.tree.entries();
         let jobs = env::var("NUM_JOBS").map_or(1, |jobs| jobs.parse().unwrap_or(1));
@@ -232,7 +234,8 @@ impl Build {
 
         let list = out().join(format!("{name}.d"));
         let source = format!("kernels/entry/{name}.cu");
-        // Paths are relative to the package's root, so that line tables name no build machine.
+        // Paths are relative to the package's root, so that line tables do not contain folders of
+        // the build machine.
         let run = Command::new(&self.nvcc.path)
             .current_dir(manifest())
             .args(&flags)
@@ -262,8 +265,8 @@ impl Build {
     }
 
     fn flags(&self) -> Vec<String> {
-        // -fmad=false: host and device have equal bits only if the kernels' intrinsics alone decide
-        // where a product and a sum are fused.
+        // Host and device must produce equal bits. With -fmad=false a product and a sum are fused
+        // only where the kernels' intrinsics request it.
         let mut flags: Vec<String> = [
             "-std=c++17",
             "-O3",
@@ -283,7 +286,7 @@ impl Build {
         flags
     }
 
-    /// Removes earlier results from the cache.
+    /// Removes earlier results of the same entry file from the cache.
     fn forget(&self, stem: &str) {
         for entry in fs::read_dir(&self.cache).into_iter().flatten().flatten() {
             let old = entry.file_name();
@@ -294,7 +297,7 @@ impl Build {
     }
 }
 
-/// Copies a file so that its name appears atomically, with the whole contents.
+/// Copies a file so that its name appears atomically, with complete contents.
 fn put(from: &Path, to: &Path) -> io::Result<()> {
     let part = to.with_extension(format!("part{}", std::process::id()));
     fs::copy(from, &part)?;
@@ -314,7 +317,7 @@ fn cache_directory() -> PathBuf {
     }
 }
 
-/// Writes a table without kernels.
+/// Writes a table without kernels; `why` states the reason.
 fn host_only(why: &str) -> Result<(), String> {
     write_table(&format!(
         "/// Whether kernels were built.\npub const STATE: State = State::Missing {{ why: {why:?} }};\n\
@@ -335,7 +338,7 @@ fn out() -> PathBuf {
     env::var_os("OUT_DIR").unwrap_or_default().into()
 }
 
-/// Returns a variable that is set and not empty.
+/// Returns the value of an environment variable that is set and not empty.
 fn variable(name: &str) -> Result<Option<String>, String> {
     match env::var(name) {
         Ok(value) => Ok(Some(value.trim().to_string()).filter(|value| !value.is_empty())),

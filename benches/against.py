@@ -30,10 +30,10 @@ import baseline  # noqa: E402
 
 LIMIT = 1.03
 K, M = 1 << 10, 1 << 20
-# Ranks, first and last size, iterations and warm-up calls of a benchmark on host memory.
+# Rows of benchmarks on host memory: ranks, first and last size in bytes, iterations, warm-up calls.
 HOST = [(2, K, 64 * K, 1000, 100), (2, 256 * K, 4 * M, 60, 8), (2, 16 * M, 64 * M, 6, 3),
         (4, K, 64 * K, 300, 50), (4, 256 * K, 4 * M, 30, 6), (4, 16 * M, 64 * M, 5, 3)]
-# First and last size and iterations of a benchmark on a GPU.
+# Rows of benchmarks on a GPU: first and last size in bytes, iterations.
 GPU = [(8, 512 * K, 15), (2 * M, 256 * M, 7)]
 
 

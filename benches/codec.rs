@@ -1,10 +1,11 @@
 //! Benchmarks the codecs on one core, beside memcpy in the same run.
 //!
-//! First come tables of GB/s of fp32 and of the ratio to a memcpy of 16 MiB that alternates with the
-//! codec: packing of whole arrays with ADT's Bitpack on one thread and on all cores, then every codec.
-//! `cargo bench --bench codec -- --ratios` stops there; `--json` also stops, and prints JSON lines for
-//! `benches/baselines/`. Then criterion measures each codec on 16 MiB and on a tile of 2,048 elements
-//! in the first-level cache, the size of a call in a step of a collective.
+//! The first tables show GB/s of fp32, and the ratio to a memcpy of 16 MiB that alternates with the
+//! codec. They cover packing of whole arrays with ADT's Bitpack, on one thread and on all cores, and
+//! every codec. `cargo bench --bench codec -- --ratios` stops after these tables; `--json` also stops
+//! there, and prints JSON lines for `benches/baselines/`. Otherwise criterion then measures each codec
+//! on 16 MiB, and on a tile of 2,048 elements in the first-level cache. A step of a collective calls a
+//! codec with tiles of this size.
 
 use cinch::CodecSpec;
 use cinch::arrays::{Layout, StandAlone};
@@ -18,7 +19,7 @@ use std::time::Instant;
 
 const LARGE: usize = 4 << 20;
 const TILE: usize = 2048;
-/// Alternations of codec and memcpy. The median of their ratios is printed.
+/// Number of alternations of codec and memcpy. The median of their ratios is printed.
 const ROUNDS: usize = 15;
 
 /// Returns every codec with its default parameters.
@@ -106,7 +107,7 @@ const WORKS: [Work; 4] = [
     Work::DecodeReduce,
 ];
 
-/// A line of the tables.
+/// A row of the tables.
 struct Row {
     codec: String,
     isa: Isa,
@@ -144,7 +145,8 @@ fn json(row: &Row) {
 const HEADING: &str = "codec                isa     work          threads   GB/s  memcpy  ratio   \
                        (16 MiB of fp32; memcpy on one core)";
 
-/// Returns the rounds of a measurement. The scalar form is a specification, for which one is enough.
+/// Returns the number of rounds of a measurement. The scalar code only serves as a specification, so a single
+/// round suffices for it.
 fn rounds(isa: Isa) -> usize {
     if isa == Isa::Scalar { 1 } else { ROUNDS }
 }
@@ -226,8 +228,8 @@ fn ratios(x: &[f32], print: fn(&Row)) {
     }
 }
 
-/// Returns the median GB/s of `subject`, of `memcpy`, and the median ratio of their speeds. The two alternate,
-/// and each goes first in half of the rounds.
+/// Returns the median GB/s of `subject`, the median GB/s of `memcpy`, and the median ratio of their speeds.
+/// The two alternate, and each goes first in half of the rounds.
 fn compare(
     bytes: usize,
     rounds: usize,

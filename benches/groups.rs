@@ -1,8 +1,8 @@
-//! Benchmarks groups of many small all_reduces, with their calls fused and with their calls separate.
+//! Benchmarks groups of many small all_reduces, once with fused calls and once with separate calls.
 //!
-//! Ranks are threads. Groups of both communicators alternate, so that other load affects both alike. `cargo
-//! bench --bench groups -- [--json]` prints the slowest rank's medians over the rounds, with `--json` as JSON
-//! lines for `benches/baselines/`.
+//! Ranks are threads. Groups of both kinds alternate, so that other load on the machine affects both alike.
+//! `cargo bench --bench groups -- [--json]` prints the slowest rank's medians over the rounds, with `--json`
+//! as JSON lines for `benches/baselines/`.
 
 use cinch::bootstrap::LocalOutOfBand;
 use cinch::comm::{Call, Group};
@@ -12,11 +12,11 @@ use cinch::types::TransportKind;
 use cinch::{Collective, Communicator, Config, DType, ReduceOp};
 use std::time::Instant;
 
-/// Tensors of a group.
+/// Number of tensors in a group, each with one all_reduce.
 const TENSORS: usize = 100;
-/// Timed groups of each kind.
+/// Number of timed groups of each kind.
 const ROUNDS: usize = 200;
-/// Groups of each kind before the timed ones.
+/// Number of groups of each kind before the timed ones.
 const WARM: usize = 20;
 
 fn main() {
@@ -108,7 +108,7 @@ fn alternate(comms: &[Communicator; 2], bytes: usize) -> [f64; 2] {
 fn group(comm: &Communicator, data: &mut [Vec<f32>]) {
     let mut group = Group::new();
     for x in data {
-        // An average of ones is one, so repeated calls in place keep the data.
+        // The average of ones is one, so repeated in-place calls keep the data.
         let call = Call {
             op: ReduceOp::Avg,
             ..Call::new(Collective::AllReduce, DType::F32, x.len())

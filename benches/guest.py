@@ -14,7 +14,8 @@ import tempfile
 import time
 
 QEMU = "qemu-system-x86_64"
-# Kernel of the figures. If the registry no longer has it, the kernel of linux-image-amd64 is used.
+# Kernel with which the published figures were measured. If the registry no longer has it, the
+# kernel of linux-image-amd64 is used.
 KERNEL = "linux-image-6.1.0-56-amd64"
 PACKAGES = ["busybox-static", "iproute2", "libibverbs1", "ibverbs-providers", "libibumad3",
             "librdmacm1", "libpci3", "libnl-3-200", "libnl-route-3-200", "libmnl0", "libelf1",
@@ -135,7 +136,8 @@ mount -t proc none /proc; mount -t sysfs none /sys; mount -t devtmpfs none /dev
 mkdir -p /dev/shm; mount -t tmpfs none /dev/shm; mount -t tmpfs none /tmp
 ln -sf /proc/self/fd /dev/fd
 echo 1 > /proc/sys/kernel/printk
-# The emulator caches translated code by address: without randomisation processes share it.
+# The emulator caches translated code by address. Without address randomisation all processes use
+# equal addresses and so share the cache.
 echo 0 > /proc/sys/kernel/randomize_va_space
 ulimit -l unlimited; ulimit -n 4096
 for module in $(cat /modules); do insmod /modules.d/$module || echo "no module $module"; done
@@ -218,7 +220,8 @@ class Guest:
         self.command = [
             QEMU, "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", str(memory),
             "-nodefaults", "-no-reboot", "-display", "none", "-kernel", kernel, "-initrd", archive,
-            # On a busy host the timer interrupt is late, for which the kernel would panic at boot.
+            # On a busy host the timer interrupt comes late. The kernel would then panic at boot
+            # without no_timer_check.
             "-append", f"console=ttyS0 quiet panic=-1 no_timer_check node={node}",
             "-serial", f"file:{self.log}", "-serial", f"file:{self.out}",
             *(devices or ("-nic", "none"))]

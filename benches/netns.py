@@ -20,7 +20,8 @@ def missing():
         return f"{' and '.join(absent)} not found (package iproute2)"
     if os.geteuid() != 0:
         return "needs root"
-    # Root in a container may lack the capability; only an attempt shows whether it has it.
+    # Root in a container may lack the capability to create namespaces; only an attempt shows
+    # whether it has it.
     space = f"cinch-{os.getpid()}-try"
     made = subprocess.run(["ip", "netns", "add", space], stderr=subprocess.PIPE, text=True)
     subprocess.run(["ip", "netns", "del", space], stderr=subprocess.DEVNULL)
@@ -35,7 +36,7 @@ class Net:
     """Namespaces of hosts, joined by a bridge in one more namespace. A context manager that removes them."""
 
     def __init__(self, hosts, rate=None):
-        # Names have the process id, so that two runs cannot remove each other's namespaces.
+        # Names contain the process id, so that two runs cannot remove each other's namespaces.
         self.spaces = [f"cinch-{os.getpid()}-{host}" for host in range(hosts)]
         self.switch = f"cinch-{os.getpid()}-switch"
         self.rate = rate
@@ -69,7 +70,7 @@ class Net:
             ip("-n", space, "link", "set", DEVICE, "up")
             ip("-n", self.switch, "link", "set", port, "master", "bridge", "up")
             if self.rate:
-                # Both ends are limited, so that the rate holds in both directions.
+                # Both ends of the link get a rate limit, so that it holds in both directions.
                 self.shape(space, DEVICE)
                 self.shape(self.switch, port)
         self.secret = tempfile.NamedTemporaryFile("w", suffix=".secret")  # made with mode 0600
@@ -77,8 +78,8 @@ class Net:
         self.secret.flush()
 
     def shape(self, space, device):
-        # A burst of 128 KiB holds two of TCP's packets of 64 KiB. With a smaller burst the bucket limits
-        # the speed below the rate.
+        # A burst of 128 KiB holds two of TCP's packets of 64 KiB. With a smaller burst the token bucket
+        # limits the speed below the configured rate.
         subprocess.run(["tc", "-n", space, "qdisc", "add", "dev", device, "root", "tbf", "rate",
                         self.rate, "burst", "128k", "latency", "20ms"], check=True)
 
@@ -93,7 +94,7 @@ class Net:
     def lose(self, host, percent):
         """Drops `percent` of the packets that a host receives. Raises if nft cannot."""
         space = self.spaces[host]
-        # Without segmentation offload a packet in the kernel is as small as on a wire.
+        # Without segmentation offload, packets in the kernel are as small as packets on a wire.
         for end in self.spaces:
             ip("-n", end, "link", "set", DEVICE, "gso_max_segs", 1)
         subprocess.run(["ip", "netns", "exec", space, "nft", "-f", "-"], check=True, text=True, input=f"""

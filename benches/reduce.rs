@@ -7,7 +7,7 @@ use cinch::types::{DType, ReduceOp};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use std::hint::black_box;
 
-/// Elements of a tile: 8 KiB of fp32.
+/// Number of elements in a tile: 8 KiB of fp32.
 const TILE: usize = 2048;
 
 fn tile(criterion: &mut Criterion) {

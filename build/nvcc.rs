@@ -5,7 +5,7 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The oldest supported compiler: it must have C++17 and sm_90.
+/// The oldest supported compiler version: it must support C++17 and sm_90.
 const OLDEST_NVCC: (u32, u32) = (12, 0);
 /// The lowest supported architecture: older ones have no bf16 arithmetic and no asynchronous copy.
 const LOWEST_ARCH: u32 = 80;
@@ -46,8 +46,8 @@ impl Target {
     }
 }
 
-/// Returns the default targets: all supported architectures in a release; otherwise one
-/// architecture, for short builds, and PTX for other chips.
+/// Returns the default targets. A release gets all supported architectures. Other builds get one
+/// architecture, for short builds, and PTX for other GPUs.
 pub fn default_targets() -> Vec<Target> {
     if env::var("PROFILE").is_ok_and(|profile| profile == "release") {
         return release_targets();
@@ -103,7 +103,7 @@ pub fn parse_archs(text: &str) -> Result<Vec<Target>, String> {
     Ok(targets)
 }
 
-/// A usable compiler.
+/// A compiler that was found, and its version.
 pub struct Nvcc {
     pub path: PathBuf,
     pub version: String,
@@ -112,8 +112,8 @@ pub struct Nvcc {
 }
 
 impl Nvcc {
-    /// Finds a compiler in `NVCC`, `CUDA_HOME`, `PATH` or `target/cuda` (by `scripts/setup`), in
-    /// this order. If a variable names a place without nvcc, this is an error.
+    /// Searches for a compiler in `NVCC`, `CUDA_HOME`, `PATH` and `target/cuda` (filled by
+    /// `scripts/setup`), in this order. If a variable names a place without nvcc, this is an error.
     pub fn find() -> Result<Nvcc, String> {
         if let Some(path) = variable("NVCC")? {
             return Nvcc::at(Path::new(&path)).map_err(|why| format!("NVCC={path}: {why}"));
@@ -128,8 +128,8 @@ impl Nvcc {
         match places.iter().find(|path| path.is_file()) {
             Some(path) => Nvcc::at(path),
             None => {
-                // Watches PATH only in this case: otherwise each shell with another PATH would
-                // rebuild the library.
+                // PATH is watched only if no compiler was found. Otherwise the library would be
+                // rebuilt from each shell with another PATH.
                 println!("cargo:rerun-if-env-changed=PATH");
                 Err("there is no nvcc in NVCC, CUDA_HOME, PATH or target/cuda".into())
             }
@@ -138,7 +138,7 @@ impl Nvcc {
 
     fn at(path: &Path) -> Result<Nvcc, String> {
         let text = output(Command::new(path).arg("--version"))?;
-        // "Cuda compilation tools, release 13.0, V13.0.88"
+        // Parses the version from a line such as "Cuda compilation tools, release 13.0, V13.0.88".
         let version = text
             .split_once(", V")
             .and_then(|(_, rest)| rest.split_whitespace().next())
@@ -200,7 +200,7 @@ impl Nvcc {
     }
 }
 
-/// Returns the output of a command that succeeds.
+/// Runs a command and returns its output, or an error if it fails.
 fn output(command: &mut Command) -> Result<String, String> {
     let shown = command.get_program().to_string_lossy().into_owned();
     let run = command

@@ -372,7 +372,7 @@ enum cinch_algorithm_t
      */
     CINCH_ALGORITHM_AUTO = 1,
     /**
-     * Neighbour to neighbour, N-1 hops each way.
+     * Each rank sends to its neighbour, N-1 hops each way.
      */
     CINCH_ALGORITHM_RING = 2,
     /**
@@ -380,15 +380,18 @@ enum cinch_algorithm_t
      */
     CINCH_ALGORITHM_TREE = 3,
     /**
-     * Every rank to every other in one step: least latency, N-1 times the bytes.
+     * Every rank sends to every other rank in one step: least latency, but N-1 times the
+     * bytes.
      */
     CINCH_ALGORITHM_ONESHOT = 4,
     /**
-     * Every rank to the owner of each chunk and back (two-shot): two steps, the ring's bytes.
+     * Two-shot: every rank sends each chunk to the rank that reduces it, which sends the
+     * result back. Takes two steps and sends as many bytes as the ring.
      */
     CINCH_ALGORITHM_DIRECT = 5,
     /**
-     * Inside each host first, then between hosts on each rail, then inside again.
+     * Runs inside each host first, then between hosts on each rail, then inside each host
+     * again.
      */
     CINCH_ALGORITHM_HIERARCHICAL = 6,
 };
@@ -417,7 +420,7 @@ enum cinch_transport_t
      */
     CINCH_TRANSPORT_AUTO = 1,
     /**
-     * Threads of one process.
+     * Memory shared by threads of one process.
      */
     CINCH_TRANSPORT_LOOPBACK = 2,
     /**

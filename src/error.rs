@@ -1,14 +1,14 @@
-//! The error of the whole library: a kind, which C callers see as a code, and a sentence.
+//! The error type of the library: a kind, which C callers receive as a code, and a message.
 //!
-//! The function that detects an error builds the sentence, with ranks, hosts, sizes and the next step.
-//! Callers only add context with [`Error::context`].
+//! The function that detects an error writes the message, with ranks, hosts, sizes and the next step. Callers
+//! only add context with [`Error::context`].
 
 use std::fmt;
 
 /// Results with the [`Error`] of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// The origin of an error. The C ABI maps each kind to one code, in `capi/`.
+/// The kind of an error. `capi/` maps each kind to one code of the C ABI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -49,7 +49,7 @@ impl ErrorKind {
     }
 }
 
-/// An error of any layer.
+/// An error of any layer of the library.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
     kind: ErrorKind,
@@ -57,7 +57,7 @@ pub struct Error {
 }
 
 impl Error {
-    /// Makes an error of `kind` with its sentence.
+    /// Creates an error of `kind` with this message.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Error {
         Error {
             kind,
@@ -65,37 +65,37 @@ impl Error {
         }
     }
 
-    /// Makes an [`ErrorKind::InvalidArgument`].
+    /// Creates an error of kind [`ErrorKind::InvalidArgument`].
     pub fn invalid_argument(message: impl Into<String>) -> Error {
         Error::new(ErrorKind::InvalidArgument, message)
     }
 
-    /// Makes an [`ErrorKind::InvalidUsage`].
+    /// Creates an error of kind [`ErrorKind::InvalidUsage`].
     pub fn invalid_usage(message: impl Into<String>) -> Error {
         Error::new(ErrorKind::InvalidUsage, message)
     }
 
-    /// Makes an [`ErrorKind::Internal`].
+    /// Creates an error of kind [`ErrorKind::Internal`].
     pub fn internal(message: impl Into<String>) -> Error {
         Error::new(ErrorKind::Internal, message)
     }
 
-    /// Makes an [`ErrorKind::System`] from an error of the operating system.
+    /// Creates an error of kind [`ErrorKind::System`] from an error of the operating system.
     pub fn system(what: impl fmt::Display, cause: impl Into<std::io::Error>) -> Error {
         Error::new(ErrorKind::System, format!("{what}: {}", cause.into()))
     }
 
-    /// Returns the origin of the error.
+    /// Returns the kind of the error.
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }
 
-    /// Returns the sentence.
+    /// Returns the message.
     pub fn message(&self) -> &str {
         &self.message
     }
 
-    /// Puts `what` in front of the sentence.
+    /// Puts `what` in front of the message.
     pub fn context(self, what: impl fmt::Display) -> Error {
         Error {
             kind: self.kind,

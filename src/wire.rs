@@ -1,11 +1,11 @@
-//! Little-endian fields of messages between ranks: the only reader and writer of frames.
+//! Little-endian fields of messages between ranks. All frames are read and written by this module.
 //!
-//! A reader never trusts a length from the wire. A message that is shorter or longer than its fields
-//! is [`Damaged`].
+//! A reader never trusts a length from the wire. A message that is shorter or longer than its fields is
+//! [`Damaged`].
 
 use crate::error::{Error, ErrorKind};
 
-/// A message whose bytes do not fit its fields.
+/// The error for a message that is too short or too long for its fields, or holds an invalid value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Damaged;
 
@@ -23,10 +23,10 @@ impl From<Damaged> for Error {
 
 /// A value with a wire format.
 pub(crate) trait Wire: Sized {
-    /// Appends the value.
+    /// Appends the value to the message.
     fn write(&self, writer: &mut Writer);
 
-    /// Takes the value off the front.
+    /// Reads the value from the front of the message and advances past it.
     fn read(reader: &mut Reader<'_>) -> WireResult<Self>;
 
     /// Returns the value as a whole message.
@@ -56,13 +56,13 @@ impl Writer {
         self
     }
 
-    /// Appends bytes without their number.
+    /// Appends bytes without a length in front.
     pub fn bytes(&mut self, bytes: &[u8]) -> &mut Writer {
         self.0.extend_from_slice(bytes);
         self
     }
 
-    /// Appends text with its length. Text beyond 64 KiB is cut at a character.
+    /// Appends text with its length in front. Text beyond 64 KiB is cut between two characters.
     pub fn text(&mut self, text: &str) -> &mut Writer {
         let mut cut = text.len().min(usize::from(u16::MAX));
         while !text.is_char_boundary(cut) {
@@ -72,30 +72,30 @@ impl Writer {
     }
 }
 
-/// Takes fields off the front of a message.
+/// Reads fields from the front of a message, one after the other.
 pub(crate) struct Reader<'a>(pub &'a [u8]);
 
 impl<'a> Reader<'a> {
-    /// Takes one field.
+    /// Reads the next field.
     pub fn take<T: Wire>(&mut self) -> WireResult<T> {
         T::read(self)
     }
 
-    /// Takes text with its length.
+    /// Reads text that has its length in front.
     pub fn text(&mut self) -> WireResult<String> {
         let count = self.u16()?;
         let bytes = self.bytes(count.into())?;
         String::from_utf8(bytes.to_vec()).map_err(|_| Damaged)
     }
 
-    /// Takes `count` bytes.
+    /// Reads the next `count` bytes.
     pub fn bytes(&mut self, count: usize) -> WireResult<&'a [u8]> {
         let (front, rest) = self.0.split_at_checked(count).ok_or(Damaged)?;
         self.0 = rest;
         Ok(front)
     }
 
-    /// Checks that nothing is left.
+    /// Returns an error if bytes are left behind the last field.
     pub fn end(&self) -> WireResult<()> {
         match self.0.is_empty() {
             true => Ok(()),
@@ -117,7 +117,7 @@ macro_rules! wire_integers {
 
         impl Reader<'_> {
             $(
-                /// Takes an integer.
+                /// Reads an integer.
                 pub fn $type(&mut self) -> WireResult<$type> {
                     let (front, rest) = self.0.split_first_chunk().ok_or(Damaged)?;
                     self.0 = rest;

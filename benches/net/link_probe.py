@@ -43,7 +43,8 @@ def main():
     while size := connection.recv_into(buffer):
         received += size
         now = time.monotonic()
-        # The first 0.3 s do not count: they hold TCP's slow start and the burst of the token bucket.
+        # The first 0.3 s are not measured, because TCP's slow start and the burst of the token bucket distort
+        # them.
         if since is None and now - start > 0.3:
             since, counted = now, received
         last = now

@@ -149,7 +149,8 @@ pub fn main(options: &ArraysOptions) -> ExitResult {
     ));
     for &dtype in &types {
         for &spec in &copies {
-            // `copy_row` leaves decoded elements in GPU memory, so each codec gets fresh ones.
+            // `copy_row` overwrites the elements in GPU memory with decoded ones, so each codec
+            // gets fresh elements.
             let values = bench.fill(dtype).map_err(failed)?;
             let row = bench.copy_row(spec, dtype, &values).map_err(failed)?;
             report(&mut rows, spec, dtype, row).map_err(failed)?;
@@ -180,7 +181,7 @@ struct ArraysRecord {
     datatype: String,
     /// Bytes of the elements.
     bytes: usize,
-    /// Whether every element has the bits that the same codec produces on the host.
+    /// Whether every element has the bits that the codec produces on the host.
     right: bool,
     #[serde(flatten)]
     figures: ArraysFigures,
@@ -346,7 +347,8 @@ impl ArraysBench {
         };
         let place = (self.wire.address(), self.wire.bytes());
         let mut times = [const { Vec::new() }; 3];
-        // Encode, decode and copy alternate, so that all three see the same GPU clock frequencies.
+        // Encode, decode and copy alternate, so that all three run at the same GPU clock
+        // frequencies.
         for turn in 0..TURNS + 1 {
             // SAFETY: `self` owns the memory, and `seconds` waits for every use of it.
             let (encode, decode) = unsafe {
@@ -361,8 +363,8 @@ impl ArraysBench {
                 push_each(&mut times, [encode, decode, copy]);
             }
         }
-        // The compared run overwrites poison, so that results of earlier rounds cannot pass for its
-        // own.
+        // The compared run overwrites poison. Results of earlier rounds thus cannot be mistaken for
+        // results of this run.
         let mut found = vec![POISON; self.bytes];
         self.elements
             .write(self.bytes, &found, &self.stream, WAIT_TIMEOUT)?;

@@ -1,4 +1,4 @@
-//! Forwards the output of ranks, with the rank's number in front of each line.
+//! Forwards the output of ranks, with the rank's number at the start of each line.
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
@@ -9,24 +9,24 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long the rest of the output is awaited after the ranks have ended. A process that a rank
-/// left behind may keep the pipe open.
+/// Time to wait for the rest of the output after the ranks have ended. A process that a rank left
+/// behind may keep the pipe open.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// Longest part of a line, in bytes, that is written at once, so that an endless line cannot fill
-/// the memory.
+/// Longest part of a line, in bytes, that is written at once. The limit keeps an endless line from
+/// filling the memory.
 const LINE: u64 = 64 << 10;
 
 /// Threads that copy the output of ranks.
 pub struct Forwarders {
     threads: Vec<JoinHandle<()>>,
-    /// Pipe whose writing end is closed when all ranks have ended. By then their output is in their
-    /// pipes.
+    /// Pipe whose writing end is closed when all ranks have ended. By then all of the ranks' output
+    /// is in their pipes.
     ended: (Arc<PipeReader>, Option<PipeWriter>),
 }
 
 impl Forwarders {
-    /// Makes an instance without threads.
+    /// Creates an instance without threads.
     ///
     /// # Errors
     /// Returns the error of creating a pipe.
@@ -38,8 +38,8 @@ impl Forwarders {
         })
     }
 
-    /// Starts a thread that copies lines from a rank's pipe, with the rank in front. A line is one
-    /// write, so that lines of ranks do not mix.
+    /// Starts a thread that copies lines from a rank's pipe, with the rank at the start of each
+    /// line. Each line is one write, so that lines of different ranks do not mix.
     pub fn add(
         &mut self,
         rank: usize,
@@ -65,15 +65,15 @@ impl Forwarders {
                 }
                 let mut labelled = format!("[{rank}] ").into_bytes();
                 labelled.extend_from_slice(&line);
-                // A failed write is ignored: reading must go on, or the rank would block on a full
-                // pipe.
+                // A failed write is ignored. The thread must go on reading, or the rank would block
+                // on a full pipe.
                 let _ = to.write_all(&labelled).and_then(|()| to.flush());
             }
         }));
     }
 
     /// Forwards the remaining output of ranks that have ended, however slow its reader is. Calls
-    /// `asked` at intervals, and drops the rest of the output once that returns a value.
+    /// `asked` at intervals; once `asked` returns a value, drops the rest of the output.
     ///
     /// # Errors
     /// Returns the errors of `asked`.
@@ -168,7 +168,8 @@ mod tests {
         }
     }
 
-    /// Returns what is forwarded of `text`, if the pipe's writing end stays open or not.
+    /// Returns the forwarded form of `text`. `left_open` states whether the pipe's writing end
+    /// stays open.
     fn forwarded(text: &[u8], each: Duration, left_open: bool) -> Vec<u8> {
         let (reader, mut writer) = io::pipe().unwrap();
         let seen = Slow(Arc::default(), each);

@@ -1,4 +1,5 @@
-//! The GPU part of `cinch info`: devices, links between them, and memory that a communicator takes.
+//! The GPU part of `cinch info`: devices, links between them, and the memory that a communicator
+//! needs.
 
 use crate::bench::gpu::driver_version;
 use cinch::gpu::probe::{PairSpeed, Probe, pair_speed};
@@ -54,7 +55,7 @@ pub fn write(config: &Config, probes: bool, out: &mut dyn Write) -> io::Result<(
     }
 }
 
-/// Prints the buffer bytes on each GPU for a communicator with a rank on every GPU.
+/// Prints the bytes of the buffers on each GPU for a communicator with a rank on every GPU.
 fn write_buffers(config: &Config, gpus: usize, out: &mut dyn Write) -> io::Result<()> {
     match PeerBufferLayout::new(gpus, config.buffer_bytes, config.gpu_channels_for(1)) {
         Ok(shape) => writeln!(
@@ -107,7 +108,7 @@ fn write_speeds(devices: &[Device], out: &mut dyn Write) -> io::Result<()> {
     }
 }
 
-/// Returns a square matrix of cell texts; a cell with an error is `no`.
+/// Returns a square matrix of cell texts; a cell whose value is an error becomes `no`.
 fn cells(size: usize, cell: impl Fn(usize, usize) -> Result<String>) -> Vec<Vec<String>> {
     let text = |from, to| cell(from, to).unwrap_or_else(|_| "no".into());
     let row = |from| (0..size).map(|to| text(from, to)).collect();

@@ -1,9 +1,10 @@
-//! `cinch run --hosts`: starts ranks on several hosts over ssh, watches them, and leaves none behind.
+//! `cinch run --hosts`: starts ranks on several hosts over ssh, watches them, and ends all of them.
 //!
-//! Each host gets one ssh session, which runs `cinch run --agent` there. The agent reads its task,
-//! including the job's secret, from standard input, as any user can read command lines. Afterwards
-//! the input stays open and silent. When it ends, the launcher has exited or wants the ranks to
-//! end, and the agent ends them. A lost connection therefore leaves no ranks behind.
+//! Each host gets one ssh session, which runs `cinch run --agent` there. The agent reads its task, including
+//! the job's secret, from standard input, because any user can read command lines. Afterwards the launcher
+//! keeps this input open and sends nothing more. The agent ends its ranks when the input ends, which means
+//! that the launcher has exited or wants the ranks to end. A lost connection therefore leaves no ranks
+//! behind.
 
 use super::join::create_id_between_hosts;
 use super::launch::{LocalLaunch, Signals, TERM_TO_KILL, exit_code};
@@ -47,8 +48,8 @@ struct Task {
     label: bool,
     bind: bool,
     exit_timeout: f64,
-    /// Path of the drop-in libnccl on the agent's host, if it is to be preloaded; empty for the
-    /// drop-in beside the tool.
+    /// Path of the drop-in libnccl on the agent's host, if it is to be preloaded. An empty path
+    /// selects the drop-in beside the tool.
     preload: Option<String>,
 }
 
@@ -71,7 +72,7 @@ fn parse(text: &str) -> Result<Vec<Host>, String> {
             .unwrap_or_default()
             .split_whitespace();
         let Some(name) = words.next() else { continue };
-        // ssh would take such a name for an option.
+        // ssh would parse such a name as an option.
         if name.starts_with('-') || name.contains('=') {
             return Err(wrong(&format!("\"{name}\" is no host")));
         }
@@ -97,8 +98,8 @@ fn parse(text: &str) -> Result<Vec<Host>, String> {
     }
 }
 
-/// Returns the hosts that `ranks` fill in order, the last one possibly in part. Without `ranks` all
-/// slots are filled.
+/// Returns the hosts with the number of ranks on each. Ranks fill the hosts in order, and the last
+/// host possibly in part. Without `ranks` all slots are filled.
 fn fill(mut hosts: Vec<Host>, ranks: Option<usize>) -> Result<Vec<Host>, String> {
     let slots: usize = hosts.iter().map(|host| host.slots).sum();
     let mut left = ranks.unwrap_or(slots);
@@ -222,7 +223,7 @@ fn passed_on(asked: &[String]) -> Result<Variables, String> {
     found.into_iter().map(text).collect()
 }
 
-/// Sessions on hosts. Dropping this value ends those that still run.
+/// Sessions on hosts. Dropping this value ends the sessions that still run.
 #[derive(Default)]
 struct Sessions {
     running: Vec<Session>,
@@ -233,7 +234,7 @@ struct Session {
     /// Whether the program is ssh itself, which exits with [`SSH_FAILED`] if it cannot log in.
     is_ssh: bool,
     child: Child,
-    /// The agent's standard input, which stays open as long as its ranks should run.
+    /// The agent's standard input. The agent ends its ranks when this pipe is closed.
     lifeline: Option<ChildStdin>,
 }
 
@@ -249,8 +250,8 @@ impl Sessions {
             .arg(&host.name)
             .arg(format!("exec {} run --agent", quoted(cinch)))
             .stdin(Stdio::piped())
-            // An interrupt from the terminal must reach only the launcher, which then ends the
-            // sessions.
+            // A process group of its own keeps an interrupt from the terminal away from the
+            // session. The launcher receives it and then ends the sessions.
             .process_group(0);
         let failed =
             |error: io::Error| format!("cannot start {} {}: {error}", ssh.display(), host.name);
@@ -302,8 +303,8 @@ impl Sessions {
             if let_go_at.is_some_and(|at| at <= now) {
                 self.let_go();
                 let_go_at = None;
-                // The agent itself waits this long before it kills ranks; the rest is for the
-                // connection.
+                // The agent itself waits this long before it kills its ranks. The remaining time is
+                // for the connection.
                 kill_at = Some(now + exit_timeout + 2 * TERM_TO_KILL);
             }
             if kill_at.is_some_and(|at| at <= now) {
@@ -312,7 +313,7 @@ impl Sessions {
             }
             if let Some(signal) = signals.wait(Duration::from_millis(50))? {
                 match kill_at {
-                    // After a second signal the sessions are killed without waiting.
+                    // A second signal kills the sessions without waiting.
                     Some(_) => self.kill(),
                     None => self.let_go(),
                 }
@@ -324,8 +325,8 @@ impl Sessions {
         Ok(first.unwrap_or(0))
     }
 
-    /// Kills sessions that the kernel has stopped because they read from the terminal. Otherwise
-    /// they would neither end nor continue.
+    /// Kills sessions that the kernel has stopped because they read from or write to the terminal.
+    /// Otherwise they would neither end nor continue.
     fn end_those_that_ask(&self) {
         let flags = WaitPidFlag::WSTOPPED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
         for session in &self.running {
@@ -363,7 +364,7 @@ impl Sessions {
         failure.map_or(Ok(ended), Err)
     }
 
-    /// Closes the agents' standard input, upon which they end their ranks.
+    /// Closes the agents' standard input, which makes the agents end their ranks.
     fn let_go(&mut self) {
         for session in &mut self.running {
             session.lifeline = None;
@@ -372,7 +373,7 @@ impl Sessions {
 
     fn kill(&self) {
         for session in &self.running {
-            // The child is not reaped yet, so no other process can have its id.
+            // The child has not been reaped yet, so no other process can have its id.
             let _ = killpg(Pid::from_raw(session.child.id() as i32), Signal::SIGKILL);
         }
     }
@@ -388,7 +389,7 @@ impl Drop for Sessions {
     }
 }
 
-/// Returns advice for a host whose ssh asks a question.
+/// Returns advice for a host whose ssh session asks a question, such as for a password.
 fn log_in(host: &str) -> String {
     format!(
         "`ssh {host} true` must work without a question, so log in once to accept the host's key, and \
@@ -445,7 +446,8 @@ pub fn agent() -> Result<i32, String> {
     let orphaned = Arc::new(AtomicBool::new(false));
     let seen = orphaned.clone();
     std::thread::spawn(move || {
-        // The launcher sends nothing more, so any end of this copy means that it has gone.
+        // The launcher sends nothing more, so the end of this copy means that the launcher has
+        // exited or closed the input.
         let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
         seen.store(true, Ordering::Relaxed);
     });

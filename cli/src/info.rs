@@ -103,7 +103,8 @@ fn origin_name(origin: Origin) -> &'static str {
     }
 }
 
-/// Returns `yes` or why a transport cannot work on this machine, after trying to use it.
+/// Returns `yes`, or the reason why a transport does not work on this machine, after trying to use
+/// it.
 fn probe(kind: TransportKind, config: &Config) -> String {
     let tried = cinch::transport::probe(kind, config).unwrap_or_else(|| {
         if let kernels::State::Missing { why } = kernels::STATE {

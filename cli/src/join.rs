@@ -1,9 +1,9 @@
-//! Joins the ranks that a launcher has started, or makes a communicator with this process as the
-//! only rank.
+//! Joins the ranks that a launcher has started, or creates a communicator whose only rank is this
+//! process.
 
 use cinch::{Communicator, Config, Result, UniqueId};
 
-/// Variables that launchers set in their children.
+/// Variables that launchers set for the ranks that they start.
 const LAUNCHED: [&str; 7] = [
     "CINCH_LAUNCH_SIZE",
     "WORLD_SIZE",
@@ -26,9 +26,9 @@ pub fn launched_size() -> Option<usize> {
     std::env::var("CINCH_LAUNCH_SIZE").ok()?.parse().ok()
 }
 
-/// Joins the ranks that a launcher has started together with this one. Without any launcher's
-/// variable the communicator has one rank. If only some of a launcher's variables are set, that is
-/// an error.
+/// Joins the ranks that a launcher has started together with this one. If no launcher's variable is
+/// set, the communicator has one rank. If only some of a launcher's variables are set, this is an
+/// error.
 ///
 /// # Errors
 /// Returns the errors of joining.

@@ -30,17 +30,18 @@ pub struct LocalLaunch {
     pub command: Vec<OsString>,
     /// Number of ranks.
     pub ranks: usize,
-    /// Environment variables for all ranks, in addition to each rank's own.
+    /// Environment variables for all ranks, in addition to the variables of each rank.
     pub variables: Vec<(String, OsString)>,
-    /// Whether each line of output gets the rank in front.
+    /// Whether each line of output begins with the rank.
     pub label: bool,
     /// The core to which each rank is bound; empty leaves placement to the system.
     pub cores: Vec<usize>,
-    /// Time from the first failure until the other ranks get SIGTERM.
+    /// Time from the first failure until the other ranks receive SIGTERM.
     pub exit_timeout: Duration,
-    /// Number of ranks on earlier hosts, and of all ranks; `None` if all ranks are on this host.
+    /// Number of ranks on earlier hosts, and number of ranks on all hosts; `None` if all ranks are
+    /// on this host.
     pub world: Option<(usize, usize)>,
-    /// Flag that becomes true when the launcher on the other host has gone.
+    /// Flag that becomes true when the launcher on the other host has exited.
     pub orphaned: Option<Arc<AtomicBool>>,
 }
 
@@ -149,7 +150,7 @@ impl LocalLaunch {
             };
             let asked = signals.wait(Duration::from_millis(50))?;
             if let Some(signal) = asked.or_else(orphaned) {
-                // After a second signal the ranks are killed without waiting.
+                // A second signal kills the ranks without waiting.
                 let again = kill_at.is_some();
                 ranks.signal(if again { Signal::SIGKILL } else { signal });
                 first = first.or(Some(128 + signal as i32));
@@ -196,7 +197,7 @@ impl LocalLaunch {
     }
 }
 
-/// The ranks that were started. Dropping this value kills and reaps those that still run.
+/// The started ranks. Dropping this value kills and reaps the ranks that still run.
 struct Ranks {
     running: Vec<(usize, Child)>,
     forwarders: Forwarders,
@@ -244,7 +245,7 @@ impl Ranks {
     /// Sends a signal to the process groups of the ranks that still run.
     fn signal(&self, signal: Signal) {
         for (_, child) in &self.running {
-            // The child is not reaped yet, so no other process can have its id.
+            // The child has not been reaped yet, so no other process can have its id.
             let _ = killpg(Pid::from_raw(child.id() as i32), signal);
         }
     }
@@ -276,8 +277,8 @@ pub(super) struct Signals(SignalFd);
 
 impl Signals {
     /// Blocks the signals and opens a descriptor for them. Signals that this process ignores are
-    /// left out. The descriptor would report them too, and end a job that `nohup` or a script runs
-    /// in the background.
+    /// left out, because the descriptor would report them too. A job started by `nohup`, or by a
+    /// script in the background, would then end.
     pub(super) fn block() -> Result<Signals, String> {
         let mut set = SigSet::empty();
         for signal in [
@@ -298,9 +299,9 @@ impl Signals {
             .map_err(failed)
     }
 
-    /// Waits for a signal that the ranks should get and returns it. Returns `None` after `time`, or
-    /// if a child has changed. The limit matters if another thread has received SIGCHLD: the end of
-    /// a child is then seen this much later.
+    /// Waits for a signal that the ranks should receive, and returns it. Returns `None` after
+    /// `time`, or earlier if a child has ended. If another thread has received SIGCHLD, the end of
+    /// a child is noticed only after `time`.
     pub(super) fn wait(&self, time: Duration) -> Result<Option<Signal>, String> {
         let timeout = PollTimeout::try_from(time).unwrap_or(PollTimeout::ZERO);
         let mut entries = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
@@ -408,7 +409,7 @@ mod tests {
     #[test]
     fn the_first_failure_is_the_exit_code_and_ends_the_rest() {
         let path = file("rest");
-        // Rank 1 fails; the other ranks would wait ten minutes for their child.
+        // Rank 1 fails. Each other rank waits ten minutes for a child of its own.
         let script = format!(
             "[ $RANK = 1 ] && {{ sleep 0.2; exit 7; }}; sleep 600 & echo $! >> {0}; wait",
             path.display()
@@ -458,7 +459,8 @@ mod tests {
     fn no_zombies_remain() {
         assert_eq!(launch(4, "exit 0", 0.5), 0);
         let me = std::process::id().to_string();
-        // Other tests in this process have children too, so those of this test must vanish in time.
+        // A zombie may remain for a moment until it is reaped. Other tests in this process also
+        // have children, so this test polls until no zombie is left.
         let zombies = || {
             std::fs::read_dir("/proc")
                 .unwrap()

@@ -141,8 +141,8 @@ fn main() -> ExitCode {
     match code {
         Ok(code) => ExitCode::from(code.clamp(0, 255) as u8),
         Err((code, sentence)) => {
-            // A write error is ignored, as there is nowhere else to report it. The message is one
-            // write, so that messages of several ranks do not mix.
+            // A write error is ignored, because there is nowhere else to report it. The message is
+            // one write, so that messages of several ranks do not mix.
             let line = format!("cinch: {sentence}\n");
             let _ = io::stderr().write_all(line.as_bytes());
             ExitCode::from(code as u8)
@@ -150,10 +150,10 @@ fn main() -> ExitCode {
     }
 }
 
-/// Reads the settings from the environment, and warns of names that are no setting.
+/// Reads the settings from the environment, and warns about `CINCH_` names that are no setting.
 fn config() -> ExitResult<Config> {
     let config = Config::from_env().map_err(|error| (USAGE, error.to_string()))?;
-    // Ranks print no warning, as the tool that has started them does.
+    // Ranks print no warning, because the tool that started them has printed it.
     if join::launched_size().is_some() {
         return Ok(config);
     }
@@ -215,7 +215,7 @@ fn codecs(options: &CodecsOptions) -> ExitResult {
         (true, None) => codecs::run(options.samples, options.seed, &mut out),
         (false, None) => list_codecs(&mut out),
     };
-    // Tables report a figure beyond its tolerance as an error of kind `Other`.
+    // Tables return an error of kind `Other` if a figure exceeds its tolerance.
     match written {
         Err(error) if error.kind() == io::ErrorKind::Other => Err((WRONG, error.to_string())),
         written => finish(written),
@@ -243,8 +243,8 @@ fn list_codecs(out: &mut dyn Write) -> io::Result<()> {
     Ok(())
 }
 
-/// Turns a failed write into an exit code. A reader that closes the pipe early, as `head` does, is
-/// no failure.
+/// Turns a failed write into an exit code. A reader that closes the pipe early, as `head` does,
+/// causes no failure.
 fn finish(written: io::Result<()>) -> ExitResult {
     match written {
         Ok(()) => Ok(0),

@@ -1,5 +1,5 @@
-//! Draws line charts as SVG: panels above each other with one logarithmic horizontal axis, and a
-//! legend.
+//! Draws line charts as SVG: panels one above the other with a common logarithmic horizontal axis,
+//! and a legend.
 
 use plotters::coord::Shift;
 use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
@@ -7,7 +7,7 @@ use plotters::prelude::*;
 
 /// A line of a chart.
 pub struct Series {
-    /// Name in the legend. Lines of one name share a colour in all panels.
+    /// Name in the legend. Lines with the same name have the same colour in all panels.
     pub name: String,
     /// Whether the line is dashed instead of solid.
     pub dashed: bool,
@@ -26,7 +26,7 @@ pub struct Panel {
 }
 
 impl Panel {
-    /// Returns whether the axis can show a value.
+    /// Returns whether the vertical axis can show a value.
     fn shows(&self, y: f64) -> bool {
         let low = if self.logarithmic { 1e-15 } else { 0.0 };
         (low..=1e15).contains(&y)
@@ -46,7 +46,7 @@ const COLORS: [u32; 7] = [
 type DrawArea<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Drawn = Result<(), Box<dyn std::error::Error>>;
 
-/// Draws panels as an SVG; `across` labels the horizontal axis.
+/// Draws panels as an SVG; `across` is the label of the horizontal axis.
 pub fn svg(across: &str, title: &str, subtitle: &str, panels: &[Panel]) -> String {
     let mut names: Vec<&str> = Vec::new();
     for series in panels.iter().flat_map(|panel| &panel.series) {

@@ -26,7 +26,7 @@ const MARK: &[u8] = b"CINCH_CODEC_RULES";
 /// A symbol that every libnccl exports, but libcinch does not.
 const EXPORT: &str = "ncclGetUniqueId";
 
-/// Variables by which some programs take the path of libnccl to open.
+/// Variables in which some programs expect the path of the libnccl to open.
 const PATHS: [&str; 2] = ["VLLM_NCCL_SO_PATH", "SGLANG_NCCL_SO_PATH"];
 
 /// Interval between two scans of /proc for processes.
@@ -88,8 +88,8 @@ pub fn find(given: Option<&Path>) -> Result<PathBuf, String> {
     }
 }
 
-/// Returns the environment variables that make a program use `library`. Libraries that are
-/// preloaded already come after it.
+/// Returns the environment variables that make a program use `library`. Libraries that are already
+/// preloaded come after `library`.
 pub fn variables(library: &Path, earlier: Option<OsString>) -> Vec<(String, OsString)> {
     let mut preload = library.as_os_str().to_owned();
     if let Some(earlier) = earlier.filter(|earlier| !earlier.is_empty()) {
@@ -158,7 +158,7 @@ pub fn show_program(
     let mut seen: BTreeMap<u32, Seen> = BTreeMap::new();
     let status = loop {
         for pid in std::iter::once(child.id()).chain(descendants(child.id())) {
-            // A process that has just ended cannot be read; its earlier entry stays.
+            // A process that has just ended cannot be read; its last recorded entry is kept.
             let Ok(now) = look(pid) else { continue };
             let entry = seen.entry(pid).or_insert_with(|| Seen {
                 name: String::new(),
@@ -237,7 +237,7 @@ fn look(pid: u32) -> io::Result<Seen> {
 fn mapped(maps: &str) -> Vec<PathBuf> {
     let mut found: Vec<PathBuf> = Vec::new();
     for line in maps.lines() {
-        // A line has address, permissions, offset, device, inode, and a path that may contain
+        // A line holds address, permissions, offset, device, inode, and a path that may contain
         // blanks.
         let Some(at) = line.find('/') else { continue };
         let path = Path::new(line[at..].trim_end_matches(" (deleted)"));
@@ -276,7 +276,8 @@ fn descendants(pid: u32) -> Vec<u32> {
 
 fn parent(pid: u32) -> Option<u32> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name in parentheses may contain any characters; after it come state and parent.
+    // The name in parentheses may contain any characters. The state and the parent follow the last
+    // parenthesis.
     let rest = &stat[stat.rfind(')')? + 1..];
     rest.split_whitespace().nth(1)?.parse().ok()
 }

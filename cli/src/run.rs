@@ -90,7 +90,7 @@ pub fn run(options: &RunOptions, mut config: Config) -> crate::ExitResult {
             .map_err(|error| usage(error.to_string()))?;
     }
     if let Some(file) = &options.hosts {
-        // The drop-in is not searched here: each host searches for its own.
+        // The drop-in is not located here, because each host locates its own.
         let variables = transport.into_iter().collect();
         return super::hosts::run(options, file, variables, &config);
     }

@@ -24,7 +24,7 @@ int main(int argc, char **argv) {
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &nranks);
 
-    // The id holds the job's secret: whoever has its bytes can join.
+    // The id holds the job's secret: any process that has its bytes can join.
     cinch_unique_id_t id = {};
     if (rank == 0) CHECK(cinch_unique_id_create(&id));
     MPI_Bcast(&id, sizeof id, MPI_BYTE, 0, MPI_COMM_WORLD);

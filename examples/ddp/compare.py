@@ -20,7 +20,8 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-# Student's t for two-sided 95 %, by degrees of freedom from 1.
+# Quantiles of Student's t distribution for two-sided 95 %; the first entry is for 1 degree of
+# freedom.
 STUDENT = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179,
            2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093]
 # Matches the last line that a communicator writes to the log.

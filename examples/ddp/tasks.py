@@ -95,7 +95,7 @@ class Text:
         text = "".join(path.read_text(encoding="utf-8") for path in files)
         alphabet = sorted(set(text))
         number = {character: index for index, character in enumerate(alphabet)}
-        # Half a million characters suffice to learn the style.
+        # Half a million characters suffice for the model to learn the style of the text.
         codes = torch.tensor([number[character] for character in text[:500_000]])
         pieces = len(codes) // (self.length + 1)
         self.pieces = codes[:pieces * (self.length + 1)].view(pieces, -1)

@@ -1,1 +1,1 @@
-//! Holds the package of the examples beside this file, which see the public API of cinch only.
+//! Makes the examples beside this file a package, which sees only the public API of cinch.

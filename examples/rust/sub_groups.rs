@@ -8,8 +8,8 @@
 
 use cinch::{Communicator, Config, Error, ReduceOp};
 
-/// Ranks of a row, which hold the parts of one model. With an odd number of ranks the last row has
-/// one rank.
+/// Number of ranks in a row of the grid; together they hold the parts of one model. With an odd
+/// number of ranks the last row has one rank.
 const ROW: usize = 2;
 
 fn main() -> cinch::Result<()> {
@@ -20,7 +20,7 @@ fn main() -> cinch::Result<()> {
     let row = split(&world, rank / ROW)?;
     let column = split(&world, rank % ROW)?;
 
-    // Every rank has one partial sum of its row's model.
+    // Every rank holds one partial sum of its row's model.
     let mut partial = [rank as u64];
     row.all_reduce_in_place(&mut partial, ReduceOp::Sum)?;
     let first = rank / ROW * ROW;
@@ -32,7 +32,8 @@ fn main() -> cinch::Result<()> {
         &[members.sum::<usize>() as u64],
     )?;
 
-    // A column holds one part of the model in every row; each rank gathers all of them.
+    // The ranks of a column hold one part of the model in every row; each rank gathers all copies
+    // of this part.
     let mut gathered = vec![0u64; column.nranks()];
     column.all_gather(&[rank as u64], &mut gathered)?;
     let expected: Vec<u64> = (rank % ROW..nranks)
@@ -59,7 +60,7 @@ fn split(world: &Communicator, color: usize) -> cinch::Result<Communicator> {
     Ok(split.expect("a rank with a color is in a communicator"))
 }
 
-/// Fails with both values if they differ.
+/// Fails with an error that shows both values if they differ.
 fn check(rank: usize, what: &str, found: &[u64], expected: &[u64]) -> cinch::Result<()> {
     if found == expected {
         return Ok(());

@@ -30,7 +30,7 @@ pub fn read(index: usize, image: &mut [f32]) {
     }
 }
 
-/// Sample numbers of the training and test sets.
+/// The sample numbers of the training set and of the test set.
 pub struct Split {
     pub train: Vec<usize>,
     pub test: Vec<usize>,
@@ -65,7 +65,7 @@ mod tests {
                 .chunks(PIXELS + 1)
                 .all(|sample| sample[1..].iter().all(|&p| p <= 16))
         );
-        // Counts of each digit, from the description of the data set.
+        // Expected number of samples of each digit, from the description of the data set.
         let of = |digit| (0..count()).filter(|&at| label(at) == digit).count();
         let counts: Vec<usize> = (0..CLASSES).map(of).collect();
         assert_eq!(counts, [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]);

@@ -12,8 +12,8 @@ use cinch::testing::random_word;
 use cinch::{CodecSpec, Collective, Communicator, DType, Result};
 use std::time::Instant;
 
-/// Widths of the perceptron's layers. Each rank has a part of the outputs of all layers except the last,
-/// which every rank has whole.
+/// Widths of the perceptron's layers. Each rank computes a part of the outputs of every layer, except for the
+/// last layer, which every rank computes completely.
 const WIDTHS: [usize; 4] = [PIXELS, 128, 64, CLASSES];
 
 /// A rank's part of a layer, or the whole layer.
@@ -75,7 +75,7 @@ impl Part {
     }
 }
 
-/// Sends activations and their gradients.
+/// Sends activations and their gradients between ranks.
 struct Wire<'a> {
     comm: &'a Communicator,
     codec: CodecSpec,
@@ -115,7 +115,7 @@ impl Wire<'_> {
         Ok(rows)
     }
 
-    /// Sums the rows of all ranks and returns this rank's columns.
+    /// Sums the rows of all ranks and returns this rank's columns of the sum.
     fn scatter(&mut self, rows: &[f32], width: usize) -> Result<Vec<f32>> {
         let (part, images) = (width / RANKS, rows.len() / width);
         let mut blocks = Vec::with_capacity(rows.len());
@@ -152,7 +152,8 @@ pub fn train(comm: &Communicator, setup: &Setup, split: &Split) -> Result<(Outco
                 loss = (loss.0 + f64::from(one), loss.1 + 1);
             }
         }
-        // The last layer is equal on all ranks, and so is the gradient of its inputs.
+        // The last layer is equal on all ranks, and so is the gradient of its inputs; it needs no
+        // communication.
         let mut dh2 = last.backward(&h2, &dy);
         mask(&mut dh2, &h2);
         let dh1 = second.backward(&h1, &columns(&dh2, WIDTHS[2], rank));
@@ -180,7 +181,7 @@ pub fn train(comm: &Communicator, setup: &Setup, split: &Split) -> Result<(Outco
     Ok((outcome, hash(&last.parameters)))
 }
 
-/// Returns both hidden layers and the outputs of a batch.
+/// Returns the outputs of both hidden layers and of the last layer, for a batch.
 fn forward(
     wire: &mut Wire<'_>,
     first: &Part,
@@ -206,7 +207,7 @@ fn images(samples: &[usize]) -> Vec<f32> {
     x
 }
 
-/// Returns the columns of rank `rank` of rows of `width`.
+/// Returns the columns that belong to rank `rank` in rows of `width` columns.
 fn columns(rows: &[f32], width: usize, rank: usize) -> Vec<f32> {
     let part = width / RANKS;
     let rows = rows.chunks_exact(width);
@@ -214,7 +215,7 @@ fn columns(rows: &[f32], width: usize, rank: usize) -> Vec<f32> {
         .collect()
 }
 
-/// Applies the derivative of [`relu`]: sets gradients to 0 where outputs are 0.
+/// Applies the derivative of [`relu`] to gradients: sets a gradient to 0 where the output is 0.
 fn mask(dy: &mut [f32], y: &[f32]) {
     for (dy, y) in dy.iter_mut().zip(y) {
         // A NaN output keeps its gradient, so that the NaN is not hidden.

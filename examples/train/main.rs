@@ -43,7 +43,7 @@ struct Options {
 }
 
 impl Options {
-    /// Returns raw and the codecs to compare with it.
+    /// Returns the codec `raw` and the codecs to compare with it.
     fn codecs(&self) -> Vec<CodecSpec> {
         let mut codecs = match &self.codecs {
             Some(codecs) => codecs.clone(),
@@ -93,7 +93,8 @@ fn run(options: &Options) -> Result<(), String> {
     for &model in &options.models {
         let variants = variants(model, &codecs);
         let mut outcomes = vec![Vec::new(); variants.len()];
-        // Seed by seed, so that other load on the machine affects all codecs alike.
+        // All codecs train with one seed before the next seed, so that other load on the machine
+        // affects all codecs alike.
         for seed in 1..=options.seeds {
             for (&(codec, feedback), outcomes) in variants.iter().zip(&mut outcomes) {
                 let outcome = train(&Setup {
@@ -125,12 +126,13 @@ fn run(options: &Options) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns the codecs without error feedback, and with it where it can help.
+/// Returns each codec without error feedback, and also with error feedback where it can help.
 fn variants(model: Model, codecs: &[CodecSpec]) -> Vec<(CodecSpec, bool)> {
     let both = codecs
         .iter()
         .flat_map(|&codec| [(codec, false), (codec, true)]);
-    // Feedback needs a tensor that returns in every step: activations change, and raw drops nothing.
+    // Feedback needs a tensor that is sent in every step, and activations are new in every step. The codec
+    // `raw` drops nothing, so feedback cannot help.
     let is_sensible = |&(codec, feedback): &(CodecSpec, bool)| {
         !feedback || (codec.kind != CodecKind::Raw && model != Model::Split)
     };

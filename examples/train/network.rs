@@ -18,7 +18,7 @@ pub enum Layer {
     },
     /// Rectifier: max(0, x).
     Relu { elements: usize },
-    /// Maximum of 2 x 2 places, channel by channel.
+    /// Maximum over squares of 2 x 2 inputs, channel by channel.
     Pool { channels: usize, side: usize },
 }
 
@@ -42,7 +42,7 @@ impl Layer {
         }
     }
 
-    /// Initialises weights at random and biases to 0.
+    /// Sets weights to random values and biases to 0.
     pub fn start(self, parameters: &mut [f32], seed: u64) {
         let (weights, fan_in) = match self {
             Layer::Dense { inputs, outputs } => (inputs * outputs, inputs),
@@ -94,8 +94,8 @@ impl Layer {
         }
     }
 
-    /// Adds the gradient of the parameters to `slope` and sets the gradient `dx` of the inputs, from the
-    /// gradient `dy` of the outputs.
+    /// Adds the gradient of the parameters to `slope`, and writes the gradient of the inputs to `dx`. Both
+    /// are computed from the gradient `dy` of the outputs.
     pub fn backward(
         self,
         parameters: &[f32],
@@ -153,8 +153,8 @@ fn add(to: &mut [f32], from: &[f32]) {
     to.iter_mut().zip(from).for_each(|(to, from)| *to += from);
 }
 
-/// Calls `visit` for each tap of a 3 x 3 kernel and each output place whose input place is inside. The
-/// arguments are the number of the tap and both places.
+/// Calls `visit` for each tap of a 3 x 3 kernel and each output place whose input place is inside the image.
+/// The arguments are the number of the tap, the output place and the input place.
 fn taps(side: usize, mut visit: impl FnMut(usize, usize, usize)) {
     for tap in 0..9 {
         let (down, right) = (tap / 3, tap % 3);
@@ -166,7 +166,8 @@ fn taps(side: usize, mut visit: impl FnMut(usize, usize, usize)) {
     }
 }
 
-/// Returns the place of the largest input of the pooled place `to`; `side` is the side of the input.
+/// Returns the index of the largest input in the square that pooled place `to` covers; `side` is the side
+/// length of the input.
 fn largest(x: &[f32], to: usize, side: usize) -> usize {
     let half = side / 2;
     let (channel, place) = (to / (half * half), to % (half * half));

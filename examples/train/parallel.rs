@@ -11,7 +11,7 @@ use std::time::Instant;
 
 /// Number of ranks of every run.
 pub const RANKS: usize = 4;
-/// Images of a step, over all ranks.
+/// Number of images in a step, over all ranks.
 pub const BATCH: usize = 64;
 /// Default learning rate.
 pub const RATE: f32 = 0.05;
@@ -20,11 +20,11 @@ const MOMENTUM: f32 = 0.9;
 /// A network, and its division among the ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Model {
-    /// Perceptron, data parallel.
+    /// Perceptron, trained data-parallel.
     Mlp,
-    /// Convolutions, data parallel.
+    /// Convolutional network, trained data-parallel.
     Conv,
-    /// Perceptron, model parallel.
+    /// Perceptron, trained model-parallel.
     Split,
 }
 
@@ -118,7 +118,7 @@ pub fn order<'a>(setup: &Setup, split: &'a Split) -> Order<'a> {
     }
 }
 
-/// Gradient descent with momentum, equal on all ranks.
+/// Updates parameters by gradient descent with momentum, equally on all ranks.
 pub fn descend(rate: f32, parameters: &mut [f32], speed: &mut [f32], slope: &[f32]) {
     for ((parameter, speed), slope) in parameters.iter_mut().zip(speed).zip(slope) {
         *speed = MOMENTUM * *speed + slope;
@@ -224,7 +224,7 @@ mod tests {
 
     #[test]
     fn four_ranks_take_the_step_of_one() {
-        // The mean of four quarters is the mean of the batch, up to rounding.
+        // The mean of four quarters' gradients equals the gradient of the batch, up to rounding.
         let four = short(Model::Mlp, CodecKind::Raw, false);
         let network = Network::mlp();
         let mut parameters = network.start(5);

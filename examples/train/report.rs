@@ -10,7 +10,8 @@ pub struct Row {
     pub codec: CodecSpec,
     pub feedback: bool,
     runs: usize,
-    /// Mean share of wrong test images, and half the width of its 95 % confidence interval.
+    /// Mean share of wrongly labelled test images, and half the width of its 95 % confidence
+    /// interval.
     error: (f64, f64),
     loss: f64,
     steps_per_second: f64,
@@ -82,7 +83,8 @@ fn interval(values: &[f64]) -> (f64, f64) {
     (mean, student(values.len() - 1) * deviation / n.sqrt())
 }
 
-/// Returns the 97.5 % quantile of Student's distribution; to 0.1 % beyond ten degrees of freedom.
+/// Returns the 97.5 % quantile of Student's distribution, accurate to 0.1 % above ten degrees of
+/// freedom.
 fn student(freedom: usize) -> f64 {
     const FEW: [f64; 10] = [
         12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
@@ -90,7 +92,7 @@ fn student(freedom: usize) -> f64 {
     match FEW.get(freedom.wrapping_sub(1)) {
         Some(&quantile) => quantile,
         None => {
-            // The first terms of the quantile's expansion around the normal quantile.
+            // Computes the first terms of the quantile's expansion around the normal quantile.
             let (z, n) = (1.959_964f64, freedom as f64);
             z + (z.powi(3) + z) / (4.0 * n)
                 + (5.0 * z.powi(5) + 16.0 * z.powi(3) + 3.0 * z) / (96.0 * n * n)
@@ -134,8 +136,8 @@ pub fn svg(rows: &[Row]) -> String {
         .filter(|&model| rows.iter().any(|row| row.model == model))
         .collect();
     let height = TOP + (rows.len() + 2 * models.len()) as f64 * LINE + 40.0;
-    // A codec under which the network learns nothing must not compress the axis, which ends at five times the
-    // best result.
+    // The axis ends at five times the best result. A codec under which the network learns nothing thus does
+    // not compress the other rows.
     let exact = rows
         .iter()
         .map(|row| row.high())

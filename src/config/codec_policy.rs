@@ -25,7 +25,7 @@ impl CollectiveSet {
         self.0 & 1 << one as u16 != 0
     }
 
-    /// Parses names with `separator` between.
+    /// Parses names of collectives that are separated by `separator`.
     pub(super) fn parse(text: &str, separator: char) -> Parsed<CollectiveSet> {
         let mut bits = 0;
         for name in text.split(separator).map(str::trim) {
@@ -48,7 +48,7 @@ impl fmt::Display for CollectiveSet {
     }
 }
 
-/// Communicators whose calls have a codec although the calls name none.
+/// Communicators to which the default codec of calls applies: the codec of calls that name none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CodecLinks {
     /// All communicators.
@@ -58,7 +58,7 @@ pub enum CodecLinks {
 }
 
 impl CodecLinks {
-    /// Returns the value of `CINCH_CODEC_LINKS`.
+    /// Returns the choice as a value of `CINCH_CODEC_LINKS`.
     pub const fn name(self) -> &'static str {
         match self {
             CodecLinks::All => "all",
@@ -85,12 +85,13 @@ struct Rule {
     verdict: RuleDecision,
 }
 
-/// Rules on names of communicators; the first rule that matches counts.
+/// Rules on names of communicators; the first rule whose pattern matches the name applies.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CodecRules(Vec<Rule>);
 
 impl CodecRules {
-    /// Parses `PATTERN=off` or `PATTERN=CODEC[:min=BYTES][:for=COLLECTIVE+...]`, commas between.
+    /// Parses rules `PATTERN=off` or `PATTERN=CODEC[:min=BYTES][:for=COLLECTIVE+...]`, separated by
+    /// commas.
     pub(super) fn parse(text: &str) -> Parsed<CodecRules> {
         let mut rules: Vec<Rule> = Vec::new();
         for part in text.split(',').map(str::trim) {
@@ -106,7 +107,8 @@ impl CodecRules {
         Ok(CodecRules(rules))
     }
 
-    /// Returns the first rule whose codec needs the tensor ids of calls, as text.
+    /// Returns the text of the first rule whose codec needs tensor ids, which calls would have to
+    /// pass.
     pub(super) fn needing_tensor(&self) -> Option<String> {
         let needs = |rule: &&Rule| match &rule.verdict {
             RuleDecision::Off => false,
@@ -162,8 +164,8 @@ impl Rule {
         })
     }
 
-    /// Returns whether a later rule can never count. Finds common mistakes only, not all patterns that
-    /// include the later pattern.
+    /// Returns whether this rule matches every name that the later rule matches, so that the later one never
+    /// applies. Detects only `*` and an equal pattern.
     fn hides(&self, later: &Rule) -> bool {
         self.pattern == "*" || self.pattern == later.pattern
     }
@@ -192,7 +194,7 @@ impl fmt::Display for Rule {
     }
 }
 
-/// Parses the codec of a process or rule; the error is the sentence of the parser.
+/// Parses the codec of a process or rule. On failure returns the parser's error message.
 pub(super) fn parse_setting(text: &str) -> Parsed<CodecSetting> {
     let setting = text.trim().parse();
     setting.map_err(|error: crate::Error| error.message().to_string())
@@ -209,11 +211,12 @@ pub fn call_codec(text: &str) -> crate::Result<CodecSpec> {
     }
 }
 
-/// Returns whether a pattern fits a name: `*` stands for any text, `?` for one character.
+/// Returns whether a pattern matches a name: `*` stands for any text, `?` for one character.
 fn fits(pattern: &str, name: &str) -> bool {
     let (pattern, name): (Vec<char>, Vec<char>) =
         (pattern.chars().collect(), name.chars().collect());
-    // Where to resume if the text after the last `*` does not fit here.
+    // Holds the positions in pattern and name from which to retry when the text after the last `*`
+    // does not match.
     let (mut at, mut seen, mut retry) = (0, 0, None);
     while seen < name.len() {
         match pattern.get(at) {
@@ -242,16 +245,16 @@ fn fits(pattern: &str, name: &str) -> bool {
 pub struct CodecPolicy {
     /// Whether compression is off, also for calls that name a codec.
     pub off: bool,
-    /// The codec.
+    /// The codec of calls that name none.
     pub codec: CodecSetting,
-    /// Input bytes of a rank below which calls are exact.
+    /// Calls whose input on a rank has fewer bytes run without a codec.
     pub min_bytes: usize,
-    /// The collectives that the codec carries.
+    /// The collectives to which the codec applies.
     pub collectives: CollectiveSet,
     /// Number of coded calls from one sample to the next; 0 samples none. A sampled call is also run
     /// exactly on a window.
     pub sample: u32,
-    /// Relative error of a sample above which the codec is switched off.
+    /// Relative error above which a sampled call switches the codec off.
     pub bound: f64,
     /// The setting that chose the codec, for the log.
     pub why: String,
@@ -287,7 +290,8 @@ impl CodecPolicy {
         let why = format!("by the rule {rule} of CINCH_CODEC_RULES");
         match &rule.verdict {
             RuleDecision::Off => self.without(true, why),
-            // The setting of this communicator is narrower than a pattern of names.
+            // The program chose the codec of this communicator itself; this choice overrides a rule
+            // on names.
             _ if by_program => self,
             RuleDecision::Codec {
                 codec,
@@ -325,8 +329,8 @@ impl CodecPolicy {
         }
     }
 
-    /// Returns the value in effect of a setting that this policy comes from, or `None` for any other
-    /// setting. All ranks must have these values alike; the rules that lead to them may differ.
+    /// Returns the effective value of a setting that influences this policy, or `None` for any other setting.
+    /// The values must be equal on all ranks, but the rules that produce them may differ.
     pub fn in_effect(&self, name: &str) -> Option<String> {
         Some(match name {
             "CINCH_CODEC" if self.off => "off".into(),
@@ -387,8 +391,8 @@ mod tests {
         }
     }
 
-    /// Columns: codecs of process, rules and program, name of the communicator; codec in effect, and
-    /// whether it is final.
+    /// Each row lists the codecs of process, rules and program, and the communicator's name. The last two
+    /// columns are the expected codec, and whether compression is finally off.
     #[test]
     fn narrowest_codec_wins_and_off_is_final() {
         let rules = "dp*=linear8,tp*=off,ep?=raw,*=static8";
@@ -504,7 +508,8 @@ mod tests {
             .set("CINCH_CODEC_LINKS", "network", Origin::Environment)
             .unwrap();
         let near = CodecPolicy::new(&config, true);
-        // A call may still name a codec.
+        // The setting turns off only the default codec; `off` stays false, so a call may still name
+        // a codec.
         assert!(!near.codec.is_lossy() && !near.off);
         assert!(near.to_string().contains("one host"), "{near}");
         assert!(CodecPolicy::new(&config, false).codec.is_lossy());

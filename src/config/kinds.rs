@@ -8,20 +8,20 @@ use std::time::Duration;
 /// Result of parsing a value; the error is a phrase that follows `NAME="value": `.
 pub(super) type Parsed<T> = Result<T, String>;
 
-/// A kind of value.
+/// Parses, formats and describes the values of one type of setting.
 pub(super) trait ValueKind {
     type Value;
 
-    /// Returns the values that it takes, as a phrase.
+    /// Describes the valid values in a phrase, for error messages and documentation.
     fn range(&self) -> String;
 
     /// Parses a value.
     fn parse(&self, text: &str) -> Parsed<Self::Value>;
 
-    /// Shows a value as it may be written; empty if unset.
+    /// Formats a value as users write it; returns an empty text for an unset value.
     fn show(&self, value: &Self::Value) -> String;
 
-    /// Parses a value into its field of `config`.
+    /// Parses a value and stores it in its field of `config`.
     fn apply(
         &self,
         config: &mut Config,
@@ -32,7 +32,7 @@ pub(super) trait ValueKind {
         Ok(())
     }
 
-    /// Shows the field of `config` that holds `value`.
+    /// Formats the field of `config` that holds `value`.
     fn show_in(&self, _config: &Config, value: &Self::Value) -> String {
         self.show(value)
     }
@@ -56,7 +56,7 @@ pub fn parse_bytes(text: &str) -> Result<usize, String> {
         .ok_or_else(|| "too large".to_string())
 }
 
-/// Shows a byte count in the largest binary unit that divides it.
+/// Formats a byte count in the largest binary unit that divides it.
 fn show_bytes(bytes: usize) -> String {
     let units = [(30, "G"), (20, "M"), (10, "K")];
     let fits = |&(bits, _): &(u32, &str)| bytes > 0 && bytes.is_multiple_of(1 << bits);
@@ -88,7 +88,7 @@ fn one_of(names: &[&str]) -> String {
     }
 }
 
-/// Byte counts from the first to the second number, both multiples of the third.
+/// Byte counts with three parameters: minimum, maximum, and a number of which both are multiples.
 pub(super) struct ByteCount(pub usize, pub usize, pub usize);
 
 impl ValueKind for ByteCount {
@@ -117,7 +117,7 @@ impl ValueKind for ByteCount {
     }
 }
 
-/// Whole numbers from the first to the second number. The third field is appended to the range in
+/// Whole numbers with three parameters: minimum, maximum, and text that is appended to the range in
 /// the description.
 pub(super) struct WholeNumber<T>(pub T, pub T, pub &'static str);
 
@@ -142,7 +142,7 @@ where
     }
 }
 
-/// Powers of two from the first to the second number.
+/// Powers of two between a minimum and a maximum, both inclusive.
 pub(super) struct PowerOfTwo(pub usize, pub usize);
 
 impl ValueKind for PowerOfTwo {
@@ -165,7 +165,7 @@ impl ValueKind for PowerOfTwo {
     }
 }
 
-/// 0 or 1.
+/// A switch, written as 0 or 1.
 pub(super) struct Switch;
 
 impl ValueKind for Switch {
@@ -184,7 +184,7 @@ impl ValueKind for Switch {
     }
 }
 
-/// Seconds from the first to the second number.
+/// Durations in seconds between a minimum and a maximum, both inclusive.
 pub(super) struct Seconds(pub f64, pub f64);
 
 impl ValueKind for Seconds {
@@ -205,7 +205,7 @@ impl ValueKind for Seconds {
     }
 }
 
-/// Members of a list, by name.
+/// Members of a list, which are written as the names that the function returns.
 pub(super) struct Member<T: 'static>(pub &'static [T], pub fn(T) -> &'static str);
 
 impl<T: Copy + 'static> ValueKind for Member<T> {
@@ -227,7 +227,7 @@ impl<T: Copy + 'static> ValueKind for Member<T> {
     }
 }
 
-/// Lower-case words, in any case.
+/// Words of a list in lower case; the user may write them in any case.
 pub(super) struct Word(pub &'static [&'static str]);
 
 impl ValueKind for Word {
@@ -322,7 +322,7 @@ impl ValueKind for FilePath {
     }
 }
 
-/// Values with a parser of their own, and a phrase that describes them.
+/// Values with a parser of their own. The first parameter describes the valid values in a phrase.
 pub(super) struct Custom<T>(pub &'static str, pub fn(&str) -> Parsed<T>);
 
 impl<T: Display> ValueKind for Custom<T> {

@@ -17,18 +17,18 @@ use std::time::Duration;
 pub struct Knob {
     /// Environment variable.
     pub name: &'static str,
-    /// Its effect, as a phrase.
+    /// Effect of the setting, as a phrase.
     pub help: &'static str,
-    /// Ranks that must have one value.
+    /// Communicators on which all ranks must have the same value.
     pub shared: Sharing,
     range: fn() -> String,
     pub(super) apply: fn(&mut Config, &str) -> Parsed<()>,
-    /// Shows the value in effect as it may be written; empty if unset.
+    /// Formats the effective value as users write it; returns an empty text for an unset value.
     pub show: fn(&Config) -> String,
 }
 
 impl Knob {
-    /// Returns the values that the setting takes, as a phrase.
+    /// Describes the valid values in a phrase.
     pub fn range(&self) -> String {
         (self.range)()
     }
@@ -47,20 +47,20 @@ pub enum Sharing {
     No,
     /// On every communicator.
     Always,
-    /// Where buffers are in host memory.
+    /// On communicators whose buffers are in host memory.
     HostMemory,
-    /// Where the host's transports connect ranks: buffers are in host memory, or GPUs are on several
-    /// hosts.
+    /// On communicators whose ranks are connected by host transports: buffers are in host memory, or GPUs are
+    /// on several hosts.
     HostLinks,
-    /// Where buffers are on GPUs.
+    /// On communicators whose buffers are on GPUs.
     Gpus,
     /// On every communicator, but ranks compare the effect of the setting, not its text. The module
     /// `comm` computes the effect.
     Effect,
 }
 
-/// `CINCH_` variables that are no settings of the library: they are of the launcher, the build and
-/// the tests.
+/// `CINCH_` variables that belong to the launcher, the build or the tests, and are not settings of
+/// the library.
 pub(super) const RESERVED: &[&str] = &[
     "CINCH_CUDA",
     "CINCH_CUDA_ARCHS",
@@ -82,7 +82,7 @@ pub(super) const RESERVED: &[&str] = &[
     "CINCH_UPDATE_SETTINGS",
 ];
 
-/// Most blocks that a call on a GPU may have.
+/// Largest number of channels, and so of thread blocks, of a call on a GPU.
 pub const MOST_GPU_CHANNELS: usize = 128;
 
 /// Declares [`Config`] and [`KNOBS`]. A line reads
@@ -98,20 +98,20 @@ macro_rules! knobs {
                 #[doc = concat!("`", stringify!($name), "`: ", $help, ".")]
                 pub $field: $type,
             )*
-            /// Upper bound of the channels between two GPUs, as programs for NCCL set it: the bound
-            /// never raises their number. See [`Config::bound_channels`].
+            /// Upper bound of the channels between two GPUs, set by programs for NCCL. The bound
+            /// never raises the number of channels. See [`Config::bound_channels`].
             pub gpu_channels_most: Option<usize>,
             /// `CINCH_CODEC=off`: neither rules nor calls turn compression on.
             pub codec_off: bool,
             /// Whether the program, not the environment, chose [`Config::codec`].
             pub codec_by_program: bool,
-            /// Name of the communicator, by which codec rules find it; empty if it has none.
+            /// Name of the communicator, which codec rules match; empty if it has none.
             pub comm_name: String,
             /// Origin of each setting, in the order of [`KNOBS`].
             pub origins: Vec<Origin>,
-            /// Whether NCCL's names and defaults hold, as in the drop-in.
+            /// Whether NCCL's variables and defaults apply, as in the drop-in.
             pub as_nccl: bool,
-            /// Sentences about the environment, for the log.
+            /// Messages about environment variables, for the log.
             pub notes: Vec<Note>,
         }
 
@@ -239,7 +239,8 @@ knobs! {
         "version that ncclGetVersion of the drop-in returns; programs choose features by it";
 }
 
-/// The values of `CINCH_CODEC`, which has three fields: `off` is no codec but a decision.
+/// Parser of `CINCH_CODEC`, which sets three fields. The value `off` means no codec, and also
+/// forbids rules and calls to turn compression on.
 struct DefaultCodec;
 
 impl ValueKind for DefaultCodec {
@@ -270,7 +271,7 @@ impl ValueKind for DefaultCodec {
     ) -> Parsed<()> {
         let setting = self.parse(text)?;
         config.codec_off |= text.trim() == "off";
-        // Off is final: a program does not turn on compression that the environment turned off.
+        // `off` is final: a program cannot turn on compression that the environment has turned off.
         *field(config) = match config.codec_off {
             true => CodecSetting::RAW,
             false => setting,

@@ -24,19 +24,20 @@ use std::ffi::OsString;
 use std::fmt;
 use std::path::PathBuf;
 
-/// Source of measured choices of kernels.
+/// Source of the measured choices between kernels.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TuningChoice {
-    /// The library's table for the GPUs, their number and their links, where it has one.
+    /// The library's built-in table for this GPU model, number of GPUs and kind of links, if there
+    /// is one.
     Auto,
     /// None: the cost model decides.
     Off,
-    /// A file, whose table must be for these GPUs, their number and their links.
+    /// A table in a file, which must be for this GPU model, number of GPUs and kind of links.
     File(PathBuf),
 }
 
 impl fmt::Display for TuningChoice {
-    /// Writes the value of `CINCH_TUNING`.
+    /// Formats the choice as a value of `CINCH_TUNING`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             TuningChoice::Auto => f.write_str("auto"),
@@ -46,19 +47,20 @@ impl fmt::Display for TuningChoice {
     }
 }
 
-/// A sentence about the environment, for the log.
+/// A message about an environment variable, for the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Note {
-    /// Whether a value has no effect that was asked for; else the sentence is information.
+    /// Whether the message is a warning, because a requested value has no effect; otherwise it is
+    /// information.
     pub warns: bool,
-    /// The sentence.
+    /// Text of the message.
     pub text: String,
 }
 
 /// Origin of a setting's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// Its default.
+    /// The default of the setting.
     Default,
     /// An environment variable.
     Environment,
@@ -67,13 +69,13 @@ pub enum Origin {
 }
 
 impl Config {
-    /// Default of the channels between two GPUs of one host. This many blocks saturate the link,
-    /// and the calls of two communicators fit an H100 or H200 at once.
+    /// Default number of channels between two GPUs of one host. This many thread blocks saturate
+    /// the link, and the calls of two communicators fit on an H100 or H200 at once.
     pub const GPU_CHANNELS: usize = 64;
 
-    /// Default of the channels between two GPUs if ranks are on several hosts. Few channels have
-    /// large slots, and a message costs a proxy thread and the network the same whatever its size.
-    /// 8 channels carry more than a network does.
+    /// Default number of channels between two GPUs if ranks are on several hosts. With fewer
+    /// channels the slots are larger, and each message has a fixed cost for proxy thread and
+    /// network. 8 channels already exceed a network's bandwidth.
     pub const GPU_CHANNELS_BETWEEN_HOSTS: usize = 8;
 
     /// Returns the upper bound of the channels between two GPUs of a communicator on `hosts` hosts.
@@ -85,8 +87,8 @@ impl Config {
         channels.min(self.gpu_channels_most.unwrap_or(channels))
     }
 
-    /// Bounds the channels between two GPUs to `most`, without raising their number. The least of
-    /// several bounds counts.
+    /// Limits the channels between two GPUs to at most `most`. The smallest of several limits
+    /// applies.
     pub fn bound_channels(&mut self, most: usize) {
         if most < MOST_GPU_CHANNELS {
             let least = self.gpu_channels_most.unwrap_or(most).min(most);
@@ -94,7 +96,7 @@ impl Config {
         }
     }
 
-    /// Asks for a kernel and its protocol where a call has them; `None` leaves the choice to the cost
+    /// Forces a kernel and its protocol for calls that support them; `None` leaves the choice to the cost
     /// model.
     #[cfg(feature = "internal")]
     pub fn force_kernel(&mut self, kernel: Option<KernelProtocol>) {
@@ -113,7 +115,7 @@ impl Config {
         Ok(config)
     }
 
-    /// Sets the values that `environment` holds under `CINCH_` names.
+    /// Sets the values of the `CINCH_` variables in `environment`.
     fn take(&mut self, environment: &dyn Fn(&str) -> Option<OsString>) -> Result<()> {
         for knob in KNOBS {
             let Some(value) = environment(knob.name) else {
@@ -157,7 +159,7 @@ impl Config {
         Ok(())
     }
 
-    /// Returns the `CINCH_` names in the environment that no setting has, sorted.
+    /// Returns the `CINCH_` names in the environment that are no setting, sorted.
     pub fn unknown_names() -> Vec<String> {
         let mut names: Vec<String> = std::env::vars_os()
             .filter_map(|(name, _)| name.into_string().ok())

@@ -14,7 +14,7 @@ use std::time::Duration;
 pub struct NcclName {
     /// The variable.
     pub name: &'static str,
-    /// Its effect in cinch.
+    /// Effect of the variable in cinch.
     pub means: Meaning,
 }
 
@@ -24,12 +24,13 @@ pub enum Meaning {
     Setting {
         /// The setting of cinch.
         ours: &'static str,
-        /// Translates NCCL's value; `None` if the value is cinch's default behaviour.
+        /// Translates NCCL's value to cinch's; returns `None` if the value requests what cinch does
+        /// by default.
         translate: fn(&str) -> std::result::Result<Option<String>, String>,
     },
-    /// Limits the blocks of a call, unless `CINCH_GPU_CHANNELS` is set.
+    /// Limits the number of thread blocks of a call, unless `CINCH_GPU_CHANNELS` is set.
     MostChannels,
-    /// No effect, for this reason.
+    /// The variable has no effect; the text states the reason for the log.
     Nothing(&'static str),
 }
 
@@ -58,7 +59,7 @@ const fn no_effect(name: &'static str, why: &'static str) -> NcclName {
     }
 }
 
-/// NCCL's variables that cinch knows. It logs that others have no effect.
+/// The NCCL variables that cinch knows. It logs other NCCL variables as having no effect.
 pub const NCCL_NAMES: &[NcclName] = &[
     setting("NCCL_SOCKET_IFNAME", "CINCH_SOCKET_IFNAME", unchanged),
     setting("NCCL_SOCKET_FAMILY", "CINCH_SOCKET_FAMILY", family),
@@ -134,8 +135,8 @@ fn gid(value: &str) -> std::result::Result<Option<String>, String> {
     }
 }
 
-/// Translates `NCCL_P2P_LEVEL`. Only "never" has an effect, because cinch tries each path with data
-/// instead of judging it by its kind.
+/// Translates `NCCL_P2P_LEVEL`. Only "never" has an effect, because cinch tests each path with data
+/// instead of deciding by the kind of path.
 fn level(value: &str) -> std::result::Result<Option<String>, String> {
     match value.trim() {
         "LOC" | "0" => Ok(Some("1".into())),
@@ -204,8 +205,8 @@ fn subsystems(value: &str) -> std::result::Result<Option<String>, String> {
 const CALL_TIMEOUT: Duration = Duration::from_secs(86400);
 /// Default timeout of joining a communicator of the drop-in.
 const INIT_TIMEOUT: Duration = Duration::from_secs(3600);
-/// Default of the input bytes below which calls are exact. Loss scales, norms and flags are
-/// smaller, gradients are larger.
+/// Default size below which calls run without a codec. Loss scales, norms and flags are smaller
+/// than this; gradients are larger.
 const MIN_BYTES: usize = 1 << 20;
 
 impl Config {
@@ -271,8 +272,8 @@ impl Config {
         }
     }
 
-    /// Returns the setting that would give some communicator a codec that needs tensor ids. Rules are
-    /// checked too, because communicators have no names yet.
+    /// Returns the setting that could give a communicator a codec that needs tensor ids. Every rule is
+    /// checked, because communicators have no names yet.
     fn needing_tensor(&self) -> Option<String> {
         if self.codec_off {
             return None;
@@ -320,7 +321,7 @@ impl Config {
         }
     }
 
-    /// Bounds a call's blocks, unless `CINCH_GPU_CHANNELS` is set.
+    /// Limits the number of thread blocks of a call, unless `CINCH_GPU_CHANNELS` is set.
     fn apply_bound(&mut self, name: &str, value: &str) {
         const OURS: &str = "CINCH_GPU_CHANNELS";
         let most = match channels(value) {
@@ -360,7 +361,7 @@ mod tests {
         assert!(!config.codec.is_lossy() && config.codec_min_bytes == 1 << 20);
         assert!(config.timeout >= Duration::from_secs(3600));
         assert!(config.notes.is_empty());
-        // `CINCH_` variables still count.
+        // `CINCH_` variables override the defaults of the drop-in.
         let ours = read(&[("CINCH_DEVICE", "host"), ("CINCH_CODEC_MIN_BYTES", "0")]).unwrap();
         assert_eq!((ours.device, ours.codec_min_bytes), (DeviceChoice::Host, 0));
     }
@@ -417,7 +418,7 @@ mod tests {
     fn nccl_variables_are_in_the_manual() {
         let manual = include_str!("../../docs/codec-rules.md");
         for known in NCCL_NAMES {
-            // The manual shows the name alone or with a value.
+            // The manual shows a variable's name either alone or followed by a value.
             let is_there = |end: &str| manual.contains(&format!("`{}{end}", known.name));
             assert!(is_there("`") || is_there("="), "{}", known.name);
         }
@@ -444,7 +445,7 @@ mod tests {
             note.warns && note.text.contains("CINCH_LOG=trace counts"),
             "{note:?}"
         );
-        // Equal values are no conflict.
+        // Setting both names to equal values is no conflict.
         let same = read(&[("CINCH_P2P_DISABLE", "1"), ("NCCL_P2P_DISABLE", "1")]).unwrap();
         assert!(same.p2p_disable && same.notes.is_empty());
         let ours = [("CINCH_GPU_CHANNELS", "16"), ("NCCL_MAX_CTAS", "8")];
@@ -515,7 +516,7 @@ mod tests {
         let quiet = read(&quiet).unwrap();
         assert_eq!(quiet.notes.len(), 2);
         assert!(quiet.notes.iter().all(|note| !note.warns));
-        // These values are cinch's behaviour anyway.
+        // These values request what cinch does by default.
         for (name, value) in [
             ("NCCL_P2P_LEVEL", "NVL"),
             ("NCCL_MAX_CTAS", "512"),
@@ -534,14 +535,15 @@ mod tests {
             ("CINCH_CODEC", "dynamic8:tensor=50"),
             ("CINCH_CODEC", "intra=dynamic8:tensor=50,inter=linear8"),
             ("CINCH_CODEC_RULES", "dp*=fp8"),
-            // Rules are refused although no communicator has a name yet.
+            // A rule with a tensor codec is refused at once, although no communicator has a name
+            // yet.
             ("CINCH_CODEC_RULES", "tp*=off,dp*=dynamic8:tensor=50"),
             ("CINCH_CODEC_RULES", "*=dynamic8:tensor=50"),
         ] {
             let error = read(&[(name, value)]).unwrap_err();
             assert!(error.message().contains("CINCH_CODEC"), "{error}");
         }
-        // Rules without effect are not refused.
+        // `CINCH_CODEC=off` disables every rule, so a rule with a tensor codec is then not refused.
         let off = [
             ("CINCH_CODEC", "off"),
             ("CINCH_CODEC_RULES", "dp*=dynamic8:tensor=50"),

@@ -24,7 +24,7 @@ pub struct RawBound {
 }
 
 impl RawBound {
-    /// Makes the bound for `nranks` contributions of `dtype`; for integers it is 0.
+    /// Creates the bound for `nranks` contributions of `dtype`; for integers it is 0.
     pub fn new(dtype: DType, op: ReduceOp, nranks: usize) -> RawBound {
         let exact = RawBound {
             op,
@@ -60,8 +60,8 @@ impl RawBound {
         }
     }
 
-    /// Returns the bound of one element whose exact result is `value`. `magnitude` is the sum of the
-    /// magnitudes of the contributions; of a product, the product of max(1, |x|).
+    /// Returns the error bound of one element whose exact result is `value`. For sums, `magnitude` is the sum
+    /// of the contributions' magnitudes. For products it is the product of max(1, |x|).
     #[inline]
     pub fn of(&self, value: f64, magnitude: f64) -> f64 {
         let scale = match self.op {
@@ -97,7 +97,8 @@ mod tests {
         near(sum(DType::F32, 4), 6.0 * 2f64.powi(-24));
         near(sum(DType::F64, 4), 12.0 * 2f64.powi(-53));
         near(sum(DType::F16, 4), 4.0 * 2f64.powi(-11));
-        // Eight roundings of 1/8 each compound; the smallest step is added.
+        // Eight roundings with a relative error of 1/8 each compound. The bound also allows eight
+        // steps of the smallest subnormal, 1/65536.
         near(
             sum(DType::F8E5M2, 8),
             1.125f64.powi(8) * (1.0 + 8.0 / 65536.0) - 1.0,

@@ -1,6 +1,7 @@
 //! Counts differences between a result and the expected values.
 
-/// Result of a comparison. Results for parts merge into the result for the whole.
+/// Result of a comparison. Results for parts of an output can be merged into the result for all of
+/// it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Comparison {
     /// Elements compared.
@@ -27,7 +28,7 @@ impl Comparison {
         (self.error_squares / self.value_squares).sqrt()
     }
 
-    /// Adds the result for the elements that follow these.
+    /// Adds the result for the elements that follow the elements compared here.
     pub fn merge(&mut self, other: &Comparison) {
         let shifted = other.first_wrong.map(|at| self.elements + at);
         self.first_wrong = self.first_wrong.or(shifted);
@@ -38,7 +39,7 @@ impl Comparison {
         self.value_squares += other.value_squares;
     }
 
-    /// Adds one element whose error is 0, or that the caller judges elsewhere.
+    /// Adds one element. `right` states whether the caller accepts its value.
     #[inline]
     pub(super) fn add(&mut self, expected: f64, actual: f64, right: bool) {
         let at = self.elements;

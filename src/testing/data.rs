@@ -1,22 +1,22 @@
-//! Seeded input data, equal on every machine. Any part can be made without the parts before it, so
-//! that a rank can check its result against all ranks' inputs without storing them.
+//! Seeded input data, equal on every machine. Any part can be generated without the parts before
+//! it. A rank can thus check its result against all ranks' inputs without storing them.
 
 use super::numbers;
 use super::reference::Inputs;
 use crate::types::DType;
 
-/// Values made at a time.
+/// Number of values that are generated at a time.
 const BLOCK: usize = 512;
 
 /// A distribution of values. For integer types all bit patterns are equally likely, except with
 /// [`Pattern::Small`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Pattern {
-    /// N(0, 1).
+    /// Normal distribution N(0, 1).
     Gaussian,
     /// n1 * exp(1.5 * n2) for normal n1 and n2: few large and many small values, as in gradients.
     HeavyTailed,
-    /// U(-1, 1).
+    /// Uniform distribution on (-1, 1).
     Uniform,
     /// Integers from 1 to 8: every type except the 8-bit floats holds their sums exactly, in any
     /// order.
@@ -58,7 +58,7 @@ pub struct Data {
     pub pattern: Pattern,
     /// The element type.
     pub dtype: DType,
-    /// Equal seeds give equal data.
+    /// Seed of the generator; equal seeds give equal data.
     pub seed: u64,
 }
 
@@ -75,7 +75,7 @@ impl Data {
             if exact_integers {
                 for (i, element) in bytes.chunks_mut(size).enumerate() {
                     let word = random_word(stream, first + i as u64);
-                    // Bit 0 of the first element is set, so that no input is all zeros.
+                    // Setting bit 0 of the first element keeps an input from being all zeros.
                     let word = word | u64::from(first + i as u64 == 0);
                     element.copy_from_slice(&word.to_le_bytes()[..element.len()]);
                 }
@@ -254,7 +254,7 @@ mod tests {
             let y = (x - 0.7) * 20.0;
             assert!((exponential(y) / y.exp() - 1.0).abs() < 1e-14, "{y}");
         }
-        // Returns the value for the word whose uniform number is nearest to p.
+        // Applies the conversion to the word whose uniform number is nearest to p.
         let at = |p: f64| gaussian((p * 2f64.powi(64)) as u64);
         for (p, z) in [
             (0.5, 0.0),

@@ -24,7 +24,8 @@ pub fn local_world<T: Send>(
     worlds.into_iter().collect()
 }
 
-/// Runs ranks as [`local_world`] does, for bodies that handle a failed start themselves.
+/// Runs ranks as [`local_world`] does, but passes a failure to connect to `body` instead of
+/// panicking.
 ///
 /// # Panics
 /// If a rank panics.

@@ -1,4 +1,4 @@
-//! Worlds of many ranks in one process, reference results, and error bounds.
+//! Test support: communicators of many ranks in one process, reference results, and error bounds.
 
 mod bound;
 mod compare;

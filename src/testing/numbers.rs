@@ -1,5 +1,5 @@
-//! Converts elements to and from f64 and 128-bit integers. The code follows the definitions of the formats
-//! and shares nothing with the library's conversions, because tests judge results by it.
+//! Converts elements to and from f64 and 128-bit integers. The code follows the definitions of the formats.
+//! It shares nothing with the library's conversions, because tests compare the library with it.
 
 use crate::types::DType;
 
@@ -10,7 +10,7 @@ pub(super) struct FloatFormat {
     bias: i32,
     /// The largest finite value.
     pub(super) largest: f64,
-    /// Smallest magnitude code that is not finite.
+    /// Smallest magnitude code that encodes an infinity or NaN instead of a finite value.
     special: u64,
     has_infinity: bool,
 }
@@ -39,15 +39,16 @@ impl FloatFormat {
         })
     }
 
-    /// Returns half the distance between 1 and the next number: the largest relative rounding
-    /// error.
+    /// Returns half the distance between 1 and the next number, which is the largest relative
+    /// rounding error.
     pub(super) fn unit_roundoff(self) -> f64 {
         power_of_two(-self.mantissa_bits - 1)
     }
 
     /// Returns the distance between subnormal numbers.
     pub(super) fn smallest(self) -> f64 {
-        // Two factors, because the smallest f64 is below the range of `power_of_two`.
+        // The result is computed as two factors, because the smallest f64 is below the range of
+        // `power_of_two`.
         power_of_two(1 - self.bias) * power_of_two(-self.mantissa_bits)
     }
 
@@ -88,7 +89,7 @@ impl FloatFormat {
             };
             return sign | self.special | quiet;
         }
-        // The exponent of x, but at least the exponent of subnormals.
+        // Uses the exponent of x, but at least the exponent of subnormals.
         let exponent = ((x.to_bits() >> 52) as i32 - 1023).max(1 - self.bias);
         let step = power_of_two(exponent - self.mantissa_bits);
         let rounded = (x / step).round_ties_even();
@@ -246,7 +247,8 @@ mod tests {
             ] {
                 let x = decoded(dtype, h.into());
                 assert!(x == expected || x.is_nan() && expected.is_nan(), "{h:#x}");
-                // Tests the middle between this number and the next, and the numbers beside it.
+                // Tests x, the midpoint between x and the next number, and points just above and
+                // below the midpoint.
                 let next = decoded(dtype, u64::from(h) + 1);
                 for y in [
                     x,

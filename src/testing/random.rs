@@ -6,7 +6,7 @@ use super::data::random_word;
 pub struct Random(u64);
 
 impl Random {
-    /// Starts the sequence of `seed`.
+    /// Creates the sequence of `seed`.
     pub fn new(seed: u64) -> Random {
         Random(seed)
     }
@@ -46,8 +46,8 @@ impl Random {
     }
 
     /// Returns `n` bit patterns in runs of one kind: any pattern, finite values, subnormals, values
-    /// of similar size, and such values with a rare special value. In values of similar size, more
-    /// than the largest of a block survives encoding.
+    /// of similar size, and values of similar size with rare special values. Runs of similar size
+    /// test codecs on blocks where not only the largest element survives encoding.
     pub fn patterns(&mut self, n: usize) -> Vec<f32> {
         const SPECIAL: [f32; 6] = [
             f32::NAN,
@@ -60,7 +60,7 @@ impl Random {
         let mut x = Vec::with_capacity(n);
         while x.len() < n {
             let (kind, run) = (self.word() % 8, 1 + self.below(2000));
-            // Exponents from subnormal to infinite.
+            // Covers all exponents, from subnormal numbers to infinity.
             let exponent = self.below(256) as u32;
             let spread = 1 << self.below(6);
             for _ in 0..run.min(n - x.len()) {

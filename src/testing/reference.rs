@@ -1,6 +1,7 @@
 //! Computes the exact result of a collective from all ranks' inputs: floats in f64, integers in 128 bits.
 //!
-//! Works block by block, so that a rank can check a result of 64 MiB without storing any input.
+//! The computation goes block by block, so that a rank can check a result of 64 MiB without storing any
+//! input.
 
 use super::bound::RawBound;
 use super::compare::Comparison;
@@ -8,12 +9,12 @@ use super::numbers;
 use crate::error::{Error, Result};
 use crate::types::{Collective, DType, Extent, ReduceOp, Scalar};
 
-/// Elements of a block.
+/// Number of elements that are computed at a time.
 const BLOCK: usize = 4096;
 
 /// The inputs of all ranks.
 pub trait Inputs {
-    /// Returns the bytes of the input of `rank`.
+    /// Returns the size of the input of `rank` in bytes.
     fn bytes(&self, rank: usize) -> usize;
 
     /// Copies the input of `rank`, from byte `at` on, into `bytes`; an element begins at `at`.
@@ -197,8 +198,8 @@ impl Problem {
             } else if !computed && extra == 0.0 {
                 bytes[i * size..][..size] == work.bytes[i * size..][..size]
             } else if !expected.is_finite() {
-                // The order of the sum decides between the infinities and NaN, so any of them is
-                // right.
+                // The order of the additions decides between infinity and NaN, so any non-finite
+                // output is right.
                 let same = actual == expected || actual.is_nan() && expected.is_nan();
                 let any = extra > 0.0 || work.magnitudes[i].is_infinite();
                 same || any && !actual.is_finite()
@@ -298,7 +299,7 @@ impl BlockScratch {
         let own = rank * problem.count;
         let splits = problem.collective.splits_input();
         let first = first + if splits { own } else { 0 };
-        // A reduction contributes the same ranks to each block.
+        // All blocks of a reduction have the same contributing ranks.
         let ranks = problem
             .collective
             .contributors(rank, 0, problem.root, problem.nranks);
@@ -326,8 +327,8 @@ impl BlockScratch {
         let numbers = &mut self.numbers[..n];
         numbers::values(problem.dtype, &self.input, numbers);
         if let Some(Scalar::Float(factor)) = problem.factor(from) {
-            // The factor is defined in the accumulator type, so f64 products are rounded to f32
-            // where that is the type.
+            // The factor is defined in the accumulator type. If that type is f32, the f64 product
+            // is rounded to f32.
             let narrow = problem.dtype.accumulator() == DType::F32;
             let factor = if narrow {
                 f64::from(factor as f32)
@@ -338,8 +339,8 @@ impl BlockScratch {
         }
         let (values, magnitudes) = (&mut self.values[..n], &mut self.magnitudes[..n]);
         if from == 0 {
-            // The sum starts at the neutral element; maximum and minimum start at the first
-            // contribution.
+            // A sum or product starts at its neutral element; maximum and minimum start at the
+            // first contribution.
             match problem.op {
                 ReduceOp::Prod => (values.fill(1.0), magnitudes.fill(1.0)),
                 ReduceOp::Max | ReduceOp::Min => {

@@ -23,7 +23,7 @@ pub struct AwpConfig {
 }
 
 impl AwpConfig {
-    /// Returns the paper's parameters: 8 bits at the start, and 8 more each time.
+    /// Creates the paper's parameters: 8 bits at the start, and 8 more each time.
     pub fn new(threshold: f64, interval: u32) -> AwpConfig {
         AwpConfig {
             threshold,
@@ -115,7 +115,8 @@ impl Awp {
             return Ok(self.state.bits);
         }
         let state = &mut self.state;
-        // From a norm of 0 the quotient is NaN (no growth) or infinite (growth).
+        // After a norm of 0 the quotient is NaN, which counts as no growth, or infinite, which
+        // counts as growth.
         let grown = state
             .previous
             .is_some_and(|previous| (norm - previous) / previous > self.config.threshold);

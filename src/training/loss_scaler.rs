@@ -1,17 +1,17 @@
 //! Automatic loss scaling ("Training with mixed precision"): the loss is multiplied by the largest
 //! scale at which no gradient overflows.
 //!
-//! **The decision is global without a message of its own.** Codecs carry a value that is not finite
-//! to every rank (see [`crate::manual::numerics`]), and a sum that overflows does so on every rank.
-//! So every rank finds the same [`count_non_finite`] in the *output* of its all_reduce, or in all
-//! outputs of a step, and that count decides. Do not use `Report::input`: it covers only what this
-//! rank encoded.
+//! **All ranks decide alike without exchanging a message.** A value that is not finite reaches every
+//! rank through any codec (see [`crate::manual::numerics`]). A sum that overflows does so on every
+//! rank. Every rank thus finds the same [`count_non_finite`] in the *output* of its all_reduce, or in
+//! all outputs of a step, and decides by this count. Do not use `Report::input`: it covers only the
+//! data that this rank encoded.
 //!
-//! **Codecs that saturate need more.** `cast16`, `cast_bf16`, `static8`, `mantissa8`, `trunc8`,
-//! `threshold2` and the scales that `tensor=K` keeps replace a value or sum beyond their largest
-//! value by that largest value, on all ranks alike, so that outputs do not show it. With these codecs
-//! the ranks must also sum `saturated` of their reports, and skip the step unless the sum is 0.
-//! Reports of a GPU lack `saturated`: use other codecs there.
+//! **Codecs that saturate need one more check.** They replace a value or sum beyond their largest
+//! value by that largest value, on all ranks alike, so outputs do not show it. These codecs are
+//! `cast16`, `cast_bf16`, `static8`, `mantissa8`, `trunc8`, `threshold2`, and codecs with the scales
+//! that `tensor=K` keeps. With them the ranks must also sum `saturated` of their reports, and skip the
+//! step unless the sum is 0. Reports of a GPU lack `saturated`: use other codecs there.
 //!
 //! **Unscaling** is free as part of the sum: use a pre-multiplied sum with the factor
 //! [`LossScaler::inverse`], taken before [`LossScaler::update`]. Residuals of error feedback then
@@ -38,8 +38,9 @@ pub struct LossScalerConfig {
 }
 
 impl Default for LossScalerConfig {
-    /// Returns a scale of 2^16, doubled after 2,000 clean steps and halved at once. It stays between
-    /// 2^-126 and 2^127, so that the scale and its inverse are normal fp32 numbers.
+    /// Returns a scale of 2^16 that doubles after 2,000 clean steps and halves after each step with a
+    /// non-finite value. It stays between 2^-126 and 2^127, so that the scale and its inverse are normal fp32
+    /// numbers.
     fn default() -> LossScalerConfig {
         LossScalerConfig {
             start: 65536.0,
@@ -57,7 +58,7 @@ impl Default for LossScalerConfig {
 pub struct LossScalerState {
     /// Scale of the next step.
     pub scale: f64,
-    /// Number of clean steps since the scale changed.
+    /// Number of steps without a non-finite value since the scale changed.
     pub clean: u32,
     /// Number of steps skipped so far.
     pub skipped: u64,
@@ -66,7 +67,7 @@ pub struct LossScalerState {
 /// The decision about a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Verdict {
-    /// Whether to update the weights; otherwise skip this step.
+    /// Whether to update the weights with this step's gradients; otherwise skip the step.
     pub apply: bool,
     /// New scale divided by the old scale; 1 if it did not change.
     pub rescale: f64,
@@ -260,7 +261,8 @@ mod tests {
 
     #[test]
     fn long_run_skips_one_step_per_interval() {
-        // Gradients overflow from 2^20 on: in the long run one step in 2001 is skipped.
+        // Gradients overflow at scales of 2^20 and more, so in the long run one step in 2001 is
+        // skipped.
         let mut scaler = LossScaler::new(LossScalerConfig::default()).unwrap();
         let mut skipped = 0;
         for _ in 0..100_000 {

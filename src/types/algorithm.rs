@@ -1,20 +1,23 @@
-//! Names and facts of algorithms, levels, transports and protocols.
+//! Names and properties of algorithms, levels, transports and protocols.
 
 use super::named_enum::named_enum;
 use std::fmt;
 
 named_enum! {
-    /// A family of schedules. Call signatures carry the numbers.
+    /// A family of schedules. Call signatures carry the number of the variant.
     Algorithm {
-        /// Neighbour to neighbour, N-1 hops each way.
+        /// Each rank sends to its neighbour, N-1 hops each way.
         Ring = 0, "ring";
         /// Two complementary binary trees.
         Tree = 1, "tree";
-        /// Every rank to every other in one step: least latency, N-1 times the bytes.
+        /// Every rank sends to every other rank in one step: least latency, but N-1 times the
+        /// bytes.
         OneShot = 2, "oneshot";
-        /// Every rank to the owner of each chunk and back (two-shot): two steps, the ring's bytes.
+        /// Two-shot: every rank sends each chunk to the rank that reduces it, which sends the
+        /// result back. Takes two steps and sends as many bytes as the ring.
         Direct = 3, "direct";
-        /// Inside each host first, then between hosts on each rail, then inside again.
+        /// Runs inside each host first, then between hosts on each rail, then inside each host
+        /// again.
         Hierarchical = 4, "hierarchical";
     }
 }
@@ -39,11 +42,11 @@ named_enum! {
     /// The kind of link for which a message is encoded. A schedule that treats all ranks alike
     /// encodes every message for [`Level::Inter`].
     Level {
-        /// To a rank of the same host.
+        /// The receiver is a rank of the same host.
         Intra = 0, "intra";
-        /// Between hosts. A message that came from another host keeps its encoding inside the host.
-        /// Encoding it again would take time, and with another lossy codec ranks would get
-        /// different bits.
+        /// The data crosses hosts. A message that came from another host keeps its encoding inside
+        /// the host. Encoding it again would take time, and with another lossy codec ranks would
+        /// get different bits.
         Inter = 1, "inter";
     }
 }
@@ -51,7 +54,7 @@ named_enum! {
 named_enum! {
     /// The kind of connection that carries slots between two ranks.
     TransportKind {
-        /// Threads of one process.
+        /// Memory shared by threads of one process.
         Loopback = 0, "loopback";
         /// Sealed shared memory between processes of one host.
         Shm = 1, "shm";
@@ -66,9 +69,10 @@ named_enum! {
 }
 
 named_enum! {
-    /// How payload and its arrival are transferred. Host memory has [`Protocol::Simple`] alone.
+    /// How payload and its arrival are transferred. Buffers in host memory support only
+    /// [`Protocol::Simple`].
     Protocol {
-        /// Payload in a slot, then a counter: full bandwidth.
+        /// Payload in a slot, then a counter that signals its arrival: full bandwidth.
         Simple = 0, "simple";
         /// Packets of 8 payload bytes and 8 flag bytes: half the bandwidth, the least latency.
         Ll = 1, "ll";
@@ -88,7 +92,8 @@ named_enum! {
     }
 }
 
-/// A kind of kernel and its protocol. Fused kernels have no slots, and so no [`Protocol::Simple`].
+/// A kind of kernel and its protocol. Fused kernels have no slots, so they cannot use
+/// [`Protocol::Simple`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KernelProtocol {
     /// The kernel.
@@ -109,7 +114,7 @@ impl KernelProtocol {
     /// A fused kernel with lines.
     pub const FUSED_LL128: KernelProtocol = KernelProtocol::new(Kernel::Fused, Protocol::Ll128);
 
-    /// All pairs that exist. A kernel reports its pair by the index.
+    /// All valid pairs. A kernel reports its pair by the index in this list.
     pub const ALL: [KernelProtocol; 5] = [
         KernelProtocol::SIMPLE,
         KernelProtocol::LL,
@@ -137,7 +142,7 @@ impl KernelProtocol {
 }
 
 impl fmt::Display for KernelProtocol {
-    /// Writes the words of a tuning table, as in `schedule simple`.
+    /// Writes kernel and protocol as in a tuning table, for example `schedule simple`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.kernel.name(), self.protocol)
     }

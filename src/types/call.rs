@@ -1,11 +1,11 @@
-//! A call as the caller asks for it, and as it runs.
+//! A call as the caller requests it, and as it runs.
 
 use super::{
     Algorithm, CallSignature, CodecSetting, CodecSpec, Collective, DType, Extent, Fused, ReduceOp,
 };
 use crate::error::{Error, Result};
 
-/// Largest buffer that is believed. No 64-bit processor has more address bits.
+/// Largest plausible buffer size in bytes; no 64-bit processor has more address bits.
 const MAX_BUFFER_BYTES: u64 = 1 << 56;
 
 /// A call without its buffers, as the caller requests it.
@@ -43,7 +43,7 @@ pub struct Call {
 }
 
 impl Call {
-    /// Makes a sum with root 0, and with the communicator's codec and algorithm.
+    /// Creates a sum with root 0, and with the communicator's codec and algorithm.
     pub fn new(collective: Collective, dtype: DType, count: usize) -> Call {
         Call {
             collective,
@@ -59,11 +59,11 @@ impl Call {
         }
     }
 
-    /// Returns the bytes of this rank's buffer of `extent`. The C caller names the buffer `name`
-    /// and passed `address`, 0 for NULL.
+    /// Returns the size in bytes of this rank's buffer, whose extent is `extent`. Errors name the
+    /// buffer `name`; `address` is the address that the C caller passed, 0 for NULL.
     ///
     /// # Errors
-    /// Invalid argument if the buffer is needed and NULL, or would end beyond all memory.
+    /// Invalid argument if the buffer is needed and NULL, or would end beyond the address space.
     pub(crate) fn buffer_bytes(
         &self,
         name: &str,
@@ -132,17 +132,17 @@ pub struct ResolvedCall {
     pub collective: Collective,
     /// Type of the elements.
     pub dtype: DType,
-    /// How contributions are combined; a sum where nothing is reduced.
+    /// How contributions are combined; set to a sum for collectives that do not reduce.
     pub op: ReduceOp,
     /// Elements of the message or of one rank's block.
     pub count: usize,
-    /// Root or sender; 0 where there is none.
+    /// Root of the collective, or sender of a send/recv; 0 for collectives without a root.
     pub root: usize,
     /// Receiver of a send/recv; 0 otherwise.
     pub peer: usize,
     /// Codec of each level.
     pub codec: CodecSetting,
-    /// Algorithm that the call asks for.
+    /// Algorithm that the caller requested, if any.
     pub algorithm: Option<Algorithm>,
     /// Tensor whose scales are kept.
     pub tensor: Option<u64>,
@@ -153,8 +153,8 @@ pub struct ResolvedCall {
 }
 
 impl ResolvedCall {
-    /// Returns the facts on which all ranks must agree about the `sequence`-th such call, which runs by
-    /// `algorithm` with `intra` inside hosts.
+    /// Returns the properties of this call on which all ranks must agree. `sequence` is its number,
+    /// `algorithm` the chosen algorithm, and `intra` the codec inside hosts.
     pub fn signature(
         &self,
         algorithm: Algorithm,

@@ -6,16 +6,16 @@ use crate::error::{Error, Result};
 use std::fmt;
 use std::str::FromStr;
 
-/// Prefix of a codec that the cost model may leave out.
+/// Prefix of a codec that the cost model may skip if it predicts no gain.
 const AUTO: &str = "auto:";
 
 /// Prefixes of the codecs of both levels, in the order of [`Level::ALL`].
 const LEVELS: [&str; 2] = ["intra=", "inter="];
 
-/// The codecs of both levels, and whether the cost model may leave them out.
+/// The codecs of both levels, and whether the cost model may skip them.
 ///
 /// Settings, calls, plans and reports all hold this type. A plan and a report hold the codecs that run, so
-/// `auto` is false in them, and both codecs are equal where the schedule has one level.
+/// `auto` is false in them. Both codecs are equal where the schedule has one level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CodecSetting {
     /// Codec of contributions inside a host, before they leave it.
@@ -31,7 +31,7 @@ impl CodecSetting {
     /// No codec.
     pub const RAW: CodecSetting = CodecSetting::of(CodecSpec::RAW);
 
-    /// Sets the same codec for both levels, whatever it costs.
+    /// Creates a setting with the same codec on both levels, which the cost model may not skip.
     pub const fn of(codec: CodecSpec) -> CodecSetting {
         CodecSetting {
             intra: codec,
@@ -53,7 +53,8 @@ impl CodecSetting {
         self.intra != self.inter
     }
 
-    /// Returns the setting on this many hosts: on one host, no message goes between hosts.
+    /// Returns the setting that applies on this many hosts. On one host no message goes between
+    /// hosts, so `intra` replaces `inter`.
     pub const fn on(self, hosts: usize) -> CodecSetting {
         match hosts {
             0 | 1 => CodecSetting {

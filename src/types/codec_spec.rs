@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use std::fmt;
 use std::str::FromStr;
 
-/// Elements that share one scale where a spec gives no block.
+/// Default number of elements that share one scale.
 pub const DEFAULT_BLOCK: u32 = 256;
 
 /// A set of parameters that may follow a codec's name.
@@ -14,11 +14,11 @@ pub struct Parameters(u8);
 impl Parameters {
     /// `block=B`: elements that share a scale.
     pub const BLOCK: Parameters = Parameters(1);
-    /// `tensor=K`: one scale a chunk, taken anew every K calls.
+    /// `tensor=K`: one scale for each chunk, computed anew every K calls.
     pub const TENSOR: Parameters = Parameters(2);
-    /// `offset=E`: a power of ten.
+    /// `offset=E`: power of ten by which the range of values is moved.
     pub const OFFSET: Parameters = Parameters(4);
-    /// `seed=S`: rounding at random.
+    /// `seed=S`: seed of stochastic rounding.
     pub const SEED: Parameters = Parameters(8);
     /// `tau=T`: a threshold, which must be given.
     pub const TAU: Parameters = Parameters(16);
@@ -59,8 +59,8 @@ impl fmt::Display for Parameters {
     }
 }
 
-/// Declares the table of codecs. A new codec is a line here, a line in `codec::build` and its
-/// folder.
+/// Declares the table of codecs. To add a codec, add a line here, a line in `codec::build`, and a
+/// folder with its code.
 macro_rules! codecs {
     ($($(#[$doc:meta])* $kind:ident = $number:literal, $name:literal, [$($parameter:ident),*];)*) => {
         /// An encoding. Numbers are part of the wire format and are never reused.
@@ -92,15 +92,15 @@ macro_rules! codecs {
 }
 
 codecs! {
-    /// The elements unchanged.
+    /// Sends the elements unchanged.
     Raw = 0, "raw", [];
-    /// Sign and 7-bit integer, times absmax/127.
+    /// Sign and 7-bit integer, times absmax/127 (absmax: absolute maximum of the block).
     Linear8 = 1, "linear8", [BLOCK, TENSOR];
-    /// Dynamic tree, times absmax.
+    /// 8-bit dynamic tree format, times the absolute maximum of the block (absmax).
     Dynamic8 = 2, "dynamic8", [BLOCK, TENSOR];
-    /// Static tree, fixed range.
+    /// 8-bit static tree format with a fixed range.
     Static8 = 3, "static8", [OFFSET];
-    /// 3-bit decimal exponent and 4-bit integer, fixed range.
+    /// Sign, 3-bit decimal exponent and 4-bit integer, with a fixed range.
     Mantissa8 = 4, "mantissa8", [OFFSET];
     /// bfloat16, rounded to nearest even.
     CastBf16 = 5, "cast_bf16", [];
@@ -138,13 +138,13 @@ impl CodecKind {
         matches!(self, CodecKind::Raw)
     }
 
-    /// Returns whether elements of a block share numbers that are derived from them, such as a
+    /// Returns whether the elements of a block share numbers that are computed from them, such as a
     /// scale.
     pub const fn has_scale(self) -> bool {
         self.parameters().has(Parameters::BLOCK)
     }
 
-    /// Returns whether one scale may hold for a whole chunk.
+    /// Returns whether the codec can use one scale for a chunk instead of one for each block.
     pub const fn has_tensor_scale(self) -> bool {
         self.parameters().has(Parameters::TENSOR)
     }
@@ -154,7 +154,7 @@ impl CodecKind {
         self.parameters().has(Parameters::TAU)
     }
 
-    /// Returns whether rounding may be random.
+    /// Returns whether the codec can round stochastically.
     pub const fn has_seed(self) -> bool {
         self.parameters().has(Parameters::SEED)
     }
@@ -170,13 +170,15 @@ impl CodecKind {
 pub enum ScaleRule {
     /// This many consecutive elements, a power of two from 32 to 4,096.
     Block(u32),
-    /// All elements of a chunk. Every `refresh` calls of one tensor take the absolute maximum anew;
-    /// calls in between keep it, and larger values saturate.
+    /// All elements of a chunk. The scale comes from the absolute maximum, which is computed anew
+    /// every `refresh` calls on one tensor. Calls in between keep the old maximum, and larger
+    /// values saturate.
     Tensor {
-        /// Calls from one maximum to the next; 1 takes it in every call.
+        /// Number of calls from one computation of the maximum to the next; 1 computes it in every
+        /// call.
         refresh: u32,
     },
-    /// No elements: each is compared with this number above 0, given by its fp32 bits.
+    /// No elements share a scale: each is compared with this threshold above 0, given as fp32 bits.
     Threshold(u32),
 }
 
@@ -197,10 +199,10 @@ pub struct CodecSpec {
 }
 
 impl CodecSpec {
-    /// The elements as they are.
+    /// The codec that sends elements unchanged.
     pub const RAW: CodecSpec = CodecSpec::of(CodecKind::Raw);
 
-    /// A codec with default parameters. The threshold, which has no default in text, is 1.
+    /// Creates a codec with default parameters. The threshold, which has no default in text, is 1.
     pub const fn of(kind: CodecKind) -> CodecSpec {
         CodecSpec {
             kind,

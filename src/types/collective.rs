@@ -1,5 +1,6 @@
-//! Collectives: one table with the shape of their buffers, their roots, the ranks that contribute to a
-//! result, and their in-place rule. Chunks, checks, the reference and the benchmark derive from it.
+//! Collectives: one table with the shapes of their buffers, their roots, the ranks that contribute to a
+//! result, and their in-place rule. Chunking, argument checks, the reference implementation and the benchmark
+//! read this table.
 
 use super::named_enum::named_enum;
 use std::ops::Range;
@@ -26,7 +27,7 @@ impl Extent {
     }
 }
 
-/// Where input and output may overlap: as NCCL defines its in-place calls.
+/// Where input and output may overlap, following NCCL's definition of in-place calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InPlace {
     /// Both buffers begin at one address.
@@ -39,7 +40,7 @@ pub enum InPlace {
     Never,
 }
 
-/// Which ranks a call names.
+/// Ranks that a call names by number.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum NamedRanks {
     Nothing,
@@ -47,15 +48,15 @@ enum NamedRanks {
     SenderAndReceiver,
 }
 
-/// Returns the ranks whose inputs a reduction combines, by the rank that gets the result and the number
-/// of ranks.
+/// Returns the ranks whose inputs a reduction combines. The arguments are the rank that gets the result, and
+/// the number of ranks.
 type ReducedRanks = fn(usize, usize) -> Range<usize>;
 
 fn all_ranks(_rank: usize, nranks: usize) -> Range<usize> {
     0..nranks
 }
 
-/// Where the extents of one buffer hold.
+/// Extent of a buffer, with the ranks on which it applies; elsewhere the buffer is unused.
 #[derive(Clone, Copy)]
 enum ExtentByRole {
     Everywhere(Extent),
@@ -78,7 +79,7 @@ impl ExtentByRole {
 
 /// A line of the table.
 struct CollectiveFacts {
-    /// `None` if data is only moved.
+    /// The ranks whose inputs are reduced; `None` if the collective only moves data.
     reduced: Option<ReducedRanks>,
     names: NamedRanks,
     input: ExtentByRole,
@@ -118,8 +119,8 @@ use ExtentByRole::{AtRoot, Everywhere, ExceptAtRoot};
 use NamedRanks::{Nothing, Root, SenderAndReceiver};
 
 named_enum! {
-    /// The operation of a call. Call signatures carry the numbers. Those of `cinch_collective_t` are
-    /// equal up to `CINCH_SEND`, and higher by 1 behind it, because `CINCH_RECV` has a number of its own.
+    /// The operation of a call. Call signatures carry the numbers. The numbers of `cinch_collective_t` are
+    /// equal up to `CINCH_SEND`, and higher by 1 after it, because `CINCH_RECV` has a number of its own.
     Collective as CollectiveFacts {
         /// Every rank gets the reduction of all inputs.
         AllReduce = 0, "all_reduce",
@@ -152,7 +153,7 @@ named_enum! {
 }
 
 impl Collective {
-    /// The collectives that all ranks of a communicator call together: all but messages.
+    /// The collectives that all ranks of a communicator call together: all but send/recv.
     pub const OF_ALL_RANKS: [Collective; Collective::ALL.len() - 1] = {
         let mut found = [Collective::ALL[0]; Collective::ALL.len() - 1];
         let (mut from, mut to) = (0, 0);
@@ -171,8 +172,8 @@ impl Collective {
         self.facts().reduced.is_some()
     }
 
-    /// Returns the ranks whose inputs the output of `rank` combines, in `block` if the output has a block
-    /// for each rank. The root of a send/recv is its sender.
+    /// Returns the ranks whose inputs are combined in the output of `rank`. If the output has a block for
+    /// each rank, `block` selects the block. The root of a send/recv is its sender.
     pub fn contributors(
         self,
         rank: usize,
@@ -197,7 +198,7 @@ impl Collective {
         matches!(self.facts().output, AtRoot(_))
     }
 
-    /// Returns whether all ranks get the same output, and so must get the same bits.
+    /// Returns whether all ranks get the same output, which must be equal bit by bit.
     pub fn replicates_output(self) -> bool {
         let contributors = |rank| self.contributors(rank, 0, 0, 2);
         matches!(self.facts().output, Everywhere(_))
@@ -205,12 +206,12 @@ impl Collective {
             && contributors(0) == contributors(1)
     }
 
-    /// Returns whether the input has a block for each rank, of which a rank gets its own.
+    /// Returns whether the input has one block for each rank.
     pub const fn splits_input(self) -> bool {
         matches!(self.input_extent(true), CountPerRank)
     }
 
-    /// Returns whether the output has a block for each rank.
+    /// Returns whether the output has one block for each rank.
     pub const fn joins_output(self) -> bool {
         matches!(self.output_extent(true), CountPerRank)
     }

@@ -16,7 +16,7 @@ pub enum DeviceChoice {
 }
 
 impl fmt::Display for DeviceChoice {
-    /// Writes the value of `CINCH_DEVICE`.
+    /// Formats the choice as a value of `CINCH_DEVICE`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             DeviceChoice::Host => f.write_str("host"),

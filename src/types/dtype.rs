@@ -36,7 +36,7 @@ const fn float(size: usize, accumulator: DType) -> DTypeFacts {
     }
 }
 
-/// A float that lossy codecs take.
+/// Describes a float that lossy codecs can encode; `size` is its number of bytes.
 const fn coded(size: usize) -> DTypeFacts {
     DTypeFacts {
         has_codecs: true,
@@ -76,7 +76,7 @@ named_enum! {
 }
 
 impl DType {
-    /// The last type that NCCL has.
+    /// The element type with the highest number that NCCL also has.
     #[cfg(feature = "internal")]
     pub const LAST_OF_NCCL: DType = DType::F8E5M2;
 
@@ -95,7 +95,7 @@ impl DType {
         self.facts().size
     }
 
-    /// Returns whether the type has fractions.
+    /// Returns whether the type is a floating-point type.
     pub const fn is_float(self) -> bool {
         self.facts().is_float
     }

@@ -1,7 +1,7 @@
-//! Element types, operators, collectives, algorithms, codecs and calls: the words of all layers.
+//! Element types, operators, collectives, algorithms, codecs and calls, which all layers use.
 //!
-//! Each list is one table with the facts of its members. Other modules read these facts instead of
-//! matching on members, so that a new member is one line here.
+//! Each list is one table with the properties of its members. Other modules read these properties
+//! instead of matching on members, so that a new member is one line here.
 
 mod algorithm;
 mod call;

@@ -15,7 +15,7 @@ macro_rules! named_enum {
         }
 
         impl $enum {
-            /// All variants, in numeric order.
+            /// All variants, in ascending order of their numbers.
             pub const ALL: [$enum; [$($number),*].len()] = [$($enum::$variant),*];
 
             /// Returns the name, as settings, logs and tools print it.
@@ -60,7 +60,7 @@ macro_rules! named_enum {
         }
 
         impl $enum {
-            /// Returns the variant's line of the table.
+            /// Returns the `Facts` value that the table gives for this variant.
             const fn facts(self) -> $facts {
                 match self {
                     $($enum::$variant => $fact,)*

@@ -5,12 +5,12 @@ use std::fmt;
 /// The factor of a pre-multiplied sum.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scalar {
-    /// For floating types.
+    /// Factor for floating types.
     Float(f64),
-    /// For integer types.
+    /// Factor for integer types.
     Int(i128),
-    /// For all types: the device address of an element of the call's type. Kernels read it when the
-    /// call runs.
+    /// Device address of the factor, an element of the call's type. Kernels read it when the call
+    /// runs.
     Device(u64),
 }
 
@@ -60,7 +60,8 @@ impl ReduceOp {
         name.copied().unwrap_or("unknown")
     }
 
-    /// Returns whether lossy codecs may carry the contributions: only sums commute with rounding.
+    /// Returns whether lossy codecs may carry the contributions. Only sums may, because rounding
+    /// errors of the contributions just add up.
     pub const fn is_additive(self) -> bool {
         matches!(self, ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PreMulSum(_))
     }

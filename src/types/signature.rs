@@ -1,5 +1,5 @@
-//! The signature of a call. The header of every message carries it, so that ranks that disagree
-//! about a call fail at the first bytes instead of hanging.
+//! The signature of a call. The header of every message carries it. Ranks that disagree about a
+//! call thus fail at the first bytes instead of hanging.
 
 use super::{Algorithm, CodecKind, CodecSpec, Collective, DType, ReduceOp};
 use std::fmt;
@@ -7,26 +7,26 @@ use std::fmt;
 /// Version of the wire format: message header, codec layouts, chunk geometry, peer buffers.
 pub const FORMAT_VERSION: u8 = 5;
 
-/// 64-bit words of an encoded signature.
+/// Number of 64-bit words in an encoded signature.
 pub const SIGNATURE_WORDS: usize = 5;
 
-/// Describes the calls of a group for which one fused call stands.
+/// Describes a group of calls that runs as one fused call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Fused {
     /// Number of calls; 0 for a call that is not fused.
     calls: u32,
-    /// Digest of their counts, in order.
+    /// Digest of the calls' element counts, in order.
     digest: u32,
 }
 
 impl Fused {
-    /// A call that is not fused.
+    /// Value for a call that is not fused.
     pub const ALONE: Fused = Fused {
         calls: 0,
         digest: 0,
     };
 
-    /// Describes calls of these counts, in order.
+    /// Describes fused calls with these element counts, in order.
     pub fn of(counts: impl Iterator<Item = usize>) -> Fused {
         let (mut calls, mut mixed) = (0, 0u64);
         for count in counts {
@@ -67,12 +67,12 @@ pub struct CallSignature {
     pub root: u32,
     /// Receiver of a send/recv, 0 otherwise.
     pub peer: u32,
-    /// Calls of a group for which this call stands.
+    /// Calls of a group that run as this one fused call.
     pub fused: Fused,
     /// The call's `count`.
     pub count: u64,
-    /// Number of calls that this communicator (for a send/recv: this pair) made before, without
-    /// captured calls; [`CallSignature::CAPTURED`] in a captured call.
+    /// Number of earlier calls of this communicator, or of this pair of ranks for a send/recv,
+    /// without captured calls. [`CallSignature::CAPTURED`] in a captured call.
     pub sequence: u64,
     /// The codec between hosts.
     pub codec: CodecSpec,
@@ -81,8 +81,8 @@ pub struct CallSignature {
 }
 
 impl CallSignature {
-    /// Sequence number of a call that a graph replays: ranks may capture and replay graphs at
-    /// different points of their order of calls.
+    /// Sequence number of a call that a CUDA graph replays. Ranks may capture and replay graphs at
+    /// different points of their order of calls, so a count would differ between them.
     pub const CAPTURED: u64 = u64::MAX;
 
     /// Encodes the signature.
@@ -105,8 +105,8 @@ impl CallSignature {
     }
 
     /// Returns 24 bits that stand for the codec inside hosts: 0 if it equals the codec between
-    /// hosts. Otherwise they are its number plus 1, and a digest of its parameters. Ranks compare
-    /// the full settings when they join.
+    /// hosts. Otherwise the bits hold the codec's number plus 1, and a digest of its parameters.
+    /// Ranks compare the full settings when they join.
     fn intra_bits(&self) -> u64 {
         if self.intra == self.codec {
             return 0;
@@ -143,7 +143,7 @@ impl CallSignature {
         })
     }
 
-    /// Describes words that came from a peer and may be no signature.
+    /// Describes a signature that came from a peer, even if its words are invalid.
     pub fn describe(words: &[u64; SIGNATURE_WORDS]) -> String {
         let byte = |shift: u32| (words[0] >> shift) as u8;
         if byte(0) != FORMAT_VERSION {
@@ -189,8 +189,8 @@ impl CallSignature {
     }
 }
 
-/// Returns whether root and peer are part of the call. In other calls their word describes the
-/// fused calls.
+/// Returns whether the signature holds root and peer. For other collectives the same word describes
+/// the fused calls.
 fn has_place(collective: Collective) -> bool {
     collective.has_root() || collective.is_message()
 }

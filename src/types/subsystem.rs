@@ -4,17 +4,17 @@ use super::named_enum::named_enum;
 use std::fmt;
 
 named_enum! {
-    /// A part of the library that a line of the log is about.
+    /// A part of the library from which a line of the log comes.
     Subsystem {
         /// Init of a communicator: its transports, slots and settings.
         Init = 0, "INIT";
-        /// Each collective.
+        /// Calls of collectives.
         Coll = 1, "COLL";
         /// Peer memory between GPUs.
         P2p = 2, "P2P";
-        /// Shared and pinned host memory.
+        /// Shared memory between processes, and pinned host memory.
         Shm = 3, "SHM";
-        /// The network.
+        /// Network transports.
         Net = 4, "NET";
         /// Detection of the machine's topology.
         Graph = 5, "GRAPH";
@@ -28,9 +28,9 @@ named_enum! {
         Call = 9, "CALL";
         /// Progress of network transfers by proxy threads.
         Proxy = 10, "PROXY";
-        /// Rendezvous.
+        /// Rendezvous of the ranks when a communicator is created.
         Bootstrap = 11, "BOOTSTRAP";
-        /// Registered buffers.
+        /// Registration of user buffers.
         Reg = 12, "REG";
     }
 }
@@ -52,8 +52,8 @@ impl Subsystems {
         self.0 & 1 << one as u16 != 0
     }
 
-    /// Parses names with commas between; `ALL` names all subsystems, and `^` in front excludes the
-    /// named subsystems. Case does not matter. Returns the set and the unknown names.
+    /// Parses names that are separated by commas; `ALL` names all subsystems, and a leading `^`
+    /// excludes the named subsystems. Case does not matter. Returns the set and the unknown names.
     pub fn parse(text: &str) -> (Subsystems, Vec<&str>) {
         let (list, inverted) = match text.trim().strip_prefix('^') {
             Some(list) => (list, true),

@@ -1,5 +1,5 @@
-//! Declarations of the functions and structs of `include/cinch.h` that the cases use. The test repeats them,
-//! so that it compiles with every version of the crate that keeps the C ABI.
+//! Declares the functions and structs of `include/cinch.h` that the cases use. The declarations are repeated
+//! here, so that the test compiles with every version of the crate that keeps the C ABI.
 
 use cinch as _; // links the library, which exports the functions
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -315,7 +315,7 @@ pub fn last_error() -> String {
     text.to_string_lossy().into_owned()
 }
 
-/// Panics with the last error unless `code` is 0.
+/// Panics with the last error message unless `code` is 0.
 ///
 /// # Panics
 /// If `code` is not 0.
@@ -360,7 +360,7 @@ impl CAwp {
         initialised(c::cinch_awp_init)
     }
 
-    /// Returns the result code and the name of the codec to use next.
+    /// Passes a norm on. Returns the result code, and the name of the codec to use next.
     pub fn update(&mut self, l2_norm: f64) -> (Code, String) {
         let mut codec = c"".as_ptr();
         // SAFETY: both pointers lead to writable locals, and the library returns a static string.
@@ -376,7 +376,7 @@ impl CLossScaler {
         initialised(c::cinch_loss_scaler_init)
     }
 
-    /// Returns the result code and whether to apply the step.
+    /// Reports a step. Returns the result code, and whether to apply the step.
     pub fn update(&mut self, non_finite: bool) -> (Code, c_int) {
         let mut apply = -1;
         // SAFETY: both pointers lead to writable locals.
@@ -436,8 +436,8 @@ impl Comm {
         self.0
     }
 
-    /// Returns the result code and an operator that multiplies each contribution by `scalar` and
-    /// adds.
+    /// Creates an operator that multiplies each contribution by `scalar` and adds the products.
+    /// Returns the result code and the operator.
     pub fn create_premulsum(&self, scalar: &[u8], dtype: u32) -> (Code, u32) {
         let mut op = 0;
         // SAFETY: callers pass the bytes of an element, and `op` is writable.
@@ -447,13 +447,14 @@ impl Comm {
     }
 
     pub fn destroy_op(&self, op: u32) -> Code {
-        // SAFETY: the library checks both numbers and accepts any.
+        // SAFETY: the library checks both arguments, so any values are valid.
         unsafe { c::cinch_op_destroy(self.0, op) }
     }
 
     pub fn export_feedback(&self) -> (Code, Vec<u8>) {
         let mut bytes = 0;
-        // SAFETY: the first call returns the size that the buffer of the second call gets.
+        // SAFETY: the first call returns the size with which the buffer of the second call is
+        // allocated.
         unsafe {
             let code = c::cinch_feedback_export(self.0, null_mut(), 0, &mut bytes);
             if code != 0 {
@@ -537,7 +538,7 @@ pub unsafe fn call_function(call: &CCall) -> Code {
     }
 }
 
-/// Returns the result code and the wire bytes of the first `count` elements of `src`.
+/// Encodes the first `count` elements of `src`. Returns the result code and the wire bytes.
 pub fn encode(
     codec: &str,
     layout: u32,
@@ -548,8 +549,8 @@ pub fn encode(
 ) -> (Code, Vec<u8>) {
     let codec = CString::new(codec).unwrap();
     let mut bytes = 0;
-    // SAFETY: the first call returns the size that the wire buffer gets, and callers pass a slice
-    // of at least `count` elements.
+    // SAFETY: the first call returns the size with which the wire buffer is allocated. Callers pass
+    // a slice of at least `count` elements.
     unsafe {
         let code = c::cinch_wire_bytes(codec.as_ptr(), layout, count, &mut bytes);
         if code != 0 {
@@ -572,7 +573,7 @@ pub fn encode(
     }
 }
 
-/// Returns the result code and the bytes of `count` decoded elements of `size` bytes each.
+/// Decodes `count` elements of `size` bytes each. Returns the result code and the elements' bytes.
 pub fn decode(
     codec: &str,
     layout: u32,

@@ -70,7 +70,7 @@ fn encoded(inputs: &mut Inputs, codec: &str, layout: u32) -> Outcome {
     outcome
 }
 
-/// Updates adaptive weight precision with norms that grow, stay equal, or are NaN.
+/// Updates adaptive weight precision with norms that grow, that stay equal, and that are NaN.
 fn precision() -> Outcome {
     let mut hash = Hash::NEW;
     for (step_bits, bits) in [(0, 0), (4, 8), (7, 30)] {
@@ -94,7 +94,7 @@ fn precision() -> Outcome {
     Outcome { hash, error: None }
 }
 
-/// Updates a loss scaler over steps, some of which have values that are not finite.
+/// Updates a loss scaler over several steps; some steps have values that are not finite.
 fn loss_scaler() -> Outcome {
     let mut hash = Hash::NEW;
     let mut scaler = CLossScaler::new();

@@ -1,18 +1,18 @@
 //! The table of cases.
 //!
-//! It omits `auto:` codecs, because the library decides by measured times whether they run.
+//! The table has no `auto:` codecs, because the library decides by measured times whether they run.
 
 use super::abi::CCall;
 use super::data::{BF16, DTYPES, DType, F16, F32, Pattern};
 
-/// Element count within the first block of a codec.
+/// Element count that is smaller than any codec's block.
 const SMALL: usize = 17;
 /// Element count of several blocks with a partial last block. It is not a multiple of any number of
 /// ranks.
 const MIDDLE: usize = 5003;
 /// Element count that covers every kind of value in [`Pattern::Special`].
 const SPECIAL: usize = 2405;
-/// Element count that exceeds all slots of a connection.
+/// Element count that exceeds the capacity of all slots of a connection.
 const LARGE: usize = 300_001;
 
 /// Names of the collectives by their number in the header. The last entry stands for a send with a
@@ -77,7 +77,7 @@ fn pairs() -> impl Iterator<Item = (u32, u32)> {
     PAIRS.into_iter().flat_map(of)
 }
 
-/// Returns the pairs of a reducing collective and its algorithm.
+/// Returns each reducing collective with each of its algorithms.
 fn sums() -> impl Iterator<Item = (u32, u32)> {
     pairs().filter(|(collective, _)| [ALL_REDUCE, REDUCE_SCATTER, REDUCE].contains(collective))
 }
@@ -172,10 +172,10 @@ pub struct Call {
     pub root: usize,
     /// Id of the tensor whose scale the codec keeps; 0 for none.
     pub tensor: u64,
-    /// Id of the tensor whose residuals the library keeps; 0 for none.
+    /// Id of the tensor whose error-feedback residuals the library keeps; 0 for none.
     pub feedback: u64,
     pub pattern: Pattern,
-    /// Selects different inputs of a pattern.
+    /// Seed that selects different inputs for calls with equal pattern.
     pub salt: u64,
 }
 
@@ -203,7 +203,8 @@ impl Call {
         }
     }
 
-    /// Sets the tensor id if the codec keeps a scale per tensor. Ids must be unique in a batch.
+    /// Sets the tensor id if the codec keeps a scale for each tensor. Ids must be unique in a
+    /// batch.
     fn tensor(self, tensor: usize) -> Call {
         let tensor = if self.codec.is_some_and(has_tensor) {
             tensor as u64
@@ -222,14 +223,14 @@ impl Call {
     }
 }
 
-/// Makes a call invalid.
+/// A function that makes a call invalid.
 pub type Change = fn(&mut CCall);
 
 /// A step of a case, which all ranks perform.
 #[derive(Clone, Debug)]
 pub enum Step {
     Call(Call),
-    /// Runs the call by the collective's own C function.
+    /// Runs the call through the C function of its collective.
     Function(Call),
     /// Runs the call after a change that makes it invalid.
     Broken(Call, Change),
@@ -245,7 +246,7 @@ pub enum Step {
     Forget(u64),
 }
 
-/// A case, which gives a line of the golden file.
+/// A case, whose result is one line of the golden file.
 #[derive(Clone, Debug)]
 pub struct Case {
     pub name: String,
@@ -413,7 +414,8 @@ fn operators(codec: &'static str) -> Batch {
     batch(format!("ops/{codec}"), cases.collect())
 }
 
-/// Keeps residuals over several calls, interrupted by export and import, a rescaling, and a reset.
+/// Keeps residuals over several calls. Between calls they are exported and imported, rescaled, or
+/// reset.
 fn feedback(codec: &'static str) -> Batch {
     let cases = sums().enumerate().map(|(at, pair)| {
         let id = at as u64 + 1;
@@ -442,7 +444,7 @@ fn feedback(codec: &'static str) -> Batch {
     batch(format!("feedback/{codec}"), cases.collect())
 }
 
-/// Reduces a tensor several times, so that calls use the scale that earlier calls measured.
+/// Reduces a tensor several times, so that later calls use the scale that an earlier call measured.
 fn kept_scales(codec: &'static str) -> Batch {
     let pairs = pairs().filter(|&(_, algorithm)| algorithm != ONESHOT);
     let cases = pairs.enumerate().map(|(at, pair)| {
@@ -481,7 +483,7 @@ fn raw_dtypes() -> Batch {
     batch("dtypes", cases)
 }
 
-/// Reduces every type without a codec. A case has a call per operator.
+/// Reduces every type without a codec. Each case calls every operator.
 fn raw_operators() -> Batch {
     let mut cases = Vec::new();
     for dtype in DTYPES {
@@ -513,7 +515,7 @@ fn moved_dtypes() -> Batch {
     batch("moves", cases)
 }
 
-/// Sends messages that take several passes through the slots.
+/// Sends messages so large that they take several passes through the slots.
 fn large(nranks: usize) -> Batch {
     let mut cases = Vec::new();
     for codec in ["raw", "linear8", "minmax4:seed=7", "onebit"] {

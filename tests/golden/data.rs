@@ -42,12 +42,12 @@ pub const DTYPES: [DType; 12] = [
 /// Kind of the values of an input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Pattern {
-    /// Close to normal, with variance 1.
+    /// Approximately normal values with variance 1.
     Normal,
-    /// Normal, times powers of two from 2^-24 to 2^24.
+    /// Normal values times powers of two from 2^-24 to 2^24.
     Wide,
-    /// In turns of 300 elements: equal values, zeros, subnormals, some NaN, some infinities, huge
-    /// values, tiny values, normal values.
+    /// Runs of 300 elements, one after the other: equal values, zeros, subnormals, some NaN, some
+    /// infinities, huge values, tiny values, normal values.
     Special,
 }
 
@@ -63,8 +63,8 @@ fn mix(x: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Returns nearly normal values: the sum of four uniform numbers, which fp32 holds exactly. Functions of the
-/// C library would differ in the last bits between machines.
+/// Returns approximately normal values: the sum of four uniform numbers, which fp32 holds exactly. Functions
+/// of the C library would differ in the last bits between machines.
 fn normal(bits: u64) -> f32 {
     let sum: i64 = (0..4).map(|at| (bits >> (16 * at) & 0xffff) as i64).sum();
     (sum - 2 * 0xffff) as f32 / 65536.0 * 1.732_050_8
@@ -147,8 +147,8 @@ impl Inputs {
     }
 }
 
-/// A 64-bit hash like FNV-1a, over words of 8 bytes. Without its shift, changes of two sign bits
-/// could cancel.
+/// A 64-bit hash like FNV-1a, over words of 8 bytes. Without its additional shift, changes of two
+/// sign bits could cancel each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hash(pub u64);
 

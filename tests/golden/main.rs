@@ -33,8 +33,8 @@ use std::process::{Child, Command};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// Environment variable of a child process: job number, process number in the job, core, and
-/// folder.
+/// Environment variable of a child process. It holds job number, process number in the job, core,
+/// and folder.
 const PART: &str = "CINCH_TEST_CHILD";
 const UPDATE: &str = "CINCH_UPDATE_GOLDEN";
 /// Time after which a job counts as hung.
@@ -46,9 +46,10 @@ const SHOWN: usize = 20;
 enum Job {
     /// Codecs and helpers that need no communicator.
     Alone,
-    /// A communicator per number of ranks, over a transport, with an instruction set.
+    /// A communicator for each number of ranks, with this transport, buffer placement and
+    /// instruction set.
     Flat(Transport, Placement, &'static str, &'static [usize]),
-    /// A communicator of ranks on simulated hosts: the host number of each rank.
+    /// A communicator of ranks on simulated hosts; the list holds each rank's host number.
     Hosts(&'static [usize]),
 }
 
@@ -106,8 +107,8 @@ impl Job {
                     let make = |at| rank(format!("n{nranks}"), nranks, at, number, placement);
                     let ranks: Vec<_> = (0..nranks).map(make).collect();
                     all.extend(run_ranks(&ranks, &cases::flat(nranks)));
-                    // The transport influences the choice of an algorithm, so its name becomes part
-                    // of these cases.
+                    // The library chooses the algorithm of these cases by transport, so their names
+                    // include the transport.
                     let named = |rank: Rank| Rank {
                         prefix: format!("{transport:?}-n{nranks}").to_lowercase(),
                         ..rank
@@ -146,7 +147,7 @@ fn run_ranks(ranks: &[Rank], batches: &[Batch]) -> Vec<(usize, Outcomes)> {
 }
 
 /// Runs a process of a job. Without the environment variable [`PART`] it does nothing, because the test
-/// harness also runs it as a test.
+/// harness also runs this function as a test.
 #[test]
 fn child_process() {
     let Ok(part) = std::env::var(PART) else {
@@ -195,7 +196,7 @@ fn bind(core: usize) {
     }
 }
 
-/// Processes of a job with their log files. Dropping kills the processes that still run.
+/// Processes of a job with their log files. Dropping this value kills the processes that still run.
 struct Children(Vec<(Child, PathBuf)>);
 
 impl Children {
@@ -225,7 +226,7 @@ impl Children {
         Children((0..JOBS[number].processes()).map(start).collect())
     }
 
-    /// Waits for all processes. The error holds the logs of the processes that failed.
+    /// Waits for all processes. On failure returns the logs of the processes that failed.
     fn wait(mut self) -> Result<(), String> {
         let deadline = Instant::now() + DEADLINE;
         let mut error = String::new();
@@ -255,7 +256,7 @@ impl Drop for Children {
     }
 }
 
-/// Runs a job on `core`. Returns the text after each case's name, as in the golden file.
+/// Runs a job on `core`. Returns each case's result by name, as the text in the golden file.
 fn run_job(number: usize, core: usize) -> Result<BTreeMap<String, String>, String> {
     let begin = Instant::now();
     let process = std::process::id();
@@ -290,8 +291,8 @@ fn run_job(number: usize, core: usize) -> Result<BTreeMap<String, String>, Strin
         .collect())
 }
 
-/// Formats the result of a case: the hash of all ranks' hashes, and the error codes if a rank has
-/// any.
+/// Formats the result of a case: the hash of all ranks' hashes, and the error codes if any rank has
+/// one.
 fn text(ranks: impl Iterator<Item = (u64, u32)>) -> String {
     let (mut hash, mut errors) = (data::Hash::NEW, Vec::new());
     for (rank, error) in ranks {

@@ -9,7 +9,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Time that a rank waits for others before it fails.
+/// Time that a rank waits for other ranks before it fails.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The result of a case on one rank.
@@ -258,7 +258,7 @@ impl State<'_> {
         code
     }
 
-    /// Runs the call by its collective's own C function. A send and its receive form a group.
+    /// Runs the call through the C function of its collective. A send and its receive form a group.
     fn function(&mut self, comm: &Comm, call: &Call, hash: &mut Hash) -> Code {
         let all = self.prepare(comm, (self.rank.rank, self.rank.nranks), call);
         abi::succeed("cinch_group_start", abi::group_start());
@@ -303,8 +303,8 @@ impl State<'_> {
         let (size, count) = (call.dtype.size, call.count);
         let is_root = rank == call.root;
         let if_root = |blocks| if is_root { blocks } else { 0 };
-        // Blocks of `count` elements in input and output. In place, the smaller buffer begins at block `own`
-        // of the larger one.
+        // Input and output hold these numbers of blocks of `count` elements. In place, the smaller buffer
+        // begins at block `own` of the larger one.
         let (input, output, own) = match call.collective {
             ALL_REDUCE => (1, 1, Some(0)),
             1 => (1, nranks, Some(rank)),

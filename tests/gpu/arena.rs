@@ -32,8 +32,8 @@ pub fn context(gpu: usize) -> Result<Arc<Context>> {
     Context::primary(&Device::at(&Driver::load()?, gpu as u32)?)
 }
 
-/// Creates a stream and runs a fill on it. The first work of a stream may wait for all that runs on the GPU,
-/// so call this while no kernel waits for another rank.
+/// Creates a stream and runs a fill on it. The first work of a stream may wait for all work on the GPU, so
+/// call this while no kernel waits for another rank.
 fn warmed_up_stream(memory: &DeviceMemory, priority: i32) -> Result<Stream> {
     let stream = Stream::with_priority(memory.context(), priority)?;
     memory.fill(0, &stream)?;
@@ -130,8 +130,8 @@ impl Arena {
         }
     }
 
-    /// Waits for the queued work of both streams. An error of the communicator precedes a timeout
-    /// of the wait.
+    /// Waits for the queued work of both streams. Returns an error of the communicator rather than
+    /// a timeout of the wait, if there are both.
     pub fn wait(&self, comm: &Communicator) -> Result<()> {
         let waited = match self {
             Arena::Gpu { stream, other, .. } => {
@@ -160,9 +160,9 @@ impl Arena {
             }
         };
         let (input, output) = (place(input)?, place(output)?);
-        // SAFETY: `place` checks the ranges. Arenas are dropped after the communicators, so the
-        // memory outlives the calls. Each rank has its own arena and uses it by one stream at a
-        // time.
+        // SAFETY: `place` keeps the ranges within the memory. Tests drop arenas after the
+        // communicators, so the memory outlives the calls. Each rank has its own arena and uses it
+        // on one stream at a time.
         Ok(unsafe { DeviceBuffers::new(input, output, stream.handle().addr()) })
     }
 
@@ -209,7 +209,7 @@ impl Arena {
             .ok_or_else(|| Error::internal("a group without reports"))
     }
 
-    /// Adds the case to a group; a send/recv is two calls.
+    /// Adds the case to a group; a send/recv case adds two calls.
     pub fn add<'a>(
         &'a self,
         group: &mut Group<'a>,
@@ -264,7 +264,8 @@ impl Arena {
         }
     }
 
-    /// Reads the output of a finished case and finds the first byte that changed outside of it.
+    /// Reads the output of a finished case, and finds the first byte outside the output that has
+    /// changed.
     pub fn collect(
         &self,
         case: &Case,
@@ -285,7 +286,7 @@ impl Arena {
         })
     }
 
-    /// Prepares, runs and collects the case on the rank of `comm`.
+    /// Writes the input of the case, runs it on the rank of `comm`, and reads its output.
     pub fn run(&self, case: &Case, comm: &Communicator, input: &[u8]) -> Outcome {
         let (rank, nranks) = (comm.rank(), comm.nranks());
         let before = self.prepare(case, rank, nranks, input)?;

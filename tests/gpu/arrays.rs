@@ -1,5 +1,5 @@
-//! Codecs for whole arrays on a GPU: encoding and decoding in both layouts at any alignment, and
-//! packed copies. All bytes must equal the host's for equal elements.
+//! Tests codecs for whole arrays on a GPU: encoding and decoding in both layouts at any alignment,
+//! and packed copies. For equal elements the GPU's bytes must equal the host's.
 
 #![allow(unsafe_code)] // kernels take raw addresses
 
@@ -102,7 +102,8 @@ impl Bench {
     }
 
     /// Encodes and decodes `values` as `dtype` on GPU and host and compares the bytes. The wire
-    /// begins `wire_at` bytes behind a 16-byte boundary, the array `element_at` elements.
+    /// begins `wire_at` bytes behind a 16-byte boundary, the array `element_at` elements behind
+    /// one.
     fn check(
         &self,
         spec: CodecSpec,
@@ -359,7 +360,8 @@ fn copies(setup: &Setup) -> Verdict {
         for spec in specs().into_iter().filter(packs) {
             for dtype in TYPES {
                 let size = dtype.size();
-                // Sizes within a piece, next to its end, and of several pieces per worker.
+                // Covers sizes within a piece, sizes next to the end of a piece, and several pieces
+                // per worker.
                 let n = rng.pick(&[1, 1000, 262_143, 262_144, 262_145, most / 2, most]);
                 let values = mixture(&mut rng, n);
                 // Host memory may have any alignment, so the array begins one byte behind an
@@ -401,7 +403,8 @@ fn copies(setup: &Setup) -> Verdict {
     Ok(format!("{ran} copies there and back"))
 }
 
-/// Encodes and decodes elements on the host, as a packed copy must change them.
+/// Encodes and decodes elements on the host. A packed copy must change the elements in an equal
+/// way.
 fn through_codec(
     spec: CodecSpec,
     dtype: DType,

@@ -1,5 +1,4 @@
-//! A test case: one collective call with its input data, its buffers and the judgement of its
-//! output.
+//! A test case: one collective call with its input data, its buffers and the check of its output.
 
 use cinch::comm::Call;
 use cinch::testing::{
@@ -12,17 +11,17 @@ use std::fmt;
 /// Byte that fills a rank's memory outside its input. Any change of it outside the output is an
 /// error.
 pub const GUARD: u8 = 0x5a;
-/// Limit of the relative RMS error of an output after a codec with 8 bits per value. The host engine errs by
-/// at most 0.022 over 8 ranks, with every algorithm and every such codec.
+/// Largest relative RMS error of an output after a codec with 8 bits per value. The host engine errs by at
+/// most 0.022 over 8 ranks, with every algorithm and every such codec.
 const LOSSY: f64 = 0.05;
-/// Limit of the relative RMS error for heavy-tailed inputs. The largest value of a block of 4096 is up to 64
-/// times the block's RMS, so an encode loses 0.15. The host engine errs by 0.14.
+/// Largest relative RMS error for heavy-tailed inputs. The largest value of a block of 4096 is up to 64 times
+/// the block's RMS, so an encode loses 0.15. The host engine errs by 0.14.
 const LOSSY_TAILS: f64 = 0.5;
-/// Limit of the relative RMS error for the codecs in `WIDE`, with any inputs. An encode of the
-/// coarser formats loses 0.07, a ring of 8 ranks twice as much.
+/// Largest relative RMS error for the codecs in `WIDE`, with any inputs. An encode of the coarser
+/// formats loses 0.07, a ring of 8 ranks twice as much.
 const LOSSY_WIDE: f64 = 0.25;
-/// Limits of the error of an output of at most `FEW` elements, relative to the reduction of the inputs'
-/// absolute values. `FEW_WIDE` applies to the codecs in `WIDE`, `FEW_NARROW` to the others.
+/// Largest errors of an output of at most `FEW` elements, relative to the reduction of the inputs' absolute
+/// values. `FEW_WIDE` applies to the codecs in `WIDE`, `FEW_NARROW` to the others.
 const FEW_WIDE: f64 = 0.25;
 const FEW_NARROW: f64 = 0.0625;
 /// Codecs whose quantization steps are an eighth of a value or more. Two encodes may lose a quarter
@@ -33,15 +32,15 @@ const WIDE: [CodecKind; 4] = [
     CodecKind::Fp8E4M3,
     CodecKind::Fp8E5M2,
 ];
-/// Most elements of an output whose sums may all be small by cancellation.
+/// Largest number of elements in an output whose sums may all be small by cancellation.
 const FEW: usize = 64;
-/// Fewest elements of an output whose mean error is judged.
+/// Smallest number of elements in an output whose mean error is checked.
 const MANY: u64 = 256;
-/// Limit of the relative RMS error of 8-bit outputs in which a few large elements dominate. An
-/// output of zeros errs by 1.
+/// Largest relative RMS error of 8-bit outputs in which a few large elements dominate. An output of
+/// zeros errs by 1.
 const DOMINATED: f64 = 0.75;
-/// Codecs with fewer than 8 bits per value, or without a mantissa. Their errors have no useful
-/// limit; other checks compare their bits with the host engine's.
+/// Codecs with fewer than 8 bits per value, or without a mantissa. Their errors are too large for a
+/// useful limit; other checks compare their bits with the host engine's.
 const COARSE: [CodecKind; 7] = [
     CodecKind::MinMax1,
     CodecKind::MinMax2,
@@ -264,8 +263,8 @@ impl Case {
         let inputs = RankInputs(inputs);
         let in_case = |error: Error| format!("{self}: {error}");
         if self.call.codec.is_some_and(|codec| codec.is_lossy()) {
-            // Codec tests judge the error of each element. The limits here catch data that was lost
-            // or misplaced.
+            // The limits here only detect data that was lost or misplaced. Codec tests check the
+            // error of each element.
             let found = problem
                 .check(&inputs, rank, output, f64::INFINITY)
                 .map_err(in_case)?;
@@ -347,7 +346,7 @@ impl Case {
         let unit = unit_roundoff(dtype);
         match self.values {
             Values::Bits => f64::INFINITY,
-            // A few large elements dominate such outputs.
+            // A few large elements dominate outputs of products.
             _ if self.call.op == ReduceOp::Prod => DOMINATED,
             Values::Of(Pattern::HeavyTailed) => DOMINATED,
             Values::Of(_) => 2.0 * unit * (nranks as f64 / 8.0).max(1.0).sqrt(),
@@ -365,13 +364,14 @@ impl Case {
         input
     }
 
-    /// Returns whether the codec has a fixed range, which values may exceed or be too small for.
+    /// Returns whether the codec has a fixed range, so that values may be too large or too small
+    /// for it.
     fn may_saturate(&self) -> bool {
         let codec = self.call.codec.map(|codec| codec.inter.kind);
         codec.is_some_and(|kind| kind.has_offset())
     }
 
-    /// Fails unless all elements are equal, byte for byte or as NaN of any payload.
+    /// Fails unless all elements are equal byte for byte; NaN equals NaN with any payload.
     pub fn same_numbers(
         &self,
         got: &[u8],
@@ -390,7 +390,7 @@ impl Case {
         self.same(&a, &b, rank, nranks)
     }
 
-    /// Fails unless both are equal byte for byte.
+    /// Fails unless both outputs are equal byte for byte.
     pub fn same(
         &self,
         got: &[u8],

@@ -1,5 +1,5 @@
-//! Codec kernels outside of collectives: their bytes must equal those of the scalar codecs on the
-//! host.
+//! Tests codec kernels outside of collectives: their bytes must equal the bytes of the scalar
+//! codecs on the host.
 
 #![allow(unsafe_code)] // kernels take raw addresses
 
@@ -20,7 +20,7 @@ use cinch::{DType, Result};
 use std::sync::Arc;
 
 const TYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
-/// Elements of a chunk in the check of random bit patterns.
+/// Number of elements in a chunk of the check of random bit patterns.
 const CHUNK: usize = 1 << 18;
 /// Byte that fills the memory behind the wire bytes and behind the elements.
 const PADDING: u8 = 0xee;
@@ -126,7 +126,8 @@ impl Bench {
         let module = kernels::load(&context, "codec")?;
         let mut families = vec![kernel_family(spec.kind)];
         let tensor = spec.kind.has_scale() && matches!(spec.scale, ScaleRule::Tensor { .. });
-        // Arrays have no tensor scale.
+        // Codecs of arrays have no tensor scale, so kernels of arrays are loaded only for other
+        // scales.
         if array_family(spec.kind) != families[0] && !tensor {
             families.push(array_family(spec.kind));
         }
@@ -216,7 +217,7 @@ impl Bench {
     ) -> std::result::Result<Vec<u8>, Stop> {
         let mut wire = vec![PADDING; wire_bytes + 64];
         if scale.is_some() && wire_bytes >= 4 {
-            // The kernel requires a zeroed place for the tensor scale.
+            // The kernel requires zeros in the bytes of the tensor scale.
             wire[wire_bytes - 4..wire_bytes].fill(0);
         }
         self.elements.write(0, bytes, &self.stream, PATIENCE)?;
@@ -330,7 +331,7 @@ fn tails(setup: &Setup, kind: &str) -> Verdict {
 }
 
 /// Returns values around a random magnitude: mostly Gaussian, some zero or much smaller. A quarter
-/// of the arrays also have random bit patterns.
+/// of the returned arrays also contain random bit patterns.
 pub fn mixture(rng: &mut Rng, n: usize) -> Vec<f32> {
     let scale = 2f32.powi(rng.below(60) as i32 - 40);
     let wild = rng.below(4) == 0;
@@ -363,9 +364,10 @@ fn patterns(setup: &Setup, kind: &str) -> Verdict {
             let mut values = Vec::with_capacity(CHUNK);
             for piece in 0..CHUNK / 256 {
                 match piece % 4 {
-                    // Random bit patterns. An infinity or a NaN poisons its block.
+                    // Adds random bit patterns. An infinity or a NaN in them makes its whole block
+                    // infinite or NaN.
                     0 => values.extend((0..256).map(|_| f32::from_bits(rng.next() as u32))),
-                    // Random finite bit patterns.
+                    // Adds random finite bit patterns.
                     1 => values.extend((0..256).map(|_| {
                         let bits = rng.next() as u32;
                         let finite = bits & 0x7f80_0000 != 0x7f80_0000;

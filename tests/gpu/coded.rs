@@ -70,7 +70,7 @@ pub fn checks(options: &Options) -> Vec<Check> {
         let check = Check::new(name, gpus, move |setup| compare_fused(setup, nranks, gpus));
         check.within(options.either(60, 240))
     };
-    // 12 ranks are more than a warp polls at once.
+    // 12 ranks are more peers than a warp polls at once.
     checks.extend(worlds.into_iter().chain([(12, 1)]).map(fused));
     checks.push(Check::new(
         "coded/replays-draw-new-numbers",
@@ -81,7 +81,7 @@ pub fn checks(options: &Options) -> Vec<Check> {
 }
 
 /// Replays of a graph share a call number. Stochastic rounding must still draw new random numbers
-/// for each replay, equal ones on all ranks.
+/// for each replay, equal on all ranks.
 fn replays_draw_new_numbers(setup: &Setup) -> Verdict {
     const COUNT: usize = 20_000;
     let world = World::new(setup, 2, 1);
@@ -239,12 +239,12 @@ fn compare_fused(setup: &Setup, nranks: usize, gpus: usize) -> Verdict {
     if nranks > 2 {
         cases.extend(largest_cases(&mut rng, nranks, gpu.lines_bytes)?);
     }
-    // On a single channel one block must loop over the message several times.
+    // With a single channel, one thread block must loop over the message several times.
     let few = fused_cases(&mut rng, nranks, 1, 1 << 16);
     for (channels, cases) in [(None, &cases), (Some(1), &few)] {
         world.config.gpu_channels = channels;
-        // Fails if cinch would run a case with another kernel, which the comparison could not
-        // reveal.
+        // Fails if cinch would run a case with a kernel other than the requested one. The
+        // comparison alone could not reveal this.
         let explained = world.run(|comm| {
             let explain = |case: &Case| comm.explain(&case.call);
             Ok(cases.iter().map(explain).collect::<Result<Vec<_>, _>>()?)

@@ -29,12 +29,13 @@ pub fn checks(options: &Options) -> Vec<Check> {
             checks.push(check.within(options.either(60, 180)).also_on_host());
         }
     }
-    // Some of these worlds have more ranks than GPUs.
+    // Some of these numbers of ranks exceed the number of GPUs, so ranks share GPUs.
     for (nranks, gpus) in [(2, 2), (3, 2), (8, 2), (4, 4), (6, 4), (8, 8), (12, 8)] {
         let check = Check::new(format!("raw/n{nranks}-gpus{gpus}"), gpus, move |setup| {
             random_cases(setup, nranks, gpus, false)
         });
-        // With many GPUs the driver takes most of the time, for example 28 s with 4 GPUs.
+        // With many GPUs the driver takes most of the time of a check, for example 28 s with 4
+        // GPUs.
         checks.push(check.within(options.either(180, 600)));
     }
     for (nranks, gpus) in [(2, 1), (5, 1), (8, 2), (4, 4), (8, 8)] {
@@ -44,7 +45,7 @@ pub fn checks(options: &Options) -> Vec<Check> {
         });
         checks.push(check);
     }
-    // 12 ranks are more than a fused kernel polls at once.
+    // 12 ranks are more peers than a fused kernel polls at once.
     for nranks in [2, 5, 12] {
         let check = Check::new(format!("raw/same-bits-n{nranks}"), 1, move |setup| {
             same_bits(setup, nranks)
@@ -87,7 +88,7 @@ fn sanitized(setup: &Setup) -> Verdict {
     Ok(format!("{ran} cases"))
 }
 
-/// Fused kernels must give the bits of the schedules that they replace.
+/// Fused kernels must give outputs with the bits of the schedules that they replace.
 fn same_bits(setup: &Setup, nranks: usize) -> Verdict {
     let mut rng = Rng::new(setup.options.seed ^ 0xb175);
     let cases = cover::fused_cases(&mut rng, nranks);
@@ -98,8 +99,8 @@ fn same_bits(setup: &Setup, nranks: usize) -> Verdict {
         coded::outputs(&world, &cases, None)
     };
     let (fused, limits) = run(KernelProtocol::FUSED_LL, None)?;
-    // If the fused kernel refused a message, another protocol would run and be compared with
-    // itself.
+    // If the fused kernel refused a message, another protocol would run and would only be compared
+    // with itself.
     if let Some(gpu) = limits.gpu {
         let largest = cases
             .iter()
@@ -114,7 +115,7 @@ fn same_bits(setup: &Setup, nranks: usize) -> Verdict {
         case.judge(&case.inputs(nranks), done, 0.0)
             .map_err(Stop::Wrong)?;
     }
-    // On a single channel one block must loop over the message several times.
+    // With a single channel, one thread block must loop over the message several times.
     let others = [
         (KernelProtocol::FUSED_LL, Some(1)),
         (KernelProtocol::FUSED_LL128, None),

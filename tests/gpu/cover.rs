@@ -1,5 +1,5 @@
-//! Selection of cases as a pure function of the seed. Every collective and operation runs with
-//! every type in every world, and every pair of two choices occurs.
+//! Selects cases as a pure function of the seed. Every collective and operation runs with every
+//! type for every number of ranks, and every pair of two choices occurs.
 
 use crate::case::{Case, Values, factor};
 use cinch::comm::Call;
@@ -19,7 +19,7 @@ pub const KERNELS: [Option<KernelProtocol>; 6] = [
     Some(KernelProtocol::FUSED_LL128),
 ];
 
-/// Returns the kernel and protocol as names of checks spell them, such as `fused-ll128`.
+/// Returns the kernel and protocol as written in names of checks, such as `fused-ll128`.
 pub fn name(kernel: Option<KernelProtocol>) -> String {
     kernel.map_or("auto".into(), |kernel| kernel.to_string().replace(' ', "-"))
 }
@@ -73,8 +73,8 @@ impl Batch {
     }
 }
 
-/// Choices that make a case, each as an index. The position in the array identifies the kind of
-/// choice.
+/// The choices that define a case, each as an index into a list of options. The position in the
+/// array identifies the list.
 type Choice = [usize; 8];
 
 /// Returns each collective with each of its operations.
@@ -130,8 +130,8 @@ pub fn batches(seed: u64, rounds: usize) -> (Vec<Batch>, usize, usize) {
     (batches, covered.len(), possible())
 }
 
-/// Draws 16 random choices and returns the choice that covers most new pairs. If none covers any,
-/// the first wins, which never has the largest count.
+/// Draws 16 random choices and returns the choice that covers most new pairs. If no choice covers a
+/// new pair, returns the first.
 fn choose(
     fixed: [usize; 4],
     collective: Collective,
@@ -247,7 +247,7 @@ fn finish(
     }
 }
 
-/// Returns whether a buffer of the collective has a block per rank.
+/// Returns whether a buffer of the collective has one block for each rank.
 fn spreads(collective: Collective) -> bool {
     collective.has_blocks()
 }
@@ -262,7 +262,7 @@ pub fn fused_cases(rng: &mut Rng, nranks: usize) -> Vec<Case> {
             Collective::AllGather | Collective::ReduceScatter | Collective::AllToAll => {
                 &[Algorithm::Direct]
             }
-            // Only the fused LL128 kernel runs these two.
+            // Only the fused LL128 kernel runs broadcasts and reduces.
             Collective::Broadcast | Collective::Reduce => &[Algorithm::OneShot],
             _ => continue,
         };

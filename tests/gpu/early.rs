@@ -1,5 +1,5 @@
-//! Programmatic dependent launches: kernels that start while earlier kernels of the stream still run. Each
-//! call's input is written late, by a kernel that lets its successor start at once.
+//! Tests programmatic dependent launches: kernels that start while earlier kernels of the stream still run.
+//! Each call's input is written late, by a kernel that lets the next kernel start at once.
 
 #![allow(unsafe_code)] // a kernel takes a raw address
 
@@ -44,8 +44,8 @@ pub fn checks() -> Vec<Check> {
     checks
 }
 
-/// Runs a call behind the late writer of its input and a second call behind the first, on a stream and in a
-/// graph.
+/// Queues a kernel that writes its output late, a call that reads this output, and a second call that reads
+/// the first call's output. Runs all three on a stream and in a graph.
 fn late_inputs(setup: &Setup, nranks: usize, gpus: usize, protocol: KernelProtocol) -> Verdict {
     let mut world = World::new(setup, nranks, gpus);
     world.config.force_kernel(Some(protocol));
@@ -68,7 +68,7 @@ fn late_inputs(setup: &Setup, nranks: usize, gpus: usize, protocol: KernelProtoc
                 .map_err(|stop| stop.context(format!("round {round}")))?;
         }
         let graph = Graph::capture(stream, CaptureMode::ThreadLocal, |stream| {
-            // The first call of a graph also waits for an event, unlike the calls behind it.
+            // The first call of a graph also waits for an event, unlike the calls after it.
             queue(comm, arena, &late, collective, 0, stream)?;
             queue(comm, arena, &late, collective, ROUNDS, stream)
         })?;
@@ -111,7 +111,8 @@ fn queue(
     let call = Call::new(collective, DType::U32, COUNT / blocks);
     let block = BYTES / blocks;
     for pass in 0..2 {
-        // The second all_gather sends the rank's own block of the data that the first gathered.
+        // The second all_gather sends the rank's own block of the data that the first all_gather
+        // received.
         let own = pass * (comm.rank() % blocks) * block;
         let (input, output) = ((pass * BYTES + own, block), ((pass + 1) * BYTES, BYTES));
         arena.call_at(comm, &call, input, output, Some(stream))?;

@@ -1,5 +1,5 @@
-//! Pre-multiplied sums with factors in GPU memory. They must give the bits of an equal factor that
-//! is passed by value, and read the factor in stream order.
+//! Tests pre-multiplied sums with factors in GPU memory. Outputs must have the bits that an equal
+//! factor passed by value gives. The factor must be read in stream order.
 
 use crate::arena::{Arena, context};
 use crate::case::factor;
@@ -61,8 +61,8 @@ fn on_the_gpu(setup: &Setup) -> Verdict {
     Ok(format!("{calls} calls"))
 }
 
-/// Makes the call with a factor by value, with an equal factor on the GPU, and after the stream has
-/// zeroed that factor.
+/// Makes the call three times: with a factor by value, with an equal factor on the GPU, and after
+/// the stream has zeroed the factor on the GPU.
 fn one(comm: &Communicator, arena: &Arena, place: &DeviceMemory, call: Call) -> Result<(), Stop> {
     let stream = arena.stream()?;
     let bytes = call.count * call.dtype.size();

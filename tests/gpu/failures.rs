@@ -1,5 +1,5 @@
-//! Failures of ranks and calls. Each must give an error that names the rank at fault, end every
-//! kernel, and leave the streams usable.
+//! Tests failures of ranks and calls. Each must give an error that names the rank at fault, end
+//! every kernel, and leave the streams usable.
 
 use crate::arena::Arena;
 use crate::harness::{Check, Setup, Stop, Verdict, ensure, say};
@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 const COUNT: usize = 10_000;
-/// Promised limits of the time until survivors report a killed rank, and until an abort ends a
-/// waiting kernel.
+/// Promised time limits: until survivors report a killed rank, and until an abort ends a waiting
+/// kernel.
 const KILLED: Duration = Duration::from_secs(2);
 const ABORTED: Duration = Duration::from_millis(200);
 /// Time limit of every other wait.
@@ -92,7 +92,7 @@ fn sum(dtype: DType, count: usize) -> Call {
 }
 
 /// Runs `body` as every rank and returns the results by rank, like [`World::run`] but without
-/// `finalize`. No rank closes its communicator before every rank has returned from `body`.
+/// `finalize`. No rank closes its communicator before `body` has returned on all ranks.
 fn failing<R: Send>(
     world: &World,
     body: impl Fn(&Communicator, &Arena) -> Result<R, Stop> + Sync,
@@ -123,7 +123,7 @@ fn failing<R: Send>(
         .collect()
 }
 
-/// The last rank never calls, and another thread of rank 0 aborts the communicator.
+/// The last rank never makes the call, and another thread of rank 0 aborts the communicator.
 pub fn abort(world: &World) -> Verdict {
     let last = world.nranks() - 1;
     let times = failing(world, |comm, arena| {
@@ -153,8 +153,8 @@ pub fn abort(world: &World) -> Verdict {
         expect_error(&error, ErrorKind::Aborted, &["rank 0", "aborted"])?;
         usable(arena)?;
         stays_failed(comm, arena, &error)?;
-        // Only rank 0 starts its clock with the abort. The others receive a message and began their
-        // clocks at another time.
+        // Only rank 0's clock starts at the abort. The other ranks learn of the abort by a message
+        // and started their clocks earlier or later.
         Ok(if comm.rank() == 0 {
             took
         } else {
@@ -176,7 +176,8 @@ pub fn never_calls(world: &World) -> Verdict {
             queue(comm, arena, &sum(DType::F32, COUNT))?;
         }
         let error = wait_for_error(comm)?;
-        // With 3 ranks or more, a rank may wait for a rank that is itself waiting.
+        // With 3 or more ranks, a rank may wait for a rank that itself waits. The error may then
+        // name either of them.
         let name = match comm.nranks() {
             2 => format!("rank {last}"),
             _ => "rank ".into(),
@@ -189,7 +190,7 @@ pub fn never_calls(world: &World) -> Verdict {
     Ok(texts[0].chars().take(100).collect())
 }
 
-/// Rank 1 makes the call `odd`, the others `most`.
+/// Rank 1 makes the call `odd`; all other ranks make the call `most`.
 fn differ(world: &World, most: Call, odd: Call, words: [&str; 2]) -> Verdict {
     let texts = failing(world, |comm, arena| {
         let call = if comm.rank() == 1 { odd } else { most };
@@ -252,7 +253,8 @@ pub fn kill(setup: &Setup, world: &World, gpus: usize) -> Verdict {
 
 fn kill_one(setup: &Setup, world: &World, gpus: usize, victim: usize) -> Result<Duration, Stop> {
     let nranks = world.nranks();
-    // Words of a task have no spaces: hosts are joined by commas, or a dash stands for none.
+    // Words of a task contain no spaces: host numbers are joined by commas, and a dash stands for
+    // no hosts.
     let hosts: Vec<String> = world.hosts.iter().map(usize::to_string).collect();
     let hosts = match hosts.is_empty() {
         true => "-".into(),

@@ -1,5 +1,5 @@
-//! Error feedback. Residuals must equal those of the host engine for equal chunk sizes, over calls
-//! that change, rescaling, export and import, and graph replays.
+//! Tests error feedback. Residuals must equal the residuals of the host engine for equal chunk
+//! sizes, over calls with changing arguments, rescaling, export and import, and graph replays.
 
 use crate::case::{Case, Done, Values};
 use crate::harness::{Check, Setup, Stop, Verdict, ensure};
@@ -38,7 +38,8 @@ pub fn checks(options: &Options) -> Vec<Check> {
     checks
 }
 
-/// Returns a call per codec, type, collective and algorithm, each with its own tensor.
+/// Returns one call for each combination of codec, type, collective and algorithm, each with its
+/// own tensor.
 fn tensors(nranks: usize) -> Vec<Case> {
     let mut cases = Vec::new();
     let counts = [1, 700, 5000, 70_001];
@@ -166,7 +167,7 @@ fn restore(comm: &Communicator) -> Result<(), Stop> {
     })
 }
 
-/// Each replay of a graph must use the residuals that the replay before it left. A capture must
+/// Each replay of a graph must use the residuals that the previous replay left. A capture must
 /// refuse a tensor that has no residuals yet.
 fn replays(setup: &Setup) -> Verdict {
     const COUNT: usize = 20_000;

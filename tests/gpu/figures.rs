@@ -11,7 +11,7 @@ use cinch::{Communicator, UniqueId};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Documented limits of the time of `Communicator::init` and of the bytes of device memory per
+/// Documented limits: the time of `Communicator::init`, and the bytes of device memory of a
 /// communicator.
 const INIT: Duration = Duration::from_secs(1);
 const MEMORY: usize = 64 << 20;
@@ -37,7 +37,7 @@ pub fn checks() -> Vec<Check> {
 
 fn within_limit(times: &[Duration], one_each: bool) -> Verdict {
     let worst = times.iter().max().copied().unwrap_or_default();
-    // The limit applies to ranks with a GPU each.
+    // The limit applies only if each rank has a GPU of its own.
     ensure(worst < INIT || !one_each, || {
         format!("init took {worst:?}, promised {INIT:?}")
     })?;
@@ -49,8 +49,8 @@ fn contexts(gpus: usize) -> Result<Vec<Arc<Context>>, Stop> {
     Ok((0..gpus).map(context).collect::<Result<_, _>>()?)
 }
 
-/// Times `init` of all ranks as threads, first with kernels to load, then with kernels that another
-/// communicator has loaded.
+/// Measures `init` of all ranks as threads: first when it must load the kernels, then when another
+/// communicator has already loaded them.
 fn threads(setup: &Setup, nranks: usize, gpus: usize) -> Verdict {
     let contexts = contexts(gpus)?;
     let world = World::new(setup, nranks, gpus);
@@ -64,7 +64,8 @@ fn threads(setup: &Setup, nranks: usize, gpus: usize) -> Verdict {
     within_limit(&[cold, warm], nranks == gpus)
 }
 
-/// Compares the device memory that a communicator reports with the memory that its GPU lost.
+/// Compares the device memory that a communicator reports with the decrease of free memory on its
+/// GPU.
 fn memory(setup: &Setup, nranks: usize, gpus: usize) -> Verdict {
     let contexts = contexts(gpus)?;
     let free = || -> Result<Vec<usize>, Stop> {
@@ -72,7 +73,7 @@ fn memory(setup: &Setup, nranks: usize, gpus: usize) -> Verdict {
         Ok(contexts.iter().map(one).collect::<Result<_, _>>()?)
     };
     let world = World::new(setup, nranks, gpus);
-    // Loads the kernels, which all communicators share.
+    // The first communicator loads the kernels, which all communicators share.
     let first = world.communicators()?;
     let before = free()?;
     let second = world.communicators()?;

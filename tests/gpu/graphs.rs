@@ -60,8 +60,8 @@ pub fn checks(options: &Options) -> Vec<Check> {
     checks
 }
 
-/// Expected state of all ranks. The arrays s, t and u have `nranks` times [`PART`] elements per
-/// rank.
+/// Expected state of all ranks. Each of the arrays s, t and u has `nranks` times [`PART`] elements
+/// on each rank.
 struct Model {
     nranks: usize,
     s: Vec<Vec<u32>>,
@@ -363,7 +363,7 @@ struct Interleaved<'a> {
 }
 
 impl<'a> Interleaved<'a> {
-    /// Steps of the chain per graph launch, and per direct call.
+    /// Number of steps of the chain in a launch of each graph, and in a direct call.
     const STEPS: [usize; 3] = [1, 2, 1];
 
     fn new(
@@ -468,8 +468,8 @@ fn run_interleaved(
     Ok(())
 }
 
-/// Groups of two calls on two streams. Earlier work of either stream must precede both calls, and
-/// later work of either stream must follow both.
+/// Runs groups of two calls on two streams. Earlier work of either stream must precede both calls,
+/// and later work of either stream must follow both.
 pub fn groups(setup: &Setup, world: &World) -> Verdict {
     const BYTES: usize = 8 << 20;
     let nranks = world.nranks();
@@ -485,7 +485,7 @@ pub fn groups(setup: &Setup, world: &World) -> Verdict {
         let call = Call::new(Collective::AllReduce, DType::U8, BYTES);
         for round in 0..rounds {
             let value = (round % 100) as u8;
-            // Keeps the second stream busy before it writes the first call's input.
+            // These fills keep the second stream busy before it writes the first call's input.
             for late in [101, 102, 103, 104, 105, value] {
                 y.memory()?.fill(late.wrapping_add(1), two)?;
                 x.memory()?.fill(late, two)?;

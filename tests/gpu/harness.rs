@@ -53,7 +53,7 @@ impl Check {
         }
     }
 
-    /// Returns why the check cannot run on this machine, or `None` if it can.
+    /// Returns the reason why the check cannot run on this machine, or `None` if it can.
     pub fn refusal(&self, setup: &Setup) -> Option<String> {
         if self.gpus == 0 {
             return None;
@@ -73,7 +73,7 @@ impl Check {
 /// A summary of a check that passed, or the reason why it stopped.
 pub type Verdict = Result<String, Stop>;
 
-/// Why a check ended early.
+/// The reason why a check ended early.
 #[derive(Clone, Debug)]
 pub enum Stop {
     Wrong(String),
@@ -121,7 +121,7 @@ pub fn ensure(holds: bool, why: impl FnOnce() -> String) -> Result<(), Stop> {
 /// Options of the run and the GPUs of this machine.
 pub struct Setup {
     pub options: Options,
-    /// Number of GPUs, or why none can be used.
+    /// Number of GPUs, or the reason why none can be used.
     pub gpus: Result<usize, String>,
 }
 
@@ -149,7 +149,7 @@ impl Setup {
 /// Text of the running check's first panic, taken when the check ends.
 static PANIC: Mutex<Option<String>> = Mutex::new(None);
 
-/// Runs the checks from number `from` on and sends each result to the supervisor. The process ends
+/// Runs the checks from number `from` on and sends each result to the supervisor. The process exits
 /// after a failed check, because a CUDA context stays broken after a kernel's fault.
 pub fn work(options: &Options, checks: &[Check], from: usize) -> ExitCode {
     end_with_parent();

@@ -1,5 +1,5 @@
-//! Ranks on several simulated hosts of this machine (`CINCH_HOST_ID`). Proxy threads stage data
-//! between hosts in pinned memory and send it over TCP on the loopback interface.
+//! Tests ranks on several simulated hosts of this machine (`CINCH_HOST_ID`). Proxy threads stage
+//! data between hosts in pinned memory and send it over TCP on the loopback interface.
 
 use crate::case::{Case, Values};
 use crate::cover::{self, Rng};
@@ -13,8 +13,8 @@ use cinch::types::TransportKind;
 use cinch::{Algorithm, Collective, DType, ReduceOp};
 use std::time::{Duration, Instant};
 
-/// Host of each rank and number of GPUs. Some worlds have hosts of different sizes whose ranks are
-/// interleaved.
+/// Name, host of each rank, and number of GPUs. In some rows hosts have different numbers of ranks,
+/// and consecutive ranks are on different hosts.
 const WORLDS: [(&str, &[usize], usize); 10] = [
     ("2x1-gpus1", &[0, 1], 1),
     ("2x2-gpus1", &[0, 0, 1, 1], 1),
@@ -84,14 +84,14 @@ fn paths(_: &Setup, world: &World, _: usize) -> Verdict {
     Ok(results[0].clone())
 }
 
-/// Runs random cases of all collectives, types and operations, with selected algorithms and with
-/// every flat algorithm.
+/// Runs random cases of all collectives, types and operations. Algorithms are left to the library,
+/// or set to an algorithm that ignores hosts.
 fn collectives(setup: &Setup, world: &World, gpus: usize) -> Verdict {
     let nranks = world.nranks();
     let mut rng = Rng::new(setup.options.seed ^ (nranks * 64 + gpus) as u64);
     let number = setup.options.either(120, 600);
     let mut cases = cover::random(&mut rng, nranks, number, 1 << 20);
-    // Messages so large that each channel takes several passes.
+    // Adds messages so large that each channel takes several passes.
     for collective in Collective::ALL {
         let share = if collective.has_blocks() { nranks } else { 1 };
         let call = Call::new(collective, DType::F32, (6 << 20) / share + 13);
@@ -100,7 +100,7 @@ fn collectives(setup: &Setup, world: &World, gpus: usize) -> Verdict {
     Ok(format!("{} cases", world.judge(&cases)?))
 }
 
-/// Returns cases with `algorithm`, or with selected algorithms for `None`.
+/// Returns cases with `algorithm`; `None` leaves the choice to the library.
 fn cases_of(
     algorithm: Option<Algorithm>,
     codecs: &[&str],

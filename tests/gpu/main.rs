@@ -1,9 +1,9 @@
-//! Tests of the library on GPUs: on as many GPUs as there are, down to several ranks on one. The
-//! program also runs on machines without cargo: build it with `cargo test --no-run --test gpu`,
-//! copy it, start it (`scripts/test-gpu` does).
+//! Tests of the library on GPUs: on all GPUs of the machine, or with several ranks on a single GPU.
+//! The program also runs on machines without cargo: build it with `cargo test --no-run --test gpu`,
+//! copy it, and start it, as `scripts/test-gpu` does.
 //!
 //! A worker process runs the checks one after the other. The supervisor process waits for each
-//! check with a deadline, and starts another worker behind a check that failed, hung or crashed.
+//! check with a deadline. It starts another worker after a check that failed, hung or crashed.
 //! Without a driver or without kernels every check is skipped, with the reason.
 
 mod arena;
@@ -49,8 +49,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Returns the checks that the filter keeps. Their order is equal in each process of a run, because
-/// processes name checks by number.
+/// Returns the checks that match the filter. Their order is equal in each process of a run, because
+/// processes identify checks by number.
 fn checks(options: &Options) -> Vec<Check> {
     let mut all = Vec::new();
     all.extend(collectives::checks(options));

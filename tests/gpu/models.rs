@@ -1,4 +1,5 @@
-//! Process models: one thread for all ranks, a process per rank, and processes of several ranks.
+//! Tests process models: one thread for all ranks, a process for each rank, and processes of
+//! several ranks.
 
 use crate::arena::Arena;
 use crate::case::{Case, Done};
@@ -14,9 +15,10 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// Time after which a rank process ends by itself, whatever the other ranks do.
+/// Time after which a rank process exits, whatever the other ranks do.
 const LIFETIME: Duration = Duration::from_secs(120);
-/// Most elements of a buffer. Processes take turns on one GPU, which makes large cases slow.
+/// Largest number of elements in a buffer. Processes take turns on one GPU, which makes large cases
+/// slow.
 const FEW: usize = 5000;
 
 pub fn checks(options: &Options) -> Vec<Check> {
@@ -150,8 +152,8 @@ pub fn number(text: &str) -> Result<usize, Stop> {
         .map_err(|_| Stop::Wrong(format!("{text} is no number")))
 }
 
-/// Runs the cases as `per_process` ranks, which judge their own outputs. Returns a hash per rank of the
-/// outputs that all ranks must share.
+/// Runs the cases as `per_process` ranks, which check their own outputs. Returns a hash for each rank of the
+/// outputs that must be equal on all ranks.
 fn run_cases(options: &Options, words: &[&str]) -> Verdict {
     let [first, per_process, nranks, gpus, p2p_disable, id] = words else {
         return Stop::wrong("cases FIRST EACH NRANKS GPUS P2P_DISABLE ID");

@@ -15,7 +15,7 @@ gpu [--filter PART] [--list] [--quick | --full] [--minutes M] [--seed S] [--host
 /// Role of a process in a run.
 #[derive(Clone, Debug)]
 pub enum Role {
-    /// Starts the workers.
+    /// Starts worker processes and prints the results of checks.
     Supervisor,
     /// Runs the checks from number `from` on.
     Worker { from: usize },

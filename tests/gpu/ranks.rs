@@ -1,4 +1,4 @@
-//! Rank processes as their parent sees them.
+//! Rank processes, as their parent process controls them.
 
 use crate::harness::{MARK, Stop};
 use crate::options::Options;
@@ -11,8 +11,7 @@ use std::time::{Duration, Instant};
 pub struct Ranks {
     pub children: Vec<Child>,
     said: Receiver<(usize, String)>,
-    /// Received lines that no `wait_for` has asked for yet, because ranks do not wait for each
-    /// other.
+    /// Received lines for which no `wait_for` has waited yet; ranks send lines at their own pace.
     backlog: Vec<(usize, String)>,
 }
 

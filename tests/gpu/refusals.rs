@@ -1,5 +1,5 @@
-//! Invalid calls. Each must return an error kind and message, launch nothing, and leave the
-//! communicator usable.
+//! Tests invalid calls. Each must return an error with the expected kind and message, launch
+//! nothing, and leave the communicator usable.
 
 #![allow(unsafe_code)] // invalid buffers are made of raw addresses
 
@@ -38,7 +38,7 @@ pub fn checks() -> Vec<Check> {
     checks
 }
 
-/// Makes invalid calls on each of two ranks and returns their number.
+/// A function that makes invalid calls on each of two ranks and returns their number.
 type Body = fn(&Communicator, &Arena) -> std::result::Result<usize, Stop>;
 
 /// Returns the input at the start of a rank's memory, which differs between ranks.

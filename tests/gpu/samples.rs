@@ -1,5 +1,5 @@
-//! Sampling of encoded sums' errors (`CINCH_CODEC_SAMPLE`), and the error bound that switches
-//! codecs off (`CINCH_CODEC_BOUND`).
+//! Tests `CINCH_CODEC_SAMPLE`, which measures the errors of some encoded sums, and
+//! `CINCH_CODEC_BOUND`, the error above which codecs are switched off.
 
 use crate::case::{Case, Done, Values};
 use crate::harness::{Check, Setup, Stop, Verdict, ensure};
@@ -8,13 +8,13 @@ use cinch::comm::{Call, CodecStats};
 use cinch::testing::Pattern;
 use cinch::{CodecSetting, Collective, DType, ReduceOp};
 
-/// Sampling interval: the first of every 3 encoded sums is sampled. Its error is judged when the
+/// Sampling interval: the first of every 3 encoded sums is sampled. Its error is evaluated when the
 /// next sample is due.
 const EVERY: usize = 3;
 const CALLS: usize = 3 * EVERY;
 /// Elements of a rank's input. Sums of at least 1 MiB are encoded.
 const COUNT: usize = 1 << 19;
-/// Bounds below and above the relative error of `linear8` on such data, which is about 1 %.
+/// Error bounds below and above the relative error of `linear8` on this data, which is about 1 %.
 const SMALL_BOUND: f64 = 1e-6;
 const AMPLE_BOUND: f64 = 0.05;
 
@@ -32,13 +32,13 @@ pub fn checks() -> Vec<Check> {
     checks
 }
 
-/// With an ample bound all sums must be encoded. With a bound that is too small all ranks must switch to
-/// exact sums with the call that judges the first sample.
+/// With a bound above the codec's error all sums must be encoded. With a bound below it, all ranks must
+/// switch to exact sums at the call that evaluates the first sample.
 fn samples(setup: &Setup, nranks: usize, gpus: usize, collective: Collective) -> Verdict {
     let mut world = World::new(setup, nranks, gpus);
     world.config.codec = "linear8".parse()?;
     world.config.codec_sample = EVERY as u32;
-    // On host memory a sample is judged within its call.
+    // On host memory a sample is evaluated within its call.
     let until = if setup.options.host { 1 } else { EVERY };
     let mut worst = 0f64;
     for (bound, coded) in [(AMPLE_BOUND, CALLS), (SMALL_BOUND, until)] {
@@ -52,7 +52,8 @@ fn samples(setup: &Setup, nranks: usize, gpus: usize, collective: Collective) ->
         }
         for (rank, (_, stats)) in ranks.iter().enumerate() {
             let has_ended = coded < CALLS;
-            // On a GPU the last sample may be judged only by a call after the end of the test.
+            // On a GPU a later call evaluates a sample, so the last sample may not be counted when
+            // the test ends.
             let sampled = stats.sampled as usize;
             let is_counted = match has_ended {
                 true => sampled == 1,

@@ -1,4 +1,4 @@
-//! Random operations over many communicators. Device memory must not grow meanwhile.
+//! Runs random operations over many communicators. Device memory must not grow meanwhile.
 
 use crate::arena::context;
 use crate::case::Case;
@@ -12,13 +12,14 @@ use cinch::testing::random_word;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Number of worlds after which the driver has allocated the memory that it keeps for itself. At least as
-/// many further worlds show whether memory still grows.
+/// Number of communicators after which the driver has allocated the memory that it keeps for itself. At least
+/// as many more communicators show whether memory still grows.
 const WARM_UP: usize = 8;
-/// Interval of comparisons: in the first of every 4 worlds, encoded outputs are compared with the
-/// host engine's.
+/// Interval of comparisons with the host engine: encoded outputs are compared on the first of every
+/// 4 communicators.
 const SAMPLED: usize = 4;
-/// Bytes that the driver may take beyond the first worlds, because its pools grow in large steps.
+/// Bytes that the driver may allocate after the first communicators, because its pools grow in
+/// large steps.
 const SLACK: usize = 32 << 20;
 
 pub fn checks(options: &Options) -> Vec<Check> {
@@ -52,7 +53,7 @@ fn soak(setup: &Setup, gpus: usize) -> Verdict {
     let (mut worlds, mut ran) = (0, 0);
     let mut warm = free()?;
     while begin.elapsed() < length || worlds < 2 * WARM_UP {
-        // Hashing the seed keeps runs with neighbouring seeds from sharing worlds.
+        // Hashing the seed gives runs with neighbouring seeds different random choices.
         let mut rng = Rng::new(random_word(setup.options.seed, worlds as u64));
         let nranks = match gpus {
             1 => rng.pick(&[2, 3, 4, 5, 7, 8]),
@@ -66,8 +67,8 @@ fn soak(setup: &Setup, gpus: usize) -> Verdict {
         let most = if rng.below(6) == 0 { 1 << 20 } else { 50_000 };
         let mut cases = cover::random(&mut rng, nranks, 150, most);
         let coded = coded::cases(&mut rng, nranks, 1, most);
-        // Selection may follow a tuning table of this GPU machine, which the host engine lacks.
-        // Hence only cases with a fixed algorithm are compared.
+        // A tuning table for this machine's GPUs may influence the algorithm, and the host engine
+        // has no such table. Only cases with a fixed algorithm are therefore compared.
         let asked = coded.iter().filter(|case| case.call.algorithm.is_some());
         let sample: Vec<Case> = asked.step_by(12).copied().collect();
         for case in coded.into_iter().step_by(4) {
@@ -92,7 +93,7 @@ fn soak(setup: &Setup, gpus: usize) -> Verdict {
             warm = free()?;
         }
     }
-    // With fewer worlds, both memory readings would be taken at one moment.
+    // With fewer communicators, both memory readings would be taken at the same moment.
     ensure(worlds > WARM_UP, || format!("only {worlds} worlds"))?;
     let end = free()?;
     let grown = warm.iter().zip(&end);

@@ -1,4 +1,4 @@
-//! Supervisor process: starts workers, waits for each check with a deadline, and counts the
+//! The supervisor process: starts workers, waits for each check with a deadline, and counts the
 //! results.
 
 use crate::harness::{Check, MARK, Setup};
@@ -9,7 +9,7 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-/// Time that a worker may take before its first check, between checks, and after its last.
+/// Time that a worker may need before its first check, between checks, and after its last check.
 const WORKER_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Default)]
@@ -17,7 +17,8 @@ struct Counts {
     passed: usize,
     failed: usize,
     skipped: usize,
-    /// Reason of the last skip, and how many checks were skipped for it after the first.
+    /// Reason of the last skipped check, and the number of further checks that were skipped for
+    /// this reason.
     last_skip: Option<(String, usize)>,
 }
 
@@ -108,7 +109,7 @@ impl Worker {
             .arg(format!("--worker={from}"))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
-        // Streams of ranks that share a GPU must not queue behind each other.
+        // Streams of ranks that share a GPU must not wait for each other in one hardware queue.
         if std::env::var_os("CUDA_DEVICE_MAX_CONNECTIONS").is_none() {
             command.env("CUDA_DEVICE_MAX_CONNECTIONS", "32");
         }
@@ -174,7 +175,7 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // A worker that is done ends by itself, and its child processes end with it.
+        // A worker that has run its last check exits, and its child processes exit with it.
         let patience = Instant::now() + Duration::from_secs(10);
         let ended = |child: &mut Child| matches!(child.try_wait(), Ok(Some(_)));
         while self.lines.recv_timeout(Duration::from_millis(20))

@@ -21,8 +21,8 @@ pub struct World {
 }
 
 impl World {
-    /// Creates `nranks` ranks that take turns over the first `gpus` GPUs, or are all on host memory
-    /// under `--host`.
+    /// Creates `nranks` ranks. They are distributed over the first `gpus` GPUs in turn, or are all
+    /// on host memory under `--host`.
     pub fn new(setup: &Setup, nranks: usize, gpus: usize) -> World {
         let gpu = |rank: usize| (!setup.options.host).then_some(rank % gpus);
         World {
@@ -165,16 +165,16 @@ impl World {
                 let sender = slot.ok().and_then(|mut sender| sender.take());
                 self.run_all(cases, comm, &arenas[comm.rank()], sender)
             });
-            // A rank that could not join has not taken its sender. Without this drop the judge
-            // would wait for it.
+            // A rank that could not join has not taken its sender. Dropping the sender here keeps
+            // the thread that checks outputs from waiting for this rank.
             drop(senders);
             let judged = judge
                 .join()
                 .unwrap_or_else(|_| Stop::wrong("the judge panicked"));
             match (judged, ran) {
                 (Ok(count), Ok(_)) => Ok(count),
-                // A wrong output is the cause and precedes the ranks' own errors. An empty text of
-                // the judge refers to a rank's error.
+                // A wrong output is the cause, so it is reported before the ranks' own errors. An
+                // empty text means that a rank's own error is the cause.
                 (Err(Stop::Wrong(why)), Err(stop)) if why.is_empty() => Err(stop),
                 (Err(stop), _) | (Ok(_), Err(stop)) => Err(stop),
             }
@@ -204,7 +204,7 @@ impl World {
         Ok(())
     }
 
-    /// Judges each case after all ranks have sent its outcome. Returns `Wrong` with an empty text
+    /// Checks each case after all ranks have sent its outcome. Returns `Wrong` with an empty text
     /// if a rank's own error describes the failure.
     fn judge_all(&self, cases: &[Case], ranks: &[Receiver<Outcome>]) -> Result<usize, Stop> {
         let nranks = self.nranks();
@@ -272,7 +272,7 @@ pub fn config() -> Config {
     }
 }
 
-/// Returns whether the communicator is still usable after `error`.
+/// Returns whether `error` only refused a call, so that the communicator is still usable.
 fn refused(error: &cinch::Error) -> bool {
     matches!(
         error.kind(),

@@ -1,5 +1,6 @@
-//! Codecs such as `auto:dynamic8`, where the cost model decides for each call whether to compress.
-//! All ranks decide alike, reports and explanations name the codec that ran, and results are right.
+//! Tests codecs such as `auto:dynamic8`, where the cost model decides for each call whether to
+//! compress. All ranks must decide alike. Reports and explanations must name the codec that ran,
+//! and results must be right.
 
 use cinch::comm::{Call, Group};
 use cinch::mem::{UserBuffers, bytes_of, bytes_of_mut};
@@ -34,7 +35,8 @@ fn sum(comm: &Communicator, call: &Call) -> Report {
     report
 }
 
-/// Checks the error of a sum: rounding only if the call ran raw, the codec's error otherwise.
+/// Checks the error of a sum: only rounding errors if the call ran without a codec, otherwise the
+/// codec's error.
 fn check(nranks: usize, output: &[f32], report: &Report) {
     let inputs: Vec<_> = (0..nranks).map(|rank| input(rank, output.len())).collect();
     let (mut error, mut scale) = (0f64, 0f64);
@@ -99,8 +101,8 @@ fn in_effect(comm: &Communicator) -> (String, Option<MeasuredCosts>) {
     (comm.codec_policy().codec.to_string(), costs)
 }
 
-/// Ranks may reach one effective codec policy by different settings. This policy decides whether
-/// they measure costs: a rank that measured alone would wait for its peers in vain.
+/// Ranks may reach one effective codec policy by different settings. The effective policy must
+/// decide whether they measure costs. A rank that measured alone would wait for its peers for ever.
 #[test]
 fn effective_policy_decides_whether_costs_are_measured() {
     for (settings, measures) in [
@@ -167,8 +169,8 @@ fn effective_policy_decides_whether_costs_are_measured() {
     }
 }
 
-/// Returns costs of `message` seconds per message and `byte` seconds per byte sent. Codecs take
-/// `element` seconds to encode or decode an element.
+/// Returns costs: `message` seconds for a message, `byte` seconds for a byte sent, and `element`
+/// seconds to encode or decode an element.
 fn costs(message: f64, byte: f64, element: f64) -> MeasuredCosts {
     let line = |each| Affine { fixed: 0.0, each };
     let mut costs = MeasuredCosts::of_core(
@@ -193,10 +195,10 @@ fn auto_codec_of_a_call_decides_alone_and_in_groups() {
         ..config("auto:raw", TransportKind::Loopback)
     };
     for (costs, lossy) in [
-        // 1 Gbit/s and a fast codec: compression pays for large messages; latency dominates small
-        // ones.
+        // On a network of 1 Gbit/s with a fast codec, compression pays for large messages; latency
+        // dominates small ones.
         (costs(50e-6, 8e-9, 0.2e-9), [false, true]),
-        // A network as fast as memory: compression never pays.
+        // On a network as fast as memory, compression never pays.
         (costs(1e-6, 0.01e-9, 0.2e-9), [false, false]),
     ] {
         local_world(3, &config, |comm| {
@@ -248,8 +250,8 @@ fn auto_codec_of_an_unsupported_call_is_refused() {
     });
 }
 
-/// If messages are cheap, the planner cuts a call into more chunks than the slots require, so that
-/// transfers overlap with encoding.
+/// If messages are cheap, the planner must divide a call into more chunks than the slots require,
+/// so that transfers overlap with encoding.
 #[test]
 fn cost_model_picks_the_number_of_chunks() {
     let config = Config {

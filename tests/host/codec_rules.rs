@@ -41,7 +41,8 @@ fn calls_without_codec_are_counted_by_reason() {
         let mut all = vec![0f32; 30_000];
         comm.all_gather(&large, &mut all).unwrap();
         comm.broadcast(&mut large, 1).unwrap();
-        // A single block is below CINCH_CODEC_MIN_BYTES; the input of three blocks is not.
+        // The input of a single block has fewer bytes than CINCH_CODEC_MIN_BYTES; the input of
+        // three blocks has more.
         let mut block = vec![0f32; 400];
         comm.reduce_scatter(&input(comm.rank(), 1200), &mut block, ReduceOp::Avg)
             .unwrap();
@@ -157,7 +158,7 @@ fn init_with_different_rules_reports_both() {
             }
         }
     });
-    // Different rules agree if they give this communicator the same codec.
+    // Ranks with different rules agree if the rules give this communicator the same codec.
     let same = [
         [("CINCH_CODEC_RULES", "dp*=dynamic8,tp=off")],
         [("CINCH_CODEC", "dynamic8")],
@@ -173,7 +174,7 @@ fn init_with_different_rules_reports_both() {
     });
 }
 
-/// Samples every k-th call: all ranks find the same error, and it has the expected size.
+/// Samples every k-th call: all ranks must find the same error, and it must have the expected size.
 #[test]
 fn sampled_calls_measure_the_error_alike_on_all_ranks() {
     for collective in [Collective::AllReduce, Collective::ReduceScatter] {

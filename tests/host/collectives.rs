@@ -286,8 +286,8 @@ fn non_finite_input_reaches_every_rank() {
                 for (rank, (output, non_finite)) in outputs.iter().enumerate() {
                     let what = format!("{codec}, {algorithm}, {what}, rank {rank}");
                     assert!(!output[700].is_finite(), "{what}: {}", output[700]);
-                    // Other elements of the scale block may become non-finite too; all other blocks
-                    // must not.
+                    // In the scale block of the damaged element, others may become non-finite too;
+                    // elements of all other blocks must not.
                     for at in (0..256).chain(1024..count) {
                         assert!(output[at].is_finite(), "{what}: element {at}");
                     }

@@ -116,7 +116,7 @@ fn group_that_makes_progress_does_not_time_out() {
         let second = first.split(Some(0), 0).unwrap().unwrap();
         let mut data = [1.0f32; 4];
         if first.rank() == 0 {
-            // The call on `first` ends long before the messages on `second` arrive.
+            // The all_reduce on `first` ends long before the messages on `second` arrive.
             let mut buffers = vec![[0u8; 16]; 5];
             let bytes = size_of_val(&data);
             let mut group = Group::new();
@@ -191,8 +191,8 @@ fn split_communicator_reports_that_its_parent_failed() {
                 std::thread::sleep(Duration::from_secs(1));
             }
             1 => {
-                // Without its parent, rank 1 can learn of the failure from the child communicator
-                // only.
+                // Without the parent communicator, rank 1 can learn of the failure only from the
+                // child communicator.
                 drop(comm);
                 let start = Instant::now();
                 let error = child
@@ -290,7 +290,7 @@ fn group_above_the_residual_limit_is_refused() {
     });
 }
 
-/// Refusing a sampled call must not fail the communicator.
+/// A group that the library refuses must not make a sampled call fail the communicator.
 #[test]
 fn refused_sampled_call_leaves_the_communicator_usable() {
     let mut config = config(TransportKind::Loopback);

@@ -40,14 +40,13 @@ use cinch::{comm::Call, mem};
 use std::time::Duration;
 
 const SEED: u64 = 2015;
-/// Elements of an input: 2,048 blocks. Their scales differ by about a tenth, which leaves 0.2 % of
-/// sampling noise.
+/// Number of elements in an input: 2,048 blocks. The scales of blocks differ by about a tenth,
+/// which leaves 0.2 % of sampling noise.
 const COUNT: usize = 1 << 19;
 /// Relative tolerance between a measured error and a figure of the simulation.
 const TOLERANCE: f64 = 0.03;
-/// Relative tolerance between the law and a measured error or figure. It is small enough to detect an extra
-/// encode of the whole sum on a ring of 32. It also detects an owner that rounds its contribution in a direct
-/// exchange of 8.
+/// Relative tolerance between the formula above and a measured error or figure. An extra encode of the whole
+/// sum on a ring of 32 exceeds it. So does an owner that rounds its contribution in a direct exchange of 8.
 const LAW_TOLERANCE: f64 = 0.015;
 
 /// A codec with the RMS error of one encode of N(0,1) in blocks of 256, from an fp64 reference.
@@ -69,8 +68,8 @@ const DYNAMIC8: Coding = Coding {
     correlation: 0.5,
 };
 
-/// The relative RMS error in the simulation, if it has this cell, and whether its schedule is close
-/// enough to this library's for the figures to agree.
+/// The relative RMS error that the simulation found, and whether its schedule is close enough to
+/// this library's for the figures to agree. `None` if the simulation lacks the case.
 type Figure = Option<(f64, Schedules)>;
 
 #[derive(Clone, Copy, PartialEq)]
@@ -145,7 +144,8 @@ fn error_of_each_schedule_grows_by_its_law() {
                 } else {
                     line += " (another schedule)";
                 }
-                // The law must also give the simulation's figure from the simulation's schedule.
+                // The formula must also give the simulation's figure from the simulation's
+                // schedule.
                 let explained = self::law(coding, nranks, &simulated_encodes(algorithm, nranks));
                 right &= (explained / figure - 1.0).abs() < LAW_TOLERANCE;
             }
@@ -245,7 +245,8 @@ fn inputs(nranks: usize, correlation: f64) -> Vec<Vec<f32>> {
     (0..nranks).map(of_rank).collect()
 }
 
-/// Returns the relative RMS error of a sum, from the contributions in each encoded partial sum.
+/// Returns the relative RMS error of a sum by the formula above. `encodes` holds the number of
+/// contributions in each partial sum that is encoded.
 fn law(coding: &Coding, nranks: usize, encodes: &[usize]) -> f64 {
     let variance = |terms: usize| {
         let terms = terms as f64;

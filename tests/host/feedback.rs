@@ -1,4 +1,4 @@
-//! Error feedback through the engine, compared with a naive two-shot exchange. Values that lossy encodes drop
+//! Tests error feedback through the engine against a naive two-shot exchange. Values that lossy encodes drop
 //! must not be lost: they arrive in later calls.
 
 use cinch::codec::{Span, build};
@@ -47,7 +47,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
-/// Returns decode(encode(value + residual)) by the scalar specification, and updates the residual.
+/// Returns decode(encode(value + residual)) with the scalar codec, and updates the residual.
 fn through(spec: CodecSpec, value: &[f32], residual: &mut [f32]) -> Vec<f32> {
     let v: Vec<f32> = value.iter().zip(&*residual).map(|(x, r)| x + r).collect();
     let codec = build(spec, Isa::Scalar).unwrap().unwrap();
@@ -64,7 +64,7 @@ fn through(spec: CodecSpec, value: &[f32], residual: &mut [f32]) -> Vec<f32> {
 
 #[test]
 fn direct_on_two_ranks_equals_a_naive_two_shot_bit_for_bit() {
-    // These codecs have no scales: received values are exact, and a sum of two values is rounded
+    // These codecs have no scales. Received values are exact, and a sum of two values is rounded
     // once in any order.
     for codec in ["cast_bf16", "cast16", "static8", "mantissa8"] {
         let (count, calls) = (64, 20);
@@ -75,7 +75,8 @@ fn direct_on_two_ranks_equals_a_naive_two_shot_bit_for_bit() {
                 .map(|at| run(comm, &call, &input(comm.rank(), at, count)))
                 .collect::<Vec<_>>()
         });
-        // Rank r owns half r, receives the other rank's encoded half, and sends the encoded sum back.
+        // Rank r owns half r of the elements. It receives the other rank's encoded contribution to this half,
+        // and sends the encoded sum back.
         let half = count / 2;
         let mut worker = [vec![0f32; half], vec![0f32; half]];
         let mut owner = [vec![0f32; half], vec![0f32; half]];
@@ -143,7 +144,7 @@ fn dropped_values_arrive_later_on_every_algorithm() {
             for codec in ["linear8:block=32", "dynamic8", "mantissa8", "cast_bf16"] {
                 let call = all_reduce(codec, algorithm, 3000, true);
                 let (few, many) = (drift(nranks, &call, 4), drift(nranks, &call, 24));
-                // At most one residual per chunk and hop is pending, so the difference does not grow.
+                // At most one residual for each chunk and hop is pending, so the difference does not grow.
                 assert!(
                     many < 2.5 * few,
                     "{codec} {algorithm} {nranks}: {few} {many}"

@@ -1,5 +1,5 @@
-//! Fusion of small all_reduces of a group into one transfer. Results equal separate calls, each
-//! call has its own report, and calls that cannot be fused run separately.
+//! Tests the fusion of small all_reduces of a group into one transfer. Results must equal separate
+//! calls, and each call has its own report. Calls that cannot be fused run separately.
 
 // Several calls have buffers in one allocation, as in C programs.
 #![allow(unsafe_code)]
@@ -57,8 +57,8 @@ fn calls(dtype: DType, op: ReduceOp, codec: &str) -> Vec<Call> {
 fn floats(rank: usize) -> Vec<Vec<f32>> {
     let draw = |tensor: usize, at: usize| {
         let word = random_word((10 * rank + tensor) as u64, at as u64);
-        // Magnitudes differ by powers of ten between tensors, so a scale block that two tensors
-        // share would be visible.
+        // Magnitudes differ by powers of ten between tensors. If two tensors shared a scale block,
+        // results would differ visibly.
         gaussian(word) as f32 * 10f32.powi(tensor as i32 - 4)
     };
     let tensors = COUNTS.iter().enumerate();
@@ -200,7 +200,7 @@ fn large_and_unlike_calls_keep_their_order_and_stay_unfused() {
             };
             assert!(output.iter().all(|&x| x == expected), "{call:?}");
         }
-        // The reports together include the bytes of the large call.
+        // The sum of the bytes in all reports must include the bytes of the large call.
         let sent: u64 = reports.iter().map(|report| report.wire_bytes).sum();
         assert!(sent > 20_000 * 4);
     });
@@ -219,7 +219,8 @@ fn calls_above_the_fusion_limit_are_fused_in_several_parts() {
     });
 }
 
-/// A single thread holds the communicators of all ranks.
+/// A single thread holds the communicators of all ranks, and must be able to fuse the calls of
+/// each.
 #[test]
 fn one_thread_fuses_calls_of_several_communicators() {
     let comms: Vec<_> = {
@@ -281,8 +282,8 @@ fn chain(
     group.run()
 }
 
-/// A call may read the output of an earlier call in its group, unless they are fused. Results are
-/// equal with and without fusion.
+/// A call may read the output of an earlier call in its group, unless the two are fused. Results
+/// must be equal with and without fusion.
 #[test]
 fn calls_read_the_output_of_earlier_calls() {
     const N: usize = 40;
@@ -309,7 +310,7 @@ fn calls_read_the_output_of_earlier_calls() {
         count: 16 << 10,
         ..sum
     };
-    // 18 sums of 64 KiB exceed the limit of one fused call.
+    // 18 sums of 64 KiB exceed the size limit of one fused call.
     let mut many: Vec<_> = (0..18).map(|at| (large, at << 14, at << 14)).collect();
     many.push((large, 0, 18 << 14));
     for (what, calls, elements) in [
@@ -475,9 +476,8 @@ fn coded_sum(
     group.run().unwrap()[0]
 }
 
-/// Runs every codec with each of its parameters, except scales of whole tensors, which each tensor has for
-/// itself. Neither neighbours of a tensor in a fused call nor padding of its last block may change its
-/// result.
+/// Runs every codec with each of its parameters, except tensor scales, which belong to a single tensor. A
+/// result must depend neither on other tensors in a fused call nor on padding of the tensor's last block.
 #[test]
 fn fused_calls_of_every_codec_equal_separate_calls() {
     const COUNTS: [usize; 11] = [64, 64, 100, 256, 512, 4096, 4096, 33, 1, 8192, 8192];
@@ -548,8 +548,8 @@ fn sums_that_saturate_are_counted() {
         let spared: u64 = reports.iter().map(|reports| saturated(&reports[0])).sum();
         (total, spared, reports[0][0].fused)
     };
-    // In the second tensor 100 sums saturate; in the last, the element of the rank that sends it,
-    // and its sum.
+    // In the second tensor 100 sums saturate. In the last tensor two values count as saturated: the
+    // element when its rank sends it, and the sum.
     assert_eq!(run(&unfused()), (100 + 2, 0, 1));
     assert_eq!(run(&Config::default()), (100 + 2, 0, 3));
 }

@@ -1,4 +1,4 @@
-//! Collectives, codecs and kernels on host memory, with ranks as threads of this process.
+//! Tests collectives, codecs and kernels on host memory, with ranks as threads of this process.
 
 mod auto_codec;
 mod codec_rules;

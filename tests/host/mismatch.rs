@@ -1,6 +1,6 @@
-//! Ranks that disagree about a call: each rank fails within a second, with an error that names both
-//! ranks and both values. `CINCH_TEST_MISMATCHES=1000 cargo test --test host mismatch` runs 1000
-//! pairs of calls.
+//! Tests ranks that disagree about a call. Each rank must fail within a second, with an error that
+//! names both ranks and both values. `CINCH_TEST_MISMATCHES=1000 cargo test --test host mismatch`
+//! runs 1000 pairs of calls.
 
 use crate::support::{self, Rng, config, number, seed, world};
 use cinch::comm::Call;
@@ -34,8 +34,8 @@ const FIELDS: [Field; 7] = [
     Field::Order,
 ];
 
-/// Two disagreeing lists of calls: `odd` of one rank, `most` of all others. `values` are the texts
-/// by which the error must name both.
+/// Two disagreeing lists of calls: one rank makes the calls `odd`, all others the calls `most`. The
+/// error must name both `values`.
 #[derive(Debug)]
 struct Pair {
     field: Field,

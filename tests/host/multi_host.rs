@@ -1,6 +1,6 @@
-//! Ranks on several hosts, which are threads with different host ids. Covers hierarchical
-//! collectives against the definitions in `oracle`, codecs by level, and the transport between each
-//! pair of ranks.
+//! Tests ranks on several simulated hosts, which are threads with different host ids. Hierarchical
+//! collectives are compared with the definitions in `oracle`. Further tests cover codecs by level,
+//! and the transport between each pair of ranks.
 
 use crate::support::oracle::{Case, check, factor};
 use crate::support::{Rng, seed};
@@ -24,7 +24,8 @@ const OPS: [ReduceOp; 6] = [
     ReduceOp::PreMulSum(Scalar::Float(1.0)),
 ];
 
-/// Host of each rank: two hosts in turn; three uneven hosts; four hosts in blocks.
+/// Host of each rank: two hosts in turn; three hosts with different numbers of ranks; four hosts in
+/// blocks.
 const MAPS: [&[usize]; 3] = [
     &[0, 1, 0, 1],
     &[0, 1, 0, 2, 2, 0],
@@ -266,7 +267,7 @@ fn levels_have_codecs_of_their_own() {
             cases.push(Case::new(call, rng.next()));
         }
     }
-    // A maximum must not be encoded.
+    // A maximum must not be encoded, even where codecs are set.
     let mut largest = Call::new(Collective::AllReduce, DType::F32, 999);
     largest.op = ReduceOp::Max;
     cases.push(Case::new(largest, 3));
@@ -290,8 +291,8 @@ fn levels_have_codecs_of_their_own() {
                     assert_eq!(report.codec.to_string(), shown, "{case:?}");
                 }
             }
-            // Checks against the bound of the lossier level, which has room for an encode on the
-            // other level.
+            // Checks against the error bound of the lossier level's codec. This bound also leaves
+            // room for the encode on the other level.
             let looser = |level: Level| -> Vec<Vec<Done>> {
                 let swap = |(output, report): &Done| {
                     let codec = report.codec.at(level).into();
@@ -317,7 +318,8 @@ fn with_tcp(config: &Config) -> Config {
     }
 }
 
-/// Between hosts an 8-bit codec sends a quarter of the bytes; inside hosts contributions are raw.
+/// With an 8-bit codec between hosts, a quarter of the bytes crosses hosts; inside hosts
+/// contributions are sent uncompressed.
 #[test]
 fn wire_bytes_follow_the_codec_of_each_level() {
     let count = 1 << 16;
@@ -335,8 +337,8 @@ fn wire_bytes_follow_the_codec_of_each_level() {
             .sum::<u64>()
     };
     let bytes = 4 * count as u64;
-    // Eight ranks on four hosts: four ranks send a contribution to the first rank of their host,
-    // sums take three hops between hosts, and seven ranks receive the total.
+    // There are eight ranks on four hosts. Four ranks send a contribution to the first rank of
+    // their host, sums take three hops between hosts, and seven ranks receive the total.
     let (inside, onward) = (4 * bytes, (3 + 7) * bytes);
     assert_eq!(sent("raw"), inside + onward);
     let levels = sent("intra=raw,inter=linear8");
@@ -497,7 +499,8 @@ fn hierarchical_where_it_is_unsupported_is_refused_with_the_reason() {
     assert!(!sum.contains("  ring"), "{sum}");
 }
 
-/// Hierarchical is the cheapest if data then crosses between hosts once, not once for each rank.
+/// The hierarchical algorithm is the cheapest if data then crosses between hosts once, and not once
+/// for each rank.
 #[test]
 fn large_messages_choose_hierarchical_by_cost() {
     for (map, dealt) in [
@@ -545,7 +548,7 @@ fn single_host_uses_the_intra_host_codec() {
     }
 }
 
-/// Fused small sums have separate blocks on both levels, whichever level has a codec.
+/// Fused small sums must have separate scale blocks on both levels, whichever level has a codec.
 #[test]
 fn fused_tensors_share_no_block_on_either_level() {
     for codec in [

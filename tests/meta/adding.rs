@@ -1,9 +1,10 @@
-//! `docs/adding.md` lists the files to change for a new codec, data type and so on. The files must
-//! exist, and be few.
+//! `docs/adding.md` lists the files to change for a new codec, data type and so on. The test checks
+//! that the files exist, and that they are few.
 
 use crate::source::root;
 
-/// Most existing files that an addition may change, apart from its own files and the docs.
+/// Largest number of existing files that an addition may change, apart from its own files and the
+/// docs.
 const MOST: usize = 6;
 const NUMBERS: [&str; MOST + 1] = ["no", "one", "two", "three", "four", "five", "six"];
 
@@ -13,7 +14,7 @@ fn sections(page: &str) -> Vec<(&str, &str)> {
     parts.filter_map(|part| part.split_once('\n')).collect()
 }
 
-/// Returns the number word of a sentence such as "changes two files outside".
+/// Returns the number, written as a word, in a sentence such as "changes two files outside".
 fn stated(text: &str) -> Option<&str> {
     let (before, _) = text.split_once(" files outside")?;
     before.split_whitespace().last()

@@ -1,6 +1,6 @@
-//! The C header and the C exports. `include/cinch.h` must equal the output of cbindgen for `src/capi` and the
-//! tables of algorithms and transports. Every export must be guarded against panics, documented, and present
-//! in the header and the shared library.
+//! Tests the C header and the C exports. `include/cinch.h` must equal the output of cbindgen for `src/capi`
+//! and the tables of algorithms and transports. Every export must be guarded against panics, documented, and
+//! present in the header and the shared library.
 //!
 //! `CINCH_UPDATE_HEADER=1 cargo test --test meta header` rewrites the header.
 
@@ -82,7 +82,7 @@ fn exports(text: &str) -> Vec<Export> {
     found
 }
 
-/// Returns the first fault of an export.
+/// Returns a message about the first rule that an export breaks, or `None`.
 fn fault(export: &Export) -> Option<String> {
     let Export { name, above, body } = export;
     let guards = [
@@ -92,7 +92,8 @@ fn fault(export: &Export) -> Option<String> {
     let guarded = guards
         .iter()
         .filter_map(|guard| body.split_once(guard.as_str()))
-        // The guard must span the body: its closing line is the function's last line.
+        // The panic guard must enclose the whole body, so its closing line must be the function's
+        // last line.
         .any(|(_, rest)| rest.ends_with("\n    })") && rest.matches("\n    }").count() == 1);
     if !guarded {
         Some(format!(
@@ -109,15 +110,14 @@ fn fault(export: &Export) -> Option<String> {
     }
 }
 
-/// Enums of the header that include a table of `src/types/algorithm.rs`: name of the enum, prefix
-/// of its constants, and name of the table.
+/// Enums of the header whose constants come from a table in `src/types/algorithm.rs`: name of the
+/// enum, prefix of its constants, and name of the table.
 const TABLES: &[(&str, &str, &str)] = &[
     ("cinch_algorithm_t", "CINCH_ALGORITHM_", "Algorithm"),
     ("cinch_transport_t", "CINCH_TRANSPORT_", "TransportKind"),
 ];
 
-/// Returns `src/capi/types.rs` with the constants of [`TABLES`]. Their numbers are the tables' numbers plus
-/// 2.
+/// Returns `src/capi/types.rs` with the constants of [`TABLES`]. Each constant is the table's number plus 2.
 fn types_with_constants() -> String {
     let read = |path: &str| fs::read_to_string(root().join(path)).unwrap();
     let (mut types, tables) = (read("src/capi/types.rs"), read("src/types/algorithm.rs"));

@@ -1,5 +1,5 @@
-//! Includes of `kernels/` follow the second table of `docs/layers.md`. No file includes a file of a higher
-//! layer, and files of a layer do not include each other in a circle.
+//! Tests that includes of `kernels/` follow the second table of `docs/layers.md`. No file may include a file
+//! of a higher layer, and files of a layer may not include each other in a circle.
 
 use crate::source::{root, sources};
 use std::collections::{BTreeMap, BTreeSet, HashMap};

@@ -1,5 +1,5 @@
-//! Imports of `src/` follow the layer table of `docs/layers.md`: a module imports lower layers
-//! only. `unsafe` stays in the modules that may use it.
+//! Tests that imports of `src/` follow the layer table of `docs/layers.md`: a module may import
+//! lower layers only. `unsafe` may appear only in the modules listed here.
 
 use crate::source::{code, root, sources};
 use std::collections::HashMap;
@@ -82,7 +82,7 @@ fn imports(code: &str) -> Vec<String> {
 #[test]
 fn imports_go_down() {
     let layers = layers();
-    // Names that the crate root re-exports, with their modules.
+    // Names that the crate root re-exports, each with the module that defines it.
     let homes: HashMap<&str, &str> = [
         ("UniqueId", "bootstrap"),
         ("Communicator", "comm"),
@@ -214,7 +214,7 @@ fn imports_of_a_sample_source_are_found() {
 }
 
 /// Folders whose code must read [`Caps`](cinch::transport::Caps) and `CodecInfo` instead of
-/// matching on transports and codecs.
+/// distinguishing transports and codecs by name.
 const WITHOUT_KINDS: &[&str] = &["src/engine", "src/plan", "src/comm"];
 
 /// Returns the variants of the enum `of` that `code` names, also in `use` items. Constants and functions do

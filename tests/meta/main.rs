@@ -1,4 +1,4 @@
-//! Checks of the tree itself: layers, words, shape, the generated header, the README.
+//! Tests of the source tree itself: layers, words, shape of the code, generated header, README.
 
 mod adding;
 #[path = "../support/c_library.rs"]

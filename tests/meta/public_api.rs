@@ -1,5 +1,5 @@
-//! The public API equals `public_api.txt`: the items and members that rustdoc shows to a user of the
-//! library, who builds it without the feature `internal`.
+//! Tests that the public API equals `public_api.txt`: the items and members that rustdoc shows to a user of
+//! the library, who builds it without the feature `internal`.
 //!
 //! `CINCH_UPDATE_API=1 cargo test --test meta public_api` rewrites the list.
 
@@ -38,14 +38,14 @@ const MEMBERS: &[&str] = &[
 
 /// An item of the API.
 struct Item {
-    /// Its kind and path, as in `struct arrays::Elements`.
+    /// Kind and path of the item, as in `struct arrays::Elements`.
     name: String,
-    /// Its page.
+    /// HTML text of the item's rustdoc page.
     html: String,
 }
 
-/// Writes the pages of a user's build, and returns the folder of the crate. Its warnings are errors, so that
-/// public comments link to public items only.
+/// Writes the rustdoc pages of a user's build, and returns the folder of the crate. Warnings count as errors,
+/// so that public comments link to public items only.
 fn build_pages() -> PathBuf {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("public_api");
     let built = Command::new(env!("CARGO"))
@@ -102,7 +102,8 @@ fn collect(folder: &Path, prefix: &str, items: &mut Vec<Item>) {
     }
 }
 
-/// Returns kind and file of the items that the page of a module lists. Only these links have a class.
+/// Returns kind and file of the items that the page of a module lists. Only links to these items have a
+/// `class` attribute.
 fn links(html: &str) -> Vec<(&'static str, String)> {
     let of = |kind: &'static str| {
         let begin = format!("<a class=\"{kind}\" href=\"");
@@ -145,7 +146,7 @@ fn members(html: &str) -> Vec<String> {
     found
 }
 
-/// Returns the list as text: an item on a line, and its members on the lines below.
+/// Returns the list as text, with each item on a line and its members on the lines below.
 fn list() -> String {
     let mut text = String::new();
     for item in items() {
@@ -159,7 +160,7 @@ fn list() -> String {
     text
 }
 
-/// Returns the lines of a list, with the item in front of each of its members.
+/// Returns the lines of a list, with the item's name in front of each of its members.
 fn qualified(list: &str) -> Vec<String> {
     let mut item = "";
     let line = |line| match str::strip_prefix(line, "    ") {
@@ -172,7 +173,7 @@ fn qualified(list: &str) -> Vec<String> {
     list.lines().map(line).collect()
 }
 
-/// Returns what `begin` and `end` enclose.
+/// Returns every text between a `begin` and the next `end`.
 fn enclosed<'a>(html: &'a str, begin: &str, end: &str) -> Vec<&'a str> {
     let parts = html.split(begin).skip(1);
     parts.filter_map(|part| part.split(end).next()).collect()
@@ -180,7 +181,7 @@ fn enclosed<'a>(html: &'a str, begin: &str, end: &str) -> Vec<&'a str> {
 
 /// Returns the names of types in a signature that link to no page: types that a user cannot name.
 fn unlinked_types(signature: &str) -> Vec<String> {
-    // Whatever is in a link is public, or of the standard library.
+    // Every type with a link is public, or belongs to the standard library, so links are removed.
     let mut text = String::new();
     for (at, part) in signature.split("<a ").enumerate() {
         let behind = match at {

@@ -1,5 +1,6 @@
-//! README and `docs/` agree with the tree. The C example equals the file that other tests run, and the table
-//! of settings is generated. Links lead to files, and the plot shows the committed measurements.
+//! Tests that the README and `docs/` agree with the source tree. The C example must equal the file that other
+//! tests run, and the table of settings must equal the generated one. Links must lead to files, and the plot
+//! must show the committed measurements.
 
 use cinch::Config;
 use cinch::config::{KNOBS, Sharing};
@@ -14,7 +15,7 @@ fn read(path: &str) -> String {
     std::fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// Returns the first C code block.
+/// Returns the first block of C code in a Markdown text.
 fn c_block(readme: &str) -> &str {
     let start = readme.find("```c\n").expect("a C block") + "```c\n".len();
     let end = readme[start..].find("```").expect("the end of the C block");
@@ -49,7 +50,7 @@ fn c_example_of_readme_compiles() {
     );
 }
 
-/// Lines before and behind the generated table of settings.
+/// Lines directly before and after the generated table of settings.
 const TABLE: [&str; 2] = [
     "<!-- The test `meta` writes this table; CINCH_UPDATE_SETTINGS=1 updates it. -->\n",
     "<!-- End of the table. -->\n",
@@ -100,7 +101,8 @@ fn table_of_settings_is_generated() {
     );
 }
 
-/// Returns the targets of Markdown links without anchors, and no web addresses.
+/// Returns the targets of Markdown links to files, without anchors; links to web addresses are left
+/// out.
 fn links(text: &str) -> Vec<&str> {
     text.split("](")
         .skip(1)

@@ -1,14 +1,14 @@
-//! Shape of the code: type names have one meaning, functions are short, files do not import each
-//! other in circles.
+//! Tests the shape of the code: a type name has one meaning, functions are short, and files do not
+//! import each other in circles.
 
 use crate::source::{Source, code, sources};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Most type names that may be defined in several places.
+/// Largest number of type names that may be defined in several places.
 const MOST_SHARED_NAMES: usize = 17;
-/// Longest function, in lines of its body.
+/// Largest number of lines in the body of a function.
 const LONGEST_FUNCTION: usize = 80;
-/// Deepest nesting of control flow in a function.
+/// Deepest allowed nesting of control flow in a function.
 const DEEPEST_NESTING: usize = 4;
 
 /// Folders whose subfolders implement one trait. Each subfolder may define a type of an equal name.
@@ -92,7 +92,8 @@ fn type_names_have_one_meaning() {
     );
 }
 
-/// A function: file and name, number of lines of the body, and deepest nesting of control flow.
+/// A function: its file and name, the number of lines of its body, and its deepest nesting of
+/// control flow.
 struct Function {
     place: String,
     lines: usize,
@@ -103,8 +104,8 @@ struct Function {
 fn functions(path: &str, text: &str) -> Vec<Function> {
     let code = code(text);
     let mut found = Vec::new();
-    // Open braces, each with the function that begins there, if any, and whether it opens control
-    // flow.
+    // Stack of open braces. Each entry holds the function that begins there, if any, and whether
+    // the brace opens control flow.
     let mut open: Vec<(Option<(String, usize)>, bool)> = Vec::new();
     let mut deepest: Vec<usize> = Vec::new();
     let (mut head, mut line) = (String::new(), 1);
@@ -144,7 +145,8 @@ fn functions(path: &str, text: &str) -> Vec<Function> {
     found
 }
 
-/// Returns the name of the function whose signature `head` ends with.
+/// Returns the name of the function if the text `head` before a brace ends with a function
+/// signature.
 fn function_name(head: &str) -> Option<String> {
     let at = head
         .match_indices("fn ")
@@ -158,7 +160,7 @@ fn function_name(head: &str) -> Option<String> {
     (!name.is_empty()).then_some(name)
 }
 
-/// Returns whether the brace behind `head` opens a block of control flow.
+/// Returns whether the brace after the text `head` opens a block of control flow.
 fn is_control(head: &str) -> bool {
     let words: Vec<&str> = head
         .split(|c: char| !c.is_alphanumeric() && c != '_')

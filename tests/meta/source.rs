@@ -80,8 +80,8 @@ pub fn code(text: &str) -> String {
     kept + rest
 }
 
-/// Returns the code behind the item that `code` begins with. An item ends with the first `;` or `}`
-/// outside of all brackets, or before the bracket that closes its parent.
+/// Returns the code after the item at the beginning of `code`. An item ends with the first `;` or
+/// `}` outside of all brackets, or before the bracket that closes its parent.
 fn behind_item(code: &str) -> &str {
     let mut depth = 0;
     for (at, c) in code.char_indices() {
@@ -99,7 +99,7 @@ fn behind_item(code: &str) -> &str {
 }
 
 /// Returns the source without comments and with empty string and character literals, so that
-/// brackets in them do not count. Line breaks remain.
+/// brackets in these are not counted. Line breaks remain.
 pub fn bare(text: &str) -> String {
     let mut kept = String::new();
     let mut rest = text;
@@ -135,7 +135,7 @@ pub fn bare(text: &str) -> String {
     kept
 }
 
-/// Returns the length of the string or character literal that `text` begins with.
+/// Returns the length of the string or character literal at the beginning of `text`.
 fn quoted(text: &str, mark: char) -> usize {
     let mut escaped = false;
     for (at, c) in text.char_indices().skip(1) {

@@ -1,5 +1,5 @@
-//! Retired words stay out of names and prose, and no comment begins with a reference to another
-//! comment.
+//! Tests that retired words stay out of names and prose, and that no comment begins with a
+//! reference to another comment.
 //!
 //! Each row of [`RETIRED`] names the standard term that replaces the word.
 
@@ -65,7 +65,7 @@ const RETIRED: &[(&str, &str, Scope)] = &[
     ("says", "sends, reports, states", Everywhere),
     ("tells", "sends, reports", Everywhere),
     ("hears", "receives", Everywhere),
-    // `cinch run` has an option `--grace`.
+    // The option `--grace` of `cinch run` is an exception.
     (
         "grace",
         "<WHAT>_TIMEOUT",
@@ -124,12 +124,12 @@ const ALLOWED: &[&str] = &[
     "viewBox",
 ];
 
-/// Beginnings of comments that refer to something the reader does not see.
+/// Words at the beginning of a comment that refer to something outside the comment.
 const POINTING: &[&str] = &[
     "The same", "Of ", "Those", "That ", "What ", "Who ", "As above", "One ", "As ours",
 ];
 
-/// Returns whether the file is neither generated nor the list above.
+/// Returns whether the file is checked: it is neither generated nor this file with its list.
 fn is_checked(file: &Source) -> bool {
     !["tests/meta/words.rs", "include/"]
         .iter()
@@ -229,7 +229,7 @@ fn comment<'a>(path: &str, line: &'a str) -> Option<&'a str> {
     }
 }
 
-/// Returns each comment that begins by pointing, as (line number, first line).
+/// Returns each comment that begins with a word of [`POINTING`], as (line number, first line).
 fn pointing(file: &Source) -> Vec<(usize, &str)> {
     let mut found = Vec::new();
     let mut inside = false;
@@ -273,7 +273,7 @@ fn comments_that_point_at_others_stay_out() {
     report(&found, "comments that begin by pointing");
 }
 
-/// Fails with the first hundred places if there are any.
+/// Fails with the first hundred findings, if there are any.
 fn report(found: &[String], what: &str) {
     println!("{} {what}", found.len());
     let shown: Vec<&str> = found.iter().take(100).map(String::as_str).collect();

@@ -1,5 +1,5 @@
-//! Control planes leave no descriptor and no thread behind. The test runs in a process of its own,
-//! because it counts the descriptors and threads of its process.
+//! Control planes must leave no descriptor and no thread behind. The test runs in a process of its
+//! own, because it counts the descriptors and threads of its process.
 
 use super::child;
 use cinch::bootstrap::{ControlPlane, OutOfBand};
@@ -53,7 +53,7 @@ fn ended_control_planes_hold_no_descriptors_or_threads() {
                     ranks[round % 8].1.announce(&reason);
                     ranks.iter().for_each(|(_, plane)| plane.leave());
                 }
-                // Drops all ranks without `leave`, as a crash does.
+                // In this round all ranks are dropped without `leave`, as after a crash.
                 _ => {}
             }
             drop(ranks);

@@ -1,7 +1,7 @@
-//! Ranks as processes: reports on the other ranks when a rank is killed, stopped, or leaves.
+//! Tests ranks as processes: how the other ranks report a rank that is killed, stopped, or leaves.
 //!
-//! `CINCH_TEST_KILLS=200 cargo test --release --test processes bootstrap_processes::killed` kills more
-//! ranks than the routine run.
+//! `CINCH_TEST_KILLS=200 cargo test --release --test processes bootstrap_processes::killed` kills more ranks
+//! than a run with default settings.
 
 use super::child;
 use cinch::bootstrap::{ControlPlane, OutOfBand, WarningHook};
@@ -37,7 +37,7 @@ pub fn rank_process(role: &str) {
     let plane =
         ControlPlane::join_with_warning_hook(&id, rank, nranks, &config, fault.clone(), warnings)
             .unwrap();
-    // Memory that the kernel has to free before it closes sockets.
+    // The kernel has to free this memory of a killed process before it closes the sockets.
     let memory = vec![1u8; ballast << 20];
     report("joined");
     let lines = lines_of(std::io::stdin());
@@ -77,7 +77,7 @@ pub fn rank_process(role: &str) {
 }
 
 /// Keeps this process's connections open in a child for a few seconds. When this process is killed,
-/// they do not end at once, as if the kernel took long to free its memory.
+/// its connections do not close at once, as if the kernel took long to free its memory.
 #[allow(unsafe_code)]
 fn lend_sockets() {
     for entry in std::fs::read_dir("/proc/self/fd").unwrap().flatten() {
@@ -99,7 +99,7 @@ fn lend_sockets() {
 }
 
 fn report(text: &str) {
-    // Not println!, whose output the test harness captures.
+    // println! is not used here, because the test harness captures its output.
     let mut out = std::io::stdout().lock();
     writeln!(out, "@{text}").unwrap();
     out.flush().unwrap();
@@ -253,8 +253,8 @@ fn killed_large_rank_is_named_within_a_second() {
     }
 }
 
-/// The connections of the killed rank stay open and only its heartbeats stop, so other ranks look
-/// up its process in /proc. With rank 0 on another host, rank 1 looks it up.
+/// The connections of the killed rank stay open and only its heartbeats stop, so other ranks check
+/// its process in /proc. If rank 0 is on another host, rank 1 checks.
 #[test]
 fn killed_rank_with_open_connections_is_named_within_a_second() {
     for (victim, hosts) in [(0, ["a"; 3]), (2, ["a"; 3]), (2, ["a", "b", "b"])] {
@@ -272,7 +272,7 @@ fn killed_rank_with_open_connections_is_named_within_a_second() {
     }
 }
 
-/// Two network namespaces with a link between them, which `drop` deletes.
+/// Two network namespaces with a link between them. Dropping this value deletes them.
 struct NetworkLink {
     names: [String; 2],
 }
@@ -402,7 +402,7 @@ fn rank_that_has_left_may_be_killed() {
     ranks[0].expect_none("fault", Duration::from_millis(400));
     ranks[1].command("has_left");
     assert_eq!(ranks[1].expect("has_left").1, "[2]");
-    // The root still detects other deaths.
+    // The root must still detect the death of other ranks.
     ranks[1].signal(Signal::SIGKILL);
     assert!(ranks[0].expect("fault").1.contains("rank 1 ("));
 }

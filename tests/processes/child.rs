@@ -13,8 +13,8 @@ pub fn task() -> Option<(String, String)> {
     Some((module.into(), task.into()))
 }
 
-/// Returns the command of a process that runs `rank_process` with `task`, the function of that name in
-/// `module`. The command begins with the words of `prefix`.
+/// Returns the command of a process that runs `rank_process` of `module` with `task`. The command begins with
+/// the words of `prefix`.
 pub fn rank(prefix: &[&str], module: &str, task: &str) -> Command {
     let own = std::env::current_exe().expect("own path");
     let words = [prefix, &[own.to_str().expect("a path in UTF-8")]].concat();
@@ -26,8 +26,8 @@ pub fn rank(prefix: &[&str], module: &str, task: &str) -> Command {
     command
 }
 
-/// Runs `body`, which is the whole of a test, in a process that runs no other test. Tests that fork, or
-/// that count the descriptors and threads of their process, need this.
+/// Runs `body`, the complete body of a test, in a process that runs no other test. Tests that fork, or that
+/// count the descriptors and threads of their process, need this.
 ///
 /// # Panics
 /// If the test fails there, or if `body` is not a closure of the test itself.
@@ -35,7 +35,7 @@ pub fn alone<F: FnOnce()>(body: F) {
     if task().is_some_and(|(module, _)| module == ALONE) {
         return body();
     }
-    // PROGRAM::MODULE::TEST::{{closure}}
+    // The type name has the form PROGRAM::MODULE::TEST::{{closure}}.
     let path = std::any::type_name::<F>();
     let test = path
         .split_once("::")

@@ -1,4 +1,4 @@
-//! The programs of `examples/`, built and started by the commands in their comments, on several ranks.
+//! Builds the programs of `examples/` by the commands in their comments, and runs them on several ranks.
 //!
 //! Each program checks its own results, and exits with an error if one is wrong.
 
@@ -123,8 +123,7 @@ fn gpu_stream_in_c_is_exact() {
     let Some(nvcc) = nvcc() else {
         return println!("SKIPPED: no nvcc in NVCC, CUDA_HOME, PATH or target/cuda");
     };
-    // The nvcc of PyPI's packages looks for its libraries in lib64, a folder that the packages
-    // lack.
+    // The nvcc from PyPI looks for its libraries in the folder lib64, which the PyPI packages lack.
     let libraries = nvcc.ancestors().nth(2).map(|home| home.join("lib"));
     let libraries = libraries.map_or(String::new(), |lib| format!("-L{}", lib.display()));
     let program = compile("examples/c/gpu_stream.c", "nvcc", &nvcc, &[&libraries]);

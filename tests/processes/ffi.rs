@@ -1,8 +1,8 @@
-//! C and C++ programs on the C ABI: those of `ffi-tests/` and `examples/`.
+//! Tests C and C++ programs of `ffi-tests/` and `examples/` on the C ABI.
 //!
-//! Every installed compiler must compile them without a warning. They run as 1 and 4 processes, plain
-//! and under AddressSanitizer (the library itself is not instrumented). Tests named `live_` need ranks
-//! that can connect to each other; the others need the library only.
+//! Every installed compiler must compile them without a warning. They run as 1 and 4 processes, plain and
+//! under AddressSanitizer (the library itself is not instrumented). Tests named `live_` need ranks that can
+//! connect to each other; the others need the library only.
 
 use crate::support::c_library;
 use std::fs::{self, File};
@@ -104,7 +104,7 @@ fn compile(source: &str, test: &str, flags: &[&str]) -> PathBuf {
     program
 }
 
-/// Started processes. Its drop kills the processes that still run, by their ids.
+/// Started processes. Dropping this value kills the processes that still run, by their ids.
 struct Ranks {
     children: Vec<(Child, PathBuf)>,
 }

@@ -1,5 +1,5 @@
-//! Programs such as data loaders fork while they hold communicators. A forked child must neither
-//! keep a dead rank's connections open, nor disturb the ranks that run.
+//! Tests programs such as data loaders, which fork while they hold communicators. A forked child
+//! must neither keep a dead rank's connections open, nor disturb the ranks that run.
 #![allow(unsafe_code)] // fork
 
 use super::child;
@@ -13,16 +13,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Time within which a rank on another host must report the death of a rank whose forked child
-/// still runs.
+/// Time within which a rank on another host must report the death of a rank, although the dead
+/// rank's forked child still runs.
 const REPORT_LIMIT: Duration = Duration::from_secs(2);
 /// Time within which every call of a child on an inherited communicator must fail. It is shorter
-/// than any timeout for another rank, and has room for other tests that keep the cores busy.
+/// than any timeout for another rank. It is long enough on a machine whose cores are busy with
+/// other tests.
 const CHILD_LIMIT: Duration = Duration::from_secs(5);
-/// Seconds after which the processes of these tests end by themselves.
+/// Seconds after which the processes of these tests are ended by an alarm.
 const LIFETIME: u32 = 60;
 
-/// Joins with a host id of its own, so that no rank can look up another in /proc.
+/// Joins under a host id of its own, so that other ranks cannot check this process in /proc.
 fn join(id: &UniqueId, rank: usize) -> Communicator {
     let config = Config {
         host_id: Some(format!("host {rank}")),
@@ -117,7 +118,7 @@ fn use_inherited(comm: Communicator) -> i32 {
     i32::from(!calls) + 2 * i32::from(begin.elapsed() > CHILD_LIMIT)
 }
 
-/// Both ranks fork after each call, at times while the other rank waits in its next call.
+/// Both ranks fork after each call, sometimes while the other rank already waits in its next call.
 #[test]
 fn calls_of_forked_children_fail_and_leave_the_parents_alone() {
     child::alone(|| {
@@ -141,7 +142,7 @@ fn calls_of_forked_children_fail_and_leave_the_parents_alone() {
     });
 }
 
-/// Forked children can join a communicator of their own.
+/// A forked child must be able to join a communicator of its own.
 #[test]
 fn forked_children_can_join_a_communicator() {
     child::alone(|| {
@@ -160,8 +161,9 @@ fn forked_children_can_join_a_communicator() {
     });
 }
 
-/// C programs hold handles. A child that is forked while other threads register, look up and remove
-/// handles still finds its own handle, and can remove it.
+/// C programs refer to communicators by handles. A child may be forked while other threads
+/// register, look up and remove handles. It must still find its own handle, and be able to remove
+/// it.
 #[test]
 fn forked_children_can_look_up_and_remove_handles() {
     child::alone(|| {

@@ -1,4 +1,4 @@
-//! Eight local ranks join again and again; the test prints how long that takes.
+//! Lets eight local ranks join again and again, and prints how long that takes.
 
 use crate::support;
 use cinch::types::TransportKind;
@@ -6,7 +6,7 @@ use cinch::{Communicator, ReduceOp, UniqueId};
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-/// Asserts the results only, because a busy machine may take longer.
+/// Asserts only the results and not the time, because a busy machine may take longer.
 #[test]
 fn eight_local_ranks_join() {
     const RANKS: usize = 8;

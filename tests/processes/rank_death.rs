@@ -17,26 +17,27 @@ use std::process::{Child, ChildStdin, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Limits of the time until survivors report the error: for the slowest survivor, and for the
-/// median.
+/// Time limits until survivors report the error: for the slowest survivor, and for the median over
+/// survivors.
 const WORST: Duration = Duration::from_secs(1);
 const WORST_OF_RDMA: Duration = Duration::from_secs(2);
 const MEDIAN: Duration = Duration::from_millis(300);
 /// Time after which a step of the test itself counts as failed.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Time after which a rank process ends by itself, even without its parent.
+/// Time after which a rank process exits, even if its parent is gone.
 const CHILD_LIFETIME: Duration = Duration::from_secs(60);
-/// Marks the lines of a rank process, since the test harness prints lines of its own.
+/// Prefix of the lines of a rank process; it separates them from lines that the test harness
+/// prints.
 const MARK: &str = "@@";
 
 // ---- the parent ----
 
-/// Rank processes, which `drop` kills and reaps.
+/// Rank processes. Dropping this value kills and reaps them.
 struct Ranks {
     children: Vec<Child>,
     inputs: Vec<ChildStdin>,
     said: Receiver<(usize, String)>,
-    /// Lines that came before the test waited for them, since ranks do not wait for each other.
+    /// Lines that arrived before the test waited for them; ranks send lines at their own pace.
     backlog: Vec<(usize, String)>,
 }
 
@@ -303,7 +304,7 @@ fn run_rank(task: &str) -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Makes random calls, the same on all ranks, until a call fails. Returns its error.
+/// Makes random calls, equal on all ranks, until a call fails. Returns the call's error.
 fn work(comm: &Communicator, rng: &mut Rng) -> cinch::Error {
     const LARGEST: usize = 100_000;
     let codecs = ["raw", "linear8", "dynamic8"].map(|text| text.parse::<CodecSetting>().ok());

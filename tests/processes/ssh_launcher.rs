@@ -105,12 +105,13 @@ fn ranks_on_hosts_learn_who_they_are() {
     assert_eq!(called.lines().count(), 2, "{called}");
     for line in called.lines() {
         assert!(line.ends_with("run --agent"), "{line}");
-        // ssh must not ask questions, as nobody could answer.
+        // ssh must not ask questions, because nobody could answer them.
         assert!(line.starts_with("-o BatchMode=yes "), "{line}");
     }
 }
 
-/// Each host preloads its own copy of the drop-in, in place of the library that is set there.
+/// Each host must preload its own copy of the drop-in, instead of a library that a variable names
+/// there.
 #[test]
 fn each_host_preloads_its_own_drop_in() {
     let place = Place::new("preload", "one\ntwo\n");

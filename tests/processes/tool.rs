@@ -243,7 +243,7 @@ fn ranks_get_an_id_and_their_labels() {
     assert_eq!(lines, ["[0] 256 tcp --flag -n", "[1] 256 tcp --flag -n"]);
 }
 
-/// All output that ranks wrote before their end is forwarded, however slow its reader is.
+/// All output that ranks write before they end must be forwarded, however slow its reader is.
 #[test]
 fn a_slow_reader_gets_all_labelled_lines() {
     let mut launcher = cinch(&["run", "--label", "-n", "1", "--", "seq", "1", "15000"])
@@ -380,7 +380,7 @@ fn predictions_come_as_tables_and_files() {
     std::fs::remove_dir_all(folder).unwrap();
 }
 
-/// Compiles the smallest library that the tool accepts as the drop-in, and returns its path.
+/// Compiles a minimal library that the tool accepts as the drop-in, and returns its path.
 fn stand_in(name: &str) -> std::path::PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     std::fs::create_dir_all(&folder).unwrap();

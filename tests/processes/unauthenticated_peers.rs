@@ -1,7 +1,7 @@
-//! Unauthenticated connections during the rendezvous are refused and delay no rank.
+//! Unauthenticated connections during the rendezvous must be refused and delay no rank.
 //!
-//! The routine run makes a tenth of the promised connections. The promise is 10,000 hostile
-//! connections during 100 inits:
+//! A run with default settings makes a tenth of the promised connections. The promise is 10,000
+//! hostile connections during 100 inits:
 //! `CINCH_TEST_HOSTILE=10000 cargo test --release --test processes hostile -- --nocapture`.
 
 use cinch::bootstrap::{ControlPlane, OutOfBand};
@@ -17,8 +17,8 @@ const RANKS: usize = 4;
 const PER_INIT: usize = 100;
 const MAGIC: &[u8; 8] = b"cinch\x01\r\n";
 
-/// Reads the address inside an id, which attackers find by scanning: family, pad, port and IP from
-/// byte 52.
+/// Reads the server's address in a unique id: family, padding, port and IP from byte 52 on.
+/// Attackers would find the address by scanning ports.
 fn address_of(id: &UniqueId) -> SocketAddr {
     let bytes = id.as_bytes();
     assert_eq!(bytes[52], 4);
@@ -27,8 +27,8 @@ fn address_of(id: &UniqueId) -> SocketAddr {
     SocketAddr::new(Ipv4Addr::from(ip).into(), port)
 }
 
-/// Makes one hostile connection, of each kind in turn. Open connections stay in `crowd`. Returns
-/// whether a server listened.
+/// Makes one hostile connection; successive values of `kind` select all kinds in turn. Open
+/// connections stay in `crowd`. Returns whether a server listened.
 fn attack(address: SocketAddr, kind: usize, crowd: &mut Vec<TcpStream>) -> bool {
     let Ok(mut stream) = TcpStream::connect_timeout(&address, Duration::from_secs(1)) else {
         return false;
@@ -48,7 +48,7 @@ fn attack(address: SocketAddr, kind: usize, crowd: &mut Vec<TcpStream>) -> bool 
             .and_then(|()| stream.write_all(&[0x5a; 32])),
         // Sends a byte now, and another byte at each later attack.
         3 => stream.write_all(&hello[..1]),
-        // Sends garbage, which is a huge length in every field.
+        // Sends garbage, which every field reads as a huge length.
         4 => stream.write_all(&[0xff; 4 << 10]),
         // Sends the right magic number with an unknown version.
         5 => {
@@ -65,7 +65,7 @@ fn attack(address: SocketAddr, kind: usize, crowd: &mut Vec<TcpStream>) -> bool 
         let _ = slow.write(&[0]);
     }
     crowd.push(stream);
-    // An attacker can keep only so many connections open.
+    // The number of connections that an attacker keeps open is limited.
     if crowd.len() > 2 * PER_INIT {
         crowd.drain(..PER_INIT);
     }

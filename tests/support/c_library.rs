@@ -14,7 +14,7 @@ pub fn build() -> &'static Path {
 }
 
 fn build_workspace() -> PathBuf {
-    // The test is in target/PROFILE/deps.
+    // The test's executable is in target/PROFILE/deps.
     let test = std::env::current_exe().unwrap();
     let folder = test.ancestors().nth(2).unwrap();
     let profile = match folder.file_name().unwrap().to_str().unwrap() {

@@ -1,4 +1,4 @@
-//! Runs the command line tool as a launcher, with default signal handling and a limit on every
+//! Runs the command line tool as a launcher, with default signal handling and a time limit on every
 //! wait.
 
 use super::c_library;
@@ -16,8 +16,8 @@ pub fn tool() -> PathBuf {
 }
 
 /// Returns a command that runs the tool with default signal handling, as in a terminal. Background
-/// jobs of scripts ignore some signals, and the tool would inherit this: a test that sends such a
-/// signal would wait in vain. `env` becomes the tool by exec, so the pid stays the same.
+/// jobs of scripts ignore some signals, and the tool would inherit this. A test that sends such a
+/// signal would then wait for ever. `env` becomes the tool by exec, so the pid stays the same.
 pub fn cinch() -> Command {
     let mut command = Command::new("env");
     command
@@ -29,8 +29,8 @@ pub fn cinch() -> Command {
     command
 }
 
-/// Kills a launcher, and thereby its ranks, if it still runs after [`PATIENCE`], so that readers of
-/// its output finish. Dropping this value cancels the kill.
+/// Kills a launcher, and thereby its ranks, if it still runs after [`PATIENCE`]. Readers of its
+/// output then reach the end. Dropping this value cancels the kill.
 pub struct Deadline {
     _disarm: Sender<()>,
 }
@@ -49,7 +49,7 @@ impl Deadline {
     }
 }
 
-/// Returns the output of a launcher after it has ended.
+/// Runs a launcher until it ends, and returns its output.
 pub fn output(command: &mut Command) -> Output {
     let launcher = command
         .stdout(Stdio::piped())

@@ -1,4 +1,4 @@
-//! Common parts of the test programs: seeded random numbers, worlds of rank threads, the oracle of
+//! Common parts of the test programs: seeded random numbers, ranks as threads, the oracle of
 //! results, and paths of the built programs.
 #![allow(dead_code)] // every test program uses a part
 
@@ -37,7 +37,7 @@ impl Rng {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// Returns a nearly normal number with variance 1: the sum of twelve uniform numbers.
+    /// Returns an approximately normal number with variance 1: the sum of twelve uniform numbers.
     pub fn normal(&mut self) -> f64 {
         (0..12).map(|_| self.unit()).sum::<f64>() - 6.0
     }

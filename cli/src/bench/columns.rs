@@ -21,9 +21,9 @@ pub enum CellValue {
     Text(String),
     /// An integer.
     Count(i64),
-    /// Microseconds, with four significant digits as nccl-tests prints them.
+    /// Microseconds, printed with four significant digits as nccl-tests does.
     Time(f64),
-    /// GB/s.
+    /// A rate in GB/s.
     Rate(f64),
     /// A ratio.
     Ratio(f64),
@@ -31,7 +31,7 @@ pub enum CellValue {
     Error(f64),
     /// Whether all ranks hold the same bits.
     Same(bool),
-    /// No value, with the text that tables print instead.
+    /// No value; tables print this text in its place.
     Missing(&'static str),
 }
 
@@ -41,7 +41,7 @@ pub struct Column {
     pub key: &'static str,
     /// Heading in the report, and label of its chart.
     pub title: &'static str,
-    /// Function that takes the value from a record's placement.
+    /// Function that reads the column's value from a record and placement.
     pub value: fn(&PlacedRecord<'_>) -> CellValue,
 }
 
@@ -161,7 +161,8 @@ pub fn named(key: &str) -> &'static Column {
 }
 
 impl Column {
-    /// Returns this column's number for separate buffers, or `None` if the value is no number.
+    /// Returns this column's number for the placement with separate buffers, or `None` if the value
+    /// is no number.
     pub fn number(&self, record: &Record) -> Option<f64> {
         (self.value)(&PlacedRecord::out_of_place(record)).number()
     }
@@ -190,7 +191,7 @@ impl<'a> PlacedRecord<'a> {
 }
 
 impl CellValue {
-    /// Returns the text of a table's cell.
+    /// Returns the text of the value in a table cell.
     pub fn shown(&self) -> String {
         match *self {
             CellValue::Text(ref text) => text.clone(),

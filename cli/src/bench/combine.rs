@@ -44,7 +44,7 @@ pub struct Measured {
     pub rms_rel_err: Option<f64>,
     /// Whether all ranks hold the same bits; `None` where they may differ.
     pub identical: Option<bool>,
-    /// Hash over the outputs of all ranks, in rank order.
+    /// Hash of the outputs of all ranks, in rank order.
     pub bits: Option<u64>,
     /// Codecs that the call used.
     pub codecs: CodecSetting,
@@ -56,8 +56,8 @@ pub struct Measured {
     pub channels: usize,
     /// Payload bytes that the busiest rank sent.
     pub wire_bytes: u64,
-    /// Bytes that an uncompressed run would have sent, over the bytes that were sent; `None` if no
-    /// rank sent any.
+    /// Bytes that an uncompressed run would have sent, divided by the bytes that were sent; `None`
+    /// if no rank sent any.
     pub ratio: Option<f64>,
 }
 

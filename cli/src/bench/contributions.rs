@@ -15,17 +15,21 @@ pub const STRETCH: usize = 4096;
 /// A contribution counts as lost or wrong if its projected share exceeds this in magnitude.
 const LOST: f64 = 0.5;
 
-/// Standard deviations that the projected share must exceed. A correct sum exceeds them in 1 of
-/// 10^9 cases.
+/// Number of standard deviations that the projected share must exceed. A correct sum exceeds it in
+/// 1 of 10^9 cases.
 const DEVIATIONS: f64 = 6.0;
 
-/// Rounding errors hide one contribution once they reach this share of its mean magnitude.
+/// Rounding errors can hide the loss of one contribution if they exceed this share of the
+/// contribution's mean magnitude.
 const HIDES: f64 = 0.125;
 
 /// Returns whether rounding errors hide the loss of one contribution from a check of single
-/// elements. `share` is the largest rounding error over the sum of all contributions' magnitudes.
-/// Returns false also if partial sums are so large that adding a contribution changes nothing. Then
-/// its loss is no error. Partial sums of independent numbers grow with the root of their number.
+/// elements. `share` is the largest rounding error divided by the sum of all contributions'
+/// magnitudes.
+///
+/// Returns false also if a correct partial sum is so large that adding a contribution does not
+/// change it. Its loss is then no error. Partial sums of independent numbers grow with the square
+/// root of their count.
 pub fn are_hidden(share: f64, dtype: DType, contributions: usize) -> bool {
     let n = contributions as f64;
     let unit = unit_roundoff(dtype);

@@ -49,7 +49,8 @@ pub struct RankInput<'a> {
 impl InputSource {
     /// Generates input for `nranks` ranks.
     pub fn generated(seed: u64, distribution: Distribution, nranks: usize) -> InputSource {
-        // Each entry is the quantile of the middle word among those that begin with these 16 bits.
+        // Each table entry is the quantile of the middle one of all words that begin with the
+        // entry's 16 bits.
         let normal: Vec<f32> = (0..TABLE)
             .map(|bits| gaussian(((bits as u64) << 48) + (1 << 47)) as f32)
             .collect();
@@ -100,7 +101,8 @@ impl InputSource {
         Ok(source)
     }
 
-    /// Returns the element type, and the bytes of the shortest file. `None` for generated input.
+    /// Returns the element type of the files, and the bytes of the shortest file; `None` for
+    /// generated input.
     pub fn native(&self) -> Option<(DType, usize)> {
         let bytes = self.files.iter().map(|array| array.bytes.len()).min()?;
         Some((self.files[0].dtype, bytes))
@@ -122,8 +124,8 @@ impl InputSource {
         }
     }
 
-    /// Returns the input of `rank` in buffer set `set`. `op` decides which values make sense, for
-    /// example values near 1 for products.
+    /// Returns the input of `rank` in buffer set `set`. `op` limits the values, for example to
+    /// magnitudes near 1 for products.
     pub fn stream(
         &self,
         dtype: DType,
@@ -187,7 +189,7 @@ impl RankInput<'_> {
                 element.copy_from_slice(&drawn.to_le_bytes());
             }
         } else if self.dtype.is_float() {
-            // The limit keeps the sum over all ranks finite.
+            // This limit on magnitudes keeps the sum over all ranks finite.
             let limit = largest(self.dtype) / (2 * self.source.nranks) as f64;
             for (i, element) in bytes.chunks_exact_mut(size).enumerate() {
                 let drawn = f64::from(self.draw((start + i) as u64));
@@ -225,7 +227,8 @@ impl RankInput<'_> {
     fn integer(&self, index: u64) -> i128 {
         let bits = self.bits(index);
         match self.op {
-            // The limit keeps the sum from which an average is computed within the type.
+            // An average is computed from a sum, so this limit keeps the sum within the range of
+            // the type.
             Some(ReduceOp::Avg) => {
                 let span = largest(self.dtype) as i128 / self.source.nranks as i128;
                 i128::from(bits) % (span + 1)
@@ -306,7 +309,7 @@ mod tests {
                 "{distribution:?}: {square}"
             );
         }
-        // E|n1 exp(1.5 n2)| = sqrt(2/pi) exp(9/8).
+        // The mean magnitude of n1 exp(1.5 n2) for normal n1 and n2 is sqrt(2/pi) exp(9/8).
         let data = values(
             &InputSource::generated(3, Distribution::Heavy, 4),
             1,

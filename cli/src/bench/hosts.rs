@@ -1,4 +1,4 @@
-//! `--explain-hosts`: prints which algorithms would run on a cluster that is not there, and
+//! `--explain-hosts`: prints which algorithms would run on a cluster that need not exist, and
 //! verifies their schedules.
 
 use super::options::BenchOptions;
@@ -17,8 +17,7 @@ use cinch::{Algorithm, Config};
 use std::io::Write;
 use std::time::Instant;
 
-/// Largest number of schedule steps, over all ranks in one pass, up to which all ranks' schedules
-/// are verified.
+/// All ranks' schedules are verified if one pass has at most this many steps over all ranks.
 const PROVED_STEPS: usize = 20_000_000;
 
 /// Prints each row's candidate algorithms, and the result of verifying their schedules.
@@ -36,20 +35,20 @@ pub fn main(
     let failure = |error: cinch::Error| (FAILURE, error.to_string());
     for row in &workload.rows {
         let call = Call {
-            // Codecs that keep scales between calls need a tensor name; any name will do, as in a
-            // benchmark.
+            // Codecs that keep scales between calls need a tensor name. The value does not matter
+            // here, as in a benchmark.
             tensor: keeps_scales(row).then_some(0),
             ..call_of(row, 0, nranks)
         };
         let request = call.under(&policy, nranks).map_err(failure)?;
         let text = explain(&request, config, nranks, &hosts).map_err(failure)?;
-        // A write error is ignored: a reader that closes the output has read enough.
+        // A write error is ignored: it means that the reader has closed the output.
         let _ = out.write_all(text.as_bytes());
     }
     Ok(0)
 }
 
-/// Returns the limits under which every rank of a communicator of this shape selects algorithms.
+/// Returns the limits by which every rank of such a communicator selects algorithms.
 fn limits(config: &Config, nranks: usize, hosts: &Hosts) -> cinch::Result<Limits> {
     let between = match hosts.count() {
         1 => TransportKind::Shm,
@@ -57,7 +56,8 @@ fn limits(config: &Config, nranks: usize, hosts: &Hosts) -> cinch::Result<Limits
     };
     Ok(Limits {
         nranks,
-        // With many ranks the slots are smaller than the setting; with too many this is an error.
+        // With many ranks the slots are smaller than the setting; with too many ranks this call
+        // fails.
         slot_bytes: transport::slot_bytes(config, nranks)?,
         slots: config.slots,
         channels: config.channels,
@@ -121,8 +121,8 @@ fn prove(candidate: &Candidate, request: &Request, limits: &Limits) -> cinch::Re
         .collect::<cinch::Result<_>>()?;
     let generated = since.elapsed().as_secs_f64();
     let since = Instant::now();
-    // A ring is one stage that repeats, so 2 passes cover it. Other algorithms overlap as many
-    // passes as they have stages.
+    // A ring repeats a single stage, so 2 passes cover all its cases. Other algorithms overlap as
+    // many passes as they have stages.
     let passes = match candidate.algorithm {
         Algorithm::Ring => 2,
         _ => (one.stages + 2).min(candidate.geometry.passes()).max(2),

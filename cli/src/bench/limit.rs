@@ -9,12 +9,12 @@ use cinch::{CodecSpec, Collective, DType};
 const WIRE: f64 = 370e9;
 /// Bytes a second that the SMs read plus write in local memory (measured with a copy).
 const MEMORY: f64 = 3915e9;
-/// Seconds of a kernel in a graph from launch to end, apart from its messages and data.
+/// Seconds from launch to end of a kernel in a graph, without its messages and data.
 const LAUNCH: f64 = 2e-6;
 /// Seconds of one message with its flag (measured as half a round trip).
 const HOP: f64 = 0.74e-6;
-/// How often each encoded element crosses GPU memory in scratch buffers. Counted are its own
-/// encoding, the encodings of the terms of its sum, and the encoded sum.
+/// Number of times that each encoded element crosses GPU memory in scratch buffers. The count
+/// covers the element's own encoding, the encodings of the terms of its sum, and the encoded sum.
 const CODED_TRIPS: f64 = 3.5;
 
 /// Returns the least seconds of a call. These are the launch, the messages that must follow one
@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn two_ranks_need_no_second_message_and_a_larger_size_no_less_time() {
-        // Two ranks send half of the data twice, or all of it once: both take equally long on the
+        // Two ranks send half of the data twice or all of it once, which takes equally long on the
         // wire.
         let one = microseconds(2, 1 << 20, DType::F32, "raw");
         assert!((one - (2.0 + 0.74 + (1 << 20) as f64 / 370e3)).abs() < 1e-9);

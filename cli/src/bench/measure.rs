@@ -96,10 +96,11 @@ pub struct HostRow<'a, W: BenchRank> {
     sets: Vec<BufferSet>,
 }
 
-/// A buffer set; calls use several of them in rotation.
+/// A pair of buffers; calls use several such sets in rotation.
 struct BufferSet {
     input: AlignedBuffer,
-    /// The output; for calls in place, both input and output. It is as large as the larger of them.
+    /// The output. For in-place calls it holds both input and output, and is as large as the larger
+    /// of the two.
     work: AlignedBuffer,
 }
 
@@ -141,7 +142,8 @@ impl<'a, W: BenchRank> HostRow<'a, W> {
     pub fn run(&mut self, placement: Placement) -> Result<Measured> {
         let mut outcome = self.effort.check.then(CheckOutcome::default);
         let half = self.effort.half();
-        // The first call is compared as well, since it runs on fresh buffers.
+        // The first call is compared as well, because it runs on buffers that no call has used
+        // before.
         self.poison(0..1);
         self.reset(placement, 0..1);
         let start = Instant::now();
@@ -175,9 +177,9 @@ impl<'a, W: BenchRank> HostRow<'a, W> {
         share(self.world, &self.row, &report, &times, outcome)
     }
 
-    /// Prepares the buffers of an iteration outside the timed region and returns the set's number.
-    /// Outputs are overwritten before the last rotation, so that no earlier result can pass for the
-    /// last one.
+    /// Prepares the buffers of an iteration outside the timed region and returns the number of the
+    /// buffer set. Outputs are overwritten before their last use, so that the comparison cannot
+    /// accept a result of an earlier iteration.
     fn prepare(&mut self, placement: Placement, iteration: usize, iterations: usize) -> usize {
         let set = iteration % self.sets.len();
         if set == 0 {
@@ -190,7 +192,7 @@ impl<'a, W: BenchRank> HostRow<'a, W> {
     }
 
     /// Restores inputs that in-place calls have overwritten. All sets are restored together, so
-    /// that the first has left the caches before its use.
+    /// that the caches no longer hold the first set when it is used.
     fn reset(&mut self, placement: Placement, sets: Range<usize>) {
         if placement == Placement::OutOfPlace {
             return;
@@ -384,7 +386,7 @@ mod tests {
             let mut row = row(collective, DType::F32, ReduceOp::Sum);
             row.root = 1;
             let found = measure(row, Flaw::WrongElement, Placement::OutOfPlace, 4);
-            // The first and the last iteration each find one wrong element on one rank.
+            // The first and the last iteration each find one wrong element, on one rank.
             assert!(found.iter().all(|f| f.wrong == Some(2)), "{collective}");
             if same_on_all_ranks(collective) {
                 assert_eq!(found[0].identical, Some(false), "{collective}");
@@ -410,7 +412,8 @@ mod tests {
         }
     }
 
-    /// The error bound of some codecs exceeds every sum, so any number would pass; NaN does not.
+    /// The error bound of some codecs exceeds every sum, so any number would pass the check. NaN
+    /// must fail it.
     #[test]
     fn unwritten_outputs_are_wrong_with_every_codec() {
         for codec in CodecSpec::samples() {
@@ -442,7 +445,8 @@ mod tests {
                 ..row(Collective::AllReduce, DType::F32, ReduceOp::Sum)
             };
             let found = measure(row, Flaw::Zeros, Placement::OutOfPlace, 2);
-            // This codec sets elements below its threshold to zero, so zeros are correct.
+            // This codec sets elements below its threshold to zero, so a zero output may be
+            // correct.
             let may_be = codec.kind == CodecKind::Threshold2;
             let wrong = found[0].wrong.unwrap();
             assert_eq!(wrong > 0, !may_be, "{codec}: {wrong}");
@@ -469,8 +473,7 @@ mod tests {
         assert!(found.wrong.unwrap() > 1000);
     }
 
-    /// The explained call needs the peer of a send, and a tensor name for a codec that keeps
-    /// scales.
+    /// `--explain` must pass the peer of a send, and a tensor name for a codec that keeps scales.
     #[test]
     fn every_row_is_explained() {
         let source = InputSource::generated(1, Distribution::Gaussian, 2);

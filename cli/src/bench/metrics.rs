@@ -23,8 +23,8 @@ pub fn size_of(collective: Collective, dtype: DType, nranks: usize, count: usize
     blocks * count * dtype.size()
 }
 
-/// Returns nccl-tests' bus bandwidth factor: the busiest link's share of `size` in the best
-/// algorithm.
+/// Returns nccl-tests' bus bandwidth factor: the share of `size` that crosses the busiest link in
+/// the best algorithm.
 pub fn bus_factor(collective: Collective, nranks: usize) -> f64 {
     let n = nranks as f64;
     match collective {
@@ -39,10 +39,11 @@ pub fn bus_factor(collective: Collective, nranks: usize) -> f64 {
 pub struct Rates {
     /// Algorithm bandwidth: uncompressed bytes over time.
     pub alg: f64,
-    /// Bus bandwidth on the links: `effective` divided by the codec's ratio.
+    /// Bus bandwidth of the bytes that cross the links: `effective` divided by the codec's
+    /// compression ratio.
     pub bus: f64,
-    /// The bus bandwidth that an uncompressed run would need to take as long. It equals nccl-tests'
-    /// busbw, and `bus` for codec raw.
+    /// The bus bandwidth that an uncompressed run would need to take equally long. It equals
+    /// nccl-tests' busbw, and equals `bus` for codec raw.
     pub effective: f64,
 }
 
@@ -69,7 +70,8 @@ pub fn rates(
 
 /// Returns the wire bytes per element of a long message, including scales.
 pub fn bytes_per_element(codec: CodecSpec, dtype: DType) -> f64 {
-    // A multiple of every block size and alignment, and so long that a single scale is negligible.
+    // Number of elements: a multiple of every block size and alignment, and large enough that a
+    // single scale is negligible.
     const LONG: usize = 1 << 24;
     match codec::build(codec, Isa::Scalar) {
         Ok(Some(codec)) => (codec.wire_bytes(LONG) as f64 / LONG as f64 * 1e6).round() / 1e6,

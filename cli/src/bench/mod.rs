@@ -64,7 +64,8 @@ pub fn main(options: &BenchOptions, mut config: Config) -> crate::ExitResult {
             .set("CINCH_TRANSPORT", kind.name(), Origin::Program)
             .map_err(refused)?;
     }
-    // With an `auto:` codec the planner decides by measured costs, so they must be measured.
+    // With an `auto:` codec the planner decides by measured costs, so the communicator must measure
+    // them.
     config.codec.auto |= options.codec.iter().any(|codec| codec.auto);
     if let Some((hosts, ranks)) = options.explain_hosts {
         let shape = Hosts::even(hosts, ranks);
@@ -130,7 +131,7 @@ fn starts(
     }
 }
 
-/// Starts this command as `ranks` ranks. Problems that every rank would report are reported once,
+/// Starts this command as `ranks` ranks. Errors that every rank would report are reported once,
 /// before the start.
 fn start(options: &BenchOptions, ranks: usize, config: &Config) -> crate::ExitResult {
     let usage = |sentence| (USAGE, sentence);
@@ -141,8 +142,8 @@ fn start(options: &BenchOptions, ranks: usize, config: &Config) -> crate::ExitRe
         .map_err(|error| (USAGE, error.message().to_string()))?;
     let failure = |sentence| (FAILURE, sentence);
     let launch = LocalLaunch {
-        // Ranks are bound to cores as mpirun does, if there are enough, so that the system does not
-        // move them.
+        // Each rank is bound to a core if there are enough cores, as mpirun does. The system then
+        // does not move ranks between cores.
         cores: one_core_each(ranks).unwrap_or_default(),
         ..LocalLaunch::of_this_command(ranks).map_err(failure)?
     };
@@ -296,7 +297,8 @@ mod tests {
             assert!(records.iter().all(plain));
         }
         let wrong = &records(line, Flaw::WrongElement)[1];
-        // The wrong element is on rank 1, and only the root has a result of a reduce.
+        // The wrong element is on rank 1, but only the root has a result of a reduce, so the reduce
+        // rows are right.
         let right = wrong.iter().filter(|record| !record.failed());
         assert!(right.clone().all(|record| record.collective == "reduce"));
         assert_eq!(right.count(), 2);

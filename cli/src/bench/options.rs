@@ -134,7 +134,7 @@ fn parse_hosts(text: &str) -> Result<(usize, usize), String> {
         .ok_or_else(|| "must be HOSTSxRANKS: two numbers from 1, with at most 1048576 ranks".into())
 }
 
-/// A choice by name, or `None` for `auto`.
+/// An option's value, or `None` for `auto`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Named<T>(pub Option<T>);
 
@@ -239,7 +239,7 @@ impl BenchOptions {
         Ok(sizes)
     }
 
-    /// Returns the options that influence the measurement, in the form of the command line.
+    /// Returns the options that influence the measurement, as written on the command line.
     pub fn shown(&self) -> BTreeMap<String, String> {
         let mut shown = BTreeMap::new();
         let mut show = |name: &str, value: String| {
@@ -391,7 +391,7 @@ pub fn different<const N: usize>(files: [(&str, &Option<PathBuf>); N]) -> Result
     Ok(())
 }
 
-/// Parses a byte count like those of settings, up to 64 T.
+/// Parses a byte count as settings do, up to 64 T.
 pub fn parse_size(text: &str) -> Result<usize, String> {
     match cinch::config::parse_bytes(text)? {
         bytes if bytes <= 1 << 46 => Ok(bytes),
@@ -488,7 +488,7 @@ fn parse_root(text: &str) -> Result<Root, String> {
     }
 }
 
-/// Parses `auto`, `shm`, `tcp` or `rdma`.
+/// Returns the help of `--transport`, with the names of the transports.
 pub fn transport_help() -> String {
     format!(
         "Transport of the data: auto, {}",
@@ -666,7 +666,7 @@ mod tests {
             let error = over.check_outputs().unwrap_err();
             assert!(error.contains("replace its rows"), "{error}");
         }
-        // Spelling out a default changes nothing.
+        // An option that is given its default value changes nothing.
         for fine in [
             "all_reduce --explain-hosts 4x2 --codec linear8 --algo ring",
             "--suite --output x -n 3",

@@ -19,12 +19,13 @@ pub struct Output {
     color: bool,
     progress: bool,
     table: TableKind,
-    /// Whether standard output has failed. Files and exit code are still produced then.
+    /// Whether writing to standard output has failed. Files and the exit code are still produced
+    /// then.
     broken: bool,
-    /// The error of standard output; none if its reader closed it, as `head` does.
+    /// The write error of standard output; `None` if the reader closed the pipe, as `head` does.
     lost: Option<io::Error>,
     json: Option<PathBuf>,
-    /// The open file of `json`; it is opened for the first record.
+    /// The open `--json` file, which is opened for the first record.
     file: Option<File>,
     csv: Option<PathBuf>,
     plot: Option<PathBuf>,
@@ -62,7 +63,7 @@ impl Output {
         Ok(output)
     }
 
-    /// Makes an output that prints lines and writes JSON records to `json`, but prints no table.
+    /// Creates an output that prints lines and writes JSON records to `json`, but prints no table.
     ///
     /// # Errors
     /// Returns an invalid-argument error if the file cannot be written.
@@ -81,7 +82,7 @@ impl Output {
         })
     }
 
-    /// Makes the output of a rank that prints nothing.
+    /// Creates the output of a rank that prints nothing.
     pub fn silent() -> Output {
         Output::default()
     }
@@ -216,7 +217,8 @@ fn part_of(path: &Path) -> PathBuf {
     PathBuf::from(part)
 }
 
-/// Checks before the run that a file can probably be written. Creates no file that stays.
+/// Checks before the run that a file can probably be written. A file that did not exist does not
+/// exist afterwards.
 ///
 /// # Errors
 /// Returns the error of opening the file or its temporary file.

@@ -33,7 +33,7 @@ const TABLE: [&str; 18] = [
     "identical",
 ];
 
-/// Columns that are drawn as charts, and whether their vertical axis is logarithmic.
+/// Columns that are drawn as charts, each with whether its vertical axis is logarithmic.
 const PANELS: [(&str, bool); 7] = [
     ("time_us", true),
     ("eff_bus_bw", false),
@@ -197,8 +197,8 @@ fn panels(rows: &[&Record]) -> Vec<Panel> {
                 ("vs_us", "NCCL"),
                 ("symmetric_us", "NCCL, symmetric windows"),
             ] {
-                // NCCL's uncompressed call is in the rows of every codec, so only one row of each
-                // size is drawn.
+                // NCCL's uncompressed call is in the rows of every codec, so it is drawn from only
+                // one row of each size.
                 let raw = raw_first(rows);
                 let theirs = lines(&raw, other, |row| format!("{who}, {}", row.mode));
                 series.extend(theirs.into_iter().map(|line| Series {
@@ -218,7 +218,7 @@ fn panels(rows: &[&Record]) -> Vec<Panel> {
     panels
 }
 
-/// Returns one row for each size and mode, an uncompressed one if there is any.
+/// Returns one row for each size and mode: an uncompressed row if there is one.
 fn raw_first<'a>(rows: &[&'a Record]) -> Vec<&'a Record> {
     let mut found: Vec<&Record> = Vec::new();
     let (raw, coded): (Vec<&Record>, Vec<&Record>) = rows.iter().partition(|row| !row.lossy());
@@ -231,7 +231,7 @@ fn raw_first<'a>(rows: &[&'a Record]) -> Vec<&'a Record> {
     found
 }
 
-/// Returns a line for each name, with a column's values over size.
+/// Returns a line for each name, which shows a column's values over size.
 fn lines(rows: &[&Record], key: &str, name: impl Fn(&Record) -> String) -> Vec<Series> {
     let column = named(key);
     let points = rows.iter().filter_map(|row| {
@@ -436,7 +436,7 @@ mod tests {
         for entry in std::fs::read_dir(baselines()).unwrap() {
             let path = entry.unwrap().path();
             let name = path.file_name().unwrap().to_str().unwrap();
-            // Files of other programs have rows of another format.
+            // Baseline files that other programs wrote have rows of another format.
             let other = ["torch-symm", "interpreter-vs-fused"]
                 .iter()
                 .any(|part| name.contains(part));
@@ -496,7 +496,7 @@ mod tests {
             .map(|cell| cell.as_str().unwrap())
             .collect();
         assert_eq!((cells[11], cells[12], cells[16]), ("123.25", "4.50", "3"));
-        // For 8 bytes the limit is a launch (2 us) and a message (0.74 us).
+        // The hardware limit for 8 bytes is a launch (2 us) and a message (0.74 us).
         assert_eq!(cells[13], "2.74");
         let lines = texts(&page["sections"][0]["panels"][0]["lines"], "name");
         assert!(

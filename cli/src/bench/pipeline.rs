@@ -1,5 +1,4 @@
-//! Measures all rows, whatever memory the buffers are in. A [`Backend`] turns each row into a
-//! record.
+//! Measures all rows on host memory or GPUs. A [`Backend`] turns each row into a record.
 
 use super::options::BenchOptions;
 use super::output::Output;
@@ -11,7 +10,7 @@ use std::time::{Duration, Instant};
 
 /// The part of a bench that depends on where the buffers are: host memory or GPUs.
 pub trait Backend {
-    /// The rank type, over which ranks agree on times and results.
+    /// A rank, over which ranks agree on times and results.
     type Rank: BenchRank;
 
     /// Returns this rank.
@@ -39,20 +38,20 @@ pub struct Effort {
     pub warmup: u32,
     /// Whether results are compared with exact ones.
     pub check: bool,
-    /// When the row should end, if there is a time limit. Rank 0's clock decides.
+    /// Time at which the row should end, if there is a time limit. Rank 0's clock decides.
     pub deadline: Option<Instant>,
 }
 
 impl Effort {
-    /// Returns the time at which half of the remaining time is over. Warm-up ends then.
+    /// Returns the middle of the time that remains until the deadline. Warm-up ends then.
     pub fn half(&self) -> Option<Instant> {
         let now = Instant::now();
         let left = self.deadline?.saturating_duration_since(now);
         Some(now + left / 2)
     }
 
-    /// Returns how many iterations of `each` seconds fit before the deadline. All ranks get the
-    /// same number, by rank 0's clock and the slowest rank's iterations.
+    /// Returns how many iterations of `each` seconds fit before the deadline. The number comes from
+    /// rank 0's clock and the slowest rank's iterations, so all ranks get the same number.
     ///
     /// # Errors
     /// Returns the errors of the all_gather.
@@ -125,8 +124,9 @@ pub fn run(
     Ok(records)
 }
 
-/// Returns when the next of `left` rows should end, so that each row gets its share of the time. A
-/// row spends up to half of its time on measuring, so the deadline is two shares away.
+/// Returns the deadline of the next of `left` rows, so that each row gets its share of the time. A
+/// row spends at most half of the time until its deadline on measuring, so the deadline is two
+/// shares away.
 fn row_deadline(deadline: Option<Instant>, left: usize) -> Option<Instant> {
     let now = Instant::now();
     let share = deadline?.saturating_duration_since(now) / left.max(1) as u32;

@@ -56,7 +56,7 @@ pub struct Record {
     pub transport: String,
     /// Payload bytes that the busiest rank sent.
     pub wire_bytes: u64,
-    /// Bytes that an uncompressed run would have sent, over the bytes that were sent.
+    /// Bytes that an uncompressed run would have sent, divided by the bytes that were sent.
     pub ratio: Option<f64>,
     /// Number of channels; on GPUs the number of blocks of the kernel.
     pub channels: usize,
@@ -76,7 +76,8 @@ pub struct Record {
 /// Figures of one placement. Rates are in GB/s (1e9 bytes a second).
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Figures {
-    /// Median of the iterations, each as long as on its slowest rank, in microseconds.
+    /// Median over the iterations, in microseconds; the time of an iteration is that of its slowest
+    /// rank.
     pub time_us: f64,
     /// Shortest iteration, in microseconds.
     pub min_us: f64,
@@ -88,13 +89,13 @@ pub struct Figures {
     pub alg_bw: f64,
     /// Bus bandwidth on the links; equals `eff_bus_bw` without compression.
     pub bus_bw: f64,
-    /// Bus bandwidth that an uncompressed run would need to take as long: nccl-tests' busbw.
+    /// Bus bandwidth that an uncompressed run would need to take equally long: nccl-tests' busbw.
     pub eff_bus_bw: f64,
     /// Number of wrong elements; null if results were not compared.
     pub nwrong: Option<u64>,
     /// Largest difference from the exact result; null if results were not compared.
     pub max_abs_err: Option<f64>,
-    /// RMS difference over the RMS of the exact result; null if results were not compared.
+    /// RMS difference divided by the RMS of the exact result; null if results were not compared.
     pub rms_rel_err: Option<f64>,
     /// Whether all ranks hold the same bits; null if not compared, or if ranks get different data.
     pub identical: Option<bool>,
@@ -109,13 +110,14 @@ pub struct Figures {
 pub struct Versus {
     /// Version of NCCL.
     pub nccl: String,
-    /// Median of the repetitions, each as long as on its slowest rank, in microseconds.
+    /// Median over the repetitions, in microseconds; the time of a repetition is that of its
+    /// slowest rank.
     pub time_us: f64,
     /// Shortest repetition, in microseconds.
     pub min_us: f64,
     /// 99th percentile of the repetitions, in microseconds.
     pub p99_us: f64,
-    /// NCCL's time over cinch's; above 1 cinch is faster.
+    /// NCCL's time divided by cinch's; above 1 cinch is faster.
     pub ratio: f64,
 }
 
@@ -133,13 +135,13 @@ pub struct RunInfo {
     pub cuda: String,
     /// Version of cinch.
     pub cinch: String,
-    /// Whether cinch was built with GPU kernels, and how.
+    /// Whether and how cinch was built with GPU kernels.
     pub kernels: String,
     /// Date in UTC.
     pub date: String,
     /// The command line, without the folder of the program.
     pub command: String,
-    /// Options of the benchmark, in the form of the command line.
+    /// Options of the benchmark, as written on the command line.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub options: BTreeMap<String, String>,
     /// `CINCH_` settings that differ from their defaults.
@@ -168,7 +170,8 @@ pub struct RankSetup {
 }
 
 impl Record {
-    /// Makes the record of a row from its measurement out of place, and in place if there is one.
+    /// Creates the record of a row from its out-of-place measurement, and its in-place measurement
+    /// if there is one.
     pub fn new(
         ranks: RankSetup,
         run: &RunInfo,
@@ -227,7 +230,7 @@ impl Record {
         worst
     }
 
-    /// Returns whether any element is wrong or any rank's output differs.
+    /// Returns whether any element is wrong or the outputs of ranks differ.
     pub fn failed(&self) -> bool {
         self.placements().any(|(_, figures)| {
             figures.nwrong.is_some_and(|wrong| wrong > 0) || figures.identical == Some(false)
@@ -263,7 +266,7 @@ impl Figures {
 }
 
 impl RunInfo {
-    /// Describes this run on GPUs of the kind `device`, of which the process sees `gpus`.
+    /// Describes this run on GPUs of the model `device`; the process sees `gpus` GPUs.
     pub fn on_gpus(device: &Device, gpus: u32) -> RunInfo {
         let version = device.driver().version();
         RunInfo {
@@ -362,8 +365,8 @@ pub fn driver_version() -> String {
 pub mod tests {
     use super::*;
 
-    /// Returns a record of an uncompressed all_reduce of f32 over 4 ranks, with easily recognised
-    /// figures.
+    /// Returns a record of an uncompressed all_reduce of f32 over 4 ranks, with figures that tests
+    /// recognise.
     pub fn record(size: usize, codec: &str) -> Record {
         let figures = Figures {
             time_us: size as f64 / 1000.0 + 5.0,

@@ -1,14 +1,15 @@
-//! A row of a benchmark: the call that it measures, and the memory that it takes.
+//! A row of a benchmark: the call that it measures, and the memory that it needs.
 
 use super::metrics::size_of;
 use cinch::comm::Call;
 use cinch::types::{CodecSetting, Extent, Scalar, ScaleRule};
 use cinch::{Algorithm, Collective, DType, Error, ReduceOp, Result};
 
-/// Calls of this size or more rotate through several buffers, so that caches do not hold them.
+/// Size in bytes from which calls rotate through several buffers, so that caches do not hold the
+/// data.
 pub const COLD_FROM: usize = 1 << 20;
 
-/// Bytes of all ranks' buffers in one rotation.
+/// Total bytes of the buffers through which calls rotate, over all ranks.
 pub const COLD_BYTES: usize = 128 << 20;
 
 /// The call that a row measures.
@@ -58,13 +59,13 @@ impl Row {
     }
 }
 
-/// Returns a rank's factor in a pre-multiplied sum, for floats and for integers. Every element type
-/// represents the factor exactly.
+/// Returns a rank's factor in a pre-multiplied sum: one value for floats and one for integers.
+/// Every element type represents the factor exactly.
 pub fn factor(rank: usize) -> (f64, i128) {
     (0.5 + 0.125 * (rank % 4) as f64, (rank % 3) as i128 + 1)
 }
 
-/// Returns the call that `rank` makes; for send_recv, the send to the next rank.
+/// Returns the call that `rank` makes; for a send_recv row, the send to the next rank.
 pub fn call_of(row: &Row, rank: usize, nranks: usize) -> Call {
     let factor = factor(rank);
     let op = match row.op {
@@ -88,7 +89,7 @@ pub fn call_of(row: &Row, rank: usize, nranks: usize) -> Call {
     }
 }
 
-/// Returns the bytes of input and of output, for the root or for another rank.
+/// Returns the bytes of the input and of the output, on the root or on another rank.
 ///
 /// # Errors
 /// Returns an invalid-argument error if the sizes overflow.
@@ -119,7 +120,8 @@ pub fn memory(row: &Row, nranks: usize) -> usize {
 /// Returns the number of buffer sets in rotation, the same on all ranks.
 pub fn set_count(row: &Row, nranks: usize) -> usize {
     let size = row.size(nranks);
-    // A scale that is kept between calls belongs to one buffer, so such calls do not rotate.
+    // A scale that is kept between calls fits the data of one buffer only, so such calls do not
+    // rotate.
     if size < COLD_FROM || keeps_scales(row) {
         return 1;
     }

@@ -19,7 +19,7 @@ const HOST_SIZES: (usize, usize, usize) = (1 << 10, 16 << 20, 4);
 /// Smallest size in bytes at which codecs are compared; latency dominates smaller messages.
 const MIN_CODEC_BYTES: usize = 64 << 10;
 
-/// Collectives in their order, and whether codecs are compared for each.
+/// Collectives in the order in which they run, each with whether codecs are compared for it.
 const COLLECTIVES: [(Collective, bool); 7] = [
     (Collective::AllReduce, true),
     (Collective::AllGather, true),
@@ -30,8 +30,8 @@ const COLLECTIVES: [(Collective, bool); 7] = [
     (Collective::Reduce, false),
 ];
 
-/// Returns the suite's rows for `nranks` ranks in the order in which they run. A time limit leaves
-/// out the last ones. `-b`, `-e`, `-f`, `-d` and `--codec` restrict them.
+/// Returns the suite's rows for `nranks` ranks in the order in which they run. A time limit drops
+/// the last rows. `-b`, `-e`, `-f`, `-d` and `--codec` restrict the rows.
 ///
 /// # Errors
 /// Returns an error message about the option that cannot work.
@@ -109,7 +109,7 @@ pub fn workload(options: &BenchOptions, nranks: usize, on_gpus: bool) -> Result<
 /// Creates and returns the folder that `--output` names.
 ///
 /// # Errors
-/// Returns an invalid-argument error if none is named or it cannot be created.
+/// Returns an invalid-argument error if `--output` is missing or the folder cannot be created.
 pub fn folder(options: &BenchOptions) -> cinch::Result<&Path> {
     let folder = options
         .output

@@ -7,7 +7,8 @@ use std::io::{self, Write};
 /// A column of a text table: its name in [`super::columns`], heading, unit and width.
 type Cell = (&'static str, &'static str, &'static str, usize);
 
-/// Host table: columns of the call, of each placement, and of both placements together.
+/// Columns of the host table that describe the call. The next lists hold the columns of each
+/// placement, and of both placements together.
 const CALL: [Cell; 5] = [
     ("size", "size", "(B)", 12),
     ("count", "count", "(elements)", 12),
@@ -39,7 +40,7 @@ const HOST_LEGEND: &str = "#
 # max_err: largest difference from fp64; rms_err: RMS difference over RMS of the result.
 #";
 
-/// GPU table: columns of one placement, and of NCCL.
+/// Columns of the GPU table, for one placement and for NCCL.
 const GPU: [Cell; 19] = [
     ("size", "size", "", 12),
     ("count", "count", "", 11),
@@ -72,10 +73,10 @@ const GPU_LEGEND: &str = "#
 /// Kind of text table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TableKind {
-    /// Host memory: both placements.
+    /// Table for host memory, with both placements.
     #[default]
     Host,
-    /// GPU memory: one placement, with NCCL beside it.
+    /// Table for GPU memory, with one placement, and NCCL beside it.
     Gpu,
 }
 
@@ -133,7 +134,8 @@ impl TableKind {
         writeln!(out, "{line}")
     }
 
-    /// Writes averages and whether all results are right. With `color` a failure is red.
+    /// Writes averages, and whether all results are right. With `color` a failure is printed in
+    /// red.
     ///
     /// # Errors
     /// Returns the writer's errors.
@@ -193,7 +195,7 @@ fn pad(&(key, _, _, width): &Cell, text: &str) -> String {
     }
 }
 
-/// Writes the number of wrong values, and of rows whose ranks differ.
+/// Writes the number of wrong values, and the number of rows in which ranks differ.
 fn write_verdicts(figures: &[&Figures], color: bool, out: &mut dyn Write) -> io::Result<()> {
     let checked = figures.iter().any(|figures| figures.nwrong.is_some());
     let wrong: u64 = figures.iter().filter_map(|figures| figures.nwrong).sum();

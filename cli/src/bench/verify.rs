@@ -1,8 +1,8 @@
-//! Compares an output with the exact result of [`cinch::testing`], within the bounds of arithmetic and
+//! Compares an output with the exact result of [`cinch::testing`], within error bounds of arithmetic and
 //! codec.
 //!
-//! The bounds are independent of [`cinch::testing::RawBound`], by which the library's tests judge.
-//! A mistake in one of them thus does not hide in the other.
+//! The bounds are computed independently of [`cinch::testing::RawBound`], which the library's tests use. A
+//! mistake in either thus does not hide in the other.
 
 use super::contributions::{STRETCH, are_hidden, is_one_lost};
 use super::data::InputSource;
@@ -36,7 +36,7 @@ pub struct CheckOutcome {
 /// An output to compare, with the call that produced it.
 #[derive(Clone, Copy)]
 pub struct Check<'a> {
-    /// Inputs.
+    /// Inputs of all ranks.
     pub source: &'a InputSource,
     /// The row whose call was made.
     pub row: &'a Row,
@@ -54,13 +54,14 @@ pub struct Check<'a> {
     pub algorithm: Algorithm,
 }
 
-/// Byte with which outputs are filled before the compared call. It gives NaN, or without codecs the
-/// largest negative number, in every floating type, and -1 in integers. An ordinary number could
-/// pass as right where a codec's bound exceeds the result.
+/// Byte with which outputs are filled before the compared call. It gives -1 in integers, and NaN or
+/// the largest negative number in floating types. An ordinary number could pass as right where a
+/// codec's error bound exceeds the result.
 pub const POISON: u8 = 0xff;
 
-/// Fewest elements among which a codec must leave at least one other than zero, unless its error
-/// law allows more loss. In fewer elements the terms of a sum may cancel by chance.
+/// Smallest number of elements in which a codec must leave at least one element other than zero,
+/// unless its error bound allows more loss. In fewer elements the terms of a sum may cancel by
+/// chance.
 const TELLING: usize = 64;
 
 /// Number of elements compared at a time, a multiple of the largest codec block.
@@ -79,7 +80,8 @@ impl Check<'_> {
         outcome
     }
 
-    /// Compares the elements `held` of this rank's output, the first of which has index `start`.
+    /// Compares a piece of this rank's output, whose elements are `held` and whose first element
+    /// has index `start`.
     pub fn piece(&self, start: usize, held: &[u8], outcome: &mut CheckOutcome) {
         let problem = self.problem();
         let (dtype, computes) = (self.row.dtype, self.row.collective.reduces());
@@ -252,8 +254,8 @@ impl Check<'_> {
         let unit = unit_roundoff(self.row.dtype);
         let accumulator = unit.min(unit_roundoff(DType::F32));
         let times = match self.codec.is_lossy() {
-            // The types that codecs carry have so many bits that their rounding is negligible
-            // beside the codec's bound, so a rough count suffices.
+            // Types with codecs have so many bits that rounding is negligible beside the codec's
+            // bound, so a rough count of roundings suffices.
             true => contributions as f64 + 2.0,
             false => roundings(self.algorithm, contributions),
         };
@@ -269,9 +271,9 @@ impl Check<'_> {
         }
     }
 
-    /// Returns whether a range of zeros in a segment would prove an error. The bound of a single
-    /// element cannot prove that if it exceeds the result. The largest element of a codec block
-    /// survives encoding, so the range must contain a whole block.
+    /// Returns whether zeros in all of a range would prove an error. The bound of a single element
+    /// proves nothing if it exceeds the result. The largest element of a codec block survives
+    /// encoding, so the range must contain a whole block.
     fn can_judge_zeros(&self, elements: Range<usize>) -> bool {
         let whole = elements.len() == self.row.count;
         let blocks = match self.codec.scale {
@@ -319,8 +321,8 @@ impl Check<'_> {
         outcome.note(exact, held);
     }
 
-    /// Returns the sum over ranks of the segment's largest magnitude, and whether any of its
-    /// elements is not finite.
+    /// Returns the sum over all ranks of the rank's largest magnitude in the segment, and whether
+    /// any element is not finite.
     fn whole_scale(&self, segment: &Segment) -> (f64, bool) {
         let size = self.row.dtype.size();
         let mut scratch = vec![0; TILE * size];
@@ -397,8 +399,8 @@ impl ExactTile {
             .checked_div(block)
             .map_or(0, |_| part.values.len().div_ceil(block));
         let magnitude = match row.reduction() {
-            // The reference gives a bound of a product's factors, not of the product, so the
-            // magnitude of the result is used.
+            // The magnitudes of the reference belong to a product's factors. The error is relative
+            // to the product itself, so the magnitude of the result is used.
             None | Some(ReduceOp::Prod) => part.values.iter().map(|x| x.abs()).collect(),
             _ => part.magnitudes,
         };
@@ -411,8 +413,8 @@ impl ExactTile {
         }
     }
 
-    /// Returns whether some exact result is larger than everything that codec or rounding may drop.
-    /// Such an element cannot become zero.
+    /// Returns whether some exact result exceeds everything that codec and rounding may drop. Such
+    /// an element cannot become zero.
     fn is_to_show(
         &self,
         error: &ErrorLaw,
@@ -460,8 +462,8 @@ fn error_law(spec: CodecSpec) -> ErrorLaw {
     }
 }
 
-/// Returns a codec whose error bound holds for both levels of hosts: the one that loses more, with
-/// the longer blocks.
+/// Returns a codec whose error bound holds for the codecs inside and between hosts. It is the codec
+/// that loses more, with the longer blocks.
 pub fn coarser(codecs: CodecSetting) -> CodecSpec {
     let both = [codecs.intra, codecs.inter];
     let loss = |spec: CodecSpec| {
@@ -489,8 +491,8 @@ fn encodes(collective: Collective, algorithm: Algorithm, contributions: usize) -
         (false, _) => 1.0,
         (true, Algorithm::Tree) => 2.0 * n.log2().ceil() + 2.0,
         (true, Algorithm::OneShot | Algorithm::Direct) => 2.0,
-        // A chain through all ranks, such as a ring, has the longest path. A ring between hosts encodes once
-        // inside and once for each host.
+        // A chain through all ranks, such as a ring, has the longest path. A hierarchical schedule encodes
+        // once inside a host and then once for each host.
         (true, _) => n,
     }
 }

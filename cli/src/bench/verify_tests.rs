@@ -76,7 +76,7 @@ fn lossy_sums_have_the_codecs_bound() {
     }
 }
 
-/// Every element is compared, wherever pieces and the blocks of ranks begin.
+/// All elements must be compared, wherever pieces and the blocks of ranks begin.
 #[test]
 fn pieces_together_compare_every_element() {
     let source = InputSource::generated(5, Distribution::Gaussian, 4);
@@ -117,8 +117,8 @@ fn hashes_tell_outputs_apart() {
     assert_ne!(hash(|_, x| x), hash(|i, x| if i == 999 { -x } else { x }));
 }
 
-/// Returns a sum of `held` contributions of `ranks`, rounded where a partial sum leaves a rank
-/// under `algorithm`.
+/// Returns a sum of `held` contributions of `ranks` ranks. It is rounded wherever a partial sum
+/// leaves a rank under `algorithm`.
 fn rounded_sum(
     check: &Check<'_>,
     held: impl Iterator<Item = usize> + Clone,

@@ -1,4 +1,5 @@
-//! The rows and inputs of a benchmark. Impossible options are refused here, before a rank starts.
+//! The rows and inputs of a benchmark. Options that cannot work are refused here, before a rank
+//! starts.
 
 use super::data::InputSource;
 use super::metrics::count_of;
@@ -15,7 +16,7 @@ pub struct Workload {
 }
 
 impl Workload {
-    /// Makes the rows that the options ask for, with `nranks` ranks.
+    /// Creates the rows that the options request, for `nranks` ranks.
     ///
     /// # Errors
     /// Returns an error message about the option that cannot work.
@@ -59,7 +60,8 @@ impl Workload {
         Ok(Workload { source, rows })
     }
 
-    /// Returns a note if rows are longer than the data files, whose contents then repeat.
+    /// Returns a note if rows are longer than the data files, because the files' contents then
+    /// repeat.
     pub fn repeats(&self, nranks: usize) -> Option<String> {
         let (native, bytes) = self.source.native()?;
         let held = bytes / native.size();
@@ -117,8 +119,8 @@ mod tests {
         assert_eq!(rows.len(), 12 * 3 * 3);
         assert_eq!((rows[0].root, rows[0].count), (0, 1024));
         assert_eq!((rows[3].root, rows[3].count), (1, 1024));
-        // Blocks are a multiple of 16 bytes, so 16, 32 and 48 bytes give 4 ranks no elements; only
-        // one such row stays.
+        // Blocks are a multiple of 16 bytes, so 16, 32 and 48 bytes give 4 ranks no elements. Only
+        // one such row remains.
         let rows = workload("all_gather -b 16 -e 64 -i 16", 4).unwrap().rows;
         assert_eq!(rows.iter().map(|row| row.count).collect::<Vec<_>>(), [0, 4]);
     }

@@ -76,8 +76,8 @@ impl BenchRank for Communicator {
 
 #[cfg(test)]
 pub mod threads {
-    //! Simulated ranks: threads that compute collectives with the reference implementation and add
-    //! flaws.
+    //! Simulated ranks: threads that compute collectives with the reference implementation and can
+    //! add flaws.
 
     use super::*;
     use cinch::testing::{Problem, set_value, unit_roundoff, value};
@@ -98,7 +98,7 @@ pub mod threads {
         Noise(f64),
         /// Every element is zero.
         Zeros,
-        /// Only the first call of a rank writes its output.
+        /// Only the first call of a rank writes its output; later calls leave it as it was.
         OnlyOnce,
         /// Every call fails.
         Error,
@@ -163,7 +163,8 @@ pub mod threads {
 
         /// Returns whether this call must leave its output unwritten.
         fn skips(&self, call: &Call) -> bool {
-            // Calls of U64 do not count: the benchmark uses them to gather its own results.
+            // Calls with type U64 have no flaw, because the benchmark gathers its own results with
+            // them.
             let earlier = self.calls.replace(self.calls.get() + 1);
             self.shared.flaw == Flaw::OnlyOnce && earlier > 0 && call.dtype != DType::U64
         }

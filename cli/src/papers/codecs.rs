@@ -14,7 +14,7 @@ use cinch::types::ScaleRule;
 use std::io::{Error, Result, Write};
 use std::sync::Arc;
 
-/// Number of standard errors of the samples that a figure may be off by.
+/// A figure may differ from its reference by this number of the samples' standard errors.
 pub const DEVIATIONS: f64 = 4.0;
 /// Number of elements that pass through the codecs together.
 const PIECE: usize = 1 << 16;
@@ -114,8 +114,8 @@ pub fn check(patterns: u64, seed: u64, out: &mut dyn Write) -> Result<()> {
             // The length varies, so that the last SIMD vector is often incomplete.
             let n = (patterns - done).min((PIECE - random.below(100)) as u64) as usize;
             let x = random.patterns(n);
-            // A random element as tensor scale: some elements exceed it, and it may be NaN or
-            // infinite.
+            // A random element serves as tensor scale. Some elements exceed it, and it may be NaN
+            // or infinite.
             let given = tensor.then(|| x[random.below(n)].abs());
             let expected = Pass::of(&*scalar, &x, given);
             if let Some(what) = beyond_bound(&*scalar, &x, given, &expected.decoded) {
@@ -198,8 +198,8 @@ impl Pass {
     }
 }
 
-/// Returns a description of an element beyond its error bound, or finite although it must not be;
-/// `None` if there is none.
+/// Returns a description of an element that exceeds its error bound, or that is finite where it
+/// must not be; `None` if there is no such element.
 fn beyond_bound(codec: &dyn Codec, x: &[f32], given: Option<f32>, y: &[f32]) -> Option<String> {
     let description = codec.description();
     let block = match (given, description.block_numbers) {
@@ -256,8 +256,8 @@ struct CodecRow {
     tolerance: f64,
 }
 
-/// Mean absolute error, root mean square error, and mean relative error in percent, each with its
-/// standard error.
+/// Mean absolute error, root mean square error, and mean relative error in percent, each with the
+/// standard error of the estimate.
 type Errors = [Mean; 3];
 
 /// A mean with its standard error.
@@ -301,13 +301,13 @@ impl CodecRow {
         codec(spec, Isa::detect())
     }
 
-    /// Returns the deviations from the reference, in percent of it.
+    /// Returns the differences between figures and references, in percent of the reference.
     fn deviations(&self, errors: &Errors) -> impl Iterator<Item = f64> {
         let both = errors.iter().zip(self.reference);
         both.map(|(found, exact)| 100.0 * (found.mean / exact - 1.0).abs())
     }
 
-    /// Returns the standard errors, in percent of the reference.
+    /// Returns the standard error of each figure, in percent of the reference.
     fn standard_errors(&self, errors: &Errors) -> impl Iterator<Item = f64> {
         let both = errors.iter().zip(self.reference);
         both.map(|(found, exact)| 100.0 * found.error / exact)
@@ -361,7 +361,7 @@ impl SampledCodecs {
     }
 }
 
-/// Makes a row of the table with its reference.
+/// Creates a row of the table with its reference.
 const fn row(
     spec: &'static str,
     scale: f32,

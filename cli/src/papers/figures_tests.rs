@@ -1,6 +1,6 @@
 //! Error figures that the codecs must reach: a paper's Table 2, errors of block formats, and SIMD
-//! code equal to scalar code. Samples are numerous with optimisation (`cargo test --release -p
-//! cinch-cli figures`) and few without.
+//! code equal to scalar code. Optimised builds (`cargo test --release -p cinch-cli figures`) use
+//! many samples, other builds few.
 
 use super::{codecs, table2};
 use cinch::codec::{Span, build};
@@ -49,7 +49,7 @@ fn vector_forms_equal_the_scalar_form() {
     verdict.unwrap();
 }
 
-/// The reference is rounding to the nearest in fp64 on N(0,1); the tolerance is 2 %.
+/// The reference values come from rounding to the nearest in fp64 on N(0,1); the tolerance is 2 %.
 #[test]
 fn block_formats_have_the_reference_errors() {
     let references = [

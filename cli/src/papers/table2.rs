@@ -91,7 +91,7 @@ struct Table2Row {
     printed: (&'static str, &'static str),
 }
 
-/// Returns whether `printed` is this mean, either rounded or truncated, as the paper does both.
+/// Returns whether `printed` equals this mean after rounding or truncation; the paper uses both.
 fn explains(found: Mean, printed: &str) -> bool {
     let digits = printed
         .split_once('.')
@@ -118,8 +118,8 @@ impl Quantiser {
         let mut values = magnitudes(row.codec);
         let scaled = row.largest > 0.0;
         if row.codec == "dynamic8" {
-            // The paper's program handles 0 and 1 by separate codes, so that its search does not
-            // include them.
+            // The paper's program has separate codes for 0 and 1, so its search does not include
+            // them.
             values.retain(|&value| value > 0.0 && value < 1.0);
         }
         Quantiser {
@@ -130,7 +130,7 @@ impl Quantiser {
         }
     }
 
-    /// Returns the magnitude that encoding and decoding `x` gives in the paper's program.
+    /// Returns the magnitude to which the paper's program encodes and decodes `x`.
     fn through(&self, x: f64) -> f64 {
         let Some(largest) = self.largest else {
             return self.search(x);
@@ -155,7 +155,7 @@ impl Quantiser {
             }
         }
         let pivot = pivot.min(last);
-        // If no step went up, there is no lower neighbour to compare with.
+        // If no step of the search went up, there is no lower neighbour to compare with.
         let other = if lower == pivot { upper } else { lower };
         let distance = |at: usize| (self.values[at] - x).abs();
         let code = if distance(other) < distance(pivot) {

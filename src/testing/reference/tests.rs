@@ -11,7 +11,7 @@ fn f32_bytes(numbers: &[f32]) -> Vec<u8> {
     numbers.iter().flat_map(|x| x.to_le_bytes()).collect()
 }
 
-/// Expected results for three ranks and blocks of two elements, written by hand.
+/// Compares all collectives with handwritten results for three ranks and blocks of two elements.
 #[test]
 fn every_collective_puts_blocks_where_they_belong() {
     let small = [[1, 2], [30, 40], [500, 600]]
@@ -25,8 +25,8 @@ fn every_collective_puts_blocks_where_they_belong() {
     let large = large.map(|x| i32_bytes(&x)).to_vec();
     let all: &[i32] = &[1, 2, 30, 40, 500, 600];
     let none: &[i32] = &[];
-    // A collective, its inputs, and the result of each rank. The root is 1, which sends to rank 2
-    // in a send/recv.
+    // A collective, its inputs, and the result of each rank. The root is rank 1; in a send/recv
+    // rank 1 sends to rank 2.
     type Case<'a> = (Collective, &'a Vec<Vec<u8>>, [&'a [i32]; 3]);
     let cases: [Case; 9] = [
         (Collective::AllReduce, &small, [&[531, 642]; 3]),
@@ -108,7 +108,8 @@ fn integers_are_exact() {
     assert_eq!(expected, i32_bytes(&[-3, i32::MAX / 2]));
 }
 
-/// Runs a raw ring in the library's own arithmetic: every hop rounds to the element type.
+/// Runs a ring without a codec in the library's own arithmetic, which rounds to the element type at
+/// every hop.
 fn ring(problem: &Problem, inputs: &[Vec<u8>], start: usize) -> Vec<u8> {
     let mut tile = Tile::new(problem.count);
     let mut wire = vec![0; problem.count * problem.dtype.size()];
@@ -161,7 +162,8 @@ fn a_raw_ring_lies_within_the_bound_and_damage_does_not() {
                 let what = format!("{op} of {dtype} {pattern:?} x {nranks}: {found:?}");
                 assert_eq!((found.elements, found.wrong), (5000, 0), "{what}");
                 assert_eq!(problem.check(&data, 0, &output, 0.0).unwrap(), found);
-                // The damage is a NaN where nothing overflows, or an integer off by one.
+                // Damages the last element: an integer is off by one; a float becomes NaN if the
+                // exact result cannot overflow.
                 let overflows = dtype.size() == 1 || op == ReduceOp::Prod;
                 let last = &mut output[4999 * dtype.size()..];
                 if !dtype.is_float() {

@@ -1,4 +1,4 @@
-//! The drop-in exports exactly the symbols of NVIDIA's library.
+//! The drop-in must export exactly the symbols of NVIDIA's library.
 
 use super::{library, root};
 use std::collections::BTreeSet;

@@ -1,4 +1,4 @@
-//! The drop-in `libnccl.so.2`: its symbols, and C programs on it.
+//! Tests the drop-in `libnccl.so.2`: its exported symbols, and C programs that use it.
 
 mod environment;
 mod exports;

@@ -68,7 +68,7 @@ fn run(name: &str, variables: &[(&str, &str)]) {
 
 #[test]
 fn address() {
-    // The system assigns free ports in turn, so no other process gets this port soon.
+    // The system assigns free ports in turn, so no other process is likely to get this port soon.
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = port.local_addr().unwrap().to_string();
     drop(port);

@@ -1,5 +1,5 @@
-//! Ranks that end right after a call. Ranks that are still in this call have received all data that they
-//! need, so they must complete it.
+//! Tests ranks that end right after a call. The ranks that are still in this call have received all data that
+//! they need, so they must complete it.
 //! `CINCH_TEST_ENDINGS=100 cargo test --test processes teardown -- --nocapture` runs 100 rounds of each kind.
 
 mod waits;
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 const RANKS: usize = 4;
 
-/// How rank 0 ends.
+/// The way in which rank 0 ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     /// Aborts a communicator whose ranks are threads of one process, without control connections.
@@ -99,7 +99,7 @@ fn world_with_silent_leave<R: Send>(
     })
 }
 
-/// A call that rank 0 is the first to complete.
+/// A call that rank 0 completes before the other ranks.
 #[derive(Debug)]
 struct Round {
     collective: Collective,
@@ -112,7 +112,7 @@ struct Round {
 impl Round {
     fn input(&self, rank: usize) -> Vec<f32> {
         let mut rng = Rng(self.seed ^ rank as u64);
-        // Integers below 1000: a sum of four is exact in any order.
+        // The numbers are integers below 1000, so that a sum of four is exact in any order.
         (0..self.count).map(|_| rng.below(1000) as f32).collect()
     }
 
@@ -141,8 +141,8 @@ impl Round {
         Ok(output)
     }
 
-    /// Makes the call on a rank that stays. A second thread counts the rank as soon as it is in the
-    /// call, since a call that begins after rank 0 has ended is refused.
+    /// Makes the call on a rank that does not end. A second thread counts the rank as soon as it is
+    /// in the call. A call that begins after rank 0 has ended would be refused.
     fn stay(&self, comm: &Communicator) -> cinch::Result<Vec<f32>> {
         let through = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -158,7 +158,7 @@ impl Round {
         })
     }
 
-    /// Makes the call on rank 0, and waits until all others have entered it.
+    /// Makes the call on rank 0, and waits until all other ranks have entered it.
     fn go(&self, comm: &Communicator) -> cinch::Result<Vec<f32>> {
         let result = self.call(comm);
         while self.entered.load(Ordering::Acquire) < RANKS - 1 {
@@ -168,7 +168,7 @@ impl Round {
     }
 }
 
-/// The result of the call, the result of a next call without rank 0, and the time that this took.
+/// The result of the call, the result of a next call without rank 0, and the time of the next call.
 type Outcome = (cinch::Result<Vec<f32>>, cinch::Result<Vec<f32>>, Duration);
 
 fn outcomes(round: &Round, end: End, config: &Config) -> Vec<Option<Outcome>> {
@@ -285,8 +285,8 @@ fn soon(condition: impl Fn() -> bool) -> bool {
     condition()
 }
 
-/// A rank that aborts leaves the exchange of a split before its announcement arrives. The last rank
-/// keeps the split from completing.
+/// A rank that aborts leaves the exchange of a split before its announcement of the abort arrives.
+/// The last rank keeps the split from completing.
 #[test]
 fn abort_during_a_split_is_reported_as_an_abort() {
     let config = config(TransportKind::Loopback);
@@ -310,7 +310,7 @@ fn abort_during_a_split_is_reported_as_an_abort() {
                 std::thread::scope(|scope| {
                     if comm.rank() == RANKS - 2 {
                         scope.spawn(|| {
-                            // By then all other ranks wait in the split.
+                            // After this pause all other ranks wait in the split.
                             std::thread::sleep(Duration::from_millis(500));
                             comm.abort();
                         });
@@ -338,7 +338,7 @@ fn abort_does_not_wait_for_a_heartbeat() {
     };
     let times = support::world(2, &config, |comm| {
         if comm.rank() == 1 {
-            // Rank 1 makes no call; it only waits for the news of the abort.
+            // Rank 1 makes no call; it only waits until it learns of the abort.
             let begin = Instant::now();
             while comm.async_error().is_none() && begin.elapsed() < Duration::from_secs(20) {
                 std::thread::sleep(Duration::from_millis(1));

@@ -1,5 +1,5 @@
-//! How the host engine waits: for ranks that leave, for data that arrives late, and when its own thread was
-//! stopped for a while.
+//! Tests how the host engine waits: for ranks that leave, for data that arrives late, and after its own
+//! thread was stopped for a while.
 
 use super::soon;
 use crate::support::config;
@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// A receiving end; a function of the test decides whether a message has arrived.
+/// A receiving end for which a function of the test decides whether a message has arrived.
 struct ObservedRecv<F>(Box<dyn RecvEnd>, F);
 
 impl<F> fmt::Debug for ObservedRecv<F> {
@@ -177,8 +177,8 @@ fn late_message_of_a_rank_that_left_is_received() {
     }
 }
 
-/// Rank 1 scans for messages before rank 0 sends, and checks who has left after rank 0 has left. It
-/// must scan again before it reports an error.
+/// Rank 1 scans for messages before rank 0 sends, and checks which ranks have left after rank 0 has
+/// left. It must scan again before it reports an error.
 #[test]
 fn message_sent_between_scan_and_leave_check_is_received() {
     let go = &*Box::leak(Box::new(AtomicBool::new(false)));
@@ -206,8 +206,8 @@ fn message_sent_between_scan_and_leave_check_is_received() {
     assert_eq!(sent.unwrap(), vec![5; 8]);
 }
 
-/// The message arrives after the last scan, but before the engine determines which rank it has
-/// waited for in vain. The engine must find none.
+/// The message arrives after the last scan, but before the engine determines for which rank it has
+/// waited too long. The engine must then find no such rank.
 #[test]
 fn message_at_the_end_of_the_timeout_is_received() {
     let config = Config {
@@ -241,8 +241,8 @@ fn message_at_the_end_of_the_timeout_is_received() {
     assert_eq!(sent.unwrap(), vec![5; 8]);
 }
 
-/// The engine's thread may be stopped for longer than its timeout, with its process or its machine.
-/// A message that arrived meanwhile, or arrives right afterwards, is received.
+/// The engine's thread may be stopped for longer than its timeout, for example with its machine. A
+/// message that arrived meanwhile, or arrives right afterwards, must still be received.
 #[test]
 fn stopped_thread_does_not_time_out() {
     let config = Config {

@@ -1,8 +1,8 @@
 //! Compares every rank's output with the exact result of `cinch::testing`.
 //!
 //! The error bounds of roundings and codecs are defined here again, independently of
-//! [`cinch::testing::RawBound`] and of the codecs' own descriptions. A mistake in one definition then shows
-//! as a difference.
+//! [`cinch::testing::RawBound`] and of the codecs' own descriptions. A mistake in either definition then
+//! shows as a difference.
 
 pub mod worlds;
 
@@ -17,12 +17,12 @@ use cinch::{Algorithm, CodecSpec, DType, ReduceOp, Report};
 /// The kind of inputs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Data {
-    /// Floats with a nearly normal distribution. Integers are small where an average must not wrap,
-    /// and arbitrary elsewhere.
+    /// Floats that are approximately normal. Integers are small where an average must not wrap, and
+    /// arbitrary elsewhere.
     Normal,
     /// Random bytes.
     Bits,
-    /// -1, 0 and 1.
+    /// Only the values -1, 0 and 1.
     Units,
 }
 
@@ -39,7 +39,8 @@ pub struct Case {
 
 impl Case {
     pub fn new(call: Call, seed: u64) -> Case {
-        // Copied data may be any bytes, while additions and roundings need finite numbers.
+        // Data that is only copied may be any bytes, while additions and roundings need finite
+        // numbers.
         let moved = !call.collective.reduces() && call.codec.is_none_or(|codec| !codec.is_lossy());
         Case {
             call,
@@ -145,36 +146,37 @@ pub fn factor(dtype: DType, rank: usize) -> Scalar {
 const RELATIVE_BOUNDS: [(CodecKind, f64); 19] = [
     (CodecKind::Raw, 0.0),
     (CodecKind::Linear8, 1.0 / 254.0),
-    // Half of the widest gap: values from 0.45 to 1 have steps of 0.55/32.
+    // The error is half of the widest gap: values from 0.45 to 1 have steps of 0.55/32.
     (CodecKind::Dynamic8, 0.0086),
-    // Relative error at the low end of a decade, where the 16 values are widest apart.
+    // The relative error is largest at the low end of a decade, where the 16 values are farthest
+    // apart.
     (CodecKind::Static8, 0.22),
-    // 1.5 lies halfway between the neighbouring values 1 and 2.
+    // The relative error is largest for 1.5, halfway between the neighbouring values 1 and 2.
     (CodecKind::Mantissa8, 1.0 / 3.0),
     (CodecKind::CastBf16, 1.0 / 256.0),
     (CodecKind::Cast16, 1.0 / 2048.0),
-    // Half a step, in a block that reaches from -abs_max to abs_max.
+    // The error is half a step, in a block that reaches from -abs_max to abs_max.
     (CodecKind::MinMax1, 1.0),
     (CodecKind::MinMax2, 1.0 / 3.0),
     (CodecKind::MinMax4, 1.0 / 15.0),
     (CodecKind::MinMax8, 1.0 / 255.0),
-    // Half of the last mantissa bit.
+    // The relative error is half of the last mantissa bit.
     (CodecKind::Fp8E4M3, 1.0 / 16.0),
     (CodecKind::Fp8E5M2, 1.0 / 8.0),
     // These codecs may map an element to the far end of its code's range.
     (CodecKind::TernGrad, 1.0),
     (CodecKind::OneBit, 1.0),
     (CodecKind::Threshold2, 1.0),
-    // Truncation errors by the number of mantissa bits that are kept; Trunc8 keeps none.
+    // Truncation errors depend on the number of mantissa bits that are kept; Trunc8 keeps none.
     (CodecKind::Trunc8, 0.75),
     (CodecKind::Trunc16, 1.0 / 128.0),
     (CodecKind::Trunc24, 1.0 / 32_768.0),
 ];
 
-/// Returns the largest error of an encode among values of magnitude up to `abs_max`.
+/// Returns the largest error of one encode of values with magnitudes up to `abs_max`.
 fn largest_encode_error(codec: CodecSpec, abs_max: f64) -> f64 {
-    // Stochastic rounding may choose the further neighbour. The bound of TernGrad, which always
-    // rounds so, already covers it.
+    // Stochastic rounding may choose the farther neighbour, which doubles the error. TernGrad
+    // always rounds stochastically, so its bound already covers this.
     let is_doubled = codec.seed != 0 && codec.kind != CodecKind::TernGrad;
     let abs_max = if is_doubled { 2.0 * abs_max } else { abs_max };
     let floor = match codec.kind {
@@ -218,7 +220,7 @@ pub fn check(
             .collect(),
         false => Vec::new(),
     };
-    // No partial sum of any elements exceeds this sum.
+    // No partial sum of any element exceeds this sum of maxima.
     let sum_of_maxima = maxima
         .iter()
         .enumerate()
@@ -256,7 +258,7 @@ pub fn check(
         exacts += expected * expected;
     }
     let (off, most) = ((errors / exacts).sqrt(), rms_limit(case, nranks, report));
-    // The mean error of few elements varies too much to be judged.
+    // The mean error of a few elements varies too much for a check.
     if output.len() / size >= 256 && off > most {
         return Err(format!(
             "rank {rank}: all elements together are off by {off:e} of their size, not {most:e}"
@@ -281,7 +283,7 @@ fn rms_limit(case: &Case, nranks: usize, report: &Report) -> f64 {
         return f64::INFINITY;
     }
     match case.call.op {
-        // A few large elements dominate the RMS.
+        // A few large elements dominate the RMS of products.
         ReduceOp::Prod => 0.75,
         _ => 2.0 * unit * (nranks as f64 / 8.0).max(1.0).sqrt(),
     }
@@ -312,7 +314,7 @@ fn sum_tolerance(
     let dtype = case.call.dtype;
     let (n, additions) = (nranks as f64, (nranks - 1) as f64);
     let (mut unit, least) = (unit_roundoff(dtype), smallest(dtype));
-    // The exact result is itself rounded to f64.
+    // The exact result itself is rounded to f64, which adds to the error.
     if dtype == DType::F64 {
         unit *= 2.0;
     }
@@ -323,9 +325,9 @@ fn sum_tolerance(
         ReduceOp::Prod => (additions, exact.abs(), 1.0),
         ReduceOp::Max | ReduceOp::Min => (0.0, 0.0, 1.0),
     };
-    // Partial sums without a codec travel in the data type. Hence an addition may round twice, to
-    // fp32 and to the type. The factor 1.02 covers the second-order terms of up to nine roundings
-    // to 3 bits or more.
+    // Partial sums without a codec are sent in the data type. An addition may therefore round
+    // twice, to fp32 and to the type. The factor 1.02 covers the second-order terms of up to nine
+    // roundings to 3 bits or more.
     let mut tolerance = if roundings == 0.0 {
         0.0
     } else {
@@ -333,8 +335,8 @@ fn sum_tolerance(
         roundings * (unit + 2f64.powi(-24).min(unit)) * magnitude * second_order + roundings * least
     };
     if report.codec.is_lossy() {
-        // Number of encodes per element. One-shot encodes each contribution, direct the contributions and the
-        // sum, other algorithms every partial sum.
+        // Number of encodes that affect an element. One-shot encodes each contribution, direct the
+        // contributions and the sum, other algorithms every partial sum.
         let encodes = match report.algorithm {
             Algorithm::OneShot => 1.0,
             Algorithm::Direct => 2.0,

@@ -1,5 +1,5 @@
-//! Runs lists of cases on rank threads. The oracle checks every rank's output, and no call may change memory
-//! outside its output.
+//! Runs lists of cases on rank threads. The oracle checks every rank's output, and checks that no call
+//! changes memory outside its output.
 
 use super::{Case, check};
 use crate::support::{config, world};
@@ -25,7 +25,8 @@ struct Done {
 
 type Outcome = Result<Done, cinch::Error>;
 
-/// Input and output of a rank in one allocation, at the case's alignment, with guard bytes around.
+/// Input and output of a rank in one allocation, at the alignment that the case requests, with
+/// guard bytes around both.
 struct Memory {
     bytes: Vec<u8>,
     input: (usize, usize),
@@ -100,7 +101,7 @@ pub struct Tally {
     pub hashes: Vec<u64>,
 }
 
-/// Runs `cases` in order on one communicator and checks every rank's output meanwhile.
+/// Runs `cases` in order on one communicator, and checks every rank's output while later cases run.
 pub fn run(transport: TransportKind, nranks: usize, cases: &[Case]) -> Tally {
     let (senders, receivers): (Vec<_>, Vec<_>) = (0..nranks)
         .map(|_| {
@@ -111,10 +112,11 @@ pub fn run(transport: TransportKind, nranks: usize, cases: &[Case]) -> Tally {
     std::thread::scope(|scope| {
         let checker = scope.spawn(move || check_all(transport, nranks, cases, &receivers));
         world(nranks, &config(transport), |comm| {
-            // The rank owns its sender, so that the checker's channel closes if the rank panics.
+            // Moving the sender into this thread closes the checker's channel if the rank panics.
             let sender = senders[comm.rank()].lock().unwrap().take().unwrap();
             for case in cases {
-                // The checker drops its receivers at the first failure.
+                // A failed send means that the checker has dropped its receivers after the first
+                // failure.
                 if sender.send(Memory::run(case, &comm)).is_err() {
                     break;
                 }

@@ -84,9 +84,9 @@ impl ArenaLayout {
         })
     }
 
-    /// Reduces the number of pairs to what the arenas (bytes of inputs, of outputs) hold. A row
-    /// between the planned sizes may want more. For example two pairs of 65 MiB exceed an arena for
-    /// one of 128 MiB.
+    /// Reduces the number of pairs to what the arenas (bytes of inputs, of outputs) can hold. A row
+    /// of a size between the planned sizes may need more. For example, two pairs of 65 MiB exceed
+    /// an arena for one pair of 128 MiB.
     pub fn within(self, arenas: (usize, usize)) -> ArenaLayout {
         let room = (arenas.0 / self.input).min(arenas.1 / self.output);
         ArenaLayout {
@@ -254,7 +254,8 @@ mod tests {
         assert_eq!(taken, (0..64).collect::<Vec<_>>());
         rotation.begin(3);
         assert_eq!((rotation.set(0), rotation.set(2)), (0, 2));
-        // A graph always begins with the first pair, wherever calls on a stream have stopped.
+        // A graph always begins with the first pair, whichever pair the calls on a stream used
+        // last.
         rotation.begin_graph();
         assert_eq!(rotation.set(65), 1);
         rotation.begin(62);

@@ -117,7 +117,8 @@ impl Nccl {
         // SAFETY: `ManuallyDrop` keeps the library open; the names are NCCL's, with NCCL's types.
         let windows = unsafe { WindowFunctions::find(&library) };
         let mut version: c_int = 0;
-        // SAFETY: `ncclGetVersion` writes one integer, into `version`.
+        // SAFETY: `version` is a local that outlives the call, and `ncclGetVersion` writes only
+        // this integer.
         let asked = unsafe { (functions.version)(&mut version) };
         let nccl = Nccl {
             functions,
@@ -185,7 +186,7 @@ impl fmt::Debug for Nccl {
 
 /// Formats NCCL's version code as `major.minor.patch`.
 fn written(code: u32) -> String {
-    // Up to 2.8 the version code had one digit less for the minor version.
+    // Up to NCCL 2.8 the version code had one digit less for the minor version.
     let (major, minor) = match code {
         0..10000 => (code / 1000, code / 100 % 10),
         _ => (code / 10000, code / 100 % 100),

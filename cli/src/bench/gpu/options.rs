@@ -7,9 +7,9 @@ use std::path::PathBuf;
 /// Kind of memory that holds the buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum BufferPlace {
-    /// In host memory.
+    /// Host memory.
     Host,
-    /// On GPUs.
+    /// GPU memory.
     Gpu,
 }
 
@@ -50,7 +50,7 @@ pub struct GpuOptions {
 }
 
 impl GpuOptions {
-    /// Returns whether the buffers are on GPUs; `ranks` is the value of `--ranks`.
+    /// Returns whether the buffers are on GPUs. `ranks` is the value of the option `--ranks`.
     ///
     /// # Errors
     /// Returns an error message that names the options that exclude each other.

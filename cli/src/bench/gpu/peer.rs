@@ -54,7 +54,7 @@ pub fn separate_queues() {
 /// Returns NCCL's errors.
 pub fn unique_id(nccl: &Nccl) -> Result<[u8; 128]> {
     let mut id = NcclId([0; 128]);
-    // SAFETY: `ncclGetUniqueId` writes one id, into `id`.
+    // SAFETY: `id` is a local that outlives the call, and `ncclGetUniqueId` writes only this id.
     let result = unsafe { (nccl.functions().unique_id)(&mut id) };
     nccl.check("ncclGetUniqueId", result)?;
     Ok(id.0)
@@ -92,8 +92,8 @@ impl PeerComm {
     ) -> Result<PeerComm> {
         let _bound = context.bind()?;
         let mut comm = NcclComm(0);
-        // SAFETY: `ncclCommInitRank` writes one handle, into `comm`; `_bound` keeps the GPU's
-        // context current.
+        // SAFETY: `comm` is a local that outlives the call, which writes only this handle. `_bound`
+        // keeps the GPU's context current.
         let result = unsafe {
             (nccl.functions().init_rank)(&mut comm, nranks as c_int, NcclId(id), rank as c_int)
         };
@@ -122,8 +122,8 @@ impl PeerComm {
         });
         for bytes in [bytes.0, bytes.1] {
             let mut address = 0;
-            // SAFETY: `ncclMemAlloc` writes one address, into `address`; the GPU's context is
-            // current.
+            // SAFETY: `address` is a local that outlives the call, which writes only this address.
+            // The GPU's context is current.
             let result = unsafe { (functions.mem_alloc)(&mut address, bytes) };
             self.nccl.check("ncclMemAlloc", result)?;
             // SAFETY: NCCL has just allocated the memory. `close_windows` drops this value before

@@ -16,9 +16,10 @@ use std::time::Duration;
 
 /// A rank's cinch and NCCL communicators, with their buffers.
 pub struct GpuQueue<'a> {
-    // Fields are dropped in this order: graphs refer to memory of the communicators.
+    // Rust drops fields in the order of declaration. Graphs must be dropped first, because they
+    // refer to memory of the communicators.
     graphs: [Option<Graph>; 3],
-    /// Graphs of cinch calls, one for each kernel variant.
+    /// Graphs of cinch calls. Entry i holds the graph of kernel variant i.
     variants: Vec<Graph>,
     events: [Event; 2],
     peer: Option<PeerComm>,
@@ -91,8 +92,8 @@ impl<'a> GpuQueue<'a> {
         self.comm.finalize()
     }
 
-    /// Drops the graphs, then pauses. Other threads free what the graphs kept, and freeing waits
-    /// for kernels. The pause lets that finish before the next kernel is queued.
+    /// Drops the graphs, then pauses. Other threads free the resources of the graphs, and freeing
+    /// waits for kernels. The pause lets the freeing finish before the next kernel is queued.
     fn forget_graphs(&mut self) {
         if self.graphs.iter().any(Option::is_some) || !self.variants.is_empty() {
             self.graphs = [const { None }; 3];
@@ -247,7 +248,7 @@ impl<'a> GpuQueue<'a> {
         (0..calls).try_for_each(|index| self.queue(contender, index))
     }
 
-    /// Fills the input arenas with copies of one period of this rank's data.
+    /// Fills the input arena with copies of one period of this rank's data.
     fn fill(&mut self, dtype: DType, op: Option<ReduceOp>) -> Result<()> {
         let bytes = (PERIOD * dtype.size()).min(self.inputs.bytes());
         let mut data = vec![0; bytes / dtype.size() * dtype.size()];
@@ -311,8 +312,8 @@ impl CallQueue for GpuQueue<'_> {
 
     fn finish(&mut self) -> Result<f64> {
         let ended = self.events[1].wait(self.call_timeout);
-        // An asynchronous error is checked first: kernels that failed also end, but their time is
-        // meaningless.
+        // An asynchronous error is checked before the time is read. Failed kernels also end, but
+        // their time is meaningless.
         if let Some(error) = self.comm.async_error() {
             return Err(error);
         }

@@ -25,7 +25,8 @@ use std::time::Instant;
 pub trait GpuTask: Sync {
     /// Returns the task's name for the first line of output.
     fn name(&self) -> String;
-    /// Returns the inputs, and all rows whose buffers must fit into GPU memory, for `ranks` ranks.
+    /// Returns the benchmark's inputs, and all rows whose buffers must fit into GPU memory, for a
+    /// run of `ranks` ranks.
     ///
     /// # Errors
     /// Returns an error message about options that cannot work.
@@ -110,7 +111,8 @@ pub fn start(options: &GpuOptions, config: &Config, task: &dyn GpuTask) -> ExitR
             Err(error) => errors.push(error),
         }
     }
-    // A remote error only repeats another rank's, so the first error of another kind is the cause.
+    // A remote error only repeats the error of another rank, so the first error of another kind is
+    // the cause.
     let cause = errors
         .iter()
         .find(|error| error.kind() != ErrorKind::Remote)
@@ -175,7 +177,8 @@ struct Setup<'a> {
     config: &'a Config,
     driver: &'a Arc<Driver>,
     task: &'a dyn GpuTask,
-    /// Prepared before threads start, if the number of ranks is known by then.
+    /// The inputs and rows. They are prepared before threads start if the number of ranks is known
+    /// by then.
     workload: Option<Workload>,
     nccl: Option<Arc<Nccl>>,
     notes: Vec<String>,
@@ -226,7 +229,7 @@ fn run_rank(control: &Communicator, setup: &Setup<'_>) -> Result<bool> {
         1
     };
     check_memory(&context, setup.options.per_gpu(), copies, arenas)?;
-    // The time to join is measured from when all ranks have their contexts.
+    // The time to join is measured from this barrier, when all ranks have created their contexts.
     control.barrier()?;
     let begin = Instant::now();
     let comm = join_gpus(control, setup, gpu)?;

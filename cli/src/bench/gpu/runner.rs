@@ -15,7 +15,7 @@ use crate::bench::world::BenchRank;
 use cinch::{Report, Result};
 use std::hash::Hasher;
 
-/// The library, and kind of buffers, that make the calls.
+/// The library that makes the calls, and the kind of its buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contender {
     /// cinch.
@@ -39,8 +39,8 @@ pub trait CallQueue {
     fn has(&self, contender: Contender, row: &Row) -> bool;
     /// Records a CUDA graph of `calls` calls.
     fn record(&mut self, contender: Contender, calls: usize) -> Result<()>;
-    /// Queues an event, `calls` calls (as a replay of the recorded graph if `replay`), and another
-    /// event.
+    /// Queues an event, `calls` calls, and another event. With `replay` the calls are a replay of
+    /// the recorded graph.
     fn start(&mut self, contender: Contender, calls: usize, replay: bool) -> Result<()>;
     /// Waits for the second event and returns the seconds between both.
     fn finish(&mut self) -> Result<f64>;
@@ -81,8 +81,8 @@ pub fn run<W: BenchRank, Q: CallQueue>(
     mode: Mode,
 ) -> Result<GpuMeasured> {
     let graph = mode == Mode::Graph;
-    // Warm-up calls are launched on a stream, also where graphs are measured, so sharing a GPU
-    // limits their number.
+    // Warm-up calls are always launched on a stream, even if graphs are measured. Their number is
+    // therefore limited if ranks share a GPU.
     let eager = match mode {
         Mode::Graph => Mode::Crowded,
         mode => mode,
@@ -163,8 +163,8 @@ fn repeat<W: BenchRank, Q: CallQueue>(
     Ok(queue.finish()? / calls as f64)
 }
 
-/// Compares the output of call number `call`. If all ranks must hold the same data, each rank
-/// compares its share with the exact result, and the hashes of all ranks must match.
+/// Compares the output of call number `call` with the exact result. If all ranks must hold the same
+/// data, each rank compares only its share, and the hashes of all ranks must match.
 fn compare<W: BenchRank, Q: CallQueue>(
     world: &W,
     queue: &mut Q,

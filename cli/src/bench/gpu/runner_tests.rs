@@ -19,7 +19,7 @@ struct PaperGpu<'a> {
     rank: usize,
     row: Option<Row>,
     peer: bool,
-    /// Rank and element whose output is wrong, and by how much.
+    /// Rank and element whose output is wrong, and the error that is added.
     spoilt: (usize, usize, f64),
     poisoned: bool,
     graphs: [usize; 3],
@@ -116,8 +116,8 @@ fn measure(
     mode: Mode,
     spoilt: (usize, usize, f64),
 ) -> Vec<(GpuMeasured, Vec<Start>)> {
-    // The period is shorter than the row and than the offset of the second buffer set, so data
-    // wraps everywhere.
+    // The period is shorter than the row, and shorter than the offset of the second buffer set.
+    // Data therefore wraps around in every buffer.
     let source = InputSource::generated(7, Distribution::Gaussian, RANKS).repeating(4099);
     let row = Row::new(Collective::AllReduce, DType::F32, count);
     let effort = Effort {
@@ -147,7 +147,8 @@ const GOOD: (usize, usize, f64) = (9, 0, 0.0);
 #[test]
 fn contenders_take_turns_in_rotating_order() {
     for (found, started) in measure(20_000, true, Mode::Graph, GOOD) {
-        // The slowest rank takes 0.6 ms for a call on a stream.
+        // The slowest rank takes 0.6 ms for a call on a stream, so 14 calls fill a repetition of
+        // about 8 ms.
         assert_eq!(found.calls, 14);
         let timed: Vec<Contender> = started[8..22].iter().map(|start| start.0).collect();
         assert!(started[6..].iter().all(|start| start.1 == 14 && start.2));
@@ -158,7 +159,7 @@ fn contenders_take_turns_in_rotating_order() {
             };
             assert_eq!(pair, expected);
         }
-        // The compared repetition is the last one of cinch.
+        // The last of the 23 repetitions is the compared one, which runs cinch.
         assert_eq!((started.len(), started[22].0), (23, Contender::Ours));
         let peer = found.peer.unwrap();
         assert!((peer.median - 9e-4).abs() < 1e-12 && peer.p99 >= peer.median);

@@ -42,9 +42,9 @@ pub struct LinkCost {
 pub struct CodecCost {
     /// The codec.
     pub spec: CodecSpec,
-    /// Seconds of an encode.
+    /// Seconds to encode an element.
     pub encode: f64,
-    /// Seconds of a decode, with or without adding the result.
+    /// Seconds to decode an element, with or without adding the result.
     pub decode: f64,
 }
 
@@ -212,7 +212,8 @@ fn bytes_per_element(spec: CodecSpec) -> f64 {
     }
 }
 
-/// Counts of an algorithm's schedule with a codec, independent of the message length.
+/// Message and codec counts of an algorithm's schedule with a codec, independent of the message
+/// length.
 struct ScheduleShape {
     parts: usize,
     hops: f64,
@@ -402,7 +403,8 @@ mod tests {
         assert!(linear.against_wide < linear.against_raw);
         let fast = predict(&layers(1 << 24, 0.01), &costs(1e12), 8).unwrap();
         assert!(!step_of(&fast, CodecKind::Linear8).pays());
-        // A codec does not pay either if computing hides everything but a small last gradient.
+        // A codec also does not pay if computing hides all communication except for a small last
+        // gradient.
         let mut hidden = layers(1 << 20, 10.0);
         hidden.insert(0, layers(1000, 1e-3).remove(0));
         let hidden = predict(&hidden, &costs(1e9), 8).unwrap();

@@ -22,10 +22,10 @@ pub struct Figure {
     /// The figure as printed; a number in JSON and CSV.
     #[serde(serialize_with = "as_number")]
     pub printed: &'static str,
-    /// Result of the paper's formulas. In Table 6 it starts from the printed figure to its left, in
-    /// Table 7 from the printed total.
+    /// Result of the paper's formulas. In Table 6 the formula starts from the printed figure to the
+    /// left, in Table 7 from the printed total.
     pub computed: f64,
-    /// Result of the corrected formulas from the beginning.
+    /// Result of the corrected formulas, without using printed figures as intermediate results.
     pub corrected: f64,
     /// Reason why the printed figure does not follow from the formula, if it does not.
     pub exception: Option<&'static str>,
@@ -37,7 +37,7 @@ impl Figure {
         number(self.printed)
     }
 
-    /// Returns whether the computed figure, when rounded, has the printed digits.
+    /// Returns whether the computed figure rounds to the printed digits.
     pub fn rounds(&self) -> bool {
         let unit = unit(self.printed);
         ((self.computed / unit).round() - (self.value() / unit).round()).abs() < 0.5
@@ -138,7 +138,8 @@ fn table3() -> Vec<Figure> {
 
 const WIDTHS: [(Width, &str); 2] = [(Width::Bits32, "32 bit"), (Width::Bits8, "8 bit")];
 
-/// The figures for one sub-batch size; in each pair 32 bits come first, then 8 bits.
+/// The figures for one sub-batch size. Each pair holds the figure for 32 bits, then the one for 8
+/// bits.
 struct ClusterRow {
     sub_batch: u32,
     /// Milliseconds per message, as Table 5 prints them.
@@ -148,7 +149,8 @@ struct ClusterRow {
     total: [&'static str; 2],
     /// Speed-ups, with a pair for each framework.
     speedup: [[&'static str; 2]; 2],
-    /// Reasons why a figure does not follow from its formula: single, full, total.
+    /// Reasons why a figure does not follow from its formula, for the columns single, full and
+    /// total.
     exceptions: [[Option<&'static str>; 2]; 3],
 }
 

@@ -39,18 +39,18 @@ pub const FRAMEWORKS: [Framework; 2] = [
 /// Milliseconds of the fully connected layers on one GPU.
 pub const FULLY_CONNECTED: f64 = 6.5;
 
-/// Number of GPUs in the single node, and of sub-batches.
+/// Number of GPUs in the single node, which is also the number of sub-batches.
 const GPUS: f64 = 4.0;
 
-/// Exposed milliseconds of synchronising the convolutional layers, which are those of the smallest
-/// layer.
+/// Exposed milliseconds of synchronising the convolutional layers. Only the synchronisation of the
+/// smallest layer is exposed.
 const CONVOLUTIONS: f64 = 0.05;
 
 /// Milliseconds of the fully connected layers for one sub-batch, split over the GPUs.
 const SPLIT_LAYERS: f64 = 3.34;
 
-/// Returns the printed milliseconds of synchronising the fully connected layers that computing does
-/// not hide.
+/// Returns the milliseconds, as printed, of synchronising the fully connected layers that
+/// computation does not hide.
 pub fn penalty(width: Width) -> f64 {
     match width {
         Width::Bits32 => 6.81,
@@ -110,14 +110,16 @@ const ACTIVATIONS: f64 = 9216.0;
 /// Milliseconds of synchronisation that the computation of one sub-batch hides.
 pub const HIDDEN: f64 = 1.3;
 
-/// Returns the milliseconds of a sub-batch's transfers (Table 6, "single"). `size` is relative to
-/// 32 bits, and `latency` is that of a message. 11 = 2 + 3*3 transfers over PCIe.
+/// Returns the milliseconds of a sub-batch's transfers (Table 6, "single"). `size` is the message
+/// size relative to 32 bits, and `latency` the milliseconds of a message. 11 = 2 + 3*3 transfers go
+/// over PCIe.
 pub fn single(sub_batch: f64, size: f64, latency: f64) -> f64 {
     let bytes = sub_batch * ACTIVATIONS * 4.0 / NODES * size;
     11.0 * transfer(bytes, 5.0) + PEERS * (transfer(bytes, 6.0) + latency)
 }
 
-/// Returns the milliseconds of a full pass (Table 6, "full") from those of a single one.
+/// Returns the milliseconds of a full pass (Table 6, "full") from the milliseconds of a single
+/// pass.
 pub fn full(single: f64) -> f64 {
     if single <= HIDDEN {
         single

@@ -11,11 +11,11 @@ use std::time::Instant;
 /// Number of elements; their 4 MiB exceed a second-level cache, as gradients do.
 const ELEMENTS: usize = 1 << 20;
 
-/// Number of rounds, whose median counts.
+/// Number of rounds; the median over the rounds is used.
 const ROUNDS: usize = 9;
 
-/// Measures copying, adding, and each codec's encode and decode-and-add. The costs of the link are
-/// given.
+/// Measures copying, adding, and each codec's encode and decode-and-add. `link` gives the costs of
+/// the link, which are not measured.
 ///
 /// # Errors
 /// Returns an error message if a codec cannot be built.

@@ -69,7 +69,7 @@ mod tests {
     #[test]
     fn every_figure_is_in_every_output_format() {
         let count = figures().len();
-        // 4 figures in Table 1, 8 in Table 3, 36 in Table 6 and 24 in Table 7.
+        // There are 4 figures in Table 1, 8 in Table 3, 36 in Table 6 and 24 in Table 7.
         assert_eq!(count, 72);
         let mut out = Vec::new();
         write(&mut out).unwrap();

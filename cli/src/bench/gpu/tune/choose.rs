@@ -3,13 +3,14 @@
 use super::point::{Point, Sweep};
 use cinch::plan::{KernelVariant, TableEntry};
 
-/// A variant that the next smaller size uses may take this times the fastest variant's time.
+/// A variant that the next smaller size uses is kept if its time is at most this factor times the
+/// fastest variant's time.
 const AS_FAST: f64 = 1.02;
-/// A variant with fewer blocks may take this times the fastest variant's time. Blocks that are
-/// saved stay free for the caller's own kernels.
+/// A variant with fewer blocks is chosen if its time is at most this factor times the fastest
+/// variant's time. The saved blocks stay free for the caller's own kernels.
 const WITH_FEWER: f64 = 1.01;
-/// A size takes over the variant of the next larger size if that needs less than this share of the
-/// time.
+/// A size takes the variant of the next larger size if that variant needs less than this share of
+/// the current variant's time.
 const SLOWER: f64 = 0.95;
 
 /// Returns the variant for each measured size: the one with the fewest blocks among those within 1
@@ -41,8 +42,8 @@ pub fn variants(points: &[Point]) -> Vec<KernelVariant> {
     chosen
 }
 
-/// Returns the variant with the fewest blocks among those within 1 % of the fastest time, and the
-/// fastest time. Of several variants with as few blocks the fastest one is taken.
+/// Returns the variant with the fewest blocks among the variants within 1 % of the fastest time,
+/// and the fastest time. Among variants with equally few blocks it returns the fastest.
 fn sparing(point: &Point) -> (KernelVariant, f64) {
     let (best, seconds) = point.best();
     let as_fast = point
@@ -115,8 +116,8 @@ pub fn border(
                 false => 0.5,
             }
         }
-        // A variant that was not measured at the other end leaves the whole gap to the other
-        // variant.
+        // If a variant was not measured at the other end of the gap, the whole gap goes to the
+        // other variant.
         ([_, None], [Some(_), _]) => 0.0,
         ([_, Some(_)], [None, _]) => 1.0,
         _ => 0.5,

@@ -273,7 +273,7 @@ impl Tune<'_> {
     }
 }
 
-/// Number of 8-byte words that each rank sends; a longer text is cut.
+/// Number of 8-byte words in which each rank sends its text; longer texts are cut.
 const TEXT_WORDS: usize = 32;
 
 /// All-gathers the texts of all ranks, each cut to [`TEXT_WORDS`] words.

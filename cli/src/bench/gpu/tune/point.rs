@@ -1,4 +1,4 @@
-//! Combinations whose message sizes are swept, and measured times.
+//! Combinations of collective, type and codec whose message sizes are swept, and measured times.
 
 use crate::bench::metrics::count_of;
 use crate::bench::row::Row;
@@ -6,7 +6,8 @@ use cinch::plan::{KernelVariant, WireClass};
 use cinch::types::CodecSetting;
 use cinch::{Collective, DType};
 
-/// A combination whose message sizes are swept. Each makes one part of the table.
+/// A combination of collective, type and codec whose message sizes are swept. Each combination
+/// becomes one part of the table.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sweep {
     /// The collective.
@@ -41,7 +42,7 @@ impl Sweep {
 pub struct Point {
     /// Bytes of the larger buffer.
     pub size: usize,
-    /// Seconds of each variant that was measured with all repetitions.
+    /// Seconds of each variant; variants that were eliminated early are missing.
     pub times: Vec<(KernelVariant, f64)>,
 }
 
@@ -58,7 +59,7 @@ impl Point {
         *least.unwrap_or(&self.times[0])
     }
 
-    /// Sets the seconds of a variant, in place of earlier ones.
+    /// Sets the seconds of a variant and replaces its earlier value.
     pub fn set(&mut self, variant: KernelVariant, seconds: f64) {
         match self.times.iter_mut().find(|(known, _)| *known == variant) {
             Some(known) => known.1 = seconds,

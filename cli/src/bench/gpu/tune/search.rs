@@ -14,8 +14,8 @@ pub trait Stopwatch {
     fn variants(&mut self, row: &Row) -> Result<Vec<KernelVariant>>;
     /// Returns whether the row's call can run with this variant.
     fn supports(&mut self, row: &Row, variant: &KernelVariant) -> Result<bool>;
-    /// Returns the seconds of the call with each variant, the same on all ranks. Each is a median
-    /// over `repetitions`, in which the variants alternate.
+    /// Returns the seconds of the call with each variant, equal on all ranks. Each time is a median
+    /// over `repetitions` repetitions, in which the variants alternate.
     fn time(
         &mut self,
         row: &Row,
@@ -30,17 +30,19 @@ pub trait Stopwatch {
 
 /// Factor between neighbouring sizes of the first, coarse pass.
 const COARSE: usize = 4;
-/// Neighbouring sizes closer than this factor get no measurement between them, even if their
-/// variants differ. A cliff at the border between them is the exception.
+/// If neighbouring sizes are closer than this factor, no size between them is measured, even if
+/// their variants differ. The exception is a sudden rise of the time between them.
 const FINE: f64 = 1.25;
-/// Repetitions of the first round, which eliminates slow variants, and of the final round.
+/// Number of repetitions of the first round, which eliminates slow variants, and of the final
+/// round.
 const TRIAL: usize = 1;
 const FINAL: usize = 5;
-/// A variant stays if its first time is at most this times the fastest.
+/// A variant reaches the final round if its first time is at most this factor times the fastest
+/// time.
 const STAYS: f64 = 1.3;
-/// Largest number of variants that stay for the final round.
+/// Largest number of variants in the final round.
 const MOST_STAY: usize = 6;
-/// Times within this factor count as equal.
+/// Times that differ by at most this factor count as equal.
 const SAME: f64 = 1.05;
 
 /// Returns the sizes of the coarse pass, including the largest size.
@@ -57,16 +59,16 @@ pub fn coarse(low: usize, high: usize) -> Vec<usize> {
 pub struct Search {
     sweep: Sweep,
     nranks: usize,
-    /// Sorted by size.
+    /// Measured sizes with their times, in ascending order of size.
     points: Vec<Point>,
     /// Gaps (lower and upper size) in which nothing is left to measure.
     settled: Vec<(usize, usize)>,
-    /// Variants that cannot run at a size, with that size.
+    /// Pairs of a size and a variant that cannot run at this size.
     refused: Vec<(usize, KernelVariant)>,
 }
 
 impl Search {
-    /// Starts a search without measurements.
+    /// Creates a search that has measured nothing yet.
     pub fn new(sweep: Sweep, nranks: usize) -> Search {
         Search {
             sweep,
@@ -128,8 +130,8 @@ impl Search {
         Ok(())
     }
 
-    /// Measures those of `variants` that point number `at` lacks, together with its best variant
-    /// for comparison.
+    /// Measures the variants of `variants` that have no time yet at point number `at`. The point's
+    /// best variant is measured again for comparison.
     fn add(
         &mut self,
         watch: &mut impl Stopwatch,
@@ -166,8 +168,8 @@ impl Search {
         Ok(())
     }
 
-    /// Measures in the widest gap between sizes that is not settled. Returns `false` if all gaps
-    /// are settled.
+    /// Measures a size in the widest gap that is not settled. Returns `false` if all gaps are
+    /// settled.
     ///
     /// # Errors
     /// Returns the stopwatch's errors.
@@ -189,7 +191,7 @@ impl Search {
         self.add(watch, at + 1, &variants)?;
         self.settled.push((low, high));
         let pair = &self.points[at..=at + 1];
-        // A size that takes longer than the next larger one was probably disturbed, so it is
+        // A size that takes longer than the next larger size was probably disturbed, so it is
         // measured again.
         if pair[0].best().1 > SAME * pair[1].best().1 {
             let again: Vec<KernelVariant> =
@@ -209,8 +211,9 @@ impl Search {
         };
         let agree = ends[0].0 == ends[1].0
             || alike(&pair[0], &ends[1].0, ends[0].1) && alike(&pair[1], &ends[0].0, ends[1].1);
-        // The time at the border is extrapolated if a variant cannot run at the other end. A border
-        // time above that of the larger size is a real cliff or a wrong extrapolation.
+        // If a variant cannot run at the other end of the gap, its time at the border is
+        // extrapolated. A time above the time of the larger size shows either a real jump or a
+        // wrong extrapolation.
         let border = choose::border(&pair[0], &pair[1], (ends[0].0, ends[1].0));
         let between = if agree {
             None

@@ -20,8 +20,8 @@ fn way(algorithm: Algorithm, kernel: KernelProtocol, channels: usize) -> KernelV
     }
 }
 
-/// Variants with a cost model that the tuner does not know: fixed microseconds, GB/s, and largest
-/// size in bytes.
+/// Returns kernel variants with a cost model that is unknown to the tuner: fixed microseconds,
+/// GB/s, and largest size in bytes.
 fn laws() -> Vec<(KernelVariant, f64, f64, usize)> {
     let mut laws = Vec::new();
     for (at, channels) in [8, 16, 32, 64].into_iter().enumerate() {
@@ -57,9 +57,10 @@ fn laws() -> Vec<(KernelVariant, f64, f64, usize)> {
     laws
 }
 
-/// Simulated GPUs: times by [`laws`] with noise, and a clock that every measurement advances.
+/// Simulated GPUs. Times follow [`laws`] with noise, and every measurement advances a simulated
+/// clock.
 struct Paper {
-    /// Below this size, `simple` takes longer by this many microseconds.
+    /// A size, and the microseconds by which `simple` takes longer below this size.
     step: (usize, f64),
     noise: f64,
     state: u64,
@@ -241,7 +242,7 @@ fn a_budget_is_kept_and_what_is_missing_is_said() {
         assert_eq!(notes.len(), 1, "{notes:?}");
         assert!(notes[0].contains("time was spent"));
         for sweep in &sweeps {
-            // Even with little time, small sizes were measured and have entries.
+            // Even with little time the small sizes must have been measured and have entries.
             assert!(table.choice(sweep.collective, sweep.wire(), 64).is_some());
         }
     }
@@ -261,8 +262,8 @@ fn a_disturbed_size_is_measured_again() {
 
 #[test]
 fn a_border_that_only_a_guess_makes_a_cliff_is_measured() {
-    // From this size on `simple` is 20 us faster, which interpolation between the neighbouring
-    // sizes cannot know.
+    // From this size on `simple` is 20 us faster. Interpolation between the neighbouring sizes
+    // cannot predict this jump.
     let mut paper = Paper::new(0.0);
     paper.step = (1_850_000, 20.0);
     let sweeps = [sweep(Collective::AllReduce, "raw")];
@@ -304,8 +305,8 @@ fn the_next_sizes_way_is_taken_where_it_is_faster() {
         size,
         times: times.to_vec(),
     };
-    // At the second size, `a` is 1.5 % slower than the fastest, so that it is kept; at the third,
-    // `b` wins by far.
+    // At the second size `a` is 1.5 % slower than the fastest variant, so `a` is kept. At the third
+    // size `b` is much faster.
     let points = [
         point(8, &[(a, 1.0e-6), (b, 2.0e-6)]),
         point(16, &[(a, 2.03e-6), (b, 2.0e-6)]),
@@ -315,8 +316,8 @@ fn the_next_sizes_way_is_taken_where_it_is_faster() {
     let mut later = points.clone();
     later[1] = point(16, &[(a, 2.03e-6), (b, 1.995e-6)]);
     assert_eq!(choose::variants(&later), [a, a, b]);
-    // In logarithms, the line from 2.0 to 9.0 crosses the line from 2.0 to 2.1 near the smaller
-    // size.
+    // The line from 2.0 to 9.0 and the line from 2.0 to 2.1, on logarithmic axes, cross near the
+    // smaller size.
     let entries = choose::entries(&sweep(Collective::AllReduce, "raw"), &points);
     let border = entries.iter().find(|entry| entry.variant == b).unwrap();
     assert!(border.from > 16 && border.from < 18, "{border:?}");

@@ -15,8 +15,8 @@ use cinch::{CodecSpec, Communicator, Error, Result};
 use serde::Serialize;
 use std::time::Instant;
 
-/// Target seconds of a replay, and its largest number of calls. Both are below those of a
-/// benchmark, because tuning records many more graphs.
+/// Target length of a replay in seconds, and its largest number of calls. Both are smaller than in
+/// a benchmark, because tuning records many more graphs.
 const REPLAY_SECONDS: f64 = 2e-3;
 const MOST_CALLS: usize = 100;
 
@@ -54,7 +54,7 @@ pub struct GpuWatch<'a, 'b> {
 }
 
 impl<'a, 'b> GpuWatch<'a, 'b> {
-    /// Starts the clock.
+    /// Creates the stopwatch and starts its clock.
     pub fn new(
         control: &'a Communicator,
         queue: &'a mut GpuQueue<'b>,
