@@ -12,14 +12,14 @@ use std::any::Any;
 use std::ffi::{c_uint, c_void};
 use std::sync::Arc;
 
-/// Threads on which a capture forbids calls that wait for recorded work, or that are ordered with it.
+/// Threads on which a capture forbids unsafe driver calls, such as calls that wait for the recorded work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CaptureMode {
-    /// All threads of the process.
+    /// Forbids such calls on all threads of the process.
     Global,
-    /// The capturing thread.
+    /// Forbids such calls on the capturing thread.
     ThreadLocal,
-    /// No thread.
+    /// Forbids such calls on no thread.
     Relaxed,
 }
 

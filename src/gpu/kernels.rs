@@ -18,7 +18,7 @@ pub enum State {
     },
     /// The build has no kernels, so it works on host memory alone.
     Missing {
-        /// The reason, as a clause.
+        /// Why the build has no kernels, as a clause for error messages.
         why: &'static str,
     },
 }
@@ -105,7 +105,7 @@ mod tests {
                 );
                 let probe = fatbins().iter().find(|fatbin| fatbin.name == "probe");
                 let bytes = probe.expect("kernels/entry/probe.cu").bytes;
-                // A fat binary begins with this number.
+                // Every CUDA fat binary begins with this magic number.
                 assert_eq!(bytes[..4], 0xba55_ed50_u32.to_le_bytes());
                 assert!(bytes.as_ptr().addr().is_multiple_of(64));
             }

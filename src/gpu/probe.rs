@@ -32,7 +32,7 @@ impl Probe {
         Probe::of(context, |name| module.function(name))
     }
 
-    /// Takes each kernel from `function`.
+    /// Creates a probe with the kernels that `function` returns by name.
     pub(super) fn of(
         context: &Arc<Context>,
         function: impl Fn(&str) -> Result<Function>,
@@ -277,7 +277,8 @@ pub fn pair_speed(here: &Probe, there: &Probe) -> Result<PairSpeed> {
     let mine = DeviceMemory::zeroed(one, BYTES, PROBE_TIMEOUT)?;
     let theirs = DeviceMemory::zeroed(two, BYTES, PROBE_TIMEOUT)?;
     let (near, far) = (mine.address(), theirs.address());
-    // The memory is zero, as the polled words must be, and each word has a memory of its own.
+    // Allocations are zero, as the polled words must be. Each word lies in memory of the GPU that
+    // polls it.
     let words = [mine.place(0, 8)?, theirs.place(0, 8)?];
     // SAFETY: only this function has the memory, and peer access was enabled above. Each measurement ends
     // before the next one starts.

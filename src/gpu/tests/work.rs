@@ -210,7 +210,8 @@ fn library_calls_during_global_capture_are_allowed() {
         Module::load(&work.context, "late", &[0; 8])?;
         drop(memory);
         assert!(stream.is_capturing()?);
-        // The mock rejects calls without `bind`, and invalidates the capture: see `refused` below.
+        // The mock rejects calls made without `bind` and invalidates the capture, as `refused`
+        // below shows.
         work.launch(1)
     });
     graph.unwrap().launch(&work.stream).unwrap();
@@ -260,7 +261,7 @@ fn stream_after_failed_capture_is_usable() {
     );
 }
 
-/// Counts its drops in the shared number.
+/// Increments the shared number when it is dropped.
 struct Dropped(Arc<AtomicUsize>);
 
 impl Drop for Dropped {
@@ -275,7 +276,7 @@ fn graph_keeps_objects_of_replays() {
     let count = Arc::new(AtomicUsize::new(0));
     let kept = || Arc::new(Dropped(count.clone()));
     let wait_for = |number| {
-        // Another thread drops the objects.
+        // A thread of the library drops the objects, so the test waits for it.
         for _ in 0..2000 {
             if count.load(Ordering::SeqCst) == number {
                 return;
@@ -295,7 +296,7 @@ fn graph_keeps_objects_of_replays() {
     assert_eq!(count.load(Ordering::SeqCst), 1, "still needed");
     drop(graph);
     wait_for(2);
-    // The driver refuses the object.
+    // If the driver refuses to keep the object, the object is dropped.
     for (function, number) in [("cuUserObjectCreate", 3), ("cuGraphRetainUserObject", 4)] {
         work.process.fail(function, 0, 1, CuResult::OUT_OF_MEMORY);
         Graph::capture(&work.stream, CaptureMode::ThreadLocal, |stream| {
@@ -325,7 +326,7 @@ fn timed_events_measure_recorded_work() {
     assert!(untimed.since(&begin).is_err());
 }
 
-/// Adds simulated probe kernels, of which the fill kernel loses `lose` words.
+/// Adds simulated probe kernels. The fill kernel leaves the last `lose` words unwritten.
 fn probe_kernels(machine: &Machine, lose: usize) {
     machine.kernel("cinch_probe_fill", 24, move |launch| {
         // SAFETY: every bit pattern of the integers is valid, and only the test has the memory.
