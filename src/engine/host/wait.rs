@@ -43,8 +43,8 @@ impl HostEngine {
     /// Waits once, at most `limit`, after `scans` scans in a row without progress. `missing` lists the ranks
     /// and messages that the caller waits for; it is called only if the list matters.
     ///
-    /// A raised fault, a closed peer and the timeout fail the wait only if one more scan finds nothing, so
-    /// that data which arrived before the failure is still used.
+    /// A raised fault, a closed peer and the timeout fail the wait only if one more scan finds nothing. So
+    /// data that arrived before the failure is still used.
     pub(super) fn wait(
         &mut self,
         scans: u32,

@@ -26,9 +26,10 @@ use crate::types::ReduceOp;
 /// How a step forms its sum.
 enum SumPath {
     /// The input is copied. This is the source of a raw broadcast or allgather, whose "sum" has one
-    /// term.
+    /// Copies the input, which is the only term. The source of a raw broadcast or allgather does
+    /// this.
     CopyInput,
-    /// One message and the input are added, both raw. This is the most frequent sum.
+    /// Adds one message and the input, both raw. This is the most frequent sum.
     AddPair,
     /// Any other sum, formed tile by tile.
     Tiles,
