@@ -25,9 +25,7 @@ use crate::types::ReduceOp;
 
 /// How a step forms its sum.
 enum SumPath {
-    /// The input is copied. This is the source of a raw broadcast or allgather, whose "sum" has one
-    /// Copies the input, which is the only term. The source of a raw broadcast or allgather does
-    /// this.
+    /// Copies the input, which is the only term. The source of a raw broadcast or allgather does this.
     CopyInput,
     /// Adds one message and the input, both raw. This is the most frequent sum.
     AddPair,
