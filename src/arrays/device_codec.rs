@@ -44,7 +44,8 @@ pub struct CodecKernels {
     context: Arc<Context>,
     chunks: Arc<Module>,
     published: Arc<Module>,
-    /// Kernels used so far by name, each with the number of its blocks that are resident at once.
+    /// Kernels used so far by name, each with the number of its blocks that can be resident
+    /// together.
     found: Mutex<HashMap<String, (Function, u32)>>,
 }
 
@@ -340,8 +341,8 @@ impl DeviceCodec {
     }
 }
 
-/// Returns the number of thread blocks to launch: as many as have work, but at most `most`, which
-/// are resident at once.
+/// Returns the number of thread blocks to launch: as many as have work, but at most `most`, the
+/// number that can be resident together.
 fn blocks(n: usize, most: u32) -> u32 {
     n.div_ceil(BLOCK_ELEMENTS).clamp(1, most.max(1) as usize) as u32
 }

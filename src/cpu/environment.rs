@@ -3,8 +3,8 @@
 use std::marker::PhantomData;
 
 /// Guard that sets the default arithmetic of IEEE 754 for the current thread until it is dropped.
-/// It rounds to nearest, keeps subnormal numbers and disables traps. Threads started meanwhile
-/// inherit it.
+/// The default rounds to nearest, keeps subnormal numbers and disables traps. Threads that this
+/// thread starts inherit the default.
 ///
 /// Results are specified to the bit, and each rank computes its own. A library linked with
 /// `-ffast-math`, or `torch.set_flush_denormal(True)`, makes a thread read subnormal numbers as 0.

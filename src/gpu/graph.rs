@@ -315,8 +315,8 @@ impl Stream {
     }
 }
 
-/// Drops an object of [`Stream::keep_for_replay`]. The driver calls this on a thread of its own, where its
-/// functions must not be called, so a thread of this library drops the object.
+/// Drops an object of [`Stream::keep_for_replay`]. The driver calls this on its own thread, where driver
+/// functions must not be called. So a thread of this library drops the object.
 unsafe extern "C" fn release(data: *mut c_void) {
     // SAFETY: `keep_for_replay` made the pointer from a `Box` of this type, and the driver calls this
     // function once.

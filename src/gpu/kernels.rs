@@ -81,8 +81,8 @@ pub fn load(context: &Arc<Context>, name: &str) -> Result<Arc<Module>> {
     if let Some(module) = cache().get(&key).and_then(Weak::upgrade) {
         return Ok(module);
     }
-    // The load does not hold the lock, so that several GPUs load at once. Two loads of one module cost only
-    // time.
+    // The module is loaded without the lock, so that several GPUs load at the same time. Two threads that
+    // load one module only lose time.
     let module = Module::load(context, name, fatbin.bytes)?;
     let mut cache = cache();
     cache.retain(|_, module| module.strong_count() > 0);

@@ -328,8 +328,8 @@ pub unsafe fn check_peer(
     ))
 }
 
-/// A kernel that lets the next programmatic launch of its stream start at once, and writes after a delay.
-/// Tests use it to find kernels that do not wait for earlier work.
+/// A kernel that allows the next programmatic launch of its stream to start early, and then writes after a
+/// delay. Tests use it to find kernels that do not wait for earlier work.
 #[derive(Debug)]
 pub struct LateFill(Function);
 
@@ -376,7 +376,8 @@ pub fn probe_word(seed: u64, index: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Returns the grid for a number of words, with few enough blocks to be resident at once.
+/// Returns the grid for this number of words. It has so few blocks that all of them are resident
+/// together.
 fn blocks(words: u64) -> Dim3 {
     Dim3::from(words.div_ceil(u64::from(THREADS)).clamp(1, 64) as u32)
 }

@@ -27,8 +27,8 @@ impl Stream {
         Stream::with_priority(context, 0)
     }
 
-    /// Creates a stream with a priority, of which a lower number comes first. The driver clamps it to the GPU's
-    /// range.
+    /// Creates a stream with a priority; a lower number means a higher priority. The driver clamps the number
+    /// to the GPU's range.
     ///
     /// # Errors
     /// The driver's errors.

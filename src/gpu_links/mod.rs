@@ -4,7 +4,7 @@
 //! GPU. The peer buffers of one reader are its inbox. Ranks of one process pass addresses and enable peer
 //! access; ranks of different processes open CUDA IPC handles. Some systems offer peer access and deliver
 //! wrong data, so each pair is probed with a pattern first. If peer access is refused, fails or is
-//! switched off, the peer buffers of the pair are in pinned host memory; the log and [`GpuLinks::paths`]
+//! switched off, the peer buffers of the pair are in pinned host memory. The log and [`GpuLinks::paths`]
 //! give the reason.
 //!
 //! Ranks of different hosts have peer buffers in pinned memory of both hosts. The engine's proxy carries

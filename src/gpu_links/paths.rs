@@ -1,4 +1,4 @@
-//! The path of each pair of GPUs: a pure function of the reports of all ranks, so that all ranks find
+//! The path of each pair of GPUs. It is a pure function of the reports of all ranks, so that all ranks find
 //! the same path for every pair.
 
 use crate::schedule::Hosts;
@@ -150,7 +150,8 @@ impl PathFailures {
         }
     }
 
-    /// Returns the reason why two ranks have no peer access; `None` if they may have it.
+    /// Returns the reason why two ranks have no peer access; `None` if no failure was recorded for
+    /// them.
     pub fn between(&self, one: usize, two: usize) -> Option<&str> {
         let pair = (one.min(two), one.max(two));
         self.pairs.get(&pair).map(String::as_str)

@@ -47,7 +47,7 @@ impl<T> DeferredQueue<T> {
         }
     }
 
-    /// Queues `value`, unless the queue already has it.
+    /// Queues `value`, unless the queue already has an equal value.
     pub fn push(&self, value: T) {
         let mut entry = Some((ProcessId::this(), value));
         self.state.with(|state| {

@@ -74,8 +74,8 @@ static DEPTH: AtomicU64 = AtomicU64::new(0);
 /// Whether `child` has closed the descriptors after the current fork.
 static CHILD_HAS_CLOSED: AtomicBool = AtomicBool::new(false);
 
-/// An action that runs at least once: several threads that come first together each run it. No
-/// thread waits for another, because a forked child has only the thread that forked.
+/// An action that runs at least once. Several threads that arrive together each run it. No thread
+/// waits for another, because a forked child has only the thread that forked.
 struct AtLeastOnce(AtomicBool);
 
 impl AtLeastOnce {
@@ -137,8 +137,8 @@ fn this_thread() -> u64 {
     unsafe { libc::pthread_self() }
 }
 
-/// Whether this thread has locked the table for a fork. A relaxed load is enough: only this thread
-/// stores its own number.
+/// Returns whether this thread has locked the table for a fork. A relaxed load is enough, because
+/// only this thread stores its own number.
 fn is_forking() -> bool {
     FORKING.load(Ordering::Relaxed) == this_thread()
 }

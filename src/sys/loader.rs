@@ -32,7 +32,7 @@ impl Library {
         })
     }
 
-    /// Whether this process has opened `name` already.
+    /// Returns whether this process has opened `name` already.
     pub fn is_open(name: &CStr) -> bool {
         let flags = libc::RTLD_NOW | libc::RTLD_NOLOAD;
         // SAFETY: `name` is a C string. RTLD_NOLOAD loads nothing, and `dlclose` returns the count

@@ -7,7 +7,7 @@ use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 
-/// Bytes of a page; sizes of mappings are multiples of it.
+/// Bytes of a page; the size of every mapping is a multiple.
 pub const PAGE: usize = 4096;
 
 /// Mapped memory, zero until written. A page takes memory from its first access.

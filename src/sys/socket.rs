@@ -49,7 +49,7 @@ pub fn listen(address: &Address) -> io::Result<Socket> {
         }
     }
     // The kernel reduces the length to its own limit. A short queue drops SYN packets when a
-    // thousand ranks connect at once, and each dropped packet costs a second.
+    // thousand ranks connect together, and each dropped packet costs a second.
     nix::sys::socket::listen(&*listener, Backlog::MAXALLOWABLE)?;
     Ok(listener)
 }
@@ -198,9 +198,9 @@ pub fn keep_alive(socket: &OwnedFd) -> Result<()> {
     set().map_err(|error| Error::system("setting keep-alive options", error))
 }
 
-/// Returns the time since the peer's host last acknowledged anything, if data or probes were
-/// repeated at least three times. Returns `None` if the host answers, whether or not its program reads, and for
-/// other sockets than TCP.
+/// Returns the time since the peer's host last acknowledged anything, if data or probes were repeated at
+/// least three times. Returns `None` for a host that answers, even if its program does not read, and for
+/// sockets other than TCP.
 pub fn unacknowledged_time(socket: &OwnedFd) -> Option<Duration> {
     // SAFETY: `tcp_info` is plain data, valid as zero, and `size` is its size. Older kernels fill
     // only a first part of it, which contains the fields that are read.

@@ -1,6 +1,10 @@
-//! The message layout of CompLL (compression.md 1.6). A message has these parts, without alignment: a byte
-//! with the number of bits of a code; a byte with the number of unused codes in the last byte; the smallest
-//! and the largest element as fp32; and the codes. The whole array is one block.
+//! The message layout of CompLL (compression.md 1.6). The whole array is one block.
+//!
+//! A message has these parts, without alignment:
+//! - a byte with the number of bits of a code,
+//! - a byte with the number of unused codes in the last byte,
+//! - the smallest and the largest element as fp32,
+//! - the codes.
 
 use super::PublishedLayout;
 use crate::codec::{EncodeStats, RoundingRandom, decode_range, encode_range};

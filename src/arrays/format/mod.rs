@@ -1,8 +1,8 @@
 //! Whole arrays that are encoded outside a collective, to be sent, stored in files or read by other programs.
 //!
 //! [`Layout::Chunk`] has the bytes that a collective puts on the wire for one chunk. [`Layout::Published`]
-//! follows the source of a format, so that other systems' messages can be read and written: CompLL's message
-//! for `minmax*`, ADT's raw Bitpack bytes for `trunc*`.
+//! follows the source of a format, so that other systems' messages can be read and written. It is CompLL's
+//! message for `minmax*`, and ADT's raw Bitpack bytes for `trunc*`.
 
 mod bitpack;
 mod compll;

@@ -1,7 +1,7 @@
 //! The kernels of a GPU, loaded before the first launch and found by name.
 //!
-//! Lazy loading could deadlock: the driver may load a kernel only when all running kernels have ended, and one
-//! of them may wait for the new kernel.
+//! Lazy loading could deadlock. The driver may load a kernel only when all running kernels have ended, and
+//! one of those may wait for the new kernel.
 
 use crate::codec::{FUSED_CODECS, KERNEL_CODECS, kernel_family};
 use crate::error::{Error, ErrorKind, Result};
@@ -175,7 +175,8 @@ impl Kernels {
     }
 }
 
-/// Rejects a call that has no kernel on any GPU, so all ranks decide alike.
+/// Rejects a call that has no kernel on any GPU. The check depends on the call only, so all ranks
+/// reject it together.
 ///
 /// # Errors
 /// Unsupported if the codec has no kernels or keeps scales from call to call.

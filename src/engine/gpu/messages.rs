@@ -1,7 +1,8 @@
 //! Sends and receives of a group between two collectives: decides which of them share a launch.
 //!
 //! Both ends must put a message into the same launch, so the key of a launch consists of numbers that both
-//! ends know: the message's index among the messages of its pair, the distance of the ranks, and the kernel.
+//! ends know. These are the message's index among the messages of its pair, the distance of the ranks, and
+//! the kernel.
 
 use super::pack::WorkBuffer;
 use super::{GpuCall, GpuEngine, PreparedPlan, copy};
@@ -12,7 +13,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 impl GpuEngine {
-    /// Launches the messages of a group. Messages that may run at once share a launch.
+    /// Launches the messages of a group. Messages that may run at the same time share a launch.
     pub(super) fn messages(
         &mut self,
         calls: &[GpuCall<'_>],

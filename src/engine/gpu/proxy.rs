@@ -22,18 +22,18 @@
 //! - While launches are in flight, or within [`ACTIVE_TIMEOUT`] of the last message, the thread spins for
 //!   some 20 us and then sleeps at most [`ACTIVE_POLL_INTERVAL`] at a time. The network ends such a sleep; a
 //!   kernel does not. A call whose peers are late costs a part of a core.
-//! - Otherwise it polls every [`IDLE_POLL_INTERVAL`]. A launch wakes it at once. A graph's replay bypasses
-//!   the host, so its first message is found up to one interval late.
+//! - Otherwise the thread polls every [`IDLE_POLL_INTERVAL`]. A launch wakes it immediately. A graph's replay
+//!   bypasses the host, so the thread finds its first message up to one interval late.
 //!
 //! # Deadlock
 //! The proxy thread never calls the driver. Another thread may hold the driver's locks until a kernel has
-//! ended (to free memory, to load a module), and that kernel may wait for the proxy. A second thread,
-//! [`CompletionPoller`], asks the driver whether launches have ended, and may block there.
+//! ended, for example to free memory or load a module, and that kernel may wait for the proxy. A second
+//! thread, [`CompletionPoller`], queries the driver whether launches have ended, and may block there.
 //!
 //! # Broken connections
-//! Only kernels that wait for a connection are concerned when it breaks. The break becomes the
-//! communicator's fault if calls are still in flight after [`BROKEN_LINK_TIMEOUT`]: within that time the
-//! control plane reports a better cause, if there is one. During a graph's replay only the sending rank
+//! A broken connection only matters to kernels that wait for it. The break becomes the communicator's fault
+//! if calls are still in flight after [`BROKEN_LINK_TIMEOUT`]. Within that time the control plane reports a
+//! better cause, if there is one. During a graph's replay only the sending rank
 //! detects the break; the receiver relies on the control plane and the kernel's own deadline. A peer that
 //! has closed its communicator is no failure: a call in flight may already have all its messages.
 
@@ -152,7 +152,8 @@ impl Proxy {
             Err(error) => {
                 shared.command.store(END, Ordering::Relaxed);
                 poller.thread.thread().unpark();
-                // Without a launch the poller never calls the driver, so it ends at once.
+                // Before the first launch the poller never calls the driver, so its thread ends
+                // without delay.
                 let _ = poller.thread.join();
                 Err(error)
             }

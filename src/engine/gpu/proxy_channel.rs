@@ -113,7 +113,8 @@ impl ProxyChannel {
         Ok(moved)
     }
 
-    /// Sends the next message, or a part of it, from its slot; returns whether the slot is free again.
+    /// Sends the next message, or a part of it, from its slot. Returns whether the whole message was sent,
+    /// which frees the slot.
     fn send_next(&mut self, message_sizes: &mut MessageSizesCache) -> Result<bool> {
         let has_slots = self.send.zero_copy().is_none();
         if has_slots && !self.send.ready()? {
@@ -168,7 +169,7 @@ impl ProxyChannel {
         Ok(moved)
     }
 
-    /// Receives the next message, or a part of it, into a free slot; returns whether it is complete.
+    /// Receives the next message, or a part of it, into a free slot. Returns whether the message is complete.
     fn recv_next(&mut self, message_sizes: &mut MessageSizesCache) -> Result<bool> {
         let header = match self.recv_header {
             Some(header) => header,

@@ -36,8 +36,8 @@ pub trait Caller {
     fn ends(&mut self, index: usize, buffers: &UserBuffers<'_>, report: Report);
 }
 
-/// Calls of one communicator in order. Collectives run one after the other. The sends and receives between
-/// two collectives run at once, except that messages of one pair and direction run in order.
+/// Calls of one communicator, in order. Collectives run one after the other. The sends and receives between
+/// two collectives run at the same time, except that messages of one pair and direction run in order.
 #[derive(Debug)]
 pub struct Batch<'a> {
     waiting: VecDeque<Run<'a>>,

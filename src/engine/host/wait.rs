@@ -107,7 +107,7 @@ impl HostEngine {
         )
     }
 
-    /// Returns whether messages that `rank` has published are visible at once.
+    /// Returns whether messages that `rank` has published are visible to this rank without delay.
     fn shares_memory(&self, rank: usize) -> bool {
         let caps = self.links.kinds[rank].and_then(transport::caps);
         caps.is_some_and(Caps::shares_memory)

@@ -99,7 +99,8 @@ pub struct KernelStep {
     pub in_block: u16,
     /// Index of the output's block that has the chunk.
     pub out_block: u16,
-    /// Index of the step's first peer: its receives come first, then its sends.
+    /// Index of the step's first peer in the work buffer. Peers that the step receives from come
+    /// first, then peers that it sends to.
     pub peers: u16,
     /// Number of messages that the step receives.
     pub nrecv: u8,

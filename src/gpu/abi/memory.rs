@@ -1,5 +1,5 @@
-//! Structs in memory that the host and all kernels of a rank share for the life of a communicator:
-//! peer buffers, cursors, and the control words.
+//! Structs in memory that the host and all kernels of a rank share: peer buffers, cursors, and the
+//! control words. The memory exists as long as the communicator.
 
 use crate::config::MOST_GPU_CHANNELS;
 

@@ -1,9 +1,9 @@
 //! Types of the CUDA driver API: cudarc's, and two that cudarc does not have.
 //!
-//! [`CuResult`] and [`Handle`] are ours. cudarc makes every C enum a Rust enum, which must not hold a number
-//! that it does not list. A newer driver may return such numbers, so an enum that the driver writes is an
-//! integer here: result codes, capture states and modes, memory types. Enums that are only passed to the
-//! driver, such as attributes, are cudarc's.
+//! This library defines [`CuResult`] and [`Handle`]. cudarc makes every C enum a Rust enum, which must not
+//! hold a number that it does not list. A newer driver may return such numbers. So enums that the driver
+//! writes are integers here: result codes, capture states and modes, memory types. Enums that are only
+//! passed to the driver, such as attributes, are cudarc's.
 
 use cudarc::driver::sys;
 use std::ffi::c_uint;

@@ -83,7 +83,7 @@ fn messages_of_a_group_use_the_same_launch_on_both_ends() {
     let stream = bench.stream();
     for (nranks, resident) in [(2, 2), (4, 3), (4, 12), (4, 132), (5, 4), (5, 16)] {
         let mut ranks = bench.ranks(nranks, resident, &simple());
-        // The second message is so large that fewer peers fit into a launch at once.
+        // The second message is so large that a launch has room for fewer peers.
         let counts = [3usize, 140_000, 1];
         let word = |from: usize, to: usize, k: usize| (100 * from + 10 * to + k) as f32;
         let mut launches = Vec::new();

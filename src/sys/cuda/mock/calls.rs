@@ -91,7 +91,7 @@ impl Process {
         }
     }
 
-    /// Records work into the stream's capture, or executes it at once outside captures.
+    /// Records work into the stream's capture. Outside captures, executes the work immediately.
     pub(super) fn queue(&self, function: &'static str, stream: CUstream, work: Work) -> Done {
         let (mut state, current) = self.enter_context(function)?;
         let context = self.stream_context(&state, current, stream)?;

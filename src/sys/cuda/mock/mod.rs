@@ -1,9 +1,9 @@
 //! A simulated machine with GPUs, for tests without a driver.
 //!
 //! A [`Machine`] has devices and memory. Each [`Process`] on it implements [`super::Api`], so one test can
-//! run several processes. Device memory is host memory, streams execute work at once, and kernels are
-//! closures that a test registers by name. The mock is stricter than a driver: calls with a wrong current
-//! context fail, and so does every access that a real GPU could not make.
+//! run several processes. Device memory is host memory, streams execute work immediately, and kernels are
+//! closures that a test registers by name. The mock is stricter than a driver. Calls with a wrong current
+//! context fail, and so do accesses that a real GPU could not make.
 
 mod calls;
 mod device;

@@ -165,7 +165,7 @@ fn message_groups_across_hosts_match_the_reference() {
     });
 }
 
-/// The proxy sends a message to its end although its rank closes at once.
+/// The proxy finishes sending a message although its rank closes right after the call.
 #[test]
 fn messages_arrive_after_the_sender_closes() {
     let world = World::new(&[0, 1], &small());
