@@ -15,11 +15,11 @@ use std::sync::Arc;
 /// Threads on which a capture forbids unsafe driver calls, such as calls that wait for the recorded work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CaptureMode {
-    /// Forbids such calls on all threads of the process.
+    /// Forbids unsafe driver calls on all threads of the process.
     Global,
-    /// Forbids such calls on the capturing thread.
+    /// Forbids unsafe driver calls on the capturing thread.
     ThreadLocal,
-    /// Forbids such calls on no thread.
+    /// Forbids no driver calls.
     Relaxed,
 }
 

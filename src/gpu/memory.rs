@@ -216,7 +216,7 @@ impl DeviceMemory {
         self.copy(target.as_mut_ptr() as u64, place, bytes, stream, deadline)
     }
 
-    /// Returns the address of byte `at`, if `bytes` bytes fit behind it.
+    /// Returns the address of byte `at`, if the memory has `bytes` bytes from there on.
     ///
     /// # Errors
     /// Invalid argument if the bytes reach past the end.

@@ -210,7 +210,7 @@ impl Module {
     }
 }
 
-/// Returns the options by which the driver writes its compiler's errors into `log`.
+/// Returns the options that make the driver write its compiler's errors into `log`.
 fn log_options(log: &mut [u8]) -> ([CUjit_option; 2], [*mut c_void; 2]) {
     let buffer: *mut c_char = log.as_mut_ptr().cast();
     (

@@ -1,4 +1,4 @@
-//! Streams: the caller's and this library's.
+//! CUDA streams, which the caller or this library has created.
 
 use super::context::Relaxed;
 use super::{Context, Event};

@@ -183,8 +183,8 @@ impl PathFailures {
         others.filter(|&peer| selects(peer)).collect()
     }
 
-    /// Returns each reason with the higher ranks that it separates from `me`, so that one rank of each
-    /// pair logs it.
+    /// Returns the failures between `me` and higher ranks, grouped by reason, so that one rank of each pair
+    /// logs them.
     pub fn with_higher_ranks(&self, me: usize) -> Vec<(&str, Vec<usize>)> {
         let mut found: Vec<(&str, Vec<usize>)> = Vec::new();
         for (&(_, high), reason) in self.pairs.range((me, 0)..(me + 1, 0)) {

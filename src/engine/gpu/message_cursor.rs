@@ -21,9 +21,9 @@ const KEPT_CALLS: usize = 1024;
 pub(super) struct MessageSizes {
     plan: Arc<Plan>,
     stages: usize,
-    /// Messages to each rank, by rank.
+    /// Messages to each rank; the index is the rank.
     sends: Vec<Vec<StageAndPart>>,
-    /// Messages from each rank, by rank.
+    /// Messages from each rank; the index is the rank.
     recvs: Vec<Vec<StageAndPart>>,
 }
 

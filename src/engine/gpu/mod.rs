@@ -276,7 +276,7 @@ impl GpuEngine {
         self.planner.explain(request)
     }
 
-    /// Returns the predicted seconds of `request`.
+    /// Returns the predicted duration of `request` in seconds.
     ///
     /// # Errors
     /// See [`kernels::check`] and [`Planner::plan`].

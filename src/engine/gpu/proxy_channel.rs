@@ -28,7 +28,8 @@ pub(super) struct ProxyChannel {
     receiving: MessageCursor,
     /// Header of the message that is being received, possibly in parts.
     recv_header: Option<Header>,
-    /// Time and cause at which the connection broke: first for sending, then for receiving.
+    /// Time and cause of a break of the connection: first for sending, then for receiving. `None`
+    /// while the connection works.
     breaks: [Option<(Instant, Error)>; 2],
 }
 

@@ -134,7 +134,7 @@ impl HostEngine {
         self.planner.explain(request)
     }
 
-    /// Returns the predicted seconds of `request`.
+    /// Returns the predicted duration of `request` in seconds.
     ///
     /// # Errors
     /// See [`Planner::plan`].

@@ -62,13 +62,13 @@ macro_rules! c_constants {
 /// Placeholder for an operation of a context that this library does not call.
 pub type Unused = usize;
 
-/// `ibv_poll_cq`
+/// Type of the operation that `ibv_poll_cq` calls.
 pub type PollCq = unsafe extern "C" fn(*mut IbvCq, c_int, *mut IbvWc) -> c_int;
-/// `ibv_req_notify_cq`
+/// Type of the operation that `ibv_req_notify_cq` calls.
 pub type ReqNotifyCq = unsafe extern "C" fn(*mut IbvCq, c_int) -> c_int;
-/// `ibv_post_send`
+/// Type of the operation that `ibv_post_send` calls.
 pub type PostSend = unsafe extern "C" fn(*mut IbvQp, *mut IbvSendWr, *mut *mut IbvSendWr) -> c_int;
-/// `ibv_post_recv`
+/// Type of the operation that `ibv_post_recv` calls.
 pub type PostRecv = unsafe extern "C" fn(*mut IbvQp, *mut IbvRecvWr, *mut *mut IbvRecvWr) -> c_int;
 
 c_structs! {
