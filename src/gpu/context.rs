@@ -202,8 +202,8 @@ impl Drop for Pushed<'_> {
     }
 }
 
-/// Guard: this thread's capture mode is relaxed until the guard is dropped. Calls that captures of any thread
-/// forbid are then allowed, and do not invalidate them.
+/// Guard: this thread's capture mode is relaxed until the guard is dropped. Until then, calls that a capture
+/// of any thread would forbid are allowed, and do not invalidate that capture.
 pub(super) struct Relaxed<'a> {
     driver: &'a Driver,
     /// Capture mode to restore. It is an integer, because the driver may return a mode that

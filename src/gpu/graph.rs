@@ -217,8 +217,9 @@ impl Stream {
         })
     }
 
-    /// Returns the stream's capture. Its dependencies are queried only `with_tips`, because the driver
-    /// refuses the query when an edge carries data, as edges of programmatic launches do.
+    /// Returns the stream's capture; `None` outside captures. Its dependencies are queried only if
+    /// `with_tips` is true. The driver refuses that query when an edge carries data, as edges of programmatic
+    /// launches do.
     fn recording(&self, with_tips: bool) -> Result<Option<Recording>> {
         const NONE: c_uint = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE as c_uint;
         const ACTIVE: c_uint = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE as c_uint;

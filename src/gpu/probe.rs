@@ -382,7 +382,7 @@ fn blocks(words: u64) -> Dim3 {
     Dim3::from(words.div_ceil(u64::from(THREADS)).clamp(1, 64) as u32)
 }
 
-/// `ProbeFill` of `kernels/entry/probe.cu`.
+/// Parameter of the fill kernel, equal to `ProbeFill` in `kernels/entry/probe.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct ProbeFill {
@@ -391,7 +391,7 @@ struct ProbeFill {
     seed: u64,
 }
 
-/// `ProbeLate` of `kernels/entry/probe.cu`.
+/// Parameter of the late-fill kernel, equal to `ProbeLate` in `kernels/entry/probe.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct ProbeLate {
@@ -401,7 +401,7 @@ struct ProbeLate {
     delay: u64,
 }
 
-/// `ProbeCheck` of `kernels/entry/probe.cu`.
+/// Parameter of the check kernel, equal to `ProbeCheck` in `kernels/entry/probe.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct ProbeCheck {
@@ -411,7 +411,7 @@ struct ProbeCheck {
     wrong: CUdeviceptr,
 }
 
-/// `ProbePingpong` of `kernels/entry/probe.cu`.
+/// Parameter of the ping-pong kernel, equal to `ProbePingpong` in `kernels/entry/probe.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct ProbePingpong {
@@ -425,7 +425,7 @@ struct ProbePingpong {
     done: CUdeviceptr,
 }
 
-/// `ProbeCopy` of `kernels/entry/probe.cu`.
+/// Parameter of the copy kernel, equal to `ProbeCopy` in `kernels/entry/probe.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct ProbeCopy {

@@ -54,7 +54,8 @@ impl StandAlone {
                 }
                 let codes = (x.len() * form.code_bits).div_ceil(8);
                 let codes = match form.block_numbers {
-                    // Without numbers of blocks, the padding at the end belongs to the last part.
+                    // If the blocks have no numbers, such as scales, the padding at the end belongs
+                    // to the last part.
                     0 => to.len(),
                     _ => codes.next_multiple_of(16),
                 };

@@ -29,7 +29,7 @@ pub(super) struct ZeroCopyPath {
 
 impl Run<'_> {
     /// Returns which messages of channel `at`'s current step need no slot; `None` if all messages use slots.
-    /// The answer for a step never changes.
+    /// The result for one step is always the same.
     pub(super) fn zero_copy_path(
         &self,
         links: &mut Links,

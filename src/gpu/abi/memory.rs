@@ -12,7 +12,7 @@ pub const MAX_CHANNELS: usize = MOST_GPU_CHANNELS;
 pub const LINE_BYTES: usize = 128;
 /// Number of 64-bit words in a call's signature.
 pub const SIGNATURE_WORDS: usize = crate::types::SIGNATURE_WORDS;
-/// Number of protocols that have FIFOs.
+/// Number of kernel protocols that have FIFOs: simple, ll and ll128.
 pub const PROTOCOLS: usize = 3;
 
 pub use crate::types::Protocol;

@@ -106,9 +106,11 @@ fn programmatic_launch_needs_new_ptx_and_driver() {
     assert_eq!(programmatic(13_000, 90, Launch::Programmatic), 1);
     assert_eq!(programmatic(13_000, 90, Launch::Serialized), 0);
     assert_eq!(programmatic(12_030, 100, Launch::Programmatic), 1);
-    // Kernels of older PTX do not wait for earlier work, on any GPU.
+    // Kernels compiled from PTX before sm_90 do not wait for earlier work on any GPU, so their
+    // launch is serialized.
     assert_eq!(programmatic(13_000, 80, Launch::Programmatic), 0);
-    // Older drivers do not keep the attribute in graphs.
+    // Drivers before CUDA 12.3 do not keep the launch attribute in graphs, so the launch is
+    // serialized.
     assert_eq!(programmatic(12_020, 90, Launch::Programmatic), 0);
 }
 

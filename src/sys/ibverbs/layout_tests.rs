@@ -21,7 +21,8 @@ fn compiler_includes() -> Vec<String> {
     }
 }
 
-/// Returns bindgen's output for the header; prints the reason and returns `None` if there is none.
+/// Returns bindgen's output for the header. If the header or libclang is missing, prints this and
+/// returns `None`.
 fn bindings() -> Option<String> {
     if !std::path::Path::new(HEADER).exists() {
         println!("SKIPPED: no {HEADER} (package libibverbs-dev)");
