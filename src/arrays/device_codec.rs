@@ -1,7 +1,8 @@
 //! Whole arrays in device memory, encoded and decoded on a stream, without a communicator.
 //!
-//! A call is one launch; CompLL's layout takes three, because its array is one block. Calls may be captured.
-//! Sizes and bytes equal [`StandAlone`]'s on the host, so each side decodes the other's encodings.
+//! A call is one launch. CompLL's layout takes three launches, because its array is one block. Calls may be
+//! captured. Encoded bytes equal those of [`StandAlone`] on the host, so each side decodes the other side's
+//! encodings.
 
 use crate::arrays::{Layout, StandAlone};
 use crate::codec::{KERNEL_CODECS, RoundingRandom, array_family, kernel_params};
@@ -12,14 +13,15 @@ use crate::types::{CodecSpec, DType, ScaleRule};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Threads of a block.
+/// Threads of a thread block.
 const THREADS: u32 = 256;
-/// Elements that a block processes at once.
+/// Number of elements that a thread block processes at once.
 const BLOCK_ELEMENTS: usize = 16 * THREADS as usize;
-/// Most shares of an array in whose threads the kernel searches minimum and maximum.
+/// Largest number of shares into which the array is cut to find its minimum and maximum. Each
+/// thread block searches one share.
 const SHARES: usize = 1024;
 
-/// Elements in device memory.
+/// An array of elements in device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Elements {
     /// Address of the first element, aligned to the type.
@@ -42,7 +44,8 @@ pub struct CodecKernels {
     context: Arc<Context>,
     chunks: Arc<Module>,
     published: Arc<Module>,
-    /// Kernels used so far, each with its number of resident blocks.
+    /// Kernels used so far by name, each with the number of its blocks that can be resident
+    /// together.
     found: Mutex<HashMap<String, (Function, u32)>>,
 }
 
@@ -102,6 +105,8 @@ pub struct DeviceCodec {
 }
 
 impl DeviceCodec {
+    /// Creates the codec of `spec` in `layout`.
+    ///
     /// # Errors
     /// See [`StandAlone::new`]; unsupported where the codec has no kernels, or under a tensor scale.
     pub fn new(
@@ -129,22 +134,22 @@ impl DeviceCodec {
         })
     }
 
-    /// Returns the bytes of `n` encoded elements.
+    /// Returns the size of `n` encoded elements in bytes.
     pub fn bytes(&self, n: usize) -> usize {
         self.sizes.bytes(n)
     }
 
-    /// Queues the encoding of `elements` into the first [`DeviceCodec::bytes`] at `wire`, an address and the
-    /// bytes that it has room for. The chunk layout needs an alignment of 16 bytes; published layouts need
-    /// none. See [`StandAlone::encode`] for `draw`.
+    /// Queues the encoding of `elements` into the first [`DeviceCodec::bytes`] bytes of `wire`, given by its
+    /// address and its size. The chunk layout needs an alignment of 16 bytes; published layouts need none.
+    /// See [`StandAlone::encode`] for `draw`.
     ///
     /// # Errors
-    /// Invalid argument if the room is too small, an address is misaligned, or the ranges overlap;
-    /// unsupported for other types; the driver's errors. After an error nothing is queued.
+    /// Invalid argument if `wire` is too small, an address is misaligned, or the ranges overlap; unsupported
+    /// for other types; the driver's errors. After an error nothing is queued.
     ///
     /// # Safety
-    /// Both ranges are memory of the stream's GPU. No other code frees or uses them while the call runs in the
-    /// stream, or in any replay if it is captured.
+    /// Both ranges are memory of the stream's GPU. No other code frees or uses them while the call runs in
+    /// the stream, or in any replay if it is captured.
     pub unsafe fn encode(
         &self,
         elements: Elements,
@@ -156,7 +161,8 @@ impl DeviceCodec {
         unsafe { self.encode_from(elements, draw, 0, wire, stream) }
     }
 
-    /// Queues the encoding of elements whose first has index `first` in a message.
+    /// Queues the encoding of a part of a message; `first` is the index of the part's first element
+    /// in the message.
     ///
     /// # Errors
     /// See [`DeviceCodec::encode`].
@@ -189,9 +195,9 @@ impl DeviceCodec {
         unsafe { self.launch(module, name, args, stream) }
     }
 
-    /// Queues the decoding of `elements` from the first [`DeviceCodec::bytes`] at `wire`. The call does not
-    /// wait to check the header of a published layout. A header with another count or width makes all
-    /// elements NaN.
+    /// Queues the decoding of `elements` from the first [`DeviceCodec::bytes`] bytes of `wire`. The call does
+    /// not wait to check the header of a published layout. If the header has another count or width, all
+    /// elements become NaN.
     ///
     /// # Errors
     /// See [`DeviceCodec::encode`].
@@ -221,7 +227,7 @@ impl DeviceCodec {
         unsafe { self.launch(module, name, args, stream) }
     }
 
-    /// Returns whether the layout has a header, with the array as one block.
+    /// Returns whether the layout has a header and stores the whole array as one block.
     fn is_message(&self) -> bool {
         self.layout == Layout::Published && self.spec.kind.has_scale()
     }
@@ -243,7 +249,8 @@ impl DeviceCodec {
             elements: elements.address,
             n: elements.count as u64,
             params: kernel_params(self.spec, 0.0, [random; 2]),
-            // Indices that differ by a multiple of 2^32 draw alike.
+            // Only the low 32 bits of an index select its random number, so indices 2^32 apart
+            // share one.
             first: first as u32,
             unused: 0,
         }
@@ -290,10 +297,12 @@ impl DeviceCodec {
         Ok(())
     }
 
-    /// Queues three kernels: minimum and maximum of the array, the header, and the codes.
+    /// Queues three kernels, which write the minimum and maximum of the array, the header, and the
+    /// codes.
     unsafe fn message(&self, elements: &Elements, args: CodecArgs, stream: &Stream) -> Result<()> {
         let published = &self.kernels.published;
-        // Minimum and maximum of a share take two words behind the first multiple of 4.
+        // The wire memory temporarily holds two words per share, its minimum and maximum, from the
+        // first multiple of 4 on.
         let room = self.bytes(elements.count).saturating_sub(3) / 8;
         let (extent, most) = self
             .kernels
@@ -304,8 +313,8 @@ impl DeviceCodec {
         let (header, _) = self.kernels.find(published, "cinch_header".into())?;
         let mut told = args;
         told.params[0] = shares;
-        // SAFETY: the caller keeps the contract of `encode`. The shares lie within the wire bytes, which the
-        // codes overwrite later.
+        // SAFETY: the caller keeps the contract of `encode`. The minima and maxima lie within the wire bytes,
+        // which the codes overwrite later.
         unsafe {
             if shares > 0 {
                 extent.launch(shares, THREADS, 0, stream, &args)?;
@@ -332,7 +341,8 @@ impl DeviceCodec {
     }
 }
 
-/// Returns the number of blocks: as many as have work and are resident at once.
+/// Returns the number of thread blocks to launch: as many as have work, but at most `most`, the
+/// number that can be resident together.
 fn blocks(n: usize, most: u32) -> u32 {
     n.div_ceil(BLOCK_ELEMENTS).clamp(1, most.max(1) as usize) as u32
 }

@@ -10,7 +10,7 @@ use std::ptr::without_provenance_mut;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-/// Timeout of a packed copy that waits for its stream.
+/// Time limit of a packed copy that makes no progress.
 const COPY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The codecs' kernels and the staging memory of packed copies on one GPU. Threads may share it.
@@ -49,15 +49,15 @@ impl GpuCodecs {
         self.kernels.context()
     }
 
-    /// Queues the encoding of `elements` on `stream`, into `wire`: an address, and the bytes that it has room
-    /// for. [`StandAlone::bytes`](super::StandAlone::bytes) returns the bytes that are written, and
+    /// Queues the encoding of `elements` on `stream` into `wire`, given by its address and its size.
+    /// [`StandAlone::bytes`](super::StandAlone::bytes) returns the number of bytes that are written, and
     /// [`StandAlone::encode`](super::StandAlone::encode) explains `draw`. The chunk layout needs an alignment
     /// of 16 bytes.
     ///
     /// # Errors
-    /// Invalid argument if the room is too small, an address is misaligned, or the ranges overlap;
-    /// unsupported for other types than f32, f16 and bf16, for codecs without kernels, and for a scale of
-    /// the whole array; the driver's errors. After an error nothing is queued.
+    /// Invalid argument if `wire` is too small, an address is misaligned, or the ranges overlap; unsupported
+    /// for other types than f32, f16 and bf16, for codecs without kernels, and for a scale of the whole
+    /// array; the driver's errors. After an error nothing is queued.
     ///
     /// # Safety
     /// Both ranges are memory of this GPU, and `stream` exists on it. No other code frees or uses the ranges
@@ -76,8 +76,9 @@ impl GpuCodecs {
         unsafe { codec.encode(elements, draw, wire, &self.stream(stream)) }
     }
 
-    /// Queues the decoding of `elements` on `stream`, from `wire`: an address and its bytes. The call does not
-    /// read the header of a published layout: a header with another count or width makes all elements NaN.
+    /// Queues the decoding of `elements` on `stream` from `wire`, given by its address and its size. The call
+    /// does not wait to check the header of a published layout. If the header has another count or width, all
+    /// elements become NaN.
     ///
     /// # Errors
     /// See [`GpuCodecs::encode`].
@@ -144,22 +145,23 @@ impl GpuCodecs {
         unsafe { copier.to_host(spec, dtype, draw, address, dst, &self.stream(stream)) }
     }
 
-    /// Returns the copier; the first call makes it.
+    /// Returns the copier, which the first call creates.
     fn copier(&self) -> Result<&HostCopier> {
         if let Some(copier) = self.copier.get() {
             return Ok(copier);
         }
         let made = HostCopier::new(self.context(), 0, COPY_TIMEOUT)?;
-        // Another thread may have stored its own first, which is then used.
+        // If another thread has stored its copier first, both threads use that copier.
         Ok(self.copier.get_or_init(|| made))
     }
 
-    /// Returns the stream that the caller passed.
+    /// Wraps the stream that the caller passed.
     ///
     /// # Safety
     /// `stream` exists on this GPU until the caller's call returns; 0 is its default stream.
     unsafe fn stream(&self, stream: usize) -> Stream {
-        // SAFETY: the caller's contract; no caller keeps the value beyond its call.
+        // SAFETY: by this function's contract the caller keeps the stream. No method of `GpuCodecs`
+        // stores the value beyond its own call.
         unsafe { Stream::borrowed(self.context(), without_provenance_mut(stream)) }
     }
 }

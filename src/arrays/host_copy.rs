@@ -1,15 +1,17 @@
 //! Packed copies of whole arrays between host memory and a GPU, as ADT copies weights.
 //!
-//! An array is copied in pieces. Towards the GPU, host threads pack pieces into pinned staging memory, and
-//! the calling thread queues each packed piece's copy and unpack kernel. Towards the host, the calling
-//! thread queues each piece's pack kernel and copy, and the threads unpack arrived pieces. Only the calling
-//! thread calls the driver, whose lock the threads would contend for.
+//! An array is copied in pieces. Towards the GPU, host threads pack pieces into pinned staging memory. The
+//! calling thread queues the copy and the unpack kernel of each packed piece. Towards the host, the calling
+//! thread queues the pack kernel and the copy of each piece, and the host threads unpack pieces that have
+//! arrived. Only the calling thread calls the driver, because threads that call it together would contend for
+//! its lock.
 //!
-//! A slot is the staging memory of one piece. Channels pass it between threads, and its holder owns it.
+//! A slot is the staging memory of one piece. Channels pass slots between threads, and the thread that holds
+//! a slot owns it.
 //!
-//! A copy begins behind the work in the caller's stream, and the stream continues behind the copy. A call
-//! returns when the host array may be used again: towards the GPU when it is packed, towards the host when
-//! it is complete. Hence a copy cannot be captured.
+//! A copy begins after earlier work in the caller's stream, and later work in the stream waits for the copy.
+//! A call returns when the host array may be used again. Towards the GPU this is when it has been packed,
+//! towards the host when it is complete. Hence a copy cannot be captured.
 
 use super::device_codec::{CodecKernels, DeviceCodec, Elements};
 use super::{Layout, StandAlone};
@@ -24,20 +26,23 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Elements of a piece: a multiple of every block, large enough that copying takes longer than queueing.
+/// Number of elements of a piece: a multiple of every block, and so large that copying takes longer than
+/// queueing.
 const PIECE: usize = 512 << 10;
-/// Bytes of a piece's staging memory: codes of 3 bytes, or of 1 byte with two numbers for 32 elements.
+/// Bytes of a piece's staging memory. The largest encoding has 3 bytes per element; a code of 1 byte with two
+/// fp32 numbers per 32 elements also fits.
 const STAGING: usize = 3 * PIECE + 256;
-/// Pieces in flight beside the pieces that threads pack.
+/// Number of slots beyond one slot per thread, for pieces that are being copied.
 const IN_FLIGHT: usize = 6;
-/// Streams that pieces alternate over, so that one piece's copy overlaps another piece's kernel.
+/// Number of streams over which pieces alternate, so that the copy of one piece overlaps the kernel
+/// of another piece.
 const STREAMS: usize = 3;
-/// Default limit of threads: more bring nothing, since one bus carries all copies.
+/// Largest default number of threads. More threads gain nothing, since one bus carries all copies.
 const MOST_THREADS: usize = 16;
 /// Longest wait of the calling thread for a packing thread before it polls the GPU again.
 const GPU_POLL_INTERVAL: Duration = Duration::from_micros(20);
 
-/// Copies between host memory and one GPU. Concurrent copies wait for each other.
+/// Copies arrays between host memory and one GPU. Concurrent copies run one after the other.
 #[derive(Debug)]
 pub struct HostCopier {
     kernels: Arc<CodecKernels>,
@@ -48,10 +53,10 @@ pub struct HostCopier {
 
 #[derive(Debug)]
 struct CopyResources {
-    /// Streams, each with an event behind a copy's work on it.
+    /// Streams, each with an event that is recorded behind a copy's work on the stream.
     streams: Vec<(Stream, Event)>,
     slots: Vec<StagingSlot>,
-    /// A tile for each thread, for elements that are widened to fp32.
+    /// Scratch memory of each thread, for elements that are widened to fp32.
     tiles: Vec<Tile>,
 }
 
@@ -60,7 +65,7 @@ struct CopyResources {
 struct StagingSlot {
     /// Index of the stream on which all uses of the slot are queued.
     stream: usize,
-    /// Dropped before `pinned`: freeing it waits for copies between the two.
+    /// This field is dropped before `pinned`. Freeing device memory waits for copies between both.
     device: DeviceMemory,
     pinned: PinnedMemory,
     /// Event behind the driver's last use of `pinned`.
@@ -85,16 +90,16 @@ struct Packed {
     n: usize,
 }
 
-/// A part of the host array, and the number of its first element.
+/// A part of the host array, and the index of its first element.
 struct ArrayPiece<B> {
     first: usize,
     bytes: B,
 }
 
 impl HostCopier {
-    /// Makes a copier with `threads` packing threads; 0 means one for each core, at most 16. It allocates 6
-    /// slots more than threads, each 1.5 MiB of pinned memory and 1.5 MiB on the GPU. A copy without
-    /// progress for `timeout` fails.
+    /// Creates a copier with `threads` packing threads; 0 means one thread for each core, at most 16. It
+    /// allocates one slot per thread and 6 more. A slot takes 1.5 MiB of pinned memory and 1.5 MiB of GPU
+    /// memory. A copy fails if it makes no progress for `timeout`.
     ///
     /// # Errors
     /// See [`CodecKernels::new`]; system if memory is short.
@@ -119,7 +124,7 @@ impl HostCopier {
         })
     }
 
-    /// Returns the default number of threads.
+    /// Returns the number of threads that 0 selects.
     pub fn default_threads() -> usize {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         cores.min(MOST_THREADS)
@@ -234,13 +239,14 @@ impl HostCopier {
         }
         let all = resources.slots.len();
         let outcome = run(&copy, &mut resources);
-        // Even after an error, the stream continues behind the queued work.
+        // Even after an error, later work in the caller's stream must wait for the work that was
+        // queued.
         let ended = resources.streams.iter().try_for_each(|(own, ended)| {
             ended.record(own)?;
             stream.wait_event(ended)
         });
         if resources.slots.len() < all {
-            // A failed thread has dropped its slots.
+            // A thread that failed has dropped its slots, so new slots replace them.
             let missing = all - resources.slots.len();
             let context = self.context();
             let made = (0..missing).map(|number| StagingSlot::new(context, number % STREAMS));
@@ -270,7 +276,8 @@ impl Copy<'_> {
                 let (pieces, free, dones) = (&pieces, &free, dones.clone());
                 scope.spawn(move || {
                     loop {
-                        // A thread without a piece needs no slot.
+                        // The thread takes a piece before it takes a slot, so that a thread without
+                        // a piece holds no slot.
                         let Some(piece) = locked(pieces).next() else {
                             return;
                         };
@@ -283,7 +290,7 @@ impl Copy<'_> {
                     }
                 });
             }
-            // Threads that wait for a slot end with the sender.
+            // Dropping this sender at the end of the scope ends the threads that wait for a slot.
             let (frees, _) = (frees, drop(dones));
             for _ in 0..count {
                 let mut timeout = ProgressTimeout::new(self.timeout);
@@ -340,7 +347,7 @@ impl Copy<'_> {
                     }
                 });
             }
-            // Threads end with the sender.
+            // Dropping this sender at the end of the scope ends the threads.
             let (arrives, _) = (arrives, drop(dones));
             let mut unpacking = 0;
             let mut timeout = ProgressTimeout::new(self.timeout);
@@ -382,7 +389,7 @@ impl Copy<'_> {
         outcome
     }
 
-    /// Queues the copy of a packed piece to the GPU, and its unpack kernel.
+    /// Queues the copy of a packed piece to the GPU and its unpack kernel.
     fn send(&self, packed: &Packed, stream: &Stream) -> Result<()> {
         let Packed { slot, first, n } = packed;
         let bytes = self.device.bytes(*n);
@@ -398,7 +405,7 @@ impl Copy<'_> {
         }
     }
 
-    /// Queues the pack kernel of a piece, and its copy from the GPU.
+    /// Queues the pack kernel of a piece and its copy from the GPU.
     fn fetch(&self, slot: &StagingSlot, first: usize, n: usize, stream: &Stream) -> Result<()> {
         let bytes = self.device.bytes(n);
         let (from, to) = (slot.device.address(), slot.pinned.address());
@@ -464,7 +471,8 @@ impl Copy<'_> {
         Ok(slot)
     }
 
-    /// Returns the bytes as fp32 elements if the array has this type and is aligned.
+    /// Returns the bytes as fp32 elements if the array's type is fp32 and the bytes are aligned for
+    /// it.
     fn in_place<'b>(&self, bytes: &'b [u8]) -> Option<&'b [f32]> {
         // SAFETY: every byte pattern is a valid fp32 number.
         let (before, all, _) = unsafe { bytes.align_to::<f32>() };
@@ -482,7 +490,7 @@ impl StagingSlot {
         })
     }
 
-    /// Returns the pinned bytes of a slot whose `used` has happened.
+    /// Returns the pinned memory of a slot whose event `used` has happened.
     fn staging(&mut self, bytes: usize) -> Result<&mut [u8]> {
         if bytes > self.pinned.bytes() {
             return Err(Error::internal(format!(
@@ -496,7 +504,7 @@ impl StagingSlot {
     }
 }
 
-/// Time since the calling thread last saw progress.
+/// Detects that the calling thread has seen no progress for `timeout`.
 struct ProgressTimeout {
     since: Instant,
     timeout: Duration,
@@ -524,7 +532,7 @@ impl ProgressTimeout {
     }
 }
 
-/// Returns the chunks of an array as pieces. All but the last have [`PIECE`] elements.
+/// Returns the chunks of an array as pieces. All pieces but the last have [`PIECE`] elements.
 fn pieces<B>(chunks: impl Iterator<Item = B>) -> impl Iterator<Item = ArrayPiece<B>> {
     chunks.enumerate().map(|(number, bytes)| ArrayPiece {
         first: number * PIECE,
@@ -532,7 +540,8 @@ fn pieces<B>(chunks: impl Iterator<Item = B>) -> impl Iterator<Item = ArrayPiece
     })
 }
 
-/// Locks, even if a thread has panicked: each change leaves the guarded value consistent.
+/// Locks the mutex even if a thread has panicked, because each change leaves the guarded value
+/// consistent.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

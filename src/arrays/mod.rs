@@ -1,4 +1,4 @@
-//! Whole arrays without a communicator: published layouts, encode and decode on a GPU, and packed copies
+//! Whole arrays without a communicator: published layouts, encoding and decoding on a GPU, and packed copies
 //! between host and GPU.
 
 mod device_codec;

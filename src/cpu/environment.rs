@@ -1,10 +1,10 @@
-//! The floating-point environment of a thread.
+//! The floating-point environment of a thread: rounding mode, subnormal numbers and traps.
 
 use std::marker::PhantomData;
 
 /// Guard that sets the default arithmetic of IEEE 754 for the current thread until it is dropped.
-/// It rounds to nearest, keeps subnormal numbers and disables traps. Threads started meanwhile
-/// inherit it.
+/// The default rounds to nearest, keeps subnormal numbers and disables traps. Threads that this
+/// thread starts inherit the default.
 ///
 /// Results are specified to the bit, and each rank computes its own. A library linked with
 /// `-ffast-math`, or `torch.set_flush_denormal(True)`, makes a thread read subnormal numbers as 0.
@@ -12,7 +12,7 @@ use std::marker::PhantomData;
 #[derive(Debug)]
 #[must_use = "dropping it restores the caller's environment"]
 pub struct FloatEnvironment {
-    /// Control word to restore, if it had to be changed.
+    /// Control word to restore; `None` if the guard did not change it.
     found: Option<u32>,
     /// Keeps the guard on its thread: the control word is a register of the thread.
     _thread: PhantomData<*const ()>,
@@ -59,14 +59,14 @@ fn control_word() -> u32 {
 
 #[cfg(target_arch = "x86_64")]
 fn set_control_word(word: u32) {
-    // SAFETY: `word` is `STANDARD` or was read from MXCSR, so that no reserved bit is set. Without
-    // `nomem` the compiler moves no memory access across.
+    // SAFETY: `word` is `STANDARD` or was read from MXCSR, so no reserved bit is set. Without
+    // `nomem` the compiler moves no memory access across the instruction.
     unsafe {
         std::arch::asm!("ldmxcsr [{}]", in(reg) &raw const word, options(nostack, preserves_flags));
     }
 }
 
-/// Other architectures keep their environment.
+/// On other architectures the guard changes nothing.
 #[cfg(not(target_arch = "x86_64"))]
 fn control_word() -> u32 {
     STANDARD
@@ -75,12 +75,12 @@ fn control_word() -> u32 {
 #[cfg(not(target_arch = "x86_64"))]
 fn set_control_word(_: u32) {}
 
-/// Control words that programs set: flush subnormal results and operands to zero, round otherwise, and
-/// trap invalid operations, divisions by zero and overflow.
+/// Control words that programs set. In this order they flush subnormal numbers to zero, round down, round up,
+/// truncate, and trap. The traps are for invalid operations, divisions by zero and overflow.
 #[cfg(test)]
 pub(crate) const STRANGE: [u32; 5] = [0x9fc0, 0x3f80, 0x5f80, 0x7f80, 0x1900];
 
-/// Runs `body` under a control word, and checks that it leaves the word unchanged.
+/// Runs `body` with this control word, and checks that `body` leaves the word unchanged.
 #[cfg(test)]
 pub(crate) fn under<T>(word: u32, body: impl FnOnce() -> T) -> T {
     let before = control_word();
@@ -103,7 +103,8 @@ mod tests {
     use super::*;
     use std::hint::black_box;
 
-    /// Returns half of the smallest normal number, which is 0 if results are flushed.
+    /// Returns half of the smallest normal number, which is 0 if subnormal results are flushed to
+    /// zero.
     fn half_of_the_smallest() -> f32 {
         black_box(f32::MIN_POSITIVE) * black_box(0.5)
     }

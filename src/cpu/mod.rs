@@ -1,7 +1,7 @@
 //! Properties of the CPU: instruction sets ([`Isa`]), the floating-point environment of a thread
 //! ([`FloatEnvironment`]) and aligned scratch memory ([`Tile`]).
 //!
-//! Vector code is chosen once, when a codec or reducer is built, never per call.
+//! The instruction set is chosen once, when a codec or reducer is built, and never per call.
 
 mod environment;
 mod tile;
@@ -13,10 +13,10 @@ pub use tile::Tile;
 
 use crate::error::{Error, Result};
 
-/// An instruction set, in order of width.
+/// An instruction set for vector code, ordered by vector width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Isa {
-    /// Portable Rust: the specification.
+    /// Portable Rust, whose results specify the results of the other sets.
     Scalar,
     /// AVX2 with FMA and F16C.
     Avx2,
@@ -25,7 +25,7 @@ pub enum Isa {
 }
 
 impl Isa {
-    /// Returns the widest set that this machine has.
+    /// Returns the widest instruction set that this machine has.
     pub fn detect() -> Isa {
         #[cfg(target_arch = "x86_64")]
         {
@@ -45,7 +45,8 @@ impl Isa {
         Isa::Scalar
     }
 
-    /// Returns every set that this machine has, scalar first; tests compare them all.
+    /// Returns every instruction set that this machine has, scalar first. Tests compare all of
+    /// them.
     pub fn available() -> Vec<Isa> {
         [Isa::Scalar, Isa::Avx2, Isa::Avx512]
             .into_iter()
@@ -53,7 +54,8 @@ impl Isa {
             .collect()
     }
 
-    /// Returns the set that a `CINCH_SIMD` value names, or the widest for any other value.
+    /// Returns the instruction set that a `CINCH_SIMD` value names, or the widest one for any other
+    /// value.
     ///
     /// # Errors
     /// Unsupported if the machine lacks the named set.
@@ -76,7 +78,7 @@ impl Isa {
         Ok(wanted)
     }
 
-    /// Returns the lower-case name.
+    /// Returns the lower-case name of the instruction set.
     pub const fn name(self) -> &'static str {
         match self {
             Isa::Scalar => "scalar",

@@ -1,8 +1,8 @@
-//! Aligned scratch memory, viewed as numbers of any element type.
+//! Aligned scratch memory that can be viewed as numbers of any element type.
 
 use crate::types::Element;
 
-/// Bytes of a cache line, and of the widest vector.
+/// Bytes of a cache line, which is also the size of the widest vector.
 const LINE: usize = 64;
 
 /// Unit of allocation, which aligns the tile.
@@ -12,14 +12,14 @@ struct Line([u8; LINE]);
 
 /// Scratch memory for elements of up to 8 bytes, 64-byte aligned, allocated once and reused.
 ///
-/// A view shows the first elements of the tile as numbers of some type. Views of different types share
-/// bytes: a step that converts in place must read an element before it overwrites it.
+/// A view shows the first elements of the tile as numbers of one type. Views of different types share bytes,
+/// so a step that converts in place must read an element before it overwrites the element's bytes.
 pub struct Tile {
     lines: Vec<Line>,
 }
 
 impl Tile {
-    /// Creates a tile for `elements` elements of any type, all zero.
+    /// Creates a tile with room for `elements` elements of any type, all zero.
     pub fn new(elements: usize) -> Tile {
         Tile {
             lines: vec![Line([0; LINE]); (elements * size_of::<u64>()).div_ceil(LINE)],

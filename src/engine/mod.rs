@@ -13,21 +13,23 @@ use crate::types::{Algorithm, CodecSetting, TransportKind};
 /// The report of a call that ran: codec, algorithm, channels and bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Report {
-    /// The codecs that ran: equal, but for hierarchical calls whose setting has one for each level.
+    /// The codecs that ran. Both levels have equal codecs, except in hierarchical calls with a
+    /// codec setting for each level.
     pub codec: CodecSetting,
     /// The algorithm that ran.
     pub algorithm: Algorithm,
     /// The slowest transport that carried data; `None` if no data travelled.
     pub transport: Option<TransportKind>,
-    /// Channels used.
+    /// Number of channels that the call used.
     pub channels: usize,
     /// Payload bytes that this rank sent.
     pub wire_bytes: u64,
     /// Payload bytes that the same steps would have sent without a codec.
     pub raw_bytes: u64,
-    /// Statistics of this rank's input from the encode pass. `None` for calls on GPUs, and when this rank
+    /// Statistics of this rank's input, collected while encoding. `None` for calls on GPUs, and if this rank
     /// encoded nothing.
     pub input: Option<EncodeStats>,
-    /// Calls of a group that were fused with this call, itself included; 1 if it ran alone.
+    /// Number of calls of a group that were fused into one call with this call, itself included; 1
+    /// if it ran alone.
     pub fused: usize,
 }

@@ -3,12 +3,12 @@
 use crate::plan::Request;
 use crate::types::Collective;
 
-/// Counts the calls of one rank: its collectives, and its messages per peer and direction.
+/// Counts the calls of one rank: all its collectives, and its messages by peer and direction.
 #[derive(Debug)]
 pub(super) struct CallNumbers {
     rank: usize,
     collectives: u64,
-    /// Messages sent to, and received from, each rank.
+    /// Number of messages sent to each rank, and received from it.
     messages: Vec<[u64; 2]>,
 }
 
@@ -21,8 +21,8 @@ impl CallNumbers {
         }
     }
 
-    /// Returns the number of this call, and counts it. A collective is numbered among all collectives; a
-    /// message among the messages of its pair and direction.
+    /// Returns the number of this call, and increments the counter. A collective is numbered among all
+    /// collectives; a message is numbered among the messages of its pair and direction.
     pub(super) fn next(&mut self, request: &Request) -> u64 {
         let counter = if request.collective == Collective::SendRecv {
             let sends = request.root == self.rank;

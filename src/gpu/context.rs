@@ -10,7 +10,8 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 thread_local! {
-    /// Driver and context that this library has made current on the thread.
+    /// Driver and context that this library has made current on the thread; `None` if it has made
+    /// none current.
     static BOUND: Cell<Option<(*const Driver, CUcontext)>> = const { Cell::new(None) };
 }
 
@@ -201,11 +202,12 @@ impl Drop for Pushed<'_> {
     }
 }
 
-/// Guard: this thread's capture mode is relaxed until the guard is dropped. Calls that captures of any thread
-/// forbid are then allowed, and do not invalidate them.
+/// Guard: this thread's capture mode is relaxed until the guard is dropped. Until then, calls that a capture
+/// of any thread would forbid are allowed, and do not invalidate that capture.
 pub(super) struct Relaxed<'a> {
     driver: &'a Driver,
-    /// The mode before, which may be one that `CUstreamCaptureMode` lacks.
+    /// Capture mode to restore. It is an integer, because the driver may return a mode that
+    /// `CUstreamCaptureMode` lacks.
     mode: c_uint,
     /// Keeps the guard on its thread.
     thread: PhantomData<*const ()>,

@@ -27,7 +27,7 @@ pub struct Device {
     pub clock_khz: u32,
     /// Bytes of device memory.
     pub memory_bytes: u64,
-    /// Most bytes of shared memory that a block may request.
+    /// Largest number of bytes of shared memory that a block may request.
     pub shared_bytes_per_block: u32,
 }
 

@@ -17,7 +17,7 @@ pub struct Event {
 }
 
 impl Event {
-    /// Creates an event without a time, which costs less than [`Event::timed`].
+    /// Creates an event that stores no time, which costs less than [`Event::timed`].
     ///
     /// # Errors
     /// The driver's errors.
@@ -25,7 +25,7 @@ impl Event {
         Event::with_flags(context, CUevent_flags::CU_EVENT_DISABLE_TIMING)
     }
 
-    /// Creates an event that stores its time, for [`Event::since`].
+    /// Creates an event that stores the time at which it happens, for [`Event::since`].
     ///
     /// # Errors
     /// The driver's errors.
@@ -57,7 +57,7 @@ impl Event {
         self.handle.0
     }
 
-    /// Records the event behind all work that is queued on `stream` now.
+    /// Records the event behind all work that is queued on `stream` so far.
     ///
     /// # Errors
     /// The driver's errors.

@@ -12,14 +12,14 @@ use std::any::Any;
 use std::ffi::{c_uint, c_void};
 use std::sync::Arc;
 
-/// Threads on which a capture forbids calls that wait for recorded work, or that are ordered with it.
+/// Threads on which a capture forbids unsafe driver calls, such as calls that wait for the recorded work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CaptureMode {
-    /// All threads of the process.
+    /// Forbids unsafe driver calls on all threads of the process.
     Global,
-    /// The capturing thread.
+    /// Forbids unsafe driver calls on the capturing thread.
     ThreadLocal,
-    /// No thread.
+    /// Forbids no driver calls.
     Relaxed,
 }
 
@@ -217,8 +217,9 @@ impl Stream {
         })
     }
 
-    /// Returns the stream's capture. Its dependencies are queried only `with_tips`, because the driver
-    /// refuses the query when an edge carries data, as edges of programmatic launches do.
+    /// Returns the stream's capture; `None` outside captures. Its dependencies are queried only if
+    /// `with_tips` is true. The driver refuses that query when an edge carries data, as edges of programmatic
+    /// launches do.
     fn recording(&self, with_tips: bool) -> Result<Option<Recording>> {
         const NONE: c_uint = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE as c_uint;
         const ACTIVE: c_uint = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE as c_uint;
@@ -315,8 +316,8 @@ impl Stream {
     }
 }
 
-/// Drops an object of [`Stream::keep_for_replay`]. The driver calls this on a thread of its own, where its
-/// functions must not be called, so a thread of this library drops the object.
+/// Drops an object of [`Stream::keep_for_replay`]. The driver calls this on its own thread, where driver
+/// functions must not be called. So a thread of this library drops the object.
 unsafe extern "C" fn release(data: *mut c_void) {
     // SAFETY: `keep_for_replay` made the pointer from a `Box` of this type, and the driver calls this
     // function once.

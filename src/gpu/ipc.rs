@@ -11,11 +11,11 @@ use std::collections::HashMap;
 use std::ffi::{c_char, c_uint};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Size of [`IpcHandle::to_bytes`].
+/// Number of bytes that [`IpcHandle::to_bytes`] returns.
 pub const IPC_HANDLE_BYTES: usize = 96;
 
-/// Handle by which another process maps a range of device memory. It is plain data: every process of the same
-/// user that has it can open it.
+/// Handle by which another process maps a range of device memory. It is plain data, and every process of this
+/// user that has the data can open it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct IpcHandle {
     /// The driver's handle of the allocation.

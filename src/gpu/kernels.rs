@@ -18,7 +18,7 @@ pub enum State {
     },
     /// The build has no kernels, so it works on host memory alone.
     Missing {
-        /// The reason, as a clause.
+        /// Why the build has no kernels, as a clause for error messages.
         why: &'static str,
     },
 }
@@ -81,8 +81,8 @@ pub fn load(context: &Arc<Context>, name: &str) -> Result<Arc<Module>> {
     if let Some(module) = cache().get(&key).and_then(Weak::upgrade) {
         return Ok(module);
     }
-    // The load does not hold the lock, so that several GPUs load at once. Two loads of one module cost only
-    // time.
+    // The module is loaded without the lock, so that several GPUs load at the same time. Two threads that
+    // load one module only lose time.
     let module = Module::load(context, name, fatbin.bytes)?;
     let mut cache = cache();
     cache.retain(|_, module| module.strong_count() > 0);
@@ -105,7 +105,7 @@ mod tests {
                 );
                 let probe = fatbins().iter().find(|fatbin| fatbin.name == "probe");
                 let bytes = probe.expect("kernels/entry/probe.cu").bytes;
-                // A fat binary begins with this number.
+                // Every CUDA fat binary begins with this magic number.
                 assert_eq!(bytes[..4], 0xba55_ed50_u32.to_le_bytes());
                 assert!(bytes.as_ptr().addr().is_multiple_of(64));
             }

@@ -22,11 +22,11 @@ pub struct DeviceMemory {
 /// How device memory was allocated, which decides how it is freed.
 #[derive(Debug)]
 enum Origin {
-    /// By `cuMemAlloc`.
+    /// Allocated by `cuMemAlloc`.
     Allocated,
-    /// By `cuMemAllocAsync` on this stream, which frees it as well.
+    /// Allocated by `cuMemAllocAsync` on this stream, on which it is also freed.
     Queued(Arc<Stream>),
-    /// By the caller, who also frees it.
+    /// Allocated by the caller, who also frees it.
     Lent,
 }
 
@@ -216,7 +216,7 @@ impl DeviceMemory {
         self.copy(target.as_mut_ptr() as u64, place, bytes, stream, deadline)
     }
 
-    /// Returns the address of byte `at`, if `bytes` bytes fit behind it.
+    /// Returns the address of byte `at`, if the memory has `bytes` bytes from there on.
     ///
     /// # Errors
     /// Invalid argument if the bytes reach past the end.

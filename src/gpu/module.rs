@@ -10,10 +10,11 @@ use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::fmt;
 use std::sync::Arc;
 
-/// Most bytes of a kernel's parameter.
+/// Largest number of bytes of a kernel's parameter.
 pub const MAX_ARGUMENT_BYTES: usize = 4096;
 
-/// Oldest PTX version of kernels that wait for the work ahead of them, which a programmatic launch needs.
+/// Oldest PTX version of kernels that wait for earlier work of their stream, as a programmatic launch
+/// requires.
 const PROGRAMMATIC_PTX_VERSION: u32 = 90;
 /// Oldest driver that keeps programmatic launches in graphs.
 const PROGRAMMATIC_DRIVER_VERSION: u32 = 12_030;
@@ -21,10 +22,10 @@ const PROGRAMMATIC_DRIVER_VERSION: u32 = 12_030;
 /// When a kernel starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Launch {
-    /// After all earlier work of the stream has ended.
+    /// Starts after all earlier work of the stream has ended.
     Serialized,
-    /// While earlier work is still ending (programmatic dependent launch), if the kernel and the driver
-    /// support it. On an H200 it saves 0.2 us per small kernel in a graph, and 1 us in a stream.
+    /// Starts while earlier work is still ending (programmatic dependent launch), if the kernel and the
+    /// driver support it. On an H200 this saves 0.2 us per small kernel in a graph, and 1 us in a stream.
     Programmatic,
 }
 
@@ -182,7 +183,8 @@ impl Module {
         let driver = self.context.driver();
         // SAFETY: the function belongs to the module, which `self` keeps.
         match unsafe { driver.api().cuFuncLoad(function) } {
-            // An older driver loads a kernel when its attributes are queried.
+            // A driver without `cuFuncLoad` loads a kernel when the kernel's attributes are
+            // queried.
             CuResult::FUNCTION_MISSING => self
                 .attribute(
                     function,
@@ -208,7 +210,7 @@ impl Module {
     }
 }
 
-/// Returns the options by which the driver writes its compiler's errors into `log`.
+/// Returns the options that make the driver write its compiler's errors into `log`.
 fn log_options(log: &mut [u8]) -> ([CUjit_option; 2], [*mut c_void; 2]) {
     let buffer: *mut c_char = log.as_mut_ptr().cast();
     (
@@ -254,11 +256,11 @@ pub struct Function {
     pub registers: u32,
     /// Bytes of stack and spills per thread.
     pub local_bytes: u32,
-    /// Bytes of static shared memory per block, in addition to a launch's dynamic ones.
+    /// Bytes of static shared memory per block. A launch adds its dynamic shared memory.
     pub shared_bytes: u32,
-    /// Most threads of a block.
+    /// Largest number of threads in a block.
     pub max_threads: u32,
-    /// Kernel and driver support programmatic launches.
+    /// Whether kernel and driver support programmatic launches.
     can_start_early: bool,
 }
 

@@ -21,11 +21,11 @@ pub struct PinnedMemory {
     origin: Origin,
 }
 
-/// How the memory was made, which decides how it is given back.
+/// How the memory was pinned, which decides how it is given back.
 enum Origin {
-    /// By `cuMemHostAlloc`.
+    /// Allocated by `cuMemHostAlloc`.
     Allocated,
-    /// By the owner inside, and pinned by `cuMemHostRegister`.
+    /// Mapped by the value inside, and pinned by `cuMemHostRegister`.
     Registered(#[allow(dead_code)] Arc<dyn Any + Send + Sync>),
 }
 

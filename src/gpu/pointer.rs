@@ -8,7 +8,7 @@ use std::ffi::{c_int, c_uint, c_void};
 /// The kind of memory behind an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Space {
-    /// Host memory that the driver does not know.
+    /// Host memory that is neither allocated by nor registered with the driver.
     Pageable,
     /// Pinned host memory: the driver has allocated or registered it.
     Pinned,
@@ -31,7 +31,7 @@ pub struct Pointer {
     pub range: (CUdeviceptr, usize),
     /// Number of the allocation, which this process never uses again.
     pub buffer_id: u64,
-    /// The driver can export an IPC handle of the memory.
+    /// Whether the driver can export an IPC handle of the memory.
     pub shareable: bool,
 }
 

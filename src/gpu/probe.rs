@@ -32,7 +32,7 @@ impl Probe {
         Probe::of(context, |name| module.function(name))
     }
 
-    /// Takes each kernel from `function`.
+    /// Creates a probe with the kernels that `function` returns by name.
     pub(super) fn of(
         context: &Arc<Context>,
         function: impl Fn(&str) -> Result<Function>,
@@ -277,7 +277,8 @@ pub fn pair_speed(here: &Probe, there: &Probe) -> Result<PairSpeed> {
     let mine = DeviceMemory::zeroed(one, BYTES, PROBE_TIMEOUT)?;
     let theirs = DeviceMemory::zeroed(two, BYTES, PROBE_TIMEOUT)?;
     let (near, far) = (mine.address(), theirs.address());
-    // The memory is zero, as the polled words must be, and each word has a memory of its own.
+    // Allocations are zero, as the polled words must be. Each word lies in memory of the GPU that
+    // polls it.
     let words = [mine.place(0, 8)?, theirs.place(0, 8)?];
     // SAFETY: only this function has the memory, and peer access was enabled above. Each measurement ends
     // before the next one starts.
@@ -327,8 +328,8 @@ pub unsafe fn check_peer(
     ))
 }
 
-/// A kernel that lets the next programmatic launch of its stream start at once, and writes after a delay.
-/// Tests use it to find kernels that do not wait for earlier work.
+/// A kernel that allows the next programmatic launch of its stream to start early, and then writes after a
+/// delay. Tests use it to find kernels that do not wait for earlier work.
 #[derive(Debug)]
 pub struct LateFill(Function);
 
@@ -375,12 +376,13 @@ pub fn probe_word(seed: u64, index: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Returns the grid for a number of words, with few enough blocks to be resident at once.
+/// Returns the grid for this number of words. It has so few blocks that all of them are resident
+/// together.
 fn blocks(words: u64) -> Dim3 {
     Dim3::from(words.div_ceil(u64::from(THREADS)).clamp(1, 64) as u32)
 }
 
-/// `ProbeFill` of `kernels/entry/probe.cu`.
+/// Parameter of the fill kernel, equal to `ProbeFill` in `kernels/entry/probe.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct ProbeFill {
@@ -389,7 +391,7 @@ struct ProbeFill {
     seed: u64,
 }
 
-/// `ProbeLate` of `kernels/entry/probe.cu`.
+/// Parameter of the late-fill kernel, equal to `ProbeLate` in `kernels/entry/probe.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct ProbeLate {
@@ -399,7 +401,7 @@ struct ProbeLate {
     delay: u64,
 }
 
-/// `ProbeCheck` of `kernels/entry/probe.cu`.
+/// Parameter of the check kernel, equal to `ProbeCheck` in `kernels/entry/probe.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct ProbeCheck {
@@ -409,7 +411,7 @@ struct ProbeCheck {
     wrong: CUdeviceptr,
 }
 
-/// `ProbePingpong` of `kernels/entry/probe.cu`.
+/// Parameter of the ping-pong kernel, equal to `ProbePingpong` in `kernels/entry/probe.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct ProbePingpong {
@@ -423,7 +425,7 @@ struct ProbePingpong {
     done: CUdeviceptr,
 }
 
-/// `ProbeCopy` of `kernels/entry/probe.cu`.
+/// Parameter of the copy kernel, equal to `ProbeCopy` in `kernels/entry/probe.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct ProbeCopy {

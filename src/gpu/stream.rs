@@ -1,4 +1,4 @@
-//! Streams: the caller's and this library's.
+//! CUDA streams, which the caller or this library has created.
 
 use super::context::Relaxed;
 use super::{Context, Event};
@@ -27,8 +27,8 @@ impl Stream {
         Stream::with_priority(context, 0)
     }
 
-    /// Creates a stream with a priority, of which a lower number comes first. The driver clamps it to the GPU's
-    /// range.
+    /// Creates a stream with a priority; a lower number means a higher priority. The driver clamps the number
+    /// to the GPU's range.
     ///
     /// # Errors
     /// The driver's errors.

@@ -47,7 +47,7 @@ pub fn connect(context: &ConnectContext<'_>, gpu: &Arc<Context>) -> Result<GpuLi
     connect_with(context, gpu, &|| Ok(Box::new(Probe::new(gpu)?)))
 }
 
-/// Connects as [`connect`] does, with the path probe that `new_probe` creates.
+/// Connects as [`connect`] does, and probes paths with the probe that `new_probe` creates.
 pub(super) fn connect_with(
     context: &ConnectContext<'_>,
     gpu: &Arc<Context>,
@@ -61,14 +61,14 @@ pub(super) fn connect_with(
 
 fn run(setup: &LinkSetup<'_>, new_probe: NewProbe<'_>) -> Result<GpuLinks> {
     let gpus = GpuInfo::read_all(&setup.round(own_gpu(setup))?, setup.peers)?;
-    // All ranks compute one layout or fail alike, so no error needs to be announced.
+    // All ranks compute one layout or fail with one error, so no rank needs to announce the error.
     let shape = peer_buffer_layout(setup)?;
     let mut failures = PathFailures::new(&setup.hosts);
     let plans = match setup.nranks() {
         1 => Vec::new(),
         _ => plan_mappings(setup, &gpus, &mut failures)?,
     };
-    // A pair whose path fails later leaves its peer buffers in the inboxes unused.
+    // If a pair's path fails later, its peer buffers in the inboxes stay allocated but unused.
     let inboxes = GpuInboxLayout {
         refused: failures.clone(),
         shape,
@@ -91,8 +91,8 @@ fn run(setup: &LinkSetup<'_>, new_probe: NewProbe<'_>) -> Result<GpuLinks> {
 /// Returns the encoded [`GpuInfo`] of this rank.
 ///
 /// # Errors
-/// Unsupported if the settings ask for a transport between host buffers, on one host. Between several
-/// hosts the host transport reports whether it can carry messages.
+/// Unsupported on one host if the settings request a transport between host buffers. On several hosts, the
+/// host transport itself reports whether it can carry messages.
 fn own_gpu(setup: &LinkSetup<'_>) -> Result<Vec<u8>> {
     let config = setup.context.config;
     if let Some(kind) = config.transport
@@ -140,20 +140,20 @@ fn plan_mappings(
     plans
 }
 
-/// The place of every peer buffer in the inboxes of all ranks.
+/// Offsets and sizes of the peer buffers in the inboxes of all ranks.
 struct GpuInboxLayout {
-    /// Pairs that the driver refuses; no inbox has room for them.
+    /// Pairs whose mapping the driver refuses; no inbox has peer buffers for them.
     refused: PathFailures,
     shape: PeerBufferLayout,
 }
 
 impl GpuInboxLayout {
-    /// Returns the ranks that have a peer buffer in the inbox of `reader`, in order.
+    /// Returns the ranks that have a peer buffer in the inbox of `reader`, in rank order.
     fn writers(&self, reader: usize) -> Vec<usize> {
         self.refused.reachable(reader, self.shape.nranks())
     }
 
-    /// Returns the bytes of the inbox of `reader`.
+    /// Returns the size of the inbox of `reader` in bytes.
     fn bytes(&self, reader: usize) -> usize {
         self.writers(reader).len() * self.shape.bytes()
     }
@@ -165,13 +165,13 @@ impl GpuInboxLayout {
     }
 }
 
-/// The memory of a rank, and what it needs until all ranks are connected.
+/// The memory of a rank, with the objects that are needed only until all ranks are connected.
 struct Allocated {
     links: GpuLinks,
-    /// `None` if the rank has no inbox.
+    /// Probe for the paths of this rank; `None` if the rank has no inbox.
     probe: Option<Box<dyn PathProbe>>,
     handle: MemoryHandle,
-    /// Lends the inbox to the ranks of this process.
+    /// Entry by which ranks of this process find the inbox.
     _registration: Option<Registration>,
 }
 
@@ -273,7 +273,7 @@ impl Allocated {
     }
 
     /// Compares the patterns that peers wrote into this rank's inbox, then zeroes the inbox. Reports the
-    /// peers whose pattern arrived wrong, and the slowest link.
+    /// slowest link, and the peers whose pattern did not arrive intact.
     fn compare_patterns(
         &mut self,
         setup: &LinkSetup<'_>,
@@ -299,7 +299,7 @@ impl Allocated {
                 wrong_peers.push((peer, arrived_wrong(setup, peer, wrong)));
             }
         }
-        // No rank writes here before the final barrier.
+        // The inbox can be zeroed now, because no rank writes into it before the final barrier.
         if let Some(memory) = &self.links.memory {
             let stream = Stream::new(setup.gpu)?;
             memory.fill(0, &stream)?;
@@ -399,7 +399,7 @@ fn slowest(plans: &[MappingPlan], peers: &[usize]) -> LinkClass {
     classes.max().unwrap_or(LinkClass::SameDevice)
 }
 
-/// Logs each failed path on the lower rank of its pair.
+/// Logs each failed path, on the lower rank of the pair only.
 fn log_failures(setup: &LinkSetup<'_>, failures: &PathFailures) {
     for (reason, peers) in failures.with_higher_ranks(setup.me) {
         // A user who switched peer access off needs no warning.

@@ -1,8 +1,8 @@
 //! Peer buffers in pinned host memory, for pairs of one host without peer access.
 //!
-//! The reader owns its peer buffers, as it owns its inbox on the GPU. Ranks of one process share them by
-//! reference. Other processes map a sealed memfd, which the shm transport passes over a socket. Both
-//! ranks of a pair register the memory with their GPU.
+//! The reader owns its peer buffers, as it owns its inbox on the GPU. Ranks of one process share them by a
+//! reference. Other processes map a sealed memfd, which the shm transport passes over a socket. Both ranks of
+//! a pair register the memory with their GPU.
 
 use super::GpuLinks;
 use super::local_registry::{self, Registration};
@@ -21,10 +21,12 @@ use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Names the sockets in errors, and separates their key from the keys of other sockets.
+/// Purpose of the sockets. Errors name it, and it keeps the key of these sockets distinct from the
+/// keys of other sockets.
 const PURPOSE: &str = "cuda";
 
-/// Keeps peer buffers in host memory mapped and registered: its own, and its peers'.
+/// Keeps peer buffers in host memory mapped and registered: those that this rank owns, and those
+/// that its peers own.
 #[derive(Debug)]
 pub(super) struct HostPeerBuffers {
     _mapped: Vec<PinnedMemory>,
@@ -32,7 +34,7 @@ pub(super) struct HostPeerBuffers {
     _local: Vec<Arc<HostInbox>>,
 }
 
-/// The peer buffers of one reader, in the order of the writers.
+/// The peer buffers that one reader owns, in the order of the writers' ranks.
 #[derive(Debug)]
 struct HostInbox(Vec<PinnedMemory>);
 
@@ -101,7 +103,7 @@ pub(super) fn connect(
         _own: exported.inbox.clone(),
         _local: local,
     });
-    // The registration lasts until every rank has looked it up.
+    // The entry in the local registry must exist until every rank has looked it up.
     let all_connected = setup.barrier();
     drop(exported);
     all_connected
@@ -109,8 +111,8 @@ pub(super) fn connect(
 
 impl Exported {
     fn new(setup: &LinkSetup<'_>, writers: &[usize], stride: usize) -> Result<Exported> {
-        // The region has room for every other rank: pages that no rank touches or registers take no
-        // memory.
+        // The region has address space for a peer buffer from every other rank. Pages that no rank
+        // touches or registers take no memory.
         let bytes = stride * (setup.nranks() - 1);
         let any_local = writers.iter().any(|&peer| setup.shares_process(peer));
         let any_remote = writers.iter().any(|&peer| !setup.shares_process(peer));
@@ -148,7 +150,8 @@ impl Exported {
     }
 }
 
-/// Returns the sockets to `peers` of other processes, each with the name of its listener.
+/// Describes the sockets to `peers`, which are ranks of other processes. Each comes with the name
+/// of its listener.
 fn mesh<'a>(
     setup: &'a LinkSetup<'_>,
     listener: Listener,

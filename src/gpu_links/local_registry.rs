@@ -1,5 +1,5 @@
-//! Lends memory of a rank that connects to the other ranks of its process, by a number that travels in
-//! a round.
+//! Registry through which a rank gives the other ranks of its process access to its memory. An entry has a
+//! number, which a rank sends in a round of connecting.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -15,7 +15,7 @@ struct LocalRegistry {
     entries: HashMap<u64, Arc<dyn Any + Send + Sync>>,
 }
 
-/// An entry of the registry. Dropping the registration removes the entry.
+/// Owner of an entry of the registry. Dropping it removes the entry.
 #[derive(Debug)]
 pub(super) struct Registration {
     /// The number by which [`lookup`] finds the entry; never 0.
@@ -36,7 +36,8 @@ impl Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        // The entry is dropped without the lock, because freeing memory may wait for the driver.
+        // The lock is released before the entry is dropped, because freeing memory may wait for the
+        // driver.
         let entry = registry()
             .as_mut()
             .and_then(|registry| registry.entries.remove(&self.number));

@@ -10,13 +10,13 @@ use crate::sys::cuda::CUdevice_P2PAttribute;
 use std::ffi::c_int;
 use std::sync::Arc;
 
-/// Beginning of the reason where a setting forbids peer access.
+/// Beginning of the reason for a pair without peer access, if a setting forbids peer access.
 pub(super) const SWITCHED_OFF: &str = "CINCH_P2P_DISABLE=1";
 
-/// Whether a peer's device memory can be mapped, by the driver and the settings.
+/// Whether the driver and the settings allow this rank to map a peer's device memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum MappingPlan {
-    /// The mapping may be opened, which can still fail.
+    /// The mapping is allowed; opening it can still fail.
     Open {
         /// The class of the link.
         class: LinkClass,
@@ -28,10 +28,10 @@ pub(super) enum MappingPlan {
     Refused(String),
 }
 
-/// Returns the plans of `me` for all ranks, by rank. The plan for `me` itself is unused.
+/// Returns the plans of rank `me`, indexed by peer rank. The plan for `me` itself is unused.
 ///
 /// # Errors
-/// Those of the driver.
+/// The driver's errors.
 pub(super) fn plans(
     gpu: &Context,
     me: usize,
@@ -69,7 +69,7 @@ pub(super) fn plans(
     (0..peers.len()).map(plan).collect()
 }
 
-/// Returns the refused ranks, with the reasons.
+/// Returns the ranks whose mapping is refused, with the reasons.
 pub(super) fn refusals(plans: &[MappingPlan]) -> Vec<(usize, String)> {
     let refusal = |(rank, plan): (usize, &MappingPlan)| match plan {
         MappingPlan::Refused(reason) => Some((rank, reason.clone())),
@@ -78,11 +78,11 @@ pub(super) fn refusals(plans: &[MappingPlan]) -> Vec<(usize, String)> {
     plans.iter().enumerate().filter_map(refusal).collect()
 }
 
-/// Returns the class of the link over which `own` reaches the memory of `other`; [`LinkClass::Host`] if
-/// the driver offers no peer access.
+/// Returns the class of the link over which `own` reaches the memory of `other`; [`LinkClass::Host`] if the
+/// driver offers no peer access.
 ///
 /// # Errors
-/// Those of the driver.
+/// The driver's errors.
 pub fn link_class(own: &Device, other: &Device) -> Result<LinkClass> {
     if own.uuid == other.uuid {
         return Ok(LinkClass::SameDevice);
@@ -93,7 +93,7 @@ pub fn link_class(own: &Device, other: &Device) -> Result<LinkClass> {
     })
 }
 
-/// Asks the driver for the link between two different GPUs.
+/// Queries the driver for the link between two different GPUs.
 fn link(own: &Device, other: &Device) -> Result<MappingPlan> {
     if !own.can_access(other)? {
         return Ok(MappingPlan::Refused(format!(
@@ -127,7 +127,7 @@ fn link(own: &Device, other: &Device) -> Result<MappingPlan> {
 /// Exports the IPC handle by which other processes open `memory`.
 ///
 /// # Errors
-/// Those of the driver.
+/// The driver's errors.
 pub(super) fn export(memory: &DeviceMemory) -> Result<[u8; IPC_HANDLE_BYTES]> {
     let handle = IpcHandle::export(memory.context(), memory.address(), memory.bytes())?;
     Ok(handle.to_bytes())
@@ -136,17 +136,17 @@ pub(super) fn export(memory: &DeviceMemory) -> Result<[u8; IPC_HANDLE_BYTES]> {
 /// A peer's inbox, mapped for this rank's GPU until the mapping is dropped.
 #[derive(Debug)]
 pub(super) enum PeerMapping {
-    /// Memory of a rank of this process.
+    /// Memory of a rank of this process, shared by reference.
     Local(Arc<DeviceMemory>),
-    /// Memory of another process.
+    /// Memory of another process, mapped by an IPC handle.
     Ipc(IpcMemory),
 }
 
 impl PeerMapping {
-    /// Maps an inbox of at least `bytes` bytes.
+    /// Maps a peer's inbox of at least `bytes` bytes.
     ///
     /// # Errors
-    /// Those of the driver; unsupported if it refuses peer access; mismatch if the memory is
+    /// The driver's errors; unsupported if it refuses peer access; mismatch if the memory is
     /// smaller.
     pub fn open(
         gpu: &Arc<Context>,

@@ -4,7 +4,7 @@
 //! GPU. The peer buffers of one reader are its inbox. Ranks of one process pass addresses and enable peer
 //! access; ranks of different processes open CUDA IPC handles. Some systems offer peer access and deliver
 //! wrong data, so each pair is probed with a pattern first. If peer access is refused, fails or is
-//! switched off, the peer buffers of the pair are in pinned host memory; the log and [`GpuLinks::paths`]
+//! switched off, the peer buffers of the pair are in pinned host memory. The log and [`GpuLinks::paths`]
 //! give the reason.
 //!
 //! Ranks of different hosts have peer buffers in pinned memory of both hosts. The engine's proxy carries
@@ -39,7 +39,7 @@ use mapping::PeerMapping;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// The transport that reports name for calls over peer memory.
+/// Transport that reports name for a call over peer memory.
 pub const KIND: TransportKind = TransportKind::Cuda;
 
 /// The connections of one GPU rank: the addresses of its peer buffers, and the memory they are in.
@@ -50,7 +50,8 @@ pub const KIND: TransportKind = TransportKind::Cuda;
 /// memory that another process maps.
 #[derive(Debug)]
 pub struct GpuLinks {
-    // Fields are dropped in order: mappings of peers' memory before this rank's memory.
+    // Mappings of peers' memory. The field comes before this rank's memory, because fields are
+    // dropped in order.
     mappings: Mutex<Vec<(usize, PeerMapping)>>,
     host: Option<HostPeerBuffers>,
     network: Mutex<Option<Network>>,
@@ -70,14 +71,14 @@ pub struct GpuLinks {
     pub paths: Vec<Option<PeerPath>>,
     /// The slowest link between any two ranks of a host, equal on all ranks.
     pub slowest: LinkClass,
-    /// Whether all GPUs have one compute capability that keeps lines of 128 bytes whole; equal on all
-    /// ranks.
+    /// Whether all GPUs have a compute capability of [`paths::GPUS_THAT_KEEP_LINES_WHOLE`], and all have the
+    /// same one. Equal on all ranks.
     gpus_keep_lines_whole: bool,
-    /// Device memory of this rank: its inbox, cursors and epochs.
+    /// Bytes of this rank's device memory: its inbox, cursors and epochs.
     pub device_bytes: usize,
-    /// Pinned host memory of this rank: peer buffers of pairs without peer access, and control words.
+    /// Bytes of this rank's pinned host memory: peer buffers of pairs without peer access, and control words.
     pub pinned_bytes: usize,
-    /// Host memory of this rank: slots of the connections to other hosts.
+    /// Bytes of this rank's host memory: slots of the connections to other hosts.
     pub connection_bytes: usize,
 }
 
@@ -87,7 +88,8 @@ impl GpuLinks {
         self.shape.nranks()
     }
 
-    /// Returns the bytes of this rank's peer buffers and connections, in device and host memory.
+    /// Returns the total size of this rank's peer buffers and connections in device and host
+    /// memory, in bytes.
     pub fn buffer_bytes(&self) -> usize {
         self.device_bytes + self.pinned_bytes + self.connection_bytes
     }
@@ -98,15 +100,16 @@ impl GpuLinks {
         self.private.address()
     }
 
-    /// Returns the device addresses of the sequence numbers of fused kernels, initially zero: two 64-bit words
-    /// for kernels that send packets, and two for kernels that send lines. They are separate, because each
-    /// refreshes its own area once in a number of its own calls (`REFRESH_PERIOD` of the kernels).
+    /// Returns the device addresses of the call counters of fused kernels, initially zero. Kernels that send
+    /// packets and kernels that send lines have two 64-bit words each. The counters are separate, because
+    /// each kind of kernel refreshes its own area once in a number of its own calls (`REFRESH_PERIOD` of the
+    /// kernels).
     pub fn epochs(&self) -> [u64; 2] {
         let first = self.private.address() + CURSORS_BYTES as u64;
         [first, first + 16]
     }
 
-    /// Returns the words that the host and this rank's kernels share.
+    /// Returns the control words, which the host and this rank's kernels share.
     pub fn control(&self) -> &ControlWords {
         &self.control
     }
@@ -127,14 +130,14 @@ impl GpuLinks {
         }
     }
 
-    /// Takes the connections to other hosts, for the proxy. Returns `None` on one host, and from the second
-    /// call on.
+    /// Moves the connections to other hosts out of the links, for the proxy. Returns `None` if all ranks
+    /// share one host, and from the second call on.
     pub fn take_network(&self) -> Option<Network> {
         let network = self.network.lock();
         network.unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Whether the ll128 protocol works between all ranks of each host; equal on all ranks.
+    /// Returns whether the ll128 protocol works between all ranks of each host; equal on all ranks.
     pub fn lines_arrive_whole(&self) -> bool {
         self.gpus_keep_lines_whole && self.slowest.keeps_lines_whole()
     }
@@ -154,8 +157,8 @@ impl GpuLinks {
         mappings.len() < all
     }
 
-    /// Whether ranks of this process still map this rank's memory. If the links are dropped while they do,
-    /// the last of these ranks frees the memory, and waits for the kernels of this rank's GPU.
+    /// Returns whether ranks of this process still map this rank's memory. If the links are dropped while
+    /// they do, the last of these ranks frees the memory, and waits for the kernels of this rank's GPU.
     pub fn is_mapped_by_peers(&self) -> bool {
         let memory = self.memory.as_ref();
         memory.is_some_and(|memory| Arc::strong_count(memory) > 1)

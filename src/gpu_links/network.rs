@@ -25,7 +25,8 @@ use crate::transport::{self, ConnectContext, Links};
 use crate::types::TransportKind;
 use std::sync::{Arc, Mutex};
 
-/// Slots of a connection of the host transport: one is filled or emptied while the other travels.
+/// Number of slots per direction of a connection: while one slot is in the network, the other is
+/// filled or emptied.
 const SLOTS: usize = 2;
 
 /// The connections to ranks of other hosts, and the peer buffers that kernels use for them.
@@ -55,18 +56,20 @@ impl Network {
 pub(super) fn layout(hosts: &Hosts, config: &Config) -> Result<PeerBufferLayout> {
     let ranks = |host| hosts.ranks(host).len();
     let nranks: usize = (0..hosts.count()).map(ranks).sum();
-    // Ranks of the smallest host take most, because a rank of another host takes more than one of the
-    // same host.
+    // Ranks of the smallest host need the most memory, because a peer on another host takes more memory than
+    // a peer on this host.
     let least = (0..hosts.count()).map(ranks).min().unwrap_or(nranks);
     let (same_host, other_hosts) = (least.saturating_sub(1), nranks - least);
     let channels = config.gpu_channels_for(hosts.count());
-    // Proxies carry slots only, so no call of such a communicator uses lines.
+    // Proxies carry messages in slots only, so no call of a communicator on several hosts uses
+    // lines.
     PeerBufferLayout::within(nranks, config.buffer_bytes, channels, false, |shape| {
         same_host * shape.bytes() + other_hosts * network_bytes(shape) + PRIVATE_BYTES
     })
 }
 
-/// Returns the bytes for a rank of another host: two peer buffers, and slots in both directions.
+/// Returns the memory for one rank of another host in bytes: two peer buffers, and slots in both
+/// directions.
 fn network_bytes(shape: &PeerBufferLayout) -> usize {
     let fifo = shape.fifo(Protocol::Simple);
     let slot = LINE_BYTES + fifo.slot_bytes as usize;
@@ -103,7 +106,8 @@ pub(super) fn connect(
         (links.inbox[peer], links.outbox[peer]) = buffers.addresses();
         links.paths[peer] = Some(PeerPath::Network { transport });
         links.pinned_bytes += 2 * links.shape.bytes();
-        // Kernels may use the peer buffers after the proxy has ended.
+        // The links keep the peer buffers too, because kernels may use them after the proxy has
+        // ended.
         links.staging.push(buffers.clone());
     }
     line(
@@ -142,8 +146,9 @@ fn names(links: &Links) -> String {
     kinds.join(" and ")
 }
 
-/// Returns the settings of the host transport: as many channels as kernels have, slots of the size of a
-/// kernel's slots, and as many sockets between two ranks as for host buffers, at least one per channel.
+/// Returns the settings of the host transport. It has as many channels as kernels have, and slots of the size
+/// of a kernel's slots. It has as many sockets between two ranks as for host buffers, but at least one per
+/// channel.
 fn config_of(config: &Config, shape: &PeerBufferLayout) -> Config {
     let fifo = shape.fifo(Protocol::Simple);
     let channels = fifo.channels as usize;
@@ -152,7 +157,7 @@ fn config_of(config: &Config, shape: &PeerBufferLayout) -> Config {
         slots: SLOTS,
         slot_bytes: fifo.slot_bytes as usize,
         tcp_sockets: (config.channels * config.tcp_sockets).div_ceil(channels),
-        // `layout` has counted these slots in the budget.
+        // No further limit applies, because `layout` has already counted these slots in the budget.
         buffer_bytes: usize::MAX,
         transport: config.transport.filter(|&kind| kind != super::KIND),
         ..config.clone()

@@ -5,13 +5,14 @@ use crate::error::Result;
 use crate::gpu::probe::Probe;
 use crate::mem::PeerBufferLayout;
 
-/// Writes and compares patterns: kernels on a GPU, or in tests code that damages data.
+/// Writes and compares patterns. GPU kernels implement it; tests implement it by code that damages
+/// data.
 pub(super) trait PathProbe {
-    /// Writes the pattern of `seed` to `words` 64-bit words at `address`, and returns when the words
-    /// have arrived.
+    /// Writes the pattern of `seed` to `words` 64-bit words at `address`, and returns when the words have
+    /// arrived.
     ///
     /// # Errors
-    /// Timeout; those of the driver.
+    /// Timeout; the driver's errors.
     ///
     /// # Safety
     /// The words are mapped, and no other code accesses them during the call.
@@ -20,7 +21,7 @@ pub(super) trait PathProbe {
     /// Returns the number of words that differ from the pattern of `seed`.
     ///
     /// # Errors
-    /// Timeout; those of the driver.
+    /// Timeout; the driver's errors.
     ///
     /// # Safety
     /// See [`PathProbe::write`].
@@ -39,7 +40,7 @@ impl PathProbe for Probe {
     }
 }
 
-/// A peer buffer under a path probe.
+/// A peer buffer whose path is probed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ProbedPeerBuffer<'a> {
     /// The rank that writes.
@@ -50,19 +51,18 @@ pub(super) struct ProbedPeerBuffer<'a> {
     pub address: u64,
     /// Layout of the peer buffer.
     pub shape: &'a PeerBufferLayout,
-    /// A number that ranks of other communicators do not use.
+    /// A number that differs between communicators, so that old patterns do not pass.
     pub nonce: u64,
 }
 
 impl ProbedPeerBuffer<'_> {
-    /// Writes the pattern.
+    /// Writes the pattern of this pair to the peer buffer.
     ///
     /// # Errors
     /// See [`PathProbe::write`].
     ///
     /// # Safety
-    /// A peer buffer of this layout is mapped at the address, and no other code accesses it during the
-    /// call.
+    /// A peer buffer of this layout is mapped at the address, and no other code accesses it during the call.
     pub unsafe fn write_pattern(self, probe: &dyn PathProbe) -> Result<()> {
         for (address, words, seed) in self.ranges() {
             // SAFETY: the layout has the range, and the caller guarantees that the peer buffer is mapped
@@ -72,7 +72,7 @@ impl ProbedPeerBuffer<'_> {
         Ok(())
     }
 
-    /// Returns the number of words that arrived wrong.
+    /// Returns the number of words of the peer buffer that arrived wrong.
     ///
     /// # Errors
     /// See [`PathProbe::count_wrong`].
@@ -89,8 +89,8 @@ impl ProbedPeerBuffer<'_> {
         Ok(wrong)
     }
 
-    /// Returns address, words and seed of each probed range. Seeds differ by pair and range, so that
-    /// data of another pair does not pass for the right data.
+    /// Returns address, number of words and seed of each probed range. Seeds differ by pair and range, so
+    /// that data of another pair does not pass for the right data.
     fn ranges(self) -> [(u64, u64, u64); 2] {
         let pair = ((self.writer as u64) << 32) | ((self.reader as u64) << 8);
         let mut range = 0;

@@ -1,4 +1,4 @@
-//! The path of each pair of GPUs: a pure function of the reports of all ranks, so that all ranks find
+//! The path of each pair of GPUs. It is a pure function of the reports of all ranks, so that all ranks find
 //! the same path for every pair.
 
 use crate::schedule::Hosts;
@@ -10,19 +10,21 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum LinkClass {
-    /// No link: both ranks use one GPU.
+    /// Both ranks use one GPU, so there is no link.
     SameDevice = 0,
-    /// A link with native atomics, as NVLink has them. A line of 128 bytes arrives whole.
+    /// A link with native atomics, as NVLink has them. A line of 128 bytes arrives as a whole.
     NvLink = 1,
-    /// PCIe, or unknown because this process does not see the other GPU. The link may tear lines.
+    /// PCIe, or unknown because this process does not see the other GPU. A line of 128 bytes may
+    /// arrive in pieces.
     Pcie = 2,
-    /// Pinned memory of the host.
+    /// Pinned host memory, used instead of a link between the GPUs.
     Host = 3,
 }
 
 /// Compute capabilities of GPUs that keep lines whole: another GPU sees the 128 bytes that a warp stores
-/// together at once. No document promises this. Capability 9.0 is tested here. On all three, NCCL 2.28
-/// selects LL128 by default (`src/graph/tuning.cc`). On other GPUs stale words could pass for a message.
+/// together at once. No document promises this. The tests of this project cover capability 9.0. For all
+/// three, NCCL 2.28 selects LL128 by default (`src/graph/tuning.cc`). On other GPUs stale words could pass
+/// for a message.
 pub const GPUS_THAT_KEEP_LINES_WHOLE: [(u32, u32); 3] = [(8, 0), (9, 0), (10, 0)];
 
 impl LinkClass {
@@ -33,7 +35,7 @@ impl LinkClass {
         LinkClass::Host,
     ];
 
-    /// Returns the name for logs and reports.
+    /// Returns the name of the link class for logs and reports.
     pub fn name(self) -> &'static str {
         match self {
             LinkClass::SameDevice => "same GPU",
@@ -43,8 +45,8 @@ impl LinkClass {
         }
     }
 
-    /// Whether the link keeps lines whole between GPUs of `GPUS_THAT_KEEP_LINES_WHOLE`, as the ll128
-    /// protocol needs.
+    /// Returns whether the link keeps lines whole between GPUs of `GPUS_THAT_KEEP_LINES_WHOLE`. The ll128
+    /// protocol needs whole lines.
     pub fn keeps_lines_whole(self) -> bool {
         self <= LinkClass::NvLink
     }
@@ -60,7 +62,7 @@ impl fmt::Display for LinkClass {
     }
 }
 
-/// The place of the peer buffers of a pair of ranks, equal for both directions.
+/// Where the peer buffers of a pair of ranks lie, equal for both directions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PeerPath {
     /// In memory of the GPU that both ranks use.
@@ -104,7 +106,7 @@ impl PeerPath {
         }
     }
 
-    /// Returns the path for reports, without the reason of a failure.
+    /// Returns a name of the path for reports; it leaves out the reason of a failure.
     pub fn name(&self) -> String {
         match self {
             PeerPath::Network { .. } => self.to_string(),
@@ -148,7 +150,8 @@ impl PathFailures {
         }
     }
 
-    /// Returns the reason why two ranks have no peer access; `None` if they may have it.
+    /// Returns the reason why two ranks have no peer access; `None` if no failure was recorded for
+    /// them.
     pub fn between(&self, one: usize, two: usize) -> Option<&str> {
         let pair = (one.min(two), one.max(two));
         self.pairs.get(&pair).map(String::as_str)
@@ -180,8 +183,8 @@ impl PathFailures {
         others.filter(|&peer| selects(peer)).collect()
     }
 
-    /// Returns each reason with the higher ranks that it separates from `me`, so that one rank of each
-    /// pair logs it.
+    /// Returns the failures between `me` and higher ranks, grouped by reason, so that one rank of each pair
+    /// logs them.
     pub fn with_higher_ranks(&self, me: usize) -> Vec<(&str, Vec<usize>)> {
         let mut found: Vec<(&str, Vec<usize>)> = Vec::new();
         for (&(_, high), reason) in self.pairs.range((me, 0)..(me + 1, 0)) {

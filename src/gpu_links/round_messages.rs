@@ -6,8 +6,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::IPC_HANDLE_BYTES;
 use crate::wire::{Damaged, Reader, WireResult, Writer};
 
-/// Most bytes of a reason in a message, so that every message has a bound. Error sentences of drivers are
-/// shorter.
+/// Largest size of a reason in a message in bytes, so that messages have a bounded size. Error sentences of
+/// drivers are shorter.
 const MAX_REASON_BYTES: usize = 400;
 
 /// Returns the error of a message from `peer` that cannot be decoded.
@@ -28,9 +28,9 @@ pub(super) struct GpuInfo {
     pub uuid: [u8; 16],
     /// Ordinal of the GPU in the rank's process.
     pub ordinal: u32,
-    /// Compute capability.
+    /// Compute capability, (9, 0) for sm_90.
     pub capability: (u32, u32),
-    /// `CINCH_P2P_DISABLE` of the rank.
+    /// Setting `CINCH_P2P_DISABLE` of the rank.
     pub p2p_disable: bool,
 }
 
@@ -59,7 +59,7 @@ impl GpuInfo {
         })
     }
 
-    /// Reads the GPUs of all ranks.
+    /// Decodes the messages of all ranks into their GPUs.
     ///
     /// # Errors
     /// Mismatch, naming a rank, if its message is malformed. All ranks return this error alike.
@@ -70,10 +70,10 @@ impl GpuInfo {
     }
 }
 
-/// The paths of a rank to its peers, as the rank reports them in a round.
+/// State of a rank's paths to its peers, which the rank reports in a round.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PathReport {
-    /// Peers without a path, each with the reason.
+    /// Peers whose path failed, each with the reason.
     pub failures: Vec<(usize, String)>,
     /// The slowest link among the paths that have not failed.
     pub slowest: LinkClass,
@@ -112,7 +112,8 @@ impl PathReport {
 /// A handle by which peers map a rank's memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct MemoryHandle {
-    /// Number in the [local registry](super::local_registry); 0 if no peer is in the rank's process.
+    /// Number of the memory in the [local registry](super::local_registry); 0 if no peer is in the rank's
+    /// process.
     pub registration: u64,
     /// Handle for other processes: a CUDA IPC handle, or in its first 16 bytes the name of the socket that
     /// passes a memfd.

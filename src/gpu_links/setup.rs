@@ -10,7 +10,7 @@ use crate::transport::ConnectContext;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A rank that connects its GPU.
+/// State of a rank while it connects its GPU.
 pub(super) struct LinkSetup<'a> {
     pub context: &'a ConnectContext<'a>,
     pub gpu: &'a Arc<Context>,
@@ -36,7 +36,7 @@ impl<'a> LinkSetup<'a> {
         self.peers.len()
     }
 
-    /// Whether `peer` is a rank of this process.
+    /// Returns whether `peer` is a rank of this process.
     pub fn shares_process(&self, peer: usize) -> bool {
         self.peers[peer].process_id == self.peers[self.me].process_id
     }
@@ -60,17 +60,17 @@ impl<'a> LinkSetup<'a> {
         Ok(())
     }
 
-    /// Returns once all ranks have called it.
+    /// Returns once all ranks have called `barrier`.
     pub fn barrier(&self) -> Result<()> {
         self.context.exchange.barrier()
     }
 
-    /// Sends `mine` to all ranks and returns the parts of all ranks, in rank order. A rank that has
-    /// failed sends its error, so that the other ranks fail in this round and not at the deadline.
+    /// Sends `mine` to all ranks and returns the messages of all ranks, in rank order. A rank that has failed
+    /// sends its error, so that the other ranks fail in this round and not at the deadline.
     ///
     /// # Errors
     /// `mine`, if it is an error, after the other ranks have received it; remote, naming the rank that
-    /// failed; those of the exchange.
+    /// failed; the errors of the exchange.
     pub fn round(&self, mine: Result<Vec<u8>>) -> Result<Vec<Vec<u8>>> {
         let exchange = self.context.exchange;
         let all = exchange.gather_results("connect its GPU", &mine)?;
@@ -78,8 +78,8 @@ impl<'a> LinkSetup<'a> {
         all.into_iter().collect()
     }
 
-    /// Exchanges the reports of all ranks and records their failures in rank order, so that all ranks
-    /// record alike. Returns the slowest link of all reports.
+    /// Exchanges the reports of all ranks and records their failures in rank order, so that all ranks record
+    /// equal failures. Returns the slowest link of all reports.
     pub fn agree(
         &self,
         mine: Result<PathReport>,

@@ -20,7 +20,8 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A probe on heap memory that can damage the data of chosen pairs of GPUs, writer first.
+/// A path probe on heap memory. It damages the data of chosen pairs of GPUs; a pair names the
+/// writing GPU first.
 struct HeapProbe {
     machine: Arc<Machine>,
     own: usize,
@@ -56,7 +57,7 @@ impl PathProbe for HeapProbe {
 /// The process of a rank, and the ordinal of the rank's GPU in that process.
 type RankGpu = (u8, u32);
 
-/// Ranks to connect, and their settings.
+/// Ranks that a test connects, and their settings.
 struct Job {
     machine: Arc<Machine>,
     /// GPUs that each process sees; a process without an entry sees all.
@@ -141,8 +142,8 @@ impl Job {
         links.map(|links| links.unwrap()).collect()
     }
 
-    /// Connects the ranks, calls `check` with their links, drops them, and checks that nothing is
-    /// left.
+    /// Connects the ranks, calls `check` with their links, and drops the links. Then checks that no
+    /// memory, mapping or other driver object is left.
     fn check(&self, gpus: &[RankGpu], check: impl FnOnce(&[GpuLinks])) {
         let links = self.links(gpus);
         every_peer_buffer_has_its_own_memory(&links);
@@ -152,7 +153,8 @@ impl Job {
     }
 }
 
-/// Writes every word of every outbox, and checks that the reader's inbox has it and no other inbox.
+/// Writes every word of every outbox. Checks that the word appears in the reader's inbox for this
+/// writer, and in no other inbox.
 fn every_peer_buffer_has_its_own_memory(links: &[GpuLinks]) {
     let nranks = links.len();
     let words = links[0].shape.bytes() as u64 / 8;
@@ -281,7 +283,7 @@ fn ranks_of_several_hosts_have_peer_buffers_on_both_hosts() {
             }
         }
         assert_eq!(one.pinned_bytes, 256 + 2 * remote * one.shape.bytes());
-        // Each channel has two directions of two slots.
+        // Each channel has two slots in each of its two directions.
         assert_eq!(one.connection_bytes, network.links.buffer_bytes);
         assert_eq!(
             one.connection_bytes,
@@ -320,7 +322,8 @@ fn ranks_of_one_gpu_beyond_the_maximum_are_unsupported() {
 #[test]
 fn only_a_refused_pair_has_pinned_host_memory() {
     let mut machine = Machine::new(3);
-    // The driver refuses one direction, which is enough to rule out peer access.
+    // The driver refuses access in one direction only, which is enough to rule out peer access of
+    // the pair.
     machine.refused.insert((2, 0));
     let job = Job::on(machine);
     for gpus in [[(1, 0), (1, 1), (1, 2)], [(1, 0), (2, 1), (3, 2)]] {
@@ -429,7 +432,7 @@ fn a_gpu_that_the_process_does_not_see_has_peer_access() {
         assert_eq!(links[0].paths[1], Some(unknown));
         assert!(!links[1].lines_arrive_whole());
     });
-    // Equal ordinals name different GPUs in the two processes. Links without atomics count as PCIe.
+    // A pair of GPUs whose link has no native atomics counts as PCIe.
     let mut machine = Machine::new(2);
     machine.atomics = false;
     Job::on(machine).check(&[(1, 0), (1, 1)], |links| {
@@ -463,7 +466,7 @@ fn ll128_needs_equal_gpus_that_keep_lines_whole() {
 #[test]
 fn an_error_on_one_rank_reaches_all_ranks() {
     let mut machine = Machine::new(2);
-    // Each GPU has device memory for one rank, not for two.
+    // Each GPU has device memory for one rank, but two ranks share GPU 1.
     machine.memory = 6 << 20;
     let job = Job::on(machine);
     let errors = errors(job.connect(&[(1, 0), (2, 1), (3, 1)]));
@@ -536,7 +539,8 @@ fn unmap_closes_mappings_of_other_processes() {
     assert_eq!(job.machine.left()[2], 0);
 }
 
-/// If the last mapping freed a peer's memory, the driver would wait for kernels of the peer's GPU.
+/// Unmapping must not free a peer's memory: the driver would then wait for kernels of the peer's
+/// GPU.
 #[test]
 fn unmap_local_peers_frees_no_memory() {
     let job = Job::on(Machine::new(2));
@@ -551,7 +555,7 @@ fn unmap_local_peers_frees_no_memory() {
     assert_eq!([0, 1].map(|rank| mapped(&links[rank])), [true, false]);
     assert!(links[1].unmap_local_peers() && !links[1].unmap_local_peers());
     assert!(!links.iter().any(mapped));
-    // The drop frees neither memory nor mappings of other processes.
+    // Unmapping frees neither memory nor mappings of other processes.
     assert_eq!(job.machine.left(), before);
 }
 

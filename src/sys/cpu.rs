@@ -1,6 +1,6 @@
-//! CPU cores, by the kernel's numbers.
+//! CPU cores, by the numbers that the kernel gives them.
 
-/// A set of cores, a bit for each core.
+/// A set of cores: bit n is set if core n belongs to it.
 pub type CoreSet = [u64; 16];
 
 /// Returns the cores that the calling thread may run on. If the kernel does not report them,

@@ -16,18 +16,18 @@ use std::time::Duration;
 /// Interval at which the background thread sweeps values that may not be dropped yet.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Values that wait to be dropped.
+/// A queue of values that must be dropped later.
 #[derive(Debug)]
 pub struct DeferredQueue<T> {
     state: ForkSafe<QueueState<T>>,
-    /// Number of sweeps that were started.
+    /// Number of sweeps that have begun.
     sweeps: AtomicU64,
-    /// Returns whether two values are equal; the queue keeps only the first of equal values.
+    /// Returns whether two values are equal. Among equal values the queue keeps only the first.
     is_same: fn(&T, &T) -> bool,
 }
 
 struct QueueState<T> {
-    /// Values with the process that queued them.
+    /// Queued values, each with the process that queued it.
     values: Vec<(ProcessId, T)>,
     /// Process whose background thread sweeps the queue.
     server: Option<ProcessId>,
@@ -47,7 +47,7 @@ impl<T> DeferredQueue<T> {
         }
     }
 
-    /// Queues `value`, unless the queue already has it.
+    /// Queues `value`, unless the queue already has an equal value.
     pub fn push(&self, value: T) {
         let mut entry = Some((ProcessId::this(), value));
         self.state.with(|state| {
@@ -62,7 +62,7 @@ impl<T> DeferredQueue<T> {
         });
     }
 
-    /// Returns how many queued values `counts` accepts.
+    /// Returns the number of queued values for which `counts` returns true.
     pub fn count(&self, counts: impl Fn(&T) -> bool) -> usize {
         self.state.with(|state| {
             state
@@ -102,7 +102,7 @@ impl<T> DeferredQueue<T> {
     }
 }
 
-/// Drops its value if that is allowed. Returns whether it did.
+/// A closure that drops its value if the value may be dropped now, and returns whether it did.
 type TryDrop = Box<dyn FnMut() -> bool + Send>;
 
 /// Values that the background thread drops.
@@ -148,7 +148,7 @@ fn serve() {
     loop {
         let mut has_dropped = false;
         BACKGROUND.sweep(|mut try_drop| {
-            // A value whose drop panics is gone.
+            // If a drop panics, the value counts as dropped.
             let dropped = catch_unwind(AssertUnwindSafe(&mut try_drop)).unwrap_or(true);
             has_dropped |= dropped;
             (!dropped).then_some(try_drop)
@@ -177,7 +177,7 @@ mod tests {
     use std::sync::mpsc::{Sender, channel};
     use std::thread::ThreadId;
 
-    /// Sends the thread that drops it.
+    /// Reports, when it is dropped, the thread that drops it.
     struct ReportDrop(Sender<ThreadId>);
 
     impl Drop for ReportDrop {
@@ -199,7 +199,8 @@ mod tests {
             drop_in_background(ReportDrop(sender.clone()));
         }
         drop_when((), || panic!("a predicate that fails"));
-        // The thread stays while the queue has values.
+        // The background thread does not end while the queue has values, so one thread dropped all
+        // of them.
         let threads: HashSet<ThreadId> = dropped.iter().take(100).collect();
         assert_eq!(threads.len(), 1);
         assert!(!threads.contains(&std::thread::current().id()));
@@ -220,7 +221,8 @@ mod tests {
         queue.sweep(|value| {
             steps += 1;
             if steps == 1 {
-                // It sees the second value only.
+                // The inner sweep sees only the second value, because the outer sweep holds the
+                // first.
                 let mut seen = Vec::new();
                 queue.sweep(|other| {
                     seen.push(other);
@@ -230,7 +232,8 @@ mod tests {
             }
             (steps < 3).then_some(value)
         });
-        // Two steps of the first pass kept both values, two of the second dropped them.
+        // The first pass calls the closure twice and keeps both values; the repeated pass drops
+        // both.
         assert_eq!((steps, queue.count(|_| true)), (4, 0));
     }
 }

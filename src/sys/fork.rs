@@ -20,7 +20,7 @@ use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Number of forks between the first process with this library and this process.
+/// Number of forks from the first process that loaded this library to this process.
 static FORKS: AtomicU64 = AtomicU64::new(0);
 
 /// Descriptors that a child closes. `fork` runs under the lock, so no descriptor is opened or
@@ -66,23 +66,23 @@ static HANDLERS: AtLeastOnce = AtLeastOnce(AtomicBool::new(false));
 /// Thread that forks and has locked the table for it; 0 for none.
 static FORKING: AtomicU64 = AtomicU64::new(0);
 
-/// Number of runs of `prepare` less runs of `parent` on the forking thread. A fork runs handlers
-/// that were added several times as often, and a handler of another library may itself fork. The
+/// Nesting depth: calls of `prepare` minus calls of `parent` on the forking thread. A fork calls
+/// each handler as often as it was added, and a handler of another library may itself fork. The
 /// table stays locked until the outermost fork is over.
 static DEPTH: AtomicU64 = AtomicU64::new(0);
 
-/// Whether `child` has closed the descriptors after the present fork.
+/// Whether `child` has closed the descriptors after the current fork.
 static CHILD_HAS_CLOSED: AtomicBool = AtomicBool::new(false);
 
-/// An action that runs once, or at the same time on several threads. No thread waits for another: a
-/// forked child has only the thread that forked.
+/// An action that runs at least once. Several threads that arrive together each run it. No thread
+/// waits for another, because a forked child has only the thread that forked.
 struct AtLeastOnce(AtomicBool);
 
 impl AtLeastOnce {
     /// Runs `work` unless a thread has completed it, in this process or in the process from which
     /// it was forked.
     fn ensure(&self, work: impl FnOnce()) {
-        // SYNC POINT handlers: pairs with the release below.
+        // SYNC POINT handlers: pairs with the release store below.
         if !self.0.load(Ordering::Acquire) {
             work();
             // SYNC POINT handlers: publishes the installed handlers to a thread that skips `work`
@@ -110,9 +110,10 @@ fn install() {
     HANDLERS.ensure(add_handlers);
 }
 
-/// Adds the handlers, perhaps a second time: several threads may come first together, and a child
-/// may not know of its parent's handlers. Then the first run of each handler does the work. For one
-/// fork the C library runs all three handlers of an addition, or none.
+/// Adds the handlers, perhaps a second time: several threads may call this together, and a child
+/// may not know that its parent added them. If they were added twice, the first run of each handler
+/// does the work. In one fork, the C library runs either all three handlers of one addition or
+/// none.
 fn add_handlers() {
     // SAFETY: the handlers live as long as the library, and make only calls that are legal in a
     // child of a process with threads.
@@ -136,8 +137,8 @@ fn this_thread() -> u64 {
     unsafe { libc::pthread_self() }
 }
 
-/// Whether this thread has locked the table for a fork. A relaxed load is enough: only this thread
-/// stores its own number.
+/// Returns whether this thread has locked the table for a fork. A relaxed load is enough, because
+/// only this thread stores its own number.
 fn is_forking() -> bool {
     FORKING.load(Ordering::Relaxed) == this_thread()
 }
@@ -188,7 +189,7 @@ pub(super) fn without_fork<R>(work: impl FnOnce() -> R) -> R {
     TABLE.with(|_| work())
 }
 
-/// The process that made an object.
+/// Identity of the process that made an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessId(u64);
 
@@ -199,14 +200,14 @@ impl ProcessId {
         ProcessId(FORKS.load(Ordering::Relaxed))
     }
 
-    /// Whether this process made the object, and not a process from which it was forked. Costs one
-    /// relaxed load.
+    /// Returns whether the current process made the object, rather than a process from which it was
+    /// forked. Costs one relaxed load.
     #[inline]
     pub fn is_this(self) -> bool {
         self.0 == FORKS.load(Ordering::Relaxed)
     }
 
-    /// Fails in a forked child of the process.
+    /// Fails if the current process is a forked child of the process that made the object.
     ///
     /// # Errors
     /// Invalid usage in a child that was forked after the object was made.
@@ -222,7 +223,7 @@ impl ProcessId {
     }
 }
 
-/// A value that only the process that made it drops; a forked child leaks it.
+/// A value that is dropped only in the process that made it; a forked child leaks it.
 pub struct ForkOwned<T> {
     owner: ProcessId,
     value: ManuallyDrop<T>,
@@ -289,7 +290,8 @@ impl<T: AsRawFd> CloseOnFork<T> {
         })
     }
 
-    /// Lists the descriptor under the lock, so that no fork comes between the list and the owner.
+    /// Adds the descriptor to the table under the lock, so that no fork falls between opening and
+    /// listing it.
     fn listed(opened: T, descriptors: &mut Vec<RawFd>) -> CloseOnFork<T> {
         descriptors.push(opened.as_raw_fd());
         CloseOnFork {
@@ -299,8 +301,8 @@ impl<T: AsRawFd> CloseOnFork<T> {
     }
 }
 
-/// A child that is forked after the descriptor was opened and before this call keeps the
-/// descriptor.
+/// A child that is forked after the descriptor was opened and before this conversion keeps the
+/// descriptor open.
 impl<T: AsRawFd> From<T> for CloseOnFork<T> {
     fn from(opened: T) -> CloseOnFork<T> {
         TABLE.with(|descriptors| CloseOnFork::listed(opened, descriptors))
@@ -358,7 +360,7 @@ pub(crate) mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::time::Duration;
 
-    /// Whether the loader has run `at_load`.
+    /// Whether the dynamic loader has run `at_load`.
     pub(super) static LOADED: AtomicBool = AtomicBool::new(false);
 
     #[test]
@@ -371,7 +373,7 @@ pub(crate) mod tests {
     }
 
     fn is_open(descriptor: RawFd) -> bool {
-        // SAFETY: `fcntl` accepts any number.
+        // SAFETY: `fcntl` accepts any number as a descriptor, and F_GETFD changes nothing.
         unsafe { libc::fcntl(descriptor, libc::F_GETFD) >= 0 }
     }
 
@@ -395,8 +397,8 @@ pub(crate) mod tests {
         }
     }
 
-    /// Sets the most descriptors that this process may open, and returns the limit before. The
-    /// caller is a child, or restores the limit.
+    /// Sets the limit of open descriptors of this process, and returns the previous limit. The
+    /// caller is a forked child, or restores the limit.
     pub(crate) fn limit_descriptors(to: u64) -> u64 {
         let mut limit = libc::rlimit {
             rlim_cur: 0,
@@ -432,7 +434,7 @@ pub(crate) mod tests {
     fn child_closes_listed_descriptors_only() {
         let (plain, kept) = (null(), CloseOnFork::open(|| Ok::<_, ()>(null())).unwrap());
         drop(CloseOnFork::from(null()));
-        // Reuses, very likely, the number that has just become free.
+        // This descriptor very likely reuses the number of the descriptor that was closed last.
         let again = null();
         let numbers = [&plain, &*kept, &again].map(|one| one.as_raw_fd());
         assert!(in_child(|| numbers.map(is_open) == [true, false, true]));
@@ -457,7 +459,7 @@ pub(crate) mod tests {
             unsafe { libc::dup2(other.as_raw_fd(), number) };
             drop(kept);
             drop(ours);
-            // The descriptor that now has the number stays open.
+            // The unrelated descriptor that reuses the number stays open.
             is_open(number) && owner.check().is_err() && ProcessId::this().is_this()
         }));
         assert!(owner.check().is_ok());

@@ -15,7 +15,7 @@ pub struct ForkSafe<T>(UnsafeCell<T>);
 unsafe impl<T: Send> Sync for ForkSafe<T> {}
 
 impl<T> ForkSafe<T> {
-    /// Makes a value, usually for a static.
+    /// Makes a value, typically for a static.
     pub const fn new(value: T) -> ForkSafe<T> {
         ForkSafe(UnsafeCell::new(value))
     }
@@ -43,7 +43,7 @@ impl<T> fmt::Debug for ForkSafe<T> {
 pub struct ForkSafeOnce<T>(OnceLock<T>);
 
 impl<T> ForkSafeOnce<T> {
-    /// Makes an empty cell, usually for a static.
+    /// Makes an empty cell, typically for a static.
     pub const fn new() -> ForkSafeOnce<T> {
         ForkSafeOnce(OnceLock::new())
     }
@@ -53,11 +53,12 @@ impl<T> ForkSafeOnce<T> {
         self.0.get()
     }
 
-    /// Sets the value unless it is set. Returns whether this call has set it.
+    /// Sets the value if no value is set. Returns whether this call has set it.
     pub fn try_set(&self, value: T) -> bool {
         let mut value = Some(value);
         without_fork(|| {
-            // Drops no value under the lock: a drop may take long, and forks would wait for it.
+            // A rejected value is dropped after the lock is released: a drop may take long, and
+            // forks would wait for it.
             if self.0.get().is_none() {
                 value = value.take().and_then(|value| self.0.set(value).err());
             }
@@ -65,8 +66,8 @@ impl<T> ForkSafeOnce<T> {
         value.is_none()
     }
 
-    /// Returns the value, and sets it to the result of `make` first if it is not set. Threads that
-    /// arrive together may all call `make`; the first result counts.
+    /// Returns the value; if none is set, first sets it to the result of `make`. Threads that
+    /// arrive together may all call `make`; the first result is kept.
     pub fn get_or_init(&self, make: impl FnOnce() -> T) -> &T {
         if self.get().is_none() {
             self.try_set(make());

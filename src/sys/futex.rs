@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// Sleeps until another thread wakes `word`, at most `limit`. Returns at once if `word` differs
-/// from `expected`, and may return early for no reason: callers check their condition again.
+/// Sleeps until another thread wakes `word`, at most `limit`. Returns immediately if `word` differs
+/// from `expected`, and may return early for no reason, so callers check their condition again.
 ///
 /// # Safety
 /// `word` is mapped and 4-byte aligned during the call.

@@ -2,16 +2,16 @@
 
 use std::ffi::{CStr, c_void};
 
-/// A shared library that is never closed: such libraries start threads and register callbacks that
-/// outlive any handle.
+/// A shared library that is never unloaded, because such libraries start threads and register
+/// callbacks that outlive any handle.
 pub(super) struct Library {
     handle: *mut c_void,
     name: String,
 }
 
-// SAFETY: the handle serves `dlsym` only, which any number of threads may call at once.
+// SAFETY: the handle is only passed to `dlsym`, which any number of threads may call at once.
 unsafe impl Send for Library {}
-// SAFETY: the handle serves `dlsym` only, which any number of threads may call at once.
+// SAFETY: the handle is only passed to `dlsym`, which any number of threads may call at once.
 unsafe impl Sync for Library {}
 
 impl Library {
@@ -32,7 +32,7 @@ impl Library {
         })
     }
 
-    /// Whether this process has opened `name` already.
+    /// Returns whether this process has opened `name` already.
     pub fn is_open(name: &CStr) -> bool {
         let flags = libc::RTLD_NOW | libc::RTLD_NOLOAD;
         // SAFETY: `name` is a C string. RTLD_NOLOAD loads nothing, and `dlclose` returns the count
@@ -57,7 +57,7 @@ impl Library {
     }
 }
 
-/// Keeps the shared library with this code loaded, because detached threads run its code.
+/// Keeps the shared library that contains this code loaded, because detached threads run its code.
 pub(super) fn stay_loaded() {
     // SAFETY: `Dl_info` consists of integers and pointers, for which zeros are valid.
     let mut found: libc::Dl_info = unsafe { std::mem::zeroed() };
@@ -154,7 +154,7 @@ macro_rules! function_table {
     };
 }
 
-/// Text of a symbol that a table names by a literal or by an identifier.
+/// Expands to the symbol's name as text; a table gives the name as a literal or as an identifier.
 macro_rules! symbol_name {
     ($symbol:literal) => {
         $symbol

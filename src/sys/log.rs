@@ -9,7 +9,7 @@ use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 
-/// How much is logged. Each level has its readers.
+/// Level of a log line, or the highest level that is logged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
     /// Nothing.
@@ -56,10 +56,10 @@ pub struct Settings<'a> {
 struct Sink {
     level: Level,
     subsystems: Subsystems,
-    /// Used without a lock, because a forked child could find a lock held. Each line is one system
-    /// call.
+    /// The file is used without a lock, because a forked child could find a lock held forever. Each
+    /// line is one system call.
     file: Option<File>,
-    /// Name of the host, if lines have NCCL's format.
+    /// Name of the host if lines have NCCL's format; `None` otherwise.
     as_nccl: Option<String>,
 }
 
@@ -79,12 +79,12 @@ pub fn configure(settings: &Settings<'_>) -> bool {
     decided
 }
 
-/// Whether lines of `level` about initialisation are logged.
+/// Returns whether lines of `level` about initialisation are logged.
 pub fn enabled(level: Level) -> bool {
     enabled_for(Subsystem::Init, level)
 }
 
-/// Whether lines of `level` about `subsystem` are logged.
+/// Returns whether lines of `level` about `subsystem` are logged.
 pub fn enabled_for(subsystem: Subsystem, level: Level) -> bool {
     SINK.get()
         .map_or(level <= Level::Warn, |sink| sink.wants(subsystem, level))
@@ -138,7 +138,7 @@ impl Sink {
     fn write(&self, level: Level, text: Arguments<'_>) {
         let line = self.format(level, text);
         match self.file.as_ref() {
-            // Drops a line that cannot be written: the log must not stop a training run.
+            // A line that cannot be written is lost: the log must not stop a training run.
             Some(mut file) => drop(file.write_all(line.as_bytes())),
             None => stderr::write(&line),
         }
@@ -221,7 +221,7 @@ mod tests {
         std::fs::remove_file(path).unwrap();
     }
 
-    /// Covers children that are forked while other threads write.
+    /// Tests children that are forked while other threads write to the log.
     #[test]
     fn forked_child_logs_without_hanging() {
         let (to_file, _) = Sink::new(&Settings {

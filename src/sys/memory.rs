@@ -1,4 +1,4 @@
-//! Mapped memory, private or shared by descriptor.
+//! Mapped memory, private to this process or shared by a descriptor.
 
 use crate::error::{Error, ErrorKind, Result};
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
@@ -7,7 +7,7 @@ use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 
-/// Bytes of a page; sizes of mappings are multiples of it.
+/// Bytes of a page; the size of every mapping is a multiple.
 pub const PAGE: usize = 4096;
 
 /// Mapped memory, zero until written. A page takes memory from its first access.
@@ -100,7 +100,7 @@ impl Mapping {
         self.len
     }
 
-    /// Whether the mapping has no bytes; it always has some.
+    /// Returns whether the mapping has no bytes, which is never the case.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -138,8 +138,8 @@ pub fn sealed_memfd(len: usize) -> Result<OwnedFd> {
     Ok(memory)
 }
 
-/// Returns the most bytes of a file that this process writes; the limit holds for shared memory
-/// too.
+/// Returns the largest file size in bytes that this process may write. The limit applies to shared
+/// memory too.
 fn file_size_limit() -> u64 {
     // SAFETY: `limit` is plain data, valid as zero, and outlives the call.
     unsafe {
@@ -205,7 +205,7 @@ mod tests {
         assert!(Mapping::shared(&file, 4096).is_err());
     }
 
-    /// Runs in a child, because limit and signal affect the whole process.
+    /// Runs in a forked child, because the limit and the signal affect the whole process.
     #[test]
     fn memfd_beyond_the_file_size_limit_is_an_error() {
         let refused = in_child(|| {

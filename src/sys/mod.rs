@@ -1,5 +1,5 @@
-//! Wrappers of the operating system and of its libraries. Errors are sentences that name the failed
-//! operation.
+//! Wrappers of the operating system's interfaces and of system libraries. Error messages are
+//! sentences that name the failed operation.
 
 pub mod cpu;
 pub mod cuda;

@@ -1,4 +1,4 @@
-//! Child processes, their signals and their cores, and signals of this process.
+//! Child processes with their signals and cores, and the signals of this process.
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -31,7 +31,8 @@ pub fn block_signals() {
     let _ = nix::sys::signal::SigSet::all().thread_block();
 }
 
-/// Makes the child start with no signal blocked, whatever this thread blocks: programs expect that.
+/// Makes the child start with no signal blocked, even if this thread blocks some: programs expect
+/// that.
 pub fn unblock_signals(command: &mut Command) -> &mut Command {
     // SAFETY: between fork and exec the closure makes only async-signal-safe calls. The set is its
     // own, initialised by `sigemptyset`.
@@ -48,7 +49,7 @@ pub fn unblock_signals(command: &mut Command) -> &mut Command {
     }
 }
 
-/// Makes the child start on `core` and stay there.
+/// Makes the child run on `core` only.
 pub fn pin_to_core(command: &mut Command, core: usize) -> &mut Command {
     // SAFETY: between fork and exec `bind` makes one system call and uses only the stack.
     unsafe { command.pre_exec(move || super::cpu::bind(core)) }
@@ -61,7 +62,8 @@ pub fn restore_child_signal() {
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
 }
 
-/// Whether this process ignores `signal`, as `nohup` and the shell's background jobs arrange.
+/// Returns whether this process ignores `signal`, as `nohup` and the shell's background jobs
+/// arrange.
 pub fn ignores_signal(signal: i32) -> bool {
     let mut action = std::mem::MaybeUninit::<libc::sigaction>::uninit();
     // SAFETY: without a new action `sigaction` changes nothing, and after success it has
@@ -79,7 +81,8 @@ mod tests {
 
     #[test]
     fn child_is_killed_when_its_parent_ends() {
-        // The spawning thread stands for the parent process, because the kernel watches the thread.
+        // The spawning thread takes the part of the parent process, because the kernel watches the
+        // thread.
         let mut child = std::thread::spawn(|| {
             let mut command = Command::new("sleep");
             die_with_parent(command.arg("600")).spawn().unwrap()

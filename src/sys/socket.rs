@@ -19,7 +19,7 @@ pub type Socket = CloseOnFork<OwnedFd>;
 /// Address of a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Address {
-    /// A name in the abstract UNIX namespace: it has no file, and ends with its socket.
+    /// A name in the abstract UNIX namespace: it has no file, and disappears with its socket.
     Local([u8; 16]),
     /// A TCP port.
     Tcp(SocketAddr),
@@ -49,7 +49,7 @@ pub fn listen(address: &Address) -> io::Result<Socket> {
         }
     }
     // The kernel reduces the length to its own limit. A short queue drops SYN packets when a
-    // thousand ranks connect at once, and each dropped packet costs a second.
+    // thousand ranks connect together, and each dropped packet costs a second.
     nix::sys::socket::listen(&*listener, Backlog::MAXALLOWABLE)?;
     Ok(listener)
 }
@@ -63,7 +63,7 @@ pub fn local_address(socket: &OwnedFd) -> io::Result<SocketAddr> {
     ip_address(&storage).ok_or_else(|| io::ErrorKind::Unsupported.into())
 }
 
-/// Returns the address of the other end. Every UNIX socket gets a name of zeros.
+/// Returns the address of the other end. For every UNIX socket this is a name of zeros.
 ///
 /// # Errors
 /// The system's errors, such as not connected.
@@ -78,7 +78,8 @@ fn ip_address(storage: &SockaddrStorage) -> Option<SocketAddr> {
     v4.map(SocketAddr::V4).or(v6.map(SocketAddr::V6))
 }
 
-/// Whether descriptors or memory are short, so that the call may succeed later.
+/// Returns whether the error is a lack of descriptors or memory, so that the call may succeed
+/// later.
 pub fn is_shortage(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),
@@ -110,7 +111,8 @@ pub fn accept(listener: &OwnedFd) -> io::Result<Option<Socket>> {
         };
         match error.raw_os_error() {
             Some(libc::EAGAIN) => return Ok(None),
-            // accept(2) advises to treat errors of the connection itself like EAGAIN.
+            // The manual page accept(2) advises to treat errors of the accepted connection like
+            // EAGAIN.
             Some(
                 libc::EINTR
                 | libc::ECONNABORTED
@@ -176,13 +178,13 @@ pub fn no_delay(socket: &OwnedFd) -> Result<()> {
         .map_err(|error| Error::system("setting TCP_NODELAY", error))
 }
 
-/// Makes the kernel end an idle connection whose peer's host does not answer, after 1 s and 3
-/// probes of 1 s. The default takes hours. For a connection with unacknowledged data see
-/// [`unacknowledged_time`].
+/// Makes the kernel end an idle connection whose peer's host does not answer: after 1 s and 3
+/// probes of 1 s each. The kernel's default takes hours. For a connection with unacknowledged data
+/// see [`unacknowledged_time`].
 ///
-/// TCP_USER_TIMEOUT does not serve: since Linux 5.11 it also ends a connection whose peer answers
-/// but does not read. A rank may compute, or be stopped, for much longer. Measured: a limit of 3 s
-/// ended such a connection after 3.6 s.
+/// TCP_USER_TIMEOUT cannot be used: since Linux 5.11 it also ends a connection whose peer answers
+/// but does not read. A rank may compute, or be stopped, for much longer. In a measurement, a limit
+/// of 3 s ended such a connection after 3.6 s.
 ///
 /// # Errors
 /// System if an option cannot be set.
@@ -196,9 +198,9 @@ pub fn keep_alive(socket: &OwnedFd) -> Result<()> {
     set().map_err(|error| Error::system("setting keep-alive options", error))
 }
 
-/// Returns the time since the peer's host last acknowledged anything, if data or probes were
-/// repeated at least three times. Returns `None` if the host answers, whether or not its program reads, and for
-/// other sockets than TCP.
+/// Returns the time since the peer's host last acknowledged anything, if data or probes were repeated at
+/// least three times. Returns `None` for a host that answers, even if its program does not read, and for
+/// sockets other than TCP.
 pub fn unacknowledged_time(socket: &OwnedFd) -> Option<Duration> {
     // SAFETY: `tcp_info` is plain data, valid as zero, and `size` is its size. Older kernels fill
     // only a first part of it, which contains the fields that are read.
@@ -353,7 +355,7 @@ pub fn poll(interests: &mut [Interest], limit: Duration) -> Result<usize> {
     }
 }
 
-/// Returns the most descriptors that this process may open.
+/// Returns the largest number of descriptors that this process may have open.
 pub fn descriptor_limit() -> usize {
     // SAFETY: `limit` is plain data, valid as zero, and outlives the call.
     unsafe {

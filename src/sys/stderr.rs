@@ -1,6 +1,6 @@
-//! Lines to standard error that do not pass through the log.
+//! Writes lines to standard error without the log.
 //!
-//! The fork handlers report failures here: the log itself depends on them.
+//! The fork handlers report failures here, because the log itself depends on them.
 
 use std::fmt::Arguments;
 use std::fs::File;
@@ -10,7 +10,7 @@ use std::os::fd::FromRawFd;
 
 /// Writes `text` to standard error.
 ///
-/// The standard library's handle does not serve: a child that is forked while another thread holds
+/// The standard library's handle cannot be used: a child that is forked while another thread holds
 /// the lock of the handle would wait for ever.
 pub(super) fn write(text: &str) {
     // SAFETY: this library never closes standard error, and `ManuallyDrop` keeps `file` from
@@ -20,7 +20,7 @@ pub(super) fn write(text: &str) {
     let _ = (&*file).write_all(text.as_bytes());
 }
 
-/// Returns a line of the log in the library's own format.
+/// Returns a log line in the library's own format, as opposed to NCCL's.
 pub(super) fn log_line(level: &str, text: Arguments<'_>) -> String {
     format!("cinch[{}] {level}: {text}\n", std::process::id())
 }

@@ -1,12 +1,13 @@
-//! ADT's Bitpack layout (compression.md 1.4): the upper bytes of each fp32 number, little endian,
-//! element after element, and nothing else. See [`crate::codec::pack_upper`] for NaN and infinity.
+//! The Bitpack layout of ADT (compression.md 1.4): the upper bytes of each fp32 number, little
+//! endian, element after element, and nothing else. See [`crate::codec::pack_upper`] for NaN and
+//! infinity.
 
 use super::PublishedLayout;
 use crate::codec::{EncodeStats, RoundingRandom, pack_upper, unpack_upper};
 use crate::cpu::Isa;
 use crate::error::{Error, Result};
 
-/// Arrays of `BITS` bits an element: 8, 16 or 24.
+/// Layout of arrays with `BITS` bits per element: 8, 16 or 24.
 #[derive(Debug)]
 pub(super) struct Bitpack<const BITS: usize> {
     pub isa: Isa,
@@ -28,7 +29,7 @@ impl<const BITS: usize> PublishedLayout for Bitpack<BITS> {
         Ok(bytes.len() / each)
     }
 
-    /// Leaves the statistics as they are: packing does not look at the elements.
+    /// Encodes without adding to the statistics, because packing does not look at the values.
     fn encode(&self, x: &[f32], _: RoundingRandom, to: &mut [u8], _: &mut EncodeStats) {
         pack_upper::<BITS>(self.isa, x, to);
     }

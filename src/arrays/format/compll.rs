@@ -1,16 +1,20 @@
-//! CompLL's message layout (compression.md 1.6). A message has these parts, without alignment: a byte with
-//! the bits of a code, a byte with the number of codes that the last byte lacks, smallest and largest element
-//! as fp32, and the codes. The whole array is one block.
+//! The message layout of CompLL (compression.md 1.6). The whole array is one block.
+//!
+//! A message has these parts, without alignment:
+//! - a byte with the number of bits of a code,
+//! - a byte with the number of unused codes in the last byte,
+//! - the smallest and the largest element as fp32,
+//! - the codes.
 
 use super::PublishedLayout;
 use crate::codec::{EncodeStats, RoundingRandom, decode_range, encode_range};
 use crate::cpu::Isa;
 use crate::error::{Error, Result};
 
-/// Bytes in front of the codes.
+/// Bytes of the header, which precedes the codes.
 const HEADER: usize = 10;
 
-/// Messages with codes of `BITS` bits: 1, 2, 4 or 8.
+/// Layout of messages with codes of `BITS` bits: 1, 2, 4 or 8.
 #[derive(Debug)]
 pub(super) struct CompLl<const BITS: usize> {
     /// Whether rounding is stochastic.

@@ -1,8 +1,8 @@
-//! Whole arrays encoded outside a collective: to be sent, filed or read by other programs.
+//! Whole arrays that are encoded outside a collective, to be sent, stored in files or read by other programs.
 //!
-//! [`Layout::Chunk`] has the bytes that a collective puts on the wire for one chunk.
-//! [`Layout::Published`] follows the source of a format, so that other systems' messages can be read
-//! and written: CompLL's message for `minmax*`, ADT's raw Bitpack bytes for `trunc*`.
+//! [`Layout::Chunk`] has the bytes that a collective puts on the wire for one chunk. [`Layout::Published`]
+//! follows the source of a format, so that other systems' messages can be read and written. It is CompLL's
+//! message for `minmax*`, and ADT's raw Bitpack bytes for `trunc*`.
 
 mod bitpack;
 mod compll;
@@ -20,7 +20,8 @@ use std::sync::Arc;
 /// Layout of an encoded array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
-    /// The layout of a chunk in a collective: codes, padding to 16 bytes, numbers of the blocks.
+    /// The layout of a chunk in a collective: all codes, padding to 16 bytes, and the numbers that
+    /// each block adds, such as its scale.
     Chunk,
     /// The layout that the source of the format published.
     Published,
@@ -28,16 +29,16 @@ pub enum Layout {
 
 /// A published layout of whole arrays.
 trait PublishedLayout: Debug + Send + Sync {
-    /// Returns the bytes of `n` encoded elements.
+    /// Returns the size of `n` encoded elements in bytes.
     fn bytes(&self, n: usize) -> usize;
-    /// Returns the element count of an encoded array.
+    /// Returns the number of elements in an encoded array.
     fn count(&self, bytes: &[u8]) -> Result<usize>;
-    /// Encodes into exactly [`PublishedLayout::bytes`].
+    /// Encodes `x` into `to`, which has exactly [`PublishedLayout::bytes`] bytes.
     fn encode(&self, x: &[f32], random: RoundingRandom, to: &mut [u8], stats: &mut EncodeStats);
-    /// Decodes an array with the element count of `y`.
+    /// Decodes an array that has as many elements as `y`.
     fn decode(&self, from: &[u8], y: &mut [f32]);
-    /// Returns the bytes of an element if an encoded array is only its elements, one after the other
-    /// and each independent of the others.
+    /// Returns the bytes of one encoded element if elements are encoded independently and stored one after
+    /// the other. Returns `None` for any other layout.
     fn packed_bytes(&self) -> Option<usize> {
         None
     }
@@ -83,7 +84,7 @@ impl StandAlone {
         })
     }
 
-    /// Returns the bytes of `n` encoded elements.
+    /// Returns the size of `n` encoded elements in bytes.
     pub fn bytes(&self, n: usize) -> usize {
         match &self.form {
             ArrayForm::Chunk(codec) => codec.wire_bytes(n),
@@ -91,11 +92,11 @@ impl StandAlone {
         }
     }
 
-    /// Returns the element count of a whole array in a published layout.
+    /// Returns the number of elements of a whole array in a published layout.
     ///
     /// # Errors
-    /// Invalid argument if `bytes` are not such an array; unsupported in the chunk layout, which does
-    /// not store its count.
+    /// Invalid argument if `bytes` are not such an array; unsupported in the chunk layout, which does not
+    /// store its element count.
     pub fn count(&self, bytes: &[u8]) -> Result<usize> {
         match &self.form {
             ArrayForm::Chunk(_) => Err(Error::new(
@@ -110,9 +111,10 @@ impl StandAlone {
         }
     }
 
-    /// Encodes `x` into the first [`StandAlone::bytes`] of `to` and returns statistics of `x`; for
-    /// packed bytes they are zero. Tensor scales are taken from `x`. With a seed, rounding is
-    /// stochastic, and arrays with the same `draw` draw the same numbers.
+    /// Encodes `x` into the first [`StandAlone::bytes`] bytes of `to`, and returns statistics of
+    /// `x`. The published layout of `trunc*` returns statistics of zero. Tensor scales are computed
+    /// from `x`. With a seed, rounding is stochastic, and arrays with equal `draw` use equal random
+    /// numbers.
     ///
     /// # Errors
     /// Invalid argument if `to` is too short; nothing is written.
@@ -134,7 +136,8 @@ impl StandAlone {
         Ok(stats)
     }
 
-    /// Encodes a part of an array that draws from `random`, on one thread and without statistics.
+    /// Encodes a part of an array with random numbers from `random`, on one thread and without
+    /// statistics.
     ///
     /// # Errors
     /// See [`StandAlone::encode`].
@@ -172,11 +175,11 @@ impl StandAlone {
         codec.encode(Span::whole(x.len()).drawing(random), x, scale, to, stats);
     }
 
-    /// Decodes `y.len()` elements from the first [`StandAlone::bytes`] of `from`.
+    /// Decodes `y.len()` elements from the first [`StandAlone::bytes`] bytes of `from`.
     ///
     /// # Errors
-    /// Invalid argument if `from` is too short, or in a published layout holds another number of
-    /// elements; nothing is written.
+    /// Invalid argument if `from` is too short, or if an array in a published layout has another
+    /// number of elements; nothing is written.
     pub fn decode(&self, from: &[u8], y: &mut [f32]) -> Result<()> {
         let _environment = FloatEnvironment::standard();
         let bytes = self.bytes(y.len());

@@ -1,4 +1,5 @@
-//! Tests whole arrays: published bytes, wrong counts, and arrays of any length.
+//! Tests encodings of whole arrays: published bytes, wrong element counts, and arrays of any
+//! length.
 
 use super::*;
 use crate::cpu::{self, STRANGE};
@@ -55,7 +56,8 @@ fn bitpack_equals_the_published_bytes() {
             [0x9d, 0x3f, 0x49, 0xc0]
         );
         assert_eq!(published("trunc8", isa, &[1.23]), [0x3f]);
-        // trunc16 keeps bits unchanged, so this NaN decodes to infinity.
+        // trunc16 cuts off the lower bits. All set bits of this NaN's mantissa are lower bits, so
+        // it decodes to infinity.
         assert_eq!(published("trunc16", isa, &[faint]), [0x80, 0x7f]);
         let codec = stand_alone("trunc8", Layout::Published, isa);
         let mut y = [0.0; 2];

@@ -1,23 +1,24 @@
-//! Encode and decode of large arrays on several threads.
+//! Encodes and decodes large arrays on several threads.
 //!
-//! Each thread has a run of whole pieces. No byte of an encoding holds elements of two pieces, and neither
-//! blocks nor random draws depend on pieces. So the bytes equal those of a single thread.
+//! Each thread gets a run of whole pieces. No byte of an encoding holds elements of two pieces, and neither
+//! blocks nor random numbers depend on pieces. So the bytes equal those of a single thread.
 
 use super::{ArrayForm, StandAlone};
 use crate::codec::{Codec, EncodeStats, RoundingRandom, Span};
 use crate::types::ScaleRule;
 
-/// Elements of a piece: whole blocks, whole cache lines of codes of one bit, and an encoding that
-/// fits a second-level cache. No smaller part of an array gets a thread.
+/// Number of elements of a piece: a multiple of every block and of the elements in a cache line of
+/// 1-bit codes. The encoding of a piece fits a second-level cache. A thread gets at least one
+/// piece, unless it has the end of the array.
 pub(super) const PIECE: usize = 1 << 16;
 
 impl StandAlone {
-    /// Smallest element count at which an array may be split among threads.
+    /// Smallest number of elements at which an array may be split among threads.
     pub const SPLITS_FROM: usize = PIECE + 1;
 
-    /// Returns the codec on up to `threads` threads, the caller's included; 0 counts as 1. Results
-    /// differ only in the last bits of [`EncodeStats::sum_squares`]. One thread encodes arrays with a
-    /// single scale, which CompLL's message has; one thread decodes that message, too.
+    /// Returns the codec on up to `threads` threads, the caller's included; 0 counts as 1. The number of
+    /// threads only affects the last bits of [`EncodeStats::sum_squares`]. Arrays with a single scale, as in
+    /// CompLL's message, are encoded by one thread. CompLL's message is also decoded by one thread.
     pub fn with_threads(self, threads: usize) -> StandAlone {
         StandAlone {
             threads: threads.max(1),
@@ -25,14 +26,15 @@ impl StandAlone {
         }
     }
 
-    /// Returns the elements of each thread's part of `n`; `n` or more if one thread is enough.
+    /// Returns the number of elements of each thread's part of an array with `n` elements. The
+    /// result is at least `n` if one thread is enough.
     fn part(&self, n: usize) -> usize {
         let pieces = n.div_ceil(PIECE);
         let threads = self.threads.min(pieces).max(1);
         pieces.div_ceil(threads).max(1) * PIECE
     }
 
-    /// Encodes on several threads, or returns `None` if the array is small or the layout forbids it.
+    /// Encodes on several threads. Returns `None` if the array is too small or its layout cannot be split.
     pub(super) fn encode_split(
         &self,
         x: &[f32],
@@ -52,7 +54,8 @@ impl StandAlone {
                 }
                 let codes = (x.len() * form.code_bits).div_ceil(8);
                 let codes = match form.block_numbers {
-                    // The padding belongs to the codes of the last part.
+                    // If the blocks have no numbers, such as scales, the padding at the end belongs
+                    // to the last part.
                     0 => to.len(),
                     _ => codes.next_multiple_of(16),
                 };
@@ -88,8 +91,8 @@ impl StandAlone {
         Some(all)
     }
 
-    /// Decodes on several threads and returns true, or returns false if the array is small or the
-    /// layout forbids it.
+    /// Decodes on several threads. Returns false, and decodes nothing, if the array is too small or
+    /// its layout cannot be split.
     pub(super) fn decode_split(&self, from: &[u8], y: &mut [f32]) -> bool {
         let (n, part) = (y.len(), self.part(y.len()));
         if part >= n {
@@ -114,7 +117,7 @@ impl StandAlone {
     }
 }
 
-/// Encodes a part of a format without blocks, as a chunk of its own.
+/// Encodes a part as a chunk of its own, with a codec whose blocks have no numbers.
 fn encode(codec: &dyn Codec, x: &[f32], random: RoundingRandom, to: &mut [u8]) -> EncodeStats {
     let mut stats = EncodeStats::default();
     let span = Span::whole(x.len()).drawing(random);
@@ -122,8 +125,8 @@ fn encode(codec: &dyn Codec, x: &[f32], random: RoundingRandom, to: &mut [u8]) -
     stats
 }
 
-/// Encodes each piece of a part as a chunk of its own. Copies the piece's codes and numbers to their places in
-/// the chunk of the whole array.
+/// Encodes each piece of a part as a chunk of its own. Then copies the codes and the blocks' numbers to their
+/// places in the chunk of the whole array.
 fn encode_blocks(
     codec: &dyn Codec,
     x: &[f32],
@@ -148,8 +151,8 @@ fn encode_blocks(
     stats
 }
 
-/// Runs each closure on a thread of its own, the first on the caller's, and returns their results in
-/// order. A panic of a closure is passed on.
+/// Runs the first closure on the caller's thread and each other closure on a new thread. Returns their
+/// results in order. A panic of a closure is passed on.
 fn run<T: Send, W: FnOnce() -> T + Send>(works: impl Iterator<Item = W>) -> Vec<T> {
     let mut works = works;
     let Some(first) = works.next() else {
@@ -180,7 +183,8 @@ mod tests {
         (0..n).map(value).collect()
     }
 
-    /// Every codec in both layouts: bytes, numbers and statistics equal those of one thread.
+    /// With every codec in both layouts, the bytes, decoded numbers and statistics of several
+    /// threads equal those of one thread.
     #[test]
     fn several_threads_give_the_bytes_of_one() {
         let mut split = 0;
@@ -216,7 +220,8 @@ mod tests {
                 }
             }
         }
-        // All but arrays below a piece, arrays with a single scale, and CompLL's message.
+        // All arrays were split, except arrays below a piece, arrays with a single scale, and
+        // CompLL's messages.
         assert!(split > 3 * 3 * 40, "{split} encodes were split");
     }
 

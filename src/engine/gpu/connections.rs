@@ -6,30 +6,33 @@ use crate::mem::PeerBufferLayout;
 use std::fmt::Debug;
 use std::time::Duration;
 
-/// The connections of one GPU rank. They stay open as long as the value exists.
+/// The connections of one GPU rank, which stay open until the value is dropped.
 pub trait Connections: Send + Sync + Debug {
     /// Returns the layout of each peer buffer.
     fn shape(&self) -> &PeerBufferLayout;
 
-    /// Returns the kernel's view for `protocol`, with `timeout` as the deadline of each wait.
+    /// Returns the kernel argument for calls that use `protocol`, with `timeout` as the limit of
+    /// each wait.
     fn view(&self, protocol: Protocol, timeout: Duration) -> CommView;
 
-    /// Returns the device addresses of the call counters of fused kernels: for packets, and for lines.
+    /// Returns the device addresses of two call counters: for fused kernels that send packets, and for fused
+    /// kernels that send lines.
     fn epochs(&self) -> [u64; 2];
 
-    /// Aborts all present and later waits of this rank's kernels.
+    /// Aborts all current and later waits of this rank's kernels.
     fn abort(&self);
 
     /// Unmaps memory of other ranks. No kernel may use the connections afterwards.
     fn unmap(&self);
 
-    /// Unmaps memory of other ranks of this process, without a driver call. Returns whether any was mapped.
+    /// Unmaps memory of those ranks that run in this process, without a driver call. Returns whether any was
+    /// mapped.
     fn unmap_local_peers(&self) -> bool;
 
     /// Returns whether ranks of this process still map memory of this rank.
     fn is_mapped_by_peers(&self) -> bool;
 
-    /// Returns the first failure that a kernel has reported.
+    /// Returns the first failure that a kernel has reported; `None` if none has.
     fn trouble(&self) -> Option<Trouble>;
 
     /// Returns whether ll128 works between all ranks. All ranks get the same answer.

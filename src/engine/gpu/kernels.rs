@@ -1,7 +1,7 @@
 //! The kernels of a GPU, loaded before the first launch and found by name.
 //!
-//! Lazy loading could deadlock: the driver may load a kernel only when all running kernels have ended, and one
-//! of them may wait for the new kernel.
+//! Lazy loading could deadlock. The driver may load a kernel only when all running kernels have ended, and
+//! one of those may wait for the new kernel.
 
 use crate::codec::{FUSED_CODECS, KERNEL_CODECS, kernel_family};
 use crate::error::{Error, ErrorKind, Result};
@@ -17,7 +17,8 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 /// Block size of a kernel. A schedule kernel's block drives one channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockShape {
-    /// Threads. A schedule kernel has 64 threads that wait and 32 that publish beside the data movers.
+    /// Threads of a block. In a schedule kernel, 64 of them wait for peers, 32 publish messages, and the
+    /// others move data.
     pub threads: u32,
     /// Bytes of dynamic shared memory, into which codec kernels prefetch.
     pub shared: u32,
@@ -26,8 +27,8 @@ pub struct BlockShape {
 /// Threads of a schedule kernel's block that move no data. A fused kernel has none.
 const CONTROL_THREADS: u32 = 96;
 
-/// Returns the block size of a kernel. The function's thread limit shows which code of the fat binary the driver
-/// selected.
+/// Returns the block size of a kernel. The kernel's thread limit shows which of the fat binary's code the
+/// driver selected.
 pub fn shape(function: &Function) -> BlockShape {
     let (aside, is_coded) = match function.name().strip_prefix("cinch_fused_") {
         Some(does) if !is_through_codec(does) => {
@@ -51,7 +52,7 @@ pub fn shape(function: &Function) -> BlockShape {
     }
 }
 
-/// Returns whether a fused kernel of this name has a codec.
+/// Returns whether the fused kernel with this name has a codec.
 fn is_through_codec(does: &str) -> bool {
     let mut families = FUSED_CODECS.map(kernel_family).into_iter();
     families.any(|family| does.starts_with(family))
@@ -65,7 +66,8 @@ pub struct Kernels {
 }
 
 impl Kernels {
-    /// Returns the kernels of the GPU of `context`. The process's first communicator there loads them.
+    /// Returns the kernels of the GPU of `context`. The first communicator of the process on that GPU loads
+    /// them.
     ///
     /// # Errors
     /// Unsupported if the build has no kernels for this GPU; the driver's errors.
@@ -80,10 +82,11 @@ impl Kernels {
         if let Some(known) = loaded.iter().filter_map(Weak::upgrade).find(same) {
             return Ok(known);
         }
-        // A missing module is an error that states the cause.
+        // This module is loaded by name, because `kernels::load` fails with the cause if the build
+        // has no kernels.
         let mut modules = vec![kernels::load(context, "move")?];
         for fatbin in kernels::fatbins() {
-            // Other modules serve path probes and tests.
+            // Modules with other names serve path probes and tests.
             if ["fused_", "raw_", "coded_"]
                 .iter()
                 .any(|begin| fatbin.name.starts_with(begin))
@@ -137,7 +140,8 @@ impl Kernels {
         })
     }
 
-    /// Returns the blocks that are resident at once, for any schedule kernel and for any fused kernel.
+    /// Returns how many blocks can be resident on the GPU at once, for any schedule kernel and for any fused
+    /// kernel.
     ///
     /// # Errors
     /// Internal if a kernel does not fit a multiprocessor; the driver's errors.
@@ -149,7 +153,8 @@ impl Kernels {
         })
     }
 
-    /// Returns the blocks that are resident at once for any of the selected kernels.
+    /// Returns how many blocks can be resident on the GPU at once, for any kernel whose name
+    /// `counts` accepts.
     fn blocks(&self, counts: impl Fn(&str) -> bool) -> Result<usize> {
         let mut least = u32::MAX;
         let functions = self.functions.values();
@@ -170,7 +175,8 @@ impl Kernels {
     }
 }
 
-/// Rejects a call that no kernel runs on any GPU. All ranks decide alike.
+/// Rejects a call that has no kernel on any GPU. The check depends on the call only, so all ranks
+/// reject it together.
 ///
 /// # Errors
 /// Unsupported if the codec has no kernels or keeps scales from call to call.
@@ -238,7 +244,7 @@ pub fn name_for(plan: &Plan) -> String {
     }
 }
 
-/// Returns every name that [`name_for`] can return.
+/// Returns all names that [`name_for`] can return.
 fn names() -> Vec<String> {
     let suffixes = ["", "_ll", "_ll128"];
     let mut names: Vec<String> = suffixes
@@ -314,8 +320,8 @@ mod tests {
         names
     }
 
-    /// Returns the calls of macros in an entry file, as name and first argument. A list of element types
-    /// becomes a call for each.
+    /// Returns the macro calls in a file of `kernels/entry/`, as name and first argument. A list of element
+    /// types becomes one call for each type.
     fn calls(text: &str) -> Vec<(String, String)> {
         let mut calls = Vec::new();
         for line in text.lines() {

@@ -1,4 +1,4 @@
-//! Launches: from a plan to kernel arguments, and the checks of the caller's stream.
+//! Turns a plan into kernel arguments and a launch, and checks the caller's stream.
 
 use super::GpuCall;
 use super::connections::Connections;
@@ -17,7 +17,7 @@ use crate::types::{
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Packets that a warp stores together.
+/// Number of packets that a warp stores together.
 const WARP_PACKETS: usize = 32;
 
 /// A plan with its packed schedule and kernel.
@@ -33,16 +33,17 @@ pub(super) struct PreparedPlan {
     round: FusedRound,
 }
 
-/// Sizes of one round of a fused kernel, in which every rank sends every other rank a message.
+/// Sizes of one round of a fused kernel. In a round, every rank sends every other rank one message.
 #[derive(Clone, Copy, Debug, Default)]
 struct FusedRound {
-    /// 8-byte words of a message; elements with a codec.
+    /// Number of 8-byte words of a message; with a codec, number of elements.
     words: usize,
-    /// Share of each block: packets of one word, tiles of four lines, or encoded tiles.
+    /// Number of packets of one word, tiles of four lines, or encoded tiles that each thread block
+    /// handles.
     share: usize,
-    /// Lines of an encoded tile, with a codec.
+    /// Number of lines of an encoded tile; 0 without a codec.
     lines: usize,
-    /// `SENDS_PARTS` to `SENDS_SUMS`, with a codec.
+    /// Bits `SENDS_PARTS` to `SENDS_SUMS`; 0 without a codec.
     phases: u8,
 }
 
@@ -68,7 +69,7 @@ impl PreparedPlan {
         }
     }
 
-    /// Returns whether the call is a copy on one GPU: a single rank's call is, unless it has a factor.
+    /// Returns whether the call only copies on this GPU: a single rank's call does, unless it has a factor.
     pub fn only_copies(&self, op: ReduceOp) -> bool {
         let multiplies = self.plan.collective.reduces() && matches!(op, ReduceOp::PreMulSum(_));
         self.plan.pattern.nranks == 1 && !multiplies
@@ -80,7 +81,7 @@ impl PreparedPlan {
         request.feedback.filter(|_| moves)
     }
 
-    /// Adds a call to a launch's work buffer. A graph may replay a captured launch.
+    /// Adds a call to a launch's work buffer. `captured` states that a graph may replay the launch.
     pub fn add_to(
         &self,
         work_buffer: &mut WorkBuffer,
@@ -96,7 +97,8 @@ impl PreparedPlan {
             (work.residuals, work.span) = (place.address, place.span);
         }
         work.codec = codec_words(&self.plan, signature[3]);
-        // All replays carry the sequence number of one call, so the kernel varies the codec's keys.
+        // All replays carry the sequence number of the captured call, so the kernel itself must
+        // vary the codec's keys.
         if captured && self.plan.specs.inter.kind.has_seed() {
             work.flags |= abi::REDRAW;
         }
@@ -127,7 +129,8 @@ impl PreparedPlan {
     }
 }
 
-/// Returns the flag of a launch with programmatic dependent launch: the kernel releases its successor.
+/// Returns the flag by which a kernel lets the next programmatic launch start early; 0 for a serialized
+/// launch.
 fn launch_flag(begin: Launch) -> u8 {
     match begin {
         Launch::Programmatic => abi::LAUNCH_DEPENDENTS,
@@ -142,7 +145,7 @@ pub(super) struct FusedLaunch {
     flags: u8,
     factor: u64,
     codec: abi::CodecWords,
-    /// Address of the residuals, and elements of an array.
+    /// Device address of the residuals, and the number of elements in one array of them.
     residuals: (u64, u64),
     signature: [u64; SIGNATURE_WORDS],
 }
@@ -201,11 +204,11 @@ impl FusedLaunch {
 }
 
 impl FusedRound {
-    /// Returns the sizes for a plan; zeros if a schedule kernel runs it.
+    /// Returns the sizes for a plan that a fused kernel runs, and zeros for any other plan.
     fn new(plan: &Plan) -> FusedRound {
         let elements = match plan.pattern.parts() {
             1 => plan.count,
-            // All parts have one size; the last parts may be shorter.
+            // The first part is as large as any: only the last parts may be shorter.
             _ => plan.geometry.chunk(),
         };
         let words = (elements * plan.dtype.size()).div_ceil(8);
@@ -227,7 +230,7 @@ impl FusedRound {
             },
             (KernelProtocol::FUSED_LL, _) => FusedRound {
                 words,
-                // A warp stores whole lines.
+                // A warp stores whole lines, so each block handles whole warps of packets.
                 share: share(words).next_multiple_of(WARP_PACKETS),
                 ..FusedRound::default()
             },
@@ -236,7 +239,7 @@ impl FusedRound {
     }
 }
 
-/// Returns the phases of a fused kernel with a codec, as flags.
+/// Returns the bits of [`abi::OneshotArgs::phases`] for a fused kernel with a codec.
 fn phases(plan: &Plan) -> u8 {
     match (plan.collective, plan.algorithm) {
         (Collective::AllReduce, Algorithm::Direct) => {
@@ -248,8 +251,8 @@ fn phases(plan: &Plan) -> u8 {
     }
 }
 
-/// Returns 16 bits of hash of a signature for the flags of a fused kernel (ll packets have room for 12). A rank
-/// that makes another call then hardly ever accepts the flags. The hash leaves out the sequence number,
+/// Returns a 16-bit hash of a signature for the flags of a fused kernel (ll packets have room for 12 bits). A
+/// rank that makes another call then hardly ever accepts the flags. The hash leaves out the sequence number,
 /// because a graph's replay repeats the number of its capture.
 fn signature_hash(signature: [u64; SIGNATURE_WORDS]) -> u16 {
     let [a, b, c, _, d] = signature;
@@ -261,7 +264,7 @@ fn signature_hash(signature: [u64; SIGNATURE_WORDS]) -> u16 {
     mixed as u16
 }
 
-/// Returns the arguments of a schedule kernel, with an empty work buffer.
+/// Returns the arguments of a schedule kernel, without the contents of `work_buffer`.
 pub(super) fn args(comm: CommView, work_buffer: &WorkBuffer) -> ScheduleArgs {
     let [nworks, nsteps, npeers] = work_buffer.counts();
     ScheduleArgs {
@@ -275,8 +278,8 @@ pub(super) fn args(comm: CommView, work_buffer: &WorkBuffer) -> ScheduleArgs {
     }
 }
 
-/// Returns the codec's parameters for the call with sequence number `operation`; without a codec, the bytes of
-/// an element.
+/// Returns the codec's parameters for the call with sequence number `operation`. Without a codec, returns the
+/// bytes of an element.
 fn codec_words(plan: &Plan, operation: u64) -> abi::CodecWords {
     let mut word = [0; 8];
     match plan.codec {
@@ -320,9 +323,9 @@ pub(super) fn copy(stream: &Stream, at: Addresses, bytes: usize) -> Result<()> {
     context.driver().check("cuMemcpyAsync", queued)
 }
 
-/// Rejects a stream of another context than the communicator's. A green context of the GPU is allowed, although
-/// it has only a part of the multiprocessors. Blocks that do not fit start when resident blocks have ended, which
-/// wait for no other block of this rank.
+/// Rejects a stream of another context than the communicator's. A green context of the GPU is allowed,
+/// although it has only a part of the multiprocessors. Blocks that do not fit there start when resident
+/// blocks have ended, and a resident block never waits for another block of this rank.
 pub(super) fn own_context(context: &Arc<Context>, stream: &Stream) -> Result<()> {
     // Handles 0, 1 and 2 are the default streams of the current context.
     if stream.handle().addr() <= 2 {
@@ -342,7 +345,7 @@ pub(super) fn own_context(context: &Arc<Context>, stream: &Stream) -> Result<()>
     if found == context.handle() {
         return Ok(());
     }
-    // `cuStreamGetCtx` returns another context for a stream of a green context.
+    // For a stream of a green context, `cuStreamGetCtx` does not return the communicator's context.
     let mut green: CUgreenCtx = std::ptr::null_mut();
     // SAFETY: the contract of `DeviceBuffers` keeps the stream valid; the driver writes two local handles.
     let queried = unsafe {
@@ -370,7 +373,8 @@ mod tests {
     };
     use std::collections::HashMap;
 
-    /// Packets carry 12 bits of the hash: two calls share them with a probability of about 1 in 4,096.
+    /// Packets carry 12 bits of the hash, so two different calls collide with a probability of about 1 in
+    /// 4,096.
     #[test]
     fn signature_hashes_of_small_calls_collide_no_more_than_by_chance() {
         let mut calls = HashMap::new();

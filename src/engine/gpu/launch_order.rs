@@ -1,10 +1,10 @@
-//! Launch order: one order of a communicator's calls over the caller's streams and graphs.
+//! Launch order: keeps one order of a communicator's calls over all of the caller's streams and graphs.
 //!
-//! All launches of a communicator run one after the other on any streams. When the stream changes, the new
-//! stream waits for an event behind the last launch. Within a stream capture the event becomes an edge of
-//! the graph. A graph's replay joins the order when it is launched: its first call waits for the event as
-//! recorded then, and its end records the event. `CINCH_GRAPH_MIXING=0` leaves this order to the caller, and
-//! saves each replay two nodes.
+//! All launches of a communicator run one after the other, whatever their streams. When the stream changes,
+//! the new stream waits for an event behind the last launch. Within a stream capture the event becomes an
+//! edge of the graph. A graph's replay joins the order when it is launched. Its first call waits for the last
+//! recording of the event, and its end records the event. `CINCH_GRAPH_MIXING=0` leaves the order of replays
+//! to the caller, and saves each replay two nodes.
 
 use crate::error::{Error, Result};
 use crate::gpu::{Context, EndMark, Event, Stream};
@@ -16,17 +16,18 @@ use std::time::Duration;
 #[derive(Debug)]
 pub(super) struct LaunchOrder {
     context: Arc<Context>,
-    /// Replays are ordered with calls outside their graph.
+    /// Whether replays are ordered with calls outside their graph (`CINCH_GRAPH_MIXING`).
     mixes: bool,
     /// Stream of the last launch outside captures.
     last: Option<StreamIdentity>,
-    /// Stream that was entered last outside captures.
+    /// Stream of the call that is being launched, if it is outside captures.
     entered: Option<StreamIdentity>,
-    /// Event behind the last launch outside captures, or behind a later replay.
+    /// Event behind the last launch outside captures, or behind a replay that ran after it.
     launched: Arc<Event>,
-    /// Captures whose graphs exist; the capture of the last captured launch comes last.
+    /// State of captures whose graphs exist. The capture of the last captured launch is the last
+    /// entry.
     captures: Vec<CaptureState>,
-    /// Some call was ever captured.
+    /// Whether any call was ever captured.
     is_captured: bool,
 }
 
@@ -47,11 +48,11 @@ struct CaptureState {
     reached: Event,
     /// Graph node in which replays record `launched`.
     end: Option<EndMark>,
-    /// Shared with the graph: a second reference exists as long as the graph.
+    /// Reference count of the graph: the graph holds a second reference until it is destroyed.
     kept: Arc<()>,
 }
 
-/// Resources that a graph keeps so that its replays join the order.
+/// Resources that a graph holds, because its replays use them to join the launch order.
 #[derive(Debug)]
 pub(super) struct ReplayOrder {
     _launched: Arc<Event>,
@@ -71,12 +72,14 @@ impl LaunchOrder {
         })
     }
 
-    /// Returns the event behind the last launch outside captures, or behind a later replay.
+    /// Returns the event behind the last launch outside captures, or behind a replay that ran after
+    /// it.
     pub(super) fn launched(&self) -> &Arc<Event> {
         &self.launched
     }
 
-    /// Returns the resources that the graph of a just entered capture keeps.
+    /// Returns the resources that the graph of `capture` must hold. [`LaunchOrder::enter`] has
+    /// entered this capture.
     pub(super) fn kept_for_replays(&self, capture: u64) -> ReplayOrder {
         let captured = self.captures.iter().find(|one| one.id == capture);
         ReplayOrder {
@@ -85,17 +88,19 @@ impl LaunchOrder {
         }
     }
 
-    /// Returns whether replays may have run that are ordered with other calls.
+    /// Returns whether replays that are ordered with other calls may have run.
     fn is_replayed(&self) -> bool {
         self.mixes && self.is_captured
     }
 
-    /// Makes `stream` wait for the last launch before any later work.
+    /// Makes the next launch on `stream` run after the last launch. Call it before the launch, and
+    /// [`LaunchOrder::leave`] after it.
     pub(super) fn enter(&mut self, stream: &Stream, capture: Option<u64>) -> Result<()> {
         let Some(id) = capture else {
             let own = StreamIdentity::of(stream);
             self.entered = Some(own);
-            // The stream of the last replay is unknown.
+            // A replay may have run on any stream, so even the last launch's stream must wait for
+            // the event.
             let follows = self.last.is_some_and(|last| !last.is_same_stream(own));
             return match follows || self.is_replayed() {
                 true => stream.wait_event(&self.launched),
@@ -130,7 +135,8 @@ impl LaunchOrder {
         }
     }
 
-    /// Records the launch that was just queued on the entered `stream`.
+    /// Records the launch that was just queued on `stream`, which [`LaunchOrder::enter`] was called
+    /// with.
     pub(super) fn leave(&mut self, stream: &Stream, capture: Option<u64>) -> Result<()> {
         let own = stream.handle().addr();
         match (capture, self.captures.last_mut()) {
@@ -154,7 +160,7 @@ impl LaunchOrder {
         Ok(())
     }
 
-    /// Waits at most `deadline` until all launches outside captures have ended, and all ordered replays.
+    /// Waits at most `deadline` until all launches outside captures and all ordered replays have ended.
     pub(super) fn wait(&self, deadline: Duration) -> Result<()> {
         match self.last.is_some() || self.is_replayed() {
             true => self.launched.wait(deadline),
@@ -173,7 +179,8 @@ impl StreamIdentity {
         StreamIdentity { handle, id }
     }
 
-    /// Returns whether both are certainly the same stream: the driver may reuse a handle for another stream.
+    /// Returns whether both are certainly the same stream. Equal handles do not prove it, because the driver
+    /// may reuse a destroyed stream's handle.
     fn is_same_stream(self, own: StreamIdentity) -> bool {
         let named = match self.handle {
             0 | 1 => true,
@@ -183,8 +190,8 @@ impl StreamIdentity {
     }
 }
 
-/// Returns whether two valid handles certainly denote one stream. Every thread has the same handle for its own
-/// per-thread default stream.
+/// Returns whether two valid handles certainly denote one stream. The per-thread default streams of all
+/// threads share one handle, so that handle proves nothing.
 fn is_same_handle(last: usize, own: usize) -> bool {
     last == own && own != PER_THREAD_STREAM.addr()
 }

@@ -1,9 +1,9 @@
-//! Message sizes of a call, and the proxy's position in them.
+//! Message sizes of a call, and the proxy's position among the call's messages.
 //!
 //! A slot does not state how many of its bytes are used: a peer's kernel runs the same plan and knows. The
 //! first message of a launch on each channel and connection carries the call's signature. From it the proxy
-//! makes the engine's plan, and walks it in the kernel's order ([`crate::schedule::walk`]). So the engine
-//! submits no calls to the proxy, and a graph's replay needs no special case.
+//! makes the plan that the engine uses, and walks the plan in the kernel's order ([`crate::schedule::walk`]).
+//! So the engine submits no calls to the proxy, and a graph's replay needs no special case.
 
 use super::pack::PackedSchedule;
 use crate::error::{Error, ErrorKind, Result};
@@ -12,7 +12,8 @@ use crate::types::{CallSignature, CodecSetting, Fused, ReduceOp, SIGNATURE_WORDS
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Calls whose message sizes are kept. A program with more call shapes plans some of them again.
+/// Number of calls whose message sizes are kept. A program with more different calls makes some
+/// plans again.
 const KEPT_CALLS: usize = 1024;
 
 /// The messages that this rank sends and receives in a call of one shape.
@@ -20,14 +21,15 @@ const KEPT_CALLS: usize = 1024;
 pub(super) struct MessageSizes {
     plan: Arc<Plan>,
     stages: usize,
-    /// Messages by receiver.
+    /// Messages to each rank; the index is the rank.
     sends: Vec<Vec<StageAndPart>>,
-    /// Messages by sender.
+    /// Messages from each rank; the index is the rank.
     recvs: Vec<Vec<StageAndPart>>,
 }
 
-/// Stage and part of one message of a pass. A connection's messages begin with the latest stage, because at
-/// any time the oldest pass goes first. Messages of one stage keep the order of its steps.
+/// Stage and part of one message of a pass. The messages of a connection are sorted from the latest stage to
+/// the first, because at any time the oldest pass goes first. Messages of one stage keep the order of its
+/// steps.
 type StageAndPart = (usize, usize);
 
 impl MessageSizes {
@@ -61,11 +63,11 @@ impl MessageSizes {
     }
 }
 
-/// Makes [`MessageSizes`] from signatures, and keeps them.
+/// Cache that makes [`MessageSizes`] from signatures.
 #[derive(Debug)]
 pub(super) struct MessageSizesCache {
     planner: Planner,
-    /// Message sizes by signature, without the sequence number.
+    /// Message sizes by signature; the key leaves out the sequence number.
     known: HashMap<[u64; SIGNATURE_WORDS - 1], Arc<MessageSizes>>,
 }
 
@@ -101,7 +103,8 @@ impl MessageSizesCache {
         let call = CallSignature::from_words(signature)
             .filter(|call| (call.root.max(call.peer) as usize) < nranks)
             .ok_or_else(|| Error::internal("no signature"))?;
-        // A plan does not depend on operator, tensor and sequence number.
+        // A plan does not depend on the call's operator, tensor and sequence number, so any values
+        // do here.
         let plan = self.planner.plan(&Request {
             collective: call.collective,
             dtype: call.dtype,
@@ -140,9 +143,9 @@ pub(super) struct MessageCursor {
     channel: usize,
     sizes: Option<Arc<MessageSizes>>,
     signature: [u64; SIGNATURE_WORDS],
-    /// Time of the walk: pass p runs stage s at time p + s.
+    /// Time step of the walk: pass p runs stage s at time p + s.
     time: usize,
-    /// Index of the next message at that time.
+    /// Index of the next message of the current time step.
     at: usize,
 }
 
@@ -168,7 +171,8 @@ impl MessageCursor {
             MessageDirection::ToPeer => &sizes.sends[self.peer],
             MessageDirection::FromPeer => &sizes.recvs[self.peer],
         };
-        // A kernel's block runs the passes channel, channel + channels, ...
+        // The channel's block runs the passes channel, channel + channels, channel + 2 * channels,
+        // ...
         let passes = if self.channel < channels {
             let all = plan.geometry.passes();
             all.saturating_sub(self.channel).div_ceil(channels)

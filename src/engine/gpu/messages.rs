@@ -1,7 +1,8 @@
-//! Sends and receives of a group between two collectives: which of them share a launch.
+//! Sends and receives of a group between two collectives: decides which of them share a launch.
 //!
 //! Both ends must put a message into the same launch, so the key of a launch consists of numbers that both
-//! ends know: the message's index among those of its pair, the distance of the ranks, and the kernel.
+//! ends know. These are the message's index among the messages of its pair, the distance of the ranks, and
+//! the kernel.
 
 use super::pack::WorkBuffer;
 use super::{GpuCall, GpuEngine, PreparedPlan, copy};
@@ -12,7 +13,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 impl GpuEngine {
-    /// Launches messages, those that may run at once together.
+    /// Launches the messages of a group. Messages that may run at the same time share a launch.
     pub(super) fn messages(
         &mut self,
         calls: &[GpuCall<'_>],
@@ -23,7 +24,8 @@ impl GpuEngine {
     ) -> Result<()> {
         let gpu = self.planner.limits().gpu;
         let mut earlier: HashMap<(usize, usize), usize> = HashMap::new();
-        // Keys that both ends compute alike, in the order in which both launch.
+        // Messages of each launch. Both ends compute the same keys, and launch in the order of the
+        // keys.
         let mut launches: BTreeMap<(usize, usize, usize, &str), Vec<usize>> = BTreeMap::new();
         for (position, &(index, _)) in messages.iter().enumerate() {
             let request = &calls[index].request;
@@ -42,7 +44,8 @@ impl GpuEngine {
             let number = earlier.entry(pair).or_default();
             let distance = (pair.1 + self.nranks - pair.0) % self.nranks;
             let name = prepared[index].function.name();
-            // A launch has so few peers that all its blocks are resident at once.
+            // The number of peers of a launch is limited so that all its blocks are resident at
+            // once.
             let at_once = gpu.map_or(1, |gpu| gpu.peers_at_once(self.nranks, bytes));
             let key = (*number, at_once, (distance - 1) / at_once, name);
             launches.entry(key).or_default().push(position);

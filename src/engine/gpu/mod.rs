@@ -83,16 +83,17 @@ impl GpuCall<'_> {
 pub struct Admitted {
     /// The plan of each call.
     prepared: Vec<Arc<PreparedPlan>>,
-    /// The stream capture that all calls belong to.
+    /// The stream capture that all calls belong to; `None` outside captures.
     capture: Option<u64>,
 }
 
 /// Runs the calls of one communicator on one GPU.
 #[derive(Debug)]
 pub struct GpuEngine {
-    // Fields drop in this order: the watchdog reads memory of the connections.
+    // Fields are dropped in this order. The watchdog comes first, because it reads memory of the
+    // connections.
     _watchdog: Watchdog,
-    /// Carries messages to other hosts, if there are any.
+    /// Carries messages to other hosts; `None` if all ranks share one host.
     proxy: Option<Proxy>,
     context: Arc<Context>,
     kernels: Arc<Kernels>,
@@ -100,27 +101,28 @@ pub struct GpuEngine {
     exchange: OutOfBandRef,
     fault: Arc<Fault>,
     planner: Planner,
-    /// The planner's tuning while no variant is forced.
+    /// Tuning to which the planner returns when no variant is forced.
     tuning: Tuning,
     numbers: CallNumbers,
     order: LaunchOrder,
     work_buffers: WorkBufferPool,
     residuals: DeviceResiduals,
-    /// Prepared plans by the plan's address, which stays unique because each value holds its plan.
+    /// Prepared plans by the address of the plan. The address stays unique because each value keeps
+    /// its plan.
     prepared: HashMap<usize, Arc<PreparedPlan>>,
     timeout: Duration,
-    /// How kernels are launched behind their predecessor.
+    /// How kernels are launched after earlier work of their stream.
     launch_mode: Launch,
     rank: usize,
     nranks: usize,
-    /// No more calls are accepted.
+    /// Whether the engine has stopped accepting calls.
     closed: bool,
     ended: bool,
-    /// A kernel still ran when teardown ended.
+    /// Whether a kernel still ran when teardown ended, so that its memory must stay.
     outlived: bool,
 }
 
-/// Plans that are kept prepared.
+/// Number of prepared plans that are kept.
 const KEPT_PLANS: usize = 1024;
 
 /// Parts that an engine is made from.
@@ -128,7 +130,7 @@ const KEPT_PLANS: usize = 1024;
 pub struct EngineParts {
     /// Context of the GPU.
     pub context: Arc<Context>,
-    /// Kernels that are loaded there.
+    /// Kernels that are loaded on the GPU.
     pub kernels: Arc<Kernels>,
     /// Connections with the other ranks.
     pub connections: Arc<dyn Connections>,
@@ -136,7 +138,7 @@ pub struct EngineParts {
     pub exchange: OutOfBandRef,
     /// The communicator's fault, raised by any failure.
     pub fault: Arc<Fault>,
-    /// Blocks that a rank may have resident at once.
+    /// Number of blocks that a rank may have resident at once.
     pub resident: Resident,
     /// The connections with ranks of other hosts, if there are any.
     pub network: Option<Network>,
@@ -234,13 +236,14 @@ impl GpuEngine {
         self.planner.limits()
     }
 
-    /// Selects by this tuning from now on. All ranks must change it at the same call.
+    /// Makes later calls select their variant by this tuning. All ranks must change it at the same
+    /// call.
     pub fn tune(&mut self, tuning: Tuning) {
         self.tuning = tuning.clone();
         self.planner.tune(tuning);
     }
 
-    /// Runs calls with this variant where it supports them; `None` returns to [`GpuEngine::tune`]'s choice.
+    /// Makes later calls use this variant where they support it. `None` returns to the selection by tuning.
     pub fn force_variant(&mut self, variant: Option<KernelVariant>) {
         let tuning = variant.map_or_else(|| self.tuning.clone(), Tuning::Always);
         self.planner.tune(tuning);
@@ -264,7 +267,7 @@ impl GpuEngine {
         self.planner.variants(request)
     }
 
-    /// Returns the candidates for `request`, as text.
+    /// Returns the planner's candidates for `request`, as text.
     ///
     /// # Errors
     /// See [`kernels::check`] and [`Planner::plan`].
@@ -273,7 +276,7 @@ impl GpuEngine {
         self.planner.explain(request)
     }
 
-    /// Returns the predicted seconds of `request`.
+    /// Returns the predicted duration of `request` in seconds.
     ///
     /// # Errors
     /// See [`kernels::check`] and [`Planner::plan`].
@@ -385,8 +388,9 @@ impl GpuEngine {
         Ok(made)
     }
 
-    /// Numbers a call and logs it; returns its signature. A captured call has no number and is not logged: the
-    /// control plane would compare its replays with calls that other ranks make at other times.
+    /// Gives a call its sequence number, logs it in the call log, and returns its signature. A captured call
+    /// gets neither number nor log entry: the control plane would compare its replays with calls that other
+    /// ranks make at other times.
     fn begin(
         &mut self,
         call: &GpuCall<'_>,

@@ -1,12 +1,13 @@
 //! Packed schedules for kernels: chains become single steps, ranges are resolved, and waits are batched.
 //!
-//! The host splits fans into steps of bounded width. A kernel executes any fan in one step, so a chain
-//! becomes one step here, and so do the sends of one chunk.
+//! A host schedule splits a step with many peers into a chain of steps with a few peers each. A kernel
+//! executes a step with any number of peers, so each chain becomes one step here. The sends of one chunk
+//! become one step too.
 //!
-//! Consecutive independent steps of one stage and op form a batch. A kernel takes the waits of a batch
-//! together, so that N waits cost one latency. A step of a batch may thus start later than on the host,
-//! never earlier, and its rank sends later than a peer may expect. The tests run every schedule with the
-//! slots that its pattern requires, and so prove that no rank waits for ever.
+//! Consecutive independent steps of one stage and op form a batch. A kernel waits once for all steps of a
+//! batch, so that N waits cost one latency. A step of a batch may thus start later than on the host, but
+//! never earlier. Its rank then sends later than a peer may expect. The tests run every schedule with the
+//! smallest number of slots that its pattern allows, and so prove that no rank waits for ever.
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::abi::MAX_RANKS;
@@ -19,11 +20,11 @@ use crate::types::{ReduceOp, Scalar};
 /// A rank's steps of one pass, in the form that kernels read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PackedSchedule {
-    /// Steps, in order of stage.
+    /// Steps, sorted by stage.
     pub steps: Vec<abi::KernelStep>,
-    /// Peers of the steps.
+    /// Peers of all steps, one step after the other.
     pub peers: Vec<u8>,
-    /// Stages of a pass.
+    /// Number of stages of a pass.
     pub stages: u16,
 }
 
@@ -46,7 +47,8 @@ impl PackedSchedule {
         let mut peers = Vec::new();
         let mut steps = Vec::with_capacity(joined.len());
         for step in &joined {
-            // A rank may forward a part that is in neither its input nor its output.
+            // A rank may forward a chunk that is in neither its input nor its output; its block is
+            // then unused.
             let block =
                 |place: Option<ChunkPlace>| place.and_then(|place| place.block).unwrap_or(0);
             let in_block = block(pattern.input(schedule.rank, step.chunk)) as u16;
@@ -96,7 +98,7 @@ fn numbered(what: &str, number: usize) -> Result<u16> {
     })
 }
 
-/// A step of any fan: a joined chain, or the joined sends of a chunk.
+/// A step with any number of peers, joined from the steps of a chain or from the sends of a chunk.
 struct JoinedStep {
     stage: usize,
     op: Op,
@@ -106,7 +108,8 @@ struct JoinedStep {
     send: Vec<u8>,
 }
 
-/// Joins each chain into one step, and also the sends of one chunk, which carry the same bytes.
+/// Joins the steps of each chain into one step. Also joins the sends of one chunk, which carry the
+/// same bytes.
 fn join(steps: &[schedule::Step]) -> Vec<JoinedStep> {
     let mut joined: Vec<JoinedStep> = Vec::new();
     let mut more = false;
@@ -147,7 +150,8 @@ fn join(steps: &[schedule::Step]) -> Vec<JoinedStep> {
     joined
 }
 
-/// Returns the own contribution's position behind `before` more sources; `None` without a contribution.
+/// Returns the position of this rank's contribution if `before` more sources precede it; `None` without a
+/// contribution.
 fn shifted(own: Own, before: u8) -> Option<Own> {
     match own {
         Own::Absent => None,
@@ -160,7 +164,7 @@ fn shifted(own: Own, before: u8) -> Option<Own> {
     }
 }
 
-/// Steps whose waits a kernel takes together.
+/// Consecutive steps for which a kernel waits once.
 #[derive(Default)]
 struct StepBatch {
     first: usize,
@@ -203,7 +207,7 @@ fn batches(steps: &[JoinedStep]) -> Vec<StepBatch> {
     found
 }
 
-/// The work of a launch: works, steps and peers, in the order of [`abi::ScheduleArgs::work_buffer`].
+/// The work buffer of a launch: works, steps and peers, in the order of [`abi::ScheduleArgs::work_buffer`].
 #[derive(Clone, Debug, Default)]
 pub struct WorkBuffer {
     pub(super) works: Vec<KernelWork>,
@@ -213,7 +217,8 @@ pub struct WorkBuffer {
 }
 
 impl WorkBuffer {
-    /// Adds a call, which gets the next blocks of the launch. `work` has all other fields.
+    /// Adds a call to the launch, and gives it the launch's next blocks and steps. The caller has
+    /// set all other fields of `work`.
     ///
     /// # Errors
     /// Unsupported if the launch grows beyond what a kernel can number.
@@ -235,7 +240,8 @@ impl WorkBuffer {
         Ok(())
     }
 
-    /// Returns the channels of all works.
+    /// Returns the total number of channels of all works, which is the number of blocks of the
+    /// launch.
     pub fn channels(&self) -> usize {
         self.channels
     }
@@ -245,12 +251,12 @@ impl WorkBuffer {
         [self.works.len(), self.steps.len(), self.peers.len()].map(|count| count as u32)
     }
 
-    /// Returns the bytes of the packed form.
+    /// Returns the number of bytes that [`WorkBuffer::write`] writes.
     pub fn len(&self) -> usize {
         size_of_val(&self.works[..]) + size_of_val(&self.steps[..]) + self.peers.len()
     }
 
-    /// Returns whether there is no work.
+    /// Returns whether there are no works.
     pub fn is_empty(&self) -> bool {
         self.works.is_empty()
     }
@@ -273,7 +279,7 @@ impl WorkBuffer {
     }
 }
 
-/// Device addresses of one call's input and output; 0 for none.
+/// Device addresses of one call's input and output; 0 for a buffer that the call does not have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Addresses {
     /// Address of the input.
@@ -282,7 +288,7 @@ pub struct Addresses {
     pub output: u64,
 }
 
-/// Returns the work of one call, without its blocks and steps.
+/// Returns the work of one call; [`WorkBuffer::add`] sets its blocks and steps.
 ///
 /// # Errors
 /// See [`arithmetic`]; unsupported if a kernel cannot number the passes.
@@ -316,7 +322,8 @@ pub fn work(plan: &Plan, op: ReduceOp, at: Addresses) -> Result<KernelWork> {
     })
 }
 
-/// Returns the flag for addresses that allow vector access of 16 bytes.
+/// Returns the flag [`abi::ALIGNED`] if both addresses allow vector access of 16 bytes, and 0
+/// otherwise.
 pub fn aligned(at: Addresses) -> u8 {
     if (at.input | at.output).is_multiple_of(16) {
         abi::ALIGNED

@@ -22,18 +22,18 @@
 //! - While launches are in flight, or within [`ACTIVE_TIMEOUT`] of the last message, the thread spins for
 //!   some 20 us and then sleeps at most [`ACTIVE_POLL_INTERVAL`] at a time. The network ends such a sleep; a
 //!   kernel does not. A call whose peers are late costs a part of a core.
-//! - Otherwise it polls every [`IDLE_POLL_INTERVAL`]. A launch wakes it at once. A graph's replay bypasses
-//!   the host, so its first message is found up to one interval late.
+//! - Otherwise the thread polls every [`IDLE_POLL_INTERVAL`]. A launch wakes it immediately. A graph's replay
+//!   bypasses the host, so the thread finds its first message up to one interval late.
 //!
 //! # Deadlock
 //! The proxy thread never calls the driver. Another thread may hold the driver's locks until a kernel has
-//! ended (to free memory, to load a module), and that kernel may wait for the proxy. A second thread,
-//! [`CompletionPoller`], asks the driver whether launches have ended, and may block there.
+//! ended, for example to free memory or load a module, and that kernel may wait for the proxy. A second
+//! thread, [`CompletionPoller`], queries the driver whether launches have ended, and may block there.
 //!
 //! # Broken connections
-//! Only kernels that wait for a connection are concerned when it breaks. The break becomes the
-//! communicator's fault if calls are still in flight after [`BROKEN_LINK_TIMEOUT`]: within that time the
-//! control plane reports a better cause, if there is one. During a graph's replay only the sending rank
+//! A broken connection only matters to kernels that wait for it. The break becomes the communicator's fault
+//! if calls are still in flight after [`BROKEN_LINK_TIMEOUT`]. Within that time the control plane reports a
+//! better cause, if there is one. During a graph's replay only the sending rank
 //! detects the break; the receiver relies on the control plane and the kernel's own deadline. A peer that
 //! has closed its communicator is no failure: a call in flight may already have all its messages.
 
@@ -55,42 +55,43 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
-/// How long the thread keeps polling fast after a message or a launch.
+/// How long the thread keeps polling at short intervals after a message or a launch.
 const ACTIVE_TIMEOUT: Duration = Duration::from_millis(10);
-/// Longest sleep while it polls fast.
+/// Longest sleep between two polls after a recent message or launch.
 const ACTIVE_POLL_INTERVAL: Duration = Duration::from_micros(50);
-/// Time between two polls otherwise.
+/// Time between two polls when there was no recent message or launch.
 const IDLE_POLL_INTERVAL: Duration = Duration::from_millis(1);
-/// Time from a broken connection to the communicator's fault.
+/// Time after which a broken connection that is still needed fails the communicator.
 const BROKEN_LINK_TIMEOUT: Duration = Duration::from_millis(200);
-/// How long a thread may take to end after the command.
+/// How long a thread may take to end after the command to end.
 const THREAD_EXIT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// [`ProxyShared::command`]: carry messages.
+/// Value of [`ProxyShared::command`]: carry messages.
 const CARRY: u32 = 0;
-/// [`ProxyShared::command`]: end once all messages that kernels have sent have left this process.
+/// Value of [`ProxyShared::command`]: end once all messages that kernels have sent have left this
+/// process.
 const DRAIN: u32 = 1;
-/// [`ProxyShared::command`]: end now.
+/// Value of [`ProxyShared::command`]: end now.
 const END: u32 = 2;
 
-/// The engine's handle of the proxy's two threads.
+/// The engine's handle of the two threads of the proxy.
 #[derive(Debug)]
 pub(super) struct Proxy {
     rank: usize,
     shared: Arc<ProxyShared>,
-    /// The proxy thread and the completion poller.
+    /// The proxy thread and the completion poller; `None` after [`Proxy::end`].
     threads: Option<[ServiceThread; 2]>,
 }
 
-/// A thread whose end can be waited for with a deadline.
+/// A thread, with a way to wait for its end with a deadline.
 #[derive(Debug)]
 struct ServiceThread {
     thread: JoinHandle<()>,
-    /// Disconnects when the thread ends, because the thread owns the sender.
+    /// Channel that disconnects when the thread ends, because the thread owns the sender.
     ended: Receiver<()>,
 }
 
-/// Counters and the command that the engine and both threads share.
+/// Counters and the command, which the engine and both threads share.
 #[derive(Debug)]
 struct ProxyShared {
     command: AtomicU32,
@@ -98,22 +99,22 @@ struct ProxyShared {
     launches: AtomicU64,
     /// Value of `launches` up to which all launches are known to have ended.
     completed: AtomicU64,
-    /// Flush requests so far.
+    /// Number of flush requests so far.
     flush_requests: AtomicU64,
-    /// The last flush request that is complete.
+    /// Number of the last flush request that is complete.
     flushed: AtomicU64,
 }
 
 /// Parts that a proxy is made from.
 #[derive(Debug)]
 pub(super) struct ProxyParts {
-    /// Connections and staging memory.
+    /// Connections to other hosts, and the peer buffers that kernels use for them.
     pub network: Network,
-    /// A planner that yields the engine's plans.
+    /// A planner that makes the plans that the engine makes.
     pub planner: Planner,
     /// Event behind the last launch.
     pub launched: Arc<Event>,
-    /// Raised when a connection breaks.
+    /// The communicator's fault, which the proxy raises when a connection breaks.
     pub fault: Arc<Fault>,
     /// Announces the fault to the other ranks.
     pub exchange: OutOfBandRef,
@@ -151,14 +152,16 @@ impl Proxy {
             Err(error) => {
                 shared.command.store(END, Ordering::Relaxed);
                 poller.thread.thread().unpark();
-                // Without a launch the poller never calls the driver, so it ends at once.
+                // Before the first launch the poller never calls the driver, so its thread ends
+                // without delay.
                 let _ = poller.thread.join();
                 Err(error)
             }
         }
     }
 
-    /// Counts a launch and wakes the proxy thread: called once before and once after each launch.
+    /// Counts a launch and wakes the proxy thread. The engine calls it once before and once after
+    /// each launch.
     #[inline]
     pub fn wake(&self) {
         // SYNC POINT launches: pairs with the acquire in `CompletionPoller`; the launch's event was recorded
@@ -199,11 +202,11 @@ impl Proxy {
         Ok(())
     }
 
-    /// Ends the threads and closes the connections, once all messages that kernels have sent have left this
-    /// process, or after `timeout`. No kernel sends any more.
+    /// Ends the threads and closes the connections. Before that, waits at most `timeout` until all messages
+    /// that kernels have sent have left this process. No kernel sends any more.
     ///
-    /// Only the proxy thread has messages to send. The driver may block the completion poller for as long
-    /// as other kernels run; that is no reason to wait here, since it ends when the driver returns.
+    /// Only the proxy thread has messages to send, so only its end is waited for. The driver may block the
+    /// completion poller for as long as other kernels run; the poller ends when the driver returns.
     pub fn end(&mut self, timeout: Duration) {
         let Some([proxy, poller]) = self.threads.take() else {
             return;
@@ -261,7 +264,8 @@ impl ServiceThread {
 
     /// Waits at most `timeout` for the thread's end; returns whether it has ended.
     fn wait(&self, timeout: Duration) -> bool {
-        // Nothing is ever sent. The sender is dropped with the thread, even after a panic.
+        // Nothing is ever sent on this channel. The thread drops the sender when it ends, even by a
+        // panic.
         self.ended.recv_timeout(timeout) == Err(RecvTimeoutError::Disconnected)
     }
 }
@@ -272,7 +276,7 @@ impl Drop for Proxy {
     }
 }
 
-/// State of the thread that carries messages.
+/// State of the proxy thread, which carries messages.
 struct ProxyThread {
     channels: Vec<ProxyChannel>,
     waiter: Box<dyn Waiter>,
@@ -281,7 +285,7 @@ struct ProxyThread {
     poller: Thread,
     fault: Arc<Fault>,
     exchange: OutOfBandRef,
-    /// When the poller was last woken.
+    /// When this thread last woke the completion poller.
     polled_at: Instant,
 }
 
@@ -318,8 +322,8 @@ impl ProxyThread {
         })
     }
 
-    /// Carries messages until the command to end. After a failure it raises the fault and keeps the
-    /// connections open until that command: peers should receive the fault before they see a closed one.
+    /// Carries messages until the command to end. After a failure, raises the fault and keeps the connections
+    /// open until that command: peers should receive the fault before they see a closed connection.
     fn run(mut self) {
         let carried = catch_unwind(AssertUnwindSafe(|| self.carry()));
         let failure = match carried {
@@ -338,7 +342,7 @@ impl ProxyThread {
     fn carry(&mut self) -> Result<()> {
         let mut moved_at = Instant::now();
         let mut launches = 0;
-        // Fruitless polls in a row.
+        // Number of polls in a row that moved no message.
         let mut scans = 0;
         loop {
             if self.fault.ends_waits().is_err() {
@@ -400,7 +404,8 @@ impl ProxyThread {
         Ok(false)
     }
 
-    /// Returns whether launches may still run. Wakes the poller at most once per idle interval to find out.
+    /// Returns whether launches may still run. Wakes the completion poller to find out, at most once per idle
+    /// interval.
     fn in_flight(&mut self, now: Instant) -> bool {
         let launches = self.shared.launches.load(Ordering::Relaxed);
         if launches == self.shared.completed.load(Ordering::Relaxed) {
@@ -413,8 +418,9 @@ impl ProxyThread {
         true
     }
 
-    /// Fails if a connection broke [`BROKEN_LINK_TIMEOUT`] ago and something still needs it: messages that
-    /// kernels have sent, or, unless the thread is `draining`, kernels that may wait for messages.
+    /// Fails if a connection that is still needed broke [`BROKEN_LINK_TIMEOUT`] ago. It is needed by messages
+    /// that kernels have sent. Unless the thread is `draining`, it is also needed by kernels that may wait
+    /// for messages.
     fn check_connections(&mut self, now: Instant, draining: bool) -> Result<()> {
         let in_flight = !draining && self.in_flight(now);
         for channel in &self.channels {
@@ -456,8 +462,8 @@ impl CompletionPoller {
         }
     }
 
-    /// Returns whether all launches have ended. A failed launch has ended, and raises the fault: other ranks'
-    /// kernels would wait for its messages until their deadline.
+    /// Returns whether all launches have ended. A failed launch counts as ended, and raises the fault,
+    /// because other ranks' kernels would wait for its messages until their deadline.
     fn have_ended(&self) -> bool {
         self.launched.has_happened().unwrap_or_else(|error| {
             // At process exit the driver ends all work; no call has failed.

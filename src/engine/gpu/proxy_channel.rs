@@ -1,5 +1,5 @@
-//! A channel between this rank's kernels and a rank on another host, as the proxy serves it. Both
-//! directions move messages between peer buffers in pinned memory and a connection of a host transport.
+//! A channel between this rank's kernels and a rank on another host, as the proxy serves it. The proxy moves
+//! messages, in both directions, between peer buffers in pinned memory and a connection of a host transport.
 
 use super::message_cursor::{MessageCursor, MessageDirection, MessageSizesCache};
 use crate::error::{Error, ErrorKind, Result};
@@ -12,7 +12,8 @@ use std::time::Instant;
 #[derive(Debug)]
 pub(super) struct ProxyChannel {
     peer: usize,
-    /// Messages from kernels, the connection to the peer, and the position in the kernels' call.
+    /// Messages from this rank's kernels. The next two fields are the connection to the peer, and
+    /// the position in the kernels' call.
     outgoing: StagedSend,
     send: Box<dyn SendEnd>,
     sending: MessageCursor,
@@ -20,13 +21,15 @@ pub(super) struct ProxyChannel {
     send_header: Option<Header>,
     /// Whether sent bytes may still be in this process.
     unflushed: bool,
-    /// Messages to kernels, the connection from the peer, and the position in the peer's call.
+    /// Messages to this rank's kernels. The next two fields are the connection from the peer, and
+    /// the position in the peer's call.
     incoming: StagedRecv,
     recv: Box<dyn RecvEnd>,
     receiving: MessageCursor,
     /// Header of the message that is being received, possibly in parts.
     recv_header: Option<Header>,
-    /// Time and cause of a broken connection: sending, receiving.
+    /// Time and cause of a break of the connection: first for sending, then for receiving. `None`
+    /// while the connection works.
     breaks: [Option<(Instant, Error)>; 2],
 }
 
@@ -76,8 +79,8 @@ impl ProxyChannel {
         Ok(self.unflushed || self.outgoing.ready()?)
     }
 
-    /// Returns time and cause of a broken connection that kernels need. Pending messages need the send side;
-    /// kernels that `may_wait` need both sides.
+    /// Returns time and cause of the break if a broken connection is still needed. Pending messages need the
+    /// send side; kernels that `may_wait` need both sides.
     ///
     /// # Errors
     /// See [`ProxyChannel::has_pending`].
@@ -111,7 +114,8 @@ impl ProxyChannel {
         Ok(moved)
     }
 
-    /// Sends the next message, or a part of it, from its slot; returns whether the slot is free again.
+    /// Sends the next message, or a part of it, from its slot. Returns whether the whole message was sent,
+    /// which frees the slot.
     fn send_next(&mut self, message_sizes: &mut MessageSizesCache) -> Result<bool> {
         let has_slots = self.send.zero_copy().is_none();
         if has_slots && !self.send.ready()? {
@@ -151,7 +155,7 @@ impl ProxyChannel {
         })
     }
 
-    /// Passes messages of the peer to kernels while slots are free.
+    /// Delivers the peer's messages to kernels while slots are free.
     fn carry_in(&mut self, message_sizes: &mut MessageSizesCache) -> Result<bool> {
         let mut moved = false;
         while self.breaks[RECV].is_none() && self.incoming.ready()? {
@@ -166,7 +170,7 @@ impl ProxyChannel {
         Ok(moved)
     }
 
-    /// Receives the next message, or a part of it, into a free slot; returns whether it is complete.
+    /// Receives the next message, or a part of it, into a free slot. Returns whether the message is complete.
     fn recv_next(&mut self, message_sizes: &mut MessageSizesCache) -> Result<bool> {
         let header = match self.recv_header {
             Some(header) => header,
@@ -210,7 +214,7 @@ impl ProxyChannel {
         ))
     }
 
-    /// Turns the error of a broken connection into false and remembers it; passes other errors on.
+    /// Returns `result`, but turns the error of a broken connection into false and stores it.
     fn catch_break(&mut self, direction: usize, result: Result<bool>) -> Result<bool> {
         result.or_else(|error| match error.kind() {
             ErrorKind::Remote => {

@@ -1,10 +1,10 @@
 //! Residuals of error feedback in a rank's GPU memory.
 //!
-//! [`crate::codec::feedback::Residuals`] stores residuals by chunk; the GPU stores them by element, in two fp32 arrays. A
-//! call reads the array that the last call wrote, and writes the other array. A rank encodes each element
-//! either as a contribution or in a finished sum, so an element takes 8 bytes (of the input in a
-//! reduce_scatter). The header names the current array and the kernel switches it, so that a graph's replay
-//! continues after its last replay or the last call.
+//! [`crate::codec::feedback::Residuals`] stores residuals by chunk; the GPU stores them by element, in two
+//! fp32 arrays. A call reads the array that the last call wrote, and writes the other array. A rank encodes
+//! each element either as a contribution or in a finished sum, so one residual per element is enough. Two
+//! arrays take 8 bytes per element (per input element in a reduce_scatter). The header names the current
+//! array and the kernel switches it. So a graph's replay continues after its last replay or the last call.
 
 use super::GpuEngine;
 use super::launch_order::LaunchOrder;
@@ -18,18 +18,18 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Unit in which a shape's kind records a call's chunk size: another chunk size encodes other elements, or the
-/// same elements in another role.
+/// Unit in which a shape's kind records a call's chunk size. Calls with different chunk sizes must not share
+/// residuals. They encode different elements, or encode an element once as a contribution and once in a sum.
 const CUT_UNIT: u64 = 32;
 
 /// Residuals of all tensors.
 #[derive(Debug)]
 pub(super) struct DeviceResiduals {
-    /// Stream that allocates, zeroes and frees residuals: a caller's stream may be destroyed by then, or be
-    /// recording a graph.
+    /// Stream that allocates, zeroes and frees residuals. The caller's stream cannot do this: it may be
+    /// destroyed by then, or be recording a graph.
     stream: Arc<Stream>,
     tensors: HashMap<u64, TensorResiduals>,
-    /// Memory that a larger call replaced; a kernel may still use it.
+    /// Memory that was replaced by memory for a larger call; a kernel may still use it.
     outgrown: Vec<Arc<DeviceMemory>>,
 }
 
@@ -38,7 +38,7 @@ pub(super) struct DeviceResiduals {
 struct TensorResiduals {
     shape: Shape,
     memory: Arc<DeviceMemory>,
-    /// The program imported them, and no call has used them yet.
+    /// Whether the program imported these residuals and no call has used them yet.
     restored: bool,
 }
 
@@ -64,12 +64,13 @@ impl TensorResiduals {
 pub(super) struct ResidualPlace {
     /// Address of the header.
     pub address: u64,
-    /// Elements of an array.
+    /// Number of elements of one array.
     pub span: u64,
     pub memory: Arc<DeviceMemory>,
 }
 
-/// Returns the shape that calls must share to use the same residuals; its only chunk is a whole array.
+/// Returns the shape that calls must share to use the same residuals. The shape has one chunk, which is a
+/// whole array.
 ///
 /// # Errors
 /// Unsupported from 2^32 elements on.
@@ -110,7 +111,7 @@ fn array_offset(shape: &Shape, array: usize) -> usize {
 }
 
 impl DeviceResiduals {
-    /// Makes a value without residuals.
+    /// Creates the registry, without residuals.
     ///
     /// # Errors
     /// The driver's errors.
@@ -149,7 +150,7 @@ impl DeviceResiduals {
         Ok(())
     }
 
-    /// Returns the residuals for a checked call on `stream`. New residuals are zeroed behind the last call of
+    /// Returns the residuals for a checked call on `stream`. New residuals are zeroed after the last call of
     /// `order`.
     ///
     /// # Errors
@@ -199,10 +200,12 @@ impl DeviceResiduals {
     ) -> Result<Arc<DeviceMemory>> {
         let bytes = array_offset(shape, 2);
         let memory = match known.map(|known| known.memory) {
-            // A graph that holds the memory continues there, with residuals of other calls.
+            // Memory that a graph holds is not reused: replays of the graph would overwrite the new
+            // call's residuals.
             Some(memory) if memory.bytes() >= bytes && !is_held(&memory) => memory,
             outgrown => {
-                // Memory grows by half at least: outgrown memory stays until residuals are forgotten.
+                // New memory has at least 1.5 times the old size, because the old memory is kept until
+                // residuals are forgotten.
                 let most = outgrown.as_ref().map_or(0, |memory| memory.bytes() / 2 * 3);
                 self.outgrown.extend(outgrown);
                 let bytes = bytes.max(most);
@@ -249,7 +252,7 @@ impl DeviceResiduals {
         for (id, residuals) in feedback.iter() {
             let shape = residuals.shape();
             let memory = match self.tensors.remove(&id) {
-                // Graphs hold this address.
+                // Memory of the same shape is kept in place, because graphs hold its address.
                 Some(known) if known.shape == shape => {
                     known.memory.fill(0, &self.stream)?;
                     known.memory
@@ -271,7 +274,7 @@ impl DeviceResiduals {
             };
             tensors.insert(id, stored);
         }
-        // Residuals of all other tensors are forgotten.
+        // Residuals of tensors that were not imported are forgotten.
         self.forget(None, timeout)?;
         self.tensors.extend(tensors);
         Ok(())
@@ -296,7 +299,7 @@ impl DeviceResiduals {
         Ok(())
     }
 
-    /// Takes all memory, for teardown while a kernel still runs.
+    /// Removes and returns all memory, for teardown while a kernel still runs.
     pub fn take(&mut self) -> impl Send + use<> {
         let tensors = std::mem::take(&mut self.tensors);
         (tensors, std::mem::take(&mut self.outgrown))

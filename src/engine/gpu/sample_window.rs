@@ -1,4 +1,4 @@
-//! Sample windows on a GPU: a part of a coded sum beside the exact sum of the same elements. Both are queued
+//! Sample windows on a GPU: a part of a coded sum beside the exact sum of those elements. Both are queued
 //! behind the call, copied to the host, and compared before the next sample.
 
 use super::launch::copy;
@@ -11,10 +11,10 @@ use crate::plan::{Request, SAMPLE_WINDOW_ELEMENTS, SampleWindow};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Bytes of one region: codecs encode elements of at most four bytes.
+/// Bytes of one region. Codecs only encode element types of at most four bytes.
 const REGION_BYTES: usize = SAMPLE_WINDOW_ELEMENTS * 4;
 
-/// Memory for one sample window at a time.
+/// Memory for one sample window, which later sample windows reuse.
 #[derive(Debug)]
 pub struct SampleWindows {
     /// Three regions: exact sums, coded sums of all blocks, and this rank's part of the coded sums.
@@ -27,7 +27,7 @@ pub struct SampleWindows {
 /// A coded call, admitted together with the exact calls of its sample window.
 #[derive(Debug)]
 pub struct Sampled<'a> {
-    /// The coded call, then the exact sum and the gather of the coded sums.
+    /// The coded call, followed by the exact sum and the all-gather of the coded sums.
     calls: Vec<GpuCall<'a>>,
     window: SampleWindow,
     admitted: Admitted,
@@ -91,7 +91,7 @@ impl SampleWindows {
         let stream = engine.stream(call.buffers.stream());
         let base = self.device.address();
         let (exact, all, own) = (0, REGION_BYTES, 2 * REGION_BYTES);
-        // The call may overwrite its input, so the window's input is copied first.
+        // The call may overwrite its input, so the window's part of the input is copied first.
         for (block, place) in window.input_places().enumerate() {
             let at = Addresses {
                 input: call.buffers.input().0 + place as u64,
@@ -124,7 +124,7 @@ impl SampleWindows {
             .ok_or_else(|| crate::error::Error::internal("a call has no report"))
     }
 
-    /// Returns whether the last sample window is on the host.
+    /// Returns whether the last sample window has been copied to the host.
     ///
     /// # Errors
     /// The driver's errors, which include failures of the calls.
@@ -132,7 +132,8 @@ impl SampleWindows {
         self.arrived.has_happened()
     }
 
-    /// Returns the exact and the coded sums of the last sample window, which has arrived.
+    /// Returns the exact and the coded sums of the last sample window, which has been copied to the
+    /// host.
     pub fn read(&self, window: &SampleWindow) -> [Vec<u8>; 2] {
         [0, REGION_BYTES].map(|region| {
             let mut bytes = vec![0; window.bytes()];
@@ -146,7 +147,7 @@ impl SampleWindows {
         })
     }
 
-    /// Returns an exact call between two regions.
+    /// Returns an exact call whose input and output are regions of this value's memory.
     fn call(
         &self,
         request: Request,

@@ -11,7 +11,7 @@ use crate::types::Collective;
 use std::ptr::without_provenance_mut;
 use std::sync::Arc;
 
-/// Resources of a captured launch beside the caller's buffers. The graph keeps them for its replays.
+/// Resources that a captured launch uses besides the caller's buffers. The graph keeps them for its replays.
 struct ReplayResources {
     _connections: Arc<dyn Connections>,
     _kernels: Arc<Kernels>,
@@ -63,13 +63,14 @@ impl GpuEngine {
         unsafe { Stream::borrowed(&self.context, without_provenance_mut(handle)) }
     }
 
-    /// Returns the streams of calls, each once, and lets the first stream wait for all others. All calls run on
-    /// the first stream, and the others continue behind them: a group acts in each of its streams as if it
-    /// ran there. Empty if no call has elements.
+    /// Returns the streams of the calls without duplicates, and makes the first stream wait for all others.
+    /// All calls run on the first stream, and the other streams continue after them. Thus a group is ordered
+    /// in each of its streams as if it ran there. Empty if no call has elements.
     pub(super) fn join(&self, calls: &[GpuCall<'_>]) -> Result<Vec<Stream>> {
         let mut handles: Vec<usize> = Vec::new();
         let is_empty = |call: &GpuCall<'_>| call.request.count == 0;
-        // An empty receive may belong to a send of this group that copies to its own rank.
+        // An empty receive still takes part, because its stream must wait for a send in this group
+        // from the rank to itself.
         let takes_part = |call: &&GpuCall<'_>| {
             !is_empty(call) || call.request.collective == Collective::SendRecv
         };
@@ -115,7 +116,8 @@ impl GpuEngine {
         stream.keep_for_replay(kept).map(drop)
     }
 
-    /// Queues work behind this communicator's last launch, and wakes the proxy.
+    /// Runs `what`, which queues work, so that the work runs after this communicator's last launch;
+    /// also wakes the proxy.
     pub(super) fn queue(
         &mut self,
         stream: &Stream,

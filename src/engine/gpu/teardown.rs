@@ -18,17 +18,17 @@ use crate::sys::log::{self, Level};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long other work of the caller's streams may delay the last calls at the end of a communicator. The
-/// deadline of calls does not apply: it limits waits for peers.
+/// How long other work of the caller's streams may delay the last calls of a communicator. The deadline of
+/// calls does not apply here, because it limits waits for peers.
 const QUEUED_WORK_TIMEOUT: Duration = Duration::from_secs(3600);
 
-/// Time between two checks of the fault meanwhile.
+/// Time between two checks of the fault while teardown waits for launches.
 const FAULT_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// How long close() waits for the driver to release the resources of destroyed graphs.
 const GRAPH_RELEASE_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// Time between two checks of these resources.
+/// Time between two checks whether graphs still hold resources.
 const GRAPH_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// How long teardown waits for kernels after it has set the abort word.
@@ -36,8 +36,8 @@ const KERNEL_EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl GpuEngine {
     /// Waits until the kernels of this rank have ended, since they use its memory. A kernel that waits for a
-    /// peer ends at its own deadline, or when the fault is raised. Returns false if a kernel still runs:
-    /// its memory must stay.
+    /// peer ends at its own deadline, or when the fault is raised. Returns false if a kernel still runs; its
+    /// memory must then not be freed.
     pub fn end(&mut self) -> bool {
         if std::mem::replace(&mut self.ended, true) {
             return !self.outlived;
@@ -64,7 +64,8 @@ impl GpuEngine {
         if let Err(error) = ended
             && error.kind() == ErrorKind::Timeout
         {
-            // Freeing would wait for the kernel without a deadline, or unmap memory that it uses.
+            // Freeing this memory would wait for the kernel without a deadline, or unmap memory
+            // that the kernel uses.
             log::line(
                 Level::Warn,
                 format_args!(
@@ -125,7 +126,8 @@ impl GpuEngine {
     /// See [`GpuEngine::drain`]; timeout if messages do not leave.
     pub fn finish(&self) -> Result<()> {
         match self.drain() {
-            // The driver has ended and all kernels with it; their messages may still be here.
+            // At process exit the driver has already ended all kernels, but their messages may
+            // still be in this process.
             Err(_) if self.context.driver().has_ended() => {}
             drained => drained?,
         }
@@ -162,12 +164,14 @@ impl GpuEngine {
         self.connections.is_mapped_by_peers()
     }
 
-    /// Returns whether no graph holds the connections: the engine and the watchdog hold one reference each.
+    /// Returns whether no graph holds the connections: without graphs, only the engine and the watchdog hold
+    /// a reference.
     fn is_held_by_no_graph(&self) -> bool {
         Arc::strong_count(&self.connections) <= 2
     }
 
-    /// Drops `thing` once all launches have ended, since a kernel may still use it.
+    /// Drops `thing` in the background once all launches have ended, since a kernel may still use
+    /// it.
     pub fn leave<T: Send + 'static>(&self, thing: T) {
         let launched = self.order.launched().clone();
         // A failed launch has ended too.

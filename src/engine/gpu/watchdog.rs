@@ -13,7 +13,7 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Time between two checks.
+/// Time between two checks of the fault and of the kernels' failure report.
 const FAULT_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Handle of a communicator's watchdog thread. Drop ends the thread.
@@ -78,7 +78,8 @@ struct Watch {
 
 impl Watch {
     fn check(&self) {
-        // A kernel's report concerns this rank itself, so it counts while a peer's failure is pending.
+        // A pending failure of a peer does not end waits yet. Until it does, a kernel's failure report still
+        // raises the fault.
         let over = self.fault.ends_waits().is_err();
         if !over && let Some(error) = self.trouble() {
             self.fault.raise(error);
@@ -102,8 +103,8 @@ impl Watch {
     }
 }
 
-/// Returns the error of a failure report. Peers influence the report's numbers, so they are checked before
-/// they index anything.
+/// Returns the error of a failure report. Peers influence the numbers in the report, so they are checked
+/// before they index anything.
 fn describe(trouble: &Trouble, peers: &[PeerInfo], rank: usize, timeout: Duration) -> Error {
     let name = |rank: usize| {
         let peer = peers.get(rank);
@@ -131,7 +132,8 @@ fn describe(trouble: &Trouble, peers: &[PeerInfo], rank: usize, timeout: Duratio
     let protocol = KernelProtocol::ALL.get(trouble.protocol as usize);
     let protocol_name = protocol.map_or("unknown protocol".into(), KernelProtocol::to_string);
     let sentence = match protocol {
-        // A fused kernel sees flags in the data only: it has no channel, step or counter.
+        // A fused kernel only checks flags in the data, so its report has no channel, step or
+        // counter.
         Some(protocol) if protocol.is_fused() => format!(
             "{waited} to send its part of {mine} ({protocol_name}, call {} of that kind): it has not \
              made that call, or has made another one",

@@ -1,4 +1,4 @@
-//! Pinned memory for work buffers that exceed a launch's arguments.
+//! Pinned memory for work buffers that are too large for a launch's arguments.
 
 use super::pack::WorkBuffer;
 use crate::error::{Error, ErrorKind, Result};
@@ -6,10 +6,10 @@ use crate::gpu::{Context, Event, PinnedMemory, Stream};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Bytes of a pooled buffer, the limit of a launch's work buffer.
+/// Bytes of a buffer of the pool, which limits the work buffer of a launch.
 const BUFFER_BYTES: usize = 64 << 10;
 
-/// Buffers that the pool allocates in advance.
+/// Number of buffers that the pool allocates in advance.
 const BUFFERS: usize = 4;
 
 /// Granularity of memory for captured launches, so that later graphs can reuse it.
@@ -23,8 +23,8 @@ pub(super) struct WorkBufferPool {
     spare: Spare,
 }
 
-/// Memory of destroyed graphs, for later graphs. Freeing it would wait for all kernels of the GPU and block
-/// launches meanwhile.
+/// Memory of destroyed graphs, which later graphs reuse. Freeing it would wait for all kernels of the GPU and
+/// block launches meanwhile.
 type Spare = Arc<Mutex<Vec<PinnedMemory>>>;
 
 /// The work buffer of a captured launch. A graph reads it at every replay.
@@ -33,7 +33,7 @@ pub(super) struct CapturedWork {
     spare: Spare,
 }
 
-/// The memory that a work buffer was written to.
+/// Names the memory to which a work buffer was written.
 pub(super) enum Placed {
     /// The pool's buffer with this index.
     Pooled(usize),
@@ -116,7 +116,7 @@ impl WorkBufferPool {
         Ok((buffer.memory.address(), Placed::Pooled(index)))
     }
 
-    /// Returns memory of this size that no graph holds.
+    /// Returns memory of this size, if possible from a destroyed graph.
     fn spared(&self, bytes: usize) -> Result<PinnedMemory> {
         {
             let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
@@ -127,7 +127,7 @@ impl WorkBufferPool {
         PinnedMemory::new(&self.context, bytes)
     }
 
-    /// Takes all memory, for teardown while a kernel may still read it.
+    /// Removes and returns all memory, for teardown while a kernel may still read it.
     pub(super) fn take(&mut self) -> impl Send + use<> {
         (std::mem::take(&mut self.buffers), self.spare.clone())
     }
@@ -140,7 +140,8 @@ impl WorkBufferPool {
 
 impl Drop for CapturedWork {
     fn drop(&mut self) {
-        // The driver drops this value only when no replay runs.
+        // The driver drops this value only when the graph is destroyed and no replay runs, so later
+        // graphs may reuse the memory.
         let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
         spare.extend(self.memory.take());
     }
@@ -172,7 +173,8 @@ mod tests {
         }
     }
 
-    /// Returns the number of driver allocations that the placement made.
+    /// Places the work buffer of a captured launch with `works` works. Returns the number of driver
+    /// allocations that this made, and the memory.
     fn place(bench: &Bench, pool: &mut WorkBufferPool, works: usize) -> (usize, Placed) {
         let before = bench.process.calls("cuMemHostAlloc");
         let (address, placed) = pool.place(&work_buffer(works), true).unwrap();
@@ -197,7 +199,8 @@ mod tests {
         let (again, first) = place(&bench, &mut pool, 3);
         let (more, third) = place(&bench, &mut pool, 3);
         assert_eq!([again, more], [0, 1], "a page, and no other of that size");
-        // A kernel that does not end may read any, and a graph may outlive the communicator.
+        // A kernel that does not end may read any of the buffers, and a graph may outlive the
+        // communicator.
         let rest = pool.take();
         drop((pool, first, third));
         assert_eq!(bench.process.calls("cuMemFreeHost"), 0);

@@ -1,4 +1,4 @@
-//! The calls of one communicator that were submitted together.
+//! Runs the calls of one communicator that were submitted together.
 
 use super::super::Report;
 use super::engine::HostEngine;
@@ -11,32 +11,33 @@ use crate::types::Collective;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// Longest sleep of one wait of a thread that drives several batches.
+/// Longest sleep in one wait of a thread that drives several batches.
 const SHARED_MAX_SLEEP: Duration = Duration::from_micros(50);
 
-/// The result of one [`Batch::poll`].
+/// Result of one [`Batch::poll`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// At least one step ran.
+    /// Whether at least one step ran.
     pub moved: bool,
-    /// Every call is complete.
+    /// Whether every call is complete.
     pub done: bool,
 }
 
 /// Observes the calls of a batch, each identified by the index that the caller gave it.
 pub trait Caller {
-    /// Receives a call that is about to read its buffers. Earlier calls have ended, except messages that run beside it.
+    /// Called when a call is about to read its buffers. All earlier calls have ended, except sends and
+    /// receives that run at the same time.
     ///
     /// # Errors
     /// An error stops the batch.
     fn starts(&mut self, index: usize, buffers: &mut UserBuffers<'_>) -> Result<()>;
 
-    /// Receives the report of a call that has ended.
+    /// Called with the report of a call that has ended.
     fn ends(&mut self, index: usize, buffers: &UserBuffers<'_>, report: Report);
 }
 
-/// Calls of one communicator in order. Collectives run one after the other. The sends and receives between
-/// two collectives run at once, except that messages of one pair and direction run in order.
+/// Calls of one communicator, in order. Collectives run one after the other. The sends and receives between
+/// two collectives run at the same time, except that messages of one pair and direction run in order.
 #[derive(Debug)]
 pub struct Batch<'a> {
     waiting: VecDeque<Run<'a>>,
@@ -110,14 +111,14 @@ impl<'a> Batch<'a> {
         })
     }
 
-    /// Waits for progress after `scans` fruitless polls in a row. `batches` is the number of batches that
-    /// this thread drives: with several, the sleep is short.
+    /// Waits for progress after `scans` polls in a row without progress. `batches` is the number of batches
+    /// that this thread drives: with several, the sleep is short.
     ///
     /// # Errors
     /// Timeout or remote, naming the peers and messages that are missing; the communicator's fault.
     pub fn idle(&mut self, engine: &mut HostEngine, scans: u32, batches: usize) -> Result<()> {
         if self.active.is_empty() {
-            // This batch is complete; only other batches of its group are not.
+            // This batch is complete; the thread still drives other batches of its group.
             return Ok(());
         }
         let limit = if batches == 1 {
@@ -131,7 +132,7 @@ impl<'a> Batch<'a> {
         })
     }
 
-    /// Starts the calls that may run beside the active ones.
+    /// Starts the waiting calls that may run at the same time as the active calls.
     fn admit(&mut self, engine: &mut HostEngine, caller: &mut impl Caller) -> Result<()> {
         while let Some(next) = self.waiting.front() {
             let message = next.collective() == Collective::SendRecv;
@@ -143,7 +144,8 @@ impl<'a> Batch<'a> {
                 return Ok(());
             }
             if message && self.active.iter().any(|run| run.pair() == next.pair()) {
-                // Messages of one pair and direction share a connection.
+                // Messages of one pair and direction share a connection, so the next message of an
+                // active pair must wait.
                 return self.admit_other_pairs(engine, caller);
             }
             if let Some(run) = self.waiting.pop_front() {
@@ -153,7 +155,8 @@ impl<'a> Batch<'a> {
         Ok(())
     }
 
-    /// Starts messages of other pairs, up to the next collective, while the first message's pair is busy.
+    /// Starts messages of pairs that are not active, up to the next collective, while the first waiting
+    /// message's pair is active.
     fn admit_other_pairs(
         &mut self,
         engine: &mut HostEngine,

@@ -1,4 +1,4 @@
-//! [`HostEngine`]: what all calls of a communicator on host memory share.
+//! [`HostEngine`]: state that all calls of a communicator on host memory share.
 
 use super::super::numbers::CallNumbers;
 use super::state::{Arithmetic, ChannelRun, ScaleKey, Scratch};
@@ -26,13 +26,14 @@ pub struct HostEngine {
     pub(super) planner: Planner,
     pub(super) isa: Isa,
     pub(super) scratch: Scratch,
-    /// Reducers of the latest calls, newest first: programs repeat types and operators.
+    /// Reducers of the latest calls, newest first. They are kept because programs repeat types and
+    /// operators.
     arithmetics: VecDeque<Arc<Arithmetic>>,
-    /// The channels of the last complete call: the next call reuses their memory.
+    /// Channels of the last complete call, whose memory the next call reuses.
     pub(super) spare_channels: Vec<ChannelRun>,
     /// Whether any connection can send from, and receive into, the caller's memory.
     pub(super) zero_copy: bool,
-    /// The transport of all peers, if they share one.
+    /// The transport of all peers; `None` if peers use different transports.
     pub(super) common_transport: Option<TransportKind>,
     /// Scales of `tensor=K` codecs, except those that running calls have taken.
     scales: HashMap<ScaleKey, TensorScales>,
@@ -40,22 +41,22 @@ pub struct HostEngine {
     pub(super) feedback: Feedback,
     pub(super) timeout: Duration,
     numbers: CallNumbers,
-    /// Signatures of the latest collectives, indexed by sequence number modulo [`RECENT`]. A peer that is
-    /// behind is compared with the call that this rank ran under the same number.
+    /// Signatures of the latest collectives; the index is the sequence number modulo [`RECENT`]. A peer that
+    /// is behind is compared with the call that this rank ran under the same number.
     pub(super) recent: [[u64; SIGNATURE_WORDS]; RECENT],
 }
 
-/// Combinations of type and operator whose reducers are kept.
+/// Number of combinations of type and operator whose reducers are kept.
 const KEPT_ARITHMETICS: usize = 4;
 
-/// Tensors whose scales are kept.
+/// Number of tensors whose scales are kept.
 const KEPT_TENSORS: usize = 4096;
 
-/// Collectives whose signatures are remembered.
+/// Number of collectives whose signatures are kept.
 pub(super) const RECENT: usize = 16;
 
 impl HostEngine {
-    /// Makes the engine over `links`.
+    /// Creates the engine that communicates over `links`.
     pub fn new(
         mut links: Links,
         exchange: OutOfBandRef,
@@ -109,13 +110,13 @@ impl HostEngine {
         self.planner.limits()
     }
 
-    /// Cuts messages from now on as another communicator of as many ranks does: see
+    /// Makes later calls cut messages as another communicator with as many ranks does: see
     /// [`Planner::copy_limits`].
     pub fn copy_limits(&mut self, limits: Limits) {
         self.planner.copy_limits(limits);
     }
 
-    /// Selects by these costs from now on: see [`Planner::set_costs`].
+    /// Makes later calls select by these costs: see [`Planner::set_costs`].
     pub fn set_costs(&mut self, costs: MeasuredCosts) {
         self.planner.set_costs(costs);
     }
@@ -125,7 +126,7 @@ impl HostEngine {
         &mut self.feedback
     }
 
-    /// Returns the candidates for `request`, as text.
+    /// Returns the planner's candidates for `request`, as text.
     ///
     /// # Errors
     /// See [`Planner::plan`].
@@ -133,7 +134,7 @@ impl HostEngine {
         self.planner.explain(request)
     }
 
-    /// Returns the predicted seconds of `request`.
+    /// Returns the predicted duration of `request` in seconds.
     ///
     /// # Errors
     /// See [`Planner::plan`].
@@ -146,7 +147,7 @@ impl HostEngine {
         self.numbers.next(request)
     }
 
-    /// Takes the kept scales of a call out of the engine; empty ones for a new key.
+    /// Takes the kept scales of a call out of the engine; returns empty scales for a new key.
     pub(super) fn take_scales(&mut self, key: &ScaleKey) -> TensorScales {
         self.scales
             .remove(key)
@@ -171,18 +172,19 @@ impl HostEngine {
     }
 }
 
-/// Returns whether a signature's number counts collectives; otherwise it counts the messages of a pair.
+/// Returns whether the sequence number in a signature counts collectives; otherwise it counts the messages of
+/// a pair.
 pub(super) fn is_collective(signature: &[u64; SIGNATURE_WORDS]) -> bool {
     signature[0] >> 8 & 0xff != Collective::SendRecv as u64
 }
 
-/// Returns whether any connection has ends that need no slot.
+/// Returns whether any connection can send without a slot.
 fn has_zero_copy(links: &mut Links) -> bool {
     let mut sends = links.sends.iter_mut().flatten();
     sends.any(|end| end.zero_copy().is_some())
 }
 
-/// Returns the transport of all peers, if they share one.
+/// Returns the transport of all peers; `None` if peers use different transports.
 fn common_transport(kinds: &[Option<TransportKind>]) -> Option<TransportKind> {
     let mut peers = kinds.iter().flatten();
     let first = *peers.next()?;

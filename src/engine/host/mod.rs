@@ -29,7 +29,7 @@ use crate::plan::Request;
 use wait::{MAX_SLEEP, WaitClock};
 
 impl HostEngine {
-    /// Binds one request to a plan. Nothing moves yet.
+    /// Makes a [`Run`] from a request, its plan and its buffers. No data moves yet.
     ///
     /// # Errors
     /// See [`Planner::plan`](crate::plan::Planner::plan) and
@@ -41,7 +41,7 @@ impl HostEngine {
         Ok(run)
     }
 
-    /// Runs one call to its end.
+    /// Runs one call until it ends.
     ///
     /// # Errors
     /// The failure that stopped the call; the communicator cannot continue after it.
@@ -49,7 +49,7 @@ impl HostEngine {
         self.drive(&mut run)
     }
 
-    /// Runs one call to its end and leaves its buffers with the caller.
+    /// Runs one call until it ends; the caller keeps `run` and its buffers.
     ///
     /// # Errors
     /// See [`HostEngine::run`].

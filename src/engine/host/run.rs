@@ -1,4 +1,4 @@
-//! [`Run`]: one call, with a cursor into the schedule for each channel.
+//! [`Run`]: one call while it runs, with a cursor into the schedule for each channel.
 
 use super::super::Report;
 use super::engine::HostEngine;
@@ -17,7 +17,7 @@ use crate::transport::{self, Header, Links};
 use crate::types::{CallSignature, Collective, SIGNATURE_WORDS, ScaleRule, TransportKind};
 use std::sync::Arc;
 
-/// A call that is bound to a plan, before or while it runs.
+/// A call with its plan and buffers, before or while it runs.
 #[derive(Debug)]
 pub struct Run<'a> {
     index: usize,
@@ -29,9 +29,11 @@ pub struct Run<'a> {
     pub(super) channels: Vec<ChannelRun>,
     pub(super) wire_bytes: u64,
     pub(super) stats: InputStats,
-    /// Scales that live from call to call; the engine has them back after the call.
+    /// Scales that live from call to call. The call borrows them from the engine, and returns them
+    /// at its end.
     scales: Option<(ScaleKey, TensorScales)>,
-    /// Residuals of error feedback and their tensor; the engine has them back after the call.
+    /// Tensor and residuals of error feedback. The call borrows the residuals from the engine, and
+    /// returns them at its end.
     feedback: Option<(u64, Residuals)>,
 }
 
@@ -75,7 +77,8 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// Numbers the call, logs its signature, and takes its kept scales and residuals from the engine.
+    /// Gives the call its sequence number, logs its signature, and takes its kept scales and residuals out of
+    /// the engine.
     pub(super) fn start(&mut self, engine: &mut HostEngine) {
         let sequence = engine.next_sequence(&self.request);
         self.signature = self
@@ -96,7 +99,8 @@ impl<'a> Run<'a> {
         engine.scratch.prepare(&self.plan, scales, feedback);
     }
 
-    /// Logs a warning if imported residuals do not fit this call, the first of their tensor.
+    /// Logs a warning if imported residuals do not fit this call, which is the first call of their
+    /// tensor.
     fn warn_of_dropped_residuals(&self, shape: Shape) {
         let Some((tensor, residuals)) = &self.feedback else {
             return;
@@ -139,12 +143,12 @@ impl<'a> Run<'a> {
         self.request.collective
     }
 
-    /// Returns sender and receiver of a message.
+    /// Returns the sender and the receiver of a send or receive call.
     pub(super) fn pair(&self) -> (usize, usize) {
         (self.request.root, self.request.peer)
     }
 
-    /// Runs every step that can run. Returns whether any step ran, and whether the call is complete.
+    /// Runs every step that can run now. Returns whether any step ran, and whether the call is complete.
     pub(super) fn poll(&mut self, engine: &mut HostEngine) -> Result<(bool, bool)> {
         let mut moved = false;
         let mut complete = true;
@@ -165,7 +169,7 @@ impl<'a> Run<'a> {
         Ok((moved, complete))
     }
 
-    /// Runs the current step of channel `at` if that is possible now; returns whether it ran to its end.
+    /// Runs the current step of channel `at` if it can run now. Returns whether the step is complete.
     fn advance(&mut self, engine: &mut HostEngine, at: usize, visit: Visit) -> Result<bool> {
         let step = self.plan.schedule.steps[visit.step];
         if engine.zero_copy
@@ -183,7 +187,7 @@ impl<'a> Run<'a> {
         Ok(true)
     }
 
-    /// Returns position and size of a step's chunk.
+    /// Returns the position and size of a step's chunk.
     pub(super) fn chunk(&self, rank: usize, channel: usize, visit: Visit, step: &Step) -> Chunk {
         let plan = &*self.plan;
         let pass = visit.pass * plan.channels + channel;
@@ -201,8 +205,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Executes a step whose messages have arrived. With `sends`, its slots are free and it fills them;
-    /// without, it leaves its result in the output and a zero-copy send follows.
+    /// Executes a step whose messages have arrived. With `sends`, its slots are free, and the step fills
+    /// them. Without `sends`, the step stores its result in the output, from which a zero-copy send follows.
     pub(super) fn execute(
         &mut self,
         engine: &mut HostEngine,
@@ -215,7 +219,8 @@ impl<'a> Run<'a> {
         let chunk = self.chunk(engine.links.rank, channel, visit, step);
         self.check_headers(engine, channel, step, &chunk)?;
         let spec = self.plan.spec_of(step.gives);
-        // The scales of one codec are kept. Settings ensure that the other level's codec has none.
+        // A call keeps the scales of one codec only. Settings ensure that the codec of the other
+        // level has no kept scales.
         let is_scaled = matches!(spec.scale, ScaleRule::Tensor { .. });
         let scales = self.scales.as_mut().filter(|_| is_scaled);
         let work = StepWork {
@@ -312,14 +317,15 @@ impl<'a> Run<'a> {
         Ok(true)
     }
 
-    /// Lists the ranks that the channels wait for, each with the missing message.
+    /// Lists the ranks for which the channels wait, each with the missing message.
     pub(super) fn missing(&self, links: &mut Links) -> Vec<(usize, String)> {
         let mut found = Vec::new();
         for run in &self.channels {
             self.missing_of(run, links, &mut found);
         }
         if found.is_empty() {
-            // All steps ran; their messages have not left this process.
+            // All steps have run, so the call only waits for messages that have not left this
+            // process.
             let nranks = links.nranks;
             for (index, end) in links.sends.iter_mut().enumerate() {
                 let end = end.as_mut();
@@ -332,7 +338,7 @@ impl<'a> Run<'a> {
         found
     }
 
-    /// Adds the ranks that one channel's current step waits for.
+    /// Adds the ranks for which the current step of one channel waits.
     fn missing_of(&self, run: &ChannelRun, links: &mut Links, found: &mut Vec<(usize, String)>) {
         let Some(visit) = run.current else { return };
         let step = &self.plan.schedule.steps[visit.step];
@@ -363,7 +369,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Ends the call: returns its report, and gives kept scales, residuals and channels to the engine.
+    /// Ends the call. Returns its report, and gives kept scales, residuals and channels back to the engine.
     pub(super) fn report(&mut self, engine: &mut HostEngine) -> Report {
         let transport = self.transport(engine);
         engine.spare_channels = std::mem::take(&mut self.channels);

@@ -1,5 +1,5 @@
-//! State that the steps of a call share: scratch memory, open sums, input statistics, reducers, and the
-//! identity of scales and residuals that are kept from call to call.
+//! State that the steps of a call share: scratch memory, unfinished sums, input statistics and reducers. Also
+//! the keys of scales and residuals that are kept from call to call.
 
 use crate::codec::feedback::{Residuals, Shape};
 use crate::codec::{EncodeStats, RoundingRandom, TensorScales};
@@ -10,8 +10,8 @@ use crate::reduce::Reducer;
 use crate::schedule::{Own, Step, Visit, WalkCursor};
 use crate::types::{CodecSpec, DType, ReduceOp, SIGNATURE_WORDS, Scalar, ScaleRule};
 
-/// Elements of a tile. It is a power of two that holds the largest block, and small enough that
-/// accumulators, source and destination share a first-level cache.
+/// Number of elements of a tile. It is a power of two that holds the largest block. It is small
+/// enough that accumulators, source and destination fit into a first-level cache together.
 pub(super) const TILE: usize = 4096;
 
 /// Working memory of an engine.
@@ -19,13 +19,13 @@ pub(super) const TILE: usize = 4096;
 pub(super) struct Scratch {
     /// Accumulators of the sum.
     pub acc: Tile,
-    /// This rank's contribution, unless it is the first term.
+    /// This rank's contribution, if it is not the first term of the sum.
     pub own: Tile,
-    /// Elements between a buffer and the accumulators.
+    /// Elements on their way between a buffer and the accumulators.
     pub bytes: Vec<u8>,
-    /// This rank's encoded contribution, for steps in which every rank adds what its peers decode.
+    /// This rank's encoded contribution, for steps that add the contribution as peers decode it.
     pub wire: Vec<u8>,
-    /// Decoded result of an encode under error feedback. Empty before the first such call.
+    /// Decoded result of an encode with error feedback. Empty before the first such encode.
     pub decoded: Tile,
 }
 
@@ -40,8 +40,8 @@ impl Scratch {
         }
     }
 
-    /// Makes room for `plan`'s tiles and encodings, and begins the call in its kept scales and residuals.
-    /// All allocation of the call happens here, so that steps need none.
+    /// Makes room for the tiles and encodings of `plan`, and begins a new call in its kept scales and
+    /// residuals. All allocation of the call happens here, so that steps need none.
     pub(super) fn prepare(
         &mut self,
         plan: &Plan,
@@ -59,7 +59,7 @@ impl Scratch {
         } else {
             0
         };
-        // Chains and kept scales need whole chunks in the accumulators.
+        // A chain of steps and kept scales need a whole chunk in the accumulators.
         let tile = if chained || scales.is_some() {
             chunk.max(TILE)
         } else {
@@ -77,7 +77,7 @@ impl Scratch {
         }
     }
 
-    /// Makes room for tiles of `elements`, and for encodings of `wire` bytes.
+    /// Makes room for tiles of `elements` elements, and for encodings of `wire` bytes.
     fn reserve(&mut self, elements: usize, wire: usize) {
         if self.bytes.len() < elements * 8 {
             self.acc = Tile::new(elements);
@@ -95,36 +95,39 @@ impl Scratch {
 pub(super) struct Chunk {
     /// Number of elements.
     pub elements: usize,
-    /// First element in the input, if this rank's input has the chunk.
+    /// Index of the first element in the input; `None` if this rank's input does not have the
+    /// chunk.
     pub input: Option<usize>,
-    /// First element in the output, if this rank's output has the chunk.
+    /// Index of the first element in the output; `None` if this rank's output does not have the
+    /// chunk.
     pub output: Option<usize>,
     /// Bytes of each message that the step receives.
     pub taken: usize,
     /// Bytes of each message that the step sends.
     pub given: usize,
-    /// Number of this encode within the call: index of its kept scale.
+    /// Number of the step's encode within the call, which is the index of its kept scale.
     pub site: usize,
-    /// Number of the chunk within the call: index of its residuals.
+    /// Number of the chunk within the call, which is the index of its residuals.
     pub number: usize,
 }
 
 /// The sum of a chain of steps; [`Step`] explains chains.
 #[derive(Debug, Default)]
 pub(super) struct Chain {
-    /// Between steps the open sum; during a step the scratch accumulators that it replaces.
+    /// Between steps, the unfinished sum; during a step, the scratch accumulators that the sum
+    /// replaces.
     acc: Option<Tile>,
-    /// Accumulators of the last chain, for the next chain.
+    /// Accumulators of the last chain, which the next chain reuses.
     spare: Option<Tile>,
-    /// The sum has a term.
+    /// Whether the sum has at least one term.
     pub started: bool,
-    /// The sum has all its terms, and an average has been divided.
+    /// Whether the sum has all its terms; an average has then been divided.
     pub complete: bool,
 }
 
 impl Chain {
-    /// Puts the open sum in the place of the scratch accumulators if `step` belongs to a chain of sums.
-    /// Returns whether it does.
+    /// Replaces the scratch accumulators by the unfinished sum if `step` belongs to a chain of sums. Returns
+    /// whether it does.
     pub(super) fn enter(&mut self, step: &Step, scratch: &mut Scratch, chunk: usize) -> bool {
         let chained = step.op.sums() && (step.more || self.acc.is_some());
         if chained {
@@ -135,7 +138,7 @@ impl Chain {
         chained
     }
 
-    /// Takes the open sum out of `scratch` again. The last step of a chain resets it.
+    /// Takes the unfinished sum out of `scratch` again. The last step of a chain resets the sum.
     pub(super) fn leave(&mut self, step: &Step, scratch: &mut Scratch) {
         let replaced = self.acc.take();
         let open = replaced.map(|tile| std::mem::replace(&mut scratch.acc, tile));
@@ -154,9 +157,9 @@ impl Chain {
 /// Statistics of this rank's input, for the report.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct InputStats {
-    /// The report has them: some message of the call is encoded.
+    /// Whether the report has these statistics: at least one message of the call is encoded.
     pub wanted: bool,
-    /// Some of the input was seen.
+    /// Whether the statistics include any part of the input.
     pub seen: bool,
     pub input: EncodeStats,
 }
@@ -175,30 +178,32 @@ impl InputStats {
     }
 }
 
-/// A channel of a running call: every `channels`-th pass, over its own connections.
+/// State of one channel of a running call. A channel runs every `channels`-th pass, over its own
+/// connections.
 #[derive(Debug)]
 pub(super) struct ChannelRun {
     pub channel: usize,
     pub cursor: WalkCursor,
-    /// The step that waits for its peers; `None` after the last step.
+    /// The next step to run, which may wait for its peers; `None` after the last step.
     pub current: Option<Visit>,
     /// Progress of the current step if it sends or receives without slots.
     pub zero_copy: ZeroCopyProgress,
-    /// The sum that the next step continues.
+    /// The sum that the current chain of steps forms.
     pub chain: Chain,
 }
 
 /// Progress of a step that sends or receives without slots.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ZeroCopyProgress {
-    /// The step has received, and its result lies where it is sent from.
+    /// Whether the step has received its messages, and its result lies in the buffer from which it
+    /// is sent.
     pub arrived: bool,
     /// Bit i is set once the step has sent to its i-th peer.
     pub sent: u8,
 }
 
-/// Identity of kept scales: the caller's tensor in one kind of call. Another collective, operator or factor
-/// has sums of another magnitude.
+/// Key of kept scales: the caller's tensor in one kind of call. Calls with another collective, operator or
+/// factor have sums of another magnitude, so they have other scales.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct ScaleKey {
     pub tensor: u64,
@@ -210,7 +215,7 @@ pub(super) struct ScaleKey {
 }
 
 impl ScaleKey {
-    /// Returns the key of a call's kept scales; `None` if its codec keeps none.
+    /// Returns the key of a call's kept scales; `None` if its codec keeps no scales.
     pub(super) fn new(
         request: &Request,
         plan: &Plan,
@@ -251,7 +256,8 @@ pub(super) fn residual_shape(request: &Request, plan: &Plan) -> Shape {
     }
 }
 
-/// Returns the random numbers of this rank's encodes of a chunk: for contributions, and for sums.
+/// Returns the random numbers for this rank's encodes of a chunk: first for contributions, then for
+/// sums.
 pub(super) fn randoms(
     spec: CodecSpec,
     chunk: &Chunk,
@@ -262,12 +268,12 @@ pub(super) fn randoms(
     Plan::draws(spec, operation, rank).map(|random| random.from(first))
 }
 
-/// Reducers of a call.
+/// Reducers that a call uses.
 #[derive(Debug)]
 pub(super) struct Arithmetic {
     dtype: DType,
     op: ReduceOp,
-    /// Applies this rank's factor to its own elements.
+    /// Multiplies this rank's own elements by this rank's factor.
     pub own: Reducer,
     /// Adds elements that peers sent, which already contain the peers' factors.
     pub received: Reducer,

@@ -8,16 +8,17 @@ use crate::transport::{self, Caps, Links};
 use crate::types::{CallSignature, SIGNATURE_WORDS};
 use std::time::{Duration, Instant};
 
-/// Longest sleep of one wait of a thread that drives a single batch.
+/// Longest sleep in one wait of a thread that drives a single batch.
 pub(super) const MAX_SLEEP: Duration = Duration::from_millis(5);
 
-/// Scans between two readings of the clock while the thread spins.
+/// Number of scans between two readings of the clock while the thread spins.
 const SCANS_PER_CLOCK: u32 = 64;
 
-/// Fruitless scans after which a wait may sleep. From then on the clock is read at every scan.
+/// Number of scans without progress after which a wait may sleep. From then on the clock is read at
+/// every scan.
 const SPINS: u32 = 2048;
 
-/// How long a call has waited without progress. Progress resets it.
+/// Measures how long a call has waited without progress. Progress resets it.
 #[derive(Debug, Default)]
 pub(super) struct WaitClock {
     waited: Duration,
@@ -39,11 +40,11 @@ impl WaitClock {
 }
 
 impl HostEngine {
-    /// Waits once after `scans` fruitless scans in a row, at most `limit`. `missing` lists the ranks and
-    /// messages that the caller waits for; it runs only when the answer matters.
+    /// Waits once, at most `limit`, after `scans` scans in a row without progress. `missing` lists the ranks
+    /// and messages that the caller waits for; it is called only if the list matters.
     ///
-    /// A raised fault, a closed peer and the timeout fail the wait only if one more scan finds nothing:
-    /// data that arrived before the failure comes first.
+    /// A raised fault, a closed peer and the timeout fail the wait only if one more scan finds nothing. So
+    /// data that arrived before the failure is still used.
     pub(super) fn wait(
         &mut self,
         scans: u32,
@@ -81,7 +82,8 @@ impl HostEngine {
             .map(|(rank, _)| *rank)
             .filter(|&rank| self.exchange.has_left(rank) && (expired || self.shares_memory(rank)));
         clock.closed = closed.collect();
-        // With nothing missing, the messages have arrived since the last scan.
+        // If nothing is missing, the messages have arrived since the last scan, and there is no
+        // timeout.
         if expired && clock.closed.is_empty() && !missing.is_empty() {
             return Err(self.timed_out(&missing));
         }
@@ -105,7 +107,7 @@ impl HostEngine {
         )
     }
 
-    /// Returns whether messages that `rank` has published are visible at once.
+    /// Returns whether messages that `rank` has published are visible to this rank without delay.
     fn shares_memory(&self, rank: usize) -> bool {
         let caps = self.links.kinds[rank].and_then(transport::caps);
         caps.is_some_and(Caps::shares_memory)
@@ -128,11 +130,12 @@ impl HostEngine {
         mine: &[u64; SIGNATURE_WORDS],
     ) -> Error {
         let peers = self.exchange.peers();
-        // Messages of a pair have numbers of their own, which do not compare with those of collectives.
+        // Sends and receives of a pair are numbered separately, so their numbers do not compare with those of
+        // collectives.
         let comparable = is_collective(theirs) && is_collective(mine);
         let recent = &self.recent[theirs[3] as usize % RECENT];
-        // A peer that is behind is compared with this rank's call of the same number. The call of a peer
-        // that is ahead is known to the control plane, which compares all ranks.
+        // A peer that is behind is compared with this rank's call of the same number. For a peer that is
+        // ahead, only the control plane knows the call of the same number, and compares all ranks.
         let behind = comparable && theirs[3] < mine[3] && recent[3] == theirs[3];
         let ours = if behind { recent } else { mine };
         let error = Error::new(
@@ -152,8 +155,8 @@ impl HostEngine {
         }
     }
 
-    /// Returns the cause of a connection that broke in `step`, if the control plane reports one in time;
-    /// otherwise `error`.
+    /// Returns the cause of a connection that broke in `step`, if the control plane reports a cause in time.
+    /// Otherwise returns `error`.
     pub(super) fn explain_break(&self, error: Error, step: &Step) -> Error {
         if error.kind() != ErrorKind::Remote {
             return error;

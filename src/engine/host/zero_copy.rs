@@ -1,13 +1,13 @@
-//! Steps without slots: raw messages that a transport sends from, or receives into, the caller's buffers
-//! ([`SendFrom`], [`RecvInto`]). A slot would cost one more copy.
+//! Steps without slots: a transport sends raw messages directly from the caller's buffers, or receives into
+//! them ([`SendFrom`], [`RecvInto`]). A slot would cost one more copy.
 //!
 //! Such a step runs in parts: it receives into the output, or computes its result there; then it sends from
 //! the output or the input. Other channels run between the parts, which is safe because channels work on
 //! different ranges of the buffers. The channel's next step waits for the last part, so a later step never
 //! overwrites bytes that are still to be sent.
 //!
-//! A receiver stores messages that no step waits for in its slots, so that a sender runs as far ahead as it
-//! does with slots.
+//! A receiver stores messages for which no step waits yet in its slots. So a sender can run as far ahead as
+//! it can with slots.
 //!
 //! [`SendFrom`]: crate::transport::SendFrom
 //! [`RecvInto`]: crate::transport::RecvInto
@@ -20,7 +20,7 @@ use crate::schedule::{Op, Step, Visit};
 use crate::transport::{Header, Links};
 use crate::types::ReduceOp;
 
-/// Which messages of a step need no slot.
+/// The messages of a step that need no slot: received messages, sent messages, or both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ZeroCopyPath {
     recv: bool,
@@ -29,7 +29,7 @@ pub(super) struct ZeroCopyPath {
 
 impl Run<'_> {
     /// Returns which messages of channel `at`'s current step need no slot; `None` if all messages use slots.
-    /// The answer for a step never changes.
+    /// The result for one step is always the same.
     pub(super) fn zero_copy_path(
         &self,
         links: &mut Links,
@@ -44,12 +44,13 @@ impl Run<'_> {
         }
         let base = run.channel * links.nranks;
         let sends_buffer = match step.op {
-            // No buffer holds the product with a factor.
+            // With a factor, the message is the product of input and factor, which no buffer holds.
             Op::Send => !matches!(self.request.op, ReduceOp::PreMulSum(_)),
             Op::RecvCopySend | Op::RecvReduceCopySend => true,
             _ => false,
         };
-        // Filling a slot yields the input statistics of the report.
+        // Only filling a slot collects the input statistics for the report, so such a step must use
+        // slots.
         let observes = self.stats.wanted && plan.notes_input[visit.step];
         let send = sends_buffer && !observes && plan.codec_of(step.gives).is_none() && {
             let mut ends = step.send_to.iter().map(|&to| base + to as usize);
@@ -69,7 +70,7 @@ impl Run<'_> {
         (recv || send).then_some(ZeroCopyPath { recv, send })
     }
 
-    /// Runs as many parts of the step as possible now; returns whether it ran to its end.
+    /// Runs as many parts of the step as can run now. Returns whether the step is complete.
     pub(super) fn advance_zero_copy(
         &mut self,
         engine: &mut HostEngine,
@@ -98,7 +99,8 @@ impl Run<'_> {
         Ok(true)
     }
 
-    /// Receives the arrived bytes of the step's message into the output; returns whether it is complete.
+    /// Receives the bytes that have arrived of the step's message into the output. Returns whether the
+    /// message is complete.
     fn recv_into_output(
         &mut self,
         engine: &mut HostEngine,
@@ -116,7 +118,7 @@ impl Run<'_> {
         let Some(header) = header.map_err(|error| engine.explain_break(error, step))? else {
             return Ok(false);
         };
-        // The check precedes the first write to the output.
+        // The header is checked before the first write to the output.
         self.check_header(engine, from, &header, step, chunk)?;
         let to = chunk.output.unwrap_or(0) * self.plan.dtype.size();
         let output = self.buffers.output_mut(to, chunk.taken);
@@ -128,7 +130,7 @@ impl Run<'_> {
         complete.map_err(|error| engine.explain_break(error, step))
     }
 
-    /// Executes the step up to its send; returns whether its messages had arrived.
+    /// Executes the step except for its sends. Returns whether its messages had arrived.
     fn execute_without_sending(
         &mut self,
         engine: &mut HostEngine,
@@ -148,7 +150,8 @@ impl Run<'_> {
         Ok(true)
     }
 
-    /// Sends as much as possible to each peer; returns whether all peers have the whole message.
+    /// Sends as much as possible to each peer. Returns whether all peers have been sent the whole
+    /// message.
     fn send_from_buffers(
         &mut self,
         engine: &mut HostEngine,

@@ -3,9 +3,9 @@
 use super::{CommView, SIGNATURE_WORDS};
 use crate::schedule::Op;
 
-/// Most bytes that a launch passes by value.
+/// Largest number of argument bytes that a launch passes by value.
 pub const ARGS_BYTES: usize = 4096;
-/// Most steps of a batch.
+/// Largest number of steps in a batch.
 pub const MAX_BATCH: usize = 32;
 /// Bytes of [`ScheduleArgs::work_buffer`].
 pub const WORK_BUFFER_BYTES: usize = ARGS_BYTES - 24 - 584;
@@ -14,20 +14,20 @@ pub const WORK_BUFFER_BYTES: usize = ARGS_BYTES - 24 - 584;
 pub const BLOCK_THREADS: u32 = 608;
 /// Dynamic shared memory of each warp that moves data through a codec, in code for sm_90 and above.
 pub const STAGE_BYTES: u32 = 11520;
-/// [`BLOCK_THREADS`] of code that also runs on GPUs with 99 KiB of shared memory.
+/// Value of [`BLOCK_THREADS`] in code that also runs on GPUs with 99 KiB of shared memory.
 pub const SMALL_BLOCK_THREADS: u32 = 352;
-/// [`STAGE_BYTES`] of code that also runs on GPUs with 99 KiB of shared memory.
+/// Value of [`STAGE_BYTES`] in code that also runs on GPUs with 99 KiB of shared memory.
 pub const SMALL_STAGE_BYTES: u32 = 7168;
 /// Threads of a block of a fused kernel without a codec.
 pub const FUSED_THREADS: u32 = 512;
 /// 8-byte payload words of the four ll128 lines that a warp sends together.
 pub const TILE_WORDS: usize = 60;
 
-/// [`KernelStep::own`]: the step adds no own contribution.
+/// Value of [`KernelStep::own`]: the step adds no contribution of this rank.
 pub const OWN_ABSENT: u8 = 0;
-/// [`KernelStep::own`]: the step adds this rank's input as it is.
+/// Value of [`KernelStep::own`]: the step adds this rank's input as it is.
 pub const OWN_EXACT: u8 = 1;
-/// [`KernelStep::own`]: the step adds this rank's input as peers decode it.
+/// Value of [`KernelStep::own`]: the step adds this rank's input as peers decode it.
 pub const OWN_CODED: u8 = 2;
 
 /// The arithmetic of a `ReduceOp`, without premultiplication and division (`cinch_combine`).
@@ -44,25 +44,29 @@ pub enum Combine {
     Min = 3,
 }
 
-/// [`KernelWork::flags`]: own elements are multiplied by [`KernelWork::factor`].
+/// Bit of [`KernelWork::flags`]: this rank's elements are multiplied by [`KernelWork::factor`].
 pub const PREMULTIPLY: u8 = 1;
-/// [`KernelWork::flags`]: final sums are divided by the number of ranks.
+/// Bit of [`KernelWork::flags`]: finished sums are divided by the number of ranks.
 pub const AVERAGE: u8 = 2;
-/// [`KernelWork::flags`], fused kernels only: input and output addresses are multiples of 16.
+/// Bit of [`KernelWork::flags`], read by fused kernels only: input and output addresses are
+/// multiples of 16.
 pub const ALIGNED: u8 = 4;
-/// [`KernelWork::flags`]: [`KernelWork::factor`] is the address of an element of the call's type.
+/// Bit of [`KernelWork::flags`]: [`KernelWork::factor`] is the address of an element of the call's
+/// type.
 pub const FACTOR_AT: u8 = 8;
-/// [`KernelWork::flags`]: the codec rounds stochastically and the launch may be replayed. The kernel mixes a
-/// message count into the codec's keys, so that each replay draws other numbers.
+/// Bit of [`KernelWork::flags`]: the codec rounds stochastically and the launch may be replayed. The kernel
+/// mixes a message count into the codec's keys, so that each replay draws other numbers.
 pub const REDRAW: u8 = 16;
-/// [`KernelWork::flags`]: the stream's next kernel may launch once no thread waits for another rank.
+/// Bit of [`KernelWork::flags`]: the stream's next kernel may launch once no thread waits for another rank.
 pub const LAUNCH_DEPENDENTS: u8 = 32;
 
-/// [`OneshotArgs::phases`]: every rank sends each other rank a part or block; otherwise its whole input.
+/// Bit of [`OneshotArgs::phases`]: every rank sends each other rank one part or block. Without this bit,
+/// every rank sends its whole input.
 pub const SENDS_PARTS: u8 = 1;
-/// [`OneshotArgs::phases`]: the receiver stores the sum; otherwise what it receives.
+/// Bit of [`OneshotArgs::phases`]: the receiver sums the messages. Without this bit, it stores them
+/// as they are.
 pub const SUMS: u8 = 2;
-/// [`OneshotArgs::phases`]: every rank sends its sum to all others.
+/// Bit of [`OneshotArgs::phases`]: every rank sends its finished sum to all others.
 pub const SENDS_SUMS: u8 = 4;
 
 /// Parameters of a codec (`kernels/codec/params.h` has the fields), or the bytes of an element in word 0
@@ -70,7 +74,7 @@ pub const SENDS_SUMS: u8 = 4;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct CodecWords {
-    /// The codec's own fields.
+    /// Fields of the codec, which `kernels/codec/params.h` defines.
     pub word: [u32; 8],
 }
 
@@ -80,25 +84,27 @@ pub struct CodecWords {
 pub struct KernelStep {
     /// Number of the [`Op`].
     pub op: u8,
-    /// `OWN_*`.
+    /// Value [`OWN_ABSENT`], [`OWN_EXACT`] or [`OWN_CODED`].
     pub own: u8,
-    /// Sources that are added before the own contribution.
+    /// Number of received messages that the step adds before this rank's contribution.
     pub own_after: u8,
-    /// Steps of the batch that begins here, whose waits are taken together; 0 inside a batch.
+    /// Number of steps in the batch that begins here; 0 inside a batch. A kernel waits once for all
+    /// steps of a batch.
     pub batch: u8,
-    /// Stage.
+    /// Stage of the pass to which the step belongs.
     pub stage: u16,
-    /// Part of the pass's range.
+    /// Index of the step's chunk among the parts of the pass's element range.
     pub part: u16,
-    /// Block of the input.
+    /// Index of the input's block that has the chunk.
     pub in_block: u16,
-    /// Block of the output.
+    /// Index of the output's block that has the chunk.
     pub out_block: u16,
-    /// Index of the step's first peer: its receives come first, then its sends.
+    /// Index of the step's first peer in the work buffer. Peers that the step receives from come
+    /// first, then peers that it sends to.
     pub peers: u16,
-    /// Messages that the step receives.
+    /// Number of messages that the step receives.
     pub nrecv: u8,
-    /// Messages that the step sends.
+    /// Number of messages that the step sends.
     pub nsend: u8,
     /// In the first step of a batch: bit r is set if the batch receives from rank r.
     pub recv_mask: u32,
@@ -106,7 +112,7 @@ pub struct KernelStep {
     pub send_mask: u32,
 }
 
-/// Bytes before the first array of residuals.
+/// Bytes from a [`ResidualsHeader`] to the first array of residuals.
 pub const RESIDUALS_BYTES: usize = 256;
 
 /// The header of one tensor's residuals in device memory (`cinch_residuals`).
@@ -115,7 +121,7 @@ pub const RESIDUALS_BYTES: usize = 256;
 pub struct ResidualsHeader {
     /// Index of the array that the last call wrote, and that the next call reads.
     pub turn: u32,
-    /// Blocks that have finished the call.
+    /// Number of thread blocks that have finished the call.
     pub arrived: u32,
 }
 
@@ -127,9 +133,9 @@ pub struct KernelWork {
     pub input: u64,
     /// Device address of the output; 0 without one.
     pub output: u64,
-    /// Elements of the message, or of one rank's block.
+    /// Number of elements in the message, or in one rank's block.
     pub count: u64,
-    /// Elements of a full chunk.
+    /// Number of elements in a full chunk.
     pub chunk: u64,
     /// Factor of a pre-multiplied sum: a number of the accumulator type in the low bits, or an address
     /// ([`FACTOR_AT`]).
@@ -138,29 +144,30 @@ pub struct KernelWork {
     pub signature: [u64; SIGNATURE_WORDS],
     /// Device address of the [`ResidualsHeader`] of error feedback; 0 without it.
     pub residuals: u64,
-    /// Elements of an array of residuals.
+    /// Number of elements in one array of residuals.
     pub span: u64,
-    /// Chunks into which a pass cuts its range.
+    /// Number of chunks into which a pass cuts its range.
     pub parts: u32,
-    /// Passes over all channels.
+    /// Number of passes, over all channels.
     pub passes: u32,
-    /// Block of the launch that drives the work's channel 0.
+    /// Index of the launch's thread block that drives the work's channel 0.
     pub first_block: u16,
     /// Number of channels.
     pub channels: u16,
     /// The communicator's channel that carries the work's channel 0.
     pub first_channel: u16,
-    /// Stages of a pass.
+    /// Number of stages in a pass.
     pub stages: u16,
-    /// Index of the work's first step.
+    /// Index of the work's first step among the steps in the work buffer.
     pub steps: u16,
     /// Number of steps.
     pub nsteps: u16,
     /// [`Combine`].
     pub combine: u8,
-    /// [`PREMULTIPLY`] to [`LAUNCH_DEPENDENTS`].
+    /// Bits [`PREMULTIPLY`] to [`LAUNCH_DEPENDENTS`].
     pub flags: u8,
-    /// Hash of the signature: the upper bits of flags, of which ll packets carry 12.
+    /// Hash of the signature, which flags carry in their upper bits. An ll packet has room for 12
+    /// bits of it.
     pub signature_hash: u16,
     /// Parameters of the codec.
     pub codec: CodecWords,
@@ -174,11 +181,11 @@ pub struct ScheduleArgs {
     pub comm: CommView,
     /// Device address of a work buffer that exceeds [`WORK_BUFFER_BYTES`]; 0 if `work_buffer` holds it.
     pub overflow: u64,
-    /// Works in the work buffer.
+    /// Number of works in the work buffer.
     pub nworks: u32,
-    /// Steps behind the works.
+    /// Number of steps, which follow the works in the work buffer.
     pub nsteps: u32,
-    /// Peers behind the steps.
+    /// Number of peers, which follow the steps in the work buffer.
     pub npeers: u32,
     /// Padding.
     pub unused: u32,
@@ -192,27 +199,30 @@ pub struct ScheduleArgs {
 pub struct OneshotArgs {
     /// The communicator.
     pub comm: CommView,
-    /// Offset of the kernel's area in a peer buffer.
+    /// Offset of the area for this kernel's messages in a peer buffer.
     pub area: u64,
-    /// Bytes of each of the area's halves.
+    /// Bytes of one half of the area; successive calls alternate between both halves.
     pub half: u64,
-    /// Device address of two words: calls so far, and blocks that have finished this call.
+    /// Device address of two words: the number of calls so far, and of thread blocks that have
+    /// finished this call.
     pub epoch: u64,
     /// Device address of the input.
     pub input: u64,
     /// Device address of the output.
     pub output: u64,
-    /// Elements of the message, or of a block.
+    /// Number of elements in the message, or in a block.
     pub count: u64,
     /// See [`KernelWork::factor`].
     pub factor: u64,
-    /// Hash of the signature: the upper 16 bits of flags, of which ll packets carry 12.
+    /// Hash of the signature, which flags carry in their upper 16 bits. An ll packet has room for
+    /// 12 bits of it.
     pub signature_hash: u64,
     /// See [`KernelWork::signature`].
     pub signature: [u64; SIGNATURE_WORDS],
-    /// 8-byte words that a rank sends another rank in a round; elements with a codec.
+    /// Number of 8-byte words that a rank sends each other rank in a round; with a codec, number of
+    /// elements.
     pub words: u32,
-    /// Share of each block of threads: packets (a multiple of 32), tiles of lines, or encoded tiles.
+    /// Number of packets (a multiple of 32), tiles of lines, or encoded tiles that each thread block handles.
     pub share: u32,
     /// [`Combine`].
     pub combine: u8,
@@ -222,9 +232,9 @@ pub struct OneshotArgs {
     pub element_bytes: u8,
     /// Root of a broadcast or reduce.
     pub root: u8,
-    /// [`SENDS_PARTS`] to [`SENDS_SUMS`], with a codec.
+    /// Bits [`SENDS_PARTS`] to [`SENDS_SUMS`]; unused without a codec.
     pub phases: u8,
-    /// Lines of an encoded tile, with a codec.
+    /// Number of lines of an encoded tile; unused without a codec.
     pub tile_lines: u8,
     /// Padding.
     pub unused: [u8; 2],

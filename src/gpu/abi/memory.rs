@@ -1,33 +1,35 @@
-//! Structs in memory that the host and all kernels of a rank share for the life of a communicator:
-//! peer buffers, cursors, and the control words.
+//! Structs in memory that the host and all kernels of a rank share: peer buffers, cursors, and the
+//! control words. The memory exists as long as the communicator.
 
 use crate::config::MOST_GPU_CHANNELS;
 
-/// Most ranks of a communicator with GPU buffers, over all hosts.
+/// Largest number of ranks of a communicator with GPU buffers, over all hosts.
 pub const MAX_RANKS: usize = 32;
-/// Most channels of a pair of ranks.
+/// Largest number of channels between two ranks.
 pub const MAX_CHANNELS: usize = MOST_GPU_CHANNELS;
 /// Bytes of a line: a slot's header, the distance between counters, and the alignment of all offsets in
 /// a peer buffer.
 pub const LINE_BYTES: usize = 128;
-/// Words of a call's signature.
+/// Number of 64-bit words in a call's signature.
 pub const SIGNATURE_WORDS: usize = crate::types::SIGNATURE_WORDS;
-/// Number of protocols that have FIFOs.
+/// Number of kernel protocols that have FIFOs: simple, ll and ll128.
 pub const PROTOCOLS: usize = 3;
 
 pub use crate::types::Protocol;
 
-/// Counters of one channel of one protocol in a peer buffer from -> to (`cinch_counters`).
+/// Counters of one channel and protocol in the peer buffer that rank `from` writes for rank `to`
+/// (`cinch_counters`).
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub struct Counters {
-    /// Messages that `from` has published on this channel (simple only).
+    /// Number of messages that `from` has published on this channel; used by the simple protocol
+    /// only.
     pub tail: u64,
-    /// Padding, so that `head` has a line of its own.
+    /// Padding, so that `head` begins 64 bytes after `tail`, in another cache line.
     pub unused0: [u64; 7],
-    /// Messages of the opposite direction that `from` has received on this channel.
+    /// Number of messages that `from` has received from `to` on this channel.
     pub head: u64,
-    /// Padding.
+    /// Padding to 128 bytes.
     pub unused1: [u64; 7],
 }
 
@@ -40,11 +42,11 @@ pub struct Fifo {
     pub counters: u64,
     /// Offset of slot 0's payload.
     pub slots: u64,
-    /// Bytes from slot to slot.
+    /// Distance between two slots in bytes.
     pub stride: u32,
     /// Payload bytes of a slot, without flags.
     pub slot_bytes: u32,
-    /// Slots of a channel.
+    /// Number of slots of a channel.
     pub depth: u32,
     /// Number of channels.
     pub channels: u32,
@@ -64,14 +66,14 @@ pub struct Cursor {
 /// Bytes of a rank's [`Cursor`] array.
 pub const CURSORS_BYTES: usize = PROTOCOLS * MAX_CHANNELS * MAX_RANKS * size_of::<Cursor>();
 
-/// `cinch_trouble::kind`: no failure.
+/// Value of [`Trouble::kind`]: no failure.
 pub const TROUBLE_NONE: u32 = 0;
-/// `cinch_trouble::kind`: `peer` did not send (`sends` = 0) or receive (`sends` = 1) in time.
+/// Value of [`Trouble::kind`]: `peer` did not send (`sends` = 0) or receive (`sends` = 1) in time.
 pub const TROUBLE_TIMEOUT: u32 = 1;
-/// `cinch_trouble::kind`: `peer` runs another call, with the signature `theirs`.
+/// Value of [`Trouble::kind`]: `peer` runs another call, with the signature `theirs`.
 pub const TROUBLE_MISMATCH: u32 = 2;
 
-/// [`Trouble::state`] of a complete report.
+/// Value of [`Trouble::state`]: the report is complete.
 pub const TROUBLE_COMPLETE: u32 = 2;
 
 /// The report of a rank's first failure (`cinch_trouble`). A kernel writes it once. The host reads the
@@ -81,17 +83,17 @@ pub const TROUBLE_COMPLETE: u32 = 2;
 pub struct Trouble {
     /// 0, then 1 while a kernel writes the report, then [`TROUBLE_COMPLETE`].
     pub state: u32,
-    /// `TROUBLE_*`.
+    /// Value [`TROUBLE_NONE`], [`TROUBLE_TIMEOUT`] or [`TROUBLE_MISMATCH`].
     pub kind: u32,
     /// Rank that the kernel waited for.
     pub peer: u32,
     /// 1 if the kernel waited for a free slot, 0 if it waited for a message.
     pub sends: u32,
-    /// Channel.
+    /// Channel on which the kernel waited.
     pub channel: u32,
-    /// Step of the schedule.
+    /// Step of the schedule in which the kernel waited.
     pub step: u32,
-    /// Pass of the schedule.
+    /// Pass of the schedule in which the kernel waited.
     pub pass: u32,
     /// Number of the [`KernelProtocol`](crate::types::KernelProtocol).
     pub protocol: u32,
@@ -122,19 +124,21 @@ pub struct Control {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct CommView {
-    /// Peer buffers p -> me; 0 for this rank and beyond the last rank.
+    /// Address of the peer buffer from each rank to this rank; 0 for this rank itself and beyond
+    /// the last rank.
     pub inbox: [u64; MAX_RANKS],
-    /// Peer buffers me -> p; 0 for this rank and beyond the last rank.
+    /// Address of the peer buffer from this rank to each rank; 0 for this rank itself and beyond
+    /// the last rank.
     pub outbox: [u64; MAX_RANKS],
     /// Device memory with a [`Cursor`] for each protocol, channel and peer.
     pub cursors: u64,
     /// Device address of [`Control`].
     pub control: u64,
-    /// Deadline of one wait.
+    /// Time limit of one wait, in nanoseconds.
     pub timeout_ns: u64,
     /// This rank.
     pub rank: u32,
-    /// Ranks of the communicator.
+    /// Number of ranks of the communicator.
     pub nranks: u32,
     /// FIFOs of the launch's protocol.
     pub fifo: Fifo,

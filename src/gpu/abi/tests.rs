@@ -6,7 +6,8 @@ use std::io::Write;
 use std::mem::offset_of;
 use std::process::Command;
 
-/// Lines "name value" from the Rust structs, in the order in which the C program prints them.
+/// Returns lines "name value" for the Rust structs, in the order in which the C program prints
+/// them.
 fn rust_layout() -> String {
     let mut text = String::new();
     macro_rules! line {

@@ -117,7 +117,7 @@ fn pinned_memory_is_visible_to_all_gpus() {
     let mut byte = [0];
     device.read(0, &mut byte, &stream, SOON).unwrap();
     assert_eq!(byte, [9]);
-    // Memory without a device address is given back.
+    // If the driver returns no device address, `PinnedMemory::new` frees the memory again.
     process.fail("cuMemHostGetDevicePointer", 0, 1, CuResult::UNKNOWN);
     let before = process.leftovers();
     assert!(PinnedMemory::new(&one, 4096).is_err());
@@ -192,7 +192,7 @@ fn foreign_memory_is_mapped_once_until_last_user() {
     let second = IpcMemory::open(&theirs, &handle).unwrap();
     assert_eq!(first.address(), second.address());
     assert_ne!(first.address(), memory.address() + 64);
-    // Another range of the allocation shares the mapping.
+    // A second range of one allocation uses the existing mapping.
     let rest = IpcHandle::export(&ours, memory.address() + 2048, 2048).unwrap();
     let third = IpcMemory::open(&theirs, &rest).unwrap();
     assert_eq!(third.address() - first.address(), 2048 - 64);
@@ -242,7 +242,8 @@ fn concurrent_opens_share_one_mapping() {
         for _ in 0..4 {
             scope.spawn(|| {
                 for _ in 0..200 {
-                    // The mock rejects a second mapping, and closing without a mapping.
+                    // The mock rejects a second mapping of one allocation, and closing an
+                    // allocation that is not mapped.
                     IpcMemory::open(&theirs, &handle).unwrap();
                 }
             });
@@ -269,13 +270,13 @@ fn forged_handles_are_refused_without_leak() {
     assert!(IpcMemory::open(&theirs, &IpcHandle::from_bytes(&bytes)).is_err());
     let nothing = IpcHandle::from_bytes(&[0; IPC_HANDLE_BYTES]);
     assert!(IpcMemory::open(&theirs, &nothing).is_err());
-    // The process's own memory.
+    // A process cannot open a handle of its own memory.
     let error = IpcMemory::open(&ours, &good).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidUsage);
-    // A mapping whose size is unknown.
+    // Opening fails if the driver does not report the size of the mapping.
     two.fail("cuMemGetAddressRange", 0, 1, CuResult::UNKNOWN);
     assert!(IpcMemory::open(&theirs, &good).is_err());
-    // GPUs without peer access.
+    // Opening fails between GPUs without peer access.
     one.machine().refuse_peers(0, 1);
     let error = IpcMemory::open(&theirs, &good).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);

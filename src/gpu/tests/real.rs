@@ -199,7 +199,7 @@ fn round_trip_between_gpus_succeeds() {
     let Some(first) = devices.first() else {
         return;
     };
-    // Between two streams of one GPU, and between the first GPU and each other GPU.
+    // Measures two streams of one GPU, then the first GPU with each other GPU.
     for second in &devices {
         let (here, there) = (
             Context::primary(first).unwrap(),

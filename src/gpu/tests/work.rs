@@ -106,9 +106,11 @@ fn programmatic_launch_needs_new_ptx_and_driver() {
     assert_eq!(programmatic(13_000, 90, Launch::Programmatic), 1);
     assert_eq!(programmatic(13_000, 90, Launch::Serialized), 0);
     assert_eq!(programmatic(12_030, 100, Launch::Programmatic), 1);
-    // Kernels of older PTX do not wait for earlier work, on any GPU.
+    // Kernels compiled from PTX before sm_90 do not wait for earlier work on any GPU, so their
+    // launch is serialized.
     assert_eq!(programmatic(13_000, 80, Launch::Programmatic), 0);
-    // Older drivers do not keep the attribute in graphs.
+    // Drivers before CUDA 12.3 do not keep the launch attribute in graphs, so the launch is
+    // serialized.
     assert_eq!(programmatic(12_020, 90, Launch::Programmatic), 0);
 }
 
@@ -210,7 +212,8 @@ fn library_calls_during_global_capture_are_allowed() {
         Module::load(&work.context, "late", &[0; 8])?;
         drop(memory);
         assert!(stream.is_capturing()?);
-        // The mock rejects calls without `bind`, and invalidates the capture: see `refused` below.
+        // The mock rejects calls made without `bind` and invalidates the capture, as `refused`
+        // below shows.
         work.launch(1)
     });
     graph.unwrap().launch(&work.stream).unwrap();
@@ -260,7 +263,7 @@ fn stream_after_failed_capture_is_usable() {
     );
 }
 
-/// Counts its drops in the shared number.
+/// Increments the shared number when it is dropped.
 struct Dropped(Arc<AtomicUsize>);
 
 impl Drop for Dropped {
@@ -275,7 +278,7 @@ fn graph_keeps_objects_of_replays() {
     let count = Arc::new(AtomicUsize::new(0));
     let kept = || Arc::new(Dropped(count.clone()));
     let wait_for = |number| {
-        // Another thread drops the objects.
+        // A thread of the library drops the objects, so the test waits for it.
         for _ in 0..2000 {
             if count.load(Ordering::SeqCst) == number {
                 return;
@@ -295,7 +298,7 @@ fn graph_keeps_objects_of_replays() {
     assert_eq!(count.load(Ordering::SeqCst), 1, "still needed");
     drop(graph);
     wait_for(2);
-    // The driver refuses the object.
+    // If the driver refuses to keep the object, the object is dropped.
     for (function, number) in [("cuUserObjectCreate", 3), ("cuGraphRetainUserObject", 4)] {
         work.process.fail(function, 0, 1, CuResult::OUT_OF_MEMORY);
         Graph::capture(&work.stream, CaptureMode::ThreadLocal, |stream| {
@@ -325,7 +328,7 @@ fn timed_events_measure_recorded_work() {
     assert!(untimed.since(&begin).is_err());
 }
 
-/// Adds simulated probe kernels, of which the fill kernel loses `lose` words.
+/// Adds simulated probe kernels. The fill kernel leaves the last `lose` words unwritten.
 fn probe_kernels(machine: &Machine, lose: usize) {
     machine.kernel("cinch_probe_fill", 24, move |launch| {
         // SAFETY: every bit pattern of the integers is valid, and only the test has the memory.

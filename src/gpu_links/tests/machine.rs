@@ -1,5 +1,5 @@
-//! A simulated machine whose GPUs several processes use. Memory is on the heap. The driver has only the
-//! functions that connecting needs, and the faults of real machines.
+//! A simulated machine whose GPUs several processes use. Memory is on the heap. The simulated driver has only
+//! the functions that connecting needs, and can have the faults of real drivers.
 
 use crate::sys::cuda::*;
 use std::cell::RefCell;
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 thread_local! {
-    /// The stack of current contexts, by ordinal.
+    /// Stack of the thread's current contexts, each given by its GPU's ordinal.
     static CURRENT: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -19,11 +19,11 @@ thread_local! {
 pub(super) struct Machine {
     /// Number of GPUs.
     pub devices: usize,
-    /// Pairs of GPUs, accessing GPU first, to which the driver refuses peer access.
+    /// Pairs of GPUs to which the driver refuses peer access; a pair names the accessing GPU first.
     pub refused: HashSet<(usize, usize)>,
     /// Whether `cuCtxEnablePeerAccess` fails although `cuDeviceCanAccessPeer` allows it.
     pub enabling_fails: bool,
-    /// Whether links have native atomics.
+    /// Whether links between GPUs have native atomics.
     pub atomics: bool,
     /// Compute capabilities of GPUs that differ from 9.0.
     pub capabilities: BTreeMap<usize, (c_int, c_int)>,
@@ -52,7 +52,8 @@ impl Machine {
         }
     }
 
-    /// Returns the numbers of open allocations, registrations, mappings, contexts and streams.
+    /// Returns the numbers of allocations, registrations, mappings, contexts and streams that still
+    /// exist.
     pub fn left(&self) -> [usize; 5] {
         [
             self.allocations.lock().unwrap().len(),
@@ -84,7 +85,7 @@ impl Machine {
         if used + bytes > self.memory {
             return None;
         }
-        // The driver does not zero memory.
+        // A driver does not zero memory, so new memory gets a nonzero pattern.
         let memory = vec![0xa5u8; bytes + 256].leak();
         let address = (memory.as_ptr() as u64).next_multiple_of(256);
         allocations.insert(address, (bytes, owner));

@@ -1,8 +1,7 @@
-//! The list of the driver's functions that this library calls. From it follow the trait [`Api`], the table that
-//! [`Loaded`](super::Loaded) fills from the driver's library, and the tests' mock.
+//! The list of the driver's functions that this library calls. The list generates the trait [`Api`], the
+//! table that [`Loaded`](super::Loaded) fills from the driver's library, and the tests' mock.
 //!
-//! The compiler compares each signature with cudarc's. The result type differs on purpose, see
-//! [`CuResult`].
+//! The compiler compares each signature with cudarc's. The result type differs on purpose, see [`CuResult`].
 
 use super::types::*;
 use crate::sys::loader::function_table;
@@ -11,8 +10,9 @@ use std::ffi::{c_char, c_float, c_int, c_uint, c_void};
 
 /// Passes the list of functions to the macro `$then`.
 ///
-/// An entry is `method = symbol (arguments)`. A function that the oldest supported driver lacks is
-/// optional, with the CUDA version that introduced it. `as` gives cudarc's argument types where ours differ.
+/// An entry is `method = symbol (arguments)`. A function that the oldest supported driver lacks is optional,
+/// with the CUDA version that introduced it. `as` gives cudarc's argument types where this library uses other
+/// types.
 macro_rules! driver_functions {
     ($then:ident) => {
         $then! {
@@ -162,8 +162,8 @@ macro_rules! driver_functions {
 #[cfg(test)]
 pub(super) use driver_functions;
 
-/// Makes from the list: the trait [`Api`], whose methods a simulation may leave out; the table of the loaded
-/// functions; and the versions for error messages.
+/// Generates from the list the trait [`Api`], whose methods a simulation may leave out, and the table of
+/// loaded functions. Also generates the versions for error messages.
 macro_rules! make_api {
     (
         required { $($name:ident = $symbol:ident ($($arg:ident: $type:ty),* $(,)?)
@@ -203,8 +203,8 @@ macro_rules! make_api {
             optional { $($late = $late_symbol: fn($($late_type),*) -> CuResult;)* }
         }
 
-        // A signature that differs from cudarc's does not compile. The constants are never evaluated into code,
-        // so nothing refers to cudarc's loader.
+        // A signature that differs from cudarc's does not compile. The constants are never evaluated into
+        // code, so no reference to cudarc's loader remains.
         $(const _: signature!([$($type),*] $([$($cudarc),*])?) = sys::$symbol;)*
         $(const _: signature!([$($late_type),*]) = sys::$late_symbol;)*
 
@@ -240,7 +240,8 @@ macro_rules! make_api {
     };
 }
 
-/// Type of a cudarc function, from our argument types or, where these differ, from cudarc's.
+/// Expands to the type of a cudarc function. Its arguments are cudarc's types if given, otherwise
+/// this library's.
 macro_rules! signature {
     ([$($type:ty),*]) => { unsafe fn($($type),*) -> sys::CUresult };
     ([$($ours:ty),*] [$($type:ty),*]) => { unsafe fn($($type),*) -> sys::CUresult };

@@ -7,7 +7,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::sys::loader::Library;
 use std::ffi::{CStr, c_int, c_void};
 
-/// The driver's library, and the functions of it that are used.
+/// The driver's library, with the functions that this library calls.
 pub struct Loaded {
     functions: Functions,
     library: Library,

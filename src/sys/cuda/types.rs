@@ -1,9 +1,9 @@
 //! Types of the CUDA driver API: cudarc's, and two that cudarc does not have.
 //!
-//! [`CuResult`] and [`Handle`] are ours. cudarc makes every C enum a Rust enum, which must not hold a number
-//! that it does not list. A newer driver may return such numbers, so an enum that the driver writes is an
-//! integer here: result codes, capture states and modes, memory types. Enums that are only passed to the
-//! driver, such as attributes, are cudarc's.
+//! This library defines [`CuResult`] and [`Handle`]. cudarc makes every C enum a Rust enum, which must not
+//! hold a number that it does not list. A newer driver may return such numbers. So enums that the driver
+//! writes are integers here: result codes, capture states and modes, memory types. Enums that are only
+//! passed to the driver, such as attributes, are cudarc's.
 
 use cudarc::driver::sys;
 use std::ffi::c_uint;
@@ -25,7 +25,7 @@ pub use sys::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CuResult(pub c_uint);
 
-/// Gives codes of `CUresult` the names by which this library matches them.
+/// Defines named constants for the codes of `CUresult` that this library matches.
 macro_rules! codes {
     ($($name:ident = $code:ident,)*) => {
         #[allow(missing_docs)]
@@ -64,7 +64,7 @@ codes! {
 }
 
 impl CuResult {
-    /// Code of our own: the loaded driver lacks the function.
+    /// Code that no driver returns: the loaded driver lacks the function.
     pub const FUNCTION_MISSING: CuResult = CuResult(c_uint::MAX);
 
     /// Returns whether the code is one of the errors of stream captures.
@@ -75,7 +75,7 @@ impl CuResult {
     }
 }
 
-/// A handle of a driver object, such as a [`CUstream`], in a value that threads share.
+/// A handle of a driver object, such as a [`CUstream`], that threads may share.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug)]
 pub struct Handle<T>(pub *mut T);

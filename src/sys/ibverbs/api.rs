@@ -1,5 +1,5 @@
-//! The exported functions that are used. One list defines the trait that the transport calls, and
-//! the table that [`Loaded`](super::Loaded) fills from the system's library.
+//! The functions of libibverbs that this library calls. One list defines the trait that the
+//! transport calls, and the table that [`Loaded`](super::Loaded) fills from the system's library.
 
 use super::types::*;
 use crate::sys::loader::function_table;
@@ -60,7 +60,7 @@ macro_rules! verbs_functions {
 
 verbs_functions! {
     optional {
-        // Since rdma-core 35.
+        // Exists since rdma-core 35.
         is_fork_initialized = "ibv_is_fork_initialized" () -> c_uint;
     }
     fork_init = "ibv_fork_init" () -> c_int;
@@ -70,7 +70,7 @@ verbs_functions! {
     close_device = "ibv_close_device" (context: *mut IbvContext) -> c_int;
     query_device = "ibv_query_device"
         (context: *mut IbvContext, attributes: *mut IbvDeviceAttr) -> c_int;
-    // The function writes all fields but the last, which is newer than this symbol.
+    // This old symbol writes all fields except the last, which was added later.
     query_port = "ibv_query_port"
         (context: *mut IbvContext, port: u8, attributes: *mut IbvPortAttr) -> c_int;
     query_gid = "_ibv_query_gid_ex" (

@@ -1,10 +1,11 @@
-//! The inline functions of `<infiniband/verbs.h>`: calls through the operation table of an object's
-//! context. The data path consists of them; libibverbs exports no such functions.
+//! The inline functions of `<infiniband/verbs.h>`, which call through the operation table of an
+//! object's context. libibverbs does not export them, and the data path uses no other functions.
 
 use super::types::*;
 use std::ffi::c_int;
 
-/// Result if a provider lacks an operation, which every provider has.
+/// Error number that is returned if a provider lacks an operation. In practice every provider has
+/// all of them.
 const MISSING: c_int = libc::EOPNOTSUPP;
 
 /// Polls up to `into.len()` completions. Returns their number, or a negative number.

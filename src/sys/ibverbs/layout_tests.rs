@@ -6,7 +6,7 @@ use std::process::Command;
 
 const HEADER: &str = "/usr/include/infiniband/verbs.h";
 
-/// Members of unions that have the same bytes as another member, which is defined here.
+/// Union members that this library does not define, because another member covers the same bytes.
 const UNUSED_MEMBERS: &[(&str, &str)] = &[("ibv_gid", "global")];
 
 /// Returns the option for the C compiler's own headers: libclang alone has no `<stddef.h>`.
@@ -21,7 +21,8 @@ fn compiler_includes() -> Vec<String> {
     }
 }
 
-/// Returns bindgen's output for the header; prints the reason and returns `None` if there is none.
+/// Returns bindgen's output for the header. If the header or libclang is missing, prints this and
+/// returns `None`.
 fn bindings() -> Option<String> {
     if !std::path::Path::new(HEADER).exists() {
         println!("SKIPPED: no {HEADER} (package libibverbs-dev)");
@@ -59,10 +60,11 @@ fn number(line: &str) -> usize {
         .unwrap_or_else(|| panic!("{line}"))
 }
 
-/// Returns the numbers in bindgen's layout tests, by name: `Size of ibv_wc`, `Offset of field:
-/// ibv_wc::status`.
+/// Returns the numbers in bindgen's layout tests, keyed by names such as `Size of ibv_wc` or
+/// `Offset of field: ibv_wc::status`.
 fn layout_numbers(bindings: &str) -> HashMap<&str, usize> {
-    // Joins lines that are broken behind the name or the minus.
+    // bindgen may break a line behind the name or the minus sign, so the text is split at names,
+    // not at lines.
     let mut numbers = HashMap::new();
     for part in bindings.split("[\"").skip(1) {
         let (Some((name, rest)), true) = (part.split_once("\"]"), part.contains("usize]")) else {
@@ -102,7 +104,7 @@ fn sizes_offsets_and_values_equal_the_header() {
     };
     let (numbers, values) = (layout_numbers(&bindings), values(&bindings));
     let mut wrong = Vec::new();
-    // Name, our value, the header's value.
+    // Each entry has the name, this library's value, and the header's value.
     let mut compared: Vec<(String, i64, Option<i64>)> = Vec::new();
     for layout in layouts() {
         let mut compare = |what: String, ours: usize| {

@@ -1,4 +1,4 @@
-//! Opening the system's libibverbs.
+//! Opens the system's libibverbs and finds its functions.
 
 use super::OLDEST_LIBRARY;
 use super::api::Functions;

@@ -1,5 +1,5 @@
-//! The verbs of rdma-core, opened at run time: without libibverbs this library works over its other
-//! transports, and opening returns an error.
+//! The verbs of rdma-core, opened at run time. If libibverbs is missing, opening returns an error
+//! and the library uses its other transports.
 //!
 //! [`Api`] is the trait of the exported functions. [`Loaded`] takes them from the system's library;
 //! `fake` simulates them in tests. Inline functions of C (posting, polling) call the operations of

@@ -1,8 +1,8 @@
-//! Structs and constants of `<infiniband/verbs.h>`, as far as they are used.
+//! The structs and constants of `<infiniband/verbs.h>` that this library uses.
 //!
 //! The layouts are libibverbs' ABI: since version 1.1 structs only grow at their ends. Fields have
-//! C's names. A test compares every size, offset and value with the installed header. A union of C
-//! appears as the member that is used.
+//! their C names. A test compares every size, offset and value with the installed header. A C union
+//! appears as the one member that is used.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -12,7 +12,7 @@ pub(super) struct Layout {
     pub name: &'static str,
     pub size: usize,
     pub align: usize,
-    /// Name in C, and offset here.
+    /// Each field's C name and its offset in the Rust struct.
     pub fields: Vec<(&'static str, usize)>,
 }
 
@@ -59,16 +59,16 @@ macro_rules! c_constants {
     };
 }
 
-/// An operation of a context that is not used.
+/// Placeholder for an operation of a context that this library does not call.
 pub type Unused = usize;
 
-/// `ibv_poll_cq`
+/// Type of the operation that `ibv_poll_cq` calls.
 pub type PollCq = unsafe extern "C" fn(*mut IbvCq, c_int, *mut IbvWc) -> c_int;
-/// `ibv_req_notify_cq`
+/// Type of the operation that `ibv_req_notify_cq` calls.
 pub type ReqNotifyCq = unsafe extern "C" fn(*mut IbvCq, c_int) -> c_int;
-/// `ibv_post_send`
+/// Type of the operation that `ibv_post_send` calls.
 pub type PostSend = unsafe extern "C" fn(*mut IbvQp, *mut IbvSendWr, *mut *mut IbvSendWr) -> c_int;
-/// `ibv_post_recv`
+/// Type of the operation that `ibv_post_recv` calls.
 pub type PostRecv = unsafe extern "C" fn(*mut IbvQp, *mut IbvRecvWr, *mut *mut IbvRecvWr) -> c_int;
 
 c_structs! {
@@ -280,7 +280,7 @@ c_structs! {
         qp_type: c_uint,
         sq_sig_all: c_int,
     }
-    /// Global route: to another subnet, or in RoCE to any peer.
+    /// Global route header: routes to another subnet, or in RoCE to any peer.
     #[derive(Clone, Copy, Debug, Default)]
     IbvGlobalRoute = "ibv_global_route" {
         dgid: IbvGid,
@@ -337,7 +337,7 @@ c_structs! {
         length: u32,
         lkey: u32,
     }
-    /// Destination of a write; in C the first of three members of a union.
+    /// Destination of an RDMA write. In C it is the first of three members of a union.
     #[derive(Clone, Copy, Debug, Default)]
     IbvSendWrRdma = "ibv_send_wr__bindgen_ty_2__bindgen_ty_1" {
         remote_addr: u64,

@@ -144,7 +144,7 @@ fn follow(
     message_sizes: &mut MessageSizesCache,
     what: &str,
 ) {
-    // The second round begins where the first call ended.
+    // The second call begins at the position where the first call ended.
     for _ in 0..2 {
         assert_eq!(cursor.next(), None);
         for (index, &bytes) in lengths.iter().enumerate() {

@@ -10,7 +10,7 @@ use crate::testing::{Data, Pattern, Problem};
 use crate::types::{Algorithm, CodecSpec, Collective, DType, KernelProtocol, Scalar};
 use std::sync::Arc;
 
-/// A call whose plans the test builds itself, with chunks of at most `chunk_max` elements.
+/// A call from which the test makes plans itself, with chunks of at most `chunk_max` elements.
 struct Case {
     problem: Problem,
     algorithm: Algorithm,
@@ -42,14 +42,15 @@ impl Case {
         }
     }
 
-    /// Sets a count for which every overlap of passes occurs and the last chunk is shorter.
+    /// Sets the element count so that passes overlap in every possible way and the last chunk is
+    /// shorter.
     fn fill(&mut self) {
         let pattern = self.pattern();
         let stages = pattern.schedule(0).unwrap().stages;
         self.problem.count = self.channels * (stages + 2) * pattern.parts() * 2 - 1;
     }
 
-    /// Returns the least number of slots that the pattern allows.
+    /// Returns the smallest number of slots with which the pattern does not deadlock.
     fn slots(&self) -> usize {
         self.pattern().slots()
     }
@@ -179,12 +180,12 @@ fn case_on(
     case
 }
 
-/// Runs with the least number of slots, packed batches, and all overlaps of passes: no rank deadlocks.
+/// Runs packed schedules with the smallest number of slots and with passes that overlap in every possible
+/// way. No rank may deadlock.
 #[test]
 fn packed_schedules_end_with_the_reference_result() {
     for nranks in (1..=17).chain([24, 32]) {
-        // A message to the own rank has its input in one call and its output in another: no
-        // schedule runs it.
+        // A message of a rank to itself is a copy between two calls, which no schedule runs.
         let all = Collective::ALL.into_iter();
         for collective in all.filter(|&c| nranks > 1 || c != Collective::SendRecv) {
             for &algorithm in crate::schedule::algorithms(collective) {
@@ -198,7 +199,7 @@ fn packed_schedules_end_with_the_reference_result() {
     }
 }
 
-/// Covers 2 to 5 rings for each channel, in both directions.
+/// Tests 2 to 5 rings per channel, in both directions.
 #[test]
 fn rings_in_several_directions_end_with_the_reference_result() {
     for nranks in (2..=17).chain([32]) {
@@ -216,7 +217,7 @@ fn rings_in_several_directions_end_with_the_reference_result() {
     }
 }
 
-/// Covers hierarchical schedules on hosts of all sizes, with ranks in any order.
+/// Tests hierarchical schedules on hosts with any number of ranks, with the ranks in any order.
 #[test]
 fn hierarchical_schedules_end_with_the_reference_result() {
     let mut worlds: Vec<Hosts> = Vec::new();
@@ -284,7 +285,7 @@ fn operators_apply_factor_and_division_once() {
     }
 }
 
-/// With a lossy codec all ranks end with equal bits for every fan.
+/// Tests that all ranks get identical bits with a lossy codec, for any number of peers per step.
 #[test]
 fn lossy_results_agree_on_all_ranks() {
     let spec: CodecSpec = "linear8:block=32".parse().unwrap();
@@ -320,7 +321,8 @@ fn independent_steps_form_batches() {
     let packed = PackedSchedule::new(&plan.schedule, &plan.pattern).unwrap();
     let batches: Vec<u8> = packed.steps.iter().map(|step| step.batch).collect();
     assert_eq!(batches, [7, 0, 0, 0, 0, 0, 0, 1, 7, 0, 0, 0, 0, 0, 0]);
-    // The host splits a fan of 31 peers into several steps; packing joins them into one.
+    // The host schedule splits a step with 31 peers into several steps; packing joins them into one
+    // step.
     let plan = case(Collective::AllGather, Algorithm::Direct, 32, 1).plan(9);
     let packed = PackedSchedule::new(&plan.schedule, &plan.pattern).unwrap();
     let source = packed.steps[0];

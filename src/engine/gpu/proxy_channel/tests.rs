@@ -1,4 +1,5 @@
-//! Tests a proxy channel between staging memory and connection ends, both of which the test drives.
+//! Tests a proxy channel; the test itself plays the kernels at one end and the connection at the
+//! other.
 
 use super::*;
 use crate::cpu::Isa;
@@ -20,7 +21,7 @@ use std::sync::{Arc, Mutex};
 #[derive(Debug, Default)]
 struct Wire {
     sent: Vec<(Header, Vec<u8>)>,
-    /// Free slots for messages to the peer.
+    /// Number of free slots for messages to the peer.
     room: usize,
     stuck: bool,
     coming: VecDeque<(Header, Vec<u8>)>,
@@ -91,11 +92,11 @@ struct Bench {
     wire: Arc<Mutex<Wire>>,
     staging: Arc<Staging>,
     shape: PeerBufferLayout,
-    /// Signature of the call in which this rank sends; `theirs` is that of the call in which the
-    /// peer sends.
+    /// Signature of the call in which this rank sends; `theirs` is the signature of the call in
+    /// which the peer sends.
     signature: [u64; SIGNATURE_WORDS],
     theirs: [u64; SIGNATURE_WORDS],
-    /// Bytes of each message, which are equal in both calls.
+    /// Bytes of each message of a call; both calls have equal messages.
     bytes: Vec<usize>,
 }
 
@@ -175,7 +176,7 @@ impl Bench {
         }
     }
 
-    /// Returns message `number` of the peer; each of its bytes is the number.
+    /// Returns message `number` that the peer sends. Each of its bytes is the message's number.
     fn comes(&self, number: usize) -> (Header, Vec<u8>) {
         let bytes = self.bytes[number % self.bytes.len()];
         let header = Header {
@@ -209,7 +210,7 @@ impl Bench {
         (base + fifo.slots + number % self.depth() * u64::from(fifo.stride)) as *mut u8
     }
 
-    /// Returns the slots of a channel.
+    /// Returns the number of slots of a channel.
     fn depth(&self) -> u64 {
         u64::from(self.shape.fifo(Protocol::Simple).depth)
     }
@@ -253,7 +254,7 @@ fn sent_messages_keep_order_and_length_and_return_credits() {
     let length = bench.bytes.len() as u64;
     assert!(length > 2 && bench.bytes[0] != bench.bytes[length as usize - 1]);
     assert!(!bench.progress().unwrap());
-    // In three calls the slots wrap around in the middle of each.
+    // Over three calls, the position in the slots wraps around in the middle of a call.
     for number in 0..3 * length {
         bench.kernel_sends(number, number % length == 0);
         assert!(bench.progress().unwrap());

@@ -1,6 +1,6 @@
 //! A stand-in for the schedule kernel that runs on the host, over the memory that a launch names.
-//! It supports simple FIFOs and f32 only. It shares counters, slots, headers and cursors with the
-//! real kernel, and no code.
+//! It supports simple FIFOs and f32 only. It uses the real kernel's counters, slots, headers and
+//! cursors, and shares no code with it.
 
 use super::super::pack::WorkBuffer;
 use super::interpreter::{World, order};
@@ -26,7 +26,8 @@ struct Block {
     channel: usize,
     batches: Vec<(u64, usize, usize)>,
     at: usize,
-    /// Bit r is set once this block has received from (sent to) rank r.
+    /// Bit r is set once this block has received a message from rank r; `sent` marks ranks to which
+    /// it has sent.
     received: u32,
     sent: u32,
 }
@@ -45,7 +46,7 @@ impl<'a> Kernel<'a> {
         }
     }
 
-    /// Runs all blocks to their ends, or until a block has to stop.
+    /// Runs all blocks until they end, or until one has to stop.
     pub fn run(&self) {
         let nobody = vec![Vec::new(); self.view.nranks as usize];
         let mut world = World::new(&nobody, self.codec, 2);

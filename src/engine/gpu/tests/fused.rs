@@ -33,8 +33,8 @@ fn small_allgather_and_alltoall_use_fused_kernels() {
         let (_, seen) = run(collective, DType::F32, 65 << 10);
         assert!(!matches!(seen[0], Seen::Fused(..)), "{collective}");
     }
-    // This rank sends a part to each of three peers, in granules of 64 bytes, then its finished sum
-    // to each.
+    // This rank sends a part, in granules of 64 bytes, to each of three peers. Then it sends its
+    // finished sum to each.
     let (report, seen) = run(Collective::AllReduce, DType::F32, 60_000);
     let [Seen::Fused(name, _, _)] = &seen[..] else {
         panic!("all_reduce of 240 kB is not fused")
@@ -42,7 +42,8 @@ fn small_allgather_and_alltoall_use_fused_kernels() {
     assert_eq!(name, "cinch_fused_two_shot_f32_ll");
     assert_eq!(report.algorithm, Algorithm::Direct);
     assert_eq!(report.wire_bytes, (240_000 - 60_032) + 3 * 60_032);
-    // In rooted calls not every rank waits for every other, so a later call could overtake packets.
+    // In rooted calls not every rank waits for every other rank, so packets of a later call could
+    // overwrite unread packets.
     for collective in [
         Collective::Broadcast,
         Collective::Reduce,
@@ -62,7 +63,7 @@ fn in_lines() -> Config {
     }
 }
 
-/// Fused kernels over lines have an area and a call counter of their own.
+/// Fused kernels that send lines use their own area and their own call counter.
 #[test]
 fn small_calls_use_lines_when_lines_arrive_whole() {
     let bench = Bench::new();
@@ -86,7 +87,7 @@ fn small_calls_use_lines_when_lines_arrive_whole() {
     let mut marks = Vec::new();
     for (collective, algorithm, count, kernel, words) in [
         (Collective::AllReduce, Algorithm::OneShot, 1001, "f32", 501),
-        // Each rank reduces a quarter, in whole granules of 64 bytes.
+        // Each rank reduces a quarter of the elements, in whole granules of 64 bytes.
         (
             Collective::AllReduce,
             Algorithm::Direct,
@@ -161,7 +162,7 @@ fn small_coded_calls_use_fused_kernels() {
             10_000,
             5,
         ),
-        // Each rank reduces a quarter, in whole encoded tiles.
+        // Each rank reduces a quarter of the elements, in whole encoded tiles.
         (
             Collective::AllReduce,
             Algorithm::Direct,
@@ -206,13 +207,14 @@ fn small_coded_calls_use_fused_kernels() {
             (args.phases, args.words, args.tile_lines),
             (phases, words, lines)
         );
-        // The blocks cover all encoded tiles.
+        // The thread blocks cover all encoded tiles, and no block is superfluous.
         let images = words.div_ceil(512);
         assert_eq!(*grid as usize, report.channels);
         assert_eq!(*grid, images.div_ceil(4), "four warps for each peer's");
         assert!(args.share * grid >= images && args.share * (grid - 1) < images);
         assert_eq!((args.residuals, args.span), (0, 0));
-        // Error feedback with one residual per input element changes neither kernel nor shares.
+        // Error feedback with one residual per input element changes neither the kernel nor the
+        // share of each block.
         let fed = Request {
             feedback: Some(7),
             ..request

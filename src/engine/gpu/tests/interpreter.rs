@@ -7,19 +7,19 @@ use crate::gpu::abi::{self, KernelWork};
 use crate::schedule::Op;
 use std::collections::{HashMap, VecDeque};
 
-/// The launches of all ranks; those of one rank run one after the other. Addresses in works point
-/// to f32 buffers that outlive this value.
+/// The launches of all ranks. The launches of one rank run one after the other. Addresses in works
+/// point to f32 buffers that outlive this value.
 pub(crate) struct World<'a> {
     launches: &'a [Vec<WorkBuffer>],
     codec: Option<&'a dyn Codec>,
-    /// Slots of a connection.
+    /// Number of slots of a connection.
     slots: usize,
     /// Messages in flight, by channel, sender and receiver.
     wires: HashMap<(usize, usize, usize), VecDeque<Vec<u8>>>,
 }
 
 impl WorkBuffer {
-    /// Parses the output of [`WorkBuffer::write`].
+    /// Parses the bytes that [`WorkBuffer::write`] wrote.
     pub(crate) fn read(bytes: &[u8], counts: [u32; 3]) -> WorkBuffer {
         fn take<T: Copy>(bytes: &[u8], count: u32) -> (Vec<T>, &[u8]) {
             let (front, rest) = bytes.split_at(count as usize * size_of::<T>());
@@ -47,7 +47,7 @@ struct Block {
     launch: usize,
     work: KernelWork,
     channel: usize,
-    /// Pass, first step and number of steps of each batch, in the order in which they run.
+    /// Each batch in the order in which they run: its pass, its first step and its number of steps.
     batches: Vec<(u64, usize, usize)>,
     at: usize,
 }
@@ -88,7 +88,7 @@ impl<'a> World<'a> {
         blocks
     }
 
-    /// Runs all blocks. Returns whether all ended, with every message consumed.
+    /// Runs all blocks. Returns whether all blocks ended and every message was received.
     pub(crate) fn run(&mut self) -> bool {
         let mut blocks = self.blocks();
         loop {
@@ -136,7 +136,8 @@ impl<'a> World<'a> {
         (ranks(&peers[first..middle]), ranks(&peers[middle..end]))
     }
 
-    /// Returns whether all messages of the batch have arrived and all of its slots are free.
+    /// Returns whether all messages of the current batch have arrived and all of its slots are
+    /// free.
     fn ready(&self, block: &Block) -> bool {
         let held = |from, to| {
             let wire = self.wires.get(&(block.channel, from, to));
@@ -181,7 +182,8 @@ impl<'a> World<'a> {
             taken.len() + sent.len(),
             (masks.0.count_ones() + masks.1.count_ones()) as usize
         );
-        // The step starts as late as a kernel may start it; an earlier start only waits less.
+        // All steps of a batch start together, as late as a kernel may start them. A kernel that
+        // starts a step earlier waits for less.
         for wire in &taken {
             self.wires.get_mut(wire).unwrap().pop_front();
         }
@@ -322,7 +324,8 @@ fn combine(sum: &mut Option<Vec<f32>>, work: &KernelWork, term: &[f32]) {
     }
 }
 
-/// Orders visits by time; at one time the oldest pass, which is at the latest stage, comes first.
+/// Returns the batches of a channel in the order in which they run. Within one time step the oldest
+/// pass, which is at the latest stage, comes first.
 pub(crate) fn order(
     work: &KernelWork,
     steps: &[abi::KernelStep],

@@ -20,12 +20,13 @@ fn launches_on_other_streams_wait_for_the_last_launch() {
         bench.process.calls("cuStreamWaitEvent") - before
     };
     assert_eq!([run(&one), run(&one), run(&two), run(&one)], [0, 0, 1, 1]);
-    // Each thread's own default stream has this handle, so it never counts as the last stream.
+    // The per-thread default streams of all threads share this handle, so it never counts as the
+    // last stream.
     // SAFETY: default streams exist as long as the context.
     let own = unsafe { Stream::borrowed(&bench.context, PER_THREAD_STREAM) };
     assert_eq!([run(&own), run(&own), run(&one)], [1, 1, 1]);
     bench.take();
-    // A replay runs after earlier calls outside its graph, and before later calls.
+    // A graph's replay runs after earlier calls outside the graph, and before later calls.
     let graph = Graph::capture(&two, CaptureMode::Global, |stream| {
         assert_eq!([run(stream), run(stream), run(stream)], [1, 0, 0]);
         Ok(())
@@ -42,8 +43,8 @@ fn launches_on_other_streams_wait_for_the_last_launch() {
     assert_eq!(bench.take().len(), 6);
 }
 
-/// The driver may give the handle of a destroyed stream to the next stream while work queued on the old
-/// stream still runs.
+/// The driver may reuse the handle of a destroyed stream for the next stream. Work that was queued on the old
+/// stream may then still run.
 #[test]
 fn reused_stream_handle_counts_as_another_stream() {
     let bench = Bench::new();
@@ -64,7 +65,7 @@ fn reused_stream_handle_counts_as_another_stream() {
     let two = bench.stream();
     assert_eq!(two.handle(), handle);
     assert_eq!([run(&two), run(&two)], [1, 0]);
-    // Without cuStreamGetId, a new stream with a reused handle cannot be told apart, so each call
+    // Without cuStreamGetId, a new stream with a reused handle looks like the old one, so each call
     // waits.
     let missing = CuResult::FUNCTION_MISSING;
     bench.process.fail("cuStreamGetId", 0, usize::MAX, missing);
@@ -74,7 +75,7 @@ fn reused_stream_handle_counts_as_another_stream() {
     assert_eq!([run(&legacy), run(&legacy)], [1, 0]);
 }
 
-/// Covers fused and schedule kernels.
+/// Tests fused kernels and schedule kernels.
 #[test]
 fn launches_are_programmatic_unless_disabled() {
     let bench = Bench::new();
@@ -159,11 +160,11 @@ fn group_on_several_streams_is_ordered_in_each() {
         let after = ["cuEventRecord", "cuStreamWaitEvent"].map(|name| bench.process.calls(name));
         [after[0] - before[0], after[1] - before[1]]
     };
-    // The first stream waits for the two others, and they for it; each of the three calls records
-    // an event.
+    // The first stream waits for both others, and both others wait for it. Each of the three calls
+    // records an event.
     assert_eq!(run([1000, 500, 100]), [2 + 3, 2 + 2]);
-    // The second stream has an empty call, so it takes no part; the last launch was on the first
-    // stream.
+    // The call on the second stream is empty, so that stream takes no part. The last launch was on
+    // the first stream.
     assert_eq!(run([1000, 0, 100]), [1 + 2, 1 + 1]);
     // A group of empty calls records and waits for nothing.
     assert_eq!(run([0, 0, 0]), [0, 0]);
@@ -216,11 +217,11 @@ fn interleaved_captures_keep_separate_orders() {
         Ok(())
     })
     .unwrap();
-    // Each capture has one end mark, behind its wait and its last call.
+    // Each graph has one end mark, behind its wait for earlier calls and its last call.
     let mut marks = bench.process.marks();
     marks.sort();
     assert_eq!(marks, [(3, vec![3]), (4, vec![4])]);
-    // A later call waits for one event, as long as the graphs exist and afterwards.
+    // A later call waits for one event, while the graphs exist and after they are destroyed.
     assert_eq!(run(&three).unwrap(), 1);
     drop((outer, inner));
     assert_eq!(run(&three).unwrap(), 1);

@@ -1,5 +1,5 @@
-//! Tests which sends and receives of a group share a launch, on which stream, and what they wait
-//! for.
+//! Tests which sends and receives of a group share a launch, on which stream they run, and for what
+//! they wait.
 
 use super::*;
 
@@ -38,7 +38,8 @@ fn messages_on_several_streams_share_a_launch() {
     assert_eq!(bench.take().len(), 1);
     let after = counts();
     let grown: Vec<_> = after.iter().zip(before).map(|(a, b)| a - b).collect();
-    // Each other stream records an event; both wait for the launch's event.
+    // The launch waits for an event on each of the two other streams. Both streams then wait for
+    // the launch's event.
     assert_eq!(grown, [3, 4, 2, 2]);
     // A group on one stream needs no waits.
     let before = counts();
@@ -46,8 +47,8 @@ fn messages_on_several_streams_share_a_launch() {
     assert_eq!(counts()[1], before[1]);
 }
 
-/// A message of a rank to itself is a copy, which waits for the streams of its send and of its receive. The
-/// receive here has no bytes.
+/// A message of a rank to itself is a copy, which waits for the streams of both its send and its receive. The
+/// receive in this test has no bytes.
 #[test]
 fn message_to_the_own_rank_joins_the_stream_of_its_receive() {
     let bench = Bench::new();
@@ -60,20 +61,21 @@ fn message_to_the_own_rank_joins_the_stream_of_its_receive() {
     problem.count = 0;
     let mut recv = call(request(&problem, "raw"), &memory, &memory, &two);
     recv.buffers = recv.buffers.emptied();
-    // The last copy was on the first stream, so the second one waits for it too.
+    // The second group starts on stream two. It also waits for the last copy, which was on stream
+    // one.
     for (calls, waits) in [([send, recv], 2), ([recv, send], 3)] {
         let before = bench.process.calls("cuStreamWaitEvent");
         ranks[0].engine.run(&calls).unwrap();
         assert_eq!(bench.process.calls("cuStreamWaitEvent"), before + waits);
         assert!(bench.take().is_empty());
     }
-    // A receive without its send queues nothing.
+    // A receive whose send is missing queues nothing.
     let before = bench.process.calls("cuEventRecord");
     ranks[0].engine.run(&[recv]).unwrap();
     assert_eq!(bench.process.calls("cuEventRecord"), before);
 }
 
-/// Both ends put each message into the same launch: in groups between all ranks, with several messages per
+/// Both ends put each message into the same launch. Tests groups between all ranks, with several messages per
 /// pair, and with as few resident blocks as on a shared GPU.
 #[test]
 fn messages_of_a_group_use_the_same_launch_on_both_ends() {
@@ -81,7 +83,7 @@ fn messages_of_a_group_use_the_same_launch_on_both_ends() {
     let stream = bench.stream();
     for (nranks, resident) in [(2, 2), (4, 3), (4, 12), (4, 132), (5, 4), (5, 16)] {
         let mut ranks = bench.ranks(nranks, resident, &simple());
-        // The second message is so large that fewer peers fit into a launch at once.
+        // The second message is so large that a launch has room for fewer peers.
         let counts = [3usize, 140_000, 1];
         let word = |from: usize, to: usize, k: usize| (100 * from + 10 * to + k) as f32;
         let mut launches = Vec::new();

@@ -30,7 +30,7 @@ mod sample_window;
 
 pub(crate) const WAIT: Duration = Duration::from_secs(20);
 
-/// The arguments of one launch.
+/// The arguments of one recorded launch.
 #[derive(Clone)]
 enum Seen {
     WorkBuffer(String, WorkBuffer),
@@ -186,7 +186,8 @@ pub(crate) struct Rank {
     pub(crate) fault: Arc<Fault>,
 }
 
-/// Connections to no memory: kernels record their arguments and access nothing.
+/// Connections without peer buffers, for simulated kernels that record their arguments and access
+/// nothing.
 #[derive(Debug)]
 struct Wires {
     shape: PeerBufferLayout,
@@ -313,7 +314,7 @@ fn closed_engine_unmaps_peers_and_rejects_calls() {
         let capture = || Graph::capture(&stream, CaptureMode::Relaxed, &mut run).unwrap();
         let graph = is_captured.then(capture);
         engine.close();
-        // A replay would use the connections, so a captured call keeps them mapped.
+        // A replay would use the connections, so the memory stays mapped if a call was captured.
         assert_eq!(unmapped.load(Ordering::Relaxed), !is_captured);
         let call = call(request(&problem, "raw"), &memory, &memory, &stream);
         let error = engine.run(&[call]).unwrap_err();
@@ -322,7 +323,7 @@ fn closed_engine_unmaps_peers_and_rejects_calls() {
     }
 }
 
-/// Returns the work buffer of a launch of a schedule kernel.
+/// Returns the work buffer of the launch, which must be of a schedule kernel.
 fn work_buffer(seen: Seen) -> WorkBuffer {
     let Seen::WorkBuffer(_, work_buffer) = seen else {
         panic!("a fused launch")
@@ -380,7 +381,7 @@ fn collective_is_one_launch_with_the_reference_result() {
                     );
                     assert_eq!(launches[rank].len(), usize::from(at_work));
                 }
-                // Rings in both directions need one slot more.
+                // Collectives that run rings in both directions need three slots, others two.
                 let slots = 2 + usize::from(crate::schedule::has_several_rings(collective));
                 assert!(
                     World::new(&launches, None, slots).run(),
@@ -446,8 +447,8 @@ fn small_sums_use_fused_kernels_and_count_wire_bytes() {
         (report.algorithm, report.wire_bytes),
         (Algorithm::OneShot, 12_000)
     );
-    // Each rank sends three quarters of the message twice. GPUs without a switch between all of
-    // them use a ring.
+    // GPUs that are not all connected by one switch use a ring, in which each rank sends three
+    // quarters of the message twice.
     let (report, _) = run(1 << 20, "raw", ReduceOp::Sum);
     assert_eq!(
         (report.algorithm, report.wire_bytes),

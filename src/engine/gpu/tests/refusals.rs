@@ -65,7 +65,8 @@ fn unsupported_group_fails_before_any_launch() {
     assert!(bench.take().is_empty());
 }
 
-/// A green context of the communicator's GPU owns a part of its multiprocessors.
+/// A green context of the communicator's GPU is accepted, although it owns only a part of the
+/// multiprocessors.
 #[test]
 fn stream_of_a_green_context_is_accepted() {
     let bench = Bench::new();
@@ -87,7 +88,7 @@ fn stream_of_a_green_context_is_accepted() {
     assert!(error.message().contains("another context"), "{error}");
 }
 
-/// A sampled call needs kernels for its exact sum and for the copy of its input as well.
+/// A sampled call also needs kernels for its exact sum and for the copy of its input.
 #[test]
 fn unsupported_sample_window_fails_before_any_launch() {
     let bench = Bench::new();
@@ -100,7 +101,8 @@ fn unsupported_sample_window_fails_before_any_launch() {
         let problem = Problem::new(Collective::AllReduce, dtype, 2, 1000);
         request(&problem, "linear8")
     };
-    // In the second case the call has a kernel, and its exact sum in f16 has none.
+    // In the first case the coded call has no kernel. In the second case it has one, but its exact
+    // sum in f16 has none.
     for (call_of, slice_of, said) in [
         (DType::F16, DType::F16, "cinch_coded_linear8_f16"),
         (DType::F32, DType::F16, "cinch_raw_f16"),

@@ -3,8 +3,8 @@
 use super::*;
 use crate::codec::feedback::{Feedback, Role};
 
-/// Calls of one tensor find its residuals at the same address; other tensors have other memory. A
-/// capture allocates no residuals.
+/// Calls of one tensor get its residuals at the same address; other tensors get other memory.
+/// During a capture no residuals are allocated.
 #[test]
 fn residuals_of_one_shape_keep_their_memory() {
     let bench = Bench::new();
@@ -42,7 +42,7 @@ fn residuals_of_one_shape_keep_their_memory() {
     assert_ne!(place(fed(1, sum, 9000, "linear8")).0, first.0);
     let parts = place(fed(3, Collective::ReduceScatter, 5000, "linear8"));
     assert_eq!(parts.1, 15_000);
-    // A raw call drops nothing, so it has no residuals.
+    // A raw call loses no information, so it has no residuals.
     assert_eq!(place(fed(4, sum, 5000, "raw")), (0, 0));
 
     let captured = Graph::capture(&stream, CaptureMode::ThreadLocal, |stream| {
@@ -112,8 +112,8 @@ fn residuals_held_by_a_graph_keep_their_memory() {
     assert_ne!(place(engine, 4000), first);
 }
 
-/// Export followed by import, as a rescale does, keeps the mark of imported residuals and marks no
-/// others.
+/// Residuals that were imported and not used keep that mark when they are exported and imported, as
+/// a rescale does. Other residuals do not get the mark.
 #[test]
 fn imported_residuals_stay_marked_until_first_use() {
     let bench = Bench::new();
@@ -129,7 +129,7 @@ fn imported_residuals_stay_marked_until_first_use() {
         };
         engine.run(&[call(fed, &memory, &memory, &stream)]).unwrap();
     };
-    // `rescale_residuals` exports and imports likewise.
+    // Exports and imports residuals, as `rescale_residuals` does.
     let over_the_host = |engine: &mut GpuEngine| {
         let feedback = engine.export_residuals().unwrap();
         engine.import_residuals(&feedback).unwrap();

@@ -1,6 +1,6 @@
 //! The eight data movements of a schedule. Each works tile by tile: a tile of accumulators stays in the
 //! first-level cache while contributions are added, encoded and stored. So each byte of a chunk is read and
-//! written once, whatever the number of contributions.
+//! written once, however many contributions a sum has.
 
 mod sum;
 mod tile;
@@ -16,7 +16,7 @@ use crate::transport::{Header, Links, RecvEnd, SendEnd};
 use crate::types::ReduceOp;
 use tile::Operand;
 
-/// A step of a call, with everything that its tiles need.
+/// A step of a call, with all values that its operations on tiles need.
 pub(super) struct StepWork<'r, 'b> {
     pub plan: &'r Plan,
     pub step: &'r Step,
@@ -31,14 +31,14 @@ pub(super) struct StepWork<'r, 'b> {
     pub buffers: &'r mut UserBuffers<'b>,
     pub stats: &'r mut InputStats,
     pub scratch: &'r mut Scratch,
-    /// Scales of the step's codec, if they live from call to call.
+    /// Scales of the step's codec that are kept from call to call; `None` if the codec keeps none.
     pub scales: Option<&'r mut TensorScales>,
-    /// Residuals of error feedback, if the call has it.
+    /// Residuals of error feedback; `None` for a call without error feedback.
     pub residuals: Option<&'r mut Residuals>,
     pub chunk: &'r Chunk,
-    /// Random numbers for encodes of this rank's contribution, and for encodes of sums.
+    /// Random numbers: first for encodes of this rank's contribution, then for encodes of sums.
     pub randoms: [RoundingRandom; 2],
-    /// Elements of a tile.
+    /// Number of elements of a tile.
     pub tile: usize,
     pub nranks: usize,
     pub isa: Isa,
@@ -48,9 +48,9 @@ pub(super) struct StepWork<'r, 'b> {
 type Target<'l> = Option<&'l mut (dyn SendEnd + 'static)>;
 
 impl StepWork<'_, '_> {
-    /// Executes the step on `channel`. Its messages have arrived. With `header` its slots are free: it fills
-    /// and publishes them. Without `header` it leaves the result in the output and sends nothing. Returns
-    /// the payload bytes that it sent.
+    /// Executes the step on `channel`. Its messages have arrived. With `header`, its slots are free, and the
+    /// step fills and publishes them. Without `header`, the step stores its result in the output and sends
+    /// nothing. Returns the number of payload bytes that it sent.
     pub(super) fn execute(
         mut self,
         links: &mut Links,
@@ -74,7 +74,8 @@ impl StepWork<'_, '_> {
         if let Some(header) = header {
             publish(&mut links.sends, base, step, header);
         }
-        // A chain that forwards one message holds it until its last step.
+        // Every step of a forwarding chain sends the one received message, so only the last step
+        // frees its slot.
         if !(step.more && step.op == Op::RecvCopySend) {
             for &from in step.recv_from.iter() {
                 if let Some(end) = &mut links.recvs[base + from as usize] {
@@ -110,7 +111,8 @@ impl StepWork<'_, '_> {
     fn send(&mut self, target: Target<'_>) {
         let Some(end) = target else { return };
         let bytes = self.chunk.given;
-        // A raw send under a codec at the other level still collects the input's statistics.
+        // In a hierarchical call, a raw send still collects the input's statistics if the other
+        // level has a codec.
         let observes = self.notes_input() && self.stats.wanted;
         if self.gives.is_none() && !self.premultiplied() && !observes {
             let from = self.chunk.input.unwrap_or(0) * self.size();

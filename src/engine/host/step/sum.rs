@@ -25,11 +25,11 @@ use crate::types::ReduceOp;
 
 /// How a step forms its sum.
 enum SumPath {
-    /// Source of a raw broadcast or allgather: the "sum" is the input.
+    /// Copies the input, which is the only term. The source of a raw broadcast or allgather does this.
     CopyInput,
-    /// Adds one message and the input, both raw: the most frequent sum.
+    /// Adds one message and the input, both raw. This is the most frequent sum.
     AddPair,
-    /// Any sum, tile by tile.
+    /// Any other sum, formed tile by tile.
     Tiles,
 }
 
@@ -58,7 +58,7 @@ impl StepWork<'_, '_> {
         let note = match (sources.len == 0 && !chain.started, completes) {
             (true, _) => self.note_input(),
             (false, true) => StatsNote::Sum,
-            // An earlier step of the chain has sent, and noted, the same sum.
+            // An earlier step of the chain has sent this sum, and has added its statistics.
             (false, false) => StatsNote::Nothing,
         };
         for (at, n) in self.tiles() {
@@ -121,7 +121,8 @@ impl StepWork<'_, '_> {
         }
     }
 
-    /// Stores the sum in a slot, rounded, and in the output if the step writes it.
+    /// Stores the sum, rounded to the element type, in a slot. Also stores it in the output if the
+    /// step writes the output.
     fn emit_raw(&mut self, at: usize, n: usize, wire: &mut [u8]) {
         let raw = self.raw(at, n);
         let own = &self.arithmetic.own;
@@ -132,7 +133,8 @@ impl StepWork<'_, '_> {
         }
     }
 
-    /// Encodes the sum into a slot, and decodes the slot into the output if the step writes it.
+    /// Encodes the sum into a slot, and decodes the slot into the output if the step writes the
+    /// output.
     fn emit_coded(
         &mut self,
         codec: &dyn Codec,
@@ -171,7 +173,7 @@ impl StepWork<'_, '_> {
         }
     }
 
-    /// Adds this rank's contribution, exact or as its peers decode it.
+    /// Adds this rank's contribution: either as it is, or as its peers decode it.
     fn add_own(&mut self, at: usize, n: usize, started: bool, received: usize) {
         let operand = if started { Operand::Own } else { Operand::Sum };
         self.load(at, n, operand);
@@ -180,7 +182,8 @@ impl StepWork<'_, '_> {
             return self.add_own_coded(codec, at, n, started);
         }
         if coded && self.premultiplied() {
-            // Peers see the product rounded to the element type.
+            // Peers receive the product of input and factor rounded to the element type, so it is
+            // rounded here too.
             let bytes_of_elements = n * self.size();
             let Scratch {
                 acc, own, bytes, ..
@@ -202,14 +205,14 @@ impl StepWork<'_, '_> {
         }
     }
 
-    /// Adds this rank's loaded contribution as peers decode it. The send step of this chunk has encoded the
-    /// same values with the same random numbers, and has added them to the statistics.
+    /// Adds this rank's loaded contribution as peers decode it. The send step of this chunk has already
+    /// encoded equal values with equal random numbers, and has added them to the statistics.
     fn add_own_coded(&mut self, codec: &dyn Codec, at: usize, n: usize, started: bool) {
         let span = self.span(at).drawing(self.randoms[0]);
         let Scratch { acc, own, wire, .. } = &mut *self.scratch;
         let wire = &mut wire[..self.chunk.taken];
         if let Some(residuals) = &self.residuals {
-            // The send step keeps what the encoding drops.
+            // The send step updates the residuals, so this encode leaves them unchanged.
             let values = if started { &mut *own } else { &mut *acc };
             residuals.add(Role::Worker, self.chunk.number, at, values.f32_mut(n));
         }

@@ -1,4 +1,4 @@
-//! Operations on one tile: load, store, encode, and the statistics that an encode yields.
+//! Operations on one tile: load, store and encode, and the statistics that an encode returns.
 
 use super::super::state::Scratch;
 use super::StepWork;
@@ -12,11 +12,11 @@ use std::ops::Range;
 /// Statistics that an encode adds to the report.
 #[derive(Clone, Copy)]
 pub(super) enum StatsNote {
-    /// All statistics: the encoded values are this rank's input.
+    /// Adds all statistics, because the encoded values are this rank's input.
     Input,
-    /// Only whether the sum saturated.
+    /// Adds only the number of saturated values, because the encoded values are a sum.
     Sum,
-    /// None: an earlier encode has added them.
+    /// Adds nothing, because an earlier encode has added the statistics.
     Nothing,
 }
 
@@ -39,7 +39,7 @@ impl Scratch {
 }
 
 impl StepWork<'_, '_> {
-    /// Returns first element and length of each tile of the chunk.
+    /// Returns the first element and the length of each tile of the chunk.
     pub(super) fn tiles(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
         let (elements, tile) = (self.chunk.elements, self.tile);
         (0..elements)
@@ -61,7 +61,8 @@ impl StepWork<'_, '_> {
         self.plan.notes_input[self.index]
     }
 
-    /// Returns what to note when the input is encoded: several steps of a fan encode it, one notes it.
+    /// Returns which statistics to add when this step encodes the input. If several steps of one send encode
+    /// it, only the first adds them.
     pub(super) fn note_input(&self) -> StatsNote {
         if self.notes_input() {
             StatsNote::Input
@@ -70,8 +71,8 @@ impl StepWork<'_, '_> {
         }
     }
 
-    /// Returns the tile's position in its chunk, with the random numbers of its encode. A step without
-    /// sources encodes this rank's contribution; any other step that encodes has a sum.
+    /// Returns the tile's position in its chunk, with the random numbers for encoding it. A step without
+    /// received messages encodes this rank's contribution; any other step encodes a sum.
     pub(super) fn span(&self, at: usize) -> Span {
         let step = self.step;
         let source = step.recv_from.is_empty() && step.own == Own::FIRST;
@@ -120,7 +121,8 @@ impl StepWork<'_, '_> {
         }
     }
 
-    /// Adds this rank's contribution to the input statistics, where no encode does.
+    /// Adds this rank's contribution to the input statistics, in a step whose encode does not add
+    /// it.
     pub(super) fn observe(&mut self, n: usize, operand: Operand) {
         if !(self.notes_input() && self.stats.wanted) {
             return;
@@ -135,8 +137,8 @@ impl StepWork<'_, '_> {
         });
     }
 
-    /// Returns the kept scale for this encode, computed from its values if it is due; `None` if the codec
-    /// keeps no scales.
+    /// Returns the kept scale for this encode; `None` if the codec keeps no scales. A scale that is due for
+    /// an update is computed from the values of `operand`.
     fn kept_scale(&mut self, n: usize, operand: Operand) -> Option<f32> {
         let (isa, site) = (self.isa, self.chunk.site);
         let values = self.scratch.values(operand, n);
@@ -145,8 +147,8 @@ impl StepWork<'_, '_> {
             .map(|scales| scales.scale(site, || codec::abs_max(isa, values)))
     }
 
-    /// Encodes the sum into `wire`. Error feedback encodes sum + residual and keeps what the encoding drops.
-    /// The accumulators stay as they are, because a chain encodes them again.
+    /// Encodes the sum into `wire`. With error feedback, encodes sum + residual, and keeps the encoding error
+    /// as the new residual. The accumulators are unchanged, because a chain encodes them again.
     pub(super) fn encode(
         &mut self,
         codec: &dyn Codec,
@@ -166,7 +168,7 @@ impl StepWork<'_, '_> {
             residuals.add(role, self.chunk.number, at, own.f32_mut(n));
             operand = Operand::Own;
             if matches!(note, StatsNote::Input) {
-                // The report describes the input without residuals.
+                // The report describes the input alone, but the encoded values include residuals.
                 self.observe(n, Operand::Sum);
                 note = StatsNote::Sum;
             }
@@ -180,8 +182,8 @@ impl StepWork<'_, '_> {
                 codec.encode(span, values, scale, wire, Some(&mut self.stats.input));
             }
             StatsNote::Sum => {
-                // The report counts saturated sums, but the magnitudes of sums are not the input's. A block
-                // with a scale of its own cannot saturate.
+                // The report counts saturated sums, but its magnitudes describe the input only. A block with
+                // its own scale cannot saturate.
                 let mut sums = EncodeStats::default();
                 let kind = self.plan.spec_of(self.step.gives).kind;
                 let saturates = scale.is_some() || !kind.has_scale();

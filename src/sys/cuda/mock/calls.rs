@@ -1,4 +1,5 @@
-//! Code that the simulated functions share, and the trait, which forwards to the files beside this one.
+//! Code that the simulated functions share, and the implementation of the trait [`Api`], whose methods call
+//! the functions in the sibling files.
 
 use super::super::api::{Api, driver_functions};
 use super::super::types::*;
@@ -7,7 +8,7 @@ use super::{Launch, Process, opaque};
 use std::ffi::{c_char, c_float, c_int, c_uint, c_void};
 use std::sync::MutexGuard;
 
-/// Outcome of a simulated function, so that `?` works with result codes.
+/// Outcome of a simulated function, as a `Result` so that `?` works with result codes.
 pub(super) type Done = Result<(), CuResult>;
 
 fn code(done: Done) -> CuResult {
@@ -18,7 +19,8 @@ fn code(done: Done) -> CuResult {
 }
 
 impl Process {
-    /// Counts the call, fails it where a test wants that, and locks the machine.
+    /// Counts the call and locks the machine. Returns an error if a test has requested a failure of
+    /// this call.
     pub(super) fn enter(&self, function: &'static str) -> Result<MutexGuard<'_, State>, CuResult> {
         let mut state = self.machine.lock();
         *state.calls.entry((self.id, function)).or_default() += 1;
@@ -33,7 +35,8 @@ impl Process {
         Ok(state)
     }
 
-    /// Enters a function that needs a current context, which it returns as well.
+    /// Does what `enter` does for a function that needs a current context. Also returns that
+    /// context.
     pub(super) fn enter_context(
         &self,
         function: &'static str,
@@ -47,8 +50,8 @@ impl Process {
         }
     }
 
-    /// Enters a function that a driver forbids during a stream capture in global mode. The attempt invalidates
-    /// such captures, as with a driver.
+    /// Does what `enter_context` does for a function that a driver forbids during a stream capture in global
+    /// mode. As with a driver, the attempt invalidates such captures.
     pub(super) fn enter_uncaptured(
         &self,
         function: &'static str,
@@ -72,7 +75,8 @@ impl Process {
         Ok((state, context))
     }
 
-    /// Returns the context of a stream, or the error of a stream of another context than the current one.
+    /// Returns the context of a stream, or an error if the stream belongs to another context than the current
+    /// one.
     pub(super) fn stream_context(
         &self,
         state: &State,
@@ -87,7 +91,7 @@ impl Process {
         }
     }
 
-    /// Records work into the stream's capture, or executes it at once outside captures.
+    /// Records work into the stream's capture. Outside captures, executes the work immediately.
     pub(super) fn queue(&self, function: &'static str, stream: CUstream, work: Work) -> Done {
         let (mut state, current) = self.enter_context(function)?;
         let context = self.stream_context(&state, current, stream)?;
@@ -169,7 +173,8 @@ impl Process {
         Ok(())
     }
 
-    /// Takes `count` references off user objects, and destroys each that has none left.
+    /// Removes `count` references to user objects, and destroys each object that has no reference
+    /// left.
     pub(super) fn release(&self, mut state: MutexGuard<'_, State>, users: &[usize], count: u32) {
         let mut gone = Vec::new();
         for user in users {
@@ -182,8 +187,8 @@ impl Process {
         }
         drop(state);
         for user in gone {
-            // SAFETY: the creator passed the function for this data; the object left the table, so this is
-            // the only call.
+            // SAFETY: the creator passed this function for this data. The table no longer has the object, so
+            // `destroy` runs once.
             unsafe { (user.destroy)(user.data as *mut c_void) };
         }
     }
@@ -205,8 +210,7 @@ pub(super) fn write_text(place: *mut c_char, bytes: c_int, text: &str) {
     }
 }
 
-/// Makes from the driver's list of functions the trait's methods, each of which calls the method of its name in
-/// the files beside this one.
+/// Implements each method of the trait by a call of the method of the same name in the sibling files.
 macro_rules! forward {
     (
         required { $($name:ident = $symbol:ident ($($arg:ident: $type:ty),* $(,)?)

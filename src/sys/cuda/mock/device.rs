@@ -1,4 +1,4 @@
-//! Devices, contexts, modules and launches.
+//! Simulated devices, contexts, modules and launches.
 
 use super::super::types::*;
 use super::calls::{Done, write_out, write_text};

@@ -1,4 +1,4 @@
-//! Device, pinned and imported memory, and the attributes of an address.
+//! Simulated device, pinned and imported memory, and the attributes of an address.
 
 use super::super::types::*;
 use super::Process;
@@ -18,7 +18,7 @@ impl Process {
         Ok(())
     }
 
-    /// Allocates at once, as a driver does on a stream without work.
+    /// Allocates immediately, as a driver does on a stream without work.
     pub(super) fn cuMemAllocAsync(
         &self,
         address: *mut CUdeviceptr,
@@ -32,8 +32,8 @@ impl Process {
         Ok(())
     }
 
-    /// Refuses memory of [`Process::cuMemAllocAsync`]: a driver would free it without waiting for the work that
-    /// uses it.
+    /// Frees memory of [`Process::cuMemAlloc`]. Refuses memory of [`Process::cuMemAllocAsync`], because a
+    /// driver would free it without waiting for the work that uses it.
     pub(super) fn cuMemFree(&self, address: CUdeviceptr) -> Done {
         let (state, context) = self.enter_uncaptured("cuMemFree")?;
         self.remove_area(state, context, address, Kind::Device)
@@ -251,7 +251,8 @@ impl Process {
 }
 
 impl Process {
-    /// Removes an area of this process. The current context must be the one of its allocation.
+    /// Unmaps and forgets an area of this process. The current context must be the area's own
+    /// context.
     fn remove_area(
         &self,
         mut state: MutexGuard<'_, State>,

@@ -1,9 +1,9 @@
 //! A simulated machine with GPUs, for tests without a driver.
 //!
 //! A [`Machine`] has devices and memory. Each [`Process`] on it implements [`super::Api`], so one test can
-//! run several processes. Device memory is host memory, streams execute work at once, and kernels are
-//! closures that a test registers by name. The mock is stricter than a driver: calls with a wrong current
-//! context fail, and so does every access that a real GPU could not make.
+//! run several processes. Device memory is host memory, streams execute work immediately, and kernels are
+//! closures that a test registers by name. The mock is stricter than a driver. Calls with a wrong current
+//! context fail, and so do accesses that a real GPU could not make.
 
 mod calls;
 mod device;
@@ -146,7 +146,7 @@ impl Process {
             .insert((self.id, function), (skip, times, result));
     }
 
-    /// Sets whether streams and events report all work as unfinished.
+    /// Sets whether streams and events report all their work as unfinished.
     pub fn hang(&self, hangs: bool) {
         let mut state = self.machine.lock();
         if hangs {
@@ -156,7 +156,7 @@ impl Process {
         }
     }
 
-    /// Moves `stream` to a green context.
+    /// Makes `stream` belong to a green context.
     pub fn make_green(&self, stream: CUstream) {
         self.machine.lock().green_streams.insert(stream.addr());
     }
@@ -168,7 +168,7 @@ impl Process {
     }
 
     /// Describes each event-record node of the executable graphs: the number of work nodes in its graph, and
-    /// the nodes on which it depends, counted from 1.
+    /// the nodes on which it depends. Node numbers count from 1.
     pub fn marks(&self) -> Vec<(usize, Vec<usize>)> {
         let state = self.machine.lock();
         let graphs = state
@@ -185,7 +185,7 @@ impl Process {
         graphs.flat_map(marks).collect()
     }
 
-    /// Describes the objects that the process has not given back.
+    /// Describes the objects that the process has created and not destroyed.
     pub fn leftovers(&self) -> Vec<String> {
         self.machine.lock().leftovers(self.id)
     }
@@ -195,7 +195,7 @@ impl Process {
         self.thread(|thread| thread.contexts.last().copied())
     }
 
-    /// Accesses the driver's state of the calling thread.
+    /// Calls `use_it` with the driver's state of the calling thread.
     fn thread<R>(&self, use_it: impl FnOnce(&mut Thread) -> R) -> R {
         thread_local! {
             static THREADS: RefCell<HashMap<usize, Thread>> = RefCell::default();

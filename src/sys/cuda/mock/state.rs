@@ -15,7 +15,7 @@ pub(super) const DEVICE_BYTES: usize = 1 << 30;
 /// A kernel that a test registered.
 #[derive(Clone)]
 pub(super) struct Kernel {
-    /// Bytes of its parameter.
+    /// Bytes of the kernel's parameter.
     pub bytes: usize,
     pub run: Arc<dyn Fn(&Launch<'_>) -> CuResult + Send + Sync>,
 }
@@ -36,24 +36,24 @@ pub(super) enum Kind {
     Pooled,
     Pinned,
     Registered,
-    /// Device memory of another process.
+    /// Device memory of another process, mapped by an IPC handle.
     Imported,
 }
 
 impl Kind {
-    /// Returns whether the process itself allocated it on a device.
+    /// Returns whether the memory is device memory that the process itself allocated.
     pub fn is_device(self) -> bool {
         matches!(self, Kind::Device | Kind::Pooled)
     }
 }
 
-/// Memory that the driver of one process knows.
+/// A range of memory that one process has allocated, imported or registered with its driver.
 pub(super) struct Area {
     pub process: usize,
     pub context: usize,
     pub kind: Kind,
     pub bytes: usize,
-    /// Number of the allocation; an imported area has the owner's.
+    /// Number of the allocation; an imported area has its owner's number.
     pub id: u64,
     pub file: Option<Arc<OwnedFd>>,
     /// Keeps the area mapped; `None` for registered memory, which the test owns.
@@ -62,7 +62,7 @@ pub(super) struct Area {
 
 pub(super) struct Stream {
     pub context: usize,
-    /// Number that no other stream ever has.
+    /// Unique number of the stream, which is never reused.
     pub id: u64,
     pub capture: Option<Capture>,
 }
@@ -70,15 +70,15 @@ pub(super) struct Stream {
 /// A stream's capture.
 #[derive(Clone, Copy)]
 pub(super) struct Capture {
-    /// The graph that it records.
+    /// The graph that the capture records.
     pub graph: usize,
     pub mode: CUstreamCaptureMode,
-    /// Cleared by a call that the capture forbids.
+    /// Whether the capture is still valid. A call that the capture forbids makes it invalid.
     pub is_valid: bool,
 }
 
 impl Capture {
-    /// Returns whether it forbids calls to all threads of the process.
+    /// Returns whether the capture forbids unsafe calls on all threads of the process.
     pub fn is_global(&self) -> bool {
         self.mode == CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL
     }
@@ -109,11 +109,11 @@ pub(super) enum Work {
 pub(super) struct Graph {
     pub process: usize,
     pub context: usize,
-    /// Queued work; the handle of its n-th entry is node n, counted from 1.
+    /// Recorded work in order. The work at index i is the graph's node i + 1.
     pub work: Vec<Work>,
     /// Nodes on which the next captured work depends.
     pub tips: Vec<usize>,
-    /// Event-record nodes: the event, and the nodes on which it depends.
+    /// Event-record nodes by node number: the event, and the nodes on which the node depends.
     pub marks: BTreeMap<usize, (usize, Vec<usize>)>,
     /// User objects of which the graph holds a reference.
     pub users: Vec<usize>,
@@ -126,7 +126,7 @@ impl Graph {
     }
 }
 
-/// A user object, which runs `destroy` when its last reference goes.
+/// A user object. Its `destroy` function runs when its last reference is released.
 pub(super) struct User {
     pub data: usize,
     pub destroy: unsafe extern "C" fn(*mut c_void),
@@ -144,18 +144,19 @@ pub(super) struct State {
     pub contexts: HashMap<usize, Context>,
     pub areas: BTreeMap<(usize, u64), Area>,
     pub streams: HashMap<usize, Stream>,
-    /// Streams of green contexts.
+    /// Handles of streams that belong to green contexts.
     pub green_streams: HashSet<usize>,
-    /// Handles of destroyed streams, which new streams get again, as a driver may do.
+    /// Handles of destroyed streams. New streams reuse them, as with a driver.
     pub free_handles: Vec<usize>,
     pub events: HashMap<usize, Event>,
-    /// Context of each module.
+    /// Context in which each module is loaded.
     pub modules: HashMap<usize, usize>,
     pub functions: HashMap<usize, (usize, String)>,
     pub graphs: HashMap<usize, Graph>,
     pub execs: HashMap<usize, Graph>,
     pub users: HashMap<usize, User>,
-    /// For each process and function: calls that succeed first, calls that fail then, and the code.
+    /// Requested failures, by process and function: the number of calls that first succeed, the
+    /// number of calls that then fail, and their result code.
     pub failures: HashMap<(usize, &'static str), (usize, usize, CuResult)>,
     pub calls: HashMap<(usize, &'static str), usize>,
     pub hanging: HashSet<usize>,
@@ -193,7 +194,8 @@ impl State {
         self.next
     }
 
-    /// Returns the area of a process that contains `bytes` bytes at `address`, and its first address.
+    /// Returns the area of a process that contains the `bytes` bytes at `address`, and the area's first
+    /// address.
     pub fn area(&self, process: usize, address: u64, bytes: usize) -> Option<(u64, &Area)> {
         let ((owner, start), area) = self.areas.range(..=(process, address)).next_back()?;
         let inside = *owner == process
@@ -217,8 +219,8 @@ impl State {
         }
     }
 
-    /// Returns whether a copy in `context` may touch the bytes. It may touch host memory that the driver does
-    /// not know, but no memory of other processes.
+    /// Returns whether a copy in `context` may access the bytes. Host memory that is not registered with the
+    /// driver is allowed; memory of other processes is not.
     pub fn can_copy(&self, process: usize, context: usize, address: u64, bytes: usize) -> bool {
         let known = self.areas.iter().any(|((_, start), area)| {
             *start < address + bytes as u64 && address < *start + area.bytes as u64
@@ -266,7 +268,8 @@ impl State {
         let mapping = Mapping::shared(&file, bytes).map_err(|_| CuResult::OUT_OF_MEMORY)?;
         let start = mapping.base().as_ptr().addr() as u64;
         if kind.is_device() {
-            // New device memory is undefined, so a pattern other than zero finds its readers.
+            // The contents of new device memory are undefined, so a nonzero pattern exposes code
+            // that reads them.
             // SAFETY: the mapping is new, `bytes` long, and no other code has its address.
             unsafe { mapping.base().write_bytes(0xa5, bytes) };
         }
@@ -283,7 +286,7 @@ impl State {
         Ok(start)
     }
 
-    /// Returns whether some stream of the process is in a capture of global mode, which restricts all threads.
+    /// Returns whether any stream of the process is in a capture of global mode, which restricts all threads.
     pub fn captured_globally(&self, process: usize) -> bool {
         self.streams.values().any(|stream| {
             self.contexts[&stream.context].process == process
@@ -291,7 +294,7 @@ impl State {
         })
     }
 
-    /// Describes the objects that a process still has.
+    /// Describes the objects that a process has created and not destroyed.
     pub fn leftovers(&self, process: usize) -> Vec<String> {
         let is_own = |context: &usize| {
             self.contexts

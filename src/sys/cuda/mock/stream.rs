@@ -1,4 +1,4 @@
-//! Streams, events and graphs.
+//! Simulated streams, events and graphs.
 
 use super::super::types::*;
 use super::Process;
@@ -86,7 +86,7 @@ impl Process {
             .streams
             .get(&stream.addr())
             .ok_or(CuResult::INVALID_HANDLE)?;
-        // A driver gives a green context a context handle of its own.
+        // As with a driver, a green context has its own context handle.
         let green = usize::from(state.green_streams.contains(&stream.addr())) << 40;
         write_out(context, opaque(found.context | green));
         Ok(())
@@ -352,7 +352,8 @@ impl Process {
         )
     }
 
-    /// Changes edges that lead to event-record nodes of a graph.
+    /// Applies `change` to the dependencies of event-record nodes of a graph, for each of `count`
+    /// edges.
     fn change_edges(
         &self,
         function: &'static str,
@@ -440,7 +441,7 @@ impl Process {
     }
 }
 
-/// Returns the numbers of `count` nodes.
+/// Returns the node numbers of `count` node handles.
 fn nodes(handles: *const CUgraphNode, count: usize) -> Vec<usize> {
     // SAFETY: the contract of the driver functions gives `count` handles.
     let handles = unsafe { std::slice::from_raw_parts(handles, count) };

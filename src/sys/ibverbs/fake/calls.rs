@@ -15,13 +15,13 @@ fn set_errno(error: c_int) {
     unsafe { *libc::__errno_location() = error };
 }
 
-/// Fails like a C function that returns a pointer.
+/// Sets `errno` and returns null, as a C function that returns a pointer does on failure.
 fn refuse<T>(error: c_int) -> *mut T {
     set_errno(error);
     null_mut()
 }
 
-/// Attributes that a transition of a reliable connection's state requires.
+/// Attributes that a state transition of a reliable connection requires.
 const TO_INIT: c_uint = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
 const TO_RTR: c_uint = IBV_QP_STATE
     | IBV_QP_AV
@@ -38,8 +38,8 @@ const TO_RTS: c_uint = IBV_QP_STATE
     | IBV_QP_MAX_QP_RD_ATOMIC;
 
 impl Fabric {
-    /// Returns the reference that contexts hold. Every fabric is in an `Arc`, made by
-    /// `Fabric::new`.
+    /// Returns a weak reference to this fabric, which contexts hold. `Fabric::new` puts every
+    /// fabric into an `Arc`.
     fn weak(&self) -> Weak<Fabric> {
         // SAFETY: `self` is inside an `Arc`, whose count is raised before `from_raw` takes
         // ownership of one count.
@@ -208,7 +208,7 @@ impl Api for Fabric {
                 unsafe { *entry = *gid };
                 0
             }
-            // The entry of the table is empty.
+            // The address table has no such entry.
             _ => libc::ENODATA,
         }
     }
@@ -387,7 +387,7 @@ impl Api for Fabric {
         let mut pairs = state.pairs.values();
         let used = pairs.any(|pair| pair.send_queue == address || pair.recv_queue == address);
         let there = state.queues.get(&address);
-        // The real function waits until all events are acknowledged.
+        // The real function waits until all events are acknowledged; this one fails instead.
         if used || there.is_none_or(|there| there.unacknowledged > 0) {
             return libc::EBUSY;
         }
@@ -513,7 +513,7 @@ impl Api for Fabric {
             }
             _ => {}
         }
-        // Keeps the attributes of earlier transitions.
+        // Each transition keeps the attributes that earlier transitions set.
         let before = there.attributes;
         there.attributes = match attributes.qp_state {
             IBV_QPS_RTS => IbvQpAttr {

@@ -3,8 +3,8 @@
 //!
 //! A [`Fabric`] is an [`Api`](super::Api). Its objects are C structs with the header's layout, and
 //! posting and polling call the operations of its contexts, as with a real provider. Writes take
-//! effect in the order in which they are posted, at once or when held work is let go. Nothing is
-//! lost unless a test requests it.
+//! effect in the order in which they are posted, either immediately or when a test ends a hold
+//! ([`Fabric::hold_work`]). Nothing is lost unless a test requests it.
 //!
 //! The simulation is stricter than a device. These are errors: a state transition without a
 //! required attribute, a full queue, unregistered memory, and the destruction of an object before
@@ -44,7 +44,7 @@ pub struct FakeDevice {
     pub port: IbvPortAttr,
     /// Addresses of each port.
     pub gids: Vec<IbvGidEntry>,
-    /// Most bytes that are sent inline.
+    /// Largest number of bytes that can be sent inline.
     pub max_inline: u32,
 }
 
@@ -119,13 +119,13 @@ impl Fabric {
         self.lock().failures.insert(function, (skip, times, error));
     }
 
-    /// Makes a work request complete with `status`, after `skip` requests that succeed. Its queue
-    /// pair then enters the error state, as on a device.
+    /// Makes a work request complete with `status`, after `skip` requests that succeed. The queue
+    /// pair of that request then enters the error state, as on a device.
     pub fn fail_work(&self, skip: usize, status: c_uint) {
         self.lock().work_failures.push((skip, status));
     }
 
-    /// Sets whether posted work is held; turning it off performs the held work.
+    /// Sets whether posted work is held back. Turning this off performs the work held so far.
     pub fn hold_work(&self, holds_work: bool) {
         let mut state = self.lock();
         state.holds_work = holds_work;
@@ -139,7 +139,7 @@ impl Fabric {
         self.lock().fork = answer;
     }
 
-    /// Takes a device's port up or down, and raises the event of that change.
+    /// Takes a device's port up or down, and raises the corresponding asynchronous event.
     pub fn set_port(&self, device: usize, up: bool) {
         let mut state = self.lock();
         state.devices[device].port.state = if up { IBV_PORT_ACTIVE } else { IBV_PORT_DOWN };
@@ -157,7 +157,7 @@ impl Fabric {
     }
 
     /// Ends the queue pairs that the calling thread has made, as the kernel does for a killed
-    /// process: peers get no acknowledgement.
+    /// process. Peers get no acknowledgement.
     pub fn kill(&self) {
         let me = std::thread::current().id();
         let mut state = self.lock();
@@ -171,7 +171,7 @@ impl Fabric {
         self.lock().pairs.keys().copied().collect()
     }
 
-    /// Returns the attributes that the queue pairs were given.
+    /// Returns the attributes of all queue pairs.
     pub fn attributes(&self) -> Vec<IbvQpAttr> {
         let state = self.lock();
         state.pairs.values().map(|pair| pair.attributes).collect()
@@ -184,7 +184,7 @@ impl Fabric {
         devices.into_iter().collect()
     }
 
-    /// Returns the devices at both ends of each connected queue pair.
+    /// Returns, for each connected queue pair, the devices at its two ends.
     pub fn ends(&self) -> Vec<(usize, usize)> {
         let state = self.lock();
         let pairs = state.pairs.values();

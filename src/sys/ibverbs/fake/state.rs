@@ -8,14 +8,16 @@ use std::os::fd::OwnedFd;
 use std::sync::Weak;
 use std::thread::ThreadId;
 
-/// A device in the device list; the C struct comes first, so that its address leads to `index`.
+/// A device in the device list. The C struct is the first field, so a pointer to it is a pointer to
+/// the whole struct.
 #[repr(C)]
 pub(super) struct ListedDevice {
     pub base: IbvDevice,
     pub index: usize,
 }
 
-/// An open device; the C struct comes first, so that its address leads to the other fields.
+/// An open device. The C struct is the first field, so a pointer to it is a pointer to the whole
+/// struct.
 #[repr(C)]
 pub(super) struct Context {
     pub base: IbvContext,
@@ -30,7 +32,7 @@ pub(super) struct Context {
 pub(super) struct Channel {
     pub base: IbvCompChannel,
     pub event_fd: OwnedFd,
-    /// Addresses of completion queues with an event to report.
+    /// Addresses of completion queues whose events have not been read.
     pub waiting: VecDeque<usize>,
 }
 
@@ -42,8 +44,8 @@ pub(super) struct Memory {
     pub access: c_int,
 }
 
-/// A completion, and the work that it confirms: number of the queue pair, requests posted up to
-/// that work.
+/// A completion and the send work that it confirms. The work is given by the number of the queue
+/// pair, and the number of requests posted up to it.
 pub(super) type Completion = (IbvWc, Option<(u32, u64)>);
 
 /// A completion queue.
@@ -58,8 +60,8 @@ pub(super) struct Completions {
     pub unacknowledged: u32,
 }
 
-/// A send work request that is posted and not performed. It holds inline data, as a device's queue
-/// does.
+/// A send work request that was posted and has not been performed. It holds its inline data, as a
+/// device's queue does.
 pub(super) struct Posted {
     pub id: u64,
     pub opcode: c_uint,
@@ -72,9 +74,9 @@ pub(super) struct Posted {
 
 /// Data of a send work request.
 pub(super) enum Data {
-    /// Bytes that were copied when the request was posted.
+    /// Inline data, copied when the request was posted.
     Inline(Vec<u8>),
-    /// Pieces of memory that are read when the request is performed.
+    /// Pieces of registered memory, read when the request is performed.
     Pieces(Vec<IbvSge>),
 }
 
@@ -92,8 +94,8 @@ pub(super) struct Pair {
     pub attributes: IbvQpAttr,
     /// Number of send requests posted since the pair was made.
     pub posted: u64,
-    /// Number of send requests that were confirmed: a polled completion confirms all requests
-    /// before it.
+    /// Number of send requests whose queue entries are free again. A polled completion frees its
+    /// own entry and all earlier ones.
     pub freed: u64,
     pub pending: VecDeque<Posted>,
     /// Identifiers of posted receive requests.
@@ -105,9 +107,9 @@ pub(super) struct State {
     pub devices: Vec<FakeDevice>,
     /// Addresses of boxed [`Context`]s.
     pub contexts: Vec<usize>,
-    /// Events that a context has not received, by the context's address.
+    /// Events that a context has not yet read, by the context's address.
     pub events: HashMap<usize, VecDeque<(c_uint, usize)>>,
-    /// Contexts of protection domains, both by address.
+    /// Address of each protection domain's context, by the domain's address.
     pub domains: HashMap<usize, usize>,
     pub channels: HashMap<usize, usize>,
     pub regions: HashMap<u32, Memory>,
@@ -119,7 +121,7 @@ pub(super) struct State {
     pub calls: HashMap<&'static str, usize>,
     /// Fork support that the library reports; `None` for a library too old to report it.
     pub fork: Option<c_uint>,
-    /// Whether registered memory is protected from forks.
+    /// Whether `fork_init` has protected registered memory from forks.
     pub is_fork_protected: bool,
     next: u32,
 }
@@ -151,7 +153,8 @@ impl State {
         self.next
     }
 
-    /// Counts a call of `function`. The error is the number with which the call must fail.
+    /// Counts a call of `function`. Returns the error number if a test has requested that the call
+    /// fails.
     pub fn enter(&mut self, function: &'static str) -> Result<(), c_int> {
         *self.calls.entry(function).or_default() += 1;
         match self.failures.get_mut(function) {
@@ -184,7 +187,7 @@ impl State {
         }
     }
 
-    /// Adds a completion. An overrun breaks the queue, as on a device.
+    /// Adds a completion to a queue. A full queue overruns and becomes unusable, as on a device.
     pub fn complete(&mut self, queue: usize, completion: Completion) {
         let Some(there) = self.queues.get_mut(&queue) else {
             return;
@@ -221,7 +224,7 @@ impl State {
     }
 }
 
-/// Makes a semaphore that can be polled.
+/// Creates an eventfd semaphore, whose descriptor can be polled.
 pub(super) fn event_fd() -> Option<OwnedFd> {
     use std::os::fd::FromRawFd;
     // SAFETY: `fd` is a new descriptor that nothing else owns.
@@ -238,8 +241,8 @@ fn signal(fd: &OwnedFd) {
     unsafe { libc::write(fd.as_raw_fd(), (&raw const one).cast(), 8) };
 }
 
-/// Decrements the semaphore. Returns false, with `errno` set, if it is zero and the descriptor does
-/// not block.
+/// Decrements the semaphore. If it is zero and the descriptor is non-blocking, returns false and
+/// sets `errno`.
 pub(super) fn take(fd: c_int) -> bool {
     let mut one = 0_u64;
     // SAFETY: the call writes the 8 bytes of `one`.

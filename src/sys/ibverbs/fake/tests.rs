@@ -1,4 +1,4 @@
-//! Behaviour of a device that transports rely on, and the failures that tests can request.
+//! Tests the device behaviour on which transports rely, and the failures that tests can request.
 
 use super::super::{Api, inline, types::*};
 use super::{Fabric, FakeDevice};
@@ -17,13 +17,14 @@ struct End {
     memory: Vec<u64>,
 }
 
-// SAFETY of the blocks below: objects are used by the contracts of the C functions, and `drop`
-// destroys them.
+// The unsafe blocks below rely on `End`. It creates all objects, uses them by the contracts of the
+// C functions, and destroys them only in `drop`.
 impl End {
     fn open(fabric: &Arc<Fabric>, sends: u32) -> End {
         let mut count = 0;
         let mut memory = vec![0_u64; 512];
-        // SAFETY: see the comment of this block.
+        // SAFETY: `End` uses its objects by the C functions' contracts, and destroys them only in
+        // `drop`.
         unsafe {
             let list = fabric.get_device_list(&mut count);
             let context = fabric.open_device(*list);
@@ -62,7 +63,8 @@ impl End {
             qp_access_flags: IBV_ACCESS_REMOTE_WRITE,
             ..IbvQpAttr::default()
         };
-        // SAFETY: see the comment of this block.
+        // SAFETY: `End` uses its objects by the C functions' contracts, and destroys them only in
+        // `drop`.
         unsafe {
             self.fabric
                 .modify_qp(self.pair, &mut attributes, mask as c_int)
@@ -70,7 +72,7 @@ impl End {
     }
 
     fn connect(&self, peer: &End) {
-        // SAFETY: see the comment of this block.
+        // SAFETY: `peer` keeps its queue pair until it is dropped.
         let peer = unsafe { (*peer.pair).qp_num };
         let (init, rtr, rts) = (0x39, 0x12_9181, 0x1_2e01);
         assert_eq!(self.step(IBV_QPS_INIT, init, 0), 0);
@@ -91,7 +93,7 @@ impl End {
             sg_list: null_mut(),
             num_sge: 0,
         };
-        // SAFETY: see the comment of this block.
+        // SAFETY: `End` keeps its queue pair until it is dropped, and the list outlives the call.
         unsafe { inline::post_recv(self.pair, &mut work) }
     }
 
@@ -100,10 +102,11 @@ impl End {
         let mut piece = IbvSge {
             addr: self.memory.as_ptr().addr() as u64,
             length: bytes,
-            // SAFETY: see the comment of this block.
+            // SAFETY: `End` keeps its memory region until it is dropped.
             lkey: unsafe { (*self.region).lkey },
         };
-        // SAFETY: zero is valid for numbers and pointers; otherwise see the comment of this block.
+        // SAFETY: zero is valid for numbers and pointers. `End` keeps its queue pair until it is
+        // dropped.
         unsafe {
             let mut work: IbvSendWr = std::mem::zeroed();
             (work.wr_id, work.opcode, work.send_flags) = (7, opcode, flags);
@@ -117,7 +120,7 @@ impl End {
 
     fn poll(&self) -> Vec<IbvWc> {
         let mut found = [IbvWc::default(); 16];
-        // SAFETY: see the comment of this block.
+        // SAFETY: `End` keeps its completion queue until it is dropped.
         let count = unsafe { inline::poll_cq(self.queue, &mut found) };
         found[..count as usize].to_vec()
     }
@@ -125,8 +128,7 @@ impl End {
 
 impl Drop for End {
     fn drop(&mut self) {
-        // SAFETY: see the comment of this block; users are destroyed before the objects that they
-        // use.
+        // SAFETY: `End` owns these objects, and destroys users before the objects that they use.
         unsafe {
             assert_eq!(self.fabric.destroy_qp(self.pair), 0);
             assert_eq!(self.fabric.dereg_mr(self.region), 0);
@@ -168,9 +170,10 @@ fn write_arrives_and_immediate_completes_a_receive() {
         (arrived[0].status, arrived[0].byte_len),
         (IBV_WC_SUCCESS, 8)
     );
-    // Only signaled requests complete.
+    // Only signaled requests produce completions.
     assert_eq!(one.poll().len(), 1);
-    // Held work is performed later, with the inline data of the time when it was posted.
+    // Held work is performed when the hold ends, with the inline data that it had when it was
+    // posted.
     fabric.hold_work(true);
     one.memory[0] = 10;
     assert_eq!(one.write(&two, 8, 256, WRITE, IBV_SEND_INLINE), 0);
@@ -188,7 +191,7 @@ fn calls_that_a_device_refuses_fail() {
     assert_eq!(one.write(&two, 65, 0, WRITE, IBV_SEND_INLINE), libc::ENOMEM);
     assert_eq!(one.write(&two, 8, 0, WRITE, 0), 0);
     assert_eq!(one.write(&two, 8, 0, WRITE, 0), 0);
-    // No request is signaled, so no completion confirms that a place of the queue is free.
+    // The send queue is full. No request was signaled, so no completion has freed an entry.
     assert_eq!(one.write(&two, 8, 0, WRITE, 0), libc::ENOMEM);
     for id in 0..4 {
         assert_eq!(two.post_receive(id), 0);

@@ -16,7 +16,7 @@ unsafe fn fabric(context: *mut IbvContext) -> Option<Arc<Fabric>> {
     unsafe { (*context.cast::<Context>()).fabric.upgrade() }
 }
 
-/// `ibv_poll_cq`
+/// Simulates `ibv_poll_cq`.
 pub(super) unsafe extern "C" fn poll_cq(queue: *mut IbvCq, most: c_int, into: *mut IbvWc) -> c_int {
     // SAFETY: the caller passes a queue that is not destroyed, which keeps its context open.
     let Some(fabric) = (unsafe { fabric((*queue).context) }) else {
@@ -43,7 +43,7 @@ pub(super) unsafe extern "C" fn poll_cq(queue: *mut IbvCq, most: c_int, into: *m
     count as c_int
 }
 
-/// `ibv_req_notify_cq`
+/// Simulates `ibv_req_notify_cq`.
 pub(super) unsafe extern "C" fn req_notify_cq(queue: *mut IbvCq, _solicited: c_int) -> c_int {
     // SAFETY: the caller passes a queue that is not destroyed, which keeps its context open.
     let Some(fabric) = (unsafe { fabric((*queue).context) }) else {
@@ -58,7 +58,7 @@ pub(super) unsafe extern "C" fn req_notify_cq(queue: *mut IbvCq, _solicited: c_i
     }
 }
 
-/// `ibv_post_recv`
+/// Simulates `ibv_post_recv`.
 pub(super) unsafe extern "C" fn post_recv(
     pair: *mut IbvQp,
     work: *mut IbvRecvWr,
@@ -95,7 +95,7 @@ pub(super) unsafe extern "C" fn post_recv(
     }
 }
 
-/// `ibv_post_send`
+/// Simulates `ibv_post_send`.
 pub(super) unsafe extern "C" fn post_send(
     pair: *mut IbvQp,
     work: *mut IbvSendWr,

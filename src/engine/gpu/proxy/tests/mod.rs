@@ -15,7 +15,7 @@ use world::{World, inputs, small};
 
 const WAIT: Duration = Duration::from_secs(60);
 
-/// Runs every collective by every algorithm, one after the other over the same connections.
+/// Runs every collective with every algorithm, all of them over the same connections.
 #[test]
 fn collectives_across_hosts_match_the_reference() {
     for hosts in [vec![0, 1], vec![0, 0, 1, 1], vec![0, 1, 0, 2, 1]] {
@@ -122,8 +122,8 @@ fn graph_replay_across_hosts_matches_the_reference() {
     });
 }
 
-/// Every rank sends to and receives from every other rank in one group, inside hosts and between
-/// them.
+/// Every rank sends to and receives from every other rank in one group, both on its own host and on
+/// the other.
 #[test]
 fn message_groups_across_hosts_match_the_reference() {
     let world = World::new(&[0, 1, 0, 1], &small());
@@ -165,7 +165,7 @@ fn message_groups_across_hosts_match_the_reference() {
     });
 }
 
-/// The proxy sends the rest of a message although its rank closes at once.
+/// The proxy finishes sending a message although its rank closes right after the call.
 #[test]
 fn messages_arrive_after_the_sender_closes() {
     let world = World::new(&[0, 1], &small());
@@ -226,7 +226,7 @@ fn closed_peer_fails_no_idle_rank() {
     });
 }
 
-/// Rank 1 closes once its message is sent, while rank 2 has not yet sent its own.
+/// Rank 1 closes after it has sent its message, and before rank 2 has sent its own.
 #[test]
 fn closed_peer_fails_no_call_that_has_its_messages() {
     let world = World::new(&[0, 1, 2], &small());
@@ -253,7 +253,7 @@ fn closed_peer_fails_no_call_that_has_its_messages() {
     });
 }
 
-/// The peer is gone, so the kernel's messages cannot leave; teardown returns without waiting.
+/// The peer has closed, so the kernel's messages cannot be sent; teardown returns without waiting.
 #[test]
 fn teardown_does_not_wait_for_a_dead_peer() {
     let world = World::new(&[0, 1], &small());
