@@ -25,25 +25,27 @@ use super::chunks::SchedulePattern;
 use super::ir::Schedule;
 use crate::error::Result;
 
-/// Conditions of the run.
+/// The connections and passes of a verifying run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VerifyLimits {
-    /// Slots of each connection.
+    /// Number of slots of each connection.
     pub slots: usize,
-    /// Passes. [`Schedule::stages`] + 2 passes cover all overlaps.
+    /// Number of passes. [`Schedule::stages`] + 2 passes cover every overlap of passes.
     pub passes: usize,
 }
 
-/// Counts of a run that succeeded.
+/// Counts from a run that succeeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Proof {
-    /// Messages of one pass, over all ranks.
+    /// Number of messages of one pass, over all ranks.
     pub messages: usize,
-    /// Longest chain of messages of one pass that wait for one another.
+    /// Length of the longest chain of messages in one pass, each of which waits for the message
+    /// before it.
     pub hops: usize,
 }
 
-/// Runs `schedules`, one per rank in rank order, against the contributors of `pattern`.
+/// Runs `schedules`, one per rank in rank order, and compares every output with the contributors
+/// that `pattern` requires.
 ///
 /// # Errors
 /// Internal, naming the rank, the pass, the step and what is wrong with it.
