@@ -38,7 +38,7 @@ pub(super) const GENERATOR: Generator = Generator {
     hops: |pattern| {
         pattern.flat_hops(match pattern.collective {
             Collective::AllReduce | Collective::Reduce => 2,
-            // With two ranks the root sends to both owners, so there is no second hop.
+            // With two ranks the owner of a chunk has no third rank to forward it to.
             Collective::Broadcast => 1 + usize::from(pattern.nranks > 2),
             _ => 1,
         })
@@ -86,8 +86,7 @@ fn steps(pattern: &SchedulePattern, rank: usize) -> Vec<Step> {
                 steps.extend(sum(1, Op::RecvReduceSend, &mut once(root)));
             } else {
                 steps.extend(sum(1, Op::RecvReduceCopy, &mut empty()));
-                // The owners' sums are complete, but not divided: for an average, the root divides
-                // them with a final op.
+                // Owners do not divide their sums: for an average, the root divides them here.
                 steps.extend(before().map(|owner| {
                     let at = Step::new(2, Op::RecvReduceCopy, owner);
                     at.own(Own::Absent).from([owner])

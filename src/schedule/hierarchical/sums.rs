@@ -1,6 +1,6 @@
 //! Generates all_reduce with rings, or with a two-shot, between hosts. A rail has one rank of each
-//! host, and H is the number of hosts. Chunk c belongs to rail `c
-//! H` and to host `c % H`: the rank of that host on that rail owns the chunk.
+//! host, and H is the number of hosts. Chunk c belongs to rail
+//! `c / H` and to host `c % H`: the rank of that host on that rail owns the chunk.
 
 use super::Position;
 use crate::schedule::fan;

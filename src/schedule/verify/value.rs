@@ -8,7 +8,7 @@ use std::ops::Range;
 pub(super) struct Value {
     /// Hash of the expression. It covers the order of additions, the encodings, and the division.
     pub identity: u64,
-    /// Sum of the weights of all contributors, which tells multisets of contributors apart.
+    /// Sum of the weights of all contributors, which distinguishes multisets of contributors.
     weight: u64,
     /// Number of contributions in the value.
     count: u32,
