@@ -1,14 +1,14 @@
 //! Encodings of a chunk on the wire.
 //!
 //! A codec works on fp32 values; `reduce` widens elements of other types before and rounds after. It
-//! works on spans of a chunk, so that a step runs tile by tile in the first-level cache. No codec holds
-//! state: the caller owns what lives from call to call ([`TensorScales`], [`feedback`]).
+//! encodes a chunk in spans, so that a step runs tile by tile in the first-level cache. No codec holds
+//! state: the caller owns all that is kept from call to call ([`TensorScales`], [`feedback`]).
 //!
 //! Wire layout of a chunk of n elements: the codes of all blocks, contiguous, padded with zeros to a
 //! multiple of 16 bytes; then the numbers of each block as little-endian fp32, such as its scale. A
 //! tensor scale is one number for the chunk. Formats without numbers end after the padding.
 //!
-//! Two frames share the loops: `blocked` for formats with numbers, `elementwise` for formats without.
+//! `blocked` has the loops for formats with numbers, `elementwise` for formats without.
 //!
 //! A code of one byte has the sign in bit 7 and a magnitude in the others. Zero is 0x00, whatever its
 //! sign was. `linear8` and `dynamic8` never emit 0x80. A block with a non-finite element has the scale
@@ -19,7 +19,7 @@
 //!
 //! The scalar functions are the specification, and vector forms equal them bit for bit. Only
 //! [`EncodeStats::sum_squares`] may differ in its last bits, by the order of its additions. Any bytes
-//! decode to some numbers: a codec never trusts that a peer wrote an encoding.
+//! decode to some numbers, because a codec does not trust the bytes that a peer sent.
 
 mod blocked;
 mod cast16;

@@ -12,7 +12,7 @@ const LINE_PAYLOAD: usize = LINE_BYTES - 8;
 /// The encoded tiles that a rank sends to one other rank in one phase of a fused kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EncodedTiles {
-    /// Lines of a tile.
+    /// Number of ll128 lines of one encoded tile.
     pub lines: usize,
     /// Number of tiles.
     pub count: usize,

@@ -27,6 +27,9 @@ impl Planner {
 
     /// Returns the candidates for `request`, as text. With `auto:` it lists the candidates with the
     /// codec and without it, the winner's list first, and the costs of both.
+    ///
+    /// # Errors
+    /// As for [`Planner::plan`].
     pub fn explain(&self, request: &Request) -> Result<String> {
         let table = |request: &Request| {
             let [intra, codec] = self.codecs(request)?;

@@ -53,7 +53,7 @@ const KINDS: usize = CodecKind::ALL.len();
 /// Number of lines T(x) that ranks exchange: the link, the reduction, and two per codec.
 const LINES: usize = 2 + 2 * KINDS;
 
-/// Costs that all ranks of a communicator use.
+/// Measured costs, equal on all ranks of a communicator.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MeasuredCosts {
     /// Seconds to send a message from one rank's buffer to another's, by its bytes.

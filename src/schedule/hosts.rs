@@ -14,7 +14,7 @@ pub struct Hosts(Option<Arc<Map>>);
 
 #[derive(PartialEq, Eq, Hash)]
 struct Map {
-    /// Host and place of each rank.
+    /// Host of each rank, and the rank's place on it.
     of: Vec<(u32, u32)>,
     /// All ranks, grouped by host.
     ranks: Vec<u32>,

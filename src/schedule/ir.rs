@@ -161,10 +161,10 @@ impl Own {
 /// chunk. The chain acts as one step whose fan is not bounded by [`MAX_FAN`]; only ops that
 /// receive may be chained.
 /// - An op that sums keeps its accumulator, in full precision, from step to step. The sum is
-///   complete in the first step of the chain that has `send_to` or no `more`; an average divides
-///   there, once. Later steps add nothing (no `recv_from`, own absent) and send the same bytes to
+///   complete in the first step of the chain that has `send_to` or no `more`. An average is
+///   divided there, once. Later steps add nothing (no `recv_from`, own absent) and send the same bytes to
 ///   more peers. Only the last step writes the output. Each step releases what it received.
-/// - `recv_copy_send`: every step names the same one rank in `recv_from`, and all mean one
+/// - `recv_copy_send`: every step names the same single rank in `recv_from`. All refer to one
 ///   message, which the last step releases after it has written the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {

@@ -1,15 +1,15 @@
 //! Ring: neighbour to neighbour. For N ranks and a message of S bytes:
 //!
-//! | collective | messages on the way of a chunk | bytes sent by a rank |
+//! | collective | messages in sequence for a chunk | bytes sent by a rank |
 //! | --- | --- | --- |
 //! | all_reduce | N-1 of partial sums, N-1 of the result | 2 S (N-1)/N |
 //! | reduce_scatter, all_gather | N-1 | (N-1) blocks |
-//! | broadcast, reduce (a chain from or to the root) | N-1 | S; the last rank none |
+//! | broadcast, reduce (a chain from or to the root) | N-1 | S; the last rank of the chain: 0 |
 //!
 //! Rank r sends to r+1. The chunk of rank c starts at rank c+1 and is complete at rank c.
 //!
 //! With W rings per channel, each ring carries a W-th of what every rank owns as a chunk of its own. Odd
-//! rings run the other way, from r to r-1, if there are more than two ranks. All ranks do the same step of
+//! rings run the other way, from r to r-1, if there are more than two ranks. All ranks do a step for
 //! all rings before the next step, so that W messages can move while one travels. A connection needs two
 //! slots for one ring, and one more for each further ring in its direction. A chain (broadcast, reduce)
 //! has one ring: its passes follow each other as closely, and with two directions its ends would wait for

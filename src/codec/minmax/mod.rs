@@ -3,7 +3,7 @@
 //!
 //! Source: compression.md 1.6 (CompLL). With gap = (max - min)/(2^b - 1) an element's code is
 //! (x - min)/gap rounded half to even, and a code is worth min + code * gap. With a seed, rounding
-//! is stochastic: up with the probability of the fraction, so that what decodes is x on average.
+//! is stochastic: up with a probability equal to the fraction, so that the decoded mean is x.
 //!
 //! A block's numbers are min and max. Codes of less than a byte start at its least significant
 //! bit. Arithmetic is fp32: the reciprocal of the gap is rounded, then x - min, then their
@@ -41,10 +41,10 @@ const TINY: f32 = f32::from_bits((127 - 100) << 23);
 const RAISE: f32 = f32::from_bits((127 + 64) << 23);
 /// 2^-64, which undoes [`RAISE`].
 const LOWER: f32 = f32::from_bits((127 - 64) << 23);
-/// Ranges from here up are divided by 4, because their width may overflow.
+/// Blocks whose range is at least this are divided by 4, because the range may overflow.
 const HUGE: f32 = f32::from_bits((127 + 126) << 23);
-/// Factor just below 1, so that a lowered range decodes to no more than its largest element, which
-/// may be [`f32::MAX`].
+/// Factor just below 1 for blocks that are divided by 4, so that they decode to no more than their
+/// largest element, which may be [`f32::MAX`].
 const SHRINK: f32 = 1.0 - 1.0 / 4_194_304.0;
 
 /// Block format whose codes of `BITS` bits divide the range from the smallest to the largest
@@ -182,8 +182,8 @@ impl<const BITS: usize> BlockFormat for Range<BITS> {
     }
 }
 
-/// Returns the factor for a block with this range. A range below [`TINY`] that is not 0 belongs to
-/// numbers below 2^-75, which are raised exactly.
+/// Returns the factor by which a block with this range is multiplied. A range below [`TINY`] that is
+/// not 0 implies elements below 2^-75, for which the multiplication is exact.
 #[inline(always)]
 fn regime(range: f32) -> f32 {
     let range = range.abs();

@@ -24,9 +24,9 @@ impl TuningTable {
     /// all_reduce raw/4 8 65536 oneshot fused ll 32 0 3.116 4.871
     /// ```
     ///
-    /// A line is for sizes from `from` up to below `to`, in bytes of the larger buffer. Its two times are
-    /// for these two sizes. Lines of one collective and codec follow each other without a gap. A line
-    /// `all_reduce raw/4 model 65536` behind the last leaves larger sizes to the model. A line
+    /// A line is for sizes from `from` up to below `to`, in bytes of the larger buffer. Its two times, in
+    /// microseconds, are for these two sizes. Lines of one collective and codec follow each other without a gap. A line
+    /// `all_reduce raw/4 model 65536` after the last leaves larger sizes to the model. A line
     /// `all_reduce raw/4 model below 8` before the first leaves smaller sizes to the model. Both are for
     /// kernels that changed since the measurement. Lines that begin with `#` are remarks.
     ///

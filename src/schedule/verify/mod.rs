@@ -1,13 +1,13 @@
 //! Proves that a schedule is right: all ranks run symbolically, over connections of a given depth,
 //! with overlapping passes.
 //!
-//! The run proves of its passes:
+//! The run proves, for each of its passes, that:
 //! - every output chunk holds each contribution that it should hold exactly once, divided once
 //!   where the collective reduces;
 //! - ranks that receive the same chunk end with the same bits under any codec: their outputs are the same
 //!   expression, equal in the order of additions and in every encoding;
-//! - messages come in the order in which they are expected, and none is left over;
-//! - no rank waits without end;
+//! - messages arrive in the order in which they are expected, and every message is received;
+//! - no rank waits forever;
 //! - no step reads input that an earlier step has overwritten, if the call is in place.
 //!
 //! A single run covers every timing. Each rank runs its steps in one order, each connection has one sender
