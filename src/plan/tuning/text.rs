@@ -25,8 +25,8 @@ impl TuningTable {
     /// ```
     ///
     /// A line is for sizes from `from` up to below `to`, in bytes of the larger buffer. Its two times, in
-    /// microseconds, are for these two sizes. Lines of one collective and codec follow each other without a gap. A line
-    /// `all_reduce raw/4 model 65536` after the last leaves larger sizes to the model. A line
+    /// microseconds, are for these two sizes. Lines of one collective and codec follow each other without a
+    /// gap. A line `all_reduce raw/4 model 65536` after the last leaves larger sizes to the model. A line
     /// `all_reduce raw/4 model below 8` before the first leaves smaller sizes to the model. Both are for
     /// kernels that changed since the measurement. Lines that begin with `#` are remarks.
     ///
