@@ -72,7 +72,7 @@ pub(super) struct BetweenHosts {
     pub host_byte: f64,
 }
 
-/// Returns the costs between hosts, for the GPU model; it has its own costs inside a host.
+/// Returns the costs between hosts, for the GPU cost model, which has other costs inside a host.
 pub(super) fn between_hosts(machine: MachineFacts) -> BetweenHosts {
     let Constants {
         hop,

@@ -425,8 +425,8 @@ fn defects_are_named() {
         let chain = s[0].steps.iter().position(|step| step.more).unwrap();
         s[0].steps.drain(chain + 1..chain + 3);
     });
-    // Sends a message that no step receives. Over many passes, its slots fill up and block the
-    // sender.
+    // Sends a message that no step receives. Over many passes such messages fill the slots and
+    // block the sender.
     let message = pattern(Collective::SendRecv, Algorithm::Direct, 4);
     let mut twice = schedules(&message);
     let step = twice[0].steps[0];

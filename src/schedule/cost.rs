@@ -55,7 +55,8 @@ pub fn cost_counts(schedule: &Schedule, hosts: &Hosts) -> CostCounts {
         match step.op {
             Op::Send => counts.encodes += 1,
             Op::Recv | Op::RecvCopySend => {
-                // All steps of such a chain name one message, so only the last step counts it.
+                // All steps of a chain with this op receive one message, so only the last step
+                // counts it.
                 counts.recvs += last;
                 counts.decodes += last;
             }
@@ -103,10 +104,10 @@ pub fn cost_counts(schedule: &Schedule, hosts: &Hosts) -> CostCounts {
 /// for the message before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Hops {
-    /// Number of its messages between ranks of one host.
+    /// Number of the chain's messages between ranks of one host.
     pub inside: usize,
-    /// Number of its messages between hosts. Algorithms that ignore hosts count all messages here
-    /// if there are several hosts.
+    /// Number of the chain's messages between hosts. Algorithms that ignore hosts count all
+    /// messages here if there are several hosts.
     pub between: usize,
 }
 

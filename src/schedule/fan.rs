@@ -24,8 +24,8 @@ pub(super) enum OwnTerm {
     Coded,
 }
 
-/// Sums over all ranks in rank order on `rank`, then sends the sum to `to`. With this order the result does
-/// not depend on how a message is divided into chunks.
+/// Returns steps in which `rank` sums over all ranks, in rank order, and sends the sum to `to`. With this
+/// order the result does not depend on how a message is divided into chunks.
 pub(super) fn sum_in_rank_order(
     at: Step,
     rank: usize,
@@ -37,8 +37,9 @@ pub(super) fn sum_in_rank_order(
     sum(at, &[(at.takes, &others)], (own, rank), to)
 }
 
-/// Sums the messages of the ranks in each of `groups`, in this order; a group's messages are encoded for its
-/// level. The rank's own contribution follows `before` terms of the first group. The sum is sent to `to`.
+/// Returns steps that sum the messages of the ranks in each of `groups`, in this order; a group's messages
+/// are encoded for its level. The rank's own contribution follows `before` terms of the first group. The sum
+/// is sent to `to`.
 pub(super) fn sum(
     at: Step,
     groups: &[(Level, &[usize])],
@@ -71,15 +72,15 @@ pub(super) fn sum(
     chain(steps)
 }
 
-/// Sends the input to all of `to`. The sender's output is not written.
+/// Returns steps that send the input to all of `to`. They do not write the sender's output.
 pub(super) fn send(stage: usize, chunk: usize, to: impl IntoIterator<Item = usize>) -> Vec<Step> {
     fans(to)
         .map(|fan| Step::new(stage, Op::Send, chunk).to(fan))
         .collect()
 }
 
-/// Sends the input to all of `to`, and writes the decoded values to the output, so that it equals the
-/// receivers'. The write comes last, because in place the output is the input.
+/// Returns steps that send the input to all of `to`, and write the decoded values to the output, so that it
+/// equals the receivers' outputs. The write comes last, because in place the output is the input.
 pub(super) fn source(stage: usize, chunk: usize, to: impl IntoIterator<Item = usize>) -> Vec<Step> {
     let mut steps = send(stage, chunk, to);
     if let Some(last) = steps.last_mut() {
@@ -89,8 +90,8 @@ pub(super) fn source(stage: usize, chunk: usize, to: impl IntoIterator<Item = us
     steps
 }
 
-/// Receives a message from `from`, writes it to the output, and forwards its bytes unchanged to all
-/// of `to`.
+/// Returns steps that receive a message from `from`, write it to the output, and forward its bytes
+/// unchanged to all of `to`.
 pub(super) fn forward(
     stage: usize,
     chunk: usize,

@@ -160,15 +160,16 @@ impl<'a> Position<'a> {
         (self.host + self.hosts.count() - back) % self.hosts.count()
     }
 
-    /// Sends this rank's contribution to rank `to` of this host, which sums the chunk.
+    /// Returns a step that sends this rank's contribution to rank `to` of this host, which sums the
+    /// chunk.
     fn contribute(&self, stage: usize, chunk: usize, to: usize) -> Step {
         Step::new(stage, Op::Send, chunk)
             .to([to])
             .gives(Level::Intra)
     }
 
-    /// Adds this host's contributions and the partial sums of ranks `from` on other hosts, and sends the
-    /// result to `to`.
+    /// Returns steps that add this host's contributions and the partial sums of ranks `from` on other hosts,
+    /// and send the result to `to`.
     fn sum(
         &self,
         stage: usize,

@@ -93,8 +93,8 @@ pub(super) fn direct(position: &Position<'_>) -> Vec<Step> {
     steps
 }
 
-/// Sends this rank's contributions to the other rails of its host, which sum the chunks that host
-/// `owner` owns.
+/// Adds steps that send this rank's contributions to the other rails of its host. These rails sum
+/// the chunks that host `owner` owns.
 fn contribute(position: &Position<'_>, stage: usize, owner: usize, steps: &mut Vec<Step>) {
     for rail in other_rails(position) {
         let to = position.at(position.host, rail);
@@ -102,7 +102,8 @@ fn contribute(position: &Position<'_>, stage: usize, owner: usize, steps: &mut V
     }
 }
 
-/// Receives, from the other rails of this host, the finished chunks that host `owner` owns.
+/// Adds steps that receive, from the other rails of this host, the finished chunks that host
+/// `owner` owns.
 fn collect(position: &Position<'_>, stage: usize, owner: usize, steps: &mut Vec<Step>) {
     for rail in other_rails(position) {
         let from = position.at(position.host, rail);
