@@ -1,9 +1,9 @@
 //! Tables of 128 magnitudes, and the search for the nearest magnitude.
 //!
 //! The nearest magnitude of y follows from the number of thresholds below y. A threshold is the exact
-//! midpoint of two adjacent magnitudes, rounded down if fp32 cannot hold it. No fp32 number lies between
-//! the midpoint and the threshold, so "y > threshold" gives the exact result, and a tie goes to the
-//! smaller magnitude.
+//! midpoint of two adjacent magnitudes, rounded down if fp32 cannot hold it. No fp32 number lies between the
+//! midpoint and the threshold, so "y > threshold" gives the exact result. A tie goes to the smaller
+//! magnitude.
 
 /// Number of low fp32 bits that do not select a bucket: there are 32 buckets per octave. Magnitudes are far
 /// enough apart that a bucket holds at most one threshold.

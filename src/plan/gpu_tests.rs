@@ -147,8 +147,8 @@ fn codecs_have_fused_kernels_up_to_some_size() {
     assert_eq!(plan(limits, &call).kernel, K::SIMPLE);
 }
 
-/// For every layout of peer buffers, the largest message of a fused kernel fills its share of the line area
-/// in each phase, and never exceeds it.
+/// For every layout of peer buffers, the largest message of a fused kernel fits its share of the
+/// line area in each phase. A message that is larger by a tile would not fit.
 #[test]
 fn encoded_tiles_stay_within_the_line_area() {
     let mut areas = HashSet::new();

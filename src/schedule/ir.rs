@@ -14,8 +14,8 @@ pub const MAX_FAN: usize = 8;
 /// terms are dec(received), in the order of [`Step::recv_from`], with the rank's own contribution
 /// at the place that [`Step::own`] names. A sum of one term is that term.
 ///
-/// `enc` is a pure function of the values that it is given (and of the call's codec state), so a
-/// chunk that two steps encode travels as the same bytes twice.
+/// `enc` is a pure function of the values that it is given (and of the call's codec state). So a
+/// chunk that two steps encode travels as equal bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Op {

@@ -1,9 +1,9 @@
 //! Schedules are data: the steps of every rank, chunk by chunk, in one pass.
 //!
-//! The host interpreter, the GPU interpreter, the proxy and the verifier all walk a schedule with
-//! [`walk`], so that no step count and no order is computed twice. [`SchedulePattern`] alone defines
-//! chunks: how many a pass has, their places in the buffers, and the ranks that contribute to them. Each
-//! algorithm has a file with its generators; [`verify()`] proves that their schedules are right.
+//! The host interpreter, the GPU interpreter, the proxy and the verifier all walk a schedule with [`walk`],
+//! so their step counts and order cannot differ. [`SchedulePattern`] alone defines chunks: how many a pass
+//! has, their places in the buffers, and the ranks that contribute to them. Each algorithm has a file with
+//! its generators; [`verify()`] proves that their schedules are right.
 
 mod chunks;
 mod cost;

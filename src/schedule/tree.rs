@@ -7,12 +7,12 @@
 //! | broadcast | D down | at most S |
 //! | reduce | D up | S |
 //!
-//! Ranks are labelled by their distance from the root: 0 is the root of both trees, with one
-//! child in each. The other M = N-1 labels form an in-order binary tree (Sanders, Speck and
-//! Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", 2009), in which
-//! odd labels are leaves. The second tree is the first with labels mirrored (M even) or shifted
-//! (M odd), so that even labels are its leaves: but for the root, no rank is inner in both, and
-//! every rank carries the same load.
+//! Ranks are labelled by their distance from the root: 0 is the root of both trees, with one child
+//! in each. The other M = N-1 labels form an in-order binary tree in which odd labels are leaves
+//! (Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and
+//! scan", 2009). The second tree is the first with labels mirrored (M even) or shifted (M odd), so
+//! that even labels are its leaves: but for the root, no rank is inner in both, and every rank
+//! carries the same load.
 //!
 //! A rank at depth d sends up in stage D-d and down in stage D+d. Every message is received one
 //! stage after it was sent, and a connection carries at most two messages a pass: two slots suffice, and

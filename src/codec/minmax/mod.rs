@@ -2,13 +2,13 @@
 //! largest element of a block.
 //!
 //! Source: compression.md 1.6 (CompLL). With gap = (max - min)/(2^b - 1) an element's code is
-//! (x - min)/gap rounded half to even, and a code is worth min + code * gap. With a seed, rounding
-//! is stochastic: up with a probability equal to the fraction, so that the decoded mean is x.
+//! (x - min)/gap rounded half to even. A code decodes to min + code * gap. With a seed, rounding is
+//! stochastic: up with a probability equal to the fraction, so that the decoded mean is x.
 //!
-//! A block's numbers are min and max. Codes of less than a byte start at its least significant
-//! bit. Arithmetic is fp32: the reciprocal of the gap is rounded, then x - min, then their
-//! product. Ranges below 2^-100 are computed 2^64 times as large, ranges from 2^126 up four times
-//! smaller, so that no range is too small or too large. Both are exact where rounding could matter.
+//! A block's numbers are min and max. Codes of less than a byte start at its least significant bit.
+//! Arithmetic is fp32: the reciprocal of the gap is rounded, then x - min, then their product.
+//! Ranges below 2^-100 are computed 2^64 times as large, ranges from 2^126 up four times smaller,
+//! so that every range can be encoded. Both are exact where rounding could matter.
 
 mod simd;
 
@@ -43,8 +43,8 @@ const RAISE: f32 = f32::from_bits((127 + 64) << 23);
 const LOWER: f32 = f32::from_bits((127 - 64) << 23);
 /// Blocks whose range is at least this are divided by 4, because the range may overflow.
 const HUGE: f32 = f32::from_bits((127 + 126) << 23);
-/// Factor just below 1 for blocks that are divided by 4, so that they decode to no more than their
-/// largest element, which may be [`f32::MAX`].
+/// Factor just below 1 for blocks that are divided by 4, so that no code decodes beyond the largest
+/// element, which may be [`f32::MAX`].
 const SHRINK: f32 = 1.0 - 1.0 / 4_194_304.0;
 
 /// Block format whose codes of `BITS` bits divide the range from the smallest to the largest

@@ -10,9 +10,9 @@
 //! - no rank waits forever;
 //! - no step reads input that an earlier step has overwritten, if the call is in place.
 //!
-//! A single run covers every timing. Each rank runs its steps in one order, each connection has one sender
-//! and one receiver, and a step that can run stays able to run. So all interleavings exchange the same
-//! messages and end in the same state.
+//! A single run covers every timing. Each rank runs its steps in one order, each connection has one
+//! sender and one receiver. A step that can run stays able to run. So all interleavings exchange
+//! the same messages and end in the same state.
 //!
 //! Expressions are 64-bit hashes; two that differ are taken for equal with a probability of
 //! 2^-64 for each comparison.
