@@ -1,11 +1,11 @@
-//! Conformance tests: every codec keeps the contract of [`Codec`] on every instruction set of this
-//! machine. `cinch codecs --check` and `cli/src/papers/figures_tests.rs` compare vector and scalar forms on many
-//! more patterns.
+//! Conformance tests: every codec keeps the contract of [`Codec`] on every instruction set of this machine.
+//! `cinch codecs --check` and `cli/src/papers/figures_tests.rs` compare vector and scalar forms on many more
+//! bit patterns.
 
 mod vectors;
 
 use super::*;
-/// SplitMix64, independent of the library.
+/// SplitMix64 generator, implemented without the library's code.
 struct TestRandom(u64);
 
 impl TestRandom {
@@ -30,7 +30,7 @@ fn codec(spec: &str, isa: Isa) -> Arc<dyn Codec> {
     build(spec.parse().unwrap(), isa).unwrap().unwrap()
 }
 
-/// Returns every codec with each of its parameters.
+/// Returns the specification of every codec with each of its parameters.
 fn specs() -> Vec<String> {
     CodecSpec::samples()
         .iter()
@@ -38,7 +38,7 @@ fn specs() -> Vec<String> {
         .collect()
 }
 
-/// Returns every codec with each of its parameters, on every instruction set.
+/// Returns every codec with each of its parameters, for every instruction set.
 fn all() -> Vec<(Isa, Arc<dyn Codec>)> {
     let pairs = Isa::available()
         .into_iter()
@@ -51,12 +51,13 @@ fn is_tensor(codec: &dyn Codec) -> bool {
     spec.kind.has_scale() && matches!(spec.scale, ScaleRule::Tensor { .. })
 }
 
-/// Returns the scale to give: the largest finite magnitude under a tensor rule, else `None`.
+/// Returns the scale to pass to `encode`: the largest finite magnitude under a tensor rule, else
+/// `None`.
 fn scale_of(codec: &dyn Codec, x: &[f32]) -> Option<f32> {
     is_tensor(codec).then(|| abs_max(Isa::Scalar, x).0)
 }
 
-/// Encodes all elements in one span, with the scale of the data.
+/// Encodes all elements in one span, with the scale from [`scale_of`].
 fn encode(codec: &dyn Codec, x: &[f32]) -> (Vec<u8>, EncodeStats) {
     let mut wire = vec![0xee; codec.wire_bytes(x.len())];
     let mut stats = EncodeStats::default();
@@ -155,8 +156,8 @@ fn bounds_of_8_bit_codecs_equal_the_published_figures() {
     let dynamic = codec("dynamic8", Isa::Scalar);
     assert!(linear.error_bound(0.3, 1.0) < 1.0 / 254.0 * 1.0001);
     assert!(dynamic.error_bound(0.99, 1.0) < 0.00860);
-    // Largest relative errors in percent, in the decades below the scale. The bound is constant within a gap,
-    // so it is larger relative to the gap's lower end.
+    // Largest relative error in percent, by decade below the scale. The absolute bound is constant within a
+    // gap between values, so the relative error is largest at the gap's lower end.
     for (decade, percent) in [(0, 5.0), (1, 9.0), (2, 15.3), (3, 25.0), (4, 45.5)] {
         let step = |i: usize| 10f32.powi(-decade) * (0.1 + 0.9 * i as f32 / 4096.0);
         let x: Vec<f32> = std::iter::once(1.0).chain((1..4096).map(step)).collect();
@@ -346,7 +347,7 @@ fn decode_reduce_rounds_the_sum_once() {
         let values = decode(&*codec, &wire, 700);
         for i in 0..700 {
             let exact = match codec.spec().kind {
-                // Products of two fp32 numbers are exact in fp64.
+                // Computes the expected sum in fp64, where products of two fp32 numbers are exact.
                 CodecKind::Linear8 => {
                     let k = (f64::from(values[i]) / f64::from(scale(i)) * 127.0).round();
                     k * f64::from(scale(i) / 127.0) + f64::from(start[i])
@@ -382,13 +383,14 @@ fn decoded_code_encodes_to_itself() {
             let (again, _) = encode(&*codec, &y[..n.min(128)]);
             for i in 0..n.min(128) {
                 match kind {
-                    // Several codes have one value; the decoded value must be equal, not the code.
+                    // Several codes of `mantissa8` have equal values, so the decoded values are
+                    // compared instead of the codes.
                     CodecKind::Mantissa8 => {
                         let z = decode(&*codec, &again, n.min(128));
                         assert_eq!(y[i], z[i], "{} {isa:?} code {i:#x}", codec.spec());
                     }
-                    // Blocks of 32 that lack the largest code have another scale, so their codes
-                    // differ.
+                    // A block of 32 codes may lack the largest code; its scale and its codes then
+                    // change, so they are not compared.
                     _ if codec.granule() == 32 => {}
                     _ => assert_eq!(again[i], i as u8, "{} {isa:?} {scale:e}", codec.spec()),
                 }
@@ -431,8 +433,8 @@ fn stale_tensor_scale_saturates_and_counts() {
                     );
                 }
             }
-            // A scale that is not finite poisons the chunk, and so does a non-finite element in any
-            // span.
+            // The chunk decodes to NaN if the scale is negative or not finite, or if any span has a
+            // non-finite element.
             for (scale, at) in [
                 (f32::NAN, 0),
                 (f32::INFINITY, 0),
@@ -489,7 +491,8 @@ fn build_with_a_bad_spec_or_missing_instruction_set_fails() {
     }
 }
 
-/// Fused calls fill the last block of each tensor with its last element, and rely on this property.
+/// Fused calls pad each tensor's last block with copies of its last element, and rely on this
+/// property.
 #[test]
 fn repeated_last_element_changes_no_other_if_extremes_decide() {
     let mut random = TestRandom(77);

@@ -6,18 +6,18 @@ use super::{Codec, TABLE};
 use crate::types::{CodecKind, CodecSpec};
 use std::sync::Arc;
 
-/// Facts about a codec.
+/// Facts about one codec.
 #[derive(Clone, Copy, Debug)]
 pub struct CodecInfo {
-    /// The codec.
+    /// The codec that the facts describe.
     pub kind: CodecKind,
     /// Seconds per encoded element on one core, for the cost model; see `benches/codec.rs`.
     pub encode_seconds: f64,
     /// Seconds per decoded element on one core.
     pub decode_seconds: f64,
-    /// CUDA kernels of the codec; `None` if GPUs refuse it.
+    /// Facts about the codec's CUDA kernels; `None` if it has none and GPUs reject it.
     pub kernels: Option<KernelInfo>,
-    /// Creates the codec of a spec that was checked.
+    /// Creates the codec; the specification must have been checked.
     pub(super) build: fn(CodecSpec, Available) -> Arc<dyn Codec>,
 }
 

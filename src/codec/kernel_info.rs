@@ -2,28 +2,29 @@
 
 use crate::types::CodecSpec;
 
-/// Facts about the CUDA kernels of a codec.
+/// Facts about the CUDA kernels of one codec.
 #[derive(Clone, Copy, Debug)]
 pub struct KernelInfo {
-    /// Name part of the kernels that run collectives. Codecs that differ by a parameter alone share
-    /// kernels.
+    /// Part of the names of the kernels that run collectives. Codecs that differ only in a
+    /// parameter share kernels.
     pub family: &'static str,
-    /// Name part of the kernels for whole arrays. Kernels with a table give the same codes for at most
-    /// a fifth of the instructions.
+    /// Part of the names of the kernels for whole arrays. A kernel that uses a table gives equal codes with
+    /// at most a fifth of the instructions.
     pub array_family: &'static str,
-    /// Whether small and medium messages have a fused kernel. Tuning tables are measured for these
-    /// codecs only.
+    /// Whether the codec has a fused kernel, for small and medium messages. Only such codecs are
+    /// measured for tuning tables.
     pub is_fused: bool,
-    /// Seconds per encoded element, of all channels of a GPU together, for the cost model.
+    /// Seconds per encoded element when all channels of a GPU work together, for the cost model.
     pub encode_seconds: f64,
-    /// Seconds per decoded element, of all channels of a GPU together.
+    /// Seconds per decoded element when all channels of a GPU work together, for the cost model.
     pub decode_seconds: f64,
-    /// Sets the words that only this codec has.
+    /// Sets the kernel parameter words whose meaning is specific to this codec.
     pub(super) words: fn(CodecSpec, &mut [u32; 8]),
 }
 
 impl KernelInfo {
-    /// Returns the kernels of a codec without words of its own, not fused, with the costs of `dynamic8`.
+    /// Creates the facts for kernels that are not fused, need no codec-specific words, and are as fast as
+    /// those of `dynamic8`.
     pub(super) const fn new(family: &'static str) -> KernelInfo {
         KernelInfo {
             family,

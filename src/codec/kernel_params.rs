@@ -6,13 +6,14 @@ use super::{RoundingRandom, TABLE};
 use crate::cpu::FloatEnvironment;
 use crate::types::{CodecKind, CodecSpec, ScaleRule};
 
-/// The codecs that have CUDA kernels; GPUs refuse all others.
+/// The codecs that have CUDA kernels; GPUs reject all others.
 pub const KERNEL_CODECS: [CodecKind; count(false)] = select(false);
 
-/// The codecs that have fused kernels, too.
+/// The codecs that also have fused CUDA kernels.
 pub const FUSED_CODECS: [CodecKind; count(true)] = select(true);
 
-/// Whether codec number `at` of the table has kernels, or fused ones.
+/// Returns whether codec number `at` of [`TABLE`] has kernels; if `fused`, whether it has fused
+/// kernels.
 const fn is_selected(at: usize, fused: bool) -> bool {
     match TABLE[at].kernels {
         Some(kernels) => kernels.is_fused || !fused,
@@ -46,21 +47,22 @@ fn kernels(kind: CodecKind) -> Option<KernelInfo> {
     info(kind)?.kernels
 }
 
-/// Returns the name part of a codec's kernels for collectives; see [`KernelInfo::family`].
+/// Returns the codec's part of the names of kernels for collectives; see [`KernelInfo::family`].
 pub fn kernel_family(kind: CodecKind) -> &'static str {
     kernels(kind).map_or(kind.name(), |kernels| kernels.family)
 }
 
-/// Returns the name part of a codec's kernels for whole arrays; see [`KernelInfo::array_family`].
+/// Returns the codec's part of the names of kernels for whole arrays; see
+/// [`KernelInfo::array_family`].
 pub fn array_family(kind: CodecKind) -> &'static str {
     kernels(kind).map_or(kind.name(), |kernels| kernels.array_family)
 }
 
-/// Returns the eight words of `cinch_codec_params` or `cinch_bits_params`
-/// (`kernels/codec/params.h`) for a legal spec of one of [`KERNEL_CODECS`].
+/// Returns the eight words of `cinch_codec_params` or `cinch_bits_params` (`kernels/codec/params.h`) for a
+/// valid specification of one of [`KERNEL_CODECS`].
 ///
-/// Under a tensor rule `scale` is the scale of the chunk to encode. `draws` are the random numbers of
-/// contributions and of sums, if rounding is stochastic; a kernel adds the place in the message.
+/// Under a tensor rule `scale` is the scale of the chunk to encode. If rounding is stochastic, `draws` are
+/// the random numbers of contributions and of sums. A kernel adds the element's index in the message.
 pub fn kernel_params(spec: CodecSpec, scale: f32, draws: [RoundingRandom; 2]) -> [u32; 8] {
     let _environment = FloatEnvironment::standard();
     let mut words = [0; 8];

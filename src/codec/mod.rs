@@ -1,14 +1,14 @@
 //! Encodings of a chunk on the wire.
 //!
 //! A codec works on fp32 values; `reduce` widens elements of other types before and rounds after. It
-//! works on spans of a chunk, so that a step runs tile by tile in the first-level cache. No codec holds
-//! state: the caller owns what lives from call to call ([`TensorScales`], [`feedback`]).
+//! encodes a chunk in spans, so that a step runs tile by tile in the first-level cache. No codec holds
+//! state: the caller owns all that is kept from call to call ([`TensorScales`], [`feedback`]).
 //!
 //! Wire layout of a chunk of n elements: the codes of all blocks, contiguous, padded with zeros to a
 //! multiple of 16 bytes; then the numbers of each block as little-endian fp32, such as its scale. A
 //! tensor scale is one number for the chunk. Formats without numbers end after the padding.
 //!
-//! Two frames share the loops: `blocked` for formats with numbers, `elementwise` for formats without.
+//! `blocked` has the loops for formats with numbers, `elementwise` for formats without.
 //!
 //! A code of one byte has the sign in bit 7 and a magnitude in the others. Zero is 0x00, whatever its
 //! sign was. `linear8` and `dynamic8` never emit 0x80. A block with a non-finite element has the scale
@@ -19,7 +19,7 @@
 //!
 //! The scalar functions are the specification, and vector forms equal them bit for bit. Only
 //! [`EncodeStats::sum_squares`] may differ in its last bits, by the order of its additions. Any bytes
-//! decode to some numbers: a codec never trusts that a peer wrote an encoding.
+//! decode to some numbers, because a codec does not trust the bytes that a peer sent.
 
 mod blocked;
 mod cast16;
@@ -63,7 +63,7 @@ use crate::types::{CodecKind, CodecSpec, ScaleRule, is_threshold};
 use simd::Available;
 use std::sync::Arc;
 
-/// The table of codecs, in the order of [`CodecKind`]. Raw is not a codec and has no entry.
+/// Facts about all codecs, in the order of [`CodecKind`]. Raw is not a codec and has no entry.
 const TABLE: [CodecInfo; CodecKind::ALL.len() - 1] = [
     linear8::INFO,
     dynamic8::INFO,
@@ -94,7 +94,7 @@ pub enum Reencode {
     Lossy,
 }
 
-/// Statistics that an encode pass takes of its input.
+/// Statistics of the input of an encode.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct EncodeStats {
     /// Count of finite elements beyond the largest representable value, which saturated.
@@ -108,7 +108,7 @@ pub struct EncodeStats {
 }
 
 impl EncodeStats {
-    /// Adds the statistics of another pass.
+    /// Merges the statistics of other elements into these.
     pub fn merge(&mut self, other: &EncodeStats) {
         self.saturated += other.saturated;
         self.non_finite += other.non_finite;
@@ -117,22 +117,22 @@ impl EncodeStats {
     }
 }
 
-/// Bound of |decode(encode(x)) - x|, from which the error of a sum can be predicted: `of_scale` times
+/// Bound of |decode(encode(x)) - x|, from which the error of a sum can be predicted. It is `of_scale` times
 /// the largest magnitude of the block, plus `of_value` times |x|, plus `floor`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ErrorLaw {
-    /// Factor of the block's largest magnitude.
+    /// Factor by which the block's largest magnitude is multiplied.
     pub of_scale: f64,
-    /// Factor of |x|.
+    /// Factor by which |x| is multiplied.
     pub of_value: f64,
-    /// Constant part.
+    /// Constant part of the bound.
     pub floor: f64,
-    /// Magnitudes beyond this saturate; infinite if none do.
+    /// Magnitudes beyond this saturate, and the bound does not hold; infinite if none saturate.
     pub largest: f64,
 }
 
 impl ErrorLaw {
-    /// Law of a codec that loses nothing.
+    /// Bound of a codec that is lossless.
     pub const EXACT: ErrorLaw = ErrorLaw {
         of_scale: 0.0,
         of_value: 0.0,
@@ -141,49 +141,51 @@ impl ErrorLaw {
     };
 }
 
-/// How a zero of either sign decodes.
+/// How a zero of either sign is decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Zero {
-    /// To itself, with its sign.
+    /// A zero decodes to itself, with its sign.
     Signed,
-    /// To +0.
+    /// A zero of either sign decodes to +0.
     Positive,
-    /// To +0 in a block of zeros; in other blocks with the error of any element.
+    /// A zero decodes to +0 if all elements of its block are zero. In other blocks it may have the
+    /// error of any element.
     Inexact,
 }
 
 /// Fixed properties of a codec, which tests, tools and GPUs read instead of matching on names.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Description {
-    /// Bits of a code.
+    /// Bits of one code.
     pub code_bits: usize,
-    /// fp32 numbers on the wire for each block; 0 for formats without blocks.
+    /// Count of fp32 numbers on the wire for each block; 0 for formats without blocks.
     pub block_numbers: usize,
-    /// Whether a block's numbers depend on its smallest and largest element only, so that adding
-    /// elements between them changes no other element. True of formats without blocks.
+    /// Whether a block's numbers depend only on its smallest and largest element, so that adding
+    /// elements between them changes no other element. Also true for formats without blocks.
     pub fits_extremes: bool,
-    /// Whether a non-finite element makes its whole block non-finite, or only itself.
+    /// Whether a non-finite element makes its whole block decode to NaN; otherwise only that
+    /// element is affected.
     pub poisons_block: bool,
-    /// How zeros decode.
+    /// How zeros are decoded.
     pub zero: Zero,
     /// Bound of the error of an element.
     pub errors: ErrorLaw,
 }
 
-/// A part of a chunk, from element `at`. `at` is a multiple of the codec's granule, and so is the length
-/// unless the span ends the chunk.
+/// A part of a chunk, from element `at` on. `at` must be a multiple of the codec's granule. So must the
+/// length be, unless the span ends the chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// Count of elements of the whole chunk.
+    /// Number of elements of the whole chunk.
     pub chunk: usize,
-    /// Number of the span's first element.
+    /// Index, in the chunk, of the span's first element.
     pub at: usize,
     /// Random numbers of the chunk for stochastic rounding; decoding ignores them.
     pub random: RoundingRandom,
 }
 
 impl Span {
-    /// Creates a span from element `at` with the default random numbers.
+    /// Creates a span from element `at` on, with the default random numbers.
     pub fn new(chunk: usize, at: usize) -> Span {
         Span {
             chunk,
@@ -197,25 +199,26 @@ impl Span {
         Span::new(n, 0)
     }
 
-    /// Returns the span with these random numbers.
+    /// Returns the span with `random` as its random numbers.
     pub fn drawing(self, random: RoundingRandom) -> Span {
         Span { random, ..self }
     }
 }
 
-/// An encoding. Implementations are pure, and all threads share a value.
+/// An encoding of fp32 values. Implementations hold no mutable state, so threads can share a codec.
 ///
-/// Methods that take a span panic if it breaks the contract of [`Span`], if `wire` is shorter than
-/// [`Codec::wire_bytes`] of its chunk, or if a scale is given or missing against the rule. The engine
-/// checks this geometry before. The bytes of `wire` never cause a panic.
+/// Methods that take a span panic if it breaks the contract of [`Span`], or if `wire` is shorter than
+/// [`Codec::wire_bytes`] of the span's chunk. They also panic if a scale is passed to a codec that takes
+/// none, or is missing for a codec that needs one. The engine checks all this before. The bytes of `wire`
+/// never cause a panic.
 pub trait Codec: Send + Sync + std::fmt::Debug {
-    /// Returns name and parameters.
+    /// Returns the codec's name and parameters.
     fn spec(&self) -> CodecSpec;
 
-    /// Returns the count of elements that must stay together: spans start at multiples of it.
+    /// Returns the number of elements that must stay together; spans start at multiples of it.
     fn granule(&self) -> usize;
 
-    /// Returns the wire bytes of a chunk of `n` elements.
+    /// Returns the number of bytes on the wire of a chunk of `n` elements.
     fn wire_bytes(&self, n: usize) -> usize;
 
     /// Returns the fixed properties of the codec.
@@ -228,15 +231,15 @@ pub trait Codec: Send + Sync + std::fmt::Debug {
     /// whose largest finite magnitude is `abs_max`.
     fn error_bound(&self, x: f32, abs_max: f32) -> f32;
 
-    /// Encodes `src`, the elements of `span`, into the chunk `wire`.
+    /// Encodes `src`, the elements of `span`, into `wire`, the bytes of the whole chunk.
     ///
-    /// `scale` replaces the largest magnitude of the block; it is `Some` exactly with
-    /// [`crate::types::ScaleRule::Tensor`]. A block with a non-finite element decodes to NaN
-    /// throughout; formats without numbers decode only that element to NaN.
+    /// `scale` replaces the largest magnitude of the block; it is `Some` if and only if the codec has a
+    /// [`crate::types::ScaleRule::Tensor`]. A block with a non-finite element decodes to NaN throughout. In
+    /// formats without block numbers only that element decodes to NaN.
     ///
-    /// Under a tensor scale the spans of a chunk are encoded in order from the first. A span with a
-    /// non-finite element makes the chunk decode to NaN, and so does a negative or non-finite scale.
-    /// The span that ends the chunk zeroes the padding. Statistics of `src` are added to `stats`.
+    /// Under a tensor scale the spans of a chunk must be encoded in order from the first. A span with a
+    /// non-finite element makes the chunk decode to NaN, and so does a negative or non-finite scale. The span
+    /// that ends the chunk zeroes the padding. Statistics of `src` are added to `stats`.
     fn encode(
         &self,
         span: Span,
@@ -246,26 +249,28 @@ pub trait Codec: Send + Sync + std::fmt::Debug {
         stats: Option<&mut EncodeStats>,
     );
 
-    /// Decodes the elements of `span` into `dst`.
+    /// Decodes the elements of `span` from the chunk `wire` into `dst`.
     fn decode(&self, span: Span, wire: &[u8], dst: &mut [f32]);
 
-    /// Adds the decoded elements of `span` to `acc`. Formats with a scale use a fused multiply-add, so
-    /// that the sum is rounded once.
+    /// Decodes the elements of `span` and adds them to `acc`. Formats with a scale use a fused multiply-add,
+    /// so that the sum is rounded only once.
     fn decode_reduce(&self, span: Span, wire: &[u8], acc: &mut [f32]);
 }
 
-/// Creates the codec of a spec, running on `isa`; `None` for raw, whose bytes the engine moves itself.
+/// Creates the codec of a specification, for instruction set `isa`; `None` for raw, whose bytes the engine
+/// moves itself.
 ///
 /// # Errors
-/// Invalid argument if a parameter is outside its range (a spec may come from a peer's signature
-/// word); unsupported if the machine lacks `isa`.
+/// Invalid argument if a parameter is outside its range (a specification may come from a peer's signature
+/// word). Unsupported if the machine lacks `isa`.
 pub fn build(spec: CodecSpec, isa: Isa) -> Result<Option<Arc<dyn Codec>>> {
     check(spec)?;
     let isa = Available::new(isa)?;
     Ok(info(spec.kind).map(|info| (info.build)(spec, isa)))
 }
 
-/// Checks parameters: text is checked by its parser, but a struct or a signature word may hold any.
+/// Checks parameters. The parser checks textual specifications, but a struct or a peer's signature
+/// word may hold any value.
 fn check(spec: CodecSpec) -> Result<()> {
     let good_scale = match spec.scale {
         ScaleRule::Block(block) => (32..=4096).contains(&block) && block.is_power_of_two(),

@@ -1,18 +1,18 @@
-//! Packs codes of 1, 2, 4, 8, 16 and 24 bits. Element i of a run lies at bit `BITS * i`, least
+//! Packs codes of 1, 2, 4, 8, 16 and 24 bits. The code of element i begins at bit `BITS * i`, least
 //! significant bit first, little endian.
 
 use super::simd::{Lanes, WIDEST};
 
-/// Bytes that suffice for a vector of codes of any width.
+/// Bytes that suffice for the codes of a vector at any code width.
 pub(super) const WIDEST_CODES: usize = 4 * WIDEST;
 
-/// Returns the bytes of `n` codes.
+/// Returns the number of bytes of `n` codes.
 #[inline(always)]
 pub(super) const fn code_bytes(n: usize, bits: usize) -> usize {
     (n * bits).div_ceil(8)
 }
 
-/// Writes code number `i` into zeroed bytes: the specification.
+/// Writes code number `i` into zeroed bytes. This scalar form specifies the layout.
 #[inline(always)]
 pub(super) fn put(bits: usize, codes: &mut [u8], i: usize, code: u32) {
     if bits < 8 {
@@ -23,7 +23,7 @@ pub(super) fn put(bits: usize, codes: &mut [u8], i: usize, code: u32) {
     }
 }
 
-/// Reads code number `i`: the specification.
+/// Reads code number `i`. This scalar form specifies the layout.
 #[inline(always)]
 pub(super) fn take(bits: usize, codes: &[u8], i: usize) -> u32 {
     if bits < 8 {
@@ -62,7 +62,8 @@ pub(super) fn load<L: Lanes>(bits: usize, lanes: L, from: &[u8]) -> L::I {
     }
 }
 
-/// Writes the first `n` codes of a vector, and zero bits behind them, as the last bytes of a run.
+/// Writes the first `n` codes of a vector as the last bytes of a span. Unused bits of the last byte
+/// become zero.
 #[inline(always)]
 pub(super) fn store_part<L: Lanes>(bits: usize, lanes: L, code: L::I, n: usize, to: &mut [u8]) {
     let mut whole = [0; WIDEST_CODES];
@@ -74,7 +75,7 @@ pub(super) fn store_part<L: Lanes>(bits: usize, lanes: L, code: L::I, n: usize, 
     to.copy_from_slice(&whole[..code_bytes(n, bits)]);
 }
 
-/// Reads fewer codes than a vector holds, and fills up with zeros.
+/// Reads fewer codes than a vector holds, and pads the vector with zeros.
 #[inline(always)]
 pub(super) fn load_part<L: Lanes>(bits: usize, lanes: L, from: &[u8]) -> L::I {
     let mut whole = [0; WIDEST_CODES];
@@ -106,7 +107,7 @@ fn load_small<const BITS: usize, L: Lanes>(lanes: L, from: &[u8]) -> L::I {
     lanes.load_u8(&bytes)
 }
 
-/// Returns a mask with a group of `width` set bits every `every` bits.
+/// Returns a mask in which the lowest `width` of every `every` bits are set.
 const fn groups(width: usize, every: usize) -> u64 {
     let (mut mask, mut at) = (0, 0);
     while at < 64 {
@@ -116,7 +117,8 @@ const fn groups(width: usize, every: usize) -> u64 {
     mask
 }
 
-/// Moves eight codes, each in a byte of its own, together: pairs, then pairs of pairs, then all.
+/// Packs eight codes, each in its own byte, next to each other: first pairs, then pairs of pairs,
+/// then all eight.
 #[inline(always)]
 fn squeeze<const BITS: usize>(x: u64) -> u64 {
     let x = (x | x >> (8 - BITS)) & const { groups(2 * BITS, 16) };
@@ -124,7 +126,7 @@ fn squeeze<const BITS: usize>(x: u64) -> u64 {
     (x | x >> (32 - 4 * BITS)) & const { groups(8 * BITS, 64) }
 }
 
-/// Moves eight adjacent codes apart, each into a byte of its own: the inverse of [`squeeze`].
+/// Moves eight adjacent codes into a byte each: the inverse of [`squeeze`].
 #[inline(always)]
 fn spread<const BITS: usize>(x: u64) -> u64 {
     let x = (x | x << (32 - 4 * BITS)) & const { groups(4 * BITS, 32) };
@@ -138,7 +140,7 @@ mod tests {
     use super::*;
     use crate::cpu::Isa;
 
-    /// Writes codes as vectors and as parts, and reads them back.
+    /// Writes codes as whole vectors and as a partial vector, and reads them back.
     struct RoundTrip<const BITS: usize>(Vec<u32>);
 
     impl<const BITS: usize> SimdKernel for RoundTrip<BITS> {
@@ -160,7 +162,8 @@ mod tests {
             let mut bytes = vec![0xee; code_bytes(self.0.len(), BITS)];
             let step = L::N * BITS / 8;
             for (codes, to) in self.0.chunks(L::N).zip(bytes.chunks_mut(step)) {
-                // Elements beyond the tail are not zero, and must not appear.
+                // Codes of the vector beyond the first `n` are not zero here, and must not be
+                // written.
                 let mut whole = [u32::MAX >> (32 - BITS); WIDEST];
                 whole[..codes.len()].copy_from_slice(codes);
                 let vector = lanes.bits(lanes.load(&whole.map(f32::from_bits)));

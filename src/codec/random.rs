@@ -1,16 +1,16 @@
-//! Counter-based random numbers for stochastic rounding. The number of element `i` depends on the key
-//! and on `i` alone, not on the division of the message into chunks, tiles, vectors or threads. Every
-//! device computes the same numbers, and runs are reproducible.
+//! Counter-based random numbers for stochastic rounding. The number of element `i` depends only on the key
+//! and `i`, not on the division of the message into chunks, tiles, vectors or threads. Every device computes
+//! equal numbers, and runs are reproducible.
 //!
 //! A draw mixes the low 32 bits of the index with the 64 bits of the key by xor, shifts and two
-//! multiplications, and keeps the upper 24 bits u, which stand for u/2^24 in [0, 1): fp32 holds
-//! them exactly. For one key the mixing is a bijection of the index, so that u is spread evenly.
+//! multiplications. It keeps the upper 24 bits u, which stand for u/2^24 in [0, 1); fp32 holds them exactly.
+//! For a fixed key the mixing is a bijection of the index, so that u is uniform.
 
 use super::simd::Lanes;
 
 /// The two multipliers of a draw.
 const MULTIPLIERS: [u32; 2] = [0x7feb_352d, 0x846c_a68b];
-/// 2^-24.
+/// 2^-24, the distance between random numbers.
 const UNIT: f32 = f32::from_bits((127 - 24) << 23);
 
 /// The random numbers of a chunk.
@@ -28,7 +28,7 @@ impl RoundingRandom {
     };
 
     /// Creates the numbers of one encoder in one operation. `hop` distinguishes the encodes of an
-    /// operation: the contribution and each partial sum of every rank has its own.
+    /// operation: every rank's contribution, and every partial sum of a rank, has its own `hop`.
     pub fn new(seed: u64, operation: u64, hop: u64) -> RoundingRandom {
         let mut key = 0;
         for word in [seed, operation, hop] {
@@ -40,8 +40,8 @@ impl RoundingRandom {
         }
     }
 
-    /// Returns the numbers of a chunk whose first element has index `first` in its message. Indices that
-    /// differ by a multiple of 2^32 draw the same number.
+    /// Returns the numbers of a chunk whose first element has index `first` in its message. Elements whose
+    /// indices differ by a multiple of 2^32 draw equal numbers.
     pub fn from(self, first: usize) -> RoundingRandom {
         RoundingRandom {
             first: self.first.wrapping_add(first as u32),
@@ -49,12 +49,12 @@ impl RoundingRandom {
         }
     }
 
-    /// Returns the two halves of the key and the index of the first element, for a GPU.
+    /// Returns the two halves of the key, and the index of the first element, for a GPU kernel.
     pub fn parts(self) -> ([u32; 2], u32) {
         (self.key, self.first)
     }
 
-    /// Returns the number in [0, 1) of an element of the chunk.
+    /// Returns the random number in [0, 1) of an element of the chunk.
     #[inline(always)]
     pub fn fraction(self, element: usize) -> f32 {
         let mut x = self.first.wrapping_add(element as u32) ^ self.key[0];
@@ -67,7 +67,7 @@ impl RoundingRandom {
         (x >> 8) as f32 * UNIT
     }
 
-    /// Returns the numbers of [`Lanes::N`] successive elements.
+    /// Returns the random numbers of [`Lanes::N`] successive elements.
     #[inline(always)]
     pub(super) fn fractions<L: Lanes>(self, lanes: L, element: usize) -> L::F {
         let first = self.first.wrapping_add(element as u32) as i32;
@@ -128,7 +128,7 @@ mod tests {
         }
     }
 
-    /// GPUs and later versions must draw these numbers, too.
+    /// Golden numbers, which GPU kernels and later versions must draw as well.
     #[test]
     fn draws_equal_the_golden_numbers() {
         let draws = Draw(RoundingRandom::new(1, 2, 3), 0).scalar();
@@ -150,7 +150,7 @@ mod tests {
             let other = RoundingRandom::new(seed, operation, hop + 2);
             let u = |i| f64::from(random.fraction(i)) - 0.5;
             let mean = (0..N).map(u).sum::<f64>() / N as f64;
-            // Standard errors of the mean, and of the mean product of independent numbers.
+            // Standard errors of the mean, and of the mean product of two independent numbers.
             let (single, double) = (
                 (1.0 / 12.0 / N as f64).sqrt(),
                 (1.0 / 144.0 / N as f64).sqrt(),
@@ -169,7 +169,7 @@ mod tests {
             let squares = buckets
                 .iter()
                 .map(|&n| (f64::from(n) - expected).powi(2) / expected);
-            // 255 degrees of freedom: mean 255, standard deviation 22.6.
+            // Chi-squared statistic with 255 degrees of freedom: mean 255, standard deviation 22.6.
             assert!((100.0..400.0).contains(&squares.sum::<f64>()));
         }
     }

@@ -4,23 +4,23 @@ use super::EncodeStats;
 use super::simd::{Available, Lanes, SimdKernel, abs_bits, launch, load_part};
 use crate::cpu::Isa;
 
-/// Elements whose largest magnitude is computed together.
+/// Number of elements that one vector loop scans before it checks for non-finite elements.
 const PIECE: usize = 1024;
 
-/// Returns the largest finite magnitude, which is the new value of a tensor scale, and the number of
-/// non-finite elements.
+/// Returns the largest finite magnitude, which becomes the new tensor scale, and the number of non-finite
+/// elements.
 ///
-/// An `isa` beyond the machine's runs the scalar form, with the same result.
+/// If the machine lacks `isa`, the scalar form runs, with an equal result.
 pub fn abs_max(isa: Isa, x: &[f32]) -> (f32, u64) {
     let isa = Available::new(isa).unwrap_or(Available::SCALAR);
     launch(isa, AbsMax { x })
 }
 
-/// Returns the statistics that an encode pass would take of `x` with a codec whose largest value is
-/// `largest`, for data that is encoded together with other data.
+/// Returns the statistics that encoding `x` would give with a codec whose largest value is `largest`. It
+/// serves tensors that are encoded together with other data.
 ///
-/// An `isa` beyond the machine's runs the scalar form. The last bits of the sum of squares may differ
-/// between instruction sets.
+/// If the machine lacks `isa`, the scalar form runs. The last bits of the sum of squares may differ between
+/// instruction sets.
 pub fn look(isa: Isa, x: &[f32], largest: f64) -> EncodeStats {
     let isa = Available::new(isa).unwrap_or(Available::SCALAR);
     let mut stats = launch(isa, Statistics { x });
@@ -31,7 +31,7 @@ pub fn look(isa: Isa, x: &[f32], largest: f64) -> EncodeStats {
     stats
 }
 
-/// Returns the statistics of any elements: the specification.
+/// Returns the statistics of any elements. This scalar form specifies the result.
 #[cold]
 pub(super) fn scan_slowly(x: &[f32]) -> EncodeStats {
     let mut stats = EncodeStats::default();

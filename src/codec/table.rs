@@ -1,16 +1,16 @@
 //! Tables of 128 magnitudes, and the search for the nearest magnitude.
 //!
 //! The nearest magnitude of y follows from the number of thresholds below y. A threshold is the exact
-//! midpoint of two adjacent magnitudes, rounded down if fp32 cannot hold it. No fp32 number lies between
-//! the midpoint and the threshold, so "y > threshold" gives the exact result, and a tie goes to the
-//! smaller magnitude.
+//! midpoint of two adjacent magnitudes, rounded down if fp32 cannot hold it. No fp32 number lies between the
+//! midpoint and the threshold, so "y > threshold" gives the exact result. A tie goes to the smaller
+//! magnitude.
 
-/// Bits of fp32 below the key of a bucket: there are 32 buckets an octave. Tables are coarse enough that
-/// a bucket holds at most one threshold.
+/// Number of low fp32 bits that do not select a bucket: there are 32 buckets per octave. Magnitudes are far
+/// enough apart that a bucket holds at most one threshold.
 const KEY_SHIFT: u32 = 18;
 const REST_MASK: u32 = (1 << KEY_SHIFT) - 1;
 
-/// Table of 128 magnitudes by code, with the search for the nearest.
+/// Table of 128 magnitudes by code, with the search for the nearest magnitude.
 #[derive(Debug)]
 pub(super) struct Magnitudes {
     values: [f32; 128],
@@ -24,11 +24,12 @@ pub(super) struct Magnitudes {
 }
 
 impl Magnitudes {
-    /// Creates a table from its magnitudes by code; `values[0]` is 0.
+    /// Creates a table from its magnitudes by code; `values[0]` must be 0.
     pub fn new(values: [f32; 128]) -> Magnitudes {
         let mut order: Vec<u8> = (0..128).collect();
         order.sort_by(|&a, &b| values[a as usize].total_cmp(&values[b as usize]));
-        // The sort is stable, so the smallest code of equal magnitudes comes first and is kept.
+        // The sort is stable, so that the smallest code among equal magnitudes comes first, and
+        // `dedup_by` keeps it.
         order.dedup_by(|a, b| values[*a as usize] == values[*b as usize]);
         let sorted: Vec<f32> = order.iter().map(|&code| values[code as usize]).collect();
         let thresholds: Vec<f32> = sorted.windows(2).map(|w| threshold(w[0], w[1])).collect();
@@ -67,13 +68,13 @@ impl Magnitudes {
         self.codes[self.thresholds.partition_point(|&t| y > t)]
     }
 
-    /// Returns the tables that find the nearest magnitude in constant time, for vectors.
+    /// Returns the tables with which vector code finds the nearest magnitude in constant time.
     pub fn buckets(&self) -> &Buckets {
         &self.buckets
     }
 
-    /// Returns the largest distance to the nearest magnitude, over all numbers that do not saturate and
-    /// lie within one part in 2^20 of `y >= 0`.
+    /// Returns half of the widest gap between magnitudes that contains a number within one part in 2^20 of `y
+    /// >= 0`.
     pub fn half_gap(&self, y: f64) -> f64 {
         let slack = y * 2f64.powi(-20);
         self.sorted
@@ -85,9 +86,9 @@ impl Magnitudes {
     }
 }
 
-/// Returns the largest fp32 number up to the midpoint of two adjacent magnitudes.
+/// Returns the largest fp32 number that is not above the midpoint of two adjacent magnitudes.
 fn threshold(low: f32, high: f32) -> f32 {
-    // The sum is exact: the exponents of adjacent magnitudes differ little.
+    // The sum is exact in fp64, because the exponents of adjacent magnitudes differ little.
     let middle = (f64::from(low) + f64::from(high)) / 2.0;
     let rounded = middle as f32;
     if f64::from(rounded) > middle {
@@ -97,17 +98,17 @@ fn threshold(low: f32, high: f32) -> f32 {
     }
 }
 
-/// Buckets of fp32 bit patterns, 32 an octave, each with its threshold and the codes on both sides of
-/// it. A search costs one load and one comparison.
+/// Buckets of fp32 bit patterns, 32 per octave. Each has a threshold and the codes on both sides of it. A
+/// search costs one load and one comparison.
 ///
-/// An entry holds, from the top: the 18 low bits of the threshold (its upper bits are the key),
-/// the code above it (7 bits), the code up to it (7 bits).
+/// The most significant 18 bits of an entry are the low bits of the threshold, whose upper bits select the
+/// bucket. Next come the code above the threshold and the code up to it, 7 bits each.
 #[derive(Debug)]
 pub(super) struct Buckets {
     entries: Vec<i32>,
-    /// First pattern of the first bucket; smaller patterns have its code.
+    /// First bit pattern of the first bucket; smaller patterns have its code.
     first: u32,
-    /// Last pattern of the last bucket; larger patterns have its code.
+    /// Last bit pattern of the last bucket; larger patterns have its code.
     last: u32,
 }
 
@@ -144,7 +145,7 @@ mod vector {
     use super::{Buckets, KEY_SHIFT, REST_MASK};
 
     impl Buckets {
-        /// Vector form of [`super::Magnitudes::nearest`], for magnitudes of which none is NaN.
+        /// Vector form of [`super::Magnitudes::nearest`]; no element may be NaN.
         #[inline(always)]
         pub fn nearest<L: Lanes>(&self, lanes: L, y: L::F) -> L::I {
             let first = lanes.splat_i(self.first as i32);
@@ -165,7 +166,8 @@ mod tests {
     use super::*;
 
     fn table() -> Magnitudes {
-        // The table has 0, a duplicate of 1, then steps of an eighth of an octave, not in order.
+        // The table has 0, a duplicate of 1, then magnitudes an eighth of an octave apart, in
+        // another order than their codes.
         let mut values: [f32; 128] =
             std::array::from_fn(|i| (i as f32 / 8.0).floor().exp2() * (1.0 + (i % 8) as f32 / 8.0));
         values[0] = 0.0;

@@ -1,24 +1,24 @@
-//! Tensor scales, which several calls share.
+//! Keeps tensor scales from call to call.
 
-/// Scales of one tensor under [`crate::types::ScaleRule::Tensor`], kept between the calls that scan the
-/// data. The caller owns a value for each such tensor and passes it to every call.
+/// Scales of one tensor under [`crate::types::ScaleRule::Tensor`], kept between the calls that scan the data
+/// for new scales. The caller owns a value for each such tensor and passes it to every call.
 ///
-/// A call encodes at a number of sites (its chunks and partial sums), always in the same order; each
-/// site has its own scale. All scales are dropped when the element count or the number of sites changes.
-/// A scale is not kept if its data had a non-finite element, or if it is 0 and would turn all later data
-/// into zeros. Such a site scans again in the next call.
+/// A call encodes a number of chunks and partial sums, always in the same order. Each of these encodes is a
+/// site and has its own scale. All scales are dropped when the element count or the number of sites changes.
+/// A scale is not kept if its data had a non-finite element. Nor is 0 kept, because it would turn all later
+/// data into zeros. Such a site scans again in the next call.
 #[derive(Clone, Debug)]
 pub struct TensorScales {
     refresh: u32,
     count: usize,
-    /// Number of calls since all sites were scanned.
+    /// Number of calls since all scales were last dropped.
     age: u32,
-    /// Scales by site; NaN if the site must be scanned.
+    /// Scale of each site; NaN if the site must scan its data.
     scales: Vec<f32>,
 }
 
 impl TensorScales {
-    /// Creates scales that are scanned again every `refresh` calls; 0 counts as 1.
+    /// Creates scales that are renewed every `refresh` calls; 0 counts as 1.
     pub fn new(refresh: u32) -> TensorScales {
         TensorScales {
             refresh: refresh.max(1),
@@ -28,7 +28,7 @@ impl TensorScales {
         }
     }
 
-    /// Begins a call on `count` elements that encodes at `sites` sites.
+    /// Begins a call on `count` elements that has `sites` sites.
     pub fn begin(&mut self, count: usize, sites: usize) {
         let same = self.count == count && self.scales.len() == sites;
         self.age += 1;
@@ -40,7 +40,7 @@ impl TensorScales {
         }
     }
 
-    /// Returns the scale of a site: the kept scale, or a new scale from `scan`, which returns the largest
+    /// Returns the scale of a site: the kept scale, or a new scale from `scan`. `scan` returns the largest
     /// finite magnitude and the number of non-finite elements ([`super::abs_max`]).
     ///
     /// # Panics

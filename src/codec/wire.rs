@@ -1,28 +1,29 @@
-//! Layout of codes and numbers in a chunk.
+//! Layout of the codes and numbers of a chunk on the wire.
 
 use super::Span;
 use super::pack::code_bytes;
 
-/// Numbers start at a multiple of this, so that every device can read codes and numbers with aligned
-/// vectors.
+/// The numbers of a chunk start at a multiple of this many bytes, so that all devices can use aligned vector
+/// loads.
 const ALIGN: usize = 16;
 
-/// Bytes of a number, which is fp32.
+/// Bytes of one number, which is fp32.
 const NUMBER: usize = 4;
 
-/// Layout of a chunk: codes, padding, numbers of the blocks.
+/// Layout of a chunk: the codes of all elements, padding, then the numbers of all blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ChunkLayout {
-    /// Bytes of codes.
+    /// Bytes of all codes.
     codes: usize,
-    /// Bytes of codes and padding: the start of the numbers.
+    /// Bytes of all codes and the padding, which is the offset of the numbers.
     padded: usize,
-    /// Count of numbers.
+    /// Count of all numbers.
     numbers: usize,
 }
 
 impl ChunkLayout {
-    /// Creates the layout of `n` elements of `bits` code bits each and `numbers` numbers.
+    /// Creates the layout of a chunk with `n` elements of `bits` code bits each, and `numbers`
+    /// numbers.
     pub fn new(n: usize, bits: usize, numbers: usize) -> ChunkLayout {
         let codes = code_bytes(n, bits);
         ChunkLayout {
@@ -32,15 +33,15 @@ impl ChunkLayout {
         }
     }
 
-    /// Returns the bytes of the chunk.
+    /// Returns the total bytes of the chunk.
     pub fn bytes(self) -> usize {
         self.padded + NUMBER * self.numbers
     }
 
-    /// Splits a chunk into the bytes of codes and of numbers.
+    /// Splits the bytes of a chunk into codes and numbers.
     ///
     /// # Panics
-    /// If `wire` is too short for the chunk: geometry is computed from checked sizes.
+    /// If `wire` is too short for the chunk. Callers compute both from checked sizes.
     #[inline]
     pub fn split(self, wire: &[u8]) -> (&[u8], &[u8]) {
         assert!(wire.len() >= self.bytes(), "chunk beyond its wire bytes");
@@ -48,7 +49,7 @@ impl ChunkLayout {
         (&codes[..self.codes], numbers)
     }
 
-    /// Splits a chunk for writing, and zeroes the padding if the span ends the chunk.
+    /// Splits the bytes of a chunk for writing, and zeroes the padding if `ends_chunk`.
     ///
     /// # Panics
     /// As [`ChunkLayout::split`].
@@ -64,7 +65,7 @@ impl ChunkLayout {
     }
 }
 
-/// Reads a number by its index.
+/// Reads the number at index `index`.
 #[inline(always)]
 pub(super) fn read_number(numbers: &[u8], index: usize) -> f32 {
     let at = NUMBER * index;
@@ -72,17 +73,17 @@ pub(super) fn read_number(numbers: &[u8], index: usize) -> f32 {
     f32::from_le_bytes(bytes)
 }
 
-/// Writes a number at its index.
+/// Writes the number at index `index`.
 #[inline(always)]
 pub(super) fn write_number(numbers: &mut [u8], index: usize, number: f32) {
     let at = NUMBER * index;
     numbers[at..at + NUMBER].copy_from_slice(&number.to_le_bytes());
 }
 
-/// Checks the contract of [`Span`] for `len` elements and returns whether they end the chunk.
+/// Checks the contract of [`Span`] for `len` elements, and returns whether the span ends the chunk.
 ///
 /// # Panics
-/// If the span leaves the chunk or breaks up a granule.
+/// If the span leaves the chunk or divides a granule.
 #[inline]
 pub(super) fn ends_chunk(span: Span, len: usize, granule: usize) -> bool {
     assert!(

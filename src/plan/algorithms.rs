@@ -1,4 +1,4 @@
-//! The algorithms that may run a request, which its codec restricts.
+//! Lists the algorithms that may run a request. The request's codec rules some of them out.
 
 use super::Request;
 use super::limits::Limits;
@@ -9,13 +9,14 @@ use crate::types::{Algorithm, Level, ScaleRule};
 /// The codecs of both levels, in the order of [`Level`].
 pub type Codecs<'a> = [Option<&'a dyn Codec>; 2];
 
-/// Whether `tensor=` scales are kept from call to call. One-shot needs each rank to decode its own
-/// contribution as its peers do, which a scale that is refreshed now and then does not guarantee.
+/// Returns whether the call reuses `tensor=` scales of earlier calls. One-shot cannot run such
+/// calls. It needs each rank to decode its own contribution as its peers do, and reused scales do
+/// not guarantee this.
 pub(super) fn keeps(request: &Request, codec: Option<&dyn Codec>) -> bool {
     matches!(request.codec.inter.scale, ScaleRule::Tensor { .. }) && codec.is_some()
 }
 
-/// Returns the algorithms with one level that can run `request`.
+/// Returns the flat (not hierarchical) algorithms that can run `request`.
 pub(super) fn flat(request: &Request, codec: Option<&dyn Codec>) -> Vec<Algorithm> {
     let kept = keeps(request, codec);
     let all = schedule::algorithms(request.collective).iter().copied();
@@ -23,9 +24,9 @@ pub(super) fn flat(request: &Request, codec: Option<&dyn Codec>) -> Vec<Algorith
         .collect()
 }
 
-/// Whether a ring loses no more precision than other algorithms. A ring rounds a partial sum at
-/// every hop. With a lossy re-encode, direct and tree send as few bytes and round at most twice (a
-/// tree once a level).
+/// Returns whether a ring loses no more precision than other algorithms. A ring rounds a partial
+/// sum at every hop. With a codec lossy on partial sums, direct and tree send as few bytes and
+/// round at most twice (a tree once a level).
 pub(super) fn ring_is_gentle(
     request: &Request,
     limits: &Limits,
@@ -35,7 +36,7 @@ pub(super) fn ring_is_gentle(
     !loses || !request.collective.reduces() || limits.nranks <= 2
 }
 
-/// Returns the algorithms with one level among which the planner selects for `request`.
+/// Returns the flat (not hierarchical) algorithms among which the planner selects for `request`.
 pub(super) fn algorithms(
     request: &Request,
     limits: &Limits,
@@ -46,7 +47,7 @@ pub(super) fn algorithms(
     all
 }
 
-/// Returns why no hierarchical schedule can run `request`, as a sentence.
+/// Returns why no hierarchical schedule can run `request`, as a sentence; `None` if one can.
 pub(super) fn no_hierarchy(request: &Request, limits: &Limits) -> Option<String> {
     SchedulePattern::no_hierarchy(request.collective, &limits.hosts).or_else(|| {
         let two_codecs = limits.gpu.is_some() && request.codec.intra != request.codec.inter;
@@ -61,8 +62,8 @@ pub(super) fn no_hierarchy(request: &Request, limits: &Limits) -> Option<String>
 }
 
 /// Returns the algorithms that a hierarchical schedule may use between hosts. A ring between hosts
-/// rounds a partial sum at every hop. With a lossy re-encode it is left out, because direct sends
-/// as few bytes.
+/// rounds a partial sum at every hop. It is left out if the codec is lossy on partial sums, because
+/// direct sends as few bytes.
 pub(super) fn between(request: &Request, limits: &Limits, codecs: Codecs<'_>) -> Vec<Algorithm> {
     let codec = codecs[Level::Inter as usize];
     let loses = codec.is_some_and(|codec| codec.reencode() == Reencode::Lossy);

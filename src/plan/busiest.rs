@@ -1,4 +1,4 @@
-//! The few ranks and hosts whose work stands for all, so that costing a candidate does not generate the
+//! Samples a few ranks and hosts to find the busiest, so that costing a candidate does not generate the
 //! schedules of every rank.
 
 use super::Request;
@@ -6,8 +6,9 @@ use super::limits::Limits;
 use crate::error::Result;
 use crate::schedule::{self, Hosts, SchedulePattern};
 
-/// Returns a few ranks of which the busiest stands for all, the same few on every rank. The last of
-/// them is on the last of the sampled [`hosts`].
+/// Returns a sample of ranks; the busiest of them is taken as the busiest of all. Every rank
+/// samples alike. With several hosts, the last sampled rank is on the last of the sampled
+/// [`hosts`].
 pub(super) fn busiest(request: &Request, limits: &Limits) -> impl Iterator<Item = usize> + use<> {
     let (nranks, root) = (limits.nranks, request.root);
     let beside = match limits.hosts.count() {
@@ -20,18 +21,19 @@ pub(super) fn busiest(request: &Request, limits: &Limits) -> impl Iterator<Item 
         .chain(beside)
 }
 
-/// Returns the sampled hosts: the host of `root` and the two behind it. In trees the root has no
-/// parent and few children, and the third host has two if any host has.
+/// Returns the sampled hosts: the host of `root` and the next two in number, modulo the number of
+/// hosts. In trees the root has no parent and few children. The third host has two children if any
+/// host has two.
 fn hosts(hosts: &Hosts, root: usize) -> impl DoubleEndedIterator<Item = usize> + use<> {
     let (home, count) = (hosts.of(root).0, hosts.count());
     (0..count.min(3)).map(move |behind| (home + behind) % count)
 }
 
-/// Ranks of a host whose schedules are generated to count what leaves the host; they stand for the
-/// rest.
+/// Number of ranks of a host whose schedules are generated to count the messages that leave it. The
+/// count is scaled up to all ranks of the host.
 const LOOKED_AT: usize = 8;
 
-/// Returns the messages of a pass that leave the host which sends most to other hosts.
+/// Returns how many messages leave a host in one pass, for the sampled host that sends most.
 pub(super) fn leaving(pattern: &SchedulePattern, limits: &Limits) -> Result<usize> {
     if limits.hosts.count() == 1 {
         return Ok(0);

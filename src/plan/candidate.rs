@@ -1,15 +1,17 @@
-//! A candidate: algorithm, kernel and cut for a request, with their predicted time.
+//! Defines a candidate for a request: algorithm, kernel, and division of the message into chunks,
+//! with the predicted time.
 
 use super::Geometry;
 use crate::schedule::{CostCounts, Hops};
 use crate::types::{Algorithm, KernelProtocol};
 
-/// Algorithm, kernel and cut that can run a request, with their predicted time.
+/// Algorithm, kernel, and division of the message into chunks that can run a request, with their
+/// predicted time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Candidate {
     /// The algorithm.
     pub algorithm: Algorithm,
-    /// Algorithm between hosts of a hierarchical schedule; unused by others.
+    /// Algorithm between hosts of a hierarchical schedule; flat algorithms ignore it.
     pub between: Algorithm,
     /// Rings per channel of a ring; 1 for other algorithms.
     pub rings: usize,
@@ -17,9 +19,9 @@ pub struct Candidate {
     pub geometry: Geometry,
     /// Channels that have at least one pass.
     pub channels: usize,
-    /// Steps of one pass of the busiest rank.
+    /// Work of the busiest rank in one pass.
     pub counts: CostCounts,
-    /// Messages that depend on one another in a pass.
+    /// Longest chain of messages in a pass, each of which waits for the message before it.
     pub hops: Hops,
     /// Predicted seconds.
     pub seconds: f64,
@@ -28,8 +30,8 @@ pub struct Candidate {
 }
 
 impl Candidate {
-    /// Returns the algorithm's name for tables: with the algorithm between hosts, or the number of
-    /// rings per channel.
+    /// Returns the algorithm's name for tables. It includes the algorithm between hosts, or the
+    /// number of rings per channel, if there is one.
     pub fn name(&self) -> String {
         match self.algorithm {
             Algorithm::Hierarchical => format!("{}/{}", self.algorithm, self.between),

@@ -1,4 +1,4 @@
-//! A larger message is never predicted to be faster than a smaller message by more than 5 %.
+//! Tests that no larger message is predicted to be faster than a smaller message by more than 5 %.
 
 use super::gpu_tests::limits;
 use super::*;
@@ -41,7 +41,8 @@ fn falls_of(planner: Planner, codecs: &[&str]) -> Vec<String> {
                 let count = (size / 4 / blocks).max(1);
                 let request = gpu_tests::request(collective, count, codec);
                 let seconds = planner.predict(&request).unwrap();
-                // Predictions of the model do not compare with measurements of a table.
+                // Measured times of a table and predicted times of the model are not compared with
+                // each other.
                 let [_, built] = planner.codecs(&request).unwrap();
                 let is_measured = planner
                     .measured(&request, built.as_deref())

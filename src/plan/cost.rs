@@ -11,24 +11,24 @@ use crate::types::{CodecKind, TransportKind};
 pub struct MachineFacts {
     /// The slowest transport between any two ranks.
     pub transport: TransportKind,
-    /// The slowest transport between two ranks of one host.
+    /// The slowest transport between any two ranks of the same host.
     pub inside: TransportKind,
-    /// Whether some host has more ranks than cores for them.
+    /// Whether some host has more ranks than cores.
     pub oversubscribed: bool,
-    /// Costs that the communicator measured; `None` leaves the constants.
+    /// Costs that the communicator measured; if `None`, the model uses built-in constants.
     pub measured: Option<MeasuredCosts>,
 }
 
 /// Costs of one link and one core, in seconds or seconds per byte.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Constants {
-    /// From a published message to the peer's next action.
+    /// Seconds from a published message to the peer's next action.
     hop: f64,
-    /// Work per message on each side.
+    /// Seconds of work per message on each side.
     message: f64,
-    /// Moving a byte of wire data, on each side.
+    /// Seconds to move a byte of wire data, on each side.
     wire_byte: f64,
-    /// Loading, adding or storing a byte of elements in cache.
+    /// Seconds to load, add or store a byte of elements in cache.
     element_byte: f64,
 }
 
@@ -36,9 +36,10 @@ struct Constants {
 const ELEMENT_BYTE: f64 = 0.01e-9;
 
 impl Constants {
-    /// Returns the constants of a transport, as its [`Caps`] have them.
+    /// Returns the constants of a transport, from its [`Caps`].
     fn of(kind: TransportKind, machine: MachineFacts) -> Constants {
-        // GPU memory has a cost model of its own, so links without caps cost nothing here.
+        // Transports between GPUs have no [`Caps`] and cost 0 here, because GPU memory has a cost
+        // model of its own.
         let link = |of: fn(&Caps) -> f64| transport::caps(kind).map_or(0.0, of);
         let mut constants = Constants {
             hop: link(|caps| caps.hop_seconds),
@@ -47,31 +48,31 @@ impl Constants {
             element_byte: ELEMENT_BYTE,
         };
         if machine.oversubscribed {
-            // A hop waits until the scheduler runs the peer.
+            // With more ranks than cores, a hop also waits until the scheduler runs the peer.
             constants.hop += 3e-6;
         }
         constants
     }
 }
 
-/// Seconds for each byte that leaves a host: 10 Gbit/s for all its ranks together. The real
-/// bandwidth is unknown here; the constant separates algorithms that send a byte once from those
+/// Seconds for each byte that leaves a host: 10 Gbit/s, shared by all ranks of the host. The real
+/// bandwidth is unknown here. The constant favours algorithms that send a byte once over algorithms
 /// that send it for each rank.
 const HOST_BYTE: f64 = 0.8e-9;
 
 /// Costs of a message between hosts, in seconds.
 pub(super) struct BetweenHosts {
-    /// From a published message to the peer's next action.
+    /// Seconds from a published message to the peer's next action.
     pub hop: f64,
-    /// Work per message on each side.
+    /// Seconds of work per message on each side.
     pub message: f64,
-    /// Moving a byte of the message, on each side.
+    /// Seconds to move a byte of the message, on each side.
     pub byte: f64,
-    /// Moving a byte out of a host, for all its ranks together.
+    /// Seconds for each byte that leaves a host; the link is shared by all ranks of the host.
     pub host_byte: f64,
 }
 
-/// Returns the costs between hosts for the GPU model, which has its own costs inside a host.
+/// Returns the costs between hosts, for the GPU cost model, which has other costs inside a host.
 pub(super) fn between_hosts(machine: MachineFacts) -> BetweenHosts {
     let Constants {
         hop,
@@ -87,19 +88,20 @@ pub(super) fn between_hosts(machine: MachineFacts) -> BetweenHosts {
     }
 }
 
-/// Bytes of slots in use from which they no longer fit a rank's second-level cache, so that each
-/// byte costs more.
+/// Bytes in use in a rank's slots beyond which the slots no longer fit its second-level cache. Each
+/// byte then costs more.
 const CACHE: usize = 1 << 20;
 
-/// Returns the seconds per element of encode and decode on one core.
+/// Returns the seconds to encode, and to decode, one element on one core.
 fn codec_seconds(kind: CodecKind) -> (f64, f64) {
     info(kind).map_or((0.0, 0.0), |info| {
         (info.encode_seconds, info.decode_seconds)
     })
 }
 
-/// Returns the predicted seconds. Passes overlap, so hops are paid once; a rank's work overlaps
-/// with what its host's link carries.
+/// Returns the predicted seconds of a call. Passes overlap, so the latency of the hops counts once.
+/// A rank's work overlaps with the transfers on its host's network link, so the longer of the two
+/// counts.
 pub fn seconds(work: &CandidateWork, machine: MachineFacts) -> f64 {
     if let Some(measured) = &machine.measured {
         let far = measured.link(machine.transport);
@@ -112,7 +114,7 @@ pub fn seconds(work: &CandidateWork, machine: MachineFacts) -> f64 {
     let crossing = (counts.crossing[0] + counts.crossing[1]) as f64;
     let intra = (counts.intra[0] + counts.intra[1]) as f64;
     let messages = (counts.sends + counts.recvs) as f64;
-    // Without a codec, no rank decodes its own contribution.
+    // Without a codec, no rank encodes and decodes its own contribution.
     let coded = if work.codecs[1].is_raw() {
         2 * counts.coded
     } else {
@@ -146,8 +148,8 @@ pub fn seconds(work: &CandidateWork, machine: MachineFacts) -> f64 {
         + work.passes as f64 * per_pass.max(link)
 }
 
-/// Returns the link inside hosts when `measured` exists. On several hosts the measured link
-/// connects hosts, and constants describe links inside them.
+/// Returns the link between ranks of one host, for a communicator with measured costs. On several
+/// hosts the measured link connects hosts, so the link inside hosts takes the built-in constants.
 fn near(work: &CandidateWork, machine: MachineFacts, measured: Link) -> Link {
     if work.hosts == 1 {
         return measured;

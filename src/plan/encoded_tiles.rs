@@ -1,25 +1,25 @@
-//! Counts the encoded tiles that a fused kernel sends: each tile of elements travels in lines of
-//! its own.
+//! Counts the encoded tiles that a fused kernel sends. Each tile occupies 128-byte ll128 lines that
+//! it shares with no other tile.
 
 use crate::codec::Codec;
 use crate::gpu::abi::LINE_BYTES;
 
-/// Elements of a tile, which a warp encodes at once.
+/// Elements of a tile: as many as a warp encodes at once.
 pub const TILE: usize = 512;
-/// Payload bytes of a line.
+/// Payload bytes of an ll128 line, without its flag.
 const LINE_PAYLOAD: usize = LINE_BYTES - 8;
 
-/// The encoded tiles that a rank sends to one other rank on a trip of a fused kernel.
+/// The encoded tiles that a rank sends to one other rank in one phase of a fused kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EncodedTiles {
-    /// Lines of a tile.
+    /// Number of ll128 lines of one encoded tile.
     pub lines: usize,
     /// Number of tiles.
     pub count: usize,
 }
 
 impl EncodedTiles {
-    /// Returns the tiles of `elements` encoded by `codec`.
+    /// Computes the tiles of `elements` elements encoded by `codec`.
     pub fn new(codec: &dyn Codec, elements: usize) -> EncodedTiles {
         EncodedTiles {
             lines: codec.wire_bytes(TILE).div_ceil(LINE_PAYLOAD),
@@ -27,7 +27,7 @@ impl EncodedTiles {
         }
     }
 
-    /// Returns the payload bytes of all their lines.
+    /// Returns the payload bytes of the lines of all tiles.
     pub fn room(&self) -> usize {
         self.count * self.lines * LINE_PAYLOAD
     }

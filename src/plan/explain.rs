@@ -7,7 +7,8 @@ use crate::types::{Algorithm, CodecSetting, CodecSpec};
 use std::fmt::Write;
 
 impl Planner {
-    /// Returns what selected the winner, as a line; empty on host memory.
+    /// Returns a line that names the tuning table or the cost model that selected the winner; empty
+    /// on host memory.
     fn source(&self, measured: &std::result::Result<(Candidate, Option<usize>), String>) -> String {
         match (measured, &self.tuning) {
             (Ok((_, Some(line))), Tuning::Table(table)) => format!(
@@ -24,8 +25,8 @@ impl Planner {
         }
     }
 
-    /// Returns the candidates for `request`, as text. With `auto:` it lists the candidates with and
-    /// without the codec, the winner's first, and both costs.
+    /// Returns the candidates for `request`, as text. With `auto:` it lists the candidates with the
+    /// codec and without it, the winner's list first, and the costs of both.
     ///
     /// # Errors
     /// As for [`Planner::plan`].
@@ -77,7 +78,7 @@ impl Planner {
 }
 
 /// Returns the candidates as a table and marks the cheapest. A candidate that a tuning table
-/// selected stands in front and is marked instead.
+/// selected comes first and is marked instead.
 pub fn explain(
     request: &Request,
     limits: &Limits,
@@ -142,7 +143,8 @@ pub fn explain(
             candidate.seconds * 1e6,
         );
     }
-    // Users with several hosts, or with CINCH_ALGO=hierarchical, expect the algorithm in the table.
+    // Users with several hosts, or with CINCH_ALGO=hierarchical, expect that algorithm in the
+    // table, so its absence is explained.
     let expected = limits.hosts.count() > 1 || limits.algorithm == Some(Algorithm::Hierarchical);
     if let Some(why) = no_hierarchy(request, limits).filter(|_| expected) {
         let _ = writeln!(text, "  no hierarchical: {why}");

@@ -1,12 +1,13 @@
-//! Cuts a message into passes and chunks. The cut follows from the call alone, so that all ranks
-//! cut alike, whatever their number of cores or kind of memory.
+//! Divides a message into passes and chunks. The division follows from the call alone, so that all
+//! ranks divide alike, whatever their number of cores or kind of memory.
 
 use std::ops::Range;
 
-/// The cut of `count` elements into passes of `parts` chunks each.
+/// The division of `count` elements into passes of `parts` chunks each.
 ///
-/// `count` is the message's for collectives whose chunks are parts of the message, and one rank's
-/// block for collectives whose chunks are parts of blocks.
+/// `count` is the number of elements of the message for collectives whose chunks are parts of the
+/// message. For collectives whose chunks are parts of blocks, it is the number of elements of one
+/// rank's block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     count: usize,
@@ -16,8 +17,9 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// Cuts into as few passes as chunks of at most `chunk_max` elements allow. All chunks but the
-    /// last have one size, and begin at multiples of `granule`, which divides `chunk_max`.
+    /// Divides `count` elements into as few passes as chunks of at most `chunk_max` elements allow.
+    /// All chunks but the last have equal sizes and begin at multiples of `granule`, which divides
+    /// `chunk_max`.
     pub fn new(count: usize, parts: usize, granule: usize, chunk_max: usize) -> Geometry {
         debug_assert!(granule > 0 && chunk_max >= granule && chunk_max.is_multiple_of(granule));
         let least = count.div_ceil(parts * chunk_max).max(1);
@@ -39,12 +41,13 @@ impl Geometry {
         self.passes
     }
 
-    /// Returns the most elements of a chunk.
+    /// Returns the largest number of elements of a chunk.
     pub fn chunk(&self) -> usize {
         self.chunk
     }
 
-    /// Returns the elements of part `part` of pass `pass`; empty beyond the end of the message.
+    /// Returns the range of elements of part `part` of pass `pass`; empty beyond the end of the
+    /// message.
     #[inline]
     pub fn range(&self, pass: usize, part: usize) -> Range<usize> {
         let start = (pass * self.parts + part) * self.chunk;

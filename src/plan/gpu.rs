@@ -20,12 +20,13 @@ use crate::gpu::abi::LINE_BYTES;
 use crate::schedule::{self, CostCounts};
 use crate::types::{Algorithm, Collective, DType, Kernel, KernelProtocol, Protocol, ScaleRule};
 
-/// Most channels of a raw call below [`LARGE_BYTES`]. Larger calls use all channels there are.
+/// Largest number of channels of a raw (not encoded) call below [`LARGE_BYTES`]. Larger calls may
+/// use all channels.
 const RAW_CHANNELS: usize = 64;
-/// Message bytes from which a raw call may use all channels.
+/// Message size in bytes from which a raw call may use all channels.
 const LARGE_BYTES: usize = 8 << 20;
 /// Collectives and algorithms that have a fused kernel in which each rank sends to each other rank.
-/// All but the last also have one with a codec, in lines.
+/// All but the last also have a fused kernel with a codec, over ll128 lines.
 const FUSED: [(Collective, Algorithm); 5] = [
     (Collective::AllReduce, Algorithm::OneShot),
     (Collective::AllReduce, Algorithm::Direct),
@@ -33,43 +34,47 @@ const FUSED: [(Collective, Algorithm); 5] = [
     (Collective::ReduceScatter, Algorithm::Direct),
     (Collective::AllToAll, Algorithm::Direct),
 ];
-/// Collectives and algorithms that have a fused kernel in lines only. Ranks that have no data for
+/// Collectives and algorithms that have a fused kernel with ll128 only. Ranks that have no data for
 /// each other send an empty line.
 const FUSED128: [(Collective, Algorithm); 2] = [
     (Collective::Broadcast, Algorithm::OneShot),
     (Collective::Reduce, Algorithm::OneShot),
 ];
-/// Types that fused kernels reduce in lines: the types of gradients. Collectives that only move
-/// data use lines for every type.
+/// Types that fused kernels with ll128 can reduce: the types of gradients. Collectives that only
+/// move data use ll128 for every type.
 pub const FUSED128_DTYPES: [DType; 3] = [DType::F16, DType::F32, DType::BF16];
-/// Most blocks of a fused kernel.
+/// Largest number of thread blocks of a fused kernel.
 const FUSED_BLOCKS: usize = 64;
-/// Bytes of a send/recv message for which it gets one more channel.
+/// A send/recv message gets one channel for each of this many bytes, within limits.
 const MESSAGE_SHARE: usize = 256 << 10;
-/// Most rings per channel in one direction. Several rings share a channel so that their hops
-/// overlap; slots limit how many do.
+/// Largest number of rings per channel in one direction. Several rings share a channel so that
+/// their hops overlap; the number of slots limits how many can.
 const RING_ABREAST: usize = 2;
-/// Most steps of a pass that a kernel keeps in shared memory. More steps would be read from global
-/// memory in each pass.
+/// Largest number of steps of a pass that a kernel keeps in shared memory. Further steps would be
+/// read from global memory in each pass.
 pub const KEPT_STEPS: usize = 96;
-/// Bytes of elements at which fused kernels may cut a rank's part.
+/// Fused kernels divide a rank's data at multiples of this many bytes.
 const WORD_BYTES: usize = 8;
-/// Bytes of elements below which a chunk is not cut further, because each message has a fixed cost.
+/// Smallest size in bytes to which chunks are cut, because each message has a fixed cost.
 const SMALLEST_CHUNK: usize = 512;
-/// Bytes of raw elements that a warp takes at a time. Of encoded elements a warp takes a tile.
+/// Bytes of raw elements that a warp processes at a time. With a codec, a warp processes an encoded
+/// tile at a time.
 const RAW_TILE_BYTES: usize = 2 << 10;
-/// Most bytes of an encoded chunk, however large slots are: 64 Ki elements of 8 bits and their
-/// scales. Chunks of several passes travel at once, and more of them overlap better.
+/// Largest number of bytes of an encoded chunk, however large slots are: 64 Ki elements of 8 bits
+/// and their scales. Chunks of several passes travel at once, and smaller chunks overlap better.
 const CODED_BYTES: usize = 66 << 10;
-/// Message bytes up to which the schedule kernel with [`Protocol::Ll`] is a candidate.
+/// Largest message, in bytes, for which the schedule kernel with [`Protocol::Ll`] is a candidate.
 const LL_BYTES: usize = 64 << 10;
-/// Message bytes up to which the schedule kernel with [`Protocol::Ll128`] is a candidate.
+/// Largest message, in bytes, for which the schedule kernel with [`Protocol::Ll128`] is a
+/// candidate.
 const LL128_BYTES: usize = 1 << 20;
 
 impl GpuLimits {
-    /// Returns the most channels of a call. Both ends of a message compute the same number.
+    /// Returns the largest number of channels of a call. Both ends of a message compute equal
+    /// numbers.
     fn channels(&self, request: &Request, protocol: Protocol, nranks: usize) -> usize {
-        // Encoding takes instructions, and so multiprocessors, at every size.
+        // Encoding is bound by instructions, so coded calls of every size use all channels, and
+        // with them more multiprocessors.
         let all = request.codec.inter.is_lossy() || bytes(request, nranks) >= LARGE_BYTES;
         let cap = if all { usize::MAX } else { RAW_CHANNELS };
         let resident = match request.collective {
@@ -80,12 +85,12 @@ impl GpuLimits {
         cap.min(self.channels).min(channels).min(resident).max(1)
     }
 
-    /// Returns the rings per channel, which is 1 for other algorithms than ring. There are as many
-    /// as pay off in both directions, if they leave a slot to the next message and the kernel has
-    /// room for their steps. One more direction alone costs more than it brings.
+    /// Returns the rings per channel; 1 for algorithms other than ring. Several rings need a free
+    /// slot for the next message, and shared memory for their steps. A single ring added in the
+    /// other direction costs more than it gains.
     ///
-    /// A coded call has one ring, as on the host, so that both give the same bits. A call between
-    /// hosts has one as well, because its proxy has slots of its own.
+    /// A coded call has one ring, as on the host, so that both give equal bits. A call between
+    /// hosts has one ring as well, because its proxy has its own slots.
     fn rings(&self, request: &Request, limits: &Limits, variant: KernelVariant) -> usize {
         let is_simple_ring = (variant.algorithm, variant.kernel)
             == (Algorithm::Ring, KernelProtocol::SIMPLE)
@@ -98,9 +103,9 @@ impl GpuLimits {
         (schedule::directions(limits.nranks) * RING_ABREAST).min(most.max(1))
     }
 
-    /// Returns the channels that a send/recv message of `bytes` may have in each direction. All
-    /// peers together fit the resident blocks; a larger message gets more, so that it has the
-    /// blocks to fill a link.
+    /// Returns the channels that a send/recv message of `bytes` may have in each direction. With
+    /// the smallest number, messages to all peers fit the resident blocks together. A larger
+    /// message gets more channels, so that it has enough blocks to fill a link.
     fn message_channels(&self, bytes: usize, nranks: usize) -> usize {
         let each_way = (self.resident.channels / 2).max(1);
         let everybody = nranks.saturating_sub(1).clamp(1, each_way);
@@ -109,14 +114,15 @@ impl GpuLimits {
             .clamp(each_way / everybody, each_way)
     }
 
-    /// Returns with how many peers a rank may exchange messages of `bytes` in one launch, so that
-    /// all their channels are resident. Sender and receiver compute the same number.
+    /// Returns the number of peers with which a rank may exchange messages of `bytes` in one
+    /// launch, such that all their channels are resident. Sender and receiver compute equal
+    /// numbers.
     pub fn peers_at_once(&self, nranks: usize, bytes: usize) -> usize {
         let each_way = (self.resident.channels / 2).max(1);
         let everybody = nranks.saturating_sub(1).max(1);
         let room = (each_way / self.message_channels(bytes, nranks)).min(everybody);
-        // Messages of a group share a launch if their numbers are equal, so powers of two keep the
-        // numbers few.
+        // Messages of a group share a launch only if this number is equal for them. Rounding it
+        // down to a power of two makes more messages share one.
         match room == everybody {
             true => room,
             false => 1 << room.ilog2(),
@@ -124,9 +130,9 @@ impl GpuLimits {
     }
 }
 
-/// Returns the kernels and protocols that may run `request` by `algorithm`. Where the settings ask
-/// for some that can run it, only these; else all that can and are not too large for their
-/// protocol.
+/// Returns the kernels and protocols that may run `request` by `algorithm`. If the settings ask for
+/// a kernel or protocol that can, it returns only matching ones. Otherwise it returns all for which
+/// the message is not too large.
 pub(super) fn kernels(
     request: &Request,
     limits: &Limits,
@@ -151,7 +157,7 @@ pub(super) fn kernels(
     found
 }
 
-/// Whether `kernel` can run `request` by `algorithm`.
+/// Returns whether `kernel` can run `request` by `algorithm`.
 fn possible(
     request: &Request,
     limits: &Limits,
@@ -159,8 +165,8 @@ fn possible(
     codec: Option<&dyn Codec>,
     (algorithm, kernel): (Algorithm, KernelProtocol),
 ) -> bool {
-    // A single rank sends no messages. Messages between hosts pass through a proxy, which sees
-    // counters but no flags among the data.
+    // A single rank sends no messages. Messages between hosts pass through a proxy, which polls
+    // counters but cannot see flags among the data.
     if limits.nranks == 1 || request.crosses(&limits.hosts) {
         return kernel == KernelProtocol::SIMPLE;
     }
@@ -195,17 +201,18 @@ fn possible(
     }
 }
 
-/// Whether a rank sends at most `most` bytes to each other rank in a fused kernel.
+/// Returns whether a rank sends at most `most` bytes to each other rank, over all phases of a fused
+/// kernel.
 fn fits_fused(request: &Request, limits: &Limits, algorithm: Algorithm, most: usize) -> bool {
-    // All trips share the receive area.
+    // The phases divide the receive area among them.
     let trips = trips(request.collective, algorithm);
     let parts = if trips == 1 { 1 } else { limits.nranks };
     let words = (request.count * request.dtype.size()).div_ceil(WORD_BYTES);
     words.div_ceil(parts) * WORD_BYTES <= most / trips
 }
 
-/// Returns the trips of a fused kernel: 2 if parts travel to their owner and sums back to all
-/// ranks, else 1.
+/// Returns how many phases of messages a fused kernel has. A two-shot has 2: parts travel to their
+/// owner, and the sums to all ranks. Others have 1.
 fn trips(collective: Collective, algorithm: Algorithm) -> usize {
     match (collective, algorithm) {
         (Collective::AllReduce, Algorithm::Direct) => 2,
@@ -213,9 +220,10 @@ fn trips(collective: Collective, algorithm: Algorithm) -> usize {
     }
 }
 
-/// Whether a fused kernel with a codec runs `request`, and its encoded tiles fit. It has no random
-/// numbers, and its blocks lie within a tile. It supports residuals of error feedback in any case:
-/// a rank cannot know whether other ranks keep some, so residuals must not select the kernel.
+/// Returns whether a fused kernel with a codec can run `request`, and its encoded tiles fit the
+/// receive area. Such kernels have no random numbers, and scale blocks must lie within a tile. They
+/// always support residuals of error feedback: a rank cannot know whether other ranks keep
+/// residuals, so residuals must not select the kernel.
 fn fits_coded(
     request: &Request,
     limits: &Limits,
@@ -247,8 +255,8 @@ pub(super) fn bytes(request: &Request, nranks: usize) -> usize {
     request.count * request.dtype.size() * blocks
 }
 
-/// Cuts the message: as many channels as there may be, each with the same number of chunks. A chunk
-/// fits a slot and is no smaller than a message is worth.
+/// Divides the message among as many channels as the call may use, each with an equal number of
+/// chunks. A chunk fits a slot and is large enough to be worth a message.
 pub(super) fn cut(
     request: &Request,
     limits: &Limits,
@@ -310,7 +318,8 @@ pub(super) fn cut(
     let chunks_at_once = parts * channels;
     let rounds = request.count.div_ceil(chunks_at_once * most).max(1);
     let even = request.count.div_ceil(chunks_at_once * rounds);
-    // Large chunks are worth it even if some channels end one pass earlier.
+    // Rounds the chunk up to a full load of all warps, which is faster even if some channels then
+    // end one pass earlier.
     let even = match even > even_load {
         true => even.next_multiple_of(even_load),
         false => even,
@@ -320,13 +329,13 @@ pub(super) fn cut(
     Ok((geometry, channels.min(geometry.passes())))
 }
 
-/// Returns the elements that give each warp of a block equally many tiles. Chunks are multiples of
-/// it, so that no warp idles.
+/// Returns the number of elements with which each warp of a thread block gets one tile. Chunks are
+/// multiples of it, so that no warp idles.
 fn even_load(request: &Request, protocol: Protocol) -> usize {
     let tile = match (protocol, request.codec.inter.is_lossy()) {
         (Protocol::Simple, true) => CODED_TILE,
         (Protocol::Simple, false) => RAW_TILE_BYTES / request.dtype.size(),
-        // Messages of the other protocols are small.
+        // Messages of ll and ll128 are too small for full tiles.
         _ => 1,
     };
     MOVER_WARPS * tile
@@ -378,7 +387,8 @@ pub(super) fn candidate(
     Ok(candidate)
 }
 
-/// Returns the candidate of a kernel variant from a tuning table, or `None` if it cannot run here.
+/// Returns the candidate for a kernel variant that the tuning selected; `None` if the variant
+/// cannot run the request on this communicator.
 pub(super) fn tuned(
     request: &Request,
     limits: &Limits,
@@ -403,16 +413,17 @@ pub(super) fn tuned(
     candidate(request, limits, gpu, codec, (variant, Algorithm::Direct)).map(Some)
 }
 
-/// How many times slower than the cheapest prediction a variant may be that `cinch tune` still
-/// measures.
+/// `cinch tune` measures a variant if its predicted time is at most this many times the smallest
+/// prediction.
 const TRIED: f64 = 3.0;
-/// Message bytes up to which `cinch tune` measures schedule kernels with packets and with lines.
+/// Largest messages, in bytes, for which `cinch tune` measures schedule kernels with ll and with
+/// ll128.
 const TRIED_LL: usize = 256 << 10;
 const TRIED_LL128: usize = 8 << 20;
-/// Message bytes from which `cinch tune` also measures chunks smaller than a slot.
+/// Smallest message, in bytes, for which `cinch tune` also measures chunks smaller than a slot.
 const TRIED_CHUNKS: usize = 4 << 20;
 
-/// Returns the kernel variants that are worth a measurement. Each leads to another plan.
+/// Returns the kernel variants that are worth a measurement. No two of them lead to equal plans.
 pub(super) fn variants(
     request: &Request,
     limits: &Limits,
@@ -463,7 +474,7 @@ pub(super) fn variants(
                 && (known.channels, known.geometry) == (candidate.channels, candidate.geometry)
         };
         match variants.iter().position(same) {
-            // The variant with the fewest blocks stays where plans are equal.
+            // The variant with the fewest blocks is kept where plans are equal.
             Some(at) if variants[at].0.chunk == variant.chunk => variants[at].0 = variant,
             Some(_) => {}
             None if candidate.seconds <= TRIED * least => variants.push((variant, candidate)),

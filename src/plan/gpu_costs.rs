@@ -12,35 +12,37 @@ use crate::types::{Algorithm, CodecKind, Kernel, Protocol};
 /// Costs on H200 GPUs with NVLink. "Why the planner's constants are what they are" in
 /// benches/FIGURES.md has the measurements behind them; refit them when these rows change.
 mod costs {
-    /// Seconds from the launch to the first message: schedule kernel, fused kernel.
+    /// Seconds from the launch to the first message, for a schedule kernel and for a fused kernel.
     pub const LAUNCH: [f64; 2] = [4e-6, 2e-6];
     /// Seconds from the launch to the first message of a schedule kernel with a codec.
     pub const LAUNCH_CODED: f64 = 8e-6;
-    /// Seconds from a published message to the peer's next action. Along a ring the peer already
-    /// waits.
+    /// Seconds from a published message to the peer's next action in a schedule kernel: with
+    /// simple, in a ring with simple, with ll, with ll128. In a ring the peer already waits for the
+    /// message.
     pub const HOP: f64 = 2.5e-6;
     pub const HOP_RING: f64 = 1.35e-6;
     pub const HOP_LL: f64 = 1e-6;
     pub const HOP_LL128: f64 = 1.3e-6;
-    /// Seconds of a hop of a fused kernel with packets.
+    /// Seconds of a hop of a fused kernel with ll.
     pub const HOP_FUSED: f64 = 1.5e-6;
-    /// Seconds of a hop of a fused kernel with lines: with several peers, with one.
+    /// Seconds of a hop of a fused kernel with ll128: first with several peers, then with a single
+    /// peer.
     pub const HOP_FUSED128: [f64; 2] = [1.8e-6, 1e-6];
     /// Seconds that a codec adds to a hop of a fused kernel.
     pub const HOP_FUSED_CODED: f64 = 1.2e-6;
-    /// Seconds that a block of a fused kernel takes for each element it encodes or decodes. Its
-    /// lines travel at the same time.
+    /// Seconds that a thread block of a fused kernel takes to encode or decode an element. Messages
+    /// travel meanwhile, so only the longer of both times counts.
     pub const FUSED_CODED_ELEMENT: f64 = 160e-12;
     /// Seconds that each peer beyond [`FEW_PEERS`] adds to a hop of a schedule kernel.
     pub const HOP_PEER: f64 = 0.65e-6;
     pub const FEW_PEERS: usize = 3;
-    /// Bytes per second that a rank sends to all others, through an NVLink switch and without one;
-    /// and to its neighbour, over one ring per channel and over several.
+    /// Bytes per second that a rank sends. `WIRE` is to all other ranks, with an NVLink switch and
+    /// without. `WIRE_RING` is to its neighbour, with one ring per channel and with several.
     pub const WIRE: [f64; 2] = [330e9, 165e9];
     pub const WIRE_RING: [f64; 2] = [300e9, 345e9];
     /// Bytes per second that one channel sends.
     pub const WIRE_CHANNEL: f64 = 12e9;
-    /// Bytes per second that one block of a fused kernel sends.
+    /// Bytes per second that one thread block of a fused kernel sends.
     pub const WIRE_FUSED: f64 = 40e9;
     /// Seconds for each byte of elements that is loaded or stored.
     pub const ELEMENT_BYTE: f64 = 0.1e-12;
@@ -51,16 +53,18 @@ mod costs {
     pub const PROXY_BYTE: f64 = 0.1e-9;
 }
 
-/// Returns the seconds per element of encode and of decode, of all channels together.
+/// Returns the seconds to encode, and to decode, one element when all channels of a GPU work
+/// together.
 fn codec_seconds(kind: CodecKind) -> (f64, f64) {
-    // The engine rejects codecs without kernels.
+    // A codec without kernels costs 0 here; the engine rejects it.
     let kernels = info(kind).and_then(|info| info.kernels);
     kernels.map_or((0.0, 0.0), |kernels| {
         (kernels.encode_seconds, kernels.decode_seconds)
     })
 }
 
-/// Returns the predicted seconds of a candidate whose busiest rank does `counts` in a pass.
+/// Returns the predicted seconds of a candidate whose busiest rank has the work `counts` in each
+/// pass.
 pub(super) fn seconds(
     (gpu, nranks): (&GpuLimits, usize),
     request: &Request,
@@ -86,7 +90,7 @@ pub(super) fn seconds(
             (LAUNCH[1], HOP_FUSED128[usize::from(nranks == 2)], 0.9)
         }
     };
-    // About four of the five lines of an encoded tile are full.
+    // The lines of an encoded tile are partly empty: about four of five lines are full.
     let share = if is_fused && is_coded { 0.8 } else { share };
     let hop = match (is_fused, is_coded) {
         (true, true) => hop + HOP_FUSED_CODED,
@@ -100,7 +104,8 @@ pub(super) fn seconds(
     };
     let images = coded_share(candidate.algorithm, nranks);
     let blocks = match is_fused {
-        // The last block sends less if there are fewer elements.
+        // A small message does not fill all blocks, so the last block counts only by its share of
+        // bytes.
         true => {
             let share = FUSED_SHARE * if is_coded { images } else { 1 };
             let shares = wire_bytes as f64 / share as f64;
@@ -109,7 +114,8 @@ pub(super) fn seconds(
         false => candidate.channels as f64 * WIRE_CHANNEL,
     };
     let wire = share * fastest.min(blocks);
-    // A link carries as much in both directions at once. A root receives more than it sends.
+    // A link carries both directions at once, so the larger of both message counts matters. A root
+    // receives more than it sends.
     let messages = counts.sends.max(counts.recvs);
     let passes = candidate.geometry.passes() as f64;
     let chunk = candidate.geometry.chunk() as f64;
@@ -118,7 +124,8 @@ pub(super) fn seconds(
     let waits = launch + candidate.hops.total() as f64 * hop;
     let travels = passes * messages as f64 * wire_bytes as f64 / wire;
     if is_fused && is_coded {
-        // The first encoded tiles of a block run on warps of their own, at once.
+        // The first encoded tiles of a block run at once, each on its own warps; only further tiles
+        // add time.
         let many = chunk / candidate.channels as f64 - (images * TILE) as f64;
         // A one-shot keeps its own contribution and does not decode it again.
         let again = usize::from(candidate.algorithm == Algorithm::OneShot);
@@ -133,9 +140,9 @@ pub(super) fn seconds(
         + network
 }
 
-/// Returns the predicted seconds that proxies and the network add to a candidate whose busiest rank
-/// does `counts` in a pass and whose host sends `leaving` messages to other hosts. Zero on one
-/// host.
+/// Returns the predicted seconds that proxies and the network add to a candidate. In each pass its
+/// busiest rank has the work `counts`, and its host sends `leaving` messages to other hosts. Zero
+/// on one host.
 pub(super) fn network_seconds(
     limits: &Limits,
     candidate: &Candidate,
@@ -149,7 +156,7 @@ pub(super) fn network_seconds(
     let bytes = wire_bytes as f64;
     let messages = (counts.crossing[0] + counts.crossing[1]) as f64;
     let link = super::cost::between_hosts(limits.machine);
-    // A single thread carries all messages that a rank sends to other hosts and receives from them.
+    // A single thread sends and receives all messages of a rank from and to other hosts.
     let proxy = messages * (link.message + (link.byte + costs::PROXY_BYTE) * bytes);
     candidate.hops.between as f64 * (link.hop + costs::HOP_PROXY)
         + candidate.geometry.passes() as f64 * proxy.max(leaving as f64 * bytes * link.host_byte)

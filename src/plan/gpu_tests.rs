@@ -88,8 +88,8 @@ fn sizes_choose_protocol_and_algorithm() {
     }
 }
 
-/// Messages of medium size use the fused kernel with a codec, up to the size of the line area. Larger ones
-/// use slots, where the codec's arithmetic has more blocks.
+/// Messages of medium size use the fused kernel with a codec, up to the size of the line area. Larger
+/// messages use slots, where more blocks share the codec's arithmetic.
 #[test]
 fn codecs_have_fused_kernels_up_to_some_size() {
     let chosen = |nranks: usize, collective, bytes: usize, codec: &str| {
@@ -118,8 +118,8 @@ fn codecs_have_fused_kernels_up_to_some_size() {
                 );
             }
         }
-        // Schedule kernels run scale blocks larger than a tile, stochastic rounding, and codecs
-        // without a fused kernel.
+        // Only the schedule kernel runs scale blocks larger than a tile, stochastic rounding, and
+        // codecs without a fused kernel.
         for codec in [
             "linear8:block=1024",
             "minmax4:seed=3",
@@ -136,19 +136,19 @@ fn codecs_have_fused_kernels_up_to_some_size() {
             K::SIMPLE
         );
     }
-    // Residuals of error feedback do not change the kernel.
+    // Residuals of error feedback do not change the selected kernel.
     let mut call = request(Collective::AllReduce, 1 << 14, "linear8");
     call.feedback = Some(7);
     assert_eq!(plan(limits(8, 132), &call).kernel, K::FUSED_LL128);
-    // No kernel uses ll128 on links that may tear lines.
+    // No kernel uses ll128 on links that may deliver a 128-byte line in parts.
     let mut limits = limits(8, 132);
     limits.gpu.as_mut().unwrap().ll128 = false;
     let call = request(Collective::AllReduce, 1 << 14, "linear8");
     assert_eq!(plan(limits, &call).kernel, K::SIMPLE);
 }
 
-/// The largest message of a fused kernel fills its part of the line area in each trip, and never exceeds the
-/// part, for every layout of peer buffers.
+/// For every layout of peer buffers, the largest message of a fused kernel fits its share of the
+/// line area in each phase. A message that is larger by a tile would not fit.
 #[test]
 fn encoded_tiles_stay_within_the_line_area() {
     let mut areas = HashSet::new();
@@ -187,7 +187,7 @@ fn encoded_tiles_stay_within_the_line_area() {
                     let bytes = (images.count * images.lines * 128) as u64;
                     let what = format!("{nranks} {half} {codec} {algorithm}: {most}");
                     assert!(bytes <= half / trips as u64, "{what}");
-                    // The area has no room for another tile.
+                    // The line area has no room for another tile.
                     assert!(
                         bytes + images.lines as u64 * 128 > half / trips as u64,
                         "{what}"
@@ -199,8 +199,8 @@ fn encoded_tiles_stay_within_the_line_area() {
     assert!(areas.len() > 60, "{}", areas.len());
 }
 
-/// Returns the largest number from `first` to `end` - 1 for which `holds` is true, or `first` - 1. `holds` is
-/// true up to some number and false beyond it.
+/// Returns the largest number from `first` to `end` - 1 for which `holds` is true; `first` - 1 if there is
+/// none. `holds` must be true up to some number and false beyond it.
 fn partition_point(first: usize, end: usize, holds: impl Fn(usize) -> bool) -> usize {
     let (mut yes, mut no) = (first - 1, end);
     while no - yes > 1 {
@@ -213,7 +213,8 @@ fn partition_point(first: usize, end: usize, holds: impl Fn(usize) -> bool) -> u
     yes
 }
 
-/// Fused kernels have larger blocks than schedule kernels, so fewer of them are resident at once.
+/// Fused kernels have larger thread blocks than schedule kernels, so fewer of them are resident at
+/// once.
 #[test]
 fn blocks_of_a_fused_kernel_fit_the_gpu_too() {
     let mut limits = limits(7, 28);
@@ -346,7 +347,8 @@ fn a_protocol_that_is_asked_for_is_taken_where_it_can_be() {
     for (asked, request, taken) in cases {
         assert_eq!(plan(asking(asked), &request).kernel, taken, "{asked}");
     }
-    // The area limits the block of each rank. An all_reduce has two trips, so each rank's part has half.
+    // The receive area limits the data that a rank sends to another. A two-shot all_reduce has two phases, so
+    // each phase gets half of the area.
     let block = limits(4, 132).gpu.unwrap().oneshot_bytes / 4;
     for (collective, most) in [
         (Collective::AllReduce, 4 * block / 2),
@@ -361,7 +363,8 @@ fn a_protocol_that_is_asked_for_is_taken_where_it_can_be() {
         assert_eq!(taken(most), KernelProtocol::FUSED_LL, "{collective}");
         assert_ne!(taken(most + 1), KernelProtocol::FUSED_LL, "{collective}");
     }
-    // Fused kernels over lines need links that never tear lines, and types that the kernels reduce.
+    // Fused kernels with ll128 need links that never deliver a 128-byte line in parts, and types
+    // that the kernels reduce.
     let in_lines = |collective, dtype, count, ll128| {
         let mut limits = asking(KernelProtocol::FUSED_LL128);
         limits.gpu.as_mut().unwrap().ll128 = ll128;
@@ -387,7 +390,7 @@ fn a_protocol_that_is_asked_for_is_taken_where_it_can_be() {
         let of_integers = in_lines(collective, DType::I32, 1000, true);
         assert_eq!(of_integers, !collective.reduces(), "{collective}");
     }
-    // These links may tear lines.
+    // The links of these limits may deliver a 128-byte line in parts, so ll128 is not selected.
     let plan = plan(asking(KernelProtocol::LL128), &all_reduce(1 << 18, "raw"));
     assert_ne!(plan.kernel, KernelProtocol::LL128);
 }
@@ -403,7 +406,8 @@ fn the_table_names_protocols() {
     }
 }
 
-/// A host communicator that copies the limits of a GPU communicator cuts alike and gives right results.
+/// A host communicator that copies the limits of a GPU communicator divides messages alike and gives right
+/// results.
 #[test]
 fn a_host_planner_with_copied_limits_cuts_like_a_gpu() {
     use crate::comm::Call;
@@ -472,7 +476,8 @@ fn a_codec_left_to_the_model_runs_where_it_is_predicted_to_pay() {
             explained.contains(&format!("so {} runs", plan.specs.inter)),
             "{explained}"
         );
-        // The planner chooses the cheaper codec; the coded table is listed first.
+        // The planner chooses the cheaper of the codec and raw; `explain` lists the table of the
+        // winner first.
         let (coded, raw) = (
             best(&planner, &request),
             best(&planner, &request.without_codec()),
@@ -498,7 +503,7 @@ fn a_codec_left_to_the_model_runs_where_it_is_predicted_to_pay() {
     }
 }
 
-/// Calls between hosts use counters, because a proxy sees no flags among the data; fused kernels, ll and
+/// Calls between hosts use counters, because a proxy cannot see flags among the data. Fused kernels, ll and
 /// ll128 stay inside hosts.
 #[test]
 fn between_hosts_there_are_slots_with_counters_only() {
@@ -533,7 +538,7 @@ fn between_hosts_there_are_slots_with_counters_only() {
     );
     let near = on(Hosts::ONE, Collective::AllReduce, 16, 0, 0);
     assert_eq!(near.kernel, KernelProtocol::FUSED_LL);
-    // A host's data crosses its network link once, not once for each rank.
+    // A large all_reduce sends each host's data over its network link once, not once for each rank.
     let large = on(two(), Collective::AllReduce, 16 << 20, 0, 0);
     assert_eq!(large.algorithm, Algorithm::Hierarchical);
 }
@@ -559,8 +564,8 @@ fn a_kernel_has_one_codec_for_both_levels() {
     }
 }
 
-/// A channel has as many rings as its slots and the kernel's memory for steps allow. Coded calls and calls
-/// between hosts have one ring.
+/// The number of rings per channel is limited by the slots, and by the kernel's shared memory for steps.
+/// Coded calls and calls between hosts have one ring.
 #[test]
 fn rings_have_the_slots_that_they_need() {
     let ring = |limits: &Limits, collective, codec: &str| {

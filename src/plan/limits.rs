@@ -1,5 +1,5 @@
-//! Facts by which the planner selects, besides the request. All ranks share them, so that all ranks
-//! select alike.
+//! Lists the facts, besides the request, from which the planner selects. All ranks share them, so
+//! that all ranks select alike.
 
 use super::cost::MachineFacts;
 use crate::gpu::abi;
@@ -7,16 +7,16 @@ use crate::mem::PeerBufferLayout;
 use crate::schedule::Hosts;
 use crate::types::{Algorithm, Kernel, KernelProtocol, Protocol};
 
-/// Facts by which the planner selects, besides the request. They are equal on all ranks.
+/// Facts, besides the request, from which the planner selects. They are equal on all ranks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Limits {
-    /// Ranks.
+    /// Number of ranks.
     pub nranks: usize,
     /// Payload bytes of a slot.
     pub slot_bytes: usize,
-    /// Slots of a connection.
+    /// Slots of each connection.
     pub slots: usize,
-    /// Channels that are connected.
+    /// Number of connected channels.
     pub channels: usize,
     /// Algorithm preferred by the communicator's settings.
     pub algorithm: Option<Algorithm>,
@@ -28,11 +28,11 @@ pub struct Limits {
     pub gpu: Option<GpuLimits>,
 }
 
-/// Blocks that a rank may launch so that the blocks of all ranks on its GPU are resident at once:
-/// the minimum over all ranks.
+/// Largest number of thread blocks that keeps the blocks of all ranks on a rank's GPU resident at
+/// once: the minimum over all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resident {
-    /// Blocks, and so channels, of a kernel that interprets a schedule.
+    /// Blocks of a kernel that interprets a schedule. It has one block per channel.
     pub channels: usize,
     /// Blocks of a fused kernel.
     pub fused: usize,
@@ -49,33 +49,33 @@ impl Resident {
     }
 }
 
-/// Facts by which the planner selects on GPUs. They are equal on all ranks.
+/// Facts about the GPUs from which the planner selects. They are equal on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GpuLimits {
-    /// Payload bytes of a slot and number of channels, for each [`Protocol`].
+    /// Payload bytes of a slot, and number of channels, for each [`Protocol`].
     pub fifos: [(usize, usize); abi::PROTOCOLS],
-    /// Slots of a connection with [`Protocol::Simple`].
+    /// Slots of each connection with [`Protocol::Simple`].
     pub depth: usize,
-    /// Most payload bytes from one rank to another in a fused kernel with packets, over all its
-    /// trips.
+    /// Largest number of payload bytes from one rank to another in a fused kernel with ll, over all
+    /// its phases.
     pub oneshot_bytes: usize,
-    /// Most payload bytes from one rank to another in a fused kernel with lines, over all its
-    /// trips.
+    /// Largest number of payload bytes from one rank to another in a fused kernel with ll128, over
+    /// all its phases.
     pub lines_bytes: usize,
-    /// Blocks that may be launched at once.
+    /// Largest numbers of blocks that may be launched at once.
     pub resident: Resident,
-    /// `CINCH_GPU_CHANNELS`.
+    /// Largest number of channels by `CINCH_GPU_CHANNELS`.
     pub channels: usize,
-    /// Whether 128-byte lines arrive whole between all pairs of ranks.
+    /// Whether 128-byte lines are always delivered whole between all pairs of ranks.
     pub ll128: bool,
-    /// `CINCH_PROTO`, where it is not auto.
+    /// Protocol set by `CINCH_PROTO`; `None` if it is auto.
     pub protocol: Option<Protocol>,
-    /// `CINCH_KERNEL`, where it is not auto.
+    /// Kernel set by `CINCH_KERNEL`; `None` if it is auto.
     pub kernel: Option<Kernel>,
 }
 
 impl GpuLimits {
-    /// Returns the limits that follow from peer buffers of this layout.
+    /// Creates the limits that follow from peer buffers of this layout.
     pub fn new(shape: &PeerBufferLayout, resident: Resident, channels: usize) -> GpuLimits {
         let fifo = |protocol| {
             let fifo = shape.fifo(protocol);
@@ -94,14 +94,15 @@ impl GpuLimits {
         }
     }
 
-    /// Whether the settings ask for a kernel or a protocol, and `kernel` has both.
+    /// Returns whether the settings name a kernel or a protocol, and `kernel` matches all that they
+    /// name.
     pub(super) fn asks_for(&self, kernel: KernelProtocol) -> bool {
         self.is_forced()
             && self.protocol.is_none_or(|asked| asked == kernel.protocol)
             && self.kernel.is_none_or(|asked| asked == kernel.kernel)
     }
 
-    /// Returns these limits with settings that ask for `kernel`.
+    /// Returns these limits with settings that force `kernel`.
     pub fn forced(self, kernel: KernelProtocol) -> GpuLimits {
         GpuLimits {
             protocol: Some(kernel.protocol),
@@ -110,7 +111,7 @@ impl GpuLimits {
         }
     }
 
-    /// Whether the settings ask for a kernel or a protocol.
+    /// Returns whether the settings name a kernel or a protocol.
     pub(super) fn is_forced(&self) -> bool {
         self.protocol.is_some() || self.kernel.is_some()
     }

@@ -1,6 +1,7 @@
-//! Costs that a communicator measures at init: T(x) = A + B x, as in "CaSync" (HiPress, section 4),
-//! for sending, reducing, encoding and decoding. With them the planner knows this machine's links
-//! and cores, selects the number of chunks, and predicts whether a codec pays.
+//! Defines the costs that a communicator measures at init: T(x) = A + B x, as in "CaSync" (HiPress,
+//! section 4), for sending, reducing, encoding and decoding. With them the planner knows this
+//! machine's links and cores, selects the number of chunks, and predicts whether a codec saves
+//! time.
 //!
 //! Ranks measure different numbers and must select alike. [`MeasuredCosts::agreed`] takes the
 //! largest number of all ranks.
@@ -14,7 +15,7 @@ use crate::types::{CodecKind, CodecSpec, DType, ReduceOp, ScaleRule, TransportKi
 use std::hint::black_box;
 use std::time::Instant;
 
-/// T(x) = `fixed` + `each` x, in seconds.
+/// T(x) = `fixed` + `each` x, in seconds, where x is a number of bytes or elements.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Affine {
     /// Seconds at size 0.
@@ -25,7 +26,7 @@ pub struct Affine {
 
 impl Affine {
     /// Returns the line through two measurements, (size, seconds) each, the smaller size first. A
-    /// term that noise would make negative is 0.
+    /// coefficient that noise would make negative is 0.
     pub fn through(small: (usize, f64), large: (usize, f64)) -> Affine {
         let each = (large.1 - small.1) / (large.0 - small.0).max(1) as f64;
         let each = each.max(0.0);
@@ -49,36 +50,37 @@ impl Affine {
 
 const KINDS: usize = CodecKind::ALL.len();
 
-/// Lines that ranks exchange: the link, the reduction, and two per codec.
+/// Number of lines T(x) that ranks exchange: the link, the reduction, and two per codec.
 const LINES: usize = 2 + 2 * KINDS;
 
-/// Costs that all ranks of a communicator use.
+/// Measured costs, equal on all ranks of a communicator.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MeasuredCosts {
-    /// Sending a message from one rank's buffer to another's, by its bytes.
+    /// Seconds to send a message from one rank's buffer to another's, by its bytes.
     pub send: Affine,
-    /// Adding received elements to fp32 elements, without a codec.
+    /// Seconds to add received elements to fp32 elements, without a codec, by their number.
     pub reduce: Affine,
-    /// Encoding fp32 elements, by the codec's number.
+    /// Seconds to encode fp32 elements, by their number; indexed by [`CodecKind`].
     pub encode: [Affine; KINDS],
-    /// Decoding and adding up elements, by the codec's number.
+    /// Seconds to decode elements and add them up, by their number; indexed by [`CodecKind`].
     pub decode: [Affine; KINDS],
 }
 
-/// Elements of the smaller and the larger measurement: a block, and the tile that an engine encodes
-/// at once. Both fit the first-level cache, as the engine's tiles do.
+/// Elements of the smaller and the larger measurement: a scale block, and a tile, which an engine
+/// encodes at once. Both fit the first-level cache, as the engine's tiles do.
 const SIZES: [usize; 2] = [256, 4096];
 
-/// Measurements of each size. The shortest counts, because no interruption has lengthened it.
+/// Number of measurements of each size. The shortest counts, because interruptions lengthen the
+/// others.
 const ROUNDS: usize = 7;
 
-/// Part of a message's fixed cost that each side works; the rest passes while the message travels.
-/// The constants of `cost.rs` have an equal proportion.
+/// Fraction of a message's fixed cost in which the core of each side is busy. During the rest the
+/// message travels. The constants of `cost.rs` have an equal proportion.
 const WORK: f64 = 0.2;
 
 impl MeasuredCosts {
-    /// Measures this core with `spec`, and with every other codec at its default parameters. `send`
-    /// is the link. Takes about a millisecond.
+    /// Measures the codec of `spec`, and every other codec with default parameters, on this core.
+    /// `send` is the measured cost of the link. Takes about a millisecond.
     ///
     /// # Errors
     /// Invalid argument if `spec` has impossible parameters.
@@ -101,7 +103,7 @@ impl MeasuredCosts {
         Ok(costs)
     }
 
-    /// Returns the bytes that ranks exchange.
+    /// Returns the costs as bytes, for exchange with other ranks.
     pub fn to_bytes(self) -> Vec<u8> {
         let lines = [&[self.send, self.reduce][..], &self.encode, &self.decode].concat();
         let words = lines.iter().flat_map(|line| [line.fixed, line.each]);
@@ -130,8 +132,8 @@ impl MeasuredCosts {
         })
     }
 
-    /// Returns the costs that all ranks use: the largest number of all ranks, because the slowest
-    /// link and the slowest core set the pace of a collective.
+    /// Returns the costs that all ranks use: for each cost, the largest value of all ranks. The
+    /// slowest link and the slowest core set the pace of a collective.
     ///
     /// # Errors
     /// Mismatch, naming the rank, if a rank sent something else than costs.
@@ -169,9 +171,9 @@ impl MeasuredCosts {
         }
     }
 
-    /// Returns the measured link, over `transport`. On several hosts the link connects two hosts.
-    /// All ranks of a host measured at the same time, so the host's bandwidth was shared as in a
-    /// call.
+    /// Returns the costs of the measured link, which runs over `transport`. On several hosts the
+    /// link connects two hosts. All ranks of a host measured at the same time and shared its
+    /// bandwidth, as they do in a call.
     pub(super) fn link(&self, transport: TransportKind) -> Link {
         Link {
             latency: (1.0 - 2.0 * WORK) * self.send.fixed,
@@ -181,12 +183,12 @@ impl MeasuredCosts {
         }
     }
 
-    /// Returns the predicted seconds of `work`, over one link inside hosts and one between hosts.
+    /// Returns the predicted seconds of `work`, where `near` is the link inside hosts and `far` the
+    /// link between hosts.
     ///
-    /// The first pass takes the busiest rank's work on its messages and elements, but at least the
-    /// time in which one chunk takes all hops, and the latencies of the hops. Every further pass
-    /// adds its work. What the wire moves by itself overlaps with what the core does; the longer of
-    /// the two counts.
+    /// The first pass takes the longer of two times: the busiest rank's work, or one chunk's way
+    /// over all hops. The latencies of the hops are added. Every further pass adds its work.
+    /// Transfers that need no core overlap with computation; the longer of the two counts.
     pub(super) fn seconds(&self, work: &CandidateWork, near: Link, far: Link) -> f64 {
         let counts = &work.counts;
         let [near_bytes, far_bytes] = work.wire_bytes.map(|bytes| bytes as f64);
@@ -194,15 +196,15 @@ impl MeasuredCosts {
         let (crossing, intra) = (both(counts.crossing), both(counts.intra));
         let inside = both([counts.sends, counts.recvs]) - crossing - intra;
         let fixed = crossing * far.work + (intra + inside) * near.work;
-        // Each side has half of a message's time. A link that works in both directions at once
-        // takes as long as its busier direction.
+        // Each side counts half of a message's time. With as many sends as receives, a full-duplex
+        // link takes as long as its busier direction.
         let crossed = crossing * far_bytes * far.byte / 2.0;
         let stayed = (intra * near_bytes + inside * far_bytes) * near.byte / 2.0;
         let (mut beside, mut core) = (0.0, self.computing(work));
         for (link, seconds) in [(far, crossed), (near, stayed)] {
             match link.beside {
                 true => beside += seconds,
-                // Cores that compute also move the bytes.
+                // On this link the cores that compute also move the bytes.
                 false => core += seconds,
             }
         }
@@ -220,7 +222,7 @@ impl MeasuredCosts {
         hops[0] * near.latency + hops[1] * far.latency + first + (work.passes - 1) as f64 * next
     }
 
-    /// Returns the seconds that the busiest rank computes in a pass.
+    /// Returns the seconds that the busiest rank computes in one pass.
     fn computing(&self, work: &CandidateWork) -> f64 {
         let counts = &work.counts;
         let [encodes, decodes] = counts.intra_coded;
@@ -235,7 +237,7 @@ impl MeasuredCosts {
                 exact += decodes;
                 continue;
             }
-            // Decoding includes the addition.
+            // The measured decode cost includes the addition.
             let [encode, decode] = self.coding(codec, work.chunk);
             seconds += encodes as f64 * encode + decodes as f64 * decode;
         }
@@ -251,7 +253,7 @@ impl MeasuredCosts {
         [&self.encode, &self.decode].map(|costs| costs[codec as usize].at(chunk as f64))
     }
 
-    /// Returns the lines that a decision about `kind` depends on, as text.
+    /// Returns the measured costs from which the planner decides about codec `kind`, as text.
     pub fn describe(&self, kind: CodecKind) -> String {
         let line = |name: &str, line: Affine, unit: &str| {
             format!(
@@ -280,20 +282,20 @@ impl MeasuredCosts {
     }
 }
 
-/// Costs of messages over one class of links.
+/// Costs of messages over one class of links: inside hosts or between hosts.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Link {
-    /// Seconds that a message travels, at size 0.
+    /// Seconds that an empty message travels.
     pub latency: f64,
-    /// Seconds of work on each side, at size 0.
+    /// Seconds of core time for an empty message, on each side.
     pub work: f64,
     /// Seconds per byte, half of them on each side.
     pub byte: f64,
-    /// Whether bytes move while the cores work on something else.
+    /// Whether the link moves bytes while the cores work on something else.
     pub beside: bool,
 }
 
-/// Returns a line through the shortest of a few runs of `work` on each of [`SIZES`].
+/// Runs `work` a few times on each of [`SIZES`], and returns the line through the shortest times.
 fn measure(mut work: impl FnMut(usize)) -> Affine {
     let mut shortest = |n: usize| {
         work(n);
@@ -337,10 +339,10 @@ fn coded(spec: CodecSpec, isa: Isa) -> Result<[Affine; 2]> {
     Ok([encode, decode])
 }
 
-/// Largest magnitude of [`samples`].
+/// Largest magnitude that [`samples`] returns.
 const SPREAD: f32 = 1.0;
 
-/// Returns numbers of many magnitudes and both signs, the same on every rank.
+/// Returns numbers of many magnitudes and both signs, equal on every rank.
 fn samples() -> Vec<f32> {
     let mut state = 1u64;
     let mut unit = || {
@@ -418,7 +420,8 @@ mod tests {
         }
     }
 
-    /// Returns a pass of the busiest rank of a two-shot of four ranks.
+    /// Returns the work of the busiest rank in a two-shot all_reduce of four ranks, divided into
+    /// `passes` passes.
     fn work(codec: CodecKind, passes: usize) -> CandidateWork {
         CandidateWork {
             counts: CostCounts {
@@ -477,7 +480,7 @@ mod tests {
             .map(|passes| seconds(passes, TransportKind::Tcp))
             .to_vec();
         assert!(times[1] < times[0] && times[1] < times[2], "{times:?}");
-        // If cores move the bytes, more passes overlap nothing.
+        // If cores move the bytes, nothing overlaps, so more passes do not help.
         assert!(seconds(1, TransportKind::Shm) <= seconds(8, TransportKind::Shm));
     }
 }

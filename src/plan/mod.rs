@@ -1,7 +1,7 @@
-//! Plans: a call bound to a schedule, a codec and a cut of the message.
+//! Plans a call: selects a schedule, a codec, and a division of the message into chunks.
 //!
-//! Selection is a pure function of the request and of facts that all ranks share, so that all
-//! ranks select alike without messages. [`Planner::explain`] prints its candidates.
+//! Selection is a pure function of the request and of facts that all ranks share, so that all ranks
+//! select alike without messages. [`Planner::explain`] prints the candidates.
 
 mod algorithms;
 mod busiest;
@@ -48,14 +48,14 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 impl Request {
-    /// Whether ranks of different hosts take part.
+    /// Returns whether ranks of different hosts take part.
     pub fn crosses(&self, hosts: &Hosts) -> bool {
         hosts.count() > 1 && !(self.collective.is_message() && hosts.share(self.root, self.peer))
     }
 }
 
-/// A request bound to one rank's schedule, to codecs, and to a cut of the message. Requests that differ
-/// only in tensor slot and operator share a plan.
+/// A request with one rank's schedule, the codecs, and the division of the message into chunks. Requests that
+/// differ only in tensor slot and operator share a plan.
 #[derive(Debug)]
 pub struct Plan {
     /// The request's collective.
@@ -64,33 +64,34 @@ pub struct Plan {
     pub dtype: DType,
     /// The selected algorithm.
     pub algorithm: Algorithm,
-    /// The rank's steps of one pass.
+    /// Steps of this rank in one pass.
     pub schedule: Arc<Schedule>,
-    /// The cut of the message into passes and chunks.
+    /// Division of the message into passes and chunks.
     pub geometry: Geometry,
     /// The codec of messages for [`Level::Inter`]; `None` if they are raw.
     pub codec: Option<Arc<dyn Codec>>,
     /// The codec of messages for [`Level::Intra`]; `None` if they are raw.
     pub intra: Option<Arc<dyn Codec>>,
-    /// The specifications of both codecs, equal where the schedule has one level.
+    /// Specifications of both codecs; equal unless the schedule is hierarchical.
     pub specs: CodecSetting,
-    /// Elements of the message or of one rank's block.
+    /// Number of elements of the message, or of one rank's block.
     pub count: usize,
-    /// The pattern of the schedule, which gives each chunk's place in the buffers.
+    /// The pattern of the schedule, which gives each chunk's position in the buffers.
     pub pattern: SchedulePattern,
-    /// For each step, whether it is the first that reads its chunk of the input. Such a step records
-    /// the chunk's values for the report.
+    /// For each step, whether it is the first step of this rank that reads its chunk of the input. Such a
+    /// step takes the statistics of the chunk for the report.
     pub notes_input: Vec<bool>,
     /// Channels that have at least one pass.
     pub channels: usize,
     /// The kernel and its protocol; [`KernelProtocol::SIMPLE`] on host memory.
     pub kernel: KernelProtocol,
-    /// Payload bytes that the rank would send with no codec on either level.
+    /// Payload bytes that the rank would send if no message were encoded.
     pub raw_bytes: u64,
 }
 
 impl Plan {
-    /// Returns `request`, which led to this plan, with the codecs of the plan in place of `auto`.
+    /// Returns `request` with the codecs of this plan in place of `auto`. The plan must come from
+    /// `request`.
     pub fn decided(&self, request: &Request) -> Request {
         Request {
             codec: self.specs,
@@ -113,7 +114,7 @@ impl Plan {
         self.specs.at(level)
     }
 
-    /// Whether any message is encoded.
+    /// Returns whether any message is encoded.
     pub fn is_coded(&self) -> bool {
         self.codec.is_some() || self.intra.is_some()
     }
@@ -127,9 +128,9 @@ impl Plan {
         }
     }
 
-    /// Returns the random numbers that `rank` draws in an operation when it encodes by `spec`: its
-    /// contributions, and its sums. They depend on the place of an element in the message, not on
-    /// the cut: an encoder moves to the place by [`RoundingRandom::from`].
+    /// Returns the random numbers that `rank` draws in an operation when it encodes by `spec`:
+    /// first for its contributions, then for its sums. They depend on the position of an element in
+    /// the message, not on chunks: an encoder moves to the position by [`RoundingRandom::from`].
     pub fn draws(spec: CodecSpec, operation: u64, rank: usize) -> [RoundingRandom; 2] {
         if !spec.kind.has_seed() {
             return [RoundingRandom::NONE; 2];
@@ -140,21 +141,21 @@ impl Plan {
         })
     }
 
-    /// Returns the wire bytes of a chunk of `n` elements for [`Level::Inter`], the only level of flat
-    /// schedules.
+    /// Returns the wire bytes of a chunk of `n` elements for [`Level::Inter`], the only level of schedules
+    /// that are not hierarchical.
     #[inline]
     pub fn wire_bytes(&self, n: usize) -> usize {
         self.bytes_for(Level::Inter, n)
     }
 
-    /// Returns the first element, in its buffer, of the chunk at `place`.
+    /// Returns the index, in its buffer, of the first element of the chunk at `place`.
     #[inline]
     pub fn start(&self, place: ChunkPlace, pass: usize) -> usize {
         let block = place.block.unwrap_or(0);
         block * self.count + self.geometry.range(pass, place.part).start
     }
 
-    /// Returns the elements of `chunk` in pass `pass`.
+    /// Returns the range of elements of `chunk` in pass `pass`.
     #[inline]
     pub fn elements(&self, chunk: usize, pass: usize) -> usize {
         self.geometry.range(pass, self.pattern.part(chunk)).len()
@@ -179,7 +180,8 @@ type BuiltCodecs = [Option<Arc<dyn Codec>>; 2];
 #[derive(Debug)]
 pub struct Planner {
     limits: Limits,
-    /// Channels that are connected, which copied limits may exceed.
+    /// Number of connected channels. Limits that were copied from another communicator may exceed
+    /// it.
     channels: usize,
     rank: usize,
     isa: Isa,
@@ -189,14 +191,14 @@ pub struct Planner {
     latest: VecDeque<(PlanKey, Arc<Plan>)>,
 }
 
-/// Plans found without hashing.
+/// Number of latest plans that are searched without hashing.
 const LATEST: usize = 4;
 
-/// Most cached plans. A program with more shapes plans some of them again.
+/// Largest number of cached plans. A program with more shapes of calls makes some plans again.
 const CACHED: usize = 1024;
 
 impl Planner {
-    /// Returns a planner for `rank` under `limits`, without a tuning table.
+    /// Creates a planner for `rank` under `limits`, without a tuning table.
     pub fn new(limits: Limits, rank: usize, isa: Isa) -> Planner {
         Planner {
             limits,
@@ -209,15 +211,15 @@ impl Planner {
         }
     }
 
-    /// Replaces the tuning for all further calls. All ranks must do so between the same calls, else
-    /// they plan differently.
+    /// Replaces the tuning for all further calls. All ranks must do so before the same call;
+    /// otherwise they plan differently.
     pub fn tune(&mut self, tuning: Tuning) {
         self.tuning = tuning;
         self.plans.clear();
         self.latest.clear();
     }
 
-    /// Whether kernels can run `request` by `variant`.
+    /// Returns whether kernels can run `request` by `variant`.
     ///
     /// # Errors
     /// As for [`Planner::plan`].
@@ -241,8 +243,9 @@ impl Planner {
         gpu::variants(request, &self.limits, codec.as_deref())
     }
 
-    /// Plans all further calls by the limits of another communicator of as many ranks, in the channels
-    /// of this communicator. Tests that compare the bits of two engines need an equal cut.
+    /// Plans all further calls by the limits of another communicator with as many ranks, but on no more
+    /// channels than this communicator has. Tests need it to compare the bits of two engines, which must
+    /// divide messages alike.
     pub fn copy_limits(&mut self, limits: Limits) {
         self.channels = self.limits.channels;
         self.limits = limits;
@@ -250,8 +253,8 @@ impl Planner {
         self.latest.clear();
     }
 
-    /// Replaces the costs for all further calls. All ranks must do so between the same calls, else they
-    /// plan differently.
+    /// Replaces the measured costs for all further calls. All ranks must do so before the same call;
+    /// otherwise they plan differently.
     pub fn set_costs(&mut self, costs: MeasuredCosts) {
         self.limits.machine.measured = Some(costs);
         self.plans.clear();
@@ -266,7 +269,7 @@ impl Planner {
     /// Returns the plan for `request`.
     ///
     /// # Errors
-    /// Unsupported if the algorithm asked for does not exist for the collective.
+    /// Unsupported if the request asks for an algorithm that its collective does not have.
     pub fn plan(&mut self, request: &Request) -> Result<Arc<Plan>> {
         let key = PlanKey {
             collective: request.collective,
@@ -300,7 +303,7 @@ impl Planner {
         let coded = self.best(request)?;
         let best = match request.codec.auto {
             false => coded,
-            // At equal costs the exact call wins.
+            // At equal costs the call runs without a codec, because it is exact.
             true => {
                 let raw = self.best(&request.without_codec())?;
                 if coded.0.seconds < raw.0.seconds {
@@ -352,7 +355,8 @@ impl Planner {
         })
     }
 
-    /// Returns the candidate of the tuning table, else the cheapest one, and the codecs of `request`.
+    /// Returns the candidate that the tuning selects, or else the cheapest candidate, with the codecs of
+    /// `request`.
     fn best(&self, request: &Request) -> Result<(Candidate, BuiltCodecs)> {
         let codecs = self.codecs(request)?;
         let by_level = [codecs[0].as_deref(), codecs[1].as_deref()];
@@ -366,9 +370,9 @@ impl Planner {
         Ok((best, codecs))
     }
 
-    /// Returns the candidate that the tuning selects for `request`, with the number of its line in the
-    /// table; a variant that `cinch tune` measures has no line. Else returns why the model selects,
-    /// as a phrase.
+    /// Returns the candidate that the tuning selects for `request`, with its line number in the table. There
+    /// is no number for a variant that `cinch tune` is measuring. If the cost model must select instead,
+    /// returns the reason as a phrase.
     fn measured(
         &self,
         request: &Request,
@@ -417,7 +421,7 @@ impl Planner {
         })
     }
 
-    /// Returns the seconds that `request` takes, by the tuning table or else by the cost model.
+    /// Returns the predicted seconds of `request`, by the tuning table or else by the cost model.
     ///
     /// # Errors
     /// As for [`Planner::plan`].
@@ -436,13 +440,13 @@ impl Planner {
     }
 }
 
-/// Returns the specification of a built codec.
+/// Returns the specification of a codec; [`CodecSpec::RAW`] for `None`.
 fn spec(codec: Option<&dyn Codec>) -> CodecSpec {
     codec.map_or(CodecSpec::RAW, |codec| codec.spec())
 }
 
-/// Returns the pattern of `request` by an algorithm, with the algorithm between hosts of a hierarchical
-/// schedule.
+/// Returns the schedule pattern of `request` for an algorithm. A hierarchical schedule uses the second
+/// algorithm between hosts.
 fn pattern(
     request: &Request,
     limits: &Limits,
@@ -461,7 +465,7 @@ fn pattern(
     }
 }
 
-/// Returns the elements of all messages that a rank sends in all passes.
+/// Returns the number of elements that a rank sends in all passes, over all its messages.
 fn sent_elements(schedule: &Schedule, pattern: &SchedulePattern, geometry: &Geometry) -> u64 {
     let mut sends = vec![0; pattern.parts()];
     for step in &schedule.steps {
@@ -474,10 +478,11 @@ fn sent_elements(schedule: &Schedule, pattern: &SchedulePattern, geometry: &Geom
         .sum()
 }
 
-/// Bytes of raw elements at which chunks may be cut: a cache line.
+/// Chunks of raw elements begin at multiples of this many bytes: a cache line.
 pub const GRANULE_BYTES: usize = 64;
 
-/// Returns the elements at which chunks may be cut: whole scale blocks, and whole cache lines.
+/// Returns the number of elements at whose multiples chunks may begin. It covers whole scale blocks
+/// and whole cache lines.
 pub fn granule(dtype: DType, codec: Option<&dyn Codec>) -> usize {
     let line = GRANULE_BYTES / dtype.size();
     match codec {
@@ -486,7 +491,7 @@ pub fn granule(dtype: DType, codec: Option<&dyn Codec>) -> usize {
     }
 }
 
-/// Returns the most elements whose encoding fits `slot_bytes`, a multiple of [`granule`].
+/// Returns the largest multiple of [`granule`] whose encoding fits `slot_bytes`, in elements.
 ///
 /// # Errors
 /// Invalid argument if not even one granule fits.
@@ -501,7 +506,7 @@ pub fn chunk_max(
         None => elements * dtype.size() <= slot_bytes,
         Some(codec) => codec.wire_bytes(elements) <= slot_bytes,
     };
-    // Encodings grow with their length, so bisection finds the largest multiple that fits.
+    // Encodings never shrink with more elements, so bisection finds the largest multiple that fits.
     let (mut low, mut high) = (0, slot_bytes / granule + 1);
     while low + 1 < high {
         let middle = (low + high) / 2;
@@ -511,8 +516,8 @@ pub fn chunk_max(
             high = middle
         }
     }
-    // A tensor scale needs the accumulators of a whole chunk at once, which must fit the second-level
-    // cache.
+    // Computing a tensor scale needs the accumulators of a whole chunk, and the chunk must be small enough
+    // that they fit the second-level cache.
     if matches!(spec.scale, ScaleRule::Tensor { .. }) {
         low = low.min((64 << 10) / granule).max(1);
     }

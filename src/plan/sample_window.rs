@@ -1,32 +1,33 @@
-//! The sample window of a coded sum: elements that are also summed exactly, to report the codec's
-//! error.
+//! Defines the sample window of a coded sum: a range of elements that is also summed exactly, to
+//! report the codec's error.
 
 use super::Request;
 use crate::types::{CodecSetting, Collective, DType, Fused, ReduceOp};
 
-/// Most elements of a window, over all blocks.
+/// Largest number of elements of a window, over all blocks together.
 pub const SAMPLE_WINDOW_ELEMENTS: usize = 4096;
 
-/// Elements at which a window may begin: whole cache lines, so that copies are aligned.
+/// A window begins at a multiple of this many elements: whole cache lines, so that copies are
+/// aligned.
 const ALIGNMENT: usize = 64;
 
-/// A window of every block of a call's input, and of its output.
+/// An equal range of elements in every block of a call's input, and in its output.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SampleWindow {
     dtype: DType,
     op: ReduceOp,
-    /// Blocks of the input: one, or one for each rank with reduce_scatter.
+    /// Number of blocks of the input: one per rank for reduce_scatter, otherwise 1.
     blocks: usize,
-    /// Elements of a block.
+    /// Number of elements of a block.
     count: usize,
-    /// First element of the window in each block.
+    /// Index of the window's first element in each block.
     start: usize,
-    /// Elements of the window.
+    /// Number of elements of the window in each block.
     elements: usize,
 }
 
 impl SampleWindow {
-    /// Returns the window for the `number`-th sample; `None` if the call is not a sum or has too
+    /// Chooses the window of the `number`-th sample; `None` if the call is not a sum or has too
     /// many ranks.
     pub fn of(request: &Request, nranks: usize, number: u64) -> Option<SampleWindow> {
         let blocks = match request.collective {
@@ -38,7 +39,8 @@ impl SampleWindow {
         if elements == 0 {
             return None;
         }
-        // Samples move through the block, and all ranks sample the same elements.
+        // The window moves from sample to sample, so that samples cover the whole block. All ranks
+        // compute an equal window.
         let places = (request.count - elements) / ALIGNMENT + 1;
         let scattered = number.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         Some(SampleWindow {
@@ -56,33 +58,33 @@ impl SampleWindow {
         self.dtype
     }
 
-    /// Returns the bytes of the window in one block.
+    /// Returns the number of bytes of the window in one block.
     pub fn part_bytes(&self) -> usize {
         self.elements * self.dtype.size()
     }
 
-    /// Returns the bytes of the window in all blocks.
+    /// Returns the number of bytes of the window in all blocks together.
     pub fn bytes(&self) -> usize {
         self.part_bytes() * self.blocks
     }
 
-    /// Returns the first byte of the window in each block of the input, in order.
+    /// Returns the byte offset of the window in each block of the input, in order.
     pub fn input_places(&self) -> impl Iterator<Item = usize> {
         let (count, start, size) = (self.count, self.start, self.dtype.size());
         (0..self.blocks).map(move |block| (block * count + start) * size)
     }
 
-    /// Returns the first byte of the window in this rank's output.
+    /// Returns the byte offset of the window in this rank's output.
     pub fn output_place(&self) -> usize {
         self.start * self.dtype.size()
     }
 
-    /// Returns the request that sums the window of all ranks exactly, in place.
+    /// Returns a request that sums the windows of all ranks without a codec, in place.
     pub fn exact_sum(&self) -> Request {
         self.request(Collective::AllReduce, self.elements * self.blocks)
     }
 
-    /// Returns the request that all-gathers the window of all ranks' outputs; `None` if the
+    /// Returns a request that all-gathers the window of each rank's output; `None` if the
     /// collective already replicates its output.
     pub fn gather(&self) -> Option<Request> {
         let spread = self.blocks > 1;

@@ -1,4 +1,4 @@
-//! Candidates for a call, and their predicted costs.
+//! Lists the candidates for a call, with their predicted costs.
 
 use super::algorithms::{Codecs, between, flat, keeps, no_hierarchy, ring_is_gentle};
 use super::busiest::{busiest, leaving};
@@ -64,7 +64,7 @@ fn variants(
     let codec = codecs[Level::Inter as usize];
     let two_levels = |&algorithm: &Algorithm| match algorithm {
         Algorithm::Hierarchical => between(request, limits, codecs),
-        // Algorithms with one level have nothing between hosts.
+        // Flat algorithms ignore the algorithm between hosts, so any single value will do.
         _ => vec![Algorithm::Direct],
     };
     let pairs = algorithms.iter().flat_map(|algorithm| {
@@ -89,14 +89,16 @@ fn variants(
             found.push(candidate);
         }
     }
-    // Where an algorithm has the kernel and protocol of the settings, those without it are out.
+    // If some candidate of the algorithm has the kernel and protocol of the settings, the others
+    // are dropped.
     if found.iter().any(|candidate| gpu.asks_for(candidate.kernel)) {
         found.retain(|candidate| gpu.asks_for(candidate.kernel));
     }
     Ok(found)
 }
 
-/// Returns the elements at which both codecs may be cut, and the most whose encodings fit a slot.
+/// Returns the number of elements at whose multiples both codecs may divide the message, and the
+/// largest number of elements whose encodings fit a slot.
 fn cut(request: &Request, limits: &Limits, codecs: Codecs<'_>) -> Result<(usize, usize)> {
     let whole = |level: Level| granule(request.dtype, codecs[level as usize]);
     let granule = whole(Level::Intra).max(whole(Level::Inter));
@@ -115,14 +117,15 @@ fn cut(request: &Request, limits: &Limits, codecs: Codecs<'_>) -> Result<(usize,
     }
 }
 
-/// Most times that chunks are halved below the size of a slot.
+/// Largest number of times that the chunk size is halved from the size that fills a slot.
 const FINER: usize = 6;
 
-/// Bytes of elements below which a chunk is not cut further.
+/// Smallest size in bytes to which chunks are cut.
 const SMALLEST_CHUNK: usize = 4 << 10;
 
-/// Returns the candidate of one algorithm with the chunk size of least predicted time. The
-/// constants see no gain in chunks smaller than a slot; measured costs may.
+/// Returns the candidate of one algorithm with the chunk size of least predicted time. Only
+/// measured costs can predict a gain for chunks smaller than a slot, so without them such chunks
+/// are not tried.
 fn cheapest_cut(
     request: &Request,
     limits: &Limits,
@@ -130,7 +133,7 @@ fn cheapest_cut(
     (algorithm, between): (Algorithm, Algorithm),
 ) -> Result<Candidate> {
     let two_levels = algorithm == Algorithm::Hierarchical;
-    // A schedule with one level has one codec.
+    // A schedule with one level encodes all messages with the codec for [`Level::Inter`].
     let one = Request {
         codec: CodecSetting {
             intra: request.codec.inter,
@@ -175,8 +178,8 @@ fn candidate(
 ) -> Result<Candidate> {
     let (algorithm, between) = (pattern.algorithm, pattern.between);
     let hops = pattern.hops();
-    // A single thread drives all channels. More channels pay only where the wire moves bytes while the
-    // core works; in shared memory they would only spread the slots over more cache.
+    // A single thread drives all channels. Several channels help only where the wire moves bytes while the
+    // core works. In shared memory they would only spread the slots over more cache.
     let channels = match moves_beside(limits.machine.transport) {
         true => limits.channels.min(geometry.passes()),
         false => 1,
@@ -247,7 +250,8 @@ mod tests {
         }
     }
 
-    /// Returns ranks in blocks per host, and ranks dealt to the hosts one by one.
+    /// Returns two placements of the ranks: consecutive ranks on each host, and ranks dealt to the
+    /// hosts in turn.
     fn places(hosts: usize, ranks: usize) -> [Hosts; 2] {
         let dealt = Hosts::new((0..hosts * ranks).map(|rank| rank % hosts));
         [Hosts::even(hosts, ranks), dealt]
@@ -280,8 +284,8 @@ mod tests {
                     let found = leaving(&pattern, &limits).unwrap();
                     let what = format!("{algorithm}/{between} on {hosts:?}: {found}, {sent:?}");
                     match algorithm {
-                        // The third host of a tree has other labels, so its count is close to the
-                        // most but not equal.
+                        // In a tree the sampled third host may not be the busiest, so its count may
+                        // be a little below the largest.
                         Algorithm::Tree => {
                             assert!(4 * found >= 3 * most && found <= most, "{what}");
                         }
@@ -292,7 +296,7 @@ mod tests {
         }
     }
 
-    /// Returns costs of 10 Gbit/s between hosts, as `cinch bench --explain` prints them.
+    /// Returns measured costs of 10 Gbit/s between hosts, as `cinch bench --explain` prints them.
     fn measured() -> MeasuredCosts {
         let line = |fixed, each| Affine { fixed, each };
         let send = line(25e-6, 0.8e-9);
@@ -303,7 +307,8 @@ mod tests {
         costs
     }
 
-    /// Measured costs describe links between hosts only.
+    /// Measured costs describe only links between hosts; links inside hosts keep the built-in
+    /// constants.
     #[test]
     fn measured_costs_leave_messages_inside_hosts_cheap() {
         for hosts in places(4, 2) {

@@ -1,4 +1,4 @@
-//! The work of a candidate, from which both cost models predict its time.
+//! Describes the work of a candidate, from which both cost models predict its time.
 
 use crate::schedule::{CostCounts, Hops};
 use crate::transport;
@@ -7,13 +7,13 @@ use crate::types::{CodecKind, TransportKind};
 /// The work of one candidate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CandidateWork {
-    /// Steps of one pass of the busiest rank.
+    /// Work of the busiest rank in one pass.
     pub counts: CostCounts,
-    /// Messages that depend on one another in a pass.
+    /// Longest chain of messages in a pass, each of which waits for the message before it.
     pub hops: Hops,
-    /// Passes.
+    /// Number of passes.
     pub passes: usize,
-    /// Slots of a connection.
+    /// Slots of each connection.
     pub slots: usize,
     /// Elements of a full chunk.
     pub chunk: usize,
@@ -21,15 +21,15 @@ pub struct CandidateWork {
     pub element_bytes: usize,
     /// Wire bytes of a full chunk at each [`Level`](crate::types::Level).
     pub wire_bytes: [usize; 2],
-    /// The codec at each level.
+    /// The codec of messages at each level.
     pub codecs: [CodecKind; 2],
-    /// Messages of one pass that the ranks of a host send to other hosts.
+    /// Number of messages that the ranks of one host send to other hosts in a pass.
     pub leaving: usize,
-    /// Hosts of the communicator.
+    /// Number of hosts of the communicator.
     pub hosts: usize,
 }
 
-/// Whether bytes move over a transport while the cores work on something else.
+/// Returns whether the transport moves bytes while the cores work on something else.
 pub(super) fn moves_beside(kind: TransportKind) -> bool {
     transport::caps(kind).is_some_and(|caps| caps.moves_beside)
 }

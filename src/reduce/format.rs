@@ -1,33 +1,33 @@
-//! Element formats: convert the bytes of each [`DType`](crate::types::DType) to a number of its
-//! accumulator type and back. They specify widening and rounding.
+//! Element formats: convert each [`DType`](crate::types::DType) from its bytes to a number of its accumulator
+//! type and back. They specify widening and rounding.
 //!
-//! Rounding is to nearest, ties to even, subnormals included. Beyond the largest finite value f16, bf16
-//! and f8e5m2 become infinite. f8e4m3 has no infinity and becomes NaN, as in NVIDIA's conversions
-//! without saturation. A NaN keeps its sign and the upper bits of its payload and becomes quiet, as in
-//! F16C and the `half` crate; f8e4m3 has one NaN of each sign.
+//! Rounding is to nearest, ties to even, subnormals included. Beyond the largest finite value f16, bf16 and
+//! f8e5m2 become infinite. f8e4m3 has no infinity and becomes NaN, as in NVIDIA's conversions without
+//! saturation. A NaN keeps its sign and the upper bits of its payload and becomes quiet, as in F16C and the
+//! `half` crate. There is only one f8e4m3 NaN of each sign.
 
 use super::number::Number;
 
-/// Storage of elements of one type.
+/// The format in which elements of one type are stored.
 pub(super) trait Format {
     /// The bytes of one element.
     type Raw: Copy;
-    /// The type of its arithmetic.
+    /// The type in which elements are combined.
     type Accumulator: Number;
-    /// Whether [`Format::widen_slice`] is so much faster than widening each element that a pass through
-    /// a scratch block pays.
+    /// Whether [`Format::widen_slice`] is so much faster than widening each element by itself that an extra
+    /// copy to a scratch block is worth it.
     const BLOCKED: bool = false;
 
-    /// Returns the elements of a byte slice of any alignment.
+    /// Returns the elements in a byte slice of any alignment.
     fn raw(bytes: &[u8]) -> &[Self::Raw];
-    /// Returns the elements of a writable byte slice.
+    /// Returns the elements in a writable byte slice.
     fn raw_mut(bytes: &mut [u8]) -> &mut [Self::Raw];
     /// Converts an element to a number, exactly.
     fn widen(raw: Self::Raw) -> Self::Accumulator;
     /// Returns the element nearest to a number.
     fn narrow(number: Self::Accumulator) -> Self::Raw;
 
-    /// Runs [`Format::widen`] on slices of equal length.
+    /// Applies [`Format::widen`] to each element of a slice; both slices have equal lengths.
     #[inline(always)]
     fn widen_slice(raw: &[Self::Raw], numbers: &mut [Self::Accumulator]) {
         for (number, raw) in numbers.iter_mut().zip(raw) {
@@ -35,7 +35,7 @@ pub(super) trait Format {
         }
     }
 
-    /// Runs [`Format::narrow`] on slices of equal length.
+    /// Applies [`Format::narrow`] to each element of a slice; both slices have equal lengths.
     #[inline(always)]
     fn narrow_slice(numbers: &[Self::Accumulator], raw: &mut [Self::Raw]) {
         for (raw, number) in raw.iter_mut().zip(numbers) {
@@ -44,7 +44,7 @@ pub(super) trait Format {
     }
 }
 
-/// Defines the casts between bytes and elements of `$size` bytes.
+/// Defines the conversions between byte slices and slices of elements of `$size` bytes.
 macro_rules! raw_casts {
     ($size:expr) => {
         type Raw = [u8; $size];
@@ -64,8 +64,8 @@ macro_rules! raw_casts {
 }
 pub(super) use raw_casts;
 
-/// Calls a generic function with the format of an element type: `$fp32` for the types that accumulate in
-/// fp32, `$other` for the rest. `$half` is the format of f16.
+/// Calls a generic function with the format of an element type. `$fp32` is called for types that accumulate
+/// in fp32, `$other` for the rest. `$half` is the format to use for f16.
 macro_rules! with_format {
     ($dtype:expr, $half:ty, $fp32:ident | $other:ident $arguments:tt) => {{
         use $crate::reduce::format;
@@ -99,7 +99,7 @@ macro_rules! itself {
 }
 itself!(i8, u8, i32, u32, i64, u64, f32, f64);
 
-/// bfloat16: the upper half of a binary32.
+/// bfloat16, which is the upper half of a binary32.
 pub(super) struct BF16;
 
 impl Format for BF16 {
@@ -148,7 +148,7 @@ impl Format for F16 {
     }
 }
 
-/// OCP E5M2: IEEE binary16 with 2 bits of mantissa.
+/// OCP E5M2: IEEE binary16 with only 2 mantissa bits.
 pub(super) struct F8E5M2;
 
 impl F8E5M2 {
@@ -175,7 +175,8 @@ impl Format for F8E5M2 {
     }
 }
 
-/// OCP E4M3: the largest exponent has finite numbers, and NaN where all mantissa bits are set.
+/// OCP E4M3: its largest exponent also has finite numbers; it is NaN only if all mantissa bits are
+/// set.
 pub(super) struct F8E4M3;
 
 impl F8E4M3 {
@@ -183,7 +184,8 @@ impl F8E4M3 {
         exponent_bits: 4,
         mantissa_bits: 3,
         special: 0x7f,
-        // 464 is as far from 448, whose mantissa is even, as from the missing 480.
+        // The code after 448 would be 480. 464 lies halfway and rounds to 448, whose mantissa is
+        // even, so only larger numbers overflow.
         overflow: 464f32.to_bits() + 1,
     };
 }
@@ -206,14 +208,14 @@ impl Format for F8E4M3 {
 const F32_INFINITY: u32 = 0x7f80_0000;
 const F32_QUIET: u32 = 0x0040_0000;
 
-/// Layout of a float narrower than binary32. Conversions neither make nor read a subnormal binary32, so
-/// a thread that flushes subnormals to zero gets the same results.
+/// Layout of a float narrower than binary32. Conversions neither make nor read a subnormal binary32, so they
+/// give equal results on a thread that flushes subnormals to zero.
 struct Small {
     exponent_bits: u32,
     mantissa_bits: u32,
-    /// Smallest magnitude code that is not finite.
+    /// Smallest code, without the sign, that is not a finite number.
     special: u32,
-    /// Smallest magnitude, as the bits of a binary32, that rounds beyond the finite numbers.
+    /// Bits of the smallest binary32 magnitude that rounds beyond the largest finite number.
     overflow: u32,
 }
 
@@ -222,7 +224,7 @@ impl Small {
         (1 << (self.exponent_bits - 1)) - 1
     }
 
-    /// Returns the distance between subnormals, as a binary32.
+    /// Returns the distance between subnormal numbers of the format, as a binary32.
     const fn step(&self) -> f32 {
         f32::from_bits((127 + 1 - self.bias() - self.mantissa_bits) << 23)
     }
@@ -236,7 +238,7 @@ impl Small {
         let subnormal = (magnitude as i32 as f32 * self.step()).to_bits();
         let is_subnormal = magnitude < 1 << self.mantissa_bits;
         let finite = if is_subnormal { subnormal } else { normal };
-        // E4M3's only special value is NaN, and there the mantissa is not zero.
+        // The only special value of E4M3 is NaN, for which the shifted mantissa is not zero.
         let nan = F32_INFINITY | F32_QUIET | (shifted & 0x007f_ffff);
         let infinite_code = self.infinity();
         let special = if magnitude == infinite_code {
@@ -261,7 +263,8 @@ impl Small {
         let odd = magnitude >> drop & 1;
         let rounded = magnitude.wrapping_add((1 << (drop - 1)) - 1 + odd) >> drop;
         let normal = rounded.wrapping_sub((127 - self.bias()) << self.mantissa_bits);
-        // Adding a number whose last bit is worth one subnormal step rounds to that step.
+        // Adding a number whose last mantissa bit is worth one subnormal step rounds to a multiple
+        // of that step.
         let anchor = self.step() * (1u32 << 23) as f32;
         let subnormal = (f32::from_bits(magnitude) + anchor)
             .to_bits()
@@ -287,7 +290,8 @@ impl Small {
         small | (bits >> 31) << width
     }
 
-    /// Returns the magnitude code of infinity; a finite code if the format has no infinity.
+    /// Returns the code of infinity without the sign. If the format has no infinity, the code is a
+    /// finite number.
     const fn infinity(&self) -> u32 {
         ((1 << self.exponent_bits) - 1) << self.mantissa_bits
     }

@@ -1,16 +1,17 @@
-//! Loops over a tile, written once for every format and operator. `simd` compiles them for each
-//! instruction set, and the compiler vectorises them. Elements are independent of each other, so that
-//! any width gives the same bits.
+//! Loops over the elements of a tile, written once for every format and operator. `simd` compiles them for
+//! each instruction set, and the compiler vectorises them. Elements are independent of each other, so that
+//! any vector width gives equal bits.
 
 use super::Observation;
 use super::format::Format;
 use super::number::{Number, Operator};
 use crate::cpu::Tile;
 
-/// Elements of a scratch block: 1 KiB, next to the tile in the first-level cache.
+/// Number of elements of a scratch block: 1 KiB, which fits the first-level cache beside the tile.
 const BLOCK: usize = 256;
 
-/// Partial sums of [`observe`]. Their number fixes the order of additions, and so the result.
+/// Number of partial sums of [`observe`]. It determines the order of additions, and so the bits of
+/// the result.
 const LANES: usize = 16;
 
 #[inline(always)]
@@ -48,7 +49,7 @@ pub(super) fn combine<F: Format, O: Operator>(src: &[u8], acc: &mut Tile) {
     }
 }
 
-/// Sets dst = a op b in one pass, with the result of `load`, `combine` and `store`.
+/// Sets dst = a op b in one pass. The result equals `load`, then `combine`, then `store`.
 #[inline(always)]
 pub(super) fn pair<F: Format, O: Operator>(a: &[u8], b: &[u8], dst: &mut [u8]) {
     let (a, b, dst) = (F::raw(a), F::raw(b), F::raw_mut(dst));
@@ -142,7 +143,7 @@ pub(super) fn observe(src: &[f32]) -> Observation {
         let kept = if finite { magnitude } else { 0 };
         let x = f64::from(f32::from_bits(kept));
         squares[lane] += x * x;
-        // Magnitudes of floats have the order of their bits.
+        // The bits of non-negative floats, as integers, are ordered like the floats.
         largest[lane] = largest[lane].max(kept);
         non_finite[lane] += u64::from(!finite);
     };

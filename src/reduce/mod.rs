@@ -21,17 +21,18 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::types::{DType, ReduceOp, Scalar};
 use simd::{Conversion, Fp32, ReduceKernels};
 
-/// The arithmetic of one element type and one operator. It is cheap to copy and costs an indirect call
-/// per tile.
+/// The arithmetic of one element type and one operator. It is cheap to copy, and each method costs one
+/// indirect call per tile.
 ///
-/// Element slices may have any alignment. They must hold whole elements that fit the tile; methods panic
-/// otherwise.
+/// Element slices may have any alignment. They must hold whole elements that fit the tile; otherwise methods
+/// panic.
 #[derive(Clone, Copy)]
 pub struct Reducer {
     dtype: DType,
     op: ReduceOp,
     isa: Isa,
-    /// Factor of a pre-multiplied sum in the accumulator type, in the low bits.
+    /// Bits of the factor of a pre-multiplied sum, in the accumulator type; narrower types use the
+    /// low bits.
     factor: u64,
     kernels: ReduceKernels,
 }
@@ -78,7 +79,8 @@ impl Reducer {
         self.op
     }
 
-    /// Sets acc\[i\] = src\[i\], times the factor of a pre-multiplied sum. `src` is this rank's input.
+    /// Sets acc\[i\] = src\[i\], multiplied by the factor of a pre-multiplied sum. `src` is this rank's
+    /// input.
     #[inline]
     pub fn load(&self, src: &[u8], acc: &mut Tile) {
         self.kernels.load(src, acc, self.factor);
@@ -90,21 +92,21 @@ impl Reducer {
         self.kernels.combine(src, acc);
     }
 
-    /// Sets dst\[i\] = a\[i\] op b\[i\] in one pass, with the result of `load`, `combine` and `store` but
-    /// without the factor. The order of `a` and `b` does not matter.
+    /// Sets dst\[i\] = a\[i\] op b\[i\] in one pass. The result equals `load`, then `combine`, then `store`,
+    /// but the factor is not applied. The order of `a` and `b` does not matter.
     #[inline]
     pub fn pair(&self, a: &[u8], b: &[u8], dst: &mut [u8]) {
         self.kernels.pair(a, b, dst);
     }
 
-    /// Sets dst\[i\] = dst\[i\] op b\[i\]: [`Reducer::pair`] in place.
+    /// Sets dst\[i\] = dst\[i\] op b\[i\], as [`Reducer::pair`] does, but in place.
     #[inline]
     pub fn assign(&self, dst: &mut [u8], b: &[u8]) {
         self.kernels.assign(dst, b);
     }
 
-    /// Completes `n` combined elements. Averages are divided by the number of ranks, where integers
-    /// truncate towards zero; other operators need nothing.
+    /// Completes the first `n` elements of the tile, which are fully combined. Averages are divided
+    /// by the number of ranks, where integers truncate towards zero. Other operators need nothing.
     ///
     /// # Panics
     /// If `nranks` is 0.
@@ -136,8 +138,8 @@ impl std::fmt::Debug for Reducer {
     }
 }
 
-/// Returns the factor of a pre-multiplied sum in the accumulator type of `dtype`, in the low bits of a
-/// word.
+/// Returns the factor of a pre-multiplied sum as the bits of the accumulator type of `dtype`, in the low bits
+/// of a word.
 ///
 /// # Errors
 /// Invalid argument if integers have a floating factor or floats an integer factor.
@@ -162,15 +164,17 @@ pub fn factor_word(dtype: DType, scalar: Scalar) -> Result<u64> {
 /// Converts elements of a float type of up to 32 bits to fp32, exactly.
 ///
 /// # Panics
-/// If `dtype` is another type, the machine lacks `isa`, or the slices differ in elements.
+/// If `dtype` is another type, the machine lacks `isa`, or the slices differ in their number of
+/// elements.
 pub fn widen(dtype: DType, isa: Isa, src: &[u8], dst: &mut [f32]) {
     conversion(dtype, isa).widen(src, dst);
 }
 
-/// Rounds fp32 to a float type of up to 32 bits, as [`Reducer::store`] does.
+/// Rounds fp32 elements to a float type of up to 32 bits, as [`Reducer::store`] does.
 ///
 /// # Panics
-/// If `dtype` is another type, the machine lacks `isa`, or the slices differ in elements.
+/// If `dtype` is another type, the machine lacks `isa`, or the slices differ in their number of
+/// elements.
 pub fn narrow(dtype: DType, isa: Isa, src: &[f32], dst: &mut [u8]) {
     conversion(dtype, isa).narrow(src, dst);
 }
@@ -179,19 +183,19 @@ fn conversion(dtype: DType, isa: Isa) -> Conversion {
     Conversion::new(dtype, isa).unwrap_or_else(|| panic!("{dtype} does not fit fp32"))
 }
 
-/// Statistics of input that is not encoded.
+/// Statistics of an input that travels without a codec.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Observation {
     /// Count of NaN and infinite elements.
     pub non_finite: u64,
     /// Largest magnitude among the finite elements.
     pub abs_max: f32,
-    /// Sum of squares of the finite elements, added in 16 lanes so that every instruction set gives the
-    /// same bits.
+    /// Sum of squares of the finite elements. It is added up in 16 partial sums, so that every instruction
+    /// set gives equal bits.
     pub sum_squares: f64,
 }
 
-/// Takes the statistics of `src`.
+/// Computes the statistics of `src`.
 ///
 /// # Panics
 /// If the machine lacks `isa`.

@@ -1,8 +1,8 @@
-//! Arithmetic of the accumulator types: specifies every operator.
+//! Arithmetic of the accumulator types, which specifies every operator.
 //!
-//! A NaN result is always the canonical quiet NaN (0x7fc00000, 0x7ff8000000000000). Hardware and
-//! compilers may pick either operand's payload, but results must not depend on the instruction set. The
-//! two extra instructions hide behind the loads.
+//! A NaN result is always the canonical quiet NaN (0x7fc00000, 0x7ff8000000000000). Hardware and compilers
+//! may pick either operand's payload, but results must not depend on the instruction set. The two extra
+//! instructions take no time, because loops wait for memory.
 
 use crate::types::Element;
 
@@ -15,13 +15,13 @@ pub(super) trait Number: Element {
     fn prod(self, other: Self) -> Self;
     fn maximum(self, other: Self) -> Self;
     fn minimum(self, other: Self) -> Self;
-    /// Returns the number in the low bits of a word; see `Reducer::new`.
+    /// Returns the number whose bits are the low bits of a word; `factor_word` makes such words.
     fn from_word(word: u64) -> Self;
     fn divisor(nranks: usize) -> Self::Divisor;
     fn divide(self, by: Self::Divisor) -> Self;
 }
 
-/// A binary operator. It is a type, so that kernels are compiled for each operator.
+/// A binary operator. Each operator is a type of its own, so that kernels are compiled for each.
 pub(super) trait Operator {
     fn apply<N: Number>(a: N, b: N) -> N;
 }
@@ -62,9 +62,9 @@ macro_rules! wrapping {
     };
 }
 
-// Vector units divide doubles, not integers. For operands below 2^32 the double quotient truncates
-// correctly: an exact quotient that is not an integer is at least 1/divisor away from an integer, and
-// the rounding error is below 2^-21/divisor.
+// Divides integers as doubles, because vector units divide only floats. For operands below 2^32 the double
+// quotient truncates correctly. An exact quotient that is not an integer is at least 1/divisor away from an
+// integer, and the rounding error is below 2^-21/divisor.
 macro_rules! integer_by_double {
     ($($integer:ty),*) => {$(impl Number for $integer {
         type Divisor = f64;
@@ -96,8 +96,9 @@ macro_rules! float {
         fn sum(self, other: Self) -> Self { canonical::$float(self + other) }
         #[inline(always)]
         fn prod(self, other: Self) -> Self { canonical::$float(self * other) }
-        // IEEE 754-2019 maximum and minimum. Equal numbers have equal bits except for zeros: `and`
-        // gives +0 if either zero is positive, `or` gives -0 if either is negative.
+        // Maximum and minimum of IEEE 754-2019. Operands that compare equal have equal bits except
+        // for zeros. With `and` the result is +0 if either zero is positive, with `or` it is -0 if
+        // either is negative.
         #[inline(always)]
         fn maximum(self, other: Self) -> Self {
             let equal = $float::from_bits(self.to_bits() & other.to_bits());

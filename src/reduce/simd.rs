@@ -1,7 +1,7 @@
-//! Compiles the kernels for each instruction set, and chooses among them once.
+//! Compiles the kernels for each instruction set, and selects one when a reducer is created.
 //!
-//! The loops of `kernel` are inlined into functions with the target features of each set. Only
-//! binary16 needs intrinsics: compilers do not emit its conversions (F16C, AVX-512 F) by themselves.
+//! The loops of `kernel` are inlined into functions with the target features of each set. Only binary16 needs
+//! intrinsics: compilers do not emit its conversions (F16C, AVX-512 F) by themselves.
 
 use super::format::{F16, Format, raw_casts, with_format};
 use super::number::{Max, Min, Operator, Prod, Sum};
@@ -9,8 +9,8 @@ use super::{Observation, kernel};
 use crate::cpu::{Isa, Tile};
 use crate::types::{DType, ReduceOp};
 
-// Functions of these types may be called only on machines with the instruction set that they were
-// compiled for.
+// Functions of these types may be called only on machines that have the instruction set for which
+// they were compiled.
 type LoadFn = unsafe fn(&[u8], &mut Tile, u64);
 type CombineFn = unsafe fn(&[u8], &mut Tile);
 type PairFn = unsafe fn(&[u8], &[u8], &mut [u8]);
@@ -18,7 +18,7 @@ type AssignFn = unsafe fn(&mut [u8], &[u8]);
 type DivideFn = unsafe fn(&mut Tile, usize, usize);
 type StoreFn = unsafe fn(&Tile, &mut [u8]);
 
-/// Functions of one element type and operator, for an instruction set that the machine has.
+/// Functions for one element type and one operator, for an instruction set that the machine has.
 #[derive(Clone, Copy)]
 pub(super) struct ReduceKernels {
     load: LoadFn,
@@ -35,20 +35,20 @@ pub(super) struct Fp32 {
     observe: unsafe fn(&[f32]) -> Observation,
 }
 
-/// Conversions between a float of up to 32 bits and fp32.
+/// Functions that convert between a float type of up to 32 bits and fp32.
 #[derive(Clone, Copy)]
 pub(super) struct Conversion {
     widen: unsafe fn(&[u8], &mut [f32]),
     narrow: unsafe fn(&[f32], &mut [u8]),
 }
 
-/// Panics if the machine lacks a set. The constructors below call it, which makes their function pointers
+/// Panics if the machine lacks `isa`. The constructors below call it, so that their function pointers are
 /// safe to call.
 fn check(isa: Isa) {
     assert!(isa <= Isa::detect(), "this machine lacks {}", isa.name());
 }
 
-/// Calls `$function` of the module of an instruction set.
+/// Calls `$function` in the module that is compiled for `$isa`.
 macro_rules! of_isa {
     ($isa:expr, $function:ident($($argument:expr),*)) => {{
         check($isa);
@@ -73,37 +73,43 @@ impl ReduceKernels {
 
     #[inline]
     pub(super) fn load(&self, src: &[u8], acc: &mut Tile, factor: u64) {
-        // SAFETY: `ReduceKernels::new` checked that the machine has what the function needs.
+        // SAFETY: `ReduceKernels::new` checked that the machine has the instruction set of the
+        // function.
         unsafe { (self.load)(src, acc, factor) }
     }
 
     #[inline]
     pub(super) fn combine(&self, src: &[u8], acc: &mut Tile) {
-        // SAFETY: `ReduceKernels::new` checked that the machine has what the function needs.
+        // SAFETY: `ReduceKernels::new` checked that the machine has the instruction set of the
+        // function.
         unsafe { (self.combine)(src, acc) }
     }
 
     #[inline]
     pub(super) fn pair(&self, a: &[u8], b: &[u8], dst: &mut [u8]) {
-        // SAFETY: `ReduceKernels::new` checked that the machine has what the function needs.
+        // SAFETY: `ReduceKernels::new` checked that the machine has the instruction set of the
+        // function.
         unsafe { (self.pair)(a, b, dst) }
     }
 
     #[inline]
     pub(super) fn assign(&self, dst: &mut [u8], b: &[u8]) {
-        // SAFETY: `ReduceKernels::new` checked that the machine has what the function needs.
+        // SAFETY: `ReduceKernels::new` checked that the machine has the instruction set of the
+        // function.
         unsafe { (self.assign)(dst, b) }
     }
 
     #[inline]
     pub(super) fn divide(&self, acc: &mut Tile, n: usize, nranks: usize) {
-        // SAFETY: `ReduceKernels::new` checked that the machine has what the function needs.
+        // SAFETY: `ReduceKernels::new` checked that the machine has the instruction set of the
+        // function.
         unsafe { (self.divide)(acc, n, nranks) }
     }
 
     #[inline]
     pub(super) fn store(&self, acc: &Tile, dst: &mut [u8]) {
-        // SAFETY: `ReduceKernels::new` checked that the machine has what the function needs.
+        // SAFETY: `ReduceKernels::new` checked that the machine has the instruction set of the
+        // function.
         unsafe { (self.store)(acc, dst) }
     }
 }
@@ -119,13 +125,15 @@ impl Conversion {
 
     #[inline]
     pub(super) fn widen(&self, src: &[u8], dst: &mut [f32]) {
-        // SAFETY: `Conversion::new` checked that the machine has what the function needs.
+        // SAFETY: `Conversion::new` checked that the machine has the instruction set of the
+        // function.
         unsafe { (self.widen)(src, dst) }
     }
 
     #[inline]
     pub(super) fn narrow(&self, src: &[f32], dst: &mut [u8]) {
-        // SAFETY: `Conversion::new` checked that the machine has what the function needs.
+        // SAFETY: `Conversion::new` checked that the machine has the instruction set of the
+        // function.
         unsafe { (self.narrow)(src, dst) }
     }
 }
@@ -141,12 +149,13 @@ impl Fp32 {
 
     #[inline]
     pub(super) fn observe(&self, src: &[f32]) -> Observation {
-        // SAFETY: `Fp32::new` checked that the machine has what the function needs.
+        // SAFETY: `Fp32::new` checked that the machine has the instruction set of the function.
         unsafe { (self.observe)(src) }
     }
 }
 
-/// Defines the module of an instruction set from its name, its binary16 and its target features.
+/// Defines the module of an instruction set from its name, its binary16 format and its target
+/// features.
 macro_rules! instruction_set {
     ($(#[$configured:meta])? $module:ident, $half:ty $(, $features:literal)?) => {
         $(#[$configured])?
@@ -267,8 +276,8 @@ instruction_set!(
     "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"
 );
 
-/// Binary16 with conversion instructions, which round as the specification does. Only the modules
-/// `avx2` and `avx512` name these types, and their functions have the features.
+/// Binary16 formats that use conversion instructions, which round as `format` specifies. Only the
+/// modules `avx2` and `avx512` name these types, and their functions enable the instructions.
 #[cfg(target_arch = "x86_64")]
 mod half {
     use super::*;
@@ -298,8 +307,8 @@ mod half {
                     let (raw, raw_tail) = raw.as_chunks::<$lanes>();
                     let (numbers, tail) = numbers.as_chunks_mut::<$lanes>();
                     for ($from, $to) in raw.iter().zip(numbers) {
-                        // SAFETY: both chunks have the lanes of one vector, and only functions
-                        // with the features are instantiated with this type.
+                        // SAFETY: both chunks hold one vector. Only the modules `avx2` and `avx512`
+                        // use this type, and their functions enable the instructions.
                         unsafe { $widen }
                     }
                     F16::widen_slice(raw_tail, tail);
@@ -310,8 +319,8 @@ mod half {
                     let (numbers, tail) = numbers.as_chunks::<$lanes>();
                     let (raw, raw_tail) = raw.as_chunks_mut::<$lanes>();
                     for ($from, $to) in numbers.iter().zip(raw) {
-                        // SAFETY: both chunks have the lanes of one vector, and only functions
-                        // with the features are instantiated with this type.
+                        // SAFETY: both chunks hold one vector. Only the modules `avx2` and `avx512`
+                        // use this type, and their functions enable the instructions.
                         unsafe { $narrow }
                     }
                     F16::narrow_slice(tail, raw_tail);

@@ -4,7 +4,7 @@ use half::{bf16, f16};
 
 const SEED: u64 = 0x5eed_0001;
 
-/// SplitMix64, independent of the library.
+/// SplitMix64 generator, implemented without the library's code.
 struct Random(u64);
 
 impl Random {
@@ -42,8 +42,9 @@ fn halves(bytes: &[u8]) -> Vec<u16> {
     pairs.map(|b| u16::from_le_bytes([b[0], b[1]])).collect()
 }
 
-/// Returns random patterns; all 16-bit patterns as upper halves, with lower halves around the tie; and every
-/// boundary of an 8- or 16-bit format with its neighbours.
+/// Returns numbers that are hard to round. They are random bit patterns, and all 16-bit patterns as upper
+/// halves, with lower halves around the tie. Every boundary of an 8- or 16-bit format, with its neighbours,
+/// is also included.
 fn hard_numbers() -> Vec<f32> {
     let mut random = Random::new(1);
     let mut patterns: Vec<u32> = (0..300_000).map(|_| random.next() as u32).collect();
@@ -81,8 +82,8 @@ fn conversions_of_16_bit_floats_equal_the_half_crate() {
             assert_eq!(wide.to_bits(), expected.to_bits(), "f16 {h:#x}");
         }
         for (&h, wide) in all.iter().zip(widened(DType::BF16, isa, &bytes)) {
-            // The library makes a NaN quiet when it widens; the test's `narrow` does so when it
-            // rounds.
+            // The `half` crate makes a NaN quiet when it widens; `BF16` does so only when it
+            // rounds. So its bits are compared with `h`.
             assert_eq!(wide.to_bits(), u32::from(h) << 16, "bf16 {h:#x}");
             let expected = bf16::from_bits(h).to_f32();
             assert!(wide == expected || wide.is_nan() && expected.is_nan());
@@ -100,7 +101,7 @@ fn conversions_of_16_bit_floats_equal_the_half_crate() {
     }
 }
 
-/// Returns the floats of 8 bits.
+/// Returns the float types of 8 bits.
 fn f8_types() -> impl Iterator<Item = DType> {
     let is_f8 = |dtype: &DType| dtype.is_float() && dtype.size() == 1;
     DType::ALL.into_iter().filter(is_f8)
@@ -111,9 +112,9 @@ fn f8_value(dtype: DType, code: u8) -> f64 {
     value(dtype, &[code])
 }
 
-/// Returns the code nearest to `x`, found by comparison with all codes. A tie goes to the even code;
-/// between two zeros the sign of `x` decides. Numbers beyond the largest finite value by half a step
-/// or more are not finite.
+/// Returns the code whose value is nearest to `x`, by comparison with all codes. A tie goes to the even code;
+/// between two zeros the sign of `x` decides. More than half a step beyond the largest finite value, numbers
+/// become infinity or NaN.
 fn f8_nearest(dtype: DType, x: f32) -> u8 {
     let x = f64::from(x);
     let top = f8_code(dtype, largest(dtype));
@@ -181,8 +182,8 @@ fn f8_narrowed_is_the_nearest_code() {
         .map(|h| f16::from_bits(h).to_f32_const())
         .collect();
     for dtype in f8_types() {
-        // Tests the midpoints of adjacent values, at which rounding changes, and the numbers beside
-        // them.
+        // Tests the midpoints of adjacent values, where rounding changes direction, and the numbers
+        // next to them.
         for code in 0..0x7e {
             let middle = (f8_value(dtype, code) + f8_value(dtype, code + 1)) as f32 / 2.0;
             if middle.is_finite() {
@@ -225,7 +226,7 @@ const OPS: [ReduceOp; 5] = [
     ReduceOp::Avg,
 ];
 
-/// Returns all operators, with a factor that fits the type.
+/// Returns all operators; pre-multiplied sums have a factor that fits the type.
 fn ops(dtype: DType) -> Vec<ReduceOp> {
     let factor = if dtype.is_float() {
         Scalar::Float(-1.7)
@@ -250,8 +251,8 @@ fn elements(random: &mut Random, dtype: DType, n: usize) -> Vec<u8> {
         true => (code(f64::INFINITY), code(1.0)),
         false => (top - 1, 1),
     };
-    // Zeros, infinities, quiet and signalling NaNs, the smallest and the largest number; for
-    // integers the extremes.
+    // Special values: zeros, infinities, quiet and signalling NaNs, and the smallest and largest
+    // numbers; for integers the extremes.
     let specials = [
         0,
         top,
@@ -273,7 +274,8 @@ fn elements(random: &mut Random, dtype: DType, n: usize) -> Vec<u8> {
     bytes
 }
 
-/// Runs one tile through load, combine, finish and store. Returns the stored bytes and the accumulators.
+/// Runs one tile through load, combine, finish and store. Returns the stored bytes and the bytes of the
+/// accumulators.
 fn chain(reducer: &Reducer, inputs: &[&[u8]]) -> (Vec<u8>, Vec<u8>) {
     let size = reducer.dtype().size();
     let n = inputs[0].len() / size;
@@ -283,7 +285,7 @@ fn chain(reducer: &Reducer, inputs: &[&[u8]]) -> (Vec<u8>, Vec<u8>) {
         reducer.combine(input, &mut tile);
     }
     reducer.finish(&mut tile, n, inputs.len());
-    // The output begins one byte after an aligned address.
+    // The output begins one byte after an aligned address, to test unaligned stores.
     let mut out = vec![0xa5; n * size + 2];
     reducer.store(&tile, &mut out[1..1 + n * size]);
     assert_eq!(
@@ -322,7 +324,7 @@ fn reduction_on_every_instruction_set_equals_the_scalar_form() {
     }
 }
 
-/// Returns the elements as f64, without the functions under test.
+/// Returns the elements as f64, converted without the functions under test.
 fn values(dtype: DType, bytes: &[u8]) -> Vec<f64> {
     let value = |b: &[u8]| match dtype {
         DType::F16 => f16::from_le_bytes([b[0], b[1]]).to_f64(),
@@ -334,7 +336,7 @@ fn values(dtype: DType, bytes: &[u8]) -> Vec<f64> {
     bytes.chunks_exact(dtype.size()).map(value).collect()
 }
 
-/// Applies one float operation, by its definition.
+/// Applies one operator to two floats, by its definition.
 fn float_oracle(op: ReduceOp, a: f64, b: f64) -> f64 {
     if a.is_nan() || b.is_nan() {
         return f64::NAN;
@@ -374,8 +376,8 @@ fn two_floats_combine_with_one_rounding() {
                 } else {
                     a
                 };
-                // Rounding an f64 result to f32 is exact rounding, because f64 has more than twice
-                // the digits.
+                // Computing in f64 and then rounding to f32 equals exact rounding, because f64 has
+                // more than twice as many digits.
                 let expected = round(float_oracle(op, a, b));
                 let expected = if op == ReduceOp::Avg {
                     round(expected / 2.0)
@@ -423,7 +425,7 @@ fn max_and_min_of_zeros_and_nans_follow_ieee_754() {
     }
 }
 
-/// Returns element `i`, extended to 128 bits.
+/// Returns element `i` as a 128-bit integer.
 fn integer(dtype: DType, bytes: &[u8], i: usize) -> i128 {
     let element = &bytes[i * dtype.size()..][..dtype.size()];
     let mut wide = [0u8; 16];
@@ -446,7 +448,7 @@ fn integer_results_wrap_and_averages_truncate() {
     let mut random = Random::new(4);
     let n = 400;
     for dtype in DType::ALL.into_iter().filter(|dtype| !dtype.is_float()) {
-        // 300 ranks exceed the range of i8: the divisor must not wrap as the elements do.
+        // 300 ranks do not fit i8: the divisor must not wrap as the elements do.
         for nranks in [1, 2, 3, 7, 300] {
             let inputs: Vec<Vec<u8>> = (0..nranks)
                 .map(|_| elements(&mut random, dtype, n))
@@ -496,7 +498,8 @@ fn observe_on_every_instruction_set_equals_a_plain_loop() {
     let mut random = Random::new(5);
     for n in (0..=70).chain([1000, 4099]) {
         let bytes = elements(&mut random, DType::F32, n);
-        // Exponents are small, so that f64 sums are accurate enough to compare with a plain loop.
+        // Reduces magnitudes to less than 1024, so that f64 sums are accurate enough to compare
+        // with a plain loop.
         let tame: Vec<f32> = bytes
             .chunks_exact(4)
             .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))

@@ -3,53 +3,55 @@
 //!
 //! | collective | chunks of a pass | chunk c |
 //! | --- | --- | --- |
-//! | all_reduce, reduce, broadcast | ring: W N for all_reduce, else 1; tree 2; oneshot 1; direct N; hierarchical: see there | part c of the pass's range; of W N parts, rank c / W owns part c; of 2, tree c carries it |
+//! | all_reduce, reduce, broadcast | ring: W N for all_reduce, else 1; tree 2; oneshot 1; direct N; hierarchical: see `hierarchical` | part c of the pass's range; with W N parts rank c / W owns it, with 2 parts tree c carries it |
 //! | all_gather, gather | W N | part c mod W of rank c / W's block |
 //! | reduce_scatter, scatter | W N | part c mod W of the block of rank c / W |
 //! | all_to_all | N * N | c = source * N + destination |
 //! | send_recv | 1 | the message |
 //!
-//! W is the number of rings per channel, and 1 for chains and other algorithms. One rank has one chunk.
+//! N is the number of ranks. W is the number of rings per channel, and 1 for chains and other algorithms.
+//! A single rank has one chunk.
 
 use super::hosts::Hosts;
 use super::{generator_of, ring_count};
 use crate::types::{Algorithm, Collective};
 use std::ops::Range;
 
-/// The place of a chunk in one buffer of one rank, within the range of a pass.
+/// The position of a chunk in one buffer of one rank, within the range of a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ChunkPlace {
-    /// The block, in a buffer with a block of `count` elements for each rank; a pass takes the same
-    /// range of each block. `None` in a buffer of `count` elements, of which a pass takes a range.
+    /// Block that holds the chunk, if the buffer has a block of `count` elements for each rank. A
+    /// pass covers an equal range of each block. `None` if the buffer has `count` elements, of
+    /// which a pass covers a range.
     pub block: Option<usize>,
-    /// Index among the [`SchedulePattern::parts`] of the range.
+    /// Index of the chunk among the [`SchedulePattern::parts`] of the pass's range.
     pub part: usize,
 }
 
-/// Selects a schedule. All ranks agree on it before each generates its own part.
+/// Selects a schedule. All ranks must have equal patterns; each then generates only its own steps.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SchedulePattern {
     /// The collective.
     pub collective: Collective,
     /// The algorithm.
     pub algorithm: Algorithm,
-    /// Ranks that take part.
+    /// Number of ranks that take part.
     pub nranks: usize,
-    /// Root; sender of a send/recv. Unused where the collective has none.
+    /// Root of the collective, or sender of a send/recv. Ignored by collectives without a root.
     pub root: usize,
-    /// Receiver of a send/recv; unused otherwise.
+    /// Receiver of a send/recv; ignored by other collectives.
     pub peer: usize,
-    /// Ranks of each host. Unused by algorithms that treat all ranks alike.
+    /// Host of each rank. Ignored by algorithms that treat all ranks alike.
     pub hosts: Hosts,
-    /// Algorithm between hosts of a hierarchical schedule; unused otherwise.
+    /// Algorithm between hosts of a hierarchical schedule; ignored by other algorithms.
     pub between: Algorithm,
-    /// Rings per channel: each carries a part of what a rank owns, so that one chunk moves while
-    /// others travel. At least 1; unused by chains and by other algorithms.
+    /// Rings per channel. Each ring carries a part of the data that a rank owns, so that one chunk
+    /// is processed while others travel. At least 1; ignored by chains and by other algorithms.
     pub rings: usize,
 }
 
 impl SchedulePattern {
-    /// Returns a pattern of ranks on one host, with rank 0 as root and peer.
+    /// Creates a pattern of ranks on one host, with rank 0 as root and peer.
     pub const fn flat(
         collective: Collective,
         algorithm: Algorithm,
@@ -67,7 +69,7 @@ impl SchedulePattern {
         }
     }
 
-    /// Returns the parts into which a pass divides its range of `count` elements.
+    /// Returns the number of parts into which a pass divides its range of `count` elements.
     pub fn parts(&self) -> usize {
         match self.nranks {
             1 => 1,
@@ -75,12 +77,12 @@ impl SchedulePattern {
         }
     }
 
-    /// Returns the rings per channel of algorithm ring; chains have one.
+    /// Returns the rings per channel for the ring algorithm; 1 for chains.
     pub(super) fn ring_count(&self) -> usize {
         ring_count::rings(self.collective, self.rings)
     }
 
-    /// Returns the chunks of a pass, over all ranks.
+    /// Returns the number of chunks of a pass, over all ranks.
     pub fn chunks(&self) -> usize {
         match (
             self.collective.splits_input(),
@@ -92,8 +94,8 @@ impl SchedulePattern {
         }
     }
 
-    /// Returns the blocks that `chunk` is part of: in an input and in an output that have a block for each
-    /// rank.
+    /// Returns the index of the block that holds `chunk`, in an input and in an output that have a block for
+    /// each rank.
     fn blocks(&self, chunk: usize) -> (usize, usize) {
         if self.collective.splits_input() && self.collective.joins_output() {
             return (chunk % self.nranks, chunk / self.nranks);
@@ -102,18 +104,19 @@ impl SchedulePattern {
         (block, block)
     }
 
-    /// Returns the part of the range that `chunk` is, in every buffer that has it.
+    /// Returns the index of `chunk` among the parts of the pass's range. It is equal in every
+    /// buffer that holds the chunk.
     pub fn part(&self, chunk: usize) -> usize {
         chunk % self.parts()
     }
 
-    /// Returns the slots that each connection needs to be free of deadlock.
+    /// Returns the number of slots that each connection needs for freedom from deadlock.
     pub fn slots(&self) -> usize {
         (generator_of(self.algorithm).slots)(self)
     }
 
-    /// Returns the place of `chunk` in the input of `rank`; `None` if the rank contributes nothing
-    /// to it.
+    /// Returns the position of `chunk` in the input of `rank`; `None` if the rank contributes
+    /// nothing to it.
     pub fn input(&self, rank: usize, chunk: usize) -> Option<ChunkPlace> {
         let collective = self.collective;
         let (of_input, of_output) = self.blocks(chunk);
@@ -128,8 +131,8 @@ impl SchedulePattern {
         })
     }
 
-    /// Returns the place of `chunk` in the output of `rank`; `None` if the rank does not receive
-    /// it.
+    /// Returns the position of `chunk` in the output of `rank`; `None` if the chunk is not part of
+    /// the output.
     pub fn output(&self, rank: usize, chunk: usize) -> Option<ChunkPlace> {
         let collective = self.collective;
         let (of_input, of_output) = self.blocks(chunk);
@@ -147,7 +150,7 @@ impl SchedulePattern {
         }
     }
 
-    /// Returns the chunks that `rank` receives, without a scan of the others.
+    /// Returns the chunks in the output of `rank`, without a scan of all chunks.
     pub fn outputs(&self, rank: usize) -> impl Iterator<Item = usize> + use<> {
         let (splits, joins) = (
             self.collective.splits_input(),
@@ -162,7 +165,7 @@ impl SchedulePattern {
         range.step_by(step)
     }
 
-    /// Returns the ranks whose contributions the finished `chunk` holds on `rank`, each exactly once.
+    /// Returns the ranks whose contributions the finished `chunk` on `rank` must hold, each exactly once.
     pub fn contributors(&self, rank: usize, chunk: usize) -> Range<usize> {
         let (_, block) = self.blocks(chunk);
         self.collective
@@ -175,7 +178,7 @@ mod tests {
     use super::*;
     use crate::types::Extent;
 
-    /// Chunks tile each buffer: every part and block of it exactly once.
+    /// The chunks cover each part of each block of every buffer exactly once.
     #[test]
     fn chunks_tile_the_buffers() {
         for collective in Collective::ALL {
@@ -206,7 +209,8 @@ mod tests {
         let outputs = chunks.clone().filter_map(|c| pattern.output(rank, c));
         let mut extent = pattern.collective.output_extent(is_root);
         if pattern.collective == Collective::SendRecv {
-            // A pattern knows the receiver of a send/recv; an extent knows only the sender.
+            // A pattern knows the receiver of a send/recv, but `output_extent` knows only the
+            // sender.
             extent = [Extent::Unused, Extent::Count][usize::from(rank == pattern.peer)];
         }
         assert_eq!(

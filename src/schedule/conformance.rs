@@ -1,4 +1,5 @@
-//! Verifies the schedules of every generator, and checks that the verifier finds broken schedules.
+//! Verifies the schedules of every generator, and checks that the verifier detects broken
+//! schedules.
 
 use super::*;
 use crate::error::Error;
@@ -20,7 +21,8 @@ fn pattern(collective: Collective, algorithm: Algorithm, nranks: usize) -> Sched
     }
 }
 
-/// Returns a pattern for each supported collective, algorithm and given root.
+/// Returns a pattern for each supported pair of collective and algorithm, with each of the given
+/// roots.
 fn patterns(nranks: usize, roots: &[usize]) -> Vec<SchedulePattern> {
     let mut patterns = Vec::new();
     for collective in Collective::ALL {
@@ -46,8 +48,8 @@ fn cost_counts(schedule: &Schedule) -> CostCounts {
     super::cost_counts(schedule, &Hosts::ONE)
 }
 
-/// No rank encodes a chunk both as a contribution or partial sum and as a finished sum, so that the encoding
-/// error of each element has one place (residuals of `engine::gpu` rely on it).
+/// Checks that no rank encodes a chunk both before and after its sum is finished. The encoding error of each
+/// element then has a single source; residuals of `engine::gpu` rely on it.
 pub(super) fn check_roles(pattern: &SchedulePattern, schedules: &[Schedule]) {
     if !pattern.collective.reduces() {
         return;
@@ -103,7 +105,7 @@ fn all_small_schedules_are_right() {
         };
         for pattern in patterns(nranks, &roots) {
             prove(&pattern, overlapping(&pattern));
-            // Verifies with messages of one pass, and with more slots per connection.
+            // Verifies a single pass, then many passes with more slots per connection.
             prove(&pattern, 1);
             let limits = VerifyLimits {
                 slots: 8,
@@ -132,7 +134,8 @@ fn several_rings_per_channel_verify() {
     }
 }
 
-/// With one slot less than [`SchedulePattern::slots`], ranks of four rings per channel wait for each other.
+/// Ranks with four rings per channel deadlock if connections have a slot less than
+/// [`SchedulePattern::slots`].
 #[test]
 fn several_rings_with_one_slot_less_deadlock() {
     let pattern = SchedulePattern {
@@ -227,15 +230,15 @@ fn rooted_exchanges_of_65536_ranks_are_right() {
     }
 }
 
-/// A generator makes one rank's steps only: among many ranks, a rank has few steps.
+/// Each algorithm spreads the work over the ranks: no rank has many more steps than others.
 #[test]
 fn load_is_spread() {
     let all_reduce = |algorithm, nranks| pattern(Collective::AllReduce, algorithm, nranks);
     for nranks in [3, 8, 17, 100] {
         let tree = schedules(&all_reduce(Algorithm::Tree, nranks));
         for schedule in &tree {
-            // An inner node of both halves of the double tree sends and receives at most four
-            // times.
+            // A rank is an inner node in at most one of the two trees, so it sends and receives at
+            // most four times.
             assert!(cost_counts(schedule).sends <= 4);
             assert!(cost_counts(schedule).recvs <= 4);
         }
@@ -255,7 +258,7 @@ fn load_is_spread() {
         ..CostCounts::default()
     };
     assert_eq!(counts(Algorithm::Ring, 8), ring);
-    // Both schedules move equal bytes; the second uses more connections.
+    // Direct moves as many bytes as a ring, but uses more connections.
     let spread = CostCounts {
         connections: 14,
         ..ring
@@ -272,7 +275,7 @@ fn load_is_spread() {
         ..CostCounts::default()
     };
     assert_eq!(counts(Algorithm::OneShot, 8), one_shot);
-    // A chain counts its sum once and its encoding once.
+    // With 31 ranks a sum takes a chain of several steps, but counts as one sum with one encoding.
     let direct = CostCounts {
         sends: 60,
         recvs: 60,
@@ -286,7 +289,7 @@ fn load_is_spread() {
     assert_eq!(counts(Algorithm::Direct, 31), direct);
 }
 
-/// Returns the verifier's error for the schedules of `pattern` after `damage`.
+/// Returns the verifier's error for the schedules of `pattern` after `damage` changed them.
 fn verdict(
     pattern: &SchedulePattern,
     damage: impl FnOnce(&mut Vec<Schedule>),
@@ -314,15 +317,15 @@ fn defects_are_named() {
     let gather = pattern(Collective::AllGather, Algorithm::Direct, 4);
     let swap = pattern(Collective::AllToAll, Algorithm::Direct, 2);
 
-    // Two steps are swapped.
+    // Swaps two steps.
     caught(&ring, "rank 0's next message is chunk 3 of pass 0", |s| {
         s[1].steps.swap(1, 2);
     });
-    // A message goes to a wrong peer.
+    // Expects a message from a rank that does not send it.
     caught(&ring, "rank 2 never sends to rank 1", |s| {
         s[1].steps[1].recv_from = StepPeers::one(2);
     });
-    // A step is missing.
+    // Removes steps.
     caught(&ring, "rank 2's next message is chunk 0 of pass 0", |s| {
         s[2].steps.remove(0);
     });
@@ -336,7 +339,7 @@ fn defects_are_named() {
         }
         s[3].steps[0].send_to = [0, 1].into_iter().collect();
     });
-    // A contribution is missing, doubled, or at another rank's place.
+    // Makes a sum with a contribution missing, doubled, or replaced by another rank's.
     caught(
         &ring,
         "holds 3 contributions instead of 4: rank 1's is missing",
@@ -348,7 +351,7 @@ fn defects_are_named() {
         &shot,
         "holds 5 contributions instead of 4: rank 2's is there once too often",
         |s| {
-            // Rank 2 forwards its own input twice, and rank 0 adds it twice.
+            // Rank 2 sends its own input twice, and rank 0 adds it twice.
             let again = s[2].steps[0].to([0]);
             s[2].steps.insert(1, again);
             let sum = s[0].steps.pop().unwrap();
@@ -371,7 +374,8 @@ fn defects_are_named() {
             s[1].steps[0] = s[1].steps[0].to([2, 3]);
         },
     );
-    // The contributions are complete but in another order, or encoded on some ranks only.
+    // Completes the sums, but on some ranks in another order or encoded otherwise, so that results
+    // differ between ranks.
     caught(&shot, "is not the same expression as on rank", |s| {
         let sum = s[1].steps.last_mut().unwrap();
         sum.recv_from = [2, 0, 3].into_iter().collect();
@@ -380,13 +384,13 @@ fn defects_are_named() {
         s[1].steps.last_mut().unwrap().own = Own::Exact { after: 1 };
     });
     caught(&gather, "is not the same expression as on rank", |s| {
-        // The owner keeps its exact block instead of the decoded block.
+        // The owner keeps its exact block, while the other ranks get the decoded block.
         let last = s[1].steps.iter().position(|step| step.writes()).unwrap();
         s[1].steps[last].op = Op::Send;
         s[1].steps[last].own = Own::Absent;
         s[1].steps.insert(last + 1, Step::new(0, Op::Copy, 1));
     });
-    // An average is not divided, or divided before the sum is complete.
+    // Leaves an average undivided, or divides it before the sum is complete.
     caught(&direct, "an average would not be divided", |s| {
         for step in s.iter_mut().flat_map(|s| s.steps.iter_mut()) {
             if step.op == Op::RecvReduceCopySend {
@@ -397,7 +401,7 @@ fn defects_are_named() {
     caught(&ring, "it adds what is already divided", |s| {
         s[1].steps[1].op = Op::RecvReduceCopySend;
     });
-    // A step overwrites, in place, input that a later step sends.
+    // Overwrites, in place, input that a later step sends.
     caught(
         &swap,
         "it reads input that an earlier step overwrites",
@@ -408,7 +412,7 @@ fn defects_are_named() {
             }
         },
     );
-    // Chains with a wrong step are found.
+    // Breaks the rules of chains.
     caught(
         &direct,
         "it adds to a sum that the chain has already sent",
@@ -421,7 +425,8 @@ fn defects_are_named() {
         let chain = s[0].steps.iter().position(|step| step.more).unwrap();
         s[0].steps.drain(chain + 1..chain + 3);
     });
-    // A message has no receive, or arrives ahead of an expected message.
+    // Sends a message that no step receives. Over many passes such messages fill the slots and
+    // block the sender.
     let message = pattern(Collective::SendRecv, Algorithm::Direct, 4);
     let mut twice = schedules(&message);
     let step = twice[0].steps[0];
@@ -436,7 +441,7 @@ fn defects_are_named() {
     let error = verify(&message, &twice, passes(9)).unwrap_err();
     let sentence = "waits for a slot to rank 1";
     assert!(error.message().contains(sentence), "{error}");
-    // A part of the output is never written.
+    // Writes an output on a rank that has none.
     let reduce = pattern(Collective::Reduce, Algorithm::Tree, 6);
     caught(&reduce, "the rank has no such output", |s| {
         let sum = s[2].steps.iter_mut().find(|step| step.op.sums()).unwrap();
@@ -458,7 +463,7 @@ fn deadlock_is_seen() {
     assert!(error.message().contains(sentence), "{error}");
 }
 
-/// The verifier notices if any single send, receive or contribution is removed.
+/// The verifier detects the removal of any single send, receive or contribution.
 #[test]
 fn no_part_of_a_step_can_be_missing() {
     let mut damaged = 0;

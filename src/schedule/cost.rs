@@ -7,37 +7,37 @@ use super::ir::{Op, Own, Schedule};
 use crate::types::Level;
 use std::collections::HashSet;
 
-/// Work of one rank in one pass, in chunks.
+/// Work of one rank in one pass, counted in chunks and messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CostCounts {
-    /// Messages sent.
+    /// Number of messages sent.
     pub sends: usize,
-    /// Messages received.
+    /// Number of messages received.
     pub recvs: usize,
-    /// Chunks encoded. A chunk that a chain sends to several peers counts once.
+    /// Number of chunks encoded. A chunk that a chain of steps sends to several peers counts once.
     pub encodes: usize,
-    /// Chunks decoded.
+    /// Number of chunks decoded.
     pub decodes: usize,
-    /// Chunks added to another.
+    /// Number of additions of one chunk to another.
     pub reduces: usize,
-    /// Encodes, and as many decodes, through which a rank reads its own contribution as its peers do. They
-    /// are work only if the codec is lossy.
+    /// Number of encodes, and of decodes, of the rank's own contribution to a sum, so that it adds the values
+    /// that its peers receive. They take time only if the codec is lossy.
     pub coded: usize,
-    /// Connections used, both directions counted.
+    /// Number of connections used, where each direction counts.
     pub connections: usize,
-    /// Sends and receives that are encoded for [`Level::Intra`].
+    /// Numbers of sends and of receives that are encoded for [`Level::Intra`].
     pub intra: [usize; 2],
-    /// Encodes and decodes for [`Level::Intra`].
+    /// Numbers of encodes and of decodes for [`Level::Intra`].
     pub intra_coded: [usize; 2],
-    /// Sends to other hosts, and receives from them.
+    /// Numbers of messages sent to other hosts, and received from them.
     pub crossing: [usize; 2],
 }
 
-/// Counts the work of one rank in one pass. `hosts` decides which messages leave a host.
+/// Counts the work of one rank in one pass. `hosts` determines which messages leave a host.
 pub fn cost_counts(schedule: &Schedule, hosts: &Hosts) -> CostCounts {
     let mut counts = CostCounts::default();
     let (mut to, mut from) = (HashSet::<u32>::new(), HashSet::<u32>::new());
-    // Terms of the sum that the current chain forms.
+    // Number of terms of the sum that the current chain forms.
     let mut terms = 0;
     let crosses = |peers: &[u32]| {
         let abroad = |peer: &&u32| !hosts.share(schedule.rank, **peer as usize);
@@ -55,7 +55,8 @@ pub fn cost_counts(schedule: &Schedule, hosts: &Hosts) -> CostCounts {
         match step.op {
             Op::Send => counts.encodes += 1,
             Op::Recv | Op::RecvCopySend => {
-                // All steps of a chain receive one message.
+                // All steps of a chain with this op receive one message, so only the last step
+                // counts it.
                 counts.recvs += last;
                 counts.decodes += last;
             }
@@ -75,7 +76,8 @@ pub fn cost_counts(schedule: &Schedule, hosts: &Hosts) -> CostCounts {
                     counts.reduces += terms - terms.min(1);
                     terms = 0;
                     counts.encodes += usize::from(step.op.sends());
-                    // The owner decodes what it sent.
+                    // The owner decodes the bytes that it sent, to end with the values that its
+                    // peers get.
                     counts.decodes += usize::from(step.op == Op::RecvReduceCopySend);
                 }
             }
@@ -98,24 +100,27 @@ pub fn cost_counts(schedule: &Schedule, hosts: &Hosts) -> CostCounts {
     counts
 }
 
-/// The longest chain of messages that wait for one another, from the input to the last output of a pass.
+/// Length of the longest chain of messages from the input to the last output of a pass. Each message waits
+/// for the message before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Hops {
-    /// Between ranks of one host.
+    /// Number of the chain's messages between ranks of one host.
     pub inside: usize,
-    /// Between hosts; all messages of an algorithm that ignores hosts.
+    /// Number of the chain's messages between hosts. Algorithms that ignore hosts count all
+    /// messages here if there are several hosts.
     pub between: usize,
 }
 
 impl Hops {
-    /// Returns both together.
+    /// Returns the length of the whole chain.
     pub const fn total(self) -> usize {
         self.inside + self.between
     }
 }
 
 impl SchedulePattern {
-    /// Returns the longest chain of messages. [`super::algorithms`] lists the combinations that exist.
+    /// Returns the longest chain of messages. [`super::algorithms`] lists the valid combinations of
+    /// collective and algorithm.
     pub fn hops(&self) -> Hops {
         match self.nranks {
             0 | 1 => Hops::default(),
@@ -123,7 +128,8 @@ impl SchedulePattern {
         }
     }
 
-    /// Returns the chain of `messages` between ranks that may be on different hosts.
+    /// Returns a chain of `messages` messages for an algorithm that ignores hosts. On several
+    /// hosts, any of them may travel between hosts.
     pub(super) fn flat_hops(&self, messages: usize) -> Hops {
         match self.hosts.count() {
             1 => Hops {

@@ -3,22 +3,21 @@
 //!
 //! | collective | phases | bytes sent by a rank |
 //! | --- | --- | --- |
-//! | all_reduce | my part of every chunk to its owner; the owner's sum to everyone | 2 S (N-1)/N |
-//! | reduce | my part of every chunk to its owner; the owner's sum to the root | S (N-1)/N, then S/N |
+//! | all_reduce | each rank's contribution to every chunk to its owner; the owner's sum to everyone | 2 S (N-1)/N |
+//! | reduce | each rank's contribution to every chunk to its owner; the owner's sum to the root | S (N-1)/N, then S/N |
 //! | broadcast | the root sends each chunk to its owner; the owner to everyone else | root: S (2N-2)/N; else S (N-2)/N |
-//! | reduce_scatter | my part of every block to its rank, which sums | S (N-1) |
-//! | all_gather | my block to everyone | S (N-1) |
+//! | reduce_scatter | each rank's contribution to every block to the block's rank, which sums | S (N-1) |
+//! | all_gather | each rank's block to everyone | S (N-1) |
 //! | all_to_all | a block to everyone | S (N-1) |
 //! | gather, scatter | a block to, or from, the root | S; root of a scatter: S (N-1) |
 //! | send_recv | the message | S |
 //!
 //! Sums are formed in rank order, so a result does not depend on the chunk's owner. A pre-multiplied sum
-//! is the exception: the owner adds its own product before it is rounded to the element type. A rank
+//! is the exception: the owner adds its own product without rounding it to the element type first. A rank
 //! sends first to its neighbour, so that no rank receives from all others at once.
 //!
-//! Stages: with two phases, phase i is stage i. Exchanges of one phase receive two stages after they
-//! send. Both need two slots, and both let a
-//! rank run ahead of its peers as far as two slots allow.
+//! With two phases, stage i sends phase i. With one phase, a rank receives two stages after it sends.
+//! Both need two slots per connection, and let a rank run as far ahead of its peers as two slots allow.
 
 use super::chunks::SchedulePattern;
 use super::fan::{self, OwnTerm};
@@ -39,7 +38,7 @@ pub(super) const GENERATOR: Generator = Generator {
     hops: |pattern| {
         pattern.flat_hops(match pattern.collective {
             Collective::AllReduce | Collective::Reduce => 2,
-            // With two ranks the owner has no third rank to send to.
+            // With two ranks the owner of a chunk has no third rank to forward it to.
             Collective::Broadcast => 1 + usize::from(pattern.nranks > 2),
             _ => 1,
         })
@@ -67,7 +66,7 @@ fn steps(pattern: &SchedulePattern, rank: usize) -> Vec<Step> {
     let send = |chunk, to| Step::new(0, Op::Send, chunk).to([to]);
     let recv = |stage, chunk, from| Step::new(stage, Op::Recv, chunk).from([from]);
     let copy = |chunk| Step::new(0, Op::Copy, chunk);
-    // Send each peer its part, of which that peer owns the sum.
+    // Sends each peer this rank's contribution to the part whose sum that peer owns.
     let parts = || after().map(|owner| send(owner, owner));
 
     let mut steps = Vec::new();
@@ -87,7 +86,7 @@ fn steps(pattern: &SchedulePattern, rank: usize) -> Vec<Step> {
                 steps.extend(sum(1, Op::RecvReduceSend, &mut once(root)));
             } else {
                 steps.extend(sum(1, Op::RecvReduceCopy, &mut empty()));
-                // The owners' sums are complete, but only a final op divides an average.
+                // Owners do not divide their sums: for an average, the root divides them here.
                 steps.extend(before().map(|owner| {
                     let at = Step::new(2, Op::RecvReduceCopy, owner);
                     at.own(Own::Absent).from([owner])
@@ -102,8 +101,8 @@ fn steps(pattern: &SchedulePattern, rank: usize) -> Vec<Step> {
         Collective::Broadcast => {
             let third = |other: &usize| *other != root;
             steps.extend(fan::forward(1, rank, root, after().filter(third)));
-            // The root sends its own chunk last, to all ranks: like all that it sends, it is
-            // received one stage later.
+            // The root sends its own chunk last, to all ranks. They receive it in stage 1, as they
+            // do all that the root sends in stage 0.
             steps.push(recv(1, root, root));
             let owners = before().filter(third);
             steps.extend(owners.map(|owner| recv(2, owner, owner)));

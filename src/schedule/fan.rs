@@ -1,29 +1,31 @@
-//! Steps towards or from any number of peers, as chains of steps of bounded fan.
+//! Builds steps that send to, or receive from, any number of peers, as chains of steps with at most
+//! [`MAX_FAN`] peers each.
 
 use super::ir::{MAX_FAN, Op, Own, Step};
 use crate::types::Level;
 
-/// Returns the ranks behind `rank` on the circle of `nranks`, nearest first. Every rank starts at another
+/// Returns the other ranks in ascending order from `rank` + 1, modulo `nranks`. Every rank starts at another
 /// rank, so that no rank receives from all others at once.
 pub(super) fn after(rank: usize, nranks: usize) -> impl Iterator<Item = usize> + use<> {
     (1..nranks).map(move |i| (rank + i) % nranks)
 }
 
-/// Returns the ranks before `rank` on the circle, nearest first. Messages that were sent in the order of
-/// [`after`] arrive in this order.
+/// Returns the other ranks in descending order from `rank` - 1, modulo `nranks`. Messages that all ranks send
+/// in the order of [`after`] arrive in this order.
 pub(super) fn before(rank: usize, nranks: usize) -> impl Iterator<Item = usize> + use<> {
     (1..nranks).map(move |i| (rank + nranks - i) % nranks)
 }
 
-/// Whether a rank's own contribution to its sum goes through the codec.
+/// Selects whether a rank adds its own contribution exactly, or encoded and decoded as its peers
+/// receive it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OwnTerm {
     Exact,
     Coded,
 }
 
-/// Sums over all ranks in rank order on `rank`, then sends to `to`. The order makes the result independent
-/// of how a message is cut into chunks.
+/// Returns steps in which `rank` sums over all ranks, in rank order, and sends the sum to `to`. With this
+/// order the result does not depend on how a message is divided into chunks.
 pub(super) fn sum_in_rank_order(
     at: Step,
     rank: usize,
@@ -35,8 +37,9 @@ pub(super) fn sum_in_rank_order(
     sum(at, &[(at.takes, &others)], (own, rank), to)
 }
 
-/// Sums the messages of the ranks in each of `groups`, in this order, encoded for the group's level. The
-/// own contribution follows `before` terms of the first group. The sum is sent to `to`.
+/// Returns steps that sum the messages of the ranks in each of `groups`, in this order; a group's messages
+/// are encoded for its level. The rank's own contribution follows `before` terms of the first group. The sum
+/// is sent to `to`.
 pub(super) fn sum(
     at: Step,
     groups: &[(Level, &[usize])],
@@ -69,15 +72,15 @@ pub(super) fn sum(
     chain(steps)
 }
 
-/// Sends the input to all of `to`. The sender does not keep the encoded values.
+/// Returns steps that send the input to all of `to`. They do not write the sender's output.
 pub(super) fn send(stage: usize, chunk: usize, to: impl IntoIterator<Item = usize>) -> Vec<Step> {
     fans(to)
         .map(|fan| Step::new(stage, Op::Send, chunk).to(fan))
         .collect()
 }
 
-/// Sends the input to all of `to`, and writes the values that they receive to the own output. The write comes
-/// last, because in place the output is the input.
+/// Returns steps that send the input to all of `to`, and write the decoded values to the output, so that it
+/// equals the receivers' outputs. The write comes last, because in place the output is the input.
 pub(super) fn source(stage: usize, chunk: usize, to: impl IntoIterator<Item = usize>) -> Vec<Step> {
     let mut steps = send(stage, chunk, to);
     if let Some(last) = steps.last_mut() {
@@ -87,7 +90,8 @@ pub(super) fn source(stage: usize, chunk: usize, to: impl IntoIterator<Item = us
     steps
 }
 
-/// Writes what `from` sends to the output, and forwards the bytes unchanged to all of `to`.
+/// Returns steps that receive a message from `from`, write it to the output, and forward its bytes
+/// unchanged to all of `to`.
 pub(super) fn forward(
     stage: usize,
     chunk: usize,
@@ -102,7 +106,7 @@ pub(super) fn forward(
     chain(steps)
 }
 
-/// Cuts peers into groups of at most [`MAX_FAN`].
+/// Divides peers into groups of at most [`MAX_FAN`].
 fn fans(peers: impl IntoIterator<Item = usize>) -> impl Iterator<Item = Vec<usize>> {
     let mut peers = peers.into_iter();
     std::iter::from_fn(move || {
@@ -124,7 +128,8 @@ fn chain(mut steps: Vec<Step>) -> Vec<Step> {
 mod tests {
     use super::*;
 
-    /// Returns the order of the terms of a chain; the own term is `usize::MAX`.
+    /// Returns the ranks whose contributions a chain adds, in order; `usize::MAX` stands for the
+    /// rank's own contribution.
     fn terms(steps: &[Step]) -> Vec<usize> {
         let mut terms = Vec::new();
         for step in steps {

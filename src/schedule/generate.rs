@@ -7,8 +7,8 @@ use super::{algorithms, generator_of};
 use crate::error::{Error, ErrorKind, Result};
 use crate::types::{Algorithm, Collective};
 
-/// Generates the steps of `rank` in one pass, in time proportional to their number. `root` is the sender
-/// of a send/recv and `peer` its receiver; both are ignored where the collective has none.
+/// Generates the steps of `rank` in one pass, in time proportional to their number. `root` is the sender of a
+/// send/recv and `peer` its receiver; collectives without them ignore both.
 ///
 /// # Errors
 /// As for [`SchedulePattern::schedule`].
@@ -32,8 +32,8 @@ impl SchedulePattern {
     /// Generates the steps of `rank` in one pass, in time proportional to their number.
     ///
     /// # Errors
-    /// Unsupported if the collective has no such algorithm, or has chunks beyond 32-bit numbers;
-    /// invalid argument if a rank does not exist.
+    /// Unsupported if the collective does not offer the algorithm, or if a chunk's number does not
+    /// fit in 32 bits. Invalid argument if `rank`, `root` or `peer` does not exist.
     pub fn schedule(&self, rank: usize) -> Result<Schedule> {
         self.check(rank)?;
         let (stages, steps) = if self.nranks == 1 {
@@ -61,7 +61,8 @@ impl SchedulePattern {
         }
     }
 
-    /// Returns why `collective` has no hierarchical schedule on `hosts`, as a sentence.
+    /// Returns why `collective` has no hierarchical schedule on `hosts`, as a sentence; `None` if
+    /// it has one.
     pub fn no_hierarchy(collective: Collective, hosts: &Hosts) -> Option<String> {
         if SchedulePattern::between_hosts(collective).is_empty() {
             return Some(format!(
@@ -149,7 +150,8 @@ impl SchedulePattern {
     }
 }
 
-/// Returns the only step of a single rank. A reduction over one rank still multiplies by its factor.
+/// Returns the only step of a call with a single rank. A reduction over one rank still multiplies by its
+/// factor.
 fn alone(collective: Collective) -> Step {
     let op = if collective.reduces() {
         Op::RecvReduceCopy

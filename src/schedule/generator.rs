@@ -1,23 +1,25 @@
-//! Defines what each algorithm states about its schedules, in the file that generates them.
+//! Defines the facts that each algorithm states about its schedules, in the file that generates
+//! them.
 
 use super::chunks::SchedulePattern;
 use super::cost::Hops;
 use super::ir::Step;
 use crate::types::{Algorithm, Collective};
 
-/// The facts about an algorithm, and its generator. Each function gets patterns of at least 2 ranks.
+/// The facts about an algorithm, and its generator. Its functions are called only for patterns of at least 2
+/// ranks.
 pub(super) struct Generator {
     /// The algorithm.
     pub algorithm: Algorithm,
-    /// Collectives with a schedule that ignores hosts.
+    /// Collectives for which the algorithm has a schedule that ignores hosts.
     pub collectives: &'static [Collective],
-    /// Returns the parts into which a pass divides its range.
+    /// Returns the number of parts into which a pass divides its range.
     pub parts: fn(&SchedulePattern) -> usize,
-    /// Returns the slots that each connection needs to be free of deadlock.
+    /// Returns the number of slots that each connection needs for freedom from deadlock.
     pub slots: fn(&SchedulePattern) -> usize,
-    /// Returns the stages of a pass.
+    /// Returns the number of stages of a pass.
     pub stages: fn(&SchedulePattern) -> usize,
-    /// Returns the longest chain of messages.
+    /// Returns the longest chain of messages that wait for one another in a pass.
     pub hops: fn(&SchedulePattern) -> Hops,
     /// Returns the steps of a rank in one pass, in order of stage.
     pub steps: fn(&SchedulePattern, usize) -> Vec<Step>,
@@ -37,7 +39,7 @@ impl Generator {
     }
 }
 
-/// The flat algorithms of a collective, in numeric order.
+/// The flat (not hierarchical) algorithms of a collective, in numeric order.
 #[derive(Clone, Copy)]
 pub(super) struct FlatAlgorithms {
     algorithms: [Algorithm; Algorithm::ALL.len()],
@@ -50,8 +52,8 @@ impl FlatAlgorithms {
         count: 0,
     };
 
-    /// Returns the algorithms of each collective, in numeric order. Fails to compile if `table` has another
-    /// order than [`Algorithm::ALL`], by whose numbers it is read.
+    /// Returns the algorithms of each collective, in numeric order. Fails to compile if `table` is not in the
+    /// order of [`Algorithm::ALL`], because it is indexed by the algorithm's number.
     pub const fn of_all(
         table: &[Generator; Algorithm::ALL.len()],
     ) -> [FlatAlgorithms; Collective::ALL.len()] {
@@ -76,7 +78,7 @@ impl FlatAlgorithms {
         all
     }
 
-    /// Returns the algorithms.
+    /// Returns the algorithms as a slice.
     pub fn as_slice(&self) -> &[Algorithm] {
         &self.algorithms[..self.count]
     }

@@ -6,7 +6,7 @@ use crate::types::{Algorithm, Collective, Level};
 /// The lower bound of `CINCH_SLOTS`.
 const SLOTS: usize = 2;
 
-/// SplitMix64, which shuffles ranks.
+/// SplitMix64 generator, which shuffles ranks.
 struct Rng(u64);
 
 impl Rng {
@@ -137,7 +137,7 @@ fn uneven_hosts_in_any_order_are_right() {
     }
 }
 
-/// Returns the most chunks that a host sends to others in a pass, by the table in the algorithm's header.
+/// A host sends to other hosts as many chunks as the table in `hierarchical/mod.rs` states.
 #[test]
 fn what_crosses_between_hosts_crosses_once() {
     for (count, ranks) in [(2, 2), (4, 2), (5, 3), (8, 8)] {
@@ -155,7 +155,8 @@ fn what_crosses_between_hosts_crosses_once() {
                 let sent: Vec<usize> = (0..count).map(crossing).collect();
                 let (all, parts) = (sent.iter().sum::<usize>(), pattern.parts());
                 match (pattern.collective, pattern.between) {
-                    // 2 S (H-1)/H chunks, for S chunks and H hosts.
+                    // Each host sends 2 S (H-1)/H chunks, where S is the number of chunks and H the
+                    // number of hosts.
                     (Collective::AllReduce, Algorithm::Ring | Algorithm::Direct) => {
                         let each = 2 * parts * (count - 1) / count;
                         assert!(sent.iter().all(|&sent| sent == each), "{pattern:?}");
@@ -174,8 +175,8 @@ fn what_crosses_between_hosts_crosses_once() {
     }
 }
 
-/// Only contributions inside a host use the codec of [`Level::Intra`]; none of them leaves the
-/// host.
+/// Only contributions inside a host use the codec of [`Level::Intra`]; no message that leaves a
+/// host does.
 #[test]
 fn levels_are_those_of_the_links() {
     let mut rng = Rng(9);
@@ -240,7 +241,7 @@ fn a_wrong_level_is_named() {
     );
 }
 
-/// The verifier notices if any single send, receive or contribution is removed.
+/// The verifier detects the removal of any single send, receive or contribution.
 #[test]
 fn no_part_of_a_step_can_be_missing() {
     let mut rng = Rng(10);
@@ -294,7 +295,7 @@ fn without(peers: &StepPeers, index: usize) -> Vec<usize> {
     peers
 }
 
-/// Runs all 32,768 ranks on 4,096 hosts for collectives that use trees.
+/// Verifies all 32,768 ranks on 4,096 hosts, for schedules with trees between hosts.
 #[test]
 fn trees_of_4096_hosts_are_right() {
     let hosts = Hosts::even(4096, 8);
@@ -306,8 +307,8 @@ fn trees_of_4096_hosts_are_right() {
     }
 }
 
-/// Rings and pairwise exchanges have a chunk per rank, so all ranks run on 64 hosts only; on 4,096 hosts one
-/// rank's steps are generated.
+/// Rings and pairwise exchanges have a chunk per rank, so all ranks are verified on 64 hosts only. On 4,096
+/// hosts the steps of one rank are generated.
 #[test]
 fn rings_and_exchanges_of_many_hosts_are_right() {
     for pattern in patterns(&Hosts::even(64, 8), &[0]) {

@@ -1,11 +1,11 @@
-//! The host of each rank, from which two-level schedules are made.
+//! Maps ranks to hosts, for schedules with two levels.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::hash::Hash;
 use std::sync::Arc;
 
-/// The host of each rank, equal on all ranks. Hosts are numbered by their lowest rank. A rank's place is
+/// Maps each rank to its host; equal on all ranks. Hosts are numbered by their lowest rank. A rank's place is
 /// its index among the ranks of its host, in rank order.
 ///
 /// Cheap to clone.
@@ -14,13 +14,13 @@ pub struct Hosts(Option<Arc<Map>>);
 
 #[derive(PartialEq, Eq, Hash)]
 struct Map {
-    /// Host and place of each rank.
+    /// Host of each rank, and the rank's place on it.
     of: Vec<(u32, u32)>,
-    /// All ranks, host by host.
+    /// All ranks, grouped by host.
     ranks: Vec<u32>,
-    /// Where each host begins there, and where the last one ends.
+    /// Index in `ranks` where each host begins; the last element is the end of the last host.
     begin: Vec<u32>,
-    /// Ranks of the smallest and of the largest host.
+    /// Numbers of ranks of the smallest and of the largest host.
     least: usize,
     most: usize,
 }
@@ -29,7 +29,7 @@ impl Hosts {
     /// All ranks on one host.
     pub const ONE: Hosts = Hosts(None);
 
-    /// Returns the hosts that `names`, one for each rank, distinguish.
+    /// Groups ranks into hosts by name; `names` yields the host name of each rank, in rank order.
     pub fn new<Name: Eq + Hash>(names: impl IntoIterator<Item = Name>) -> Hosts {
         let mut numbers = HashMap::new();
         let mut members: Vec<Vec<u32>> = Vec::new();
@@ -59,7 +59,7 @@ impl Hosts {
         })))
     }
 
-    /// Returns `hosts` hosts of `ranks` ranks each, in rank order.
+    /// Creates `hosts` hosts of `ranks` consecutive ranks each.
     pub fn even(hosts: usize, ranks: usize) -> Hosts {
         Hosts::new((0..hosts * ranks).map(|rank| rank / ranks.max(1)))
     }
@@ -69,12 +69,12 @@ impl Hosts {
         self.0.as_ref().map_or(1, |map| map.begin.len() - 1)
     }
 
-    /// Whether two ranks share a host.
+    /// Returns whether two ranks share a host.
     pub fn share(&self, one: usize, other: usize) -> bool {
         self.of(one).0 == self.of(other).0
     }
 
-    /// Returns the host of a rank, and its place there.
+    /// Returns the host of a rank, and the rank's place on it.
     ///
     /// # Panics
     /// If there are several hosts and the rank is on none of them.
@@ -85,7 +85,7 @@ impl Hosts {
         }
     }
 
-    /// Returns the ranks of a host, in order; empty if all ranks share one host.
+    /// Returns the ranks of a host, in order. If there is only one host, the slice is empty.
     ///
     /// # Panics
     /// If there is no such host.
@@ -96,9 +96,9 @@ impl Hosts {
         }
     }
 
-    /// Returns the number of rails: parallel connections between hosts, as many as the smallest host has
-    /// ranks. The rank at place p of each host is on rail p. More rails would not help larger hosts,
-    /// because the smallest host has to carry as many bytes.
+    /// Returns the number of rails, which are parallel connections between hosts: as many as the smallest
+    /// host has ranks. The rank at place p of each host is on rail p. More rails would not be faster, because
+    /// the smallest host has to carry as many bytes as the others.
     pub fn rails(&self) -> usize {
         self.0.as_ref().map_or(1, |map| map.least)
     }

@@ -3,7 +3,7 @@
 use crate::types::Level;
 use std::ops::Deref;
 
-/// Largest fan-in and fan-out of one step.
+/// Largest number of peers to receive from, and of peers to send to, in one step.
 pub const MAX_FAN: usize = 8;
 
 /// The action of a step on its chunk. `in` and `out` are the chunk's place in the user's input
@@ -14,8 +14,8 @@ pub const MAX_FAN: usize = 8;
 /// terms are dec(received), in the order of [`Step::recv_from`], with the rank's own contribution
 /// at the place that [`Step::own`] names. A sum of one term is that term.
 ///
-/// `enc` is a pure function of the values that it is given (and of the call's codec state), so a
-/// chunk that two steps encode travels as the same bytes twice.
+/// `enc` is a pure function of the values that it is given (and of the call's codec state). So a
+/// chunk that two steps encode travels as equal bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Op {
@@ -27,26 +27,26 @@ pub enum Op {
     Copy,
     /// out = out + in, exactly.
     Reduce,
-    /// out = sum. Final: an average divides here.
+    /// out = sum. An average is divided before the write.
     RecvReduceCopy,
-    /// enc(sum) to the peers: a sum on its way, which an average does not divide yet.
+    /// enc(sum) to the peers. The sum is not final: an average is not divided yet.
     RecvReduceSend,
     /// The received bytes to the peers, unchanged; out = dec(received).
     RecvCopySend,
-    /// e = enc(sum); e to the peers; out = dec(e), so that the owner ends with the bits that
-    /// everybody ends with. Final: an average divides before the encode. Without `recv_from` the
-    /// sum is the rank's own contribution: so the source of an allgather or a broadcast, which
-    /// never divide, ends with the bits that it sent.
+    /// e = enc(sum); e to the peers; out = dec(e), so that the owner and its peers end with equal
+    /// bits. An average is divided before the encode. Without `recv_from` the sum is the rank's own
+    /// contribution. The source of an allgather or a broadcast, which never divide, uses this to
+    /// end with the bits that it sent.
     RecvReduceCopySend,
 }
 
 impl Op {
-    /// Whether the step receives.
+    /// Returns whether the step receives.
     pub const fn receives(self) -> bool {
         !matches!(self, Op::Send | Op::Copy | Op::Reduce)
     }
 
-    /// Whether the step sends.
+    /// Returns whether the step sends.
     pub const fn sends(self) -> bool {
         matches!(
             self,
@@ -54,12 +54,12 @@ impl Op {
         )
     }
 
-    /// Whether the step writes the output, if it is not continued.
+    /// Returns whether the step writes the output. In a chain only the last step does.
     pub const fn writes(self) -> bool {
         !matches!(self, Op::Send | Op::RecvReduceSend)
     }
 
-    /// Whether the step forms a sum of received contributions and its own.
+    /// Returns whether the step forms a sum of received contributions and its own.
     pub const fn sums(self) -> bool {
         matches!(
             self,
@@ -67,7 +67,7 @@ impl Op {
         )
     }
 
-    /// Whether the step completes a sum, so that an average divides.
+    /// Returns whether the step completes a sum, so that an average is divided here.
     pub const fn is_final(self) -> bool {
         matches!(self, Op::RecvReduceCopy | Op::RecvReduceCopySend)
     }
@@ -81,13 +81,13 @@ pub struct StepPeers {
 }
 
 impl StepPeers {
-    /// No rank.
+    /// The empty set of peers.
     pub const NONE: StepPeers = StepPeers {
         ranks: [0; MAX_FAN],
         len: 0,
     };
 
-    /// Returns one rank.
+    /// Creates a set with the single peer `rank`.
     pub fn one(rank: usize) -> StepPeers {
         StepPeers::from_iter([rank])
     }
@@ -95,7 +95,7 @@ impl StepPeers {
 
 impl FromIterator<usize> for StepPeers {
     /// # Panics
-    /// If there are more than [`MAX_FAN`] ranks: generators split their fan before that.
+    /// If there are more than [`MAX_FAN`] ranks. Generators divide more peers among several steps.
     fn from_iter<I: IntoIterator<Item = usize>>(ranks: I) -> StepPeers {
         let mut peers = StepPeers::NONE;
         for rank in ranks {
@@ -120,31 +120,32 @@ impl std::fmt::Debug for StepPeers {
     }
 }
 
-/// The rank's own contribution to the sum of a step. `after` is how many of the step's
-/// `recv_from` are added before it.
+/// How a step adds the rank's own contribution to its sum. `after` is the number of the step's
+/// `recv_from` that are added before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Own {
-    /// The step does not add it: the op forms no sum, another step of the chain adds it, or the rank only
-    /// forwards the contributions of others.
+    /// The step does not add the own contribution. Its op forms no sum, another step of the chain adds it, or
+    /// the rank only passes on the contributions of others.
     Absent,
     /// Adds the input exactly.
     Exact {
-        /// Position.
+        /// Number of received terms that are added before the own contribution.
         after: u8,
     },
-    /// Adds dec(enc(in)), as the peers receive it. Where several ranks form the same sum, each for itself,
-    /// their results agree because of this. Equal to `Exact` under a lossless codec.
+    /// Adds dec(enc(in)), the values that the peers receive. If several ranks form one sum, each for itself,
+    /// their results then agree. Equal to `Exact` under a lossless codec.
     Coded {
-        /// Position.
+        /// Number of received terms that are added before the own contribution.
         after: u8,
     },
 }
 
 impl Own {
-    /// Exact, before all received terms.
+    /// Adds the input exactly, before all received terms.
     pub const FIRST: Own = Own::Exact { after: 0 };
 
-    /// Returns the position, if the step adds the own contribution.
+    /// Returns the number of received terms before the own contribution; `None` if the step does
+    /// not add it.
     pub const fn after(self) -> Option<usize> {
         match self {
             Own::Absent => None,
@@ -160,35 +161,37 @@ impl Own {
 /// chunk. The chain acts as one step whose fan is not bounded by [`MAX_FAN`]; only ops that
 /// receive may be chained.
 /// - An op that sums keeps its accumulator, in full precision, from step to step. The sum is
-///   complete in the first step of the chain that has `send_to` or no `more`; an average divides
-///   there, once. Later steps add nothing (no `recv_from`, own absent) and send the same bytes to
+///   complete in the first step of the chain that has `send_to` or no `more`. An average is
+///   divided there, once. Later steps add nothing (no `recv_from`, own absent) and send the same bytes to
 ///   more peers. Only the last step writes the output. Each step releases what it received.
-/// - `recv_copy_send`: every step names the same one rank in `recv_from`, and all mean one
+/// - `recv_copy_send`: every step names the same single rank in `recv_from`. All refer to one
 ///   message, which the last step releases after it has written the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// Stage: pass p runs stage s at time p + s. Steps of a rank are in order of stage.
+    /// Stage of the step: pass p runs stage s at time p + s. The steps of a rank are in order of
+    /// stage.
     pub stage: u32,
     /// The action.
     pub op: Op,
-    /// Chunk of the pass. [`super::SchedulePattern`] gives its place in the buffers.
+    /// Number of the chunk in the pass. [`super::SchedulePattern`] gives its position in the
+    /// buffers.
     pub chunk: u32,
     /// Whether the next step continues this one.
     pub more: bool,
-    /// Place of the rank's own contribution in the sum.
+    /// How the step adds the rank's own contribution to the sum.
     pub own: Own,
-    /// Ranks to receive one message each from; contributions are added in this order.
+    /// Ranks from which the step receives one message each; contributions are added in this order.
     pub recv_from: StepPeers,
-    /// Ranks to send one message each to.
+    /// Ranks to which the step sends one message each.
     pub send_to: StepPeers,
     /// Level for which received messages are encoded.
     pub takes: Level,
-    /// Level for which sent messages are encoded; equal to `takes` if they are forwarded.
+    /// Level for which sent messages are encoded; equal to `takes` if the step forwards them.
     pub gives: Level,
 }
 
 impl Step {
-    /// Returns a step that neither receives nor sends; the methods below add peers.
+    /// Creates a step that neither receives nor sends; the methods below add peers.
     pub const fn new(stage: usize, op: Op, chunk: usize) -> Step {
         Step {
             stage: stage as u32,
@@ -203,7 +206,7 @@ impl Step {
         }
     }
 
-    /// Receives messages that are encoded for `level`.
+    /// Sets the level for which received messages are encoded.
     pub const fn takes(self, level: Level) -> Step {
         Step {
             takes: level,
@@ -211,7 +214,7 @@ impl Step {
         }
     }
 
-    /// Encodes sent messages for `level`.
+    /// Sets the level for which sent messages are encoded.
     pub const fn gives(self, level: Level) -> Step {
         Step {
             gives: level,
@@ -219,7 +222,7 @@ impl Step {
         }
     }
 
-    /// Receives from `peers`.
+    /// Sets the ranks from which the step receives.
     ///
     /// # Panics
     /// If there are more than [`MAX_FAN`].
@@ -228,7 +231,7 @@ impl Step {
         Step { recv_from, ..self }
     }
 
-    /// Sends to `peers`.
+    /// Sets the ranks to which the step sends.
     ///
     /// # Panics
     /// If there are more than [`MAX_FAN`].
@@ -237,12 +240,12 @@ impl Step {
         Step { send_to, ..self }
     }
 
-    /// Replaces the place of the own contribution.
+    /// Sets how the step adds the rank's own contribution.
     pub const fn own(self, own: Own) -> Step {
         Step { own, ..self }
     }
 
-    /// Whether the step reads the rank's input.
+    /// Returns whether the step reads the rank's input.
     pub const fn reads(&self) -> bool {
         match self.op {
             Op::Send | Op::Copy | Op::Reduce => true,
@@ -253,7 +256,7 @@ impl Step {
         }
     }
 
-    /// Whether the step writes the rank's output.
+    /// Returns whether the step writes the rank's output.
     pub const fn writes(&self) -> bool {
         self.op.writes() && !self.more
     }
@@ -262,34 +265,34 @@ impl Step {
 /// The steps of one rank in one pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schedule {
-    /// Ranks that take part.
+    /// Number of ranks that take part.
     pub nranks: usize,
     /// The rank that runs the steps.
     pub rank: usize,
-    /// Chunks of a pass, over all ranks.
+    /// Number of chunks of a pass, over all ranks.
     pub chunks: usize,
-    /// Stages of a pass, over all ranks: largest stage + 1.
+    /// Number of stages of a pass, over all ranks: the largest stage + 1.
     pub stages: usize,
     /// The steps, in order of stage.
     pub steps: Vec<Step>,
 }
 
-/// A step of a pass, as [`walk`] yields it.
+/// A step in a given pass, as [`walk`] yields it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Visit {
-    /// The pass.
+    /// Number of the pass.
     pub pass: usize,
     /// Index into [`Schedule::steps`].
     pub step: usize,
 }
 
-/// Returns the order in which one rank runs `passes` passes: by time, then the oldest pass first, then in
-/// the order of the list.
+/// Returns the order in which one rank runs `passes` passes. Steps are ordered by time; at equal times the
+/// oldest pass comes first, and within a pass the order of the list.
 ///
-/// Oldest first, because then a rank frees the slots that its peers need for this time before it
-/// waits for slots itself. A message that is sent at stage s and received at stage s + 1 needs
-/// one slot then, and a connection that carries two such messages a pass needs two. With the
-/// newest pass first two ranks could each wait, with two slots full, for the other to receive.
+/// With the oldest pass first, a rank frees the slots that its peers need at this time before it waits for
+/// slots itself. A message that is sent at stage s and received at stage s + 1 then needs one slot. A
+/// connection that carries two such messages a pass needs two slots. With the newest pass first, two ranks
+/// could each have two full slots and wait for the other to receive.
 pub fn walk(schedule: &Schedule, passes: usize) -> Walk<'_> {
     Walk {
         schedule,
@@ -297,7 +300,7 @@ pub fn walk(schedule: &Schedule, passes: usize) -> Walk<'_> {
     }
 }
 
-/// Iterator of [`walk`]. Cheap to clone; allocates nothing.
+/// Iterator that [`walk`] returns. Cheap to clone; allocates nothing.
 #[derive(Clone, Debug)]
 pub struct Walk<'a> {
     schedule: &'a Schedule,
@@ -318,14 +321,14 @@ pub struct WalkCursor {
     passes: usize,
     time: usize,
     pass: usize,
-    /// First step of the stages that the current time has finished.
+    /// Index of the first step of the stages that are finished at the current time.
     begin: usize,
     step: usize,
     end: usize,
 }
 
 impl WalkCursor {
-    /// Returns the beginning of a walk over `passes` passes of `schedule`.
+    /// Creates a cursor at the beginning of a walk over `passes` passes of `schedule`.
     pub fn new(schedule: &Schedule, passes: usize) -> WalkCursor {
         WalkCursor {
             passes,
@@ -337,7 +340,8 @@ impl WalkCursor {
         }
     }
 
-    /// Returns the next visit; `schedule` must be the schedule of [`WalkCursor::new`].
+    /// Returns the next step to run; `schedule` must be the schedule that was passed to
+    /// [`WalkCursor::new`].
     pub fn next(&mut self, schedule: &Schedule) -> Option<Visit> {
         let steps = &schedule.steps;
         while self.step == self.end {
@@ -345,7 +349,7 @@ impl WalkCursor {
                 self.time += 1;
                 self.begin = steps.len();
             }
-            // Older passes are at later stages, so the list is taken stage by stage from its end.
+            // Older passes are at later stages, so stages are taken from the end of the list.
             let stage = steps[..self.begin].last()?.stage as usize;
             if self.passes == 0 || self.time >= self.passes + schedule.stages - 1 {
                 return None;

@@ -1,9 +1,9 @@
 //! Schedules are data: the steps of every rank, chunk by chunk, in one pass.
 //!
-//! The host interpreter, the GPU interpreter, the proxy and the verifier all walk a schedule with
-//! [`walk`], so that no step count and no order is computed twice. [`SchedulePattern`] alone defines
-//! chunks: how many a pass has, their places in the buffers, and the ranks that contribute to them. Each
-//! algorithm has a file with its generators; [`verify()`] proves that their schedules are right.
+//! The host interpreter, the GPU interpreter, the proxy and the verifier all walk a schedule with [`walk`],
+//! so their step counts and order cannot differ. [`SchedulePattern`] alone defines chunks: how many a pass
+//! has, their places in the buffers, and the ranks that contribute to them. Each algorithm has a file with
+//! its generators; [`verify()`] proves that their schedules are right.
 
 mod chunks;
 mod cost;
@@ -36,7 +36,7 @@ pub use verify::{Proof, VerifyLimits, verify};
 use crate::types::{Algorithm, Collective};
 use generator::{FlatAlgorithms, Generator};
 
-/// The table of algorithms, in the order of [`Algorithm`].
+/// The generators of all algorithms, in the order of [`Algorithm`].
 const TABLE: [Generator; Algorithm::ALL.len()] = [
     ring::GENERATOR,
     tree::GENERATOR,
@@ -53,8 +53,9 @@ fn generator_of(algorithm: Algorithm) -> &'static Generator {
     &GENERATORS[algorithm as usize]
 }
 
-/// Returns the flat algorithms of a collective, in numeric order. Hierarchical schedules exist for the
-/// algorithms of [`SchedulePattern::between_hosts`] as well.
+/// Returns the flat (not hierarchical) algorithms of a collective, in numeric order.
+/// [`SchedulePattern::between_hosts`] lists the algorithms that a hierarchical schedule may use between
+/// hosts.
 pub fn algorithms(collective: Collective) -> &'static [Algorithm] {
     FLAT_ALGORITHMS[collective as usize].as_slice()
 }

@@ -5,7 +5,7 @@
 //! | --- | --- | --- |
 //! | all_reduce | everyone sends all to everyone; everyone sums all | S (N-1) |
 //! | broadcast | the root sends to everyone | root: S (N-1) |
-//! | reduce | everyone sends to the root | S; the root none |
+//! | reduce | everyone sends to the root | S; root: 0 |
 //!
 //! In an all_reduce every rank forms the same sum for itself. The bits agree because all ranks add in
 //! rank order, and decode their own contribution as the other ranks do.

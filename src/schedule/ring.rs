@@ -1,15 +1,15 @@
 //! Ring: neighbour to neighbour. For N ranks and a message of S bytes:
 //!
-//! | collective | messages on the way of a chunk | bytes sent by a rank |
+//! | collective | messages in sequence for a chunk | bytes sent by a rank |
 //! | --- | --- | --- |
 //! | all_reduce | N-1 of partial sums, N-1 of the result | 2 S (N-1)/N |
 //! | reduce_scatter, all_gather | N-1 | (N-1) blocks |
-//! | broadcast, reduce (a chain from or to the root) | N-1 | S; the last rank none |
+//! | broadcast, reduce (a chain from or to the root) | N-1 | S; the last rank of the chain: 0 |
 //!
 //! Rank r sends to r+1. The chunk of rank c starts at rank c+1 and is complete at rank c.
 //!
 //! With W rings per channel, each ring carries a W-th of what every rank owns as a chunk of its own. Odd
-//! rings run the other way, from r to r-1, if there are more than two ranks. All ranks do the same step of
+//! rings run the other way, from r to r-1, if there are more than two ranks. All ranks do a step for
 //! all rings before the next step, so that W messages can move while one travels. A connection needs two
 //! slots for one ring, and one more for each further ring in its direction. A chain (broadcast, reduce)
 //! has one ring: its passes follow each other as closely, and with two directions its ends would wait for
@@ -48,7 +48,7 @@ pub(super) const GENERATOR: Generator = Generator {
     steps,
 };
 
-/// Returns the steps of `rank`, interleaved over the rings.
+/// Returns the steps of `rank`: step i of every ring, in ring order, then step i + 1 of every ring.
 fn steps(pattern: &SchedulePattern, rank: usize) -> Vec<Step> {
     let rings: Vec<_> = (0..pattern.ring_count())
         .map(|index| Ring::new(pattern, rank, index).steps(pattern.collective, pattern.root))
@@ -58,7 +58,7 @@ fn steps(pattern: &SchedulePattern, rank: usize) -> Vec<Step> {
     (0..rings[0].len()).flat_map(nth).collect()
 }
 
-/// A ring from the view of one rank.
+/// A ring as one rank sees it.
 struct Ring {
     nranks: usize,
     rank: usize,
@@ -108,7 +108,8 @@ impl Ring {
         }
     }
 
-    /// Passes partial sums of all chunks but the own on, from c+1 towards c.
+    /// Passes on the partial sums of all chunks but the rank's own. The chunk of rank c travels
+    /// from rank c+1 towards c.
     fn scatter_sums(&self) -> Vec<Step> {
         let mut steps = vec![self.begin(Op::Send, self.chunk(1))];
         steps.extend((2..self.nranks).map(|back| {
@@ -118,7 +119,7 @@ impl Ring {
         steps
     }
 
-    /// Passes finished chunks of all other ranks on, after the own chunk was sent.
+    /// Passes on the finished chunks of all other ranks, after the rank has sent its own chunk.
     fn spread(&self) -> Vec<Step> {
         let last = self.nranks - 1;
         let mut steps: Vec<_> = (1..last)
@@ -128,7 +129,7 @@ impl Ring {
         steps
     }
 
-    /// Returns this ring's chunk of the rank `back` places before.
+    /// Returns this ring's chunk that is owned by the rank `back` positions earlier in the ring.
     fn chunk(&self, back: usize) -> usize {
         self.before(back) * self.rings + self.index
     }
@@ -137,7 +138,7 @@ impl Ring {
         (self.rank + self.nranks - root) % self.nranks
     }
 
-    /// Returns the rank `back` places before; `back` is below the number of ranks.
+    /// Returns the rank `back` positions earlier in the ring; `back` is below the number of ranks.
     fn before(&self, back: usize) -> usize {
         match self.index % directions(self.nranks) {
             0 => (self.rank + self.nranks - back) % self.nranks,

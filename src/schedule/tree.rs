@@ -7,15 +7,15 @@
 //! | broadcast | D down | at most S |
 //! | reduce | D up | S |
 //!
-//! Ranks are labelled by their distance from the root: 0 is the root of both trees, with one
-//! child in each. The other M = N-1 labels form an in-order binary tree (Sanders, Speck and
-//! Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", 2009), in which
-//! odd labels are leaves. The second tree is the first with labels mirrored (M even) or shifted
-//! (M odd), so that even labels are its leaves: but for the root, no rank is inner in both, and
-//! every rank carries the same load.
+//! Ranks are labelled by their distance from the root: 0 is the root of both trees, with one child
+//! in each. The other M = N-1 labels form an in-order binary tree in which odd labels are leaves
+//! (Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and
+//! scan", 2009). The second tree is the first with labels mirrored (M even) or shifted (M odd), so
+//! that even labels are its leaves: but for the root, no rank is inner in both, and every rank
+//! carries the same load.
 //!
 //! A rank at depth d sends up in stage D-d and down in stage D+d. Every message is received one
-//! stage after it was sent, and a connection carries at most two a pass: two slots suffice, and
+//! stage after it was sent, and a connection carries at most two messages a pass: two slots suffice, and
 //! 2D+1 passes overlap.
 
 use super::chunks::SchedulePattern;
@@ -40,7 +40,7 @@ pub(super) const GENERATOR: Generator = Generator {
     steps,
 };
 
-/// Returns how often a chunk passes all levels: an all_reduce goes up and down.
+/// Returns how often a chunk passes through all levels: twice in an all_reduce, up and down.
 const fn ways(collective: Collective) -> usize {
     match collective {
         Collective::AllReduce => 2,
@@ -48,7 +48,7 @@ const fn ways(collective: Collective) -> usize {
     }
 }
 
-/// Returns the levels below the root.
+/// Returns the number of levels below the root.
 pub(super) fn depth(nranks: usize) -> usize {
     match nranks {
         0 | 1 => 0,
@@ -126,7 +126,7 @@ pub(super) struct Tree {
 }
 
 impl Tree {
-    /// Returns tree `index`, 0 or 1, over `nodes` labels.
+    /// Creates tree `index`, 0 or 1, over the labels 0 to `nodes` - 1.
     pub(super) fn new(nodes: usize, index: usize) -> Tree {
         Tree {
             inner: nodes - 1,
@@ -152,7 +152,8 @@ impl Tree {
         } else {
             let mut half = lowest_bit(node) / 2;
             let left = (half > 0).then(|| node - half);
-            // If the right subtree is cut off, its highest existing node is the child.
+            // If the right subtree is cut off at `inner`, its highest existing node becomes the
+            // right child.
             while half > 0 && node + half > self.inner {
                 half /= 2;
             }
@@ -168,7 +169,7 @@ impl Tree {
         std::iter::successors(self.parent(label), |&up| self.parent(up)).count()
     }
 
-    /// Returns the node of the in-order tree that has a label.
+    /// Returns the node of the in-order tree that carries a label.
     fn node(&self, label: usize) -> usize {
         match (label, self.index) {
             (0, _) | (_, 0) => label,

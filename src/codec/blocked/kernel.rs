@@ -1,4 +1,5 @@
-//! Loops over blocks. [`BlockLoops`] holds the inner loops, in scalar and in vector form.
+//! Loops over the blocks of a span. [`BlockLoops`] holds the inner loops over one block, in scalar
+//! and in vector form.
 
 use super::super::pack::{code_bytes, load, load_part, put, store, store_part, take};
 use super::super::simd::{Lanes, SimdKernel, WIDEST, abs_bits, load_part as load_floats};
@@ -7,19 +8,19 @@ use super::super::wire::{read_number, write_number};
 use super::super::{EncodeStats, RoundingRandom};
 use super::{BlockFormat, Draws, Numbers};
 
-/// Bits of infinity: magnitudes from here up are not finite.
+/// Bits of fp32 infinity. A magnitude with bits from here up is not finite.
 const INFINITE: u32 = 0x7f80_0000;
 
-/// Elements that are scanned and encoded together under a tensor scale, so that the scanned elements
-/// are still in the first-level cache when they are encoded.
+/// Number of elements that are scanned and then encoded under a tensor scale. It is small enough that the
+/// scanned elements are still in the first-level cache when they are encoded.
 const PIECE: usize = 256;
 
 /// Result of one pass over a block.
 #[derive(Clone, Copy)]
 struct Scan {
-    /// Bits of the largest magnitude; NaN counts above infinity.
+    /// Bits of the largest magnitude in the block; NaN counts above infinity.
     max_bits: u32,
-    /// Sum of squares; 0 if it was not requested.
+    /// Sum of the elements' squares; 0 if it was not requested.
     squares: f64,
 }
 
@@ -29,7 +30,8 @@ impl Scan {
         self.max_bits < INFINITE
     }
 
-    /// Adds the block `x` to the statistics; a block with a non-finite element is scanned again.
+    /// Adds the scan of block `x` to the statistics. A block with a non-finite element is scanned
+    /// again, to count such elements.
     #[inline(always)]
     fn record(self, stats: &mut EncodeStats, x: &[f32]) {
         if self.is_finite() {
@@ -45,7 +47,7 @@ impl Scan {
 trait BlockLoops<F: BlockFormat> {
     fn scan<const SQUARES: bool>(&self, x: &[f32]) -> Scan;
     fn fit(&self, x: &[f32], largest: f32) -> Numbers;
-    /// Encodes finite elements; `random` belongs to the first element of `x`.
+    /// Encodes finite elements. The first number of `random` is for the first element of `x`.
     fn encode<const DRAW: bool>(
         &self,
         x: &[f32],
@@ -60,11 +62,11 @@ trait BlockLoops<F: BlockFormat> {
 pub(super) struct EncodeBlocks<'a, F> {
     pub format: &'a F,
     pub block: usize,
-    /// Number of the span's first block in the chunk.
+    /// Index, in the chunk, of the span's first block.
     pub first_block: usize,
-    /// Number of the span's first element in the chunk.
+    /// Index, in the chunk, of the span's first element.
     pub first: usize,
-    /// Random numbers of the chunk, if rounding is stochastic.
+    /// Random numbers of the chunk; `None` if rounding is deterministic.
     pub random: Option<RoundingRandom>,
     pub src: &'a [f32],
     pub codes: &'a mut [u8],
@@ -143,7 +145,7 @@ pub(super) struct EncodeTensor<'a, F> {
     pub starts_chunk: bool,
     pub src: &'a [f32],
     pub codes: &'a mut [u8],
-    /// The number of the chunk; empty if the chunk is.
+    /// Bytes of the chunk's scale on the wire; empty if the chunk has no elements.
     pub number: &'a mut [u8],
     pub stats: Option<&'a mut EncodeStats>,
 }
@@ -179,7 +181,8 @@ impl<F: BlockFormat> EncodeTensor<'_, F> {
     fn pieces<P: BlockLoops<F>, const STATS: bool>(self, loops: P) {
         let mut stats = EncodeStats::default();
         let scale = self.scale;
-        // A scale that is negative or not finite poisons the chunk, as a non-finite element does.
+        // Like a non-finite element, a scale that is negative or not finite makes the whole chunk
+        // decode to NaN.
         let is_usable = scale.is_finite() && scale >= 0.0;
         let mut is_poisoned = !is_usable;
         let numbers = [scale, 0.0];
@@ -203,7 +206,7 @@ impl<F: BlockFormat> EncodeTensor<'_, F> {
                 loops.encode::<false>(x, encoder, RoundingRandom::NONE, codes);
             }
         }
-        // A chunk that an earlier span poisoned stays poisoned.
+        // Only the first span writes the scale, so that a NaN that an earlier span wrote remains.
         if !self.number.is_empty() {
             if is_poisoned {
                 write_number(self.number, 0, f32::NAN);
@@ -266,7 +269,7 @@ impl<F: BlockFormat, const REDUCE: bool> DecodeBlocks<'_, F, REDUCE> {
                 *number = read_number(self.numbers, at);
             }
             if !numbers.iter().all(|number| number.is_finite()) {
-                // 0 * NaN would not do: its sign and payload differ between machines.
+                // Writes NaN directly: the sign and payload of 0 * NaN differ between machines.
                 dst.fill(f32::NAN);
             } else if F::needs_scalar(numbers) {
                 let loops = ScalarLoops {
@@ -280,7 +283,7 @@ impl<F: BlockFormat, const REDUCE: bool> DecodeBlocks<'_, F, REDUCE> {
     }
 }
 
-/// Scalar loops: the specification.
+/// Scalar loops, which specify the result of the vector loops.
 struct ScalarLoops<'a, F> {
     format: &'a F,
 }
@@ -333,8 +336,8 @@ impl<F: BlockFormat> BlockLoops<F> for ScalarLoops<'_, F> {
     }
 }
 
-/// Vector loops over [`Lanes::N`] elements at a time. The last elements of a block go through a
-/// buffer filled up with zeros, which change neither the largest magnitude nor the sum of squares.
+/// Vector loops over [`Lanes::N`] elements at a time. The last elements of a block are padded with
+/// zeros to a full vector. Zeros change neither the largest magnitude nor the sum of squares.
 struct VectorLoops<'a, F: BlockFormat, L: Lanes> {
     lanes: L,
     registers: F::Registers<'a, L>,
@@ -349,7 +352,7 @@ impl<'a, F: BlockFormat, L: Lanes> VectorLoops<'a, F, L> {
         }
     }
 
-    /// Returns the codes of a vector whose first element is number `at` of the block.
+    /// Returns the codes of a vector whose first element has index `at` in the block.
     #[inline(always)]
     fn code<const DRAW: bool>(
         &self,
@@ -371,7 +374,7 @@ impl<F: BlockFormat, L: Lanes> BlockLoops<F> for VectorLoops<'_, F, L> {
     #[inline(always)]
     fn scan<const SQUARES: bool>(&self, x: &[f32]) -> Scan {
         let lanes = self.lanes;
-        // Two independent chains, so that an addition need not wait for the one before it.
+        // Two independent accumulators, so that an operation need not wait for the one before it.
         let mut most = [lanes.splat_i(0); 2];
         let mut sums = [lanes.zero_sum(); 2];
         let mut pairs = x.chunks_exact(2 * L::N);
@@ -461,7 +464,7 @@ impl<F: BlockFormat, L: Lanes> BlockLoops<F> for VectorLoops<'_, F, L> {
     }
 }
 
-/// Loads a whole vector, or fewer elements and zeros.
+/// Loads a whole vector, or fewer elements padded with zeros.
 #[inline(always)]
 pub(in super::super) fn load_any<L: Lanes>(lanes: L, x: &[f32]) -> L::F {
     if x.len() == L::N {

@@ -1,11 +1,11 @@
-//! Frame of codecs that store one or two numbers per block beside the codes of its elements.
+//! Implements codecs that store one or two numbers per block beside the codes of its elements.
 //!
-//! A [`BlockFormat`] defines how the numbers follow from a block and what a code means; the frame
-//! does all else. [`Scaled`] adapts formats whose codes are multiples of one scale: `linear8`,
-//! `dynamic8` and `fp8`. `minmax`, `terngrad` and `onebit` implement [`BlockFormat`] themselves.
+//! A [`BlockFormat`] defines how the numbers follow from a block and what a code means; [`Blocked`] does all
+//! else. [`Scaled`] adapts formats whose codes are multiples of one scale: `linear8`, `dynamic8` and `fp8`.
+//! `minmax`, `terngrad` and `onebit` implement [`BlockFormat`] themselves.
 //!
-//! A block with a non-finite element gets codes 0 and NaN for its numbers. A block whose numbers are
-//! not all finite decodes to NaN throughout, whoever wrote it.
+//! A block with a non-finite element gets codes 0 and NaN for its numbers. A block whose numbers are not all
+//! finite decodes to NaN throughout, whoever wrote it.
 
 mod kernel;
 mod scaled;
@@ -22,32 +22,33 @@ pub(super) use scaled::{Scaled, ScaledFormat, VectorScaledFormat};
 use std::fmt::Debug;
 pub(super) use sums::{WideSum, total};
 
-/// Numbers of a block; a format with one number leaves the second 0.
+/// Numbers that a block stores beside its codes. A format with one number leaves the second 0.
 pub(super) type Numbers = [f32; 2];
 
-/// When random draws decide about codes.
+/// When a codec rounds stochastically, with random draws.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Draws {
-    /// Rounding is deterministic.
+    /// Rounding is always deterministic.
     Never,
-    /// Rounding is stochastic if the spec has a seed.
+    /// Rounding is stochastic if the codec's specification has a seed.
     Seeded,
-    /// Rounding is stochastic with every spec.
+    /// Rounding is stochastic with every specification.
     Always,
 }
 
-/// How a block is fitted and what its codes mean.
+/// Defines how the numbers of a block are computed and what its codes mean.
 ///
 /// The scalar methods are the specification. The `_lanes` methods equal them bit for bit and are
-/// `#[inline(always)]`. Both see blocks that are not empty and hold finite elements only.
+/// `#[inline(always)]`. Both are called only for blocks that are not empty and hold only finite
+/// elements.
 pub(super) trait BlockFormat: Debug + Send + Sync + 'static {
-    /// The codec.
+    /// The codec that uses this format.
     const KIND: CodecKind;
-    /// Bits of a code.
+    /// Bits of one code.
     const BITS: usize;
-    /// Numbers on the wire for each block: 1 or 2.
+    /// Count of numbers on the wire for each block: 1 or 2.
     const NUMBERS: usize;
-    /// Whether [`BlockFormat::fit`] depends on the smallest and largest element only.
+    /// Whether [`BlockFormat::fit`] depends only on the smallest and the largest element.
     const FITS_EXTREMES: bool;
     /// How zeros decode.
     const ZERO: Zero;
@@ -61,36 +62,37 @@ pub(super) trait BlockFormat: Debug + Send + Sync + 'static {
     /// Tables that a vector loop keeps in registers.
     type Registers<'a, L: Lanes>: Copy;
 
-    /// Returns the error law of deterministic encoding.
+    /// Returns the bound of the error of deterministic encoding.
     fn errors() -> ErrorLaw;
 
-    /// Returns a bound of the error at `x >= 0` in a block whose largest magnitude is `scale`, before
-    /// it is rounded to fp32. `law` is [`Description::errors`]; 2^-21 of the largest magnitude covers
-    /// the roundings of numbers, encoder and decoder.
+    /// Returns a bound of the error of an element with magnitude `x` in a block whose largest magnitude is
+    /// `scale`, not yet rounded to fp32. `law` is [`Description::errors`]. The added 2^-21 of `scale` covers
+    /// roundings of the numbers, the encoder and the decoder.
     fn error_bound(&self, law: ErrorLaw, x: f64, scale: f64) -> f64 {
         law.of_scale * scale + law.of_value * x + law.floor + scale * 2f64.powi(-21)
     }
 
-    /// Loads the registers of a vector loop.
+    /// Loads the tables that a vector loop keeps in registers.
     fn registers<L: Lanes>(&self, lanes: L) -> Self::Registers<'_, L>;
 
-    /// Returns the numbers of a block whose largest magnitude is `largest`.
+    /// Computes the numbers of a block whose largest magnitude is `largest`.
     fn fit(x: &[f32], largest: f32) -> Numbers;
     /// Vector form of [`BlockFormat::fit`].
     fn fit_lanes<L: Lanes>(lanes: L, x: &[f32], largest: f32) -> Numbers;
 
-    /// Derives the encoder from a block's numbers.
+    /// Computes the encoder's values from a block's numbers.
     fn encoder(numbers: Numbers) -> Self::Encoder;
-    /// Derives the decoder from a block's numbers.
+    /// Computes the decoder's values from a block's numbers.
     fn decoder(numbers: Numbers) -> Self::Decoder;
 
-    /// Returns whether every code of a block with these numbers is 0. The frame then fills in zeros.
+    /// Returns whether every code of a block with these numbers is 0. [`Blocked`] then writes zeros without a
+    /// call per element.
     #[inline(always)]
     fn is_zero(_numbers: Numbers) -> bool {
         false
     }
 
-    /// Returns whether the numbers are so small that vector forms would lose bits. The frame then
+    /// Returns whether the numbers are so small that vector forms would lose bits. [`Blocked`] then
     /// runs the scalar form.
     #[inline(always)]
     fn needs_scalar(_numbers: Numbers) -> bool {
@@ -107,7 +109,8 @@ pub(super) trait BlockFormat: Debug + Send + Sync + 'static {
         x: L::F,
     ) -> L::I;
 
-    /// Returns the code of an element that draws `u` of [0, 1).
+    /// Returns the code of an element under stochastic rounding, where `u` is its random number in
+    /// [0, 1).
     #[inline(always)]
     fn draw(&self, encoder: Self::Encoder, x: f32, _u: f32) -> u32 {
         self.code(encoder, x)
@@ -124,7 +127,7 @@ pub(super) trait BlockFormat: Debug + Send + Sync + 'static {
         Self::code_lanes(lanes, registers, encoder, x)
     }
 
-    /// Returns the value of a code.
+    /// Returns the value that a code decodes to.
     fn value(&self, decoder: Self::Decoder, code: u32) -> f32;
     /// Vector form of [`BlockFormat::value`].
     fn value_lanes<L: Lanes>(
@@ -134,7 +137,7 @@ pub(super) trait BlockFormat: Debug + Send + Sync + 'static {
         code: L::I,
     ) -> L::F;
 
-    /// Returns `sum` plus the value of a code.
+    /// Returns `sum` plus the value that a code decodes to.
     #[inline(always)]
     fn add(&self, decoder: Self::Decoder, code: u32, sum: f32) -> f32 {
         sum + self.value(decoder, code)
@@ -162,7 +165,7 @@ pub(super) struct Blocked<F> {
 }
 
 impl<F: BlockFormat> Blocked<F> {
-    /// Creates the codec of a spec that was checked.
+    /// Creates the codec; `spec` must have been checked.
     pub fn new(format: F, spec: CodecSpec, isa: Available) -> Blocked<F> {
         Blocked {
             format,
@@ -172,7 +175,7 @@ impl<F: BlockFormat> Blocked<F> {
         }
     }
 
-    /// Returns the elements that share numbers; `None` if the whole chunk does.
+    /// Returns the number of elements that share numbers; `None` if the whole chunk does.
     fn block(&self) -> Option<usize> {
         match self.rule {
             ScaleRule::Block(block) => Some(block as usize),
@@ -188,7 +191,7 @@ impl<F: BlockFormat> Blocked<F> {
         ChunkLayout::new(n, F::BITS, F::NUMBERS * blocks)
     }
 
-    /// Returns where the codes of `len` elements from `at` lie.
+    /// Returns the byte range of the codes of `len` elements from element `at` on.
     fn codes(at: usize, len: usize) -> std::ops::Range<usize> {
         code_bytes(at, F::BITS)..code_bytes(at + len, F::BITS)
     }
@@ -208,7 +211,8 @@ impl<F: BlockFormat> Blocked<F> {
     }
 }
 
-/// Encodes one block of any length into exactly its codes and returns its numbers.
+/// Encodes `src` as one block of any length and returns its numbers. `codes` must have exactly the
+/// bytes of its codes.
 pub(super) fn encode_block<F: BlockFormat>(
     format: &F,
     isa: Available,
@@ -233,7 +237,7 @@ pub(super) fn encode_block<F: BlockFormat>(
     [read_number(&numbers, 0), read_number(&numbers, 1)]
 }
 
-/// Decodes one block of any length from exactly its codes.
+/// Decodes one block of any length. `codes` must have exactly the bytes of its codes.
 pub(super) fn decode_block<F: BlockFormat>(
     format: &F,
     isa: Available,
@@ -273,7 +277,8 @@ impl<F: BlockFormat> Codec for Blocked<F> {
     }
 
     fn description(&self) -> Description {
-        // A draw may round to the further of two neighbours.
+        // Stochastic rounding may choose the further of two neighbouring values, which doubles the
+        // error.
         let is_doubled = self.seed != 0 && F::DRAWS == Draws::Seeded;
         let factor = if is_doubled { 2.0 } else { 1.0 };
         let errors = F::errors();

@@ -1,8 +1,8 @@
-//! Block formats whose codes of one byte are multiples of a scale: `linear8`, `dynamic8`, `fp8`.
+//! Block formats whose one-byte codes are multiples of a scale: `linear8`, `dynamic8`, `fp8`.
 //!
-//! The number of a block is the scale s, its largest magnitude. A scale below 2^-100 would lose bits
-//! in its reciprocal or in its unit, or overflow them. There both sides work with 2^64 times the
-//! numbers, which is exact, in scalar code.
+//! The number of a block is the scale s, its largest magnitude. With a scale below 2^-100, its reciprocal or
+//! its unit would overflow or lose bits. Encoder and decoder then work in scalar code with numbers multiplied
+//! by 2^64, which is exact.
 
 use super::super::simd::{Lanes, abs, with_sign};
 use super::super::{ErrorLaw, Zero};
@@ -10,33 +10,33 @@ use super::{BlockFormat, Draws, Numbers};
 use crate::types::CodecKind;
 use std::fmt::Debug;
 
-/// Scales below this are raised, with the elements that they scale.
+/// Scales below this, and the elements that they scale, are multiplied by [`RAISE`].
 const TINY: f32 = f32::from_bits((127 - 100) << 23);
-/// 2^64.
+/// 2^64, by which small numbers are multiplied.
 const RAISE: f32 = f32::from_bits((127 + 64) << 23);
-/// 2^-64.
+/// 2^-64, which undoes [`RAISE`].
 const LOWER: f32 = f32::from_bits((127 - 64) << 23);
 
-/// The meaning of a code: sign in bit 7, magnitude in the others.
+/// Defines what a code means: bit 7 is the sign, the other bits are the magnitude code.
 pub(in super::super) trait ScaledFormat: Debug + Send + Sync + 'static {
     const KIND: CodecKind;
 
-    /// The error law.
+    /// Bound of the error of an element.
     const ERRORS: ErrorLaw;
 
-    /// Returns the factor by which [`ScaledFormat::magnitude`] multiplies magnitudes.
+    /// Returns the factor that [`ScaledFormat::magnitude`] takes for a block with this scale.
     fn factor(scale: f32) -> f32;
 
-    /// Returns the value of one unit of [`ScaledFormat::value`].
+    /// Returns the value of one unit of [`ScaledFormat::value`] in a block with this scale.
     fn unit(scale: f32) -> f32;
 
-    /// Returns the code, 0 to 127, of a magnitude in a block with this factor.
+    /// Returns the code, 0 to 127, of magnitude `x` in a block with this factor.
     fn magnitude(&self, x: f32, factor: f32) -> u8;
 
-    /// Returns the signed value of a code, in units.
+    /// Returns the signed value of a code, in units of the block.
     fn value(&self, code: u8) -> f32;
 
-    /// Returns a bound of the error at |x| <= scale, in exact arithmetic.
+    /// Returns a bound of the error at |x| <= scale, without the rounding of fp32 arithmetic.
     fn half_step(&self, x: f64, scale: f64) -> f64;
 }
 
@@ -45,7 +45,7 @@ pub(in super::super) trait VectorScaledFormat: ScaledFormat {
     /// Tables that a loop keeps in registers.
     type Registers<'a, L: Lanes>: Copy;
 
-    /// Loads the registers.
+    /// Loads the tables that a loop keeps in registers.
     fn registers<L: Lanes>(&self, lanes: L) -> Self::Registers<'_, L>;
 
     /// Vector form of [`ScaledFormat::magnitude`].
@@ -64,14 +64,16 @@ pub(in super::super) trait VectorScaledFormat: ScaledFormat {
 #[derive(Debug)]
 pub(in super::super) struct Scaled<F>(pub F);
 
-/// code = magnitude((|x| * raise), factor); vector forms leave out `raise`, which is 1 for them.
+/// Values for encoding: code = magnitude(|x| * raise, factor). Vector forms leave out `raise`,
+/// which is 1 for them.
 #[derive(Clone, Copy)]
 pub(in super::super) struct ScaledEncoder {
     raise: f32,
     factor: f32,
 }
 
-/// value = code * unit * lower; vector forms leave out `lower`, which is 1 for them.
+/// Values for decoding: value = code * unit * lower. Vector forms leave out `lower`, which is 1 for
+/// them.
 #[derive(Clone, Copy)]
 pub(in super::super) struct ScaledDecoder {
     unit: f32,
@@ -94,7 +96,8 @@ impl<F: VectorScaledFormat> BlockFormat for Scaled<F> {
         F::ERRORS
     }
 
-    /// Half a step of the format. 2^-22 of the scale covers the roundings of factor, unit and product.
+    /// Returns half a step of the format, plus 2^-22 of the scale for the roundings of factor, unit and
+    /// product.
     fn error_bound(&self, _: ErrorLaw, x: f64, scale: f64) -> f64 {
         self.0.half_step(x, scale) + scale * 2f64.powi(-22)
     }
@@ -156,7 +159,7 @@ impl<F: VectorScaledFormat> BlockFormat for Scaled<F> {
         scale.abs() < TINY && scale != 0.0
     }
 
-    /// An x that `raise` makes infinite saturates.
+    /// If the product with `raise` is infinite, the code saturates.
     #[inline(always)]
     fn code(&self, encoder: ScaledEncoder, x: f32) -> u32 {
         let magnitude = self.0.magnitude(x.abs() * encoder.raise, encoder.factor);
@@ -191,7 +194,7 @@ impl<F: VectorScaledFormat> BlockFormat for Scaled<F> {
         Self::add_lanes(lanes, registers, decoder, code, lanes.splat(0.0))
     }
 
-    /// Rounds once: the product is added with a fused multiply-add.
+    /// Rounds only once, because a fused multiply-add adds the product.
     #[inline(always)]
     fn add(&self, decoder: ScaledDecoder, code: u32, sum: f32) -> f32 {
         let value = self.0.value(code as u8);

@@ -1,15 +1,15 @@
-//! Sums over a block in fp64 with the same bits on every device. Element i is added to partial sum
-//! i mod 32, in ascending order; the 32 partial sums are then folded in halves. Vectors of any width up
-//! to 32, and warps, form the partial sums without an extra step.
+//! Sums over a block in fp64, with equal bits on every device. Element i is added to partial sum i mod 32, in
+//! ascending order; the 32 partial sums are then folded in halves. Warps and vectors of up to 32 elements
+//! form the partial sums without an extra step.
 
 use super::super::simd::{Lanes, WIDEST};
 
 /// Number of partial sums.
 const PARTS: usize = 32;
-/// Number of vectors of partial sums, for the narrowest vectors.
+/// Number of vectors that hold the partial sums, for the narrowest vectors (eight elements).
 const VECTORS: usize = PARTS / 8;
 
-/// Sums the numbers of an iterator: the specification.
+/// Sums the numbers of an iterator in this order, and so specifies the result.
 pub(in super::super) fn total(x: impl Iterator<Item = f64>) -> f64 {
     let mut parts = [0.0; PARTS];
     for (i, x) in x.enumerate() {
@@ -18,7 +18,7 @@ pub(in super::super) fn total(x: impl Iterator<Item = f64>) -> f64 {
     fold(parts)
 }
 
-/// Vector form of [`total`], for vectors that are added one after the other.
+/// Vector form of [`total`], for vectors that are added in the order of the block.
 #[derive(Clone, Copy)]
 pub(in super::super) struct WideSum<L: Lanes> {
     sums: [L::D; VECTORS],
@@ -39,7 +39,7 @@ impl<L: Lanes> WideSum<L> {
         *sum = lanes.add_wide(*sum, x);
     }
 
-    /// Adds the squares of vector number `index`, which fp64 holds exactly.
+    /// Adds the squares of the elements of vector number `index`; fp64 holds each square exactly.
     #[inline(always)]
     pub fn add_squares(&mut self, lanes: L, index: usize, x: L::F) {
         let sum = &mut self.sums[index % (PARTS / L::N)];

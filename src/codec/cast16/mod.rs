@@ -22,11 +22,11 @@ pub(super) const INFO: CodecInfo = CodecInfo {
     build: |_, isa| Arc::new(Elementwise::new(Fp16, isa)),
 };
 
-/// The format.
+/// The element format of `cast16`: binary16.
 #[derive(Debug)]
 pub(super) struct Fp16;
 
-/// The largest finite value.
+/// The largest finite binary16.
 const LARGEST: f32 = 65_504.0;
 /// Exponent bias of fp32 minus the bias of binary16.
 const REBIAS: u32 = 127 - 15;
@@ -57,7 +57,7 @@ impl ElementFormat for Fp16 {
         let sign = (code & 0x8000) << 16;
         let (exponent, mantissa) = (code >> 10 & 0x1f, code & 0x3ff);
         let magnitude = match (exponent, mantissa) {
-            // Subnormals are whole multiples of 2^-24, which are normal in fp32.
+            // A binary16 subnormal is a multiple of 2^-24, which is a normal number in fp32.
             (0, _) => (mantissa as f32 * 2f32.powi(-24)).to_bits(),
             (0x1f, 0) => f32::INFINITY.to_bits(),
             (0x1f, _) => 0x7fc0_0000 | mantissa << 13,
@@ -70,7 +70,7 @@ impl ElementFormat for Fp16 {
         LARGEST
     }
 
-    /// 2^-11 of x, or half of the smallest subnormal.
+    /// Returns 2^-11 of |x|, plus half of the smallest subnormal.
     fn error_bound(&self, x: f32) -> f32 {
         x.abs() * 2f32.powi(-11) + 2f32.powi(-25)
     }
@@ -85,7 +85,7 @@ impl ElementFormat for Fp16 {
     }
 }
 
-/// Rounds a magnitude of at most [`LARGEST`], given by its bits.
+/// Rounds a magnitude of at most [`LARGEST`], given as fp32 bits, to a binary16 code.
 fn finite(bits: u32) -> u32 {
     if bits >= NORMAL {
         let rounded = bits + 0xfff + (bits >> 13 & 1);

@@ -1,4 +1,4 @@
-//! Vector form: the machine's conversion instruction, after saturation.
+//! Vector form of `cast16`: saturation, then the machine's conversion instruction.
 
 use super::super::elementwise::VectorElementFormat;
 use super::super::simd::{Lanes, abs};

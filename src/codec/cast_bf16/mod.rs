@@ -22,11 +22,11 @@ pub(super) const INFO: CodecInfo = CodecInfo {
     build: |_, isa| Arc::new(Elementwise::new(Bf16, isa)),
 };
 
-/// The format.
+/// The element format of `cast_bf16`: bfloat16.
 #[derive(Debug)]
 pub(super) struct Bf16;
 
-/// The largest finite value, as fp32 bits.
+/// The largest finite bfloat16, as fp32 bits.
 const LARGEST: u32 = 0x7f7f_0000;
 /// Infinity, as fp32 bits.
 const INFINITE: u32 = 0x7f80_0000;
@@ -49,7 +49,8 @@ impl ElementFormat for Bf16 {
         } else if bits == INFINITE {
             bits
         } else {
-            // Adds just under half, or half if the kept part is odd, so that rounding is to nearest even.
+            // Adds just under half of the last kept bit, or half if that bit is 1, so that rounding is to
+            // nearest even.
             (bits + 0x7fff + (bits >> 16 & 1)).min(LARGEST)
         };
         (rounded | sign) >> 16
@@ -63,7 +64,7 @@ impl ElementFormat for Bf16 {
         f32::from_bits(LARGEST)
     }
 
-    /// 2^-8 of x, or half of the smallest subnormal.
+    /// Returns 2^-8 of |x|, plus half of the smallest subnormal.
     fn error_bound(&self, x: f32) -> f32 {
         x.abs() * 2f32.powi(-8) + f32::from_bits(1 << 15)
     }

@@ -1,4 +1,4 @@
-//! Vector form: integer arithmetic.
+//! Vector form of `cast_bf16`, in integer arithmetic.
 
 use super::super::elementwise::VectorElementFormat;
 use super::super::simd::{Lanes, abs_bits};

@@ -1,4 +1,4 @@
-//! Compares vector forms with the scalar form where random patterns might miss a difference.
+//! Compares vector forms with the scalar form on inputs that random tests might miss.
 
 use super::*;
 
@@ -11,7 +11,8 @@ fn vector_form_on_all_16_bit_values_equals_the_scalar_form() {
         .chain(f16.clone())
         .filter(|x| x.is_finite())
         .collect();
-    // Sorting gives the elements of a block similar sizes; otherwise all but the largest would become 0.
+    // After sorting, the elements of a block have similar magnitudes. Otherwise all but the largest would
+    // become 0.
     finite.sort_by(|a, b| a.abs().total_cmp(&b.abs()));
     let mut shuffled = finite.clone();
     let mut random = TestRandom(5);
@@ -85,7 +86,7 @@ fn any_bytes_decode_alike_without_a_panic() {
 
 #[test]
 fn dynamic8_vectors_at_every_threshold_equal_the_scalar_form() {
-    // A tensor scale of 1 makes the factor 1, so that elements are looked up unscaled.
+    // With a tensor scale of 1 the factor is 1, so that each element is looked up unchanged.
     let magnitudes = super::super::table::Magnitudes::new(std::array::from_fn(|code| {
         let scalar = codec("dynamic8:tensor=1", Isa::Scalar);
         let mut wire = vec![0; 20];
@@ -102,7 +103,7 @@ fn dynamic8_vectors_at_every_threshold_equal_the_scalar_form() {
             (-64..=64).map(move |step| f32::from_bits((bits + step).max(0) as u32))
         });
     let one = 1f32.to_bits();
-    // Optimised builds test every pattern; others test every 509th.
+    // Optimised builds test every bit pattern; debug builds test every 509th.
     let step = if cfg!(debug_assertions) { 509 } else { 1 };
     let dense = (0..=one).step_by(step).map(f32::from_bits);
     let mut x: Vec<f32> = Vec::with_capacity(1 << 16);

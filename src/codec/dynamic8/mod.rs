@@ -30,7 +30,7 @@ pub(super) const INFO: CodecInfo = CodecInfo {
     build: |spec, isa| Arc::new(Blocked::new(Scaled(Dynamic::new()), spec, isa)),
 };
 
-/// The format.
+/// The block format of `dynamic8`.
 #[derive(Debug)]
 pub(super) struct Dynamic {
     magnitudes: Magnitudes,
@@ -50,7 +50,7 @@ impl Dynamic {
 impl ScaledFormat for Dynamic {
     const KIND: CodecKind = CodecKind::Dynamic8;
 
-    /// Half of the widest gap between values.
+    /// The error is at most half of the widest gap between values.
     const ERRORS: ErrorLaw = ErrorLaw {
         of_scale: 0.0086,
         ..ErrorLaw::EXACT
@@ -90,8 +90,8 @@ impl ScaledFormat for Dynamic {
     }
 }
 
-/// Returns the magnitude of a code, computed in whole units of 1e-8: leaves have at most eight decimal
-/// places.
+/// Returns the magnitude of a code. It is computed in units of 1e-8, because leaves have at most eight
+/// decimal places.
 fn value_of(code: u32) -> f32 {
     match code {
         0 => return 0.0,
@@ -107,7 +107,8 @@ fn value_of(code: u32) -> f32 {
         (45_000_000, 55_000_000, leaf - half)
     };
     let value = low + (width >> bits) * (2 * leaf + 1);
-    // The parser rounds correctly; a product with a rounded power of ten would not.
+    // Uses the float parser, which rounds correctly; a product with a rounded power of ten would
+    // not.
     format!("{value}e-{}", 8 + zeros).parse().unwrap_or(0.0)
 }
 
@@ -128,7 +129,7 @@ mod tests {
         assert_eq!(magnitude(1.0), 1.0);
         assert_eq!(magnitude(1.374e-6), 0.0);
         assert_eq!(magnitude(1.376e-6), 2.75e-6);
-        // The true middle of the largest leaf and 1.
+        // The midpoint between the largest leaf and 1 lies between these two inputs.
         assert_eq!(magnitude(0.9957), 0.99140625);
         assert_eq!(magnitude(0.9958), 1.0);
     }
@@ -141,7 +142,7 @@ mod tests {
         assert_eq!(values[127], 0.99140625);
         assert!(values[2..].is_sorted_by(|a, b| a < b));
         assert_eq!(dynamic.magnitudes.sorted().len(), 128);
-        // The leaves of the first decade by successive cuts: an independent derivation.
+        // Derives the 64 leaves between 0.1 and 1 independently, by successive bisection.
         for code in 64u32..128 {
             let (mut low, mut high) = (0.1f64, 1.0f64);
             for bit in (0..6).rev() {

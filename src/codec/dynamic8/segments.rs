@@ -1,36 +1,38 @@
-//! Finds the nearest leaf without a search or a gather, for vectors of 16.
+//! Finds the nearest leaf without a search or a gather, for vectors of 16 elements.
 //!
-//! The leaves of half a decade are equally wide. So there are twelve segments between 0 and 1 in which
-//! the place of y among the magnitudes is a linear function of y. One multiply-add gives the magnitude
-//! below y, and one comparison with the exact threshold above that magnitude decides. An octave holds
-//! the start of at most one segment, so the exponent of y and one comparison find the segment. All
-//! tables fit into registers.
+//! Within half a decade all leaves are equally wide. So there are twelve segments between 0 and 1 in which
+//! the index of y among the magnitudes is a linear function of y. A multiply-add gives the magnitude below y.
+//! A comparison with the exact threshold above that magnitude then decides. An octave contains the start of
+//! at most one segment, so the exponent of y and one comparison find the segment. All tables fit into
+//! registers.
 //!
-//! The linear function need not be exact: where its rounding matters, y is next to a magnitude
-//! and far from a threshold, and both results lead to the same code.
+//! The linear function need not be exact. Where its rounding matters, y is next to a magnitude and far from a
+//! threshold, and both results lead to equal codes.
 
 use super::super::simd::Lanes;
 
-/// Bits of the smallest y that the tables resolve; all smaller y are nearest to 0. Octave numbers are
-/// the low five bits of the exponent fields from here up to the field of 1.
+/// Bits of the smallest y that the tables resolve; all smaller y are nearest to 0. Octaves are numbered by
+/// the low five bits of the fp32 exponent field. From this y to 1 these numbers are distinct.
 const SMALLEST: u32 = 96 << 23;
 
-/// Tables by octave, by segment, and by code.
+/// Tables that are indexed by octave, by segment, or by code.
 #[derive(Debug)]
 pub(super) struct Segments {
-    /// By octave: the start of a segment in it; infinity if none starts there.
+    /// By octave: the start of the segment that begins in it; infinity if none begins there.
     starts: [f32; 32],
-    /// By octave: the segment of the octave's lower end, as the bits of an integer.
+    /// By octave: the segment that contains the octave's lower end, an integer stored as float
+    /// bits.
     segments: [f32; 32],
-    /// By segment: codes per unit of y.
+    /// By segment: slope of the linear function, in codes per unit of y.
     slopes: [f32; 16],
-    /// By segment: the code of the linear function at 0.
+    /// By segment: value of the linear function at y = 0, in codes.
     intercepts: [f32; 16],
-    /// By code, where 1 stands for the value 0 and 128 for the value 1: the next code starts above this.
+    /// By code: the largest y that is nearest to the code's value. Code 1 stands for the value 0 here, and
+    /// code 128 for the value 1.
     thresholds: [f32; 128],
 }
 
-/// [`Segments`] in registers.
+/// The tables of [`Segments`], in registers.
 pub(super) struct SegmentRegisters<'a, L: Lanes> {
     starts: L::T32<'a>,
     segments: L::T32<'a>,
@@ -66,7 +68,8 @@ impl Segments {
             {
                 let slope = f64::from(leaves) / (width * unit);
                 tables.slopes[lows.len()] = slope as f32;
-                // The value of a leaf is its middle, where the linear function reaches its code.
+                // The linear function must reach a leaf's code at the middle of the leaf, which is
+                // the leaf's value.
                 let intercept = f64::from(first) - 0.5 - low * unit * slope;
                 tables.intercepts[lows.len()] = intercept as f32;
                 lows.push((low * unit) as f32);
@@ -98,7 +101,7 @@ impl Segments {
 }
 
 impl<L: Lanes> SegmentRegisters<'_, L> {
-    /// Returns the codes nearest to magnitudes, none of which is NaN.
+    /// Returns the codes nearest to magnitudes `y`, none of which is NaN.
     #[inline(always)]
     pub fn nearest(self, lanes: L, y: L::F) -> L::I {
         let (zero, one) = (lanes.splat_i(0), lanes.splat_i(1));
@@ -117,7 +120,7 @@ impl<L: Lanes> SegmentRegisters<'_, L> {
         let beyond = lanes.gt(y, lanes.lookup128(self.thresholds, below));
         let code = lanes.add_i(below, lanes.select_i(beyond, one, zero));
 
-        // Up to here 1 stood for the value 0, and 128 for the value 1.
+        // Translates to wire codes: above, 1 stands for the value 0 and 128 for the value 1.
         let is_one = lanes.gt_i(code, lanes.splat_i(127));
         let is_leaf = lanes.gt_i(code, one);
         lanes.select_i(is_one, one, lanes.select_i(is_leaf, code, zero))

@@ -1,4 +1,5 @@
-//! Vector form. Vectors of 16 keep whole tables in registers; narrower vectors gather.
+//! Vector form of `dynamic8`. Vectors of 16 elements keep whole tables in registers; narrower
+//! vectors gather.
 
 use super::super::blocked::VectorScaledFormat;
 use super::super::simd::{Lanes, WIDEST, apply_sign};
@@ -6,7 +7,8 @@ use super::super::table::Buckets;
 use super::Dynamic;
 use super::segments::SegmentRegisters;
 
-/// Tables of both encoders, and the values. A loop loads only the tables that it uses.
+/// Tables for both ways to encode, and the values for decoding. A loop loads only the tables that
+/// it uses.
 pub(in super::super) struct DynamicRegisters<'a, L: Lanes> {
     buckets: &'a Buckets,
     segments: SegmentRegisters<'a, L>,

@@ -1,7 +1,7 @@
-//! Frame of codecs whose elements are encoded each by itself, without blocks and scales.
+//! Implements codecs that encode each element by itself, without blocks and scales.
 //!
-//! An [`ElementFormat`] defines what a code means; the frame does all else. [`Table8`] is the format
-//! of codecs of one byte with a table of magnitudes.
+//! An [`ElementFormat`] defines what a code means; [`Elementwise`] does all else. [`Table8`] is the format of
+//! one-byte codecs with a table of magnitudes.
 
 mod table8;
 mod vector;
@@ -16,30 +16,30 @@ pub(super) use table8::{Table8, decimal, kernel_words};
 pub(super) use vector::VectorElementFormat;
 use vector::{DecodeElements, EncodeElements};
 
-/// The meaning of a code.
+/// Defines what a code means.
 pub(super) trait ElementFormat: Debug + Send + Sync + 'static {
-    /// Bits of a code: 2, 8, 16 or 24.
+    /// Bits of one code: 2, 8, 16 or 24.
     const BITS: usize;
 
     /// How zeros decode.
     const ZERO: Zero;
 
-    /// Returns name and parameters.
+    /// Returns the codec's name and parameters.
     fn spec(&self) -> CodecSpec;
 
-    /// Returns the code of any element.
+    /// Returns the code of an element, which may be non-finite.
     fn encode(&self, x: f32) -> u32;
 
-    /// Returns the value of any code.
+    /// Returns the value of a code, which may be one that the encoder never writes.
     fn decode(&self, code: u32) -> f32;
 
-    /// Returns the largest finite value; magnitudes beyond it saturate.
+    /// Returns the largest finite value; finite elements beyond it saturate.
     fn largest(&self) -> f32;
 
     /// Returns a bound of the error at a finite x up to the largest value.
     fn error_bound(&self, x: f32) -> f32;
 
-    /// Returns the error law; its `largest` is [`ElementFormat::largest`].
+    /// Returns the bound of the error as a law; its `largest` is [`ElementFormat::largest`].
     fn errors(&self) -> ErrorLaw;
 }
 
@@ -76,7 +76,7 @@ impl<F: VectorElementFormat> Codec for Elementwise<F> {
         self.format.spec()
     }
 
-    /// Spans start at whole bytes of codes.
+    /// Returns how many elements fill whole bytes of codes; spans start at multiples of it.
     fn granule(&self) -> usize {
         if F::BITS < 8 { 8 / F::BITS } else { 1 }
     }

@@ -5,7 +5,7 @@ use super::super::pack::{code_bytes, load, load_part, put, store, store_part, ta
 use super::super::simd::{Lanes, SimdKernel, WIDEST, abs_bits, load_part as load_floats};
 use super::ElementFormat;
 
-/// Largest finite magnitude, as bits.
+/// Bits of the largest finite magnitude.
 const FINITE: i32 = 0x7f7f_ffff;
 
 /// Vector form of an [`ElementFormat`]. Methods are `#[inline(always)]`.
@@ -13,7 +13,7 @@ pub(in super::super) trait VectorElementFormat: ElementFormat {
     /// Tables that a loop keeps in registers.
     type Registers<'a, L: Lanes>: Copy;
 
-    /// Loads the registers.
+    /// Loads the tables that a loop keeps in registers.
     fn registers<L: Lanes>(&self, lanes: L) -> Self::Registers<'_, L>;
 
     /// Vector form of [`ElementFormat::encode`].
@@ -74,7 +74,8 @@ impl<F: VectorElementFormat> EncodeElements<'_, F> {
         let registers = self.format.registers(lanes);
         let largest = self.format.largest().to_bits() as i32;
         let mut stats = EncodeStats::default();
-        // The counters of a vector element have 32 bits: bounded pieces keep them from overflowing.
+        // The counters of [`LaneStats`] have 32 bits; pieces of this many elements keep them from
+        // overflowing.
         const PIECE: usize = 1 << 20;
         let pieces = self.codes.chunks_mut(code_bytes(PIECE, F::BITS));
         for (piece, codes) in self.src.chunks(PIECE).zip(pieces) {
@@ -107,7 +108,7 @@ impl<F: VectorElementFormat> EncodeElements<'_, F> {
     }
 }
 
-/// Statistics of each element of a vector.
+/// Statistics that are kept separately for each element position of a vector.
 struct LaneStats<L: Lanes> {
     lanes: L,
     largest: L::I,

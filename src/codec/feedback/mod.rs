@@ -1,7 +1,7 @@
 //! Error feedback: the residuals of all tensors of one rank, and their checkpoint format.
 //!
-//! The engine drives it for calls that name a tensor (`Call::feedback`): it adds the residual to the
-//! input of each lossy encode and keeps what that encode dropped. [`Residuals`] holds one tensor.
+//! The engine uses it for calls that name a tensor (`Call::feedback`). It adds the residual to the input of
+//! each lossy encode, and keeps the error of that encode as the new residual. [`Residuals`] holds one tensor.
 
 mod residuals;
 
@@ -19,19 +19,20 @@ const MAX_CHUNKS: u64 = 1 << 20;
 /// First bytes of exported residuals; the last digit is the format's version.
 const MAGIC: &[u8; 8] = b"cinchEF1";
 
-/// Residuals by the tensor id that callers give.
+/// Residuals of all tensors, by the tensor id that callers pass.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Feedback {
     tensors: HashMap<u64, Residuals>,
 }
 
 impl Feedback {
-    /// Returns a value without residuals.
+    /// Creates a value without residuals.
     pub fn new() -> Feedback {
         Feedback::default()
     }
 
-    /// Checks that the tensors of calls that run together fit beside the known ones.
+    /// Checks that the tensors of calls that run together, with the tensors that already have
+    /// residuals, stay within the limit.
     ///
     /// # Errors
     /// Invalid usage beyond 65,536 tensors: residuals only help a tensor that is passed again under
@@ -41,8 +42,9 @@ impl Feedback {
         Feedback::admit_to(self.tensors.len(), is_known, ids)
     }
 
-    /// Checks [`Feedback::admit`]'s limit for residuals that are stored elsewhere: `tensors` of them
-    /// exist, and `is_known` returns whether an id is one of these.
+    /// Checks the limit of [`Feedback::admit`] for residuals that are stored elsewhere, for example on a GPU.
+    /// `tensors` is how many tensors have residuals there, and `is_known` returns whether an id is among
+    /// them.
     ///
     /// # Errors
     /// As [`Feedback::admit`].
@@ -64,7 +66,7 @@ impl Feedback {
         Ok(())
     }
 
-    /// Takes the residuals of `tensor` out for a call; they are empty before its first call.
+    /// Removes and returns the residuals of `tensor` for a call; empty before its first call.
     pub fn take(&mut self, tensor: u64) -> Residuals {
         self.tensors.remove(&tensor).unwrap_or_default()
     }
@@ -82,8 +84,8 @@ impl Feedback {
     /// Checks that a communicator on host memory can use these residuals.
     ///
     /// # Errors
-    /// Invalid argument if some come from a communicator on a GPU, which stores them element by
-    /// element.
+    /// Invalid argument if some tensor's residuals come from a communicator on a GPU, which stores
+    /// them element by element.
     pub fn check_chunks(&self) -> Result<()> {
         self.check_kind(BY_ELEMENT, "GPU, which keeps them element by element")
     }
@@ -91,8 +93,8 @@ impl Feedback {
     /// Checks that a communicator on a GPU can use these residuals.
     ///
     /// # Errors
-    /// Invalid argument if some come from a communicator on host memory, which stores them in chunks,
-    /// or if a tensor is not one array with the element count of its shape.
+    /// Invalid argument if some tensor's residuals come from a communicator on host memory, which stores them
+    /// in chunks. Also if a tensor is not one array with the element count of its shape.
     pub fn check_elements(&self) -> Result<()> {
         self.check_kind(0, "communicator on host memory, which keeps them in chunks")?;
         for (tensor, residuals) in self.iter() {
@@ -125,7 +127,7 @@ impl Feedback {
         self.tensors.iter().map(|(id, residuals)| (*id, residuals))
     }
 
-    /// Drops the residuals of one tensor, or of all tensors for `None`.
+    /// Drops the residuals of one tensor, or of all tensors if `tensor` is `None`.
     pub fn forget(&mut self, tensor: Option<u64>) {
         match tensor {
             Some(tensor) => drop(self.tensors.remove(&tensor)),
@@ -149,17 +151,18 @@ impl Feedback {
         Ok(())
     }
 
-    /// Serialises all residuals for [`Feedback::import`] on the same rank of as many ranks.
+    /// Serialises all residuals. [`Feedback::import`] reads them on a rank of equal number in a
+    /// communicator with as many ranks.
     ///
-    /// Little endian: magic, rank and ranks (u32), tensors (u64); per tensor its id, the four
-    /// numbers of its shape, the number of arrays; per array its role, chunk, element count and
-    /// elements as fp32.
+    /// All integers are little endian. The header is magic, rank and ranks (u32), and the number of
+    /// tensors (u64). Each tensor has its id, the four numbers of its shape, and its number of
+    /// arrays. Each array has its role, chunk, element count, and elements as fp32.
     pub fn export(&self, rank: usize, nranks: usize) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         bytes.extend((rank as u32).to_le_bytes());
         bytes.extend((nranks as u32).to_le_bytes());
         let mut tensors: Vec<_> = self.tensors.iter().collect();
-        // A fixed order: equal residuals give equal bytes.
+        // Sorts the tensors, so that equal residuals give equal bytes.
         tensors.sort_unstable_by_key(|(tensor, _)| **tensor);
         bytes.extend((tensors.len() as u64).to_le_bytes());
         for (tensor, residuals) in tensors {
@@ -217,7 +220,7 @@ impl Feedback {
     }
 }
 
-/// Reads exported bytes without trusting them.
+/// Reads exported bytes and checks every field, because the bytes may be damaged.
 struct ResidualReader<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -253,7 +256,7 @@ impl<'a> ResidualReader<'a> {
         Ok(u64::from_le_bytes(word))
     }
 
-    /// Reads a count and rejects values above `most`, before anything is allocated for it.
+    /// Reads a count and rejects values above `most`, before anything is allocated for the count.
     fn bounded(&mut self, what: &str, most: u64) -> Result<usize> {
         let number = self.u64()?;
         if number > most {
@@ -265,8 +268,8 @@ impl<'a> ResidualReader<'a> {
     fn tensor(&mut self) -> Result<(u64, Residuals)> {
         let tensor = self.u64()?;
         let (kind, count, chunk) = (self.u64()?, self.u64()?, self.u64()?);
-        // A chunk without residuals takes no bytes here but some in memory: the bound keeps damaged
-        // input from allocating all of it.
+        // A chunk without residuals takes no bytes in the input but some in memory. The bound keeps
+        // damaged input from allocating too many chunks.
         let chunks = self.bounded("chunks", MAX_CHUNKS)?;
         let arrays = self.bounded("arrays", 2 * chunks as u64)?;
         let mut residuals = Residuals::new();
@@ -305,7 +308,7 @@ impl<'a> ResidualReader<'a> {
 mod tests {
     use super::*;
 
-    /// Residuals of a GPU are one worker array of all elements.
+    /// On a GPU, the residuals of a tensor are one array of all elements, with role `Worker`.
     #[test]
     fn gpu_residuals_with_wrong_arrays_are_rejected() {
         let of = |roles: &[Role], chunk: u64, values: usize| {
@@ -355,7 +358,8 @@ mod tests {
         feedback
     }
 
-    /// Exports what callers can see; `Slot::next` is not part of it.
+    /// Exports only what callers can see: the residuals of the last committed call, without
+    /// `Slot::next`.
     fn visible(feedback: &Feedback) -> Vec<u8> {
         feedback.export(0, 1)
     }
@@ -383,7 +387,7 @@ mod tests {
         }
         let longer: Vec<u8> = bytes.iter().copied().chain([0]).collect();
         assert!(Feedback::import(&longer, 1, 4).is_err());
-        // No damaged byte makes it panic or allocate without bound.
+        // Import of damaged bytes neither panics nor allocates without bound.
         for at in 0..bytes.len() {
             for value in [0x7f, 0xff, 0x80] {
                 let mut bytes = bytes.clone();
@@ -417,14 +421,14 @@ mod tests {
         feedback.admit([7]).unwrap();
         assert!(feedback.admit([1 << 40]).is_err());
 
-        // The limit also holds within one group, where a tensor that comes twice counts once.
+        // The limit also holds within one group. A tensor that the group names twice counts once.
         let group = || 0..MAX_TENSORS as u64;
         let feedback = filled();
         feedback.admit(group()).unwrap();
         feedback.admit(group().chain(group())).unwrap();
         let error = feedback.admit(group().chain([1 << 40])).unwrap_err();
         assert!(error.message().contains("tensor 1099511627776"), "{error}");
-        // `filled` has two tensors, of which the first group names one.
+        // `filled` has two tensors, 3 and 9, and the ids from 10 on are all new.
         assert!(feedback.admit(10..10 + MAX_TENSORS as u64 - 2).is_ok());
         assert!(feedback.admit(10..10 + MAX_TENSORS as u64 - 1).is_err());
     }

@@ -1,13 +1,14 @@
-//! Residuals of one tensor: what lossy encodes dropped, chunk by chunk, until the next call adds it.
+//! Residuals of one tensor: the errors of lossy encodes, chunk by chunk, which the next call adds to its
+//! input.
 //!
-//! For every chunk that a rank encodes, v = x + r is encoded in the place of x, and r becomes
-//! v - dec(enc(v)). A call reads the residuals that the previous call committed; its own become
-//! visible with [`Residuals::commit`]. So a chunk that is encoded twice in a call, for more peers
-//! than one step serves, has the same bytes twice, and a call that fails changes no residual. This
-//! costs a second copy of the residuals.
+//! For every chunk that a rank encodes, it encodes v = x + r instead of the input x, where r is the residual.
+//! The new residual is v - dec(enc(v)). A call reads the residuals that the previous call committed; its own
+//! become visible with [`Residuals::commit`]. So a chunk that is encoded twice in a call, for more peers than
+//! one step serves, has equal bytes both times. A call that fails changes no residual. This costs a second
+//! copy of the residuals.
 
 /// The purpose of an encode. A rank may encode a chunk once as a contribution or a partial sum, and
-/// once more as the owner of the finished sum; each purpose has its own residual.
+/// once more as the owner of the finished sum. Each purpose has its own residual.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
     /// Encodes this rank's contribution, or the partial sum that it passes on.
@@ -16,20 +17,21 @@ pub enum Role {
     Owner = 1,
 }
 
-/// Flag in [`Shape::kind`] of residuals stored element by element, as GPUs do, and not in chunks.
+/// Flag in [`Shape::kind`] for residuals that are stored element by element, as GPUs do, and not in
+/// chunks.
 pub const BY_ELEMENT: u64 = 1 << 63;
 
-/// The properties that calls must share to share residuals. Another division into chunks, or another
-/// kind of sum, would add a residual to the wrong element.
+/// Properties that must be equal between calls that share residuals. With another division into chunks, or
+/// another kind of sum, a residual would be added to the wrong element.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Shape {
-    /// Collective, operator and data type, packed into a number.
+    /// Collective, operator and data type, packed into one number.
     pub kind: u64,
-    /// Elements of the message, or of one rank's block.
+    /// Number of elements of the message, or of one rank's block.
     pub count: u64,
-    /// Elements of a full chunk.
+    /// Number of elements of a full chunk.
     pub chunk: u64,
-    /// Chunks of all passes.
+    /// Number of chunks, over all passes.
     pub chunks: u64,
 }
 
@@ -37,9 +39,10 @@ pub struct Shape {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Residuals {
     shape: Shape,
-    /// Two slots a chunk, [`Role::Worker`] first. An empty slot stands for zeros.
+    /// Two slots per chunk, first for [`Role::Worker`]. An empty slot stands for zeros.
     slots: Vec<Slot>,
-    /// Set by [`Residuals::put`] and cleared by the first call.
+    /// Whether the residuals were imported and no call has used them. Set by [`Residuals::put`] and
+    /// cleared by the first call.
     restored: bool,
 }
 
@@ -51,7 +54,7 @@ struct Slot {
 }
 
 impl Residuals {
-    /// Returns a tensor without residuals.
+    /// Creates a tensor without residuals.
     pub fn new() -> Residuals {
         Residuals::default()
     }
@@ -68,8 +71,8 @@ impl Residuals {
         }
     }
 
-    /// Returns whether imported residuals would be dropped, because the first call has another
-    /// `shape` than they have.
+    /// Returns whether a call of `shape` would drop imported residuals, because they have another
+    /// shape.
     pub fn are_lost_to(&self, shape: Shape) -> bool {
         self.restored && self.shape != shape
     }
@@ -84,8 +87,8 @@ impl Residuals {
         self.restored = false;
     }
 
-    /// Adds the residual of `chunk`, from its element `at` on, to `values`. A residual that would make
-    /// a finite value infinite is skipped.
+    /// Adds the residual of `chunk`, from element `at` of the chunk on, to `values`. A residual that would
+    /// make a finite value infinite is skipped.
     pub fn add(&self, role: Role, chunk: usize, at: usize, values: &mut [f32]) {
         let slot = self.slots.get(2 * chunk + role as usize);
         let Some(now) = slot.and_then(|slot| slot.now.get(at..at + values.len())) else {
@@ -99,9 +102,9 @@ impl Residuals {
         }
     }
 
-    /// Keeps `values - decoded`: what the encode of `values` dropped, the elements from `at` on of
-    /// `chunk`, which has `elements`. Where the difference is not finite the old residual stays, so
-    /// that a NaN in a block neither poisons nor erases residuals.
+    /// Keeps `values - decoded`, the error of an encode, as the new residual. `values` are the
+    /// elements from `at` on of `chunk`, which has `elements` elements. Where the difference is not
+    /// finite the old residual stays, so that a NaN in a block neither spoils nor erases residuals.
     ///
     /// # Panics
     /// If the values reach beyond the end of the chunk.
@@ -158,7 +161,7 @@ impl Residuals {
         })
     }
 
-    /// Sets the residuals of a chunk, as [`Residuals::iter`] yields them.
+    /// Sets the residuals of a chunk. [`Residuals::iter`] yields the arguments in this form.
     pub fn put(&mut self, role: Role, chunk: usize, residuals: Vec<f32>) {
         self.slot(role, chunk).now = residuals;
         self.restored = true;
@@ -170,7 +173,7 @@ impl Residuals {
         all.map(|&residual| f64::from(residual).powi(2)).sum()
     }
 
-    /// Returns a slot, and creates it at the first encode of its chunk.
+    /// Returns the slot of a chunk and role. Creates the slot at the first encode of the chunk.
     fn slot(&mut self, role: Role, chunk: usize) -> &mut Slot {
         let at = 2 * chunk + role as usize;
         if self.slots.len() <= at {
@@ -191,12 +194,12 @@ mod tests {
         chunks: 2,
     };
 
-    /// Rounds to whole numbers: a lossy codec for the tests.
+    /// Stands for a lossy codec: rounds values to whole numbers.
     fn encode(values: &[f32]) -> Vec<f32> {
         values.iter().map(|value| value.round()).collect()
     }
 
-    /// Runs one call of the naive form: one flat array, one element at a time.
+    /// Runs one call of a simple reference implementation, with one flat array, element by element.
     fn oracle(residual: &mut [f32], input: &[f32]) -> Vec<f32> {
         let mut sent = Vec::new();
         for (residual, input) in residual.iter_mut().zip(input) {
@@ -211,7 +214,7 @@ mod tests {
         residuals.begin(SHAPE);
         let mut sent = Vec::new();
         for (chunk, input) in input.chunks(4).enumerate() {
-            // In two spans, as the engine encodes tile by tile.
+            // Encodes each chunk in two spans, because the engine encodes tile by tile.
             let mut values = input.to_vec();
             for at in [0, 2] {
                 let span = &mut values[at..at + 2];
@@ -264,7 +267,7 @@ mod tests {
             assert_eq!(values, [1.25; 4]);
             residuals.keep(Role::Worker, (0, 4), 0, &values, &[1.0; 4]);
         }
-        // Each role has its own residual, and a call without commit changes nothing.
+        // Roles do not share residuals, and a call that does not commit changes none.
         let mut values = [1.0; 4];
         residuals.add(Role::Owner, 0, 0, &mut values);
         assert_eq!(values, [1.0; 4]);
@@ -289,7 +292,7 @@ mod tests {
             1.0f32.round() - 1.0 + 0.5f32.round() - 1.0 + sent[0]
         );
         let sent = call(&mut residuals, &[0.5; 8]);
-        // 0.25 was kept twice at finite elements, once at the others.
+        // The residual of the NaN element is still 0.25, from the first call.
         assert_eq!(sent[1], (0.25f32 + 0.5).round());
         assert_eq!(residuals.iter().next().unwrap().2[1], -0.25);
         assert!(residuals.sum_squares().is_finite());
@@ -329,7 +332,7 @@ mod tests {
         residuals.begin(SHAPE);
         residuals.put(Role::Worker, 0, vec![0.5; 4]);
         assert!(residuals.are_lost_to(other) && !residuals.are_lost_to(SHAPE));
-        // The first call takes them over.
+        // The first call of equal shape uses the imported residuals, so they can no longer be lost.
         residuals.begin(SHAPE);
         assert!(!residuals.are_lost_to(other));
     }

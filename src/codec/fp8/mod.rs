@@ -1,10 +1,11 @@
-//! `fp8_e4m3`, `fp8_e5m2`: OCP 8-bit floats times a scale, so that the largest magnitude of a
-//! block becomes the largest finite number of the format, 448 or 57,344.
+//! `fp8_e4m3`, `fp8_e5m2`: OCP 8-bit floats times a scale, so that the largest magnitude of a block
+//! becomes the largest finite number of the format, 448 or 57,344.
 //!
-//! A magnitude is multiplied with that largest number over s in fp32 and rounded to nearest even,
-//! as hardware conversions do. Subnormals of the format are kept. The relative error is 2^-4 or
-//! 2^-3 down to the smallest normal number. The encoder never writes the format's codes of infinity
-//! and NaN (0x7f; 0x7c and up); they decode to NaN.
+//! Let s be the scale of the block, its largest magnitude. A magnitude is multiplied by that
+//! largest number over s in fp32 and rounded to nearest even, as hardware conversions do.
+//! Subnormals of the format are kept. The relative error is 2^-4 or 2^-3 down to the smallest
+//! normal number. The encoder never writes the format's codes of infinity and NaN (0x7f; 0x7c and
+//! up); they decode to NaN.
 
 mod simd;
 
@@ -24,24 +25,25 @@ pub(super) const fn info<const MANTISSA: usize>() -> CodecInfo {
     }
 }
 
-/// The format with `MANTISSA` mantissa bits.
+/// The block format with `MANTISSA` mantissa bits.
 #[derive(Debug)]
 pub(super) struct Fp8<const MANTISSA: usize>;
 
 impl<const MANTISSA: usize> Fp8<MANTISSA> {
-    /// The largest number.
+    /// The largest finite number of the format.
     const LARGEST: f32 = if MANTISSA == 3 { 448.0 } else { 57_344.0 };
     /// The code of [`Fp8::LARGEST`].
     const TOP: u8 = if MANTISSA == 3 { 0x7e } else { 0x7b };
     /// Exponent bias of fp32 minus the bias of the format.
     const REBIAS: u32 = if MANTISSA == 3 { 127 - 7 } else { 127 - 15 };
-    /// Mantissa bits of fp32 that are dropped.
+    /// Number of fp32 mantissa bits that the format drops.
     const DROPPED: u32 = 23 - MANTISSA as u32;
-    /// The smallest normal number, as fp32 bits.
+    /// The smallest normal number of the format, as fp32 bits.
     const NORMAL: u32 = (Self::REBIAS + 1) << 23;
-    /// The step of subnormal numbers.
+    /// The distance between subnormal numbers of the format.
     const STEP: f32 = f32::from_bits((Self::REBIAS + 1 - MANTISSA as u32) << 23);
-    /// fp32 numbers from here to its double lie one step apart, so that adding it rounds to steps.
+    /// From this number to its double, fp32 numbers are [`Fp8::STEP`] apart, so that adding it to a
+    /// number rounds to steps.
     const INTEGERS: f32 = Self::STEP * 8_388_608.0;
 }
 
@@ -51,7 +53,7 @@ impl<const MANTISSA: usize> ScaledFormat for Fp8<MANTISSA> {
         _ => CodecKind::Fp8E5M2,
     };
 
-    /// Half of the last bit, and half a step of the subnormals.
+    /// The error is at most half of the last mantissa bit, plus half a step of the subnormals.
     const ERRORS: ErrorLaw = ErrorLaw {
         of_scale: (0.50001 * Self::STEP / Self::LARGEST) as f64 + 2.5e-7,
         of_value: if MANTISSA == 3 { 0.0625 } else { 0.125 },
@@ -75,7 +77,8 @@ impl<const MANTISSA: usize> ScaledFormat for Fp8<MANTISSA> {
         if bits < Self::NORMAL {
             return ((y + Self::INTEGERS).to_bits() - Self::INTEGERS.to_bits()) as u8;
         }
-        // Adds just under half, or half if the kept part is odd, so that rounding is to nearest even.
+        // Adds just under half of the last kept bit, or half if that bit is 1, so that rounding is to nearest
+        // even.
         let odd = bits >> Self::DROPPED & 1;
         let rounded = bits + (1 << (Self::DROPPED - 1)) - 1 + odd;
         ((rounded >> Self::DROPPED) - (Self::REBIAS << MANTISSA)) as u8
@@ -96,7 +99,7 @@ impl<const MANTISSA: usize> ScaledFormat for Fp8<MANTISSA> {
 
     fn half_step(&self, x: f64, scale: f64) -> f64 {
         let law = Self::ERRORS;
-        // Placing x between two codes may be off by a rounding.
+        // The small factor covers the fp32 rounding of x before it is rounded to a code.
         law.of_value * x.min(scale) * (1.0 + 2f64.powi(-20)) + law.of_scale * scale
     }
 }
@@ -105,7 +108,7 @@ impl<const MANTISSA: usize> ScaledFormat for Fp8<MANTISSA> {
 mod tests {
     use super::*;
 
-    /// Returns the numbers of the format by its definition, ascending by code.
+    /// Returns the finite numbers of a float format by its definition, ascending by code.
     fn numbers(mantissa: u32, bias: i32, top: u32) -> Vec<f32> {
         let of = |code: u32| {
             let (exponent, rest) = ((code >> mantissa) as i32, code & ((1 << mantissa) - 1));

@@ -1,4 +1,5 @@
-//! Vector form: arithmetic without a table. Subnormals of the format are normal fp32 numbers.
+//! Vector form of the fp8 codecs, by arithmetic without a table. Subnormals of the format are
+//! normal fp32 numbers.
 
 use super::super::blocked::VectorScaledFormat;
 use super::super::simd::{Lanes, apply_sign};

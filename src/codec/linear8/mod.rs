@@ -1,8 +1,8 @@
-//! `linear8`: sign and a 7-bit integer k with the value k * s/127.
+//! `linear8`: sign and a 7-bit integer k with the value k * s/127, where s is the scale of the block.
 //!
-//! Source: compression.md 1.1, "linear quant". The magnitude code is the integer nearest to
-//! |x| * 127/s, ties to the smaller. Half a step is s/254. The unit s/127 of [`f32::MAX`] rounds up;
-//! it is lowered by one place, so that 127 units stay finite.
+//! Source: compression.md 1.1, "linear quant". The magnitude code is the integer nearest to |x| * 127/s; ties
+//! go to the smaller integer. The error is at most half a step, s/254. For s = [`f32::MAX`] the unit s/127
+//! rounds up. It is lowered to the next smaller fp32 number, so that 127 units stay finite.
 
 mod simd;
 
@@ -24,13 +24,13 @@ pub(super) const INFO: CodecInfo = CodecInfo {
     build: |spec, isa| Arc::new(Blocked::new(Scaled(Linear), spec, isa)),
 };
 
-/// The format.
+/// The block format of `linear8`.
 #[derive(Debug)]
 pub(super) struct Linear;
 
 const LEVELS: f32 = 127.0;
 
-/// The largest unit of which 127 are finite.
+/// The largest unit for which 127 units are finite.
 const LARGEST_UNIT: f32 = f32::from_bits(0x7c01_0203);
 
 impl ScaledFormat for Linear {
@@ -51,8 +51,8 @@ impl ScaledFormat for Linear {
         (scale / LEVELS).min(LARGEST_UNIT)
     }
 
-    /// Rounds to nearest, ties down, as the ceiling of the product minus one half. The multiply-add is
-    /// fused, so that the product is not rounded before the decision.
+    /// Rounds to nearest, ties down, as the ceiling of the product minus one half. The multiply-add is fused,
+    /// so that the product is not rounded before the comparison.
     #[inline(always)]
     fn magnitude(&self, x: f32, factor: f32) -> u8 {
         x.mul_add(factor, -0.5).ceil().min(LEVELS) as u8
@@ -88,7 +88,7 @@ mod tests {
 
     #[test]
     fn magnitude_at_a_tie_is_the_smaller() {
-        // With s = 127 the factor is 1, and halves are ties.
+        // With s = 127 the factor is 1, so that k + 0.5 is an exact tie.
         for k in 0..127 {
             let middle = k as f32 + 0.5;
             assert_eq!(Linear.magnitude(middle, 1.0), k);

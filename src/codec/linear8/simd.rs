@@ -1,4 +1,4 @@
-//! Vector form: arithmetic without a table.
+//! Vector form of `linear8`, by arithmetic without a table.
 
 use super::super::blocked::VectorScaledFormat;
 use super::super::simd::{Lanes, apply_sign};

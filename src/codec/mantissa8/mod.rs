@@ -30,10 +30,10 @@ pub(super) const INFO: CodecInfo = CodecInfo {
     build: |spec, isa| Arc::new(Elementwise::new(format(spec.offset), isa)),
 };
 
-/// Creates the format at an offset.
+/// Creates the format whose values are multiplied by 10^`offset`.
 pub(super) fn format(offset: i8) -> Table8 {
     Table8::new(CodecKind::Mantissa8, offset, |code| {
-        // e = 7 - decade.
+        // The decimal exponent e of the source is 7 - decade.
         let (decade, m) = (code >> 4, code & 15);
         (m, decade as i32 - 6)
     })

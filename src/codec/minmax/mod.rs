@@ -2,13 +2,13 @@
 //! largest element of a block.
 //!
 //! Source: compression.md 1.6 (CompLL). With gap = (max - min)/(2^b - 1) an element's code is
-//! (x - min)/gap rounded half to even, and a code is worth min + code * gap. With a seed, rounding
-//! is stochastic: up with the probability of the fraction, so that what decodes is x on average.
+//! (x - min)/gap rounded half to even. A code decodes to min + code * gap. With a seed, rounding is
+//! stochastic: up with a probability equal to the fraction, so that the decoded mean is x.
 //!
-//! A block's numbers are min and max. Codes of less than a byte start at its least significant
-//! bit. Arithmetic is fp32: the reciprocal of the gap is rounded, then x - min, then their
-//! product. Ranges below 2^-100 are computed 2^64 times as large, ranges from 2^126 up four times
-//! smaller, so that no range is too small or too large. Both are exact where rounding could matter.
+//! A block's numbers are min and max. Codes of less than a byte start at its least significant bit.
+//! Arithmetic is fp32: the reciprocal of the gap is rounded, then x - min, then their product.
+//! Ranges below 2^-100 are computed 2^64 times as large, ranges from 2^126 up four times smaller,
+//! so that every range can be encoded. Both are exact where rounding could matter.
 
 mod simd;
 
@@ -35,23 +35,24 @@ pub(super) const fn info<const BITS: usize>() -> CodecInfo {
     }
 }
 
-/// Ranges below this are multiplied with [`RAISE`].
+/// Blocks whose range (largest minus smallest element) is below this are multiplied by [`RAISE`].
 const TINY: f32 = f32::from_bits((127 - 100) << 23);
-/// 2^64.
+/// 2^64, by which small ranges are multiplied.
 const RAISE: f32 = f32::from_bits((127 + 64) << 23);
-/// 2^-64.
+/// 2^-64, which undoes [`RAISE`].
 const LOWER: f32 = f32::from_bits((127 - 64) << 23);
-/// Ranges from here up are divided by 4, because their width may overflow.
+/// Blocks whose range is at least this are divided by 4, because the range may overflow.
 const HUGE: f32 = f32::from_bits((127 + 126) << 23);
-/// Factor just below 1, so that a lowered range decodes to no more than its largest element, which
-/// may be [`f32::MAX`].
+/// Factor just below 1 for blocks that are divided by 4, so that no code decodes beyond the largest
+/// element, which may be [`f32::MAX`].
 const SHRINK: f32 = 1.0 - 1.0 / 4_194_304.0;
 
-/// Format with codes of `BITS` bits between the ends of a block.
+/// Block format whose codes of `BITS` bits divide the range from the smallest to the largest
+/// element.
 #[derive(Debug)]
 pub(super) struct Range<const BITS: usize>;
 
-/// code = ((x * raise) - low) * factor.
+/// Values for encoding: code = (x * raise - low) * factor, rounded.
 #[derive(Clone, Copy)]
 pub(super) struct Encoder {
     raise: f32,
@@ -59,7 +60,7 @@ pub(super) struct Encoder {
     factor: f32,
 }
 
-/// value = (code * gap + low) * lower.
+/// Values for decoding: value = (code * gap + low) * lower.
 #[derive(Clone, Copy)]
 pub(super) struct Decoder {
     gap: f32,
@@ -89,7 +90,8 @@ impl<const BITS: usize> BlockFormat for Range<BITS> {
     type Decoder = Decoder;
     type Registers<'a, L: Lanes> = ();
 
-    /// Half of the gap in a block that reaches from -scale to scale.
+    /// The error is largest in a block that reaches from -scale to scale: half of its gap between
+    /// codes.
     fn errors() -> ErrorLaw {
         ErrorLaw {
             of_scale: 1.0005 / f64::from(Self::LEVELS),
@@ -100,7 +102,7 @@ impl<const BITS: usize> BlockFormat for Range<BITS> {
     #[inline(always)]
     fn registers<L: Lanes>(&self, _: L) {}
 
-    /// Adds 0 to turn -0 into +0.
+    /// Adds 0, which turns -0 into +0.
     fn fit(x: &[f32], _: f32) -> Numbers {
         let low = x.iter().copied().fold(f32::INFINITY, f32::min);
         let high = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
@@ -154,7 +156,8 @@ impl<const BITS: usize> BlockFormat for Range<BITS> {
         simd::code(lanes, encoder, x)
     }
 
-    /// Rounds up with the probability of the fraction, which is exact to 2^-24.
+    /// Rounds up with a probability equal to the fraction of the exact code. The probability is
+    /// exact to 2^-24.
     #[inline(always)]
     fn draw(&self, encoder: Encoder, x: f32, u: f32) -> u32 {
         let place = place(encoder, x);
@@ -167,7 +170,7 @@ impl<const BITS: usize> BlockFormat for Range<BITS> {
         simd::draw(lanes, encoder, x, u, Self::LEVELS as i32)
     }
 
-    /// Adds 0 to turn a result below the subnormals into +0.
+    /// Adds 0, which turns a result that underflows to -0 into +0.
     #[inline(always)]
     fn value(&self, decoder: Decoder, code: u32) -> f32 {
         (code as f32).mul_add(decoder.gap, decoder.low) * decoder.lower + 0.0
@@ -179,8 +182,8 @@ impl<const BITS: usize> BlockFormat for Range<BITS> {
     }
 }
 
-/// Returns the factor for a block with this range. A range below [`TINY`] that is not 0 belongs to
-/// numbers below 2^-75, which are raised exactly.
+/// Returns the factor by which a block with this range is multiplied. A range below [`TINY`] that is
+/// not 0 implies elements below 2^-75, for which the multiplication is exact.
 #[inline(always)]
 fn regime(range: f32) -> f32 {
     let range = range.abs();
@@ -193,16 +196,17 @@ fn regime(range: f32) -> f32 {
     }
 }
 
-/// Returns the place of x between 0 and the largest code, which a rounding may exceed.
+/// Returns the code of x before rounding to an integer. Rounding errors may make it exceed the
+/// largest code.
 #[inline(always)]
 fn place(encoder: Encoder, x: f32) -> f32 {
     (x * encoder.raise - encoder.low) * encoder.factor
 }
 
-/// Encodes `x` as one block into exactly its codes, and returns its smallest and largest element. With
-/// `random`, rounding is stochastic.
+/// Encodes `x` as one block and returns its smallest and largest element. `codes` must have exactly the bytes
+/// of the block's codes. With `random`, rounding is stochastic.
 ///
-/// An `isa` beyond the machine's runs the scalar form, with the same result.
+/// If the machine lacks `isa`, the scalar form runs, with an equal result.
 pub(crate) fn encode_range<const BITS: usize>(
     isa: Isa,
     random: Option<RoundingRandom>,
@@ -214,7 +218,8 @@ pub(crate) fn encode_range<const BITS: usize>(
     encode_block(&Range::<BITS>, isa, random, x, codes, stats)
 }
 
-/// Decodes one block from exactly its codes, between the elements of `ends`.
+/// Decodes one block whose smallest and largest element are `ends`. `codes` must have exactly the
+/// bytes of its codes.
 pub(crate) fn decode_range<const BITS: usize>(
     isa: Isa,
     ends: [f32; 2],

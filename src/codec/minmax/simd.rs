@@ -1,18 +1,19 @@
-//! Vector form: arithmetic without a table.
+//! Vector form of the minmax codecs, by arithmetic without a table.
 
 use super::super::blocked::{Numbers, load_any};
 use super::super::simd::{Lanes, WIDEST};
 use super::{Decoder, Encoder};
 
-/// 2^23: fp32 has integers only from here on, so that adding it rounds half to even.
+/// 2^23. From here on all fp32 numbers are integers, so that adding it rounds to an integer, half
+/// to even.
 const INTEGERS: f32 = 8_388_608.0;
 
-/// Returns the smallest and the largest element. The last vector is filled up with the first element,
-/// which changes neither.
+/// Returns the smallest and the largest element. The last vector is padded with the first element, which
+/// changes neither.
 #[inline(always)]
 pub(super) fn fit<L: Lanes>(lanes: L, x: &[f32]) -> Numbers {
     let first = lanes.splat(x[0]);
-    // Two independent chains each, so that a comparison need not wait for the one before it.
+    // Two accumulators for each extreme, so that a comparison need not wait for the one before it.
     let (mut low, mut high) = ([first; 2], [first; 2]);
     let mut pairs = x.chunks_exact(2 * L::N);
     for pair in &mut pairs {

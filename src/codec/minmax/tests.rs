@@ -1,4 +1,5 @@
-//! Tests minmax: golden vectors of compression.md 1.6, ends of ranges, and stochastic rounding.
+//! Tests minmax codecs: golden vectors of compression.md 1.6, extreme ranges, and stochastic
+//! rounding.
 
 use super::super::{Codec, RoundingRandom, Span, build};
 use crate::cpu::Isa;

@@ -25,7 +25,7 @@ pub(super) const INFO: CodecInfo = CodecInfo {
     build: |spec, isa| Arc::new(Blocked::new(Signs, spec, isa)),
 };
 
-/// The format.
+/// The block format of `onebit`.
 #[derive(Debug)]
 pub(super) struct Signs;
 
@@ -41,7 +41,8 @@ impl BlockFormat for Signs {
     type Decoder = Numbers;
     type Registers<'a, L: Lanes> = ();
 
-    /// An element and the mean of its side lie between 0 and the largest magnitude.
+    /// An element and the mean that replaces it have one sign, so their difference is at most the
+    /// largest magnitude.
     fn errors() -> ErrorLaw {
         ErrorLaw {
             of_scale: 1.0,
@@ -98,7 +99,8 @@ impl BlockFormat for Signs {
     }
 }
 
-/// Returns the means of both sides from their sums, where `negative` of `n` elements are below 0.
+/// Returns the mean of the elements from 0 up and the mean of the elements below 0, from their
+/// sums. `negative` of the `n` elements are below 0.
 #[inline(always)]
 fn means(above: f64, below: f64, negative: usize, n: usize) -> Numbers {
     let mean = |sum: f64, n: usize| match n {

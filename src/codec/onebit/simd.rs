@@ -1,10 +1,10 @@
-//! Vector form.
+//! Vector form of `onebit`.
 
 use super::super::blocked::{Numbers, WideSum, load_any};
 use super::super::simd::Lanes;
 
-/// Returns the means of both sides. Zeros that fill up the last vector belong to the upper side, whose
-/// sum they do not change; only elements below 0 are counted.
+/// Returns the mean of the elements from 0 up, and the mean of those below 0. The zeros that pad the last
+/// vector do not change the sum of the former; only elements below 0 are counted.
 #[inline(always)]
 pub(super) fn fit<L: Lanes>(lanes: L, x: &[f32]) -> Numbers {
     let (zero, none) = (lanes.splat(0.0), lanes.splat_i(0));

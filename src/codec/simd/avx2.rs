@@ -3,7 +3,7 @@
 use super::Lanes;
 use std::arch::x86_64::*;
 
-/// Proof that the machine has AVX2, FMA and F16C.
+/// Token that proves that the machine has AVX2, FMA and F16C.
 #[derive(Clone, Copy)]
 pub(super) struct Avx2(());
 
@@ -11,14 +11,14 @@ impl Avx2 {
     /// Creates the token.
     ///
     /// # Safety
-    /// The machine has AVX2, FMA and F16C.
+    /// The machine must have AVX2, FMA and F16C.
     #[inline(always)]
     pub unsafe fn new() -> Avx2 {
         Avx2(())
     }
 }
 
-/// Evaluates intrinsics that touch no memory.
+/// Evaluates an expression of intrinsics that touch no memory.
 macro_rules! op {
     ($body:expr) => {{
         // SAFETY: the token in `self` proves the instruction set; no memory is touched.
@@ -39,28 +39,32 @@ impl Lanes for Avx2 {
     #[inline(always)]
     fn load(self, from: &[f32]) -> __m256 {
         let from: &[f32; 8] = from.first_chunk().unwrap();
-        // SAFETY: `from` has 8 floats; the instruction accepts any alignment.
+        // SAFETY: the token `self` proves the instruction set. `from` has 8 floats; the instruction
+        // accepts any alignment.
         unsafe { _mm256_loadu_ps(from.as_ptr()) }
     }
 
     #[inline(always)]
     fn store(self, v: __m256, to: &mut [f32]) {
         let to: &mut [f32; 8] = to.first_chunk_mut().unwrap();
-        // SAFETY: `to` has 8 floats; the instruction accepts any alignment.
+        // SAFETY: the token `self` proves the instruction set. `to` has 8 floats; the instruction
+        // accepts any alignment.
         unsafe { _mm256_storeu_ps(to.as_mut_ptr(), v) }
     }
 
     #[inline(always)]
     fn load_u8(self, from: &[u8]) -> __m256i {
         let from: &[u8; 8] = from.first_chunk().unwrap();
-        // SAFETY: the array has 8 bytes; the instruction accepts any alignment.
+        // SAFETY: the token `self` proves the instruction set. `from` has 8 bytes; the instruction
+        // accepts any alignment.
         unsafe { _mm256_cvtepu8_epi32(_mm_loadl_epi64(from.as_ptr().cast())) }
     }
 
     #[inline(always)]
     fn store_u8(self, v: __m256i, to: &mut [u8]) {
         let to: &mut [u8; 8] = to.first_chunk_mut().unwrap();
-        // SAFETY: the array has 8 bytes; the instruction accepts any alignment.
+        // SAFETY: the token `self` proves the instruction set. `to` has 8 bytes; the instruction
+        // accepts any alignment.
         unsafe {
             let low = _mm256_castsi256_si128(v);
             let words = _mm_packs_epi32(low, _mm256_extracti128_si256::<1>(v));
@@ -71,14 +75,16 @@ impl Lanes for Avx2 {
     #[inline(always)]
     fn load_u16(self, from: &[u8]) -> __m256i {
         let from: &[u8; 16] = from.first_chunk().unwrap();
-        // SAFETY: `from` has 16 bytes; the instruction accepts any alignment.
+        // SAFETY: the token `self` proves the instruction set. `from` has 16 bytes; the instruction
+        // accepts any alignment.
         unsafe { _mm256_cvtepu16_epi32(_mm_loadu_si128(from.as_ptr().cast())) }
     }
 
     #[inline(always)]
     fn store_u16(self, v: __m256i, to: &mut [u8]) {
         let to: &mut [u8; 16] = to.first_chunk_mut().unwrap();
-        // SAFETY: `to` has 16 bytes; the instruction accepts any alignment.
+        // SAFETY: the token `self` proves the instruction set. `to` has 16 bytes; the instruction
+        // accepts any alignment.
         unsafe {
             let low = _mm256_castsi256_si128(v);
             let words = _mm_packus_epi32(low, _mm256_extracti128_si256::<1>(v));
@@ -89,8 +95,8 @@ impl Lanes for Avx2 {
     #[inline(always)]
     fn load_u24(self, from: &[u8]) -> __m256i {
         let from: &[u8; 24] = from.first_chunk().unwrap();
-        // SAFETY: the halves are bytes 0 to 15 and 8 to 23 of 24; the instructions accept any
-        // alignment.
+        // SAFETY: the token `self` proves the instruction set. The halves are bytes 0 to 15 and 8
+        // to 23 of 24; the instructions accept any alignment.
         unsafe {
             let low = _mm_loadu_si128(from.as_ptr().cast());
             let high = _mm_loadu_si128(from.as_ptr().add(8).cast());
@@ -108,14 +114,15 @@ impl Lanes for Avx2 {
     #[inline(always)]
     fn store_u24(self, v: __m256i, to: &mut [u8]) {
         let to: &mut [u8; 24] = to.first_chunk_mut().unwrap();
-        // SAFETY: the stores write bytes 0 to 15 and 16 to 23 of 24; they accept any alignment.
+        // SAFETY: the token `self` proves the instruction set. The stores write bytes 0 to 15 and
+        // 16 to 23 of 24; they accept any alignment.
         unsafe {
             #[rustfmt::skip]
             let order = _mm256_setr_epi8(
                 0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1,
                 0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1,
             );
-            // Brings together three words of each half.
+            // Moves three bytes of each 32-bit word together, in each 128-bit half.
             let words = _mm256_shuffle_epi8(v, order);
             let dense =
                 _mm256_permutevar8x32_epi32(words, _mm256_setr_epi32(0, 1, 2, 4, 5, 6, 3, 7));
@@ -285,7 +292,8 @@ impl Lanes for Avx2 {
     #[inline(always)]
     fn gather(self, table: &[i32], at: __m256i) -> __m256i {
         let last = last_index(table);
-        // SAFETY: `min_epu32` keeps the index at or below the table's last, as an unsigned number.
+        // SAFETY: the token `self` proves the instruction set. As an unsigned number, `min_epu32`
+        // limits each index to the last entry of `table`.
         unsafe {
             let at = _mm256_min_epu32(at, _mm256_set1_epi32(last));
             _mm256_i32gather_epi32::<4>(table.as_ptr(), at)
@@ -331,7 +339,8 @@ impl Lanes for Avx2 {
     #[inline(always)]
     fn sums(self, sum: (__m256d, __m256d), to: &mut [f64]) {
         let to: &mut [f64; 8] = to.first_chunk_mut().unwrap();
-        // SAFETY: `to` has 8 doubles; the instruction accepts any alignment.
+        // SAFETY: the token `self` proves the instruction set. `to` has 8 doubles; the instruction
+        // accepts any alignment.
         unsafe {
             _mm256_storeu_pd(to.as_mut_ptr(), sum.0);
             _mm256_storeu_pd(to.as_mut_ptr().add(4), sum.1);
@@ -341,13 +350,15 @@ impl Lanes for Avx2 {
     #[inline(always)]
     fn total(self, sum: (__m256d, __m256d)) -> f64 {
         let mut parts = [0.0; 4];
-        // SAFETY: `to` has 4 doubles; the instruction accepts any alignment.
+        // SAFETY: the token `self` proves the instruction set. `parts` has 4 doubles; the
+        // instruction accepts any alignment.
         unsafe { _mm256_storeu_pd(parts.as_mut_ptr(), _mm256_add_pd(sum.0, sum.1)) };
         parts.iter().sum()
     }
 }
 
-/// Returns entries of a table whose length is a power of two, at the low bits of `at`.
+/// Returns the table entries at the low bits of the indexes `at`; the table's length is a power of
+/// two.
 #[inline(always)]
 fn lookup<const LEN: usize>(table: &[f32; LEN], at: __m256i) -> __m256 {
     const { assert!(LEN.is_power_of_two()) };
@@ -359,7 +370,7 @@ fn lookup<const LEN: usize>(table: &[f32; LEN], at: __m256i) -> __m256 {
     }
 }
 
-/// Returns the index of the last entry, for clamping.
+/// Returns the index of the table's last entry, to which `gather` limits indexes.
 ///
 /// # Panics
 /// If the table is empty or has more than 2^20 entries.

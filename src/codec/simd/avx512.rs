@@ -4,7 +4,7 @@ use super::Lanes;
 use super::avx2::last_index;
 use std::arch::x86_64::*;
 
-/// Proof that the machine has AVX-512 F, BW, DQ and VL.
+/// Token that proves that the machine has AVX-512 F, BW, DQ and VL.
 #[derive(Clone, Copy)]
 pub(super) struct Avx512(());
 
@@ -12,14 +12,14 @@ impl Avx512 {
     /// Creates the token.
     ///
     /// # Safety
-    /// The machine has AVX-512 F, BW, DQ and VL.
+    /// The machine must have AVX-512 F, BW, DQ and VL.
     #[inline(always)]
     pub unsafe fn new() -> Avx512 {
         Avx512(())
     }
 }
 
-/// Evaluates intrinsics that touch no memory.
+/// Evaluates an expression of intrinsics that touch no memory.
 macro_rules! op {
     ($body:expr) => {{
         // SAFETY: the token in `self` proves the instruction set; no memory is touched.
@@ -40,42 +40,48 @@ impl Lanes for Avx512 {
     #[inline(always)]
     fn load(self, from: &[f32]) -> __m512 {
         let from: &[f32; 16] = from.first_chunk().unwrap();
-        // SAFETY: `from` has 16 floats; the instruction accepts any alignment.
+        // SAFETY: the token `self` proves the instruction set. `from` has 16 floats; the
+        // instruction accepts any alignment.
         unsafe { _mm512_loadu_ps(from.as_ptr()) }
     }
 
     #[inline(always)]
     fn store(self, v: __m512, to: &mut [f32]) {
         let to: &mut [f32; 16] = to.first_chunk_mut().unwrap();
-        // SAFETY: `to` has 16 floats; the instruction accepts any alignment.
+        // SAFETY: the token `self` proves the instruction set. `to` has 16 floats; the instruction
+        // accepts any alignment.
         unsafe { _mm512_storeu_ps(to.as_mut_ptr(), v) }
     }
 
     #[inline(always)]
     fn load_u8(self, from: &[u8]) -> __m512i {
         let from: &[u8; 16] = from.first_chunk().unwrap();
-        // SAFETY: `from` has 16 bytes; the instruction accepts any alignment.
+        // SAFETY: the token `self` proves the instruction set. `from` has 16 bytes; the instruction
+        // accepts any alignment.
         unsafe { _mm512_cvtepu8_epi32(_mm_loadu_si128(from.as_ptr().cast())) }
     }
 
     #[inline(always)]
     fn store_u8(self, v: __m512i, to: &mut [u8]) {
         let to: &mut [u8; 16] = to.first_chunk_mut().unwrap();
-        // SAFETY: `to` has 16 bytes; the instruction accepts any alignment.
+        // SAFETY: the token `self` proves the instruction set. `to` has 16 bytes; the instruction
+        // accepts any alignment.
         unsafe { _mm_storeu_si128(to.as_mut_ptr().cast(), _mm512_cvtepi32_epi8(v)) }
     }
 
     #[inline(always)]
     fn load_u16(self, from: &[u8]) -> __m512i {
         let from: &[u8; 32] = from.first_chunk().unwrap();
-        // SAFETY: `from` has 32 bytes; the instruction accepts any alignment.
+        // SAFETY: the token `self` proves the instruction set. `from` has 32 bytes; the instruction
+        // accepts any alignment.
         unsafe { _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.as_ptr().cast())) }
     }
 
     #[inline(always)]
     fn store_u16(self, v: __m512i, to: &mut [u8]) {
         let to: &mut [u8; 32] = to.first_chunk_mut().unwrap();
-        // SAFETY: `to` has 32 bytes; the instruction accepts any alignment.
+        // SAFETY: the token `self` proves the instruction set. `to` has 32 bytes; the instruction
+        // accepts any alignment.
         unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), _mm512_cvtepi32_epi16(v)) }
     }
 
@@ -83,12 +89,13 @@ impl Lanes for Avx512 {
     fn load_u24(self, from: &[u8]) -> __m512i {
         let from: &[u8; 48] = from.first_chunk().unwrap();
         // A masked access of all 48 bytes takes twice as long where masks are slow.
-        // SAFETY: the loads read bytes 0 to 31 and 32 to 47 of 48; they accept any alignment.
+        // SAFETY: the token `self` proves the instruction set. The loads read bytes 0 to 31 and 32
+        // to 47 of 48; they accept any alignment.
         unsafe {
             let low = _mm256_loadu_si256(from.as_ptr().cast());
             let high = _mm256_zextsi128_si256(_mm_loadu_si128(from.as_ptr().add(32).cast()));
             let dense = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high);
-            // Moves three words to each quarter, then three bytes to each of its words.
+            // Moves three words to each 128-bit quarter, then three bytes to each 32-bit word.
             #[rustfmt::skip]
             let quarters = _mm512_setr_epi32(0, 1, 2, 15, 3, 4, 5, 15, 6, 7, 8, 15, 9, 10, 11, 15);
             let words = _mm512_permutexvar_epi32(quarters, dense);
@@ -100,7 +107,8 @@ impl Lanes for Avx512 {
     #[inline(always)]
     fn store_u24(self, v: __m512i, to: &mut [u8]) {
         let to: &mut [u8; 48] = to.first_chunk_mut().unwrap();
-        // SAFETY: the stores write bytes 0 to 31 and 32 to 47 of 48; they accept any alignment.
+        // SAFETY: the token `self` proves the instruction set. The stores write bytes 0 to 31 and
+        // 32 to 47 of 48; they accept any alignment.
         unsafe {
             let order = _mm_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1);
             let words = _mm512_shuffle_epi8(v, _mm512_broadcast_i32x4(order));
@@ -276,7 +284,8 @@ impl Lanes for Avx512 {
     fn lookup32(self, table: [__m512; 2], at: __m512i) -> __m512 {
         op!(_mm512_permutex2var_ps(table[0], at, table[1]))
     }
-    /// Two-register permutations read 5 bits of the index; bits 5 and 6 choose among four of them.
+    /// Looks up a quarter of the table with each two-register permutation, which reads bits 0 to 4
+    /// of the index. Bits 5 and 6 then select the quarter.
     #[inline(always)]
     fn lookup128(self, table: [__m512; 8], at: __m512i) -> __m512 {
         op!({
@@ -297,7 +306,8 @@ impl Lanes for Avx512 {
     #[inline(always)]
     fn gather(self, table: &[i32], at: __m512i) -> __m512i {
         let last = last_index(table);
-        // SAFETY: `min_epu32` keeps the index at or below the table's last, as an unsigned number.
+        // SAFETY: the token `self` proves the instruction set. As an unsigned number, `min_epu32`
+        // limits each index to the last entry of `table`.
         unsafe {
             let at = _mm512_min_epu32(at, _mm512_set1_epi32(last));
             _mm512_i32gather_epi32::<4>(at, table.as_ptr())
@@ -312,7 +322,8 @@ impl Lanes for Avx512 {
     #[inline(always)]
     fn reduce_sum(self, a: __m512i) -> u64 {
         let mut elements = [0i32; 16];
-        // SAFETY: `to` has 64 bytes; the instruction accepts any alignment.
+        // SAFETY: the token `self` proves the instruction set. `elements` has 64 bytes; the
+        // instruction accepts any alignment.
         unsafe { _mm512_storeu_si512(elements.as_mut_ptr().cast(), a) };
         elements.into_iter().map(|x| x as u64).sum()
     }
@@ -346,7 +357,8 @@ impl Lanes for Avx512 {
     #[inline(always)]
     fn sums(self, sum: (__m512d, __m512d), to: &mut [f64]) {
         let to: &mut [f64; 16] = to.first_chunk_mut().unwrap();
-        // SAFETY: `to` has 16 doubles; the instruction accepts any alignment.
+        // SAFETY: the token `self` proves the instruction set. `to` has 16 doubles; the instruction
+        // accepts any alignment.
         unsafe {
             _mm512_storeu_pd(to.as_mut_ptr(), sum.0);
             _mm512_storeu_pd(to.as_mut_ptr().add(8), sum.1);

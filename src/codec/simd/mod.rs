@@ -16,7 +16,7 @@ use crate::error::{Error, ErrorKind, Result};
 /// Elements of the widest vector. A buffer of this length suffices for every [`Lanes::load`].
 pub(super) const WIDEST: usize = 16;
 
-/// An instruction set that this machine has.
+/// An instruction set that this machine was found to have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Available(Isa);
 
@@ -43,24 +43,26 @@ impl Available {
     }
 }
 
-/// A loop in scalar and in vector form.
+/// A loop with a scalar and a vector form.
 pub(super) trait SimdKernel {
     type Output;
-    /// Runs the scalar form: the specification.
+    /// Runs the scalar form, which specifies the result.
     fn scalar(self) -> Self::Output;
     /// Runs the vector form for any width; implementations are `#[inline(always)]`.
     fn vector<L: Lanes>(self, lanes: L) -> Self::Output;
 }
 
-/// Runs a kernel with an instruction set.
+/// Runs the form of a kernel for an instruction set.
 #[inline]
 pub(super) fn launch<K: SimdKernel>(isa: Available, kernel: K) -> K::Output {
     match isa.0 {
         Isa::Scalar => kernel.scalar(),
-        // SAFETY: `Available::new` compared `isa` with `Isa::detect`, so this machine has AVX2.
+        // SAFETY: `Available::new` compared `isa` with `Isa::detect`, so this machine has AVX2, FMA
+        // and F16C.
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => unsafe { launch_avx2(kernel) },
-        // SAFETY: `Available::new` compared `isa` with `Isa::detect`, so this machine has AVX-512.
+        // SAFETY: `Available::new` compared `isa` with `Isa::detect`, so this machine has AVX-512
+        // F, BW, DQ and VL.
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => unsafe { launch_avx512(kernel) },
         #[cfg(not(target_arch = "x86_64"))]
@@ -71,29 +73,31 @@ pub(super) fn launch<K: SimdKernel>(isa: Available, kernel: K) -> K::Output {
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn launch_avx2<K: SimdKernel>(kernel: K) -> K::Output {
-    // SAFETY: the caller of this function vouches for the features that it enables.
+    // SAFETY: only `launch` calls this function, after `Available::new` found the features that it
+    // enables.
     kernel.vector(unsafe { avx2::Avx2::new() })
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
 fn launch_avx512<K: SimdKernel>(kernel: K) -> K::Output {
-    // SAFETY: the caller of this function vouches for the features that it enables.
+    // SAFETY: only `launch` calls this function, after `Available::new` found the features that it
+    // enables.
     kernel.vector(unsafe { avx512::Avx512::new() })
 }
 
-/// Operations on vectors of [`Lanes::N`] elements. In registers floats are fp32 and integers have 32
-/// bits. No operation flushes subnormals or reorders arithmetic.
+/// Operations on vectors of [`Lanes::N`] elements. Floats in registers are fp32, and integers have 32 bits.
+/// No operation flushes subnormals or reorders arithmetic.
 pub(super) trait Lanes: Copy {
-    /// Count of elements of a vector.
+    /// Number of elements of a vector.
     const N: usize;
     /// Vector of floats.
     type F: Copy;
     /// Vector of integers.
     type I: Copy;
-    /// Vector of truth values.
+    /// Vector of truth values, as comparisons return them.
     type M: Copy;
-    /// Running fp64 sums, one per element.
+    /// Vector of fp64 sums, one for each element of a vector of floats.
     type D: Copy;
     /// Table of 16 floats, in registers if they fit.
     type T16<'a>: Copy;
@@ -102,9 +106,9 @@ pub(super) trait Lanes: Copy {
     /// Table of 128 floats, in registers if they fit.
     type T128<'a>: Copy;
 
-    /// Loads the first N of `from`, and panics if there are fewer.
+    /// Loads the first N elements of `from`; panics if there are fewer.
     fn load(self, from: &[f32]) -> Self::F;
-    /// Writes the first N of `to`.
+    /// Stores to the first N elements of `to`; panics if there are fewer.
     fn store(self, v: Self::F, to: &mut [f32]);
     /// Loads N bytes and widens them.
     fn load_u8(self, from: &[u8]) -> Self::I;
@@ -143,13 +147,13 @@ pub(super) trait Lanes: Copy {
     fn xor(self, a: Self::I, b: Self::I) -> Self::I;
     fn add_i(self, a: Self::I, b: Self::I) -> Self::I;
     fn sub_i(self, a: Self::I, b: Self::I) -> Self::I;
-    /// Returns the low 32 bits of the product.
+    /// Returns the low 32 bits of each product.
     fn mul_i(self, a: Self::I, b: Self::I) -> Self::I;
-    /// Returns the larger, signed.
+    /// Returns the larger of two signed integers.
     fn max_i(self, a: Self::I, b: Self::I) -> Self::I;
-    /// Returns the smaller, signed.
+    /// Returns the smaller of two signed integers.
     fn min_i(self, a: Self::I, b: Self::I) -> Self::I;
-    /// Compares a > b, signed.
+    /// Returns whether a > b, as signed integers.
     fn gt_i(self, a: Self::I, b: Self::I) -> Self::M;
     fn eq_i(self, a: Self::I, b: Self::I) -> Self::M;
     fn select_i(self, m: Self::M, yes: Self::I, no: Self::I) -> Self::I;
@@ -159,44 +163,45 @@ pub(super) trait Lanes: Copy {
 
     /// Returns the bits of floats.
     fn bits(self, a: Self::F) -> Self::I;
-    /// Returns the floats with these bits.
+    /// Returns the floats that have these bits.
     fn float(self, a: Self::I) -> Self::F;
-    /// Returns the integer part of floats within the range of integers.
+    /// Returns the integer part of each float; it must fit a 32-bit integer.
     fn truncate(self, a: Self::F) -> Self::I;
     /// Converts integers to floats.
     fn convert(self, a: Self::I) -> Self::F;
-    /// Rounds to binary16, nearest even; NaN becomes quiet.
+    /// Rounds each float to binary16, nearest even; a NaN becomes quiet.
     fn narrow_f16(self, a: Self::F) -> Self::I;
-    /// Widens binary16.
+    /// Converts each binary16 number to fp32.
     fn widen_f16(self, a: Self::I) -> Self::F;
 
     fn table16(self, table: &[f32; 16]) -> Self::T16<'_>;
     fn table32(self, table: &[f32; 32]) -> Self::T32<'_>;
     fn table128(self, table: &[f32; 128]) -> Self::T128<'_>;
-    /// Returns table entries at the low 4 bits of `at`.
+    /// Returns the table entries whose indexes are the low 4 bits of `at`.
     fn lookup16(self, table: Self::T16<'_>, at: Self::I) -> Self::F;
-    /// Returns table entries at the low 5 bits of `at`.
+    /// Returns the table entries whose indexes are the low 5 bits of `at`.
     fn lookup32(self, table: Self::T32<'_>, at: Self::I) -> Self::F;
-    /// Returns table entries at the low 7 bits of `at`.
+    /// Returns the table entries whose indexes are the low 7 bits of `at`.
     fn lookup128(self, table: Self::T128<'_>, at: Self::I) -> Self::F;
-    /// Returns entries of any table; an index beyond it or below 0 reads the last.
+    /// Returns the table entries at the indexes `at`. An index that is negative or beyond the table
+    /// reads the last entry.
     fn gather(self, table: &[i32], at: Self::I) -> Self::I;
 
-    /// Returns the largest element, signed.
+    /// Returns the largest element of a vector of signed integers.
     fn reduce_max(self, a: Self::I) -> i32;
-    /// Returns the sum of all elements, none negative.
+    /// Returns the sum of all elements; none may be negative.
     fn reduce_sum(self, a: Self::I) -> u64;
     fn zero_sum(self) -> Self::D;
     /// Returns sum + a * a in fp64.
     fn add_squares(self, sum: Self::D, a: Self::F) -> Self::D;
     /// Returns sum + a in fp64.
     fn add_wide(self, sum: Self::D, a: Self::F) -> Self::D;
-    /// Stores the N sums in the order of the elements.
+    /// Stores the N sums to `to`, in the order of the elements.
     fn sums(self, sum: Self::D, to: &mut [f64]);
     fn total(self, sum: Self::D) -> f64;
 }
 
-/// Loads up to N elements and fills up with zeros.
+/// Loads up to N elements and pads the vector with zeros.
 #[inline(always)]
 pub(super) fn load_part<L: Lanes>(lanes: L, from: &[f32]) -> L::F {
     let mut whole = [0.0; WIDEST];
@@ -204,7 +209,7 @@ pub(super) fn load_part<L: Lanes>(lanes: L, from: &[f32]) -> L::F {
     lanes.load(&whole)
 }
 
-/// Sets bit 7 of codes that are not 0 to the sign of `x`.
+/// Sets bit 7 of each nonzero code to the sign of `x`.
 #[inline(always)]
 pub(super) fn with_sign<L: Lanes>(lanes: L, magnitude: L::I, x: L::F) -> L::I {
     let sign = lanes.and(lanes.shr::<24>(lanes.bits(x)), lanes.splat_i(0x80));
@@ -213,7 +218,7 @@ pub(super) fn with_sign<L: Lanes>(lanes: L, magnitude: L::I, x: L::F) -> L::I {
     lanes.select_i(lanes.gt_i(magnitude, zero), signed, zero)
 }
 
-/// Gives values the sign in bit 7 of their codes.
+/// Gives each value the sign in bit 7 of its code.
 #[inline(always)]
 pub(super) fn apply_sign<L: Lanes>(lanes: L, value: L::F, code: L::I) -> L::F {
     let sign = lanes.shl::<24>(lanes.and(code, lanes.splat_i(0x80)));
@@ -226,7 +231,7 @@ pub(super) fn abs<L: Lanes>(lanes: L, x: L::F) -> L::F {
     lanes.float(abs_bits(lanes, x))
 }
 
-/// Returns the bits of |x|. As integers they have the order of the magnitudes, with NaN above infinity.
+/// Returns the bits of |x|. As integers they are ordered like the magnitudes, with NaN above infinity.
 #[inline(always)]
 pub(super) fn abs_bits<L: Lanes>(lanes: L, x: L::F) -> L::I {
     lanes.and(lanes.bits(x), lanes.splat_i(0x7fff_ffff))

@@ -30,19 +30,19 @@ pub(super) const INFO: CodecInfo = CodecInfo {
     build: |spec, isa| Arc::new(Elementwise::new(format(spec.offset), isa)),
 };
 
-/// Nodes in units of 1e-5.
+/// The sixteen magnitudes of a decade, in units of 1e-5.
 const NODES: [u32; 16] = [
     10_000, 14_375, 18_750, 23_125, 27_500, 31_875, 36_250, 40_625, 45_000, 51_750, 58_500, 65_250,
     72_000, 78_750, 85_500, 92_250,
 ];
 
-/// Creates the format at an offset.
+/// Creates the format whose values are multiplied by 10^`offset`.
 pub(super) fn format(offset: i8) -> Table8 {
     Table8::new(CodecKind::Static8, offset, |code| {
         let (decade, node) = (code >> 4, NODES[(code & 15) as usize]);
         match code {
             0 => (0, 0),
-            // e = 7 - decade, and nodes are in units of 1e-5.
+            // The power is 2 - e for e = 7 - decade, minus 5 for the units of the nodes.
             _ => (node, decade as i32 - 5 - 5),
         }
     })

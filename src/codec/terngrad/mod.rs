@@ -28,22 +28,22 @@ pub(super) const INFO: CodecInfo = CodecInfo {
     build: |spec, isa| Arc::new(Blocked::new(Ternary, spec, isa)),
 };
 
-/// The format.
+/// The block format of `terngrad`.
 #[derive(Debug)]
 pub(super) struct Ternary;
 
-/// Magnitudes beyond this many standard deviations are clipped.
+/// Magnitudes beyond this many standard deviations are clipped to it.
 const CLIP: f64 = 2.5;
-/// Scales below this are multiplied with [`RAISE`] before they are inverted, scales from [`HUGE`] up
-/// with [`LOWER`].
+/// Before the reciprocal of a scale is computed, scales below this are multiplied by [`RAISE`], and scales
+/// from [`HUGE`] up by [`LOWER`].
 const TINY: f32 = f32::from_bits((127 - 100) << 23);
 const HUGE: f32 = f32::from_bits((127 + 100) << 23);
-/// 2^64.
+/// 2^64, by which small scales are multiplied.
 const RAISE: f32 = f32::from_bits((127 + 64) << 23);
-/// 2^-64.
+/// 2^-64, by which huge scales are multiplied.
 const LOWER: f32 = f32::from_bits((127 - 64) << 23);
 
-/// probability = (|x| * raise) * factor.
+/// Values for encoding: an element becomes nonzero with probability |x| * raise * factor.
 #[derive(Clone, Copy)]
 pub(super) struct Encoder {
     raise: f32,
@@ -62,7 +62,8 @@ impl BlockFormat for Ternary {
     type Decoder = f32;
     type Registers<'a, L: Lanes> = ();
 
-    /// An element may become 0 or s, or be clipped.
+    /// An element may become 0 or s, or be clipped, so its error may reach the block's largest
+    /// magnitude.
     fn errors() -> ErrorLaw {
         ErrorLaw {
             of_scale: 1.0,
@@ -107,7 +108,7 @@ impl BlockFormat for Ternary {
         scale
     }
 
-    /// Rounds to the nearest of the three values.
+    /// Rounds deterministically to the nearest of -s, 0 and s.
     #[inline(always)]
     fn code(&self, encoder: Encoder, x: f32) -> u32 {
         self.draw(encoder, x, 0.5)
@@ -148,11 +149,12 @@ impl BlockFormat for Ternary {
     }
 }
 
-/// Returns the scale of a block with this largest magnitude and sum of squares.
+/// Returns the numbers of a block of `n` elements with this largest magnitude and this sum of
+/// squares.
 #[inline(always)]
 fn scale(largest: f32, squares: f64, n: usize) -> Numbers {
     let clip = CLIP * (squares / n as f64).sqrt();
-    // A clip beyond fp32 is larger than any magnitude.
+    // A `clip` beyond the range of fp32 becomes infinite, so that the largest magnitude is taken.
     [largest.min(clip as f32), 0.0]
 }
 
@@ -179,7 +181,8 @@ mod tests {
 
     #[test]
     fn values_beyond_the_clip_become_the_scale() {
-        // 63 ones and one 100: the mean square is 157.2, so that 2.5 deviations are 31.3.
+        // With 63 ones and one 100 the mean square is 157.2, so that 2.5 standard deviations are
+        // 31.3.
         let mut x = vec![1f32; 64];
         x[17] = -100.0;
         let s = (2.5 * (10_063f64 / 64.0).sqrt()) as f32;
@@ -187,7 +190,7 @@ mod tests {
             let y = decoded(&*codec(isa), &x, RoundingRandom::new(1, 1, 1));
             assert_eq!(y[17], -s);
             assert!(y.iter().all(|&y| y == 0.0 || y == s || y == -s));
-            // A block of equal numbers has their magnitude as its scale.
+            // A block of equal numbers has their magnitude as its scale, and so decodes exactly.
             assert_eq!(
                 decoded(&*codec(isa), &[-3.5; 64], RoundingRandom::default()),
                 [-3.5; 64]

@@ -1,4 +1,4 @@
-//! Vector form.
+//! Vector form of `terngrad`.
 
 use super::super::blocked::{Numbers, WideSum, load_any};
 use super::super::simd::{Lanes, abs};

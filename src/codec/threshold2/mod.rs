@@ -23,7 +23,7 @@ pub(super) const INFO: CodecInfo = CodecInfo {
     build: |spec, isa| Arc::new(Elementwise::new(format(spec), isa)),
 };
 
-/// The format with a threshold above 0.
+/// The element format of `threshold2`, with a threshold above 0.
 #[derive(Debug)]
 pub(super) struct Threshold {
     tau: f32,
@@ -34,10 +34,10 @@ const BETWEEN: u32 = 1;
 const ABOVE: u32 = 2;
 const NOT_FINITE: u32 = 3;
 
-/// Creates the format of a spec that was checked.
+/// Creates the format from a specification that was checked.
 ///
 /// # Panics
-/// If the spec has no threshold.
+/// If the specification has no threshold.
 pub(super) fn format(spec: CodecSpec) -> Threshold {
     let ScaleRule::Threshold(bits) = spec.scale else {
         unreachable!("{spec} has no threshold")
@@ -83,7 +83,7 @@ impl ElementFormat for Threshold {
         self.tau
     }
 
-    /// An element below the threshold becomes 0.
+    /// An element below the threshold becomes 0, so its error is |x|.
     fn error_bound(&self, x: f32) -> f32 {
         x.abs()
     }

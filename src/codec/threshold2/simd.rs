@@ -1,4 +1,4 @@
-//! Vector form: comparisons.
+//! Vector form of `threshold2`, by comparisons.
 
 use super::super::elementwise::VectorElementFormat;
 use super::super::simd::{Lanes, abs, apply_sign};
@@ -12,7 +12,7 @@ impl VectorElementFormat for Threshold {
         lanes.splat(self.tau)
     }
 
-    /// Tests `!(tau > |x|)`, which is true for NaN, too; NaN is then found by its bits.
+    /// Tests `!(tau > |x|)`, which is also true for NaN; NaN is then found by its bits.
     #[inline(always)]
     fn encode_lanes<L: Lanes>(lanes: L, tau: L::F, x: L::F) -> L::I {
         let magnitude = abs(lanes, x);

@@ -41,17 +41,17 @@ const fn kind(bits: usize) -> CodecKind {
     }
 }
 
-/// The format.
+/// The element format that keeps the upper `BITS` bits.
 #[derive(Debug)]
 pub(super) struct Upper<const BITS: usize>;
 
-/// Infinity, as bits.
+/// fp32 bits of infinity.
 const INFINITE: u32 = 0x7f80_0000;
-/// The bit that makes a NaN quiet.
+/// The fp32 bit that makes a NaN quiet.
 const QUIET: u32 = 0x0040_0000;
 /// Magnitude code of `trunc8` for non-finite elements.
 const NOT_FINITE: u32 = 0x7f;
-/// Bits of the largest magnitude whose `trunc8` code differs from [`NOT_FINITE`].
+/// fp32 bits of the largest magnitude whose `trunc8` code is below [`NOT_FINITE`].
 const LARGEST8: u32 = 0x7eff_ffff;
 
 impl<const BITS: usize> ElementFormat for Upper<BITS> {
@@ -88,7 +88,7 @@ impl<const BITS: usize> ElementFormat for Upper<BITS> {
         }
     }
 
-    /// The relative part of the error law plus its floor.
+    /// Returns the bound that the error law gives for x, rounded up.
     fn error_bound(&self, x: f32) -> f32 {
         let law = self.errors();
         ((law.of_value * f64::from(x.abs()) + law.floor) as f32).next_up()
@@ -138,7 +138,8 @@ mod tests {
         assert_eq!(both::<8>(-2f32.powi(127)).0, 0xfe);
     }
 
-    /// The source's figures: an error below 2^-15 with three bytes, 2^-7 with two, 3/4 with one.
+    /// The relative errors reach the figures of the source: 2^-15 with three bytes, 2^-7 with two,
+    /// 3/4 with one.
     #[test]
     fn truncation_errors_reach_the_published_bounds() {
         let x: Vec<f32> = (0..1 << 16)

@@ -1,4 +1,4 @@
-//! Vector form: a shift between a load and a dense store.
+//! Vector form of the trunc codecs: a shift between a load and a store of adjacent codes.
 
 use super::super::elementwise::VectorElementFormat;
 use super::super::simd::{Lanes, abs_bits};

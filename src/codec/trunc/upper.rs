@@ -1,22 +1,22 @@
-//! The upper bytes of fp32 numbers, moved without a look at their values: ADT's Bitpack and Bitunpack
-//! (compression.md 1.4), for arrays in the published layout.
+//! Copies the upper bytes of fp32 numbers, whatever their values: ADT's Bitpack and Bitunpack (compression.md
+//! 1.4), for arrays in the published layout.
 //!
-//! With one byte, infinity and NaN decode to 1.7e38; with more, a NaN whose set bits were all below
-//! decodes to infinity.
+//! With one byte, infinity and NaN decode to 1.7e38. With more bytes, a NaN whose set mantissa bits are all
+//! dropped decodes to infinity.
 
 use super::super::pack::{code_bytes, load, load_part, put, store, store_part, take};
 use super::super::simd::{Available, Lanes, SimdKernel, WIDEST, launch, load_part as load_floats};
 use crate::cpu::Isa;
 
-/// Writes the upper `BITS` bits of each number: 8, 16 or 24.
+/// Writes the upper `BITS` bits of each number, where `BITS` is 8, 16 or 24.
 ///
-/// An `isa` beyond the machine's runs the scalar form, with the same result.
+/// If the machine lacks `isa`, the scalar form runs, with an equal result.
 pub(crate) fn pack_upper<const BITS: usize>(isa: Isa, x: &[f32], to: &mut [u8]) {
     let isa = Available::new(isa).unwrap_or(Available::SCALAR);
     launch(isa, Pack::<BITS> { x, to });
 }
 
-/// Reads numbers that [`pack_upper`] wrote; their lower bits are 0.
+/// Reads numbers that [`pack_upper`] wrote; the lower bits of each number become 0.
 pub(crate) fn unpack_upper<const BITS: usize>(isa: Isa, from: &[u8], y: &mut [f32]) {
     let isa = Available::new(isa).unwrap_or(Available::SCALAR);
     launch(isa, Unpack::<BITS> { from, y });

@@ -1,22 +1,22 @@
-//! Tuning tables that are part of the library.
+//! Lists the tuning tables that are embedded in the library.
 
 use super::TuningTable;
 use crate::error::Result;
 use crate::sys::fork_safe::ForkSafeOnce;
 use std::sync::Arc;
 
-/// Name and text of every embedded table, as `cinch tune` wrote it, except for lines that its
-/// remarks list. A new table is one line here.
+/// Name and text of every embedded table. The text is as `cinch tune` wrote it, except for the
+/// lines that its remarks list. To embed another table, add a line here.
 const TABLES: &[(&str, &str)] = &[
     ("h200x2.tune", include_str!("../tuned/h200x2.tune")),
     ("h200x4.tune", include_str!("../tuned/h200x4.tune")),
     ("h200x8.tune", include_str!("../tuned/h200x8.tune")),
 ];
 
-/// Returns the tables, parsed once per process.
+/// Returns the embedded tables, parsed once per process.
 ///
 /// # Errors
-/// As for [`TuningTable::parse`]; a test rules them out.
+/// As for [`TuningTable::parse`]; a test checks that all of them parse.
 pub fn tables() -> Result<Vec<Arc<TuningTable>>> {
     static PARSED: ForkSafeOnce<Result<Vec<Arc<TuningTable>>>> = ForkSafeOnce::new();
     PARSED
@@ -46,7 +46,7 @@ mod tests {
         }
     }
 
-    /// A file that is not in the list would never be used.
+    /// A file in the folder that is missing from the list would never be used.
     #[test]
     fn every_file_is_listed() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/plan/tuned");

@@ -1,9 +1,9 @@
-//! Tuning tables: the kernel variant that was measured to be the fastest, by size. A table is for
-//! one GPU model, one number of ranks and one class of links. `cinch tune` writes tables; where
-//! none fits, the cost model selects.
+//! Defines tuning tables: by message size, the kernel variant that was measured to be the fastest. A table is
+//! for one GPU model, one number of ranks and one class of links. `cinch tune` writes tables; where no table
+//! fits, the cost model selects.
 //!
-//! [`TuningTable::parse`] describes the text. Tables in `src/plan/tuned` are embedded in the library
-//! through the list in `embedded.rs`.
+//! [`TuningTable::parse`] describes the text. Tables in `src/plan/tuned` are embedded in the library through
+//! the list in `embedded.rs`.
 
 mod embedded;
 mod text;
@@ -16,17 +16,17 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The kernel and the cut that run a call: all that the planner selects. The rings per channel follow
-/// from them.
+/// The kernel, and the limits on blocks and chunk size, that run a call: all that the planner selects. The
+/// rings per channel follow from them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KernelVariant {
     /// The algorithm.
     pub algorithm: Algorithm,
     /// The kernel and its protocol.
     pub kernel: KernelProtocol,
-    /// Most blocks.
+    /// Largest number of thread blocks.
     pub channels: usize,
-    /// Most bytes of a chunk's elements; 0: as many as fit a slot.
+    /// Largest number of bytes of a chunk's elements; 0 for as many as fit a slot.
     pub chunk: usize,
 }
 
@@ -40,9 +40,8 @@ impl fmt::Display for KernelVariant {
     }
 }
 
-/// The class of elements that a line of a table is for: codec and bytes of an element. Codec
-/// parameters and the element type change a few instructions per element, so a line serves all of
-/// them.
+/// The codec and element size for which a line of a table was measured. Codec parameters and the
+/// element type change only a few instructions per element, so a line serves all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct WireClass {
     /// The codec.
@@ -52,7 +51,7 @@ pub struct WireClass {
 }
 
 impl WireClass {
-    /// Returns the class of a request's elements.
+    /// Returns the codec and element size of a request.
     pub fn of(request: &Request) -> WireClass {
         WireClass {
             codec: request.codec.inter.kind,
@@ -68,27 +67,28 @@ impl fmt::Display for WireClass {
     }
 }
 
-/// A line of a table: the variant for calls of these sizes.
+/// A line of a table: the kernel variant for calls whose size lies in a range.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TableEntry {
     /// The collective.
     pub collective: Collective,
     /// Codec and bytes of an element.
     pub wire: WireClass,
-    /// First size, in bytes of the larger buffer.
+    /// Smallest size for which the line applies, in bytes of the larger buffer.
     pub from: usize,
-    /// First size beyond the line.
+    /// End of the range of sizes, exclusive, in bytes of the larger buffer.
     pub to: usize,
-    /// The variant that such calls run by.
+    /// The kernel variant for calls in this range.
     pub variant: KernelVariant,
-    /// Seconds measured, or interpolated between measurements, at `from` and at `to`.
+    /// Seconds that a call takes at size `from` and at size `to`, measured or interpolated between
+    /// measurements.
     pub seconds: [f64; 2],
 }
 
 impl TableEntry {
-    /// Returns the seconds at `size`, linear between both ends in the logarithms of size and time.
-    /// Smaller sizes take as long as `from`. Beyond `to` the time per byte stays, or a larger call
-    /// would seem cheaper than the model's prediction for it with another codec.
+    /// Returns the seconds at `size`, interpolated linearly between the logarithms of size and
+    /// time. Smaller sizes take as long as `from`. Beyond `to` the time grows with the bytes. With
+    /// a constant time, a larger call would seem cheaper than the model predicts for another codec.
     fn at(&self, size: usize) -> f64 {
         if size > self.to {
             return self.seconds[1] * (size as f64 / self.to as f64);
@@ -100,21 +100,22 @@ impl TableEntry {
     }
 }
 
-/// Sizes that a table leaves to the model, between or beside its lines.
+/// Sizes for which the cost model selects, although the table has lines for larger or smaller
+/// sizes.
 #[derive(Clone, Debug, PartialEq)]
 struct ModelSizes {
     collective: Collective,
     wire: WireClass,
-    /// In bytes of the larger buffer.
+    /// Range of sizes, in bytes of the larger buffer.
     sizes: Range<usize>,
 }
 
-/// The GPUs that a table was measured on, and the command.
+/// The GPUs on which a table was measured, and the command that measured it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TableHeader {
     /// GPU model, as the driver names it.
     pub gpu: String,
-    /// Ranks, each on a GPU of its own.
+    /// Number of ranks, each on its own GPU.
     pub ranks: usize,
     /// Classes of links between the GPUs: see [`links`].
     pub links: String,
@@ -122,29 +123,29 @@ pub struct TableHeader {
     pub date: String,
     /// Version of cinch that was measured.
     pub cinch: String,
-    /// The command that measured.
+    /// The command that measured the table.
     pub command: String,
 }
 
 /// Measured variants for one GPU model, number of ranks and class of links.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TuningTable {
-    /// File name, or name of an embedded table.
+    /// File name of the table, or its name among the embedded tables.
     pub name: String,
-    /// The GPUs that it was measured on, and the command.
+    /// The GPUs on which the table was measured, and the command.
     pub header: TableHeader,
-    /// Lines, each with its number in the file.
+    /// Lines of the table, each with its number in the file.
     entries: Vec<(usize, TableEntry)>,
-    /// Sizes that are left to the model.
+    /// Sizes for which the cost model selects.
     left: Vec<ModelSizes>,
-    /// SHA-256 of the text, in hexadecimal.
+    /// First eight bytes of the SHA-256 of the text, in hexadecimal.
     fingerprint: String,
 }
 
-/// A table serves messages up to this many times smaller or larger than its measured sizes.
+/// A table applies to messages up to this many times smaller or larger than its measured sizes.
 const BEYOND: usize = 16;
 
-/// The variant for a call, and where it comes from.
+/// The kernel variant for a call, and the line of the table that it comes from.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Choice {
     /// The variant.
@@ -158,16 +159,16 @@ pub struct Choice {
 pub struct AppliedEntry {
     /// Line number in the file, from 1.
     pub number: usize,
-    /// Measured seconds, scaled by bytes beyond the last measured size.
+    /// Measured seconds. Beyond the last measured size they grow with the bytes.
     pub seconds: f64,
 }
 
 impl TuningTable {
     /// Returns the variant for calls of `collective` whose larger buffer has `bytes`. A size up to
-    /// `BEYOND` times smaller than the smallest measured size, or larger than the largest, takes
-    /// the nearest line. Sizes further out, and sizes left to the model, take no line. Raw elements
-    /// of a size that was not measured take the lines of another element size, because wire and
-    /// waits take most of the time.
+    /// `BEYOND` times smaller or larger than all measured sizes takes the nearest line. Sizes
+    /// further out, and sizes left to the cost model, get `None`. Raw calls of an element size that
+    /// was not measured take the lines of another element size. Their time is mostly transfer and
+    /// latency, which depend on bytes only.
     pub fn choice(&self, collective: Collective, wire: WireClass, bytes: usize) -> Option<Choice> {
         let of = |wire: WireClass| {
             let lines = self.entries.iter();
@@ -208,18 +209,18 @@ impl TuningTable {
         })
     }
 
-    /// Returns the lines in the order of the file.
+    /// Iterates over the lines in the order of the file.
     pub fn entries(&self) -> impl Iterator<Item = &TableEntry> {
         self.entries.iter().map(|(_, entry)| entry)
     }
 
-    /// Returns the fingerprint, which must be equal on all ranks.
+    /// Returns a hash of the table's text, which must be equal on all ranks.
     pub fn fingerprint(&self) -> &str {
         &self.fingerprint
     }
 
-    /// Returns a sentence for each place where a larger message takes less time than a smaller one
-    /// by more than 5 %.
+    /// Returns a sentence for each size at which a larger message takes over 5 % less time than a
+    /// smaller message.
     pub fn cliffs(&self) -> Vec<String> {
         let mut found = Vec::new();
         let mut slowest: Option<(&TableEntry, f64, usize)> = None;
@@ -267,18 +268,19 @@ impl TuningTable {
     }
 }
 
-/// The GPUs of a communicator. A table needs equal ones on all ranks.
+/// The GPU model, number of ranks and links of a communicator, as one rank reports them. A table
+/// applies only if all ranks report equal ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Site {
     /// GPU model.
     pub gpu: String,
-    /// Ranks.
+    /// Number of ranks.
     pub ranks: usize,
     /// Classes of links between the GPUs: see [`links`].
     pub links: String,
 }
 
-/// Returns the classes of links between one rank and all others, as tables name them.
+/// Joins the classes of links between one rank and all others, as tables name them.
 pub fn links<'a>(classes: impl Iterator<Item = &'a str>) -> String {
     let mut names: Vec<&str> = classes.collect();
     names.sort_unstable();
@@ -286,20 +288,20 @@ pub fn links<'a>(classes: impl Iterator<Item = &'a str>) -> String {
     names.join(" + ")
 }
 
-/// The source of kernel variants that takes precedence over the cost model.
+/// Selects kernel variants, with precedence over the cost model.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Tuning {
-    /// A table.
+    /// The table selects.
     Table(Arc<TuningTable>),
-    /// No table, with the reason as a phrase.
+    /// No table applies, for this reason (a phrase); the cost model selects.
     Model(String),
-    /// A variant for every call that supports it, while `cinch tune` measures.
+    /// Every call that supports the variant uses it; for `cinch tune`, which measures variants.
     Always(KernelVariant),
 }
 
 impl Tuning {
-    /// Returns the embedded table for GPUs of these ranks, or the model if the ranks differ or no
-    /// table fits.
+    /// Selects the embedded table for the GPUs that the ranks reported. Selects the cost model if
+    /// the reports differ or no table fits.
     ///
     /// # Errors
     /// Internal if an embedded table cannot be parsed.
@@ -327,8 +329,8 @@ impl Tuning {
         })
     }
 
-    /// Returns `table`, which the settings name, if it fits the GPUs of these ranks; else the
-    /// model. One setting serves communicators of all sizes.
+    /// Selects `table`, which the settings name, if it fits the GPUs that the ranks reported;
+    /// otherwise the cost model. So one setting can serve communicators of all sizes.
     pub fn of_file(table: Arc<TuningTable>, said: &[Site]) -> Tuning {
         let Some(rank) = said.iter().position(|site| !table.fits(site)) else {
             return Tuning::Table(table);
@@ -340,7 +342,8 @@ impl Tuning {
         ))
     }
 
-    /// Returns the variant for a request whose larger buffer has `bytes`.
+    /// Returns the variant for a request whose larger buffer has `bytes`; `None` if the cost model
+    /// selects.
     pub(super) fn choice(&self, request: &Request, bytes: usize) -> Option<Choice> {
         match self {
             Tuning::Model(_) => None,

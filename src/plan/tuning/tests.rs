@@ -62,7 +62,7 @@ fn choices_are_by_size() {
         let line = choice.line.unwrap();
         (line.number, (line.seconds * 1e9).round())
     };
-    // Between two entries, log(time) is linear in log(size).
+    // Between the two sizes of an entry, log(time) is linear in log(size).
     assert_eq!(at(8), (10, 3000.0));
     assert_eq!(at((8.0 * 65536f64).sqrt() as usize).0, 10);
     assert!((at(724).1 - (3000.0 * 6000f64).sqrt()).abs() < 2.0);
@@ -151,8 +151,8 @@ fn smaller_sizes_that_are_left_to_the_model_have_no_choice() {
     }
 }
 
-/// A size left to the model does not take the line of the next larger size. On 8 H200 that line would take
-/// more than twice the time of a fused kernel.
+/// A size left to the cost model does not take the line of the next larger size. On 8 H200 GPUs that line
+/// would take more than twice the time of a fused kernel.
 #[test]
 fn small_calls_of_eight_are_not_led_by_lines_of_large_ones() {
     let site = site("NVIDIA H200", 8);
@@ -301,19 +301,19 @@ fn plans_are_those_of_the_table() {
     let seconds = planner.predict(&all_reduce(65536, "raw")).unwrap();
     assert!((seconds - 6e-6).abs() < 1e-9, "{seconds}");
     let mut least = 0.0f64;
-    // The table serves these sizes; the model has no figures for the simulated GPUs.
+    // The table has lines for these sizes; the cost model is not fitted to the simulated GPUs.
     let sizes = std::iter::successors(Some(8), |size| Some(size + size / 4));
     for size in sizes.take_while(|&size| size <= 64 << 20) {
         let seconds = planner.predict(&all_reduce(size, "raw")).unwrap();
         assert!(seconds >= 0.95 * least, "{size}: {seconds} after {least}");
         least = least.max(seconds);
     }
-    // `auto:` runs a measured codec at the sizes at which it is faster than raw.
+    // `auto:` runs a codec at the sizes at which the table's coded lines are faster than raw.
     let auto = |bytes| all_reduce(bytes, "auto:linear8");
     assert!(planner.plan(&auto(4 << 20)).unwrap().specs.is_lossy());
     assert!(!planner.plan(&auto(1 << 10)).unwrap().specs.is_lossy());
-    // A coded call of an element size that was not measured takes the model's time; a raw call takes the line
-    // of f32.
+    // For an element size that was not measured, a coded call takes the cost model's time, and a raw call
+    // takes the line of f32.
     let model = Planner::new(limits(4, 132), 0, Isa::Scalar);
     let halves = |codec| Request {
         dtype: DType::BF16,

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::types::{Algorithm, CodecKind, Collective, DType, Kernel, KernelProtocol, Protocol};
 use std::fmt::Write;
 
-/// First line of every table, with the version of the format.
+/// First line of every table, with the version of the text format.
 const FIRST: &str = "cinch tuning 2";
 
 impl TuningTable {
@@ -24,9 +24,9 @@ impl TuningTable {
     /// all_reduce raw/4 8 65536 oneshot fused ll 32 0 3.116 4.871
     /// ```
     ///
-    /// A line is for sizes from `from` up to below `to`, in bytes of the larger buffer. Its two times are
-    /// for these two sizes. Lines of one collective and codec follow each other without a gap. A line
-    /// `all_reduce raw/4 model 65536` behind the last leaves larger sizes to the model. A line
+    /// A line is for sizes from `from` up to below `to`, in bytes of the larger buffer. Its two times, in
+    /// microseconds, are for these two sizes. Lines of one collective and codec follow each other without a
+    /// gap. A line `all_reduce raw/4 model 65536` after the last leaves larger sizes to the model. A line
     /// `all_reduce raw/4 model below 8` before the first leaves smaller sizes to the model. Both are for
     /// kernels that changed since the measurement. Lines that begin with `#` are remarks.
     ///
@@ -35,7 +35,7 @@ impl TuningTable {
     pub fn parse(name: &str, text: &str) -> Result<TuningTable> {
         let mut parser = Parser::default();
         let mut last = 1;
-        // An empty text lacks its first line.
+        // An empty text has no line, so an empty line is read, which fails as a wrong first line.
         let lines = text.lines().chain(text.is_empty().then_some(""));
         let parsed = lines.zip(1..).try_for_each(|(line, number)| {
             last = number;
@@ -54,18 +54,18 @@ impl TuningTable {
 /// A line number, and what is wrong in that line.
 type Wrong = (usize, String);
 
-/// A table while its lines are read.
+/// A partly read table.
 #[derive(Default)]
 struct Parser {
     header: TableHeader,
     entries: Vec<(usize, TableEntry)>,
     left: Vec<ModelSizes>,
-    /// A `model below` line, with its number, until the entry that it belongs to follows.
+    /// A `model below` line, with its number, until the entry after it was read.
     below: Option<(usize, ModelSizes)>,
 }
 
 impl Parser {
-    /// Reads line `number`, which is trimmed.
+    /// Parses line `number`, whose text is already trimmed.
     fn line(&mut self, number: usize, line: &str) -> std::result::Result<(), Wrong> {
         let here = |why| (number, why);
         if number == 1 {
@@ -88,8 +88,8 @@ impl Parser {
         }
     }
 
-    /// Takes a line that leaves sizes to the model: below the entry that follows, or from the end of
-    /// the last one on.
+    /// Adds a line that leaves sizes to the cost model: sizes below the next entry, or sizes from the end of
+    /// the last entry on.
     fn model(&mut self, number: usize, left: ModelSizes) -> std::result::Result<(), Wrong> {
         if left.sizes.start == 0 {
             return match self.below.replace((number, left)) {
@@ -111,7 +111,8 @@ impl Parser {
         Ok(())
     }
 
-    /// Takes a choice, which continues the line before or begins another collective or codec.
+    /// Adds an entry, which must begin where the last entry ends, or begin another collective or
+    /// codec.
     fn entry(&mut self, number: usize, entry: TableEntry) -> std::result::Result<(), Wrong> {
         let key = (entry.collective, entry.wire);
         if let Some((at, left)) = self.below.take() {
@@ -152,7 +153,7 @@ impl Parser {
         Ok(())
     }
 
-    /// Checks that nothing is missing behind line `last`.
+    /// Checks, after the last line, that the table is complete. `last` is the number of that line.
     fn end(&mut self, last: usize) -> std::result::Result<(), Wrong> {
         if let Some((at, left)) = &self.below {
             return Err((*at, not_below(left)));
@@ -168,7 +169,7 @@ impl Parser {
 }
 
 impl TableHeader {
-    /// Takes one line. Returns whether the line belongs to the header.
+    /// Sets a field of the header from a line. Returns whether the line belongs to the header.
     fn set(&mut self, key: &str, value: &str) -> std::result::Result<bool, String> {
         let text = match key {
             "ranks" => {
@@ -209,7 +210,7 @@ impl TableHeader {
         }
     }
 
-    /// Returns the text of a table with these lines.
+    /// Returns the text of a table with these entries.
     pub fn write(&self, entries: &[TableEntry]) -> String {
         let TableHeader {
             gpu,
@@ -236,7 +237,8 @@ impl TableHeader {
     }
 }
 
-/// Returns the sizes that a `model` line leaves to the model, or `None` if it is another line.
+/// Parses a `model` line and returns the sizes that it leaves to the cost model; `None` if it is
+/// another line.
 fn left(line: &str) -> std::result::Result<Option<ModelSizes>, String> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let (collective, wire, sizes) = match words[..] {
@@ -321,7 +323,7 @@ fn entry(line: &str) -> std::result::Result<TableEntry, String> {
     })
 }
 
-/// Reads a kernel and its protocol.
+/// Parses the names of a kernel and its protocol.
 fn kernel_protocol(kernel: &str, protocol: &str) -> std::result::Result<KernelProtocol, String> {
     let pair = KernelProtocol {
         kernel: Kernel::from_name(kernel).ok_or_else(|| unknown("kernel", kernel))?,

@@ -1,15 +1,16 @@
-//! Collectives with a block for each rank. On hosts other than its owner's, a block is relayed by the
-//! rank at the owner's place, modulo the host's number of ranks.
+//! Generates hierarchical schedules of collectives with a block for each rank. Each block has an owner, whose
+//! place is its index among its host's ranks. On every other host, the rank at that place, modulo the host's
+//! number of ranks, relays the block.
 //!
-//! Blocks of a host come in rounds of as many as this host has ranks. Each rank relays one block per
-//! round, so each connection inside the host carries one message.
+//! Each host handles the blocks of another host in rounds of as many blocks as it has ranks. Each rank relays
+//! one block per round, so that each connection inside the host carries one message.
 
 use super::Position;
 use crate::schedule::fan;
 use crate::schedule::ir::{Op, Step};
 use std::iter::empty;
 
-/// Sends the sums of this host to the blocks' owners in stage 0. The owner of a block adds them in stage 2,
+/// Sends this host's sum of each block to the block's owner in stage 0. The owner adds the sums in stage 2,
 /// together with the contributions of its own host.
 pub(super) fn reduce_scatter(position: &Position<'_>) -> Vec<Step> {
     let hosts = position.hosts.count();
@@ -36,8 +37,8 @@ pub(super) fn reduce_scatter(position: &Position<'_>) -> Vec<Step> {
     steps
 }
 
-/// Sends this rank's block to its relays and to the ranks of its host in stage 0. Relays forward it in
-/// stage 2.
+/// Sends this rank's block to its relays on other hosts, and to the other ranks of its host, in stage 0.
+/// Relays forward it inside their hosts in stage 2.
 pub(super) fn all_gather(position: &Position<'_>) -> Vec<Step> {
     let hosts = position.hosts.count();
     let relays = (1..hosts).map(|ahead| relay(position, position.ahead(ahead)));
@@ -60,7 +61,7 @@ pub(super) fn all_gather(position: &Position<'_>) -> Vec<Step> {
     steps
 }
 
-/// Returns the blocks of `host`, in rounds of as many as this host has ranks.
+/// Returns the blocks of `host`, in rounds of as many blocks as this rank's host has ranks.
 fn rounds<'a>(position: &Position<'a>, host: usize) -> std::slice::Chunks<'a, u32> {
     let ranks = position.hosts.ranks(position.host).len();
     position.hosts.ranks(host).chunks(ranks)

@@ -5,29 +5,29 @@
 //! | collective | phases | bytes that a host sends to others |
 //! | --- | --- | --- |
 //! | all_reduce | parts to the host's rank on their rail, which sums; on each rail a ring, a tree or a two-shot between hosts; the sum to everyone on the host | 2 S (H-1)/H; tree: at most 3 S on a rail, 2 S where rails are even in number |
-//! | broadcast | the root gives each rail a part; a tree between hosts; to everyone on the host | as a tree |
+//! | broadcast | the root sends each rail a part; a tree between hosts; to everyone on the host | as a tree |
 //! | reduce | the broadcast backwards | as a tree |
 //! | reduce_scatter | blocks to the host's rank that has the place of their owner, which sums and sends to the owner | M S (H-1) |
-//! | all_gather | my block to the rank of my place on each other host, which spreads it | M S (H-1) |
+//! | all_gather | each rank's block to the rank at its place on each other host, which sends it to everyone there | M S (H-1) |
 //!
 //! Flat algorithms send up to M times as many bytes between hosts. Other collectives gain nothing: each of
 //! their blocks is for one rank alone.
 //!
 //! Rails: the rank at place p of each host is on rail p. Hosts may have different numbers of
 //! ranks, in any order. Ranks beyond the smallest host's number are on no rail; they send their
-//! contributions to the rails and receive the results. On a single rail both trees run; else tree
-//! `rail % 2` runs on a rail, so that inner hosts of one tree are leaves of the other.
+//! contributions to the rails and receive the results. A single rail runs both trees. With
+//! several rails, each runs tree `rail % 2`, so that inner hosts of one tree are leaves of the other.
 //!
 //! Levels: contributions inside a host are encoded for [`Level::Intra`]. The sum of a host, and everything
-//! after it, is encoded for [`Level::Inter`], also on the last way inside a host. It is forwarded
-//! unchanged, so all ranks end with the same bits under any pair of codecs.
+//! after it, is encoded for [`Level::Inter`], also when it is finally sent to the ranks of a
+//! host. It is forwarded unchanged, so all ranks end with the same bits under any pair of codecs.
 //!
-//! A sum of a host is formed in rank order, the sums of hosts are added behind it in the order of
-//! hosts (ring: in the order of the ring, tree: children in their order).
+//! The sum of a host is formed in rank order. The sums of other hosts are added after it, in the order
+//! of hosts (ring: in the order of the ring; tree: in the order of the children).
 //!
 //! Two slots suffice. Where all steps have one stage, a rank's sends and receives on connections inside a
-//! host alternate, message by message. In trees each message is received one
-//! stage after it was sent, and a connection carries at most two a pass.
+//! host alternate, message by message. In trees each message is received one stage after it was sent,
+//! and a connection carries at most two messages a pass.
 
 mod blocks;
 mod sums;
@@ -42,7 +42,8 @@ use super::ir::{Op, Step};
 use super::tree::{self, Tree};
 use crate::types::{Algorithm, Collective, Level};
 
-/// Hierarchical schedules need hosts, so none is among the algorithms that ignore hosts.
+/// States no collective: every hierarchical schedule needs hosts, and the list is for schedules
+/// that ignore hosts.
 pub(super) const GENERATOR: Generator = Generator {
     algorithm: Algorithm::Hierarchical,
     collectives: &[],
@@ -53,7 +54,7 @@ pub(super) const GENERATOR: Generator = Generator {
     steps,
 };
 
-/// Returns the parts of a pass's range; 1 if chunks are blocks.
+/// Returns the number of parts of a pass's range; 1 if chunks are blocks.
 fn parts(pattern: &SchedulePattern) -> usize {
     let hosts = &pattern.hosts;
     match (pattern.collective, pattern.between) {
@@ -67,7 +68,7 @@ fn parts(pattern: &SchedulePattern) -> usize {
     }
 }
 
-/// Returns the stages of a pass.
+/// Returns the number of stages of a pass.
 fn stages(pattern: &SchedulePattern) -> usize {
     let depth = tree::depth(pattern.hosts.count());
     match (pattern.collective, pattern.between) {
@@ -94,12 +95,13 @@ fn steps(pattern: &SchedulePattern, rank: usize) -> Vec<Step> {
     steps
 }
 
-/// Returns the longest chain of messages if every host has several ranks; uneven hosts may need fewer.
+/// Returns the longest chain of messages if every host has several ranks. On uneven hosts the actual chain
+/// may be shorter.
 fn hops(pattern: &SchedulePattern) -> Hops {
     let hosts = pattern.hosts.count();
     let depth = tree::depth(hosts);
     let home = pattern.hosts.of(pattern.root).0;
-    // On the root's host, another rank than the root is on some rail.
+    // The root needs one more message if another rank of its host belongs to a tree.
     let detour = usize::from(
         (0..trees::count(&pattern.hosts))
             .any(|tree| trees::owner(&pattern.hosts, home, tree) != pattern.root),
@@ -114,12 +116,12 @@ fn hops(pattern: &SchedulePattern) -> Hops {
     Hops { inside, between }
 }
 
-/// A rank's view of the hosts.
+/// The position of a rank: its host, and its index among the host's ranks.
 struct Position<'a> {
     hosts: &'a Hosts,
     rank: usize,
     host: usize,
-    /// Index among the host's ranks.
+    /// Index of the rank among the host's ranks.
     local_rank: usize,
 }
 
@@ -134,37 +136,40 @@ impl<'a> Position<'a> {
         }
     }
 
-    /// Returns the rank with a local rank on a host.
+    /// Returns the rank with index `local_rank` on `host`.
     fn at(&self, host: usize, local_rank: usize) -> usize {
         self.hosts.ranks(host)[local_rank] as usize
     }
 
-    /// Returns the host's other ranks, in order.
+    /// Returns the other ranks of this rank's host, in order.
     fn others(&self) -> impl Iterator<Item = usize> + use<'a> {
         let me = self.rank;
         let ranks = self.hosts.ranks(self.host).iter();
         ranks.map(|&rank| rank as usize).filter(move |&r| r != me)
     }
 
-    /// Returns the host `ahead` places after this one on the circle of hosts.
+    /// Returns the host whose number is `ahead` larger than this host's, modulo the number of
+    /// hosts.
     fn ahead(&self, ahead: usize) -> usize {
         (self.host + ahead) % self.hosts.count()
     }
 
-    /// Returns the host `back` places before this one.
+    /// Returns the host whose number is `back` smaller than this host's, modulo the number of
+    /// hosts.
     fn back(&self, back: usize) -> usize {
         (self.host + self.hosts.count() - back) % self.hosts.count()
     }
 
-    /// Sends this rank's contribution to `to`, on this host, which sums the chunk.
+    /// Returns a step that sends this rank's contribution to rank `to` of this host, which sums the
+    /// chunk.
     fn contribute(&self, stage: usize, chunk: usize, to: usize) -> Step {
         Step::new(stage, Op::Send, chunk)
             .to([to])
             .gives(Level::Intra)
     }
 
-    /// Adds this host's contributions to the partial sums of `from`, on other hosts, and sends the result to
-    /// `to`.
+    /// Returns steps that add this host's contributions and the partial sums of ranks `from` on other hosts,
+    /// and send the result to `to`.
     fn sum(
         &self,
         stage: usize,
@@ -176,7 +181,8 @@ impl<'a> Position<'a> {
         let from: Vec<usize> = from.into_iter().collect();
         let others: Vec<usize> = self.others().collect();
         if others.is_empty() && from.is_empty() && op == Op::RecvReduceSend {
-            // A host of one rank sends its contribution as it is.
+            // On a host with one rank, the partial sum is that rank's contribution, which is sent
+            // unchanged.
             return fan::send(stage, chunk, to);
         }
         let at = Step::new(stage, op, chunk);

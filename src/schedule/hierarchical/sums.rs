@@ -1,19 +1,20 @@
-//! all_reduce in rings and two-shots between hosts. Chunk c is part `c / H` by rail, and part
-//! `c % H` of that by host: the rank of that host on that rail owns it.
+//! Generates all_reduce with rings, or with a two-shot, between hosts. A rail has one rank of each
+//! host, and H is the number of hosts. Chunk c belongs to rail
+//! `c / H` and to host `c % H`: the rank of that host on that rail owns the chunk.
 
 use super::Position;
 use crate::schedule::fan;
 use crate::schedule::ir::{Op, Step};
 
-/// Chunk k of a rail starts at host k+1 and is complete at host k, as in a flat ring. All steps but both
-/// ends are in stage 1. The first sum, which waits for no other host, leaves in stage 0. Chunks that no
-/// further host needs are received in stage 2. So a rank has begun the next pass when it waits for the end
-/// of one, and the link to the next host is not idle between passes.
+/// Generates a ring between hosts on each rail. Chunk k of a rail starts at host k+1 and is complete at host
+/// k, as in a flat ring. The first sum, which waits for no other host, is sent in stage 0. Chunks that no
+/// further host needs are received in stage 2. All other steps are in stage 1. So a rank begins the next pass
+/// before it waits for the end of this pass. Its link to the next host stays busy between passes.
 ///
-/// If contributions were sent and chunks received in the same turn, the rails of a host would run in
-/// lockstep, each waiting for the slower one in every turn. So within stage 1 contributions are sent a
-/// turn before they are summed, and chunks are received a turn after they were sent. Two messages travel
-/// on each connection inside the host.
+/// If contributions were sent and chunks received in the same iteration, each rail of a host would wait for
+/// the slowest rail in every iteration. So within stage 1 contributions are sent an iteration before they are
+/// summed, and chunks are received an iteration after they were sent. Each connection inside the host then
+/// has up to two messages in flight.
 pub(super) fn ring(position: &Position<'_>) -> Vec<Step> {
     let hosts = position.hosts.count();
     let mut steps = Vec::new();
@@ -38,7 +39,7 @@ pub(super) fn ring(position: &Position<'_>) -> Vec<Step> {
         });
     }
     for back in 1..hosts {
-        // The host behind the owner's receives the chunk last.
+        // The host after the chunk's owner receives the chunk last.
         let last = back + 1 == hosts;
         let stage = if last { 2 } else { 1 };
         if last {
@@ -57,8 +58,9 @@ pub(super) fn ring(position: &Position<'_>) -> Vec<Step> {
     steps
 }
 
-/// Sends the sums of a host to the owners in stage 0, and the owners' sums to all ranks in stage 1, which
-/// receive them in stage 2. Inside a host every message is received in the stage in which it is sent.
+/// Generates a two-shot between hosts on each rail. Each host sends its sums to the owners in stage 0, and
+/// the owners send the total to all ranks in stage 1. Ranks receive the total in stage 2. Inside a host every
+/// message is received in the stage in which it is sent.
 pub(super) fn direct(position: &Position<'_>) -> Vec<Step> {
     let hosts = position.hosts.count();
     let mut steps = Vec::new();
@@ -91,7 +93,8 @@ pub(super) fn direct(position: &Position<'_>) -> Vec<Step> {
     steps
 }
 
-/// Sends this rank's contributions to the chunks that the other rails sum for `owner`.
+/// Adds steps that send this rank's contributions to the other rails of its host. These rails sum
+/// the chunks that host `owner` owns.
 fn contribute(position: &Position<'_>, stage: usize, owner: usize, steps: &mut Vec<Step>) {
     for rail in other_rails(position) {
         let to = position.at(position.host, rail);
@@ -99,7 +102,8 @@ fn contribute(position: &Position<'_>, stage: usize, owner: usize, steps: &mut V
     }
 }
 
-/// Receives the chunks that the other rails have from `owner`.
+/// Adds steps that receive, from the other rails of this host, the finished chunks that host
+/// `owner` owns.
 fn collect(position: &Position<'_>, stage: usize, owner: usize, steps: &mut Vec<Step>) {
     for rail in other_rails(position) {
         let from = position.at(position.host, rail);

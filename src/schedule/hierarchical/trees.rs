@@ -1,16 +1,18 @@
-//! Trees between hosts: one chunk per tree. Hosts are labelled by their distance from the root's
-//! host (all_reduce: from host 0).
+//! Generates trees between hosts, with one chunk per tree. Hosts are labelled by their distance from the
+//! root's host (all_reduce: from host 0).
 //!
-//! A host at depth d of D sends up in stage 1 + D - d, and its ranks send their contributions one stage
-//! before. It sends down in stage 1 + d (all_reduce: 1 + D + d), and its ranks receive one stage later. A
-//! root that is not on the rail is one more message away, at either end.
+//! Let D be the depth of the tree. A host at depth d sends up in stage 1 + D - d, and its ranks send their
+//! contributions one stage before. It sends down in stage 1 + d (all_reduce: 1 + D + d), and its ranks
+//! receive one stage later. If the root is not on the tree's rail, one more message connects the root and the
+//! rail.
 
 use super::{Position, Tree, tree};
 use crate::schedule::fan;
 use crate::schedule::hosts::Hosts;
 use crate::schedule::ir::{Op, Own, Step};
 
-/// Returns the trees, and so the chunks of a pass: one per rail, or two on a single rail.
+/// Returns the number of trees, and so of chunks of a pass: one per rail, or two if there is a
+/// single rail.
 pub(super) fn count(hosts: &Hosts) -> usize {
     match hosts.rails() {
         1 => 2,
@@ -85,7 +87,8 @@ pub(super) fn reduce(position: &Position<'_>, root: usize) -> Vec<Step> {
         if !node.mine {
             steps.push(position.contribute(up - 1, index, node.owner));
             if position.rank == root {
-                // The sum is complete, but only a final op divides an average.
+                // The sum is complete but not divided: for an average, the root divides it with a
+                // final op.
                 let end = Step::new(up + 1, Op::RecvReduceCopy, index);
                 steps.push(end.own(Own::Absent).from([node.owner]));
             }
@@ -103,13 +106,13 @@ pub(super) fn reduce(position: &Position<'_>, root: usize) -> Vec<Step> {
     steps
 }
 
-/// A host in one tree, from the view of one of its ranks.
+/// The node of this rank's host in one tree.
 struct Node {
-    /// The host's rank in the tree.
+    /// The rank that represents the host in the tree.
     owner: usize,
-    /// Whether this rank is `node`.
+    /// Whether this rank represents the host.
     mine: bool,
-    /// The parent and the children on other hosts; none for ranks that are not in the tree.
+    /// Parent and children on other hosts; none if another rank represents the host.
     parent: Option<usize>,
     children: Vec<usize>,
     depth: usize,

@@ -1,4 +1,4 @@
-//! Runs all ranks symbolically.
+//! Runs the schedules of all ranks on symbolic values.
 
 use super::value::{Census, Value};
 use super::{Proof, VerifyLimits};
@@ -14,9 +14,10 @@ pub(super) struct SymbolicRun<'a> {
     limits: VerifyLimits,
     ranks: Vec<Rank<'a>>,
     wires: Wires,
-    /// Ranks whose next step may be able to run.
+    /// Ranks whose next step may be ready to run.
     runnable: VecDeque<usize>,
-    /// First rank and hash of each chunk that several ranks receive, by pass and chunk.
+    /// By pass and chunk: for a chunk that several ranks receive, the first rank that finished it,
+    /// and the hash of its value.
     references: Vec<Vec<Option<(usize, u64)>>>,
     census: Census,
     sent: usize,
@@ -26,20 +27,21 @@ pub(super) struct SymbolicRun<'a> {
 /// The state of a rank.
 struct Rank<'a> {
     walk: Walk<'a>,
-    /// The next step.
+    /// The next step; `None` after the last.
     visit: Option<Visit>,
-    /// The connection that it waits for.
+    /// The connection for which the next step waits.
     waits_for: Option<usize>,
-    /// The sum of an open chain.
+    /// Sum of a chain that is not complete.
     open: Option<Value>,
-    /// Passes from `first` on: what is left to do and what is written.
+    /// Number of the oldest unfinished pass; `passes` has the state of that pass and of later
+    /// passes.
     first: usize,
     passes: VecDeque<PassState>,
 }
 
 struct PassState {
     steps_left: usize,
-    /// Written places, by [`cell`].
+    /// Values written to the output, indexed by [`cell`].
     written: Vec<Option<Value>>,
 }
 
@@ -87,7 +89,7 @@ impl<'a> SymbolicRun<'a> {
         }
     }
 
-    /// Runs all ranks to the end.
+    /// Runs all ranks to the end and checks their outputs.
     pub fn finish(mut self) -> Result<Proof> {
         for rank in 0..self.schedules.len() {
             if self.schedules[rank].steps.is_empty() {
@@ -113,7 +115,8 @@ impl<'a> SymbolicRun<'a> {
         })
     }
 
-    /// Returns the first connection that keeps a step from running.
+    /// Returns the first connection that keeps a step from running: one without a message to
+    /// receive, or without a slot to send.
     fn first_blocker(&self, rank: usize, step: &Step) -> Option<usize> {
         let empty = step.recv_from.iter().find_map(|&peer| {
             let wire = self.wires.find(peer as usize, rank)?;
@@ -143,7 +146,8 @@ impl<'a> SymbolicRun<'a> {
             }
             Op::Reduce => {
                 let own = self.read(rank, visit, step)?;
-                // Only a reduction may write an output twice.
+                // Taking the old value lets `write` accept the new one; no other op may write an
+                // output twice.
                 let cell = self.output_cell(rank, step).unwrap_or(usize::MAX);
                 let written = &mut self.state(rank, visit.pass).written;
                 let Some(sum) = written.get_mut(cell).and_then(Option::take) else {
@@ -188,8 +192,8 @@ impl<'a> SymbolicRun<'a> {
         }
     }
 
-    /// Finishes a summing step whose terms are added. An open sum stays undivided; a chain that has sent a
-    /// sum may not add to it (see `shape`).
+    /// Sends and writes the sum of a step whose terms are added. If the chain goes on, the kept sum stays
+    /// undivided. A chain may not add to a sum that it has sent; `shape` checks this.
     fn pass_sum_on(&mut self, rank: usize, visit: Visit, step: &Step, sum: Value) -> Result<()> {
         let divides = step.op.is_final() && self.pattern.collective.reduces();
         let total = if divides { sum.divided() } else { sum };
@@ -290,7 +294,7 @@ impl<'a> SymbolicRun<'a> {
         Ok(())
     }
 
-    /// Counts a step as done, and checks the outputs of complete passes.
+    /// Counts a step as done, and checks the outputs of each pass that is complete.
     fn retire(&mut self, rank: usize, pass: usize) -> Result<()> {
         self.state(rank, pass).steps_left -= 1;
         while let Some(state) = self.ranks[rank].passes.front() {
@@ -409,18 +413,19 @@ fn is_coded(own: Own) -> bool {
     matches!(own, Own::Coded { .. })
 }
 
-/// Returns the index of a place when input and output are one buffer: the larger one, in which the smaller
-/// is the rank's own block. Blocks count from the own one, because some ranks write no other.
+/// Returns the index of a position when input and output share one buffer. The larger of the two is the
+/// buffer, and the smaller is the rank's own block in it. Blocks are counted from the rank's own, because
+/// some ranks write no other.
 fn cell(pattern: &SchedulePattern, rank: usize, place: ChunkPlace) -> usize {
-    // If the other buffer has blocks, this buffer is the own block there.
+    // A buffer without blocks is the rank's own block of the larger buffer.
     let block = place.block.unwrap_or(rank);
     (block + pattern.nranks - rank) % pattern.nranks * pattern.parts() + place.part
 }
 
-/// All connections that a rank sends on, each a FIFO of slots.
+/// The connections of all ranks, each a FIFO of slots.
 struct Wires {
     slots: usize,
-    /// Sender r has the connections `begin[r]..begin[r + 1]`, ordered by receiver.
+    /// `begin[r]..begin[r + 1]` are the indexes of sender r's connections, ordered by receiver.
     begin: Vec<usize>,
     ends: Vec<(usize, usize)>,
     head: Vec<usize>,

@@ -1,4 +1,4 @@
-//! Checks the steps of one rank alone.
+//! Checks the steps of each rank by themselves, without the messages of other ranks.
 
 use crate::error::{Error, Result};
 use crate::schedule::chunks::SchedulePattern;

@@ -1,4 +1,4 @@
-//! Symbolic contents of a chunk.
+//! Defines the symbolic contents of a chunk.
 
 use crate::types::Level;
 use std::ops::Range;
@@ -6,20 +6,20 @@ use std::ops::Range;
 /// An expression over the ranks' contributions to one chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Value {
-    /// Hash of the expression: order of additions, encodings, division.
+    /// Hash of the expression. It covers the order of additions, the encodings, and the division.
     pub identity: u64,
-    /// Sum of the contributors' weights, to tell multisets of contributors apart.
+    /// Sum of the weights of all contributors, which distinguishes multisets of contributors.
     weight: u64,
-    /// Number of contributions.
+    /// Number of contributions in the value.
     count: u32,
-    /// Longest chain of messages that the value waited for.
+    /// Length of the longest chain of messages through which the value has passed.
     pub hops: u32,
-    /// Whether an average has been divided.
+    /// Whether the value has been divided as an average.
     pub divided: bool,
 }
 
 impl Value {
-    /// Returns the contribution of `rank`.
+    /// Creates the contribution of `rank`.
     pub fn of(rank: usize) -> Value {
         Value {
             identity: mix(rank as u64, 1),
@@ -30,14 +30,14 @@ impl Value {
         }
     }
 
-    /// Returns dec(enc(value)) in the codec of a level. Levels are distinct, because a proof for two codecs
-    /// holds for one.
+    /// Returns dec(enc(value)) in the codec of a level. Each level counts as a different codec; a proof for
+    /// two codecs also holds if both are equal.
     pub fn coded(self, level: Level) -> Value {
         let identity = mix(self.identity, [5, 2][level as usize]);
         Value { identity, ..self }
     }
 
-    /// Returns value + term, in this order.
+    /// Returns value + term; the order matters to `identity`.
     pub fn plus(self, term: Value) -> Value {
         Value {
             identity: mix(mix(self.identity, 3), term.identity),
@@ -48,7 +48,7 @@ impl Value {
         }
     }
 
-    /// Returns the value divided by the number of ranks.
+    /// Returns the value divided as an average.
     pub fn divided(self) -> Value {
         Value {
             identity: mix(self.identity, 4),
@@ -57,18 +57,18 @@ impl Value {
         }
     }
 
-    /// Returns the value behind one more message.
+    /// Returns the value after one more message.
     pub fn sent(self) -> Value {
         let hops = self.hops + 1;
         Value { hops, ..self }
     }
 }
 
-/// Finds what contributions a value lacks or has too often.
+/// Finds which contributions a value lacks or holds too often.
 #[derive(Debug)]
 pub(super) struct Census {
     nranks: usize,
-    /// Sums of the weights of the ranks below each rank.
+    /// For each rank, the sum of the weights of all ranks below it.
     below: Vec<u64>,
 }
 
@@ -82,7 +82,7 @@ impl Census {
         Census { nranks, below }
     }
 
-    /// Returns `None` if `value` holds the contribution of each of the ranks `expected` once. Otherwise
+    /// Returns `None` if `value` holds the contribution of each rank in `expected` exactly once. Otherwise
     /// returns the end of a sentence, which names one or two ranks that cause the error.
     pub fn wrong(&self, value: &Value, expected: Range<usize>) -> Option<String> {
         let wanted = self.below[expected.end].wrapping_sub(self.below[expected.start]);
@@ -117,7 +117,7 @@ fn weight(rank: usize) -> u64 {
     mix(rank as u64, 0)
 }
 
-/// Mixes both words, in order, by SplitMix64's finaliser.
+/// Mixes two words into a hash that depends on their order, by SplitMix64's finaliser.
 fn mix(a: u64, b: u64) -> u64 {
     let mut x = a
         .wrapping_mul(0x9e37_79b9_7f4a_7c15)

@@ -1,5 +1,5 @@
-//! Formats of one byte with a fixed table of magnitudes: sign in bit 7, magnitude code in the others.
-//! Code 0x80, which would be -0, stands for a non-finite element and decodes to NaN.
+//! Formats with one-byte codes and a fixed table of magnitudes: bit 7 is the sign, the others are the
+//! magnitude code. Code 0x80, which would be -0, stands for a non-finite element and decodes to NaN.
 
 mod simd;
 
@@ -11,7 +11,7 @@ use crate::types::{CodecKind, CodecSpec};
 /// Code of a non-finite element.
 const NOT_FINITE: u8 = 0x80;
 
-/// A table of 128 magnitudes, and the codec that it belongs to.
+/// A table of 128 magnitudes, with the codec that uses it.
 #[derive(Debug)]
 pub(in super::super) struct Table8 {
     kind: CodecKind,
@@ -20,10 +20,10 @@ pub(in super::super) struct Table8 {
 }
 
 impl Table8 {
-    /// Creates the format whose magnitude code c has the value `decimal(c)`, a whole number and a power
-    /// of ten, times 10^`offset`.
+    /// Creates the format in which magnitude code c has the value `decimal(c)` times 10^`offset`. `decimal`
+    /// returns a whole number and a power of ten.
     pub fn new(kind: CodecKind, offset: i8, decimal: impl Fn(u32) -> (u32, i32)) -> Table8 {
-        // The parser rounds to the nearest fp32 number; a product would not.
+        // Uses the float parser, which rounds to the nearest fp32 number; a product would not.
         let value = |code: usize| {
             let (digits, power) = decimal(code as u32);
             format!("{digits}e{}", power + i32::from(offset))
@@ -77,8 +77,8 @@ impl ElementFormat for Table8 {
         (self.magnitudes.half_gap(f64::from(x.abs())) as f32).next_up()
     }
 
-    /// The floor is half of the smallest magnitude. Of all wider gaps, the widest relative to its
-    /// middle gives the relative error.
+    /// The floor is half of the smallest magnitude. The relative error is the largest ratio of half
+    /// a gap to the gap's middle, over all gaps wider than the smallest magnitude.
     fn errors(&self) -> ErrorLaw {
         let sorted = self.magnitudes.sorted();
         let pairs = sorted
@@ -95,13 +95,14 @@ impl ElementFormat for Table8 {
     }
 }
 
-/// Sets the kernel words of a table: the units of decade 4 and of decade 0, and the value that a kernel
-/// counts as 1 in the largest decade.
+/// Sets the parameter words of a table for CUDA kernels. They hold the unit of decade 4, the unit of decade
+/// 0, and the value that a kernel counts as 1 in the largest decade.
 ///
 /// A unit is a sum of two fp32 numbers, so that a kernel rounds table values as the parser does.
 /// `tests/cuda_host/codecs.rs` compares all values for every offset.
 pub(in super::super) fn kernel_words(offset: i8, units: [f64; 2], top: f64, words: &mut [u32; 8]) {
-    // The second number of a small unit would be subnormal and lose bits.
+    // Small units are multiplied by 2^64; otherwise their second number would be subnormal and lose
+    // bits.
     let raise = if offset < 0 { 64 } else { 0 };
     let two = |unit: f64| {
         let raised = unit * 2f64.powi(raise);
@@ -114,14 +115,15 @@ pub(in super::super) fn kernel_words(offset: i8, units: [f64; 2], top: f64, word
     words[7] = (top as f32).to_bits();
 }
 
-/// Returns `digits` times 10^`power`, correctly rounded; a product would not be.
+/// Returns `digits` times 10^`power`, correctly rounded by the float parser; a product would not
+/// be.
 pub(in super::super) fn decimal(digits: u32, power: i32) -> f64 {
     format!("{digits}e{power}").parse().unwrap_or(0.0)
 }
 
 #[cfg(test)]
 impl Table8 {
-    /// Returns the table.
+    /// Returns the table of magnitudes.
     pub fn magnitudes(&self) -> &Magnitudes {
         &self.magnitudes
     }

@@ -1,4 +1,4 @@
-//! Vector form: encodes with one gather, decodes from registers.
+//! Vector form of [`Table8`] codecs: encodes with one gather, decodes from registers.
 
 use super::super::super::simd::{Lanes, abs, apply_sign, with_sign};
 use super::super::super::table::Buckets;
