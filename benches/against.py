@@ -34,7 +34,7 @@ K, M = 1 << 10, 1 << 20
 HOST = [(2, K, 64 * K, 1000, 100), (2, 256 * K, 4 * M, 60, 8), (2, 16 * M, 64 * M, 6, 3),
         (4, K, 64 * K, 300, 50), (4, 256 * K, 4 * M, 30, 6), (4, 16 * M, 64 * M, 5, 3)]
 # Rows of benchmarks on a GPU: first and last size in bytes, iterations.
-GPU = [(8, 512 * K, 15), (2 * M, 256 * M, 7)]
+GPU = [(8, 512 * K, 15), (M, 256 * M, 7)]
 
 
 class Case:

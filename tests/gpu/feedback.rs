@@ -31,7 +31,7 @@ pub fn checks(options: &Options) -> Vec<Check> {
     let check = |(nranks, gpus): (usize, usize)| {
         let name = format!("feedback/n{nranks}-gpus{gpus}");
         let check = Check::new(name, gpus, move |setup| compare(setup, nranks, gpus));
-        check.within(options.either(60, 240)).also_on_host()
+        check.within(options.either(180, 240)).also_on_host()
     };
     let mut checks: Vec<Check> = worlds.into_iter().map(check).collect();
     checks.push(Check::new("feedback/replays", 1, replays));
