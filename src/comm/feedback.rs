@@ -21,13 +21,13 @@ impl Communicator {
         })
     }
 
-    /// Replaces all residuals by exported residuals ([`Communicator::export_residuals`]) of this rank in a
-    /// communicator of as many ranks. The first call of a tensor drops residuals of another element count,
-    /// division into chunks, operator or type, with a line in the log.
+    /// Replaces all residuals by those in `bytes`, which this rank exported from a communicator with equally
+    /// many ranks ([`Communicator::export_residuals`]). The first call of a tensor logs and drops residuals
+    /// whose element count, chunks, operator or type differ from its own.
     ///
     /// # Errors
-    /// Invalid argument if the residuals are of another rank or damaged; nothing changes. On a GPU as for the
-    /// export.
+    /// Invalid argument if another rank exported the residuals, or if they are damaged; nothing changes. On a
+    /// GPU also the errors of [`Communicator::export_residuals`].
     pub fn import_residuals(&self, bytes: &[u8]) -> Result<()> {
         let feedback = Feedback::import(bytes, self.rank(), self.nranks())?;
         match &self.state {

@@ -477,8 +477,9 @@ impl Communicator {
         calls: &[(GpuCall<'b>, Admission)],
     ) -> Result<Vec<AdmittedPart<'b>>> {
         let _bound = gpu.context().bind()?;
-        // A sampled call is queued alone, with its exact sum right after it. Otherwise the exact
-        // sum's place in the order of calls would depend on the group.
+        // A call with a sample window is queued as a part of its own, followed by the exact sum of
+        // the window. Otherwise the position of the exact sum would depend on the rest of the
+        // group.
         let parts = calls.chunk_by(|one, next| one.1.window.is_none() && next.1.window.is_none());
         let admitted = parts.map(|part| match part {
             [

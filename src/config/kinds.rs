@@ -205,7 +205,8 @@ impl ValueKind for Seconds {
     }
 }
 
-/// Members of a list, which are written as the names that the function returns.
+/// A setting whose value is a member of the list `.0`. The function `.1` returns the name by which
+/// users write a member.
 pub(super) struct Member<T: 'static>(pub &'static [T], pub fn(T) -> &'static str);
 
 impl<T: Copy + 'static> ValueKind for Member<T> {

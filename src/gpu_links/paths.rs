@@ -65,9 +65,10 @@ impl fmt::Display for LinkClass {
 /// Where the peer buffers of a pair of ranks lie, equal for both directions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PeerPath {
-    /// In memory of the GPU that both ranks use.
+    /// The peer buffers lie in memory of the GPU that both ranks use.
     SameDevice,
-    /// In memory of the reader's GPU, which the writer writes over the link between both GPUs.
+    /// The peer buffers lie in memory of the reader's GPU; the writer's GPU writes them over the
+    /// link.
     Peer {
         /// The class of the link.
         class: LinkClass,
@@ -75,7 +76,8 @@ pub enum PeerPath {
         /// see the other GPU.
         performance_rank: Option<u32>,
     },
-    /// In pinned host memory, because one GPU cannot write the other's memory or a setting forbids it.
+    /// The peer buffers lie in pinned host memory, because one GPU cannot write the other's memory or a
+    /// setting forbids it.
     PinnedHost {
         /// Why the pair has no peer access.
         reason: String,

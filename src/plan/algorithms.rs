@@ -25,8 +25,8 @@ pub(super) fn flat(request: &Request, codec: Option<&dyn Codec>) -> Vec<Algorith
 }
 
 /// Returns whether a ring loses no more precision than other algorithms. A ring rounds a partial
-/// sum at every hop. With a codec lossy on partial sums, direct and tree send as few bytes and
-/// round at most twice (a tree once a level).
+/// sum at every hop if the codec is lossy on partial sums. Direct then rounds twice, and a tree
+/// once for each of its levels, for equal bytes.
 pub(super) fn ring_is_gentle(
     request: &Request,
     limits: &Limits,

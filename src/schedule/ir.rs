@@ -184,9 +184,10 @@ pub struct Step {
     pub recv_from: StepPeers,
     /// Ranks to which the step sends one message each.
     pub send_to: StepPeers,
-    /// Level for which received messages are encoded.
+    /// Topology level, inside or between hosts, whose codec encoded the received messages.
     pub takes: Level,
-    /// Level for which sent messages are encoded; equal to `takes` if the step forwards them.
+    /// Topology level whose codec encodes the sent messages; equal to `takes` if the step forwards
+    /// them.
     pub gives: Level,
 }
 

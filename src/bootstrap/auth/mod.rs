@@ -45,7 +45,7 @@ const PROOF_BYTES: usize = 32;
 const WELCOME: u8 = 6;
 const MAGIC: [u8; 8] = *b"cinch\x01\r\n";
 
-/// Longest poll of a wait between two checks of its fault.
+/// Longest time that a wait blocks in poll before it checks the fault again.
 const FAULT_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Purpose of a connection. Each role has its own keys: a proof for one role is invalid for another.

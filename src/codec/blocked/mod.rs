@@ -46,7 +46,8 @@ pub(super) trait BlockFormat: Debug + Send + Sync + 'static {
     const KIND: CodecKind;
     /// Bits of one code.
     const BITS: usize;
-    /// Count of numbers on the wire for each block: 1 or 2.
+    /// Number of fp32 parameters that a block carries on the wire: 1 (a scale) or 2 (such as
+    /// minimum and maximum).
     const NUMBERS: usize;
     /// Whether [`BlockFormat::fit`] depends only on the smallest and the largest element.
     const FITS_EXTREMES: bool;

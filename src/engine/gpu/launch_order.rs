@@ -88,7 +88,8 @@ impl LaunchOrder {
         }
     }
 
-    /// Returns whether replays that are ordered with other calls may have run.
+    /// Returns whether a graph with this communicator's calls may have been replayed, so that later
+    /// launches must wait for the replay.
     fn is_replayed(&self) -> bool {
         self.mixes && self.is_captured
     }

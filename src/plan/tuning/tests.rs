@@ -78,7 +78,7 @@ fn choices_are_by_size() {
         choice.line.map(|line| line.number)
     };
     assert_eq!(line(Collective::AllReduce, raw(4)), Some(10));
-    // A raw call may take lines of another element size; a coded call may not.
+    // A raw call may use table entries for another element size; a coded call may not.
     assert_eq!(line(Collective::AllGather, raw(2)), Some(13));
     assert_eq!(line(Collective::AllReduce, raw(2)), Some(10));
     assert_eq!(line(Collective::Broadcast, raw(4)), None);

@@ -123,7 +123,8 @@ pub struct Rotation {
 }
 
 impl Rotation {
-    /// Starts at the first of `sets` pairs.
+    /// Creates a rotation over `sets` pairs of input and output buffers, starting at the first
+    /// pair.
     pub fn new(sets: usize) -> Rotation {
         Rotation {
             sets: sets.max(1),

@@ -20,10 +20,12 @@ pub(in super::super) struct Device {
 }
 
 impl Device {
-    /// Opens the devices whose names `wanted` accepts, sorted by name. Returns them with the names of all devices.
+    /// Opens the devices whose names `wanted` accepts, and returns them sorted by name, with the names of all
+    /// devices.
     ///
     /// # Errors
-    /// Unsupported if the kernel knows no verbs; system, with the name, if one cannot be opened.
+    /// Unsupported if the kernel has no verbs. A system error that names the device if a device cannot be
+    /// opened.
     pub fn open_all(
         api: &Arc<dyn Api>,
         wanted: impl Fn(&str) -> bool,

@@ -57,7 +57,8 @@ impl Channel {
 
 impl Drop for Channel {
     fn drop(&mut self) {
-        // SAFETY: queues hold an `Arc<Channel>`, so none is left.
+        // SAFETY: each completion queue holds an `Arc<Channel>`, so no queue of this channel exists
+        // when it is dropped.
         destroyed("completion channel", unsafe {
             self.device.api.destroy_comp_channel(self.raw)
         });
