@@ -61,7 +61,8 @@ impl GpuCodecs {
     ///
     /// # Safety
     /// Both ranges are memory of this GPU, and `stream` exists on it. No other code frees or uses the ranges
-    /// while the call runs in the stream, or in any replay if it is captured.
+    /// while the call runs in the stream, or in any replay if it is captured. `self` outlives the queued work
+    /// and every replay, because its drop unloads the kernels.
     pub unsafe fn encode(
         &self,
         spec: CodecSpec,

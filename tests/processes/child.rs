@@ -40,7 +40,9 @@ pub fn alone<F: FnOnce()>(body: F) {
     let test = path
         .split_once("::")
         .and_then(|(_, path)| path.strip_suffix("::{{closure}}"));
-    let done = Command::new(std::env::current_exe().expect("own path"))
+    let done = Command::new("timeout")
+        .args(["--kill-after=5", "300"])
+        .arg(std::env::current_exe().expect("own path"))
         .args(["--exact", test.expect("a closure of a test"), "--nocapture"])
         .env(TASK, ALONE)
         .output()
