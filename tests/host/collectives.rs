@@ -6,6 +6,7 @@ use crate::support::oracle::{Case, Data, factor};
 use crate::support::{self, Rng, config, seed, world};
 use cinch::comm::{Call, Group};
 use cinch::mem::UserBuffers;
+use cinch::schedule::algorithms;
 use cinch::types::{CodecKind, Scalar, TransportKind};
 use cinch::{Algorithm, CodecSpec, Collective, DType, ErrorKind, ReduceOp};
 use std::collections::BTreeSet;
@@ -130,7 +131,7 @@ fn lossy_codecs() -> Vec<CodecSpec> {
 fn codec_cases(nranks: usize, rng: &mut Rng, counts: &[usize]) -> Vec<Case> {
     let mut cases = Vec::new();
     for codec in lossy_codecs() {
-        for algorithm in Algorithm::FLAT {
+        for &algorithm in algorithms(Collective::AllReduce) {
             for &count in counts {
                 for collective in [
                     Collective::AllReduce,
@@ -178,7 +179,7 @@ fn codecs_stay_within_their_bounds() {
 #[test]
 fn values_that_a_codec_represents_arrive_exactly() {
     let mut cases = Vec::new();
-    for algorithm in Algorithm::FLAT {
+    for &algorithm in algorithms(Collective::AllReduce) {
         let mut call = Call::new(Collective::AllReduce, DType::F32, 4101);
         call.codec = Some(CodecSpec::of(CodecKind::Mantissa8).into());
         call.algorithm = Some(algorithm);
@@ -197,7 +198,7 @@ fn results_have_the_same_bits_in_repeated_runs_and_over_all_transports() {
     codecs.push(CodecSpec::RAW);
     codecs.push("minmax2:seed=5".parse().unwrap());
     for codec in codecs {
-        for algorithm in Algorithm::FLAT {
+        for &algorithm in algorithms(Collective::AllReduce) {
             for count in [257, 40_009] {
                 let mut call = Call::new(Collective::AllReduce, DType::F32, count);
                 call.codec = Some(codec.into());
@@ -266,7 +267,7 @@ fn non_finite_input_reaches_every_rank() {
     let (nranks, count) = (3, 2000);
     for codec in CodecKind::ALL.map(CodecSpec::of) {
         for (what, poison) in [("NaN", f32::NAN), ("infinity", f32::INFINITY)] {
-            for algorithm in Algorithm::FLAT {
+            for &algorithm in algorithms(Collective::AllReduce) {
                 let outputs = world(nranks, &config(TransportKind::Loopback), |comm| {
                     let mut data = vec![0.5f32; count];
                     if comm.rank() == 1 {
