@@ -3,26 +3,17 @@
 //! and the transport between each pair of ranks.
 
 use crate::support::oracle::{Case, check, factor};
-use crate::support::{Rng, seed};
+use crate::support::{OPS, Rng, seed};
 use cinch::comm::{Call, Group};
 use cinch::config::Origin;
 use cinch::mem::{UserBuffers, bytes_of_mut};
 use cinch::plan::Limits;
-use cinch::types::{CodecKind, Level, Scalar, TransportKind};
+use cinch::types::{CodecKind, Level, TransportKind};
 use cinch::{
     Algorithm, CodecSpec, Collective, Communicator, Config, DType, ErrorKind, ReduceOp, Report,
     UniqueId,
 };
 use std::time::Duration;
-
-const OPS: [ReduceOp; 6] = [
-    ReduceOp::Sum,
-    ReduceOp::Prod,
-    ReduceOp::Min,
-    ReduceOp::Max,
-    ReduceOp::Avg,
-    ReduceOp::PreMulSum(Scalar::Float(1.0)),
-];
 
 /// Host of each rank: two hosts in turn; three hosts with different numbers of ranks; four hosts in
 /// blocks.

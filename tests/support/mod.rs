@@ -6,8 +6,8 @@ pub mod c_library;
 pub mod launcher;
 pub mod oracle;
 
-use cinch::types::TransportKind;
-use cinch::{Communicator, Config, UniqueId};
+use cinch::types::{Scalar, TransportKind};
+use cinch::{Communicator, Config, ReduceOp, UniqueId};
 use std::time::Duration;
 
 /// SplitMix64 generator: equal seeds give equal numbers on every machine.
@@ -75,6 +75,16 @@ pub const TRANSPORTS: [TransportKind; 3] = [
     TransportKind::Loopback,
     TransportKind::Shm,
     TransportKind::Tcp,
+];
+
+/// Every kind of reduction, with the neutral factor of a pre-multiplied sum.
+pub const OPS: [ReduceOp; 6] = [
+    ReduceOp::Sum,
+    ReduceOp::Prod,
+    ReduceOp::Min,
+    ReduceOp::Max,
+    ReduceOp::Avg,
+    ReduceOp::PreMulSum(Scalar::Float(1.0)),
 ];
 
 /// Runs `rank_main` on `nranks` threads with a communicator each, and returns the results by rank.
