@@ -2,9 +2,9 @@
 //! host. Each figure stands beside a plain copy from the same run.
 
 use super::bench::metrics;
-use super::bench::options::{parse_datatype, parse_size};
 use super::bench::output::Output;
 use super::bench::record::RunInfo;
+use super::bench::values::{parse_datatype, parse_size};
 use super::bench::verify::POISON;
 use super::{ExitResult, FAILURE, USAGE, WRONG};
 use cinch::arrays::{CodecKernels, DeviceCodec, Elements, HostCopier, Layout, StandAlone};

@@ -49,9 +49,9 @@ pub struct RunOptions {
     /// the tool or at PATH on each host
     #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true)]
     pub(super) preload: Option<Option<PathBuf>>,
-    #[arg(long, default_value = "auto", value_parser = super::bench::options::parse_transport,
-          help = super::bench::options::transport_help(), requires = "starts")]
-    pub(super) transport: super::bench::options::Named<TransportKind>,
+    #[arg(long, default_value = "auto", value_parser = super::bench::values::parse_transport,
+          help = super::bench::values::transport_help(), requires = "starts")]
+    pub(super) transport: super::bench::values::Named<TransportKind>,
     /// Print the rank in front of each line of output
     #[arg(long, requires = "starts")]
     pub(super) label: bool,

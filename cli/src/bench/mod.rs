@@ -18,6 +18,7 @@ pub mod record;
 mod row;
 mod suite;
 mod table;
+pub mod values;
 pub mod verify;
 mod workload;
 mod world;

@@ -10,8 +10,8 @@ use super::options::GpuOptions;
 use super::queue::GpuQueue;
 use super::ranks::{self, GpuTask, RunContext};
 use crate::bench::data::{Distribution, InputSource};
-use crate::bench::options::{Types, parse_codec, parse_collective, parse_datatypes, parse_size};
 use crate::bench::output::{Output, check_writable};
+use crate::bench::values::{Types, parse_codec, parse_collective, parse_datatypes, parse_size};
 use crate::bench::workload::Workload;
 use crate::bench::world::BenchRank;
 use crate::{ExitResult, USAGE};
@@ -48,7 +48,7 @@ pub struct TuneOptions {
     pub maxbytes: usize,
     /// Seconds to measure. Sizes a factor of 4 apart come first, then sizes between neighbours that
     /// choose different variants
-    #[arg(long, default_value_t = 80.0, value_parser = crate::bench::options::parse_seconds)]
+    #[arg(long, default_value_t = 80.0, value_parser = crate::bench::values::parse_seconds)]
     pub seconds: f64,
     /// File for the table; all measurements go to FILE.jsonl
     #[arg(short = 'o', long, value_name = "FILE")]
