@@ -50,7 +50,7 @@ pub(crate) trait Wire: Sized {
 pub(crate) struct Writer(pub Vec<u8>);
 
 impl Writer {
-    /// Appends one field.
+    /// Appends one field in the encoding of its type.
     pub fn put<T: Wire>(&mut self, value: &T) -> &mut Writer {
         value.write(self);
         self
@@ -108,7 +108,7 @@ macro_rules! wire_integers {
     ($($type:ident)*) => {
         impl Writer {
             $(
-                /// Appends an integer.
+                /// Appends an integer, little endian.
                 pub fn $type(&mut self, value: $type) -> &mut Writer {
                     self.bytes(&value.to_le_bytes())
                 }
@@ -117,7 +117,7 @@ macro_rules! wire_integers {
 
         impl Reader<'_> {
             $(
-                /// Reads an integer.
+                /// Reads the next field as an integer, little endian.
                 pub fn $type(&mut self) -> WireResult<$type> {
                     let (front, rest) = self.0.split_first_chunk().ok_or(Damaged)?;
                     self.0 = rest;

@@ -1,4 +1,4 @@
-//! Describes this machine.
+//! Describes the hardware and kernel of the host on which this process runs, for benchmark records.
 
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -6,7 +6,7 @@ use std::fs;
 /// A summary of the machine that may be published: it has no user names and no environment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MachineInfo {
-    /// Processor model.
+    /// Model name of the processor, as /proc/cpuinfo gives it.
     pub cpu: String,
     /// Processors that this process may use. For a rank that `cinch` has started, those of its
     /// launcher.
@@ -15,7 +15,7 @@ pub struct MachineInfo {
     pub isa: String,
     /// Release of the Linux kernel.
     pub kernel: String,
-    /// Processor architecture.
+    /// Architecture of the processor, such as `x86_64`.
     pub arch: String,
     /// Bytes of memory.
     pub memory_bytes: u64,

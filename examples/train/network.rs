@@ -9,8 +9,8 @@ use std::ops::Range;
 pub enum Layer {
     /// Dense layer; weights are `[inputs][outputs]`.
     Dense { inputs: usize, outputs: usize },
-    /// Convolution of 3 x 3 with a border of zeros, channel by channel; weights are
-    /// `[outputs][inputs][3][3]`.
+    /// 3 x 3 convolution with stride 1 and a zero padding of 1. Activations are stored one channel after
+    /// another; weights are `[outputs][inputs][3][3]`.
     Conv {
         inputs: usize,
         outputs: usize,
@@ -18,7 +18,7 @@ pub enum Layer {
     },
     /// Rectifier: max(0, x).
     Relu { elements: usize },
-    /// Maximum over squares of 2 x 2 inputs, channel by channel.
+    /// 2 x 2 max pooling with stride 2, in each channel.
     Pool { channels: usize, side: usize },
 }
 

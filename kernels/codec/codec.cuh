@@ -143,8 +143,8 @@ class WarpCodec {
   }
 
   // Returns the Summary of the block that contains the 16 elements x, which were unpacked from
-  // `vectors`. If it is the smallest and the largest element, E finds both in the packed vectors,
-  // at lower cost.
+  // `vectors`. If the Summary consists of the smallest and the largest element, E finds them in the
+  // packed vectors, at lower cost.
   template <class E, int P>
   __device__ __forceinline__ Summary summary_of(const uint4 (&vectors)[P],
                                                 const float (&x)[16]) const {

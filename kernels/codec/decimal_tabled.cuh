@@ -40,8 +40,8 @@ struct DecimalTables {
     return mul(mul(add_down(low, high), 0.5f), factor(meaning));
   }
 
-  // Fills the buckets from that of this code's boundary up to, but not including, that of the next
-  // code's boundary.
+  // Fills the buckets from the bucket of this code's boundary up to, but not including, the bucket
+  // of the next code's boundary.
   CINCH_HD void fill_from(const Meaning &meaning, uint32_t code) {
     const uint32_t pattern = bits_of(boundary(meaning, code)), bucket = pattern >> SHIFT;
     const uint32_t above = Meaning::next_code(code);
@@ -54,7 +54,7 @@ struct DecimalTables {
     for (uint32_t other = bucket + 1; other < next; ++other) buckets[other] = (above - other) << 24;
   }
 
-  // Fills this thread's share of the tables, which `threads` threads fill together.
+  // Fills the table entries of this thread; `threads` threads together fill the whole tables.
   CINCH_HD void fill(const Meaning &meaning, uint32_t thread, uint32_t threads) {
     for (uint32_t code = thread; code < 256; code += threads) values[code] = meaning.decode(code);
     for (uint32_t code = thread; code < 127; code += threads) {

@@ -37,8 +37,8 @@ struct DynamicTables {
     return mul(add_down(low, high), 0.5f);
   }
 
-  // Fills the buckets from that of this rank's threshold up to, but not including, that of the next
-  // rank's threshold.
+  // Fills the buckets from the bucket of this rank's threshold up to, but not including, the bucket
+  // of the next rank's threshold.
   CINCH_HD void fill_buckets(uint32_t rank) {
     const uint32_t pattern = bits_of(threshold(rank));
     const uint32_t bucket = pattern >> SHIFT;

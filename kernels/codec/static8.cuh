@@ -1,8 +1,8 @@
-// static8: a sign, a 3-bit decimal exponent and a 4-bit tree: the sixteen nodes of a bisection,
+// static8: a sign, a 3-bit decimal exponent and a 4-bit index k. A magnitude is node k of sixteen,
 // times a power of ten. The smallest magnitude of all is replaced by 0.
 //
-// Node k is m/800. m is 80 + 35 k up to the eighth node and 54 k - 72 from there: the larger of
-// both.
+// Node k has the value m/800 with m = max(80 + 35 k, 54 k - 72); the two terms are equal at k = 8.
+// The nodes are the cuts of a bisection of (0.1, 0.99) whose first cut is at 0.45.
 #pragma once
 
 #include "codec/decimal.cuh"
@@ -18,8 +18,8 @@ struct StaticMeaning : DecimalMeaning<StaticMeaning> {
     return code == 0 ? 0.0f : lower > upper ? lower : upper;
   }
 
-  // Returns the code of the largest magnitude below w; the code next to it if w is close to a
-  // magnitude. w is 1 at the upper end of the largest decade.
+  // Returns the code of the largest magnitude below w. If w is close to a magnitude, the result may
+  // be a neighbouring code. w is 1 at the upper end of the largest decade.
   static CINCH_HD uint32_t code_below(float w) {
     w = w < 0.95f ? w : 0.95f;
     const uint32_t decade = 7 - raise_decades(w, 0.1f);

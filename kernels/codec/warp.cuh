@@ -43,8 +43,8 @@ __device__ __forceinline__ double folded(double part) {
   return part;
 }
 
-// Adds the 32 partial sums of each of two blocks. Lane p passes partial sum p of both. Lanes 0 to
-// 15 receive the total of the first block, lanes 16 to 31 that of the second.
+// Adds the 32 partial sums of each of two blocks; lane p passes partial sum p of each block. Lanes
+// 0 to 15 receive the total of the first block, lanes 16 to 31 the total of the second.
 __device__ __forceinline__ double folded(double first, double second) {
   const bool is_lower = threadIdx.x % 32 < 16;
   const double own = is_lower ? first : second, other = is_lower ? second : first;

@@ -3,8 +3,8 @@
 
 #include "exec/interpret.cuh"
 
-// Defines a kernel `name` of the schedule interpreter; the other arguments are the Mover that moves
-// its data.
+// Defines a kernel `name` of the schedule interpreter. The other arguments are the mover type,
+// which sends, receives and reduces the kernel's data (exec/interpret.cuh).
 #define CINCH_INTERPRETER(name, ...)                          \
   extern "C" __global__ void __launch_bounds__(               \
       cinch::BLOCK_THREADS, cinch::BLOCKS_PER_MULTIPROCESSOR) \

@@ -136,8 +136,8 @@ __device__ __forceinline__ void unpack_array(const cinch_codec_args &args) {
 
 using Message = MinMaxFormat<0>;
 
-// Returns the array in which blocks leave the smallest and largest elements of their shares: the
-// first multiple of 4 in the message.
+// Returns the array in which the blocks of cinch_extent leave the smallest and the largest element
+// of their parts of the input. The array begins at the first multiple of 4 in the message.
 __device__ __forceinline__ float *shares_of(const cinch_codec_args &args) {
   return reinterpret_cast<float *>(((uintptr_t)args.wire + 3) & ~(uintptr_t)3);
 }
@@ -240,13 +240,14 @@ extern "C" __global__ void __launch_bounds__(256)
     cinch_header(const __grid_constant__ cinch_codec_args args) {
   using namespace cinch;
   const cinch_bits_params params = bits_params(args);
-  // The host passes the number of shares in log2_block.
+  // The host passes the number of cinch_extent's blocks in the field log2_block.
   Message::Summary own = Message::empty_summary();
   for (uint32_t share = threadIdx.x; share < params.log2_block; share += THREADS) {
     own.low = smaller_of(own.low, shares_of(args)[2 * share]);
     own.high = larger_of(own.high, shares_of(args)[2 * share + 1]);
   }
-  // The header overwrites the shares, which no thread reads after the barrier in join_block.
+  // The header overwrites the extremes that cinch_extent stored. No thread reads these extremes
+  // after the barrier in join_block.
   own = join_block(own);
   if (threadIdx.x != 0) return;
   float low = add(own.low, 0.0f), high = add(own.high, 0.0f);

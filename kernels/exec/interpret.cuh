@@ -43,7 +43,7 @@ __device__ __forceinline__ Range range_of(const cinch_work &work, uint64_t pass,
   return {begin, min(start + work.chunk, work.count) - begin};
 }
 
-// The steps of one channel of a work, in the order in which the block executes them.
+// The steps of one channel of a work item, in the order in which the block executes them.
 struct Walk {
   const cinch_step *steps;
   uint32_t nsteps;
@@ -145,12 +145,12 @@ __device__ __forceinline__ void locate(const Channel &own, const cinch_step &ste
   job.aligned = used % 16 == 0;
 }
 
-// Reports the rank whose ll or ll128 data did not arrive in time, after a mover's wait for it
-// failed.
+// Reports the rank whose ll or ll128 data did not arrive in time. Mover warps, which copy the
+// payload, call this after their wait for the data failed.
 __device__ __forceinline__ void report_missing(const cinch_comm_view &comm, const Channel &own,
                                                Stop stop, uint32_t channel, uint32_t half) {
   const uint32_t missing = stop.missing();
-  // The communicator keeps only the first report, which is that of the batch whose wait failed.
+  // The communicator keeps only the first report, which comes from the batch whose wait failed.
   if (lane_id() != 0 || missing == 0) return;
   // A flag holds only the low bits of the message number. The cursor still has the number of
   // messages received before this launch.
@@ -191,8 +191,8 @@ __device__ __forceinline__ void interpret(const cinch_args &args) {
   const cinch_work *works = (const cinch_work *)work_buffer;
   const cinch_step *steps = (const cinch_step *)(works + args.nworks);
   const uint8_t *peers = (const uint8_t *)(steps + args.nsteps);
-  // Most launches have one work, which owns all steps. The copies below then need not wait for a
-  // load of the work: a small call pays for each dependent load.
+  // Most launches have one work item, which owns all steps. The copies below then need not wait for
+  // a load of the item: a small call pays for each dependent load.
   uint32_t channel = blockIdx.x, nsteps = args.nsteps;
   if (args.nworks > 1) {
     while (blockIdx.x >= works->first_block + works->channels) ++works;
@@ -201,7 +201,7 @@ __device__ __forceinline__ void interpret(const cinch_args &args) {
     steps += works->steps;
   }
   const bool keeps_steps = nsteps <= KEPT_STEPS, keeps_peers = args.npeers <= KEPT_PEERS;
-  // Disjoint threads copy the work, the peers and the steps.
+  // Disjoint threads copy the work item, the peers and the steps.
   constexpr uint32_t WORK_WORDS = sizeof(own.work) / 4, STEP_WORDS = sizeof(cinch_step) / 4;
   static_assert(WORK_WORDS <= BLOCK_THREADS - MOVERS, "one word for each thread");
   if (threadIdx.x >= MOVERS) {

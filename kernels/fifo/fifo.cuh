@@ -85,8 +85,8 @@ class Waiter {
   }
 
   // Waits for the message of the batch at a receiving end, or for credit for the slot to fill at a
-  // sending end. In ll and ll128 the movers poll the payload themselves. `index` is that of the
-  // batch's first step.
+  // sending end. In ll and ll128 the movers poll the payload themselves. `index` is the index of
+  // the batch's first step.
   __device__ __forceinline__ void wait(const cinch_step &batch, uint32_t index, uint32_t pass,
                                        BatchSlots &slots) {
     const uint32_t mask = sends_ ? batch.send_mask : batch.recv_mask;

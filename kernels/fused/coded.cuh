@@ -424,8 +424,8 @@ class CodedExchange {
       float x[HELD];
 #pragma unroll
       for (uint32_t k = 0; k < HELD; ++k) x[k] = -0.0f;
-      // Adds the ranks' contributions in the order of ranks. Without this rank, peer o is rank o
-      // below this rank, and rank o + 1 from this rank on.
+      // Adds the contributions in rank order. Peers are numbered without this rank: peer o is rank
+      // o if o is below this rank, otherwise rank o + 1.
 #pragma unroll 1
       for (uint32_t o = 0; o <= others(); ++o) {
         if (o == own) {

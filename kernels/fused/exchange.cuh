@@ -55,8 +55,7 @@ struct Exchange {
         output((uint8_t *)args.output),
         bytes((uint32_t)args.count * element_bytes),
         size(element_bytes),
-        // This is the number of words in a full part. Parts at the end of the message may be
-        // shorter or empty.
+        // Number of words in a full part. Parts at the end of the message may be shorter or empty.
         words(args.words),
         area((uint32_t)args.half / (PARTS ? 2 : 1)),
         // Consecutive blocks have the alignment of the first block if they consist of whole words.
@@ -147,8 +146,8 @@ struct Contributions {
     for (int k = 0; k < N; ++k) x[k] = E::premultiply(x[k], factor);
   }
 
-  // Adds all ranks' terms in the order of ranks: `mine` is this rank's, and `receive` delivers the
-  // others in groups. Returns false if a wait failed.
+  // Adds all ranks' terms in the order of ranks. `mine` is this rank's term, and `receive` delivers
+  // the terms of other ranks in groups. Returns false if a wait failed.
   template <class Receive>
   __device__ __forceinline__ bool add(Receive &&receive, const Acc (&mine)[Piece::ROOM],
                                       Word &result) const {

@@ -104,8 +104,8 @@ struct PacketsCall : Exchange<SENDS, BLOCKS> {
     return true;
   }
 
-  // Receives packet i of every rank and stores it in the block or part of its sender, and `own` in
-  // this rank's. Returns false if a wait failed.
+  // Receives packet i of every rank and stores each in the block or part of its sender. Stores
+  // `own` in this rank's block or part. Returns false if a wait failed.
   __device__ __forceinline__ bool keep(uint32_t i, uint64_t own, uint32_t round) const {
     return receive(i, [&](uint32_t first, const uint64_t (&group)[POLLED]) {
 #pragma unroll

@@ -120,8 +120,8 @@ struct LinesCall : Exchange<SENDS, BLOCKS> {
     }
   }
 
-  // Sends this block's tiles, each replaced by what `changed` returns for it. Each peer receives
-  // its own tiles, or the root all tiles.
+  // Sends this block's tiles, each replaced by the result of `changed`. Each peer receives its own
+  // tiles, or the root receives all tiles.
   template <uint32_t AHEAD, class Changed>
   __device__ __forceinline__ void scatter(Changed &&changed) const {
     constexpr bool TO_ONE = SENDS == Sends::TO_ROOT;
@@ -276,8 +276,8 @@ struct LinesSum {
       return [&call, t](auto &&take) { return call.receive(t, take); };
     };
     if constexpr (SENDS == Sends::TO_ALL || (BLOCKS && PAIR)) {
-      // With blocks, the only peer's block is sent; otherwise the message, which every peer
-      // receives.
+      // With blocks, the kernel sends the block of the only peer. Otherwise it sends the message,
+      // which every peer receives.
       const uint32_t other = BLOCKS ? call.peer_at(1) : own_rank;
       uint32_t t = call.begin + call.warp();
       uint4 next = t < end ? call.load(other, t) : make_uint4(0, 0, 0, 0);

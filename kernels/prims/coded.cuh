@@ -79,8 +79,8 @@ class CodedSimple {
   __device__ __forceinline__ CodedSimple(const cinch_work &work, uint32_t nranks)
       : work_(work), codec_(work.codec), nranks_(nranks) {}
 
-  // Moves tiles `first` to `last` - 1 of a step of any kind. It constructs another mover, so that
-  // callers on the fast path need not construct a codec.
+  // Moves tiles `first` to `last` - 1 of a step of any kind. The function constructs another
+  // CodedSimple, so that callers on the fast path need not construct a codec.
   static __device__ __noinline__ void any_tiles(const cinch_work &work, uint32_t nranks,
                                                 const Job &job, uint32_t first, uint32_t last) {
     const CodedSimple mover(work, nranks);

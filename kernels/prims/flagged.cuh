@@ -1,5 +1,5 @@
-// The common base of the movers of ll and ll128: raw elements in messages whose flags lie beside
-// the payload.
+// The common base of the movers of ll and ll128. A mover executes the data movement of a step: here
+// it moves raw elements in messages whose flags lie beside the payload.
 #pragma once
 
 #include "abi.h"

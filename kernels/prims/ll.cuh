@@ -83,7 +83,8 @@ __device__ __forceinline__ bool load_ll(const cinch_comm_view &comm, Stop stop, 
   return true;
 }
 
-// The mover of elements without a codec in ll. A tile is one packet for each lane of a warp.
+// Moves elements without a codec in protocol ll, for the schedule interpreter. A tile is one packet
+// for each lane of a warp.
 template <class E, bool REDUCES>
 class RawLL : public FlaggedMover<E, PacketElements<E>, REDUCES> {
   using Base = FlaggedMover<E, PacketElements<E>, REDUCES>;

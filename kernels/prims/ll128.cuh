@@ -96,7 +96,7 @@ __device__ __forceinline__ bool load_lines(const cinch_comm_view &comm, Stop sto
   return true;
 }
 
-// The mover of elements without a codec in ll128.
+// Moves elements without a codec in protocol ll128, for the schedule interpreter.
 template <class E, bool REDUCES>
 class RawLL128 : public FlaggedMover<E, LineElements<E>, REDUCES> {
   using Base = FlaggedMover<E, LineElements<E>, REDUCES>;

@@ -118,8 +118,8 @@ __device__ __forceinline__ void move_tiles(const Job &job, uint32_t first, uint3
   }
 }
 
-// The mover of calls that neither reduce nor encode. word[0] of the codec's parameters is the size
-// of an element: 1, 2, 4 or 8.
+// Moves the data of calls that neither reduce nor encode. The codec's parameters hold the size of
+// an element in word[0]: 1, 2, 4 or 8.
 class MoveSimple {
  public:
   static constexpr int protocol = CINCH_SIMPLE;

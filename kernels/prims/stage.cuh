@@ -21,7 +21,7 @@ constexpr uint32_t HELD = 16;  // elements of a lane
 constexpr uint32_t WARP_TILE = HELD * WARP;
 
 constexpr uint32_t STAGE_BYTES = SMALL_BLOCKS ? CINCH_SMALL_STAGE_BYTES : CINCH_STAGE_BYTES;
-// Below sm_90 a stage is small, so code for it fetches half as many tiles ahead.
+// Code below sm_90 fetches half as many tiles ahead, because its stage is small.
 constexpr uint32_t STAGE_DEPTH = SMALL_BLOCKS ? 1 : 2;
 
 // Offsets in the stage.

@@ -40,7 +40,7 @@ class WholeTiles : Held<E> {
   static constexpr uint32_t BUNDLE = ROOM == 0 ? 1 : WANTED < ROOM ? WANTED : ROOM;
   static_assert(SENT_TILE + Tiles::BYTES <= STAGE_ROOM, "what the host launches with");
 
-  // True if two bundles of received tiles have room in a stage.
+  // True if two bundles of received tiles fit in a stage.
   static constexpr bool HAS_ROOM = ROOM > 0;
 
   // Returns the random numbers for encoding in a job. A step without sources encodes this rank's

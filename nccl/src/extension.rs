@@ -46,9 +46,9 @@ pub struct OptionKey {
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub union OptionValue {
-    /// An integer.
+    /// Value of an option whose type is an integer.
     pub i: c_int,
-    /// A string.
+    /// Value of an option whose type is a string: NUL-terminated text.
     pub s: *const c_char,
     /// A pointer to any other value.
     pub raw: *mut c_void,

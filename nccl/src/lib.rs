@@ -2,8 +2,8 @@
 //!
 //! `export!` defines each function under both of its names (`ncclX`, and `pncclX` for interposers) and
 //! returns errors and panics as a code. Handles are looked up, never dereferenced. The `cinch` crate
-//! checks what Rust callers can get wrong, too: buffers, roots, codecs. `cinch::capi::core` is what
-//! this library shares with cinch.h.
+//! checks buffers, roots and codecs, because Rust callers need these checks as well. This library
+//! shares `cinch::capi::core` with cinch.h.
 //!
 //! Imports go up this list only; `tests/meta/layers.rs` fails on a circle:
 //! numbers and codes (`types`, `error`, `boundary`, `versioned`, `settings`), options (`config`,

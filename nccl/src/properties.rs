@@ -56,8 +56,8 @@ export! {
         let found = if comm.is_in_progress() {
             ncclInProgress
         } else {
-            // Another thread may have received the error first; remember() makes it this thread's
-            // last error too.
+            // Another thread may have received the error first. remember() makes the error the last error of
+            // this thread as well.
             comm.failure().map_or(ncclSuccess, |error| error::remember(&error))
         };
         // SAFETY: nccl.h requires of the program that `asyncError` is NULL or writable; `store`

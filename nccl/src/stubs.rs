@@ -22,7 +22,7 @@ pub struct Stub {
 pub struct ncclTeam_t {
     /// Number of ranks in the team.
     pub nRanks: c_int,
-    /// This rank.
+    /// Number of this rank in the team.
     pub rank: c_int,
     /// Distance between neighbouring ranks.
     pub stride: c_int,

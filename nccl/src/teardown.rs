@@ -82,9 +82,9 @@ export! {
         }
         if let Some(communicator) = comm.take() {
             if communicator.gpu().is_some() {
-                // A kernel that waits for this rank does not see it close and has hours until its timeout,
-                // so every abort reaches the GPUs. This does not wait for kernels of other communicators:
-                // they may wait for ranks that are gone, until they are aborted, too.
+                // A peer's kernel that waits for this rank would not notice a close for hours, until its
+                // timeout. So every abort reaches the GPUs. The abort does not wait for kernels of other
+                // communicators, which may wait for ranks that are gone until their own abort.
                 communicator.abort();
                 deferred_free::free_on_abort(communicator);
             } else if let Err(in_call) = Arc::try_unwrap(communicator) {
@@ -114,7 +114,7 @@ export! {
                 "revokeFlags is {revokeFlags}; it takes NCCL_REVOKE_DEFAULT ({NCCL_REVOKE_DEFAULT})"
             )));
         }
-        // A running split may wait for a rank, and must end as well.
+        // A split that is running may wait for a rank, so the revoke ends the split.
         let communicator = match comm.communicator() {
             Some(communicator) if comm.is_underway() => communicator,
             _ => comm.connection()?,

@@ -12,7 +12,7 @@ use std::sync::Arc;
 pub(crate) struct TeardownJob {
     /// The program's communicator, which the job ends.
     pub(crate) comm: Arc<Comm>,
-    /// The communicator's connection.
+    /// The connected communicator behind `comm`, which the job closes.
     pub(crate) communicator: Arc<Communicator>,
     /// Guard of a communicator whose handle was destroyed; `None` for a finalize.
     pub(crate) guard: Option<TeardownGuard>,

@@ -22,6 +22,6 @@ export! {
     fn ncclResetDebugInit | pncclResetDebugInit() returning () {} else ()
 }
 
-/// Has no effect. NVIDIA's library exports this name, too.
+/// Has no effect. cinch exports the function because NVIDIA's library exports a function of this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclResetDebugInitInternal() {}

@@ -17,8 +17,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 const THREADS: u32 = 256;
 /// Number of elements that a thread block processes at once.
 const BLOCK_ELEMENTS: usize = 16 * THREADS as usize;
-/// Largest number of shares into which the array is cut to find its minimum and maximum. Each
-/// thread block searches one share.
+/// Largest number of parts into which the array is cut to find its minimum and maximum. One thread block
+/// searches each part.
 const SHARES: usize = 1024;
 
 /// An array of elements in device memory.
@@ -44,7 +44,7 @@ pub struct CodecKernels {
     context: Arc<Context>,
     chunks: Arc<Module>,
     published: Arc<Module>,
-    /// Kernels used so far by name, each with the number of its blocks that can be resident
+    /// Kernels used so far, by name. Each comes with the number of its thread blocks that can be resident
     /// together.
     found: Mutex<HashMap<String, (Function, u32)>>,
 }

@@ -55,7 +55,7 @@ impl Body {
     }
 }
 
-/// A received frame.
+/// A received message: its kind, and its contents.
 pub(super) struct Frame {
     pub(super) kind: u8,
     pub(super) body: Vec<u8>,

@@ -56,11 +56,11 @@ impl std::fmt::Debug for UniqueId {
 /// Description of a rank, which all ranks receive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerInfo {
-    /// Rank.
+    /// Number of the rank in the communicator.
     pub rank: usize,
-    /// Process id.
+    /// Process id of the rank, in its own PID namespace.
     pub pid: u32,
-    /// User id.
+    /// User id under which the rank's process runs.
     pub uid: u32,
     /// Host name, for messages.
     pub host: String,
@@ -89,7 +89,7 @@ impl std::fmt::Display for PeerInfo {
 ///
 /// Implementations: [`ControlPlane`] over TCP, and [`LocalOutOfBand`] for threads of one process.
 pub trait OutOfBand: Send + Sync + std::fmt::Debug {
-    /// Returns this rank.
+    /// Returns the number of this rank in the communicator.
     fn rank(&self) -> usize;
 
     /// Returns all ranks, in order.
@@ -199,5 +199,5 @@ fn raise_reported(fault: &Fault, error: Error, heartbeat: Duration) {
     };
 }
 
-/// A shared [`OutOfBand`].
+/// Shared reference to the out-of-band exchange of a communicator.
 pub type OutOfBandRef = Arc<dyn OutOfBand>;

@@ -77,7 +77,7 @@ fn other_tasks(pid: u32) -> OtherTasks {
     found
 }
 
-/// Fields of `/proc/PID/stat`.
+/// Fields of `/proc/PID/stat` that show whether a task runs, is stopped, or ends.
 struct Stat {
     state: char,
     flags: u64,

@@ -3,8 +3,8 @@
 //! `guard!` wraps every export and turns errors and panics into a code and a sentence;
 //! `tests/meta/header.rs` fails if an export lacks it. Numbers that come from C are plain integers,
 //! never Rust enums: a wrong number must be an error, not undefined behaviour. Handles are looked up,
-//! never dereferenced. `comm` checks what Rust callers can get wrong, too: buffer extents, overlap,
-//! roots, codecs.
+//! never dereferenced. `comm` checks buffer extents, overlap, roots and codecs, because Rust callers
+//! need these checks as well.
 // The names below are the names of the header.
 #![allow(non_camel_case_types)]
 

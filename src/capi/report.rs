@@ -93,7 +93,7 @@ impl ReportTarget {
         Ok(ReportTarget(report))
     }
 
-    /// Writes `report` to the target.
+    /// Writes `report` to the struct that the C caller passed. Does nothing if the caller passed NULL.
     pub(super) fn fill(&self, report: &Report) {
         if !self.0.is_null() {
             // SAFETY: `new` checked the struct, which its caller keeps writable until the call has run.

@@ -7,7 +7,7 @@ use std::ffi::c_char;
 /// crash.
 const MAX_TEXT: usize = 4096;
 
-/// Returns a static Rust string that ends with NUL as a C string.
+/// Returns the static Rust string `text`, which must end with NUL, as a C string.
 pub(super) fn static_text(text: &'static str) -> *const c_char {
     debug_assert!(text.ends_with('\0'));
     text.as_ptr().cast()

@@ -49,7 +49,7 @@ pub(super) fn store<L: Lanes>(bits: usize, lanes: L, code: L::I, to: &mut [u8]) 
     }
 }
 
-/// Reads [`Lanes::N`] codes.
+/// Reads [`Lanes::N`] codes of `bits` bits each into the elements of an integer vector.
 #[inline(always)]
 pub(super) fn load<L: Lanes>(bits: usize, lanes: L, from: &[u8]) -> L::I {
     match bits {

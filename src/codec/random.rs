@@ -8,7 +8,8 @@
 
 use super::simd::Lanes;
 
-/// The two multipliers of a draw.
+/// The two multipliers of the integer hash lowbias32 (hash-prospector), on which the mixing of key and index
+/// is based.
 const MULTIPLIERS: [u32; 2] = [0x7feb_352d, 0x846c_a68b];
 /// 2^-24, the distance between random numbers.
 const UNIT: f32 = f32::from_bits((127 - 24) << 23);

@@ -86,7 +86,7 @@ impl GpuState {
         !runs || self.context.driver().has_ended()
     }
 
-    /// See [`Communicator::unmap_local_peers`].
+    /// Implements [`Communicator::unmap_local_peers`] for buffers on a GPU.
     pub(super) fn unmap_local_peers(&self) -> bool {
         self.engine_between_calls()
             .is_some_and(|mut engine| self.is_over(&engine) && engine.unmap_local_peers())
@@ -503,7 +503,7 @@ impl Communicator {
         admitted.collect()
     }
 
-    /// Queues admitted calls.
+    /// Queues calls that [`GpuEngine::admit`] has accepted, and returns their reports before they have run.
     pub(super) fn launch_on(
         &self,
         gpu: &GpuState,

@@ -98,14 +98,15 @@ fn refused_call_leaves_the_sample_due() {
     let [one, two] = &comms[..] else {
         panic!("two ranks")
     };
-    // A sampled call launches its exact sum as well.
+    // A sampled call makes two launches: the coded sum and the exact sum of its window.
     refused(one);
     assert_eq!([run(one), run(one), run(one)], [2, 1, 2]);
     refused(one);
     assert_eq!([run(one), run(one)], [1, 2]);
     assert_eq!(one.codec_stats().sampled, 2);
 
-    // A refused group, too, leaves the next sample due, whichever of its calls is sampled.
+    // Refusing a group leaves the next sample due, as refusing a single call does, whichever of the group's
+    // calls is sampled.
     let mut group = Group::new();
     for dtype in [DType::F16, DType::F32] {
         group.add_on(one, &sum(dtype), on(&stream)).unwrap();

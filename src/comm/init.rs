@@ -50,7 +50,7 @@ fn start_log(config: &Config) {
     if !decided {
         return;
     }
-    // NCCL logs its version only if NCCL_DEBUG is set, too.
+    // NCCL logs its version only if NCCL_DEBUG is set. In the drop-in that variable sets CINCH_LOG.
     if config.as_nccl && config.is_set("CINCH_LOG") {
         let version = crate::VERSION;
         log::line(

@@ -93,7 +93,7 @@ pub struct CommInfo {
     pub transports: Vec<Option<TransportKind>>,
     /// Link between this rank's GPU and the GPU of each other rank; empty on host memory.
     pub classes: Vec<String>,
-    /// Number of channels.
+    /// Number of channels over which a call may send in parallel.
     pub channels: usize,
     /// Payload bytes of a slot.
     pub slot_bytes: usize,
@@ -123,7 +123,7 @@ impl Communicator {
         init::by_environment(config)
     }
 
-    /// Returns this rank.
+    /// Returns the number of this rank in the communicator.
     pub fn rank(&self) -> usize {
         self.exchange.rank()
     }
@@ -291,7 +291,7 @@ impl Communicator {
     }
 
     /// Fails the communicator, on this rank at once and on the other ranks by message. Calls that wait
-    /// return [`ErrorKind::Aborted`]. Communicators split from it, whose faults are children, fail too.
+    /// return [`ErrorKind::Aborted`]. Communicators that were split from this communicator fail as well.
     pub fn abort(&self) {
         let me = &self.peers()[self.rank()];
         self.fail(Error::new(
@@ -310,7 +310,8 @@ impl Communicator {
         self.owner.check()?;
         match &self.state {
             DeviceState::Host(engine) => {
-                // A call holds the lock while it runs. A call that panicked has ended, too.
+                // A call holds the lock while it runs, so the lock is free once the call has ended or
+                // panicked.
                 drop(engine.lock());
                 Ok(())
             }

@@ -15,7 +15,7 @@ pub(super) trait ValueKind {
     /// Describes the valid values in a phrase, for error messages and documentation.
     fn range(&self) -> String;
 
-    /// Parses a value.
+    /// Parses a value as users write it. The error is a phrase that follows `NAME="value": `.
     fn parse(&self, text: &str) -> Parsed<Self::Value>;
 
     /// Formats a value as users write it; returns an empty text for an unset value.

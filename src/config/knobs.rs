@@ -13,9 +13,9 @@ use crate::types::{
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// A setting.
+/// Definition of one setting: its environment variable, documentation and parser.
 pub struct Knob {
-    /// Environment variable.
+    /// Environment variable that sets the value.
     pub name: &'static str,
     /// Effect of the setting, as a phrase.
     pub help: &'static str,

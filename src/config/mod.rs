@@ -30,7 +30,7 @@ pub enum TuningChoice {
     /// The library's built-in table for this GPU model, number of GPUs and kind of links, if there
     /// is one.
     Auto,
-    /// None: the cost model decides.
+    /// No table is used: the cost model decides.
     Off,
     /// A table in a file, which must be for this GPU model, number of GPUs and kind of links.
     File(PathBuf),

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 /// An environment variable of NCCL.
 pub struct NcclName {
-    /// The variable.
+    /// Name of the environment variable, such as `NCCL_DEBUG`.
     pub name: &'static str,
     /// Effect of the variable in cinch.
     pub means: Meaning,

@@ -46,12 +46,12 @@ impl Context {
         }))
     }
 
-    /// Returns the GPU.
+    /// Returns the GPU whose primary context this is.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// Returns the driver.
+    /// Returns the CUDA driver through which the context was opened.
     pub fn driver(&self) -> &Arc<Driver> {
         self.device.driver()
     }

@@ -7,13 +7,13 @@ use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
 use std::sync::Arc;
 
-/// A GPU.
+/// A GPU that the driver lists, with its properties.
 #[derive(Clone)]
 pub struct Device {
     driver: Arc<Driver>,
     handle: CUdevice,
     ordinal: u32,
-    /// Product name.
+    /// Product name, such as `NVIDIA H100 80GB HBM3`.
     pub name: String,
     /// Identity of the GPU, equal in all processes.
     pub uuid: [u8; 16],
@@ -102,7 +102,7 @@ impl Device {
         })
     }
 
-    /// Returns the driver.
+    /// Returns the CUDA driver that lists this GPU.
     pub fn driver(&self) -> &Arc<Driver> {
         &self.driver
     }

@@ -9,7 +9,7 @@ use std::ffi::c_uint;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A CUDA event.
+/// A CUDA event: a point in the work of a stream, for which the host or another stream can wait.
 #[derive(Debug)]
 pub struct Event {
     context: Arc<Context>,

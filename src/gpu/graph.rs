@@ -23,7 +23,7 @@ pub enum CaptureMode {
     Relaxed,
 }
 
-/// An executable graph.
+/// An executable CUDA graph, which can be launched any number of times.
 #[derive(Debug)]
 pub struct Graph {
     context: Arc<Context>,

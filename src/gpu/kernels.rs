@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 pub enum State {
     /// The build embedded kernels.
     Built {
-        /// Version of nvcc.
+        /// Version of the nvcc that compiled the kernels.
         nvcc: &'static str,
         /// Targets: `sm_90` is machine code, `compute_80` is PTX, which the driver compiles for newer GPUs.
         archs: &'static str,

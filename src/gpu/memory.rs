@@ -1,4 +1,4 @@
-//! Device memory.
+//! Allocations of device memory: synchronous, in the order of a stream, or borrowed from the caller.
 
 use super::{Context, Stream};
 use crate::error::{Error, Result};

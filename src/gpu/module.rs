@@ -32,11 +32,11 @@ pub enum Launch {
 /// Extents of a grid or of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dim3 {
-    /// Innermost extent.
+    /// Extent in x, whose index changes fastest.
     pub x: u32,
-    /// Middle extent.
+    /// Extent in y.
     pub y: u32,
-    /// Outermost extent.
+    /// Extent in z, whose index changes slowest.
     pub z: u32,
 }
 
@@ -252,7 +252,7 @@ pub struct Function {
     module: Arc<Module>,
     handle: Handle<CUfunc_st>,
     name: String,
-    /// Registers per thread.
+    /// Registers that each thread uses.
     pub registers: u32,
     /// Bytes of stack and spills per thread.
     pub local_bytes: u32,
@@ -265,7 +265,7 @@ pub struct Function {
 }
 
 impl Function {
-    /// Returns the name.
+    /// Returns the name of the kernel in its module.
     pub fn name(&self) -> &str {
         &self.name
     }

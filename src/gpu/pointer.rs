@@ -21,7 +21,7 @@ pub enum Space {
 /// Attributes of an address, from the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pointer {
-    /// Kind of memory.
+    /// Kind of the memory behind the address.
     pub space: Space,
     /// The GPU that has the memory; for pinned and managed memory the GPU of its allocation.
     pub ordinal: Option<u32>,

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 /// Timeout of one probe.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Threads per block.
+/// Threads of a block of the probe kernels.
 const THREADS: u32 = 512;
 
 /// The probe kernels, loaded on one GPU, and a stream for them.
@@ -159,10 +159,10 @@ impl Probe {
             done: done[0].address(),
         };
         let (begin, end) = (Event::timed(self.context())?, Event::timed(self.context())?);
-        // Both streams are waited for, even if only one kernel was launched: it ends when its clock budget is
-        // spent.
-        // SAFETY: `ProbePingpong` is the kernels' parameter. Each kernel ends at the latest a clock budget
-        // after the other stops, and the caller's words and `done` exist until then.
+        // Waits for both streams, even if only one kernel was launched: a kernel without a partner ends once
+        // its clock budget is spent.
+        // SAFETY: `ProbePingpong` is the kernels' parameter. A kernel runs for at most one clock budget after
+        // the other kernel stops, and the caller's words and `done` exist until then.
         let ended = unsafe {
             there.pingpong.launch(1, 1, 0, &there.stream, &answer)?;
             begin

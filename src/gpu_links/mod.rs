@@ -59,7 +59,7 @@ pub struct GpuLinks {
     memory: Option<Arc<DeviceMemory>>,
     private: DeviceMemory,
     control: ControlWords,
-    /// This rank.
+    /// Number of this rank in the communicator.
     pub rank: usize,
     /// The layout of each peer buffer.
     pub shape: PeerBufferLayout,

@@ -5,9 +5,9 @@ use super::{DeviceBuffers, UserBuffers};
 /// The buffers of a call; the communicator determines their kind.
 #[derive(Debug)]
 pub enum Buffers<'a> {
-    /// In host memory.
+    /// Buffers in host memory.
     Host(UserBuffers<'a>),
-    /// On a GPU.
+    /// Device addresses, with the stream on which the call runs.
     Gpu(DeviceBuffers<'a>),
 }
 

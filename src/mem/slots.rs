@@ -18,7 +18,7 @@ use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::types::SIGNATURE_WORDS;
 use std::sync::Arc;
 
-/// Bytes of a counter.
+/// Bytes that a counter occupies: a pair of cache lines, so that no other data share them.
 pub const COUNTER_BYTES: usize = 128;
 
 /// Bytes before the payload of a slot: the header's cache line.
@@ -27,7 +27,7 @@ pub const LINE_BYTES: usize = 64;
 /// The header before the payload of every message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Header {
-    /// Payload bytes.
+    /// Number of payload bytes of the message.
     pub bytes: u32,
     /// Call signature of the sender.
     pub signature: [u64; SIGNATURE_WORDS],
@@ -47,7 +47,7 @@ const NUMBER_AT: usize = size_of::<SlotLine>();
 
 const _: () = assert!(NUMBER_AT + size_of::<u64>() <= LINE_BYTES);
 
-/// Size of a FIFO.
+/// Number and size of the slots of a FIFO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FifoShape {
     /// Number of slots, a power of two.
@@ -67,12 +67,12 @@ impl FifoShape {
     }
 }
 
-/// A place in a region.
+/// A byte offset in a shared memory region.
 #[derive(Clone, Debug)]
 pub struct Place {
-    /// The region.
+    /// Region that contains the place; the reference keeps the region mapped.
     pub region: Arc<Region>,
-    /// Offset in bytes.
+    /// Bytes from the beginning of the region.
     pub at: usize,
 }
 
@@ -163,7 +163,7 @@ impl FifoMemory {
     }
 }
 
-/// The sender's counters.
+/// The sender's counters: messages published, and slots that the receiver is known to have freed.
 #[derive(Debug, Default)]
 struct SendCursor {
     sent: u64,
@@ -197,7 +197,7 @@ impl SendCursor {
     }
 }
 
-/// The receiver's counters.
+/// The receiver's counters: messages released, and messages known to have arrived.
 #[derive(Debug, Default)]
 struct RecvCursor {
     taken: u64,

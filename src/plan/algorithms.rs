@@ -6,7 +6,7 @@ use crate::codec::{Codec, Reencode};
 use crate::schedule::{self, SchedulePattern};
 use crate::types::{Algorithm, Level, ScaleRule};
 
-/// The codecs of both levels, in the order of [`Level`].
+/// The codecs of [`Level::Intra`] and [`Level::Inter`], in this order; `None` for raw.
 pub type Codecs<'a> = [Option<&'a dyn Codec>; 2];
 
 /// Returns whether the call reuses `tensor=` scales of earlier calls. One-shot cannot run such

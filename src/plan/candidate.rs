@@ -9,7 +9,7 @@ use crate::types::{Algorithm, KernelProtocol};
 /// predicted time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Candidate {
-    /// The algorithm.
+    /// Algorithm that generates the schedule, or that the fused kernel implements.
     pub algorithm: Algorithm,
     /// Algorithm between hosts of a hierarchical schedule; flat algorithms ignore it.
     pub between: Algorithm,
@@ -23,9 +23,11 @@ pub struct Candidate {
     pub counts: CostCounts,
     /// Longest chain of messages in a pass, each of which waits for the message before it.
     pub hops: Hops,
-    /// Predicted seconds.
+    /// Predicted duration of the call in seconds. The planner selects the candidate with the
+    /// smallest.
     pub seconds: f64,
-    /// The kernel and its protocol.
+    /// Kind of GPU kernel, and the protocol of its messages; [`KernelProtocol::SIMPLE`] on host
+    /// memory.
     pub kernel: KernelProtocol,
 }
 

@@ -88,8 +88,9 @@ fn sizes_choose_protocol_and_algorithm() {
     }
 }
 
-/// Messages of medium size use the fused kernel with a codec, up to the size of the line area. Larger
-/// messages use slots, where more blocks share the codec's arithmetic.
+/// Tests the size from which the planner prefers slots. With a codec, messages up to a medium size use the
+/// fused kernel, if they fit in the area for ll128 lines. Larger messages use slots, where more thread blocks
+/// share the codec's arithmetic.
 #[test]
 fn codecs_have_fused_kernels_up_to_some_size() {
     let chosen = |nranks: usize, collective, bytes: usize, codec: &str| {
@@ -147,8 +148,9 @@ fn codecs_have_fused_kernels_up_to_some_size() {
     assert_eq!(plan(limits, &call).kernel, K::SIMPLE);
 }
 
-/// For every layout of peer buffers, the largest message of a fused kernel fits its share of the
-/// line area in each phase. A message that is larger by a tile would not fit.
+/// For every layout of peer buffers, the largest message of a fused kernel fits in the area for ll128 lines.
+/// Each phase of the kernel gets an equal part of that area. A message that is larger by a tile would not
+/// fit.
 #[test]
 fn encoded_tiles_stay_within_the_line_area() {
     let mut areas = HashSet::new();
@@ -187,7 +189,7 @@ fn encoded_tiles_stay_within_the_line_area() {
                     let bytes = (images.count * images.lines * 128) as u64;
                     let what = format!("{nranks} {half} {codec} {algorithm}: {most}");
                     assert!(bytes <= half / trips as u64, "{what}");
-                    // The line area has no room for another tile.
+                    // The area for ll128 lines has no room for another tile.
                     assert!(
                         bytes + images.lines as u64 * 128 > half / trips as u64,
                         "{what}"

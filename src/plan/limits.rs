@@ -10,19 +10,19 @@ use crate::types::{Algorithm, Kernel, KernelProtocol, Protocol};
 /// Facts, besides the request, from which the planner selects. They are equal on all ranks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Limits {
-    /// Number of ranks.
+    /// Number of ranks of the communicator.
     pub nranks: usize,
     /// Payload bytes of a slot.
     pub slot_bytes: usize,
     /// Slots of each connection.
     pub slots: usize,
-    /// Number of connected channels.
+    /// Number of connected channels, which bounds the channels of a call.
     pub channels: usize,
     /// Algorithm preferred by the communicator's settings.
     pub algorithm: Option<Algorithm>,
     /// Costs of the machine's links and cores.
     pub machine: MachineFacts,
-    /// Which ranks share a host.
+    /// Host of each rank.
     pub hosts: Hosts,
     /// Facts about the GPUs; `None` if buffers are in host memory.
     pub gpu: Option<GpuLimits>,

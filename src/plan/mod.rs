@@ -58,11 +58,11 @@ impl Request {
 /// differ only in tensor slot and operator share a plan.
 #[derive(Debug)]
 pub struct Plan {
-    /// The request's collective.
+    /// Collective that the plan executes.
     pub collective: Collective,
-    /// The element type.
+    /// Type of the elements in the caller's buffers.
     pub dtype: DType,
-    /// The selected algorithm.
+    /// Algorithm that the planner selected, or that the request named.
     pub algorithm: Algorithm,
     /// Steps of this rank in one pass.
     pub schedule: Arc<Schedule>,
@@ -72,7 +72,7 @@ pub struct Plan {
     pub codec: Option<Arc<dyn Codec>>,
     /// The codec of messages for [`Level::Intra`]; `None` if they are raw.
     pub intra: Option<Arc<dyn Codec>>,
-    /// Specifications of both codecs; equal unless the schedule is hierarchical.
+    /// Specifications of the codecs of both levels. They are equal unless the schedule is hierarchical.
     pub specs: CodecSetting,
     /// Number of elements of the message, or of one rank's block.
     pub count: usize,
@@ -148,14 +148,14 @@ impl Plan {
         self.bytes_for(Level::Inter, n)
     }
 
-    /// Returns the index, in its buffer, of the first element of the chunk at `place`.
+    /// Returns the buffer index of the first element of the chunk at `place`.
     #[inline]
     pub fn start(&self, place: ChunkPlace, pass: usize) -> usize {
         let block = place.block.unwrap_or(0);
         block * self.count + self.geometry.range(pass, place.part).start
     }
 
-    /// Returns the range of elements of `chunk` in pass `pass`.
+    /// Returns the number of elements of `chunk` in pass `pass`.
     #[inline]
     pub fn elements(&self, chunk: usize, pass: usize) -> usize {
         self.geometry.range(pass, self.pattern.part(chunk)).len()
@@ -173,7 +173,7 @@ struct PlanKey {
     algorithm: Option<Algorithm>,
 }
 
-/// The built codecs of both levels, in the order of [`Level`]; `None` for raw.
+/// The codecs of [`Level::Intra`] and [`Level::Inter`], in this order; `None` for raw.
 type BuiltCodecs = [Option<Arc<dyn Codec>>; 2];
 
 /// Makes plans, and caches them by the shape of the call.
@@ -229,7 +229,7 @@ impl Planner {
         Ok(found.is_some())
     }
 
-    /// Returns the tuning.
+    /// Returns the tuning table, cost model or forced variant by which the planner selects kernels.
     pub fn tuning(&self) -> &Tuning {
         &self.tuning
     }

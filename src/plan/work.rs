@@ -11,7 +11,7 @@ pub struct CandidateWork {
     pub counts: CostCounts,
     /// Longest chain of messages in a pass, each of which waits for the message before it.
     pub hops: Hops,
-    /// Number of passes.
+    /// Number of passes in which the call covers the message, over all channels.
     pub passes: usize,
     /// Slots of each connection.
     pub slots: usize,

@@ -31,9 +31,9 @@ pub struct ChunkPlace {
 /// Selects a schedule. All ranks must have equal patterns; each then generates only its own steps.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SchedulePattern {
-    /// The collective.
+    /// Collective whose data movement the schedule implements.
     pub collective: Collective,
-    /// The algorithm.
+    /// Algorithm that generates the schedule.
     pub algorithm: Algorithm,
     /// Number of ranks that take part.
     pub nranks: usize,

@@ -9,7 +9,7 @@ use crate::types::{Algorithm, Collective};
 /// The facts about an algorithm, and its generator. Its functions are called only for patterns of at least 2
 /// ranks.
 pub(super) struct Generator {
-    /// The algorithm.
+    /// Algorithm whose schedules these functions describe.
     pub algorithm: Algorithm,
     /// Collectives for which the algorithm has a schedule that ignores hosts.
     pub collectives: &'static [Collective],

@@ -23,9 +23,9 @@ pub enum Op {
     Send,
     /// out = dec(received).
     Recv,
-    /// out = in, exactly.
+    /// out = in, without encoding.
     Copy,
-    /// out = out + in, exactly.
+    /// out = out + in, without encoding.
     Reduce,
     /// out = sum. An average is divided before the write.
     RecvReduceCopy,
@@ -171,12 +171,12 @@ pub struct Step {
     /// Stage of the step: pass p runs stage s at time p + s. The steps of a rank are in order of
     /// stage.
     pub stage: u32,
-    /// The action.
+    /// Action of the step on its chunk: which data the step combines, sends and stores.
     pub op: Op,
     /// Number of the chunk in the pass. [`super::SchedulePattern`] gives its position in the
     /// buffers.
     pub chunk: u32,
-    /// Whether the next step continues this one.
+    /// Whether the next step of the list continues this step, as part of a chain.
     pub more: bool,
     /// How the step adds the rank's own contribution to the sum.
     pub own: Own,
@@ -283,7 +283,7 @@ pub struct Schedule {
 pub struct Visit {
     /// Number of the pass.
     pub pass: usize,
-    /// Index into [`Schedule::steps`].
+    /// Index of the step in [`Schedule::steps`].
     pub step: usize,
 }
 

@@ -9,7 +9,7 @@ pub enum Pause {
     Spin,
     /// Let another thread run.
     Yield,
-    /// Block until woken.
+    /// Block in the kernel until a peer wakes this rank.
     Sleep,
 }
 

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// No failure.
+/// State of a fault that no failure has reached.
 const NONE: u8 = 0;
 /// Another rank is gone: new work is refused, waits go on until the deadline.
 const PENDING: u8 = 1;
@@ -48,7 +48,7 @@ impl Fault {
             children.retain(|weak| weak.strong_count() > 0);
             children.push(Arc::downgrade(&child));
         }
-        // A failure of this fault just before the push must reach the child too.
+        // This fault may have been raised just before the push, so its state is passed to the child.
         // SYNC POINT fault: pairs with the releases in `raise` and `raise_at`.
         match (self.state.load(Ordering::Acquire), self.deadline.get()) {
             (NONE, _) => false,
@@ -262,7 +262,7 @@ mod models {
         fault.raise(Error::new(ErrorKind::Aborted, OWN));
     }
 
-    /// Raises the fault at a deadline that no model reaches.
+    /// Raises the fault with a deadline of one hour, which no run of the loom model checker reaches.
     fn raise_late(fault: &Fault) {
         let deadline = Instant::now() + Duration::from_secs(3600);
         fault.raise_at(Error::new(ErrorKind::Remote, REMOTE), deadline);

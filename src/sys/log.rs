@@ -12,7 +12,7 @@ use std::path::Path;
 /// Level of a log line, or the highest level that is logged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
-    /// Nothing.
+    /// No line is logged.
     None,
     /// The version, for users who want to know what ran.
     Version,
@@ -47,7 +47,7 @@ pub struct Settings<'a> {
     pub subsystems: Subsystems,
     /// Path of the log; `%h` and `%p` stand for host and process. `None` logs to standard error.
     pub file: Option<&'a Path>,
-    /// This host's name.
+    /// Name of this host, for `%h` in the path and for lines in NCCL's format.
     pub host: &'a str,
     /// Whether lines have NCCL's format, for tools that parse NCCL's log.
     pub as_nccl: bool,

@@ -139,7 +139,7 @@ pub fn sealed_memfd(len: usize) -> Result<OwnedFd> {
 }
 
 /// Returns the largest file size in bytes that this process may write. The limit applies to shared
-/// memory too.
+/// memory as it does to files.
 fn file_size_limit() -> u64 {
     // SAFETY: `limit` is plain data, valid as zero, and outlives the call.
     unsafe {

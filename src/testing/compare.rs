@@ -4,7 +4,7 @@
 /// it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Comparison {
-    /// Elements compared.
+    /// Number of elements that were compared.
     pub elements: u64,
     /// Elements outside their bound.
     pub wrong: u64,

@@ -54,9 +54,9 @@ impl Pattern {
 /// value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Data {
-    /// The distribution.
+    /// Distribution of the values.
     pub pattern: Pattern,
-    /// The element type.
+    /// Type to which the values are rounded.
     pub dtype: DType,
     /// Seed of the generator; equal seeds give equal data.
     pub seed: u64,

@@ -34,11 +34,11 @@ impl<T: AsRef<[Vec<u8>]>> Inputs for T {
 /// A collective to compute.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Problem {
-    /// Collective.
+    /// Collective whose result is computed.
     pub collective: Collective,
-    /// Element type.
+    /// Type of the elements in inputs and outputs.
     pub dtype: DType,
-    /// Reduction.
+    /// Reduction of the contributions; ignored by collectives that reduce nothing.
     pub op: ReduceOp,
     /// Factor of each rank in a pre-multiplied sum; if empty, every rank has the factor of `op`.
     pub factors: Vec<Scalar>,

@@ -68,7 +68,7 @@ fn connect(context: &ConnectContext<'_>, pairs: Pairs) -> Result<Links> {
         (Ok(prepared), Ok(infos)) => (prepared, infos),
     };
     let links = prepared.connect(&infos)?;
-    // Peers use this rank's offers and listeners until they, too, are connected.
+    // Peers need this rank's offers and listeners until their own connections are complete.
     exchange.barrier()?;
     drop(prepared);
     Ok(links)

@@ -94,17 +94,17 @@ pub(crate) struct Setup<'a> {
 }
 
 impl<'a> Setup<'a> {
-    /// Returns this rank.
+    /// Returns the number of this rank.
     pub fn me(&self) -> usize {
         self.context.exchange.rank()
     }
 
-    /// Returns all ranks.
+    /// Returns the descriptions of all ranks, in rank order.
     pub fn peers(&self) -> &'a [PeerInfo] {
         self.context.exchange.peers()
     }
 
-    /// Returns the settings.
+    /// Returns the settings of this rank.
     pub fn config(&self) -> &'a Config {
         self.context.config
     }
@@ -231,8 +231,8 @@ pub(crate) struct Ends {
 /// The descriptors of one transport that a rank's waiter sleeps on, and the work that the waiter
 /// does for the transport.
 pub(crate) trait Pollable: Send + std::fmt::Debug {
-    /// Returns whether data moves only when the descriptors are polled. If so, the waiter polls them while it
-    /// spins, too.
+    /// Returns whether data moves only when the descriptors are polled. If so, the waiter polls the
+    /// descriptors while it spins, not only while it sleeps.
     fn is_polled(&self) -> bool;
 
     /// Finishes work for which an end had no room, such as a credit. Called while the waiter spins,

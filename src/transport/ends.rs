@@ -84,7 +84,7 @@ pub trait RecvInto {
     fn expect(&mut self) -> Result<Option<Header>>;
 
     /// Copies as much of the expected message as has arrived to `place`, whose length is the header's.
-    /// Returns true once the whole message is there; the message is then released, too.
+    /// Returns true once the whole message is there; the message is then released as well.
     ///
     /// Until then the caller repeats the call with the same memory and calls no other method of the end.
     ///

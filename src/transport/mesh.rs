@@ -63,9 +63,9 @@ pub(crate) struct SocketMesh<'a> {
     pub purpose: &'static str,
     /// Key of the communicator for this purpose.
     pub key: [u8; 32],
-    /// This rank.
+    /// Number of this rank in the communicator.
     pub me: usize,
-    /// All ranks.
+    /// Descriptions of all ranks, in rank order.
     pub peers: &'a [PeerInfo],
     /// Accepts the connections of higher ranks.
     pub listener: Listener,

@@ -86,9 +86,9 @@ pub fn slowest(kinds: impl Iterator<Item = TransportKind>) -> Option<TransportKi
 pub struct Links {
     /// Number of ranks of the communicator.
     pub nranks: usize,
-    /// This rank.
+    /// Number of this rank in the communicator.
     pub rank: usize,
-    /// Number of channels.
+    /// Number of channels; each channel has its own connections.
     pub channels: usize,
     /// Payload bytes of a slot.
     pub slot_bytes: usize,
@@ -108,7 +108,7 @@ pub struct Links {
     pub waiter: Box<dyn Waiter>,
 }
 
-/// Inputs of connecting.
+/// Control plane, settings, fault and deadline with which a rank connects.
 pub struct ConnectContext<'a> {
     /// The control plane; all ranks connect together.
     pub exchange: &'a dyn OutOfBand,

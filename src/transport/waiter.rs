@@ -8,7 +8,8 @@ use crate::sync::{Backoff, Pause};
 use crate::sys::socket::{self, Interest};
 use std::time::{Duration, Instant};
 
-/// Longest poll of descriptors by a rank that also has a doorbell, which does not end such a poll.
+/// Longest poll of descriptors by a rank whose peers may ring its doorbell: a ring does not end
+/// such a poll.
 const DOORBELL_CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Interval at which a sleeping rank checks that the hosts of its peers still answer.

@@ -11,7 +11,7 @@ const MAX_BUFFER_BYTES: u64 = 1 << 56;
 /// A call without its buffers, as the caller requests it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Call {
-    /// The collective.
+    /// Collective that all ranks run.
     pub collective: Collective,
     /// Type of the elements.
     pub dtype: DType,
@@ -128,7 +128,7 @@ impl Call {
 /// made from it, and ranks must agree on it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ResolvedCall {
-    /// The collective.
+    /// Collective that all ranks run.
     pub collective: Collective,
     /// Type of the elements.
     pub dtype: DType,

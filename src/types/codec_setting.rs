@@ -28,7 +28,7 @@ pub struct CodecSetting {
 }
 
 impl CodecSetting {
-    /// No codec.
+    /// The setting of calls without a codec: messages carry the elements unchanged.
     pub const RAW: CodecSetting = CodecSetting::of(CodecSpec::RAW);
 
     /// Creates a setting with the same codec on both levels, which the cost model may not skip.

@@ -185,7 +185,7 @@ pub enum ScaleRule {
 /// A codec with its parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CodecSpec {
-    /// The codec.
+    /// Encoding of the elements; the fields below are its parameters.
     pub kind: CodecKind,
     /// Elements that share a scale if [`CodecKind::has_scale`], the threshold if
     /// [`CodecKind::has_threshold`], else ignored.

@@ -30,7 +30,7 @@ impl Extent {
 /// Where input and output may overlap, following NCCL's definition of in-place calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InPlace {
-    /// Both buffers begin at one address.
+    /// Input and output begin at the same address.
     Same,
     /// The input is the caller's own block of the output.
     InputInOutput,

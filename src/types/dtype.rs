@@ -120,7 +120,7 @@ impl DType {
 /// A Rust type that is an element type. With the feature `half`, `f16` and `bf16` of the crate `half` are
 /// element types. No Rust type is an f8: calls on these pass bytes (`Communicator::call`).
 pub trait Element: sealed::Sealed + Copy + Send + Sync + 'static {
-    /// The corresponding [`DType`].
+    /// The [`DType`] whose elements this Rust type holds.
     const DTYPE: DType;
 }
 

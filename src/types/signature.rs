@@ -55,7 +55,7 @@ impl Fused {
 /// The part of a call that all ranks must agree on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CallSignature {
-    /// The collective.
+    /// Collective that the rank runs.
     pub collective: Collective,
     /// Type of the elements.
     pub dtype: DType,
@@ -69,7 +69,7 @@ pub struct CallSignature {
     pub peer: u32,
     /// Calls of a group that run as this one fused call.
     pub fused: Fused,
-    /// The call's `count`.
+    /// Element count of the call, as the caller passed it.
     pub count: u64,
     /// Number of earlier calls of this communicator, or of this pair of ranks for a send/recv,
     /// without captured calls. [`CallSignature::CAPTURED`] in a captured call.

@@ -42,7 +42,7 @@ pub struct Subsystems(u16);
 impl Subsystems {
     /// All subsystems.
     pub const ALL: Subsystems = Subsystems((1 << Subsystem::ALL.len()) - 1);
-    /// NCCL's default set.
+    /// NCCL's default of NCCL_DEBUG_SUBSYS: `INIT`, `ENV` and `BOOTSTRAP`.
     pub const DEFAULT: Subsystems = Subsystems(
         1 << Subsystem::Init as u16 | 1 << Subsystem::Env as u16 | 1 << Subsystem::Bootstrap as u16,
     );

@@ -111,7 +111,8 @@ class Block {
 
   static Block &current() { return *current_; }
 
-  // Copy `slow_copy` is slow: each of its polls takes `slow_turns` more turns of the scheduler.
+  // The copy of the thread block with index `slow_copy` is slow: each of its polls takes
+  // `slow_turns` more turns of the scheduler.
   static inline uint32_t slow_copy = UINT32_MAX, slow_turns = 0;
 
   // Returns the index of the copy to which the current thread belongs.

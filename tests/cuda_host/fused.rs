@@ -25,7 +25,7 @@ type Launch = unsafe extern "C" fn(
     u32,
 ) -> bool;
 
-/// The exported function of the library that `fused.cpp` becomes.
+/// The function `test_fused` of the shared library that is compiled from `fused.cpp`.
 #[derive(Clone, Copy)]
 pub struct Kernels {
     launch: Launch,
@@ -346,7 +346,7 @@ struct Residuals {
     /// Index of the array that the previous call wrote: 0 or 1.
     turn: usize,
     now: Vec<u32>,
-    /// Expected contents of the other array after the call.
+    /// Expected residuals in the array that the call writes; the call reads the other array.
     next: Vec<u32>,
 }
 
@@ -389,7 +389,8 @@ struct Output {
     at: usize,
     size: usize,
     expected: Vec<u64>,
-    /// The element type if an expected NaN may be any NaN; `None` if all bits must be equal.
+    /// Element type of an output in which an expected NaN may have any payload; `None` if all bits
+    /// must be equal.
     nan: Option<Type>,
     /// Positions and values of the bytes around the output, which the kernel must not change.
     around: Vec<(usize, u64)>,

@@ -217,8 +217,8 @@ impl Oracle {
     }
 }
 
-/// Returns elements of similar magnitude around zero, with a few zeros and rarely NaN or infinity.
-/// Each array has another magnitude.
+/// Returns elements around zero, with a few zeros and rarely NaN or infinity. The elements of one
+/// array have similar magnitudes; different arrays have different magnitudes.
 fn elements(dtype: Type, len: usize, rng: &mut Rng) -> Vec<u64> {
     let scale = 2f64.powi(rng.below(9) as i32 - 4);
     let wild = rng.below(4) == 0;

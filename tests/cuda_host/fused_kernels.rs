@@ -1,6 +1,7 @@
 //! Runs the fused kernels on the host, all ranks side by side, and compares results with a
-//! reference. Some tests cross the wrap of the call's sequence number, of which ll packets carry 20
-//! bits. In others, ranks are calls ahead, or one makes another call.
+//! reference. In some tests the call's sequence number wraps around, because ll packets carry only
+//! 20 bits of it. In other tests some ranks are several calls ahead, or a rank makes a different
+//! call.
 
 use super::fused::{World, kernels};
 use super::fused_coded;

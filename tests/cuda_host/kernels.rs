@@ -14,7 +14,7 @@ use cinch::types::{CodecSpec, ScaleRule};
 use std::ffi::{CString, c_char, c_void};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// `cinch_codec_args` of `kernels/abi.h`.
+/// Mirrors the kernel argument `cinch_codec_args` of `kernels/abi.h`.
 #[repr(C)]
 struct Args {
     wire: *mut u8,

@@ -142,7 +142,7 @@ fn has_tensor(codec: &str) -> bool {
 /// Operator of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
-    /// A `cinch_op_t`.
+    /// A built-in reduction, as its number in `cinch_op_t`.
     BuiltIn(u32),
     /// A pre-multiplied sum, which each rank creates with its own factor.
     PreMulSum,

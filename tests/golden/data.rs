@@ -9,7 +9,7 @@ pub const SEED: u64 = 20_261_125;
 /// Type of the elements of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DType {
-    /// A `cinch_dtype_t`.
+    /// Number of the type in `cinch_dtype_t`.
     pub number: u32,
     pub name: &'static str,
     pub size: usize,

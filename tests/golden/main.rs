@@ -53,7 +53,7 @@ enum Job {
     Hosts(&'static [usize]),
 }
 
-/// A `cinch_transport_t`.
+/// Transports between ranks, with their numbers in `cinch_transport_t`.
 #[derive(Clone, Copy, Debug)]
 enum Transport {
     Loopback = 2,

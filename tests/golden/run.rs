@@ -40,7 +40,7 @@ pub enum Placement {
 pub struct Rank {
     pub rank: usize,
     pub nranks: usize,
-    /// A `cinch_transport_t`.
+    /// Transport between the ranks, as its number in `cinch_transport_t`.
     pub transport: u32,
     pub placement: Placement,
     /// Folder into which rank 0 writes the unique ids of communicators for the other ranks.

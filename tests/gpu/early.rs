@@ -54,7 +54,8 @@ fn late_inputs(setup: &Setup, nranks: usize, gpus: usize, protocol: KernelProtoc
         let arena = &arenas[comm.rank()];
         let late = LateFill::new(arena.stream()?.context())?;
         let stream = arena.stream()?;
-        // The first kernel of a stream may wait for all kernels on the GPU, so it runs here.
+        // The first work on a stream may wait for all kernels on the GPU. This write is the stream's first
+        // work, and runs before any kernel waits for a peer.
         arena.write(0, &vec![0; 3 * BYTES])?;
         comm.barrier()?;
         // Fused LL128 kernels add floats only, whose sums would be rounded; they gather instead.

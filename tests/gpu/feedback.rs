@@ -23,7 +23,7 @@ const SPECS: [&str; 8] = [
     "trunc16",
     "threshold2:tau=0.5",
 ];
-/// Calls per tensor.
+/// Number of calls for each tensor.
 const CALLS: usize = 4;
 
 pub fn checks(options: &Options) -> Vec<Check> {

@@ -138,7 +138,8 @@ fn members(html: &str) -> Vec<String> {
         let member = id
             .split_once('.')
             .filter(|(kind, _)| MEMBERS.contains(kind));
-        // A variant `Tensor` has the ids `variant.Tensor.fields` and `variant.Tensor.field.refresh`, too.
+        // For a variant `Tensor` with a field `refresh`, rustdoc writes three HTML ids: `variant.Tensor`,
+        // `variant.Tensor.fields` and `variant.Tensor.field.refresh`.
         if let Some((kind, name)) = member.filter(|(_, name)| !name.ends_with(".fields")) {
             found.push(format!("{kind} {}", name.replace(".field.", "::")));
         }

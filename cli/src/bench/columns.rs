@@ -6,7 +6,7 @@ use super::record::{Figures, Record, Versus};
 
 /// A record together with one of its placements (out of place or in place).
 pub struct PlacedRecord<'a> {
-    /// The row's record.
+    /// Record of the benchmark row, with the results of all placements.
     pub record: &'a Record,
     /// `out_of_place` or `in_place`.
     pub placement: &'static str,
@@ -19,7 +19,7 @@ pub struct PlacedRecord<'a> {
 pub enum CellValue {
     /// A name, such as a codec's.
     Text(String),
-    /// An integer.
+    /// An integer, such as a size in bytes or a root rank.
     Count(i64),
     /// Microseconds, printed with four significant digits as nccl-tests does.
     Time(f64),

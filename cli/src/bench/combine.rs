@@ -10,11 +10,11 @@ use cinch::{Algorithm, Report, Result};
 /// Times of a call over its iterations or repetitions, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Times {
-    /// Median.
+    /// Median over the iterations, in seconds.
     pub median: f64,
-    /// Shortest.
+    /// Shortest iteration, in seconds.
     pub least: f64,
-    /// 99th percentile.
+    /// 99th percentile of the iterations, in seconds.
     pub p99: f64,
 }
 

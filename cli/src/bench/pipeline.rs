@@ -13,7 +13,7 @@ pub trait Backend {
     /// A rank, over which ranks agree on times and results.
     type Rank: BenchRank;
 
-    /// Returns this rank.
+    /// Returns this rank, over which ranks agree on times and results.
     fn world(&self) -> &Self::Rank;
 
     /// Returns the candidates of a row's call and the winner, as text.
@@ -32,7 +32,7 @@ pub trait Backend {
 /// How long and how thoroughly to measure a row.
 #[derive(Clone, Copy, Debug)]
 pub struct Effort {
-    /// Timed iterations.
+    /// Number of timed iterations.
     pub iterations: u32,
     /// Untimed iterations before the timed ones.
     pub warmup: u32,

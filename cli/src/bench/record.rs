@@ -17,7 +17,7 @@ use std::path::Path;
 /// Largest number of rows that are read from a file.
 const MAX_ROWS: usize = 100_000;
 
-/// A measured row.
+/// Results of one row of a benchmark: a call, with its times and errors in each placement.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Record {
     /// Name of the collective.
@@ -31,7 +31,8 @@ pub struct Record {
     pub hosts: usize,
     /// Whether each rank has a process of its own.
     pub processes: bool,
-    /// `graph` or `eager`.
+    /// `graph` if replays of a CUDA graph were timed; `eager` if calls on a stream or on host
+    /// memory were.
     pub mode: String,
     /// Calls in one repetition.
     pub calls: usize,
@@ -41,7 +42,7 @@ pub struct Record {
     pub size: usize,
     /// Element count of the call.
     pub count: usize,
-    /// Element type.
+    /// Name of the element type, such as `f32`.
     #[serde(rename = "type")]
     pub dtype: String,
     /// Reduction, or `none` for collectives that reduce nothing.
@@ -108,7 +109,7 @@ pub struct Figures {
 /// NCCL's times of the same call, without compression.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Versus {
-    /// Version of NCCL.
+    /// Version of the measured NCCL library, as `major.minor.patch`.
     pub nccl: String,
     /// Median over the repetitions, in microseconds; the time of a repetition is that of its
     /// slowest rank.
@@ -133,11 +134,11 @@ pub struct RunInfo {
     pub driver: String,
     /// CUDA version that the driver supports.
     pub cuda: String,
-    /// Version of cinch.
+    /// Version of the measured cinch library.
     pub cinch: String,
     /// Whether and how cinch was built with GPU kernels.
     pub kernels: String,
-    /// Date in UTC.
+    /// Date of the run, in UTC.
     pub date: String,
     /// The command line, without the folder of the program.
     pub command: String,
@@ -147,7 +148,7 @@ pub struct RunInfo {
     /// `CINCH_` settings that differ from their defaults.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub settings: BTreeMap<String, String>,
-    /// The host machine.
+    /// Description of the host on which the benchmark ran.
     pub machine: MachineInfo,
 }
 

@@ -15,13 +15,13 @@ pub const COLD_BYTES: usize = 128 << 20;
 /// The call that a row measures.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Row {
-    /// The collective.
+    /// Collective that the row measures.
     pub collective: Collective,
-    /// The element type.
+    /// Type of the elements in the measured call.
     pub dtype: DType,
     /// Reduction; each rank replaces the factor of a pre-multiplied sum by its own.
     pub op: ReduceOp,
-    /// The root rank.
+    /// Root of the collective; ignored by collectives without a root.
     pub root: usize,
     /// Element count, as in [`Call::count`].
     pub count: usize,

@@ -87,7 +87,7 @@ pub fn datatype_help() -> String {
 
 /// Parses the name of an element type, as cinch or nccl-tests writes it.
 pub fn parse_datatype(text: &str) -> Result<DType, String> {
-    // The type names of nccl-tests are accepted too.
+    // Besides cinch's type names, the type names of nccl-tests are accepted.
     let name = match text {
         "int8" => "i8",
         "uint8" => "u8",

@@ -40,7 +40,7 @@ pub struct Check<'a> {
     pub source: &'a InputSource,
     /// The row whose call was made.
     pub row: &'a Row,
-    /// This rank.
+    /// Rank whose output is compared.
     pub rank: usize,
     /// Number of ranks.
     pub nranks: usize,

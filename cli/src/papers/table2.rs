@@ -1,8 +1,8 @@
-//! `cinch codecs --table2`: recomputes the 32 cells of Table 2 in the paper that introduced the
-//! codecs, each with an explanation of its value.
+//! `cinch codecs --table2`: recomputes the 32 cells of Table 2 in Dettmers, "8-Bit Approximations
+//! for Parallelism in Deep Learning", each with an explanation of its value.
 //!
 //! No cell follows from the formats and rounding to the nearest. All cells follow from these
-//! properties of the paper's program (compression.md 5.1):
+//! properties of the paper's program:
 //! - the column "mean absolute error" holds mean squared errors;
 //! - the search through a table of values halves its step six times. It compares its last value
 //!   only with the lower neighbour, except in the first interval, so half of all intervals lack a

@@ -1,6 +1,6 @@
-//! The Bitpack layout of ADT (compression.md 1.4): the upper bytes of each fp32 number, little
-//! endian, element after element, and nothing else. See [`crate::codec::pack_upper`] for NaN and
-//! infinity.
+//! The Bitpack layout of ADT, "Reducing data motion to accelerate the training of deep neural
+//! networks". An array has the upper bytes of each fp32 number, little endian, element after element,
+//! and nothing else. See [`crate::codec::pack_upper`] for NaN and infinity.
 
 use super::PublishedLayout;
 use crate::codec::{EncodeStats, RoundingRandom, pack_upper, unpack_upper};

@@ -1,4 +1,4 @@
-//! The message layout of CompLL (compression.md 1.6). The whole array is one block.
+//! The message layout of CompLL, the codec compiler of HiPress. The whole array is one block.
 //!
 //! A message has these parts, without alignment:
 //! - a byte with the number of bits of a code,

@@ -1,8 +1,8 @@
 //! Whole arrays that are encoded outside a collective, to be sent, stored in files or read by other programs.
 //!
 //! [`Layout::Chunk`] has the bytes that a collective puts on the wire for one chunk. [`Layout::Published`]
-//! follows the source of a format, so that other systems' messages can be read and written. It is CompLL's
-//! message for `minmax*`, and ADT's raw Bitpack bytes for `trunc*`.
+//! has the bytes of the system that introduced the format, so that messages of that system can be read and
+//! written: CompLL's message for `minmax*`, and ADT's raw Bitpack bytes for `trunc*`.
 
 mod bitpack;
 mod compll;
@@ -23,7 +23,7 @@ pub enum Layout {
     /// The layout of a chunk in a collective: all codes, padding to 16 bytes, and the numbers that
     /// each block adds, such as its scale.
     Chunk,
-    /// The layout that the source of the format published.
+    /// The layout of the system that introduced the format: CompLL's message or ADT's Bitpack bytes.
     Published,
 }
 
@@ -64,7 +64,7 @@ impl StandAlone {
     ///
     /// # Errors
     /// Invalid argument for bad parameters and for raw, which needs no encoding; unsupported if the
-    /// machine lacks `isa`, or if the source of the codec published no layout.
+    /// machine lacks `isa`, or if the codec has no published layout.
     pub fn new(spec: CodecSpec, layout: Layout, isa: Isa) -> Result<StandAlone> {
         let _environment = FloatEnvironment::standard();
         let Some(codec) = build(spec, isa)? else {

@@ -32,11 +32,11 @@ pub(crate) enum HandshakeFailure {
 /// The message that this side waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum HandshakeStage {
-    /// The connector's hello.
+    /// The hello, with which the connector opens the handshake.
     Hello,
-    /// The other side's proof, which follows its hello.
+    /// The other side's proof that it knows the key, which follows its hello.
     Proof,
-    /// The acceptor's welcome.
+    /// The byte by which the acceptor confirms that it accepts the connection.
     Welcome,
     Done,
 }

@@ -71,7 +71,7 @@ pub(crate) struct PeerIdentity {
     pub word: u64,
 }
 
-/// An authenticated connection.
+/// An authenticated connection, with the rank at its other end.
 pub(crate) struct Peer {
     /// The connection: non-blocking, without Nagle's delay, nothing read beyond the proof.
     pub socket: Socket,

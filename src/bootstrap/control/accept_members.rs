@@ -279,7 +279,8 @@ mod tests {
         });
     }
 
-    /// Rank 1 runs another version, which makes rank 0 give up; rank 3, too, connects meanwhile.
+    /// Rank 1 runs another version, which makes rank 0 give up. Rank 3 runs that version as well, and
+    /// connects after rank 1.
     #[test]
     fn member_after_one_of_another_version_receives_the_error() {
         let (listener, members) = ranks();

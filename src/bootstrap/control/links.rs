@@ -135,8 +135,8 @@ impl ControlLinks {
     }
 
     /// Fails the communicator on this rank. After this rank has closed or left, the error ends only
-    /// a closing all-gather. The fault then stays as it is, because communicators split from this
-    /// communicator watch it too.
+    /// a closing all-gather. The fault then stays as it is: a raise would also fail the
+    /// communicators that were split from this communicator.
     pub(super) fn raise(&mut self, error: Error) {
         self.failed = true;
         if self.closed {

@@ -381,7 +381,8 @@ impl Drop for ControlPlane {
         if !left {
             self.shared.command(ControlCommand::End);
         }
-        // The root's thread serves until the other ranks have left; members end within CLOSE_TIMEOUT.
+        // After rank 0 has left, its control thread still serves the other ranks until they leave. This drop
+        // does not wait for that thread. The control threads of other ranks end within CLOSE_TIMEOUT.
         if !left || self.shared.rank != 0 || thread.is_finished() {
             let _ = thread.join();
         }

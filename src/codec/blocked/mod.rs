@@ -51,7 +51,7 @@ pub(super) trait BlockFormat: Debug + Send + Sync + 'static {
     const NUMBERS: usize;
     /// Whether [`BlockFormat::fit`] depends only on the smallest and the largest element.
     const FITS_EXTREMES: bool;
-    /// How zeros decode.
+    /// How a zero decodes: with its sign, as +0, or with an error.
     const ZERO: Zero;
     /// When rounding is stochastic.
     const DRAWS: Draws;

@@ -1,8 +1,9 @@
 //! `dynamic8`: sign and a 7-bit dynamic tree, times the scale s.
 //!
-//! Source: compression.md 1.1, "dynamic tree". The seven magnitude bits read as n zeros, a flag
-//! bit 1 and b = 6 - n tree bits. The tree bits cut (0.1, 1) first at 0.45, then always at the
-//! middle, into 2^b leaves; the value is the middle of the leaf, times 10^-n. Code 0 is 0 and
+//! Source: the dynamic tree of Dettmers, "8-Bit Approximations for Parallelism in Deep Learning".
+//! The seven magnitude bits read as n zeros, a flag bit 1 and b = 6 - n tree bits. The tree bits
+//! cut (0.1, 1) first at 0.45, then always at the middle, into 2^b leaves. The value is the
+//! middle of the leaf, times 10^-n. Code 0 is 0 and
 //! code 1, a flag without tree bits, is exactly 1. From code 2 up values ascend with the code:
 //! 126 leaves from 2.75e-6 to 0.99140625.
 //!

@@ -21,7 +21,7 @@ pub(super) trait ElementFormat: Debug + Send + Sync + 'static {
     /// Bits of one code: 2, 8, 16 or 24.
     const BITS: usize;
 
-    /// How zeros decode.
+    /// How a zero decodes: with its sign, as +0, or with an error.
     const ZERO: Zero;
 
     /// Returns the codec's name and parameters.

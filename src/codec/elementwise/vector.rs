@@ -23,7 +23,7 @@ pub(in super::super) trait VectorElementFormat: ElementFormat {
     fn decode_lanes<L: Lanes>(lanes: L, registers: Self::Registers<'_, L>, code: L::I) -> L::F;
 }
 
-/// Encodes a span.
+/// Encodes the elements `src` to `codes`, and adds their statistics to `stats` if it is set.
 pub(super) struct EncodeElements<'a, F> {
     pub format: &'a F,
     pub src: &'a [f32],

@@ -1,8 +1,9 @@
 //! `linear8`: sign and a 7-bit integer k with the value k * s/127, where s is the scale of the block.
 //!
-//! Source: compression.md 1.1, "linear quant". The magnitude code is the integer nearest to |x| * 127/s; ties
-//! go to the smaller integer. The error is at most half a step, s/254. For s = [`f32::MAX`] the unit s/127
-//! rounds up. It is lowered to the next smaller fp32 number, so that 127 units stay finite.
+//! Source: linear quantization in Dettmers, "8-Bit Approximations for Parallelism in Deep Learning". The
+//! magnitude code is the integer nearest to |x| * 127/s; ties go to the smaller integer. The error is at most
+//! half a step, s/254. For s = [`f32::MAX`] the unit s/127 rounds up. The codec then uses the next smaller
+//! fp32 number as the unit, so that 127 units stay finite.
 
 mod simd;
 

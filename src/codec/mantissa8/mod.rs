@@ -1,11 +1,12 @@
 //! `mantissa8`: sign, 3-bit decimal exponent e, 4-bit integer m.
 //!
-//! Source: compression.md 1.1, "mantissa". A magnitude is m * 10^(1-e), times 10^offset. At offset 0
-//! the values are 0 and 1e-6 to 150. The 128 magnitude codes have 114 distinct values: eight codes
-//! stand for 0, and m = 10 equals m = 1 of the next decade. Encoding uses the smallest of equal codes.
+//! Source: the mantissa type of Dettmers, "8-Bit Approximations for Parallelism in Deep Learning". A
+//! magnitude is m * 10^(1-e), times 10^offset. At offset 0 the values are 0 and 1e-6 to 150. The 128
+//! magnitude codes have 114 distinct values: eight codes stand for 0, and m = 10 equals m = 1 of the
+//! next decade. Encoding uses the smallest of equal codes.
 //!
-//! The source writes a magnitude as EEE MMMM with e = 0 for the largest decade. On the wire the
-//! three exponent bits are inverted, as in [`super::static8`], so that 0 has code 0.
+//! Dettmers writes a magnitude as EEE MMMM with e = 0 for the largest decade. On the wire the three
+//! exponent bits are inverted, as in [`super::static8`], so that 0 has code 0.
 
 use super::elementwise::{Elementwise, Table8, decimal, kernel_words};
 use super::{CodecInfo, KernelInfo};
@@ -33,7 +34,7 @@ pub(super) const INFO: CodecInfo = CodecInfo {
 /// Creates the format whose values are multiplied by 10^`offset`.
 pub(super) fn format(offset: i8) -> Table8 {
     Table8::new(CodecKind::Mantissa8, offset, |code| {
-        // The decimal exponent e of the source is 7 - decade.
+        // The decimal exponent e, as Dettmers defines it, is 7 - decade.
         let (decade, m) = (code >> 4, code & 15);
         (m, decade as i32 - 6)
     })

@@ -1,9 +1,10 @@
 //! `minmax1`, `minmax2`, `minmax4`, `minmax8`: integers of b bits between the smallest and the
 //! largest element of a block.
 //!
-//! Source: compression.md 1.6 (CompLL). With gap = (max - min)/(2^b - 1) an element's code is
-//! (x - min)/gap rounded half to even. A code decodes to min + code * gap. With a seed, rounding is
-//! stochastic: up with a probability equal to the fraction, so that the decoded mean is x.
+//! Source: the min-max quantisation of CompLL, the codec compiler of HiPress. With gap =
+//! (max - min)/(2^b - 1) an element's code is (x - min)/gap rounded half to even. A code decodes to
+//! min + code * gap. With a seed, rounding is stochastic: up with a probability equal to the
+//! fraction, so that the decoded mean is x.
 //!
 //! A block's numbers are min and max. Codes of less than a byte start at its least significant bit.
 //! Arithmetic is fp32: the reciprocal of the gap is rounded, then x - min, then their product.
@@ -69,7 +70,7 @@ pub(super) struct Decoder {
 }
 
 impl<const BITS: usize> Range<BITS> {
-    /// The largest code.
+    /// The largest code, which stands for the largest element of a block.
     const LEVELS: u32 = (1 << BITS) - 1;
 }
 

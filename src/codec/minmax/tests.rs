@@ -1,5 +1,5 @@
-//! Tests minmax codecs: golden vectors of compression.md 1.6, extreme ranges, and stochastic
-//! rounding.
+//! Tests minmax codecs: golden vectors of the codes of CompLL (HiPress), extreme ranges, and
+//! stochastic rounding.
 
 use super::super::{Codec, RoundingRandom, Span, build};
 use crate::cpu::Isa;

@@ -1,9 +1,9 @@
 //! `onebit`: each element becomes the mean of the elements of its block with the same sign.
 //!
-//! Source: Seide et al. 2014, after compression.md 1.2, with a block in the place of a column. A bit
-//! is 1 where x >= 0. The numbers of a block are the mean of its elements from 0 up and the mean of
-//! its elements below 0; an empty side has the mean 0. The source's two-pass exchange is the `direct`
-//! schedule: the owner of a chunk encodes the sum, and so replaces one rank's means by those of all.
+//! Source: Seide et al., "1-Bit Stochastic Gradient Descent" (2014), with a block in the place of a
+//! column. A bit is 1 where x >= 0. The numbers of a block are the mean of its elements from 0 up and
+//! the mean of its elements below 0; an empty side has the mean 0. Seide's two-pass exchange is the
+//! `direct` schedule here: the owner of a chunk encodes the sum, whose means cover all ranks.
 //!
 //! Use it with error feedback: without, differences between elements of one sign are lost.
 //!

@@ -91,9 +91,9 @@ fn launch_avx512<K: SimdKernel>(kernel: K) -> K::Output {
 pub(super) trait Lanes: Copy {
     /// Number of elements of a vector.
     const N: usize;
-    /// Vector of floats.
+    /// Vector of N fp32 numbers.
     type F: Copy;
-    /// Vector of integers.
+    /// Vector of N 32-bit integers.
     type I: Copy;
     /// Vector of truth values, as comparisons return them.
     type M: Copy;

@@ -1,11 +1,12 @@
 //! `static8`: sign, 3-bit decimal exponent e, 4-bit tree.
 //!
-//! Source: compression.md 1.1, "static tree". A magnitude is one of the sixteen nodes of a bisection
-//! of (0.1, 0.99), cut first at 0.45, times 10^(2-e), times 10^offset. The smallest of all is replaced
-//! by 0. At offset 0 the values are 0 and 1.4375e-6 to 92.25.
+//! Source: the static tree of Dettmers, "8-Bit Approximations for Parallelism in Deep Learning". A
+//! magnitude is one of the sixteen nodes of a bisection of (0.1, 0.99), cut first at 0.45, times
+//! 10^(2-e), times 10^offset. The smallest magnitude of all is replaced by 0. At offset 0 the values are
+//! 0 and 1.4375e-6 to 92.25.
 //!
-//! The source writes a magnitude as EEE MMMM with e = 0 for the largest decade. On the wire the
-//! three exponent bits are inverted, so that 0 has code 0 and values ascend with the code.
+//! Dettmers writes a magnitude as EEE MMMM with e = 0 for the largest decade. On the wire the three
+//! exponent bits are inverted, so that 0 has code 0 and values ascend with the code.
 
 use super::elementwise::{Elementwise, Table8, decimal, kernel_words};
 use super::{CodecInfo, KernelInfo};

@@ -1,16 +1,17 @@
 //! `terngrad`: -s, 0 or s, by stochastic rounding.
 //!
-//! Source: Wen et al. 2017, after compression.md 1.6. Elements are clipped to 2.5 standard
-//! deviations of their block; s is the largest magnitude that is left; an element becomes s with
-//! its sign with probability |x|/s, otherwise 0. What decodes is the clipped element on average.
+//! Source: Wen et al., "TernGrad" (2017). Elements are clipped to 2.5 standard deviations of their
+//! block, and s is the largest magnitude that is left. An element becomes s with its sign with
+//! probability |x|/s, otherwise 0. On average it decodes to the clipped element.
 //! Elements beyond s are clipped by intent and are not counted as saturated.
 //!
-//! The standard deviation is taken about 0, so that a block of equal numbers keeps its value. The
-//! source shares s among ranks so that ternary numbers can be added as such. Here sums are fp32, and
+//! The standard deviation is taken about 0, so that a block of equal numbers keeps its value. Wen et
+//! al. share s among ranks so that ternary numbers can be added as such. Here sums are fp32, and
 //! each block has its own s, which never exceeds a shared s.
 //!
 //! Codes are 0 for 0, 1 for s and 2 for -s. Code 3 is never written and decodes to 0. Every code
-//! needs a draw: a seed selects other draws, but rounding is stochastic without a seed, too.
+//! needs a random number. A seed selects other random numbers; without a seed rounding is
+//! stochastic as well.
 
 mod simd;
 

@@ -1,12 +1,13 @@
 //! `threshold2:tau=T`: -T, 0 or T, by comparison with the threshold T.
 //!
-//! Source: Strom 2015 in dense form, after compression.md 1.3. The code is 2 for x >= T, 0 for x <= -T,
-//! and 1 for elements between, which decode to 0; so four zeros are the byte 0x55.
+//! Source: Strom, "Scalable Distributed DNN Training Using Commodity GPU Cloud Computing" (2015), in the
+//! dense form of HiPress. The code is 2 for x >= T, 0 for x <= -T, and 1 for elements between, which
+//! decode to 0; so four zeros are the byte 0x55.
 //!
 //! Use it with error feedback, which keeps what did not reach the threshold. A message moves an element
 //! by at most T; elements beyond T count as saturated.
 //!
-//! Code 3, which the source does not use, stands for a non-finite element and decodes to NaN.
+//! Code 3, which HiPress does not use, stands for a non-finite element and decodes to NaN.
 
 mod simd;
 

@@ -1,14 +1,14 @@
 //! `trunc8`, `trunc16`, `trunc24`: the upper 1, 2 or 3 bytes of each fp32 number.
 //!
-//! Source: compression.md 1.4 (ADT's Bitpack). Truncation rounds towards zero and keeps the sign, so
-//! that -0 stays -0. The kept bytes are little endian, element after element; decoding sets the dropped
-//! bytes to zero. `trunc16` is bfloat16 by truncation. `trunc8` keeps seven bits of the exponent and
-//! loses up to three quarters of a number.
+//! Source: Bitpack of ADT, "Reducing data motion to accelerate the training of deep neural networks".
+//! Truncation rounds towards zero and keeps the sign, so that -0 stays -0. The kept bytes are little
+//! endian, element after element; decoding sets the dropped bytes to zero. `trunc16` is bfloat16 by
+//! truncation. `trunc8` keeps seven bits of the exponent and loses up to three quarters of a number.
 //!
-//! Unlike the source, these codecs keep non-finite elements. A NaN is first made quiet, which sets a
-//! bit in the upper two bytes. One byte has no such bit: there 0x7f and 0xff, which the source gives to
-//! numbers from 2^127 up, stand for NaN, and such numbers saturate at 0x7e. All other codes equal the
-//! source's; [`pack_upper`] has the source's codes throughout.
+//! Unlike Bitpack, these codecs keep non-finite elements. A NaN is first made quiet, which sets a bit in
+//! the upper two bytes. One byte has no such bit. Bitpack gives 0x7f and 0xff to numbers from 2^127 up;
+//! in `trunc8` these codes stand for NaN, and such numbers saturate at 0x7e. All other codes equal those
+//! of Bitpack; [`pack_upper`] has Bitpack's codes throughout.
 
 mod simd;
 mod upper;
@@ -138,8 +138,8 @@ mod tests {
         assert_eq!(both::<8>(-2f32.powi(127)).0, 0xfe);
     }
 
-    /// The relative errors reach the figures of the source: 2^-15 with three bytes, 2^-7 with two,
-    /// 3/4 with one.
+    /// The relative errors reach the bounds of truncation: 2^-15 with three bytes, 2^-7 with two, 3/4
+    /// with one.
     #[test]
     fn truncation_errors_reach_the_published_bounds() {
         let x: Vec<f32> = (0..1 << 16)

@@ -1,5 +1,5 @@
-//! Copies the upper bytes of fp32 numbers, whatever their values: ADT's Bitpack and Bitunpack (compression.md
-//! 1.4), for arrays in the published layout.
+//! Copies the upper bytes of fp32 numbers, whatever their values, for arrays in ADT's layout. ADT ("Reducing
+//! data motion to accelerate the training of deep neural networks") calls this Bitpack and Bitunpack.
 //!
 //! With one byte, infinity and NaN decode to 1.7e38. With more bytes, a NaN whose set mantissa bits are all
 //! dropped decodes to infinity.

@@ -15,8 +15,8 @@ pub trait Connections: Send + Sync + Debug {
     /// each wait.
     fn view(&self, protocol: Protocol, timeout: Duration) -> CommView;
 
-    /// Returns the device addresses of two call counters: for fused kernels that send packets, and for fused
-    /// kernels that send lines.
+    /// Returns the device addresses of two call counters: for fused kernels with ll packets, and for fused
+    /// kernels with ll128 lines.
     fn epochs(&self) -> [u64; 2];
 
     /// Aborts all current and later waits of this rank's kernels.
@@ -25,8 +25,8 @@ pub trait Connections: Send + Sync + Debug {
     /// Unmaps memory of other ranks. No kernel may use the connections afterwards.
     fn unmap(&self);
 
-    /// Unmaps memory of those ranks that run in this process, without a driver call. Returns whether any was
-    /// mapped.
+    /// Unmaps memory of those ranks that run in this process, without a driver call. Returns whether any
+    /// memory was mapped.
     fn unmap_local_peers(&self) -> bool;
 
     /// Returns whether ranks of this process still map memory of this rank.
@@ -35,7 +35,8 @@ pub trait Connections: Send + Sync + Debug {
     /// Returns the first failure that a kernel has reported; `None` if none has.
     fn trouble(&self) -> Option<Trouble>;
 
-    /// Returns whether ll128 works between all ranks. All ranks get the same answer.
+    /// Returns whether ll128 lines of 128 bytes arrive whole between all ranks of each host. All ranks get
+    /// the same answer.
     fn lines_arrive_whole(&self) -> bool;
 }
 

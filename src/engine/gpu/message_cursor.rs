@@ -126,7 +126,7 @@ impl MessageSizesCache {
     }
 }
 
-/// Direction of messages.
+/// Direction in which the proxy moves messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MessageDirection {
     /// From kernels of this rank to the peer.

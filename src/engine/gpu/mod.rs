@@ -63,7 +63,7 @@ use work_buffer::{Placed, WorkBufferPool};
 /// A call with its buffers on this rank's GPU.
 #[derive(Clone, Copy, Debug)]
 pub struct GpuCall<'a> {
-    /// The call.
+    /// Collective, count, type and codec of the call.
     pub request: Request,
     /// The call's buffers, and the stream on which it runs.
     pub buffers: DeviceBuffers<'a>,
@@ -128,13 +128,13 @@ const KEPT_PLANS: usize = 1024;
 /// Parts that an engine is made from.
 #[derive(Debug)]
 pub struct EngineParts {
-    /// Context of the GPU.
+    /// CUDA context of the GPU that holds the buffers.
     pub context: Arc<Context>,
     /// Kernels that are loaded on the GPU.
     pub kernels: Arc<Kernels>,
-    /// Connections with the other ranks.
+    /// Peer buffers, cursors and control words of this rank.
     pub connections: Arc<dyn Connections>,
-    /// Out-of-band exchange with the other ranks.
+    /// Control plane, through which ranks exchange messages and announce failures.
     pub exchange: OutOfBandRef,
     /// The communicator's fault, raised by any failure.
     pub fault: Arc<Fault>,

@@ -1,8 +1,8 @@
 //! Packed schedules for kernels: chains become single steps, ranges are resolved, and waits are batched.
 //!
 //! A host schedule splits a step with many peers into a chain of steps with a few peers each. A kernel
-//! executes a step with any number of peers, so each chain becomes one step here. The sends of one chunk
-//! become one step too.
+//! executes a step with any number of peers, so packing joins each chain, and all sends of one chunk, into
+//! one step.
 //!
 //! Consecutive independent steps of one stage and op form a batch. A kernel waits once for all steps of a
 //! batch, so that N waits cost one latency. A step of a batch may thus start later than on the host, but
@@ -22,7 +22,8 @@ use crate::types::{ReduceOp, Scalar};
 pub struct PackedSchedule {
     /// Steps, sorted by stage.
     pub steps: Vec<abi::KernelStep>,
-    /// Peers of all steps, one step after the other.
+    /// Peer ranks of all steps, in the order of the steps: first the ranks to receive from, then the ranks to
+    /// send to.
     pub peers: Vec<u8>,
     /// Number of stages of a pass.
     pub stages: u16,
@@ -207,7 +208,8 @@ fn batches(steps: &[JoinedStep]) -> Vec<StepBatch> {
     found
 }
 
-/// The work buffer of a launch: works, steps and peers, in the order of [`abi::ScheduleArgs::work_buffer`].
+/// The work buffer of a launch: work items (one for each call), steps and peers, in the order of
+/// [`abi::ScheduleArgs::work_buffer`].
 #[derive(Clone, Debug, Default)]
 pub struct WorkBuffer {
     pub(super) works: Vec<KernelWork>,
@@ -240,13 +242,13 @@ impl WorkBuffer {
         Ok(())
     }
 
-    /// Returns the total number of channels of all works, which is the number of blocks of the
+    /// Returns the number of channels of all work items together, which is the number of blocks of the
     /// launch.
     pub fn channels(&self) -> usize {
         self.channels
     }
 
-    /// Returns the numbers of works, steps and peers.
+    /// Returns the numbers of work items, steps and peers.
     pub fn counts(&self) -> [u32; 3] {
         [self.works.len(), self.steps.len(), self.peers.len()].map(|count| count as u32)
     }
@@ -256,7 +258,7 @@ impl WorkBuffer {
         size_of_val(&self.works[..]) + size_of_val(&self.steps[..]) + self.peers.len()
     }
 
-    /// Returns whether there are no works.
+    /// Returns whether the launch has no work items.
     pub fn is_empty(&self) -> bool {
         self.works.is_empty()
     }
@@ -273,7 +275,7 @@ impl WorkBuffer {
         rest[..self.peers.len()].copy_from_slice(&self.peers);
     }
 
-    /// Returns the works.
+    /// Returns the work items of the launch, one for each call.
     pub fn works(&self) -> &[KernelWork] {
         &self.works
     }
@@ -288,7 +290,7 @@ pub struct Addresses {
     pub output: u64,
 }
 
-/// Returns the work of one call; [`WorkBuffer::add`] sets its blocks and steps.
+/// Returns the work item of one call; [`WorkBuffer::add`] sets its blocks and steps.
 ///
 /// # Errors
 /// See [`arithmetic`]; unsupported if a kernel cannot number the passes.

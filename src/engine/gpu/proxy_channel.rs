@@ -8,7 +8,7 @@ use crate::transport::{Header, RecvEnd, SendEnd};
 use crate::types::CallSignature;
 use std::time::Instant;
 
-/// Both directions of one channel with one peer.
+/// A channel to a rank on another host, with the state of both directions.
 #[derive(Debug)]
 pub(super) struct ProxyChannel {
     peer: usize,
@@ -57,7 +57,7 @@ impl ProxyChannel {
         }
     }
 
-    /// Returns the rank at the other end.
+    /// Returns the rank on the other host.
     pub fn peer(&self) -> usize {
         self.peer
     }

@@ -22,11 +22,11 @@ use std::time::Duration;
 /// residuals. They encode different elements, or encode an element once as a contribution and once in a sum.
 const CUT_UNIT: u64 = 32;
 
-/// Residuals of all tensors.
+/// Residuals of all tensors, each in memory of the rank's GPU.
 #[derive(Debug)]
 pub(super) struct DeviceResiduals {
-    /// Stream that allocates, zeroes and frees residuals. The caller's stream cannot do this: it may be
-    /// destroyed by then, or be recording a graph.
+    /// Stream that allocates, zeroes and frees residuals. The caller's stream cannot do this work: the
+    /// program may have destroyed that stream, or be capturing a graph on it.
     stream: Arc<Stream>,
     tensors: HashMap<u64, TensorResiduals>,
     /// Memory that was replaced by memory for a larger call; a kernel may still use it.

@@ -174,7 +174,7 @@ impl GpuEngine {
     /// it.
     pub fn leave<T: Send + 'static>(&self, thing: T) {
         let launched = self.order.launched().clone();
-        // A failed launch has ended too.
+        // If the query fails, the launches have failed, and no kernel uses `thing` any more.
         drop_when(thing, move || launched.has_happened().unwrap_or(true));
     }
 }

@@ -173,8 +173,8 @@ mod tests {
         }
     }
 
-    /// Places the work buffer of a captured launch with `works` works. Returns the number of driver
-    /// allocations that this made, and the memory.
+    /// Places the work buffer of a captured launch with `works` work items. Returns the number of driver
+    /// allocations that the placement made, and the memory.
     fn place(bench: &Bench, pool: &mut WorkBufferPool, works: usize) -> (usize, Placed) {
         let before = bench.process.calls("cuMemHostAlloc");
         let (address, placed) = pool.place(&work_buffer(works), true).unwrap();

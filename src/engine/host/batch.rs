@@ -32,7 +32,7 @@ pub trait Caller {
     /// An error stops the batch.
     fn starts(&mut self, index: usize, buffers: &mut UserBuffers<'_>) -> Result<()>;
 
-    /// Called with the report of a call that has ended.
+    /// Called after a call has ended, with its report.
     fn ends(&mut self, index: usize, buffers: &UserBuffers<'_>, report: Report);
 }
 

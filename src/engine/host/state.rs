@@ -23,7 +23,8 @@ pub(super) struct Scratch {
     pub own: Tile,
     /// Elements on their way between a buffer and the accumulators.
     pub bytes: Vec<u8>,
-    /// This rank's encoded contribution, for steps that add the contribution as peers decode it.
+    /// This rank's encoded contribution. Some steps add the values that peers get when they decode this
+    /// contribution.
     pub wire: Vec<u8>,
     /// Decoded result of an encode with error feedback. Empty before the first such encode.
     pub decoded: Tile,
@@ -93,7 +94,7 @@ impl Scratch {
 /// Position and size of one step's chunk.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Chunk {
-    /// Number of elements.
+    /// Number of elements of the chunk.
     pub elements: usize,
     /// Index of the first element in the input; `None` if this rank's input does not have the
     /// chunk.
@@ -202,8 +203,8 @@ pub(super) struct ZeroCopyProgress {
     pub sent: u8,
 }
 
-/// Key of kept scales: the caller's tensor in one kind of call. Calls with another collective, operator or
-/// factor have sums of another magnitude, so they have other scales.
+/// Key of kept scales: the caller's tensor in one kind of call. Calls with a different collective, operator
+/// or factor have sums of a different magnitude, so they have scales of their own.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct ScaleKey {
     pub tensor: u64,

@@ -7,7 +7,8 @@ use crate::schedule::Op;
 pub const ARGS_BYTES: usize = 4096;
 /// Largest number of steps in a batch.
 pub const MAX_BATCH: usize = 32;
-/// Bytes of [`ScheduleArgs::work_buffer`].
+/// Bytes of [`ScheduleArgs::work_buffer`]: the argument limit, less 584 bytes of [`CommView`] and 24 bytes of
+/// other fields.
 pub const WORK_BUFFER_BYTES: usize = ARGS_BYTES - 24 - 584;
 
 /// Threads of a schedule kernel's block, which drives one channel, in code for sm_90 and above.
@@ -27,20 +28,21 @@ pub const TILE_WORDS: usize = 60;
 pub const OWN_ABSENT: u8 = 0;
 /// Value of [`KernelStep::own`]: the step adds this rank's input as it is.
 pub const OWN_EXACT: u8 = 1;
-/// Value of [`KernelStep::own`]: the step adds this rank's input as peers decode it.
+/// Value of [`KernelStep::own`]: the step adds the values that peers get when they decode this rank's encoded
+/// input.
 pub const OWN_CODED: u8 = 2;
 
 /// The arithmetic of a `ReduceOp`, without premultiplication and division (`cinch_combine`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Combine {
-    /// Sum.
+    /// Adds contributions; integers wrap.
     Sum = 0,
-    /// Product.
+    /// Multiplies contributions; integers wrap.
     Prod = 1,
-    /// Maximum.
+    /// Takes the largest contribution.
     Max = 2,
-    /// Minimum.
+    /// Takes the smallest contribution.
     Min = 3,
 }
 
@@ -146,23 +148,23 @@ pub struct KernelWork {
     pub residuals: u64,
     /// Number of elements in one array of residuals.
     pub span: u64,
-    /// Number of chunks into which a pass cuts its range.
+    /// Number of chunks into which a pass divides its range of elements.
     pub parts: u32,
     /// Number of passes, over all channels.
     pub passes: u32,
     /// Index of the launch's thread block that drives the work's channel 0.
     pub first_block: u16,
-    /// Number of channels.
+    /// Number of channels of the call, each driven by one thread block.
     pub channels: u16,
     /// The communicator's channel that carries the work's channel 0.
     pub first_channel: u16,
     /// Number of stages in a pass.
     pub stages: u16,
-    /// Index of the work's first step among the steps in the work buffer.
+    /// Index of the call's first step among the steps in the work buffer.
     pub steps: u16,
-    /// Number of steps.
+    /// Number of steps of the call in one pass.
     pub nsteps: u16,
-    /// [`Combine`].
+    /// Reduction of two contributions, a [`Combine`].
     pub combine: u8,
     /// Bits [`PREMULTIPLY`] to [`LAUNCH_DEPENDENTS`].
     pub flags: u8,
@@ -177,19 +179,21 @@ pub struct KernelWork {
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct ScheduleArgs {
-    /// The communicator.
+    /// The kernel's view of the communicator: peer buffers, cursors, control words, timeout, and the rank's
+    /// number.
     pub comm: CommView,
     /// Device address of a work buffer that exceeds [`WORK_BUFFER_BYTES`]; 0 if `work_buffer` holds it.
     pub overflow: u64,
-    /// Number of works in the work buffer.
+    /// Number of work items in the work buffer.
     pub nworks: u32,
-    /// Number of steps, which follow the works in the work buffer.
+    /// Number of steps, which follow the work items in the work buffer.
     pub nsteps: u32,
     /// Number of peers, which follow the steps in the work buffer.
     pub npeers: u32,
-    /// Padding.
+    /// Padding, always 0, so that `work_buffer` begins at a multiple of 8.
     pub unused: u32,
-    /// Works, steps and peers, back to back.
+    /// The packed [`KernelWork`] items, [`KernelStep`]s and peer ranks, back to back. Unused if `overflow` is
+    /// set.
     pub work_buffer: [u8; WORK_BUFFER_BYTES],
 }
 
@@ -197,7 +201,8 @@ pub struct ScheduleArgs {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct OneshotArgs {
-    /// The communicator.
+    /// The kernel's view of the communicator: peer buffers, cursors, control words, timeout, and the rank's
+    /// number.
     pub comm: CommView,
     /// Offset of the area for this kernel's messages in a peer buffer.
     pub area: u64,
@@ -212,21 +217,21 @@ pub struct OneshotArgs {
     pub output: u64,
     /// Number of elements in the message, or in a block.
     pub count: u64,
-    /// See [`KernelWork::factor`].
+    /// Factor of a pre-multiplied sum, as [`KernelWork::factor`].
     pub factor: u64,
     /// Hash of the signature, which flags carry in their upper 16 bits. An ll packet has room for
     /// 12 bits of it.
     pub signature_hash: u64,
-    /// See [`KernelWork::signature`].
+    /// Signature of the call, which a kernel copies to its failure report.
     pub signature: [u64; SIGNATURE_WORDS],
     /// Number of 8-byte words that a rank sends each other rank in a round; with a codec, number of
     /// elements.
     pub words: u32,
     /// Number of packets (a multiple of 32), tiles of lines, or encoded tiles that each thread block handles.
     pub share: u32,
-    /// [`Combine`].
+    /// Reduction of two contributions, a [`Combine`].
     pub combine: u8,
-    /// See [`KernelWork::flags`].
+    /// Option bits, as [`KernelWork::flags`].
     pub flags: u8,
     /// Bytes of an element.
     pub element_bytes: u8,
@@ -236,13 +241,13 @@ pub struct OneshotArgs {
     pub phases: u8,
     /// Number of lines of an encoded tile; unused without a codec.
     pub tile_lines: u8,
-    /// Padding.
+    /// Padding, always 0, to a multiple of 8 bytes.
     pub unused: [u8; 2],
     /// Parameters of the codec.
     pub codec: CodecWords,
-    /// See [`KernelWork::residuals`].
+    /// Device address of the residuals, as [`KernelWork::residuals`].
     pub residuals: u64,
-    /// See [`KernelWork::span`].
+    /// Number of elements in one array of residuals.
     pub span: u64,
 }
 
@@ -253,7 +258,7 @@ const _: () = assert!(std::mem::offset_of!(ScheduleArgs, work_buffer) == 608);
 const _: () = assert!(std::mem::offset_of!(KernelWork, codec) == 120);
 const _: () = assert!(Op::Send as u8 == 0 && Op::RecvReduceCopySend as u8 == 7);
 
-/// Returns the bytes of works or steps, as the kernel reads them.
+/// Returns the bytes of work items or steps, as the kernel reads them.
 pub(crate) fn plain_bytes<T: Plain>(items: &[T]) -> &[u8] {
     // SAFETY: `Plain` types are `repr(C)` integers without padding, so every byte is initialised.
     unsafe { std::slice::from_raw_parts(items.as_ptr().cast(), size_of_val(items)) }

@@ -48,7 +48,7 @@ pub struct Fifo {
     pub slot_bytes: u32,
     /// Number of slots of a channel.
     pub depth: u32,
-    /// Number of channels.
+    /// Number of channels, each with its own counters and slots.
     pub channels: u32,
 }
 
@@ -114,9 +114,9 @@ pub struct Trouble {
 pub struct Control {
     /// Set by the host to end all waits.
     pub abort: u32,
-    /// Padding, so that `trouble` has lines of its own.
+    /// Padding, so that `trouble` shares no cache line of 128 bytes with `abort`.
     pub unused: [u32; 31],
-    /// The failure report.
+    /// Report of the rank's first failure: all zeros until a kernel fills it.
     pub trouble: Trouble,
 }
 
@@ -136,7 +136,7 @@ pub struct CommView {
     pub control: u64,
     /// Time limit of one wait, in nanoseconds.
     pub timeout_ns: u64,
-    /// This rank.
+    /// Number of this rank in the communicator.
     pub rank: u32,
     /// Number of ranks of the communicator.
     pub nranks: u32,
@@ -144,7 +144,7 @@ pub struct CommView {
     pub fifo: Fifo,
     /// Number of the [`KernelProtocol`](crate::types::KernelProtocol).
     pub protocol: u32,
-    /// Padding.
+    /// Padding, always 0, to a multiple of 8 bytes.
     pub unused: u32,
 }
 

@@ -17,7 +17,7 @@ thread_local! {
 /// The state that all processes of a machine share.
 #[derive(Default)]
 pub(super) struct Machine {
-    /// Number of GPUs.
+    /// Number of GPUs of the simulated machine.
     pub devices: usize,
     /// Pairs of GPUs to which the driver refuses peer access; a pair names the accessing GPU first.
     pub refused: HashSet<(usize, usize)>,

@@ -40,14 +40,14 @@ const DEEP: usize = 2 * DEPTH;
 /// than a fourth slot.
 const LESS_DEEP: usize = DEEP - 1;
 
-/// Payload bytes of a line.
+/// Payload bytes of an ll128 line, without its 8-byte flag.
 const LINE_PAYLOAD: usize = LINE_BYTES - 8;
-/// Granularity of the line area's halves: each half splits into two rounds of whole granules, and into whole
-/// tiles of four lines.
+/// Granularity of a half of the area for ll128 lines. Each half splits into two rounds of whole granules, and
+/// into whole tiles of four lines.
 const LINES_UNIT: usize = 32 * LINE_BYTES;
-/// Largest allreduce, in bytes, that line kernels run in two rounds, if the budget allows. Two
-/// ranks need only one round, and may send four times as many bytes in lines. For larger messages
-/// schedule kernels are as fast.
+/// Largest allreduce, in bytes, that fused kernels with ll128 run in two rounds, if the budget allows. Two
+/// ranks need only one round, and may send four times as many bytes. For larger messages schedule kernels are
+/// as fast.
 const LINES_MESSAGE: usize = 2 << 20;
 
 /// The layout of a peer buffer, equal for all pairs of a communicator. Offsets are multiples of 128.
@@ -66,7 +66,7 @@ pub struct PeerBufferLayout {
 struct Sizes {
     /// Largest number of payload bytes that a fused kernel sends to a rank in packets.
     oneshot: usize,
-    /// Bytes of each half of the line area, flags included. A multiple of [`LINES_UNIT`].
+    /// Bytes of each half of the area for ll128 lines, flags included. A multiple of [`LINES_UNIT`].
     lines: usize,
     /// Payload bytes of a simple slot, and number of channels.
     simple: (usize, usize),
@@ -197,24 +197,24 @@ impl PeerBufferLayout {
         self.fifos[protocol as usize]
     }
 
-    /// Returns the largest number of payload bytes that a fused kernel sends to a rank in packets.
+    /// Returns the largest number of payload bytes that a fused kernel sends to a rank in ll packets.
     pub fn oneshot_bytes(&self) -> usize {
         self.sizes.oneshot
     }
 
-    /// Returns the offset of the packet area, and the bytes of each of its two halves. Packets take
+    /// Returns the offset of the area for ll packets, and the bytes of each of its two halves. Packets take
     /// twice their payload.
     pub fn oneshot_area(&self) -> (u64, u64) {
         (self.oneshot as u64, 2 * self.sizes.oneshot as u64)
     }
 
-    /// Returns the largest number of payload bytes that a fused kernel sends to a rank in lines.
-    /// Each line of 128 bytes carries 120.
+    /// Returns the largest number of payload bytes that a fused kernel sends to a rank in ll128 lines. Each
+    /// line of 128 bytes carries 120.
     pub fn lines_bytes(&self) -> usize {
         self.sizes.lines / LINE_BYTES * LINE_PAYLOAD
     }
 
-    /// Returns the offset of the line area, and the bytes of each of its two halves.
+    /// Returns the offset of the area for ll128 lines, and the bytes of each of its two halves.
     pub fn lines_area(&self) -> (u64, u64) {
         (self.lines as u64, self.sizes.lines as u64)
     }
@@ -258,8 +258,7 @@ const fn slot_of(codes: usize) -> usize {
     codes / 32 * 33
 }
 
-/// Returns the bytes of lines that carry `payload` bytes, rounded up to a multiple of
-/// [`LINES_UNIT`].
+/// Returns the bytes of ll128 lines that carry `payload` bytes, rounded up to a multiple of [`LINES_UNIT`].
 const fn lines_of(payload: usize) -> usize {
     payload.div_ceil(LINES_UNIT / LINE_BYTES * LINE_PAYLOAD) * LINES_UNIT
 }
@@ -286,11 +285,12 @@ fn ladder(nranks: usize, max_channels: usize) -> Vec<Sizes> {
     };
     for (slot, message) in [(128, 2 * LINES_MESSAGE), (64, LINES_MESSAGE)] {
         step(&|sizes| sizes.simple.0 = slot_of(kib(slot)));
-        // Shrinks the line area before slots shrink again: larger slots gain more than lines for
-        // the longest messages.
+        // Shrinks the area for ll128 lines before slots shrink again: for the longest messages larger slots
+        // gain more than larger line areas.
         step(&|sizes| sizes.lines = sizes.lines.min(lines_of(message)));
     }
-    // Packets and ll shrink first, because lines replace most of them. Simple slots serve large messages.
+    // The areas for packets and ll slots shrink first, because ll128 lines replace most packets. Simple slots
+    // serve large messages.
     step(&|sizes| sizes.oneshot = kib(128));
     step(&|sizes| sizes.ll128.0 = kib(8));
     step(&|sizes| sizes.ll.0 = kib(8));

@@ -21,7 +21,8 @@ use crate::sync::atomic::{AtomicU64, Ordering};
 use std::mem::offset_of;
 use std::sync::Arc;
 
-/// Both peer buffers. Only the FIFOs of [`Protocol::Simple`] are used.
+/// Inbox and outbox of a pair of ranks on different hosts, in pinned memory of this host. Only the FIFOs of
+/// [`Protocol::Simple`] are used.
 #[derive(Debug)]
 pub struct Staging {
     inbox: PinnedMemory,

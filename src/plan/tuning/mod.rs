@@ -20,9 +20,9 @@ use std::sync::Arc;
 /// rings per channel follow from them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KernelVariant {
-    /// The algorithm.
+    /// Algorithm that the kernel executes.
     pub algorithm: Algorithm,
-    /// The kernel and its protocol.
+    /// Kind of kernel, and the protocol of its messages.
     pub kernel: KernelProtocol,
     /// Largest number of thread blocks.
     pub channels: usize,
@@ -44,7 +44,7 @@ impl fmt::Display for KernelVariant {
 /// element type change only a few instructions per element, so a line serves all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct WireClass {
-    /// The codec.
+    /// Codec of the messages; [`CodecKind::Raw`] if they are not encoded.
     pub codec: CodecKind,
     /// Bytes of an element.
     pub element_bytes: usize,
@@ -70,7 +70,7 @@ impl fmt::Display for WireClass {
 /// A line of a table: the kernel variant for calls whose size lies in a range.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TableEntry {
-    /// The collective.
+    /// Collective for which the line was measured.
     pub collective: Collective,
     /// Codec and bytes of an element.
     pub wire: WireClass,
@@ -148,9 +148,9 @@ const BEYOND: usize = 16;
 /// The kernel variant for a call, and the line of the table that it comes from.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Choice {
-    /// The variant.
+    /// Kernel variant that the planner uses for the call.
     pub variant: KernelVariant,
-    /// The line of the table; `None` while `cinch tune` measures the variant.
+    /// Line of the table that selected the variant; `None` while `cinch tune` measures the variant.
     pub line: Option<AppliedEntry>,
 }
 
@@ -272,9 +272,9 @@ impl TuningTable {
 /// applies only if all ranks report equal ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Site {
-    /// GPU model.
+    /// GPU model of the rank, as the driver names it.
     pub gpu: String,
-    /// Number of ranks.
+    /// Number of ranks of the communicator.
     pub ranks: usize,
     /// Classes of links between the GPUs: see [`links`].
     pub links: String,
@@ -291,7 +291,7 @@ pub fn links<'a>(classes: impl Iterator<Item = &'a str>) -> String {
 /// Selects kernel variants, with precedence over the cost model.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Tuning {
-    /// The table selects.
+    /// This table selects the kernel variant of calls that it covers.
     Table(Arc<TuningTable>),
     /// No table applies, for this reason (a phrase); the cost model selects.
     Model(String),

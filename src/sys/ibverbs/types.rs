@@ -217,7 +217,7 @@ c_structs! {
         context: *mut IbvContext,
         handle: u32,
     }
-    /// Registered memory.
+    /// Registered memory, with the keys by which devices and peers access the memory.
     IbvMr = "ibv_mr" {
         context: *mut IbvContext,
         pd: *mut IbvPd,
@@ -233,7 +233,7 @@ c_structs! {
         fd: c_int,
         refcnt: c_int,
     }
-    /// A completion queue.
+    /// A completion queue, into which a device writes a completion for each finished work request.
     IbvCq = "ibv_cq" {
         context: *mut IbvContext,
         channel: *mut IbvCompChannel,
@@ -245,7 +245,7 @@ c_structs! {
         comp_events_completed: u32,
         async_events_completed: u32,
     }
-    /// A queue pair.
+    /// A queue pair: a send queue and a receive queue, connected to a queue pair of the peer.
     IbvQp = "ibv_qp" {
         context: *mut IbvContext,
         qp_context: *mut c_void,
@@ -364,7 +364,7 @@ c_structs! {
         sg_list: *mut IbvSge,
         num_sge: c_int,
     }
-    /// A work completion.
+    /// A work completion: status and opcode of a finished work request.
     #[derive(Clone, Copy, Debug, Default)]
     IbvWc = "ibv_wc" {
         wr_id: u64,

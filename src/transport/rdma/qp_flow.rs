@@ -5,15 +5,16 @@ use super::verbs::{Pair, Write};
 use crate::mem::FifoShape;
 use std::io;
 
-/// Lower bound on the number of work requests in a send queue. A message takes two; a credit, a probe and a
-/// close need room, too.
+/// Lower bound on the number of work requests in a send queue. A message takes two work requests; credits,
+/// probes and the close need room beside messages.
 const FEWEST_WORKS: usize = 16;
 
 /// Number of work requests that messages leave free for credits, probes and the close.
 const SPARE_WORKS: u64 = 6;
 
-/// Returns the lengths of the send queue and of the receive queue. Each arriving immediate takes a receive
-/// request. At most one message per slot, one credit per slot and a close arrive before this side polls.
+/// Returns the lengths of the send queue and of the receive queue. Each arriving write with immediate data
+/// takes a receive request. At most one message per slot, one credit per slot and a close arrive before this
+/// side polls.
 pub(super) fn queue_sizes(shape: &FifoShape) -> (usize, usize) {
     ((4 * shape.depth).max(FEWEST_WORKS) + 8, 2 * shape.depth + 2)
 }
@@ -27,7 +28,7 @@ pub(super) fn completions(shape: &FifoShape, pairs: usize) -> usize {
 /// The 32-bit immediate of a write: a kind in the upper two bits, a number below.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Immediate {
-    /// The message with this number has arrived as a whole.
+    /// The 32-bit immediate data of an RDMA write: a kind in the upper two bits, a number in the other bits.
     Message(u64),
     /// The peer has released this many messages, so their slots are free.
     Credit(u64),
@@ -65,7 +66,8 @@ impl Immediate {
 /// The work request that a completion belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tag {
-    /// A receive request of the queue pair with this index, which an immediate has consumed.
+    /// A receive request of the queue pair with this index. A write with immediate data has consumed the
+    /// request.
     Room(usize),
     /// All work of the queue pair with this index up to this number, counted from 1.
     Done(usize, u64),
@@ -135,7 +137,7 @@ impl QpFlow {
         &self.pair
     }
 
-    /// Posts a receive request in place of the request that an immediate has consumed.
+    /// Posts a receive request in place of a request that a write with immediate data has consumed.
     pub fn post_room(&self) -> io::Result<()> {
         self.pair.post_room(Tag::Room(self.index).encode())
     }

@@ -244,7 +244,7 @@ fn join(
     Ok((send, recv, pump))
 }
 
-/// Sends over sockets.
+/// Sending end of a TCP connection: a FIFO whose pump writes the slots to the sockets.
 #[derive(Debug)]
 struct TcpSend {
     producer: Producer,
@@ -310,7 +310,7 @@ impl SendFrom for TcpSend {
     }
 }
 
-/// Receives over sockets.
+/// Receiving end of a TCP connection: a FIFO whose pump fills the slots from the sockets.
 #[derive(Debug)]
 struct TcpRecv {
     consumer: Consumer,

@@ -147,7 +147,7 @@ fn one_message(
                         let run = engine.prepare(request, UserBuffers::new(&sent, &mut []))?;
                         engine.run(run)?;
                     }
-                    // Dropping a communicator leaves the exchange, too.
+                    // Leaves the exchange, as dropping a communicator does.
                     exchange.leave();
                 } else {
                     let run = engine.prepare(request, UserBuffers::new(&[], &mut got))?;

@@ -20,7 +20,7 @@ pub enum Data {
     /// Floats that are approximately normal. Integers are small where an average must not wrap, and
     /// arbitrary elsewhere.
     Normal,
-    /// Random bytes.
+    /// Random bytes, so floats may be infinite or NaN.
     Bits,
     /// Only the values -1, 0 and 1.
     Units,

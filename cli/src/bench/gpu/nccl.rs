@@ -42,12 +42,12 @@ macro_rules! functions {
     };
 }
 
-/// `ncclUniqueId`.
+/// Unique id of an NCCL communicator, with the layout of `ncclUniqueId`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct NcclId(pub [u8; 128]);
 
-/// `ncclComm_t`.
+/// Handle of an NCCL communicator: the pointer `ncclComm_t` as a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct NcclComm(pub usize);

@@ -18,9 +18,9 @@ use std::hash::Hasher;
 /// The library that makes the calls, and the kind of its buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contender {
-    /// cinch.
+    /// cinch, on ordinary GPU buffers.
     Ours,
-    /// NCCL.
+    /// The NCCL library of `--vs`, on ordinary GPU buffers.
     Peer,
     /// NCCL on buffers in its symmetric windows.
     Symmetric,
@@ -58,13 +58,13 @@ pub trait CallQueue {
 /// Result of a row's measurement, the same on all ranks.
 #[derive(Clone, Debug)]
 pub struct GpuMeasured {
-    /// Figures of cinch.
+    /// Times, errors and report of cinch's calls.
     pub measured: Measured,
     /// Calls in one repetition.
     pub calls: usize,
-    /// Times of NCCL.
+    /// Times of NCCL's calls on ordinary buffers; `None` if NCCL was not measured.
     pub peer: Option<Times>,
-    /// Times of NCCL on symmetric windows.
+    /// Times of NCCL's calls on symmetric windows; `None` if they were not measured.
     pub symmetric: Option<Times>,
 }
 

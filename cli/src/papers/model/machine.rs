@@ -33,14 +33,14 @@ pub struct LinkCost {
     pub latency: f64,
     /// Seconds that every message occupies the sender, whatever its length.
     pub message: f64,
-    /// Bytes per second.
+    /// Bandwidth, in bytes per second.
     pub bandwidth: f64,
 }
 
 /// Cost of a codec on one rank, per element.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CodecCost {
-    /// The codec.
+    /// Codec with its parameters, to which the times below apply.
     pub spec: CodecSpec,
     /// Seconds to encode an element.
     pub encode: f64,
@@ -113,9 +113,9 @@ impl Costs {
 /// The predicted training step with one codec at one rank count.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Prediction {
-    /// Number of ranks.
+    /// Number of ranks that train together, each with a batch of equal size.
     pub nranks: usize,
-    /// The codec.
+    /// Codec of all gradient all_reduce calls in the predicted step.
     pub codec: CodecSpec,
     /// Seconds of all all_reduce calls of a step together.
     pub sums: f64,

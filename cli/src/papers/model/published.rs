@@ -1,4 +1,5 @@
-//! Figures that the paper prints, each beside the result of its formulas and a corrected value.
+//! Figures of Dettmers, "8-Bit Approximations for Parallelism in Deep Learning" ("the paper" in
+//! this file). Each stands beside the result of the paper's formulas and a corrected value.
 //!
 //! Corrected values take 8-bit messages as a quarter of 32-bit ones; the paper takes an eighth.
 //! They use the printed latencies, except for 8 bits at 12288: the paper prints 0.06 ms but uses
@@ -236,7 +237,8 @@ impl ClusterRow {
         f64::from(self.sub_batch)
     }
 
-    /// Returns the single, full and total figures with corrected message sizes and latencies.
+    /// Returns the milliseconds in the columns "single", "full" and "total" of Table 6, computed
+    /// from corrected message sizes and latencies.
     fn corrected(&self, width: usize) -> [f64; 3] {
         let latency = match (self.sub_batch, width) {
             (12288, 1) => 0.6,

@@ -9,9 +9,9 @@ pub fn transfer(bytes: f64, rate: f64) -> f64 {
 /// Width of the values that are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Width {
-    /// fp32.
+    /// Values are sent as fp32.
     Bits32,
-    /// An 8-bit type.
+    /// Values are sent in one of the 8-bit types.
     Bits8,
 }
 

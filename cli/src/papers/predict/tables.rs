@@ -1,4 +1,6 @@
-//! Prints the paper's tables with printed, computed and corrected figures.
+//! Prints the tables of Dettmers, "8-Bit Approximations for Parallelism in Deep Learning". Each
+//! figure appears as published, as the paper's formulas give it, and as formulas with corrected
+//! inputs give it.
 
 use super::output::to_csv;
 use crate::papers::model::published::{Figure, NOTES, figures};

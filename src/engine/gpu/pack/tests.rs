@@ -362,7 +362,7 @@ fn work_buffer_has_the_layout_of_the_header() {
     assert_eq!(bytes[work_buffer.len()], 0xee);
     let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
     let half = |at: usize| u16::from_le_bytes(bytes[at..at + 2].try_into().unwrap());
-    // Checks the second work's output address, first block, first step and alignment flag, then the
+    // Checks the second work item: its output address, first block, first step and alignment flag, then the
     // first peer of its first step.
     assert_eq!((word(152 + 8), half(152 + 104)), (72, 2));
     assert_eq!(usize::from(half(152 + 112)) * 2, steps);

@@ -29,7 +29,7 @@ fn small_allgather_and_alltoall_use_fused_kernels() {
         assert_eq!(report.algorithm, Algorithm::Direct);
         // This rank sends its block to three peers.
         assert_eq!(report.wire_bytes, 3 * 4000);
-        // A block that exceeds the packet area uses the schedule kernel.
+        // A block that exceeds the area for ll packets uses the schedule kernel.
         let (_, seen) = run(collective, DType::F32, 65 << 10);
         assert!(!matches!(seen[0], Seen::Fused(..)), "{collective}");
     }
@@ -63,7 +63,7 @@ fn in_lines() -> Config {
     }
 }
 
-/// Fused kernels that send lines use their own area and their own call counter.
+/// Fused kernels that send ll128 lines use their own area and their own call counter.
 #[test]
 fn small_calls_use_lines_when_lines_arrive_whole() {
     let bench = Bench::new();
@@ -214,7 +214,7 @@ fn small_coded_calls_use_fused_kernels() {
         assert!(args.share * grid >= images && args.share * (grid - 1) < images);
         assert_eq!((args.residuals, args.span), (0, 0));
         // Error feedback with one residual per input element changes neither the kernel nor the
-        // share of each block.
+        // part of the data that each block handles.
         let fed = Request {
             feedback: Some(7),
             ..request

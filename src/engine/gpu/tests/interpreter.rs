@@ -7,8 +7,8 @@ use crate::gpu::abi::{self, KernelWork};
 use crate::schedule::Op;
 use std::collections::{HashMap, VecDeque};
 
-/// The launches of all ranks. The launches of one rank run one after the other. Addresses in works
-/// point to f32 buffers that outlive this value.
+/// The launches of all ranks. Each rank runs its launches one after the other. The input and output
+/// addresses in each launch's [`KernelWork`] items point to f32 buffers that outlive this value.
 pub(crate) struct World<'a> {
     launches: &'a [Vec<WorkBuffer>],
     codec: Option<&'a dyn Codec>,

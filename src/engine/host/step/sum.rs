@@ -25,7 +25,8 @@ use crate::types::ReduceOp;
 
 /// How a step forms its sum.
 enum SumPath {
-    /// Copies the input, which is the only term. The source of a raw broadcast or allgather does this.
+    /// Copies the input, which is the only term. The rank that sends a raw broadcast, or its block of a raw
+    /// allgather, does this.
     CopyInput,
     /// Adds one message and the input, both raw. This is the most frequent sum.
     AddPair,
@@ -205,8 +206,9 @@ impl StepWork<'_, '_> {
         }
     }
 
-    /// Adds this rank's loaded contribution as peers decode it. The send step of this chunk has already
-    /// encoded equal values with equal random numbers, and has added them to the statistics.
+    /// Adds this rank's loaded contribution, as decoded from its encoding, so that the sum has the values
+    /// that peers receive. The send step of this chunk has already encoded equal values with equal random
+    /// numbers, and has added them to the statistics.
     fn add_own_coded(&mut self, codec: &dyn Codec, at: usize, n: usize, started: bool) {
         let span = self.span(at).drawing(self.randoms[0]);
         let Scratch { acc, own, wire, .. } = &mut *self.scratch;

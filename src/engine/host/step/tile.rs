@@ -23,9 +23,9 @@ pub(super) enum StatsNote {
 /// The accumulators that an operation works on.
 #[derive(Clone, Copy)]
 pub(super) enum Operand {
-    /// The sum.
+    /// The accumulators of the sum, `Scratch::acc`.
     Sum,
-    /// This rank's contribution.
+    /// The accumulators of this rank's contribution, `Scratch::own`.
     Own,
 }
 

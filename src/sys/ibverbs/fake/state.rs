@@ -36,7 +36,7 @@ pub(super) struct Channel {
     pub waiting: VecDeque<usize>,
 }
 
-/// Registered memory.
+/// A memory region that `ibv_reg_mr` registered in a domain.
 pub(super) struct Memory {
     pub domain: usize,
     pub address: u64,
@@ -48,7 +48,7 @@ pub(super) struct Memory {
 /// pair, and the number of requests posted up to it.
 pub(super) type Completion = (IbvWc, Option<(u32, u64)>);
 
-/// A completion queue.
+/// State of a simulated completion queue.
 pub(super) struct Completions {
     pub context: usize,
     pub channel: usize,
@@ -80,7 +80,7 @@ pub(super) enum Data {
     Pieces(Vec<IbvSge>),
 }
 
-/// A queue pair.
+/// State of a simulated queue pair.
 pub(super) struct Pair {
     pub creator: ThreadId,
     pub domain: usize,

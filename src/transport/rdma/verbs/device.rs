@@ -11,7 +11,7 @@ use std::io;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-/// An open device.
+/// An open RDMA device: an `ibv_context`, which is closed when the value is dropped.
 #[derive(Debug)]
 pub(in super::super) struct Device {
     pub(super) api: Arc<dyn Api>,
@@ -200,8 +200,8 @@ mod tests {
         ] {
             let fabric = Fabric::new(vec![FakeDevice::roce("r0", 1)]);
             fabric.set_fork_support(answer);
-            // `ibv_fork_init` must be called before any device is opened, so the test lets opening
-            // fail.
+            // Opening a device fails in this test. `ibv_fork_init` must have been called nevertheless,
+            // because libibverbs demands the call before any device is opened.
             fabric.fail("open_device", 0, 1, libc::EIO);
             let api: Arc<dyn Api> = fabric.clone();
             assert!(Device::open_all(&api, |_| true).is_err());

@@ -7,7 +7,7 @@ use crate::sys::ibverbs::*;
 use std::ffi::c_int;
 use std::sync::Arc;
 
-/// A protection domain.
+/// A protection domain: queue pairs access only memory that is registered in their own domain.
 #[derive(Debug)]
 pub(in super::super) struct Domain {
     pub(super) device: Arc<Device>,
@@ -35,7 +35,7 @@ impl Drop for Domain {
     }
 }
 
-/// Memory that a device may read and its peers may write.
+/// Registered memory, which an RDMA device of this host may read and remote ranks may write.
 #[derive(Debug)]
 pub(in super::super) struct Registered {
     domain: Arc<Domain>,

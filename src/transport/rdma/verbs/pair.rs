@@ -240,7 +240,7 @@ impl Drop for Pair {
     }
 }
 
-/// An RDMA write.
+/// A work request that writes local memory into registered memory of the peer, without the peer's processor.
 #[derive(Clone, Copy, Debug)]
 pub(in super::super) struct Write {
     /// Number that the completion carries.

@@ -65,7 +65,7 @@ impl Drop for Channel {
     }
 }
 
-/// A completion queue.
+/// A completion queue, whose events are announced on a completion channel.
 #[derive(Debug)]
 pub(in super::super) struct Queue {
     channel: Arc<Channel>,

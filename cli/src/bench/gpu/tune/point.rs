@@ -10,11 +10,11 @@ use cinch::{Collective, DType};
 /// becomes one part of the table.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sweep {
-    /// The collective.
+    /// Collective whose calls are measured.
     pub collective: Collective,
-    /// The element type.
+    /// Type of the elements in the measured calls.
     pub dtype: DType,
-    /// The codec.
+    /// Codec that every measured call names; raw for calls without a codec.
     pub codec: CodecSetting,
 }
 

@@ -24,7 +24,8 @@ pub trait Stopwatch {
     ) -> Result<Vec<f64>>;
     /// Returns the seconds since the beginning of the search, the same on all ranks.
     fn elapsed(&mut self) -> Result<f64>;
-    /// Logs a measurement.
+    /// Logs the measured seconds of a row's kernel variants, each a median over `repetitions`
+    /// repetitions.
     fn keep(&mut self, row: &Row, size: usize, times: &[(KernelVariant, f64)], repetitions: usize);
 }
 
