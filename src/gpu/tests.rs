@@ -8,7 +8,7 @@ mod work;
 use super::*;
 use crate::error::ErrorKind;
 use crate::sys::cuda::CuResult;
-use crate::sys::cuda::mock::{Machine, PROGRAMMATIC_LAUNCHES, Process};
+use crate::sys::cuda::mock::{MockMachine, PROGRAMMATIC_LAUNCHES, Process};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,10 +16,10 @@ const SOON: Duration = Duration::from_secs(20);
 
 /// Returns a process with its driver, on a new machine.
 fn process(devices: usize) -> (Process, Arc<Driver>) {
-    process_on(&Machine::new(devices))
+    process_on(&MockMachine::new(devices))
 }
 
-fn process_on(machine: &Arc<Machine>) -> (Process, Arc<Driver>) {
+fn process_on(machine: &Arc<MockMachine>) -> (Process, Arc<Driver>) {
     let process = machine.process();
     let driver = Driver::with(Box::new(process.clone())).unwrap();
     (process, driver)
@@ -47,7 +47,7 @@ fn devices_of_driver_have_its_properties() {
 
 #[test]
 fn driver_without_devices_is_unsupported() {
-    let process = Machine::new(0).process();
+    let process = MockMachine::new(0).process();
     let error = Driver::with(Box::new(process)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(

@@ -173,7 +173,7 @@ fn pointer_attributes_match_memory_kind() {
 
 /// Returns two processes on one machine, with a context on GPU 0 for the first and on GPU 1 for the second.
 fn two_processes() -> (Process, Arc<Context>, Process, Arc<Context>) {
-    let machine = Machine::new(2);
+    let machine = MockMachine::new(2);
     let (one, two) = (machine.process(), machine.process());
     let drivers = [&one, &two].map(|p| Driver::with(Box::new(p.clone())).unwrap());
     let (ours, theirs) = (context(&drivers[0], 0), context(&drivers[1], 1));

@@ -13,7 +13,7 @@ struct Add {
     value: u64,
 }
 
-fn add_kernel(machine: &Machine) {
+fn add_kernel(machine: &MockMachine) {
     machine.kernel("add", size_of::<Add>(), |launch| {
         // SAFETY: every bit pattern of the integers is valid, and only the test has the memory.
         unsafe {
@@ -85,7 +85,7 @@ fn launch_passes_struct_to_kernel() {
 #[test]
 fn programmatic_launch_needs_new_ptx_and_driver() {
     let programmatic = |driver_version, compiled_for, start| {
-        let machine = Machine::new(1);
+        let machine = MockMachine::new(1);
         machine.set_versions(driver_version, compiled_for);
         add_kernel(&machine);
         let (process, driver) = process_on(&machine);
@@ -329,7 +329,7 @@ fn timed_events_measure_recorded_work() {
 }
 
 /// Adds simulated probe kernels. The fill kernel leaves the last `lose` words unwritten.
-fn probe_kernels(machine: &Machine, lose: usize) {
+fn probe_kernels(machine: &MockMachine, lose: usize) {
     machine.kernel("cinch_probe_fill", 24, move |launch| {
         // SAFETY: every bit pattern of the integers is valid, and only the test has the memory.
         unsafe {

@@ -8,7 +8,7 @@ use crate::gpu::{Context, Device, Driver, PinnedMemory};
 use crate::mem::{PeerBufferLayout, Staging};
 use crate::plan::{GpuLimits, Limits, MachineFacts, Planner, Request, Resident};
 use crate::schedule::Hosts;
-use crate::sys::cuda::mock::Machine as Gpus;
+use crate::sys::cuda::mock::MockMachine as Gpus;
 use crate::types::{
     CodecSetting, CodecSpec, Collective, DType, Fused, ReduceOp, SIGNATURE_WORDS, TransportKind,
 };

@@ -12,7 +12,7 @@ use crate::gpu::abi::{CommView, Protocol, TROUBLE_MISMATCH, TROUBLE_TIMEOUT, Tro
 use crate::gpu::{CaptureMode, Device, DeviceMemory, Driver, Graph, Module};
 use crate::mem::PeerBufferLayout;
 use crate::sys::cuda::CuResult;
-use crate::sys::cuda::mock::{Machine as Gpus, Process};
+use crate::sys::cuda::mock::{MockMachine as Gpus, Process};
 use crate::testing::{Data, Pattern, Problem};
 use crate::types::{Algorithm, CodecSpec, DType, Fused, ReduceOp, Scalar};
 use std::sync::Mutex;

@@ -1,6 +1,6 @@
 //! A simulated machine with GPUs, for tests without a driver.
 //!
-//! A [`Machine`] has devices and memory. Each [`Process`] on it implements [`super::Api`], so one test can
+//! A [`MockMachine`] has devices and memory. Each [`Process`] on it implements [`super::Api`], so one test can
 //! run several processes. Device memory is host memory, streams execute work immediately, and kernels are
 //! closures that a test registers by name. The mock is stricter than a driver. Calls with a wrong current
 //! context fail, and so do accesses that a real GPU could not make.
@@ -27,7 +27,7 @@ pub(super) fn opaque<T>(number: usize) -> *mut T {
 }
 
 /// A machine: its devices, and the state of all drivers on it.
-pub struct Machine {
+pub struct MockMachine {
     state: Mutex<State>,
 }
 
@@ -39,7 +39,7 @@ pub struct Launch<'a> {
     pub block: [u32; 3],
     /// Bytes of shared memory.
     pub shared: u32,
-    /// The parameter.
+    /// Bytes of the kernel's only parameter, which is a struct.
     pub args: &'a [u8],
     process: &'a Process,
     context: CUcontext,
@@ -77,16 +77,16 @@ impl Launch<'_> {
     }
 }
 
-impl Machine {
+impl MockMachine {
     /// Returns a machine with `devices` GPUs of 1 GiB, each with peer access to all others.
-    pub fn new(devices: usize) -> Arc<Machine> {
-        Arc::new(Machine {
+    pub fn new(devices: usize) -> Arc<MockMachine> {
+        Arc::new(MockMachine {
             state: Mutex::new(State::new(devices)),
         })
     }
 
     /// Starts another process on the machine.
-    pub fn process(self: &Arc<Machine>) -> Process {
+    pub fn process(self: &Arc<MockMachine>) -> Process {
         let id = self.lock().next_id();
         Process {
             machine: self.clone(),
@@ -127,13 +127,13 @@ impl Machine {
 /// A process on a machine. A clone is another reference to one process.
 #[derive(Clone)]
 pub struct Process {
-    machine: Arc<Machine>,
+    machine: Arc<MockMachine>,
     id: usize,
 }
 
 impl Process {
     /// Returns the machine of the process.
-    pub fn machine(&self) -> &Arc<Machine> {
+    pub fn machine(&self) -> &Arc<MockMachine> {
         &self.machine
     }
 

@@ -67,7 +67,7 @@ pub(super) struct Stream {
     pub capture: Option<Capture>,
 }
 
-/// A stream's capture.
+/// State of a stream that is being captured into a graph.
 #[derive(Clone, Copy)]
 pub(super) struct Capture {
     /// The graph that the capture records.

@@ -19,7 +19,7 @@ use crate::plan::{Request, Resident};
 use crate::schedule::Hosts;
 use crate::sync::Fault;
 use crate::sys::cuda::CuResult;
-use crate::sys::cuda::mock::{Machine as Gpus, Process};
+use crate::sys::cuda::mock::{MockMachine as Gpus, Process};
 use crate::testing::{Data, Pattern, Problem};
 use crate::transport::ConnectContext;
 use crate::types::{Algorithm, Collective, DType, KernelProtocol, ReduceOp, TransportKind};
