@@ -21,7 +21,7 @@
 // `tests/meta/layers.rs`, which enforces it). `unsafe` is allowed module by module. Each module has two
 // declarations: a macro that chose the visibility would hide the files from rustfmt.
 
-// Layer 0
+// Layer 0: errors, and the types of calls, codecs and elements.
 #[cfg(not(feature = "internal"))]
 mod error;
 #[cfg(feature = "internal")]
@@ -30,7 +30,7 @@ pub mod error;
 mod types;
 #[cfg(feature = "internal")]
 pub mod types;
-// Layer 1
+// Layer 1: settings, schedules, synchronisation, and calls of the operating system and of drivers.
 #[cfg(not(feature = "internal"))]
 mod config;
 #[cfg(feature = "internal")]
@@ -58,7 +58,7 @@ mod sys;
 #[allow(unsafe_code)]
 pub mod sys;
 mod wire;
-// Layer 2
+// Layer 2: control plane, codecs, element arithmetic, and CUDA objects.
 #[cfg(not(feature = "internal"))]
 mod bootstrap;
 #[cfg(feature = "internal")]
@@ -78,7 +78,11 @@ mod reduce;
 #[cfg(feature = "internal")]
 pub mod reduce;
 pub mod settings;
-// Layer 3
+#[cfg(not(feature = "internal"))]
+mod topology;
+#[cfg(feature = "internal")]
+pub mod topology;
+// Layer 3: memory that ranks share, and helpers of training loops.
 #[cfg(not(feature = "internal"))]
 #[allow(unsafe_code)]
 mod mem;
@@ -86,38 +90,38 @@ mod mem;
 #[allow(unsafe_code)]
 pub mod mem;
 pub mod training;
-// Layer 4
+// Layer 4: transports between ranks in host memory.
 #[cfg(not(feature = "internal"))]
 #[allow(unsafe_code)]
 mod transport;
 #[cfg(feature = "internal")]
 #[allow(unsafe_code)]
 pub mod transport;
-// Layer 5
+// Layer 5: peer memory between GPU ranks.
 #[cfg(not(feature = "internal"))]
 #[allow(unsafe_code)]
 mod gpu_links;
 #[cfg(feature = "internal")]
 #[allow(unsafe_code)]
 pub mod gpu_links;
-// Layer 6
+// Layer 6: the planner, which selects algorithm, kernel and chunk size of a call.
 #[cfg(not(feature = "internal"))]
 mod plan;
 #[cfg(feature = "internal")]
 pub mod plan;
-// Layer 7
+// Layer 7: engines, which run planned calls, and codecs for whole arrays.
 #[allow(unsafe_code)]
 pub mod arrays;
 #[cfg(not(feature = "internal"))]
 mod engine;
 #[cfg(feature = "internal")]
 pub mod engine;
-// Layer 8
+// Layer 8: communicators and groups.
 #[cfg(not(feature = "internal"))]
 mod comm;
 #[cfg(feature = "internal")]
 pub mod comm;
-// Layer 9
+// Layer 9: the C ABI, and reference results for tests.
 #[cfg(feature = "internal")]
 #[allow(unsafe_code)]
 pub mod capi;

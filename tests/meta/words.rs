@@ -18,10 +18,11 @@ enum Scope {
 
 use Scope::{Everywhere, Except, Under};
 
-/// Every path but those with SIMD or warp code, where "lane" is the standard term.
+/// Every path but those with SIMD or warp code, or PCIe links, where "lane" is the standard term.
 const LANES: Scope = Except(&[
     "kernels/",
     "src/codec/",
+    "src/topology/",
     "src/reduce/",
     "src/arrays/",
     "src/cpu/",

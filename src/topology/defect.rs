@@ -1,0 +1,67 @@
+//! Defects of a machine's description that do not prevent its use.
+
+use super::BusId;
+use std::fmt;
+
+/// A defect of a description. Each is reported once as a warning; the rest of the description is used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Defect {
+    /// A GPU lists a link to itself, which is left out.
+    LinkToItself(BusId),
+    /// A GPU lists a link to a device that the description lacks, which is left out.
+    LinkToNowhere(BusId, BusId),
+    /// Two GPUs list different numbers of links to each other. The larger number is used both ways.
+    UnequalLinks(BusId, BusId, [u32; 2]),
+    /// Several bridges have one address. They are kept apart by their place in the tree.
+    RepeatedBridge(BusId, usize),
+    /// A device has no class. Its contents tell what it is.
+    NoClass(BusId),
+    /// A link's speed or width is missing, zero or unknown. The link counts as unknown.
+    UnknownSpeed(BusId, String),
+    /// A bridge of a virtual machine claims a link far slower than the devices behind it. The link counts as
+    /// unknown.
+    VirtualBridge(BusId, String),
+    /// A socket's NUMA node is unknown.
+    NoNuma,
+}
+
+impl fmt::Display for Defect {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Defect::LinkToItself(gpu) => {
+                write!(f, "GPU {gpu} lists a link to itself; the link is ignored")
+            }
+            Defect::LinkToNowhere(gpu, target) => write!(
+                f,
+                "GPU {gpu} lists a link to {target}, which is not in the description; the link is ignored"
+            ),
+            Defect::UnequalLinks(a, b, [there, back]) => write!(
+                f,
+                "GPU {a} lists {there} links to {b}, which lists {back} back; {} are used both ways",
+                there.max(back)
+            ),
+            Defect::RepeatedBridge(bus_id, times) => write!(
+                f,
+                "{times} bridges have the address {bus_id}; they are told apart by what is behind them"
+            ),
+            Defect::NoClass(bus_id) => {
+                write!(
+                    f,
+                    "device {bus_id} has no class; its contents tell what it is"
+                )
+            }
+            Defect::UnknownSpeed(bus_id, text) => write!(
+                f,
+                "the PCIe link of {bus_id} has no usable speed ({text}); its bandwidth is unknown"
+            ),
+            Defect::VirtualBridge(bus_id, text) => write!(
+                f,
+                "bridge {bus_id} claims {text}, but devices behind it have faster links; its bandwidth is \
+                 unknown"
+            ),
+            Defect::NoNuma => {
+                f.write_str("a socket has no NUMA node; GPUs below it are not grouped by socket")
+            }
+        }
+    }
+}

@@ -1,0 +1,518 @@
+//! The graph of a machine: nodes, and links with a bandwidth each way.
+
+use super::machine::{CpuSocket, GpuLinkKind, Machine, PciDevice};
+use super::{BusId, Defect, XmlVersion, speed};
+use std::collections::HashMap;
+use std::fmt;
+
+/// Index of a node in [`MachineGraph::nodes`].
+pub type NodeId = usize;
+
+/// Index of a link in [`MachineGraph::links`].
+pub type LinkId = usize;
+
+/// Kind of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum NodeKind {
+    /// A GPU; the index in [`MachineGraph::gpus`].
+    Gpu(usize),
+    /// A PCIe switch, or one level of it.
+    Switch,
+    /// A NUMA node with its processor and memory.
+    Socket,
+    /// The switches between NVLinks, taken as one.
+    LinkSwitch,
+    /// A network device (port); the index in [`MachineGraph::nics`].
+    Nic(usize),
+}
+
+/// A node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GraphNode {
+    /// Kind.
+    pub kind: NodeKind,
+    /// PCI address, `socket 0`, `link switch`, or the name of a network device.
+    pub name: String,
+    /// Node one level nearer to the processor; `None` for sockets and link switches.
+    pub parent: Option<NodeId>,
+}
+
+/// Where a bandwidth comes from. A later origin replaces an earlier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum BandwidthOrigin {
+    /// Assumed, because the link's speed is unknown.
+    Assumed,
+    /// From the table of link generations.
+    Table,
+    /// Stated by a file.
+    File,
+    /// Measured on this machine.
+    Measured,
+}
+
+/// A bandwidth in MB/s each way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Bandwidth {
+    /// MB/s (10^6 bytes per second); at least 1.
+    pub mb_s: u32,
+    /// Where the figure comes from.
+    pub origin: BandwidthOrigin,
+}
+
+/// Class of a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum LinkKind {
+    /// NVLink or Infinity Fabric.
+    NvLink,
+    /// PCIe.
+    Pcie,
+    /// Between sockets.
+    Socket,
+    /// From a network device to the network.
+    Network,
+}
+
+/// A link in one direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GraphLink {
+    /// Sending end.
+    pub from: NodeId,
+    /// Receiving end.
+    pub to: NodeId,
+    /// Class.
+    pub class: LinkKind,
+    /// Bandwidth.
+    pub bandwidth: Bandwidth,
+}
+
+/// A GPU of the graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GpuFacts {
+    /// Its node.
+    pub node: NodeId,
+    /// Address.
+    pub bus_id: BusId,
+    /// Number in the driver's management library.
+    pub dev: u32,
+    /// Rank of the description; `None` if it has none.
+    pub rank: Option<u32>,
+}
+
+/// A network device of the graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NicFacts {
+    /// Its node.
+    pub node: NodeId,
+    /// Number among the host's network devices.
+    pub dev: u32,
+    /// Identifier of the adapter; equal for ports of one adapter. 0 if unknown.
+    pub guid: u64,
+    /// Whether the device can read and write GPU memory.
+    pub gdr: bool,
+}
+
+/// The graph of one machine. Links come in pairs: the reverse of link `2 k` is link `2 k + 1`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MachineGraph {
+    /// Nodes.
+    pub nodes: Vec<GraphNode>,
+    /// Links.
+    pub links: Vec<GraphLink>,
+    /// GPUs in the order of their numbers (`dev`).
+    pub gpus: Vec<GpuFacts>,
+    /// Network devices in the order of their numbers.
+    pub nics: Vec<NicFacts>,
+    /// Version of the description, which selects the rule of peer access.
+    pub version: XmlVersion,
+    /// Whether all processors are of this vendor and architecture; empty texts if they are unknown or differ.
+    pub processor: [String; 2],
+    /// Whether the NUMA node of some socket is unknown.
+    pub has_unknown_socket: bool,
+    /// Defects found while the graph was built.
+    pub defects: Vec<Defect>,
+}
+
+impl MachineGraph {
+    /// Builds the graph of `machine`. Never fails: what cannot be used is a defect.
+    pub fn new(machine: &Machine) -> MachineGraph {
+        let mut builder = Builder::default();
+        builder.graph.version = machine.version;
+        builder.graph.defects = machine.defects.clone();
+        let sockets: Vec<NodeId> = machine
+            .sockets
+            .iter()
+            .map(|socket| builder.socket(socket))
+            .collect();
+        builder.connect_sockets(machine, &sockets);
+        builder.connect_gpus();
+        builder.processor(machine);
+        builder.number();
+        builder.graph
+    }
+
+    /// Returns the reverse direction of a link.
+    pub const fn reverse(link: LinkId) -> LinkId {
+        link ^ 1
+    }
+
+    /// Returns the link from `from` to its parent, and the reverse link is the way down.
+    pub fn up(&self, from: NodeId) -> Option<LinkId> {
+        let parent = self.nodes[from].parent?;
+        (0..self.links.len()).find(|&link| {
+            let GraphLink {
+                from: a,
+                to: b,
+                class,
+                ..
+            } = self.links[link];
+            a == from && b == parent && class == LinkKind::Pcie
+        })
+    }
+
+    /// Returns the nodes from `node` to its root, `node` first.
+    pub fn ancestors(&self, node: NodeId) -> impl Iterator<Item = NodeId> + '_ {
+        std::iter::successors(Some(node), |&node| self.nodes[node].parent)
+    }
+
+    /// Returns the indices of the GPUs in the order of rank, and of `dev` where ranks are unknown.
+    pub fn by_rank(&self) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..self.gpus.len()).collect();
+        if self.gpus.iter().all(|gpu| gpu.rank.is_some()) {
+            order.sort_by_key(|&gpu| self.gpus[gpu].rank);
+        }
+        order
+    }
+}
+
+/// A GPU's links while the graph is built.
+struct PendingGpu<'a> {
+    node: NodeId,
+    bus_id: BusId,
+    socket: NodeId,
+    gpu: &'a super::Gpu,
+}
+
+#[derive(Default)]
+struct Builder<'a> {
+    graph: MachineGraph,
+    gpus: Vec<PendingGpu<'a>>,
+}
+
+impl<'a> Builder<'a> {
+    fn node(&mut self, kind: NodeKind, name: String, parent: Option<NodeId>) -> NodeId {
+        self.graph.nodes.push(GraphNode { kind, name, parent });
+        self.graph.nodes.len() - 1
+    }
+
+    fn connect(&mut self, a: NodeId, b: NodeId, class: LinkKind, bandwidth: Bandwidth) {
+        for (from, to) in [(a, b), (b, a)] {
+            self.graph.links.push(GraphLink {
+                from,
+                to,
+                class,
+                bandwidth,
+            });
+        }
+    }
+
+    fn socket(&mut self, socket: &'a CpuSocket) -> NodeId {
+        let name = match socket.numa {
+            0.. => format!("socket {}", socket.numa),
+            _ => "socket".into(),
+        };
+        if socket.numa < 0 {
+            self.graph.has_unknown_socket = true;
+            self.graph.defects.push(Defect::NoNuma);
+        }
+        let node = self.node(NodeKind::Socket, name, None);
+        for device in &socket.devices {
+            self.device(device, node, node);
+        }
+        for nic in &socket.nics {
+            self.nic(nic, node, None);
+        }
+        node
+    }
+
+    /// Adds the device and all devices behind it, below `parent`.
+    fn device(&mut self, device: &'a PciDevice, parent: NodeId, socket: NodeId) {
+        let kind = match (&device.gpu, device.nics.first(), device.devices.first()) {
+            (Some(_), ..) => NodeKind::Gpu(0),
+            (None, Some(_), _) => return self.nics(device, parent),
+            (None, None, Some(_)) => NodeKind::Switch,
+            // Other devices, and bridges with nothing behind them, move no data of ours.
+            (None, None, None) => return,
+        };
+        let node = self.node(kind, device.bus_id.to_string(), Some(parent));
+        let bandwidth = self.pcie(device);
+        self.connect(node, parent, LinkKind::Pcie, bandwidth);
+        if let Some(gpu) = &device.gpu {
+            let bus_id = device.bus_id;
+            self.gpus.push(PendingGpu {
+                node,
+                bus_id,
+                socket,
+                gpu,
+            });
+            let (dev, rank) = (gpu.dev, gpu.rank);
+            self.graph.gpus.push(GpuFacts {
+                node,
+                bus_id,
+                dev,
+                rank,
+            });
+        }
+        for child in &device.devices {
+            // A switch with two levels of one device model is one switch.
+            if is_one_switch(device, child) {
+                for grandchild in &child.devices {
+                    self.device(grandchild, node, socket);
+                }
+            } else {
+                self.device(child, node, socket);
+            }
+        }
+    }
+
+    fn nics(&mut self, device: &'a PciDevice, parent: NodeId) {
+        let adapter = self.node(NodeKind::Switch, device.bus_id.to_string(), Some(parent));
+        let bandwidth = self.pcie(device);
+        self.connect(adapter, parent, LinkKind::Pcie, bandwidth);
+        for nic in &device.nics {
+            self.nic(nic, adapter, Some(bandwidth));
+        }
+    }
+
+    /// Adds a network device below its adapter, or below its socket.
+    fn nic(&mut self, nic: &super::Nic, parent: NodeId, adapter: Option<Bandwidth>) {
+        let node = self.node(NodeKind::Nic(0), nic.name.clone(), Some(parent));
+        let of_speed = nic
+            .speed
+            .filter(|speed| *speed >= 8)
+            .map(|speed| Bandwidth {
+                mb_s: speed / 8,
+                origin: BandwidthOrigin::File,
+            });
+        let assumed = Bandwidth {
+            mb_s: speed::ASSUMED_PCIE,
+            origin: BandwidthOrigin::Assumed,
+        };
+        let bandwidth = of_speed.or(adapter).unwrap_or(assumed);
+        self.connect(node, parent, LinkKind::Network, bandwidth);
+        let (dev, guid, gdr) = (nic.dev, nic.guid, nic.gdr);
+        self.graph.nics.push(NicFacts {
+            node,
+            dev,
+            guid,
+            gdr,
+        });
+    }
+
+    /// Returns the bandwidth of a device's link towards the socket.
+    fn pcie(&mut self, device: &PciDevice) -> Bandwidth {
+        let stated = speed::pcie(device.link);
+        let fastest = fastest_behind(device);
+        let text = link_text(device.link);
+        let is_virtual =
+            |mb_s: u32| fastest.is_some_and(|behind| mb_s < 1_000 && behind >= 8 * mb_s);
+        let defect = match stated {
+            None => Defect::UnknownSpeed(device.bus_id, text),
+            Some(mb_s) if is_virtual(mb_s) => Defect::VirtualBridge(device.bus_id, text),
+            Some(mb_s) => {
+                return Bandwidth {
+                    mb_s,
+                    origin: BandwidthOrigin::Table,
+                };
+            }
+        };
+        self.graph.defects.push(defect);
+        // A way out is at least as fast as the fastest device behind it.
+        let mb_s = fastest.unwrap_or(speed::ASSUMED_PCIE);
+        Bandwidth {
+            mb_s,
+            origin: BandwidthOrigin::Assumed,
+        }
+    }
+
+    /// Connects each socket with each other.
+    fn connect_sockets(&mut self, machine: &Machine, sockets: &[NodeId]) {
+        for (a, &from) in sockets.iter().enumerate() {
+            for (b, &to) in sockets.iter().enumerate().skip(a + 1) {
+                let both = [a, b].map(|socket| speed::between_sockets(&machine.sockets[socket]));
+                let bandwidth = match both {
+                    [Some(a), Some(b)] => Bandwidth {
+                        mb_s: a.min(b),
+                        origin: BandwidthOrigin::Table,
+                    },
+                    _ => Bandwidth {
+                        mb_s: speed::ASSUMED_BETWEEN_SOCKETS,
+                        origin: BandwidthOrigin::Assumed,
+                    },
+                };
+                self.connect(from, to, LinkKind::Socket, bandwidth);
+            }
+        }
+    }
+
+    /// Connects GPUs by the links that they list. A pair of GPUs lists its links on both sides; each pair is
+    /// connected once.
+    fn connect_gpus(&mut self) {
+        let gpus = std::mem::take(&mut self.gpus);
+        let by_bus_id: HashMap<BusId, usize> = gpus
+            .iter()
+            .enumerate()
+            .map(|(at, gpu)| (gpu.bus_id, at))
+            .collect();
+        // Links of each ordered pair of GPUs: number and MB/s.
+        let mut pairs: HashMap<(usize, usize), (u32, u32)> = HashMap::new();
+        let mut switch = None;
+        for (at, pending) in gpus.iter().enumerate() {
+            for link in &pending.gpu.links {
+                let mb_s = speed::gpu_link(pending.gpu, link);
+                if mb_s == 0 || link.kind == GpuLinkKind::C2c {
+                    continue;
+                }
+                let origin = link
+                    .bandwidth
+                    .map_or(BandwidthOrigin::Table, |_| BandwidthOrigin::File);
+                let bandwidth = Bandwidth { mb_s, origin };
+                let to_gpu = link.target.and_then(|target| by_bus_id.get(&target));
+                match (link.target_class.map(|class| class >> 8), to_gpu) {
+                    (_, Some(&to)) if to == at => {
+                        self.graph
+                            .defects
+                            .push(Defect::LinkToItself(pending.bus_id));
+                    }
+                    (_, Some(&to)) => {
+                        let pair = pairs.entry((at, to)).or_default();
+                        *pair = (
+                            pair.0.saturating_add(link.count),
+                            pair.1.saturating_add(mb_s),
+                        );
+                    }
+                    (Some(0x0680), None) if link.target_class == Some(0x06_8001) => {
+                        self.connect(pending.node, pending.socket, LinkKind::NvLink, bandwidth);
+                    }
+                    (Some(0x0680), None) => {
+                        let node = *switch.get_or_insert_with(|| {
+                            let name = "link switch".to_string();
+                            self.graph.nodes.push(GraphNode {
+                                kind: NodeKind::LinkSwitch,
+                                name,
+                                parent: None,
+                            });
+                            self.graph.nodes.len() - 1
+                        });
+                        self.connect_or_widen(pending.node, node, bandwidth);
+                    }
+                    (_, None) => {
+                        let target = link.target.unwrap_or(BusId::new(0, 0, 0, 0));
+                        let defect = Defect::LinkToNowhere(pending.bus_id, target);
+                        self.graph.defects.push(defect);
+                    }
+                }
+            }
+        }
+        let mut once: Vec<(usize, usize)> =
+            pairs.keys().map(|&(a, b)| (a.min(b), a.max(b))).collect();
+        once.sort_unstable();
+        once.dedup();
+        for (a, b) in once {
+            let there = pairs.get(&(a, b)).copied().unwrap_or_default();
+            let back = pairs.get(&(b, a)).copied().unwrap_or_default();
+            if there.0 != back.0 {
+                let (a, b) = (gpus[a].bus_id, gpus[b].bus_id);
+                self.graph
+                    .defects
+                    .push(Defect::UnequalLinks(a, b, [there.0, back.0]));
+            }
+            let bandwidth = Bandwidth {
+                mb_s: there.1.max(back.1),
+                origin: BandwidthOrigin::Table,
+            };
+            self.connect(gpus[a].node, gpus[b].node, LinkKind::NvLink, bandwidth);
+        }
+    }
+
+    /// Connects a GPU with the link switch, or adds to the link that is there: files list each switch of a
+    /// machine separately.
+    fn connect_or_widen(&mut self, gpu: NodeId, switch: NodeId, bandwidth: Bandwidth) {
+        let between = |link: &GraphLink| {
+            (link.from, link.to) == (gpu, switch) || (link.to, link.from) == (gpu, switch)
+        };
+        let mut found = false;
+        for link in self.graph.links.iter_mut().filter(|link| between(link)) {
+            link.bandwidth.mb_s = link.bandwidth.mb_s.saturating_add(bandwidth.mb_s);
+            found = true;
+        }
+        if !found {
+            self.connect(gpu, switch, LinkKind::NvLink, bandwidth);
+        }
+    }
+
+    fn processor(&mut self, machine: &Machine) {
+        let mut all = machine
+            .sockets
+            .iter()
+            .map(|s| [s.arch.clone(), s.vendor.clone()]);
+        if let Some(first) = all.next()
+            && all.all(|other| other == first)
+        {
+            self.graph.processor = first;
+        }
+    }
+
+    /// Sorts GPUs and network devices by number, and sets the index in their nodes.
+    fn number(&mut self) {
+        self.graph.gpus.sort_by_key(|gpu| gpu.dev);
+        self.graph.nics.sort_by_key(|nic| nic.dev);
+        for (index, gpu) in self.graph.gpus.iter().enumerate() {
+            self.graph.nodes[gpu.node].kind = NodeKind::Gpu(index);
+        }
+        for (index, nic) in self.graph.nics.iter().enumerate() {
+            self.graph.nodes[nic.node].kind = NodeKind::Nic(index);
+        }
+    }
+}
+
+/// Returns the bandwidth of the fastest link among the devices right behind `device`.
+fn fastest_behind(device: &PciDevice) -> Option<u32> {
+    let links = device.devices.iter().map(|child| {
+        let own = speed::pcie(child.link);
+        own.max(fastest_behind(child))
+    });
+    links.max().flatten()
+}
+
+fn link_text(link: super::PciLink) -> String {
+    let speed = link
+        .speed
+        .map_or("speed unknown".into(), speed::generation_text);
+    match link.width {
+        Some(width) => format!("{speed} x{width}"),
+        None => format!("{speed}, width unknown"),
+    }
+}
+
+/// Returns whether `child` is the second level of the switch `device`: Broadcom's switches of generations 4
+/// and 5 show two levels of bridges, which forward at full speed to each other.
+fn is_one_switch(device: &PciDevice, child: &PciDevice) -> bool {
+    let generation = |ids: [u16; 4], level: u16| match ids {
+        [0x1000, 0xc010, 0x1000, sub] if sub & 0xf000 == 0xa000 => Some(4),
+        [0x1000, 0xc030, 0x1000, sub] if sub & 0xf000 == level << 12 => Some(5),
+        _ => None,
+    };
+    let outer = generation(device.ids, 0);
+    child.gpu.is_none() && outer.is_some() && outer == generation(child.ids, 1)
+}
+
+impl fmt::Display for BandwidthOrigin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            BandwidthOrigin::Assumed => "assumed",
+            BandwidthOrigin::Table => "table",
+            BandwidthOrigin::File => "file",
+            BandwidthOrigin::Measured => "measured",
+        })
+    }
+}

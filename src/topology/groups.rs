@@ -1,0 +1,155 @@
+//! Groups: GPUs behind one way out, which is an NVLink island, a PCIe switch, or a socket.
+
+use super::graph::{MachineGraph, NodeId, NodeKind};
+use super::paths::{PathType, Paths};
+use std::collections::BTreeMap;
+
+/// A partition of the GPUs into groups. GPUs are indices in [`MachineGraph::gpus`], in the order of rank. Groups are in
+/// the order of their first GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Partition {
+    /// Way out that the members of a group share: `NVLink island`, `switch`, `root port` or `socket`.
+    pub kind: &'static str,
+    /// GPUs of each group.
+    pub groups: Vec<Vec<usize>>,
+}
+
+impl Partition {
+    fn new<K: Ord>(
+        kind: &'static str,
+        graph: &MachineGraph,
+        key: impl Fn(usize) -> K,
+    ) -> Partition {
+        let by_rank = graph.by_rank();
+        let mut numbers = BTreeMap::new();
+        let mut groups: Vec<Vec<usize>> = Vec::new();
+        for gpu in by_rank {
+            let number = *numbers.entry(key(gpu)).or_insert_with(|| {
+                groups.push(Vec::new());
+                groups.len() - 1
+            });
+            groups[number].push(gpu);
+        }
+        Partition { kind, groups }
+    }
+
+    /// Returns whether each group of `self` lies inside one group of `other`, and the partitions differ.
+    pub fn refines(&self, other: &Partition) -> bool {
+        let inside = |group: &Vec<usize>| {
+            other
+                .groups
+                .iter()
+                .any(|around| group.iter().all(|gpu| around.contains(gpu)))
+        };
+        self.groups.len() > other.groups.len() && self.groups.iter().all(inside)
+    }
+
+    /// Returns whether there are several groups, and one has several GPUs.
+    fn is_useful(&self) -> bool {
+        self.groups.len() > 1 && self.groups.iter().any(|group| group.len() > 1)
+    }
+}
+
+/// Returns the partitions that the machine suggests, finest first. There are none if all pairs of GPUs have
+/// NVLink through a switch or each other, or if nothing is known of the machine.
+pub fn partitions(graph: &MachineGraph, paths: &Paths) -> Vec<Partition> {
+    let n = graph.gpus.len();
+    let linked = |a: usize, b: usize| a == b || paths.get(a, b).class == PathType::Nvl;
+    if n < 2 || (0..n).all(|a| (0..n).all(|b| linked(a, b))) {
+        return Vec::new();
+    }
+    let node = |gpu: usize| graph.gpus[gpu].node;
+    let mut all = vec![
+        Partition::new("NVLink island", graph, island_of(graph, &linked)),
+        Partition::new("NVLink island", graph, clique_of(graph, &linked)),
+        Partition::new("switch", graph, |gpu| {
+            switches(graph, node(gpu)).next().unwrap_or(node(gpu))
+        }),
+        Partition::new("root port", graph, |gpu| {
+            switches(graph, node(gpu)).last().unwrap_or(node(gpu))
+        }),
+    ];
+    if !graph.has_unknown_socket {
+        all.push(Partition::new("socket", graph, |gpu| {
+            graph.ancestors(node(gpu)).last()
+        }));
+    }
+    all.retain(Partition::is_useful);
+    all.sort_by_key(|partition| std::cmp::Reverse(partition.groups.len()));
+    let mut distinct: Vec<Partition> = Vec::new();
+    for partition in all {
+        if distinct
+            .iter()
+            .all(|known| known.groups != partition.groups)
+        {
+            distinct.push(partition);
+        }
+    }
+    distinct
+}
+
+/// Returns the groups behind the nearest way out: NVLink islands if there are any, else PCIe switches, else
+/// sockets. All GPUs are one group if nothing divides them.
+pub fn nearest(graph: &MachineGraph, partitions: &[Partition]) -> Vec<Vec<usize>> {
+    let islands = partitions
+        .iter()
+        .find(|partition| partition.kind == "NVLink island");
+    let chosen = islands.or(partitions.first());
+    chosen.map_or_else(
+        || vec![graph.by_rank()],
+        |partition| partition.groups.clone(),
+    )
+}
+
+/// Returns the switches above a node, lowest first.
+fn switches(graph: &MachineGraph, node: NodeId) -> impl Iterator<Item = NodeId> + '_ {
+    graph
+        .ancestors(node)
+        .skip(1)
+        .filter(|&node| graph.nodes[node].kind == NodeKind::Switch)
+}
+
+/// Returns the lowest GPU that NVLinks connect with each GPU, directly or through others.
+fn island_of(
+    graph: &MachineGraph,
+    linked: &dyn Fn(usize, usize) -> bool,
+) -> impl Fn(usize) -> usize {
+    let n = graph.gpus.len();
+    let mut lowest: Vec<usize> = (0..n).collect();
+    loop {
+        let mut changed = false;
+        for a in 0..n {
+            for b in (0..n).filter(|&b| linked(a, b)) {
+                changed |= lowest[b] < lowest[a];
+                lowest[a] = lowest[a].min(lowest[b]);
+            }
+        }
+        if !changed {
+            return move |gpu| lowest[gpu];
+        }
+    }
+}
+
+/// Returns a number for each GPU that is equal for GPUs of one clique of NVLinks. The lowest GPU without a
+/// clique starts each clique, and takes each next GPU that all its members are linked with.
+fn clique_of(
+    graph: &MachineGraph,
+    linked: &dyn Fn(usize, usize) -> bool,
+) -> impl Fn(usize) -> usize {
+    let by_rank = graph.by_rank();
+    let mut clique = vec![usize::MAX; by_rank.len()];
+    for &first in &by_rank {
+        if clique[first] != usize::MAX {
+            continue;
+        }
+        let mut members: Vec<usize> = Vec::new();
+        for &gpu in &by_rank {
+            if clique[gpu] == usize::MAX && members.iter().chain([&first]).all(|&m| linked(m, gpu))
+            {
+                clique[gpu] = first;
+                members.push(gpu);
+            }
+        }
+    }
+    move |gpu| clique[gpu]
+}

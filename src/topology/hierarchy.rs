@@ -1,0 +1,299 @@
+//! Schedules on nested groups: a reduce-scatter inside the groups, the same between groups on rails, and an
+//! all-gather back.
+
+use super::flows::{LinkTime, Loads};
+use super::graph::MachineGraph;
+use super::groups::Partition;
+use super::paths::Paths;
+use super::rings::next_permutation;
+
+/// How the members of one level exchange their parts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LevelExchange {
+    /// Each sends each other its part.
+    Direct,
+    /// Around a ring, half of the data each way.
+    Ring,
+}
+
+/// Largest number of members whose ring orders are all compared.
+const ENUMERATED: usize = 7;
+
+/// A schedule on nested groups.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hierarchy {
+    /// Partitions into groups, innermost first. The GPU at place p of each innermost group is on rail p. A rail
+    /// beyond the size of a group goes to the group's GPU at that place modulo the size.
+    pub partitions: Vec<Partition>,
+    /// Exchange inside the innermost groups, then between groups of each partition.
+    pub exchanges: Vec<LevelExchange>,
+    /// Time of the fullest link.
+    pub time: LinkTime,
+}
+
+/// Returns the fastest schedule on any chain of nested `partitions`; `None` if there is none. Of equals it
+/// returns the schedule with fewer levels, then with direct exchanges.
+pub fn best(
+    graph: &MachineGraph,
+    paths: &Paths,
+    partitions: &[Partition],
+    allowed: &[LevelExchange],
+) -> Option<Hierarchy> {
+    let mut best: Option<Hierarchy> = None;
+    let mut chains = chains(partitions);
+    chains.sort_by_key(Vec::len);
+    for chain in chains {
+        let levels = chain.len() + 1;
+        for code in 0..allowed.len().pow(levels as u32) {
+            let exchange =
+                |level: usize| allowed[code / allowed.len().pow(level as u32) % allowed.len()];
+            let exchanges: Vec<LevelExchange> = (0..levels).map(exchange).collect();
+            let partitions = chain.iter().map(|&at| partitions[at].clone()).collect();
+            let mut next = Hierarchy {
+                partitions,
+                exchanges,
+                time: LinkTime::ZERO,
+            };
+            next.time = next.loads(graph, paths).time(graph);
+            if best.as_ref().is_none_or(|best| next.time < best.time) {
+                best = Some(next);
+            }
+        }
+    }
+    best.map(|best| best.with_better_rails(graph, paths))
+}
+
+/// Returns all chains of one to three nested partitions, as indices, innermost first.
+fn chains(partitions: &[Partition]) -> Vec<Vec<usize>> {
+    let mut all: Vec<Vec<usize>> = (0..partitions.len()).map(|at| vec![at]).collect();
+    let mut at = 0;
+    while at < all.len() {
+        let chain = all[at].clone();
+        at += 1;
+        if chain.len() == 3 {
+            continue;
+        }
+        for next in 0..partitions.len() {
+            if partitions[chain[chain.len() - 1]].refines(&partitions[next]) {
+                all.push(chain.iter().copied().chain([next]).collect());
+            }
+        }
+    }
+    all
+}
+
+/// A group with the GPU that owns each part of the message, after the reduce-scatters inside the group.
+struct OwnerGroup {
+    gpus: Vec<usize>,
+    owners: Vec<usize>,
+}
+
+impl Hierarchy {
+    /// Returns the loads of all links.
+    pub fn loads(&self, graph: &MachineGraph, paths: &Paths) -> Loads {
+        let parts = self.parts(graph.gpus.len());
+        // A ring carries half of the data each way.
+        let mut loads = Loads::new(graph, 2 * parts.iter().product::<usize>() as u64);
+        let mut groups: Vec<OwnerGroup> = (0..graph.gpus.len())
+            .map(|gpu| OwnerGroup {
+                gpus: vec![gpu],
+                owners: vec![gpu],
+            })
+            .collect();
+        // Units of a part that a GPU owns before the exchange of a level.
+        let mut units = loads.whole();
+        for (level, &parts) in parts.iter().enumerate() {
+            units /= parts as u64;
+            let around = self.members(level, &mut groups);
+            groups = around
+                .into_iter()
+                .map(|members| {
+                    self.exchange(graph, paths, level, &members, (parts, units), &mut loads);
+                    merge(members, parts)
+                })
+                .collect();
+        }
+        loads
+    }
+
+    /// Returns how many parts each level divides the parts of the level below into: the largest number of
+    /// members of a group.
+    fn parts(&self, gpus: usize) -> Vec<usize> {
+        let mut inner = gpus;
+        let mut parts = Vec::new();
+        for partition in &self.partitions {
+            let most = partition.groups.iter().map(Vec::len).max().unwrap_or(1);
+            let members = match parts.is_empty() {
+                true => most,
+                false => self.most_members(parts.len()),
+            };
+            parts.push(members);
+            inner = partition.groups.len();
+        }
+        parts.push(inner);
+        parts
+    }
+
+    /// Returns the largest number of groups of level `level - 1` inside one group of level `level`.
+    fn most_members(&self, level: usize) -> usize {
+        let inner = &self.partitions[level - 1].groups;
+        let inside = |around: &Vec<usize>| {
+            inner
+                .iter()
+                .filter(|group| around.contains(&group[0]))
+                .count()
+        };
+        self.partitions[level]
+            .groups
+            .iter()
+            .map(inside)
+            .max()
+            .unwrap_or(1)
+    }
+
+    /// Divides the groups of the level below among the groups of `level`, in the order of the partition.
+    fn members(&self, level: usize, groups: &mut Vec<OwnerGroup>) -> Vec<Vec<OwnerGroup>> {
+        let Some(partition) = self.partitions.get(level) else {
+            return vec![std::mem::take(groups)];
+        };
+        let mut rest: Vec<Option<OwnerGroup>> =
+            std::mem::take(groups).into_iter().map(Some).collect();
+        let mut take = |around: &Vec<usize>| -> Vec<OwnerGroup> {
+            let place = |group: &OwnerGroup| around.iter().position(|gpu| *gpu == group.gpus[0]);
+            let mut found: Vec<(usize, OwnerGroup)> = rest
+                .iter_mut()
+                .filter_map(|slot| {
+                    let at = slot.as_ref().and_then(place)?;
+                    Some((at, slot.take()?))
+                })
+                .collect();
+            found.sort_by_key(|(at, _)| *at);
+            found.into_iter().map(|(_, group)| group).collect()
+        };
+        partition.groups.iter().map(&mut take).collect()
+    }
+
+    /// Adds the exchange between `members`: each of the rails' parts is divided into `parts.0` parts of
+    /// `parts.1` units.
+    fn exchange(
+        &self,
+        graph: &MachineGraph,
+        paths: &Paths,
+        level: usize,
+        members: &[OwnerGroup],
+        (parts, units): (usize, u64),
+        loads: &mut Loads,
+    ) {
+        if members.len() < 2 {
+            return;
+        }
+        let order: Vec<usize> = (0..members.len()).collect();
+        match self.exchanges[level] {
+            LevelExchange::Direct => direct(paths, members, parts, units, loads),
+            LevelExchange::Ring => {
+                let time = |order: &[usize]| {
+                    let mut alone = Loads::new(graph, loads.whole());
+                    ring(paths, members, order, (parts, units), &mut alone);
+                    alone.time(graph)
+                };
+                let order = best_order(order, time);
+                ring(paths, members, &order, (parts, units), loads);
+            }
+        }
+    }
+
+    /// Swaps the places of GPUs inside the innermost groups while that makes the schedule faster.
+    fn with_better_rails(mut self, graph: &MachineGraph, paths: &Paths) -> Hierarchy {
+        loop {
+            let mut better = None;
+            for group in 1..self.partitions[0].groups.len() {
+                let size = self.partitions[0].groups[group].len();
+                for (a, b) in (0..size).flat_map(|a| (a + 1..size).map(move |b| (a, b))) {
+                    let mut next = self.clone();
+                    next.partitions[0].groups[group].swap(a, b);
+                    next.time = next.loads(graph, paths).time(graph);
+                    if next.time < better.as_ref().map_or(self.time, |b: &Hierarchy| b.time) {
+                        better = Some(next);
+                    }
+                }
+            }
+            match better {
+                Some(next) => self = next,
+                None => return self,
+            }
+        }
+    }
+}
+
+/// Returns the number of the `parts` parts that each of `members` members owns.
+fn shares(parts: usize, members: usize) -> Vec<u64> {
+    (0..members)
+        .map(|at| (parts / members + usize::from(at < parts % members)) as u64)
+        .collect()
+}
+
+fn direct(paths: &Paths, members: &[OwnerGroup], parts: usize, units: u64, loads: &mut Loads) {
+    let shares = shares(parts, members.len());
+    for rail in 0..members[0].owners.len() {
+        for (a, from) in members.iter().enumerate() {
+            for (b, to) in members.iter().enumerate().filter(|(b, _)| *b != a) {
+                let both = shares[a] + shares[b];
+                loads.send(paths, from.owners[rail], to.owners[rail], both * units);
+            }
+        }
+    }
+}
+
+fn ring(
+    paths: &Paths,
+    members: &[OwnerGroup],
+    order: &[usize],
+    (parts, units): (usize, u64),
+    loads: &mut Loads,
+) {
+    let shares = shares(parts, members.len());
+    for rail in 0..members[0].owners.len() {
+        for (at, &a) in order.iter().enumerate() {
+            let b = order[(at + 1) % order.len()];
+            // A part passes all edges but the one out of its owner as a sum, and all but the one into its
+            // owner as a result.
+            let each_way = (2 * parts as u64 - shares[a] - shares[b]) * units / 2;
+            let [a, b] = [a, b].map(|member| members[member].owners[rail]);
+            loads.send(paths, a, b, each_way);
+            loads.send(paths, b, a, each_way);
+        }
+    }
+}
+
+/// Returns the order of a ring with the least time; of equals the first in lexicographic order.
+fn best_order(first: Vec<usize>, time: impl Fn(&[usize]) -> LinkTime) -> Vec<usize> {
+    if !(4..=ENUMERATED).contains(&first.len()) {
+        return first;
+    }
+    let mut best = (time(&first), first.clone());
+    let mut next = first;
+    while next_permutation(&mut next[1..]) {
+        if next[1] < next[next.len() - 1] {
+            let time = time(&next);
+            if time < best.0 {
+                best = (time, next.clone());
+            }
+        }
+    }
+    best.1
+}
+
+/// Joins the members of a group. Part q of rail r goes to the member q, modulo the number of members.
+fn merge(members: Vec<OwnerGroup>, parts: usize) -> OwnerGroup {
+    let rails = members[0].owners.len();
+    let owners = (0..rails * parts)
+        .map(|at| members[at % parts % members.len()].owners[at / parts])
+        .collect();
+    OwnerGroup {
+        gpus: members
+            .iter()
+            .flat_map(|member| member.gpus.iter().copied())
+            .collect(),
+        owners,
+    }
+}

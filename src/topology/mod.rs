@@ -1,0 +1,53 @@
+//! The topology of a machine: GPUs, NICs, the PCIe switches and sockets between them, NVLink, and how fast
+//! each link is.
+//!
+//! A [`Machine`] is a description as a file or the operating system gives it: sockets with trees of PCIe
+//! devices. A [`MachineGraph`] is what follows from it: nodes and links with a bandwidth each way, and where each
+//! bandwidth comes from. Everything else is computed from the graph:
+//!
+//! | file | computes |
+//! | --- | --- |
+//! | `paths` | the links that a message between two GPUs crosses, and the [`PathType`] |
+//! | `groups` | partitions of the GPUs into groups behind one way out |
+//! | `flows` | bytes per link of a schedule; the fullest link gives the time |
+//! | `rings` | the best ring, and the best set of rings |
+//! | `hierarchy` | the best schedule on nested groups |
+//! | `bound` | a time that no schedule can beat |
+//!
+//! Results are equal on all ranks: bandwidths are integers, ties go to the lower number, and searches end
+//! after a fixed number of steps, never after a time.
+
+mod bound;
+mod bus_id;
+mod defect;
+mod flows;
+mod graph;
+mod groups;
+mod hierarchy;
+mod machine;
+mod packing;
+mod paths;
+mod predict;
+mod rings;
+mod speed;
+mod xml;
+
+#[cfg(test)]
+mod tests;
+
+pub use bus_id::BusId;
+pub use defect::Defect;
+pub use flows::{LinkTime, Loads};
+pub use graph::{
+    Bandwidth, BandwidthOrigin, GraphLink, GraphNode, LinkId, LinkKind, MachineGraph, NodeId,
+    NodeKind,
+};
+pub use groups::Partition;
+pub use hierarchy::{Hierarchy, LevelExchange};
+pub use machine::{
+    CpuSocket, Gpu, GpuLink, GpuLinkKind, Machine, Nic, PciDevice, PciLink, XmlVersion,
+};
+pub use paths::{PathType, Paths, PeerAccess};
+pub use predict::{AllReducePrediction, predict};
+pub use rings::{RingOrder, RingSet};
+pub use xml::{read as read_xml, write as write_xml};

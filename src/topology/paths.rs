@@ -1,0 +1,268 @@
+//! Paths between GPUs: the links that a message crosses, and the class of the path.
+
+use super::graph::{LinkId, LinkKind, MachineGraph, NodeId, NodeKind};
+use super::machine::XmlVersion;
+use std::fmt;
+
+/// Class of a path between two GPUs, with NCCL's names, nearest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum PathType {
+    /// A GPU and itself.
+    Loc,
+    /// NVLink or Infinity Fabric, perhaps through link switches, but through no other GPU.
+    Nvl,
+    /// A single PCIe switch.
+    Pix,
+    /// Several PCIe switches below one root port.
+    Pxb,
+    /// The host bridge of one socket.
+    Phb,
+    /// The link between sockets.
+    Sys,
+    /// No path.
+    Dis,
+}
+
+impl PathType {
+    /// Returns NCCL's name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            PathType::Loc => "LOC",
+            PathType::Nvl => "NVL",
+            PathType::Pix => "PIX",
+            PathType::Pxb => "PXB",
+            PathType::Phb => "PHB",
+            PathType::Sys => "SYS",
+            PathType::Dis => "DIS",
+        }
+    }
+}
+
+impl fmt::Display for PathType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Which GPUs read and write each other's memory. The others exchange data through the memory of the
+/// receiver's socket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PeerAccess {
+    /// NCCL's or RCCL's rule for the machine: up to a class of path.
+    Rule,
+    /// No two GPUs.
+    Never,
+    /// GPUs whose path is of this class or nearer.
+    UpTo(PathType),
+    /// Pairs as they were found, by `from * gpus + to`.
+    Pairs(Vec<bool>),
+}
+
+impl PeerAccess {
+    /// Returns the farthest class with peer access by the rule of the machine's description: NCCL allows it
+    /// below one root port, on AMD processors with at most two GPUs everywhere. RCCL allows it everywhere but
+    /// through processors of Intel, Arm and Zhaoxin.
+    fn rule(graph: &MachineGraph) -> PathType {
+        let [arch, vendor] = graph.processor.each_ref().map(String::as_str);
+        let amd = (arch, vendor) == ("x86_64", "AuthenticAMD");
+        match graph.version {
+            XmlVersion::Nccl if amd && graph.gpus.len() <= 2 => PathType::Sys,
+            XmlVersion::Nccl => PathType::Pxb,
+            XmlVersion::Rccl if amd || matches!(arch, "ppc64" | "ppc64le" | "") => PathType::Sys,
+            XmlVersion::Rccl => PathType::Pxb,
+        }
+    }
+}
+
+/// The path from one GPU to another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Path {
+    /// Class, without regard to peer access.
+    pub class: PathType,
+    /// Whether the GPUs have peer access.
+    pub peer_access: bool,
+    /// Links that a message crosses, in order. Without peer access they lead through the receiver's socket.
+    pub links: Vec<LinkId>,
+}
+
+/// The paths between all GPUs of a graph.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Paths {
+    count: usize,
+    paths: Vec<Path>,
+}
+
+impl Paths {
+    /// Finds the path of each pair of GPUs.
+    pub fn new(graph: &MachineGraph, access: &PeerAccess) -> Paths {
+        let count = graph.gpus.len();
+        let finder = Finder::new(graph);
+        let farthest = match access {
+            PeerAccess::Rule => PeerAccess::rule(graph),
+            PeerAccess::Never => PathType::Loc,
+            PeerAccess::UpTo(class) => *class,
+            PeerAccess::Pairs(_) => PathType::Dis,
+        };
+        let pair = |from: usize, to: usize| {
+            let [a, b] = [from, to].map(|gpu| graph.gpus[gpu].node);
+            let (class, mut links) = finder.path(a, b);
+            let peer_access = match access {
+                PeerAccess::Pairs(pairs) => pairs.get(from * count + to) == Some(&true),
+                _ => class <= farthest,
+            };
+            if !peer_access && class > PathType::Loc {
+                links = finder.through_socket(a, b);
+            }
+            Path {
+                class,
+                peer_access,
+                links,
+            }
+        };
+        let paths = (0..count * count)
+            .map(|at| pair(at / count, at % count))
+            .collect();
+        Paths { count, paths }
+    }
+
+    /// Returns the path from GPU `from` to GPU `to`, by index in [`MachineGraph::gpus`].
+    pub fn get(&self, from: usize, to: usize) -> &Path {
+        &self.paths[from * self.count + to]
+    }
+
+    /// Returns the number of GPUs.
+    pub const fn count(&self) -> usize {
+        self.count
+    }
+}
+
+/// Finds paths in a graph, with the links of each node at hand.
+struct Finder<'a> {
+    graph: &'a MachineGraph,
+    up: Vec<Option<LinkId>>,
+    /// Links that leave each node and are not PCIe, by node.
+    beside: Vec<Vec<LinkId>>,
+}
+
+impl<'a> Finder<'a> {
+    fn new(graph: &'a MachineGraph) -> Finder<'a> {
+        let mut up = vec![None; graph.nodes.len()];
+        let mut beside = vec![Vec::new(); graph.nodes.len()];
+        for (id, link) in graph.links.iter().enumerate() {
+            match link.class {
+                LinkKind::Pcie if graph.nodes[link.from].parent == Some(link.to) => {
+                    up[link.from] = Some(id);
+                }
+                LinkKind::NvLink | LinkKind::Socket => beside[link.from].push(id),
+                _ => {}
+            }
+        }
+        Finder { graph, up, beside }
+    }
+
+    fn path(&self, a: NodeId, b: NodeId) -> (PathType, Vec<LinkId>) {
+        if a == b {
+            return (PathType::Loc, Vec::new());
+        }
+        if let Some(links) = self.nvlink(a, b) {
+            return (PathType::Nvl, links);
+        }
+        let Some((top, links)) = self.tree(a, b) else {
+            return (PathType::Dis, Vec::new());
+        };
+        let sockets = links
+            .iter()
+            .any(|&link| self.graph.links[link].class == LinkKind::Socket);
+        let class = match self.graph.nodes[top].kind {
+            _ if sockets => PathType::Sys,
+            NodeKind::Socket => PathType::Phb,
+            _ if links.len() == 2 => PathType::Pix,
+            _ => PathType::Pxb,
+        };
+        (class, links)
+    }
+
+    /// Returns the NVLinks from `a` to `b`: a direct link, or the faster way through a link switch or a
+    /// socket.
+    fn nvlink(&self, a: NodeId, b: NodeId) -> Option<Vec<LinkId>> {
+        let links = &self.graph.links;
+        let nvlink = |node: NodeId| {
+            self.beside[node]
+                .iter()
+                .copied()
+                .filter(|&id| links[id].class == LinkKind::NvLink)
+        };
+        let direct = nvlink(a).filter(|&id| links[id].to == b).map(|id| vec![id]);
+        let is_gpu = |node: NodeId| matches!(self.graph.nodes[node].kind, NodeKind::Gpu(_));
+        let through = nvlink(a)
+            .filter(|&id| !is_gpu(links[id].to))
+            .flat_map(|id| {
+                let on = nvlink(links[id].to).filter(|&on| links[on].to == b);
+                on.map(move |on| vec![id, on])
+            });
+        let slowest = |path: &Vec<LinkId>| {
+            path.iter()
+                .map(|&id| links[id].bandwidth.mb_s)
+                .min()
+                .unwrap_or(0)
+        };
+        // The first of equals: the order of links is the order of the description.
+        direct.chain(through).first_max_by_key(slowest)
+    }
+
+    /// Returns the path along PCIe and between sockets, and the highest node on it.
+    fn tree(&self, a: NodeId, b: NodeId) -> Option<(NodeId, Vec<LinkId>)> {
+        let over: Vec<NodeId> = self.graph.ancestors(b).collect();
+        let mut links = Vec::new();
+        let mut top = a;
+        while !over.contains(&top) {
+            match self.up[top] {
+                Some(up) => {
+                    links.push(up);
+                    top = self.graph.links[up].to;
+                }
+                None => {
+                    let root = *over.last()?;
+                    let across = self.beside[top].iter().copied();
+                    let across =
+                        across.filter(|&id| self.graph.links[id].class == LinkKind::Socket);
+                    let link = across
+                        .into_iter()
+                        .find(|&id| self.graph.links[id].to == root)?;
+                    links.push(link);
+                    top = root;
+                }
+            }
+        }
+        links.extend(self.down(top, &over)?);
+        Some((top, links))
+    }
+
+    /// Returns the links down from `top` to the first node of `over`, which lists a node and its ancestors.
+    fn down(&self, top: NodeId, over: &[NodeId]) -> Option<Vec<LinkId>> {
+        let below = over.iter().take_while(|&&node| node != top);
+        let ups: Option<Vec<LinkId>> = below.map(|&node| self.up[node]).collect();
+        Some(ups?.into_iter().rev().map(MachineGraph::reverse).collect())
+    }
+
+    /// Returns the path from `a` up to its socket, to the socket of `b`, and down to `b`.
+    fn through_socket(&self, a: NodeId, b: NodeId) -> Vec<LinkId> {
+        let over: Vec<NodeId> = self.graph.ancestors(b).collect();
+        let root = over.last().copied().unwrap_or(b);
+        let (Some((_, mut links)), Some(down)) = (self.tree(a, root), self.down(root, &over))
+        else {
+            return Vec::new();
+        };
+        links.extend(down);
+        links
+    }
+}
+
+/// The first largest item, where [`Iterator::max_by_key`] returns the last.
+trait FirstLargest: Iterator + Sized {
+    fn first_max_by_key<K: Ord>(self, key: impl Fn(&Self::Item) -> K) -> Option<Self::Item> {
+        self.reduce(|best, item| if key(&item) > key(&best) { item } else { best })
+    }
+}
+
+impl<I: Iterator> FirstLargest for I {}

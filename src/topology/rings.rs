@@ -1,0 +1,290 @@
+//! The best ring through all GPUs, and the best set of rings that share the message.
+
+use super::flows::{LinkTime, Loads};
+use super::graph::{LinkId, MachineGraph};
+use super::packing::pack;
+use super::paths::Paths;
+use std::collections::BTreeMap;
+
+/// Largest number of GPUs whose rings are all compared.
+const ENUMERATED: usize = 8;
+
+/// Number of partial rings that a search of more GPUs extends before it takes the best ring so far.
+const SEARCH_STEPS: usize = 200_000;
+
+/// A ring: GPUs by index in [`MachineGraph::gpus`], in order, from the lowest rank. Each carries half of the message
+/// each way round.
+pub type RingOrder = Vec<usize>;
+
+/// Rings that share the message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RingSet {
+    /// Rings, each with its share of the message. The sum of all shares is the whole.
+    pub rings: Vec<(RingOrder, u64)>,
+    /// Time of the fullest link.
+    pub time: LinkTime,
+}
+
+impl RingSet {
+    fn of_one(ring: RingOrder, time: LinkTime) -> RingSet {
+        RingSet {
+            rings: vec![(ring, 1)],
+            time,
+        }
+    }
+}
+
+/// Returns the ring whose fullest link takes least time. Of equals the ring in rank order is returned if it is
+/// one of them, else the first that the search meets.
+pub fn best_ring(graph: &MachineGraph, paths: &Paths) -> (RingOrder, LinkTime) {
+    let by_rank = graph.by_rank();
+    let time = Loads::ring(graph, paths, &by_rank).time(graph);
+    if by_rank.len() < 4 {
+        // There is only one ring of fewer than four GPUs.
+        return (by_rank, time);
+    }
+    let mut search = RingSearch::new(graph, paths, by_rank, time);
+    search.extend(LinkTime::ZERO);
+    (search.best, search.time)
+}
+
+/// Extends partial rings, nearest GPUs first, and leaves those that are no faster than the best ring so far.
+struct RingSearch<'a> {
+    graph: &'a MachineGraph,
+    paths: &'a Paths,
+    /// For each GPU the others, in the order in which they are tried.
+    nearest: Vec<Vec<usize>>,
+    loads: Vec<u64>,
+    ring: RingOrder,
+    used: Vec<bool>,
+    steps: usize,
+    best: RingOrder,
+    time: LinkTime,
+    /// No ring can be faster.
+    least: LinkTime,
+}
+
+impl<'a> RingSearch<'a> {
+    fn new(
+        graph: &'a MachineGraph,
+        paths: &'a Paths,
+        by_rank: RingOrder,
+        time: LinkTime,
+    ) -> RingSearch<'a> {
+        let n = by_rank.len();
+        let mut nearest = vec![Vec::new(); n];
+        for &gpu in &by_rank {
+            let mut others: Vec<usize> = by_rank.iter().copied().filter(|&o| o != gpu).collect();
+            others.sort_by_key(|&other| {
+                let path = paths.get(gpu, other);
+                (path.class, std::cmp::Reverse(slowest(graph, &path.links)))
+            });
+            nearest[gpu] = others;
+        }
+        let mut used = vec![false; n];
+        used[by_rank[0]] = true;
+        RingSearch {
+            graph,
+            paths,
+            nearest,
+            loads: vec![0; graph.links.len()],
+            ring: vec![by_rank[0]],
+            used,
+            steps: 0,
+            least: least(graph, paths),
+            best: by_rank,
+            time,
+        }
+    }
+
+    /// Tries all continuations of the partial ring, whose fullest link takes `time`.
+    fn extend(&mut self, time: LinkTime) {
+        let (Some(&first), Some(&last)) = (self.ring.first(), self.ring.last()) else {
+            return;
+        };
+        if self.ring.len() == self.used.len() {
+            let time = time.max(self.step(last, first, true));
+            if time < self.time {
+                self.best.clone_from(&self.ring);
+                self.time = time;
+            }
+            self.step(last, first, false);
+            return;
+        }
+        for at in 0..self.nearest[last].len() {
+            let next = self.nearest[last][at];
+            if self.used[next] {
+                continue;
+            }
+            self.steps += 1;
+            if self.steps > SEARCH_STEPS || self.time <= self.least {
+                return;
+            }
+            let longer = time.max(self.step(last, next, true));
+            if longer < self.time {
+                self.used[next] = true;
+                self.ring.push(next);
+                self.extend(longer);
+                self.ring.pop();
+                self.used[next] = false;
+            }
+            self.step(last, next, false);
+        }
+    }
+
+    /// Adds the edge between two GPUs to the loads, or removes it. Returns the time of the fullest link of the
+    /// edge.
+    fn step(&mut self, a: usize, b: usize, add: bool) -> LinkTime {
+        let n = self.used.len() as u64;
+        let mut fullest = LinkTime::ZERO;
+        for (from, to) in [(a, b), (b, a)] {
+            for &link in &self.paths.get(from, to).links {
+                let load = &mut self.loads[link];
+                *load = if add { *load + n - 1 } else { *load + 1 - n };
+                let mb_s = self.graph.links[link].bandwidth.mb_s.into();
+                fullest = fullest.max(LinkTime::new(*load, n, mb_s));
+            }
+        }
+        fullest
+    }
+}
+
+fn slowest(graph: &MachineGraph, links: &[LinkId]) -> u32 {
+    links
+        .iter()
+        .map(|&link| graph.links[link].bandwidth.mb_s)
+        .min()
+        .unwrap_or(u32::MAX)
+}
+
+/// Returns a time that no ring can beat: each GPU has two edges. Both leave by the GPU's only link, or each by
+/// a link no faster than the GPU's fastest.
+fn least(graph: &MachineGraph, paths: &Paths) -> LinkTime {
+    (0..paths.count())
+        .map(|gpu| {
+            let firsts = first_links(graph, paths, gpu);
+            let edges = if firsts.len() == 1 { 2 } else { 1 };
+            least_of(paths, edges, firsts.last().copied())
+        })
+        .max()
+        .unwrap_or(LinkTime::ZERO)
+}
+
+/// Returns a time that no set of rings can beat: the bytes of each GPU that has only one link.
+fn least_of_sets(graph: &MachineGraph, paths: &Paths) -> LinkTime {
+    (0..paths.count())
+        .map(|gpu| first_links(graph, paths, gpu))
+        .filter(|firsts| firsts.len() == 1)
+        .map(|firsts| least_of(paths, 2, firsts.last().copied()))
+        .max()
+        .unwrap_or(LinkTime::ZERO)
+}
+
+/// Returns the time of `edges` edges of a ring over a link of `mb_s`.
+fn least_of(paths: &Paths, edges: u64, mb_s: Option<u32>) -> LinkTime {
+    let n = paths.count() as u64;
+    LinkTime::new(edges * (n - 1), n, mb_s.unwrap_or(1).into())
+}
+
+/// Returns the bandwidths of the links by which data of a GPU leaves it, slowest first.
+fn first_links(graph: &MachineGraph, paths: &Paths, gpu: usize) -> Vec<u32> {
+    let others = (0..paths.count()).filter(|&other| other != gpu);
+    let mut links: Vec<LinkId> = others
+        .filter_map(|other| paths.get(gpu, other).links.first().copied())
+        .collect();
+    links.sort_unstable();
+    links.dedup();
+    let mut bandwidths: Vec<u32> = links
+        .into_iter()
+        .map(|link| graph.links[link].bandwidth.mb_s)
+        .collect();
+    bandwidths.sort_unstable();
+    bandwidths
+}
+
+/// Returns the set of rings whose fullest link takes least time. Up to eight GPUs all rings are candidates; beyond,
+/// the set is the best ring alone.
+pub fn best_set(graph: &MachineGraph, paths: &Paths) -> RingSet {
+    let (ring, time) = best_ring(graph, paths);
+    let alone = RingSet::of_one(ring, time);
+    let n = paths.count();
+    if !(4..=ENUMERATED).contains(&n) || time <= least_of_sets(graph, paths) {
+        return alone;
+    }
+    pack_rings(graph, paths)
+        .filter(|set| set.time < alone.time)
+        .unwrap_or(alone)
+}
+
+/// Returns the rings that move most bytes in a second when no link carries more than its bandwidth.
+fn pack_rings(graph: &MachineGraph, paths: &Paths) -> Option<RingSet> {
+    let all = all_rings(graph, paths);
+    let n = paths.count() as u64;
+    // Links that all rings load alike are one row, with the least bandwidth: often both ways of a link.
+    let mut rows: BTreeMap<Vec<u32>, u64> = BTreeMap::new();
+    for (link, at) in graph.links.iter().zip(0..) {
+        let column: Vec<u32> = all.iter().map(|ring| ring.loads[at] as u32).collect();
+        if column.iter().any(|&units| units > 0) {
+            let room = rows.entry(column).or_insert(u64::MAX);
+            *room = (*room).min(link.bandwidth.mb_s.into());
+        }
+    }
+    let items: Vec<Vec<u32>> = (0..all.len())
+        .map(|ring| rows.keys().map(|row| row[ring]).collect())
+        .collect();
+    let rooms: Vec<u64> = rows.values().copied().collect();
+    let packing = pack(&items, &rooms)?;
+    let sum: u64 = packing.amounts.iter().map(|(_, amount)| amount).sum();
+    let rings = packing
+        .amounts
+        .iter()
+        .map(|&(ring, share)| (all[ring].order.clone(), share));
+    // A unit of load is 1/n of the message, so `sum / whole` rings a microsecond move n times as many bytes.
+    let time = LinkTime::new(packing.whole, n, sum);
+    Some(RingSet {
+        rings: rings.collect(),
+        time,
+    })
+}
+
+/// A ring with its units on each link.
+struct RingLoads {
+    order: RingOrder,
+    loads: Vec<u64>,
+}
+
+/// Returns all rings, each once and not in its reverse, in the order of ranks.
+fn all_rings(graph: &MachineGraph, paths: &Paths) -> Vec<RingLoads> {
+    let by_rank = graph.by_rank();
+    let mut all = Vec::new();
+    let mut rest: Vec<usize> = (1..by_rank.len()).collect();
+    loop {
+        if rest.first() < rest.last() {
+            let order: RingOrder = std::iter::once(0)
+                .chain(rest.iter().copied())
+                .map(|at| by_rank[at])
+                .collect();
+            let loads = Loads::ring(graph, paths, &order);
+            let loads = (0..graph.links.len())
+                .map(|link| loads.units(link))
+                .collect();
+            all.push(RingLoads { order, loads });
+        }
+        if !next_permutation(&mut rest) {
+            return all;
+        }
+    }
+}
+
+/// Turns `items` into the next permutation in lexicographic order; returns false after the last.
+pub(super) fn next_permutation(items: &mut [usize]) -> bool {
+    let Some(pivot) = (1..items.len()).rev().find(|&at| items[at - 1] < items[at]) else {
+        return false;
+    };
+    let larger = (pivot..items.len())
+        .rev()
+        .find(|&at| items[at] > items[pivot - 1]);
+    items.swap(pivot - 1, larger.unwrap_or(pivot));
+    items[pivot..].reverse();
+    true
+}

@@ -1,0 +1,4 @@
+//! Tests of the whole topology: machines with published predictions.
+
+mod machines;
+mod predictions;

@@ -1,0 +1,85 @@
+//! Predictions of an all_reduce of 256 MiB, in milliseconds.
+
+use super::machines::{case, dealt};
+use crate::topology::{MachineGraph, Paths, predict, read_xml, write_xml};
+
+/// The predictions of a machine: ring by rank, dealt, direct, best, bound, all direct today and best in 8 bits.
+struct Row(&'static str, [f64; 7]);
+
+const BYTES: u64 = 256 << 20;
+
+/// Bytes of `linear8` with blocks of 256 elements, per byte of fp32.
+const LINEAR8: f64 = (256.0 + 4.0) / 1024.0;
+
+const ROWS: [Row; 10] = [
+    Row("A", [39.15, 156.59, 89.48, 39.15, 39.15, 22.72, 9.94]),
+    Row("B", [46.98, 187.90, 107.37, 39.15, 39.15, 27.26, 9.94]),
+    Row("C", [29.36, 117.44, 67.11, 16.78, 16.78, 17.04, 4.26]),
+    Row("D", [10.49, 41.94, 33.55, 10.49, 10.49, 8.52, 2.66]),
+    Row("E", [78.29, 187.90, 107.37, 78.29, 78.29, 27.26, 19.88]),
+    Row("F", [29.36, 117.44, 67.11, 19.57, 19.57, 17.04, 4.97]),
+    Row("G", [16.78, 33.55, 22.37, 11.18, 11.18, 5.68, 2.84]),
+    Row("H", [46.98, 93.95, 80.53, 3.83, 3.26, 20.45, 1.70]),
+    Row("I", [14.68, 29.36, 25.17, 8.39, 4.89, 6.39, 2.13]),
+    Row("K", [1.27, 1.27, 1.27, 1.27, 1.27, 0.32, 0.32]),
+];
+
+/// Groups to which ranks are dealt in turn.
+fn groups_to_deal(name: &str) -> Vec<Vec<usize>> {
+    let of = |size: usize, count: usize| -> Vec<Vec<usize>> {
+        (0..count)
+            .map(|at| (at * size..(at + 1) * size).collect())
+            .collect()
+    };
+    match name {
+        "D" => of(4, 4),
+        "G" => of(2, 2),
+        "I" => vec![vec![0], vec![1, 2, 3], vec![4, 5], vec![6, 7]],
+        _ => of(4, 2),
+    }
+}
+
+#[test]
+fn machines_have_the_published_predictions() {
+    let mut wrong = Vec::new();
+    for Row(name, published) in ROWS {
+        let case = case(name);
+        let of = |machine| {
+            let graph = MachineGraph::new(machine);
+            let paths = Paths::new(&graph, &case.access);
+            predict(&graph, &paths)
+        };
+        let prediction = of(&case.machine);
+        let mut turned = case.machine.clone();
+        dealt(&mut turned, &groups_to_deal(name));
+        let dealt = of(&turned);
+        let ms = |time: crate::topology::LinkTime| time.milliseconds(BYTES);
+        let found = [
+            ms(prediction.ring_by_rank),
+            ms(dealt.ring_by_rank),
+            ms(prediction.direct),
+            ms(prediction.best()),
+            ms(prediction.bound),
+            ms(prediction.direct) * LINEAR8,
+            ms(prediction.best_direct()) * LINEAR8,
+        ];
+        println!("{name} {found:.2?} groups {:?}", prediction.groups);
+        for (found, published) in found.iter().zip(published) {
+            if (found - published).abs() > 0.01 * published {
+                wrong.push(format!("{name}: {found:.2} instead of {published}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn a_written_file_reads_back_to_the_machine() {
+    for Row(name, _) in ROWS {
+        let machine = case(name).machine;
+        let read = read_xml(&write_xml(&machine)).unwrap();
+        let [mut before, mut after] = [&machine, &read].map(MachineGraph::new);
+        (before.defects, after.defects) = (Vec::new(), Vec::new());
+        assert_eq!(before, after, "{name}");
+    }
+}

@@ -1,0 +1,362 @@
+//! Reads a machine from XML. The file may be hostile: size, elements and depth are limited, and document types
+//! are refused.
+
+use super::{MAX_BYTES, MAX_DEPTH, MAX_ELEMENTS};
+use crate::error::{Error, ErrorKind, Result};
+use crate::topology::machine::{
+    CpuSocket, Gpu, GpuLink, GpuLinkKind, Machine, Nic, PciDevice, PciLink, XmlVersion,
+};
+use crate::topology::{BusId, Defect, speed};
+use roxmltree::{Document, Node, ParsingOptions};
+use std::collections::BTreeMap;
+use std::str::FromStr;
+
+/// Reads a machine from the text of an XML file.
+///
+/// # Errors
+/// Invalid argument if the text is no XML, has another root or version, a document type, more than 8 MiB, 4,096
+/// elements or 64 levels, several hosts, no GPU, or a GPU without `dev`; if two GPUs have one address, `dev` or rank;
+/// or if a number is none. The sentence names the line. Milder defects are listed in
+/// [`Machine::defects`].
+pub fn read(text: &str) -> Result<Machine> {
+    if text.len() > MAX_BYTES {
+        return Err(Error::invalid_argument(format!(
+            "a topology file has at most {MAX_BYTES} bytes; this one has {}",
+            text.len()
+        )));
+    }
+    // Text between elements counts as nodes too.
+    let nodes_limit = 4 * MAX_ELEMENTS as u32;
+    let options = ParsingOptions {
+        allow_dtd: false,
+        nodes_limit,
+    };
+    let document = Document::parse_with_options(text, options).map_err(|error| match error {
+        roxmltree::Error::DtdDetected => Error::invalid_argument(
+            "document types (<!DOCTYPE>) are refused in a topology file; remove the line",
+        ),
+        roxmltree::Error::NodesLimitReached => too_many_elements(),
+        error => Error::invalid_argument(format!("line {}: no XML: {error}", error.pos().row)),
+    })?;
+    XmlReader {
+        document: &document,
+        defects: Vec::new(),
+        elements: 0,
+    }
+    .machine()
+}
+
+fn too_many_elements() -> Error {
+    Error::invalid_argument(format!(
+        "a topology file has at most {MAX_ELEMENTS} elements"
+    ))
+}
+
+struct XmlReader<'a> {
+    document: &'a Document<'a>,
+    defects: Vec<Defect>,
+    elements: usize,
+}
+
+impl XmlReader<'_> {
+    fn machine(mut self) -> Result<Machine> {
+        let root = self.document.root_element();
+        if root.tag_name().name() != "system" {
+            let found = format!("the root is <{}>, not <system>", root.tag_name().name());
+            return Err(self.refuse(root, found));
+        }
+        let version = match self.number::<u32>(root, "version")? {
+            Some(1) => XmlVersion::Nccl,
+            Some(2) => XmlVersion::Rccl,
+            Some(other) => {
+                let found = format!("version {other} is unknown; valid: 1 (NCCL), 2 (RCCL)");
+                return Err(self.refuse(root, found));
+            }
+            None => {
+                return Err(self.refuse(root, "<system> has no version; valid: 1 (NCCL), 2 (RCCL)"));
+            }
+        };
+        let mut sockets = Vec::new();
+        let mut hosts: Vec<&str> = Vec::new();
+        for node in self.children(root, 1)? {
+            if node.tag_name().name() != "cpu" {
+                continue;
+            }
+            let host = node.attribute("host_hash").unwrap_or("");
+            if !hosts.contains(&host) {
+                hosts.push(host);
+            }
+            if hosts.len() > 1 {
+                let found = "the file has several hosts (host_hash differs); give each host a file of its own";
+                return Err(self.refuse(node, found));
+            }
+            sockets.push(self.socket(node)?);
+        }
+        let machine = Machine {
+            sockets,
+            version,
+            defects: Vec::new(),
+        };
+        self.repeated_bridges(&machine);
+        self.check_gpus(root, &machine)?;
+        Ok(Machine {
+            defects: self.defects,
+            ..machine
+        })
+    }
+
+    fn refuse(&self, node: Node<'_, '_>, what: impl Into<String>) -> Error {
+        let row = self.document.text_pos_at(node.range().start).row;
+        Error::new(
+            ErrorKind::InvalidArgument,
+            format!("line {row}: {}", what.into()),
+        )
+    }
+
+    /// Returns the elements inside `node`, which is at `depth`.
+    fn children<'n, 'i>(&mut self, node: Node<'n, 'i>, depth: usize) -> Result<Vec<Node<'n, 'i>>> {
+        let children: Vec<_> = node.children().filter(Node::is_element).collect();
+        self.elements += children.len();
+        if self.elements > MAX_ELEMENTS {
+            return Err(too_many_elements());
+        }
+        match children.first() {
+            Some(child) if depth >= MAX_DEPTH => Err(self.refuse(
+                *child,
+                format!("elements are nested deeper than {MAX_DEPTH} levels"),
+            )),
+            _ => Ok(children),
+        }
+    }
+
+    /// Returns an attribute as a number; `None` if it is missing or empty.
+    fn number<T: FromStr>(&self, node: Node<'_, '_>, name: &str) -> Result<Option<T>> {
+        let Some(text) = node
+            .attribute(name)
+            .map(str::trim)
+            .filter(|text| !text.is_empty())
+        else {
+            return Ok(None);
+        };
+        let number = text.parse().map_err(|_| self.no_number(node, name, text))?;
+        Ok(Some(number))
+    }
+
+    /// Returns an attribute as a hexadecimal number; `None` if it is missing or empty.
+    fn hexadecimal(&self, node: Node<'_, '_>, name: &str) -> Result<Option<u64>> {
+        let Some(text) = node
+            .attribute(name)
+            .map(str::trim)
+            .filter(|text| !text.is_empty())
+        else {
+            return Ok(None);
+        };
+        let digits = text.strip_prefix("0x").unwrap_or(text);
+        let number = match digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            true => u64::from_str_radix(digits, 16).ok(),
+            false => None,
+        };
+        number
+            .map(Some)
+            .ok_or_else(|| self.no_number(node, name, text))
+    }
+
+    fn no_number(&self, node: Node<'_, '_>, name: &str, text: &str) -> Error {
+        let short: String = text.chars().take(40).collect();
+        let tag = node.tag_name().name();
+        self.refuse(
+            node,
+            format!("<{tag} {name}=\"{short}\"> is not a number in range"),
+        )
+    }
+
+    fn bus_id(&self, node: Node<'_, '_>, name: &str) -> Result<BusId> {
+        let tag = node.tag_name().name();
+        match node.attribute(name).map(str::trim) {
+            None | Some("") => Err(self.refuse(node, format!("<{tag}> has no {name}"))),
+            Some(text) => text.parse().map_err(|()| {
+                let short: String = text.chars().take(40).collect();
+                let found =
+                    format!("<{tag} {name}=\"{short}\"> is no PCI address such as 0000:c1:00.0");
+                self.refuse(node, found)
+            }),
+        }
+    }
+
+    fn socket(&mut self, node: Node<'_, '_>) -> Result<CpuSocket> {
+        let text = |name: &str| node.attribute(name).unwrap_or("").trim().to_string();
+        let vendor = node.attribute("vendor").unwrap_or("").to_string();
+        let mut socket = CpuSocket {
+            numa: self.number(node, "numaid")?.unwrap_or(-1),
+            arch: text("arch"),
+            vendor,
+            family: self.number(node, "familyid")?,
+            model: self.number(node, "modelid")?,
+            affinity: text("affinity"),
+            ..CpuSocket::default()
+        };
+        for child in self.children(node, 2)? {
+            match child.tag_name().name() {
+                "pci" => socket.devices.push(self.device(child, 3)?),
+                "nic" => socket.nics.extend(self.nics(child, 3)?),
+                "gpu" => return Err(self.refuse(child, "<gpu> stands outside of any <pci>")),
+                _ => {}
+            }
+        }
+        Ok(socket)
+    }
+
+    /// Reads a device whose children are at `depth`. The depth limits the recursion.
+    fn device(&mut self, node: Node<'_, '_>, depth: usize) -> Result<PciDevice> {
+        let mut device = PciDevice::new(self.bus_id(node, "busid")?);
+        device.class = self.hexadecimal(node, "class")?.map(|class| class as u32);
+        for (id, name) in
+            device
+                .ids
+                .iter_mut()
+                .zip(["vendor", "device", "subsystem_vendor", "subsystem_device"])
+        {
+            *id = self.hexadecimal(node, name)?.unwrap_or(0) as u16;
+        }
+        device.link = PciLink {
+            speed: speed::generation(node.attribute("link_speed").unwrap_or("")),
+            width: self.number(node, "link_width")?,
+        };
+        if device.class.is_none() {
+            self.defects.push(Defect::NoClass(device.bus_id));
+        }
+        for child in self.children(node, depth)? {
+            match child.tag_name().name() {
+                "pci" => device.devices.push(self.device(child, depth + 1)?),
+                "nic" => device.nics.extend(self.nics(child, depth + 1)?),
+                "gpu" if device.gpu.is_some() => {
+                    return Err(self.refuse(child, "a second <gpu> in one <pci>"));
+                }
+                "gpu" => device.gpu = Some(self.gpu(child, depth + 1)?),
+                _ => {}
+            }
+        }
+        Ok(device)
+    }
+
+    fn gpu(&mut self, node: Node<'_, '_>, depth: usize) -> Result<Gpu> {
+        let dev = self.number(node, "dev")?;
+        let dev =
+            dev.ok_or_else(|| self.refuse(node, "<gpu> has no dev, the number of the GPU"))?;
+        let mut gpu = Gpu {
+            dev,
+            rank: self.number(node, "rank")?,
+            sm: self.number(node, "sm")?,
+            gcn: self.architecture(node)?,
+            gdr: self.number::<u32>(node, "gdr")? == Some(1),
+            links: Vec::new(),
+        };
+        for child in self.children(node, depth)? {
+            let kind = match child.tag_name().name() {
+                "nvlink" => GpuLinkKind::NvLink,
+                "xgmi" => GpuLinkKind::Xgmi,
+                "c2c" => GpuLinkKind::C2c,
+                _ => continue,
+            };
+            let target = match kind {
+                GpuLinkKind::C2c => None,
+                _ => Some(self.bus_id(child, "target")?),
+            };
+            gpu.links.push(GpuLink {
+                kind,
+                target,
+                target_class: self.hexadecimal(child, "tclass")?.map(|class| class as u32),
+                count: self.number(child, "count")?.unwrap_or(1),
+                bandwidth: None,
+            });
+        }
+        Ok(gpu)
+    }
+
+    /// Reads `gcn`, which is decimal (`908`) or a name (`gfx90a`, whose last digit is hexadecimal).
+    fn architecture(&self, node: Node<'_, '_>) -> Result<Option<u32>> {
+        let Some(text) = node
+            .attribute("gcn")
+            .map(str::trim)
+            .filter(|text| !text.is_empty())
+        else {
+            return Ok(None);
+        };
+        let digits = text
+            .strip_prefix("gfx")
+            .unwrap_or(text)
+            .split(':')
+            .next()
+            .unwrap_or("");
+        let digit = |sum: Option<u32>, c: char| sum?.checked_mul(10)?.checked_add(c.to_digit(16)?);
+        let number = digits
+            .chars()
+            .fold(Some(0), digit)
+            .filter(|_| !digits.is_empty());
+        number
+            .map(Some)
+            .ok_or_else(|| self.no_number(node, "gcn", text))
+    }
+
+    fn nics(&mut self, node: Node<'_, '_>, depth: usize) -> Result<Vec<Nic>> {
+        let mut nics = Vec::new();
+        for child in self.children(node, depth)? {
+            if child.tag_name().name() != "net" {
+                continue;
+            }
+            nics.push(Nic {
+                name: child.attribute("name").unwrap_or("").to_string(),
+                dev: self.number(child, "dev")?.unwrap_or(0),
+                speed: self.number(child, "speed")?,
+                port: self.number(child, "port")?.unwrap_or(0),
+                guid: self.hexadecimal(child, "guid")?.unwrap_or(0),
+                gdr: self.number::<u32>(child, "gdr")? == Some(1),
+            });
+        }
+        Ok(nics)
+    }
+
+    /// Notes the addresses that several bridges have.
+    fn repeated_bridges(&mut self, machine: &Machine) {
+        let mut times: BTreeMap<BusId, usize> = BTreeMap::new();
+        for device in machine.pci_devices() {
+            if device.gpu.is_none() && !device.devices.is_empty() {
+                *times.entry(device.bus_id).or_default() += 1;
+            }
+        }
+        let repeated = times.into_iter().filter(|(_, times)| *times > 1);
+        self.defects
+            .extend(repeated.map(|(bus_id, times)| Defect::RepeatedBridge(bus_id, times)));
+    }
+
+    fn check_gpus(&self, root: Node<'_, '_>, machine: &Machine) -> Result<()> {
+        let devices = machine.pci_devices();
+        let gpus: Vec<(BusId, &Gpu)> = devices
+            .iter()
+            .filter_map(|d| Some((d.bus_id, d.gpu.as_ref()?)))
+            .collect();
+        if gpus.is_empty() {
+            return Err(self.refuse(root, "the file has no <gpu>"));
+        }
+        for (at, (bus_id, gpu)) in gpus.iter().enumerate() {
+            for (other_id, other) in &gpus[..at] {
+                let what = if bus_id == other_id {
+                    format!("two GPUs have the address {bus_id}")
+                } else if gpu.dev == other.dev {
+                    format!("GPUs {other_id} and {bus_id} both have dev {}", gpu.dev)
+                } else if gpu.rank.is_some() && gpu.rank == other.rank {
+                    format!(
+                        "GPUs {other_id} and {bus_id} both have rank {}",
+                        gpu.rank.unwrap_or(0)
+                    )
+                } else {
+                    continue;
+                };
+                let gpu = |node: &Node<'_, '_>| node.tag_name().name() == "gpu";
+                let node = root.descendants().filter(gpu).nth(at).unwrap_or(root);
+                return Err(self.refuse(node, what));
+            }
+        }
+        Ok(())
+    }
+}
