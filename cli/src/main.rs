@@ -21,6 +21,7 @@ mod preload;
 mod run;
 #[cfg(test)]
 mod testing;
+mod topo;
 
 use cinch::Config;
 use clap::{Parser, Subcommand};
@@ -70,6 +71,8 @@ enum ToolCommand {
     Tune(Box<bench::gpu::tune::TuneOptions>),
     /// Show versions, machine, GPUs, transports and settings; as a rank, also the communicator
     Info(InfoOptions),
+    /// Show a machine's topology and what schedules cost on it: paths, groups, rings, predictions
+    Topo(topo::TopoOptions),
     /// List codecs, or with --table show their errors beside the published ones
     Codecs(CodecsOptions),
     /// Measure codecs on arrays in GPU memory, and compressed copies between GPU and host
@@ -132,6 +135,7 @@ fn main() -> ExitCode {
         }
         ToolCommand::Info(options) if options.preload.is_some() => show_preload(&options),
         ToolCommand::Info(options) => config().and_then(|config| info(&options, config)),
+        ToolCommand::Topo(options) => config().and_then(|config| topo::main(&options, &config)),
         ToolCommand::Codecs(options) => codecs(&options),
         ToolCommand::Arrays(options) => arrays::main(&options),
         ToolCommand::Predict(options) => {

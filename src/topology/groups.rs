@@ -61,7 +61,6 @@ pub fn partitions(graph: &MachineGraph, paths: &Paths) -> Vec<Partition> {
     let node = |gpu: usize| graph.gpus[gpu].node;
     let mut all = vec![
         Partition::new("NVLink island", graph, island_of(graph, &linked)),
-        Partition::new("NVLink island", graph, clique_of(graph, &linked)),
         Partition::new("switch", graph, |gpu| {
             switches(graph, node(gpu)).next().unwrap_or(node(gpu))
         }),
@@ -128,28 +127,4 @@ fn island_of(
             return move |gpu| lowest[gpu];
         }
     }
-}
-
-/// Returns a number for each GPU that is equal for GPUs of one clique of NVLinks. The lowest GPU without a
-/// clique starts each clique, and takes each next GPU that all its members are linked with.
-fn clique_of(
-    graph: &MachineGraph,
-    linked: &dyn Fn(usize, usize) -> bool,
-) -> impl Fn(usize) -> usize {
-    let by_rank = graph.by_rank();
-    let mut clique = vec![usize::MAX; by_rank.len()];
-    for &first in &by_rank {
-        if clique[first] != usize::MAX {
-            continue;
-        }
-        let mut members: Vec<usize> = Vec::new();
-        for &gpu in &by_rank {
-            if clique[gpu] == usize::MAX && members.iter().chain([&first]).all(|&m| linked(m, gpu))
-            {
-                clique[gpu] = first;
-                members.push(gpu);
-            }
-        }
-    }
-    move |gpu| clique[gpu]
 }

@@ -49,5 +49,5 @@ pub use machine::{
 };
 pub use paths::{PathType, Paths, PeerAccess};
 pub use predict::{AllReducePrediction, predict};
-pub use rings::{RingOrder, RingSet};
+pub use rings::{RingOrder, RingSet, best_ring, best_set};
 pub use xml::{read as read_xml, write as write_xml};

@@ -19,7 +19,7 @@ pub type RingOrder = Vec<usize>;
 /// Rings that share the message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RingSet {
-    /// Rings, each with its share of the message. The sum of all shares is the whole.
+    /// Rings, each with its share of the message, largest shares first. The sum of all shares is the whole.
     pub rings: Vec<(RingOrder, u64)>,
     /// Time of the fullest link.
     pub time: LinkTime,
@@ -220,11 +220,15 @@ pub fn best_set(graph: &MachineGraph, paths: &Paths) -> RingSet {
 fn pack_rings(graph: &MachineGraph, paths: &Paths) -> Option<RingSet> {
     let all = all_rings(graph, paths);
     let n = paths.count() as u64;
-    // Links that all rings load alike are one row, with the least bandwidth: often both ways of a link.
+    // Links that all rings load alike are one row, with the least bandwidth: often both ways of a link. Each
+    // edge of a ring is a load of 1 here.
     let mut rows: BTreeMap<Vec<u32>, u64> = BTreeMap::new();
     for (link, at) in graph.links.iter().zip(0..) {
-        let column: Vec<u32> = all.iter().map(|ring| ring.loads[at] as u32).collect();
-        if column.iter().any(|&units| units > 0) {
+        let column: Vec<u32> = all
+            .iter()
+            .map(|ring| (ring.loads[at] / (n - 1)) as u32)
+            .collect();
+        if column.iter().any(|&edges| edges > 0) {
             let room = rows.entry(column).or_insert(u64::MAX);
             *room = (*room).min(link.bandwidth.mb_s.into());
         }
@@ -232,19 +236,27 @@ fn pack_rings(graph: &MachineGraph, paths: &Paths) -> Option<RingSet> {
     let items: Vec<Vec<u32>> = (0..all.len())
         .map(|ring| rows.keys().map(|row| row[ring]).collect())
         .collect();
-    let rooms: Vec<u64> = rows.values().copied().collect();
+    // Small numbers keep the search within its 128 bits.
+    let unit = rows.values().copied().fold(0, greatest_common_divisor);
+    let rooms: Vec<u64> = rows.values().map(|room| room / unit).collect();
     let packing = pack(&items, &rooms)?;
     let sum: u64 = packing.amounts.iter().map(|(_, amount)| amount).sum();
     let rings = packing
         .amounts
         .iter()
         .map(|&(ring, share)| (all[ring].order.clone(), share));
-    // A unit of load is 1/n of the message, so `sum / whole` rings a microsecond move n times as many bytes.
-    let time = LinkTime::new(packing.whole, n, sum);
-    Some(RingSet {
-        rings: rings.collect(),
-        time,
-    })
+    // An edge carries (n-1)/n of the message each way.
+    let time = LinkTime::new((n - 1) * packing.whole, n * unit, sum);
+    let mut rings: Vec<(RingOrder, u64)> = rings.collect();
+    rings.sort_by_key(|(_, share)| std::cmp::Reverse(*share));
+    Some(RingSet { rings, time })
+}
+
+fn greatest_common_divisor(a: u64, b: u64) -> u64 {
+    match b {
+        0 => a,
+        _ => greatest_common_divisor(b, a % b),
+    }
 }
 
 /// A ring with its units on each link.

@@ -2,3 +2,4 @@
 
 mod machines;
 mod predictions;
+mod xml_input;

@@ -1,7 +1,7 @@
-//! Reads a machine from XML. The file may be hostile: size, elements and depth are limited, and document types
-//! are refused.
+//! Reads a machine from XML. The file may be hostile: its size and shape are limited, and document types are
+//! refused.
 
-use super::{MAX_BYTES, MAX_DEPTH, MAX_ELEMENTS};
+use super::limits;
 use crate::error::{Error, ErrorKind, Result};
 use crate::topology::machine::{
     CpuSocket, Gpu, GpuLink, GpuLinkKind, Machine, Nic, PciDevice, PciLink, XmlVersion,
@@ -19,43 +19,27 @@ use std::str::FromStr;
 /// or if a number is none. The sentence names the line. Milder defects are listed in
 /// [`Machine::defects`].
 pub fn read(text: &str) -> Result<Machine> {
-    if text.len() > MAX_BYTES {
-        return Err(Error::invalid_argument(format!(
-            "a topology file has at most {MAX_BYTES} bytes; this one has {}",
-            text.len()
-        )));
-    }
-    // Text between elements counts as nodes too.
-    let nodes_limit = 4 * MAX_ELEMENTS as u32;
+    limits::check(text)?;
     let options = ParsingOptions {
         allow_dtd: false,
-        nodes_limit,
+        ..ParsingOptions::default()
     };
     let document = Document::parse_with_options(text, options).map_err(|error| match error {
         roxmltree::Error::DtdDetected => Error::invalid_argument(
             "document types (<!DOCTYPE>) are refused in a topology file; remove the line",
         ),
-        roxmltree::Error::NodesLimitReached => too_many_elements(),
         error => Error::invalid_argument(format!("line {}: no XML: {error}", error.pos().row)),
     })?;
     XmlReader {
         document: &document,
         defects: Vec::new(),
-        elements: 0,
     }
     .machine()
-}
-
-fn too_many_elements() -> Error {
-    Error::invalid_argument(format!(
-        "a topology file has at most {MAX_ELEMENTS} elements"
-    ))
 }
 
 struct XmlReader<'a> {
     document: &'a Document<'a>,
     defects: Vec<Defect>,
-    elements: usize,
 }
 
 impl XmlReader<'_> {
@@ -78,7 +62,7 @@ impl XmlReader<'_> {
         };
         let mut sockets = Vec::new();
         let mut hosts: Vec<&str> = Vec::new();
-        for node in self.children(root, 1)? {
+        for node in elements(root) {
             if node.tag_name().name() != "cpu" {
                 continue;
             }
@@ -111,22 +95,6 @@ impl XmlReader<'_> {
             ErrorKind::InvalidArgument,
             format!("line {row}: {}", what.into()),
         )
-    }
-
-    /// Returns the elements inside `node`, which is at `depth`.
-    fn children<'n, 'i>(&mut self, node: Node<'n, 'i>, depth: usize) -> Result<Vec<Node<'n, 'i>>> {
-        let children: Vec<_> = node.children().filter(Node::is_element).collect();
-        self.elements += children.len();
-        if self.elements > MAX_ELEMENTS {
-            return Err(too_many_elements());
-        }
-        match children.first() {
-            Some(child) if depth >= MAX_DEPTH => Err(self.refuse(
-                *child,
-                format!("elements are nested deeper than {MAX_DEPTH} levels"),
-            )),
-            _ => Ok(children),
-        }
     }
 
     /// Returns an attribute as a number; `None` if it is missing or empty.
@@ -195,10 +163,10 @@ impl XmlReader<'_> {
             affinity: text("affinity"),
             ..CpuSocket::default()
         };
-        for child in self.children(node, 2)? {
+        for child in elements(node) {
             match child.tag_name().name() {
-                "pci" => socket.devices.push(self.device(child, 3)?),
-                "nic" => socket.nics.extend(self.nics(child, 3)?),
+                "pci" => socket.devices.push(self.device(child)?),
+                "nic" => socket.nics.extend(self.nics(child)?),
                 "gpu" => return Err(self.refuse(child, "<gpu> stands outside of any <pci>")),
                 _ => {}
             }
@@ -206,8 +174,8 @@ impl XmlReader<'_> {
         Ok(socket)
     }
 
-    /// Reads a device whose children are at `depth`. The depth limits the recursion.
-    fn device(&mut self, node: Node<'_, '_>, depth: usize) -> Result<PciDevice> {
+    /// Reads a device and all behind it. The limit of nesting bounds the recursion.
+    fn device(&mut self, node: Node<'_, '_>) -> Result<PciDevice> {
         let mut device = PciDevice::new(self.bus_id(node, "busid")?);
         device.class = self.hexadecimal(node, "class")?.map(|class| class as u32);
         for (id, name) in
@@ -225,21 +193,21 @@ impl XmlReader<'_> {
         if device.class.is_none() {
             self.defects.push(Defect::NoClass(device.bus_id));
         }
-        for child in self.children(node, depth)? {
+        for child in elements(node) {
             match child.tag_name().name() {
-                "pci" => device.devices.push(self.device(child, depth + 1)?),
-                "nic" => device.nics.extend(self.nics(child, depth + 1)?),
+                "pci" => device.devices.push(self.device(child)?),
+                "nic" => device.nics.extend(self.nics(child)?),
                 "gpu" if device.gpu.is_some() => {
                     return Err(self.refuse(child, "a second <gpu> in one <pci>"));
                 }
-                "gpu" => device.gpu = Some(self.gpu(child, depth + 1)?),
+                "gpu" => device.gpu = Some(self.gpu(child)?),
                 _ => {}
             }
         }
         Ok(device)
     }
 
-    fn gpu(&mut self, node: Node<'_, '_>, depth: usize) -> Result<Gpu> {
+    fn gpu(&mut self, node: Node<'_, '_>) -> Result<Gpu> {
         let dev = self.number(node, "dev")?;
         let dev =
             dev.ok_or_else(|| self.refuse(node, "<gpu> has no dev, the number of the GPU"))?;
@@ -251,7 +219,7 @@ impl XmlReader<'_> {
             gdr: self.number::<u32>(node, "gdr")? == Some(1),
             links: Vec::new(),
         };
-        for child in self.children(node, depth)? {
+        for child in elements(node) {
             let kind = match child.tag_name().name() {
                 "nvlink" => GpuLinkKind::NvLink,
                 "xgmi" => GpuLinkKind::Xgmi,
@@ -298,9 +266,9 @@ impl XmlReader<'_> {
             .ok_or_else(|| self.no_number(node, "gcn", text))
     }
 
-    fn nics(&mut self, node: Node<'_, '_>, depth: usize) -> Result<Vec<Nic>> {
+    fn nics(&mut self, node: Node<'_, '_>) -> Result<Vec<Nic>> {
         let mut nics = Vec::new();
-        for child in self.children(node, depth)? {
+        for child in elements(node) {
             if child.tag_name().name() != "net" {
                 continue;
             }
@@ -359,4 +327,9 @@ impl XmlReader<'_> {
         }
         Ok(())
     }
+}
+
+/// Returns the elements inside `node`, without text and comments.
+fn elements<'n, 'i>(node: Node<'n, 'i>) -> impl Iterator<Item = Node<'n, 'i>> {
+    node.children().filter(Node::is_element)
 }

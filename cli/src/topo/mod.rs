@@ -1,0 +1,239 @@
+//! `cinch topo`: shows a machine's topology, and what schedules cost on it.
+
+mod json;
+mod svg;
+mod text;
+
+use crate::{ExitResult, FAILURE, USAGE, finish};
+use cinch::Config;
+use cinch::topology::{
+    AllReducePrediction, Machine, MachineGraph, PathType, Paths, PeerAccess, predict, read_xml,
+    write_xml,
+};
+use std::fs;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+/// Options of `cinch topo`.
+#[derive(clap::Args)]
+pub struct TopoOptions {
+    /// Topology file in NCCL's XML format, as NCCL_TOPO_DUMP_FILE writes it
+    #[arg(long, value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// Message size of the predictions
+    #[arg(short, long, value_name = "N", default_value = "256M", value_parser = crate::bench::values::parse_size)]
+    bytes: usize,
+    /// Farthest path over which GPUs access each other's memory: never, NVL, PIX, PXB, PHB or SYS. By default the rule
+    /// of NCCL (version 1) or RCCL (version 2), or never with CINCH_P2P_DISABLE=1
+    #[arg(long, value_name = "PATH", value_parser = parse_access)]
+    peer_access: Option<PeerAccess>,
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    json: bool,
+    /// Write the machine in NCCL's XML format
+    #[arg(long, value_name = "FILE")]
+    xml: Option<PathBuf>,
+    /// Draw the machine, its links, and the best rings or groups
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+}
+
+/// A machine and everything that is shown of it.
+struct Shown {
+    source: String,
+    machine: Machine,
+    graph: MachineGraph,
+    paths: Paths,
+    prediction: AllReducePrediction,
+    bytes: u64,
+}
+
+/// Bytes of `linear8` with blocks of 256 elements, per byte of fp32.
+fn linear8_ratio() -> f64 {
+    use cinch::types::CodecKind;
+    use cinch::{CodecSpec, DType};
+    crate::bench::metrics::bytes_per_element(CodecSpec::of(CodecKind::Linear8), DType::F32) / 4.0
+}
+
+/// Shows the machine that `options` name.
+pub fn main(options: &TopoOptions, config: &Config) -> ExitResult {
+    let (source, machine) = describe(options)?;
+    let graph = MachineGraph::new(&machine);
+    let access = match &options.peer_access {
+        Some(access) => access.clone(),
+        None if config.p2p_disable => PeerAccess::Never,
+        None => PeerAccess::Rule,
+    };
+    let paths = Paths::new(&graph, &access);
+    let prediction = predict(&graph, &paths);
+    let bytes = options.bytes as u64;
+    let shown = Shown {
+        source,
+        machine,
+        graph,
+        paths,
+        prediction,
+        bytes,
+    };
+    if let Some(path) = &options.xml {
+        save(path, &write_xml(&shown.machine))?;
+    }
+    if let Some(path) = &options.svg {
+        save(path, &svg::draw(&shown))?;
+    }
+    let mut out = io::stdout().lock();
+    finish(match options.json {
+        true => json::write(&shown, &mut out),
+        false => text::write(&shown, &mut out),
+    })
+}
+
+/// Returns the machine, and where its description comes from.
+fn describe(options: &TopoOptions) -> ExitResult<(String, Machine)> {
+    let Some(path) = &options.file else {
+        return Err((USAGE, "give a topology file by --file".into()));
+    };
+    let text =
+        read_limited(path).map_err(|error| (USAGE, format!("{}: {error}", path.display())))?;
+    let machine =
+        read_xml(&text).map_err(|error| (USAGE, format!("{}: {error}", path.display())))?;
+    Ok((path.display().to_string(), machine))
+}
+
+/// Reads a file, which may be one byte larger than the XML reader allows, so that the reader refuses it.
+fn read_limited(path: &Path) -> io::Result<String> {
+    let mut text = Vec::new();
+    fs::File::open(path)?
+        .take((8 << 20) + 1)
+        .read_to_end(&mut text)?;
+    String::from_utf8(text).map_err(|_| io::Error::other("the file is not UTF-8"))
+}
+
+fn save(path: &Path, text: &str) -> ExitResult<()> {
+    fs::write(path, text).map_err(|error| (FAILURE, format!("{}: {error}", path.display())))
+}
+
+fn parse_access(text: &str) -> Result<PeerAccess, String> {
+    let classes = [
+        PathType::Nvl,
+        PathType::Pix,
+        PathType::Pxb,
+        PathType::Phb,
+        PathType::Sys,
+    ];
+    if text.eq_ignore_ascii_case("never") {
+        return Ok(PeerAccess::Never);
+    }
+    let found = classes
+        .into_iter()
+        .find(|class| class.name().eq_ignore_ascii_case(text));
+    found
+        .map(PeerAccess::UpTo)
+        .ok_or_else(|| "valid: never, NVL, PIX, PXB, PHB, SYS".into())
+}
+
+impl Shown {
+    fn gpus(&self) -> usize {
+        self.graph.gpus.len()
+    }
+
+    /// Returns predicted times by name, in milliseconds; `None` where the machine has no such schedule.
+    fn predicted_ms(&self) -> Vec<(&'static str, f64)> {
+        let prediction = &self.prediction;
+        let ms = |time: cinch::topology::LinkTime| time.milliseconds(self.bytes);
+        let ratio = linear8_ratio();
+        vec![
+            ("ring_by_rank", ms(prediction.ring_by_rank)),
+            ("best_ring", ms(prediction.best_ring.1)),
+            ("ring_set", ms(prediction.ring_set.time)),
+            ("direct", ms(prediction.direct)),
+            ("best", ms(prediction.best())),
+            ("bound", ms(prediction.bound)),
+            ("direct_linear8", ms(prediction.direct) * ratio),
+            ("best_linear8", ms(prediction.best_direct()) * ratio),
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown(file: &str) -> Shown {
+        let file = format!("{}/../tests/topology/{file}", env!("CARGO_MANIFEST_DIR"));
+        let options = TopoOptions {
+            file: Some(file.into()),
+            bytes: 256 << 20,
+            peer_access: None,
+            json: true,
+            xml: None,
+            svg: None,
+        };
+        let (source, machine) = describe(&options).unwrap();
+        let graph = MachineGraph::new(&machine);
+        let paths = Paths::new(&graph, &PeerAccess::Rule);
+        let prediction = predict(&graph, &paths);
+        let bytes = options.bytes as u64;
+        Shown {
+            source,
+            machine,
+            graph,
+            paths,
+            prediction,
+            bytes,
+        }
+    }
+
+    #[test]
+    fn one_json_object_describes_a_machine() {
+        let mut out = Vec::new();
+        json::write(&shown("B.xml"), &mut out).unwrap();
+        let value: serde_json::Value = serde_json::from_slice(&out).unwrap();
+        assert_eq!(value["gpus"][7], "0000:17:00.0");
+        assert_eq!(value["paths"][0][1], "PIX");
+        assert_eq!(value["paths"][0][4], "SYS");
+        assert_eq!(
+            value["groups"],
+            serde_json::json!([[0, 1], [2, 3], [4, 5], [6, 7]])
+        );
+        assert_eq!(
+            value["rings"],
+            serde_json::json!([[0, 1, 2, 3, 4, 5, 6, 7]])
+        );
+        for (name, ms) in [
+            ("ring_by_rank", 46.98),
+            ("best", 39.15),
+            ("best_linear8", 9.94),
+        ] {
+            let found = value["predicted_ms"][name].as_f64().unwrap();
+            assert!((found - ms).abs() < 0.01, "{name}: {found}");
+        }
+    }
+
+    #[test]
+    fn text_and_drawing_show_every_gpu() {
+        for file in ["A.xml", "G.xml", "H.xml", "K.xml"] {
+            let shown = shown(file);
+            let mut text = Vec::new();
+            text::write(&shown, &mut text).unwrap();
+            let text = String::from_utf8(text).unwrap();
+            let svg = svg::draw(&shown);
+            for gpu in &shown.graph.gpus {
+                let name = gpu.bus_id.to_string();
+                assert!(
+                    text.contains(&name) && svg.contains(&name),
+                    "{file}: {name}"
+                );
+            }
+            assert!(text.contains("best ring") || text.contains("best set of rings"));
+            assert!(svg.starts_with("<svg") && svg.ends_with("</svg>\n"));
+        }
+    }
+
+    #[test]
+    fn peer_access_is_a_class_of_path_or_never() {
+        assert_eq!(parse_access("never"), Ok(PeerAccess::Never));
+        assert_eq!(parse_access("phb"), Ok(PeerAccess::UpTo(PathType::Phb)));
+        assert!(parse_access("near").unwrap_err().contains("PIX"));
+    }
+}
