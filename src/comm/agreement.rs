@@ -5,7 +5,7 @@
 //! and a difference fails all ranks with an error that names the setting.
 
 use crate::bootstrap::{OutOfBand, PeerInfo};
-use crate::config::{CodecPolicy, Config, KNOBS, Sharing, TuningChoice};
+use crate::config::{CodecPolicy, Config, FileChoice, KNOBS, Sharing};
 use crate::error::{Error, ErrorKind, Result};
 use crate::plan::TuningTable;
 use crate::types::DeviceChoice;
@@ -81,8 +81,14 @@ fn effect(
             DeviceChoice::Current | DeviceChoice::Cuda(_) => "cuda".into(),
         },
         // The file may lie elsewhere on each host; its content counts.
+        // Files may lie elsewhere; ranks compare what follows from them once it is known.
+        ("CINCH_TOPO", ..) => match config.topology {
+            FileChoice::Auto => "auto".into(),
+            FileChoice::Off => "off".into(),
+            FileChoice::File(_) => "a file".into(),
+        },
         ("CINCH_TUNING", Some(table), _) => format!("table {}", table.fingerprint()),
-        ("CINCH_TUNING", None, TuningChoice::Off) => "off".into(),
+        ("CINCH_TUNING", None, FileChoice::Off) => "off".into(),
         ("CINCH_TUNING", None, _) => "auto".into(),
         _ => policy.in_effect(name).unwrap_or_default(),
     }

@@ -4,7 +4,7 @@ use super::check::{self, BufferRanges};
 use super::sample::Admission;
 use super::{Call, CommInfo, Communicator, DeviceState, PanicGuard, Report};
 use crate::bootstrap::OutOfBandRef;
-use crate::config::{CodecPolicy, Config, TuningChoice};
+use crate::config::{CodecPolicy, Config, FileChoice};
 use crate::cpu::{FloatEnvironment, Isa};
 use crate::engine::gpu::kernels::{self, Kernels};
 use crate::engine::gpu::{
@@ -330,7 +330,7 @@ fn tuning(
         });
     }
     match (table, &config.tuning) {
-        (_, TuningChoice::Off) => Ok(Tuning::Model("CINCH_TUNING=off".into())),
+        (_, FileChoice::Off) => Ok(Tuning::Model("CINCH_TUNING=off".into())),
         (Some(table), _) => Ok(Tuning::of_file(table, &sites)),
         (None, _) => Tuning::of_library(&sites),
     }

@@ -2,15 +2,16 @@
 
 use super::sample::Sampler;
 use super::stats::CommCounters;
-use super::{CommInfo, Communicator, DeviceState, agreement, costs, gpu};
+use super::{CommInfo, Communicator, DeviceState, agreement, costs, gpu, topology};
 use crate::bootstrap::{self, ControlPlane, OutOfBandRef, PeerInfo, UniqueId};
-use crate::config::{CodecPolicy, Config, TuningChoice, launcher_environment};
+use crate::config::{CodecPolicy, Config, FileChoice, launcher_environment};
 use crate::cpu::{FloatEnvironment, Isa};
 use crate::engine::HostEngine;
 use crate::error::{Error, Result};
 use crate::plan::{MachineFacts, TuningTable};
 use crate::schedule::Hosts;
 use crate::sync::Fault;
+use crate::sys::file;
 use crate::sys::fork::{ForkOwned, ProcessId};
 use crate::sys::log::{self, Level};
 use crate::transport::{self, ConnectContext};
@@ -218,6 +219,13 @@ fn on_host(
         isa,
         (machine, hosts),
     );
+    if let Some(topology) = topology::on_host(&**exchange, config)? {
+        log::line(
+            Level::Info,
+            format_args!("rings and groups are chosen by a topology: {topology}"),
+        );
+        engine.set_topology(topology);
+    }
     // All ranks have agreed on the policy, and measure together.
     if policy.codec.auto {
         costs::measure(exchange, policy.codec.inter, &mut engine, isa)
@@ -226,13 +234,16 @@ fn on_host(
     Ok((info, engine))
 }
 
+/// Largest size of a tuning table in bytes; tables of `cinch tune` have a few hundred kilobytes.
+const MAX_TABLE_BYTES: usize = 8 << 20;
+
 /// Reads the tuning table that `CINCH_TUNING` names.
 fn table(config: &Config) -> Result<Option<Arc<TuningTable>>> {
-    let TuningChoice::File(path) = &config.tuning else {
+    let FileChoice::File(path) = &config.tuning else {
         return Ok(None);
     };
     let name = path.display().to_string();
-    let text = std::fs::read_to_string(path)
+    let text = file::read_text(path, MAX_TABLE_BYTES)
         .map_err(|error| Error::invalid_argument(format!("CINCH_TUNING={name}: {error}")))?;
     let table = TuningTable::parse(&name, &text).map_err(|error| error.context("CINCH_TUNING"))?;
     Ok(Some(Arc::new(table)))
@@ -260,10 +271,10 @@ mod tests {
 
     #[test]
     fn setting_that_one_rank_cannot_follow_is_announced() {
-        let missing = TuningChoice::File("/no/such/table".into());
+        let missing = FileChoice::File("/no/such/table".into());
         let mut settings = vec![(String::new(), missing, "CINCH_TUNING=/no/such/table")];
         if Isa::detect() < Isa::Avx512 {
-            settings.push(("avx512".into(), TuningChoice::Auto, "CINCH_SIMD=avx512"));
+            settings.push(("avx512".into(), FileChoice::Auto, "CINCH_SIMD=avx512"));
         }
         for (simd, tuning, word) in settings {
             let faults = [Fault::new(), Fault::new()];

@@ -18,6 +18,7 @@ mod sample;
 mod split;
 mod stats;
 mod teardown;
+mod topology;
 mod typed;
 
 pub use crate::engine::Report;

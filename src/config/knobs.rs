@@ -6,7 +6,7 @@ use super::kinds::{
     Auto, ByteCount, Custom, FilePath, FreeText, Member, Parsed, PowerOfTwo, Seconds, Switch,
     ValueKind, WholeNumber, Word, non_empty,
 };
-use super::{Note, Origin, TuningChoice};
+use super::{FileChoice, Note, Origin};
 use crate::types::{
     Algorithm, CodecSetting, DeviceChoice, Kernel, Protocol, Subsystems, TransportKind,
 };
@@ -171,8 +171,10 @@ knobs! {
         "protocol of kernels, where they have it";
     CINCH_KERNEL kernel: Option<Kernel> = None, Auto(Member(&Kernel::ALL, Kernel::name)), Always,
         "kernels that interpret a schedule, or fused ones for small messages where there is one";
-    CINCH_TUNING tuning: TuningChoice = TuningChoice::Auto, Custom("auto, off or the path of a table of `cinch tune`", TuningChoice::parse), Effect,
+    CINCH_TUNING tuning: FileChoice = FileChoice::Auto, Custom("auto, off or the path of a table of `cinch tune`", FileChoice::parse), Effect,
         "measured choices of algorithm, protocol and blocks on GPUs: the library's where it has a table for them, none, or a file; CINCH_ALGO, CINCH_KERNEL, CINCH_PROTO and CINCH_GPU_CHANNELS win";
+    CINCH_TOPO topology: FileChoice = FileChoice::Auto, Custom("auto, off or the path of a topology file", FileChoice::parse), Effect,
+        "topology by which rings and groups are chosen on one host: detected, none, or a file in NCCL's XML format, in which GPUs stand for ranks on host memory too";
     CINCH_CODEC codec: CodecSetting = CodecSetting::RAW, DefaultCodec, Effect,
         "codec of calls that name none and admit it: sums and averages of f16, bf16, f32; with auto only where measured costs say that it pays; off is final for rules and calls";
     CINCH_CODEC_RULES codec_rules: CodecRules = CodecRules::default(), Custom("PATTERN=off or PATTERN=CODEC[:min=BYTES][:for=COLLECTIVE+...], commas between", CodecRules::parse), No,
@@ -315,12 +317,12 @@ fn parse_subsystems(text: &str) -> Parsed<Subsystems> {
     }
 }
 
-impl TuningChoice {
-    fn parse(text: &str) -> Parsed<TuningChoice> {
+impl FileChoice {
+    fn parse(text: &str) -> Parsed<FileChoice> {
         match text.trim() {
-            "auto" => Ok(TuningChoice::Auto),
-            "off" => Ok(TuningChoice::Off),
-            _ => Ok(TuningChoice::File(non_empty(text)?.into())),
+            "auto" => Ok(FileChoice::Auto),
+            "off" => Ok(FileChoice::Off),
+            _ => Ok(FileChoice::File(non_empty(text)?.into())),
         }
     }
 }

@@ -24,25 +24,24 @@ use std::ffi::OsString;
 use std::fmt;
 use std::path::PathBuf;
 
-/// Source of the measured choices between kernels.
+/// Source of facts that the library knows, that a file states, or that are not to be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum TuningChoice {
-    /// The library's built-in table for this GPU model, number of GPUs and kind of links, if there
-    /// is one.
+pub enum FileChoice {
+    /// The library's own facts: its tuning table for these GPUs, or the topology that it detects.
     Auto,
-    /// No table is used: the cost model decides.
+    /// No such facts are used.
     Off,
-    /// A table in a file, which must be for this GPU model, number of GPUs and kind of links.
+    /// The facts of a file: a tuning table, or a topology in NCCL's XML format.
     File(PathBuf),
 }
 
-impl fmt::Display for TuningChoice {
-    /// Formats the choice as a value of `CINCH_TUNING`.
+impl fmt::Display for FileChoice {
+    /// Formats the choice as a value of `CINCH_TUNING` or `CINCH_TOPO`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            TuningChoice::Auto => f.write_str("auto"),
-            TuningChoice::Off => f.write_str("off"),
-            TuningChoice::File(path) => path.display().fmt(f),
+            FileChoice::Auto => f.write_str("auto"),
+            FileChoice::Off => f.write_str("off"),
+            FileChoice::File(path) => path.display().fmt(f),
         }
     }
 }

@@ -127,6 +127,7 @@ fn time_on_hosts_never_falls_when_size_grows() {
                     measured: None,
                 },
                 hosts: Hosts::ONE,
+                topology: None,
                 gpu: None,
             };
             let found = falls(&limits, &["raw", "linear8"]);

@@ -20,6 +20,7 @@ pub(super) fn limits(nranks: usize, resident: usize) -> Limits {
             measured: None,
         },
         hosts: Hosts::ONE,
+        topology: None,
         gpu: Some(GpuLimits {
             ll128: true,
             ..GpuLimits::new(&shape, Resident::both(resident), 64)
@@ -423,6 +424,7 @@ fn a_host_planner_with_copied_limits_cuts_like_a_gpu() {
         slot_bytes: 1 << 20,
         slots: 4,
         channels: 2,
+        topology: None,
         gpu: None,
         ..limits(3, 132)
     };

@@ -5,7 +5,9 @@ use super::cost::MachineFacts;
 use crate::gpu::abi;
 use crate::mem::PeerBufferLayout;
 use crate::schedule::Hosts;
+use crate::topology::RankTopology;
 use crate::types::{Algorithm, Kernel, KernelProtocol, Protocol};
+use std::sync::Arc;
 
 /// Facts, besides the request, from which the planner selects. They are equal on all ranks.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,6 +26,8 @@ pub struct Limits {
     pub machine: MachineFacts,
     /// Host of each rank.
     pub hosts: Hosts,
+    /// Topology of the ranks; `None` if nothing is known of it, or on several hosts.
+    pub topology: Option<Arc<RankTopology>>,
     /// Facts about the GPUs; `None` if buffers are in host memory.
     pub gpu: Option<GpuLimits>,
 }

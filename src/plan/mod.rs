@@ -41,6 +41,7 @@ use crate::codec::{self, Codec, RoundingRandom};
 use crate::cpu::Isa;
 use crate::error::{Error, Result};
 use crate::schedule::{ChunkPlace, Hosts, Schedule, SchedulePattern};
+use crate::topology::RankTopology;
 use crate::types::{
     Algorithm, CodecSetting, CodecSpec, Collective, DType, KernelProtocol, Level, ScaleRule,
 };
@@ -257,6 +258,14 @@ impl Planner {
     /// otherwise they plan differently.
     pub fn set_costs(&mut self, costs: MeasuredCosts) {
         self.limits.machine.measured = Some(costs);
+        self.plans.clear();
+        self.latest.clear();
+    }
+
+    /// Replaces the topology for all further calls. All ranks must do so before the same call; otherwise they plan
+    /// differently.
+    pub fn set_topology(&mut self, topology: Arc<RankTopology>) {
+        self.limits.topology = Some(topology);
         self.plans.clear();
         self.latest.clear();
     }

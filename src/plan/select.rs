@@ -246,6 +246,7 @@ mod tests {
                 measured: None,
             },
             hosts: hosts.clone(),
+            topology: None,
             gpu: None,
         }
     }

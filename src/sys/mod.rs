@@ -4,6 +4,7 @@
 pub mod cpu;
 pub mod cuda;
 pub mod deferred_drop;
+pub mod file;
 pub mod fork;
 pub mod fork_safe;
 pub mod futex;

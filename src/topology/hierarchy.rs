@@ -63,6 +63,23 @@ pub fn best(
     best.map(|best| best.with_better_rails(graph, paths))
 }
 
+/// Returns the schedule on nested `partitions`, innermost first, with the exchanges of each level, after a search for
+/// better rails.
+pub(super) fn fastest(
+    graph: &MachineGraph,
+    paths: &Paths,
+    partitions: &[Partition],
+    exchanges: [LevelExchange; 2],
+) -> Hierarchy {
+    let mut hierarchy = Hierarchy {
+        partitions: partitions.to_vec(),
+        exchanges: exchanges.to_vec(),
+        time: LinkTime::ZERO,
+    };
+    hierarchy.time = hierarchy.loads(graph, paths).time(graph);
+    hierarchy.with_better_rails(graph, paths)
+}
+
 /// Returns all chains of one to three nested partitions, as indices, innermost first.
 fn chains(partitions: &[Partition]) -> Vec<Vec<usize>> {
     let mut all: Vec<Vec<usize>> = (0..partitions.len()).map(|at| vec![at]).collect();

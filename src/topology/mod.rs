@@ -13,6 +13,7 @@
 //! | `rings` | the best ring, and the best set of rings |
 //! | `hierarchy` | the best schedule on nested groups |
 //! | `bound` | a time that no schedule can beat |
+//! | `rank_topology` | ring and groups of a communicator's ranks, and the time of its messages |
 //!
 //! Results are equal on all ranks: bandwidths are integers, ties go to the lower number, and searches end
 //! after a fixed number of steps, never after a time.
@@ -28,6 +29,7 @@ mod machine;
 mod packing;
 mod paths;
 mod predict;
+mod rank_topology;
 mod rings;
 mod speed;
 mod xml;
@@ -49,5 +51,6 @@ pub use machine::{
 };
 pub use paths::{PathType, Paths, PeerAccess};
 pub use predict::{AllReducePrediction, predict};
+pub use rank_topology::RankTopology;
 pub use rings::{RingOrder, RingSet, best_ring, best_set};
-pub use xml::{read as read_xml, write as write_xml};
+pub use xml::{MAX_BYTES as MAX_XML_BYTES, read as read_xml, write as write_xml};

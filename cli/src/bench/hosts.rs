@@ -69,6 +69,7 @@ fn limits(config: &Config, nranks: usize, hosts: &Hosts) -> cinch::Result<Limits
             measured: None,
         },
         hosts: hosts.clone(),
+        topology: None,
         gpu: None,
     })
 }

@@ -6,12 +6,13 @@ mod text;
 
 use crate::{ExitResult, FAILURE, USAGE, finish};
 use cinch::Config;
+use cinch::sys::file;
 use cinch::topology::{
-    AllReducePrediction, Machine, MachineGraph, PathType, Paths, PeerAccess, predict, read_xml,
-    write_xml,
+    AllReducePrediction, MAX_XML_BYTES, Machine, MachineGraph, PathType, Paths, PeerAccess,
+    predict, read_xml, write_xml,
 };
 use std::fs;
-use std::io::{self, Read};
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// Options of `cinch topo`.
@@ -93,20 +94,11 @@ fn describe(options: &TopoOptions) -> ExitResult<(String, Machine)> {
     let Some(path) = &options.file else {
         return Err((USAGE, "give a topology file by --file".into()));
     };
-    let text =
-        read_limited(path).map_err(|error| (USAGE, format!("{}: {error}", path.display())))?;
+    let text = file::read_text(path, MAX_XML_BYTES)
+        .map_err(|error| (USAGE, format!("{}: {error}", path.display())))?;
     let machine =
         read_xml(&text).map_err(|error| (USAGE, format!("{}: {error}", path.display())))?;
     Ok((path.display().to_string(), machine))
-}
-
-/// Reads a file, which may be one byte larger than the XML reader allows, so that the reader refuses it.
-fn read_limited(path: &Path) -> io::Result<String> {
-    let mut text = Vec::new();
-    fs::File::open(path)?
-        .take((8 << 20) + 1)
-        .read_to_end(&mut text)?;
-    String::from_utf8(text).map_err(|_| io::Error::other("the file is not UTF-8"))
 }
 
 fn save(path: &Path, text: &str) -> ExitResult<()> {

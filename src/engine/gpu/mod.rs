@@ -185,6 +185,7 @@ impl GpuEngine {
                 measured: None,
             },
             hosts,
+            topology: None,
             gpu: Some(gpu),
         };
         let planner = Planner::new(limits.clone(), rank, isa);

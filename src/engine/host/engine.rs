@@ -11,6 +11,7 @@ use crate::error::Result;
 use crate::plan::{Limits, MachineFacts, MeasuredCosts, Planner, Request};
 use crate::schedule::Hosts;
 use crate::sync::Fault;
+use crate::topology::RankTopology;
 use crate::transport::Links;
 use crate::types::{Collective, SIGNATURE_WORDS, TransportKind};
 use std::collections::{HashMap, VecDeque};
@@ -73,6 +74,7 @@ impl HostEngine {
             algorithm: config.algorithm,
             machine,
             hosts,
+            topology: None,
             gpu: None,
         };
         HostEngine {
@@ -119,6 +121,11 @@ impl HostEngine {
     /// Makes later calls select by these costs: see [`Planner::set_costs`].
     pub fn set_costs(&mut self, costs: MeasuredCosts) {
         self.planner.set_costs(costs);
+    }
+
+    /// Makes later calls select by this topology. All ranks must do so before the same call.
+    pub fn set_topology(&mut self, topology: Arc<RankTopology>) {
+        self.planner.set_topology(topology);
     }
 
     /// Returns the residuals of error feedback.

@@ -2,4 +2,5 @@
 
 mod machines;
 mod predictions;
+mod rank_topologies;
 mod xml_input;

@@ -4,7 +4,7 @@
 use crate::error::{Error, Result};
 
 /// Largest size of a file in bytes.
-const MAX_BYTES: usize = 8 << 20;
+pub const MAX_BYTES: usize = 8 << 20;
 
 /// Largest number of elements in a file.
 const MAX_ELEMENTS: usize = 4096;

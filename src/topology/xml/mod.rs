@@ -4,5 +4,6 @@ mod limits;
 mod read;
 mod write;
 
+pub use limits::MAX_BYTES;
 pub use read::read;
 pub use write::write;

@@ -25,6 +25,7 @@ fn limits(hosts: &Hosts, nranks: usize, channels: usize) -> Limits {
             measured: None,
         },
         hosts: hosts.clone(),
+        topology: None,
         gpu: Some(gpu),
     }
 }

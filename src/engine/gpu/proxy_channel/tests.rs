@@ -125,6 +125,7 @@ impl Bench {
                 measured: None,
             },
             hosts: Hosts::even(2, 1),
+            topology: None,
             gpu: Some(gpu),
         };
         let request = Request {

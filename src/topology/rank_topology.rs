@@ -1,0 +1,153 @@
+//! The topology of a communicator's ranks on one host, as the planner needs it.
+
+use super::flows::LinkTime;
+use super::graph::{MachineGraph, NodeKind};
+use super::groups;
+use super::hierarchy::{self, Hierarchy, LevelExchange};
+use super::paths::{Paths, PeerAccess};
+use super::rings;
+use crate::error::{Error, Result};
+use sha2::{Digest, Sha256};
+use std::fmt;
+use std::fmt::Write;
+use std::sync::Arc;
+
+/// Order of a ring, groups, and the links between ranks. Equal on all ranks, which compare the fingerprint.
+#[derive(Clone, PartialEq, Eq)]
+pub struct RankTopology {
+    /// MB/s of each link.
+    links: Vec<u32>,
+    /// Links from rank `a` to rank `b`, at `a * ranks + b`.
+    paths: Vec<Vec<u32>>,
+    /// Ranks in the order of the best ring.
+    ring: Arc<[u32]>,
+    /// Groups of ranks. The rank at place p of each group is on rail p.
+    groups: Option<Vec<Vec<usize>>>,
+    /// Kind of way out that the groups are behind, for messages.
+    behind: &'static str,
+}
+
+impl RankTopology {
+    /// Creates the topology of ranks whose GPUs have the indices `gpus` in [`MachineGraph::gpus`].
+    ///
+    /// # Errors
+    /// Invalid argument if an index does not exist, or stands twice.
+    pub fn new(graph: &MachineGraph, gpus: &[usize], access: &PeerAccess) -> Result<RankTopology> {
+        let graph = of_ranks(graph, gpus)?;
+        let paths = Paths::new(&graph, access);
+        let (ring, _) = rings::best_ring(&graph, &paths);
+        let best = best_groups(&graph, &paths);
+        let ranks = gpus.len();
+        let path = |at: usize| {
+            let links = &paths.get(at / ranks, at % ranks).links;
+            links.iter().map(|&link| link as u32).collect()
+        };
+        Ok(RankTopology {
+            links: graph.links.iter().map(|link| link.bandwidth.mb_s).collect(),
+            paths: (0..ranks * ranks).map(path).collect(),
+            ring: ring.iter().map(|&rank| rank as u32).collect(),
+            behind: best.as_ref().map_or("", |best| best.partitions[0].kind),
+            groups: best.map(|mut best| best.partitions.swap_remove(0).groups),
+        })
+    }
+
+    /// Returns the number of ranks.
+    pub fn ranks(&self) -> usize {
+        self.ring.len()
+    }
+
+    /// Returns the ranks in the order of the best ring. It is the order of ranks if no other is better.
+    pub fn ring(&self) -> &Arc<[u32]> {
+        &self.ring
+    }
+
+    /// Returns the groups of ranks behind one way out each; `None` if all ranks stand beside each other.
+    pub fn groups(&self) -> Option<&[Vec<usize>]> {
+        self.groups.as_deref()
+    }
+
+    /// Returns the seconds that the fullest link takes for messages `(from, to, bytes)` between ranks.
+    pub fn seconds(&self, messages: impl IntoIterator<Item = (usize, usize, u64)>) -> f64 {
+        let mut bytes = vec![0u64; self.links.len()];
+        for (from, to, sent) in messages {
+            for &link in &self.paths[from * self.ranks() + to] {
+                bytes[link as usize] += sent;
+            }
+        }
+        let times = bytes.iter().zip(&self.links);
+        let times = times.map(|(&bytes, &mb_s)| LinkTime::new(bytes, 1, mb_s.into()));
+        // Microseconds for one unit per MB/s.
+        times
+            .max()
+            .map_or(0.0, |fullest| fullest.milliseconds(1) * 1e-3)
+    }
+
+    /// Returns a fingerprint of everything by which ranks select, as 16 hexadecimal digits.
+    pub fn fingerprint(&self) -> String {
+        let text = format!("{:?}", (&self.links, &self.paths, &self.ring, &self.groups));
+        let digest = Sha256::digest(text.as_bytes());
+        digest.iter().take(8).fold(String::new(), |mut text, byte| {
+            // Writing to a string cannot fail.
+            let _ = write!(text, "{byte:02x}");
+            text
+        })
+    }
+}
+
+impl fmt::Display for RankTopology {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.groups {
+            None => write!(f, "{} ranks beside each other", self.ranks()),
+            Some(groups) => write!(f, "{} groups behind one {} each", groups.len(), self.behind),
+        }
+    }
+}
+
+impl fmt::Debug for RankTopology {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "RankTopology({self}, ring {:?}, groups {:?})",
+            self.ring, self.groups
+        )
+    }
+}
+
+/// Returns the graph with only the GPUs of ranks, in the order of ranks.
+fn of_ranks(graph: &MachineGraph, gpus: &[usize]) -> Result<MachineGraph> {
+    let mut graph = graph.clone();
+    let all = std::mem::take(&mut graph.gpus);
+    for gpu in &all {
+        // A GPU that no rank uses is a device with no part in any schedule.
+        graph.nodes[gpu.node].kind = NodeKind::Switch;
+    }
+    for (rank, &index) in gpus.iter().enumerate() {
+        let missing = || Error::invalid_argument(format!("rank {rank} has no GPU in the topology"));
+        let mut gpu = *all.get(index).ok_or_else(missing)?;
+        if gpus[..rank].contains(&index) {
+            let text = format!("two ranks use GPU {} of the topology", gpu.bus_id);
+            return Err(Error::invalid_argument(text));
+        }
+        gpu.rank = Some(rank as u32);
+        graph.nodes[gpu.node].kind = NodeKind::Gpu(rank);
+        graph.gpus.push(gpu);
+    }
+    Ok(graph)
+}
+
+/// Returns the fastest schedule on two levels that is direct inside groups, as the engines run it.
+fn best_groups(graph: &MachineGraph, paths: &Paths) -> Option<Hierarchy> {
+    use LevelExchange::{Direct, Ring};
+    let partitions = groups::partitions(graph, paths);
+    let of = |partition: &groups::Partition| {
+        let alone = std::slice::from_ref(partition);
+        let between = [Direct, Ring]
+            .map(|between| hierarchy::fastest(graph, paths, alone, [Direct, between]));
+        between.into_iter().min_by_key(|best| best.time)
+    };
+    // The first of equals has the finest groups.
+    partitions
+        .iter()
+        .filter_map(of)
+        .reduce(|best, next| if next.time < best.time { next } else { best })
+}

@@ -1,0 +1,54 @@
+//! Topologies of communicators: ranks on some or all GPUs, in any order.
+
+use super::machines::case;
+use crate::topology::{MachineGraph, PeerAccess, RankTopology};
+
+fn of(name: &'static str, gpus: &[usize]) -> RankTopology {
+    let graph = MachineGraph::new(&case(name).machine);
+    RankTopology::new(&graph, gpus, &PeerAccess::Rule).unwrap()
+}
+
+#[test]
+fn ranks_that_are_dealt_to_switches_get_a_ring_and_groups_by_switch() {
+    let dealt = of("A", &[0, 4, 1, 5, 2, 6, 3, 7]);
+    assert_eq!(dealt.groups().unwrap(), [[0, 2, 4, 6], [1, 3, 5, 7]]);
+    let crossings = (0..8).filter(|&at| {
+        let [a, b] = [at, (at + 1) % 8].map(|at| dealt.ring()[at]);
+        a % 2 != b % 2
+    });
+    assert_eq!(crossings.count(), 2, "{:?}", dealt.ring());
+    let in_order = of("A", &[0, 1, 2, 3, 4, 5, 6, 7]);
+    assert_eq!(**in_order.ring(), [0, 1, 2, 3, 4, 5, 6, 7]);
+    assert_ne!(dealt.fingerprint(), in_order.fingerprint());
+}
+
+#[test]
+fn ranks_of_one_switch_are_one_group_in_rank_order() {
+    let one = of("A", &[3, 1, 0, 2]);
+    assert_eq!(one.groups(), None);
+    assert_eq!(**one.ring(), [0, 1, 2, 3]);
+    let pair_and_one = of("B", &[0, 1, 2]);
+    assert_eq!(pair_and_one.groups().unwrap(), [vec![0, 1], vec![2]]);
+}
+
+#[test]
+fn the_fullest_link_gives_the_time() {
+    let topology = of("A", &[0, 1, 2, 3, 4, 5, 6, 7]);
+    let inside = topology.seconds([(0, 1, 12_000_000), (2, 3, 12_000_000)]);
+    assert!((inside - 1e-3).abs() < 1e-12, "{inside}");
+    let across = topology.seconds([(0, 4, 12_000_000), (1, 5, 12_000_000)]);
+    assert!((across - 2e-3).abs() < 1e-12, "{across}");
+    assert_eq!(topology.seconds([]), 0.0);
+}
+
+#[test]
+fn gpus_that_do_not_exist_or_stand_twice_are_refused() {
+    let graph = MachineGraph::new(&case("A").machine);
+    for (gpus, part) in [
+        (&[0, 8][..], "rank 1 has no GPU"),
+        (&[3, 3], "two ranks use GPU 0000:13:00.0"),
+    ] {
+        let error = RankTopology::new(&graph, gpus, &PeerAccess::Rule).unwrap_err();
+        assert!(error.message().contains(part), "{error}");
+    }
+}
