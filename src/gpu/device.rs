@@ -3,8 +3,10 @@
 use super::Driver;
 use crate::error::{Error, Result};
 use crate::sys::cuda::{CUdevice, CUdevice_attribute, CUuuid};
+use crate::sys::numa;
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
 
 /// A GPU that the driver lists, with its properties.
@@ -19,6 +21,8 @@ pub struct Device {
     pub uuid: [u8; 16],
     /// PCI address, `domain:bus:device.function`.
     pub pci_bus_id: String,
+    /// NUMA node that the GPU is near; `None` if the system does not know it.
+    pub numa_node: Option<usize>,
     /// Number of multiprocessors.
     pub multiprocessors: u32,
     /// Compute capability, (9, 0) for sm_90.
@@ -88,6 +92,7 @@ impl Device {
             ordinal,
             name,
             uuid: uuid.bytes.map(|byte| byte as u8),
+            numa_node: numa::node_of_pci(Path::new(numa::SYS), &pci_bus_id),
             pci_bus_id,
             multiprocessors: number(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
             compute_capability: (

@@ -6,6 +6,7 @@ use crate::sys::cuda::{
     CU_MEMHOSTALLOC_DEVICEMAP, CU_MEMHOSTALLOC_PORTABLE, CU_MEMHOSTREGISTER_DEVICEMAP,
     CU_MEMHOSTREGISTER_PORTABLE, CUdeviceptr, CuResult,
 };
+use crate::sys::numa::PreferredNode;
 use std::any::Any;
 use std::ffi::c_void;
 use std::fmt;
@@ -46,6 +47,7 @@ impl PinnedMemory {
             ));
         }
         let _bound = context.bind()?;
+        let _near = PreferredNode::new(context.device().numa_node);
         let driver = context.driver();
         let mut host: *mut c_void = std::ptr::null_mut();
         // SAFETY: the driver writes one address to a local variable.
@@ -85,6 +87,8 @@ impl PinnedMemory {
             return Err(Error::invalid_argument("0 bytes were to be pinned"));
         }
         let _bound = context.bind()?;
+        // Pages that nobody has touched are allocated while they are pinned.
+        let _near = PreferredNode::new(context.device().numa_node);
         let driver = context.driver();
         // SAFETY: the caller guarantees that `owner` keeps the bytes mapped, and the returned value keeps
         // `owner`.

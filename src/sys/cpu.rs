@@ -41,6 +41,14 @@ pub fn bind(core: usize) -> std::io::Result<()> {
         .get_mut(core / 64)
         .ok_or(std::io::ErrorKind::InvalidInput)?;
     *word |= 1 << (core % 64);
+    bind_to(&cores)
+}
+
+/// Binds the calling thread, and processes that it starts, to the cores of a set.
+///
+/// # Errors
+/// System if none of the cores exists or is allowed.
+pub fn bind_to(cores: &CoreSet) -> std::io::Result<()> {
     // SAFETY: the set is plain data of the size that is passed, and the kernel only reads it.
     let done = unsafe {
         libc::sched_setaffinity(

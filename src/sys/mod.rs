@@ -12,6 +12,7 @@ pub mod ibverbs;
 mod loader;
 pub mod log;
 pub mod memory;
+pub mod numa;
 pub mod process;
 pub mod socket;
 mod stderr;

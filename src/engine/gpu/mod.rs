@@ -192,6 +192,7 @@ impl GpuEngine {
         let order = LaunchOrder::new(&context, config.graph_mixing)?;
         let carrying = |network| {
             Proxy::start(proxy::ProxyParts {
+                numa_node: context.device().numa_node,
                 network,
                 planner: Planner::new(limits.clone(), rank, isa),
                 launched: order.launched().clone(),

@@ -47,9 +47,11 @@ use crate::plan::Planner;
 use crate::sync::Fault;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sys::log::{Level, line};
+use crate::sys::numa;
 use crate::sys::process::block_signals;
 use crate::transport::Waiter;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread::{JoinHandle, Thread};
@@ -118,6 +120,8 @@ pub(super) struct ProxyParts {
     pub fault: Arc<Fault>,
     /// Announces the fault to the other ranks.
     pub exchange: OutOfBandRef,
+    /// NUMA node that the GPU is near, where the threads run; `None` if it is unknown.
+    pub numa_node: Option<usize>,
 }
 
 impl Proxy {
@@ -140,9 +144,10 @@ impl Proxy {
             fault: parts.fault.clone(),
             exchange: parts.exchange.clone(),
         };
-        let poller = ServiceThread::spawn("cinch-proxy-ask", move || poller.run())?;
+        let node = parts.numa_node;
+        let poller = ServiceThread::spawn("cinch-proxy-ask", node, move || poller.run())?;
         let proxy = ProxyThread::new(parts, shared.clone(), poller.thread.thread().clone())
-            .and_then(|proxy| ServiceThread::spawn("cinch-proxy", move || proxy.run()));
+            .and_then(|proxy| ServiceThread::spawn("cinch-proxy", node, move || proxy.run()));
         match proxy {
             Ok(proxy) => Ok(Proxy {
                 rank,
@@ -250,10 +255,17 @@ impl Proxy {
 }
 
 impl ServiceThread {
-    fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<ServiceThread> {
+    fn spawn(
+        name: &str,
+        node: Option<usize>,
+        body: impl FnOnce() + Send + 'static,
+    ) -> Result<ServiceThread> {
         let (sender, ended) = mpsc::channel();
         let body = move || {
             block_signals();
+            if let Some(node) = node {
+                numa::bind_thread(Path::new(numa::SYS), node);
+            }
             body();
             drop(sender);
         };
