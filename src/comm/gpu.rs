@@ -17,7 +17,7 @@ use crate::gpu::select;
 use crate::gpu_links::{self, GpuLinks, PeerPath};
 use crate::mem::DeviceBuffers;
 use crate::plan::{Resident, Site, Tuning, TuningTable, links};
-use crate::schedule::Hosts;
+use crate::schedule::Groups;
 use crate::sync::Fault;
 use crate::sys::fork_safe::ForkSafeOnce;
 use crate::sys::log::{self, Level};
@@ -139,7 +139,7 @@ fn try_connect(
             log::line(Level::Warn, format_args!("{why}"));
         }
     }
-    let hosts = Hosts::new(exchange.peers().iter().map(|peer| peer.host_id));
+    let hosts = Groups::of_hosts(exchange.peers().iter().map(|peer| peer.host_id));
     refuse_codec_by_level(&hosts, policy)?;
     let context = select::open(config.device)?;
     let kernels = Kernels::of(&context)?;
@@ -270,7 +270,7 @@ fn resident(
 }
 
 /// Refuses a codec by level on several hosts, because a kernel has one codec for all of a call.
-fn refuse_codec_by_level(hosts: &Hosts, policy: &CodecPolicy) -> Result<()> {
+fn refuse_codec_by_level(hosts: &Groups, policy: &CodecPolicy) -> Result<()> {
     if hosts.count() == 1 || !policy.codec.is_by_level() {
         return Ok(());
     }
@@ -358,7 +358,7 @@ fn refuse_pinned(exchange: &OutOfBandRef, links: &GpuLinks) -> Result<()> {
     Ok(())
 }
 
-fn info(links: &GpuLinks, hosts: Hosts) -> CommInfo {
+fn info(links: &GpuLinks, hosts: Groups) -> CommInfo {
     let fifo = links.shape().fifo(Protocol::Simple);
     let served = links.paths.iter();
     let classes = served.clone().flatten();

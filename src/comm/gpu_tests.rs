@@ -36,7 +36,7 @@ fn communicators_with(bench: &Bench, timeout: Duration) -> Vec<Communicator> {
             slot_bytes: 0,
             slots: 0,
             buffer_bytes: 0,
-            hosts: Hosts::new(rank.exchange.peers().iter().map(|peer| peer.host_id)),
+            hosts: Groups::of_hosts(rank.exchange.peers().iter().map(|peer| peer.host_id)),
         },
         owner: ProcessId::this(),
         exchange: rank.exchange,

@@ -9,7 +9,7 @@ use crate::cpu::{FloatEnvironment, Isa};
 use crate::engine::HostEngine;
 use crate::error::{Error, Result};
 use crate::plan::{MachineFacts, TuningTable};
-use crate::schedule::Hosts;
+use crate::schedule::Groups;
 use crate::sync::Fault;
 use crate::sys::file;
 use crate::sys::fork::{ForkOwned, ProcessId};
@@ -200,7 +200,7 @@ fn on_host(
         verbs: None,
     })
     .inspect_err(|error| exchange.announce(error))?;
-    let hosts = Hosts::new(exchange.peers().iter().map(|peer| peer.host_id));
+    let hosts = Groups::of_hosts(exchange.peers().iter().map(|peer| peer.host_id));
     let machine = machine(exchange.peers(), config, &links.kinds, links.oversubscribed);
     let info = CommInfo {
         transports: links.kinds.clone(),

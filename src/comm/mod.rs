@@ -34,7 +34,7 @@ use crate::cpu::FloatEnvironment;
 use crate::engine::HostEngine;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::UserBuffers;
-use crate::schedule::Hosts;
+use crate::schedule::Groups;
 use crate::sync::{CAUSE_TIMEOUT, Fault};
 use crate::sys::fork::{ForkOwned, ProcessId};
 use crate::types::TransportKind;
@@ -103,7 +103,7 @@ pub struct CommInfo {
     /// Bytes of slot memory on this rank.
     pub buffer_bytes: usize,
     /// The ranks of each host.
-    pub hosts: Hosts,
+    pub hosts: Groups,
 }
 
 impl Communicator {

@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::gpu::PinnedMemory;
 use crate::gpu::abi::Protocol;
 use crate::mem::{LINE_BYTES, PRIVATE_BYTES, PeerBufferLayout, Staging};
-use crate::schedule::Hosts;
+use crate::schedule::Groups;
 use crate::sys::log::{Level, line};
 use crate::transport::connect::connect_across_hosts;
 use crate::transport::{self, ConnectContext, Links};
@@ -53,7 +53,7 @@ impl Network {
 ///
 /// # Errors
 /// As for [`PeerBufferLayout::new`].
-pub(super) fn layout(hosts: &Hosts, config: &Config) -> Result<PeerBufferLayout> {
+pub(super) fn layout(hosts: &Groups, config: &Config) -> Result<PeerBufferLayout> {
     let ranks = |host| hosts.ranks(host).len();
     let nranks: usize = (0..hosts.count()).map(ranks).sum();
     // Ranks of the smallest host need the most memory, because a peer on another host takes more memory than

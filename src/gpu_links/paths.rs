@@ -1,7 +1,7 @@
 //! The path of each pair of GPUs. It is a pure function of the reports of all ranks, so that all ranks find
 //! the same path for every pair.
 
-use crate::schedule::Hosts;
+use crate::schedule::Groups;
 use crate::types::TransportKind;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -131,12 +131,12 @@ impl fmt::Display for PeerPath {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct PathFailures {
     pairs: BTreeMap<(usize, usize), String>,
-    hosts: Hosts,
+    hosts: Groups,
 }
 
 impl PathFailures {
     /// Returns an empty set for the ranks of `hosts`.
-    pub fn new(hosts: &Hosts) -> PathFailures {
+    pub fn new(hosts: &Groups) -> PathFailures {
         PathFailures {
             pairs: BTreeMap::new(),
             hosts: hosts.clone(),
@@ -226,7 +226,7 @@ mod tests {
 
     #[test]
     fn pairs_of_different_hosts_record_no_failure() {
-        let mut failures = PathFailures::new(&Hosts::even(2, 2));
+        let mut failures = PathFailures::new(&Groups::even_hosts(2, 2));
         failures.record(0, 2, "no link".into());
         assert!(failures.is_empty() && failures.between(0, 2).is_none());
         failures.record(2, 3, "no link".into());

@@ -5,7 +5,7 @@ use super::round_messages::PathReport;
 use crate::bootstrap::PeerInfo;
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::Context;
-use crate::schedule::Hosts;
+use crate::schedule::Groups;
 use crate::transport::ConnectContext;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ pub(super) struct LinkSetup<'a> {
     pub gpu: &'a Arc<Context>,
     pub me: usize,
     pub peers: &'a [PeerInfo],
-    pub hosts: Hosts,
+    pub hosts: Groups,
 }
 
 impl<'a> LinkSetup<'a> {
@@ -27,7 +27,7 @@ impl<'a> LinkSetup<'a> {
             gpu,
             me: context.exchange.rank(),
             peers,
-            hosts: Hosts::new(peers.iter().map(|peer| peer.host_id)),
+            hosts: Groups::of_hosts(peers.iter().map(|peer| peer.host_id)),
         }
     }
 

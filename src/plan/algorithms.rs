@@ -68,7 +68,7 @@ pub(super) fn between(request: &Request, limits: &Limits, codecs: Codecs<'_>) ->
     let codec = codecs[Level::Inter as usize];
     let loses = codec.is_some_and(|codec| codec.reencode() == Reencode::Lossy);
     let rings = !(loses && limits.hosts.count() > 2);
-    SchedulePattern::between_hosts(request.collective)
+    SchedulePattern::between_groups(request.collective)
         .iter()
         .copied()
         .filter(|&between| rings || between != Algorithm::Ring)

@@ -4,7 +4,7 @@
 use super::Request;
 use super::limits::Limits;
 use crate::error::Result;
-use crate::schedule::{self, Hosts, SchedulePattern};
+use crate::schedule::{self, Groups, SchedulePattern};
 
 /// Returns a sample of ranks; the busiest of them is taken as the busiest of all. Every rank
 /// samples alike. With several hosts, the last sampled rank is on the last of the sampled
@@ -24,7 +24,7 @@ pub(super) fn busiest(request: &Request, limits: &Limits) -> impl Iterator<Item 
 /// Returns the sampled hosts: the host of `root` and the next two in number, modulo the number of
 /// hosts. In trees the root has no parent and few children. The third host has two children if any
 /// host has two.
-fn hosts(hosts: &Hosts, root: usize) -> impl DoubleEndedIterator<Item = usize> + use<> {
+fn hosts(hosts: &Groups, root: usize) -> impl DoubleEndedIterator<Item = usize> + use<> {
     let (home, count) = (hosts.of(root).0, hosts.count());
     (0..count.min(3)).map(move |behind| (home + behind) % count)
 }

@@ -3,7 +3,7 @@
 use super::gpu_tests::limits;
 use super::*;
 use crate::mem::PeerBufferLayout;
-use crate::schedule::Hosts;
+use crate::schedule::Groups;
 use crate::types::TransportKind;
 
 /// Largest fraction by which a larger message may be faster than a smaller message.
@@ -126,7 +126,7 @@ fn time_on_hosts_never_falls_when_size_grows() {
                     oversubscribed: false,
                     measured: None,
                 },
-                hosts: Hosts::ONE,
+                hosts: Groups::ONE,
                 topology: None,
                 gpu: None,
             };

@@ -2,7 +2,7 @@ use super::gpu::*;
 use super::*;
 use crate::cpu::Isa;
 use crate::mem::PeerBufferLayout;
-use crate::schedule::{self, Hosts};
+use crate::schedule::{self, Groups};
 use crate::types::{CodecSpec, DType, Fused, ReduceOp, TransportKind};
 
 pub(super) fn limits(nranks: usize, resident: usize) -> Limits {
@@ -19,7 +19,7 @@ pub(super) fn limits(nranks: usize, resident: usize) -> Limits {
             oversubscribed: false,
             measured: None,
         },
-        hosts: Hosts::ONE,
+        hosts: Groups::ONE,
         topology: None,
         gpu: Some(GpuLimits {
             ll128: true,
@@ -511,7 +511,7 @@ fn a_codec_left_to_the_model_runs_where_it_is_predicted_to_pay() {
 /// ll128 stay inside hosts.
 #[test]
 fn between_hosts_there_are_slots_with_counters_only() {
-    let on = |hosts: Hosts, collective, count, root, peer| {
+    let on = |hosts: Groups, collective, count, root, peer| {
         let mut limits = limits(4, 64);
         limits.hosts = hosts;
         limits.machine.transport = TransportKind::Tcp;
@@ -522,7 +522,7 @@ fn between_hosts_there_are_slots_with_counters_only() {
         };
         plan(limits, &request)
     };
-    let two = || Hosts::even(2, 2);
+    let two = || Groups::even_hosts(2, 2);
     for collective in Collective::ALL {
         for count in [1, 1000, 1 << 20] {
             let peer = 2 * usize::from(collective == Collective::SendRecv);
@@ -540,7 +540,7 @@ fn between_hosts_there_are_slots_with_counters_only() {
         KernelProtocol::SIMPLE,
         "inside a host all is as before"
     );
-    let near = on(Hosts::ONE, Collective::AllReduce, 16, 0, 0);
+    let near = on(Groups::ONE, Collective::AllReduce, 16, 0, 0);
     assert_eq!(near.kernel, KernelProtocol::FUSED_LL);
     // A large all_reduce sends each host's data over its network link once, not once for each rank.
     let large = on(two(), Collective::AllReduce, 16 << 20, 0, 0);
@@ -550,7 +550,7 @@ fn between_hosts_there_are_slots_with_counters_only() {
 #[test]
 fn a_kernel_has_one_codec_for_both_levels() {
     let mut limits = limits(4, 64);
-    limits.hosts = Hosts::even(2, 2);
+    limits.hosts = Groups::even_hosts(2, 2);
     let asked = |intra: &str| Request {
         algorithm: Some(Algorithm::Hierarchical),
         ..request(
@@ -614,7 +614,7 @@ fn rings_have_the_slots_that_they_need() {
             }
             assert_eq!(ring(&limits, Collective::AllGather, "linear8").0, 1);
             if nranks % 2 == 0 {
-                limits.hosts = Hosts::even(2, nranks / 2);
+                limits.hosts = Groups::even_hosts(2, nranks / 2);
                 assert_eq!(ring(&limits, Collective::AllReduce, "raw").0, 1);
             }
         }

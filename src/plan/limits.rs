@@ -4,7 +4,7 @@
 use super::cost::MachineFacts;
 use crate::gpu::abi;
 use crate::mem::PeerBufferLayout;
-use crate::schedule::Hosts;
+use crate::schedule::Groups;
 use crate::topology::RankTopology;
 use crate::types::{Algorithm, Kernel, KernelProtocol, Protocol};
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub struct Limits {
     /// Costs of the machine's links and cores.
     pub machine: MachineFacts,
     /// Host of each rank.
-    pub hosts: Hosts,
+    pub hosts: Groups,
     /// Topology of the ranks; `None` if nothing is known of it, or on several hosts.
     pub topology: Option<Arc<RankTopology>>,
     /// Facts about the GPUs; `None` if buffers are in host memory.

@@ -40,7 +40,7 @@ pub use work::CandidateWork;
 use crate::codec::{self, Codec, RoundingRandom};
 use crate::cpu::Isa;
 use crate::error::{Error, Result};
-use crate::schedule::{ChunkPlace, Hosts, Schedule, SchedulePattern};
+use crate::schedule::{ChunkPlace, Groups, Schedule, SchedulePattern};
 use crate::topology::RankTopology;
 use crate::types::{
     Algorithm, CodecSetting, CodecSpec, Collective, DType, KernelProtocol, Level, ScaleRule,
@@ -50,7 +50,7 @@ use std::sync::Arc;
 
 impl Request {
     /// Returns whether ranks of different hosts take part.
-    pub fn crosses(&self, hosts: &Hosts) -> bool {
+    pub fn crosses(&self, hosts: &Groups) -> bool {
         hosts.count() > 1 && !(self.collective.is_message() && hosts.share(self.root, self.peer))
     }
 }
@@ -468,7 +468,7 @@ fn pattern(
         nranks: limits.nranks,
         root: request.root,
         peer: request.peer,
-        hosts: limits.hosts.clone(),
+        groups: limits.hosts.clone(),
         between,
         rings,
     }

@@ -229,10 +229,10 @@ mod tests {
     use super::*;
     use crate::cpu::Isa;
     use crate::plan::{Affine, MachineFacts, MeasuredCosts, Planner, gpu_tests};
-    use crate::schedule::Hosts;
+    use crate::schedule::Groups;
     use crate::types::{CodecSpec, Collective, TransportKind};
 
-    fn limits(hosts: &Hosts) -> Limits {
+    fn limits(hosts: &Groups) -> Limits {
         Limits {
             nranks: hosts.nranks().unwrap(),
             slot_bytes: 128 << 10,
@@ -253,9 +253,9 @@ mod tests {
 
     /// Returns two placements of the ranks: consecutive ranks on each host, and ranks dealt to the
     /// hosts in turn.
-    fn places(hosts: usize, ranks: usize) -> [Hosts; 2] {
-        let dealt = Hosts::new((0..hosts * ranks).map(|rank| rank % hosts));
-        [Hosts::even(hosts, ranks), dealt]
+    fn places(hosts: usize, ranks: usize) -> [Groups; 2] {
+        let dealt = Groups::of_hosts((0..hosts * ranks).map(|rank| rank % hosts));
+        [Groups::even_hosts(hosts, ranks), dealt]
     }
 
     #[test]

@@ -12,7 +12,7 @@
 //! N is the number of ranks. W is the number of rings per channel, and 1 for chains and other algorithms.
 //! A single rank has one chunk.
 
-use super::hosts::Hosts;
+use super::groups::Groups;
 use super::{generator_of, ring_count};
 use crate::types::{Algorithm, Collective};
 use std::ops::Range;
@@ -41,9 +41,9 @@ pub struct SchedulePattern {
     pub root: usize,
     /// Receiver of a send/recv; ignored by other collectives.
     pub peer: usize,
-    /// Host of each rank. Ignored by algorithms that treat all ranks alike.
-    pub hosts: Hosts,
-    /// Algorithm between hosts of a hierarchical schedule; ignored by other algorithms.
+    /// Group of each rank. Ignored by algorithms that treat all ranks alike.
+    pub groups: Groups,
+    /// Algorithm between groups of a hierarchical schedule; ignored by other algorithms.
     pub between: Algorithm,
     /// Rings per channel. Each ring carries a part of the data that a rank owns, so that one chunk
     /// is processed while others travel. At least 1; ignored by chains and by other algorithms.
@@ -63,7 +63,7 @@ impl SchedulePattern {
             nranks,
             root: 0,
             peer: 0,
-            hosts: Hosts::ONE,
+            groups: Groups::ONE,
             between: Algorithm::Direct,
             rings: 1,
         }
@@ -187,7 +187,7 @@ mod tests {
                     let pattern = SchedulePattern {
                         root: nranks / 2,
                         peer: nranks - 1,
-                        hosts: Hosts::new((0..nranks).map(|rank| rank % 2)),
+                        groups: Groups::of_hosts((0..nranks).map(|rank| rank % 2)),
                         rings,
                         ..SchedulePattern::flat(collective, algorithm, nranks)
                     };

@@ -45,7 +45,7 @@ fn patterns(nranks: usize, roots: &[usize]) -> Vec<SchedulePattern> {
 }
 
 fn cost_counts(schedule: &Schedule) -> CostCounts {
-    super::cost_counts(schedule, &Hosts::ONE)
+    super::cost_counts(schedule, &Groups::ONE)
 }
 
 /// Checks that no rank encodes a chunk both before and after its sum is finished. The encoding error of each

@@ -2,7 +2,7 @@
 
 use super::chunks::SchedulePattern;
 use super::generator_of;
-use super::hosts::Hosts;
+use super::groups::Groups;
 use super::ir::{Op, Own, Schedule};
 use crate::types::Level;
 use std::collections::HashSet;
@@ -29,19 +29,19 @@ pub struct CostCounts {
     pub intra: [usize; 2],
     /// Numbers of encodes and of decodes for [`Level::Intra`].
     pub intra_coded: [usize; 2],
-    /// Numbers of messages sent to other hosts, and received from them.
+    /// Numbers of messages sent to other groups, and received from them.
     pub crossing: [usize; 2],
 }
 
-/// Counts the work of one rank in one pass. `hosts` determines which messages leave a host.
-pub fn cost_counts(schedule: &Schedule, hosts: &Hosts) -> CostCounts {
+/// Counts the work of one rank in one pass. `groups` determines which messages leave a group.
+pub fn cost_counts(schedule: &Schedule, groups: &Groups) -> CostCounts {
     let mut counts = CostCounts::default();
     let (mut to, mut from) = (HashSet::<u32>::new(), HashSet::<u32>::new());
     // Number of terms of the sum that the current chain forms.
     let mut terms = 0;
     let crosses = |peers: &[u32]| {
-        let abroad = |peer: &&u32| !hosts.share(schedule.rank, **peer as usize);
-        match hosts.count() {
+        let abroad = |peer: &&u32| !groups.share(schedule.rank, **peer as usize);
+        match groups.count() {
             1 => 0,
             _ => peers.iter().filter(abroad).count(),
         }
@@ -104,10 +104,10 @@ pub fn cost_counts(schedule: &Schedule, hosts: &Hosts) -> CostCounts {
 /// for the message before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Hops {
-    /// Number of the chain's messages between ranks of one host.
+    /// Number of the chain's messages between ranks of one group.
     pub inside: usize,
-    /// Number of the chain's messages between hosts. Algorithms that ignore hosts count all
-    /// messages here if there are several hosts.
+    /// Number of the chain's messages between groups. Algorithms that ignore groups count all
+    /// messages here if there are several groups.
     pub between: usize,
 }
 
@@ -128,10 +128,10 @@ impl SchedulePattern {
         }
     }
 
-    /// Returns a chain of `messages` messages for an algorithm that ignores hosts. On several
-    /// hosts, any of them may travel between hosts.
+    /// Returns a chain of `messages` messages for an algorithm that ignores groups. With
+    /// several groups, any of them may travel between groups.
     pub(super) fn flat_hops(&self, messages: usize) -> Hops {
-        match self.hosts.count() {
+        match self.groups.count() {
             1 => Hops {
                 inside: messages,
                 between: 0,

@@ -1,7 +1,7 @@
 //! Generates one rank's steps from a pattern.
 
 use super::chunks::SchedulePattern;
-use super::hosts::Hosts;
+use super::groups::Groups;
 use super::ir::{Op, Schedule, Step};
 use super::{algorithms, generator_of};
 use crate::error::{Error, ErrorKind, Result};
@@ -51,8 +51,8 @@ impl SchedulePattern {
         })
     }
 
-    /// Returns the algorithms that a hierarchical schedule of `collective` may use between hosts.
-    pub const fn between_hosts(collective: Collective) -> &'static [Algorithm] {
+    /// Returns the algorithms that a hierarchical schedule of `collective` may use between groups.
+    pub const fn between_groups(collective: Collective) -> &'static [Algorithm] {
         match collective {
             Collective::AllReduce => &[Algorithm::Ring, Algorithm::Tree, Algorithm::Direct],
             Collective::Broadcast | Collective::Reduce => &[Algorithm::Tree],
@@ -61,18 +61,20 @@ impl SchedulePattern {
         }
     }
 
-    /// Returns why `collective` has no hierarchical schedule on `hosts`, as a sentence; `None` if
+    /// Returns why `collective` has no hierarchical schedule on `groups`, as a sentence; `None` if
     /// it has one.
-    pub fn no_hierarchy(collective: Collective, hosts: &Hosts) -> Option<String> {
-        if SchedulePattern::between_hosts(collective).is_empty() {
+    pub fn no_hierarchy(collective: Collective, groups: &Groups) -> Option<String> {
+        if SchedulePattern::between_groups(collective).is_empty() {
             return Some(format!(
                 "{collective} has no algorithm hierarchical: every block is for one rank alone, \
-                 so hosts have nothing to combine"
+                 so {} have nothing to combine",
+                groups.unit().plural()
             ));
         }
-        let why = hosts.single_level_reason()?;
+        let why = groups.single_level_reason()?;
         Some(format!(
-            "{collective} by hierarchical needs several hosts with several ranks: {why}"
+            "{collective} by hierarchical needs several {} with several ranks: {why}",
+            groups.unit().plural()
         ))
     }
 
@@ -127,23 +129,24 @@ impl SchedulePattern {
 impl SchedulePattern {
     fn check_hierarchy(&self) -> Result<()> {
         let unsupported = |sentence| Err(Error::new(ErrorKind::Unsupported, sentence));
-        if let Some(why) = SchedulePattern::no_hierarchy(self.collective, &self.hosts) {
+        if let Some(why) = SchedulePattern::no_hierarchy(self.collective, &self.groups) {
             return unsupported(why);
         }
-        let between = SchedulePattern::between_hosts(self.collective);
+        let between = SchedulePattern::between_groups(self.collective);
         if !between.contains(&self.between) {
             let names: Vec<_> = between.iter().map(|algorithm| algorithm.name()).collect();
             return unsupported(format!(
-                "{} by hierarchical has no algorithm {} between hosts; it has {}",
+                "{} by hierarchical has no algorithm {} between {}; it has {}",
                 self.collective,
                 self.between,
+                self.groups.unit().plural(),
                 names.join(", ")
             ));
         }
-        if self.hosts.nranks() != Some(self.nranks) {
+        if self.groups.nranks() != Some(self.nranks) {
             return Err(Error::internal(format!(
                 "a map of {} for {} ranks",
-                self.hosts, self.nranks
+                self.groups, self.nranks
             )));
         }
         Ok(())

@@ -11,7 +11,7 @@ use crate::types::{Algorithm, Collective};
 pub(super) struct Generator {
     /// Algorithm whose schedules these functions describe.
     pub algorithm: Algorithm,
-    /// Collectives for which the algorithm has a schedule that ignores hosts.
+    /// Collectives for which the algorithm has a schedule that ignores groups.
     pub collectives: &'static [Collective],
     /// Returns the number of parts into which a pass divides its range.
     pub parts: fn(&SchedulePattern) -> usize,
@@ -26,7 +26,7 @@ pub(super) struct Generator {
 }
 
 impl Generator {
-    /// Returns whether the algorithm has a schedule of `collective` that ignores hosts.
+    /// Returns whether the algorithm has a schedule of `collective` that ignores groups.
     pub const fn has(&self, collective: Collective) -> bool {
         let mut at = 0;
         while at < self.collectives.len() {

@@ -20,7 +20,7 @@ impl Rng {
 }
 
 /// Returns hosts of the given sizes, with their ranks in random order.
-fn shuffled(sizes: &[usize], rng: &mut Rng) -> Hosts {
+fn shuffled(sizes: &[usize], rng: &mut Rng) -> Groups {
     let mut of: Vec<usize> = Vec::new();
     for (host, &size) in sizes.iter().enumerate() {
         of.extend(std::iter::repeat_n(host, size));
@@ -28,20 +28,20 @@ fn shuffled(sizes: &[usize], rng: &mut Rng) -> Hosts {
     for last in (1..of.len()).rev() {
         of.swap(last, rng.below(last + 1));
     }
-    Hosts::new(of)
+    Groups::of_hosts(of)
 }
 
 /// Returns every hierarchical pattern on `hosts` for each root in `roots`.
-fn patterns(hosts: &Hosts, roots: &[usize]) -> Vec<SchedulePattern> {
+fn patterns(hosts: &Groups, roots: &[usize]) -> Vec<SchedulePattern> {
     let nranks = hosts.nranks().unwrap();
     let mut patterns = Vec::new();
     for collective in Collective::ALL {
-        for &between in SchedulePattern::between_hosts(collective) {
+        for &between in SchedulePattern::between_groups(collective) {
             for &root in if collective.has_root() { roots } else { &[0] } {
                 patterns.push(SchedulePattern {
                     root,
                     between,
-                    hosts: hosts.clone(),
+                    groups: hosts.clone(),
                     ..SchedulePattern::flat(collective, Algorithm::Hierarchical, nranks)
                 });
             }
@@ -78,8 +78,8 @@ fn even_hosts_in_any_order_are_right() {
         for ranks in [2, 3, 4, 9] {
             let nranks = hosts * ranks;
             let maps = [
-                Hosts::even(hosts, ranks),
-                Hosts::new((0..nranks).map(|rank| rank % hosts)),
+                Groups::even_hosts(hosts, ranks),
+                Groups::of_hosts((0..nranks).map(|rank| rank % hosts)),
                 shuffled(&vec![ranks; hosts], &mut rng),
             ];
             for hosts in maps {
@@ -142,8 +142,8 @@ fn uneven_hosts_in_any_order_are_right() {
 fn what_crosses_between_hosts_crosses_once() {
     for (count, ranks) in [(2, 2), (4, 2), (5, 3), (8, 8)] {
         for hosts in [
-            Hosts::even(count, ranks),
-            Hosts::new((0..count * ranks).map(|rank| rank % count)),
+            Groups::even_hosts(count, ranks),
+            Groups::of_hosts((0..count * ranks).map(|rank| rank % count)),
         ] {
             for pattern in patterns(&hosts, &[0]) {
                 let schedules = schedules(&pattern);
@@ -181,7 +181,7 @@ fn what_crosses_between_hosts_crosses_once() {
 fn levels_are_those_of_the_links() {
     let mut rng = Rng(9);
     for hosts in [
-        Hosts::even(4, 2),
+        Groups::even_hosts(4, 2),
         shuffled(&[3, 1, 5], &mut rng),
         shuffled(&[2, 9], &mut rng),
     ] {
@@ -209,7 +209,7 @@ fn levels_are_those_of_the_links() {
 
 #[test]
 fn a_wrong_level_is_named() {
-    let hosts = Hosts::even(3, 2);
+    let hosts = Groups::even_hosts(3, 2);
     let pattern = &patterns(&hosts, &[0])[0];
     let limits = VerifyLimits {
         slots: SLOTS,
@@ -298,7 +298,7 @@ fn without(peers: &StepPeers, index: usize) -> Vec<usize> {
 /// Verifies all 32,768 ranks on 4,096 hosts, for schedules with trees between hosts.
 #[test]
 fn trees_of_4096_hosts_are_right() {
-    let hosts = Hosts::even(4096, 8);
+    let hosts = Groups::even_hosts(4096, 8);
     for pattern in patterns(&hosts, &[20_001]) {
         if pattern.between == Algorithm::Tree {
             let (proof, _) = prove(&pattern, 3);
@@ -311,22 +311,22 @@ fn trees_of_4096_hosts_are_right() {
 /// hosts the steps of one rank are generated.
 #[test]
 fn rings_and_exchanges_of_many_hosts_are_right() {
-    for pattern in patterns(&Hosts::even(64, 8), &[0]) {
+    for pattern in patterns(&Groups::even_hosts(64, 8), &[0]) {
         prove(&pattern, 2);
     }
-    for pattern in patterns(&Hosts::even(4096, 8), &[0]) {
+    for pattern in patterns(&Groups::even_hosts(4096, 8), &[0]) {
         let schedule = pattern.schedule(12_345).unwrap();
-        let counts = cost_counts(&schedule, &pattern.hosts);
+        let counts = cost_counts(&schedule, &pattern.groups);
         assert!(counts.sends > 0 && counts.recvs > 0, "{pattern:?}");
     }
 }
 
 #[test]
 fn what_does_not_exist_is_said() {
-    let of = |collective, between, hosts: Hosts, nranks| {
+    let of = |collective, between, groups: Groups, nranks| {
         let pattern = SchedulePattern {
             between,
-            hosts,
+            groups,
             ..SchedulePattern::flat(collective, Algorithm::Hierarchical, nranks)
         };
         pattern.schedule(0).unwrap_err().message().to_string()
@@ -337,22 +337,22 @@ fn what_does_not_exist_is_said() {
             of(
                 Collective::AllToAll,
                 Algorithm::Direct,
-                Hosts::even(2, 2),
+                Groups::even_hosts(2, 2),
                 4,
             ),
             "every block is for one rank alone",
         ),
-        (of(sum, Algorithm::Ring, Hosts::ONE, 4), "on one host"),
+        (of(sum, Algorithm::Ring, Groups::ONE, 4), "on one host"),
         (
-            of(sum, Algorithm::Ring, Hosts::even(4, 1), 4),
+            of(sum, Algorithm::Ring, Groups::even_hosts(4, 1), 4),
             "each of the 4 hosts has one rank",
         ),
         (
-            of(sum, Algorithm::OneShot, Hosts::even(2, 2), 4),
+            of(sum, Algorithm::OneShot, Groups::even_hosts(2, 2), 4),
             "no algorithm oneshot between hosts; it has ring, tree, direct",
         ),
         (
-            of(sum, Algorithm::Ring, Hosts::even(2, 2), 5),
+            of(sum, Algorithm::Ring, Groups::even_hosts(2, 2), 5),
             "a map of 2 hosts of 2 ranks for 5 ranks",
         ),
     ] {

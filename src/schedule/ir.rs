@@ -184,7 +184,7 @@ pub struct Step {
     pub recv_from: StepPeers,
     /// Ranks to which the step sends one message each.
     pub send_to: StepPeers,
-    /// Topology level, inside or between hosts, whose codec encoded the received messages.
+    /// Topology level, inside or between groups, whose codec encoded the received messages.
     pub takes: Level,
     /// Topology level whose codec encodes the sent messages; equal to `takes` if the step forwards
     /// them.

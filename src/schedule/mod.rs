@@ -11,8 +11,8 @@ mod direct;
 mod fan;
 mod generate;
 mod generator;
+mod groups;
 mod hierarchical;
-mod hosts;
 mod ir;
 mod oneshot;
 mod ring;
@@ -28,7 +28,7 @@ mod hierarchical_tests;
 pub use chunks::{ChunkPlace, SchedulePattern};
 pub use cost::{CostCounts, Hops, cost_counts};
 pub use generate::generate;
-pub use hosts::Hosts;
+pub use groups::Groups;
 pub use ir::{MAX_FAN, Op, Own, Schedule, Step, StepPeers, Visit, Walk, WalkCursor, walk};
 pub use ring_count::{directions, has_several_rings, ring_steps};
 pub use verify::{Proof, VerifyLimits, verify};
@@ -54,8 +54,8 @@ fn generator_of(algorithm: Algorithm) -> &'static Generator {
 }
 
 /// Returns the flat (not hierarchical) algorithms of a collective, in numeric order.
-/// [`SchedulePattern::between_hosts`] lists the algorithms that a hierarchical schedule may use between
-/// hosts.
+/// [`SchedulePattern::between_groups`] lists the algorithms that a hierarchical schedule may use between
+/// groups.
 pub fn algorithms(collective: Collective) -> &'static [Algorithm] {
     FLAT_ALGORITHMS[collective as usize].as_slice()
 }

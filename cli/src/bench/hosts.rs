@@ -10,7 +10,7 @@ use cinch::comm::Call;
 use cinch::config::CodecPolicy;
 use cinch::cpu::Isa;
 use cinch::plan::{Candidate, Limits, MachineFacts, Planner, Request, candidates};
-use cinch::schedule::{self, Hosts, Schedule, SchedulePattern};
+use cinch::schedule::{self, Groups, Schedule, SchedulePattern};
 use cinch::transport;
 use cinch::types::TransportKind;
 use cinch::{Algorithm, Config};
@@ -27,7 +27,7 @@ const PROVED_STEPS: usize = 20_000_000;
 pub fn main(
     options: &BenchOptions,
     config: &Config,
-    (nranks, hosts): (usize, Hosts),
+    (nranks, hosts): (usize, Groups),
     out: &mut impl Write,
 ) -> crate::ExitResult {
     let workload = Workload::new(options, nranks).map_err(|sentence| (USAGE, sentence))?;
@@ -49,7 +49,7 @@ pub fn main(
 }
 
 /// Returns the limits by which every rank of such a communicator selects algorithms.
-fn limits(config: &Config, nranks: usize, hosts: &Hosts) -> cinch::Result<Limits> {
+fn limits(config: &Config, nranks: usize, hosts: &Groups) -> cinch::Result<Limits> {
     let between = match hosts.count() {
         1 => TransportKind::Shm,
         _ => TransportKind::Tcp,
@@ -78,7 +78,7 @@ fn explain(
     request: &Request,
     config: &Config,
     nranks: usize,
-    hosts: &Hosts,
+    hosts: &Groups,
 ) -> cinch::Result<String> {
     let limits = limits(config, nranks, hosts)?;
     let since = Instant::now();
@@ -100,7 +100,7 @@ fn prove(candidate: &Candidate, request: &Request, limits: &Limits) -> cinch::Re
     let pattern = SchedulePattern {
         root: request.root,
         peer: request.peer,
-        hosts: limits.hosts.clone(),
+        groups: limits.hosts.clone(),
         between: candidate.between,
         rings: candidate.rings,
         ..SchedulePattern::flat(request.collective, candidate.algorithm, limits.nranks)
@@ -158,7 +158,7 @@ mod tests {
         let options: BenchOptions = parsed(line).map_err(|sentence| (USAGE, sentence))?;
         let (hosts, ranks) = options.explain_hosts.unwrap();
         let mut out = Vec::new();
-        let shape = (hosts * ranks, Hosts::even(hosts, ranks));
+        let shape = (hosts * ranks, Groups::even_hosts(hosts, ranks));
         main(&options, config, shape, &mut out)?;
         Ok(String::from_utf8(out).unwrap())
     }
@@ -194,7 +194,7 @@ mod tests {
     fn slot_size_depends_on_the_number_of_ranks() {
         let mut config = Config::default();
         let slots = |config: &Config, nranks| {
-            limits(config, nranks, &Hosts::ONE).map(|limits| limits.slot_bytes)
+            limits(config, nranks, &Groups::ONE).map(|limits| limits.slot_bytes)
         };
         assert_eq!(slots(&config, 16).unwrap(), 128 << 10);
         assert_eq!(slots(&config, 64).unwrap(), 32 << 10);

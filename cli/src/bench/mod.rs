@@ -28,7 +28,7 @@ use crate::launch::{LocalLaunch, one_core_each};
 use crate::machine::available_memory;
 use crate::{FAILURE, USAGE, WRONG};
 use cinch::config::Origin;
-use cinch::schedule::Hosts;
+use cinch::schedule::Groups;
 use cinch::{Communicator, Config};
 use measure::HostBackend;
 use options::BenchOptions;
@@ -69,7 +69,7 @@ pub fn main(options: &BenchOptions, mut config: Config) -> crate::ExitResult {
     // them.
     config.codec.auto |= options.codec.iter().any(|codec| codec.auto);
     if let Some((hosts, ranks)) = options.explain_hosts {
-        let shape = Hosts::even(hosts, ranks);
+        let shape = Groups::even_hosts(hosts, ranks);
         return hosts::main(
             options,
             &config,

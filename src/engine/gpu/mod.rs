@@ -46,7 +46,7 @@ use crate::mem::DeviceBuffers;
 use crate::plan::{
     GpuLimits, KernelVariant, Limits, MachineFacts, Plan, Planner, Request, Resident, Tuning,
 };
-use crate::schedule::Hosts;
+use crate::schedule::Groups;
 use crate::sync::Fault;
 use crate::types::{CallSignature, Collective, SIGNATURE_WORDS, TransportKind};
 use kernels::{BlockShape, Kernels};
@@ -160,7 +160,7 @@ impl GpuEngine {
             network,
         } = parts;
         let (rank, nranks) = (exchange.rank(), exchange.peers().len());
-        let hosts = Hosts::new(exchange.peers().iter().map(|peer| peer.host_id));
+        let hosts = Groups::of_hosts(exchange.peers().iter().map(|peer| peer.host_id));
         let between = network.as_ref().map(Network::transport);
         let gpu = GpuLimits {
             ll128: connections.lines_arrive_whole(),

@@ -9,7 +9,7 @@ use crate::config::Config;
 use crate::cpu::Isa;
 use crate::error::Result;
 use crate::plan::{Limits, MachineFacts, MeasuredCosts, Planner, Request};
-use crate::schedule::Hosts;
+use crate::schedule::Groups;
 use crate::sync::Fault;
 use crate::topology::RankTopology;
 use crate::transport::Links;
@@ -64,7 +64,7 @@ impl HostEngine {
         fault: Arc<Fault>,
         config: &Config,
         isa: Isa,
-        (machine, hosts): (MachineFacts, Hosts),
+        (machine, hosts): (MachineFacts, Groups),
     ) -> HostEngine {
         let limits = Limits {
             nranks: links.nranks,

@@ -37,7 +37,7 @@ use super::chunks::SchedulePattern;
 use super::cost::Hops;
 use super::fan::{self, OwnTerm};
 use super::generator::Generator;
-use super::hosts::Hosts;
+use super::groups::Groups;
 use super::ir::{Op, Step};
 use super::tree::{self, Tree};
 use crate::types::{Algorithm, Collective, Level};
@@ -56,7 +56,7 @@ pub(super) const GENERATOR: Generator = Generator {
 
 /// Returns the number of parts of a pass's range; 1 if chunks are blocks.
 fn parts(pattern: &SchedulePattern) -> usize {
-    let hosts = &pattern.hosts;
+    let hosts = &pattern.groups;
     match (pattern.collective, pattern.between) {
         (Collective::AllReduce, Algorithm::Ring | Algorithm::Direct) => {
             hosts.rails() * hosts.count()
@@ -70,7 +70,7 @@ fn parts(pattern: &SchedulePattern) -> usize {
 
 /// Returns the number of stages of a pass.
 fn stages(pattern: &SchedulePattern) -> usize {
-    let depth = tree::depth(pattern.hosts.count());
+    let depth = tree::depth(pattern.groups.count());
     match (pattern.collective, pattern.between) {
         (Collective::AllReduce, Algorithm::Tree) => 2 * depth + 3,
         (Collective::Broadcast | Collective::Reduce, _) => depth + 3,
@@ -98,13 +98,13 @@ fn steps(pattern: &SchedulePattern, rank: usize) -> Vec<Step> {
 /// Returns the longest chain of messages if every host has several ranks. On uneven hosts the actual chain
 /// may be shorter.
 fn hops(pattern: &SchedulePattern) -> Hops {
-    let hosts = pattern.hosts.count();
+    let hosts = pattern.groups.count();
     let depth = tree::depth(hosts);
-    let home = pattern.hosts.of(pattern.root).0;
+    let home = pattern.groups.of(pattern.root).0;
     // The root needs one more message if another rank of its host belongs to a tree.
     let detour = usize::from(
-        (0..trees::count(&pattern.hosts))
-            .any(|tree| trees::owner(&pattern.hosts, home, tree) != pattern.root),
+        (0..trees::count(&pattern.groups))
+            .any(|tree| trees::owner(&pattern.groups, home, tree) != pattern.root),
     );
     let (inside, between) = match (pattern.collective, pattern.between) {
         (Collective::AllReduce, Algorithm::Ring) => (2, 2 * (hosts - 1)),
@@ -118,7 +118,7 @@ fn hops(pattern: &SchedulePattern) -> Hops {
 
 /// The position of a rank: its host, and its index among the host's ranks.
 struct Position<'a> {
-    hosts: &'a Hosts,
+    hosts: &'a Groups,
     rank: usize,
     host: usize,
     /// Index of the rank among the host's ranks.
@@ -127,9 +127,9 @@ struct Position<'a> {
 
 impl<'a> Position<'a> {
     fn new(pattern: &'a SchedulePattern, rank: usize) -> Position<'a> {
-        let (host, local_rank) = pattern.hosts.of(rank);
+        let (host, local_rank) = pattern.groups.of(rank);
         Position {
-            hosts: &pattern.hosts,
+            hosts: &pattern.groups,
             rank,
             host,
             local_rank,

@@ -1,4 +1,4 @@
-//! Generates trees between hosts, with one chunk per tree. Hosts are labelled by their distance from the
+//! Generates trees between hosts, with one chunk per tree. Groups are labelled by their distance from the
 //! root's host (all_reduce: from host 0).
 //!
 //! Let D be the depth of the tree. A host at depth d sends up in stage 1 + D - d, and its ranks send their
@@ -8,12 +8,12 @@
 
 use super::{Position, Tree, tree};
 use crate::schedule::fan;
-use crate::schedule::hosts::Hosts;
+use crate::schedule::groups::Groups;
 use crate::schedule::ir::{Op, Own, Step};
 
 /// Returns the number of trees, and so of chunks of a pass: one per rail, or two if there is a
 /// single rail.
-pub(super) fn count(hosts: &Hosts) -> usize {
+pub(super) fn count(hosts: &Groups) -> usize {
     match hosts.rails() {
         1 => 2,
         rails => rails,
@@ -21,7 +21,7 @@ pub(super) fn count(hosts: &Hosts) -> usize {
 }
 
 /// Returns the rank of `host` that is in tree `index`.
-pub(super) fn owner(hosts: &Hosts, host: usize, index: usize) -> usize {
+pub(super) fn owner(hosts: &Groups, host: usize, index: usize) -> usize {
     match hosts.ranks(host) {
         [] => 0,
         ranks => ranks[index % hosts.rails()] as usize,

@@ -8,7 +8,7 @@ use cinch::cpu::Isa;
 use cinch::engine::HostEngine;
 use cinch::mem::UserBuffers;
 use cinch::plan::{MachineFacts, Request};
-use cinch::schedule::Hosts;
+use cinch::schedule::Groups;
 use cinch::sync::Fault;
 use cinch::transport::{ConnectContext, Header, Links, RecvEnd, Waiter, connect_all};
 use cinch::types::TransportKind;
@@ -123,7 +123,7 @@ fn one_message(
                     oversubscribed: true,
                     measured: None,
                 };
-                let hosts = Hosts::new(exchange.peers().iter().map(|peer| peer.host_id));
+                let hosts = Groups::of_hosts(exchange.peers().iter().map(|peer| peer.host_id));
                 let (isa, parts) = (Isa::detect(), (machine, hosts));
                 let mut engine =
                     HostEngine::new(links, exchange.clone(), fault.clone(), config, isa, parts);

@@ -242,7 +242,7 @@ impl ScheduleShape {
                 let pattern = SchedulePattern::flat(Collective::AllReduce, algorithm, nranks);
                 let mut busiest = schedule::CostCounts::default();
                 for rank in [0, 1 % nranks, nranks / 2] {
-                    let counts = schedule::cost_counts(&pattern.schedule(rank)?, &pattern.hosts);
+                    let counts = schedule::cost_counts(&pattern.schedule(rank)?, &pattern.groups);
                     if counts.sends + counts.recvs >= busiest.sends + busiest.recvs {
                         busiest = counts;
                     }

@@ -6,10 +6,10 @@ use super::*;
 use crate::cpu::Isa;
 use crate::mem::PeerBufferLayout;
 use crate::plan::{GpuLimits, Limits, MachineFacts, Resident};
-use crate::schedule::{self, Hosts};
+use crate::schedule::{self, Groups};
 use crate::types::{Algorithm, CodecSpec, Collective, DType, Fused, TransportKind};
 
-fn limits(hosts: &Hosts, nranks: usize, channels: usize) -> Limits {
+fn limits(hosts: &Groups, nranks: usize, channels: usize) -> Limits {
     let shape = PeerBufferLayout::new(nranks, 2 << 20, channels).unwrap();
     let gpu = GpuLimits::new(&shape, Resident::both(16), channels);
     Limits {
@@ -79,11 +79,11 @@ fn walked(plan: &Plan, nranks: usize, channels: usize) -> [Vec<Vec<Vec<usize>>>;
 #[test]
 fn message_sizes_match_the_kernels_walk() {
     let worlds = [
-        Hosts::even(2, 1),
-        Hosts::even(2, 2),
-        Hosts::even(3, 2),
-        Hosts::new([0, 1, 0, 1, 1, 2, 1]),
-        Hosts::even(2, 4),
+        Groups::even_hosts(2, 1),
+        Groups::even_hosts(2, 2),
+        Groups::even_hosts(3, 2),
+        Groups::of_hosts([0, 1, 0, 1, 1, 2, 1]),
+        Groups::even_hosts(2, 4),
     ];
     let mut messages = 0;
     for hosts in worlds {
@@ -171,7 +171,7 @@ fn follow(
 
 #[test]
 fn unknown_signature_is_an_error_and_is_not_cached() {
-    let limits = limits(&Hosts::even(2, 1), 2, 4);
+    let limits = limits(&Groups::even_hosts(2, 1), 2, 4);
     let mut message_sizes = MessageSizesCache::new(Planner::new(limits, 0, Isa::Scalar));
     for words in [[0; 5], [u64::MAX; 5]] {
         assert!(message_sizes.get(&words).is_err());

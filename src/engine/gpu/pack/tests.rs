@@ -5,7 +5,7 @@ use super::*;
 use crate::codec::{self, Codec};
 use crate::cpu::Isa;
 use crate::plan::Geometry;
-use crate::schedule::Hosts;
+use crate::schedule::Groups;
 use crate::testing::{Data, Pattern, Problem};
 use crate::types::{Algorithm, CodecSpec, Collective, DType, KernelProtocol, Scalar};
 use std::sync::Arc;
@@ -18,7 +18,7 @@ struct Case {
     granule: usize,
     chunk_max: usize,
     codec: Option<Arc<dyn Codec>>,
-    hosts: Hosts,
+    hosts: Groups,
     between: Algorithm,
     rings: usize,
 }
@@ -35,7 +35,7 @@ impl Case {
         SchedulePattern {
             root,
             peer,
-            hosts: self.hosts.clone(),
+            groups: self.hosts.clone(),
             between: self.between,
             rings: self.rings,
             ..SchedulePattern::flat(collective, self.algorithm, nranks)
@@ -150,12 +150,12 @@ impl Case {
 }
 
 fn case(collective: Collective, algorithm: Algorithm, nranks: usize, channels: usize) -> Case {
-    let flat = (Hosts::ONE, Algorithm::Direct);
+    let flat = (Groups::ONE, Algorithm::Direct);
     case_on(flat, collective, algorithm, nranks, channels)
 }
 
 fn case_on(
-    (hosts, between): (Hosts, Algorithm),
+    (hosts, between): (Groups, Algorithm),
     collective: Collective,
     algorithm: Algorithm,
     nranks: usize,
@@ -220,18 +220,18 @@ fn rings_in_several_directions_end_with_the_reference_result() {
 /// Tests hierarchical schedules on hosts with any number of ranks, with the ranks in any order.
 #[test]
 fn hierarchical_schedules_end_with_the_reference_result() {
-    let mut worlds: Vec<Hosts> = Vec::new();
+    let mut worlds: Vec<Groups> = Vec::new();
     for hosts in 2..=5 {
-        worlds.extend((2..=6).map(|ranks| Hosts::even(hosts, ranks)));
+        worlds.extend((2..=6).map(|ranks| Groups::even_hosts(hosts, ranks)));
     }
-    worlds.push(Hosts::even(4, 8));
-    worlds.push(Hosts::new([0, 1, 0, 1, 1, 2, 1]));
-    worlds.push(Hosts::new([2, 0, 0, 0, 1, 0, 2, 0, 1, 1, 0]));
-    worlds.push(Hosts::new((0..13).map(|rank| rank % 3 * (rank / 4))));
+    worlds.push(Groups::even_hosts(4, 8));
+    worlds.push(Groups::of_hosts([0, 1, 0, 1, 1, 2, 1]));
+    worlds.push(Groups::of_hosts([2, 0, 0, 0, 1, 0, 2, 0, 1, 1, 0]));
+    worlds.push(Groups::of_hosts((0..13).map(|rank| rank % 3 * (rank / 4))));
     for hosts in worlds {
         let nranks = hosts.nranks().unwrap();
         for collective in Collective::ALL {
-            for &between in SchedulePattern::between_hosts(collective) {
+            for &between in SchedulePattern::between_groups(collective) {
                 for channels in [1, 3] {
                     let levels = (hosts.clone(), between);
                     let algorithm = Algorithm::Hierarchical;

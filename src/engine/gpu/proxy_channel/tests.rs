@@ -7,7 +7,7 @@ use crate::gpu::abi::{Counters, LINE_BYTES, Protocol};
 use crate::gpu::{Context, Device, Driver, PinnedMemory};
 use crate::mem::{PeerBufferLayout, Staging};
 use crate::plan::{GpuLimits, Limits, MachineFacts, Planner, Request, Resident};
-use crate::schedule::Hosts;
+use crate::schedule::Groups;
 use crate::sys::cuda::mock::MockMachine as Gpus;
 use crate::types::{
     CodecSetting, CodecSpec, Collective, DType, Fused, ReduceOp, SIGNATURE_WORDS, TransportKind,
@@ -124,7 +124,7 @@ impl Bench {
                 oversubscribed: false,
                 measured: None,
             },
-            hosts: Hosts::even(2, 1),
+            hosts: Groups::even_hosts(2, 1),
             topology: None,
             gpu: Some(gpu),
         };

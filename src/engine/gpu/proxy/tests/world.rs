@@ -16,7 +16,7 @@ use crate::gpu::{Context, Device, DeviceMemory, Driver, Module, Stream};
 use crate::gpu_links::{self, PeerPath};
 use crate::mem::DeviceBuffers;
 use crate::plan::{Request, Resident};
-use crate::schedule::Hosts;
+use crate::schedule::Groups;
 use crate::sync::Fault;
 use crate::sys::cuda::CuResult;
 use crate::sys::cuda::mock::{MockMachine as Gpus, Process};
@@ -206,8 +206,8 @@ pub(super) fn inputs(problem: &Problem, seed: u64) -> Vec<Vec<u8>> {
 }
 
 impl Rank {
-    pub fn hosts(&self) -> Hosts {
-        Hosts::new(self.exchange.peers().iter().map(|peer| peer.host_id))
+    pub fn hosts(&self) -> Groups {
+        Groups::of_hosts(self.exchange.peers().iter().map(|peer| peer.host_id))
     }
 
     /// Runs one call and checks its result.
