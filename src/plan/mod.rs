@@ -40,7 +40,7 @@ pub use work::CandidateWork;
 use crate::codec::{self, Codec, RoundingRandom};
 use crate::cpu::Isa;
 use crate::error::{Error, Result};
-use crate::schedule::{ChunkPlace, Groups, Schedule, SchedulePattern};
+use crate::schedule::{ChunkPlace, Groups, RankOrder, Schedule, SchedulePattern};
 use crate::topology::RankTopology;
 use crate::types::{
     Algorithm, CodecSetting, CodecSpec, Collective, DType, KernelProtocol, Level, ScaleRule,
@@ -471,6 +471,7 @@ fn pattern(
         groups: limits.hosts.clone(),
         between,
         rings,
+        order: RankOrder::BY_RANK,
     }
 }
 

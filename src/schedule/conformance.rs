@@ -1,6 +1,7 @@
 //! Verifies the schedules of every generator, and checks that the verifier detects broken
 //! schedules.
 
+use super::hierarchical_tests::Rng;
 use super::*;
 use crate::error::Error;
 use crate::types::{Algorithm, Collective};
@@ -132,6 +133,65 @@ fn several_rings_per_channel_verify() {
             }
         }
     }
+}
+
+/// Rings and chains in any order give each rank what they give in rank order, and send to neighbours only.
+#[test]
+fn rings_in_any_order_verify() {
+    let mut rng = Rng(21);
+    for nranks in 1..=17 {
+        for rings in [1, 2, 5] {
+            let mut ranks: Vec<usize> = (0..nranks).collect();
+            rng.shuffle(&mut ranks);
+            let order = RankOrder::of_ring(&ranks).unwrap();
+            let roots: Vec<usize> = (0..nranks).collect();
+            let all = patterns(nranks, &roots).into_iter();
+            for pattern in all.filter(|pattern| pattern.algorithm == Algorithm::Ring) {
+                let pattern = SchedulePattern {
+                    rings,
+                    order: order.clone(),
+                    ..pattern
+                };
+                prove(&pattern, 3);
+                prove(&pattern, 1);
+                check_neighbours(&pattern, &ranks);
+            }
+        }
+    }
+}
+
+/// Checks that ring i sends along `ranks` if i is even, and backwards if it is odd.
+fn check_neighbours(pattern: &SchedulePattern, ranks: &[usize]) {
+    let (nranks, rings) = (pattern.nranks, pattern.ring_count());
+    for (place, &rank) in ranks.iter().enumerate() {
+        for step in pattern.schedule(rank).unwrap().steps {
+            let back = step.chunk as usize % rings % 2 == 1;
+            let ahead = if back { nranks - 1 } else { 1 };
+            let next = ranks[(place + ahead) % nranks];
+            let before = ranks[(place + nranks - ahead) % nranks];
+            assert!(
+                step.send_to.iter().all(|&to| to as usize == next),
+                "{pattern:?}"
+            );
+            assert!(
+                step.recv_from.iter().all(|&from| from as usize == before),
+                "{pattern:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn orders_of_another_number_of_ranks_are_refused() {
+    let pattern = SchedulePattern {
+        order: RankOrder::of_ring(&[0, 2, 1]).unwrap(),
+        ..pattern(Collective::AllReduce, Algorithm::Ring, 4)
+    };
+    let error = pattern.schedule(0).unwrap_err();
+    assert!(
+        error.message().contains("an order of 3 ranks for 4 ranks"),
+        "{error}"
+    );
 }
 
 /// Ranks with four rings per channel deadlock if connections have a slot less than

@@ -110,6 +110,11 @@ impl SchedulePattern {
                 "{collective}: {name} {rank} does not exist among {nranks} ranks"
             )));
         }
+        if let Some(listed) = self.order.nranks().filter(|&listed| listed != nranks) {
+            return Err(Error::internal(format!(
+                "an order of {listed} ranks for {nranks} ranks"
+            )));
+        }
         let most = u32::MAX as usize;
         let is_exchange = collective.splits_input() && collective.joins_output();
         let blocks = if is_exchange { nranks } else { 1 };

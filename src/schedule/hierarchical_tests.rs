@@ -7,15 +7,23 @@ use crate::types::{Algorithm, Collective, Level};
 const SLOTS: usize = 2;
 
 /// SplitMix64 generator, which shuffles ranks.
-struct Rng(u64);
+pub(super) struct Rng(pub u64);
 
 impl Rng {
-    fn below(&mut self, end: usize) -> usize {
+    /// Returns a number below `end`.
+    pub fn below(&mut self, end: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         ((z ^ (z >> 31)) % end as u64) as usize
+    }
+
+    /// Puts `items` into a random order.
+    pub fn shuffle<T>(&mut self, items: &mut [T]) {
+        for last in (1..items.len()).rev() {
+            items.swap(last, self.below(last + 1));
+        }
     }
 }
 
@@ -25,14 +33,12 @@ fn shuffled(sizes: &[usize], rng: &mut Rng) -> Groups {
     for (host, &size) in sizes.iter().enumerate() {
         of.extend(std::iter::repeat_n(host, size));
     }
-    for last in (1..of.len()).rev() {
-        of.swap(last, rng.below(last + 1));
-    }
+    rng.shuffle(&mut of);
     Groups::of_hosts(of)
 }
 
 /// Returns every hierarchical pattern on `hosts` for each root in `roots`.
-fn patterns(hosts: &Groups, roots: &[usize]) -> Vec<SchedulePattern> {
+pub(super) fn patterns(hosts: &Groups, roots: &[usize]) -> Vec<SchedulePattern> {
     let nranks = hosts.nranks().unwrap();
     let mut patterns = Vec::new();
     for collective in Collective::ALL {

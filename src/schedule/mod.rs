@@ -15,6 +15,7 @@ mod groups;
 mod hierarchical;
 mod ir;
 mod oneshot;
+mod rank_order;
 mod ring;
 mod ring_count;
 mod tree;
@@ -28,8 +29,9 @@ mod hierarchical_tests;
 pub use chunks::{ChunkPlace, SchedulePattern};
 pub use cost::{CostCounts, Hops, cost_counts};
 pub use generate::generate;
-pub use groups::Groups;
+pub use groups::{GroupUnit, Groups};
 pub use ir::{MAX_FAN, Op, Own, Schedule, Step, StepPeers, Visit, Walk, WalkCursor, walk};
+pub use rank_order::{ChannelOrders, RankOrder};
 pub use ring_count::{directions, has_several_rings, ring_steps};
 pub use verify::{Proof, VerifyLimits, verify};
 

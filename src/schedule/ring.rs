@@ -6,10 +6,13 @@
 //! | reduce_scatter, all_gather | N-1 | (N-1) blocks |
 //! | broadcast, reduce (a chain from or to the root) | N-1 | S; the last rank of the chain: 0 |
 //!
-//! Rank r sends to r+1. The chunk of rank c starts at rank c+1 and is complete at rank c.
+//! Each rank sends to the next rank in [`SchedulePattern::order`], which is rank r+1 for rank r unless another
+//! order suits the machine's links better. The chunk of rank c starts at the rank after c and is complete at
+//! rank c. So the order changes who sends to whom, but not who owns what. A chain goes round the order from,
+//! or to, the root.
 //!
 //! With W rings per channel, each ring carries a W-th of what every rank owns as a chunk of its own. Odd
-//! rings run the other way, from r to r-1, if there are more than two ranks. All ranks do a step for
+//! rings run the other way, to the rank before, if there are more than two ranks. All ranks do a step for
 //! all rings before the next step, so that W messages can move while one travels. A connection needs two
 //! slots for one ring, and one more for each further ring in its direction. A chain (broadcast, reduce)
 //! has one ring: its passes follow each other as closely, and with two directions its ends would wait for
@@ -23,6 +26,7 @@
 use super::chunks::SchedulePattern;
 use super::generator::Generator;
 use super::ir::{Op, Step};
+use super::rank_order::RankOrder;
 use super::ring_count::{self, directions};
 use crate::types::{Algorithm, Collective};
 
@@ -59,18 +63,21 @@ fn steps(pattern: &SchedulePattern, rank: usize) -> Vec<Step> {
 }
 
 /// A ring as one rank sees it.
-struct Ring {
+struct Ring<'a> {
     nranks: usize,
-    rank: usize,
+    order: &'a RankOrder,
+    /// Place of the rank in the order.
+    place: usize,
     index: usize,
     rings: usize,
 }
 
-impl Ring {
-    fn new(pattern: &SchedulePattern, rank: usize, index: usize) -> Ring {
+impl<'a> Ring<'a> {
+    fn new(pattern: &'a SchedulePattern, rank: usize, index: usize) -> Ring<'a> {
         Ring {
             nranks: pattern.nranks,
-            rank,
+            order: &pattern.order,
+            place: pattern.order.place(rank),
             index,
             rings: pattern.ring_count(),
         }
@@ -109,7 +116,7 @@ impl Ring {
     }
 
     /// Passes on the partial sums of all chunks but the rank's own. The chunk of rank c travels
-    /// from rank c+1 towards c.
+    /// from the rank after c towards c.
     fn scatter_sums(&self) -> Vec<Step> {
         let mut steps = vec![self.begin(Op::Send, self.chunk(1))];
         steps.extend((2..self.nranks).map(|back| {
@@ -135,15 +142,16 @@ impl Ring {
     }
 
     fn distance_from(&self, root: usize) -> usize {
-        (self.rank + self.nranks - root) % self.nranks
+        (self.place + self.nranks - self.order.place(root)) % self.nranks
     }
 
     /// Returns the rank `back` positions earlier in the ring; `back` is below the number of ranks.
     fn before(&self, back: usize) -> usize {
-        match self.index % directions(self.nranks) {
-            0 => (self.rank + self.nranks - back) % self.nranks,
-            _ => (self.rank + back) % self.nranks,
-        }
+        let ahead = match self.index % directions(self.nranks) {
+            0 => self.nranks - back,
+            _ => back,
+        };
+        self.order.at((self.place + ahead) % self.nranks)
     }
 
     fn begin(&self, op: Op, chunk: usize) -> Step {
