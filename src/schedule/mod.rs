@@ -25,6 +25,8 @@ mod verify;
 mod conformance;
 #[cfg(test)]
 mod hierarchical_tests;
+#[cfg(test)]
+mod way_out_tests;
 
 pub use chunks::{ChunkPlace, SchedulePattern};
 pub use cost::{CostCounts, Hops, cost_counts};

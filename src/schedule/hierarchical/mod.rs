@@ -1,33 +1,43 @@
-//! Hierarchical: first inside each host, then between hosts, then inside again, so that data crosses
-//! between hosts once. For H hosts of M ranks (of the smallest host: R rails), and a
-//! message (or block) of S bytes:
+//! Hierarchical: first inside each group, then between groups, then inside again, so that data crosses
+//! between groups once. A group is a host, or the ranks of one host behind one way out ([`Groups`]). For G
+//! groups of M ranks, with R rails, and a message (or block) of S bytes:
 //!
-//! | collective | phases | bytes that a host sends to others |
+//! | collective | phases | bytes that a group sends to others |
 //! | --- | --- | --- |
-//! | all_reduce | parts to the host's rank on their rail, which sums; on each rail a ring, a tree or a two-shot between hosts; the sum to everyone on the host | 2 S (H-1)/H; tree: at most 3 S on a rail, 2 S where rails are even in number |
-//! | broadcast | the root sends each rail a part; a tree between hosts; to everyone on the host | as a tree |
-//! | reduce | the broadcast backwards | as a tree |
-//! | reduce_scatter | blocks to the host's rank that has the place of their owner, which sums and sends to the owner | M S (H-1) |
-//! | all_gather | each rank's block to the rank at its place on each other host, which sends it to everyone there | M S (H-1) |
+//! | all_reduce | parts to the group's rank on their rail, which sums; on each rail a ring, a tree or a two-shot between groups; the sum to everyone in the group | 2 S (G-1)/G; tree: at most 3 S on a rail, 2 S where rails are even in number or groups are inside a host |
+//! | broadcast | the root sends each rail a part; a tree between groups; to everyone in the group | as a tree; inside a host at most S |
+//! | reduce | the broadcast backwards | as a tree; inside a host at most S |
+//! | reduce_scatter | blocks to the group's rank that has the place of their owner, which sums and sends to the owner | M S (G-1) |
+//! | all_gather | each rank's block to the rank at its place in each other group, which sends it to everyone there | M S (G-1) |
 //!
-//! Flat algorithms send up to M times as many bytes between hosts. Other collectives gain nothing: each of
+//! Flat algorithms send up to M times as many bytes between groups. Other collectives gain nothing: each of
 //! their blocks is for one rank alone.
 //!
-//! Rails: the rank at place p of each host is on rail p. Hosts may have different numbers of
-//! ranks, in any order. Ranks beyond the smallest host's number are on no rail; they send their
-//! contributions to the rails and receive the results. A single rail runs both trees. With
-//! several rails, each runs tree `rail % 2`, so that inner hosts of one tree are leaves of the other.
+//! Rails: rail r leads to the rank at place r of each group, modulo the group's number of ranks. Groups may
+//! have different numbers of ranks, in any order. Hosts have as many rails as the smallest has ranks, so
+//! ranks beyond that number are on no rail; they send their contributions to the rails and receive the
+//! results. Groups inside a host have as many rails as the largest has ranks, so a rank of a smaller group
+//! is on several rails. A single rail between hosts runs both trees. With several rails, each runs tree
+//! `rail % 2`, so that inner hosts of one tree are leaves of the other.
 //!
-//! Levels: contributions inside a host are encoded for [`Level::Intra`]. The sum of a host, and everything
+//! Ways out: the ranks of a group inside a host share one way out, which is fast only while they all send to
+//! one other group. At one stage a group therefore sends to one other group, with two exceptions: in the
+//! first phase of a two-shot, and in a reduce_scatter, it sends to all other groups in stage 0, to one after
+//! the other. Before a rank goes on to the next group, it waits for contributions that the other ranks of
+//! its group send after their messages to the group before. Separate stages would change nothing in this
+//! order of messages, but would need a slot more for each group, because the owner receives all sums at once.
+//! Two phases differ from hosts: the second phase of a two-shot goes round the groups, and trees are paths.
+//!
+//! Levels: contributions inside a group are encoded for [`Level::Intra`]. The sum of a group, and everything
 //! after it, is encoded for [`Level::Inter`], also when it is finally sent to the ranks of a
-//! host. It is forwarded unchanged, so all ranks end with the same bits under any pair of codecs.
+//! group. It is forwarded unchanged, so all ranks end with the same bits under any pair of codecs.
 //!
-//! The sum of a host is formed in rank order. The sums of other hosts are added after it, in the order
-//! of hosts (ring: in the order of the ring; tree: in the order of the children).
+//! The sum of a group is formed in the order of places. The sums of other groups are added after it, in the
+//! order of groups (ring: in the order of the ring; tree: in the order of the children).
 //!
-//! Two slots suffice. Where all steps have one stage, a rank's sends and receives on connections inside a
-//! host alternate, message by message. In trees each message is received one stage after it was sent,
-//! and a connection carries at most two messages a pass.
+//! Two slots suffice for each rail of a connection; chunks that are blocks need two in all. Where all steps have one stage, a rank's
+//! sends and receives on connections inside a group alternate, rail by rail. In trees each message is
+//! received one stage after it was sent, and a connection carries at most two messages of a rail a pass.
 
 mod blocks;
 mod sums;
@@ -39,16 +49,19 @@ use super::fan::{self, OwnTerm};
 use super::generator::Generator;
 use super::groups::Groups;
 use super::ir::{Op, Step};
-use super::tree::{self, Tree};
 use crate::types::{Algorithm, Collective, Level};
 
-/// States no collective: every hierarchical schedule needs hosts, and the list is for schedules
-/// that ignore hosts.
+/// States no collective: every hierarchical schedule needs groups, and the list is for schedules
+/// that ignore groups.
 pub(super) const GENERATOR: Generator = Generator {
     algorithm: Algorithm::Hierarchical,
     collectives: &[],
     parts,
-    slots: |_| 2,
+    slots: |pattern| match pattern.collective {
+        // Their connections carry one message a round, whatever the number of rails.
+        Collective::AllGather | Collective::ReduceScatter => 2,
+        _ => 2 * pattern.groups.rails_per_connection(),
+    },
     stages,
     hops,
     steps,
@@ -56,13 +69,13 @@ pub(super) const GENERATOR: Generator = Generator {
 
 /// Returns the number of parts of a pass's range; 1 if chunks are blocks.
 fn parts(pattern: &SchedulePattern) -> usize {
-    let hosts = &pattern.groups;
+    let groups = &pattern.groups;
     match (pattern.collective, pattern.between) {
         (Collective::AllReduce, Algorithm::Ring | Algorithm::Direct) => {
-            hosts.rails() * hosts.count()
+            groups.rails() * groups.count()
         }
         (Collective::AllReduce | Collective::Broadcast | Collective::Reduce, _) => {
-            trees::count(hosts)
+            trees::count(groups)
         }
         _ => 1,
     }
@@ -70,10 +83,11 @@ fn parts(pattern: &SchedulePattern) -> usize {
 
 /// Returns the number of stages of a pass.
 fn stages(pattern: &SchedulePattern) -> usize {
-    let depth = tree::depth(pattern.groups.count());
+    let depth = trees::depth(&pattern.groups);
     match (pattern.collective, pattern.between) {
         (Collective::AllReduce, Algorithm::Tree) => 2 * depth + 3,
         (Collective::Broadcast | Collective::Reduce, _) => depth + 3,
+        (Collective::AllGather, _) => blocks::all_gather_stages(&pattern.groups),
         _ => 3,
     }
 }
@@ -95,19 +109,19 @@ fn steps(pattern: &SchedulePattern, rank: usize) -> Vec<Step> {
     steps
 }
 
-/// Returns the longest chain of messages if every host has several ranks. On uneven hosts the actual chain
+/// Returns the longest chain of messages if every group has several ranks. In uneven groups the actual chain
 /// may be shorter.
 fn hops(pattern: &SchedulePattern) -> Hops {
-    let hosts = pattern.groups.count();
-    let depth = tree::depth(hosts);
-    let home = pattern.groups.of(pattern.root).0;
-    // The root needs one more message if another rank of its host belongs to a tree.
+    let groups = &pattern.groups;
+    let (count, depth) = (groups.count(), trees::depth(groups));
+    let home = groups.of(pattern.root).0;
+    // The root needs one more message if another rank of its group belongs to a tree.
     let detour = usize::from(
-        (0..trees::count(&pattern.groups))
-            .any(|tree| trees::owner(&pattern.groups, home, tree) != pattern.root),
+        (0..trees::count(groups)).any(|tree| trees::owner(groups, home, tree) != pattern.root),
     );
     let (inside, between) = match (pattern.collective, pattern.between) {
-        (Collective::AllReduce, Algorithm::Ring) => (2, 2 * (hosts - 1)),
+        (Collective::AllReduce, Algorithm::Ring) => (2, 2 * (count - 1)),
+        (Collective::AllReduce, Algorithm::Direct) if groups.are_inside_host() => (2, count),
         (Collective::AllReduce, Algorithm::Direct) => (2, 2),
         (Collective::AllReduce, _) => (2, 2 * depth),
         (Collective::Broadcast | Collective::Reduce, _) => (1 + detour, depth),
@@ -116,51 +130,59 @@ fn hops(pattern: &SchedulePattern) -> Hops {
     Hops { inside, between }
 }
 
-/// The position of a rank: its host, and its index among the host's ranks.
+/// The position of a rank: its group, and its index among the group's ranks.
 struct Position<'a> {
-    hosts: &'a Groups,
+    groups: &'a Groups,
     rank: usize,
-    host: usize,
-    /// Index of the rank among the host's ranks.
-    local_rank: usize,
+    group: usize,
+    /// Index of the rank among the group's ranks.
+    place: usize,
 }
 
 impl<'a> Position<'a> {
     fn new(pattern: &'a SchedulePattern, rank: usize) -> Position<'a> {
-        let (host, local_rank) = pattern.groups.of(rank);
+        let (group, place) = pattern.groups.of(rank);
         Position {
-            hosts: &pattern.groups,
+            groups: &pattern.groups,
             rank,
-            host,
-            local_rank,
+            group,
+            place,
         }
     }
 
-    /// Returns the rank with index `local_rank` on `host`.
-    fn at(&self, host: usize, local_rank: usize) -> usize {
-        self.hosts.ranks(host)[local_rank] as usize
+    /// Returns the rank of `group` at `place`, modulo the group's number of ranks. So the rank on rail r is
+    /// the rank at place r.
+    fn at(&self, group: usize, place: usize) -> usize {
+        let ranks = self.groups.ranks(group);
+        ranks[place % ranks.len()] as usize
     }
 
-    /// Returns the other ranks of this rank's host, in order.
+    /// Returns the rails of this rank if `mine`, else the rails of the other ranks of its group.
+    fn rails(&self, mine: bool) -> impl Iterator<Item = usize> + use<> {
+        let (place, ranks) = (self.place, self.groups.ranks(self.group).len());
+        (0..self.groups.rails()).filter(move |rail| (rail % ranks == place) == mine)
+    }
+
+    /// Returns the other ranks of this rank's group, in order.
     fn others(&self) -> impl Iterator<Item = usize> + use<'a> {
         let me = self.rank;
-        let ranks = self.hosts.ranks(self.host).iter();
+        let ranks = self.groups.ranks(self.group).iter();
         ranks.map(|&rank| rank as usize).filter(move |&r| r != me)
     }
 
-    /// Returns the host whose number is `ahead` larger than this host's, modulo the number of
-    /// hosts.
+    /// Returns the group whose number is `ahead` larger than this group's, modulo the number of
+    /// groups.
     fn ahead(&self, ahead: usize) -> usize {
-        (self.host + ahead) % self.hosts.count()
+        (self.group + ahead) % self.groups.count()
     }
 
-    /// Returns the host whose number is `back` smaller than this host's, modulo the number of
-    /// hosts.
+    /// Returns the group whose number is `back` smaller than this group's, modulo the number of
+    /// groups.
     fn back(&self, back: usize) -> usize {
-        (self.host + self.hosts.count() - back) % self.hosts.count()
+        (self.group + self.groups.count() - back) % self.groups.count()
     }
 
-    /// Returns a step that sends this rank's contribution to rank `to` of this host, which sums the
+    /// Returns a step that sends this rank's contribution to rank `to` of this group, which sums the
     /// chunk.
     fn contribute(&self, stage: usize, chunk: usize, to: usize) -> Step {
         Step::new(stage, Op::Send, chunk)
@@ -168,8 +190,8 @@ impl<'a> Position<'a> {
             .gives(Level::Intra)
     }
 
-    /// Returns steps that add this host's contributions and the partial sums of ranks `from` on other hosts,
-    /// and send the result to `to`.
+    /// Returns steps that add this group's contributions and the partial sums of ranks `from` in other
+    /// groups, and send the result to `to`.
     fn sum(
         &self,
         stage: usize,
@@ -181,12 +203,12 @@ impl<'a> Position<'a> {
         let from: Vec<usize> = from.into_iter().collect();
         let others: Vec<usize> = self.others().collect();
         if others.is_empty() && from.is_empty() && op == Op::RecvReduceSend {
-            // On a host with one rank, the partial sum is that rank's contribution, which is sent
+            // In a group of one rank, the partial sum is that rank's contribution, which is sent
             // unchanged.
             return fan::send(stage, chunk, to);
         }
         let at = Step::new(stage, op, chunk);
         let terms = [(Level::Intra, &others[..]), (Level::Inter, &from[..])];
-        fan::sum(at, &terms, (OwnTerm::Exact, self.local_rank), to)
+        fan::sum(at, &terms, (OwnTerm::Exact, self.place), to)
     }
 }

@@ -1,37 +1,50 @@
-//! Generates trees between hosts, with one chunk per tree. Groups are labelled by their distance from the
-//! root's host (all_reduce: from host 0).
+//! Generates trees between groups, with one chunk per tree. Groups are labelled by their distance from the
+//! root's group (all_reduce: from group 0).
 //!
-//! Let D be the depth of the tree. A host at depth d sends up in stage 1 + D - d, and its ranks send their
+//! Hosts form two binary trees. Groups inside a host form a path, along which all rails go in one direction,
+//! so that a group sends to one other group at a time. A path takes more hops, but sends each byte over a
+//! group's way out once where an inner node of a binary tree sends it to two children.
+//!
+//! Let D be the depth of the tree. A group at depth d sends up in stage 1 + D - d, and its ranks send their
 //! contributions one stage before. It sends down in stage 1 + d (all_reduce: 1 + D + d), and its ranks
 //! receive one stage later. If the root is not on the tree's rail, one more message connects the root and the
 //! rail.
 
-use super::{Position, Tree, tree};
+use super::Position;
 use crate::schedule::fan;
 use crate::schedule::groups::Groups;
 use crate::schedule::ir::{Op, Own, Step};
+use crate::schedule::tree::{self, Tree};
 
 /// Returns the number of trees, and so of chunks of a pass: one per rail, or two if there is a
 /// single rail.
-pub(super) fn count(hosts: &Groups) -> usize {
-    match hosts.rails() {
+pub(super) fn count(groups: &Groups) -> usize {
+    match groups.rails() {
         1 => 2,
         rails => rails,
     }
 }
 
-/// Returns the rank of `host` that is in tree `index`.
-pub(super) fn owner(hosts: &Groups, host: usize, index: usize) -> usize {
-    match hosts.ranks(host) {
+/// Returns the number of levels below the root's group.
+pub(super) fn depth(groups: &Groups) -> usize {
+    match groups.are_inside_host() {
+        true => groups.count() - 1,
+        false => tree::depth(groups.count()),
+    }
+}
+
+/// Returns the rank of `group` that is in tree `index`.
+pub(super) fn owner(groups: &Groups, group: usize, index: usize) -> usize {
+    match groups.ranks(group) {
         [] => 0,
-        ranks => ranks[index % hosts.rails()] as usize,
+        ranks => ranks[index % groups.rails() % ranks.len()] as usize,
     }
 }
 
 pub(super) fn all_reduce(position: &Position<'_>) -> Vec<Step> {
-    let deepest = tree::depth(position.hosts.count());
+    let deepest = depth(position.groups);
     let mut steps = Vec::new();
-    for index in 0..count(position.hosts) {
+    for index in 0..count(position.groups) {
         let node = Node::new(position, index, 0);
         let turn = 1 + deepest;
         let (up, down) = (turn - node.depth, turn + node.depth);
@@ -55,9 +68,9 @@ pub(super) fn all_reduce(position: &Position<'_>) -> Vec<Step> {
 }
 
 pub(super) fn broadcast(position: &Position<'_>, root: usize) -> Vec<Step> {
-    let home = position.hosts.of(root).0;
+    let home = position.groups.of(root).0;
     let mut steps = Vec::new();
-    for index in 0..count(position.hosts) {
+    for index in 0..count(position.groups) {
         let node = Node::new(position, index, home);
         let down = 1 + node.depth;
         let others = position.others().filter(|&other| other != root);
@@ -78,10 +91,10 @@ pub(super) fn broadcast(position: &Position<'_>, root: usize) -> Vec<Step> {
 }
 
 pub(super) fn reduce(position: &Position<'_>, root: usize) -> Vec<Step> {
-    let home = position.hosts.of(root).0;
-    let deepest = tree::depth(position.hosts.count());
+    let home = position.groups.of(root).0;
+    let deepest = depth(position.groups);
     let mut steps = Vec::new();
-    for index in 0..count(position.hosts) {
+    for index in 0..count(position.groups) {
         let node = Node::new(position, index, home);
         let up = 1 + deepest - node.depth;
         if !node.mine {
@@ -106,13 +119,13 @@ pub(super) fn reduce(position: &Position<'_>, root: usize) -> Vec<Step> {
     steps
 }
 
-/// The node of this rank's host in one tree.
+/// The node of this rank's group in one tree.
 struct Node {
-    /// The rank that represents the host in the tree.
+    /// The rank that represents the group in the tree.
     owner: usize,
-    /// Whether this rank represents the host.
+    /// Whether this rank represents the group.
     mine: bool,
-    /// Parent and children on other hosts; none if another rank represents the host.
+    /// Parent and children in other groups; none if another rank represents the group.
     parent: Option<usize>,
     children: Vec<usize>,
     depth: usize,
@@ -120,19 +133,29 @@ struct Node {
 
 impl Node {
     fn new(position: &Position<'_>, index: usize, home: usize) -> Node {
-        let hosts = position.hosts.count();
-        let tree = Tree::new(hosts, index % 2);
-        let label = (position.host + hosts - home) % hosts;
-        let owner_of = |label: usize| owner(position.hosts, (label + home) % hosts, index);
+        let groups = position.groups.count();
+        let label = (position.group + groups - home) % groups;
+        let (parent, children, depth) = match position.groups.are_inside_host() {
+            true => {
+                let below = (label + 1 < groups).then_some(label + 1);
+                (label.checked_sub(1), below.into_iter().collect(), label)
+            }
+            false => {
+                let tree = Tree::new(groups, index % 2);
+                let children: Vec<usize> = tree.children(label).collect();
+                (tree.parent(label), children, tree.depth(label))
+            }
+        };
+        let owner_of = |label: usize| owner(position.groups, (label + home) % groups, index);
         let mine = owner_of(label) == position.rank;
         Node {
             owner: owner_of(label),
-            parent: tree.parent(label).filter(|_| mine).map(owner_of),
+            parent: parent.filter(|_| mine).map(owner_of),
             children: match mine {
-                true => tree.children(label).map(owner_of).collect(),
+                true => children.into_iter().map(owner_of).collect(),
                 false => Vec::new(),
             },
-            depth: tree.depth(label),
+            depth,
             mine,
         }
     }

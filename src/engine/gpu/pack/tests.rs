@@ -5,7 +5,7 @@ use super::*;
 use crate::codec::{self, Codec};
 use crate::cpu::Isa;
 use crate::plan::Geometry;
-use crate::schedule::Groups;
+use crate::schedule::{GroupUnit, Groups};
 use crate::testing::{Data, Pattern, Problem};
 use crate::types::{Algorithm, CodecSpec, Collective, DType, KernelProtocol, Scalar};
 use std::sync::Arc;
@@ -217,7 +217,8 @@ fn rings_in_several_directions_end_with_the_reference_result() {
     }
 }
 
-/// Tests hierarchical schedules on hosts with any number of ranks, with the ranks in any order.
+/// Tests hierarchical schedules on hosts, and on groups inside a host, with any number of ranks, with the
+/// ranks in any order.
 #[test]
 fn hierarchical_schedules_end_with_the_reference_result() {
     let mut worlds: Vec<Groups> = Vec::new();
@@ -228,6 +229,15 @@ fn hierarchical_schedules_end_with_the_reference_result() {
     worlds.push(Groups::of_hosts([0, 1, 0, 1, 1, 2, 1]));
     worlds.push(Groups::of_hosts([2, 0, 0, 0, 1, 0, 2, 0, 1, 1, 0]));
     worlds.push(Groups::of_hosts((0..13).map(|rank| rank % 3 * (rank / 4))));
+    for members in [
+        vec![vec![2], vec![1, 0]],
+        vec![vec![3, 1], vec![0, 2], vec![6, 5], vec![4, 7]],
+        vec![vec![4, 0, 2], vec![3, 7], vec![1, 5, 6]],
+        vec![vec![0, 1], vec![4, 5, 6, 7], vec![2, 3], vec![8, 9, 10, 11]],
+        vec![vec![9], vec![0, 2, 4, 6], vec![8], vec![1, 3, 5, 7]],
+    ] {
+        worlds.push(Groups::of_members(GroupUnit::Switch, &members).unwrap());
+    }
     for hosts in worlds {
         let nranks = hosts.nranks().unwrap();
         for collective in Collective::ALL {
