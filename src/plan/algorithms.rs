@@ -49,7 +49,7 @@ pub(super) fn algorithms(
 
 /// Returns why no hierarchical schedule can run `request`, as a sentence; `None` if one can.
 pub(super) fn no_hierarchy(request: &Request, limits: &Limits) -> Option<String> {
-    SchedulePattern::no_hierarchy(request.collective, &limits.hosts).or_else(|| {
+    SchedulePattern::no_hierarchy(request.collective, limits.groups()).or_else(|| {
         let two_codecs = limits.gpu.is_some() && request.codec.intra != request.codec.inter;
         two_codecs.then(|| {
             format!(
@@ -67,7 +67,7 @@ pub(super) fn no_hierarchy(request: &Request, limits: &Limits) -> Option<String>
 pub(super) fn between(request: &Request, limits: &Limits, codecs: Codecs<'_>) -> Vec<Algorithm> {
     let codec = codecs[Level::Inter as usize];
     let loses = codec.is_some_and(|codec| codec.reencode() == Reencode::Lossy);
-    let rings = !(loses && limits.hosts.count() > 2);
+    let rings = !(loses && limits.groups().count() > 2);
     SchedulePattern::between_groups(request.collective)
         .iter()
         .copied()

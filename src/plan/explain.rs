@@ -95,12 +95,12 @@ pub fn explain(
         auto: false,
         ..request.codec
     };
-    let hosts = match limits.hosts.count() {
+    let groups = match limits.groups().count() {
         1 => String::new(),
-        _ => format!(" on {}", limits.hosts),
+        _ => format!(" on {}", limits.groups()),
     };
     let mut text = format!(
-        "{} of {} {}, codec {codec}, {} ranks{hosts} over {}{}\n",
+        "{} of {} {}, codec {codec}, {} ranks{groups} over {}{}\n",
         request.collective,
         request.count,
         request.dtype,
@@ -145,7 +145,7 @@ pub fn explain(
     }
     // Users with several hosts, or with CINCH_ALGO=hierarchical, expect that algorithm in the
     // table, so its absence is explained.
-    let expected = limits.hosts.count() > 1 || limits.algorithm == Some(Algorithm::Hierarchical);
+    let expected = limits.groups().count() > 1 || limits.algorithm == Some(Algorithm::Hierarchical);
     if let Some(why) = no_hierarchy(request, limits).filter(|_| expected) {
         let _ = writeln!(text, "  no hierarchical: {why}");
     }

@@ -4,7 +4,7 @@
 use super::cost::MachineFacts;
 use crate::gpu::abi;
 use crate::mem::PeerBufferLayout;
-use crate::schedule::Groups;
+use crate::schedule::{Groups, RankOrder};
 use crate::topology::RankTopology;
 use crate::types::{Algorithm, Kernel, KernelProtocol, Protocol};
 use std::sync::Arc;
@@ -30,6 +30,23 @@ pub struct Limits {
     pub topology: Option<Arc<RankTopology>>,
     /// Facts about the GPUs; `None` if buffers are in host memory.
     pub gpu: Option<GpuLimits>,
+}
+
+impl Limits {
+    /// Returns the groups of hierarchical schedules: hosts, or on one host the groups of its topology.
+    pub fn groups(&self) -> &Groups {
+        match &self.topology {
+            Some(topology) if self.hosts.count() == 1 => topology.groups(),
+            _ => &self.hosts,
+        }
+    }
+
+    /// Returns the order of rings.
+    pub(super) fn order(&self) -> RankOrder {
+        self.topology
+            .as_ref()
+            .map_or(RankOrder::BY_RANK, |topology| topology.order().clone())
+    }
 }
 
 /// Largest number of thread blocks that keeps the blocks of all ranks on a rank's GPU resident at

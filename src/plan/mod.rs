@@ -14,6 +14,7 @@ mod geometry;
 mod gpu;
 mod gpu_costs;
 mod limits;
+mod link_time;
 mod measured;
 mod sample_window;
 mod select;
@@ -40,7 +41,7 @@ pub use work::CandidateWork;
 use crate::codec::{self, Codec, RoundingRandom};
 use crate::cpu::Isa;
 use crate::error::{Error, Result};
-use crate::schedule::{ChunkPlace, Groups, RankOrder, Schedule, SchedulePattern};
+use crate::schedule::{ChunkPlace, Groups, Schedule, SchedulePattern};
 use crate::topology::RankTopology;
 use crate::types::{
     Algorithm, CodecSetting, CodecSpec, Collective, DType, KernelProtocol, Level, ScaleRule,
@@ -399,6 +400,11 @@ impl Planner {
         if self.limits.hosts.count() > 1 {
             return Ok(Err("tables are for one host".into()));
         }
+        if self.limits.groups().count() > 1 {
+            return Ok(Err(
+                "tables are for GPUs that stand beside each other".into()
+            ));
+        }
         let bytes = gpu::bytes(request, self.limits.nranks);
         let Some(choice) = self.tuning.choice(request, bytes) else {
             return Ok(Err(match &self.tuning {
@@ -468,10 +474,10 @@ fn pattern(
         nranks: limits.nranks,
         root: request.root,
         peer: request.peer,
-        groups: limits.hosts.clone(),
+        groups: limits.groups().clone(),
         between,
         rings,
-        order: RankOrder::BY_RANK,
+        order: limits.order(),
     }
 }
 

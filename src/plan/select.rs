@@ -6,6 +6,7 @@ use super::candidate::Candidate;
 use super::cost::seconds;
 use super::gpu;
 use super::limits::Limits;
+use super::link_time::link_seconds;
 use super::tuning::KernelVariant;
 use super::work::{CandidateWork, moves_beside};
 use super::{Geometry, Request, chunk_max, granule};
@@ -211,6 +212,8 @@ fn candidate(
         }
     }
     let (seconds, counts) = most;
+    // Ranks work while their links move other chunks, so the longer of the two counts.
+    let seconds = seconds.max(link_seconds(limits, pattern, &geometry, wire_bytes)?);
     Ok(Candidate {
         algorithm,
         between,

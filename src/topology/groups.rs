@@ -2,24 +2,21 @@
 
 use super::graph::{MachineGraph, NodeId, NodeKind};
 use super::paths::{PathType, Paths};
+use crate::schedule::GroupUnit;
 use std::collections::BTreeMap;
 
 /// A partition of the GPUs into groups. GPUs are indices in [`MachineGraph::gpus`], in the order of rank. Groups are in
 /// the order of their first GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Partition {
-    /// Way out that the members of a group share: `NVLink island`, `switch`, `root port` or `socket`.
-    pub kind: &'static str,
+    /// What the members of a group share.
+    pub unit: GroupUnit,
     /// GPUs of each group.
     pub groups: Vec<Vec<usize>>,
 }
 
 impl Partition {
-    fn new<K: Ord>(
-        kind: &'static str,
-        graph: &MachineGraph,
-        key: impl Fn(usize) -> K,
-    ) -> Partition {
+    fn new<K: Ord>(unit: GroupUnit, graph: &MachineGraph, key: impl Fn(usize) -> K) -> Partition {
         let by_rank = graph.by_rank();
         let mut numbers = BTreeMap::new();
         let mut groups: Vec<Vec<usize>> = Vec::new();
@@ -30,7 +27,7 @@ impl Partition {
             });
             groups[number].push(gpu);
         }
-        Partition { kind, groups }
+        Partition { unit, groups }
     }
 
     /// Returns whether each group of `self` lies inside one group of `other`, and the partitions differ.
@@ -60,16 +57,16 @@ pub fn partitions(graph: &MachineGraph, paths: &Paths) -> Vec<Partition> {
     }
     let node = |gpu: usize| graph.gpus[gpu].node;
     let mut all = vec![
-        Partition::new("NVLink island", graph, island_of(graph, &linked)),
-        Partition::new("switch", graph, |gpu| {
+        Partition::new(GroupUnit::NvlinkIsland, graph, island_of(graph, &linked)),
+        Partition::new(GroupUnit::Switch, graph, |gpu| {
             switches(graph, node(gpu)).next().unwrap_or(node(gpu))
         }),
-        Partition::new("root port", graph, |gpu| {
+        Partition::new(GroupUnit::RootPort, graph, |gpu| {
             switches(graph, node(gpu)).last().unwrap_or(node(gpu))
         }),
     ];
     if !graph.has_unknown_socket {
-        all.push(Partition::new("socket", graph, |gpu| {
+        all.push(Partition::new(GroupUnit::Socket, graph, |gpu| {
             graph.ancestors(node(gpu)).last()
         }));
     }
@@ -92,7 +89,7 @@ pub fn partitions(graph: &MachineGraph, paths: &Paths) -> Vec<Partition> {
 pub fn nearest(graph: &MachineGraph, partitions: &[Partition]) -> Vec<Vec<usize>> {
     let islands = partitions
         .iter()
-        .find(|partition| partition.kind == "NVLink island");
+        .find(|partition| partition.unit == GroupUnit::NvlinkIsland);
     let chosen = islands.or(partitions.first());
     chosen.map_or_else(
         || vec![graph.by_rank()],

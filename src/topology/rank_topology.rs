@@ -7,10 +7,10 @@ use super::hierarchy::{self, Hierarchy, LevelExchange};
 use super::paths::{Paths, PeerAccess};
 use super::rings;
 use crate::error::{Error, Result};
+use crate::schedule::{Groups, RankOrder};
 use sha2::{Digest, Sha256};
 use std::fmt;
 use std::fmt::Write;
-use std::sync::Arc;
 
 /// Order of a ring, groups, and the links between ranks. Equal on all ranks, which compare the fingerprint.
 #[derive(Clone, PartialEq, Eq)]
@@ -19,12 +19,10 @@ pub struct RankTopology {
     links: Vec<u32>,
     /// Links from rank `a` to rank `b`, at `a * ranks + b`.
     paths: Vec<Vec<u32>>,
-    /// Ranks in the order of the best ring.
-    ring: Arc<[u32]>,
-    /// Groups of ranks. The rank at place p of each group is on rail p.
-    groups: Option<Vec<Vec<usize>>>,
-    /// Kind of way out that the groups are behind, for messages.
-    behind: &'static str,
+    ranks: usize,
+    /// Order of the best ring.
+    order: RankOrder,
+    groups: Groups,
 }
 
 impl RankTopology {
@@ -36,7 +34,6 @@ impl RankTopology {
         let graph = of_ranks(graph, gpus)?;
         let paths = Paths::new(&graph, access);
         let (ring, _) = rings::best_ring(&graph, &paths);
-        let best = best_groups(&graph, &paths);
         let ranks = gpus.len();
         let path = |at: usize| {
             let links = &paths.get(at / ranks, at % ranks).links;
@@ -45,32 +42,32 @@ impl RankTopology {
         Ok(RankTopology {
             links: graph.links.iter().map(|link| link.bandwidth.mb_s).collect(),
             paths: (0..ranks * ranks).map(path).collect(),
-            ring: ring.iter().map(|&rank| rank as u32).collect(),
-            behind: best.as_ref().map_or("", |best| best.partitions[0].kind),
-            groups: best.map(|mut best| best.partitions.swap_remove(0).groups),
+            ranks,
+            order: RankOrder::of_ring(&ring)?,
+            groups: match best_groups(&graph, &paths) {
+                None => Groups::ONE,
+                Some(best) => {
+                    Groups::of_members(best.partitions[0].unit, &best.partitions[0].groups)?
+                }
+            },
         })
     }
 
-    /// Returns the number of ranks.
-    pub fn ranks(&self) -> usize {
-        self.ring.len()
+    /// Returns the order of the best ring, which is that of ranks if no other is better.
+    pub fn order(&self) -> &RankOrder {
+        &self.order
     }
 
-    /// Returns the ranks in the order of the best ring. It is the order of ranks if no other is better.
-    pub fn ring(&self) -> &Arc<[u32]> {
-        &self.ring
-    }
-
-    /// Returns the groups of ranks behind one way out each; `None` if all ranks stand beside each other.
-    pub fn groups(&self) -> Option<&[Vec<usize>]> {
-        self.groups.as_deref()
+    /// Returns the groups of ranks behind one way out each. The rank at place p of each group is on rail p.
+    pub fn groups(&self) -> &Groups {
+        &self.groups
     }
 
     /// Returns the seconds that the fullest link takes for messages `(from, to, bytes)` between ranks.
     pub fn seconds(&self, messages: impl IntoIterator<Item = (usize, usize, u64)>) -> f64 {
         let mut bytes = vec![0u64; self.links.len()];
         for (from, to, sent) in messages {
-            for &link in &self.paths[from * self.ranks() + to] {
+            for &link in &self.paths[from * self.ranks + to] {
                 bytes[link as usize] += sent;
             }
         }
@@ -82,9 +79,19 @@ impl RankTopology {
             .map_or(0.0, |fullest| fullest.milliseconds(1) * 1e-3)
     }
 
+    /// Returns the ranks of each group.
+    fn members(&self) -> Vec<&[u32]> {
+        (0..self.groups.count())
+            .map(|group| self.groups.ranks(group))
+            .collect()
+    }
+
     /// Returns a fingerprint of everything by which ranks select, as 16 hexadecimal digits.
     pub fn fingerprint(&self) -> String {
-        let text = format!("{:?}", (&self.links, &self.paths, &self.ring, &self.groups));
+        let text = format!(
+            "{:?}",
+            (&self.links, &self.paths, &self.order, self.members())
+        );
         let digest = Sha256::digest(text.as_bytes());
         digest.iter().take(8).fold(String::new(), |mut text, byte| {
             // Writing to a string cannot fail.
@@ -96,9 +103,9 @@ impl RankTopology {
 
 impl fmt::Display for RankTopology {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.groups {
-            None => write!(f, "{} ranks beside each other", self.ranks()),
-            Some(groups) => write!(f, "{} groups behind one {} each", groups.len(), self.behind),
+        match self.groups.count() {
+            1 => write!(f, "{} ranks beside each other", self.ranks),
+            _ => write!(f, "{}", self.groups),
         }
     }
 }
@@ -107,8 +114,9 @@ impl fmt::Debug for RankTopology {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "RankTopology({self}, ring {:?}, groups {:?})",
-            self.ring, self.groups
+            "RankTopology({self}, {:?}, groups {:?})",
+            self.order,
+            self.members()
         )
     }
 }

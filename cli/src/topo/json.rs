@@ -54,7 +54,7 @@ fn object(shown: &Shown) -> Value {
     let levels: Vec<Value> = prediction
         .partitions
         .iter()
-        .map(|partition| json!({"behind": partition.kind, "groups": sorted(&partition.groups)}))
+        .map(|partition| json!({"behind": partition.unit.noun(), "groups": sorted(&partition.groups)}))
         .collect();
     let defects: Vec<String> = graph.defects.iter().map(ToString::to_string).collect();
     json!({

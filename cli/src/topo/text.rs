@@ -181,7 +181,7 @@ fn write_groups(shown: &Shown, out: &mut dyn Write) -> io::Result<()> {
             .iter()
             .map(|group| format!("[{}]", devs(&shown.graph, group)))
             .collect();
-        writeln!(out, "  {:<13} {}", partition.kind, groups.join(" "))?;
+        writeln!(out, "  {:<13} {}", partition.unit.noun(), groups.join(" "))?;
     }
     Ok(())
 }
@@ -233,7 +233,11 @@ pub(super) fn levels(hierarchy: &Hierarchy) -> String {
     };
     let mut text = String::new();
     for (partition, inside) in hierarchy.partitions.iter().zip(&hierarchy.exchanges) {
-        text += &format!("{} inside each {}, ", exchange(inside), partition.kind);
+        text += &format!(
+            "{} inside each {}, ",
+            exchange(inside),
+            partition.unit.noun()
+        );
     }
     let between = hierarchy.exchanges.last().map_or("direct", exchange);
     format!("{text}{between} between them")
