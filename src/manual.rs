@@ -13,6 +13,7 @@ pages! {
     failures = "failures.md",
     nccl = "nccl.md",
     numerics = "numerics.md",
+    topology = "topology.md",
     tuning = "tuning.md",
 }
 

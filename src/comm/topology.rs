@@ -75,3 +75,64 @@ fn agree(exchange: &dyn OutOfBand, topology: &RankTopology) -> Result<()> {
         ),
     ))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bootstrap::LocalOutOfBand;
+    use crate::sync::Fault;
+
+    /// Returns the topologies of ranks with these values of `CINCH_TOPO`.
+    fn outcomes(files: &[&str]) -> Vec<Result<Option<Arc<RankTopology>>>> {
+        let faults: Vec<_> = files.iter().map(|_| Fault::new()).collect();
+        let world = LocalOutOfBand::world(files.len(), &faults);
+        let of = |file: &&str| Config {
+            topology: FileChoice::File(
+                format!("{}/tests/topology/{file}", env!("CARGO_MANIFEST_DIR")).into(),
+            ),
+            ..Config::default()
+        };
+        let configs: Vec<Config> = files.iter().map(of).collect();
+        std::thread::scope(|scope| {
+            let ranks = world.iter().zip(&configs);
+            let threads: Vec<_> = ranks
+                .map(|(exchange, config)| scope.spawn(|| on_host(&**exchange, config)))
+                .collect();
+            threads
+                .into_iter()
+                .map(|thread| thread.join().unwrap())
+                .collect()
+        })
+    }
+
+    #[test]
+    fn equal_files_give_all_ranks_equal_groups() {
+        for outcome in outcomes(&["B.xml"; 8]) {
+            let topology = outcome.unwrap().unwrap();
+            assert_eq!(topology.to_string(), "4 switches of 2 ranks");
+        }
+    }
+
+    #[test]
+    fn different_files_are_a_mismatch_on_all_ranks() {
+        for outcome in outcomes(&["A.xml", "A.xml", "F.xml", "A.xml", "A.xml"]) {
+            let error = outcome.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Mismatch);
+            for part in [
+                "2 switches of 1 to 4 ranks",
+                "2 sockets of 1 to 4 ranks",
+                "rank 0",
+                "rank 2",
+            ] {
+                assert!(error.message().contains(part), "{part} is not in {error}");
+            }
+        }
+    }
+
+    #[test]
+    fn file_with_too_few_gpus_is_refused_with_both_numbers() {
+        let error = outcomes(&["G.xml"; 5]).remove(0).unwrap_err();
+        assert!(error.message().contains("4 GPUs for 5 ranks"), "{error}");
+        assert!(error.message().contains("CINCH_TOPO="), "{error}");
+    }
+}
