@@ -1,4 +1,4 @@
-//! Maps ranks to groups, for schedules with two levels: hosts, or groups behind one way out of a host's links.
+//! Maps ranks to groups, for schedules with two levels: the ranks of a host, or of a part of a host.
 
 use crate::error::{Error, Result};
 use std::collections::HashMap;
@@ -6,7 +6,7 @@ use std::fmt;
 use std::hash::Hash;
 use std::sync::Arc;
 
-/// What the ranks of a group share.
+/// The unit whose ranks form a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum GroupUnit {
     /// A host.
@@ -159,7 +159,7 @@ impl Groups {
         })))
     }
 
-    /// Returns what the ranks of a group share.
+    /// Returns the unit whose ranks form a group.
     pub fn unit(&self) -> GroupUnit {
         self.0.as_ref().map_or(GroupUnit::Host, |map| map.unit)
     }
@@ -208,8 +208,8 @@ impl Groups {
     ///
     /// Hosts have as many rails as the smallest host has ranks: with a NIC for each rank, the smallest host
     /// has to carry as many bytes as the others, so more rails would not be faster. Groups inside a host have
-    /// as many rails as the largest group has ranks: the way out of a group carries equally many bytes
-    /// whatever the number of its ranks, but each rank's own link then carries least.
+    /// as many rails as the largest group has ranks: the way out of a group carries equally many bytes with
+    /// any number of rails, and the link of each rank carries fewest bytes with most rails.
     pub fn rails(&self) -> usize {
         match &self.0 {
             None => 1,
