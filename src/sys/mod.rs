@@ -13,6 +13,8 @@ mod loader;
 pub mod log;
 pub mod memory;
 pub mod numa;
+pub mod nvml;
+pub mod pci;
 pub mod process;
 pub mod socket;
 mod stderr;

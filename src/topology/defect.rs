@@ -23,6 +23,10 @@ pub enum Defect {
     VirtualBridge(BusId, String),
     /// A socket's NUMA node is unknown.
     NoNuma,
+    /// The system lists no PCI devices.
+    NoPciBus,
+    /// The system lists no PCI device with the address of a GPU, whose place is unknown.
+    UnlistedGpu(BusId),
 }
 
 impl fmt::Display for Defect {
@@ -58,6 +62,13 @@ impl fmt::Display for Defect {
                 f,
                 "bridge {bus_id} claims {text}, but devices behind it have faster links; its bandwidth is \
                  unknown"
+            ),
+            Defect::NoPciBus => f.write_str(
+                "the system lists no PCI devices (bus/pci/devices below /sys); GPUs are not grouped",
+            ),
+            Defect::UnlistedGpu(gpu) => write!(
+                f,
+                "the system lists no PCI device {gpu}, which is a GPU; its place is unknown"
             ),
             Defect::NoNuma => {
                 f.write_str("a socket has no NUMA node; GPUs below it are not grouped by socket")

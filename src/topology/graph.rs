@@ -96,6 +96,8 @@ pub struct GpuFacts {
     pub dev: u32,
     /// Rank of the description; `None` if it has none.
     pub rank: Option<u32>,
+    /// Whether the GPU is divided into slices (MIG), which have no peer access.
+    pub mig: bool,
 }
 
 /// A network device of the graph.
@@ -254,12 +256,13 @@ impl<'a> Builder<'a> {
                 socket,
                 gpu,
             });
-            let (dev, rank) = (gpu.dev, gpu.rank);
+            let (dev, rank, mig) = (gpu.dev, gpu.rank, gpu.mig);
             self.graph.gpus.push(GpuFacts {
                 node,
                 bus_id,
                 dev,
                 rank,
+                mig,
             });
         }
         for child in &device.devices {
@@ -312,9 +315,8 @@ impl<'a> Builder<'a> {
     fn pcie(&mut self, device: &PciDevice) -> Bandwidth {
         let stated = speed::pcie(device.link);
         let fastest = fastest_behind(device);
-        let text = link_text(device.link);
-        let is_virtual =
-            |mb_s: u32| fastest.is_some_and(|behind| mb_s < 1_000 && behind >= 8 * mb_s);
+        let text = speed::link_text(device.link);
+        let is_virtual = |mb_s: u32| fastest.is_some_and(|behind| speed::is_virtual(mb_s, behind));
         let defect = match stated {
             None => Defect::UnknownSpeed(device.bus_id, text),
             Some(mb_s) if is_virtual(mb_s) => Defect::VirtualBridge(device.bus_id, text),
@@ -482,16 +484,6 @@ fn fastest_behind(device: &PciDevice) -> Option<u32> {
         own.max(fastest_behind(child))
     });
     links.max().flatten()
-}
-
-fn link_text(link: super::PciLink) -> String {
-    let speed = link
-        .speed
-        .map_or("speed unknown".into(), speed::generation_text);
-    match link.width {
-        Some(width) => format!("{speed} x{width}"),
-        None => format!("{speed}, width unknown"),
-    }
 }
 
 /// Returns whether `child` is the second level of the switch `device`: Broadcom's switches of generations 4

@@ -96,6 +96,8 @@ pub struct Gpu {
     pub gcn: Option<u32>,
     /// Whether NICs may read and write the GPU's memory.
     pub gdr: bool,
+    /// Whether the GPU is divided into slices (MIG). A slice has neither peer access nor NVLink.
+    pub mig: bool,
     /// Links that are not PCIe.
     pub links: Vec<GpuLink>,
 }

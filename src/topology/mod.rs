@@ -2,7 +2,7 @@
 //! each link is.
 //!
 //! A [`Machine`] is a description as a file or the operating system gives it: sockets with trees of PCIe
-//! devices. A [`MachineGraph`] is what follows from it: nodes and links with a bandwidth each way, and where each
+//! devices. [`detect`] describes the machine at hand. A [`MachineGraph`] is what follows from it: nodes and links with a bandwidth each way, and where each
 //! bandwidth comes from. Everything else is computed from the graph:
 //!
 //! | file | computes |
@@ -19,8 +19,8 @@
 //! after a fixed number of steps, never after a time.
 
 mod bound;
-mod bus_id;
 mod defect;
+mod detect;
 mod flows;
 mod graph;
 mod groups;
@@ -29,6 +29,7 @@ mod machine;
 mod packing;
 mod paths;
 mod predict;
+mod processor;
 mod rank_topology;
 mod rings;
 mod speed;
@@ -37,8 +38,9 @@ mod xml;
 #[cfg(test)]
 mod tests;
 
-pub use bus_id::BusId;
+pub use crate::sys::pci::BusId;
 pub use defect::Defect;
+pub use detect::{DetectSources, DriverGpu, detect, detect_in};
 pub use flows::{LinkTime, Loads};
 pub use graph::{
     Bandwidth, BandwidthOrigin, GraphLink, GraphNode, LinkId, LinkKind, MachineGraph, NodeId,
@@ -51,6 +53,7 @@ pub use machine::{
 };
 pub use paths::{PathType, Paths, PeerAccess};
 pub use predict::{AllReducePrediction, predict};
+pub use processor::ProcessorFacts;
 pub use rank_topology::RankTopology;
 pub use rings::{RingOrder, RingSet, best_ring, best_set};
 pub use xml::{MAX_BYTES as MAX_XML_BYTES, read as read_xml, write as write_xml};

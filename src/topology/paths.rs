@@ -110,6 +110,8 @@ impl Paths {
                 PeerAccess::Pairs(pairs) => pairs.get(from * count + to) == Some(&true),
                 _ => class <= farthest,
             };
+            // Slices of a GPU have no peer access.
+            let peer_access = peer_access && !graph.gpus[from].mig && !graph.gpus[to].mig;
             if !peer_access && class > PathType::Loc {
                 links = finder.through_socket(a, b);
             }

@@ -28,8 +28,12 @@ pub(super) fn generation(text: &str) -> Option<u32> {
     let number = text.trim().split_ascii_whitespace().next()?;
     let number = number.strip_suffix("GT/s").unwrap_or(number);
     let (whole, tenth) = number.split_once('.').unwrap_or((number, "0"));
-    let tenths = whole.parse::<u32>().ok()?.checked_mul(10)?
-        + tenth.parse::<u32>().ok().filter(|t| *t < 10)?;
+    let tenth = tenth.parse::<u32>().ok().filter(|t| *t < 10)?;
+    let tenths = whole
+        .parse::<u32>()
+        .ok()?
+        .checked_mul(10)?
+        .checked_add(tenth)?;
     PCIE.iter()
         .any(|(known, _)| *known == tenths)
         .then_some(tenths)
@@ -38,6 +42,27 @@ pub(super) fn generation(text: &str) -> Option<u32> {
 /// Returns the text of a speed as Linux prints it below /sys.
 pub(super) fn generation_text(tenths: u32) -> String {
     format!("{}.{} GT/s PCIe", tenths / 10, tenths % 10)
+}
+
+/// Returns a link as text, such as `16.0 GT/s PCIe x16`.
+pub(super) fn link_text(link: PciLink) -> String {
+    let speed = link.speed.map_or("speed unknown".into(), generation_text);
+    match link.width {
+        Some(width) => format!("{speed} x{width}"),
+        None => format!("{speed}, width unknown"),
+    }
+}
+
+/// Returns the speed of a PCIe generation, from 1; `None` if the generation is unknown.
+pub(super) fn of_generation(generation: u32) -> Option<u32> {
+    let index = usize::try_from(generation).ok()?.checked_sub(1)?;
+    PCIE.get(index).map(|(speed, _)| *speed)
+}
+
+/// Returns whether a bridge with `mb_s` above a device with `behind` MB/s is one that a virtual machine invents,
+/// which transfers data at the speed of the device.
+pub(super) fn is_virtual(mb_s: u32, behind: u32) -> bool {
+    mb_s < 1_000 && behind >= 8 * mb_s
 }
 
 /// Returns the bandwidth between two sockets of this kind; `None` if the processor is unknown.
@@ -115,6 +140,7 @@ mod tests {
             ("", 16),
             ("Unknown", 16),
             ("7 GT/s", 16),
+            ("429496729.9 GT/s", 16),
             ("8 GT/s", 0),
             ("8 GT/s", 255),
         ] {

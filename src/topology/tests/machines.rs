@@ -1,7 +1,7 @@
 //! The machines of the tests, as descriptions.
 
 use crate::topology::machine::{
-    CpuSocket, Gpu, GpuLink, GpuLinkKind, Machine, PciDevice, PciLink, XmlVersion,
+    CpuSocket, Gpu, GpuLink, GpuLinkKind, Machine, Nic, PciDevice, PciLink, XmlVersion,
 };
 use crate::topology::{BusId, PeerAccess};
 
@@ -103,6 +103,37 @@ fn flat(of_sockets: &[std::ops::Range<usize>], between: u32, gb_s: u32) -> Machi
         socket.devices = numbers.clone().map(|number| gpu(number, gb_s)).collect();
     }
     machine(sockets)
+}
+
+/// Returns a machine of two sockets with `switches` switches each, and behind each switch `per_switch` GPUs and as
+/// many ports of 400 Gbit/s, two to an adapter.
+pub fn with_nics(switches: usize, per_switch: usize) -> Machine {
+    let mut machine = switched(2, 10, switches, per_switch, 48);
+    let mut dev = 0;
+    for switch in machine
+        .sockets
+        .iter_mut()
+        .flat_map(|socket| &mut socket.devices)
+    {
+        for _ in 0..per_switch {
+            let nic = Nic {
+                name: format!("mlx5_{dev}"),
+                dev,
+                speed: Some(400_000),
+                port: 1,
+                guid: 0x9803_9b03_0000_0000 + u64::from(dev / 2),
+                gdr: true,
+            };
+            switch.devices.push(PciDevice {
+                class: Some(0x02_0700),
+                link: link(48),
+                nics: vec![nic],
+                ..PciDevice::new(BusId::new(0, 0xc0 + (dev / 2) as u8, 0, (dev % 2) as u8))
+            });
+            dev += 1;
+        }
+    }
+    machine
 }
 
 /// Calls `change` with each GPU of the machine.

@@ -1,5 +1,8 @@
 //! Tests of the whole topology: machines with published predictions.
 
+mod detection;
+mod fake_sys;
+mod hostile;
 mod machines;
 mod predictions;
 mod rank_topologies;

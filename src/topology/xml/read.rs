@@ -217,6 +217,7 @@ impl XmlReader<'_> {
             sm: self.number(node, "sm")?,
             gcn: self.architecture(node)?,
             gdr: self.number::<u32>(node, "gdr")? == Some(1),
+            mig: self.number::<u32>(node, "mig")? == Some(1),
             links: Vec::new(),
         };
         for child in elements(node) {

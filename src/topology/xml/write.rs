@@ -117,6 +117,8 @@ impl XmlWriter {
             ("gcn", number(gpu.gcn)),
             ("rank", number(gpu.rank)),
             ("gdr", u32::from(gpu.gdr).to_string()),
+            // NCCL's format lacks the attribute, and NCCL ignores it.
+            ("mig", if gpu.mig { "1".into() } else { String::new() }),
         ];
         self.element("gpu", &without_empty(attributes), gpu, |out, gpu| {
             for link in &gpu.links {
@@ -174,4 +176,8 @@ fn escape(value: &str) -> String {
         .replace('&', "&amp;")
         .replace('<', "&lt;")
         .replace('"', "&quot;")
+        // Readers take line breaks and tabs in attributes as blanks.
+        .replace('\n', "&#10;")
+        .replace('\r', "&#13;")
+        .replace('\t', "&#9;")
 }
