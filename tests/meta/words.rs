@@ -22,6 +22,8 @@ use Scope::{Everywhere, Except, Under};
 const LANES: Scope = Except(&[
     "kernels/",
     "src/codec/",
+    "src/sys/nvml/",
+    "src/sys/pci/",
     "src/topology/",
     "src/reduce/",
     "src/arrays/",

@@ -68,6 +68,7 @@ nvml_functions! {
         device_by_index = nvmlDeviceGetHandleByIndex_v2 (index: c_uint, device: *mut NvmlDevice);
         device_by_bus_id = nvmlDeviceGetHandleByPciBusId_v2
             (bus_id: *const c_char, device: *mut NvmlDevice);
+        device_index = nvmlDeviceGetIndex (device: NvmlDevice, index: *mut c_uint);
         pci_info = nvmlDeviceGetPciInfo_v3 (device: NvmlDevice, info: *mut NvmlPciInfo);
         uuid = nvmlDeviceGetUUID (device: NvmlDevice, text: *mut c_char, bytes: c_uint);
         compute_capability = nvmlDeviceGetCudaComputeCapability

@@ -98,6 +98,10 @@ fn gpus_have_links_that_are_up_and_the_fastest_pcie_link() {
         of(None, NvmlRemote::Unknown),
     ];
     assert_eq!(gpus[0].links, expected);
+    for gpu in &gpus {
+        assert_eq!(nvml.gpu_at(gpu.bus_id).unwrap().as_ref(), Some(gpu));
+    }
+    assert_eq!(nvml.gpu_at(BusId::new(0, 9, 0, 0)), Ok(None));
     drop(nvml);
     assert_eq!(mock.users(), 0);
 }

@@ -145,10 +145,13 @@ fn links_that_are_cyclic_or_leave_the_root_are_not_followed() {
         (4, format!("../../../../{name}/{inner}")),
         (5, format!("{}/{inner}", outside.0.display())),
         (6, "../../../missing".into()),
+        // The root is not its own parent, so this target is outside although it exists inside.
+        (7, "../../../../devices/pci0000:00/0000:07:00.0".into()),
     ] {
         let path = format!("bus/pci/devices/0000:0{bus}:00.0");
         files.entries.insert(path, MemoryEntry::Link(target));
     }
+    files.file("devices/pci0000:00/0000:07:00.0/class", "0x030200");
     // A directory of functions that contains itself.
     files.link_to("devices/pci0000:00/0000:00:02.0", "devices/pci0000:00");
     files.link_to(

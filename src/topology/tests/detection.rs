@@ -329,7 +329,7 @@ fn bridges_that_a_virtual_machine_invents_do_not_slow_devices() {
             width: Some(16)
         }
     );
-    // A device whose link was trained with a single wire does have a slow link.
+    // A device whose link was trained with a single lane does have a slow link.
     set(
         &mut files,
         "0000:10:00.0",

@@ -1,7 +1,7 @@
 //! Writes a directory that looks like /sys, and a simulated NVML, from the description of a machine.
 //!
-//! Root ports and downstream ports, which a description lacks, are added. Of a device and the port above it one has
-//! the link of the description and the other a faster link, in turn.
+//! Root ports and downstream ports, which a description lacks, are added. In turn, a device or the port above it has
+//! the link of the description, and the other has a faster link.
 
 use crate::sys::nvml::mock::{MockGpu, MockLink, MockNvml};
 use crate::sys::nvml::{NVML_REMOTE_GPU, NVML_REMOTE_IBM_NPU, NVML_REMOTE_SWITCH, Nvml, NvmlGpu};

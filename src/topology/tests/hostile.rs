@@ -126,7 +126,7 @@ fn check(machine: &Machine, what: &dyn Fn() -> String) {
     assert_eq!(before, after, "{}", what());
 }
 
-/// Returns a number that is large in units of KiB: the peak of the process's memory.
+/// Returns the peak of the process's memory in KiB.
 fn peak_kib() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status

@@ -112,6 +112,11 @@ impl Api for MockNvml {
         }
     }
 
+    unsafe fn device_index(&self, device: NvmlDevice, to: *mut c_uint) -> NvmlResult {
+        let index = self.index(device) as c_uint;
+        self.answer("device_index", device, to, |_| Ok(index))
+    }
+
     unsafe fn pci_info(&self, device: NvmlDevice, info: *mut NvmlPciInfo) -> NvmlResult {
         let index = self.index(device);
         write_bus_id(info, &self.gpus[index].bus_id.to_string());
