@@ -130,13 +130,30 @@ impl<'a> FlowNetwork<'a> {
         self.flow(groups, |_| true, |_| true)
     }
 
-    /// Returns the MB/s that the groups for which `sends` holds can send to other groups for which `receives`
-    /// holds.
+    /// Returns the most MB/s that the groups for which `sends` holds can send to other groups for which
+    /// `receives` holds: what the links carry, and no more than a pool and the links beside it. Fans do not count,
+    /// because a schedule may avoid them.
     fn flow(
         &self,
         groups: &[Vec<usize>],
         sends: impl Fn(usize) -> bool,
         receives: impl Fn(usize) -> bool,
+    ) -> u64 {
+        let pools = self.graph.pools.iter().map(|pool| {
+            let beside = self.flow_without(&pool.links, groups, &sends, &receives);
+            beside.saturating_add(pool.mb_s.into())
+        });
+        let links = self.flow_without(&[], groups, &sends, &receives);
+        pools.fold(links, u64::min)
+    }
+
+    /// Returns the MB/s as [`FlowNetwork::flow`] if the links `without` carried nothing.
+    fn flow_without(
+        &self,
+        without: &[LinkId],
+        groups: &[Vec<usize>],
+        sends: &dyn Fn(usize) -> bool,
+        receives: &dyn Fn(usize) -> bool,
     ) -> u64 {
         let nodes = self.graph.nodes.len();
         let group_of = |gpu: usize| {
@@ -174,7 +191,8 @@ impl<'a> FlowNetwork<'a> {
                 _ => {}
             }
         }
-        for link in (0..self.graph.links.len()).filter(|&link| self.counts[link]) {
+        let carries = |link: &LinkId| self.counts[*link] && !without.contains(link);
+        for link in (0..self.graph.links.len()).filter(carries) {
             if let Some((from, to)) = self.ends(link, &group_of) {
                 flow.edge(from, to, self.graph.links[link].bandwidth.mb_s.into());
             }
@@ -184,11 +202,13 @@ impl<'a> FlowNetwork<'a> {
 
     /// Returns the vertices that a link connects; `None` if it cannot carry data out of a group.
     fn ends(&self, link: LinkId, group_of: &dyn Fn(usize) -> usize) -> Option<(usize, usize)> {
+        let is_beside_tree = self.graph.is_beside_tree(link);
         let link = self.graph.links[link];
         let (from, to) = (link.from, link.to);
         let kind = |node: usize| self.graph.nodes[node].kind;
         match link.class {
             LinkKind::Network => None,
+            LinkKind::Pcie if is_beside_tree => Some((2 * from, 2 * to + 1)),
             LinkKind::Pcie if self.graph.nodes[from].parent == Some(to) => Some((2 * from, 2 * to)),
             LinkKind::Pcie => Some((2 * from + 1, 2 * to + 1)),
             LinkKind::Socket => Some((2 * from, 2 * to + 1)),

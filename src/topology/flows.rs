@@ -1,10 +1,13 @@
 //! Loads of links under a schedule, and the time of the fullest link.
 //!
-//! Schedules are pipelined, so all their flows run at once. The link with the most bytes per bandwidth
-//! decides the time.
+//! Schedules are pipelined, so all their flows run at once. The link or pool with the most bytes per bandwidth
+//! decides the time. A fan is different: its cap holds for the flows of a phase if enough GPUs of that phase send
+//! through it to enough root ports. A phase is an exchange that a schedule makes at one time, such as a two-shot
+//! inside all groups of a level.
 
 use super::graph::{LinkId, MachineGraph};
-use super::paths::Paths;
+use super::limits::FanFlows;
+use super::paths::{Path, Paths};
 use std::cmp::Ordering;
 
 /// Time per byte of the message, as the exact fraction `units / (whole * mb_s)`: microseconds per byte.
@@ -57,32 +60,89 @@ impl PartialEq for LinkTime {
 
 impl Eq for LinkTime {}
 
+/// Limit that decides the time of a schedule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bottleneck {
+    /// A link, by index in [`MachineGraph::links`].
+    Link(LinkId),
+    /// A pool, by index in [`MachineGraph::pools`].
+    Pool(usize),
+}
+
+/// Binary places of the parts of a unit in the time of a link that a fan slows down.
+const FRACTION_BITS: u32 = 16;
+
 /// The loads of a graph's links under a schedule, as parts of the message.
 #[derive(Clone, Debug)]
 pub struct Loads {
     units: Vec<u64>,
     whole: u64,
+    /// Flows of the current phase through fans.
+    fans: FanFlows,
+    /// Units that the current phase has added to each link; empty if the graph has no fans.
+    phase: Vec<u64>,
+    /// Units that a link carries at the bandwidth of a fan: link, units, MB/s.
+    capped: Vec<(LinkId, u64, u32)>,
 }
 
 impl Loads {
     /// Creates loads of zero, in units of which the message has `whole`.
     pub fn new(graph: &MachineGraph, whole: u64) -> Loads {
+        let fans = FanFlows::new(&graph.fans);
+        let phase = if fans.is_empty() {
+            Vec::new()
+        } else {
+            vec![0; graph.links.len()]
+        };
         Loads {
             units: vec![0; graph.links.len()],
             whole,
-        }
-    }
-
-    /// Adds `units` to each of `links`.
-    pub fn add(&mut self, links: &[LinkId], units: u64) {
-        for &link in links {
-            self.units[link] += units;
+            fans,
+            phase,
+            capped: Vec::new(),
         }
     }
 
     /// Adds a message of `units` from GPU `from` to GPU `to`.
     pub fn send(&mut self, paths: &Paths, from: usize, to: usize, units: u64) {
-        self.add(&paths.get(from, to).links, units);
+        self.send_on(paths.get(from, to), from, units);
+    }
+
+    /// Adds a message of `units` from GPU `from` on `path`.
+    pub fn send_on(&mut self, path: &Path, from: usize, units: u64) {
+        for &link in &path.links {
+            self.units[link] += units;
+            if let Some(phase) = self.phase.get_mut(link) {
+                *phase += units;
+            }
+        }
+        if units > 0 {
+            self.fans.count(from, &path.links, path.root_port, true);
+        }
+    }
+
+    /// Ends a phase: messages that are added later are not sent at one time with earlier messages.
+    pub fn end_phase(&mut self) {
+        if self.fans.is_empty() {
+            return;
+        }
+        self.capped = self.capped_with_phase();
+        self.phase.fill(0);
+        self.fans.clear();
+    }
+
+    /// Returns the units that links carry at the bandwidth of a fan, in the phases so far and in the current one.
+    fn capped_with_phase(&self) -> Vec<(LinkId, u64, u32)> {
+        let mut capped = self.capped.clone();
+        let mut links: Vec<LinkId> = self.fans.holding().map(|fan| fan.link).collect();
+        links.sort_unstable();
+        links.dedup();
+        for link in links {
+            if let Some(mb_s) = self.fans.cap(link) {
+                capped.push((link, self.phase[link], mb_s));
+            }
+        }
+        capped
     }
 
     /// Returns the units on a link.
@@ -95,21 +155,48 @@ impl Loads {
         self.whole
     }
 
-    /// Returns the time of the fullest link, and that link; of equals the first. `None` if nothing is sent.
-    pub fn fullest(&self, graph: &MachineGraph) -> Option<(LinkTime, LinkId)> {
-        let times = self.units.iter().zip(&graph.links).enumerate();
-        let times = times
-            .filter(|(_, (units, _))| **units > 0)
-            .map(|(id, (&units, link))| {
-                (
-                    LinkTime::new(units, self.whole, link.bandwidth.mb_s.into()),
-                    id,
-                )
-            });
-        times.reduce(|best, next| if next.0 > best.0 { next } else { best })
+    /// Returns the time of the fullest link or pool, and that limit; of equals the first. `None` if nothing is
+    /// sent.
+    pub fn fullest(&self, graph: &MachineGraph) -> Option<(LinkTime, Bottleneck)> {
+        let capped = self.capped_with_phase();
+        let links = (0..graph.links.len())
+            .filter(|&id| self.units[id] > 0)
+            .map(|id| (self.link_time(graph, id, &capped), Bottleneck::Link(id)));
+        let pools = graph.pools.iter().enumerate().filter_map(|(at, pool)| {
+            let units: u64 = pool.links.iter().map(|&link| self.units[link]).sum();
+            let time = LinkTime::new(units, self.whole, pool.mb_s.into());
+            (units > 0).then_some((time, Bottleneck::Pool(at)))
+        });
+        links
+            .chain(pools)
+            .reduce(|best, next| if next.0 > best.0 { next } else { best })
     }
 
-    /// Returns the time of the fullest link.
+    /// Returns the time of a link, of which fans slow down the units of `capped`.
+    fn link_time(
+        &self,
+        graph: &MachineGraph,
+        link: LinkId,
+        capped: &[(LinkId, u64, u32)],
+    ) -> LinkTime {
+        let mb_s = graph.links[link].bandwidth.mb_s;
+        let slow = capped
+            .iter()
+            .filter(|&&(at, units, cap)| at == link && units > 0 && cap < mb_s);
+        if slow.clone().count() == 0 {
+            return LinkTime::new(self.units[link], self.whole, mb_s.into());
+        }
+        // Units in the time of which the link would carry the slow units at full speed.
+        let longer = slow.fold(0u128, |sum, &(_, units, cap)| {
+            let scaled = u128::from(units) * u128::from(mb_s - cap) << FRACTION_BITS;
+            sum.saturating_add(scaled.div_ceil(cap.into()))
+        });
+        let units = (u128::from(self.units[link]) << FRACTION_BITS).saturating_add(longer);
+        let units = u64::try_from(units).unwrap_or(u64::MAX);
+        LinkTime::new(units, self.whole << FRACTION_BITS, mb_s.into())
+    }
+
+    /// Returns the time of the fullest link or pool.
     pub fn time(&self, graph: &MachineGraph) -> LinkTime {
         self.fullest(graph).map_or(LinkTime::ZERO, |(time, _)| time)
     }

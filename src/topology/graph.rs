@@ -1,5 +1,6 @@
 //! The graph of a machine: nodes, and links with a bandwidth each way.
 
+use super::limits::{FanCap, LinkPool};
 use super::machine::{CpuSocket, GpuLinkKind, Machine, PciDevice};
 use super::{BusId, Defect, XmlVersion, speed};
 use std::collections::HashMap;
@@ -124,6 +125,10 @@ pub struct MachineGraph {
     pub gpus: Vec<GpuFacts>,
     /// Network devices in the order of their numbers.
     pub nics: Vec<NicFacts>,
+    /// Links that share a bandwidth, as measured.
+    pub pools: Vec<LinkPool>,
+    /// Links that fall to a lower bandwidth when many GPUs send through them to many root ports, as measured.
+    pub fans: Vec<FanCap>,
     /// Version of the description, which selects the rule of peer access.
     pub version: XmlVersion,
     /// Whether all processors are of this vendor and architecture; empty texts if they are unknown or differ.
@@ -169,6 +174,15 @@ impl MachineGraph {
             } = self.links[link];
             a == from && b == parent && class == LinkKind::Pcie
         })
+    }
+
+    /// Returns whether the link connects two switches beside the tree, such as the partitions of one chip.
+    pub fn is_beside_tree(&self, link: LinkId) -> bool {
+        let GraphLink {
+            from, to, class, ..
+        } = self.links[link];
+        let is_parent = |child: NodeId, parent| self.nodes[child].parent == Some(parent);
+        class == LinkKind::Pcie && !is_parent(from, to) && !is_parent(to, from)
     }
 
     /// Returns the nodes from `node` to its root, `node` first.

@@ -129,6 +129,7 @@ impl Hierarchy {
                     merge(members, parts)
                 })
                 .collect();
+            loads.end_phase();
         }
         loads
     }

@@ -25,12 +25,15 @@ mod flows;
 mod graph;
 mod groups;
 mod hierarchy;
+mod limits;
 mod machine;
+mod measured;
 mod packing;
 mod paths;
 mod predict;
 mod processor;
 mod rank_topology;
+mod rates;
 mod rings;
 mod speed;
 mod xml;
@@ -41,19 +44,22 @@ mod tests;
 pub use crate::sys::pci::BusId;
 pub use defect::Defect;
 pub use detect::{DetectSources, DriverGpu, detect, detect_in};
-pub use flows::{LinkTime, Loads};
+pub use flows::{Bottleneck, LinkTime, Loads};
 pub use graph::{
     Bandwidth, BandwidthOrigin, GraphLink, GraphNode, LinkId, LinkKind, MachineGraph, NodeId,
     NodeKind,
 };
 pub use groups::Partition;
 pub use hierarchy::{Hierarchy, LevelExchange};
+pub use limits::{FanCap, LinkPool};
 pub use machine::{
     CpuSocket, Gpu, GpuLink, GpuLinkKind, Machine, Nic, PciDevice, PciLink, XmlVersion,
 };
+pub use measured::{MeasuredLimit, MeasuredLimits};
 pub use paths::{PathType, Paths, PeerAccess};
 pub use predict::{AllReducePrediction, predict};
 pub use processor::ProcessorFacts;
 pub use rank_topology::RankTopology;
+pub use rates::concurrent_rates;
 pub use rings::{RingOrder, RingSet, best_ring, best_set};
 pub use xml::{MAX_BYTES as MAX_XML_BYTES, read as read_xml, write as write_xml};

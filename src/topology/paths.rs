@@ -83,6 +83,8 @@ pub struct Path {
     pub peer_access: bool,
     /// Links that a message crosses, in order. Without peer access they lead through the receiver's socket.
     pub links: Vec<LinkId>,
+    /// Link from a socket down its root port, if the path has one.
+    pub root_port: Option<LinkId>,
 }
 
 /// The paths between all GPUs of a graph.
@@ -118,6 +120,7 @@ impl Paths {
             Path {
                 class,
                 peer_access,
+                root_port: finder.root_port(&links),
                 links,
             }
         };
@@ -142,7 +145,7 @@ impl Paths {
 struct Finder<'a> {
     graph: &'a MachineGraph,
     up: Vec<Option<LinkId>>,
-    /// Links that leave each node and are not PCIe, by node.
+    /// Links that leave each node and are beside the PCIe tree, by node.
     beside: Vec<Vec<LinkId>>,
 }
 
@@ -156,6 +159,7 @@ impl<'a> Finder<'a> {
                     up[link.from] = Some(id);
                 }
                 LinkKind::NvLink | LinkKind::Socket => beside[link.from].push(id),
+                LinkKind::Pcie if graph.is_beside_tree(id) => beside[link.from].push(id),
                 _ => {}
             }
         }
@@ -218,6 +222,15 @@ impl<'a> Finder<'a> {
         let mut links = Vec::new();
         let mut top = a;
         while !over.contains(&top) {
+            let mut across = self.beside[top].iter().copied().filter(|&id| {
+                let link = self.graph.links[id];
+                link.class == LinkKind::Pcie && over.contains(&link.to)
+            });
+            if let Some(link) = across.next() {
+                links.push(link);
+                top = self.graph.links[link].to;
+                break;
+            }
             match self.up[top] {
                 Some(up) => {
                     links.push(up);
@@ -245,6 +258,14 @@ impl<'a> Finder<'a> {
         let below = over.iter().take_while(|&&node| node != top);
         let ups: Option<Vec<LinkId>> = below.map(|&node| self.up[node]).collect();
         Some(ups?.into_iter().rev().map(MachineGraph::reverse).collect())
+    }
+
+    /// Returns the last link of a path that leads from a socket to a device.
+    fn root_port(&self, links: &[LinkId]) -> Option<LinkId> {
+        links.iter().copied().rfind(|&id| {
+            let link = self.graph.links[id];
+            link.class == LinkKind::Pcie && self.graph.nodes[link.from].kind == NodeKind::Socket
+        })
     }
 
     /// Returns the path from `a` up to its socket, to the socket of `b`, and down to `b`.

@@ -2,6 +2,7 @@
 
 use super::flows::{LinkTime, Loads};
 use super::graph::{LinkId, MachineGraph};
+use super::limits::FanFlows;
 use super::packing::pack;
 use super::paths::Paths;
 use std::collections::BTreeMap;
@@ -55,6 +56,7 @@ struct RingSearch<'a> {
     /// For each GPU the others, in the order in which they are tried.
     nearest: Vec<Vec<usize>>,
     loads: Vec<u64>,
+    fans: FanFlows,
     ring: RingOrder,
     used: Vec<bool>,
     steps: usize,
@@ -88,6 +90,7 @@ impl<'a> RingSearch<'a> {
             paths,
             nearest,
             loads: vec![0; graph.links.len()],
+            fans: FanFlows::new(&graph.fans),
             ring: vec![by_rank[0]],
             used,
             steps: 0,
@@ -132,18 +135,27 @@ impl<'a> RingSearch<'a> {
         }
     }
 
-    /// Adds the edge between two GPUs to the loads, or removes it. Returns the time of the fullest link of the
-    /// edge.
+    /// Adds the edge between two GPUs to the loads, or removes it. Returns the time of the fullest among the
+    /// links of the edge, all pools and all fans whose cap holds.
     fn step(&mut self, a: usize, b: usize, add: bool) -> LinkTime {
         let n = self.used.len() as u64;
         let mut fullest = LinkTime::ZERO;
         for (from, to) in [(a, b), (b, a)] {
-            for &link in &self.paths.get(from, to).links {
+            let path = self.paths.get(from, to);
+            self.fans.count(from, &path.links, path.root_port, add);
+            for &link in &path.links {
                 let load = &mut self.loads[link];
                 *load = if add { *load + n - 1 } else { *load + 1 - n };
                 let mb_s = self.graph.links[link].bandwidth.mb_s.into();
                 fullest = fullest.max(LinkTime::new(*load, n, mb_s));
             }
+        }
+        for pool in &self.graph.pools {
+            let load = pool.links.iter().map(|&link| self.loads[link]).sum();
+            fullest = fullest.max(LinkTime::new(load, n, pool.mb_s.into()));
+        }
+        for fan in self.fans.holding() {
+            fullest = fullest.max(LinkTime::new(self.loads[fan.link], n, fan.mb_s.into()));
         }
         fullest
     }
@@ -212,6 +224,7 @@ pub fn best_set(graph: &MachineGraph, paths: &Paths) -> RingSet {
         return alone;
     }
     pack_rings(graph, paths)
+        .map(|set| slowed_by_fans(graph, paths, set))
         .filter(|set| set.time < alone.time)
         .unwrap_or(alone)
 }
@@ -231,6 +244,14 @@ fn pack_rings(graph: &MachineGraph, paths: &Paths) -> Option<RingSet> {
         if column.iter().any(|&edges| edges > 0) {
             let room = rows.entry(column).or_insert(u64::MAX);
             *room = (*room).min(link.bandwidth.mb_s.into());
+        }
+    }
+    for pool in &graph.pools {
+        let units = |ring: &RingLoads| pool.links.iter().map(|&link| ring.loads[link]).sum::<u64>();
+        let column: Vec<u32> = all.iter().map(|ring| units(ring) as u32).collect();
+        if column.iter().any(|&units| units > 0) {
+            let room = rows.entry(column).or_insert(u64::MAX);
+            *room = (*room).min(pool.mb_s.into());
         }
     }
     let items: Vec<Vec<u32>> = (0..all.len())
@@ -257,6 +278,34 @@ fn greatest_common_divisor(a: u64, b: u64) -> u64 {
         0 => a,
         _ => greatest_common_divisor(b, a % b),
     }
+}
+
+/// Returns the set with the time that it takes if all its rings run at once and fans slow their links down.
+fn slowed_by_fans(graph: &MachineGraph, paths: &Paths, mut set: RingSet) -> RingSet {
+    let mut fans = FanFlows::new(&graph.fans);
+    if fans.is_empty() {
+        return set;
+    }
+    let n = paths.count() as u64;
+    let mut loads = vec![0; graph.links.len()];
+    for (ring, share) in &set.rings {
+        for (at, &a) in ring.iter().enumerate() {
+            let b = ring[(at + 1) % ring.len()];
+            for (from, to) in [(a, b), (b, a)] {
+                let path = paths.get(from, to);
+                fans.count(from, &path.links, path.root_port, true);
+                for &link in &path.links {
+                    loads[link] += (n - 1) * share;
+                }
+            }
+        }
+    }
+    let shares: u64 = set.rings.iter().map(|(_, share)| share).sum();
+    for fan in fans.holding() {
+        let time = LinkTime::new(loads[fan.link], n * shares, fan.mb_s.into());
+        set.time = set.time.max(time);
+    }
+    set
 }
 
 /// A ring with its units on each link.

@@ -4,6 +4,7 @@ mod detection;
 mod fake_sys;
 mod hostile;
 mod machines;
+mod pairs;
 mod predictions;
 mod rank_topologies;
 mod xml_input;
