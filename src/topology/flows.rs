@@ -108,14 +108,19 @@ impl Loads {
         self.send_on(paths.get(from, to), from, units);
     }
 
-    /// Adds a message of `units` from GPU `from` on `path`.
-    pub fn send_on(&mut self, path: &Path, from: usize, units: u64) {
-        for &link in &path.links {
+    /// Adds `units` to each of `links`.
+    pub fn add(&mut self, links: &[LinkId], units: u64) {
+        for &link in links {
             self.units[link] += units;
             if let Some(phase) = self.phase.get_mut(link) {
                 *phase += units;
             }
         }
+    }
+
+    /// Adds a message of `units` from GPU `from` on `path`.
+    fn send_on(&mut self, path: &Path, from: usize, units: u64) {
+        self.add(&path.links, units);
         if units > 0 {
             self.fans.count(from, &path.links, path.root_port, true);
         }

@@ -108,9 +108,21 @@ struct OwnerGroup {
 impl Hierarchy {
     /// Returns the loads of all links.
     pub fn loads(&self, graph: &MachineGraph, paths: &Paths) -> Loads {
+        self.loads_and_owned(graph, paths, 1).0
+    }
+
+    /// Returns the loads of all links, and the units of which each GPU owns the sums. Owned units are multiples of
+    /// `divisor`.
+    pub fn loads_and_owned(
+        &self,
+        graph: &MachineGraph,
+        paths: &Paths,
+        divisor: u64,
+    ) -> (Loads, Vec<u64>) {
         let parts = self.parts(graph.gpus.len());
         // A ring carries half of the data each way.
-        let mut loads = Loads::new(graph, 2 * parts.iter().product::<usize>() as u64);
+        let whole = 2 * divisor * parts.iter().product::<usize>() as u64;
+        let mut loads = Loads::new(graph, whole);
         let mut groups: Vec<OwnerGroup> = (0..graph.gpus.len())
             .map(|gpu| OwnerGroup {
                 gpus: vec![gpu],
@@ -131,7 +143,11 @@ impl Hierarchy {
                 .collect();
             loads.end_phase();
         }
-        loads
+        let mut owned = vec![0; graph.gpus.len()];
+        for &owner in groups.iter().flat_map(|group| &group.owners) {
+            owned[owner] += units;
+        }
+        (loads, owned)
     }
 
     /// Returns how many parts each level divides the parts of the level below into: the largest number of

@@ -35,6 +35,7 @@ mod processor;
 mod rank_topology;
 mod rates;
 mod rings;
+mod simulate;
 mod speed;
 mod xml;
 
@@ -62,4 +63,5 @@ pub use processor::ProcessorFacts;
 pub use rank_topology::RankTopology;
 pub use rates::concurrent_rates;
 pub use rings::{RingOrder, RingSet, best_ring, best_set};
+pub use simulate::{Cluster, ClusterPort, MessageSettings, simulate_messages};
 pub use xml::{MAX_BYTES as MAX_XML_BYTES, read as read_xml, write as write_xml};

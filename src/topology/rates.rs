@@ -13,106 +13,154 @@ const MB: u64 = 1_000_000;
 /// the rate `u64::MAX`.
 pub fn concurrent_rates(graph: &MachineGraph, paths: &Paths, flows: &[(usize, usize)]) -> Vec<u64> {
     let mut fans = FanFlows::new(&graph.fans);
-    let mut limits = ShareLimits::new(graph);
+    let mut limits = SharedLimits::new(graph, 1);
     let mut routes = Vec::new();
     for &(from, to) in flows {
         let path = paths.get(from, to);
         fans.count(from, &path.links, path.root_port, true);
-        routes.push(limits.route(&path.links));
+        routes.push(limits.route(0, &path.links));
     }
-    limits.hold(graph, &fans);
-    let mut rates = vec![0; flows.len()];
-    limits.share(
-        &routes.iter().map(Vec::as_slice).collect::<Vec<_>>(),
-        &mut rates,
-    );
+    limits.hold(graph, 0, &fans);
+    let mut rates = Vec::new();
+    let all: Vec<usize> = (0..flows.len()).collect();
+    limits.share(&all, &routes, &mut rates);
     rates
 }
 
-/// The limits that flows share: links, then pools.
-pub(super) struct ShareLimits {
+/// The limits that flows of equal hosts share: the links and then the pools of each host, host by host.
+pub(super) struct SharedLimits {
+    /// Number of limits of a host.
+    per_host: usize,
     /// Bytes per second of each limit.
     room: Vec<u64>,
-    /// Pools of each link.
-    pools: Vec<Vec<u32>>,
+    /// Pools of each link of a host, as places among the limits of the host.
+    pools: Vec<Vec<usize>>,
     /// Links with a fan.
     fans: Vec<LinkId>,
-    /// What is left of each limit, and the number of flows that still share it, while flows are shared out.
-    left: Vec<u64>,
-    sharing: Vec<u32>,
+    sharing: Sharing,
 }
 
-impl ShareLimits {
-    pub fn new(graph: &MachineGraph) -> ShareLimits {
+/// State of the limits while their bandwidth is divided.
+#[derive(Default)]
+struct Sharing {
+    /// Bytes per second that are left, and the number of flows that still share them.
+    left: Vec<u64>,
+    flows: Vec<u64>,
+    /// Limits that flows share.
+    used: Vec<u32>,
+    is_reached: Vec<bool>,
+    rising: Vec<usize>,
+}
+
+impl SharedLimits {
+    /// Creates the limits of `hosts` hosts with equal graphs.
+    pub fn new(graph: &MachineGraph, hosts: usize) -> SharedLimits {
         let links = graph.links.iter().map(|link| link.bandwidth.mb_s);
         let all = links.chain(graph.pools.iter().map(|pool| pool.mb_s));
-        let room: Vec<u64> = all.map(|mb_s| u64::from(mb_s) * MB).collect();
+        let of_host: Vec<u64> = all.map(|mb_s| u64::from(mb_s) * MB).collect();
         let mut pools = vec![Vec::new(); graph.links.len()];
-        for (pool, at) in graph.pools.iter().zip(graph.links.len() as u32..) {
+        for (pool, at) in graph.pools.iter().zip(graph.links.len()..) {
             pool.links.iter().for_each(|&link| pools[link].push(at));
         }
         let mut fans: Vec<LinkId> = graph.fans.iter().map(|fan| fan.link).collect();
         fans.sort_unstable();
         fans.dedup();
-        ShareLimits {
+        let room = of_host.repeat(hosts);
+        let sharing = Sharing {
             left: vec![0; room.len()],
-            sharing: vec![0; room.len()],
+            flows: vec![0; room.len()],
+            is_reached: vec![false; room.len()],
+            ..Sharing::default()
+        };
+        SharedLimits {
+            per_host: of_host.len(),
             room,
             pools,
             fans,
+            sharing,
         }
     }
 
-    /// Returns the limits of a flow over `links`.
-    pub fn route(&self, links: &[LinkId]) -> Vec<u32> {
-        let pools = links
-            .iter()
-            .flat_map(|&link| self.pools[link].iter().copied());
-        links.iter().map(|&link| link as u32).chain(pools).collect()
+    /// Returns the limits of a flow over `links` of a host.
+    pub fn route(&self, host: usize, links: &[LinkId]) -> Vec<u32> {
+        let pools = links.iter().flat_map(|&link| &self.pools[link]);
+        let all = links.iter().chain(pools);
+        all.map(|&at| (host * self.per_host + at) as u32).collect()
     }
 
-    /// Sets the links with fans to the bandwidth that they have while `flows` run.
-    pub fn hold(&mut self, graph: &MachineGraph, flows: &FanFlows) {
+    /// Sets the links of a host that have fans to the bandwidth that they have while `flows` run.
+    pub fn hold(&mut self, graph: &MachineGraph, host: usize, flows: &FanFlows) {
         for &link in &self.fans {
             let mb_s = graph.links[link].bandwidth.mb_s;
             let mb_s = flows.cap(link).map_or(mb_s, |cap| cap.min(mb_s));
-            self.room[link] = u64::from(mb_s) * MB;
+            self.room[host * self.per_host + link] = u64::from(mb_s) * MB;
         }
     }
 
-    /// Writes the rate of each flow, given the limits that it shares.
+    /// Sets `rates` to the bytes per second of each of `flows`, which are indices of `routes`: the limits of each
+    /// flow.
     ///
-    /// All rates rise together; where a limit is reached, its flows keep their rate and the others rise on.
-    pub fn share(&mut self, routes: &[&[u32]], rates: &mut [u64]) {
-        self.left.copy_from_slice(&self.room);
-        self.sharing.fill(0);
-        rates.fill(u64::MAX);
-        for &limit in routes.iter().copied().flatten() {
-            self.sharing[limit as usize] += 1;
-        }
-        let mut rising: Vec<usize> = (0..routes.len())
-            .filter(|&flow| !routes[flow].is_empty())
-            .collect();
-        while !rising.is_empty() {
-            let fair = |limit: usize| self.left[limit] / u64::from(self.sharing[limit]);
-            let shared = (0..self.room.len()).filter(|&limit| self.sharing[limit] > 0);
-            let Some(rate) = shared.clone().map(fair).min() else {
-                return;
-            };
-            let is_reached: Vec<bool> = (0..self.room.len())
-                .map(|limit| self.sharing[limit] > 0 && fair(limit) == rate)
-                .collect();
-            rising.retain(|&flow| {
-                if !routes[flow].iter().any(|&limit| is_reached[limit as usize]) {
+    /// All rates rise together. Where a limit is reached, its flows keep their rate, and the others rise on.
+    pub fn share(&mut self, flows: &[usize], routes: &[Vec<u32>], rates: &mut Vec<u64>) {
+        rates.clear();
+        rates.resize(flows.len(), u64::MAX);
+        let sharing = &mut self.sharing;
+        sharing.start(&self.room, flows, routes);
+        while let Some(rate) = sharing.least() {
+            let Sharing {
+                left,
+                flows: sharers,
+                is_reached,
+                rising,
+                ..
+            } = sharing;
+            rising.retain(|&at| {
+                let route = &routes[flows[at]];
+                if !route.iter().any(|&limit| is_reached[limit as usize]) {
                     return true;
                 }
-                rates[flow] = rate;
-                for &limit in routes[flow] {
-                    self.left[limit as usize] = self.left[limit as usize].saturating_sub(rate);
-                    self.sharing[limit as usize] -= 1;
+                rates[at] = rate;
+                for &limit in route {
+                    left[limit as usize] = left[limit as usize].saturating_sub(rate);
+                    sharers[limit as usize] -= 1;
                 }
                 false
             });
         }
+    }
+}
+
+impl Sharing {
+    fn start(&mut self, room: &[u64], flows: &[usize], routes: &[Vec<u32>]) {
+        self.left.copy_from_slice(room);
+        self.flows.fill(0);
+        self.used.clear();
+        self.rising.clear();
+        for (at, &flow) in flows.iter().enumerate() {
+            if !routes[flow].is_empty() {
+                self.rising.push(at);
+            }
+            for &limit in &routes[flow] {
+                if self.flows[limit as usize] == 0 {
+                    self.used.push(limit);
+                }
+                self.flows[limit as usize] += 1;
+            }
+        }
+    }
+
+    /// Finds the least rate at which a limit is reached, and marks all limits that are reached then. `None` if no
+    /// flow is left.
+    fn least(&mut self) -> Option<u64> {
+        self.used
+            .iter()
+            .for_each(|&limit| self.is_reached[limit as usize] = false);
+        self.used.retain(|&limit| self.flows[limit as usize] > 0);
+        let rate_of = |limit: u32| self.left[limit as usize] / self.flows[limit as usize];
+        let least = self.used.iter().map(|&limit| rate_of(limit)).min()?;
+        for &limit in &self.used {
+            self.is_reached[limit as usize] = rate_of(limit) == least;
+        }
+        Some(least)
     }
 }
