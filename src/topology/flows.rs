@@ -191,7 +191,7 @@ impl Loads {
         if slow.clone().count() == 0 {
             return LinkTime::new(self.units[link], self.whole, mb_s.into());
         }
-        // Units in the time of which the link would carry the slow units at full speed.
+        // A unit at the bandwidth of a fan takes as long as `mb_s / cap` units at that of the link.
         let longer = slow.fold(0u128, |sum, &(_, units, cap)| {
             let scaled = u128::from(units) * u128::from(mb_s - cap) << FRACTION_BITS;
             sum.saturating_add(scaled.div_ceil(cap.into()))

@@ -10,10 +10,14 @@
 //! | `paths` | the links that a message between two GPUs crosses, and the [`PathType`] |
 //! | `groups` | partitions of the GPUs into groups behind one way out |
 //! | `flows` | bytes per link of a schedule; the fullest link gives the time |
+//! | `rates` | the bandwidth of flows that run at once |
 //! | `rings` | the best ring, and the best set of rings |
 //! | `hierarchy` | the best schedule on nested groups |
 //! | `bound` | a time that no schedule can beat |
+//!
+//! `measured` replaces bandwidths of the graph by those that a measurement found, and adds limits that no table has.
 //! | `rank_topology` | ring and groups of a communicator's ranks, and the time of its messages |
+//! | `simulate` | the time of a schedule on a cluster of equal hosts, by flows or by messages |
 //!
 //! Results are equal on all ranks: bandwidths are integers, ties go to the lower number, and searches end
 //! after a fixed number of steps, never after a time.

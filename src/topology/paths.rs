@@ -130,6 +130,20 @@ impl Paths {
         Paths { count, paths }
     }
 
+    /// Returns the links from a GPU through PCIe and sockets to a network device and out of it, by index in
+    /// [`MachineGraph::gpus`] and [`MachineGraph::nics`]; `None` if there is no way.
+    pub fn to_nic(graph: &MachineGraph, gpu: usize, nic: usize) -> Option<Vec<LinkId>> {
+        let (gpu, nic) = (graph.gpus.get(gpu)?.node, graph.nics.get(nic)?.node);
+        let is_port = |id: &LinkId| {
+            let link = graph.links[*id];
+            link.class == LinkKind::Network && link.to == nic
+        };
+        let port = (0..graph.links.len()).find(is_port)?;
+        let (_, mut links) = Finder::new(graph).tree(gpu, graph.links[port].from)?;
+        links.push(port);
+        Some(links)
+    }
+
     /// Returns the path from GPU `from` to GPU `to`, by index in [`MachineGraph::gpus`].
     pub fn get(&self, from: usize, to: usize) -> &Path {
         &self.paths[from * self.count + to]

@@ -56,7 +56,7 @@ impl Cluster {
         ports: &[ClusterPort],
     ) -> Result<Cluster> {
         if hosts == 0 {
-            return Err(Error::invalid_argument("a cluster has at least one host"));
+            return Err(no_host());
         }
         let mut graph = host.clone();
         let network = add_node(&mut graph, NodeKind::LinkSwitch, "network".into());
@@ -89,6 +89,40 @@ impl Cluster {
         Ok(Cluster {
             graph,
             paths,
+            hosts,
+            out,
+        })
+    }
+
+    /// Creates `hosts` hosts whose GPUs use the network devices of the host's graph: GPU g the device `nics[g]`, by
+    /// index in [`MachineGraph::gpus`] and [`MachineGraph::nics`]. Data on its way to a device loads the PCIe links
+    /// between.
+    ///
+    /// # Errors
+    /// Invalid argument if there is no host, if a GPU has no device, or if no links lead to it.
+    pub fn with_nics(
+        graph: MachineGraph,
+        access: &PeerAccess,
+        hosts: usize,
+        nics: &[usize],
+    ) -> Result<Cluster> {
+        let way = |gpu: usize| {
+            let nic = nics.get(gpu).copied();
+            let links = nic.and_then(|nic| Paths::to_nic(&graph, gpu, nic));
+            links.ok_or_else(|| match nic {
+                None => Error::invalid_argument(format!("GPU {gpu} is on no port of its host")),
+                Some(nic) => Error::invalid_argument(format!(
+                    "no links lead from GPU {gpu} to network device {nic}"
+                )),
+            })
+        };
+        if hosts == 0 {
+            return Err(no_host());
+        }
+        let out = (0..graph.gpus.len()).map(way).collect::<Result<_>>()?;
+        Ok(Cluster {
+            paths: Paths::new(&graph, access),
+            graph,
             hosts,
             out,
         })
@@ -184,6 +218,10 @@ impl Cluster {
         loads.add(&self.out[gpu], sent);
         loads.add(&self.back(gpu), received);
     }
+}
+
+fn no_host() -> Error {
+    Error::invalid_argument("a cluster has at least one host")
 }
 
 fn add_node(graph: &mut MachineGraph, kind: NodeKind, name: String) -> NodeId {

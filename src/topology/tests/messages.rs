@@ -84,11 +84,12 @@ fn messages_agree_with_flows_on_all_machines() {
 fn messages_on_measured_pairs_take_the_published_times() {
     let crossed = [0, 1, 2, 3, 4, 6, 5, 7];
     let dealt = [0, 4, 1, 5, 2, 6, 3, 7];
-    let cases: [(SchedulePattern, &[usize], [f64; 2]); 6] = [
+    let cases: [(SchedulePattern, &[usize], [f64; 2]); 7] = [
         (ring(8), &[], [11.5, 11.5]),
         (ring(8), &dealt, [349.0, 46.5]),
         (direct(8), &[], [199.0, 26.0]),
         (levels(4, 2, Algorithm::Direct), &[], [99.7, 13.3]),
+        (levels(4, 2, Algorithm::Ring), &[], [10.6, 10.6]),
         (levels(2, 4, Algorithm::Direct), &[], [9.3, 9.3]),
         (levels(2, 4, Algorithm::Direct), &crossed, [50.2, 9.3]),
     ];

@@ -3,13 +3,11 @@
 mod detection;
 mod fake_sys;
 mod hostile;
+mod limits;
 mod machines;
 mod messages;
 mod pairs;
 mod predictions;
-<<<<<<< HEAD
 mod rank_topologies;
-mod xml_input;
-=======
 mod steps;
->>>>>>> b98869a (Predict schedules on clusters by flows and by messages)
+mod xml_input;

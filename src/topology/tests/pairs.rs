@@ -5,7 +5,9 @@ use super::machines::case;
 use crate::topology::flows::{LinkTime, Loads};
 use crate::topology::groups::Partition;
 use crate::topology::hierarchy::{Hierarchy, LevelExchange};
-use crate::topology::{MachineGraph, MeasuredLimits, Paths, PeerAccess, concurrent_rates, predict};
+use crate::topology::{
+    MachineGraph, MeasuredLimits, PathType, Paths, PeerAccess, concurrent_rates, predict,
+};
 use std::fmt::Write;
 
 pub const BYTES: u64 = 256 << 20;
@@ -32,7 +34,7 @@ pub fn measured_pairs(fans: bool) -> (MachineGraph, Paths) {
     let mut graph = MachineGraph::new(&case("C").machine);
     let limits: MeasuredLimits = measurements(fans).parse().unwrap();
     limits.apply(&mut graph).unwrap();
-    let paths = Paths::new(&graph, &PeerAccess::UpTo(crate::topology::PathType::Sys));
+    let paths = Paths::new(&graph, &PeerAccess::UpTo(PathType::Sys));
     (graph, paths)
 }
 
@@ -133,4 +135,20 @@ fn the_search_avoids_fans() {
     let (ring, time) = &prediction.best_ring;
     assert_eq!(Loads::ring(&graph, &paths, ring).time(&graph), *time);
     assert!(ms(prediction.ring_set.time) <= ms(*time));
+}
+
+#[test]
+fn the_search_avoids_fans_where_ranks_are_dealt() {
+    let (mut graph, _) = measured_pairs(true);
+    for order in [[0, 1, 2, 3, 4, 6, 5, 7], [0, 4, 1, 5, 2, 6, 3, 7]] {
+        for (rank, gpu) in order.into_iter().enumerate() {
+            graph.gpus[gpu].rank = Some(rank as u32);
+        }
+        let paths = Paths::new(&graph, &PeerAccess::Rule);
+        let prediction = predict(&graph, &paths);
+        let ms = |time: LinkTime| time.milliseconds(BYTES);
+        assert!(ms(prediction.best_ring.1) < 11.5, "{order:?}");
+        assert!(ms(prediction.ring_set.time) < 11.5, "{order:?}");
+        assert!(ms(prediction.best_direct()) < 9.0, "{order:?}");
+    }
 }

@@ -5,7 +5,9 @@ use super::pairs::nested;
 use crate::schedule::{Hosts, SchedulePattern, walk};
 use crate::topology::flows::Loads;
 use crate::topology::hierarchy::LevelExchange::{Direct, Ring};
-use crate::topology::{Cluster, ClusterPort, MachineGraph, Paths, PeerAccess};
+use crate::topology::{
+    BusId, Cluster, ClusterPort, MachineGraph, Nic, Paths, PciDevice, PeerAccess,
+};
 use crate::types::{Algorithm, Collective};
 
 fn all_reduce(algorithm: Algorithm, nranks: usize, rings: usize) -> SchedulePattern {
@@ -175,4 +177,43 @@ fn ports_that_do_not_fit_are_refused() {
         let error = Cluster::new(&host, &PeerAccess::Rule, hosts, &ports).unwrap_err();
         assert!(error.message().contains(what), "{error}");
     }
+}
+
+#[test]
+fn data_for_other_hosts_shares_the_way_to_its_network_device() {
+    let mut machine = case("A").machine;
+    // A device of 100 Gbit/s beside the GPUs of each switch.
+    for (number, switch) in machine.sockets[0].devices.iter_mut().enumerate() {
+        let bus_id = BusId::new(0, 0x40 + number as u8, 0, 0);
+        switch.devices.push(PciDevice {
+            link: switch.link,
+            nics: vec![Nic {
+                name: format!("nic{number}"),
+                dev: number as u32,
+                speed: Some(100_000),
+                ..Nic::default()
+            }],
+            ..PciDevice::new(bus_id)
+        });
+    }
+    let graph = MachineGraph::new(&machine);
+    let rule = PeerAccess::Rule;
+    let ms = |cluster: &Cluster| {
+        let loads = cluster.rails(None);
+        let (time, _) = loads.fullest(&cluster.graph).unwrap();
+        time.milliseconds(256 << 20)
+    };
+    let near = Cluster::with_nics(graph.clone(), &rule, 2, &[0, 0, 0, 0, 1, 1, 1, 1]).unwrap();
+    let far = Cluster::with_nics(graph.clone(), &rule, 2, &[1, 1, 1, 1, 0, 0, 0, 0]).unwrap();
+    // Within hosts a way out carries 4 S at 12 GB/s; data for the far device adds half of S each way.
+    assert!((ms(&near) - 89.48).abs() < 0.01, "{}", ms(&near));
+    assert!((ms(&far) - 89.48 * 1.25).abs() < 0.01, "{}", ms(&far));
+    let four = [0, 0, 0, 0];
+    let error = Cluster::with_nics(graph.clone(), &rule, 2, &four).unwrap_err();
+    assert!(error.message().contains("GPU 4 is on no port"), "{error}");
+    let error = Cluster::with_nics(graph, &rule, 2, &[2; 8]).unwrap_err();
+    assert!(
+        error.message().contains("GPU 0 to network device 2"),
+        "{error}"
+    );
 }
