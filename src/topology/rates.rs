@@ -37,12 +37,12 @@ pub(super) struct SharedLimits {
     pools: Vec<Vec<usize>>,
     /// Links with a fan.
     fans: Vec<LinkId>,
-    sharing: Sharing,
+    sharing: FairDivision,
 }
 
 /// State of the limits while their bandwidth is divided.
 #[derive(Default)]
-struct Sharing {
+struct FairDivision {
     /// Bytes per second that are left, and the number of flows that still share them.
     left: Vec<u64>,
     flows: Vec<u64>,
@@ -66,11 +66,11 @@ impl SharedLimits {
         fans.sort_unstable();
         fans.dedup();
         let room = of_host.repeat(hosts);
-        let sharing = Sharing {
+        let sharing = FairDivision {
             left: vec![0; room.len()],
             flows: vec![0; room.len()],
             is_reached: vec![false; room.len()],
-            ..Sharing::default()
+            ..FairDivision::default()
         };
         SharedLimits {
             per_host: of_host.len(),
@@ -107,7 +107,7 @@ impl SharedLimits {
         let sharing = &mut self.sharing;
         sharing.start(&self.room, flows, routes);
         while let Some(rate) = sharing.least() {
-            let Sharing {
+            let FairDivision {
                 left,
                 flows: sharers,
                 is_reached,
@@ -130,7 +130,7 @@ impl SharedLimits {
     }
 }
 
-impl Sharing {
+impl FairDivision {
     fn start(&mut self, room: &[u64], flows: &[usize], routes: &[Vec<u32>]) {
         self.left.copy_from_slice(room);
         self.flows.fill(0);

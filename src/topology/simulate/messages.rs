@@ -129,7 +129,7 @@ struct SimulatedConnection {
 /// A message that moves.
 struct MovingMessage {
     connection: usize,
-    /// What is left of it, in parts of a byte.
+    /// Parts of a byte that have not moved yet.
     left: u64,
 }
 
