@@ -193,7 +193,7 @@ impl Loads {
         }
         // A unit at the bandwidth of a fan takes as long as `mb_s / cap` units at that of the link.
         let longer = slow.fold(0u128, |sum, &(_, units, cap)| {
-            let scaled = u128::from(units) * u128::from(mb_s - cap) << FRACTION_BITS;
+            let scaled = (u128::from(units) * u128::from(mb_s - cap)) << FRACTION_BITS;
             sum.saturating_add(scaled.div_ceil(cap.into()))
         });
         let units = (u128::from(self.units[link]) << FRACTION_BITS).saturating_add(longer);

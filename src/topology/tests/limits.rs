@@ -2,9 +2,11 @@
 
 use super::machines::case;
 use super::pairs::measured_pairs;
-use crate::topology::flows::Loads;
+use crate::topology::flows::{LinkTime, Loads};
+use crate::topology::groups::Partition;
 use crate::topology::{
-    BandwidthOrigin, Bottleneck, MachineGraph, MeasuredLimits, concurrent_rates,
+    BandwidthOrigin, Bottleneck, Hierarchy, LevelExchange, MachineGraph, MeasuredLimits, Paths,
+    concurrent_rates, predict,
 };
 use std::collections::HashSet;
 
@@ -166,4 +168,69 @@ fn measured_limits_win_and_later_lines_replace_earlier() {
     assert_eq!(graph.links.len(), before + 2);
     assert_eq!((graph.fans.len(), graph.fans[0].mb_s), (1, 10));
     assert_eq!((graph.pools.len(), graph.pools[0].mb_s), (1, 14));
+}
+
+/// Returns machine C with the limits of `text`.
+fn machine_c(text: &str) -> (MachineGraph, Paths) {
+    let case = case("C");
+    let mut graph = MachineGraph::new(&case.machine);
+    let limits: MeasuredLimits = text.parse().unwrap();
+    limits.apply(&mut graph).unwrap();
+    let paths = Paths::new(&graph, &case.access);
+    (graph, paths)
+}
+
+#[test]
+fn a_pool_raises_the_bound_and_the_best_time_alike() {
+    for (text, expected) in [
+        ("", 16.78),
+        ("pool 16000 socket_0>socket_1 socket_1>socket_0", 33.55),
+    ] {
+        let (graph, paths) = machine_c(text);
+        let prediction = predict(&graph, &paths);
+        for time in [
+            prediction.bound,
+            prediction.best(),
+            prediction.best_direct(),
+        ] {
+            let found = time.milliseconds(256 << 20);
+            assert!((found - expected).abs() < 0.01, "{text}: {found:.2}");
+        }
+    }
+}
+
+#[test]
+fn levels_are_phases_of_their_own() {
+    // GPUs of a pair send to the other pair of their socket, and at the next level to a pair of the other socket.
+    let pairs = [[0, 1], [2, 3], [4, 5], [6, 7]].map(|pair| pair.to_vec());
+    let sockets = [[0, 1, 2, 3], [4, 5, 6, 7]].map(|socket| socket.to_vec());
+    let partition = |groups: &[Vec<usize>]| Partition {
+        kind: "test",
+        groups: groups.to_vec(),
+    };
+    let three_levels = Hierarchy {
+        partitions: vec![partition(&pairs), partition(&sockets)],
+        exchanges: vec![LevelExchange::Direct; 3],
+        time: LinkTime::ZERO,
+    };
+    let (graph, paths) = machine_c("fan 80:00.0 2 2 100");
+    let levels = three_levels.loads(&graph, &paths).time(&graph);
+    assert_eq!(levels.milliseconds(256 << 20).round(), 17.0);
+    // In a single exchange between pairs they send to both.
+    let mut two_levels = three_levels;
+    two_levels.partitions.pop();
+    two_levels.exchanges.pop();
+    let at_once = two_levels.loads(&graph, &paths).time(&graph);
+    assert!(at_once.milliseconds(256 << 20) > 2_000.0);
+}
+
+#[test]
+fn rings_are_slowed_down_by_fans_that_none_can_avoid() {
+    let (graph, paths) = machine_c("fan 80:00.0 1 1 1000");
+    let prediction = predict(&graph, &paths);
+    // Each ring leaves the pair by two edges, which carry 7/8 of the message each way.
+    let expected = LinkTime::new(14, 8, 1_000);
+    assert_eq!(prediction.best_ring.1, expected);
+    assert_eq!(prediction.ring_set.time, expected);
+    assert_eq!(prediction.ring_by_rank, expected);
 }
