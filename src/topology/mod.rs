@@ -2,8 +2,10 @@
 //! each link is.
 //!
 //! A [`Machine`] is a description as a file or the operating system gives it: sockets with trees of PCIe
-//! devices. [`detect`] describes the machine at hand. A [`MachineGraph`] is what follows from it: nodes and links with a bandwidth each way, and where each
-//! bandwidth comes from. Everything else is computed from the graph:
+//! devices. [`detect`] describes the machine at hand. A [`MachineGraph`] is what follows from it: nodes and links
+//! with a bandwidth each way, and where each bandwidth comes from. [`MeasuredLimits`] replace bandwidths of the
+//! graph by those that a measurement found, and add limits that no table has. Everything else is computed from the
+//! graph:
 //!
 //! | file | computes |
 //! | --- | --- |
@@ -14,8 +16,6 @@
 //! | `rings` | the best ring, and the best set of rings |
 //! | `hierarchy` | the best schedule on nested groups |
 //! | `bound` | a time that no schedule can beat |
-//!
-//! `measured` replaces bandwidths of the graph by those that a measurement found, and adds limits that no table has.
 //! | `rank_topology` | ring and groups of a communicator's ranks, and the time of its messages |
 //! | `simulate` | the time of a schedule on a cluster of equal hosts, by flows or by messages |
 //!

@@ -2,6 +2,7 @@
 
 use super::machines::case;
 use super::pairs::measured_pairs;
+use crate::schedule::GroupUnit;
 use crate::topology::flows::{LinkTime, Loads};
 use crate::topology::groups::Partition;
 use crate::topology::{
@@ -205,7 +206,7 @@ fn levels_are_phases_of_their_own() {
     let pairs = [[0, 1], [2, 3], [4, 5], [6, 7]].map(|pair| pair.to_vec());
     let sockets = [[0, 1, 2, 3], [4, 5, 6, 7]].map(|socket| socket.to_vec());
     let partition = |groups: &[Vec<usize>]| Partition {
-        kind: "test",
+        unit: GroupUnit::Switch,
         groups: groups.to_vec(),
     };
     let three_levels = Hierarchy {

@@ -2,7 +2,7 @@
 
 use super::machines::case;
 use super::pairs::{BYTES, measured_pairs, nested};
-use crate::schedule::{Hosts, SchedulePattern};
+use crate::schedule::{Groups, SchedulePattern};
 use crate::topology::flows::Loads;
 use crate::topology::hierarchy::LevelExchange::Direct;
 use crate::topology::{
@@ -23,7 +23,7 @@ fn direct(nranks: usize) -> SchedulePattern {
 
 fn levels(groups: usize, ranks: usize, between: Algorithm) -> SchedulePattern {
     SchedulePattern {
-        hosts: Hosts::even(groups, ranks),
+        groups: Groups::even_hosts(groups, ranks),
         between,
         ..SchedulePattern::flat(
             Collective::AllReduce,

@@ -2,6 +2,7 @@
 //! PCIe switch chips of two partitions each, two sockets.
 
 use super::machines::case;
+use crate::schedule::GroupUnit;
 use crate::topology::flows::{LinkTime, Loads};
 use crate::topology::groups::Partition;
 use crate::topology::hierarchy::{Hierarchy, LevelExchange};
@@ -42,7 +43,7 @@ pub fn measured_pairs(fans: bool) -> (MachineGraph, Paths) {
 pub fn nested(groups: &[&[usize]], exchanges: [LevelExchange; 2]) -> Hierarchy {
     Hierarchy {
         partitions: vec![Partition {
-            kind: "test",
+            unit: GroupUnit::Switch,
             groups: groups.iter().map(|group| group.to_vec()).collect(),
         }],
         exchanges: exchanges.to_vec(),

@@ -2,7 +2,7 @@
 
 use super::machines::case;
 use super::pairs::nested;
-use crate::schedule::{Hosts, SchedulePattern, walk};
+use crate::schedule::{Groups, SchedulePattern, walk};
 use crate::topology::flows::Loads;
 use crate::topology::hierarchy::LevelExchange::{Direct, Ring};
 use crate::topology::{
@@ -19,7 +19,7 @@ fn all_reduce(algorithm: Algorithm, nranks: usize, rings: usize) -> SchedulePatt
 
 fn levels(groups: usize, ranks: usize, between: Algorithm) -> SchedulePattern {
     SchedulePattern {
-        hosts: Hosts::even(groups, ranks),
+        groups: Groups::even_hosts(groups, ranks),
         between,
         ..all_reduce(Algorithm::Hierarchical, groups * ranks, 1)
     }
