@@ -19,6 +19,8 @@
 //! | `rank_topology` | ring and groups of a communicator's ranks, and the time of its messages |
 //! | `simulate` | the time of a schedule on a cluster of equal hosts, by flows or by messages |
 //!
+//! `measured` replaces bandwidths of the graph by those that a measurement found, and adds limits that no table has.
+//!
 //! Results are equal on all ranks: bandwidths are integers, ties go to the lower number, and searches end
 //! after a fixed number of steps, never after a time.
 

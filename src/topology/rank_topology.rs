@@ -1,7 +1,7 @@
 //! The topology of a communicator's ranks on one host, as the planner needs it.
 
-use super::flows::LinkTime;
-use super::graph::{MachineGraph, NodeKind};
+use super::flows::Loads;
+use super::graph::{BandwidthOrigin, LinkId, MachineGraph, NodeKind};
 use super::groups;
 use super::hierarchy::{self, Hierarchy, LevelExchange};
 use super::paths::{Paths, PeerAccess};
@@ -15,11 +15,9 @@ use std::fmt::Write;
 /// Order of a ring, groups, and the links between ranks. Equal on all ranks, which compare the fingerprint.
 #[derive(Clone, PartialEq, Eq)]
 pub struct RankTopology {
-    /// MB/s of each link.
-    links: Vec<u32>,
-    /// Links from rank `a` to rank `b`, at `a * ranks + b`.
-    paths: Vec<Vec<u32>>,
-    ranks: usize,
+    /// Graph whose GPUs are those of the ranks, in the order of ranks.
+    graph: MachineGraph,
+    paths: Paths,
     /// Order of the best ring.
     order: RankOrder,
     groups: Groups,
@@ -34,15 +32,7 @@ impl RankTopology {
         let graph = of_ranks(graph, gpus)?;
         let paths = Paths::new(&graph, access);
         let (ring, _) = rings::best_ring(&graph, &paths);
-        let ranks = gpus.len();
-        let path = |at: usize| {
-            let links = &paths.get(at / ranks, at % ranks).links;
-            links.iter().map(|&link| link as u32).collect()
-        };
         Ok(RankTopology {
-            links: graph.links.iter().map(|link| link.bandwidth.mb_s).collect(),
-            paths: (0..ranks * ranks).map(path).collect(),
-            ranks,
             order: RankOrder::of_ring(&ring)?,
             groups: match best_groups(&graph, &paths) {
                 None => Groups::ONE,
@@ -50,6 +40,8 @@ impl RankTopology {
                     Groups::of_members(best.partitions[0].unit, &best.partitions[0].groups)?
                 }
             },
+            graph,
+            paths,
         })
     }
 
@@ -63,20 +55,21 @@ impl RankTopology {
         &self.groups
     }
 
-    /// Returns the seconds that the fullest link takes for messages `(from, to, bytes)` between ranks.
-    pub fn seconds(&self, messages: impl IntoIterator<Item = (usize, usize, u64)>) -> f64 {
-        let mut bytes = vec![0u64; self.links.len()];
-        for (from, to, sent) in messages {
-            for &link in &self.paths[from * self.ranks + to] {
-                bytes[link as usize] += sent;
+    /// Returns the seconds that the fullest link or pool takes for messages between ranks. `phases` lists the
+    /// messages `(from, to, bytes)` that ranks send at one time: a fan counts where it holds within a phase.
+    pub fn seconds<Messages>(&self, phases: impl IntoIterator<Item = Messages>) -> f64
+    where
+        Messages: IntoIterator<Item = (usize, usize, u64)>,
+    {
+        // A byte is a unit, and a message of one byte is the whole.
+        let mut loads = Loads::new(&self.graph, 1);
+        for phase in phases {
+            for (from, to, bytes) in phase {
+                loads.send(&self.paths, from, to, bytes);
             }
+            loads.end_phase();
         }
-        let times = bytes.iter().zip(&self.links);
-        let times = times.map(|(&bytes, &mb_s)| LinkTime::new(bytes, 1, mb_s.into()));
-        // Microseconds for one unit per MB/s.
-        times
-            .max()
-            .map_or(0.0, |fullest| fullest.milliseconds(1) * 1e-3)
+        loads.time(&self.graph).milliseconds(1) * 1e-3
     }
 
     /// Returns the ranks of each group.
@@ -88,10 +81,14 @@ impl RankTopology {
 
     /// Returns a fingerprint of everything by which ranks select, as 16 hexadecimal digits.
     pub fn fingerprint(&self) -> String {
-        let text = format!(
-            "{:?}",
-            (&self.links, &self.paths, &self.order, self.members())
-        );
+        let graph = &self.graph;
+        let links: Vec<u32> = graph.links.iter().map(|link| link.bandwidth.mb_s).collect();
+        let ranks = self.paths.count();
+        let paths: Vec<&[LinkId]> = (0..ranks * ranks)
+            .map(|at| self.paths.get(at / ranks, at % ranks).links.as_slice())
+            .collect();
+        let limits = (links, paths, &graph.pools, &graph.fans);
+        let text = format!("{:?}", (limits, &self.order, self.members()));
         let digest = Sha256::digest(text.as_bytes());
         digest.iter().take(8).fold(String::new(), |mut text, byte| {
             // Writing to a string cannot fail.
@@ -104,7 +101,7 @@ impl RankTopology {
 impl fmt::Display for RankTopology {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.groups.count() {
-            1 => write!(f, "{} ranks beside each other", self.ranks),
+            1 => write!(f, "{} ranks beside each other", self.paths.count()),
             _ => write!(f, "{}", self.groups),
         }
     }
@@ -121,9 +118,15 @@ impl fmt::Debug for RankTopology {
     }
 }
 
-/// Returns the graph with only the GPUs of ranks, in the order of ranks.
+/// Returns the graph with only the GPUs of ranks, in the order of ranks. Links of unknown speed never limit: nothing
+/// is chosen by a figure that was only assumed.
 fn of_ranks(graph: &MachineGraph, gpus: &[usize]) -> Result<MachineGraph> {
     let mut graph = graph.clone();
+    for link in &mut graph.links {
+        if link.bandwidth.origin == BandwidthOrigin::Assumed {
+            link.bandwidth.mb_s = u32::MAX;
+        }
+    }
     let all = std::mem::take(&mut graph.gpus);
     for gpu in &all {
         // A GPU that no rank uses is a device with no part in any schedule.

@@ -248,8 +248,11 @@ fn pack_rings(graph: &MachineGraph, paths: &Paths) -> Option<RingSet> {
     }
     for pool in &graph.pools {
         let units = |ring: &RingLoads| pool.links.iter().map(|&link| ring.loads[link]).sum::<u64>();
-        let column: Vec<u32> = all.iter().map(|ring| units(ring) as u32).collect();
-        if column.iter().any(|&units| units > 0) {
+        let column: Vec<u32> = all
+            .iter()
+            .map(|ring| (units(ring) / (n - 1)) as u32)
+            .collect();
+        if column.iter().any(|&edges| edges > 0) {
             let room = rows.entry(column).or_insert(u64::MAX);
             *room = (*room).min(pool.mb_s.into());
         }

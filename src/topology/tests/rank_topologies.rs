@@ -1,6 +1,7 @@
 //! Topologies of communicators: ranks on some or all GPUs, in any order.
 
 use super::machines::case;
+use super::pairs::measured_pairs;
 use crate::schedule::{Groups, RankOrder};
 use crate::topology::{MachineGraph, PeerAccess, RankTopology};
 
@@ -42,11 +43,36 @@ fn ranks_of_one_switch_are_one_group_in_rank_order() {
 #[test]
 fn the_fullest_link_gives_the_time() {
     let topology = of("A", &[0, 1, 2, 3, 4, 5, 6, 7]);
-    let inside = topology.seconds([(0, 1, 12_000_000), (2, 3, 12_000_000)]);
+    let inside = topology.seconds([[(0, 1, 12_000_000), (2, 3, 12_000_000)]]);
     assert!((inside - 1e-3).abs() < 1e-12, "{inside}");
-    let across = topology.seconds([(0, 4, 12_000_000), (1, 5, 12_000_000)]);
+    let across = topology.seconds([[(0, 4, 12_000_000), (1, 5, 12_000_000)]]);
     assert!((across - 2e-3).abs() < 1e-12, "{across}");
-    assert_eq!(topology.seconds([]), 0.0);
+    let none: [[(usize, usize, u64); 0]; 1] = [[]];
+    assert_eq!(topology.seconds(none), 0.0);
+}
+
+#[test]
+fn pools_and_fans_count_for_the_time_and_the_fingerprint() {
+    let (graph, _) = measured_pairs(true);
+    let of = |graph: &MachineGraph| {
+        let gpus = [0, 1, 2, 3, 4, 5, 6, 7];
+        RankTopology::new(graph, &gpus, &PeerAccess::Rule).unwrap()
+    };
+    let topology = of(&graph);
+    let to_two_ports = [(0, 4, 2_700_000), (1, 6, 2_700_000)];
+    let capped = topology.seconds([to_two_ports]);
+    assert!((capped - 2e-3).abs() < 1e-6, "{capped}");
+    let one_by_one = topology.seconds(to_two_ports.map(|message| [message]));
+    assert!((one_by_one - 5.4e-3 / 39.0).abs() < 1e-6, "{one_by_one}");
+    // 41 MB each way between the sockets.
+    let both_ways = [0, 2, 4, 6].map(|from| (from, (from + 4) % 8, 20_500_000));
+    let pooled = topology.seconds([both_ways]);
+    assert!((pooled - 1e-3).abs() < 1e-6, "{pooled}");
+    let mut without = graph.clone();
+    without.fans.clear();
+    assert_ne!(of(&without).fingerprint(), topology.fingerprint());
+    without.pools.clear();
+    assert_ne!(of(&without).fingerprint(), topology.fingerprint());
 }
 
 #[test]
