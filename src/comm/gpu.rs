@@ -2,6 +2,7 @@
 
 use super::check::{self, BufferRanges};
 use super::sample::Admission;
+use super::topology;
 use super::{Call, CommInfo, Communicator, DeviceState, PanicGuard, Report};
 use crate::bootstrap::OutOfBandRef;
 use crate::config::{CodecPolicy, Config, FileChoice};
@@ -159,6 +160,7 @@ fn try_connect(
         .gpu_channels
         .map(|_| config.gpu_channels_for(hosts.count()));
     let resident = resident(exchange, &context, whole, asked)?;
+    let topology = topology::on_gpus(&**exchange, config, context.device(), &links.paths)?;
     let info = info(&links, hosts);
     let network = links.take_network();
     let own = site(&context, &info, exchange.peers().len());
@@ -175,6 +177,13 @@ fn try_connect(
     };
     let mut engine = GpuEngine::new(parts, config, isa)?;
     engine.tune(tuning);
+    if let Some(topology) = topology {
+        log::line(
+            Level::Info,
+            format_args!("rings and groups are chosen by a topology: {topology}"),
+        );
+        engine.set_topology(topology);
+    }
     let engine = Mutex::new(engine);
     let windows = match policy.sample {
         0 => None,

@@ -1,10 +1,16 @@
 //! The topology by which a communicator's ranks choose rings and groups, agreed between all ranks.
 
-use crate::bootstrap::OutOfBand;
+use crate::bootstrap::{OutOfBand, PeerInfo};
 use crate::config::{Config, FileChoice};
 use crate::error::{Error, ErrorKind, Result};
-use crate::sys::file;
-use crate::topology::{MAX_XML_BYTES, MachineGraph, PeerAccess, RankTopology, read_xml};
+use crate::gpu::Device;
+use crate::gpu_links::PeerPath;
+use crate::sys::nvml::Nvml;
+use crate::sys::{file, numa};
+use crate::topology::{
+    self, BusId, DetectSources, DriverGpu, MAX_XML_BYTES, Machine, MachineGraph, PeerAccess,
+    ProcessorFacts, RankTopology, read_xml, write_xml,
+};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -34,6 +40,193 @@ pub(super) fn on_host(
     Ok(Some(Arc::new(topology)))
 }
 
+/// What a rank knows of its GPU, which all ranks of its host get.
+struct GpuFragment {
+    bus_id: BusId,
+    /// For each rank, whether this rank's kernels write its memory directly.
+    peer_access: Vec<bool>,
+    /// The part of the machine that holds the GPU, in NCCL's XML format; empty if it is unknown.
+    machine: String,
+}
+
+impl GpuFragment {
+    fn encode(&self) -> Vec<u8> {
+        let access: String = self
+            .peer_access
+            .iter()
+            .map(|&can| if can { '1' } else { '0' })
+            .collect();
+        [self.bus_id.to_string(), access, self.machine.clone()]
+            .join("\0")
+            .into_bytes()
+    }
+
+    fn decode(bytes: &[u8], peer: &PeerInfo) -> Result<GpuFragment> {
+        let malformed = || {
+            let text = format!("{peer} described its machine in another format: use one version");
+            Error::new(ErrorKind::Mismatch, text)
+        };
+        let text = std::str::from_utf8(bytes).map_err(|_| malformed())?;
+        let words: Vec<&str> = text.split('\0').collect();
+        let [bus_id, access, machine] = words[..] else {
+            return Err(malformed());
+        };
+        Ok(GpuFragment {
+            bus_id: bus_id.parse().map_err(|()| malformed())?,
+            peer_access: access.bytes().map(|byte| byte == b'1').collect(),
+            machine: machine.into(),
+        })
+    }
+}
+
+/// Largest size of a fragment in bytes. Longer fragments count as unknown machines.
+const MAX_FRAGMENT_BYTES: usize = 16 << 10;
+
+/// Returns the topology of ranks on GPUs: that of the machine, fused from what all ranks see of it, or that of
+/// `CINCH_TOPO=FILE`. `None` with `CINCH_TOPO=off`, on several hosts, if ranks share a GPU, or if a rank knows nothing
+/// of its machine. All ranks call it together.
+///
+/// # Errors
+/// As for [`on_host`]; mismatch also if two ranks see the machine differently.
+pub(super) fn on_gpus(
+    exchange: &dyn OutOfBand,
+    config: &Config,
+    device: &Device,
+    paths: &[Option<PeerPath>],
+) -> Result<Option<Arc<RankTopology>>> {
+    let peers = exchange.peers();
+    let one_host = peers.iter().all(|peer| peer.host_id == peers[0].host_id);
+    // All ranks have compared the kind of choice.
+    if config.topology == FileChoice::Off || !one_host || peers.len() < 2 {
+        return Ok(None);
+    }
+    let own = own_fragment(device, paths).inspect_err(|error| exchange.announce(error))?;
+    let parts = exchange.all_gather(&own.encode())?;
+    let fragments: Vec<GpuFragment> = parts
+        .iter()
+        .zip(peers)
+        .map(|(part, peer)| GpuFragment::decode(part, peer))
+        .collect::<Result<_>>()?;
+    let shares = |at: usize| {
+        fragments[..at]
+            .iter()
+            .any(|f| f.bus_id == fragments[at].bus_id)
+    };
+    if (0..fragments.len()).any(shares) {
+        return Ok(None);
+    }
+    let machine = match &config.topology {
+        FileChoice::File(path) => Some(
+            read_file(path)
+                .map_err(|error| error.context(format!("CINCH_TOPO={}", path.display())))
+                .inspect_err(|error| exchange.announce(error))?,
+        ),
+        _ => fused(&fragments, peers)?,
+    };
+    let Some(machine) = machine else {
+        return Ok(None);
+    };
+    let topology =
+        of_fragments(&machine, &fragments, peers).inspect_err(|error| exchange.announce(error))?;
+    agree(exchange, &topology)?;
+    Ok(Some(Arc::new(topology)))
+}
+
+/// Describes this rank's GPU and its way to the socket.
+fn own_fragment(device: &Device, paths: &[Option<PeerPath>]) -> Result<GpuFragment> {
+    let bus_id: BusId = device
+        .pci_bus_id
+        .to_ascii_lowercase()
+        .parse()
+        .map_err(|()| {
+            Error::internal(format!(
+                "the driver gives {} as a PCI address",
+                device.pci_bus_id
+            ))
+        })?;
+    let (major, minor) = device.compute_capability;
+    let driver = [DriverGpu {
+        bus_id,
+        sm: Some(10 * major + minor),
+        gdr: None,
+    }];
+    // Without NVML the links between GPUs are unknown, and the rest is still known.
+    let nvml = Nvml::open().and_then(|nvml| nvml.gpu_at(bus_id));
+    let nvml: Vec<_> = nvml.ok().flatten().into_iter().collect();
+    let processor = ProcessorFacts::read(Path::new("/proc/cpuinfo"));
+    let sources = DetectSources {
+        processor,
+        nvml: &nvml,
+        driver: &driver,
+    };
+    let machine = topology::detect(Path::new(numa::SYS), &sources)?;
+    let text = topology::fragment(&machine, bus_id).map_or(String::new(), |part| write_xml(&part));
+    Ok(GpuFragment {
+        bus_id,
+        peer_access: paths
+            .iter()
+            .map(|path| !matches!(path, Some(PeerPath::PinnedHost { .. })))
+            .collect(),
+        machine: if text.len() <= MAX_FRAGMENT_BYTES {
+            text
+        } else {
+            String::new()
+        },
+    })
+}
+
+/// Fuses what all ranks see of the machine; `None` if a rank sees nothing.
+fn fused(fragments: &[GpuFragment], peers: &[PeerInfo]) -> Result<Option<Machine>> {
+    if fragments.iter().any(|fragment| fragment.machine.is_empty()) {
+        return Ok(None);
+    }
+    let read = |(fragment, peer): (&GpuFragment, &PeerInfo)| -> Result<(String, Machine)> {
+        let machine = read_xml(&fragment.machine)
+            .map_err(|error| error.context(format!("the machine that {peer} describes")))?;
+        Ok((peer.to_string(), machine))
+    };
+    let mut all: Vec<(BusId, (String, Machine))> = fragments
+        .iter()
+        .zip(peers)
+        .map(|pair| Ok((pair.0.bus_id, read(pair)?)))
+        .collect::<Result<_>>()?;
+    all.sort_by_key(|(bus_id, _)| *bus_id);
+    let all: Vec<(String, Machine)> = all.into_iter().map(|(_, part)| part).collect();
+    topology::fuse(&all).map(Some)
+}
+
+/// Returns the topology of the ranks of `fragments` on `machine`.
+fn of_fragments(
+    machine: &Machine,
+    fragments: &[GpuFragment],
+    peers: &[PeerInfo],
+) -> Result<RankTopology> {
+    let graph = MachineGraph::new(machine);
+    let place = |(fragment, peer): (&GpuFragment, &PeerInfo)| {
+        graph.gpus.iter().position(|gpu| gpu.bus_id == fragment.bus_id).ok_or_else(|| {
+            Error::invalid_argument(format!(
+                "the topology has no GPU at {}, which {peer} uses: give a file with all GPUs, or off",
+                fragment.bus_id
+            ))
+        })
+    };
+    let gpus: Vec<usize> = fragments
+        .iter()
+        .zip(peers)
+        .map(place)
+        .collect::<Result<_>>()?;
+    let access = fragments
+        .iter()
+        .flat_map(|fragment| fragment.peer_access.iter().copied());
+    RankTopology::new(&graph, &gpus, &PeerAccess::Pairs(access.collect()))
+}
+
+fn read_file(path: &Path) -> Result<Machine> {
+    let text = file::read_text(path, MAX_XML_BYTES)
+        .map_err(|error| Error::invalid_argument(error.to_string()))?;
+    read_xml(&text)
+}
+
 fn access(config: &Config) -> PeerAccess {
     match config.p2p_disable {
         true => PeerAccess::Never,
@@ -42,9 +235,7 @@ fn access(config: &Config) -> PeerAccess {
 }
 
 fn of_file(path: &Path, ranks: usize, access: &PeerAccess) -> Result<RankTopology> {
-    let text = file::read_text(path, MAX_XML_BYTES)
-        .map_err(|error| Error::invalid_argument(error.to_string()))?;
-    let graph = MachineGraph::new(&read_xml(&text)?);
+    let graph = MachineGraph::new(&read_file(path)?);
     let gpus = graph.by_rank();
     if gpus.len() < ranks {
         return Err(Error::invalid_argument(format!(

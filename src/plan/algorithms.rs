@@ -50,6 +50,22 @@ pub(super) fn algorithms(
 /// Returns why no hierarchical schedule can run `request`, as a sentence; `None` if one can.
 pub(super) fn no_hierarchy(request: &Request, limits: &Limits) -> Option<String> {
     SchedulePattern::no_hierarchy(request.collective, limits.groups()).or_else(|| {
+        // The most slots that any hierarchical schedule of the collective needs on these groups.
+        let slots = SchedulePattern {
+            groups: limits.groups().clone(),
+            between: Algorithm::Direct,
+            ..SchedulePattern::flat(request.collective, Algorithm::Hierarchical, limits.nranks)
+        }
+        .slots();
+        if slots > limits.slots {
+            return Some(format!(
+                "{} by hierarchical on {} needs {slots} slots for each connection, which has {}; raise \
+                 CINCH_SLOTS",
+                request.collective,
+                limits.groups(),
+                limits.slots
+            ));
+        }
         let two_codecs = limits.gpu.is_some() && request.codec.intra != request.codec.inter;
         two_codecs.then(|| {
             format!(

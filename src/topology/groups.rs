@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 /// the order of their first GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Partition {
-    /// What the members of a group share.
+    /// Resource that the members of a group share.
     pub unit: GroupUnit,
     /// GPUs of each group.
     pub groups: Vec<Vec<usize>>,

@@ -16,6 +16,7 @@
 //! | `rings` | the best ring, and the best set of rings |
 //! | `hierarchy` | the best schedule on nested groups |
 //! | `bound` | a time that no schedule can beat |
+//! | `fragment` | the part of a machine that a rank knows, and the fusion of the parts of all ranks |
 //! | `rank_topology` | ring and groups of a communicator's ranks, and the time of its messages |
 //! | `simulate` | the time of a schedule on a cluster of equal hosts, by flows or by messages |
 //!
@@ -28,6 +29,7 @@ mod bound;
 mod defect;
 mod detect;
 mod flows;
+mod fragment;
 mod graph;
 mod groups;
 mod hierarchy;
@@ -52,6 +54,7 @@ pub use crate::sys::pci::BusId;
 pub use defect::Defect;
 pub use detect::{DetectSources, DriverGpu, detect, detect_in};
 pub use flows::{Bottleneck, LinkTime, Loads};
+pub use fragment::{fragment, fuse};
 pub use graph::{
     Bandwidth, BandwidthOrigin, GraphLink, GraphNode, LinkId, LinkKind, MachineGraph, NodeId,
     NodeKind,

@@ -6,10 +6,12 @@ mod text;
 
 use crate::{ExitResult, FAILURE, USAGE, finish};
 use cinch::Config;
-use cinch::sys::file;
+use cinch::gpu::Driver;
+use cinch::sys::nvml::Nvml;
+use cinch::sys::{file, numa};
 use cinch::topology::{
-    AllReducePrediction, MAX_XML_BYTES, Machine, MachineGraph, PathType, Paths, PeerAccess,
-    predict, read_xml, write_xml,
+    self, AllReducePrediction, DetectSources, DriverGpu, MAX_XML_BYTES, Machine, MachineGraph,
+    PathType, Paths, PeerAccess, ProcessorFacts, predict, read_xml, write_xml,
 };
 use std::fs;
 use std::io;
@@ -18,9 +20,13 @@ use std::path::{Path, PathBuf};
 /// Options of `cinch topo`.
 #[derive(clap::Args)]
 pub struct TopoOptions {
-    /// Topology file in NCCL's XML format, as NCCL_TOPO_DUMP_FILE writes it
-    #[arg(long, value_name = "FILE")]
+    /// Topology file in NCCL's XML format, as NCCL_TOPO_DUMP_FILE writes it; without it, the machine at hand
+    #[arg(long, value_name = "FILE", conflicts_with = "sys")]
     file: Option<PathBuf>,
+    /// Directory that looks like /sys, of this or another machine. The processor is read from proc/cpuinfo in
+    /// or beside it
+    #[arg(long, value_name = "DIR")]
+    sys: Option<PathBuf>,
     /// Message size of the predictions
     #[arg(short, long, value_name = "N", default_value = "256M", value_parser = crate::bench::values::parse_size)]
     bytes: usize,
@@ -91,14 +97,77 @@ pub fn main(options: &TopoOptions, config: &Config) -> ExitResult {
 
 /// Returns the machine, and where its description comes from.
 fn describe(options: &TopoOptions) -> ExitResult<(String, Machine)> {
-    let Some(path) = &options.file else {
-        return Err((USAGE, "give a topology file by --file".into()));
+    let usage = |path: &Path, error: &dyn std::fmt::Display| {
+        (USAGE, format!("{}: {error}", path.display()))
     };
-    let text = file::read_text(path, MAX_XML_BYTES)
-        .map_err(|error| (USAGE, format!("{}: {error}", path.display())))?;
-    let machine =
-        read_xml(&text).map_err(|error| (USAGE, format!("{}: {error}", path.display())))?;
-    Ok((path.display().to_string(), machine))
+    if let Some(path) = &options.file {
+        let text = file::read_text(path, MAX_XML_BYTES).map_err(|error| usage(path, &error))?;
+        let machine = read_xml(&text).map_err(|error| usage(path, &error))?;
+        return Ok((path.display().to_string(), machine));
+    }
+    let (root, machine) = match &options.sys {
+        Some(root) => (root.as_path(), of_tree(root)),
+        None => (Path::new(numa::SYS), at_hand()),
+    };
+    let machine = machine.map_err(|error| usage(root, &error))?;
+    let has_gpu = machine
+        .pci_devices()
+        .iter()
+        .any(|device| device.gpu.is_some());
+    if !has_gpu {
+        return Err(usage(
+            root,
+            &"no GPU was found; --file shows the machine of a topology file",
+        ));
+    }
+    Ok((root.display().to_string(), machine))
+}
+
+/// Describes the machine of a directory that looks like /sys, of which no driver reports anything.
+fn of_tree(root: &Path) -> cinch::Result<Machine> {
+    if !root.is_dir() {
+        return Err(cinch::Error::invalid_argument("no such directory"));
+    }
+    let beside = [root.join("proc/cpuinfo"), root.join("../proc/cpuinfo")];
+    let cpuinfo = beside.into_iter().find(|path| path.is_file());
+    let processor =
+        cpuinfo.map_or_else(ProcessorFacts::default, |path| ProcessorFacts::read(&path));
+    topology::detect(
+        root,
+        &DetectSources {
+            processor,
+            ..DetectSources::default()
+        },
+    )
+}
+
+/// Describes this machine, by /sys, NVML and the CUDA driver.
+fn at_hand() -> cinch::Result<Machine> {
+    let nvml = Nvml::open()
+        .and_then(|nvml| nvml.gpus())
+        .unwrap_or_default();
+    let devices = Driver::load()
+        .and_then(|driver| driver.devices())
+        .unwrap_or_default();
+    let driver: Vec<DriverGpu> = devices
+        .iter()
+        .filter_map(|device| {
+            let (major, minor) = device.compute_capability;
+            let bus_id = device.pci_bus_id.to_ascii_lowercase().parse().ok()?;
+            Some(DriverGpu {
+                bus_id,
+                sm: Some(10 * major + minor),
+                gdr: None,
+            })
+        })
+        .collect();
+    let processor = ProcessorFacts::read(Path::new("/proc/cpuinfo"));
+    let sources = DetectSources {
+        processor,
+        nvml: &nvml,
+        driver: &driver,
+    };
+    topology::detect(Path::new(numa::SYS), &sources)
 }
 
 fn save(path: &Path, text: &str) -> ExitResult<()> {
@@ -155,6 +224,7 @@ mod tests {
         let file = format!("{}/../tests/topology/{file}", env!("CARGO_MANIFEST_DIR"));
         let options = TopoOptions {
             file: Some(file.into()),
+            sys: None,
             bytes: 256 << 20,
             peer_access: None,
             json: true,

@@ -48,6 +48,7 @@ use crate::plan::{
 };
 use crate::schedule::Groups;
 use crate::sync::Fault;
+use crate::topology::RankTopology;
 use crate::types::{CallSignature, Collective, SIGNATURE_WORDS, TransportKind};
 use kernels::{BlockShape, Kernels};
 use launch::{PreparedPlan, copy};
@@ -231,6 +232,11 @@ impl GpuEngine {
     /// Returns the GPU's context.
     pub fn context(&self) -> &Arc<Context> {
         &self.context
+    }
+
+    /// Makes later calls select by this topology. All ranks must do so before the same call.
+    pub fn set_topology(&mut self, topology: Arc<RankTopology>) {
+        self.planner.set_topology(topology);
     }
 
     /// Returns the limits that selection depends on.

@@ -12,7 +12,7 @@ use crate::sys::nvml::NvmlGpu;
 use crate::sys::pci::{NetworkPort, PciFiles, PciTree, SysDirectory};
 use std::path::Path;
 
-/// What is known besides /sys.
+/// Facts besides /sys.
 #[derive(Clone, Debug, Default)]
 pub struct DetectSources<'a> {
     /// Facts of the processors.

@@ -2,6 +2,7 @@
 
 mod detection;
 mod fake_sys;
+mod fragments;
 mod hostile;
 mod limits;
 mod machines;
