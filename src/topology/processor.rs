@@ -1,12 +1,11 @@
 //! Facts of the processor, which select the bandwidth between sockets.
 
-use std::fs::File;
-use std::io::Read;
+use crate::sys::file;
 use std::path::Path;
 
 /// Bytes of `/proc/cpuinfo` that are read. They hold the first processor, and all sockets have processors of one
 /// model.
-const READ_BYTES: u64 = 64 << 10;
+const READ_BYTES: usize = 64 << 10;
 
 /// Facts of the processor, in the form of NCCL's XML.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -25,11 +24,7 @@ impl ProcessorFacts {
     /// Reads the processor of this machine from `cpuinfo`, which is `/proc/cpuinfo`. Without the file only the
     /// instruction set is known.
     pub fn read(cpuinfo: &Path) -> ProcessorFacts {
-        let mut text = Vec::new();
-        if let Ok(file) = File::open(cpuinfo) {
-            // After an error the text that was read still counts.
-            let _ = file.take(READ_BYTES).read_to_end(&mut text);
-        }
+        let text = file::read_start(cpuinfo, READ_BYTES).unwrap_or_default();
         let arch = match std::env::consts::ARCH {
             "aarch64" => "arm64",
             "powerpc64" => "ppc64",

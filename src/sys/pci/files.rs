@@ -1,10 +1,9 @@
 //! Access to the files of a directory that looks like /sys.
 
 use super::{MAX_FILE_BYTES, MAX_LEVELS};
+use crate::sys::file;
 use std::collections::HashSet;
-use std::fs::{self, File, OpenOptions};
-use std::io::Read;
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Largest number of symbolic links in the resolution of one path, as in Linux.
@@ -50,34 +49,15 @@ impl PciFiles for SysDirectory {
 
     fn names(&self, directory: &str, most: usize) -> Option<Vec<String>> {
         let entries = fs::read_dir(self.root.join(directory)).ok()?;
-        // A name that is no text names no device.
-        let names = entries
-            .take(most)
-            .filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+        let names = entries.take(most).filter_map(Result::ok);
+        // A name that is no text names no device, but it counts.
+        let names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
         Some(names.collect())
     }
 
-    fn content(&self, file: &str) -> Option<Vec<u8>> {
-        // A FIFO without a writer would block `open` but for O_NONBLOCK.
-        let flags = libc::O_NONBLOCK | libc::O_NOFOLLOW | libc::O_NOCTTY;
-        let file = OpenOptions::new()
-            .read(true)
-            .custom_flags(flags)
-            .open(self.root.join(file))
-            .ok()?;
-        if !file.metadata().ok()?.is_file() {
-            return None;
-        }
-        read_bounded(file)
+    fn content(&self, path: &str) -> Option<Vec<u8>> {
+        file::read_without_link(&self.root.join(path), MAX_FILE_BYTES).ok()
     }
-}
-
-/// Returns the content of `file`; `None` if it cannot be read or exceeds the limit.
-fn read_bounded(file: File) -> Option<Vec<u8>> {
-    let mut content = Vec::new();
-    let most = MAX_FILE_BYTES as u64 + 1;
-    file.take(most).read_to_end(&mut content).ok()?;
-    (content.len() <= MAX_FILE_BYTES).then_some(content)
 }
 
 /// Follows symbolic links inside the root.
