@@ -10,7 +10,7 @@ use crate::topology::{MachineGraph, Paths, PeerAccess, detect_in, read_xml, writ
 use std::collections::BTreeSet;
 
 /// Inputs of each reader in the usual test.
-const CASES: u64 = 100_000;
+const CASES: u64 = 10_000;
 
 /// Inputs of each reader in the long test.
 const LONG_CASES: u64 = 10_000_000;
