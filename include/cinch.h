@@ -19,11 +19,11 @@
  *
  * Input and output must not overlap, except in place where the function allows it.
  *
- * Threads: any thread may call any function. Calls on one communicator run one after the other, and
- * all its ranks must make them in the same order, and small sums in the same groups (see
- * cinch_group_start). Groups and cinch_last_error() are per thread. Signal handlers must not call any
- * function. A forked child must not use a communicator of its parent: it gets
- * CINCH_ERROR_INVALID_USAGE.
+ * Threads: any thread may call any function. Calls on one communicator run one after the other. All
+ * its ranks must make them in the same order, and must group small all_reduces alike, because a group
+ * fuses these calls (see cinch_group_start). Groups and cinch_last_error() are per thread. Signal
+ * handlers must not call any function. A forked child must not use a communicator of its parent: it
+ * gets CINCH_ERROR_INVALID_USAGE.
  *
  * Generated from src/capi by cbindgen; do not edit.
  */
@@ -81,7 +81,7 @@
 #define CINCH_EXACT_REASONS 16
 
 /**
- * Index: no codec was set, or only one inside hosts while the algorithm has a single level.
+ * Index: no codec was set, or only one inside hosts while the algorithm treats all ranks alike.
  */
 #define CINCH_EXACT_NOT_ASKED 0
 
@@ -514,9 +514,10 @@ typedef struct {
      */
     uint32_t version;
     /**
-     * Codec of calls that name none and that it can carry, as in `CINCH_CODEC`: `linear8:block=128`;
-     * by level `intra=raw,inter=dynamic8`. `auto:linear8` measures costs when the communicator is
-     * created, and uses the codec where the cost model predicts a gain.
+     * Codec of calls that name no codec and that this codec can carry, as in `CINCH_CODEC`:
+     * `linear8:block=128`, or `intra=raw,inter=dynamic8` for codecs inside and between hosts.
+     * `auto:linear8` measures costs when the communicator is created, and uses the codec where the
+     * cost model predicts a gain.
      */
     const char *codec;
     /**
@@ -712,7 +713,7 @@ typedef struct {
      */
     uint32_t version;
     /**
-     * Communicator.
+     * Communicator on which the call runs.
      */
     cinch_comm_t *comm;
     /**
@@ -728,7 +729,7 @@ typedef struct {
      */
     size_t count;
     /**
-     * Collective.
+     * Collective that the call runs, such as `CINCH_ALL_REDUCE`.
      */
     cinch_collective_t collective;
     /**
@@ -1240,7 +1241,7 @@ cinch_result_t cinch_wire_bytes(const char *codec,
                                 size_t *bytes);
 
 /**
- * Stores the number of elements of an encoded array in `*count`, for the published layout.
+ * Stores in `*count` the number of elements of an array that is encoded in `CINCH_LAYOUT_PUBLISHED`.
  *
  * The array is all of the `wire_bytes` bytes at `wire`, in host memory. The chunk layout does not
  * contain its number of elements, so it is an error.
@@ -1279,10 +1280,10 @@ cinch_result_t cinch_encode(const char *codec,
  * Decodes the first `count` elements of the `wire_bytes` bytes at `wire` into `dst`, as type f32, f16
  * or bf16.
  *
- * A published layout must hold exactly `count` elements. `wire` and `dst` must not overlap. `dst` is
- * written on success only. Both are in host memory or in memory of one GPU; see `cinch_encode`. The
- * call does not read the header of a message in GPU memory: if its number of elements is not `count`,
- * the elements become NaN.
+ * Data in `CINCH_LAYOUT_PUBLISHED` must hold exactly `count` elements. `wire` and `dst` must not
+ * overlap. Both are in host memory or in memory of one GPU; see `cinch_encode`. `dst` is written on
+ * success only. In GPU memory, a CompLL header with another number of elements is no error: all
+ * decoded elements are then NaN.
  */
 cinch_result_t cinch_decode(const char *codec,
                             cinch_layout_t layout,

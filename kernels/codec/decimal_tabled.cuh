@@ -1,13 +1,13 @@
-// static8 and mantissa8 by tables in shared memory: the codes and values of decimal.cuh, to the
-// bit. The tables depend on the parameters, so a kernel may use one codec with one set of
-// parameters, and calls prepare(params, threads).
+// static8 and mantissa8, encoded and decoded with tables in shared memory. Codes and values equal
+// those of decimal.cuh to the bit. The tables depend on the parameters. So a kernel may use only
+// one of these codecs, with one set of parameters, and must call prepare(params, threads) first.
 //
 // Encoding: a power of two, exact, brings the largest magnitude of the codec below 1; larger
 // elements saturate. The numbers from 0 to 1 are cut at fp32 bit patterns into 16 buckets an
-// octave, so that a bucket has at most one boundary between codes. The sum of 32 times the pattern
-// and the bucket's word has the code in its top byte: above the boundary the low parts carry. An
-// element costs one load and one addition.
-// Decoding: a table of the values of the 256 codes.
+// octave, so that a bucket has at most one boundary between codes. The top byte of `32 * pattern +
+// word of the bucket` is the code. If the pattern is above the boundary, the low bits of both terms
+// carry into the top byte, which increases the code by one. An element costs one load and one
+// addition. Decoding: a table of the values of the 256 codes.
 //
 // benches/FIGURES.md, "Choices in the kernels", has the instructions for each element.
 #pragma once

@@ -77,10 +77,11 @@ impl NewComm {
     }
 }
 
-/// Runs jobs. Jobs of different parents run concurrently.
+/// Creates the communicators of `jobs`. Jobs whose parent communicators differ run concurrently.
 ///
 /// # Errors
-/// The first failure, with which all jobs fail; invalid argument if only some are blocking.
+/// If a job fails, all jobs fail with the first error. Invalid argument if the jobs mix blocking and
+/// non-blocking communicators.
 pub(crate) fn run(jobs: Vec<ConnectJob>) -> Result<CallProgress> {
     let devices: HashSet<DeviceChoice> = jobs.iter().filter_map(ConnectJob::device).collect();
     deferred_free::reap_devices(&Vec::from_iter(devices));

@@ -66,8 +66,9 @@ export! {
 
 export! {
     /// Destroys the handle without waiting for other ranks. Waiting calls and kernels end, and the
-    /// communicator then fails on the other ranks as well. If nothing runs, this rank closes in order, as
-    /// others may still read data that it sent. NULL is ignored.
+    /// communicator then fails on the other ranks as well. A communicator of host memory without a running
+    /// call shuts down cleanly instead, because other ranks may still be reading data that this rank sent.
+    /// NULL is ignored.
     fn ncclCommAbort | pncclCommAbort(comm: ncclComm_t) {
         if comm.is_null() {
             return Ok(CallProgress::Done);

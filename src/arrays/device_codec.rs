@@ -140,8 +140,8 @@ impl DeviceCodec {
     }
 
     /// Queues the encoding of `elements` into the first [`DeviceCodec::bytes`] bytes of `wire`, given by its
-    /// address and its size. The chunk layout needs an alignment of 16 bytes; published layouts need none.
-    /// See [`StandAlone::encode`] for `draw`.
+    /// address and its size. [`Layout::Chunk`] needs an alignment of 16 bytes; [`Layout::Published`] needs
+    /// none. See [`StandAlone::encode`] for `draw`.
     ///
     /// # Errors
     /// Invalid argument if `wire` is too small, an address is misaligned, or the ranges overlap; unsupported
@@ -196,8 +196,8 @@ impl DeviceCodec {
     }
 
     /// Queues the decoding of `elements` from the first [`DeviceCodec::bytes`] bytes of `wire`. The call does
-    /// not wait to check the header of a published layout. If the header has another count or width, all
-    /// elements become NaN.
+    /// not wait to check the header of a CompLL message ([`Layout::Published`]). If the header has another
+    /// count or width, all elements become NaN.
     ///
     /// # Errors
     /// See [`DeviceCodec::encode`].

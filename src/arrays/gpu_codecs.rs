@@ -78,8 +78,8 @@ impl GpuCodecs {
     }
 
     /// Queues the decoding of `elements` on `stream` from `wire`, given by its address and its size. The call
-    /// does not wait to check the header of a published layout. If the header has another count or width, all
-    /// elements become NaN.
+    /// does not wait to check the header of a CompLL message ([`Layout::Published`]). If the header has
+    /// another count or width, all elements become NaN.
     ///
     /// # Errors
     /// See [`GpuCodecs::encode`].

@@ -1,5 +1,5 @@
-//! Whole arrays without a communicator: published layouts, encoding and decoding on a GPU, and packed copies
-//! between host and GPU.
+//! Whole arrays without a communicator: encoding and decoding on host and GPU, and encoded copies between
+//! host and GPU. [`Layout`] selects the chunk layout or the layout of the system that introduced the format.
 
 mod device_codec;
 mod format;

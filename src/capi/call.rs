@@ -25,7 +25,7 @@ pub struct cinch_call_t {
     pub magic: u32,
     /// Version of the program's header. Set by `cinch_call_default`.
     pub version: u32,
-    /// Communicator.
+    /// Communicator on which the call runs.
     pub comm: *mut cinch_comm_t,
     /// Input; see the collective's own function.
     pub sendbuf: *const c_void,
@@ -33,7 +33,7 @@ pub struct cinch_call_t {
     pub recvbuf: *mut c_void,
     /// Number of elements; see the collective's own function.
     pub count: usize,
-    /// Collective.
+    /// Collective that the call runs, such as `CINCH_ALL_REDUCE`.
     pub collective: collective_number,
     /// Element type.
     pub dtype: dtype_number,

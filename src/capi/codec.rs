@@ -48,7 +48,7 @@ pub unsafe extern "C" fn cinch_wire_bytes(
     })
 }
 
-/// Stores the number of elements of an encoded array in `*count`, for the published layout.
+/// Stores in `*count` the number of elements of an array that is encoded in `CINCH_LAYOUT_PUBLISHED`.
 ///
 /// The array is all of the `wire_bytes` bytes at `wire`, in host memory. The chunk layout does not
 /// contain its number of elements, so it is an error.
@@ -135,10 +135,10 @@ pub unsafe extern "C" fn cinch_encode(
 /// Decodes the first `count` elements of the `wire_bytes` bytes at `wire` into `dst`, as type f32, f16
 /// or bf16.
 ///
-/// A published layout must hold exactly `count` elements. `wire` and `dst` must not overlap. `dst` is
-/// written on success only. Both are in host memory or in memory of one GPU; see `cinch_encode`. The
-/// call does not read the header of a message in GPU memory: if its number of elements is not `count`,
-/// the elements become NaN.
+/// Data in `CINCH_LAYOUT_PUBLISHED` must hold exactly `count` elements. `wire` and `dst` must not
+/// overlap. Both are in host memory or in memory of one GPU; see `cinch_encode`. `dst` is written on
+/// success only. In GPU memory, a CompLL header with another number of elements is no error: all
+/// decoded elements are then NaN.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cinch_decode(
     codec: *const c_char,

@@ -21,9 +21,10 @@ pub struct cinch_config_t {
     pub magic: u32,
     /// Version of the program's header. Set by `cinch_config_default`.
     pub version: u32,
-    /// Codec of calls that name none and that it can carry, as in `CINCH_CODEC`: `linear8:block=128`;
-    /// by level `intra=raw,inter=dynamic8`. `auto:linear8` measures costs when the communicator is
-    /// created, and uses the codec where the cost model predicts a gain.
+    /// Codec of calls that name no codec and that this codec can carry, as in `CINCH_CODEC`:
+    /// `linear8:block=128`, or `intra=raw,inter=dynamic8` for codecs inside and between hosts.
+    /// `auto:linear8` measures costs when the communicator is created, and uses the codec where the
+    /// cost model predicts a gain.
     pub codec: *const c_char,
     /// Network interface for TCP, as in `CINCH_SOCKET_IFNAME`.
     pub network_interface: *const c_char,

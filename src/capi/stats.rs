@@ -7,7 +7,7 @@ use crate::comm::{CodecStats, RawReason};
 
 /// Length of `cinch_comm_stats_t.exact_calls`, which counts calls without compression by reason.
 pub const CINCH_EXACT_REASONS: usize = 16;
-/// Index: no codec was set, or only one inside hosts while the algorithm has a single level.
+/// Index: no codec was set, or only one inside hosts while the algorithm treats all ranks alike.
 pub const CINCH_EXACT_NOT_ASKED: usize = 0;
 /// Index: compression is off for the process or the communicator.
 pub const CINCH_EXACT_OFF: usize = 1;

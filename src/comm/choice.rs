@@ -10,8 +10,8 @@ use crate::types::{CodecSetting, CodecSpec, Extent, ResolvedCall};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum RawReason {
-    /// Neither a setting nor the call names a codec, or the codec is for a level that the algorithm
-    /// lacks.
+    /// Neither a setting nor the call names a codec. Or a codec is set only inside hosts, and the algorithm
+    /// treats all ranks alike.
     NotAsked,
     /// The process or a rule has turned compression off.
     Off,
@@ -86,7 +86,8 @@ impl CodecDecision {
 /// error of an earlier sample exceeded the bound.
 ///
 /// # Errors
-/// Invalid argument if the call names a codec that may not carry it, or codecs by level.
+/// Invalid argument if the call names a codec that cannot carry the call, or different codecs inside and
+/// between hosts.
 pub(super) fn choose(
     policy: &CodecPolicy,
     call: &Call,

@@ -43,8 +43,8 @@ pub(super) fn measure(
     Ok(())
 }
 
-/// Measures a message to the partner. Returns zero on the second rank of a pair and on a rank without
-/// a partner: the largest cost of all ranks counts.
+/// Measures the time of messages to the partner of this rank. Returns zero on the second rank of a pair and
+/// on a rank without a partner, because the largest cost of all ranks counts.
 fn link(exchange: &OutOfBandRef, engine: &mut HostEngine) -> Result<Affine> {
     let rank = exchange.rank();
     let Some((first, second)) = pairs(exchange.peers())

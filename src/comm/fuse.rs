@@ -1,18 +1,18 @@
 //! Fuses small all_reduces of a group into one call. Short messages cost the same whatever their
 //! size, so fused tensors pay that cost once.
 //!
-//! All ranks make the same choice. It depends on collective, type, operator, codec, algorithm and
-//! count, in the order of the calls. Pre-multiplied sums are not fused, because each rank has its
-//! own factor. Calls that keep scales or residuals for their tensor are not fused either.
+//! All ranks make the same choice. The choice depends on collective, type, operator, codec, algorithm and
+//! count, in the order of the calls. Pre-multiplied sums are not fused, because each rank has its own factor.
+//! Calls that keep scales or residuals for their tensor are not fused either.
 //!
-//! A fused call reads the inputs of its members when it starts, and writes their outputs when it
-//! ends. So members must not depend on each other; calls before and after the fused call may depend
-//! on them.
+//! A fused call reads the inputs of its members when it starts, and writes their outputs when it ends. So
+//! members must not depend on each other. Members may depend on calls before the fused call, and calls after
+//! it may depend on members.
 //!
-//! Each tensor begins at a multiple of the granule of the codecs of both levels. The gap before the
-//! next tensor is filled with copies of the last element. So no block has elements of two tensors,
-//! and no block gets another minimum or maximum. A codec that depends on more than these fuses only
-//! tensors of whole blocks.
+//! Each tensor begins at a multiple of the granules of the codecs inside and between hosts. Copies of the
+//! last element fill the space before the next tensor. So no block has elements of two tensors, and no block
+//! gets another minimum or maximum. If a codec depends on more than minimum and maximum, only tensors of
+//! whole blocks are fused.
 //!
 //! The sum is formed as for any call of the total length. Exact arithmetic gives the bits of
 //! separate calls. Other arithmetic may differ in the last bits. The owner of an element, which
@@ -50,7 +50,7 @@ pub(super) struct FusedCall {
     inputs: Vec<EncodeStats>,
 }
 
-/// Rules for fused tensors, by the codecs of both levels.
+/// Rules for fused tensors, which follow from the codecs inside and between hosts.
 #[derive(Clone, Copy, Debug)]
 struct FusionRules {
     /// Tensors begin at multiples of this many elements.
@@ -71,7 +71,8 @@ impl FusionRules {
             has_blocks: false,
             largest: None,
         };
-        // Planning selects the algorithm by the padded length, so either level's codec may run.
+        // Planning selects the algorithm by the padded length, so the codec inside hosts or between hosts may
+        // run.
         for spec in [codec.inter, codec.intra] {
             let Some(codec) = codec::build(spec, Isa::Scalar)? else {
                 continue;

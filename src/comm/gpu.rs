@@ -278,7 +278,8 @@ fn resident(
     }
 }
 
-/// Refuses a codec by level on several hosts, because a kernel has one codec for all of a call.
+/// Refuses different codecs inside and between hosts if there are several hosts, because a kernel has one
+/// codec for the whole call.
 fn refuse_codec_by_level(hosts: &Groups, policy: &CodecPolicy) -> Result<()> {
     if hosts.count() == 1 || !policy.codec.is_by_level() {
         return Ok(());

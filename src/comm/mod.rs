@@ -47,9 +47,9 @@ use std::time::Duration;
 
 /// A group of ranks that call collectives together.
 ///
-/// Calls block until their buffers may be used again. Threads may share a communicator; its calls run
-/// one after the other. All ranks must make calls in the same order, and small sums in the same groups
-/// ([`Group::run`]).
+/// Calls block until their buffers may be used again. Threads may share a communicator; its calls run one
+/// after the other. All ranks must make collective calls in the same order. All ranks must also group small
+/// all_reduces alike, because a group fuses them ([`Group::run`]).
 ///
 /// A drop announces that this rank leaves. Peers that wait for this rank's part of a call get an
 /// error; other peers are not disturbed.

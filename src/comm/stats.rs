@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 /// is recorded; replays of its graph do not count.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct CodecStats {
-    /// Number of calls with a codec on either level.
+    /// Number of calls with a codec inside hosts, between hosts, or both.
     pub coded_calls: u64,
     /// Number of calls without a codec for each reason, in the order of [`RawReason::ALL`].
     pub exact_calls: [u64; RawReason::ALL.len()],
@@ -75,8 +75,8 @@ impl CommCounters {
             (None, true) => None,
             (Some(why), _) => Some(why),
             (None, false) if decision.codec.auto => Some(RawReason::Costs),
-            // The codec is for contributions inside hosts, but the algorithm has one level and
-            // encodes nothing.
+            // The codec is for contributions inside hosts, but the algorithm treats all ranks alike and uses
+            // only the codec between hosts.
             (None, false) => Some(RawReason::NotAsked),
         };
         self.change(|stats| {
@@ -124,7 +124,7 @@ mod tests {
             let codec = setting(asked);
             counters.count_call(&CodecDecision { codec, raw_reason }, &report);
         };
-        // A call counts as coded if either level has a codec.
+        // A call counts as coded if there is a codec inside hosts or between hosts.
         ran("linear8", None, report("linear8", 260_000, 1_024_000));
         let inside = "intra=linear8,inter=raw";
         ran(inside, None, report(inside, 260_000, 512_000));
@@ -132,8 +132,8 @@ mod tests {
         ran(between, None, report(between, 2_000, 4_000));
         ran("raw", Some(RawReason::Small), report("raw", 100, 100));
         ran("raw", Some(RawReason::DType), report("raw", 10, 10));
-        // These calls run without a codec: the cost model rejects it, or the algorithm lacks the
-        // level of the codec.
+        // The next calls run without a codec. The cost model rejects the first codec. The second codec is
+        // only for messages inside hosts, and the algorithm treats all ranks alike.
         ran("auto:linear8", None, report("raw", 0, 0));
         ran(inside, None, report("raw", 0, 0));
         let stats = counters.change(|stats| *stats);

@@ -13,8 +13,8 @@ use crate::types::{Algorithm, CodecSetting, TransportKind};
 /// The report of a call that ran: codec, algorithm, channels and bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Report {
-    /// The codecs that ran. Both levels have equal codecs, except in hierarchical calls with a
-    /// codec setting for each level.
+    /// The codecs that ran inside and between hosts. Both are equal, except in hierarchical calls whose
+    /// setting names two codecs.
     pub codec: CodecSetting,
     /// The algorithm that ran.
     pub algorithm: Algorithm,

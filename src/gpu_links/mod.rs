@@ -101,9 +101,9 @@ impl GpuLinks {
     }
 
     /// Returns the device addresses of the call counters of fused kernels, initially zero. Kernels that send
-    /// packets and kernels that send lines have two 64-bit words each. The counters are separate, because
-    /// each kind of kernel refreshes its own area once in a number of its own calls (`REFRESH_PERIOD` of the
-    /// kernels).
+    /// ll packets and kernels that send ll128 lines have two 64-bit words each. The counters are separate,
+    /// because each kind of kernel refreshes its own area once in a number of its own calls (`REFRESH_PERIOD`
+    /// of the kernels).
     pub fn epochs(&self) -> [u64; 2] {
         let first = self.private.address() + CURSORS_BYTES as u64;
         [first, first + 16]

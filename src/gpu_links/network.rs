@@ -61,8 +61,7 @@ pub(super) fn layout(hosts: &Groups, config: &Config) -> Result<PeerBufferLayout
     let least = (0..hosts.count()).map(ranks).min().unwrap_or(nranks);
     let (same_host, other_hosts) = (least.saturating_sub(1), nranks - least);
     let channels = config.gpu_channels_for(hosts.count());
-    // Proxies carry messages in slots only, so no call of a communicator on several hosts uses
-    // lines.
+    // Proxies carry messages in slots only, so no call of a communicator on several hosts uses ll128 lines.
     PeerBufferLayout::within(nranks, config.buffer_bytes, channels, false, |shape| {
         same_host * shape.bytes() + other_hosts * network_bytes(shape) + PRIVATE_BYTES
     })

@@ -12,19 +12,19 @@ use std::fmt;
 pub enum LinkClass {
     /// Both ranks use one GPU, so there is no link.
     SameDevice = 0,
-    /// A link with native atomics, as NVLink has them. A line of 128 bytes arrives as a whole.
+    /// A link with native atomics, such as NVLink. An ll128 line of 128 bytes arrives as a whole.
     NvLink = 1,
-    /// PCIe, or unknown because this process does not see the other GPU. A line of 128 bytes may
-    /// arrive in pieces.
+    /// PCIe, or a link that is unknown because this process does not see the other GPU. An ll128 line of 128
+    /// bytes may arrive in pieces.
     Pcie = 2,
     /// Pinned host memory, used instead of a link between the GPUs.
     Host = 3,
 }
 
-/// Compute capabilities of GPUs that keep lines whole: another GPU sees the 128 bytes that a warp stores
-/// together at once. No document promises this. The tests of this project cover capability 9.0. For all
-/// three, NCCL 2.28 selects LL128 by default (`src/graph/tuning.cc`). On other GPUs stale words could pass
-/// for a message.
+/// Compute capabilities of GPUs that keep ll128 lines whole: another GPU sees the 128 bytes that a warp
+/// stores together at once. No document promises this. The tests of this project cover capability 9.0. For
+/// all three, NCCL 2.28 selects LL128 by default (`src/graph/tuning.cc`). On other GPUs stale words could
+/// pass for a message.
 pub const GPUS_THAT_KEEP_LINES_WHOLE: [(u32, u32); 3] = [(8, 0), (9, 0), (10, 0)];
 
 impl LinkClass {
@@ -45,8 +45,8 @@ impl LinkClass {
         }
     }
 
-    /// Returns whether the link keeps lines whole between GPUs of `GPUS_THAT_KEEP_LINES_WHOLE`. The ll128
-    /// protocol needs whole lines.
+    /// Returns whether the link keeps ll128 lines whole between GPUs of `GPUS_THAT_KEEP_LINES_WHOLE`. The
+    /// ll128 protocol relies on whole lines.
     pub fn keeps_lines_whole(self) -> bool {
         self <= LinkClass::NvLink
     }

@@ -1,4 +1,4 @@
-//! Time of the fullest link of the machine's topology.
+//! Time that the fullest link of the machine's topology needs for the messages of a call.
 
 use super::Geometry;
 use super::limits::Limits;
@@ -7,8 +7,8 @@ use crate::schedule::{Groups, SchedulePattern};
 use crate::types::Level;
 use std::collections::BTreeMap;
 
-/// Returns the seconds that the fullest link or pool between ranks takes for a call, whose messages have
-/// `wire_bytes` at each [`Level`]; 0 if the topology is unknown.
+/// Returns the seconds that the fullest link or pool between ranks needs for the messages of a call. A
+/// message has `wire_bytes` bytes, by [`Level`]. Returns 0 if the topology is unknown.
 pub(super) fn link_seconds(
     limits: &Limits,
     pattern: &SchedulePattern,

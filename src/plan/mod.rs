@@ -74,7 +74,8 @@ pub struct Plan {
     pub codec: Option<Arc<dyn Codec>>,
     /// The codec of messages for [`Level::Intra`]; `None` if they are raw.
     pub intra: Option<Arc<dyn Codec>>,
-    /// Specifications of the codecs of both levels. They are equal unless the schedule is hierarchical.
+    /// Specifications of the codecs inside and between hosts. Both are equal unless the schedule is
+    /// hierarchical.
     pub specs: CodecSetting,
     /// Number of elements of the message, or of one rank's block.
     pub count: usize,
@@ -444,7 +445,7 @@ impl Planner {
         Ok(self.best(request)?.0.seconds)
     }
 
-    /// Builds the codecs of both levels.
+    /// Builds the codecs inside and between hosts.
     fn codecs(&self, request: &Request) -> Result<BuiltCodecs> {
         let inter = codec::build(request.codec.inter, self.isa)?;
         let intra = match request.codec.intra == request.codec.inter {

@@ -134,7 +134,7 @@ fn cheapest_cut(
     (algorithm, between): (Algorithm, Algorithm),
 ) -> Result<Candidate> {
     let two_levels = algorithm == Algorithm::Hierarchical;
-    // A schedule with one level encodes all messages with the codec for [`Level::Inter`].
+    // A schedule that treats all ranks alike encodes all messages with the codec for [`Level::Inter`].
     let one = Request {
         codec: CodecSetting {
             intra: request.codec.inter,

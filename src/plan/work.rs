@@ -17,11 +17,12 @@ pub struct CandidateWork {
     pub slots: usize,
     /// Elements of a full chunk.
     pub chunk: usize,
-    /// Bytes of an element.
+    /// Size of an element in bytes.
     pub element_bytes: usize,
     /// Wire bytes of a full chunk at each [`Level`](crate::types::Level).
     pub wire_bytes: [usize; 2],
-    /// The codec of messages at each level.
+    /// The codecs of messages inside and between hosts, in the order of
+    /// [`Level`](crate::types::Level).
     pub codecs: [CodecKind; 2],
     /// Number of messages that the ranks of one host send to other hosts in a pass.
     pub leaving: usize,

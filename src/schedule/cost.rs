@@ -100,8 +100,8 @@ pub fn cost_counts(schedule: &Schedule, groups: &Groups) -> CostCounts {
     counts
 }
 
-/// Length of the longest chain of messages from the input to the last output of a pass. Each message waits
-/// for the message before it.
+/// Length of the longest chain of dependent messages from the input to the last output of a pass. Each
+/// message of the chain waits for the message before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Hops {
     /// Number of the chain's messages between ranks of one group.
@@ -119,8 +119,8 @@ impl Hops {
 }
 
 impl SchedulePattern {
-    /// Returns the longest chain of messages. [`super::algorithms`] lists the valid combinations of
-    /// collective and algorithm.
+    /// Returns the length of the longest chain of dependent messages. [`super::algorithms`] lists the valid
+    /// combinations of collective and algorithm.
     pub fn hops(&self) -> Hops {
         match self.nranks {
             0 | 1 => Hops::default(),

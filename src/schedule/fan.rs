@@ -37,9 +37,9 @@ pub(super) fn sum_in_rank_order(
     sum(at, &[(at.takes, &others)], (own, rank), to)
 }
 
-/// Returns steps that sum the messages of the ranks in each of `groups`, in this order; a group's messages
-/// are encoded for its level. The rank's own contribution follows `before` terms of the first group. The sum
-/// is sent to `to`.
+/// Returns steps that sum the messages of the ranks in each of `groups`, in this order. Messages of a group
+/// are encoded by the codec for the group's [`Level`]. The rank's own contribution follows `before` terms of
+/// the first group. The sum is sent to `to`.
 pub(super) fn sum(
     at: Step,
     groups: &[(Level, &[usize])],

@@ -19,7 +19,7 @@ pub(super) struct Generator {
     pub slots: fn(&SchedulePattern) -> usize,
     /// Returns the number of stages of a pass.
     pub stages: fn(&SchedulePattern) -> usize,
-    /// Returns the longest chain of messages that wait for one another in a pass.
+    /// Returns the length of the longest chain of dependent messages in a pass.
     pub hops: fn(&SchedulePattern) -> Hops,
     /// Returns the steps of a rank in one pass, in order of stage.
     pub steps: fn(&SchedulePattern, usize) -> Vec<Step>,

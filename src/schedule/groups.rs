@@ -1,4 +1,5 @@
-//! Maps ranks to groups, for schedules with two levels: the ranks of a host, or of a part of a host.
+//! Maps ranks to groups, for schedules that exchange data inside groups and between groups. A group is the
+//! ranks of a host, or of a part of a host.
 
 use crate::error::{Error, Result};
 use std::collections::HashMap;

@@ -1,9 +1,9 @@
 //! A time that no all_reduce can beat on a graph.
 //!
-//! For any partition of N GPUs into k groups, at least 2 (k-1) S bytes of a message of S bytes leave the
-//! groups: k-1 contributions to each part must meet, and the result must get back to as many groups. So the
-//! time is at least 2 (k-1) S over what can leave the groups at once, which is a maximum flow. Also S bytes
-//! must leave each set of GPUs for the others.
+//! Take any partition of N GPUs into k groups, and a message of S bytes. For each element, k-1 groups must
+//! send a contribution, and k-1 groups must receive the result. So at least 2 (k-1) S bytes leave groups. The
+//! time is at least this number divided by the bandwidth at which all groups together can send to other
+//! groups, a maximum flow. With two groups, each group must also send at least S bytes to the other.
 
 use super::flows::LinkTime;
 use super::graph::{BandwidthOrigin, LinkId, LinkKind, MachineGraph, NodeKind};
@@ -12,8 +12,9 @@ use super::paths::{PathType, Paths};
 /// Largest number of GPUs of which all partitions are compared.
 const ENUMERATED: usize = 8;
 
-/// Returns the bound. Beyond eight GPUs it compares `partitions`, their single groups and single GPUs only, which
-/// may be lower, but is still a bound.
+/// Returns a time that no all_reduce can beat. Beyond eight GPUs only some partitions are compared:
+/// `partitions`, each of their groups against all other GPUs, and single GPUs. This bound may be lower than
+/// the bound of all partitions, but still holds.
 pub fn bound(graph: &MachineGraph, paths: &Paths, partitions: &[Vec<Vec<usize>>]) -> LinkTime {
     let n = graph.gpus.len();
     if n < 2 {
@@ -63,9 +64,9 @@ fn every_partition(n: usize) -> Vec<Vec<Vec<usize>>> {
 /// its way down. Data turns from up to down at the nodes that paths allow.
 struct FlowNetwork<'a> {
     graph: &'a MachineGraph,
-    /// For each link, whether it counts.
+    /// For each link, whether the flow may use it.
     counts: Vec<bool>,
-    /// For each switch, whether some path between two GPUs turns there.
+    /// For each switch, whether some path between two GPUs goes up to this switch and down again.
     turns: Vec<bool>,
     /// GPUs below each node, as bits.
     below: Vec<u64>,
@@ -98,7 +99,7 @@ impl<'a> FlowNetwork<'a> {
                 .iter()
                 .any(|l| l.from == node && l.bandwidth.origin > BandwidthOrigin::Assumed)
         };
-        // A link of unknown speed counts only where a GPU has no other.
+        // A GPU's link of unknown speed is used only if the GPU has no link of known speed.
         let counts = graph.links.iter().map(|link| {
             let is_gpu = |node: usize| matches!(graph.nodes[node].kind, NodeKind::Gpu(_));
             let spare = |node: usize| is_gpu(node) && known(node);
@@ -113,7 +114,7 @@ impl<'a> FlowNetwork<'a> {
         }
     }
 
-    /// Returns the least time of any all_reduce over the groups.
+    /// Returns the bound that follows from the partition `groups`: no all_reduce takes less time.
     fn least(&self, groups: &[Vec<usize>]) -> LinkTime {
         let k = groups.len() as u64;
         let leaving = LinkTime::new(2 * (k - 1), 1, self.leaving(groups).max(1));
@@ -130,9 +131,9 @@ impl<'a> FlowNetwork<'a> {
         self.flow(groups, |_| true, |_| true)
     }
 
-    /// Returns the most MB/s that the groups for which `sends` holds can send to other groups for which
-    /// `receives` holds: what the links carry, and no more than a pool and the links beside it. Fans do not count,
-    /// because a schedule may avoid them.
+    /// Returns the most MB/s that groups for which `sends` holds can send to other groups for which
+    /// `receives` holds. The links limit this rate. Each pool limits it to the pool's bandwidth plus the flow
+    /// over links outside the pool. Fans do not limit it, because a schedule may avoid them.
     fn flow(
         &self,
         groups: &[Vec<usize>],
@@ -147,7 +148,8 @@ impl<'a> FlowNetwork<'a> {
         pools.fold(links, u64::min)
     }
 
-    /// Returns the MB/s as [`FlowNetwork::flow`] if the links `without` carried nothing.
+    /// Returns the MB/s as [`FlowNetwork::flow`], but without pools, and as if the links `without` carried
+    /// nothing.
     fn flow_without(
         &self,
         without: &[LinkId],
@@ -164,7 +166,8 @@ impl<'a> FlowNetwork<'a> {
         };
         let bits = |group: &Vec<usize>| group.iter().fold(0u64, |bits, gpu| bits | 1 << gpu);
         let sets: Vec<u64> = groups.iter().map(bits).collect();
-        // Data of one group does not turn where it could only get back to the group.
+        // Data does not turn from up to down at a node if all GPUs below the node belong to one group. There
+        // it could only get back to its own group.
         let mixed = |node: usize| {
             let below = self.below[node];
             below == 0 || sets.iter().all(|set| below & !set != 0)
@@ -223,7 +226,7 @@ impl<'a> FlowNetwork<'a> {
     }
 }
 
-/// Maximum flow by shortest augmenting paths.
+/// Maximum flow by shortest augmenting paths (Edmonds-Karp).
 struct MaxFlow {
     edges: Vec<(usize, u64)>,
     from: Vec<Vec<usize>>,

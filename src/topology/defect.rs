@@ -12,9 +12,9 @@ pub enum Defect {
     LinkToNowhere(BusId, BusId),
     /// Two GPUs list different numbers of links to each other. The larger number is used both ways.
     UnequalLinks(BusId, BusId, [u32; 2]),
-    /// Several bridges have one address. They are kept apart by their place in the tree.
+    /// Several bridges have one address. The bridges are kept apart by their places in the tree.
     RepeatedBridge(BusId, usize),
-    /// A device has no class. Its contents tell what it is.
+    /// A device has no class, so its contents (GPU, network devices, devices behind it) decide what it is.
     NoClass(BusId),
     /// A link's speed or width is missing, zero or unknown. The link counts as unknown.
     UnknownSpeed(BusId, String),

@@ -19,14 +19,14 @@ pub struct LinkTime {
 }
 
 impl LinkTime {
-    /// No time.
+    /// The time of a schedule that sends nothing.
     pub const ZERO: LinkTime = LinkTime {
         units: 0,
         whole: 1,
         mb_s: 1,
     };
 
-    /// Creates the time that a link of `mb_s` takes for `units / whole` of the message.
+    /// Creates the time that a link of `mb_s` MB/s needs for the fraction `units / whole` of the message.
     pub const fn new(units: u64, whole: u64, mb_s: u64) -> LinkTime {
         LinkTime { units, whole, mb_s }
     }
@@ -69,10 +69,10 @@ pub enum Bottleneck {
     Pool(usize),
 }
 
-/// Binary places of the parts of a unit in the time of a link that a fan slows down.
+/// Number of fraction bits with which units are counted on a link that a fan slows down.
 const FRACTION_BITS: u32 = 16;
 
-/// The loads of a graph's links under a schedule, as parts of the message.
+/// The loads of a graph's links under a schedule, in units. The message has `whole` units.
 #[derive(Clone, Debug)]
 pub struct Loads {
     units: Vec<u64>,
@@ -81,12 +81,12 @@ pub struct Loads {
     fans: FanFlows,
     /// Units that the current phase has added to each link; empty if the graph has no fans.
     phase: Vec<u64>,
-    /// Units that a link carries at the bandwidth of a fan: link, units, MB/s.
+    /// Loads of earlier phases that a fan slowed down: link, units, and MB/s of the fan's cap.
     capped: Vec<(LinkId, u64, u32)>,
 }
 
 impl Loads {
-    /// Creates loads of zero, in units of which the message has `whole`.
+    /// Creates loads of zero for a message of `whole` units.
     pub fn new(graph: &MachineGraph, whole: u64) -> Loads {
         let fans = FanFlows::new(&graph.fans);
         let phase = if fans.is_empty() {
@@ -126,7 +126,8 @@ impl Loads {
         }
     }
 
-    /// Ends a phase: messages that are added later are not sent at one time with earlier messages.
+    /// Ends a phase. Messages that are added later are not sent at the same time as the messages so far, so
+    /// fans count them separately.
     pub fn end_phase(&mut self) {
         if self.fans.is_empty() {
             return;
@@ -160,8 +161,8 @@ impl Loads {
         self.whole
     }
 
-    /// Returns the time of the fullest link or pool, and that limit; of equals the first. `None` if nothing is
-    /// sent.
+    /// Returns the longest time that a link or pool needs for its load, and this link or pool. If several
+    /// need equally long, returns the first. `None` if nothing is sent.
     pub fn fullest(&self, graph: &MachineGraph) -> Option<(LinkTime, Bottleneck)> {
         let capped = self.capped_with_phase();
         let links = (0..graph.links.len())
@@ -177,7 +178,7 @@ impl Loads {
             .reduce(|best, next| if next.0 > best.0 { next } else { best })
     }
 
-    /// Returns the time of a link, of which fans slow down the units of `capped`.
+    /// Returns the time that a link needs for its load. `capped` lists the units that fans slow down.
     fn link_time(
         &self,
         graph: &MachineGraph,
@@ -191,7 +192,7 @@ impl Loads {
         if slow.clone().count() == 0 {
             return LinkTime::new(self.units[link], self.whole, mb_s.into());
         }
-        // A unit at the bandwidth of a fan takes as long as `mb_s / cap` units at that of the link.
+        // A unit at the cap of a fan takes as long as `mb_s / cap` units at the bandwidth of the link.
         let longer = slow.fold(0u128, |sum, &(_, units, cap)| {
             let scaled = (u128::from(units) * u128::from(mb_s - cap)) << FRACTION_BITS;
             sum.saturating_add(scaled.div_ceil(cap.into()))
@@ -201,7 +202,7 @@ impl Loads {
         LinkTime::new(units, self.whole << FRACTION_BITS, mb_s.into())
     }
 
-    /// Returns the time of the fullest link or pool.
+    /// Returns the longest time that a link or pool needs for its load.
     pub fn time(&self, graph: &MachineGraph) -> LinkTime {
         self.fullest(graph).map_or(LinkTime::ZERO, |(time, _)| time)
     }
@@ -212,7 +213,8 @@ impl Loads {
         let mut loads = Loads::new(graph, n.max(1));
         for (at, &gpu) in order.iter().enumerate() {
             let next = order[(at + 1) % order.len()];
-            // Each way, an edge carries N-1 of N parts of a half twice: for partial sums and for results.
+            // In each direction, an edge carries N-1 of the N parts of half the message twice: as partial
+            // sums and as results.
             loads.send(paths, gpu, next, n - 1);
             loads.send(paths, next, gpu, n - 1);
         }

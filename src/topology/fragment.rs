@@ -1,7 +1,8 @@
 //! Fragments of a machine: the part that a rank knows best, and their fusion to one machine.
 //!
-//! Ranks of one host may see different parts of it, because containers hide devices. Each rank sends its GPU with the
-//! way to its socket. All ranks fuse the same fragments in the same order, so that all get the same machine.
+//! Ranks of one host may see different parts of it, because containers hide devices. Each rank sends its GPU,
+//! with the devices between the GPU and its socket. All ranks fuse the same fragments in the same order, so
+//! that all get the same machine.
 
 use super::BusId;
 use super::machine::{CpuSocket, Machine, PciDevice};
@@ -76,7 +77,7 @@ pub fn fuse(fragments: &[(String, Machine)]) -> Result<Machine> {
     Ok(machine)
 }
 
-/// Gives each GPU the index of its address as number, and no rank.
+/// Numbers each GPU by the index of its address in `addresses`, and removes its rank.
 fn number(device: &mut PciDevice, addresses: &[BusId]) {
     if let Some(gpu) = &mut device.gpu {
         gpu.dev = addresses.binary_search(&device.bus_id).unwrap_or(0) as u32;
@@ -91,9 +92,11 @@ fn number(device: &mut PciDevice, addresses: &[BusId]) {
 #[derive(Default)]
 struct Fusion<'a> {
     machine: Machine,
-    /// For each GPU the addresses of the devices that it is behind, and the rank that sent them.
+    /// For each GPU, the addresses of the devices between its socket and the GPU, and the rank that sent
+    /// these addresses.
     ways: HashMap<BusId, (Vec<BusId>, &'a str)>,
-    /// For each place, given by the addresses from the socket on, the rank that sent it first.
+    /// For each socket or device, the first rank that sent it. The key is the NUMA node, and the addresses
+    /// from the socket down to the device.
     senders: HashMap<(i32, Vec<BusId>), &'a str>,
 }
 
@@ -135,7 +138,8 @@ impl<'a> Fusion<'a> {
         Ok(())
     }
 
-    /// Adds `device` and all behind it to `devices`, which are at the place `above`.
+    /// Adds `device` and all devices behind it to `devices`. The addresses in `above` lead from the socket to
+    /// `devices`.
     fn device(
         &mut self,
         rank: &'a str,

@@ -27,10 +27,10 @@ pub enum NodeKind {
     Nic(usize),
 }
 
-/// A node.
+/// A node of the graph, with its name and its place in the PCIe tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GraphNode {
-    /// Kind.
+    /// GPU, switch, socket, link switch or network device.
     pub kind: NodeKind,
     /// PCI address, `socket 0`, `link switch`, or the name of a network device.
     pub name: String,
@@ -38,7 +38,7 @@ pub struct GraphNode {
     pub parent: Option<NodeId>,
 }
 
-/// Where a bandwidth comes from. A later origin replaces an earlier.
+/// Source of a bandwidth. A figure from a source later in this list replaces a figure from an earlier one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum BandwidthOrigin {
     /// Assumed, because the link's speed is unknown.
@@ -56,33 +56,33 @@ pub enum BandwidthOrigin {
 pub struct Bandwidth {
     /// MB/s (10^6 bytes per second); at least 1.
     pub mb_s: u32,
-    /// Where the figure comes from.
+    /// Source of the figure.
     pub origin: BandwidthOrigin,
 }
 
-/// Class of a link.
+/// Kind of connection that a link is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum LinkKind {
     /// NVLink or Infinity Fabric.
     NvLink,
-    /// PCIe.
+    /// A PCIe link to a switch or a socket.
     Pcie,
-    /// Between sockets.
+    /// A link between two sockets.
     Socket,
-    /// From a network device to the network.
+    /// A link that stands for the port of a network device.
     Network,
 }
 
 /// A link in one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GraphLink {
-    /// Sending end.
+    /// Node that sends over the link.
     pub from: NodeId,
-    /// Receiving end.
+    /// Node that receives over the link.
     pub to: NodeId,
-    /// Class.
+    /// NVLink, PCIe, or a link between sockets or to the network.
     pub class: LinkKind,
-    /// Bandwidth.
+    /// Bandwidth from `from` to `to`, and the origin of the figure.
     pub bandwidth: Bandwidth,
 }
 
@@ -91,11 +91,11 @@ pub struct GraphLink {
 pub struct GpuFacts {
     /// Its node.
     pub node: NodeId,
-    /// Address.
+    /// PCI address of the GPU.
     pub bus_id: BusId,
-    /// Number in the driver's management library.
+    /// Number of the GPU in the driver's management library, such as NVML.
     pub dev: u32,
-    /// Rank of the description; `None` if it has none.
+    /// Rank that the description gives to the GPU; `None` if it gives none.
     pub rank: Option<u32>,
     /// Whether the GPU is divided into slices (MIG), which have no peer access.
     pub mig: bool,
@@ -117,9 +117,9 @@ pub struct NicFacts {
 /// The graph of one machine. Links come in pairs: the reverse of link `2 k` is link `2 k + 1`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MachineGraph {
-    /// Nodes.
+    /// Nodes; a [`NodeId`] is an index in this list.
     pub nodes: Vec<GraphNode>,
-    /// Links.
+    /// Links; a [`LinkId`] is an index in this list.
     pub links: Vec<GraphLink>,
     /// GPUs in the order of their numbers (`dev`).
     pub gpus: Vec<GpuFacts>,
@@ -129,9 +129,9 @@ pub struct MachineGraph {
     pub pools: Vec<LinkPool>,
     /// Links that fall to a lower bandwidth when many GPUs send through them to many root ports, as measured.
     pub fans: Vec<FanCap>,
-    /// Version of the description, which selects the rule of peer access.
+    /// Format of the description (NCCL's or RCCL's), which selects the rule of peer access.
     pub version: XmlVersion,
-    /// Whether all processors are of this vendor and architecture; empty texts if they are unknown or differ.
+    /// Architecture and vendor of all processors; empty texts if unknown, or if processors differ.
     pub processor: [String; 2],
     /// Whether the NUMA node of some socket is unknown.
     pub has_unknown_socket: bool,
@@ -140,7 +140,8 @@ pub struct MachineGraph {
 }
 
 impl MachineGraph {
-    /// Builds the graph of `machine`. Never fails: what cannot be used is a defect.
+    /// Builds the graph of `machine`. Never fails: parts of the description that cannot be used become
+    /// defects.
     pub fn new(machine: &Machine) -> MachineGraph {
         let mut builder = Builder::default();
         builder.graph.version = machine.version;
@@ -162,7 +163,7 @@ impl MachineGraph {
         link ^ 1
     }
 
-    /// Returns the link from `from` to its parent, and the reverse link is the way down.
+    /// Returns the PCIe link from node `from` up to its parent; `None` if there is none.
     pub fn up(&self, from: NodeId) -> Option<LinkId> {
         let parent = self.nodes[from].parent?;
         (0..self.links.len()).find(|&link| {
@@ -176,7 +177,8 @@ impl MachineGraph {
         })
     }
 
-    /// Returns whether the link connects two switches beside the tree, such as the partitions of one chip.
+    /// Returns whether a PCIe link connects two nodes of which neither is the parent of the other, such as
+    /// two partitions of one switch chip.
     pub fn is_beside_tree(&self, link: LinkId) -> bool {
         let GraphLink {
             from, to, class, ..
@@ -200,7 +202,7 @@ impl MachineGraph {
     }
 }
 
-/// A GPU's links while the graph is built.
+/// A GPU whose NVLinks are connected after all nodes have been added.
 struct PendingGpu<'a> {
     node: NodeId,
     bus_id: BusId,
@@ -256,7 +258,7 @@ impl<'a> Builder<'a> {
             (Some(_), ..) => NodeKind::Gpu(0),
             (None, Some(_), _) => return self.nics(device, parent),
             (None, None, Some(_)) => NodeKind::Switch,
-            // Other devices, and bridges with nothing behind them, move no data of ours.
+            // Other devices, and bridges with nothing behind them, carry no data of collectives.
             (None, None, None) => return,
         };
         let node = self.node(kind, device.bus_id.to_string(), Some(parent));
@@ -280,7 +282,7 @@ impl<'a> Builder<'a> {
             });
         }
         for child in &device.devices {
-            // A switch with two levels of one device model is one switch.
+            // A switch that shows two levels of bridges becomes a single node.
             if is_one_switch(device, child) {
                 for grandchild in &child.devices {
                     self.device(grandchild, node, socket);
@@ -342,7 +344,7 @@ impl<'a> Builder<'a> {
             }
         };
         self.graph.defects.push(defect);
-        // A way out is at least as fast as the fastest device behind it.
+        // The link is assumed to be as fast as the fastest device behind it.
         let mb_s = fastest.unwrap_or(speed::ASSUMED_PCIE);
         Bandwidth {
             mb_s,
@@ -350,7 +352,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Connects each socket with each other.
+    /// Connects each pair of sockets.
     fn connect_sockets(&mut self, machine: &Machine, sockets: &[NodeId]) {
         for (a, &from) in sockets.iter().enumerate() {
             for (b, &to) in sockets.iter().enumerate().skip(a + 1) {
@@ -370,8 +372,8 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Connects GPUs by the links that they list. A pair of GPUs lists its links on both sides; each pair is
-    /// connected once.
+    /// Connects GPUs by the links that they list. Both GPUs of a pair list their common links, but each pair
+    /// is connected once.
     fn connect_gpus(&mut self) {
         let gpus = std::mem::take(&mut self.gpus);
         let by_bus_id: HashMap<BusId, usize> = gpus
@@ -379,7 +381,7 @@ impl<'a> Builder<'a> {
             .enumerate()
             .map(|(at, gpu)| (gpu.bus_id, at))
             .collect();
-        // Links of each ordered pair of GPUs: number and MB/s.
+        // For each ordered pair of GPUs, the number of links that the first GPU lists, and their total MB/s.
         let mut pairs: HashMap<(usize, usize), (u32, u32)> = HashMap::new();
         let mut switch = None;
         for (at, pending) in gpus.iter().enumerate() {
@@ -450,8 +452,8 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Connects a GPU with the link switch, or adds to the link that is there: files list each switch of a
-    /// machine separately.
+    /// Connects a GPU with the link switch, or adds `bandwidth` to their existing link. Files list the links
+    /// to each switch of a machine separately, but the graph has a single link switch.
     fn connect_or_widen(&mut self, gpu: NodeId, switch: NodeId, bandwidth: Bandwidth) {
         let between = |link: &GraphLink| {
             (link.from, link.to) == (gpu, switch) || (link.to, link.from) == (gpu, switch)

@@ -1,4 +1,5 @@
-//! Groups: GPUs behind one way out, which is an NVLink island, a PCIe switch, or a socket.
+//! Groups of GPUs that share one way out to other GPUs: an NVLink island, a PCIe switch, a root port, or a
+//! socket.
 
 use super::graph::{MachineGraph, NodeId, NodeKind};
 use super::paths::{PathType, Paths};
@@ -41,14 +42,14 @@ impl Partition {
         self.groups.len() > other.groups.len() && self.groups.iter().all(inside)
     }
 
-    /// Returns whether there are several groups, and one has several GPUs.
+    /// Returns whether there are several groups, and at least one group has several GPUs.
     fn is_useful(&self) -> bool {
         self.groups.len() > 1 && self.groups.iter().any(|group| group.len() > 1)
     }
 }
 
-/// Returns the partitions that the machine suggests, finest first. There are none if all pairs of GPUs have
-/// NVLink through a switch or each other, or if nothing is known of the machine.
+/// Returns the partitions that the machine suggests, finest first. There are none if NVLink connects every
+/// pair of GPUs, directly or through a link switch, or if nothing is known of the machine.
 pub fn partitions(graph: &MachineGraph, paths: &Paths) -> Vec<Partition> {
     let n = graph.gpus.len();
     let linked = |a: usize, b: usize| a == b || paths.get(a, b).class == PathType::Nvl;
@@ -105,7 +106,8 @@ fn switches(graph: &MachineGraph, node: NodeId) -> impl Iterator<Item = NodeId> 
         .filter(|&node| graph.nodes[node].kind == NodeKind::Switch)
 }
 
-/// Returns the lowest GPU that NVLinks connect with each GPU, directly or through others.
+/// Returns a function that maps a GPU to the lowest-numbered GPU that it reaches over NVLinks, directly or
+/// through other GPUs.
 fn island_of(
     graph: &MachineGraph,
     linked: &dyn Fn(usize, usize) -> bool,

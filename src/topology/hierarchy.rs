@@ -1,5 +1,5 @@
-//! Schedules on nested groups: a reduce-scatter inside the groups, the same between groups on rails, and an
-//! all-gather back.
+//! Schedules on nested groups. Data is reduce-scattered inside the innermost groups and then between groups
+//! along rails, and all-gathered in the reverse order. A rail connects one GPU of each group.
 
 use super::flows::{LinkTime, Loads};
 use super::graph::MachineGraph;
@@ -7,12 +7,12 @@ use super::groups::Partition;
 use super::paths::Paths;
 use super::rings::next_permutation;
 
-/// How the members of one level exchange their parts.
+/// How the members of a group, which are GPUs or smaller groups, exchange their parts of the message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LevelExchange {
-    /// Each sends each other its part.
+    /// Each member sends every other member the part that the other member owns.
     Direct,
-    /// Around a ring, half of the data each way.
+    /// Parts travel around a ring, half of the data in each direction.
     Ring,
 }
 
@@ -22,17 +22,18 @@ const ENUMERATED: usize = 7;
 /// A schedule on nested groups.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hierarchy {
-    /// Partitions into groups, innermost first. The GPU at place p of each innermost group is on rail p. A rail
-    /// beyond the size of a group goes to the group's GPU at that place modulo the size.
+    /// Partitions into groups, innermost first. The GPU at place p of each innermost group is on rail p. In a
+    /// group with fewer GPUs than rails, rail r is at place r modulo the size of the group.
     pub partitions: Vec<Partition>,
-    /// Exchange inside the innermost groups, then between groups of each partition.
+    /// Exchanges from the innermost level to the outermost: inside the innermost groups, then between the
+    /// groups of each partition.
     pub exchanges: Vec<LevelExchange>,
-    /// Time of the fullest link.
+    /// Time that the fullest link or pool needs for an all_reduce with this schedule.
     pub time: LinkTime,
 }
 
-/// Returns the fastest schedule on any chain of nested `partitions`; `None` if there is none. Of equals it
-/// returns the schedule with fewer levels, then with direct exchanges.
+/// Returns the fastest schedule on any chain of nested `partitions`; `None` if there is none. If several are
+/// equally fast, fewer levels win, then direct exchanges.
 pub fn best(
     graph: &MachineGraph,
     paths: &Paths,
@@ -63,8 +64,8 @@ pub fn best(
     best.map(|best| best.with_better_rails(graph, paths))
 }
 
-/// Returns the schedule on nested `partitions`, innermost first, with the exchanges of each level, after a search for
-/// better rails.
+/// Returns the schedule on `partitions` (nested, innermost first) with `exchanges`, one for each level. Moves
+/// GPUs to other rails while that makes the schedule faster.
 pub(super) fn fastest(
     graph: &MachineGraph,
     paths: &Paths,
@@ -99,7 +100,8 @@ fn chains(partitions: &[Partition]) -> Vec<Vec<usize>> {
     all
 }
 
-/// A group with the GPU that owns each part of the message, after the reduce-scatters inside the group.
+/// The GPUs of a group, and for each part of the message the GPU that owns it after the reduce-scatters
+/// inside the group.
 struct OwnerGroup {
     gpus: Vec<usize>,
     owners: Vec<usize>,
@@ -111,8 +113,8 @@ impl Hierarchy {
         self.loads_and_owned(graph, paths, 1).0
     }
 
-    /// Returns the loads of all links, and the units of which each GPU owns the sums. Owned units are multiples of
-    /// `divisor`.
+    /// Returns the loads of all links, and for each GPU the number of units whose sums the GPU owns. These
+    /// numbers are multiples of `divisor`.
     pub fn loads_and_owned(
         &self,
         graph: &MachineGraph,
@@ -129,7 +131,7 @@ impl Hierarchy {
                 owners: vec![gpu],
             })
             .collect();
-        // Units of a part that a GPU owns before the exchange of a level.
+        // Number of units in a part of the message; the exchange of each level divides parts further.
         let mut units = loads.whole();
         for (level, &parts) in parts.iter().enumerate() {
             units /= parts as u64;
@@ -150,8 +152,8 @@ impl Hierarchy {
         (loads, owned)
     }
 
-    /// Returns how many parts each level divides the parts of the level below into: the largest number of
-    /// members of a group.
+    /// Returns for each level the number of pieces into which its exchange divides a part. This is the
+    /// largest number of members that a group of the level has.
     fn parts(&self, gpus: usize) -> Vec<usize> {
         let mut inner = gpus;
         let mut parts = Vec::new();
@@ -207,8 +209,8 @@ impl Hierarchy {
         partition.groups.iter().map(&mut take).collect()
     }
 
-    /// Adds the exchange between `members`: each of the rails' parts is divided into `parts.0` parts of
-    /// `parts.1` units.
+    /// Adds the exchange between `members` to `loads`. The share of the message that each rail carries is
+    /// divided into `parts` pieces of `units` units.
     fn exchange(
         &self,
         graph: &MachineGraph,
@@ -259,7 +261,7 @@ impl Hierarchy {
     }
 }
 
-/// Returns the number of the `parts` parts that each of `members` members owns.
+/// Returns how many of `parts` parts each of `members` members owns.
 fn shares(parts: usize, members: usize) -> Vec<u64> {
     (0..members)
         .map(|at| (parts / members + usize::from(at < parts % members)) as u64)
@@ -289,8 +291,8 @@ fn ring(
     for rail in 0..members[0].owners.len() {
         for (at, &a) in order.iter().enumerate() {
             let b = order[(at + 1) % order.len()];
-            // A part passes all edges but the one out of its owner as a sum, and all but the one into its
-            // owner as a result.
+            // As a partial sum, a part crosses all edges of the ring but the edge out of its owner. As a
+            // result, the part crosses all edges but the edge into its owner.
             let each_way = (2 * parts as u64 - shares[a] - shares[b]) * units / 2;
             let [a, b] = [a, b].map(|member| members[member].owners[rail]);
             loads.send(paths, a, b, each_way);
@@ -299,7 +301,8 @@ fn ring(
     }
 }
 
-/// Returns the order of a ring with the least time; of equals the first in lexicographic order.
+/// Returns the fastest order of a ring; if several are equally fast, the first in lexicographic order.
+/// Returns `first` if it has fewer than 4 or more than [`ENUMERATED`] members.
 fn best_order(first: Vec<usize>, time: impl Fn(&[usize]) -> LinkTime) -> Vec<usize> {
     if !(4..=ENUMERATED).contains(&first.len()) {
         return first;
@@ -317,7 +320,7 @@ fn best_order(first: Vec<usize>, time: impl Fn(&[usize]) -> LinkTime) -> Vec<usi
     best.1
 }
 
-/// Joins the members of a group. Part q of rail r goes to the member q, modulo the number of members.
+/// Joins the members of a group. On each rail, part q belongs to member q modulo the number of members.
 fn merge(members: Vec<OwnerGroup>, parts: usize) -> OwnerGroup {
     let rails = members[0].owners.len();
     let owners = (0..rails * parts)

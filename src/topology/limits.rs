@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 /// Links that share a bandwidth, such as both directions between two sockets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LinkPool {
-    /// Links, by index in the graph.
+    /// Links that share the bandwidth, by index in `MachineGraph::links`.
     pub links: Vec<usize>,
     /// MB/s of all links together; at least 1.
     pub mb_s: u32,
@@ -17,11 +17,11 @@ pub struct LinkPool {
 /// A bandwidth that a link falls to while many GPUs send through it to many root ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FanCap {
-    /// Link, by index in the graph: the way out of a switch.
+    /// Link from a switch towards its socket, by index in `MachineGraph::links`.
     pub link: usize,
-    /// Number of sending GPUs from which on the cap holds.
+    /// Least number of sending GPUs at which the cap holds.
     pub sources: u32,
-    /// Number of root ports, to which they send at once, from which on the cap holds.
+    /// Least number of root ports, to which these GPUs send at once, at which the cap holds.
     pub ports: u32,
     /// MB/s of the link while the cap holds; at least 1.
     pub mb_s: u32,
@@ -36,7 +36,7 @@ pub(super) struct FanFlows {
 #[derive(Clone, Debug)]
 struct FanCount {
     cap: FanCap,
-    /// Number of flows of each sending GPU, and to each root port.
+    /// Number of flows through the link from each sending GPU (`sources`) and to each root port (`ports`).
     sources: BTreeMap<usize, u32>,
     ports: BTreeMap<usize, u32>,
 }
@@ -65,7 +65,7 @@ impl FanFlows {
         }
     }
 
-    /// Returns the fans whose cap holds. Of several on one link, the link falls to the lowest.
+    /// Returns the fans whose cap holds. If several fans of one link hold, the lowest cap applies.
     pub fn holding(&self) -> impl Iterator<Item = FanCap> + '_ {
         let holds = |fan: &&FanCount| {
             fan.sources.len() >= fan.cap.sources as usize

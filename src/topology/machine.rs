@@ -36,13 +36,13 @@ impl XmlVersion {
 /// A NUMA node with its processor.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CpuSocket {
-    /// Number of the NUMA node; -1 if the system does not tell.
+    /// Number of the NUMA node; -1 if the system does not report it.
     pub numa: i32,
     /// Instruction set, as `uname -m` prints it: `x86_64`, `arm64`, `ppc64`. Empty if unknown.
     pub arch: String,
     /// Vendor as CPUID gives it: `GenuineIntel`, `AuthenticAMD`. Empty if unknown.
     pub vendor: String,
-    /// Family as CPUID gives it, and NCCL's own numbering of it on AMD processors.
+    /// Processor family in NCCL's numbering; see `ProcessorFacts::family`.
     pub family: Option<u32>,
     /// Model as CPUID gives it.
     pub model: Option<u32>,
@@ -57,7 +57,7 @@ pub struct CpuSocket {
 /// A device on a PCI bus: a bridge (port of a switch), a GPU, a NIC, or another device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PciDevice {
-    /// Address.
+    /// PCI address of the device.
     pub bus_id: BusId,
     /// Class code of 24 bits, such as 0x060400 for a bridge. `None` if the description has none.
     pub class: Option<u32>,
@@ -65,24 +65,24 @@ pub struct PciDevice {
     pub ids: [u16; 4],
     /// The link towards the socket.
     pub link: PciLink,
-    /// The GPU that this device is.
+    /// Properties of the GPU; `None` if the device is no GPU.
     pub gpu: Option<Gpu>,
-    /// Network devices of the NIC that this device is.
+    /// Network devices (ports) of the NIC; empty if the device is no NIC.
     pub nics: Vec<Nic>,
-    /// Devices behind the bridge that this device is.
+    /// Devices behind the bridge; empty if the device is no bridge.
     pub devices: Vec<PciDevice>,
 }
 
 /// Speed and width of a PCIe link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PciLink {
-    /// Tenths of a gigatransfer per second and lane; `None` if unknown.
+    /// Speed of a lane in tenths of a gigatransfer per second; `None` if unknown.
     pub speed: Option<u32>,
     /// Number of lanes; `None` if unknown.
     pub width: Option<u32>,
 }
 
-/// A GPU.
+/// Properties of a GPU: number, rank, architecture, and links other than PCIe.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Gpu {
     /// Number by which the driver's management library knows the GPU.
@@ -98,14 +98,14 @@ pub struct Gpu {
     pub gdr: bool,
     /// Whether the GPU is divided into slices (MIG). A slice has neither peer access nor NVLink.
     pub mig: bool,
-    /// Links that are not PCIe.
+    /// NVLink, Infinity Fabric and NVLink-C2C links of the GPU.
     pub links: Vec<GpuLink>,
 }
 
 /// Kind of a link between GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum GpuLinkKind {
-    /// NVLink.
+    /// NVIDIA's NVLink, to a GPU, an NVSwitch or a processor.
     NvLink,
     /// AMD's Infinity Fabric.
     Xgmi,
@@ -116,7 +116,7 @@ pub enum GpuLinkKind {
 /// Links of one kind from a GPU to one target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GpuLink {
-    /// Kind.
+    /// NVLink, Infinity Fabric or NVLink-C2C.
     pub kind: GpuLinkKind,
     /// Address of the target; `None` for [`GpuLinkKind::C2c`].
     pub target: Option<BusId>,

@@ -2,10 +2,10 @@
 //! each link is.
 //!
 //! A [`Machine`] is a description as a file or the operating system gives it: sockets with trees of PCIe
-//! devices. [`detect`] describes the machine at hand. A [`MachineGraph`] is what follows from it: nodes and links
-//! with a bandwidth each way, and where each bandwidth comes from. [`MeasuredLimits`] replace bandwidths of the
-//! graph by those that a measurement found, and add limits that no table has. Everything else is computed from the
-//! graph:
+//! devices. [`detect`] describes the machine at hand. A [`MachineGraph`] is derived from a description:
+//! nodes, and links with a bandwidth in each direction and its source. [`MeasuredLimits`] replace bandwidths
+//! of the graph by measured bandwidths, and add limits that no table has. Everything else is computed from
+//! the graph:
 //!
 //! | file | computes |
 //! | --- | --- |
@@ -19,8 +19,6 @@
 //! | `fragment` | the part of a machine that a rank knows, and the fusion of the parts of all ranks |
 //! | `rank_topology` | ring and groups of a communicator's ranks, and the time of its messages |
 //! | `simulate` | the time of a schedule on a cluster of equal hosts, by flows or by messages |
-//!
-//! `measured` replaces bandwidths of the graph by those that a measurement found, and adds limits that no table has.
 //!
 //! Results are equal on all ranks: bandwidths are integers, ties go to the lower number, and searches end
 //! after a fixed number of steps, never after a time.

@@ -1,10 +1,11 @@
-//! Maximises the sum of a packing by the simplex method, in exact integers.
+//! Finds the amounts of items whose sum is largest, where items take room in several rows and each row has
+//! limited room. Uses the simplex method in exact integers.
 
 /// The best packing: `amounts[i] / whole` of each item.
 pub(super) struct Packing {
     /// Amount of each item with a positive amount: its index and the numerator.
     pub amounts: Vec<(usize, u64)>,
-    /// Common denominator.
+    /// Denominator of all amounts.
     pub whole: u64,
 }
 
@@ -59,7 +60,7 @@ impl Basis {
     /// overflow.
     fn most_profitable(&self, items: &[Vec<u32>]) -> Option<Option<usize>> {
         let rows = self.items.len();
-        // Price of a unit of each room, times `whole`.
+        // Dual price of a unit of each row's room, times `whole`.
         let mut prices = vec![0i128; rows];
         for (row, _) in self
             .items

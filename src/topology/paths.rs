@@ -44,24 +44,26 @@ impl fmt::Display for PathType {
     }
 }
 
-/// Which GPUs read and write each other's memory. The others exchange data through the memory of the
+/// Pairs of GPUs that read and write each other's memory. Other pairs exchange data through memory of the
 /// receiver's socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PeerAccess {
-    /// NCCL's or RCCL's rule for the machine: up to a class of path.
+    /// Pairs that NCCL or RCCL would allow on this machine: paths up to a class that depends on the
+    /// processor.
     Rule,
-    /// No two GPUs.
+    /// No pair of GPUs.
     Never,
     /// GPUs whose path is of this class or nearer.
     UpTo(PathType),
-    /// Pairs as they were found, by `from * gpus + to`.
+    /// For each ordered pair whether it has peer access, at index `from * gpus + to`.
     Pairs(Vec<bool>),
 }
 
 impl PeerAccess {
-    /// Returns the farthest class with peer access by the rule of the machine's description: NCCL allows it
-    /// below one root port, on AMD processors with at most two GPUs everywhere. RCCL allows it everywhere but
-    /// through processors of Intel, Arm and Zhaoxin.
+    /// Returns the farthest class with peer access by the rule of the machine's description: NCCL allows peer
+    /// access below one root port, and everywhere if an AMD processor has at most two GPUs. RCCL allows peer
+    /// access everywhere on AMD and POWER processors or if the architecture is unknown, and below one root
+    /// port otherwise.
     fn rule(graph: &MachineGraph) -> PathType {
         let [arch, vendor] = graph.processor.each_ref().map(String::as_str);
         let amd = (arch, vendor) == ("x86_64", "AuthenticAMD");
@@ -77,11 +79,12 @@ impl PeerAccess {
 /// The path from one GPU to another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Path {
-    /// Class, without regard to peer access.
+    /// Class of the path that a message would take with peer access.
     pub class: PathType,
     /// Whether the GPUs have peer access.
     pub peer_access: bool,
-    /// Links that a message crosses, in order. Without peer access they lead through the receiver's socket.
+    /// Links that a message crosses, in order. Without peer access, these links lead through the receiver's
+    /// socket.
     pub links: Vec<LinkId>,
     /// Link from a socket down its root port, if the path has one.
     pub root_port: Option<LinkId>,
@@ -130,8 +133,9 @@ impl Paths {
         Paths { count, paths }
     }
 
-    /// Returns the links from a GPU through PCIe and sockets to a network device and out of it, by index in
-    /// [`MachineGraph::gpus`] and [`MachineGraph::nics`]; `None` if there is no way.
+    /// Returns the PCIe and socket links from GPU `gpu` to network device `nic`, followed by the link of its
+    /// port. `gpu` and `nic` are indices in [`MachineGraph::gpus`] and [`MachineGraph::nics`]. `None` if
+    /// there is no path.
     pub fn to_nic(graph: &MachineGraph, gpu: usize, nic: usize) -> Option<Vec<LinkId>> {
         let (gpu, nic) = (graph.gpus.get(gpu)?.node, graph.nics.get(nic)?.node);
         let is_port = |id: &LinkId| {
@@ -159,7 +163,7 @@ impl Paths {
 struct Finder<'a> {
     graph: &'a MachineGraph,
     up: Vec<Option<LinkId>>,
-    /// Links that leave each node and are beside the PCIe tree, by node.
+    /// For each node, the links out of the node that do not belong to the PCIe tree.
     beside: Vec<Vec<LinkId>>,
 }
 
@@ -202,8 +206,8 @@ impl<'a> Finder<'a> {
         (class, links)
     }
 
-    /// Returns the NVLinks from `a` to `b`: a direct link, or the faster way through a link switch or a
-    /// socket.
+    /// Returns the NVLinks from `a` to `b`: a direct link, or two links through a link switch or a socket,
+    /// whichever is faster.
     fn nvlink(&self, a: NodeId, b: NodeId) -> Option<Vec<LinkId>> {
         let links = &self.graph.links;
         let nvlink = |node: NodeId| {
@@ -226,7 +230,7 @@ impl<'a> Finder<'a> {
                 .min()
                 .unwrap_or(0)
         };
-        // The first of equals: the order of links is the order of the description.
+        // If several are equally fast, the first link of the description wins.
         direct.chain(through).first_max_by_key(slowest)
     }
 
@@ -295,7 +299,7 @@ impl<'a> Finder<'a> {
     }
 }
 
-/// The first largest item, where [`Iterator::max_by_key`] returns the last.
+/// Returns the first of several largest items, while [`Iterator::max_by_key`] returns the last.
 trait FirstLargest: Iterator + Sized {
     fn first_max_by_key<K: Ord>(self, key: impl Fn(&Self::Item) -> K) -> Option<Self::Item> {
         self.reduce(|best, item| if key(&item) > key(&best) { item } else { best })

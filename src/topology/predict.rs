@@ -11,13 +11,13 @@ use super::rings::{self, RingOrder, RingSet};
 /// Predictions for a message that is large enough that the fullest link decides.
 #[derive(Clone, Debug)]
 pub struct AllReducePrediction {
-    /// The ring in the order of ranks.
+    /// Time of the ring in the order of ranks.
     pub ring_by_rank: LinkTime,
-    /// The best single ring.
+    /// The fastest single ring, and its time.
     pub best_ring: (RingOrder, LinkTime),
-    /// The best set of rings.
+    /// The fastest set of rings that share the message.
     pub ring_set: RingSet,
-    /// Direct all_reduce (two-shot) between all GPUs.
+    /// Time of the direct all_reduce (two-shot) between all GPUs.
     pub direct: LinkTime,
     /// The best schedule on nested groups; `None` if the machine has no groups.
     pub hierarchy: Option<Hierarchy>,
@@ -26,14 +26,14 @@ pub struct AllReducePrediction {
     pub direct_hierarchy: Option<Hierarchy>,
     /// Groups behind the nearest way out.
     pub groups: Vec<Vec<usize>>,
-    /// Partitions that the machine suggests, finest first.
+    /// Partitions into groups that the machine suggests, smallest groups first.
     pub partitions: Vec<Partition>,
     /// A time that no schedule can beat.
     pub bound: LinkTime,
 }
 
 impl AllReducePrediction {
-    /// Returns the least time of all exact schedules.
+    /// Returns the least time of all predicted schedules.
     pub fn best(&self) -> LinkTime {
         let flat = self.best_ring.1.min(self.ring_set.time).min(self.direct);
         self.hierarchy
@@ -41,7 +41,8 @@ impl AllReducePrediction {
             .map_or(flat, |hierarchy| flat.min(hierarchy.time))
     }
 
-    /// Returns the least time of the schedules that round a sum at most once per level.
+    /// Returns the least time of the schedules whose exchanges are all direct. A lossy codec rounds a sum
+    /// there at most once per level of groups.
     pub fn best_direct(&self) -> LinkTime {
         let nested = self.direct_hierarchy.as_ref();
         nested.map_or(self.direct, |nested| self.direct.min(nested.time))

@@ -3,8 +3,8 @@
 use crate::sys::file;
 use std::path::Path;
 
-/// Bytes of `/proc/cpuinfo` that are read. They hold the first processor, and all sockets have processors of one
-/// model.
+/// Number of bytes of `/proc/cpuinfo` that are read. The first processor suffices, because all sockets have
+/// processors of one model.
 const READ_BYTES: usize = 64 << 10;
 
 /// Facts of the processor, in the form of NCCL's XML.
@@ -14,7 +14,8 @@ pub struct ProcessorFacts {
     pub arch: String,
     /// Vendor as CPUID gives it; empty if unknown.
     pub vendor: String,
-    /// Family, in NCCL's numbering: Linux adds the extended family, NCCL puts it above the other bits.
+    /// Processor family in NCCL's numbering. Linux reports the sum of family and extended family; NCCL puts
+    /// the extended family into higher bits.
     pub family: Option<u32>,
     /// Model as CPUID gives it.
     pub model: Option<u32>,
@@ -41,7 +42,8 @@ impl ProcessorFacts {
             values.next().map(|(_, value)| value.trim())
         };
         let number = |name: &str| find(name)?.parse::<u32>().ok();
-        // Linux adds the extended family to a family of 15; CPUID keeps it in higher bits.
+        // Linux adds the extended family to a family of 15. NCCL, like CPUID, keeps the extended family in
+        // higher bits.
         let family = number("cpu family").map(|family| match family {
             15..=270 => 15 + ((family - 15) << 4),
             other => other,

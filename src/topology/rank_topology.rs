@@ -12,7 +12,8 @@ use sha2::{Digest, Sha256};
 use std::fmt;
 use std::fmt::Write;
 
-/// Order of a ring, groups, and the links between ranks. Equal on all ranks, which compare the fingerprint.
+/// Ring order, groups, and links between the ranks of a communicator. All ranks have the same topology, and
+/// compare its fingerprint.
 #[derive(Clone, PartialEq, Eq)]
 pub struct RankTopology {
     /// Graph whose GPUs are those of the ranks, in the order of ranks.
@@ -27,7 +28,7 @@ impl RankTopology {
     /// Creates the topology of ranks whose GPUs have the indices `gpus` in [`MachineGraph::gpus`].
     ///
     /// # Errors
-    /// Invalid argument if an index does not exist, or stands twice.
+    /// Invalid argument if an index does not exist, or occurs twice.
     pub fn new(graph: &MachineGraph, gpus: &[usize], access: &PeerAccess) -> Result<RankTopology> {
         let graph = of_ranks(graph, gpus)?;
         let paths = Paths::new(&graph, access);
@@ -45,23 +46,25 @@ impl RankTopology {
         })
     }
 
-    /// Returns the order of the best ring, which is that of ranks if no other is better.
+    /// Returns the order of the best ring, which is the order of ranks if no other ring is faster.
     pub fn order(&self) -> &RankOrder {
         &self.order
     }
 
-    /// Returns the groups of ranks behind one way out each. The rank at place p of each group is on rail p.
+    /// Returns the groups of ranks; the GPUs of a group share one way out to other GPUs. The rank at place p
+    /// of each group is on rail p.
     pub fn groups(&self) -> &Groups {
         &self.groups
     }
 
-    /// Returns the seconds that the fullest link or pool takes for messages between ranks. `phases` lists the
-    /// messages `(from, to, bytes)` that ranks send at one time: a fan counts where it holds within a phase.
+    /// Returns the seconds that the fullest link or pool needs for messages between ranks. A phase lists the
+    /// messages `(from, to, bytes)` that ranks send at one time. A fan slows down only phases whose messages
+    /// reach its numbers of GPUs and root ports.
     pub fn seconds<Messages>(&self, phases: impl IntoIterator<Item = Messages>) -> f64
     where
         Messages: IntoIterator<Item = (usize, usize, u64)>,
     {
-        // A byte is a unit, and a message of one byte is the whole.
+        // Loads are counted in bytes: the nominal message has one unit, which is one byte.
         let mut loads = Loads::new(&self.graph, 1);
         for phase in phases {
             for (from, to, bytes) in phase {
@@ -79,7 +82,7 @@ impl RankTopology {
             .collect()
     }
 
-    /// Returns a fingerprint of everything by which ranks select, as 16 hexadecimal digits.
+    /// Returns a fingerprint of all facts that affect the choice of algorithms, as 16 hexadecimal digits.
     pub fn fingerprint(&self) -> String {
         let graph = &self.graph;
         let links: Vec<u32> = graph.links.iter().map(|link| link.bandwidth.mb_s).collect();
@@ -118,8 +121,8 @@ impl fmt::Debug for RankTopology {
     }
 }
 
-/// Returns the graph with only the GPUs of ranks, in the order of ranks. Links of unknown speed never limit: nothing
-/// is chosen by a figure that was only assumed.
+/// Returns the graph with only the GPUs of ranks, in the order of ranks. Links of unknown speed get unlimited
+/// bandwidth, so that no choice depends on an assumed figure.
 fn of_ranks(graph: &MachineGraph, gpus: &[usize]) -> Result<MachineGraph> {
     let mut graph = graph.clone();
     for link in &mut graph.links {
@@ -129,7 +132,8 @@ fn of_ranks(graph: &MachineGraph, gpus: &[usize]) -> Result<MachineGraph> {
     }
     let all = std::mem::take(&mut graph.gpus);
     for gpu in &all {
-        // A GPU that no rank uses is a device with no part in any schedule.
+        // A GPU that no rank uses takes no part in any schedule. Its node becomes a switch until a rank
+        // claims it.
         graph.nodes[gpu.node].kind = NodeKind::Switch;
     }
     for (rank, &index) in gpus.iter().enumerate() {
@@ -156,7 +160,7 @@ fn best_groups(graph: &MachineGraph, paths: &Paths) -> Option<Hierarchy> {
             .map(|between| hierarchy::fastest(graph, paths, alone, [Direct, between]));
         between.into_iter().min_by_key(|best| best.time)
     };
-    // The first of equals has the finest groups.
+    // If several are equally fast, the first wins, which has the smallest groups.
     partitions
         .iter()
         .filter_map(of)

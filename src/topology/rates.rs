@@ -9,8 +9,8 @@ use super::paths::Paths;
 const MB: u64 = 1_000_000;
 
 /// Returns the bytes per second of each flow, which goes from a GPU to another, by index in
-/// [`MachineGraph::gpus`]. All flows run at once, so fans are judged on all of them. A flow that crosses no link has
-/// the rate `u64::MAX`.
+/// [`MachineGraph::gpus`]. All flows run at once, so all of them count towards the cap of a fan. A flow that
+/// crosses no link has the rate `u64::MAX`.
 pub fn concurrent_rates(graph: &MachineGraph, paths: &Paths, flows: &[(usize, usize)]) -> Vec<u64> {
     let mut fans = FanFlows::new(&graph.fans);
     let mut limits = SharedLimits::new(graph, 1);
@@ -43,10 +43,11 @@ pub(super) struct SharedLimits {
 /// State of the limits while their bandwidth is divided.
 #[derive(Default)]
 struct FairDivision {
-    /// Bytes per second that are left, and the number of flows that still share them.
+    /// For each limit, the bytes per second that are left, and (`flows`) the number of flows that still share
+    /// this rest.
     left: Vec<u64>,
     flows: Vec<u64>,
-    /// Limits that flows share.
+    /// Limits that at least one flow crosses.
     used: Vec<u32>,
     is_reached: Vec<bool>,
     rising: Vec<usize>,
@@ -88,7 +89,8 @@ impl SharedLimits {
         all.map(|&at| (host * self.per_host + at) as u32).collect()
     }
 
-    /// Sets the links of a host that have fans to the bandwidth that they have while `flows` run.
+    /// Sets the bandwidth of the links of a host that have fans. A link falls to the cap of its fan if
+    /// `flows` reach the fan's numbers of GPUs and root ports.
     pub fn hold(&mut self, graph: &MachineGraph, host: usize, flows: &FanFlows) {
         for &link in &self.fans {
             let mb_s = graph.links[link].bandwidth.mb_s;
@@ -100,7 +102,8 @@ impl SharedLimits {
     /// Sets `rates` to the bytes per second of each of `flows`, which are indices of `routes`: the limits of each
     /// flow.
     ///
-    /// All rates rise together. Where a limit is reached, its flows keep their rate, and the others rise on.
+    /// All rates rise together. Where a limit is reached, the flows over it keep their rate, and the rates of
+    /// other flows rise further.
     pub fn share(&mut self, flows: &[usize], routes: &[Vec<u32>], rates: &mut Vec<u64>) {
         rates.clear();
         rates.resize(flows.len(), u64::MAX);

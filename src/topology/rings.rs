@@ -10,19 +10,21 @@ use std::collections::BTreeMap;
 /// Largest number of GPUs whose rings are all compared.
 const ENUMERATED: usize = 8;
 
-/// Number of partial rings that a search of more GPUs extends before it takes the best ring so far.
+/// Number of partial rings after which a search stops with the best ring so far. A search of at most
+/// [`ENUMERATED`] GPUs ends earlier.
 const SEARCH_STEPS: usize = 200_000;
 
-/// A ring: GPUs by index in [`MachineGraph::gpus`], in order, from the lowest rank. Each carries half of the message
-/// each way round.
+/// A ring: indices in [`MachineGraph::gpus`] in ring order, from the lowest rank on. Half of the ring's
+/// message travels in each direction.
 pub type RingOrder = Vec<usize>;
 
 /// Rings that share the message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RingSet {
-    /// Rings, each with its share of the message, largest shares first. The sum of all shares is the whole.
+    /// Rings, each with its share of the message, largest shares first. The sum of all shares is the whole
+    /// message.
     pub rings: Vec<(RingOrder, u64)>,
-    /// Time of the fullest link.
+    /// Time that the fullest link or pool needs for an all_reduce on these rings.
     pub time: LinkTime,
 }
 
@@ -35,8 +37,8 @@ impl RingSet {
     }
 }
 
-/// Returns the ring whose fullest link takes least time. Of equals the ring in rank order is returned if it is
-/// one of them, else the first that the search meets.
+/// Returns the ring whose fullest link takes least time. If several rings are equally fast, the ring in rank
+/// order wins, then the ring that the search meets first.
 pub fn best_ring(graph: &MachineGraph, paths: &Paths) -> (RingOrder, LinkTime) {
     let by_rank = graph.by_rank();
     let time = Loads::ring(graph, paths, &by_rank).time(graph);
@@ -49,11 +51,12 @@ pub fn best_ring(graph: &MachineGraph, paths: &Paths) -> (RingOrder, LinkTime) {
     (search.best, search.time)
 }
 
-/// Extends partial rings, nearest GPUs first, and leaves those that are no faster than the best ring so far.
+/// Extends partial rings, nearest GPUs first, and drops each partial ring that is no faster than the best
+/// complete ring so far.
 struct RingSearch<'a> {
     graph: &'a MachineGraph,
     paths: &'a Paths,
-    /// For each GPU the others, in the order in which they are tried.
+    /// For each GPU, the other GPUs in the order in which the search tries them.
     nearest: Vec<Vec<usize>>,
     loads: Vec<u64>,
     fans: FanFlows,
@@ -62,7 +65,7 @@ struct RingSearch<'a> {
     steps: usize,
     best: RingOrder,
     time: LinkTime,
-    /// No ring can be faster.
+    /// A time that no ring can beat; the search ends when it is reached.
     least: LinkTime,
 }
 
@@ -169,8 +172,8 @@ fn slowest(graph: &MachineGraph, links: &[LinkId]) -> u32 {
         .unwrap_or(u32::MAX)
 }
 
-/// Returns a time that no ring can beat: each GPU has two edges. Both leave by the GPU's only link, or each by
-/// a link no faster than the GPU's fastest.
+/// Returns a time that no ring can beat. Each GPU has two edges in a ring. If the GPU has a single link, both
+/// edges cross it; otherwise each edge crosses a link no faster than the GPU's fastest link.
 fn least(graph: &MachineGraph, paths: &Paths) -> LinkTime {
     (0..paths.count())
         .map(|gpu| {
@@ -182,7 +185,8 @@ fn least(graph: &MachineGraph, paths: &Paths) -> LinkTime {
         .unwrap_or(LinkTime::ZERO)
 }
 
-/// Returns a time that no set of rings can beat: the bytes of each GPU that has only one link.
+/// Returns a time that no set of rings can beat: a GPU with a single link must carry two edges of each ring
+/// over it.
 fn least_of_sets(graph: &MachineGraph, paths: &Paths) -> LinkTime {
     (0..paths.count())
         .map(|gpu| first_links(graph, paths, gpu))
@@ -192,7 +196,7 @@ fn least_of_sets(graph: &MachineGraph, paths: &Paths) -> LinkTime {
         .unwrap_or(LinkTime::ZERO)
 }
 
-/// Returns the time of `edges` edges of a ring over a link of `mb_s`.
+/// Returns the time that a link of `mb_s` MB/s needs for `edges` edges of a ring.
 fn least_of(paths: &Paths, edges: u64, mb_s: Option<u32>) -> LinkTime {
     let n = paths.count() as u64;
     LinkTime::new(edges * (n - 1), n, mb_s.unwrap_or(1).into())
@@ -233,8 +237,8 @@ pub fn best_set(graph: &MachineGraph, paths: &Paths) -> RingSet {
 fn pack_rings(graph: &MachineGraph, paths: &Paths) -> Option<RingSet> {
     let all = all_rings(graph, paths);
     let n = paths.count() as u64;
-    // Links that all rings load alike are one row, with the least bandwidth: often both ways of a link. Each
-    // edge of a ring is a load of 1 here.
+    // Links with equal loads in every ring share one row, which has the least of their bandwidths. Often
+    // these are the two directions of a link. An edge of a ring counts as a load of 1 here.
     let mut rows: BTreeMap<Vec<u32>, u64> = BTreeMap::new();
     for (link, at) in graph.links.iter().zip(0..) {
         let column: Vec<u32> = all
@@ -260,7 +264,7 @@ fn pack_rings(graph: &MachineGraph, paths: &Paths) -> Option<RingSet> {
     let items: Vec<Vec<u32>> = (0..all.len())
         .map(|ring| rows.keys().map(|row| row[ring]).collect())
         .collect();
-    // Small numbers keep the search within its 128 bits.
+    // Small numbers keep the integers of [`pack`] within 128 bits.
     let unit = rows.values().copied().fold(0, greatest_common_divisor);
     let rooms: Vec<u64> = rows.values().map(|room| room / unit).collect();
     let packing = pack(&items, &rooms)?;
@@ -317,7 +321,7 @@ struct RingLoads {
     loads: Vec<u64>,
 }
 
-/// Returns all rings, each once and not in its reverse, in the order of ranks.
+/// Returns all rings in lexicographic order of ranks. Of a ring and its reverse, only one is returned.
 fn all_rings(graph: &MachineGraph, paths: &Paths) -> Vec<RingLoads> {
     let by_rank = graph.by_rank();
     let mut all = Vec::new();

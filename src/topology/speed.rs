@@ -59,8 +59,8 @@ pub(super) fn of_generation(generation: u32) -> Option<u32> {
     PCIE.get(index).map(|(speed, _)| *speed)
 }
 
-/// Returns whether a bridge with `mb_s` above a device with `behind` MB/s is one that a virtual machine invents,
-/// which transfers data at the speed of the device.
+/// Returns whether a bridge that claims `mb_s` above a device of `behind` MB/s is an invention of a virtual
+/// machine. Such a bridge transfers data at the speed of the device.
 pub(super) fn is_virtual(mb_s: u32, behind: u32) -> bool {
     mb_s < 1_000 && behind >= 8 * mb_s
 }

@@ -1,4 +1,5 @@
-//! Names and properties of algorithms, levels, transports and protocols.
+//! Names and properties of algorithms, kinds of links (inside and between hosts), transports and
+//! protocols.
 
 use super::named_enum::named_enum;
 use std::fmt;
@@ -69,8 +70,8 @@ named_enum! {
 }
 
 named_enum! {
-    /// How payload and its arrival are transferred. Buffers in host memory support only
-    /// [`Protocol::Simple`].
+    /// How payload is transferred, and how its arrival is signalled. Buffers in host memory support
+    /// only [`Protocol::Simple`].
     Protocol {
         /// Payload in a slot, then a counter that signals its arrival: full bandwidth.
         Simple = 0, "simple";
@@ -87,7 +88,7 @@ named_enum! {
     Kernel {
         /// Interprets the steps of a schedule.
         Schedule = 0, "schedule";
-        /// Is written for one collective and algorithm, and sends in flagged packets or lines.
+        /// Is written for one collective and algorithm, and sends in ll packets or ll128 lines.
         Fused = 1, "fused";
     }
 }
@@ -96,22 +97,22 @@ named_enum! {
 /// [`Protocol::Simple`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KernelProtocol {
-    /// The kernel.
+    /// Kind of GPU kernel that runs the call.
     pub kernel: Kernel,
-    /// Its protocol.
+    /// Protocol in which the kernel sends and receives.
     pub protocol: Protocol,
 }
 
 impl KernelProtocol {
     /// The schedule interpreter with slots and counters.
     pub const SIMPLE: KernelProtocol = KernelProtocol::new(Kernel::Schedule, Protocol::Simple);
-    /// The schedule interpreter with packets.
+    /// The schedule interpreter with ll packets.
     pub const LL: KernelProtocol = KernelProtocol::new(Kernel::Schedule, Protocol::Ll);
-    /// The schedule interpreter with lines.
+    /// The schedule interpreter with ll128 lines.
     pub const LL128: KernelProtocol = KernelProtocol::new(Kernel::Schedule, Protocol::Ll128);
-    /// A fused kernel with packets.
+    /// A fused kernel with ll packets.
     pub const FUSED_LL: KernelProtocol = KernelProtocol::new(Kernel::Fused, Protocol::Ll);
-    /// A fused kernel with lines.
+    /// A fused kernel with ll128 lines.
     pub const FUSED_LL128: KernelProtocol = KernelProtocol::new(Kernel::Fused, Protocol::Ll128);
 
     /// All valid pairs. A kernel reports its pair by the index in this list.

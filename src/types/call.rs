@@ -24,9 +24,9 @@ pub struct Call {
     pub root: usize,
     /// Receiver of a send/recv; ignored by collectives.
     pub peer: usize,
-    /// Codec of both levels. `None` takes the communicator's codec if that codec admits the call,
-    /// else no codec. `auto` uses measured costs if the communicator's own codec is `auto` too,
-    /// because only such a communicator measures.
+    /// Codec inside a host and between hosts. `None` takes the communicator's codec if that codec
+    /// admits the call, else no codec. `auto` uses measured costs if the communicator's own codec
+    /// is `auto` too, because only such a communicator measures.
     pub codec: Option<CodecSetting>,
     /// Algorithm; `None` takes the communicator's choice, else the cheapest.
     pub algorithm: Option<Algorithm>,
@@ -140,7 +140,7 @@ pub struct ResolvedCall {
     pub root: usize,
     /// Receiver of a send/recv; 0 otherwise.
     pub peer: usize,
-    /// Codec of each level.
+    /// Codec inside a host, and codec between hosts.
     pub codec: CodecSetting,
     /// Algorithm that the caller requested, if any.
     pub algorithm: Option<Algorithm>,
@@ -148,7 +148,7 @@ pub struct ResolvedCall {
     pub tensor: Option<u64>,
     /// Tensor whose residuals of error feedback are kept.
     pub feedback: Option<u64>,
-    /// Calls of a group for which this call stands.
+    /// The calls of a group that are fused into this call.
     pub fused: Fused,
 }
 

@@ -9,13 +9,13 @@ use std::str::FromStr;
 /// Prefix of a codec that the cost model may skip if it predicts no gain.
 const AUTO: &str = "auto:";
 
-/// Prefixes of the codecs of both levels, in the order of [`Level::ALL`].
+/// Prefixes of the codec inside a host and of the codec between hosts, in the order of [`Level::ALL`].
 const LEVELS: [&str; 2] = ["intra=", "inter="];
 
-/// The codecs of both levels, and whether the cost model may skip them.
+/// The codec inside a host, the codec between hosts, and whether the cost model may skip both.
 ///
 /// Settings, calls, plans and reports all hold this type. A plan and a report hold the codecs that run, so
-/// `auto` is false in them. Both codecs are equal where the schedule has one level.
+/// `auto` is false in them. Both codecs are equal if the schedule treats all ranks alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CodecSetting {
     /// Codec of contributions inside a host, before they leave it.
@@ -31,7 +31,7 @@ impl CodecSetting {
     /// The setting of calls without a codec: messages carry the elements unchanged.
     pub const RAW: CodecSetting = CodecSetting::of(CodecSpec::RAW);
 
-    /// Creates a setting with the same codec on both levels, which the cost model may not skip.
+    /// Creates a setting with the same codec inside and between hosts, which the cost model may not skip.
     pub const fn of(codec: CodecSpec) -> CodecSetting {
         CodecSetting {
             intra: codec,
@@ -48,7 +48,7 @@ impl CodecSetting {
         }
     }
 
-    /// Returns whether the levels have different codecs.
+    /// Returns whether the codecs inside and between hosts differ.
     pub fn is_by_level(self) -> bool {
         self.intra != self.inter
     }
@@ -78,7 +78,7 @@ impl CodecSetting {
         keeps(self.intra) || keeps(self.inter)
     }
 
-    /// Parses `intra=CODEC,inter=CODEC` in either order; `None` if `text` names no level.
+    /// Parses `intra=CODEC,inter=CODEC` in either order; `None` if `text` begins with neither prefix.
     fn parse_levels(text: &str) -> Option<Result<CodecSetting>> {
         let names_levels = LEVELS.iter().any(|level| text.trim().starts_with(level));
         names_levels.then(|| {
@@ -132,7 +132,7 @@ impl fmt::Display for CodecSetting {
 impl FromStr for CodecSetting {
     type Err = Error;
 
-    /// Parses a codec, `auto:` and a codec, or the codecs of both levels.
+    /// Parses a codec, `auto:` and a codec, or `intra=CODEC,inter=CODEC`.
     fn from_str(text: &str) -> Result<CodecSetting> {
         if let Some(by_level) = CodecSetting::parse_levels(text) {
             return by_level;

@@ -76,7 +76,8 @@ pub struct CallSignature {
     pub sequence: u64,
     /// The codec between hosts.
     pub codec: CodecSpec,
-    /// The codec of contributions inside hosts; `codec` where the schedule has one level.
+    /// The codec of contributions inside hosts; equal to `codec` if the schedule treats all ranks
+    /// alike.
     pub intra: CodecSpec,
 }
 

@@ -31,7 +31,7 @@
 //!   children, and the mean depth is log2(N) - 1 + 1/N. A contribution is rounded once per level, so the
 //!   error exceeds the figure by 12 % at 8 ranks and 20 % at 32.
 //!
-//! Cells with such a difference are compared with the law only, which covers both schedules.
+//! Cells with such a difference are compared with the formula only, which covers both schedules.
 
 use cinch::testing::{gaussian, local_world, random_word};
 use cinch::types::{CodecKind, TransportKind};
@@ -45,8 +45,9 @@ const SEED: u64 = 2015;
 const COUNT: usize = 1 << 19;
 /// Relative tolerance between a measured error and a figure of the simulation.
 const TOLERANCE: f64 = 0.03;
-/// Relative tolerance between the formula above and a measured error or figure. An extra encode of the whole
-/// sum on a ring of 32 exceeds it. So does an owner that rounds its contribution in a direct exchange of 8.
+/// Relative tolerance between the formula above and a measured error or figure. The tolerance is small enough
+/// to detect an extra encode of the whole sum on a ring of 32 ranks. It also detects an owner that rounds its
+/// contribution in a direct exchange of 8 ranks.
 const LAW_TOLERANCE: f64 = 0.015;
 
 /// A codec with the RMS error of one encode of N(0,1) in blocks of 256, from an fp64 reference.

@@ -104,8 +104,8 @@ fn fused_exact_results_equal_separate_calls() {
     }
 }
 
-/// Two ranks have only one order of addition, so even rounded sums are equal with and without
-/// fusion. Under a codec each tensor has blocks of its own, whichever tensors are fused with it.
+/// Between two ranks there is only one order of addition, so even rounded sums are equal with and without
+/// fusion. With a codec, each tensor has blocks of its own, whichever tensors are fused with it.
 #[test]
 fn fused_tensors_share_no_codec_block() {
     for codec in ["raw", "linear8:block=64", "minmax4", "cast_bf16", "static8"] {
@@ -506,7 +506,7 @@ fn fused_calls_of_every_codec_equal_separate_calls() {
                 group(comm, &calls, &inputs).unwrap()
             })
         };
-        // Fusion changes an element's position and call, on which random rounding depends.
+        // Fusion changes the position and the call of an element, and random rounding depends on both.
         let draws = spec.seed != 0 || spec.kind == CodecKind::TernGrad;
         for (together, separate) in run(&Config::default()).iter().zip(run(&unfused())) {
             for (at, (a, b)) in together.0.iter().zip(&separate.0).enumerate() {

@@ -1,6 +1,6 @@
 //! Tests ranks on several simulated hosts, which are threads with different host ids. Hierarchical
-//! collectives are compared with the definitions in `oracle`. Further tests cover codecs by level,
-//! and the transport between each pair of ranks.
+//! collectives are compared with the definitions in `oracle`. Further tests cover different codecs
+//! inside and between hosts, and the transport between each pair of ranks.
 
 use crate::support::oracle::{Case, check, factor};
 use crate::support::{OPS, Rng, seed};
@@ -118,7 +118,8 @@ fn run(map: &[usize], config: &Config, cases: &[Case], limits: Option<&Limits>) 
     (0..cases.len()).map(of_case).collect()
 }
 
-/// Checks outputs against the definitions, and against each other where all ranks have the same.
+/// Checks outputs against the definitions. Where all ranks must hold equal outputs, compares the
+/// outputs with each other.
 fn check_all(map: &[usize], cases: &[Case], all: &[Vec<Done>]) {
     let nranks = map.len();
     for (case, done) in cases.iter().zip(all) {
@@ -282,8 +283,8 @@ fn levels_have_codecs_of_their_own() {
                     assert_eq!(report.codec.to_string(), shown, "{case:?}");
                 }
             }
-            // Checks against the error bound of the lossier level's codec. This bound also leaves
-            // room for the encode on the other level.
+            // Checks results against the error bound of the codec that loses more. This bound also
+            // leaves room for the encodes of the other codec.
             let looser = |level: Level| -> Vec<Vec<Done>> {
                 let swap = |(output, report): &Done| {
                     let codec = report.codec.at(level).into();
@@ -340,8 +341,8 @@ fn wire_bytes_follow_the_codec_of_each_level() {
     );
 }
 
-/// `raw_bytes`, which counts a call without compression, does not depend on the codecs of the
-/// levels.
+/// `raw_bytes` counts the bytes of a call without compression, so it does not depend on the codecs
+/// inside and between hosts.
 #[test]
 fn raw_bytes_do_not_depend_on_the_codecs_of_levels() {
     let mut call = Call::new(Collective::AllReduce, DType::F32, 1 << 16);
@@ -539,7 +540,8 @@ fn single_host_uses_the_intra_host_codec() {
     }
 }
 
-/// Fused small sums must have separate scale blocks on both levels, whichever level has a codec.
+/// Fused small sums must have separate scale blocks, whether the codec is inside hosts, between
+/// hosts, or both.
 #[test]
 fn fused_tensors_share_no_block_on_either_level() {
     for codec in [

@@ -228,8 +228,8 @@ fn killed_rank_is_named_by_all_within_a_second() {
     assert!(worst <= Duration::from_secs(1), "promised: {worst:?}");
 }
 
-/// Kills a process with much memory, which takes the kernel long to free. `CINCH_TEST_BALLAST` sets
-/// the megabytes.
+/// Kills a process with so much memory that the kernel takes long to free it. `CINCH_TEST_BALLAST` sets the
+/// megabytes.
 #[test]
 fn killed_large_rank_is_named_within_a_second() {
     let ballast = std::env::var("CINCH_TEST_BALLAST").unwrap_or("128".into());

@@ -37,7 +37,7 @@ struct Ranks {
     children: Vec<Child>,
     inputs: Vec<ChildStdin>,
     said: Receiver<(usize, String)>,
-    /// Lines that arrived before the test waited for them; ranks send lines at their own pace.
+    /// Lines of ranks that arrived before the test waited for them.
     backlog: Vec<(usize, String)>,
 }
 

@@ -1,8 +1,8 @@
 //! Unauthenticated connections during the rendezvous must be refused and delay no rank.
 //!
-//! A run with default settings makes a tenth of the promised connections. The promise is 10,000
-//! hostile connections during 100 inits:
-//! `CINCH_TEST_HOSTILE=10000 cargo test --release --test processes hostile -- --nocapture`.
+//! The full test makes 10,000 hostile connections during 100 inits; a run with default settings makes a tenth
+//! of these connections. The command for the full test is `CINCH_TEST_HOSTILE=10000 cargo test --release
+//! --test processes hostile -- --nocapture`.
 
 use cinch::bootstrap::{ControlPlane, OutOfBand};
 use cinch::sync::Fault;

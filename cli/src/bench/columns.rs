@@ -25,7 +25,7 @@ pub enum CellValue {
     Time(f64),
     /// A rate in GB/s.
     Rate(f64),
-    /// A ratio.
+    /// A ratio without a unit, such as the compression ratio.
     Ratio(f64),
     /// A difference from the exact result.
     Error(f64),

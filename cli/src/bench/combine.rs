@@ -61,8 +61,8 @@ pub struct Measured {
     pub ratio: Option<f64>,
 }
 
-/// Returns each iteration's time on its slowest rank, in seconds, sorted. All ranks must pass as
-/// many times.
+/// Returns each iteration's time on its slowest rank, in seconds, sorted. All ranks must pass
+/// slices of equal length.
 ///
 /// # Errors
 /// Returns the errors of the all_gather.

@@ -28,8 +28,8 @@ const HIDES: f64 = 0.125;
 /// magnitudes.
 ///
 /// Returns false also if a correct partial sum is so large that adding a contribution does not
-/// change it. Its loss is then no error. Partial sums of independent numbers grow with the square
-/// root of their count.
+/// change it. The loss of that contribution is then no error. Partial sums of independent numbers
+/// grow with the square root of their count.
 pub fn are_hidden(share: f64, dtype: DType, contributions: usize) -> bool {
     let n = contributions as f64;
     let unit = unit_roundoff(dtype);

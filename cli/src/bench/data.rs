@@ -10,8 +10,8 @@ use cinch::{DType, ReduceOp};
 use clap::ValueEnum;
 use std::path::{Path, PathBuf};
 
-/// Distribution of generated floating-point input. None yields zeros, which compress unusually well
-/// and cost unusually little power.
+/// Distribution of generated floating-point input. No distribution yields zeros, because zeros
+/// compress unusually well and cost unusually little power.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Distribution {
     /// N(0,1).

@@ -48,7 +48,8 @@ pub fn main(
     Ok(0)
 }
 
-/// Returns the limits by which every rank of such a communicator selects algorithms.
+/// Returns the limits by which every rank of a communicator of `nranks` ranks on `hosts` selects
+/// algorithms.
 fn limits(config: &Config, nranks: usize, hosts: &Groups) -> cinch::Result<Limits> {
     let between = match hosts.count() {
         1 => TransportKind::Shm,

@@ -7,7 +7,8 @@ use cinch::{CodecSpec, Collective, DType};
 /// Bytes a second that the SMs of an H100 or H200 send over NVLink, to one peer or to all. 18 links
 /// of 25 GB/s carry packets of 128 bytes with headers (measured: 369 GB/s to one peer).
 const WIRE: f64 = 370e9;
-/// Bytes a second that the SMs read plus write in local memory (measured with a copy).
+/// Bandwidth of the GPU's own memory in bytes a second: reads plus writes of the SMs, measured with
+/// a copy.
 const MEMORY: f64 = 3915e9;
 /// Seconds from launch to end of a kernel in a graph, without its messages and data.
 const LAUNCH: f64 = 2e-6;
@@ -19,7 +20,7 @@ const CODED_TRIPS: f64 = 3.5;
 
 /// Returns the least seconds of a call. These are the launch, the messages that must follow one
 /// another, and the longer of wire time and memory time. N is the number of ranks, S the bytes of
-/// the larger buffer, and W its bytes on the wire:
+/// the larger buffer, and W the bytes that its elements take on the wire:
 ///
 /// | call | messages | wire | memory |
 /// | --- | --- | --- | --- |
@@ -28,7 +29,8 @@ const CODED_TRIPS: f64 = 3.5;
 /// | all_gather, reduce_scatter, gather, scatter, all_to_all | 1 | (N-1)/N W | S (1 + 1/N) |
 /// | broadcast, reduce, send_recv | 1 | W | S |
 ///
-/// A codec adds its trips through scratch memory. The formula assumes no multicast in the switch.
+/// A codec adds `CODED_TRIPS` trips of the encoded elements through scratch memory. The formula
+/// assumes no multicast in the switch.
 pub fn seconds(
     collective: Collective,
     ranks: usize,
@@ -82,8 +84,8 @@ mod tests {
         seconds(Collective::AllReduce, ranks, size, (dtype, codec)) * 1e6
     }
 
-    /// A table for 8 H200 that was computed elsewhere by the same formula. Its constants are 0.8 us
-    /// a message, 4.3 TB/s, and a scale for each 256 elements.
+    /// Compares with a table for 8 H200 that was computed elsewhere by the formula of [`seconds`].
+    /// Its constants were 0.8 us a message, 4.3 TB/s, and a scale for each 256 elements.
     #[test]
     fn limit_agrees_with_a_table_computed_elsewhere() {
         let table = [

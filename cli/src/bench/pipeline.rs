@@ -124,9 +124,9 @@ pub fn run(
     Ok(records)
 }
 
-/// Returns the deadline of the next of `left` rows, so that each row gets its share of the time. A
-/// row spends at most half of the time until its deadline on measuring, so the deadline is two
-/// shares away.
+/// Returns the deadline of the next row; `left` rows remain. Each row should take 1/`left` of the
+/// remaining time. The deadline lies twice as far away, because a row measures for at most half of
+/// the time until its deadline.
 fn row_deadline(deadline: Option<Instant>, left: usize) -> Option<Instant> {
     let now = Instant::now();
     let share = deadline?.saturating_duration_since(now) / left.max(1) as u32;

@@ -271,8 +271,8 @@ impl Check<'_> {
         }
     }
 
-    /// Returns whether zeros in all of a range would prove an error. The bound of a single element
-    /// proves nothing if it exceeds the result. The largest element of a codec block survives
+    /// Returns whether a range in which every element is zero would prove an error. A single zero proves
+    /// nothing if the error bound exceeds the exact result. The largest element of a codec block survives
     /// encoding, so the range must contain a whole block.
     fn can_judge_zeros(&self, elements: Range<usize>) -> bool {
         let whole = elements.len() == self.row.count;
@@ -381,9 +381,8 @@ struct ExactTile {
     exact: Vec<f64>,
     /// Sum of the contributions' magnitudes.
     magnitude: Vec<f64>,
-    /// For each block, the sum over contributions of the largest magnitude in the block and its
-    /// neighbours. This bounds the scale of every partial sum, wherever chunks and codec blocks
-    /// begin on the wire.
+    /// For each block, the sum over contributions of the largest magnitude in the block and its neighbours.
+    /// The sum bounds the scale of every partial sum, wherever chunks and codec blocks begin on the wire.
     scales: Vec<f64>,
     /// Whether each block, or a neighbour of it, has a contribution that is not finite.
     poisoned: Vec<bool>,
@@ -413,8 +412,8 @@ impl ExactTile {
         }
     }
 
-    /// Returns whether some exact result exceeds everything that codec and rounding may drop. Such
-    /// an element cannot become zero.
+    /// Returns whether the exact result of some element exceeds the loss that codec and rounding may cause.
+    /// Such an element cannot become zero.
     fn is_to_show(
         &self,
         error: &ErrorLaw,

@@ -17,12 +17,12 @@ pub trait BenchRank {
     fn call(&self, call: &Call, buffers: UserBuffers<'_>) -> Result<Report>;
     /// Runs a send and a receive as one group. Returns the send's report.
     fn exchange(&self, send: (&Call, &[u8]), recv: (&Call, &mut [u8])) -> Result<Report>;
-    /// Waits until every rank has called it.
+    /// Waits until every rank has called `barrier`.
     fn barrier(&self) -> Result<()>;
     /// Formats the candidates of a call and the winner.
     fn explain(&self, call: &Call) -> Result<String>;
 
-    /// All-gathers words in rank order. All ranks must pass equally many.
+    /// All-gathers words in rank order. All ranks must pass equally many words.
     fn gather_words(&self, words: &[u64]) -> Result<Vec<u64>> {
         let mut all = vec![0u64; words.len() * self.nranks()];
         let call = Call::new(Collective::AllGather, DType::U64, words.len());

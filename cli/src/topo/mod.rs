@@ -123,7 +123,7 @@ fn describe(options: &TopoOptions) -> ExitResult<(String, Machine)> {
     Ok((root.display().to_string(), machine))
 }
 
-/// Describes the machine of a directory that looks like /sys, of which no driver reports anything.
+/// Describes the machine of a directory that looks like /sys, without reports of drivers.
 fn of_tree(root: &Path) -> cinch::Result<Machine> {
     if !root.is_dir() {
         return Err(cinch::Error::invalid_argument("no such directory"));

@@ -20,7 +20,7 @@ const MARGIN: f64 = 24.0;
 /// Largest number of rings that are drawn. Further rings would hide each other.
 const DRAWN_RINGS: usize = 4;
 
-/// Returns the drawing.
+/// Returns the machine as an SVG image.
 pub fn draw(shown: &Shown) -> String {
     let mut drawing = Drawing::new(shown);
     drawing.sockets();
@@ -70,7 +70,8 @@ impl<'a> Drawing<'a> {
             .collect()
     }
 
-    /// Places a node above the middle of what is below it. The reader of the description limits the depth.
+    /// Places a node above the middle of the nodes below it. Readers of descriptions limit the depth, so the
+    /// recursion is bounded.
     fn place(&mut self, node: NodeId, depth: usize) {
         let children = self.children(node);
         let begin = self.width;

@@ -53,7 +53,7 @@ pub(super) fn gb_s(bandwidth: Bandwidth) -> String {
     format!("{text}{}", if assumed { "*" } else { "" })
 }
 
-/// Returns what a node is, with its name.
+/// Returns the kind of a node and its name, such as `switch 0000:80:00.0`.
 pub(super) fn title(graph: &MachineGraph, node: NodeId) -> String {
     let name = &graph.nodes[node].name;
     match graph.nodes[node].kind {
@@ -72,7 +72,8 @@ pub(super) fn title(graph: &MachineGraph, node: NodeId) -> String {
     }
 }
 
-/// Writes a node and all below it. The reader of the description limits the depth.
+/// Writes a node and all nodes below it. Readers of descriptions limit the depth, so the recursion
+/// is bounded.
 fn write_tree(
     graph: &MachineGraph,
     node: NodeId,
@@ -225,7 +226,8 @@ fn write_predictions(shown: &Shown, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "  Times of linear8 leave out the codec.")
 }
 
-/// Describes the exchanges of a schedule on groups, innermost first.
+/// Describes the exchanges of a schedule on groups, innermost first, such as `direct inside each
+/// switch, ring between them`.
 pub(super) fn levels(hierarchy: &Hierarchy) -> String {
     let exchange = |exchange: &LevelExchange| match exchange {
         LevelExchange::Direct => "direct",

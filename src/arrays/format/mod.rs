@@ -27,7 +27,8 @@ pub enum Layout {
     Published,
 }
 
-/// A published layout of whole arrays.
+/// Encodes and decodes whole arrays in the layout of the system that introduced the format
+/// ([`Layout::Published`]).
 trait PublishedLayout: Debug + Send + Sync {
     /// Returns the size of `n` encoded elements in bytes.
     fn bytes(&self, n: usize) -> usize;
@@ -63,8 +64,8 @@ impl StandAlone {
     /// Creates the codec of `spec`, running on `isa`.
     ///
     /// # Errors
-    /// Invalid argument for bad parameters and for raw, which needs no encoding; unsupported if the
-    /// machine lacks `isa`, or if the codec has no published layout.
+    /// Invalid argument for bad parameters and for raw, which needs no encoding; unsupported if the machine
+    /// lacks `isa`, or if `layout` is [`Layout::Published`] and the codec has no such layout.
     pub fn new(spec: CodecSpec, layout: Layout, isa: Isa) -> Result<StandAlone> {
         let _environment = FloatEnvironment::standard();
         let Some(codec) = build(spec, isa)? else {
@@ -92,7 +93,7 @@ impl StandAlone {
         }
     }
 
-    /// Returns the number of elements of a whole array in a published layout.
+    /// Returns the number of elements of a whole array in [`Layout::Published`].
     ///
     /// # Errors
     /// Invalid argument if `bytes` are not such an array; unsupported in the chunk layout, which does not
@@ -111,10 +112,9 @@ impl StandAlone {
         }
     }
 
-    /// Encodes `x` into the first [`StandAlone::bytes`] bytes of `to`, and returns statistics of
-    /// `x`. The published layout of `trunc*` returns statistics of zero. Tensor scales are computed
-    /// from `x`. With a seed, rounding is stochastic, and arrays with equal `draw` use equal random
-    /// numbers.
+    /// Encodes `x` into the first [`StandAlone::bytes`] bytes of `to`, and returns statistics of `x`. For
+    /// `trunc*` in [`Layout::Published`] all statistics are zero. Tensor scales are computed from `x`. With a
+    /// seed, rounding is stochastic, and arrays with equal `draw` use equal random numbers.
     ///
     /// # Errors
     /// Invalid argument if `to` is too short; nothing is written.
@@ -178,8 +178,8 @@ impl StandAlone {
     /// Decodes `y.len()` elements from the first [`StandAlone::bytes`] bytes of `from`.
     ///
     /// # Errors
-    /// Invalid argument if `from` is too short, or if an array in a published layout has another
-    /// number of elements; nothing is written.
+    /// Invalid argument if `from` is too short, or if an array in [`Layout::Published`] has another number of
+    /// elements; nothing is written.
     pub fn decode(&self, from: &[u8], y: &mut [f32]) -> Result<()> {
         let _environment = FloatEnvironment::standard();
         let bytes = self.bytes(y.len());
@@ -220,7 +220,7 @@ impl StandAlone {
     }
 }
 
-/// Returns the published layout of a codec.
+/// Returns the implementation of [`Layout::Published`] for a codec.
 fn published(spec: CodecSpec, isa: Isa) -> Result<Arc<dyn PublishedLayout>> {
     let draws = spec.seed != 0;
     Ok(match spec.kind {

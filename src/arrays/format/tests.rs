@@ -1,5 +1,5 @@
-//! Tests encodings of whole arrays: published bytes, wrong element counts, and arrays of any
-//! length.
+//! Tests encodings of whole arrays: the bytes that papers published, wrong element counts, and
+//! arrays of any length.
 
 use super::*;
 use crate::cpu::{self, STRANGE};

@@ -41,7 +41,7 @@ enum HandshakeStage {
     Done,
 }
 
-/// A handshake of this side.
+/// This side's state of one authentication handshake.
 pub(crate) struct Handshake {
     side: HandshakeSide,
     stage: HandshakeStage,

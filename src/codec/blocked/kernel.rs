@@ -206,7 +206,8 @@ impl<F: BlockFormat> EncodeTensor<'_, F> {
                 loops.encode::<false>(x, encoder, RoundingRandom::NONE, codes);
             }
         }
-        // Only the first span writes the scale, so that a NaN that an earlier span wrote remains.
+        // The first span of a chunk writes the scale. Later spans at most replace the scale by NaN, so a NaN
+        // of an earlier span remains. An empty chunk has no scale.
         if !self.number.is_empty() {
             if is_poisoned {
                 write_number(self.number, 0, f32::NAN);

@@ -86,15 +86,15 @@ pub(super) trait BlockFormat: Debug + Send + Sync + 'static {
     /// Computes the decoder's values from a block's numbers.
     fn decoder(numbers: Numbers) -> Self::Decoder;
 
-    /// Returns whether every code of a block with these numbers is 0. [`Blocked`] then writes zeros without a
-    /// call per element.
+    /// Returns whether every code of a block with the parameters `numbers` is 0. [`Blocked`] then writes
+    /// zeros without a call per element.
     #[inline(always)]
     fn is_zero(_numbers: Numbers) -> bool {
         false
     }
 
-    /// Returns whether the numbers are so small that vector forms would lose bits. [`Blocked`] then
-    /// runs the scalar form.
+    /// Returns whether the parameters of a block are so small that vector forms would lose bits. [`Blocked`]
+    /// then runs the scalar form.
     #[inline(always)]
     fn needs_scalar(_numbers: Numbers) -> bool {
         false
@@ -176,7 +176,8 @@ impl<F: BlockFormat> Blocked<F> {
         }
     }
 
-    /// Returns the number of elements that share numbers; `None` if the whole chunk does.
+    /// Returns the number of elements in a block, which share the block's numbers; `None` if the whole chunk
+    /// is one block.
     fn block(&self) -> Option<usize> {
         match self.rule {
             ScaleRule::Block(block) => Some(block as usize),

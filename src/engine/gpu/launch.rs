@@ -38,10 +38,10 @@ pub(super) struct PreparedPlan {
 struct FusedRound {
     /// Number of 8-byte words of a message; with a codec, number of elements.
     words: usize,
-    /// Number of packets of one word, tiles of four lines, or encoded tiles that each thread block
-    /// handles.
+    /// Number of ll packets (one word each), tiles of four ll128 lines, or encoded tiles that each thread
+    /// block handles.
     share: usize,
-    /// Number of lines of an encoded tile; 0 without a codec.
+    /// Number of ll128 lines that an encoded tile fills; 0 without a codec.
     lines: usize,
     /// Bits `SENDS_PARTS` to `SENDS_SUMS`; 0 without a codec.
     phases: u8,
@@ -279,7 +279,7 @@ pub(super) fn args(comm: CommView, work_buffer: &WorkBuffer) -> ScheduleArgs {
 }
 
 /// Returns the codec's parameters for the call with sequence number `operation`. Without a codec, returns the
-/// bytes of an element.
+/// size of an element in bytes.
 fn codec_words(plan: &Plan, operation: u64) -> abi::CodecWords {
     let mut word = [0; 8];
     match plan.codec {

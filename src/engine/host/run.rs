@@ -205,8 +205,9 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Executes a step whose messages have arrived. With `sends`, its slots are free, and the step fills
-    /// them. Without `sends`, the step stores its result in the output, from which a zero-copy send follows.
+    /// Executes a step whose messages have arrived. If `sends` is true, the step writes into send slots,
+    /// which the caller has found free. Otherwise the step writes its result to the output, from which a
+    /// later zero-copy send reads.
     pub(super) fn execute(
         &mut self,
         engine: &mut HostEngine,
@@ -219,8 +220,8 @@ impl<'a> Run<'a> {
         let chunk = self.chunk(engine.links.rank, channel, visit, step);
         self.check_headers(engine, channel, step, &chunk)?;
         let spec = self.plan.spec_of(step.gives);
-        // A call keeps the scales of one codec only. Settings ensure that the codec of the other
-        // level has no kept scales.
+        // A call keeps the scales of one codec only. If the codecs inside and between hosts differ, only the
+        // codec between hosts may keep scales.
         let is_scaled = matches!(spec.scale, ScaleRule::Tensor { .. });
         let scales = self.scales.as_mut().filter(|_| is_scaled);
         let work = StepWork {

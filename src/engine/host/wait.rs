@@ -30,8 +30,9 @@ pub(super) struct WaitClock {
 }
 
 impl WaitClock {
-    /// Returns the time waited until `now`. Between two readings at most [`CAUSE_TIMEOUT`] counts: a process that was
-    /// stopped for longer must first read the messages that arrived meanwhile.
+    /// Returns the time waited until `now`. The time between two readings counts as [`CAUSE_TIMEOUT`] at
+    /// most. So a process that was stopped for longer reads the messages that arrived meanwhile before it
+    /// times out.
     fn waited(&mut self, now: Instant) -> Duration {
         let last = self.last_reading.replace(now).unwrap_or(now);
         self.waited += now.duration_since(last).min(CAUSE_TIMEOUT);

@@ -71,8 +71,8 @@ pub const SUMS: u8 = 2;
 /// Bit of [`OneshotArgs::phases`]: every rank sends its finished sum to all others.
 pub const SENDS_SUMS: u8 = 4;
 
-/// Parameters of a codec (`kernels/codec/params.h` has the fields), or the bytes of an element in word 0
-/// for a call without a codec.
+/// Parameters of a codec (`kernels/codec/params.h` has the fields), or, for a call without a codec, the size
+/// of an element in bytes in word 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct CodecWords {
@@ -227,19 +227,20 @@ pub struct OneshotArgs {
     /// Number of 8-byte words that a rank sends each other rank in a round; with a codec, number of
     /// elements.
     pub words: u32,
-    /// Number of packets (a multiple of 32), tiles of lines, or encoded tiles that each thread block handles.
+    /// Number of ll packets (a multiple of 32), tiles of ll128 lines, or encoded tiles that each thread block
+    /// handles.
     pub share: u32,
     /// Reduction of two contributions, a [`Combine`].
     pub combine: u8,
     /// Option bits, as [`KernelWork::flags`].
     pub flags: u8,
-    /// Bytes of an element.
+    /// Size of an element in bytes.
     pub element_bytes: u8,
     /// Root of a broadcast or reduce.
     pub root: u8,
     /// Bits [`SENDS_PARTS`] to [`SENDS_SUMS`]; unused without a codec.
     pub phases: u8,
-    /// Number of lines of an encoded tile; unused without a codec.
+    /// Number of ll128 lines that an encoded tile fills; unused without a codec.
     pub tile_lines: u8,
     /// Padding, always 0, to a multiple of 8 bytes.
     pub unused: [u8; 2],

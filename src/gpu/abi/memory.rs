@@ -68,7 +68,8 @@ pub const CURSORS_BYTES: usize = PROTOCOLS * MAX_CHANNELS * MAX_RANKS * size_of:
 
 /// Value of [`Trouble::kind`]: no failure.
 pub const TROUBLE_NONE: u32 = 0;
-/// Value of [`Trouble::kind`]: `peer` did not send (`sends` = 0) or receive (`sends` = 1) in time.
+/// Value of [`Trouble::kind`]: the kernel waited too long for `peer`, either for a message (`sends` = 0) or
+/// for a free slot (`sends` = 1).
 pub const TROUBLE_TIMEOUT: u32 = 1;
 /// Value of [`Trouble::kind`]: `peer` runs another call, with the signature `theirs`.
 pub const TROUBLE_MISMATCH: u32 = 2;

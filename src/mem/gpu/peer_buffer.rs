@@ -101,7 +101,8 @@ impl PeerBufferLayout {
     }
 
     /// Returns the largest peer buffers within a budget. `need` computes how much of the budget a layout
-    /// takes. Without `has_lines` fused kernels send no lines, and the layout has no area for them.
+    /// takes. If `has_lines` is false, fused kernels send no ll128 lines, and the layout has no area for
+    /// ll128 lines.
     ///
     /// # Errors
     /// See [`PeerBufferLayout::new`].

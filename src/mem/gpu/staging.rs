@@ -1,9 +1,9 @@
-//! Staging: the peer buffers of a pair of ranks on different hosts. Both lie in pinned memory of this host;
-//! kernels write the outbox and read the inbox.
+//! Staging buffers for a peer on another host: an outbox, which kernels write, and an inbox, which kernels
+//! read. Both buffers lie in pinned memory of this host.
 //!
-//! The host takes the peer's place. It takes messages from the outbox and returns the slots through `head`
-//! in the inbox, where kernels poll it. It puts arrived messages into slots of the inbox, and reads the
-//! kernels' credit in the outbox.
+//! The host takes the peer's place. It takes messages from the outbox and frees their slots through `head` in
+//! the inbox, which kernels poll. It puts arrived messages into slots of the inbox, and reads the kernels'
+//! credit in the outbox. The table shows where slots and counters lie, and who writes them:
 //!
 //! | | slots | `tail` | `head` |
 //! | --- | --- | --- | --- |

@@ -46,7 +46,7 @@ impl fmt::Display for KernelVariant {
 pub struct WireClass {
     /// Codec of the messages; [`CodecKind::Raw`] if they are not encoded.
     pub codec: CodecKind,
-    /// Bytes of an element.
+    /// Size of an element in bytes.
     pub element_bytes: usize,
 }
 
@@ -60,7 +60,7 @@ impl WireClass {
     }
 }
 
-/// Prints codec and bytes of an element: `raw/4`.
+/// Prints the codec and the element size in bytes: `raw/4`.
 impl fmt::Display for WireClass {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.codec.name(), self.element_bytes)
@@ -72,7 +72,7 @@ impl fmt::Display for WireClass {
 pub struct TableEntry {
     /// Collective for which the line was measured.
     pub collective: Collective,
-    /// Codec and bytes of an element.
+    /// Codec and element size for which the line was measured.
     pub wire: WireClass,
     /// Smallest size for which the line applies, in bytes of the larger buffer.
     pub from: usize,

@@ -109,8 +109,8 @@ fn steps(pattern: &SchedulePattern, rank: usize) -> Vec<Step> {
     steps
 }
 
-/// Returns the longest chain of messages if every group has several ranks. In uneven groups the actual chain
-/// may be shorter.
+/// Returns the length of the longest chain of dependent messages if every group has several ranks. In uneven
+/// groups the actual chain may be shorter.
 fn hops(pattern: &SchedulePattern) -> Hops {
     let groups = &pattern.groups;
     let (count, depth) = (groups.count(), trees::depth(groups));

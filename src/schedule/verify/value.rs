@@ -12,7 +12,7 @@ pub(super) struct Value {
     weight: u64,
     /// Number of contributions in the value.
     count: u32,
-    /// Length of the longest chain of messages through which the value has passed.
+    /// Length of the longest chain of dependent messages that led to the value.
     pub hops: u32,
     /// Whether the value has been divided as an average.
     pub divided: bool,
@@ -30,8 +30,8 @@ impl Value {
         }
     }
 
-    /// Returns dec(enc(value)) in the codec of a level. Each level counts as a different codec; a proof for
-    /// two codecs also holds if both are equal.
+    /// Returns dec(enc(value)) in the codec for `level`. The codecs inside and between groups count as
+    /// different; a proof for two codecs also holds if both are equal.
     pub fn coded(self, level: Level) -> Value {
         let identity = mix(self.identity, [5, 2][level as usize]);
         Value { identity, ..self }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 /// A GPU that NVML lists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NvmlGpu {
-    /// Address.
+    /// PCI address of the GPU.
     pub bus_id: BusId,
     /// Number by which NVML knows the GPU.
     pub index: u32,
@@ -21,7 +21,7 @@ pub struct NvmlGpu {
     pub uuid: String,
     /// Compute capability times ten.
     pub sm: Option<u32>,
-    /// The fastest PCIe link that the GPU and its port have.
+    /// The fastest PCIe link that both the GPU and the port above it support.
     pub max_link: NvmlPcieLink,
     /// The PCIe link as it is trained now, which may be slow to save power.
     pub current_link: NvmlPcieLink,
@@ -210,7 +210,8 @@ impl Nvml {
     /// Returns an NVLink; `None` if it is down, or if it carries no accesses between GPUs.
     fn link(&self, device: NvmlDevice, link: c_uint) -> Option<NvmlLink> {
         let api = &self.api;
-        // The driver trains the link when it is first asked for its capability, so this comes first.
+        // The driver trains the link when its capability is first queried, so the capability is queried
+        // before the state.
         // SAFETY: the handle is valid while `Nvml` keeps the library initialised, and the closures get one
         // writable number each.
         let is_up = unsafe {

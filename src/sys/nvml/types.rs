@@ -3,7 +3,7 @@
 
 use std::ffi::{c_char, c_uint, c_void};
 
-/// Result code of a function.
+/// Result code of an NVML function (`nvmlReturn_t`).
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct NvmlResult(pub c_uint);
@@ -87,6 +87,6 @@ impl NvmlPciInfo {
     }
 }
 
-// The library writes this many bytes.
+// NVML writes this many bytes into the struct.
 const _: () = assert!(size_of::<NvmlPciInfo>() == 68);
 const _: () = assert!(std::mem::offset_of!(NvmlPciInfo, bus_id) == 36);

@@ -1,9 +1,9 @@
-//! PCI addresses.
+//! PCI addresses, such as `0000:c1:00.0`.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// A PCI address: domain, bus, device and function. Addresses sort as their text does on most machines.
+/// A PCI address: domain, bus, device and function. Addresses sort by these four numbers in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BusId {
     domain: u32,

@@ -50,7 +50,7 @@ impl PciFiles for SysDirectory {
     fn names(&self, directory: &str, most: usize) -> Option<Vec<String>> {
         let entries = fs::read_dir(self.root.join(directory)).ok()?;
         let names = entries.take(most).filter_map(Result::ok);
-        // A name that is no text names no device, but it counts.
+        // A name that is no UTF-8 names no device, but counts towards `most`.
         let names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
         Some(names.collect())
     }
@@ -63,7 +63,7 @@ impl PciFiles for SysDirectory {
 /// Follows symbolic links inside the root.
 pub(super) struct Resolver<'a> {
     files: &'a dyn PciFiles,
-    /// Paths that are no links, to save system calls.
+    /// Paths that are known to be no symbolic links, to save system calls.
     known: HashSet<String>,
 }
 

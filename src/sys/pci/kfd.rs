@@ -13,7 +13,7 @@ const MAX_KFD_LINKS: usize = 256;
 /// A GPU that the kernel driver of AMD lists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KfdGpu {
-    /// Address.
+    /// PCI address of the GPU.
     pub bus_id: BusId,
     /// Architecture, three numbers in one: 90402 is gfx942, and 90010 is gfx90a.
     pub gfx_version: u32,
@@ -24,7 +24,7 @@ pub struct KfdGpu {
 /// Infinity Fabric links from a GPU to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KfdLink {
-    /// The other GPU.
+    /// PCI address of the other GPU.
     pub target: BusId,
     /// Number of parallel links.
     pub count: u32,
@@ -82,8 +82,8 @@ fn gpu(properties: &Properties) -> Option<KfdGpu> {
     })
 }
 
-/// Returns how many links lie in parallel: the driver gives the bandwidth of one as the minimum, and of all as the
-/// maximum. Older drivers give neither, and list each link.
+/// Returns the number of parallel links. The driver reports the bandwidth of one link as the minimum, and of
+/// all links as the maximum. Older drivers report neither, and list each link separately.
 fn parallel_links(link: &Properties) -> u32 {
     let get = |name: &str| link.get(name).copied().unwrap_or(0);
     let count = get("max_bandwidth").checked_div(get("min_bandwidth"));

@@ -1,8 +1,9 @@
 //! PCI functions, network devices and AMD's links between GPUs, read from a directory that looks like /sys.
 //!
-//! [`PciFiles`] gives access to the files; [`SysDirectory`] implements it for a directory on disk, and the tests'
-//! `MemoryFiles` for a tree in memory. The directory may be hostile: symbolic links that leave the directory are
-//! not followed, the numbers below limit what is read, and what cannot be read is unknown.
+//! [`PciFiles`] gives access to the files; [`SysDirectory`] implements it for a directory on disk, and the
+//! tests' `MemoryFiles` for a tree in memory. The directory may be hostile. Symbolic links that leave the
+//! directory are not followed, and the constants of this module limit how much is read. A value that cannot
+//! be read counts as unknown.
 
 mod bus_id;
 mod files;

@@ -11,13 +11,13 @@ const MAX_PORTS: usize = 256;
 pub struct NetworkPort {
     /// Name of the device or the interface, such as `mlx5_0` or `eth0`.
     pub name: String,
-    /// Index of its PCI function in the tree; `None` if it is on another bus.
+    /// Index of the adapter's PCI function in the tree; `None` if the device is on another bus.
     pub function: Option<usize>,
     /// Number of the RDMA device's port, from 1; 0 for an interface.
     pub port: u32,
     /// Speed in Mbit/s; `None` if unknown.
     pub speed: Option<u32>,
-    /// Identifier of the adapter, equal for its ports; 0 if unknown.
+    /// Identifier of the adapter, equal for all ports of the adapter; 0 if unknown.
     pub guid: u64,
 }
 
@@ -35,7 +35,7 @@ impl PciTree<'_> {
         let with_rdma: Vec<usize> = ports.iter().filter_map(|port| port.function).collect();
         for name in self.network_names("class/net")? {
             let interface = self.interface(name)?;
-            // An adapter with RDMA has interfaces too, which are the same ports.
+            // Network interfaces of an RDMA adapter are left out, because they are the same ports.
             let is_rdma =
                 |port: &NetworkPort| port.function.is_some_and(|at| with_rdma.contains(&at));
             ports.extend(interface.filter(|port| !is_rdma(port)));
@@ -69,7 +69,8 @@ impl PciTree<'_> {
         let (Some(path), Some(function)) = (self.resolve(&entry), self.function_of(&entry)?) else {
             return Ok(());
         };
-        // The ports of an adapter with two functions have one system image.
+        // `sys_image_guid` comes first: it is equal for the ports of one adapter, even if the adapter has two
+        // PCI functions.
         let guid = ["sys_image_guid", "node_guid"].iter().find_map(|file| {
             let text = self.text(&format!("{path}/{file}"))?;
             let digits: String = text.split(':').collect();

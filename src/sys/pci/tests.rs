@@ -186,7 +186,7 @@ fn more_devices_or_levels_than_allowed_are_refused_or_left_out() {
         MAX_DEVICES
     );
     (MAX_DEVICES..5000).for_each(|number| add(&mut files, number));
-    // The number of names decides, so the devices themselves need not exist.
+    // Only the number of names matters, so the devices themselves need not exist.
     let directory = Directory::new("many");
     let list = directory.0.join("bus/pci/devices");
     std::fs::create_dir_all(&list).unwrap();

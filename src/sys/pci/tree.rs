@@ -9,7 +9,7 @@ use std::collections::HashMap;
 /// A function of a PCI device, which has an address of its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PciFunction {
-    /// Address.
+    /// PCI address of the function.
     pub bus_id: BusId,
     /// Index of the bridge right above, which is lower than the index of this function; `None` on a root bus.
     pub parent: Option<usize>,
@@ -18,7 +18,7 @@ pub struct PciFunction {
     path: String,
 }
 
-/// Attributes of a function. What cannot be read is unknown.
+/// Attributes of a function. An attribute that cannot be read is unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PciAttributes {
     /// Vendor and device, then subsystem vendor and device; zeros if unknown.
@@ -192,7 +192,8 @@ impl<'a> PciTree<'a> {
         for name in path.split('/') {
             end += name.len() + usize::from(end > 0);
             if is_root_bus(name) {
-                // Functions above another root bus, such as Intel's VMD, are no bridges.
+                // A function above a further root bus, such as Intel's VMD, is not a bridge above the devices
+                // on that bus.
                 last = None;
             } else if let Some(bus_id) = address(name) {
                 last = Some(self.function(bus_id, &path[..end], last)?);

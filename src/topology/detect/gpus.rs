@@ -27,7 +27,7 @@ const HIDDEN: BusId = BusId::new(0xffff_ffff, 0xff, 0xff, 0);
 pub(super) struct DetectedGpus {
     /// GPUs by address.
     pub gpus: BTreeMap<BusId, Gpu>,
-    /// PCIe links that drivers report, by address.
+    /// PCIe links that NVML reports, by address of the GPU.
     pub links: BTreeMap<BusId, PciLink>,
     /// Version of NCCL's XML that fits the GPUs.
     pub version: XmlVersion,
@@ -49,7 +49,7 @@ pub(super) fn find(tree: &PciTree<'_>, sources: &DetectSources<'_>) -> Result<De
     }
     let nvml: BTreeMap<BusId, &NvmlGpu> =
         sources.nvml.iter().map(|gpu| (gpu.bus_id, gpu)).collect();
-    // NVML numbers the GPUs that it lists. The others follow, by address.
+    // GPUs that NVML lists have NVML's numbers. Other GPUs get the next numbers, in the order of addresses.
     let mut next = sources
         .nvml
         .iter()
@@ -160,7 +160,7 @@ fn add_kfd(gpus: &mut BTreeMap<BusId, Gpu>, kfd: &KfdGpu) {
     // gfx90a is version 9.0.10, whose last digit is hexadecimal.
     gpu.gcn = Some((major * 10 + minor) * 10 + step);
     for link in kfd.links.iter().filter(|link| known.contains(&link.target)) {
-        // Partitions of a GPU have one address.
+        // Partitions of a GPU share one address, so links to this address are counted once.
         if gpu
             .links
             .iter()

@@ -1,7 +1,8 @@
 //! Describes the machine at hand, from a directory that looks like /sys and from what drivers report.
 //!
-//! A later source in this list wins over an earlier: /sys, the CUDA driver, NVML. What no source knows stays
-//! unknown: without PCI devices or NUMA nodes the GPUs stand side by side at one socket, whose number is -1.
+//! The sources are /sys, the CUDA driver and NVML; a later source in this list overrides an earlier one. A
+//! fact that no source knows stays unknown: without PCI devices or NUMA nodes, all GPUs are at one socket,
+//! whose number is -1.
 
 mod gpus;
 mod place;
@@ -12,7 +13,7 @@ use crate::sys::nvml::NvmlGpu;
 use crate::sys::pci::{NetworkPort, PciFiles, PciTree, SysDirectory};
 use std::path::Path;
 
-/// Facts besides /sys.
+/// Sources of facts about the machine other than /sys.
 #[derive(Clone, Debug, Default)]
 pub struct DetectSources<'a> {
     /// Facts of the processors.
@@ -26,7 +27,7 @@ pub struct DetectSources<'a> {
 /// A GPU that the CUDA driver lists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DriverGpu {
-    /// Address.
+    /// PCI address of the GPU.
     pub bus_id: BusId,
     /// Compute capability times ten; `None` if unknown.
     pub sm: Option<u32>,

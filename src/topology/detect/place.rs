@@ -75,7 +75,7 @@ struct Placer<'a, 'f> {
     driver_links: BTreeMap<BusId, PciLink>,
     /// Network devices by PCI function.
     nics: BTreeMap<usize, Vec<Nic>>,
-    /// Functions behind each switch, and under `None` those at root ports, in the order of addresses.
+    /// Functions behind each switch, in the order of addresses. Functions at root ports are under `None`.
     children: BTreeMap<Option<usize>, BTreeSet<(BusId, usize)>>,
     attributes: BTreeMap<usize, PciAttributes>,
     defects: Vec<Defect>,
@@ -196,7 +196,7 @@ impl Placer<'_, '_> {
         };
         let port = usable(self.attributes(above));
         let is_virtual = match (speed::pcie(own), speed::pcie(port)) {
-            // A slow link that was trained as such is real.
+            // If the device's link was trained with the port's width, the link really is slow.
             (Some(own), Some(mb_s)) => speed::is_virtual(mb_s, own) && trained != port.width,
             _ => false,
         };

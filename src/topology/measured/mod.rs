@@ -1,5 +1,5 @@
-//! Limits that a measurement found on a machine. They win over the figures of files, the operating system and
-//! tables.
+//! Measured limits of a machine's links. A measured limit replaces the figure of a file, the operating system
+//! or a table.
 
 mod text;
 
@@ -23,25 +23,27 @@ pub enum MeasuredLimit {
     Direction([String; 2], u32),
     /// MB/s each way between two nodes.
     Link([String; 2], u32),
-    /// MB/s each way of a link beside the tree, which the graph need not have.
+    /// MB/s each way of a PCIe link between two switches that are not above each other. The link is added if
+    /// the graph lacks it.
     Connect([String; 2], u32),
     /// MB/s that several directions carry together.
     Pool(Vec<[String; 2]>, u32),
     /// Bandwidth of the way out of a switch that many GPUs share.
     Fan {
-        /// The switch.
+        /// Switch whose link towards the socket is slowed down.
         switch: String,
-        /// Number of sending GPUs from which on the bandwidth holds.
+        /// Least number of sending GPUs at which the bandwidth holds.
         sources: u32,
-        /// Number of root ports from which on the bandwidth holds.
+        /// Least number of receiving root ports at which the bandwidth holds.
         ports: u32,
-        /// MB/s.
+        /// MB/s of the link while the limit holds.
         mb_s: u32,
     },
 }
 
 impl MeasuredLimits {
-    /// Adds a limit. An error in [`MeasuredLimits::apply`] names it by its number, from 1.
+    /// Adds a limit. If [`MeasuredLimits::apply`] rejects the limit, the error names the limit's number,
+    /// counted from 1.
     pub fn push(&mut self, limit: MeasuredLimit) {
         self.lines.push((self.lines.len() + 1, limit));
     }
@@ -51,8 +53,8 @@ impl MeasuredLimits {
         self.lines.iter().map(|(_, limit)| limit)
     }
 
-    /// Sets the limits of `graph`, or leaves it unchanged if it returns an error. Paths must be found afterwards,
-    /// because links may have been added.
+    /// Sets the limits of `graph`. Leaves `graph` unchanged if it returns an error. Paths must be found
+    /// afterwards, because links may have been added.
     ///
     /// # Errors
     /// Invalid argument, with the line, if a node or link does not exist, if a name fits several, or if a limit
@@ -130,7 +132,7 @@ const fn measured(mb_s: u32) -> Bandwidth {
     }
 }
 
-/// Returns the nodes of a name: bridges may share an address.
+/// Returns the nodes with this name. There may be several, because bridges may share an address.
 fn find_nodes(graph: &MachineGraph, name: &str) -> Result<Vec<NodeId>, String> {
     let address = name.parse::<BusId>().map(|bus_id| bus_id.to_string());
     let is_named = |node: &NodeId| match &address {

@@ -9,9 +9,9 @@ use crate::topology::graph::{
 use crate::topology::hierarchy::Hierarchy;
 use crate::topology::paths::{Paths, PeerAccess};
 
-/// Hosts with equal graphs. The network between their ports limits nothing.
+/// Hosts with equal graphs. The network between the ports of the hosts has unlimited bandwidth.
 ///
-/// Ranks go through the hosts one after the other, and in each through its GPUs in the order of rank.
+/// Ranks are numbered host by host, and inside a host in the order of the GPUs' ranks.
 #[derive(Clone, Debug)]
 pub struct Cluster {
     /// Graph of a host, with its ports.
@@ -44,8 +44,8 @@ impl Cluster {
         }
     }
 
-    /// Creates `hosts` hosts with these ports. A port is right beside its GPUs: data on its way to it loads no
-    /// PCIe link.
+    /// Creates `hosts` hosts with `ports` each. A port is right beside its GPUs: data between a port and its
+    /// GPUs loads no PCIe link.
     ///
     /// # Errors
     /// Invalid argument if there is no host, or if a GPU is not on exactly one port.
@@ -94,9 +94,9 @@ impl Cluster {
         })
     }
 
-    /// Creates `hosts` hosts whose GPUs use the network devices of the host's graph: GPU g the device `nics[g]`, by
-    /// index in [`MachineGraph::gpus`] and [`MachineGraph::nics`]. Data on its way to a device loads the PCIe links
-    /// between.
+    /// Creates `hosts` hosts whose GPUs use the network devices of the host's graph. GPU g uses device
+    /// `nics[g]`; both are indices, in [`MachineGraph::gpus`] and [`MachineGraph::nics`]. Data between a GPU
+    /// and its device loads the PCIe links on the path.
     ///
     /// # Errors
     /// Invalid argument if there is no host, if a GPU has no device, or if no links lead to it.
@@ -165,7 +165,7 @@ impl Cluster {
             loads.send(&self.paths, last, first, there);
             loads.send(&self.paths, first, last, back);
         } else {
-            // The last GPU of a host is before the first of the next.
+            // In the ring, the last GPU of a host is followed by the first GPU of the next host.
             self.across(&mut loads, last, there, back);
             self.across(&mut loads, first, back, there);
         }
@@ -186,9 +186,9 @@ impl Cluster {
         loads
     }
 
-    /// Returns the loads of a host under two levels: `inside` the hosts, or a two-shot if it is `None`, then
-    /// between hosts on rails, which are as many as a host has GPUs. A ring and a two-shot between hosts load
-    /// ports alike.
+    /// Returns the loads of a host under a schedule on two levels. Inside hosts it runs `inside`, or a
+    /// two-shot if `inside` is `None`. Between hosts there is a rail for each GPU of a host. A ring and a
+    /// two-shot on rails load ports alike.
     pub fn rails(&self, inside: Option<&Hierarchy>) -> Loads {
         let gpus = self.graph.gpus.len();
         let hosts = self.hosts as u64;
@@ -206,7 +206,8 @@ impl Cluster {
             }
         };
         for (gpu, owned) in owned.into_iter().enumerate() {
-            // Each host but the owner sends its sum of a part once, and each but one gets the result.
+            // A host sends its sum of each part that another host owns, and the result of its own part to
+            // every other host.
             let units = 2 * (hosts - 1) * (owned / hosts);
             self.across(&mut loads, gpu, units, units);
         }

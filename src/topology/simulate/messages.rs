@@ -40,14 +40,16 @@ impl Default for MessageSettings {
 /// Largest number of ranks.
 const MAX_RANKS: usize = 1_024;
 
-/// Bytes of a message are counted in parts of this size, so that bytes per second times nanoseconds are whole.
+/// Number of parts into which each byte of a message is divided, so that bytes per second times nanoseconds
+/// is a whole number of parts.
 const PARTS_OF_A_BYTE: u64 = 1_000_000_000;
 
-/// Most bytes of a collective: a message may be as large, and must be countable in its parts.
+/// Largest number of bytes of a collective. A single message may have all of these bytes, and its parts must
+/// fit 64 bits.
 const MAX_BYTES: u64 = u64::MAX / PARTS_OF_A_BYTE;
 
-/// Returns the nanoseconds that `pattern` takes for `bytes` bytes, which are those of the whole message, or of one
-/// block if the collective has a block for each rank.
+/// Returns the nanoseconds that `pattern` takes for a message of `bytes` bytes. If the collective has a block
+/// for each rank, `bytes` is the size of one block.
 ///
 /// # Errors
 /// Unsupported for a pattern that has no schedule, for more than 1,024 ranks or 18 GB. Invalid argument if the cluster
@@ -107,7 +109,8 @@ struct SimulatedRank {
     schedule: Schedule,
     cursor: WalkCursor,
     visit: Option<Visit>,
-    /// Whether the current step has what it receives, and the number of messages that it has sent.
+    /// Whether the current step has received its messages. `sent` is the number of messages that the step has
+    /// sent.
     has_received: bool,
     sent: usize,
     is_finished: bool,
@@ -120,13 +123,13 @@ struct SimulatedConnection {
     /// Messages that wait to move, in bytes.
     waiting: VecDeque<u64>,
     is_moving: bool,
-    /// Messages that have arrived and were not received.
+    /// Number of messages that have arrived and that no step has received yet.
     arrived: usize,
-    /// Slots that are in use.
+    /// Number of slots in use.
     slots: usize,
 }
 
-/// A message that moves.
+/// A message that is crossing links.
 struct MovingMessage {
     connection: usize,
     /// Parts of a byte that have not moved yet.
@@ -138,7 +141,7 @@ struct Simulation<'a> {
     pattern: &'a SchedulePattern,
     bytes: u64,
     settings: &'a MessageSettings,
-    /// Slots of each connection.
+    /// Number of slots that each connection has.
     slots: usize,
     /// GPU of each rank of a host.
     placement: Vec<usize>,
@@ -151,10 +154,10 @@ struct Simulation<'a> {
     moving: Vec<MovingMessage>,
     /// Times at which messages arrive, in order, with their connections.
     arriving: VecDeque<(u64, usize)>,
-    /// Ranks that may go on.
+    /// Ranks that may be able to run their next step.
     ready: VecDeque<usize>,
     limits: SharedLimits,
-    /// Messages through the fans of each host.
+    /// For each host, the moving messages that cross its fans.
     fans: Vec<FanFlows>,
     rates: Vec<u64>,
     flows: Vec<usize>,
@@ -322,7 +325,7 @@ impl<'a> Simulation<'a> {
         if !has_all || from.len() < step.recv_from.len() {
             return false;
         }
-        // All steps of a chain that forwards refer to one message, which the last releases.
+        // All steps of a forwarding chain read one message, and the last of these steps frees its slot.
         let forwards = matches!(step.op, Op::Recv | Op::RecvCopySend);
         if !(forwards && step.more) {
             for at in from {
@@ -403,7 +406,8 @@ impl<'a> Simulation<'a> {
         self.are_rates_stale = false;
     }
 
-    /// Moves all messages for `wait` nanoseconds, and begins the next where one is through.
+    /// Moves all messages for `wait` nanoseconds. Where a message is through, begins to move the next message
+    /// of the connection.
     fn move_messages(&mut self, wait: u64) {
         let mut through = Vec::new();
         for (message, rate) in self.moving.iter_mut().zip(&self.rates) {

@@ -14,7 +14,7 @@ use std::time::Instant;
 
 const NAMES: [&str; 10] = ["A", "B", "C", "D", "E", "F", "G", "H", "I", "K"];
 
-/// Returns the graph without defects and without ranks, which a system does not have.
+/// Returns the graph without defects and without ranks, because /sys and NVML report no ranks.
 fn graph(machine: &Machine) -> MachineGraph {
     let mut machine = machine.clone();
     each_gpu(&mut machine, &mut |gpu| gpu.rank = None);
@@ -59,8 +59,8 @@ impl Drop for Directory {
     }
 }
 
-/// Returns the test's machines: those with predictions, with NICs, with a switch of two levels and with NICs on a
-/// socket without GPUs.
+/// Returns the machines of the test: all machines with predictions, and three with NICs. One of the three has
+/// switches that show two levels of bridges, another a socket with NICs and without GPUs.
 fn machines() -> Vec<(String, Machine)> {
     let mut all: Vec<_> = NAMES
         .iter()
@@ -102,7 +102,7 @@ fn a_tree_gives_the_graph_that_the_xml_file_gives() {
         let fake = FakeSys::new(&machine);
         let directory = Directory::new(&name, &fake.files);
         let nvml = fake.gpus();
-        // Without the links of NVML, /sys has to give them.
+        // Without NVML's PCIe links, the PCIe links must come from /sys.
         let mut without_pcie = nvml.clone();
         for gpu in &mut without_pcie {
             gpu.max_link = Default::default();
@@ -175,7 +175,7 @@ fn driver_facts_fill_what_nvml_leaves_open() {
         .iter()
         .map(|(_, gpu)| (gpu.dev, gpu.sm, gpu.gdr))
         .collect();
-    // The GPU that /sys lacks stands at a socket of its own, whose node is unknown.
+    // The GPU that /sys lacks is at a socket of its own, whose NUMA node is unknown.
     let expected = [
         (2, Some(75), true),
         (0, Some(89), true),
@@ -203,7 +203,7 @@ fn without_sys_gpus_stand_side_by_side_at_an_unknown_socket() {
         assert_eq!(socket.numa, -1);
         assert_eq!(socket.devices.len(), nvml.len());
         assert_eq!(found.defects, [Defect::NoPciBus]);
-        // Links that NVML reports are known all the same.
+        // NVLinks that NVML reports are known even without /sys.
         let [found, expected] = [&found, &machine].map(gpus);
         for ((_, found), (_, expected)) in found.iter().zip(&expected) {
             assert_eq!(
@@ -245,7 +245,8 @@ fn gpus_that_sys_lacks_keep_the_others_in_place() {
 
 #[test]
 fn a_bus_without_bridges_is_flat() {
-    // The directories of the functions lie in the list itself, as in a copy that follows links.
+    // The directories of the functions are in `bus/pci/devices` itself, as in a copy of /sys that followed
+    // symbolic links.
     let fake = FakeSys::new(&case("A").machine);
     let mut flat = MemoryFiles::default();
     for (path, entry) in &fake.files.entries {
@@ -287,7 +288,7 @@ fn unknown_numa_nodes_make_a_single_socket_and_keep_switches() {
     machine.sockets[0].numa = -1;
     machine.sockets[0].devices.extend(second.devices);
     assert_eq!(graph(&found), graph(&machine));
-    // Nodes that only root ports know count for the devices behind them.
+    // If only root ports know a NUMA node, the devices behind a root port are on its node.
     let mut files = fake.files.clone();
     files
         .entries
@@ -344,7 +345,8 @@ fn bridges_that_a_virtual_machine_invents_do_not_slow_devices() {
             width: Some(1)
         }
     );
-    // The switch itself is left to the graph, which knows what is behind it.
+    // A switch keeps the slow link that a virtual machine invents. The graph corrects this link, because it
+    // knows the devices behind the switch.
     let fake = FakeSys::new(&case("A").machine);
     let mut files = fake.files.clone();
     set(&mut files, "0000:80:00.0", slow);

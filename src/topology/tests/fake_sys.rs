@@ -1,7 +1,8 @@
 //! Writes a directory that looks like /sys, and a simulated NVML, from the description of a machine.
 //!
-//! Root ports and downstream ports, which a description lacks, are added. In turn, a device or the port above it has
-//! the link of the description, and the other has a faster link.
+//! Root ports and downstream ports, which a description lacks, are added. Either the device or the port above
+//! it, in turn, has the link of the description; its counterpart has a faster link. The detection must find
+//! the slower link.
 
 use crate::sys::nvml::mock::{MockGpu, MockLink, MockNvml};
 use crate::sys::nvml::{NVML_REMOTE_GPU, NVML_REMOTE_IBM_NPU, NVML_REMOTE_SWITCH, Nvml, NvmlGpu};
@@ -92,7 +93,7 @@ impl Writer {
             ("subsystem_device", subsystem_device),
             ("max_link_speed", speed),
             ("max_link_width", width),
-            // Links of idle devices run slowly.
+            // An idle device trains its link to a low speed.
             ("current_link_speed", "2.5 GT/s PCIe".into()),
             ("current_link_width", link.width.unwrap_or(0).to_string()),
             ("numa_node", self.numa.to_string()),

@@ -40,7 +40,7 @@ fn fused_fragments_have_the_paths_and_predictions_of_the_machine() {
             (all, prediction.groups.clone(), prediction.best())
         });
         assert_eq!(before, after, "{name}");
-        // The order of fragments is the order of ranks, and any order gives the same paths.
+        // Fragments come in the order of ranks, but any order gives the same graph.
         parts.reverse();
         let turned = MachineGraph::new(&fuse(&parts).unwrap());
         assert_eq!(turned.gpus.len(), before.0.len().isqrt(), "{name}");

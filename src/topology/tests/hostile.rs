@@ -169,11 +169,12 @@ fn read_hostile_xml(cases: u64) {
         }
     }
     println!("{accepted} accepted, {refused} refused");
-    // Otherwise the changes are so large or so small that they test nothing.
+    // If readers accepted nearly all or nearly no inputs, the changes would be too small or too large to test
+    // anything.
     assert!(accepted > cases / 50 && refused > cases / 50);
 }
 
-/// A tree that can be changed back: a copy for each input would take longer than the reader.
+/// A tree whose changes can be undone. A copy of the tree for each input would take longer than the reader.
 struct ChangedTree {
     files: MemoryFiles,
     /// Entries before each change, oldest first.
@@ -220,7 +221,7 @@ impl ChangedTree {
                 self.set(path, Some(MemoryEntry::Link(target)));
             }
             2 => {
-                // A directory is copied below another, which may be its own.
+                // A directory is copied below another directory, perhaps below itself.
                 let from: String = path
                     .split_inclusive('/')
                     .take(1 + random.below(5))

@@ -23,7 +23,8 @@ fn fans_are_judged_on_one_phase() {
         loads.send(&paths, 1, 6, 1);
         loads.time(&graph).milliseconds(2_700_000)
     };
-    // Each sends 2.7 MB: together at 2.7 GB/s, or one after the other at 39 GB/s.
+    // Two GPUs send 2.7 MB each. In one phase both together get the 2.7 GB/s of the fan; in two phases each
+    // gets 39 GB/s.
     assert!((time(false) - 2.0).abs() < 1e-3, "{}", time(false));
     let apart = 5.4 / 39.0;
     assert!((time(true) - apart).abs() < 1e-3, "{}", time(true));
@@ -73,7 +74,8 @@ fn rates_are_max_min_fair() {
                 .iter()
                 .any(|link| links.contains(link))
         };
-        // Each link and pool with its GB/s: a link with a fan falls to 2.7 by a count of its own.
+        // All links and pools with their MB/s. Whether a link falls to the 2,700 MB/s of its fan is counted
+        // here independently.
         let mut limits: Vec<(Vec<usize>, u64)> = graph
             .pools
             .iter()
@@ -217,7 +219,8 @@ fn levels_are_phases_of_their_own() {
     let (graph, paths) = machine_c("fan 80:00.0 2 2 100");
     let levels = three_levels.loads(&graph, &paths).time(&graph);
     assert_eq!(levels.milliseconds(256 << 20).round(), 17.0);
-    // In a single exchange between pairs they send to both.
+    // In a single exchange between all pairs, each GPU sends to all other pairs at once, so the fan slows the
+    // links down.
     let mut two_levels = three_levels;
     two_levels.partitions.pop();
     two_levels.exchanges.pop();

@@ -1,4 +1,4 @@
-//! The machines of the tests, as descriptions.
+//! Descriptions of the machines that the tests use.
 
 use crate::topology::machine::{
     CpuSocket, Gpu, GpuLink, GpuLinkKind, Machine, Nic, PciDevice, PciLink, XmlVersion,
@@ -11,7 +11,7 @@ pub struct Case {
     pub access: PeerAccess,
 }
 
-/// Sockets of a processor whose sockets are connected by `between` GB/s.
+/// Returns `count` sockets with a processor model whose socket links have `between` GB/s.
 fn sockets(count: usize, between: u32) -> Vec<CpuSocket> {
     let (vendor, family, model) = match between {
         10 => ("GenuineIntel", 6, 0x55),
@@ -257,7 +257,7 @@ pub fn case(name: &'static str) -> Case {
     Case { machine, access }
 }
 
-/// Deals ranks to the groups of `groups` in turn.
+/// Numbers the ranks so that consecutive ranks are in different groups of `groups`, in turn.
 pub fn dealt(machine: &mut Machine, groups: &[Vec<usize>]) {
     let mut rank = 0;
     let most = groups.iter().map(Vec::len).max().unwrap_or(0);

@@ -63,8 +63,8 @@ fn messages_agree_with_flows_on_all_machines() {
         ];
         for (pattern, flows) in patterns.iter().zip(flows) {
             let settings = MessageSettings {
-                // The messages of K's two levels move in as little time as their hops take: fewer passes have
-                // fewer hops.
+                // On machine K, messages of the two-level schedule cross the links so fast that hops take as
+                // long. Fewer passes mean fewer hops.
                 passes: [16, 8][usize::from(name == "K")],
                 ..MessageSettings::default()
             };
@@ -125,8 +125,8 @@ fn groups_that_send_to_one_group_at_a_time_avoid_fans() {
     // The second phase goes round the groups, so 3.5 S cross between the sockets.
     let crossing = 3.5 * BYTES as f64 / 82e6;
     assert!((1.0..1.1).contains(&(without / crossing)), "{without:.2}");
-    // The GPUs of a pair go on to the next group at different times, and the fan holds between. Without that order
-    // they would take 99.7 ms.
+    // The two GPUs of a pair move on to the next group at different times, and in between the fan slows them
+    // down. If each GPU sent to all groups at once, the schedule would take 99.7 ms.
     assert!((without..30.0).contains(&with), "{with:.2}");
 }
 
@@ -188,7 +188,7 @@ fn one_message_takes_its_time_and_a_hop() {
         passes: 1,
         ..MessageSettings::default()
     };
-    // 12 MB at 12 GB/s.
+    // 12 MB at 12 GB/s take 1 ms, and a hop takes 3 us.
     let time = simulate_messages(&cluster, &pattern, 12_000_000, &settings);
     assert_eq!(time, Ok(1_003_000));
 }

@@ -39,7 +39,8 @@ pub fn measured_pairs(fans: bool) -> (MachineGraph, Paths) {
     (graph, paths)
 }
 
-/// Returns a direct schedule on groups, of which rails are the GPUs at equal places.
+/// Returns a schedule on `groups` with `exchanges` inside and between groups. GPUs at equal places of the
+/// groups form a rail.
 pub fn nested(groups: &[&[usize]], exchanges: [LevelExchange; 2]) -> Hierarchy {
     Hierarchy {
         partitions: vec![Partition {
@@ -99,8 +100,8 @@ fn flows_give_the_published_times() {
         let by_rank: Vec<usize> = (0..8).collect();
         let dealt = [0, 4, 1, 5, 2, 6, 3, 7];
         let of = |hierarchy: Hierarchy| hierarchy.loads(&graph, &paths);
-        // Times in ms by the flows of each schedule: with fans, without, and whether published times of messages
-        // are 3 % or 10 % above.
+        // For each schedule its loads, the published times of its messages in ms with fans and without, and
+        // the tolerance. Messages may take up to 10 % longer than flows.
         let cases = [
             (Loads::ring(&graph, &paths, &by_rank), [11.5, 11.5], 0.03),
             (Loads::ring(&graph, &paths, &dealt), [349.0, 46.5], 0.03),
@@ -131,7 +132,7 @@ fn the_search_avoids_fans() {
     assert!(ms(prediction.best()) < 9.0, "{prediction:?}");
     assert!(ms(prediction.best_direct()) < 9.0, "{prediction:?}");
     assert!(ms(prediction.bound) <= ms(prediction.best()) + 1e-9);
-    // Two sockets exchange at least 2 S through 82 GB/s.
+    // The two sockets exchange at least twice the message over a pool of 82 GB/s.
     assert!(ms(prediction.bound) > 6.5, "{:?}", ms(prediction.bound));
     let (ring, time) = &prediction.best_ring;
     assert_eq!(Loads::ring(&graph, &paths, ring).time(&graph), *time);

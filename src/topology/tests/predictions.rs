@@ -3,7 +3,8 @@
 use super::machines::{case, dealt};
 use crate::topology::{MachineGraph, Paths, predict, read_xml, write_xml};
 
-/// The predictions of a machine: ring by rank, dealt, direct, best, bound, all direct today and best in 8 bits.
+/// The predicted times of a machine, without a codec: ring by rank, ring with ranks dealt to groups, direct,
+/// best schedule, bound. Then with `linear8`: direct, and best schedule of direct exchanges.
 struct Row(&'static str, [f64; 7]);
 
 const BYTES: u64 = 256 << 20;
@@ -24,7 +25,7 @@ const ROWS: [Row; 10] = [
     Row("K", [1.27, 1.27, 1.27, 1.27, 1.27, 0.32, 0.32]),
 ];
 
-/// Groups to which ranks are dealt in turn.
+/// Returns the groups to which ranks are dealt in turn.
 fn groups_to_deal(name: &str) -> Vec<Vec<usize>> {
     let of = |size: usize, count: usize| -> Vec<Vec<usize>> {
         (0..count)

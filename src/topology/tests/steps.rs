@@ -25,7 +25,7 @@ fn levels(groups: usize, ranks: usize, between: Algorithm) -> SchedulePattern {
     }
 }
 
-/// Returns the loads of the first host by the steps of all ranks. A chunk is a unit.
+/// Counts the loads of the first host's links from the schedule steps of all ranks. A unit is a chunk.
 fn count(cluster: &Cluster, pattern: &SchedulePattern) -> Loads {
     let gpus = cluster.graph.gpus.len();
     let order = cluster.graph.by_rank();
@@ -88,8 +88,8 @@ fn flows_inside_a_host_are_the_sums_of_steps() {
             let groups: Vec<&[usize]> = gpus.chunks(size).collect();
             let flows = nested(&groups, [Direct, Direct]).loads(&graph, &paths);
             assert_equal(&cluster, &flows, &levels(n / size, size, Algorithm::Direct));
-            // Rings between groups go one way round in schedules, and both in flows. On a tree of PCIe links both
-            // load each link alike.
+            // In schedules a ring between groups sends in one direction; in flows it sends in both. On a tree
+            // of PCIe links, either form loads each link alike.
             if "ABCDF".contains(name) {
                 let flows = nested(&groups, [Direct, Ring]).loads(&graph, &paths);
                 assert_equal(&cluster, &flows, &levels(n / size, size, Algorithm::Ring));

@@ -14,9 +14,9 @@ use std::str::FromStr;
 /// Reads a machine from the text of an XML file.
 ///
 /// # Errors
-/// Invalid argument if the text is no XML, has another root or version, a document type, more than 8 MiB, 4,096
-/// elements or 64 levels, several hosts, no GPU, or a GPU without `dev`; if two GPUs have one address, `dev` or rank;
-/// or if a number is none. The sentence names the line. Milder defects are listed in
+/// Invalid argument if the text is no XML, has another root or version, a document type, more than 8 MiB,
+/// 4,096 elements or 64 levels, several hosts, no GPU, or a GPU without `dev`; if two GPUs have one address,
+/// `dev` or rank; or if a number is malformed. The sentence names the line. Milder defects are listed in
 /// [`Machine::defects`].
 pub fn read(text: &str) -> Result<Machine> {
     limits::check(text)?;
@@ -285,7 +285,7 @@ impl XmlReader<'_> {
         Ok(nics)
     }
 
-    /// Notes the addresses that several bridges have.
+    /// Records a defect for each address that several bridges have.
     fn repeated_bridges(&mut self, machine: &Machine) {
         let mut times: BTreeMap<BusId, usize> = BTreeMap::new();
         for device in machine.pci_devices() {

@@ -258,7 +258,7 @@ fn rank_that_fails_and_ends_is_reported_with_its_failure() {
     for local in [true, false] {
         let body = |comm: &Communicator| {
             if comm.rank() == 0 {
-                // Fails as if the communicator that this one was split from had failed.
+                // Raises the fault of this communicator, as a failure of its parent communicator does.
                 comm.fault().raise(Error::internal("what went wrong"));
                 return String::new();
             }

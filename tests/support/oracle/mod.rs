@@ -325,9 +325,9 @@ fn sum_tolerance(
         ReduceOp::Prod => (additions, exact.abs(), 1.0),
         ReduceOp::Max | ReduceOp::Min => (0.0, 0.0, 1.0),
     };
-    // Partial sums without a codec are sent in the data type. An addition may therefore round
-    // twice, to fp32 and to the type. The factor 1.02 covers the second-order terms of up to nine
-    // roundings to 3 bits or more.
+    // Partial sums without a codec are sent in the data type. An addition may therefore round twice, to fp32
+    // and to the type. The factor 1.02 covers what the first-order sum of the errors leaves out, for up to
+    // nine roundings to types with at least 3 mantissa bits.
     let mut tolerance = if roundings == 0.0 {
         0.0
     } else {

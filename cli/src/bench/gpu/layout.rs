@@ -26,9 +26,9 @@ pub enum Mode {
 impl Mode {
     /// Returns the largest number of calls in a repetition. Recording and releasing a longer graph
     /// takes too long. On a stream the driver blocks after about a thousand queued launches. Ranks
-    /// that share a GPU queue few calls. A call behind many queued ones may allocate memory, which
-    /// waits for the other ranks' kernels. These kernels may wait for this call, which is a
-    /// deadlock.
+    /// that share a GPU queue few calls. A call behind many queued calls may allocate memory, and
+    /// the allocation waits for the kernels of other ranks. If those kernels wait for this call,
+    /// all ranks deadlock.
     pub fn most_calls(self) -> usize {
         match self {
             Mode::Eager => 200,

@@ -327,7 +327,8 @@ fn describe(setup: &Setup<'_>, run: &RunInfo, nranks: usize, carriers: &[String]
     format!("{nranks} ranks on {gpus} x {}{hosts}, {model}", run.gpu)
 }
 
-/// Formats the hosts with rank 0's links: `2 hosts (NVLink to 3, pinned staging through tcp to 4)`.
+/// Formats the number of hosts, and for each kind of link the number of ranks that it connects with this
+/// rank: `2 hosts (NVLink to 3, pinned staging through tcp to 4)`.
 fn comm_hosts(hosts: usize, carriers: &[String]) -> String {
     let mut kinds: Vec<&String> = carriers.iter().collect();
     kinds.sort();

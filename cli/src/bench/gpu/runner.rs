@@ -3,7 +3,8 @@
 //! A repetition is a number of calls between two CUDA events on each rank's stream. An untimed
 //! barrier precedes it, and no rank waits on the host before all of its calls are queued. The time
 //! of a repetition is that of its slowest rank. The row's time is the median over repetitions. In
-//! each round cinch and NCCL take turns, and the next round begins with another of them.
+//! each round cinch and NCCL take turns. Each round begins with another contender than the round
+//! before.
 
 use super::layout::{self, Mode};
 use crate::bench::combine::{Measured, Times, share, slowest};

@@ -3,8 +3,8 @@
 use super::*;
 use crate::codec::feedback::{Feedback, Role};
 
-/// Calls of one tensor get its residuals at the same address; other tensors get other memory.
-/// During a capture no residuals are allocated.
+/// Calls that name one tensor find its residuals at the same address; another tensor has its residuals in
+/// other memory. During a capture no residuals are allocated.
 #[test]
 fn residuals_of_one_shape_keep_their_memory() {
     let bench = Bench::new();
@@ -59,8 +59,8 @@ fn residuals_of_one_shape_keep_their_memory() {
     captured.unwrap();
 }
 
-/// Replays use the residuals' memory of the captured call. Importing and forgetting residuals writes to this
-/// memory, and calls of another count do not reuse it.
+/// A graph replay uses the residual buffer that the captured call used. Importing or forgetting residuals
+/// writes into that buffer. Calls with another number of elements do not reuse the buffer.
 #[test]
 fn residuals_held_by_a_graph_keep_their_memory() {
     let bench = Bench::new();

@@ -111,8 +111,8 @@ impl StepWork<'_, '_> {
     fn send(&mut self, target: Target<'_>) {
         let Some(end) = target else { return };
         let bytes = self.chunk.given;
-        // In a hierarchical call, a raw send still collects the input's statistics if the other
-        // level has a codec.
+        // In a hierarchical call, a raw send inside a host still collects the input's statistics if there is
+        // a codec between hosts, and vice versa.
         let observes = self.notes_input() && self.stats.wanted;
         if self.gives.is_none() && !self.premultiplied() && !observes {
             let from = self.chunk.input.unwrap_or(0) * self.size();

@@ -1,4 +1,4 @@
-//! The simulated functions.
+//! The functions of the simulated NVML.
 
 use super::super::Api;
 use super::super::types::*;

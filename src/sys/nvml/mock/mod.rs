@@ -12,15 +12,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// A simulated GPU.
 #[derive(Clone, Debug)]
 pub struct MockGpu {
-    /// Address.
+    /// PCI address of the GPU.
     pub bus_id: BusId,
     /// Compute capability times ten.
     pub sm: u32,
     /// Generation and width of the PCIe link; `None` makes the functions fail.
     pub pcie: Option<(u32, u32)>,
-    /// Whether the GPU is divided into slices.
+    /// Whether the GPU is divided into slices (MIG).
     pub mig: bool,
-    /// NVLinks by number.
+    /// The GPU's NVLinks, in the order of their numbers.
     pub links: Vec<MockLink>,
 }
 
@@ -43,7 +43,7 @@ struct MockState {
     refused: Vec<(usize, usize)>,
 }
 
-/// A simulated library.
+/// A simulated NVML with GPUs, injected failures, and a count of users.
 pub struct MockNvml {
     gpus: Vec<MockGpu>,
     state: Mutex<MockState>,

@@ -12,7 +12,8 @@ inline uint8_t *launched_shared() {
   return memory[Block::current().copy()];
 }
 
-// Returns the shared-space address of `at`, which is the offset in shared memory here.
+// Returns the shared-space address of `at`. In this host build, the address is the offset in shared
+// memory.
 inline uint32_t shared_address(const void *at) {
   return (uint32_t)((const uint8_t *)at - launched_shared());
 }

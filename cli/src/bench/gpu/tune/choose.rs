@@ -13,10 +13,10 @@ const WITH_FEWER: f64 = 1.01;
 /// the current variant's time.
 const SLOWER: f64 = 0.95;
 
-/// Returns the variant for each measured size: the one with the fewest blocks among those within 1
-/// % of the fastest time. A size keeps the variant of the next smaller size if that is within 2 %
-/// and has no more blocks. A size takes the variant of the next larger size if that is more than 5
-/// % faster.
+/// Returns the variant for each measured size: the variant with the fewest blocks among the
+/// variants within 1 % of the fastest time. A size keeps the variant of the next smaller size if
+/// this variant is within 2 % and has no more blocks. A size takes the variant of the next larger
+/// size if this variant is more than 5 % faster.
 pub fn variants(points: &[Point]) -> Vec<KernelVariant> {
     let mut chosen: Vec<KernelVariant> = Vec::with_capacity(points.len());
     for point in points {
@@ -116,8 +116,8 @@ pub fn border(
                 false => 0.5,
             }
         }
-        // If a variant was not measured at the other end of the gap, the whole gap goes to the
-        // other variant.
+        // If a variant was not measured at the other end of the interval, the whole interval goes
+        // to the other variant.
         ([_, None], [Some(_), _]) => 0.0,
         ([_, Some(_)], [None, _]) => 1.0,
         _ => 0.5,

@@ -19,7 +19,8 @@ pub struct Sweep {
 }
 
 impl Sweep {
-    /// Returns the row whose larger buffer has about `bytes`.
+    /// Returns the row of this combination whose larger buffer (input or output) has about `bytes`
+    /// bytes.
     pub fn row(&self, nranks: usize, bytes: usize) -> Row {
         let count = count_of(self.collective, self.dtype, nranks, bytes);
         Row {

@@ -1,4 +1,5 @@
-//! Chooses which sizes and variants are measured, and in which order, until the time is spent.
+//! Chooses which message sizes and kernel variants are measured, and in which order, until the time
+//! is spent.
 //!
 //! Every rank runs the search on the same times, so that all ranks measure the same.
 
@@ -56,13 +57,14 @@ pub fn coarse(low: usize, high: usize) -> Vec<usize> {
     sizes
 }
 
-/// The measurements for one part of a table.
+/// The measurements for one part of a tuning table: one collective, type and codec.
 pub struct Search {
     sweep: Sweep,
     nranks: usize,
     /// Measured sizes with their times, in ascending order of size.
     points: Vec<Point>,
-    /// Gaps (lower and upper size) in which nothing is left to measure.
+    /// Intervals between neighbouring measured sizes (lower and upper size) in which nothing is
+    /// left to measure.
     settled: Vec<(usize, usize)>,
     /// Pairs of a size and a variant that cannot run at this size.
     refused: Vec<(usize, KernelVariant)>,
@@ -80,7 +82,7 @@ impl Search {
         }
     }
 
-    /// Returns the combination that is swept.
+    /// Returns the collective, type and codec whose sizes are measured.
     pub fn sweep(&self) -> &Sweep {
         &self.sweep
     }
@@ -90,7 +92,8 @@ impl Search {
         &self.points
     }
 
-    /// Measures a size: all variants once, then the fastest ones and those in `also`, alternating.
+    /// Measures a size: all variants once, then the fastest variants and the variants in `also`,
+    /// alternating.
     ///
     /// # Errors
     /// Returns the stopwatch's errors.
@@ -169,8 +172,8 @@ impl Search {
         Ok(())
     }
 
-    /// Measures a size in the widest gap that is not settled. Returns `false` if all gaps are
-    /// settled.
+    /// Measures a size in the widest interval between two measured sizes where the best variant is
+    /// still open. Returns `false` if no such interval is left.
     ///
     /// # Errors
     /// Returns the stopwatch's errors.
@@ -212,9 +215,9 @@ impl Search {
         };
         let agree = ends[0].0 == ends[1].0
             || alike(&pair[0], &ends[1].0, ends[0].1) && alike(&pair[1], &ends[0].0, ends[1].1);
-        // If a variant cannot run at the other end of the gap, its time at the border is
-        // extrapolated. A time above the time of the larger size shows either a real jump or a
-        // wrong extrapolation.
+        // If a variant cannot run at the other end of the interval, its time at the border is
+        // extrapolated. If this time exceeds the time of the larger size, the time really jumps, or
+        // the extrapolation is wrong.
         let border = choose::border(&pair[0], &pair[1], (ends[0].0, ends[1].0));
         let between = if agree {
             None
@@ -235,8 +238,9 @@ impl Search {
     }
 }
 
-/// Measures all of `sweeps` within `seconds`: first the coarse sizes, then the gaps, in turn for
-/// each sweep. Also returns notes about sizes that were left out.
+/// Measures all of `sweeps` within `seconds`, taking turns between the sweeps: first the coarse
+/// sizes, then sizes in the intervals between them. Also returns notes about sizes that were left
+/// out.
 ///
 /// # Errors
 /// Returns the stopwatch's errors.
