@@ -14,6 +14,9 @@ use crate::types::DeviceChoice;
 /// of its own.
 const NCCL_BOUND: &str = "the bound of NCCL_MAX_CTAS, NCCL_MAX_NCHANNELS and maxCTAs";
 
+/// Names, in errors, the machine whose links are emulated.
+const EMULATED: &str = "the machine of --emulate";
+
 /// Compares the settings that all ranks must share.
 ///
 /// # Errors
@@ -64,6 +67,9 @@ fn shared_settings(
         let bound = bound.map_or("unset".into(), |most| most.to_string());
         settings.push((NCCL_BOUND, bound));
     }
+    let emulated = config.emulated_machine();
+    let emulated = emulated.map_or("none".into(), |machine| machine.to_string());
+    settings.push((EMULATED, emulated));
     settings
 }
 

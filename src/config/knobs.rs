@@ -113,6 +113,9 @@ macro_rules! knobs {
             pub as_nccl: bool,
             /// Messages about environment variables, for the log.
             pub notes: Vec<Note>,
+            /// The machine whose links shared memory emulates. Only the tool sets it.
+            #[cfg(feature = "internal")]
+            pub emulated: Option<super::EmulatedMachine>,
         }
 
         impl Default for Config {
@@ -126,6 +129,8 @@ macro_rules! knobs {
                     origins: vec![Origin::Default; KNOBS.len()],
                     as_nccl: false,
                     notes: Vec::new(),
+                    #[cfg(feature = "internal")]
+                    emulated: None,
                 }
             }
         }

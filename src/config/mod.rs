@@ -3,6 +3,7 @@
 //! No other module reads the environment; the tool's launcher sets it for its children.
 
 mod codec_policy;
+mod emulated;
 mod kinds;
 mod knobs;
 mod launch;
@@ -11,6 +12,7 @@ mod nccl;
 mod test_devices;
 
 pub use codec_policy::{CodecLinks, CodecPolicy, CodecRules, CollectiveSet, call_codec};
+pub use emulated::EmulatedMachine;
 pub use kinds::parse_bytes;
 pub use knobs::{Config, KNOBS, Knob, MOST_GPU_CHANNELS, Sharing};
 pub use launch::{LAUNCHER_VARIABLES, launcher_environment};
@@ -101,6 +103,14 @@ impl Config {
     pub fn force_kernel(&mut self, kernel: Option<KernelProtocol>) {
         self.kernel = kernel.map(|kernel| kernel.kernel);
         self.protocol = kernel.map(|kernel| kernel.protocol);
+    }
+
+    /// Returns the machine whose links shared memory emulates; `None` outside of `cinch bench --emulate`.
+    pub(crate) fn emulated_machine(&self) -> Option<&EmulatedMachine> {
+        #[cfg(feature = "internal")]
+        return self.emulated.as_ref();
+        #[cfg(not(feature = "internal"))]
+        None
     }
 
     /// Reads the settings of the process environment.

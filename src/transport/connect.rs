@@ -1,6 +1,7 @@
 //! Connects a rank with all others.
 
 use super::contract::{Ends, Peers, Pollable, Prepared, Setup};
+use super::emulated::{self, Emulation};
 use super::inbox::{Inbox, InboxLayout};
 use super::settings::{self, ConnectInfo};
 use super::waiter::RankWaiter;
@@ -99,15 +100,22 @@ impl<'a> Preparation<'a> {
         check_descriptors(context, &candidates)?;
         let memory = candidates.iter().flatten();
         let memory = memory.map(|transport| transport.caps().inbox).max();
-        let layout = InboxLayout {
+        let mut layout = InboxLayout {
             nranks: peers.len(),
             channels: config.channels,
             shape,
+            tail_bytes: 0,
         };
+        let emulation = Emulation::new(config, peers.len())?;
+        if let Some(emulation) = &emulation {
+            check_emulation(&candidates)?;
+            layout.tail_bytes = emulation.inbox_bytes(&layout);
+        }
         let setup = Setup {
             context,
             shape,
             inbox: Inbox::new(layout, memory.unwrap_or(InboxMemory::None))?,
+            emulation,
         };
         let mut prepared = Vec::new();
         for &transport in TRANSPORTS {
@@ -192,7 +200,24 @@ impl<'a> Preparation<'a> {
         let inbox = self.setup.inbox.as_ref();
         let sleeper = inbox.map(|inbox| Sleeper::new(inbox.region().clone(), 0));
         links.waiter = Box::new(RankWaiter::new(sleeper, pollables, crowded));
+        if let Some(emulation) = &self.setup.emulation {
+            links.waiter = emulation.waiter(links.waiter);
+        }
         Ok(links)
+    }
+}
+
+/// Checks that one transport with inboxes connects this rank with all others, as emulated links require.
+fn check_emulation(candidates: &[Vec<&'static dyn Transport>]) -> Result<()> {
+    let firsts = candidates
+        .iter()
+        .filter_map(|candidates| candidates.first());
+    let mut kinds: Vec<_> = firsts.clone().map(|transport| transport.kind()).collect();
+    kinds.dedup();
+    let shares = firsts.clone().all(|first| first.caps().shares_memory());
+    match kinds.len() == 1 && firsts.count() + 1 == candidates.len() && shares {
+        true => Ok(()),
+        false => Err(emulated::unshared()),
     }
 }
 

@@ -1,5 +1,6 @@
 //! How a transport connects ranks: each rank prepares, all ranks exchange offers, each rank connects.
 
+use super::emulated::Emulation;
 use super::inbox::{Inbox, InboxMemory};
 use super::mesh::SocketMesh;
 use super::{ConnectContext, RecvEnd, SendEnd};
@@ -91,6 +92,8 @@ pub(crate) struct Setup<'a> {
     pub shape: FifoShape,
     /// Memory for incoming slots, if a transport in use has [`Caps::inbox`].
     pub inbox: Option<Inbox>,
+    /// Links that delay the messages in inboxes, if they are emulated.
+    pub emulation: Option<Emulation>,
 }
 
 impl<'a> Setup<'a> {
@@ -127,7 +130,7 @@ impl<'a> Setup<'a> {
     /// ranks must be connected once, through one transport.
     ///
     /// # Errors
-    /// See [`Setup::inbox`].
+    /// See [`Setup::inbox`] and [`Emulation::connect`].
     pub fn connect_inbox(
         &self,
         peers: &Peers<'_>,
@@ -135,6 +138,10 @@ impl<'a> Setup<'a> {
     ) -> Result<Connected> {
         let inbox = self.inbox()?;
         let bytes = self.fifo_bytes() * regions.len();
+        let own = (self.me(), inbox.region());
+        let emulated = self.emulation.as_ref();
+        let emulated = emulated.map(|emulation| emulation.connect(inbox.layout(), own, &regions));
+        let emulated = emulated.transpose()?;
         let mut ends = Vec::new();
         for (peer, region) in regions {
             let who = self.peers()[peer].to_string();
@@ -142,11 +149,15 @@ impl<'a> Setup<'a> {
                 let names = (self.me(), (peer, &region));
                 // SAFETY: the caller connects each pair once, and the loop visits each channel once.
                 let (send, recv) = unsafe { inbox.join(names, channel, &who, peers.crowded) };
+                let (send, recv): (Box<dyn SendEnd>, Box<dyn RecvEnd>) = match &emulated {
+                    None => (Box::new(send), Box::new(recv)),
+                    Some(links) => links.wrap((peer, &region), channel, send, recv),
+                };
                 ends.push(Ends {
                     peer,
                     channel,
-                    send: Box::new(send),
-                    recv: Box::new(recv),
+                    send,
+                    recv,
                 });
             }
         }

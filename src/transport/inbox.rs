@@ -5,6 +5,7 @@
 //! 0            doorbell of the rank
 //! 4096         heads of its outgoing FIFOs, by channel and receiver
 //! next page    slots of its incoming FIFOs, by channel and sender
+//! end          memory of emulated links, if there are any
 //! ```
 //! Senders write into the receiver's memory, so that a byte crosses the bus once. FIFOs of ranks with
 //! another transport stay untouched and take address space only.
@@ -71,6 +72,11 @@ impl Inbox {
         self.memory.as_ref()
     }
 
+    /// Returns the layout, which is equal on all ranks.
+    pub fn layout(&self) -> &InboxLayout {
+        &self.layout
+    }
+
     /// Returns the bytes of one inbox, which are equal on all ranks.
     pub fn bytes(&self) -> usize {
         self.layout.bytes()
@@ -100,12 +106,29 @@ pub(crate) struct InboxLayout {
     pub nranks: usize,
     pub channels: usize,
     pub shape: FifoShape,
+    /// Bytes behind the slots, for emulated links.
+    pub tail_bytes: usize,
 }
 
 impl InboxLayout {
     /// Returns the bytes of an inbox.
     pub fn bytes(&self) -> usize {
+        self.tail_at() + self.tail_bytes
+    }
+
+    /// Returns the place of the memory for emulated links.
+    pub fn tail_at(&self) -> usize {
         self.slots_at(self.fifos())
+    }
+
+    /// Returns the number of incoming FIFOs, and of outgoing ones.
+    pub fn fifos(&self) -> usize {
+        self.nranks * self.channels
+    }
+
+    /// Returns the index of the FIFO with `peer` on `channel`, among the incoming and among the outgoing ones.
+    pub fn fifo(&self, channel: usize, peer: usize) -> usize {
+        channel * self.nranks + peer
     }
 
     /// Returns the ends of `me` to and from `peer` on `channel`. If ranks are `crowded`, they share cores
@@ -150,7 +173,7 @@ impl InboxLayout {
         (to, receiver): (usize, &Arc<Region>),
         channel: usize,
     ) -> FifoPlaces {
-        let (incoming, outgoing) = (channel * self.nranks + from, channel * self.nranks + to);
+        let (incoming, outgoing) = (self.fifo(channel, from), self.fifo(channel, to));
         let place = |region: &Arc<Region>, at| Place {
             region: region.clone(),
             at,
@@ -159,10 +182,6 @@ impl InboxLayout {
             slots: place(receiver, self.slots_at(incoming)),
             head: place(sender, PAGE + outgoing * COUNTER_BYTES),
         }
-    }
-
-    fn fifos(&self) -> usize {
-        self.nranks * self.channels
     }
 
     fn slots_at(&self, fifo: usize) -> usize {
@@ -254,6 +273,7 @@ mod tests {
                 depth: 2,
                 slot_bytes: 64,
             },
+            tail_bytes: 0,
         };
         let regions: Vec<_> = (0..3)
             .map(|_| Region::heap(layout.bytes()).unwrap())

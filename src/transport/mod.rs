@@ -13,6 +13,7 @@
 
 pub(crate) mod connect;
 mod contract;
+mod emulated;
 mod ends;
 mod frame;
 mod inbox;

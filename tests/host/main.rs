@@ -6,6 +6,7 @@ mod collectives;
 #[path = "../cuda_host/mod.rs"]
 mod cuda_host;
 mod defects;
+mod emulated;
 mod error_growth;
 mod feedback;
 mod group_fusion;

@@ -5,6 +5,7 @@ mod combine;
 mod compare;
 mod contributions;
 mod data;
+mod emulate;
 pub mod gpu;
 mod hosts;
 mod limit;
@@ -65,6 +66,8 @@ pub fn main(options: &BenchOptions, mut config: Config) -> crate::ExitResult {
             .set("CINCH_TRANSPORT", kind.name(), Origin::Program)
             .map_err(refused)?;
     }
+    let ranks = options.ranks.map(|ranks| ranks as usize);
+    config.emulated = options.emulate.machine(ranks).map_err(usage)?;
     // With an `auto:` codec the planner decides by measured costs, so the communicator must measure
     // them.
     config.codec.auto |= options.codec.iter().any(|codec| codec.auto);
@@ -174,6 +177,9 @@ fn run<W: BenchRank>(
     };
     for line in head(options, &places) {
         output.note(&line);
+    }
+    if let Some(emulation) = &backend.run.emulated {
+        output.note(&emulate::note(emulation));
     }
     output.head();
     if let Some(note) = workload.repeats(nranks) {

@@ -1,6 +1,7 @@
 //! Options of `cinch bench`, with the letters of nccl-tests.
 
 use super::data::Distribution;
+use super::emulate::EmulateOptions;
 use super::gpu::options::GpuOptions;
 use super::values::{
     Named, Ops, Root, Types, algorithm_help, datatype_help, parse_algorithm, parse_codec,
@@ -124,6 +125,9 @@ pub struct BenchOptions {
     /// Folder for --suite, or file for --report
     #[arg(long, value_name = "DIR|FILE.html")]
     pub output: Option<PathBuf>,
+    /// Options that emulate links.
+    #[command(flatten)]
+    pub emulate: EmulateOptions,
     /// Options for buffers on GPUs.
     #[command(flatten)]
     pub gpu: GpuOptions,
@@ -221,6 +225,10 @@ impl BenchOptions {
         );
         if !self.codec.is_empty() {
             show("codec", self.codecs());
+        }
+        if let Some(file) = &self.emulate.emulate {
+            show("emulate", file.display().to_string());
+            show("emulate-scale", self.emulate.emulate_scale.to_string());
         }
         if let Some(seconds) = self.time_limit {
             show("time-limit", seconds.to_string());

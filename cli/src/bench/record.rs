@@ -17,6 +17,9 @@ use std::path::Path;
 /// Largest number of rows that are read from a file.
 const MAX_ROWS: usize = 100_000;
 
+/// Transport in the records of emulated links.
+const EMULATED: &str = "emulated";
+
 /// Results of one row of a benchmark: a call, with its times and errors in each placement.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Record {
@@ -53,7 +56,8 @@ pub struct Record {
     pub codec: String,
     /// Algorithm that the call used.
     pub algo: String,
-    /// Slowest transport that carried data, or `none`.
+    /// Slowest transport that carried data, or `none`; `emulated` if links were emulated, so that the row is no
+    /// measurement of the machine.
     pub transport: String,
     /// Payload bytes that the busiest rank sent.
     pub wire_bytes: u64,
@@ -148,8 +152,20 @@ pub struct RunInfo {
     /// `CINCH_` settings that differ from their defaults.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub settings: BTreeMap<String, String>,
+    /// The machine whose links were emulated, if links were emulated.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub emulated: Option<EmulationInfo>,
     /// Description of the host on which the benchmark ran.
     pub machine: MachineInfo,
+}
+
+/// A machine whose links shared memory emulated.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EmulationInfo {
+    /// Topology file of the machine.
+    pub file: String,
+    /// Divisor of its bandwidths.
+    pub scale: u32,
 }
 
 /// Default for `hosts`: records of older versions lack the field.
@@ -200,7 +216,10 @@ impl Record {
             },
             codec: out.codecs.to_string(),
             algo: out.algorithm.name().into(),
-            transport: out.transport.map_or("none", |kind| kind.name()).into(),
+            transport: match &run.emulated {
+                Some(_) => EMULATED.into(),
+                None => out.transport.map_or("none", |kind| kind.name()).into(),
+            },
             wire_bytes: out.wire_bytes,
             ratio: out.ratio,
             channels: out.channels,
@@ -236,6 +255,11 @@ impl Record {
         self.placements().any(|(_, figures)| {
             figures.nwrong.is_some_and(|wrong| wrong > 0) || figures.identical == Some(false)
         })
+    }
+
+    /// Returns whether links were emulated.
+    pub fn is_emulated(&self) -> bool {
+        self.run.emulated.is_some()
     }
 
     /// Returns whether a lossy codec was used.
@@ -293,15 +317,21 @@ impl RunInfo {
             command: format!("cinch {}", words.join(" ")),
             options: BTreeMap::new(),
             settings: BTreeMap::new(),
+            emulated: None,
             machine: MachineInfo::detect(),
         }
     }
 
-    /// Adds the settings that differ from their defaults.
+    /// Adds the settings that differ from their defaults, and the emulated machine.
     pub fn under(self, config: &Config) -> RunInfo {
         let set = KNOBS.iter().zip(&config.origins);
         let set = set.filter(|(_, origin)| **origin != Origin::Default);
+        let emulated = config.emulated.as_ref();
         RunInfo {
+            emulated: emulated.map(|machine| EmulationInfo {
+                file: machine.file.clone(),
+                scale: machine.scale,
+            }),
             settings: set
                 .map(|(knob, _)| (knob.name.to_string(), (knob.show)(config)))
                 .collect(),
@@ -459,6 +489,25 @@ pub mod tests {
             .set("CINCH_GPU_CHANNELS", "128", Origin::Environment)
             .unwrap();
         assert_eq!(json(&config)["CINCH_GPU_CHANNELS"], "128");
+    }
+
+    #[test]
+    fn run_info_has_the_emulated_machine() {
+        let config = Config {
+            emulated: Some(cinch::config::EmulatedMachine {
+                file: "A.xml".into(),
+                xml: String::new(),
+                scale: 100,
+            }),
+            ..Config::default()
+        };
+        let run = serde_json::to_value(RunInfo::on_host().under(&config)).unwrap();
+        assert_eq!(
+            run["emulated"],
+            serde_json::json!({"file": "A.xml", "scale": 100})
+        );
+        let plain = serde_json::to_value(RunInfo::on_host()).unwrap();
+        assert!(plain["emulated"].is_null());
     }
 
     #[test]

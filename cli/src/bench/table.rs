@@ -131,7 +131,10 @@ impl TableKind {
                 .map(|cell| pad(&cell, &shown(cell.0, Some(&worst))))
                 .join(" "),
         };
-        writeln!(out, "{line}")
+        match record.is_emulated() {
+            true => writeln!(out, "{line} emulated"),
+            false => writeln!(out, "{line}"),
+        }
     }
 
     /// Writes averages, and whether all results are right. With `color` a failure is printed in
@@ -220,8 +223,8 @@ fn write_verdicts(figures: &[&Figures], color: bool, out: &mut dyn Write) -> io:
 
 #[cfg(test)]
 mod tests {
-    use super::super::record::Versus;
     use super::super::record::tests::record;
+    use super::super::record::{EmulationInfo, Versus};
     use super::*;
 
     fn text(write: impl Fn(&mut Vec<u8>) -> io::Result<()>) -> String {
@@ -273,6 +276,19 @@ mod tests {
             assert!(head.lines().all(|line| line.starts_with('#')));
             assert_eq!(row.split_whitespace().count(), fields);
         }
+    }
+
+    #[test]
+    fn emulated_row_is_marked() {
+        let mut row = record(1 << 20, "raw");
+        let ends =
+            |row: &Record| text(|out| TableKind::Host.write_row(row, out)).ends_with(" emulated\n");
+        assert!(!ends(&row));
+        row.run.emulated = Some(EmulationInfo {
+            file: "A.xml".into(),
+            scale: 100,
+        });
+        assert!(ends(&row));
     }
 
     #[test]

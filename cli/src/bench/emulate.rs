@@ -1,0 +1,105 @@
+//! `--emulate`: shared memory that is as slow as the links of a machine file.
+
+use super::record::EmulationInfo;
+use cinch::config::EmulatedMachine;
+use cinch::sys::file;
+use cinch::topology::{MAX_XML_BYTES, MachineGraph, read_xml};
+use clap::Args;
+use std::path::PathBuf;
+
+/// Options of `cinch bench` that emulate links.
+#[derive(Args, Clone, Debug)]
+pub struct EmulateOptions {
+    /// Topology file in NCCL's XML format. Messages between ranks, each in place of a GPU of the file, take as long as
+    /// the links of their path would take. Host memory, ranks of one host
+    #[arg(long, value_name = "FILE",
+          conflicts_with_all = ["device", "explain_hosts", "report", "suite"])]
+    pub emulate: Option<PathBuf>,
+    /// Divisor of the bandwidths, so that links and not cores decide the time
+    #[arg(long, value_name = "N", default_value_t = 100, requires = "emulate",
+          value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub emulate_scale: u32,
+}
+
+impl EmulateOptions {
+    /// Reads the machine of `--emulate`; `None` without the option. `ranks` is the number of ranks, if it is known.
+    ///
+    /// # Errors
+    /// Returns an error message that names the file if it cannot be read, is malformed, or has fewer GPUs than there
+    /// are ranks.
+    pub fn machine(&self, ranks: Option<usize>) -> Result<Option<EmulatedMachine>, String> {
+        let Some(path) = &self.emulate else {
+            return Ok(None);
+        };
+        let name = path.display().to_string();
+        let xml = file::read_text(path, MAX_XML_BYTES).map_err(|error| format!("--emulate {name}: {error}"))?;
+        let machine = read_xml(&xml).map_err(|error| format!("--emulate {name}: {error}"))?;
+        let gpus = MachineGraph::new(&machine).gpus.len();
+        if let Some(ranks) = ranks.filter(|&ranks| ranks > gpus) {
+            return Err(format!(
+                "--emulate {name}: the file has {gpus} GPUs, too few for {ranks} ranks"
+            ));
+        }
+        Ok(Some(EmulatedMachine {
+            file: name,
+            xml,
+            scale: self.emulate_scale,
+        }))
+    }
+}
+
+/// Returns the line that marks the rows of a run as emulated.
+pub fn note(emulation: &EmulationInfo) -> String {
+    let EmulationInfo { file, scale } = emulation;
+    format!(
+        "EMULATED: shared memory carries messages as fast as the links of {file} with bandwidths / {scale}; \
+         rows are no measurement of this machine"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::bench::options::BenchOptions;
+    use crate::testing::parsed;
+    use std::path::PathBuf;
+
+    fn options(line: &str) -> BenchOptions {
+        parsed(line).unwrap()
+    }
+
+    fn file() -> String {
+        format!("{}/../tests/topology/A.xml", env!("CARGO_MANIFEST_DIR"))
+    }
+
+    #[test]
+    fn machine_is_read_with_its_scale() {
+        let none = options("all_reduce").emulate.machine(Some(8)).unwrap();
+        assert_eq!(none, None);
+        let emulate = options(&format!("all_reduce --emulate {}", file())).emulate;
+        let machine = emulate.machine(Some(8)).unwrap().unwrap();
+        assert_eq!((machine.scale, machine.file), (100, file()));
+        let few = emulate.machine(Some(9)).unwrap_err();
+        assert!(few.contains("A.xml") && few.contains("8 GPUs"), "{few}");
+        let line = format!("all_reduce --emulate {} --emulate-scale 7", file());
+        let machine = options(&line).emulate.machine(None).unwrap().unwrap();
+        assert_eq!(machine.scale, 7);
+    }
+
+    #[test]
+    fn unreadable_machine_is_refused_by_name() {
+        let mut emulate = options("all_reduce --emulate /no/such/file").emulate;
+        let error = emulate.machine(None).unwrap_err();
+        assert!(error.contains("/no/such/file"), "{error}");
+        emulate.emulate = Some(PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml"));
+        let error = emulate.machine(None).unwrap_err();
+        assert!(error.contains("no XML"), "{error}");
+        for line in [
+            "all_reduce --emulate-scale 7",
+            "all_reduce --emulate x --emulate-scale 0",
+            "all_reduce --emulate x --device gpu",
+            "all_reduce --emulate x --explain-hosts 2x2",
+        ] {
+            assert!(parsed::<BenchOptions>(line).is_err(), "{line}");
+        }
+    }
+}

@@ -1,0 +1,27 @@
+//! The machine whose links shared memory emulates. `cinch bench --emulate` sets it; no variable does.
+
+use sha2::{Digest, Sha256};
+use std::fmt;
+
+/// A machine whose links shared memory emulates, so that schedules can be measured without the hardware.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EmulatedMachine {
+    /// Name of the topology file, for messages and records.
+    pub file: String,
+    /// Text of the file, in NCCL's XML format.
+    pub xml: String,
+    /// Divisor of all bandwidths, at least 1.
+    pub scale: u32,
+}
+
+impl fmt::Display for EmulatedMachine {
+    /// Names file, divisor and the beginning of the text's hash, by which ranks compare their machines.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let digest = Sha256::digest(self.xml.as_bytes());
+        write!(f, "{} / {} (", self.file, self.scale)?;
+        for byte in &digest[..4] {
+            write!(f, "{byte:02x}")?;
+        }
+        f.write_str(")")
+    }
+}
