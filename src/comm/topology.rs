@@ -32,7 +32,9 @@ pub(super) fn on_host(
     if !one_host || peers.len() < 2 {
         return Ok(None);
     }
-    let topology = of_file(path, peers.len(), &access(config))
+    // Emulated links are slower than those of the file.
+    let divisor = config.emulated_machine().map_or(1, |machine| machine.scale);
+    let topology = of_file(path, peers.len(), divisor, &access(config))
         .map_err(|error| error.context(format!("CINCH_TOPO={}", path.display())))
         // The other ranks wait for this rank next.
         .inspect_err(|error| exchange.announce(error))?;
@@ -234,8 +236,11 @@ fn access(config: &Config) -> PeerAccess {
     }
 }
 
-fn of_file(path: &Path, ranks: usize, access: &PeerAccess) -> Result<RankTopology> {
-    let graph = MachineGraph::new(&read_file(path)?);
+fn of_file(path: &Path, ranks: usize, divisor: u32, access: &PeerAccess) -> Result<RankTopology> {
+    let mut graph = MachineGraph::new(&read_file(path)?);
+    for link in &mut graph.links {
+        link.bandwidth.mb_s = (link.bandwidth.mb_s / divisor).max(1);
+    }
     let gpus = graph.by_rank();
     if gpus.len() < ranks {
         return Err(Error::invalid_argument(format!(

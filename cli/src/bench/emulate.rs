@@ -32,7 +32,8 @@ impl EmulateOptions {
             return Ok(None);
         };
         let name = path.display().to_string();
-        let xml = file::read_text(path, MAX_XML_BYTES).map_err(|error| format!("--emulate {name}: {error}"))?;
+        let xml = file::read_text(path, MAX_XML_BYTES)
+            .map_err(|error| format!("--emulate {name}: {error}"))?;
         let machine = read_xml(&xml).map_err(|error| format!("--emulate {name}: {error}"))?;
         let gpus = MachineGraph::new(&machine).gpus.len();
         if let Some(ranks) = ranks.filter(|&ranks| ranks > gpus) {
