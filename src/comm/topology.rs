@@ -42,7 +42,7 @@ pub(super) fn on_host(
     Ok(Some(Arc::new(topology)))
 }
 
-/// What a rank knows of its GPU, which all ranks of its host get.
+/// Facts about the GPU of a rank, which all ranks of its host receive.
 struct GpuFragment {
     bus_id: BusId,
     /// For each rank, whether this rank's kernels write its memory directly.

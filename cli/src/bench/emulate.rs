@@ -1,10 +1,10 @@
 //! `--emulate`: shared memory that is as slow as the links of a machine file.
 
-use super::record::EmulationInfo;
 use cinch::config::EmulatedMachine;
 use cinch::sys::file;
 use cinch::topology::{MAX_XML_BYTES, MachineGraph, read_xml};
 use clap::Args;
+use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
 /// Options of `cinch bench` that emulate links.
@@ -47,6 +47,15 @@ impl EmulateOptions {
             scale: self.emulate_scale,
         }))
     }
+}
+
+/// A machine whose links shared memory emulated.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EmulationInfo {
+    /// Topology file of the machine.
+    pub file: String,
+    /// Divisor of its bandwidths.
+    pub scale: u32,
 }
 
 /// Returns the line that marks the rows of a run as emulated.

@@ -2,6 +2,7 @@
 //! holds one record per line, each a self-contained JSON object.
 
 use super::combine::Measured;
+use super::emulate::EmulationInfo;
 use super::metrics::rates;
 use super::options::BenchOptions;
 use super::row::Row;
@@ -157,15 +158,6 @@ pub struct RunInfo {
     pub emulated: Option<EmulationInfo>,
     /// Description of the host on which the benchmark ran.
     pub machine: MachineInfo,
-}
-
-/// A machine whose links shared memory emulated.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct EmulationInfo {
-    /// Topology file of the machine.
-    pub file: String,
-    /// Divisor of its bandwidths.
-    pub scale: u32,
 }
 
 /// Default for `hosts`: records of older versions lack the field.

@@ -223,8 +223,9 @@ fn write_verdicts(figures: &[&Figures], color: bool, out: &mut dyn Write) -> io:
 
 #[cfg(test)]
 mod tests {
+    use super::super::emulate::EmulationInfo;
+    use super::super::record::Versus;
     use super::super::record::tests::record;
-    use super::super::record::{EmulationInfo, Versus};
     use super::*;
 
     fn text(write: impl Fn(&mut Vec<u8>) -> io::Result<()>) -> String {

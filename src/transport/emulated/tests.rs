@@ -8,7 +8,7 @@ use crate::types::{SIGNATURE_WORDS, TransportKind};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// One socket, two switches of four GPUs; all links have 12 GB/s.
+/// A machine of two switches with four GPUs each at one socket; all links have 12 GB/s.
 const A: &str = include_str!("../../../tests/topology/A.xml");
 
 /// Two sockets, two switches of two GPUs on each; all PCIe links have 12 GB/s.
