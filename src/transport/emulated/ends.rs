@@ -1,7 +1,8 @@
 //! The ends of a connection over emulated links.
 
+use super::rank_clock::RankClock;
 use super::routes::RouteLink;
-use super::times::{ArrivalTimes, LinkClocks, NextArrival};
+use super::times::{ArrivalTimes, LinkClocks};
 use crate::error::Result;
 use crate::sys::clock::monotonic_nanoseconds;
 use crate::transport::{Header, RecvEnd, SendEnd};
@@ -10,10 +11,10 @@ use crate::transport::{Header, RecvEnd, SendEnd};
 #[derive(Debug)]
 pub(super) struct EmulatedSend<E> {
     end: E,
-    clocks: LinkClocks,
+    links: LinkClocks,
     route: Box<[RouteLink]>,
     arrivals: ArrivalTimes,
-    next_arrival: NextArrival,
+    clock: RankClock,
     /// Number of published messages.
     sent: u64,
     /// Time at which the last published message arrives.
@@ -25,16 +26,16 @@ impl<E: SendEnd> EmulatedSend<E> {
     /// receiver's inbox.
     pub fn new(
         end: E,
-        (clocks, route): (LinkClocks, Box<[RouteLink]>),
+        (links, route): (LinkClocks, Box<[RouteLink]>),
         arrivals: ArrivalTimes,
-        next_arrival: NextArrival,
+        clock: RankClock,
     ) -> EmulatedSend<E> {
         EmulatedSend {
             end,
-            clocks,
+            links,
             route,
             arrivals,
-            next_arrival,
+            clock,
             sent: 0,
             last_arrival: 0,
         }
@@ -55,8 +56,8 @@ impl<E: SendEnd> SendEnd for EmulatedSend<E> {
     }
 
     fn publish(&mut self, header: Header) {
-        let now = monotonic_nanoseconds();
-        let arrival = self.clocks.reserve(&self.route, header.bytes, now);
+        let now = self.clock.publication();
+        let arrival = self.links.reserve(&self.route, header.bytes, now);
         self.arrivals.set(self.sent, arrival);
         self.sent += 1;
         self.last_arrival = arrival;
@@ -67,9 +68,10 @@ impl<E: SendEnd> SendEnd for EmulatedSend<E> {
     /// would report as missing.
     fn flushed(&mut self) -> Result<bool> {
         if monotonic_nanoseconds() < self.last_arrival {
-            self.next_arrival.note(self.last_arrival);
+            self.clock.expect(self.last_arrival);
             return Ok(false);
         }
+        self.clock.reset();
         self.end.flushed()
     }
 }
@@ -79,7 +81,7 @@ impl<E: SendEnd> SendEnd for EmulatedSend<E> {
 pub(super) struct EmulatedRecv<E> {
     end: E,
     arrivals: ArrivalTimes,
-    next_arrival: NextArrival,
+    clock: RankClock,
     /// Number of released messages.
     taken: u64,
     /// Whether the next message has arrived.
@@ -88,11 +90,11 @@ pub(super) struct EmulatedRecv<E> {
 
 impl<E: RecvEnd> EmulatedRecv<E> {
     /// Wraps an end without a zero-copy interface. `arrivals` lie in this rank's inbox.
-    pub fn new(end: E, arrivals: ArrivalTimes, next_arrival: NextArrival) -> EmulatedRecv<E> {
+    pub fn new(end: E, arrivals: ArrivalTimes, clock: RankClock) -> EmulatedRecv<E> {
         EmulatedRecv {
             end,
             arrivals,
-            next_arrival,
+            clock,
             taken: 0,
             has_arrived: false,
         }
@@ -105,9 +107,11 @@ impl<E: RecvEnd> RecvEnd for EmulatedRecv<E> {
             return Ok(self.has_arrived);
         }
         let arrival = self.arrivals.get(self.taken);
-        self.has_arrived = monotonic_nanoseconds() >= arrival;
-        if !self.has_arrived {
-            self.next_arrival.note(arrival);
+        let now = monotonic_nanoseconds();
+        self.has_arrived = now >= arrival;
+        match self.has_arrived {
+            true => self.clock.end_wait(arrival, now),
+            false => self.clock.expect(arrival),
         }
         Ok(self.has_arrived)
     }

@@ -15,6 +15,7 @@
 //! ```
 
 mod ends;
+mod rank_clock;
 mod routes;
 mod times;
 mod waiter;
@@ -23,8 +24,9 @@ mod waiter;
 mod tests;
 
 use self::ends::{EmulatedRecv, EmulatedSend};
+use self::rank_clock::RankClock;
 use self::routes::Routes;
-use self::times::{ArrivalTimes, LinkClocks, NextArrival, WORD_BYTES};
+use self::times::{ArrivalTimes, LinkClocks, WORD_BYTES};
 use self::waiter::EmulatedWaiter;
 use super::inbox::InboxLayout;
 use super::{RecvEnd, SendEnd, Waiter};
@@ -36,7 +38,7 @@ use std::sync::Arc;
 /// The emulated links of a rank.
 pub(super) struct Emulation {
     routes: Routes,
-    next_arrival: NextArrival,
+    clock: RankClock,
 }
 
 impl Emulation {
@@ -54,7 +56,7 @@ impl Emulation {
             routes.map_err(|error| error.context(format!("--emulate {}", machine.file)))?;
         Ok(Some(Emulation {
             routes,
-            next_arrival: NextArrival::default(),
+            clock: RankClock::new(),
         }))
     }
 
@@ -95,7 +97,7 @@ impl Emulation {
 
     /// Returns `waiter`, made to wake up for messages that arrive without a ring.
     pub fn waiter(&self, waiter: Box<dyn Waiter>) -> Box<dyn Waiter> {
-        Box::new(EmulatedWaiter::new(waiter, self.next_arrival.clone()))
+        Box::new(EmulatedWaiter::new(waiter, self.clock.clone()))
     }
 }
 
@@ -141,15 +143,15 @@ impl EmulatedInbox<'_> {
             let at = arrivals_at(self.layout, self.layout.tail_at(), fifo);
             ArrivalTimes::new(region.clone(), at, self.layout.shape.depth)
         };
-        let next_arrival = &self.emulation.next_arrival;
+        let clock = &self.emulation.clock;
         let route = self.emulation.routes.route(self.me, peer).into();
         let send = EmulatedSend::new(
             send,
             (self.clocks.clone(), route),
             arrivals(region, self.me),
-            next_arrival.clone(),
+            clock.clone(),
         );
-        let recv = EmulatedRecv::new(recv, arrivals(self.own, peer), next_arrival.clone());
+        let recv = EmulatedRecv::new(recv, arrivals(self.own, peer), clock.clone());
         (Box::new(send), Box::new(recv))
     }
 }

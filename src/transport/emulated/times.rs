@@ -71,27 +71,3 @@ impl ArrivalTimes {
         self.region.counter(self.at + slot * WORD_BYTES)
     }
 }
-
-/// The next time at which a message of this rank arrives, from its ends to its waiter. No peer rings then.
-#[derive(Clone, Debug)]
-pub(super) struct NextArrival(Arc<AtomicU64>);
-
-impl Default for NextArrival {
-    fn default() -> NextArrival {
-        NextArrival(Arc::new(AtomicU64::new(u64::MAX)))
-    }
-}
-
-impl NextArrival {
-    /// Notes a time at which a scan will find more.
-    pub fn note(&self, time: u64) {
-        // The ends and the waiter of a rank are used by one thread at a time.
-        self.0.fetch_min(time, Ordering::Relaxed);
-    }
-
-    /// Returns the earliest time that was noted since the last call.
-    pub fn take(&self) -> Option<u64> {
-        let time = self.0.swap(u64::MAX, Ordering::Relaxed);
-        (time != u64::MAX).then_some(time)
-    }
-}

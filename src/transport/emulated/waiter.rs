@@ -1,6 +1,6 @@
 //! How a rank waits for messages that are still on emulated links.
 
-use super::times::NextArrival;
+use super::rank_clock::RankClock;
 use crate::error::Result;
 use crate::sys::clock::monotonic_nanoseconds;
 use crate::transport::Waiter;
@@ -10,23 +10,20 @@ use std::time::Duration;
 #[derive(Debug)]
 pub(super) struct EmulatedWaiter {
     waiter: Box<dyn Waiter>,
-    next_arrival: NextArrival,
+    clock: RankClock,
 }
 
 impl EmulatedWaiter {
-    /// Wraps the waiter of a rank whose ends note arrivals in `next_arrival`.
-    pub fn new(waiter: Box<dyn Waiter>, next_arrival: NextArrival) -> EmulatedWaiter {
-        EmulatedWaiter {
-            waiter,
-            next_arrival,
-        }
+    /// Wraps the waiter of a rank whose ends note arrivals in `clock`.
+    pub fn new(waiter: Box<dyn Waiter>, clock: RankClock) -> EmulatedWaiter {
+        EmulatedWaiter { waiter, clock }
     }
 }
 
 impl Waiter for EmulatedWaiter {
     fn idle(&mut self, scans: u32, limit: Duration) -> Result<()> {
         // Every scan before a sleep notes the arrivals that it found anew.
-        let limit = match self.next_arrival.take() {
+        let limit = match self.clock.wait() {
             None => limit,
             Some(time) => {
                 let left = time.saturating_sub(monotonic_nanoseconds());
