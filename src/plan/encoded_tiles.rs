@@ -14,7 +14,7 @@ const LINE_PAYLOAD: usize = LINE_BYTES - 8;
 pub struct EncodedTiles {
     /// Number of ll128 lines of one encoded tile.
     pub lines: usize,
-    /// Number of encoded tiles; the last may have fewer than [`TILE`] elements.
+    /// Number of encoded tiles; the last may have fewer than `TILE` elements.
     pub count: usize,
 }
 
