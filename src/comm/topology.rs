@@ -5,6 +5,7 @@ use crate::config::{Config, FileChoice};
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::Device;
 use crate::gpu_links::PeerPath;
+use crate::sys::log::{self, Level};
 use crate::sys::nvml::Nvml;
 use crate::sys::{file, numa};
 use crate::topology::{
@@ -161,8 +162,19 @@ fn own_fragment(device: &Device, paths: &[Option<PeerPath>]) -> Result<GpuFragme
         nvml: &nvml,
         driver: &driver,
     };
-    let machine = topology::detect(Path::new(numa::SYS), &sources)?;
-    let text = topology::fragment(&machine, bus_id).map_or(String::new(), |part| write_xml(&part));
+    // A machine that cannot be described is an unknown machine, on which calls still run.
+    let text = match topology::detect(Path::new(numa::SYS), &sources) {
+        Ok(machine) => {
+            topology::fragment(&machine, bus_id).map_or(String::new(), |part| write_xml(&part))
+        }
+        Err(error) => {
+            log::line(
+                Level::Warn,
+                format_args!("the topology stays unknown: {error}"),
+            );
+            String::new()
+        }
+    };
     Ok(GpuFragment {
         bus_id,
         peer_access: paths

@@ -69,6 +69,6 @@ pub use predict::{AllReducePrediction, predict};
 pub use processor::ProcessorFacts;
 pub use rank_topology::RankTopology;
 pub use rates::concurrent_rates;
-pub use rings::{RingOrder, RingSet, best_ring, best_set};
+pub use rings::{RingOrder, RingSet};
 pub use simulate::{Cluster, ClusterPort, MessageSettings, simulate_messages};
 pub use xml::{MAX_BYTES as MAX_XML_BYTES, read as read_xml, write as write_xml};

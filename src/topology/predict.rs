@@ -54,11 +54,12 @@ pub fn predict(graph: &MachineGraph, paths: &Paths) -> AllReducePrediction {
     let partitions = groups::partitions(graph, paths);
     let by_rank = graph.by_rank();
     let sets: Vec<Vec<Vec<usize>>> = partitions.iter().map(|p| p.groups.clone()).collect();
+    let best_ring = rings::best_ring(graph, paths);
     let exchanges = [LevelExchange::Direct, LevelExchange::Ring];
     AllReducePrediction {
         ring_by_rank: Loads::ring(graph, paths, &by_rank).time(graph),
-        best_ring: rings::best_ring(graph, paths),
-        ring_set: rings::best_set(graph, paths),
+        ring_set: rings::best_set(graph, paths, &best_ring),
+        best_ring,
         direct: Loads::direct(graph, paths).time(graph),
         hierarchy: hierarchy::best(graph, paths, &partitions, &exchanges),
         direct_hierarchy: hierarchy::best(graph, paths, &partitions, &exchanges[..1]),

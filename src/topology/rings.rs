@@ -219,9 +219,9 @@ fn first_links(graph: &MachineGraph, paths: &Paths, gpu: usize) -> Vec<u32> {
 }
 
 /// Returns the set of rings whose fullest link takes least time. Up to eight GPUs all rings are candidates; beyond,
-/// the set is the best ring alone.
-pub fn best_set(graph: &MachineGraph, paths: &Paths) -> RingSet {
-    let (ring, time) = best_ring(graph, paths);
+/// the set is `best`, the best ring alone.
+pub fn best_set(graph: &MachineGraph, paths: &Paths, best: &(RingOrder, LinkTime)) -> RingSet {
+    let (ring, time) = best.clone();
     let alone = RingSet::of_one(ring, time);
     let n = paths.count();
     if !(4..=ENUMERATED).contains(&n) || time <= least_of_sets(graph, paths) {

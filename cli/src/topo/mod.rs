@@ -65,23 +65,12 @@ fn linear8_ratio() -> f64 {
 /// Shows the machine that `options` name.
 pub fn main(options: &TopoOptions, config: &Config) -> ExitResult {
     let (source, machine) = describe(options)?;
-    let graph = MachineGraph::new(&machine);
     let access = match &options.peer_access {
         Some(access) => access.clone(),
         None if config.p2p_disable => PeerAccess::Never,
         None => PeerAccess::Rule,
     };
-    let paths = Paths::new(&graph, &access);
-    let prediction = predict(&graph, &paths);
-    let bytes = options.bytes as u64;
-    let shown = Shown {
-        source,
-        machine,
-        graph,
-        paths,
-        prediction,
-        bytes,
-    };
+    let shown = Shown::new((source, machine), &access, options.bytes as u64);
     if let Some(path) = &options.xml {
         save(path, &write_xml(&shown.machine))?;
     }
@@ -194,6 +183,21 @@ fn parse_access(text: &str) -> Result<PeerAccess, String> {
 }
 
 impl Shown {
+    /// Derives everything from a machine, whose source is named, for messages of `bytes` bytes.
+    fn new((source, machine): (String, Machine), access: &PeerAccess, bytes: u64) -> Shown {
+        let graph = MachineGraph::new(&machine);
+        let paths = Paths::new(&graph, access);
+        let prediction = predict(&graph, &paths);
+        Shown {
+            source,
+            machine,
+            graph,
+            paths,
+            prediction,
+            bytes,
+        }
+    }
+
     fn gpus(&self) -> usize {
         self.graph.gpus.len()
     }
@@ -231,19 +235,7 @@ mod tests {
             xml: None,
             svg: None,
         };
-        let (source, machine) = describe(&options).unwrap();
-        let graph = MachineGraph::new(&machine);
-        let paths = Paths::new(&graph, &PeerAccess::Rule);
-        let prediction = predict(&graph, &paths);
-        let bytes = options.bytes as u64;
-        Shown {
-            source,
-            machine,
-            graph,
-            paths,
-            prediction,
-            bytes,
-        }
+        Shown::new(describe(&options).unwrap(), &PeerAccess::Rule, 256 << 20)
     }
 
     #[test]

@@ -88,20 +88,17 @@ fn a_written_file_reads_back_to_the_machine() {
 /// The folder of the machines as files, for `cinch topo --file`.
 const FILES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/topology");
 
-/// Compares each machine with its file. With `CINCH_UPDATE_TOPOLOGY=1` it writes the files instead.
+/// Compares each machine with its file. A failure writes the wanted file to the temporary directory.
 #[test]
 fn machine_files_are_up_to_date() {
     for Row(name, _) in ROWS {
         let path = format!("{FILES}/{name}.xml");
         let text = write_xml(&case(name).machine);
-        if std::env::var_os("CINCH_UPDATE_TOPOLOGY").is_some() {
-            std::fs::write(&path, text).unwrap();
-        } else {
-            let file = std::fs::read_to_string(&path).unwrap();
-            assert!(
-                file == text,
-                "{path} is not up to date; CINCH_UPDATE_TOPOLOGY=1 writes it"
-            );
+        let file = std::fs::read_to_string(&path).unwrap_or_default();
+        if file != text {
+            let wanted = std::env::temp_dir().join(format!("{name}.xml"));
+            std::fs::write(&wanted, text).unwrap();
+            panic!("{path} is not up to date; copy {}", wanted.display());
         }
     }
 }

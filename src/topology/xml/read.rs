@@ -99,11 +99,7 @@ impl XmlReader<'_> {
 
     /// Returns an attribute as a number; `None` if it is missing or empty.
     fn number<T: FromStr>(&self, node: Node<'_, '_>, name: &str) -> Result<Option<T>> {
-        let Some(text) = node
-            .attribute(name)
-            .map(str::trim)
-            .filter(|text| !text.is_empty())
-        else {
+        let Some(text) = attribute(node, name) else {
             return Ok(None);
         };
         let number = text.parse().map_err(|_| self.no_number(node, name, text))?;
@@ -112,11 +108,7 @@ impl XmlReader<'_> {
 
     /// Returns an attribute as a hexadecimal number; `None` if it is missing or empty.
     fn hexadecimal(&self, node: Node<'_, '_>, name: &str) -> Result<Option<u64>> {
-        let Some(text) = node
-            .attribute(name)
-            .map(str::trim)
-            .filter(|text| !text.is_empty())
-        else {
+        let Some(text) = attribute(node, name) else {
             return Ok(None);
         };
         let digits = text.strip_prefix("0x").unwrap_or(text);
@@ -244,11 +236,7 @@ impl XmlReader<'_> {
 
     /// Reads `gcn`, which is decimal (`908`) or a name (`gfx90a`, whose last digit is hexadecimal).
     fn architecture(&self, node: Node<'_, '_>) -> Result<Option<u32>> {
-        let Some(text) = node
-            .attribute("gcn")
-            .map(str::trim)
-            .filter(|text| !text.is_empty())
-        else {
+        let Some(text) = attribute(node, "gcn") else {
             return Ok(None);
         };
         let digits = text
@@ -333,4 +321,10 @@ impl XmlReader<'_> {
 /// Returns the elements inside `node`, without text and comments.
 fn elements<'n, 'i>(node: Node<'n, 'i>) -> impl Iterator<Item = Node<'n, 'i>> {
     node.children().filter(Node::is_element)
+}
+
+/// Returns an attribute without spaces around it; `None` if it is missing or empty.
+fn attribute<'n>(node: Node<'n, '_>, name: &str) -> Option<&'n str> {
+    let text = node.attribute(name)?.trim();
+    (!text.is_empty()).then_some(text)
 }
