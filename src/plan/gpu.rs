@@ -12,7 +12,7 @@ use super::encoded_tiles::TILE as CODED_TILE;
 use super::fused_blocks::{FUSED_SHARE, MOVER_WARPS, coded_share};
 use super::gpu_costs::{network_seconds, seconds};
 use super::limits::{GpuLimits, Limits};
-use super::link_time::link_seconds;
+use super::link_time::LinkWork;
 use super::tuning::KernelVariant;
 use super::{EncodedTiles, Geometry, Request, chunk_max, granule};
 use crate::codec::{Codec, FUSED_CODECS};
@@ -385,8 +385,14 @@ pub(super) fn candidate(
             (candidate.seconds, candidate.counts) = (seconds, counts);
         }
     }
-    let fullest = link_seconds(limits, &pattern, &candidate.geometry, [wire_bytes; 2])?;
-    candidate.seconds = candidate.seconds.max(fullest);
+    if let Some(links) = LinkWork::new(limits, &pattern)? {
+        let message_bytes = |_, elements| match codec {
+            None => elements * request.dtype.size(),
+            Some(codec) => codec.wire_bytes(elements),
+        };
+        let seconds = links.seconds(&candidate.geometry, message_bytes);
+        candidate.seconds = candidate.seconds.max(seconds);
+    }
     Ok(candidate)
 }
 

@@ -1,48 +1,96 @@
-//! Time that the fullest link of the machine's topology needs for the messages of a call.
+//! Time that the links of the machine's topology need for the messages of a call.
 
 use super::Geometry;
 use super::limits::Limits;
 use crate::error::Result;
 use crate::schedule::{Groups, SchedulePattern};
+use crate::topology::RankTopology;
 use crate::types::Level;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-/// Returns the seconds that the fullest link or pool between ranks needs for the messages of a call. A
-/// message has `wire_bytes` bytes, by [`Level`]. Returns 0 if the topology is unknown.
-pub(super) fn link_seconds(
-    limits: &Limits,
-    pattern: &SchedulePattern,
-    geometry: &Geometry,
-    wire_bytes: [usize; 2],
-) -> Result<f64> {
-    let Some(topology) = &limits.topology else {
-        return Ok(0.0);
-    };
-    let ranks = limits.nranks;
-    // Bytes between ranks, at `from * ranks + to`, of each phase: a stage, in which a group inside a host sends to
-    // one other group at a time.
-    let mut phases: BTreeMap<(u32, usize), Vec<u64>> = BTreeMap::new();
-    for from in 0..ranks {
-        for step in &pattern.schedule(from)?.steps {
-            let sent = match step.gives {
-                Level::Intra => wire_bytes[0],
-                Level::Inter => wire_bytes[1],
-            };
-            for &to in step.send_to.iter() {
-                let phase = (step.stage, groups_ahead(&pattern.groups, from, to as usize));
-                let bytes = phases
-                    .entry(phase)
-                    .or_insert_with(|| vec![0; ranks * ranks]);
-                bytes[from * ranks + to as usize] += sent as u64;
+/// A message of one pass.
+#[derive(Clone, Copy, Debug)]
+struct Message {
+    from: usize,
+    to: usize,
+    /// Part of the pass that the message carries.
+    part: usize,
+    level: Level,
+}
+
+/// The messages of one pass, by phase. A phase is a stage in which a group inside a host sends to one other group.
+#[derive(Debug)]
+pub(super) struct LinkWork {
+    topology: Arc<RankTopology>,
+    phases: Vec<Vec<Message>>,
+    parts: usize,
+}
+
+impl LinkWork {
+    /// Lists the messages of `pattern`; `None` if the topology is unknown.
+    pub fn new(limits: &Limits, pattern: &SchedulePattern) -> Result<Option<LinkWork>> {
+        let Some(topology) = &limits.topology else {
+            return Ok(None);
+        };
+        let mut phases: BTreeMap<(u32, usize), Vec<Message>> = BTreeMap::new();
+        for from in 0..limits.nranks {
+            for step in &pattern.schedule(from)?.steps {
+                let part = pattern.part(step.chunk as usize);
+                for &to in step.send_to.iter() {
+                    let to = to as usize;
+                    let phase = (step.stage, groups_ahead(&pattern.groups, from, to));
+                    phases.entry(phase).or_default().push(Message {
+                        from,
+                        to,
+                        part,
+                        level: step.gives,
+                    });
+                }
             }
         }
+        Ok(Some(LinkWork {
+            topology: topology.clone(),
+            phases: phases.into_values().collect(),
+            parts: pattern.parts(),
+        }))
     }
-    let passes = geometry.passes() as u64;
-    let messages = phases.values().map(|bytes| {
-        let sent = bytes.iter().enumerate().filter(|(_, bytes)| **bytes > 0);
-        sent.map(|(at, bytes)| (at / ranks, at % ranks, bytes * passes))
-    });
-    Ok(topology.seconds(messages))
+
+    /// Returns the seconds that links need for all passes. `wire_bytes` returns the bytes of a message of so many
+    /// elements.
+    ///
+    /// Passes overlap, so in all passes but one the fullest link is never idle. The phases of that one pass follow
+    /// each other, and each takes as long as its own fullest link.
+    pub fn seconds(&self, geometry: &Geometry, wire_bytes: impl Fn(Level, usize) -> usize) -> f64 {
+        let passes = geometry.passes();
+        // All passes but the last have full chunks.
+        let bytes = |level: Level, part: usize| {
+            let elements = |pass| geometry.range(pass, part).len();
+            let message = |pass| match elements(pass) {
+                0 => 0,
+                elements => wire_bytes(level, elements) as u64,
+            };
+            (passes as u64 - 1) * message(0) + message(passes - 1)
+        };
+        let by_level = Level::ALL.map(|level| {
+            let parts = 0..self.parts;
+            parts.map(|part| bytes(level, part)).collect::<Vec<_>>()
+        });
+        let messages = |phase: &Vec<Message>| {
+            let size = |one: &Message| by_level[one.level as usize][one.part];
+            let sized = phase.iter().map(|one| (one.from, one.to, size(one)));
+            sized.collect::<Vec<_>>()
+        };
+        let phases: Vec<_> = self.phases.iter().map(messages).collect();
+        let alone = phases
+            .iter()
+            .map(|phase| self.topology.seconds([phase.iter().copied()]));
+        let in_turn: f64 = alone.sum();
+        let fullest = self
+            .topology
+            .seconds(phases.iter().map(|phase| phase.iter().copied()));
+        fullest + (in_turn - fullest).max(0.0) / passes as f64
+    }
 }
 
 /// Returns by how much the group number of `to` is larger than that of `from`, modulo the number of groups.

@@ -6,7 +6,7 @@ use super::candidate::Candidate;
 use super::cost::seconds;
 use super::gpu;
 use super::limits::Limits;
-use super::link_time::link_seconds;
+use super::link_time::LinkWork;
 use super::tuning::KernelVariant;
 use super::work::{CandidateWork, moves_beside};
 use super::{Geometry, Request, chunk_max, granule};
@@ -121,12 +121,16 @@ fn cut(request: &Request, limits: &Limits, codecs: Codecs<'_>) -> Result<(usize,
 /// Largest number of times that the chunk size is halved from the size that fills a slot.
 const FINER: usize = 6;
 
+/// Chunks are cut finer without measured costs if the predicted time falls below this part: the cost of a message
+/// is then a guess.
+const WORTH_FINER: f64 = 0.95;
+
 /// Smallest size in bytes to which chunks are cut.
 const SMALLEST_CHUNK: usize = 4 << 10;
 
 /// Returns the candidate of one algorithm with the chunk size of least predicted time. Only
-/// measured costs can predict a gain for chunks smaller than a slot, so without them such chunks
-/// are not tried.
+/// measured costs and a known topology can predict a gain for chunks smaller than a slot, so without
+/// them such chunks are not tried.
 fn cheapest_cut(
     request: &Request,
     limits: &Limits,
@@ -148,13 +152,19 @@ fn cheapest_cut(
     };
     let pattern = super::pattern(request, limits, (algorithm, between), 1);
     let leaving = leaving(&pattern, limits)?;
+    let links = LinkWork::new(limits, &pattern)?;
     let (granule, most) = self::cut(request, limits, codecs)?;
     let cut = |most| Geometry::new(request.count, pattern.parts(), granule, most);
-    let try_cut = |geometry| candidate(request, limits, codecs, (&pattern, leaving), geometry);
+    let load = (&pattern, leaving, links.as_ref());
+    let try_cut = |geometry| candidate(request, limits, codecs, load, geometry);
     let mut best = try_cut(cut(most))?;
-    if limits.machine.measured.is_none() {
+    if limits.machine.measured.is_none() && links.is_none() {
         return Ok(best);
     }
+    let worth = match limits.machine.measured {
+        Some(_) => 1.0,
+        None => WORTH_FINER,
+    };
     let mut geometry = best.geometry;
     for _ in 0..FINER {
         let half = (geometry.chunk() / 2).next_multiple_of(granule);
@@ -163,8 +173,10 @@ fn cheapest_cut(
         }
         geometry = cut(half);
         let finer = try_cut(geometry)?;
-        if finer.seconds < best.seconds {
+        if finer.seconds < worth * best.seconds {
             best = finer;
+        } else if limits.machine.measured.is_none() {
+            break;
         }
     }
     Ok(best)
@@ -174,7 +186,7 @@ fn candidate(
     request: &Request,
     limits: &Limits,
     codecs: Codecs<'_>,
-    (pattern, leaving): (&SchedulePattern, usize),
+    (pattern, leaving, links): (&SchedulePattern, usize, Option<&LinkWork>),
     geometry: Geometry,
 ) -> Result<Candidate> {
     let (algorithm, between) = (pattern.algorithm, pattern.between);
@@ -186,11 +198,11 @@ fn candidate(
         false => 1,
     };
     let chunk = geometry.chunk();
-    let wire_bytes = codecs.map(|codec| {
-        codec.map_or(chunk * request.dtype.size(), |codec| {
-            codec.wire_bytes(chunk)
-        })
-    });
+    let message_bytes = |level: Level, elements: usize| match codecs[level as usize] {
+        None => elements * request.dtype.size(),
+        Some(codec) => codec.wire_bytes(elements),
+    };
+    let wire_bytes = Level::ALL.map(|level| message_bytes(level, chunk));
     let mut most = (0.0, CostCounts::default());
     for rank in busiest(request, limits) {
         let counts = schedule::cost_counts(&pattern.schedule(rank)?, &limits.hosts);
@@ -213,7 +225,8 @@ fn candidate(
     }
     let (seconds, counts) = most;
     // Ranks work while their links move other chunks, so the longer of the two counts.
-    let seconds = seconds.max(link_seconds(limits, pattern, &geometry, wire_bytes)?);
+    let link_seconds = links.map_or(0.0, |links| links.seconds(&geometry, message_bytes));
+    let seconds = seconds.max(link_seconds);
     Ok(Candidate {
         algorithm,
         between,
