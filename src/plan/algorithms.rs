@@ -77,13 +77,15 @@ pub(super) fn no_hierarchy(request: &Request, limits: &Limits) -> Option<String>
     })
 }
 
-/// Returns the algorithms that a hierarchical schedule may use between hosts. A ring between hosts
+/// Returns the algorithms that a hierarchical schedule may use between groups. A ring between hosts
 /// rounds a partial sum at every hop. It is left out if the codec is lossy on partial sums, because
-/// direct sends as few bytes.
+/// direct sends as few bytes. Inside a host, direct may send more bytes over a link between sockets, and a
+/// tree is a path, which rounds as often as a ring.
 pub(super) fn between(request: &Request, limits: &Limits, codecs: Codecs<'_>) -> Vec<Algorithm> {
     let codec = codecs[Level::Inter as usize];
     let loses = codec.is_some_and(|codec| codec.reencode() == Reencode::Lossy);
-    let rings = !(loses && limits.groups().count() > 2);
+    let groups = limits.groups();
+    let rings = !loses || groups.count() <= 2 || groups.are_inside_host();
     SchedulePattern::between_groups(request.collective)
         .iter()
         .copied()

@@ -3,6 +3,7 @@
 use super::algorithms::no_hierarchy;
 use super::{Candidate, Limits, Planner, Request, Tuning, candidates};
 use crate::error::Result;
+use crate::schedule::encoded_contributions;
 use crate::types::{Algorithm, CodecSetting, CodecSpec};
 use std::fmt::Write;
 
@@ -120,17 +121,29 @@ pub fn explain(
     let width = names.iter().map(String::len).max().unwrap_or(0).max(9);
     text += &format!("  {:<width$}", "algorithm");
     text += &kernel("kernel", "protocol");
-    text += "  chunk(elements)  passes  channels  hops  sends  predicted(us)\n";
+    let has_errors = candidates
+        .iter()
+        .any(|one| error_factor(request, limits, one).is_some());
+    text += "  chunk(elements)  passes  channels  hops  sends  predicted(us)";
+    text += match has_errors {
+        true => "  rms error\n",
+        false => "\n",
+    };
     for (index, (candidate, name)) in candidates.iter().zip(names).enumerate() {
         let mark = match measured {
             Some(_) if index == 0 => " <- measured",
             _ if best == Some(candidate.seconds) => " <- cheapest",
             _ => "",
         };
+        let error = match error_factor(request, limits, candidate) {
+            _ if !has_errors => String::new(),
+            Some(factor) => format!("  {:>9}", format!("{factor:.2} e")),
+            None => format!("  {:>9}", "-"),
+        };
         // Writing to a string cannot fail.
         let _ = writeln!(
             text,
-            "  {name:<width$}{}  {:>15}  {:>6}  {:>5}  {:>4}  {:>5}  {:>13.2}{mark}",
+            "  {name:<width$}{}  {:>15}  {:>6}  {:>5}  {:>4}  {:>5}  {:>13.2}{error}{mark}",
             kernel(
                 candidate.kernel.kernel.name(),
                 candidate.kernel.protocol.name()
@@ -143,6 +156,13 @@ pub fn explain(
             candidate.seconds * 1e6,
         );
     }
+    if has_errors {
+        let spec = request.codec.inter;
+        let _ = writeln!(
+            text,
+            "  e: relative RMS error of one encode by {spec}; the inputs of ranks are independent"
+        );
+    }
     // Users with several hosts, or with CINCH_ALGO=hierarchical, expect that algorithm in the
     // table, so its absence is explained.
     let expected = limits.groups().count() > 1 || limits.algorithm == Some(Algorithm::Hierarchical);
@@ -150,4 +170,27 @@ pub fn explain(
         let _ = writeln!(text, "  no hierarchical: {why}");
     }
     text
+}
+
+/// Largest number of ranks for which the growth of the error is computed: it needs the schedules of all ranks.
+const MOST_RANKS_OF_ERROR: usize = 64;
+
+/// Returns the relative RMS error of a sum of independent inputs, in units of the error of one encode between groups.
+/// `None` if the call does not sum, if its codec is lossless, or if levels have different lossy codecs.
+fn error_factor(request: &Request, limits: &Limits, candidate: &Candidate) -> Option<f64> {
+    let codec = request.codec;
+    let sums = request.collective.reduces() && limits.nranks <= MOST_RANKS_OF_ERROR;
+    if !sums || !codec.inter.is_lossy() || limits.nranks < 2 {
+        return None;
+    }
+    let algorithm = (candidate.algorithm, candidate.between);
+    let pattern = super::pattern(request, limits, algorithm, candidate.rings);
+    let [inside, between] = encoded_contributions(&pattern).ok()?;
+    let inside = match candidate.algorithm {
+        Algorithm::Hierarchical if !codec.intra.is_lossy() => 0.0,
+        Algorithm::Hierarchical if codec.intra != codec.inter => return None,
+        // All messages of flat algorithms have one codec.
+        _ => inside,
+    };
+    Some(((inside + between) / limits.nranks as f64).sqrt())
 }

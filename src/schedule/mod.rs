@@ -8,6 +8,7 @@
 mod chunks;
 mod cost;
 mod direct;
+mod encodes;
 mod fan;
 mod generate;
 mod generator;
@@ -30,6 +31,7 @@ mod way_out_tests;
 
 pub use chunks::{ChunkPlace, SchedulePattern};
 pub use cost::{CostCounts, Hops, cost_counts};
+pub use encodes::encoded_contributions;
 pub use generate::generate;
 pub use groups::{GroupUnit, Groups};
 pub use ir::{MAX_FAN, Op, Own, Schedule, Step, StepPeers, Visit, Walk, WalkCursor, walk};

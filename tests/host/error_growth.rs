@@ -33,6 +33,7 @@
 //!
 //! Cells with such a difference are compared with the formula only, which covers both schedules.
 
+use cinch::config::FileChoice;
 use cinch::testing::{gaussian, local_world, random_word};
 use cinch::types::{CodecKind, TransportKind};
 use cinch::{Algorithm, CodecSpec, Collective, Config, DType};
@@ -163,6 +164,21 @@ fn error_of_each_schedule_grows_by_its_law() {
     );
 }
 
+/// Two groups of four ranks: all but the owner of each group encode contributions, one group its sum, and the other
+/// the total.
+#[test]
+fn error_of_two_levels_grows_by_its_law() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/topology/A.xml");
+    let config = Config {
+        topology: FileChoice::File(file.into()),
+        ..config()
+    };
+    let [measured] = measure_in(&config, &LINEAR8, 8, [Algorithm::Hierarchical]);
+    let law = law(&LINEAR8, 8, &[1, 1, 1, 1, 1, 1, 4, 8]);
+    println!("linear8, 2 switches of 4 ranks: measured {measured:.6}, law {law:.6}");
+    assert!((measured / law - 1.0).abs() < LAW_TOLERANCE);
+}
+
 #[test]
 fn law_of_each_schedule_equals_its_closed_form() {
     let near = |found: f64, squared: f64| {
@@ -182,8 +198,28 @@ fn law_of_each_schedule_equals_its_closed_form() {
     }
 }
 
+fn config() -> Config {
+    Config {
+        transport: Some(TransportKind::Loopback),
+        // Small slots save memory, because each of up to 32 ranks in this process connects to all
+        // others.
+        slot_bytes: 16 << 10,
+        timeout: Duration::from_secs(60),
+        ..Config::default()
+    }
+}
+
 /// Returns the relative RMS error of the sum of equal inputs, for each algorithm.
 fn measure<const K: usize>(coding: &Coding, nranks: usize, algorithms: [Algorithm; K]) -> [f64; K] {
+    measure_in(&config(), coding, nranks, algorithms)
+}
+
+fn measure_in<const K: usize>(
+    config: &Config,
+    coding: &Coding,
+    nranks: usize,
+    algorithms: [Algorithm; K],
+) -> [f64; K] {
     let inputs = inputs(nranks, coding.correlation);
     let mut exact = vec![0.0; COUNT];
     for input in &inputs {
@@ -191,20 +227,12 @@ fn measure<const K: usize>(coding: &Coding, nranks: usize, algorithms: [Algorith
             *sum += f64::from(x);
         }
     }
-    let config = Config {
-        transport: Some(TransportKind::Loopback),
-        // Small slots save memory, because each of up to 32 ranks in this process connects to all
-        // others.
-        slot_bytes: 16 << 10,
-        timeout: Duration::from_secs(60),
-        ..Config::default()
-    };
     let codec = CodecSpec::of(coding.kind);
     assert_eq!(
         codec.to_string(),
         format!("{}:block=256", coding.kind.name())
     );
-    let outputs = local_world(nranks, &config, |comm| {
+    let outputs = local_world(nranks, config, |comm| {
         algorithms.map(|algorithm| {
             let call = Call {
                 codec: Some(codec.into()),
