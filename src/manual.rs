@@ -12,6 +12,7 @@ pages! {
     codec_rules = "codec-rules.md",
     failures = "failures.md",
     nccl = "nccl.md",
+    format = "format.md",
     numerics = "numerics.md",
     topology = "topology.md",
     tuning = "tuning.md",

@@ -92,27 +92,7 @@ pub fn explain(
         .min_by(f64::total_cmp)
         .filter(|_| measured.is_none());
     let candidates: Vec<&Candidate> = measured.into_iter().chain(candidates).collect();
-    let codec = CodecSetting {
-        auto: false,
-        ..request.codec
-    };
-    let groups = match limits.groups().count() {
-        1 => String::new(),
-        _ => format!(" on {}", limits.groups()),
-    };
-    let mut text = format!(
-        "{} of {} {}, codec {codec}, {} ranks{groups} over {}{}\n",
-        request.collective,
-        request.count,
-        request.dtype,
-        limits.nranks,
-        limits.machine.transport,
-        if limits.machine.oversubscribed {
-            ", more ranks than cores"
-        } else {
-            ""
-        },
-    );
+    let mut text = heading(request, limits);
     let kernel = |kernel: &str, protocol: &str| match limits.gpu {
         Some(_) => format!("  {kernel:<8}  {protocol:<8}"),
         None => String::new(),
@@ -170,6 +150,31 @@ pub fn explain(
         let _ = writeln!(text, "  no hierarchical: {why}");
     }
     text
+}
+
+/// Returns the line above the table: the call and the ranks.
+fn heading(request: &Request, limits: &Limits) -> String {
+    let codec = CodecSetting {
+        auto: false,
+        ..request.codec
+    };
+    let groups = match limits.groups().count() {
+        1 => String::new(),
+        _ => format!(" on {}", limits.groups()),
+    };
+    format!(
+        "{} of {} {}, codec {codec}, {} ranks{groups} over {}{}\n",
+        request.collective,
+        request.count,
+        request.dtype,
+        limits.nranks,
+        limits.machine.transport,
+        if limits.machine.oversubscribed {
+            ", more ranks than cores"
+        } else {
+            ""
+        },
+    )
 }
 
 /// Largest number of ranks for which the growth of the error is computed: it needs the schedules of all ranks.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 /// A message of one pass.
 #[derive(Clone, Copy, Debug)]
-struct Message {
+struct PassMessage {
     from: usize,
     to: usize,
     /// Part of the pass that the message carries.
@@ -23,7 +23,7 @@ struct Message {
 #[derive(Debug)]
 pub(super) struct LinkWork {
     topology: Arc<RankTopology>,
-    phases: Vec<Vec<Message>>,
+    phases: Vec<Vec<PassMessage>>,
     parts: usize,
 }
 
@@ -33,14 +33,14 @@ impl LinkWork {
         let Some(topology) = &limits.topology else {
             return Ok(None);
         };
-        let mut phases: BTreeMap<(u32, usize), Vec<Message>> = BTreeMap::new();
+        let mut phases: BTreeMap<(u32, usize), Vec<PassMessage>> = BTreeMap::new();
         for from in 0..limits.nranks {
             for step in &pattern.schedule(from)?.steps {
                 let part = pattern.part(step.chunk as usize);
                 for &to in step.send_to.iter() {
                     let to = to as usize;
                     let phase = (step.stage, groups_ahead(&pattern.groups, from, to));
-                    phases.entry(phase).or_default().push(Message {
+                    phases.entry(phase).or_default().push(PassMessage {
                         from,
                         to,
                         part,
@@ -76,8 +76,8 @@ impl LinkWork {
             let parts = 0..self.parts;
             parts.map(|part| bytes(level, part)).collect::<Vec<_>>()
         });
-        let messages = |phase: &Vec<Message>| {
-            let size = |one: &Message| by_level[one.level as usize][one.part];
+        let messages = |phase: &Vec<PassMessage>| {
+            let size = |one: &PassMessage| by_level[one.level as usize][one.part];
             let sized = phase.iter().map(|one| (one.from, one.to, size(one)));
             sized.collect::<Vec<_>>()
         };
