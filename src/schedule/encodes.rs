@@ -4,10 +4,9 @@
 use super::chunks::SchedulePattern;
 use super::ir::{Op, Schedule, Step};
 use crate::error::{Error, Result};
-use crate::types::Level;
 use std::collections::HashMap;
 
-/// Returns, for each [`Level`], the number of contributions in a partial sum, added up over all encodes of a chunk:
+/// Returns, for each [`Level`](crate::types::Level), the number of contributions in a partial sum, added up over all encodes of a chunk:
 /// the mean over the chunks of a pass. For an all_reduce by direct of N ranks it is (N - 1) + N: N - 1 ranks encode
 /// their contributions, and the owner encodes the sum.
 ///
