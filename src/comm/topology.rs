@@ -103,6 +103,10 @@ pub(super) fn on_gpus(
     if config.topology == FileChoice::Off || !one_host || peers.len() < 2 {
         return Ok(None);
     }
+    if config.emulated_machine().is_some() {
+        // The ranks stand for the GPUs of a file, whatever their own GPU is.
+        return on_host(exchange, config);
+    }
     let own = own_fragment(device, paths).inspect_err(|error| exchange.announce(error))?;
     let parts = exchange.all_gather(&own.encode())?;
     let fragments: Vec<GpuFragment> = parts

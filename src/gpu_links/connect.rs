@@ -131,7 +131,12 @@ fn plan_mappings(
     gpus: &[GpuInfo],
     failures: &mut PathFailures,
 ) -> Result<Vec<MappingPlan>> {
-    let plans = mapping::plans(setup.gpu, setup.me, setup.peers, gpus);
+    let plans = mapping::plans(
+        (setup.gpu, setup.context.config),
+        setup.me,
+        setup.peers,
+        gpus,
+    );
     let refused = plans.as_ref().map(|plans| PathReport {
         failures: mapping::refusals(plans),
         slowest: LinkClass::SameDevice,

@@ -4,9 +4,11 @@ use super::local_registry;
 use super::paths::LinkClass;
 use super::round_messages::{GpuInfo, MemoryHandle};
 use crate::bootstrap::PeerInfo;
+use crate::config::{Config, EmulatedMachine};
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::{Context, Device, DeviceMemory, IPC_HANDLE_BYTES, IpcHandle, IpcMemory};
 use crate::sys::cuda::CUdevice_P2PAttribute;
+use crate::topology::{MachineGraph, Paths, PeerAccess, read_xml};
 use std::ffi::c_int;
 use std::sync::Arc;
 
@@ -33,11 +35,14 @@ pub(super) enum MappingPlan {
 /// # Errors
 /// The driver's errors.
 pub(super) fn plans(
-    gpu: &Context,
+    (gpu, config): (&Context, &Config),
     me: usize,
     peers: &[PeerInfo],
     gpus: &[GpuInfo],
 ) -> Result<Vec<MappingPlan>> {
+    let emulated = config.emulated_machine();
+    let reaches = emulated.map(|machine| emulated_access(machine, peers.len()));
+    let reaches = reaches.transpose()?;
     let visible = gpu.driver().devices()?;
     let plan = |peer: usize| -> Result<MappingPlan> {
         let (own, other) = (&gpus[me], &gpus[peer]);
@@ -46,6 +51,13 @@ pub(super) fn plans(
                 let reason = format!("{SWITCHED_OFF} on rank {rank}");
                 return Ok(MappingPlan::Refused(reason));
             }
+        }
+        if let (Some(reaches), Some(machine)) = (&reaches, emulated)
+            && !reaches[me * peers.len() + peer]
+        {
+            let file = &machine.file;
+            let reason = format!("no peer access between ranks {me} and {peer} in {file}");
+            return Ok(MappingPlan::Refused(reason));
         }
         if own.uuid == other.uuid {
             return Ok(MappingPlan::Open {
@@ -67,6 +79,28 @@ pub(super) fn plans(
         })
     };
     (0..peers.len()).map(plan).collect()
+}
+
+/// Returns which ranks have peer access on an emulated machine, by `from * nranks + to`. Rank r stands for the r-th GPU
+/// of the file.
+///
+/// # Errors
+/// Invalid argument if the file is malformed or has too few GPUs.
+fn emulated_access(machine: &EmulatedMachine, nranks: usize) -> Result<Vec<bool>> {
+    let graph = MachineGraph::new(&read_xml(&machine.xml)?);
+    let gpus = graph.by_rank();
+    if gpus.len() < nranks {
+        return Err(Error::invalid_argument(format!(
+            "{} has {} GPUs for {nranks} ranks",
+            machine.file,
+            gpus.len()
+        )));
+    }
+    let paths = Paths::new(&graph, &PeerAccess::Rule);
+    let pairs = (0..nranks * nranks).map(|pair| (gpus[pair / nranks], gpus[pair % nranks]));
+    Ok(pairs
+        .map(|(from, to)| paths.get(from, to).peer_access)
+        .collect())
 }
 
 /// Returns the ranks whose mapping is refused, with the reasons.

@@ -6,7 +6,7 @@ use super::connect::connect_with;
 use super::path_probe::PathProbe;
 use super::paths::GPUS_THAT_KEEP_LINES_WHOLE;
 use super::{GpuLinks, LinkClass, PeerPath};
-use crate::config::Config;
+use crate::config::{Config, EmulatedMachine};
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::abi::{MAX_CHANNELS, MAX_RANKS, Protocol, TROUBLE_COMPLETE};
 use crate::gpu::probe::probe_word;
@@ -418,6 +418,31 @@ fn p2p_disable_on_one_rank_pins_its_pairs() {
             assert!(matches!(links[0].paths[2], Some(PeerPath::Peer { .. })));
         });
     }
+}
+
+/// On one GPU, ranks that stand for GPUs of two switches have peer access inside the switches only.
+#[test]
+fn emulated_machine_pins_pairs_without_peer_access() {
+    let mut job = Job::on(Machine::new(1));
+    job.config.emulated = Some(EmulatedMachine {
+        file: "A.xml".into(),
+        xml: include_str!("../../tests/topology/A.xml").into(),
+        scale: 1,
+    });
+    job.check(&[(1, 0); 6], |links| {
+        for one in links {
+            for peer in (0..6).filter(|peer| *peer != one.rank) {
+                let class = one.paths[peer].as_ref().unwrap().class();
+                let expected = match one.rank / 4 == peer / 4 {
+                    true => LinkClass::SameDevice,
+                    false => LinkClass::Host,
+                };
+                assert_eq!(class, expected, "{} to {peer}", one.rank);
+            }
+        }
+        let reason = host_reason(&links[1], 5);
+        assert_eq!(reason, "no peer access between ranks 1 and 5 in A.xml");
+    });
 }
 
 #[test]

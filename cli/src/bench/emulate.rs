@@ -10,16 +10,20 @@ use std::path::PathBuf;
 /// Options of `cinch bench` that emulate links.
 #[derive(Args, Clone, Debug)]
 pub struct EmulateOptions {
-    /// Topology file in NCCL's XML format. Messages between ranks, each in place of a GPU of the file, take as long as
-    /// the links of their path would take. Host memory, ranks of one host
+    /// Topology file in NCCL's XML format, with a GPU for each rank of one host. On host memory, messages take as
+    /// long as the links of their path would take. On GPUs, ranks without peer access in the file exchange data
+    /// through pinned host memory, at the speed of this machine
     #[arg(long, value_name = "FILE",
-          conflicts_with_all = ["device", "explain_hosts", "report", "suite"])]
+          conflicts_with_all = ["explain_hosts", "report", "suite", "hosts"])]
     pub emulate: Option<PathBuf>,
-    /// Divisor of the bandwidths, so that links and not cores decide the time
-    #[arg(long, value_name = "N", default_value_t = 100, requires = "emulate",
+    /// Divisor of the bandwidths, so that links and not cores decide the time (default: 100). Host memory only
+    #[arg(long, value_name = "N", requires = "emulate",
           value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
-    pub emulate_scale: u32,
+    pub emulate_scale: Option<u32>,
 }
+
+/// Divisor of bandwidths where none is given.
+const SCALE: u32 = 100;
 
 impl EmulateOptions {
     /// Reads the machine of `--emulate`; `None` without the option. `ranks` is the number of ranks, if it is known.
@@ -44,7 +48,22 @@ impl EmulateOptions {
         Ok(Some(EmulatedMachine {
             file: name,
             xml,
-            scale: self.emulate_scale,
+            scale: self.emulate_scale.unwrap_or(SCALE),
+        }))
+    }
+
+    /// Reads the machine of `--emulate` for ranks on GPUs, whose bandwidths are not divided.
+    ///
+    /// # Errors
+    /// As for [`EmulateOptions::machine`]; also if a scale is given.
+    pub fn machine_of_gpus(&self, ranks: Option<usize>) -> Result<Option<EmulatedMachine>, String> {
+        if self.emulate_scale.is_some() {
+            return Err("--emulate-scale is for host memory; leave out --device gpu".into());
+        }
+        let machine = self.machine(ranks)?;
+        Ok(machine.map(|machine| EmulatedMachine {
+            scale: 1,
+            ..machine
         }))
     }
 }
@@ -56,6 +75,14 @@ pub struct EmulationInfo {
     pub file: String,
     /// Divisor of its bandwidths.
     pub scale: u32,
+}
+
+/// Returns the line that marks the rows of a run on GPUs as emulated.
+pub fn note_of_gpus(emulation: &EmulationInfo) -> String {
+    format!(
+        "EMULATED: ranks without peer access in {} exchange data through pinned host memory",
+        emulation.file
+    )
 }
 
 /// Returns the line that marks the rows of a run as emulated.
@@ -93,6 +120,11 @@ mod tests {
         let line = format!("all_reduce --emulate {} --emulate-scale 7", file());
         let machine = options(&line).emulate.machine(None).unwrap().unwrap();
         assert_eq!(machine.scale, 7);
+        let of_gpus = options(&line).emulate.machine_of_gpus(None).unwrap_err();
+        assert!(of_gpus.contains("--emulate-scale"), "{of_gpus}");
+        let line = format!("all_reduce --device gpu --emulate {}", file());
+        let machine = options(&line).emulate.machine_of_gpus(Some(8)).unwrap();
+        assert_eq!(machine.unwrap().scale, 1);
     }
 
     #[test]
@@ -106,7 +138,7 @@ mod tests {
         for line in [
             "all_reduce --emulate-scale 7",
             "all_reduce --emulate x --emulate-scale 0",
-            "all_reduce --emulate x --device gpu",
+            "all_reduce --emulate x --device gpu --hosts 2",
             "all_reduce --emulate x --explain-hosts 2x2",
         ] {
             assert!(parsed::<BenchOptions>(line).is_err(), "{line}");

@@ -228,7 +228,9 @@ impl BenchOptions {
         }
         if let Some(file) = &self.emulate.emulate {
             show("emulate", file.display().to_string());
-            show("emulate-scale", self.emulate.emulate_scale.to_string());
+            if let Some(scale) = self.emulate.emulate_scale {
+                show("emulate-scale", scale.to_string());
+            }
         }
         if let Some(seconds) = self.time_limit {
             show("time-limit", seconds.to_string());

@@ -20,6 +20,7 @@ pub use super::record::driver_version;
 
 use super::combine::Times;
 use super::data::InputSource;
+use super::emulate;
 use super::options::BenchOptions;
 use super::output::Output;
 use super::pipeline::{self, Backend, Effort};
@@ -52,6 +53,12 @@ pub fn main(options: &BenchOptions, mut config: Config) -> ExitResult {
     for (knob, value) in asked.into_iter().filter(|(_, value)| *value != "auto") {
         config.set(knob, value, Origin::Program).map_err(refused)?;
     }
+    let ranks = options
+        .gpu
+        .gpus
+        .map(|gpus| gpus as usize * options.gpu.per_gpu() as usize);
+    let machine = options.emulate.machine_of_gpus(ranks);
+    config.emulated = machine.map_err(|sentence| (USAGE, sentence))?;
     ranks::start(&options.gpu, &config, &GpuBench { options })
 }
 
@@ -96,6 +103,9 @@ impl GpuTask for GpuBench<'_> {
         context: &RunContext<'_>,
         output: &mut Output,
     ) -> Result<bool> {
+        if let Some(emulation) = &context.run.emulated {
+            output.note(&emulate::note_of_gpus(emulation));
+        }
         output.head();
         let mut backend = GpuBackend {
             control,

@@ -13,7 +13,7 @@ use crate::bench::world::BenchRank;
 use crate::join;
 use crate::launch::LocalLaunch;
 use crate::{ExitResult, FAILURE, USAGE, WRONG};
-use cinch::config::Origin;
+use cinch::config::{FileChoice, Origin};
 use cinch::gpu::{Context, Device, Driver};
 use cinch::types::{DeviceChoice, TransportKind};
 use cinch::{Communicator, Config, Error, ErrorKind, Result, UniqueId};
@@ -136,6 +136,8 @@ fn on_host(config: &Config) -> Config {
         // The `cuda` transport cannot carry data in host memory; every other transport setting
         // applies to both communicators.
         transport: config.transport.filter(|&kind| kind != TransportKind::Cuda),
+        topology: FileChoice::Off,
+        emulated: None,
         ..config.clone()
     }
 }
