@@ -221,7 +221,7 @@ fn without_effect(config: &Config) -> Option<String> {
 /// Ranks of one GPU share its multiprocessors. All ranks have equally many channels, so the
 /// smallest share of any rank counts. Half of the GPU is left to other kernels, such as another
 /// communicator's. Without it, kernels that wait for each other across GPUs could keep each other
-/// from starting. A rank alone on its GPU may have up to `asked` channels beyond that half.
+/// from starting. A rank may have up to `asked` channels beyond its share of that half, within its share of the GPU.
 fn resident(
     exchange: &OutOfBandRef,
     context: &Context,
@@ -249,9 +249,9 @@ fn resident(
     }
     let ranks_on = |uuid: &[u8]| gpus.iter().filter(|(other, _)| *other == uuid).count();
     let least = |blocks: fn(&Resident) -> usize| {
-        let shares = gpus.iter().map(|(uuid, whole)| match ranks_on(uuid) {
-            1 => blocks(whole).min(asked.unwrap_or(0).max(blocks(whole) / 2)),
-            ranks => blocks(whole) / 2 / ranks,
+        let shares = gpus.iter().map(|(uuid, whole)| {
+            let (blocks, ranks) = (blocks(whole), ranks_on(uuid));
+            (blocks / ranks).min(asked.unwrap_or(0).max(blocks / 2 / ranks))
         });
         shares.min().unwrap_or(0)
     };

@@ -101,7 +101,7 @@ fn collectives(setup: &Setup, world: &World, gpus: usize) -> Verdict {
 }
 
 /// Returns cases with `algorithm`; `None` leaves the choice to the library.
-fn cases_of(
+pub(crate) fn cases_of(
     algorithm: Option<Algorithm>,
     codecs: &[&str],
     rng: &mut Rng,

@@ -28,6 +28,7 @@ mod refusals;
 mod samples;
 mod soak;
 mod supervise;
+mod topology;
 mod world;
 
 use harness::Check;
@@ -67,6 +68,7 @@ fn checks(options: &Options) -> Vec<Check> {
     all.extend(failures::checks());
     all.extend(figures::checks());
     all.extend(hosts::checks(options));
+    all.extend(topology::checks(options));
     all.extend(soak::checks(options));
     let kept = |check: &Check| match &options.filter {
         None => true,

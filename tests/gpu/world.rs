@@ -3,6 +3,7 @@
 use crate::arena::Arena;
 use crate::case::{Case, Done, Outcome};
 use crate::harness::{Setup, Stop, ensure};
+use cinch::config::FileChoice;
 use cinch::plan::Limits;
 use cinch::types::{DeviceChoice, TransportKind};
 use cinch::{Collective, Communicator, Config, ErrorKind, Report, UniqueId};
@@ -51,6 +52,8 @@ impl World {
         world.config.protocol = None;
         world.config.gpu_channels = None;
         world.config.p2p_disable = false;
+        world.config.emulated = None;
+        world.config.topology = FileChoice::Off;
         world.config.transport = Some(TransportKind::Loopback);
         world.config.slot_bytes = limits.slot_bytes.max(world.config.slot_bytes);
         world.config.slot_bytes = world.config.slot_bytes.next_multiple_of(64);
