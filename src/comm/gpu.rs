@@ -22,8 +22,10 @@ use crate::schedule::Groups;
 use crate::sync::Fault;
 use crate::sys::fork_safe::ForkSafeOnce;
 use crate::sys::log::{self, Level};
+use crate::sys::numa;
 use crate::transport::ConnectContext;
 use crate::types::{CodecSetting, Collective, DType, ReduceOp, Scalar};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
@@ -150,6 +152,8 @@ fn try_connect(
         config,
         fault,
         deadline: std::time::Instant::now() + config.init_timeout,
+        place: topology::place_of_gpu(config, context.device()),
+        sys: Path::new(numa::SYS),
         verbs: None,
     };
     let links = gpu_links::connect(&connecting, &context)?;

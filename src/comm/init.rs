@@ -14,8 +14,10 @@ use crate::sync::Fault;
 use crate::sys::file;
 use crate::sys::fork::{ForkOwned, ProcessId};
 use crate::sys::log::{self, Level};
+use crate::sys::numa;
 use crate::transport::{self, ConnectContext};
 use crate::types::{DeviceChoice, Subsystem, TransportKind};
+use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
@@ -197,6 +199,8 @@ fn on_host(
         config,
         fault,
         deadline: Instant::now() + config.init_timeout,
+        place: topology::place_of_cores(config),
+        sys: Path::new(numa::SYS),
         verbs: None,
     })
     .inspect_err(|error| exchange.announce(error))?;

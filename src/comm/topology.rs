@@ -7,10 +7,10 @@ use crate::gpu::Device;
 use crate::gpu_links::PeerPath;
 use crate::sys::log::{self, Level};
 use crate::sys::nvml::Nvml;
-use crate::sys::{file, numa};
+use crate::sys::{cpu, file, numa};
 use crate::topology::{
     self, BusId, DetectSources, DriverGpu, MAX_XML_BYTES, Machine, MachineGraph, PeerAccess,
-    ProcessorFacts, RankTopology, read_xml, write_xml,
+    ProcessorFacts, RankPlace, RankTopology, read_xml, write_xml,
 };
 use std::path::Path;
 use std::sync::Arc;
@@ -41,6 +41,25 @@ pub(super) fn on_host(
         .inspect_err(|error| exchange.announce(error))?;
     agree(exchange, &topology)?;
     Ok(Some(Arc::new(topology)))
+}
+
+/// Returns the place of a rank on `device`; unknown with `CINCH_TOPO=off`.
+pub(super) fn place_of_gpu(config: &Config, device: &Device) -> RankPlace {
+    if config.topology == FileChoice::Off {
+        return RankPlace::Unknown;
+    }
+    let address = device.pci_bus_id.to_ascii_lowercase();
+    address.parse().map_or(RankPlace::Unknown, RankPlace::Gpu)
+}
+
+/// Returns the place of a rank on host memory: the NUMA node of all cores of the calling thread, if they are on one
+/// node; unknown with `CINCH_TOPO=off`.
+pub(super) fn place_of_cores(config: &Config) -> RankPlace {
+    if config.topology == FileChoice::Off {
+        return RankPlace::Unknown;
+    }
+    let node = numa::node_of_cores(Path::new(numa::SYS), &cpu::allowed());
+    node.map_or(RankPlace::Unknown, RankPlace::Node)
 }
 
 /// Facts about the GPU of a rank, which all ranks of its host receive.

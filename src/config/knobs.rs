@@ -213,7 +213,7 @@ knobs! {
     CINCH_IB_DISABLE ib_disable: bool = false, Switch, No,
         "disables RDMA unless CINCH_TRANSPORT names it: TCP connects hosts";
     CINCH_IB_HCA ib_hca: Option<String> = None, FreeText("names or beginnings of names of devices, :PORT behind, commas between; = in front is exact, ^ excludes"), No,
-        "RDMA devices and ports; unset takes all that are up";
+        "RDMA devices and ports; unset admits all that are up, of which each rank uses the nearest";
     CINCH_IB_GID ib_gid: Option<String> = None, Auto(Custom("a place in the port's table of addresses, or an address", parse_gid)), No,
         "address of a RDMA port; auto takes RoCE v2 over IPv4, then over IPv6, then RoCE v1, whichever all ranks have";
     CINCH_IB_TIMEOUT ib_timeout: u8 = 16, WholeNumber(8, 22, ": 4.096 us times two to this"), No,

@@ -117,6 +117,8 @@ impl Job {
                         config: self.configs.get(&rank).unwrap_or(&self.config),
                         fault: &Fault::new(),
                         deadline: Instant::now() + Duration::from_secs(60),
+                        place: crate::topology::RankPlace::Unknown,
+                        sys: std::path::Path::new(crate::sys::numa::SYS),
                         verbs: None,
                     };
                     let own = usize::from(device.uuid[0]) - 1;

@@ -39,6 +39,18 @@ pub fn cores_of(sys: &Path, node: usize) -> Option<CoreSet> {
     parse_list(file::read_text(&path, MAX_ATTRIBUTE_BYTES).ok()?.trim())
 }
 
+/// Returns the NUMA node that has all of `cores`; `None` if they are on several nodes, or the kernel does not know.
+pub fn node_of_cores(sys: &Path, cores: &CoreSet) -> Option<usize> {
+    let path = sys.join("devices/system/node/online");
+    let online = parse_list(file::read_text(&path, MAX_ATTRIBUTE_BYTES).ok()?.trim())?;
+    let has_all = |node: &usize| {
+        online[node / 64] >> (node % 64) & 1 == 1
+            && cores_of(sys, *node)
+                .is_some_and(|of_node| cores.iter().zip(&of_node).all(|(own, all)| own & !all == 0))
+    };
+    (0..online.len() * 64).find(has_all)
+}
+
 /// Parses a list of cores, such as `0-3,8,10-11`. Cores beyond the set are left out.
 fn parse_list(text: &str) -> Option<CoreSet> {
     let mut cores = CoreSet::default();
@@ -148,6 +160,23 @@ mod tests {
         assert_eq!(node_of_pci(&root, "0000:C1:00.0"), None);
         assert_eq!(node_of_pci(&root, "0000:c2:00.0"), None);
         assert_eq!(node_of_pci(&root, "../../x"), None);
+        std::fs::remove_dir_all(&root).unwrap();
+    }
+
+    #[test]
+    fn cores_on_one_node_have_its_number() {
+        let root = std::env::temp_dir().join(format!("cinch-cores-{}", std::process::id()));
+        let nodes = root.join("devices/system/node");
+        for (node, cores) in [(0, "0-3,8-11"), (2, "4-7")] {
+            std::fs::create_dir_all(nodes.join(format!("node{node}"))).unwrap();
+            std::fs::write(nodes.join(format!("node{node}/cpulist")), cores).unwrap();
+        }
+        let cores = |text: &str| parse_list(text).unwrap();
+        assert_eq!(node_of_cores(&root, &cores("0")), None, "no list of nodes");
+        std::fs::write(nodes.join("online"), "0,2\n").unwrap();
+        assert_eq!(node_of_cores(&root, &cores("1,8")), Some(0));
+        assert_eq!(node_of_cores(&root, &cores("4-5")), Some(2));
+        assert_eq!(node_of_cores(&root, &cores("3-4")), None);
         std::fs::remove_dir_all(&root).unwrap();
     }
 

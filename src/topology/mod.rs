@@ -10,6 +10,7 @@
 //! | file | computes |
 //! | --- | --- |
 //! | `paths` | the links that a message between two GPUs crosses, and the [`PathType`] |
+//! | `nic_distance` | the class of the path from a rank's GPU or cores to each network device |
 //! | `groups` | partitions of the GPUs into groups behind one way out |
 //! | `flows` | bytes per link of a schedule; the fullest link gives the time |
 //! | `rates` | the bandwidth of flows that run at once |
@@ -34,6 +35,7 @@ mod hierarchy;
 mod limits;
 mod machine;
 mod measured;
+mod nic_distance;
 mod packing;
 mod paths;
 mod predict;
@@ -64,6 +66,7 @@ pub use machine::{
     CpuSocket, Gpu, GpuLink, GpuLinkKind, Machine, Nic, PciDevice, PciLink, XmlVersion,
 };
 pub use measured::{MeasuredLimit, MeasuredLimits};
+pub use nic_distance::{NicDistance, RankPlace, nic_distances, nic_distances_on};
 pub use paths::{PathType, Paths, PeerAccess};
 pub use predict::{AllReducePrediction, predict};
 pub use processor::ProcessorFacts;

@@ -148,6 +148,19 @@ impl Paths {
         Some(links)
     }
 
+    /// Returns the class of the PCIe path from GPU `gpu` to the adapter of network device `nic`, by the indices of
+    /// [`Paths::to_nic`]. `None` if there is no path, or if the device is on no PCI bus.
+    pub fn class_to_nic(graph: &MachineGraph, gpu: usize, nic: usize) -> Option<PathType> {
+        let (gpu, nic) = (graph.gpus.get(gpu)?.node, graph.nics.get(nic)?.node);
+        let adapter = graph.nodes[nic].parent?;
+        if graph.nodes[adapter].kind == NodeKind::Socket {
+            return None;
+        }
+        let finder = Finder::new(graph);
+        let (top, links) = finder.tree(gpu, adapter)?;
+        Some(finder.tree_class(top, &links))
+    }
+
     /// Returns the path from GPU `from` to GPU `to`, by index in [`MachineGraph::gpus`].
     pub fn get(&self, from: usize, to: usize) -> &Path {
         &self.paths[from * self.count + to]
@@ -194,16 +207,20 @@ impl<'a> Finder<'a> {
         let Some((top, links)) = self.tree(a, b) else {
             return (PathType::Dis, Vec::new());
         };
+        (self.tree_class(top, &links), links)
+    }
+
+    /// Returns the class of a path along the PCIe tree, whose highest node is `top`.
+    fn tree_class(&self, top: NodeId, links: &[LinkId]) -> PathType {
         let sockets = links
             .iter()
             .any(|&link| self.graph.links[link].class == LinkKind::Socket);
-        let class = match self.graph.nodes[top].kind {
+        match self.graph.nodes[top].kind {
             _ if sockets => PathType::Sys,
             NodeKind::Socket => PathType::Phb,
             _ if links.len() == 2 => PathType::Pix,
             _ => PathType::Pxb,
-        };
-        (class, links)
+        }
     }
 
     /// Returns the NVLinks from `a` to `b`: a direct link, or two links through a link switch or a socket,

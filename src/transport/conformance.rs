@@ -7,6 +7,7 @@ pub(crate) mod world;
 
 use super::*;
 use crate::error::{Error, ErrorKind};
+use crate::sys::numa;
 use std::time::{Duration, Instant};
 use world::{PATIENCE, World, config, kinds, recv, send, wait};
 
@@ -478,6 +479,8 @@ fn fault_ends_connecting() {
         config: &config(TransportKind::Tcp),
         fault: &fault,
         deadline: Instant::now() + PATIENCE,
+        place: RankPlace::Unknown,
+        sys: Path::new(numa::SYS),
         verbs: None,
     })
     .unwrap_err();

@@ -40,8 +40,10 @@ use crate::config::Config;
 use crate::error::Result;
 use crate::sync::Fault;
 use crate::sys::ibverbs;
+use crate::topology::RankPlace;
 use crate::types::TransportKind;
 use contract::Transport;
+use std::path::Path;
 use std::sync::Arc;
 
 /// The transports that carry host memory, in order of preference: a pair of ranks takes the first that
@@ -119,6 +121,10 @@ pub struct ConnectContext<'a> {
     pub fault: &'a Arc<Fault>,
     /// Deadline of the attempts to connect.
     pub deadline: std::time::Instant,
+    /// The place of this rank, whose nearest network devices carry its data.
+    pub place: RankPlace,
+    /// Directory that describes devices as /sys does.
+    pub sys: &'a Path,
     /// Replaces the system's libibverbs, which RDMA otherwise opens.
     pub verbs: Option<Arc<dyn ibverbs::Api>>,
 }

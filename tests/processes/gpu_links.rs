@@ -147,6 +147,8 @@ fn run_rank(id: &UniqueId, rank: usize, nranks: usize, gpu: u32) -> Result<()> {
             config: &config,
             fault: &fault,
             deadline: begin + config.init_timeout,
+            place: cinch::topology::RankPlace::Unknown,
+            sys: std::path::Path::new(cinch::sys::numa::SYS),
             verbs: None,
         },
         &gpu,

@@ -7,6 +7,7 @@ mod hostile;
 mod limits;
 mod machines;
 mod messages;
+mod nics;
 mod pairs;
 mod predictions;
 mod rank_topologies;

@@ -4,12 +4,14 @@ use crate::bootstrap::{OutOfBand, PeerInfo};
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::Fault;
-use crate::sys::cpu;
 use crate::sys::ibverbs::Api;
 use crate::sys::ibverbs::fake::{Fabric, FakeDevice};
+use crate::sys::{cpu, numa};
 use crate::testing::on_rdma_devices;
+use crate::topology::RankPlace;
 use crate::transport::{ConnectContext, Header, Links, RecvEnd, connect_all};
 use crate::types::{SIGNATURE_WORDS, TransportKind};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
@@ -88,6 +90,10 @@ pub(crate) struct World {
     changed: Condvar,
     /// Simulated devices; `None` selects the devices of this machine.
     fabric: Option<Arc<Fabric>>,
+    /// Place of each rank; all ranks without an entry have none.
+    places: Vec<RankPlace>,
+    /// Directory that describes devices as /sys does.
+    sys: PathBuf,
 }
 
 /// Returns the transports that the suite tests. On a machine with RDMA devices it tests RDMA alone, because
@@ -110,15 +116,29 @@ impl World {
     pub fn with(places: &[(u8, u8)]) -> Arc<World> {
         let roce = FakeDevice::roce;
         let fabric = || Fabric::new(vec![roce("fake0", 1), roce("fake1", 2)]);
-        World::on(places, (!on_rdma_devices()).then(fabric))
+        Arc::new(World::on(places, (!on_rdma_devices()).then(fabric)))
     }
 
     /// Creates ranks whose RDMA uses the devices of `fabric`; see [`World::with`].
     pub fn over(places: &[(u8, u8)], fabric: Arc<Fabric>) -> Arc<World> {
-        World::on(places, Some(fabric))
+        Arc::new(World::on(places, Some(fabric)))
     }
 
-    fn on(places: &[(u8, u8)], fabric: Option<Arc<Fabric>>) -> Arc<World> {
+    /// Creates ranks with a place each, on hosts that `sys` describes; see [`World::over`].
+    pub fn placed(
+        places: &[(u8, u8)],
+        fabric: Arc<Fabric>,
+        of_ranks: Vec<RankPlace>,
+        sys: &Path,
+    ) -> Arc<World> {
+        Arc::new(World {
+            places: of_ranks,
+            sys: sys.into(),
+            ..World::on(places, Some(fabric))
+        })
+    }
+
+    fn on(places: &[(u8, u8)], fabric: Option<Arc<Fabric>>) -> World {
         let peer = |(rank, &(host, process)): (usize, &(u8, u8))| PeerInfo {
             rank,
             pid: std::process::id(),
@@ -128,7 +148,7 @@ impl World {
             process_id: [process; 16],
             address: [127, 0, 0, 1].into(),
         };
-        Arc::new(World {
+        World {
             peers: places.iter().enumerate().map(peer).collect(),
             round: Mutex::new(Round {
                 given: vec![None; places.len()],
@@ -136,7 +156,9 @@ impl World {
             }),
             changed: Condvar::new(),
             fabric,
-        })
+            places: Vec::new(),
+            sys: numa::SYS.into(),
+        }
     }
 
     pub(crate) fn verbs(&self) -> Option<Arc<dyn Api>> {
@@ -197,7 +219,7 @@ impl World {
                         cpu::bind(core).unwrap();
                     }
                     let exchange = self.exchange(rank);
-                    match connect(&*exchange, config, self.verbs()) {
+                    match self.connect(&*exchange, config) {
                         Ok(links) => body(links, &*exchange),
                         Err(error) => {
                             exchange.announce(&error);
@@ -209,12 +231,20 @@ impl World {
         });
     }
 
+    fn connect(&self, exchange: &dyn OutOfBand, config: &Config) -> Result<Links> {
+        let place = self
+            .places
+            .get(exchange.rank())
+            .copied()
+            .unwrap_or_default();
+        connect_from(exchange, config, self.verbs(), (place, &self.sys))
+    }
+
     /// Tries to connect all ranks, each of which must fail. Returns the error of each rank.
     pub fn errors(self: &Arc<World>, configs: &[Config]) -> Vec<Error> {
         std::thread::scope(|scope| {
             let rank = |(rank, config): (usize, _)| {
-                scope
-                    .spawn(move || connect(&*self.exchange(rank), config, self.verbs()).map(|_| ()))
+                scope.spawn(move || self.connect(&*self.exchange(rank), config).map(|_| ()))
             };
             let threads: Vec<_> = configs.iter().enumerate().map(rank).collect();
             let join = |thread: std::thread::ScopedJoinHandle<'_, Result<()>>| thread.join();
@@ -230,11 +260,28 @@ pub(crate) fn connect(
     config: &Config,
     verbs: Option<Arc<dyn Api>>,
 ) -> Result<Links> {
+    connect_from(
+        exchange,
+        config,
+        verbs,
+        (RankPlace::Unknown, Path::new(numa::SYS)),
+    )
+}
+
+/// Connects one rank at a place of the host that `sys` describes.
+fn connect_from(
+    exchange: &dyn OutOfBand,
+    config: &Config,
+    verbs: Option<Arc<dyn Api>>,
+    (place, sys): (RankPlace, &Path),
+) -> Result<Links> {
     connect_all(&ConnectContext {
         exchange,
         config,
         fault: &Fault::new(),
         deadline: Instant::now() + PATIENCE,
+        place,
+        sys,
         verbs,
     })
 }

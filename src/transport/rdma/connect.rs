@@ -30,6 +30,8 @@ pub(super) struct Plan<'a> {
     pub config: &'a Config,
     /// The kind of address that all ranks have.
     pub kind: AddressKind,
+    /// Indices of the ports that this rank uses, in the order in which channels take them.
+    pub share: &'a [usize],
 }
 
 impl Plan<'_> {
@@ -40,8 +42,9 @@ impl Plan<'_> {
     }
 
     /// Returns the index of the port that a connection uses.
-    fn port_of(&self, (peer, channel): (usize, usize), ports: &Ports) -> usize {
-        (place_of_pair(self.peers, self.me, peer) + channel) % ports.0.len()
+    fn port_of(&self, (peer, channel): (usize, usize)) -> usize {
+        let turn = place_of_pair(self.peers, self.me, peer) + channel;
+        self.share[turn % self.share.len()]
     }
 }
 
@@ -74,9 +77,9 @@ pub(super) struct QueuePairs<'a> {
 impl<'a> QueuePairs<'a> {
     /// Creates queue pairs and registers memory for all connections.
     ///
-    /// Channels take turns among the ports, and ranks of a host begin with different ports. Both ends of a
-    /// connection use ports with the same index on their hosts, if both hosts have as many: ports with
-    /// different indices may be on networks that do not reach each other.
+    /// Channels take turns among the ports of this rank's share, and ranks of a host begin with different ports. If
+    /// shares are all ports, both ends of a connection use ports with the same index on their hosts, if both hosts
+    /// have as many: ports with different indices may be on networks that do not reach each other.
     ///
     /// # Errors
     /// Unsupported or system, with the numbers that were needed.
@@ -86,7 +89,7 @@ impl<'a> QueuePairs<'a> {
         // is not in use.
         let mut places: Vec<Option<usize>> = vec![None; ports.0.len()];
         for connection in plan.connections() {
-            let index = plan.port_of(connection, ports);
+            let index = plan.port_of(connection);
             if places[index].is_some() {
                 continue;
             }
@@ -94,7 +97,7 @@ impl<'a> QueuePairs<'a> {
             let port = ports.0[index].clone();
             check_sizes(&port, &plan.shape)?;
             let of_port = plan.connections();
-            let of_port = of_port.filter(|&other| plan.port_of(other, ports) == index);
+            let of_port = of_port.filter(|&other| plan.port_of(other) == index);
             let region = Region::heap(of_port.count() * connection::bytes(&plan.shape))?;
             let domain = Domain::new(&port.device)?;
             pools.push(Pool {
@@ -107,7 +110,7 @@ impl<'a> QueuePairs<'a> {
         }
         let mut channels = Vec::new();
         for (number, connection) in plan.connections().enumerate() {
-            let rail = places[plan.port_of(connection, ports)].unwrap_or_default();
+            let rail = places[plan.port_of(connection)].unwrap_or_default();
             let at = (number, rail);
             channels.push(plan.create(connection, at, &rails[rail], &mut pools[rail])?);
         }

@@ -4,12 +4,16 @@
 //! peer's cores. `connection` describes the order of the writes; the manual's page on memory ordering
 //! explains why that order is enough.
 //!
+//! Each rank uses the ports nearest to its GPU or its cores; `port_shares` shares them out between the ranks of a host.
+//! If such ports do not reach each other, ranks use all ports by number.
+//!
 //! All ranks use RDMA, or none. If no setting forces RDMA, ranks that cannot use it decline together.
 
 mod connect;
 mod connection;
 mod endpoint;
 mod ends;
+mod port_shares;
 mod ports;
 mod qp_flow;
 mod status;
@@ -17,18 +21,23 @@ mod status;
 mod tests;
 mod verbs;
 
+use super::ConnectContext;
 use super::contract::{Caps, Connected, Ends, Peers, Pollable, Prepared, Setup, Transport};
 use super::inbox::InboxMemory;
 use crate::bootstrap::PeerInfo;
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
+use crate::schedule::Groups;
 use crate::sys::ibverbs::{self, Api};
 use crate::sys::log::{self, Level};
+use crate::sys::pci::SysDirectory;
 use crate::sys::socket::Interest;
+use crate::topology::nic_distances;
 use crate::types::{Subsystem, TransportKind};
 use crate::wire::{Reader, Wire, WireResult, Writer};
 use connect::{Plan, QueuePairs};
 use endpoint::Endpoint;
+use port_shares::{PortFacts, shares};
 use ports::{AddressKind, Ports};
 use std::sync::Arc;
 use std::time::Instant;
@@ -69,9 +78,26 @@ impl Transport for Rdma {
         let found = find_ports(setup.context.verbs.clone(), setup.config(), is_forced);
         match found {
             Err(error) if is_forced => Err(error),
-            found => Ok(Box::new(PortSearch { is_forced, found })),
+            found => Ok(Box::new(PortSearch {
+                is_forced,
+                facts: facts(&found, setup.context),
+                found,
+            })),
         }
     }
+}
+
+/// Returns what other ranks need to know of the ports; empty without ports.
+fn facts(found: &Result<Ports>, context: &ConnectContext<'_>) -> Vec<PortFacts> {
+    let Ok(ports) = found else {
+        return Vec::new();
+    };
+    let distances = nic_distances(&SysDirectory::new(context.sys), context.place);
+    let distances = distances.unwrap_or_else(|error| {
+        log_choice(format_args!("RDMA ports are taken by number: {error}"));
+        Vec::new()
+    });
+    ports.facts(&distances)
 }
 
 /// Finds the ports that the settings admit. A forced transport overrides `CINCH_IB_DISABLE`.
@@ -91,14 +117,14 @@ struct PortSearch {
     /// Whether a setting demands RDMA, so that ranks must not decline.
     is_forced: bool,
     found: Result<Ports>,
+    facts: Vec<PortFacts>,
 }
 
 /// The offer of a rank.
 #[derive(Debug, PartialEq)]
 struct PortOffer {
-    /// Kinds of addresses of the rank's ports, as a set.
-    kinds: u8,
-    /// Names of the ports, or the reason for which there are none.
+    ports: Vec<PortFacts>,
+    /// The reason for which there are no ports; empty if there are ports.
     note: String,
 }
 
@@ -108,27 +134,49 @@ const LONGEST_NOTE: usize = 250;
 impl Wire for PortOffer {
     fn write(&self, writer: &mut Writer) {
         let note: String = self.note.chars().take(LONGEST_NOTE).collect();
-        writer.u8(self.kinds).text(&note);
+        writer.u16(self.ports.len() as u16);
+        self.ports.iter().for_each(|port| port.write(writer));
+        writer.text(&note);
     }
 
     fn read(reader: &mut Reader<'_>) -> WireResult<PortOffer> {
+        let count = reader.u16()?;
+        let ports = (0..count).map(|_| reader.take());
         Ok(PortOffer {
-            kinds: reader.u8()?,
+            ports: ports.collect::<WireResult<_>>()?,
             note: reader.text()?,
         })
     }
 }
 
+impl PortOffer {
+    /// Returns the kinds of addresses of all ports, as a set.
+    fn kinds(&self) -> u8 {
+        self.ports.iter().fold(0, |set, port| set | port.kinds)
+    }
+
+    /// Returns the ports that have an address of `kind`.
+    fn with(&self, kind: AddressKind) -> Vec<&PortFacts> {
+        let ports = self.ports.iter();
+        ports.filter(|port| port.kinds & kind.bit() != 0).collect()
+    }
+}
+
+/// A failure to connect ranks over certain ports, which all ranks know.
+struct Unreachable {
+    /// The error of this rank, if it has one.
+    own: Option<Error>,
+    /// The first error of all ranks.
+    why: Error,
+}
+
 impl Prepared for PortSearch {
     fn offer(&self) -> Vec<u8> {
-        let offer = match &self.found {
-            Ok(ports) => PortOffer {
-                kinds: ports.kinds(),
-                note: ports.names(),
-            },
-            Err(error) => PortOffer {
-                kinds: 0,
-                note: error.message().into(),
+        let offer = PortOffer {
+            ports: self.facts.clone(),
+            note: match &self.found {
+                Ok(_) => String::new(),
+                Err(error) => error.message().into(),
             },
         };
         offer.to_bytes()
@@ -137,7 +185,8 @@ impl Prepared for PortSearch {
     fn connect(&mut self, setup: &Setup<'_>, peers: &Peers<'_>) -> Result<Option<Connected>> {
         let infos = setup.peers();
         let offers = (0..infos.len()).map(|rank| peers.offer(setup, rank));
-        let kind = match common_kind(&offers.collect::<Result<Vec<_>>>()?, infos) {
+        let offers = offers.collect::<Result<Vec<PortOffer>>>()?;
+        let kind = match common_kind(&offers, infos) {
             Ok(kind) => kind,
             Err(why) if self.is_forced => {
                 return Err(Error::new(
@@ -153,43 +202,68 @@ impl Prepared for PortSearch {
             }
         };
         let ports = self.found.as_ref().map_err(Error::clone)?.with(kind);
-        let plan = Plan {
-            me: setup.me(),
-            peers: infos,
-            served: peers.served,
-            channels: setup.config().channels,
-            shape: setup.shape,
-            config: setup.config(),
-            kind,
-        };
-        let Some((endpoint, ends)) = self.open(setup, plan, &ports)? else {
-            return Ok(None);
-        };
-        let why = match self.is_forced {
-            true => "CINCH_TRANSPORT=rdma asks for it",
-            false => "every rank has an active port",
-        };
-        let names = ports.names();
-        log_choice(format_args!(
-            "RDMA between hosts ({kind}, ports {names}), because {why}"
-        ));
-        Ok(Some(Connected {
-            ends,
-            pollable: Some(Box::new(endpoint)),
-            // Both hosts have slots for both directions.
-            bytes: 2 * setup.fifo_bytes() * peers.served.len(),
-        }))
+        let facts: Vec<Vec<&PortFacts>> = offers.iter().map(|offer| offer.with(kind)).collect();
+        let by_number = facts.iter().map(|own| (0..own.len()).collect()).collect();
+        let by_distance = shares_of_hosts(&facts, infos);
+        let mut choices: Vec<Vec<Vec<usize>>> = vec![by_distance, by_number];
+        choices.dedup();
+        while !choices.is_empty() {
+            let shares = choices.remove(0);
+            let share = &shares[setup.me()];
+            let plan = Plan {
+                me: setup.me(),
+                peers: infos,
+                served: peers.served,
+                channels: setup.config().channels,
+                shape: setup.shape,
+                config: setup.config(),
+                kind,
+                share,
+            };
+            let (endpoint, ends) = match self.open(setup, plan, &ports)? {
+                Ok(connected) => connected,
+                Err(failed) if choices.is_empty() => return self.decline(failed).map(|()| None),
+                Err(Unreachable { why, .. }) => {
+                    log_choice(format_args!(
+                        "all RDMA ports by number, because the nearest do not connect the ranks: {}",
+                        why.message()
+                    ));
+                    continue;
+                }
+            };
+            let why = match self.is_forced {
+                true => "CINCH_TRANSPORT=rdma asks for it",
+                false => "every rank has an active port",
+            };
+            let names = share
+                .iter()
+                .map(|&port| facts[setup.me()][port].to_string());
+            let names = names.collect::<Vec<_>>().join(", ");
+            log_choice(format_args!(
+                "RDMA between hosts ({kind}, ports {names}), because {why}"
+            ));
+            return Ok(Some(Connected {
+                ends,
+                pollable: Some(Box::new(endpoint)),
+                // Both hosts have slots for both directions.
+                bytes: 2 * setup.fifo_bytes() * peers.served.len(),
+            }));
+        }
+        Ok(None)
     }
 }
 
+/// Endpoint and ends of a rank that all its peers have reached.
+type Opened = (Arc<Endpoint>, Vec<Ends>);
+
 impl PortSearch {
-    /// Opens and tests the connections of `plan`; `None` if a rank fails and all ranks decline.
+    /// Opens and tests the connections of `plan`. The inner error is equal on all ranks.
     fn open(
         &self,
         setup: &Setup<'_>,
         plan: Plan<'_>,
         ports: &Ports,
-    ) -> Result<Option<(Arc<Endpoint>, Vec<Ends>)>> {
+    ) -> Result<std::result::Result<Opened, Unreachable>> {
         let context = setup.context;
         let prepared = QueuePairs::new(plan, ports);
         let offer = prepared.as_ref().map(QueuePairs::offer);
@@ -198,14 +272,17 @@ impl PortSearch {
             .gather_results("use RDMA", &offer.map_err(Error::clone))?;
         let offers: Vec<_> = match offers.into_iter().collect() {
             Ok(offers) => offers,
-            Err(why) => return self.decline(prepared.err(), why).map(|()| None),
+            Err(why) => {
+                let own = prepared.err();
+                return Ok(Err(Unreachable { own, why }));
+            }
         };
         // An active port may have no route to another port. The system reports this now, or only once a
         // packet has to arrive.
         let mut connected = prepared?.connect(&offers);
         for is_tested in [false, true] {
             if let (true, Ok((endpoint, _))) = (is_tested, &connected) {
-                // Half of the time is left for the next transport.
+                // Half of the time is left for other ports or the next transport.
                 let left = context.deadline.saturating_duration_since(Instant::now());
                 let tested = endpoint.test_peers(context.fault, Instant::now() + left / 2);
                 connected = tested.and(connected);
@@ -215,14 +292,15 @@ impl PortSearch {
                 .exchange
                 .gather_results("reach others by RDMA", &outcome)?;
             if let Some(why) = outcomes.into_iter().find_map(Result::err) {
-                return self.decline(connected.err(), why).map(|()| None);
+                let own = connected.err();
+                return Ok(Err(Unreachable { own, why }));
             }
         }
-        connected.map(Some)
+        connected.map(Ok)
     }
 
     /// Leaves the pairs to TCP on all ranks together, unless a setting demands RDMA.
-    fn decline(&self, own: Option<Error>, why: Error) -> Result<()> {
+    fn decline(&self, Unreachable { own, why }: Unreachable) -> Result<()> {
         if self.is_forced {
             return Err(own.unwrap_or(why));
         }
@@ -235,6 +313,24 @@ impl PortSearch {
     }
 }
 
+/// Returns the ports that each rank uses by distance, as indices in its list of `ports`.
+fn shares_of_hosts(ports: &[Vec<&PortFacts>], peers: &[PeerInfo]) -> Vec<Vec<usize>> {
+    let hosts = Groups::of_hosts(peers.iter().map(|peer| peer.host_id));
+    let mut all = vec![Vec::new(); ports.len()];
+    for host in 0..hosts.count() {
+        let ranks: Vec<usize> = hosts
+            .ranks(host)
+            .iter()
+            .map(|&rank| rank as usize)
+            .collect();
+        let of_host: Vec<Vec<&PortFacts>> = ranks.iter().map(|&rank| ports[rank].clone()).collect();
+        for (rank, share) in ranks.into_iter().zip(shares(&of_host)) {
+            all[rank] = share;
+        }
+    }
+    all
+}
+
 /// Returns the kind of address by which RDMA connects all ranks.
 ///
 /// # Errors
@@ -244,16 +340,18 @@ fn common_kind(
     peers: &[PeerInfo],
 ) -> std::result::Result<AddressKind, String> {
     let mut each = offers.iter().zip(peers);
-    if let Some((offer, peer)) = each.find(|(offer, _)| offer.kinds == 0) {
+    if let Some((offer, peer)) = each.find(|(offer, _)| offer.kinds() == 0) {
         return Err(format!("{peer}: {}", offer.note));
     }
-    let common = offers.iter().fold(u8::MAX, |set, offer| set & offer.kinds);
+    let common = offers
+        .iter()
+        .fold(u8::MAX, |set, offer| set & offer.kinds());
     AddressKind::first(common).ok_or_else(|| {
-        let first = offers[0].kinds;
+        let first = offers[0].kinds();
         let mut each = offers.iter().zip(peers);
-        let other = each.find(|(offer, _)| offer.kinds != first);
+        let other = each.find(|(offer, _)| offer.kinds() != first);
         let other = other.map_or(String::new(), |(offer, peer)| {
-            format!(" and {peer} has {}", AddressKind::names(offer.kinds))
+            format!(" and {peer} has {}", AddressKind::names(offer.kinds()))
         });
         format!(
             "ports of the ranks share no kind of address: {} has {}{other}",

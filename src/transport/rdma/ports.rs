@@ -1,9 +1,11 @@
 //! The ports of RDMA devices that carry data, and their addresses.
 
+use super::port_shares::PortFacts;
 use super::verbs::Device;
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sys::ibverbs::*;
+use crate::topology::NicDistance;
 use std::ffi::c_uint;
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
@@ -29,7 +31,7 @@ pub(super) enum AddressKind {
 const KINDS: usize = 5;
 
 impl AddressKind {
-    /// Returns the most preferred kind of a set, in the format of [`Ports::kinds`].
+    /// Returns the most preferred kind of a set, in the format of [`PortFacts::kinds`].
     pub fn first(set: u8) -> Option<AddressKind> {
         use AddressKind::{Lid, RoceV1, RoceV2Ipv4, RoceV2Ipv6, RoceV2Local};
         let all = [Lid, RoceV2Ipv4, RoceV2Ipv6, RoceV2Local, RoceV1];
@@ -46,7 +48,7 @@ impl AddressKind {
         names.join(", ")
     }
 
-    fn bit(self) -> u8 {
+    pub fn bit(self) -> u8 {
         1 << self as u8
     }
 
@@ -190,6 +192,7 @@ impl Ports {
     }
 
     /// Returns the kinds of addresses of all ports, as a set of bits.
+    #[cfg(test)]
     pub fn kinds(&self) -> u8 {
         self.0.iter().fold(0, |set, port| set | port.kinds())
     }
@@ -201,7 +204,24 @@ impl Ports {
         Ports(ports.filter(has).cloned().collect())
     }
 
+    /// Returns what other ranks need to know of the ports. `distances` has the devices of this host.
+    pub fn facts(&self, distances: &[NicDistance]) -> Vec<PortFacts> {
+        let facts = self.0.iter().map(|port| {
+            let name = port.device.name();
+            let known = distances.iter().find(|nic| nic.name == name);
+            PortFacts {
+                device: name.into(),
+                number: port.number,
+                adapter: known.map_or(0, |nic| nic.adapter),
+                kinds: port.kinds(),
+                path: known.and_then(|nic| nic.path),
+            }
+        });
+        facts.collect()
+    }
+
     /// Returns the names of the ports.
+    #[cfg(test)]
     pub fn names(&self) -> String {
         let names: Vec<String> = self.0.iter().map(Port::to_string).collect();
         names.join(", ")

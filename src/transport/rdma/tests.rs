@@ -6,6 +6,8 @@ use crate::error::{Error, ErrorKind};
 use crate::mem::Header;
 use crate::sys::ibverbs::fake::{Fabric, FakeDevice};
 use crate::sys::ibverbs::*;
+use crate::sys::pci::memory_files::MemoryFiles;
+use crate::topology::{BusId, RankPlace};
 use crate::transport::Links;
 use crate::types::TransportKind;
 use std::sync::Arc;
@@ -479,4 +481,95 @@ fn device_without_inline_data_connects() {
         }
         exchange.barrier().unwrap();
     });
+}
+
+/// Returns a /sys with one socket and two switches: the GPU at 50:00.0 is beside r1, the GPU at 51:00.0 beside r0.
+fn two_switches() -> MemoryFiles {
+    let mut sys = MemoryFiles::default();
+    for (at, device) in ["r1", "r0"].into_iter().enumerate() {
+        let switch = format!("devices/pci0000:00/0000:00:0{at}.0/0000:4{at}:00.0");
+        let functions = [
+            (switch.clone(), "0x060400", "0x1000"),
+            (format!("{switch}/0000:4{at}:01.0"), "0x060400", "0x1000"),
+            (
+                format!("{switch}/0000:4{at}:01.0/0000:5{at}:00.0"),
+                "0x030200",
+                "0x10de",
+            ),
+            (format!("{switch}/0000:4{at}:02.0"), "0x060400", "0x1000"),
+            (
+                format!("{switch}/0000:4{at}:02.0/0000:6{at}:00.0"),
+                "0x020700",
+                "0x15b3",
+            ),
+        ];
+        for (path, class, vendor) in &functions {
+            sys.file(&format!("{path}/class"), class);
+            sys.file(&format!("{path}/vendor"), vendor);
+            sys.file(&format!("{path}/numa_node"), "0");
+            let address = path.rsplit('/').next().unwrap();
+            sys.link_to(&format!("bus/pci/devices/{address}"), path);
+        }
+        let adapter = &functions[4].0;
+        let entry = format!("{adapter}/infiniband/{device}");
+        sys.link_to(&format!("{entry}/device"), adapter);
+        sys.file(&format!("{entry}/ports/1/state"), "4: ACTIVE");
+        sys.link_to(&format!("class/infiniband/{device}"), &entry);
+    }
+    sys
+}
+
+#[test]
+fn ranks_use_the_ports_nearest_to_their_gpus() {
+    let root = std::env::temp_dir().join(format!("cinch-rdma-near-{}", std::process::id()));
+    two_switches().write_to(&root);
+    let gpu = |at: u8| RankPlace::Gpu(BusId::new(0, 0x50 + at, 0, 0));
+    // Columns: places of the ranks on two hosts, devices in use.
+    for (places, in_use) in [
+        ([gpu(0), gpu(0)], vec![1]),
+        ([gpu(1), gpu(1)], vec![0]),
+        ([gpu(0), gpu(1)], vec![0, 1]),
+        // Both adapters are as near to the cores of node 0.
+        ([RankPlace::Node(0), RankPlace::Node(0)], vec![0, 1]),
+        ([RankPlace::Node(1), RankPlace::Unknown], vec![0, 1]),
+    ] {
+        let fabric = Fabric::new(two());
+        let hosts = [(1, 1), (2, 2)];
+        let world = World::placed(&hosts, fabric.clone(), places.to_vec(), &root);
+        world.run(&rdma(), |mut links, exchange| {
+            exchange.barrier().unwrap();
+            assert_eq!(fabric.devices_in_use(), in_use, "{places:?}");
+            let peer = 1 - links.rank;
+            for channel in 0..2 {
+                send(&mut links, peer, channel, header(9), |slot| slot.fill(1));
+                recv(&mut links, peer, channel, |end| {
+                    assert_eq!(end.payload(), [1; 9])
+                });
+            }
+            exchange.barrier().unwrap();
+        });
+        assert_eq!(fabric.leftovers(), [""; 0]);
+    }
+    std::fs::remove_dir_all(&root).unwrap();
+}
+
+#[test]
+fn all_ports_are_used_if_the_nearest_do_not_reach_each_other() {
+    let root = std::env::temp_dir().join(format!("cinch-rdma-far-{}", std::process::id()));
+    two_switches().write_to(&root);
+    let fabric = Fabric::new(two());
+    let near_r1 = RankPlace::Gpu(BusId::new(0, 0x50, 0, 0));
+    let world = World::placed(&[(1, 1), (2, 2)], fabric.clone(), vec![near_r1; 2], &root);
+    // A queue pair is modified twice before it is connected.
+    fabric.fail("modify_qp", 4, 1, libc::ENETUNREACH);
+    world.run(&rdma(), |mut links, exchange| {
+        exchange.barrier().unwrap();
+        assert_eq!(fabric.devices_in_use(), [0, 1]);
+        let peer = 1 - links.rank;
+        send(&mut links, peer, 1, header(9), |slot| slot.fill(1));
+        recv(&mut links, peer, 1, |end| assert_eq!(end.payload(), [1; 9]));
+        exchange.barrier().unwrap();
+    });
+    assert_eq!(fabric.leftovers(), [""; 0]);
+    std::fs::remove_dir_all(&root).unwrap();
 }

@@ -111,6 +111,8 @@ fn one_message(
                     config,
                     fault,
                     deadline: Instant::now() + config.init_timeout,
+                    place: cinch::topology::RankPlace::Unknown,
+                    sys: std::path::Path::new(cinch::sys::numa::SYS),
                     verbs: None,
                 })?;
                 let links = match rank {

@@ -123,6 +123,8 @@ impl Rank {
             config,
             fault: &fault,
             deadline: Instant::now() + WAIT,
+            place: crate::topology::RankPlace::Unknown,
+            sys: std::path::Path::new(crate::sys::numa::SYS),
             verbs: None,
         };
         let links = gpu_links::connect(&connecting, &world.context).unwrap();
