@@ -20,7 +20,7 @@ use super::local_registry::Registration;
 use super::mapping::{self, MappingPlan, PeerMapping};
 use super::network;
 use super::path_probe::{PathProbe, ProbedPeerBuffer};
-use super::paths::{GPUS_THAT_KEEP_LINES_WHOLE, LinkClass, PathFailures, PeerPath};
+use super::paths::{GPUS_THAT_KEEP_LINES_WHOLE, LinkClass, PathFailures, PeerPath, SplitPairs};
 use super::round_messages::{GpuInfo, MemoryHandle, PathReport};
 use super::setup::LinkSetup;
 use crate::error::{Error, ErrorKind, Result};
@@ -83,7 +83,10 @@ fn run(setup: &LinkSetup<'_>, new_probe: NewProbe<'_>) -> Result<GpuLinks> {
     let written = own.write_patterns(setup, &inboxes, &handles);
     setup.agree(written, &mut failures)?;
     let compared = own.compare_patterns(setup, &inboxes, &plans, &failures);
-    own.links.slowest = setup.agree(compared, &mut failures)?;
+    let classes = setup.agree(compared, &mut failures)?;
+    let slowest = classes.iter().flatten().copied().max();
+    own.links.slowest = slowest.unwrap_or(LinkClass::SameDevice);
+    own.links.split_pairs = SplitPairs::new(&gpus, &classes, &failures);
     own.take_paths(setup, &plans, &failures)?;
     Ok(own.finish(&gpus))
 }
@@ -139,7 +142,7 @@ fn plan_mappings(
     );
     let refused = plans.as_ref().map(|plans| PathReport {
         failures: mapping::refusals(plans),
-        slowest: LinkClass::SameDevice,
+        classes: Vec::new(),
     });
     setup.agree(refused.map_err(Error::clone), failures)?;
     plans
@@ -226,6 +229,7 @@ impl Allocated {
             paths: vec![None; setup.nranks()],
             slowest: LinkClass::SameDevice,
             gpus_keep_lines_whole: false,
+            split_pairs: SplitPairs::NONE,
             device_bytes: PRIVATE_BYTES + memory.as_ref().map_or(0, |memory| memory.bytes()),
             pinned_bytes: control.bytes(),
             connection_bytes: 0,
@@ -273,12 +277,12 @@ impl Allocated {
         }
         Ok(PathReport {
             failures,
-            slowest: LinkClass::SameDevice,
+            classes: Vec::new(),
         })
     }
 
     /// Compares the patterns that peers wrote into this rank's inbox, then zeroes the inbox. Reports the
-    /// slowest link, and the peers whose pattern did not arrive intact.
+    /// classes of links, and the peers whose pattern did not arrive intact.
     fn compare_patterns(
         &mut self,
         setup: &LinkSetup<'_>,
@@ -312,7 +316,7 @@ impl Allocated {
         }
         Ok(PathReport {
             failures: wrong_peers,
-            slowest: slowest(plans, &writers),
+            classes: classes(plans, &writers),
         })
     }
 
@@ -395,13 +399,14 @@ fn paths(
     (0..setup.nranks()).map(path).collect()
 }
 
-fn slowest(plans: &[MappingPlan], peers: &[usize]) -> LinkClass {
-    let class = |&peer: &usize| match &plans[peer] {
+/// Returns the class of the link to each rank, [`LinkClass::SameDevice`] to ranks that are not in `peers`.
+fn classes(plans: &[MappingPlan], peers: &[usize]) -> Vec<LinkClass> {
+    let class = |(rank, plan): (usize, &MappingPlan)| match plan {
+        _ if !peers.contains(&rank) => LinkClass::SameDevice,
         MappingPlan::Open { class, .. } => *class,
         MappingPlan::Refused(_) => LinkClass::Host,
     };
-    let classes = peers.iter().map(class);
-    classes.max().unwrap_or(LinkClass::SameDevice)
+    plans.iter().enumerate().map(class).collect()
 }
 
 /// Logs each failed path, on the lower rank of the pair only.

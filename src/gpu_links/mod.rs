@@ -28,7 +28,7 @@ mod tests;
 pub use connect::connect;
 pub use mapping::link_class;
 pub use network::Network;
-pub use paths::{LinkClass, PeerPath};
+pub use paths::{LinkClass, PeerPath, SplitPairs};
 
 use crate::gpu::DeviceMemory;
 use crate::gpu::abi::{CURSORS_BYTES, CommView, MAX_RANKS, Protocol};
@@ -74,6 +74,8 @@ pub struct GpuLinks {
     /// Whether all GPUs have a compute capability of [`paths::GPUS_THAT_KEEP_LINES_WHOLE`], and all have the
     /// same one. Equal on all ranks.
     gpus_keep_lines_whole: bool,
+    /// Pairs of ranks that cannot use the ll128 protocol.
+    split_pairs: SplitPairs,
     /// Bytes of this rank's device memory: its inbox, cursors and epochs.
     pub device_bytes: usize,
     /// Bytes of this rank's pinned host memory: peer buffers of pairs without peer access, and control words.
@@ -140,6 +142,12 @@ impl GpuLinks {
     /// Returns whether the ll128 protocol works between all ranks of each host; equal on all ranks.
     pub fn lines_arrive_whole(&self) -> bool {
         self.gpus_keep_lines_whole && self.slowest.keeps_lines_whole()
+    }
+
+    /// Returns the pairs of ranks between which the ll128 protocol does not work; equal on all ranks. A schedule may
+    /// use the protocol if none of these pairs exchange messages in it.
+    pub fn split_pairs(&self) -> SplitPairs {
+        self.split_pairs
     }
 
     /// Unmaps the memory of all peers; no kernel may use the links afterwards. If all ranks unmap and pass

@@ -75,14 +75,18 @@ impl GpuInfo {
 pub(super) struct PathReport {
     /// Peers whose path failed, each with the reason.
     pub failures: Vec<(usize, String)>,
-    /// The slowest link among the paths that have not failed.
-    pub slowest: LinkClass,
+    /// Class of the link to each rank, [`LinkClass::SameDevice`] where there is none; empty before the ranks have
+    /// tried their paths.
+    pub classes: Vec<LinkClass>,
 }
 
 impl PathReport {
     pub fn encode(&self) -> Vec<u8> {
         let mut writer = Writer::default();
-        writer.u8(self.slowest as u8);
+        writer.u32(self.classes.len() as u32);
+        for class in &self.classes {
+            writer.u8(class.number());
+        }
         for (rank, reason) in &self.failures {
             writer.u32(*rank as u32).text(shortened(reason));
         }
@@ -94,8 +98,10 @@ impl PathReport {
     pub fn decode(bytes: &[u8], peer: &PeerInfo, nranks: usize) -> Result<PathReport> {
         let read = || -> WireResult<PathReport> {
             let mut reader = Reader(bytes);
+            let count = reader.u32()?;
+            let classes = (0..count).map(|_| LinkClass::from_number(reader.u8()?).ok_or(Damaged));
             let mut report = PathReport {
-                slowest: LinkClass::from_number(reader.u8()?).ok_or(Damaged)?,
+                classes: classes.collect::<WireResult<_>>()?,
                 failures: Vec::new(),
             };
             while reader.end().is_err() {
@@ -103,7 +109,10 @@ impl PathReport {
                 report.failures.push((rank, reason));
             }
             let ranks_exist = report.failures.iter().all(|(rank, _)| *rank < nranks);
-            ranks_exist.then_some(report).ok_or(Damaged)
+            let is_complete = [0, nranks].contains(&report.classes.len());
+            (ranks_exist && is_complete)
+                .then_some(report)
+                .ok_or(Damaged)
         };
         read().map_err(|_| malformed(peer))
     }
@@ -189,7 +198,13 @@ mod tests {
 
         let report = PathReport {
             failures: vec![(1, "the driver refuses".into()), (4, String::new())],
-            slowest: LinkClass::NvLink,
+            classes: vec![
+                LinkClass::NvLink,
+                LinkClass::SameDevice,
+                LinkClass::Pcie,
+                LinkClass::Host,
+                LinkClass::NvLink,
+            ],
         };
         let bytes = report.encode();
         let one = peer(1, 1);

@@ -79,22 +79,22 @@ impl<'a> LinkSetup<'a> {
     }
 
     /// Exchanges the reports of all ranks and records their failures in rank order, so that all ranks record
-    /// equal failures. Returns the slowest link of all reports.
+    /// equal failures. Returns the classes of links that each rank reports.
     pub fn agree(
         &self,
         mine: Result<PathReport>,
         failures: &mut PathFailures,
-    ) -> Result<LinkClass> {
+    ) -> Result<Vec<Vec<LinkClass>>> {
         let parts = self.round(mine.map(|report| report.encode()))?;
-        let mut slowest = LinkClass::SameDevice;
+        let mut classes = Vec::new();
         for (reporter, part) in parts.iter().enumerate() {
             let report = PathReport::decode(part, &self.peers[reporter], self.nranks())?;
-            slowest = slowest.max(report.slowest);
+            classes.push(report.classes);
             for (peer, reason) in report.failures {
                 failures.record(reporter, peer, reason);
             }
         }
-        Ok(slowest)
+        Ok(classes)
     }
 
     /// Returns a number that only this communicator uses.

@@ -350,6 +350,44 @@ fn only_a_refused_pair_has_pinned_host_memory() {
     }
 }
 
+/// Of four ranks, a single pair has no peer access. All other pairs keep peer memory and whole lines.
+#[test]
+fn other_pairs_keep_peer_memory_and_whole_lines() {
+    let mut refusing = Machine::new(4);
+    refusing.refused.insert((1, 2));
+    let job = Job::on(refusing);
+    for gpus in [
+        [(1, 0), (1, 1), (1, 2), (1, 3)],
+        [(1, 0), (2, 1), (3, 2), (4, 3)],
+    ] {
+        job.check(&gpus, |links| {
+            for one in links {
+                assert_eq!(one.split_pairs(), links[0].split_pairs());
+                for (peer, path) in one.paths.iter().enumerate().filter(|(p, _)| *p != one.rank) {
+                    let is_refused = [(1, 2), (2, 1)].contains(&(one.rank, peer));
+                    let class = path.as_ref().unwrap().class();
+                    let expected = match is_refused {
+                        true => LinkClass::Host,
+                        false => LinkClass::NvLink,
+                    };
+                    assert_eq!(class, expected, "{} to {peer}", one.rank);
+                    assert_eq!(one.split_pairs().has(one.rank, peer), is_refused);
+                }
+            }
+        });
+    }
+    // GPUs of another model split the lines of their own pairs only.
+    let mut mixed = Machine::new(3);
+    mixed.capabilities = (0..).zip([(9, 0), (9, 0), (8, 6)]).collect();
+    Job::on(mixed).check(&[(1, 0), (1, 1), (1, 2)], |links| {
+        let split = links[2].split_pairs();
+        assert_eq!(
+            [split.has(0, 1), split.has(0, 2), split.has(2, 1)],
+            [false, true, true]
+        );
+    });
+}
+
 #[test]
 fn a_mapping_that_fails_falls_back_to_pinned_host_memory() {
     let mut machine = Machine::new(2);

@@ -18,7 +18,8 @@ use super::{EncodedTiles, Geometry, Request, chunk_max, granule};
 use crate::codec::{Codec, FUSED_CODECS};
 use crate::error::Result;
 use crate::gpu::abi::LINE_BYTES;
-use crate::schedule::{self, CostCounts};
+use crate::gpu_links::SplitPairs;
+use crate::schedule::{self, CostCounts, SchedulePattern};
 use crate::types::{Algorithm, Collective, DType, Kernel, KernelProtocol, Protocol, ScaleRule};
 
 /// Largest number of channels of a raw (not encoded) call below [`LARGE_BYTES`]. Larger calls may
@@ -183,7 +184,9 @@ fn possible(
     }
     match (kernel.kernel, kernel.protocol) {
         (Kernel::Schedule, Protocol::Simple | Protocol::Ll) => true,
-        (Kernel::Schedule, Protocol::Ll128) => gpu.ll128,
+        (Kernel::Schedule, Protocol::Ll128) => {
+            gpu.ll128 || keeps_lines_whole(request, limits, gpu, algorithm)
+        }
         (Kernel::Fused, Protocol::Simple) => false,
         (Kernel::Fused, Protocol::Ll) => {
             FUSED.contains(&(request.collective, algorithm))
@@ -200,6 +203,35 @@ fn possible(
                 && fits_fused(request, limits, algorithm, gpu.lines_bytes)
         }
     }
+}
+
+/// Returns whether lines arrive whole between all ranks that exchange messages by `algorithm`, whatever the algorithm
+/// between groups is. All ranks get the same answer, because each looks at the schedules of all ranks.
+fn keeps_lines_whole(
+    request: &Request,
+    limits: &Limits,
+    gpu: &GpuLimits,
+    algorithm: Algorithm,
+) -> bool {
+    let pairs = gpu.split_pairs;
+    if pairs == SplitPairs::ALL {
+        return false;
+    }
+    let betweens = match algorithm {
+        Algorithm::Hierarchical => SchedulePattern::between_groups(request.collective),
+        _ => &[Algorithm::Direct],
+    };
+    betweens.iter().all(|&between| {
+        let pattern = super::pattern(request, limits, (algorithm, between), 1);
+        (0..limits.nranks).all(|rank| {
+            let is_whole = |peer: &u32| !pairs.has(rank, *peer as usize);
+            let schedule = pattern.schedule(rank);
+            schedule.is_ok_and(|schedule| {
+                let mut peers = schedule.steps.iter().flat_map(|step| step.send_to.iter());
+                peers.all(is_whole)
+            })
+        })
+    })
 }
 
 /// Returns whether a rank sends at most `most` bytes to each other rank, over all phases of a fused

@@ -1,8 +1,10 @@
 use super::gpu::*;
 use super::*;
 use crate::cpu::Isa;
+use crate::gpu_links::SplitPairs;
 use crate::mem::PeerBufferLayout;
 use crate::schedule::{self, Groups};
+use crate::topology::{MachineGraph, PeerAccess, read_xml};
 use crate::types::{CodecSpec, DType, Fused, ReduceOp, TransportKind};
 
 pub(super) fn limits(nranks: usize, resident: usize) -> Limits {
@@ -623,4 +625,69 @@ fn rings_have_the_slots_that_they_need() {
         [1, 2, 3, 4].iter().all(|rings| found.contains(rings)),
         "{found:?}"
     );
+}
+
+/// Ranks 1 and 2 of four have no peer access. Schedules in which they exchange nothing use ll128.
+#[test]
+fn one_split_pair_takes_ll128_only_from_schedules_that_use_it() {
+    use KernelProtocol as K;
+    let mut split = SplitPairs::NONE;
+    split.add(2, 1);
+    let mut by_rank = limits(4, 132);
+    let gpu = by_rank.gpu.unwrap().forced(K::LL128);
+    by_rank.gpu = Some(GpuLimits {
+        ll128: false,
+        split_pairs: split,
+        ..gpu
+    });
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/topology/K.xml");
+    let text = std::fs::read_to_string(file).unwrap();
+    // Without peer access data crosses PCIe, whose speed the file leaves out.
+    let unknown = "link_speed=\"\" link_width=\"0\"";
+    let text = text.replace(unknown, "link_speed=\"32.0 GT/s PCIe\" link_width=\"16\"");
+    let machine = read_xml(&text).unwrap();
+    let access = (0..16).map(|pair| !split.has(pair / 4, pair % 4));
+    let topology = RankTopology::new(
+        &MachineGraph::new(&machine),
+        &[0, 1, 2, 3],
+        &PeerAccess::Pairs(access.collect()),
+    )
+    .unwrap();
+    let around = Limits {
+        topology: Some(Arc::new(topology)),
+        ..by_rank.clone()
+    };
+    let kernel = |limits: &Limits, collective, algorithm, root, peer| {
+        let request = Request {
+            algorithm: Some(algorithm),
+            root,
+            peer,
+            ..request(collective, 32 << 10, "raw")
+        };
+        let mut kernels: Vec<K> = (0..4)
+            .map(|rank| {
+                let mut planner = Planner::new(limits.clone(), rank, Isa::Scalar);
+                planner.plan(&request).unwrap().kernel
+            })
+            .collect();
+        kernels.dedup();
+        assert_eq!(kernels.len(), 1, "all ranks select one kernel");
+        kernels[0]
+    };
+    let sum = Collective::AllReduce;
+    assert_eq!(kernel(&around, sum, Algorithm::Ring, 0, 0), K::LL128);
+    assert_ne!(kernel(&by_rank, sum, Algorithm::Ring, 0, 0), K::LL128);
+    for limits in [&around, &by_rank] {
+        assert_ne!(kernel(limits, sum, Algorithm::Direct, 0, 0), K::LL128);
+        let message = |from, to| kernel(limits, Collective::SendRecv, Algorithm::Direct, from, to);
+        assert_eq!([message(0, 1), message(3, 2)], [K::LL128; 2]);
+        assert!(
+            [message(1, 2), message(2, 1)]
+                .iter()
+                .all(|one| *one != K::LL128)
+        );
+        let to = |root| kernel(limits, Collective::Gather, Algorithm::Direct, root, 0);
+        assert_eq!(to(0), K::LL128, "all ranks send to rank 0");
+        assert_ne!(to(1), K::LL128);
+    }
 }

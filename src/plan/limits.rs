@@ -3,6 +3,7 @@
 
 use super::cost::MachineFacts;
 use crate::gpu::abi;
+use crate::gpu_links::SplitPairs;
 use crate::mem::PeerBufferLayout;
 use crate::schedule::{Groups, RankOrder};
 use crate::topology::RankTopology;
@@ -89,6 +90,8 @@ pub struct GpuLimits {
     pub channels: usize,
     /// Whether 128-byte lines are always delivered whole between all pairs of ranks.
     pub ll128: bool,
+    /// Pairs of ranks between which a line may arrive in pieces. A schedule that uses none of them may use ll128.
+    pub split_pairs: SplitPairs,
     /// Protocol set by `CINCH_PROTO`; `None` if it is auto.
     pub protocol: Option<Protocol>,
     /// Kernel set by `CINCH_KERNEL`; `None` if it is auto.
@@ -110,6 +113,7 @@ impl GpuLimits {
             resident,
             channels,
             ll128: false,
+            split_pairs: SplitPairs::ALL,
             protocol: None,
             kernel: None,
         }

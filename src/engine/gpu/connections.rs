@@ -1,7 +1,7 @@
 //! [`Connections`]: the engine's view of a communicator's peer buffers.
 
 use crate::gpu::abi::{CommView, Protocol, Trouble};
-use crate::gpu_links::GpuLinks;
+use crate::gpu_links::{GpuLinks, SplitPairs};
 use crate::mem::PeerBufferLayout;
 use std::fmt::Debug;
 use std::time::Duration;
@@ -38,6 +38,9 @@ pub trait Connections: Send + Sync + Debug {
     /// Returns whether ll128 lines of 128 bytes arrive whole between all ranks of each host. All ranks get
     /// the same answer.
     fn lines_arrive_whole(&self) -> bool;
+
+    /// Returns the pairs of ranks between which ll128 lines may arrive in pieces. All ranks get the same answer.
+    fn split_pairs(&self) -> SplitPairs;
 }
 
 impl Connections for GpuLinks {
@@ -75,5 +78,9 @@ impl Connections for GpuLinks {
 
     fn lines_arrive_whole(&self) -> bool {
         GpuLinks::lines_arrive_whole(self)
+    }
+
+    fn split_pairs(&self) -> SplitPairs {
+        GpuLinks::split_pairs(self)
     }
 }

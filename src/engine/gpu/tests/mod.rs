@@ -10,6 +10,7 @@ use crate::codec::FUSED_CODECS;
 use crate::error::{Error, ErrorKind};
 use crate::gpu::abi::{CommView, Protocol, TROUBLE_MISMATCH, TROUBLE_TIMEOUT, Trouble};
 use crate::gpu::{CaptureMode, Device, DeviceMemory, Driver, Graph, Module};
+use crate::gpu_links::SplitPairs;
 use crate::mem::PeerBufferLayout;
 use crate::sys::cuda::CuResult;
 use crate::sys::cuda::mock::{MockMachine as Gpus, Process};
@@ -249,6 +250,12 @@ impl Connections for Wires {
     }
     fn lines_arrive_whole(&self) -> bool {
         self.whole_lines
+    }
+    fn split_pairs(&self) -> SplitPairs {
+        match self.whole_lines {
+            true => SplitPairs::NONE,
+            false => SplitPairs::ALL,
+        }
     }
 }
 
