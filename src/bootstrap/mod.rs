@@ -20,12 +20,13 @@ mod warning_hook;
 pub use control::{ControlPlane, MAX_CONTRIBUTION};
 pub use discover::{LaunchInfo, Rendezvous, discover, half_set};
 pub use local::LocalOutOfBand;
-pub use process::host_name;
+pub use process::{host_name, shared_directory_id};
 pub use reconnect::ShrinkRendezvous;
 pub use warning_hook::WarningHook;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::Fault;
+use crate::sys::socket::Address;
 use crate::types::SIGNATURE_WORDS;
 use crate::wire::{Damaged, Reader, Wire, Writer};
 use std::net::IpAddr;
@@ -64,8 +65,8 @@ pub struct PeerInfo {
     pub uid: u32,
     /// Host name, for messages.
     pub host: String,
-    /// Equal on two ranks exactly if they share a kernel, a network namespace and the user's
-    /// `CINCH_HOST_ID`: they can pass file descriptors.
+    /// Equal on two ranks exactly if they share a kernel, the user's `CINCH_HOST_ID`, and a network namespace or a
+    /// directory for socket files: they can pass file descriptors.
     pub host_id: [u8; 16],
     /// Equal on two ranks exactly if they are threads of one process.
     pub process_id: [u8; 16],
@@ -130,6 +131,12 @@ pub trait OutOfBand: Send + Sync + std::fmt::Debug {
     /// rank. Does not wait for other ranks.
     fn close(&self) {}
 
+    /// Returns whether ranks of this rank's host are in several network namespaces, and reach each other's UNIX
+    /// sockets by files in a directory that they share.
+    fn shares_directory(&self) -> bool {
+        false
+    }
+
     /// Waits after [`OutOfBand::close`] until all other ranks have closed.
     ///
     /// # Errors
@@ -143,6 +150,14 @@ pub trait OutOfBand: Send + Sync + std::fmt::Debug {
 }
 
 impl dyn OutOfBand + '_ {
+    /// Returns the address of a UNIX socket by which ranks of this rank's host reach each other.
+    pub(crate) fn local_address(&self, name: [u8; 16]) -> Address {
+        match self.shares_directory() {
+            true => Address::Shared(name),
+            false => Address::Local(name),
+        }
+    }
+
     /// All-gathers the result of a local step, so that no rank waits for a failed rank. Returns the
     /// result of every rank; an error names its rank, and `what` this rank could not do.
     ///

@@ -4,6 +4,7 @@ use super::keys;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::sys::fork_safe::ForkSafeOnce;
+use crate::sys::socket::SHARED_DIRECTORY;
 
 /// State of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -143,6 +144,29 @@ pub(super) fn host_id(config: &Config) -> [u8; 16] {
         user.as_bytes(),
     ]);
     std::array::from_fn(|at| hash[at])
+}
+
+/// Identifies the directory of socket files by which processes of one kernel, user and `CINCH_HOST_ID` reach each other
+/// across network namespaces. Two processes with equal ids have the same directory. `None` if there is none, or if the
+/// kernel does not identify itself.
+pub fn shared_directory_id(config: &Config) -> Option<[u8; 16]> {
+    use std::os::unix::fs::MetadataExt;
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    let directory = std::fs::metadata(SHARED_DIRECTORY).ok()?;
+    // Users of different user namespaces cannot prove to each other who they are.
+    let users = namespace("user");
+    let user = nix::unistd::geteuid().as_raw();
+    let hash = keys::digest(&[
+        b"cinch shared directory",
+        &(boot.len() as u64).to_le_bytes(),
+        boot.as_bytes(),
+        &directory.dev().to_le_bytes(),
+        &directory.ino().to_le_bytes(),
+        &users.to_le_bytes(),
+        &user.to_le_bytes(),
+        config.host_id.as_deref().unwrap_or_default().as_bytes(),
+    ]);
+    Some(std::array::from_fn(|at| hash[at]))
 }
 
 /// Identifies the process: equal on two ranks exactly if they are threads of one process. A forked

@@ -152,6 +152,7 @@ pub(super) fn connect(
     let (isa, table) = Isa::from_setting(&config.simd)
         .and_then(|isa| Ok((isa, table(&config)?)))
         .inspect_err(|error| exchange.announce(error))?;
+    let exchange = transport::merge_hosts(exchange, &config, &fault)?;
     let peers = exchange.peers();
     let one_host = peers.iter().all(|peer| peer.host_id == peers[0].host_id);
     let policy = CodecPolicy::new(&config, one_host);

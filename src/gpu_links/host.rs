@@ -14,7 +14,6 @@ use crate::error::{Error, Result};
 use crate::gpu::{Context, IPC_HANDLE_BYTES, PinnedMemory};
 use crate::mem::Region;
 use crate::sys::memory::PAGE;
-use crate::sys::socket::Address;
 use crate::transport::mesh::SocketMesh;
 use crate::transport::shm;
 use std::os::fd::OwnedFd;
@@ -123,7 +122,8 @@ impl Exported {
                 let (region, memfd) = Region::shareable(bytes)?;
                 getrandom::fill(&mut name)
                     .map_err(|error| Error::internal(format!("no random numbers: {error}")))?;
-                (region, Some((Listener::bind_local(name)?, memfd)))
+                let address = setup.context.exchange.local_address(name);
+                (region, Some((Listener::bind_local(address)?, memfd)))
             }
         };
         let pin = |&peer: &usize| {
@@ -159,7 +159,7 @@ fn mesh<'a>(
 ) -> SocketMesh<'a> {
     let addresses = peers
         .iter()
-        .map(|&(peer, name)| (peer, Address::Local(name)));
+        .map(|&(peer, name)| (peer, setup.context.exchange.local_address(name)));
     SocketMesh {
         purpose: PURPOSE,
         key: setup.context.exchange.key(PURPOSE),

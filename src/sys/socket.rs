@@ -7,20 +7,28 @@ use nix::sys::socket::{
     AddressFamily, Backlog, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType,
     SockaddrStorage, UnixAddr, sockopt,
 };
+use std::ffi::OsStr;
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// A socket that is closed in forked children.
 pub type Socket = CloseOnFork<OwnedFd>;
+
+/// Directory of socket files. Containers that share memory have it in common.
+pub const SHARED_DIRECTORY: &str = "/dev/shm";
 
 /// Address of a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Address {
     /// A name in the abstract UNIX namespace: it has no file, and disappears with its socket.
     Local([u8; 16]),
+    /// A name of a socket file in [`SHARED_DIRECTORY`], which processes in other network namespaces reach.
+    Shared([u8; 16]),
     /// A TCP port.
     Tcp(SocketAddr),
 }
@@ -29,6 +37,7 @@ impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Address::Local(_) => f.write_str("its local socket"),
+            Address::Shared(_) => write!(f, "its socket in {SHARED_DIRECTORY}"),
             Address::Tcp(address) => address.fmt(f),
         }
     }
@@ -42,6 +51,7 @@ pub fn listen(address: &Address) -> io::Result<Socket> {
     let listener = open(address)?;
     match address {
         Address::Local(name) => nix::sys::socket::bind(listener.as_raw_fd(), &local(name)?)?,
+        Address::Shared(name) => nix::sys::socket::bind(listener.as_raw_fd(), &shared(name)?)?,
         Address::Tcp(address) => {
             // Allows to bind a port whose earlier connections are in TIME_WAIT.
             nix::sys::socket::setsockopt(&listener, sockopt::ReuseAddr, &true)?;
@@ -136,6 +146,7 @@ pub fn connect(address: &Address) -> io::Result<Socket> {
     let socket = open(address)?;
     let done = match address {
         Address::Local(name) => nix::sys::socket::connect(socket.as_raw_fd(), &local(name)?),
+        Address::Shared(name) => nix::sys::socket::connect(socket.as_raw_fd(), &shared(name)?),
         Address::Tcp(address) => {
             nix::sys::socket::connect(socket.as_raw_fd(), &SockaddrStorage::from(*address))
         }
@@ -369,7 +380,7 @@ pub fn descriptor_limit() -> usize {
 
 fn open(address: &Address) -> nix::Result<Socket> {
     let family = match address {
-        Address::Local(_) => AddressFamily::Unix,
+        Address::Local(_) | Address::Shared(_) => AddressFamily::Unix,
         Address::Tcp(SocketAddr::V4(_)) => AddressFamily::Inet,
         Address::Tcp(SocketAddr::V6(_)) => AddressFamily::Inet6,
     };
@@ -378,13 +389,48 @@ fn open(address: &Address) -> nix::Result<Socket> {
 }
 
 fn local(name: &[u8; 16]) -> nix::Result<UnixAddr> {
+    UnixAddr::new_abstract(&text(name))
+}
+
+fn shared(name: &[u8; 16]) -> nix::Result<UnixAddr> {
+    UnixAddr::new(&shared_path(name))
+}
+
+/// Returns the path of the socket file of [`Address::Shared`].
+fn shared_path(name: &[u8; 16]) -> PathBuf {
+    let text = text(name);
+    Path::new(SHARED_DIRECTORY).join(OsStr::from_bytes(&text))
+}
+
+/// A socket file, which is removed when the value is dropped.
+#[derive(Debug)]
+pub struct SocketFile(PathBuf);
+
+impl SocketFile {
+    /// Returns the file of a socket that listens at `address`; `None` if the address has no file.
+    pub fn of(address: &Address) -> Option<SocketFile> {
+        match address {
+            Address::Shared(name) => Some(SocketFile(shared_path(name))),
+            Address::Local(_) | Address::Tcp(_) => None,
+        }
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        // A file that is gone already, or cannot be removed, harms nobody: its name is random.
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+fn text(name: &[u8; 16]) -> [u8; 38] {
     let mut text = *b"cinch-00000000000000000000000000000000";
     for (index, byte) in name.iter().enumerate() {
         let digits = b"0123456789abcdef";
         text[6 + 2 * index] = digits[usize::from(byte >> 4)];
         text[7 + 2 * index] = digits[usize::from(byte & 15)];
     }
-    UnixAddr::new_abstract(&text)
+    text
 }
 
 fn result(count: isize) -> io::Result<usize> {
@@ -394,6 +440,17 @@ fn result(count: isize) -> io::Result<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn socket_file_is_removed_with_its_value() {
+        let address = Address::Shared(*b"test of a file!!");
+        let file = SocketFile::of(&address).unwrap();
+        drop(connected_pair(address));
+        assert!(shared_path(b"test of a file!!").exists());
+        drop(file);
+        assert!(!shared_path(b"test of a file!!").exists());
+        assert!(SocketFile::of(&Address::Local([0; 16])).is_none());
+    }
 
     fn connected_pair(address: Address) -> (Socket, Socket) {
         let listener = listen(&address).unwrap();

@@ -21,6 +21,7 @@ mod loopback;
 pub(crate) mod mesh;
 mod rdma;
 mod settings;
+mod shared_host;
 pub(crate) mod shm;
 mod tcp;
 mod waiter;
@@ -34,6 +35,7 @@ pub use contract::Caps;
 pub use ends::{RecvEnd, RecvInto, SendEnd, SendFrom, Waiter};
 pub use inbox::InboxMemory;
 pub use settings::{SlowestLinks, slot_bytes, slowest_links};
+pub use shared_host::merge_hosts;
 
 use crate::bootstrap::OutOfBand;
 use crate::config::Config;

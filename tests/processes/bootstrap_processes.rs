@@ -273,14 +273,14 @@ fn killed_rank_with_open_connections_is_named_within_a_second() {
 }
 
 /// Two network namespaces with a link between them. Dropping this value deletes them.
-struct NetworkLink {
-    names: [String; 2],
+pub struct NetworkLink {
+    pub names: [String; 2],
 }
 
 impl NetworkLink {
-    /// Creates the namespaces and the link; returns `None` if this user may not.
-    fn make() -> Option<NetworkLink> {
-        let names = ["a", "b"].map(|end| format!("cinch{}{end}", std::process::id()));
+    /// Creates the namespaces and the link for the test `tag`; returns `None` if this user may not.
+    pub fn make(tag: &str) -> Option<NetworkLink> {
+        let names = ["a", "b"].map(|end| format!("cinch{}{tag}{end}", std::process::id()));
         let link = NetworkLink { names };
         let [a, b] = &link.names;
         let made = ip(&format!("netns add {a}"))
@@ -313,7 +313,7 @@ fn ip(arguments: &str) -> bool {
 
 #[test]
 fn cut_link_is_an_error_within_five_seconds() {
-    let Some(link) = NetworkLink::make() else {
+    let Some(link) = NetworkLink::make("cut") else {
         println!("skipped: no network namespaces for this user");
         return;
     };

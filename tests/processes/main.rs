@@ -6,6 +6,7 @@
 mod bootstrap_leftovers;
 mod bootstrap_processes;
 mod child;
+mod containers;
 mod examples;
 mod ffi;
 mod fork;
@@ -28,6 +29,7 @@ fn rank_process() {
     };
     match module.as_str() {
         "bootstrap_processes" => bootstrap_processes::rank_process(&task),
+        "containers" => containers::rank_process(&task),
         "fork" => fork::rank_process(&task),
         "gpu_links" => gpu_links::rank_process(&task),
         "rank_death" => rank_death::rank_process(&task),

@@ -3,7 +3,7 @@
 use super::handshake::HandshakeProgress;
 use super::*;
 use crate::sync::Fault;
-use crate::sys::socket;
+use crate::sys::socket::{self, SocketFile};
 use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -28,6 +28,8 @@ const ACCEPTS_PER_TURN: usize = 64;
 #[derive(Debug)]
 pub(crate) struct Listener {
     sockets: Vec<Socket>,
+    /// File of the socket, if it has one.
+    _file: Option<SocketFile>,
     pub(super) pending: VecDeque<PendingPeer>,
     places: usize,
     authenticated: VecDeque<Result<Peer>>,
@@ -52,14 +54,17 @@ impl Listener {
         Ok((Listener::with(vec![socket]), bound))
     }
 
-    /// Listens on an abstract UNIX socket, for processes of this host and user.
+    /// Listens on a UNIX socket, for processes of this host and user. A socket file is removed with the listener.
     ///
     /// # Errors
     /// System.
-    pub(crate) fn bind_local(name: [u8; 16]) -> Result<Listener> {
-        let socket = socket::listen(&Address::Local(name))
+    pub(crate) fn bind_local(address: Address) -> Result<Listener> {
+        let socket = socket::listen(&address)
             .map_err(|cause| Error::system("cannot listen on a local socket", cause))?;
-        Ok(Listener::with(vec![socket]))
+        Ok(Listener {
+            _file: SocketFile::of(&address),
+            ..Listener::with(vec![socket])
+        })
     }
 
     /// Listens on those of `addresses` that belong to this host, and returns them as bound.
@@ -98,6 +103,7 @@ impl Listener {
     fn with(sockets: Vec<Socket>) -> Listener {
         Listener {
             sockets,
+            _file: None,
             pending: VecDeque::new(),
             places: 64,
             authenticated: VecDeque::new(),
@@ -309,7 +315,7 @@ impl Listener {
 fn check_user(socket: &Socket) -> Option<Address> {
     let address = socket::peer_address(socket).ok()?;
     let trusted = match address {
-        Address::Local(_) => {
+        Address::Local(_) | Address::Shared(_) => {
             let user = nix::unistd::geteuid().as_raw();
             socket::peer_uid(socket).is_ok_and(|found| found == user)
         }

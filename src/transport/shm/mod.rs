@@ -1,9 +1,10 @@
 //! Ranks that are processes of one host: each hands its inbox, a sealed memfd, to its peers over UNIX
 //! sockets.
 //!
-//! Both sides first prove that they belong to the communicator. Nothing has a name in a file system. The
+//! Both sides first prove that they belong to the communicator. Memory has no name in a file system. The
 //! abstract name of a socket is random, ends with the listener, and is worth nothing without the key. The
-//! process at the other end must run as the same user.
+//! process at the other end must run as the same user. Between containers with network namespaces of their own, which
+//! abstract names do not cross, sockets are files in /dev/shm while ranks connect; see `shared_host`.
 
 use super::contract::{Caps, Connected, Peers, Prepared, Setup, Transport};
 use super::inbox::InboxMemory;
@@ -13,7 +14,7 @@ use crate::bootstrap::auth::Listener;
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::Region;
-use crate::sys::socket::{self, Address, Socket};
+use crate::sys::socket::{self, Socket};
 use crate::types::TransportKind;
 use crate::wire::Wire;
 use std::io;
@@ -48,7 +49,7 @@ pub(super) const CAPS: Caps = Caps {
 /// Returns why ranks of different hosts share no memory; `None` on one host.
 pub(super) fn on_other_host(own: &PeerInfo, peer: &PeerInfo) -> Option<&'static str> {
     (own.host_id != peer.host_id)
-        .then_some("they do not share a host, its network namespace and CINCH_HOST_ID")
+        .then_some("they do not share a host, its network namespace or /dev/shm, and CINCH_HOST_ID")
 }
 
 impl Transport for Shm {
@@ -79,13 +80,14 @@ impl Transport for Shm {
         Ok("sealed memfd over UNIX sockets")
     }
 
-    fn prepare(&self, _: &Setup<'_>) -> Result<Box<dyn Prepared>> {
+    fn prepare(&self, setup: &Setup<'_>) -> Result<Box<dyn Prepared>> {
+        let exchange = setup.context.exchange;
         let mut name = [0; 16];
         getrandom::fill(&mut name)
             .map_err(|error| Error::internal(format!("no random numbers: {error}")))?;
         Ok(Box::new(ShmListener {
             name,
-            listener: Some(Listener::bind_local(name)?),
+            listener: Some(Listener::bind_local(exchange.local_address(name))?),
         }))
     }
 }
@@ -107,7 +109,11 @@ impl Prepared for ShmListener {
             return Err(Error::internal("shared memory was not prepared"));
         };
         let each = peers.served.iter();
-        let addresses = each.map(|&rank| Ok((rank, Address::Local(peers.offer(setup, rank)?))));
+        let control = setup.context.exchange;
+        let addresses = each.map(|&rank| {
+            let name = peers.offer(setup, rank)?;
+            Ok((rank, control.local_address(name)))
+        });
         let addresses = addresses.collect::<Result<_>>()?;
         let mesh = setup.mesh(PURPOSE, listener, addresses, (1, 1));
         let regions = exchange(mesh, memory, inbox.bytes())?;
@@ -248,6 +254,7 @@ mod tests {
     use super::*;
     use crate::sync::Fault;
     use crate::sys::memory::sealed_memfd;
+    use crate::sys::socket::Address;
     use std::sync::Mutex;
 
     const RANKS: usize = 5;
@@ -292,7 +299,8 @@ mod tests {
             in_flight.lock().unwrap().0 -= 1;
             Ok(received)
         };
-        let listeners = (0..RANKS).map(|rank| Listener::bind_local(name(rank)).unwrap());
+        let listeners =
+            (0..RANKS).map(|rank| Listener::bind_local(Address::Local(name(rank))).unwrap());
         let listeners: Vec<_> = listeners.collect();
         std::thread::scope(|scope| {
             for (me, listener) in listeners.into_iter().enumerate() {
