@@ -21,6 +21,7 @@ mod path_probe;
 mod paths;
 mod round_messages;
 mod setup;
+mod split_pairs;
 
 #[cfg(all(test, not(loom)))]
 mod tests;
@@ -28,7 +29,8 @@ mod tests;
 pub use connect::connect;
 pub use mapping::link_class;
 pub use network::Network;
-pub use paths::{LinkClass, PeerPath, SplitPairs};
+pub use paths::{LinkClass, PeerPath};
+pub use split_pairs::SplitPairs;
 
 use crate::gpu::DeviceMemory;
 use crate::gpu::abi::{CURSORS_BYTES, CommView, MAX_RANKS, Protocol};

@@ -350,7 +350,7 @@ fn only_a_refused_pair_has_pinned_host_memory() {
     }
 }
 
-/// Of four ranks, a single pair has no peer access. All other pairs keep peer memory and whole lines.
+/// A single pair of four ranks has no peer access. All other pairs keep peer memory and whole lines.
 #[test]
 fn other_pairs_keep_peer_memory_and_whole_lines() {
     let mut refusing = Machine::new(4);

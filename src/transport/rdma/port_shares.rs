@@ -63,7 +63,7 @@ impl fmt::Display for PortFacts {
 /// Returns for each rank of a host the indices of its ports in use, in the order in which channels take them. `ports`
 /// has the ports of each rank. A rank that knows no distance uses all its ports.
 pub(super) fn shares(ports: &[Vec<&PortFacts>]) -> Vec<Vec<usize>> {
-    let mut sharing = Sharing::default();
+    let mut sharing = PortSharing::default();
     let nearest = ports.iter().map(|own| nearest(own));
     let nearest: Vec<Vec<usize>> = nearest.collect();
     for (own, near) in ports.iter().zip(&nearest) {
@@ -103,7 +103,7 @@ fn nearest(ports: &[&PortFacts]) -> Vec<usize> {
 
 /// Ports of a host, and the ranks that take them in the present round.
 #[derive(Default)]
-struct Sharing<'a> {
+struct PortSharing<'a> {
     /// Device and number of each port.
     ports: Vec<(&'a str, u8)>,
     /// For each port, the index of its adapter.
@@ -120,7 +120,7 @@ struct Sharing<'a> {
     ranks_of_adapter: Vec<usize>,
 }
 
-impl<'a> Sharing<'a> {
+impl<'a> PortSharing<'a> {
     /// Returns the index of a port, and adds it if it is new. Ranks of a host may see different ports.
     fn place_of(&mut self, port: &'a PortFacts) -> usize {
         let key = (port.device.as_str(), port.number);
