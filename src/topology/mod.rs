@@ -19,6 +19,7 @@
 //! | `bound` | a time that no schedule can beat |
 //! | `fragment` | the part of a machine that a rank knows, and the fusion of the parts of all ranks |
 //! | `rank_topology` | ring and groups of a communicator's ranks, and the time of its messages |
+//! | `probe` | patterns to measure, and the limits that their rates show |
 //! | `simulate` | the time of a schedule on a cluster of equal hosts, by flows or by messages |
 //!
 //! Results are equal on all ranks: bandwidths are integers, ties go to the lower number, and searches end
@@ -39,6 +40,7 @@ mod nic_distance;
 mod packing;
 mod paths;
 mod predict;
+pub mod probe;
 mod processor;
 mod rank_topology;
 mod rates;

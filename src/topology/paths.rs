@@ -161,6 +161,20 @@ impl Paths {
         Some(finder.tree_class(top, &links))
     }
 
+    /// Returns the PCIe and socket links from GPU `gpu`, by index in [`MachineGraph::gpus`], to the memory of `socket`,
+    /// and the links back. `None` if there is no path.
+    pub(super) fn to_socket(
+        graph: &MachineGraph,
+        gpu: usize,
+        socket: NodeId,
+    ) -> Option<[Vec<LinkId>; 2]> {
+        let node = graph.gpus.get(gpu)?.node;
+        let (_, there) = Finder::new(graph).tree(node, socket)?;
+        let back = there.iter().rev().copied();
+        let back = back.map(MachineGraph::reverse).collect();
+        Some([there, back])
+    }
+
     /// Returns the path from GPU `from` to GPU `to`, by index in [`MachineGraph::gpus`].
     pub fn get(&self, from: usize, to: usize) -> &Path {
         &self.paths[from * self.count + to]

@@ -12,13 +12,34 @@ const MB: u64 = 1_000_000;
 /// [`MachineGraph::gpus`]. All flows run at once, so all of them count towards the cap of a fan. A flow that
 /// crosses no link has the rate `u64::MAX`.
 pub fn concurrent_rates(graph: &MachineGraph, paths: &Paths, flows: &[(usize, usize)]) -> Vec<u64> {
+    let route = |&(from, to): &(usize, usize)| FlowRoute {
+        source: from,
+        links: paths.get(from, to).links.clone(),
+        root_port: paths.get(from, to).root_port,
+    };
+    let routes: Vec<FlowRoute> = flows.iter().map(route).collect();
+    rates_on(graph, &routes)
+}
+
+/// The links that a flow crosses, and the facts that fans count.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct FlowRoute {
+    /// Number of the sender: the index of a GPU, or a number beyond all GPUs.
+    pub source: usize,
+    /// Links in order.
+    pub links: Vec<LinkId>,
+    /// Link from a socket down its root port, if the route has one.
+    pub root_port: Option<LinkId>,
+}
+
+/// Returns the bytes per second of flows on these routes, as [`concurrent_rates`] does.
+pub(super) fn rates_on(graph: &MachineGraph, flows: &[FlowRoute]) -> Vec<u64> {
     let mut fans = FanFlows::new(&graph.fans);
     let mut limits = SharedLimits::new(graph, 1);
     let mut routes = Vec::new();
-    for &(from, to) in flows {
-        let path = paths.get(from, to);
-        fans.count(from, &path.links, path.root_port, true);
-        routes.push(limits.route(0, &path.links));
+    for flow in flows {
+        fans.count(flow.source, &flow.links, flow.root_port, true);
+        routes.push(limits.route(0, &flow.links));
     }
     limits.hold(graph, 0, &fans);
     let mut rates = Vec::new();

@@ -10,6 +10,7 @@ mod messages;
 mod nics;
 mod pairs;
 mod predictions;
+mod probes;
 mod rank_topologies;
 mod steps;
 mod xml_input;
