@@ -41,13 +41,25 @@ impl PinnedMemory {
     /// # Errors
     /// Invalid argument for 0 bytes; system, with the size, if the driver refuses.
     pub fn new(context: &Arc<Context>, bytes: usize) -> Result<PinnedMemory> {
+        PinnedMemory::near(context, bytes, context.device().numa_node)
+    }
+
+    /// Allocates `bytes` bytes as [`PinnedMemory::new`] does, on a NUMA node while it has any.
+    ///
+    /// # Errors
+    /// The errors of [`PinnedMemory::new`].
+    pub fn near(
+        context: &Arc<Context>,
+        bytes: usize,
+        numa_node: Option<usize>,
+    ) -> Result<PinnedMemory> {
         if bytes == 0 {
             return Err(Error::invalid_argument(
                 "0 bytes of pinned memory were asked for",
             ));
         }
         let _bound = context.bind()?;
-        let _near = PreferredNode::new(context.device().numa_node);
+        let _near = PreferredNode::new(numa_node);
         let driver = context.driver();
         let mut host: *mut c_void = std::ptr::null_mut();
         // SAFETY: the driver writes one address to a local variable.

@@ -59,7 +59,8 @@ impl Probe {
         })
     }
 
-    fn context(&self) -> &Arc<Context> {
+    /// Returns the context of the GPU.
+    pub fn context(&self) -> &Arc<Context> {
         self.stream.context()
     }
 
@@ -192,6 +193,30 @@ impl Probe {
             ));
         }
         Ok(end.since(&begin)? / rounds as f64)
+    }
+
+    /// Queues a copy of `bytes` bytes, a multiple of 16, by a kernel with `blocks` blocks on `stream` of this GPU.
+    ///
+    /// # Errors
+    /// The driver's errors.
+    ///
+    /// # Safety
+    /// This GPU may read and write both ranges until the kernel has ended. They are aligned to 16.
+    pub unsafe fn queue_copy(
+        &self,
+        target: CUdeviceptr,
+        source: CUdeviceptr,
+        bytes: u64,
+        blocks: u32,
+        stream: &Stream,
+    ) -> Result<()> {
+        let args = ProbeCopy {
+            target,
+            source,
+            vectors: bytes / 16,
+        };
+        // SAFETY: `ProbeCopy` is the kernel's parameter, and the kernel only accesses the caller's two ranges.
+        unsafe { self.copy.launch(blocks, THREADS, 0, stream, &args) }
     }
 
     /// Returns the bytes per second of a copy kernel with `blocks` blocks. It copies `bytes` bytes, a

@@ -19,6 +19,7 @@ mod mapping;
 mod network;
 mod path_probe;
 mod paths;
+mod pattern_meter;
 mod round_messages;
 mod setup;
 mod split_pairs;
@@ -30,6 +31,7 @@ pub use connect::connect;
 pub use mapping::link_class;
 pub use network::Network;
 pub use paths::{LinkClass, PeerPath};
+pub use pattern_meter::GpuPatternMeter;
 pub use split_pairs::SplitPairs;
 
 use crate::gpu::DeviceMemory;

@@ -1,8 +1,8 @@
-//! Bounded reads of files that users name.
+//! Bounded reads of files that users name, and replacement of whole files.
 
-use std::fs::OpenOptions;
-use std::io::{Error, ErrorKind, Read, Result};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io::{Error, ErrorKind, Read, Result, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 
 /// Reads a text file of at most `most` bytes. A FIFO or a device is refused instead of waited for.
@@ -28,6 +28,39 @@ pub fn read_without_link(path: &Path, most: usize) -> Result<Vec<u8>> {
 /// The system's errors; invalid data if the file is no regular file.
 pub fn read_start(path: &Path, most: usize) -> Result<Vec<u8>> {
     start_of(path, most, 0)
+}
+
+/// Writes `text` to a file that its user alone may read, and creates missing directories. Other processes read either
+/// the old text or the new text, because the text goes to a temporary file that is then renamed.
+///
+/// # Errors
+/// The system's errors; invalid input if the path names no file.
+pub fn replace(path: &Path, text: &str) -> Result<()> {
+    let no_name = || Error::new(ErrorKind::InvalidInput, "the path names no file");
+    let name = path.file_name().ok_or_else(no_name)?;
+    if let Some(directory) = path.parent() {
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(directory)?;
+    }
+    let mut temporary = name.to_os_string();
+    temporary.push(format!(".{}.tmp", std::process::id()));
+    let temporary = path.with_file_name(temporary);
+    // An earlier process with this number may have left a file, or a link, of this name.
+    let _ = fs::remove_file(&temporary);
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&temporary)?;
+    let written = file
+        .write_all(text.as_bytes())
+        .and_then(|()| fs::rename(&temporary, path));
+    if written.is_err() {
+        let _ = fs::remove_file(&temporary);
+    }
+    written
 }
 
 fn start_of(path: &Path, most: usize, flags: i32) -> Result<Vec<u8>> {
@@ -58,6 +91,23 @@ fn limited(bytes: Vec<u8>, most: usize) -> Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn replaced_files_have_the_new_text_and_leave_nothing_behind() {
+        let root = std::env::temp_dir().join(format!("cinch-replace-{}", std::process::id()));
+        let path = root.join("below/file");
+        for text in ["one", "two"] {
+            replace(&path, text).unwrap();
+            assert_eq!(read_text(&path, 5).unwrap(), text);
+        }
+        let mode = std::os::unix::fs::MetadataExt::mode(&std::fs::metadata(&path).unwrap());
+        assert_eq!(mode & 0o777, 0o600);
+        assert_eq!(std::fs::read_dir(root.join("below")).unwrap().count(), 1);
+        assert!(replace(&root.join("below"), "three").is_err());
+        assert_eq!(std::fs::read_dir(&root).unwrap().count(), 1);
+        assert!(replace(&path.join("under a file"), "four").is_err());
+        std::fs::remove_dir_all(&root).unwrap();
+    }
 
     #[test]
     fn files_that_are_too_long_or_no_text_or_not_regular_are_refused() {

@@ -58,8 +58,8 @@ pub use detect::{DetectSources, DriverGpu, detect, detect_in};
 pub use flows::{Bottleneck, LinkTime, Loads};
 pub use fragment::{fragment, fuse};
 pub use graph::{
-    Bandwidth, BandwidthOrigin, GraphLink, GraphNode, LinkId, LinkKind, MachineGraph, NodeId,
-    NodeKind,
+    Bandwidth, BandwidthOrigin, GpuFacts, GraphLink, GraphNode, LinkId, LinkKind, MachineGraph,
+    NodeId, NodeKind,
 };
 pub use groups::Partition;
 pub use hierarchy::{Hierarchy, LevelExchange};

@@ -164,7 +164,9 @@ impl<'a> Inference<'a> {
             let back = MachineGraph::reverse(link);
             let [there, here] = [carried[link], carried.get(back).copied().unwrap_or(0)];
             let GraphLink { from, to, .. } = self.graph.links[link];
-            let Some(names) = self.names([from, to]).filter(|_| there > 0) else {
+            // `connect_switches` has set the links beside the tree.
+            let is_open = there > 0 && !self.graph.is_beside_tree(link);
+            let Some(names) = self.names([from, to]).filter(|_| is_open) else {
                 continue;
             };
             match there == here {
