@@ -1,18 +1,19 @@
 //! The topology by which a communicator's ranks choose rings and groups, agreed between all ranks.
 
 use crate::bootstrap::{OutOfBand, PeerInfo};
-use crate::config::{Config, FileChoice};
+use crate::config::{Config, FileChoice, cache_directory};
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::Device;
 use crate::gpu_links::PeerPath;
 use crate::sys::log::{self, Level};
 use crate::sys::nvml::Nvml;
 use crate::sys::{cpu, file, numa};
+use crate::topology::probe::{DRIVER, ProbeKey};
 use crate::topology::{
-    self, BusId, DetectSources, DriverGpu, MAX_XML_BYTES, Machine, MachineGraph, PeerAccess,
-    ProcessorFacts, RankPlace, RankTopology, read_xml, write_xml,
+    self, BusId, DetectSources, DriverGpu, MAX_XML_BYTES, Machine, MachineGraph, MeasuredLimits,
+    PeerAccess, ProcessorFacts, RankPlace, RankTopology, read_xml, write_xml,
 };
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Returns the topology of ranks on host memory: that of `CINCH_TOPO=FILE`, in which GPUs stand for ranks in the
@@ -69,6 +70,8 @@ struct GpuFragment {
     peer_access: Vec<bool>,
     /// The part of the machine that holds the GPU, in NCCL's XML format; empty if it is unknown.
     machine: String,
+    /// Saved measured limits of the machine, from rank 0 alone; empty if there are none.
+    limits: String,
 }
 
 impl GpuFragment {
@@ -78,7 +81,8 @@ impl GpuFragment {
             .iter()
             .map(|&can| if can { '1' } else { '0' })
             .collect();
-        [self.bus_id.to_string(), access, self.machine.clone()]
+        let words = [self.bus_id.to_string(), access, self.machine.clone()];
+        [words.join("\0"), self.limits.clone()]
             .join("\0")
             .into_bytes()
     }
@@ -90,13 +94,14 @@ impl GpuFragment {
         };
         let text = std::str::from_utf8(bytes).map_err(|_| malformed())?;
         let words: Vec<&str> = text.split('\0').collect();
-        let [bus_id, access, machine] = words[..] else {
+        let [bus_id, access, machine, limits] = words[..] else {
             return Err(malformed());
         };
         Ok(GpuFragment {
             bus_id: bus_id.parse().map_err(|()| malformed())?,
             peer_access: access.bytes().map(|byte| byte == b'1').collect(),
             machine: machine.into(),
+            limits: limits.into(),
         })
     }
 }
@@ -126,7 +131,11 @@ pub(super) fn on_gpus(
         // The ranks stand for the GPUs of a file, whatever their own GPU is.
         return on_host(exchange, config);
     }
-    let own = own_fragment(device, paths).inspect_err(|error| exchange.announce(error))?;
+    let mut own = own_fragment(device, paths).inspect_err(|error| exchange.announce(error))?;
+    // The limits that rank 0 has saved count for all ranks of its host. Nothing is measured while ranks join.
+    if exchange.rank() == 0 && config.topology == FileChoice::Auto {
+        own.limits = saved_limits(cache_directory(), config.p2p_disable);
+    }
     let parts = exchange.all_gather(&own.encode())?;
     let fragments: Vec<GpuFragment> = parts
         .iter()
@@ -152,8 +161,9 @@ pub(super) fn on_gpus(
     let Some(machine) = machine else {
         return Ok(None);
     };
-    let topology =
-        of_fragments(&machine, &fragments, peers).inspect_err(|error| exchange.announce(error))?;
+    let topology = limits_of(&fragments[0].limits)
+        .and_then(|limits| of_fragments(&machine, &limits, &fragments, peers))
+        .inspect_err(|error| exchange.announce(error))?;
     agree(exchange, &topology)?;
     Ok(Some(Arc::new(topology)))
 }
@@ -209,7 +219,62 @@ fn own_fragment(device: &Device, paths: &[Option<PeerPath>]) -> Result<GpuFragme
         } else {
             String::new()
         },
+        limits: String::new(),
     })
+}
+
+/// Returns the text of the limits that `cinch topo --probe` has measured and saved for this machine; empty if there are
+/// none. A file that cannot be used costs speed, not correctness, so it is a warning.
+fn saved_limits(cache: Option<PathBuf>, p2p_disable: bool) -> String {
+    // The machine is described only if a probe was saved, because that takes milliseconds.
+    let Some(cache) = cache.filter(|cache| ProbeKey::any_saved(cache)) else {
+        return String::new();
+    };
+    let saved = ProbeKey::at_hand(Path::new(numa::SYS), Path::new(DRIVER), p2p_disable)
+        .and_then(|(key, graph)| limits_text(&key, &cache, &graph));
+    saved.unwrap_or_else(|error| {
+        log::line(
+            Level::Warn,
+            format_args!("no measured limits are used: {error}"),
+        );
+        String::new()
+    })
+}
+
+/// Returns the text of the limits that are saved in `cache` for the machine of `key`.
+fn limits_text(key: &ProbeKey, cache: &Path, graph: &MachineGraph) -> Result<String> {
+    let stale = |path: &Path| {
+        log::line(
+            Level::Warn,
+            format_args!(
+                "the measured limits {} are ignored, because the topology, the driver or a setting of peer \
+                 access has changed since; `cinch topo --probe` measures again",
+                path.display()
+            ),
+        );
+    };
+    let Some((path, saved)) = key.load(cache, graph, stale)? else {
+        return Ok(String::new());
+    };
+    let text = saved.limits.to_string();
+    if text.len() > MAX_FRAGMENT_BYTES {
+        return Err(Error::invalid_argument(format!(
+            "{} has {} bytes of limits, and ranks exchange at most {MAX_FRAGMENT_BYTES}",
+            path.display(),
+            text.len()
+        )));
+    }
+    log::line(
+        Level::Info,
+        format_args!("links have the measured limits of {}", path.display()),
+    );
+    Ok(text)
+}
+
+/// Reads the limits that rank 0 sent.
+fn limits_of(text: &str) -> Result<MeasuredLimits> {
+    text.parse()
+        .map_err(|error: Error| error.context("the measured limits of rank 0"))
 }
 
 /// Fuses what all ranks see of the machine; `None` if a rank sees nothing.
@@ -232,13 +297,15 @@ fn fused(fragments: &[GpuFragment], peers: &[PeerInfo]) -> Result<Option<Machine
     topology::fuse(&all).map(Some)
 }
 
-/// Returns the topology of the ranks of `fragments` on `machine`.
+/// Returns the topology of the ranks of `fragments` on `machine`, whose links have the measured limits that fit.
 fn of_fragments(
     machine: &Machine,
+    limits: &MeasuredLimits,
     fragments: &[GpuFragment],
     peers: &[PeerInfo],
 ) -> Result<RankTopology> {
-    let graph = MachineGraph::new(machine);
+    let mut graph = MachineGraph::new(machine);
+    limits.apply_known(&mut graph);
     let place = |(fragment, peer): (&GpuFragment, &PeerInfo)| {
         graph.gpus.iter().position(|gpu| gpu.bus_id == fragment.bus_id).ok_or_else(|| {
             Error::invalid_argument(format!(
@@ -312,6 +379,7 @@ mod tests {
     use super::*;
     use crate::bootstrap::LocalOutOfBand;
     use crate::sync::Fault;
+    use crate::topology::probe::SavedProbe;
 
     /// Returns the topologies of ranks with these values of `CINCH_TOPO`.
     fn outcomes(files: &[&str]) -> Vec<Result<Option<Arc<RankTopology>>>> {
@@ -365,5 +433,79 @@ mod tests {
         let error = outcomes(&["G.xml"; 5]).remove(0).unwrap_err();
         assert!(error.message().contains("4 GPUs for 5 ranks"), "{error}");
         assert!(error.message().contains("CINCH_TOPO="), "{error}");
+    }
+
+    fn machine_c() -> Machine {
+        read_xml(include_str!("../../tests/topology/C.xml")).unwrap()
+    }
+
+    /// Returns the topology of ranks on GPUs of machine C, of which rank 0 has saved `limits`.
+    fn with_limits(limits: &str, gpus: std::ops::Range<usize>) -> Result<RankTopology> {
+        let machine = machine_c();
+        let graph = MachineGraph::new(&machine);
+        let faults: Vec<_> = graph.gpus.iter().map(|_| Fault::new()).collect();
+        let world = LocalOutOfBand::world(gpus.len(), &faults[..gpus.len()]);
+        let fragment = |(rank, gpu): (usize, usize)| GpuFragment {
+            bus_id: graph.gpus[gpu].bus_id,
+            peer_access: vec![true; gpus.len()],
+            machine: write_xml(&topology::fragment(&machine, graph.gpus[gpu].bus_id).unwrap()),
+            limits: if rank == 0 {
+                limits.into()
+            } else {
+                String::new()
+            },
+        };
+        let peers = world[0].peers();
+        let sent = gpus.clone().enumerate().map(fragment);
+        let received: Vec<GpuFragment> = sent
+            .zip(peers)
+            .map(|(fragment, peer)| GpuFragment::decode(&fragment.encode(), peer).unwrap())
+            .collect();
+        let machine = fused(&received, peers)?.unwrap();
+        of_fragments(&machine, &limits_of(&received[0].limits)?, &received, peers)
+    }
+
+    #[test]
+    fn limits_of_rank_0_count_for_all_ranks() {
+        let seconds = |topology: &RankTopology| topology.seconds([[(0, 4, 1_000_000_000)]]);
+        let plain = with_limits("", 0..8).unwrap();
+        let limits = "link socket_0 socket_1 1000\n";
+        let measured = with_limits(limits, 0..8).unwrap();
+        assert!((seconds(&plain) - 1.0 / 16.0).abs() < 1e-6);
+        assert!((seconds(&measured) - 1.0).abs() < 1e-6);
+        assert_ne!(plain.fingerprint(), measured.fingerprint());
+        // Limits of GPUs that no rank uses have no effect.
+        let unused = with_limits("link 17:00.0 86:00.0 5\n", 0..4).unwrap();
+        let known = with_limits("", 0..4).unwrap();
+        assert_eq!(unused.fingerprint(), known.fingerprint());
+        let error = with_limits("link 17:00.0\n", 0..4).unwrap_err();
+        assert!(error.message().contains("rank 0"), "{error}");
+    }
+
+    #[test]
+    fn saved_limits_are_sent_unless_they_are_stale_broken_or_long() {
+        let graph = MachineGraph::new(&machine_c());
+        let name = format!("cinch-saved-limits-{}", std::process::id());
+        let cache = std::env::temp_dir().join(name);
+        let key = |driver| ProbeKey::new(&graph, &["GPU-a".into()], driver, "");
+        let saved = |limits: &str| SavedProbe {
+            access: PeerAccess::Rule,
+            limits: limits.parse().unwrap(),
+            patterns: Vec::new(),
+        };
+        let text = |driver| limits_text(&key(driver), &cache, &graph);
+        assert_eq!(saved_limits(Some(cache.clone()), false), "");
+        assert_eq!(text("550").unwrap(), "");
+        let limits = "link socket_0 socket_1 1000\n";
+        let path = key("550").save(&cache, &graph, &saved(limits)).unwrap();
+        assert_eq!(text("550").unwrap(), limits);
+        assert_eq!(text("560").unwrap(), "");
+        let long = limits.repeat(MAX_FRAGMENT_BYTES / limits.len() + 1);
+        key("550").save(&cache, &graph, &saved(&long)).unwrap();
+        assert!(text("550").unwrap_err().message().contains("at most 16384"));
+        std::fs::write(&path, "link").unwrap();
+        let error = text("550").unwrap_err();
+        assert!(error.message().contains("no fingerprint"), "{error}");
+        std::fs::remove_dir_all(&cache).unwrap();
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! No other module reads the environment; the tool's launcher sets it for its children.
 
+mod cache;
 mod codec_policy;
 mod emulated;
 mod kinds;
@@ -11,6 +12,7 @@ mod nccl;
 #[cfg(feature = "internal")]
 mod test_devices;
 
+pub use cache::cache_directory;
 pub use codec_policy::{CodecLinks, CodecPolicy, CodecRules, CollectiveSet, call_codec};
 pub use emulated::EmulatedMachine;
 pub use kinds::parse_bytes;

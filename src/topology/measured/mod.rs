@@ -68,6 +68,25 @@ impl MeasuredLimits {
         *graph = changed;
         Ok(())
     }
+
+    /// Sets the limits of `graph` that fit it, and returns the number of the others. The graph of a communicator's ranks
+    /// lacks devices that no rank uses. Of a pool, the links that are there count.
+    pub fn apply_known(&self, graph: &mut MachineGraph) -> usize {
+        let mut unknown = 0;
+        for (_, limit) in &self.lines {
+            let known = match limit {
+                MeasuredLimit::Pool(directions, mb_s) => {
+                    let mut directions = directions.clone();
+                    directions.retain(|ends| find_link(graph, ends).is_ok());
+                    (!directions.is_empty()).then(|| MeasuredLimit::Pool(directions, *mb_s))
+                }
+                other => Some(other.clone()),
+            };
+            let applied = known.is_some_and(|limit| apply(&limit, graph).is_ok());
+            unknown += usize::from(!applied);
+        }
+        unknown
+    }
 }
 
 fn apply(limit: &MeasuredLimit, graph: &mut MachineGraph) -> Result<(), String> {

@@ -7,10 +7,14 @@
 mod infer;
 mod plan;
 mod routes;
+mod saved;
+mod saved_text;
 
 pub use infer::infer;
 pub use plan::{MAX_PATTERNS, plan};
 pub use routes::predicted_rates;
+pub use saved::{DRIVER, ProbeKey, SavedLimits};
+pub use saved_text::SavedProbe;
 
 use super::graph::{MachineGraph, NodeId};
 use crate::error::{Error, Result};
@@ -32,8 +36,8 @@ pub struct ProbeFlow {
     pub from: FlowEnd,
     /// Memory that the data goes to.
     pub to: FlowEnd,
-    /// Whether the receiving GPU reads. Otherwise the sending GPU writes, as the library's kernels do. Between a GPU
-    /// and host memory the GPU moves the data in any case.
+    /// Whether the receiving GPU reads from the sending GPU. Otherwise the sending GPU writes, as the library's kernels
+    /// do. False between a GPU and host memory, where the GPU moves the data in any case.
     pub is_read: bool,
 }
 

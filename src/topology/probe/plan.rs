@@ -171,10 +171,12 @@ impl Planner<'_> {
             for ports in [&far, &all] {
                 if let [port, ..] = ports.as_slice() {
                     let two = &members[..members.len().min(2)];
-                    self.add(
-                        format!("{} to one root port", self.gpus(two)),
-                        &by_place(two, port),
+                    let name = format!(
+                        "{} to {} behind one root port",
+                        self.gpus(two),
+                        self.gpus(port)
                     );
+                    self.add(name, &by_place(two, port));
                 }
                 let most = ports.len().min(MOST_PORTS);
                 for count in [2, most] {
@@ -223,11 +225,11 @@ impl Planner<'_> {
                 (members[at % sources], port[at / ports.len() % port.len()])
             };
             let flows: Vec<_> = (0..sources.max(ports.len())).map(flow).collect();
-            let name = format!(
-                "{} to {} root ports",
-                self.gpus(&members[..sources]),
-                ports.len()
-            );
+            let mut to: Vec<usize> = flows.iter().map(|&(_, to)| to).collect();
+            to.sort_unstable();
+            to.dedup();
+            let [from, to] = [&members[..sources], &to].map(|gpus| self.gpus(gpus));
+            let name = format!("{from} to {to} behind {} root ports", ports.len());
             self.add(name, &flows);
         }
     }
@@ -332,7 +334,7 @@ impl Planner<'_> {
         let back = |flow: &ProbeFlow| ProbeFlow {
             from: flow.to,
             to: flow.from,
-            is_read: true,
+            is_read: false,
         };
         let into: Vec<ProbeFlow> = out.iter().map(back).collect();
         let (gpus, host) = (self.gpus(gpus), &self.graph.nodes[socket].name);

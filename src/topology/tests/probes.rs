@@ -8,8 +8,8 @@ use crate::testing::Random;
 use crate::topology::flows::Loads;
 use crate::topology::hierarchy::LevelExchange;
 use crate::topology::probe::{
-    FlowEnd, MAX_PATTERNS, MeasuredPattern, PatternMeter, ProbeFlow, TrafficPattern, infer,
-    measure, plan, predicted_rates,
+    FlowEnd, MAX_PATTERNS, MeasuredPattern, PatternMeter, ProbeFlow, ProbeKey, SavedLimits,
+    SavedProbe, TrafficPattern, infer, measure, plan, predicted_rates,
 };
 use crate::topology::{
     BandwidthOrigin, MachineGraph, MeasuredLimit, MeasuredLimits, PathType, Paths, PeerAccess,
@@ -341,4 +341,169 @@ fn failing_meter_names_the_pattern() {
     let name = patterns[0].name.clone();
     let error = measure(&graph, patterns, &mut Broken).unwrap_err();
     assert!(error.message().contains(&name), "{error}");
+}
+
+/// A cache directory that is removed when dropped.
+struct Cache(std::path::PathBuf);
+
+impl Cache {
+    fn new(name: &str) -> Cache {
+        let name = format!("cinch-cache-{name}-{}", std::process::id());
+        Cache(std::env::temp_dir().join(name))
+    }
+}
+
+impl Drop for Cache {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn key(graph: &MachineGraph, driver: &str) -> ProbeKey {
+    ProbeKey::new(
+        graph,
+        &["GPU-b".into(), "GPU-a".into()],
+        driver,
+        "p2p_disable false",
+    )
+}
+
+#[test]
+fn saved_probe_is_loaded_as_it_was() {
+    let machine = public_pairs();
+    let (patterns, limits) = machine.probe(0);
+    let saved = SavedProbe {
+        access: PeerAccess::Pairs(vec![true; 64]),
+        limits,
+        patterns,
+    };
+    let cache = Cache::new("as-it-was");
+    let key = key(&machine.known, "550");
+    assert!(!ProbeKey::any_saved(&cache.0));
+    let path = key.save(&cache.0, &machine.known, &saved).unwrap();
+    assert!(ProbeKey::any_saved(&cache.0));
+    let stale = |path: &std::path::Path| panic!("{} is stale", path.display());
+    let loaded = key.load(&cache.0, &machine.known, stale).unwrap().unwrap();
+    assert_eq!(loaded.0, path);
+    // Limits remember the lines of their text, so the texts are compared.
+    let text = |saved: &SavedProbe| saved.to_text(&machine.known, "f");
+    assert_eq!(text(&loaded.1), text(&saved));
+    assert_eq!(
+        (loaded.1.access, loaded.1.patterns),
+        (saved.access, saved.patterns)
+    );
+}
+
+#[test]
+fn saved_probe_of_another_machine_driver_or_setting_is_ignored() {
+    let machine = public_pairs();
+    let saved = SavedProbe {
+        access: PeerAccess::Rule,
+        limits: MeasuredLimits::default(),
+        patterns: Vec::new(),
+    };
+    let cache = Cache::new("ignored");
+    let path = key(&machine.known, "550")
+        .save(&cache.0, &machine.known, &saved)
+        .unwrap();
+    let mut narrow = machine.known.clone();
+    narrow.links[0].bandwidth.mb_s /= 2;
+    let uuids = ["GPU-a".to_string(), "GPU-b".to_string()];
+    let stale = [
+        key(&machine.known, "560"),
+        key(&narrow, "550"),
+        ProbeKey::new(&machine.known, &uuids, "550", "p2p_disable true"),
+    ];
+    for key in stale {
+        let mut reported = None;
+        let loaded = key.load(&cache.0, &machine.known, |path| {
+            reported = Some(path.to_path_buf())
+        });
+        assert_eq!(loaded.unwrap(), None);
+        assert_eq!(reported.as_ref(), Some(&path));
+    }
+    // Other GPUs have another file. The order of UUIDs and network devices do not count.
+    let others = ProbeKey::new(&machine.known, &uuids[..1], "550", "p2p_disable false");
+    assert_eq!(others.find(&cache.0).unwrap(), SavedLimits::Missing);
+    let equal = ProbeKey::new(&machine.known, &uuids, "550", "p2p_disable false");
+    assert!(matches!(equal.find(&cache.0), Ok(SavedLimits::Found(..))));
+    let with_nics = super::machines::with_nics(2, 2);
+    let mut without = with_nics.clone();
+    for device in without
+        .sockets
+        .iter_mut()
+        .flat_map(|socket| &mut socket.devices)
+    {
+        device.devices.retain(|device| device.gpu.is_some());
+    }
+    let [with, without] = [with_nics, without].map(|m| key(&MachineGraph::new(&m), "550"));
+    assert_eq!(with, without);
+}
+
+#[test]
+fn broken_saved_probes_are_refused_with_path_and_line() {
+    let graph = MachineGraph::new(&case("C").machine);
+    let cache = Cache::new("broken");
+    let key = key(&graph, "550");
+    let empty = SavedProbe {
+        access: PeerAccess::Rule,
+        limits: MeasuredLimits::default(),
+        patterns: Vec::new(),
+    };
+    let path = key.save(&cache.0, &graph, &empty).unwrap();
+    let head = std::fs::read_to_string(&path)
+        .unwrap()
+        .lines()
+        .next()
+        .unwrap()
+        .to_string();
+    for (line, what) in [
+        ("link 10:00.0 80:00.0 fast", "line 2: `fast` is no number"),
+        (
+            "link 10:00.0 99:00.0 5",
+            "line 2: the machine has no node 99:00.0",
+        ),
+        ("access 01 10", "line 2: access needs 8 words"),
+        (
+            "pattern write 10:00.0>11:00.0 : x",
+            "line 2: a pattern has the form",
+        ),
+        (
+            "pattern send 10:00.0>11:00.0=5 : x",
+            "line 2: a pattern has the form",
+        ),
+        (
+            "pattern write 10:00.0>99:00.0=5 : x",
+            "line 2: the machine has no GPU or socket `99",
+        ),
+        ("pattern write : x", "line 2: a pattern has the form"),
+        ("fingerprint 5", "line 2: `fingerprint 5` is none of"),
+    ] {
+        std::fs::write(&path, format!("{head}\n{line}\n")).unwrap();
+        let error = key.load(&cache.0, &graph, |_| ()).unwrap_err();
+        for part in [what, &path.display().to_string(), "cinch topo --probe"] {
+            assert!(error.message().contains(part), "{part} is not in {error}");
+        }
+    }
+    for text in ["", "link a b 5\n", "fingerprint"] {
+        std::fs::write(&path, text).unwrap();
+        let error = key.find(&cache.0).unwrap_err();
+        assert!(error.message().contains("no fingerprint"), "{error}");
+    }
+    std::fs::write(&path, [0xff, 0xfe]).unwrap();
+    assert!(key.find(&cache.0).unwrap_err().message().contains("UTF-8"));
+}
+
+#[test]
+fn limits_of_devices_that_no_rank_uses_are_left_out() {
+    let (measured, _) = measured_pairs(true);
+    let text = "link 10:00.0 80:00.0 53700\nlink 12:00.0 82:00.0 53700\nconnect 80:00.0 82:00.0 107000\n\
+                fan 82:00.0 2 2 2700\npool 82000 socket_0>socket_1 socket_1>socket_0 82:00.0>socket_0\n";
+    let limits: MeasuredLimits = text.parse().unwrap();
+    assert_eq!(limits.apply_known(&mut measured.clone()), 0);
+    let mut machine = case("C").machine;
+    machine.sockets[0].devices.truncate(1);
+    let mut graph = MachineGraph::new(&machine);
+    assert_eq!(limits.apply_known(&mut graph), 3);
+    assert_eq!((graph.pools.len(), graph.pools[0].links.len()), (1, 2));
 }
