@@ -115,7 +115,11 @@ fn cells(size: usize, cell: impl Fn(usize, usize) -> Result<String>) -> Vec<Vec<
     (0..size).map(row).collect()
 }
 
-fn write_matrix(title: &str, cells: &[Vec<String>], out: &mut dyn Write) -> io::Result<()> {
+/// Writes a square matrix of cells below its title.
+///
+/// # Errors
+/// Returns the writer's errors.
+pub fn write_matrix(title: &str, cells: &[Vec<String>], out: &mut dyn Write) -> io::Result<()> {
     let widest = cells.iter().flatten().map(String::len).max().unwrap_or(0);
     let width = widest.max(3) + 2;
     writeln!(out, "  {title}")?;

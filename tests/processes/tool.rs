@@ -104,6 +104,8 @@ fn options_without_effect_are_refused() {
         ("run -n 1 --ssh rsh -- true", "--hosts"),
         ("run -n 1 --remote-cinch /bin/cinch -- true", "--hosts"),
         ("info --preload --probe", "--probe"),
+        ("topo --probe --file tests/topology/A.xml", "--file"),
+        ("topo --probe --sys /sys", "--sys"),
         ("arrays -b 5000", "multiple of 4K"),
         ("arrays -b 0", "multiple of 4K"),
         ("bench all_reduce --data benches/data --seed 2", "--seed"),

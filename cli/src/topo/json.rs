@@ -1,6 +1,9 @@
 //! A machine as one JSON object.
 
 use super::Shown;
+use super::probe::Probed;
+use cinch::topology::probe::{FlowEnd, MeasuredPattern, predicted_rates};
+use cinch::topology::{FanCap, GraphLink, LinkPool, MachineGraph};
 use serde_json::{Map, Value, json};
 use std::io::{self, Write};
 
@@ -69,7 +72,78 @@ fn object(shown: &Shown) -> Value {
         "ring_shares": parts,
         "predicted_ms": predicted,
         "defects": defects,
+        "links": links(graph),
+        "pools": pools(graph),
+        "fans": fans(graph),
+        "measured": shown.probed.as_ref().map(|probed| patterns(shown, probed)),
     })
+}
+
+/// Returns a bandwidth in GB/s.
+fn gb_s(mb_s: u64) -> f64 {
+    mb_s as f64 / 1e3
+}
+
+fn links(graph: &MachineGraph) -> Vec<Value> {
+    let name = |node: usize| graph.nodes[node].name.as_str();
+    let link = |link: &GraphLink| {
+        json!({
+            "from": name(link.from),
+            "to": name(link.to),
+            "gb_s": gb_s(link.bandwidth.mb_s.into()),
+            "origin": link.bandwidth.origin.to_string(),
+        })
+    };
+    graph.links.iter().map(link).collect()
+}
+
+fn pools(graph: &MachineGraph) -> Vec<Value> {
+    let name = |node: usize| graph.nodes[node].name.as_str();
+    let ends = |&link: &usize| [name(graph.links[link].from), name(graph.links[link].to)];
+    let pool = |pool: &LinkPool| {
+        let links: Vec<_> = pool.links.iter().map(ends).collect();
+        json!({"links": links, "gb_s": gb_s(pool.mb_s.into())})
+    };
+    graph.pools.iter().map(pool).collect()
+}
+
+fn fans(graph: &MachineGraph) -> Vec<Value> {
+    let fan = |fan: &FanCap| {
+        json!({
+            "switch": graph.nodes[graph.links[fan.link].from].name,
+            "sources": fan.sources,
+            "ports": fan.ports,
+            "gb_s": gb_s(fan.mb_s.into()),
+        })
+    };
+    graph.fans.iter().map(fan).collect()
+}
+
+/// Returns the measured patterns, each flow with its measured and its predicted rate.
+fn patterns(shown: &Shown, probed: &Probed) -> Vec<Value> {
+    let graph = &shown.graph;
+    let name = |end: FlowEnd| match end {
+        FlowEnd::Gpu(gpu) => graph.gpus[gpu].bus_id.to_string(),
+        FlowEnd::Host(node) => graph.nodes[node].name.clone(),
+    };
+    let pattern = |MeasuredPattern { pattern, mb_s }: &MeasuredPattern| {
+        let flows = pattern.flows.iter();
+        let ends: Vec<_> = flows
+            .clone()
+            .map(|flow| [name(flow.from), name(flow.to)])
+            .collect();
+        let predicted = predicted_rates(graph, &shown.paths, &pattern.flows);
+        let predicted: Vec<f64> = predicted.into_iter().map(gb_s).collect();
+        let measured: Vec<f64> = mb_s.iter().map(|&mb_s| gb_s(mb_s.into())).collect();
+        json!({
+            "pattern": pattern.name,
+            "by_reading": flows.clone().any(|flow| flow.is_read),
+            "flows": ends,
+            "gb_s": measured,
+            "predicted_gb_s": predicted,
+        })
+    };
+    probed.saved.patterns.iter().map(pattern).collect()
 }
 
 /// Returns groups with their GPUs in the order of `gpus`, and in the order of their first GPU.

@@ -1,6 +1,7 @@
 //! `cinch topo`: shows a machine's topology, and what schedules cost on it.
 
 mod json;
+mod probe;
 mod svg;
 mod text;
 
@@ -13,6 +14,7 @@ use cinch::topology::{
     self, AllReducePrediction, DetectSources, DriverGpu, MAX_XML_BYTES, Machine, MachineGraph,
     PathType, Paths, PeerAccess, ProcessorFacts, predict, read_xml, write_xml,
 };
+use probe::Probed;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -27,6 +29,10 @@ pub struct TopoOptions {
     /// or beside it
     #[arg(long, value_name = "DIR")]
     sys: Option<PathBuf>,
+    /// Measure traffic patterns on this machine's GPUs, which takes up to 10 seconds. The limits that they show are
+    /// saved in the user's cache directory, where communicators find them. Run it on an idle machine
+    #[arg(long, conflicts_with_all = ["file", "sys"])]
+    probe: bool,
     /// Message size of the predictions
     #[arg(short, long, value_name = "N", default_value = "256M", value_parser = crate::bench::values::parse_size)]
     bytes: usize,
@@ -53,6 +59,8 @@ struct Shown {
     paths: Paths,
     prediction: AllReducePrediction,
     bytes: u64,
+    /// Measured limits; `None` if nothing was measured.
+    probed: Option<Probed>,
 }
 
 /// Bytes of `linear8` with blocks of 256 elements, per byte of fp32.
@@ -65,12 +73,19 @@ fn linear8_ratio() -> f64 {
 /// Shows the machine that `options` name.
 pub fn main(options: &TopoOptions, config: &Config) -> ExitResult {
     let (source, machine) = describe(options)?;
-    let access = match &options.peer_access {
-        Some(access) => access.clone(),
-        None if config.p2p_disable => PeerAccess::Never,
-        None => PeerAccess::Rule,
+    let graph = MachineGraph::new(&machine);
+    let probed = match (options.probe, &options.file, &options.sys) {
+        (true, ..) => Some(probe::run(&graph, config)?),
+        (false, None, None) => probe::saved(&graph, config)?,
+        _ => None,
     };
-    let shown = Shown::new((source, machine), &access, options.bytes as u64);
+    let access = match (&options.peer_access, &probed) {
+        (Some(access), _) => access.clone(),
+        (None, Some(probed)) => probed.saved.access.clone(),
+        (None, None) if config.p2p_disable => PeerAccess::Never,
+        (None, None) => PeerAccess::Rule,
+    };
+    let shown = Shown::new((source, machine), &access, options.bytes as u64, probed)?;
     if let Some(path) = &options.xml {
         save(path, &write_xml(&shown.machine))?;
     }
@@ -183,19 +198,30 @@ fn parse_access(text: &str) -> Result<PeerAccess, String> {
 }
 
 impl Shown {
-    /// Derives everything from a machine, whose source is named, for messages of `bytes` bytes.
-    fn new((source, machine): (String, Machine), access: &PeerAccess, bytes: u64) -> Shown {
-        let graph = MachineGraph::new(&machine);
+    /// Derives everything from a machine, whose source is named, for messages of `bytes` bytes. Measured limits replace
+    /// figures of the description.
+    fn new(
+        (source, machine): (String, Machine),
+        access: &PeerAccess,
+        bytes: u64,
+        probed: Option<Probed>,
+    ) -> ExitResult<Shown> {
+        let mut graph = MachineGraph::new(&machine);
+        if let Some(probed) = &probed {
+            let applied = probed.saved.limits.apply(&mut graph);
+            applied.map_err(|error| (FAILURE, format!("measured limits: {error}")))?;
+        }
         let paths = Paths::new(&graph, access);
         let prediction = predict(&graph, &paths);
-        Shown {
+        Ok(Shown {
             source,
             machine,
             graph,
             paths,
             prediction,
             bytes,
-        }
+            probed,
+        })
     }
 
     fn gpus(&self) -> usize {
@@ -223,19 +249,98 @@ impl Shown {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cinch::topology::probe::SavedProbe;
 
     fn shown(file: &str) -> Shown {
+        let machine = describe(&options(file)).unwrap();
+        Shown::new(machine, &PeerAccess::Rule, 256 << 20, None).unwrap()
+    }
+
+    fn options(file: &str) -> TopoOptions {
         let file = format!("{}/../tests/topology/{file}", env!("CARGO_MANIFEST_DIR"));
-        let options = TopoOptions {
+        TopoOptions {
             file: Some(file.into()),
             sys: None,
+            probe: false,
             bytes: 256 << 20,
             peer_access: None,
             json: true,
             xml: None,
             svg: None,
+        }
+    }
+
+    /// Returns machine C as if it had been measured.
+    fn probed() -> Shown {
+        let machine = describe(&options("C.xml")).unwrap();
+        let graph = MachineGraph::new(&machine.1);
+        let text = "fingerprint 0\naccess 11111111 11111111 11111111 11111111 11111111 11111111 11111111 11111111\n\
+                    link 10:00.0 80:00.0 53700\nlink 80:00.0 socket_0 39000\nfan 80:00.0 2 2 2700\n\
+                    pool 20000 socket_0>socket_1 socket_1>socket_0\n\
+                    pattern write 10:00.0>12:00.0=38000 : GPU 0 to GPU 2\n\
+                    pattern read 10:00.0>12:00.0=31000 : GPU 0 to GPU 2, by reading\n\
+                    pattern write 10:00.0>14:00.0=9500 14:00.0>10:00.0=9500 : GPU 0 and GPU 4 both ways\n";
+        let saved = SavedProbe::from_text(text, &graph).unwrap();
+        let access = saved.access.clone();
+        let source = "saved in /cache".into();
+        Shown::new(machine, &access, 256 << 20, Some(Probed { saved, source })).unwrap()
+    }
+
+    #[test]
+    fn measured_patterns_stand_beside_predicted_rates() {
+        let mut out = Vec::new();
+        json::write(&probed(), &mut out).unwrap();
+        let value: serde_json::Value = serde_json::from_slice(&out).unwrap();
+        let patterns = value["measured"].as_array().unwrap();
+        assert_eq!(patterns.len(), 3);
+        assert_eq!(
+            patterns[2]["flows"],
+            serde_json::json!([
+                ["0000:10:00.0", "0000:14:00.0"],
+                ["0000:14:00.0", "0000:10:00.0"]
+            ])
+        );
+        assert_eq!(patterns[2]["gb_s"], serde_json::json!([9.5, 9.5]));
+        assert_eq!(
+            patterns[2]["predicted_gb_s"],
+            serde_json::json!([10.0, 10.0])
+        );
+        assert_eq!(
+            (&patterns[1]["by_reading"], &patterns[0]["by_reading"]),
+            (&true.into(), &false.into())
+        );
+        let links = value["links"].as_array().unwrap();
+        let origin = |from: &str, to: &str| {
+            let link = links
+                .iter()
+                .find(|link| link["from"] == from && link["to"] == to)
+                .unwrap();
+            (
+                link["origin"].as_str().unwrap(),
+                link["gb_s"].as_f64().unwrap(),
+            )
         };
-        Shown::new(describe(&options).unwrap(), &PeerAccess::Rule, 256 << 20)
+        assert_eq!(origin("0000:10:00.0", "0000:80:00.0"), ("measured", 53.7));
+        assert_eq!(origin("0000:11:00.0", "0000:80:00.0"), ("table", 48.0));
+        assert_eq!(value["pools"][0]["gb_s"], 20.0);
+        assert_eq!(value["fans"][0]["switch"], "0000:80:00.0");
+        let mut text = Vec::new();
+        text::write(&probed(), &mut text).unwrap();
+        let text = String::from_utf8(text).unwrap();
+        for part in [
+            "GPU 0  0000:10:00.0  53.7m",
+            "saved in /cache",
+            "20 together: socket 0 > socket 1, socket 1 > socket 0",
+            "2.7 out of switch 0000:80:00.0 while at least 2 GPUs send to at least 2 root ports",
+            "GPU 0 and GPU 4 both ways",
+            "written by the row's GPU",
+        ] {
+            assert!(text.contains(part), "{part} is not in {text}");
+        }
+        let mut out = Vec::new();
+        json::write(&shown("C.xml"), &mut out).unwrap();
+        let value: serde_json::Value = serde_json::from_slice(&out).unwrap();
+        assert!(value["measured"].is_null());
     }
 
     #[test]

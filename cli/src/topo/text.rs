@@ -1,6 +1,9 @@
 //! A machine as text: the tree, the matrix of paths, groups, rings, predictions and defects.
 
 use super::Shown;
+use super::probe::Probed;
+use crate::gpus::write_matrix;
+use cinch::topology::probe::{FlowEnd, ProbeFlow, predicted_rates};
 use cinch::topology::{
     Bandwidth, BandwidthOrigin, Hierarchy, LevelExchange, LinkKind, MachineGraph, NodeId, NodeKind,
 };
@@ -18,7 +21,7 @@ pub fn write(shown: &Shown, out: &mut dyn Write) -> io::Result<()> {
     )?;
     writeln!(
         out,
-        "\nmachine (GB/s each way; * assumed, because the description has no usable figure)"
+        "\nmachine (GB/s each way; * assumed, because the description has no usable figure; m measured)"
     )?;
     for node in 0..shown.graph.nodes.len() {
         if shown.graph.nodes[node].kind == NodeKind::Socket {
@@ -26,10 +29,14 @@ pub fn write(shown: &Shown, out: &mut dyn Write) -> io::Result<()> {
         }
     }
     write_links(&shown.graph, out)?;
+    write_limits(&shown.graph, out)?;
     write_paths(shown, out)?;
     write_groups(shown, out)?;
     write_rings(shown, out)?;
     write_predictions(shown, out)?;
+    if let Some(probed) = &shown.probed {
+        write_patterns(shown, probed, out)?;
+    }
     if !shown.graph.defects.is_empty() {
         writeln!(out, "\ndefects of the description")?;
     }
@@ -51,6 +58,12 @@ pub(super) fn gb_s(bandwidth: Bandwidth) -> String {
     let text = format!("{number:.digits$}");
     let text = text.trim_end_matches('0').trim_end_matches('.');
     format!("{text}{}", if assumed { "*" } else { "" })
+}
+
+/// Formats a bandwidth in GB/s, with a mark if it was measured.
+fn marked(bandwidth: Bandwidth) -> String {
+    let is_measured = bandwidth.origin == BandwidthOrigin::Measured;
+    format!("{}{}", gb_s(bandwidth), if is_measured { "m" } else { "" })
 }
 
 /// Returns the kind of a node and its name, such as `switch 0000:80:00.0`.
@@ -84,7 +97,9 @@ fn write_tree(
         .links
         .iter()
         .find(|link| link.from == node && Some(link.to) == graph.nodes[node].parent);
-    let speed = up.map_or(String::new(), |link| format!("  {}", gb_s(link.bandwidth)));
+    let speed = up.map_or(String::new(), |link| {
+        format!("  {}", marked(link.bandwidth))
+    });
     writeln!(
         out,
         "{:width$}{}{speed}",
@@ -122,7 +137,7 @@ fn write_links(graph: &MachineGraph, out: &mut dyn Write) -> io::Result<()> {
                 "{} - {}: {}",
                 short(link.from),
                 short(link.to),
-                gb_s(link.bandwidth)
+                marked(link.bandwidth)
             )
         });
         if let Some(first) = texts.next() {
@@ -130,6 +145,94 @@ fn write_links(graph: &MachineGraph, out: &mut dyn Write) -> io::Result<()> {
         }
         for text in texts {
             writeln!(out, "  {text}")?;
+        }
+    }
+    Ok(())
+}
+
+/// Writes the limits that single links do not show.
+fn write_limits(graph: &MachineGraph, out: &mut dyn Write) -> io::Result<()> {
+    if graph.pools.is_empty() && graph.fans.is_empty() {
+        return Ok(());
+    }
+    writeln!(out, "\nmeasured limits of several links and flows (GB/s)")?;
+    let name = |node: NodeId| graph.nodes[node].name.as_str();
+    let measured = |mb_s: u32| {
+        gb_s(Bandwidth {
+            mb_s,
+            origin: BandwidthOrigin::Measured,
+        })
+    };
+    for pool in &graph.pools {
+        let ends = pool.links.iter().map(|&link| {
+            let link = graph.links[link];
+            format!("{} > {}", name(link.from), name(link.to))
+        });
+        let ends: Vec<String> = ends.collect();
+        writeln!(
+            out,
+            "  {} together: {}",
+            measured(pool.mb_s),
+            ends.join(", ")
+        )?;
+    }
+    for fan in &graph.fans {
+        writeln!(
+            out,
+            "  {} out of switch {} while at least {} send to at least {}",
+            measured(fan.mb_s),
+            name(graph.links[fan.link].from),
+            count(fan.sources as usize, "GPU"),
+            count(fan.ports as usize, "root port")
+        )?;
+    }
+    Ok(())
+}
+
+/// Writes measured beside predicted rates: of patterns of several flows by writing, and of pairs of GPUs alone.
+fn write_patterns(shown: &Shown, probed: &Probed, out: &mut dyn Write) -> io::Result<()> {
+    let graph = &shown.graph;
+    writeln!(out, "\nmeasured patterns, {}", probed.source)?;
+    writeln!(
+        out,
+        "  GB/s of all flows: {:>10} {:>10}",
+        "predicted", "measured"
+    )?;
+    for measured in &probed.saved.patterns {
+        let flows = &measured.pattern.flows;
+        let is_read = flows.iter().any(|flow| flow.is_read);
+        let is_pair = flows.len() == 1 && measured.pattern.is_peer_write();
+        if is_read || is_pair {
+            continue;
+        }
+        let predicted: u64 = predicted_rates(graph, &shown.paths, flows).iter().sum();
+        let [predicted, found] = [predicted, measured.total()].map(|mb_s| mb_s as f64 / 1e3);
+        let name = &measured.pattern.name;
+        writeln!(out, "  {predicted:>29.1} {found:>10.1}  {name}")?;
+    }
+    for (title, by_reading) in [
+        (
+            "written by the row's GPU to the column's alone, GB/s",
+            false,
+        ),
+        ("read by the column's GPU from the row's alone, GB/s", true),
+    ] {
+        let cell = |from: usize, to: usize| {
+            let flow = ProbeFlow {
+                from: FlowEnd::Gpu(from),
+                to: FlowEnd::Gpu(to),
+                is_read: by_reading,
+            };
+            let mut patterns = probed.saved.patterns.iter();
+            let found = patterns.find(|measured| measured.pattern.flows == [flow]);
+            found.map_or("-".into(), |found| {
+                format!("{:.1}", found.total() as f64 / 1e3)
+            })
+        };
+        let row = |from: usize| (0..shown.gpus()).map(|to| cell(from, to)).collect();
+        let cells: Vec<Vec<String>> = (0..shown.gpus()).map(row).collect();
+        if cells.iter().flatten().any(|cell| cell != "-") {
+            write_matrix(title, &cells, out)?;
         }
     }
     Ok(())
