@@ -33,7 +33,10 @@ impl Probe {
     }
 
     /// Creates a probe with the kernels that `function` returns by name.
-    pub(super) fn of(
+    ///
+    /// # Errors
+    /// The errors of `function`; the driver's errors.
+    pub(crate) fn of(
         context: &Arc<Context>,
         function: impl Fn(&str) -> Result<Function>,
     ) -> Result<Probe> {
@@ -365,7 +368,15 @@ impl LateFill {
     /// Unsupported if this build has no kernels; the driver's errors.
     pub fn new(context: &Arc<Context>) -> Result<LateFill> {
         let module = kernels::load(context, "probe")?;
-        Ok(LateFill(module.function("cinch_probe_late")?))
+        LateFill::of(|name| module.function(name))
+    }
+
+    /// Creates the value with the kernel that `function` returns by name.
+    ///
+    /// # Errors
+    /// The errors of `function`.
+    pub(crate) fn of(function: impl Fn(&str) -> Result<Function>) -> Result<LateFill> {
+        Ok(LateFill(function("cinch_probe_late")?))
     }
 
     /// Queues a kernel that writes the pattern of `seed` to `words` 64-bit words at `target` after `delay`.

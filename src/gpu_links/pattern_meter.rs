@@ -6,11 +6,12 @@
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::probe::{LateFill, Probe, check_peer};
-use crate::gpu::{Context, DeviceMemory, Driver, Event, PinnedMemory, Stream};
+use crate::gpu::{Context, Device, DeviceMemory, Driver, Event, PinnedMemory, Stream};
 use crate::sys::cuda::CUdeviceptr;
 use crate::topology::probe::{FlowEnd, PatternMeter, ProbeFlow};
 use crate::topology::{BusId, GpuFacts, MachineGraph, NodeId, NodeKind, PeerAccess};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Bytes of each memory that copies read or write.
@@ -81,35 +82,25 @@ impl GpuPatternMeter {
     /// Unsupported without the CUDA driver or kernels, or if a GPU is hidden from this process or divided into slices;
     /// system, with the sizes, if memory is short; timeout; the driver's errors.
     pub fn new(graph: &MachineGraph, p2p_disable: bool) -> Result<GpuPatternMeter> {
-        let devices = Driver::load()?.devices()?;
-        let open = |gpu: &GpuFacts| -> Result<MeteredGpu> {
-            let unsupported = |why: &str| {
-                let text = format!("GPU {} cannot be measured: {why}", gpu.bus_id);
-                Error::new(ErrorKind::Unsupported, text)
-            };
-            if gpu.mig {
-                return Err(unsupported("it is divided into slices (MIG)"));
-            }
-            let is_at =
-                |address: &str| address.to_ascii_lowercase().parse::<BusId>() == Ok(gpu.bus_id);
-            let device = devices.iter().find(|device| is_at(&device.pci_bus_id));
-            let hidden = "the CUDA driver does not list it; unset CUDA_VISIBLE_DEVICES";
-            let context = Context::primary(device.ok_or_else(|| unsupported(hidden))?)?;
-            let probe = Probe::new(&context)?;
-            let gpu = MeteredGpu {
-                gate: LateFill::new(&context)?,
-                source: DeviceMemory::new(&context, BYTES as usize)?,
-                target: DeviceMemory::zeroed(&context, BYTES as usize, ROUND_TIMEOUT)?,
-                streams: Vec::new(),
-                probe,
-            };
-            // SAFETY: this value alone has the memory.
-            unsafe { gpu.probe.fill(gpu.source.address(), BYTES / 8, 1)? };
-            Ok(gpu)
-        };
+        let load = |context: &Arc<Context>| Ok((Probe::new(context)?, LateFill::new(context)?));
+        GpuPatternMeter::of(&Driver::load()?, graph, p2p_disable, &load)
+    }
+
+    /// Opens the GPUs as [`GpuPatternMeter::new`] does, with the kernels that `load` returns.
+    fn of(
+        driver: &Arc<Driver>,
+        graph: &MachineGraph,
+        p2p_disable: bool,
+        load: &dyn Fn(&Arc<Context>) -> Result<(Probe, LateFill)>,
+    ) -> Result<GpuPatternMeter> {
+        let devices = driver.devices()?;
+        let open = |gpu: &GpuFacts| open(gpu, &devices, load);
         let gpus = graph.gpus.iter().map(open).collect::<Result<Vec<_>>>()?;
         let access = match p2p_disable {
-            true => vec![false; gpus.len() * gpus.len()],
+            // Each GPU accesses its own memory.
+            true => (0..gpus.len() * gpus.len())
+                .map(|at| at % (gpus.len() + 1) == 0)
+                .collect(),
             false => peer_access(&gpus)?,
         };
         Ok(GpuPatternMeter {
@@ -294,6 +285,36 @@ impl PatternMeter for GpuPatternMeter {
     }
 }
 
+/// Opens a GPU, and fills the memory that its flows read.
+fn open(
+    gpu: &GpuFacts,
+    devices: &[Device],
+    load: &dyn Fn(&Arc<Context>) -> Result<(Probe, LateFill)>,
+) -> Result<MeteredGpu> {
+    let unsupported = |why: &str| {
+        let text = format!("GPU {} cannot be measured: {why}", gpu.bus_id);
+        Error::new(ErrorKind::Unsupported, text)
+    };
+    if gpu.mig {
+        return Err(unsupported("it is divided into slices (MIG)"));
+    }
+    let is_at = |address: &str| address.to_ascii_lowercase().parse::<BusId>() == Ok(gpu.bus_id);
+    let device = devices.iter().find(|device| is_at(&device.pci_bus_id));
+    let hidden = "the CUDA driver does not list it; unset CUDA_VISIBLE_DEVICES";
+    let context = Context::primary(device.ok_or_else(|| unsupported(hidden))?)?;
+    let (probe, gate) = load(&context)?;
+    let source = DeviceMemory::new(&context, BYTES as usize)?;
+    // SAFETY: this function alone has the memory.
+    unsafe { probe.fill(source.address(), BYTES / 8, 1)? };
+    Ok(MeteredGpu {
+        target: DeviceMemory::zeroed(&context, BYTES as usize, ROUND_TIMEOUT)?,
+        streams: Vec::new(),
+        source,
+        gate,
+        probe,
+    })
+}
+
 /// Enables peer access between all pairs of GPUs, and returns the pairs where data arrives.
 fn peer_access(gpus: &[MeteredGpu]) -> Result<Vec<bool>> {
     const CHECKED_WORDS: u64 = 1 << 13;
@@ -360,6 +381,152 @@ fn launches(bytes: u64, room: u64) -> (u64, u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gpu::Module;
+    use crate::gpu::probe::probe_word;
+    use crate::sys::cuda::CuResult;
+    use crate::sys::cuda::mock::MockMachine;
+    use crate::topology::probe::{measure, plan};
+    use crate::topology::{CpuSocket, Gpu, Machine, Paths, PciDevice};
+    use std::sync::Mutex;
+
+    /// Returns the graph of `count` GPUs at the addresses of the simulated driver, at one socket.
+    fn graph(count: u8) -> MachineGraph {
+        let gpu = |number: u8| PciDevice {
+            gpu: Some(Gpu {
+                dev: number.into(),
+                ..Gpu::default()
+            }),
+            ..PciDevice::new(BusId::new(0, number, 0, 0))
+        };
+        let socket = CpuSocket {
+            devices: (0..count).map(gpu).collect(),
+            ..CpuSocket::default()
+        };
+        MachineGraph::new(&Machine {
+            sockets: vec![socket],
+            ..Machine::default()
+        })
+    }
+
+    /// Targets of the copies of a simulated machine, each with its number of bytes.
+    type Targets = Arc<Mutex<Vec<(u64, u64)>>>;
+
+    /// Adds simulated kernels. Copies fault if their GPU does not reach both ranges, or if the source is zero.
+    fn kernels(machine: &MockMachine) -> Targets {
+        let targets = Targets::default();
+        for (name, bytes) in [("cinch_probe_pingpong", 56), ("cinch_probe_late", 32)] {
+            machine.kernel(name, bytes, |_| CuResult::SUCCESS);
+        }
+        machine.kernel("cinch_probe_fill", 24, |launch| {
+            // SAFETY: every bit pattern of the integers is valid, and only the test has the memory.
+            unsafe {
+                let [target, words, seed]: [u64; 3] = launch.args();
+                let Some(words) = launch.words(target, words) else {
+                    return CuResult::ILLEGAL_ADDRESS;
+                };
+                words.fill(probe_word(seed, 0));
+            }
+            CuResult::SUCCESS
+        });
+        // Peer access works wherever the driver offers it.
+        machine.kernel("cinch_probe_check", 32, |_| CuResult::SUCCESS);
+        let copied = targets.clone();
+        machine.kernel("cinch_probe_copy", 24, move |launch| {
+            // SAFETY: every bit pattern of the integers is valid, and only the meter has the memory.
+            unsafe {
+                let [target, source, vectors]: [u64; 3] = launch.args();
+                let bytes = vectors as usize * 16;
+                let (Some(to), Some(from)) =
+                    (launch.reach(target, bytes), launch.reach(source, bytes))
+                else {
+                    return CuResult::ILLEGAL_ADDRESS;
+                };
+                to.cast::<u64>().write(from.cast::<u64>().read());
+                copied.lock().unwrap().push((target, bytes as u64));
+                match from.cast::<u64>().read() {
+                    0 => CuResult::INVALID_VALUE,
+                    _ => CuResult::SUCCESS,
+                }
+            }
+        });
+        targets
+    }
+
+    fn meter(
+        machine: &Arc<MockMachine>,
+        graph: &MachineGraph,
+        off: bool,
+    ) -> Result<GpuPatternMeter> {
+        let driver = Driver::with(Box::new(machine.process())).unwrap();
+        let load = |context: &Arc<Context>| {
+            let module = Module::load(context, "probe", &[0; 8])?;
+            let function = |name: &str| module.function(name);
+            Ok((Probe::of(context, function)?, LateFill::of(function)?))
+        };
+        GpuPatternMeter::of(&driver, graph, off, &load)
+    }
+
+    #[test]
+    fn every_pattern_is_measured_by_gpus_that_reach_its_memory() {
+        let graph = graph(3);
+        let machine = MockMachine::new(3);
+        machine.refuse_peers(0, 2);
+        let targets = kernels(&machine);
+        for off in [false, true] {
+            let mut meter = meter(&machine, &graph, off).unwrap();
+            let access = meter.peer_access();
+            let expected = |at: usize| at % 4 == 0 || !off && ![2, 6].contains(&at);
+            assert_eq!(access, PeerAccess::Pairs((0..9).map(expected).collect()));
+            let patterns = plan(&graph, &Paths::new(&graph, &access));
+            assert!(patterns.len() > 20, "{}", patterns.len());
+            for one in measure(&graph, patterns, &mut meter).unwrap() {
+                assert!(one.mb_s.iter().all(|&mb_s| mb_s > 0), "{one:?}");
+            }
+            assert!(!targets.lock().unwrap().is_empty());
+        }
+    }
+
+    #[test]
+    fn flows_without_peer_access_go_through_host_memory() {
+        let graph = graph(2);
+        let machine = MockMachine::new(2);
+        kernels(&machine);
+        let flow = ProbeFlow {
+            from: FlowEnd::Gpu(0),
+            to: FlowEnd::Gpu(1),
+            is_read: false,
+        };
+        for (off, expected) in [(false, vec![0]), (true, vec![0, 1])] {
+            let mut meter = meter(&machine, &graph, off).unwrap();
+            let copies = meter.copies(&graph, &[flow]).unwrap();
+            let gpus: Vec<usize> = copies.iter().map(|copy| copy.gpu).collect();
+            assert_eq!(gpus, expected);
+            assert_eq!(copies.last().unwrap().target, meter.target(1).unwrap());
+            if off {
+                assert_eq!(copies[0].target, copies[1].source);
+            }
+        }
+    }
+
+    #[test]
+    fn hidden_gpus_and_failing_copies_are_errors_with_a_reason() {
+        let machine = MockMachine::new(1);
+        kernels(&machine);
+        let error = meter(&machine, &graph(2), false).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        for part in ["GPU 0000:01:00.0", "CUDA_VISIBLE_DEVICES"] {
+            assert!(error.message().contains(part), "{part} is not in {error}");
+        }
+        let graph = graph(1);
+        let mut meter = meter(&machine, &graph, false).unwrap();
+        machine.kernel("cinch_probe_copy", 24, |_| CuResult::ILLEGAL_ADDRESS);
+        let patterns = plan(&graph, &Paths::new(&graph, &PeerAccess::Never));
+        let error = measure(&graph, patterns, &mut meter).unwrap_err();
+        assert!(
+            error.message().contains("while measuring GPU 0 to memory"),
+            "{error}"
+        );
+    }
 
     #[test]
     fn copies_to_one_memory_write_distinct_parts_of_it() {

@@ -78,7 +78,7 @@ impl MeasuredLimits {
                 MeasuredLimit::Pool(directions, mb_s) => {
                     let mut directions = directions.clone();
                     directions.retain(|ends| find_link(graph, ends).is_ok());
-                    (!directions.is_empty()).then(|| MeasuredLimit::Pool(directions, *mb_s))
+                    (!directions.is_empty()).then_some(MeasuredLimit::Pool(directions, *mb_s))
                 }
                 other => Some(other.clone()),
             };

@@ -181,7 +181,7 @@ impl Planner<'_> {
                 let most = ports.len().min(MOST_PORTS);
                 for count in [2, most] {
                     if count > 1 && count <= most {
-                        self.to_ports(&members, &ports[..count]);
+                        self.send_to_ports(&members, &ports[..count]);
                     }
                 }
             }
@@ -217,7 +217,7 @@ impl Planner<'_> {
     }
 
     /// Sends from 1, 2, 3, 4, 8 and all of `members` to `ports` at once.
-    fn to_ports(&mut self, members: &[usize], ports: &[Vec<usize>]) {
+    fn send_to_ports(&mut self, members: &[usize], ports: &[Vec<usize>]) {
         let counts = SOURCES.into_iter().filter(|&count| count < members.len());
         for sources in counts.chain([members.len()]) {
             let flow = |at: usize| {
