@@ -25,22 +25,22 @@ const MOST_PORTS: usize = 4;
 /// flows come first, then host memory, pairs, and the patterns by reading. The list ends at [`MAX_PATTERNS`], so
 /// that a machine of any size is measured in bounded time.
 pub fn plan(graph: &MachineGraph, paths: &Paths) -> Vec<TrafficPattern> {
-    let mut planner = Planner {
+    let mut list = PatternList {
         groups: groups(graph),
         graph,
         paths,
         patterns: Vec::new(),
         seen: HashSet::new(),
     };
-    planner.ways_out();
-    planner.root_ports();
-    planner.sockets();
-    planner.everybody();
-    planner.host_memory();
-    planner.pairs();
-    planner.by_reading();
-    planner.patterns.truncate(MAX_PATTERNS);
-    planner.patterns
+    list.ways_out();
+    list.root_ports();
+    list.sockets();
+    list.everybody();
+    list.host_memory();
+    list.pairs();
+    list.by_reading();
+    list.patterns.truncate(MAX_PATTERNS);
+    list.patterns
 }
 
 /// Returns the GPUs behind each lowest switch, and each other GPU alone, in the order of their first GPU.
@@ -80,7 +80,7 @@ fn reversed(flows: &[(usize, usize)]) -> Vec<(usize, usize)> {
     flows.iter().map(|&(from, to)| (to, from)).collect()
 }
 
-struct Planner<'a> {
+struct PatternList<'a> {
     graph: &'a MachineGraph,
     paths: &'a Paths,
     /// GPUs behind each lowest switch.
@@ -90,7 +90,7 @@ struct Planner<'a> {
     seen: HashSet<Vec<ProbeFlow>>,
 }
 
-impl Planner<'_> {
+impl PatternList<'_> {
     /// Adds a pattern, unless one with equal flows is there.
     fn add_flows(&mut self, name: String, mut flows: Vec<ProbeFlow>) {
         flows.sort_unstable();
@@ -141,7 +141,7 @@ impl Planner<'_> {
         (self.graph.nodes[root].kind == NodeKind::Socket).then_some(root)
     }
 
-    /// All GPUs of a switch at once out of it, to the GPUs of up to four other groups.
+    /// Adds all GPUs of a switch at once out of it, to the GPUs of up to four other groups.
     fn ways_out(&mut self) {
         for (_, members) in behind_switches(self.graph) {
             let groups = self.groups.clone();
@@ -163,7 +163,7 @@ impl Planner<'_> {
         }
     }
 
-    /// GPUs of a switch to one root port, and to several. Root ports of other sockets and of all sockets are
+    /// Adds GPUs of a switch to one root port, and to several. Root ports of other sockets and of all sockets are
     /// measured separately, because switches of one socket may be connected beside the tree.
     fn root_ports(&mut self) {
         for (switch, members) in behind_switches(self.graph) {
@@ -216,7 +216,7 @@ impl Planner<'_> {
         [far, all]
     }
 
-    /// Sends from 1, 2, 3, 4, 8 and all of `members` to `ports` at once.
+    /// Adds sends from 1, 2, 3, 4, 8 and all of `members` to `ports` at once.
     fn send_to_ports(&mut self, members: &[usize], ports: &[Vec<usize>]) {
         let counts = SOURCES.into_iter().filter(|&count| count < members.len());
         for sources in counts.chain([members.len()]) {
@@ -234,7 +234,7 @@ impl Planner<'_> {
         }
     }
 
-    /// One GPU of each switch across to another socket, and all GPUs across.
+    /// Adds one GPU of each switch across to another socket, and all GPUs across.
     fn sockets(&mut self) {
         let mut sockets: Vec<(NodeId, Vec<Vec<usize>>)> = Vec::new();
         for group in self.groups.clone() {
@@ -283,7 +283,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Every GPU to the next, and to the GPU half of the machine away.
+    /// Adds every GPU to the next, and to the GPU half of the machine away.
     fn everybody(&mut self) {
         let order = self.graph.by_rank();
         let count = order.len();
@@ -302,7 +302,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Host memory of sockets and GPUs: each GPU alone to and from memory, both at once, and all GPUs of a switch.
+    /// Adds host memory of sockets and GPUs: each GPU alone to and from memory, both at once, and all GPUs of a switch.
     fn host_memory(&mut self) {
         let nodes = 0..self.graph.nodes.len();
         let sockets: Vec<NodeId> = nodes
@@ -348,7 +348,7 @@ impl Planner<'_> {
         self.add_flows(both, [out, into].concat());
     }
 
-    /// Pairs alone, one way and both ways: all of them on a small machine. On a large machine each GPU is paired
+    /// Adds pairs alone, one way and both ways: all of them on a small machine. On a large machine each GPU is paired
     /// with the next of its group, and with a GPU of three other groups.
     fn pairs(&mut self) {
         let count = self.graph.gpus.len();
@@ -375,7 +375,7 @@ impl Planner<'_> {
         }
     }
 
-    /// The patterns between GPUs once more, by reading. Both ways at once are left out.
+    /// Adds the patterns between GPUs once more, by reading. Both ways at once are left out.
     fn by_reading(&mut self) {
         let is_one_way = |pattern: &TrafficPattern| {
             let senders: HashSet<FlowEnd> = pattern.flows.iter().map(|flow| flow.from).collect();
