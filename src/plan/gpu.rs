@@ -98,7 +98,7 @@ impl GpuLimits {
             == (Algorithm::Ring, KernelProtocol::SIMPLE)
             && schedule::has_several_rings(request.collective);
         let is_open = !request.codec.inter.is_lossy() && !request.crosses(&limits.hosts);
-        if !is_simple_ring || !is_open || self.depth <= RING_ABREAST {
+        if !is_simple_ring || !is_open || self.depths[Protocol::Simple as usize] <= RING_ABREAST {
             return 1;
         }
         let most = KEPT_STEPS / schedule::ring_steps(limits.nranks);
@@ -183,9 +183,12 @@ fn possible(
         };
     }
     match (kernel.kernel, kernel.protocol) {
-        (Kernel::Schedule, Protocol::Simple | Protocol::Ll) => true,
+        // The planner offers no hierarchical schedule that needs more slots than this protocol has.
+        (Kernel::Schedule, Protocol::Simple) => true,
+        (Kernel::Schedule, Protocol::Ll) => has_slots(request, limits, gpu, (algorithm, kernel)),
         (Kernel::Schedule, Protocol::Ll128) => {
-            gpu.ll128 || keeps_lines_whole(request, limits, gpu, algorithm)
+            has_slots(request, limits, gpu, (algorithm, kernel))
+                && (gpu.ll128 || keeps_lines_whole(request, limits, gpu, algorithm))
         }
         (Kernel::Fused, Protocol::Simple) => false,
         (Kernel::Fused, Protocol::Ll) => {
@@ -205,6 +208,28 @@ fn possible(
     }
 }
 
+/// Returns whether connections have enough slots for the schedules of `algorithm`. Groups of different sizes need more
+/// than ll and ll128 have.
+fn has_slots(
+    request: &Request,
+    limits: &Limits,
+    gpu: &GpuLimits,
+    (algorithm, kernel): (Algorithm, KernelProtocol),
+) -> bool {
+    let slots =
+        |&between: &Algorithm| super::pattern(request, limits, (algorithm, between), 1).slots();
+    let most = betweens(request, algorithm).iter().map(slots).max();
+    most.unwrap_or(0) <= gpu.depths[kernel.protocol as usize]
+}
+
+/// Returns the algorithms between groups that schedules of `algorithm` may have; any one for flat algorithms.
+fn betweens(request: &Request, algorithm: Algorithm) -> &'static [Algorithm] {
+    match algorithm {
+        Algorithm::Hierarchical => SchedulePattern::between_groups(request.collective),
+        _ => &[Algorithm::Direct],
+    }
+}
+
 /// Returns whether lines arrive whole between all ranks that exchange messages by `algorithm`, whatever the algorithm
 /// between groups is. All ranks get the same answer, because each looks at the schedules of all ranks.
 fn keeps_lines_whole(
@@ -217,11 +242,7 @@ fn keeps_lines_whole(
     if pairs == SplitPairs::ALL {
         return false;
     }
-    let betweens = match algorithm {
-        Algorithm::Hierarchical => SchedulePattern::between_groups(request.collective),
-        _ => &[Algorithm::Direct],
-    };
-    betweens.iter().all(|&between| {
+    betweens(request, algorithm).iter().all(|&between| {
         let pattern = super::pattern(request, limits, (algorithm, between), 1);
         (0..limits.nranks).all(|rank| {
             let is_whole = |peer: &u32| !pairs.has(rank, *peer as usize);

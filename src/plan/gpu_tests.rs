@@ -5,7 +5,7 @@ use crate::gpu_links::SplitPairs;
 use crate::mem::PeerBufferLayout;
 use crate::schedule::{self, Groups};
 use crate::topology::{MachineGraph, PeerAccess, read_xml};
-use crate::types::{CodecSpec, DType, Fused, ReduceOp, TransportKind};
+use crate::types::{CodecSpec, DType, Fused, Kernel, Protocol, ReduceOp, TransportKind};
 
 pub(super) fn limits(nranks: usize, resident: usize) -> Limits {
     let shape = PeerBufferLayout::new(nranks, 64 << 20, 64).unwrap();
@@ -596,7 +596,7 @@ fn rings_have_the_slots_that_they_need() {
                 ..GpuLimits::new(&shape, Resident::both(132), 64)
             }
             .forced(KernelProtocol::SIMPLE);
-            let depth = gpu.depth;
+            let depth = gpu.depths[Protocol::Simple as usize];
             limits.gpu = Some(gpu);
             let has_ring = |&collective: &Collective| {
                 schedule::algorithms(collective).contains(&Algorithm::Ring)
@@ -689,5 +689,40 @@ fn one_split_pair_takes_ll128_only_from_schedules_that_use_it() {
         let to = |root| kernel(limits, Collective::Gather, Algorithm::Direct, root, 0);
         assert_eq!(to(0), K::LL128, "all ranks send to rank 0");
         assert_ne!(to(1), K::LL128);
+    }
+}
+
+/// Groups of different sizes put several rails on a connection, which ll and ll128 lack slots for.
+#[test]
+fn every_candidate_has_the_slots_of_its_schedule() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/topology/A.xml");
+    let graph = MachineGraph::new(&read_xml(&std::fs::read_to_string(file).unwrap()).unwrap());
+    for gpus in [
+        &[0, 1, 2, 3, 4, 5][..],
+        &[0, 1, 2, 3, 4, 5, 6, 7],
+        &[0, 1, 2, 7],
+    ] {
+        let topology = RankTopology::new(&graph, gpus, &PeerAccess::Rule).unwrap();
+        let mut limits = limits(gpus.len(), 132);
+        limits.topology = Some(Arc::new(topology));
+        limits.gpu = limits.gpu.map(|gpu| GpuLimits { ll128: true, ..gpu });
+        let depths = limits.gpu.unwrap().depths;
+        let request = request(Collective::AllReduce, 1000, "raw");
+        let found = candidates(&request, &limits, [None, None]).unwrap();
+        let scheduled = |one: &&Candidate| one.kernel.kernel == Kernel::Schedule;
+        let protocols = found.iter().filter(scheduled).filter_map(|one| {
+            let pattern = pattern(&request, &limits, (one.algorithm, one.between), one.rings);
+            let depth = depths[one.kernel.protocol as usize];
+            assert!(pattern.slots() <= depth, "{} on {gpus:?}", one.name());
+            (one.algorithm == Algorithm::Hierarchical).then_some(one.kernel.protocol)
+        });
+        let of_ll = protocols
+            .filter(|protocol| *protocol == Protocol::Ll)
+            .count();
+        assert_eq!(
+            of_ll > 0,
+            gpus.len() != 6,
+            "4 + 2 ranks have two rails on a connection"
+        );
     }
 }

@@ -76,8 +76,8 @@ impl Resident {
 pub struct GpuLimits {
     /// Payload bytes of a slot, and number of channels, for each [`Protocol`].
     pub fifos: [(usize, usize); abi::PROTOCOLS],
-    /// Slots of each connection with [`Protocol::Simple`].
-    pub depth: usize,
+    /// Slots of each connection, for each [`Protocol`].
+    pub depths: [usize; abi::PROTOCOLS],
     /// Largest number of payload bytes from one rank to another in a fused kernel with ll, over all
     /// its phases.
     pub oneshot_bytes: usize,
@@ -107,7 +107,7 @@ impl GpuLimits {
         };
         GpuLimits {
             fifos: Protocol::ALL.map(fifo),
-            depth: shape.fifo(Protocol::Simple).depth as usize,
+            depths: Protocol::ALL.map(|protocol| shape.fifo(protocol).depth as usize),
             oneshot_bytes: shape.oneshot_bytes(),
             lines_bytes: shape.lines_bytes(),
             resident,
