@@ -10,7 +10,51 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 struct InterfaceAddress {
     interface: String,
     ip: IpAddr,
+    /// Number of leading bits that all addresses of the network have in common; 0 if unknown.
+    prefix: u8,
     up: bool,
+}
+
+/// An address of this host, with its network.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostAddress {
+    /// Name of the interface.
+    pub interface: String,
+    /// The address.
+    pub ip: IpAddr,
+    /// Number of leading bits that all addresses of the network have in common.
+    pub prefix: u8,
+}
+
+/// Returns the addresses among which ranks may choose the nearest interface: those of interfaces that are up, except
+/// loopback and link-local addresses. Returns none if `CINCH_SOCKET_IFNAME` is set, which leaves no choice.
+///
+/// # Errors
+/// System if the interfaces cannot be listed.
+pub fn alternatives(config: &Config) -> Result<Vec<HostAddress>> {
+    if config.interface.is_some() {
+        return Ok(Vec::new());
+    }
+    Ok(of_networks(candidates()?, config.ipv6))
+}
+
+fn of_networks(candidates: Vec<InterfaceAddress>, ipv6: Option<bool>) -> Vec<HostAddress> {
+    let is_usable = |one: &InterfaceAddress| {
+        let is_link_local = matches!(one.ip, IpAddr::V4(v4) if v4.is_link_local());
+        one.up
+            && one.prefix > 0
+            && !one.ip.is_loopback()
+            && !is_link_local
+            && ipv6.is_none_or(|ipv6| one.ip.is_ipv6() == ipv6)
+    };
+    let usable = candidates.into_iter().filter(is_usable);
+    usable
+        .map(|one| HostAddress {
+            interface: one.interface,
+            ip: one.ip,
+            prefix: one.prefix,
+        })
+        .collect()
 }
 
 /// Chooses the address to listen on, among the interfaces that `CINCH_SOCKET_IFNAME` admits. If
@@ -119,6 +163,14 @@ fn candidates() -> Result<Vec<InterfaceAddress>> {
     Ok(interfaces
         .filter_map(|interface| {
             let address = interface.address?;
+            let mask = interface.netmask;
+            let prefix = mask.map_or(0, |mask| {
+                match (mask.as_sockaddr_in(), mask.as_sockaddr_in6()) {
+                    (Some(v4), _) => v4.ip().to_bits().leading_ones(),
+                    (_, Some(v6)) => v6.ip().to_bits().leading_ones(),
+                    _ => 0,
+                }
+            });
             let ip = match (address.as_sockaddr_in(), address.as_sockaddr_in6()) {
                 (Some(v4), _) => IpAddr::V4(v4.ip()),
                 (_, Some(v6)) => IpAddr::V6(v6.ip()),
@@ -131,6 +183,7 @@ fn candidates() -> Result<Vec<InterfaceAddress>> {
                     && !needs_scope(&ip),
                 interface: interface.interface_name,
                 ip,
+                prefix: prefix as u8,
             })
         })
         .collect())
@@ -150,8 +203,35 @@ mod tests {
         InterfaceAddress {
             interface: interface.into(),
             ip: ip.parse().unwrap(),
+            prefix: 24,
             up,
         }
+    }
+
+    #[test]
+    fn addresses_of_networks_are_alternatives() {
+        let all = vec![
+            candidate("lo", "127.0.0.1", true),
+            candidate("eth9", "192.168.9.9", false),
+            candidate("usb0", "169.254.3.1", true),
+            candidate("eth0", "2001:db8::1", true),
+            candidate("eth0", "10.1.0.7", true),
+            InterfaceAddress {
+                prefix: 0,
+                ..candidate("tun0", "10.9.0.7", true)
+            },
+        ];
+        let ips = |ipv6| {
+            let found = of_networks(all.clone(), ipv6).into_iter();
+            found.map(|one| one.ip.to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(ips(None), ["2001:db8::1", "10.1.0.7"]);
+        assert_eq!(ips(Some(false)), ["10.1.0.7"]);
+        let config = Config {
+            interface: Some("eth".into()),
+            ..Config::default()
+        };
+        assert!(alternatives(&config).unwrap().is_empty());
     }
 
     #[test]

@@ -17,6 +17,7 @@ mod reconnect;
 mod rendezvous_server;
 mod warning_hook;
 
+pub use address::{HostAddress, alternatives};
 pub use control::{ControlPlane, MAX_CONTRIBUTION};
 pub use discover::{LaunchInfo, Rendezvous, discover, half_set};
 pub use local::LocalOutOfBand;

@@ -167,6 +167,7 @@ fn mesh<'a>(
         peers: setup.peers,
         listener,
         addresses: addresses.collect(),
+        nearer: Vec::new(),
         channels: 1,
         sockets: 1,
         fault: setup.context.fault,

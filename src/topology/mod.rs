@@ -68,7 +68,10 @@ pub use machine::{
     CpuSocket, Gpu, GpuLink, GpuLinkKind, Machine, Nic, PciDevice, PciLink, XmlVersion,
 };
 pub use measured::{MeasuredLimit, MeasuredLimits};
-pub use nic_distance::{NicDistance, RankPlace, nic_distances, nic_distances_on};
+pub use nic_distance::{
+    InterfaceDistance, NicDistance, RankPlace, interface_distances, nic_distances,
+    nic_distances_on, path_number, path_of_number,
+};
 pub use paths::{PathType, Paths, PeerAccess};
 pub use predict::{AllReducePrediction, predict};
 pub use processor::ProcessorFacts;

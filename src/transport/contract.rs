@@ -184,6 +184,7 @@ impl<'a> Setup<'a> {
             peers: self.peers(),
             listener,
             addresses,
+            nearer: Vec::new(),
             channels,
             sockets,
             fault: self.context.fault,

@@ -19,6 +19,9 @@ use std::time::{Duration, Instant};
 /// Longest poll between two checks of the fault.
 const FAULT_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
+/// Longest attempt to connect to a nearer address, which may lie in another network than it seems.
+const NEARER_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// Identity of one socket of this rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct SocketId {
@@ -71,6 +74,9 @@ pub(crate) struct SocketMesh<'a> {
     pub listener: Listener,
     /// Ranks to connect with, and where they listen. Of two ranks the higher connects.
     pub addresses: Vec<(usize, Address)>,
+    /// Addresses that are tried first, for some of the ranks. If no connection comes about there in
+    /// [`NEARER_TIMEOUT`], the rank's other address is used.
+    pub nearer: Vec<(usize, Address)>,
     /// Channels between two ranks.
     pub channels: usize,
     /// Sockets of a channel.
@@ -85,6 +91,8 @@ pub(crate) struct SocketMesh<'a> {
 struct Outgoing {
     id: SocketId,
     address: Address,
+    /// Address for the first attempt, and the time at which that attempt ends.
+    nearer: Option<(Address, Option<Instant>)>,
     config: HandshakeConfig,
     connector: Option<Connector>,
     next_attempt: Instant,
@@ -117,6 +125,7 @@ impl SocketMesh<'_> {
                 return Err(self.late(&opening));
             }
             for outgoing in &mut opening.outgoing {
+                outgoing.leave_nearer(now);
                 if outgoing.connector.is_none() && now >= outgoing.next_attempt {
                     outgoing
                         .start()
@@ -150,6 +159,8 @@ impl SocketMesh<'_> {
         let config = HandshakeConfig::new(&self.key, identity);
         let (mut accepts, mut outgoing) = (Vec::new(), Vec::new());
         for &(peer, address) in &self.addresses {
+            let nearer = self.nearer.iter().find(|(rank, _)| *rank == peer);
+            let nearer = nearer.map(|(_, address)| *address);
             for (channel, index) in
                 (0..self.channels).flat_map(|at| (0..self.sockets).map(move |index| (at, index)))
             {
@@ -165,6 +176,7 @@ impl SocketMesh<'_> {
                 outgoing.push(Outgoing {
                     id,
                     address,
+                    nearer: nearer.map(|address| (address, None)),
                     config: config.clone().with_word(id.word()),
                     connector: None,
                     next_attempt: Instant::now(),
@@ -303,8 +315,26 @@ impl SocketMesh<'_> {
 impl Outgoing {
     fn start(&mut self) -> std::result::Result<(), ConnectFailure> {
         self.attempts += 1;
-        self.connector = Some(Connector::start(self.address, &self.config)?);
+        let mut address = self.address;
+        match &mut self.nearer {
+            Some((nearer, end @ None)) => {
+                address = *nearer;
+                *end = Some(Instant::now() + NEARER_TIMEOUT);
+            }
+            _ => self.nearer = None,
+        }
+        self.connector = Some(Connector::start(address, &self.config)?);
         Ok(())
+    }
+
+    /// Ends the attempt at the nearer address if its time is over.
+    fn leave_nearer(&mut self, now: Instant) {
+        if let Some((_, Some(end))) = self.nearer
+            && now >= end
+            && self.connector.take().is_some()
+        {
+            self.next_attempt = now;
+        }
     }
 
     /// Goes on with the handshake. Returns the peer once it is authenticated.

@@ -46,6 +46,7 @@ impl Side<'_> {
             peers: self.peers,
             listener: at,
             addresses: vec![(1 - me, Address::Tcp(to))],
+            nearer: Vec::new(),
             channels: 1,
             sockets: self.count,
             fault: self.fault,

@@ -177,6 +177,7 @@ impl Directory {
             addresses: others
                 .map(|&rank| (rank, Address::Shared(offers[rank].name)))
                 .collect(),
+            nearer: Vec::new(),
             channels: 1,
             sockets: 1,
             fault,

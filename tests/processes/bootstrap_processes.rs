@@ -305,7 +305,8 @@ impl Drop for NetworkLink {
     }
 }
 
-fn ip(arguments: &str) -> bool {
+/// Runs `ip` and returns whether it succeeds.
+pub fn ip(arguments: &str) -> bool {
     let mut command = Command::new("ip");
     command.args(arguments.split(' ')).stderr(Stdio::null());
     command.status().is_ok_and(|status| status.success())

@@ -13,6 +13,7 @@ mod fork;
 mod gpu_links;
 mod join_stress;
 mod nccl;
+mod near_networks;
 mod rank_death;
 mod ssh_launcher;
 #[path = "../support/mod.rs"]
@@ -32,6 +33,7 @@ fn rank_process() {
         "containers" => containers::rank_process(&task),
         "fork" => fork::rank_process(&task),
         "gpu_links" => gpu_links::rank_process(&task),
+        "near_networks" => near_networks::rank_process(&task),
         "rank_death" => rank_death::rank_process(&task),
         other => panic!("{} names {other}, which has no ranks", child::TASK),
     }

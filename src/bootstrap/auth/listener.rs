@@ -54,6 +54,13 @@ impl Listener {
         Ok((Listener::with(vec![socket]), bound))
     }
 
+    /// Listens on a free port of `ip` as well; `None` if no socket can listen there.
+    pub(crate) fn add(&mut self, ip: IpAddr) -> Option<SocketAddr> {
+        let (socket, bound) = listen(SocketAddr::new(ip, 0)).ok()?;
+        self.sockets.push(socket);
+        Some(bound)
+    }
+
     /// Listens on a UNIX socket, for processes of this host and user. A socket file is removed with the listener.
     ///
     /// # Errors

@@ -43,6 +43,18 @@ impl PciTree<'_> {
         Ok(ports)
     }
 
+    /// Returns all network interfaces that are up and have a device, also those of RDMA adapters, in the order of names.
+    ///
+    /// # Errors
+    /// Unsupported if there are too many devices.
+    pub fn interfaces(&mut self) -> Result<Vec<NetworkPort>> {
+        let mut found = Vec::new();
+        for name in self.network_names("class/net")? {
+            found.extend(self.interface(name)?);
+        }
+        Ok(found)
+    }
+
     /// Returns the names in `directory`, `mlx5_2` before `mlx5_10`.
     fn network_names(&self, directory: &str) -> Result<Vec<String>> {
         let mut names = self.list(directory, MAX_DEVICES)?.unwrap_or_default();

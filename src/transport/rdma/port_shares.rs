@@ -6,7 +6,7 @@
 //!
 //! All ranks know the ports and distances of all ranks, and compute all shares alike.
 
-use crate::topology::PathType;
+use crate::topology::{PathType, path_number, path_of_number};
 use crate::wire::{Damaged, Reader, Wire, WireResult, Writer};
 use std::fmt;
 
@@ -25,15 +25,11 @@ pub(super) struct PortFacts {
     pub path: Option<PathType>,
 }
 
-/// Classes of paths to ports. The number on the wire is the index plus 1; 0 stands for an unknown path.
-const CLASSES: [PathType; 4] = [PathType::Pix, PathType::Pxb, PathType::Phb, PathType::Sys];
-
 impl Wire for PortFacts {
     fn write(&self, writer: &mut Writer) {
-        let class = |path| CLASSES.iter().position(|&class| Some(class) == path);
-        let path = class(self.path).map_or(0, |index| index as u8 + 1);
         writer.text(&self.device).u8(self.number);
-        writer.u64(self.adapter).u8(self.kinds).u8(path);
+        writer.u64(self.adapter).u8(self.kinds);
+        writer.u8(path_number(self.path));
     }
 
     fn read(reader: &mut Reader<'_>) -> WireResult<PortFacts> {
@@ -42,10 +38,7 @@ impl Wire for PortFacts {
             number: reader.u8()?,
             adapter: reader.u64()?,
             kinds: reader.u8()?,
-            path: match usize::from(reader.u8()?) {
-                0 => None,
-                number => Some(*CLASSES.get(number - 1).ok_or(Damaged)?),
-            },
+            path: path_of_number(reader.u8()?).ok_or(Damaged)?,
         })
     }
 }

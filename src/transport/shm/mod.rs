@@ -314,6 +314,7 @@ mod tests {
                     addresses: others
                         .map(|rank| (rank, Address::Local(name(rank))))
                         .collect(),
+                    nearer: Vec::new(),
                     channels: 1,
                     sockets: 1,
                     fault: &fault,

@@ -4,20 +4,25 @@
 //! stream fills, more sockets cost time: bytes of a message interleave with those of the message before
 //! it, which arrives later, and delays everything that waits for it.
 
+mod networks;
 mod pump;
 
 use super::contract::{Caps, Connected, Ends, Peers, Pollable, Prepared, Setup, Transport};
 use super::inbox::InboxMemory;
 use super::mesh::SocketId;
 use super::{Header, RecvEnd, RecvInto, SendEnd, SendFrom};
-use crate::bootstrap::PeerInfo;
 use crate::bootstrap::auth::Listener;
+use crate::bootstrap::{HostAddress, PeerInfo, alternatives};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::mem::{Consumer, FifoPlaces, FifoShape, Producer, Region};
+use crate::sys::log::{self, Level};
+use crate::sys::pci::SysDirectory;
 use crate::sys::socket::{self, Address, Interest, Socket};
-use crate::types::TransportKind;
+use crate::topology::{InterfaceDistance, interface_distances};
+use crate::types::{Subsystem, TransportKind};
 use crate::wire::Wire;
+use networks::{AddressFacts, AddressOffer};
 use pump::Pump;
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -63,42 +68,82 @@ impl Transport for Tcp {
     }
 
     fn prepare(&self, setup: &Setup<'_>) -> Result<Box<dyn Prepared>> {
-        let (listener, bound) = Listener::bind(setup.peers()[setup.me()].address)?;
+        let (mut listener, bound) = Listener::bind(setup.peers()[setup.me()].address)?;
+        let (addresses, distances) = interfaces(setup);
+        let others = addresses.iter().filter(|one| one.ip != bound.ip());
+        let bound = std::iter::once(bound).chain(others.filter_map(|one| listener.add(one.ip)));
+        let bound: Vec<SocketAddr> = bound.collect();
+        let facts = bound.into_iter();
+        let facts = facts.map(|bound| AddressFacts::new(bound, &addresses, &distances));
         Ok(Box::new(TcpListener {
-            port: bound.port(),
+            offer: AddressOffer(facts.collect()),
             listener: Some(listener),
         }))
     }
 }
 
-/// The port on which this rank expects its peers.
+/// Returns the addresses and interfaces of this host; none if the rank's place is unknown, so that no interface can be
+/// nearer.
+fn interfaces(setup: &Setup<'_>) -> (Vec<HostAddress>, Vec<InterfaceDistance>) {
+    let context = setup.context;
+    let distances = interface_distances(&SysDirectory::new(context.sys), context.place);
+    let found = distances.and_then(|distances| match distances.is_empty() {
+        true => Ok((Vec::new(), distances)),
+        false => Ok((alternatives(setup.config())?, distances)),
+    });
+    // Without interfaces ranks use the address that connected them with the rendezvous.
+    found.unwrap_or_default()
+}
+
+/// The addresses at which this rank expects its peers.
 struct TcpListener {
-    port: u16,
+    offer: AddressOffer,
     listener: Option<Listener>,
 }
 
 impl Prepared for TcpListener {
     fn offer(&self) -> Vec<u8> {
-        self.port.to_bytes()
+        self.offer.to_bytes()
     }
 
     fn connect(&mut self, setup: &Setup<'_>, peers: &Peers<'_>) -> Result<Option<Connected>> {
         let config = setup.config();
         let listener = self.listener.take();
         let listener = listener.ok_or_else(|| Error::internal("TCP was not prepared"))?;
-        let each = peers.served.iter();
-        let addresses = each.map(|&rank| {
-            let address = SocketAddr::new(setup.peers()[rank].address, peers.offer(setup, rank)?);
-            Ok((rank, Address::Tcp(address)))
-        });
-        let addresses = addresses.collect::<Result<_>>()?;
+        let (mut addresses, mut nearer) = (Vec::new(), Vec::new());
+        for &rank in peers.served {
+            let offer: AddressOffer = peers.offer(setup, rank)?;
+            let address = SocketAddr::new(setup.peers()[rank].address, offer.port());
+            addresses.push((rank, Address::Tcp(address)));
+            if let Some(found) = offer.nearer(&self.offer) {
+                let address = SocketAddr::new(found.ip, found.port);
+                nearer.push((rank, Address::Tcp(address)));
+            }
+        }
+        log_nearer(&nearer);
         let counts = (config.channels, config.tcp_sockets);
-        let mesh = setup.mesh(PURPOSE, listener, addresses, counts);
+        let mut mesh = setup.mesh(PURPOSE, listener, addresses, counts);
+        mesh.nearer = nearer;
         // Leaves the buffer sizes of the sockets to the kernel, which adapts them to the path.
         let sockets = mesh.open()?;
         sockets.values().try_for_each(|it| socket::keep_alive(it))?;
         connect_streams(setup, peers, sockets).map(Some)
     }
+}
+
+/// Logs the peers that are tried in a nearer network.
+fn log_nearer(nearer: &[(usize, Address)]) {
+    if nearer.is_empty() {
+        return;
+    }
+    let each = nearer.iter();
+    let each = each.map(|(rank, address)| format!("rank {rank} at {address}"));
+    let each: Vec<String> = each.collect();
+    log::line_of(
+        Subsystem::Net,
+        Level::Info,
+        format_args!("TCP through nearer interfaces: {}", each.join(", ")),
+    );
 }
 
 /// Creates the ends of all peers and channels over open stream sockets, which carry messages in turn.
