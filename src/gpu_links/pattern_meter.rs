@@ -36,6 +36,9 @@ const COPY_BLOCKS: u32 = 64;
 /// Largest number of launches of one copy in a round.
 const MOST_LAUNCHES: u64 = 1024;
 
+/// Loads the kernels on a GPU: copies, and the kernel behind which all copies of a pattern start.
+type LoadKernels<'a> = &'a dyn Fn(&Arc<Context>) -> Result<(Probe, LateFill)>;
+
 /// A pattern meter on the GPUs of a machine.
 #[derive(Debug)]
 pub struct GpuPatternMeter {
@@ -91,7 +94,7 @@ impl GpuPatternMeter {
         driver: &Arc<Driver>,
         graph: &MachineGraph,
         p2p_disable: bool,
-        load: &dyn Fn(&Arc<Context>) -> Result<(Probe, LateFill)>,
+        load: LoadKernels<'_>,
     ) -> Result<GpuPatternMeter> {
         let devices = driver.devices()?;
         let open = |gpu: &GpuFacts| open(gpu, &devices, load);
@@ -286,11 +289,7 @@ impl PatternMeter for GpuPatternMeter {
 }
 
 /// Opens a GPU, and fills the memory that its flows read.
-fn open(
-    gpu: &GpuFacts,
-    devices: &[Device],
-    load: &dyn Fn(&Arc<Context>) -> Result<(Probe, LateFill)>,
-) -> Result<MeteredGpu> {
+fn open(gpu: &GpuFacts, devices: &[Device], load: LoadKernels<'_>) -> Result<MeteredGpu> {
     let unsupported = |why: &str| {
         let text = format!("GPU {} cannot be measured: {why}", gpu.bus_id);
         Error::new(ErrorKind::Unsupported, text)

@@ -18,9 +18,6 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Largest share of the predicted rate at which a pattern shows a limit that single links do not have, as a fraction.
 const SHORT: [u64; 2] = [4, 5];
 
-/// Least share of the most that a pool has carried at which a pattern counts as limited by the pool.
-const AT_LIMIT: [u64; 2] = [17, 20];
-
 /// Least ratio of the rate between two switches to their rates to host memory that shows a link between them.
 const BESIDE_TREE: [u64; 2] = [5, 4];
 
@@ -226,8 +223,8 @@ impl<'a> Inference<'a> {
         self.explains(&limit, at).then_some(limit)
     }
 
-    /// Returns the pool that a short pattern shows: the smallest set of links that this pattern fills as far as any
-    /// pattern does, and whose limit explains the pattern. If several are equally small, takes the links nearest to
+    /// Returns the pool that a short pattern shows: the smallest set of links which, limited to the most that any
+    /// pattern has carried over them, explains the pattern. If several are equally small, takes the links nearest to
     /// the sockets, which most GPUs share.
     fn pool(&self, at: usize) -> Option<MeasuredLimit> {
         let pattern = &self.measured[at];
@@ -238,9 +235,6 @@ impl<'a> Inference<'a> {
         });
         sets.into_iter().find_map(|links| {
             let most = self.most(&links);
-            if pattern.over(&links) * AT_LIMIT[1] < most * AT_LIMIT[0] {
-                return None;
-            }
             let ends = links.iter().map(|&link| {
                 let GraphLink { from, to, .. } = self.graph.links[link];
                 self.names([from, to])

@@ -227,10 +227,14 @@ fn other_figures_than_the_tables_are_found() {
 fn noise_makes_no_pool_and_no_fan() {
     for name in ["A", "B", "C", "D", "E", "F", "G", "H", "I", "K"] {
         for access in [PeerAccess::Rule, PeerAccess::UpTo(PathType::Sys)] {
-            let (_, limits) = Hidden::new(name, access.clone(), "").probe(5);
-            let found = [fans(&limits).len(), pools(&limits).len()];
-            assert_eq!(found, [0, 0], "{name} {access:?}: {limits}");
-            assert!(!limits.to_string().contains("connect"), "{name}: {limits}");
+            let machine = Hidden::new(name, access.clone(), "");
+            // Each noise has its own sequence of errors.
+            for noise in 2..=5 {
+                let (_, limits) = machine.probe(noise);
+                let found = [fans(&limits).len(), pools(&limits).len()];
+                assert_eq!(found, [0, 0], "{name} {access:?}: {limits}");
+                assert!(!limits.to_string().contains("connect"), "{name}: {limits}");
+            }
         }
     }
 }
