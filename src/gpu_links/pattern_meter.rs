@@ -474,7 +474,7 @@ mod tests {
         for off in [false, true] {
             let mut meter = meter(&machine, &graph, off).unwrap();
             let access = meter.peer_access();
-            let expected = |at: usize| at % 4 == 0 || !off && ![2, 6].contains(&at);
+            let expected = |at: usize| at.is_multiple_of(4) || !off && ![2, 6].contains(&at);
             assert_eq!(access, PeerAccess::Pairs((0..9).map(expected).collect()));
             let patterns = plan(&graph, &Paths::new(&graph, &access));
             assert!(patterns.len() > 20, "{}", patterns.len());
