@@ -407,7 +407,7 @@ fn settings_of_host_memory_are_warned_of_on_gpus() {
     assert!(why.ends_with(": CINCH_SLOT_BYTES, CINCH_SLOTS"), "{why}");
 }
 
-/// Half of a GPU is left to other kernels, unless a setting requests more channels.
+/// Half of a GPU is left to other kernels, unless a setting requests more channels. Ranks of a GPU share it evenly.
 #[test]
 fn resident_blocks_leave_half_of_the_gpu_free() {
     for channels in ["auto", "1", "8", "64", "66"] {
@@ -415,7 +415,13 @@ fn resident_blocks_leave_half_of_the_gpu_free() {
     }
     assert_eq!(resident_on([0, 1], "100"), 100);
     assert_eq!(resident_on([0, 1], "128"), 128);
-    assert_eq!(resident_on([0, 0], "128"), 33);
+    for (channels, blocks) in [("auto", 33), ("50", 50), ("128", 66)] {
+        assert_eq!(
+            resident_on([0, 0], channels),
+            blocks,
+            "{channels} of two ranks"
+        );
+    }
 }
 
 /// The order must not depend on addresses of communicators, which differ between processes: on one

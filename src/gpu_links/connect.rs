@@ -19,11 +19,11 @@ use super::host;
 use super::local_registry::Registration;
 use super::mapping::{self, MappingPlan, PeerMapping};
 use super::network;
+use super::pair_links::PairLinks;
 use super::path_probe::{PathProbe, ProbedPeerBuffer};
 use super::paths::{GPUS_THAT_KEEP_LINES_WHOLE, LinkClass, PathFailures, PeerPath};
 use super::round_messages::{GpuInfo, MemoryHandle, PathReport};
 use super::setup::LinkSetup;
-use super::split_pairs::SplitPairs;
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::abi::MAX_RANKS;
 use crate::gpu::probe::Probe;
@@ -87,7 +87,7 @@ fn run(setup: &LinkSetup<'_>, new_probe: NewProbe<'_>) -> Result<GpuLinks> {
     let classes = setup.agree(compared, &mut failures)?;
     let slowest = classes.iter().flatten().copied().max();
     own.links.slowest = slowest.unwrap_or(LinkClass::SameDevice);
-    own.links.split_pairs = SplitPairs::new(&gpus, &classes, &failures);
+    own.links.pairs = PairLinks::new(&gpus, &classes, &failures);
     own.take_paths(setup, &plans, &failures)?;
     Ok(own.finish(&gpus))
 }
@@ -230,7 +230,7 @@ impl Allocated {
             paths: vec![None; setup.nranks()],
             slowest: LinkClass::SameDevice,
             gpus_keep_lines_whole: false,
-            split_pairs: SplitPairs::NONE,
+            pairs: PairLinks::NVLINK,
             device_bytes: PRIVATE_BYTES + memory.as_ref().map_or(0, |memory| memory.bytes()),
             pinned_bytes: control.bytes(),
             connection_bytes: 0,

@@ -17,12 +17,12 @@ mod host;
 mod local_registry;
 mod mapping;
 mod network;
+mod pair_links;
 mod path_probe;
 mod paths;
 mod pattern_meter;
 mod round_messages;
 mod setup;
-mod split_pairs;
 
 #[cfg(all(test, not(loom)))]
 mod tests;
@@ -30,9 +30,9 @@ mod tests;
 pub use connect::connect;
 pub use mapping::link_class;
 pub use network::Network;
+pub use pair_links::PairLinks;
 pub use paths::{LinkClass, PeerPath};
 pub use pattern_meter::GpuPatternMeter;
-pub use split_pairs::SplitPairs;
 
 use crate::gpu::DeviceMemory;
 use crate::gpu::abi::{CURSORS_BYTES, CommView, MAX_RANKS, Protocol};
@@ -78,8 +78,8 @@ pub struct GpuLinks {
     /// Whether all GPUs have a compute capability of [`paths::GPUS_THAT_KEEP_LINES_WHOLE`], and all have the
     /// same one. Equal on all ranks.
     gpus_keep_lines_whole: bool,
-    /// Pairs of ranks that cannot use the ll128 protocol.
-    split_pairs: SplitPairs,
+    /// Links of all pairs of ranks of a host.
+    pairs: PairLinks,
     /// Bytes of this rank's device memory: its inbox, cursors and epochs.
     pub device_bytes: usize,
     /// Bytes of this rank's pinned host memory: peer buffers of pairs without peer access, and control words.
@@ -148,10 +148,10 @@ impl GpuLinks {
         self.gpus_keep_lines_whole && self.slowest.keeps_lines_whole()
     }
 
-    /// Returns the pairs of ranks between which the ll128 protocol does not work; equal on all ranks. A schedule may
-    /// use the protocol if none of these pairs exchange messages in it.
-    pub fn split_pairs(&self) -> SplitPairs {
-        self.split_pairs
+    /// Returns the links of all pairs of ranks of a host; equal on all ranks. A schedule may use the ll128 protocol if
+    /// lines arrive whole between all pairs that exchange messages in it.
+    pub fn pair_links(&self) -> PairLinks {
+        self.pairs
     }
 
     /// Unmaps the memory of all peers; no kernel may use the links afterwards. If all ranks unmap and pass

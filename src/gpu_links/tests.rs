@@ -362,7 +362,7 @@ fn other_pairs_keep_peer_memory_and_whole_lines() {
     ] {
         job.check(&gpus, |links| {
             for one in links {
-                assert_eq!(one.split_pairs(), links[0].split_pairs());
+                assert_eq!(one.pair_links(), links[0].pair_links());
                 for (peer, path) in one.paths.iter().enumerate().filter(|(p, _)| *p != one.rank) {
                     let is_refused = [(1, 2), (2, 1)].contains(&(one.rank, peer));
                     let class = path.as_ref().unwrap().class();
@@ -371,7 +371,7 @@ fn other_pairs_keep_peer_memory_and_whole_lines() {
                         false => LinkClass::NvLink,
                     };
                     assert_eq!(class, expected, "{} to {peer}", one.rank);
-                    assert_eq!(one.split_pairs().has(one.rank, peer), is_refused);
+                    assert_eq!(one.pair_links().splits_lines(one.rank, peer), is_refused);
                 }
             }
         });
@@ -380,9 +380,13 @@ fn other_pairs_keep_peer_memory_and_whole_lines() {
     let mut mixed = Machine::new(3);
     mixed.capabilities = (0..).zip([(9, 0), (9, 0), (8, 6)]).collect();
     Job::on(mixed).check(&[(1, 0), (1, 1), (1, 2)], |links| {
-        let split = links[2].split_pairs();
+        let pairs = links[2].pair_links();
         assert_eq!(
-            [split.has(0, 1), split.has(0, 2), split.has(2, 1)],
+            [
+                pairs.splits_lines(0, 1),
+                pairs.splits_lines(0, 2),
+                pairs.splits_lines(2, 1)
+            ],
             [false, true, true]
         );
     });

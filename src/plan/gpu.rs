@@ -10,7 +10,7 @@ use super::busiest::{busiest, leaving};
 use super::candidate::Candidate;
 use super::encoded_tiles::TILE as CODED_TILE;
 use super::fused_blocks::{FUSED_SHARE, MOVER_WARPS, coded_share};
-use super::gpu_costs::{network_seconds, seconds};
+use super::gpu_costs::{ClassMessages, network_seconds, seconds};
 use super::limits::{GpuLimits, Limits};
 use super::link_time::LinkWork;
 use super::tuning::KernelVariant;
@@ -18,8 +18,8 @@ use super::{EncodedTiles, Geometry, Request, chunk_max, granule};
 use crate::codec::{Codec, FUSED_CODECS};
 use crate::error::Result;
 use crate::gpu::abi::LINE_BYTES;
-use crate::gpu_links::SplitPairs;
-use crate::schedule::{self, CostCounts, SchedulePattern};
+use crate::gpu_links::LinkClass;
+use crate::schedule::{self, CostCounts, Schedule, SchedulePattern, StepPeers};
 use crate::types::{Algorithm, Collective, DType, Kernel, KernelProtocol, Protocol, ScaleRule};
 
 /// Largest number of channels of a raw (not encoded) call below [`LARGE_BYTES`]. Larger calls may
@@ -238,14 +238,14 @@ fn keeps_lines_whole(
     gpu: &GpuLimits,
     algorithm: Algorithm,
 ) -> bool {
-    let pairs = gpu.split_pairs;
-    if pairs == SplitPairs::ALL {
+    let pairs = gpu.pairs;
+    if pairs.splits_all_lines() {
         return false;
     }
     betweens(request, algorithm).iter().all(|&between| {
         let pattern = super::pattern(request, limits, (algorithm, between), 1);
         (0..limits.nranks).all(|rank| {
-            let is_whole = |peer: &u32| !pairs.has(rank, *peer as usize);
+            let is_whole = |peer: &u32| !pairs.splits_lines(rank, *peer as usize);
             let schedule = pattern.schedule(rank);
             schedule.is_ok_and(|schedule| {
                 let mut peers = schedule.steps.iter().flat_map(|step| step.send_to.iter());
@@ -424,13 +424,14 @@ pub(super) fn candidate(
         kernel: variant.kernel,
     };
     for rank in busiest(request, limits) {
-        let counts = schedule::cost_counts(&pattern.schedule(rank)?, &limits.hosts);
+        let schedule = pattern.schedule(rank)?;
+        let counts = schedule::cost_counts(&schedule, &limits.hosts);
         let network = network_seconds(limits, &candidate, &counts, leaving, wire_bytes);
         let seconds = seconds(
             (gpu, limits.nranks),
             request,
             &candidate,
-            &counts,
+            (&counts, ClassMessages::new(&schedule, gpu)),
             wire_bytes,
             network,
         );
@@ -447,6 +448,28 @@ pub(super) fn candidate(
         candidate.seconds = candidate.seconds.max(seconds);
     }
     Ok(candidate)
+}
+
+impl ClassMessages {
+    /// Counts the messages of a rank in one pass.
+    fn new(schedule: &Schedule, gpu: &GpuLimits) -> ClassMessages {
+        let mut of_class = [[0, 0]; 2];
+        let mut count = |peers: &StepPeers, direction: usize| {
+            for &peer in peers.iter() {
+                match gpu.pairs.class(schedule.rank, peer as usize) {
+                    LinkClass::SameDevice | LinkClass::NvLink => {}
+                    LinkClass::Pcie => of_class[0][direction] += 1,
+                    LinkClass::Host => of_class[1][direction] += 1,
+                }
+            }
+        };
+        for step in &schedule.steps {
+            count(&step.send_to, 0);
+            count(&step.recv_from, 1);
+        }
+        let [pcie, pinned] = of_class.map(|[sent, received]: [usize; 2]| sent.max(received));
+        ClassMessages { pcie, pinned }
+    }
 }
 
 /// Returns the candidate for a kernel variant that the tuning selected; `None` if the variant

@@ -9,7 +9,15 @@ use crate::codec::info;
 use crate::schedule::CostCounts;
 use crate::types::{Algorithm, CodecKind, Kernel, Protocol};
 
-/// Costs on H200 GPUs with NVLink. "Why the planner's constants are what they are" in
+/// Messages of the busiest rank in one pass that cross slower links than NVLink: the larger of those sent and received.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ClassMessages {
+    pub pcie: usize,
+    /// Through pinned host memory.
+    pub pinned: usize,
+}
+
+/// Costs on H200 GPUs, with NVLink where no other link is named. "Why the planner's constants are what they are" in
 /// benches/FIGURES.md has the measurements behind them; refit them when these rows change.
 mod costs {
     /// Seconds from the launch to the first message, for a schedule kernel and for a fused kernel.
@@ -40,6 +48,13 @@ mod costs {
     /// without. `WIRE_RING` is to its neighbour, with one ring per channel and with several.
     pub const WIRE: [f64; 2] = [330e9, 165e9];
     pub const WIRE_RING: [f64; 2] = [300e9, 345e9];
+    /// Bytes per second that a rank sends over PCIe to the memory of other GPUs.
+    pub const WIRE_PCIE: f64 = 24e9;
+    /// Bytes per second that the ranks of a GPU together send through pinned host memory.
+    pub const WIRE_PINNED: f64 = 40e9;
+    /// Seconds that PCIe, and pinned host memory, add to a hop.
+    pub const HOP_PCIE: f64 = 1e-6;
+    pub const HOP_PINNED: f64 = 2e-6;
     /// Bytes per second that one channel sends.
     pub const WIRE_CHANNEL: f64 = 12e9;
     /// Bytes per second that one thread block of a fused kernel sends.
@@ -69,7 +84,7 @@ pub(super) fn seconds(
     (gpu, nranks): (&GpuLimits, usize),
     request: &Request,
     candidate: &Candidate,
-    counts: &CostCounts,
+    (counts, slower): (&CostCounts, ClassMessages),
     wire_bytes: usize,
     network: f64,
 ) -> f64 {
@@ -121,8 +136,27 @@ pub(super) fn seconds(
     let chunk = candidate.geometry.chunk() as f64;
     let (encode, decode) = codec_seconds(request.codec.inter.kind);
     let touched = (counts.encodes + counts.decodes + counts.reduces) as f64;
-    let waits = launch + candidate.hops.total() as f64 * hop;
-    let travels = passes * messages as f64 * wire_bytes as f64 / wire;
+    // Groups are such that slower links are between them.
+    let slower_hops = match candidate.algorithm {
+        Algorithm::Hierarchical => candidate.hops.between,
+        _ => candidate.hops.total(),
+    };
+    let slower_hop = match slower {
+        ClassMessages { pinned: 1.., .. } => HOP_PINNED,
+        ClassMessages { pcie: 1.., .. } => HOP_PCIE,
+        _ => 0.0,
+    };
+    let waits = launch + candidate.hops.total() as f64 * hop + slower_hops as f64 * slower_hop;
+    // Links of different classes work at once.
+    let seconds_of =
+        |messages: usize, wire: f64| passes * messages as f64 * wire_bytes as f64 / wire;
+    let near = messages.saturating_sub(slower.pcie.max(slower.pinned));
+    let travels = seconds_of(near, wire)
+        .max(seconds_of(slower.pcie, wire.min(share * WIRE_PCIE)))
+        .max(seconds_of(
+            slower.pinned,
+            wire.min(share * WIRE_PINNED / gpu.pairs.ranks_per_gpu as f64),
+        ));
     if is_fused && is_coded {
         // The first encoded tiles of a block run at once, each on its own warps; only further tiles
         // add time.

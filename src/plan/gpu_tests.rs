@@ -1,7 +1,7 @@
 use super::gpu::*;
 use super::*;
 use crate::cpu::Isa;
-use crate::gpu_links::SplitPairs;
+use crate::gpu_links::{LinkClass, PairLinks};
 use crate::mem::PeerBufferLayout;
 use crate::schedule::{self, Groups};
 use crate::topology::{MachineGraph, PeerAccess, read_xml};
@@ -631,13 +631,13 @@ fn rings_have_the_slots_that_they_need() {
 #[test]
 fn one_split_pair_takes_ll128_only_from_schedules_that_use_it() {
     use KernelProtocol as K;
-    let mut split = SplitPairs::NONE;
-    split.add(2, 1);
+    let mut pairs = PairLinks::NVLINK;
+    pairs.set(2, 1, LinkClass::Host);
     let mut by_rank = limits(4, 132);
     let gpu = by_rank.gpu.unwrap().forced(K::LL128);
     by_rank.gpu = Some(GpuLimits {
         ll128: false,
-        split_pairs: split,
+        pairs,
         ..gpu
     });
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/topology/K.xml");
@@ -646,7 +646,7 @@ fn one_split_pair_takes_ll128_only_from_schedules_that_use_it() {
     let unknown = "link_speed=\"\" link_width=\"0\"";
     let text = text.replace(unknown, "link_speed=\"32.0 GT/s PCIe\" link_width=\"16\"");
     let machine = read_xml(&text).unwrap();
-    let access = (0..16).map(|pair| !split.has(pair / 4, pair % 4));
+    let access = (0..16).map(|pair| !pairs.splits_lines(pair / 4, pair % 4));
     let topology = RankTopology::new(
         &MachineGraph::new(&machine),
         &[0, 1, 2, 3],

@@ -3,7 +3,7 @@
 
 use super::cost::MachineFacts;
 use crate::gpu::abi;
-use crate::gpu_links::SplitPairs;
+use crate::gpu_links::PairLinks;
 use crate::mem::PeerBufferLayout;
 use crate::schedule::{Groups, RankOrder};
 use crate::topology::RankTopology;
@@ -90,8 +90,8 @@ pub struct GpuLimits {
     pub channels: usize,
     /// Whether 128-byte lines are always delivered whole between all pairs of ranks.
     pub ll128: bool,
-    /// Pairs of ranks between which a line may arrive in pieces. A schedule that uses none of them may use ll128.
-    pub split_pairs: SplitPairs,
+    /// Links of all pairs of ranks of a host. A schedule may use ll128 if lines arrive whole on all links that it uses.
+    pub pairs: PairLinks,
     /// Protocol set by `CINCH_PROTO`; `None` if it is auto.
     pub protocol: Option<Protocol>,
     /// Kernel set by `CINCH_KERNEL`; `None` if it is auto.
@@ -113,7 +113,7 @@ impl GpuLimits {
             resident,
             channels,
             ll128: false,
-            split_pairs: SplitPairs::ALL,
+            pairs: PairLinks::SPLITTING,
             protocol: None,
             kernel: None,
         }

@@ -1,7 +1,7 @@
 //! [`Connections`]: the engine's view of a communicator's peer buffers.
 
 use crate::gpu::abi::{CommView, Protocol, Trouble};
-use crate::gpu_links::{GpuLinks, SplitPairs};
+use crate::gpu_links::{GpuLinks, PairLinks};
 use crate::mem::PeerBufferLayout;
 use std::fmt::Debug;
 use std::time::Duration;
@@ -39,8 +39,8 @@ pub trait Connections: Send + Sync + Debug {
     /// the same answer.
     fn lines_arrive_whole(&self) -> bool;
 
-    /// Returns the pairs of ranks between which ll128 lines may arrive in pieces. All ranks get the same answer.
-    fn split_pairs(&self) -> SplitPairs;
+    /// Returns the links of all pairs of ranks of a host. All ranks get the same answer.
+    fn pair_links(&self) -> PairLinks;
 }
 
 impl Connections for GpuLinks {
@@ -80,7 +80,7 @@ impl Connections for GpuLinks {
         GpuLinks::lines_arrive_whole(self)
     }
 
-    fn split_pairs(&self) -> SplitPairs {
-        GpuLinks::split_pairs(self)
+    fn pair_links(&self) -> PairLinks {
+        GpuLinks::pair_links(self)
     }
 }

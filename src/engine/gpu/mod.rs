@@ -165,7 +165,7 @@ impl GpuEngine {
         let between = network.as_ref().map(Network::transport);
         let gpu = GpuLimits {
             ll128: connections.lines_arrive_whole(),
-            split_pairs: connections.split_pairs(),
+            pairs: connections.pair_links(),
             protocol: config.protocol,
             kernel: config.kernel,
             ..GpuLimits::new(

@@ -10,7 +10,7 @@ use crate::codec::FUSED_CODECS;
 use crate::error::{Error, ErrorKind};
 use crate::gpu::abi::{CommView, Protocol, TROUBLE_MISMATCH, TROUBLE_TIMEOUT, Trouble};
 use crate::gpu::{CaptureMode, Device, DeviceMemory, Driver, Graph, Module};
-use crate::gpu_links::SplitPairs;
+use crate::gpu_links::PairLinks;
 use crate::mem::PeerBufferLayout;
 use crate::sys::cuda::CuResult;
 use crate::sys::cuda::mock::{MockMachine as Gpus, Process};
@@ -251,10 +251,10 @@ impl Connections for Wires {
     fn lines_arrive_whole(&self) -> bool {
         self.whole_lines
     }
-    fn split_pairs(&self) -> SplitPairs {
+    fn pair_links(&self) -> PairLinks {
         match self.whole_lines {
-            true => SplitPairs::NONE,
-            false => SplitPairs::ALL,
+            true => PairLinks::NVLINK,
+            false => PairLinks::SPLITTING,
         }
     }
 }
