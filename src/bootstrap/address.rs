@@ -27,7 +27,7 @@ pub struct HostAddress {
 }
 
 /// Returns the addresses among which ranks may choose the nearest interface: those of interfaces that are up, except
-/// loopback and link-local addresses. Returns none if `CINCH_SOCKET_IFNAME` is set, which leaves no choice.
+/// loopback and link-local addresses. Returns none if `CINCH_SOCKET_IFNAME` is set, which is the choice.
 ///
 /// # Errors
 /// System if the interfaces cannot be listed.

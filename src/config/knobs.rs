@@ -205,7 +205,7 @@ knobs! {
     CINCH_HEARTBEAT heartbeat: Duration = Duration::from_millis(100), Seconds(0.01, 60.0), No,
         "interval of the heartbeats of control connections";
     CINCH_SOCKET_IFNAME interface: Option<String> = None, FreeText("names or beginnings of names or addresses, commas between; =NAME is exact, ^ excludes"), No,
-        "network interface for TCP; unset takes the first that is up, loopback for one host";
+        "network interface for TCP; unset takes the first that is up, loopback for one host, and lets pairs of ranks use nearer networks";
     CINCH_SOCKET_FAMILY ipv6: Option<bool> = None, Auto(Member(&[false, true], |ipv6| if ipv6 { "ipv6" } else { "ipv4" })), No,
         "addresses that count when an interface is chosen; auto takes IPv4 before IPv6";
     CINCH_TCP_SOCKETS tcp_sockets: usize = 1, WholeNumber(1, 16, ""), HostLinks,

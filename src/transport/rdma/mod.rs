@@ -27,7 +27,6 @@ use super::inbox::InboxMemory;
 use crate::bootstrap::PeerInfo;
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
-use crate::schedule::Groups;
 use crate::sys::ibverbs::{self, Api};
 use crate::sys::log::{self, Level};
 use crate::sys::pci::SysDirectory;
@@ -315,14 +314,13 @@ impl PortSearch {
 
 /// Returns the ports that each rank uses by distance, as indices in its list of `ports`.
 fn shares_of_hosts(ports: &[Vec<&PortFacts>], peers: &[PeerInfo]) -> Vec<Vec<usize>> {
-    let hosts = Groups::of_hosts(peers.iter().map(|peer| peer.host_id));
     let mut all = vec![Vec::new(); ports.len()];
-    for host in 0..hosts.count() {
-        let ranks: Vec<usize> = hosts
-            .ranks(host)
-            .iter()
-            .map(|&rank| rank as usize)
-            .collect();
+    for first in peers {
+        let host = |rank: &usize| peers[*rank].host_id == first.host_id;
+        let ranks: Vec<usize> = (0..peers.len()).filter(host).collect();
+        if ranks[0] != first.rank {
+            continue;
+        }
         let of_host: Vec<Vec<&PortFacts>> = ranks.iter().map(|&rank| ports[rank].clone()).collect();
         for (rank, share) in ranks.into_iter().zip(shares(&of_host)) {
             all[rank] = share;
