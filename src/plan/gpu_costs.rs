@@ -51,10 +51,12 @@ mod costs {
     /// Bytes per second that a rank sends over PCIe to the memory of other GPUs.
     pub const WIRE_PCIE: f64 = 24e9;
     /// Bytes per second that the ranks of a GPU together send through pinned host memory.
-    pub const WIRE_PINNED: f64 = 40e9;
-    /// Seconds that PCIe, and pinned host memory, add to a hop.
+    pub const WIRE_PINNED: f64 = 37e9;
+    /// Seconds that PCIe adds to a hop.
     pub const HOP_PCIE: f64 = 1e-6;
-    pub const HOP_PINNED: f64 = 2e-6;
+    /// Seconds that pinned host memory adds to a hop: for each peer with simple, whose stores must have arrived before
+    /// the counter changes, and in all with flags among the data.
+    pub const HOP_PINNED: [f64; 2] = [7e-6, 0.6e-6];
     /// Bytes per second that one channel sends.
     pub const WIRE_CHANNEL: f64 = 12e9;
     /// Bytes per second that one thread block of a fused kernel sends.
@@ -142,7 +144,10 @@ pub(super) fn seconds(
         _ => candidate.hops.total(),
     };
     let slower_hop = match slower {
-        ClassMessages { pinned: 1.., .. } => HOP_PINNED,
+        ClassMessages { pinned: 1.., .. } => match candidate.kernel.protocol {
+            Protocol::Simple => HOP_PINNED[0] * (counts.connections / 2).max(1) as f64,
+            Protocol::Ll | Protocol::Ll128 => HOP_PINNED[1],
+        },
         ClassMessages { pcie: 1.., .. } => HOP_PCIE,
         _ => 0.0,
     };
