@@ -1,0 +1,1 @@
+"""Comparison of the library with `cinch_reference`, byte by byte."""
