@@ -114,7 +114,8 @@ def run_library(ranks: Ranks, arguments: Arguments, buffers: Buffers) -> list:
                 op=op,
                 root=arguments.root,
                 algorithm=arguments.algorithm,
-                codec=codec_text(arguments),
+                # Only a communicator's setting names codecs by level.
+                codec=str(arguments.codec) if arguments.inside is None else None,
                 tensor=arguments.tensor,
                 feedback=arguments.feedback,
             )

@@ -40,6 +40,13 @@ class Result:
         if ours != library:
             self.differ(what, 1, f"reference {ours}, library {library}")
 
+    def merge(self, other: "Result") -> None:
+        """Adds the counts of another result."""
+        self.elements += other.elements
+        self.bytes += other.bytes
+        self.differing += other.differing
+        self.examples += other.examples[: 10 - len(self.examples)]
+
     def differ(self, what: str, count: int, text: str) -> None:
         """Counts differing bytes and keeps the first examples."""
         self.differing += count

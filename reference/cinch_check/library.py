@@ -171,6 +171,7 @@ class Library:
     """The loaded library."""
 
     def __init__(self, path: str):
+        self.path = path
         self.c = ctypes.CDLL(path)
         self.c.cinch_last_error.restype = c_char_p
         self.c.cinch_version_string.restype = c_char_p
@@ -186,6 +187,12 @@ class Library:
         init = getattr(self.c, function)
         self.check(init(byref(value), c_size_t(ctypes.sizeof(kind)), c_uint32(API_VERSION)))
         return value
+
+    def unique_id(self) -> bytes:
+        """Calls `cinch_unique_id_create`."""
+        identity = (c_char * 128)()
+        self.check(self.c.cinch_unique_id_create(byref(identity)))
+        return identity.raw
 
     def wire_bytes(self, codec: str, layout: int, count: int) -> int:
         """Calls `cinch_wire_bytes`."""
@@ -245,19 +252,29 @@ class Library:
 
 
 class Ranks:
-    """All ranks of one communicator, as threads of this process."""
+    """Ranks of one communicator, as threads of this process: all, or the `local` ones of an id."""
 
-    def __init__(self, library: Library, nranks: int, slot_bytes: int = 0):
+    def __init__(
+        self,
+        library: Library,
+        nranks: int,
+        slot_bytes: int = 0,
+        unique_id: bytes | None = None,
+        local: list[int] | None = None,
+        codec: str | None = None,
+    ):
         self.library = library
         self.size = nranks
-        self.pool = ThreadPoolExecutor(nranks)
+        self.local = list(range(nranks)) if local is None else local
+        self.pool = ThreadPoolExecutor(len(self.local))
         self.comms = [c_void_p() for _ in range(nranks)]
-        identity = (c_char * 128)()
-        library.check(library.c.cinch_unique_id_create(byref(identity)))
+        identity = c_char * 128
+        identity = identity.from_buffer_copy(unique_id or library.unique_id())
 
         def init(rank: int) -> None:
             config = library.initialised(Config, "cinch_config_init")
             config.slot_bytes = slot_bytes
+            config.codec = codec.encode() if codec else None
             comm = byref(self.comms[rank])
             library.check(
                 library.c.cinch_comm_init(byref(identity), rank, nranks, byref(config), comm)
@@ -266,8 +283,8 @@ class Ranks:
         self.on_all(init)
 
     def on_all(self, function) -> list:
-        """Returns function(rank) of all ranks, which run at the same time."""
-        tasks = [self.pool.submit(function, rank) for rank in range(self.size)]
+        """Returns function(rank) of the local ranks, which run at the same time."""
+        tasks = [self.pool.submit(function, rank) for rank in self.local]
         return [task.result() for task in tasks]
 
     def __enter__(self) -> "Ranks":

@@ -74,7 +74,8 @@ def divide(
 
 def largest_chunk(codec: Codec, g: int, element: Element, slot: int) -> int:
     """Returns `most` of one codec. Section "Chunks"."""
-    low, high = 1, slot * 8 // g + 1
+    # A chunk has at most as many elements as a slot has bytes.
+    low, high = 1, slot // g + 1
     while high - low > 1:
         middle = (low + high) // 2
         if codec.wire_bytes(middle * g, element.bytes) <= slot:

@@ -75,6 +75,24 @@ def parts_of(run: Run) -> int:
     return 1
 
 
+def oneshot(run: Run, c: Chunk) -> Outputs:
+    """Returns every rank's sum of a chunk. Section "One-shot", all_reduce."""
+    x = [run.x(rank, c.begin, c.n) for rank in range(run.size)]
+    messages = [run.encode(rank, c.number, c.begin, v) for rank, v in enumerate(x)]
+    results = []
+    for receiver in range(run.size):
+        acc = None
+        for rank, m in enumerate(messages):
+            if rank == receiver and run.arguments.feedback:
+                # The own term is encoded a second time, which turns -0 into +0 in the first call.
+                m = run.encode(rank, c.number, c.begin, x[rank], again=True)
+            acc = run.add(acc, m)
+        results.append(run.out(run.fin(acc)))
+        if not run.arguments.feedback:
+            return results * run.size
+    return results
+
+
 def all_reduce(run: Run) -> Outputs:
     """Returns the outputs of an all_reduce."""
     outputs = [np.empty(run.arguments.count, run.element.storage) for _ in range(run.size)]
@@ -82,11 +100,7 @@ def all_reduce(run: Run) -> Outputs:
     run.begin_state(1)
     for c in division.chunks():
         if run.arguments.algorithm == "oneshot":
-            messages = [run.encode(r, c.number, c.begin, run.x(r, c.begin, c.n)) for r in range(run.size)]
-            acc = None
-            for rank, m in enumerate(messages):
-                acc = run.add(acc, m)
-            values = [run.out(run.fin(acc))] * run.size
+            values = oneshot(run, c)
         else:
             if run.arguments.algorithm == "hierarchical":
                 e = hierarchical.all_reduce(run, c)
@@ -234,6 +248,7 @@ def call(comm: Communicator, arguments: Arguments, inputs: list[np.ndarray | Non
     run = Run(comm, arguments, inputs, operation)
     outputs = RUNNERS[arguments.collective](run)
     run.commit()
+    comm.reports = run.reports
     return outputs
 
 

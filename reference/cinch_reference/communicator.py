@@ -8,6 +8,7 @@ from . import chunk, kept_scales, random_numbers, raw
 from .chunks import SLOT_BYTES, Division, divide, slot_bytes
 from .elements import Element, narrow, widen
 from .feedback import OWNER, WORKER, Feedback, kind
+from .reports import RankReport, saturated
 from .spec import RAW, Codec
 
 COLLECTIVES = {
@@ -67,15 +68,6 @@ class Message:
     n: int
 
 
-@dataclass
-class RankReport:
-    """Fields of a rank's report. Section "Reports"."""
-
-    saturated: int = 0
-    non_finite: int = 0
-    abs_max: float = 0.0
-
-
 class Communicator:
     """State of all ranks between calls."""
 
@@ -87,6 +79,7 @@ class Communicator:
         self.pairs: dict[tuple[int, int], int] = {}
         self.feedback = [Feedback(rank, nranks) for rank in range(nranks)]
         self.scales = [kept_scales.KeptScales() for _ in range(nranks)]
+        self.reports: list[RankReport] = []
 
     def next_sequence(self) -> int:
         """Returns the sequence number of a collective. Section "Random numbers"."""
@@ -112,6 +105,10 @@ class Run:
     kept: list[kept_scales.Scales] | None = None
     division: Division | None = None
     reports: list[RankReport] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Prepares the reports of all ranks."""
+        self.reports = [RankReport() for _ in range(self.comm.size)]
 
     @property
     def size(self) -> int:
@@ -162,6 +159,8 @@ class Run:
         acc = widen(self.element, self.inputs[rank][at : at + n])
         if self.arguments.factors is not None:
             acc = raw.multiply(self.element, acc, self.arguments.factors[rank])
+        if not self.arguments.codec.is_raw:
+            self.reports[rank].count_input(acc, at)
         return acc
 
     def encode(
@@ -173,10 +172,12 @@ class Run:
         is_sum: bool = False,
         role: int = WORKER,
         codec: Codec | None = None,
+        again: bool = False,
     ) -> Message:
         """Returns `E(v)` of a rank.
 
-        `number` is that of the chunk, `at` the position in the rank's input buffer.
+        `number` is that of the chunk, `at` the position in the rank's input buffer. An encode of the same
+        numbers `again` is not counted in the report.
         """
         codec = codec or self.arguments.codec
         if codec.is_raw:
@@ -187,6 +188,7 @@ class Run:
             scale = None
             if codec.tensor:
                 scale = kept_scales.scale_of(self.kept[rank], number, w)
+            self.reports[rank].saturated += 0 if again else saturated(codec, w, scale)
             return chunk.encode(codec, w, key, at, scale)
 
         if self.arguments.feedback:

@@ -54,6 +54,8 @@ def divide(acc: np.ndarray, n: int) -> np.ndarray:
 
 def single_rank(element: Element, op: str, raw: np.ndarray, factor: np.ndarray | None) -> np.ndarray:
     """Returns the result of a reduction over one rank. Section "Raw arithmetic", last item."""
+    if factor is None and op != "avg":
+        return raw.copy()
     acc = widen(element, raw)
     if factor is not None:
         acc = multiply(element, acc, factor)
