@@ -176,6 +176,10 @@ class Library:
         self.c.cinch_last_error.restype = c_char_p
         self.c.cinch_version_string.restype = c_char_p
 
+    def version(self) -> str:
+        """Calls `cinch_version_string`."""
+        return self.c.cinch_version_string().decode()
+
     def check(self, code: int) -> None:
         """Raises the library's error if `code` is one."""
         if code:

@@ -36,6 +36,17 @@ def finite_bits(random: np.random.Generator, n: int) -> np.ndarray:
     return np.where(b & 0x7F800000 == 0x7F800000, b ^ 0x40000000, b).view(np.float32)
 
 
+def order_of_sums(random: np.random.Generator, block: int, blocks: int) -> np.ndarray:
+    """Returns blocks whose mean is a tie of fp32 if their elements are added in order.
+
+    1 + 2^-24 is a tie. Numbers of 2^-55 vanish beside it in fp64, but count if they are added first.
+    """
+    x = np.full((blocks, block), 2.0**-55, np.float32)
+    for row in x:
+        row[random.permutation(block)[:2]] = np.float32([1, 2.0**-24])
+    return x.reshape(-1) * np.float32(random.choice([-1, 1]) * 2.0 ** random.integers(-60, 60))
+
+
 def ties(codec: Codec | None, random: np.random.Generator, n: int) -> np.ndarray:
     """Returns numbers on and beside the ties of a codec, the first being the scale of all."""
     side = random.integers(-1, 2, n).astype(np.int32)
@@ -120,14 +131,13 @@ def elements(
     return narrow(element, x) if element is BF16 else x
 
 
-def all_patterns(random: np.random.Generator, element: Element) -> np.ndarray:
-    """Returns all patterns of a 16-bit type, in order and shuffled with few NaN; else special values."""
+def all_patterns(random: np.random.Generator, element: Element, shuffled: bool) -> np.ndarray:
+    """Returns all patterns of a 16-bit type in order, and the finite ones shuffled; else special values."""
     if element in (F16, BF16):
         pattern = np.arange(65536, dtype=np.uint16)
         nan = 0x7C00 if element is F16 else 0x7F80
         finite = pattern[(pattern & nan) != nan]
-        # A permutation of its own for each codec would take longer than the comparison.
-        return np.concatenate([pattern, np.roll(np.random.default_rng(1).permutation(finite), random.integers(63488))])
+        return np.concatenate([pattern, random.permutation(finite)]) if shuffled else pattern
     special = floats(SPECIAL_BITS)
     return np.concatenate([special, random.permutation(special), floats(NON_FINITE_BITS), special])
 
