@@ -39,11 +39,13 @@ def finite_bits(random: np.random.Generator, n: int) -> np.ndarray:
 def order_of_sums(random: np.random.Generator, block: int, blocks: int) -> np.ndarray:
     """Returns blocks whose mean is a tie of fp32 if their elements are added in order.
 
-    1 + 2^-24 is a tie. Numbers of 2^-55 vanish beside it in fp64, but count if they are added first.
+    1 + 2^-24 is a tie. Numbers of 2^-55 vanish beside it in fp64, but count if they are added first. Every
+    second block begins with the large ones, so that an addition in order loses all others.
     """
     x = np.full((blocks, block), 2.0**-55, np.float32)
-    for row in x:
-        row[random.permutation(block)[:2]] = np.float32([1, 2.0**-24])
+    for i, row in enumerate(x):
+        at = random.permutation(block)[:2] if i % 2 else [0, 1]
+        row[at] = np.float32([1, 2.0**-24])
     return x.reshape(-1) * np.float32(random.choice([-1, 1]) * 2.0 ** random.integers(-60, 60))
 
 
