@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from . import codecs, collectives, hosts, planted_defects, state, vectors
+from . import codecs, collectives, frames, hosts, planted_defects, state, vectors
 from .compare import Result
 from .library import Library
 
@@ -29,8 +29,12 @@ PARTS: dict[str, tuple[Check, str, float]] = {
     "pairs": (state.check_pairs, "collective_elements", 0.05),
     "reports": (state.check_reports, "collective_elements", 0.1),
     "training": (state.check_training, "collective_elements", 0.001),
+    "frames": (frames.check_frames, "", 0),
 }
 """Check of each part, the option that sets its elements, and its share of them."""
+
+NAMED_ONLY = ("frames",)
+"""Parts that a run without `--part` leaves out."""
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -81,7 +85,8 @@ def main() -> int:
     if options.planted_defects:
         return planted_defects.run(library)
     print(f"libcinch {library.version()}, seed {options.seed}, numpy {np.__version__}", flush=True)
-    results = [run_part(library, name, options) for name in options.part or PARTS]
+    chosen = options.part or [name for name in PARTS if name not in NAMED_ONLY]
+    results = [run_part(library, name, options) for name in chosen]
     elements = sum(result.elements for result in results)
     differing = sum(result.differing for result in results)
     print(f"{'all':12} {elements:>12,} elements, {differing:,} bytes differ")

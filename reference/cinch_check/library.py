@@ -266,6 +266,8 @@ class Ranks:
         unique_id: bytes | None = None,
         local: list[int] | None = None,
         codec: str | None = None,
+        transport: int = 0,
+        interface: str | None = None,
     ):
         self.library = library
         self.size = nranks
@@ -279,6 +281,8 @@ class Ranks:
             config = library.initialised(Config, "cinch_config_init")
             config.slot_bytes = slot_bytes
             config.codec = codec.encode() if codec else None
+            config.transport = transport
+            config.network_interface = interface.encode() if interface else None
             comm = byref(self.comms[rank])
             library.check(
                 library.c.cinch_comm_init(byref(identity), rank, nranks, byref(config), comm)

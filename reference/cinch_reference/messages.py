@@ -41,15 +41,17 @@ def digest_fused(counts: list[int]) -> int:
     return d & 0xFFFFFFFF
 
 
-def signature(arguments: Arguments, sequence: int, fused: list[int] | None = None) -> bytes:
-    """Returns the five words of a call's signature."""
+def signature(
+    arguments: Arguments, sequence: int, fused: list[int] | None = None, receiver: int = 0
+) -> bytes:
+    """Returns the five words of a call's signature. The root of a send is its sender."""
     reducing = arguments.collective in ("all_reduce", "reduce_scatter", "reduce")
     word = FORMAT_VERSION | COLLECTIVES[arguments.collective] << 8 | arguments.element.number << 16
     word |= OPERATORS[arguments.op] << 24 if reducing else 0
     word |= ALGORITHMS.index(arguments.algorithm) << 32
     if arguments.inside is not None and arguments.inside != arguments.codec:
         word |= (arguments.inside.number + 1 | digest_inside(arguments.inside) << 8) << 40
-    second = arguments.root
+    second = arguments.root | receiver << 32
     if fused:
         second = len(fused) | digest_fused(fused) << 32
     return struct.pack("<5Q", word, second, arguments.count, sequence, codec_word(arguments.codec))
