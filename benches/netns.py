@@ -33,13 +33,19 @@ def ip(*arguments):
 
 
 class Net:
-    """Namespaces of hosts, joined by a bridge in one more namespace. A context manager that removes them."""
+    """Namespaces of hosts, joined by bridges in one more namespace. A context manager that removes them.
 
-    def __init__(self, hosts, rate=None):
+    All hosts are on one bridge, or each on one of `switches`: (bridge, bridge above it, rate of the link between both).
+    `places` has the bridge of each host.
+    """
+
+    def __init__(self, hosts, rate=None, switches=(), places=None):
         # Names contain the process id, so that two runs cannot remove each other's namespaces.
         self.spaces = [f"cinch-{os.getpid()}-{host}" for host in range(hosts)]
         self.switch = f"cinch-{os.getpid()}-switch"
         self.rate = rate
+        self.switches = list(switches)
+        self.places = places or ["bridge"] * hosts
         self.secret = None
 
     def __enter__(self):
@@ -59,8 +65,14 @@ class Net:
     def set_up(self):
         for space in [self.switch, *self.spaces]:
             ip("netns", "add", space)
-        ip("-n", self.switch, "link", "add", "bridge", "type", "bridge", "forward_delay", 0)
-        ip("-n", self.switch, "link", "set", "bridge", "up")
+        self.add_bridge("bridge")
+        for bridge, above, rate in self.switches:
+            self.add_bridge(bridge)
+            up, down = f"{bridge}-up", f"{bridge}-down"
+            ip("-n", self.switch, "link", "add", up, "type", "veth", "peer", "name", down)
+            for device, master in [(up, bridge), (down, above)]:
+                ip("-n", self.switch, "link", "set", device, "master", master, "up")
+                self.shape(self.switch, device, rate)
         for host, space in enumerate(self.spaces):
             port = f"port{host}"
             ip("link", "add", DEVICE, "netns", space, "type", "veth",
@@ -68,20 +80,25 @@ class Net:
             ip("-n", space, "addr", "add", f"{self.address(host)}/24", "dev", DEVICE)
             ip("-n", space, "link", "set", "lo", "up")
             ip("-n", space, "link", "set", DEVICE, "up")
-            ip("-n", self.switch, "link", "set", port, "master", "bridge", "up")
+            ip("-n", self.switch, "link", "set", port, "master", self.places[host], "up")
             if self.rate:
                 # Both ends of the link get a rate limit, so that it holds in both directions.
-                self.shape(space, DEVICE)
-                self.shape(self.switch, port)
+                self.shape(space, DEVICE, self.rate)
+                self.shape(self.switch, port, self.rate)
         self.secret = tempfile.NamedTemporaryFile("w", suffix=".secret")  # made with mode 0600
         self.secret.write(secrets.token_hex(32))
         self.secret.flush()
 
-    def shape(self, space, device):
+    def add_bridge(self, name):
+        ip("-n", self.switch, "link", "add", name, "type", "bridge", "forward_delay", 0)
+        ip("-n", self.switch, "link", "set", name, "up")
+
+    @staticmethod
+    def shape(space, device, rate):
         # A burst of 128 KiB holds two of TCP's packets of 64 KiB. With a smaller burst the token bucket
         # limits the speed below the configured rate.
         subprocess.run(["tc", "-n", space, "qdisc", "add", "dev", device, "root", "tbf", "rate",
-                        self.rate, "burst", "128k", "latency", "20ms"], check=True)
+                        rate, "burst", "128k", "latency", "20ms"], check=True)
 
     @staticmethod
     def address(host):

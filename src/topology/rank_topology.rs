@@ -30,17 +30,13 @@ impl RankTopology {
     /// # Errors
     /// Invalid argument if an index does not exist, or occurs twice.
     pub fn new(graph: &MachineGraph, gpus: &[usize], access: &PeerAccess) -> Result<RankTopology> {
-        let graph = of_ranks(graph, gpus)?;
+        let machine = graph;
+        let graph = of_ranks(machine, gpus)?;
         let paths = Paths::new(&graph, access);
         let (ring, _) = rings::best_ring(&graph, &paths);
         Ok(RankTopology {
             order: RankOrder::of_ring(&ring)?,
-            groups: match best_groups(&graph, &paths) {
-                None => Groups::ONE,
-                Some(best) => {
-                    Groups::of_members(best.partitions[0].unit, &best.partitions[0].groups)?
-                }
-            },
+            groups: groups_of_ranks(machine, gpus, access)?,
             graph,
             paths,
         })
@@ -119,6 +115,33 @@ impl fmt::Debug for RankTopology {
             self.members()
         )
     }
+}
+
+/// Returns the groups of ranks. Groups and their ranks have the order of the machine's GPUs, however ranks are dealt to
+/// them: a ring between groups then goes from neighbour to neighbour, and rails lead to GPUs at the same place.
+fn groups_of_ranks(graph: &MachineGraph, gpus: &[usize], access: &PeerAccess) -> Result<Groups> {
+    let mut ranks: Vec<usize> = (0..gpus.len()).collect();
+    ranks.sort_by_key(|&rank| gpus[rank]);
+    let in_order: Vec<usize> = ranks.iter().map(|&rank| gpus[rank]).collect();
+    let graph = of_ranks(graph, &in_order)?;
+    let access = match access {
+        PeerAccess::Pairs(pairs) => {
+            let row = |from: usize| ranks.iter().map(move |&to| (from, to));
+            let pair = |(from, to): (usize, usize)| pairs[from * gpus.len() + to];
+            PeerAccess::Pairs(ranks.iter().flat_map(|&from| row(from)).map(pair).collect())
+        }
+        other => other.clone(),
+    };
+    let paths = Paths::new(&graph, &access);
+    let Some(best) = best_groups(&graph, &paths) else {
+        return Ok(Groups::ONE);
+    };
+    let partition = &best.partitions[0];
+    let members = partition.groups.iter().map(|group| {
+        let of_group = group.iter().map(|&gpu| ranks[gpu]);
+        of_group.collect::<Vec<usize>>()
+    });
+    Groups::of_members(partition.unit, &members.collect::<Vec<_>>())
 }
 
 /// Returns the graph with only the GPUs of ranks, in the order of ranks. Links of unknown speed get unlimited

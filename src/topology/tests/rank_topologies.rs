@@ -31,6 +31,22 @@ fn ranks_that_are_dealt_to_switches_get_a_ring_and_groups_by_switch() {
     assert_ne!(dealt.fingerprint(), in_order.fingerprint());
 }
 
+/// Switches 0 and 1 are on one socket, and 2 and 3 on the other.
+#[test]
+fn groups_have_the_order_of_the_machine_however_ranks_are_dealt() {
+    let dealt = of("B", &[0, 4, 1, 5, 2, 6, 3, 7]);
+    assert_eq!(members(&dealt), [[0, 2], [4, 6], [1, 3], [5, 7]]);
+    let reversed = of("B", &[7, 6, 5, 4, 3, 2, 1, 0]);
+    assert_eq!(members(&reversed), [[7, 6], [5, 4], [3, 2], [1, 0]]);
+    let graph = MachineGraph::new(&case("B").machine);
+    let gpus = [0, 4, 1, 5, 2, 6, 3, 7];
+    // Peer access inside the switches, by pairs of ranks.
+    let pairs = (0..64).map(|pair| gpus[pair / 8] / 2 == gpus[pair % 8] / 2);
+    let access = PeerAccess::Pairs(pairs.collect());
+    let by_pairs = RankTopology::new(&graph, &gpus, &access).unwrap();
+    assert_eq!(by_pairs.groups(), dealt.groups());
+}
+
 #[test]
 fn ranks_of_one_switch_are_one_group_in_rank_order() {
     let one = of("A", &[3, 1, 0, 2]);
