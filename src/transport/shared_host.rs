@@ -15,7 +15,7 @@ use crate::sync::Fault;
 use crate::sys::log::{self, Level};
 use crate::sys::memory::{PAGE, sealed_memfd};
 use crate::sys::socket::Address;
-use crate::types::{SIGNATURE_WORDS, Subsystem, TransportKind};
+use crate::types::{SIGNATURE_WORDS, Subsystem};
 use crate::wire::{Reader, Wire, WireResult, Writer};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -143,8 +143,7 @@ struct Directory {
 impl Directory {
     /// Listens in the directory; `None` if the settings exclude shared memory, or if no socket listens there.
     fn open(config: &Config) -> Option<Directory> {
-        let excludes = |kind| !matches!(kind, TransportKind::Shm | TransportKind::Cuda);
-        if config.shm_disable || config.transport.is_some_and(excludes) {
+        if config.shm_disable {
             return None;
         }
         let mut name = [0; 16];
@@ -254,6 +253,7 @@ impl OutOfBand for MergedHosts {
 mod tests {
     use super::*;
     use crate::bootstrap::LocalOutOfBand;
+    use crate::types::TransportKind;
 
     fn peers(hosts: &[u8]) -> Vec<PeerInfo> {
         let peer = |(rank, &host): (usize, &u8)| PeerInfo {
@@ -347,6 +347,6 @@ mod tests {
             Directory::open(&config).is_some()
         };
         assert!(of(false, None) && of(false, Some(TransportKind::Shm)));
-        assert!(!of(true, None) && !of(false, Some(TransportKind::Tcp)));
+        assert!(!of(true, None) && of(false, Some(TransportKind::Tcp)));
     }
 }
