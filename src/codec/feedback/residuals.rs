@@ -88,10 +88,16 @@ impl Residuals {
     }
 
     /// Adds the residual of `chunk`, from element `at` of the chunk on, to `values`. A residual that would
-    /// make a finite value infinite is skipped.
+    /// make a finite value infinite is skipped. A missing residual is +0 and so turns -0 into +0, as it does
+    /// in a second encode of the chunk by the same call, and on GPUs.
     pub fn add(&self, role: Role, chunk: usize, at: usize, values: &mut [f32]) {
         let slot = self.slots.get(2 * chunk + role as usize);
         let Some(now) = slot.and_then(|slot| slot.now.get(at..at + values.len())) else {
+            for value in values {
+                if *value == 0.0 {
+                    *value = 0.0;
+                }
+            }
             return;
         };
         for (value, residual) in values.iter_mut().zip(now) {
