@@ -1331,8 +1331,8 @@ cinch_result_t cinch_feedback_export(cinch_comm_t *comm,
  * Replaces all residuals of this rank by those that `cinch_feedback_export` returned on the same rank
  * of a communicator with as many ranks.
  *
- * The first call of a tensor drops residuals that do not fit its count, chunks, operator or type; the
- * log reports them.
+ * The first call of a tensor drops residuals that do not fit its count, chunks, operator, type, codec or
+ * algorithm; the log reports them.
  */
 cinch_result_t cinch_feedback_import(cinch_comm_t *comm,
                                      const void *buffer,

@@ -34,8 +34,8 @@ pub unsafe extern "C" fn cinch_feedback_export(
 /// Replaces all residuals of this rank by those that `cinch_feedback_export` returned on the same rank
 /// of a communicator with as many ranks.
 ///
-/// The first call of a tensor drops residuals that do not fit its count, chunks, operator or type; the
-/// log reports them.
+/// The first call of a tensor drops residuals that do not fit its count, chunks, operator, type, codec or
+/// algorithm; the log reports them.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cinch_feedback_import(
     comm: *mut cinch_comm_t,

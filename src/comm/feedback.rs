@@ -23,7 +23,7 @@ impl Communicator {
 
     /// Replaces all residuals by those in `bytes`, which this rank exported from a communicator with equally
     /// many ranks ([`Communicator::export_residuals`]). The first call of a tensor logs and drops residuals
-    /// whose element count, chunks, operator or type differ from its own.
+    /// whose element count, chunks, operator, type, codec or algorithm differ from its own.
     ///
     /// # Errors
     /// Invalid argument if another rank exported the residuals, or if they are damaged; nothing changes. On a

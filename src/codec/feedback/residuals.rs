@@ -25,7 +25,7 @@ pub const BY_ELEMENT: u64 = 1 << 63;
 /// another kind of sum, a residual would be added to the wrong element.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Shape {
-    /// Collective, operator and data type, packed into one number.
+    /// Collective, operator, data type, root, codecs and algorithm, packed into one number.
     pub kind: u64,
     /// Number of elements of the message, or of one rank's block.
     pub count: u64,

@@ -113,7 +113,7 @@ impl<'a> Run<'a> {
             Level::Warn,
             format_args!(
                 "the imported residuals of tensor {tensor} are dropped: they are of {} elements in {} \
-                 chunks of {}, and {} has {} in {} of {}, or another operator or type",
+                 chunks of {}, and {} has {} in {} of {}, or another operator, type, codec or algorithm",
                 theirs.count,
                 theirs.chunks,
                 theirs.chunk,

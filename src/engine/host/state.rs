@@ -244,13 +244,17 @@ impl ScaleKey {
     }
 }
 
-/// Returns the shape that calls must share to use the same residuals.
+/// Returns the shape that calls must share to use the same residuals. With another algorithm a rank encodes
+/// other partial sums, and a residual of one codec may be far beyond what another codec sends in a call.
 pub(super) fn residual_shape(request: &Request, plan: &Plan) -> Shape {
     Shape {
         kind: request.collective as u64
             | u64::from(request.op.number()) << 8
             | (request.dtype as u64) << 16
-            | (request.root as u64) << 32,
+            | (plan.specs.inter.kind as u64) << 24
+            | (request.root as u64) << 32
+            | (plan.specs.intra.kind as u64) << 48
+            | (plan.algorithm as u64) << 56,
         count: plan.count as u64,
         chunk: plan.geometry.chunk() as u64,
         chunks: (plan.geometry.passes() * plan.schedule.chunks) as u64,
