@@ -769,8 +769,9 @@ typedef struct {
     /**
      * Id of the tensor whose residuals are kept between calls, which turns error feedback on;
      * 0 = none. What a lossy codec loses is added to the next call with the same id. For collectives
-     * that reduce. On a GPU the residuals take 8 bytes of device memory per input element; a
-     * captured call must have run once before with the same id.
+     * that reduce. `minmax1` with a seed is an error, since its residuals would grow without bound.
+     * On a GPU the residuals take 8 bytes of device memory per input element; a captured call must
+     * have run once before with the same id.
      */
     uint64_t feedback;
 } cinch_call_t;

@@ -179,6 +179,17 @@ class WarpCodec {
     Format::encode16(params_, x, summary, count, own, codes.code, codes.number);
   }
 
+  // Multiplies the numbers of the codes' block by the codec's damping, as each encode with error
+  // feedback does. The formats that draw have a damping; it is 1 where none is needed.
+  CINCH_HD void damp(Codes &codes) const {
+    if constexpr (draws) {
+      CINCH_UNROLL
+      for (int k = 0; k < Format::numbers; ++k) {
+        codes.number[k] = mul(codes.number[k], params_.damping);
+      }
+    }
+  }
+
   CINCH_HD void decode(const Codes &codes, float (&x)[16]) const {
     Format::template decode16<false>(params_, codes.code, codes.number, x);
   }

@@ -24,7 +24,10 @@ struct cinch_codec_params {
 /* The parameters of codecs of few bits: minmax, terngrad, onebit, trunc, threshold2. */
 struct cinch_bits_params {
   uint32_t log2_block; /* minmax, terngrad, onebit: log2 of the elements that share numbers, 5 to 12 */
-  float threshold;     /* threshold2 */
+  union {
+    float threshold; /* threshold2 */
+    float damping;   /* minmax, terngrad: factor of the numbers of a block, with error feedback */
+  };
   /* minmax, terngrad: keys of the random numbers for contributions and for sums. */
   uint32_t key[2][2];
   uint32_t bits;  /* minmax, trunc: bits of a code, in kernels for several widths */

@@ -265,6 +265,7 @@ class CodedExchange {
     residuals.add_to(x, there);
     Codes codes;
     codec.encode(x, codec.summary(x, there), n, i, codec.random(which, first), codes);
+    codec.damp(codes);
     __syncwarp();
     codec.store(to, WARP_TILE, Lane::mine(0), codes);
     float seen[HELD];

@@ -235,6 +235,7 @@ class CodedSimple {
     // The step that sends this chunk draws equal random numbers, so the codes are equal.
     const Random random = codec_.random(0, job.first);
     codec_.encode(x, own_summary, job.elements, Lane::mine(at), random, codes);
+    if (work_.residuals != nullptr) codec_.damp(codes);
   }
 
   __device__ __noinline__ Summary summary_of_own(const Job &job, uint32_t begin,
@@ -257,6 +258,7 @@ class CodedSimple {
                                        const Summary &summary) const {
     Codes codes;
     codec_.encode(x, summary, job.elements, Lane::mine(at), Whole::random_of(codec_, job), codes);
+    if (work_.residuals != nullptr) codec_.damp(codes);
     for (uint32_t t = 0; t < job.nsend; ++t) {
       codec_.store(job.target(t), job.elements, Lane::mine(at), codes);
     }

@@ -1,5 +1,6 @@
 //! Facts about codecs, which code outside a codec's folder reads instead of matching on names.
 
+use super::feedback::Contraction;
 use super::kernel_info::KernelInfo;
 use super::simd::Available;
 use super::{Codec, TABLE};
@@ -15,6 +16,8 @@ pub struct CodecInfo {
     pub encode_seconds: f64,
     /// Seconds per decoded element on one core.
     pub decode_seconds: f64,
+    /// How the codec contracts errors, which bounds the residuals of error feedback.
+    pub contraction: fn(CodecSpec) -> Contraction,
     /// Facts about the codec's CUDA kernels; `None` if it has none and GPUs reject it.
     pub kernels: Option<KernelInfo>,
     /// Creates the codec; the specification must have been checked.

@@ -249,6 +249,14 @@ pub trait Codec: Send + Sync + std::fmt::Debug {
         stats: Option<&mut EncodeStats>,
     );
 
+    /// Multiplies the numbers of the blocks of `len` elements of `span` by `factor`, so that the elements
+    /// decode to `factor` times their values. Only for codecs with numbers.
+    ///
+    /// Error feedback damps encodes in this way; see [`feedback::Contraction`].
+    fn damp(&self, span: Span, len: usize, factor: f32, wire: &mut [u8]) {
+        let _ = (span, len, factor, wire);
+    }
+
     /// Decodes the elements of `span` from the chunk `wire` into `dst`.
     fn decode(&self, span: Span, wire: &[u8], dst: &mut [f32]);
 

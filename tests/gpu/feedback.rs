@@ -13,10 +13,11 @@ use cinch::testing::Pattern;
 use cinch::types::KernelProtocol;
 use cinch::{Collective, Communicator, DType, ReduceOp, schedule};
 
-const SPECS: [&str; 8] = [
+const SPECS: [&str; 9] = [
     "onebit",
     "terngrad:seed=3",
     "minmax4",
+    "minmax1:block=64",
     "minmax2:block=2048",
     "linear8",
     "dynamic8:block=1024",

@@ -355,6 +355,15 @@ impl<F: BlockFormat> Codec for Blocked<F> {
         }
     }
 
+    fn damp(&self, span: Span, len: usize, factor: f32, wire: &mut [u8]) {
+        let (_, numbers) = self.layout(span.chunk).split_mut(wire, false);
+        let block = self.block().unwrap_or(len).max(1);
+        let first = self.block().map_or(0, |block| span.at / block);
+        for at in F::NUMBERS * first..F::NUMBERS * (first + len.div_ceil(block)) {
+            write_number(numbers, at, read_number(numbers, at) * factor);
+        }
+    }
+
     fn decode(&self, span: Span, wire: &[u8], dst: &mut [f32]) {
         self.decode_span::<false>(span, wire, dst);
     }

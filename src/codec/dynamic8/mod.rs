@@ -13,6 +13,7 @@ mod segments;
 mod simd;
 
 use super::blocked::{Blocked, Scaled, ScaledFormat};
+use super::feedback::Contraction;
 use super::table::Magnitudes;
 use super::{CodecInfo, ErrorLaw, KernelInfo};
 use crate::types::CodecKind;
@@ -23,6 +24,7 @@ pub(super) const INFO: CodecInfo = CodecInfo {
     kind: CodecKind::Dynamic8,
     encode_seconds: 0.36e-9,
     decode_seconds: 0.08e-9,
+    contraction: |_| Contraction::largest(0.0086),
     kernels: Some(KernelInfo {
         array_family: "dynamic8_tabled",
         is_fused: true,

@@ -3,8 +3,10 @@
 //! The engine uses it for calls that name a tensor (`Call::feedback`). It adds the residual to the input of
 //! each lossy encode, and keeps the error of that encode as the new residual. [`Residuals`] holds one tensor.
 
+mod contraction;
 mod residuals;
 
+pub use contraction::{Contraction, Norm, check_codecs, contraction, damp, damping};
 pub use residuals::{BY_ELEMENT, Residuals, Role, Shape};
 
 use crate::error::{Error, Result};

@@ -9,6 +9,7 @@
 //! exponent bits are inverted, as in [`super::static8`], so that 0 has code 0.
 
 use super::elementwise::{Elementwise, Table8, decimal, kernel_words};
+use super::feedback::Contraction;
 use super::{CodecInfo, KernelInfo};
 use crate::types::CodecKind;
 use std::sync::Arc;
@@ -17,6 +18,7 @@ pub(super) const INFO: CodecInfo = CodecInfo {
     kind: CodecKind::Mantissa8,
     encode_seconds: 0.5e-9,
     decode_seconds: 0.1e-9,
+    contraction: |_| Contraction::relative(1.0 / 3.0),
     kernels: Some(KernelInfo {
         array_family: "mantissa8_tabled",
         encode_seconds: 0.7e-12,

@@ -14,25 +14,55 @@
 mod simd;
 
 use super::blocked::{BlockFormat, Blocked, Draws, Numbers, decode_block, encode_block};
+use super::feedback::Contraction;
 use super::simd::{Available, Lanes};
 use super::{CodecInfo, EncodeStats, ErrorLaw, KernelInfo, RoundingRandom, Zero};
 use crate::cpu::Isa;
-use crate::types::CodecKind;
+use crate::types::{CodecKind, CodecSpec};
 use std::sync::Arc;
 
 /// Returns the facts about the codec of `BITS` bits: 1, 2, 4 or 8.
 pub(super) const fn info<const BITS: usize>() -> CodecInfo {
     let kernels = KernelInfo {
         is_fused: BITS == 4,
-        words: |_, words| words[6] = BITS as u32,
+        words: |spec, words| {
+            words[1] = contraction::<BITS>(spec).damping.to_bits();
+            words[6] = BITS as u32;
+        },
         ..KernelInfo::new(if BITS == 4 { "minmax4" } else { "minmax" })
     };
     CodecInfo {
         kind: Range::<BITS>::KIND,
         encode_seconds: if BITS == 8 { 0.2e-9 } else { 0.3e-9 },
         decode_seconds: if BITS == 8 { 0.08e-9 } else { 0.15e-9 },
+        contraction: contraction::<BITS>,
         kernels: Some(kernels),
         build: |spec, isa| Arc::new(Blocked::new(Range::<BITS>, spec, isa)),
+    }
+}
+
+/// Returns the contraction in the largest magnitude A of a block. A gap between L + 1 codes is at most 2 A / L.
+///
+/// To nearest an error is at most half a gap, A / L. For `minmax1`, where L is 1, this is no contraction, and
+/// for `minmax2` the errors of a ring's partial sums grow with each hop. Halved values v - C(v) / 2 lie
+/// between half of the smallest and half of the largest element: C(v) rises only at midpoints, so v - C(v) / 2
+/// is largest at the largest element or just below a midpoint, and is at most A / 2 in both. With a seed C(v)
+/// may be a whole gap below v, and the error is at most A (1 - damping) + damping * gap.
+fn contraction<const BITS: usize>(spec: CodecSpec) -> Contraction {
+    let levels = f64::from(Range::<BITS>::LEVELS);
+    let damping = if BITS <= 2 { 0.5 } else { 1.0 };
+    let kept = 1.0 - f64::from(damping);
+    let error = if spec.seed != 0 {
+        kept + 2.0 * f64::from(damping) / levels
+    } else if BITS <= 2 {
+        kept
+    } else {
+        1.0 / levels
+    };
+    Contraction {
+        output: damping.into(),
+        damping,
+        ..Contraction::largest(error)
     }
 }
 

@@ -12,15 +12,17 @@
 mod simd;
 
 use super::blocked::{BlockFormat, Blocked, Draws, Numbers, total};
+use super::feedback::Contraction;
 use super::simd::Lanes;
 use super::{CodecInfo, ErrorLaw, KernelInfo, Zero};
-use crate::types::CodecKind;
+use crate::types::{CodecKind, CodecSpec, ScaleRule};
 use std::sync::Arc;
 
 pub(super) const INFO: CodecInfo = CodecInfo {
     kind: CodecKind::OneBit,
     encode_seconds: 0.3e-9,
     decode_seconds: 0.15e-9,
+    contraction,
     kernels: Some(KernelInfo::new("onebit")),
     build: |spec, isa| Arc::new(Blocked::new(Signs, spec, isa)),
 };
@@ -97,6 +99,19 @@ impl BlockFormat for Signs {
         let zero = lanes.eq_i(code, lanes.splat_i(0));
         lanes.select(zero, lanes.splat(below), lanes.splat(above))
     }
+}
+
+/// Returns the contraction in the Euclidean norm of a block of n elements.
+///
+/// C(v) is the projection of v onto the blocks that are constant on each of the two signs, so ‖v - C(v)‖² is
+/// ‖v‖² - ‖C(v)‖². The k elements of one sign have ‖C(v)‖² = ‖v‖₁² / k >= ‖v‖² / k, and k <= n: δ is 1/n. A
+/// single spike among zeros attains it. Normal numbers have δ = 2/π.
+fn contraction(spec: CodecSpec) -> Contraction {
+    let block = match spec.scale {
+        ScaleRule::Block(block) => f64::from(block),
+        _ => 4096.0,
+    };
+    Contraction::euclidean(1.0 / block, 1.0, 1.0)
 }
 
 /// Returns the mean of the elements from 0 up and the mean of the elements below 0, from their

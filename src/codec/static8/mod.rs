@@ -9,6 +9,7 @@
 //! exponent bits are inverted, so that 0 has code 0 and values ascend with the code.
 
 use super::elementwise::{Elementwise, Table8, decimal, kernel_words};
+use super::feedback::Contraction;
 use super::{CodecInfo, KernelInfo};
 use crate::types::CodecKind;
 use std::sync::Arc;
@@ -17,6 +18,7 @@ pub(super) const INFO: CodecInfo = CodecInfo {
     kind: CodecKind::Static8,
     encode_seconds: 0.5e-9,
     decode_seconds: 0.1e-9,
+    contraction: |_| Contraction::relative(0.22),
     kernels: Some(KernelInfo {
         array_family: "static8_tabled",
         encode_seconds: 0.7e-12,

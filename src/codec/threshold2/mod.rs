@@ -12,6 +12,7 @@
 mod simd;
 
 use super::elementwise::{ElementFormat, Elementwise};
+use super::feedback::Contraction;
 use super::{CodecInfo, ErrorLaw, KernelInfo, Zero};
 use crate::types::{CodecKind, CodecSpec, ScaleRule};
 use std::sync::Arc;
@@ -20,6 +21,11 @@ pub(super) const INFO: CodecInfo = CodecInfo {
     kind: CodecKind::Threshold2,
     encode_seconds: 0.15e-9,
     decode_seconds: 0.15e-9,
+    // Below twice the threshold T the error is at most T. A call reduces a larger magnitude by T.
+    contraction: |spec| Contraction {
+        floor: format(spec).tau.into(),
+        ..Contraction::largest(0.0)
+    },
     kernels: Some(KernelInfo::new("threshold2")),
     build: |spec, isa| Arc::new(Elementwise::new(format(spec), isa)),
 };

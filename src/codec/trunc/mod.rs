@@ -14,6 +14,7 @@ mod simd;
 mod upper;
 
 use super::elementwise::{ElementFormat, Elementwise};
+use super::feedback::Contraction;
 use super::{CodecInfo, ErrorLaw, KernelInfo, Zero};
 use crate::types::{CodecKind, CodecSpec};
 use std::sync::Arc;
@@ -25,6 +26,14 @@ pub(super) const fn info<const BITS: usize>() -> CodecInfo {
         kind: kind(BITS),
         encode_seconds: 0.06e-9,
         decode_seconds: 0.05e-9,
+        contraction: |_| Contraction {
+            output: 1.0,
+            ..Contraction::relative(match BITS {
+                8 => 0.75,
+                16 => 1.0 / 128.0,
+                _ => 1.0 / 32768.0,
+            })
+        },
         kernels: Some(KernelInfo {
             words: |_, words| words[6] = BITS as u32,
             ..KernelInfo::new("trunc")

@@ -8,7 +8,7 @@
 
 use super::GpuEngine;
 use super::launch_order::LaunchOrder;
-use crate::codec::feedback::{BY_ELEMENT, Feedback, Residuals, Role, Shape};
+use crate::codec::feedback::{self, BY_ELEMENT, Feedback, Residuals, Role, Shape};
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::abi::{RESIDUALS_BYTES, ResidualsHeader};
 use crate::gpu::{Context, DeviceMemory, Event, Stream};
@@ -126,6 +126,7 @@ impl DeviceResiduals {
     /// Checks that all calls of a group can have residuals, before anything is queued.
     ///
     /// # Errors
+    /// Invalid argument if residuals would grow without bound with a codec; see [`feedback::check_codecs`].
     /// Invalid usage if a captured call has no residuals yet: a graph would zero them in every replay.
     /// Unsupported from 2^32 elements on; see [`Feedback::admit_to`].
     pub fn check<'a>(
@@ -137,6 +138,7 @@ impl DeviceResiduals {
         let is_known = |tensor| self.tensors.contains_key(&tensor);
         Feedback::admit_to(self.tensors.len(), is_known, ids)?;
         for (tensor, request, plan) in calls {
+            feedback::check_codecs(plan.specs)?;
             let shape = shape_of(request, plan)?;
             let known = self.tensors.get(&tensor);
             if captured && known.is_none_or(|known| known.shape != shape) {

@@ -7,7 +7,7 @@ use super::state::{
 };
 use super::step::StepWork;
 use crate::codec::TensorScales;
-use crate::codec::feedback::{Residuals, Shape};
+use crate::codec::feedback::{self, Residuals, Shape};
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::UserBuffers;
 use crate::plan::{Plan, Request};
@@ -45,6 +45,9 @@ impl<'a> Run<'a> {
         plan: Arc<Plan>,
         buffers: UserBuffers<'a>,
     ) -> Result<Run<'a>> {
+        if request.feedback.is_some() && plan.is_coded() {
+            feedback::check_codecs(plan.specs)?;
+        }
         let passes = plan.geometry.passes();
         let mut channels = std::mem::take(&mut engine.spare_channels);
         channels.clear();

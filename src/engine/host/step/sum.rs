@@ -19,7 +19,7 @@ use super::super::state::{Chain, Scratch};
 use super::tile::{Operand, StatsNote};
 use super::{Sources, StepWork, Target};
 use crate::codec::Codec;
-use crate::codec::feedback::Role;
+use crate::codec::feedback::{self, Role};
 use crate::schedule::Own;
 use crate::types::ReduceOp;
 
@@ -218,11 +218,14 @@ impl StepWork<'_, '_> {
             let values = if started { &mut *own } else { &mut *acc };
             residuals.add(Role::Worker, self.chunk.number, at, values.f32_mut(n));
         }
+        let values = if started { &*own } else { &*acc };
+        codec.encode(span, values.f32(n), None, wire, None);
+        if self.residuals.is_some() {
+            feedback::damp(codec, span, n, wire);
+        }
         if started {
-            codec.encode(span, own.f32(n), None, wire, None);
             codec.decode_reduce(span, wire, acc.f32_mut(n));
         } else {
-            codec.encode(span, acc.f32(n), None, wire, None);
             codec.decode(span, wire, acc.f32_mut(n));
         }
     }

@@ -2,7 +2,7 @@
 
 use super::super::state::Scratch;
 use super::StepWork;
-use crate::codec::feedback::Role;
+use crate::codec::feedback::{self, Role};
 use crate::codec::{self, Codec, EncodeStats, Span};
 use crate::reduce;
 use crate::schedule::{Op, Own};
@@ -193,6 +193,7 @@ impl StepWork<'_, '_> {
             StatsNote::Nothing => codec.encode(span, values, scale, wire, None),
         }
         if let Some(residuals) = &mut self.residuals {
+            feedback::damp(codec, span, n, wire);
             let Scratch { own, decoded, .. } = &mut *self.scratch;
             codec.decode(span, wire, decoded.f32_mut(n));
             let chunk = (self.chunk.number, self.chunk.elements);
