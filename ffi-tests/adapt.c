@@ -9,6 +9,7 @@
 
 static cinch_comm_t *comm;
 static float input[COUNT], output[COUNT];
+static cinch_report_t report;
 
 static void reduce(uint64_t feedback) {
     cinch_call_t call;
@@ -21,7 +22,8 @@ static void reduce(uint64_t feedback) {
     call.dtype = CINCH_F32;
     call.codec = "linear8";
     call.feedback = feedback;
-    OK(cinch_call(&call, NULL));
+    OK(cinch_report_default(&report));
+    OK(cinch_call(&call, &report));
 }
 
 /* Returns the mean of many results minus the exact one, at an element that the codec cannot represent. */
@@ -41,7 +43,12 @@ static void feedback(void) {
     float first, second;
     for (at = 0; at < COUNT; at++) input[at] = at % 100 == 0 ? 1.0f : 0.3f;
     if (harness_nranks > 1) CHECK(mean_error(0) > 1e-3);
+    CHECK((report.valid & CINCH_REPORT_RESIDUAL) == 0);
     CHECK(mean_error(TENSOR) < 5e-4 * harness_nranks);
+    if (harness_nranks > 1) {
+        CHECK((report.valid & CINCH_REPORT_RESIDUAL) != 0);
+        CHECK(report.residual_l2_norm > 0 && report.residual_l2_norm < 1);
+    }
 
     OK(cinch_feedback_export(comm, NULL, 0, &bytes));
     CHECK(bytes >= 24);

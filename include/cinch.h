@@ -76,6 +76,12 @@
 #define CINCH_REPORT_INPUT 1
 
 /**
+ * Bit of `cinch_report_t.valid`: `residual_l2_norm` was measured, in a call with error feedback on host
+ * memory.
+ */
+#define CINCH_REPORT_RESIDUAL 2
+
+/**
  * Length of `cinch_comm_stats_t.exact_calls`, which counts calls without compression by reason.
  */
 #define CINCH_EXACT_REASONS 16
@@ -598,7 +604,7 @@ typedef struct {
      */
     uint32_t version;
     /**
-     * `CINCH_REPORT_INPUT` if the fields about the input were measured, else 0.
+     * Bits of the fields that were measured: `CINCH_REPORT_INPUT`, `CINCH_REPORT_RESIDUAL`.
      */
     uint32_t valid;
     /**
@@ -643,6 +649,10 @@ typedef struct {
      * Number of calls in the fused message of this call; 1 if it was not fused.
      */
     uint64_t fused;
+    /**
+     * L2 norm of this rank's residuals of the tensor `feedback` after the call.
+     */
+    double residual_l2_norm;
 } cinch_report_t;
 
 /**

@@ -13,6 +13,10 @@ use std::ffi::c_char;
 /// nothing: for codec raw, for a rank without input, and for calls on GPUs.
 pub const CINCH_REPORT_INPUT: u32 = 1;
 
+/// Bit of `cinch_report_t.valid`: `residual_l2_norm` was measured, in a call with error feedback on host
+/// memory.
+pub const CINCH_REPORT_RESIDUAL: u32 = 2;
+
 /// Report of one call on this rank.
 ///
 /// Initialise it with `cinch_report_default(&report)`. New fields are only ever added at the end.
@@ -25,7 +29,7 @@ pub struct cinch_report_t {
     pub magic: u32,
     /// Version of the program's header. Set by `cinch_report_default`.
     pub version: u32,
-    /// `CINCH_REPORT_INPUT` if the fields about the input were measured, else 0.
+    /// Bits of the fields that were measured: `CINCH_REPORT_INPUT`, `CINCH_REPORT_RESIDUAL`.
     pub valid: u32,
     /// Algorithm that ran.
     pub algorithm: algorithm_number,
@@ -49,9 +53,11 @@ pub struct cinch_report_t {
     pub codec: [c_char; 64],
     /// Number of calls in the fused message of this call; 1 if it was not fused.
     pub fused: u64,
+    /// L2 norm of this rank's residuals of the tensor `feedback` after the call.
+    pub residual_l2_norm: f64,
 }
 
-cinch_struct!(cinch_report_t, magic 0xC1C4_4E90, first 136, now 144);
+cinch_struct!(cinch_report_t, magic 0xC1C4_4E90, first 136, now 152);
 
 /// Initialises `*report` with zeros.
 ///
@@ -117,6 +123,10 @@ fn c_report(report: &Report) -> cinch_report_t {
             CINCH_REPORT_INPUT
         } else {
             0
+        } | if report.residual_norm.is_some() {
+            CINCH_REPORT_RESIDUAL
+        } else {
+            0
         },
         algorithm: algorithm_of(report.algorithm),
         transport: transport_of(report.transport),
@@ -128,6 +138,7 @@ fn c_report(report: &Report) -> cinch_report_t {
         l2_norm: input.sum_squares.sqrt(),
         codec,
         fused: report.fused as u64,
+        residual_l2_norm: report.residual_norm.unwrap_or(0.0),
     }
 }
 
@@ -167,18 +178,19 @@ mod tests {
                     abs_max: 2.5,
                     sum_squares: 144.0,
                 }),
+                residual_norm: Some(0.75),
                 fused: 9,
             });
             report.assume_init()
         };
         assert_eq!(report.size, size);
         assert_eq!((report.magic, report.version), (cinch_report_t::MAGIC, 1));
-        assert_eq!(report.valid, CINCH_REPORT_INPUT);
+        assert_eq!(report.valid, CINCH_REPORT_INPUT | CINCH_REPORT_RESIDUAL);
         assert_eq!((report.algorithm, report.transport), (6, 3));
         assert_eq!((report.channels, report.wire_bytes), (2, 1234));
         assert_eq!((report.saturated, report.non_finite), (3, 4));
         assert_eq!((report.abs_max, report.l2_norm), (2.5, 12.0));
-        assert_eq!(report.fused, 9);
+        assert_eq!((report.fused, report.residual_l2_norm), (9, 0.75));
         // SAFETY: `c_report` leaves the last byte NUL.
         let codec = unsafe { CStr::from_ptr(report.codec.as_ptr()) };
         assert_eq!(codec, c"intra=raw,inter=dynamic8:tensor=1048576");

@@ -418,6 +418,7 @@ mod tests {
             wire_bytes: 10_007,
             raw_bytes: 40_009,
             input: None,
+            residual_norm: None,
             fused: 1,
         };
         let reports = fused.reports(&all);

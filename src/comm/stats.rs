@@ -118,6 +118,7 @@ mod tests {
             wire_bytes,
             raw_bytes,
             input: None,
+            residual_norm: None,
             fused: 1,
         };
         let ran = |asked: &str, raw_reason, report| {

@@ -29,6 +29,9 @@ pub struct Report {
     /// Statistics of this rank's input, collected while encoding. `None` for calls on GPUs, and if this rank
     /// encoded nothing.
     pub input: Option<EncodeStats>,
+    /// L2 norm of this rank's residuals of the call's tensor after the call. `None` without error feedback,
+    /// and for calls on GPUs.
+    pub residual_norm: Option<f64>,
     /// Number of calls of a group that were fused into one call with this call, itself included; 1
     /// if it ran alone.
     pub fused: usize,

@@ -51,6 +51,9 @@ struct Slot {
     now: Vec<f32>,
     next: Vec<f32>,
     written: bool,
+    /// Sums of the squares of `now` and `next`.
+    squares: f64,
+    next_squares: f64,
 }
 
 impl Residuals {
@@ -109,7 +112,8 @@ impl Residuals {
     }
 
     /// Keeps `values - decoded`, the error of an encode, as the new residual. `values` are the
-    /// elements from `at` on of `chunk`, which has `elements` elements. Where the difference is not
+    /// elements from `at` on of `chunk`, which has `elements` elements. An encode keeps a chunk from its first
+    /// element on. Where the difference is not
     /// finite the old residual stays, so that a NaN in a block neither spoils nor erases residuals.
     ///
     /// # Panics
@@ -130,11 +134,17 @@ impl Residuals {
         slot.next.resize(elements, 0.0);
         slot.written = true;
         let range = at..at + values.len();
-        let kept = slot.next[range.clone()].iter_mut().zip(&slot.now[range]);
+        let kept = slot.next[range.clone()]
+            .iter_mut()
+            .zip(&slot.now[range.clone()]);
         for ((next, now), (value, decoded)) in kept.zip(values.iter().zip(decoded)) {
             let dropped = value - decoded;
             *next = if dropped.is_finite() { dropped } else { *now };
         }
+        if at == 0 {
+            slot.next_squares = 0.0;
+        }
+        slot.next_squares += sum_squares(&slot.next[range]);
     }
 
     /// Ends a call that succeeded: the next call adds the residuals that this call kept.
@@ -142,15 +152,19 @@ impl Residuals {
         for slot in &mut self.slots {
             if std::mem::take(&mut slot.written) {
                 std::mem::swap(&mut slot.now, &mut slot.next);
+                slot.squares = slot.next_squares;
             }
         }
     }
 
     /// Multiplies all residuals by `factor`; a residual that overflows becomes 0.
     pub fn rescale(&mut self, factor: f32) {
-        for residual in self.slots.iter_mut().flat_map(|slot| &mut slot.now) {
-            let scaled = *residual * factor;
-            *residual = if scaled.is_finite() { scaled } else { 0.0 };
+        for slot in &mut self.slots {
+            for residual in &mut slot.now {
+                let scaled = *residual * factor;
+                *residual = if scaled.is_finite() { scaled } else { 0.0 };
+            }
+            slot.squares = sum_squares(&slot.now);
         }
     }
 
@@ -169,14 +183,15 @@ impl Residuals {
 
     /// Sets the residuals of a chunk. [`Residuals::iter`] yields the arguments in this form.
     pub fn put(&mut self, role: Role, chunk: usize, residuals: Vec<f32>) {
-        self.slot(role, chunk).now = residuals;
+        let slot = self.slot(role, chunk);
+        slot.squares = sum_squares(&residuals);
+        slot.now = residuals;
         self.restored = true;
     }
 
     /// Returns the sum of the squares of all residuals.
     pub fn sum_squares(&self) -> f64 {
-        let all = self.slots.iter().flat_map(|slot| &slot.now);
-        all.map(|&residual| f64::from(residual).powi(2)).sum()
+        self.slots.iter().map(|slot| slot.squares).sum()
     }
 
     /// Returns the slot of a chunk and role. Creates the slot at the first encode of the chunk.
@@ -187,6 +202,17 @@ impl Residuals {
         }
         &mut self.slots[at]
     }
+}
+
+/// Returns the sum of the squares of `values`, with 16 partial sums, which are independent additions.
+fn sum_squares(values: &[f32]) -> f64 {
+    let mut sums = [0f64; 16];
+    for part in values.chunks(16) {
+        for (sum, &value) in sums.iter_mut().zip(part) {
+            *sum += f64::from(value) * f64::from(value);
+        }
+    }
+    sums.iter().sum()
 }
 
 #[cfg(test)]

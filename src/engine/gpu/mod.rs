@@ -542,6 +542,7 @@ impl GpuEngine {
             wire_bytes: run.wire_bytes,
             raw_bytes: run.plan.raw_bytes,
             input: None,
+            residual_norm: None,
             fused: 1,
         }
     }

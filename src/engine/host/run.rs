@@ -380,8 +380,10 @@ impl<'a> Run<'a> {
         if let Some((key, scales)) = self.scales.take() {
             engine.keep_scales(key, scales);
         }
+        let mut residual_norm = None;
         if let Some((tensor, mut residuals)) = self.feedback.take() {
             residuals.commit();
+            residual_norm = Some(residuals.sum_squares().sqrt());
             engine.feedback.give_back(tensor, residuals);
         }
         Report {
@@ -392,6 +394,7 @@ impl<'a> Run<'a> {
             wire_bytes: self.wire_bytes,
             raw_bytes: self.plan.raw_bytes,
             input: self.stats.of_input(),
+            residual_norm,
             fused: 1,
         }
     }
