@@ -270,6 +270,7 @@ class CodedExchange {
     codec.store(to, WARP_TILE, Lane::mine(0), codes);
     float seen[HELD];
     codec.decode(codes, seen);
+    if (which == 1) Lane::round(seen);  // as all ranks round a finished sum
     residuals.keep(x, seen, there);
   }
   __device__ __forceinline__ void take(const uint8_t *encoded, Codes &codes) const {

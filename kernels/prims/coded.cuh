@@ -283,6 +283,8 @@ class CodedSimple {
                                               const Codes &codes, float (&x)[HELD]) const {
     float seen[HELD];
     codec_.decode(codes, seen);
+    // All ranks round a finished sum to the element type, so the residual includes that error.
+    if (job.writes()) Lane::round(seen);
     residuals(job, at).keep(x, seen, valid(job, at));
 #pragma unroll
     for (uint32_t k = 0; k < HELD; ++k) x[k] = seen[k];

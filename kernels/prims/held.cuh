@@ -49,6 +49,12 @@ struct Held {
     }
   }
 
+  // Rounds the elements to the element type.
+  static __device__ __forceinline__ void round(float (&x)[HELD]) {
+#pragma unroll
+    for (uint32_t k = 0; k < HELD; ++k) x[k] = E::widen(E::narrow(x[k]));
+  }
+
   static __device__ __forceinline__ void store_pieces(uint8_t *to, const float (&x)[HELD],
                                                       bool is_free_of_nan) {
     uint4 v[PIECES];

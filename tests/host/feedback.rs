@@ -341,3 +341,99 @@ fn imported_residuals_continue_the_exported_run() {
         assert_eq!(bits(&step(comm, 0)), bits(&first));
     });
 }
+
+/// A residual that does not exist yet is +0 in every encode of a chunk. With 10 ranks an owner encodes its sum
+/// twice, for eight ranks and for one rank.
+#[test]
+fn first_call_of_negative_zeros_gives_all_ranks_the_same_bits() {
+    for codec in ["cast16", "cast_bf16", "trunc16", "linear8"] {
+        for algorithm in ALGORITHMS {
+            let outputs = local_world(10, &Config::default(), |comm| {
+                let call = all_reduce(codec, algorithm, 100, true);
+                let first = run(comm, &call, &[-0.0; 100]);
+                (bits(&first), bits(&run(comm, &call, &[-0.0; 100])))
+            });
+            for (rank, (first, second)) in outputs.iter().enumerate() {
+                assert_eq!(*first, outputs[0].0, "{codec} {algorithm} rank {rank}");
+                assert_eq!(first, second, "{codec} {algorithm} rank {rank}");
+            }
+        }
+    }
+}
+
+/// Calls with another codec or another algorithm, and also calls with the codec again, start without
+/// residuals.
+#[test]
+fn change_of_codec_or_algorithm_drops_residuals() {
+    local_world(3, &Config::default(), |comm| {
+        let x = input(comm.rank(), 0, 500);
+        let call = all_reduce("minmax2", Algorithm::Direct, 500, true);
+        let others = [
+            all_reduce("linear8", Algorithm::Direct, 500, true),
+            all_reduce("minmax2", Algorithm::Ring, 500, true),
+        ];
+        let first = bits(&run(comm, &call, &x));
+        assert_ne!(bits(&run(comm, &call, &x)), first);
+        for other in others {
+            run(comm, &other, &x);
+            assert_eq!(bits(&run(comm, &call, &x)), first, "{other:?}");
+        }
+        // Parameters of a codec keep residuals.
+        let seeded = all_reduce("minmax2:seed=3", Algorithm::Direct, 500, true);
+        let norm = |call: &Call| {
+            let mut output = vec![0f32; 500];
+            let buffers = UserBuffers::new(bytes_of(&x), bytes_of_mut(&mut output));
+            comm.call(call, buffers).unwrap().residual_norm
+        };
+        assert!(norm(&seeded).unwrap() > 0.0);
+        assert_eq!(
+            norm(&Call {
+                feedback: None,
+                ..call
+            }),
+            None
+        );
+    });
+}
+
+/// Rounding of a finished sum to 16 bits is part of the residual, so that the mean of many outputs is exact.
+#[test]
+fn rounding_of_16_bit_outputs_is_fed_back() {
+    const CALLS: usize = 200;
+    let element = |dtype, value: f32| match dtype {
+        DType::BF16 => half::bf16::from_f32(value).to_bits(),
+        _ => half::f16::from_f32(value).to_bits(),
+    };
+    let widened = |dtype, bits: u16| match dtype {
+        DType::BF16 => f64::from(half::bf16::from_bits(bits).to_f32()),
+        _ => f64::from(half::f16::from_bits(bits).to_f32()),
+    };
+    for dtype in [DType::BF16, DType::F16] {
+        for codec in ["linear8", "cast_bf16", "minmax4"] {
+            for algorithm in [Algorithm::Ring, Algorithm::Tree, Algorithm::Direct] {
+                let outputs = local_world(3, &Config::default(), |comm| {
+                    let own = [1.0, 0.0029, 0.00013][comm.rank()];
+                    let x = element(dtype, own).to_le_bytes().repeat(64);
+                    let number = |x: &[u8]| widened(dtype, u16::from_le_bytes([x[14], x[15]]));
+                    let call = Call {
+                        dtype,
+                        ..all_reduce(codec, algorithm, 64, true)
+                    };
+                    let mut sum = 0.0;
+                    for _ in 0..CALLS {
+                        let mut output = [0u8; 128];
+                        let buffers = UserBuffers::new(bytes_of(&x), bytes_of_mut(&mut output));
+                        comm.call(&call, buffers).unwrap();
+                        sum += number(&output);
+                    }
+                    (sum, CALLS as f64 * number(&x))
+                });
+                let exact: f64 = outputs.iter().map(|(_, exact)| exact).sum();
+                for (sum, _) in &outputs {
+                    let off = (sum - exact).abs();
+                    assert!(off < 0.03, "{dtype} {codec} {algorithm}: off by {off}");
+                }
+            }
+        }
+    }
+}

@@ -194,8 +194,19 @@ impl StepWork<'_, '_> {
         }
         if let Some(residuals) = &mut self.residuals {
             feedback::damp(codec, span, n, wire);
-            let Scratch { own, decoded, .. } = &mut *self.scratch;
+            let Scratch {
+                own,
+                decoded,
+                bytes,
+                ..
+            } = &mut *self.scratch;
             codec.decode(span, wire, decoded.f32_mut(n));
+            if role == Role::Owner && self.plan.dtype.accumulator() != self.plan.dtype {
+                // All ranks round these values to the element type, so the residual includes that error.
+                let rounded = &mut bytes[..n * self.plan.dtype.size()];
+                self.arithmetic.own.store(decoded, rounded);
+                self.arithmetic.received.load(rounded, decoded);
+            }
             let chunk = (self.chunk.number, self.chunk.elements);
             residuals.keep(role, chunk, at, own.f32(n), decoded.f32(n));
         }
