@@ -9,6 +9,7 @@ mod defects;
 mod emulated;
 mod error_growth;
 mod feedback;
+mod feedback_soak;
 mod group_fusion;
 mod mismatch;
 mod multi_host;
