@@ -41,14 +41,16 @@ struct Job {
   __device__ __forceinline__ bool refresh() const;
 
   __device__ __forceinline__ bool writes() const {
-    return op != CINCH_SEND && op != CINCH_RECV_REDUCE_SEND;
+    return op != CINCH_SEND && op != CINCH_RECV_REDUCE_SEND &&
+           op != CINCH_RECV_REDUCE_FINISH_SEND;
   }
   __device__ __forceinline__ bool sums() const {
     return op == CINCH_RECV_REDUCE_COPY || op == CINCH_RECV_REDUCE_SEND ||
-           op == CINCH_RECV_REDUCE_COPY_SEND;
+           op == CINCH_RECV_REDUCE_COPY_SEND || op == CINCH_RECV_REDUCE_FINISH_SEND;
   }
   __device__ __forceinline__ bool is_final() const {
-    return op == CINCH_RECV_REDUCE_COPY || op == CINCH_RECV_REDUCE_COPY_SEND;
+    return op == CINCH_RECV_REDUCE_COPY || op == CINCH_RECV_REDUCE_COPY_SEND ||
+           op == CINCH_RECV_REDUCE_FINISH_SEND;
   }
   // Returns whether the step reads the rank's own contribution.
   __device__ __forceinline__ bool reads() const {

@@ -60,7 +60,7 @@ pub(super) fn check_roles(pattern: &SchedulePattern, schedules: &[Schedule]) {
         let mut passed_on = HashSet::new();
         for step in &schedule.steps {
             match step.op {
-                Op::RecvReduceCopySend => owned.insert(step.chunk),
+                Op::RecvReduceCopySend | Op::RecvReduceFinishSend => owned.insert(step.chunk),
                 Op::Send | Op::RecvReduceSend => passed_on.insert(step.chunk),
                 _ => false,
             };

@@ -62,7 +62,10 @@ pub fn cost_counts(schedule: &Schedule, groups: &Groups) -> CostCounts {
             }
             Op::Copy => {}
             Op::Reduce => counts.reduces += 1,
-            Op::RecvReduceCopy | Op::RecvReduceSend | Op::RecvReduceCopySend => {
+            Op::RecvReduceCopy
+            | Op::RecvReduceSend
+            | Op::RecvReduceCopySend
+            | Op::RecvReduceFinishSend => {
                 let received = step.recv_from.len();
                 terms += received + usize::from(step.own.after().is_some());
                 counts.recvs += received;

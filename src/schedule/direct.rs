@@ -22,7 +22,7 @@
 use super::chunks::SchedulePattern;
 use super::fan::{self, OwnTerm};
 use super::generator::Generator;
-use super::ir::{Op, Own, Step};
+use super::ir::{Op, Step};
 use crate::types::{Algorithm, Collective};
 use std::iter::{empty, once};
 
@@ -83,14 +83,11 @@ fn steps(pattern: &SchedulePattern, rank: usize) -> Vec<Step> {
         Collective::Reduce => {
             steps.extend(parts());
             if rank != root {
-                steps.extend(sum(1, Op::RecvReduceSend, &mut once(root)));
+                steps.extend(sum(1, Op::RecvReduceFinishSend, &mut once(root)));
             } else {
                 steps.extend(sum(1, Op::RecvReduceCopy, &mut empty()));
-                // Owners do not divide their sums: for an average, the root divides them here.
-                steps.extend(before().map(|owner| {
-                    let at = Step::new(2, Op::RecvReduceCopy, owner);
-                    at.own(Own::Absent).from([owner])
-                }));
+                // Owners have divided an average, as the root has divided its own chunk.
+                steps.extend(before().map(|owner| recv(2, owner, owner)));
             }
         }
         Collective::Broadcast if rank == root => {

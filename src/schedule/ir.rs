@@ -38,6 +38,9 @@ pub enum Op {
     /// contribution. The source of an allgather or a broadcast, which never divide, uses this to
     /// end with the bits that it sent.
     RecvReduceCopySend,
+    /// enc(sum) to the peers. The sum is final: an average is divided before the encode. The rank has no
+    /// output for the chunk: the owner of a chunk of a reduce sends the root's result.
+    RecvReduceFinishSend,
 }
 
 impl Op {
@@ -50,26 +53,39 @@ impl Op {
     pub const fn sends(self) -> bool {
         matches!(
             self,
-            Op::Send | Op::RecvReduceSend | Op::RecvCopySend | Op::RecvReduceCopySend
+            Op::Send
+                | Op::RecvReduceSend
+                | Op::RecvCopySend
+                | Op::RecvReduceCopySend
+                | Op::RecvReduceFinishSend
         )
     }
 
     /// Returns whether the step writes the output. In a chain only the last step does.
     pub const fn writes(self) -> bool {
-        !matches!(self, Op::Send | Op::RecvReduceSend)
+        !matches!(
+            self,
+            Op::Send | Op::RecvReduceSend | Op::RecvReduceFinishSend
+        )
     }
 
     /// Returns whether the step forms a sum of received contributions and its own.
     pub const fn sums(self) -> bool {
         matches!(
             self,
-            Op::RecvReduceCopy | Op::RecvReduceSend | Op::RecvReduceCopySend
+            Op::RecvReduceCopy
+                | Op::RecvReduceSend
+                | Op::RecvReduceCopySend
+                | Op::RecvReduceFinishSend
         )
     }
 
     /// Returns whether the step completes a sum, so that an average is divided here.
     pub const fn is_final(self) -> bool {
-        matches!(self, Op::RecvReduceCopy | Op::RecvReduceCopySend)
+        matches!(
+            self,
+            Op::RecvReduceCopy | Op::RecvReduceCopySend | Op::RecvReduceFinishSend
+        )
     }
 }
 
@@ -251,9 +267,10 @@ impl Step {
         match self.op {
             Op::Send | Op::Copy | Op::Reduce => true,
             Op::Recv | Op::RecvCopySend => false,
-            Op::RecvReduceCopy | Op::RecvReduceSend | Op::RecvReduceCopySend => {
-                self.own.after().is_some()
-            }
+            Op::RecvReduceCopy
+            | Op::RecvReduceSend
+            | Op::RecvReduceCopySend
+            | Op::RecvReduceFinishSend => self.own.after().is_some(),
         }
     }
 

@@ -257,7 +257,7 @@ const _: () = assert!(size_of::<ScheduleArgs>() == ARGS_BYTES && size_of::<Onesh
 const _: () = assert!(std::mem::offset_of!(ScheduleArgs, overflow) == 584);
 const _: () = assert!(std::mem::offset_of!(ScheduleArgs, work_buffer) == 608);
 const _: () = assert!(std::mem::offset_of!(KernelWork, codec) == 120);
-const _: () = assert!(Op::Send as u8 == 0 && Op::RecvReduceCopySend as u8 == 7);
+const _: () = assert!(Op::Send as u8 == 0 && Op::RecvReduceFinishSend as u8 == 8);
 
 /// Returns the bytes of work items or steps, as the kernel reads them.
 pub(crate) fn plain_bytes<T: Plain>(items: &[T]) -> &[u8] {

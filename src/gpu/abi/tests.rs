@@ -61,6 +61,10 @@ const NUMBERS: &[(&str, usize)] = &[
         "CINCH_RECV_REDUCE_COPY_SEND",
         Op::RecvReduceCopySend as usize,
     ),
+    (
+        "CINCH_RECV_REDUCE_FINISH_SEND",
+        Op::RecvReduceFinishSend as usize,
+    ),
     ("CINCH_OWN_ABSENT", OWN_ABSENT as usize),
     ("CINCH_OWN_EXACT", OWN_EXACT as usize),
     ("CINCH_OWN_CODED", OWN_CODED as usize),

@@ -13,7 +13,7 @@
 use super::Position;
 use crate::schedule::fan;
 use crate::schedule::groups::Groups;
-use crate::schedule::ir::{Op, Own, Step};
+use crate::schedule::ir::{Op, Step};
 use crate::schedule::tree::{self, Tree};
 
 /// Returns the number of trees, and so of chunks of a pass: one per rail, or two if there is a
@@ -100,20 +100,18 @@ pub(super) fn reduce(position: &Position<'_>, root: usize) -> Vec<Step> {
         if !node.mine {
             steps.push(position.contribute(up - 1, index, node.owner));
             if position.rank == root {
-                // The sum is complete but not divided: for an average, the root divides it with a
-                // final op.
-                let end = Step::new(up + 1, Op::RecvReduceCopy, index);
-                steps.push(end.own(Own::Absent).from([node.owner]));
+                // The sum is final: for an average, the owner has divided it.
+                steps.push(Step::new(up + 1, Op::Recv, index).from([node.owner]));
             }
             continue;
         }
         let children = node.children.iter().copied();
         steps.extend(match position.rank == root {
             true => position.sum(up, Op::RecvReduceCopy, index, children, None),
-            false => {
-                let above = node.parent.unwrap_or(root);
-                position.sum(up, Op::RecvReduceSend, index, children, [above])
-            }
+            false => match node.parent {
+                Some(above) => position.sum(up, Op::RecvReduceSend, index, children, [above]),
+                None => position.sum(up, Op::RecvReduceFinishSend, index, children, [root]),
+            },
         });
     }
     steps

@@ -163,7 +163,10 @@ impl<'a> SymbolicRun<'a> {
                 }
                 self.write(rank, visit, step, value)
             }
-            Op::RecvReduceCopy | Op::RecvReduceSend | Op::RecvReduceCopySend => {
+            Op::RecvReduceCopy
+            | Op::RecvReduceSend
+            | Op::RecvReduceCopySend
+            | Op::RecvReduceFinishSend => {
                 let mut sum = self.ranks[rank].open.take();
                 for at in 0..=step.recv_from.len() {
                     if step.own.after() == Some(at) {

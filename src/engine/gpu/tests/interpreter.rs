@@ -241,8 +241,7 @@ impl<'a> World<'a> {
                 }
             }
             let mut sum = sum.expect("a sum of nothing");
-            let last = op != Op::RecvReduceSend as u8;
-            if last && work.flags & abi::AVERAGE != 0 {
+            if op != Op::RecvReduceSend as u8 && work.flags & abi::AVERAGE != 0 {
                 let nranks = self.launches.len() as f32;
                 sum.iter_mut().for_each(|x| *x /= nranks);
             }
@@ -252,7 +251,7 @@ impl<'a> World<'a> {
             }
             (sum, message)
         };
-        if op != Op::RecvReduceSend as u8 {
+        if op != Op::RecvReduceSend as u8 && op != Op::RecvReduceFinishSend as u8 {
             // SAFETY: the caller's output buffer has the elements that the call implies, and
             // outlives the run.
             unsafe { std::ptr::copy(result.as_ptr(), output(work).add(to), n) };

@@ -1,4 +1,4 @@
-//! The eight data movements of a schedule. Each works tile by tile: a tile of accumulators stays in the
+//! The nine data movements of a schedule. Each works tile by tile: a tile of accumulators stays in the
 //! first-level cache while contributions are added, encoded and stored. So each byte of a chunk is read and
 //! written once, however many contributions a sum has.
 
@@ -101,7 +101,10 @@ impl StepWork<'_, '_> {
                     self.recv(sources);
                 }
             }
-            Op::RecvReduceCopy | Op::RecvReduceSend | Op::RecvReduceCopySend => {
+            Op::RecvReduceCopy
+            | Op::RecvReduceSend
+            | Op::RecvReduceCopySend
+            | Op::RecvReduceFinishSend => {
                 self.recv_reduce(sources, target, chain);
             }
         }
