@@ -73,6 +73,9 @@ struct ElementBase {
   static CINCH_HD uint64_t factor_at(uint64_t address) {
     return Number<Acc>::to_word(Self::widen(*reinterpret_cast<const Bits *>(address)));
   }
+  // Whether averages are limited to the finite numbers of the type; `largest` is the largest of them.
+  static constexpr bool limits = false;
+  static CINCH_HD float largest() { return INFINITY; }
   // Divides the sum of an average by the number of ranks.
   static CINCH_HD Acc divide(Acc a, uint32_t nranks) { return Number<Acc>::divide(a, nranks); }
 
@@ -128,11 +131,15 @@ struct F64 : ElementBase<F64, double, uint64_t, double> {
 };
 
 struct F8E4M3 : ElementBase<F8E4M3, uint8_t, uint8_t, float> {
+  static constexpr bool limits = true;
+  static CINCH_HD float largest() { return 448.0f; }
   static CINCH_HD float widen(uint8_t bits) { return SmallF8E4M3::widen(bits); }
   static CINCH_HD uint8_t narrow(float number) { return (uint8_t)SmallF8E4M3::narrow(number); }
 };
 
 struct F8E5M2 : ElementBase<F8E5M2, uint8_t, uint8_t, float> {
+  static constexpr bool limits = true;
+  static CINCH_HD float largest() { return 57344.0f; }
   static CINCH_HD float widen(uint8_t bits) { return SmallF8E5M2::widen(bits); }
   static CINCH_HD uint8_t narrow(float number) { return (uint8_t)SmallF8E5M2::narrow(number); }
 };
@@ -180,6 +187,8 @@ struct PairElement : ElementBase<Self, uint16_t, uint16_t, float> {
 };
 
 struct BF16 : PairElement<BF16> {
+  static constexpr bool limits = true;
+  static CINCH_HD float largest() { return float_of(0x7f7f0000u); }
   static CINCH_HD float widen(uint16_t bits) { return widen_bf16(bits); }
   static CINCH_HD uint16_t narrow(float number) { return (uint16_t)narrow_bf16(number); }
 
@@ -194,6 +203,8 @@ struct BF16 : PairElement<BF16> {
 };
 
 struct F16 : PairElement<F16> {
+  static constexpr bool limits = true;
+  static CINCH_HD float largest() { return 65504.0f; }
   static CINCH_HD float widen(uint16_t bits) { return SmallF16::widen(bits); }
   static CINCH_HD uint16_t narrow(float number) { return (uint16_t)SmallF16::narrow(number); }
 

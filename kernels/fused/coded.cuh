@@ -233,9 +233,9 @@ class CodedExchange {
 #pragma unroll
     for (uint32_t k = 0; k < HELD; ++k) x[k] = y[k];
   }
-  static __device__ __noinline__ void divide_all(uint32_t nranks, float (&x)[HELD]) {
+  static __device__ __noinline__ void divide_all(Average<E> average, float (&x)[HELD]) {
 #pragma unroll 1
-    for (uint32_t k = 0; k < HELD; ++k) x[k] = E::divide(x[k], nranks);
+    for (uint32_t k = 0; k < HELD; ++k) x[k] = average.of(x[k]);
   }
 
   // Encodes a tile of the part or block of `rank`, which has n elements. `which` is 0 for
@@ -464,7 +464,7 @@ class CodedExchange {
         take(received(batch_ == 1 ? o % SOURCES : b * others() + o), codes);
         codec_.decode_reduce(codes, x);
       }
-      if (args_.flags & CINCH_AVERAGE) average(comm_.nranks, x);
+      if (args_.flags & CINCH_AVERAGE) average(x);
       if (sends_sums_) {
         encode(1, own, ahead.n, index, x, encoded);
         send_tile(encoded, 1, index, 1, comm_.nranks);
@@ -481,14 +481,16 @@ class CodedExchange {
     return o < comm_.rank ? o : o + 1;
   }
 
-  static __device__ __forceinline__ void average(uint32_t nranks, float (&x)[HELD]) {
+  __device__ __forceinline__ void average(float (&x)[HELD]) const {
+    const uint32_t nranks = comm_.nranks;
+    const Average<E> average(args_.flags, args_.factor, nranks);
     if ((nranks & (nranks - 1)) == 0) {
-      // nranks is a power of two, so the product by its inverse is the quotient.
-      const float share = 1.0f / (float)nranks;
+      // nranks is a power of two, so the product by the divisor's inverse is the quotient.
+      const float share = 1.0f / average.divisor;
 #pragma unroll
-      for (uint32_t k = 0; k < HELD; ++k) x[k] = mul(x[k], share);
+      for (uint32_t k = 0; k < HELD; ++k) x[k] = mul(average.limit(x[k]), share);
     } else {
-      out_of_line(x, [&](float (&y)[HELD]) { divide_all(nranks, y); });
+      out_of_line(x, [&](float (&y)[HELD]) { divide_all(average, y); });
     }
   }
 

@@ -19,6 +19,7 @@
 #pragma once
 
 #include "abi.h"
+#include "dtype/average.cuh"
 #include "dtype/element.cuh"
 #include "fifo/wait.cuh"
 #include "prims/user.cuh"
@@ -165,8 +166,9 @@ struct Contributions {
 #pragma unroll
     for (int k = 0; k < N; ++k) sum[k] = E::canonicalize(sum[k]);
     if (args.flags & CINCH_AVERAGE) {
+      const Average<E> average(args.flags, args.factor, args.comm.nranks);
 #pragma unroll
-      for (int k = 0; k < N; ++k) sum[k] = E::divide(sum[k], args.comm.nranks);
+      for (int k = 0; k < N; ++k) sum[k] = average.of(sum[k]);
     }
     result = Piece::pack(sum);
     return true;

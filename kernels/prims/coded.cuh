@@ -14,6 +14,7 @@
 #include "abi.h"
 #include "channel/channel.cuh"
 #include "codec/codec.cuh"
+#include "dtype/average.cuh"
 #include "dtype/element.cuh"
 #include "fifo/wait.cuh"
 #include "prims/residuals.cuh"
@@ -42,14 +43,16 @@ class CodedSimple {
 
   // Returns whether whole tiles of the chunk may take the loops of WholeTiles. These loops need
   // aligned buffers, blocks within a tile, and no error feedback. This rank's contribution must
-  // need neither encoding nor premultiplication. An average must be over a power of two of ranks.
+  // need neither encoding nor a factor but that of an average of bf16. An average must be over a
+  // power of two of ranks.
   __device__ __forceinline__ bool has_fast_path(const Job &job) const {
     const bool averages = job.is_final() && (work_.flags & CINCH_AVERAGE);
     const bool known = job.op == CINCH_SEND || job.op == CINCH_RECV ||
                        (job.sums() && job.own != CINCH_OWN_CODED);
     return known && (job.nrecv == 0 || Whole::HAS_ROOM) && job.aligned &&
            tile_elements() == WARP_TILE && (!C::scaled || codec_.block() != 0) &&
-           !(work_.flags & CINCH_PREMULTIPLY) && work_.residuals == nullptr &&
+           (!(work_.flags & CINCH_PREMULTIPLY) || (Whole::SCALES && work_.flags & CINCH_AVERAGE)) &&
+           work_.residuals == nullptr &&
            !(averages && (job.nrecv == 0 || (nranks_ & (nranks_ - 1)) != 0));
   }
 
@@ -201,8 +204,9 @@ class CodedSimple {
       add_sources(job, at, part == 0 ? 0 : after, part == 0 ? after : job.nrecv, x);
     }
     if (job.is_final() && (work_.flags & CINCH_AVERAGE)) {
+      const Average<E> average(work_.flags, work_.factor, nranks_);
 #pragma unroll
-      for (uint32_t k = 0; k < HELD; ++k) x[k] = E::divide(x[k], nranks_);
+      for (uint32_t k = 0; k < HELD; ++k) x[k] = average.of(x[k]);
     }
   }
 

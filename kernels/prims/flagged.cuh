@@ -4,6 +4,7 @@
 
 #include "abi.h"
 #include "channel/channel.cuh"
+#include "dtype/average.cuh"
 #include "dtype/element.cuh"
 #include "fifo/wait.cuh"
 #include "prims/user.cuh"
@@ -70,11 +71,14 @@ class FlaggedMover {
     started = true;
   }
 
-  // Divides the sum by the number of ranks if it is an average, and packs it.
+  // Divides the sum by the number of ranks if it is a complete average, and packs it.
   __device__ __forceinline__ typename Piece::Word finish(Acc (&sum)[ROOM], bool divides) const {
+    if (work_.flags & CINCH_AVERAGE) {
+      const Average<E> average(work_.flags, work_.factor, comm_.nranks);
 #pragma unroll
-    for (int k = 0; k < N; ++k) {
-      if (divides) sum[k] = E::divide(sum[k], comm_.nranks);
+      for (int k = 0; k < N; ++k) {
+        sum[k] = divides ? average.of(sum[k]) : average.partial(sum[k]);
+      }
     }
     return Piece::pack(sum);
   }

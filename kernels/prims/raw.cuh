@@ -7,6 +7,7 @@
 
 #include "abi.h"
 #include "channel/channel.cuh"
+#include "dtype/average.cuh"
 #include "dtype/element.cuh"
 #include "fifo/wait.cuh"
 #include "prims/move.cuh"
@@ -224,11 +225,16 @@ class RawSimple {
   template <Pieces P>
   __device__ __forceinline__ void finish(const Job &job, Terms &sum, uint32_t first,
                                          uint32_t bytes) const {
-    if (job.is_final() && (work_.flags & CINCH_AVERAGE)) {
+    if (work_.flags & CINCH_AVERAGE) {
+      const Average<E> average(work_.flags, work_.factor, nranks_);
+      const bool is_final = job.is_final();
 #pragma unroll
       for (uint32_t u = 0; u < TOGETHER; ++u) {
 #pragma unroll
-        for (uint32_t k = 0; k < N; ++k) sum.at[u][k] = E::divide(sum.at[u][k], nranks_);
+        for (uint32_t k = 0; k < N; ++k) {
+          Acc &x = sum.at[u][k];
+          x = is_final ? average.of(x) : average.partial(x);
+        }
       }
     }
     uint4 v[TOGETHER];

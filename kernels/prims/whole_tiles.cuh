@@ -5,6 +5,7 @@
 #include "abi.h"
 #include "channel/channel.cuh"
 #include "codec/codec.cuh"
+#include "dtype/average.cuh"
 #include "dtype/element.cuh"
 #include "prims/held.cuh"
 #include "prims/stage.cuh"
@@ -40,6 +41,10 @@ class WholeTiles : Held<E> {
   static constexpr uint32_t BUNDLE = ROOM == 0 ? 1 : WANTED < ROOM ? WANTED : ROOM;
   static_assert(SENT_TILE + Tiles::BYTES <= STAGE_ROOM, "what the host launches with");
 
+  // True if these loops multiply contributions to an average by its factor. They are for bf16 only,
+  // whose averages always have a factor.
+  static constexpr bool SCALES = std::is_same<E, BF16>::value;
+
   // True if two bundles of received tiles fit in a stage.
   static constexpr bool HAS_ROOM = ROOM > 0;
 
@@ -61,6 +66,7 @@ class WholeTiles : Held<E> {
     const Random random = random_of(codec, job);
     uint8_t *stage = this_stage();
     const bool keeps = job.writes();
+    const float scale = scale_of(work);
     uint8_t *output = job.output + (uint64_t)first * Tiles::BYTES;
     const uint8_t *next = job.input + (uint64_t)first * Tiles::BYTES;
     uint32_t left = last - first;  // tiles to fetch
@@ -86,8 +92,16 @@ class WholeTiles : Held<E> {
       slot = (slot + 1) % SEND_TILES;
       float x[HELD];
       unpack(v, x);
+      Summary summary;
+      if (SCALES && scale != 1.0f) {
+#pragma unroll
+        for (uint32_t k = 0; k < HELD; ++k) x[k] = mul(x[k], scale);
+        summary = codec.summary(x, HELD);
+      } else {
+        summary = codec.template summary_of<E>(v, x);
+      }
       Codes codes;
-      emit(codec, n, nsend, targets, line, t, codec.template summary_of<E>(v, x), random, x, codes);
+      emit(codec, n, nsend, targets, line, t, summary, random, x, codes);
       if (keeps) {
         codec.decode(codes, x);
         pack(x, C::is_free_of_nan(codes), v);
@@ -150,8 +164,10 @@ class WholeTiles : Held<E> {
     const uint32_t n = job.elements, nsend = job.nsend, nrecv = job.nrecv;
     const uint32_t after = job.reads() ? job.own_after : CINCH_MAX_RANKS;
     const bool averages = job.is_final() && (work.flags & CINCH_AVERAGE);
-    // nranks is a power of two, so the product by its inverse is the quotient.
-    const float share = averages ? 1.0f / (float)nranks : 1.0f;
+    const Average<E> average(work.flags, work.factor, nranks);
+    // nranks is a power of two, so the product by the divisor's inverse is the quotient.
+    const float share = 1.0f / average.divisor;
+    const float scale = scale_of(work);
     uint8_t *output = job.writes() ? job.output : nullptr;
     const PeerSlots sources = sources_of(job), targets = targets_of(job);
     const Line line(codec, n, first, last);
@@ -209,7 +225,7 @@ class WholeTiles : Held<E> {
             codec.decode_reduce(codes, x);
           }
           if (part == 0 && r == after && (r < end || end == nrecv)) {
-            add_tile(stage + t % 2 * Tiles::BYTES, x);
+            add_tile(stage + t % 2 * Tiles::BYTES, scale, x);
           }
         }
         __syncwarp();
@@ -218,7 +234,7 @@ class WholeTiles : Held<E> {
       }
       if (averages) {
 #pragma unroll
-        for (uint32_t k = 0; k < HELD; ++k) x[k] = mul(x[k], share);
+        for (uint32_t k = 0; k < HELD; ++k) x[k] = mul(average.limit(x[k]), share);
       }
       bool is_free_of_nan = false;
       if (nsend > 0) {
@@ -293,13 +309,22 @@ class WholeTiles : Held<E> {
     }
   }
 
-  static __device__ __forceinline__ void add_tile(const uint8_t *tile, float (&x)[HELD]) {
+  // Returns the factor of contributions to an average; 1 without a factor.
+  static __device__ __forceinline__ float scale_of(const cinch_work &work) {
+    return SCALES && work.flags & CINCH_PREMULTIPLY ? float_of((uint32_t)work.factor) : 1.0f;
+  }
+
+  // Adds the elements of a tile times `scale`, a power of two by which each product is exact.
+  static __device__ __forceinline__ void add_tile(const uint8_t *tile, float scale,
+                                                  float (&x)[HELD]) {
     uint4 v[PIECES];
     Tiles::take(tile, v);
     float term[HELD];
     unpack(v, term);
 #pragma unroll
-    for (uint32_t k = 0; k < HELD; ++k) x[k] = add(x[k], term[k]);
+    for (uint32_t k = 0; k < HELD; ++k) {
+      x[k] = SCALES ? fused(term[k], scale, x[k]) : add(x[k], term[k]);
+    }
   }
 
   static __device__ __forceinline__ void swap(uint8_t *&a, uint8_t *&b) {

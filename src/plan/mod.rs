@@ -4,6 +4,7 @@
 //! select alike without messages. [`Planner::explain`] prints the candidates.
 
 mod algorithms;
+mod average;
 mod busiest;
 mod candidate;
 mod cost;

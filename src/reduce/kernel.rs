@@ -112,6 +112,20 @@ pub(super) fn divide<F: Format>(acc: &mut Tile, n: usize, nranks: usize) {
     }
 }
 
+/// Limits the finite numbers among the first `n` to a magnitude of at most `most`, and divides by `divisor`.
+#[inline(always)]
+pub(super) fn average(acc: &mut Tile, n: usize, divisor: f32, most: f32) {
+    for number in acc.view_mut::<f32>(n) {
+        let beyond = number.is_finite() && number.abs() > most;
+        let limited = if beyond {
+            most.copysign(*number)
+        } else {
+            *number
+        };
+        *number = limited.divide(divisor);
+    }
+}
+
 #[inline(always)]
 pub(super) fn store<F: Format>(acc: &Tile, dst: &mut [u8]) {
     let raw = F::raw_mut(dst);

@@ -34,7 +34,19 @@ pub struct Reducer {
     /// Bits of the factor of a pre-multiplied sum, in the accumulator type; narrower types use the
     /// low bits.
     factor: u64,
+    /// Limits and division of an average; unused for other operators.
+    average: Average,
     kernels: ReduceKernels,
+}
+
+/// How an average of floats with fp32 accumulators is scaled and limited.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Average {
+    /// Contributions are multiplied by 2^-shift.
+    shift: u32,
+    /// Largest finite number of the element type, which bounds every average of finite elements; infinity if
+    /// results are not limited.
+    largest: f32,
 }
 
 impl Reducer {
@@ -65,8 +77,56 @@ impl Reducer {
             op,
             isa,
             factor,
+            average: Average {
+                shift: 0,
+                largest: narrow_largest(dtype).unwrap_or(f32::INFINITY),
+            },
             kernels: ReduceKernels::new(dtype, op, isa),
         })
+    }
+
+    /// Creates the arithmetic of an average whose contributions are multiplied by 2^-`shift`, so that sums fit
+    /// the messages that carry them. [`Reducer::finish`] divides by nranks * 2^-`shift`.
+    ///
+    /// # Errors
+    /// See [`Reducer::new`].
+    ///
+    /// # Panics
+    /// If `shift` is not 0 and the accumulator is not fp32.
+    pub fn averaging(dtype: DType, shift: u32, isa: Isa) -> Result<Reducer> {
+        let plain = Reducer::new(dtype, ReduceOp::Avg, isa)?;
+        if shift == 0 {
+            return Ok(plain);
+        }
+        assert_eq!(dtype.accumulator(), DType::F32, "only fp32 sums are scaled");
+        Ok(Reducer {
+            factor: scale_of(shift).to_bits().into(),
+            average: Average {
+                shift,
+                ..plain.average
+            },
+            kernels: plain.kernels.scaling(dtype, isa),
+            ..plain
+        })
+    }
+
+    /// Returns whether [`Reducer::load`] multiplies by a factor.
+    pub fn scales(&self) -> bool {
+        matches!(self.op, ReduceOp::PreMulSum(_)) || self.average.shift > 0
+    }
+
+    /// Returns whether partial sums and results are limited to the finite numbers of the element type. Sums of
+    /// an average of narrow floats are: their exact values are in this range, and rounding may exceed it.
+    pub fn limits(&self) -> bool {
+        self.op == ReduceOp::Avg && self.average.largest.is_finite()
+    }
+
+    /// Limits the finite numbers among the first `n` of a partial sum, if [`Reducer::limits`].
+    #[inline]
+    pub fn limit(&self, acc: &mut Tile, n: usize) {
+        if self.limits() {
+            self.kernels.average(acc, n, 1.0, self.average.largest);
+        }
     }
 
     /// Returns the element type.
@@ -106,7 +166,8 @@ impl Reducer {
     }
 
     /// Completes the first `n` elements of the tile, which are fully combined. Averages are divided
-    /// by the number of ranks, where integers truncate towards zero. Other operators need nothing.
+    /// by the number of ranks, where integers truncate towards zero, and limited ([`Reducer::limits`]). Other
+    /// operators need nothing.
     ///
     /// # Panics
     /// If `nranks` is 0.
@@ -114,7 +175,13 @@ impl Reducer {
     pub fn finish(&self, acc: &mut Tile, n: usize, nranks: usize) {
         if self.op == ReduceOp::Avg {
             assert!(nranks > 0, "an average over no ranks");
-            self.kernels.divide(acc, n, nranks);
+            if self.dtype.accumulator() != DType::F32 {
+                return self.kernels.divide(acc, n, nranks);
+            }
+            // Both products are exact for up to 2^13 ranks, so the quotient of a limited sum is the limit.
+            let divisor = nranks as f32 * scale_of(self.average.shift);
+            let most = self.average.largest * divisor;
+            self.kernels.average(acc, n, divisor, most);
         }
     }
 
@@ -135,6 +202,22 @@ impl std::fmt::Debug for Reducer {
             self.dtype,
             self.isa.name()
         )
+    }
+}
+
+/// Returns the factor by which contributions of an average are multiplied.
+pub fn scale_of(shift: u32) -> f32 {
+    2f32.powi(-(shift as i32))
+}
+
+/// Returns the largest finite number of a float type of up to 16 bits; `None` for other types.
+pub fn narrow_largest(dtype: DType) -> Option<f32> {
+    match dtype {
+        DType::F16 => Some(65_504.0),
+        DType::BF16 => Some(f32::from_bits(0x7f7f_0000)),
+        DType::F8E4M3 => Some(448.0),
+        DType::F8E5M2 => Some(57_344.0),
+        _ => None,
     }
 }
 

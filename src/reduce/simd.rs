@@ -16,6 +16,7 @@ type CombineFn = unsafe fn(&[u8], &mut Tile);
 type PairFn = unsafe fn(&[u8], &[u8], &mut [u8]);
 type AssignFn = unsafe fn(&mut [u8], &[u8]);
 type DivideFn = unsafe fn(&mut Tile, usize, usize);
+type AverageFn = unsafe fn(&mut Tile, usize, f32, f32);
 type StoreFn = unsafe fn(&Tile, &mut [u8]);
 
 /// Functions for one element type and one operator, for an instruction set that the machine has.
@@ -26,6 +27,7 @@ pub(super) struct ReduceKernels {
     pair: PairFn,
     assign: AssignFn,
     divide: DivideFn,
+    average: AverageFn,
     store: StoreFn,
 }
 
@@ -71,6 +73,14 @@ impl ReduceKernels {
         of_isa!(isa, kernels(dtype, op))
     }
 
+    /// Returns these functions with a load that multiplies by the factor.
+    pub(super) fn scaling(self, dtype: DType, isa: Isa) -> ReduceKernels {
+        ReduceKernels {
+            load: of_isa!(isa, scaled_load(dtype)),
+            ..self
+        }
+    }
+
     #[inline]
     pub(super) fn load(&self, src: &[u8], acc: &mut Tile, factor: u64) {
         // SAFETY: `ReduceKernels::new` checked that the machine has the instruction set of the
@@ -104,6 +114,13 @@ impl ReduceKernels {
         // SAFETY: `ReduceKernels::new` checked that the machine has the instruction set of the
         // function.
         unsafe { (self.divide)(acc, n, nranks) }
+    }
+
+    #[inline]
+    pub(super) fn average(&self, acc: &mut Tile, n: usize, divisor: f32, most: f32) {
+        // SAFETY: `ReduceKernels::new` checked that the machine has the instruction set of the
+        // function.
+        unsafe { (self.average)(acc, n, divisor, most) }
     }
 
     #[inline]
@@ -193,6 +210,11 @@ macro_rules! instruction_set {
             }
 
             $(#[target_feature(enable = $features)])?
+            fn average(acc: &mut Tile, n: usize, divisor: f32, most: f32) {
+                kernel::average(acc, n, divisor, most);
+            }
+
+            $(#[target_feature(enable = $features)])?
             fn store<F: Format>(acc: &Tile, dst: &mut [u8]) {
                 kernel::store::<F>(acc, dst);
             }
@@ -236,8 +258,17 @@ macro_rules! instruction_set {
                     pair: pair::<F, O>,
                     assign: assign::<F, O>,
                     divide: divide::<F>,
+                    average,
                     store: store::<F>,
                 }
+            }
+
+            pub(super) fn scaled_load(dtype: DType) -> LoadFn {
+                with_format!(dtype, $half, scaled | scaled())
+            }
+
+            fn scaled<F: Format>() -> LoadFn {
+                load_scaled::<F>
             }
 
             pub(super) fn conversion(dtype: DType) -> Option<Conversion> {

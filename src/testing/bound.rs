@@ -50,12 +50,19 @@ impl RawBound {
         };
         let growth =
             steps * accumulator.unit_roundoff().ln_1p() + hops * element.unit_roundoff().ln_1p();
-        let absolute = steps * accumulator.smallest() + hops * element.smallest();
+        // An average halves its contributions until no sum overflows (`Plan::average_shift`), which rounds
+        // them below the normal range. The division then raises all roundings by up to 4.
+        let averages_narrow = op == ReduceOp::Avg && narrow;
+        let raised = if averages_narrow { 8.0 } else { 1.0 };
+        let absolute = raised * (steps * accumulator.smallest() + hops * element.smallest());
         RawBound {
             // The last factor covers the rounding errors of this computation.
             relative: growth.exp_m1() * (1.0 + 1e-9),
             absolute: absolute * growth.exp(),
-            largest: element.largest.min(accumulator.largest),
+            largest: match averages_narrow {
+                true => f64::INFINITY,
+                false => element.largest.min(accumulator.largest),
+            },
             ..exact
         }
     }
@@ -73,7 +80,7 @@ impl RawBound {
     }
 
     /// Returns whether a partial result may exceed the type's range, so that a non-finite result is also
-    /// correct. For `magnitude` see [`RawBound::of`].
+    /// correct. In averages of narrow floats none may. For `magnitude` see [`RawBound::of`].
     #[inline]
     pub fn may_overflow(&self, magnitude: f64) -> bool {
         let reach = magnitude * (1.0 + self.relative) + self.absolute;

@@ -4,8 +4,8 @@
 use super::{Algorithm, CodecKind, CodecSpec, Collective, DType, ReduceOp};
 use std::fmt;
 
-/// Version of the wire format: message header, codec layouts, chunk geometry, peer buffers.
-pub const FORMAT_VERSION: u8 = 5;
+/// Version of the wire format: message header, codec layouts, chunk geometry, scale of averages, peer buffers.
+pub const FORMAT_VERSION: u8 = 6;
 
 /// Number of 64-bit words in an encoded signature.
 pub const SIGNATURE_WORDS: usize = 5;

@@ -1,6 +1,7 @@
 // Exports functions of the CUDA headers for codecs and element types, compiled for the host.
 // codecs.rs compares them with the specification. The lanes of a warp run one after the other.
 #include "codec/codec.cuh"
+#include "dtype/average.cuh"
 #include "dtype/element.cuh"
 
 namespace {
@@ -136,8 +137,18 @@ const Entry CODECS[] = {{},
                         entry<Static8Tabled>(),
                         entry<Mantissa8Tabled>()};
 
-// Computes dst = a op b for 16-byte vectors. `op` is a cinch_combine, or 4 for a * word, 5 for a
-// divided by word, or 6 for a itself.
+// Returns a over the ranks of an average. `word` has the number of ranks in the low half, and in the
+// high half the bits of the factor of contributions; 0 for none.
+template <class E>
+typename E::Acc average(typename E::Acc a, uint64_t word) {
+  const uint64_t factor = word >> 32;
+  const uint32_t flags = CINCH_AVERAGE | (factor != 0 ? CINCH_PREMULTIPLY : 0);
+  const Average<E> average(flags, factor, (uint32_t)word);
+  return average.of(factor != 0 ? E::premultiply(a, factor) : a);
+}
+
+// Computes dst = a op b for 16-byte vectors. `op` is a cinch_combine, or 4 for a * word, 5 for the
+// average of a as the sum of all ranks, 6 for a itself, or 7 for a + b as a partial sum of an average.
 template <class E>
 void element(uint32_t op, uint64_t word, const uint4 *a, const uint4 *b, uint4 *dst,
              uint64_t vectors) {
@@ -148,7 +159,8 @@ void element(uint32_t op, uint64_t word, const uint4 *a, const uint4 *b, uint4 *
     for (int k = 0; k < E::N; ++k) {
       if (op < 4) x[k] = E::combine(x[k], y[k], op);
       if (op == 4) x[k] = E::premultiply(x[k], word);
-      if (op == 5) x[k] = E::divide(x[k], (uint32_t)word);
+      if (op == 5) x[k] = average<E>(x[k], word);
+      if (op == 7) x[k] = Average<E>::partial(E::combine(x[k], y[k], (uint32_t)CINCH_SUM));
     }
     dst[v] = E::pack(x);
   }

@@ -139,7 +139,26 @@ fn reductions_of_every_type_equal_the_specification() {
                 reducer.store(&tile, &mut expected);
                 let found = host.element(dtype, 5, nranks as u64, &a, &b);
                 assert_equal(dtype, "avg", compiler, &expected, found.slice());
+                if dtype.accumulator() != DType::F32 {
+                    continue;
+                }
+                let shift = nranks.next_power_of_two().ilog2() + 1;
+                let reducer = Reducer::averaging(dtype, shift, Isa::Scalar).unwrap();
+                reducer.load(a.slice(), &mut tile);
+                reducer.finish(&mut tile, N, nranks);
+                reducer.store(&tile, &mut expected);
+                let factor = u64::from(cinch::reduce::scale_of(shift).to_bits());
+                let found = host.element(dtype, 5, factor << 32 | nranks as u64, &a, &b);
+                assert_equal(dtype, "scaled avg", compiler, &expected, found.slice());
             }
+            let reducer = Reducer::new(dtype, ReduceOp::Avg, Isa::Scalar).unwrap();
+            let mut expected = vec![0; a.slice().len()];
+            reducer.load(a.slice(), &mut tile);
+            reducer.combine(b.slice(), &mut tile);
+            reducer.limit(&mut tile, N);
+            reducer.store(&tile, &mut expected);
+            let found = host.element(dtype, 7, 0, &a, &b);
+            assert_equal(dtype, "partial avg", compiler, &expected, found.slice());
             let found = host.element(dtype, 6, 0, &a, &b);
             let reducer = Reducer::new(dtype, ReduceOp::Sum, Isa::Scalar).unwrap();
             reducer.load(a.slice(), &mut tile);

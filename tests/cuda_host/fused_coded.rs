@@ -113,6 +113,7 @@ pub fn data(work: &Work, spec: CodecSpec, ranks: usize, rng: &mut Rng) -> Data {
         codec: scalar(spec),
         halves: work.op == Op::HalfSum,
         divides: work.op == Op::Avg,
+        largest: cinch::reduce::narrow_largest(dtype_of(dtype)).unwrap_or(f32::INFINITY),
         inputs: inputs.iter().map(|input| numbers(dtype, input)).collect(),
         next: RefCell::new(now.iter().map(|now| vec![UNTOUCHED; now.len()]).collect()),
         now,
@@ -156,6 +157,8 @@ struct Oracle {
     codec: Arc<dyn Codec>,
     halves: bool,
     divides: bool,
+    /// Limit of averages.
+    largest: f32,
     inputs: Vec<Vec<f32>>,
     now: Vec<Vec<f32>>,
     next: RefCell<Vec<Vec<f32>>>,
@@ -211,7 +214,12 @@ impl Oracle {
         }
         if self.divides {
             let ranks = self.inputs.len() as f32;
-            sum.iter_mut().for_each(|sum| *sum /= ranks);
+            let most = self.largest * ranks;
+            let limit = |sum: f32| match sum.is_finite() {
+                true => sum.clamp(-most, most),
+                false => sum,
+            };
+            sum.iter_mut().for_each(|sum| *sum = limit(*sum) / ranks);
         }
         sum
     }

@@ -347,7 +347,14 @@ pub fn arithmetic(plan: &Plan, op: ReduceOp) -> Result<(Combine, u64, u8)> {
         ReduceOp::Prod => (Combine::Prod, 0, 0),
         ReduceOp::Max => (Combine::Max, 0, 0),
         ReduceOp::Min => (Combine::Min, 0, 0),
-        ReduceOp::Avg => (Combine::Sum, 0, abi::AVERAGE),
+        ReduceOp::Avg => match plan.average_shift(op) {
+            0 => (Combine::Sum, 0, abi::AVERAGE),
+            shift => (
+                Combine::Sum,
+                reduce::scale_of(shift).to_bits().into(),
+                abi::AVERAGE | abi::PREMULTIPLY,
+            ),
+        },
         ReduceOp::PreMulSum(Scalar::Device(address)) => {
             (Combine::Sum, address, abi::PREMULTIPLY | abi::FACTOR_AT)
         }

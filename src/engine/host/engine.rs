@@ -8,7 +8,7 @@ use crate::codec::feedback::Feedback;
 use crate::config::Config;
 use crate::cpu::Isa;
 use crate::error::Result;
-use crate::plan::{Limits, MachineFacts, MeasuredCosts, Planner, Request};
+use crate::plan::{Limits, MachineFacts, MeasuredCosts, Plan, Planner, Request};
 use crate::schedule::Groups;
 use crate::sync::Fault;
 use crate::topology::RankTopology;
@@ -96,12 +96,14 @@ impl HostEngine {
         }
     }
 
-    /// Returns the reducers for `request`'s type and operator.
-    pub(super) fn arithmetic(&mut self, request: &Request) -> Result<Arc<Arithmetic>> {
-        if let Some(known) = self.arithmetics.iter().find(|known| known.serves(request)) {
+    /// Returns the reducers for `request`'s type and operator, which scale an average as `plan` needs.
+    pub(super) fn arithmetic(&mut self, request: &Request, plan: &Plan) -> Result<Arc<Arithmetic>> {
+        let shift = plan.average_shift(request.op);
+        let mut known = self.arithmetics.iter();
+        if let Some(known) = known.find(|known| known.serves(request, shift)) {
             return Ok(known.clone());
         }
-        let made = Arc::new(Arithmetic::new(request, self.isa)?);
+        let made = Arc::new(Arithmetic::new(request, shift, self.isa)?);
         self.arithmetics.truncate(KEPT_ARITHMETICS - 1);
         self.arithmetics.push_front(made.clone());
         Ok(made)

@@ -24,7 +24,7 @@ pub struct Run<'a> {
     pub(super) request: Request,
     pub(super) plan: Arc<Plan>,
     pub(super) buffers: UserBuffers<'a>,
-    arithmetic: Arc<Arithmetic>,
+    pub(super) arithmetic: Arc<Arithmetic>,
     pub(super) signature: [u64; SIGNATURE_WORDS],
     pub(super) channels: Vec<ChannelRun>,
     pub(super) wire_bytes: u64,
@@ -64,7 +64,7 @@ impl<'a> Run<'a> {
             }
         }));
         let stats = InputStats::new(plan.is_coded());
-        let arithmetic = engine.arithmetic(request)?;
+        let arithmetic = engine.arithmetic(request, &plan)?;
         Ok(Run {
             index,
             request: plan.decided(request),
@@ -393,7 +393,9 @@ impl<'a> Run<'a> {
             channels: self.plan.channels,
             wire_bytes: self.wire_bytes,
             raw_bytes: self.plan.raw_bytes,
-            input: self.stats.of_input(),
+            input: self
+                .stats
+                .of_input(self.plan.average_shift(self.request.op)),
             residual_norm,
             fused: 1,
         }

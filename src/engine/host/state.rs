@@ -6,7 +6,7 @@ use crate::codec::{EncodeStats, RoundingRandom, TensorScales};
 use crate::cpu::{Isa, Tile};
 use crate::error::Result;
 use crate::plan::{Plan, Request};
-use crate::reduce::Reducer;
+use crate::reduce::{Reducer, scale_of};
 use crate::schedule::{Own, Step, Visit, WalkCursor};
 use crate::types::{CodecSpec, DType, ReduceOp, SIGNATURE_WORDS, Scalar, ScaleRule};
 
@@ -174,8 +174,15 @@ impl InputStats {
         }
     }
 
-    pub(super) fn of_input(&self) -> Option<EncodeStats> {
-        self.seen.then_some(self.input)
+    /// Returns the statistics of the input, if any. Those of an average were taken from the input times
+    /// 2^-`shift`; the inverse is exact.
+    pub(super) fn of_input(&self, shift: u32) -> Option<EncodeStats> {
+        let raise = 1.0 / f64::from(scale_of(shift));
+        self.seen.then_some(EncodeStats {
+            abs_max: (f64::from(self.input.abs_max) * raise) as f32,
+            sum_squares: self.input.sum_squares * raise * raise,
+            ..self.input
+        })
     }
 }
 
@@ -278,7 +285,9 @@ pub(super) fn randoms(
 pub(super) struct Arithmetic {
     dtype: DType,
     op: ReduceOp,
-    /// Multiplies this rank's own elements by this rank's factor.
+    /// Contributions to an average are multiplied by 2^-shift ([`Plan::average_shift`]).
+    shift: u32,
+    /// Multiplies this rank's own elements by this rank's factor, or by 2^-shift.
     pub own: Reducer,
     /// Adds elements that peers sent, which already contain the peers' factors.
     pub received: Reducer,
@@ -287,12 +296,12 @@ pub(super) struct Arithmetic {
 }
 
 impl Arithmetic {
-    /// Returns whether these are the reducers of `request`.
-    pub(super) fn serves(&self, request: &Request) -> bool {
-        self.dtype == request.dtype && self.op == request.op
+    /// Returns whether these are the reducers of `request`, for averages scaled by 2^-`shift`.
+    pub(super) fn serves(&self, request: &Request, shift: u32) -> bool {
+        self.dtype == request.dtype && self.op == request.op && self.shift == shift
     }
 
-    pub(super) fn new(request: &Request, isa: Isa) -> Result<Arithmetic> {
+    pub(super) fn new(request: &Request, shift: u32, isa: Isa) -> Result<Arithmetic> {
         let combining = match request.op {
             ReduceOp::PreMulSum(_) | ReduceOp::Avg => ReduceOp::Sum,
             other => other,
@@ -300,7 +309,11 @@ impl Arithmetic {
         Ok(Arithmetic {
             dtype: request.dtype,
             op: request.op,
-            own: Reducer::new(request.dtype, request.op, isa)?,
+            shift,
+            own: match request.op {
+                ReduceOp::Avg => Reducer::averaging(request.dtype, shift, isa)?,
+                op => Reducer::new(request.dtype, op, isa)?,
+            },
             received: Reducer::new(request.dtype, combining, isa)?,
             accumulators: Reducer::new(request.dtype.accumulator(), combining, isa)?,
         })

@@ -18,7 +18,6 @@ use super::state::{Chunk, ZeroCopyProgress};
 use crate::error::Result;
 use crate::schedule::{Op, Step, Visit};
 use crate::transport::{Header, Links};
-use crate::types::ReduceOp;
 
 /// The messages of a step that need no slot: received messages, sent messages, or both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +44,7 @@ impl Run<'_> {
         let base = run.channel * links.nranks;
         let sends_buffer = match step.op {
             // With a factor, the message is the product of input and factor, which no buffer holds.
-            Op::Send => !matches!(self.request.op, ReduceOp::PreMulSum(_)),
+            Op::Send => !self.arithmetic.own.scales(),
             Op::RecvCopySend | Op::RecvReduceCopySend => true,
             _ => false,
         };

@@ -116,13 +116,21 @@ fn ring(problem: &Problem, inputs: &[Vec<u8>], start: usize) -> Vec<u8> {
     for hop in 0..problem.nranks {
         let rank = (start + hop) % problem.nranks;
         let op = problem.factor(rank).map_or(problem.op, ReduceOp::PreMulSum);
-        let reducer = Reducer::new(problem.dtype, op, Isa::detect()).unwrap();
+        let reducer = match (op, problem.dtype.size()) {
+            (ReduceOp::Avg, 1 | 2) if problem.dtype.is_float() => {
+                let shift = problem.nranks.next_power_of_two().ilog2() + 1;
+                Reducer::averaging(problem.dtype, shift, Isa::detect()).unwrap()
+            }
+            _ => Reducer::new(problem.dtype, op, Isa::detect()).unwrap(),
+        };
         reducer.load(&inputs[rank], &mut tile);
         if hop > 0 {
             reducer.combine(&wire, &mut tile);
         }
         if hop + 1 == problem.nranks {
             reducer.finish(&mut tile, problem.count, problem.nranks);
+        } else {
+            reducer.limit(&mut tile, problem.count);
         }
         reducer.store(&tile, &mut wire);
     }

@@ -71,7 +71,11 @@ impl StepWork<'_, '_> {
             match (&mut target, self.gives) {
                 (None, _) if step.writes() => self.store(at, n),
                 (None, _) => {}
-                (Some(end), None) => self.emit_raw(at, n, &mut end.slot()[..self.chunk.given]),
+                (Some(end), None) => {
+                    // The division has limited a final sum; here a partial sum is limited.
+                    self.arithmetic.own.limit(&mut self.scratch.acc, n);
+                    self.emit_raw(at, n, &mut end.slot()[..self.chunk.given]);
+                }
                 (Some(end), Some(codec)) => {
                     self.emit_coded(codec, at, n, &mut end.slot()[..self.chunk.given], note);
                 }
@@ -83,7 +87,8 @@ impl StepWork<'_, '_> {
 
     fn sum_path(&self, sources: &Sources<'_>, divides: bool, chain: &Chain) -> SumPath {
         let chained = self.step.more || chain.started;
-        if chained || self.gives.is_some() || self.premultiplied() || divides {
+        let limits = self.arithmetic.own.limits();
+        if chained || self.gives.is_some() || self.premultiplied() || limits || divides {
             return SumPath::Tiles;
         }
         let has_own = self.step.own.after().is_some();

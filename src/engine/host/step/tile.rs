@@ -6,7 +6,6 @@ use crate::codec::feedback::{self, Role};
 use crate::codec::{self, Codec, EncodeStats, Span};
 use crate::reduce;
 use crate::schedule::{Op, Own};
-use crate::types::ReduceOp;
 use std::ops::Range;
 
 /// Statistics that an encode adds to the report.
@@ -53,7 +52,7 @@ impl StepWork<'_, '_> {
 
     /// Returns whether own elements are multiplied by a factor before they are sent or added.
     pub(super) fn premultiplied(&self) -> bool {
-        matches!(self.op, ReduceOp::PreMulSum(_))
+        self.arithmetic.own.scales()
     }
 
     /// Returns whether this step is the first to read its chunk of the input, and so collects statistics.
