@@ -7,8 +7,7 @@ use crate::comm;
 use crate::group;
 use crate::types::*;
 use cinch::capi::core::collective_request::CollectiveRequest;
-use cinch::types::{ReduceOp, Scalar};
-use cinch::{Collective, DType, Result};
+use cinch::{Collective, Result};
 use std::ffi::{c_int, c_void};
 use std::ptr::null;
 
@@ -158,19 +157,13 @@ pub(crate) unsafe fn submit(
     // SAFETY: the caller passes `config` as NULL or as nccl.h documents.
     let options = unsafe { CallOptions::read(config)? };
     let on_gpu = communicator.gpu().is_some();
-    let find_op = |op: i64, dtype| {
-        // For these types NCCL multiplies by 1/nranks before it sums, so that no partial sum overflows.
-        let scales_first = matches!(dtype, DType::F16 | DType::F8E4M3 | DType::F8E5M2);
-        if op == i64::from(ncclAvg) && scales_first {
-            let factor = 1.0 / communicator.nranks() as f64;
-            return Ok(ReduceOp::PreMulSum(Scalar::Float(factor)));
-        }
-        // SAFETY: the caller keeps a factor by address readable as nccl.h documents.
-        unsafe { comm.ops.find(op, dtype, on_gpu) }
-    };
+    // SAFETY: the caller keeps a factor by address readable as nccl.h documents.
+    let find_op = |op: i64, dtype| unsafe { comm.ops.find(op, dtype, on_gpu) };
     // SAFETY: the caller passes buffers and a stream that stay valid until the call has run.
     let (mut call, buffers) = unsafe { request.bind(&ARGUMENT_NAMES, &communicator, find_op)? };
     call.codec = options.codec.map(Into::into);
     call.algorithm = options.algorithm;
+    // NCCL divides the wrapped sum of integers, and its users compare bits.
+    call.wrapping_average = true;
     group::submit(&communicator, &call, buffers)
 }

@@ -57,7 +57,8 @@ pub enum cinch_op_t {
     CINCH_MAX = 2,
     /// Minimum; NaN if any contribution is NaN.
     CINCH_MIN = 3,
-    /// Average: the sum divided once by the number of ranks; integers truncate.
+    /// Average of floats: the sum divided once by the number of ranks. It does not overflow for elements of 16
+    /// and 8 bits. Integers are an error, because their sum may wrap before the division.
     CINCH_AVG = 4,
     /// First number of created operators; not itself an operator.
     CINCH_OP_FIRST_CREATED = 16,

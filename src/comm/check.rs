@@ -78,6 +78,17 @@ pub(super) fn shape(comm: &Communicator, call: &Call) -> Result<()> {
         )));
     }
     if call.collective.reduces()
+        && call.op == ReduceOp::Avg
+        && !call.dtype.is_float()
+        && !call.wrapping_average
+    {
+        return Err(Error::invalid_argument(format!(
+            "{name}: avg of {} would wrap in its sum before it divides; sum elements of a wider type and \
+             divide, or take a float type",
+            call.dtype
+        )));
+    }
+    if call.collective.reduces()
         && let ReduceOp::PreMulSum(scalar) = call.op
         && match scalar {
             Scalar::Float(_) => !call.dtype.is_float(),

@@ -40,6 +40,9 @@ pub struct Call {
     /// ids. On a GPU it takes 8 bytes of device memory for each element of the input. A call that a
     /// graph captures must have run once before.
     pub feedback: Option<u64>,
+    /// Admits an average of integers, whose sum wraps before it is divided, as `ncclAvg` does. Other calls
+    /// with such an average are refused: i8 of 100 and 100 would give -28.
+    pub wrapping_average: bool,
 }
 
 impl Call {
@@ -56,6 +59,7 @@ impl Call {
             algorithm: None,
             tensor: None,
             feedback: None,
+            wrapping_average: false,
         }
     }
 

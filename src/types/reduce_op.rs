@@ -25,7 +25,9 @@ pub enum ReduceOp {
     Max,
     /// Smallest; NaN if any contribution is NaN.
     Min,
-    /// Sum divided once by the number of ranks, after accumulation; integers truncate.
+    /// Sum divided once by the number of ranks, after accumulation. An average of 16- and 8-bit floats never
+    /// overflows. Integers are refused, because their sum wraps; [`super::Call::wrapping_average`] admits them,
+    /// and they truncate.
     Avg,
     /// Sum of contributions, each multiplied by its own rank's factor first.
     PreMulSum(Scalar),

@@ -258,6 +258,10 @@ impl Arena {
         output: (usize, usize),
         stream: Option<&Stream>,
     ) -> Result<Report> {
+        let call = &Call {
+            wrapping_average: true,
+            ..*call
+        };
         match stream {
             Some(stream) => comm.call_on(call, self.buffers(input, output, stream)?),
             None => comm.call(call, self.host(input, output)),

@@ -321,6 +321,7 @@ fn min_and_max_keep_nan_and_refuse_lossy_codecs() {
         ] {
             let mut call = Call::new(Collective::AllReduce, dtype, 300);
             (call.op, call.codec) = (op, linear8);
+            call.wrapping_average = true;
             let bytes = 300 * dtype.size();
             let (input, mut output) = (vec![0; bytes], vec![0; bytes]);
             refused.push(

@@ -85,6 +85,7 @@ pub fn call_of(row: &Row, rank: usize, nranks: usize) -> Call {
         peer,
         codec: row.codec,
         algorithm: row.algorithm,
+        wrapping_average: true,
         ..Call::new(row.collective, row.dtype, row.count)
     }
 }

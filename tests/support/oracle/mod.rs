@@ -54,6 +54,7 @@ impl Case {
     /// Returns the call of `rank`, with its own factor in a pre-multiplied sum.
     pub fn call_of(&self, rank: usize) -> Call {
         let mut call = self.call;
+        call.wrapping_average = true;
         if let ReduceOp::PreMulSum(_) = call.op {
             call.op = ReduceOp::PreMulSum(factor(call.dtype, rank));
         }
