@@ -9,6 +9,8 @@
 namespace cinch {
 
 struct Bf16Meaning : PlainMeaning<2> {
+  static constexpr bool may_limit = true;
+
   CINCH_HD explicit Bf16Meaning(const cinch_codec_params &) {}
 
   static CINCH_HD uint32_t encode(float x) {

@@ -84,6 +84,16 @@ struct DecimalTabled : Unnumbered, WholeBytes<1> {
 
   static CINCH_HD void encode16(const Params &params, const float (&x)[16], Summary, uint32_t,
                                 const Random &, Codes &codes, float (&)[1]) {
+    if constexpr (Meaning::may_limit) {
+      float y[16];
+      limit_f16(params, x, y);
+      encode_limited(params, y, codes);
+    } else {
+      encode_limited(params, x, codes);
+    }
+  }
+
+  static CINCH_HD void encode_limited(const Params &params, const float (&x)[16], Codes &codes) {
     const float factor = Tables::factor(Meaning(params));
     // The sum is 0 if all elements are finite, and NaN otherwise. Two independent sums let their
     // instructions overlap.

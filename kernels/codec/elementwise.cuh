@@ -13,6 +13,8 @@ namespace cinch {
 template <int BYTES>
 struct PlainMeaning {
   static constexpr int code_bytes = BYTES;
+  // Whether some magnitude below 65,520, where f16 overflows, may decode to 65,520 or more.
+  static constexpr bool may_limit = false;
 
   static CINCH_HD bool encode16(const float (&)[16], CodeVectors<BYTES> &) { return false; }
   template <bool REDUCE>
@@ -29,6 +31,18 @@ CINCH_HD void narrow_pairs(const float (&x)[16], CodeVectors<2> &codes, Narrow &
     const float *at = x + 8 * v;
     codes.vector[v] = make_uint4(narrow(at[0], at[1]), narrow(at[2], at[3]), narrow(at[4], at[5]),
                                  narrow(at[6], at[7]));
+  }
+}
+
+// Sets y to x with magnitudes above the limit of params but below 65,520 limited: they would become
+// infinite as elements of f16.
+CINCH_HD void limit_f16(const cinch_codec_params &params, const float (&x)[16], float (&y)[16]) {
+  const float limit = params.scale;
+  CINCH_UNROLL
+  for (int k = 0; k < 16; ++k) {
+    const float m = magnitude_of(x[k]);
+    const bool beyond = limit != 0.0f && m > limit && m < 65520.0f;
+    y[k] = beyond ? float_of(bits_of(limit) | (bits_of(x[k]) & 0x80000000u)) : x[k];
   }
 }
 
@@ -54,6 +68,16 @@ struct Elementwise : Unnumbered, WholeBytes<Meaning::code_bytes> {
 
   static CINCH_HD void encode16(const Params &params, const float (&x)[16], Summary, uint32_t,
                                 const Random &, Codes &codes, float (&)[1]) {
+    if constexpr (Meaning::may_limit) {
+      float y[16];
+      limit_f16(params, x, y);
+      encode_limited(params, y, codes);
+    } else {
+      encode_limited(params, x, codes);
+    }
+  }
+
+  static CINCH_HD void encode_limited(const Params &params, const float (&x)[16], Codes &codes) {
 #if defined(__CUDA_ARCH__)
     if (Meaning::encode16(x, codes)) return;
 #endif

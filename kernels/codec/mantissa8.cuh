@@ -9,6 +9,7 @@ namespace cinch {
 
 struct MantissaMeaning : DecimalMeaning<MantissaMeaning> {
   using DecimalMeaning<MantissaMeaning>::DecimalMeaning;
+  static constexpr bool may_limit = true;
 
   static CINCH_HD float mantissa(uint32_t code) { return (float)(code & 15); }
 

@@ -9,7 +9,9 @@
 struct cinch_codec_params {
   /* linear8, dynamic8, fp8: log2 of the elements that share a scale, 5 to 12; 0: the whole chunk. */
   uint32_t log2_block;
-  /* linear8, dynamic8, fp8 with log2_block 0: the scale for encoding. Decoding reads the wire's. */
+  /* linear8, dynamic8, fp8 with log2_block 0: the scale for encoding. Decoding reads the wire's.
+   * cast_bf16, mantissa8 for elements of f16: a magnitude from here up to 65,520 is encoded as this;
+   * 0 for none. */
   float scale;
   /* static8, mantissa8: units of the upper and of the lower four decades, each the sum of two
    * numbers. They are divided by `shrink`, so that none of them is subnormal. */

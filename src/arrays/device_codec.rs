@@ -177,7 +177,7 @@ impl DeviceCodec {
         wire: (u64, usize),
         stream: &Stream,
     ) -> Result<()> {
-        self.check(&elements, wire)?;
+        self.check(&elements, wire, false)?;
         let random = RoundingRandom::new(self.spec.seed.into(), draw, 0);
         let args = self.args(&elements, wire.0, random, first);
         if self.is_message() {
@@ -195,7 +195,8 @@ impl DeviceCodec {
         unsafe { self.launch(module, name, args, stream) }
     }
 
-    /// Queues the decoding of `elements` from the first [`DeviceCodec::bytes`] bytes of `wire`. The call does
+    /// Queues the decoding of `elements` from the first [`DeviceCodec::bytes`] bytes of `wire`, in
+    /// [`Layout::Published`] from exactly as many. The call does
     /// not wait to check the header of a CompLL message ([`Layout::Published`]). If the header has another
     /// count or width, all elements become NaN.
     ///
@@ -210,7 +211,7 @@ impl DeviceCodec {
         elements: Elements,
         stream: &Stream,
     ) -> Result<()> {
-        self.check(&elements, wire)?;
+        self.check(&elements, wire, self.layout == Layout::Published)?;
         let args = self.args(&elements, wire.0, RoundingRandom::NONE, 0);
         let (module, name) = match self.layout {
             Layout::Chunk => (&self.kernels.chunks, self.name("decode", elements.dtype)),
@@ -244,11 +245,12 @@ impl DeviceCodec {
         random: RoundingRandom,
         first: usize,
     ) -> CodecArgs {
+        let limit = self.sizes.element_limit(elements.dtype).unwrap_or(0.0);
         CodecArgs {
             wire,
             elements: elements.address,
             n: elements.count as u64,
-            params: kernel_params(self.spec, 0.0, [random; 2]),
+            params: kernel_params(self.spec, limit, [random; 2]),
             // Only the low 32 bits of an index select its random number, so indices 2^32 apart
             // share one.
             first: first as u32,
@@ -256,7 +258,8 @@ impl DeviceCodec {
         }
     }
 
-    fn check(&self, elements: &Elements, (wire, room): (u64, usize)) -> Result<()> {
+    /// Checks addresses and sizes. With `exact`, the array has no bytes behind the elements.
+    fn check(&self, elements: &Elements, (wire, room): (u64, usize), exact: bool) -> Result<()> {
         let Elements {
             address,
             count,
@@ -270,7 +273,7 @@ impl DeviceCodec {
         }
         let (need, bytes) = (self.bytes(count), elements.bytes());
         let wrong = |text: String| Err(Error::invalid_argument(text));
-        if room < need {
+        if room < need || exact && room > need {
             return wrong(format!(
                 "{count} elements are {need} bytes when encoded with {}, but there are {room}",
                 self.spec

@@ -197,7 +197,7 @@ impl HostCopier {
         stream: &Stream,
         run: impl FnOnce(&Copy<'_>, &mut CopyResources) -> Result<()>,
     ) -> Result<()> {
-        let host = StandAlone::new(spec, Layout::Chunk, Isa::detect())?;
+        let host = StandAlone::new(spec, Layout::Chunk, Isa::detect())?.for_elements(dtype);
         let device = DeviceCodec::new(&self.kernels, spec, Layout::Chunk)?;
         let size = dtype.size();
         if !bytes.is_multiple_of(size) || !address.is_multiple_of(size as u64) {

@@ -23,7 +23,8 @@ pub enum cinch_layout_t {
     /// the blocks, all little endian.
     CINCH_LAYOUT_CHUNK = 0,
     /// Layout that the format's authors published: `minmax1/2/4/8` as CompLL's messages with a header
-    /// of 10 bytes, `trunc8/16/24` as ADT's packed bytes without a header.
+    /// of 10 bytes, `trunc8/16/24` as ADT's packed bytes without a header. ADT cuts all numbers alike:
+    /// `trunc8` decodes infinity and NaN to 2^127, `trunc16/24` may decode a NaN to infinity.
     CINCH_LAYOUT_PUBLISHED = 1,
 }
 
@@ -117,7 +118,7 @@ pub unsafe extern "C" fn cinch_encode(
             // stream is of that GPU.
             return unsafe { gpu.encode(spec, layout, elements, draw, at, stream.addr()) };
         }
-        let codec = StandAlone::new(spec, layout, Isa::detect())?;
+        let codec = StandAlone::new(spec, layout, Isa::detect())?.for_elements(elements.dtype);
         let codec = on_threads(codec, count)?;
         // SAFETY: readable for `count` elements, and writable for `wire_bytes`, by the
         // documented contract.
@@ -135,7 +136,8 @@ pub unsafe extern "C" fn cinch_encode(
 /// Decodes the first `count` elements of the `wire_bytes` bytes at `wire` into `dst`, as type f32, f16
 /// or bf16.
 ///
-/// Data in `CINCH_LAYOUT_PUBLISHED` must hold exactly `count` elements. `wire` and `dst` must not
+/// Data in `CINCH_LAYOUT_PUBLISHED` must hold exactly `count` elements, and `wire_bytes` must be their
+/// size: bytes behind them are an error. `wire` and `dst` must not
 /// overlap. Both are in host memory or in memory of one GPU; see `cinch_encode`. `dst` is written on
 /// success only. In GPU memory, a CompLL header with another number of elements is no error: all
 /// decoded elements are then NaN.

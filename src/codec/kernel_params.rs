@@ -63,6 +63,9 @@ pub fn array_family(kind: CodecKind) -> &'static str {
 ///
 /// Under a tensor rule `scale` is the scale of the chunk to encode. If rounding is stochastic, `draws` are
 /// the random numbers of contributions and of sums. A kernel adds the element's index in the message.
+///
+/// Codecs without a scale take the limit of their elements as `scale` ([`super::Codec::element_limit`]); 0 stands
+/// for none.
 pub fn kernel_params(spec: CodecSpec, scale: f32, draws: [RoundingRandom; 2]) -> [u32; 8] {
     let _environment = FloatEnvironment::standard();
     let mut words = [0; 8];
@@ -70,6 +73,7 @@ pub fn kernel_params(spec: CodecSpec, scale: f32, draws: [RoundingRandom; 2]) ->
         ScaleRule::Block(block) if spec.kind.has_scale() => words[0] = block.ilog2(),
         ScaleRule::Tensor { .. } if spec.kind.has_scale() => words[1] = scale.to_bits(),
         ScaleRule::Threshold(bits) if spec.kind.has_threshold() => words[1] = bits,
+        _ if spec.kind.has_limit() => words[1] = scale.to_bits(),
         _ => {}
     }
     if spec.kind.has_seed() {

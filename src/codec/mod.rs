@@ -59,7 +59,7 @@ pub(crate) use trunc::{pack_upper, unpack_upper};
 
 use crate::cpu::Isa;
 use crate::error::{Error, Result};
-use crate::types::{CodecKind, CodecSpec, ScaleRule, is_threshold};
+use crate::types::{CodecKind, CodecSpec, DType, ScaleRule, is_threshold};
 use simd::Available;
 use std::sync::Arc;
 
@@ -231,6 +231,18 @@ pub trait Codec: Send + Sync + std::fmt::Debug {
     /// whose largest finite magnitude is `abs_max`.
     fn error_bound(&self, x: f32, abs_max: f32) -> f32;
 
+    /// Returns the codec for values that were elements of `dtype`, or will be: it makes no value infinite that
+    /// the type holds. `None` if this codec has this property.
+    fn for_elements(&self, _dtype: DType) -> Option<Arc<dyn Codec>> {
+        None
+    }
+
+    /// Returns the limit of a codec of [`Codec::for_elements`]. Magnitudes above it are encoded as the limit if
+    /// the type holds them: they would decode to infinity.
+    fn element_limit(&self) -> Option<f32> {
+        None
+    }
+
     /// Encodes `src`, the elements of `span`, into `wire`, the bytes of the whole chunk.
     ///
     /// `scale` replaces the largest magnitude of the block; it is `Some` if and only if the codec has a
@@ -275,6 +287,15 @@ pub fn build(spec: CodecSpec, isa: Isa) -> Result<Option<Arc<dyn Codec>>> {
     check(spec)?;
     let isa = Available::new(isa)?;
     Ok(info(spec.kind).map(|info| (info.build)(spec, isa)))
+}
+
+/// Creates the codec of a specification for elements of `dtype`; see [`build`] and [`Codec::for_elements`].
+///
+/// # Errors
+/// See [`build`].
+pub fn build_for(spec: CodecSpec, dtype: DType, isa: Isa) -> Result<Option<Arc<dyn Codec>>> {
+    let codec = build(spec, isa)?;
+    Ok(codec.map(|codec| codec.for_elements(dtype).unwrap_or(codec)))
 }
 
 /// Checks parameters. The parser checks textual specifications, but a struct or a peer's signature

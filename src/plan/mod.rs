@@ -448,10 +448,11 @@ impl Planner {
 
     /// Builds the codecs inside and between hosts.
     fn codecs(&self, request: &Request) -> Result<BuiltCodecs> {
-        let inter = codec::build(request.codec.inter, self.isa)?;
+        let build = |spec| codec::build_for(spec, request.dtype, self.isa);
+        let inter = build(request.codec.inter)?;
         let intra = match request.codec.intra == request.codec.inter {
             true => inter.clone(),
-            false => codec::build(request.codec.intra, self.isa)?,
+            false => build(request.codec.intra)?,
         };
         Ok([intra, inter])
     }

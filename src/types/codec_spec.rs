@@ -159,6 +159,12 @@ impl CodecKind {
         self.parameters().has(Parameters::SEED)
     }
 
+    /// Returns whether an f16 may decode to more than f16 holds, so that the codec limits such elements. All
+    /// other codecs have a value between every f16 and 65,520, where f16 overflows.
+    pub const fn has_limit(self) -> bool {
+        matches!(self, CodecKind::CastBf16 | CodecKind::Mantissa8)
+    }
+
     /// Returns whether a fixed power of ten moves the range of values.
     pub const fn has_offset(self) -> bool {
         self.parameters().has(Parameters::OFFSET)

@@ -77,6 +77,34 @@ fn for_all(check: impl Fn(&host::Host, &Reference, &str)) {
     }
 }
 
+/// Elements of f16 have limits, which kernels take as a parameter.
+#[test]
+fn limit_of_f16_elements_equals_the_specification() {
+    let x: Vec<f32> = (0..=u16::MAX)
+        .map(|bits| half::f16::from_bits(bits).to_f32_const())
+        .chain((0..4_000).map(|i| 50_000.0 + 5.0 * i as f32))
+        .collect();
+    for (compiler, host) in all() {
+        for text in [
+            "cast_bf16",
+            "mantissa8:offset=3",
+            "mantissa8:offset=4",
+            "mantissa8:offset=11",
+        ] {
+            let spec: CodecSpec = text.parse().unwrap();
+            let codec = codec::build_for(spec, cinch::DType::F16, cinch::cpu::Isa::Scalar);
+            let codec = codec.unwrap().unwrap();
+            let mut expected = vec![0; codec.wire_bytes(x.len())];
+            let span = codec::Span::whole(x.len());
+            codec.encode(span, &x, None, &mut expected, None);
+            let nothing = (codec::RoundingRandom::default(), 0);
+            let wire = host.encode(spec, &x, codec.element_limit(), nothing);
+            assert!(codec.element_limit().is_some());
+            assert_eq!(wire.slice(), expected, "{text} by {compiler}");
+        }
+    }
+}
+
 fn has_second(spec: &str) -> bool {
     let two = ["dynamic8", "static8", "mantissa8", "minmax4"];
     two.iter().any(|kind| spec.starts_with(kind))

@@ -1,6 +1,8 @@
 //! Tests collectives, codecs and kernels on host memory, with ranks as threads of this process.
 
 mod auto_codec;
+mod averages;
+mod codec_limits;
 mod codec_rules;
 mod collectives;
 #[path = "../cuda_host/mod.rs"]

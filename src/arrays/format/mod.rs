@@ -11,7 +11,7 @@ mod threads;
 use crate::codec::{Codec, EncodeStats, RoundingRandom, Span, abs_max, build};
 use crate::cpu::{FloatEnvironment, Isa};
 use crate::error::{Error, ErrorKind, Result};
-use crate::types::{CodecKind, CodecSpec, ScaleRule};
+use crate::types::{CodecKind, CodecSpec, DType, ScaleRule};
 use bitpack::Bitpack;
 use compll::CompLl;
 use std::fmt::Debug;
@@ -83,6 +83,24 @@ impl StandAlone {
             form,
             threads: 1,
         })
+    }
+
+    /// Returns the codec for arrays of elements of `dtype`; see [`Codec::for_elements`].
+    pub fn for_elements(mut self, dtype: DType) -> StandAlone {
+        if let ArrayForm::Chunk(codec) = &self.form
+            && let Some(limited) = codec.for_elements(dtype)
+        {
+            self.form = ArrayForm::Chunk(limited);
+        }
+        self
+    }
+
+    /// Returns the limit of the codec for elements of `dtype`; see [`Codec::element_limit`].
+    pub fn element_limit(&self, dtype: DType) -> Option<f32> {
+        match &self.form {
+            ArrayForm::Chunk(codec) => codec.for_elements(dtype)?.element_limit(),
+            ArrayForm::Published(_) => None,
+        }
     }
 
     /// Returns the size of `n` encoded elements in bytes.
@@ -175,14 +193,15 @@ impl StandAlone {
         codec.encode(Span::whole(x.len()).drawing(random), x, scale, to, stats);
     }
 
-    /// Decodes `y.len()` elements from the first [`StandAlone::bytes`] bytes of `from`.
+    /// Decodes `y.len()` elements from the first [`StandAlone::bytes`] bytes of `from`. In
+    /// [`Layout::Published`] these must be all bytes of `from`.
     ///
     /// # Errors
     /// Invalid argument if `from` is too short, or if an array in [`Layout::Published`] has another number of
-    /// elements; nothing is written.
+    /// bytes or elements; nothing is written.
     pub fn decode(&self, from: &[u8], y: &mut [f32]) -> Result<()> {
         let _environment = FloatEnvironment::standard();
-        let bytes = self.bytes(y.len());
+        let (have, bytes) = (from.len(), self.bytes(y.len()));
         let from = self
             .room(from.len(), bytes, y.len())
             .map(|()| &from[..bytes])?;
@@ -192,6 +211,13 @@ impl StandAlone {
             }
             ArrayForm::Chunk(_) => {}
             ArrayForm::Published(layout) => {
+                if have > bytes {
+                    return Err(Error::invalid_argument(format!(
+                        "{} elements are {bytes} bytes when encoded with {}, but the array has {have}",
+                        y.len(),
+                        self.spec
+                    )));
+                }
                 let held = layout.count(from)?;
                 if held != y.len() {
                     return Err(Error::invalid_argument(format!(

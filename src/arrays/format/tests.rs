@@ -93,6 +93,8 @@ fn array_of_any_length_has_the_bytes_of_the_scalar_form() {
                 let mut y = vec![77.0; n];
                 codec.decode(&expected, &mut y).unwrap();
                 assert_eq!(y, values, "{text} {isa:?} {n}");
+                let longer = codec.decode(&bytes, &mut y).unwrap_err();
+                assert!(longer.message().contains("the array has"), "{longer}");
             }
         }
     }
@@ -125,6 +127,10 @@ fn decoding_of_a_malformed_message_fails() {
         bytes[at] = byte;
         bytes
     };
+    fails(
+        &[&good[..], &[0]].concat(),
+        "3 elements are 11 bytes when encoded with minmax2:block=256, but the array has 12",
+    );
     fails(&with(0, 4), "minmax4");
     fails(&with(1, 4), "lacks 4 of 4");
     fails(&with(1, 0), "holds 4");

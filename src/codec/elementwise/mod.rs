@@ -10,8 +10,9 @@ use super::pack::code_bytes;
 use super::simd::{Available, launch};
 use super::wire::{ChunkLayout, ends_chunk};
 use super::{Codec, Description, EncodeStats, ErrorLaw, Reencode, Span, Zero};
-use crate::types::CodecSpec;
+use crate::types::{CodecSpec, DType};
 use std::fmt::Debug;
+use std::sync::Arc;
 pub(super) use table8::{Table8, decimal, kernel_words};
 pub(super) use vector::VectorElementFormat;
 use vector::{DecodeElements, EncodeElements};
@@ -46,13 +47,50 @@ pub(super) trait ElementFormat: Debug + Send + Sync + 'static {
 /// Codec of an [`ElementFormat`].
 #[derive(Debug)]
 pub(super) struct Elementwise<F> {
-    format: F,
+    format: Arc<F>,
     isa: Available,
+    limit: Option<Limit>,
+}
+
+/// Magnitudes above `limit` and below `overflow` are encoded as `limit`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Limit {
+    /// The largest magnitude whose code decodes to a number below `overflow`.
+    limit: f32,
+    /// The smallest magnitude that becomes infinite when it is rounded to the element type.
+    overflow: f32,
 }
 
 impl<F: VectorElementFormat> Elementwise<F> {
     pub fn new(format: F, isa: Available) -> Elementwise<F> {
-        Elementwise { format, isa }
+        Elementwise {
+            format: Arc::new(format),
+            isa,
+            limit: None,
+        }
+    }
+
+    /// Returns the limit for elements that become infinite from `overflow` on; `None` if no smaller magnitude
+    /// decodes to `overflow` or more. Codes ascend with magnitudes, so the limit is found by bisection.
+    fn limit(&self, overflow: f32) -> Option<Limit> {
+        let fits = |bits: u32| {
+            let code = self.format.encode(f32::from_bits(bits));
+            self.format.decode(code) < overflow
+        };
+        let (mut low, mut high) = (0, overflow.to_bits() - 1);
+        if fits(high) {
+            return None;
+        }
+        while high - low > 1 {
+            let middle = low + (high - low) / 2;
+            if fits(middle) {
+                low = middle;
+            } else {
+                high = middle;
+            }
+        }
+        let limit = f32::from_bits(low);
+        Some(Limit { limit, overflow })
     }
 
     fn layout(&self, n: usize) -> ChunkLayout {
@@ -63,7 +101,7 @@ impl<F: VectorElementFormat> Elementwise<F> {
         ends_chunk(span, dst.len(), self.granule());
         let (codes, _) = self.layout(span.chunk).split(wire);
         let decode = DecodeElements::<F, REDUCE> {
-            format: &self.format,
+            format: &*self.format,
             codes: &codes[code_bytes(span.at, F::BITS)..code_bytes(span.at + dst.len(), F::BITS)],
             dst,
         };
@@ -101,7 +139,29 @@ impl<F: VectorElementFormat> Codec for Elementwise<F> {
     }
 
     fn error_bound(&self, x: f32, _: f32) -> f32 {
-        self.format.error_bound(x)
+        match self.limit {
+            Some(Limit { limit, overflow }) if x.abs() > limit && x.abs() < overflow => {
+                (x.abs() - self.format.decode(self.format.encode(limit))).next_up()
+            }
+            _ => self.format.error_bound(x),
+        }
+    }
+
+    fn for_elements(&self, dtype: DType) -> Option<Arc<dyn Codec>> {
+        let overflow = match dtype {
+            DType::F16 => 65_520.0,
+            DType::BF16 => f32::from_bits(0x7f7f_8000),
+            _ => return None,
+        };
+        Some(Arc::new(Elementwise {
+            format: self.format.clone(),
+            isa: self.isa,
+            limit: Some(self.limit(overflow)?),
+        }))
+    }
+
+    fn element_limit(&self) -> Option<f32> {
+        self.limit.map(|limit| limit.limit)
     }
 
     fn encode(
@@ -117,7 +177,8 @@ impl<F: VectorElementFormat> Codec for Elementwise<F> {
         let (codes, _) = self.layout(span.chunk).split_mut(wire, ends);
         let bytes = code_bytes(span.at, F::BITS)..code_bytes(span.at + src.len(), F::BITS);
         let encode = EncodeElements {
-            format: &self.format,
+            format: &*self.format,
+            limit: self.limit,
             src,
             codes: &mut codes[bytes],
             stats,

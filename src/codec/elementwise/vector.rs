@@ -2,8 +2,8 @@
 
 use super::super::EncodeStats;
 use super::super::pack::{code_bytes, load, load_part, put, store, store_part, take};
-use super::super::simd::{Lanes, SimdKernel, WIDEST, abs_bits, load_part as load_floats};
-use super::ElementFormat;
+use super::super::simd::{Lanes, SimdKernel, WIDEST, abs, abs_bits, load_part as load_floats};
+use super::{ElementFormat, Limit};
 
 /// Bits of the largest finite magnitude.
 const FINITE: i32 = 0x7f7f_ffff;
@@ -26,6 +26,7 @@ pub(in super::super) trait VectorElementFormat: ElementFormat {
 /// Encodes the elements `src` to `codes`, and adds their statistics to `stats` if it is set.
 pub(super) struct EncodeElements<'a, F> {
     pub format: &'a F,
+    pub limit: Option<Limit>,
     pub src: &'a [f32],
     pub codes: &'a mut [u8],
     pub stats: Option<&'a mut EncodeStats>,
@@ -39,6 +40,7 @@ impl<F: VectorElementFormat> SimdKernel for EncodeElements<'_, F> {
             self.codes.fill(0);
         }
         for (i, &x) in self.src.iter().enumerate() {
+            let x = self.limit.map_or(x, |limit| limit.apply(x));
             put(F::BITS, self.codes, i, self.format.encode(x));
         }
         if let Some(stats) = self.stats {
@@ -84,7 +86,7 @@ impl<F: VectorElementFormat> EncodeElements<'_, F> {
             let mut out = codes.chunks_exact_mut(code_bytes(L::N, F::BITS));
             for (x, out) in (&mut whole).zip(&mut out) {
                 let x = lanes.load(x);
-                let code = F::encode_lanes(lanes, registers, x);
+                let code = F::encode_lanes(lanes, registers, limited(lanes, self.limit, x));
                 store(F::BITS, lanes, code, out);
                 if STATS {
                     lane_stats.add(x);
@@ -93,7 +95,7 @@ impl<F: VectorElementFormat> EncodeElements<'_, F> {
             let rest = whole.remainder();
             if !rest.is_empty() {
                 let x = load_floats(lanes, rest);
-                let code = F::encode_lanes(lanes, registers, x);
+                let code = F::encode_lanes(lanes, registers, limited(lanes, self.limit, x));
                 let at = code_bytes(piece.len() - rest.len(), F::BITS);
                 store_part(F::BITS, lanes, code, rest.len(), &mut codes[at..]);
                 if STATS {
@@ -106,6 +108,31 @@ impl<F: VectorElementFormat> EncodeElements<'_, F> {
         }
         stats
     }
+}
+
+impl Limit {
+    /// Returns the number to encode for x.
+    fn apply(self, x: f32) -> f32 {
+        if x.abs() > self.limit && x.abs() < self.overflow {
+            self.limit.copysign(x)
+        } else {
+            x
+        }
+    }
+}
+
+/// Vector form of [`Limit::apply`]; without a limit returns `x`.
+#[inline(always)]
+fn limited<L: Lanes>(lanes: L, limit: Option<Limit>, x: L::F) -> L::F {
+    let Some(Limit { limit, overflow }) = limit else {
+        return x;
+    };
+    let magnitude = abs(lanes, x);
+    let sign = lanes.and(lanes.bits(x), lanes.splat_i(i32::MIN));
+    let limit = lanes.splat(limit);
+    let signed = lanes.float(lanes.or(lanes.bits(limit), sign));
+    let beyond = lanes.select(lanes.gt(magnitude, limit), signed, x);
+    lanes.select(lanes.gt(lanes.splat(overflow), magnitude), beyond, x)
 }
 
 /// Statistics that are kept separately for each element position of a vector.

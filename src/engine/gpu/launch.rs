@@ -284,9 +284,10 @@ fn codec_words(plan: &Plan, operation: u64) -> abi::CodecWords {
     let mut word = [0; 8];
     match plan.codec {
         // `kernels::check` rejects scales of whole tensors.
-        Some(_) => {
+        Some(ref codec) => {
+            let limit = codec.element_limit().unwrap_or(0.0);
             let draws = Plan::draws(plan.specs.inter, operation, plan.schedule.rank);
-            word = codec::kernel_params(plan.specs.inter, 0.0, draws);
+            word = codec::kernel_params(plan.specs.inter, limit, draws);
         }
         None => word[0] = plan.dtype.size() as u32,
     }
