@@ -178,8 +178,9 @@ impl Communicator {
     /// # Errors
     /// As [`Communicator::call`].
     pub fn barrier(&self) -> Result<()> {
-        if self.gpu_context().is_some() {
+        if let DeviceState::Gpu(gpu) = &self.state {
             self.check_fault()?;
+            gpu.engine()?.pass_number();
             return self.fail_on_error(self.exchange.barrier());
         }
         self.all_reduce_in_place::<u8>(&mut [], crate::types::ReduceOp::Sum)

@@ -21,6 +21,11 @@ impl CallNumbers {
         }
     }
 
+    /// Passes over the number of a barrier, which counts as a collective.
+    pub(super) fn pass(&mut self) {
+        self.collectives += 1;
+    }
+
     /// Returns the number of this call, and increments the counter. A collective is numbered among all
     /// collectives; a message is numbered among the messages of its pair and direction.
     pub(super) fn next(&mut self, request: &Request) -> u64 {

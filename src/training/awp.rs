@@ -104,15 +104,15 @@ impl Awp {
     /// norm that is not finite changes nothing: it belongs to a step that a loss scaler skips.
     ///
     /// # Errors
-    /// Invalid argument if the norm is negative; nothing changes.
+    /// Invalid argument if the norm is finite and negative; nothing changes.
     pub fn update(&mut self, norm: f64) -> Result<u32> {
+        if !norm.is_finite() {
+            return Ok(self.state.bits);
+        }
         if norm < 0.0 {
             return Err(Error::invalid_argument(format!(
                 "AWP: an L2 norm of {norm}"
             )));
-        }
-        if !norm.is_finite() {
-            return Ok(self.state.bits);
         }
         let state = &mut self.state;
         // After a norm of 0 the quotient is NaN, which counts as no growth, or infinite, which
@@ -243,7 +243,7 @@ mod tests {
     fn norms_that_are_zero_or_not_finite_are_handled() {
         let mut awp = Awp::new(AwpConfig::new(0.0, 2)).unwrap();
         let before = awp.state();
-        for norm in [f64::NAN, f64::INFINITY] {
+        for norm in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
             assert_eq!(awp.update(norm).unwrap(), 8);
             assert_eq!(awp.state(), before);
         }

@@ -420,6 +420,11 @@ impl GpuEngine {
         signature
     }
 
+    /// Gives a barrier a sequence number, as on host memory: seeded codecs then draw equal numbers on both.
+    pub fn pass_number(&mut self) {
+        self.numbers.pass();
+    }
+
     fn collective(
         &mut self,
         call: &GpuCall<'_>,

@@ -166,6 +166,12 @@ impl StepWork<'_, '_> {
 
     /// Copies the input's chunk to the output.
     fn copy(&mut self) {
+        if self.notes_input() && self.stats.wanted {
+            for (at, n) in self.tiles() {
+                self.load(at, n, Operand::Sum);
+                self.observe(n, Operand::Sum);
+            }
+        }
         let size = self.size();
         let from = self.chunk.input.unwrap_or(0) * size;
         let to = self.chunk.output.unwrap_or(0) * size;
