@@ -25,7 +25,7 @@ mod topo;
 
 use cinch::Config;
 use clap::{Parser, Subcommand};
-use papers::{codecs, predict, table2};
+use papers::{codecs, predict, proofs, table2};
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::os::unix::process::ExitStatusExt;
@@ -122,6 +122,16 @@ struct CodecsOptions {
     /// Compare SIMD and scalar code on this many random bit patterns
     #[arg(long, value_name = "N", group = "work", value_parser = clap::value_parser!(u64).range(1..))]
     check: Option<u64>,
+    /// Search for errors beyond the documented bounds, by hill climbing. Exit code 1: a bound does not hold
+    #[arg(long, group = "work")]
+    attack: bool,
+    /// Number of blocks that an attack encodes with each codec
+    #[arg(long, value_name = "N", default_value_t = 1_000_000, requires = "attack",
+          value_parser = clap::value_parser!(u64).range(1..))]
+    evaluations: u64,
+    /// Compare the codes of all 2^32 fp32 numbers with exact arithmetic; takes minutes. Exit code 1: a wrong code
+    #[arg(long, group = "work")]
+    exhaustive: bool,
 }
 
 fn main() -> ExitCode {
@@ -214,6 +224,8 @@ fn show_preload(options: &InfoOptions) -> ExitResult {
 fn codecs(options: &CodecsOptions) -> ExitResult {
     let mut out = io::stdout().lock();
     let written = match (options.table, options.check) {
+        _ if options.attack => proofs::run_attacks(options.evaluations, options.seed, &mut out),
+        _ if options.exhaustive => proofs::run_exhaustive(&mut out),
         (_, Some(patterns)) => codecs::check(patterns, options.seed, &mut out),
         _ if options.table2 => table2::run(options.samples, options.seed, &mut out),
         (true, None) => codecs::run(options.samples, options.seed, &mut out),

@@ -1,5 +1,6 @@
 //! Test support: communicators of many ranks in one process, reference results, and error bounds.
 
+mod attack;
 mod bound;
 mod compare;
 mod data;
@@ -9,6 +10,7 @@ mod random;
 mod reference;
 
 pub use crate::config::on_rdma_devices;
+pub use attack::{Attack, attack};
 pub use bound::RawBound;
 pub use compare::Comparison;
 pub use data::{Data, Pattern, gaussian, random_word, uniform};

@@ -5,4 +5,5 @@ pub mod codecs;
 mod figures_tests;
 pub mod model;
 pub mod predict;
+pub mod proofs;
 pub mod table2;

@@ -18,7 +18,7 @@ use super::{Codec, Description, EncodeStats, ErrorLaw, Reencode, RoundingRandom,
 use crate::types::{CodecKind, CodecSpec, ScaleRule};
 pub(super) use kernel::load_any;
 use kernel::{DecodeBlocks, EncodeBlocks, EncodeTensor};
-pub(super) use scaled::{Scaled, ScaledFormat, VectorScaledFormat};
+pub(super) use scaled::{ROUNDING, Scaled, ScaledFormat, VectorScaledFormat};
 use std::fmt::Debug;
 pub(super) use sums::{WideSum, total};
 
@@ -67,10 +67,10 @@ pub(super) trait BlockFormat: Debug + Send + Sync + 'static {
     fn errors() -> ErrorLaw;
 
     /// Returns a bound of the error of an element with magnitude `x` in a block whose largest magnitude is
-    /// `scale`, not yet rounded to fp32. `law` is [`Description::errors`]. The added 2^-21 of `scale` covers
+    /// `scale`, not yet rounded to fp32. `law` is [`Description::errors`]. The added 2^-20 of `scale` covers
     /// roundings of the numbers, the encoder and the decoder.
     fn error_bound(&self, law: ErrorLaw, x: f64, scale: f64) -> f64 {
-        law.of_scale * scale + law.of_value * x + law.floor + scale * 2f64.powi(-21)
+        law.of_scale * scale + law.of_value * x + law.floor + scale * 2f64.powi(-20)
     }
 
     /// Loads the tables that a vector loop keeps in registers.

@@ -17,6 +17,10 @@ const RAISE: f32 = f32::from_bits((127 + 64) << 23);
 /// 2^-64, which undoes [`RAISE`].
 const LOWER: f32 = f32::from_bits((127 - 64) << 23);
 
+/// Part of the scale that the roundings of factor, unit and products add to half a step: 2^-21. Above a scale
+/// of 2^126 the factor of `dynamic8` is subnormal, and its rounding alone is up to 2^-22.
+pub(in super::super) const ROUNDING: f64 = 1.0 / 2_097_152.0;
+
 /// Defines what a code means: bit 7 is the sign, the other bits are the magnitude code.
 pub(in super::super) trait ScaledFormat: Debug + Send + Sync + 'static {
     const KIND: CodecKind;
@@ -96,10 +100,9 @@ impl<F: VectorScaledFormat> BlockFormat for Scaled<F> {
         F::ERRORS
     }
 
-    /// Returns half a step of the format, plus 2^-22 of the scale for the roundings of factor, unit and
-    /// product.
+    /// Returns half a step of the format, plus [`ROUNDING`] of the scale.
     fn error_bound(&self, _: ErrorLaw, x: f64, scale: f64) -> f64 {
-        self.0.half_step(x, scale) + scale * 2f64.powi(-22)
+        self.0.half_step(x, scale) + scale * ROUNDING
     }
 
     #[inline(always)]

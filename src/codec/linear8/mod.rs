@@ -7,7 +7,7 @@
 
 mod simd;
 
-use super::blocked::{Blocked, Scaled, ScaledFormat};
+use super::blocked::{Blocked, ROUNDING, Scaled, ScaledFormat};
 use super::feedback::Contraction;
 use super::{CodecInfo, ErrorLaw, KernelInfo};
 use crate::types::CodecKind;
@@ -40,7 +40,7 @@ impl ScaledFormat for Linear {
     const KIND: CodecKind = CodecKind::Linear8;
 
     const ERRORS: ErrorLaw = ErrorLaw {
-        of_scale: 1.00001 / 254.0,
+        of_scale: 1.0 / 254.0 + ROUNDING,
         ..ErrorLaw::EXACT
     };
 
