@@ -268,6 +268,7 @@ pub mod threads {
             wire_bytes,
             raw_bytes: wire_bytes,
             input: None,
+            residual_norm: None,
             fused: 1,
         }
     }

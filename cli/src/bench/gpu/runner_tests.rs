@@ -105,6 +105,7 @@ impl CallQueue for PaperGpu<'_> {
             wire_bytes: 100,
             raw_bytes: 300,
             input: None,
+            residual_norm: None,
             fused: 1,
         })
     }
