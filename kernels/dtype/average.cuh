@@ -14,7 +14,7 @@ namespace cinch {
 // Returns x with a magnitude of at most `most`; infinity and NaN stay.
 CINCH_HD float limited(float x, float most) {
   const uint32_t sign = bits_of(x) & 0x80000000u;
-  const bool beyond = magnitude_of(x) > most && is_finite(x);
+  const bool beyond = magnitude_of(x) > most && (bits_of(x) & 0x7fffffffu) < 0x7f800000u;
   return beyond ? float_of(bits_of(most) | sign) : x;
 }
 
