@@ -54,9 +54,10 @@ mod costs {
     pub const WIRE_PINNED: f64 = 37e9;
     /// Seconds that PCIe adds to a hop.
     pub const HOP_PCIE: f64 = 1e-6;
-    /// Seconds that pinned host memory adds to a hop: for each peer with simple, whose stores must have arrived before
-    /// the counter changes, and in all with flags among the data.
-    pub const HOP_PINNED: [f64; 2] = [7e-6, 0.6e-6];
+    /// Seconds that pinned host memory adds to a hop with ll or ll128, and to a call with simple, for each peer:
+    /// stores to a peer must have arrived before its counter changes. Further messages hide that time.
+    pub const HOP_PINNED: f64 = 0.6e-6;
+    pub const FIRST_PINNED: f64 = 7e-6;
     /// Bytes per second that one channel sends.
     pub const WIRE_CHANNEL: f64 = 12e9;
     /// Bytes per second that one thread block of a fused kernel sends.
@@ -143,15 +144,15 @@ pub(super) fn seconds(
         Algorithm::Hierarchical => candidate.hops.between,
         _ => candidate.hops.total(),
     };
-    let slower_hop = match slower {
-        ClassMessages { pinned: 1.., .. } => match candidate.kernel.protocol {
-            Protocol::Simple => HOP_PINNED[0] * (counts.connections / 2).max(1) as f64,
-            Protocol::Ll | Protocol::Ll128 => HOP_PINNED[1],
-        },
-        ClassMessages { pcie: 1.., .. } => HOP_PCIE,
+    let slower_links = match (slower, candidate.kernel.protocol) {
+        (ClassMessages { pinned: 1.., .. }, Protocol::Simple) => {
+            FIRST_PINNED * (counts.connections / 2).max(1) as f64
+        }
+        (ClassMessages { pinned: 1.., .. }, _) => slower_hops as f64 * HOP_PINNED,
+        (ClassMessages { pcie: 1.., .. }, _) => slower_hops as f64 * HOP_PCIE,
         _ => 0.0,
     };
-    let waits = launch + candidate.hops.total() as f64 * hop + slower_hops as f64 * slower_hop;
+    let waits = launch + candidate.hops.total() as f64 * hop + slower_links;
     // Links of different classes work at once.
     let seconds_of =
         |messages: usize, wire: f64| passes * messages as f64 * wire_bytes as f64 / wire;
