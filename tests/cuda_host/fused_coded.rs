@@ -126,7 +126,7 @@ pub fn data(work: &Work, spec: CodecSpec, ranks: usize, rng: &mut Rng) -> Data {
                 let end = count.min((owner + 1) * part);
                 let range = count.min(owner * part)..end;
                 let sum = oracle.sum(range.clone(), Some(owner));
-                oracle.decoded(&oracle.encoded(owner, range, sum))
+                oracle.decoded(&oracle.encoded(owner, range, sum, Some(dtype)))
             };
             (0..ranks).flat_map(of).collect()
         }
@@ -134,7 +134,7 @@ pub fn data(work: &Work, spec: CodecSpec, ranks: usize, rng: &mut Rng) -> Data {
         _ => {
             let block = |rank: usize| {
                 let own = oracle.inputs[rank].clone();
-                oracle.decoded(&oracle.encoded(rank, 0..count, own))
+                oracle.decoded(&oracle.encoded(rank, 0..count, own, None))
             };
             (0..ranks).flat_map(block).collect()
         }
@@ -165,8 +165,15 @@ struct Oracle {
 }
 
 impl Oracle {
-    /// Encodes a range of elements as `rank` sends it, and updates the residuals of `rank`.
-    fn encoded(&self, rank: usize, range: Range<usize>, mut x: Vec<f32>) -> Encoded {
+    /// Encodes a range of elements as `rank` sends it, and updates the residuals of `rank`. Ranks round
+    /// the decoded values of a finished sum to the type `rounded`.
+    fn encoded(
+        &self,
+        rank: usize,
+        range: Range<usize>,
+        mut x: Vec<f32>,
+        rounded: Option<Type>,
+    ) -> Encoded {
         let now = Some(&self.now[rank]).filter(|now| !now.is_empty());
         let now = now.map(|now| &now[range.clone()]);
         for (x, now) in x.iter_mut().zip(now.into_iter().flatten()) {
@@ -179,7 +186,10 @@ impl Oracle {
         let encoded = (wire, x.len());
         if let Some(now) = now {
             let next = &mut self.next.borrow_mut()[rank][range];
-            let seen = self.decoded(&encoded);
+            let mut seen = self.decoded(&encoded);
+            if let Some(dtype) = rounded {
+                seen = numbers(dtype, &bits(dtype, &seen));
+            }
             for (at, next) in next.iter_mut().enumerate() {
                 let dropped = x[at] - seen[at];
                 *next = if dropped.is_finite() {
@@ -208,7 +218,7 @@ impl Oracle {
             if owner == Some(rank) {
                 sum.iter_mut().zip(own).for_each(|(sum, own)| *sum += own);
             } else {
-                let (wire, len) = self.encoded(rank, range.clone(), own);
+                let (wire, len) = self.encoded(rank, range.clone(), own, None);
                 self.codec.decode_reduce(Span::whole(len), &wire, &mut sum);
             }
         }
