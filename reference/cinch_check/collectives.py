@@ -13,7 +13,7 @@ from cinch_reference.spec import RAW, parse
 
 from . import values
 from .compare import Result, one_nan
-from .library import OPERATORS, CallArguments, Library, Ranks
+from .library import OPERATORS, CallArguments, Library, LibraryError, Ranks
 
 SPECS = [
     "linear8", "linear8:block=32", "dynamic8", "static8", "mantissa8:offset=1", "cast_bf16", "cast16",
@@ -157,6 +157,18 @@ def check_call(
     return buffers, reports
 
 
+def check_refused(
+    result: Result, ranks: Ranks, arguments: Arguments, random: np.random.Generator
+) -> None:
+    """Expects that the library refuses a call. A refused call takes no sequence number."""
+    buffers, refused = buffers_of(arguments, random, ranks.size), False
+    try:
+        run_library(ranks, arguments, buffers)
+    except LibraryError:
+        refused = True
+    result.expect(f"{describe(arguments, ranks.size)} is refused", True, refused)
+
+
 def random_factors(element: Element, random: np.random.Generator, nranks: int) -> tuple:
     """Returns one factor for each rank."""
     if not element.is_float:
@@ -218,6 +230,10 @@ def check_collectives(library: Library, elements: int, random: np.random.Generat
                 arguments = replace(
                     arguments, count=count, root=int(random.integers(nranks)), factors=factors
                 )
+                if arguments.op == "avg" and not arguments.element.is_float:
+                    # Section "Raw arithmetic": the sum of integers would wrap before the division.
+                    check_refused(result, ranks, arguments, random)
+                    continue
                 check_call(result, ranks, comm, arguments, random)
                 if random.random() < 0.02:
                     # A barrier takes a sequence number.

@@ -12,6 +12,7 @@ from cinch_reference.elements import Element
 
 API_VERSION = 1
 CHUNK, PUBLISHED = 0, 1
+REPORT_INPUT, REPORT_RESIDUAL = 1, 2
 
 COLLECTIVES = {
     "all_reduce": 0,
@@ -72,6 +73,7 @@ class Report(ctypes.Structure):
         ("l2_norm", c_double),
         ("codec", c_char * 64),
         ("fused", c_uint64),
+        ("residual_l2_norm", c_double),
     ]
 
 

@@ -6,8 +6,9 @@ from functools import partial
 
 import numpy as np
 
-from cinch_reference import arithmetic, chunk, collectives, element_codecs, elements, kept_scales, minmax
-from cinch_reference import random_numbers, raw, scaled, trees
+from cinch_reference import arithmetic, averages, chunk, collectives, communicator, element_codecs, elements
+from cinch_reference import feedback, kept_scales, minmax
+from cinch_reference import random_numbers, scaled, trees
 from cinch_reference.communicator import Arguments, Communicator
 
 from . import codecs, state
@@ -74,9 +75,33 @@ def key_of_contribution(seed: int, operation: int, hop: int) -> tuple[int, int]:
     return original_key(seed, operation, hop // 2 * 2)
 
 
-def divide_by_more(acc: np.ndarray, n: int) -> np.ndarray:
+def divide_by_more(element: elements.Element, acc: np.ndarray, nranks: int, s: int) -> np.ndarray:
     """Returns averages over one rank more."""
-    return acc / acc.dtype.type(n + 1)
+    return original_final_sum(element, acc, nranks + 1, s)
+
+
+def no_shift(element: elements.Element, codecs: tuple, algorithm: str, nranks: int) -> int:
+    """Returns s of averages whose contributions are not scaled."""
+    return 0
+
+
+def no_limit(v: np.ndarray, m: object) -> np.ndarray:
+    """Returns numbers without their limit."""
+    return v
+
+
+def no_limit_of_f16(codec: object) -> None:
+    """Returns that a codec needs no limit for elements of f16."""
+
+
+def no_damping(codec: object, message: np.ndarray, n: int) -> np.ndarray:
+    """Returns the message without damping."""
+    return message
+
+
+def not_rounded(element: elements.Element, d: np.ndarray) -> np.ndarray:
+    """Returns decoded numbers without the rounding of the output."""
+    return d
 
 
 def always_new(kept: kept_scales.Scales, number: int, v: np.ndarray) -> np.float32:
@@ -90,12 +115,18 @@ def right_before_left(m: int, v: int) -> list[int]:
 
 
 original_key = random_numbers.key
+original_final_sum = averages.final_sum
 original_children = trees.children_of_node
+
+
+def on_type(element: elements.Element, *specs: str) -> Callable[..., Result]:
+    """Returns the part `codecs` with these codecs on one element type."""
+    return partial(codecs.check_codecs, specs=list(specs), types=[element])
 
 
 def on_f32(*specs: str) -> Callable[..., Result]:
     """Returns the part `codecs` with these codecs on f32 only."""
-    return partial(codecs.check_codecs, specs=list(specs), types=[elements.F32E])
+    return on_type(elements.F32E, *specs)
 
 
 def check_tree(library: Library, number: int, random: np.random.Generator) -> Result:
@@ -119,7 +150,13 @@ DEFECTS = [
     ("ring adds in reverse", collectives, "ring_sum", ring_reversed, calls.check_collectives),
     ("trees add right before left", trees, "children_of_node", right_before_left, check_tree),
     ("sums draw like contributions", random_numbers, "key", key_of_contribution, calls.check_collectives),
-    ("division by the wrong N", raw, "divide", divide_by_more, calls.check_collectives),
+    ("division by the wrong N", averages, "final_sum", divide_by_more, calls.check_collectives),
+    ("averages are not scaled", averages, "shift", no_shift, calls.check_collectives),
+    ("averages have no limit", averages, "limit", no_limit, calls.check_collectives),
+    ("no limit for elements of f16", element_codecs, "f16_limit", no_limit_of_f16,
+        on_type(elements.F16, "cast_bf16")),
+    ("feedback without damping", communicator, "damp", no_damping, state.check_feedback),
+    ("feedback without rounding", feedback, "rounded_to_element", not_rounded, state.check_feedback),
     ("scales are not kept", kept_scales, "scale_of", always_new, state.check_tensors),
 ]
 """Defect, the function that has it, and a part that must find it."""

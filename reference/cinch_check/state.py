@@ -1,6 +1,7 @@
 """Parts that keep state between calls: `feedback`, `tensor`, `fused`, `pairs`, `reports`, `training`."""
 
 import ctypes
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -11,9 +12,10 @@ from cinch_reference.elements import BF16, F16, F32E
 from cinch_reference.spec import RAW, parse
 
 from . import values
-from .collectives import buffers_of, check_call, compare, describe, random_factors
+from .collectives import buffers_of, check_call, check_refused, compare, describe, random_factors
 from .compare import Result
-from .library import OPERATORS, Awp, CallArguments, Library, LibraryError, LossScaler, Ranks
+from .library import OPERATORS, REPORT_INPUT, REPORT_RESIDUAL, Awp, CallArguments, Library, LibraryError
+from .library import LossScaler, Ranks
 
 FEEDBACK_SPECS = [
     "linear8", "dynamic8:block=64", "static8", "mantissa8", "cast_bf16", "cast16", "minmax1",
@@ -82,6 +84,8 @@ def check_feedback(library: Library, elements: int, random: np.random.Generator)
                 for spec in FEEDBACK_SPECS:
                     tensor += 1
                     check_tensor(result, ranks, comm, random, spec, tensor)
+                stochastic = Arguments("all_reduce", F32E, 300, "ring", "sum", parse("minmax1:seed=3"))
+                check_refused(result, ranks, replace(stochastic, feedback=tensor + 1), random)
                 for rank in range(nranks):
                     comm.feedback[rank].forget(0)
                     ranks.feedback_forget(rank, 0)
@@ -100,7 +104,7 @@ def check_tensor(result, ranks, comm, random, spec: str, tensor: int) -> None:
         check_call(result, ranks, comm, arguments, random)
         what = f"call {call} of {describe(arguments, comm.size)}"
         exports = compare_exports(result, ranks, comm, what)
-        event = random.integers(0, 9)
+        event = random.integers(0, 11)
         if event == 0:
             factor = float(random.choice([0.5, 2.0, 1e30, 0.1, 2.0**-140]))
             for rank in range(comm.size):
@@ -115,6 +119,11 @@ def check_tensor(result, ranks, comm, random, spec: str, tensor: int) -> None:
             for rank in range(comm.size):
                 comm.feedback[rank].forget(tensor)
                 ranks.feedback_forget(rank, tensor)
+        elif event == 4 and not arguments.codec.tensor:
+            arguments = replace(arguments, codec=parse(str(random.choice(FEEDBACK_SPECS[:18]))))
+        elif event == 5:
+            algorithms = [algorithm for collective, algorithm in choices if collective == arguments.collective]
+            arguments = replace(arguments, algorithm=str(random.choice(algorithms)))
 
 
 def check_tensors(library: Library, elements: int, random: np.random.Generator) -> Result:
@@ -247,12 +256,22 @@ def compare_reports(result: Result, comm: Communicator, arguments: Arguments, re
     """Compares the reports of all ranks."""
     for rank, (ours, theirs) in enumerate(zip(comm.reports, reports, strict=True)):
         what = f"{describe(arguments, comm.size)}, feedback {arguments.feedback}, rank {rank}"
-        if not theirs.valid & 1:
+        if not theirs.valid & REPORT_INPUT:
             result.expect(f"valid of {what}", 0, len(ours.counted))
             continue
         result.expect(f"saturated of {what}", ours.saturated, theirs.saturated)
         result.expect(f"non_finite of {what}", ours.non_finite, theirs.non_finite)
         result.expect(f"abs_max of {what}", ours.abs_max, theirs.abs_max)
+        expect_near(result, f"l2_norm of {what}", ours.l2_norm, theirs.l2_norm)
+        measured = bool(theirs.valid & REPORT_RESIDUAL)
+        result.expect(f"residual is valid of {what}", ours.residual_l2_norm is not None, measured)
+        if measured and ours.residual_l2_norm is not None:
+            expect_near(result, f"residual of {what}", ours.residual_l2_norm, theirs.residual_l2_norm)
+
+
+def expect_near(result: Result, what: str, ours: float, theirs: float) -> None:
+    """Counts a norm, whose order of additions is unspecified. Section "Reports"."""
+    result.expect(what, ours, ours if math.isclose(ours, theirs, rel_tol=1e-12) else theirs)
 
 
 def check_training(library: Library, elements: int, random: np.random.Generator) -> Result:

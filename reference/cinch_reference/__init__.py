@@ -4,4 +4,4 @@ Each module follows one part of that page, and each function names its section. 
 order of the page over speed.
 """
 
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6

@@ -6,7 +6,7 @@ import numpy as np
 
 from . import element_codecs, minmax, onebit, random_numbers, scaled, terngrad
 from .arithmetic import F32, NAN, add, up16
-from .elements import Element, narrow, widen
+from .elements import F32E, Element, narrow, widen
 from .spec import Codec
 
 Key = tuple[int, int]
@@ -89,8 +89,9 @@ def encode(
     key: Key | None = None,
     first: int = 0,
     scale: np.float32 | None = None,
+    element: Element = F32E,
 ) -> np.ndarray:
-    """Returns the message of the fp32 numbers x.
+    """Returns the message of the fp32 numbers x, in a call of these elements.
 
     `key` and `first` give the random numbers: element i has index `first + i`. `scale` is the kept scale
     of a codec with `tensor=K`; without it the largest finite magnitude counts. Section "Chunk layout".
@@ -115,7 +116,7 @@ def encode(
             parts.append(row_numbers.reshape(-1))
         numbers = np.concatenate(parts) if parts else numbers
     else:
-        codes = element_codecs.encode(codec, x)
+        codes = element_codecs.encode(codec, element_codecs.limit_elements(codec, element, x))
     message = np.zeros(codec.wire_bytes(n), np.uint8)
     message[: codec.code_bytes(n)] = pack(codes, codec.code_bits)
     begin = up16(codec.code_bytes(n))
@@ -123,15 +124,19 @@ def encode(
     return message
 
 
+def numbers_of(codec: Codec, message: np.ndarray, n: int) -> np.ndarray:
+    """Returns the numbers of all blocks. Section "Chunk layout"."""
+    begin = up16(codec.code_bytes(n))
+    count = codec.numbers * codec.blocks(n)
+    return message[begin : begin + 4 * count].copy().view(np.dtype("<f4")).astype(F32)
+
+
 def _decode(codec: Codec, message: np.ndarray, n: int, acc: np.ndarray | None) -> np.ndarray:
     codes = unpack(message, n, codec.code_bits)
     if not codec.numbers:
         y = element_codecs.decode(codec, codes)
         return y if acc is None else add(acc, y)
-    begin = up16(codec.code_bytes(n))
-    count = codec.numbers * codec.blocks(n)
-    numbers = message[begin : begin + 4 * count].copy().view(np.dtype("<f4"))
-    numbers = numbers.astype(F32).reshape(-1, codec.numbers)
+    numbers = numbers_of(codec, message, n).reshape(-1, codec.numbers)
     if n == 0:
         return np.zeros(0, F32)
     if codec.tensor:
@@ -163,7 +168,8 @@ def encode_array(codec: Codec, element: Element, raw: np.ndarray, draw: int = 0)
     """Returns the bytes of `cinch_encode` with the chunk layout. Section "Arrays"."""
     if codec.is_raw:
         return np.ascontiguousarray(raw).view(np.uint8).copy()
-    return encode(codec, widen(element, raw), random_numbers.key(codec.seed, draw, 0))
+    key = random_numbers.key(codec.seed, draw, 0)
+    return encode(codec, widen(element, raw), key, element=element)
 
 
 def decode_array(codec: Codec, element: Element, message: np.ndarray, n: int) -> np.ndarray:

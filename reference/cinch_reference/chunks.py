@@ -55,7 +55,7 @@ class Division:
 
 
 def divide(
-    element: Element, codecs: list[Codec], parts: int, count: int, slot: int
+    element: Element, codecs: tuple[Codec, ...], parts: int, count: int, slot: int
 ) -> Division:
     """Returns the division of a call whose messages use these codecs. Section "Chunks"."""
     line = 64 // element.bytes

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from . import hierarchical, raw, trees
+from . import averages, hierarchical, raw, trees
 from .chunks import Chunk
-from .communicator import Arguments, Communicator, Message, Run
+from .communicator import REDUCING, Arguments, Communicator, Message, Run
+from .elements import narrow, widen
 
 Outputs = list[np.ndarray | None]
 
@@ -77,20 +78,8 @@ def parts_of(run: Run) -> int:
 
 def oneshot(run: Run, c: Chunk) -> Outputs:
     """Returns every rank's sum of a chunk. Section "One-shot", all_reduce."""
-    x = [run.x(rank, c.begin, c.n) for rank in range(run.size)]
-    messages = [run.encode(rank, c.number, c.begin, v) for rank, v in enumerate(x)]
-    results = []
-    for receiver in range(run.size):
-        acc = None
-        for rank, m in enumerate(messages):
-            if rank == receiver and run.arguments.feedback:
-                # The own term is encoded a second time, which turns -0 into +0 in the first call.
-                m = run.encode(rank, c.number, c.begin, x[rank], again=True)
-            acc = run.add(acc, m)
-        results.append(run.out(run.fin(acc)))
-        if not run.arguments.feedback:
-            return results * run.size
-    return results
+    acc = direct_total(run, None, c.number, c.begin, c.n)
+    return [run.out(run.fin(acc))] * run.size
 
 
 def all_reduce(run: Run) -> Outputs:
@@ -122,13 +111,13 @@ def reduce(run: Run) -> Outputs:
     run.begin_state(1)
     for c in division.chunks():
         if algorithm == "hierarchical":
-            acc = hierarchical.reduce(run, c)
+            value = hierarchical.reduce(run, c)
         elif algorithm == "direct" and c.q != root:
-            acc = direct_total(run, c.q, c.number, c.begin, c.n)
-            acc = run.decode(run.encode(c.q, c.number, c.begin, acc, is_sum=True))
+            acc = run.fin(direct_total(run, c.q, c.number, c.begin, c.n))
+            value = run.decode(run.encode(c.q, c.number, c.begin, acc, is_sum=True))
         else:
-            acc = total(run, root, c, c.begin)
-        result[c.begin : c.begin + c.n] = run.out(run.fin(acc))
+            value = run.fin(total(run, root, c, c.begin))
+        result[c.begin : c.begin + c.n] = run.out(value)
     return [result if rank == root else None for rank in range(run.size)]
 
 
@@ -183,7 +172,7 @@ def gather(run: Run) -> Outputs:
     run.begin_state(run.size)
     root = run.arguments.root
     blocks = [
-        x.copy() if rank == root else move(run, rank, rank, run.size, x, 0)
+        run.copy(rank, 0, x.size) if rank == root else move(run, rank, rank, run.size, x, 0)
         for rank, x in enumerate(run.inputs)
     ]
     return [np.concatenate(blocks) if rank == root else None for rank in range(run.size)]
@@ -196,8 +185,10 @@ def scatter(run: Run) -> Outputs:
     root, count, outputs = run.arguments.root, run.arguments.count, []
     for rank in range(run.size):
         source = run.inputs[root][rank * count : (rank + 1) * count]
-        own = rank == root
-        outputs.append(source.copy() if own else move(run, root, rank, run.size, source, rank * count))
+        if rank == root:
+            outputs.append(run.copy(root, rank * count, count))
+        else:
+            outputs.append(move(run, root, rank, run.size, source, rank * count))
     return outputs
 
 
@@ -213,7 +204,7 @@ def all_to_all(run: Run) -> Outputs:
             at = receiver * count
             source = run.inputs[sender][at : at + count]
             if sender == receiver:
-                blocks.append(source.copy())
+                blocks.append(run.copy(sender, at, count))
             else:
                 blocks.append(move(run, sender, sender * n + receiver, n * n, source, at))
         outputs.append(np.concatenate(blocks))
@@ -234,10 +225,14 @@ RUNNERS = {
 
 def single_rank(arguments: Arguments, x: np.ndarray) -> np.ndarray:
     """Returns the output of a communicator of one rank. Section "Raw arithmetic", last item."""
-    if arguments.collective not in ("all_reduce", "reduce", "reduce_scatter"):
+    average = arguments.op == "avg"
+    if arguments.collective not in REDUCING or (arguments.factors is None and not average):
         return x.copy()
-    factor = None if arguments.factors is None else arguments.factors[0]
-    return raw.single_rank(arguments.element, arguments.op, x, factor)
+    element = arguments.element
+    acc = widen(element, x)
+    if arguments.factors is not None:
+        acc = raw.multiply(element, acc, arguments.factors[0])
+    return narrow(element, averages.final_sum(element, acc, 1, 0) if average else acc)
 
 
 def call(comm: Communicator, arguments: Arguments, inputs: list[np.ndarray | None]) -> Outputs:

@@ -4,10 +4,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from . import chunk, kept_scales, random_numbers, raw
+from . import averages, chunk, kept_scales, random_numbers, raw
 from .chunks import SLOT_BYTES, Division, divide, slot_bytes
 from .elements import Element, narrow, widen
-from .feedback import OWNER, WORKER, Feedback, kind
+from .feedback import OWNER, WORKER, Feedback, damp, kind
 from .reports import RankReport, saturated
 from .spec import RAW, Codec
 
@@ -22,6 +22,7 @@ COLLECTIVES = {
     "all_to_all": 7,
     "send_recv": 8,
 }
+ALGORITHMS = ["ring", "tree", "oneshot", "direct", "hierarchical"]
 REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 
 
@@ -43,6 +44,12 @@ class Arguments:
     factors: tuple | None = None
     tensor: int = 0
     feedback: int = 0
+
+    @property
+    def codecs(self) -> tuple[Codec, Codec]:
+        """Returns the codecs of messages between and inside hosts. Section "Chunks", flat algorithms."""
+        inside = self.inside if self.algorithm == "hierarchical" else None
+        return self.codec, inside or self.codec
 
 
 @dataclass(frozen=True)
@@ -105,10 +112,21 @@ class Run:
     kept: list[kept_scales.Scales] | None = None
     division: Division | None = None
     reports: list[RankReport] = field(default_factory=list)
+    shift: int = 0
 
     def __post_init__(self) -> None:
-        """Prepares the reports of all ranks."""
+        """Prepares the reports of all ranks, and s of an average."""
         self.reports = [RankReport() for _ in range(self.comm.size)]
+        if self.is_average:
+            arguments = self.arguments
+            self.shift = averages.shift(
+                self.element, arguments.codecs, arguments.algorithm, self.size
+            )
+
+    @property
+    def is_average(self) -> bool:
+        """Returns whether the call averages."""
+        return self.arguments.op == "avg"
 
     @property
     def size(self) -> int:
@@ -123,10 +141,7 @@ class Run:
     def divide(self, parts: int) -> Division:
         """Returns the division of the call into chunks."""
         arguments = self.arguments
-        codecs = [arguments.codec]
-        if arguments.algorithm == "hierarchical":
-            codecs.append(arguments.inside or arguments.codec)
-        self.division = divide(self.element, codecs, parts, arguments.count, self.comm.slot)
+        self.division = divide(self.element, arguments.codecs, parts, arguments.count, self.comm.slot)
         return self.division
 
     def begin_state(self, blocks: int) -> None:
@@ -134,7 +149,10 @@ class Run:
         arguments, division = self.arguments, self.division
         for rank in range(self.size) if arguments.feedback else ():
             collective, operator = COLLECTIVES[arguments.collective], raw.OPERATORS[arguments.op]
-            word = kind(collective, operator, self.element.number, arguments.root)
+            word = kind(
+                collective, operator, self.element.number, arguments.root,
+                ALGORITHMS.index(arguments.algorithm), *(codec.number for codec in arguments.codecs),
+            )  # fmt: skip
             chunks = division.passes * division.parts * blocks
             shape = (word, arguments.count, division.chunk, chunks)
             self.comm.feedback[rank].begin(arguments.feedback, shape)
@@ -152,16 +170,23 @@ class Run:
         """Ends the call successfully."""
         if self.arguments.feedback:
             for rank in range(self.size):
-                self.comm.feedback[rank].commit(self.arguments.feedback)
+                feedback = self.comm.feedback[rank]
+                feedback.commit(self.arguments.feedback)
+                self.reports[rank].residual_l2_norm = feedback.l2_norm(self.arguments.feedback)
 
     def x(self, rank: int, at: int, n: int) -> np.ndarray:
-        """Returns `x[r]`: widened elements of the input, times the rank's factor."""
+        """Returns `x[r]`: widened elements of the input, times the rank's factor or 2^-s."""
         acc = widen(self.element, self.inputs[rank][at : at + n])
         if self.arguments.factors is not None:
             acc = raw.multiply(self.element, acc, self.arguments.factors[rank])
         if not self.arguments.codec.is_raw:
             self.reports[rank].count_input(acc, at)
-        return acc
+        return averages.contribution(acc, self.shift) if self.shift else acc
+
+    def copy(self, rank: int, at: int, n: int) -> np.ndarray:
+        """Returns elements of the input that the rank copies to its own output."""
+        self.x(rank, at, n)
+        return self.inputs[rank][at : at + n].copy()
 
     def encode(
         self,
@@ -172,15 +197,15 @@ class Run:
         is_sum: bool = False,
         role: int = WORKER,
         codec: Codec | None = None,
-        again: bool = False,
     ) -> Message:
         """Returns `E(v)` of a rank.
 
-        `number` is that of the chunk, `at` the position in the rank's input buffer. An encode of the same
-        numbers `again` is not counted in the report.
+        `number` is that of the chunk, `at` the position in the rank's input buffer.
         """
         codec = codec or self.arguments.codec
         if codec.is_raw:
+            if self.is_average:
+                v = averages.limit_to_element(self.element, v)
             return Message(codec, narrow(self.element, v), v.size)
         key = random_numbers.key(codec.seed, self.operation, 2 * rank + is_sum)
 
@@ -188,16 +213,17 @@ class Run:
             scale = None
             if codec.tensor:
                 scale = kept_scales.scale_of(self.kept[rank], number, w)
-            self.reports[rank].saturated += 0 if again else saturated(codec, w, scale)
-            return chunk.encode(codec, w, key, at, scale)
+            self.reports[rank].saturated += saturated(codec, w, scale)
+            return chunk.encode(codec, w, key, at, scale, self.element)
 
         if self.arguments.feedback:
             data = self.comm.feedback[rank].encode(
                 self.arguments.feedback,
                 (number, role),
                 v,
-                encode,
+                lambda w: damp(codec, encode(w), w.size),
                 lambda message: chunk.decode(codec, message, v.size),
+                self.element,
             )
         else:
             data = encode(v)
@@ -227,7 +253,9 @@ class Run:
 
     def fin(self, acc: np.ndarray) -> np.ndarray:
         """Returns `fin(acc)`."""
-        return raw.divide(acc, self.size) if self.arguments.op == "avg" else acc
+        if not self.is_average:
+            return acc
+        return averages.final_sum(self.element, acc, self.size, self.shift)
 
     def out(self, v: np.ndarray) -> np.ndarray:
         """Returns v as elements."""

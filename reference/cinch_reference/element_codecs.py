@@ -1,9 +1,11 @@
 """Codecs without numbers: section "Element codecs"."""
 
+from functools import cache
+
 import numpy as np
 
 from .arithmetic import F32, NAN, bits, from_bits, sign
-from .elements import F16, narrow, widen
+from .elements import F16, Element, narrow, widen
 from .spec import Codec
 from .tables import Table, mantissa8, static8
 
@@ -60,6 +62,34 @@ def encode_threshold2(codec: Codec, x: np.ndarray) -> np.ndarray:
     tau = F32(codec.tau)
     code = np.where(x >= tau, 2, np.where(x <= -tau, 0, 1))
     return np.where(np.isfinite(x), code, 3)
+
+
+BEYOND_F16 = F32(65520)
+"""Magnitude from which on f16 rounds to infinity."""
+
+
+@cache
+def f16_limit(codec: Codec) -> np.float32 | None:
+    """Returns the limit of a codec, None if it needs none. Section "Element codecs", Elements of f16."""
+    if codec.name != "cast_bf16" and not (codec.name == "mantissa8" and 3 <= codec.offset <= 11):
+        return None
+    low, high = 0, int(bits(BEYOND_F16).item())
+    # Decoded magnitudes ascend with the encoded ones, so the limit is found by halving.
+    while high - low > 1:
+        middle = (low + high) // 2
+        if decode(codec, encode(codec, from_bits(np.array([middle]))))[0] < BEYOND_F16:
+            low = middle
+        else:
+            high = middle
+    return from_bits(np.array([low]))[0]
+
+
+def limit_elements(codec: Codec, element: Element, x: np.ndarray) -> np.ndarray:
+    """Returns the numbers to encode in a call of these elements. Section "Element codecs", Elements of f16."""
+    limit = f16_limit(codec) if element is F16 else None
+    if limit is None:
+        return x
+    return np.where((np.abs(x) > limit) & (np.abs(x) < BEYOND_F16), np.copysign(limit, x), x)
 
 
 def encode(codec: Codec, x: np.ndarray) -> np.ndarray:

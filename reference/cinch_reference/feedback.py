@@ -1,5 +1,6 @@
 """Residuals of one rank: section "Error feedback"."""
 
+import math
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -7,7 +8,10 @@ from fractions import Fraction
 
 import numpy as np
 
-from .arithmetic import F32, fl
+from .arithmetic import F32, fl, up16
+from .chunk import numbers_of
+from .elements import Element, narrow, widen
+from .spec import Codec
 
 WORKER, OWNER = 0, 1
 MAGIC = b"cinchEF1"
@@ -19,9 +23,31 @@ Shape = tuple[int, int, int, int]
 """Kind, count, chunk and chunks."""
 
 
-def kind(collective: int, operator: int, element: int, root: int) -> int:
-    """Returns the word `kind` of host memory. Section "Error feedback", Export."""
-    return collective | operator << 8 | element << 16 | root << 32
+DAMPING = {"terngrad": F32(0.25), "minmax1": F32(0.5), "minmax2": F32(0.5)}
+"""Damping of the codecs for which it is not 1. Section "Error feedback"."""
+
+
+def kind(
+    collective: int, operator: int, element: int, root: int, algorithm: int, codec: int, inside: int
+) -> int:
+    """Returns the word `kind` of host memory, from numbers. Section "Error feedback", Export."""
+    word = collective | operator << 8 | element << 16 | codec << 24 | root << 32
+    return word | inside << 48 | algorithm << 56
+
+
+def damp(codec: Codec, message: np.ndarray, n: int) -> np.ndarray:
+    """Returns the message with the numbers of its blocks times the damping."""
+    damping = DAMPING.get(codec.name)
+    if damping is None:
+        return message
+    numbers = numbers_of(codec, message, n) * damping
+    begin = up16(codec.code_bytes(n))
+    return np.concatenate([message[:begin], numbers.astype(np.dtype("<f4")).view(np.uint8)])
+
+
+def rounded_to_element(element: Element, d: np.ndarray) -> np.ndarray:
+    """Returns decoded numbers as the output holds them. Section "Error feedback", role owner."""
+    return widen(element, narrow(element, d))
 
 
 @dataclass
@@ -53,23 +79,31 @@ class Feedback:
         x: np.ndarray,
         encode: Callable[[np.ndarray], np.ndarray],
         decode: Callable[[np.ndarray], np.ndarray],
+        element: Element,
     ) -> np.ndarray:
-        """Returns the message of x plus its residual, and keeps the new residual until `commit`."""
+        """Returns the message of x plus its residual, and keeps the new residual until `commit`.
+
+        `encode` includes the damping.
+        """
         kept = self.tensors[tensor]
         r = kept.residuals.get(key)
-        if r is None and key in kept.pending:
+        if r is None:
             r = np.zeros(x.size, F32)
         with np.errstate(all="ignore"):
-            v = x
-            if r is not None:
-                total = x + r
-                v = np.where(np.isfinite(total), total, x)
+            total = x + r
+            v = np.where(np.isfinite(total), total, x)
             message = encode(v)
-            rest = v - decode(message)
-            before = np.zeros(x.size, F32) if r is None else r
-            # The residual of the first encode counts where a call encodes a chunk several times.
-            kept.pending.setdefault(key, np.where(np.isfinite(rest), rest, before))
+            d = decode(message)
+            if key[1] == OWNER:
+                d = rounded_to_element(element, d)
+            rest = v - d
+            kept.pending[key] = np.where(np.isfinite(rest), rest, r)
         return message
+
+    def l2_norm(self, tensor: int) -> float:
+        """Returns the norm of the residuals of a tensor. Section "Reports", `residual_l2_norm`."""
+        arrays = self.tensors[tensor].residuals.values()
+        return math.sqrt(sum(float(np.square(r, dtype=np.float64).sum()) for r in arrays))
 
     def commit(self, tensor: int) -> None:
         """Ends a successful call."""

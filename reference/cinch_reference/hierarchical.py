@@ -99,12 +99,13 @@ def group_of(groups: Groups, rank: int) -> tuple[int, int]:
 
 
 def reduce(run: Run, c: Chunk) -> np.ndarray:
-    """Returns what the root finishes."""
+    """Returns what the root stores."""
     groups, root = run.comm.groups, run.arguments.root
     h, _ = group_of(groups, root)
     rail = c.q % groups.rails
     a = groups.at(h, rail)
     acc = tree_total(run, c.q % 2, h, rail, c)
+    acc = run.fin(acc)
     if a == root:
         return acc
     return run.decode(run.encode(a, c.number, c.begin, acc, is_sum=True))

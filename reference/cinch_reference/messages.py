@@ -5,12 +5,11 @@ import struct
 import numpy as np
 
 from . import FORMAT_VERSION
-from .communicator import COLLECTIVES, Arguments
+from .communicator import ALGORITHMS, COLLECTIVES, Arguments
 from .random_numbers import MASK64
 from .raw import OPERATORS
 from .spec import Codec
 
-ALGORITHMS = ["ring", "tree", "oneshot", "direct", "hierarchical"]
 MAGIC = bytes.fromhex("68633163")
 FRAME = 64
 """Bytes of a frame."""

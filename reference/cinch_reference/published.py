@@ -48,10 +48,8 @@ def count(codec: Codec, message: np.ndarray) -> int | None:
 
 def decode_array(codec: Codec, element: Element, message: np.ndarray, n: int) -> np.ndarray | None:
     """Returns the elements of `cinch_decode` with the published layout, None for an error."""
-    used = wire_bytes(codec, n)
-    if message.size < used:
+    if message.size != wire_bytes(codec, n):
         return None
-    message = message[:used]
     with np.errstate(all="ignore"):
         if not codec.name.startswith("minmax"):
             codes = unpack(message, n, codec.code_bits).astype(np.uint32)

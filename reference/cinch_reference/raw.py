@@ -3,7 +3,7 @@
 import numpy as np
 
 from .arithmetic import F32, NAN
-from .elements import Element, narrow, widen
+from .elements import Element, widen
 
 OPERATORS = {"sum": 0, "prod": 1, "max": 2, "min": 3, "avg": 4, "premulsum": 5}
 
@@ -36,29 +36,3 @@ def multiply(element: Element, acc: np.ndarray, factor: np.ndarray) -> np.ndarra
     """Returns elements times the factor, one element of their type. Section "Raw arithmetic"."""
     with np.errstate(all="ignore"):
         return nan_of(np.multiply(acc, widen(element, factor), dtype=acc.dtype))
-
-
-def divide(acc: np.ndarray, n: int) -> np.ndarray:
-    """Returns the average from the sum. Section "Raw arithmetic"."""
-    with np.errstate(all="ignore"):
-        if acc.dtype.kind == "f":
-            return nan_of(acc / acc.dtype.type(n))
-        if acc.dtype.itemsize < 8:
-            return np.trunc(acc.astype(np.float64) / np.float64(n)).astype(acc.dtype)
-        if acc.dtype.kind == "u":
-            return acc // np.uint64(n)
-        quotient = acc // np.int64(n)
-        # numpy rounds down; the page rounds towards zero.
-        return quotient + ((acc < 0) & (quotient * np.int64(n) != acc)).astype(np.int64)
-
-
-def single_rank(element: Element, op: str, raw: np.ndarray, factor: np.ndarray | None) -> np.ndarray:
-    """Returns the result of a reduction over one rank. Section "Raw arithmetic", last item."""
-    if factor is None and op != "avg":
-        return raw.copy()
-    acc = widen(element, raw)
-    if factor is not None:
-        acc = multiply(element, acc, factor)
-    if op == "avg":
-        acc = divide(acc, 1)
-    return narrow(element, acc)

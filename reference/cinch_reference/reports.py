@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+import math
+
 import numpy as np
 
 from .arithmetic import F32, from_bits
@@ -42,10 +44,12 @@ class RankReport:
     saturated: int = 0
     non_finite: int = 0
     abs_max: float = 0.0
+    squares: float = 0.0
+    residual_l2_norm: float | None = None
     counted: set[tuple[int, int]] = field(default_factory=set)
 
     def count_input(self, x: np.ndarray, at: int) -> None:
-        """Counts a part of the input once, where the rank first encodes or adds it."""
+        """Counts a part of the input once, where the rank first encodes, adds or copies it."""
         part = (at, x.size)
         if part in self.counted:
             return
@@ -54,3 +58,9 @@ class RankReport:
         self.non_finite += int((~finite).sum())
         if finite.any():
             self.abs_max = max(self.abs_max, float(np.abs(x[finite]).max()))
+            self.squares += float(np.square(x[finite], dtype=np.float64).sum())
+
+    @property
+    def l2_norm(self) -> float:
+        """Returns the root of the sum of the squares of the finite elements."""
+        return math.sqrt(self.squares)

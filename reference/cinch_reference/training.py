@@ -54,7 +54,7 @@ class Awp:
 
     def update(self, norm: float) -> str | None:
         """Returns the codec after a batch, None for an error. Section "Training helpers", AWP."""
-        if norm < 0:
+        if np.isfinite(norm) and norm < 0:
             return None
         self.bits, self.step_bits = self.bits or 8, self.step_bits or 8
         bits = self.bits
