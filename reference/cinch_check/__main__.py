@@ -22,6 +22,7 @@ PARTS: dict[str, tuple[Check, str, float]] = {
     "hostile": (codecs.check_hostile, "elements", 0.2),
     "published": (codecs.check_published, "elements", 0.1),
     "collectives": (collectives.check_collectives, "collective_elements", 1),
+    "averages": (collectives.check_averages, "collective_elements", 0.2),
     "hosts": (hosts.check_hosts, "collective_elements", 0.1),
     "feedback": (state.check_feedback, "collective_elements", 0.2),
     "tensor": (state.check_tensors, "collective_elements", 0.1),

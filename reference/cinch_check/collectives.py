@@ -1,11 +1,11 @@
-"""Part `collectives`: whole collectives over threads, compared with the simulation."""
+"""Parts `collectives` and `averages`: whole collectives over threads, compared with the simulation."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cinch_reference import collectives
+from cinch_reference import averages, collectives
 from cinch_reference.chunks import SLOT_BYTES
 from cinch_reference.communicator import REDUCING, Arguments, Communicator
 from cinch_reference.elements import BF16, ELEMENTS, F16, F32E, F64E, Element, narrow
@@ -148,9 +148,10 @@ def check_call(
     comm: Communicator,
     arguments: Arguments,
     random: np.random.Generator,
+    buffers: Buffers | None = None,
 ) -> tuple[Buffers, list]:
     """Runs one call in the library and in the simulation; returns buffers and reports."""
-    buffers = buffers_of(arguments, random, ranks.size)
+    buffers = buffers or buffers_of(arguments, random, ranks.size)
     reports = run_library(ranks, arguments, buffers)
     expected = collectives.call(comm, arguments, buffers.inputs)
     compare(result, arguments, expected, buffers.outputs)
@@ -239,4 +240,49 @@ def check_collectives(library: Library, elements: int, random: np.random.Generat
                     # A barrier takes a sequence number.
                     ranks.barrier()
                     comm.next_sequence()
+    return result
+
+
+def edge_inputs(arguments: Arguments, random: np.random.Generator, inputs: list) -> list[np.ndarray]:
+    """Returns inputs whose sums are beyond the largest element, or smaller than normal numbers.
+
+    The elements of all ranks at one place have one sign.
+    """
+    element = arguments.element
+    if arguments.codec.name == "cast16":
+        largest = 65504.0
+    elif element in averages.LARGEST:
+        largest = float(averages.LARGEST[element])
+    else:
+        largest = float(np.finfo(element.accumulator).max)
+    smallest = float(np.finfo(element.accumulator).smallest_subnormal)
+    found = []
+    n = inputs[0].size
+    sign, tiny = random.choice([-1.0, 1.0], n), random.random() < 0.2
+    for _ in inputs:
+        if tiny:
+            x = random.integers(0, 1000, n) * smallest
+        else:
+            x = largest * np.where(random.random(n) < 0.5, 1.0, random.uniform(0.9, 1.0, n))
+        found.append(narrow(element, (x * sign).astype(element.accumulator)))
+    return found
+
+
+def check_averages(library: Library, elements: int, random: np.random.Generator) -> Result:
+    """Compares averages of the largest and of the smallest elements."""
+    result = Result("averages")
+    kinds = [(collective, algorithm) for collective in REDUCING for algorithm in ALGORITHMS[collective]]
+    for nranks in (2, 3, 5, 8):
+        begin = result.elements
+        comm = Communicator(nranks, 4096)
+        with Ranks(library, nranks, 4096) as ranks:
+            while result.elements - begin < elements // 4:
+                codec = parse(str(random.choice(["raw", str(random.choice(SPECS))])))
+                types = [F32E, F16, BF16] if not codec.is_raw else [e for e in ELEMENTS if e.is_float]
+                collective, algorithm = kinds[random.integers(len(kinds))]
+                element, count = types[random.integers(len(types))], int(random.choice(COUNTS))
+                arguments = Arguments(collective, element, count, algorithm, "avg", codec)
+                buffers = buffers_of(arguments, random, nranks)
+                buffers.inputs = edge_inputs(arguments, random, buffers.inputs)
+                check_call(result, ranks, comm, arguments, random, buffers)
     return result
