@@ -243,6 +243,10 @@ impl Arena {
         (input, output): ((usize, usize), (usize, usize)),
         stream: Option<&Stream>,
     ) -> Result<()> {
+        let call = &Call {
+            wrapping_average: true,
+            ..*call
+        };
         match stream {
             Some(stream) => group.add_on(comm, call, self.buffers(input, output, stream)?),
             None => group.add(comm, call, self.host(input, output)),

@@ -49,6 +49,7 @@ fn calls(dtype: DType, op: ReduceOp, codec: &str) -> Vec<Call> {
     let call = |count| Call {
         op,
         codec: Some(codec.parse().unwrap()),
+        wrapping_average: true,
         ..Call::new(Collective::AllReduce, dtype, count)
     };
     COUNTS.map(call).to_vec()
