@@ -16,12 +16,30 @@ pub struct CodecInfo {
     pub encode_seconds: f64,
     /// Seconds per decoded element on one core.
     pub decode_seconds: f64,
+    /// Numbers that messages can carry.
+    pub range: MessageRange,
     /// How the codec contracts errors, which bounds the residuals of error feedback.
     pub contraction: fn(CodecSpec) -> Contraction,
     /// Facts about the codec's CUDA kernels; `None` if it has none and GPUs reject it.
     pub kernels: Option<KernelInfo>,
     /// Creates the codec; the specification must have been checked.
     pub(super) build: fn(CodecSpec, Available) -> Arc<dyn Codec>,
+}
+
+/// Numbers that the messages of a codec can carry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MessageRange {
+    /// As large as those of fp32.
+    Full,
+    /// Up to a largest number of the codec, which limits every contribution: no sum of them leaves the range of fp32.
+    Fixed,
+    /// Up to the largest number of f16, which partial sums may exceed.
+    Half,
+}
+
+/// Returns the range of messages in a codec; `None` for raw.
+pub fn message_range(kind: CodecKind) -> Option<MessageRange> {
+    info(kind).map(|info| info.range)
 }
 
 static CODECS: [CodecInfo; TABLE.len()] = TABLE;

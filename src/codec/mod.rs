@@ -48,7 +48,7 @@ mod threshold2;
 mod trunc;
 mod wire;
 
-pub use info::{CodecInfo, info};
+pub use info::{CodecInfo, MessageRange, info, message_range};
 pub use kernel_info::KernelInfo;
 pub use kernel_params::{FUSED_CODECS, KERNEL_CODECS, array_family, kernel_family, kernel_params};
 pub(crate) use minmax::{decode_range, encode_range};

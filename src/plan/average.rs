@@ -14,7 +14,8 @@
 //! divided sum. The extra 1 leaves room for the errors of a codec.
 
 use super::Plan;
-use crate::types::{Algorithm, CodecKind, DType, Level, ReduceOp};
+use crate::codec::{MessageRange, message_range};
+use crate::types::{Algorithm, DType, Level, ReduceOp};
 
 impl Plan {
     /// Returns the shift of an average; 0 for all other calls.
@@ -24,24 +25,20 @@ impl Plan {
             return 0;
         }
         let kinds = [Level::Intra, Level::Inter].map(|level| self.spec_of(level).kind);
-        let shifts = kinds.map(|kind| shift(self.dtype, kind, self.algorithm, nranks));
+        let shift = |kind| shift(self.dtype, message_range(kind), self.algorithm, nranks);
+        let shifts = kinds.map(shift);
         shifts[0].max(shifts[1])
     }
 }
 
-fn shift(dtype: DType, kind: CodecKind, algorithm: Algorithm, nranks: usize) -> u32 {
+fn shift(dtype: DType, range: Option<MessageRange>, algorithm: Algorithm, nranks: usize) -> u32 {
     let least = nranks.next_power_of_two().ilog2();
     let sums_travel = !matches!(algorithm, Algorithm::Direct | Algorithm::OneShot);
-    let narrow = match (kind, dtype) {
-        (CodecKind::Raw, DType::F16 | DType::F8E4M3 | DType::F8E5M2) => true,
-        (kind, _) => kind == CodecKind::Cast16,
+    let narrow = match (range, dtype) {
+        (None, DType::F16 | DType::F8E4M3 | DType::F8E5M2) => true,
+        (range, _) => range == Some(MessageRange::Half),
     };
-    // These codecs limit every contribution, so that no sum of them leaves the range of fp32.
-    let limits = matches!(
-        kind,
-        CodecKind::Static8 | CodecKind::Mantissa8 | CodecKind::Threshold2 | CodecKind::Cast16
-    );
-    if dtype == DType::BF16 && !limits {
+    if dtype == DType::BF16 && matches!(range, None | Some(MessageRange::Full)) {
         least + 1
     } else if narrow && sums_travel {
         least
@@ -56,18 +53,20 @@ mod tests {
 
     #[test]
     fn shift_follows_the_range_of_messages_and_whether_sums_travel() {
-        let raw = |dtype, algorithm, nranks| shift(dtype, CodecKind::Raw, algorithm, nranks);
+        let raw = |dtype, algorithm, nranks| shift(dtype, None, algorithm, nranks);
         for (nranks, least) in [(2, 1), (3, 2), (4, 2), (5, 3), (64, 6), (65, 7)] {
             for dtype in [DType::F16, DType::F8E4M3, DType::F8E5M2] {
                 assert_eq!(raw(dtype, Algorithm::Ring, nranks), least);
                 assert_eq!(raw(dtype, Algorithm::Tree, nranks), least);
                 assert_eq!(raw(dtype, Algorithm::Direct, nranks), 0);
-                assert_eq!(shift(dtype, CodecKind::Linear8, Algorithm::Ring, nranks), 0);
+                let full = Some(MessageRange::Full);
+                assert_eq!(shift(dtype, full, Algorithm::Ring, nranks), 0);
             }
             assert_eq!(raw(DType::BF16, Algorithm::OneShot, nranks), least + 1);
             for algorithm in [Algorithm::Ring, Algorithm::Hierarchical] {
                 assert_eq!(raw(DType::F32, algorithm, nranks), 0);
-                let cast = |dtype| shift(dtype, CodecKind::Cast16, algorithm, nranks);
+                let half = Some(MessageRange::Half);
+                let cast = |dtype| shift(dtype, half, algorithm, nranks);
                 assert_eq!([cast(DType::F32), cast(DType::BF16)], [least; 2]);
             }
         }

@@ -139,30 +139,17 @@ pub(super) fn seconds(
     let chunk = candidate.geometry.chunk() as f64;
     let (encode, decode) = codec_seconds(request.codec.inter.kind);
     let touched = (counts.encodes + counts.decodes + counts.reduces) as f64;
-    // Groups are such that slower links are between them.
-    let slower_hops = match candidate.algorithm {
-        Algorithm::Hierarchical => candidate.hops.between,
-        _ => candidate.hops.total(),
-    };
-    let slower_links = match (slower, candidate.kernel.protocol) {
-        (ClassMessages { pinned: 1.., .. }, Protocol::Simple) => {
-            FIRST_PINNED * (counts.connections / 2).max(1) as f64
-        }
-        (ClassMessages { pinned: 1.., .. }, _) => slower_hops as f64 * HOP_PINNED,
-        (ClassMessages { pcie: 1.., .. }, _) => slower_hops as f64 * HOP_PCIE,
-        _ => 0.0,
-    };
+    let slower_links = slower_link_latency(candidate, counts, slower);
     let waits = launch + candidate.hops.total() as f64 * hop + slower_links;
-    // Links of different classes work at once.
-    let seconds_of =
+    // Links of different classes work at once, and algorithms use each as evenly as NVLink.
+    let travels_of =
         |messages: usize, wire: f64| passes * messages as f64 * wire_bytes as f64 / wire;
     let near = messages.saturating_sub(slower.pcie.max(slower.pinned));
-    let travels = seconds_of(near, wire)
-        .max(seconds_of(slower.pcie, wire.min(share * WIRE_PCIE)))
-        .max(seconds_of(
-            slower.pinned,
-            wire.min(share * WIRE_PINNED / gpu.pairs.ranks_per_gpu as f64),
-        ));
+    let [pcie, pinned] = [WIRE_PCIE, WIRE_PINNED / gpu.pairs.ranks_per_gpu as f64]
+        .map(|rate| wire.min(share * rate * fastest / WIRE[0]));
+    let travels = travels_of(near, wire)
+        .max(travels_of(slower.pcie, pcie))
+        .max(travels_of(slower.pinned, pinned));
     if is_fused && is_coded {
         // The first encoded tiles of a block run at once, each on its own warps; only further tiles
         // add time.
@@ -178,6 +165,24 @@ pub(super) fn seconds(
         + passes * chunk * touched * request.dtype.size() as f64 * ELEMENT_BYTE
         + passes * chunk * (counts.encodes as f64 * encode + counts.decodes as f64 * decode)
         + network
+}
+
+/// Returns the seconds by which links slower than NVLink delay a call, beside the time of its bytes.
+fn slower_link_latency(candidate: &Candidate, counts: &CostCounts, slower: ClassMessages) -> f64 {
+    use costs::*;
+    // Groups are such that slower links are between them.
+    let hops = match candidate.algorithm {
+        Algorithm::Hierarchical => candidate.hops.between,
+        _ => candidate.hops.total(),
+    } as f64;
+    match (slower, candidate.kernel.protocol) {
+        (ClassMessages { pinned: 1.., .. }, Protocol::Simple) => {
+            FIRST_PINNED * (counts.connections / 2).max(1) as f64
+        }
+        (ClassMessages { pinned: 1.., .. }, _) => hops * HOP_PINNED,
+        (ClassMessages { pcie: 1.., .. }, _) => hops * HOP_PCIE,
+        _ => 0.0,
+    }
 }
 
 /// Returns the predicted seconds that proxies and the network add to a candidate. In each pass its

@@ -41,7 +41,7 @@ pub fn attack(spec: CodecSpec, evaluations: u64, seed: u64) -> Result<Attack> {
     }
     let codec = codec::build(spec, Isa::detect())?;
     let codec = codec.ok_or_else(|| Error::invalid_argument("raw has no error"))?;
-    let mut target = Target {
+    let mut target = AttackTarget {
         description: codec.description().errors,
         wire: vec![0; codec.wire_bytes(BLOCK)],
         decoded: vec![0.0; BLOCK],
@@ -63,7 +63,7 @@ pub fn attack(spec: CodecSpec, evaluations: u64, seed: u64) -> Result<Attack> {
     Ok(worst)
 }
 
-fn climb(target: &mut Target, steps: u64, random: &mut Random, worst: &mut Attack) {
+fn climb(target: &mut AttackTarget, steps: u64, random: &mut Random, worst: &mut Attack) {
     let mut block = start(random);
     let mut best = 0.0;
     for _ in 0..steps {
@@ -117,7 +117,7 @@ fn change(block: &mut [f32], random: &mut Random) {
 }
 
 /// A codec under attack.
-struct Target {
+struct AttackTarget {
     spec: CodecSpec,
     codec: Arc<dyn Codec>,
     description: codec::ErrorLaw,
@@ -125,7 +125,7 @@ struct Target {
     decoded: Vec<f32>,
 }
 
-impl Target {
+impl AttackTarget {
     /// Returns the largest ratio of error to bound in the block, with its element.
     fn ratio(&mut self, block: &[f32]) -> (f64, (f32, f32)) {
         let span = Span::whole(block.len());

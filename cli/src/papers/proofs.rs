@@ -70,7 +70,7 @@ enum Ties {
     Even,
 }
 
-/// What a codec must give, from exact arithmetic.
+/// The code that a codec must give to each magnitude, from exact arithmetic.
 struct Oracle {
     /// Magnitudes with the smallest code of each, ascending.
     values: Vec<(f64, u32)>,

@@ -85,7 +85,7 @@ impl StandAlone {
         })
     }
 
-    /// Returns the codec for arrays of elements of `dtype`; see [`Codec::for_elements`].
+    /// Returns the codec for arrays of elements of `dtype`; see `Codec::for_elements`.
     pub fn for_elements(mut self, dtype: DType) -> StandAlone {
         if let ArrayForm::Chunk(codec) = &self.form
             && let Some(limited) = codec.for_elements(dtype)
@@ -95,7 +95,7 @@ impl StandAlone {
         self
     }
 
-    /// Returns the limit of the codec for elements of `dtype`; see [`Codec::element_limit`].
+    /// Returns the limit of the codec for elements of `dtype`; see `Codec::element_limit`.
     pub fn element_limit(&self, dtype: DType) -> Option<f32> {
         match &self.form {
             ArrayForm::Chunk(codec) => codec.for_elements(dtype)?.element_limit(),

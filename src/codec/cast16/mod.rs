@@ -7,7 +7,7 @@ mod simd;
 
 use super::elementwise::{ElementFormat, Elementwise};
 use super::feedback::Contraction;
-use super::{CodecInfo, ErrorLaw, KernelInfo, Zero};
+use super::{CodecInfo, ErrorLaw, KernelInfo, MessageRange, Zero};
 use crate::types::{CodecKind, CodecSpec};
 use std::sync::Arc;
 
@@ -15,6 +15,7 @@ pub(super) const INFO: CodecInfo = CodecInfo {
     kind: CodecKind::Cast16,
     encode_seconds: 0.06e-9,
     decode_seconds: 0.05e-9,
+    range: MessageRange::Half,
     contraction: |_| Contraction::relative(1.0 / 2048.0),
     kernels: Some(KernelInfo {
         encode_seconds: 0.3e-12,

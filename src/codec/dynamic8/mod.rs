@@ -15,7 +15,7 @@ mod simd;
 use super::blocked::{Blocked, Scaled, ScaledFormat};
 use super::feedback::Contraction;
 use super::table::Magnitudes;
-use super::{CodecInfo, ErrorLaw, KernelInfo};
+use super::{CodecInfo, ErrorLaw, KernelInfo, MessageRange};
 use crate::types::CodecKind;
 use segments::Segments;
 use std::sync::Arc;
@@ -24,6 +24,7 @@ pub(super) const INFO: CodecInfo = CodecInfo {
     kind: CodecKind::Dynamic8,
     encode_seconds: 0.36e-9,
     decode_seconds: 0.08e-9,
+    range: MessageRange::Full,
     contraction: |_| Contraction::largest(0.0086),
     kernels: Some(KernelInfo {
         array_family: "dynamic8_tabled",

@@ -11,7 +11,7 @@ mod simd;
 
 use super::blocked::{Blocked, Scaled, ScaledFormat};
 use super::feedback::Contraction;
-use super::{CodecInfo, ErrorLaw, KernelInfo};
+use super::{CodecInfo, ErrorLaw, KernelInfo, MessageRange};
 use crate::types::CodecKind;
 use std::sync::Arc;
 
@@ -21,6 +21,7 @@ pub(super) const fn info<const MANTISSA: usize>() -> CodecInfo {
         kind: Fp8::<MANTISSA>::KIND,
         encode_seconds: 0.16e-9,
         decode_seconds: 0.07e-9,
+        range: MessageRange::Full,
         contraction: |_| Contraction::largest(if MANTISSA == 3 { 0.0626 } else { 0.1251 }),
         kernels: Some(KernelInfo::new(Fp8::<MANTISSA>::KIND.name())),
         build: |spec, isa| Arc::new(Blocked::new(Scaled(Fp8::<MANTISSA>), spec, isa)),

@@ -9,7 +9,7 @@ mod simd;
 
 use super::blocked::{Blocked, ROUNDING, Scaled, ScaledFormat};
 use super::feedback::Contraction;
-use super::{CodecInfo, ErrorLaw, KernelInfo};
+use super::{CodecInfo, ErrorLaw, KernelInfo, MessageRange};
 use crate::types::CodecKind;
 use std::sync::Arc;
 
@@ -17,6 +17,7 @@ pub(super) const INFO: CodecInfo = CodecInfo {
     kind: CodecKind::Linear8,
     encode_seconds: 0.13e-9,
     decode_seconds: 0.05e-9,
+    range: MessageRange::Full,
     contraction: |_| Contraction::largest(1.0 / 254.0),
     kernels: Some(KernelInfo {
         is_fused: true,

@@ -16,7 +16,7 @@ mod simd;
 use super::blocked::{BlockFormat, Blocked, Draws, Numbers, decode_block, encode_block};
 use super::feedback::Contraction;
 use super::simd::{Available, Lanes};
-use super::{CodecInfo, EncodeStats, ErrorLaw, KernelInfo, RoundingRandom, Zero};
+use super::{CodecInfo, EncodeStats, ErrorLaw, KernelInfo, MessageRange, RoundingRandom, Zero};
 use crate::cpu::Isa;
 use crate::types::{CodecKind, CodecSpec};
 use std::sync::Arc;
@@ -35,6 +35,7 @@ pub(super) const fn info<const BITS: usize>() -> CodecInfo {
         kind: Range::<BITS>::KIND,
         encode_seconds: if BITS == 8 { 0.2e-9 } else { 0.3e-9 },
         decode_seconds: if BITS == 8 { 0.08e-9 } else { 0.15e-9 },
+        range: MessageRange::Full,
         contraction: contraction::<BITS>,
         kernels: Some(kernels),
         build: |spec, isa| Arc::new(Blocked::new(Range::<BITS>, spec, isa)),

@@ -14,7 +14,7 @@ mod simd;
 use super::blocked::{BlockFormat, Blocked, Draws, Numbers, total};
 use super::feedback::Contraction;
 use super::simd::Lanes;
-use super::{CodecInfo, ErrorLaw, KernelInfo, Zero};
+use super::{CodecInfo, ErrorLaw, KernelInfo, MessageRange, Zero};
 use crate::types::{CodecKind, CodecSpec, ScaleRule};
 use std::sync::Arc;
 
@@ -22,6 +22,7 @@ pub(super) const INFO: CodecInfo = CodecInfo {
     kind: CodecKind::OneBit,
     encode_seconds: 0.3e-9,
     decode_seconds: 0.15e-9,
+    range: MessageRange::Full,
     contraction,
     kernels: Some(KernelInfo::new("onebit")),
     build: |spec, isa| Arc::new(Blocked::new(Signs, spec, isa)),

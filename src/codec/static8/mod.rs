@@ -10,7 +10,7 @@
 
 use super::elementwise::{Elementwise, Table8, decimal, kernel_words};
 use super::feedback::Contraction;
-use super::{CodecInfo, KernelInfo};
+use super::{CodecInfo, KernelInfo, MessageRange};
 use crate::types::CodecKind;
 use std::sync::Arc;
 
@@ -18,6 +18,7 @@ pub(super) const INFO: CodecInfo = CodecInfo {
     kind: CodecKind::Static8,
     encode_seconds: 0.5e-9,
     decode_seconds: 0.1e-9,
+    range: MessageRange::Fixed,
     contraction: |_| Contraction::relative(0.22),
     kernels: Some(KernelInfo {
         array_family: "static8_tabled",

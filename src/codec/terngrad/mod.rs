@@ -18,7 +18,7 @@ mod simd;
 use super::blocked::{BlockFormat, Blocked, Draws, Numbers, total};
 use super::feedback::Contraction;
 use super::simd::Lanes;
-use super::{CodecInfo, ErrorLaw, KernelInfo, Zero};
+use super::{CodecInfo, ErrorLaw, KernelInfo, MessageRange, Zero};
 use crate::types::{CodecKind, CodecSpec, ScaleRule};
 use std::sync::Arc;
 
@@ -26,6 +26,7 @@ pub(super) const INFO: CodecInfo = CodecInfo {
     kind: CodecKind::TernGrad,
     encode_seconds: 0.4e-9,
     decode_seconds: 0.15e-9,
+    range: MessageRange::Full,
     contraction,
     kernels: Some(KernelInfo {
         words: |spec, words| words[1] = contraction(spec).damping.to_bits(),

@@ -13,7 +13,7 @@ mod simd;
 
 use super::elementwise::{ElementFormat, Elementwise};
 use super::feedback::Contraction;
-use super::{CodecInfo, ErrorLaw, KernelInfo, Zero};
+use super::{CodecInfo, ErrorLaw, KernelInfo, MessageRange, Zero};
 use crate::types::{CodecKind, CodecSpec, ScaleRule};
 use std::sync::Arc;
 
@@ -22,6 +22,7 @@ pub(super) const INFO: CodecInfo = CodecInfo {
     encode_seconds: 0.15e-9,
     decode_seconds: 0.15e-9,
     // Below twice the threshold T the error is at most T. A call reduces a larger magnitude by T.
+    range: MessageRange::Fixed,
     contraction: |spec| Contraction {
         floor: format(spec).tau.into(),
         ..Contraction::largest(0.0)

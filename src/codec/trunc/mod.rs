@@ -15,7 +15,7 @@ mod upper;
 
 use super::elementwise::{ElementFormat, Elementwise};
 use super::feedback::Contraction;
-use super::{CodecInfo, ErrorLaw, KernelInfo, Zero};
+use super::{CodecInfo, ErrorLaw, KernelInfo, MessageRange, Zero};
 use crate::types::{CodecKind, CodecSpec};
 use std::sync::Arc;
 pub(crate) use upper::{pack_upper, unpack_upper};
@@ -26,6 +26,7 @@ pub(super) const fn info<const BITS: usize>() -> CodecInfo {
         kind: kind(BITS),
         encode_seconds: 0.06e-9,
         decode_seconds: 0.05e-9,
+        range: MessageRange::Full,
         contraction: |_| Contraction {
             output: 1.0,
             ..Contraction::relative(match BITS {
