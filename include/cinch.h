@@ -288,7 +288,8 @@ enum cinch_op_t
      */
     CINCH_MIN = 3,
     /**
-     * Average: the sum divided once by the number of ranks; integers truncate.
+     * Average of floats: the sum divided once by the number of ranks. It does not overflow for elements of 16
+     * and 8 bits. Integers are an error, because their sum may wrap before the division.
      */
     CINCH_AVG = 4,
     /**
@@ -470,7 +471,8 @@ enum cinch_layout_t
     CINCH_LAYOUT_CHUNK = 0,
     /**
      * Layout that the format's authors published: `minmax1/2/4/8` as CompLL's messages with a header
-     * of 10 bytes, `trunc8/16/24` as ADT's packed bytes without a header.
+     * of 10 bytes, `trunc8/16/24` as ADT's packed bytes without a header. ADT cuts all numbers alike:
+     * `trunc8` decodes infinity and NaN to 2^127, `trunc16/24` may decode a NaN to infinity.
      */
     CINCH_LAYOUT_PUBLISHED = 1,
 };
@@ -1291,7 +1293,8 @@ cinch_result_t cinch_encode(const char *codec,
  * Decodes the first `count` elements of the `wire_bytes` bytes at `wire` into `dst`, as type f32, f16
  * or bf16.
  *
- * Data in `CINCH_LAYOUT_PUBLISHED` must hold exactly `count` elements. `wire` and `dst` must not
+ * Data in `CINCH_LAYOUT_PUBLISHED` must hold exactly `count` elements, and `wire_bytes` must be their
+ * size: bytes behind them are an error. `wire` and `dst` must not
  * overlap. Both are in host memory or in memory of one GPU; see `cinch_encode`. `dst` is written on
  * success only. In GPU memory, a CompLL header with another number of elements is no error: all
  * decoded elements are then NaN.
