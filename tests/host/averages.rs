@@ -103,7 +103,7 @@ fn averages_of_narrow_floats_are_finite_and_right_up_to_the_largest_number() {
                     // Elements 0, 2, 4, ... are the largest number; the others alternate its sign.
                     let input = |rank: usize, i: usize| match i % 2 {
                         0 => most,
-                        _ if rank % 2 == 0 => most,
+                        _ if rank.is_multiple_of(2) => most,
                         _ => -most,
                     };
                     let odd = (nranks % 2) as f64 / nranks as f64 * most;

@@ -56,7 +56,7 @@ pub fn main(options: &BenchOptions, mut config: Config) -> ExitResult {
     let ranks = options
         .gpu
         .gpus
-        .map(|gpus| gpus as usize * options.gpu.per_gpu() as usize);
+        .map(|gpus| gpus as usize * options.gpu.per_gpu());
     let machine = options.emulate.machine_of_gpus(ranks);
     config.emulated = machine.map_err(|sentence| (USAGE, sentence))?;
     ranks::start(&options.gpu, &config, &GpuBench { options })
