@@ -101,9 +101,11 @@ pub fn explain(
     let width = names.iter().map(String::len).max().unwrap_or(0).max(9);
     text += &format!("  {:<width$}", "algorithm");
     text += &kernel("kernel", "protocol");
-    let has_errors = candidates
+    let errors: Vec<Option<f64>> = candidates
         .iter()
-        .any(|one| error_factor(request, limits, one).is_some());
+        .map(|one| error_factor(request, limits, one))
+        .collect();
+    let has_errors = errors.iter().any(Option::is_some);
     text += "  chunk(elements)  passes  channels  hops  sends  predicted(us)";
     text += match has_errors {
         true => "  rms error\n",
@@ -115,7 +117,7 @@ pub fn explain(
             _ if best == Some(candidate.seconds) => " <- cheapest",
             _ => "",
         };
-        let error = match error_factor(request, limits, candidate) {
+        let error = match errors[index] {
             _ if !has_errors => String::new(),
             Some(factor) => format!("  {:>9}", format!("{factor:.2} e")),
             None => format!("  {:>9}", "-"),

@@ -35,7 +35,7 @@ pub use encodes::encoded_contributions;
 pub use generate::generate;
 pub use groups::{GroupUnit, Groups};
 pub use ir::{MAX_FAN, Op, Own, Schedule, Step, StepPeers, Visit, Walk, WalkCursor, walk};
-pub use rank_order::{ChannelOrders, RankOrder};
+pub use rank_order::RankOrder;
 pub use ring_count::{directions, has_several_rings, ring_steps};
 pub use verify::{Proof, VerifyLimits, verify};
 

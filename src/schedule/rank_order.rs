@@ -80,35 +80,6 @@ impl RankOrder {
     }
 }
 
-/// The ring order of each channel of a call; equal on all ranks. Channels with different orders load
-/// different links.
-///
-/// Cheap to clone.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
-pub struct ChannelOrders(Option<Arc<[RankOrder]>>);
-
-impl ChannelOrders {
-    /// All channels in rank order.
-    pub const BY_RANK: ChannelOrders = ChannelOrders(None);
-
-    /// Gives channel c the order `orders[c]`, and begins again after the last. An order that is listed twice
-    /// gets twice the share of the message.
-    pub fn new(orders: Vec<RankOrder>) -> ChannelOrders {
-        if orders.iter().all(|order| *order == RankOrder::BY_RANK) {
-            return ChannelOrders::BY_RANK;
-        }
-        ChannelOrders(Some(orders.into()))
-    }
-
-    /// Returns the order of a channel.
-    pub fn of(&self, channel: usize) -> RankOrder {
-        match &self.0 {
-            None => RankOrder::BY_RANK,
-            Some(orders) => orders[channel % orders.len()].clone(),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -142,15 +113,5 @@ mod tests {
             let error = RankOrder::of_ring(ranks).unwrap_err();
             assert!(error.message().contains(part), "{error}");
         }
-    }
-
-    #[test]
-    fn channels_take_orders_in_turn() {
-        let order = RankOrder::of_ring(&[0, 2, 1, 3]).unwrap();
-        let orders = ChannelOrders::new(vec![order.clone(), RankOrder::BY_RANK]);
-        assert_eq!((orders.of(2), orders.of(5)), (order, RankOrder::BY_RANK));
-        let same = ChannelOrders::new(vec![RankOrder::BY_RANK; 3]);
-        assert_eq!(same, ChannelOrders::BY_RANK);
-        assert_eq!(ChannelOrders::new(Vec::new()).of(4), RankOrder::BY_RANK);
     }
 }
