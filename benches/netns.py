@@ -47,6 +47,7 @@ class Net:
         self.switches = list(switches)
         self.places = places or ["bridge"] * hosts
         self.secret = None
+        self.directory = None
 
     def __enter__(self):
         try:
@@ -61,6 +62,8 @@ class Net:
             subprocess.run(["ip", "netns", "del", space], stderr=subprocess.DEVNULL)
         if self.secret:
             self.secret.close()
+        if self.directory:
+            self.directory.cleanup()
 
     def set_up(self):
         for space in [self.switch, *self.spaces]:
@@ -85,6 +88,9 @@ class Net:
                 # Both ends of the link get a rate limit, so that it holds in both directions.
                 self.shape(space, DEVICE, self.rate)
                 self.shape(self.switch, port, self.rate)
+        self.directory = tempfile.TemporaryDirectory(prefix="cinch-hosts-")
+        for space in self.spaces:
+            (pathlib.Path(self.directory.name) / space).mkdir(mode=0o1777)
         self.secret = tempfile.NamedTemporaryFile("w", suffix=".secret")  # made with mode 0600
         self.secret.write(secrets.token_hex(32))
         self.secret.flush()
@@ -129,9 +135,19 @@ class Net:
                               stdout=subprocess.PIPE)
         return int(done.stdout.split("counter packets ")[1].split()[0])
 
+    def inside(self, host):
+        """Returns the words before a command that runs in the namespace of a host, with the host's own /dev/shm.
+
+        Ranks in different network namespaces with one /dev/shm are containers of one host.
+        """
+        space = self.spaces[host]
+        # `ip netns exec` gives the command a mount namespace of its own, so the mount ends with it.
+        return ["ip", "netns", "exec", space, "sh", "-c", 'mount --bind "$0" /dev/shm && exec "$@"',
+                str(pathlib.Path(self.directory.name) / space)]
+
     def popen(self, host, command, environment=None, **options):
         """Starts a command in the namespace of a host."""
-        command = ["ip", "netns", "exec", self.spaces[host], *map(str, command)]
+        command = [*self.inside(host), *map(str, command)]
         return subprocess.Popen(command, env=os.environ | (environment or {}), text=True, **options)
 
     def ranks(self, hosts, command, last=(), seconds=120, environment=None):
