@@ -6,8 +6,10 @@ use cinch::codec::{Codec, Span, build};
 use cinch::cpu::Isa;
 use cinch::testing::attack;
 use cinch::types::{CodecKind, ScaleRule};
+use std::collections::BTreeMap;
 use std::io::{Error, Result, Write};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
 
 /// Attacks the bounds of every codec with a number of encoded blocks, and prints the largest ratio of an error to
 /// its bound.
@@ -25,9 +27,11 @@ pub fn run_attacks(evaluations: u64, seed: u64, out: &mut dyn Write) -> Result<(
         "codec", "error/bound"
     )?;
     let mut over = Vec::new();
-    for spec in CodecSpec::samples() {
-        let Ok(found) = attack(spec, evaluations, seed) else {
-            continue;
+    let specs = CodecSpec::samples();
+    let attack = |spec: &CodecSpec| attack(*spec, evaluations, seed).ok();
+    on_all_cores(&specs, attack, |spec, found| {
+        let Some(found) = found else {
+            return Ok(());
         };
         let (x, y) = found.element;
         writeln!(
@@ -46,7 +50,8 @@ pub fn run_attacks(evaluations: u64, seed: u64, out: &mut dyn Write) -> Result<(
             writeln!(out, "  block {}", bits.join(" "))?;
             over.push(spec.to_string());
         }
-    }
+        Ok(())
+    })?;
     match over.is_empty() {
         true => Ok(()),
         false => Err(Error::other(format!(
@@ -56,10 +61,67 @@ pub fn run_attacks(evaluations: u64, seed: u64, out: &mut dyn Write) -> Result<(
     }
 }
 
+/// Runs `work` on each of `tasks`, with a thread on each core, and passes the results to `print` in the order of the
+/// tasks.
+///
+/// # Errors
+/// Returns the first error of `print`, after the tasks that run.
+fn on_all_cores<T: Sync, R: Send>(
+    tasks: &[T],
+    work: impl Fn(&T) -> R + Sync,
+    mut print: impl FnMut(&T, R) -> Result<()>,
+) -> Result<()> {
+    let next = AtomicUsize::new(0);
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        let (sender, results) = mpsc::channel();
+        for _ in 0..threads.min(tasks.len()) {
+            let (sender, next, work) = (sender.clone(), &next, &work);
+            scope.spawn(move || {
+                loop {
+                    let at = next.fetch_add(1, Ordering::Relaxed);
+                    // The receiver is gone after an error of `print`.
+                    if at >= tasks.len() || sender.send((at, work(&tasks[at]))).is_err() {
+                        break;
+                    }
+                }
+            });
+        }
+        drop(sender);
+        let mut early = BTreeMap::new();
+        let mut printed = 0;
+        for (at, result) in results {
+            early.insert(at, result);
+            while let Some(result) = early.remove(&printed) {
+                print(&tasks[printed], result)?;
+                printed += 1;
+            }
+        }
+        Ok(())
+    })
+}
+
 /// Number of elements that are encoded together.
 const PIECE: usize = 1 << 16;
 /// Number of finite magnitudes.
 const FINITE: u32 = 0x7f80_0000;
+/// Codecs without scales.
+const UNSCALED: [&str; 7] = [
+    "cast16",
+    "cast_bf16",
+    "trunc8",
+    "trunc16",
+    "trunc24",
+    "static8",
+    "mantissa8",
+];
+/// Codecs with a scale, which `check_magnitudes` sets.
+const SCALED: [&str; 4] = [
+    "linear8:tensor=1",
+    "dynamic8:tensor=1",
+    "fp8_e4m3:tensor=1",
+    "fp8_e5m2:tensor=1",
+];
 /// Scales of the codecs with scales. The reciprocal of the second is rounded.
 const SCALES: [f32; 2] = [1.0, 3.0];
 
@@ -175,34 +237,26 @@ fn decoded(codec: &dyn Codec, bits: usize, code: u32, scale: f32) -> f32 {
 pub fn run_exhaustive(out: &mut dyn Write) -> Result<()> {
     writeln!(
         out,
-        "{:<14} {:>5} {:>12} {:>10}",
+        "{:<17} {:>5} {:>12} {:>10}",
         "codec", "scale", "numbers", "near ties"
     )?;
-    for name in [
-        "cast16",
-        "cast_bf16",
-        "trunc8",
-        "trunc16",
-        "trunc24",
-        "static8",
-        "mantissa8",
-    ] {
-        check_all(name, None, out)?;
-    }
-    for name in [
-        "linear8:tensor=1",
-        "dynamic8:tensor=1",
-        "fp8_e4m3:tensor=1",
-        "fp8_e5m2:tensor=1",
-    ] {
-        for scale in SCALES {
-            check_all(name, Some(scale), out)?;
-        }
-    }
-    Ok(())
+    let scaled = |name| SCALES.map(|scale| (name, Some(scale)));
+    let mut tasks: Vec<(&str, Option<f32>)> = UNSCALED.map(|name| (name, None)).to_vec();
+    tasks.extend(SCALED.into_iter().flat_map(scaled));
+    on_all_cores(
+        &tasks,
+        |&(name, scale)| check_all(name, scale),
+        |&(name, scale), ties| {
+            let scale = scale.map_or("-".into(), |scale| scale.to_string());
+            let numbers = 2 * u64::from(FINITE);
+            writeln!(out, "{name:<17} {scale:>5} {numbers:>12} {:>10}", ties?)?;
+            out.flush()
+        },
+    )
 }
 
-fn check_all(name: &str, scale: Option<f32>, out: &mut dyn Write) -> Result<()> {
+/// Checks the codes of all finite numbers. Returns the count of near ties.
+fn check_all(name: &str, scale: Option<f32>) -> Result<u64> {
     let spec: CodecSpec = name.parse().map_err(Error::other)?;
     let codec = build(spec, Isa::detect()).map_err(Error::other)?;
     let codec: Arc<dyn Codec> = codec.ok_or_else(|| Error::other("raw has no codes"))?;
@@ -210,14 +264,7 @@ fn check_all(name: &str, scale: Option<f32>, out: &mut dyn Write) -> Result<()> 
         scale.is_some()
             == (spec.kind.has_scale() && matches!(spec.scale, ScaleRule::Tensor { .. }))
     );
-    let ties = check_magnitudes(&*codec, scale, 0..FINITE)?;
-    let shown = scale.map_or("-".into(), |scale| scale.to_string());
-    writeln!(
-        out,
-        "{name:<14} {shown:>5} {:>12} {ties:>10}",
-        2 * u64::from(FINITE)
-    )?;
-    out.flush()
+    check_magnitudes(&*codec, scale, 0..FINITE)
 }
 
 /// Checks the codes of finite numbers with these magnitude bits, of both signs. Returns the count of near ties.
@@ -294,18 +341,25 @@ fn truncated(x: f32, bits: u32) -> u32 {
 mod tests {
     use super::*;
 
+    #[test]
+    fn results_are_printed_in_order_and_an_error_ends_the_work() {
+        let tasks: Vec<usize> = (0..100).collect();
+        let mut printed = Vec::new();
+        let print = |&task: &usize, double: usize| {
+            printed.push(double);
+            if task == 70 {
+                return Err(Error::other("no space"));
+            }
+            Ok(())
+        };
+        assert!(on_all_cores(&tasks, |task| 2 * task, print).is_err());
+        assert_eq!(printed, (0..=70).map(|task| 2 * task).collect::<Vec<_>>());
+    }
+
     /// Checks two octaves below 1 and the numbers around 65,504, and that a wrong scale is found.
     #[test]
     fn codes_are_nearest_by_exact_arithmetic() {
-        for name in [
-            "cast16",
-            "cast_bf16",
-            "trunc8",
-            "trunc16",
-            "trunc24",
-            "static8",
-            "mantissa8",
-        ] {
+        for name in UNSCALED {
             let codec = build(name.parse().unwrap(), Isa::detect())
                 .unwrap()
                 .unwrap();
