@@ -50,14 +50,21 @@ mod costs {
     pub const WIRE_RING: [f64; 2] = [300e9, 345e9];
     /// Bytes per second that a rank sends over PCIe to the memory of other GPUs.
     pub const WIRE_PCIE: f64 = 24e9;
-    /// Bytes per second that the ranks of a GPU together send through pinned host memory.
-    pub const WIRE_PINNED: f64 = 37e9;
+    /// Bytes per second that the ranks of a GPU together send through pinned host memory: each to one rank at a time,
+    /// as in a ring, and each to all others.
+    pub const WIRE_PINNED: [f64; 2] = [38e9, 32e9];
     /// Seconds that PCIe adds to a hop.
     pub const HOP_PCIE: f64 = 1e-6;
-    /// Seconds that pinned host memory adds to a hop with ll or ll128, and to a call with simple, for each peer:
-    /// stores to a peer must have arrived before its counter changes. Further messages hide that time.
+    /// Seconds that pinned host memory adds to a hop: with ll or ll128, and with simple, where stores to a peer must
+    /// have arrived before its counter changes.
     pub const HOP_PINNED: f64 = 0.6e-6;
-    pub const FIRST_PINNED: f64 = 7e-6;
+    pub const HOP_PINNED_SIMPLE: f64 = 8.5e-6;
+    /// Seconds by which pinned host memory delays at least a call with simple, and those for each peer: the counters
+    /// of peers change one after the other.
+    pub const FIRST_PINNED: f64 = 6e-6;
+    pub const PEER_PINNED: f64 = 6e-6;
+    /// Seconds that pinned host memory adds to the launch of a schedule kernel with ll, beside a fused kernel.
+    pub const LAUNCH_PINNED: f64 = 2e-6;
     /// Bytes per second that one channel sends.
     pub const WIRE_CHANNEL: f64 = 12e9;
     /// Bytes per second that one thread block of a fused kernel sends.
@@ -145,8 +152,12 @@ pub(super) fn seconds(
     let travels_of =
         |messages: usize, wire: f64| passes * messages as f64 * wire_bytes as f64 / wire;
     let near = messages.saturating_sub(slower.pcie.max(slower.pinned));
-    let [pcie, pinned] = [WIRE_PCIE, WIRE_PINNED / gpu.pairs.ranks_per_gpu as f64]
-        .map(|rate| wire.min(share * rate * fastest / WIRE[0]));
+    let of_pinned = WIRE_PINNED[usize::from(sends_to_all(candidate.algorithm))];
+    let [pcie, pinned] = [
+        WIRE_PCIE * fastest / WIRE[0],
+        of_pinned / gpu.pairs.ranks_per_gpu as f64,
+    ]
+    .map(|rate| wire.min(share * rate));
     let travels = travels_of(near, wire)
         .max(travels_of(slower.pcie, pcie))
         .max(travels_of(slower.pinned, pinned));
@@ -167,6 +178,14 @@ pub(super) fn seconds(
         + network
 }
 
+/// Returns whether ranks send to all others at once.
+fn sends_to_all(algorithm: Algorithm) -> bool {
+    matches!(
+        algorithm,
+        Algorithm::Direct | Algorithm::OneShot | Algorithm::Tree
+    )
+}
+
 /// Returns the seconds by which links slower than NVLink delay a call, beside the time of its bytes.
 fn slower_link_latency(candidate: &Candidate, counts: &CostCounts, slower: ClassMessages) -> f64 {
     use costs::*;
@@ -177,9 +196,11 @@ fn slower_link_latency(candidate: &Candidate, counts: &CostCounts, slower: Class
     } as f64;
     match (slower, candidate.kernel.protocol) {
         (ClassMessages { pinned: 1.., .. }, Protocol::Simple) => {
-            FIRST_PINNED * (counts.connections / 2).max(1) as f64
+            let peers = (counts.connections / 2).max(1) as f64;
+            (FIRST_PINNED + PEER_PINNED * peers).max(hops * HOP_PINNED_SIMPLE)
         }
-        (ClassMessages { pinned: 1.., .. }, _) => hops * HOP_PINNED,
+        (ClassMessages { pinned: 1.., .. }, _) if candidate.kernel.is_fused() => hops * HOP_PINNED,
+        (ClassMessages { pinned: 1.., .. }, _) => LAUNCH_PINNED + hops * HOP_PINNED,
         (ClassMessages { pcie: 1.., .. }, _) => hops * HOP_PCIE,
         _ => 0.0,
     }

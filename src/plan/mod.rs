@@ -553,3 +553,5 @@ pub fn chunk_max(
 mod cliff_tests;
 #[cfg(test)]
 mod gpu_tests;
+#[cfg(test)]
+mod pinned_tests;
