@@ -6,7 +6,8 @@ use super::stderr;
 use crate::types::{Subsystem, Subsystems};
 use std::fmt::Arguments;
 use std::fs::File;
-use std::io::Write;
+use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 /// Level of a log line, or the highest level that is logged.
@@ -116,7 +117,10 @@ impl Sink {
                 .to_string_lossy()
                 .replace("%h", settings.host)
                 .replace("%p", &std::process::id().to_string());
-            match File::options().create(true).append(true).open(&path) {
+            // Opening a FIFO without a reader fails then, instead of waiting for one.
+            let mut options = File::options();
+            options.custom_flags(libc::O_NONBLOCK);
+            match options.create(true).append(true).open(&path) {
                 Ok(file) => Some(file),
                 Err(error) => {
                     complaint = Some(format!(
@@ -138,8 +142,7 @@ impl Sink {
     fn write(&self, level: Level, text: Arguments<'_>) {
         let line = self.format(level, text);
         match self.file.as_ref() {
-            // A line that cannot be written is lost: the log must not stop a training run.
-            Some(mut file) => drop(file.write_all(line.as_bytes())),
+            Some(file) => stderr::write_to(file.as_fd(), &line),
             None => stderr::write(&line),
         }
     }

@@ -12,6 +12,7 @@ mod ffi;
 mod fork;
 mod gpu_links;
 mod join_stress;
+mod memory_limits;
 mod nccl;
 mod near_networks;
 mod rank_death;

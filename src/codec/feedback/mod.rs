@@ -270,8 +270,7 @@ impl<'a> ResidualReader<'a> {
     fn tensor(&mut self) -> Result<(u64, Residuals)> {
         let tensor = self.u64()?;
         let (kind, count, chunk) = (self.u64()?, self.u64()?, self.u64()?);
-        // A chunk without residuals takes no bytes in the input but some in memory. The bound keeps
-        // damaged input from allocating too many chunks.
+        // A chunk without residuals takes neither bytes in the input nor memory.
         let chunks = self.bounded("chunks", MAX_CHUNKS)?;
         let arrays = self.bounded("arrays", 2 * chunks as u64)?;
         let mut residuals = Residuals::new();
@@ -281,6 +280,7 @@ impl<'a> ResidualReader<'a> {
             chunk,
             chunks: chunks as u64,
         });
+        let mut last = None;
         for _ in 0..arrays {
             let role = match self.u64()? {
                 0 => Role::Worker,
@@ -291,6 +291,11 @@ impl<'a> ResidualReader<'a> {
             if number >= chunks as u64 {
                 return Err(self.damaged(&format!("chunk {number} of {chunks}")));
             }
+            let place = (number, role as u64);
+            if last.is_some_and(|last| last >= place) {
+                return Err(self.damaged(&format!("chunk {number} is not in ascending order")));
+            }
+            last = Some(place);
             let elements = self.bounded("elements", chunk)?;
             let raw = self.take(elements.saturating_mul(4))?;
             let values: Vec<f32> = raw
@@ -396,6 +401,35 @@ mod tests {
                 bytes[at] = value;
                 let _ = Feedback::import(&bytes, 1, 4);
             }
+        }
+    }
+
+    /// A chunk far away from the others once allocated all chunks before it.
+    #[test]
+    fn import_allocates_what_the_bytes_carry() {
+        let tensor = |tensor: u64, chunks: &[u64]| {
+            let shape = [tensor, 5, 10, 4, MAX_CHUNKS, chunks.len() as u64];
+            let mut bytes: Vec<u8> = shape.iter().flat_map(|word| word.to_le_bytes()).collect();
+            for chunk in chunks {
+                let words = [1, *chunk, 0].map(u64::to_le_bytes);
+                bytes.extend(words.as_flattened());
+            }
+            bytes
+        };
+        let file = |tensors: &[Vec<u8>]| {
+            let mut bytes = Feedback::new().export(1, 4);
+            bytes[16..24].copy_from_slice(&(tensors.len() as u64).to_le_bytes());
+            bytes.extend(tensors.iter().flatten());
+            Feedback::import(&bytes, 1, 4)
+        };
+        let last = MAX_CHUNKS - 1;
+        let many: Vec<Vec<u8>> = (0..100).map(|at| tensor(at, &[last])).collect();
+        let feedback = file(&many).unwrap();
+        let slots: usize = feedback.iter().map(|(_, one)| one.slots()).sum();
+        assert_eq!(slots, 100);
+        for unsorted in [[last, 0], [7, 7]] {
+            let error = file(&[tensor(1, &unsorted)]).unwrap_err();
+            assert!(error.message().contains("ascending order"), "{error}");
         }
     }
 

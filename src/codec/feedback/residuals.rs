@@ -7,6 +7,8 @@
 //! one step serves, has equal bytes both times. A call that fails changes no residual. This costs a second
 //! copy of the residuals.
 
+use crate::error::{Error, Result};
+
 /// The purpose of an encode. A rank may encode a chunk once as a contribution or a partial sum, and
 /// once more as the owner of the finished sum. Each purpose has its own residual.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -39,8 +41,8 @@ pub struct Shape {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Residuals {
     shape: Shape,
-    /// Two slots per chunk, first for [`Role::Worker`]. An empty slot stands for zeros.
-    slots: Vec<Slot>,
+    /// The chunks that this rank encodes, by ascending [`slot_number`]. A missing or empty slot stands for zeros.
+    slots: Vec<(usize, Slot)>,
     /// Whether the residuals were imported and no call has used them. Set by [`Residuals::put`] and
     /// cleared by the first call.
     restored: bool,
@@ -69,7 +71,7 @@ impl Residuals {
             self.slots.clear();
         }
         self.restored = false;
-        for slot in &mut self.slots {
+        for (_, slot) in &mut self.slots {
             slot.written = false;
         }
     }
@@ -94,8 +96,9 @@ impl Residuals {
     /// make a finite value infinite is skipped. A missing residual is +0 and so turns -0 into +0, as it does
     /// in a second encode of the chunk by the same call, and on GPUs.
     pub fn add(&self, role: Role, chunk: usize, at: usize, values: &mut [f32]) {
-        let slot = self.slots.get(2 * chunk + role as usize);
-        let Some(now) = slot.and_then(|slot| slot.now.get(at..at + values.len())) else {
+        let slot = self.find(slot_number(role, chunk)).ok();
+        let now = slot.and_then(|slot| self.slots[slot].1.now.get(at..at + values.len()));
+        let Some(now) = now else {
             for value in values {
                 if *value == 0.0 {
                     *value = 0.0;
@@ -149,7 +152,7 @@ impl Residuals {
 
     /// Ends a call that succeeded: the next call adds the residuals that this call kept.
     pub fn commit(&mut self) {
-        for slot in &mut self.slots {
+        for (_, slot) in &mut self.slots {
             if std::mem::take(&mut slot.written) {
                 std::mem::swap(&mut slot.now, &mut slot.next);
                 slot.squares = slot.next_squares;
@@ -159,7 +162,7 @@ impl Residuals {
 
     /// Multiplies all residuals by `factor`; a residual that overflows becomes 0.
     pub fn rescale(&mut self, factor: f32) {
-        for slot in &mut self.slots {
+        for (_, slot) in &mut self.slots {
             for residual in &mut slot.now {
                 let scaled = *residual * factor;
                 *residual = if scaled.is_finite() { scaled } else { 0.0 };
@@ -175,9 +178,9 @@ impl Residuals {
 
     /// Iterates over the kept residuals as role, chunk number and elements.
     pub fn iter(&self) -> impl Iterator<Item = (Role, usize, &[f32])> {
-        self.slots.iter().enumerate().filter_map(|(at, slot)| {
-            let role = [Role::Worker, Role::Owner][at % 2];
-            (!slot.now.is_empty()).then_some((role, at / 2, &slot.now[..]))
+        self.slots.iter().filter_map(|(number, slot)| {
+            let role = [Role::Worker, Role::Owner][number % 2];
+            (!slot.now.is_empty()).then_some((role, number / 2, &slot.now[..]))
         })
     }
 
@@ -191,17 +194,60 @@ impl Residuals {
 
     /// Returns the sum of the squares of all residuals.
     pub fn sum_squares(&self) -> f64 {
-        self.slots.iter().map(|slot| slot.squares).sum()
+        self.slots.iter().map(|(_, slot)| slot.squares).sum()
+    }
+
+    /// Allocates the memory of the chunks that a call of `shape` encodes, with role, chunk number and elements of
+    /// each, so that [`Residuals::keep`] allocates nothing.
+    ///
+    /// # Errors
+    /// System error with the bytes of all chunks, if the memory is not there. The residuals have their old values.
+    pub fn reserve(&mut self, chunks: &[(Role, usize, usize)]) -> Result<()> {
+        let elements: usize = chunks.iter().map(|(_, _, elements)| elements).sum();
+        let bytes = elements.saturating_mul(2 * size_of::<f32>());
+        let failed = |_| {
+            Error::system(
+                format!("the residuals of error feedback need {bytes} bytes"),
+                std::io::ErrorKind::OutOfMemory,
+            )
+        };
+        self.slots.try_reserve(chunks.len()).map_err(failed)?;
+        for &(role, chunk, elements) in chunks {
+            let slot = self.slot(role, chunk);
+            let missing = |array: &Vec<f32>| elements.saturating_sub(array.len());
+            let (now, next) = (missing(&slot.now), missing(&slot.next));
+            slot.now.try_reserve_exact(now).map_err(failed)?;
+            slot.next.try_reserve_exact(next).map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the number of allocated slots.
+    #[cfg(test)]
+    pub(super) fn slots(&self) -> usize {
+        self.slots.len()
     }
 
     /// Returns the slot of a chunk and role. Creates the slot at the first encode of the chunk.
     fn slot(&mut self, role: Role, chunk: usize) -> &mut Slot {
-        let at = 2 * chunk + role as usize;
-        if self.slots.len() <= at {
-            self.slots.resize_with(at + 1, Slot::default);
-        }
-        &mut self.slots[at]
+        let number = slot_number(role, chunk);
+        let at = self.find(number).unwrap_or_else(|at| {
+            self.slots.insert(at, (number, Slot::default()));
+            at
+        });
+        &mut self.slots[at].1
     }
+
+    /// Returns the index of a slot, or the index at which it would stand.
+    fn find(&self, number: usize) -> std::result::Result<usize, usize> {
+        self.slots
+            .binary_search_by_key(&number, |(number, _)| *number)
+    }
+}
+
+/// Numbers the roles of all chunks: two for each chunk, first [`Role::Worker`].
+fn slot_number(role: Role, chunk: usize) -> usize {
+    2 * chunk + role as usize
 }
 
 /// Returns the sum of the squares of `values`, with 16 partial sums, which are independent additions.
@@ -354,6 +400,38 @@ mod tests {
         assert_eq!(residuals.iter().count(), 0);
         residuals.begin(SHAPE);
         assert_eq!(residuals.sum_squares(), 0.0);
+    }
+
+    #[test]
+    fn reserved_memory_suffices_for_the_call_and_its_lack_is_an_error() {
+        let mut residuals = Residuals::new();
+        residuals.begin(SHAPE);
+        let chunks = [(Role::Worker, 0, 4), (Role::Worker, 1, 4)];
+        residuals.reserve(&chunks).unwrap();
+        let addresses = |residuals: &Residuals| -> Vec<_> {
+            let slots = residuals.slots.iter();
+            slots
+                .map(|(_, slot)| (slot.now.as_ptr(), slot.next.as_ptr()))
+                .collect()
+        };
+        let reserved = addresses(&residuals);
+        assert_eq!(
+            residuals.iter().count(),
+            0,
+            "reserved memory is no residual"
+        );
+        call(&mut residuals, &[0.3, 1.6, -2.2, 4.0, 5.5, -0.1, 0.0, 7.7]);
+        let swapped: Vec<_> = addresses(&residuals)
+            .iter()
+            .map(|&(now, next)| (next, now))
+            .collect();
+        assert_eq!(reserved, swapped, "the call allocated nothing");
+        let kept = residuals.clone();
+        let error = residuals
+            .reserve(&[(Role::Worker, 0, usize::MAX / 16)])
+            .unwrap_err();
+        assert!(error.message().contains("bytes"), "{error}");
+        assert_eq!(residuals, kept);
     }
 
     #[test]

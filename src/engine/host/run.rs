@@ -7,7 +7,7 @@ use super::state::{
 };
 use super::step::StepWork;
 use crate::codec::TensorScales;
-use crate::codec::feedback::{self, Residuals, Shape};
+use crate::codec::feedback::{self, Feedback, Residuals, Shape};
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::UserBuffers;
 use crate::plan::{Plan, Request};
@@ -35,6 +35,8 @@ pub struct Run<'a> {
     /// Tensor and residuals of error feedback. The call borrows the residuals from the engine, and
     /// returns them at its end.
     feedback: Option<(u64, Residuals)>,
+    /// Empty residuals with memory for this call, which replace those for calls of another shape.
+    reserved: Option<Residuals>,
 }
 
 impl<'a> Run<'a> {
@@ -65,6 +67,7 @@ impl<'a> Run<'a> {
         }));
         let stats = InputStats::new(plan.is_coded());
         let arithmetic = engine.arithmetic(request, &plan)?;
+        let reserved = Self::reserve_residuals(&mut engine.feedback, request, &plan)?;
         Ok(Run {
             index,
             request: plan.decided(request),
@@ -77,7 +80,36 @@ impl<'a> Run<'a> {
             stats,
             scales: None,
             feedback: None,
+            reserved,
         })
+    }
+
+    /// Allocates the memory of the residuals, while an error still leaves the communicator as it was. Returns new
+    /// residuals if those of the tensor are for calls of another shape.
+    fn reserve_residuals(
+        feedback: &mut Feedback,
+        request: &Request,
+        plan: &Plan,
+    ) -> Result<Option<Residuals>> {
+        let Some(tensor) = request.feedback.filter(|_| plan.is_coded()) else {
+            return Ok(None);
+        };
+        let shape = state::residual_shape(request, plan);
+        match feedback.residuals(tensor) {
+            Some(known) if known.shape() == shape && !known.is_restored() => Ok(None),
+            Some(known) if known.shape() == shape => {
+                let mut known = feedback.take(tensor);
+                let reserved = known.reserve(&state::residual_chunks(plan));
+                feedback.give_back(tensor, known);
+                reserved.map(|()| None)
+            }
+            _ => {
+                let mut new = Residuals::new();
+                new.begin(shape);
+                new.reserve(&state::residual_chunks(plan))?;
+                Ok(Some(new))
+            }
+        }
     }
 
     /// Gives the call its sequence number, logs its signature, and takes its kept scales and residuals out of
@@ -96,6 +128,11 @@ impl<'a> Run<'a> {
             .map(|tensor| (tensor, engine.feedback.take(tensor)));
         let shape = state::residual_shape(&self.request, &self.plan);
         self.warn_of_dropped_residuals(shape);
+        if let (Some((_, residuals)), Some(reserved)) = (&mut self.feedback, self.reserved.take())
+            && residuals.shape() != shape
+        {
+            *residuals = reserved;
+        }
         let scales = self.scales.as_mut().map(|(_, scales)| scales);
         let feedback = self.feedback.as_mut();
         let feedback = feedback.map(|(_, residuals)| (shape, residuals));

@@ -1,13 +1,13 @@
 //! State that the steps of a call share: scratch memory, unfinished sums, input statistics and reducers. Also
 //! the keys of scales and residuals that are kept from call to call.
 
-use crate::codec::feedback::{Residuals, Shape};
+use crate::codec::feedback::{Residuals, Role, Shape};
 use crate::codec::{EncodeStats, RoundingRandom, TensorScales};
 use crate::cpu::{Isa, Tile};
 use crate::error::Result;
 use crate::plan::{Plan, Request};
 use crate::reduce::{Reducer, scale_of};
-use crate::schedule::{Own, Step, Visit, WalkCursor};
+use crate::schedule::{Op, Own, Step, Visit, WalkCursor};
 use crate::types::{CodecSpec, DType, ReduceOp, SIGNATURE_WORDS, Scalar, ScaleRule};
 
 /// Number of elements of a tile. It is a power of two that holds the largest block. It is small
@@ -42,7 +42,7 @@ impl Scratch {
     }
 
     /// Makes room for the tiles and encodings of `plan`, and begins a new call in its kept scales and
-    /// residuals. All allocation of the call happens here, so that steps need none.
+    /// residuals. All allocation of the call happens here and in `Run::reserve_residuals`, so that steps need none.
     pub(super) fn prepare(
         &mut self,
         plan: &Plan,
@@ -265,6 +265,34 @@ pub(super) fn residual_shape(request: &Request, plan: &Plan) -> Shape {
         count: plan.count as u64,
         chunk: plan.geometry.chunk() as u64,
         chunks: (plan.geometry.passes() * plan.schedule.chunks) as u64,
+    }
+}
+
+/// Returns the role, chunk number and elements of everything that a call with feedback encodes.
+pub(super) fn residual_chunks(plan: &Plan) -> Vec<(Role, usize, usize)> {
+    let encodes = |step: &&Step| {
+        let is_sent = !step.send_to.is_empty() && step.op != Op::RecvCopySend;
+        is_sent && plan.codec_of(step.gives).is_some()
+    };
+    let steps: Vec<&Step> = plan.schedule.steps.iter().filter(encodes).collect();
+    let of_pass = |pass: usize| {
+        steps.iter().map(move |step| {
+            let chunk = step.chunk as usize;
+            let number = pass * plan.schedule.chunks + chunk;
+            (residual_role(step), number, plan.elements(chunk, pass))
+        })
+    };
+    let mut chunks: Vec<_> = (0..plan.geometry.passes()).flat_map(of_pass).collect();
+    chunks.sort_unstable_by_key(|&(role, number, _)| (number, role as usize));
+    chunks.dedup();
+    chunks
+}
+
+/// Returns whether a step encodes a contribution or a finished sum.
+pub(super) fn residual_role(step: &Step) -> Role {
+    match step.op {
+        Op::RecvReduceCopySend => Role::Owner,
+        _ => Role::Worker,
     }
 }
 

@@ -1,6 +1,6 @@
 //! Operations on one tile: load, store and encode, and the statistics that an encode returns.
 
-use super::super::state::Scratch;
+use super::super::state::{Scratch, residual_role};
 use super::StepWork;
 use crate::codec::feedback::{self, Role};
 use crate::codec::{self, Codec, EncodeStats, Span};
@@ -156,10 +156,7 @@ impl StepWork<'_, '_> {
         wire: &mut [u8],
         note: StatsNote,
     ) {
-        let role = match self.step.op {
-            Op::RecvReduceCopySend => Role::Owner,
-            _ => Role::Worker,
-        };
+        let role = residual_role(self.step);
         let (mut operand, mut note) = (Operand::Sum, note);
         if let Some(residuals) = &self.residuals {
             let Scratch { acc, own, .. } = &mut *self.scratch;
