@@ -1,6 +1,7 @@
 //! Wrappers of the operating system's interfaces and of system libraries. Error messages are
 //! sentences that name the failed operation.
 
+pub mod cgroup;
 pub mod clock;
 pub mod cpu;
 pub mod cuda;

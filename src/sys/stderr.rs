@@ -28,7 +28,11 @@ pub(super) fn write(text: &str) {
     });
     match kind {
         SFlag::S_IFSOCK => write_counted(text, |bytes| {
-            send(stderr.as_raw_fd(), bytes, MsgFlags::MSG_DONTWAIT)
+            send(
+                stderr.as_raw_fd(),
+                bytes,
+                MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL,
+            )
         }),
         // A pipe or a terminal belongs to other processes too, so its flags stay as they are. Opened anew, it has
         // flags of its own.
@@ -36,7 +40,7 @@ pub(super) fn write(text: &str) {
             let flags = OFlag::O_WRONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
             match open(c"/proc/self/fd/2", flags, Mode::empty()) {
                 Ok(own) => write_to(own.as_fd(), text),
-                // The device belongs to another user, or /proc is missing.
+                // The device belongs to another user, the pipe has no reader, or /proc is missing.
                 Err(_) => write_counted(text, |bytes| write_if_ready(stderr, bytes)),
             }
         }
@@ -53,8 +57,12 @@ pub(super) fn write_to(descriptor: BorrowedFd<'_>, text: &str) {
 /// Writes at most a page, which a pipe takes without waiting once it is ready and no other process writes meanwhile.
 fn write_if_ready(descriptor: BorrowedFd<'_>, bytes: &[u8]) -> nix::Result<usize> {
     let mut ready = [PollFd::new(descriptor, PollFlags::POLLOUT)];
-    match poll(&mut ready, PollTimeout::ZERO)? {
+    let count = poll(&mut ready, PollTimeout::ZERO)?;
+    let events = ready[0].revents().unwrap_or(PollFlags::empty());
+    match count {
         0 => Err(Errno::EAGAIN),
+        // The reader is gone. A write would raise SIGPIPE, which ends programs that do not ignore it.
+        _ if events.contains(PollFlags::POLLERR) => Err(Errno::EPIPE),
         _ => nix::unistd::write(descriptor, &bytes[..bytes.len().min(4096)]),
     }
 }

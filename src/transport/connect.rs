@@ -9,6 +9,7 @@ use super::{ConnectContext, InboxMemory, Links, TRANSPORTS, Transport};
 use crate::bootstrap::PeerInfo;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::{FifoShape, Sleeper};
+use crate::sys::cgroup::group_memory;
 use crate::sys::cpu;
 use crate::sys::socket;
 use crate::wire::Wire;
@@ -53,11 +54,16 @@ fn connect(context: &ConnectContext<'_>, pairs: Pairs) -> Result<Links> {
 
     let mut info = ConnectInfo {
         cores: cpu::allowed(),
+        group: group_memory().unwrap_or_default(),
         ..ConnectInfo::default()
     };
     let prepared = shape.and_then(|shape| Preparation::new(context, pairs, shape));
     match &prepared {
-        Ok(prepared) => info.offers = prepared.offers(),
+        Ok(prepared) => {
+            info.offers = prepared.offers();
+            let inbox = prepared.setup.inbox.as_ref();
+            info.inbox_bytes = inbox.map_or(0, |inbox| inbox.bytes() as u64);
+        }
         // The other ranks receive the failure, so that they do not wait for this rank.
         Err(error) => info.trouble = error.to_string(),
     }

@@ -6,6 +6,7 @@ use crate::bootstrap::PeerInfo;
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::{FifoShape, LINE_BYTES};
+use crate::sys::cgroup::GroupMemory;
 use crate::sys::cpu::{self, CoreSet};
 use crate::types::TransportKind;
 use crate::wire::{Reader, Wire, WireResult, Writer};
@@ -174,6 +175,10 @@ pub fn slowest_links(
 pub(super) struct ConnectInfo {
     /// Cores that the rank may run on.
     pub cores: CoreSet,
+    /// Bytes of the rank's inbox.
+    pub inbox_bytes: u64,
+    /// The control group that leaves the rank the least memory. Its limit is 0 without one.
+    pub group: GroupMemory,
     /// Offers of the rank's transports, by number of the kind.
     pub offers: Vec<(u8, Vec<u8>)>,
     /// The reason for which the rank cannot take part; empty if it can.
@@ -191,7 +196,18 @@ impl ConnectInfo {
 
 impl Wire for ConnectInfo {
     fn write(&self, writer: &mut Writer) {
-        writer.put(&self.cores).u8(self.offers.len() as u8);
+        let [device, inode] = self.group.id;
+        writer.put(&self.cores);
+        for word in [
+            self.inbox_bytes,
+            device,
+            inode,
+            self.group.limit,
+            self.group.free,
+        ] {
+            writer.u64(word);
+        }
+        writer.u8(self.offers.len() as u8);
         for (kind, offer) in &self.offers {
             writer.u8(*kind).put(offer);
         }
@@ -200,10 +216,18 @@ impl Wire for ConnectInfo {
 
     fn read(reader: &mut Reader<'_>) -> WireResult<ConnectInfo> {
         let cores = reader.take()?;
+        let inbox_bytes = reader.u64()?;
+        let group = GroupMemory {
+            id: [reader.u64()?, reader.u64()?],
+            limit: reader.u64()?,
+            free: reader.u64()?,
+        };
         let count = reader.u8()?;
         let offers = (0..count).map(|_| Ok((reader.u8()?, reader.take()?)));
         Ok(ConnectInfo {
             cores,
+            inbox_bytes,
+            group,
             offers: offers.collect::<WireResult<_>>()?,
             trouble: reader.text()?,
         })
@@ -235,8 +259,8 @@ pub(super) fn crowd(
 /// Reads the infos of all ranks.
 ///
 /// # Errors
-/// Mismatch if a rank's info has another format; remote, naming a rank that cannot take part. All ranks
-/// get the same error.
+/// Mismatch if a rank's info has another format; remote, naming a rank that cannot take part; system if the inboxes
+/// exceed the memory of a control group. All ranks get the same error.
 pub(super) fn compare(frames: &[Vec<u8>], peers: &[PeerInfo]) -> Result<Vec<ConnectInfo>> {
     let each = frames.iter().zip(peers);
     let infos =
@@ -244,12 +268,43 @@ pub(super) fn compare(frames: &[Vec<u8>], peers: &[PeerInfo]) -> Result<Vec<Conn
     let infos: Vec<ConnectInfo> = infos.collect::<Result<_>>()?;
     let mut each = infos.iter().zip(peers);
     match each.find(|(info, _)| !info.trouble.is_empty()) {
-        None => Ok(infos),
+        None => check_memory(&infos, peers).map(|()| infos),
         Some((info, peer)) => Err(Error::new(
             ErrorKind::Remote,
             format!("{peer} cannot connect: {}", info.trouble),
         )),
     }
+}
+
+/// Compares the inboxes of the ranks of each control group with the memory that it has left.
+fn check_memory(infos: &[ConnectInfo], peers: &[PeerInfo]) -> Result<()> {
+    for (info, peer) in infos.iter().zip(peers) {
+        let is_member = |(other, at): &(&ConnectInfo, &PeerInfo)| {
+            (at.host_id, other.group.id) == (peer.host_id, info.group.id) && other.group.limit > 0
+        };
+        let members: Vec<&ConnectInfo> = infos
+            .iter()
+            .zip(peers)
+            .filter(is_member)
+            .map(|(other, _)| other)
+            .collect();
+        let need: u64 = members.iter().map(|member| member.inbox_bytes).sum();
+        let free = members.iter().map(|member| member.group.free).min();
+        let Some(free) = free.filter(|&free| free < need) else {
+            continue;
+        };
+        return Err(Error::new(
+            ErrorKind::System,
+            format!(
+                "the slots of {} ranks on host {} take {need} bytes, and their control group has {free} bytes free \
+                 of {}: give the job more memory, or lower CINCH_BUFFER_BYTES or CINCH_SLOT_BYTES",
+                members.len(),
+                peer.host,
+                info.group.limit
+            ),
+        ));
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -109,6 +109,11 @@ fn slots_shrink_to_the_budget() {
 fn connect_info_survives_bytes_and_trouble_names_the_rank() {
     let info = ConnectInfo {
         cores: std::array::from_fn(|word| 1 << word),
+        inbox_bytes: 1 << 40,
+        group: GroupMemory {
+            id: [3, 4],
+            ..GroupMemory::default()
+        },
         offers: vec![(0, vec![7; 8]), (4, Vec::new())],
         trouble: String::new(),
     };
@@ -131,6 +136,52 @@ fn connect_info_survives_bytes_and_trouble_names_the_rank() {
         let short = vec![info.to_bytes(), info.to_bytes()[..cut].to_vec()];
         assert!(compare(&short, &peers).is_err());
     }
+}
+
+#[test]
+fn inboxes_beyond_the_memory_of_a_control_group_fail_all_ranks_alike() {
+    let info = |id: u64, inbox_bytes: u64, limit: u64, free: u64| ConnectInfo {
+        inbox_bytes,
+        group: GroupMemory {
+            id: [1, id],
+            limit,
+            free,
+        },
+        ..ConnectInfo::default()
+    };
+    // Ranks 0, 1 and 3 are on one host; rank 2 has a group of equal number on another.
+    let peers = [peer(0, 1, 1), peer(1, 1, 2), peer(2, 2, 3), peer(3, 1, 4)];
+    let check = |infos: &[ConnectInfo]| check_memory(infos, &peers);
+    let fits = [
+        info(5, 40, 100, 80),
+        info(5, 40, 100, 85),
+        info(5, 80, 100, 80),
+        info(6, 9, 9, 9),
+    ];
+    assert!(check(&fits).is_ok());
+    let mut short = fits.clone();
+    short[1].group.free = 79;
+    let error = check(&short).unwrap_err();
+    for part in ["2 ranks on host h1", "80 bytes", "79 bytes free of 100"] {
+        assert!(error.message().contains(part), "{error}");
+    }
+    assert!(
+        check(&[
+            info(0, 1 << 50, 0, 0),
+            fits[1].clone(),
+            fits[2].clone(),
+            fits[3].clone()
+        ])
+        .is_ok()
+    );
+    short = fits;
+    short[2].inbox_bytes = 81;
+    assert!(
+        check(&short)
+            .unwrap_err()
+            .message()
+            .contains("1 ranks on host h2")
+    );
 }
 
 #[test]
