@@ -76,7 +76,7 @@ pub fn kernel_params(spec: CodecSpec, scale: f32, draws: [RoundingRandom; 2]) ->
         _ if spec.kind.has_limit() => words[1] = scale.to_bits(),
         _ => {}
     }
-    if spec.kind.has_seed() {
+    if spec.is_stochastic() {
         let [[a, b], [c, d]] = draws.map(|random| random.parts().0);
         words[2..6].copy_from_slice(&[a, b, c, d]);
         words[7] = u32::from(spec.seed != 0);

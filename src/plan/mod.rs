@@ -136,7 +136,7 @@ impl Plan {
     /// first for its contributions, then for its sums. They depend on the position of an element in
     /// the message, not on chunks: an encoder moves to the position by [`RoundingRandom::from`].
     pub fn draws(spec: CodecSpec, operation: u64, rank: usize) -> [RoundingRandom; 2] {
-        if !spec.kind.has_seed() {
+        if !spec.is_stochastic() {
             return [RoundingRandom::NONE; 2];
         }
         [0, 1].map(|sum| {

@@ -95,9 +95,9 @@ codecs! {
     /// Sends the elements unchanged.
     Raw = 0, "raw", [];
     /// Sign and 7-bit integer, times absmax/127 (absmax: absolute maximum of the block).
-    Linear8 = 1, "linear8", [BLOCK, TENSOR];
+    Linear8 = 1, "linear8", [BLOCK, TENSOR, SEED];
     /// 8-bit dynamic tree format, times the absolute maximum of the block (absmax).
-    Dynamic8 = 2, "dynamic8", [BLOCK, TENSOR];
+    Dynamic8 = 2, "dynamic8", [BLOCK, TENSOR, SEED];
     /// 8-bit static tree format with a fixed range.
     Static8 = 3, "static8", [OFFSET];
     /// Sign, 3-bit decimal exponent and 4-bit integer, with a fixed range.
@@ -253,6 +253,11 @@ impl CodecSpec {
         !matches!(self.kind, CodecKind::Raw)
     }
 
+    /// Returns whether encoding rounds stochastically, so that messages depend on random numbers.
+    pub(crate) const fn is_stochastic(self) -> bool {
+        self.kind.has_seed() && (self.seed != 0 || matches!(self.kind, CodecKind::TernGrad))
+    }
+
     /// Encodes the spec as one word of a call signature: equal words mean equal wire formats.
     pub(crate) fn word(self) -> u64 {
         let (rule, value) = match self.scale {
@@ -386,6 +391,7 @@ mod tests {
             "raw",
             "linear8:block=32",
             "dynamic8:tensor=50",
+            "linear8:tensor=50:seed=7",
             "static8:offset=-3",
             "mantissa8",
             "cast16",
@@ -420,7 +426,8 @@ mod tests {
             "linear8:block",
             "dynamic8:tensor=0",
             "dynamic8:block=-1",
-            "linear8:seed=1",
+            "fp8_e4m3:seed=1",
+            "linear8:seed=0",
             "minmax4:seed=0",
             "minmax4:seed=256",
             "minmax4:tensor=5",

@@ -123,13 +123,11 @@ impl<F: BlockFormat> EncodeBlocks<'_, F> {
                 codes.fill(0);
                 continue;
             }
-            match self.random {
-                Some(random) if !matches!(F::DRAWS, Draws::Never) => {
-                    let random = random.from(self.first + index * self.block);
-                    loops.encode::<true>(x, F::encoder(numbers), random, codes);
-                }
-                _ if F::needs_scalar(numbers) => encode_scalar(self.format, x, numbers, codes),
-                _ => loops.encode::<false>(x, F::encoder(numbers), RoundingRandom::NONE, codes),
+            let random = drawn::<F>(self.random, self.first + index * self.block);
+            if F::needs_scalar(numbers) {
+                encode_scalar(self.format, x, numbers, random, codes);
+            } else {
+                encode_elements(&loops, x, F::encoder(numbers), random, codes);
             }
         }
         if let Some(total) = self.stats {
@@ -142,7 +140,10 @@ impl<F: BlockFormat> EncodeBlocks<'_, F> {
 pub(super) struct EncodeTensor<'a, F> {
     pub format: &'a F,
     pub scale: f32,
-    pub starts_chunk: bool,
+    /// Index, in the chunk, of the span's first element.
+    pub first: usize,
+    /// Random numbers of the chunk; `None` if rounding is deterministic.
+    pub random: Option<RoundingRandom>,
     pub src: &'a [f32],
     pub codes: &'a mut [u8],
     /// Bytes of the chunk's scale on the wire; empty if the chunk has no elements.
@@ -188,7 +189,7 @@ impl<F: BlockFormat> EncodeTensor<'_, F> {
         let numbers = [scale, 0.0];
         let encoder = F::encoder(numbers);
         let codes = self.codes.chunks_mut(code_bytes(PIECE, F::BITS));
-        for (x, codes) in self.src.chunks(PIECE).zip(codes) {
+        for (index, (x, codes)) in self.src.chunks(PIECE).zip(codes).enumerate() {
             let scan = loops.scan::<STATS>(x);
             if STATS {
                 scan.record(&mut stats, x);
@@ -198,12 +199,13 @@ impl<F: BlockFormat> EncodeTensor<'_, F> {
                 }
             }
             is_poisoned |= !scan.is_finite();
+            let random = drawn::<F>(self.random, self.first + index * PIECE);
             if !is_usable || F::is_zero(numbers) {
                 codes.fill(0);
             } else if !scan.is_finite() || F::needs_scalar(numbers) {
-                encode_scalar(self.format, x, numbers, codes);
+                encode_scalar(self.format, x, numbers, random, codes);
             } else {
-                loops.encode::<false>(x, encoder, RoundingRandom::NONE, codes);
+                encode_elements(&loops, x, encoder, random, codes);
             }
         }
         // The first span of a chunk writes the scale. Later spans at most replace the scale by NaN, so a NaN
@@ -211,7 +213,7 @@ impl<F: BlockFormat> EncodeTensor<'_, F> {
         if !self.number.is_empty() {
             if is_poisoned {
                 write_number(self.number, 0, f32::NAN);
-            } else if self.starts_chunk {
+            } else if self.first == 0 {
                 write_number(self.number, 0, scale);
             }
         }
@@ -221,14 +223,49 @@ impl<F: BlockFormat> EncodeTensor<'_, F> {
     }
 }
 
+/// Returns the random numbers of a span's elements from element `first` of the chunk on; `None` if rounding is
+/// deterministic, which the compiler knows of formats that never draw.
+#[inline(always)]
+fn drawn<F: BlockFormat>(random: Option<RoundingRandom>, first: usize) -> Option<RoundingRandom> {
+    match F::DRAWS {
+        Draws::Never => None,
+        _ => random.map(|random| random.from(first)),
+    }
+}
+
+/// Encodes finite elements of one block.
+#[inline(always)]
+fn encode_elements<F: BlockFormat, P: BlockLoops<F>>(
+    loops: &P,
+    x: &[f32],
+    encoder: F::Encoder,
+    random: Option<RoundingRandom>,
+    codes: &mut [u8],
+) {
+    match random {
+        Some(random) => loops.encode::<true>(x, encoder, random, codes),
+        None => loops.encode::<false>(x, encoder, RoundingRandom::NONE, codes),
+    }
+}
+
 /// Encodes any elements in scalar form; a non-finite element gets the code of 0.
 #[cold]
-fn encode_scalar<F: BlockFormat>(format: &F, x: &[f32], numbers: Numbers, codes: &mut [u8]) {
+fn encode_scalar<F: BlockFormat>(
+    format: &F,
+    x: &[f32],
+    numbers: Numbers,
+    random: Option<RoundingRandom>,
+    codes: &mut [u8],
+) {
     let encoder = F::encoder(numbers);
     codes.fill(0);
     for (i, &x) in x.iter().enumerate() {
         let x = if x.is_finite() { x } else { 0.0 };
-        put(F::BITS, codes, i, format.code(encoder, x));
+        let code = match random {
+            Some(random) => format.draw(encoder, x, random.fraction(i)),
+            None => format.code(encoder, x),
+        };
+        put(F::BITS, codes, i, code);
     }
 }
 

@@ -18,7 +18,9 @@ use super::{Codec, Description, EncodeStats, ErrorLaw, Reencode, RoundingRandom,
 use crate::types::{CodecKind, CodecSpec, ScaleRule};
 pub(super) use kernel::load_any;
 use kernel::{DecodeBlocks, EncodeBlocks, EncodeTensor};
-pub(super) use scaled::{ROUNDING, Scaled, ScaledFormat, VectorScaledFormat};
+pub(super) use scaled::{
+    ROUNDING, Scaled, ScaledFormat, VectorScaledFormat, VectorSteps, takes_upper,
+};
 use std::fmt::Debug;
 pub(super) use sums::{WideSum, total};
 
@@ -67,9 +69,11 @@ pub(super) trait BlockFormat: Debug + Send + Sync + 'static {
     fn errors() -> ErrorLaw;
 
     /// Returns a bound of the error of an element with magnitude `x` in a block whose largest magnitude is
-    /// `scale`, not yet rounded to fp32. `law` is [`Description::errors`]. The added 2^-20 of `scale` covers
+    /// `scale`, not yet rounded to fp32. `law` is [`Description::errors`], in which `halves` is included: the
+    /// halves of a gap by which rounding may err, 2 if it is stochastic. The added 2^-20 of `scale` covers
     /// roundings of the numbers, the encoder and the decoder.
-    fn error_bound(&self, law: ErrorLaw, x: f64, scale: f64) -> f64 {
+    fn error_bound(&self, law: ErrorLaw, halves: f64, x: f64, scale: f64) -> f64 {
+        let _ = halves;
         law.of_scale * scale + law.of_value * x + law.floor + scale * 2f64.powi(-20)
     }
 
@@ -185,6 +189,23 @@ impl<F: BlockFormat> Blocked<F> {
         }
     }
 
+    fn is_stochastic(&self) -> bool {
+        match F::DRAWS {
+            Draws::Never => false,
+            Draws::Seeded => self.seed != 0,
+            Draws::Always => true,
+        }
+    }
+
+    /// Returns by how many halves of a gap between values rounding errs at most: stochastic rounding may choose
+    /// the further of two neighbouring values. [`Draws::Always`] formats state their errors so.
+    fn halves(&self) -> f64 {
+        match F::DRAWS {
+            Draws::Seeded if self.seed != 0 => 2.0,
+            _ => 1.0,
+        }
+    }
+
     fn layout(&self, n: usize) -> ChunkLayout {
         let blocks = match self.block() {
             Some(block) => n.div_ceil(block),
@@ -279,10 +300,7 @@ impl<F: BlockFormat> Codec for Blocked<F> {
     }
 
     fn description(&self) -> Description {
-        // Stochastic rounding may choose the further of two neighbouring values, which doubles the
-        // error.
-        let is_doubled = self.seed != 0 && F::DRAWS == Draws::Seeded;
-        let factor = if is_doubled { 2.0 } else { 1.0 };
+        let factor = self.halves();
         let errors = F::errors();
         Description {
             code_bits: F::BITS,
@@ -305,7 +323,8 @@ impl<F: BlockFormat> Codec for Blocked<F> {
     /// Rounds [`BlockFormat::error_bound`] up and adds the smallest subnormal.
     fn error_bound(&self, x: f32, abs_max: f32) -> f32 {
         let law = self.description().errors;
-        let bound = self.format.error_bound(law, x.abs().into(), abs_max.into());
+        let (x, scale) = (x.abs().into(), abs_max.into());
+        let bound = self.format.error_bound(law, self.halves(), x, scale);
         (bound.min(f32::MAX.into()) as f32).next_up() + f32::from_bits(1)
     }
 
@@ -327,11 +346,7 @@ impl<F: BlockFormat> Codec for Blocked<F> {
                     block,
                     first_block: span.at / block,
                     first: span.at,
-                    random: match F::DRAWS {
-                        Draws::Seeded if self.seed != 0 => Some(span.random),
-                        Draws::Always => Some(span.random),
-                        _ => None,
-                    },
+                    random: self.is_stochastic().then_some(span.random),
                     src,
                     codes,
                     numbers,
@@ -343,7 +358,8 @@ impl<F: BlockFormat> Codec for Blocked<F> {
                 let encode = EncodeTensor {
                     format: &self.format,
                     scale,
-                    starts_chunk: span.at == 0,
+                    first: span.at,
+                    random: self.is_stochastic().then_some(span.random),
                     src,
                     codes,
                     number: numbers,

@@ -4,10 +4,12 @@
 //! magnitude code is the integer nearest to |x| * 127/s; ties go to the smaller integer. The error is at most
 //! half a step, s/254. For s = [`f32::MAX`] the unit s/127 rounds up. The codec then uses the next smaller
 //! fp32 number as the unit, so that 127 units stay finite.
+//!
+//! With a seed, rounding is stochastic and unbiased; see [`super::blocked::Scaled`].
 
 mod simd;
 
-use super::blocked::{Blocked, ROUNDING, Scaled, ScaledFormat};
+use super::blocked::{Blocked, Draws, ROUNDING, Scaled, ScaledFormat};
 use super::feedback::Contraction;
 use super::{CodecInfo, ErrorLaw, KernelInfo, MessageRange};
 use crate::types::CodecKind;
@@ -18,7 +20,8 @@ pub(super) const INFO: CodecInfo = CodecInfo {
     encode_seconds: 0.13e-9,
     decode_seconds: 0.05e-9,
     range: MessageRange::Full,
-    contraction: |_| Contraction::largest(1.0 / 254.0),
+    // Half a step; with a seed, the step between the two codes around an element.
+    contraction: |spec| Contraction::largest(if spec.seed == 0 { 1.0 / 254.0 } else { 1.0 / 127.0 }),
     kernels: Some(KernelInfo {
         is_fused: true,
         encode_seconds: 0.6e-12,
@@ -39,6 +42,7 @@ const LARGEST_UNIT: f32 = f32::from_bits(0x7c01_0203);
 
 impl ScaledFormat for Linear {
     const KIND: CodecKind = CodecKind::Linear8;
+    const DRAWS: Draws = Draws::Seeded;
 
     const ERRORS: ErrorLaw = ErrorLaw {
         of_scale: 1.0 / 254.0 + ROUNDING,

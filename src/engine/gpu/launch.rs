@@ -99,7 +99,7 @@ impl PreparedPlan {
         work.codec = codec_words(&self.plan, signature[3]);
         // All replays carry the sequence number of the captured call, so the kernel itself must
         // vary the codec's keys.
-        if captured && self.plan.specs.inter.kind.has_seed() {
+        if captured && self.plan.specs.inter.is_stochastic() {
             work.flags |= abi::REDRAW;
         }
         work.flags |= launch_flag(begin);
