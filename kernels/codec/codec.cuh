@@ -22,6 +22,7 @@
 //   numbers            fp32 numbers of a block: 0; 1, a scale; or 2, such as minimum and maximum
 //   code_bits          largest width of a code in bits
 //   draws              whether encoding may round stochastically
+//   damps              whether Params has a factor of the numbers with error feedback
 //   Params             the 32 bytes that the host prepares
 //   Codes              16 codes
 //   Summary            the values, such as extremes, that encoding needs of all elements of a block
@@ -180,9 +181,9 @@ class WarpCodec {
   }
 
   // Multiplies the numbers of the codes' block by the codec's damping, as each encode with error
-  // feedback does. The formats that draw have a damping; it is 1 where none is needed.
+  // feedback does. It is 1 where none is needed.
   CINCH_HD void damp(Codes &codes) const {
-    if constexpr (draws) {
+    if constexpr (Format::damps) {
       CINCH_UNROLL
       for (int k = 0; k < Format::numbers; ++k) {
         codes.number[k] = mul(codes.number[k], params_.damping);
@@ -279,8 +280,10 @@ class WarpCodec {
 };
 
 using Linear8 = WarpCodec<Linear8Format>;
+using Linear8Nearest = WarpCodec<Linear8NearestFormat>;
 using Dynamic8 = WarpCodec<Dynamic8Format>;
 using Dynamic8Tabled = WarpCodec<Dynamic8TabledFormat>;
+using Dynamic8Nearest = WarpCodec<Dynamic8NearestFormat>;
 using Static8 = WarpCodec<Static8Format>;
 using Static8Tabled = WarpCodec<Static8TabledFormat>;
 using Mantissa8 = WarpCodec<Mantissa8Format>;

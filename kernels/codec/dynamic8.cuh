@@ -39,6 +39,10 @@ struct DynamicMeaning : FactorStep {
 
   static CINCH_HD float step(float scale) { return scale; }
 
+  static constexpr uint32_t LAST_RANK = 128;
+  static CINCH_HD float unit(float scale) { return scale; }
+  static CINCH_HD uint32_t nearest(float y, float factor) { return rank_of(mul(y, factor)); }
+
   static CINCH_HD uint32_t encode4(const float *x, float factor) {
     uint32_t ranks = 0;
     CINCH_UNROLL
@@ -123,6 +127,6 @@ struct DynamicMeaning : FactorStep {
   }
 };
 
-using Dynamic8Format = Scaled<DynamicMeaning>;
+using Dynamic8Format = Scaled<DynamicMeaning, true>;
 
 }  // namespace cinch

@@ -91,18 +91,24 @@ struct TabledMeaning : DynamicMeaning {
   static CINCH_HD void prepare(uint32_t) {}
 #endif
 
+  // Returns the rank of the magnitude nearest to |y|, from 1 to 128, in the upper byte.
+  static CINCH_HD uint32_t raised_rank(const DynamicTables &tables, float y) {
+    const float smallest = float_of(DynamicTables::FIRST << DynamicTables::SHIFT);
+    const float size = magnitude_of(y);
+    const uint32_t pattern = bits_of(size > smallest ? size : smallest);
+    const uint32_t bucket = (pattern >> DynamicTables::SHIFT) - DynamicTables::FIRST;
+    return (pattern + tables.buckets[bucket]) << (24 - DynamicTables::SHIFT);
+  }
+
+  static CINCH_HD uint32_t nearest(float y, float factor) {
+    return raised_rank(TabledMeaning::tables(), mul(y, factor)) >> 24;
+  }
+
   static CINCH_HD uint32_t encode4(const float *x, float factor) {
     const DynamicTables &tables = TabledMeaning::tables();
-    const float smallest = float_of(DynamicTables::FIRST << DynamicTables::SHIFT);
     uint32_t rank[4];
     CINCH_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      const float y = magnitude_of(mul(x[i], factor));
-      const uint32_t pattern = bits_of(y > smallest ? y : smallest);
-      const uint32_t bucket = (pattern >> DynamicTables::SHIFT) - DynamicTables::FIRST;
-      // The upper byte of `rank[i]` becomes the rank of element i, from 1 to 128.
-      rank[i] = (pattern + tables.buckets[bucket]) << (24 - DynamicTables::SHIFT);
-    }
+    for (int i = 0; i < 4; ++i) rank[i] = raised_rank(tables, mul(x[i], factor));
     const uint32_t ranks = byte_permute(byte_permute(rank[0], rank[1], 0x0073),
                                         byte_permute(rank[2], rank[3], 0x0073), 0x5410);
     return codes_of(ranks, x);
@@ -126,6 +132,7 @@ struct TabledMeaning : DynamicMeaning {
   }
 };
 
-using Dynamic8TabledFormat = Scaled<TabledMeaning>;
+using Dynamic8TabledFormat = Scaled<TabledMeaning, true>;
+using Dynamic8NearestFormat = Scaled<TabledMeaning>;
 
 }  // namespace cinch

@@ -50,6 +50,7 @@ CINCH_HD void limit_f16(const cinch_codec_params &params, const float (&x)[16], 
 struct Unnumbered {
   static constexpr int numbers = 0;
   static constexpr bool draws = false;
+  static constexpr bool damps = false;
   struct Summary {};
 
   static CINCH_HD void prepare(uint32_t) {}

@@ -64,6 +64,18 @@ struct LinearMeaning {
     }
   }
 
+  static constexpr uint32_t LAST_RANK = 127;
+  static CINCH_HD float unit(float scale) {
+    return smaller_of(divided_by<127>(scale), mul(LARGEST_RAISED_UNIT, 0x1p-6f));
+  }
+  static CINCH_HD uint32_t nearest(float y, float factor) {
+    return bits_of(add_up(fused(y, factor, -0.5f), 0x1.8p23f)) & 0xff;
+  }
+  static CINCH_HD float magnitude(uint32_t rank) { return (float)rank; }
+  static CINCH_HD uint32_t codes_of(uint32_t ranks, const float *x) {
+    return with_signs(ranks, x);
+  }
+
   // Packs the low bytes of four words.
   static CINCH_HD uint32_t first_bytes(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
     return byte_permute(byte_permute(a, b, 0x0040), byte_permute(c, d, 0x0040), 0x5410);
@@ -83,6 +95,7 @@ struct LinearMeaning {
   }
 };
 
-using Linear8Format = Scaled<LinearMeaning>;
+using Linear8Format = Scaled<LinearMeaning, true>;
+using Linear8NearestFormat = Scaled<LinearMeaning>;
 
 }  // namespace cinch

@@ -126,6 +126,7 @@ struct MinMaxFormat : std::conditional<BITS == 4, FewBits<4>, AnyBits>::type {
   using Codes = typename Base::Codes;
   static constexpr int numbers = 2;
   static constexpr bool draws = true;
+  static constexpr bool damps = true;
 
   // The smallest and the largest element of a block; they are not finite if any element is not.
   using Summary = Ends;

@@ -11,6 +11,7 @@ namespace cinch {
 struct OneBitFormat : FewBits<1> {
   static constexpr int numbers = 2;
   static constexpr bool draws = false;
+  static constexpr bool damps = false;
 
   struct Summary {
     float most;  // the largest magnitude; not finite if an element is not

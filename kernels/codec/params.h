@@ -7,10 +7,9 @@
 
 /* The parameters of most codecs. Fields that a codec does not read are 0. */
 struct cinch_codec_params {
-  /* linear8, dynamic8, fp8: log2 of the elements that share a scale, 5 to 12; 0: the whole chunk. */
+  /* Codecs with blocks: log2 of the elements that share numbers, in all structs of parameters. */
   uint32_t log2_block;
-  /* linear8, dynamic8, fp8 with log2_block 0: the scale for encoding. Decoding reads the wire's.
-   * cast_bf16, mantissa8 for elements of f16: a magnitude from here up to 65,520 is encoded as this;
+  /* cast_bf16, mantissa8 for elements of f16: a magnitude from here up to 65,520 is encoded as this;
    * 0 for none. */
   float scale;
   /* static8, mantissa8: units of the upper and of the lower four decades, each the sum of two
@@ -21,6 +20,16 @@ struct cinch_codec_params {
   float shrink;
   /* static8, mantissa8: about 1 over the unit in which encoding estimates a code. */
   float reciprocal;
+};
+
+/* The parameters of codecs with a scale: linear8, dynamic8, fp8. */
+struct cinch_scaled_params {
+  uint32_t log2_block; /* log2 of the elements that share a scale, 5 to 12; 0: the whole chunk */
+  float scale;         /* with log2_block 0: the scale for encoding. Decoding reads the wire's. */
+  /* linear8, dynamic8: keys of the random numbers for contributions and for sums. */
+  uint32_t key[2][2];
+  uint32_t unused;
+  uint32_t draws; /* linear8, dynamic8: whether rounding is stochastic */
 };
 
 /* The parameters of codecs of few bits: minmax, terngrad, onebit, trunc, threshold2. */
@@ -51,6 +60,7 @@ struct cinch_codec_args {
 
 #ifdef __cplusplus
 static_assert(sizeof(cinch_codec_params) == 32, "shared with the host");
+static_assert(sizeof(cinch_scaled_params) == 32, "shared with the host");
 static_assert(sizeof(cinch_bits_params) == 32, "shared with the host");
 static_assert(sizeof(cinch_codec_args) == 64, "shared with the host");
 #endif

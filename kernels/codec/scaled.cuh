@@ -6,12 +6,20 @@
 // used.
 //   factor(scale)                    the factor of the elements that encode4 takes
 //   encode4(x, factor) -> uint32_t   four codes of finite elements that do not exceed the scale
+//   unit(scale)                      the factor from a magnitude to what it decodes to
+//   nearest(y, factor) -> uint32_t   the rank of the magnitude nearest to y, which does not exceed
+//                                    the largest. Ranks ascend to LAST_RANK.
+//   magnitude(rank)                  the magnitude with this rank, before the unit
+//   codes_of(ranks, x) -> uint32_t   the codes of four elements from the ranks of their magnitudes
 //   values4(codes, value)            the values of four codes, in a unit of the Meaning's own
 //   step(scale)                      the factors by which `scaled` converts values4's results
 //   scaled(value, step, acc)         value in units of the scale + acc, rounded once
 //   is_short(step), shortened(step)  whether that is value * factor + acc, and the factor
 //   prepare(threads)                 fills tables: the first `threads` threads of a block call it,
 //                                    then synchronise
+//
+// unit, nearest, magnitude and codes_of are for stochastic rounding: a Meaning that never draws
+// needs none of them.
 #pragma once
 
 #include "codec/params.h"
@@ -67,10 +75,13 @@ struct FixedWidth {
 template <int BYTES>
 using WholeBytes = FixedWidth<cinch_codec_params, CodeVectors<BYTES>, 8 * BYTES>;
 
-template <class Meaning>
-struct Scaled : WholeBytes<1> {
+// With DRAWS, encoding rounds stochastically if the parameters request it.
+template <class Meaning, bool DRAWS = false>
+struct Scaled : FixedWidth<cinch_scaled_params, CodeVectors<1>, 8> {
+  using Params = cinch_scaled_params;
   static constexpr int numbers = 1;
-  static constexpr bool draws = false;
+  static constexpr bool draws = DRAWS;
+  static constexpr bool damps = false;
 
   // The largest magnitude of a block; it is not finite if any element is not.
   using Summary = float;
@@ -92,10 +103,21 @@ struct Scaled : WholeBytes<1> {
   // `number` becomes the block's scale, or under a tensor scale the scale from the parameters. It
   // becomes NaN if the tensor scale is negative or not finite, or if an element is not finite.
   static CINCH_HD void encode16(const Params &params, const float (&x)[16], Summary largest,
-                                uint32_t, const Random &, Codes &codes, float (&number)[1]) {
+                                uint32_t, const Random &random, Codes &codes,
+                                float (&number)[1]) {
     const bool tensor = params.log2_block == 0;
     const float scale = tensor ? params.scale : scale_of(largest);
-    encode(x, factor(scale, largest), codes);
+    if (DRAWS && params.draws != 0) {
+      if constexpr (DRAWS) {
+        // Only the copy of x has an address, so that x itself stays in registers.
+        float y[16];
+        CINCH_UNROLL
+        for (int i = 0; i < 16; ++i) y[i] = x[i];
+        codes = drawn(scale, random, y);
+      }
+    } else {
+      encode(x, factor(scale, largest), codes);
+    }
     const bool poisoned = tensor && !(is_finite(largest) && is_finite(scale) && scale >= 0);
     number[0] = poisoned ? float_of(QUIET_NAN) : scale;
   }
@@ -148,6 +170,41 @@ struct Scaled : WholeBytes<1> {
     codes.vector[0] =
         make_uint4(Meaning::encode4(y, multiplier), Meaning::encode4(y + 4, multiplier),
                    Meaning::encode4(y + 8, multiplier), Meaning::encode4(y + 12, multiplier));
+  }
+
+  // Returns the codes of 16 elements that are rounded stochastically. A magnitude between two that
+  // codes decode to becomes the upper of them with a probability equal to its share of the gap.
+  // src/codec/blocked/scaled.rs is the specification. Elements that are not finite have code 0.
+  static CINCH_HD_APART Codes drawn(float scale, Random random, const float (&x)[16]) {
+    if (!(scale > 0 && is_finite(scale))) return {{make_uint4(0, 0, 0, 0)}};
+    const bool is_tiny = scale < TINY;
+    const float raise = is_tiny ? RAISE : 1.0f, own = mul(scale, raise);
+    const float factor = Meaning::factor(own), unit = Meaning::unit(own);
+    // A tiny block decodes to multiples of the smallest subnormal number.
+    const auto decoded = [&](uint32_t rank) {
+      const float raised = mul(Meaning::magnitude(rank), unit);
+      return is_tiny ? mul(mul(raised, LOWER), RAISE) : raised;
+    };
+    const float most = decoded(Meaning::LAST_RANK);
+    uint32_t word[4];
+    CINCH_UNROLL
+    for (int w = 0; w < 4; ++w) {
+      uint32_t ranks = 0;
+      CINCH_ROLL
+      for (int i = 0; i < 4; ++i) {
+        const int k = 4 * w + i;
+        const float size = mul(magnitude_of(x[k]), raise);
+        const float y = !is_finite(x[k]) ? 0.0f : size < most ? size : most;
+        const uint32_t nearest = Meaning::nearest(y, factor);
+        const uint32_t below = nearest - (decoded(nearest) > y ? 1 : 0);
+        const uint32_t above = below < Meaning::LAST_RANK ? below + 1 : below;
+        const float low = decoded(below), gap = add(decoded(above), -low);
+        const uint32_t rank = add(y, -low) > mul(random.fraction(k), gap) ? above : below;
+        ranks |= rank << (8 * i);
+      }
+      word[w] = Meaning::codes_of(ranks, x + 4 * w);
+    }
+    return {{make_uint4(word[0], word[1], word[2], word[3])}};
   }
 
   // Replaces elements so that encode4 gives their codes, and returns the factor to pass to it. Tiny

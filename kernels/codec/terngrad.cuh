@@ -18,6 +18,7 @@ CINCH_HD double divide_wide(double a, double b) {
 struct TernGradFormat : FewBits<2> {
   static constexpr int numbers = 1;
   static constexpr bool draws = true;
+  static constexpr bool damps = true;
   struct Summary {
     float most;  // the largest magnitude; not finite if an element is not
     double squares[1];

@@ -1,3 +1,3 @@
 #include "entry/fused_coded.cuh"
 
-CINCH_FUSED_CODED(dynamic8, Dynamic8Tabled)
+CINCH_FUSED_CODED(dynamic8, Dynamic8Nearest)

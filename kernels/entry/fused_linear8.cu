@@ -1,3 +1,3 @@
 #include "entry/fused_coded.cuh"
 
-CINCH_FUSED_CODED(linear8, Linear8)
+CINCH_FUSED_CODED(linear8, Linear8Nearest)

@@ -11,11 +11,16 @@
 
 #if defined(__CUDACC__)
 #define CINCH_HD __host__ __device__ __forceinline__
+#define CINCH_HD_APART __host__ __device__ __noinline__
 #define CINCH_UNROLL _Pragma("unroll")
+#define CINCH_ROLL _Pragma("unroll 1")
 #else
 #define CINCH_HD inline __attribute__((always_inline))
+#define CINCH_HD_APART inline
 #define CINCH_UNROLL
+#define CINCH_ROLL
 #endif
+// CINCH_HD_APART marks a function that is never inlined, so that its callers need no registers for it.
 
 // Lets the compiler assume that a condition is true, so that it omits code for the opposite case.
 #if defined(__CUDA_ARCH__)

@@ -10,6 +10,12 @@ from . import values
 from .compare import Result
 from .library import CHUNK, PUBLISHED, Library, LibraryError
 
+SEEDED_SPECS = [
+    "linear8:seed=7", "linear8:block=32:seed=255", "linear8:tensor=2:seed=3",
+    "dynamic8:seed=7", "dynamic8:block=64:seed=1", "dynamic8:tensor=2:seed=3",
+]  # fmt: skip
+"""The scaled codecs with stochastic rounding."""
+
 SPECS = [
     "linear8", "linear8:block=32", "linear8:block=4096", "linear8:tensor=1", "linear8:tensor=7",
     "dynamic8", "dynamic8:block=64", "dynamic8:tensor=1",
@@ -26,6 +32,7 @@ SPECS = [
     "terngrad", "terngrad:seed=5", "terngrad:block=32:seed=200", "terngrad:block=2048",
     "onebit", "onebit:block=32", "onebit:block=4096",
     "threshold2:tau=0.5", "threshold2:tau=1e-40", "threshold2:tau=3e38", "threshold2:tau=0.1",
+    *SEEDED_SPECS,
 ]  # fmt: skip
 """All 18 codecs, with parameters."""
 

@@ -19,7 +19,7 @@ SPECS = [
     "linear8", "linear8:block=32", "dynamic8", "static8", "mantissa8:offset=1", "cast_bf16", "cast16",
     "minmax1", "minmax2:seed=3", "minmax4", "minmax4:seed=9", "minmax8:block=64", "trunc8", "trunc16",
     "trunc24", "fp8_e4m3", "fp8_e5m2:block=128", "terngrad", "terngrad:seed=4", "onebit",
-    "threshold2:tau=0.25",
+    "threshold2:tau=0.25", "linear8:seed=3", "dynamic8:block=64:seed=5",
 ]  # fmt: skip
 
 ALGORITHMS = {

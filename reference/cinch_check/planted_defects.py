@@ -70,6 +70,16 @@ def ring_reversed(run, first, last, number, at, n):
     return m
 
 
+def not_subnormal(codec: object, w: np.ndarray, raised: np.ndarray) -> np.ndarray:
+    """Returns d(c) without the rounding of tiny blocks to subnormal numbers."""
+    return original_decodable(codec, w, np.ones_like(raised))
+
+
+def up_at_random(distance: np.ndarray, gap: np.ndarray, u: np.ndarray) -> np.ndarray:
+    """Returns whether an element becomes the upper neighbour, also one that a code decodes to."""
+    return (distance > u * gap) | (u > np.float32(0.999))
+
+
 def key_of_contribution(seed: int, operation: int, hop: int) -> tuple[int, int]:
     """Returns the key with the hop of a contribution, also for sums."""
     return original_key(seed, operation, hop // 2 * 2)
@@ -115,6 +125,7 @@ def right_before_left(m: int, v: int) -> list[int]:
 
 
 original_key = random_numbers.key
+original_decodable = scaled.decodable
 original_final_sum = averages.final_sum
 original_children = trees.children_of_node
 
@@ -145,6 +156,9 @@ DEFECTS = [
     ("fma rounds to fp64 first", arithmetic, "fma", fma_in_fp64, on_f32("linear8", "dynamic8", "minmax4")),
     ("total adds in order", arithmetic, "total", total_in_order, on_f32("onebit")),
     ("minmax rounds ties up", minmax, "round_code", half_up, on_f32("minmax4")),
+    ("draws have no subnormals", scaled, "decodable", not_subnormal,
+        on_f32("linear8:seed=7", "dynamic8:seed=7")),
+    ("draws go up at random", scaled, "takes_high", up_at_random, on_f32("dynamic8:tensor=2:seed=3")),
     ("trunc8 has no limit", element_codecs, "encode_trunc8", trunc8_unlimited, on_f32("trunc8")),
     ("decode cuts bf16", chunk, "narrow", bf16_cut, codecs.check_hostile),
     ("ring adds in reverse", collectives, "ring_sum", ring_reversed, calls.check_collectives),

@@ -21,10 +21,11 @@ FEEDBACK_SPECS = [
     "linear8", "dynamic8:block=64", "static8", "mantissa8", "cast_bf16", "cast16", "minmax1",
     "minmax2:seed=3", "minmax4", "minmax8", "trunc8", "trunc16", "trunc24", "fp8_e4m3", "fp8_e5m2",
     "terngrad", "onebit", "threshold2:tau=0.5", "linear8:tensor=2", "dynamic8:tensor=3",
+    "linear8:seed=6", "dynamic8:tensor=2:seed=8",
 ]  # fmt: skip
 
 TENSOR_SPECS = ["linear8:tensor=1", "linear8:tensor=3", "dynamic8:tensor=2", "fp8_e4m3:tensor=4",
-    "fp8_e5m2:tensor=2"]  # fmt: skip
+    "fp8_e5m2:tensor=2", "linear8:tensor=2:seed=4"]  # fmt: skip
 
 REDUCTIONS = [
     ("all_reduce", "ring"), ("all_reduce", "tree"), ("all_reduce", "oneshot"),

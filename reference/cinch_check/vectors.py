@@ -67,13 +67,15 @@ def inputs(random: np.random.Generator, n: int) -> np.ndarray:
     return x
 
 
-def codec_vectors(pool: Pool, random: np.random.Generator) -> list[dict]:
-    """Returns the vectors of `cinch_encode` and `cinch_decode`."""
+def codec_vectors(
+    pool: Pool, random: np.random.Generator, specs_of: dict[int, list[str]]
+) -> list[dict]:
+    """Returns the vectors of `cinch_encode` and `cinch_decode`, for the codecs of each layout."""
     found = []
     finite = inputs(random, COUNT)
     broken = finite.copy()
     broken[7:23] = values.floats(values.NON_FINITE_BITS)
-    for layout, specs in ((CHUNK, codecs.SPECS), (PUBLISHED, codecs.PUBLISHED_SPECS)):
+    for layout, specs in specs_of.items():
         for spec in specs:
             codec = parse(spec)
             module = published if layout else chunk
@@ -98,19 +100,32 @@ def codec_vectors(pool: Pool, random: np.random.Generator) -> list[dict]:
 
 def collective_vectors(pool: Pool, random: np.random.Generator) -> list[dict]:
     """Returns the vectors of collectives over three and four ranks, and of calls with state."""
-    found = []
     specs = ["raw", "linear8", "minmax4:seed=3", "cast16", "fp8_e4m3:block=32", "terngrad", "linear8:tensor=2"]
-    kinds = [
-        ("all_reduce", "ring"), ("all_reduce", "tree"), ("all_reduce", "oneshot"), ("all_reduce", "direct"),
-        ("reduce", "tree"), ("reduce", "direct"), ("reduce_scatter", "ring"), ("reduce_scatter", "direct"),
-        ("all_gather", "ring"), ("all_to_all", "direct"),
-    ]  # fmt: skip
     shared = {
         nranks: [inputs(random, 1100 * (1 if nranks == 3 else 4)) for _ in range(nranks)]
         for nranks in (3, 4)
     }
     communicators = {nranks: Communicator(nranks, SLOT) for nranks in (3, 4)}
-    tensor = 0
+    found = call_vectors(pool, communicators, shared, specs, 0)
+    found += export_vectors(pool, communicators[3])
+    # Later additions follow, so that the vectors before them stay as they are.
+    return found + call_vectors(pool, communicators, shared, ["linear8:seed=3", "dynamic8:seed=5"], 100)
+
+
+def call_vectors(
+    pool: Pool,
+    communicators: dict[int, Communicator],
+    shared: dict[int, list[np.ndarray]],
+    specs: list[str],
+    tensor: int,
+) -> list[dict]:
+    """Returns the vectors of calls with these codecs. Ids of tensors follow `tensor`."""
+    found = []
+    kinds = [
+        ("all_reduce", "ring"), ("all_reduce", "tree"), ("all_reduce", "oneshot"), ("all_reduce", "direct"),
+        ("reduce", "tree"), ("reduce", "direct"), ("reduce_scatter", "ring"), ("reduce_scatter", "direct"),
+        ("all_gather", "ring"), ("all_to_all", "direct"),
+    ]  # fmt: skip
     for spec in specs:
         codec = parse(spec)
         for at, (collective, algorithm) in enumerate(kinds):
@@ -141,7 +156,7 @@ def collective_vectors(pool: Pool, random: np.random.Generator) -> list[dict]:
                     "outputs": [pool.put(output) for output in outputs],
                 }  # fmt: skip
                 found.append(entry)
-    return [*found, *export_vectors(pool, communicators[3])]
+    return found
 
 
 def export_vectors(pool: Pool, comm: Communicator) -> list[dict]:
@@ -191,7 +206,12 @@ def example_frame() -> np.ndarray:
 def write() -> str:
     """Writes the vectors and returns their sizes in words."""
     pool, random = Pool(), np.random.default_rng(FORMAT_VERSION)
-    found = [*page_vectors(pool), *codec_vectors(pool, random), *collective_vectors(pool, random)]
+    first = [spec for spec in codecs.SPECS if spec not in codecs.SEEDED_SPECS]
+    found = page_vectors(pool)
+    found += codec_vectors(pool, random, {CHUNK: first, PUBLISHED: codecs.PUBLISHED_SPECS})
+    found += collective_vectors(pool, random)
+    # Later additions follow, so that the vectors before them stay as they are.
+    found += codec_vectors(pool, random, {CHUNK: codecs.SEEDED_SPECS})
     FOLDER.mkdir(exist_ok=True)
     digest = hashlib.sha256(pool.data).hexdigest()
     head = {"format": FORMAT_VERSION, "file": f"format-{FORMAT_VERSION}.bin", "sha256": digest}

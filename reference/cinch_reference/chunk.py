@@ -54,7 +54,7 @@ def encode_rows(codec: Codec, x: np.ndarray, u: np.ndarray | None) -> tuple[np.n
     elif codec.name.startswith("minmax"):
         codes, numbers = minmax.encode_blocks(codec, x, u)
     else:
-        codes, numbers = scaled.encode_blocks(codec, x)
+        codes, numbers = scaled.encode_blocks(codec, x, u)
     codes[poisoned] = 0
     numbers[poisoned] = NAN
     return codes, numbers
@@ -102,7 +102,7 @@ def encode(
     if codec.tensor:
         if n:
             a = scaled.largest_finite(x) if scale is None else scale
-            codes, numbers = scaled.encode_tensor(codec, x, a)
+            codes, numbers = scaled.encode_tensor(codec, x, a, u)
         else:
             codes = np.zeros(0, np.uint8)
     elif codec.block:

@@ -62,8 +62,35 @@ def value(codec: Codec, code: np.ndarray) -> np.ndarray:
     return np.concatenate([magnitudes, -magnitudes])[code]
 
 
-def encode(codec: Codec, x: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """Returns the codes of finite x. Section "Scaled codecs", encode."""
+def decodable(codec: Codec, w: np.ndarray, raised: np.ndarray) -> np.ndarray:
+    """Returns d(c) of each block, in ascending order. Section "Scaled codecs", encode with a seed."""
+    d = np.sort(value(codec, np.arange(128)))[None, :] * w
+    return np.where(raised == F32(1), d, d * F32(2.0**-64) * F32(2.0**64))
+
+
+def takes_high(distance: np.ndarray, gap: np.ndarray, u: np.ndarray) -> np.ndarray:
+    """Returns whether an element at this distance above `low` becomes `high`."""
+    return distance > u * gap
+
+
+def draw(codec: Codec, y: np.ndarray, n: np.ndarray, d: np.ndarray, u: np.ndarray) -> np.ndarray:
+    """Returns the code without its sign, from the nearest code n. Section "Scaled codecs", encode with a seed."""
+    # A code's place among all codes, and the code at each place.
+    code_at = np.argsort(value(codec, np.arange(128)), kind="stable")
+    place_of = np.argsort(code_at, kind="stable")
+    place = place_of[n]
+
+    def at(places: np.ndarray) -> np.ndarray:
+        return np.take_along_axis(d, places, axis=1)
+
+    low = np.where(at(place) > y, place - 1, place)
+    high = np.minimum(low + 1, 127)
+    is_high = takes_high(y - at(low), at(high) - at(low), u) & (low < 127)
+    return code_at[np.where(is_high, high, low)].astype(np.uint8)
+
+
+def encode(codec: Codec, x: np.ndarray, scale: np.ndarray, u: np.ndarray | None) -> np.ndarray:
+    """Returns the codes of finite x, with a seed for the numbers u. Section "Scaled codecs", encode."""
     scale = scale[:, None]
     with np.errstate(all="ignore"):
         raised = np.where((scale > 0) & (scale < F32(2.0**-100)), F32(2.0**64), F32(1))
@@ -73,23 +100,31 @@ def encode(codec: Codec, x: np.ndarray, scale: np.ndarray) -> np.ndarray:
         f = np.where(scale == 0, F32(0), f)
         y = np.where(scale == 0, F32(0), y)
         c = magnitude(codec, y, f)
+        if u is not None:
+            d = decodable(codec, unit(codec, scale * raised), raised)
+            c = np.where(scale == 0, c, draw(codec, y, c, d, u))
     negative = (c != 0) & (sign(x) == 1)
     return c + np.where(negative, np.uint8(128), np.uint8(0))
 
 
-def encode_blocks(codec: Codec, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def encode_blocks(
+    codec: Codec, x: np.ndarray, u: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray]:
     """Returns codes and scales of blocks of finite elements. Section "Scaled codecs"."""
     scale = np.abs(x).max(axis=1)
-    return encode(codec, x, scale), scale[:, None]
+    return encode(codec, x, scale, u), scale[:, None]
 
 
-def encode_tensor(codec: Codec, x: np.ndarray, scale: np.float32) -> tuple[np.ndarray, np.ndarray]:
+def encode_tensor(
+    codec: Codec, x: np.ndarray, scale: np.float32, u: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray]:
     """Returns codes and number of one chunk with a scale from outside. Section "Tensor scales"."""
     finite = np.isfinite(x)
     usable = bool(np.isfinite(scale)) and scale >= 0
     codes = np.zeros(x.shape, np.uint8)
     if usable and scale > 0:
-        codes = encode(codec, np.where(finite, x, F32(0))[None, :], np.array([scale], F32))[0]
+        row = np.where(finite, x, F32(0))[None, :]
+        codes = encode(codec, row, np.array([scale], F32), None if u is None else u[None, :])[0]
     number = scale if usable and finite.all() else NAN
     return codes, np.array([number], F32)
 

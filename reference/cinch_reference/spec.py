@@ -32,8 +32,8 @@ NAMES = [
 
 PARAMETERS = {
     "raw": (),
-    "linear8": ("block", "tensor"),
-    "dynamic8": ("block", "tensor"),
+    "linear8": ("block", "tensor", "seed"),
+    "dynamic8": ("block", "tensor", "seed"),
     "static8": ("offset",),
     "mantissa8": ("offset",),
     "cast_bf16": (),

@@ -2,6 +2,7 @@
 //! `cinch codecs --check` and `cli/src/papers/figures_tests.rs` compare vector and scalar forms on many more
 //! bit patterns.
 
+mod draws;
 mod vectors;
 
 use super::*;
@@ -32,10 +33,10 @@ fn codec(spec: &str, isa: Isa) -> Arc<dyn Codec> {
 
 /// Returns the specification of every codec with each of its parameters.
 fn specs() -> Vec<String> {
-    CodecSpec::samples()
-        .iter()
-        .map(CodecSpec::to_string)
-        .collect()
+    let samples = CodecSpec::samples();
+    let mut texts: Vec<String> = samples.iter().map(CodecSpec::to_string).collect();
+    texts.extend(["linear8:tensor=50:seed=7", "dynamic8:tensor=50:seed=7"].map(String::from));
+    texts
 }
 
 /// Returns every codec with each of its parameters, for every instruction set.

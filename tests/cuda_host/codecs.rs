@@ -10,17 +10,23 @@ use cinch::codec::{self, kernel_params};
 use cinch::testing::Random;
 use cinch::types::CodecSpec;
 
-const SPECS: [&str; 41] = [
+const SPECS: [&str; 47] = [
     "linear8:block=32",
     "linear8:block=64",
     "linear8",
     "linear8:block=1024",
     "linear8:block=4096",
     "linear8:tensor=1",
+    "linear8:seed=7",
+    "linear8:block=4096:seed=255",
+    "linear8:tensor=1:seed=2",
     "dynamic8:block=32",
     "dynamic8",
     "dynamic8:block=2048",
     "dynamic8:tensor=50",
+    "dynamic8:seed=7",
+    "dynamic8:block=32:seed=9",
+    "dynamic8:tensor=50:seed=4",
     "static8",
     "static8:offset=-7",
     "mantissa8",

@@ -49,8 +49,8 @@ struct Named {
       {#codec "_f16_ll128", run_fused<CodedExchange<F16, Codec>>},         \
       {#codec "_bf16_ll128", run_fused<CodedExchange<BF16, Codec>>}
 
-const Named KERNELS[] = {CODED(linear8, Linear8),
-                         CODED(dynamic8, Dynamic8Tabled),
+const Named KERNELS[] = {CODED(linear8, Linear8Nearest),
+                         CODED(dynamic8, Dynamic8Nearest),
                          CODED(minmax4, MinMax4),
                          SUMS(f32, F32),
                          SUMS(f16, F16),

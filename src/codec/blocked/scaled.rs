@@ -238,10 +238,7 @@ impl<F: VectorScaledFormat> BlockFormat for Scaled<F> {
     /// If the product with `raise` is infinite, the code saturates.
     #[inline(always)]
     fn code(&self, encoder: ScaledEncoder, x: f32) -> u32 {
-        signed(
-            self.0.magnitude(x.abs() * encoder.raise, encoder.factor),
-            x,
-        )
+        signed(self.0.magnitude(x.abs() * encoder.raise, encoder.factor), x)
     }
 
     #[inline(always)]
@@ -272,7 +269,14 @@ impl<F: VectorScaledFormat> BlockFormat for Scaled<F> {
         }
         let above = F::code_above(below);
         let (low, high) = (decoded(below), decoded(above));
-        signed(if y - low > u * (high - low) { above } else { below }, x)
+        signed(
+            if y - low > u * (high - low) {
+                above
+            } else {
+                below
+            },
+            x,
+        )
     }
 
     #[inline(always)]

@@ -21,7 +21,13 @@ pub(super) const INFO: CodecInfo = CodecInfo {
     decode_seconds: 0.05e-9,
     range: MessageRange::Full,
     // Half a step; with a seed, the step between the two codes around an element.
-    contraction: |spec| Contraction::largest(if spec.seed == 0 { 1.0 / 254.0 } else { 1.0 / 127.0 }),
+    contraction: |spec| {
+        Contraction::largest(if spec.seed == 0 {
+            1.0 / 254.0
+        } else {
+            1.0 / 127.0
+        })
+    },
     kernels: Some(KernelInfo {
         is_fused: true,
         encode_seconds: 0.6e-12,

@@ -18,13 +18,7 @@ impl VectorScaledFormat for Linear {
 
     /// The nearest integer is computed as [`VectorScaledFormat::magnitude_lanes`] does.
     #[inline(always)]
-    fn draw_lanes<L: Lanes>(
-        lanes: L,
-        _: (),
-        x: L::F,
-        steps: VectorSteps<L>,
-        u: L::F,
-    ) -> L::I {
+    fn draw_lanes<L: Lanes>(lanes: L, _: (), x: L::F, steps: VectorSteps<L>, u: L::F) -> L::I {
         let (one, top) = (lanes.splat(1.0), lanes.splat(LEVELS));
         let decoded = |k| lanes.mul(k, steps.unit);
         let nearest = lanes.ceil(lanes.fma(x, steps.factor, lanes.splat(-0.5)));
