@@ -106,7 +106,7 @@ const CODECS: [&str; 19] = [
 ];
 
 /// Codecs with other parameters.
-const VARIANTS: [&str; 22] = [
+const VARIANTS: [&str; 25] = [
     "linear8:block=64",
     "linear8:tensor=3",
     "dynamic8:block=1024",
@@ -129,6 +129,9 @@ const VARIANTS: [&str; 22] = [
     "onebit:block=4096",
     "onebit:block=32",
     "threshold2:tau=0.01",
+    "linear8:seed=7",
+    "linear8:tensor=3:seed=9",
+    "dynamic8:block=64:seed=200",
 ];
 
 pub fn codecs() -> impl Iterator<Item = &'static str> {

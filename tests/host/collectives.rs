@@ -199,7 +199,8 @@ fn results_have_the_same_bits_in_repeated_runs_and_over_all_transports() {
     let mut cases = Vec::new();
     let mut codecs = lossy_codecs();
     codecs.push(CodecSpec::RAW);
-    codecs.push("minmax2:seed=5".parse().unwrap());
+    let seeded = ["minmax2:seed=5", "linear8:seed=5", "dynamic8:seed=6"];
+    codecs.extend(seeded.map(|text| text.parse::<CodecSpec>().unwrap()));
     for codec in codecs {
         for &algorithm in algorithms(Collective::AllReduce) {
             for count in [257, 40_009] {
@@ -253,7 +254,7 @@ fn results_have_the_same_bits_in_repeated_runs_and_over_all_transports() {
 #[test]
 fn many_peers_receive_equally_rounded_values() {
     let mut cases = Vec::new();
-    for codec in ["minmax2:seed=5", "terngrad"] {
+    for codec in ["minmax2:seed=5", "terngrad", "linear8:seed=5", "dynamic8:seed=6"] {
         for collective in [Collective::AllGather, Collective::Broadcast] {
             let mut call = Call::new(collective, DType::F32, 1500);
             call.codec = codec.parse().ok();

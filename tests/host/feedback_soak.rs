@@ -18,10 +18,12 @@ const BLOCK: usize = 32;
 /// Number of different inputs of a rank, which the calls use in turn.
 const INPUTS: usize = 12;
 
-const CODECS: [&str; 21] = [
+const CODECS: [&str; 23] = [
     "linear8:block=32",
     "linear8:tensor=7",
+    "linear8:block=32:seed=3",
     "dynamic8:block=32",
+    "dynamic8:block=32:seed=3",
     "static8",
     "mantissa8",
     "cast_bf16",

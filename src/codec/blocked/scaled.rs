@@ -6,7 +6,7 @@
 //!
 //! With a seed, rounding is stochastic. Let d(c) be what code c decodes to. The nearest code and d give the two
 //! neighbouring codes, low and high, with d(low) <= |x| <= d(high). The upper is taken with the probability
-//! (|x| - d(low)) / (d(high) - d(low)), up to 2^-23. So the mean of many draws is x itself, whatever the
+//! (|x| - d(low)) / (d(high) - d(low)), up to 2^-22. So the mean of many draws is x itself, whatever the
 //! roundings of factor and unit, and a magnitude that a code decodes to keeps that code.
 
 use super::super::simd::{Lanes, abs, with_sign};
@@ -253,7 +253,7 @@ impl<F: VectorScaledFormat> BlockFormat for Scaled<F> {
         with_sign(lanes, magnitude, x)
     }
 
-    /// All differences are exact but for the last bits of wide gaps, which changes the probability by 2^-24.
+    /// Random numbers are multiples of 2^-24, and each of three operations rounds by as much of the gap.
     #[inline(always)]
     fn draw(&self, encoder: ScaledEncoder, x: f32, u: f32) -> u32 {
         let y = x.abs() * encoder.raise;
