@@ -137,7 +137,7 @@ impl FramedStream {
         }
     }
 
-    /// Sends as much as the socket takes. If the connection is broken, drops the queued frames;
+    /// Sends as much as the socket takes. If the connection is broken, ends it and drops the queued frames;
     /// `receive` reports the reason.
     pub(super) fn flush(&mut self) {
         while let Some(piece) = self.outbox.front() {
@@ -154,6 +154,9 @@ impl FramedStream {
                 Err(error) => {
                     self.broken = Some(name_end(&error));
                     self.outbox.clear();
+                    // Frames are lost even if the kernel could send later ones. Without this end, neither side
+                    // would notice before a deadline.
+                    let _ = shutdown(self.socket.as_raw_fd(), Shutdown::Both);
                 }
             }
         }
@@ -357,6 +360,22 @@ mod tests {
             }
         };
         assert_eq!(end, "closed");
+    }
+
+    #[test]
+    fn connection_that_cannot_send_ends_on_both_sides() {
+        let (mut a, mut b) = pair();
+        // From here on the kernel refuses to send.
+        a.finish();
+        a.queue(1, &Body::new(vec![1]));
+        a.flush();
+        assert!(a.is_flushed());
+        let mut none = Vec::new();
+        assert_eq!(a.receive(&mut none), Some(CLOSED.into()));
+        b.queue(2, &Body::new(vec![2]));
+        b.flush();
+        assert_eq!(b.receive(&mut none), Some(CLOSED.into()));
+        assert!(none.is_empty());
     }
 
     /// Covers a frame with each byte flipped in turn, a repeated frame, and a reflected frame.
