@@ -9,6 +9,7 @@ use super::{ConnectContext, InboxMemory, Links, TRANSPORTS, Transport};
 use crate::bootstrap::PeerInfo;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::{FifoShape, Sleeper};
+use crate::sync::{CAUSE_TIMEOUT, Fault};
 use crate::sys::cgroup::group_memory;
 use crate::sys::cpu;
 use crate::sys::socket;
@@ -74,11 +75,22 @@ fn connect(context: &ConnectContext<'_>, pairs: Pairs) -> Result<Links> {
         (_, Err(error)) | (Err(error), _) => return Err(error),
         (Ok(prepared), Ok(infos)) => (prepared, infos),
     };
-    let links = prepared.connect(&infos)?;
+    let links = prepared
+        .connect(&infos)
+        .map_err(|error| cause_of(error, context.fault))?;
     // Peers need this rank's offers and listeners until their own connections are complete.
     exchange.barrier()?;
     drop(prepared);
     Ok(links)
+}
+
+/// Returns the cause of a broken connection, if its report arrives in time, else `error`: a rank that gave up closes
+/// its connections, perhaps before other ranks receive the report of the rank that died.
+fn cause_of(error: Error, fault: &Fault) -> Error {
+    match error.kind() {
+        ErrorKind::Remote => fault.reason_within(CAUSE_TIMEOUT).unwrap_or(error),
+        _ => error,
+    }
 }
 
 /// State of a rank that has not received the others' offers.

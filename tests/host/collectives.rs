@@ -254,7 +254,12 @@ fn results_have_the_same_bits_in_repeated_runs_and_over_all_transports() {
 #[test]
 fn many_peers_receive_equally_rounded_values() {
     let mut cases = Vec::new();
-    for codec in ["minmax2:seed=5", "terngrad", "linear8:seed=5", "dynamic8:seed=6"] {
+    for codec in [
+        "minmax2:seed=5",
+        "terngrad",
+        "linear8:seed=5",
+        "dynamic8:seed=6",
+    ] {
         for collective in [Collective::AllGather, Collective::Broadcast] {
             let mut call = Call::new(collective, DType::F32, 1500);
             call.codec = codec.parse().ok();
