@@ -147,8 +147,12 @@ struct SharingPeer {
     region: Option<Arc<Region>>,
 }
 
-/// Returns the error for a peer whose socket failed.
+/// Returns the error for a peer whose socket failed. A lack of memory or descriptors is this rank's own.
 fn lost(peer: &PeerInfo, error: &io::Error) -> Error {
+    if let (true, Some(code)) = (socket::is_shortage(error), error.raw_os_error()) {
+        let cause = io::Error::from_raw_os_error(code);
+        return Error::system(format!("sharing memory with {peer}"), cause);
+    }
     Error::new(
         ErrorKind::Remote,
         format!("{peer} went away while shared memory was handed over: {error}"),
@@ -182,7 +186,7 @@ fn exchange_by(
                     let region = Region::of(&theirs, bytes);
                     peer.region = Some(region.map_err(|error| error.context(info))?);
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) if is_repeated(&error) => {}
                 Err(error) => return Err(lost(info, &error)),
             }
         }
@@ -233,7 +237,15 @@ fn send_to_all(
 
 /// Returns whether a send may succeed later: too many descriptors of this user are in flight.
 fn is_temporary(error: &io::Error) -> bool {
-    error.raw_os_error() == Some(libc::ETOOMANYREFS) || error.kind() == io::ErrorKind::WouldBlock
+    error.raw_os_error() == Some(libc::ETOOMANYREFS) || is_repeated(error)
+}
+
+/// Returns whether the call is repeated after the next poll.
+fn is_repeated(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+    )
 }
 
 /// Returns the reason of a timeout, as text.
