@@ -73,15 +73,17 @@ impl UniqueId {
     /// `CINCH_ALLOW_UNAUTHENTICATED=1` allows any address.
     ///
     /// # Errors
-    /// Invalid argument if the host has no address; invalid usage if a secret is needed, or if
-    /// others than its owner can read the file.
+    /// Invalid argument if the host has no address; system if it cannot be looked up; invalid usage if a
+    /// secret is needed, or if others than its owner can read the file.
     pub fn for_address(host: &str, port: u16, config: &Config) -> Result<UniqueId> {
         let named: Vec<SocketAddr> = (host, port)
             .to_socket_addrs()
-            .map_err(|cause| {
-                Error::invalid_argument(format!(
+            .map_err(|cause| match cause.raw_os_error() {
+                // The resolver failed, so nothing is known of the name.
+                Some(_) => Error::system(format!("looking up the rendezvous host {host}"), cause),
+                None => Error::invalid_argument(format!(
                     "the rendezvous host {host} has no address: {cause}"
-                ))
+                )),
             })?
             .collect();
         let another =
