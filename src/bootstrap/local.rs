@@ -84,7 +84,7 @@ impl LocalOutOfBand {
             pid: std::process::id(),
             uid: nix::unistd::getuid().as_raw(),
             host: host.clone(),
-            host_id: process::host_id(config),
+            host_id: process::host_id(config).unwrap_or_default(),
             process_id,
             address: address::for_one_host(),
         });

@@ -4,7 +4,7 @@ use super::keys;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::sys::fork_safe::ForkSafeOnce;
-use crate::sys::socket::SHARED_DIRECTORY;
+use crate::sys::socket::{SHARED_DIRECTORY, is_shortage};
 
 /// State of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -132,8 +132,17 @@ pub(super) fn pid_namespace() -> u64 {
 
 /// Identifies the host: equal for two processes exactly if they share a kernel, a network namespace
 /// and the user's `CINCH_HOST_ID`.
-pub(super) fn host_id(config: &Config) -> [u8; 16] {
-    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+///
+/// # Errors
+/// System if descriptors or memory lack. A system without the kernel's id counts as one host.
+pub(super) fn host_id(config: &Config) -> Result<[u8; 16]> {
+    let boot = match std::fs::read_to_string("/proc/sys/kernel/random/boot_id") {
+        // Without the id this rank would count as another host.
+        Err(error) if is_shortage(&error) => {
+            return Err(Error::system("reading the id of this host's kernel", error));
+        }
+        boot => boot.unwrap_or_default(),
+    };
     let network = namespace("net").to_le_bytes();
     let user = config.host_id.as_deref().unwrap_or_default();
     let hash = keys::digest(&[
@@ -143,7 +152,7 @@ pub(super) fn host_id(config: &Config) -> [u8; 16] {
         &network,
         user.as_bytes(),
     ]);
-    std::array::from_fn(|at| hash[at])
+    Ok(std::array::from_fn(|at| hash[at]))
 }
 
 /// Identifies the directory of socket files by which processes of one kernel, user and `CINCH_HOST_ID` reach each other
@@ -328,8 +337,9 @@ mod tests {
             host_id: Some("b".into()),
             ..Config::default()
         };
-        assert_eq!(host_id(&Config::default()), host_id(&Config::default()));
-        assert_ne!(host_id(&Config::default()), host_id(&other));
+        let id = |config: &Config| host_id(config).unwrap();
+        assert_eq!(id(&Config::default()), id(&Config::default()));
+        assert_ne!(id(&Config::default()), id(&other));
         assert!(check_descriptors(1, "a test").is_ok());
         let error = check_descriptors(1 << 40, "a test").unwrap_err();
         assert!(error.message().contains(&(1u64 << 40).to_string()));

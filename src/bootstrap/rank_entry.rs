@@ -29,7 +29,7 @@ impl RankEntry {
                 pid,
                 uid: nix::unistd::getuid().as_raw(),
                 host: process::host_name(),
-                host_id: process::host_id(config),
+                host_id: process::host_id(config)?,
                 process_id: process::process_id()?,
                 address,
             },
