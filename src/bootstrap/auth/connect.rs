@@ -105,7 +105,7 @@ impl Connector {
         let address = self.address;
         if let Err(cause) = socket::connect_result(&self.socket) {
             return Err(match self.handshake.has_sent() {
-                true => broken(address, &cause),
+                true => broken(address, cause),
                 false => unreachable(address, cause),
             });
         }
@@ -115,7 +115,7 @@ impl Connector {
                 "{address} closed the connection during the handshake: it holds another secret, or \
                  is no rank of this job"
             ))),
-            Err(HandshakeFailure::Broken(cause)) => Err(broken(address, &cause)),
+            Err(HandshakeFailure::Broken(cause)) => Err(broken(address, cause)),
             Err(HandshakeFailure::Refused(why)) => {
                 Err(FailureKind::Foreign.remote(format!("the listener at {address} {why}")))
             }
@@ -231,7 +231,12 @@ fn attempt(
     }
 }
 
-fn broken(address: Address, cause: &std::io::Error) -> ConnectFailure {
+fn broken(address: Address, cause: std::io::Error) -> ConnectFailure {
+    if socket::is_shortage(&cause) {
+        // No other attempt helps: the other side may have ended its part and listen no more.
+        let error = Error::system(format!("the handshake with {address}"), cause);
+        return FailureKind::System.with(error);
+    }
     FailureKind::Closed.remote(format!(
         "the connection to {address} broke during the handshake: {cause}"
     ))
