@@ -230,7 +230,10 @@ impl ControlPlane {
                 "{} has not reported which ranks came; not all ranks",
                 peers[0]
             ),
-            Some([]) => "not all ranks".to_string(),
+            Some([]) => format!(
+                "{} has not received this rank's part; not all ranks",
+                peers[0]
+            ),
             Some([one]) => format!("{} did not come; not all ranks", peers[*one]),
             Some(several) => format!("{} did not come; not all ranks", name_ranks(several)),
         };
