@@ -13,6 +13,7 @@ use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sys::fork::ProcessId;
 use crate::sys::fork_safe::ForkSafe;
+use crate::sys::process::{block_signals, thread_error};
 use crate::wire::{Damaged, Reader, Wire, Writer};
 use nix::poll::PollFd;
 use std::net::{IpAddr, SocketAddr};
@@ -134,13 +135,13 @@ pub(super) fn serve(id: &UniqueId, listener: Listener, timeout: Duration) -> Res
         .name("cinch-rendezvous".into())
         .stack_size(256 << 10)
         .spawn(move || {
-            crate::sys::process::block_signals();
+            block_signals();
             server.run();
             remove_server(&own);
         });
     spawned.map(drop).map_err(|cause| {
         remove_server(&requests);
-        Error::system("cannot start the rendezvous thread", cause)
+        thread_error("cannot start the rendezvous thread", cause)
     })
 }
 

@@ -1,5 +1,6 @@
 //! Child processes with their signals and cores, and the signals of this process.
 
+use crate::error::{Error, ErrorKind};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
@@ -49,6 +50,29 @@ pub fn unblock_signals(command: &mut Command) -> &mut Command {
     }
 }
 
+/// Returns the error of a thread that cannot start, with the user's limit, which may be the reason.
+pub fn thread_error(what: &str, cause: std::io::Error) -> Error {
+    // SAFETY: `limit` is plain data, valid as zero, and outlives the call.
+    let limit = unsafe {
+        let mut limit: libc::rlimit = std::mem::zeroed();
+        match libc::getrlimit(libc::RLIMIT_NPROC, &mut limit) {
+            0 => limit.rlim_cur,
+            _ => libc::RLIM_INFINITY,
+        }
+    };
+    let limit = match limit {
+        libc::RLIM_INFINITY => "any number of".to_string(),
+        limit => limit.to_string(),
+    };
+    Error::new(
+        ErrorKind::System,
+        format!(
+            "{what}: {cause}; this user may have {limit} processes and threads (`ulimit -u`), if the \
+             cgroup allows (pids.max)"
+        ),
+    )
+}
+
 /// Makes the child run on `core` only.
 pub fn pin_to_core(command: &mut Command, core: usize) -> &mut Command {
     // SAFETY: between fork and exec `bind` makes one system call and uses only the stack.
@@ -77,6 +101,18 @@ pub fn ignores_signal(signal: i32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn thread_error_has_cause_and_limit() {
+        let cause = std::io::Error::from_raw_os_error(libc::EAGAIN);
+        let error = thread_error("cannot start a thread", cause);
+        assert_eq!(error.kind(), ErrorKind::System);
+        let message = error.message();
+        assert!(
+            message.contains("os error 11") && message.contains("ulimit -u"),
+            "{message}"
+        );
+    }
     use std::time::{Duration, Instant};
 
     #[test]

@@ -37,6 +37,7 @@ use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::Fault;
 use crate::sys::fork::{ForkOwned, ProcessId};
+use crate::sys::process::thread_error;
 use crate::types::SIGNATURE_WORDS;
 use accept_members::{FailureReport, accept_members};
 use control_thread::ControlThread;
@@ -453,7 +454,7 @@ fn spawn(
         .map_err(|cause| {
             let streams = take(&control).map_or(Vec::new(), ControlThread::into_streams);
             (
-                Error::system("cannot start the control thread", cause),
+                thread_error("cannot start the control thread", cause),
                 streams,
             )
         })

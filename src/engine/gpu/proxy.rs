@@ -48,7 +48,7 @@ use crate::sync::Fault;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sys::log::{Level, line};
 use crate::sys::numa;
-use crate::sys::process::block_signals;
+use crate::sys::process::{block_signals, thread_error};
 use crate::transport::Waiter;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -270,7 +270,7 @@ impl ServiceThread {
             drop(sender);
         };
         let thread = std::thread::Builder::new().name(name.into()).spawn(body);
-        let thread = thread.map_err(|error| Error::system("starting a proxy thread", error))?;
+        let thread = thread.map_err(|error| thread_error("starting a proxy thread", error))?;
         Ok(ServiceThread { thread, ended })
     }
 

@@ -6,7 +6,7 @@ use crate::bootstrap::{OutOfBandRef, PeerInfo};
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::abi::{self, Trouble};
 use crate::sync::Fault;
-use crate::sys::process::block_signals;
+use crate::sys::process::{block_signals, thread_error};
 use crate::types::{CallSignature, KernelProtocol};
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
@@ -50,7 +50,7 @@ impl Watchdog {
                     watch.check();
                 }
             })
-            .map_err(|error| Error::system("starting a watchdog thread", error))?;
+            .map_err(|error| thread_error("starting a watchdog thread", error))?;
         Ok(Watchdog {
             stop: Some(stop),
             thread: Some(thread),
