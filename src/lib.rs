@@ -74,6 +74,10 @@ mod gpu;
 #[allow(unsafe_code)]
 pub mod gpu;
 #[cfg(not(feature = "internal"))]
+mod recorder;
+#[cfg(feature = "internal")]
+pub mod recorder;
+#[cfg(not(feature = "internal"))]
 mod reduce;
 #[cfg(feature = "internal")]
 pub mod reduce;

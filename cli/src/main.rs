@@ -18,6 +18,7 @@ mod npy;
 mod papers;
 mod plot;
 mod preload;
+mod ps;
 mod run;
 #[cfg(test)]
 mod testing;
@@ -71,6 +72,10 @@ enum ToolCommand {
     Tune(Box<bench::gpu::tune::TuneOptions>),
     /// Show versions, machine, GPUs, transports and settings; as a rank, also the communicator
     Info(InfoOptions),
+    /// Show what running ranks do, and which of them others wait for
+    ///
+    /// Asks the processes of this user on this host that run with CINCH_PS=1.
+    Ps(ps::PsOptions),
     /// Show a machine's topology and what schedules cost on it: paths, groups, rings, predictions
     Topo(topo::TopoOptions),
     /// List codecs, or with --table show their errors beside the published ones
@@ -146,6 +151,7 @@ fn main() -> ExitCode {
         ToolCommand::Info(options) if options.preload.is_some() => show_preload(&options),
         ToolCommand::Info(options) => config().and_then(|config| info(&options, config)),
         ToolCommand::Topo(options) => config().and_then(|config| topo::main(&options, &config)),
+        ToolCommand::Ps(options) => ps::run(&options, &mut io::stdout().lock()),
         ToolCommand::Codecs(options) => codecs(&options),
         ToolCommand::Arrays(options) => arrays::main(&options),
         ToolCommand::Predict(options) => {

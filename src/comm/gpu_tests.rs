@@ -46,6 +46,7 @@ fn communicators_with(bench: &Bench, timeout: Duration) -> Vec<Communicator> {
         config: config.clone(),
         sampler: Default::default(),
         counters: Default::default(),
+        recorder: crate::recorder::register(Default::default(), Default::default()),
         state: DeviceState::Gpu(ForkOwned::new(Box::new(GpuState {
             context: bench.context.clone(),
             engine: Mutex::new(rank.engine),

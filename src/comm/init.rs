@@ -9,6 +9,7 @@ use crate::cpu::{FloatEnvironment, Isa};
 use crate::engine::HostEngine;
 use crate::error::{Error, Result};
 use crate::plan::{MachineFacts, TuningTable};
+use crate::recorder::{self, CommLabel, RecorderSettings};
 use crate::schedule::Groups;
 use crate::sync::Fault;
 use crate::sys::file;
@@ -19,7 +20,7 @@ use crate::transport::{self, ConnectContext};
 use crate::types::{DeviceChoice, Subsystem, TransportKind};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 /// Joins the communicator of `id`.
@@ -167,8 +168,29 @@ pub(super) fn connect(
         let (info, state) = gpu::connect(&exchange, &fault, &config, &policy, isa, table)?;
         (info, DeviceState::Gpu(ForkOwned::new(Box::new(state))))
     };
+    let recorder = recorder::register(
+        CommLabel {
+            name: config.comm_name.clone(),
+            id: std::array::from_fn(|at| exchange.key("flight recorder")[at]),
+            rank: exchange.rank(),
+            ranks: exchange.peers().iter().map(ToString::to_string).collect(),
+        },
+        RecorderSettings {
+            answers_ps: config.answers_ps,
+            dump_file: config.dump_file.clone(),
+            host: bootstrap::host_name(),
+        },
+    );
+    match &state {
+        DeviceState::Host(engine) => {
+            let mut engine = engine.lock().unwrap_or_else(PoisonError::into_inner);
+            engine.set_recorder(recorder.clone());
+        }
+        DeviceState::Gpu(gpu) => gpu.engine()?.set_recorder(recorder.clone()),
+    }
     let comm = Communicator {
         owner: ProcessId::this(),
+        recorder,
         exchange,
         fault,
         announced: AtomicBool::new(false),

@@ -34,6 +34,7 @@ use crate::cpu::FloatEnvironment;
 use crate::engine::HostEngine;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::UserBuffers;
+use crate::recorder::{self, RecorderHandle};
 use crate::schedule::Groups;
 use crate::sync::{CAUSE_TIMEOUT, Fault};
 use crate::sys::fork::{ForkOwned, ProcessId};
@@ -69,6 +70,7 @@ pub struct Communicator {
     policy: CodecPolicy,
     sampler: Sampler,
     counters: CommCounters,
+    recorder: RecorderHandle,
     info: CommInfo,
     state: DeviceState,
     /// Memory of fused calls, for the next group.
@@ -365,7 +367,12 @@ impl Communicator {
             return;
         }
         self.fault.raise(reason.clone());
-        self.announce(self.fault.reason().unwrap_or(&reason));
+        let reason = self.fault.reason().unwrap_or(&reason);
+        self.announce(reason);
+        if self.recorder.failure().is_none() {
+            self.recorder.fail(&reason.to_string());
+            recorder::dump(&reason.to_string());
+        }
     }
 
     /// Announces the reason of the failure to the other ranks, once.

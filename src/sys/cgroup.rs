@@ -81,7 +81,7 @@ fn memory_of(names: &FileNames, folder: &Path) -> Option<GroupMemory> {
         let text = fs::read_to_string(folder.join(name)).ok()?;
         text.trim().parse().ok()
     };
-    // Version 2 says `max` without a limit, and version 1 a number near 2^63.
+    // Without a limit, version 2 has the word `max`, and version 1 a number near 2^63.
     let limit = number(names.limit).filter(|&limit| limit < 1 << 60)?;
     let stat = fs::read_to_string(folder.join("memory.stat")).unwrap_or_default();
     let cached = stat.lines().find_map(|line| {

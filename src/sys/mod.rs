@@ -20,3 +20,4 @@ pub mod pci;
 pub mod process;
 pub mod socket;
 mod stderr;
+pub mod user_signal;

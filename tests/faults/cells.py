@@ -50,7 +50,7 @@ REACHED = {
                 "futex": (ALL, 4, 4)},
 }
 
-# What passes beside right bits on all ranks, by the ending of a fault:
+# Endings that pass beside right bits on all ranks, by the ending of a fault:
 #   right    nothing
 #   death    the victim is dead; every other error names it
 #   refused  the victim's error has the system's sentence; other errors have it, or name the victim
@@ -144,7 +144,7 @@ def all_cells():
             for transport in TRANSPORTS:
                 reached = [call for call in calls if hits(fault, phase, transport, call)]
                 for order, call in enumerate(reached):
-                    # One transport each, in turns, and where only one reaches the phase, that one.
+                    # Each cell has one transport, in turns, and where only one reaches the phase, that one.
                     turn = TRANSPORTS[(number + at) % 2]
                     other = any(hits(fault, phase, turn, one) for one in calls)
                     is_quick = order == 0 and (transport == turn or not other)
@@ -171,7 +171,7 @@ def names_any(text, pids):
 # is no rank.
 OF_RENDEZVOUS = re.compile(r"the rendezvous at \S+:\d+|nobody serves the rendezvous"
                            r"|\S+:\d+ (did not answer the handshake|could not be reached)")
-# What a flipped bit of a control connection causes.
+# Effects of a flipped bit of a control connection.
 OF_FLIP = re.compile(r"could not prove|seal is wrong|invalid data|damaged")
 
 

@@ -79,7 +79,7 @@ static void enter(int next) {
     if (faults_phase) faults_phase(phase);
 }
 
-/* Tells the shim that the program runs between two calls. */
+/* Reports to the shim that the program runs between two calls. */
 static void point(void) {
     if (faults_point) faults_point();
 }

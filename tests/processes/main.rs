@@ -15,6 +15,7 @@ mod join_stress;
 mod memory_limits;
 mod nccl;
 mod near_networks;
+mod ps;
 mod rank_death;
 mod ssh_launcher;
 #[path = "../support/mod.rs"]
@@ -35,6 +36,7 @@ fn rank_process() {
         "fork" => fork::rank_process(&task),
         "gpu_links" => gpu_links::rank_process(&task),
         "near_networks" => near_networks::rank_process(&task),
+        "ps" => ps::rank_process(&task),
         "rank_death" => rank_death::rank_process(&task),
         other => panic!("{} names {other}, which has no ranks", child::TASK),
     }

@@ -46,6 +46,7 @@ use crate::mem::DeviceBuffers;
 use crate::plan::{
     GpuLimits, KernelVariant, Limits, MachineFacts, Plan, Planner, Request, Resident, Tuning,
 };
+use crate::recorder::{CallState, FlightRecorder};
 use crate::schedule::Groups;
 use crate::sync::Fault;
 use crate::topology::RankTopology;
@@ -111,6 +112,7 @@ pub struct GpuEngine {
     /// Prepared plans by the address of the plan. The address stays unique because each value keeps
     /// its plan.
     prepared: HashMap<usize, Arc<PreparedPlan>>,
+    recorder: Option<Arc<FlightRecorder>>,
     timeout: Duration,
     /// How kernels are launched after earlier work of their stream.
     launch_mode: Launch,
@@ -212,6 +214,7 @@ impl GpuEngine {
             work_buffers: WorkBufferPool::new(&context)?,
             residuals: DeviceResiduals::new(&context)?,
             prepared: HashMap::new(),
+            recorder: None,
             timeout: config.timeout,
             launch_mode: match config.early_launch {
                 true => Launch::Programmatic,
@@ -233,6 +236,11 @@ impl GpuEngine {
     /// Returns the GPU's context.
     pub fn context(&self) -> &Arc<Context> {
         &self.context
+    }
+
+    /// Makes later calls appear in a flight recorder.
+    pub fn set_recorder(&mut self, recorder: Arc<FlightRecorder>) {
+        self.recorder = Some(recorder);
     }
 
     /// Makes later calls select by this topology. All ranks must do so before the same call.
@@ -416,6 +424,9 @@ impl GpuEngine {
             .words();
         if capture.is_none() {
             self.exchange.log_call(signature);
+        }
+        if let Some(recorder) = &self.recorder {
+            recorder.begin(&signature, CallState::Queued);
         }
         signature
     }

@@ -103,7 +103,7 @@ impl<'a> Batch<'a> {
             }
         }
         if moved {
-            self.clock = WaitClock::default();
+            engine.end_wait(&mut self.clock);
         }
         Ok(Progress {
             moved,

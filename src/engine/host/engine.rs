@@ -9,6 +9,7 @@ use crate::config::Config;
 use crate::cpu::Isa;
 use crate::error::Result;
 use crate::plan::{Limits, MachineFacts, MeasuredCosts, Plan, Planner, Request};
+use crate::recorder::FlightRecorder;
 use crate::schedule::Groups;
 use crate::sync::Fault;
 use crate::topology::RankTopology;
@@ -42,6 +43,7 @@ pub struct HostEngine {
     pub(super) feedback: Feedback,
     pub(super) timeout: Duration,
     numbers: CallNumbers,
+    recorder: Option<Arc<FlightRecorder>>,
     /// Signatures of the latest collectives; the index is the sequence number modulo [`RECENT`]. A peer that
     /// is behind is compared with the call that this rank ran under the same number.
     pub(super) recent: [[u64; SIGNATURE_WORDS]; RECENT],
@@ -92,8 +94,19 @@ impl HostEngine {
             scales: HashMap::new(),
             feedback: Feedback::new(),
             timeout: config.timeout,
+            recorder: None,
             recent: [[0; SIGNATURE_WORDS]; RECENT],
         }
+    }
+
+    /// Makes later calls and waits appear in a flight recorder.
+    pub fn set_recorder(&mut self, recorder: Arc<FlightRecorder>) {
+        self.recorder = Some(recorder);
+    }
+
+    /// Returns the flight recorder.
+    pub(super) fn recorder(&self) -> Option<&FlightRecorder> {
+        self.recorder.as_deref()
     }
 
     /// Returns the reducers for `request`'s type and operator, which scale an average as `plan` needs.

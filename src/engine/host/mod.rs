@@ -64,7 +64,7 @@ impl HostEngine {
             }
             if moved {
                 scans = 0;
-                clock = WaitClock::default();
+                self.end_wait(&mut clock);
             } else {
                 self.wait(scans, MAX_SLEEP, &mut clock, |links| run.missing(links))?;
                 scans += 1;

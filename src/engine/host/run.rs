@@ -11,6 +11,7 @@ use crate::codec::feedback::{self, Feedback, Residuals, Shape};
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::UserBuffers;
 use crate::plan::{Plan, Request};
+use crate::recorder::CallState;
 use crate::schedule::{Step, Visit, WalkCursor};
 use crate::sys::log::{self, Level};
 use crate::transport::{self, Header, Links};
@@ -35,6 +36,8 @@ pub struct Run<'a> {
     /// Tensor and residuals of error feedback. The call borrows the residuals from the engine, and
     /// returns them at its end.
     feedback: Option<(u64, Residuals)>,
+    /// Number of the call in the flight recorder.
+    record: Option<u64>,
     /// Empty residuals with memory for this call, which replace those for calls of another shape.
     reserved: Option<Residuals>,
 }
@@ -80,6 +83,7 @@ impl<'a> Run<'a> {
             stats,
             scales: None,
             feedback: None,
+            record: None,
             reserved,
         })
     }
@@ -121,6 +125,8 @@ impl<'a> Run<'a> {
             .signature(self.plan.algorithm, self.plan.specs.intra, sequence)
             .words();
         engine.log_call(self.signature);
+        let recorder = engine.recorder();
+        self.record = recorder.map(|recorder| recorder.begin(&self.signature, CallState::Running));
         self.scales = ScaleKey::new(&self.request, &self.plan, self.signature)
             .map(|key| (key.clone(), engine.take_scales(&key)));
         self.feedback = self
@@ -416,6 +422,9 @@ impl<'a> Run<'a> {
         engine.spare_channels = std::mem::take(&mut self.channels);
         if let Some((key, scales)) = self.scales.take() {
             engine.keep_scales(key, scales);
+        }
+        if let (Some(recorder), Some(number)) = (engine.recorder(), self.record) {
+            recorder.end(number);
         }
         let mut residual_norm = None;
         if let Some((tensor, mut residuals)) = self.feedback.take() {

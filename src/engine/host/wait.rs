@@ -2,8 +2,10 @@
 
 use super::engine::{HostEngine, RECENT, is_collective};
 use crate::error::{Error, ErrorKind, Result};
+use crate::recorder::WaitRecord;
 use crate::schedule::Step;
 use crate::sync::CAUSE_TIMEOUT;
+use crate::sys::clock::monotonic_nanoseconds;
 use crate::transport::{self, Caps, Links};
 use crate::types::{CallSignature, SIGNATURE_WORDS};
 use std::time::{Duration, Instant};
@@ -27,6 +29,8 @@ pub(super) struct WaitClock {
     closed: Vec<usize>,
     /// Whether one more scan has run since the fault was raised.
     scanned_after_fault: bool,
+    /// Whether the flight recorder shows the wait.
+    is_shown: bool,
 }
 
 impl WaitClock {
@@ -69,6 +73,8 @@ impl HostEngine {
             return Ok(());
         }
         let missing = missing(&mut self.links);
+        self.record_wait(&missing, waited);
+        clock.is_shown = true;
         // A rank publishes all its messages before it closes. Shared memory shows them at once; a network
         // delivers them before the connection ends. The previous scan may have run before the close, so
         // only messages that are still missing after one more scan will never arrive.
@@ -89,6 +95,26 @@ impl HostEngine {
             return Err(self.timed_out(&missing));
         }
         Ok(())
+    }
+
+    /// Begins a new wait after progress.
+    pub(super) fn end_wait(&self, clock: &mut WaitClock) {
+        if let (true, Some(recorder)) = (clock.is_shown, self.recorder()) {
+            recorder.set_waits(None);
+        }
+        *clock = WaitClock::default();
+    }
+
+    /// Shows in the flight recorder what this rank waits for.
+    fn record_wait(&self, missing: &[(usize, String)], waited: Duration) {
+        let Some(recorder) = self.recorder() else {
+            return;
+        };
+        let waits = WaitRecord {
+            missing: missing.to_vec(),
+            since: monotonic_nanoseconds().saturating_sub(waited.as_nanos() as u64),
+        };
+        recorder.set_waits(Some(waits).filter(|waits| !waits.missing.is_empty()));
     }
 
     fn timed_out(&self, missing: &[(usize, String)]) -> Error {
