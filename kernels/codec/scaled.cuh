@@ -107,19 +107,19 @@ struct Scaled : FixedWidth<cinch_scaled_params, CodeVectors<1>, 8> {
                                 float (&number)[1]) {
     const bool tensor = params.log2_block == 0;
     const float scale = tensor ? params.scale : scale_of(largest);
-    if (DRAWS && params.draws != 0) {
-      if constexpr (DRAWS) {
+    const bool poisoned = tensor && !(is_finite(largest) && is_finite(scale) && scale >= 0);
+    number[0] = poisoned ? float_of(QUIET_NAN) : scale;
+    if constexpr (DRAWS) {
+      if (params.draws != 0) {
         // Only the copy of x has an address, so that x itself stays in registers.
         float y[16];
         CINCH_UNROLL
         for (int i = 0; i < 16; ++i) y[i] = x[i];
         codes = drawn(scale, random, y);
+        return;
       }
-    } else {
-      encode(x, factor(scale, largest), codes);
     }
-    const bool poisoned = tensor && !(is_finite(largest) && is_finite(scale) && scale >= 0);
-    number[0] = poisoned ? float_of(QUIET_NAN) : scale;
+    encode(x, factor(scale, largest), codes);
   }
 
   // Decodes 16 elements into `acc`. With REDUCE it adds them: acc = value * unit + acc, rounded

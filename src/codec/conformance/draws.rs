@@ -69,7 +69,7 @@ fn across_all_gaps(name: &str, scale: f32) -> Vec<f32> {
 }
 
 /// Compares the mean of many encodes with each element, in units of its standard error. The probabilities
-/// follow from the decodable magnitudes in fp64.
+/// follow from the decodable magnitudes in fp64. The draws are the same in every run, on every instruction set.
 #[test]
 fn mean_of_draws_is_within_four_standard_errors() {
     const DRAWS: u64 = 20_000;
@@ -103,7 +103,7 @@ fn mean_of_draws_is_within_four_standard_errors() {
                 let deviation = (high - low) * (part * (1.0 - part) / DRAWS as f64).sqrt();
                 let z = error / deviation;
                 assert!(
-                    z.abs() <= 5.0,
+                    z.abs() <= 4.0,
                     "{name} {scale:e}: {x:e} is off by {z} standard errors"
                 );
                 worst = worst.max(z.abs());

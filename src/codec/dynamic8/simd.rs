@@ -68,10 +68,15 @@ impl VectorScaledFormat for Dynamic {
         let is_top = lanes.eq_i(code, one);
         let rank = lanes.max_i(lanes.sub_i(code, one), zero);
         let nearest = lanes.select_i(is_top, top, rank);
-        let is_beyond = lanes.gt(decoded(nearest), x);
+        let near = decoded(nearest);
+        let is_beyond = lanes.gt(near, x);
         let below = lanes.select_i(is_beyond, lanes.sub_i(nearest, one), nearest);
         let above = lanes.add_i(below, one);
-        let is_upper = takes_upper(lanes, x, decoded(below), decoded(above), u);
+        // The lookup of the other neighbour costs more than the selections.
+        let far = decoded(lanes.select_i(is_beyond, below, above));
+        let low = lanes.select(is_beyond, far, near);
+        let high = lanes.select(is_beyond, near, far);
+        let is_upper = takes_upper(lanes, x, low, high, u);
         // Above the largest magnitude there is none, and the rank stays.
         let rank = lanes.min_i(lanes.select_i(is_upper, above, below), top);
         let is_leaf = lanes.gt_i(rank, zero);
