@@ -995,6 +995,31 @@ cinch_result_t cinch_comm_split(cinch_comm_t *comm,
                                 cinch_comm_t **newcomm);
 
 /**
+ * Prepares for `cinch_comm_shrink`. All ranks must call it, while all of them exist.
+ *
+ * Every rank then keeps a listening socket as long as `comm` exists.
+ */
+cinch_result_t cinch_comm_prepare_to_shrink(cinch_comm_t *comm);
+
+/**
+ * Creates a communicator of the ranks of `comm` that are not among the `count` ranks in `exclude`, in
+ * order. `comm` may have failed, and excluded ranks may have ended.
+ *
+ * With a count of 0, `exclude` may be NULL: then the ranks are excluded that have ended or destroyed
+ * `comm`. All ranks of the new communicator must call it with the same list. A rank that dies
+ * meanwhile is `CINCH_ERROR_REMOTE` on all others, which can call it again without that rank.
+ *
+ * Needs an earlier `cinch_comm_prepare_to_shrink`; the new communicator needs none. `config` may be
+ * NULL: then the settings are those of `comm`. `*newcomm` is NULL unless the call succeeds. `comm`
+ * stays valid for `cinch_comm_destroy`.
+ */
+cinch_result_t cinch_comm_shrink(cinch_comm_t *comm,
+                                 const int *exclude,
+                                 int count,
+                                 const cinch_config_t *config,
+                                 cinch_comm_t **newcomm);
+
+/**
  * Returns when every rank has called it. Does not wait for calls that are queued on a GPU.
  */
 cinch_result_t cinch_barrier(cinch_comm_t *comm);

@@ -6,7 +6,7 @@ use crate::config::{CommOptions, ncclConfig_t};
 use crate::connect_job::{ConnectJob, NewComm};
 use crate::group;
 use crate::types::*;
-use cinch::capi::core::arguments::split_color;
+use cinch::capi::core::arguments::{rank_list, split_color};
 use cinch::sync::Fault;
 use cinch::{Error, Result};
 use std::ffi::c_int;
@@ -110,7 +110,10 @@ export! {
         unsafe { store("newcomm", newcomm, null_mut())? };
         // SAFETY: nccl.h requires of the program that the list is NULL or has `excludeRanksCount`
         // ranks.
-        let exclude = unsafe { ranks(excludeRanksList, excludeRanksCount)? };
+        let exclude = unsafe { rank_list("excludeRanksList", excludeRanksList, excludeRanksCount)? };
+        if exclude.is_empty() {
+            return Err(Error::invalid_argument("excludeRanksCount is 0; exclude 1 or more ranks"));
+        }
         let parent = comm::lookup(comm)?;
         let communicator = parent.connection()?;
         match shrinkFlags {
@@ -140,29 +143,8 @@ export! {
             parent: Some(parent),
             blocking,
             work: Box::new(move || {
-                let shrunk = communicator.shrink_watched(&exclude, settings, fault)?;
-                shrunk.prepare_to_shrink()?;
-                Ok(Some(shrunk))
+                communicator.shrink_watched(&exclude, settings, fault).map(Some)
             }),
         })
     }
-}
-
-/// Returns the ranks in `list`.
-///
-/// # Errors
-/// Invalid argument if there are none, or one is negative.
-///
-/// # Safety
-/// `list` is NULL, or has `count` numbers.
-unsafe fn ranks(list: *const c_int, count: c_int) -> Result<Vec<usize>> {
-    if count < 1 || list.is_null() {
-        return Err(Error::invalid_argument(format!(
-            "{count} ranks at {list:?} are to be excluded; exclude 1 or more"
-        )));
-    }
-    (0..count as usize)
-        // SAFETY: the caller passes a list of `count` numbers, and `at` is less.
-        .map(|at| rank_of("excludeRanksList", unsafe { list.add(at).read_unaligned() }))
-        .collect()
 }

@@ -3,10 +3,11 @@
 //! | bytes | content |
 //! | --- | --- |
 //! | 0 | format, 1 |
-//! | 1 | flags; bit 0: rank 0 serves the rendezvous, at the address given |
+//! | 1 | flags; bit 0: rank 0 serves the rendezvous, at the address given; bit 1: the address listens as long as its process lives |
 //! | 4..36 | secret |
 //! | 36..52 | nonce, different for every id |
 //! | 52..80, 80..108 | addresses of the rendezvous: family (0 none, 4, 6), pad, port, IP, scope, pad |
+//! | 108..112 | digest of the ranks that take part in a reconnect; else 0 |
 //! | 112..128 | start of the SHA-256 of bytes 0..112 |
 
 use super::{UniqueId, address, keys, rendezvous_server};
@@ -19,10 +20,14 @@ use std::path::Path;
 
 const FORMAT: u8 = 1;
 const RANK_ZERO_OPENS: u8 = 1;
+const ALWAYS_LISTENS: u8 = 2;
 const ADDRESS_BYTES: usize = 28;
 const SECRET: std::ops::Range<usize> = 4..36;
 const NONCE: std::ops::Range<usize> = 36..52;
+/// Nonce and addresses.
+const PUBLIC: std::ops::Range<usize> = 36..108;
 const ADDRESSES: [usize; 2] = [52, 80];
+const PARTICIPANTS: usize = 108;
 const CHECKSUM: usize = 112;
 
 /// Shortest secret in a file, in bytes.
@@ -52,6 +57,49 @@ impl UniqueId {
             Some(_) => UniqueId::create(config),
             None => UniqueId::create_at(address::for_one_host(), config),
         }
+    }
+
+    /// Makes an id as [`UniqueId::create`] does, for ranks that know the secret key `parent`. Its secret
+    /// is derived from that key, so the other ranks need only [`UniqueId::public_part`].
+    ///
+    /// # Errors
+    /// As for [`UniqueId::create`].
+    pub(crate) fn create_under(parent: &keys::DerivedKey, config: &Config) -> Result<UniqueId> {
+        let nonce = keys::random::<16>()?;
+        let secret = secret_under(parent, &nonce);
+        rendezvous_server::open(
+            address::choose(config)?,
+            |address| assemble(0, &secret, &nonce, &[address]),
+            config,
+        )
+    }
+
+    /// Returns the nonce and the addresses of the id, without its secret.
+    pub(crate) fn public_part(&self) -> &[u8] {
+        &self.0[PUBLIC]
+    }
+
+    /// Returns the id that [`UniqueId::create_under`] made under `parent` and that has this public part.
+    ///
+    /// # Errors
+    /// Invalid argument if the public part has another length or names no address.
+    pub(crate) fn from_public_part(part: &[u8], parent: &keys::DerivedKey) -> Result<UniqueId> {
+        let mut bytes = [0; 128];
+        if part.len() != PUBLIC.len() {
+            let what = format!(
+                "the public part of an id has {} bytes, these are {}",
+                PUBLIC.len(),
+                part.len()
+            );
+            return Err(Error::invalid_argument(what));
+        }
+        bytes[0] = FORMAT;
+        bytes[PUBLIC].copy_from_slice(part);
+        let nonce: [u8; 16] = std::array::from_fn(|at| bytes[NONCE.start + at]);
+        bytes[SECRET].copy_from_slice(&secret_under(parent, &nonce));
+        let sum = checksum(&bytes);
+        bytes[CHECKSUM..].copy_from_slice(&sum);
+        UniqueId::from_bytes(&bytes)
     }
 
     fn create_at(ip: IpAddr, config: &Config) -> Result<UniqueId> {
@@ -218,6 +266,18 @@ impl UniqueId {
         self.0[1] & RANK_ZERO_OPENS != 0
     }
 
+    /// Returns whether the address listens as long as its process lives, and closes connections until
+    /// the rendezvous is served.
+    pub(super) fn always_listens(&self) -> bool {
+        self.0[1] & ALWAYS_LISTENS != 0
+    }
+
+    /// Returns a digest of the ranks that take part in a reconnect, which is equal on all of them; 0
+    /// in other ids.
+    pub(super) fn participants(&self) -> u32 {
+        u32::from_le_bytes(std::array::from_fn(|at| self.0[PARTICIPANTS + at]))
+    }
+
     /// Returns bytes that differ for every created id.
     pub(super) fn nonce(&self) -> &[u8] {
         &self.0[NONCE]
@@ -235,6 +295,11 @@ impl UniqueId {
             .filter_map(|at| read_address(&self.0[at..at + ADDRESS_BYTES]))
             .collect()
     }
+}
+
+/// Derives the secret of an id from the secret key of ranks that share it.
+fn secret_under(parent: &keys::DerivedKey, nonce: &[u8; 16]) -> keys::DerivedKey {
+    keys::derive(parent, nonce, "secret of an id")
 }
 
 /// Returns whether `host` is the name of one host. Such a name has a loopback address on that host
@@ -281,6 +346,33 @@ pub(super) fn assemble(
     let sum = checksum(&bytes);
     bytes[CHECKSUM..].copy_from_slice(&sum);
     UniqueId(bytes)
+}
+
+/// Makes the id by which the ranks `participants` of a communicator with `key` reconnect at `address`.
+/// Its secret and nonce are those of every reconnect of the communicator, so that ranks that disagree
+/// about the participants can still name each other.
+pub(super) fn assemble_reconnect(
+    key: &keys::DerivedKey,
+    address: SocketAddr,
+    participants: &[usize],
+) -> UniqueId {
+    let secret = keys::derive(key, b"", "secret");
+    let nonce = keys::derive(key, b"", "nonce");
+    let nonce: [u8; 16] = std::array::from_fn(|at| nonce[at]);
+    let flags = match participants {
+        [_] => RANK_ZERO_OPENS,
+        _ => ALWAYS_LISTENS,
+    };
+    let mut id = assemble(flags, &secret, &nonce, &[address]);
+    let ranks: Vec<u8> = participants
+        .iter()
+        .flat_map(|&rank| (rank as u64).to_le_bytes())
+        .collect();
+    let digest = keys::digest(&[b"cinch reconnect", &ranks]);
+    id.0[PARTICIPANTS..CHECKSUM].copy_from_slice(&digest[..CHECKSUM - PARTICIPANTS]);
+    let sum = checksum(&id.0);
+    id.0[CHECKSUM..].copy_from_slice(&sum);
+    id
 }
 
 fn checksum(bytes: &[u8; 128]) -> [u8; 16] {

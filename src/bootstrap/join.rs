@@ -3,7 +3,9 @@
 use super::auth::{Listener, OnRefusal, Peer, connect_to_any};
 use super::framed_stream::{Body, FramedStream};
 use super::rank_entry::RankEntry;
-use super::rendezvous_server::{REFUSED, REGISTER, TABLE, handshake, margin, serve};
+use super::rendezvous_server::{
+    OTHER_PARTICIPANTS, REFUSED, REGISTER, TABLE, handshake, margin, serve,
+};
 use super::{UniqueId, address, process};
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
@@ -11,7 +13,13 @@ use crate::sync::Fault;
 use crate::sys::socket;
 use crate::wire::{Damaged, Reader, Wire, Writer};
 use std::net::{IpAddr, SocketAddr};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// Time for which a rank registers again while the server holds a rendezvous of other ranks: the
+/// server's rank learns in that time which further rank has ended.
+const OTHER_PARTICIPANTS_TIMEOUT: Duration = Duration::from_secs(3);
+/// Interval of these registrations.
+const OTHER_PARTICIPANTS_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Result of a rendezvous.
 pub(super) struct PeerTable {
@@ -40,13 +48,42 @@ pub(super) fn rendezvous(
                 error.context("rank 0 opens the rendezvous, but another job may have the port")
             })?;
             addresses = bound;
-            serve(id, listener, config.init_timeout)?;
+            serve(id, listener, config.init_timeout, None)?;
         }
     }
-    let peer = connect(id, &addresses, rank, config, deadline, fault)?;
-    // The server takes the end of a registered rank for its death, so a rank with a fault must not
-    // register.
-    fault.check()?;
+    let mut other_participants = None;
+    loop {
+        let answer = register(id, &addresses, (rank, nranks), config, deadline, fault)?;
+        let refusal = match answer {
+            Answer::Table(table) => return Ok(table),
+            Answer::OtherParticipants(refusal) => refusal,
+        };
+        let since = *other_participants.get_or_insert(Instant::now());
+        if since.elapsed() >= OTHER_PARTICIPANTS_TIMEOUT || Instant::now() >= deadline {
+            return Err(refusal);
+        }
+        fault.check()?;
+        std::thread::sleep(OTHER_PARTICIPANTS_INTERVAL);
+    }
+}
+
+/// The server's answer to a registration.
+enum Answer {
+    Table(PeerTable),
+    /// The server holds a rendezvous of other ranks of the same communicator.
+    OtherParticipants(Error),
+}
+
+/// Registers once, and waits for the answer.
+fn register(
+    id: &UniqueId,
+    addresses: &[SocketAddr],
+    (rank, nranks): (usize, usize),
+    config: &Config,
+    deadline: Instant,
+    fault: &Fault,
+) -> Result<Answer> {
+    let peer = connect(id, addresses, rank, config, deadline, fault)?;
     // The server counts this timeout from its acceptance of the connection.
     let timeout = deadline.saturating_duration_since(Instant::now());
     let server = format!("the rendezvous at {}", peer.address);
@@ -54,16 +91,15 @@ pub(super) fn rendezvous(
 
     // A rank that cannot register sends the reason, so that no rank waits for it until the
     // deadline.
-    let described = describe_self((&stream, id), rank, nranks, config);
-    let (entry, listener) = described.inspect_err(|error| {
-        let who = format!("rank {rank} (host {})", process::host_name());
-        let report = error.clone().context(who);
-        stream.queue(REFUSED, &Body::new(report.to_bytes()));
-        stream.flush();
-    })?;
+    let who = format!("rank {rank} (host {})", process::host_name());
+    let described = fault
+        .check()
+        .and_then(|()| describe_self((&stream, id), rank, nranks, config));
+    let (entry, listener) = described.inspect_err(|error| give_up(&mut stream, &who, error))?;
     let mut writer = Writer::default();
     writer.u32(nranks.min(u32::MAX as usize) as u32);
     writer.u64(timeout.as_millis() as u64);
+    writer.u32(id.participants());
     entry.write(&mut writer);
     stream.queue(REGISTER, &Body::new(writer.0));
 
@@ -71,20 +107,35 @@ pub(super) fn rendezvous(
     // missing ranks.
     let answer = stream
         .exchange(deadline + margin(timeout), fault)
-        .map_err(|error| error.context(&server))?;
+        .map_err(|error| match fault.check() {
+            // The server would take the end of the connection for the death of this rank.
+            Err(reason) => {
+                give_up(&mut stream, &who, &reason);
+                reason
+            }
+            Ok(()) => error.context(&server),
+        })?;
     match answer.kind {
         REFUSED => Err(Error::from_bytes(&answer.body)?),
+        OTHER_PARTICIPANTS => Ok(Answer::OtherParticipants(Error::from_bytes(&answer.body)?)),
         TABLE => {
             let table = read_table(&answer.body, &entry, nranks);
             let (members, salt) = table.map_err(|error| error.context(&server))?;
-            Ok(PeerTable {
+            Ok(Answer::Table(PeerTable {
                 members,
                 salt,
                 listener,
-            })
+            }))
         }
         _ => Err(Error::from(Damaged).context(&server)),
     }
+}
+
+/// Sends the server the reason why this rank takes no part.
+fn give_up(stream: &mut FramedStream, who: &str, reason: &Error) {
+    let report = reason.clone().context(who);
+    stream.queue(REFUSED, &Body::new(report.to_bytes()));
+    stream.flush();
 }
 
 /// Describes this process as a rank that is connected to the server. Rank 0 also starts to listen.
@@ -135,9 +186,10 @@ fn connect(
     deadline: Instant,
     fault: &Fault,
 ) -> Result<Peer> {
-    let on_refusal = match id.rank_zero_opens() {
-        true => OnRefusal::Retry,
-        false => OnRefusal::Fail,
+    let on_refusal = match (id.rank_zero_opens(), id.always_listens()) {
+        (true, _) => OnRefusal::Retry,
+        (false, true) => OnRefusal::RetryClosed,
+        (false, false) => OnRefusal::Fail,
     };
     let handshake = handshake(id, rank);
     let last = match connect_to_any(addresses, &handshake, on_refusal, deadline, fault) {
@@ -152,6 +204,9 @@ fn connect(
              process that created it has ended",
             config.init_timeout.as_secs_f64()
         )),
+        (ErrorKind::Remote, OnRefusal::RetryClosed) => {
+            last.context("the lowest rank that is left serves no rendezvous, it may have ended")
+        }
         (_, OnRefusal::Retry) => last.context("rank 0 did not open the rendezvous"),
         _ => last,
     })

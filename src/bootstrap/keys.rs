@@ -17,7 +17,36 @@ pub(super) fn derive(secret: &[u8], salt: &[u8], purpose: &str) -> DerivedKey {
     Hkdf::<Sha256>::new(Some(salt), secret)
         .expand(purpose.as_bytes(), &mut key)
         .expect("32 bytes are within what HKDF-SHA256 can give");
+    #[cfg(test)]
+    recording::record([secret, &key]);
     key
+}
+
+/// A record of all secrets from which this process derives keys, and of these keys, for tests.
+#[cfg(test)]
+pub(crate) mod recording {
+    use std::sync::{Mutex, PoisonError};
+
+    /// `None` while no test records.
+    static SECRETS: Mutex<Option<Vec<Vec<u8>>>> = Mutex::new(None);
+
+    /// Starts a record.
+    pub(crate) fn start() {
+        *SECRETS.lock().unwrap_or_else(PoisonError::into_inner) = Some(Vec::new());
+    }
+
+    /// Ends the record and returns it.
+    pub(crate) fn stop() -> Vec<Vec<u8>> {
+        let mut secrets = SECRETS.lock().unwrap_or_else(PoisonError::into_inner);
+        secrets.take().unwrap_or_default()
+    }
+
+    pub(super) fn record(secrets: [&[u8]; 2]) {
+        let mut record = SECRETS.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(record) = &mut *record {
+            record.extend(secrets.iter().map(|secret| secret.to_vec()));
+        }
+    }
 }
 
 /// Returns an authenticator under `key`. Clone it for each message: the key schedule runs once.

@@ -9,11 +9,15 @@ mod discover;
 mod framed_stream;
 mod id;
 mod join;
+#[cfg(not(test))]
 mod keys;
+#[cfg(test)]
+pub(crate) mod keys;
 mod local;
 mod process;
 mod rank_entry;
 mod reconnect;
+mod reconnect_listener;
 mod rendezvous_server;
 mod warning_hook;
 
@@ -23,6 +27,7 @@ pub use discover::{LaunchInfo, Rendezvous, discover, half_set};
 pub use local::LocalOutOfBand;
 pub use process::{host_name, shared_directory_id};
 pub use reconnect::ShrinkRendezvous;
+pub use reconnect_listener::ReconnectListener;
 pub use warning_hook::WarningHook;
 
 use crate::error::{Error, ErrorKind, Result};
@@ -104,6 +109,10 @@ pub trait OutOfBand: Send + Sync + std::fmt::Debug {
     /// fault if that is raised while waiting.
     fn all_gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>>;
 
+    /// Ends exchanges at `until` at the latest, instead of by the timeout of calls alone; `None` ends
+    /// the limit. Init sets it, so that a rank that hangs fails the init in time.
+    fn limit_exchanges(&self, _until: Option<Instant>) {}
+
     /// Returns when every rank has called it.
     ///
     /// # Errors
@@ -123,6 +132,15 @@ pub trait OutOfBand: Send + Sync + std::fmt::Debug {
     /// Returns whether a rank has announced its exit. Waiting for its data is an error once the
     /// last bytes have been read.
     fn has_left(&self, rank: usize) -> bool;
+
+    /// Returns whether this rank knows that a rank has left or ended, also after the communicator has
+    /// failed.
+    fn is_lost(&self, rank: usize) -> bool {
+        self.has_left(rank)
+    }
+
+    /// Drops the connections that arrive at `listener` from now on, except during a rendezvous.
+    fn drop_connections(&self, _listener: &Arc<ReconnectListener>) {}
 
     /// Derives a key for connections of this communicator that only its ranks know.
     fn key(&self, purpose: &str) -> [u8; 32];

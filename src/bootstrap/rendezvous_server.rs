@@ -8,6 +8,7 @@
 use super::auth::{ConnectionRole, HandshakeConfig, Listener, Peer, PeerIdentity, poll_for};
 use super::framed_stream::{Body, Frame, FramedStream};
 use super::rank_entry::{RankEntry, name_ranks};
+use super::reconnect_listener::ServingGuard;
 use super::{UniqueId, keys};
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
@@ -24,13 +25,16 @@ use std::time::{Duration, Instant};
 /// Largest number of ranks of a communicator: the table of all ranks must fit a frame.
 pub(super) const MAX_RANKS: usize = 4096;
 
-/// Kind of a frame by which a rank registers: number of ranks, time that it can wait, its entry.
+/// Kind of a frame by which a rank registers: number of ranks, time that it can wait, digest of the
+/// participants, its entry.
 pub(super) const REGISTER: u8 = 1;
 /// Kind of a frame for registered ranks: random bytes, and the entries of all ranks.
 pub(super) const TABLE: u8 = 2;
 /// Kind of a frame with the reason why there will be no communicator, from the server or from a
-/// rank that cannot register.
+/// rank that cannot register or gives up.
 pub(super) const REFUSED: u8 = 3;
+/// Kind of a frame for a rank that reconnects with other participants than the server: the reason.
+pub(super) const OTHER_PARTICIPANTS: u8 = 4;
 
 /// Time for which a failed rendezvous sends its error to late ranks.
 const FAILED_TIMEOUT: Duration = Duration::from_secs(3);
@@ -64,7 +68,7 @@ pub(super) fn open(
 ) -> Result<UniqueId> {
     let (listener, address) = Listener::bind(ip)?;
     let id = make(address);
-    serve(&id, listener, config.init_timeout)?;
+    serve(&id, listener, config.init_timeout, None)?;
     Ok(id)
 }
 
@@ -110,11 +114,18 @@ pub(super) fn handshake(id: &UniqueId, rank: usize) -> HandshakeConfig {
     HandshakeConfig::new(&id.key(b"", "rendezvous"), identity)
 }
 
-/// Starts a thread that serves the rendezvous of `id` on `listener` for `timeout`.
-pub(super) fn serve(id: &UniqueId, listener: Listener, timeout: Duration) -> Result<()> {
+/// Starts a thread that serves the rendezvous of `id` on `listener` for `timeout`. Drops `guard` when
+/// the thread no longer accepts.
+pub(super) fn serve(
+    id: &UniqueId,
+    listener: Listener,
+    timeout: Duration,
+    guard: Option<ServingGuard>,
+) -> Result<()> {
     let requests = Arc::<Requests>::default();
     let server = RendezvousServer {
-        listener: Some(listener),
+        listener: Some((listener, guard)),
+        participants: id.participants(),
         handshake: handshake(id, 0),
         registrants: Vec::new(),
         nranks: 0,
@@ -148,7 +159,9 @@ pub(super) fn serve(id: &UniqueId, listener: Listener, timeout: Duration) -> Res
 /// State of the thread that serves a rendezvous.
 struct RendezvousServer {
     /// `None` once the rendezvous is over.
-    listener: Option<Listener>,
+    listener: Option<(Listener, Option<ServingGuard>)>,
+    /// Digest of the ranks that may register.
+    participants: u32,
     handshake: HandshakeConfig,
     registrants: Vec<Registrant>,
     /// Number of ranks that the first rank registered; 0 before.
@@ -216,14 +229,15 @@ impl RendezvousServer {
     fn poll(&mut self) {
         let now = Instant::now();
         let mut limit = REQUEST_POLL_INTERVAL.min(self.deadline.saturating_duration_since(now));
-        if let Some(listener) = &self.listener {
+        if let Some((listener, _)) = &self.listener {
             limit = limit.min(listener.poll_limit(now));
         }
         let (registrants, listener) = {
             let registrants = self.registrants.iter().map(|one| &one.stream);
             let registrants =
                 registrants.map(|stream| PollFd::new(stream.descriptor(), stream.events()));
-            let listener = self.listener.iter().flat_map(Listener::descriptors);
+            let listener = self.listener.iter();
+            let listener = listener.flat_map(|(listener, _)| listener.descriptors());
             let mut fds: Vec<PollFd<'_>> = registrants.chain(listener).collect();
             poll_for(&mut fds, limit.max(Duration::from_millis(1)));
             let ready = fds.iter().map(|fd| fd.any().unwrap_or(true));
@@ -239,7 +253,7 @@ impl RendezvousServer {
     }
 
     fn accept(&mut self, ready: &[bool]) {
-        let Some(listener) = &mut self.listener else {
+        let Some((listener, _)) = &mut self.listener else {
             return;
         };
         let accepted = Instant::now();
@@ -289,7 +303,7 @@ impl RendezvousServer {
         let registrant = &mut self.registrants[at];
         let damaged =
             |rank: usize| Error::from(Damaged).context(format!("rank {rank} at the rendezvous"));
-        if frame.kind == REFUSED && registrant.entry.is_none() {
+        if frame.kind == REFUSED {
             return Err(Error::from_bytes(&frame.body)?);
         }
         if frame.kind != REGISTER || registrant.entry.is_some() {
@@ -298,8 +312,21 @@ impl RendezvousServer {
         let mut reader = Reader(&frame.body);
         let nranks = reader.u32()? as usize;
         let timeout = Duration::from_millis(reader.u64()?.min(1 << 40));
+        let participants = reader.u32()?;
         let entry: RankEntry = reader.take()?;
         reader.end()?;
+        if participants != self.participants {
+            // Either side may not know yet that a further rank has ended. So only this rank is
+            // refused, and may come again.
+            let what = format!(
+                "{} excludes other ranks than the lowest rank does",
+                entry.place()
+            );
+            let body = Body::new(Error::new(ErrorKind::Mismatch, what).to_bytes());
+            registrant.stream.queue(OTHER_PARTICIPANTS, &body);
+            registrant.stream.flush();
+            return Ok(());
+        }
         registrant.entry = Some(entry.clone());
         if entry.info.rank != registrant.rank {
             return Err(damaged(registrant.rank));
@@ -331,7 +358,7 @@ impl RendezvousServer {
         let first = self.entries().find(|other| other.info.rank != info.rank);
         if self.nranks == 0 {
             self.nranks = nranks;
-            if let Some(listener) = &mut self.listener {
+            if let Some((listener, _)) = &mut self.listener {
                 listener.expect_connections(nranks.min(MAX_RANKS));
             }
         } else if self.nranks != nranks
@@ -401,7 +428,12 @@ impl RendezvousServer {
             self.refused += 1;
         }
         self.failure = Some(error);
-        self.deadline = Instant::now() + FAILED_TIMEOUT;
+        // Late ranks of a reconnect wait for the next rendezvous instead, which may begin at once.
+        self.deadline = Instant::now()
+            + match self.participants {
+                0 => FAILED_TIMEOUT,
+                _ => Duration::ZERO,
+            };
     }
 
     fn send_tables(&mut self) {

@@ -1,7 +1,7 @@
 //! Functions that create, query, split, finalize, destroy and abort communicators.
 
 use super::config::{self, cinch_config_t};
-use super::core::arguments::{NO_COLOR, as_int, check_out, rank_of, split_color, store};
+use super::core::arguments::{NO_COLOR, as_int, check_out, rank_list, rank_of, split_color, store};
 use super::error::{cinch_result_t, report};
 use super::group;
 use super::handle::{self, cinch_comm_t};
@@ -114,6 +114,54 @@ pub unsafe extern "C" fn cinch_comm_split(
                 Some(split) => store("newcomm", newcomm, handle::register(split)?),
                 None => Ok(()),
             }
+        }
+    })
+}
+
+/// Prepares for `cinch_comm_shrink`. All ranks must call it, while all of them exist.
+///
+/// Every rank then keeps a listening socket as long as `comm` exists.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cinch_comm_prepare_to_shrink(comm: *mut cinch_comm_t) -> cinch_result_t {
+    guard!("cinch_comm_prepare_to_shrink", {
+        let entry = handle::lookup(comm)?;
+        group::refuse("a communicator cannot be prepared to shrink")?;
+        entry.comm.prepare_to_shrink()
+    })
+}
+
+/// Creates a communicator of the ranks of `comm` that are not among the `count` ranks in `exclude`, in
+/// order. `comm` may have failed, and excluded ranks may have ended.
+///
+/// With a count of 0, `exclude` may be NULL: then the ranks are excluded that have ended or destroyed
+/// `comm`. All ranks of the new communicator must call it with the same list. A rank that dies
+/// meanwhile is `CINCH_ERROR_REMOTE` on all others, which can call it again without that rank.
+///
+/// Needs an earlier `cinch_comm_prepare_to_shrink`; the new communicator needs none. `config` may be
+/// NULL: then the settings are those of `comm`. `*newcomm` is NULL unless the call succeeds. `comm`
+/// stays valid for `cinch_comm_destroy`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cinch_comm_shrink(
+    comm: *mut cinch_comm_t,
+    exclude: *const c_int,
+    count: c_int,
+    config: *const cinch_config_t,
+    newcomm: *mut *mut cinch_comm_t,
+) -> cinch_result_t {
+    guard!("cinch_comm_shrink", {
+        // SAFETY: cinch.h requires of the program that `newcomm` is NULL or writable, `config` NULL or
+        // readable, and that `exclude` has `count` ranks.
+        unsafe {
+            store("newcomm", newcomm, std::ptr::null_mut())?;
+            let exclude = rank_list("exclude", exclude, count)?;
+            let entry = handle::lookup(comm)?;
+            group::refuse("a communicator cannot be shrunk")?;
+            let config = match config.is_null() {
+                true => entry.comm.config().clone(),
+                false => config::read(config)?,
+            };
+            let shrunk = entry.comm.shrink(&exclude, config)?;
+            store("newcomm", newcomm, handle::register(shrunk)?)
         }
     })
 }

@@ -27,7 +27,7 @@ use crate::transport::ConnectContext;
 use crate::types::{CodecSetting, Collective, DType, ReduceOp, Scalar};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The part of a communicator that is on a GPU.
 #[derive(Debug)]
@@ -115,20 +115,20 @@ impl GpuState {
 pub(super) fn connect(
     exchange: &OutOfBandRef,
     fault: &Arc<Fault>,
-    config: &Config,
+    (config, deadline): (&Config, Instant),
     policy: &CodecPolicy,
     isa: Isa,
     table: Option<Arc<TuningTable>>,
 ) -> Result<(CommInfo, GpuState)> {
     // An error is announced, so that the other ranks do not wait for a rank that cannot connect.
-    try_connect(exchange, fault, config, policy, isa, table)
+    try_connect(exchange, fault, (config, deadline), policy, isa, table)
         .inspect_err(|error| exchange.announce(error))
 }
 
 fn try_connect(
     exchange: &OutOfBandRef,
     fault: &Arc<Fault>,
-    config: &Config,
+    (config, deadline): (&Config, Instant),
     policy: &CodecPolicy,
     isa: Isa,
     table: Option<Arc<TuningTable>>,
@@ -151,7 +151,7 @@ fn try_connect(
         exchange: &**exchange,
         config,
         fault,
-        deadline: std::time::Instant::now() + config.init_timeout,
+        deadline,
         place: topology::place_of_gpu(config, context.device()),
         sys: Path::new(numa::SYS),
         verbs: None,

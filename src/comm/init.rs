@@ -7,7 +7,7 @@ use crate::bootstrap::{self, ControlPlane, OutOfBandRef, PeerInfo, UniqueId};
 use crate::config::{CodecPolicy, Config, FileChoice, launcher_environment};
 use crate::cpu::{FloatEnvironment, Isa};
 use crate::engine::HostEngine;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::plan::{MachineFacts, TuningTable};
 use crate::recorder::{self, CommLabel, RecorderSettings};
 use crate::schedule::Groups;
@@ -37,8 +37,16 @@ pub(super) fn by_id(
         )));
     }
     start_log(&config);
+    let begun = Instant::now();
     let exchange = ControlPlane::join(id, rank, nranks, &config, fault.clone())?;
-    connect(exchange, fault, config)
+    connect(exchange, fault, config, begun)
+}
+
+/// Returns when an init ends that began at `begun`, at the latest. If the rendezvous has taken the whole
+/// time, a tenth of it is left to connect.
+fn deadline(config: &Config, begun: Instant) -> Instant {
+    let timeout = config.init_timeout;
+    (begun + timeout).max(Instant::now() + timeout / 10)
 }
 
 /// Opens the log and warns of misspelt settings, once in a process. Other threads do not wait for
@@ -141,11 +149,30 @@ pub(super) fn by_environment(config: Config) -> Result<Communicator> {
 }
 
 /// Makes the communicator of ranks that have joined a control plane: compares settings, then
-/// connects memory.
+/// connects memory. The init began at `begun`, and fails after [`Config::init_timeout`].
 pub(super) fn connect(
     exchange: OutOfBandRef,
     fault: Arc<Fault>,
     config: Config,
+    begun: Instant,
+) -> Result<Communicator> {
+    let deadline = deadline(&config, begun);
+    exchange.limit_exchanges(Some(deadline));
+    let made = connect_until(exchange.clone(), fault, config, deadline);
+    exchange.limit_exchanges(None);
+    // Without the announcement, the exit of the first rank whose time is up would look like a death.
+    made.inspect_err(|error| {
+        if error.kind() == ErrorKind::Timeout {
+            exchange.announce(error);
+        }
+    })
+}
+
+fn connect_until(
+    exchange: OutOfBandRef,
+    fault: Arc<Fault>,
+    config: Config,
+    deadline: Instant,
 ) -> Result<Communicator> {
     // Another rounding mode could give costs by which this rank selects another algorithm.
     let _environment = FloatEnvironment::standard();
@@ -159,13 +186,14 @@ pub(super) fn connect(
     let policy = CodecPolicy::new(&config, one_host);
     agreement::compare_settings(&*exchange, &config, &policy, table.as_deref())?;
     let (info, state) = if config.device == DeviceChoice::Host {
-        let (info, engine) = on_host(&exchange, &fault, &config, &policy, isa)?;
+        let (info, engine) = on_host(&exchange, &fault, &config, &policy, isa, deadline)?;
         (
             info,
             DeviceState::Host(ForkOwned::new(Box::new(Mutex::new(engine)))),
         )
     } else {
-        let (info, state) = gpu::connect(&exchange, &fault, &config, &policy, isa, table)?;
+        let (info, state) =
+            gpu::connect(&exchange, &fault, (&config, deadline), &policy, isa, table)?;
         (info, DeviceState::Gpu(ForkOwned::new(Box::new(state))))
     };
     let recorder = recorder::register(
@@ -216,12 +244,13 @@ fn on_host(
     config: &Config,
     policy: &CodecPolicy,
     isa: Isa,
+    deadline: Instant,
 ) -> Result<(CommInfo, HostEngine)> {
     let links = transport::connect_all(&ConnectContext {
         exchange: &**exchange,
         config,
         fault,
-        deadline: Instant::now() + config.init_timeout,
+        deadline,
         place: topology::place_of_cores(config),
         sys: Path::new(numa::SYS),
         verbs: None,
@@ -312,7 +341,7 @@ mod tests {
                 ..Config::default()
             };
             let exchange: OutOfBandRef = world[1].clone();
-            assert!(connect(exchange, faults[1].clone(), config).is_err());
+            assert!(connect(exchange, faults[1].clone(), config, Instant::now()).is_err());
             let reason = faults[0].reason().expect("announced to rank 0");
             assert!(reason.message().contains(word), "{reason}");
         }

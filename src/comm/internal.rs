@@ -10,6 +10,7 @@ use crate::plan::{KernelVariant, Limits, MeasuredCosts, Site};
 use crate::sync::Fault;
 use crate::types::Call;
 use std::sync::Arc;
+use std::time::Instant;
 
 impl Communicator {
     /// Joins as [`Communicator::init`] does, with a fault of the caller for the new communicator. Raising the
@@ -32,7 +33,7 @@ impl Communicator {
     /// # Errors
     /// See [`Communicator::init`].
     pub fn over(exchange: OutOfBandRef, fault: Arc<Fault>, config: Config) -> Result<Communicator> {
-        init::connect(exchange, fault, config)
+        init::connect(exchange, fault, config, Instant::now())
     }
 
     /// Returns transports, channels and slots.

@@ -20,6 +20,8 @@ mod stats;
 mod teardown;
 mod topology;
 mod typed;
+#[cfg(test)]
+mod wire_tests;
 
 pub use crate::engine::Report;
 pub use crate::types::Call;
@@ -44,7 +46,7 @@ use sample::Sampler;
 use stats::CommCounters;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A group of ranks that call collectives together.
 ///
@@ -254,19 +256,29 @@ impl Communicator {
     pub fn prepare_to_shrink(&self) -> Result<()> {
         self.check_fault()?;
         if self.shrink_rendezvous.get().is_none() {
-            let rendezvous = self.fail_on_error(ShrinkRendezvous::open(&*self.exchange))?;
+            // The drop-in opens it as a part of every init.
+            let deadline = Instant::now() + self.config.init_timeout;
+            self.exchange.limit_exchanges(Some(deadline));
+            let opened = ShrinkRendezvous::open(&self.exchange);
+            self.exchange.limit_exchanges(None);
+            let rendezvous = self.fail_on_error(opened)?;
             let _ = self.shrink_rendezvous.set(rendezvous);
         }
         Ok(())
     }
 
-    /// Makes a communicator of the ranks that are not in `exclude`, in order. All of these must call it
+    /// Makes a communicator of the ranks that are not in `exclude`, in order. If `exclude` is empty, it
+    /// leaves out the ranks that have left or died. All ranks of the new communicator must call it
     /// with the same list. Excluded ranks may have exited, and this communicator may have failed. The
-    /// new communicator has the settings `config`.
+    /// new communicator has the settings `config` and can be shrunk itself.
+    ///
+    /// A rank that dies meanwhile is an error on all others; they can call it again without that rank.
     ///
     /// # Errors
     /// Invalid argument for a list with this rank, a rank twice or an unknown rank; invalid
-    /// usage without [`Communicator::prepare_to_shrink`]; else as [`Communicator::init`].
+    /// usage without [`Communicator::prepare_to_shrink`], or for an empty list if no rank is known to
+    /// have left or died; remote, naming a rank of this communicator that died; else as
+    /// [`Communicator::init`].
     pub fn shrink(&self, exclude: &[usize], config: Config) -> Result<Communicator> {
         split::shrink(self, exclude, config, Fault::new())
     }

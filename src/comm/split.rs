@@ -1,12 +1,13 @@
 //! Communicators made from another one: split, split after an abort, shrink.
 
 use super::Communicator;
-use super::init::by_id;
-use crate::bootstrap::{ControlPlane, OutOfBand, PeerInfo, ShrinkRendezvous, UniqueId};
+use super::init::{by_id, connect};
+use crate::bootstrap::{OutOfBand, PeerInfo, ShrinkRendezvous, UniqueId};
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::Fault;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Splits `comm` over its own control plane.
 pub(super) fn split(
@@ -27,13 +28,13 @@ pub(super) fn split_again(
     config: Config,
     fault: Arc<Fault>,
 ) -> Result<Option<Communicator>> {
-    let (rank, nranks) = (comm.rank(), comm.nranks());
-    let all: Vec<usize> = (0..nranks).collect();
-    let id = shrink_rendezvous(comm)?.rendezvous(&all, &config)?;
+    let all: Vec<usize> = (0..comm.nranks()).collect();
     // The temporary control plane gets a child fault: a failure of the new communicator ends it.
     // A failure of the control plane does not fail the new communicator.
-    let exchange = ControlPlane::join(&id, rank, nranks, &config, fault.child())
-        .inspect_err(|error| cancel(&id, &comm.peers()[rank], error))?;
+    let rendezvous = shrink_rendezvous(comm)?;
+    let exchange = rendezvous
+        .reconnect(&all, &config, &fault.child())
+        .map_err(|error| name_dead(rendezvous, &all, error))?;
     let made = split_over(&*exchange, color, key, config, fault);
     match &made {
         Ok(_) => exchange.leave(),
@@ -100,7 +101,9 @@ fn split_over(
     }
     members.sort_unstable();
     let leads = members.first().is_some_and(|&(_, rank)| rank == own);
-    let opened = leads.then(|| UniqueId::create(&config));
+    // Ids of the new communicators never travel whole: their secret is derived from the parent's key.
+    let parent = exchange.key("split");
+    let opened = leads.then(|| UniqueId::create_under(&parent, &config));
     let part = opened.as_ref().map_or(Vec::new(), encode_split_id);
     let all = exchange.all_gather(&part).inspect_err(|error| {
         if let Some(Ok(id)) = &opened {
@@ -110,7 +113,7 @@ fn split_over(
     let Some(&(_, leader)) = members.first() else {
         return Ok(None);
     };
-    let id = decode_split_id(&all[leader], &peers[leader])?;
+    let id = decode_split_id(&all[leader], &peers[leader], &parent)?;
     let rank = members
         .iter()
         .position(|&(_, rank)| rank == own)
@@ -127,24 +130,25 @@ fn cancel(id: &UniqueId, me: &PeerInfo, error: &Error) {
     id.cancel_because(&error.clone().context(who));
 }
 
-/// First byte of a leader's message that holds an id.
+/// First byte of a leader's message that holds the public part of an id.
 const SPLIT_ID: u8 = 1;
 /// First byte of a leader's message that holds the reason why there is no id.
 const SPLIT_ERROR: u8 = 2;
 
-/// Encodes the message of a split's leader: the id, or the reason why there is none. The reason
+/// Encodes the message of a split's leader: the public part of the id, or the reason why there is none. The reason
 /// keeps other ranks from waiting for the id.
 fn encode_split_id(id: &Result<UniqueId>) -> Vec<u8> {
     match id {
-        Ok(id) => [&[SPLIT_ID], id.as_bytes().as_slice()].concat(),
+        Ok(id) => [&[SPLIT_ID], id.public_part()].concat(),
         Err(error) => [&[SPLIT_ERROR], error.to_string().as_bytes()].concat(),
     }
 }
 
-/// Decodes the message of `leader`, which [`encode_split_id`] made.
-fn decode_split_id(message: &[u8], leader: &PeerInfo) -> Result<UniqueId> {
+/// Decodes the message of `leader`, which [`encode_split_id`] made. `parent` is the key from which the id's
+/// secret is derived.
+fn decode_split_id(message: &[u8], leader: &PeerInfo, parent: &[u8; 32]) -> Result<UniqueId> {
     match message {
-        [SPLIT_ID, id @ ..] => UniqueId::from_slice(id)
+        [SPLIT_ID, part @ ..] => UniqueId::from_public_part(part, parent)
             .map_err(|error| error.context(format!("the split that {leader} leads"))),
         [SPLIT_ERROR, why @ ..] => Err(Error::new(
             ErrorKind::Remote,
@@ -160,13 +164,33 @@ fn decode_split_id(message: &[u8], leader: &PeerInfo) -> Result<UniqueId> {
     }
 }
 
-/// Makes a communicator of the ranks of `comm` that are not in `exclude`.
+/// Makes a communicator of the ranks of `comm` that are not in `exclude`, or, if that is empty, of
+/// the ranks that have neither left nor died.
 pub(super) fn shrink(
     comm: &Communicator,
     exclude: &[usize],
     config: Config,
     fault: Arc<Fault>,
 ) -> Result<Communicator> {
+    let rendezvous = shrink_rendezvous(comm)?;
+    let exclude = match exclude {
+        [] => known_lost(comm, rendezvous)?,
+        named => checked(comm, named)?,
+    };
+    let all = 0..comm.nranks();
+    let members: Vec<usize> = all.filter(|rank| !exclude.contains(rank)).collect();
+    let begun = Instant::now();
+    let made = rendezvous
+        .reconnect(&members, &config, &fault)
+        .and_then(|exchange| connect(exchange, fault, config, begun))
+        // All ranks have connected when the last exchange ends, and no local step follows it. So
+        // either all remaining ranks get the new communicator or none does.
+        .and_then(|made| made.prepare_to_shrink().map(|()| made));
+    made.map_err(|error| name_dead(rendezvous, &members, error))
+}
+
+/// Returns the ranks that a caller of shrink excludes.
+fn checked(comm: &Communicator, exclude: &[usize]) -> Result<Vec<usize>> {
     let (rank, nranks) = (comm.rank(), comm.nranks());
     for (at, &gone) in exclude.iter().enumerate() {
         let why = if gone >= nranks {
@@ -182,11 +206,43 @@ pub(super) fn shrink(
             "shrinking a communicator of {nranks} ranks by {exclude:?}: {gone} {why}"
         )));
     }
-    let members: Vec<usize> = (0..nranks).filter(|rank| !exclude.contains(rank)).collect();
-    let own = members.iter().take_while(|&&other| other < rank).count();
-    let id = shrink_rendezvous(comm)?.rendezvous(&members, &config)?;
-    by_id(&id, own, members.len(), config, fault)
-        .inspect_err(|error| cancel(&id, &comm.peers()[rank], error))
+    Ok(exclude.to_vec())
+}
+
+/// Returns the ranks that have left or died.
+fn known_lost(comm: &Communicator, rendezvous: &ShrinkRendezvous) -> Result<Vec<usize>> {
+    let lost = rendezvous.find_lost();
+    match lost.is_empty() {
+        false => Ok(lost),
+        true => Err(Error::invalid_usage(format!(
+            "no rank of this communicator of {} ranks is known to have left or died: name the ranks \
+             that shrink excludes",
+            comm.nranks()
+        ))),
+    }
+}
+
+/// Time in which the sockets of a process that has died are all closed.
+const DEATH_TIMEOUT: Duration = Duration::from_millis(300);
+
+/// Names the ranks that died, if that explains `error`: the end of a connection names no rank of the
+/// communicator that is shrunk.
+fn name_dead(rendezvous: &ShrinkRendezvous, members: &[usize], error: Error) -> Error {
+    use ErrorKind::{Aborted, Mismatch, Remote, Timeout};
+    if !matches!(error.kind(), Aborted | Mismatch | Remote | Timeout) {
+        return error;
+    }
+    let until = Instant::now() + DEATH_TIMEOUT;
+    loop {
+        let ended = rendezvous.find_ended(members);
+        if !ended.is_empty() {
+            return rendezvous.death(&ended);
+        }
+        if Instant::now() >= until {
+            return error;
+        }
+        std::thread::sleep(DEATH_TIMEOUT / 10);
+    }
 }
 
 /// Returns the rendezvous for ranks of `comm` that [`Communicator::prepare_to_shrink`] opened.
@@ -234,19 +290,22 @@ mod tests {
         let faults = [Fault::new(), Fault::new()];
         let world = bootstrap::LocalOutOfBand::world(2, &faults);
         let leader = &world[0].peers()[1];
-        let id = UniqueId::create_for_one_host(&Config::default()).unwrap();
-        let len = id.as_bytes().len();
-        assert!(decode_split_id(&encode_split_id(&Ok(id)), leader).unwrap() == id);
+        let parent = [7; 32];
+        let id = UniqueId::create_under(&parent, &Config::default()).unwrap();
+        let len = id.public_part().len();
+        let decode = |message: &[u8]| decode_split_id(message, leader, &parent);
+        assert!(decode(&encode_split_id(&Ok(id))).unwrap() == id);
+        id.cancel();
         let name = Error::invalid_argument("").to_string().len();
         for length in [0, len - name - 1, len - name, len] {
             let why = Error::invalid_argument("x".repeat(length));
-            let error = decode_split_id(&encode_split_id(&Err(why.clone())), leader).unwrap_err();
+            let error = decode(&encode_split_id(&Err(why.clone()))).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Remote, "{length}: {error}");
             let message = format!("{leader} cannot lead a split: {why}");
             assert_eq!(error.message(), message);
         }
         for nonsense in [vec![], vec![3; len + 1]] {
-            let error = decode_split_id(&nonsense, leader).unwrap_err();
+            let error = decode(&nonsense).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
         }
     }

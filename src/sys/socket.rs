@@ -251,6 +251,8 @@ pub fn read(socket: &OwnedFd, parts: &mut [IoSliceMut<'_>]) -> io::Result<usize>
 /// The system's errors; would-block if the kernel takes nothing now.
 #[inline]
 pub fn write(socket: &OwnedFd, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+    #[cfg(test)]
+    recording::record(parts);
     // SAFETY: `IoSlice` has the layout of `iovec`, and the kernel only reads `parts`, which
     // outlives the call. Zero is valid for the other fields.
     result(unsafe {
@@ -435,6 +437,36 @@ fn text(name: &[u8; 16]) -> [u8; 38] {
 
 fn result(count: isize) -> io::Result<usize> {
     usize::try_from(count).map_err(|_| io::Error::last_os_error())
+}
+
+/// A record of the bytes that this process writes to sockets, for tests.
+#[cfg(test)]
+pub(crate) mod recording {
+    use std::io::IoSlice;
+    use std::sync::{Mutex, PoisonError};
+
+    /// `None` while no test records.
+    static WRITTEN: Mutex<Option<Vec<u8>>> = Mutex::new(None);
+
+    /// Starts a record.
+    pub(crate) fn start() {
+        *WRITTEN.lock().unwrap_or_else(PoisonError::into_inner) = Some(Vec::new());
+    }
+
+    /// Ends the record and returns it.
+    pub(crate) fn stop() -> Vec<u8> {
+        let mut written = WRITTEN.lock().unwrap_or_else(PoisonError::into_inner);
+        written.take().unwrap_or_default()
+    }
+
+    pub(super) fn record(parts: &[IoSlice<'_>]) {
+        let mut written = WRITTEN.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(written) = &mut *written {
+            parts
+                .iter()
+                .for_each(|part| written.extend_from_slice(part));
+        }
+    }
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@
 use super::mesh::SocketMesh;
 use super::shm;
 use crate::bootstrap::auth::Listener;
-use crate::bootstrap::{OutOfBand, OutOfBandRef, PeerInfo, shared_directory_id};
+use crate::bootstrap::{OutOfBand, OutOfBandRef, PeerInfo, ReconnectListener, shared_directory_id};
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::Fault;
@@ -18,6 +18,7 @@ use crate::sys::socket::Address;
 use crate::types::{SIGNATURE_WORDS, Subsystem};
 use crate::wire::{Reader, Wire, WireResult, Writer};
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Purpose of the sockets, in errors and in the key.
@@ -212,6 +213,10 @@ impl OutOfBand for MergedHosts {
         self.inner.all_gather(bytes)
     }
 
+    fn limit_exchanges(&self, until: Option<Instant>) {
+        self.inner.limit_exchanges(until);
+    }
+
     fn barrier(&self) -> Result<()> {
         self.inner.barrier()
     }
@@ -226,6 +231,14 @@ impl OutOfBand for MergedHosts {
 
     fn has_left(&self, rank: usize) -> bool {
         self.inner.has_left(rank)
+    }
+
+    fn is_lost(&self, rank: usize) -> bool {
+        self.inner.is_lost(rank)
+    }
+
+    fn drop_connections(&self, listener: &Arc<ReconnectListener>) {
+        self.inner.drop_connections(listener);
     }
 
     fn key(&self, purpose: &str) -> [u8; 32] {

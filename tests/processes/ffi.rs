@@ -19,6 +19,7 @@ const PROGRAMS: &[&str] = &[
     "ffi-tests/codecs.c",
     "ffi-tests/adapt.c",
     "ffi-tests/split.c",
+    "ffi-tests/shrink.c",
     "ffi-tests/cpp_header.cpp",
     "examples/c/groups.c",
     "examples/c/host_all_reduce.c",
@@ -324,6 +325,11 @@ fn live_adapt() {
 #[test]
 fn live_split() {
     run_in_all_modes("ffi-tests/split.c", "split");
+}
+
+#[test]
+fn live_shrink() {
+    run_in_all_modes("ffi-tests/shrink.c", "shrink");
 }
 
 #[test]

@@ -17,12 +17,16 @@ mod nccl;
 mod near_networks;
 mod ps;
 mod rank_death;
+mod rank_group;
+mod shrink;
 mod ssh_launcher;
+mod stopped_init;
 #[path = "../support/mod.rs"]
 mod support;
 mod teardown;
 mod tool;
 mod unauthenticated_peers;
+mod wire;
 
 /// Runs ranks for the test that started this process; passes without effect if none did.
 #[test]
@@ -38,6 +42,9 @@ fn rank_process() {
         "near_networks" => near_networks::rank_process(&task),
         "ps" => ps::rank_process(&task),
         "rank_death" => rank_death::rank_process(&task),
+        "stopped_init" => stopped_init::rank_process(&task),
+        "shrink" => shrink::rank_process(&task),
+        "wire" => wire::rank_process(&task),
         other => panic!("{} names {other}, which has no ranks", child::TASK),
     }
 }

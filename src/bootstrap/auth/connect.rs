@@ -25,6 +25,9 @@ pub(in crate::bootstrap) enum OnRefusal {
     Fail,
     /// The other side may not listen yet: retry until the deadline.
     Retry,
+    /// The other side listens as long as its process lives, and closes connections until it serves
+    /// them. Fails at once if nothing listens, and retries closed connections until the deadline.
+    RetryClosed,
 }
 
 /// An outgoing connection whose handshake has not finished.
@@ -168,6 +171,7 @@ pub(in crate::bootstrap) fn connect_to_any(
             match failure.kind {
                 FailureKind::Late if until < deadline => {}
                 FailureKind::Refused if on_refusal == OnRefusal::Retry => {}
+                FailureKind::Closed if on_refusal == OnRefusal::RetryClosed => {}
                 FailureKind::Closed if closed < MAX_CLOSED_RETRIES => closed += 1,
                 _ => errors[at] = Some(failure.error),
             }
@@ -190,6 +194,7 @@ pub(in crate::bootstrap) fn connect_to_any(
             let names = names.join(" and ");
             return Err(match errors.into_iter().flatten().next() {
                 Some(error) => error.context(format!("no rank answered at {names}")),
+                None if on_refusal == OnRefusal::RetryClosed => late(&names, "served no rank"),
                 None => late(&names, "could not be reached"),
             });
         }

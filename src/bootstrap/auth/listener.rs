@@ -134,6 +134,27 @@ impl Listener {
         })
     }
 
+    /// Returns the descriptors on which connections arrive.
+    pub(in crate::bootstrap) fn socket_descriptors(&self) -> impl Iterator<Item = PollFd<'_>> {
+        let sockets = self.sockets.iter();
+        sockets.map(|socket| PollFd::new(socket.as_fd(), PollFlags::POLLIN))
+    }
+
+    /// Closes a bounded number of connections that have arrived.
+    ///
+    /// # Errors
+    /// The system's errors, such as a lack of descriptors.
+    pub(in crate::bootstrap) fn drop_arrivals(&self) -> io::Result<()> {
+        for socket in &self.sockets {
+            for _ in 0..ACCEPTS_PER_TURN {
+                if socket::accept(socket)?.is_none() {
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Reserves places for this many connections of ranks, in addition to the places for
     /// unauthenticated connections.
     pub(crate) fn expect_connections(&mut self, connections: usize) {

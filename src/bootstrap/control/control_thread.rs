@@ -13,6 +13,7 @@ use crate::sys::process::block_signals;
 use crate::wire::Wire;
 use nix::poll::{PollFd, PollFlags};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Interval of heartbeats to a silent peer. A shorter interval would fill the socket buffers of a
@@ -20,6 +21,9 @@ use std::time::{Duration, Instant};
 const SLOW_HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 /// Silence after which a rank is reported if /proc does not explain the silence.
 const SILENCE_WARNING_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Number of heartbeats after which a silent root's report of contributions is out of date.
+const SILENT_HEARTBEATS: u32 = 5;
 
 /// Serves the control connections of one rank.
 pub(super) struct ControlThread {
@@ -78,8 +82,14 @@ impl ControlThread {
         let streams = links.iter().filter_map(|link| link.stream.as_ref());
         let streams = streams.map(|stream| PollFd::new(stream.descriptor(), stream.events()));
         let alarm = PollFd::new(self.node.shared.alarm(), PollFlags::POLLIN);
-        let mut fds: Vec<PollFd<'_>> = std::iter::once(alarm).chain(streams).collect();
+        let reconnect = self.node.shared.reconnect();
+        let arrivals = reconnect.iter().flat_map(|listener| listener.descriptors());
+        let own = std::iter::once(alarm).chain(streams);
+        let mut fds: Vec<PollFd<'_>> = own.chain(arrivals).collect();
         poll_for(&mut fds, limit);
+        if let Some(listener) = &reconnect {
+            listener.drop_arrivals();
+        }
         let mut polled = fds.iter().skip(1).map(|fd| fd.any().unwrap_or(true));
         let ready = links
             .iter()
@@ -146,10 +156,15 @@ impl ControlThread {
                     self.end_calls(CLOSED);
                 }
                 ControlCommand::Leave => {
+                    self.node.shared.set_reconnect(None);
                     self.node.leave_deadline = Some(Instant::now() + CLOSE_TIMEOUT);
                     self.end_calls(LEFT);
                 }
-                ControlCommand::End => self.end_deadline = Some(Instant::now() + CLOSE_TIMEOUT),
+                ControlCommand::Wake => {}
+                ControlCommand::End => {
+                    self.node.shared.set_reconnect(None);
+                    self.end_deadline = Some(Instant::now() + CLOSE_TIMEOUT);
+                }
             }
         }
     }
@@ -241,6 +256,10 @@ impl ControlThread {
                 continue;
             }
             let silence = now.duration_since(link.last_received);
+            if link.rank == 0 {
+                let is_silent = silence > SILENT_HEARTBEATS * heartbeat;
+                shared.root_is_silent.store(is_silent, Ordering::Relaxed);
+            }
             if silence < SLOW_HEARTBEAT_INTERVAL.max(10 * heartbeat)
                 || now.duration_since(link.last_heartbeat) >= SLOW_HEARTBEAT_INTERVAL
             {

@@ -11,6 +11,7 @@
 //! | `CLOSED` | both | none: the rank makes no more calls |
 //! | `LEFT` | both | none: the rank has left |
 //! | `HAS_LEFT` | root to members | a rank that closed or left |
+//! | `LOST` | both | a rank that died or is unreachable |
 //! | `SILENT` | root to members | a silent rank of the member's host |
 
 use crate::bootstrap::framed_stream::{Body, MAX_BODY};
@@ -27,6 +28,7 @@ pub(super) const LEFT: u8 = 21;
 pub(super) const HAS_LEFT: u8 = 22;
 pub(super) const SILENT: u8 = 23;
 pub(super) const CLOSED: u8 = 24;
+pub(super) const LOST: u8 = 25;
 
 /// Bit of a generation: the contributing rank closes and takes part in no later all-gather.
 pub(super) const CLOSING: u64 = 1 << 63;

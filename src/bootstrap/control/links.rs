@@ -1,6 +1,6 @@
 //! The framed connections of one rank's control thread, and the handling of their ends.
 
-use super::frames::{ANNOUNCE, Assembly};
+use super::frames::{ANNOUNCE, Assembly, LOST, rank_body};
 use super::shared::SharedControl;
 use crate::bootstrap::framed_stream::{self, Body, FramedStream, UNREACHABLE};
 use crate::bootstrap::raise_reported;
@@ -104,7 +104,7 @@ impl ControlLinks {
     /// Handles connections that have ended, and connections of processes that have ended. Each
     /// comes with a phrase about its rank. A rank that neither closed nor left has failed.
     pub(super) fn handle_ends(&mut self, ends: Vec<(usize, String)>) {
-        let mut deaths = Vec::new();
+        let (mut deaths, mut lost) = (Vec::new(), Vec::new());
         for (at, why) in ends {
             let shared = &self.shared;
             let link = &mut self.links[at];
@@ -113,6 +113,7 @@ impl ControlLinks {
             }
             if !link.has_closed {
                 deaths.push(format!("{} {why}", shared.peers[link.rank]));
+                lost.push(link.rank);
             } else if link.rank == 0 {
                 self.lost_root = true;
                 let root = &shared.peers[0];
@@ -120,11 +121,20 @@ impl ControlLinks {
                 shared.fail_gather(Error::new(ErrorKind::Remote, what));
             }
         }
+        lost.into_iter()
+            .for_each(|rank| self.record_lost(rank, None));
         // After this rank has left, failures concern only the ranks that stay.
         if !deaths.is_empty() && (self.is_root() || self.leave_deadline.is_none()) {
             deaths.sort();
             self.fail(Error::new(ErrorKind::Remote, deaths.join("; ")));
         }
+    }
+
+    /// Records that `rank` died or is unreachable, and sends that on every connection but the one at
+    /// index `except`.
+    pub(super) fn record_lost(&mut self, rank: usize, except: Option<usize>) {
+        self.shared.set_lost(rank);
+        self.send_all_but(except, LOST, &rank_body(rank));
     }
 
     /// Fails the communicator here and on all other ranks.

@@ -44,6 +44,10 @@ pub(super) fn handle(node: &mut ControlLinks, at: usize, frame: &Frame) -> Resul
             node.shared.set_left(reader.u32()? as usize);
             reader.end()?;
         }
+        LOST => {
+            node.shared.set_lost(reader.u32()? as usize);
+            reader.end()?;
+        }
         SILENT => {
             let rank = reader.u32()? as usize;
             let shared = &node.shared;
@@ -53,6 +57,7 @@ pub(super) fn handle(node: &mut ControlLinks, at: usize, frame: &Frame) -> Resul
                 && let ProcessState::Ended(why) = state
             {
                 let died = format!("{} died: {why}", member.info);
+                node.record_lost(rank, None);
                 node.fail(Error::new(ErrorKind::Remote, died));
             }
         }

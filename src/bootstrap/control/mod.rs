@@ -32,7 +32,7 @@ use super::join::{self, PeerTable};
 use super::rank_entry::{RankEntry, name_ranks};
 use super::rendezvous_server::{self, MAX_RANKS};
 use super::warning_hook::WarningHook;
-use super::{OutOfBand, PeerInfo, UniqueId, address, keys};
+use super::{OutOfBand, PeerInfo, ReconnectListener, UniqueId, address, keys};
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::Fault;
@@ -44,6 +44,7 @@ use control_thread::ControlThread;
 use frames::CLOSING;
 use shared::{ControlCommand, ControlState, SharedControl};
 use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -63,6 +64,9 @@ pub struct ControlPlane {
     shared: Arc<SharedControl>,
     base: keys::DerivedKey,
     timeout: Duration,
+    init_timeout: Duration,
+    /// Time at which all-gathers of an init end.
+    init_deadline: Mutex<Option<Instant>>,
     sequence: Mutex<GatherSequence>,
     thread: ForkOwned<Mutex<Option<JoinHandle<()>>>>,
     owner: ProcessId,
@@ -172,6 +176,8 @@ impl ControlPlane {
             shared,
             base,
             timeout: config.timeout,
+            init_timeout: config.init_timeout,
+            init_deadline: Mutex::default(),
             sequence: Mutex::default(),
             thread: ForkOwned::new(Mutex::new(thread)),
             owner: ProcessId::this(),
@@ -200,7 +206,9 @@ impl ControlPlane {
             }
             let now = Instant::now();
             if now >= deadline {
-                let gather = state.gather.as_ref();
+                // The last report of a silent root lacks ranks that have come since.
+                let is_current = !shared.root_is_silent.load(Ordering::Relaxed);
+                let gather = state.gather.as_ref().filter(|_| is_current);
                 let missing = gather.and_then(|gather| gather.missing(shared.rank));
                 return Err(self.late(generation, missing.as_deref()));
             }
@@ -238,13 +246,23 @@ impl ControlPlane {
             Some([one]) => format!("{} did not come; not all ranks", peers[*one]),
             Some(several) => format!("{} did not come; not all ranks", name_ranks(several)),
         };
+        let (timeout, setting) = match self.init_limit().is_some() {
+            true if self.init_timeout <= self.timeout => (self.init_timeout, "CINCH_INIT_TIMEOUT"),
+            _ => (self.timeout, "CINCH_TIMEOUT"),
+        };
         Error::new(
             ErrorKind::Timeout,
             format!(
-                "{who} took part in exchange {generation} within {:.3} s (CINCH_TIMEOUT)",
-                self.timeout.as_secs_f64()
+                "{who} took part in exchange {generation} within {:.3} s ({setting})",
+                timeout.as_secs_f64()
             ),
         )
+    }
+
+    fn init_limit(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.init_deadline
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     fn sequence(&self) -> MutexGuard<'_, GatherSequence> {
@@ -284,7 +302,9 @@ impl OutOfBand for ControlPlane {
         }
         let generation = sequence.next_generation;
         sequence.next_generation += 1;
+        let limit = *self.init_limit();
         let deadline = Instant::now() + self.timeout;
+        let deadline = limit.map_or(deadline, |limit| limit.min(deadline));
         self.shared.start_gather(generation, bytes.to_vec());
         let result = self.await_result(generation, deadline);
         self.shared.state().gather = None;
@@ -292,6 +312,10 @@ impl OutOfBand for ControlPlane {
             sequence.broken = Some(error.clone());
         }
         result
+    }
+
+    fn limit_exchanges(&self, until: Option<Instant>) {
+        *self.init_limit() = until;
     }
 
     fn announce(&self, reason: &Error) {
@@ -318,6 +342,17 @@ impl OutOfBand for ControlPlane {
 
     fn has_left(&self, rank: usize) -> bool {
         self.shared.has_left(rank)
+    }
+
+    fn is_lost(&self, rank: usize) -> bool {
+        self.shared.is_lost(rank)
+    }
+
+    fn drop_connections(&self, listener: &Arc<ReconnectListener>) {
+        if !self.is_alone() {
+            self.shared.set_reconnect(Some(listener.clone()));
+            self.shared.command(ControlCommand::Wake);
+        }
     }
 
     fn key(&self, purpose: &str) -> [u8; 32] {

@@ -66,6 +66,10 @@ impl ControlRoot {
                     self.contribute(node, rank, numbered, bytes);
                 }
             }
+            LOST => {
+                node.record_lost(reader.u32()? as usize, Some(at));
+                reader.end()?;
+            }
             CLOSED => {
                 self.record_closed(node, at);
                 reader.end()?;

@@ -1,10 +1,11 @@
 //! State that a [`super::ControlPlane`] and its control thread share.
 
 use super::frames::CLOSING;
-use crate::bootstrap::PeerInfo;
 use crate::bootstrap::call_log::CallLog;
+use crate::bootstrap::process::ProcessState;
 use crate::bootstrap::rank_entry::RankEntry;
 use crate::bootstrap::warning_hook::WarningHook;
+use crate::bootstrap::{PeerInfo, ReconnectListener};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::sync::Fault;
@@ -25,6 +26,12 @@ pub(super) struct SharedControl {
     pub(super) warnings: WarningHook,
     pub(super) changed: Condvar,
     has_left: Vec<AtomicBool>,
+    /// Ranks that died or are unreachable.
+    lost: Vec<AtomicBool>,
+    /// Listener whose arrivals the control thread drops.
+    reconnect: Mutex<Option<Arc<ReconnectListener>>>,
+    /// Whether nothing has arrived from the root lately, which has perhaps stopped.
+    pub(super) root_is_silent: AtomicBool,
     calls: Mutex<CallLog>,
     state: Mutex<ControlState>,
     /// Two ends of a socket pair: a write to the first wakes the control thread, which polls the
@@ -74,6 +81,8 @@ pub(super) enum ControlCommand {
     Close,
     /// Sends that this rank has left, and ends the thread.
     Leave,
+    /// Polls again, because the listener has changed.
+    Wake,
     /// Ends the thread without a frame, so that other ranks report the death of this rank.
     End,
 }
@@ -97,6 +106,9 @@ impl SharedControl {
             rank,
             peers: members.iter().map(|member| member.info.clone()).collect(),
             has_left: members.iter().map(|_| AtomicBool::new(false)).collect(),
+            lost: members.iter().map(|_| AtomicBool::new(false)).collect(),
+            reconnect: Mutex::default(),
+            root_is_silent: AtomicBool::new(false),
             members,
             fault,
             changed: Condvar::new(),
@@ -196,6 +208,41 @@ impl SharedControl {
             has_left.store(true, Ordering::Release);
         }
         self.changed.notify_all();
+    }
+
+    /// Marks that a rank died or is unreachable.
+    pub(super) fn set_lost(&self, rank: usize) {
+        if let Some(lost) = self.lost.get(rank) {
+            lost.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns whether a rank has closed, left or died, or is unreachable, as far as this rank knows.
+    pub(super) fn is_lost(&self, rank: usize) -> bool {
+        let lost = self.lost.get(rank);
+        let ended = |member| {
+            let state = self.members[self.rank].state_of(member);
+            matches!(state, ProcessState::Ended(_))
+        };
+        lost.is_some_and(|lost| lost.load(Ordering::Relaxed))
+            || self.has_left(rank)
+            || self.members.get(rank).is_some_and(ended)
+    }
+
+    /// Replaces the listener whose arrivals the control thread drops.
+    pub(super) fn set_reconnect(&self, listener: Option<Arc<ReconnectListener>>) {
+        *self.lock_reconnect() = listener;
+    }
+
+    /// Returns the listener whose arrivals the control thread drops.
+    pub(super) fn reconnect(&self) -> Option<Arc<ReconnectListener>> {
+        self.lock_reconnect().clone()
+    }
+
+    fn lock_reconnect(&self) -> MutexGuard<'_, Option<Arc<ReconnectListener>>> {
+        self.reconnect
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns whether a rank has closed or left.

@@ -47,6 +47,26 @@ pub fn rank_of(name: &str, rank: c_int) -> Result<usize> {
     usize::try_from(rank).map_err(|_| Error::invalid_argument(format!("{name} {rank} is negative")))
 }
 
+/// Returns the `count` ranks in the list `name`. NULL with a count of 0 is an empty list.
+///
+/// # Errors
+/// Invalid argument if the count is negative, the list is NULL without being empty, or a rank is
+/// negative.
+///
+/// # Safety
+/// `list` is NULL, or has `count` numbers.
+pub unsafe fn rank_list(name: &str, list: *const c_int, count: c_int) -> Result<Vec<usize>> {
+    if count < 0 || (count > 0 && list.is_null()) {
+        return Err(Error::invalid_argument(format!(
+            "{name} has {count} ranks at {list:?}: a list has 0 or more ranks at an address"
+        )));
+    }
+    (0..count as usize)
+        // SAFETY: the caller passes a list of `count` numbers, and `at` is less.
+        .map(|at| rank_of(name, unsafe { list.add(at).read_unaligned() }))
+        .collect()
+}
+
 /// Returns `number` as a C int.
 ///
 /// # Errors

@@ -109,3 +109,14 @@ fn exit() {
 fn processes() {
     run("processes", &[]);
 }
+
+#[test]
+fn shrink() {
+    run("shrink", &[]);
+}
+
+#[test]
+fn stopped() {
+    // The log would have a warning of the stopped rank.
+    run("stopped", &[("CINCH_LOG", "none")]);
+}

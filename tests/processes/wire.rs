@@ -1,0 +1,103 @@
+//! Records all bytes that rank processes send on sockets during init, splits and a shrink. No unique id and no
+//! secret may be among them. The unit test `wire_tests` looks for every derived key in the same way.
+
+use super::rank_group::{self, RankGroup, say};
+use crate::support::config;
+use cinch::types::TransportKind;
+use cinch::{Communicator, ReduceOp, UniqueId};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const RANKS: usize = 4;
+const SPLITS: usize = 5;
+/// Place of the secret in a unique id.
+const SECRET: std::ops::Range<usize> = 4..36;
+/// First bytes of each handshake, which show that the record is complete.
+const MAGIC: &[u8] = b"cinch\x01\r\n";
+
+/// Builds the library that records, and returns its path.
+fn recorder() -> PathBuf {
+    let library = Path::new(env!("CARGO_TARGET_TMPDIR")).join("record_sends.so");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/support/record_sends.c");
+    let built = Command::new("gcc")
+        .args([
+            "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-o",
+        ])
+        .args([&library, &source])
+        .status();
+    assert!(built.expect("gcc").success());
+    library
+}
+
+fn count(bytes: &[u8], part: &[u8]) -> usize {
+    bytes
+        .windows(part.len())
+        .filter(|window| *window == part)
+        .count()
+}
+
+#[test]
+fn no_id_and_no_secret_is_sent_by_init_split_and_shrink() {
+    let record =
+        Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("record-{}", std::process::id()));
+    let variables = [
+        ("LD_PRELOAD", recorder()),
+        ("CINCH_TEST_RECORD", record.clone()),
+    ];
+    let tasks: Vec<String> = (0..RANKS).map(|rank| rank.to_string()).collect();
+    let mut ranks = RankGroup::start_with("wire", &tasks, &variables);
+    let id = UniqueId::from_hex(&ranks.hand_on_id()).expect("an id");
+    ranks.wait_for("done", &[1, 2, 3]);
+    let bytes = std::fs::read(&record).expect("a record");
+    std::fs::remove_file(&record).expect("a record");
+    let handshakes = count(&bytes, MAGIC);
+    println!("{} bytes with {handshakes} hellos", bytes.len());
+    // Each rank opens a rendezvous connection for each of its communicators, and both ends send a hello.
+    assert!(
+        handshakes >= 2 * RANKS * (1 + SPLITS),
+        "{handshakes} hellos"
+    );
+    let secret = &id.as_bytes()[SECRET];
+    assert_eq!(
+        count(&bytes, &secret[..16]) + count(&bytes, &secret[16..]),
+        0
+    );
+    let ids = bytes
+        .windows(128)
+        .filter(|window| UniqueId::from_slice(window).is_ok());
+    assert_eq!(ids.count(), 0, "unique ids on the wire");
+    // The search finds an id between other bytes.
+    let leak = [&bytes[..200], id.as_bytes(), &bytes[..200]].concat();
+    let found = leak
+        .windows(128)
+        .filter(|window| UniqueId::from_slice(window).is_ok());
+    assert_eq!(found.count(), 1);
+}
+
+/// Joins, splits in two colours, and shrinks by rank 0, which leaves.
+pub fn rank_process(task: &str) {
+    rank_group::run(|| {
+        let rank: usize = task.parse()?;
+        let config = config(TransportKind::Tcp);
+        let id = rank_group::receive_id(rank, &config)?;
+        let comm = Communicator::init(&id, rank, RANKS, config.clone())?;
+        for _ in 0..SPLITS {
+            let part = comm.split(Some((rank % 2) as u32), 0)?.ok_or("no part")?;
+            let mut sum = [1i64];
+            part.all_reduce_in_place(&mut sum, ReduceOp::Sum)?;
+            assert_eq!(sum, [2]);
+            part.finalize()?;
+        }
+        comm.prepare_to_shrink()?;
+        if rank == 0 {
+            return Ok(());
+        }
+        let rest = comm.shrink(&[], config)?;
+        let mut sum = [1i64];
+        rest.all_reduce_in_place(&mut sum, ReduceOp::Sum)?;
+        assert_eq!(sum, [3]);
+        rest.finalize()?;
+        say("done ");
+        Ok(())
+    });
+}
