@@ -390,9 +390,14 @@ fn kernel_params_have_the_header_layout() {
         [1f32.to_bits(), 1e-3f32.to_bits()]
     );
     let [[a, b], [c, d]] = draws.map(|random| random.parts().0);
+    assert_eq!(words("linear8:seed=7", 0.0), [8, 0, a, b, c, d, 0, 1]);
+    assert_eq!(
+        words("dynamic8:tensor=3:seed=7", 3.0),
+        [0, 3f32.to_bits(), a, b, c, d, 0, 1]
+    );
     // The second word of minmax and terngrad is the damping of error feedback.
     let [all, half, quarter] = [1.0, 0.5, 0.25].map(f32::to_bits);
-    assert_eq!(words("minmax2:block=64", 0.0), [6, half, a, b, c, d, 2, 0]);
+    assert_eq!(words("minmax2:block=64", 0.0), [6, half, 0, 0, 0, 0, 2, 0]);
     assert_eq!(words("minmax8:seed=7", 0.0), [8, all, a, b, c, d, 8, 1]);
     assert_eq!(words("terngrad", 0.0), [8, quarter, a, b, c, d, 0, 0]);
     assert_eq!(words("trunc24", 0.0), [0, 0, 0, 0, 0, 0, 24, 0]);

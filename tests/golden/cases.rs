@@ -683,7 +683,7 @@ fn refusals(nranks: usize) -> Batch {
         "linear8:block=8192",
         "linear8:block=64:tensor=2",
         "linear8:tensor=2",
-        "linear8:seed=1",
+        "fp8_e4m3:seed=1",
         "static8:offset=31",
         "minmax4:seed=256",
         "threshold2",
