@@ -20,7 +20,8 @@
 #define CINCH_UNROLL
 #define CINCH_ROLL
 #endif
-// CINCH_HD_APART marks a function that is never inlined, so that its callers need no registers for it.
+// CINCH_HD_APART marks a function that is never inlined, so that its callers need no registers for
+// it.
 
 // Lets the compiler assume that a condition is true, so that it omits code for the opposite case.
 #if defined(__CUDA_ARCH__)
