@@ -15,11 +15,14 @@ use cinch::testing::{Pattern, gaussian};
 use cinch::types::KernelProtocol;
 use cinch::{Algorithm, Collective, DType, ReduceOp, schedule};
 
-const SPECS: [&str; 30] = [
+const SPECS: [&str; 33] = [
     "linear8",
     "linear8:block=32",
     "linear8:block=4096",
+    "linear8:seed=3",
+    "linear8:block=2048:seed=9",
     "dynamic8",
+    "dynamic8:seed=4",
     "dynamic8:block=1024",
     "static8",
     "static8:offset=-3",
