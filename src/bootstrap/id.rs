@@ -3,16 +3,17 @@
 //! | bytes | content |
 //! | --- | --- |
 //! | 0 | format, 1 |
-//! | 1 | flags; bit 0: rank 0 serves the rendezvous, at the address given; bit 1: the address listens as long as its process lives |
+//! | 1 | flags; bit 0: rank 0 serves the rendezvous, at the address given; bit 1: the address listens as long as its process lives; bit 2: the rendezvous is a UNIX socket of one user |
 //! | 4..36 | secret |
 //! | 36..52 | nonce, different for every id |
 //! | 52..80, 80..108 | addresses of the rendezvous: family (0 none, 4, 6), pad, port, IP, scope, pad |
 //! | 108..112 | digest of the ranks that take part in a reconnect; else 0 |
 //! | 112..128 | start of the SHA-256 of bytes 0..112 |
 
-use super::{UniqueId, address, keys, rendezvous_server};
+use super::{UniqueId, address, idle_rendezvous, keys, rendezvous_server};
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::sys::socket::Address;
 use std::io::Read;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, ToSocketAddrs};
 use std::os::unix::fs::MetadataExt;
@@ -21,6 +22,7 @@ use std::path::Path;
 const FORMAT: u8 = 1;
 const RANK_ZERO_OPENS: u8 = 1;
 const ALWAYS_LISTENS: u8 = 2;
+const ONE_USER: u8 = 4;
 const ADDRESS_BYTES: usize = 28;
 const SECRET: std::ops::Range<usize> = 4..36;
 const NONCE: std::ops::Range<usize> = 36..52;
@@ -67,7 +69,7 @@ impl UniqueId {
     pub(crate) fn create_under(parent: &keys::DerivedKey, config: &Config) -> Result<UniqueId> {
         let nonce = keys::random::<16>()?;
         let secret = secret_under(parent, &nonce);
-        rendezvous_server::open(
+        idle_rendezvous::open(
             address::choose(config)?,
             |address| assemble(0, &secret, &nonce, &[address]),
             config,
@@ -104,7 +106,7 @@ impl UniqueId {
 
     fn create_at(ip: IpAddr, config: &Config) -> Result<UniqueId> {
         let (secret, nonce) = (keys::random::<32>()?, keys::random::<16>()?);
-        rendezvous_server::open(
+        idle_rendezvous::open(
             ip,
             |address| assemble(0, &secret, &nonce, &[address]),
             config,
@@ -117,8 +119,9 @@ impl UniqueId {
     /// [`UniqueId::create`] therefore comes before a loopback address.
     ///
     /// The secret comes from the file that `CINCH_SECRET_FILE` names. Without a secret, only
-    /// loopback addresses are allowed, which other users of this host can reach;
-    /// `CINCH_ALLOW_UNAUTHENTICATED=1` allows any address.
+    /// loopback addresses are allowed. Other users of this host can reach them, so the rendezvous then
+    /// is a UNIX socket whose name follows from the port, and both ends compare their users.
+    /// `CINCH_ALLOW_UNAUTHENTICATED=1` allows any address, by TCP and without authentication.
     ///
     /// # Errors
     /// Invalid argument if the host has no address; system if it cannot be looked up; invalid usage if a
@@ -150,8 +153,13 @@ impl UniqueId {
                 "the rendezvous host {host} has no address"
             )));
         }
+        let mut flags = RANK_ZERO_OPENS;
         let secret = match &config.secret_file {
             Some(path) => keys::derive(&read_secret(path)?, b"", "cinch secret file"),
+            None if all_loopback(&addresses) && !config.allow_unauthenticated => {
+                flags |= ONE_USER;
+                keys::derive(b"cinch: no secret", b"", "one user")
+            }
             None => {
                 let local = all_loopback(&addresses);
                 if !local && !config.allow_unauthenticated {
@@ -170,7 +178,7 @@ impl UniqueId {
                 keys::derive(b"cinch: no secret", b"", "no secret")
             }
         };
-        Ok(assemble(RANK_ZERO_OPENS, &secret, &[0; 16], &addresses))
+        Ok(assemble(flags, &secret, &[0; 16], &addresses))
     }
 
     /// Reads an id from its bytes.
@@ -270,6 +278,24 @@ impl UniqueId {
     /// the rendezvous is served.
     pub(super) fn always_listens(&self) -> bool {
         self.0[1] & ALWAYS_LISTENS != 0
+    }
+
+    /// Returns the UNIX socket of the rendezvous; `None` if it listens by TCP. Ranks that know the port
+    /// know its name.
+    pub(super) fn local_socket(&self) -> Option<Address> {
+        let port = self.addresses().first()?.port();
+        let name = keys::digest(&[b"cinch rendezvous", &port.to_le_bytes()]);
+        let name = std::array::from_fn(|at| name[at]);
+        (self.0[1] & ONE_USER != 0).then_some(Address::Local(name))
+    }
+
+    /// Names the rendezvous by the first address of the id, for messages.
+    pub(super) fn rendezvous_name(&self) -> String {
+        let address = self.addresses().into_iter().next();
+        address.map_or_else(
+            || "the rendezvous".into(),
+            |address| format!("the rendezvous for {address}"),
+        )
     }
 
     /// Returns a digest of the ranks that take part in a reconnect, which is equal on all of them; 0

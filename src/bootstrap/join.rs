@@ -10,9 +10,9 @@ use super::{UniqueId, address, process};
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::Fault;
-use crate::sys::socket;
+use crate::sys::socket::{self, Address};
 use crate::wire::{Damaged, Reader, Wire, Writer};
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 /// Time for which a rank registers again while the server holds a rendezvous of other ranks: the
@@ -40,14 +40,21 @@ pub(super) fn rendezvous(
     deadline: Instant,
     fault: &Fault,
 ) -> Result<PeerTable> {
-    let mut addresses = id.addresses();
+    let tcp = id.addresses().into_iter().map(Address::Tcp).collect();
+    let mut addresses = id.local_socket().map_or(tcp, |socket| vec![socket]);
     if rank == 0 {
         process::check_descriptors(nranks + 8, &format!("rank 0 of {nranks} ranks"))?;
         if id.rank_zero_opens() {
-            let (listener, bound) = Listener::bind_to_own(&addresses).map_err(|error| {
+            let opened = match id.local_socket() {
+                Some(socket) => Listener::bind_local(socket),
+                None => Listener::bind_to_own(&id.addresses()).map(|(listener, bound)| {
+                    addresses = bound.into_iter().map(Address::Tcp).collect();
+                    listener
+                }),
+            };
+            let listener = opened.map_err(|error| {
                 error.context("rank 0 opens the rendezvous, but another job may have the port")
             })?;
-            addresses = bound;
             serve(id, listener, config.init_timeout, None)?;
         }
     }
@@ -77,7 +84,7 @@ enum Answer {
 /// Registers once, and waits for the answer.
 fn register(
     id: &UniqueId,
-    addresses: &[SocketAddr],
+    addresses: &[Address],
     (rank, nranks): (usize, usize),
     config: &Config,
     deadline: Instant,
@@ -86,7 +93,10 @@ fn register(
     let peer = connect(id, addresses, rank, config, deadline, fault)?;
     // The server counts this timeout from its acceptance of the connection.
     let timeout = deadline.saturating_duration_since(Instant::now());
-    let server = format!("the rendezvous at {}", peer.address);
+    let server = match peer.address {
+        Address::Tcp(address) => format!("the rendezvous at {address}"),
+        _ => id.rendezvous_name(),
+    };
     let mut stream = FramedStream::new(peer);
 
     // A rank that cannot register sends the reason, so that no rank waits for it until the
@@ -146,9 +156,10 @@ fn describe_self(
     config: &Config,
 ) -> Result<(RankEntry, Option<Listener>)> {
     // Other ranks reach this host by the address that this host uses towards the server.
-    let ip = match &config.interface {
-        Some(_) => address::choose(config)?,
-        None => {
+    let ip = match (&config.interface, id.local_socket()) {
+        (Some(_), _) => address::choose(config)?,
+        (None, Some(_)) => address::for_one_host(),
+        (None, None) => {
             let own = socket::local_address(server.socket()).map_err(|cause| {
                 Error::system("the connection to the rendezvous has no address", cause)
             })?;
@@ -180,7 +191,7 @@ fn address_for_all(own: IpAddr, id: &UniqueId) -> IpAddr {
 /// Connects to the first of the server's addresses that answers.
 fn connect(
     id: &UniqueId,
-    addresses: &[SocketAddr],
+    addresses: &[Address],
     rank: usize,
     config: &Config,
     deadline: Instant,
@@ -207,7 +218,10 @@ fn connect(
         (ErrorKind::Remote, OnRefusal::RetryClosed) => {
             last.context("the lowest rank that is left serves no rendezvous, it may have ended")
         }
-        (_, OnRefusal::Retry) => last.context("rank 0 did not open the rendezvous"),
+        (ErrorKind::Timeout, OnRefusal::Retry) => {
+            last.context("rank 0 did not open the rendezvous")
+        }
+        (_, OnRefusal::Retry) => last.context(id.rendezvous_name()),
         _ => last,
     })
 }

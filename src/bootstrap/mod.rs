@@ -8,6 +8,7 @@ mod control;
 mod discover;
 mod framed_stream;
 mod id;
+mod idle_rendezvous;
 mod join;
 #[cfg(not(test))]
 mod keys;

@@ -30,8 +30,12 @@ const DUMPING: u64 = 0x200;
 pub(super) fn state(pid: u32, start_time: u64) -> ProcessState {
     let text = match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
         Ok(text) => text,
+        // Mounted with hidepid=2, /proc shows no process of another user.
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            return ProcessState::Ended("its process is gone");
+            return match exists(pid) {
+                true => ProcessState::Running,
+                false => ProcessState::Ended("its process is gone"),
+            };
         }
         // ESRCH: the process vanished between open and read.
         Err(error) if error.raw_os_error() == Some(nix::libc::ESRCH) => {
@@ -52,6 +56,13 @@ pub(super) fn state(pid: u32, start_time: u64) -> ProcessState {
         Some(stat) if stat.is_stopped() => ProcessState::Stopped,
         Some(_) => ProcessState::Running,
     }
+}
+
+/// Returns whether there is a process with this number, whoever owns it.
+fn exists(pid: u32) -> bool {
+    use nix::errno::Errno;
+    let pid = nix::unistd::Pid::from_raw(pid as i32);
+    nix::sys::signal::kill(pid, None) != Err(Errno::ESRCH)
 }
 
 /// State of the tasks of a process except its first.

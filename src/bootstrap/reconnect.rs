@@ -14,6 +14,7 @@ use super::{ControlPlane, OutOfBandRef, UniqueId, id, keys, rendezvous_server};
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::Fault;
+use crate::sys::process::{block_signals, thread_error};
 use crate::sys::socket::{self, Address, Interest, Socket, interest};
 use std::io::ErrorKind as Io;
 use std::net::SocketAddr;
@@ -105,7 +106,7 @@ impl ShrinkRendezvous {
                 .stack_size(256 << 10)
                 .spawn_scoped(scope, watch)
                 .map_err(|cause| {
-                    Error::system("cannot start the thread that watches ranks", cause)
+                    thread_error("cannot start the thread that watches ranks", cause)
                 })?;
             let joined = ControlPlane::join(&id, own, nranks, config, fault.clone());
             drop(stop);
@@ -119,7 +120,7 @@ impl ShrinkRendezvous {
 
     /// Raises `fault` once one of `members` has ended, until the sender of `stopped` is dropped.
     fn watch(&self, members: &[usize], id: &UniqueId, fault: &Fault, stopped: &Receiver<()>) {
-        crate::sys::process::block_signals();
+        block_signals();
         let interval = WATCH_INTERVAL.max(PROBE_INTERVAL * members.len() as u32);
         loop {
             let ended = self.find_ended(members);

@@ -10,14 +10,12 @@ use super::framed_stream::{Body, Frame, FramedStream};
 use super::rank_entry::{RankEntry, name_ranks};
 use super::reconnect_listener::ServingGuard;
 use super::{UniqueId, keys};
-use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sys::fork::ProcessId;
 use crate::sys::fork_safe::ForkSafe;
 use crate::sys::process::{block_signals, thread_error};
 use crate::wire::{Damaged, Reader, Wire, Writer};
 use nix::poll::PollFd;
-use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -40,6 +38,10 @@ pub(super) const OTHER_PARTICIPANTS: u8 = 4;
 const FAILED_TIMEOUT: Duration = Duration::from_secs(3);
 /// Time that ranks have to read the table and close their connections.
 const HANG_UP_TIMEOUT: Duration = Duration::from_secs(2);
+/// Time in which a rank registers after its proof. A connection beyond that only takes a descriptor.
+const REGISTER_TIMEOUT: Duration = Duration::from_secs(10);
+/// Number of connections, beyond one for each rank, that may be about to register.
+const SPARE_REGISTRANTS: usize = 64;
 /// Longest poll between two checks of the requests of this process.
 const REQUEST_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -58,18 +60,6 @@ struct Requests {
     stop: AtomicBool,
     /// Reason to fail the rendezvous.
     failure: OnceLock<Error>,
-}
-
-/// Serves a rendezvous on a free port of `ip`, for the id that `make` builds from the address.
-pub(super) fn open(
-    ip: IpAddr,
-    make: impl FnOnce(SocketAddr) -> UniqueId,
-    config: &Config,
-) -> Result<UniqueId> {
-    let (listener, address) = Listener::bind(ip)?;
-    let id = make(address);
-    serve(&id, listener, config.init_timeout, None)?;
-    Ok(id)
 }
 
 /// Ends the rendezvous of `id` in this process. Returns whether there was one.
@@ -122,42 +112,11 @@ pub(super) fn serve(
     timeout: Duration,
     guard: Option<ServingGuard>,
 ) -> Result<()> {
-    let requests = Arc::<Requests>::default();
-    let server = RendezvousServer {
-        listener: Some((listener, guard)),
-        participants: id.participants(),
-        handshake: handshake(id, 0),
-        registrants: Vec::new(),
-        nranks: 0,
-        refused: 0,
-        failure: None,
-        deadline: Instant::now() + timeout,
-        timeout,
-        requests: requests.clone(),
-    };
-    let running = RunningServer {
-        owner: ProcessId::this(),
-        nonce: std::array::from_fn(|at| id.nonce()[at]),
-        requests: requests.clone(),
-    };
-    SERVERS.with(|servers| servers.push(running));
-    let own = requests.clone();
-    let spawned = std::thread::Builder::new()
-        .name("cinch-rendezvous".into())
-        .stack_size(256 << 10)
-        .spawn(move || {
-            block_signals();
-            server.run();
-            remove_server(&own);
-        });
-    spawned.map(drop).map_err(|cause| {
-        remove_server(&requests);
-        thread_error("cannot start the rendezvous thread", cause)
-    })
+    RendezvousServer::new(id, listener, timeout, guard).start()
 }
 
 /// State of the thread that serves a rendezvous.
-struct RendezvousServer {
+pub(super) struct RendezvousServer {
     /// `None` once the rendezvous is over.
     listener: Option<(Listener, Option<ServingGuard>)>,
     /// Digest of the ranks that may register.
@@ -186,6 +145,73 @@ struct Registrant {
 }
 
 impl RendezvousServer {
+    /// Makes the server of `id`, which takes requests from now on.
+    pub(super) fn new(
+        id: &UniqueId,
+        listener: Listener,
+        timeout: Duration,
+        guard: Option<ServingGuard>,
+    ) -> RendezvousServer {
+        let requests = Arc::<Requests>::default();
+        let running = RunningServer {
+            owner: ProcessId::this(),
+            nonce: std::array::from_fn(|at| id.nonce()[at]),
+            requests: requests.clone(),
+        };
+        SERVERS.with(|servers| servers.push(running));
+        RendezvousServer {
+            listener: Some((listener, guard)),
+            participants: id.participants(),
+            handshake: handshake(id, 0),
+            registrants: Vec::new(),
+            nranks: 0,
+            refused: 0,
+            failure: None,
+            deadline: Instant::now() + timeout,
+            timeout,
+            requests,
+        }
+    }
+
+    /// Starts the thread that serves.
+    pub(super) fn start(self) -> Result<()> {
+        let requests = self.requests.clone();
+        let spawned = std::thread::Builder::new()
+            .name("cinch-rendezvous".into())
+            .stack_size(256 << 10)
+            .spawn(move || {
+                block_signals();
+                let requests = self.requests.clone();
+                self.run();
+                remove_server(&requests);
+            });
+        spawned.map(drop).map_err(|cause| {
+            remove_server(&requests);
+            thread_error("cannot start the rendezvous thread", cause)
+        })
+    }
+
+    /// Returns the descriptors on which the first connection arrives.
+    pub(super) fn arrivals(&self) -> impl Iterator<Item = PollFd<'_>> {
+        let listener = self.listener.iter();
+        listener.flat_map(|(listener, _)| listener.socket_descriptors())
+    }
+
+    /// Returns whether the rendezvous was cancelled.
+    pub(super) fn is_cancelled(&self) -> bool {
+        self.requests.stop.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether the server has work before a connection arrives: it fails.
+    pub(super) fn is_due(&self) -> bool {
+        self.requests.failure.get().is_some() || Instant::now() >= self.deadline
+    }
+
+    /// Ends a server whose thread was not started.
+    pub(super) fn discard(self) {
+        remove_server(&self.requests);
+    }
+
     fn run(mut self) {
         let is_stopped = |requests: &Requests| requests.stop.load(Ordering::Relaxed);
         while self.listener.is_some() {
@@ -250,6 +276,25 @@ impl RendezvousServer {
             self.receive(at);
         }
         self.accept(&listener);
+        self.drop_unregistered();
+    }
+
+    /// Drops connections that hold a place and do not register: the late ones, and the oldest ones if
+    /// there are too many.
+    fn drop_unregistered(&mut self) {
+        let now = Instant::now();
+        let is_idle = |one: &Registrant| one.entry.is_none();
+        let idle = self.registrants.iter().filter(|one| is_idle(one)).count();
+        let ranks = match self.nranks {
+            0 => MAX_RANKS,
+            known => known.min(MAX_RANKS),
+        };
+        let mut excess = idle.saturating_sub(ranks + SPARE_REGISTRANTS);
+        self.registrants.retain(|one| {
+            let drops = is_idle(one) && (excess > 0 || now >= one.accepted + REGISTER_TIMEOUT);
+            excess -= usize::from(drops && excess > 0);
+            !drops
+        });
     }
 
     fn accept(&mut self, ready: &[bool]) {

@@ -245,7 +245,7 @@ knobs! {
     CINCH_SECRET_FILE secret_file: Option<PathBuf> = None, FilePath("a path of a file that only its owner can read"), No,
         "the job's secret, for ranks that find each other by address";
     CINCH_ALLOW_UNAUTHENTICATED allow_unauthenticated: bool = false, Switch, No,
-        "lets ranks that find each other by a non-loopback address do without a secret";
+        "lets ranks that find each other by address do without a secret beyond one host and user";
     CINCH_NCCL_VERSION nccl_version: u32 = 22809, WholeNumber(20900, 99999, ", as NCCL writes versions: 22809 is 2.28.9"), No,
         "version that ncclGetVersion of the drop-in returns; programs choose features by it";
 }

@@ -31,6 +31,58 @@ fn world(nranks: usize, config: &Config) -> Vec<(Arc<Fault>, Arc<ControlPlane>)>
     })
 }
 
+/// Ids that nobody uses hold one thread together, and few descriptors. The newest still serves its ranks.
+#[test]
+fn unused_ids_hold_one_thread_and_a_bounded_number_of_descriptors() {
+    const IDS: usize = 2000;
+    const LIMIT: usize = 256;
+    child::alone(|| {
+        limit_descriptors(LIMIT);
+        let config = Config {
+            init_timeout: Duration::from_secs(20),
+            log_level: "none".into(),
+            ..Config::default()
+        };
+        let base = counts();
+        let ids: Vec<UniqueId> = (0..IDS)
+            .map(|_| UniqueId::create_for_one_host(&config).unwrap())
+            .collect();
+        let (descriptors, threads) = counts();
+        println!("{IDS} ids: {threads} threads instead of {}", base.1);
+        assert!(threads <= base.1 + 1, "{threads} threads");
+        assert!(
+            descriptors <= base.0 + LIMIT / 2,
+            "{descriptors} descriptors"
+        );
+        std::thread::scope(|scope| {
+            let join = |rank| {
+                let newest = &ids[IDS - 1];
+                ControlPlane::join(newest, rank, 2, &config, Fault::new())
+                    .map(|plane| plane.leave())
+            };
+            let other = scope.spawn(move || join(1));
+            join(0).unwrap();
+            other.join().unwrap().unwrap();
+        });
+        let oldest = ControlPlane::join(&ids[0], 1, 2, &config, Fault::new()).unwrap_err();
+        assert_eq!(oldest.kind(), ErrorKind::Remote, "{oldest}");
+        ids.iter().for_each(UniqueId::cancel);
+        let until = Instant::now() + Duration::from_secs(10);
+        while counts() != base && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert_eq!(counts(), base, "descriptors and threads, before and after");
+    });
+}
+
+/// Sets the largest number of open descriptors of this process.
+fn limit_descriptors(limit: usize) {
+    let pid = std::process::id().to_string();
+    let mut command = std::process::Command::new("prlimit");
+    command.args(["--pid", &pid, &format!("--nofile={limit}:{limit}")]);
+    assert!(command.status().expect("prlimit of util-linux").success());
+}
+
 #[test]
 fn ended_control_planes_hold_no_descriptors_or_threads() {
     child::alone(|| {

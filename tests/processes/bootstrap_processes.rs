@@ -55,6 +55,10 @@ pub fn rank_process(role: &str) {
                     Ok(()) => report("through"),
                     Err(error) => report(&format!("error {error}")),
                 },
+                "gather" => match plane.all_gather(&vec![7; 4 << 20]) {
+                    Ok(all) => report(&format!("gathered {}", all.concat().len())),
+                    Err(error) => report(&format!("error {error}")),
+                },
                 "leave" => {
                     plane.leave();
                     report("left");
@@ -347,6 +351,42 @@ fn cut_link_is_an_error_within_five_seconds() {
     }
 }
 
+/// The rank reads nothing for ten seconds, while much more is sent to it than its socket holds. Its kernel answers.
+#[test]
+fn rank_of_another_host_that_stops_is_not_lost() {
+    let Some(link) = NetworkLink::make("stop") else {
+        println!("skipped: no network namespaces for this user");
+        return;
+    };
+    let mut config = config();
+    config.allow_unauthenticated = true;
+    let id = UniqueId::for_address("10.199.0.1", 29_778, &config)
+        .unwrap()
+        .to_hex();
+    let end = |rank: usize| link.names[usize::from(rank == 2)].as_str();
+    let spawn = |rank| {
+        let prefix = ["ip", "netns", "exec", end(rank)];
+        spawn(&prefix, &format!("{id} {rank} 3 0"))
+    };
+    let mut ranks = joined((0..3).map(spawn).collect());
+    ranks[2].command("gather");
+    // Its contribution arrives, and the result is sent while it is stopped.
+    ranks[0].expect_none("fault", Duration::from_millis(500));
+    ranks[2].signal(Signal::SIGSTOP);
+    ranks[0].command("gather");
+    ranks[1].command("gather");
+    let whole = (12 << 20).to_string();
+    for rank in &ranks[..2] {
+        assert_eq!(rank.expect("gathered").1, whole);
+    }
+    ranks[0].expect_none("fault", Duration::from_secs(10));
+    ranks[2].signal(Signal::SIGCONT);
+    assert_eq!(ranks[2].expect("gathered").1, whole);
+    for rank in &ranks {
+        rank.expect_none("fault", Duration::from_millis(300));
+    }
+}
+
 #[test]
 fn stopped_rank_causes_a_warning_and_no_failure() {
     for victim in [0, 2] {
@@ -364,6 +404,26 @@ fn stopped_rank_causes_a_warning_and_no_failure() {
         ranks.iter().for_each(|rank| drop(rank.expect("through")));
         ranks[0].expect_none("fault", Duration::from_millis(200));
     }
+}
+
+/// Rank 1 runs as another user, and its /proc hides the processes of root.
+#[test]
+fn stopped_rank_that_proc_hides_is_not_gone() {
+    if !nix::unistd::geteuid().is_root() {
+        println!("skipped: only root mounts /proc");
+        return;
+    }
+    let id = UniqueId::create_for_one_host(&config()).unwrap().to_hex();
+    let hidden =
+        "mount -t proc -o hidepid=2 proc /proc && exec setpriv --reuid=65534 --clear-groups $0 $*";
+    let prefixes = [&[][..], &["unshare", "-m", "sh", "-c", hidden]];
+    let start = |rank: usize| spawn(prefixes[rank], &format!("{id} {rank} 2 0"));
+    let mut ranks = joined((0..2).map(start).collect());
+    ranks[0].signal(Signal::SIGSTOP);
+    ranks[1].expect_none("fault", Duration::from_millis(1500));
+    ranks[0].signal(Signal::SIGCONT);
+    ranks.iter_mut().for_each(|rank| rank.command("barrier"));
+    ranks.iter().for_each(|rank| drop(rank.expect("through")));
 }
 
 #[test]

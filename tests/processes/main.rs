@@ -15,6 +15,7 @@ mod join_stress;
 mod memory_limits;
 mod nccl;
 mod near_networks;
+mod other_users;
 mod ps;
 mod rank_death;
 mod rank_group;
@@ -40,6 +41,7 @@ fn rank_process() {
         "fork" => fork::rank_process(&task),
         "gpu_links" => gpu_links::rank_process(&task),
         "near_networks" => near_networks::rank_process(&task),
+        "other_users" => other_users::rank_process(&task),
         "ps" => ps::rank_process(&task),
         "rank_death" => rank_death::rank_process(&task),
         "stopped_init" => stopped_init::rank_process(&task),

@@ -5,7 +5,6 @@ use super::*;
 use crate::sync::Fault;
 use crate::sys::socket;
 use std::io::ErrorKind as Io;
-use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::time::Instant;
 
@@ -87,6 +86,8 @@ impl Connector {
                 return Err(unreachable(address, refused));
             }
             let _ = socket::no_delay(&socket);
+        } else {
+            check_owner(&socket)?;
         }
         Ok(Connector {
             address,
@@ -142,12 +143,13 @@ impl Connector {
 /// listener runs another version. Timeout at `deadline`. The fault's reason once the fault is
 /// raised.
 pub(in crate::bootstrap) fn connect_to_any(
-    addresses: &[SocketAddr],
+    addresses: &[impl Into<Address> + Copy],
     config: &HandshakeConfig,
     on_refusal: OnRefusal,
     deadline: Instant,
     fault: &Fault,
 ) -> Result<Peer> {
+    let addresses: Vec<Address> = addresses.iter().map(|&address| address.into()).collect();
     let (mut timeout, mut interval) = (ADDRESS_TIMEOUTS[0], RETRY_INTERVALS[0]);
     let mut closed = 0;
     // The final error of each address.
@@ -164,7 +166,7 @@ pub(in crate::bootstrap) fn connect_to_any(
                 // other addresses.
                 _ => now + timeout.min(deadline.saturating_duration_since(now) / 2),
             };
-            let failure = match attempt(Address::Tcp(address), config, until, fault) {
+            let failure = match attempt(address, config, until, fault) {
                 Ok(peer) => return Ok(peer),
                 Err(failure) => failure,
             };
@@ -190,7 +192,7 @@ pub(in crate::bootstrap) fn connect_to_any(
             std::thread::sleep(FAULT_POLL_INTERVAL.min(left));
         }
         if Instant::now() >= deadline {
-            let names: Vec<String> = addresses.iter().map(SocketAddr::to_string).collect();
+            let names: Vec<String> = addresses.iter().map(Address::to_string).collect();
             let names = names.join(" and ");
             return Err(match errors.into_iter().flatten().next() {
                 Some(error) => error.context(format!("no rank answered at {names}")),
@@ -233,6 +235,20 @@ fn attempt(
             &mut [connector.interest()],
             FAULT_POLL_INTERVAL.min(deadline - now),
         );
+    }
+}
+
+/// Refuses a local socket at which another user listens. Its name is known to all users of this host.
+fn check_owner(socket: &Socket) -> std::result::Result<(), ConnectFailure> {
+    let own = nix::unistd::geteuid().as_raw();
+    match socket::peer_uid(socket) {
+        Ok(owner) if owner == own => Ok(()),
+        Ok(owner) => Err(FailureKind::Foreign.remote(format!(
+            "user {owner} listens there, and this process runs as user {own}: ranks of several users \
+             share a secret by CINCH_SECRET_FILE, or trust all users of this host with \
+             CINCH_ALLOW_UNAUTHENTICATED=1"
+        ))),
+        Err(error) => Err(FailureKind::System.with(error)),
     }
 }
 

@@ -6,7 +6,7 @@ use super::root::ControlRoot;
 use super::shared::{ControlCommand, SharedControl};
 use super::{CLOSE_TIMEOUT, member};
 use crate::bootstrap::auth::poll_for;
-use crate::bootstrap::framed_stream::{Body, Frame, FramedStream};
+use crate::bootstrap::framed_stream::{Body, Frame, FramedStream, UNREACHABLE};
 use crate::bootstrap::process::ProcessState;
 use crate::error::{Error, Result};
 use crate::sys::process::block_signals;
@@ -22,6 +22,9 @@ const SLOW_HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 /// Silence after which a rank is reported if /proc does not explain the silence.
 const SILENCE_WARNING_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Longest time without an acknowledgement from the kernel of another host. The kernel of a stopped rank
+/// answers, even if the rank does not read.
+const CUT_LINK_TIMEOUT: Duration = Duration::from_secs(3);
 /// Number of heartbeats after which a silent root's report of contributions is out of date.
 const SILENT_HEARTBEATS: u32 = 5;
 
@@ -161,6 +164,8 @@ impl ControlThread {
                     self.end_calls(LEFT);
                 }
                 ControlCommand::Wake => {}
+                #[cfg(test)]
+                ControlCommand::Panic => panic!("a test asked for it"),
                 ControlCommand::End => {
                     self.node.shared.set_reconnect(None);
                     self.end_deadline = Some(Instant::now() + CLOSE_TIMEOUT);
@@ -267,6 +272,13 @@ impl ControlThread {
                 link.send(HEARTBEAT, body);
             }
             if silence <= heartbeat + heartbeat / 2 {
+                continue;
+            }
+            if silence >= CUT_LINK_TIMEOUT
+                && shared.peers[link.rank].host_id != me.info.host_id
+                && link.is_unacknowledged(CUT_LINK_TIMEOUT)
+            {
+                ends.push((at, describe_end(UNREACHABLE)));
                 continue;
             }
             let peer = &shared.peers[link.rank];

@@ -5,9 +5,10 @@ use super::shared::SharedControl;
 use crate::bootstrap::framed_stream::{self, Body, FramedStream, UNREACHABLE};
 use crate::bootstrap::raise_reported;
 use crate::error::{Error, ErrorKind};
+use crate::sys::socket;
 use crate::wire::Wire;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The connection to one rank.
 pub(super) struct ControlLink {
@@ -35,6 +36,13 @@ impl ControlLink {
             last_heartbeat: now,
             warned: false,
         }
+    }
+
+    /// Returns whether the other end's kernel has acknowledged nothing for `limit`, although data waits.
+    pub(super) fn is_unacknowledged(&self, limit: Duration) -> bool {
+        let socket = self.stream.as_ref().map(FramedStream::socket);
+        let silence = socket.and_then(|socket| socket::unacknowledged_time(socket));
+        silence.is_some_and(|silence| silence >= limit)
     }
 
     pub(super) fn send(&mut self, kind: u8, body: &Arc<Body>) {

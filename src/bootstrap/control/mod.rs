@@ -38,12 +38,14 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::sync::Fault;
 use crate::sys::fork::{ForkOwned, ProcessId};
 use crate::sys::process::thread_error;
+use crate::sys::socket;
 use crate::types::SIGNATURE_WORDS;
 use accept_members::{FailureReport, accept_members};
 use control_thread::ControlThread;
 use frames::CLOSING;
 use shared::{ControlCommand, ControlState, SharedControl};
 use std::net::SocketAddr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -159,7 +161,8 @@ impl ControlPlane {
         };
         for (other, peer) in &peers {
             if members[*other].info.host_id != members[rank].info.host_id {
-                detect_cut_link(peer);
+                // Ends an idle connection. `ControlThread` ends a connection with unacknowledged data.
+                let _ = socket::keep_alive(&peer.socket);
             }
         }
         let (shared, thread) = start(rank, members, peers, share)?;
@@ -480,11 +483,21 @@ fn spawn(
         let mut control = from.lock().unwrap_or_else(PoisonError::into_inner);
         control.take()
     };
-    let given = control.clone();
+    let (given, own) = (control.clone(), shared.clone());
+    let run = move || {
+        let serve = AssertUnwindSafe(|| take(&given).map_or((), ControlThread::run));
+        if catch_unwind(serve).is_err() {
+            own.fault.raise(Error::internal(
+                "the control thread panicked; this is a defect of cinch",
+            ));
+            own.state().ended = true;
+            own.changed.notify_all();
+        }
+    };
     std::thread::Builder::new()
         .name("cinch-control".into())
         .stack_size(256 << 10)
-        .spawn(move || take(&given).map_or((), ControlThread::run))
+        .spawn(run)
         .map(|thread| (shared, thread))
         .map_err(|cause| {
             let streams = take(&control).map_or(Vec::new(), ControlThread::into_streams);
@@ -510,18 +523,6 @@ fn connect_to_root(
         return Err(error.context(name()));
     }
     Ok(peer)
-}
-
-/// Makes the kernel end a connection after 3 s without an acknowledgement, whether data waits or
-/// not. Used between hosts only: TCP_USER_TIMEOUT also ends a connection with a full buffer, which
-/// a stopped process of this host has.
-fn detect_cut_link(peer: &Peer) {
-    use nix::sys::socket::{setsockopt, sockopt};
-    let _ = setsockopt(&peer.socket, sockopt::KeepAlive, &true);
-    let _ = setsockopt(&peer.socket, sockopt::TcpKeepIdle, &1);
-    let _ = setsockopt(&peer.socket, sockopt::TcpKeepInterval, &1);
-    let _ = setsockopt(&peer.socket, sockopt::TcpKeepCount, &3);
-    let _ = setsockopt(&peer.socket, sockopt::TcpUserTimeout, &3000);
 }
 
 #[cfg(test)]

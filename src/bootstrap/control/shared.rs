@@ -83,6 +83,9 @@ pub(super) enum ControlCommand {
     Leave,
     /// Polls again, because the listener has changed.
     Wake,
+    /// Panics.
+    #[cfg(test)]
+    Panic,
     /// Ends the thread without a frame, so that other ranks report the death of this rank.
     End,
 }

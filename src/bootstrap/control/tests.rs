@@ -670,3 +670,18 @@ fn closing_rank_fails_all_gathers_of_the_others() {
         assert!(world.faults.iter().all(|fault| !fault.is_raised()));
     }
 }
+
+#[test]
+fn panic_of_the_control_thread_fails_all_ranks() {
+    let world = world(3, &config(20.0));
+    world.planes[1].shared.command(ControlCommand::Panic);
+    let faults = &world.faults;
+    eventually("all know", || faults.iter().all(|fault| fault.is_raised()));
+    let reason = world.faults[1].reason().unwrap();
+    assert_eq!(reason.kind(), ErrorKind::Internal, "{reason}");
+    for other in [0, 2] {
+        let reason = world.faults[other].reason().unwrap();
+        assert!(reason.message().contains("rank 1 ("), "{reason}");
+    }
+    assert!(world.planes[1].barrier().is_err());
+}
