@@ -1,5 +1,6 @@
 """Runs the ranks of one cell of scripts/test-faults, and judges how they ended."""
 
+import itertools
 import os
 import pathlib
 import re
@@ -32,10 +33,22 @@ class Outcome:
         self.lines, self.wrong_results = [], 0
 
 
+# Numbers of the ports that jobs have taken.
+PORTS = itertools.count(os.getpid() * 61)
+
+
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """Returns a port below those that the kernel gives to other jobs' sockets."""
+    limit = int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0])
+    for _ in range(1000):
+        port = limit - 1 - next(PORTS) % (limit // 2)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+                return port
+            except OSError:
+                continue
+    raise RuntimeError("no free port")
 
 
 class Job:
@@ -47,7 +60,7 @@ class Job:
         self.extra, self.wrapper = environment or {}, wrapper
         self.transport = cell.transport if cell else transport
         self.children, self.pipes = [], []
-        self.stopped = self.resumed = 0
+        self.stopped = self.resumed = self.died = 0
 
     def run(self):
         with tempfile.TemporaryDirectory(prefix="cinch-faults-") as folder:
@@ -123,6 +136,8 @@ class Job:
         until = begin + GIVE_UP
         while time.monotonic() < until:
             running = [rank for rank, child in enumerate(self.children) if child.poll() is None]
+            if self.victim not in running:
+                self.died = self.died or time.monotonic()
             if not running:
                 return []
             if self.cell and self.cell.fault == "stop" and not self.resumed:
@@ -174,7 +189,10 @@ class Job:
     def judge(self, hung):
         outcome = Outcome()
         fired, first, last, _ = self.report(self.victim)
+        # The kernel's timer leaves no report.
         timed = self.cell is not None and self.cell.call == "timer"
+        if timed and self.children[self.victim].returncode == -signal.SIGKILL:
+            last = self.died * 1e9
         outcome.reached = bool(self.cell is None or fired or timed and (
             self.stopped or self.children[self.victim].returncode == -signal.SIGKILL))
         outcome.fired = fired

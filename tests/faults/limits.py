@@ -21,7 +21,7 @@ class Limit:
     # Words before those of a rank.
     wrapper: list
     environment: dict
-    # Words of the error, or None if the ranks must succeed.
+    # Pattern that an error must contain, or None if the ranks must succeed.
     sentence: str | None
     transport: str = "shm"
 

@@ -1,4 +1,4 @@
-/* One rank of scripts/test-faults: makes a communicator, calls collectives, and reports each error.
+/* A rank of scripts/test-faults: makes a communicator, calls collectives, and reports each error.
  *
  *   rank RANK NRANKS IDFILE TRANSPORT SEED
  *
@@ -151,9 +151,11 @@ static uint32_t sum(const struct group *in, int call, size_t at) {
 static int is_right(const char *what, size_t count, size_t at, uint32_t found, uint32_t right) {
     static int reported;
     if (found == right) return 1;
-    /* One line for each call. */
-    if (reported != calls) report_line("wrong %s %s, call %d: element %zu of %zu is %u, not %u", PHASE_NAMES[phase], what, calls, at, count,
-                found, right);
+    /* Each call reports one line. */
+    if (reported != calls) {
+        report_line("wrong %s %s, call %d: element %zu of %zu is %u, not %u", PHASE_NAMES[phase], what, calls, at,
+                    count, found, right);
+    }
     reported = calls;
     return getenv("RANK_GOES_ON") != NULL;
 }
@@ -397,8 +399,8 @@ int main(int count, char **words) {
     give_up(&world);
     enter(AFTER);
     report_line("end %lld", (long long)now());
-    /* Threads of the library may end later: that of an unused id after CINCH_INIT_TIMEOUT, that of rank 0 when all other
-     * ranks have left. RANK_END_TIMEOUT is in milliseconds. */
+    /* Threads of the library may end later: that of an unused id after CINCH_INIT_TIMEOUT, that of rank 0 when all
+     * other ranks have left. RANK_END_TIMEOUT is in milliseconds. */
     const char *patience = getenv("RANK_END_TIMEOUT");
     for (int tries = patience != NULL ? atoi(patience) / 20 : 0; tries >= 0; tries--) {
         count_holdings(after, sizeof after, 0);

@@ -44,7 +44,7 @@ static const struct { const char *name; enum fault fault; int value; } FAULTS[] 
     {"flipdata", FLIP_DATA, 0},
 };
 
-/* What the shim remembers of a descriptor. */
+/* Marks of a descriptor. */
 enum { IS_RESET = 1, IS_BLACK = 2 };
 #define DESCRIPTORS 65536
 

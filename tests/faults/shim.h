@@ -27,7 +27,7 @@ struct report {
     uint32_t seen[PHASES][CALLS];
 };
 
-/* Of the shim; without it they do not exist. */
+/* The shim defines these; without it they are NULL. */
 extern void faults_phase(int phase) __attribute__((weak));
 extern void faults_point(void) __attribute__((weak));
 
