@@ -199,7 +199,8 @@ impl FramedStream {
                 }
                 Err(error) if error.kind() == Io::WouldBlock => break,
                 Err(error) if error.kind() == Io::Interrupted => {}
-                Err(error) => end = Some(name_end(&error)),
+                // A failed send explains more than the reset that followed it.
+                Err(error) => end = Some(self.broken.take().unwrap_or_else(|| name_end(&error))),
             }
         }
         end
