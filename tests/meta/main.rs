@@ -6,6 +6,7 @@ mod c_library;
 mod header;
 mod kernel_includes;
 mod layers;
+mod promises;
 mod public_api;
 mod readme;
 mod shape;
