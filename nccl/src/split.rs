@@ -112,7 +112,7 @@ export! {
         // ranks.
         let exclude = unsafe { rank_list("excludeRanksList", excludeRanksList, excludeRanksCount)? };
         if exclude.is_empty() {
-            return Err(Error::invalid_argument("excludeRanksCount is 0; exclude 1 or more ranks"));
+            return Err(Error::invalid_argument("0 ranks are to be excluded; exclude 1 or more"));
         }
         let parent = comm::lookup(comm)?;
         let communicator = parent.connection()?;

@@ -414,8 +414,7 @@ fn stopped_rank_that_proc_hides_is_not_gone() {
         return;
     }
     let id = UniqueId::create_for_one_host(&config()).unwrap().to_hex();
-    let hidden =
-        "mount -t proc -o hidepid=2 proc /proc && exec setpriv --reuid=65534 --clear-groups $0 $*";
+    let hidden = "mount -t proc -o hidepid=2 proc /proc && exec setpriv --reuid=65534 --regid=65534 --clear-groups $0 $*";
     let prefixes = [&[][..], &["unshare", "-m", "sh", "-c", hidden]];
     let start = |rank: usize| spawn(prefixes[rank], &format!("{id} {rank} 2 0"));
     let mut ranks = joined((0..2).map(start).collect());
