@@ -31,6 +31,8 @@ pub struct Header {
     pub bytes: u32,
     /// Call signature of the sender.
     pub signature: [u64; SIGNATURE_WORDS],
+    /// CRC-32C of the payload with `CINCH_CHECK=crc32c`, else 0.
+    pub crc: u32,
 }
 
 /// A header in a slot's line, without the message number.
@@ -39,7 +41,7 @@ pub struct Header {
 struct SlotLine {
     signature: [u64; SIGNATURE_WORDS],
     bytes: u32,
-    rest: u32,
+    crc: u32,
 }
 
 /// Offset of the message number in a line. Message m of a FIFO has arrived when the number is m + 1.
@@ -334,7 +336,7 @@ impl Producer {
         let line = SlotLine {
             signature: header.signature,
             bytes: header.bytes,
-            rest: 0,
+            crc: header.crc,
         };
         // SAFETY: `check` proves that the slot belongs to this end; `FifoMemory::new` aligned its line to 64 bytes.
         unsafe { self.memory.line(number).cast::<SlotLine>().write(line) };
@@ -476,6 +478,7 @@ impl Consumer {
         Ok(Header {
             bytes: line.bytes,
             signature: line.signature,
+            crc: line.crc,
         })
     }
 

@@ -25,6 +25,7 @@ fn header(bytes: usize, seed: u64) -> Header {
                 .wrapping_mul(0x9e37_79b9_7f4a_7c15)
                 .rotate_left(13 * word as u32)
         }),
+        crc: 0,
     }
 }
 

@@ -161,6 +161,7 @@ impl<'a> Preparation<'a> {
         let (nranks, channels) = (peers.len(), self.setup.config().channels);
         let mut links = alone(self.setup.shape, channels);
         (links.nranks, links.rank) = (nranks, me);
+        links.checks_data = self.setup.config().checks_data;
         links.sends.resize_with(channels * nranks, || None);
         links.recvs.resize_with(channels * nranks, || None);
         links.kinds.resize(nranks, None);
@@ -272,6 +273,7 @@ fn alone(shape: FifoShape, channels: usize) -> Links {
         kinds: vec![None],
         buffer_bytes: 0,
         oversubscribed: false,
+        checks_data: false,
         waiter: Box::new(RankWaiter::new(None, Vec::new(), false)),
     }
 }

@@ -1,7 +1,7 @@
 //! The frame of a message between hosts, which precedes the payload. Field lengths are in bytes:
 //!
 //! ```text
-//! signature 40 | payload bytes 4 | magic 4 | message number 8 | zero 8
+//! signature 40 | payload bytes 4 | magic 4 | message number 8 | CRC 4 | zero 4
 //! ```
 
 use super::Header;
@@ -21,6 +21,7 @@ pub(super) fn encode(header: &Header, number: u64) -> [u8; FRAME] {
     frame[40..44].copy_from_slice(&header.bytes.to_le_bytes());
     frame[44..48].copy_from_slice(&MAGIC.to_le_bytes());
     frame[48..56].copy_from_slice(&number.to_le_bytes());
+    frame[56..60].copy_from_slice(&header.crc.to_le_bytes());
     frame
 }
 
@@ -49,5 +50,6 @@ pub(super) fn decode(
     Ok(Header {
         bytes,
         signature: std::array::from_fn(|word| long(8 * word)),
+        crc: long(56) as u32,
     })
 }

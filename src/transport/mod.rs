@@ -39,12 +39,13 @@ pub use shared_host::merge_hosts;
 
 use crate::bootstrap::OutOfBand;
 use crate::config::Config;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::sync::Fault;
 use crate::sys::ibverbs;
 use crate::topology::RankPlace;
 use crate::types::TransportKind;
 use contract::Transport;
+use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -109,8 +110,21 @@ pub struct Links {
     pub buffer_bytes: usize,
     /// Whether some host has more ranks than cores for them. All ranks have the same value.
     pub oversubscribed: bool,
+    /// Whether messages carry the CRC-32C of their payload.
+    pub checks_data: bool,
     /// Waits for any of the connections.
     pub waiter: Box<dyn Waiter>,
+}
+
+/// Returns the error of a message from `peer` over `way` whose payload has another CRC-32C than its header.
+pub fn damaged(peer: &dyn fmt::Display, way: &str, header: &Header, found: u32) -> Error {
+    Error::new(
+        ErrorKind::Remote,
+        format!(
+            "{} bytes from {peer} changed on their way over {way}: their CRC-32C is {found:08x}, and was {:08x}",
+            header.bytes, header.crc
+        ),
+    )
 }
 
 /// Control plane, settings, fault and deadline with which a rank connects.

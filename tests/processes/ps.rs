@@ -43,6 +43,8 @@ struct Job {
 
 impl Job {
     fn start(name: &str, victim: usize) -> Job {
+        // Builds the tool before the ranks' deadlines begin.
+        launcher::tool();
         let folder = std::env::temp_dir().join(format!("cinch-ps-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let id = UniqueId::create(&Config::default()).unwrap().to_hex();

@@ -319,7 +319,13 @@ impl ProxyThread {
                 };
                 // SAFETY: the loops visit each channel of each peer once, and `parts` owns the network.
                 let staged = unsafe { staging.ends(channel as u32) };
-                channels.push(ProxyChannel::new((peer, channel), staged, (send, recv)));
+                let ends = (send, recv);
+                channels.push(ProxyChannel::new(
+                    (peer, channel),
+                    staged,
+                    ends,
+                    links.checks_data,
+                ));
             }
         }
         Ok(ProxyThread {

@@ -4,7 +4,7 @@
 use super::message_cursor::{MessageCursor, MessageDirection, MessageSizesCache};
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::{StagedRecv, StagedSend};
-use crate::transport::{Header, RecvEnd, SendEnd};
+use crate::transport::{self, Header, RecvEnd, SendEnd};
 use crate::types::CallSignature;
 use std::time::Instant;
 
@@ -28,6 +28,8 @@ pub(super) struct ProxyChannel {
     receiving: MessageCursor,
     /// Header of the message that is being received, possibly in parts.
     recv_header: Option<Header>,
+    /// Whether messages carry the CRC-32C of their payload.
+    checks_data: bool,
     /// Time and cause of a break of the connection: first for sending, then for receiving. `None`
     /// while the connection works.
     breaks: [Option<(Instant, Error)>; 2],
@@ -41,6 +43,7 @@ impl ProxyChannel {
         (peer, channel): (usize, usize),
         (outgoing, incoming): (StagedSend, StagedRecv),
         (send, recv): (Box<dyn SendEnd>, Box<dyn RecvEnd>),
+        checks_data: bool,
     ) -> ProxyChannel {
         ProxyChannel {
             peer,
@@ -53,6 +56,7 @@ impl ProxyChannel {
             recv,
             receiving: MessageCursor::new(MessageDirection::FromPeer, peer, channel),
             recv_header: None,
+            checks_data,
             breaks: [None, None],
         }
     }
@@ -125,8 +129,15 @@ impl ProxyChannel {
             Some(header) => header,
             None => self.next_header(message_sizes)?,
         };
-        self.send_header = Some(header);
         let payload = self.outgoing.payload(header.bytes as usize);
+        let header = match (self.checks_data, self.send_header) {
+            (true, None) => Header {
+                crc: crc32c::crc32c(payload),
+                ..header
+            },
+            _ => header,
+        };
+        self.send_header = Some(header);
         if let Some(end) = self.send.zero_copy() {
             return end.send_from(header, payload);
         }
@@ -152,6 +163,7 @@ impl ProxyChannel {
         Ok(Header {
             bytes: bytes as u32,
             signature: self.sending.signature(),
+            crc: 0,
         })
     }
 
@@ -188,12 +200,22 @@ impl ProxyChannel {
         };
         self.recv_header = Some(header);
         let slot = self.incoming.slot(header.bytes as usize);
-        if let Some(end) = self.recv.zero_copy() {
-            return end.recv_into(slot);
+        let complete = match self.recv.zero_copy() {
+            Some(end) => end.recv_into(slot)?,
+            None => {
+                slot.copy_from_slice(&self.recv.payload()[..slot.len()]);
+                self.recv.release();
+                true
+            }
+        };
+        if complete && self.checks_data {
+            let found = crc32c::crc32c(slot);
+            if found != header.crc {
+                let peer = format!("rank {}", self.peer);
+                return Err(transport::damaged(&peer, "a network", &header, found));
+            }
         }
-        slot.copy_from_slice(&self.recv.payload()[..slot.len()]);
-        self.recv.release();
-        Ok(true)
+        Ok(complete)
     }
 
     /// Checks that the next message of the peer's call has this length.

@@ -85,7 +85,8 @@ impl HostEngine {
             arithmetics: VecDeque::new(),
             spare_channels: Vec::new(),
             common_transport: common_transport(&links.kinds),
-            zero_copy: has_zero_copy(&mut links),
+            // The payload of a message is complete before its header only in a slot.
+            zero_copy: !links.checks_data && has_zero_copy(&mut links),
             links,
             exchange,
             fault,

@@ -293,6 +293,7 @@ impl<'a> Run<'a> {
         let header = Header {
             bytes: chunk.given as u32,
             signature: self.signature,
+            crc: 0,
         };
         let header = sends.then_some(header);
         self.wire_bytes += work.execute(&mut engine.links, channel, chain, header);
@@ -312,9 +313,34 @@ impl<'a> Run<'a> {
             let Some(end) = &links.recvs[channel * links.nranks + from as usize] else {
                 continue;
             };
-            self.check_header(engine, from as usize, &end.header(), step, chunk)?;
+            let header = end.header();
+            self.check_header(engine, from as usize, &header, step, chunk)?;
+            if links.checks_data {
+                self.check_payload(engine, from as usize, &header, end.payload())?;
+            }
         }
         Ok(())
+    }
+
+    /// Compares the CRC-32C of a payload from rank `from` with its header.
+    fn check_payload(
+        &self,
+        engine: &HostEngine,
+        from: usize,
+        header: &Header,
+        payload: &[u8],
+    ) -> Result<()> {
+        let found = crc32c::crc32c(payload);
+        if found == header.crc {
+            return Ok(());
+        }
+        let kind = engine.links.kinds[from].map_or("no transport", |kind| kind.name());
+        Err(transport::damaged(
+            &engine.exchange.peers()[from],
+            kind,
+            header,
+            found,
+        ))
     }
 
     /// Checks that a message from rank `from` belongs to this call and has the expected length.

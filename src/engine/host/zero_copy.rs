@@ -172,6 +172,7 @@ impl Run<'_> {
         let header = Header {
             bytes: chunk.given as u32,
             signature: self.signature,
+            crc: 0,
         };
         let base = self.channels[at].channel * engine.links.nranks;
         let zero_copy = &mut self.channels[at].zero_copy;

@@ -22,6 +22,7 @@ fn header(bytes: u32) -> Header {
     Header {
         bytes,
         signature: [u64::MAX, 2, 3, 4, 5],
+        crc: 0,
     }
 }
 

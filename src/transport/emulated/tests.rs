@@ -105,6 +105,7 @@ fn stream(links: &mut Links, count: u64) -> Duration {
         let header = Header {
             bytes: bytes as u32,
             signature: [number; SIGNATURE_WORDS],
+            crc: 0,
         };
         match links.rank < half {
             true => send(links, links.rank + half, 0, header, |slot| {

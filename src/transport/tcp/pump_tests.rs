@@ -22,6 +22,7 @@ fn frame(number: u64, bytes: u32) -> [u8; FRAME] {
     let header = Header {
         bytes,
         signature: [1, 2, 3, 4, u64::MAX],
+        crc: 0,
     };
     encode(&header, number)
 }
@@ -149,6 +150,7 @@ fn zero_copy_message_keeps_its_order_among_slots() {
     let header = |bytes: usize, number: u64| Header {
         bytes: bytes as u32,
         signature: [number; 5],
+        crc: 0,
     };
     let lent = [7; 128];
     // Fills the kernel's buffers, so that the last messages stay in slots.
@@ -257,6 +259,7 @@ fn full_socket_keeps_messages_until_the_peer_reads() {
     let header = |number: u64| Header {
         bytes: 128,
         signature: [number; 5],
+        crc: 0,
     };
     let mut sent = 0;
     while send.ready().unwrap() {

@@ -2,7 +2,7 @@
 //! thread was stopped for a while.
 
 use super::soon;
-use crate::support::config;
+use crate::support::{TRANSPORTS, config};
 use cinch::bootstrap::{LocalOutOfBand, OutOfBand, OutOfBandRef};
 use cinch::cpu::Isa;
 use cinch::engine::HostEngine;
@@ -42,6 +42,37 @@ impl<F: FnMut(&mut dyn RecvEnd) -> cinch::Result<bool> + Send> RecvEnd for Obser
 
     fn release(&mut self) {
         self.0.release();
+    }
+}
+
+/// A receiving end that flips a bit of each message's payload.
+#[derive(Debug)]
+struct FlippingRecv {
+    end: Box<dyn RecvEnd>,
+    bit: usize,
+    payload: Vec<u8>,
+}
+
+impl RecvEnd for FlippingRecv {
+    fn ready(&mut self) -> cinch::Result<bool> {
+        let ready = self.end.ready()?;
+        if ready {
+            self.payload = self.end.payload().to_vec();
+            self.payload[self.bit / 8] ^= 1 << (self.bit % 8);
+        }
+        Ok(ready)
+    }
+
+    fn header(&self) -> Header {
+        self.end.header()
+    }
+
+    fn payload(&self) -> &[u8] {
+        &self.payload
+    }
+
+    fn release(&mut self) {
+        self.end.release();
     }
 }
 
@@ -270,5 +301,37 @@ fn stopped_thread_does_not_time_out() {
             },
         );
         assert_eq!(sent.unwrap(), vec![5; 8], "{comes_meanwhile}");
+    }
+}
+
+#[test]
+fn flipped_bit_is_an_error_that_names_the_sender_if_checks_are_on() {
+    for transport in TRANSPORTS {
+        for bit in 0..64 {
+            let flip = |mut links: Links, _| {
+                let flipping = |end| {
+                    let payload = Vec::new();
+                    Box::new(FlippingRecv { end, bit, payload }) as Box<dyn RecvEnd>
+                };
+                let ends = std::mem::take(&mut links.recvs).into_iter();
+                links.recvs = ends.map(|end| end.map(flipping)).collect();
+                links
+            };
+            let checked = Config {
+                checks_data: true,
+                ..config(transport)
+            };
+            let error = one_message(&checked, 8, || (), flip).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Remote, "{error}");
+            for part in ["8 bytes from rank 0", transport.name(), "CRC-32C"] {
+                assert!(error.message().contains(part), "{error}");
+            }
+            if bit == 0 {
+                let same = |links, _| links;
+                assert_eq!(one_message(&checked, 8, || (), same).unwrap(), [5; 8]);
+                let unchecked = one_message(&config(transport), 8, || (), flip).unwrap();
+                assert_eq!(unchecked[..2], [4, 5]);
+            }
+        }
     }
 }

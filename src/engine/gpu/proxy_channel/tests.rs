@@ -166,7 +166,7 @@ impl Bench {
         // SAFETY: the only call for channel 0, so no other value has these ends.
         let base = unsafe { staging.ends(0) };
         Bench {
-            proxy_channel: ProxyChannel::new((1, 0), base, (end(), end())),
+            proxy_channel: ProxyChannel::new((1, 0), base, (end(), end()), false),
             message_sizes: MessageSizesCache::new(planner),
             wire,
             staging,
@@ -183,6 +183,7 @@ impl Bench {
         let header = Header {
             bytes: bytes as u32,
             signature: self.theirs,
+            crc: 0,
         };
         (header, vec![number as u8; bytes])
     }

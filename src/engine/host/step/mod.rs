@@ -72,7 +72,8 @@ impl StepWork<'_, '_> {
         self.apply(&sources, target, chain);
         chain.leave(step, self.scratch);
         if let Some(header) = header {
-            publish(&mut links.sends, base, step, header);
+            let checks_data = links.checks_data;
+            publish(&mut links.sends, base, step, header, checks_data);
         }
         // Every step of a forwarding chain sends the one received message, so only the last step
         // frees its slot.
@@ -194,13 +195,23 @@ impl StepWork<'_, '_> {
     }
 }
 
-/// Copies the first receiver's message into the slots of the other receivers, and publishes all of them.
-fn publish(sends: &mut [Option<Box<dyn SendEnd>>], base: usize, step: &Step, header: Header) {
+/// Copies the first receiver's message into the slots of the other receivers, and publishes all of them. With
+/// `checks_data` the header gets the CRC-32C of the payload.
+fn publish(
+    sends: &mut [Option<Box<dyn SendEnd>>],
+    base: usize,
+    step: &Step,
+    mut header: Header,
+    checks_data: bool,
+) {
     let bytes = header.bytes as usize;
     let Some((&first, others)) = step.send_to.split_first() else {
         return;
     };
     let first = base + first as usize;
+    if let (true, Some(end)) = (checks_data, &sends[first]) {
+        header.crc = crc32c::crc32c(&end.written()[..bytes]);
+    }
     for &other in others {
         if let Ok([Some(from), Some(to)]) = sends.get_disjoint_mut([first, base + other as usize]) {
             to.slot()[..bytes].copy_from_slice(&from.written()[..bytes]);
