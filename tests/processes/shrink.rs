@@ -112,7 +112,7 @@ impl Trial {
 fn ranks_that_die_before_and_while_others_shrink_are_errors_in_time() {
     let mut rng = Rng(seed());
     let mut all = [Vec::new(), Vec::new()];
-    let trials = number("CINCH_TEST_SHRINKS").unwrap_or(5);
+    let trials = number("CINCH_TEST_SHRINKS").unwrap_or(10);
     for number in 0..trials {
         let trial = Trial::random(number, &mut rng);
         let (n, transport, hosts) = (trial.nranks, trial.transport, trial.hosts);
