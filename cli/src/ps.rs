@@ -66,7 +66,6 @@ struct CallReport {
     call: String,
     state: String,
     begun_seconds_ago: f64,
-    ended_seconds_ago: Option<f64>,
 }
 
 /// A rank for which others wait although it waits for nobody.
@@ -228,8 +227,8 @@ fn state(report: &RankReport) -> String {
     let Some(last) = report.recent.last() else {
         return "has made no call".into();
     };
-    match (&report.waits, last.state.as_str(), last.ended_seconds_ago) {
-        (Some(waits), ..) => {
+    match (&report.waits, last.state.as_str()) {
+        (Some(waits), _) => {
             let missing: Vec<String> = waits
                 .missing
                 .iter()
@@ -242,11 +241,11 @@ fn state(report: &RankReport) -> String {
                 missing.join(", ")
             )
         }
-        (None, "done", Some(seconds)) => format!(
-            "between calls since {seconds:.1} s; the last was {}",
-            last.call
+        (None, "done") => format!(
+            "between calls; the last began {:.1} s ago: {}",
+            last.begun_seconds_ago, last.call
         ),
-        (None, state, _) => format!(
+        (None, state) => format!(
             "{}: {state} since {:.1} s",
             last.call, last.begun_seconds_ago
         ),
@@ -342,7 +341,6 @@ mod tests {
                 }
                 .into(),
                 begun_seconds_ago: 9.0,
-                ended_seconds_ago: waits_for.is_empty().then_some(8.5),
             }],
         }
     }
@@ -370,7 +368,7 @@ mod tests {
         let text = String::from_utf8(out).unwrap();
         for part in [
             "communicator \"dp\" 1f: 4 of 4 ranks answer",
-            "rank 2 (pid 7), 3 calls: between calls since 8.5 s; the last was call 2",
+            "rank 2 (pid 7), 3 calls: between calls; the last began 9.0 s ago: call 2",
             "call 2 all_reduce: waits 5.0 s for rank 0 (a message)",
             "rank 2 (host h, pid 20) holds up rank 0, 1 for 6.0 s: between calls",
             "9.0 s ago, done: call 2",

@@ -68,25 +68,16 @@ fn communicator(recorder: &FlightRecorder, now: u64) -> String {
 }
 
 fn call(record: &CallRecord, now: u64) -> String {
-    let mut text = format!(
-        "{{\"number\":{},\"call\":{},\"state\":\"{}\",\"begun_seconds_ago\":{:.3}",
+    format!(
+        "{{\"number\":{},\"call\":{},\"state\":\"{}\",\"begun_seconds_ago\":{:.3}}}",
         record.number,
         escaped(&CallSignature::describe(&record.words)),
         record.state.name(),
         seconds(record.begun, now)
-    );
-    if record.ended != 0 {
-        let _ = write!(
-            text,
-            ",\"ended_seconds_ago\":{:.3}",
-            seconds(record.ended, now)
-        );
-    }
-    text.push('}');
-    text
+    )
 }
 
-/// Returns the seconds between two times; the coarse clock may be a little behind.
+/// Returns the seconds between two times.
 fn seconds(from: u64, to: u64) -> f64 {
     to.saturating_sub(from) as f64 * 1e-9
 }
@@ -148,6 +139,6 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part} in {text}");
         }
-        assert!(text.ends_with("]}]}\n") && !text.contains("ended"));
+        assert!(text.ends_with("]}]}\n"));
     }
 }

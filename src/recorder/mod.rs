@@ -1,6 +1,6 @@
 //! Flight recorder: the latest calls of each communicator, for a person who asks why a job hangs.
 //!
-//! A recorder costs two readings of a coarse clock and a dozen stores a call, so it is always on. Its calls are shown
+//! A recorder costs a dozen stores a call, so it is always on. Its times are those of the last heartbeat before. Its calls are shown
 //! by `cinch ps`, where `CINCH_PS` permits it, and written to the file of `CINCH_DUMP_FILE` when a communicator
 //! fails or the process gets SIGUSR2.
 
@@ -10,7 +10,7 @@ mod service;
 pub use json::{escaped, process_json};
 pub use service::{RecorderHandle, RecorderSettings, dump, register, socket_folder};
 
-use crate::sys::clock::coarse_nanoseconds;
+use crate::sys::clock::last_tick;
 use crate::types::SIGNATURE_WORDS;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering, fence};
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -70,10 +70,8 @@ pub struct CallRecord {
     pub words: [u64; SIGNATURE_WORDS],
     /// State of the call.
     pub state: CallState,
-    /// Nanoseconds of the host's monotonic clock at the begin.
+    /// Nanoseconds of the host's monotonic clock at the last heartbeat before the begin.
     pub begun: u64,
-    /// Nanoseconds at the end; 0 before the end.
-    pub ended: u64,
 }
 
 /// The messages that a rank waits for.
@@ -92,7 +90,6 @@ struct RingEntry {
     words: [AtomicU64; SIGNATURE_WORDS],
     state: AtomicU8,
     begun: AtomicU64,
-    ended: AtomicU64,
 }
 
 /// The latest calls of a communicator on this rank. One thread at a time writes: the one that holds the engine.
@@ -137,8 +134,7 @@ impl FlightRecorder {
         for (to, word) in entry.words.iter().zip(words) {
             to.store(*word, Ordering::Relaxed);
         }
-        entry.begun.store(coarse_nanoseconds(), Ordering::Relaxed);
-        entry.ended.store(0, Ordering::Relaxed);
+        entry.begun.store(last_tick(), Ordering::Relaxed);
         entry.state.store(state as u8, Ordering::Relaxed);
         // SYNC POINT call record: publishes the fields with the even version. Read in `record`.
         entry.version.store(2 * number + 2, Ordering::Release);
@@ -151,9 +147,7 @@ impl FlightRecorder {
     pub fn end(&self, number: u64) {
         let entry = &self.entries[number as usize % KEPT];
         if entry.version.load(Ordering::Relaxed) == 2 * number + 2 {
-            entry.ended.store(coarse_nanoseconds(), Ordering::Relaxed);
-            // SYNC POINT call end: publishes the time. Read in `record`.
-            entry.state.store(CallState::Done as u8, Ordering::Release);
+            entry.state.store(CallState::Done as u8, Ordering::Relaxed);
         }
         if self.has_waits.load(Ordering::Relaxed) {
             self.set_waits(None);
@@ -203,14 +197,11 @@ impl FlightRecorder {
         if entry.version.load(Ordering::Acquire) != wanted {
             return None;
         }
-        // SYNC POINT call end: a call that is done has its time. Published in `end`.
-        let state = CallState::from_number(entry.state.load(Ordering::Acquire));
         let record = CallRecord {
             number,
             words: std::array::from_fn(|at| entry.words[at].load(Ordering::Relaxed)),
-            state,
+            state: CallState::from_number(entry.state.load(Ordering::Relaxed)),
             begun: entry.begun.load(Ordering::Relaxed),
-            ended: entry.ended.load(Ordering::Relaxed),
         };
         // SYNC POINT call record: a field of a later call makes its odd version visible here. Published in `begin`.
         fence(Ordering::Acquire);
@@ -243,8 +234,7 @@ mod tests {
             assert_eq!(record.words, words(record.number));
             let is_open = record.number == 998;
             assert_eq!(record.state == CallState::Running, is_open);
-            assert_eq!(record.ended == 0, is_open);
-            assert!(record.begun > 0 && (is_open || record.ended >= record.begun));
+            assert!(record.begun > 0);
         }
         // The end of a call that is no longer in the ring changes nothing.
         recorder.end(998 - KEPT as u64);
@@ -264,7 +254,7 @@ mod tests {
             while recorder.count() < 200_000 {
                 for record in recorder.records() {
                     assert_eq!(record.words, words(record.number));
-                    assert!(record.state != CallState::Done || record.ended >= record.begun);
+                    assert!(record.begun > 0);
                 }
             }
         });

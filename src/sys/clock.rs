@@ -1,15 +1,30 @@
 //! The clock that all processes of a host share.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 /// Returns nanoseconds of the monotonic clock. Processes of one host may compare the values, which
 /// [`std::time::Instant`] does not offer.
 pub fn monotonic_nanoseconds() -> u64 {
     nanoseconds(libc::CLOCK_MONOTONIC)
 }
 
-/// Returns nanoseconds of the monotonic clock as of the kernel's last tick, 1 to 10 ms ago. Reading it takes a few
-/// nanoseconds.
-pub fn coarse_nanoseconds() -> u64 {
-    nanoseconds(libc::CLOCK_MONOTONIC_COARSE)
+/// Nanoseconds of the monotonic clock at the last [`tick`]; 0 before.
+static LAST_TICK: AtomicU64 = AtomicU64::new(0);
+
+/// Sets the time that [`last_tick`] returns. Control threads call it at every heartbeat.
+pub fn tick() {
+    LAST_TICK.store(monotonic_nanoseconds(), Ordering::Relaxed);
+}
+
+/// Returns nanoseconds of the monotonic clock as of the last heartbeat of any communicator, for a place where reading
+/// the clock would take too long.
+#[inline]
+pub fn last_tick() -> u64 {
+    // Relaxed: the value orders nothing.
+    match LAST_TICK.load(Ordering::Relaxed) {
+        0 => monotonic_nanoseconds(),
+        time => time,
+    }
 }
 
 fn nanoseconds(clock: libc::clockid_t) -> u64 {

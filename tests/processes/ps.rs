@@ -171,7 +171,8 @@ fn the_rank_that_hangs_is_named() {
             assert_eq!(one["rank"], victim, "seed {seed}, trial {trial}: {held}");
             let state = one["state"].as_str().unwrap();
             assert!(
-                state.contains("between calls since") && state.contains("all_reduce of 1000 f32"),
+                state.contains("between calls; the last began")
+                    && state.contains("all_reduce of 1000 f32"),
                 "{state}"
             );
         }

@@ -9,6 +9,7 @@ use crate::bootstrap::auth::poll_for;
 use crate::bootstrap::framed_stream::{Body, Frame, FramedStream, UNREACHABLE};
 use crate::bootstrap::process::ProcessState;
 use crate::error::{Error, Result};
+use crate::sys::clock;
 use crate::sys::process::block_signals;
 use crate::wire::Wire;
 use nix::poll::{PollFd, PollFlags};
@@ -64,6 +65,7 @@ impl ControlThread {
         block_signals();
         while !self.is_finished() {
             let ready = self.poll();
+            clock::tick();
             // Reports of failures that have arrived come before commands of this rank.
             self.receive(&ready);
             self.run_commands();
