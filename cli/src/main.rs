@@ -74,7 +74,7 @@ enum ToolCommand {
     Info(InfoOptions),
     /// Show what running ranks do, and which of them others wait for
     ///
-    /// Asks the processes of this user on this host that run with CINCH_PS=1.
+    /// Shows the processes of this user on this host that run with CINCH_PS=1.
     Ps(ps::PsOptions),
     /// Show a machine's topology and what schedules cost on it: paths, groups, rings, predictions
     Topo(topo::TopoOptions),

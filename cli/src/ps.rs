@@ -1,7 +1,7 @@
 //! `cinch ps`: asks this user's running ranks of this host what they do and for whom they wait.
 
 use crate::{ExitResult, FAILURE};
-use cinch::recorder::socket_folder;
+use cinch::recorder::{check_folder, socket_folder};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -9,18 +9,18 @@ use std::fs;
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Longest time for the answer of a process.
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Largest answer in bytes; 256 calls of a communicator take about 60 KB.
-const MOST_BYTES: u64 = 64 << 20;
+const MOST_BYTES: usize = 64 << 20;
 
 /// Options of `cinch ps`.
 #[derive(clap::Args)]
 pub struct PsOptions {
-    /// Processes to ask; without any, all of this user that run with CINCH_PS=1
+    /// Processes to show; without any, all of this user that run with CINCH_PS=1
     #[arg(value_name = "PID")]
     pids: Vec<u32>,
     /// Print what the processes report, and who holds up whom, as one JSON object
@@ -86,6 +86,9 @@ struct HoldUp {
 pub fn run(options: &PsOptions, out: &mut dyn Write) -> ExitResult {
     let folder = socket_folder();
     let failed = |text: String| (FAILURE, text);
+    if folder.exists() {
+        check_folder(&folder).map_err(|error| failed(error.to_string()))?;
+    }
     let pids = match options.pids.is_empty() {
         true => {
             listed(&folder).map_err(|error| failed(format!("{}: {error}", folder.display())))?
@@ -125,17 +128,45 @@ pub fn run(options: &PsOptions, out: &mut dyn Write) -> ExitResult {
     let printed = match options.json {
         true => {
             let holds: Vec<HoldUp> = communicators.values().flat_map(hold_ups).collect();
+            let circles: BTreeMap<_, _> = communicators
+                .iter()
+                .map(|(id, ranks)| (id, circle(ranks)))
+                .filter(|(_, ranks)| !ranks.is_empty())
+                .collect();
             writeln!(
                 out,
                 "{}",
-                serde_json::json!({"processes": answers, "held_up_by": holds})
+                serde_json::json!({"processes": answers, "held_up_by": holds, "wait_for_each_other": circles})
             )
         }
-        false => print(&communicators, options.calls, &folder, out),
+        false => {
+            let mut text = Vec::new();
+            print(&communicators, options.calls, &folder, &mut text)
+                .and_then(|()| out.write_all(printable(&text).as_bytes()))
+        }
     };
     printed
         .map(|()| 0)
         .map_err(|error| failed(error.to_string()))
+}
+
+/// Returns text without control characters, which names of communicators could have, and which a terminal obeys.
+fn printable(text: &[u8]) -> String {
+    let shown = |c: char| match c.is_control() && c != '\n' {
+        true => char::REPLACEMENT_CHARACTER,
+        false => c,
+    };
+    String::from_utf8_lossy(text).chars().map(shown).collect()
+}
+
+/// Returns the ranks that wait while nobody holds them up: they wait for each other.
+fn circle(ranks: &CommReport<'_>) -> Vec<usize> {
+    if !hold_ups(ranks).is_empty() {
+        return Vec::new();
+    }
+    let waits =
+        |(rank, (_, report)): (&usize, &(u32, &RankReport))| report.waits.as_ref().map(|_| *rank);
+    ranks.iter().filter_map(waits).collect()
 }
 
 fn socket(folder: &Path, pid: u32) -> std::path::PathBuf {
@@ -165,11 +196,21 @@ fn listed(folder: &Path) -> io::Result<Vec<u32>> {
 }
 
 fn ask(folder: &Path, pid: u32) -> io::Result<Value> {
-    let stream = UnixStream::connect(socket(folder, pid))?;
-    stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
-    let mut text = String::new();
-    stream.take(MOST_BYTES).read_to_string(&mut text)?;
-    serde_json::from_str(&text).map_err(io::Error::other)
+    let mut stream = UnixStream::connect(socket(folder, pid))?;
+    let deadline = Instant::now() + ANSWER_TIMEOUT;
+    let (mut bytes, mut part) = (Vec::new(), vec![0; 64 << 10]);
+    while bytes.len() < MOST_BYTES {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        stream.set_read_timeout(Some(left))?;
+        match stream.read(&mut part)? {
+            0 => break,
+            n => bytes.extend(&part[..n]),
+        }
+    }
+    serde_json::from_slice(&bytes).map_err(io::Error::other)
 }
 
 /// The ranks of a communicator that answered, each with its process.
@@ -294,6 +335,14 @@ fn print(
                 )?;
             }
         }
+        let circle: Vec<String> = circle(ranks).iter().map(ToString::to_string).collect();
+        if !circle.is_empty() {
+            writeln!(
+                out,
+                "  ranks {} wait for each other: compare their calls",
+                circle.join(", ")
+            )?;
+        }
         for held in hold_ups(ranks) {
             let who = any.ranks.get(held.rank).map_or("a rank", String::as_str);
             let waiting: Vec<String> = held.waiting.iter().map(ToString::to_string).collect();
@@ -375,6 +424,22 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part} in\n{text}");
         }
+    }
+
+    #[test]
+    fn ranks_that_wait_for_each_other_are_named() {
+        let communicators = vec![rank(0, &[1], 4.0), rank(1, &[0], 5.0), rank(2, &[], 0.0)];
+        let reports = [ProcessReport {
+            pid: 7,
+            communicators,
+        }];
+        let communicators = by_communicator(&reports);
+        assert_eq!(circle(&communicators["1f"]), [0, 1]);
+        let mut out = Vec::new();
+        print(&communicators, 0, Path::new("/run"), &mut out).unwrap();
+        let text = printable(&out);
+        assert!(text.contains("ranks 0, 1 wait for each other"), "{text}");
+        assert_eq!(printable(b"a\x1b[31m\nb"), "a\u{fffd}[31m\nb");
     }
 
     #[test]

@@ -359,9 +359,10 @@ impl Communicator {
     /// has not done so.
     fn check_fault(&self) -> Result<()> {
         self.owner.check()?;
-        self.fault
-            .check()
-            .inspect_err(|reason| self.announce(reason))
+        self.fault.check().inspect_err(|reason| {
+            self.announce(reason);
+            self.record_failure(reason);
+        })
     }
 
     /// Fails the communicator if `result` is an error. Errors of checks before anything moves must
@@ -381,8 +382,12 @@ impl Communicator {
         self.fault.raise(reason.clone());
         let reason = self.fault.reason().unwrap_or(&reason);
         self.announce(reason);
-        if self.recorder.failure().is_none() {
-            self.recorder.fail(&reason.to_string());
+        self.record_failure(reason);
+    }
+
+    /// Shows the reason of the failure in the flight recorder, and writes the recorders, once.
+    fn record_failure(&self, reason: &Error) {
+        if self.recorder.fail(&reason.to_string()) {
             recorder::dump(&reason.to_string());
         }
     }

@@ -236,7 +236,12 @@ fn name_dead(rendezvous: &ShrinkRendezvous, members: &[usize], error: Error) -> 
     loop {
         let ended = rendezvous.find_ended(members);
         if !ended.is_empty() {
-            return rendezvous.death(&ended);
+            let death = rendezvous.death(&ended);
+            // A rank whose settings differ may have ended because of that.
+            return match error.kind() {
+                Mismatch => death.context(error.message()),
+                _ => death,
+            };
         }
         if Instant::now() >= until {
             return error;

@@ -241,7 +241,7 @@ knobs! {
     CINCH_DUMP_FILE dump_file: Option<PathBuf> = None, FilePath("a path; %h and %p stand for host and process"), No,
         "file that gets the latest calls as JSON when a communicator fails, and at SIGUSR2; of the first communicator of a process";
     CINCH_PS answers_ps: bool = false, Switch, No,
-        "lets `cinch ps` ask this process what it waits for, over a socket that only its user can reach; of the first communicator of a process";
+        "shows this process in `cinch ps`, through a socket that only its user can reach; of the first communicator of a process";
     CINCH_COMM_ID comm_id: Option<String> = None, FreeText("host:port"), No,
         "rendezvous for ranks that are discovered from the environment";
     CINCH_SECRET_FILE secret_file: Option<PathBuf> = None, FilePath("a path of a file that only its owner can read"), No,

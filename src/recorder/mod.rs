@@ -8,7 +8,7 @@ mod json;
 mod service;
 
 pub use json::{escaped, process_json};
-pub use service::{RecorderHandle, RecorderSettings, dump, register, socket_folder};
+pub use service::{RecorderHandle, RecorderSettings, check_folder, dump, register, socket_folder};
 
 use crate::sys::clock::last_tick;
 use crate::types::SIGNATURE_WORDS;
@@ -83,8 +83,9 @@ pub struct WaitRecord {
     pub since: u64,
 }
 
-/// A call in the ring. `version` is 2n + 1 while call n is written, and 2n + 2 from then on.
+/// A call in the ring, which fills a cache line. `version` is 2n + 1 while call n is written, and 2n + 2 from then on.
 #[derive(Debug, Default)]
+#[repr(align(64))]
 struct RingEntry {
     version: AtomicU64,
     words: [AtomicU64; SIGNATURE_WORDS],
@@ -106,7 +107,7 @@ pub struct FlightRecorder {
 }
 
 impl FlightRecorder {
-    /// Creates a recorder that nobody can ask; [`register`] creates those of communicators.
+    /// Creates a recorder that is not shown; [`register`] creates those of communicators.
     pub fn new(label: CommLabel) -> FlightRecorder {
         FlightRecorder {
             label,
@@ -166,9 +167,9 @@ impl FlightRecorder {
         waits.clone()
     }
 
-    /// Records why the communicator failed. The first reason stays.
-    pub fn fail(&self, reason: &str) {
-        let _ = self.failure.set(reason.to_string());
+    /// Records why the communicator failed. The first reason stays. Returns whether this is the first.
+    pub fn fail(&self, reason: &str) -> bool {
+        self.failure.set(reason.to_string()).is_ok()
     }
 
     /// Returns why the communicator failed.
@@ -272,8 +273,7 @@ mod tests {
         assert_eq!(recorder.waits(), Some(wait));
         recorder.end(number);
         assert_eq!(recorder.waits(), None);
-        recorder.fail("first");
-        recorder.fail("second");
+        assert!(recorder.fail("first") && !recorder.fail("second"));
         assert_eq!(recorder.failure(), Some("first"));
     }
 }

@@ -48,19 +48,23 @@ fn least(groups: &str, root: &Path) -> Option<GroupMemory> {
 struct FileNames {
     limit: &'static str,
     used: &'static str,
-    /// Line of `memory.stat` with the bytes of cached files that the kernel frees first.
-    cached: &'static str,
+    /// Lines of `memory.stat` with bytes that the kernel frees when they are needed: cached files, and caches of its own.
+    freed: [&'static str; 3],
 }
 
 const VERSION_1: FileNames = FileNames {
     limit: "memory.limit_in_bytes",
     used: "memory.usage_in_bytes",
-    cached: "total_inactive_file",
+    freed: [
+        "total_inactive_file",
+        "total_active_file",
+        "slab_reclaimable",
+    ],
 };
 const VERSION_2: FileNames = FileNames {
     limit: "memory.max",
     used: "memory.current",
-    cached: "inactive_file",
+    freed: ["inactive_file", "active_file", "slab_reclaimable"],
 };
 
 /// Returns the group that leaves the least memory, of the group `path` below `root` and those that contain it.
@@ -84,11 +88,14 @@ fn memory_of(names: &FileNames, folder: &Path) -> Option<GroupMemory> {
     // Without a limit, version 2 has the word `max`, and version 1 a number near 2^63.
     let limit = number(names.limit).filter(|&limit| limit < 1 << 60)?;
     let stat = fs::read_to_string(folder.join("memory.stat")).unwrap_or_default();
-    let cached = stat.lines().find_map(|line| {
+    let freed = stat.lines().filter_map(|line| {
         let (name, bytes) = line.split_once(' ')?;
-        (name == names.cached).then(|| bytes.parse::<u64>().ok())?
+        names
+            .freed
+            .contains(&name)
+            .then(|| bytes.parse::<u64>().ok())?
     });
-    let used = number(names.used)?.saturating_sub(cached.unwrap_or(0));
+    let used = number(names.used)?.saturating_sub(freed.sum());
     let folder = fs::metadata(folder).ok()?;
     Some(GroupMemory {
         id: [folder.dev(), folder.ino()],
@@ -121,7 +128,11 @@ mod tests {
         };
         group(
             &root.join("job"),
-            &two("1000\n", "900\n", "anon 1\ninactive_file 300\n"),
+            &two(
+                "1000\n",
+                "900\n",
+                "anon 1\ninactive_file 200\nactive_file 70\nslab_reclaimable 30\n",
+            ),
         );
         group(&root.join("job/step"), &two("max\n", "800\n", ""));
         group(&root.join("other"), &two("10\n", "10\n", ""));

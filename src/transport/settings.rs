@@ -288,7 +288,9 @@ fn check_memory(infos: &[ConnectInfo], peers: &[PeerInfo]) -> Result<()> {
             .filter(is_member)
             .map(|(other, _)| other)
             .collect();
-        let need: u64 = members.iter().map(|member| member.inbox_bytes).sum();
+        let need = members
+            .iter()
+            .fold(0u64, |sum, member| sum.saturating_add(member.inbox_bytes));
         let free = members.iter().map(|member| member.group.free).min();
         let Some(free) = free.filter(|&free| free < need) else {
             continue;

@@ -43,6 +43,12 @@ struct Job {
 
 impl Job {
     fn start(name: &str, victim: usize) -> Job {
+        Job::start_with(name, victim, true)
+    }
+
+    /// Starts the ranks, of which `victim` makes its last call late. With `dumps` they have a file of
+    /// CINCH_DUMP_FILE.
+    fn start_with(name: &str, victim: usize, dumps: bool) -> Job {
         // Builds the tool before the ranks' deadlines begin.
         launcher::tool();
         let folder = std::env::temp_dir().join(format!("cinch-ps-{name}-{}", std::process::id()));
@@ -50,10 +56,13 @@ impl Job {
         let id = UniqueId::create(&Config::default()).unwrap().to_hex();
         let start = |rank: usize| {
             let task = format!("{id} {rank} {victim}");
-            let mut child = child::rank(&["timeout", "60"], "ps", &task)
+            let mut command = child::rank(&["timeout", "60"], "ps", &task);
+            if dumps {
+                command.env("CINCH_DUMP_FILE", folder.join("dump-%p"));
+            }
+            let mut child = command
                 .env("XDG_RUNTIME_DIR", &folder)
                 .env("CINCH_PS", "1")
-                .env("CINCH_DUMP_FILE", folder.join("dump-%p"))
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped())
                 .stderr(Stdio::null())
@@ -240,4 +249,28 @@ fn signal_and_failure_write_the_latest_calls() {
     for rank in (0..RANKS).filter(|rank| *rank != victim) {
         assert!(job.line(rank).contains("rank 2"));
     }
+}
+
+/// A pipe whose other end was closed once kept the thread awake.
+#[test]
+fn the_thread_that_answers_sleeps_between_answers() {
+    let job = Job::start_with("idle", 0, false);
+    let pid = job.pids()[0];
+    let switches = || {
+        let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+        let of_task = |task: std::io::Result<std::fs::DirEntry>| {
+            let path = task.unwrap().path();
+            let name = std::fs::read_to_string(path.join("comm")).ok()?;
+            let stat = std::fs::read_to_string(path.join("stat")).ok()?;
+            // User and system time in ticks of 10 ms, behind the name in brackets.
+            let fields: Vec<&str> = stat.rsplit(") ").next()?.split(' ').collect();
+            let ticks = fields[11].parse::<u64>().ok()? + fields[12].parse::<u64>().ok()?;
+            (name.trim() == "cinch-recorder").then_some(ticks)
+        };
+        tasks.filter_map(of_task).sum::<u64>()
+    };
+    let before = switches();
+    std::thread::sleep(Duration::from_millis(500));
+    let spent = switches() - before;
+    assert!(spent <= 5, "{spent} ticks of 10 ms in 0.5 s");
 }
