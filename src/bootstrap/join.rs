@@ -222,7 +222,7 @@ fn connect(
             last.context("rank 0 did not open the rendezvous")
         }
         (_, OnRefusal::Retry) => last.context(id.rendezvous_name()),
-        _ => last,
+        _ => last.context("the rendezvous"),
     })
 }
 
@@ -247,6 +247,30 @@ fn read_table(body: &[u8], own: &RankEntry, nranks: usize) -> Result<(Vec<RankEn
 mod tests {
     use super::super::id::assemble;
     use super::*;
+
+    /// The address alone would not say that no rank is silent, but the rendezvous.
+    #[test]
+    fn error_of_a_silent_server_says_that_it_is_the_rendezvous() {
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = silent.local_addr().unwrap();
+        let id = assemble(0, &[1; 32], &[2; 16], &[address]);
+        let deadline = Instant::now() + Duration::from_millis(100);
+        let answer = register(
+            &id,
+            &[address.into()],
+            (1, 2),
+            &Config::default(),
+            deadline,
+            &Fault::new(),
+        );
+        let error = answer.err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::Timeout);
+        let words = "did not answer the handshake before the deadline";
+        assert_eq!(
+            error.message(),
+            format!("the rendezvous: {address} {words}")
+        );
+    }
 
     #[test]
     fn rank_on_loopback_has_an_address_for_other_hosts() {

@@ -172,10 +172,9 @@ def names_any(text, pids):
     return any(names(text, rank, pid) for rank, pid in enumerate(pids))
 
 
-# An error about a rendezvous whose server does not answer as it should. It names the address of the server, which
-# is no rank.
-OF_RENDEZVOUS = re.compile(r"the rendezvous at \S+:\d+|nobody serves the rendezvous"
-                           r"|\S+:\d+ (did not answer the handshake|could not be reached)")
+# An error about a rendezvous whose server does not answer as it should. It says so, because the address is of no rank.
+OF_RENDEZVOUS = re.compile(r"the rendezvous(?: at| for|:) \S+:\d+|nobody serves the rendezvous"
+                           r"|rank 0 did not open the rendezvous")
 # Errors that a flipped bit of a control connection causes.
 OF_FLIP = re.compile(r"could not prove|seal is wrong|invalid data|damaged|does not speak cinch|version")
 
