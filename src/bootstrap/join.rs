@@ -91,8 +91,6 @@ fn register(
     fault: &Fault,
 ) -> Result<Answer> {
     let peer = connect(id, addresses, rank, config, deadline, fault)?;
-    // The server counts this timeout from its acceptance of the connection.
-    let timeout = deadline.saturating_duration_since(Instant::now());
     let server = match peer.address {
         Address::Tcp(address) => format!("the rendezvous at {address}"),
         _ => id.rendezvous_name(),
@@ -106,9 +104,13 @@ fn register(
         .check()
         .and_then(|()| describe_self((&stream, id), rank, nranks, config));
     let (entry, listener) = described.inspect_err(|error| give_up(&mut stream, &who, error))?;
+    // The server counts this time from the arrival of the frame.
+    let timeout = deadline.saturating_duration_since(Instant::now());
     let mut writer = Writer::default();
     writer.u32(nranks.min(u32::MAX as usize) as u32);
-    writer.u64(timeout.as_millis() as u64);
+    for time in [timeout, config.init_timeout] {
+        writer.u64(time.as_millis() as u64);
+    }
     writer.u32(id.participants());
     entry.write(&mut writer);
     stream.queue(REGISTER, &Body::new(writer.0));

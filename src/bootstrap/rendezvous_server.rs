@@ -23,8 +23,8 @@ use std::time::{Duration, Instant};
 /// Largest number of ranks of a communicator: the table of all ranks must fit a frame.
 pub(super) const MAX_RANKS: usize = 4096;
 
-/// Kind of a frame by which a rank registers: number of ranks, time that it can wait, digest of the
-/// participants, its entry.
+/// Kind of a frame by which a rank registers: number of ranks, time that it can still wait, its
+/// timeout of init, digest of the participants, its entry. Times are in milliseconds.
 pub(super) const REGISTER: u8 = 1;
 /// Kind of a frame for registered ranks: random bytes, and the entries of all ranks.
 pub(super) const TABLE: u8 = 2;
@@ -129,7 +129,7 @@ pub(super) struct RendezvousServer {
     refused: usize,
     failure: Option<Error>,
     deadline: Instant,
-    /// Timeout from which the deadline follows, for the error.
+    /// Timeout of init from which the deadline follows, for the error.
     timeout: Duration,
     requests: Arc<Requests>,
 }
@@ -137,8 +137,11 @@ pub(super) struct RendezvousServer {
 /// A connection to the server.
 struct Registrant {
     stream: FramedStream,
-    /// Time of acceptance. The rank has waited since this time or earlier.
+    /// Time of acceptance.
     accepted: Instant,
+    /// Latest time at which the rank's frame had not arrived. The rank may have been stopped until
+    /// then; later, this thread may have been.
+    last_silent: Instant,
     rank: usize,
     /// `None` before the rank has registered.
     entry: Option<RankEntry>,
@@ -272,8 +275,11 @@ impl RendezvousServer {
             (ready, listener)
         };
         // Goes backwards, so that removing a registrant does not move the registrants that follow.
-        for at in (0..registrants.len()).rev().filter(|&at| registrants[at]) {
-            self.receive(at);
+        for at in (0..registrants.len()).rev() {
+            match registrants[at] {
+                true => self.receive(at),
+                false => self.registrants[at].last_silent = now,
+            }
         }
         self.accept(&listener);
         self.drop_unregistered();
@@ -314,6 +320,7 @@ impl RendezvousServer {
                         rank: peer.rank,
                         stream: FramedStream::new(peer),
                         accepted,
+                        last_silent: accepted,
                         entry: None,
                     });
                     self.receive(self.registrants.len() - 1);
@@ -356,7 +363,8 @@ impl RendezvousServer {
         }
         let mut reader = Reader(&frame.body);
         let nranks = reader.u32()? as usize;
-        let timeout = Duration::from_millis(reader.u64()?.min(1 << 40));
+        let times = [reader.u64()?, reader.u64()?];
+        let [timeout, init_timeout] = times.map(|time| Duration::from_millis(time.min(1 << 40)));
         let participants = reader.u32()?;
         let entry: RankEntry = reader.take()?;
         reader.end()?;
@@ -387,12 +395,12 @@ impl RendezvousServer {
             return Ok(());
         }
         // The rendezvous must end at the earliest deadline of a rank, less the time to send all
-        // ranks the names of missing ranks. A rank's timeout starts at the acceptance of its
-        // connection, because this thread may have waited for a core since then.
-        let until = registrant.accepted + timeout.saturating_sub(margin(timeout));
+        // ranks the names of missing ranks. This thread may read a frame long after its arrival,
+        // because it has waited for a core.
+        let until = registrant.last_silent + timeout.saturating_sub(margin(timeout));
         if self.nranks == 0 || until < self.deadline {
             self.deadline = until;
-            self.timeout = timeout;
+            self.timeout = init_timeout;
         }
         self.check_entry(&entry, nranks)
     }
@@ -504,4 +512,43 @@ impl RendezvousServer {
 /// Returns how long before the deadline of a rank with this timeout the rendezvous gives up.
 pub(super) fn margin(timeout: Duration) -> Duration {
     (timeout / 10).clamp(Duration::from_millis(20), Duration::from_millis(500))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::address;
+    use super::super::auth::{OnRefusal, connect_to_any};
+    use super::*;
+    use crate::config::Config;
+    use crate::sync::Fault;
+
+    /// A rank is stopped for 0.6 s between its handshake and its registration, and can then wait for
+    /// 1 s. The server gives up a tenth of that earlier, not 0.6 s.
+    #[test]
+    fn time_before_the_registration_counts_once() {
+        let config = Config {
+            init_timeout: Duration::from_secs_f64(3.5),
+            ..Config::default()
+        };
+        let id = UniqueId::create_for_one_host(&config).unwrap();
+        let (fault, deadline) = (Fault::new(), Instant::now() + Duration::from_secs(20));
+        let own = handshake(&id, 1);
+        let peer = connect_to_any(&id.addresses(), &own, OnRefusal::Fail, deadline, &fault);
+        let mut stream = FramedStream::new(peer.unwrap());
+        std::thread::sleep(Duration::from_millis(600));
+        let sent = Instant::now();
+        let mut writer = Writer::default();
+        writer.u32(4).u64(1000).u64(3500).u32(0);
+        let entry = RankEntry::this(1, address::for_one_host(), &config).unwrap();
+        entry.write(&mut writer);
+        stream.queue(REGISTER, &Body::new(writer.0));
+        let answer = stream.exchange(deadline, &fault).unwrap();
+        let waited = sent.elapsed().as_secs_f64();
+        assert_eq!(answer.kind, REFUSED);
+        let error = Error::from_bytes(&answer.body).unwrap();
+        let words = "ranks 0, 2, 3 of 4 did not come to the rendezvous within 3.5 s";
+        assert!(error.message().contains(words), "{error}");
+        // The server looks for frames at least every 50 ms.
+        assert!(waited >= 0.8, "gave up after {waited:.3} s");
+    }
 }
