@@ -97,6 +97,8 @@ struct Outgoing {
     connector: Option<Connector>,
     next_attempt: Instant,
     attempts: u32,
+    /// Whether a connection to `address` was established and ended before its welcome.
+    was_answered: bool,
     last: Option<ConnectFailure>,
 }
 
@@ -114,7 +116,8 @@ impl SocketMesh<'_> {
     /// # Errors
     /// Timeout, naming the ranks that are missing and why, or remote if their listeners do not know
     /// the key; the fault's reason; mismatch if a rank runs another version; system if descriptors
-    /// run out, with the limit.
+    /// run out, with the limit. Remote if the last step of a handshake is lost: the acceptor counts that
+    /// connection as open, and may have closed its listener.
     pub fn open(mut self) -> Result<HashMap<SocketId, Socket>> {
         let mut opening = self.begin();
         self.listener.expect_connections(opening.accepts.len());
@@ -181,6 +184,7 @@ impl SocketMesh<'_> {
                     connector: None,
                     next_attempt: Instant::now(),
                     attempts: 0,
+                    was_answered: false,
                     last: None,
                 });
             }
@@ -239,7 +243,20 @@ impl SocketMesh<'_> {
     /// Schedules another attempt: the peer's queue may be full, or a flood of unauthenticated
     /// connections may have displaced this one.
     fn retry(&self, outgoing: &mut Outgoing, failure: ConnectFailure) -> Result<()> {
+        let is_last_address = outgoing.nearer.is_none();
         match failure.kind {
+            FailureKind::Closed => outgoing.was_answered |= is_last_address,
+            // A listener that answered is closed only once all its connections are open, or its rank
+            // has failed. No other attempt helps.
+            FailureKind::Refused if outgoing.was_answered => {
+                let peer = &self.peers[outgoing.id.peer];
+                let last = outgoing.last.as_ref().unwrap_or(&failure);
+                let what = format!(
+                    "the {} connection to {peer} was lost, and its listener is closed",
+                    self.purpose
+                );
+                return Err(last.error.clone().context(what));
+            }
             FailureKind::System => return Err(failure.error.context(self.need())),
             FailureKind::Foreign => {
                 let peer = &self.peers[outgoing.id.peer];

@@ -185,6 +185,36 @@ fn raised_fault_ends_the_attempts() {
     });
 }
 
+/// The acceptor counts a connection as open whose last step is lost on the way, and closes its
+/// listener. The connector does not try until its deadline.
+#[test]
+fn connection_lost_when_the_listener_closes_is_an_error_at_once() {
+    let (peers, fault) = (peers(), Fault::new());
+    let side = Side {
+        peers: &peers,
+        fault: &fault,
+        count: 1,
+        key: 3,
+        seconds: 20.0,
+    };
+    let at = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let to = at.local_addr().unwrap();
+    let (other, _) = listener();
+    let begun = Instant::now();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let (mut stream, _) = at.accept().unwrap();
+            stream.read_exact(&mut [0]).unwrap();
+            drop(at);
+        });
+        let error = side.open(1, other, to).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Remote, "{error}");
+        let words = "the tcp connection to rank 0 (host here, pid 1) was lost";
+        assert!(error.message().starts_with(words), "{error}");
+    });
+    assert!(begun.elapsed() < Duration::from_secs(10));
+}
+
 /// A rank that is stopped between hello and proof for longer than the timeout finds its connection
 /// dropped, and connects again.
 #[test]

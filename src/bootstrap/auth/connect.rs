@@ -46,8 +46,10 @@ pub(crate) struct ConnectFailure {
 /// Kind of a failed connection attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FailureKind {
-    /// Nothing listens at the address, or its queue is full.
+    /// Nothing listens at the address.
     Refused,
+    /// The listener's queue is full, or the network has no route for now.
+    Unready,
     /// The address cannot be reached.
     Unreachable,
     /// The connection closed before its welcome.
@@ -172,7 +174,7 @@ pub(in crate::bootstrap) fn connect_to_any(
             };
             match failure.kind {
                 FailureKind::Late if until < deadline => {}
-                FailureKind::Refused if on_refusal == OnRefusal::Retry => {}
+                FailureKind::Refused | FailureKind::Unready if on_refusal == OnRefusal::Retry => {}
                 FailureKind::Closed if on_refusal == OnRefusal::RetryClosed => {}
                 FailureKind::Closed if closed < MAX_CLOSED_RETRIES => closed += 1,
                 _ => errors[at] = Some(failure.error),
@@ -269,11 +271,10 @@ fn unreachable(address: Address, cause: std::io::Error) -> ConnectFailure {
         return FailureKind::System.with(error);
     }
     let kind = match cause.kind() {
-        Io::ConnectionRefused
-        | Io::ConnectionReset
-        | Io::HostUnreachable
-        | Io::NetworkUnreachable
-        | Io::WouldBlock => FailureKind::Refused,
+        Io::ConnectionRefused => FailureKind::Refused,
+        Io::ConnectionReset | Io::HostUnreachable | Io::NetworkUnreachable | Io::WouldBlock => {
+            FailureKind::Unready
+        }
         _ => FailureKind::Unreachable,
     };
     kind.remote(format!("cannot connect to {address}: {cause}"))
