@@ -252,7 +252,7 @@ mod tests {
 
     /// The address alone would not say that no rank is silent, but the rendezvous.
     #[test]
-    fn error_of_a_silent_server_says_that_it_is_the_rendezvous() {
+    fn error_of_a_silent_server_names_the_rendezvous() {
         let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = silent.local_addr().unwrap();
         let id = assemble(0, &[1; 32], &[2; 16], &[address]);

@@ -172,7 +172,8 @@ def names_any(text, pids):
     return any(names(text, rank, pid) for rank, pid in enumerate(pids))
 
 
-# An error about a rendezvous whose server does not answer as it should. It says so, because the address is of no rank.
+# An error about a rendezvous whose server does not answer as it should. The address alone would not do: no rank is
+# called by it.
 OF_RENDEZVOUS = re.compile(r"the rendezvous(?: at| for|:) \S+:\d+|nobody serves the rendezvous"
                            r"|rank 0 did not open the rendezvous")
 # Errors that a flipped bit of a control connection causes.
