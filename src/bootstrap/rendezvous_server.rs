@@ -239,14 +239,15 @@ impl RendezvousServer {
         }
     }
 
-    /// Fails at the deadline, completes with the last rank, and stops listening after either.
+    /// Completes with the last rank, fails at the deadline, and stops listening after either.
     fn advance(&mut self) {
-        if self.failure.is_none() && Instant::now() >= self.deadline {
-            self.fail(Error::new(ErrorKind::Timeout, self.missing()));
-        }
         let complete = self.nranks > 0 && self.entries().count() == self.nranks;
-        if self.failure.is_none() && complete {
-            self.send_tables();
+        match self.failure {
+            Some(_) => {}
+            // The last rank may come while this thread is stopped beyond the deadline.
+            None if complete => self.send_tables(),
+            None if Instant::now() < self.deadline => {}
+            None => self.fail(Error::new(ErrorKind::Timeout, self.missing())),
         }
         let all_refused = self.refused > 0 && self.refused >= self.nranks;
         if self.failure.is_some() && (all_refused || Instant::now() >= self.deadline) {
@@ -518,37 +519,59 @@ pub(super) fn margin(timeout: Duration) -> Duration {
 mod tests {
     use super::super::address;
     use super::super::auth::{OnRefusal, connect_to_any};
+    use super::super::id::assemble;
     use super::*;
     use crate::config::Config;
     use crate::sync::Fault;
+
+    /// Connects as `rank`, registers `pause` later with 1 s left, and returns the server's answer with
+    /// the seconds from the registration to it.
+    fn answer(id: &UniqueId, (rank, nranks): (usize, u32), pause: f64) -> (Frame, f64) {
+        let (fault, deadline) = (Fault::new(), Instant::now() + Duration::from_secs(20));
+        let own = handshake(id, rank);
+        let peer = connect_to_any(&id.addresses(), &own, OnRefusal::Fail, deadline, &fault);
+        let mut stream = FramedStream::new(peer.unwrap());
+        std::thread::sleep(Duration::from_secs_f64(pause));
+        let sent = Instant::now();
+        let mut writer = Writer::default();
+        writer.u32(nranks).u64(1000).u64(3500).u32(0);
+        let entry = RankEntry::this(rank, address::for_one_host(), &Config::default());
+        entry.unwrap().write(&mut writer);
+        stream.queue(REGISTER, &Body::new(writer.0));
+        let answer = stream.exchange(deadline, &fault).unwrap();
+        (answer, sent.elapsed().as_secs_f64())
+    }
 
     /// A rank is stopped for 0.6 s between its handshake and its registration, and can then wait for
     /// 1 s. The server gives up a tenth of that earlier, not 0.6 s.
     #[test]
     fn time_before_the_registration_counts_once() {
-        let config = Config {
-            init_timeout: Duration::from_secs_f64(3.5),
-            ..Config::default()
-        };
-        let id = UniqueId::create_for_one_host(&config).unwrap();
-        let (fault, deadline) = (Fault::new(), Instant::now() + Duration::from_secs(20));
-        let own = handshake(&id, 1);
-        let peer = connect_to_any(&id.addresses(), &own, OnRefusal::Fail, deadline, &fault);
-        let mut stream = FramedStream::new(peer.unwrap());
-        std::thread::sleep(Duration::from_millis(600));
-        let sent = Instant::now();
-        let mut writer = Writer::default();
-        writer.u32(4).u64(1000).u64(3500).u32(0);
-        let entry = RankEntry::this(1, address::for_one_host(), &config).unwrap();
-        entry.write(&mut writer);
-        stream.queue(REGISTER, &Body::new(writer.0));
-        let answer = stream.exchange(deadline, &fault).unwrap();
-        let waited = sent.elapsed().as_secs_f64();
+        let id = UniqueId::create_for_one_host(&Config::default()).unwrap();
+        let (answer, waited) = answer(&id, (1, 4), 0.6);
         assert_eq!(answer.kind, REFUSED);
         let error = Error::from_bytes(&answer.body).unwrap();
         let words = "ranks 0, 2, 3 of 4 did not come to the rendezvous within 3.5 s";
         assert!(error.message().contains(words), "{error}");
         // The server looks for frames at least every 50 ms.
         assert!(waited >= 0.8, "gave up after {waited:.3} s");
+    }
+
+    /// The server finds the last registration and the deadline past at once, as after a stop.
+    #[test]
+    fn rendezvous_with_all_ranks_completes_after_its_deadline() {
+        let (listener, at) = Listener::bind(address::for_one_host()).unwrap();
+        let id = assemble(0, &[1; 32], &[3; 16], &[at]);
+        let mut server = RendezvousServer::new(&id, listener, Duration::from_secs(20), None);
+        let answer = std::thread::scope(|scope| {
+            let rank = scope.spawn(|| answer(&id, (0, 1), 0.0));
+            while server.entries().next().is_none() {
+                server.poll();
+            }
+            server.deadline = Instant::now();
+            server.advance();
+            rank.join().unwrap().0
+        });
+        assert_eq!(answer.kind, TABLE);
+        server.discard();
     }
 }
