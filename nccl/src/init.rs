@@ -123,6 +123,10 @@ unsafe fn all(comms: *mut ncclComm_t, ndev: c_int, devlist: *const c_int) -> Res
         )));
     }
     let config = settings::process()?;
+    // The program's array has places for the GPUs of the machine. With more, it would be written beyond its end.
+    if config.device != DeviceChoice::Host {
+        check_gpus(ndev, devlist.is_null())?;
+    }
     let id = UniqueId::create_for_one_host(&config)?;
     let mut jobs = Vec::new();
     let made = (0..ndev).try_for_each(|rank| {
@@ -143,10 +147,6 @@ unsafe fn all(comms: *mut ncclComm_t, ndev: c_int, devlist: *const c_int) -> Res
         Ok(())
     });
     // Runs the jobs at once even inside a group, as NCCL does.
-    let made = made.and_then(|()| match config.device {
-        DeviceChoice::Host => Ok(()),
-        _ => check_gpus(ndev, devlist.is_null()),
-    });
     match made {
         Ok(()) => connect_job::run(jobs),
         Err(error) => {
