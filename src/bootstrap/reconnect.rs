@@ -49,7 +49,7 @@ impl ShrinkRendezvous {
     /// Opens this rank's socket, and gathers the addresses of all. All ranks call it together.
     ///
     /// # Errors
-    /// System if a rank cannot listen; the errors of [`OutOfBand::all_gather`].
+    /// System if a rank cannot listen; the errors of [`crate::bootstrap::OutOfBand::all_gather`].
     pub fn open(exchange: &OutOfBandRef) -> Result<ShrinkRendezvous> {
         let (rank, peers) = (exchange.rank(), exchange.peers());
         let bound = match peers.len() {
