@@ -2,8 +2,11 @@
 
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::sys::process::block_signals;
 use nix::net::if_::InterfaceFlags;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::sync::mpsc;
+use std::time::Duration;
 
 /// An address of an interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,6 +73,30 @@ pub fn choose(config: &Config) -> Result<IpAddr> {
 /// Returns the address for a job on this host alone, which other hosts cannot reach.
 pub fn for_one_host() -> IpAddr {
     IpAddr::V4(Ipv4Addr::LOCALHOST)
+}
+
+/// Looks up the addresses of a host. A name server that does not answer would delay the caller for longer than
+/// `timeout`; the thread that waits for it ends when the resolver gives up.
+///
+/// # Errors
+/// The resolver's errors; timed out; the system's error if the thread cannot start.
+pub fn look_up(host: &str, port: u16, timeout: Duration) -> std::io::Result<Vec<SocketAddr>> {
+    if let Ok(ip) = host.parse() {
+        return Ok(vec![SocketAddr::new(ip, port)]);
+    }
+    let (sender, found) = mpsc::channel();
+    let name = host.to_string();
+    std::thread::Builder::new()
+        .name("cinch-resolver".into())
+        .spawn(move || {
+            block_signals();
+            let found = (name.as_str(), port).to_socket_addrs();
+            // The caller may have stopped waiting.
+            let _ = sender.send(found.map(Iterator::collect));
+        })?;
+    found
+        .recv_timeout(timeout)
+        .unwrap_or_else(|_| Err(std::io::Error::from_raw_os_error(libc::ETIMEDOUT)))
 }
 
 fn pick(
@@ -206,6 +233,19 @@ mod tests {
             prefix: 24,
             up,
         }
+    }
+
+    #[test]
+    fn host_is_looked_up_within_the_timeout() {
+        let none = Duration::ZERO;
+        assert_eq!(look_up("10.1.2.3", 5, none).unwrap()[0].port(), 5);
+        assert!(look_up("::1", 5, none).unwrap()[0].is_ipv6());
+        let found = look_up("localhost", 7, Duration::from_secs(20)).unwrap();
+        assert!(
+            found
+                .iter()
+                .all(|address| address.ip().is_loopback() && address.port() == 7)
+        );
     }
 
     #[test]

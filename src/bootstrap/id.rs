@@ -15,11 +15,9 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::sys::socket::Address;
 use std::io::Read;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
-use std::sync::mpsc;
-use std::time::Duration;
 
 const FORMAT: u8 = 1;
 const RANK_ZERO_OPENS: u8 = 1;
@@ -129,15 +127,18 @@ impl UniqueId {
     /// Invalid argument if the host has no address; system if it cannot be looked up; invalid usage if a
     /// secret is needed, or if others than its owner can read the file.
     pub fn for_address(host: &str, port: u16, config: &Config) -> Result<UniqueId> {
-        let named: Vec<SocketAddr> = look_up(host, port, config.init_timeout).map_err(|cause| {
-            match cause.raw_os_error() {
-                // The resolver failed, so nothing is known of the name.
-                Some(_) => Error::system(format!("looking up the rendezvous host {host}"), cause),
-                None => Error::invalid_argument(format!(
-                    "the rendezvous host {host} has no address: {cause}"
-                )),
-            }
-        })?;
+        let named: Vec<SocketAddr> =
+            address::look_up(host, port, config.init_timeout).map_err(|cause| {
+                match cause.raw_os_error() {
+                    // The resolver failed, so nothing is known of the name.
+                    Some(_) => {
+                        Error::system(format!("looking up the rendezvous host {host}"), cause)
+                    }
+                    None => Error::invalid_argument(format!(
+                        "the rendezvous host {host} has no address: {cause}"
+                    )),
+                }
+            })?;
         let another =
             match config.secret_file.is_some() && names_one_host(host) && all_loopback(&named) {
                 false => None,
@@ -439,26 +440,6 @@ fn read_address(from: &[u8]) -> Option<SocketAddr> {
     }
 }
 
-/// Looks up the addresses of a host. A name server that does not answer would delay the caller for longer than
-/// `timeout`; the thread that waits for it ends when the resolver gives up.
-fn look_up(host: &str, port: u16, timeout: Duration) -> std::io::Result<Vec<SocketAddr>> {
-    if let Ok(ip) = host.parse() {
-        return Ok(vec![SocketAddr::new(ip, port)]);
-    }
-    let (sender, found) = mpsc::channel();
-    let name = host.to_string();
-    std::thread::Builder::new()
-        .name("cinch-resolver".into())
-        .spawn(move || {
-            let found = (name.as_str(), port).to_socket_addrs();
-            // The caller may have stopped waiting.
-            let _ = sender.send(found.map(Iterator::collect));
-        })?;
-    found
-        .recv_timeout(timeout)
-        .unwrap_or_else(|_| Err(std::io::Error::from_raw_os_error(libc::ETIMEDOUT)))
-}
-
 fn read_secret(path: &Path) -> Result<Vec<u8>> {
     let shown = path.display();
     let failed = |cause| Error::system(format!("the secret file {shown} cannot be read"), cause);
@@ -506,19 +487,6 @@ mod tests {
         let error = read_secret(&path).unwrap_err();
         assert!(error.message().contains("plain file"), "{error}");
         std::fs::remove_file(&path).unwrap();
-    }
-
-    #[test]
-    fn host_is_looked_up_within_the_timeout() {
-        let none = Duration::ZERO;
-        assert_eq!(look_up("10.1.2.3", 5, none).unwrap()[0].port(), 5);
-        assert!(look_up("::1", 5, none).unwrap()[0].is_ipv6());
-        let found = look_up("localhost", 7, Duration::from_secs(20)).unwrap();
-        assert!(
-            found
-                .iter()
-                .all(|address| address.ip().is_loopback() && address.port() == 7)
-        );
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The directory for files that the library keeps between runs.
+//! Directories of the user: for files that the library keeps between runs, and for the sockets of running processes.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -7,6 +7,13 @@ use std::path::PathBuf;
 /// neither is an absolute path.
 pub fn cache_directory() -> Option<PathBuf> {
     of_environment(&|name| std::env::var_os(name))
+}
+
+/// Returns the folder `cinch` of the user's directory for running processes, `XDG_RUNTIME_DIR`. `None` if that is no
+/// absolute path.
+pub fn runtime_directory() -> Option<PathBuf> {
+    let directory = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from)?;
+    directory.is_absolute().then(|| directory.join("cinch"))
 }
 
 fn of_environment(environment: &dyn Fn(&str) -> Option<OsString>) -> Option<PathBuf> {

@@ -12,7 +12,7 @@ mod nccl;
 #[cfg(feature = "internal")]
 mod test_devices;
 
-pub use cache::cache_directory;
+pub use cache::{cache_directory, runtime_directory};
 pub use codec_policy::{CodecLinks, CodecPolicy, CodecRules, CollectiveSet, call_codec};
 pub use emulated::EmulatedMachine;
 pub use kinds::parse_bytes;

@@ -1,6 +1,7 @@
 //! The recorders of this process, and the thread that shows them: to `cinch ps` over a socket, and in a file.
 
 use super::{CommLabel, FlightRecorder, process_json};
+use crate::config::runtime_directory;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sys::file;
 use crate::sys::fork::{CloseOnFork, ProcessId};
@@ -178,10 +179,7 @@ fn snapshot(host: &str, reason: &str) -> String {
 
 /// Returns the folder with the sockets of this user's processes: `cinch` in `$XDG_RUNTIME_DIR`, or `/tmp/cinch-UID`.
 pub fn socket_folder() -> PathBuf {
-    match std::env::var_os("XDG_RUNTIME_DIR").filter(|folder| !folder.is_empty()) {
-        Some(folder) => Path::new(&folder).join("cinch"),
-        None => PathBuf::from(format!("/tmp/cinch-{}", geteuid())),
-    }
+    runtime_directory().unwrap_or_else(|| PathBuf::from(format!("/tmp/cinch-{}", geteuid())))
 }
 
 /// Checks that only this user can enter the folder of the sockets, so that no other user can put sockets there.
