@@ -103,12 +103,22 @@ impl Comm {
             .is_some_and(|communicator| !communicator.is_idle())
     }
 
-    /// Ends the connecting phase. Returns the connection for the caller to free if the communicator was
-    /// aborted meanwhile.
+    /// Ends the connecting phase, and with it the call of `parent`: both become ready at once, because
+    /// a program that sees one of them ready may use the other. Returns the connection for the caller
+    /// to free if the communicator was aborted meanwhile.
     #[must_use]
-    pub(crate) fn joined(&self, result: Result<Communicator>) -> Option<Arc<Communicator>> {
+    pub(crate) fn joined(
+        &self,
+        result: Result<Communicator>,
+        parent: Option<&Comm>,
+    ) -> Option<Arc<Communicator>> {
+        // Child before parent: the only place where a thread locks two states.
         let mut state = self.state();
+        let mut of_parent = parent.map(Comm::state);
         state.end(self.options.blocking);
+        if let Some(of_parent) = &mut of_parent {
+            of_parent.end(self.options.blocking);
+        }
         match result {
             Ok(communicator) if state.is_released => return Some(Arc::new(communicator)),
             Ok(communicator) => state.communicator = Some(Arc::new(communicator)),

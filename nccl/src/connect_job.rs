@@ -140,25 +140,21 @@ struct TaskCompletion {
 }
 
 impl TaskCompletion {
-    /// Reports the outcome to the communicators, and returns it as an error if it is a failure. The parent
-    /// receives it last: a program that sees the parent ready may use the new communicator.
+    /// Reports the outcome to the communicators, and returns it as an error if it is a failure.
     fn report(self, outcome: Result<Option<Communicator>>) -> Result<()> {
         let none = || Error::internal("a split gave no communicator");
-        let result = match self.comm {
-            Some(comm) => {
-                let joined = outcome.and_then(|made| made.ok_or_else(none));
-                let result = joined.as_ref().map(|_| ()).map_err(Error::clone);
-                if let Some(unused) = comm.joined(joined) {
-                    deferred_free::free_in_background(unused);
-                }
-                result
+        if let Some(comm) = self.comm {
+            let joined = outcome.and_then(|made| made.ok_or_else(none));
+            let result = joined.as_ref().map(|_| ()).map_err(Error::clone);
+            if let Some(unused) = comm.joined(joined, self.parent.as_deref()) {
+                deferred_free::free_in_background(unused);
             }
-            None => outcome.map(drop),
-        };
+            return result;
+        }
         if let Some(parent) = self.parent {
             parent.end(self.blocking);
         }
-        result
+        outcome.map(drop)
     }
 }
 
@@ -300,8 +296,8 @@ mod tests {
     }
 
     #[test]
-    fn parent_is_ready_after_its_child() {
-        for fails in [false, true] {
+    fn parent_and_child_become_ready_at_once() {
+        for (fails, holds_parent) in [(false, false), (true, false), (false, true), (true, true)] {
             let (parent, child) = (comm(), comm());
             let task = ConnectTask {
                 completion: TaskCompletion {
@@ -311,7 +307,11 @@ mod tests {
                 },
                 work: Box::new(|| Err(Error::invalid_usage("no"))),
             };
-            let held = child.hold();
+            let (held, other) = if holds_parent {
+                (parent.hold(), child.clone())
+            } else {
+                (child.hold(), parent.clone())
+            };
             let runs = std::thread::spawn(move || {
                 if fails {
                     task.fail(&Error::invalid_usage("no"));
@@ -319,9 +319,17 @@ mod tests {
                     assert!(task.run().is_err());
                 }
             });
-            std::thread::sleep(Duration::from_millis(50));
-            assert!(parent.is_in_progress());
+            let (gives, seen) = mpsc::channel();
+            let waits = std::thread::spawn(move || {
+                while other.is_in_progress() {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                gives.send(()).unwrap();
+            });
+            assert!(seen.recv_timeout(Duration::from_millis(50)).is_err());
             drop(held);
+            seen.recv().unwrap();
+            waits.join().unwrap();
             runs.join().unwrap();
             assert!(!parent.is_in_progress() && !child.is_in_progress());
             assert!(child.failure().unwrap().message().ends_with("no"));
@@ -335,7 +343,7 @@ mod tests {
         let config = Config::default();
         let id = cinch::UniqueId::create_for_one_host(&config).unwrap();
         let joined = Communicator::init(&id, 0, 1, config).unwrap();
-        assert!(comm.joined(Ok(joined)).is_some());
+        assert!(comm.joined(Ok(joined), None).is_some());
         assert!(comm.communicator().is_none());
     }
 }
