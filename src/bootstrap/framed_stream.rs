@@ -13,9 +13,10 @@
 
 use super::auth::{Peer, wait_ready};
 use super::keys::{self, Authenticator};
+use super::peer_stream::PeerStream;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::Fault;
-use crate::sys::socket::{self, Socket};
+use crate::sys::socket::Socket;
 use crate::wire::Damaged;
 use nix::poll::PollFlags;
 use nix::sys::socket::{Shutdown, shutdown};
@@ -63,7 +64,7 @@ pub(super) struct Frame {
 
 /// This side's end of a connection that carries frames.
 pub(super) struct FramedStream {
-    socket: Socket,
+    stream: PeerStream,
     sending: SealedDirection,
     receiving: SealedDirection,
     outbox: VecDeque<OutboxPiece>,
@@ -106,7 +107,7 @@ impl FramedStream {
         FramedStream {
             sending: direction(peer.connector),
             receiving: direction(!peer.connector),
-            socket: peer.socket,
+            stream: peer.stream,
             outbox: VecDeque::new(),
             sent: 0,
             inbox: Vec::new(),
@@ -140,36 +141,44 @@ impl FramedStream {
     /// Sends as much as the socket takes. If the connection is broken, ends it and drops the queued frames;
     /// `receive` reports the reason.
     pub(super) fn flush(&mut self) {
+        if self.broken.is_none()
+            && let Err(error) = self.stream.flush()
+        {
+            self.end(&error);
+        }
         while let Some(piece) = self.outbox.front() {
-            match socket::write(&self.socket, &[IoSlice::new(&piece.bytes()[self.sent..])]) {
+            let piece = [IoSlice::new(&piece.bytes()[self.sent..])];
+            match self.stream.write(&piece) {
                 Ok(count) => {
                     self.sent += count;
-                    if self.sent == piece.bytes().len() {
+                    if self.sent == self.outbox[0].bytes().len() {
                         self.sent = 0;
                         self.outbox.pop_front();
                     }
                 }
                 Err(error) if error.kind() == Io::WouldBlock => return,
                 Err(error) if error.kind() == Io::Interrupted => {}
-                Err(error) => {
-                    self.broken = Some(name_end(&error));
-                    self.outbox.clear();
-                    // Frames are lost even if the kernel could send later ones. Without this end, neither side
-                    // would notice before a deadline.
-                    let _ = shutdown(self.socket.as_raw_fd(), Shutdown::Both);
-                }
+                Err(error) => self.end(&error),
             }
         }
     }
 
+    /// Ends a connection that cannot send. Frames are lost even if the kernel could send later ones, and
+    /// without this end neither side would notice before a deadline.
+    fn end(&mut self, error: &std::io::Error) {
+        self.broken = Some(name_end(error));
+        self.outbox.clear();
+        let _ = shutdown(self.socket().as_raw_fd(), Shutdown::Both);
+    }
+
     /// Returns whether the kernel has taken all queued frames, or the connection has lost them.
     pub(super) fn is_flushed(&self) -> bool {
-        self.outbox.is_empty()
+        self.outbox.is_empty() && (self.broken.is_some() || !self.stream.has_unsent())
     }
 
     /// Ends this direction of the stream.
     pub(super) fn finish(&mut self) {
-        let _ = shutdown(self.socket.as_raw_fd(), Shutdown::Write);
+        let _ = shutdown(self.socket().as_raw_fd(), Shutdown::Write);
     }
 
     /// Appends the frames that have arrived. Returns the reason once the connection has ended; the
@@ -183,7 +192,7 @@ impl FramedStream {
             let room = if filled == 0 { 4 << 10 } else { 64 << 10 };
             self.inbox.resize(filled + room, 0);
             let mut parts = [IoSliceMut::new(&mut self.inbox[filled..])];
-            let read = socket::read(&self.socket, &mut parts);
+            let read = self.stream.read(&mut parts);
             self.inbox
                 .truncate(filled + read.as_ref().map_or(0, |count| *count));
             match read {
@@ -239,7 +248,7 @@ impl FramedStream {
 
     /// Returns the events to poll for.
     pub(super) fn events(&self) -> PollFlags {
-        if self.outbox.is_empty() {
+        if self.is_flushed() {
             PollFlags::POLLIN
         } else {
             PollFlags::POLLIN | PollFlags::POLLOUT
@@ -247,11 +256,11 @@ impl FramedStream {
     }
 
     pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+        self.socket().as_fd()
     }
 
     pub(super) fn socket(&self) -> &Socket {
-        &self.socket
+        self.stream.socket()
     }
 
     /// Sends all queued frames and waits for one frame. The rendezvous uses this, because the
@@ -313,7 +322,7 @@ mod tests {
         let framed = |stream: UnixStream, connector| {
             stream.set_nonblocking(true).unwrap();
             FramedStream::new(Peer {
-                socket: Socket::from(OwnedFd::from(stream)),
+                stream: Socket::from(OwnedFd::from(stream)).into(),
                 address: Address::Local([0; 16]),
                 rank: 0,
                 word: 0,

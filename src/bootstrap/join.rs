@@ -204,7 +204,7 @@ fn connect(
         (false, true) => OnRefusal::RetryClosed,
         (false, false) => OnRefusal::Fail,
     };
-    let handshake = handshake(id, rank);
+    let handshake = handshake(id, rank).with_encryption(config.encrypts.into());
     let last = match connect_to_any(addresses, &handshake, on_refusal, deadline, fault) {
         Ok(peer) => return Ok(peer),
         Err(last) => last,

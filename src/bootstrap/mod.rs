@@ -15,6 +15,7 @@ mod keys;
 #[cfg(test)]
 pub(crate) mod keys;
 mod local;
+pub(crate) mod peer_stream;
 mod process;
 mod rank_entry;
 mod reconnect;

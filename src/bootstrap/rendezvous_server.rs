@@ -5,7 +5,9 @@
 //! id's address.
 //! [`super::join`] is the ranks' side.
 
-use super::auth::{ConnectionRole, HandshakeConfig, Listener, Peer, PeerIdentity, poll_for};
+use super::auth::{
+    ConnectionRole, Encryption, HandshakeConfig, Listener, Peer, PeerIdentity, poll_for,
+};
 use super::framed_stream::{Body, Frame, FramedStream};
 use super::rank_entry::{RankEntry, name_ranks};
 use super::reconnect_listener::ServingGuard;
@@ -94,7 +96,7 @@ fn remove_server(requests: &Arc<Requests>) {
     SERVERS.with(|servers| servers.retain(|server| !Arc::ptr_eq(&server.requests, requests)));
 }
 
-/// Returns the handshake of the rendezvous of `id`.
+/// Returns the handshake of the rendezvous of `id`, for its server.
 pub(super) fn handshake(id: &UniqueId, rank: usize) -> HandshakeConfig {
     let identity = PeerIdentity {
         role: ConnectionRole::Rendezvous,
@@ -102,6 +104,7 @@ pub(super) fn handshake(id: &UniqueId, rank: usize) -> HandshakeConfig {
         word: 0,
     };
     HandshakeConfig::new(&id.key(b"", "rendezvous"), identity)
+        .with_encryption(Encryption::AsConnector)
 }
 
 /// Starts a thread that serves the rendezvous of `id` on `listener` for `timeout`. Drops `guard` when

@@ -160,6 +160,8 @@ knobs! {
         "transport between all ranks; auto takes the best that connects each pair";
     CINCH_CHECK checks_data: bool = false, Member(&[false, true], |checks| if checks { "crc32c" } else { "off" }), Always,
         "checks the CRC-32C of each message on host memory and between hosts, so that a bit that flips on the way is an error";
+    CINCH_ENCRYPT encrypts: bool = false, Switch, Always,
+        "encrypts payloads and control messages between hosts (AES-256-GCM over TCP); without RDMA";
     CINCH_DEVICE device: DeviceChoice = DeviceChoice::Host, Custom("host, cuda or cuda:N", |text| text.parse::<DeviceChoice>()), Effect,
         "memory that calls work on; cuda is the GPU of the thread's current context, else 0";
     CINCH_P2P_DISABLE p2p_disable: bool = false, Switch, No,

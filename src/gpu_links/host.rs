@@ -163,6 +163,7 @@ fn mesh<'a>(
     SocketMesh {
         purpose: PURPOSE,
         key: setup.context.exchange.key(PURPOSE),
+        encrypts: false,
         me: setup.me,
         peers: setup.peers,
         listener,

@@ -9,7 +9,7 @@ use super::*;
 use crate::error::{Error, ErrorKind};
 use crate::sys::numa;
 use std::time::{Duration, Instant};
-use world::{PATIENCE, World, config, kinds, recv, send, wait};
+use world::{PATIENCE, World, config, configs, recv, send, wait};
 
 /// Returns payload sizes at the edges of lines and slots, then some in between.
 fn sizes(slot_bytes: usize) -> impl Iterator<Item = usize> {
@@ -49,12 +49,12 @@ fn check(end: &dyn RecvEnd, bytes: usize, seed: u64) {
 
 #[test]
 fn message_of_any_size_arrives_whole_and_in_order() {
-    for kind in kinds() {
-        let mut config = config(kind);
+    for config in configs() {
+        let mut config = config;
         (config.tcp_sockets, config.ib_qps) = (3, 3);
         World::new(2).run(&config, |mut links, _| {
             let slot_bytes = links.slot_bytes;
-            assert_eq!(links.kinds[1 - links.rank], Some(kind));
+            assert_eq!(links.kinds[1 - links.rank], config.transport);
             assert!(links.buffer_bytes > 0 && links.buffer_bytes <= config.buffer_bytes);
             for channel in 0..links.channels {
                 for (seed, bytes) in sizes(slot_bytes).enumerate() {
@@ -76,8 +76,8 @@ fn message_of_any_size_arrives_whole_and_in_order() {
 
 #[test]
 fn counters_pass_sixteen_bits() {
-    for kind in kinds() {
-        World::new(2).run(&config(kind), |mut links, _| {
+    for config in configs() {
+        World::new(2).run(&config, |mut links, _| {
             for number in 0..70_000_u64 {
                 if links.rank == 0 {
                     send(&mut links, 1, 0, header(8, number), |slot| {
@@ -96,9 +96,9 @@ fn counters_pass_sixteen_bits() {
 
 #[test]
 fn slow_receiver_holds_the_sender_back_and_loses_nothing() {
-    for kind in kinds() {
+    for config in configs() {
         let world = World::new(2);
-        world.run(&config(kind), |mut links, exchange| {
+        world.run(&config, |mut links, exchange| {
             let mut sent = 0_u64;
             if links.rank == 0 {
                 let mut quiet = 0;
@@ -110,7 +110,11 @@ fn slow_receiver_holds_the_sender_back_and_loses_nothing() {
                         end.publish(header);
                         sent += 1;
                         quiet = 0;
-                        assert!(sent < 1 << 16, "{} does not hold back", kind.name());
+                        assert!(
+                            sent < 1 << 16,
+                            "{} does not hold back",
+                            config.transport.unwrap()
+                        );
                     } else {
                         links.waiter.idle(9999, Duration::from_millis(10)).unwrap();
                         quiet += 1;
@@ -150,8 +154,8 @@ fn slow_receiver_holds_the_sender_back_and_loses_nothing() {
 #[test]
 fn full_buffers_in_both_directions_do_not_deadlock() {
     const MESSAGES: u64 = 300;
-    for kind in kinds() {
-        World::new(3).run(&config(kind), |mut links, exchange| {
+    for config in configs() {
+        World::new(3).run(&config, |mut links, exchange| {
             let ends = links.channels * links.nranks;
             let mut sent = vec![0_u64; ends];
             let mut seen = vec![0_u64; ends];
@@ -188,7 +192,11 @@ fn full_buffers_in_both_directions_do_not_deadlock() {
                 // By now no buffer accepts more, so receiving may begin.
                 reading |= quiet > 50;
                 links.waiter.idle(quiet, Duration::from_millis(1)).unwrap();
-                assert!(Instant::now() < until, "{}: {sent:?} {seen:?}", kind.name());
+                assert!(
+                    Instant::now() < until,
+                    "{}: {sent:?} {seen:?}",
+                    config.transport.unwrap()
+                );
             }
             wait(&mut links, |links| {
                 let flushed = |&end: &usize| links.sends[end].as_mut().unwrap().flushed().unwrap();
@@ -203,8 +211,8 @@ fn full_buffers_in_both_directions_do_not_deadlock() {
 /// messages that only the waiter of rank 0 can move.
 #[test]
 fn wait_for_one_peer_moves_messages_to_another() {
-    for kind in kinds() {
-        World::new(3).run(&config(kind), |mut links, exchange| {
+    for config in configs() {
+        World::new(3).run(&config, |mut links, exchange| {
             let mut sent = 0_u64;
             if links.rank == 0 {
                 let full = links.slot_bytes;
@@ -274,8 +282,8 @@ fn late_receiver_is_not_reported_as_dead() {
 fn message_wakes_a_sleeping_receiver() {
     // A lost wake-up would show as a wait far beyond the duration of the test.
     let long = Duration::from_secs(100);
-    for kind in kinds() {
-        World::new(2).run_crowded(&config(kind), |mut links, exchange| {
+    for config in configs() {
+        World::new(2).run_crowded(&config, |mut links, exchange| {
             let (me, peer) = (links.rank, 1 - links.rank);
             let start = Instant::now();
             for round in 0..200_u64 {
@@ -288,7 +296,11 @@ fn message_wakes_a_sleeping_receiver() {
                 let mut scans = 5000;
                 while !links.recvs[peer].as_mut().unwrap().ready().unwrap() {
                     links.waiter.idle(scans, long).unwrap();
-                    assert!(start.elapsed() < long, "{}: a wake was lost", kind.name());
+                    assert!(
+                        start.elapsed() < long,
+                        "{}: a wake was lost",
+                        config.transport.unwrap()
+                    );
                     scans += 1;
                 }
                 let end = links.recvs[peer].as_mut().unwrap();
@@ -298,7 +310,11 @@ fn message_wakes_a_sleeping_receiver() {
                     send(&mut links, peer, 0, header(0, round), |_| {});
                 }
             }
-            assert!(start.elapsed() < long, "{}: a wake was lost", kind.name());
+            assert!(
+                start.elapsed() < long,
+                "{}: a wake was lost",
+                config.transport.unwrap()
+            );
             exchange.barrier().unwrap();
         });
     }
@@ -307,8 +323,8 @@ fn message_wakes_a_sleeping_receiver() {
 #[test]
 fn free_slot_wakes_a_sleeping_sender() {
     let long = Duration::from_secs(100);
-    for kind in kinds() {
-        World::new(2).run_crowded(&config(kind), |mut links, exchange| {
+    for config in configs() {
+        World::new(2).run_crowded(&config, |mut links, exchange| {
             let peer = 1 - links.rank;
             let start = Instant::now();
             let whole = links.slot_bytes;
@@ -322,14 +338,22 @@ fn free_slot_wakes_a_sleeping_sender() {
                 let mut scans = 5000;
                 while !links.sends[peer].as_mut().unwrap().ready().unwrap() {
                     links.waiter.idle(scans, long).unwrap();
-                    assert!(start.elapsed() < long, "{}: a wake was lost", kind.name());
+                    assert!(
+                        start.elapsed() < long,
+                        "{}: a wake was lost",
+                        config.transport.unwrap()
+                    );
                     scans += 1;
                 }
                 let end = links.sends[peer].as_mut().unwrap();
                 fill(end.slot(), seed);
                 end.publish(header(whole, seed));
             }
-            assert!(start.elapsed() < long, "{}: a wake was lost", kind.name());
+            assert!(
+                start.elapsed() < long,
+                "{}: a wake was lost",
+                config.transport.unwrap()
+            );
             wait(&mut links, |links| {
                 links.sends[peer].as_mut().unwrap().flushed().unwrap()
             });
@@ -340,8 +364,8 @@ fn free_slot_wakes_a_sleeping_sender() {
 
 #[test]
 fn data_of_a_closed_peer_arrives() {
-    for kind in kinds() {
-        World::new(3).run(&config(kind), |mut links, exchange| {
+    for config in configs() {
+        World::new(3).run(&config, |mut links, exchange| {
             if links.rank == 0 {
                 for seed in 0..3 {
                     send(&mut links, 1, 0, header(100, seed), |slot| fill(slot, seed));
@@ -358,7 +382,7 @@ fn data_of_a_closed_peer_arrives() {
                 for seed in 0..3 {
                     recv(&mut links, 0, 0, |end| check(end, 100, seed));
                 }
-                if !caps(kind).unwrap().shares_memory() {
+                if !caps(config.transport.unwrap()).unwrap().shares_memory() {
                     let until = Instant::now() + PATIENCE;
                     let error = loop {
                         match links.recvs[0].as_mut().unwrap().ready() {

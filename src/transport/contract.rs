@@ -180,6 +180,7 @@ impl<'a> Setup<'a> {
         SocketMesh {
             purpose,
             key: self.context.exchange.key(purpose),
+            encrypts: self.config().encrypts,
             me: self.me(),
             peers: self.peers(),
             listener,

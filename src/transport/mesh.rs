@@ -9,9 +9,10 @@ use crate::bootstrap::auth::{
     ConnectFailure, ConnectionRole, Connector, FailureKind, HandshakeConfig, Listener, Peer,
     PeerIdentity, poll_for,
 };
+use crate::bootstrap::peer_stream::PeerStream;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::Fault;
-use crate::sys::socket::{self, Address, Socket};
+use crate::sys::socket::{self, Address};
 use nix::poll::PollFd;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -66,6 +67,8 @@ pub(crate) struct SocketMesh<'a> {
     pub purpose: &'static str,
     /// Key of the communicator for this purpose.
     pub key: [u8; 32],
+    /// Whether sockets over TCP are encrypted.
+    pub encrypts: bool,
     /// Number of this rank in the communicator.
     pub me: usize,
     /// Descriptions of all ranks, in rank order.
@@ -107,7 +110,7 @@ struct Opening {
     config: HandshakeConfig,
     accepts: Vec<SocketId>,
     outgoing: Vec<Outgoing>,
-    open: HashMap<SocketId, Socket>,
+    open: HashMap<SocketId, PeerStream>,
 }
 
 impl SocketMesh<'_> {
@@ -118,7 +121,7 @@ impl SocketMesh<'_> {
     /// the key; the fault's reason; mismatch if a rank runs another version; system if descriptors
     /// run out, with the limit. Remote if the last step of a handshake is lost: the acceptor counts that
     /// connection as open, and may have closed its listener.
-    pub fn open(mut self) -> Result<HashMap<SocketId, Socket>> {
+    pub fn open(mut self) -> Result<HashMap<SocketId, PeerStream>> {
         let mut opening = self.begin();
         self.listener.expect_connections(opening.accepts.len());
         while opening.open.len() < self.total() {
@@ -146,7 +149,7 @@ impl SocketMesh<'_> {
                 // connection replaces the first.
                 let id = SocketId::accepted(&peer, self.me);
                 if let Some(id) = id.filter(|id| opening.accepts.contains(id)) {
-                    opening.open.insert(id, peer.socket);
+                    opening.open.insert(id, peer.stream);
                 }
             }
         }
@@ -160,6 +163,7 @@ impl SocketMesh<'_> {
             word: 0,
         };
         let config = HandshakeConfig::new(&self.key, identity);
+        let config = config.with_encryption(self.encrypts.into());
         let (mut accepts, mut outgoing) = (Vec::new(), Vec::new());
         for &(peer, address) in &self.addresses {
             let nearer = self.nearer.iter().find(|(rank, _)| *rank == peer);
@@ -225,7 +229,7 @@ impl SocketMesh<'_> {
             match if ready { outgoing.advance() } else { Ok(None) } {
                 Ok(None) => opening.outgoing.push(outgoing),
                 Ok(Some(peer)) if peer.rank == outgoing.id.peer => {
-                    opening.open.insert(outgoing.id, peer.socket);
+                    opening.open.insert(outgoing.id, peer.stream);
                 }
                 Ok(Some(peer)) => {
                     let error = Error::internal(format!("rank {} answered", peer.rank));

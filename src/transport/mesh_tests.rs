@@ -1,5 +1,6 @@
 use super::*;
 use crate::bootstrap::auth::{Handshake, HandshakeProgress};
+use crate::sys::socket::Socket;
 use std::io::{IoSlice, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
@@ -38,10 +39,16 @@ struct Side<'a> {
 }
 
 impl Side<'_> {
-    fn open(&self, me: usize, at: Listener, to: SocketAddr) -> Result<HashMap<SocketId, Socket>> {
+    fn open(
+        &self,
+        me: usize,
+        at: Listener,
+        to: SocketAddr,
+    ) -> Result<HashMap<SocketId, PeerStream>> {
         SocketMesh {
             purpose: "tcp",
             key: [self.key; 32],
+            encrypts: false,
             me,
             peers: self.peers,
             listener: at,
@@ -66,7 +73,7 @@ fn socket_id_of_another_target_is_refused() {
     let peer = |word| {
         let (socket, _) = std::os::unix::net::UnixStream::pair().unwrap();
         Peer {
-            socket: Socket::from(std::os::fd::OwnedFd::from(socket)),
+            stream: Socket::from(std::os::fd::OwnedFd::from(socket)).into(),
             address: Address::Local([0; 16]),
             rank: 9,
             word,
@@ -113,8 +120,8 @@ fn unauthenticated_connections_neither_join_nor_delay() {
         for socket in 0..6 {
             let text = format!("over socket {socket}");
             let parts = [IoSlice::new(text.as_bytes())];
-            socket::write(&there[&id(0, socket)], &parts).unwrap();
-            let mut stream = TcpStream::from(here[&id(1, socket)].try_clone().unwrap());
+            socket::write(there[&id(0, socket)].socket(), &parts).unwrap();
+            let mut stream = TcpStream::from(here[&id(1, socket)].socket().try_clone().unwrap());
             stream.set_nonblocking(false).unwrap();
             let mut found = vec![0; text.len()];
             stream.read_exact(&mut found).unwrap();
@@ -237,7 +244,7 @@ fn connector_with_a_late_proof_connects_again() {
     let config = HandshakeConfig::new(&[3; 32], identity);
     std::thread::scope(|scope| {
         let socket = socket::connect(&Address::Tcp(to)).unwrap();
-        let mut handshake = Handshake::connector(&config).unwrap();
+        let mut handshake = Handshake::connector(&config, Address::Tcp(to)).unwrap();
         let mut wait = |write: bool| {
             let mut interest = [socket::interest(&socket, !write, write)];
             socket::poll(&mut interest, Duration::from_secs(10)).unwrap();

@@ -171,6 +171,7 @@ impl Directory {
         let mesh = SocketMesh {
             purpose: PURPOSE,
             key: exchange.key(PURPOSE),
+            encrypts: false,
             me: exchange.rank(),
             peers: exchange.peers(),
             listener: self.listener,

@@ -1,10 +1,10 @@
-//! Records all bytes that rank processes send on sockets during init, splits and a shrink. No unique id and no
-//! secret may be among them. The unit test `wire_tests` looks for every derived key in the same way.
+//! Records all bytes that rank processes send on sockets. No unique id and no secret may be among those of init, splits
+//! and a shrink, and with encryption no payload and no error. The unit test `wire_tests` looks for every derived key in the same way.
 
 use super::rank_group::{self, RankGroup, say};
 use crate::support::config;
 use cinch::types::TransportKind;
-use cinch::{Communicator, ReduceOp, UniqueId};
+use cinch::{Communicator, Config, ReduceOp, UniqueId};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -14,6 +14,7 @@ const SPLITS: usize = 5;
 const SECRET: std::ops::Range<usize> = 4..36;
 /// First bytes of each handshake, which show that the record is complete.
 const MAGIC: &[u8] = b"cinch\x01\r\n";
+const PAYLOAD: &[u8] = b"a payload that nobody else must read";
 
 /// Builds the library that records, and returns its path.
 fn recorder() -> PathBuf {
@@ -36,20 +37,43 @@ fn count(bytes: &[u8], part: &[u8]) -> usize {
         .count()
 }
 
-#[test]
-fn no_id_and_no_secret_is_sent_by_init_split_and_shrink() {
-    let record =
-        Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("record-{}", std::process::id()));
+/// Runs ranks that do `what` until those of `ends` are done. Returns the id of their communicator, and the bytes
+/// that they sent.
+fn record(what: &str, ends: &[usize]) -> (UniqueId, Vec<u8>) {
+    let record = Path::new(env!("CARGO_TARGET_TMPDIR"))
+        .join(format!("record-{what}-{}", std::process::id()));
     let variables = [
         ("LD_PRELOAD", recorder()),
         ("CINCH_TEST_RECORD", record.clone()),
     ];
-    let tasks: Vec<String> = (0..RANKS).map(|rank| rank.to_string()).collect();
+    let tasks: Vec<String> = (0..RANKS).map(|rank| format!("{what} {rank}")).collect();
     let mut ranks = RankGroup::start_with("wire", &tasks, &variables);
     let id = UniqueId::from_hex(&ranks.hand_on_id()).expect("an id");
-    ranks.wait_for("done", &[1, 2, 3]);
+    ranks.wait_for("done", ends);
     let bytes = std::fs::read(&record).expect("a record");
     std::fs::remove_file(&record).expect("a record");
+    (id, bytes)
+}
+
+/// With encryption neither the payload nor the error by which the root names a dead rank is on the wire. The
+/// search finds both without encryption.
+#[test]
+fn payload_and_control_are_private_with_encryption() {
+    for (what, encrypts) in [("open", false), ("private", true)] {
+        let (_, bytes) = record(what, &[0, 1, 2]);
+        let found = [PAYLOAD, b"rank 3 (host "].map(|mark| count(&bytes, mark));
+        println!("{what}: {found:?} in {} bytes", bytes.len());
+        assert!(count(&bytes, MAGIC) >= 2 * RANKS && bytes.len() > RANKS * 4096);
+        match encrypts {
+            true => assert_eq!(found, [0, 0]),
+            false => assert!(found.iter().all(|&found| found >= RANKS - 2)),
+        }
+    }
+}
+
+#[test]
+fn no_id_and_no_secret_is_sent_by_init_split_and_shrink() {
+    let (id, bytes) = record("communicators", &[1, 2, 3]);
     let handshakes = count(&bytes, MAGIC);
     println!("{} bytes with {handshakes} hellos", bytes.len());
     // Each rank opens a rendezvous connection for each of its communicators, and both ends send a hello.
@@ -74,10 +98,42 @@ fn no_id_and_no_secret_is_sent_by_init_split_and_shrink() {
     assert_eq!(found.count(), 1);
 }
 
-/// Joins, splits in two colours, and shrinks by rank 0, which leaves.
 pub fn rank_process(task: &str) {
+    let (what, rank) = task.split_once(' ').expect("a task and a rank");
+    let rank = rank.parse().expect("a rank");
+    match what {
+        "communicators" => communicators(rank),
+        _ => payloads(rank, what == "private"),
+    }
+}
+
+/// Gathers a payload, and reports the error that names rank 3, which exits.
+fn payloads(rank: usize, encrypts: bool) {
     rank_group::run(|| {
-        let rank: usize = task.parse()?;
+        let config = Config {
+            encrypts,
+            ..config(TransportKind::Tcp)
+        };
+        let id = rank_group::receive_id(rank, &config)?;
+        let comm = Communicator::init(&id, rank, RANKS, config)?;
+        let mut part = [0; 4096];
+        part[..PAYLOAD.len()].copy_from_slice(PAYLOAD);
+        let mut all = [0; RANKS * 4096];
+        comm.all_gather(&part, &mut all)?;
+        assert!(all.chunks(part.len()).all(|one| one == part));
+        if rank == 3 {
+            std::process::exit(0);
+        }
+        let error = comm.barrier().expect_err("rank 3 is gone");
+        assert!(error.message().contains("rank 3 (host "), "{error}");
+        say("done ");
+        Ok(())
+    });
+}
+
+/// Joins, splits in two colours, and shrinks by rank 0, which leaves.
+fn communicators(rank: usize) {
+    rank_group::run(|| {
         let config = config(TransportKind::Tcp);
         let id = rank_group::receive_id(rank, &config)?;
         let comm = Communicator::init(&id, rank, RANKS, config.clone())?;

@@ -78,7 +78,7 @@ impl Connector {
         address: Address,
         config: &HandshakeConfig,
     ) -> std::result::Result<Connector, ConnectFailure> {
-        let handshake = Handshake::connector(config);
+        let handshake = Handshake::connector(config, address);
         let handshake = handshake.map_err(|error| FailureKind::System.with(error))?;
         let socket = socket::connect(&address).map_err(|cause| unreachable(address, cause))?;
         if let Address::Tcp(to) = address {

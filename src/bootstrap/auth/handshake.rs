@@ -1,7 +1,10 @@
 //! The handshake of one connection as a state machine that never blocks.
 
+use super::super::peer_stream::{PeerStream, StreamKeys};
 use super::*;
 use crate::sys::socket;
+use ring::agreement::{EphemeralPrivateKey, UnparsedPublicKey, X25519, agree_ephemeral};
+use ring::rand::SystemRandom;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::OwnedFd;
 
@@ -51,15 +54,21 @@ pub(crate) struct Handshake {
     output: Vec<u8>,
     sent: usize,
     peer: Option<Hello>,
+    /// Whether the connection is over TCP, so that it may be encrypted.
+    is_remote: bool,
+    /// Key whose public half is the nonce of the own hello; `None` without encryption.
+    private: Option<EphemeralPrivateKey>,
 }
 
 impl Handshake {
-    /// Starts the handshake on the connecting side.
+    /// Starts the handshake on the side that connects to `address`.
     ///
     /// # Errors
     /// System if there are no random numbers.
-    pub(crate) fn connector(config: &HandshakeConfig) -> Result<Handshake> {
-        let own = config.hello(HandshakeSide::Connector)?;
+    pub(crate) fn connector(config: &HandshakeConfig, address: Address) -> Result<Handshake> {
+        let is_remote = matches!(address, Address::Tcp(_));
+        let encrypts = is_remote && config.encryption == Encryption::On;
+        let (own, private) = hello(config, HandshakeSide::Connector, encrypts)?;
         Ok(Handshake {
             side: HandshakeSide::Connector,
             stage: HandshakeStage::Proof,
@@ -69,11 +78,13 @@ impl Handshake {
             output: own.to_vec(),
             sent: 0,
             peer: None,
+            is_remote,
+            private,
         })
     }
 
-    /// Starts the handshake on the accepting side.
-    pub(crate) fn acceptor() -> Handshake {
+    /// Starts the handshake on the side that accepted a connection from `address`.
+    pub(crate) fn acceptor(address: Address) -> Handshake {
         Handshake {
             side: HandshakeSide::Acceptor,
             stage: HandshakeStage::Hello,
@@ -83,6 +94,8 @@ impl Handshake {
             output: Vec::new(),
             sent: 0,
             peer: None,
+            is_remote: matches!(address, Address::Tcp(_)),
+            private: None,
         }
     }
 
@@ -151,7 +164,13 @@ impl Handshake {
             HandshakeStage::Hello => {
                 self.parse_hello(config)?;
                 let no_random = |error: Error| HandshakeFailure::Broken(io::Error::other(error));
-                self.own = config.hello(HandshakeSide::Acceptor).map_err(no_random)?;
+                let encrypts = match config.encryption {
+                    Encryption::Off => false,
+                    Encryption::On => self.is_remote,
+                    Encryption::AsConnector => self.peer.as_ref().is_some_and(|it| it.encrypts),
+                };
+                let made = hello(config, HandshakeSide::Acceptor, encrypts);
+                (self.own, self.private) = made.map_err(no_random)?;
                 self.output.extend_from_slice(&self.own);
                 let proof = config.prove(HandshakeSide::Acceptor, &self.transcript());
                 self.output.extend_from_slice(&proof);
@@ -222,20 +241,24 @@ impl Handshake {
     /// Turns a handshake that is [`HandshakeProgress::Done`] into the authenticated connection.
     ///
     /// # Errors
-    /// Mismatch, naming both versions, if the peer runs another version of the library.
+    /// Mismatch, naming both sides, if the peer runs another version of the library, or if only one
+    /// side encrypts.
     pub(crate) fn into_peer(
-        self,
+        mut self,
         config: &HandshakeConfig,
         socket: Socket,
         address: Address,
     ) -> Result<Peer> {
         let session = config.session(&self.transcript());
         let connector = self.side == HandshakeSide::Connector;
+        let (private, public) = (self.private.take(), nonce(&self.other_hello()));
         let hello = self.peer.filter(|_| self.stage == HandshakeStage::Done);
         let hello = hello.ok_or_else(|| Error::internal("a handshake ended without proof"))?;
         config.check_version(&hello, address)?;
+        config.check_encryption(private.is_some(), &hello, address)?;
+        let keys = private.map(|private| stream_keys(private, public, &session, connector));
         Ok(Peer {
-            socket,
+            stream: PeerStream::new(socket, keys.transpose()?),
             address,
             rank: hello.rank,
             word: hello.word,
@@ -243,6 +266,56 @@ impl Handshake {
             connector,
         })
     }
+}
+
+/// Returns a hello of this side. With `encrypts` its nonce is a public key of X25519, and the private
+/// key is returned as well.
+fn hello(
+    config: &HandshakeConfig,
+    side: HandshakeSide,
+    encrypts: bool,
+) -> Result<([u8; HELLO_BYTES], Option<EphemeralPrivateKey>)> {
+    if !encrypts {
+        return Ok((config.hello(side, false, keys::random()?), None));
+    }
+    let no_random = |_| Error::new(ErrorKind::System, "the system has no random bytes");
+    let private = EphemeralPrivateKey::generate(&X25519, &SystemRandom::new());
+    let private = private.map_err(no_random)?;
+    let public = private.compute_public_key().map_err(no_random)?;
+    let nonce = std::array::from_fn(|at| public.as_ref()[at]);
+    Ok((config.hello(side, true, nonce), Some(private)))
+}
+
+/// Derives the keys of both directions from the agreement of X25519 and the session's key, so that they
+/// stay secret unless both leak: the ephemeral keys, which no process keeps, and the job's secret.
+fn stream_keys(
+    private: EphemeralPrivateKey,
+    public: [u8; NONCE_BYTES],
+    session: &DerivedKey,
+    connector: bool,
+) -> Result<StreamKeys> {
+    let public = UnparsedPublicKey::new(&X25519, public);
+    let both = agree_ephemeral(private, &public, |shared| {
+        ["connector", "acceptor"]
+            .map(|from| keys::derive(shared, session, &format!("records of the {from}")))
+    });
+    let no_point = |_| {
+        Error::new(
+            ErrorKind::Remote,
+            "the peer's public key is no point of X25519",
+        )
+    };
+    let [from_connector, from_acceptor] = both.map_err(no_point)?;
+    Ok(match connector {
+        true => StreamKeys {
+            sending: from_connector,
+            receiving: from_acceptor,
+        },
+        false => StreamKeys {
+            sending: from_acceptor,
+            receiving: from_connector,
+        },
+    })
 }
 
 /// Returns whether a system call can be repeated later. A socket that is still connecting reports

@@ -299,7 +299,7 @@ impl Listener {
                 socket,
                 address,
                 deadline: now + PROOF_TIMEOUT,
-                handshake: Handshake::acceptor(),
+                handshake: Handshake::acceptor(address),
             };
             // The hello has often arrived already.
             self.advance(peer, config, now);

@@ -17,6 +17,9 @@
 //! connects again. The fixed part of the hello never changes between versions: two versions complete
 //! the proof and then refuse each other by name.
 //!
+//! If both ends encrypt, the nonces are public keys of X25519, which the proofs authenticate. The keys of the stream
+//! are derived from their agreement and the shared key; see [`super::peer_stream`].
+//!
 //! [`Handshake`] is the state machine of one connection and never blocks. [`Listener`] drives it for
 //! accepted connections, [`Connector`] for one outgoing connection, [`connect_to_any`] until a
 //! deadline.
@@ -33,6 +36,7 @@ pub(crate) use handshake::HandshakeProgress;
 pub(crate) use listener::Listener;
 
 use super::keys::{self, Authenticator, DerivedKey};
+use super::peer_stream::PeerStream;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sys::socket::{Address, Socket};
 use crate::types::FORMAT_VERSION;
@@ -42,6 +46,8 @@ use std::time::Duration;
 
 const HELLO_BYTES: usize = 96;
 const PROOF_BYTES: usize = 32;
+const NONCE_AT: usize = 40;
+const NONCE_BYTES: usize = 32;
 const WELCOME: u8 = 6;
 const MAGIC: [u8; 8] = *b"cinch\x01\r\n";
 
@@ -74,7 +80,7 @@ pub(crate) struct PeerIdentity {
 /// An authenticated connection, with the rank at its other end.
 pub(crate) struct Peer {
     /// The connection: non-blocking, without Nagle's delay, nothing read beyond the proof.
-    pub socket: Socket,
+    pub stream: PeerStream,
     /// Address of the other end.
     pub address: Address,
     /// Rank that the other end has proven to be.
@@ -124,9 +130,32 @@ impl std::fmt::Display for Version {
     }
 }
 
+/// Whether connections that leave the host are encrypted. Both sides must agree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Encryption {
+    /// No connection is encrypted.
+    Off,
+    /// All connections over TCP are encrypted.
+    On,
+    /// Accepted connections are encrypted if the connector encrypts. For the server of a rendezvous, which
+    /// may belong to no rank.
+    AsConnector,
+}
+
+impl From<bool> for Encryption {
+    fn from(is_on: bool) -> Encryption {
+        if is_on {
+            Encryption::On
+        } else {
+            Encryption::Off
+        }
+    }
+}
+
 /// Keys and identity of this side, for any number of handshakes.
 #[derive(Clone)]
 pub(crate) struct HandshakeConfig {
+    encryption: Encryption,
     proof: Authenticator,
     session: DerivedKey,
     fingerprint: [u8; 4],
@@ -140,6 +169,7 @@ impl HandshakeConfig {
         let role = [identity.role as u8];
         let fingerprint = keys::derive(key, b"", "handshake fingerprint");
         HandshakeConfig {
+            encryption: Encryption::Off,
             proof: keys::authenticator(&keys::derive(key, &role, "handshake proof")),
             session: keys::derive(key, &role, "handshake session"),
             fingerprint: std::array::from_fn(|at| fingerprint[at]),
@@ -154,13 +184,24 @@ impl HandshakeConfig {
         self
     }
 
+    /// Replaces the choice of encryption, which is off at first.
+    pub(crate) fn with_encryption(mut self, encryption: Encryption) -> HandshakeConfig {
+        self.encryption = encryption;
+        self
+    }
+
     #[cfg(test)]
     pub(super) fn with_library(mut self, library: [u16; 3]) -> HandshakeConfig {
         self.version.library = library;
         self
     }
 
-    fn hello(&self, side: HandshakeSide) -> Result<[u8; HELLO_BYTES]> {
+    fn hello(
+        &self,
+        side: HandshakeSide,
+        encrypts: bool,
+        nonce: [u8; NONCE_BYTES],
+    ) -> [u8; HELLO_BYTES] {
         let mut bytes = [0; HELLO_BYTES];
         bytes[..8].copy_from_slice(&MAGIC);
         bytes[8] = self.version.wire;
@@ -172,8 +213,9 @@ impl HandshakeConfig {
         bytes[20..24].copy_from_slice(&self.fingerprint);
         bytes[24..28].copy_from_slice(&(self.identity.rank as u32).to_le_bytes());
         bytes[28..36].copy_from_slice(&self.identity.word.to_le_bytes());
-        bytes[40..72].copy_from_slice(&keys::random::<32>()?);
-        Ok(bytes)
+        bytes[36] = u8::from(encrypts);
+        bytes[NONCE_AT..][..NONCE_BYTES].copy_from_slice(&nonce);
+        bytes
     }
 
     fn prove(&self, prover: HandshakeSide, transcript: &Transcript) -> DerivedKey {
@@ -195,15 +237,34 @@ impl HandshakeConfig {
         if hello.version == self.version {
             return Ok(());
         }
-        let host = match address {
-            Address::Tcp(address) => address.ip().to_string(),
-            local => local.to_string(),
-        };
         Err(Error::new(
             ErrorKind::Mismatch,
             format!(
-                "rank {} at {host} runs {}, rank {} runs {}: install the same version everywhere",
-                hello.rank, hello.version, self.identity.rank, self.version
+                "rank {} at {} runs {}, rank {} runs {}: install the same version everywhere",
+                hello.rank,
+                host(address),
+                hello.version,
+                self.identity.rank,
+                self.version
+            ),
+        ))
+    }
+
+    /// Refuses an authenticated peer if one side encrypts and the other does not, naming both.
+    fn check_encryption(&self, encrypts: bool, hello: &Hello, address: Address) -> Result<()> {
+        if hello.encrypts == encrypts {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::Mismatch,
+            format!(
+                "rank {} at {} has CINCH_ENCRYPT={}, rank {} has CINCH_ENCRYPT={}: set one value on \
+                 all ranks",
+                hello.rank,
+                host(address),
+                u8::from(hello.encrypts),
+                self.identity.rank,
+                u8::from(encrypts)
             ),
         ))
     }
@@ -232,6 +293,7 @@ impl HandshakeConfig {
             },
             rank: u32::from_le_bytes([bytes[24], bytes[25], bytes[26], bytes[27]]) as usize,
             word: u64::from_le_bytes(std::array::from_fn(|at| bytes[28 + at])),
+            encrypts: bytes[36] != 0,
         })
     }
 }
@@ -265,6 +327,20 @@ struct Hello {
     version: Version,
     rank: usize,
     word: u64,
+    encrypts: bool,
+}
+
+/// Returns the nonce of a hello, which is a public key if the sender encrypts.
+fn nonce(hello: &[u8; HELLO_BYTES]) -> [u8; NONCE_BYTES] {
+    std::array::from_fn(|at| hello[NONCE_AT + at])
+}
+
+/// Returns the host of an address, as errors name it.
+fn host(address: Address) -> String {
+    match address {
+        Address::Tcp(address) => address.ip().to_string(),
+        local => local.to_string(),
+    }
 }
 
 /// Waits until the descriptor is ready or broken, or `limit` has passed. Returns whether it is.

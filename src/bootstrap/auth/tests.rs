@@ -4,7 +4,7 @@ use crate::sync::Fault;
 use crate::sys::socket;
 use std::io::{IoSlice, IoSliceMut, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
@@ -42,13 +42,18 @@ fn accept(
     accepted.ok_or_else(|| Error::new(ErrorKind::Timeout, "no connection"))
 }
 
+/// Returns the hello of a connector that does not encrypt.
+fn first_hello(config: &HandshakeConfig) -> [u8; HELLO_BYTES] {
+    config.hello(HandshakeSide::Connector, false, keys::random().unwrap())
+}
+
 /// Listens at `address` and at no other address.
 fn listen_at(address: SocketAddr) -> Listener {
     Listener::bind_to_own(&[address]).unwrap().0
 }
 
 fn blocking(peer: Peer) -> TcpStream {
-    let stream = TcpStream::from(peer.socket.try_clone().unwrap());
+    let stream = TcpStream::from(peer.stream.socket().try_clone().unwrap());
     stream.set_nonblocking(false).unwrap();
     stream
 }
@@ -160,12 +165,12 @@ fn acceptor_without_the_secret_is_refused() {
 fn connector_without_the_secret_is_refused() {
     for reflect in [true, false] {
         let (address, server) = acceptor(HandshakeConfig::new(&KEY, identity(0, 0)), 400);
-        let hello = HandshakeConfig::new(&KEY, identity(1, 0)).hello(HandshakeSide::Connector);
+        let hello = first_hello(&HandshakeConfig::new(&KEY, identity(1, 0)));
         let mut stream = TcpStream::connect(address).unwrap();
         stream
             .set_read_timeout(Some(Duration::from_secs(2)))
             .unwrap();
-        stream.write_all(&hello.unwrap()).unwrap();
+        stream.write_all(&hello).unwrap();
         let mut input = [0; HELLO_BYTES + PROOF_BYTES];
         stream.read_exact(&mut input).unwrap();
         let proof = if reflect {
@@ -322,7 +327,7 @@ fn silent_or_slow_connections_delay_no_rank() {
     let client = std::thread::spawn(move || {
         let config = HandshakeConfig::new(&KEY, identity(1, 0));
         let mut stream = TcpStream::connect(address).unwrap();
-        let connector = config.hello(HandshakeSide::Connector).unwrap();
+        let connector = first_hello(&config);
         for byte in connector {
             stream.write_all(&[byte]).unwrap();
         }
@@ -361,7 +366,7 @@ fn flood_of_silent_connections_displaces_no_rank() {
     let config = HandshakeConfig::new(&KEY, identity(0, 0));
     let mine = HandshakeConfig::new(&KEY, identity(1, 0));
     let mut stream = TcpStream::connect(address).unwrap();
-    let connector = mine.hello(HandshakeSide::Connector).unwrap();
+    let connector = first_hello(&mine);
     stream.write_all(&connector).unwrap();
     let mut crowd = Vec::new();
     for _ in 0..5 {
@@ -382,6 +387,9 @@ fn flood_of_silent_connections_displaces_no_rank() {
     assert_eq!(peer.unwrap().unwrap().rank, 1);
 }
 
+/// Address of UNIX sockets in tests of the state machine.
+const UNIX: Address = Address::Local([0; 16]);
+
 fn local_sockets() -> (OwnedFd, OwnedFd) {
     let (one, two) = UnixStream::pair().unwrap();
     one.set_nonblocking(true).unwrap();
@@ -393,8 +401,8 @@ fn local_sockets() -> (OwnedFd, OwnedFd) {
 fn handshake_over_a_local_socket_authenticates_both_sides() {
     let [mine, theirs] = [1, 0].map(|rank| HandshakeConfig::new(&KEY, identity(rank, 5)));
     let (here, there) = local_sockets();
-    let mut connector = Handshake::connector(&mine).unwrap();
-    let mut acceptor = Handshake::acceptor();
+    let mut connector = Handshake::connector(&mine, UNIX).unwrap();
+    let mut acceptor = Handshake::acceptor(UNIX);
     let mut ends = [false; 2];
     while ends != [true; 2] {
         ends = [
@@ -402,11 +410,86 @@ fn handshake_over_a_local_socket_authenticates_both_sides() {
             acceptor.advance(&theirs, &there).unwrap() == HandshakeProgress::Done,
         ];
     }
-    let local = Address::Local([0; 16]);
-    let connected = connector.into_peer(&mine, here.into(), local).unwrap();
-    let accepted = acceptor.into_peer(&theirs, there.into(), local).unwrap();
+    let connected = connector.into_peer(&mine, here.into(), UNIX).unwrap();
+    let accepted = acceptor.into_peer(&theirs, there.into(), UNIX).unwrap();
     assert_eq!((connected.rank, accepted.rank), (0, 1));
     assert_eq!(connected.session, accepted.session);
+}
+
+/// Returns the results of both sides of a connection over TCP, with their choices of encryption.
+fn encrypted(connector: Encryption, acceptor: Encryption) -> [Result<Peer>; 2] {
+    let config = HandshakeConfig::new(&KEY, identity(0, 0)).with_encryption(acceptor);
+    let (address, server) = self::acceptor(config, 5000);
+    let config = HandshakeConfig::new(&KEY, identity(1, 0)).with_encryption(connector);
+    let fault = Fault::new();
+    let connected = connect_to_any(&[address], &config, OnRefusal::Fail, soon(5000), &fault);
+    let accepted = server.join().unwrap();
+    [connected, accepted.map(|peer| peer.expect("in time"))]
+}
+
+#[test]
+fn both_sides_encrypt_or_neither() {
+    use Encryption::{AsConnector, Off, On};
+    for (connector, acceptor) in [(On, On), (On, AsConnector), (Off, AsConnector), (Off, Off)] {
+        let [mut one, mut other] = encrypted(connector, acceptor).map(Result::unwrap);
+        assert_eq!(one.session, other.session);
+        let mut place = [0; 40];
+        for _ in 0..2 {
+            let (from, to) = (&mut one, &mut other);
+            assert_eq!(from.stream.write(&[IoSlice::new(b"payload")]).unwrap(), 7);
+            wait_ready(
+                to.stream.socket().as_fd(),
+                PollFlags::POLLIN,
+                Duration::from_secs(5),
+            );
+            let wire = TcpStream::from(to.stream.socket().try_clone().unwrap());
+            let on_the_wire = wire.peek(&mut [0; 64]).unwrap();
+            assert_eq!(on_the_wire, 7 + if connector == On { 20 } else { 0 });
+            let read = to.stream.read(&mut [IoSliceMut::new(&mut place)]);
+            assert_eq!((read.unwrap(), &place[..7]), (7, &b"payload"[..]));
+            std::mem::swap(&mut one, &mut other);
+        }
+    }
+    for (connector, acceptor) in [(On, Off), (Off, On)] {
+        let on = |encryption| u8::from(encryption == On);
+        let [connected, accepted] = encrypted(connector, acceptor);
+        for (result, [theirs, own], [their, mine]) in [
+            (connected, [acceptor, connector], [0, 1]),
+            (accepted, [connector, acceptor], [1, 0]),
+        ] {
+            let error = result.unwrap_err();
+            let right = format!(
+                "rank {their} at 127.0.0.1 has CINCH_ENCRYPT={}, rank {mine} has CINCH_ENCRYPT={}: \
+                 set one value on all ranks",
+                on(theirs),
+                on(own)
+            );
+            assert_eq!(
+                (error.kind(), error.message()),
+                (ErrorKind::Mismatch, &*right)
+            );
+        }
+    }
+}
+
+/// A local connection stays in the host, so nothing encrypts it.
+#[test]
+fn local_connections_are_not_encrypted() {
+    let configs = [1, 0].map(|rank| {
+        let config = HandshakeConfig::new(&KEY, identity(rank, 0));
+        config.with_encryption(Encryption::On)
+    });
+    let (here, there) = local_sockets();
+    let mut connector = Handshake::connector(&configs[0], UNIX).unwrap();
+    let mut acceptor = Handshake::acceptor(UNIX);
+    while connector.advance(&configs[0], &here).unwrap() != HandshakeProgress::Done {
+        acceptor.advance(&configs[1], &there).unwrap();
+    }
+    let mut peer = connector.into_peer(&configs[0], here.into(), UNIX).unwrap();
+    peer.stream.write(&[IoSlice::new(b"payload")]).unwrap();
+    let mut bytes = [0; 64];
+    let count = socket::read(&there, &mut [IoSliceMut::new(&mut bytes)]).unwrap();
+    assert_eq!(&bytes[..count], b"payload");
 }
 
 #[test]
@@ -414,8 +497,8 @@ fn connector_without_its_welcome_is_not_done() {
     let [mine, theirs] = [1, 0].map(|rank| HandshakeConfig::new(&KEY, identity(rank, 0)));
     for (welcome, right) in [(&[][..], false), (&[WELCOME], true), (b"x", false)] {
         let (here, there) = local_sockets();
-        let mut connector = Handshake::connector(&mine).unwrap();
-        let mut acceptor = Handshake::acceptor();
+        let mut connector = Handshake::connector(&mine, UNIX).unwrap();
+        let mut acceptor = Handshake::acceptor(UNIX);
         let pending = HandshakeProgress::Pending { write: false };
         assert_eq!(connector.advance(&mine, &here).unwrap(), pending);
         assert_eq!(acceptor.advance(&theirs, &there).unwrap(), pending);
@@ -439,7 +522,7 @@ fn connector_without_its_welcome_is_not_done() {
 #[test]
 fn mirror_of_a_local_socket_is_refused() {
     let config = HandshakeConfig::new(&KEY, identity(1, 0));
-    let mut connector = Handshake::connector(&config).unwrap();
+    let mut connector = Handshake::connector(&config, UNIX).unwrap();
     let (here, there) = local_sockets();
     let failure = loop {
         if let Err(failure) = connector.advance(&config, &here) {
@@ -462,7 +545,7 @@ fn garbage_is_dropped_after_one_hello() {
     let config = HandshakeConfig::new(&KEY, identity(0, 0));
     let (here, there) = local_sockets();
     socket::write(&here, &[IoSlice::new(&[65; 1000])]).unwrap();
-    let mut acceptor = Handshake::acceptor();
+    let mut acceptor = Handshake::acceptor(UNIX);
     let failure = acceptor.advance(&config, &there).unwrap_err();
     assert!(matches!(failure, HandshakeFailure::Refused(_)));
     assert_eq!(acceptor.received, HELLO_BYTES);

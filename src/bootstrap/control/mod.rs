@@ -151,7 +151,8 @@ impl ControlPlane {
             rank,
             word: 0,
         };
-        let handshake = HandshakeConfig::new(&keys::derive(&base, b"", "control"), identity);
+        let handshake = HandshakeConfig::new(&keys::derive(&base, b"", "control"), identity)
+            .with_encryption(config.encrypts.into());
         let peers = match listener {
             Some(listener) => accept_members(listener, &members, &handshake, deadline, &fault)?,
             None => vec![(
@@ -162,7 +163,7 @@ impl ControlPlane {
         for (other, peer) in &peers {
             if members[*other].info.host_id != members[rank].info.host_id {
                 // Ends an idle connection. `ControlThread` ends a connection with unacknowledged data.
-                let _ = socket::keep_alive(&peer.socket);
+                let _ = socket::keep_alive(peer.stream.socket());
             }
         }
         let (shared, thread) = start(rank, members, peers, share)?;

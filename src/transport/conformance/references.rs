@@ -1,6 +1,6 @@
 //! Tests zero-copy messages, and messages through slots on transports without zero-copy ends.
 
-use super::world::{World, config, kinds, wait};
+use super::world::{World, config, configs, wait};
 use super::{byte, check, header, sizes};
 use crate::transport::{Header, Links};
 use crate::types::TransportKind;
@@ -63,9 +63,9 @@ fn recv(links: &mut Links, from: usize, channel: usize, message: (usize, u64), l
 
 #[test]
 fn zero_copy_and_slots_combine_on_both_sides() {
-    for kind in kinds() {
+    for config in configs() {
         for sockets in [1, 3] {
-            let mut config = config(kind);
+            let mut config = config.clone();
             (config.tcp_sockets, config.ib_qps) = (sockets, sockets);
             World::new(2).run(&config, |mut links, _| {
                 let (peer, slot_bytes) = (1 - links.rank, links.slot_bytes);
@@ -92,10 +92,10 @@ fn zero_copy_and_slots_combine_on_both_sides() {
 /// they exceed the socket buffers, so a waiting sender must also receive the messages of others.
 #[test]
 fn messages_up_to_the_slots_leave_without_their_receiver() {
-    for kind in kinds() {
-        let mut config = config(kind);
-        let slot_bytes = match kind {
-            TransportKind::Tcp => 4 << 20,
+    for config in configs() {
+        let mut config = config;
+        let slot_bytes = match config.transport {
+            Some(TransportKind::Tcp) => 4 << 20,
             _ => 64 << 10,
         };
         (config.slot_bytes, config.buffer_bytes, config.channels) = (slot_bytes, 1 << 30, 1);

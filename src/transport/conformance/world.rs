@@ -105,6 +105,18 @@ pub(crate) fn kinds() -> Vec<TransportKind> {
     }
 }
 
+/// Returns settings for small slots over each transport, and over encrypted TCP.
+pub(crate) fn configs() -> Vec<Config> {
+    let mut all: Vec<Config> = kinds().into_iter().map(config).collect();
+    if kinds().contains(&TransportKind::Tcp) {
+        all.push(Config {
+            encrypts: true,
+            ..config(TransportKind::Tcp)
+        });
+    }
+    all
+}
+
 impl World {
     /// Creates ranks that are threads of one process on one host.
     pub fn new(nranks: usize) -> Arc<World> {

@@ -64,8 +64,10 @@ impl Transport for Rdma {
         &CAPS
     }
 
-    fn obstruction(&self, _: &PeerInfo, _: &PeerInfo, _: &Config) -> Option<&'static str> {
-        None
+    fn obstruction(&self, _: &PeerInfo, _: &PeerInfo, config: &Config) -> Option<&'static str> {
+        config
+            .encrypts
+            .then_some("CINCH_ENCRYPT=1, and RDMA encrypts nothing")
     }
 
     fn probe(&self, config: &Config) -> Result<&'static str> {

@@ -11,10 +11,11 @@ use super::inbox::InboxMemory;
 use super::mesh::SocketMesh;
 use crate::bootstrap::PeerInfo;
 use crate::bootstrap::auth::Listener;
+use crate::bootstrap::peer_stream::PeerStream;
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::Region;
-use crate::sys::socket::{self, Socket};
+use crate::sys::socket;
 use crate::types::TransportKind;
 use crate::wire::Wire;
 use std::io;
@@ -142,7 +143,7 @@ pub(crate) fn exchange(
 /// A peer with which descriptors are exchanged.
 struct SharingPeer {
     rank: usize,
-    socket: Socket,
+    stream: PeerStream,
     is_sent: bool,
     region: Option<Arc<Region>>,
 }
@@ -170,9 +171,9 @@ fn exchange_by(
     let (peers, fault, deadline) = (mesh.peers, mesh.fault, mesh.deadline);
     let sockets = mesh.open()?.into_iter();
     let mut open: Vec<SharingPeer> = sockets
-        .map(|(id, socket)| SharingPeer {
+        .map(|(id, stream)| SharingPeer {
             rank: id.peer,
-            socket,
+            stream,
             is_sent: false,
             region: None,
         })
@@ -181,7 +182,7 @@ fn exchange_by(
         let rejected = send_to_all(&mut open, peers, |socket| send(socket, memory))?;
         for peer in open.iter_mut().filter(|peer| peer.region.is_none()) {
             let info = &peers[peer.rank];
-            match receive(&peer.socket) {
+            match receive(peer.stream.socket()) {
                 Ok(theirs) => {
                     let region = Region::of(&theirs, bytes);
                     peer.region = Some(region.map_err(|error| error.context(info))?);
@@ -204,7 +205,7 @@ fn exchange_by(
             ));
         }
         let mut interests: Vec<_> = missing
-            .map(|peer| socket::interest(&peer.socket, true, false))
+            .map(|peer| socket::interest(peer.stream.socket(), true, false))
             .collect();
         let limit = match rejected {
             Some(_) => RETRY_INTERVAL,
@@ -226,7 +227,7 @@ fn send_to_all(
     send: impl Fn(&OwnedFd) -> io::Result<()>,
 ) -> Result<Option<io::Error>> {
     for peer in open.iter_mut().filter(|peer| !peer.is_sent) {
-        match send(&peer.socket) {
+        match send(peer.stream.socket()) {
             Ok(()) => peer.is_sent = true,
             Err(error) if is_temporary(&error) => return Ok(Some(error)),
             Err(error) => return Err(lost(&peers[peer.rank], &error)),
@@ -320,6 +321,7 @@ mod tests {
                 let mesh = SocketMesh {
                     purpose: PURPOSE,
                     key: [5; 32],
+                    encrypts: false,
                     me,
                     peers: &peers,
                     listener,

@@ -12,13 +12,14 @@ use super::inbox::InboxMemory;
 use super::mesh::SocketId;
 use super::{Header, RecvEnd, RecvInto, SendEnd, SendFrom};
 use crate::bootstrap::auth::Listener;
+use crate::bootstrap::peer_stream::PeerStream;
 use crate::bootstrap::{HostAddress, PeerInfo, alternatives};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::mem::{Consumer, FifoPlaces, FifoShape, Producer, Region};
 use crate::sys::log::{self, Level};
 use crate::sys::pci::SysDirectory;
-use crate::sys::socket::{self, Address, Interest, Socket};
+use crate::sys::socket::{self, Address, Interest};
 use crate::topology::{InterfaceDistance, interface_distances};
 use crate::types::{Subsystem, TransportKind};
 use crate::wire::Wire;
@@ -126,7 +127,9 @@ impl Prepared for TcpListener {
         mesh.nearer = nearer;
         // Leaves the buffer sizes of the sockets to the kernel, which adapts them to the path.
         let sockets = mesh.open()?;
-        sockets.values().try_for_each(|it| socket::keep_alive(it))?;
+        sockets
+            .values()
+            .try_for_each(|it| socket::keep_alive(it.socket()))?;
         connect_streams(setup, peers, sockets).map(Some)
     }
 }
@@ -153,7 +156,7 @@ fn log_nearer(nearer: &[(usize, Address)]) {
 pub(super) fn connect_streams(
     setup: &Setup<'_>,
     peers: &Peers<'_>,
-    mut sockets: HashMap<SocketId, Socket>,
+    mut sockets: HashMap<SocketId, PeerStream>,
 ) -> Result<Connected> {
     let config = setup.config();
     let (mut ends, mut pumps) = (Vec::new(), Pumps::default());
@@ -251,7 +254,7 @@ impl SharedPump {
 /// System if there is no memory for the slots.
 fn join(
     shape: FifoShape,
-    sockets: Vec<Socket>,
+    sockets: Vec<PeerStream>,
     who: &str,
 ) -> Result<(TcpSend, TcpRecv, SharedPump)> {
     let out = Region::heap(FifoPlaces::bytes(&shape))?;

@@ -8,11 +8,11 @@
 //! caller's memory and the kernel, and takes the number of a slot but not the slot.
 
 use super::super::frame::{FRAME, decode, encode};
+use crate::bootstrap::peer_stream::PeerStream;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::{Consumer, Header, Producer};
 use crate::sys::socket::{self, Interest};
 use std::io::{self, IoSlice, IoSliceMut};
-use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 /// Longest time without an acknowledgement from a host that has data to acknowledge.
@@ -44,7 +44,7 @@ pub(super) struct Pump {
 
 #[derive(Debug)]
 struct Socket {
-    socket: socket::Socket,
+    stream: PeerStream,
     /// Number of the message to send next, or in progress.
     out_message: u64,
     /// Bytes of that message that the kernel has, frame included.
@@ -76,7 +76,7 @@ impl Pump {
     /// Creates a pump that sends `outgoing` and fills `incoming` over `sockets`.
     pub fn new(
         who: &str,
-        sockets: Vec<socket::Socket>,
+        sockets: Vec<PeerStream>,
         slot_bytes: usize,
         depth: usize,
         outgoing: Consumer,
@@ -85,8 +85,8 @@ impl Pump {
         let sockets = sockets
             .into_iter()
             .enumerate()
-            .map(|(index, socket)| Socket {
-                socket,
+            .map(|(index, stream)| Socket {
+                stream,
                 out_message: index as u64,
                 out_at: 0,
                 in_message: index as u64,
@@ -125,7 +125,8 @@ impl Pump {
 
     /// Returns whether the kernel has all published messages.
     pub fn drained(&mut self) -> Result<bool> {
-        Ok(self.outgoing.available()? == 0)
+        let has_unsent = |socket: &Socket| socket.stream.has_unsent();
+        Ok(self.outgoing.available()? == 0 && !self.sockets.iter().any(has_unsent))
     }
 
     /// Writes as many messages as the kernel takes.
@@ -270,10 +271,11 @@ impl Pump {
         for socket in &self.sockets {
             let ahead = socket.in_message - self.incoming.published();
             let read = ahead < if self.claimed { 1 } else { free };
-            let sends = socket.out_message - self.outgoing.released() < waiting;
+            let sends = socket.out_message - self.outgoing.released() < waiting
+                || socket.stream.has_unsent();
             let write = self.broken.is_none() && (sends || self.lent == Some(socket.out_message));
             if !socket.closed && (read || write) {
-                interests.push(socket::interest(&socket.socket, read, write));
+                interests.push(socket::interest(socket.stream.socket(), read, write));
             }
         }
         Ok(())
@@ -283,7 +285,7 @@ impl Pump {
     /// minutes.
     pub fn check_peer(&mut self) {
         for socket in self.sockets.iter_mut().filter(|socket| !socket.closed) {
-            if let Some(silence) = socket::unacknowledged_time(&socket.socket)
+            if let Some(silence) = socket::unacknowledged_time(socket.stream.socket())
                 && silence >= SILENCE_TIMEOUT
             {
                 socket.closed = true;
@@ -302,6 +304,10 @@ impl Pump {
     }
 
     fn send_all(&mut self) -> Result<()> {
+        for socket in &mut self.sockets {
+            let flushed = socket.stream.flush();
+            flushed.map_err(|error| lost(&self.who, &error))?;
+        }
         let waiting = self.outgoing.available()? as u64;
         if waiting == 0 {
             return Ok(());
@@ -382,7 +388,7 @@ impl Pump {
         if socket.frame_at < FRAME {
             let room = FRAME - socket.frame_at;
             let mut parts = [IoSliceMut::new(&mut socket.frame[socket.frame_at..])];
-            match read(&self.who, &socket.socket, &mut parts)? {
+            match read(&self.who, &mut socket.stream, &mut parts)? {
                 None => return Ok(Read::Nothing),
                 Some(count) => {
                     socket.frame_at += count;
@@ -423,7 +429,7 @@ impl Socket {
                 IoSlice::new(&frame[self.out_at.min(FRAME)..]),
                 IoSlice::new(&payload[self.out_at.saturating_sub(FRAME)..]),
             ];
-            match socket::write(&self.socket, &parts) {
+            match self.stream.write(&parts) {
                 Ok(written) => {
                     self.out_at += written;
                     // A short write means that the kernel is full, so another call would fail.
@@ -452,7 +458,7 @@ impl Socket {
             IoSliceMut::new(&mut payload[self.in_at..]),
             IoSliceMut::new(&mut self.frame[..along]),
         ];
-        let Some(got) = read(who, &self.socket, &mut parts)? else {
+        let Some(got) = read(who, &mut self.stream, &mut parts)? else {
             return Ok(Read::Nothing);
         };
         self.in_at += got.min(missing);
@@ -466,8 +472,8 @@ impl Socket {
 }
 
 /// Reads from a socket. Returns `None` if nothing has arrived.
-fn read(who: &str, from: &OwnedFd, parts: &mut [IoSliceMut<'_>]) -> Result<Option<usize>> {
-    match socket::read(from, parts) {
+fn read(who: &str, from: &mut PeerStream, parts: &mut [IoSliceMut<'_>]) -> Result<Option<usize>> {
+    match from.read(parts) {
         Ok(0) => Err(Error::new(
             ErrorKind::Remote,
             format!("{who} closed its connection"),

@@ -3,6 +3,7 @@ use super::*;
 use crate::mem::FifoShape;
 use crate::transport::{RecvEnd, RecvInto, SendEnd, SendFrom};
 use std::io::Write;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
 const SHAPE: FifoShape = FifoShape {
@@ -13,7 +14,7 @@ const SHAPE: FifoShape = FifoShape {
 fn side(streams: Vec<UnixStream>) -> (TcpSend, TcpRecv, SharedPump) {
     let sockets = streams.into_iter().map(|stream| {
         stream.set_nonblocking(true).unwrap();
-        OwnedFd::from(stream).into()
+        socket::Socket::from(OwnedFd::from(stream)).into()
     });
     join(SHAPE, sockets.collect(), "rank 1 (host there, pid 2)").unwrap()
 }
