@@ -313,7 +313,8 @@ CINCH_NCCL(ncclCommSplit, (ncclComm_t comm, int color, int key, ncclComm_t *newc
                            ncclConfig_t *config));
 CINCH_NCCL(ncclCommShrink, (ncclComm_t comm, int *excludeRanksList, int excludeRanksCount,
                             ncclComm_t *newcomm, ncclConfig_t *config, int shrinkFlags));
-/* Not supported. */
+/* Of NCCL 2.29. One rank of comm makes an id. Ranks of comm pass rank -1; new ranks pass NULL as comm, and the
+   id. */
 CINCH_NCCL(ncclCommGetUniqueId, (ncclComm_t comm, ncclUniqueId *uniqueId));
 CINCH_NCCL(ncclCommGrow, (ncclComm_t comm, int nRanks, const ncclUniqueId *uniqueId, int rank,
                           ncclComm_t *newcomm, ncclConfig_t *config));

@@ -179,7 +179,7 @@ fn check_gpus(ndev: c_int, by_order: bool) -> Result<()> {
 ///
 /// # Safety
 /// `place` is writable until the job has run.
-unsafe fn job(
+pub(crate) unsafe fn job(
     place: *mut ncclComm_t,
     id: UniqueId,
     (rank, nranks): (c_int, c_int),

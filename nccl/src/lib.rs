@@ -31,6 +31,7 @@ mod deferred_free;
 mod error;
 mod extension;
 mod group;
+mod grow;
 mod init;
 mod last_error;
 mod memory;

@@ -100,10 +100,6 @@ stubs! {
         ncclPutSignal | pncclPutSignal
         ncclSignal | pncclSignal
         ncclWaitSignal | pncclWaitSignal;
-    "a communicator gets no more ranks; make a new one"
-        returns ncclResult_t = REFUSED;
-        ncclCommGrow | pncclCommGrow
-        ncclCommGetUniqueId | pncclCommGetUniqueId;
     "a communicator's memory cannot be taken from it; destroy it and make a new one"
         returns ncclResult_t = REFUSED;
         ncclCommSuspend | pncclCommSuspend
@@ -142,10 +138,10 @@ mod tests {
     #[test]
     fn stub_returns_error_with_reason() {
         // SAFETY: stubs take no arguments and read no memory.
-        assert_eq!(unsafe { ncclCommGrow() }, ncclInvalidUsage);
+        assert_eq!(unsafe { ncclCommSuspend() }, ncclInvalidUsage);
         let said = sentence();
         assert!(
-            said.contains("ncclCommGrow is not supported") && said.contains("make a new one"),
+            said.contains("ncclCommSuspend is not supported") && said.contains("make a new one"),
             "{said}"
         );
         // SAFETY: stubs take no arguments and read no memory.

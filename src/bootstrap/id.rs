@@ -3,11 +3,11 @@
 //! | bytes | content |
 //! | --- | --- |
 //! | 0 | format, 1 |
-//! | 1 | flags; bit 0: rank 0 serves the rendezvous, at the address given; bit 1: the address listens as long as its process lives; bit 2: the rendezvous is a UNIX socket of one user |
+//! | 1 | flags; bit 0: rank 0 serves the rendezvous, at the address given; bit 1: the address listens as long as its process lives; bit 2: the rendezvous is a UNIX socket of one user; bit 3: new ranks join a communicator |
 //! | 4..36 | secret |
 //! | 36..52 | nonce, different for every id |
 //! | 52..80, 80..108 | addresses of the rendezvous: family (0 none, 4, 6), pad, port, IP, scope, pad |
-//! | 108..112 | digest of the ranks that take part in a reconnect; else 0 |
+//! | 108..112 | digest of the ranks that take part in a reconnect; with bit 3, the number of ranks before new ones join, and the rank that serves; else 0 |
 //! | 112..128 | start of the SHA-256 of bytes 0..112 |
 
 use super::{UniqueId, address, idle_rendezvous, keys, rendezvous_server};
@@ -19,18 +19,17 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-const FORMAT: u8 = 1;
+pub(super) const FORMAT: u8 = 1;
 const RANK_ZERO_OPENS: u8 = 1;
 const ALWAYS_LISTENS: u8 = 2;
 const ONE_USER: u8 = 4;
+pub(super) const GROWS: u8 = 8;
 const ADDRESS_BYTES: usize = 28;
-const SECRET: std::ops::Range<usize> = 4..36;
-const NONCE: std::ops::Range<usize> = 36..52;
-/// Nonce and addresses.
-const PUBLIC: std::ops::Range<usize> = 36..108;
+pub(super) const SECRET: std::ops::Range<usize> = 4..36;
+pub(super) const NONCE: std::ops::Range<usize> = 36..52;
 const ADDRESSES: [usize; 2] = [52, 80];
-const PARTICIPANTS: usize = 108;
-const CHECKSUM: usize = 112;
+pub(super) const PARTICIPANTS: usize = 108;
+pub(super) const CHECKSUM: usize = 112;
 
 /// Shortest secret in a file, in bytes.
 const SECRET_FILE_MIN: usize = 16;
@@ -59,49 +58,6 @@ impl UniqueId {
             Some(_) => UniqueId::create(config),
             None => UniqueId::create_at(address::for_one_host(), config),
         }
-    }
-
-    /// Makes an id as [`UniqueId::create`] does, for ranks that know the secret key `parent`. Its secret
-    /// is derived from that key, so the other ranks need only [`UniqueId::public_part`].
-    ///
-    /// # Errors
-    /// As for [`UniqueId::create`].
-    pub(crate) fn create_under(parent: &keys::DerivedKey, config: &Config) -> Result<UniqueId> {
-        let nonce = keys::random::<16>()?;
-        let secret = secret_under(parent, &nonce);
-        idle_rendezvous::open(
-            address::choose(config)?,
-            |address| assemble(0, &secret, &nonce, &[address]),
-            config,
-        )
-    }
-
-    /// Returns the nonce and the addresses of the id, without its secret.
-    pub(crate) fn public_part(&self) -> &[u8] {
-        &self.0[PUBLIC]
-    }
-
-    /// Returns the id that [`UniqueId::create_under`] made under `parent` and that has this public part.
-    ///
-    /// # Errors
-    /// Invalid argument if the public part has another length or names no address.
-    pub(crate) fn from_public_part(part: &[u8], parent: &keys::DerivedKey) -> Result<UniqueId> {
-        let mut bytes = [0; 128];
-        if part.len() != PUBLIC.len() {
-            let what = format!(
-                "the public part of an id has {} bytes, these are {}",
-                PUBLIC.len(),
-                part.len()
-            );
-            return Err(Error::invalid_argument(what));
-        }
-        bytes[0] = FORMAT;
-        bytes[PUBLIC].copy_from_slice(part);
-        let nonce: [u8; 16] = std::array::from_fn(|at| bytes[NONCE.start + at]);
-        bytes[SECRET].copy_from_slice(&secret_under(parent, &nonce));
-        let sum = checksum(&bytes);
-        bytes[CHECKSUM..].copy_from_slice(&sum);
-        UniqueId::from_bytes(&bytes)
     }
 
     fn create_at(ip: IpAddr, config: &Config) -> Result<UniqueId> {
@@ -303,6 +259,9 @@ impl UniqueId {
     /// Returns a digest of the ranks that take part in a reconnect, which is equal on all of them; 0
     /// in other ids.
     pub(super) fn participants(&self) -> u32 {
+        if self.growth().is_some() {
+            return 0;
+        }
         u32::from_le_bytes(std::array::from_fn(|at| self.0[PARTICIPANTS + at]))
     }
 
@@ -323,11 +282,6 @@ impl UniqueId {
             .filter_map(|at| read_address(&self.0[at..at + ADDRESS_BYTES]))
             .collect()
     }
-}
-
-/// Derives the secret of an id from the secret key of ranks that share it.
-fn secret_under(parent: &keys::DerivedKey, nonce: &[u8; 16]) -> keys::DerivedKey {
-    keys::derive(parent, nonce, "secret of an id")
 }
 
 /// Returns whether `host` is the name of one host. Such a name has a loopback address on that host
@@ -403,7 +357,7 @@ pub(super) fn assemble_reconnect(
     id
 }
 
-fn checksum(bytes: &[u8; 128]) -> [u8; 16] {
+pub(super) fn checksum(bytes: &[u8; 128]) -> [u8; 16] {
     let hash = keys::digest(&[b"cinch id", &bytes[..CHECKSUM]]);
     std::array::from_fn(|at| hash[at])
 }

@@ -91,9 +91,11 @@ fn register(
     fault: &Fault,
 ) -> Result<Answer> {
     let peer = connect(id, addresses, rank, config, deadline, fault)?;
-    let server = match peer.address {
-        Address::Tcp(address) => format!("the rendezvous at {address}"),
-        _ => id.rendezvous_name(),
+    let server = match (id.growth(), peer.address) {
+        // A new rank knows the rank that may have died from the id only.
+        (Some(growth), _) => format!("rank {}, which serves the rendezvous", growth.server),
+        (None, Address::Tcp(address)) => format!("the rendezvous at {address}"),
+        (None, _) => id.rendezvous_name(),
     };
     let mut stream = FramedStream::new(peer);
 
@@ -213,9 +215,12 @@ fn connect(
     Err(match (last.kind(), on_refusal) {
         (ErrorKind::Remote, OnRefusal::Fail) => last.context(format!(
             "nobody serves the rendezvous of this unique id: it serves one init and may be used \
-             up, its ranks did not all come within CINCH_INIT_TIMEOUT (here {:.1} s), or the \
-             process that created it has ended",
-            config.init_timeout.as_secs_f64()
+             up, its ranks did not all come within CINCH_INIT_TIMEOUT (here {:.1} s), or {} has ended",
+            config.init_timeout.as_secs_f64(),
+            match id.growth() {
+                Some(growth) => format!("rank {}, which created it,", growth.server),
+                None => "the process that created it".into(),
+            }
         )),
         (ErrorKind::Remote, OnRefusal::RetryClosed) => {
             last.context("the lowest rank that is left serves no rendezvous, it may have ended")

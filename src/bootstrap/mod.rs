@@ -5,6 +5,7 @@ mod address;
 pub(crate) mod auth;
 mod call_log;
 mod control;
+mod derived_id;
 mod discover;
 mod framed_stream;
 mod id;
@@ -25,11 +26,13 @@ mod warning_hook;
 
 pub use address::{HostAddress, alternatives};
 pub use control::{ControlPlane, MAX_CONTRIBUTION};
+pub(crate) use derived_id::Growth;
 pub use discover::{LaunchInfo, Rendezvous, discover, half_set};
 pub use local::LocalOutOfBand;
 pub use process::{host_name, shared_directory_id};
 pub use reconnect::ShrinkRendezvous;
 pub use reconnect_listener::ReconnectListener;
+pub(crate) use rendezvous_server::MAX_RANKS;
 pub use warning_hook::WarningHook;
 
 use crate::error::{Error, ErrorKind, Result};

@@ -23,7 +23,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Largest number of ranks of a communicator: the table of all ranks must fit a frame.
-pub(super) const MAX_RANKS: usize = 4096;
+pub(crate) const MAX_RANKS: usize = 4096;
 
 /// Kind of a frame by which a rank registers: number of ranks, time that it can still wait, its
 /// timeout of init, digest of the participants, its entry. Times are in milliseconds.

@@ -1,7 +1,9 @@
-//! Functions that create, query, split, finalize, destroy and abort communicators.
+//! Functions that create, query, split, shrink, grow, finalize, destroy and abort communicators.
 
 use super::config::{self, cinch_config_t};
-use super::core::arguments::{NO_COLOR, as_int, check_out, rank_list, rank_of, split_color, store};
+use super::core::arguments::{
+    NO_COLOR, as_int, check_out, rank_list, rank_of, split_color, store, unique_id_bytes,
+};
 use super::error::{cinch_result_t, report};
 use super::group;
 use super::handle::{self, cinch_comm_t};
@@ -16,7 +18,8 @@ const _: () = assert!(CINCH_SPLIT_NO_COLOR == NO_COLOR);
 /// Creates the communicator of `id` as `rank` of `nranks`; returns when all ranks have called it.
 ///
 /// `config` may be NULL: then all settings are those of the environment. An id serves one
-/// communicator. `*comm` is NULL unless the call succeeds.
+/// communicator. With an id of `cinch_comm_grow_id` this is a new rank of a communicator that grows.
+/// `*comm` is NULL unless the call succeeds.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cinch_comm_init(
     id: *const cinch_unique_id_t,
@@ -162,6 +165,62 @@ pub unsafe extern "C" fn cinch_comm_shrink(
             };
             let shrunk = entry.comm.shrink(&exclude, config)?;
             store("newcomm", newcomm, handle::register(shrunk)?)
+        }
+    })
+}
+
+/// Creates the id by which new ranks join `comm` in its next `cinch_comm_grow`. One rank of `comm` calls it,
+/// any one, and the program sends the id to the new ranks, which call `cinch_comm_init` with it.
+///
+/// The calling process serves the rendezvous until the timeout of creating a communicator. An id serves one
+/// grow. An earlier id of this rank that was not used ends.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cinch_comm_grow_id(
+    comm: *mut cinch_comm_t,
+    id: *mut cinch_unique_id_t,
+) -> cinch_result_t {
+    guard!("cinch_comm_grow_id", {
+        check_out("id", id)?;
+        let bytes = unique_id_bytes(&handle::lookup(comm)?.comm.grow_id()?);
+        // SAFETY: cinch.h requires of the program that `id` is NULL or writable; `store` refuses NULL.
+        unsafe { store("id", id, cinch_unique_id_t { bytes }) }
+    })
+}
+
+/// Creates a communicator of `nranks` ranks: the ranks of `comm`, which keep their numbers, and new ranks
+/// after them. Returns when all of them have joined.
+///
+/// All ranks of `comm` must call it, after one of them has called `cinch_comm_grow_id`. A new rank calls
+/// `cinch_comm_init` with that id, its number and `nranks`. To replace a rank that has died, shrink, and grow
+/// the smaller communicator.
+///
+/// `config` may be NULL: then the settings are those of `comm`, which the new ranks must share. `*newcomm` is
+/// NULL unless the call succeeds. It needs no `cinch_comm_prepare_to_shrink`, and does not fail with `comm`,
+/// which stays usable.
+///
+/// A rank that dies meanwhile is `CINCH_ERROR_REMOTE` on all others. A new rank that does not come is
+/// `CINCH_ERROR_TIMEOUT`: then the ranks of `comm` can try again with a new id.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cinch_comm_grow(
+    comm: *mut cinch_comm_t,
+    nranks: c_int,
+    config: *const cinch_config_t,
+    newcomm: *mut *mut cinch_comm_t,
+) -> cinch_result_t {
+    guard!("cinch_comm_grow", {
+        // SAFETY: cinch.h requires of the program that `newcomm` is NULL or writable, and `config` NULL or
+        // readable.
+        unsafe {
+            store("newcomm", newcomm, std::ptr::null_mut())?;
+            let nranks = rank_of("nranks", nranks)?;
+            let entry = handle::lookup(comm)?;
+            group::refuse("a communicator cannot grow")?;
+            let config = match config.is_null() {
+                true => entry.comm.config().clone(),
+                false => config::read(config)?,
+            };
+            let grown = entry.comm.grow(nranks, config)?;
+            store("newcomm", newcomm, handle::register(grown)?)
         }
     })
 }

@@ -54,6 +54,7 @@ fn communicators_with(bench: &Bench, timeout: Duration) -> Vec<Communicator> {
         }))),
         spare_buffers: Mutex::default(),
         shrink_rendezvous: OnceLock::new(),
+        grow_id: Mutex::default(),
     });
     comms.collect()
 }

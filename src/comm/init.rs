@@ -230,6 +230,7 @@ fn connect_until(
         state,
         spare_buffers: Mutex::default(),
         shrink_rendezvous: OnceLock::new(),
+        grow_id: Mutex::default(),
     };
     if log::enabled(Level::Info) {
         log_connected(&comm);

@@ -1,7 +1,7 @@
 //! Methods of [`Communicator`] for the tool, the drop-in, the C library and tests. Users of the library do
 //! not see them: their arguments and results are types of private modules.
 
-use super::{CommInfo, Communicator, DeviceState, check, gpu, init, split, teardown};
+use super::{CommInfo, Communicator, DeviceState, check, gpu, grow, init, split, teardown};
 use crate::bootstrap::{OutOfBandRef, UniqueId};
 use crate::config::{CodecPolicy, Config};
 use crate::error::{Error, Result};
@@ -25,7 +25,7 @@ impl Communicator {
         config: Config,
         fault: Arc<Fault>,
     ) -> Result<Communicator> {
-        init::by_id(id, rank, nranks, config, fault)
+        grow::join(id, rank, nranks, config, fault)
     }
 
     /// Makes a communicator of ranks that have joined a control plane.
@@ -72,6 +72,37 @@ impl Communicator {
         fault: Arc<Fault>,
     ) -> Result<Communicator> {
         split::shrink(self, exclude, config, fault)
+    }
+
+    /// Makes a communicator as [`Communicator::grow`], with the fault of the new communicator, which is a child of
+    /// this communicator's fault. A rank may pass the id that one rank made; else its own is used, if it made one.
+    ///
+    /// # Errors
+    /// See [`Communicator::grow`]; invalid argument for an id of another communicator.
+    pub fn grow_watched(
+        &self,
+        nranks: usize,
+        id: Option<&UniqueId>,
+        config: Config,
+        fault: Arc<Fault>,
+    ) -> Result<Communicator> {
+        grow::grow(self, nranks, id, config, fault)
+    }
+
+    /// Checks the arguments of [`Communicator::grow_watched`].
+    ///
+    /// # Errors
+    /// Invalid argument for an impossible number of ranks, or an id of another communicator.
+    pub fn check_grow(&self, nranks: usize, id: Option<&UniqueId>) -> Result<()> {
+        grow::check(self, nranks, id)
+    }
+
+    /// Checks that `rank` of `nranks` can be a new rank by an id of [`Communicator::grow_id`].
+    ///
+    /// # Errors
+    /// Invalid argument for an id of an init, and for ranks that are not new or not there.
+    pub fn check_new_rank(id: &UniqueId, rank: usize, nranks: usize) -> Result<()> {
+        grow::check_new_rank(id, rank, nranks)
     }
 
     /// Splits a communicator that its ranks have aborted, as [`Communicator::split_watched`] does. The new

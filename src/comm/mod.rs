@@ -10,6 +10,7 @@ mod feedback;
 mod fuse;
 mod gpu;
 mod group;
+mod grow;
 mod init;
 #[cfg(feature = "internal")]
 mod internal;
@@ -79,6 +80,8 @@ pub struct Communicator {
     spare_buffers: Mutex<Vec<Vec<u8>>>,
     /// Rendezvous after a failure, once all ranks have prepared to shrink.
     shrink_rendezvous: OnceLock<ShrinkRendezvous>,
+    /// Id that this rank made for new ranks, until a grow uses it.
+    grow_id: Mutex<Option<UniqueId>>,
 }
 
 /// The engine of running calls. `abort` must not take its lock, because a call may hold the lock while
@@ -111,13 +114,14 @@ pub struct CommInfo {
 }
 
 impl Communicator {
-    /// Joins the communicator of `id` as `rank` of `nranks`. Returns when all ranks have joined.
+    /// Joins the communicator of `id` as `rank` of `nranks`. Returns when all ranks have joined. With an id of
+    /// [`Communicator::grow_id`] this is a new rank of a communicator that grows.
     ///
     /// # Errors
     /// Invalid argument for an impossible rank or a damaged id. Timeout, naming the missing ranks.
     /// Mismatch if ranks differ in version or in settings that all must share.
     pub fn init(id: &UniqueId, rank: usize, nranks: usize, config: Config) -> Result<Communicator> {
-        init::by_id(id, rank, nranks, config, Fault::new())
+        grow::join(id, rank, nranks, config, Fault::new())
     }
 
     /// Joins the communicator that the launcher describes: `cinch run`, torchrun, mpirun, srun.
@@ -281,6 +285,34 @@ impl Communicator {
     /// [`Communicator::init`].
     pub fn shrink(&self, exclude: &[usize], config: Config) -> Result<Communicator> {
         split::shrink(self, exclude, config, Fault::new())
+    }
+
+    /// Makes the unique id by which new ranks join this communicator in its next [`Communicator::grow`]. One
+    /// rank calls it, any one, and hands the id to the new ranks, which call [`Communicator::init`] with it.
+    ///
+    /// This process serves their rendezvous until [`Config::init_timeout`] has passed. An id serves one grow. An
+    /// earlier id of this rank that was not used ends.
+    ///
+    /// # Errors
+    /// As [`UniqueId::create`]; the reason why the communicator has failed, if it has.
+    pub fn grow_id(&self) -> Result<UniqueId> {
+        grow::create_id(self)
+    }
+
+    /// Makes a communicator of `nranks` ranks: the ranks of this communicator, which keep their numbers, and
+    /// new ranks after them. All ranks of this communicator call it, after one of them has called
+    /// [`Communicator::grow_id`]. Returns when the new ranks have joined, too.
+    ///
+    /// The new communicator has the settings `config` and can be shrunk. It does not fail with this
+    /// communicator, which stays usable.
+    ///
+    /// # Errors
+    /// Invalid argument if `nranks` is not above the number of ranks; invalid usage if no rank has made an id;
+    /// mismatch if ranks pass different numbers or ids, or differ in settings that all must share; timeout,
+    /// naming the ranks that did not come; remote, naming a rank that died. If all ranks of this communicator
+    /// live, it stays usable, and they can try again with a new id.
+    pub fn grow(&self, nranks: usize, config: Config) -> Result<Communicator> {
+        grow::grow(self, nranks, None, config, self.fault.child())
     }
 
     /// Returns the reason why the communicator has failed, if it has. The exit of another rank

@@ -125,7 +125,7 @@ fn split_over(
 
 /// Cancels the rendezvous of `id` because `me` cannot join, if this process serves the rendezvous.
 /// The other ranks get the reason instead of a timeout.
-fn cancel(id: &UniqueId, me: &PeerInfo, error: &Error) {
+pub(super) fn cancel(id: &UniqueId, me: &PeerInfo, error: &Error) {
     let who = format!("{me} cannot be part of the new communicator");
     id.cancel_because(&error.clone().context(who));
 }
@@ -139,7 +139,7 @@ const SPLIT_ERROR: u8 = 2;
 /// keeps other ranks from waiting for the id.
 fn encode_split_id(id: &Result<UniqueId>) -> Vec<u8> {
     match id {
-        Ok(id) => [&[SPLIT_ID], id.public_part()].concat(),
+        Ok(id) => [&[SPLIT_ID], &id.public_part()[..]].concat(),
         Err(error) => [&[SPLIT_ERROR], error.to_string().as_bytes()].concat(),
     }
 }

@@ -1,6 +1,6 @@
 //! The end of a communicator, together with the other ranks or on this rank alone.
 
-use super::{Communicator, DeviceState};
+use super::{Communicator, DeviceState, grow};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sys::log::{self, Level};
 use std::time::{Duration, Instant};
@@ -108,5 +108,6 @@ impl Drop for Communicator {
             self.announce(&reason);
         }
         self.exchange.leave();
+        grow::cancel_unused(self);
     }
 }

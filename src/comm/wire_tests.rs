@@ -6,19 +6,23 @@ use crate::config::Config;
 use crate::sys::socket;
 use crate::types::{ReduceOp, TransportKind};
 use std::collections::HashSet;
+use std::sync::{Mutex, mpsc};
 use std::time::Duration;
 
 const RANKS: usize = 4;
 /// Bytes of a secret that count as the secret.
 const PART: usize = 16;
 
-/// Init, two splits in two colours, and a shrink, over TCP.
-fn rank_main(id: &UniqueId, rank: usize, config: &Config) {
-    let sums = |comm: &Communicator, right: i64| {
-        let mut sum = [rank as i64];
-        comm.all_reduce_in_place(&mut sum, ReduceOp::Sum).unwrap();
-        assert_eq!(sum, [right]);
-    };
+/// Makes a sum to which this rank contributes `own`.
+fn sums(comm: &Communicator, own: usize, right: i64) {
+    let mut sum = [own as i64];
+    comm.all_reduce_in_place(&mut sum, ReduceOp::Sum).unwrap();
+    assert_eq!(sum, [right]);
+}
+
+/// Init, two splits in two colours, a shrink and a grow, over TCP. The id of the grow is given to `new`.
+fn rank_main(id: &UniqueId, rank: usize, config: &Config, new: &Mutex<mpsc::Sender<UniqueId>>) {
+    let sums = |comm: &Communicator, right| sums(comm, rank, right);
     let comm = Communicator::init(id, rank, RANKS, config.clone()).unwrap();
     sums(&comm, 6);
     for turn in 0..2 {
@@ -33,7 +37,12 @@ fn rank_main(id: &UniqueId, rank: usize, config: &Config) {
     }
     let rest = comm.shrink(&[], config.clone()).unwrap();
     sums(&rest, 6);
-    rest.finalize().unwrap();
+    if rank == 1 {
+        new.lock().unwrap().send(rest.grow_id().unwrap()).unwrap();
+    }
+    let grown = rest.grow(RANKS, config.clone()).unwrap();
+    sums(&grown, 10);
+    grown.finalize().unwrap();
 }
 
 /// Returns the first and the last bytes of secrets. Secrets that a test made of a few values are left out,
@@ -57,7 +66,7 @@ fn secrets_in(bytes: &[u8], parts: &HashSet<[u8; PART]>) -> usize {
 }
 
 #[test]
-fn no_secret_is_on_the_wire_of_init_split_and_shrink() {
+fn no_secret_is_on_the_wire_of_init_split_shrink_and_grow() {
     let config = Config {
         transport: Some(TransportKind::Tcp),
         timeout: Duration::from_secs(20),
@@ -68,16 +77,22 @@ fn no_secret_is_on_the_wire_of_init_split_and_shrink() {
     keys::recording::start();
     socket::recording::start();
     let id = UniqueId::create_for_one_host(&config).unwrap();
+    let (new, grows) = mpsc::channel();
+    let new = Mutex::new(new);
     std::thread::scope(|scope| {
         for rank in 0..RANKS {
-            let (id, config) = (&id, &config);
-            scope.spawn(move || rank_main(id, rank, config));
+            let (id, config, new) = (&id, &config, &new);
+            scope.spawn(move || rank_main(id, rank, config, new));
         }
+        let id = grows.recv().unwrap();
+        let joined = Communicator::init(&id, RANKS - 1, RANKS, config.clone()).unwrap();
+        sums(&joined, 4, 10);
+        joined.finalize().unwrap();
     });
     let (written, secrets) = (socket::recording::stop(), keys::recording::stop());
     let parts = parts(&secrets);
     println!("{} parts of secrets, {} bytes", parts.len(), written.len());
-    // Each of 5 communicators has keys for its rendezvous, control and data connections on every rank.
+    // Each of 6 communicators has keys for its rendezvous, control and data connections on every rank.
     assert!(parts.len() > 100 && written.len() > 10_000);
     assert_eq!(secrets_in(&written, &parts), 0);
     // The search finds a secret between other bytes.

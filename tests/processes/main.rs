@@ -11,6 +11,8 @@ mod examples;
 mod ffi;
 mod fork;
 mod gpu_links;
+mod grow;
+mod grow_arguments;
 mod join_stress;
 mod memory_limits;
 mod nccl;
@@ -40,6 +42,7 @@ fn rank_process() {
         "containers" => containers::rank_process(&task),
         "fork" => fork::rank_process(&task),
         "gpu_links" => gpu_links::rank_process(&task),
+        "grow" => grow::rank_process(&task),
         "near_networks" => near_networks::rank_process(&task),
         "other_users" => other_users::rank_process(&task),
         "ps" => ps::rank_process(&task),

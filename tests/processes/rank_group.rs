@@ -23,6 +23,8 @@ const MARK: &str = "@@";
 pub struct RankGroup {
     pub children: Vec<Child>,
     inputs: Vec<ChildStdin>,
+    /// Source of the lines of processes that are started later.
+    sender: Sender<(usize, String)>,
     said: Receiver<(usize, String)>,
     /// Lines of ranks that arrived before the test waited for them.
     backlog: Vec<(usize, String)>,
@@ -46,41 +48,58 @@ impl RankGroup {
     /// Starts processes as [`RankGroup::start`] does, with these environment variables.
     pub fn start_with(module: &str, tasks: &[String], variables: &[(&str, PathBuf)]) -> RankGroup {
         let (sender, said) = channel();
-        let (mut children, mut inputs) = (Vec::new(), Vec::new());
-        for (rank, task) in tasks.iter().enumerate() {
-            let mut child = child::rank(&[], module, task)
-                .envs(variables.iter().map(|(name, value)| (name, value)))
-                .stdin(Stdio::piped())
-                .stdout(Stdio::piped())
-                .spawn()
-                .expect("a rank process");
-            let output = child.stdout.take().expect("piped");
-            inputs.push(child.stdin.take().expect("piped"));
-            children.push(child);
-            let sender: Sender<_> = sender.clone();
-            // The thread ends when its child closes standard output.
-            std::thread::spawn(move || {
-                for line in BufReader::new(output).lines().map_while(Result::ok) {
-                    if let Some(at) = line.find(MARK) {
-                        let _ = sender.send((rank, line[at + MARK.len()..].to_string()));
-                    }
-                }
-            });
-        }
-        RankGroup {
-            children,
-            inputs,
+        let mut group = RankGroup {
+            children: Vec::new(),
+            inputs: Vec::new(),
+            sender,
             said,
             backlog: Vec::new(),
+        };
+        for task in tasks {
+            group.add(module, task, variables);
         }
+        group
+    }
+
+    /// Starts one more process, and returns its number among the processes of this group.
+    pub fn add(&mut self, module: &str, task: &str, variables: &[(&str, PathBuf)]) -> usize {
+        let number = self.children.len();
+        let mut child = child::rank(&[], module, task)
+            .envs(variables.iter().map(|(name, value)| (name, value)))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("a rank process");
+        let output = child.stdout.take().expect("piped");
+        self.inputs.push(child.stdin.take().expect("piped"));
+        self.children.push(child);
+        let sender = self.sender.clone();
+        // The thread ends when its child closes standard output.
+        std::thread::spawn(move || {
+            for line in BufReader::new(output).lines().map_while(Result::ok) {
+                if let Some(at) = line.find(MARK) {
+                    let _ = sender.send((number, line[at + MARK.len()..].to_string()));
+                }
+            }
+        });
+        number
+    }
+
+    /// Writes a line to standard input of a process.
+    pub fn hand(&mut self, number: usize, line: &str) {
+        writeln!(self.inputs[number], "{line}").expect("a rank that reads");
+    }
+
+    /// Kills and reaps a process.
+    pub fn kill(&mut self, number: usize) {
+        self.children[number].kill().expect("the victim lives");
+        self.children[number].wait().expect("the victim is reaped");
     }
 
     /// Hands the id that rank 0 reports to all ranks, and returns it in hexadecimal.
     pub fn hand_on_id(&mut self) -> String {
         let id = self.wait_for("id", &[0]).swap_remove(0);
-        for input in &mut self.inputs {
-            writeln!(input, "{id}").expect("a rank that reads");
-        }
+        (0..self.inputs.len()).for_each(|number| self.hand(number, &id));
         id
     }
 
@@ -159,10 +178,15 @@ pub fn receive_id(rank: usize, config: &cinch::Config) -> Result<UniqueId, cinch
     if rank == 0 {
         say(&format!("id {}", UniqueId::create(config)?.to_hex()));
     }
+    UniqueId::from_hex(&receive_line()?)
+}
+
+/// Reads a line that the parent hands to this process.
+pub fn receive_line() -> Result<String, cinch::Error> {
     let mut line = String::new();
     let read = std::io::stdin().read_line(&mut line);
-    read.map_err(|cause| cinch::Error::system("no id", cause))?;
-    UniqueId::from_hex(&line)
+    read.map_err(|cause| cinch::Error::system("no line of the parent", cause))?;
+    Ok(line.trim().into())
 }
 
 /// Counts the resources of this process that a communicator could leave behind. Files of /dev/shm

@@ -1,5 +1,5 @@
-//! Records all bytes that rank processes send on sockets. No unique id and no secret may be among those of init, splits
-//! and a shrink, and with encryption no payload and no error. The unit test `wire_tests` looks for every derived key in the same way.
+//! Records all bytes that rank processes send on sockets. No unique id and no secret may be among those of init, splits,
+//! a shrink and a grow, and with encryption no payload and no error. The unit test `wire_tests` looks for every derived key in the same way.
 
 use super::rank_group::{self, RankGroup, say};
 use crate::support::config;
@@ -37,9 +37,9 @@ fn count(bytes: &[u8], part: &[u8]) -> usize {
         .count()
 }
 
-/// Runs ranks that do `what` until those of `ends` are done. Returns the id of their communicator, and the bytes
-/// that they sent.
-fn record(what: &str, ends: &[usize]) -> (UniqueId, Vec<u8>) {
+/// Runs ranks that do `what` until those of `ends` are done. Returns the ids of their communicators, and the bytes
+/// that they sent. With `grows` a further process joins by the id that rank 1 makes.
+fn record(what: &str, ends: &[usize], grows: bool) -> (Vec<UniqueId>, Vec<u8>) {
     let record = Path::new(env!("CARGO_TARGET_TMPDIR"))
         .join(format!("record-{what}-{}", std::process::id()));
     let variables = [
@@ -48,11 +48,19 @@ fn record(what: &str, ends: &[usize]) -> (UniqueId, Vec<u8>) {
     ];
     let tasks: Vec<String> = (0..RANKS).map(|rank| format!("{what} {rank}")).collect();
     let mut ranks = RankGroup::start_with("wire", &tasks, &variables);
-    let id = UniqueId::from_hex(&ranks.hand_on_id()).expect("an id");
-    ranks.wait_for("done", ends);
+    let mut ids = vec![ranks.hand_on_id()];
+    let mut ends = ends.to_vec();
+    if grows {
+        ids.push(ranks.wait_for("grow-id", &[1]).swap_remove(1));
+        let new = ranks.add("wire", &format!("new {}", RANKS - 1), &variables);
+        ranks.hand(new, &ids[1]);
+        ends.push(new);
+    }
+    ranks.wait_for("done", &ends);
     let bytes = std::fs::read(&record).expect("a record");
     std::fs::remove_file(&record).expect("a record");
-    (id, bytes)
+    let ids = ids.iter().map(|id| UniqueId::from_hex(id).expect("an id"));
+    (ids.collect(), bytes)
 }
 
 /// With encryption neither the payload nor the error by which the root names a dead rank is on the wire. The
@@ -60,7 +68,7 @@ fn record(what: &str, ends: &[usize]) -> (UniqueId, Vec<u8>) {
 #[test]
 fn payload_and_control_are_private_with_encryption() {
     for (what, encrypts) in [("open", false), ("private", true)] {
-        let (_, bytes) = record(what, &[0, 1, 2]);
+        let (_, bytes) = record(what, &[0, 1, 2], false);
         let found = [PAYLOAD, b"rank 3 (host "].map(|mark| count(&bytes, mark));
         println!("{what}: {found:?} in {} bytes", bytes.len());
         assert!(count(&bytes, MAGIC) >= 2 * RANKS && bytes.len() > RANKS * 4096);
@@ -72,26 +80,26 @@ fn payload_and_control_are_private_with_encryption() {
 }
 
 #[test]
-fn no_id_and_no_secret_is_sent_by_init_split_and_shrink() {
-    let (id, bytes) = record("communicators", &[1, 2, 3]);
+fn no_id_and_no_secret_is_sent_by_init_split_shrink_and_grow() {
+    let (ids, bytes) = record("communicators", &[1, 2, 3], true);
     let handshakes = count(&bytes, MAGIC);
     println!("{} bytes with {handshakes} hellos", bytes.len());
     // Each rank opens a rendezvous connection for each of its communicators, and both ends send a hello.
     assert!(
-        handshakes >= 2 * RANKS * (1 + SPLITS),
+        handshakes >= 2 * RANKS * (2 + SPLITS),
         "{handshakes} hellos"
     );
-    let secret = &id.as_bytes()[SECRET];
-    assert_eq!(
-        count(&bytes, &secret[..16]) + count(&bytes, &secret[16..]),
-        0
-    );
-    let ids = bytes
+    for id in &ids {
+        let secret = &id.as_bytes()[SECRET];
+        let found = count(&bytes, &secret[..16]) + count(&bytes, &secret[16..]);
+        assert_eq!(found, 0);
+    }
+    let sent = bytes
         .windows(128)
         .filter(|window| UniqueId::from_slice(window).is_ok());
-    assert_eq!(ids.count(), 0, "unique ids on the wire");
+    assert_eq!(sent.count(), 0, "unique ids on the wire");
     // The search finds an id between other bytes.
-    let leak = [&bytes[..200], id.as_bytes(), &bytes[..200]].concat();
+    let leak = [&bytes[..200], ids[0].as_bytes(), &bytes[..200]].concat();
     let found = leak
         .windows(128)
         .filter(|window| UniqueId::from_slice(window).is_ok());
@@ -103,6 +111,7 @@ pub fn rank_process(task: &str) {
     let rank = rank.parse().expect("a rank");
     match what {
         "communicators" => communicators(rank),
+        "new" => new_rank(rank),
         _ => payloads(rank, what == "private"),
     }
 }
@@ -131,7 +140,14 @@ fn payloads(rank: usize, encrypts: bool) {
     });
 }
 
-/// Joins, splits in two colours, and shrinks by rank 0, which leaves.
+fn sums(comm: &Communicator, right: i64) -> Result<(), cinch::Error> {
+    let mut sum = [1i64];
+    comm.all_reduce_in_place(&mut sum, ReduceOp::Sum)?;
+    assert_eq!(sum, [right]);
+    Ok(())
+}
+
+/// Joins, splits in two colours, shrinks by rank 0, which leaves, and grows by a new rank.
 fn communicators(rank: usize) {
     rank_group::run(|| {
         let config = config(TransportKind::Tcp);
@@ -139,20 +155,32 @@ fn communicators(rank: usize) {
         let comm = Communicator::init(&id, rank, RANKS, config.clone())?;
         for _ in 0..SPLITS {
             let part = comm.split(Some((rank % 2) as u32), 0)?.ok_or("no part")?;
-            let mut sum = [1i64];
-            part.all_reduce_in_place(&mut sum, ReduceOp::Sum)?;
-            assert_eq!(sum, [2]);
+            sums(&part, 2)?;
             part.finalize()?;
         }
         comm.prepare_to_shrink()?;
         if rank == 0 {
             return Ok(());
         }
-        let rest = comm.shrink(&[], config)?;
-        let mut sum = [1i64];
-        rest.all_reduce_in_place(&mut sum, ReduceOp::Sum)?;
-        assert_eq!(sum, [3]);
-        rest.finalize()?;
+        let rest = comm.shrink(&[], config.clone())?;
+        sums(&rest, 3)?;
+        if rank == 1 {
+            say(&format!("grow-id {}", rest.grow_id()?.to_hex()));
+        }
+        let grown = rest.grow(RANKS, config)?;
+        sums(&grown, 4)?;
+        grown.finalize()?;
+        say("done ");
+        Ok(())
+    });
+}
+
+fn new_rank(rank: usize) {
+    rank_group::run(|| {
+        let id = UniqueId::from_hex(&rank_group::receive_line()?)?;
+        let grown = Communicator::init(&id, rank, RANKS, config(TransportKind::Tcp))?;
+        sums(&grown, 4)?;
+        grown.finalize()?;
         say("done ");
         Ok(())
     });

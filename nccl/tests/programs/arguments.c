@@ -126,8 +126,7 @@ int main(void) {
   EXPECT(ncclInvalidArgument, "not the beginning", ncclMemFree(memory));
 
   /* Unsupported functions return an error. */
-  EXPECT(ncclInvalidUsage, "ncclCommGrow is not supported",
-         ncclCommGrow(comm, 2, &id, -1, &comm, NULL));
+  EXPECT(ncclInvalidUsage, "ncclCommResume is not supported", ncclCommResume(comm));
   EXPECT(ncclInvalidUsage, "ncclCommSuspend is not supported", pncclCommSuspend(comm, 1));
 
   /* Both names are one function. */

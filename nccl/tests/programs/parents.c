@@ -1,8 +1,5 @@
 /* Communicators that were split from one that fails. */
-#include "check.h"
-
-#include <signal.h>
-#include <sys/wait.h>
+#include "ranks.h"
 
 enum { N = 3, COUNT = 5000 };
 
@@ -75,7 +72,8 @@ static void threads(void (*end)(ncclComm_t *), ncclConfig_t *config, ncclResult_
 /* Pipe by which the other ranks report to rank 2 that they have split. */
 static int split[2];
 
-static void process_main(int rank, ncclUniqueId id) {
+static void process_main(int rank, ncclUniqueId id, const void *unused) {
+  (void)unused;
   static float x[COUNT];
   ncclComm_t world, part;
   OK(ncclCommInitRank(&world, N, id, rank));
@@ -97,32 +95,10 @@ static void process_main(int rank, ncclUniqueId id) {
 
 /* A rank of the parent that is in another part dies. */
 static void processes(void) {
-  int pipes[2];
   pid_t children[N];
-  CHECK(pipe(pipes) == 0 && pipe(split) == 0);
-  for (int r = 0; r < N; r++) {
-    children[r] = fork();
-    CHECK(children[r] >= 0);
-    if (children[r] == 0) {
-      alarm(60);
-      ncclUniqueId id;
-      if (r == 0) {
-        OK(ncclGetUniqueId(&id));
-        for (int other = 1; other < N; other++) {
-          CHECK(write(pipes[1], &id, sizeof id) == (ssize_t)sizeof id);
-        }
-      } else {
-        CHECK(read(pipes[0], &id, sizeof id) == (ssize_t)sizeof id);
-      }
-      process_main(r, id);
-      exit(0);
-    }
-  }
-  for (int r = 0; r < N; r++) {
-    int status = -1;
-    CHECK(waitpid(children[r], &status, 0) == children[r]);
-    CHECK(r == 2 ? WIFSIGNALED(status) : WIFEXITED(status) && WEXITSTATUS(status) == 0);
-  }
+  CHECK(pipe(split) == 0);
+  start_ranks(children, N, process_main, NULL);
+  for (int r = 0; r < N; r++) expect_end(children[r], r == 2);
 }
 
 int main(void) {

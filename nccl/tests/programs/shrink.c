@@ -1,21 +1,17 @@
 /* Ranks that die one after the other, before and while the others shrink. The timeout of init is an hour:
    only the deaths themselves can end the attempts. */
-#include "check.h"
-
-#include <signal.h>
-#include <sys/wait.h>
-#include <time.h>
+#include "ranks.h"
 
 enum { N = 6, COUNT = 5000 };
 
-static double seconds(void) {
-  struct timespec now;
-  CHECK(clock_gettime(CLOCK_MONOTONIC, &now) == 0);
-  return now.tv_sec + now.tv_nsec * 1e-9;
-}
+/* Rank that dies after rank 5: before its shrink, or so many microseconds after the shrink began. */
+struct death {
+  int rank;
+  useconds_t delay;
+};
 
-static void *die_soon(void *microseconds) {
-  usleep(*(useconds_t *)microseconds);
+static void *die_soon(void *death) {
+  usleep(((struct death *)death)->delay);
   kill(getpid(), SIGKILL);
   return NULL;
 }
@@ -31,9 +27,9 @@ static ncclResult_t sum(ncclComm_t comm, int rank, const int *gone, int count) {
   return result;
 }
 
-/* Rank 5 dies, then `second`: before its shrink, or so many microseconds after the shrink began. */
-static void rank_main(int rank, ncclUniqueId id, int second, useconds_t delay) {
-  int gone[2] = {5, second}, own = -1;
+static void rank_main(int rank, ncclUniqueId id, const void *task) {
+  struct death death = *(const struct death *)task;
+  int second = death.rank, gone[2] = {5, second}, own = -1;
   ncclComm_t comm, left = NULL;
   char words[32];
   OK(ncclCommInitRank(&comm, N, id, rank));
@@ -42,15 +38,15 @@ static void rank_main(int rank, ncclUniqueId id, int second, useconds_t delay) {
   CHECK(failed(comm) == ncclRemoteError);
   if (rank == second) {
     pthread_t thread;
-    CHECK(pthread_create(&thread, NULL, die_soon, &delay) == 0);
-    if (delay == 0) CHECK(pthread_join(thread, NULL) == 0);
+    CHECK(pthread_create(&thread, NULL, die_soon, &death) == 0);
+    if (death.delay == 0) CHECK(pthread_join(thread, NULL) == 0);
     ncclCommShrink(comm, gone, 1, &left, NULL, NCCL_SHRINK_ABORT);
     pause();
   }
   double begun = seconds();
   ncclResult_t first = ncclCommShrink(comm, gone, 1, &left, NULL, NCCL_SHRINK_ABORT);
   CHECK(seconds() - begun < 2);
-  if (delay == 0) CHECK(first == ncclRemoteError);
+  if (death.delay == 0) CHECK(first == ncclRemoteError);
   if (first == ncclSuccess) {
     /* Rank `second` died later, as rank `second` of the new communicator. */
     while (sum(left, rank, gone, 1) == ncclSuccess) {
@@ -76,35 +72,10 @@ static void rank_main(int rank, ncclUniqueId id, int second, useconds_t delay) {
 }
 
 static void run(int second, useconds_t delay) {
-  int ids[2];
+  struct death death = {second, delay};
   pid_t children[N];
-  CHECK(pipe(ids) == 0);
-  for (int r = 0; r < N; r++) {
-    children[r] = fork();
-    CHECK(children[r] >= 0);
-    if (children[r] == 0) {
-      alarm(60);
-      ncclUniqueId id;
-      if (r == 0) {
-        OK(ncclGetUniqueId(&id));
-        for (int other = 1; other < N; other++)
-          CHECK(write(ids[1], &id, sizeof id) == (ssize_t)sizeof id);
-      } else {
-        CHECK(read(ids[0], &id, sizeof id) == (ssize_t)sizeof id);
-      }
-      rank_main(r, id, second, delay);
-      exit(0);
-    }
-  }
-  for (int r = 0; r < N; r++) {
-    int status = -1;
-    CHECK(waitpid(children[r], &status, 0) == children[r]);
-    int killed = r == 5 || r == second;
-    CHECK(killed ? WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL
-                 : WIFEXITED(status) && WEXITSTATUS(status) == 0);
-  }
-  close(ids[0]);
-  close(ids[1]);
+  start_ranks(children, N, rank_main, &death);
+  for (int r = 0; r < N; r++) expect_end(children[r], r == 5 || r == second);
 }
 
 int main(void) {

@@ -1,19 +1,10 @@
 /* A rank that stops after the rendezvous: the others fail within CINCH_INIT_TIMEOUT, not after the hours that a
    call may take. */
-#include "check.h"
+#include "ranks.h"
 
 #include <dirent.h>
-#include <signal.h>
-#include <sys/wait.h>
-#include <time.h>
 
 enum { N = 3, TIMEOUT = 2 };
-
-static double seconds(void) {
-  struct timespec now;
-  CHECK(clock_gettime(CLOCK_MONOTONIC, &now) == 0);
-  return now.tv_sec + now.tv_nsec * 1e-9;
-}
 
 /* Returns whether this process has a control thread, which starts when the rendezvous is over. */
 static int has_joined(void) {
@@ -40,7 +31,8 @@ static void *stop_after_rendezvous(void *unused) {
   return unused;
 }
 
-static void rank_main(int rank, ncclUniqueId id, int victim) {
+static void rank_main(int rank, ncclUniqueId id, const void *task) {
+  int victim = *(const int *)task;
   ncclComm_t comm;
   pthread_t thread;
   char words[32];
@@ -54,36 +46,13 @@ static void rank_main(int rank, ncclUniqueId id, int victim) {
 }
 
 static void run(int victim) {
-  int ids[2];
   pid_t children[N];
-  CHECK(pipe(ids) == 0);
+  start_ranks(children, N, rank_main, &victim);
   for (int r = 0; r < N; r++) {
-    children[r] = fork();
-    CHECK(children[r] >= 0);
-    if (children[r] == 0) {
-      alarm(60);
-      ncclUniqueId id;
-      if (r == 0) {
-        OK(ncclGetUniqueId(&id));
-        for (int other = 1; other < N; other++)
-          CHECK(write(ids[1], &id, sizeof id) == (ssize_t)sizeof id);
-      } else {
-        CHECK(read(ids[0], &id, sizeof id) == (ssize_t)sizeof id);
-      }
-      rank_main(r, id, victim);
-      exit(0);
-    }
-  }
-  for (int r = 0; r < N; r++) {
-    int status = -1;
-    if (r == victim) continue;
-    CHECK(waitpid(children[r], &status, 0) == children[r]);
-    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    if (r != victim) expect_end(children[r], 0);
   }
   CHECK(kill(children[victim], SIGKILL) == 0);
-  CHECK(waitpid(children[victim], NULL, 0) == children[victim]);
-  close(ids[0]);
-  close(ids[1]);
+  expect_end(children[victim], 1);
 }
 
 int main(void) {

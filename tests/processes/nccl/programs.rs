@@ -111,6 +111,11 @@ fn processes() {
 }
 
 #[test]
+fn grow() {
+    run("grow", &[]);
+}
+
+#[test]
 fn shrink() {
     run("shrink", &[]);
 }
