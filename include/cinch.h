@@ -954,7 +954,8 @@ cinch_result_t cinch_config_init(cinch_config_t *config, size_t size, uint32_t v
  * Creates the communicator of `id` as `rank` of `nranks`; returns when all ranks have called it.
  *
  * `config` may be NULL: then all settings are those of the environment. An id serves one
- * communicator. `*comm` is NULL unless the call succeeds.
+ * communicator. With an id of `cinch_comm_grow_id` this is a new rank of a communicator that grows.
+ * `*comm` is NULL unless the call succeeds.
  */
 cinch_result_t cinch_comm_init(const cinch_unique_id_t *id,
                                int rank,
@@ -1018,6 +1019,36 @@ cinch_result_t cinch_comm_shrink(cinch_comm_t *comm,
                                  int count,
                                  const cinch_config_t *config,
                                  cinch_comm_t **newcomm);
+
+/**
+ * Creates the id by which new ranks join `comm` in its next `cinch_comm_grow`. One rank of `comm` calls it,
+ * any one, and the program sends the id to the new ranks, which call `cinch_comm_init` with it.
+ *
+ * The calling process serves the rendezvous until the timeout of creating a communicator. An id serves one
+ * grow. An earlier id of this rank that was not used ends.
+ */
+cinch_result_t cinch_comm_grow_id(cinch_comm_t *comm,
+                                  cinch_unique_id_t *id);
+
+/**
+ * Creates a communicator of `nranks` ranks: the ranks of `comm`, which keep their numbers, and new ranks
+ * after them. Returns when all of them have joined.
+ *
+ * All ranks of `comm` must call it, after one of them has called `cinch_comm_grow_id`. A new rank calls
+ * `cinch_comm_init` with that id, its number and `nranks`. To replace a rank that has died, shrink, and grow
+ * the smaller communicator.
+ *
+ * `config` may be NULL: then the settings are those of `comm`, which the new ranks must share. `*newcomm` is
+ * NULL unless the call succeeds. It needs no `cinch_comm_prepare_to_shrink`, and does not fail with `comm`,
+ * which stays usable.
+ *
+ * A rank that dies meanwhile is `CINCH_ERROR_REMOTE` on all others. A new rank that does not come is
+ * `CINCH_ERROR_TIMEOUT`: then the ranks of `comm` can try again with a new id.
+ */
+cinch_result_t cinch_comm_grow(cinch_comm_t *comm,
+                               int nranks,
+                               const cinch_config_t *config,
+                               cinch_comm_t **newcomm);
 
 /**
  * Returns when every rank has called it. Does not wait for calls that are queued on a GPU.

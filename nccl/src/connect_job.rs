@@ -20,7 +20,7 @@ pub(crate) struct ConnectJob {
     /// The new communicator; `None` for a rank that takes part in a split but joins no new
     /// communicator.
     pub(crate) made: Option<NewComm>,
-    /// The parent, which is split or shrunk. Jobs of one parent run one after the other.
+    /// The parent, which is split, shrunk or grown. Jobs of one parent run one after the other.
     pub(crate) parent: Option<Arc<Comm>>,
     /// Whether the call returns only when the communicator is connected.
     pub(crate) blocking: bool,

@@ -207,7 +207,7 @@ pub(crate) fn tear_down(job: TeardownJob) -> Result<CallProgress> {
 /// Checks that `comm` may end in this thread's open group, if there is one.
 ///
 /// # Errors
-/// Invalid usage if the group splits or shrinks `comm` in the background, which needs it for longer.
+/// Invalid usage if the group splits, shrinks or grows `comm` in the background, which needs it for longer.
 pub(crate) fn check_teardown(comm: &Arc<Comm>) -> Result<()> {
     let needs_it = |job: &ConnectJob| {
         let parent = job.parent.as_ref();

@@ -1,6 +1,6 @@
 //! Communicators with more ranks: new processes join the ranks of a communicator.
 //!
-//! One of its ranks makes an id and serves the rendezvous. The program hands the id to the new ranks, which join
+//! A rank of the communicator makes an id and serves the rendezvous. The program hands the id to the new ranks, which join
 //! by it as in an init. The ranks of the communicator send each other the public part of the id over their
 //! control plane, derive its secret, and join as well.
 
@@ -157,7 +157,7 @@ fn agree(comm: &Communicator, nranks: usize, id: Option<&UniqueId>) -> Result<Un
     Ok(chosen)
 }
 
-/// What a rank passes to grow, as all ranks exchange it.
+/// A rank's arguments of grow, as all ranks exchange them.
 #[derive(Debug, PartialEq)]
 struct GrowProposal {
     nranks: usize,

@@ -20,6 +20,7 @@ const PROGRAMS: &[&str] = &[
     "ffi-tests/adapt.c",
     "ffi-tests/split.c",
     "ffi-tests/shrink.c",
+    "ffi-tests/grow.c",
     "ffi-tests/cpp_header.cpp",
     "examples/c/groups.c",
     "examples/c/host_all_reduce.c",
@@ -330,6 +331,11 @@ fn live_split() {
 #[test]
 fn live_shrink() {
     run_in_all_modes("ffi-tests/shrink.c", "shrink");
+}
+
+#[test]
+fn live_grow() {
+    run_in_all_modes("ffi-tests/grow.c", "grow");
 }
 
 #[test]
