@@ -38,10 +38,13 @@ fn replace_id(comm: &Communicator, id: Option<UniqueId>) -> Option<UniqueId> {
     std::mem::replace(&mut *stored, id)
 }
 
-/// Ends the rendezvous for new ranks that none of them will use.
-pub(super) fn cancel_unused(comm: &Communicator) {
-    if let Some(unused) = replace_id(comm, None) {
-        unused.cancel();
+/// Ends the rendezvous of an id that no grow will use. New ranks that have registered, or do soon, receive the
+/// error, if there is one; otherwise they would wait for the others.
+pub(super) fn cancel_unused(comm: &Communicator, error: Option<&Error>) {
+    match (replace_id(comm, None), error) {
+        (Some(unused), Some(error)) => cancel(&unused, &comm.peers()[comm.rank()], error),
+        (Some(unused), None) => unused.cancel(),
+        (None, _) => {}
     }
 }
 
@@ -113,14 +116,9 @@ pub(super) fn grow(
     config: Config,
     fault: Arc<Fault>,
 ) -> Result<Communicator> {
-    comm.check_fault()?;
     check(comm, nranks, id)?;
-    // Without the reason, new ranks that have registered would wait for the others.
-    let id = agree(comm, nranks, id).inspect_err(|error| {
-        if let Some(unused) = replace_id(comm, None) {
-            cancel(&unused, &comm.peers()[comm.rank()], error);
-        }
-    })?;
+    let agreed = comm.check_fault().and_then(|()| agree(comm, nranks, id));
+    let id = agreed.inspect_err(|error| cancel_unused(comm, Some(error)))?;
     let made = by_id(&id, comm.rank(), nranks, config, fault.clone());
     // All ranks have connected, and the next exchange ends on all of them. Without the exchange, a failure of
     // `comm` could still fail some of them.

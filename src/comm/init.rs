@@ -158,11 +158,12 @@ pub(super) fn connect(
 ) -> Result<Communicator> {
     let deadline = deadline(&config, begun);
     exchange.limit_exchanges(Some(deadline));
-    let made = connect_until(exchange.clone(), fault, config, deadline);
+    let made = connect_until(exchange.clone(), fault.clone(), config, deadline);
     exchange.limit_exchanges(None);
-    // Without the announcement, the exit of the first rank whose time is up would look like a death.
+    // Without the announcement, the exit of a rank whose time is up, or whose parent communicator has failed,
+    // would look like a death.
     made.inspect_err(|error| {
-        if error.kind() == ErrorKind::Timeout {
+        if error.kind() == ErrorKind::Timeout || fault.is_raised() {
             exchange.announce(error);
         }
     })

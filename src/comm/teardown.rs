@@ -108,6 +108,6 @@ impl Drop for Communicator {
             self.announce(&reason);
         }
         self.exchange.leave();
-        grow::cancel_unused(self);
+        grow::cancel_unused(self, self.fault.reason());
     }
 }

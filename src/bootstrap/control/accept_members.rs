@@ -24,7 +24,7 @@ const LATE_MEMBER_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Accepts the control connections of all other ranks, by rank. If that fails, ranks that have
 /// connected or connect soon after receive the error. They receive none if the deadline has passed
-/// or the fault is raised.
+/// or this rank has aborted.
 pub(super) fn accept_members(
     mut listener: Listener,
     members: &[RankEntry],
@@ -118,8 +118,14 @@ impl MemberListener<'_> {
         report: &mut FailureReport,
     ) {
         let begin = Instant::now();
-        let until = (begin + CLOSE_TIMEOUT).min(self.deadline);
-        loop {
+        let longest = match self.fault.is_raised() {
+            false => CLOSE_TIMEOUT,
+            // Ranks that have the reason as well, such as the death of a rank that they know, do not connect.
+            true => UNSEEN_RANK_TIMEOUT,
+        };
+        let until = (begin + longest).min(self.deadline);
+        let not_raised = Fault::new();
+        while !self.has_aborted() {
             let now = Instant::now();
             let only_visible = now >= begin + UNSEEN_RANK_TIMEOUT;
             missing.retain(|&rank| self.may_connect(rank, only_visible));
@@ -127,19 +133,23 @@ impl MemberListener<'_> {
                 return;
             }
             let limit = (now + LATE_MEMBER_POLL_INTERVAL).min(until);
-            match listener.accept_until(self.config, limit, self.fault) {
+            match listener.accept_until(self.config, limit, &not_raised) {
                 Ok(Some(peer)) => {
                     missing.retain(|&rank| rank != peer.rank);
                     report.send(FramedStream::new(peer));
                 }
                 Ok(None) => {}
-                Err(_) if self.fault.check().is_err() => return,
                 // Either a rank of another version connected, which reports the reason itself, or the
                 // socket failed. Other ranks may still connect.
                 Err(_) => std::thread::sleep(Duration::from_millis(1)),
             }
             report.drop_closed();
         }
+    }
+
+    fn has_aborted(&self) -> bool {
+        let reason = self.fault.check().err();
+        reason.is_some_and(|reason| reason.kind() == ErrorKind::Aborted)
     }
 
     fn may_connect(&self, rank: usize, only_visible: bool) -> bool {
@@ -277,6 +287,30 @@ mod tests {
             assert!(found.message().starts_with("rank 1 ("), "{found}");
             assert_eq!(received, [found.clone(), found]);
         });
+    }
+
+    /// The fault of rank 0 is raised because a rank has died that only some ranks know.
+    #[test]
+    fn member_of_a_root_that_knows_of_a_death_receives_it() {
+        let (listener, members) = ranks();
+        let (fault, deadline) = (Fault::new(), Instant::now() + Duration::from_secs(20));
+        let died = Error::new(ErrorKind::Remote, "rank 5 died");
+        fault.raise(died.clone());
+        std::thread::scope(|scope| {
+            let accept = || accept_members(listener, &members, &handshake(0), deadline, &fault);
+            let root = scope.spawn(accept);
+            let received = reported(&members[0], &handshake(2), deadline);
+            assert_eq!(
+                [root.join().unwrap().unwrap_err(), received],
+                [died.clone(), died]
+            );
+        });
+        let (listener, members) = ranks();
+        let aborted = Fault::new();
+        aborted.raise(Error::new(ErrorKind::Aborted, "enough"));
+        let begun = Instant::now();
+        accept_members(listener, &members, &handshake(0), deadline, &aborted).unwrap_err();
+        assert!(begun.elapsed() < UNSEEN_RANK_TIMEOUT);
     }
 
     /// Rank 1 runs another version, which makes rank 0 give up. Rank 3 runs that version as well, and
