@@ -130,6 +130,10 @@ impl ControlThread {
             }
             ends.extend(end.map(|end| (at, describe_end(&end))));
         }
+        if !ends.is_empty() {
+            // A rank that gave up for the same reason as this rank has not died.
+            self.node.announce_fault();
+        }
         self.node.handle_ends(ends);
     }
 

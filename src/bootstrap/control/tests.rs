@@ -493,6 +493,20 @@ fn raised_fault_is_announced_with_the_next_heartbeat() {
     }
 }
 
+/// The parent communicator of rank 0 has failed, and that of rank 2, which gives up without a word.
+#[test]
+fn raised_fault_explains_the_end_of_a_connection() {
+    let mut config = config(60.0);
+    config.heartbeat = Duration::from_secs(60);
+    let World { faults, mut planes } = world(3, &config);
+    let name = planes[0].peers()[0].to_string();
+    faults[0].raise(Error::new(ErrorKind::Remote, "rank 9 died"));
+    drop(planes.remove(2));
+    eventually("the loss is seen", || faults[1].is_raised());
+    let reason = faults[1].reason().unwrap().message();
+    assert_eq!(reason, format!("{name} reports: rank 9 died"));
+}
+
 #[test]
 fn sixty_four_ranks_join() {
     let world = world(64, &config(60.0));
