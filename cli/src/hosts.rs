@@ -6,6 +6,7 @@
 //! that the launcher has exited or wants the ranks to end. A lost connection therefore leaves no ranks
 //! behind.
 
+use super::host_file::{self, Host};
 use super::join::create_id_between_hosts;
 use super::launch::{LocalLaunch, Signals, TERM_TO_KILL, exit_code};
 use super::preload;
@@ -24,13 +25,6 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-
-/// A host, and the number of ranks that it takes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Host {
-    name: String,
-    slots: usize,
-}
 
 /// The task of an agent, which the launcher sends as one line of JSON.
 #[derive(Serialize, Deserialize)]
@@ -60,62 +54,6 @@ const SSH_FAILED: i32 = 255;
 /// not fill the memory.
 const TASK_BYTES: u64 = 4 << 20;
 
-/// Parses a file of hosts, with `HOST [slots=N]` on each line; N is 1 or more (default 1), and `#`
-/// begins a comment.
-fn parse(text: &str) -> Result<Vec<Host>, String> {
-    let mut hosts: Vec<Host> = Vec::new();
-    for (number, line) in text.lines().enumerate() {
-        let wrong = |why: &str| format!("line {}: {why}; it is HOST [slots=N]", number + 1);
-        let mut words = line
-            .split('#')
-            .next()
-            .unwrap_or_default()
-            .split_whitespace();
-        let Some(name) = words.next() else { continue };
-        // ssh would parse such a name as an option.
-        if name.starts_with('-') || name.contains('=') {
-            return Err(wrong(&format!("\"{name}\" is no host")));
-        }
-        let mut slots = 1;
-        for word in words {
-            slots = word
-                .strip_prefix("slots=")
-                .and_then(|count| count.parse().ok())
-                .filter(|count| (1..=4096).contains(count))
-                .ok_or_else(|| wrong(&format!("\"{word}\" is not understood")))?;
-        }
-        if hosts.iter().any(|host| host.name == name) {
-            return Err(wrong(&format!("{name} is there twice")));
-        }
-        hosts.push(Host {
-            name: name.into(),
-            slots,
-        });
-    }
-    match hosts.is_empty() {
-        true => Err("it names no host".into()),
-        false => Ok(hosts),
-    }
-}
-
-/// Returns the hosts with the number of ranks on each. Ranks fill the hosts in order, and the last
-/// host possibly in part. Without `ranks` all slots are filled.
-fn fill(mut hosts: Vec<Host>, ranks: Option<usize>) -> Result<Vec<Host>, String> {
-    let slots: usize = hosts.iter().map(|host| host.slots).sum();
-    let mut left = ranks.unwrap_or(slots);
-    if left > slots {
-        return Err(format!(
-            "-n {left}, but the hosts have {slots} slots; raise slots=N in the file"
-        ));
-    }
-    for host in &mut hosts {
-        host.slots = host.slots.min(left);
-        left -= host.slots;
-    }
-    hosts.retain(|host| host.slots > 0);
-    Ok(hosts)
-}
-
 /// Runs `cinch run --hosts` and returns the first failure's exit code.
 ///
 /// # Errors
@@ -141,8 +79,8 @@ fn read(options: &RunOptions, file: &Path) -> Result<(Vec<Host>, Variables), Str
     let shown = file.display();
     let text =
         std::fs::read_to_string(file).map_err(|error| format!("cannot read {shown}: {error}"))?;
-    let hosts = parse(&text).map_err(|why| format!("{shown}: {why}"))?;
-    let hosts = fill(hosts, options.ranks.map(|ranks| ranks as usize))?;
+    let hosts = host_file::parse(&text).map_err(|why| format!("{shown}: {why}"))?;
+    let hosts = host_file::fill(hosts, options.ranks.map(|ranks| ranks as usize))?;
     Ok((hosts, passed_on(&options.environment)?))
 }
 
@@ -468,36 +406,6 @@ pub fn agent() -> Result<i32, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn files_of_hosts_are_parsed_and_filled() {
-        let host = |name: &str, slots| Host {
-            name: name.into(),
-            slots,
-        };
-        let text = "# two\nnode1 slots=4\n\n user@node2 # one\nnode3   slots=2\n";
-        let hosts = parse(text).unwrap();
-        let all = [host("node1", 4), host("user@node2", 1), host("node3", 2)];
-        assert_eq!(hosts, all);
-        assert_eq!(fill(hosts.clone(), None).unwrap(), all);
-        assert_eq!(
-            fill(hosts.clone(), Some(5)).unwrap(),
-            [host("node1", 4), host("user@node2", 1)]
-        );
-        assert_eq!(fill(hosts.clone(), Some(2)).unwrap(), [host("node1", 2)]);
-        assert!(fill(hosts, Some(8)).unwrap_err().contains("7 slots"));
-        for (bad, part) in [
-            ("", "no host"),
-            ("a\na", "line 2: a is there twice"),
-            ("a slots=0", "slots=0"),
-            ("a b", "\"b\" is not understood"),
-            ("-oProxyCommand=x", "is no host"),
-            ("slots=4", "is no host"),
-        ] {
-            let error = parse(bad).unwrap_err();
-            assert!(error.contains(part), "{bad}: {error}");
-        }
-    }
 
     #[test]
     fn quoted_words_survive_the_shell() {

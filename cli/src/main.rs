@@ -9,6 +9,7 @@ mod arrays;
 mod bench;
 mod forward;
 mod gpus;
+mod host_file;
 mod hosts;
 mod info;
 mod join;

@@ -36,7 +36,10 @@ impl Array {
     }
 
     /// Reads an array from a file of `length` bytes.
-    fn parse(file: &mut impl Read, length: u64) -> Result<Array, String> {
+    ///
+    /// # Errors
+    /// Returns a sentence about the problem.
+    pub fn parse(file: &mut impl Read, length: u64) -> Result<Array, String> {
         let mut start = [0u8; 8];
         fill(file, &mut start, "the file's first 8 bytes")?;
         if &start[..6] != b"\x93NUMPY" {
