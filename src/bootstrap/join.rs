@@ -233,7 +233,11 @@ fn connect(
     })
 }
 
-fn read_table(body: &[u8], own: &RankEntry, nranks: usize) -> Result<(Vec<RankEntry>, [u8; 32])> {
+pub(super) fn read_table(
+    body: &[u8],
+    own: &RankEntry,
+    nranks: usize,
+) -> Result<(Vec<RankEntry>, [u8; 32])> {
     let mut reader = Reader(body);
     let salt = reader.take()?;
     if reader.u32()? as usize != nranks {

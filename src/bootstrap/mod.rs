@@ -8,6 +8,8 @@ mod control;
 mod derived_id;
 mod discover;
 mod framed_stream;
+#[cfg(feature = "internal")]
+pub mod fuzz;
 mod id;
 mod idle_rendezvous;
 mod join;

@@ -16,6 +16,8 @@ mod contract;
 mod emulated;
 mod ends;
 mod frame;
+#[cfg(feature = "internal")]
+pub mod fuzz;
 mod inbox;
 mod loopback;
 pub(crate) mod mesh;

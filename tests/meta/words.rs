@@ -149,6 +149,7 @@ fn checked() -> Vec<Source> {
             "kernels",
             "tests",
             "ffi-tests",
+            "fuzz",
             "examples",
             "benches",
             "build",

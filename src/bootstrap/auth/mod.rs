@@ -31,7 +31,7 @@ mod listener;
 pub(crate) use connect::{ConnectFailure, Connector, FailureKind};
 pub(super) use connect::{OnRefusal, connect_to_any};
 pub(crate) use handshake::Handshake;
-#[cfg(all(test, not(loom)))]
+#[cfg(any(feature = "internal", all(test, not(loom))))]
 pub(crate) use handshake::HandshakeProgress;
 pub(crate) use listener::Listener;
 

@@ -20,6 +20,8 @@
 mod accept_members;
 mod control_thread;
 mod frames;
+#[cfg(feature = "internal")]
+pub(super) mod fuzz;
 mod links;
 mod member;
 mod root;

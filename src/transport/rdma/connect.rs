@@ -242,7 +242,7 @@ impl Plan<'_> {
 
 /// A port, as peers need to know it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct PortInfo {
+pub(super) struct PortInfo {
     lid: u16,
     mtu: u8,
     gid: [u8; 16],
@@ -264,7 +264,7 @@ impl Wire for PortInfo {
 
 /// A connection, as its peer needs to know it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct ChannelOffer {
+pub(super) struct ChannelOffer {
     peer: u32,
     channel: u32,
     /// Index of the port.
@@ -310,7 +310,12 @@ pub(super) struct QueuePairOffer {
 impl QueuePairOffer {
     /// Returns port and connection to rank `me` on `channel`, with `count` queue pairs; `None` if the offer
     /// has no such connection.
-    fn find(&self, me: usize, channel: usize, count: usize) -> Option<(&PortInfo, &ChannelOffer)> {
+    pub(super) fn find(
+        &self,
+        me: usize,
+        channel: usize,
+        count: usize,
+    ) -> Option<(&PortInfo, &ChannelOffer)> {
         let mut channels = self.channels.iter();
         let found =
             channels.find(|ends| (ends.peer as usize, ends.channel as usize) == (me, channel))?;

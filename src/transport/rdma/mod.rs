@@ -13,6 +13,8 @@ mod connect;
 mod connection;
 mod endpoint;
 mod ends;
+#[cfg(feature = "internal")]
+pub(super) mod fuzz;
 mod port_shares;
 mod ports;
 mod qp_flow;

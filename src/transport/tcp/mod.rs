@@ -4,6 +4,8 @@
 //! stream fills, more sockets cost time: bytes of a message interleave with those of the message before
 //! it, which arrives later, and delays everything that waits for it.
 
+#[cfg(feature = "internal")]
+pub(super) mod fuzz;
 mod networks;
 mod pump;
 
