@@ -1,7 +1,7 @@
 //! Files that are refused, and defects that are only reported.
 
 use crate::error::ErrorKind;
-use crate::topology::{BandwidthOrigin, MachineGraph, read_xml};
+use crate::topology::{BandwidthOrigin, MachineGraph, read_xml, write_xml};
 
 /// Returns a file with one socket that contains `devices`.
 fn file(devices: &str) -> String {
@@ -145,4 +145,29 @@ fn milder_defects_are_reported_once_and_the_rest_is_used() {
         link.bandwidth.origin == BandwidthOrigin::Assumed && link.bandwidth.mb_s < 1000
     });
     assert_eq!(assumed.count(), 0, "an unknown link is not slow");
+}
+
+#[test]
+fn width_zero_is_unknown_and_survives_being_written() {
+    let text =
+        file("<pci busid=\"0000:04:00.0\" class=\"0x060400\" link_speed=\"\" link_width=\"0\"/>");
+    let absent = file("<pci busid=\"0000:04:00.0\" class=\"0x060400\"/>");
+    let machine = read_xml(&text).unwrap();
+    assert_eq!(read_xml(&absent).unwrap(), machine);
+    assert_eq!(read_xml(&write_xml(&machine)).unwrap(), machine);
+}
+
+#[test]
+fn numbers_wider_than_their_field_are_refused() {
+    for attributes in [
+        "class=\"0x100030200\"",
+        "class=\"0x030200\" vendor=\"0x110de\"",
+    ] {
+        let text = file(&format!("<pci busid=\"0000:04:00.0\" {attributes}/>"));
+        let error = read_xml(&text).unwrap_err();
+        assert!(
+            error.message().contains("is not a number in range"),
+            "{error}"
+        );
+    }
 }

@@ -107,7 +107,7 @@ impl XmlReader<'_> {
     }
 
     /// Returns an attribute as a hexadecimal number; `None` if it is missing or empty.
-    fn hexadecimal(&self, node: Node<'_, '_>, name: &str) -> Result<Option<u64>> {
+    fn hexadecimal<T: TryFrom<u64>>(&self, node: Node<'_, '_>, name: &str) -> Result<Option<T>> {
         let Some(text) = attribute(node, name) else {
             return Ok(None);
         };
@@ -117,6 +117,7 @@ impl XmlReader<'_> {
             false => None,
         };
         number
+            .and_then(|number| T::try_from(number).ok())
             .map(Some)
             .ok_or_else(|| self.no_number(node, name, text))
     }
@@ -169,18 +170,19 @@ impl XmlReader<'_> {
     /// Reads a device and all behind it. The limit of nesting bounds the recursion.
     fn device(&mut self, node: Node<'_, '_>) -> Result<PciDevice> {
         let mut device = PciDevice::new(self.bus_id(node, "busid")?);
-        device.class = self.hexadecimal(node, "class")?.map(|class| class as u32);
+        device.class = self.hexadecimal(node, "class")?;
         for (id, name) in
             device
                 .ids
                 .iter_mut()
                 .zip(["vendor", "device", "subsystem_vendor", "subsystem_device"])
         {
-            *id = self.hexadecimal(node, name)?.unwrap_or(0) as u16;
+            *id = self.hexadecimal(node, name)?.unwrap_or(0);
         }
         device.link = PciLink {
             speed: speed::generation(node.attribute("link_speed").unwrap_or("")),
-            width: self.number(node, "link_width")?,
+            // Files, also those of `write`, have 0 where the width is unknown.
+            width: self.number(node, "link_width")?.filter(|&width| width > 0),
         };
         if device.class.is_none() {
             self.defects.push(Defect::NoClass(device.bus_id));
@@ -226,7 +228,7 @@ impl XmlReader<'_> {
             gpu.links.push(GpuLink {
                 kind,
                 target,
-                target_class: self.hexadecimal(child, "tclass")?.map(|class| class as u32),
+                target_class: self.hexadecimal(child, "tclass")?,
                 count: self.number(child, "count")?.unwrap_or(1),
                 bandwidth: None,
             });
