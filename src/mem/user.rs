@@ -345,4 +345,25 @@ mod tests {
             assert!(UserBuffers::overlapping(&mut bytes, input, output).is_err());
         }
     }
+
+    /// AddressSanitizer must find the byte behind the program's buffer.
+    #[test]
+    #[ignore = "a planted defect, which scripts/sanitize --self-test runs"]
+    fn planted_overflow_is_found() {
+        let (input, mut output) = (vec![1_u8; 64], vec![0_u8; 64]);
+        // SAFETY: none, the input ends one byte earlier.
+        let buffers = unsafe { UserBuffers::from_raw(input.as_ptr(), 65, output.as_mut_ptr(), 64) };
+        let mut tile = [0; 65];
+        buffers.read_input(0, &mut tile);
+        assert_eq!(std::hint::black_box(tile)[0], 1);
+    }
+
+    /// LeakSanitizer must find the memory, whose only pointer is lost.
+    #[test]
+    #[ignore = "a planted defect, which scripts/sanitize --self-test runs"]
+    fn planted_leak_is_found() {
+        for size in 1000..1010 {
+            std::mem::forget(std::hint::black_box(vec![1_u8; size]));
+        }
+    }
 }

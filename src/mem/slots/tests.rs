@@ -139,3 +139,17 @@ fn slot_beyond_the_free_slots_panics() {
         producer.publish(header(0));
     }
 }
+
+/// ThreadSanitizer must find that two producers write one slot.
+#[test]
+#[ignore = "a planted defect, which scripts/sanitize --self-test runs"]
+fn planted_race_is_found() {
+    let (mut first, _, region) = fifo();
+    let places = FifoPlaces::together(&region, 0);
+    // SAFETY: none, there is another producer.
+    let mut second = unsafe { Producer::new(SHAPE, places) };
+    std::thread::scope(|scope| {
+        scope.spawn(|| first.publish(header(1)));
+        scope.spawn(|| second.publish(header(2)));
+    });
+}
