@@ -41,7 +41,7 @@ pub fn id(data: &[u8]) -> Option<bool> {
     let addresses = id.addresses();
     assert!(!addresses.is_empty(), "an id without addresses was read");
     let parent = keys::derive(&bytes, b"", "fuzz");
-    let derived = UniqueId::from_public_part(id.public_part(), &parent);
+    let derived = UniqueId::from_public_part(&id.public_part(), &parent);
     let derived = derived.expect("the public part of an id was refused");
     assert_eq!(derived.addresses(), addresses);
     let _ = (id.fingerprint(), id.participants(), id.rendezvous_name());
