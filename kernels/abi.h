@@ -92,7 +92,8 @@ struct cinch_counters {
 };
 
 /* The FIFOs of one protocol within a peer buffer. The payload of slot s of channel c is at
- * slots + (c * depth + s) * stride; a CINCH_SIMPLE slot has its header CINCH_LINE_BYTES before. */
+ * slots + (c * depth + s) * stride; slots of CINCH_SIMPLE and CINCH_LL have a header CINCH_LINE_BYTES
+ * before. */
 struct cinch_fifo {
   uint64_t counters;   /* offset of channel 0's cinch_counters */
   uint64_t slots;      /* offset of slot 0's payload */
@@ -197,6 +198,7 @@ struct cinch_work {
   uint64_t factor; /* of a pre-multiplied sum: a number of the accumulator type in the low bits, or
                       an address (CINCH_FACTOR_AT) */
   uint64_t signature[CINCH_SIGNATURE_WORDS];
+  uint64_t signature_hash;           /* upper bits of flags, and payload of an ll header */
   struct cinch_residuals *residuals; /* of error feedback; 0 without it */
   uint64_t span;                     /* elements of an array of residuals */
   uint32_t parts;
@@ -209,7 +211,7 @@ struct cinch_work {
   uint16_t nsteps;
   uint8_t combine; /* cinch_combine */
   uint8_t flags;
-  uint16_t signature_hash; /* upper bits of flags; ll packets have 12 bits of it */
+  uint16_t unused;
   struct cinch_codec_words codec;
 };
 
@@ -244,7 +246,7 @@ struct cinch_oneshot_args {
   void *output;
   uint64_t count; /* elements of the message, or of a block */
   uint64_t factor;
-  uint64_t signature_hash; /* upper 16 bits of flags; ll packets have 12 bits of it */
+  uint64_t signature_hash; /* upper bits of flags, and payload of one ll packet per call */
   uint64_t signature[CINCH_SIGNATURE_WORDS];
   uint32_t words; /* 8-byte words from rank to rank in a round; with a codec elements */
   uint32_t share; /* of each block of threads: packets (a multiple of 32), or tiles */
@@ -270,9 +272,9 @@ static_assert(sizeof(cinch_control) == 256, "abi");
 static_assert(sizeof(cinch_comm_view) == 584, "abi");
 static_assert(offsetof(cinch_comm_view, fifo) == 544, "abi");
 static_assert(sizeof(cinch_step) == 24, "abi");
-static_assert(sizeof(cinch_work) == 152, "abi");
+static_assert(sizeof(cinch_work) == 160, "abi");
 static_assert(sizeof(cinch_residuals) == 8, "abi");
-static_assert(offsetof(cinch_work, codec) == 120, "abi");
+static_assert(offsetof(cinch_work, codec) == 128, "abi");
 static_assert(sizeof(cinch_args) == CINCH_ARGS_BYTES, "abi");
 static_assert(sizeof(cinch_oneshot_args) == 752, "abi");
 static_assert(offsetof(cinch_oneshot_args, codec) == 704, "abi");

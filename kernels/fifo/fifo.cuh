@@ -25,9 +25,10 @@ namespace cinch {
 
 static_assert(CINCH_MAX_RANKS <= WARP, "one thread of a warp owns one connection");
 
-// Flags of ll and ll128: the low bits are the number of the message, the others a hash of the
-// call's signature. If only some ranks make a call, the hash keeps its messages from passing for
-// messages of the next call of the others.
+// Flags of ll and ll128: the low bits are the number of the message, the others bits of a hash of
+// the call's signature. If only some ranks make a call, the hash keeps its messages from passing
+// for messages of the next call of the others. The 12 bits of an ll flag end most such calls at
+// their first packet; the whole hash follows in a packet of its own (load_signature).
 constexpr uint32_t NUMBER_BITS = 20;
 constexpr uint32_t NUMBER_MASK = (1u << NUMBER_BITS) - 1;
 
@@ -76,7 +77,7 @@ class Waiter {
     if (!owns_) return;
     const cinch_cursor *cursor = cursor_of(comm, channel, peer_);
     count_ = sends_ ? cursor->sent : cursor->received;
-    hash_ = (uint32_t)work.signature_hash << 16;
+    hash_ = (uint32_t)(work.signature_hash >> 32);
     credit_ = 0;
     is_first_ = true;
     const cinch_counters *counters = counters_of(comm, comm.inbox[peer_], channel);

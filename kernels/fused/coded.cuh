@@ -92,7 +92,7 @@ class CodedExchange {
         comm_(args.comm),
         codec_(args.codec),
         stop_{stopped},
-        flag_(args.signature_hash | (epoch + 1)),
+        flag_(call_flag(epoch, args.signature_hash)),
         area_(args.area + (epoch & 1) * args.half),
         factor_(args.flags & CINCH_FACTOR_AT ? E::factor_at(args.factor) : args.factor),
         encoded_bytes_(args.tile_lines * CINCH_LINE_BYTES),

@@ -29,6 +29,17 @@ namespace cinch {
 
 constexpr uint32_t FUSED_THREADS = CINCH_FUSED_THREADS;
 
+// Number of bits of the sequence number in the flag of an ll128 line; the others are bits of the
+// hash of the call's signature. A million calls a second wrap it around after 12 days, and a line
+// that was not rewritten meanwhile still has to carry another hash.
+constexpr uint64_t CALL_BITS = 40;
+
+// Returns the flag of the lines of call number `epoch`.
+__device__ __forceinline__ uint64_t call_flag(uint64_t epoch, uint64_t hash) {
+  constexpr uint64_t mask = (1ull << CALL_BITS) - 1;
+  return (hash & ~mask) | ((epoch + 1) & mask);
+}
+
 // Number of words that a thread loads before it sends the first of them.
 constexpr uint32_t SENT = 4;
 

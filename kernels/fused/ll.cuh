@@ -18,8 +18,10 @@
 // memory, so large messages need many blocks (benches/FIGURES.md, "Choices in the kernels").
 // Bytes on the wire, out of each of N ranks, for S bytes of a message or block: 2 (N - 1) S;
 // two-shot 4 (N - 1) S / N.
-// Synchronisation: fused/exchange.cuh. In place, a block of threads reads all words of a group of
-// packets, synchronises, and then overwrites them.
+// Synchronisation: fused/exchange.cuh. A flag has 12 bits of the hash of the signature. The last
+// packet of a half carries the whole hash: the last warp of block 0 sends it to each peer and waits
+// for the peers' while other warps move the message. In place, a block of threads reads all words
+// of a group of packets, synchronises, and then overwrites them.
 //
 // Each collective has a kernel of its own: at these sizes a call pays for every instruction cache
 // line that it fetches (benches/FIGURES.md).
@@ -51,6 +53,27 @@ struct PacketsCall : Exchange<SENDS, BLOCKS> {
 
   __device__ __forceinline__ uint32_t flag() const {
     return message_flag(epoch, (uint32_t)(args.signature_hash >> 32));
+  }
+
+  // Returns the offset in a peer buffer of the packet with the hash of the signature.
+  __device__ __forceinline__ uint64_t signature_at() const {
+    return args.area + (epoch & 1) * args.half + args.half - 16;
+  }
+  // Returns the peer to which this thread sends the hash, and this rank if there is none.
+  __device__ __forceinline__ uint32_t signed_peer() const {
+    const uint32_t peer = threadIdx.x - (FUSED_THREADS - WARP);
+    return blockIdx.x == 0 && peer < comm.nranks ? peer : comm.rank;
+  }
+  __device__ __forceinline__ void send_signature() const {
+    const uint32_t peer = signed_peer();
+    if (peer == comm.rank) return;
+    store_ll(comm.outbox[peer] + signature_at(), 0, args.signature_hash, flag());
+  }
+  __device__ __forceinline__ void check_signature() const {
+    const uint32_t peer = signed_peer();
+    if (peer == comm.rank) return;
+    load_signature(comm, stop, comm.inbox[peer] + signature_at(), flag(), args.signature_hash,
+                   peer);
   }
 
   // Sends packet i to every peer.
@@ -94,9 +117,11 @@ struct PacketsCall : Exchange<SENDS, BLOCKS> {
     const auto wanted = [&](uint32_t) { return flag(); };
     const auto source = [&](uint32_t r) { return comm.inbox[r] + offset_of(round); };
     const auto name = [](uint32_t r) { return r; };
+    const auto accepts = [](uint32_t, uint64_t) { return true; };
     for (uint32_t first = 0; first < comm.nranks; first += POLLED) {
       uint64_t payload[POLLED];
-      if (!load_ll(comm, stop, first, comm.nranks, i, source, wanted, name, payload, comm.rank)) {
+      if (!load_ll(comm, stop, first, comm.nranks, i, source, wanted, name, accepts, payload,
+                   comm.rank)) {
         return false;
       }
       take(first, payload);
@@ -155,8 +180,8 @@ struct PacketsCall : Exchange<SENDS, BLOCKS> {
     if (!refreshes(flag(), 2)) return;
     const uint32_t threads = gridDim.x * FUSED_THREADS;
 #pragma unroll 1
-    for (uint32_t i = words + blockIdx.x * FUSED_THREADS + threadIdx.x; i < area / 16;
-         i += threads) {
+    for (uint32_t i = words + blockIdx.x * FUSED_THREADS + threadIdx.x;
+         i < (area - CINCH_LINE_BYTES) / 16; i += threads) {
       for (uint32_t round = 0; round <= (uint32_t)Base::PARTS; ++round) send(i, 0, round);
     }
   }
@@ -178,6 +203,7 @@ struct PacketsSum {
                                                  uint32_t *stopped) {
     const PacketsCall<SENDS, SENDS == Sends::A_BLOCK_EACH> call(args, 8 / Packet::N, epoch, stopped);
     const Contributions<E, Packet> terms(args);
+    call.send_signature();
     const auto receive = [&](uint32_t i) {
       return [&call, i](auto &&take) { return call.receive(i, take); };
     };
@@ -215,6 +241,7 @@ struct PacketsSum {
         return call.keep(i, result, 1);
       });
     }
+    call.check_signature();
     call.refresh();
   }
 };
@@ -226,6 +253,7 @@ struct PacketsMove {
                                                  uint32_t *stopped) {
     const PacketsCall<SENDS, true> call(args, args.element_bytes, epoch, stopped);
     const auto keep = [&](uint32_t i, uint64_t own) { return call.keep(i, own, 0); };
+    call.send_signature();
     if constexpr (SENDS == Sends::A_BLOCK_EACH) {
       const auto scatter = [&](uint32_t first, uint32_t n) {
         call.template scatter<SENT>(first, n, [](uint64_t word) { return word; });
@@ -237,6 +265,7 @@ struct PacketsMove {
         return keep(i, own);
       });
     }
+    call.check_signature();
     call.refresh();
   }
 };

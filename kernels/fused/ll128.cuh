@@ -22,10 +22,9 @@
 // an equal, contiguous share of the tiles.
 // Bytes on the wire, out of each of N ranks, for S bytes of a message or block: 16/15 (N - 1) S;
 // two-shot 32/15 (N - 1) S / N.
-// Synchronisation: fused/exchange.cuh. A flag has 48 bits of the call's sequence number and 16 bits
-// of the hash of its signature. In this area only flags lie where flags are, and the number never
-// wraps. In place, a warp overwrites only what it has read itself, or what its block read before a
-// __syncthreads.
+// Synchronisation: fused/exchange.cuh. A flag has 40 bits of the call's sequence number and 24 bits
+// of the hash of its signature. In this area only flags lie where flags are. In place, a warp
+// overwrites only what it has read itself, or what its block read before a __syncthreads.
 //
 // PAIR kernels, for two ranks, leave out the loops over peers.
 #pragma once
@@ -58,7 +57,7 @@ struct LinesCall : Exchange<SENDS, BLOCKS> {
     tiles = all > begin ? min(args.share, all - begin) : 0;
   }
 
-  __device__ __forceinline__ uint64_t flag() const { return args.signature_hash | (epoch + 1); }
+  __device__ __forceinline__ uint64_t flag() const { return call_flag(epoch, args.signature_hash); }
 
   static __device__ __forceinline__ uint32_t warp() { return threadIdx.x / WARP; }
 

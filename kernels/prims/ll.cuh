@@ -7,6 +7,9 @@
 // Every transport delivers each 8-byte half of a packet whole, so a packet is complete when both
 // flags match. The receiver needs no counter and no fence, and a message takes one network latency.
 // Half of the bytes on the wire are flags.
+//
+// A packet in the header of the slot carries the hash of the call's signature, which the 12 bits of
+// a flag do not hold. The lane of packet 0 sends it and waits for it.
 #pragma once
 
 #include "abi.h"
@@ -18,6 +21,28 @@ __device__ __forceinline__ void store_ll(uint8_t *slot, uint32_t i, uint64_t pay
                                          uint32_t flag) {
   store_packet(slot + 16 * (uint64_t)i,
                make_uint4((uint32_t)payload, flag, (uint32_t)(payload >> 32), flag));
+}
+
+// Waits for the packet at `at` with this flag and the hash of this call's signature: a message of
+// another call never passes for one of this call. Returns false if the wait failed. Few threads of
+// a launch call it, so it is not inlined.
+static __device__ __noinline__ bool load_signature(const cinch_comm_view &comm, Stop stop,
+                                                   const uint8_t *at, uint32_t flag,
+                                                   uint64_t hash, uint32_t sender) {
+  WaitLimit limit;
+  while (true) {
+    const uint4 packet = load_packet(at);
+    if (packet.y == flag && packet.w == flag && packet.x == (uint32_t)hash &&
+        packet.z == (uint32_t)(hash >> 32)) {
+      return true;
+    }
+    bool timeout;
+    if (limit.is_over(comm, stop, timeout)) {
+      if (timeout) stop.missing(sender);
+      stop.set();
+      return false;
+    }
+  }
 }
 
 // The N elements in the 8 bytes of payload of a packet. E converts 16 bytes at a time, so arrays
@@ -46,12 +71,13 @@ struct PacketElements {
 };
 
 // Polls for packet `i` of up to POLLED sources, `first` and following but below `count`, until all
-// are complete. Source r lies at `source(r)`, carries `flag(r)` and is sent by rank `name(r)`.
-// Source `except` is skipped. Returns false if the wait failed.
-template <class Source, class Flag, class Name>
+// are complete. Source r lies at `source(r)`, carries `flag(r)` and a payload for which
+// `accepts(r, payload)` is true, and is sent by rank `name(r)`. Source `except` is skipped. Returns
+// false if the wait failed.
+template <class Source, class Flag, class Name, class Accepts>
 __device__ __forceinline__ bool load_ll(const cinch_comm_view &comm, Stop stop, uint32_t first,
                                         uint32_t count, uint32_t i, Source source, Flag flag,
-                                        Name name, uint64_t (&payload)[POLLED],
+                                        Name name, Accepts accepts, uint64_t (&payload)[POLLED],
                                         uint32_t except = 0xffffffffu) {
   WaitLimit limit;
   uint32_t missing = (1u << min(count - first, POLLED)) - 1;
@@ -68,7 +94,7 @@ __device__ __forceinline__ bool load_ll(const cinch_comm_view &comm, Stop stop, 
         const uint32_t wanted = flag(first + j);
         if (packet[j].y == wanted && packet[j].w == wanted) {
           payload[j] = packet[j].x | (uint64_t)packet[j].z << 32;
-          missing &= ~(1u << j);
+          if (accepts(first + j, payload[j])) missing &= ~(1u << j);
         }
       }
     }
@@ -127,9 +153,16 @@ class RawLL : public FlaggedMover<E, PacketElements<E>, REDUCES> {
     const uint32_t size = element_bytes();
     const Arithmetic does(work_, job, REDUCES);
     const bool reads = job.reads();
-    const auto source = [&](uint32_t r) { return job.source(r); };
-    const auto flag = [&](uint32_t r) { return job.source_flag(r); };
-    const auto name = [&](uint32_t r) { return (uint32_t)job.sender(r); };
+    // The lane of packet 0 also polls the headers, together with the packets: a wait for them
+    // afterwards would take another load.
+    const uint32_t nrecv = job.nrecv, sources = i == 0 ? 2 * nrecv : nrecv;
+    const auto sender = [&](uint32_t r) { return r < nrecv ? r : r - nrecv; };
+    const auto source = [&](uint32_t r) { return job.source(sender(r)) - (r < nrecv ? 0 : 16); };
+    const auto flag = [&](uint32_t r) { return job.source_flag(sender(r)); };
+    const auto name = [&](uint32_t r) { return (uint32_t)job.sender(sender(r)); };
+    const auto accepts = [&](uint32_t r, uint64_t payload) {
+      return r < nrecv || payload == work_.signature_hash;
+    };
     uint64_t own = 0;
     if (reads) own = load_word(job.input, i, bytes, size, aligned);
     uint64_t result = own;
@@ -138,12 +171,12 @@ class RawLL : public FlaggedMover<E, PacketElements<E>, REDUCES> {
     if (does.computes && reads && (job.nrecv == 0 || job.own_after == 0)) {
       add(sum, started, own, does.own);
     }
-    for (uint32_t first = 0; first < job.nrecv; first += POLLED) {
+    for (uint32_t first = 0; first < sources; first += POLLED) {
       uint64_t payload[POLLED];
-      if (!load_ll(comm_, stop_, first, job.nrecv, i, source, flag, name, payload)) return;
+      if (!load_ll(comm_, stop_, first, sources, i, source, flag, name, accepts, payload)) return;
 #pragma unroll
       for (uint32_t j = 0; j < POLLED; ++j) {
-        if (first + j >= job.nrecv) break;
+        if (first + j >= nrecv) break;
         if (!does.computes) {
           result = payload[j];
           continue;
@@ -158,7 +191,10 @@ class RawLL : public FlaggedMover<E, PacketElements<E>, REDUCES> {
       }
       result = this->finish(sum, does.divides);
     }
-    for (uint32_t t = 0; t < job.nsend; ++t) store_ll(job.target(t), i, result, job.target_flag(t));
+    for (uint32_t t = 0; t < job.nsend; ++t) {
+      store_ll(job.target(t), i, result, job.target_flag(t));
+      if (i == 0) store_ll(job.target(t) - 16, 0, work_.signature_hash, job.target_flag(t));
+    }
     if (job.writes()) store_word(job.output, i, bytes, size, aligned, result);
   }
 };

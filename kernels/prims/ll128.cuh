@@ -124,9 +124,9 @@ class RawLL128 : public FlaggedMover<E, LineElements<E>, REDUCES> {
   }
 
  private:
-  // Returns the 64-bit flag of a line, whose upper bits are the whole hash of the signature.
+  // Returns the 64-bit flag of a line, with 44 bits of the hash of the signature.
   __device__ __forceinline__ uint64_t line_flag(uint32_t flag) const {
-    return flag | (uint64_t)work_.signature_hash << 48;
+    return flag | work_.signature_hash << 32;
   }
 
   __device__ __forceinline__ uint4 load_words(const Job &job, const uint8_t *from, uint32_t word,

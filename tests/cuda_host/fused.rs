@@ -289,10 +289,11 @@ impl World {
             output: output as u64,
             count: work.count as u64,
             factor: u64::from(0.5f32.to_bits()),
-            signature_hash: if self.other_call == Some(rank) {
-                23 << 48
-            } else {
-                7 << 48
+            // Calls that differ in bits which the flags of their protocol have, or only in other bits.
+            signature_hash: match (self.other_call == Some(rank), work.protocol) {
+                (true, Protocol::Ll) => 7 << 48 | 6,
+                (true, Protocol::Ll128) => 7 << 48 | 1 << 40,
+                (false, _) => 7 << 48 | 5,
             },
             signature: [0; 5],
             words: words as u32,

@@ -73,11 +73,11 @@ pub enum Protocol {
 }
 
 impl Protocol {
-    /// Returns how many bytes of payload `memory` bytes of an area hold: half of each ll packet,
-    /// 480 of the 512 bytes of an ll128 tile.
+    /// Returns how many bytes of payload `memory` bytes of an area hold: half of each ll packet but those of the
+    /// last 128 bytes, 480 of the 512 bytes of an ll128 tile.
     pub fn payload(self, memory: usize) -> usize {
         match self {
-            Protocol::Ll => memory / 2,
+            Protocol::Ll => (memory - 128) / 2,
             Protocol::Ll128 => memory / 512 * 480,
         }
     }

@@ -7,7 +7,13 @@ use crate::models::number;
 use crate::ranks::Ranks;
 use crate::world::{World, expect_error};
 use cinch::comm::Call;
-use cinch::{Collective, Communicator, DType, Error, ErrorKind, UniqueId};
+use cinch::engine::gpu::signature_hash;
+use cinch::testing::Random;
+use cinch::types::{Fused, Kernel, Protocol, ResolvedCall};
+use cinch::{
+    Algorithm, CodecSetting, CodecSpec, Collective, Communicator, DType, Error, ErrorKind,
+    ReduceOp, UniqueId,
+};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -45,7 +51,62 @@ pub fn checks() -> Vec<Check> {
             checks.push(check);
         }
     }
+    checks.push(Check::new("fail/equal-flags", 1, equal_flags));
     checks
+}
+
+/// Number of random pairs of small calls of which those are run whose flags agree.
+const PAIRS: usize = 20_000;
+
+/// Returns the bits of the signature's hash that an ll flag has, for an all_reduce of `count` fp32 elements.
+fn flag_bits(count: usize, algorithm: Algorithm) -> u64 {
+    let call = ResolvedCall {
+        collective: Collective::AllReduce,
+        dtype: DType::F32,
+        op: ReduceOp::Sum,
+        count,
+        root: 0,
+        peer: 0,
+        codec: CodecSetting::RAW,
+        algorithm: None,
+        tensor: None,
+        feedback: None,
+        fused: Fused::ALONE,
+    };
+    let signature = call.signature(algorithm, CodecSpec::RAW, 0);
+    signature_hash(signature.words()) >> 52
+}
+
+/// Two ranks make small calls of different counts whose messages have equal flags in ll: both report the mismatch.
+/// Calls with unequal flags wait for each other, so they need no run.
+fn equal_flags(setup: &Setup) -> Verdict {
+    let mut random = Random::new(setup.options.seed);
+    let mut runs = 0;
+    for algorithm in [Algorithm::OneShot, Algorithm::Direct] {
+        let pairs = (0..PAIRS).map(|_| [(); 2].map(|()| 1 + random.below(5000)));
+        let equal = pairs.filter(|&[one, other]| {
+            one != other && flag_bits(one, algorithm) == flag_bits(other, algorithm)
+        });
+        for [one, other] in equal {
+            for kernel in [Kernel::Fused, Kernel::Schedule] {
+                let mut world = World::new(setup, 2, 1);
+                world.config.timeout = Duration::from_millis(700);
+                world.config.algorithm = Some(algorithm);
+                world.config.protocol = Some(Protocol::Ll);
+                world.config.kernel = Some(kernel);
+                let words = [one, other].map(|count| count.to_string());
+                let calls = [one, other].map(|count| sum(DType::F32, count));
+                differ(&world, calls[0], calls[1], [&words[0], &words[1]])
+                    .map_err(|stop| stop.context(format!("{algorithm} {kernel} {words:?}")))?;
+                runs += 1;
+            }
+        }
+    }
+    ensure(runs > 0, || "no pair has equal flags".into())?;
+    Ok(format!(
+        "{runs} runs of pairs with equal flags among {} pairs",
+        2 * PAIRS
+    ))
 }
 
 fn queue(comm: &Communicator, arena: &Arena, call: &Call) -> Result<(), Error> {

@@ -176,7 +176,7 @@ impl FusedLaunch {
             output: self.at.output,
             count: run.plan.count as u64,
             factor: self.factor,
-            signature_hash: u64::from(signature_hash(self.signature)) << 48,
+            signature_hash: signature_hash(self.signature),
             signature: self.signature,
             words: run.round.words as u32,
             share: run.round.share as u32,
@@ -251,17 +251,20 @@ fn phases(plan: &Plan) -> u8 {
     }
 }
 
-/// Returns a 16-bit hash of a signature for the flags of a fused kernel (ll packets have room for 12 bits). A
-/// rank that makes another call then hardly ever accepts the flags. The hash leaves out the sequence number,
-/// because a graph's replay repeats the number of its capture.
-fn signature_hash(signature: [u64; SIGNATURE_WORDS]) -> u16 {
+/// Returns a hash of a signature, for the flags and headers of messages that have no room for the signature. A rank
+/// that makes another call does not accept them. The hash leaves out the sequence number, because a graph's replay
+/// repeats the number of its capture.
+///
+/// Flags have only its upper bits, so all bits of the signature must reach them: the finalizer is that of MurmurHash3.
+pub fn signature_hash(signature: [u64; SIGNATURE_WORDS]) -> u64 {
     let [a, b, c, _, d] = signature;
-    let mixed = [a, b, c, d].into_iter().fold(0, |mixed: u64, word| {
-        (mixed ^ word)
-            .wrapping_mul(0x9e37_79b9_7f4a_7c15)
-            .rotate_left(31)
-    });
-    mixed as u16
+    [a, b, c, d].into_iter().fold(0, |mixed: u64, word| {
+        let mut mixed = (mixed ^ word).wrapping_add(0x9e37_79b9_7f4a_7c15);
+        for factor in [0xff51_afd7_ed55_8ccd, 0xc4ce_b9fe_1a85_ec53] {
+            mixed = (mixed ^ (mixed >> 33)).wrapping_mul(factor);
+        }
+        mixed ^ (mixed >> 33)
+    })
 }
 
 /// Returns the arguments of a schedule kernel, without the contents of `work_buffer`.
@@ -374,8 +377,8 @@ mod tests {
     };
     use std::collections::HashMap;
 
-    /// Packets carry 12 bits of the hash, so two different calls collide with a probability of about 1 in
-    /// 4,096.
+    /// Flags of packets have 12 bits of the hash, those of lines 24 at least, and a packet of each call has all
+    /// of it.
     #[test]
     fn signature_hashes_of_small_calls_collide_no_more_than_by_chance() {
         let mut calls = HashMap::new();
@@ -398,23 +401,25 @@ mod tests {
                 let words = request
                     .signature(Algorithm::OneShot, CodecSpec::RAW, 0)
                     .words();
-                *calls.entry(words).or_insert(0) = signature_hash(words) >> 4;
+                *calls.entry(words).or_insert(0) = signature_hash(words);
                 all += 1;
             }
         }
-        let mut marks = HashMap::new();
-        for mark in calls.values() {
-            *marks.entry(mark).or_insert(0) += 1;
-        }
-        let pairs: u64 = marks
-            .values()
-            .map(|&number: &u64| number * (number - 1) / 2)
-            .sum();
         let number = calls.len() as u64;
-        let expected = number * (number - 1) / 2 / 4096;
-        assert!(
-            all > 4096 && pairs < expected * 5 / 4,
-            "{pairs} of {expected} expected"
-        );
+        for (bits, most) in [(12, 5.0 / 4.0), (24, 3.0), (64, 0.0)] {
+            let mut marks = HashMap::new();
+            for hash in calls.values() {
+                *marks.entry(hash >> (64 - bits)).or_insert(0) += 1;
+            }
+            let pairs: u64 = marks
+                .values()
+                .map(|&number: &u64| number * (number - 1) / 2)
+                .sum();
+            let expected = (number * (number - 1) / 2) as f64 / f64::from(bits).exp2();
+            assert!(
+                all > 4096 && pairs as f64 <= expected * most,
+                "{bits} bits: {pairs} of {expected} expected"
+            );
+        }
     }
 }

@@ -29,6 +29,7 @@ mod watchdog;
 mod work_buffer;
 
 pub use connections::Connections;
+pub use launch::signature_hash;
 pub use sample_window::{SampleWindows, Sampled};
 pub use stream_capture::is_capturing;
 pub use watchdog::Watchdog;

@@ -144,6 +144,8 @@ pub struct KernelWork {
     pub factor: u64,
     /// The call's signature, which peers compare with theirs.
     pub signature: [u64; SIGNATURE_WORDS],
+    /// Hash of the signature: flags carry its upper bits, and a packet of each ll message all of it.
+    pub signature_hash: u64,
     /// Device address of the [`ResidualsHeader`] of error feedback; 0 without it.
     pub residuals: u64,
     /// Number of elements in one array of residuals.
@@ -168,9 +170,8 @@ pub struct KernelWork {
     pub combine: u8,
     /// Bits [`PREMULTIPLY`] to [`LAUNCH_DEPENDENTS`].
     pub flags: u8,
-    /// Hash of the signature, which flags carry in their upper bits. An ll packet has room for 12
-    /// bits of it.
-    pub signature_hash: u16,
+    /// Padding, always 0.
+    pub unused: u16,
     /// Parameters of the codec.
     pub codec: CodecWords,
 }
@@ -219,8 +220,7 @@ pub struct OneshotArgs {
     pub count: u64,
     /// Factor of a pre-multiplied sum, as [`KernelWork::factor`].
     pub factor: u64,
-    /// Hash of the signature, which flags carry in their upper 16 bits. An ll packet has room for
-    /// 12 bits of it.
+    /// Hash of the signature: flags carry its upper bits, and one ll packet of each call all of it.
     pub signature_hash: u64,
     /// Signature of the call, which a kernel copies to its failure report.
     pub signature: [u64; SIGNATURE_WORDS],
@@ -252,11 +252,11 @@ pub struct OneshotArgs {
     pub span: u64,
 }
 
-const _: () = assert!(size_of::<KernelStep>() == 24 && size_of::<KernelWork>() == 152);
+const _: () = assert!(size_of::<KernelStep>() == 24 && size_of::<KernelWork>() == 160);
 const _: () = assert!(size_of::<ScheduleArgs>() == ARGS_BYTES && size_of::<OneshotArgs>() == 752);
 const _: () = assert!(std::mem::offset_of!(ScheduleArgs, overflow) == 584);
 const _: () = assert!(std::mem::offset_of!(ScheduleArgs, work_buffer) == 608);
-const _: () = assert!(std::mem::offset_of!(KernelWork, codec) == 120);
+const _: () = assert!(std::mem::offset_of!(KernelWork, codec) == 128);
 const _: () = assert!(Op::Send as u8 == 0 && Op::RecvReduceFinishSend as u8 == 8);
 
 /// Returns the bytes of work items or steps, as the kernel reads them.
@@ -272,5 +272,5 @@ pub(crate) fn plain_bytes<T: Plain>(items: &[T]) -> &[u8] {
 pub(crate) unsafe trait Plain: Copy {}
 // SAFETY: the fields take 24 bytes, and an assertion in this file proves that the struct does too.
 unsafe impl Plain for KernelStep {}
-// SAFETY: the fields take 152 bytes, and an assertion in this file proves that the struct does too.
+// SAFETY: the fields take 160 bytes, and an assertion in this file proves that the struct does too.
 unsafe impl Plain for KernelWork {}

@@ -30,8 +30,8 @@ fn rust_layout() -> String {
     fields!("cinch_step", KernelStep, op own own_after batch stage part in_block out_block peers
         nrecv nsend recv_mask send_mask);
     fields!("cinch_residuals", ResidualsHeader, turn arrived);
-    fields!("cinch_work", KernelWork, input output count chunk factor signature residuals span parts
-        passes first_block channels first_channel stages steps nsteps combine flags signature_hash
+    fields!("cinch_work", KernelWork, input output count chunk factor signature signature_hash residuals
+        span parts passes first_block channels first_channel stages steps nsteps combine flags unused
         codec);
     fields!("cinch_args", ScheduleArgs, comm overflow nworks nsteps npeers unused work_buffer);
     fields!("cinch_oneshot_args", OneshotArgs, comm area half epoch input output count factor

@@ -151,9 +151,10 @@ impl PeerBufferLayout {
         };
         let channels = [sizes.simple.1, sizes.ll.1, sizes.ll128.1];
         let counters = channels.map(|channels| take(channels * LINE_BYTES));
-        let oneshot = take(4 * sizes.oneshot);
+        let oneshot = take(2 * half_of_packets(sizes.oneshot));
         let lines = take(2 * sizes.lines);
-        let ll = take(channels[1] * DEPTH * sizes.ll.0);
+        let ll_stride = LINE_BYTES + sizes.ll.0;
+        let ll = take(channels[1] * DEPTH * ll_stride) + LINE_BYTES;
         let ll128 = take(channels[2] * DEPTH * sizes.ll128.0);
         let simple_stride = LINE_BYTES + sizes.simple.0;
         let simple = take(channels[0] * sizes.depth * simple_stride) + LINE_BYTES;
@@ -174,7 +175,7 @@ impl PeerBufferLayout {
             fifos: [
                 fifo(Protocol::Simple, simple, simple_stride, sizes.simple.0),
                 // Flags take half of each packet, and 8 of the 128 bytes of each line.
-                fifo(Protocol::Ll, ll, sizes.ll.0, sizes.ll.0 / 2),
+                fifo(Protocol::Ll, ll, ll_stride, sizes.ll.0 / 2),
                 fifo(
                     Protocol::Ll128,
                     ll128,
@@ -203,10 +204,10 @@ impl PeerBufferLayout {
         self.sizes.oneshot
     }
 
-    /// Returns the offset of the area for ll packets, and the bytes of each of its two halves. Packets take
-    /// twice their payload.
+    /// Returns the offset of the area for ll packets, and the bytes of each of its two halves.
     pub fn oneshot_area(&self) -> (u64, u64) {
-        (self.oneshot as u64, 2 * self.sizes.oneshot as u64)
+        let half = half_of_packets(self.sizes.oneshot);
+        (self.oneshot as u64, half as u64)
     }
 
     /// Returns the largest number of payload bytes that a fused kernel sends to a rank in ll128 lines. Each
@@ -257,6 +258,12 @@ impl PeerBufferLayout {
 /// codes. If `codes` is a power of two, as most messages are, all channels have equally many chunks.
 const fn slot_of(codes: usize) -> usize {
     codes / 32 * 33
+}
+
+/// Returns the bytes of ll packets that carry `payload` bytes, with a line at the end of each of two rounds. The last
+/// packet carries the hash of the call's signature.
+const fn half_of_packets(payload: usize) -> usize {
+    2 * payload + 2 * LINE_BYTES
 }
 
 /// Returns the bytes of ll128 lines that carry `payload` bytes, rounded up to a multiple of [`LINES_UNIT`].
@@ -442,12 +449,12 @@ mod tests {
         assert_eq!(simple(32, MAX_CHANNELS), (16, 32, 2));
         let two = PeerBufferLayout::new(2, BUDGET, 64).unwrap();
         assert_eq!(two.oneshot_bytes(), 256 << 10);
-        assert_eq!(two.oneshot_area().1, 512 << 10);
+        assert_eq!(two.oneshot_area().1, (512 << 10) + 256);
         assert!(two.lines_bytes() >= 8 << 20);
         let (ll, ll128) = (two.fifo(Protocol::Ll), two.fifo(Protocol::Ll128));
         assert_eq!(
             (ll.channels, ll.slot_bytes, ll.stride),
-            (16, 8 << 10, 16 << 10)
+            (16, 8 << 10, (16 << 10) + 128)
         );
         assert_eq!(
             (ll128.channels, ll128.slot_bytes, ll128.stride),
