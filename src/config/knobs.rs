@@ -59,8 +59,10 @@ pub enum Sharing {
     Effect,
 }
 
-/// `CINCH_` variables that belong to the launcher, the build or the tests, and are not settings of
-/// the library.
+/// Beginning of the names of variables that belong to tests.
+pub(super) const OF_TESTS: &str = "CINCH_TEST_";
+
+/// `CINCH_` variables that belong to the launcher or the build, and are not settings of the library.
 pub(super) const RESERVED: &[&str] = &[
     "CINCH_CUDA",
     "CINCH_CUDA_ARCHS",
@@ -69,14 +71,6 @@ pub(super) const RESERVED: &[&str] = &[
     "CINCH_LAUNCH_ID",
     "CINCH_LAUNCH_RANK",
     "CINCH_LAUNCH_SIZE",
-    "CINCH_TEST_CHILD",
-    "CINCH_TEST_ENDINGS",
-    "CINCH_TEST_KILLS",
-    "CINCH_TEST_MISMATCHES",
-    "CINCH_TEST_NCCL_INCLUDE",
-    "CINCH_TEST_PATTERNS",
-    "CINCH_TEST_RDMA",
-    "CINCH_TEST_SEED",
     "CINCH_UPDATE_API",
     "CINCH_UPDATE_HEADER",
     "CINCH_UPDATE_SETTINGS",

@@ -177,6 +177,7 @@ impl Config {
             .filter(|name| name.starts_with("CINCH_"))
             .filter(|name| KNOBS.iter().all(|knob| knob.name != name))
             .filter(|name| !knobs::RESERVED.contains(&name.as_str()))
+            .filter(|name| !name.starts_with(knobs::OF_TESTS))
             .collect();
         names.sort();
         names

@@ -22,6 +22,7 @@ mod ps;
 mod rank_death;
 mod rank_group;
 mod shrink;
+mod soak;
 mod ssh_launcher;
 mod stopped_init;
 #[path = "../support/mod.rs"]
@@ -49,6 +50,7 @@ fn rank_process() {
         "rank_death" => rank_death::rank_process(&task),
         "stopped_init" => stopped_init::rank_process(&task),
         "shrink" => shrink::rank_process(&task),
+        "soak" => soak::rank_process(&task),
         "wire" => wire::rank_process(&task),
         other => panic!("{} names {other}, which has no ranks", child::TASK),
     }

@@ -162,8 +162,13 @@ pub fn say(line: &str) {
 
 /// Runs a rank in a process that ends after a while even if it hangs. Its error fails the test.
 pub fn run(rank: impl FnOnce() -> Result<(), Box<dyn std::error::Error>>) {
-    std::thread::spawn(|| {
-        std::thread::sleep(CHILD_LIFETIME * if on_rdma_devices() { 5 } else { 1 });
+    run_for(CHILD_LIFETIME * if on_rdma_devices() { 5 } else { 1 }, rank);
+}
+
+/// Runs a rank as [`run`] does, in a process that ends after `lifetime`.
+pub fn run_for(lifetime: Duration, rank: impl FnOnce() -> Result<(), Box<dyn std::error::Error>>) {
+    std::thread::spawn(move || {
+        std::thread::sleep(lifetime);
         say("failed: still there at the end of its lifetime");
         std::process::exit(3);
     });

@@ -149,9 +149,14 @@ fn milder_defects_are_reported_once_and_the_rest_is_used() {
 
 #[test]
 fn width_zero_is_unknown_and_survives_being_written() {
-    let text =
-        file("<pci busid=\"0000:04:00.0\" class=\"0x060400\" link_speed=\"\" link_width=\"0\"/>");
-    let absent = file("<pci busid=\"0000:04:00.0\" class=\"0x060400\"/>");
+    let switch = |attributes: &str| {
+        let gpu = gpu(3, "dev=\"0\"", "");
+        file(&format!(
+            "<pci busid=\"0000:04:00.0\" class=\"0x060400\"{attributes}>{gpu}</pci>"
+        ))
+    };
+    let text = switch(" link_speed=\"\" link_width=\"0\"");
+    let absent = switch("");
     let machine = read_xml(&text).unwrap();
     assert_eq!(read_xml(&absent).unwrap(), machine);
     assert_eq!(read_xml(&write_xml(&machine)).unwrap(), machine);
