@@ -96,7 +96,7 @@ pub fn look_up(host: &str, port: u16, timeout: Duration) -> std::io::Result<Vec<
         })?;
     found
         .recv_timeout(timeout)
-        .unwrap_or_else(|_| Err(std::io::Error::from_raw_os_error(libc::ETIMEDOUT)))
+        .unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()))
 }
 
 fn pick(

@@ -12,7 +12,7 @@
 
 use super::{UniqueId, address, idle_rendezvous, keys, rendezvous_server};
 use crate::config::Config;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::sys::socket::Address;
 use std::io::Read;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
@@ -80,7 +80,8 @@ impl UniqueId {
     /// `CINCH_ALLOW_UNAUTHENTICATED=1` allows any address, by TCP and without authentication.
     ///
     /// # Errors
-    /// Invalid argument if the host has no address; system if it cannot be looked up; invalid usage if a
+    /// Invalid argument if the host has no address; system if it cannot be looked up, timeout if that takes
+    /// longer than `CINCH_INIT_TIMEOUT`; invalid usage if a
     /// secret is needed, or if others than its owner can read the file.
     pub fn for_address(host: &str, port: u16, config: &Config) -> Result<UniqueId> {
         let named: Vec<SocketAddr> =
@@ -90,6 +91,14 @@ impl UniqueId {
                     Some(_) => {
                         Error::system(format!("looking up the rendezvous host {host}"), cause)
                     }
+                    None if cause.kind() == std::io::ErrorKind::TimedOut => Error::new(
+                        ErrorKind::Timeout,
+                        format!(
+                            "looking up the rendezvous host {host} took longer than {:.1} s \
+                             (CINCH_INIT_TIMEOUT)",
+                            config.init_timeout.as_secs_f64()
+                        ),
+                    ),
                     None => Error::invalid_argument(format!(
                         "the rendezvous host {host} has no address: {cause}"
                     )),

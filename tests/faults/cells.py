@@ -175,7 +175,8 @@ def names_any(text, pids):
 # An error about a rendezvous whose server does not answer as it should. The address alone would not do: no rank is
 # called by it.
 OF_RENDEZVOUS = re.compile(r"the rendezvous(?: at| for|:) \S+:\d+|nobody serves the rendezvous"
-                           r"|rank 0 did not open the rendezvous")
+                           r"|rank 0 did not open the rendezvous|looking up the rendezvous host \S+ took"
+                           r"|rank 0 of \d+ did not come to the rendezvous")
 # Errors that a flipped bit of a control connection causes.
 OF_FLIP = re.compile(r"could not prove|seal is wrong|invalid data|damaged|does not speak cinch|version")
 
@@ -191,7 +192,8 @@ def is_explained(cell, victim, pids, rank, code, text):
     if code == ABORTED and phase == "split":
         return names_any(text, pids)
     # The victim may be rank 0 or the leader of a split, which serve the rendezvous; or it cannot join itself.
-    serves = victim == 0 and phase in ("id", "rendezvous") or victim < 2 and phase == "split"
+    # It may connect already while it still answers others.
+    serves = victim == 0 and phase in ("id", "rendezvous", "connect") or victim < 2 and phase == "split"
     is_own = rank == victim or f"pid {pids[victim]}) reports" in text
     joins = is_own and phase in ("id", "rendezvous", "split") and ending != "refused"
     if code in (REMOTE, TIMEOUT) and (serves or joins) and OF_RENDEZVOUS.search(text):

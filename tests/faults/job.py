@@ -29,7 +29,8 @@ class Outcome:
 
     def __init__(self):
         self.wrong, self.reached, self.fired, self.seconds = [], False, 0, 0.0
-        # Errors of all ranks, and the number of wrong results.
+        # Errors of all ranks, and the number of wrong results of exact calls: the oracle does not know what a lossy
+        # codec gives.
         self.lines, self.wrong_results = [], 0
 
 
@@ -199,7 +200,7 @@ class Job:
         since = max(last / 1e9, self.resumed)
         for rank, child in enumerate(self.children):
             text = (self.folder / f"out{rank}").read_text(encoding="utf-8", errors="replace")
-            outcome.wrong_results += sum(line.startswith("wrong ") for line in text.splitlines())
+            outcome.wrong_results += sum(line.startswith("wrong ") and " of f32 by " not in line for line in text.splitlines())
             lines = self.lines(rank)
             found = self.error_of(rank, lines, child.returncode, rank in hung)
             if found:
