@@ -107,11 +107,12 @@ struct Program<'a> {
     ops: Vec<u32>,
     buffers: [Buffer; 2],
     structure: Box<[u64; STRUCT_WORDS]>,
-    /// Results: calls that succeeded and that failed.
+    /// Calls that succeeded.
     good: usize,
-    failed: usize,
-    /// Whether a call with a codec ran in a group.
-    coded_in_group: bool,
+    /// Whether a described call was recorded in a group that is open.
+    recorded: bool,
+    /// Whether a call failed behind it in the group.
+    failed_behind: bool,
     depth: usize,
 }
 
@@ -124,8 +125,8 @@ pub fn c_calls(data: &[u8]) -> Option<bool> {
         buffers: [0x3f80_0000_4000_0000, 1].map(|word| Box::new([word; BUFFER_BYTES / 8])),
         structure: Box::new([0; STRUCT_WORDS]),
         good: 0,
-        failed: 0,
-        coded_in_group: false,
+        recorded: false,
+        failed_behind: false,
         depth: 0,
     };
     program.create();
@@ -136,7 +137,7 @@ pub fn c_calls(data: &[u8]) -> Option<bool> {
         program.call();
     }
     program.end();
-    (program.good > 2).then_some(program.coded_in_group && program.failed >= 2)
+    (program.good > 2).then_some(program.failed_behind)
 }
 
 impl Program<'_> {
@@ -147,7 +148,6 @@ impl Program<'_> {
             self.good += 1;
             return true;
         }
-        self.failed += 1;
         // SAFETY: both functions return texts that live until the thread's next call.
         let [sentence, name] = unsafe {
             [cinch_last_error(), cinch_error_string(code)].map(|text| CStr::from_ptr(text))
@@ -287,8 +287,12 @@ impl Program<'_> {
         let succeeded = self.check(code);
         match choice % 40 {
             12 if succeeded => self.depth += 1,
-            13 if succeeded => self.depth = self.depth.saturating_sub(1),
-            15 if succeeded && self.depth > 1 => self.coded_in_group = true,
+            13 if succeeded => {
+                self.depth = self.depth.saturating_sub(1);
+                self.recorded &= self.depth > 0;
+            }
+            15 if succeeded && self.depth > 0 => self.recorded = true,
+            _ if !succeeded && self.recorded => self.failed_behind = true,
             _ => {}
         }
     }

@@ -64,6 +64,5 @@ pub fn codec_decode(data: &[u8]) -> Option<bool> {
             "{spec} {dtype} {isa:?}: other bits than the scalar codec"
         );
     }
-    let is_rare = spec.kind == CodecKind::MinMax4 && dtype == DType::BF16;
-    has_all.then_some(at > 0 && is_rare)
+    has_all.then_some(at > 0 && dtype != DType::F16)
 }

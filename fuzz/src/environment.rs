@@ -29,7 +29,7 @@ fn hosts(text: &str) -> Option<bool> {
         slots / 2
     );
     assert!(host_file::fill(hosts.clone(), Some(slots + 1)).is_err());
-    Some(hosts.len() >= 3 && hosts[2].slots == 4096)
+    Some(hosts.len() >= 2 && slots > 8)
 }
 
 fn variables(text: &str) -> Option<bool> {
@@ -61,5 +61,5 @@ fn variables(text: &str) -> Option<bool> {
     let _ = half_set(lookup);
     let launch = discover(&config, lookup).ok()??;
     assert!(launch.rank < launch.nranks);
-    Some(launch.launcher == "torchrun" && launch.nranks > 1000)
+    Some(launch.launcher == "torchrun" && launch.nranks > 2)
 }

@@ -14,5 +14,6 @@ pub fn npy(data: &[u8]) -> Option<bool> {
     let array = Array::parse(&mut input.0, length).ok()?;
     let elements: usize = array.shape.iter().product();
     assert_eq!(array.bytes.len(), elements * array.dtype.size());
-    Some(!array.shape.is_empty() && array.dtype == cinch::DType::U32)
+    use cinch::DType::{F16, F32, I64, U8};
+    Some(!matches!(array.dtype, F16 | F32 | I64 | U8))
 }

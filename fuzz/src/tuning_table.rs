@@ -36,5 +36,5 @@ pub fn tuning_table(data: &[u8]) -> Option<bool> {
         assert!(entry.from < entry.to, "an empty range of sizes");
     }
     let has_chunk = |entry: &TableEntry| entry.variant.chunk > 0;
-    Some(entries.len() >= 2 && entries.iter().any(has_chunk))
+    Some(entries.iter().any(has_chunk))
 }
