@@ -41,7 +41,7 @@ fn xml(text: &str) -> Option<bool> {
             let _ = topology.fingerprint();
         }
     }
-    Some(graph.gpus.len() == 3 && graph.nics.len() == 2)
+    Some(graph.gpus.iter().any(|gpu| gpu.dev > 15))
 }
 
 fn limits(text: &str) -> Option<bool> {
