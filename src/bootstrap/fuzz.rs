@@ -284,18 +284,23 @@ pub fn members(data: &[u8]) -> Option<bool> {
     }
 }
 
+/// Describes a rank for bodies that need one.
+pub(crate) fn peer(rank: usize) -> PeerInfo {
+    PeerInfo {
+        rank,
+        pid: 1,
+        uid: 0,
+        host: "a".into(),
+        host_id: [1; 16],
+        process_id: [2; 16],
+        address: [127, 0, 0, 1].into(),
+    }
+}
+
 /// Reads a table of two ranks, whose first entry is this rank's.
 fn table(body: &[u8]) -> Option<bool> {
     let own = RankEntry {
-        info: PeerInfo {
-            rank: 0,
-            pid: 1,
-            uid: 0,
-            host: "a".into(),
-            host_id: [1; 16],
-            process_id: [2; 16],
-            address: [127, 0, 0, 1].into(),
-        },
+        info: peer(0),
         start_time: 3,
         pid_namespace: 4,
         control_port: 5,

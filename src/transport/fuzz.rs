@@ -2,7 +2,7 @@
 
 use super::settings::{ConnectInfo, compare};
 use super::{rdma, tcp};
-use crate::bootstrap::PeerInfo;
+use crate::bootstrap::fuzz::peer;
 use crate::wire::{Reader, Wire};
 
 pub use tcp::fuzz::pump;
@@ -28,15 +28,7 @@ fn infos(body: &[u8]) -> Option<bool> {
     {
         let frame = reader.bytes(usize::from(length).min(reader.0.len()));
         frames.push(frame.unwrap_or_default().to_vec());
-        peers.push(PeerInfo {
-            rank: peers.len(),
-            pid: 1,
-            uid: 0,
-            host: "a".into(),
-            host_id: [1; 16],
-            process_id: [2; 16],
-            address: [127, 0, 0, 1].into(),
-        });
+        peers.push(peer(peers.len()));
     }
     let infos = compare(&frames, &peers).ok()?;
     for (info, frame) in infos.iter().zip(&frames) {
