@@ -1,6 +1,6 @@
 //! Random calls on four rank processes, which are killed and replaced all the time. Every value is checked, and
 //! processes that live long may not grow.
-//! `scripts/soak --minutes 120` runs it for two hours.
+//! `scripts/soak --minutes 120` runs it for two hours; `--pause 100` leaves most of the processor to other work.
 
 #![allow(unsafe_code)] // fork
 
@@ -136,6 +136,7 @@ fn work(words: &[&str]) -> Outcome<()> {
     if words[0] == "first" {
         comm.prepare_to_shrink()?;
     }
+    let pause = Duration::from_millis(number("CINCH_TEST_SOAK_PAUSE").unwrap_or(0));
     let stops: &'static AtomicBool = Box::leak(Box::default());
     std::thread::spawn(move || {
         let line = rank_group::receive_line();
@@ -156,7 +157,7 @@ fn work(words: &[&str]) -> Outcome<()> {
                     say(&format!("ended {calls} {rounds} {grown} {seconds}"));
                     return Ok(());
                 }
-                Ok(false) => {}
+                Ok(false) => std::thread::sleep(pause),
                 Err(error) => break error,
             }
         };
