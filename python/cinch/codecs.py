@@ -1,0 +1,97 @@
+"""Codecs on whole arrays, without a communicator. The bytes are those that collectives send."""
+
+import ctypes
+from typing import Any, Optional
+
+from . import _abi
+from ._arrays import Array, describe, described_output
+from ._library import LIBRARY, check
+
+LAYOUTS = {
+    "chunk": _abi.cinch_layout_t.CINCH_LAYOUT_CHUNK,
+    "published": _abi.cinch_layout_t.CINCH_LAYOUT_PUBLISHED,
+}
+
+
+def _layout(name: str) -> int:
+    if name not in LAYOUTS:
+        raise ValueError(f"layout {name!r} is unknown; there are {', '.join(LAYOUTS)}")
+    return LAYOUTS[name]
+
+
+def wire_bytes(codec: str, count: int, layout: str = "chunk") -> int:
+    """Returns the bytes of `count` elements encoded with `codec`."""
+    size = ctypes.c_size_t()
+    check(LIBRARY.cinch_wire_bytes(codec.encode(), _layout(layout), count, ctypes.byref(size)))
+    return size.value
+
+
+def encode(array: Any, codec: str, layout: str = "chunk", draw: int = 0, out: Any = None, stream: Any = None) -> Any:
+    """Returns `array` (f32, f16 or bf16) encoded with `codec`: bytes, or `out`, an array of uint8.
+
+    Codecs with random rounding (`minmax4:seed=1`) draw the same numbers for equal seed and `draw`.
+    """
+    given = describe(array, "array")
+    size = wire_bytes(codec, given.count, layout)
+    room = ctypes.create_string_buffer(size) if out is None else out
+    written = _bytes_of(room, "out", writable=True)
+    check(
+        LIBRARY.cinch_encode(
+            codec.encode(), _layout(layout), given.pointer(), given.count, given.dtype, draw, written.pointer(),
+            written.count, _stream(stream),
+        )
+    )
+    return room.raw if out is None else out
+
+
+def decode(
+    wire: Any,
+    codec: str,
+    count: Optional[int] = None,
+    dtype: Any = "float32",
+    layout: str = "chunk",
+    out: Any = None,
+    stream: Any = None,
+) -> Any:
+    """Returns the first `count` elements of encoded bytes as a numpy array of `dtype`, or in `out`.
+
+    `count` may be left out with `out`, and with the layout `published` where the bytes contain it.
+    """
+    given = _bytes_of(wire, "wire")
+    if count is None and out is not None:
+        count = describe(out, "out").count
+    if count is None:
+        found = ctypes.c_size_t()
+        check(
+            LIBRARY.cinch_wire_count(
+                codec.encode(), _layout(layout), given.pointer(), given.count, ctypes.byref(found)
+            )
+        )
+        count = found.value
+    if out is None:
+        import numpy
+
+        out = numpy.empty(count, str(dtype))
+    target = described_output(out, count, None, "out")
+    check(
+        LIBRARY.cinch_decode(
+            codec.encode(), _layout(layout), given.pointer(), given.count, target.pointer(), count, target.dtype,
+            _stream(stream),
+        )
+    )
+    return out
+
+
+def _bytes_of(value: Any, what: str, writable: bool = False) -> Array:
+    array = describe(value, what)
+    if array.dtype not in (_abi.cinch_dtype_t.CINCH_U8, _abi.cinch_dtype_t.CINCH_I8):
+        raise TypeError(f"{what} has elements {array.dtype.name}; encoded bytes are uint8")
+    if writable and not array.writable:
+        raise ValueError(f"{what} is read-only")
+    return array
+
+
+def _stream(stream: Any) -> Any:
+    from .communicator import _stream as address
+
+    return address(stream)

@@ -1,0 +1,155 @@
+"""Every collective of the package on numpy arrays, beside numpy itself. Run as ranks of a launcher:
+
+python -m cinch run -n 4 python/tests/collectives.py
+"""
+
+import array
+import sys
+
+import cinch
+import numpy
+
+
+def same(found, expected):
+    """Ends the process unless two arrays have equal shapes and bits."""
+    expected = numpy.asarray(expected)
+    if found.shape != expected.shape or found.dtype != expected.dtype or found.tobytes() != expected.tobytes():
+        raise SystemExit(f"found {found!r}, expected {expected!r}")
+
+
+def raises(kind, part, function, *arguments, **options):
+    """Ends the process unless a call raises `kind` with `part` in its text."""
+    try:
+        function(*arguments, **options)
+    except kind as error:
+        if part not in str(error):
+            raise SystemExit(f"the text lacks {part!r}: {error}") from error
+    else:
+        raise SystemExit(f"{function} raised no {kind}")
+
+
+def inputs(comm, count, dtype):
+    """Returns all ranks' arrays: small integers, whose sums are exact in every type."""
+    return [numpy.random.default_rng(rank).integers(0, 5, count).astype(dtype) for rank in range(comm.size)]
+
+
+def exact_collectives(comm, dtype):
+    """Compares each collective with numpy."""
+    size, rank = comm.size, comm.rank
+    every = inputs(comm, 6 * size, dtype)
+    own, total = every[rank], sum(every).astype(dtype)
+    same(comm.all_reduce(own), total)
+    same(comm.all_reduce(own, op="max"), numpy.max(every, axis=0))
+    in_place = own.copy()
+    if comm.all_reduce(in_place, out=in_place) is not in_place:
+        raise SystemExit("in place returned another array")
+    same(in_place, total)
+    same(comm.all_gather(own.reshape(size, 6)), numpy.stack(every).reshape(size, size, 6))
+    same(comm.reduce_scatter(own.reshape(2 * size, 3)), total.reshape(2 * size, 3)[2 * rank : 2 * rank + 2])
+    same(comm.broadcast(own.copy(), root=size - 1), every[-1])
+    reduced = comm.reduce(own, root=1)
+    gathered = comm.gather(own, root=1)
+    if rank == 1:
+        same(reduced, total)
+        same(gathered, numpy.stack(every))
+    elif reduced is not None or gathered is not None:
+        raise SystemExit("a rank that is not the root got a result")
+    out = numpy.empty(6, dtype)
+    same(comm.scatter(own if rank == 0 else None, out), every[0][6 * rank : 6 * rank + 6])
+    blocks = [it.reshape(size, 6)[rank] for it in every]
+    same(comm.all_to_all(own.reshape(size, 6)), numpy.stack(blocks))
+
+
+def messages(comm):
+    """Sends round a ring in one group."""
+    sent = numpy.arange(5) + 10 * comm.rank
+    received = numpy.empty_like(sent)
+    with cinch.group():
+        comm.send(sent, (comm.rank + 1) % comm.size)
+        comm.recv(received, (comm.rank - 1) % comm.size)
+    same(received, numpy.arange(5) + 10 * ((comm.rank - 1) % comm.size))
+    try:
+        with cinch.group():
+            comm.send(sent, (comm.rank + 1) % comm.size)
+            raise KeyError("left the group")
+    except KeyError:
+        comm.barrier()
+
+
+def compressed(comm):
+    """Checks the error and the report of an 8-bit sum."""
+    every = [numpy.random.default_rng(rank).standard_normal(100_000).astype("f4") for rank in range(comm.size)]
+    found = comm.all_reduce(every[comm.rank], codec="linear8")
+    error = numpy.sqrt(numpy.mean((found - sum(every)) ** 2)) / numpy.sqrt(numpy.mean(sum(every) ** 2))
+    if not 1e-4 < error < 0.03:
+        raise SystemExit(f"relative RMS error {error}")
+    report = comm.report
+    if not report.codec.startswith("linear8") or not 0 < report.wire_bytes < 300_000:
+        raise SystemExit(f"{report}")
+    if comm.stats()["coded_calls"] < 1 or len(cinch.stats()) != 1:
+        raise SystemExit(f"{cinch.stats()}")
+    same(comm.all_gather(found), numpy.stack([found] * comm.size))
+
+
+def codecs():
+    """Encodes and decodes arrays, and checks the published layout's own count."""
+    values = numpy.linspace(-3, 3, 1000, dtype="f4")
+    wire = cinch.encode(values, "linear8")
+    if len(wire) != cinch.wire_bytes("linear8", 1000):
+        raise SystemExit(f"{len(wire)} bytes")
+    decoded = cinch.decode(wire, "linear8", 1000)
+    if numpy.abs(decoded - values).max() > 3 / 127:
+        raise SystemExit("linear8 is off by more than a step")
+    published = cinch.encode(values, "minmax8", layout="published")
+    same(cinch.decode(published, "minmax8", layout="published"), cinch.decode(published, "minmax8", 1000, layout="published"))
+    half = numpy.empty(1000, "f2")
+    same(cinch.decode(wire, "linear8", out=half), decoded.astype("f2"))
+
+
+def other_arrays(comm):
+    """Takes buffers of the standard library, and refuses what it cannot take, before anything moves."""
+    numbers = array.array("d", [1.0, 2.0, comm.rank])
+    comm.all_reduce(numbers, out=numbers)
+    if list(numbers) != [comm.size, 2.0 * comm.size, sum(range(comm.size))]:
+        raise SystemExit(f"{numbers}")
+    same(comm.all_gather(bytes([comm.rank])), numpy.arange(comm.size, dtype="u1").reshape(-1, 1))
+    matrix = numpy.zeros((4, 6), "f4")
+    raises(ValueError, "not contiguous", comm.all_reduce, matrix[:, ::2])
+    raises(ValueError, "not contiguous", comm.all_reduce, matrix.T)
+    raises(TypeError, "big endian", comm.all_reduce, matrix.astype(">f4"))
+    raises(TypeError, "not supported", comm.all_reduce, matrix.astype("c8"))
+    raises(TypeError, "list", comm.all_reduce, [1.0, 2.0])
+    raises(ValueError, "elements", comm.all_reduce, matrix, out=numpy.zeros(5, "f4"))
+    raises(TypeError, "CINCH_F64", comm.all_reduce, matrix, out=numpy.zeros((4, 6)))
+    raises(ValueError, "read-only", comm.broadcast, b"12")
+    raises(ValueError, "operator 'mean' is unknown", comm.all_reduce, matrix, op="mean")
+    raises(cinch.InvalidArgumentError, "codec", comm.all_reduce, matrix, codec="linear9")
+    raises(cinch.Error, "", comm.all_reduce, numpy.zeros(4, "i4"), codec="linear8")
+    raises(TypeError, "no setting 'colour'", cinch.init, colour=3)
+    comm.barrier()
+
+
+def main():
+    """Runs all checks in one job."""
+    with cinch.init(timeout=60) as comm:
+        for dtype in ("f4", "f8", "i4", "u1", "i8", "f2"):
+            exact_collectives(comm, dtype)
+        messages(comm)
+        compressed(comm)
+        codecs()
+        other_arrays(comm)
+        part = comm.split(comm.rank % 2)
+        same(part.all_reduce(numpy.array([comm.rank])), [sum(range(comm.rank % 2, comm.size, 2))])
+        part.destroy()
+        comm.prepare_to_shrink()
+        comm.barrier()
+        if comm.rank < comm.size - 1:
+            fewer = comm.shrink([comm.size - 1])
+            same(fewer.all_reduce(numpy.ones(3)), numpy.full(3, comm.size - 1.0))
+            fewer.finalize()
+        raises(ValueError, "destroyed", part.barrier)
+    print(f"rank {comm.rank} of {comm.size}: all checks passed", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
