@@ -16,6 +16,7 @@ mod join;
 mod launch;
 mod machine;
 mod npy;
+mod pages;
 mod papers;
 mod plot;
 mod preload;
@@ -90,6 +91,19 @@ enum ToolCommand {
     ///
     /// With --layers and costs, predict which codec shortens a step at which rank count.
     Predict(Box<predict::PredictOptions>),
+    /// Print a script that completes cinch's options in a shell
+    ///
+    /// For bash: `cinch completions bash > ~/.local/share/bash-completion/completions/cinch`
+    Completions {
+        /// Shell that reads the script
+        shell: clap_complete::Shell,
+    },
+    /// Write a man page of the tool and of each subcommand into a folder
+    #[command(hide = true)]
+    ManPages {
+        /// Folder, which must exist
+        folder: PathBuf,
+    },
 }
 
 #[derive(clap::Args)]
@@ -158,6 +172,10 @@ fn main() -> ExitCode {
         ToolCommand::Predict(options) => {
             predict::main(&options, &mut io::stdout().lock()).map(|()| 0)
         }
+        ToolCommand::Completions { shell } => {
+            finish(pages::write_completions(shell, &mut io::stdout().lock()))
+        }
+        ToolCommand::ManPages { folder } => pages::write_man_pages(&folder),
     };
     match code {
         Ok(code) => ExitCode::from(code.clamp(0, 255) as u8),

@@ -13,9 +13,10 @@ use std::time::Duration;
 
 /// Paths of the drop-in relative to the tool's folder, for installations and for cargo's build
 /// folder.
-const PLACES: [&str; 4] = [
+const PLACES: [&str; 5] = [
     "libnccl.so.2",
     "../lib/cinch/nccl-compat/libnccl.so.2",
+    "../lib64/cinch/nccl-compat/libnccl.so.2",
     "../lib/libnccl.so.2",
     "libnccl.so",
 ];

@@ -36,6 +36,8 @@ pub struct Measured {
     pub times: Times,
     /// Number of timed iterations.
     pub iterations: usize,
+    /// Seconds of each iteration on each rank.
+    pub rank_times: Vec<Vec<f64>>,
     /// Elements outside their bound, over all ranks; `None` if not compared.
     pub wrong: Option<u64>,
     /// Largest difference from the exact result.
@@ -67,16 +69,28 @@ pub struct Measured {
 /// # Errors
 /// Returns the errors of the all_gather.
 pub fn slowest<W: BenchRank>(world: &W, times: &[f64]) -> Result<Vec<f64>> {
+    Ok(slowest_of(&times_of_ranks(world, times)?))
+}
+
+/// Returns the times of all ranks, in rank order.
+fn times_of_ranks<W: BenchRank>(world: &W, times: &[f64]) -> Result<Vec<Vec<f64>>> {
     let words: Vec<u64> = times.iter().map(|time| time.to_bits()).collect();
     let all = world.gather_words(&words)?;
-    let mut slowest = vec![0.0; times.len()];
-    for rank in all.chunks(times.len().max(1)) {
+    let ranks = all.chunks(times.len().max(1));
+    Ok(ranks
+        .map(|rank| rank.iter().map(|&word| f64::from_bits(word)).collect())
+        .collect())
+}
+
+fn slowest_of(ranks: &[Vec<f64>]) -> Vec<f64> {
+    let mut slowest = vec![0.0; ranks.first().map_or(0, Vec::len)];
+    for rank in ranks {
         for (most, time) in slowest.iter_mut().zip(rank) {
-            *most = f64::from_bits(*time).max(*most);
+            *most = time.max(*most);
         }
     }
     slowest.sort_by(f64::total_cmp);
-    Ok(slowest)
+    slowest
 }
 
 /// Combines the reports, times and comparisons of all ranks. Every rank gets the same result.
@@ -104,7 +118,8 @@ pub fn share<W: BenchRank>(
     ];
     let all = world.gather_words(&words)?;
     let ranks: Vec<&[u64]> = all.chunks(words.len()).collect();
-    let slowest = slowest(world, times)?;
+    let rank_times = times_of_ranks(world, times)?;
+    let slowest = slowest_of(&rank_times);
     let real = |word: u64| f64::from_bits(word);
     let (errors, exact): (f64, f64) = ranks.iter().fold((0.0, 0.0), |sums, words| {
         (sums.0 + real(words[2]), sums.1 + real(words[3]))
@@ -120,6 +135,7 @@ pub fn share<W: BenchRank>(
     Ok(Measured {
         times: Times::of(&slowest),
         iterations: slowest.len(),
+        rank_times,
         wrong: outcome.map(|_| ranks.iter().map(|words| words[0]).sum()),
         max_abs_err: outcome.map(|_| ranks.iter().map(|words| real(words[1])).fold(0.0, f64::max)),
         rms_rel_err: outcome.map(|_| rms),

@@ -140,16 +140,17 @@ impl<'a, W: BenchRank> HostRow<'a, W> {
     /// # Errors
     /// Returns the errors of the calls.
     pub fn run(&mut self, placement: Placement) -> Result<Measured> {
-        let mut outcome = self.effort.check.then(CheckOutcome::default);
+        let mut outcome = (self.effort.checks > 0).then(CheckOutcome::default);
         let half = self.effort.half();
         // The first call is compared as well, because it runs on buffers that no call has used
         // before.
-        self.poison(0..1);
-        self.reset(placement, 0..1);
-        let start = Instant::now();
-        let mut report = self.call(placement, 0)?;
-        let mut each = start.elapsed().as_secs_f64();
-        self.compare(placement, &report, 0, &mut outcome);
+        let (mut report, mut each) = self.checked_call(placement, &mut outcome)?;
+        for _ in 1..self.effort.checks {
+            if is_late(self.world, half)? {
+                break;
+            }
+            (report, each) = self.checked_call(placement, &mut outcome)?;
+        }
         let start = Instant::now();
         for iteration in 0..self.effort.warmup as usize {
             if is_late(self.world, half)? {
@@ -175,6 +176,22 @@ impl<'a, W: BenchRank> HostRow<'a, W> {
             &mut outcome,
         );
         share(self.world, &self.row, &report, &times, outcome)
+    }
+
+    /// Makes a call on the first buffers, compares its result if results are compared, and returns its report
+    /// and seconds.
+    fn checked_call(
+        &mut self,
+        placement: Placement,
+        outcome: &mut Option<CheckOutcome>,
+    ) -> Result<(Report, f64)> {
+        self.poison(0..1);
+        self.reset(placement, 0..1);
+        let start = Instant::now();
+        let report = self.call(placement, 0)?;
+        let each = start.elapsed().as_secs_f64();
+        self.compare(placement, &report, 0, outcome);
+        Ok((report, each))
     }
 
     /// Prepares the buffers of an iteration outside the timed region and returns the number of the
@@ -318,7 +335,7 @@ mod tests {
         let effort = Effort {
             iterations: 3,
             warmup: 1,
-            check: true,
+            checks: 1,
             deadline: None,
         };
         threads::run(nranks, flaw, |world| {
@@ -513,7 +530,7 @@ mod tests {
         let effort = Effort {
             iterations: 1,
             warmup: 0,
-            check: true,
+            checks: 1,
             deadline: None,
         };
         let failed = threads::run(1, Flaw::Error, |world| {
@@ -532,7 +549,7 @@ mod tests {
         let effort = Effort {
             iterations: 50,
             warmup: 1,
-            check: false,
+            checks: 0,
             deadline: Some(Instant::now()),
         };
         let found = threads::run(2, Flaw::None, |world| {

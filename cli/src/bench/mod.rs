@@ -11,6 +11,7 @@ mod hosts;
 mod limit;
 mod measure;
 pub mod metrics;
+mod nccl_tests;
 pub mod options;
 pub mod output;
 mod page;
@@ -49,6 +50,9 @@ pub fn main(options: &BenchOptions, mut config: Config) -> crate::ExitResult {
     let usage = |sentence| (USAGE, sentence);
     let refused = |error: cinch::Error| (USAGE, error.message().to_string());
     let failure = |error: cinch::Error| (FAILURE, error.to_string());
+    let options = &options
+        .with_nccl_tests_letters(&mut config)
+        .map_err(usage)?;
     options.check_outputs().map_err(usage)?;
     if let (Some(from), Some(to)) = (&options.report, &options.output) {
         let records = record::read(from).map_err(refused)?;
@@ -181,7 +185,7 @@ fn run<W: BenchRank>(
     if let Some(emulation) = &backend.run.emulated {
         output.note(&emulate::note(emulation));
     }
-    output.head();
+    output.head(&places);
     if let Some(note) = workload.repeats(nranks) {
         output.note(&note);
     }

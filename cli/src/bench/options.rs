@@ -3,6 +3,7 @@
 use super::data::Distribution;
 use super::emulate::EmulateOptions;
 use super::gpu::options::GpuOptions;
+use super::nccl_tests::options::NcclTestsOptions;
 use super::values::{
     Named, Ops, Root, Types, algorithm_help, datatype_help, parse_algorithm, parse_codec,
     parse_collective, parse_datatypes, parse_hosts, parse_ops, parse_root, parse_seconds,
@@ -49,10 +50,10 @@ pub struct BenchOptions {
         value_parser = clap::value_parser!(u32).range(0..=1_000_000)
     )]
     pub warmup: u32,
-    /// Compare results with fp64 (0: do not). Host memory: the first call and the last iteration.
-    /// GPUs: the last call of an extra repetition, in 16 pieces of 1 MiB for outputs above 64 MiB
-    #[arg(short = 'c', long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=1))]
-    pub check: u8,
+    /// Number of calls whose results are compared with fp64 (0: none). Host memory: the first calls, and the
+    /// last iteration. GPUs: the last calls of extra repetitions, in 16 pieces of 1 MiB for outputs above 64 MiB
+    #[arg(short = 'c', long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
+    pub check: u32,
     #[arg(short = 'd', long, value_parser = parse_datatypes, help = datatype_help())]
     pub datatype: Option<Types>,
     /// Reduction: sum prod min max avg mulsum, or all
@@ -131,6 +132,9 @@ pub struct BenchOptions {
     /// Options for buffers on GPUs.
     #[command(flatten)]
     pub gpu: GpuOptions,
+    /// Options of nccl-tests.
+    #[command(flatten)]
+    pub nccl_tests: NcclTestsOptions,
 }
 
 impl BenchOptions {
@@ -143,6 +147,7 @@ impl BenchOptions {
             ("--json", &self.json),
             ("--csv", &self.csv),
             ("--plot", &self.plot),
+            ("-J", &self.nccl_tests.output_file),
         ];
         different(files)?;
         if let (Some(rows), Some(output)) = (&self.report, &self.output)

@@ -2,10 +2,11 @@
 //! nothing.
 
 use super::columns::write_csv;
+use super::nccl_tests::options::TableFormat;
 use super::options::BenchOptions;
 use super::record::Record;
 use super::table::TableKind;
-use super::{compare, page, suite};
+use super::{compare, nccl_tests, page, suite};
 use cinch::{Error, Result};
 use serde::Serialize;
 use std::fs::{File, OpenOptions};
@@ -31,6 +32,12 @@ pub struct Output {
     plot: Option<PathBuf>,
     report: Option<PathBuf>,
     compare: Option<Vec<Record>>,
+    /// The options of the run, for the table of nccl-tests.
+    nccl_tests: Option<Box<BenchOptions>>,
+    /// The options of the run, for the file of `-J`.
+    nccl_json: Option<Box<BenchOptions>>,
+    /// Host and process of each rank.
+    places: Vec<(String, u32)>,
 }
 
 impl Output {
@@ -52,9 +59,14 @@ impl Output {
             csv: options.csv.clone(),
             plot: options.plot.clone(),
             report: folder.map(|folder| folder.join(suite::REPORT)),
+            nccl_tests: (options.nccl_tests.format == TableFormat::NcclTests)
+                .then(|| Box::new(options.clone())),
+            nccl_json: (options.nccl_tests.output_file.is_some())
+                .then(|| Box::new(options.clone())),
             ..Output::of_rows(json.or(options.json.clone()))?
         };
-        for path in [&output.csv, &output.plot, &output.report]
+        let nccl_json = &options.nccl_tests.output_file;
+        for path in [&output.csv, &output.plot, &output.report, nccl_json]
             .into_iter()
             .flatten()
         {
@@ -99,10 +111,14 @@ impl Output {
         }
     }
 
-    /// Prints the legend and headings of the table.
-    pub fn head(&mut self) {
+    /// Prints the legend and headings of the table of a run whose ranks are processes `places`, by host and id.
+    pub fn head(&mut self, places: &[(String, u32)]) {
+        self.places = places.to_vec();
         let table = self.table;
-        self.write(|out| table.write_head(out));
+        match self.nccl_tests.clone() {
+            Some(options) => self.write(|out| nccl_tests::write_head(&options, places, out)),
+            None => self.write(|out| table.write_head(out)),
+        }
     }
 
     /// Prints to standard output. [`Output::end`] reports a failure.
@@ -138,7 +154,10 @@ impl Output {
     /// Returns an internal error if the file cannot be written.
     pub fn row(&mut self, record: &Record) -> Result<()> {
         let table = self.table;
-        self.write(|out| table.write_row(record, out));
+        match self.nccl_tests.clone() {
+            Some(options) => self.write(|out| nccl_tests::write_row(&options, record, out)),
+            None => self.write(|out| table.write_row(record, out)),
+        }
         self.record(record)
     }
 
@@ -171,7 +190,10 @@ impl Output {
             return Ok(());
         }
         let (table, color) = (self.table, self.color);
-        self.write(|out| table.write_foot(records, color, out));
+        match self.nccl_tests {
+            Some(_) => self.write(|out| nccl_tests::write_foot(records, out)),
+            None => self.write(|out| table.write_foot(records, color, out)),
+        }
         if let Some(old) = self.compare.take() {
             self.write(|out| compare::write(&old, records, out));
         }
@@ -181,6 +203,13 @@ impl Output {
         if let Some(path) = &self.plot {
             let drawing = page::drawing(records);
             save(path, |out| out.write_all(drawing.as_bytes()))?;
+        }
+        if let Some(options) = &self.nccl_json
+            && let Some(path) = &options.nccl_tests.output_file
+        {
+            save(path, |out| {
+                nccl_tests::write_json(options, &self.places, records, out)
+            })?;
         }
         if let (Some(path), Some(rows)) = (self.report.clone(), self.json.clone()) {
             let text = page::report(records);

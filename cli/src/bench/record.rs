@@ -91,6 +91,9 @@ pub struct Figures {
     pub p99_us: f64,
     /// Number of timed iterations.
     pub iterations: usize,
+    /// Microseconds of each iteration on each rank, for the file of `-J`. No part of the JSON lines.
+    #[serde(skip)]
+    pub rank_times_us: Vec<Vec<f64>>,
     /// Algorithm bandwidth: uncompressed bytes over time.
     pub alg_bw: f64,
     /// Bus bandwidth on the links; equals `eff_bus_bw` without compression.
@@ -254,6 +257,12 @@ impl Record {
         self.run.emulated.is_some()
     }
 
+    /// Drops the times of each iteration, which may be millions.
+    pub fn forget_rank_times(&mut self) {
+        let figures = std::iter::once(&mut self.out_of_place).chain(&mut self.in_place);
+        figures.for_each(|figures| figures.rank_times_us = Vec::new());
+    }
+
     /// Returns whether a lossy codec was used.
     pub fn lossy(&self) -> bool {
         self.codec != "raw"
@@ -270,6 +279,7 @@ impl Figures {
             min_us: times.least * 1e6,
             p99_us: times.p99 * 1e6,
             iterations: measured.iterations,
+            rank_times_us: microseconds(&measured.rank_times),
             alg_bw: rates.alg,
             bus_bw: rates.bus,
             eff_bus_bw: rates.effective,
@@ -280,6 +290,11 @@ impl Figures {
             bits: measured.bits.map(|bits| format!("{bits:016x}")),
         }
     }
+}
+
+fn microseconds(ranks: &[Vec<f64>]) -> Vec<Vec<f64>> {
+    let of_rank = |times: &Vec<f64>| times.iter().map(|time| time * 1e6).collect();
+    ranks.iter().map(of_rank).collect()
 }
 
 impl RunInfo {
@@ -396,6 +411,7 @@ pub mod tests {
             min_us: 4.0,
             p99_us: 99.5,
             iterations: 20,
+            rank_times_us: Vec::new(),
             alg_bw: 1.5,
             bus_bw: 0.57,
             eff_bus_bw: 2.25,

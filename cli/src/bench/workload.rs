@@ -57,7 +57,11 @@ impl Workload {
                 }
             }
         }
-        Ok(Workload { source, rows })
+        let cycles = options.nccl_tests.run_cycles.max(1) as usize;
+        Ok(Workload {
+            source,
+            rows: rows.repeat(cycles),
+        })
     }
 
     /// Returns a note if rows are longer than the data files, because the files' contents then

@@ -29,6 +29,7 @@ use super::row::Row;
 use super::suite;
 use super::table::TableKind;
 use super::workload::Workload;
+use super::world::BenchRank;
 use crate::{ExitResult, USAGE};
 use cinch::config::Origin;
 use cinch::{Communicator, Config, Result};
@@ -106,7 +107,7 @@ impl GpuTask for GpuBench<'_> {
         if let Some(emulation) = &context.run.emulated {
             output.note(&emulate::note_of_gpus(emulation));
         }
-        output.head();
+        output.head(&control.places());
         let mut backend = GpuBackend {
             control,
             queue,

@@ -122,11 +122,12 @@ pub fn run<W: BenchRank, Q: CallQueue>(
             times[contender as usize].push(repeat(world, queue, contender, calls, graph)?);
         }
     }
-    let mut outcome = None;
-    if effort.check {
+    let mut outcome: Option<CheckOutcome> = None;
+    for _ in 0..effort.checks {
         queue.poison()?;
         repeat(world, queue, Contender::Ours, calls, graph)?;
-        outcome = Some(compare(world, queue, source, row, calls - 1)?);
+        let found = compare(world, queue, source, row, calls - 1)?;
+        outcome.get_or_insert_default().merge(&found);
     }
     let other = |contender: Contender| match times[contender as usize].as_slice() {
         [] => Ok(None),

@@ -124,7 +124,7 @@ fn measure(
     let effort = Effort {
         iterations: 7,
         warmup: 5,
-        check: true,
+        checks: 1,
         deadline: None,
     };
     threads::run(RANKS, Flaw::None, |world| {
