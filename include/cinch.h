@@ -63,6 +63,22 @@
 #define CINCH_API_VERSION 1
 
 /**
+ * Major version of this header; `cinch_version` returns that of the loaded library.
+ */
+#define CINCH_VERSION_MAJOR 0
+
+/**
+ * Minor version of this header. Before version 1.0 a new minor version may change the ABI, and with it the
+ * soname.
+ */
+#define CINCH_VERSION_MINOR 1
+
+/**
+ * Patch version of this header.
+ */
+#define CINCH_VERSION_PATCH 0
+
+/**
  * Color of a rank that joins none of the communicators of a split.
  */
 #define CINCH_SPLIT_NO_COLOR -1

@@ -238,6 +238,9 @@ mod tests {
         // SAFETY: the pointers are to three local integers.
         unsafe { cinch_version(&mut major, &mut minor, &mut patch) };
         assert_eq!(format!("{major}.{minor}.{patch}"), crate::VERSION);
+        use crate::capi::types::{CINCH_VERSION_MAJOR, CINCH_VERSION_MINOR, CINCH_VERSION_PATCH};
+        let header = format!("{CINCH_VERSION_MAJOR}.{CINCH_VERSION_MINOR}.{CINCH_VERSION_PATCH}");
+        assert_eq!(header, crate::VERSION);
         // SAFETY: the function allows NULL.
         let code = unsafe {
             cinch_version(

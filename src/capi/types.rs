@@ -12,6 +12,17 @@ use crate::types::{Algorithm, Collective, DType, TransportKind};
 /// Version of the structs' fields, which the `cinch_*_default` macros pass to the library.
 pub const CINCH_API_VERSION: u32 = 1;
 
+/// Major version of this header; `cinch_version` returns that of the loaded library.
+#[allow(dead_code)] // for the header and the tests
+pub const CINCH_VERSION_MAJOR: u32 = 0;
+/// Minor version of this header. Before version 1.0 a new minor version may change the ABI, and with it the
+/// soname.
+#[allow(dead_code)] // for the header and the tests
+pub const CINCH_VERSION_MINOR: u32 = 1;
+/// Patch version of this header.
+#[allow(dead_code)] // for the header and the tests
+pub const CINCH_VERSION_PATCH: u32 = 0;
+
 /// Type of one element. The numbers equal those of `ncclDataType_t`.
 #[allow(dead_code)] // for the header and the tests
 #[derive(Clone, Copy)]
