@@ -5,7 +5,7 @@ import os
 import pathlib
 import shutil
 import sys
-from typing import List, Optional
+from typing import Callable, List, Optional, Tuple
 
 FOLDER = pathlib.Path(__file__).resolve().parent / "lib"
 
@@ -73,7 +73,7 @@ def command(words: List[str]) -> List[str]:
 WITH_VALUE = {"-n", "--ranks", "--hosts", "--ssh", "--remote-cinch", "--env", "--transport", "--grace"}
 
 
-def _split(words: List[str]):
+def _split(words: List[str]) -> Tuple[List[str], List[str]]:
     """Returns the options of `cinch run` and the program behind them."""
     at = 0
     while at < len(words) and words[at].startswith("-") and words[at] not in ("--", "-m"):
@@ -82,11 +82,19 @@ def _split(words: List[str]):
     return words[:at], program[1:] if program[:1] == ["--"] else program
 
 
+def tool() -> None:
+    """Becomes the tool, with the words of the command line unchanged: the program `cinch` of the package."""
+    _become(lambda words: [tool_path(), *words], sys.argv[1:])
+
+
 def main(words: Optional[List[str]] = None) -> None:
-    """Becomes the tool."""
-    words = sys.argv[1:] if words is None else words
+    """Becomes the tool, with Python programs as `command` starts them: `python -m cinch`."""
+    _become(command, sys.argv[1:] if words is None else words)
+
+
+def _become(arguments_of: Callable[[List[str]], List[str]], words: List[str]) -> None:
     try:
-        arguments = command(words)
+        arguments = arguments_of(words)
     except FileNotFoundError as error:
         raise SystemExit(f"cinch: {error}") from None
     os.execv(arguments[0], arguments)

@@ -176,7 +176,7 @@ mod tests {
         );
         assert_eq!(result["out_of_place"]["bus_bw"], 2.25);
         let each = &result["out_of_place_per_iter"];
-        // What NVIDIA's analyze_perf_json calls consistent: the row's times are the largest over the processes.
+        // NVIDIA's analyze_perf_json calls a row consistent if its times are the largest over the processes.
         assert_eq!(each["times_us"], json!([9.0, 4.0, 3.0]));
         assert_eq!(
             each["per_process_max_times_us"],

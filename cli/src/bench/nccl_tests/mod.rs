@@ -1,6 +1,7 @@
-//! What scripts written for nccl-tests expect: its option letters, its table and its JSON file.
+//! Option letters, table and JSON file of nccl-tests, for scripts that were written for it.
 
 mod json;
+mod letters;
 pub mod options;
 mod table;
 

@@ -1,11 +1,8 @@
-//! Option letters of nccl-tests beyond those of [`BenchOptions`]. Each is honoured, or refused with a sentence
-//! if it would change what is measured.
+//! Option letters of nccl-tests beyond those that `cinch bench` shares with it. Each is honoured, or refused with a
+//! sentence if it would change what is measured.
 
-use super::super::gpu::options::{BufferPlace, GpuOptions};
-use super::super::options::BenchOptions;
-use cinch::Config;
-use cinch::config::Origin;
 use clap::{Args, ValueEnum};
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 /// Largest number of cycles of `-N`.
@@ -185,89 +182,104 @@ pub struct NcclTestsOptions {
     pub unalign: u32,
 }
 
+/// A letter of which only some values describe what the bench does.
+struct FixedLetter {
+    letter: char,
+    value: fn(&NcclTestsOptions) -> u32,
+    /// Values that are accepted for buffers on GPUs, and for buffers in host memory.
+    accepted: [RangeInclusive<u32>; 2],
+    /// Why other values are refused, and what to use instead.
+    reason: &'static str,
+}
+
+/// Declares a letter with equal values for both kinds of buffers.
+const fn fixed(
+    letter: char,
+    value: fn(&NcclTestsOptions) -> u32,
+    (least, most): (u32, u32),
+    reason: &'static str,
+) -> FixedLetter {
+    FixedLetter {
+        letter,
+        value,
+        accepted: [least..=most, least..=most],
+        reason,
+    }
+}
+
+const CALLS_ONLY: &str = "the bench calls the library only; leave it out";
+
+static FIXED: [FixedLetter; 11] = [
+    fixed(
+        'm',
+        |it| it.agg_iters,
+        (1, 1),
+        "each iteration is one call; leave it out",
+    ),
+    fixed(
+        'a',
+        |it| it.average,
+        (3, 3),
+        "times are those of the slowest rank (-a 3); leave it out",
+    ),
+    FixedLetter {
+        // A call on host memory starts after a barrier, and returns when it is done.
+        accepted: [0..=0, 0..=3],
+        ..fixed(
+            'z',
+            |it| it.blocking,
+            (0, 0),
+            "calls on GPUs are queued without waiting; leave it out",
+        )
+    },
+    fixed(
+        'y',
+        |it| it.stream_null,
+        (0, 0),
+        "calls run on a stream of their own; leave it out",
+    ),
+    fixed(
+        'C',
+        |it| it.report_cputime,
+        (0, 0),
+        "times are those of calls, not of the processor; leave it out",
+    ),
+    fixed(
+        'R',
+        |it| it.local_register,
+        (0, 1),
+        "cinch has no symmetric windows; --suite measures NCCL's beside it",
+    ),
+    fixed(
+        'x',
+        |it| it.cta_policy,
+        (0, 0),
+        "CINCH_CHANNELS sets the number of blocks; leave it out",
+    ),
+    fixed('D', |it| it.device_implementation, (0, 0), CALLS_ONLY),
+    fixed('V', |it| it.device_cta_count, (16, 16), CALLS_ONLY),
+    fixed(
+        'M',
+        |it| it.memory,
+        (0, 0),
+        "`cinch info` prints the memory of a communicator; leave it out",
+    ),
+    fixed(
+        'u',
+        |it| it.unalign,
+        (0, 0),
+        "buffers are aligned; leave it out",
+    ),
+];
+
 impl NcclTestsOptions {
     /// Returns why an option cannot be honoured, and what to use instead; `None` if all can.
-    fn refusal(&self, on_gpus: bool) -> Option<String> {
-        // A call on host memory returns when it is done, after a barrier.
-        let most_blocking = if on_gpus { 0 } else { 3 };
-        let refused = [
-            (
-                'm',
-                self.agg_iters,
-                1,
-                1,
-                "each iteration is one call; leave out -m",
-            ),
-            (
-                'a',
-                self.average,
-                3,
-                3,
-                "times are those of the slowest rank, which -a 3 reports; leave out -a",
-            ),
-            (
-                'z',
-                self.blocking,
-                0,
-                most_blocking,
-                "calls on GPUs are queued without waiting; leave out -z",
-            ),
-            (
-                'y',
-                self.stream_null,
-                0,
-                0,
-                "calls run on a stream of their own; leave out -y",
-            ),
-            (
-                'C',
-                self.report_cputime,
-                0,
-                0,
-                "times are those of the calls, not of the processor; leave out -C",
-            ),
-            (
-                'R',
-                self.local_register,
-                0,
-                1,
-                "cinch has no symmetric windows; --suite measures NCCL's beside it",
-            ),
-            (
-                'x',
-                self.cta_policy,
-                0,
-                0,
-                "CINCH_CHANNELS sets the number of blocks of a kernel; leave out -x",
-            ),
-            (
-                'D',
-                self.device_implementation,
-                0,
-                0,
-                "the bench calls the library only; leave out -D",
-            ),
-            (
-                'V',
-                self.device_cta_count,
-                16,
-                16,
-                "the bench calls the library only; leave out -V",
-            ),
-            (
-                'M',
-                self.memory,
-                0,
-                0,
-                "`cinch info` prints the memory of a communicator; leave out -M",
-            ),
-            ('u', self.unalign, 0, 0, "buffers are aligned; leave out -u"),
-        ];
-        let refused = refused
-            .into_iter()
-            .find(|(_, value, least, most, _)| value < least || value > most);
-        if let Some((letter, value, .., why)) = refused {
-            return Some(format!("-{letter} {value}: {why}"));
+    pub fn refusal(&self, on_gpus: bool) -> Option<String> {
+        for fixed in &FIXED {
+            let value = (fixed.value)(self);
+            if !fixed.accepted[usize::from(!on_gpus)].contains(&value) {
+                return Some(format!("-{} {value}: {}", fixed.letter, fixed.reason));
+            }
         }
         match self.run_cycles {
             0 => Some("-N 0 never ends: give the number of cycles".into()),
@@ -276,104 +288,5 @@ impl NcclTestsOptions {
                 "-N {other}: the number of cycles is 1 to {MOST_CYCLES}"
             )),
         }
-    }
-}
-
-impl BenchOptions {
-    /// Returns the options with the letters of nccl-tests turned into cinch's own options and settings.
-    ///
-    /// # Errors
-    /// Returns an error message that names the letter and what to use instead.
-    pub fn with_nccl_tests_letters(&self, config: &mut Config) -> Result<BenchOptions, String> {
-        let mut options = self.clone();
-        let letters = &self.nccl_tests;
-        if letters.ngpus.is_some() || letters.nthreads.is_some() {
-            let gpus = letters.ngpus.unwrap_or(1) * letters.nthreads.unwrap_or(1);
-            options.gpu = GpuOptions {
-                device: BufferPlace::Gpu,
-                gpus: Some(gpus),
-                ..options.gpu
-            };
-        }
-        options.gpu.graph |= letters.cudagraph > 0;
-        let on_gpus = options.gpu.device == BufferPlace::Gpu;
-        if let Some(refusal) = letters.refusal(on_gpus) {
-            return Err(refusal);
-        }
-        if let Some(seconds) = letters.timeout {
-            config
-                .set("CINCH_TIMEOUT", &seconds.to_string(), Origin::Program)
-                .map_err(|error| format!("-T {seconds}: {}", error.message()))?;
-        }
-        Ok(options)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::testing::parsed;
-
-    fn adopted(line: &str) -> Result<BenchOptions, String> {
-        let options: BenchOptions = parsed(&format!("all_reduce {line}"))?;
-        options.with_nccl_tests_letters(&mut Config::default())
-    }
-
-    #[test]
-    fn command_lines_of_nccl_tests_are_accepted() {
-        for line in [
-            "-b 8 -e 128M -f 2 -g 8",
-            "-b 1M -e 1G -f 2 -g 1 -c 1 -n 20 -w 5 -G 1 -d float",
-            "--minbytes 8 --maxbytes 1K --stepfactor 2 --ngpus 2 --nthreads 2 --iters 5 --warmup_iters 1",
-            "--run_cycles 3 --parallel_init 1 --check 0 --op sum --datatype half --root 0 --blocking 0",
-            "--timeout 10 --average 3 --agg_iters 1 --stream_null 0 --local_register 1 --unalign 0",
-            "--report_timestamps 1 --output_file x.json --per_iter_timing 1 --per_iter_skip 2",
-        ] {
-            assert!(adopted(line).is_ok(), "{line}: {:?}", adopted(line).err());
-        }
-    }
-
-    #[test]
-    fn letters_become_options_of_cinch() {
-        let options = adopted("-g 2 -t 4 -G 3").unwrap();
-        assert_eq!(options.gpu.device, BufferPlace::Gpu);
-        assert_eq!((options.gpu.gpus, options.gpu.graph), (Some(8), true));
-        let plain = adopted("").unwrap();
-        assert_eq!(
-            (plain.gpu.device, plain.gpu.graph),
-            (BufferPlace::Host, false)
-        );
-        let mut config = Config::default();
-        let line: BenchOptions = parsed("all_reduce -T 7").unwrap();
-        line.with_nccl_tests_letters(&mut config).unwrap();
-        assert_eq!(config.timeout.as_secs(), 7);
-    }
-
-    #[test]
-    fn letters_that_would_change_the_measurement_are_refused_by_name() {
-        for line in [
-            "-m 4",
-            "-a 1",
-            "-g 1 -z 1",
-            "-y 1",
-            "-C 1",
-            "-R 2",
-            "-x 1",
-            "-D 1",
-            "-V 8",
-            "-M 1",
-            "-u 1",
-            "-N 0",
-            "-N -1",
-        ] {
-            let letter = &line[line.rfind('-').unwrap().min(line.len() - 4)..];
-            let error = adopted(line).expect_err(line);
-            assert!(
-                error.starts_with(letter.trim()) || error.starts_with("-N -1"),
-                "{line}: {error}"
-            );
-        }
-        assert!(adopted("-z 3").is_ok(), "calls on host memory block");
-        assert!(adopted("-g 1 --gpus 2").is_err() && adopted("-g 1 --ranks 2").is_err());
     }
 }
