@@ -6,7 +6,7 @@ use crate::config::{CommOptions, ncclConfig_t};
 use crate::connect_job::{self, ConnectJob, NewComm};
 use crate::group;
 use crate::types::*;
-use crate::{settings, unique_id};
+use crate::{ras, settings, unique_id};
 use cinch::sync::Fault;
 use cinch::types::DeviceChoice;
 use cinch::{Communicator, Config, Error, Result, UniqueId};
@@ -193,6 +193,7 @@ pub(crate) unsafe fn job(
         )));
     }
     let config = options.apply(defaults.clone())?;
+    ras::offer(&config);
     let fault = Fault::new();
     let blocking = options.blocking;
     let comm = Comm::connecting(options, defaults, fault.clone());

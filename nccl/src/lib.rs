@@ -8,7 +8,7 @@
 //! Imports go up this list only; `tests/meta/layers.rs` fails on a circle:
 //! numbers and codes (`types`, `error`, `boundary`, `versioned`, `settings`), options (`config`,
 //! `coll_config`, `extension`), communicators (`comm`, `deferred_free`), jobs (`connect_job`,
-//! `teardown_job`), `group`, and the remaining files, which hold the functions.
+//! `teardown_job`), `group`, `ras`, and the remaining files, which hold the functions.
 //!
 //! `docs/nccl.md` lists promises and missing functions.
 // Names and arguments are those of the header, which documents what the arguments must be.
@@ -38,6 +38,7 @@ mod memory;
 mod op;
 mod point_to_point;
 mod properties;
+mod ras;
 mod register;
 mod settings;
 mod split;

@@ -50,6 +50,9 @@ export! {
         // communicator.
         let guard = held.communicator().map(TeardownGuard::new);
         comm::remove(comm)?;
+        if let Some(communicator) = held.communicator() {
+            communicator.mark_destroyed();
+        }
         match held.take() {
             Some(communicator) if held.stage() == CommStage::Open => {
                 group::tear_down(TeardownJob { comm: held, communicator, guard })

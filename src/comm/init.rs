@@ -9,13 +9,14 @@ use crate::cpu::{FloatEnvironment, Isa};
 use crate::engine::HostEngine;
 use crate::error::{Error, ErrorKind, Result};
 use crate::plan::{MachineFacts, TuningTable};
-use crate::recorder::{self, CommLabel, RecorderSettings};
+use crate::recorder::{self, CommLabel, GpuNumbers, RankName, RecorderSettings};
 use crate::schedule::Groups;
 use crate::sync::Fault;
 use crate::sys::file;
 use crate::sys::fork::{ForkOwned, ProcessId};
 use crate::sys::log::{self, Level};
 use crate::sys::numa;
+use crate::sys::nvml::Nvml;
 use crate::transport::{self, ConnectContext};
 use crate::types::{DeviceChoice, Subsystem, TransportKind};
 use std::path::Path;
@@ -202,7 +203,8 @@ fn connect_until(
             name: config.comm_name.clone(),
             id: std::array::from_fn(|at| exchange.key("flight recorder")[at]),
             rank: exchange.rank(),
-            ranks: exchange.peers().iter().map(ToString::to_string).collect(),
+            ranks: exchange.peers().iter().map(rank_name).collect(),
+            gpu: gpu_numbers(&state, &config),
         },
         RecorderSettings {
             answers_ps: config.answers_ps,
@@ -210,6 +212,7 @@ fn connect_until(
             host: bootstrap::host_name(),
         },
     );
+    recorder.set_fault(fault.clone());
     match &state {
         DeviceState::Host(engine) => {
             let mut engine = engine.lock().unwrap_or_else(PoisonError::into_inner);
@@ -237,6 +240,33 @@ fn connect_until(
         log_connected(&comm);
     }
     Ok(comm)
+}
+
+fn rank_name(peer: &PeerInfo) -> RankName {
+    RankName {
+        text: peer.to_string(),
+        host: peer.host.clone(),
+        pid: peer.pid,
+    }
+}
+
+/// Returns the numbers of the communicator's GPU; `None` on host memory. NVML is opened only if clients of
+/// `CINCH_NCCL_RAS` read its number.
+fn gpu_numbers(state: &DeviceState, config: &Config) -> Option<GpuNumbers> {
+    let DeviceState::Gpu(gpu) = state else {
+        return None;
+    };
+    let device = gpu.context().device();
+    let nvml_number = || {
+        let bus_id = device.pci_bus_id.to_ascii_lowercase().parse().ok()?;
+        // Without NVML the number is unknown, and calls run.
+        let known = Nvml::open().and_then(|nvml| nvml.gpu_at(bus_id));
+        Some(known.ok()??.index)
+    };
+    Some(GpuNumbers {
+        cuda: device.ordinal(),
+        nvml: config.nccl_ras.then(nvml_number).flatten(),
+    })
 }
 
 /// Connects this rank's host memory with the memory of all other ranks.

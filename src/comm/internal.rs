@@ -7,6 +7,7 @@ use crate::config::{CodecPolicy, Config};
 use crate::error::{Error, Result};
 use crate::gpu::Context;
 use crate::plan::{KernelVariant, Limits, MeasuredCosts, Site};
+use crate::recorder::EndStep;
 use crate::sync::Fault;
 use crate::types::Call;
 use std::sync::Arc;
@@ -212,6 +213,11 @@ impl Communicator {
         Ok(())
     }
 
+    /// Shows in the flight recorder that the program has given up its handle.
+    pub fn mark_destroyed(&self) {
+        self.recorder.mark_end(EndStep::Destroyed);
+    }
+
     /// Waits until the calls of this rank have ended, after the earlier work on their streams, and
     /// announces that no more will come. From then on the exit of this rank is no failure to other
     /// ranks, and their exit no failure to this rank. Waits for other ranks only as far as the
@@ -222,6 +228,7 @@ impl Communicator {
     /// call.
     pub fn close(&self) -> Result<()> {
         self.owner.check()?;
+        self.recorder.mark_end(EndStep::Closing);
         if let Err(error) = self.fault.check()
             && !teardown::is_peer_exit(&error)
         {

@@ -37,7 +37,7 @@ use crate::cpu::FloatEnvironment;
 use crate::engine::HostEngine;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::UserBuffers;
-use crate::recorder::{self, RecorderHandle};
+use crate::recorder::{self, EndStep, RecorderHandle};
 use crate::schedule::Groups;
 use crate::sync::{CAUSE_TIMEOUT, Fault};
 use crate::sys::fork::{ForkOwned, ProcessId};
@@ -342,6 +342,7 @@ impl Communicator {
     /// return [`ErrorKind::Aborted`]. Communicators that were split from this communicator fail as well.
     pub fn abort(&self) {
         let me = &self.peers()[self.rank()];
+        self.recorder.mark_end(EndStep::Aborted);
         self.fail(Error::new(
             ErrorKind::Aborted,
             format!("{me} aborted the communicator"),

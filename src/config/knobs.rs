@@ -6,6 +6,7 @@ use super::kinds::{
     Auto, ByteCount, Custom, FilePath, FreeText, Member, Parsed, PowerOfTwo, Seconds, Switch,
     ValueKind, WholeNumber, Word, non_empty,
 };
+use super::loopback_address::LoopbackAddress;
 use super::{FileChoice, Note, Origin};
 use crate::types::{
     Algorithm, CodecSetting, DeviceChoice, Kernel, Protocol, Subsystems, TransportKind,
@@ -246,6 +247,10 @@ knobs! {
         "lets ranks that find each other by address do without a secret beyond one host and user";
     CINCH_NCCL_VERSION nccl_version: u32 = 22809, WholeNumber(20900, 99999, ", as NCCL writes versions: 22809 is 2.28.9"), No,
         "version that ncclGetVersion of the drop-in returns; programs choose features by it";
+    CINCH_NCCL_RAS nccl_ras: bool = false, Switch, No,
+        "the drop-in answers the text protocol of NCCL's RAS subsystem, to any process of this host; of the first communicator of a process";
+    CINCH_NCCL_RAS_ADDR nccl_ras_addr: LoopbackAddress = LoopbackAddress::default(), Custom("localhost:port, or a loopback address with a port", LoopbackAddress::parse), No,
+        "where CINCH_NCCL_RAS listens; the processes of a job share it";
 }
 
 /// Parser of `CINCH_CODEC`, which sets three fields. The value `off` means no codec, and also

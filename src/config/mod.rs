@@ -8,6 +8,7 @@ mod emulated;
 mod kinds;
 mod knobs;
 mod launch;
+mod loopback_address;
 mod nccl;
 #[cfg(feature = "internal")]
 mod test_devices;
@@ -18,6 +19,7 @@ pub use emulated::EmulatedMachine;
 pub use kinds::parse_bytes;
 pub use knobs::{Config, KNOBS, Knob, MOST_GPU_CHANNELS, Sharing};
 pub use launch::{LAUNCHER_VARIABLES, launcher_environment};
+pub use loopback_address::LoopbackAddress;
 pub use nccl::{NCCL_NAMES, NcclName};
 #[cfg(feature = "internal")]
 pub use test_devices::on_rdma_devices;

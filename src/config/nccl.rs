@@ -92,6 +92,12 @@ pub const NCCL_NAMES: &[NcclName] = &[
         "NCCL_TOPO_FILE",
         "cinch probes links with data instead of reading a topology",
     ),
+    setting("NCCL_RAS_ENABLE", "CINCH_NCCL_RAS", switch),
+    setting("NCCL_RAS_ADDR", "CINCH_NCCL_RAS_ADDR", unchanged),
+    no_effect(
+        "NCCL_RAS_TIMEOUT_FACTOR",
+        "a query waits 5 s, or the time of its TIMEOUT command",
+    ),
     no_effect("NCCL_CONF_FILE", "settings come from the environment alone"),
 ];
 

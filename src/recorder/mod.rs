@@ -4,16 +4,26 @@
 //! by `cinch ps`, where `CINCH_PS` permits it, and written to the file of `CINCH_DUMP_FILE` when a communicator
 //! fails or the process gets SIGUSR2.
 
+mod gather;
 mod json;
 mod service;
+mod snapshot;
+mod socket_file;
+mod text_service;
 
+pub use gather::{CommSnapshot, GatheredRank, JobSnapshot, MissingRank};
 pub use json::{escaped, process_json};
-pub use service::{RecorderHandle, RecorderSettings, check_folder, dump, register, socket_folder};
+pub use service::{RecorderHandle, RecorderSettings, dump, offer_text_service, register};
+pub use snapshot::{ProcessSnapshot, RankSnapshot};
+pub use socket_file::{check_folder, socket_folder};
+pub use text_service::{TextReply, TextServiceSettings, TextSession};
 
+use crate::error::{Error, ErrorKind};
+use crate::sync::Fault;
 use crate::sys::clock::last_tick;
-use crate::types::SIGNATURE_WORDS;
+use crate::types::{CallSignature, Collective, SIGNATURE_WORDS};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering, fence};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// Number of calls that a recorder keeps.
 pub const KEPT: usize = 256;
@@ -57,8 +67,41 @@ pub struct CommLabel {
     pub id: [u8; 8],
     /// Number of this rank.
     pub rank: usize,
-    /// Each rank with its host and process, for people.
-    pub ranks: Vec<String>,
+    /// Each rank with its host and process.
+    pub ranks: Vec<RankName>,
+    /// The rank's GPU; `None` on host memory.
+    pub gpu: Option<GpuNumbers>,
+}
+
+/// Names a rank.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RankName {
+    /// The rank with its host and process, for people.
+    pub text: String,
+    /// Name of the host.
+    pub host: String,
+    /// Process id, in the PID namespace of the rank.
+    pub pid: u32,
+}
+
+/// Numbers of a GPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GpuNumbers {
+    /// Number by which CUDA knows the GPU in this process.
+    pub cuda: u32,
+    /// Number by which NVML knows the GPU on this host, if it does.
+    pub nvml: Option<u32>,
+}
+
+/// A step by which a rank ends its communicator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EndStep {
+    /// The rank makes no more calls, and waits for those that run.
+    Closing = 1,
+    /// The program has given up its handle.
+    Destroyed = 2,
+    /// This rank has aborted the communicator.
+    Aborted = 4,
 }
 
 /// A recorded call.
@@ -104,6 +147,11 @@ pub struct FlightRecorder {
     has_waits: AtomicBool,
     waits: Mutex<Option<WaitRecord>>,
     failure: OnceLock<String>,
+    /// Number of calls of each collective; fused calls count one by one.
+    collective_calls: [AtomicU64; Collective::ALL.len()],
+    /// The steps of [`EndStep`] that were taken, one bit each.
+    end_steps: AtomicU8,
+    fault: OnceLock<Arc<Fault>>,
 }
 
 impl FlightRecorder {
@@ -116,6 +164,9 @@ impl FlightRecorder {
             has_waits: AtomicBool::new(false),
             waits: Mutex::new(None),
             failure: OnceLock::new(),
+            collective_calls: Default::default(),
+            end_steps: AtomicU8::new(0),
+            fault: OnceLock::new(),
         }
     }
 
@@ -140,6 +191,11 @@ impl FlightRecorder {
         // SYNC POINT call record: publishes the fields with the even version. Read in `record`.
         entry.version.store(2 * number + 2, Ordering::Release);
         self.count.store(number + 1, Ordering::Relaxed);
+        if let Some((collective, calls)) = CallSignature::collective_calls(words) {
+            let counter = &self.collective_calls[collective as usize];
+            // One thread at a time writes, so that no atomic addition is needed.
+            counter.store(counter.load(Ordering::Relaxed) + calls, Ordering::Relaxed);
+        }
         number
     }
 
@@ -175,6 +231,41 @@ impl FlightRecorder {
     /// Returns why the communicator failed.
     pub fn failure(&self) -> Option<&str> {
         self.failure.get().map(String::as_str)
+    }
+
+    /// Makes failures visible that no call has met yet: those of `fault`, the communicator's own.
+    pub fn set_fault(&self, fault: Arc<Fault>) {
+        let _ = self.fault.set(fault);
+    }
+
+    /// Returns why the communicator fails on this rank. Failures and exits of other ranks do not count for a rank that
+    /// ends the communicator.
+    pub fn error(&self) -> Option<Error> {
+        let error = self.fault.get()?.reason()?;
+        let is_of_end = matches!(error.kind(), ErrorKind::Remote | ErrorKind::Aborted);
+        (!(is_of_end && self.is_ending())).then(|| error.clone())
+    }
+
+    /// Records a step by which this rank ends the communicator.
+    pub fn mark_end(&self, step: EndStep) {
+        self.end_steps.fetch_or(step as u8, Ordering::Relaxed);
+    }
+
+    /// Returns whether this rank has taken a step.
+    pub fn has_ended(&self, step: EndStep) -> bool {
+        self.end_steps.load(Ordering::Relaxed) & step as u8 != 0
+    }
+
+    fn is_ending(&self) -> bool {
+        self.end_steps.load(Ordering::Relaxed) != 0
+    }
+
+    /// Returns the number of calls of each collective, by the collective's number. Fused calls count one by one.
+    pub fn collective_counts(&self) -> Vec<u64> {
+        let counters = self.collective_calls.iter();
+        counters
+            .map(|count| count.load(Ordering::Relaxed))
+            .collect()
     }
 
     /// Returns the number of calls so far.

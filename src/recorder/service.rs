@@ -1,31 +1,29 @@
-//! The recorders of this process, and the thread that shows them: to `cinch ps` over a socket, and in a file.
+//! The recorders of this process, and the threads that show them: to `cinch ps` over a socket, in a file, and by the
+//! text service of the front end.
 
+use super::gather::SUFFIX;
+use super::snapshot::{ProcessSnapshot, RankSnapshot};
+use super::socket_file::NamedListener;
+use super::text_service::{self, TextServiceSettings};
 use super::{CommLabel, FlightRecorder, process_json};
-use crate::config::runtime_directory;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::sys::file;
 use crate::sys::fork::{CloseOnFork, ProcessId};
 use crate::sys::fork_safe::ForkSafe;
 use crate::sys::log::{self, Level};
 use crate::sys::process::{block_signals, thread_error};
 use crate::sys::user_signal::{SIGNALLED, pipe_of_user_signal};
+use crate::wire::Wire;
 use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::unistd::{geteuid, pipe2};
-use std::fs::{self, DirBuilder, Permissions};
+use nix::unistd::pipe2;
 use std::io::ErrorKind::WouldBlock;
-use std::io::Write;
 use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
-use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
-
-/// Longest time for which a process that reads an answer may delay the thread.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
+use std::time::Duration;
 
 /// Pause after a system call that failed for lack of something.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -63,22 +61,32 @@ impl Deref for RecorderHandle {
 struct RecorderList {
     owner: ProcessId,
     recorders: Vec<Arc<FlightRecorder>>,
-    /// Settings of the first communicator that asked for the thread.
+    /// Settings of the first communicator that asked for the threads.
     settings: RecorderSettings,
-    thread: ThreadState,
+    text: Option<TextServiceSettings>,
+    threads: ThreadState,
 }
 
 enum ThreadState {
     None,
-    /// A rank starts the thread, which will show the recorders of the others too.
+    /// A rank starts the threads, which will show the recorders of the others too.
     Starting,
-    Running(ShowingThread),
+    Running(ShowingThreads),
 }
 
-struct ShowingThread {
-    handle: JoinHandle<()>,
-    /// The thread ends when this end of its pipe is closed.
+struct ShowingThreads {
+    handles: Vec<JoinHandle<()>>,
+    /// The threads end when this end of their pipe is closed.
     end: CloseOnFork<OwnedFd>,
+}
+
+impl ShowingThreads {
+    fn join(self) {
+        drop(self.end);
+        for handle in self.handles {
+            let _ = handle.join();
+        }
+    }
 }
 
 static REGISTRY: ForkSafe<Option<RecorderList>> = ForkSafe::new(None);
@@ -95,32 +103,41 @@ fn with_list<R>(work: impl FnOnce(&mut RecorderList) -> R) -> R {
             owner: this,
             recorders: Vec::new(),
             settings: RecorderSettings::default(),
-            thread: ThreadState::None,
+            text: None,
+            threads: ThreadState::None,
         }))
     })
 }
 
-/// Makes the recorder of a communicator. The first communicator whose settings ask for it starts the thread that
-/// shows all recorders. If that fails, a warning is logged.
+/// Makes communicators that are created from now on start a text service, which answers until the last of them ends.
+/// The first settings of a process stay.
+pub fn offer_text_service(settings: TextServiceSettings) {
+    with_list(|list| {
+        list.text.get_or_insert(settings);
+    });
+}
+
+/// Makes the recorder of a communicator. The first communicator whose settings ask for it starts the threads that
+/// show all recorders. If that fails, a warning is logged.
 pub fn register(label: CommLabel, settings: RecorderSettings) -> RecorderHandle {
     let recorder = Arc::new(FlightRecorder::new(label));
-    let wants_thread = settings.needs_thread();
     let starts = with_list(|list| {
         list.recorders.push(recorder.clone());
-        let starts = wants_thread && matches!(list.thread, ThreadState::None);
-        if starts {
-            list.settings = settings.clone();
-            list.thread = ThreadState::Starting;
+        let wants_threads = settings.needs_thread() || list.text.is_some();
+        if !(wants_threads && matches!(list.threads, ThreadState::None)) {
+            return None;
         }
-        starts
+        list.settings = settings;
+        list.threads = ThreadState::Starting;
+        Some((list.settings.clone(), list.text.clone()))
     });
     let handle = RecorderHandle(recorder);
-    if starts {
-        let (state, error) = match start(settings) {
-            Ok(thread) => (ThreadState::Running(thread), None),
+    if let Some((settings, text)) = starts {
+        let (state, error) = match start(settings, text) {
+            Ok(threads) => (ThreadState::Running(threads), None),
             Err(error) => (ThreadState::None, Some(error)),
         };
-        with_list(|list| list.thread = state);
+        with_list(|list| list.threads = state);
         if let Some(error) = error {
             log::line(
                 Level::Warn,
@@ -133,17 +150,16 @@ pub fn register(label: CommLabel, settings: RecorderSettings) -> RecorderHandle 
 
 impl Drop for RecorderHandle {
     fn drop(&mut self) {
-        let thread = with_list(|list| {
+        let threads = with_list(|list| {
             list.recorders.retain(|one| !Arc::ptr_eq(one, &self.0));
-            // A thread that another rank starts stays until that rank's recorder is dropped.
+            // Threads that another rank starts stay until that rank's recorder is dropped.
             match list.recorders.is_empty() {
-                true => std::mem::replace(&mut list.thread, ThreadState::None),
+                true => std::mem::replace(&mut list.threads, ThreadState::None),
                 false => ThreadState::None,
             }
         });
-        if let ThreadState::Running(ShowingThread { handle, end }) = thread {
-            drop(end);
-            let _ = handle.join();
+        if let ThreadState::Running(threads) = threads {
+            threads.join();
         }
     }
 }
@@ -177,165 +193,145 @@ fn snapshot(host: &str, reason: &str) -> String {
     process_json(recorders.iter().map(|recorder| &**recorder), host, reason)
 }
 
-/// Returns the folder with the sockets of this user's processes: `cinch` in `$XDG_RUNTIME_DIR`, or `/tmp/cinch-UID`.
-pub fn socket_folder() -> PathBuf {
-    runtime_directory().unwrap_or_else(|| PathBuf::from(format!("/tmp/cinch-{}", geteuid())))
-}
-
-/// Checks that only this user can enter the folder of the sockets, so that no other user can put sockets there.
-///
-/// # Errors
-/// System if the folder cannot be read; invalid usage, with its mode and owner, if others can enter it.
-pub fn check_folder(folder: &Path) -> Result<()> {
-    let shown = folder.display();
-    let known = fs::symlink_metadata(folder)
-        .map_err(|error| Error::system(format!("reading {shown}"), error))?;
-    match known.is_dir() && known.uid() == geteuid().as_raw() && known.mode() & 0o077 == 0 {
-        true => Ok(()),
-        false => Err(Error::new(
-            ErrorKind::InvalidUsage,
-            format!(
-                "{shown} has mode {:o} and owner {}: it must be a folder that only you can enter (chmod 700)",
-                known.mode() & 0o7777,
-                known.uid()
-            ),
-        )),
+/// Returns the state of all ranks of this process.
+fn process_snapshot(host: &str, service: &str) -> ProcessSnapshot {
+    let recorders = with_list(|list| list.recorders.clone());
+    ProcessSnapshot {
+        host: host.into(),
+        pid: std::process::id(),
+        service: service.into(),
+        ranks: recorders
+            .iter()
+            .map(|recorder| RankSnapshot::of(recorder))
+            .collect(),
     }
 }
 
-/// A socket with a name, which is removed with it.
-struct NamedListener {
-    listener: CloseOnFork<UnixListener>,
-    path: PathBuf,
-    /// Device and inode of the name. A later thread of this process may have put its own socket there.
-    id: (u64, u64),
+/// What the thread of the recorders waits for.
+struct ShownPlaces {
+    host: String,
+    /// Socket of `cinch ps`.
+    ps: Option<NamedListener>,
+    /// Socket by which the text services of other processes get the snapshot, and the address of the service.
+    snapshots: Option<(NamedListener, String)>,
+    /// Pipe that gets a byte at SIGUSR2.
+    signals: Option<BorrowedFd<'static>>,
 }
 
-impl NamedListener {
-    fn bind(folder: &Path) -> Result<NamedListener> {
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(folder)
-            .map_err(|error| Error::system(format!("making {}", folder.display()), error))?;
-        check_folder(folder)?;
-        let path = folder.join(format!("{}.sock", std::process::id()));
-        // An earlier process with this number may have left its socket.
-        let _ = fs::remove_file(&path);
-        let bound = CloseOnFork::open(|| UnixListener::bind(&path)).and_then(|listener| {
-            listener.set_nonblocking(true)?;
-            fs::set_permissions(&path, Permissions::from_mode(0o600))?;
-            Ok((listener, inode(&path)?))
-        });
-        let (listener, id) = bound
-            .map_err(|error| Error::system(format!("listening at {}", path.display()), error))?;
-        Ok(NamedListener { listener, path, id })
-    }
-}
-
-impl Drop for NamedListener {
-    fn drop(&mut self) {
-        if inode(&self.path).is_ok_and(|id| id == self.id) {
-            let _ = fs::remove_file(&self.path);
-        }
-    }
-}
-
-fn inode(path: &Path) -> std::io::Result<(u64, u64)> {
-    fs::symlink_metadata(path).map(|known| (known.dev(), known.ino()))
-}
-
-fn start(settings: RecorderSettings) -> Result<ShowingThread> {
-    let listener = match settings.answers_ps {
-        true => Some(NamedListener::bind(&socket_folder())?),
-        false => None,
-    };
-    let signals = match settings.dump_file {
-        None => None,
-        Some(_) => pipe_of_user_signal()
-            .inspect_err(|error| {
-                log::line(
-                    Level::Warn,
-                    format_args!("SIGUSR2 does not write CINCH_DUMP_FILE: {error}"),
-                );
-            })
-            .ok(),
+fn start(settings: RecorderSettings, text: Option<TextServiceSettings>) -> Result<ShowingThreads> {
+    let ps = settings.answers_ps.then(|| NamedListener::bind("sock"));
+    let snapshots = text
+        .as_ref()
+        .map(|text| NamedListener::bind(SUFFIX).map(|listener| (listener, text.name.clone())));
+    let signals = settings.dump_file.as_ref().and_then(|_| {
+        let failed = |error: &Error| {
+            log::line(
+                Level::Warn,
+                format_args!("SIGUSR2 does not write CINCH_DUMP_FILE: {error}"),
+            );
+        };
+        pipe_of_user_signal().inspect_err(failed).ok()
+    });
+    let places = ShownPlaces {
+        host: settings.host.clone(),
+        ps: ps.transpose()?,
+        snapshots: snapshots.transpose()?,
+        signals,
     };
     let mut ended = None;
     let end = CloseOnFork::open(|| {
         let (reader, writer) = pipe2(OFlag::O_CLOEXEC)?;
-        ended = Some(reader);
+        ended = Some(Arc::new(reader));
         Ok(writer)
     })
     .map_err(|error: nix::Error| Error::system("making a pipe", error))?;
-    let handle = std::thread::Builder::new()
-        .name("cinch-recorder".into())
+    let Some(ended) = ended else {
+        return Err(Error::internal("a pipe without a reader"));
+    };
+    let mut threads = ShowingThreads {
+        handles: Vec::new(),
+        end,
+    };
+    let for_text = ended.clone();
+    let shows = spawn("cinch-recorder", move || places.show(&ended));
+    threads.handles.push(shows?);
+    if let Some(text) = text {
+        let answers = spawn("cinch-text", move || {
+            let own = || process_snapshot(&settings.host, &text.name);
+            text_service::serve(&text, &own, &for_text);
+        });
+        match answers {
+            Ok(handle) => threads.handles.push(handle),
+            Err(error) => {
+                threads.join();
+                return Err(error);
+            }
+        }
+    }
+    Ok(threads)
+}
+
+fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+    std::thread::Builder::new()
+        .name(name.into())
         .stack_size(256 << 10)
         .spawn(move || {
             block_signals();
-            if let Some(ended) = ended {
-                show(&settings.host, listener.as_ref(), &ended, signals);
-            }
+            work();
         })
-        .map_err(|cause| thread_error("cannot start the thread of the flight recorder", cause))?;
-    Ok(ShowingThread { handle, end })
+        .map_err(|cause| thread_error("cannot start a thread of the flight recorder", cause))
 }
 
-/// Answers until the other end of `ended` is closed.
-fn show(
-    host: &str,
-    listener: Option<&NamedListener>,
-    ended: &OwnedFd,
-    signals: Option<BorrowedFd<'_>>,
-) {
-    loop {
-        let wait = |descriptor| PollFd::new(descriptor, PollFlags::POLLIN);
-        let mut ready = vec![wait(ended.as_fd())];
-        ready.extend(signals.map(wait));
-        ready.extend(listener.map(|named| wait(named.listener.as_fd())));
-        if poll(&mut ready, PollTimeout::NONE).is_err() {
-            std::thread::sleep(PAUSE);
-            continue;
+impl ShownPlaces {
+    /// Answers until the other end of `ended` is closed.
+    fn show(&self, ended: &OwnedFd) {
+        loop {
+            let wait = |descriptor| PollFd::new(descriptor, PollFlags::POLLIN);
+            let mut ready = vec![wait(ended.as_fd())];
+            ready.extend(self.signals.map(wait));
+            ready.extend(self.ps.as_ref().map(|named| wait(named.as_fd())));
+            ready.extend(
+                self.snapshots
+                    .as_ref()
+                    .map(|(named, _)| wait(named.as_fd())),
+            );
+            if poll(&mut ready, PollTimeout::NONE).is_err() {
+                std::thread::sleep(PAUSE);
+                continue;
+            }
+            if ready[0].any().unwrap_or(false) {
+                return;
+            }
+            // The pipe of the signal, behind that of the end.
+            if self.signals.is_some() && ready[1].any().unwrap_or(false) {
+                self.write_at_signal();
+            }
+            // The listeners do not wait, so that those without a visitor need not be left out.
+            if let Some(named) = &self.ps {
+                answer(named, || snapshot(&self.host, "cinch ps").into_bytes());
+            }
+            if let Some((named, service)) = &self.snapshots {
+                answer(named, || process_snapshot(&self.host, service).to_bytes());
+            }
         }
-        let mut states = ready.iter().map(|one| one.any().unwrap_or(false));
-        if states.next() == Some(true) {
-            return;
-        }
-        let is_signalled = signals.is_some() && states.next() == Some(true);
-        let has_visitor = states.next() == Some(true);
+    }
+
+    /// Writes the file of the settings if the pipe has the byte of SIGUSR2.
+    fn write_at_signal(&self) {
         let mut bytes = [0; 64];
-        if let Some(signals) = signals.filter(|_| is_signalled)
+        if let Some(signals) = self.signals
             && nix::unistd::read(signals, &mut bytes).is_ok_and(|n| bytes[..n].contains(&SIGNALLED))
         {
             dump("SIGUSR2");
         }
-        let Some(named) = listener.filter(|_| has_visitor) else {
-            continue;
-        };
-        match named.listener.accept() {
-            // A process that does not read loses the answer.
-            Ok((stream, _)) => drop(answer(stream, host)),
-            Err(error) if error.kind() == WouldBlock => {}
-            // Without descriptors the visitor stays; without a pause this thread would spin.
-            Err(_) => std::thread::sleep(PAUSE),
-        }
     }
 }
 
-fn answer(mut stream: UnixStream, host: &str) -> std::io::Result<()> {
-    let deadline = Instant::now() + ANSWER_TIMEOUT;
-    stream.set_nonblocking(false)?;
-    let text = snapshot(host, "cinch ps");
-    let mut rest = text.as_bytes();
-    while !rest.is_empty() {
-        let left = deadline.saturating_duration_since(Instant::now());
-        // A timeout of zero would wait for ever.
-        stream.set_write_timeout(Some(left.max(Duration::from_millis(1))))?;
-        let written = stream.write(rest)?;
-        if written == 0 || left.is_zero() {
-            break;
-        }
-        rest = &rest[written..];
+fn answer(named: &NamedListener, text: impl FnOnce() -> Vec<u8>) {
+    match named.answer(text) {
+        Ok(()) => {}
+        Err(error) if error.kind() == WouldBlock => {}
+        // Without descriptors the visitor stays; without a pause this thread would spin.
+        Err(_) => std::thread::sleep(PAUSE),
     }
-    Ok(())
 }

@@ -27,6 +27,27 @@ pub fn last_tick() -> u64 {
     }
 }
 
+/// Returns the time of day in the time zone of this process, as `2026-11-27 13:06:53`.
+pub fn local_time() -> String {
+    // SAFETY: `time` accepts null. `localtime_r` reads `now` and writes only `parts`, which is plain data and valid as
+    // zero.
+    let parts = unsafe {
+        let now = libc::time(std::ptr::null_mut());
+        let mut parts: libc::tm = std::mem::zeroed();
+        libc::localtime_r(&now, &mut parts);
+        parts
+    };
+    format!(
+        "{:04}-{:02}-{:02} {:02}:{:02}:{:02}",
+        parts.tm_year + 1900,
+        parts.tm_mon + 1,
+        parts.tm_mday,
+        parts.tm_hour,
+        parts.tm_min,
+        parts.tm_sec
+    )
+}
+
 fn nanoseconds(clock: libc::clockid_t) -> u64 {
     let mut time = libc::timespec {
         tv_sec: 0,

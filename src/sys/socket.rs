@@ -70,6 +70,20 @@ pub fn listen(address: &Address) -> io::Result<Socket> {
     Ok(listener)
 }
 
+/// Listens on a TCP address which other processes of this user may share by this function. The kernel hands each
+/// connection to one of them.
+///
+/// # Errors
+/// The system's errors, such as address in use by a socket that is not shared.
+pub fn listen_shared(address: SocketAddr) -> io::Result<Socket> {
+    let listener = open(&Address::Tcp(address))?;
+    nix::sys::socket::setsockopt(&listener, sockopt::ReuseAddr, &true)?;
+    nix::sys::socket::setsockopt(&listener, sockopt::ReusePort, &true)?;
+    nix::sys::socket::bind(listener.as_raw_fd(), &SockaddrStorage::from(address))?;
+    nix::sys::socket::listen(&*listener, Backlog::MAXALLOWABLE)?;
+    Ok(listener)
+}
+
 /// Returns the address and port of this end of a TCP socket.
 ///
 /// # Errors
@@ -161,6 +175,16 @@ pub fn connect(address: &Address) -> io::Result<Socket> {
         Ok(()) | Err(nix::errno::Errno::EINPROGRESS) => Ok(socket),
         Err(error) => Err(error.into()),
     }
+}
+
+/// Connects to the socket file at `path`, without waiting for the process that listens there.
+///
+/// # Errors
+/// The system's errors; would-block if the queue of the listener is full.
+pub fn connect_file(path: &Path) -> io::Result<Socket> {
+    let socket = open(&Address::Local([0; 16]))?;
+    nix::sys::socket::connect(socket.as_raw_fd(), &UnixAddr::new(path)?)?;
+    Ok(socket)
 }
 
 /// Returns the result of [`connect`], or the error that has ended a connection.

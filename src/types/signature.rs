@@ -144,6 +144,18 @@ impl CallSignature {
         })
     }
 
+    /// Returns the collective of an encoded signature, and the number of calls that run as this one; `None` if the
+    /// collective is unknown.
+    #[inline]
+    pub fn collective_calls(words: &[u64; SIGNATURE_WORDS]) -> Option<(Collective, u64)> {
+        let collective = Collective::from_number(((words[0] >> 8) as u8).into())?;
+        let fused = match has_place(collective) {
+            true => Fused::ALONE,
+            false => Fused::from_word(words[1]),
+        };
+        Some((collective, u64::from(fused.calls.max(1))))
+    }
+
     /// Describes a signature that came from a peer, even if its words are invalid.
     pub fn describe(words: &[u64; SIGNATURE_WORDS]) -> String {
         let byte = |shift: u32| (words[0] >> shift) as u8;

@@ -3,6 +3,7 @@
 mod environment;
 mod exports;
 mod programs;
+mod ras;
 
 use crate::support::c_library;
 use std::fs;

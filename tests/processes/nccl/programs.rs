@@ -2,13 +2,15 @@
 //! compile without a warning with cinch's nccl.h, and run with a deadline.
 
 use super::{library, out, root};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Time after which a program counts as hung.
 const DEADLINE: Duration = Duration::from_secs(120);
 
-fn run(name: &str, variables: &[(&str, &str)]) {
+/// Compiles a program against the library of this build, and returns its path.
+pub(super) fn compile(name: &str) -> PathBuf {
     let source = root().join(format!("nccl/tests/programs/{name}.c"));
     let program = out().join(format!("nccl-{name}"));
     let library = library();
@@ -37,7 +39,11 @@ fn run(name: &str, variables: &[(&str, &str)]) {
         "{}",
         String::from_utf8_lossy(&compiled.stderr)
     );
-    let mut child = Command::new(&program)
+    program
+}
+
+fn run(name: &str, variables: &[(&str, &str)]) {
+    let mut child = Command::new(compile(name))
         .env("CINCH_DEVICE", "host")
         .envs(variables.iter().copied())
         .stdin(Stdio::null())
