@@ -185,7 +185,7 @@ enum cinch_result_t
      */
     CINCH_ERROR_REMOTE = 6,
     /**
-     * Reserved for non-blocking communicators; no function returns it.
+     * Reserved; no function returns it.
      */
     CINCH_IN_PROGRESS = 7,
     /**
@@ -506,6 +506,13 @@ typedef uint32_t cinch_layout_t;
  * Programs hold pointers to it as opaque handles; they must not be dereferenced.
  */
 typedef struct cinch_comm_t cinch_comm_t;
+
+/**
+ * A started call that may still run.
+ *
+ * Programs hold pointers to it as opaque handles; they must not be dereferenced.
+ */
+typedef struct cinch_request_t cinch_request_t;
 
 /**
  * Address of a communicator's rendezvous and a secret: opaque bytes that one rank creates and the
@@ -1315,6 +1322,61 @@ cinch_result_t cinch_call_init(cinch_call_t *call, size_t size, uint32_t version
  */
 cinch_result_t cinch_call(const cinch_call_t *call,
                           cinch_report_t *report);
+
+/**
+ * Starts a call on host memory and returns at once; a thread of the library runs it.
+ *
+ * Buffers must stay valid, and outputs unread, until `cinch_request_wait` has returned. It writes the report to
+ * `*report`, which may be NULL. Arguments are checked before this function returns; if it fails, `*request` is
+ * NULL and nothing was started.
+ *
+ * The started calls of a communicator run in the order in which they were started. Calls that do not return at
+ * once wait for them first, so all ranks may mix both kinds if they make all calls in the same order. A group
+ * cannot hold started calls. On a GPU calls return before they have ended by themselves, so there it is
+ * `CINCH_ERROR_INVALID_USAGE`.
+ */
+cinch_result_t cinch_call_start(const cinch_call_t *call,
+                                cinch_report_t *report,
+                                cinch_request_t **request);
+
+/**
+ * Starts to create a communicator, as `cinch_comm_init` does, and returns at once.
+ *
+ * `cinch_request_wait` stores the communicator in `*comm`, which is NULL until then.
+ */
+cinch_result_t cinch_comm_init_start(const cinch_unique_id_t *id,
+                                     int rank,
+                                     int nranks,
+                                     const cinch_config_t *config,
+                                     cinch_comm_t **comm,
+                                     cinch_request_t **request);
+
+/**
+ * Stores 1 in `*done` if the call has ended, else 0. Does not wait. The request stays valid.
+ */
+cinch_result_t cinch_request_test(const cinch_request_t *request, int *done);
+
+/**
+ * Waits until the call has ended, and returns its result. The request is destroyed.
+ */
+cinch_result_t cinch_request_wait(cinch_request_t *request);
+
+/**
+ * Waits until one of `count` calls has ended, and stores its index in `*index`; if several have, it is the first.
+ *
+ * The list may contain NULL, which is passed over, but must contain a request. All requests stay valid.
+ */
+cinch_result_t cinch_request_wait_any(cinch_request_t *const *requests,
+                                      int count,
+                                      int *index);
+
+/**
+ * Stores a descriptor in `*descriptor` that is readable once the call has ended, for `poll` and its like.
+ *
+ * The program must neither read nor close it; `cinch_request_wait` closes it.
+ */
+cinch_result_t cinch_request_descriptor(cinch_request_t *request,
+                                        int *descriptor);
 
 /**
  * Stores the bytes of `count` elements encoded with `codec` in `*bytes`. The size does not depend on

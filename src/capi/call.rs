@@ -3,15 +3,18 @@
 use super::collectives;
 use super::core::collective_request::CollectiveRequest;
 use super::error::cinch_result_t;
-use super::handle::cinch_comm_t;
+use super::handle::{CommEntry, cinch_comm_t};
 use super::report::{ReportTarget, cinch_report_t};
 use super::text;
 use super::types::{self, NumberedSetting, algorithm_number, collective_number};
 use super::types::{dtype_number, op_number};
 use super::versioned;
+use crate::comm::Call;
 use crate::error::{Error, Result};
+use crate::mem::{Buffers, UserBuffers};
 use crate::types::{Algorithm, CodecSetting};
 use std::ffi::{c_char, c_int, c_void};
+use std::sync::Arc;
 
 /// Call of a collective. The library ignores fields that the collective does not use.
 ///
@@ -99,12 +102,40 @@ pub unsafe extern "C" fn cinch_call(
 unsafe fn submit(call: *const cinch_call_t, report: *mut cinch_report_t) -> Result<()> {
     // SAFETY: the caller passes both as NULL or structs for the size that they give.
     let (call, target) = unsafe { (versioned::read(call)?, ReportTarget::new(report)?) };
-    // SAFETY: the caller passes a struct whose strings are NULL or end with NUL.
-    let codec = unsafe { text::read(call.codec, "call.codec") }?;
-    let codec = codec.map(str::parse::<CodecSetting>).transpose()?;
-    let algorithm = algorithm_of_call(call.algorithm)?;
+    let (request, options) = (request_of(&call)?, options_of(&call)?);
+    // SAFETY: the caller passes buffers and a stream that are valid for the call until it has run.
+    unsafe { collectives::submit(call.comm, &request, |made| options.set(made), target) }
+}
+
+/// Returns the communicator, the call and its buffers in host memory.
+///
+/// # Errors
+/// Invalid argument, naming the field; invalid usage on a communicator of a GPU.
+///
+/// # Safety
+/// `call` is NULL or a struct for the size that it gives, with valid strings; its buffers stay valid until the call
+/// has run.
+pub(super) unsafe fn bind(
+    call: *const cinch_call_t,
+) -> Result<(Arc<CommEntry>, Call, UserBuffers<'static>)> {
+    // SAFETY: the caller passes NULL or a struct for the size that it gives.
+    let call = unsafe { versioned::read(call)? };
+    let (request, options) = (request_of(&call)?, options_of(&call)?);
+    // SAFETY: the caller passes buffers that stay valid until the call has run.
+    let (entry, mut made, buffers) = unsafe { collectives::bind(call.comm, &request)? };
+    options.set(&mut made);
+    match buffers {
+        Buffers::Host(buffers) => Ok((entry, made, buffers)),
+        Buffers::Gpu(_) => Err(Error::invalid_usage(
+            "calls on a GPU are queued on a stream and return at once: use cinch_call and an event",
+        )),
+    }
+}
+
+/// Returns the arguments that all collectives have.
+fn request_of(call: &cinch_call_t) -> Result<CollectiveRequest> {
     let (collective, sends) = types::collective(call.collective)?;
-    let request = CollectiveRequest {
+    Ok(CollectiveRequest {
         collective,
         sends,
         sendbuf: call.sendbuf,
@@ -115,16 +146,36 @@ unsafe fn submit(call: *const cinch_call_t, report: *mut cinch_report_t) -> Resu
         root: call.root,
         peer: call.peer,
         stream: call.stream,
-    };
+    })
+}
+
+/// Options of a call beyond the arguments of a collective's own function.
+struct OptionsOfCall {
+    codec: Option<CodecSetting>,
+    algorithm: Option<Algorithm>,
+    tensor: Option<u64>,
+    feedback: Option<u64>,
+}
+
+impl OptionsOfCall {
+    fn set(&self, call: &mut Call) {
+        call.codec = self.codec;
+        call.algorithm = self.algorithm;
+        call.tensor = self.tensor;
+        call.feedback = self.feedback;
+    }
+}
+
+fn options_of(call: &cinch_call_t) -> Result<OptionsOfCall> {
+    // SAFETY: cinch.h requires of the program that strings of the struct are NULL or end with NUL.
+    let codec = unsafe { text::read(call.codec, "call.codec") }?;
     let id = |id: u64| (id != 0).then_some(id);
-    let set_options = |made: &mut crate::comm::Call| {
-        made.codec = codec;
-        made.algorithm = algorithm;
-        made.tensor = id(call.tensor);
-        made.feedback = id(call.feedback);
-    };
-    // SAFETY: the caller passes buffers and a stream that are valid for the call until it has run.
-    unsafe { collectives::submit(call.comm, &request, set_options, target) }
+    Ok(OptionsOfCall {
+        codec: codec.map(str::parse::<CodecSetting>).transpose()?,
+        algorithm: algorithm_of_call(call.algorithm)?,
+        tensor: id(call.tensor),
+        feedback: id(call.feedback),
+    })
 }
 
 fn algorithm_of_call(number: algorithm_number) -> Result<Option<Algorithm>> {

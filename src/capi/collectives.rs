@@ -7,13 +7,15 @@
 use super::core::collective_request::CollectiveRequest;
 use super::error::cinch_result_t;
 use super::group;
-use super::handle::{self, cinch_comm_t};
+use super::handle::{self, CommEntry, cinch_comm_t};
 use super::report::ReportTarget;
 use super::types::cinch_collective_t::*;
 use super::types::{self, ARGUMENT_NAMES, collective_number, dtype_number, op_number};
 use crate::comm::Call;
 use crate::error::Result;
+use crate::mem::Buffers;
 use std::ffi::{c_int, c_void};
+use std::sync::Arc;
 
 /// Submits the collective `$number` with those arguments of the exported function that have these
 /// names.
@@ -212,12 +214,25 @@ pub(super) unsafe fn submit(
     set_options: impl FnOnce(&mut Call),
     target: ReportTarget,
 ) -> Result<()> {
+    // SAFETY: the caller passes buffers and a stream that stay valid until the call has run.
+    let (entry, mut call, buffers) = unsafe { bind(comm, request)? };
+    set_options(&mut call);
+    group::submit(&entry.comm, &call, buffers, target)
+}
+
+/// Returns the communicator behind `comm`, and the call that `request` describes with its buffers.
+///
+/// # Safety
+/// See [`CollectiveRequest::bind`].
+pub(super) unsafe fn bind(
+    comm: *const cinch_comm_t,
+    request: &CollectiveRequest,
+) -> Result<(Arc<CommEntry>, Call, Buffers<'static>)> {
     let entry = handle::lookup(comm)?;
     let on_gpu = entry.comm.gpu().is_some();
     // SAFETY: `cinch_op_create_premulsum` creates no factor by address.
     let find_op = |op, dtype| unsafe { entry.ops.find(op, dtype, on_gpu) };
     // SAFETY: the caller passes buffers and a stream that stay valid until the call has run.
-    let (mut call, buffers) = unsafe { request.bind(&ARGUMENT_NAMES, &entry.comm, find_op)? };
-    set_options(&mut call);
-    group::submit(&entry.comm, &call, buffers, target)
+    let (call, buffers) = unsafe { request.bind(&ARGUMENT_NAMES, &entry.comm, find_op)? };
+    Ok((entry, call, buffers))
 }

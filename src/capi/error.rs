@@ -21,7 +21,7 @@ pub enum cinch_result_t {
     CINCH_ERROR_INVALID_USAGE = 5,
     /// A peer exited, died or is unreachable. The communicator has failed.
     CINCH_ERROR_REMOTE = 6,
-    /// Reserved for non-blocking communicators; no function returns it.
+    /// Reserved; no function returns it.
     #[allow(dead_code)]
     CINCH_IN_PROGRESS = 7,
     /// Ranks disagree about a call or a setting. The communicator has failed.

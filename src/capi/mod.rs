@@ -29,6 +29,7 @@ mod handle;
 mod id;
 mod op;
 mod report;
+mod request;
 mod stats;
 mod text;
 mod types;

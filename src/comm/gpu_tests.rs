@@ -3,6 +3,7 @@
 use super::*;
 use crate::bootstrap::LocalOutOfBand;
 use crate::comm::Group;
+use crate::comm::requests::CallThread;
 use crate::config::Origin;
 use crate::engine::gpu::tests::{Bench, WAIT, buffers};
 use crate::gpu::{Device, Stream};
@@ -52,6 +53,7 @@ fn communicators_with(bench: &Bench, timeout: Duration) -> Vec<Communicator> {
             engine: Mutex::new(rank.engine),
             windows: Some(SampleWindows::new(&bench.context, WAIT).unwrap()),
         }))),
+        started: ForkOwned::new(CallThread::default()),
         spare_buffers: Mutex::default(),
         shrink_rendezvous: OnceLock::new(),
         grow_id: Mutex::default(),

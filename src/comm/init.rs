@@ -1,5 +1,6 @@
 //! Init of a communicator: log, agreement on settings, connections.
 
+use super::requests::CallThread;
 use super::sample::Sampler;
 use super::stats::CommCounters;
 use super::{CommInfo, Communicator, DeviceState, agreement, costs, gpu, topology};
@@ -232,6 +233,7 @@ fn connect_until(
         counters: CommCounters::default(),
         info,
         state,
+        started: ForkOwned::new(CallThread::default()),
         spare_buffers: Mutex::default(),
         shrink_rendezvous: OnceLock::new(),
         grow_id: Mutex::default(),

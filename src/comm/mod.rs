@@ -15,6 +15,7 @@ mod init;
 #[cfg(feature = "internal")]
 mod internal;
 mod launch_interleave;
+mod requests;
 mod sample;
 mod split;
 mod stats;
@@ -29,6 +30,7 @@ pub use crate::types::Call;
 use check::BufferRanges;
 pub use choice::RawReason;
 pub use group::Group;
+pub use requests::{CallRequest, PendingCall, StartedArrays, wait_any};
 pub use stats::CodecStats;
 
 use crate::bootstrap::{OutOfBandRef, PeerInfo, ShrinkRendezvous, UniqueId};
@@ -43,6 +45,7 @@ use crate::sync::{CAUSE_TIMEOUT, Fault};
 use crate::sys::fork::{ForkOwned, ProcessId};
 use crate::types::TransportKind;
 use gpu::GpuState;
+use requests::CallThread;
 use sample::Sampler;
 use stats::CommCounters;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -76,6 +79,8 @@ pub struct Communicator {
     recorder: RecorderHandle,
     info: CommInfo,
     state: DeviceState,
+    /// Runs the calls that return before they have ended.
+    started: ForkOwned<CallThread>,
     /// Memory of fused calls, for the next group.
     spare_buffers: Mutex<Vec<Vec<u8>>>,
     /// Rendezvous after a failure, once all ranks have prepared to shrink.
@@ -159,6 +164,13 @@ impl Communicator {
     /// mismatch, remote, timeout or aborted otherwise. After these the output is undefined, and the
     /// communicator takes [`Communicator::abort`] and drop only.
     pub fn call(&self, call: &Call, buffers: UserBuffers<'_>) -> Result<Report> {
+        self.owner.check()?;
+        self.started.wait_idle();
+        self.run_call(call, buffers)
+    }
+
+    /// Runs one call, whatever calls were started before.
+    fn run_call(&self, call: &Call, buffers: UserBuffers<'_>) -> Result<Report> {
         let _environment = FloatEnvironment::standard();
         self.check_fault()?;
         self.host_engine()?;

@@ -21,6 +21,8 @@ impl Communicator {
     /// # Errors
     /// As [`Communicator::call`].
     pub fn finalize(&self) -> Result<()> {
+        self.owner.check()?;
+        self.started.wait_idle();
         self.check_fault()?;
         let result = match &self.state {
             DeviceState::Host(_) => {

@@ -207,7 +207,7 @@ fn process_snapshot(host: &str, service: &str) -> ProcessSnapshot {
     }
 }
 
-/// What the thread of the recorders waits for.
+/// Sockets that the thread of the recorders waits for.
 struct ShownPlaces {
     host: String,
     /// Socket of `cinch ps`.

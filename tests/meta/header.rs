@@ -24,6 +24,7 @@ const FILES: &[&str] = &[
     "report",
     "stats",
     "call",
+    "request",
     "codec",
     "feedback",
     "adapt",

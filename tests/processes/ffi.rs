@@ -16,6 +16,7 @@ const PROGRAMS: &[&str] = &[
     "ffi-tests/all_collectives.c",
     "ffi-tests/groups.c",
     "ffi-tests/report.c",
+    "ffi-tests/requests.c",
     "ffi-tests/codecs.c",
     "ffi-tests/adapt.c",
     "ffi-tests/split.c",
@@ -304,6 +305,11 @@ fn live_all_collectives() {
 #[test]
 fn live_groups() {
     run_in_all_modes("ffi-tests/groups.c", "groups");
+}
+
+#[test]
+fn live_requests() {
+    run_in_all_modes("ffi-tests/requests.c", "requests");
 }
 
 #[test]

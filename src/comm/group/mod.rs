@@ -161,6 +161,10 @@ impl<'a> Group<'a> {
     pub fn run(mut self) -> Result<Vec<Report>> {
         let _environment = FloatEnvironment::standard();
         let comms = self.comms();
+        for comm in &comms {
+            comm.owner.check()?;
+            comm.started.wait_idle();
+        }
         self.pair_own_messages()?;
         let _guards: Vec<PanicGuard<'_>> = comms.iter().map(|comm| PanicGuard(comm)).collect();
         let mut hosts = HostCalls::find(&self.calls, &comms)?;
