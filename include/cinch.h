@@ -1309,6 +1309,23 @@ cinch_result_t cinch_comm_stats_init(cinch_comm_stats_t *stats,
 cinch_result_t cinch_comm_stats(const cinch_comm_t *comm, cinch_comm_stats_t *stats);
 
 /**
+ * Copies the counters of `comm` on this rank to `buffer` as text with a NUL behind it, and stores its size with the
+ * NUL in `*bytes`. Does not wait; any thread may call it.
+ *
+ * The text is one JSON object. `calls` has, by `collective`, `codec` and `size_class` (bytes of the larger buffer, up
+ * to a power of two), the number of `calls`, their `bytes`, the `wire_bytes` that this rank sent, and `timed_calls`
+ * with their `timed_seconds`: small calls on host memory are timed in turn, those on GPUs not at all. `peer_waits` has
+ * the seconds that this rank has waited for other ranks, in waits of a millisecond and more.
+ *
+ * With `buffer` NULL only the size is stored. If `capacity` is smaller than the size, the call fails and copies
+ * nothing; calls on other threads may have added classes meanwhile.
+ */
+cinch_result_t cinch_comm_metrics(const cinch_comm_t *comm,
+                                  char *buffer,
+                                  size_t capacity,
+                                  size_t *bytes);
+
+/**
  * Initialises `*call` with zeros: an all_reduce (sum) of 0 elements of `CINCH_I8`.
  *
  * C programs use `cinch_call_default(&call)`, which passes `sizeof(cinch_call_t)` and

@@ -24,6 +24,7 @@ mod ps;
 mod run;
 #[cfg(test)]
 mod testing;
+mod top;
 mod topo;
 
 use cinch::Config;
@@ -78,6 +79,10 @@ enum ToolCommand {
     ///
     /// Shows the processes of this user on this host that run with CINCH_PS=1.
     Ps(ps::PsOptions),
+    /// Show how much running ranks communicate, and for which ranks they wait, again and again
+    ///
+    /// Shows the processes of this user on this host that run with CINCH_PS=1.
+    Top(top::TopOptions),
     /// Show a machine's topology and what schedules cost on it: paths, groups, rings, predictions
     Topo(topo::TopoOptions),
     /// List codecs, or with --table show their errors beside the published ones
@@ -166,6 +171,7 @@ fn main() -> ExitCode {
         ToolCommand::Info(options) if options.preload.is_some() => show_preload(&options),
         ToolCommand::Info(options) => config().and_then(|config| info(&options, config)),
         ToolCommand::Topo(options) => config().and_then(|config| topo::main(&options, &config)),
+        ToolCommand::Top(options) => top::run(&options, &mut io::stdout().lock()),
         ToolCommand::Ps(options) => ps::run(&options, &mut io::stdout().lock()),
         ToolCommand::Codecs(options) => codecs(&options),
         ToolCommand::Arrays(options) => arrays::main(&options),

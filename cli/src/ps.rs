@@ -31,33 +31,80 @@ pub struct PsOptions {
     calls: usize,
 }
 
+/// Answer of a process.
 #[derive(Deserialize)]
-struct ProcessReport {
+pub struct ProcessReport {
     pid: u32,
-    communicators: Vec<RankReport>,
+    /// Ranks of the process.
+    pub communicators: Vec<RankReport>,
 }
 
+/// A rank as its process reports it.
 #[derive(Clone, Deserialize)]
-struct RankReport {
-    name: String,
-    id: String,
-    rank: usize,
+pub struct RankReport {
+    /// Name of the communicator; may be empty.
+    pub name: String,
+    /// Id of the communicator.
+    pub id: String,
+    /// Number of the rank.
+    pub rank: usize,
     ranks: Vec<String>,
     calls: u64,
     failed: Option<String>,
-    waits: Option<WaitReport>,
+    /// Wait that goes on.
+    pub waits: Option<WaitReport>,
     recent: Vec<CallReport>,
+    /// Counters since the communicator was created.
+    pub metrics: MetricsReport,
 }
 
-#[derive(Clone, Deserialize)]
-struct WaitReport {
-    seconds: f64,
-    missing: Vec<MissingReport>,
+/// Counters of a rank.
+#[derive(Clone, Default, Deserialize)]
+pub struct MetricsReport {
+    /// Counts by class of call.
+    pub calls: Vec<ClassReport>,
+    /// Waits for other ranks.
+    pub peer_waits: Vec<PeerWaitReport>,
 }
 
+/// Counts of the calls of a class.
 #[derive(Clone, Deserialize)]
-struct MissingReport {
-    rank: usize,
+pub struct ClassReport {
+    /// Calls that have returned.
+    pub calls: u64,
+    /// Bytes of their larger buffers.
+    pub bytes: u64,
+    /// Bytes that the rank sent.
+    pub wire_bytes: u64,
+    /// Calls whose time was measured.
+    pub timed_calls: u64,
+    /// Seconds of these calls.
+    pub timed_seconds: f64,
+}
+
+/// Time that a rank has waited for another.
+#[derive(Clone, Deserialize)]
+pub struct PeerWaitReport {
+    /// The other rank.
+    pub rank: usize,
+    /// Seconds of the waits.
+    pub seconds: f64,
+}
+
+/// A wait that goes on.
+#[derive(Clone, Deserialize)]
+pub struct WaitReport {
+    /// Seconds since its begin.
+    pub seconds: f64,
+    /// Ranks whose messages are missing.
+    pub missing: Vec<MissingReport>,
+}
+
+/// A rank whose message is missing.
+#[derive(Clone, Deserialize)]
+pub struct MissingReport {
+    /// Number of the rank.
+    pub rank: usize,
     what: String,
 }
 
@@ -151,7 +198,7 @@ pub fn run(options: &PsOptions, out: &mut dyn Write) -> ExitResult {
 }
 
 /// Returns text without control characters, which names of communicators could have, and which a terminal obeys.
-fn printable(text: &[u8]) -> String {
+pub fn printable(text: &[u8]) -> String {
     let shown = |c: char| match c.is_control() && c != '\n' {
         true => char::REPLACEMENT_CHARACTER,
         false => c,
@@ -181,7 +228,7 @@ fn is_gone(error: &io::Error) -> bool {
 }
 
 /// Returns the processes with a socket in `folder`, ascending.
-fn listed(folder: &Path) -> io::Result<Vec<u32>> {
+pub fn listed(folder: &Path) -> io::Result<Vec<u32>> {
     let entries = match fs::read_dir(folder) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries?,
@@ -195,7 +242,11 @@ fn listed(folder: &Path) -> io::Result<Vec<u32>> {
     Ok(pids)
 }
 
-fn ask(folder: &Path, pid: u32) -> io::Result<Value> {
+/// Returns the answer of a process.
+///
+/// # Errors
+/// The errors of its socket; a timeout.
+pub fn ask(folder: &Path, pid: u32) -> io::Result<Value> {
     let mut stream = UnixStream::connect(socket(folder, pid))?;
     let deadline = Instant::now() + ANSWER_TIMEOUT;
     let (mut bytes, mut part) = (Vec::new(), vec![0; 64 << 10]);
@@ -381,6 +432,7 @@ mod tests {
             calls: 3,
             failed: None,
             waits: (!waits_for.is_empty()).then_some(waits),
+            metrics: MetricsReport::default(),
             recent: vec![CallReport {
                 call: "call 2 all_reduce".into(),
                 state: if waits_for.is_empty() {

@@ -270,6 +270,7 @@ FUNCTIONS = {
     "cinch_report_init": (c_uint32, [POINTER(cinch_report_t), c_size_t, c_uint32]),
     "cinch_comm_stats_init": (c_uint32, [POINTER(cinch_comm_stats_t), c_size_t, c_uint32]),
     "cinch_comm_stats": (c_uint32, [c_void_p, POINTER(cinch_comm_stats_t)]),
+    "cinch_comm_metrics": (c_uint32, [c_void_p, c_char_p, c_size_t, POINTER(c_size_t)]),
     "cinch_call_init": (c_uint32, [POINTER(cinch_call_t), c_size_t, c_uint32]),
     "cinch_call": (c_uint32, [POINTER(cinch_call_t), POINTER(cinch_report_t)]),
     "cinch_call_start": (c_uint32, [POINTER(cinch_call_t), POINTER(cinch_report_t), POINTER(POINTER(cinch_request_t))]),

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import dataclasses
+import json
 import threading
 import weakref
 from typing import Any, Dict, Iterator, List, Optional, Sequence
@@ -297,7 +298,16 @@ class Communicator:
         fields = [name for name, _ in raw._fields_[3:] if name != "exact_calls"]
         counts = {name: getattr(raw, name) for name in fields}
         counts["exact_calls"] = {name: raw.exact_calls[index] for name, index in EXACT_REASONS.items()}
-        return {"rank": self.rank, "size": self.size, **counts}
+        return {"rank": self.rank, "size": self.size, **counts, **self._metrics()}
+
+    def _metrics(self) -> Dict[str, Any]:
+        """Returns `calls` by collective, codec and size class, and `peer_waits` in seconds."""
+        size = ctypes.c_size_t()
+        check(LIBRARY.cinch_comm_metrics(self._alive(), None, 0, ctypes.byref(size)))
+        # Room for classes that other threads add meanwhile.
+        room = ctypes.create_string_buffer(2 * size.value + 4096)
+        check(LIBRARY.cinch_comm_metrics(self._alive(), room, len(room), ctypes.byref(size)))
+        return json.loads(room.value)
 
     def check(self) -> None:
         """Raises the error that failed the communicator, if one did. Does not wait."""

@@ -88,6 +88,9 @@ def compressed(comm):
         raise SystemExit(f"{report}")
     if comm.stats()["coded_calls"] < 1 or len(cinch.stats()) != 1:
         raise SystemExit(f"{cinch.stats()}")
+    classes = [it for it in comm.stats()["calls"] if (it["collective"], it["codec"]) == ("all_reduce", "linear8")]
+    if [(it["size_class"], it["calls"], it["bytes"]) for it in classes] != [(524288, 1, 400_000)]:
+        raise SystemExit(f"{comm.stats()}")
     same(comm.all_gather(found), numpy.stack([found] * comm.size))
 
 

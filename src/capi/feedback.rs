@@ -1,9 +1,9 @@
 //! Functions that export, import, rescale and forget the residuals of error feedback.
 
-use super::core::arguments::{check_out, store};
+use super::core::arguments::{check_out, copy_out, store};
 use super::error::cinch_result_t;
 use super::handle::{self, cinch_comm_t};
-use crate::error::{Error, Result};
+use crate::error::Error;
 use std::ffi::c_void;
 
 /// Copies this rank's residuals of error feedback (`cinch_call_t.feedback`) to `buffer`, for a
@@ -27,7 +27,7 @@ pub unsafe extern "C" fn cinch_feedback_export(
         unsafe { store("bytes", bytes, exported.len())? };
         // SAFETY: cinch.h requires of the program that `buffer` is NULL or writable for `capacity`
         // bytes.
-        unsafe { copy_out(&exported, buffer, capacity) }
+        unsafe { copy_out("residuals", &exported, buffer, capacity) }
     })
 }
 
@@ -79,29 +79,4 @@ pub unsafe extern "C" fn cinch_feedback_forget(
         let tensor = (feedback != 0).then_some(feedback);
         handle::lookup(comm)?.comm.forget_residuals(tensor)
     })
-}
-
-/// Copies `exported` to `buffer`, which may be NULL.
-///
-/// # Errors
-/// Invalid argument if `capacity` is too small.
-///
-/// # Safety
-/// `buffer` is NULL or writable for `capacity` bytes.
-unsafe fn copy_out(exported: &[u8], buffer: *mut c_void, capacity: usize) -> Result<()> {
-    if buffer.is_null() {
-        return Ok(());
-    }
-    if capacity < exported.len() {
-        return Err(Error::invalid_argument(format!(
-            "the residuals have {} bytes, the buffer {capacity}; ask with a NULL buffer first",
-            exported.len()
-        )));
-    }
-    // SAFETY: the caller passes `buffer` as writable for `capacity` bytes, which are enough for
-    // `exported`.
-    unsafe {
-        std::ptr::copy_nonoverlapping(exported.as_ptr(), buffer.cast::<u8>(), exported.len());
-    }
-    Ok(())
 }

@@ -1,9 +1,11 @@
 //! The counts of all calls of a communicator.
 
+use super::core::arguments::{check_out, copy_out, store};
 use super::error::cinch_result_t;
 use super::handle::{self, cinch_comm_t};
 use super::versioned;
 use crate::comm::{CodecStats, RawReason};
+use std::ffi::c_char;
 
 /// Length of `cinch_comm_stats_t.exact_calls`, which counts calls without compression by reason.
 pub const CINCH_EXACT_REASONS: usize = 16;
@@ -103,6 +105,36 @@ pub unsafe extern "C" fn cinch_comm_stats(
         // writable.
         unsafe { versioned::fill(stats, &c_stats(&counted)) };
         Ok(())
+    })
+}
+
+/// Copies the counters of `comm` on this rank to `buffer` as text with a NUL behind it, and stores its size with the
+/// NUL in `*bytes`. Does not wait; any thread may call it.
+///
+/// The text is one JSON object. `calls` has, by `collective`, `codec` and `size_class` (bytes of the larger buffer, up
+/// to a power of two), the number of `calls`, their `bytes`, the `wire_bytes` that this rank sent, and `timed_calls`
+/// with their `timed_seconds`: small calls on host memory are timed in turn, those on GPUs not at all. `peer_waits` has
+/// the seconds that this rank has waited for other ranks, in waits of a millisecond and more.
+///
+/// With `buffer` NULL only the size is stored. If `capacity` is smaller than the size, the call fails and copies
+/// nothing; calls on other threads may have added classes meanwhile.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cinch_comm_metrics(
+    comm: *const cinch_comm_t,
+    buffer: *mut c_char,
+    capacity: usize,
+    bytes: *mut usize,
+) -> cinch_result_t {
+    guard!("cinch_comm_metrics", {
+        check_out("bytes", bytes)?;
+        let mut text = handle::lookup(comm)?.comm.metrics_json();
+        text.push('\0');
+        // SAFETY: cinch.h requires of the program that `bytes` is NULL or writable, and `buffer` NULL or writable for
+        // `capacity` bytes.
+        unsafe {
+            store("bytes", bytes, text.len())?;
+            copy_out("metrics", text.as_bytes(), buffer.cast(), capacity)
+        }
     })
 }
 

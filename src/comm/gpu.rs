@@ -436,7 +436,7 @@ impl Communicator {
         let mut reports = self.launch_on(gpu, &mut engine, &parts)?;
         let none = || Error::internal("a call has no report");
         let report = reports.pop().ok_or_else(none)?;
-        self.counters.count_call(&admission.decision, &report);
+        self.count_call(call, &admission.decision, &report, None);
         Ok(report)
     }
 

@@ -210,6 +210,10 @@ fn connect_until(
         RecorderSettings {
             answers_ps: config.answers_ps,
             dump_file: config.dump_file.clone(),
+            metrics_file: config
+                .metrics_file
+                .clone()
+                .map(|path| (path, config.metrics_interval)),
             host: bootstrap::host_name(),
         },
     );

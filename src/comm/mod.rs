@@ -39,7 +39,7 @@ use crate::cpu::FloatEnvironment;
 use crate::engine::HostEngine;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::UserBuffers;
-use crate::recorder::{self, EndStep, RecorderHandle};
+use crate::recorder::{self, CommMetrics, EndStep, RecorderHandle};
 use crate::schedule::Groups;
 use crate::sync::{CAUSE_TIMEOUT, Fault};
 use crate::sys::fork::{ForkOwned, ProcessId};
@@ -178,6 +178,8 @@ impl Communicator {
         check::own_message_is_grouped(self, call)?;
         let admission = self.admit(call, true)?;
         let request = call.resolve(admission.decision.codec);
+        let bytes = stats::call_bytes(call, self.nranks());
+        let begun = CommMetrics::is_timed(self.recorder.count(), bytes).then(Instant::now);
         let mut engine = self.engine()?;
         let _guard = PanicGuard(self);
         let run = engine
@@ -189,7 +191,8 @@ impl Communicator {
         };
         drop(engine);
         let report = self.fail_on_error(result)?;
-        self.counters.count_call(&admission.decision, &report);
+        let time = begun.map(|begun| begun.elapsed());
+        self.count_call(call, &admission.decision, &report, time);
         Ok(report)
     }
 

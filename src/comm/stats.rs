@@ -1,9 +1,11 @@
 //! Counters of a communicator's calls on this rank.
 
 use super::choice::CodecDecision;
-use super::{Communicator, RawReason, Report};
+use super::{Call, Communicator, RawReason, Report};
+use crate::recorder::{self, CallClass, CommLabel, FlightRecorder};
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 /// Counts of this rank's calls since the communicator was made. A captured call counts once, when it
 /// is recorded; replays of its graph do not count.
@@ -69,8 +71,8 @@ impl CommCounters {
         change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Adds a call that ran to the counters.
-    pub(super) fn count_call(&self, decision: &CodecDecision, report: &Report) {
+    /// Adds a call that ran to the counters. Runs `also` under their lock.
+    fn count_call(&self, decision: &CodecDecision, report: &Report, also: impl FnOnce()) {
         let exact = match (decision.raw_reason, report.codec.is_lossy()) {
             (None, true) => None,
             (Some(why), _) => Some(why),
@@ -86,11 +88,46 @@ impl CommCounters {
             }
             stats.wire_bytes += report.wire_bytes;
             stats.raw_bytes += report.raw_bytes;
+            also();
         });
     }
 }
 
+/// Returns the bytes of the larger buffer of a call, over all ranks.
+pub(super) fn call_bytes(call: &Call, nranks: usize) -> usize {
+    let has_blocks = call.collective.splits_input() || call.collective.joins_output();
+    let blocks = if has_blocks { nranks } else { 1 };
+    // The buffers exist, so the product does not overflow; where this rank has none, it is the largest number.
+    let bytes = call.count.checked_mul(call.dtype.size() * blocks);
+    bytes.unwrap_or(usize::MAX >> 1)
+}
+
 impl Communicator {
+    /// Adds a call that ran to the counters, with its time if it was measured.
+    pub(super) fn count_call(
+        &self,
+        call: &Call,
+        decision: &CodecDecision,
+        report: &Report,
+        time: Option<Duration>,
+    ) {
+        let bytes = call_bytes(call, self.nranks());
+        let class = CallClass::new(call.collective, report.codec.inter.kind, bytes);
+        let metrics = self.recorder.metrics();
+        self.counters.count_call(decision, report, || {
+            metrics.count_call(class, bytes, report.wire_bytes, time);
+        });
+    }
+
+    /// Returns the counters of this rank's calls by collective, codec and size, and of its waits for other ranks, as one
+    /// JSON object. In a forked child of the process it has no calls.
+    pub fn metrics_json(&self) -> String {
+        match self.owner.is_this() {
+            true => recorder::metrics_json(&self.recorder),
+            false => recorder::metrics_json(&FlightRecorder::new(CommLabel::default())),
+        }
+    }
+
     /// Returns the counts of this rank's calls so far. In a forked child of the process all counts
     /// are zero.
     pub fn codec_stats(&self) -> CodecStats {
@@ -123,7 +160,7 @@ mod tests {
         };
         let ran = |asked: &str, raw_reason, report| {
             let codec = setting(asked);
-            counters.count_call(&CodecDecision { codec, raw_reason }, &report);
+            counters.count_call(&CodecDecision { codec, raw_reason }, &report, || {});
         };
         // A call counts as coded if there is a codec inside hosts or between hosts.
         ran("linear8", None, report("linear8", 260_000, 1_024_000));

@@ -237,6 +237,10 @@ knobs! {
         "log destination; unset is standard error";
     CINCH_DUMP_FILE dump_file: Option<PathBuf> = None, FilePath("a path; %h and %p stand for host and process"), No,
         "file that gets the latest calls as JSON when a communicator fails, and at SIGUSR2; of the first communicator of a process";
+    CINCH_METRICS_FILE metrics_file: Option<PathBuf> = None, FilePath("a path; %h and %p stand for host and process"), No,
+        "file that gets counters of calls, bytes, times and waits in Prometheus' text format; of the first communicator of a process";
+    CINCH_METRICS_INTERVAL metrics_interval: Duration = Duration::from_secs(10), Seconds(0.1, 86400.0), No,
+        "interval at which CINCH_METRICS_FILE is written; the end of a communicator writes it, too";
     CINCH_PS answers_ps: bool = false, Switch, No,
         "shows this process in `cinch ps`, through a socket that only its user can reach; of the first communicator of a process";
     CINCH_COMM_ID comm_id: Option<String> = None, FreeText("host:port"), No,

@@ -58,6 +58,7 @@ fn communicator(recorder: &FlightRecorder, now: u64) -> String {
             missing.join(",")
         );
     }
+    let _ = write!(text, ",\"metrics\":{}", metrics_json(recorder));
     let records: Vec<String> = recorder
         .records()
         .iter()
@@ -65,6 +66,39 @@ fn communicator(recorder: &FlightRecorder, now: u64) -> String {
         .collect();
     let _ = write!(text, ",\"recent\":[{}]}}", records.join(","));
     text
+}
+
+/// Returns the counters of a rank as one JSON object: an array of call classes, and the waits by rank.
+pub fn metrics_json(recorder: &FlightRecorder) -> String {
+    let calls = recorder.metrics().calls();
+    let calls = calls.iter().map(|(class, counts)| {
+        let (collective, codec, size_class) = match class {
+            Some(class) => (
+                class.collective.name(),
+                class.codec.name(),
+                1u64 << class.size_log2.min(63),
+            ),
+            None => ("other", "other", 0),
+        };
+        format!(
+            "{{\"collective\":\"{collective}\",\"codec\":\"{codec}\",\"size_class\":{size_class},\"calls\":{},\
+             \"bytes\":{},\"wire_bytes\":{},\"timed_calls\":{},\"timed_seconds\":{:.9}}}",
+            counts.calls,
+            counts.bytes,
+            counts.wire_bytes,
+            counts.timed,
+            counts.nanoseconds as f64 * 1e-9
+        )
+    });
+    let waits = recorder.metrics().waits();
+    let waits = waits
+        .iter()
+        .map(|(rank, time)| format!("{{\"rank\":{rank},\"seconds\":{:.9}}}", time.as_secs_f64()));
+    format!(
+        "{{\"calls\":[{}],\"peer_waits\":[{}]}}",
+        calls.collect::<Vec<_>>().join(","),
+        waits.collect::<Vec<_>>().join(",")
+    )
 }
 
 fn call(record: &CallRecord, now: u64) -> String {

@@ -6,13 +6,16 @@
 
 mod gather;
 mod json;
+mod metrics;
+mod prometheus;
 mod service;
 mod snapshot;
 mod socket_file;
 mod text_service;
 
 pub use gather::{CommSnapshot, GatheredRank, JobSnapshot, MissingRank};
-pub use json::{escaped, process_json};
+pub use json::{escaped, metrics_json, process_json};
+pub use metrics::{CallClass, CallCounts, CommMetrics, SHORTEST_WAIT};
 pub use service::{RecorderHandle, RecorderSettings, dump, offer_text_service, register};
 pub use snapshot::{ProcessSnapshot, RankSnapshot};
 pub use socket_file::{check_folder, socket_folder};
@@ -152,12 +155,14 @@ pub struct FlightRecorder {
     /// The steps of [`EndStep`] that were taken, one bit each.
     end_steps: AtomicU8,
     fault: OnceLock<Arc<Fault>>,
+    metrics: CommMetrics,
 }
 
 impl FlightRecorder {
     /// Creates a recorder that is not shown; [`register`] creates those of communicators.
     pub fn new(label: CommLabel) -> FlightRecorder {
         FlightRecorder {
+            metrics: CommMetrics::new(label.ranks.len()),
             label,
             entries: (0..KEPT).map(|_| RingEntry::default()).collect(),
             count: AtomicU64::new(0),
@@ -173,6 +178,11 @@ impl FlightRecorder {
     /// Returns the communicator's names.
     pub fn label(&self) -> &CommLabel {
         &self.label
+    }
+
+    /// Returns the counters of this rank's calls and waits.
+    pub fn metrics(&self) -> &CommMetrics {
+        &self.metrics
     }
 
     /// Records the begin of a call, and returns its number.

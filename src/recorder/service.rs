@@ -2,6 +2,7 @@
 //! text service of the front end.
 
 use super::gather::SUFFIX;
+use super::prometheus::prometheus_text;
 use super::snapshot::{ProcessSnapshot, RankSnapshot};
 use super::socket_file::NamedListener;
 use super::text_service::{self, TextServiceSettings};
@@ -23,7 +24,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Pause after a system call that failed for lack of something.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -36,13 +37,15 @@ pub struct RecorderSettings {
     /// File that gets the recorders when a communicator fails, and at SIGUSR2; `%h` and `%p` stand for host and
     /// process.
     pub dump_file: Option<PathBuf>,
+    /// File that gets the counters in Prometheus' text format, and the interval; `%h` and `%p` as above.
+    pub metrics_file: Option<(PathBuf, Duration)>,
     /// Name of this host.
     pub host: String,
 }
 
 impl RecorderSettings {
     fn needs_thread(&self) -> bool {
-        self.answers_ps || self.dump_file.is_some()
+        self.answers_ps || self.dump_file.is_some() || self.metrics_file.is_some()
     }
 }
 
@@ -150,6 +153,7 @@ pub fn register(label: CommLabel, settings: RecorderSettings) -> RecorderHandle 
 
 impl Drop for RecorderHandle {
     fn drop(&mut self) {
+        self.write_last_metrics();
         let threads = with_list(|list| {
             list.recorders.retain(|one| !Arc::ptr_eq(one, &self.0));
             // Threads that another rank starts stay until that rank's recorder is dropped.
@@ -164,6 +168,21 @@ impl Drop for RecorderHandle {
     }
 }
 
+impl RecorderHandle {
+    /// Writes the counters once more while this communicator's are among them, so that those of short jobs are kept.
+    fn write_last_metrics(&self) {
+        let settings = with_list(|list| match list.threads {
+            ThreadState::Running(_) => Some(list.settings.clone()),
+            _ => None,
+        });
+        let Some(settings) = settings else { return };
+        if let Some((pattern, _)) = &settings.metrics_file {
+            // A failure was logged at the first write, or is the end of a job of less than an interval.
+            let _ = write_metrics(&expanded(pattern, &settings.host), &settings.host);
+        }
+    }
+}
+
 /// Writes all recorders of this process to the file of the settings, if there is one, with the reason.
 pub fn dump(reason: &str) {
     let settings =
@@ -172,10 +191,7 @@ pub fn dump(reason: &str) {
     let Some(pattern) = &settings.dump_file else {
         return;
     };
-    let path = pattern
-        .to_string_lossy()
-        .replace("%h", &settings.host)
-        .replace("%p", &std::process::id().to_string());
+    let path = expanded(pattern, &settings.host);
     match file::replace(Path::new(&path), &snapshot(&settings.host, reason)) {
         Ok(()) => log::line(
             Level::Warn,
@@ -186,6 +202,23 @@ pub fn dump(reason: &str) {
             format_args!("the latest calls cannot be written to {path}: {error}"),
         ),
     }
+}
+
+/// Returns a path with host and process in the places of `%h` and `%p`.
+fn expanded(pattern: &Path, host: &str) -> String {
+    let text = pattern.to_string_lossy().replace("%h", host);
+    text.replace("%p", &std::process::id().to_string())
+}
+
+/// Writes the counters of all communicators of this process. Readers find the old file or the new one, whole.
+fn write_metrics(path: &str, host: &str) -> std::io::Result<()> {
+    let recorders = with_list(|list| list.recorders.clone());
+    let recorders: Vec<&FlightRecorder> = recorders.iter().map(|it| &**it).collect();
+    // The last communicator has ended: the file keeps its counts.
+    if recorders.is_empty() {
+        return Ok(());
+    }
+    file::replace(Path::new(path), &prometheus_text(&recorders, host))
 }
 
 fn snapshot(host: &str, reason: &str) -> String {
@@ -214,6 +247,8 @@ struct ShownPlaces {
     ps: Option<NamedListener>,
     /// Socket by which the text services of other processes get the snapshot, and the address of the service.
     snapshots: Option<(NamedListener, String)>,
+    /// File of the counters, and the interval at which it is written.
+    metrics: Option<(String, Duration)>,
     /// Pipe that gets a byte at SIGUSR2.
     signals: Option<BorrowedFd<'static>>,
 }
@@ -234,6 +269,10 @@ fn start(settings: RecorderSettings, text: Option<TextServiceSettings>) -> Resul
     });
     let places = ShownPlaces {
         host: settings.host.clone(),
+        metrics: settings
+            .metrics_file
+            .as_ref()
+            .map(|(pattern, interval)| (expanded(pattern, &settings.host), *interval)),
         ps: ps.transpose()?,
         snapshots: snapshots.transpose()?,
         signals,
@@ -285,6 +324,10 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<
 impl ShownPlaces {
     /// Answers until the other end of `ended` is closed.
     fn show(&self, ended: &OwnedFd) {
+        let mut schedule = self
+            .metrics
+            .as_ref()
+            .map(|(path, interval)| MetricsSchedule::new(path, *interval));
         loop {
             let wait = |descriptor| PollFd::new(descriptor, PollFlags::POLLIN);
             let mut ready = vec![wait(ended.as_fd())];
@@ -295,7 +338,10 @@ impl ShownPlaces {
                     .as_ref()
                     .map(|(named, _)| wait(named.as_fd())),
             );
-            if poll(&mut ready, PollTimeout::NONE).is_err() {
+            let limit = schedule
+                .as_mut()
+                .map_or(PollTimeout::NONE, |it| it.write_if_due(&self.host));
+            if poll(&mut ready, limit).is_err() {
                 std::thread::sleep(PAUSE);
                 continue;
             }
@@ -324,6 +370,47 @@ impl ShownPlaces {
         {
             dump("SIGUSR2");
         }
+    }
+}
+
+/// When the file of the counters is written next.
+struct MetricsSchedule<'a> {
+    path: &'a str,
+    interval: Duration,
+    due: Instant,
+    has_failed: bool,
+}
+
+impl MetricsSchedule<'_> {
+    fn new(path: &str, interval: Duration) -> MetricsSchedule<'_> {
+        MetricsSchedule {
+            path,
+            interval,
+            due: Instant::now() + interval,
+            has_failed: false,
+        }
+    }
+
+    /// Writes the file if it is time, and returns the time until the next write. The first failure in a row is
+    /// logged.
+    fn write_if_due(&mut self, host: &str) -> PollTimeout {
+        let now = Instant::now();
+        if now >= self.due {
+            self.due = now + self.interval;
+            let written = write_metrics(self.path, host);
+            if let (Err(error), false) = (&written, self.has_failed) {
+                let path = self.path;
+                log::line(
+                    Level::Warn,
+                    format_args!(
+                        "the counters cannot be written to {path} (CINCH_METRICS_FILE): {error}"
+                    ),
+                );
+            }
+            self.has_failed = written.is_err();
+        }
+        let left = self.due.saturating_duration_since(now) + Duration::from_millis(1);
+        PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
     }
 }
 

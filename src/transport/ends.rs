@@ -108,4 +108,7 @@ pub trait Waiter: Send + std::fmt::Debug {
     /// # Errors
     /// System if the kernel rejects the wait.
     fn idle(&mut self, scans: u32, limit: Duration) -> Result<()>;
+
+    /// Returns whether [`Waiter::idle`] sleeps after this number of scans.
+    fn sleeps(&self, scans: u32) -> bool;
 }

@@ -142,4 +142,8 @@ impl Waiter for RankWaiter {
             false => Ok(()),
         }
     }
+
+    fn sleeps(&self, scans: u32) -> bool {
+        self.backoff.pause(scans) == Pause::Sleep
+    }
 }

@@ -15,6 +15,7 @@ mod grow;
 mod grow_arguments;
 mod join_stress;
 mod memory_limits;
+mod metrics;
 mod nccl;
 mod near_networks;
 mod other_users;
@@ -50,6 +51,7 @@ fn rank_process() {
         "rank_death" => rank_death::rank_process(&task),
         "stopped_init" => stopped_init::rank_process(&task),
         "shrink" => shrink::rank_process(&task),
+        "metrics" => metrics::rank_process(&task),
         "soak" => soak::rank_process(&task),
         "wire" => wire::rank_process(&task),
         other => panic!("{} names {other}, which has no ranks", child::TASK),

@@ -5,7 +5,7 @@ use crate::cpu::Isa;
 use crate::error::{Error, Result};
 use crate::reduce;
 use crate::types::{DType, Scalar};
-use std::ffi::{c_char, c_int};
+use std::ffi::{c_char, c_int, c_void};
 
 /// Color of a rank that joins none of the communicators of a split, in both APIs.
 pub const NO_COLOR: c_int = -1;
@@ -35,6 +35,35 @@ pub fn check_out<T>(name: &str, target: *mut T) -> Result<()> {
         return Err(Error::invalid_argument(format!(
             "{name}, where the result goes, is NULL"
         )));
+    }
+    Ok(())
+}
+
+/// Copies bytes to `buffer`, which may be NULL. `name` is their plural noun, for error sentences.
+///
+/// # Errors
+/// Invalid argument if `capacity` is too small.
+///
+/// # Safety
+/// `buffer` is NULL or writable for `capacity` bytes.
+pub unsafe fn copy_out(
+    name: &str,
+    from: &[u8],
+    buffer: *mut c_void,
+    capacity: usize,
+) -> Result<()> {
+    if buffer.is_null() {
+        return Ok(());
+    }
+    if capacity < from.len() {
+        return Err(Error::invalid_argument(format!(
+            "the {name} have {} bytes, the buffer {capacity}; ask with a NULL buffer first",
+            from.len()
+        )));
+    }
+    // SAFETY: the caller passes `buffer` as writable for `capacity` bytes, which are enough.
+    unsafe {
+        std::ptr::copy_nonoverlapping(from.as_ptr(), buffer.cast::<u8>(), from.len());
     }
     Ok(())
 }

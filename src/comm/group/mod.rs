@@ -181,10 +181,8 @@ impl<'a> Group<'a> {
             .map(|report| report.ok_or_else(|| Error::internal("a call of a group has no report")))
             .collect::<Result<_>>()?;
         for (entry, report) in self.calls.iter().zip(&reports) {
-            entry
-                .comm
-                .counters
-                .count_call(&entry.admission.decision, report);
+            let decision = &entry.admission.decision;
+            entry.comm.count_call(&entry.call, decision, report, None);
         }
         Ok(reports)
     }

@@ -124,7 +124,7 @@ impl Communicator {
         config: Config,
     ) -> Result<CallRequest<Communicator>> {
         let (request, completer) = CallRequest::pair();
-        let id = id.clone();
+        let id = *id;
         std::thread::Builder::new()
             .name("cinch-init".into())
             .spawn(move || completer.complete(Communicator::init(&id, rank, nranks, config)))

@@ -59,13 +59,14 @@ impl HostEngine {
         let mut scans = 0;
         loop {
             let (moved, complete) = run.poll(self)?;
+            if moved || complete {
+                scans = 0;
+                self.end_wait(&mut clock);
+            }
             if complete {
                 return Ok(run.report(self));
             }
-            if moved {
-                scans = 0;
-                self.end_wait(&mut clock);
-            } else {
+            if !moved {
                 self.wait(scans, MAX_SLEEP, &mut clock, |links| run.missing(links))?;
                 scans += 1;
             }

@@ -2,7 +2,7 @@
 
 use super::engine::{HostEngine, RECENT, is_collective};
 use crate::error::{Error, ErrorKind, Result};
-use crate::recorder::WaitRecord;
+use crate::recorder::{SHORTEST_WAIT, WaitRecord};
 use crate::schedule::Step;
 use crate::sync::CAUSE_TIMEOUT;
 use crate::sys::clock::monotonic_nanoseconds;
@@ -31,6 +31,8 @@ pub(super) struct WaitClock {
     scanned_after_fault: bool,
     /// Whether the flight recorder shows the wait.
     is_shown: bool,
+    /// Ranks whose messages were missing before the first sleep; `None` before.
+    waits_for: Option<Vec<usize>>,
 }
 
 impl WaitClock {
@@ -55,7 +57,7 @@ impl HostEngine {
         scans: u32,
         limit: Duration,
         clock: &mut WaitClock,
-        missing: impl FnOnce(&mut Links) -> Vec<(usize, String)>,
+        missing: impl Fn(&mut Links) -> Vec<(usize, String)>,
     ) -> Result<()> {
         if self.fault.is_raised()
             && let Err(reason) = self.fault.ends_waits()
@@ -63,8 +65,15 @@ impl HostEngine {
             let scanned = std::mem::replace(&mut clock.scanned_after_fault, true);
             return if scanned { Err(reason) } else { Ok(()) };
         }
+        let sleeps = self.links.waiter.sleeps(scans);
+        if sleeps && clock.waits_for.is_none() {
+            // Before the sleep, because the messages that end it are not missing afterwards.
+            let mut ranks: Vec<usize> = missing(&mut self.links).iter().map(|it| it.0).collect();
+            ranks.dedup();
+            clock.waits_for = Some(ranks);
+        }
         self.links.waiter.idle(scans, limit)?;
-        if scans < SPINS && !scans.is_multiple_of(SCANS_PER_CLOCK) {
+        if !sleeps && scans < SPINS && !scans.is_multiple_of(SCANS_PER_CLOCK) {
             return Ok(());
         }
         let waited = clock.waited(Instant::now());
@@ -99,6 +108,13 @@ impl HostEngine {
 
     /// Begins a new wait after progress.
     pub(super) fn end_wait(&self, clock: &mut WaitClock) {
+        if clock.waited >= SHORTEST_WAIT
+            && let (Some(ranks), Some(recorder)) = (&clock.waits_for, self.recorder())
+        {
+            for &rank in ranks {
+                recorder.metrics().add_wait(rank, clock.waited);
+            }
+        }
         if let (true, Some(recorder)) = (clock.is_shown, self.recorder()) {
             recorder.set_waits(None);
         }

@@ -32,4 +32,8 @@ impl Waiter for EmulatedWaiter {
         };
         self.waiter.idle(scans, limit)
     }
+
+    fn sleeps(&self, scans: u32) -> bool {
+        self.waiter.sleeps(scans)
+    }
 }

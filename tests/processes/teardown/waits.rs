@@ -90,6 +90,10 @@ impl<F: FnMut(u32) + Send> Waiter for ObservedWaiter<F> {
         (self.1)(scans);
         self.0.idle(scans, limit)
     }
+
+    fn sleeps(&self, scans: u32) -> bool {
+        self.0.sleeps(scans)
+    }
 }
 
 /// Wraps all receiving ends, so that `ready` decides whether a message has arrived.
