@@ -27,11 +27,10 @@ const MOST_IDLE: usize = 4096;
 /// Longest poll between two checks for rendezvous that were cancelled, failed or are late.
 const REQUEST_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-static QUEUE: ForkSafe<IdleQueue> = ForkSafe::new(IdleQueue {
-    owner: None,
-    added: Vec::new(),
-    wake: None,
-});
+/// Interval at which a thread checks whether another one has started the thread that waits.
+const START_POLL_INTERVAL: Duration = Duration::from_millis(1);
+
+static QUEUE: ForkSafe<IdleQueue> = ForkSafe::new(IdleQueue::new());
 
 /// Rendezvous on their way to the thread that waits.
 struct IdleQueue {
@@ -40,6 +39,30 @@ struct IdleQueue {
     added: Vec<RendezvousServer>,
     /// A byte ends the thread's poll.
     wake: Option<Arc<UnixStream>>,
+    /// The process in which a thread starts the thread that waits. Other threads add nothing meanwhile, so that a
+    /// failed start ends the rendezvous of its caller alone.
+    starting: Option<ProcessId>,
+}
+
+impl IdleQueue {
+    const fn new() -> IdleQueue {
+        IdleQueue {
+            owner: None,
+            added: Vec::new(),
+            wake: None,
+            starting: None,
+        }
+    }
+}
+
+/// State of the thread that waits, as a thread with a new rendezvous finds it.
+enum WaiterState {
+    /// Another thread starts the thread that waits.
+    Starting,
+    /// The thread waits, and wakes by a byte here.
+    Running(Option<Arc<UnixStream>>),
+    /// This thread must start it.
+    Idle,
 }
 
 /// Serves a rendezvous on a free port of `ip`, for the id that `make` builds from the address.
@@ -54,69 +77,92 @@ pub(super) fn open(
     let (listener, address) = Listener::bind(ip)?;
     let id = make(address);
     let server = RendezvousServer::new(&id, listener, config.init_timeout, None);
-    wait(server).map(|()| id)
+    wait(&QUEUE, server, start).map(|()| id)
 }
 
-/// Waits in the background for the first connection to `server`.
-fn wait(server: RendezvousServer) -> Result<()> {
+/// Waits in the background for the first connection to `server`. `start` starts the thread that does so, with the
+/// queue.
+fn wait(
+    queue: &'static ForkSafe<IdleQueue>,
+    server: RendezvousServer,
+    start: impl FnOnce(&'static ForkSafe<IdleQueue>) -> Result<()>,
+) -> Result<()> {
     let mut server = Some(server);
     let this = ProcessId::this();
-    let (wake, stale) = QUEUE.with(|queue| {
-        let stale = match queue.owner.is_some_and(ProcessId::is_this) {
-            true => Vec::new(),
+    let wake = loop {
+        let (state, stale) = queue.with(|queue| {
+            if queue.starting.is_some_and(ProcessId::is_this) {
+                return (WaiterState::Starting, Vec::new());
+            }
+            if queue.owner.is_some_and(ProcessId::is_this) {
+                queue.added.extend(server.take());
+                return (WaiterState::Running(queue.wake.clone()), Vec::new());
+            }
             // Servers of the parent process belong to its thread.
-            false => std::mem::take(&mut queue.added),
-        };
-        let starts = !queue.owner.replace(this).is_some_and(ProcessId::is_this);
-        queue.added.extend(server.take());
-        let wake = match starts {
-            true => None,
-            false => Some(queue.wake.clone()),
-        };
-        (wake, stale)
-    });
-    drop(stale);
-    match wake {
-        // An error is ignored: a full socket ends the poll as well.
-        Some(Some(wake)) => drop((&*wake).write(&[1])),
-        // Another thread is starting the thread, which takes the queue first.
-        Some(None) => {}
-        None => start().inspect_err(|_| {
-            let lost = QUEUE.with(|queue| {
-                (queue.owner, queue.wake) = (None, None);
-                std::mem::take(&mut queue.added)
-            });
-            lost.into_iter().for_each(RendezvousServer::discard);
-        })?,
+            let stale = std::mem::take(&mut queue.added);
+            (queue.owner, queue.starting) = (Some(this), Some(this));
+            queue.added.extend(server.take());
+            (WaiterState::Idle, stale)
+        });
+        drop(stale);
+        match state {
+            WaiterState::Starting => std::thread::sleep(START_POLL_INTERVAL),
+            WaiterState::Running(wake) => break wake,
+            WaiterState::Idle => return start_for(queue, start),
+        }
+    };
+    // An error is ignored: a full socket ends the poll as well.
+    if let Some(wake) = wake {
+        let _ = (&*wake).write(&[1]);
     }
     Ok(())
 }
 
-fn start() -> Result<()> {
+/// Starts the thread for the server that this thread has added. Without the thread, the server ends.
+fn start_for(
+    queue: &'static ForkSafe<IdleQueue>,
+    start: impl FnOnce(&'static ForkSafe<IdleQueue>) -> Result<()>,
+) -> Result<()> {
+    let started = start(queue);
+    let lost = queue.with(|queue| {
+        queue.starting = None;
+        match &started {
+            Ok(()) => (Vec::new(), None),
+            Err(_) => {
+                queue.owner = None;
+                (std::mem::take(&mut queue.added), queue.wake.take())
+            }
+        }
+    });
+    lost.0.into_iter().for_each(RendezvousServer::discard);
+    started
+}
+
+fn start(queue: &'static ForkSafe<IdleQueue>) -> Result<()> {
     let no_alarm =
         |cause| Error::system("cannot make the alarm of the thread for unique ids", cause);
     let (wake, alarm) = UnixStream::pair().map_err(no_alarm)?;
     wake.set_nonblocking(true).map_err(no_alarm)?;
     alarm.set_nonblocking(true).map_err(no_alarm)?;
     let wake = Arc::new(wake);
-    let before = QUEUE.with(|queue| queue.wake.replace(wake));
+    let before = queue.with(|queue| queue.wake.replace(wake));
     drop(before);
     std::thread::Builder::new()
         .name("cinch-ids".into())
         .stack_size(256 << 10)
-        .spawn(move || wait_for_ranks(&alarm))
+        .spawn(move || wait_for_ranks(queue, &alarm))
         .map(drop)
         .map_err(|cause| thread_error("cannot start the thread for unique ids", cause))
 }
 
 /// Serves the queue until no rendezvous is left.
-fn wait_for_ranks(alarm: &UnixStream) {
+fn wait_for_ranks(queue: &ForkSafe<IdleQueue>, alarm: &UnixStream) {
     block_signals();
     let most = MOST_IDLE.min(descriptor_limit() / 4).max(1);
     let mut idle: Vec<RendezvousServer> = Vec::new();
     let mut has_warned = false;
     loop {
-        let (added, wake) = QUEUE.with(|queue| {
+        let (added, wake) = queue.with(|queue| {
             let added = std::mem::take(&mut queue.added);
             match idle.is_empty() && added.is_empty() {
                 false => (Some(added), None),
@@ -175,4 +221,43 @@ fn poll(alarm: &UnixStream, idle: &[RendezvousServer]) -> Vec<bool> {
     of_server
         .map(|count| ready.by_ref().take(count).fold(false, |any, one| any | one))
         .collect()
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::super::address;
+    use super::super::id::assemble;
+    use super::super::rendezvous_server::cancel;
+    use super::*;
+    use crate::error::ErrorKind;
+    use std::sync::mpsc;
+
+    /// A thread cannot start the thread that waits. Meanwhile a second thread adds its id, which must live.
+    #[test]
+    fn failed_start_ends_the_id_of_its_own_caller_alone() {
+        static SHARED: ForkSafe<IdleQueue> = ForkSafe::new(IdleQueue::new());
+        let server = |nonce: u8| {
+            let (listener, at) = Listener::bind(address::for_one_host()).unwrap();
+            let id = assemble(0, &[1; 32], &[nonce; 16], &[at]);
+            let server = RendezvousServer::new(&id, listener, Duration::from_secs(20), None);
+            (id, server)
+        };
+        let ((lost, first), (kept, second)) = (server(91), server(92));
+        let (begun, has_begun) = mpsc::channel();
+        std::thread::scope(|scope| {
+            let refused = scope.spawn(move || {
+                wait(&SHARED, first, |_| {
+                    begun.send(()).unwrap();
+                    // The second thread arrives in this time.
+                    std::thread::sleep(Duration::from_millis(100));
+                    Err(Error::new(ErrorKind::System, "no thread"))
+                })
+            });
+            has_begun.recv().unwrap();
+            wait(&SHARED, second, start).unwrap();
+            assert_eq!(refused.join().unwrap().unwrap_err().message(), "no thread");
+        });
+        assert!(!cancel(&lost), "the id whose thread failed is served");
+        assert!(cancel(&kept), "the id of another thread has ended");
+    }
 }
