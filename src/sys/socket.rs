@@ -13,6 +13,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -432,6 +433,41 @@ fn shared(name: &[u8; 16]) -> nix::Result<UnixAddr> {
 fn shared_path(name: &[u8; 16]) -> PathBuf {
     let text = text(name);
     Path::new(SHARED_DIRECTORY).join(OsStr::from_bytes(&text))
+}
+
+/// Age from which a socket file at which nobody listens is left over: the process of a younger one may be about to
+/// listen.
+const STALE_AGE: Duration = Duration::from_secs(60);
+/// Number of names in [`SHARED_DIRECTORY`] that are looked at.
+const MAX_NAMES: usize = 4096;
+
+/// Removes the socket files in [`SHARED_DIRECTORY`] that killed processes of this user have left.
+pub fn remove_stale_files() {
+    // A process that cannot read the directory leaves the files to another job.
+    let names = std::fs::read_dir(SHARED_DIRECTORY).into_iter().flatten();
+    for name in names.take(MAX_NAMES).flatten() {
+        if is_stale(&name).unwrap_or(false) {
+            let _ = std::fs::remove_file(name.path());
+        }
+    }
+}
+
+fn is_stale(entry: &std::fs::DirEntry) -> io::Result<bool> {
+    let name = entry.file_name();
+    if name.len() != text(&[0; 16]).len() || !name.as_bytes().starts_with(b"cinch-") {
+        return Ok(false);
+    }
+    let known = entry.metadata()?;
+    let is_own = known.uid() == nix::unistd::geteuid().as_raw();
+    let is_old = known
+        .modified()?
+        .elapsed()
+        .is_ok_and(|age| age >= STALE_AGE);
+    Ok(is_own
+        && is_old
+        && known.file_type().is_socket()
+        && connect_file(&entry.path())
+            .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused))
 }
 
 /// A socket file, which is removed when the value is dropped.

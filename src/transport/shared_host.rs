@@ -14,7 +14,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::sync::Fault;
 use crate::sys::log::{self, Level};
 use crate::sys::memory::{PAGE, sealed_memfd};
-use crate::sys::socket::Address;
+use crate::sys::socket::{self, Address};
 use crate::types::{SIGNATURE_WORDS, Subsystem};
 use crate::wire::{Reader, Wire, WireResult, Writer};
 use std::collections::HashMap;
@@ -147,6 +147,8 @@ impl Directory {
         if config.shm_disable {
             return None;
         }
+        // Only jobs of containers make such files, so only they look for those of killed ones.
+        socket::remove_stale_files();
         let mut name = [0; 16];
         getrandom::fill(&mut name).ok()?;
         Some(Directory {
@@ -348,6 +350,49 @@ mod tests {
         let failed = proofs(|_| [[1; 16]; 2]);
         assert!(failed.iter().all(Result::is_err), "{failed:?}");
         assert!(start.elapsed() < Duration::from_secs(5));
+    }
+
+    /// Names of socket files that a killed rank left, that are too young, that a rank listens at, and of a plain file.
+    #[test]
+    fn next_job_removes_the_socket_files_of_killed_ranks_alone() {
+        use nix::sys::stat::{UtimensatFlags, utimensat};
+        use nix::sys::time::{TimeSpec, TimeValLike};
+        let named = |kind: u8| {
+            let mut name = [kind; 16];
+            name[..4].copy_from_slice(&std::process::id().to_be_bytes());
+            let digits: String = name.iter().map(|byte| format!("{byte:02x}")).collect();
+            (
+                Address::Shared(name),
+                std::path::Path::new(socket::SHARED_DIRECTORY).join(format!("cinch-{digits}")),
+            )
+        };
+        let age = |path: &std::path::Path| {
+            let then = TimeSpec::seconds(1_000_000_000);
+            utimensat(
+                nix::fcntl::AT_FDCWD,
+                path,
+                &then,
+                &then,
+                UtimensatFlags::FollowSymlink,
+            )
+            .unwrap();
+        };
+        let [stale, young, alive, plain] = [1, 2, 3, 4].map(named);
+        drop(socket::listen(&stale.0).unwrap());
+        drop(socket::listen(&young.0).unwrap());
+        let _listener = socket::listen(&alive.0).unwrap();
+        std::fs::write(&plain.1, "").unwrap();
+        for (_, path) in [&stale, &alive, &plain] {
+            age(path);
+        }
+        let opened = Directory::open(&Config::default()).unwrap();
+        let exists = [stale, young, alive, plain].map(|(_, path)| {
+            let exists = path.exists();
+            let _ = std::fs::remove_file(path);
+            exists
+        });
+        assert_eq!(exists, [false, true, true, true]);
+        drop(opened);
     }
 
     #[test]
