@@ -321,7 +321,7 @@ impl ProxyThread {
                 let staged = unsafe { staging.ends(channel as u32) };
                 let ends = (send, recv);
                 channels.push(ProxyChannel::new(
-                    (peer, channel),
+                    (peer, parts.exchange.peers()[peer].to_string(), channel),
                     staged,
                     ends,
                     links.checks_data,

@@ -12,6 +12,8 @@ use std::time::Instant;
 #[derive(Debug)]
 pub(super) struct ProxyChannel {
     peer: usize,
+    /// The peer with its host and process, for errors.
+    name: String,
     /// Messages from this rank's kernels. The next two fields are the connection to the peer, and
     /// the position in the kernels' call.
     outgoing: StagedSend,
@@ -40,13 +42,14 @@ const RECV: usize = 1;
 
 impl ProxyChannel {
     pub fn new(
-        (peer, channel): (usize, usize),
+        (peer, name, channel): (usize, String, usize),
         (outgoing, incoming): (StagedSend, StagedRecv),
         (send, recv): (Box<dyn SendEnd>, Box<dyn RecvEnd>),
         checks_data: bool,
     ) -> ProxyChannel {
         ProxyChannel {
             peer,
+            name,
             outgoing,
             send,
             sending: MessageCursor::new(MessageDirection::ToPeer, peer, channel),
@@ -211,8 +214,7 @@ impl ProxyChannel {
         if complete && self.checks_data {
             let found = crc32c::crc32c(slot);
             if found != header.crc {
-                let peer = format!("rank {}", self.peer);
-                return Err(transport::damaged(&peer, "a network", &header, found));
+                return Err(transport::damaged(&self.name, "a network", &header, found));
             }
         }
         Ok(complete)
@@ -228,9 +230,9 @@ impl ProxyChannel {
         Err(Error::new(
             ErrorKind::Mismatch,
             format!(
-                "rank {} sent {bytes} bytes for a message of {} that has {expected}, in a slot of \
+                "{} sent {bytes} bytes for a message of {} that has {expected}, in a slot of \
                  {room}",
-                self.peer,
+                self.name,
                 CallSignature::describe(&header.signature)
             ),
         ))

@@ -103,8 +103,15 @@ struct Bench {
 /// Elements of a message from rank 0 to rank 1 that takes several slots of one channel.
 const COUNT: usize = 50_000;
 
+/// Name of rank 1.
+const PEER: &str = "rank 1 (host b, pid 7)";
+
 impl Bench {
     fn new() -> Bench {
+        Bench::with_checks(false)
+    }
+
+    fn with_checks(checks_data: bool) -> Bench {
         let process = Gpus::new(1).process();
         let driver = Driver::with(Box::new(process)).unwrap();
         let context = Context::primary(&Device::at(&driver, 0).unwrap()).unwrap();
@@ -166,7 +173,12 @@ impl Bench {
         // SAFETY: the only call for channel 0, so no other value has these ends.
         let base = unsafe { staging.ends(0) };
         Bench {
-            proxy_channel: ProxyChannel::new((1, 0), base, (end(), end()), false),
+            proxy_channel: ProxyChannel::new(
+                (1, PEER.into(), 0),
+                base,
+                (end(), end()),
+                checks_data,
+            ),
             message_sizes: MessageSizesCache::new(planner),
             wire,
             staging,
@@ -328,7 +340,7 @@ fn wrong_length_is_an_error_and_copies_nothing() {
             bench.wire().coming = coming;
             let error = bench.progress().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Mismatch);
-            let words = ["rank 1".into(), bytes.to_string(), right.to_string()];
+            let words = [PEER.into(), bytes.to_string(), right.to_string()];
             assert!(
                 words.iter().all(|word| error.message().contains(word)),
                 "{error}"
@@ -336,6 +348,26 @@ fn wrong_length_is_an_error_and_copies_nothing() {
             assert_eq!(bench.arrived(), whole as u64);
         }
     }
+}
+
+#[test]
+fn changed_payload_names_rank_host_and_process() {
+    let mut bench = Bench::with_checks(true);
+    let (mut right, payload) = bench.comes(0);
+    right.crc = crc32c::crc32c(&payload);
+    let mut changed = payload.clone();
+    changed[payload.len() / 2] ^= 1;
+    bench.wire().coming = VecDeque::from([(right, payload)]);
+    assert!(bench.progress().unwrap());
+    let mut bench = Bench::with_checks(true);
+    bench.wire().coming = VecDeque::from([(right, changed)]);
+    // The connection counts as broken, so that a better cause may arrive first.
+    assert!(!bench.progress().unwrap());
+    let (_, error) = bench.proxy_channel.broken(true).unwrap().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Remote);
+    let words = format!("from {PEER} changed on their way");
+    assert!(error.message().contains(&words), "{error}");
+    assert_eq!(bench.arrived(), 0);
 }
 
 #[test]
