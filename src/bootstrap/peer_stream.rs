@@ -304,13 +304,17 @@ impl Records {
         let whole = self
             .length()
             .map_or(0, |length| HEADER + length + MAX_TAG_LEN);
-        self.incoming.resize(whole.max(self.end + self.room), 0);
+        let wanted = whole.max(self.end + self.room);
+        // The buffer only grows, because a resize beyond its end writes zeros over all that was cut before.
+        if self.incoming.len() < wanted {
+            self.incoming.resize(wanted, 0);
+        }
         let count = socket::read(
             socket,
-            &mut [IoSliceMut::new(&mut self.incoming[self.end..])],
+            &mut [IoSliceMut::new(&mut self.incoming[self.end..wanted])],
         )?;
         self.end += count;
-        if self.end == self.incoming.len() {
+        if self.end == wanted {
             self.room = (2 * self.room).min(ROOM[1]);
         }
         Ok(count)
@@ -379,6 +383,34 @@ mod tests {
             assert!(from.flush().unwrap() && !from.has_unsent());
             drop(from);
             assert_eq!(to.read(&mut [IoSliceMut::new(&mut [0])]).unwrap(), 0);
+        }
+    }
+
+    /// Without this, each read beside payload would write up to 128 KiB of zeros.
+    #[test]
+    fn small_records_after_large_ones_leave_the_rest_of_the_buffer() {
+        let [mut from, mut to] = sides(true);
+        let mut pass_on = |sent: &[u8]| {
+            let (mut at, mut received) = (0, vec![0; sent.len()]);
+            assert_eq!(from.write(&[IoSlice::new(sent)]).unwrap(), sent.len());
+            while at < sent.len() {
+                let _ = from.flush().unwrap();
+                at += to
+                    .read(&mut [IoSliceMut::new(&mut received[at..])])
+                    .unwrap_or(0);
+            }
+            assert!(received == sent);
+            let incoming = &mut to.records.as_mut().unwrap().incoming;
+            let (size, last) = (incoming.len(), incoming.last().copied());
+            *incoming.last_mut().unwrap() = 0xa5;
+            (size, last)
+        };
+        let mut grown = 0;
+        for _ in 0..8 {
+            (grown, _) = pass_on(&bytes(RECORD, 1));
+        }
+        for seed in 0..3 {
+            assert_eq!(pass_on(&bytes(10, seed)), (grown, Some(0xa5)));
         }
     }
 
