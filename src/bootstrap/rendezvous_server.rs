@@ -316,6 +316,8 @@ impl RendezvousServer {
         let arrivals: Vec<Result<Peer>> = std::iter::from_fn(|| listener.next()).collect();
         if let Err(error) = served {
             self.fail(error);
+            // No rank can be accepted to receive the reason. A closed listener ends their waits.
+            self.listener = None;
         }
         for peer in arrivals {
             match peer {

@@ -49,7 +49,12 @@ pub(super) fn accept_members(
     let missing = absent(&connected).collect();
     let connected = connected.into_iter().flatten();
     connected.for_each(|peer| report.send(FramedStream::new(peer)));
-    accepting.report_to_late_members(listener, missing, &mut report);
+    match error.kind() {
+        // The listener accepts no more, for lack of descriptors for example. A closed listener ends the waits of
+        // members, which would otherwise last until the deadline. With a fault the error is that of another rank.
+        ErrorKind::System if !fault.is_raised() => drop(listener),
+        _ => accepting.report_to_late_members(listener, missing, &mut report),
+    }
     report.finish();
     Err(error)
 }
@@ -351,6 +356,33 @@ mod tests {
         let awaited = |only_visible| [0, 1, 2, 3].map(|rank| root.may_connect(rank, only_visible));
         assert_eq!(awaited(false), [true, false, true, true]);
         assert_eq!(awaited(true), [true, false, true, false]);
+    }
+
+    /// Rank 0 has no descriptor to accept a connection. Its members fail when it gives up, before their deadline.
+    #[test]
+    fn root_that_cannot_accept_ends_the_waits_of_its_members() {
+        let ended_early = in_child(|| {
+            let (mut listener, mut members) = ranks();
+            members.truncate(2);
+            let (fault, deadline) = (Fault::new(), Instant::now() + Duration::from_millis(3900));
+            std::thread::scope(|scope| {
+                let connect = || connect_to_root(&members[0], &handshake(1), deadline, &fault);
+                let member = scope.spawn(connect);
+                listener.expect_connections(2);
+                poll_for(
+                    &mut listener.descriptors().collect::<Vec<_>>(),
+                    Duration::from_secs(1),
+                );
+                limit_descriptors(3);
+                let root = accept_members(listener, &members, &handshake(0), deadline, &fault);
+                let lacks = root
+                    .err()
+                    .is_some_and(|e| e.message().contains("os error 24"));
+                let error = member.join().unwrap().err();
+                lacks && error.is_some_and(|error| error.kind() != ErrorKind::Timeout)
+            })
+        });
+        assert!(ended_early);
     }
 
     /// Rank 0 runs out of descriptors after it has accepted all connections. All ranks receive the
