@@ -561,6 +561,58 @@ mod tests {
         assert!(waited >= 0.8, "gave up after {waited:.3} s");
     }
 
+    /// Peers prove that they hold the secret, and never register. The server drops the oldest of them beyond its
+    /// bound, and ranks still join.
+    #[test]
+    fn proven_connections_that_never_register_are_bounded() {
+        const EXCESS: usize = 20;
+        let bound = 2 + SPARE_REGISTRANTS;
+        let (listener, at) = Listener::bind(address::for_one_host()).unwrap();
+        let id = assemble(0, &[1; 32], &[5; 16], &[at]);
+        let mut server = RendezvousServer::new(&id, listener, Duration::from_secs(20), None);
+        let answers = std::thread::scope(|scope| {
+            let join = |rank| {
+                let id = &id;
+                scope.spawn(move || answer(id, (rank, 2), 0.0).0.kind)
+            };
+            let first = join(0);
+            while server.entries().next().is_none() {
+                server.poll();
+            }
+            let connecting = scope.spawn(|| {
+                let (fault, deadline) = (Fault::new(), Instant::now() + Duration::from_secs(20));
+                let connect = |_| {
+                    let own = handshake(&id, 1);
+                    connect_to_any(&[at], &own, OnRefusal::Fail, deadline, &fault).unwrap()
+                };
+                let connected = (0..bound + EXCESS).map(connect).map(FramedStream::new);
+                connected.collect::<Vec<_>>()
+            });
+            while !connecting.is_finished() {
+                server.poll();
+            }
+            let mut idle = connecting.join().unwrap();
+            // The server may not have accepted the last connections yet.
+            let until = Instant::now() + Duration::from_secs(1);
+            while Instant::now() < until {
+                server.poll();
+            }
+            assert_eq!(server.registrants.len(), 1 + bound);
+            for (at, stream) in idle.iter_mut().enumerate() {
+                let has_ended = stream.receive(&mut Vec::new()).is_some();
+                assert_eq!(has_ended, at < EXCESS, "connection {at}");
+            }
+            let second = join(1);
+            while server.entries().count() < 2 {
+                server.poll();
+            }
+            server.advance();
+            [first, second].map(|rank| rank.join().unwrap())
+        });
+        assert_eq!(answers, [TABLE, TABLE]);
+        server.discard();
+    }
+
     /// The server finds the last registration and the deadline past at once, as after a stop.
     #[test]
     fn rendezvous_with_all_ranks_completes_after_its_deadline() {
