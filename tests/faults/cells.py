@@ -7,7 +7,7 @@ import re
 
 RANKS = 4
 # Numbers of tests/faults/shim.h.
-PHASES = ["none", "id", "rendezvous", "connect", "first", "steady", "group", "split", "destroy", "after"]
+PHASES = ["none", "id", "rendezvous", "connect", "first", "steady", "group", "split", "grow", "destroy", "after"]
 CALLS = ["any", "point", "timer", "socket", "connect", "accept4", "bind", "listen", "readv", "recv", "recvmsg",
          "read", "send", "sendmsg", "write", "poll", "ppoll", "futex", "memfd_create", "ftruncate", "fallocate",
          "mmap", "fcntl", "pthread_create", "getaddrinfo", "open"]
@@ -45,6 +45,11 @@ REACHED = {
         "send": (ALL, 5, 5), "sendmsg": (ALL, 12, 16), "write": (ALL, 1, 1), "poll": (ALL, 15, 15),
         "memfd_create": (ALL, 1, 0), "ftruncate": (ALL, 1, 0), "mmap": (ALL, 2, 4),
         "fcntl": (ALL, 3, 0), "pthread_create": (ALL, 1, 1), "open": (ALL, 4, 25)},
+    "grow": {
+        "any": (ALL, 120, 200), "point": (ALL, 10, 10), "socket": (ALL, 3, 5), "connect": ([1, 2, 3], 2, 3),
+        "accept4": ([0, 1], 6, 8), "readv": (ALL, 20, 50), "recv": (ALL, 15, 15), "recvmsg": (ALL, 2, 0),
+        "read": (ALL, 16, 40), "send": (ALL, 5, 5), "sendmsg": (ALL, 15, 28), "poll": (ALL, 17, 17),
+        "memfd_create": (ALL, 1, 0), "mmap": (ALL, 3, 8), "open": (ALL, 6, 24)},
     "destroy": {"any": (ALL, 12, 12), "point": (ALL, 2, 2), "readv": (ALL, 1, 1), "recv": (ALL, 3, 3),
                 "send": (ALL, 2, 2), "sendmsg": (ALL, 3, 3), "write": (ALL, 1, 1), "poll": (ALL, 1, 1)},
 }
@@ -81,6 +86,8 @@ FAULTS = {
     "stderrkill": ("death", ["point"]),
     "flip": ("flipped", ["sendmsg"]),
 }
+# Faults of the phase `grow`. It has parts of `rendezvous`, `connect` and `split`, which have all of them.
+GROW_FAULTS = ["kill", "stop", "exit", "enomem", "emfile", "delay1", "delay10"]
 # The system's sentences.
 SENTENCES = {
     "enomem": ["Cannot allocate memory", "Memory allocation failure"],
@@ -132,6 +139,8 @@ def hits(fault, phase, transport, call):
     """Returns whether the fault can happen: nothing of the phase `id` can be interrupted or short."""
     reached = REACHED[phase].get(call)
     if reached is None or reached[1 + TRANSPORTS.index(transport)] == 0:
+        return False
+    if phase == "grow" and fault not in GROW_FAULTS:
         return False
     # On the threads of the program, ranks make no system calls there; see EXIT in shim.c.
     if fault == "exit" and call == "any":
@@ -187,23 +196,27 @@ def is_explained(cell, victim, pids, rank, code, text):
     if ending == "right":
         return False
     if code == NO_ID:
-        return victim == 0
+        # A rank makes no id for new ranks if it knows already that another one has failed.
+        return victim == 0 or phase == "grow"
     # A rank whose new communicator failed aborts its parent, too.
-    if code == ABORTED and phase == "split":
+    if code == ABORTED and phase in ("split", "grow"):
         return names_any(text, pids)
     # The victim may be rank 0 or the leader of a split, which serve the rendezvous; or it cannot join itself.
     # It may connect already while it still answers others.
-    serves = victim == 0 and phase in ("id", "rendezvous", "connect") or victim < 2 and phase == "split"
+    serves = victim == 0 and phase in ("id", "rendezvous", "connect", "grow") or victim < 2 and phase == "split"
     is_own = rank == victim or f"pid {pids[victim]}) reports" in text
-    joins = is_own and phase in ("id", "rendezvous", "split") and ending != "refused"
+    # A leader of a split that cannot accept closes its listener, so that nobody waits for it until the deadline.
+    if code == TIMEOUT and ending == "refused" and cell.call == "accept4" and phase == "split":
+        return False
+    joins = is_own and phase in ("id", "rendezvous", "split", "grow") and ending != "refused"
     if code in (REMOTE, TIMEOUT) and (serves or joins) and OF_RENDEZVOUS.search(text):
         return True
     if ending == "refused":
         caused = any(sentence in text for sentence in SENTENCES[cell.fault])
-        if rank == victim and (caused or phase != "split"):
+        if rank == victim and (caused or phase not in ("split", "grow")):
             return caused and code in (SYSTEM, REMOTE)
         # A rank that has no connection to others yet cannot report why.
-        codes = (SYSTEM, REMOTE, TIMEOUT) if phase in ("rendezvous", "split") else (SYSTEM, REMOTE)
+        codes = (SYSTEM, REMOTE, TIMEOUT) if phase in ("rendezvous", "split", "grow") else (SYSTEM, REMOTE)
         return code in codes and (caused or names(text, victim, pids[victim]))
     if ending == "death":
         return code in (REMOTE, TIMEOUT) and names(text, victim, pids[victim])

@@ -31,6 +31,8 @@
 
 /* Default number of calls of the steady phase; with pauses, so that heartbeats fall between them. */
 #define STEADY_CALLS 30
+/* Number of the first call after new ranks have joined; above that of all calls before. */
+#define GROWN_CALLS 1000000
 #define MAX_RANKS 16
 /* Longest time that a rank waits for the id in milliseconds. */
 #define ID_TIMEOUT 5000
@@ -41,9 +43,12 @@
 extern cinch_result_t cinch_comm_prepare_to_shrink(cinch_comm_t *comm) __attribute__((weak));
 extern cinch_result_t cinch_comm_shrink(cinch_comm_t *comm, const int *exclude, int count,
                                         const cinch_config_t *config, cinch_comm_t **newcomm) __attribute__((weak));
+extern cinch_result_t cinch_comm_grow_id(cinch_comm_t *comm, cinch_unique_id_t *id) __attribute__((weak));
+extern cinch_result_t cinch_comm_grow(cinch_comm_t *comm, int nranks, const cinch_config_t *config,
+                                      cinch_comm_t **newcomm) __attribute__((weak));
 
 static const char *const PHASE_NAMES[PHASES] = {
-    "none", "id", "rendezvous", "connect", "first", "steady", "group", "split", "destroy", "after"};
+    "none", "id", "rendezvous", "connect", "first", "steady", "group", "split", "grow", "destroy", "after"};
 
 static int rank, nranks, phase, calls;
 static uint32_t seed;
@@ -231,20 +236,18 @@ static int collective(const struct group *in, int kind, size_t count) {
 
 /* ---- phases ---- */
 
-static int get_id(const char *path, cinch_unique_id_t *id) {
-    char staging[4096];
-    enter(ID);
-    point();
-    if (rank == 0) {
-        int made = ok(cinch_unique_id_create(id));
-        snprintf(staging, sizeof staging, "%s.new", path);
-        FILE *file = fopen(staging, "wb");
-        if (file == NULL) abort();
-        if (made) fwrite(id->bytes, 1, sizeof id->bytes, file);
-        fclose(file);
-        if (rename(staging, path) != 0) abort();
-        return made;
-    }
+/* Writes an id to a file for the other ranks; an empty file if it was not made. */
+static void hand_out(const char *path, const cinch_unique_id_t *id, int made) {
+    char staging[4200];
+    snprintf(staging, sizeof staging, "%s.new", path);
+    FILE *file = fopen(staging, "wb");
+    if (file == NULL) abort();
+    if (made) fwrite(id->bytes, 1, sizeof id->bytes, file);
+    fclose(file);
+    if (rename(staging, path) != 0) abort();
+}
+
+static int await_id(const char *path, cinch_unique_id_t *id) {
     for (int tries = 0; tries < ID_TIMEOUT / 5; tries++) {
         FILE *file = fopen(path, "rb");
         if (file != NULL) {
@@ -255,16 +258,30 @@ static int get_id(const char *path, cinch_unique_id_t *id) {
         }
         sleep_ms(5);
     }
-    report_line("error id -1 rank 0 gave no id");
+    report_line("error %s -1 rank 0 gave no id", PHASE_NAMES[phase]);
     return 0;
+}
+
+static int get_id(const char *path, cinch_unique_id_t *id) {
+    enter(ID);
+    point();
+    if (rank != 0) return await_id(path, id);
+    int made = ok(cinch_unique_id_create(id));
+    hand_out(path, id, made);
+    return made;
+}
+
+static int default_config(const char *transport, cinch_config_t *config) {
+    if (!ok(cinch_config_default(config))) return 0;
+    config->transport = strcmp(transport, "tcp") == 0 ? CINCH_TRANSPORT_TCP : CINCH_TRANSPORT_SHM;
+    return 1;
 }
 
 static int join(const char *path, const char *transport, struct group *world) {
     cinch_config_t config;
     cinch_unique_id_t id;
     int by_environment = strcmp(path, "env") == 0;
-    if (!ok(cinch_config_default(&config))) return 0;
-    config.transport = strcmp(transport, "tcp") == 0 ? CINCH_TRANSPORT_TCP : CINCH_TRANSPORT_SHM;
+    if (!default_config(transport, &config)) return 0;
     if (!by_environment && !get_id(path, &id)) return 0;
     enter(RENDEZVOUS);
     point();
@@ -347,7 +364,7 @@ static int split(const struct group *in, struct group *child) {
     return end(child);
 }
 
-/* Makes a communicator without the last rank, and calls collectives in it. */
+/* Makes a communicator without the last rank, and calls collectives in it. The phase `grow` ends it. */
 static int shrink(const struct group *in, struct group *child) {
     if (!cinch_comm_prepare_to_shrink || !cinch_comm_shrink) return 1;
     int last = in->size - 1;
@@ -361,10 +378,45 @@ static int shrink(const struct group *in, struct group *child) {
     for (int kind = 0; kind < COLLECTIVES; kind++) {
         if (!collective(child, kind, 700)) return 0;
     }
-    return end(child);
+    return 1;
 }
 
-static int run(const char *path, const char *transport, struct group *world, struct group *child) {
+/* The process of the last rank joins the communicator without it again, as a new rank. */
+static int grow(const char *path, const char *transport, const struct group *in, struct group *child,
+                struct group *grown) {
+    char name[4150];
+    cinch_config_t config;
+    cinch_unique_id_t id;
+    int last = in->size - 1, is_new = in->own == last;
+    if (!cinch_comm_grow || !cinch_comm_grow_id || last == 0 || strcmp(path, "env") == 0 || (!is_new && !child->comm)) {
+        return child->comm == NULL || end(child);
+    }
+    *grown = *in;
+    grown->comm = NULL;
+    snprintf(name, sizeof name, "%s.grow", path);
+    point();
+    if (in->own == 0) {
+        int made = ok(cinch_comm_grow_id(child->comm, &id));
+        hand_out(name, &id, made);
+        if (!made) return 0;
+    }
+    if (is_new && (!default_config(transport, &config) || !await_id(name, &id))) return 0;
+    point();
+    if (!ok(is_new ? cinch_comm_init(&id, last, in->size, &config, &grown->comm)
+                   : cinch_comm_grow(child->comm, in->size, NULL, &grown->comm))) {
+        return 0;
+    }
+    /* The new rank has made fewer calls than the others. */
+    calls = GROWN_CALLS;
+    for (int kind = 0; kind < COLLECTIVES; kind++) {
+        point();
+        if (!collective(grown, kind, 700)) return 0;
+    }
+    return end(grown) && (child->comm == NULL || end(child));
+}
+
+static int run(const char *path, const char *transport, struct group *world, struct group *child,
+               struct group *grown) {
     if (!join(path, transport, world)) return 0;
     enter(FIRST);
     point();
@@ -376,13 +428,15 @@ static int run(const char *path, const char *transport, struct group *world, str
     if (!grouped(world) || !grouped(world)) return 0;
     enter(SPLIT);
     if (!split(world, child) || !shrink(world, child)) return 0;
+    enter(GROW);
+    if (!grow(path, transport, world, child, grown)) return 0;
     enter(DESTROY);
     return end(world);
 }
 
 int main(int count, char **words) {
     char before[200], after[200];
-    struct group world = {0}, child = {0};
+    struct group world = {0}, child = {0}, grown = {0};
     if (count != 6) return 2;
     rank = atoi(words[1]), nranks = atoi(words[2]), seed = (uint32_t)strtoul(words[5], NULL, 10);
     if (nranks < 1 || nranks > MAX_RANKS || rank < 0 || rank >= nranks) return 2;
@@ -394,7 +448,8 @@ int main(int count, char **words) {
     count_holdings(before, sizeof before, getenv("CINCH_LOG_FILE") != NULL);
     if (getenv("RANK_DEFECT") && strcmp(getenv("RANK_DEFECT"), "leak") == 0 && dup(1) < 0) return 2;
 
-    run(words[3], words[4], &world, &child);
+    run(words[3], words[4], &world, &child, &grown);
+    give_up(&grown);
     give_up(&child);
     give_up(&world);
     enter(AFTER);

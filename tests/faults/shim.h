@@ -6,7 +6,7 @@
 
 /* Phases of a rank, in order. The shim itself separates `connect` from `rendezvous`: one function of the
  * library contains both. */
-enum phase { NO_PHASE, ID, RENDEZVOUS, CONNECT, FIRST, STEADY, GROUP, SPLIT, DESTROY, AFTER, PHASES };
+enum phase { NO_PHASE, ID, RENDEZVOUS, CONNECT, FIRST, STEADY, GROUP, SPLIT, GROW, DESTROY, AFTER, PHASES };
 
 /* Calls that the shim counts. POINT is a place of the rank program between two calls of the library; TIMER
  * is a moment that the kernel's timer chooses. */
