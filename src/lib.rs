@@ -138,7 +138,7 @@ pub use bootstrap::{PeerInfo, UniqueId};
 pub use codec::EncodeStats;
 pub use comm::{CallRequest, CodecStats, Communicator, Group, PendingCall, RawReason, Report};
 pub use comm::{StartedArrays, wait_any};
-pub use config::{Config, LoopbackAddress};
+pub use config::Config;
 pub use error::{Error, ErrorKind, Result};
 pub use mem::{DeviceBuffers, UserBuffers, bytes_of, bytes_of_mut};
 pub use types::{

@@ -6,7 +6,7 @@ use super::kinds::{
     Auto, ByteCount, Custom, FilePath, FreeText, Member, Parsed, PowerOfTwo, Seconds, Switch,
     ValueKind, WholeNumber, Word, non_empty,
 };
-use super::loopback_address::LoopbackAddress;
+use super::loopback_address::parse_loopback;
 use super::{FileChoice, Note, Origin};
 use crate::types::{
     Algorithm, CodecSetting, DeviceChoice, Kernel, Protocol, Subsystems, TransportKind,
@@ -253,7 +253,7 @@ knobs! {
         "version that ncclGetVersion of the drop-in returns; programs choose features by it";
     CINCH_NCCL_RAS nccl_ras: bool = false, Switch, No,
         "the drop-in answers the text protocol of NCCL's RAS subsystem, to any process of this host; of the first communicator of a process";
-    CINCH_NCCL_RAS_ADDR nccl_ras_addr: LoopbackAddress = LoopbackAddress::default(), Custom("localhost:port, or a loopback address with a port", LoopbackAddress::parse), No,
+    CINCH_NCCL_RAS_ADDR nccl_ras_addr: String = "localhost:28028".into(), Custom("localhost:port, or a loopback address with a port", parse_loopback), No,
         "where CINCH_NCCL_RAS listens; the processes of a job share it";
 }
 

@@ -19,7 +19,7 @@ pub use emulated::EmulatedMachine;
 pub use kinds::parse_bytes;
 pub use knobs::{Config, KNOBS, Knob, MOST_GPU_CHANNELS, Sharing};
 pub use launch::{LAUNCHER_VARIABLES, launcher_environment};
-pub use loopback_address::LoopbackAddress;
+pub use loopback_address::loopback_addresses;
 pub use nccl::{NCCL_NAMES, NcclName};
 #[cfg(feature = "internal")]
 pub use test_devices::on_rdma_devices;

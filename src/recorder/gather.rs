@@ -27,7 +27,7 @@ const MAX_BYTES: usize = 256 << 20;
 /// Number of processes that are asked; a host has fewer GPUs.
 const MAX_PROCESSES: usize = 1024;
 
-/// Answers of the processes of a job on this host.
+/// State of a job, as its processes on this host report it.
 #[derive(Debug)]
 pub struct JobSnapshot {
     /// The processes that answered, by their number.

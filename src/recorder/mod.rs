@@ -203,7 +203,7 @@ impl FlightRecorder {
         self.count.store(number + 1, Ordering::Relaxed);
         if let Some((collective, calls)) = CallSignature::collective_calls(words) {
             let counter = &self.collective_calls[collective as usize];
-            // Threads write one at a time, so that no atomic addition is needed.
+            // A single thread writes at a time, so that no atomic addition is needed.
             counter.store(counter.load(Ordering::Relaxed) + calls, Ordering::Relaxed);
         }
         number

@@ -240,7 +240,7 @@ fn process_snapshot(host: &str, service: &str) -> ProcessSnapshot {
     }
 }
 
-/// Sockets that the thread of the recorders waits for.
+/// Sockets and pipes at which the thread of the recorders waits.
 struct ShownPlaces {
     host: String,
     /// Socket of `cinch ps`.

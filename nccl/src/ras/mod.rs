@@ -9,6 +9,7 @@ mod status;
 mod text;
 
 use cinch::Config;
+use cinch::config::loopback_addresses;
 use cinch::gpu::Driver;
 use cinch::recorder::{self, JobSnapshot, TextReply, TextServiceSettings, TextSession};
 use std::sync::Arc;
@@ -31,8 +32,9 @@ pub(crate) fn offer(config: &Config) {
         driver: None,
     };
     recorder::offer_text_service(TextServiceSettings {
-        name: config.nccl_ras_addr.to_string(),
-        addresses: config.nccl_ras_addr.socket_addresses(),
+        name: config.nccl_ras_addr.clone(),
+        // The text was checked when it was set.
+        addresses: loopback_addresses(&config.nccl_ras_addr).unwrap_or_default(),
         session: Arc::new(move || Box::new(RasSession::new(versions))),
     });
 }

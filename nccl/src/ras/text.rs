@@ -229,7 +229,9 @@ fn differences(comm: &CommSnapshot<'_>, is_verbose: bool) -> Vec<String> {
 fn waits(comm: &CommSnapshot<'_>) -> Vec<String> {
     let now = monotonic_nanoseconds();
     let line = |(rank, gathered): (&usize, &cinch::recorder::GatheredRank<'_>)| {
-        let waits = gathered.rank.waits.as_ref()?;
+        // A failed call waits no longer.
+        let waits = gathered.rank.waits.as_ref();
+        let waits = waits.filter(|_| gathered.rank.error.is_none())?;
         let seconds = now.saturating_sub(waits.since) as f64 * 1e-9;
         let missing: Vec<String> = waits
             .missing
