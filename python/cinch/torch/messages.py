@@ -1,0 +1,323 @@
+"""Messages between two ranks: send and recv of torch.
+
+Each direction of each pair of ranks has a communicator and a thread of its own, a link, so that no send waits for a
+receive of the same program: two ranks may both send first. A link is created by the first message.
+
+On host memory a header with the tag and the size precedes each message. A receive takes the first message with its
+tag, from its source or from any rank; messages that no receive wants yet are kept. On GPUs there are no headers: tags
+are ignored, as by NCCL, and a receive must name its source.
+"""
+
+import array
+import threading
+from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple
+
+import torch
+
+from .. import _library
+from ..communicator import Communicator
+from . import rendezvous
+from .collectives import _target, wire
+from .work import HostWork, Worker
+
+
+class Receive:
+    """A receive that waits for its message."""
+
+    def __init__(self, tensor: torch.Tensor, tag: int, work: HostWork, links: Set[int]) -> None:
+        self.tensor, self.tag, self.work = tensor, tag, work
+        #: Links that can still bring the message.
+        self.links = links
+
+    def fits(self, source: int, tag: int) -> bool:
+        """Whether it wants a message. A receive that has timed out wants none."""
+        return self.tag == tag and source in self.links and not self.work.is_completed()
+
+    def take(self, payload: torch.Tensor) -> None:
+        """Ends with a message that was kept."""
+        _check_size(self.tensor, payload.numel())
+        self.tensor.copy_(payload.view(self.tensor.dtype).view(self.tensor.shape))
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    flat = wire(tensor)
+    return flat if flat.dtype == torch.uint8 else flat.view(torch.uint8)
+
+
+def _check_size(tensor: torch.Tensor, sent: int) -> None:
+    expected = tensor.numel() * tensor.element_size()
+    if sent != expected:
+        raise ValueError(f"the message has {sent} bytes, the receive's tensor {expected}")
+
+
+class Link:
+    """One direction between this rank and a peer: a communicator and the thread that uses it."""
+
+    def __init__(self, create: Callable[[], Communicator], name: str) -> None:
+        self._create = create
+        self.worker = Worker(name)
+        self.comm: Optional[Communicator] = None
+        #: Header of a message whose payload has not been received: tag and bytes.
+        self.header: Optional[Tuple[int, int]] = None
+        #: Stream of the messages, on a GPU.
+        self.stream: Any = None
+
+    def connected(self) -> Communicator:
+        """Returns the communicator, which the first call creates."""
+        if self.comm is None:
+            self.comm = self._create()
+        return self.comm
+
+    def next_header(self) -> Tuple[int, int]:
+        """Waits for a message; returns its tag and its bytes."""
+        if self.header is None:
+            words = array.array("q", [0, 0])
+            self.connected().recv(words, 0)
+            self.header = (words[0], words[1])
+        return self.header
+
+    def abort(self) -> None:
+        """Fails the link on both ranks."""
+        if self.comm is not None:
+            self.comm.abort()
+
+
+class Messages:
+    """All links of one rank in a process group."""
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: float, check: Callable[[], None]) -> None:
+        self._store, self._rank, self._size = store, rank, size
+        #: Timeout of sends and receives in seconds.
+        self.timeout = timeout
+        self._check_group = check
+        self._lock = threading.Lock()
+        self._links: Dict[Tuple[str, int, int], Link] = {}
+        self._waiting: List[Receive] = []
+        self._kept: Dict[int, List[Tuple[int, torch.Tensor]]] = {}
+        self._closed = False
+
+    # ---- host memory ----
+
+    def send(self, tensor: torch.Tensor, peer: int, tag: int) -> HostWork:
+        """Sends to a rank."""
+        link = self._link("host", self._rank, peer)
+        work = HostWork(f"a send to rank {peer}", [tensor], link.worker, self.timeout, link.abort)
+
+        def job() -> None:
+            payload = _bytes(tensor)
+            comm = link.connected()
+            comm.send(array.array("q", [tag, payload.numel()]), 1)
+            if payload.numel():
+                comm.send(payload, 1)
+
+        link.worker.submit(work, job)
+        return work
+
+    def receive(self, tensor: torch.Tensor, source: Optional[int], tag: int) -> HostWork:
+        """Receives from a rank, or from any if `source` is None."""
+        sources = {peer for peer in range(self._size) if peer != self._rank} if source is None else {source}
+        links = {peer: self._link("host", peer, self._rank) for peer in sorted(sources)}
+        whom = "any rank" if source is None else f"rank {source}"
+        work = HostWork(f"a receive from {whom}", [tensor], None, self.timeout, lambda: _abort(links.values()))
+        wanted = Receive(tensor, tag, work, sources)
+        with self._lock:
+            found = self._kept_message(wanted)
+            if found is None:
+                self._waiting.append(wanted)
+        if found is not None:
+            self._end(wanted, lambda: wanted.take(found))
+            return work
+        for peer, link in links.items():
+            pull = HostWork("a receive", None, link.worker)
+            link.worker.submit(pull, lambda link=link, peer=peer: self._pull(link, peer, wanted))
+        return work
+
+    def _kept_message(self, wanted: Receive) -> Optional[torch.Tensor]:
+        for peer in sorted(wanted.links):
+            messages = self._kept.get(peer, [])
+            for at, (tag, payload) in enumerate(messages):
+                if tag == wanted.tag:
+                    wanted.work.source = peer
+                    del messages[at]
+                    return payload
+        return None
+
+    def _pull(self, link: Link, peer: int, wanted: Receive) -> None:
+        """Receives messages of a link until `wanted` has one, from here or from another link."""
+        try:
+            while self._is_waiting(wanted):
+                tag, size = link.next_header()
+                self._deliver(link, peer, tag, size, wanted)
+        except BaseException as error:  # noqa: BLE001 - it belongs to the receive
+            self._lose(peer, wanted, error)
+
+    def _is_waiting(self, wanted: Receive) -> bool:
+        with self._lock:
+            return wanted in self._waiting
+
+    def _deliver(self, link: Link, peer: int, tag: int, size: int, wanted: Receive) -> None:
+        """Gives the message whose header has come to the first receive that wants it, or keeps it."""
+        with self._lock:
+            receive = next((one for one in self._waiting if one.fits(peer, tag)), None)
+            if receive is not None:
+                self._waiting.remove(receive)
+            elif wanted not in self._waiting:
+                # Another link has served the receive; the message waits for the next one.
+                return
+        link.header = None
+        if receive is None or size != receive.tensor.numel() * receive.tensor.element_size():
+            payload = torch.empty(size, dtype=torch.uint8)
+            if size:
+                link.connected().recv(payload, 0)
+            receive = receive or self._keep(peer, tag, payload)
+            if receive is not None:
+                receive.work.source = peer
+                self._end(receive, lambda: receive.take(payload))
+            return
+        receive.work.source = peer
+        self._end(receive, lambda: self._receive_into(link, receive.tensor))
+
+    def _keep(self, peer: int, tag: int, payload: torch.Tensor) -> Optional[Receive]:
+        """Keeps a message, unless a receive for it has come meanwhile, which is returned."""
+        with self._lock:
+            receive = next((one for one in self._waiting if one.fits(peer, tag)), None)
+            if receive is None:
+                self._kept.setdefault(peer, []).append((tag, payload))
+            else:
+                self._waiting.remove(receive)
+        return receive
+
+    @staticmethod
+    def _receive_into(link: Link, tensor: torch.Tensor) -> None:
+        room, copy = _target(tensor)
+        if room.numel():
+            link.connected().recv(room.view(torch.uint8), 0)
+        copy()
+
+    @staticmethod
+    def _end(receive: Receive, step: Callable[[], None]) -> None:
+        try:
+            with torch.no_grad():
+                step()
+        except BaseException as error:  # noqa: BLE001 - it belongs to the program's receive
+            receive.work.finish(error)
+        else:
+            receive.work.finish(None)
+
+    def _lose(self, peer: int, wanted: Receive, error: BaseException) -> None:
+        """Fails a receive when the last link that could serve it has failed."""
+        with self._lock:
+            wanted.links.discard(peer)
+            is_lost = wanted in self._waiting and not wanted.links
+            if is_lost:
+                self._waiting.remove(wanted)
+        if is_lost:
+            wanted.work.finish(error)
+
+    # ---- GPUs ----
+
+    def queue(self, tensor: torch.Tensor, peer: int, is_send: bool) -> HostWork:
+        """Queues a send or a receive on the link's stream, after the work on the current stream."""
+        device = tensor.device
+        ends = (self._rank, peer) if is_send else (peer, self._rank)
+        link = self._link("cuda", *ends, device=device)
+        if link.stream is None:
+            link.stream = torch.cuda.Stream(device)
+        before = torch.cuda.current_stream(device).record_event()
+        tensor.record_stream(link.stream)
+        work = QueuedWork(f"a message with rank {peer}", [tensor], link, device, self.timeout)
+
+        def job() -> None:
+            comm = link.connected()
+            with torch.cuda.device(device), torch.cuda.stream(link.stream):
+                link.stream.wait_event(before)
+                if is_send:
+                    comm.send(wire(tensor), 1, stream=link.stream)
+                else:
+                    room, copy = _target(tensor)
+                    comm.recv(room, 0, stream=link.stream)
+                    copy()
+                work.event = link.stream.record_event()
+
+        link.worker.submit(work, job)
+        return work
+
+    # ---- links ----
+
+    def _link(self, kind: str, sender: int, receiver: int, device: Optional[torch.device] = None) -> Link:
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the process group was destroyed")
+            key = (kind, sender, receiver)
+            if key not in self._links:
+                name = f"cinch {kind} {sender}->{receiver}"
+                self._links[key] = Link(lambda: self._create(kind, sender, receiver, device), name)
+            return self._links[key]
+
+    def _create(self, kind: str, sender: int, receiver: int, device: Optional[torch.device]) -> Communicator:
+        peer = receiver if self._rank == sender else sender
+        return rendezvous.connect(
+            self._store,
+            f"cinch/{kind}/{sender}-{receiver}",
+            0 if self._rank == sender else 1,
+            2,
+            self.timeout,
+            self._check,
+            f"rank {peer}",
+            device="host" if device is None else f"cuda:{device.index}",
+            # Waits for a header may last; the timeout of torch is that of the works.
+            timeout=rendezvous.LONGEST if device is None else min(self.timeout, rendezvous.LONGEST),
+            name=f"message {sender} to {receiver}",
+        )
+
+    def _check(self) -> None:
+        """Ends waits in the store when the group has failed or was destroyed."""
+        if self._closed:
+            raise _library.AbortedError("the process group was destroyed")
+        self._check_group()
+
+    def abort(self) -> None:
+        """Fails all links."""
+        with self._lock:
+            links = list(self._links.values())
+        _abort(links)
+
+    def close(self, timeout: float) -> None:
+        """Ends all links: sends end first, receives that still wait are aborted."""
+        with self._lock:
+            self._closed = True
+            links = sorted(self._links.items(), key=lambda item: item[0][1] != self._rank)
+        for (_, sender, _), link in links:
+            if not link.worker.close(timeout if sender == self._rank else 0):
+                link.abort()
+                link.worker.close(timeout)
+            if link.comm is not None:
+                link.comm.destroy()
+
+
+def _abort(links: Iterable[Link]) -> None:
+    for link in links:
+        link.abort()
+
+
+class QueuedWork(HostWork):
+    """A message on a GPU: `wait` waits until it is queued, and makes the current stream wait for it."""
+
+    def __init__(self, what: str, outputs: Any, link: Link, device: torch.device, timeout: float) -> None:
+        super().__init__(what, outputs, link.worker, timeout, link.abort)
+        self._link, self._device = link, device
+        #: Event behind the message.
+        self.event: Any = None
+
+    def after_end(self) -> None:
+        """Makes the current stream wait."""
+        self._link.connected().check()
+        torch.cuda.current_stream(self._device).wait_event(self.event)
+
+    def is_completed(self) -> bool:
+        """Whether the message has moved, or failed."""
+        return super().is_completed() and (self._error is not None or self.event.query())
+
+    def new_future(self) -> torch.futures.Future:
+        """Creates a future whose users' streams wait for the message."""
+        return torch.futures.Future(devices=[self._device])
