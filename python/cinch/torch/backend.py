@@ -62,6 +62,7 @@ class CinchProcessGroup(dist.ProcessGroup):
         self._messages = Messages(store, rank, size, timeout, self._check_host)
         self._coalesced: Optional[List[Work]] = None
         self._sequence = 0
+        self._next_id = 1
         self._create_lock = threading.Lock()
         self._closed = False
 
@@ -235,6 +236,11 @@ class CinchProcessGroup(dist.ProcessGroup):
         self._worker.submit(work, self._host_communicator)
         work.wait()
         return self._host_communicator()
+
+    def next_ids(self, count: int) -> int:
+        """Returns the first of `count` tensor ids that nothing else uses. All ranks must ask in the same order."""
+        first, self._next_id = self._next_id, self._next_id + count
+        return first
 
     def _check_open(self) -> None:
         if self._closed:
