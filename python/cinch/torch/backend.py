@@ -61,7 +61,7 @@ class CinchProcessGroup(dist.ProcessGroup):
         self._side_streams: Dict[int, Any] = {}
         self._messages = Messages(store, rank, size, timeout, self._check_host)
         self._coalesced: Optional[List[Work]] = None
-        self._sequence = 0
+        self._sequence, self._monitored = 0, 0
         self._next_id = 1
         self._create_lock = threading.Lock()
         self._closed = False
@@ -499,7 +499,6 @@ class CinchProcessGroup(dist.ProcessGroup):
             raise ValueError(f"{what}: rank {peer} is no other rank of this group of {self._own_size}")
         if tensors[0].layout != torch.strided:
             raise ValueError(f"{what}: tensors must be dense")
-        self._sequence += 1
         return tensors[0]
 
     # ---- waiting for each other ----
@@ -518,8 +517,8 @@ class CinchProcessGroup(dist.ProcessGroup):
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Waits for every rank. After the timeout rank 0 raises an error that names the ranks that did not come."""
         limit = seconds(timeout) or self._timeout
-        self._sequence += 1
-        prefix = f"cinch/monitored/{self._sequence}"
+        self._monitored += 1
+        prefix = f"cinch/monitored/{self._monitored}"
         if self._own_rank:
             self._store.set(f"{prefix}/{self._own_rank}", "here")
             try:
