@@ -3,6 +3,7 @@
 python -m cinch run -n 4 python/tests/torch_backend.py            all checks
 python -m cinch run -n 4 python/tests/torch_backend.py mismatch   ranks that disagree get an error
 python python/tests/torch_backend.py killed                       starts ranks, ends one: the others get an error
+python python/tests/torch_backend.py registered                   torch finds the backend by its entry point
 """
 
 import datetime
@@ -10,6 +11,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import tempfile
 import time
 
 import torch
@@ -370,6 +372,27 @@ def killed():
     print(f"both ranks had an error {time.monotonic() - started:.1f} s after the end of rank 0: {texts[0].strip()}")
 
 
+def registered():
+    """Requires that torch registers the backend without an import, as in an environment with the wheel."""
+    package = pathlib.Path(cinch.__file__).resolve().parent.parent
+    program = (
+        "import sys, torch, torch.distributed as dist;"
+        "assert 'cinch' in dist.Backend.backend_list, dist.Backend.backend_list;"
+        "assert 'cinch._library' not in sys.modules, 'libcinch was loaded by import torch';"
+        "dist.init_process_group('cinch', store=dist.HashStore(), rank=0, world_size=1);"
+        "one = torch.ones(3); dist.all_reduce(one); assert one.tolist() == [1, 1, 1];"
+        "dist.destroy_process_group()"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        # What an installed wheel has beside the package.
+        facts = pathlib.Path(folder) / "cinch_ccl-0.dist-info"
+        facts.mkdir()
+        (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: cinch-ccl\nVersion: 0\n")
+        (facts / "entry_points.txt").write_text("[torch.backends]\ncinch = cinch.torch:register\n")
+        environment = {**os.environ, "PYTHONPATH": f"{folder}:{package}"}
+        subprocess.run([sys.executable, "-c", program], env=environment, check=True)
+
+
 def join():
     """Joins the default group."""
     timeout = datetime.timedelta(seconds=120)
@@ -384,8 +407,8 @@ def join():
 def main():
     """Runs the part that is named, or all checks in one job."""
     part = sys.argv[1] if len(sys.argv) > 1 else "checks"
-    if part == "killed":
-        killed()
+    if part in ("killed", "registered"):
+        {"killed": killed, "registered": registered}[part]()
         return
     join()
     if part in ("mismatch", "survivor"):

@@ -2,7 +2,7 @@
 
     python python/tests/torch_suite.py BACKEND RESULT.json [--as-gloo] [TEST...]
 
-Each test starts 3 ranks, by fork, so that torch is imported once. The result has for each test `passed`, `skipped` or
+Each test starts 4 ranks, by fork, so that torch is imported once. The result has for each test `passed`, `skipped` or
 `failed`, and the reason. Tests that need GPUs skip themselves. With --as-gloo tests find the name gloo where they look
 for it, and each group is of BACKEND: so tests that are written for gloo alone run too.
 """
@@ -14,9 +14,9 @@ import sys
 import time
 import unittest
 
-RANKS = 3
+RANKS = 4
 #: Seconds after which a test counts as hanging.
-LIMIT = 120
+LIMIT = 60
 
 
 class Recorder(unittest.TestResult):
