@@ -245,6 +245,14 @@ def messages():
     for work in dist.batch_isend_irecv(operations):
         work.wait()
     equal(room, torch.full_like(large, float(before)), "a batch")
+    own = [torch.zeros(3), torch.zeros(3)]
+    world = dist.group.WORLD
+    early = world.recv([own[0]], rank, 5)
+    world.send([torch.full((3,), 5.0)], rank, 5).wait()
+    world.send([torch.full((3,), 6.0)], rank, 6).wait()
+    world.recv([own[1]], rank, 6).wait()
+    early.wait()
+    equal(torch.stack(own), torch.tensor([[5.0] * 3, [6.0] * 3]), "messages to itself")
     if rank == 1:
         raises(ValueError, "has 8 bytes, the receive's tensor 12", dist.recv, torch.empty(3), 0)
     if rank == 0:
@@ -312,7 +320,7 @@ def refusals():
     world = dist.group.WORLD
     raises(ValueError, "convert the tensor", dist.all_reduce, torch.zeros(2, dtype=torch.bool), ReduceOp.AVG)
     raises(ValueError, "elements", dist.all_gather_into_tensor, torch.zeros(size + 1), torch.zeros(1))
-    raises(ValueError, "no other rank", world.send, [torch.zeros(1)], size, 0)
+    raises(ValueError, "no rank of this group", world.send, [torch.zeros(1)], size, 0)
     raises(ValueError, "splits", dist.all_to_all_single, torch.zeros(size), torch.zeros(size), [1] * size, [2] * size)
     raises(ValueError, "not on meta", dist.all_reduce, torch.zeros(2, device="meta"))
     if rank == 0:

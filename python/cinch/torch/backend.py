@@ -495,8 +495,8 @@ class CinchProcessGroup(dist.ProcessGroup):
         tensors = _list(tensors)
         if len(tensors) != 1:
             raise ValueError(f"{what}: {len(tensors)} tensors; a message has one")
-        if peer is not None and (peer == self._own_rank or not 0 <= peer < self._own_size):
-            raise ValueError(f"{what}: rank {peer} is no other rank of this group of {self._own_size}")
+        if peer is not None and not 0 <= peer < self._own_size:
+            raise ValueError(f"{what}: rank {peer} is no rank of this group of {self._own_size}")
         if tensors[0].layout != torch.strided:
             raise ValueError(f"{what}: tensors must be dense")
         return tensors[0]

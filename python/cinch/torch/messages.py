@@ -9,8 +9,9 @@ are ignored, as by NCCL, and a receive must name its source.
 """
 
 import array
+import collections
 import threading
-from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple
+from typing import Any, Callable, Deque, Dict, Iterable, List, Optional, Set, Tuple
 
 import torch
 
@@ -94,12 +95,16 @@ class Messages:
         self._links: Dict[Tuple[str, int, int], Link] = {}
         self._waiting: List[Receive] = []
         self._kept: Dict[int, List[Tuple[int, torch.Tensor]]] = {}
+        #: Messages to this rank on a GPU, all sends or all receives: is a send, tensor, work.
+        self._to_self: Deque[Tuple[bool, torch.Tensor, "QueuedWork"]] = collections.deque()
         self._closed = False
 
     # ---- host memory ----
 
     def send(self, tensor: torch.Tensor, peer: int, tag: int) -> HostWork:
-        """Sends to a rank."""
+        """Sends to a rank. A message to this rank itself is copied at once."""
+        if peer == self._rank:
+            return self._send_to_self(tensor, tag)
         link = self._link("host", self._rank, peer)
         work = HostWork(f"a send to rank {peer}", [tensor], link.worker, self.timeout, link.abort)
 
@@ -116,7 +121,7 @@ class Messages:
     def receive(self, tensor: torch.Tensor, source: Optional[int], tag: int) -> HostWork:
         """Receives from a rank, or from any if `source` is None."""
         sources = {peer for peer in range(self._size) if peer != self._rank} if source is None else {source}
-        links = {peer: self._link("host", peer, self._rank) for peer in sorted(sources)}
+        links = {peer: self._link("host", peer, self._rank) for peer in sorted(sources - {self._rank})}
         whom = "any rank" if source is None else f"rank {source}"
         work = HostWork(f"a receive from {whom}", [tensor], None, self.timeout, lambda: _abort(links.values()))
         wanted = Receive(tensor, tag, work, sources)
@@ -130,6 +135,16 @@ class Messages:
         for peer, link in links.items():
             pull = HostWork("a receive", None, link.worker)
             link.worker.submit(pull, lambda link=link, peer=peer: self._pull(link, peer, wanted))
+        return work
+
+    def _send_to_self(self, tensor: torch.Tensor, tag: int) -> HostWork:
+        work = HostWork("a send to this rank", [tensor], None)
+        payload = _bytes(tensor).clone()
+        receive = self._keep(self._rank, tag, payload)
+        if receive is not None:
+            receive.work.source = self._rank
+            self._end(receive, lambda: receive.take(payload))
+        work.finish(None)
         return work
 
     def _kept_message(self, wanted: Receive) -> Optional[torch.Tensor]:
@@ -219,13 +234,15 @@ class Messages:
     def queue(self, tensor: torch.Tensor, peer: int, is_send: bool) -> HostWork:
         """Queues a send or a receive on the link's stream, after the work on the current stream."""
         device = tensor.device
+        if peer == self._rank:
+            return self._queue_to_self(tensor, is_send)
         ends = (self._rank, peer) if is_send else (peer, self._rank)
         link = self._link("cuda", *ends, device=device)
         if link.stream is None:
             link.stream = torch.cuda.Stream(device)
         before = torch.cuda.current_stream(device).record_event()
         tensor.record_stream(link.stream)
-        work = QueuedWork(f"a message with rank {peer}", [tensor], link, device, self.timeout)
+        work = QueuedWork(f"a message with rank {peer}", [tensor], device, link, self.timeout)
 
         def job() -> None:
             comm = link.connected()
@@ -240,6 +257,33 @@ class Messages:
                 work.event = link.stream.record_event()
 
         link.worker.submit(work, job)
+        return work
+
+    def _queue_to_self(self, tensor: torch.Tensor, is_send: bool) -> HostWork:
+        """Copies on the current stream: the second of a send and a receive does it."""
+        device = tensor.device
+        work = QueuedWork("a message to this rank", [tensor], device)
+        with self._lock:
+            waiting = self._to_self if self._to_self and self._to_self[0][0] != is_send else None
+            if waiting is None:
+                work.event = torch.cuda.current_stream(device).record_event()
+                # The sender may reuse its tensor at once.
+                self._to_self.append((is_send, tensor.clone() if is_send else tensor, work))
+                if is_send:
+                    work.event = torch.cuda.current_stream(device).record_event()
+                    work.finish(None)
+                return work
+            _, other, first = waiting.popleft()
+        stream = torch.cuda.current_stream(device)
+        stream.wait_event(first.event)
+        source, target = (tensor, other) if is_send else (other, tensor)
+        if source.numel() != target.numel() or source.dtype != target.dtype:
+            raise ValueError(f"a message to this rank: {source.numel()} {source.dtype} sent, {target.numel()} {target.dtype}")
+        with torch.no_grad():
+            target.copy_(source.view(target.shape))
+        first.event = work.event = stream.record_event()
+        for one in (first, work):
+            one.finish(None)
         return work
 
     # ---- links ----
@@ -303,15 +347,26 @@ def _abort(links: Iterable[Link]) -> None:
 class QueuedWork(HostWork):
     """A message on a GPU: `wait` waits until it is queued, and makes the current stream wait for it."""
 
-    def __init__(self, what: str, outputs: Any, link: Link, device: torch.device, timeout: float) -> None:
-        super().__init__(what, outputs, link.worker, timeout, link.abort)
+    def __init__(
+        self,
+        what: str,
+        outputs: Any,
+        device: torch.device,
+        link: Optional[Link] = None,
+        timeout: Optional[float] = None,
+    ) -> None:
+        if link is None:
+            super().__init__(what, outputs, None, timeout)
+        else:
+            super().__init__(what, outputs, link.worker, timeout, link.abort)
         self._link, self._device = link, device
         #: Event behind the message.
         self.event: Any = None
 
     def after_end(self) -> None:
         """Makes the current stream wait."""
-        self._link.connected().check()
+        if self._link is not None:
+            self._link.connected().check()
         torch.cuda.current_stream(self._device).wait_event(self.event)
 
     def is_completed(self) -> bool:
