@@ -27,9 +27,11 @@ def model():
     import torch
 
     torch.manual_seed(1)
-    return torch.nn.Sequential(
-        torch.nn.Linear(512, 2560), torch.nn.ReLU(), torch.nn.Linear(2560, 2560), torch.nn.ReLU(), torch.nn.Linear(2560, 818)
-    )
+    sizes = (512, 2560, 2560, 818)
+    layers = []
+    for inputs, outputs in zip(sizes, sizes[1:]):
+        layers += [torch.nn.Linear(inputs, outputs), torch.nn.ReLU()]
+    return torch.nn.Sequential(*layers[:-1])
 
 
 def train(variant, steps):

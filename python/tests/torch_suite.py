@@ -1,6 +1,6 @@
 """Runs PyTorch's own tests of torch.distributed, which its wheel contains, with one backend.
 
-    python python/tests/torch_suite.py BACKEND RESULT.json [--as-gloo] [TEST...]
+    python python/tests/torch_suite.py [--as-gloo] BACKEND RESULT.json [TEST...]
 
 Each test starts 4 ranks, by fork, so that torch is imported once. The result has for each test `passed`, `skipped` or
 `failed`, and the reason. Tests that need GPUs skip themselves. With --as-gloo tests find the name gloo where they look

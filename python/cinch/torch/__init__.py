@@ -3,8 +3,9 @@
     import torch.distributed as dist
     dist.init_process_group("cinch")
 
-`init_method="cinch://"` finds the ranks by the environment of cinch run, mpirun or srun. In an installed wheel `import torch` registers the backend; without one, `import cinch.torch` does. libcinch.so.0 is
-loaded by the first process group.
+`init_method="cinch://"` finds the ranks by the environment of cinch run, mpirun or srun; without it the variables of
+torchrun are used. In an installed wheel `import torch` registers the backend; without one, `import cinch.torch` does.
+The first process group loads libcinch.so.0.
 """
 
 import importlib

@@ -242,7 +242,7 @@ class Messages:
             link.stream = torch.cuda.Stream(device)
         before = torch.cuda.current_stream(device).record_event()
         tensor.record_stream(link.stream)
-        work = QueuedWork(f"a message with rank {peer}", [tensor], device, link, self.timeout)
+        work = QueuedWork(f"a message with rank {peer}", [tensor], link.stream, link, self.timeout)
 
         def job() -> None:
             comm = link.connected()
@@ -261,24 +261,25 @@ class Messages:
 
     def _queue_to_self(self, tensor: torch.Tensor, is_send: bool) -> HostWork:
         """Copies on the current stream: the second of a send and a receive does it."""
-        device = tensor.device
-        work = QueuedWork("a message to this rank", [tensor], device)
+        stream = torch.cuda.current_stream(tensor.device)
+        work = QueuedWork("a message to this rank", [tensor], stream)
         with self._lock:
-            waiting = self._to_self if self._to_self and self._to_self[0][0] != is_send else None
-            if waiting is None:
-                work.event = torch.cuda.current_stream(device).record_event()
+            is_second = bool(self._to_self) and self._to_self[0][0] != is_send
+            if is_second:
+                _, other, first = self._to_self.popleft()
+            else:
                 # The sender may reuse its tensor at once.
                 self._to_self.append((is_send, tensor.clone() if is_send else tensor, work))
-                if is_send:
-                    work.event = torch.cuda.current_stream(device).record_event()
-                    work.finish(None)
-                return work
-            _, other, first = waiting.popleft()
-        stream = torch.cuda.current_stream(device)
-        stream.wait_event(first.event)
+        if not is_second:
+            work.event = stream.record_event()
+            if is_send:
+                work.finish(None)
+            return work
         source, target = (tensor, other) if is_send else (other, tensor)
         if source.numel() != target.numel() or source.dtype != target.dtype:
-            raise ValueError(f"a message to this rank: {source.numel()} {source.dtype} sent, {target.numel()} {target.dtype}")
+            sizes = f"{source.numel()} {source.dtype} sent, {target.numel()} {target.dtype} received"
+            raise ValueError(f"a message to this rank: {sizes}")
+        stream.wait_event(first.event)
         with torch.no_grad():
             target.copy_(source.view(target.shape))
         first.event = work.event = stream.record_event()
@@ -351,7 +352,7 @@ class QueuedWork(HostWork):
         self,
         what: str,
         outputs: Any,
-        device: torch.device,
+        stream: Any,
         link: Optional[Link] = None,
         timeout: Optional[float] = None,
     ) -> None:
@@ -359,7 +360,7 @@ class QueuedWork(HostWork):
             super().__init__(what, outputs, None, timeout)
         else:
             super().__init__(what, outputs, link.worker, timeout, link.abort)
-        self._link, self._device = link, device
+        self._link, self._stream = link, stream
         #: Event behind the message.
         self.event: Any = None
 
@@ -367,12 +368,17 @@ class QueuedWork(HostWork):
         """Makes the current stream wait."""
         if self._link is not None:
             self._link.connected().check()
-        torch.cuda.current_stream(self._device).wait_event(self.event)
+        torch.cuda.current_stream(self._stream.device).wait_event(self.event)
 
     def is_completed(self) -> bool:
         """Whether the message has moved, or failed."""
-        return super().is_completed() and (self._error is not None or self.event.query())
+        return self.has_ended() and (self.exception() is not None or self.event.query())
 
     def new_future(self) -> torch.futures.Future:
         """Creates a future whose users' streams wait for the message."""
-        return torch.futures.Future(devices=[self._device])
+        return torch.futures.Future(devices=[self._stream.device])
+
+    def _fulfil(self, future: torch.futures.Future) -> None:
+        # The future records events on the current stream, which its users' streams wait for.
+        with torch.cuda.stream(self._stream):
+            super()._fulfil(future)

@@ -24,7 +24,10 @@ def torch_error(error: BaseException) -> BaseException:
     """Returns an error of cinch as one that is a `torch.distributed.DistBackendError` too; others unchanged."""
     if not isinstance(error, _library.Error) or isinstance(error, dist.DistBackendError):
         return error
-    changed = _torch_class(type(error))(*error.args)
+    text = str(error)
+    if text.startswith("timeout: "):
+        text = "the timeout expired: " + text[len("timeout: ") :]
+    changed = _torch_class(type(error))(text)
     changed.__cause__ = error.__cause__
     return changed
 
@@ -69,7 +72,7 @@ class Worker:
 
     def help(self, work: "HostWork") -> None:
         """Runs jobs until `work` has ended. For the worker's own thread, where a callback of a future waits."""
-        while not work.is_completed():
+        while not work.has_ended():
             with self._changed:
                 if not self._jobs:
                     raise RuntimeError("a call waits for itself")
@@ -179,6 +182,10 @@ class HostWork(Work):
 
     def after_end(self) -> None:
         """What a successful wait does at the end; nothing for host memory."""
+
+    def has_ended(self) -> bool:
+        """Whether the worker has run the call, with success or not."""
+        return self._ended.is_set()
 
     def is_completed(self) -> bool:
         """Whether the call has ended, with success or not."""
