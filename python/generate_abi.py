@@ -35,7 +35,7 @@ def python_type(words, enums):
     depth = words.count("*")
     if base == "char" and depth:
         name, depth = "c_char_p", depth - 1
-    elif base in ("void", "cinch_comm_t"):
+    elif base in ("void", "cinch_comm_t", "cinch_request_t"):
         if not depth:
             raise SystemExit(f"generate_abi: {words} has no ctypes form")
         name, depth = "c_void_p", depth - 1
