@@ -384,6 +384,8 @@ def barriers(rank, ranks, device):
 
 @check("async calls on several streams")
 def streams(rank, ranks, device):
+    if device.type == "cpu":
+        raise Skip("needs a GPU")
     side = [torch.cuda.Stream() for _ in range(3)]
     results = []
     for turn in range(12):
@@ -435,6 +437,8 @@ def subgroups(rank, ranks, device):
 @check("aborted groups")
 def aborted(rank, ranks, device):
     """Two that both wait for ranks which do not come: the driver frees nothing of one beside the other."""
+    if device.type == "cpu":
+        raise Skip("needs a GPU")
     if ranks == 1:
         raise Skip("nobody to wait for")
     abort = getattr(dist.distributed_c10d, "_abort_process_group", None)
@@ -479,6 +483,8 @@ def aborted(rank, ranks, device):
 
 @check("graph capture")
 def graphs(rank, ranks, device):
+    if device.type == "cpu":
+        raise Skip("needs a GPU")
     data = torch.zeros(100_003, device=device)
     gathered = torch.zeros(ranks * 1000, device=device)
     part = torch.zeros(1000, device=device)

@@ -2,8 +2,10 @@
 """torch.distributed over cinch's libnccl.so.2, against results computed without communication.
 
     torch_collectives.py --library target/release/libnccl.so [--ranks 1,2,8] [--only TEXT,...] [--list]
+    torch_collectives.py --backend cinch --library target/release/libcinch.so [...]
 
-Starts ranks as processes with the library preloaded; ranks share GPUs where there are fewer.
+Starts ranks as processes with the library preloaded; ranks share GPUs where there are fewer. With --backend cinch the
+ranks use the Python package's backend instead of NCCL's, on CPU tensors where there is no GPU.
 Prints a line for each check and at the end `N passed, N failed, N skipped`. A check passes if it
 does on every rank. After one that fails, its ranks are given up and the rest runs on new ones.
 """
@@ -34,6 +36,7 @@ WATCHDOG_SECONDS = 15
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--library", type=Path)
+    parser.add_argument("--backend", choices=["nccl", "cinch"], default="nccl")
     parser.add_argument("--ranks", help="default: 1, 2 and the number of GPUs")
     parser.add_argument("--only", default="",
                         help="checks whose names hold one of these texts, commas between")
@@ -46,7 +49,8 @@ def main():
         import torch
     except ImportError:
         return end(0, 0, 1, "torch is not installed")
-    import torch_direct  # noqa: F401: adds its checks to the others
+    if options.backend == "nccl":
+        import torch_direct  # noqa: F401: adds its checks to the others
     from torch_checks import CHECKS
 
     wanted = options.only.split(",")
@@ -57,7 +61,7 @@ def main():
     if options.library is None or not options.library.is_file():
         return end(0, 1, 0, "no library: --library PATH")
     gpus = torch.cuda.device_count()
-    if gpus == 0:
+    if gpus == 0 and options.backend == "nccl":
         return end(0, 0, len(names), "there is no GPU")
     print(f"torch {torch.__version__}, {gpus} GPUs, {options.library.resolve()}", flush=True)
     sizes = sorted({1, 2, gpus})
@@ -72,7 +76,7 @@ def main():
             left = list(names)
             while left:
                 has_failed = False
-                for name, verdict, text in run_world(options.library, ranks, gpus, eager, left[:]):
+                for name, verdict, text in run_world(options, ranks, gpus, eager, left[:]):
                     if name != ENDING:
                         left.remove(name)
                     print(f"{verdict:4} {world}: {name}{': ' + text if text else ''}", flush=True)
@@ -82,7 +86,7 @@ def main():
                     has_failed |= verdict == "FAIL"
                 assert has_failed or not left
         if ranks > 1:
-            verdict, text = killed_rank(options.library, ranks, gpus)
+            verdict, text = killed_rank(options, ranks, gpus)
             print(f"{verdict:4} {ranks} ranks: a killed rank ends the others: {text}", flush=True)
             passed += verdict == "ok"
             failed += verdict == "FAIL"
@@ -105,12 +109,23 @@ def free_port():
         return one.getsockname()[1]
 
 
-def start_ranks(library, ranks, gpus, work, folder):
-    """Processes of all ranks, with the library preloaded and no codec."""
+def library_environment(options, folder):
+    """Variables by which ranks find the library under test: a preloaded libnccl, or the package's libcinch."""
+    if options.backend == "nccl":
+        return {"LD_PRELOAD": str(options.library.resolve())}
+    link = folder / "libcinch.so.0"
+    if not link.exists():
+        link.symlink_to(options.library.resolve())
+    package = Path(__file__).resolve().parents[2] / "python"
+    return {"LD_LIBRARY_PATH": str(folder), "PYTHONPATH": str(package)}
+
+
+def start_ranks(options, ranks, gpus, work, folder):
+    """Processes of all ranks, with the library under test and no codec."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("CINCH_CODEC")}
     shared = {
         **clean,
-        "LD_PRELOAD": str(library.resolve()),
+        **library_environment(options, folder),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
         "WORLD_SIZE": str(ranks),
@@ -122,8 +137,9 @@ def start_ranks(library, ranks, gpus, work, folder):
     }
     started = []
     for rank in range(ranks):
-        mine = {**work, "rank": rank, "ranks": ranks, "gpu": rank % gpus,
-                "library": str(library.resolve()), "verdicts": str(folder / f"verdicts.{rank}")}
+        mine = {**work, "rank": rank, "ranks": ranks, "gpu": rank % gpus if gpus else None,
+                "backend": options.backend, "library": str(options.library.resolve()),
+                "verdicts": str(folder / f"verdicts.{rank}")}
         command = [sys.executable, str(Path(__file__).resolve()), "--rank-work", json.dumps(mine)]
         log = open(folder / f"log.{rank}", "w")
         started.append(subprocess.Popen(command, env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
@@ -145,13 +161,13 @@ def tail(path, lines=6):
     return " | ".join(text[-lines:])
 
 
-def run_world(library, ranks, gpus, eager, names):
+def run_world(options, ranks, gpus, eager, names):
     """Runs checks until one fails. Returns name, verdict and text of each, over all ranks. If ranks did
     not finish a check, its text states how they ended. After success, destroying the process groups and
     the exit of the processes must succeed, too."""
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
-        started = start_ranks(library, ranks, gpus, {"checks": names, "eager": eager}, folder)
+        started = start_ranks(options, ranks, gpus, {"checks": names, "eager": eager}, folder)
         bad = None
         try:
             deadline, has_ended = time.monotonic() + QUIET_SECONDS, False
@@ -204,11 +220,11 @@ def read_verdicts(folder, ranks, names, have_ended):
     return verdicts
 
 
-def killed_rank(library, ranks, gpus):
+def killed_rank(options, ranks, gpus):
     """The last rank kills itself while the others wait for it: all must end, and not in good order."""
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
-        started = start_ranks(library, ranks, gpus, {"killed": ranks - 1, "eager": True}, folder)
+        started = start_ranks(options, ranks, gpus, {"killed": ranks - 1, "eager": True}, folder)
         since = time.monotonic()
         deadline = since + WATCHDOG_SECONDS + 90
         while time.monotonic() < deadline and any(one.poll() is None for one in started):
@@ -241,6 +257,18 @@ def check_library(expected):
     assert found == expected, f"ncclAllReduce lies in {found}, not in {expected}"
 
 
+def check_package(expected):
+    """The Python package must have loaded the library under test; its import registers the backend."""
+    import cinch._library
+    import cinch.torch  # noqa: F401
+
+    found = os.path.realpath(cinch._library.LIBRARY._name)
+    if os.sep not in cinch._library.LIBRARY._name:
+        with open("/proc/self/maps") as maps:
+            found = next(line.split(None, 5)[5].strip() for line in maps if "libcinch" in line)
+    assert found == expected, f"python/cinch uses {found}, not {expected}: remove python/cinch/lib"
+
+
 def work(mine):
     """One rank."""
     from datetime import timedelta
@@ -248,19 +276,24 @@ def work(mine):
     import torch
     import torch.distributed as dist
 
-    check_library(mine["library"])
-    rank, ranks = mine["rank"], mine["ranks"]
-    device = torch.device("cuda", mine["gpu"])
-    torch.cuda.set_device(device)
+    rank, ranks, backend = mine["rank"], mine["ranks"], mine["backend"]
+    device = torch.device("cpu") if mine["gpu"] is None else torch.device("cuda", mine["gpu"])
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if backend == "nccl":
+        check_library(mine["library"])
+        import torch_direct  # noqa: F401
+    else:
+        check_package(mine["library"])
     store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), ranks, rank == 0,
                           timeout=timedelta(seconds=CHECK_SECONDS))
     killed = mine.get("killed")
     seconds = CHECK_SECONDS if killed is None else WATCHDOG_SECONDS
-    dist.init_process_group("nccl", store=dist.PrefixStore("torch", store), rank=rank, world_size=ranks,
-                            timeout=timedelta(seconds=seconds), device_id=device if mine["eager"] else None)
+    dist.init_process_group(backend, store=dist.PrefixStore("torch", store), rank=rank, world_size=ranks,
+                            timeout=timedelta(seconds=seconds),
+                            device_id=device if mine["eager"] and device.type == "cuda" else None)
     if killed is not None:
         return be_killed(torch, dist, store, rank, killed, device)
-    import torch_direct  # noqa: F401
     from torch_checks import CHECKS, Skip
 
     with open(mine["verdicts"], "w") as verdicts:
@@ -268,7 +301,8 @@ def work(mine):
             verdict, text = "ok", ""
             try:
                 text = CHECKS[name](rank, ranks, device) or ""
-                torch.cuda.synchronize()
+                if device.type == "cuda":
+                    torch.cuda.synchronize()
             except Skip as why:
                 verdict, text = "skip", str(why)
             except Exception as error:
@@ -296,7 +330,8 @@ def work(mine):
 def be_killed(torch, dist, store, rank, killed, device):
     data = torch.ones(1 << 20, device=device)
     dist.all_reduce(data)
-    torch.cuda.synchronize()
+    finish = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    finish()
     if rank == killed:
         store.set("killed", "now")
         print("about to be killed", flush=True)
@@ -304,7 +339,7 @@ def be_killed(torch, dist, store, rank, killed, device):
     store.get("killed")
     for _ in range(1000):
         dist.all_reduce(data)
-        torch.cuda.synchronize()
+        finish()
     return 0
 
 
