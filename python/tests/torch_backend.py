@@ -392,7 +392,7 @@ def registered():
         "dist.destroy_process_group()"
     )
     with tempfile.TemporaryDirectory() as folder:
-        # What an installed wheel has beside the package.
+        # Files that an installed wheel has beside the package.
         facts = pathlib.Path(folder) / "cinch_ccl-0.dist-info"
         facts.mkdir()
         (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: cinch-ccl\nVersion: 0\n")

@@ -1,4 +1,4 @@
-"""What all calls of a process group share: communicators, order, devices, the end.
+"""Parts that all calls of a process group share: communicators, order, devices, the end.
 
 Tensors in host memory: a thread runs the calls in order. CUDA tensors: calls are queued on the current stream, or, if
 they are asynchronous, on a side stream that waits for it, so that they overlap with computing. The communicators of

@@ -52,7 +52,7 @@ def _check_size(tensor: torch.Tensor, sent: int) -> None:
 
 
 class Link:
-    """One direction between this rank and a peer: a communicator and the thread that uses it."""
+    """Messages in one direction between this rank and a peer: a communicator and the thread that uses it."""
 
     def __init__(self, create: Callable[[], Communicator], name: str) -> None:
         self._create = create

@@ -181,7 +181,7 @@ class HostWork(Work):
             on_timeout()
 
     def after_end(self) -> None:
-        """What a successful wait does at the end; nothing for host memory."""
+        """Runs at the end of a successful wait; does nothing for host memory."""
 
     def has_ended(self) -> bool:
         """Whether the worker has run the call, with success or not."""
