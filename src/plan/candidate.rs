@@ -5,6 +5,31 @@ use super::Geometry;
 use crate::schedule::{CostCounts, Hops};
 use crate::types::{Algorithm, KernelProtocol};
 
+/// The rings of each channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ChannelRings {
+    /// As many rings, all in the order of the topology's best ring.
+    OneOrder(usize),
+    /// The topology's set of rings that has as many pairs of rings, each pair in an order of its own.
+    Set {
+        /// Number of pairs; the two rings of a pair run in opposite directions.
+        pairs: usize,
+    },
+}
+
+impl ChannelRings {
+    /// A single ring.
+    pub const ONE: ChannelRings = ChannelRings::OneOrder(1);
+
+    /// Returns the number of rings.
+    pub const fn count(self) -> usize {
+        match self {
+            ChannelRings::OneOrder(rings) => rings,
+            ChannelRings::Set { pairs } => 2 * pairs,
+        }
+    }
+}
+
 /// Algorithm, kernel, and division of the message into chunks that can run a request, with their
 /// predicted time.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -13,8 +38,8 @@ pub struct Candidate {
     pub algorithm: Algorithm,
     /// Algorithm between hosts of a hierarchical schedule; flat algorithms ignore it.
     pub between: Algorithm,
-    /// Rings per channel of a ring; 1 for other algorithms.
-    pub rings: usize,
+    /// Rings of each channel of a ring; [`ChannelRings::ONE`] for other algorithms.
+    pub rings: ChannelRings,
     /// Chunks and passes of the message.
     pub geometry: Geometry,
     /// Channels that have at least one pass.
@@ -33,11 +58,15 @@ pub struct Candidate {
 
 impl Candidate {
     /// Returns the algorithm's name for tables. It includes the algorithm between hosts, or the
-    /// number of rings per channel, if there is one.
+    /// number of rings per channel, if there is one. A ring set has rings in several orders.
     pub fn name(&self) -> String {
         match self.algorithm {
             Algorithm::Hierarchical => format!("{}/{}", self.algorithm, self.between),
-            Algorithm::Ring if self.rings > 1 => format!("{}/{}", self.algorithm, self.rings),
+            Algorithm::Ring => match self.rings {
+                ChannelRings::ONE => self.algorithm.name().into(),
+                ChannelRings::OneOrder(rings) => format!("{}/{rings}", self.algorithm),
+                ChannelRings::Set { pairs } => format!("{}-set/{}", self.algorithm, 2 * pairs),
+            },
             flat => flat.name().into(),
         }
     }

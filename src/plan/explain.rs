@@ -1,6 +1,7 @@
 //! Prints the candidates for a call, their predicted costs, the winner, and what selected it.
 
 use super::algorithms::no_hierarchy;
+use super::ring_set::no_ring_set;
 use super::{Candidate, Limits, Planner, Request, Tuning, candidates};
 use crate::error::Result;
 use crate::schedule::encoded_contributions;
@@ -150,6 +151,14 @@ pub fn explain(
     let expected = limits.groups().count() > 1 || limits.algorithm == Some(Algorithm::Hierarchical);
     if let Some(why) = no_hierarchy(request, limits).filter(|_| expected) {
         let _ = writeln!(text, "  no hierarchical: {why}");
+    }
+    if candidates
+        .iter()
+        .any(|one| one.algorithm == Algorithm::Ring)
+    {
+        for why in no_ring_set(request, limits) {
+            let _ = writeln!(text, "  no ring-set: {why}");
+        }
     }
     text
 }

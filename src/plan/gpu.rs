@@ -7,7 +7,7 @@
 
 use super::algorithms::algorithms;
 use super::busiest::{busiest, leaving};
-use super::candidate::Candidate;
+use super::candidate::{Candidate, ChannelRings};
 use super::encoded_tiles::TILE as CODED_TILE;
 use super::fused_blocks::{FUSED_SHARE, MOVER_WARPS, coded_share};
 use super::gpu_costs::{ClassMessages, network_seconds, seconds};
@@ -93,16 +93,22 @@ impl GpuLimits {
     ///
     /// A coded call has one ring, as on the host, so that both give equal bits. A call between
     /// hosts has one ring as well, because its proxy has its own slots.
-    fn rings(&self, request: &Request, limits: &Limits, variant: KernelVariant) -> usize {
+    pub(super) fn rings(
+        &self,
+        request: &Request,
+        limits: &Limits,
+        variant: KernelVariant,
+    ) -> ChannelRings {
         let is_simple_ring = (variant.algorithm, variant.kernel)
             == (Algorithm::Ring, KernelProtocol::SIMPLE)
             && schedule::has_several_rings(request.collective);
         let is_open = !request.codec.inter.is_lossy() && !request.crosses(&limits.hosts);
         if !is_simple_ring || !is_open || self.depths[Protocol::Simple as usize] <= RING_ABREAST {
-            return 1;
+            return ChannelRings::ONE;
         }
         let most = KEPT_STEPS / schedule::ring_steps(limits.nranks);
-        (schedule::directions(limits.nranks) * RING_ABREAST).min(most.max(1))
+        let abreast = schedule::directions(limits.nranks) * RING_ABREAST;
+        ChannelRings::OneOrder(abreast.min(most.max(1)))
     }
 
     /// Returns the channels that a send/recv message of `bytes` may have in each direction. With
@@ -216,8 +222,9 @@ fn has_slots(
     gpu: &GpuLimits,
     (algorithm, kernel): (Algorithm, KernelProtocol),
 ) -> bool {
-    let slots =
-        |&between: &Algorithm| super::pattern(request, limits, (algorithm, between), 1).slots();
+    let slots = |&between: &Algorithm| {
+        super::pattern(request, limits, (algorithm, between), ChannelRings::ONE).slots()
+    };
     let most = betweens(request, algorithm).iter().map(slots).max();
     most.unwrap_or(0) <= gpu.depths[kernel.protocol as usize]
 }
@@ -243,7 +250,7 @@ fn keeps_lines_whole(
         return false;
     }
     betweens(request, algorithm).iter().all(|&between| {
-        let pattern = super::pattern(request, limits, (algorithm, between), 1);
+        let pattern = super::pattern(request, limits, (algorithm, between), ChannelRings::ONE);
         (0..limits.nranks).all(|rank| {
             let is_whole = |peer: &u32| !pairs.splits_lines(rank, *peer as usize);
             let schedule = pattern.schedule(rank);
@@ -401,10 +408,9 @@ pub(super) fn candidate(
     limits: &Limits,
     gpu: &GpuLimits,
     codec: Option<&dyn Codec>,
-    (variant, between): (KernelVariant, Algorithm),
+    (variant, between, rings): (KernelVariant, Algorithm, ChannelRings),
 ) -> Result<Candidate> {
     let algorithm = variant.algorithm;
-    let rings = gpu.rings(request, limits, variant);
     let pattern = super::pattern(request, limits, (algorithm, between), rings);
     let leaving = leaving(&pattern, limits)?;
     let (geometry, channels) = cut(request, limits, gpu, codec, variant, pattern.parts())?;
@@ -448,6 +454,24 @@ pub(super) fn candidate(
         candidate.seconds = candidate.seconds.max(seconds);
     }
     Ok(candidate)
+}
+
+/// Returns the candidate for a kernel variant of a tuning table, whose rings all have one order.
+fn in_one_order(
+    request: &Request,
+    limits: &Limits,
+    gpu: &GpuLimits,
+    codec: Option<&dyn Codec>,
+    variant: KernelVariant,
+) -> Result<Candidate> {
+    let rings = gpu.rings(request, limits, variant);
+    candidate(
+        request,
+        limits,
+        gpu,
+        codec,
+        (variant, Algorithm::Direct, rings),
+    )
 }
 
 impl ClassMessages {
@@ -495,7 +519,7 @@ pub(super) fn tuned(
     {
         return Ok(None);
     }
-    candidate(request, limits, gpu, codec, (variant, Algorithm::Direct)).map(Some)
+    in_one_order(request, limits, gpu, codec, variant).map(Some)
 }
 
 /// `cinch tune` measures a variant if its predicted time is at most this many times the smallest
@@ -542,10 +566,7 @@ pub(super) fn variants(
                         channels,
                         chunk,
                     };
-                    found.push((
-                        variant,
-                        candidate(request, limits, gpu, codec, (variant, Algorithm::Direct))?,
-                    ));
+                    found.push((variant, in_one_order(request, limits, gpu, codec, variant)?));
                 }
             }
         }

@@ -123,7 +123,7 @@ pub(super) fn seconds(
         (false, _) => hop + HOP_PEER * (counts.connections / 2).saturating_sub(FEW_PEERS) as f64,
     };
     let fastest = match (ring, gpu.ll128) {
-        (true, _) => WIRE_RING[usize::from(candidate.rings > 1)],
+        (true, _) => WIRE_RING[usize::from(candidate.rings.count() > 1)],
         (false, true) => WIRE[0],
         (false, false) => WIRE[1],
     };

@@ -1,11 +1,12 @@
 //! Lists the facts, besides the request, from which the planner selects. All ranks share them, so
 //! that all ranks select alike.
 
+use super::candidate::ChannelRings;
 use super::cost::MachineFacts;
 use crate::gpu::abi;
 use crate::gpu_links::PairLinks;
 use crate::mem::PeerBufferLayout;
-use crate::schedule::{Groups, RankOrder};
+use crate::schedule::{Groups, RingOrders};
 use crate::topology::RankTopology;
 use crate::types::{Algorithm, Kernel, KernelProtocol, Protocol};
 use std::sync::Arc;
@@ -42,11 +43,26 @@ impl Limits {
         }
     }
 
-    /// Returns the order of rings.
-    pub(super) fn order(&self) -> RankOrder {
+    /// Returns the sets of rings that are faster than the topology's best ring, the fastest last.
+    pub(super) fn ring_sets(&self) -> &[RingOrders] {
         self.topology
             .as_ref()
-            .map_or(RankOrder::BY_RANK, |topology| topology.order().clone())
+            .map_or(&[], |topology| topology.ring_sets())
+    }
+
+    /// Returns the orders of a channel's rings. A set that the topology does not have is its best ring.
+    pub(super) fn orders(&self, rings: ChannelRings) -> RingOrders {
+        let set = match rings {
+            ChannelRings::OneOrder(_) => None,
+            ChannelRings::Set { pairs } => {
+                let mut sets = self.ring_sets().iter();
+                sets.find(|set| set.pairs() == pairs).cloned()
+            }
+        };
+        set.unwrap_or_else(|| match &self.topology {
+            None => RingOrders::BY_RANK,
+            Some(topology) => topology.order().clone().into(),
+        })
     }
 }
 

@@ -17,13 +17,14 @@ mod gpu_costs;
 mod limits;
 mod link_time;
 mod measured;
+mod ring_set;
 mod sample_window;
 mod select;
 mod tuning;
 mod work;
 
 pub use crate::types::ResolvedCall as Request;
-pub use candidate::Candidate;
+pub use candidate::{Candidate, ChannelRings};
 pub use cost::{MachineFacts, seconds};
 pub use encoded_tiles::EncodedTiles;
 pub use explain::explain;
@@ -469,7 +470,7 @@ fn pattern(
     request: &Request,
     limits: &Limits,
     (algorithm, between): (Algorithm, Algorithm),
-    rings: usize,
+    rings: ChannelRings,
 ) -> SchedulePattern {
     SchedulePattern {
         collective: request.collective,
@@ -479,8 +480,8 @@ fn pattern(
         peer: request.peer,
         groups: limits.groups().clone(),
         between,
-        rings,
-        order: limits.order(),
+        rings: rings.count(),
+        orders: limits.orders(rings),
     }
 }
 
@@ -555,3 +556,5 @@ mod cliff_tests;
 mod gpu_tests;
 #[cfg(test)]
 mod pinned_tests;
+#[cfg(test)]
+mod ring_set_tests;

@@ -2,11 +2,12 @@
 
 use super::algorithms::{Codecs, between, flat, keeps, no_hierarchy, ring_is_gentle};
 use super::busiest::{busiest, leaving};
-use super::candidate::Candidate;
+use super::candidate::{Candidate, ChannelRings};
 use super::cost::seconds;
 use super::gpu;
 use super::limits::Limits;
 use super::link_time::LinkWork;
+use super::ring_set::ring_set;
 use super::tuning::KernelVariant;
 use super::work::{CandidateWork, moves_beside};
 use super::{Geometry, Request, chunk_max, granule};
@@ -72,9 +73,16 @@ fn variants(
         let betweens = two_levels(algorithm).into_iter();
         betweens.map(|between| (*algorithm, between))
     });
+    let set = ring_set(request, limits);
+    let set_of = |algorithm| set.filter(|_| algorithm == Algorithm::Ring);
     let Some(gpu) = &limits.gpu else {
+        let with_rings = |pair: (Algorithm, Algorithm)| {
+            let rings = std::iter::once(ChannelRings::ONE).chain(set_of(pair.0));
+            rings.map(move |rings| (pair, rings))
+        };
         return pairs
-            .map(|pair| cheapest_cut(request, limits, codecs, pair))
+            .flat_map(with_rings)
+            .map(|(pair, rings)| cheapest_cut(request, limits, codecs, pair, rings))
             .collect();
     };
     let mut found = Vec::new();
@@ -86,8 +94,12 @@ fn variants(
                 channels: usize::MAX,
                 chunk: 0,
             };
-            let candidate = gpu::candidate(request, limits, gpu, codec, (variant, between))?;
-            found.push(candidate);
+            let of_rings =
+                |rings| gpu::candidate(request, limits, gpu, codec, (variant, between, rings));
+            found.push(of_rings(gpu.rings(request, limits, variant))?);
+            if let Some(set) = set_of(algorithm).filter(|_| kernel == KernelProtocol::SIMPLE) {
+                found.push(of_rings(set)?);
+            }
         }
     }
     // If some candidate of the algorithm has the kernel and protocol of the settings, the others
@@ -136,6 +148,7 @@ fn cheapest_cut(
     limits: &Limits,
     codecs: Codecs<'_>,
     (algorithm, between): (Algorithm, Algorithm),
+    rings: ChannelRings,
 ) -> Result<Candidate> {
     let two_levels = algorithm == Algorithm::Hierarchical;
     // A schedule that treats all ranks alike encodes all messages with the codec for [`Level::Inter`].
@@ -150,12 +163,12 @@ fn cheapest_cut(
         true => (request, codecs),
         false => (&one, [codecs[Level::Inter as usize]; 2]),
     };
-    let pattern = super::pattern(request, limits, (algorithm, between), 1);
+    let pattern = super::pattern(request, limits, (algorithm, between), rings);
     let leaving = leaving(&pattern, limits)?;
     let links = LinkWork::new(limits, &pattern)?;
     let (granule, most) = self::cut(request, limits, codecs)?;
     let cut = |most| Geometry::new(request.count, pattern.parts(), granule, most);
-    let load = (&pattern, leaving, links.as_ref());
+    let load = (&pattern, rings, leaving, links.as_ref());
     let try_cut = |geometry| candidate(request, limits, codecs, load, geometry);
     let mut best = try_cut(cut(most))?;
     if limits.machine.measured.is_none() && links.is_none() {
@@ -186,7 +199,7 @@ fn candidate(
     request: &Request,
     limits: &Limits,
     codecs: Codecs<'_>,
-    (pattern, leaving, links): (&SchedulePattern, usize, Option<&LinkWork>),
+    (pattern, rings, leaving, links): (&SchedulePattern, ChannelRings, usize, Option<&LinkWork>),
     geometry: Geometry,
 ) -> Result<Candidate> {
     let (algorithm, between) = (pattern.algorithm, pattern.between);
@@ -230,7 +243,7 @@ fn candidate(
     Ok(Candidate {
         algorithm,
         between,
-        rings: pattern.rings,
+        rings,
         geometry,
         channels,
         counts,
@@ -290,7 +303,12 @@ mod tests {
                         continue;
                     }
                     let request = gpu_tests::request(Collective::AllReduce, 1 << 20, "raw");
-                    let pattern = crate::plan::pattern(&request, &limits, (algorithm, between), 1);
+                    let pattern = crate::plan::pattern(
+                        &request,
+                        &limits,
+                        (algorithm, between),
+                        ChannelRings::ONE,
+                    );
                     let mut sent = vec![0; hosts.count()];
                     for rank in 0..limits.nranks {
                         let counts =

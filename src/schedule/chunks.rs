@@ -13,7 +13,7 @@
 //! A single rank has one chunk.
 
 use super::groups::Groups;
-use super::rank_order::RankOrder;
+use super::ring_orders::RingOrders;
 use super::{generator_of, ring_count};
 use crate::types::{Algorithm, Collective};
 use std::ops::Range;
@@ -49,9 +49,9 @@ pub struct SchedulePattern {
     /// Rings per channel. Each ring carries a part of the data that a rank owns, so that one chunk
     /// is processed while others travel. At least 1; ignored by chains and by other algorithms.
     pub rings: usize,
-    /// Order in which rings and chains pass the ranks; ignored by algorithms other than ring. Equal on all
+    /// Orders in which rings and chains pass the ranks; ignored by algorithms other than ring. Equal on all
     /// channels that run the schedule.
-    pub order: RankOrder,
+    pub orders: RingOrders,
 }
 
 impl SchedulePattern {
@@ -70,7 +70,7 @@ impl SchedulePattern {
             groups: Groups::ONE,
             between: Algorithm::Direct,
             rings: 1,
-            order: RankOrder::BY_RANK,
+            orders: RingOrders::BY_RANK,
         }
     }
 

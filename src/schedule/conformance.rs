@@ -5,7 +5,7 @@ use super::hierarchical_tests::Rng;
 use super::*;
 use crate::error::Error;
 use crate::types::{Algorithm, Collective};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 /// The lower bound of `CINCH_SLOTS`.
 const SLOTS: usize = 2;
@@ -149,24 +149,76 @@ fn rings_in_any_order_verify() {
             for pattern in all.filter(|pattern| pattern.algorithm == Algorithm::Ring) {
                 let pattern = SchedulePattern {
                     rings,
-                    order: order.clone(),
+                    orders: order.clone().into(),
                     ..pattern
                 };
                 prove(&pattern, 3);
                 prove(&pattern, 1);
-                check_neighbours(&pattern, &ranks);
+                check_neighbours(&pattern, &[&ranks]);
             }
         }
     }
 }
 
-/// Checks that ring i sends along `ranks` if i is even, and backwards if it is odd.
-fn check_neighbours(pattern: &SchedulePattern, ranks: &[usize]) {
+/// Rings whose pairs have different orders give each rank what they give in one order, and have the slots of the busiest
+/// connection.
+#[test]
+fn rings_in_several_orders_verify() {
+    let mut rng = Rng(27);
+    for nranks in 2..=17 {
+        for (orders, rings) in [(2, 4), (2, 3), (3, 6), (3, 12), (5, 10), (4, 7)] {
+            let lists: Vec<Vec<usize>> = (0..orders)
+                .map(|_| {
+                    let mut ranks: Vec<usize> = (0..nranks).collect();
+                    rng.shuffle(&mut ranks);
+                    ranks
+                })
+                .collect();
+            let orders = lists.iter().map(|ranks| RankOrder::of_ring(ranks).unwrap());
+            let orders = RingOrders::of_pairs(orders.collect());
+            let all = patterns(nranks, &[0, nranks / 2]).into_iter();
+            for pattern in all.filter(|pattern| pattern.algorithm == Algorithm::Ring) {
+                let orders = orders.clone();
+                let pattern = SchedulePattern {
+                    rings,
+                    orders,
+                    ..pattern
+                };
+                prove(&pattern, 3);
+                prove(&pattern, 1);
+                let lists: Vec<&[usize]> = lists.iter().map(Vec::as_slice).collect();
+                check_neighbours(&pattern, &lists);
+                check_slots(&pattern);
+            }
+        }
+    }
+}
+
+/// Checks that connections have one slot more than the rings of the busiest connection, by the steps of all ranks.
+fn check_slots(pattern: &SchedulePattern) {
+    let mut rings: HashMap<(usize, u32), HashSet<usize>> = HashMap::new();
+    for schedule in schedules(pattern) {
+        for step in &schedule.steps {
+            let ring = step.chunk as usize % pattern.ring_count();
+            for &to in step.send_to.iter() {
+                rings.entry((schedule.rank, to)).or_default().insert(ring);
+            }
+        }
+    }
+    let most = rings.values().map(HashSet::len).max().unwrap();
+    assert_eq!(pattern.slots(), most + 1, "{pattern:?}");
+}
+
+/// Checks that rings 2 i and 2 i + 1 send along list i, modulo the number of lists: even rings forwards, and odd rings
+/// backwards.
+fn check_neighbours(pattern: &SchedulePattern, lists: &[&[usize]]) {
     let (nranks, rings) = (pattern.nranks, pattern.ring_count());
-    for (place, &rank) in ranks.iter().enumerate() {
+    for rank in 0..nranks {
         for step in pattern.schedule(rank).unwrap().steps {
-            let back = step.chunk as usize % rings % 2 == 1;
-            let ahead = if back { nranks - 1 } else { 1 };
+            let ring = step.chunk as usize % rings;
+            let ranks = lists[ring / 2 % lists.len()];
+            let place = ranks.iter().position(|&one| one == rank).unwrap();
+            let ahead = if ring % 2 == 1 { nranks - 1 } else { 1 };
             let next = ranks[(place + ahead) % nranks];
             let before = ranks[(place + nranks - ahead) % nranks];
             assert!(
@@ -184,7 +236,10 @@ fn check_neighbours(pattern: &SchedulePattern, ranks: &[usize]) {
 #[test]
 fn orders_of_another_number_of_ranks_are_refused() {
     let pattern = SchedulePattern {
-        order: RankOrder::of_ring(&[0, 2, 1]).unwrap(),
+        orders: RingOrders::of_pairs(vec![
+            RankOrder::BY_RANK,
+            RankOrder::of_ring(&[0, 2, 1]).unwrap(),
+        ]),
         ..pattern(Collective::AllReduce, Algorithm::Ring, 4)
     };
     let error = pattern.schedule(0).unwrap_err();

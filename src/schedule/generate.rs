@@ -3,6 +3,7 @@
 use super::chunks::SchedulePattern;
 use super::groups::Groups;
 use super::ir::{Op, Schedule, Step};
+use super::rank_order::RankOrder;
 use super::{algorithms, generator_of};
 use crate::error::{Error, ErrorKind, Result};
 use crate::types::{Algorithm, Collective};
@@ -110,7 +111,8 @@ impl SchedulePattern {
                 "{collective}: {name} {rank} does not exist among {nranks} ranks"
             )));
         }
-        if let Some(listed) = self.order.nranks().filter(|&listed| listed != nranks) {
+        let mut listed = self.orders.as_slice().iter().filter_map(RankOrder::nranks);
+        if let Some(listed) = listed.find(|&listed| listed != nranks) {
             return Err(Error::internal(format!(
                 "an order of {listed} ranks for {nranks} ranks"
             )));

@@ -19,6 +19,7 @@ mod oneshot;
 mod rank_order;
 mod ring;
 mod ring_count;
+mod ring_orders;
 mod tree;
 mod verify;
 
@@ -37,6 +38,7 @@ pub use groups::{GroupUnit, Groups};
 pub use ir::{MAX_FAN, Op, Own, Schedule, Step, StepPeers, Visit, Walk, WalkCursor, walk};
 pub use rank_order::RankOrder;
 pub use ring_count::{directions, has_several_rings, ring_steps};
+pub use ring_orders::RingOrders;
 pub use verify::{Proof, VerifyLimits, verify};
 
 use crate::types::{Algorithm, Collective};

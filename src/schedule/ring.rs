@@ -6,17 +6,22 @@
 //! | reduce_scatter, all_gather | N-1 | (N-1) blocks |
 //! | broadcast, reduce (a chain from or to the root) | N-1 | S; the last rank of the chain: 0 |
 //!
-//! Each rank sends to the next rank in [`SchedulePattern::order`], which is rank r+1 for rank r unless another
-//! order suits the machine's links better. The chunk of rank c starts at the rank after c and is complete at
-//! rank c. So the order changes who sends to whom, but not who owns what. A chain goes round the order from,
-//! or to, the root.
+//! Each rank sends to the next rank in the ring's order of [`SchedulePattern::orders`], which is rank r+1 for rank
+//! r unless another order suits the machine's links better. The chunk of rank c starts at the rank after c and is
+//! complete at rank c. So the order changes who sends to whom, but not who owns what. A chain goes round the order
+//! from, or to, the root.
 //!
 //! With W rings per channel, each ring carries a W-th of what every rank owns as a chunk of its own. Odd
-//! rings run the other way, to the rank before, if there are more than two ranks. All ranks do a step for
-//! all rings before the next step, so that W messages can move while one travels. A connection needs two
-//! slots for one ring, and one more for each further ring in its direction. A chain (broadcast, reduce)
+//! rings run the other way, to the rank before, if there are more than two ranks. Pairs of rings may have orders of
+//! their own, so that together they use links that no single order uses. All ranks do a step for
+//! all rings before the next step, so that W messages can move while one travels. A chain (broadcast, reduce)
 //! has one ring: its passes follow each other as closely, and with two directions its ends would wait for
 //! one another.
+//!
+//! A connection needs two slots for one ring, and one more for each further ring that crosses it, whatever the orders
+//! are. Number the operations of all ranks by (step, ring). When every operation before (s, j) is done, each message of
+//! an earlier step has arrived, and a connection that R rings cross holds at most R messages: one of each ring. So the
+//! operations (s, j) of all ranks can run with R + 1 slots.
 //!
 //! All steps have one stage. Receiving message m and sending message m+1 are one fused step, and a
 //! connection is first in, first out: a cut between two stages at any m would make the neighbour receive in
@@ -43,7 +48,7 @@ pub(super) const GENERATOR: Generator = Generator {
         Collective::AllReduce => pattern.nranks * pattern.ring_count(),
         _ => pattern.ring_count(),
     },
-    slots: |pattern| ring_count::slots(pattern.ring_count(), pattern.nranks),
+    slots: |pattern| ring_count::slots(&pattern.orders, pattern.ring_count(), pattern.nranks),
     stages: |_| 1,
     hops: |pattern| {
         let rounds = 1 + usize::from(pattern.collective == Collective::AllReduce);
@@ -74,10 +79,11 @@ struct Ring<'a> {
 
 impl<'a> Ring<'a> {
     fn new(pattern: &'a SchedulePattern, rank: usize, index: usize) -> Ring<'a> {
+        let order = pattern.orders.of_ring(index);
         Ring {
             nranks: pattern.nranks,
-            order: &pattern.order,
-            place: pattern.order.place(rank),
+            order,
+            place: order.place(rank),
             index,
             rings: pattern.ring_count(),
         }

@@ -31,6 +31,15 @@ impl LinkTime {
         LinkTime { units, whole, mb_s }
     }
 
+    /// Returns the time that is shorter by the fraction 1 / `part`.
+    pub(super) const fn less_by(self, part: u64) -> LinkTime {
+        LinkTime::new(
+            self.units.saturating_mul(part - 1),
+            self.whole.saturating_mul(part),
+            self.mb_s,
+        )
+    }
+
     /// Returns the milliseconds for a message of `bytes` bytes.
     pub fn milliseconds(self, bytes: u64) -> f64 {
         self.units as f64 * bytes as f64 / (self.whole as f64 * self.mb_s as f64 * 1e3)
@@ -209,14 +218,21 @@ impl Loads {
 
     /// Returns the loads of a ring through all GPUs of `order`, half of the message each way round.
     pub fn ring(graph: &MachineGraph, paths: &Paths, order: &[usize]) -> Loads {
-        let n = order.len() as u64;
-        let mut loads = Loads::new(graph, n.max(1));
-        for (at, &gpu) in order.iter().enumerate() {
-            let next = order[(at + 1) % order.len()];
-            // In each direction, an edge carries N-1 of the N parts of half the message twice: as partial
-            // sums and as results.
-            loads.send(paths, gpu, next, n - 1);
-            loads.send(paths, next, gpu, n - 1);
+        Loads::rings(graph, paths, &[order])
+    }
+
+    /// Returns the loads of rings that carry equal parts of the message at once, half of each part each way round.
+    pub fn rings(graph: &MachineGraph, paths: &Paths, orders: &[impl AsRef<[usize]>]) -> Loads {
+        let n = paths.count() as u64;
+        let mut loads = Loads::new(graph, (n * orders.len() as u64).max(1));
+        for order in orders.iter().map(AsRef::as_ref) {
+            for (at, &gpu) in order.iter().enumerate() {
+                let next = order[(at + 1) % order.len()];
+                // In each direction, an edge carries N-1 of the N parts of half the ring's part twice: as partial
+                // sums and as results.
+                loads.send(paths, gpu, next, n - 1);
+                loads.send(paths, next, gpu, n - 1);
+            }
         }
         loads
     }

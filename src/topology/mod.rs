@@ -15,6 +15,7 @@
 //! | `flows` | bytes per link of a schedule; the fullest link gives the time |
 //! | `rates` | the bandwidth of flows that run at once |
 //! | `rings` | the best ring, and the best set of rings |
+//! | `whole_rings` | sets of rings with equal parts of the message, as schedules run them |
 //! | `hierarchy` | the best schedule on nested groups |
 //! | `bound` | a time that no schedule can beat |
 //! | `fragment` | the part of a machine that a rank knows, and the fusion of the parts of all ranks |
@@ -47,6 +48,7 @@ mod rates;
 mod rings;
 mod simulate;
 mod speed;
+mod whole_rings;
 mod xml;
 
 #[cfg(test)]

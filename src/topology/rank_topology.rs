@@ -6,8 +6,9 @@ use super::groups;
 use super::hierarchy::{self, Hierarchy, LevelExchange};
 use super::paths::{Paths, PeerAccess};
 use super::rings;
+use super::whole_rings::whole_rings;
 use crate::error::{Error, Result};
-use crate::schedule::{Groups, RankOrder};
+use crate::schedule::{Groups, RankOrder, RingOrders};
 use sha2::{Digest, Sha256};
 use std::fmt;
 use std::fmt::Write;
@@ -21,6 +22,8 @@ pub struct RankTopology {
     paths: Paths,
     /// Order of the best ring.
     order: RankOrder,
+    /// Orders of sets of rings, each faster than the best ring and than the sets before it.
+    ring_sets: Vec<RingOrders>,
     groups: Groups,
 }
 
@@ -33,9 +36,15 @@ impl RankTopology {
         let machine = graph;
         let graph = of_ranks(machine, gpus)?;
         let paths = Paths::new(&graph, access);
-        let (ring, _) = rings::best_ring(&graph, &paths);
+        let best = rings::best_ring(&graph, &paths);
+        let orders = |rings: Vec<rings::RingOrder>| -> Result<RingOrders> {
+            let orders = rings.iter().map(|ring| RankOrder::of_ring(ring));
+            Ok(RingOrders::of_pairs(orders.collect::<Result<_>>()?))
+        };
+        let ring_sets = whole_rings(&graph, &paths, &best).into_iter().map(orders);
         Ok(RankTopology {
-            order: RankOrder::of_ring(&ring)?,
+            order: RankOrder::of_ring(&best.0)?,
+            ring_sets: ring_sets.collect::<Result<_>>()?,
             groups: groups_of_ranks(machine, gpus, access)?,
             graph,
             paths,
@@ -45,6 +54,12 @@ impl RankTopology {
     /// Returns the order of the best ring, which is the order of ranks if no other ring is faster.
     pub fn order(&self) -> &RankOrder {
         &self.order
+    }
+
+    /// Returns the orders of sets of rings that are faster than the best ring, the fastest and largest set last. Empty if
+    /// one ring is as fast as any set.
+    pub fn ring_sets(&self) -> &[RingOrders] {
+        &self.ring_sets
     }
 
     /// Returns the groups of ranks; the GPUs of a group share one way out to other GPUs. The rank at place p
@@ -87,7 +102,10 @@ impl RankTopology {
             .map(|at| self.paths.get(at / ranks, at % ranks).links.as_slice())
             .collect();
         let limits = (links, paths, &graph.pools, &graph.fans);
-        let text = format!("{:?}", (limits, &self.order, self.members()));
+        let text = format!(
+            "{:?}",
+            (limits, &self.order, &self.ring_sets, self.members())
+        );
         let digest = Sha256::digest(text.as_bytes());
         digest.iter().take(8).fold(String::new(), |mut text, byte| {
             // Writing to a string cannot fail.

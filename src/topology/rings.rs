@@ -221,63 +221,92 @@ fn first_links(graph: &MachineGraph, paths: &Paths, gpu: usize) -> Vec<u32> {
 /// Returns the set of rings whose fullest link takes least time. Up to eight GPUs all rings are candidates; beyond,
 /// the set is `best`, the best ring alone.
 pub fn best_set(graph: &MachineGraph, paths: &Paths, best: &(RingOrder, LinkTime)) -> RingSet {
-    let (ring, time) = best.clone();
-    let alone = RingSet::of_one(ring, time);
-    let n = paths.count();
-    if !(4..=ENUMERATED).contains(&n) || time <= least_of_sets(graph, paths) {
-        return alone;
-    }
-    pack_rings(graph, paths)
-        .map(|set| slowed_by_fans(graph, paths, set))
-        .filter(|set| set.time < alone.time)
-        .unwrap_or(alone)
+    faster_set(graph, paths, best.1)
+        .map_or_else(|| RingSet::of_one(best.0.clone(), best.1), |(set, _)| set)
 }
 
-/// Returns the rings that move most bytes in a second when no link carries more than its bandwidth.
-fn pack_rings(graph: &MachineGraph, paths: &Paths) -> Option<RingSet> {
-    let all = all_rings(graph, paths);
-    let n = paths.count() as u64;
-    // Links with equal loads in every ring share one row, which has the least of their bandwidths. Often
-    // these are the two directions of a link. An edge of a ring counts as a load of 1 here.
-    let mut rows: BTreeMap<Vec<u32>, u64> = BTreeMap::new();
-    for (link, at) in graph.links.iter().zip(0..) {
-        let column: Vec<u32> = all
+/// Returns the best set of rings, with the loads of all rings; `None` if no set is known to be faster than `time`, the
+/// time of the best ring.
+pub(super) fn faster_set(
+    graph: &MachineGraph,
+    paths: &Paths,
+    time: LinkTime,
+) -> Option<(RingSet, RingLoads)> {
+    let n = paths.count();
+    if !(4..=ENUMERATED).contains(&n) || time <= least_of_sets(graph, paths) {
+        return None;
+    }
+    let loads = RingLoads::new(graph, paths);
+    let set = loads.pack(n as u64)?;
+    let set = slowed_by_fans(graph, paths, set);
+    (set.time < time).then_some((set, loads))
+}
+
+/// The edges that each ring puts on links and pools.
+pub(super) struct RingLoads {
+    /// All rings in lexicographic order of ranks. Of a ring and its reverse, only one is listed.
+    pub orders: Vec<RingOrder>,
+    /// Bandwidth in MB/s of each row: a link, or a pool. Links with equal loads in every ring share one row, which has
+    /// the least of their bandwidths. Often these are the two directions of a link.
+    pub rooms: Vec<u64>,
+    /// By ring and row, the edges of the ring on the row.
+    pub edges: Vec<Vec<u32>>,
+}
+
+impl RingLoads {
+    fn new(graph: &MachineGraph, paths: &Paths) -> RingLoads {
+        let orders = all_rings(&graph.by_rank());
+        let units_of_edge = paths.count() as u64 - 1;
+        let loads: Vec<Loads> = orders
             .iter()
-            .map(|ring| (ring.loads[at] / (n - 1)) as u32)
+            .map(|order| Loads::ring(graph, paths, order))
             .collect();
-        if column.iter().any(|&edges| edges > 0) {
-            let room = rows.entry(column).or_insert(u64::MAX);
-            *room = (*room).min(link.bandwidth.mb_s.into());
+        let links = (0..graph.links.len()).map(|link| {
+            let mb_s = graph.links[link].bandwidth.mb_s;
+            (mb_s, vec![link])
+        });
+        let pools = graph
+            .pools
+            .iter()
+            .map(|pool| (pool.mb_s, pool.links.clone()));
+        let mut rows: BTreeMap<Vec<u32>, u64> = BTreeMap::new();
+        for (mb_s, links) in links.chain(pools) {
+            let edges = |loads: &Loads| {
+                let units: u64 = links.iter().map(|&link| loads.units(link)).sum();
+                (units / units_of_edge) as u32
+            };
+            let column: Vec<u32> = loads.iter().map(edges).collect();
+            if column.iter().any(|&edges| edges > 0) {
+                let room = rows.entry(column).or_insert(u64::MAX);
+                *room = (*room).min(mb_s.into());
+            }
+        }
+        RingLoads {
+            edges: (0..orders.len())
+                .map(|ring| rows.keys().map(|row| row[ring]).collect())
+                .collect(),
+            rooms: rows.into_values().collect(),
+            orders,
         }
     }
-    for pool in &graph.pools {
-        let units = |ring: &RingLoads| pool.links.iter().map(|&link| ring.loads[link]).sum::<u64>();
-        let column: Vec<u32> = all
+
+    /// Returns the rings that move most bytes in a second when no link carries more than its bandwidth.
+    fn pack(&self, n: u64) -> Option<RingSet> {
+        // Small numbers keep the integers of [`pack`] within 128 bits.
+        let unit = self.rooms.iter().copied().fold(0, greatest_common_divisor);
+        let rooms: Vec<u64> = self.rooms.iter().map(|room| room / unit).collect();
+        let packing = pack(&self.edges, &rooms)?;
+        let sum: u64 = packing.amounts.iter().map(|(_, amount)| amount).sum();
+        let rings = packing
+            .amounts
             .iter()
-            .map(|ring| (units(ring) / (n - 1)) as u32)
-            .collect();
-        if column.iter().any(|&edges| edges > 0) {
-            let room = rows.entry(column).or_insert(u64::MAX);
-            *room = (*room).min(pool.mb_s.into());
-        }
+            .map(|&(ring, share)| (self.orders[ring].clone(), share));
+        // An edge carries (n-1)/n of the message each way.
+        let time = LinkTime::new((n - 1) * packing.whole, n * unit, sum);
+        let mut rings: Vec<(RingOrder, u64)> = rings.collect();
+        rings.sort_by_key(|(_, share)| std::cmp::Reverse(*share));
+        Some(RingSet { rings, time })
     }
-    let items: Vec<Vec<u32>> = (0..all.len())
-        .map(|ring| rows.keys().map(|row| row[ring]).collect())
-        .collect();
-    // Small numbers keep the integers of [`pack`] within 128 bits.
-    let unit = rows.values().copied().fold(0, greatest_common_divisor);
-    let rooms: Vec<u64> = rows.values().map(|room| room / unit).collect();
-    let packing = pack(&items, &rooms)?;
-    let sum: u64 = packing.amounts.iter().map(|(_, amount)| amount).sum();
-    let rings = packing
-        .amounts
-        .iter()
-        .map(|&(ring, share)| (all[ring].order.clone(), share));
-    // An edge carries (n-1)/n of the message each way.
-    let time = LinkTime::new((n - 1) * packing.whole, n * unit, sum);
-    let mut rings: Vec<(RingOrder, u64)> = rings.collect();
-    rings.sort_by_key(|(_, share)| std::cmp::Reverse(*share));
-    Some(RingSet { rings, time })
 }
 
 fn greatest_common_divisor(a: u64, b: u64) -> u64 {
@@ -315,28 +344,14 @@ fn slowed_by_fans(graph: &MachineGraph, paths: &Paths, mut set: RingSet) -> Ring
     set
 }
 
-/// A ring with its units on each link.
-struct RingLoads {
-    order: RingOrder,
-    loads: Vec<u64>,
-}
-
 /// Returns all rings in lexicographic order of ranks. Of a ring and its reverse, only one is returned.
-fn all_rings(graph: &MachineGraph, paths: &Paths) -> Vec<RingLoads> {
-    let by_rank = graph.by_rank();
+fn all_rings(by_rank: &[usize]) -> Vec<RingOrder> {
     let mut all = Vec::new();
     let mut rest: Vec<usize> = (1..by_rank.len()).collect();
     loop {
         if rest.first() < rest.last() {
-            let order: RingOrder = std::iter::once(0)
-                .chain(rest.iter().copied())
-                .map(|at| by_rank[at])
-                .collect();
-            let loads = Loads::ring(graph, paths, &order);
-            let loads = (0..graph.links.len())
-                .map(|link| loads.units(link))
-                .collect();
-            all.push(RingLoads { order, loads });
+            let places = std::iter::once(0).chain(rest.iter().copied());
+            all.push(places.map(|at| by_rank[at]).collect());
         }
         if !next_permutation(&mut rest) {
             return all;

@@ -1,7 +1,7 @@
 //! Tests collectives over emulated links: they take longer, but results have the bits that they have without.
 
 use cinch::comm::Call;
-use cinch::config::EmulatedMachine;
+use cinch::config::{EmulatedMachine, FileChoice};
 use cinch::mem::UserBuffers;
 use cinch::testing::{Data, Pattern, local_world};
 use cinch::types::Extent;
@@ -11,13 +11,17 @@ const RANKS: usize = 8;
 
 /// Runs a call of `count` elements on all ranks. Returns their outputs.
 fn outputs(config: &Config, call: &Call) -> Vec<Vec<u8>> {
+    outputs_of(config, call, Pattern::Gaussian)
+}
+
+fn outputs_of(config: &Config, call: &Call, pattern: Pattern) -> Vec<Vec<u8>> {
     let bytes = |extent: Extent| extent.elements(call.count, RANKS).unwrap() * call.dtype.size();
     local_world(RANKS, config, |comm| {
         let is_root = comm.rank() == call.root;
         let elements = call.collective.input_extent(is_root);
         let elements = elements.elements(call.count, RANKS).unwrap();
         let data = Data {
-            pattern: Pattern::Gaussian,
+            pattern,
             dtype: call.dtype,
             seed: 27,
         };
@@ -58,5 +62,40 @@ fn emulated_links_change_no_bit() {
         let expected = outputs(&plain, &call);
         assert!(expected.iter().flatten().any(|&byte| byte != 0));
         assert!(outputs(&emulated, &call) == expected, "{call:?}");
+    }
+}
+
+/// Ranks on machine H share the message out to three rings. Sums of small integers are exact in any order.
+#[test]
+fn rings_in_several_orders_end_with_the_sums_of_one_ring() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/topology/H.xml");
+    let plain = Config::default();
+    let emulated = Config {
+        topology: FileChoice::File(file.into()),
+        emulated: Some(EmulatedMachine {
+            file: "H.xml".into(),
+            xml: include_str!("../topology/H.xml").into(),
+            scale: 1000,
+        }),
+        ..Config::default()
+    };
+    for collective in [
+        Collective::AllReduce,
+        Collective::AllGather,
+        Collective::ReduceScatter,
+    ] {
+        let call = Call {
+            algorithm: Some(Algorithm::Ring),
+            ..Call::new(collective, DType::F32, 200_003)
+        };
+        let explained = local_world(RANKS, &emulated, |comm| comm.explain(&call).unwrap());
+        let chosen = explained[0].lines().find(|line| line.contains("cheapest"));
+        assert!(chosen.unwrap().contains("ring-set/6"), "{}", explained[0]);
+        let expected = outputs_of(&plain, &call, Pattern::Small);
+        assert!(expected.iter().flatten().any(|&byte| byte != 0));
+        assert!(
+            outputs_of(&emulated, &call, Pattern::Small) == expected,
+            "{call:?}"
+        );
     }
 }

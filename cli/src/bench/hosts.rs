@@ -103,7 +103,7 @@ fn prove(candidate: &Candidate, request: &Request, limits: &Limits) -> cinch::Re
         peer: request.peer,
         groups: limits.hosts.clone(),
         between: candidate.between,
-        rings: candidate.rings,
+        rings: candidate.rings.count(),
         ..SchedulePattern::flat(request.collective, candidate.algorithm, limits.nranks)
     };
     let since = Instant::now();

@@ -5,7 +5,7 @@ use super::*;
 use crate::codec::{self, Codec};
 use crate::cpu::Isa;
 use crate::plan::Geometry;
-use crate::schedule::{GroupUnit, Groups};
+use crate::schedule::{GroupUnit, Groups, RankOrder, RingOrders};
 use crate::testing::{Data, Pattern, Problem};
 use crate::types::{Algorithm, CodecSpec, Collective, DType, KernelProtocol, Scalar};
 use std::sync::Arc;
@@ -21,6 +21,7 @@ struct Case {
     hosts: Groups,
     between: Algorithm,
     rings: usize,
+    orders: RingOrders,
 }
 
 impl Case {
@@ -38,6 +39,7 @@ impl Case {
             groups: self.hosts.clone(),
             between: self.between,
             rings: self.rings,
+            orders: self.orders.clone(),
             ..SchedulePattern::flat(collective, self.algorithm, nranks)
         }
     }
@@ -175,6 +177,7 @@ fn case_on(
         hosts,
         between,
         rings: 1,
+        orders: RingOrders::BY_RANK,
     };
     case.fill();
     case
@@ -210,6 +213,31 @@ fn rings_in_several_directions_end_with_the_reference_result() {
             for rings in 2..=5 {
                 let mut case = case(collective, Algorithm::Ring, nranks, 2);
                 case.rings = rings;
+                case.fill();
+                case.check();
+            }
+        }
+    }
+}
+
+/// Ranks batch their steps differently if their rings have several orders.
+#[test]
+fn rings_in_several_orders_end_with_the_reference_result() {
+    for nranks in (3..=17).chain([32]) {
+        for collective in Collective::ALL {
+            if !crate::schedule::has_several_rings(collective) {
+                continue;
+            }
+            for (orders, rings) in [(2, 4), (3, 6), (3, 5), (5, 10)] {
+                let mut case = case(collective, Algorithm::Ring, nranks, 2);
+                // Order i skips i ranks at a time, as far as it can, and then takes those that are left.
+                let order = |skips: usize| {
+                    let mut ranks: Vec<usize> = (0..nranks).collect();
+                    ranks.sort_by_key(|rank| rank % (skips + 1));
+                    RankOrder::of_ring(&ranks).unwrap()
+                };
+                case.rings = rings;
+                case.orders = RingOrders::of_pairs((0..orders).map(order).collect());
                 case.fill();
                 case.check();
             }
