@@ -194,6 +194,17 @@ impl<'a> Setup<'a> {
     }
 }
 
+/// Returns the number by which both ends of a pair choose among equally near ports or networks: half the sum of their
+/// indices on their hosts. Ranks with equal indices get their index, so that the ranks of a host spread over its ports.
+pub(super) fn place_of_pair(peers: &[PeerInfo], one: usize, other: usize) -> usize {
+    let index = |rank: usize| {
+        let host = peers[rank].host_id;
+        let before = peers[..rank].iter();
+        before.filter(|peer| peer.host_id == host).count()
+    };
+    (index(one) + index(other)) / 2
+}
+
 /// The peers of one transport.
 pub(crate) struct Peers<'a> {
     /// Ranks to connect with.

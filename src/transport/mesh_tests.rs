@@ -38,7 +38,18 @@ struct Side<'a> {
     seconds: f64,
 }
 
-impl Side<'_> {
+impl<'a> Side<'a> {
+    /// Returns the arguments of ranks that both know one key and have time.
+    fn new(peers: &'a [PeerInfo], fault: &'a Fault, count: usize) -> Side<'a> {
+        Side {
+            peers,
+            fault,
+            count,
+            key: 3,
+            seconds: 20.0,
+        }
+    }
+
     fn open(
         &self,
         me: usize,
@@ -90,11 +101,8 @@ fn socket_id_of_another_target_is_refused() {
 fn unauthenticated_connections_neither_join_nor_delay() {
     let (peers, fault) = (peers(), Fault::new());
     let side = Side {
-        peers: &peers,
-        fault: &fault,
-        count: 6,
-        key: 3,
         seconds: 30.0,
+        ..Side::new(&peers, &fault, 6)
     };
     let (at, to) = listener();
     let (other, _) = listener();
@@ -134,11 +142,8 @@ fn unauthenticated_connections_neither_join_nor_delay() {
 fn missing_rank_is_named_at_the_deadline() {
     let (peers, fault) = (peers(), Fault::new());
     let side = Side {
-        peers: &peers,
-        fault: &fault,
-        count: 2,
-        key: 3,
         seconds: 0.1,
+        ..Side::new(&peers, &fault, 2)
     };
     let (at, to) = listener();
     let error = side.open(0, at, to).unwrap_err();
@@ -156,11 +161,9 @@ fn missing_rank_is_named_at_the_deadline() {
 fn listener_of_another_key_is_refused() {
     let (peers, fault) = (peers(), Fault::new());
     let side = |key| Side {
-        peers: &peers,
-        fault: &fault,
-        count: 1,
         key,
         seconds: 1.0,
+        ..Side::new(&peers, &fault, 1)
     };
     let (at, to) = listener();
     let (other, _) = listener();
@@ -178,11 +181,8 @@ fn listener_of_another_key_is_refused() {
 fn raised_fault_ends_the_attempts() {
     let (peers, fault) = (peers(), Arc::clone(&Fault::new()));
     let side = Side {
-        peers: &peers,
-        fault: &fault,
-        count: 1,
-        key: 3,
         seconds: 1000.0,
+        ..Side::new(&peers, &fault, 1)
     };
     let (at, to) = listener();
     std::thread::scope(|scope| {
@@ -197,13 +197,7 @@ fn raised_fault_ends_the_attempts() {
 #[test]
 fn connection_lost_when_the_listener_closes_is_an_error_at_once() {
     let (peers, fault) = (peers(), Fault::new());
-    let side = Side {
-        peers: &peers,
-        fault: &fault,
-        count: 1,
-        key: 3,
-        seconds: 20.0,
-    };
+    let side = Side::new(&peers, &fault, 1);
     let at = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let to = at.local_addr().unwrap();
     let (other, _) = listener();
@@ -227,13 +221,7 @@ fn connection_lost_when_the_listener_closes_is_an_error_at_once() {
 #[test]
 fn connector_with_a_late_proof_connects_again() {
     let (peers, fault) = (peers(), Fault::new());
-    let side = Side {
-        peers: &peers,
-        fault: &fault,
-        count: 1,
-        key: 3,
-        seconds: 20.0,
-    };
+    let side = Side::new(&peers, &fault, 1);
     let (at, to) = listener();
     let (other, _) = listener();
     let identity = PeerIdentity {
@@ -281,13 +269,7 @@ fn flood_of_unauthenticated_connections_displaces_no_rank() {
     use std::sync::atomic::{AtomicBool, Ordering};
     let (peers, fault) = (peers(), Fault::new());
     for round in 0..5 {
-        let side = Side {
-            peers: &peers,
-            fault: &fault,
-            count: 4,
-            key: 3,
-            seconds: 20.0,
-        };
+        let side = Side::new(&peers, &fault, 4);
         let (at, to) = listener();
         let (other, _) = listener();
         let stop = AtomicBool::new(false);

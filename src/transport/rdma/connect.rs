@@ -12,7 +12,7 @@ use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::{FifoShape, Region};
 use crate::sys::ibverbs::{IbvAhAttr, IbvGid, IbvGlobalRoute};
-use crate::transport::contract::Ends;
+use crate::transport::contract::{Ends, place_of_pair};
 use crate::wire::{Reader, Wire, WireResult, Writer};
 use std::sync::Arc;
 
@@ -344,19 +344,6 @@ impl Wire for QueuePairOffer {
             channels: channels.collect::<WireResult<_>>()?,
         })
     }
-}
-
-/// Returns the number by which both ends of a pair choose a port: half the sum of their indices on their
-/// hosts. Ranks with equal indices get their index, so that the ranks of a host spread over its ports.
-fn place_of_pair(peers: &[PeerInfo], one: usize, other: usize) -> usize {
-    let index = |rank: usize| {
-        let host = peers[rank].host_id;
-        peers[..rank]
-            .iter()
-            .filter(|peer| peer.host_id == host)
-            .count()
-    };
-    (index(one) + index(other)) / 2
 }
 
 /// Checks that the device has queues of sufficient length.

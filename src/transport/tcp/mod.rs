@@ -9,7 +9,9 @@ pub(super) mod fuzz;
 mod networks;
 mod pump;
 
-use super::contract::{Caps, Connected, Ends, Peers, Pollable, Prepared, Setup, Transport};
+use super::contract::{
+    Caps, Connected, Ends, Peers, Pollable, Prepared, Setup, Transport, place_of_pair,
+};
 use super::inbox::InboxMemory;
 use super::mesh::SocketId;
 use super::{Header, RecvEnd, RecvInto, SendEnd, SendFrom};
@@ -118,7 +120,8 @@ impl Prepared for TcpListener {
             let offer: AddressOffer = peers.offer(setup, rank)?;
             let address = SocketAddr::new(setup.peers()[rank].address, offer.port());
             addresses.push((rank, Address::Tcp(address)));
-            if let Some(found) = offer.nearer(&self.offer) {
+            let turn = place_of_pair(setup.peers(), setup.me(), rank);
+            if let Some(found) = offer.nearer(&self.offer, turn) {
                 let address = SocketAddr::new(found.ip, found.port);
                 nearer.push((rank, Address::Tcp(address)));
             }

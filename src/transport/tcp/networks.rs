@@ -1,7 +1,8 @@
 //! Chooses the network of a pair of ranks by distance.
 //!
 //! A rank is reached at the address that the rendezvous knows. If both ranks of a pair have an interface in one further
-//! network that is nearer to their GPUs or cores in all, and no slower, the pair uses that network. The rank that
+//! network that is nearer to their GPUs or cores in all, and no slower, the pair uses that network. Pairs take turns among
+//! equally near networks, so that the interfaces of a host share the load of its ranks. The rank that
 //! connects decides alone, by what both ranks offer, and goes back to the known address if no connection comes about.
 
 use crate::bootstrap::HostAddress;
@@ -100,12 +101,13 @@ impl AddressOffer {
         self.0[0].port
     }
 
-    /// Returns the address of this offer through which a rank with the addresses `own` reaches it in a nearer network;
-    /// `None` if there is no such network, or any doubt.
-    pub fn nearer(&self, own: &AddressOffer) -> Option<&AddressFacts> {
+    /// Returns the address of this offer through which a rank with the addresses `own` reaches it in the nearest network:
+    /// address number `turn` of those that are equally near, modulo their number. `None` if that is the first address of
+    /// this offer, or if there is any doubt.
+    pub fn nearer(&self, own: &AddressOffer, turn: usize) -> Option<&AddressFacts> {
         let (first, own_first) = (&self.0[0], &own.0[0]);
-        let known = distance(first, own_first)?;
-        let mut best = None;
+        let mut least = distance(first, own_first)?;
+        let mut nearest = vec![first];
         for theirs in &self.0[1..] {
             let network = theirs.network();
             let is_in = |one: &&AddressFacts| one.network() == network && network.is_some();
@@ -120,14 +122,17 @@ impl AddressOffer {
             if is_slower || !is_known || theirs.ip == ours.ip || ours.ip == own_first.ip {
                 continue;
             }
-            let Some(found) = distance(theirs, ours).filter(|found| *found < known) else {
-                continue;
-            };
-            if best.is_none_or(|(least, _)| found < least) {
-                best = Some((found, theirs));
+            match distance(theirs, ours) {
+                Some(found) if found < least => {
+                    least = found;
+                    nearest = vec![theirs];
+                }
+                Some(found) if found == least => nearest.push(theirs),
+                _ => {}
             }
         }
-        best.map(|(_, theirs)| theirs)
+        let chosen = nearest[turn % nearest.len()];
+        (!std::ptr::eq(chosen, first)).then_some(chosen)
     }
 }
 
@@ -159,7 +164,7 @@ mod tests {
         let own = AddressOffer(vec![facts("10.0.0.1", Sys), facts("10.0.1.1", Phb)]);
         let found = |theirs: Vec<AddressFacts>| {
             let theirs = AddressOffer(theirs);
-            theirs.nearer(&own).map(|one| one.ip.to_string())
+            theirs.nearer(&own, 0).map(|one| one.ip.to_string())
         };
         let first = facts("10.0.0.2", Sys);
         let near = facts("10.0.1.2", Phb);
@@ -221,6 +226,32 @@ mod tests {
         ] {
             assert_eq!(found(theirs), None, "{why}");
         }
+    }
+
+    #[test]
+    fn pairs_take_turns_among_equally_near_networks() {
+        let own = [("10.0.0.1", Pix), ("10.0.1.1", Phb), ("10.0.2.1", Pix)];
+        let theirs = [("10.0.0.2", Phb), ("10.0.1.2", Pix), ("10.0.2.2", Sys)];
+        let offer = |all: &[(&str, PathType)]| {
+            AddressOffer(all.iter().map(|&(ip, path)| facts(ip, path)).collect())
+        };
+        let found = |own: &AddressOffer, theirs: &AddressOffer| {
+            [0, 1, 2, 3].map(|turn| theirs.nearer(own, turn).map(|one| one.ip.to_string()))
+        };
+        // The third network is farther.
+        let second = Some("10.0.1.2".to_string());
+        let in_turn = [None, second.clone(), None, second.clone()];
+        assert_eq!(found(&offer(&own), &offer(&theirs)), in_turn);
+        // Two networks are nearer than the first.
+        let theirs = [("10.0.0.2", Sys), ("10.0.1.2", Pix), ("10.0.2.2", Phb)];
+        let third = Some("10.0.2.2".to_string());
+        let in_turn = [second.clone(), third.clone(), second, third];
+        assert_eq!(found(&offer(&own), &offer(&theirs)), in_turn);
+        // A slower network takes no turn.
+        let mut slower = offer(&theirs);
+        slower.0[2].speed = 1000;
+        let alone = found(&offer(&own), &slower);
+        assert!(alone.iter().all(|ip| ip.as_deref() == Some("10.0.1.2")));
     }
 
     #[test]
