@@ -329,6 +329,16 @@ class CinchProcessGroup(CallQueue):
         works, self._coalesced = self._coalesced or [], None
         return AllWork(works)
 
+    # ---- names of torch after 2.11 ----
+
+    all_gather_single = _allgather_base
+    all_gather_single_coalesced = allgather_into_tensor_coalesced
+    reduce_scatter_single = _reduce_scatter_base
+    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
+    all_to_all_single = alltoall_base
+    start_coalescing = _start_coalescing
+    end_coalescing = _end_coalescing
+
 
 def create(options: Any, backend_options: Any = None) -> CinchProcessGroup:
     """Creates a process group, for `torch.distributed.Backend.register_backend`."""
