@@ -92,7 +92,12 @@ def _load():
     # Without a wheel this is the library of an installation, which the dynamic linker finds.
     library = ctypes.CDLL(str(packaged) if packaged.exists() else "libcinch.so.0")
     for name, (result, arguments) in _abi.FUNCTIONS.items():
-        function = getattr(library, name)
+        try:
+            function = getattr(library, name)
+        except AttributeError:
+            raise ImportError(
+                f"{library._name} has no {name}: library and package are of different versions; install both together"
+            ) from None
         function.restype = result
         function.argtypes = arguments
     return library
