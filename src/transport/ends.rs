@@ -109,6 +109,6 @@ pub trait Waiter: Send + std::fmt::Debug {
     /// System if the kernel rejects the wait.
     fn idle(&mut self, scans: u32, limit: Duration) -> Result<()>;
 
-    /// Returns whether [`Waiter::idle`] sleeps after this number of scans.
-    fn sleeps(&self, scans: u32) -> bool;
+    /// Returns whether [`Waiter::idle`] may let other threads run after this number of scans, rather than spin.
+    fn leaves_core(&self, scans: u32) -> bool;
 }

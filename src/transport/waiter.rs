@@ -143,7 +143,7 @@ impl Waiter for RankWaiter {
         }
     }
 
-    fn sleeps(&self, scans: u32) -> bool {
-        self.backoff.pause(scans) == Pause::Sleep
+    fn leaves_core(&self, scans: u32) -> bool {
+        self.backoff.pause(scans) != Pause::Spin
     }
 }

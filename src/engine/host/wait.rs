@@ -16,6 +16,10 @@ pub(super) const MAX_SLEEP: Duration = Duration::from_millis(5);
 /// Number of scans between two readings of the clock while the thread spins.
 const SCANS_PER_CLOCK: u32 = 64;
 
+/// Least number of scans after which the ranks that a wait waits for are listed. Fewer would cost a rank that
+/// shares its core a tenth of a short wait.
+const LISTED_AFTER: u32 = 16;
+
 /// Number of scans without progress after which a wait may sleep. From then on the clock is read at
 /// every scan.
 const SPINS: u32 = 2048;
@@ -31,8 +35,10 @@ pub(super) struct WaitClock {
     scanned_after_fault: bool,
     /// Whether the flight recorder shows the wait.
     is_shown: bool,
-    /// Ranks whose messages were missing before the first sleep; `None` before.
+    /// Ranks whose messages were missing when the thread stopped spinning; `None` before.
     waits_for: Option<Vec<usize>>,
+    /// Number of scans before which the thread is known to spin.
+    listed_after: u32,
 }
 
 impl WaitClock {
@@ -65,15 +71,20 @@ impl HostEngine {
             let scanned = std::mem::replace(&mut clock.scanned_after_fault, true);
             return if scanned { Err(reason) } else { Ok(()) };
         }
-        let sleeps = self.links.waiter.sleeps(scans);
-        if sleeps && clock.waits_for.is_none() {
-            // Before the sleep, because the messages that end it are not missing afterwards.
-            let mut ranks: Vec<usize> = missing(&mut self.links).iter().map(|it| it.0).collect();
-            ranks.dedup();
-            clock.waits_for = Some(ranks);
+        // Before the thread sleeps or yields for long, because the messages that end this are not missing afterwards.
+        if scans == LISTED_AFTER.max(clock.listed_after) {
+            match self.links.waiter.leaves_core(scans) {
+                true => {
+                    let missing = missing(&mut self.links);
+                    let mut ranks: Vec<usize> = missing.iter().map(|it| it.0).collect();
+                    ranks.dedup();
+                    clock.waits_for = Some(ranks);
+                }
+                false => clock.listed_after = scans + 1,
+            }
         }
         self.links.waiter.idle(scans, limit)?;
-        if !sleeps && scans < SPINS && !scans.is_multiple_of(SCANS_PER_CLOCK) {
+        if scans < SPINS && !scans.is_multiple_of(SCANS_PER_CLOCK) {
             return Ok(());
         }
         let waited = clock.waited(Instant::now());
@@ -108,11 +119,10 @@ impl HostEngine {
 
     /// Begins a new wait after progress.
     pub(super) fn end_wait(&self, clock: &mut WaitClock) {
-        if clock.waited >= SHORTEST_WAIT
-            && let (Some(ranks), Some(recorder)) = (&clock.waits_for, self.recorder())
-        {
-            for &rank in ranks {
-                recorder.metrics().add_wait(rank, clock.waited);
+        if let (Some(ranks), Some(recorder)) = (clock.waits_for.take(), self.recorder()) {
+            let waited = clock.waited(Instant::now());
+            for rank in ranks.into_iter().filter(|_| waited >= SHORTEST_WAIT) {
+                recorder.metrics().add_wait(rank, waited);
             }
         }
         if let (true, Some(recorder)) = (clock.is_shown, self.recorder()) {

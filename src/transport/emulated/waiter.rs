@@ -33,7 +33,7 @@ impl Waiter for EmulatedWaiter {
         self.waiter.idle(scans, limit)
     }
 
-    fn sleeps(&self, scans: u32) -> bool {
-        self.waiter.sleeps(scans)
+    fn leaves_core(&self, scans: u32) -> bool {
+        self.waiter.leaves_core(scans)
     }
 }

@@ -91,8 +91,8 @@ impl<F: FnMut(u32) + Send> Waiter for ObservedWaiter<F> {
         self.0.idle(scans, limit)
     }
 
-    fn sleeps(&self, scans: u32) -> bool {
-        self.0.sleeps(scans)
+    fn leaves_core(&self, scans: u32) -> bool {
+        self.0.leaves_core(scans)
     }
 }
 
