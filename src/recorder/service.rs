@@ -5,7 +5,7 @@ use super::gather::SUFFIX;
 use super::prometheus::prometheus_text;
 use super::snapshot::{ProcessSnapshot, RankSnapshot};
 use super::socket_file::NamedListener;
-use super::text_service::{self, TextServiceSettings};
+use super::text_service::{self, TextListeners, TextServiceSettings};
 use super::{CommLabel, FlightRecorder, process_json};
 use crate::error::{Error, Result};
 use crate::sys::file;
@@ -295,9 +295,11 @@ fn start(settings: RecorderSettings, text: Option<TextServiceSettings>) -> Resul
     let shows = spawn("cinch-recorder", move || places.show(&ended));
     threads.handles.push(shows?);
     if let Some(text) = text {
+        // Before the thread runs, so that a client finds the service as soon as the communicator exists.
+        let listeners = TextListeners::open(&text);
         let answers = spawn("cinch-text", move || {
             let own = || process_snapshot(&settings.host, &text.name);
-            text_service::serve(&text, &own, &for_text);
+            text_service::serve(&text, listeners, &own, &for_text);
         });
         match answers {
             Ok(handle) => threads.handles.push(handle),

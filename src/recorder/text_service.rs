@@ -71,18 +71,39 @@ struct TextClient {
     moved: Instant,
 }
 
+/// The addresses at which a text service listens.
+pub(super) struct TextListeners {
+    sockets: Vec<Socket>,
+    has_warned: bool,
+}
+
+impl TextListeners {
+    /// Listens at the addresses that are free, so that clients can connect from now on.
+    pub(super) fn open(settings: &TextServiceSettings) -> TextListeners {
+        let mut has_warned = false;
+        TextListeners {
+            sockets: listen(settings, &mut has_warned),
+            has_warned,
+        }
+    }
+}
+
 /// Serves clients until the other side of `end` is closed. `own` returns the snapshot of this process.
 pub(super) fn serve(
     settings: &TextServiceSettings,
+    opened: TextListeners,
     own: &dyn Fn() -> ProcessSnapshot,
     end: &OwnedFd,
 ) {
-    let mut listeners = Vec::new();
-    let mut has_warned = false;
+    let TextListeners {
+        sockets: mut listeners,
+        mut has_warned,
+    } = opened;
     let mut clients: Vec<TextClient> = Vec::new();
     let collect = |timeout: Duration| gather(own(), timeout, end);
+    let mut tries_again = false;
     loop {
-        if listeners.is_empty() {
+        if listeners.is_empty() && std::mem::replace(&mut tries_again, true) {
             listeners = listen(settings, &mut has_warned);
         }
         let mut interests = vec![socket::interest(end, true, false)];
