@@ -342,6 +342,11 @@ class Communicator:
         with contextlib.suppress(Exception):
             self.destroy()
 
+    @property
+    def is_destroyed(self) -> bool:
+        """Whether `destroy` was called."""
+        return self._handle is None
+
     # ---- inside ----
 
     def _alive(self) -> ctypes.c_void_p:

@@ -158,7 +158,7 @@ class CallQueue(dist.ProcessGroup):
                     run(TensorCollectives(comm, stream))
         except _library.Error as error:
             raise torch_error(error) from None
-        return StreamWork(outputs, device, stream, comm.check)
+        return StreamWork(outputs, device, stream, lambda: _check_gpu(comm))
 
     def _side_stream(self, device: torch.device, current: Any) -> Any:
         if device.index not in self._side_streams:
@@ -187,7 +187,10 @@ class CallQueue(dist.ProcessGroup):
                     used = next(iter(self._gpus))
                     raise ValueError(f"this rank used cuda:{used} in this group; one rank works on one GPU")
                 self._gpus[device.index] = self._connect(f"cuda:{device.index}")
-            return self._gpus[device.index]
+            comm = self._gpus[device.index]
+        if comm.is_destroyed:
+            _check_gpu(comm)
+        return comm
 
     def _connect(self, device: str) -> Communicator:
         is_described = self._description not in ("", "undefined")
@@ -234,10 +237,14 @@ class CallQueue(dist.ProcessGroup):
     # ---- end ----
 
     def abort(self) -> None:
-        """Fails all communicators on this rank at once, and on the others by a message."""
+        """Fails all communicators on this rank at once, and on the others by a message. Frees those on GPUs."""
         self._messages.abort()
+        gpus = [comm for comm in self._gpus.values() if not comm.is_destroyed]
         for comm in self._communicators():
             comm.abort()
+        if gpus:
+            # It waits until the other ranks have unmapped their memory, which may take seconds.
+            threading.Thread(target=_destroy_all, args=(gpus,), name="cinch-free", daemon=True).start()
 
     def shutdown(self) -> None:
         """Ends the calls that are queued, waits shortly for the other ranks, and frees everything."""
@@ -254,8 +261,21 @@ class CallQueue(dist.ProcessGroup):
             comm.destroy()
 
     def _communicators(self) -> List[Communicator]:
-        return [comm for comm in (self._host, *self._gpus.values()) if comm is not None]
+        every = (self._host, *self._gpus.values())
+        return [comm for comm in every if comm is not None and not comm.is_destroyed]
 
     def _finalize(self) -> None:
         for comm in self._communicators():
             comm.finalize()
+
+
+def _check_gpu(comm: Communicator) -> None:
+    """Raises the failure of a communicator of a GPU, if there is one."""
+    if comm.is_destroyed:
+        raise torch_error(_library.AbortedError("the process group was aborted"))
+    comm.check()
+
+
+def _destroy_all(comms: List[Communicator]) -> None:
+    for comm in comms:
+        comm.destroy()
