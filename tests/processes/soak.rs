@@ -30,7 +30,7 @@ const LOSSY: f64 = 0.5;
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
-/// Counts of one process: calls, rounds, bytes of resident memory now and after the first rounds, and
+/// Counts of one process: calls of its last round, rounds, bytes of resident memory now and after the first rounds, and
 /// seconds between both.
 #[derive(Debug)]
 struct Counts {
@@ -59,7 +59,7 @@ fn calls_with_kills_and_replacements_stay_right() {
     println!("seed {seed}");
     let mut rng = Rng(seed);
     let begun = Instant::now();
-    let (mut calls, mut recoveries, mut jobs, mut worst) = (0, 0, 0, Duration::ZERO);
+    let (mut calls, mut recoveries, mut jobs, mut worst) = (0u64, 0, 0, Duration::ZERO);
     let mut longest: Option<Counts> = None;
     while begun.elapsed() < length || jobs < 2 {
         let transport = [TransportKind::Shm, TransportKind::Tcp][jobs % 2];
@@ -86,7 +86,10 @@ fn calls_with_kills_and_replacements_stay_right() {
             let new = group.add("soak", &task("new", RANKS - 1, rng.next()), &[]);
             group.hand(new, &id);
             members.push(new);
-            group.wait_for("works", &members);
+            let said = group.wait_for("works", &members);
+            for &member in &members {
+                calls += said[member].parse::<u64>().unwrap();
+            }
             worst = worst.max(killed.elapsed());
             recoveries += 1;
         }
@@ -106,7 +109,7 @@ fn calls_with_kills_and_replacements_stay_right() {
     }
     let longest = longest.expect("a job ran");
     println!(
-        "{calls} calls of the last processes, {recoveries} recoveries (worst {worst:.2?}) in {jobs} jobs; the \
+        "{calls} checked calls of ranks that lived on, {recoveries} recoveries (worst {worst:.2?}) in {jobs} jobs; the \
          process with most rounds: {longest:?}"
     );
     let limit = GROWTH[0] + GROWTH[1] * longest.seconds / 3600.0;
@@ -143,15 +146,16 @@ fn work(words: &[&str]) -> Outcome<()> {
         stops.store(line.is_ok_and(|line| line == "stop"), Ordering::Relaxed);
     });
     let mut memory = Memory::default();
+    // Calls of the last round.
     let mut calls = 0;
     for rounds in 0.. {
         memory.note(rounds);
-        say("works ");
+        say(&format!("works {calls}"));
         let mut number = 0;
         let error = loop {
             match turn(&comm, own.next(), &mut number, stops) {
                 Ok(true) => {
-                    calls += number;
+                    calls = number;
                     let (grown, seconds) = memory.growth();
                     comm.finalize()?;
                     say(&format!("ended {calls} {rounds} {grown} {seconds}"));
@@ -161,7 +165,7 @@ fn work(words: &[&str]) -> Outcome<()> {
                 Err(error) => break error,
             }
         };
-        calls += number;
+        calls = number;
         if error.kind() != ErrorKind::Remote {
             return Err(error.into());
         }
