@@ -6,6 +6,7 @@ use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 /// Time in which a state must show.
@@ -22,9 +23,13 @@ struct Job {
 
 impl Job {
     fn start(name: &str, variables: &[(&str, &str)]) -> Job {
-        let program = compile("ras");
-        let port = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = port.local_addr().unwrap().port();
+        // The tests of this file run at once, and a running program cannot be written.
+        static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+        let program = PROGRAM.get_or_init(|| compile("ras"));
+        let free = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = free.local_addr().unwrap().port();
+        // The ranks listen there next.
+        drop(free);
         let folder = std::env::temp_dir().join(format!("cinch-ras-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let mut program = Command::new(program)
@@ -219,16 +224,21 @@ fn check_consumers_fields(status: &Value, pids: &[i64]) {
 
 /// Checks the text, and the answers that NCCL's own client expects before it.
 fn check_text(job: &Job) {
-    let text = job
-        .ask("client protocol 2\r\nTIMEOUT 5\nverbose status\n")
-        .unwrap();
-    let text = text.strip_prefix("SERVER PROTOCOL 2\nOK\n").unwrap();
-    for part in [
-        "MISMATCH: AllReduce calls: 3 on ranks 2, 4 on ranks 0, 1",
-        "WAIT: rank 0 waits",
-    ] {
-        assert!(text.contains(part), "{part} in\n{text}");
+    let ask = || {
+        job.ask("client protocol 2\r\nTIMEOUT 5\nverbose status\n")
+            .unwrap()
+    };
+    // A wait is shown once it has taken some tenths of a second.
+    let begun = Instant::now();
+    let mut text = ask();
+    while !text.contains("WAIT: rank 0 waits") {
+        assert!(begun.elapsed() < DEADLINE, "{text}");
+        std::thread::sleep(Duration::from_millis(20));
+        text = ask();
     }
+    let text = text.strip_prefix("SERVER PROTOCOL 2\nOK\n").unwrap();
+    let part = "MISMATCH: AllReduce calls: 3 on ranks 2, 4 on ranks 0, 1";
+    assert!(text.contains(part), "{part} in\n{text}");
 }
 
 #[test]
