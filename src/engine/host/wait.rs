@@ -80,7 +80,7 @@ impl HostEngine {
                     ranks.dedup();
                     clock.waits_for = Some(ranks);
                 }
-                false => clock.listed_after = scans + 1,
+                false => clock.listed_after = scans + SCANS_PER_CLOCK,
             }
         }
         self.links.waiter.idle(scans, limit)?;
