@@ -38,7 +38,7 @@ impl Communicator {
     /// As [`Communicator::start`].
     pub fn all_reduce_start<T: Element + Send + 'static>(
         self: &Arc<Self>,
-        mut data: Vec<T>,
+        data: Vec<T>,
         op: ReduceOp,
     ) -> Result<CallRequest<StartedArrays<T>>> {
         let call = Call {
@@ -46,11 +46,7 @@ impl Communicator {
             ..Call::new(Collective::AllReduce, T::DTYPE, data.len())
         };
         let bytes = size_of_val(data.as_slice());
-        self.check_start(&call, &BufferRanges::from(&in_place(&mut data, bytes)?))?;
-        self.enqueue(move |comm| {
-            let report = comm.run_call(&call, in_place(&mut data, bytes)?)?;
-            Ok((data, report))
-        })
+        self.start_in_place(call, data, bytes)
     }
 
     /// Starts a broadcast of the root's `data`, which the request returns on every rank.
@@ -59,7 +55,7 @@ impl Communicator {
     /// As [`Communicator::start`].
     pub fn broadcast_start<T: Element + Send + 'static>(
         self: &Arc<Self>,
-        mut data: Vec<T>,
+        data: Vec<T>,
         root: usize,
     ) -> Result<CallRequest<StartedArrays<T>>> {
         let call = Call {
@@ -70,11 +66,7 @@ impl Communicator {
             true => size_of_val(data.as_slice()),
             false => 0,
         };
-        self.check_start(&call, &BufferRanges::from(&in_place(&mut data, bytes)?))?;
-        self.enqueue(move |comm| {
-            let report = comm.run_call(&call, in_place(&mut data, bytes)?)?;
-            Ok((data, report))
-        })
+        self.start_in_place(call, data, bytes)
     }
 
     /// Starts an all_gather of `input`. The request returns the inputs of all ranks, in rank order.
@@ -132,6 +124,22 @@ impl Communicator {
         Ok(request)
     }
 
+    /// Starts a call in place of `data`, whose first `input_bytes` bytes are the input.
+    fn start_in_place<T: Element + Send + 'static>(
+        self: &Arc<Self>,
+        call: Call,
+        mut data: Vec<T>,
+        input_bytes: usize,
+    ) -> Result<CallRequest<StartedArrays<T>>> {
+        let ranges = BufferRanges::from(&in_place(&mut data, input_bytes)?);
+        self.check_start(&call, &ranges)?;
+        self.enqueue(move |comm| {
+            let report = comm.run_call(&call, in_place(&mut data, input_bytes)?)?;
+            Ok((data, report))
+        })
+    }
+
+    /// Starts a call with an output of `elements` elements of its own.
     fn start_owned<T: Element + Default + Send + 'static>(
         self: &Arc<Self>,
         call: Call,
