@@ -4,7 +4,7 @@ use super::auth::{Listener, OnRefusal, Peer, connect_to_any};
 use super::framed_stream::{Body, FramedStream};
 use super::rank_entry::RankEntry;
 use super::rendezvous_server::{
-    OTHER_PARTICIPANTS, REFUSED, REGISTER, TABLE, handshake, margin, serve,
+    GIVES_UP, OTHER_PARTICIPANTS, REFUSED, REGISTER, TABLE, handshake, margin, serve,
 };
 use super::{UniqueId, address, process};
 use crate::config::Config;
@@ -105,7 +105,7 @@ fn register(
     let described = fault
         .check()
         .and_then(|()| describe_self((&stream, id), rank, nranks, config));
-    let (entry, listener) = described.inspect_err(|error| give_up(&mut stream, &who, error))?;
+    let (entry, listener) = described.inspect_err(|error| give_up(&mut stream, id, &who, error))?;
     // The server counts this time from the arrival of the frame.
     let timeout = deadline.saturating_duration_since(Instant::now());
     let mut writer = Writer::default();
@@ -124,7 +124,7 @@ fn register(
         .map_err(|error| match fault.check() {
             // The server would take the end of the connection for the death of this rank.
             Err(reason) => {
-                give_up(&mut stream, &who, &reason);
+                give_up(&mut stream, id, &who, &reason);
                 reason
             }
             Ok(()) => error.context(&server),
@@ -146,9 +146,12 @@ fn register(
 }
 
 /// Sends the server the reason why this rank takes no part.
-fn give_up(stream: &mut FramedStream, who: &str, reason: &Error) {
+pub(super) fn give_up(stream: &mut FramedStream, id: &UniqueId, who: &str, reason: &Error) {
     let report = reason.clone().context(who);
-    stream.queue(REFUSED, &Body::new(report.to_bytes()));
+    let mut writer = Writer::default();
+    writer.u32(id.participants());
+    writer.0.extend(report.to_bytes());
+    stream.queue(GIVES_UP, &Body::new(writer.0));
     stream.flush();
 }
 

@@ -30,11 +30,13 @@ pub(crate) const MAX_RANKS: usize = 4096;
 pub(super) const REGISTER: u8 = 1;
 /// Kind of a frame for registered ranks: random bytes, and the entries of all ranks.
 pub(super) const TABLE: u8 = 2;
-/// Kind of a frame with the reason why there will be no communicator, from the server or from a
-/// rank that cannot register or gives up.
+/// Kind of a frame from the server with the reason why there will be no communicator.
 pub(super) const REFUSED: u8 = 3;
 /// Kind of a frame for a rank that reconnects with other participants than the server: the reason.
 pub(super) const OTHER_PARTICIPANTS: u8 = 4;
+/// Kind of a frame from a rank that cannot register or gives up: digest of the participants, the
+/// reason.
+pub(super) const GIVES_UP: u8 = 5;
 
 /// Time for which a failed rendezvous sends its error to late ranks.
 const FAILED_TIMEOUT: Duration = Duration::from_secs(3);
@@ -361,8 +363,15 @@ impl RendezvousServer {
         let registrant = &mut self.registrants[at];
         let damaged =
             |rank: usize| Error::from(Damaged).context(format!("rank {rank} at the rendezvous"));
-        if frame.kind == REFUSED {
-            return Err(Error::from_bytes(&frame.body)?);
+        if frame.kind == GIVES_UP {
+            let Some((digest, reason)) = frame.body.split_first_chunk() else {
+                return Err(damaged(registrant.rank));
+            };
+            // A rank that knew of fewer deaths may find this server instead of its own, which has ended.
+            return match u32::from_le_bytes(*digest) == self.participants {
+                true => Err(Error::from_bytes(reason)?),
+                false => Ok(()),
+            };
         }
         if frame.kind != REGISTER || registrant.entry.is_some() {
             return Err(damaged(registrant.rank));
@@ -521,114 +530,4 @@ pub(super) fn margin(timeout: Duration) -> Duration {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::address;
-    use super::super::auth::{OnRefusal, connect_to_any};
-    use super::super::id::assemble;
-    use super::*;
-    use crate::config::Config;
-    use crate::sync::Fault;
-
-    /// Connects as `rank`, registers `pause` later with 1 s left, and returns the server's answer with
-    /// the seconds from the registration to it.
-    fn answer(id: &UniqueId, (rank, nranks): (usize, u32), pause: f64) -> (Frame, f64) {
-        let (fault, deadline) = (Fault::new(), Instant::now() + Duration::from_secs(20));
-        let own = handshake(id, rank);
-        let peer = connect_to_any(&id.addresses(), &own, OnRefusal::Fail, deadline, &fault);
-        let mut stream = FramedStream::new(peer.unwrap());
-        std::thread::sleep(Duration::from_secs_f64(pause));
-        let sent = Instant::now();
-        let mut writer = Writer::default();
-        writer.u32(nranks).u64(1000).u64(3500).u32(0);
-        let entry = RankEntry::this(rank, address::for_one_host(), &Config::default());
-        entry.unwrap().write(&mut writer);
-        stream.queue(REGISTER, &Body::new(writer.0));
-        let answer = stream.exchange(deadline, &fault).unwrap();
-        (answer, sent.elapsed().as_secs_f64())
-    }
-
-    /// A rank is stopped for 0.6 s between its handshake and its registration, and can then wait for
-    /// 1 s. The server gives up a tenth of that earlier, not 0.6 s.
-    #[test]
-    fn time_before_the_registration_counts_once() {
-        let id = UniqueId::create_for_one_host(&Config::default()).unwrap();
-        let (answer, waited) = answer(&id, (1, 4), 0.6);
-        assert_eq!(answer.kind, REFUSED);
-        let error = Error::from_bytes(&answer.body).unwrap();
-        let words = "ranks 0, 2, 3 of 4 did not come to the rendezvous within 3.5 s";
-        assert!(error.message().contains(words), "{error}");
-        // The server looks for frames at least every 50 ms.
-        assert!(waited >= 0.8, "gave up after {waited:.3} s");
-    }
-
-    /// Peers prove that they hold the secret, and never register. The server drops the oldest of them beyond its
-    /// bound, and ranks still join.
-    #[test]
-    fn proven_connections_that_never_register_are_bounded() {
-        const EXCESS: usize = 20;
-        let bound = 2 + SPARE_REGISTRANTS;
-        let (listener, at) = Listener::bind(address::for_one_host()).unwrap();
-        let id = assemble(0, &[1; 32], &[5; 16], &[at]);
-        let mut server = RendezvousServer::new(&id, listener, Duration::from_secs(20), None);
-        let answers = std::thread::scope(|scope| {
-            let join = |rank| {
-                let id = &id;
-                scope.spawn(move || answer(id, (rank, 2), 0.0).0.kind)
-            };
-            let first = join(0);
-            while server.entries().next().is_none() {
-                server.poll();
-            }
-            let connecting = scope.spawn(|| {
-                let (fault, deadline) = (Fault::new(), Instant::now() + Duration::from_secs(20));
-                let connect = |_| {
-                    let own = handshake(&id, 1);
-                    connect_to_any(&[at], &own, OnRefusal::Fail, deadline, &fault).unwrap()
-                };
-                let connected = (0..bound + EXCESS).map(connect).map(FramedStream::new);
-                connected.collect::<Vec<_>>()
-            });
-            while !connecting.is_finished() {
-                server.poll();
-            }
-            let mut idle = connecting.join().unwrap();
-            // The server may not have accepted the last connections yet.
-            let until = Instant::now() + Duration::from_secs(1);
-            while Instant::now() < until {
-                server.poll();
-            }
-            assert_eq!(server.registrants.len(), 1 + bound);
-            for (at, stream) in idle.iter_mut().enumerate() {
-                let has_ended = stream.receive(&mut Vec::new()).is_some();
-                assert_eq!(has_ended, at < EXCESS, "connection {at}");
-            }
-            let second = join(1);
-            while server.entries().count() < 2 {
-                server.poll();
-            }
-            server.advance();
-            [first, second].map(|rank| rank.join().unwrap())
-        });
-        assert_eq!(answers, [TABLE, TABLE]);
-        server.discard();
-    }
-
-    /// The server finds the last registration and the deadline past at once, as after a stop.
-    #[test]
-    fn rendezvous_with_all_ranks_completes_after_its_deadline() {
-        let (listener, at) = Listener::bind(address::for_one_host()).unwrap();
-        let id = assemble(0, &[1; 32], &[3; 16], &[at]);
-        let mut server = RendezvousServer::new(&id, listener, Duration::from_secs(20), None);
-        let answer = std::thread::scope(|scope| {
-            let rank = scope.spawn(|| answer(&id, (0, 1), 0.0));
-            while server.entries().next().is_none() {
-                server.poll();
-            }
-            server.deadline = Instant::now();
-            server.advance();
-            rank.join().unwrap().0
-        });
-        assert_eq!(answer.kind, TABLE);
-        server.discard();
-    }
-}
+mod tests;
