@@ -153,6 +153,11 @@
 #define CINCH_EXACT_COSTS 9
 
 /**
+ * Index: the input is larger than a rule codes (`max=`).
+ */
+#define CINCH_EXACT_LARGE 10
+
+/**
  * Result of every function. Numbers are never reused; 0 to 7 equal those of `ncclResult_t`.
  */
 enum cinch_result_t

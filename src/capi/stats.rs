@@ -29,6 +29,8 @@ pub const CINCH_EXACT_NO_TENSOR: usize = 7;
 pub const CINCH_EXACT_SWITCHED_OFF: usize = 8;
 /// Index: the cost model predicted no gain from the codec.
 pub const CINCH_EXACT_COSTS: usize = 9;
+/// Index: the input is larger than a rule codes (`max=`).
+pub const CINCH_EXACT_LARGE: usize = 10;
 
 /// Counts since the communicator was created, on this rank. A captured call counts once, when the
 /// stream records it.
@@ -72,6 +74,7 @@ const _: () = {
     assert!(CINCH_EXACT_NO_TENSOR == RawReason::NoTensor as usize);
     assert!(CINCH_EXACT_SWITCHED_OFF == RawReason::SwitchedOff as usize);
     assert!(CINCH_EXACT_COSTS == RawReason::Costs as usize);
+    assert!(CINCH_EXACT_LARGE == RawReason::Large as usize);
 };
 
 /// Initialises `*stats` with zeros.

@@ -131,7 +131,7 @@ fn compare(texts: &[Vec<u8>], peers: &[PeerInfo]) -> Result<()> {
 mod tests {
     use super::*;
     use crate::bootstrap::LocalOutOfBand;
-    use crate::config::Origin;
+    use crate::config::{CommFacts, Origin};
     use crate::sync::Fault;
     use std::sync::Arc;
 
@@ -150,7 +150,7 @@ mod tests {
         let ranks = || world.iter().zip(&configs);
         let outcomes: Vec<Result<()>> = std::thread::scope(|scope| {
             let compare = |(exchange, config): (&Arc<LocalOutOfBand>, &Config)| {
-                let policy = CodecPolicy::new(config, true);
+                let policy = CodecPolicy::new(config, CommFacts::first(2, 1));
                 compare_settings(&**exchange, config, &policy, None)
             };
             let threads: Vec<_> = ranks()

@@ -2,7 +2,7 @@
 //! equal calls and settings make the same choice.
 
 use super::Call;
-use crate::config::CodecPolicy;
+use crate::config::{CodecPolicy, PolicyCodec};
 use crate::error::{Error, Result};
 use crate::types::{CodecSetting, CodecSpec, Extent, ResolvedCall};
 
@@ -31,11 +31,13 @@ pub enum RawReason {
     SwitchedOff,
     /// The cost model predicted that the codec does not pay.
     Costs,
+    /// The input has more bytes than a rule codes (`max=`).
+    Large,
 }
 
 impl RawReason {
     /// All reasons, in numeric order.
-    pub const ALL: [RawReason; 10] = [
+    pub const ALL: [RawReason; 11] = [
         RawReason::NotAsked,
         RawReason::Off,
         RawReason::ByCall,
@@ -46,6 +48,7 @@ impl RawReason {
         RawReason::NoTensor,
         RawReason::SwitchedOff,
         RawReason::Costs,
+        RawReason::Large,
     ];
 
     /// Returns the reason as logs print it.
@@ -61,6 +64,7 @@ impl RawReason {
             RawReason::NoTensor => "no tensor",
             RawReason::SwitchedOff => "beyond the bound",
             RawReason::Costs => "does not pay",
+            RawReason::Large => "large",
         }
     }
 }
@@ -74,6 +78,13 @@ pub(super) struct CodecDecision {
 }
 
 impl CodecDecision {
+    fn coded(codec: CodecSetting) -> CodecDecision {
+        CodecDecision {
+            codec,
+            raw_reason: None,
+        }
+    }
+
     fn exact(why: RawReason) -> CodecDecision {
         CodecDecision {
             codec: CodecSetting::RAW,
@@ -94,7 +105,8 @@ pub(super) fn choose(
     nranks: usize,
     switched_off: bool,
 ) -> Result<CodecDecision> {
-    let (codec, asked) = match call.codec {
+    let asked = match call.codec {
+        None => return Ok(choose_by_policy(policy, call, nranks, switched_off)),
         Some(codec) if codec.is_by_level() => {
             return Err(Error::invalid_argument(format!(
                 "{}: a call names one codec, not codec {codec}; set CINCH_CODEC to codecs by level",
@@ -102,39 +114,67 @@ pub(super) fn choose(
             )));
         }
         Some(codec) if !codec.is_lossy() => return Ok(CodecDecision::exact(RawReason::ByCall)),
-        Some(codec) => (codec, true),
-        None => (policy.codec, false),
+        Some(codec) => codec,
     };
-    let refused = [codec.inter, codec.intra].into_iter();
-    let refused = refused.filter_map(|spec| refusal(call, spec)).next();
-    if asked && let Some((_, why)) = refused {
+    if let Some((_, why)) = refusal(call, asked) {
         return Err(Error::invalid_argument(format!(
             "{} of {}: codec {} was asked for, but {why}",
-            call.collective, call.dtype, codec.inter
+            call.collective, call.dtype, asked.inter
         )));
     }
-    let exact = if policy.off {
-        Some(RawReason::Off)
-    } else if !codec.is_lossy() {
-        Some(RawReason::NotAsked)
-    } else if !asked && !policy.collectives.has(call.collective) {
-        Some(RawReason::Collective)
-    } else if let Some((reason, _)) = refused {
-        Some(reason)
-    } else if !asked && input_bytes(call, nranks) < policy.min_bytes {
-        Some(RawReason::Small)
+    Ok(if policy.off {
+        CodecDecision::exact(RawReason::Off)
     } else if switched_off {
-        Some(RawReason::SwitchedOff)
+        CodecDecision::exact(RawReason::SwitchedOff)
     } else {
-        None
-    };
-    Ok(exact.map_or(
-        CodecDecision {
-            codec,
-            raw_reason: None,
-        },
-        CodecDecision::exact,
-    ))
+        CodecDecision::coded(asked)
+    })
+}
+
+/// Chooses the codec of a call that names none: the first of the policy that fits. If none fits, the reason is
+/// that of the codec that came nearest.
+fn choose_by_policy(
+    policy: &CodecPolicy,
+    call: &Call,
+    nranks: usize,
+    switched_off: bool,
+) -> CodecDecision {
+    if policy.off {
+        return CodecDecision::exact(RawReason::Off);
+    }
+    let bytes = input_bytes(call, nranks);
+    let mut nearest = (0, RawReason::NotAsked);
+    for one in &policy.codecs {
+        match misfit(one, call, bytes) {
+            None if switched_off => return CodecDecision::exact(RawReason::SwitchedOff),
+            None => return CodecDecision::coded(one.codec),
+            Some(found) if found.0 > nearest.0 => nearest = found,
+            Some(_) => {}
+        }
+    }
+    CodecDecision::exact(nearest.1)
+}
+
+/// Returns why a codec of the policy does not fit a call, after the number of conditions that the call
+/// has met.
+fn misfit(one: &PolicyCodec, call: &Call, bytes: usize) -> Option<(usize, RawReason)> {
+    if !one.codec.is_lossy() {
+        return Some((0, RawReason::NotAsked));
+    }
+    if !one.collectives.has(call.collective) {
+        return Some((1, RawReason::Collective));
+    }
+    if let Some((reason, _)) = refusal(call, one.codec) {
+        return Some((2, reason));
+    }
+    if !one.has_dtype(call.dtype) {
+        return Some((3, RawReason::DType));
+    }
+    match bytes {
+        _ if bytes < one.min_bytes => Some((4, RawReason::Small)),
+        _ if bytes > one.max_bytes => Some((5, RawReason::Large)),
+        _ => None,
+    }
 }
 
 #[cfg(feature = "internal")]
@@ -159,8 +199,13 @@ fn input_bytes(call: &Call, nranks: usize) -> usize {
     call.count * call.dtype.size() * blocks
 }
 
-/// Returns why this codec may not carry this call.
-fn refusal(call: &Call, spec: CodecSpec) -> Option<(RawReason, String)> {
+/// Returns why this codec may not carry this call, inside or between hosts.
+fn refusal(call: &Call, codec: CodecSetting) -> Option<(RawReason, String)> {
+    let mut specs = [codec.inter, codec.intra].into_iter();
+    specs.find_map(|spec| refusal_of(call, spec))
+}
+
+fn refusal_of(call: &Call, spec: CodecSpec) -> Option<(RawReason, String)> {
     if !spec.is_lossy() {
         return None;
     }
@@ -185,7 +230,7 @@ fn refusal(call: &Call, spec: CodecSpec) -> Option<(RawReason, String)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Config, Origin};
+    use crate::config::{CommFacts, Config, Origin};
     use crate::types::{Collective, DType, ReduceOp, Scalar};
 
     fn policy(settings: &[(&str, &str)]) -> CodecPolicy {
@@ -193,7 +238,7 @@ mod tests {
         for (name, value) in settings {
             config.set(name, value, Origin::Environment).unwrap();
         }
-        CodecPolicy::new(&config, true)
+        CodecPolicy::new(&config, CommFacts::first(4, 1))
     }
 
     fn call(collective: Collective, dtype: DType, op: ReduceOp, count: usize) -> Call {
@@ -283,6 +328,32 @@ mod tests {
         let pickles = call(Collective::AllGather, DType::U8, ReduceOp::Sum, 1 << 20);
         let choice = choose(&policy, &pickles, 4, false).unwrap();
         assert_eq!(choice.raw_reason, Some(RawReason::DType));
+    }
+
+    #[test]
+    fn first_rule_that_fits_a_call_gives_its_codec() {
+        let rules = "*=minmax4:min=64M:for=all_reduce,*=dynamic8:min=1M:max=32M:dtype=bf16,\
+                     *=cast16:min=0:for=broadcast";
+        let policy = policy(&[("CINCH_CODEC_RULES", rules)]);
+        let m = 1 << 20;
+        use Collective::*;
+        for (collective, dtype, bytes, expected) in [
+            (AllReduce, DType::F32, 64 * m, Ok("minmax4:block=256")),
+            (AllReduce, DType::F32, 63 * m, Err(RawReason::Small)),
+            (AllReduce, DType::BF16, 32 * m, Ok("dynamic8:block=256")),
+            (AllReduce, DType::BF16, 33 * m, Err(RawReason::Large)),
+            (ReduceScatter, DType::BF16, m, Ok("dynamic8:block=256")),
+            (ReduceScatter, DType::F32, m, Err(RawReason::DType)),
+            (Broadcast, DType::F32, 4, Ok("cast16")),
+            (AllGather, DType::F32, 64 * m, Err(RawReason::Collective)),
+        ] {
+            let blocks = if collective == ReduceScatter { 4 } else { 1 };
+            let count = bytes / dtype.size() / blocks;
+            let call = call(collective, dtype, ReduceOp::Sum, count);
+            let choice = choose(&policy, &call, 4, false).unwrap();
+            let found = choice.raw_reason.map_or(Ok(choice.codec.to_string()), Err);
+            assert_eq!(found, expected.map(str::to_string), "{call:?}");
+        }
     }
 
     #[test]

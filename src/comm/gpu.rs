@@ -134,8 +134,10 @@ fn try_connect(
     table: Option<Arc<TuningTable>>,
 ) -> Result<(CommInfo, GpuState)> {
     let default = Call::new(Collective::AllReduce, DType::F32, 1);
-    kernels::check(&default.resolve(policy.codec))
-        .map_err(|error| error.context(format!("the codec of this communicator ({policy})")))?;
+    for one in &policy.codecs {
+        kernels::check(&default.resolve(one.codec))
+            .map_err(|error| error.context(format!("the codec of this communicator ({policy})")))?;
+    }
     if let Some(why) = without_effect(config) {
         static WARNED: ForkSafeOnce<()> = ForkSafeOnce::new();
         if WARNED.try_set(()) {
@@ -285,10 +287,11 @@ fn resident(
 /// Refuses different codecs inside and between hosts if there are several hosts, because a kernel has one
 /// codec for the whole call.
 fn refuse_codec_by_level(hosts: &Groups, policy: &CodecPolicy) -> Result<()> {
-    if hosts.count() == 1 || !policy.codec.is_by_level() {
+    let mut by_level = policy.codecs.iter().filter(|one| one.codec.is_by_level());
+    let Some(one) = by_level.next().filter(|_| hosts.count() > 1) else {
         return Ok(());
-    }
-    let CodecSetting { intra, inter, .. } = policy.codec;
+    };
+    let CodecSetting { intra, inter, .. } = one.codec;
     Err(Error::new(
         ErrorKind::Unsupported,
         format!(

@@ -4,7 +4,7 @@ use super::*;
 use crate::bootstrap::LocalOutOfBand;
 use crate::comm::Group;
 use crate::comm::requests::CallThread;
-use crate::config::Origin;
+use crate::config::{CommFacts, Origin};
 use crate::engine::gpu::tests::{Bench, WAIT, buffers};
 use crate::gpu::{Device, Stream};
 use crate::mem::UserBuffers;
@@ -43,7 +43,7 @@ fn communicators_with(bench: &Bench, timeout: Duration) -> Vec<Communicator> {
         exchange: rank.exchange,
         fault: rank.fault,
         announced: AtomicBool::new(false),
-        policy: CodecPolicy::new(&config, true),
+        policy: CodecPolicy::new(&config, CommFacts::first(2, 1)),
         config: config.clone(),
         sampler: Default::default(),
         counters: Default::default(),

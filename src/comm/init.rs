@@ -5,7 +5,7 @@ use super::sample::Sampler;
 use super::stats::CommCounters;
 use super::{CommInfo, Communicator, DeviceState, agreement, costs, gpu, topology};
 use crate::bootstrap::{self, ControlPlane, OutOfBandRef, PeerInfo, UniqueId};
-use crate::config::{CodecPolicy, Config, FileChoice, launcher_environment};
+use crate::config::{CodecPolicy, CommFacts, Config, FileChoice, launcher_environment};
 use crate::cpu::{FloatEnvironment, Isa};
 use crate::engine::HostEngine;
 use crate::error::{Error, ErrorKind, Result};
@@ -21,7 +21,7 @@ use crate::sys::nvml::Nvml;
 use crate::transport::{self, ConnectContext};
 use crate::types::{DeviceChoice, Subsystem, TransportKind};
 use std::path::Path;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
@@ -150,6 +150,9 @@ pub(super) fn by_environment(config: Config) -> Result<Communicator> {
     by_id(&id, launch.rank, launch.nranks, config, Fault::new())
 }
 
+/// Number of communicators that this process has begun to connect.
+static CREATED: AtomicUsize = AtomicUsize::new(0);
+
 /// Makes the communicator of ranks that have joined a control plane: compares settings, then
 /// connects memory. The init began at `begun`, and fails after [`Config::init_timeout`].
 pub(super) fn connect(
@@ -159,8 +162,9 @@ pub(super) fn connect(
     begun: Instant,
 ) -> Result<Communicator> {
     let deadline = deadline(&config, begun);
+    let order = CREATED.fetch_add(1, Ordering::Relaxed) + 1;
     exchange.limit_exchanges(Some(deadline));
-    let made = connect_until(exchange.clone(), fault.clone(), config, deadline);
+    let made = connect_until(exchange.clone(), fault.clone(), (config, order), deadline);
     exchange.limit_exchanges(None);
     // Without the announcement, the exit of a rank whose time is up, or whose parent communicator has failed,
     // would look like a death.
@@ -174,7 +178,7 @@ pub(super) fn connect(
 fn connect_until(
     exchange: OutOfBandRef,
     fault: Arc<Fault>,
-    config: Config,
+    (config, order): (Config, usize),
     deadline: Instant,
 ) -> Result<Communicator> {
     // Another rounding mode could give costs by which this rank selects another algorithm.
@@ -185,8 +189,12 @@ fn connect_until(
         .inspect_err(|error| exchange.announce(error))?;
     let exchange = transport::merge_hosts(exchange, &config, &fault)?;
     let peers = exchange.peers();
-    let one_host = peers.iter().all(|peer| peer.host_id == peers[0].host_id);
-    let policy = CodecPolicy::new(&config, one_host);
+    let facts = CommFacts {
+        ranks: peers.len(),
+        hosts: Groups::of_hosts(peers.iter().map(|peer| peer.host_id)).count(),
+        order,
+    };
+    let policy = CodecPolicy::new(&config, facts);
     agreement::compare_settings(&*exchange, &config, &policy, table.as_deref())?;
     let (info, state) = if config.device == DeviceChoice::Host {
         let (info, engine) = on_host(&exchange, &fault, &config, &policy, isa, deadline)?;
@@ -321,8 +329,9 @@ fn on_host(
         engine.set_topology(topology);
     }
     // All ranks have agreed on the policy, and measure together.
-    if policy.codec.auto {
-        costs::measure(exchange, policy.codec.inter, &mut engine, isa)
+    let mut automatic = policy.codecs.iter().filter(|one| one.codec.auto);
+    if let Some(first) = automatic.next() {
+        costs::measure(exchange, first.codec.inter, &mut engine, isa)
             .inspect_err(|error| exchange.announce(error))?;
     }
     Ok((info, engine))

@@ -1,7 +1,8 @@
 //! The table of settings. Each line defines a field of [`Config`], its default and its parser. The
 //! line also defines the row in `cinch info` and `docs/settings.md`, and which ranks must agree.
 
-use super::codec_policy::{CodecLinks, CodecRules, CollectiveSet, parse_setting};
+use super::codec_policy::CodecLinks;
+use super::codec_rules::{CodecRules, CollectiveSet, parse_setting};
 use super::kinds::{
     Auto, ByteCount, Custom, FilePath, FreeText, Member, Parsed, PowerOfTwo, Seconds, Switch,
     ValueKind, WholeNumber, Word, non_empty,
@@ -181,8 +182,8 @@ knobs! {
         "topology by which rings and groups are chosen on one host: detected, none, or a file in NCCL's XML format, in which GPUs stand for ranks on host memory too";
     CINCH_CODEC codec: CodecSetting = CodecSetting::RAW, DefaultCodec, Effect,
         "codec of calls that name none and admit it: sums and averages of f16, bf16, f32; with auto only where measured costs say that it pays; off is final for rules and calls";
-    CINCH_CODEC_RULES codec_rules: CodecRules = CodecRules::default(), Custom("PATTERN=off or PATTERN=CODEC[:min=BYTES][:for=COLLECTIVE+...], commas between", CodecRules::parse), No,
-        "codecs by names of communicators, in which * and ? stand for any text and character; the first that fits counts";
+    CINCH_CODEC_RULES codec_rules: CodecRules = CodecRules::default(), Custom("PATTERN=off or PATTERN=CODEC, then any of :ranks=N-M :hosts=N-M :order=N-M :min=BYTES :max=BYTES :for=COLLECTIVE+... :dtype=DTYPE+..., commas between", CodecRules::parse), No,
+        "codecs by properties of communicators and calls; see codec-rules.md";
     CINCH_CODEC_COLLECTIVES codec_collectives: CollectiveSet = CollectiveSet::GRADIENTS, Custom("names of collectives, commas between", |text| CollectiveSet::parse(text, ',')), Effect,
         "collectives whose calls a codec carries although they name none";
     CINCH_CODEC_LINKS codec_links: CodecLinks = CodecLinks::All, Member(&[CodecLinks::All, CodecLinks::Network], CodecLinks::name), No,

@@ -4,6 +4,7 @@
 
 mod cache;
 mod codec_policy;
+mod codec_rules;
 mod emulated;
 mod kinds;
 mod knobs;
@@ -14,7 +15,8 @@ mod nccl;
 mod test_devices;
 
 pub use cache::{cache_directory, runtime_directory};
-pub use codec_policy::{CodecLinks, CodecPolicy, CodecRules, CollectiveSet, call_codec};
+pub use codec_policy::{CodecLinks, CodecPolicy, PolicyCodec, call_codec};
+pub use codec_rules::{CodecRules, CollectiveSet, CommFacts};
 pub use emulated::EmulatedMachine;
 pub use kinds::parse_bytes;
 pub use knobs::{Config, KNOBS, Knob, MOST_GPU_CHANNELS, Sharing};

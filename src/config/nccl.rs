@@ -284,7 +284,7 @@ impl Config {
         if self.codec_off {
             return None;
         }
-        if super::CodecPolicy::new(self, false).codec.needs_tensor() {
+        if self.codec.needs_tensor() {
             return Some(format!("CINCH_CODEC={}", self.codec));
         }
         let rule = self.codec_rules.needing_tensor()?;

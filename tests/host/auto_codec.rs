@@ -98,7 +98,7 @@ fn fixed_codec_measures_no_costs() {
 /// Returns a communicator's default codec and measured costs.
 fn in_effect(comm: &Communicator) -> (String, Option<MeasuredCosts>) {
     let costs = comm.limits().unwrap().machine.measured;
-    (comm.codec_policy().codec.to_string(), costs)
+    (comm.codec_policy().codecs[0].codec.to_string(), costs)
 }
 
 /// Ranks may reach one effective codec policy by different settings. The effective policy must

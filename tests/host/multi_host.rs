@@ -364,7 +364,7 @@ fn raw_bytes_do_not_depend_on_the_codecs_of_levels() {
     ] {
         let coded = counted(codec);
         for (coded, exact) in coded.iter().zip(&exact) {
-            assert_eq!((coded.coded_calls, coded.exact_calls), (1, [0; 10]));
+            assert_eq!((coded.coded_calls, coded.exact_calls), (1, [0; 11]));
             assert_eq!(coded.raw_bytes, exact.raw_bytes, "{codec}");
             assert!(coded.wire_bytes <= coded.raw_bytes, "{codec}");
         }

@@ -7,7 +7,7 @@ use super::workload::Workload;
 use crate::{FAILURE, USAGE};
 use cinch::codec;
 use cinch::comm::Call;
-use cinch::config::CodecPolicy;
+use cinch::config::{CodecPolicy, CommFacts};
 use cinch::cpu::Isa;
 use cinch::plan::{Candidate, Limits, MachineFacts, Planner, Request, candidates};
 use cinch::schedule::{self, Groups, Schedule, SchedulePattern};
@@ -31,7 +31,7 @@ pub fn main(
     out: &mut impl Write,
 ) -> crate::ExitResult {
     let workload = Workload::new(options, nranks).map_err(|sentence| (USAGE, sentence))?;
-    let policy = CodecPolicy::new(config, hosts.count() == 1);
+    let policy = CodecPolicy::new(config, CommFacts::first(nranks, hosts.count()));
     let failure = |error: cinch::Error| (FAILURE, error.to_string());
     for row in &workload.rows {
         let call = Call {
