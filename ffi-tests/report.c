@@ -91,6 +91,37 @@ static void check_input(const cinch_report_t *report) {
     CHECK(fabs(report->l2_norm - sqrt(squares)) < 1e-5 * sqrt(squares));
 }
 
+/* Texts of the communicator and of a call that does not run. */
+static void check_texts(void) {
+    cinch_call_t call;
+    cinch_result_t result;
+    char text[8192];
+    size_t size = 0, again = 0;
+    OK(cinch_comm_name(comm, text, sizeof text, &size));
+    CHECK(size == strlen(text) + 1);
+    OK(cinch_comm_codec_policy(comm, text, sizeof text, &size));
+    CHECK(size == strlen(text) + 1 && strncmp(text, "compression off: ", 17) == 0);
+
+    OK(cinch_call_default(&call));
+    call.comm = comm;
+    call.collective = CINCH_ALL_REDUCE;
+    call.count = COUNT;
+    call.dtype = CINCH_F32;
+    call.codec = "linear8";
+    OK(cinch_call_explain(&call, NULL, 0, &size));
+    OK(cinch_call_explain(&call, text, sizeof text, &again));
+    CHECK(size == again && size == strlen(text) + 1);
+    if (harness_nranks > 1) CHECK(strstr(text, "linear8") != NULL);
+    text[0] = 'x';
+    result = cinch_call_explain(&call, text, size - 1, &again);
+    CHECK(result == CINCH_ERROR_INVALID_ARGUMENT && text[0] == 'x' && again == size);
+    CHECK(strstr(cinch_last_error(), "ask with a NULL buffer first") != NULL);
+    call.dtype = CINCH_I32;
+    CHECK(cinch_call_explain(&call, text, sizeof text, &size) == CINCH_ERROR_INVALID_ARGUMENT);
+    CHECK(cinch_call_explain(NULL, text, sizeof text, &size) == CINCH_ERROR_INVALID_ARGUMENT);
+    CHECK(cinch_comm_name(comm, text, sizeof text, NULL) == CINCH_ERROR_INVALID_ARGUMENT);
+}
+
 int main(int argc, char **argv) {
     static const char *const codecs[] = {"linear8", "dynamic8:block=64", "linear8:tensor=4"};
     cinch_report_t raw, report;
@@ -99,6 +130,7 @@ int main(int argc, char **argv) {
     comm = harness_join(argc, argv);
     n = harness_nranks;
     fill();
+    check_texts();
 
     raw = run(CINCH_ALL_REDUCE, "raw", 0);
     CHECK(strcmp(raw.codec, "raw") == 0);

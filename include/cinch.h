@@ -1346,6 +1346,43 @@ cinch_result_t cinch_call(const cinch_call_t *call,
                           cinch_report_t *report);
 
 /**
+ * Copies the name of `comm` to `buffer` with a NUL behind it, and stores its size with the NUL in `*bytes`. The
+ * name is that of `cinch_config_t.name`; empty if it has none.
+ *
+ * With `buffer` NULL only the size is stored. If `capacity` is smaller than the size, the call fails and copies
+ * nothing.
+ */
+cinch_result_t cinch_comm_name(const cinch_comm_t *comm,
+                               char *buffer,
+                               size_t capacity,
+                               size_t *bytes);
+
+/**
+ * Copies a sentence to `buffer`, with a NUL behind it, that names the codecs of calls on `comm` that set none, the
+ * calls that they are for, and the setting that decided it. Stores its size with the NUL in `*bytes`.
+ *
+ * With `buffer` NULL only the size is stored. If `capacity` is smaller than the size, the call fails and copies
+ * nothing.
+ */
+cinch_result_t cinch_comm_codec_policy(const cinch_comm_t *comm,
+                                       char *buffer,
+                                       size_t capacity,
+                                       size_t *bytes);
+
+/**
+ * Copies a table to `buffer`, with a NUL behind it, of the ways in which `call` could run, with the predicted time of
+ * each and the one that is chosen. Stores its size with the NUL in `*bytes`. Runs nothing and moves nothing: the
+ * call's buffers and stream are ignored.
+ *
+ * With `buffer` NULL only the size is stored. If `capacity` is smaller than the size, the call fails and copies
+ * nothing.
+ */
+cinch_result_t cinch_call_explain(const cinch_call_t *call,
+                                  char *buffer,
+                                  size_t capacity,
+                                  size_t *bytes);
+
+/**
  * Starts a call on host memory and returns at once; a thread of the library runs it.
  *
  * Buffers must stay valid, and outputs unread, until `cinch_request_wait` has returned. It writes the report to

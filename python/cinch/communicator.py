@@ -10,7 +10,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence
 
 from . import _abi, _arrays
 from ._abi import cinch_collective_t as Collective
-from ._arrays import Array, describe, described_output
+from ._arrays import DTYPES, Array, describe, described_output
 from ._library import LIBRARY, check, structure
 
 #: Operators by name.
@@ -302,12 +302,26 @@ class Communicator:
 
     def _metrics(self) -> Dict[str, Any]:
         """Returns `calls` by collective, codec and size class, and `peer_waits` in seconds."""
-        size = ctypes.c_size_t()
-        check(LIBRARY.cinch_comm_metrics(self._alive(), None, 0, ctypes.byref(size)))
-        # Room for classes that other threads add meanwhile.
-        room = ctypes.create_string_buffer(2 * size.value + 4096)
-        check(LIBRARY.cinch_comm_metrics(self._alive(), room, len(room), ctypes.byref(size)))
-        return json.loads(room.value)
+        return json.loads(_text(LIBRARY.cinch_comm_metrics, self._alive()))
+
+    @property
+    def name(self) -> str:
+        """Name by which `CINCH_CODEC_RULES` know the communicator; empty without one."""
+        return _text(LIBRARY.cinch_comm_name, self._alive())
+
+    @property
+    def codec_policy(self) -> str:
+        """Codecs of calls that name none, and the setting that decided it, as a sentence."""
+        return _text(LIBRARY.cinch_comm_codec_policy, self._alive())
+
+    def explain(self, collective: str, count: int, dtype: str = "float32", **options: Any) -> str:
+        """Returns how a call of `count` elements would run: candidates, predicted times and the choice.
+
+        `collective` is a name such as "all_reduce"; options are those of the call. Nothing runs.
+        """
+        names = {it.name[len("CINCH_") :].lower(): it for it in Collective}
+        call = self._call(_number(names, collective, "collective"), count, _number(DTYPES, dtype, "dtype"), **options)
+        return _text(LIBRARY.cinch_call_explain, ctypes.byref(call))
 
     def check(self) -> None:
         """Raises the error that failed the communicator, if one did. Does not wait."""
@@ -365,13 +379,11 @@ class Communicator:
     def _out(out: Any, array: Any, shape: tuple) -> Any:
         return _arrays.like(array, shape, "out") if out is None else out
 
-    def _run(
+    def _call(
         self,
         collective: Collective,
-        given: Optional[Array],
-        out: Any,
         count: int,
-        written: int,
+        dtype: int,
         *,
         op: Any = "sum",
         root: int = 0,
@@ -382,23 +394,29 @@ class Communicator:
         feedback: int = 0,
         stream: Any = None,
     ) -> Any:
-        target = None
-        if out is not None:
-            target = described_output(out, written, given.dtype if given else None, "out")
-        some = given or target
+        """Returns a cinch_call_t without buffers."""
         call = structure(_abi.cinch_call_t, LIBRARY.cinch_call_init)
         call.comm = self._alive()
-        call.sendbuf = given.pointer() if given else None
-        call.recvbuf = target.pointer() if target else None
         call.count = count
         call.collective = collective
-        call.dtype = some.dtype
+        call.dtype = dtype
         call.op = op if isinstance(op, int) else _number(OPERATORS, op, "operator")
         call.root, call.peer = root, peer
         call.algorithm = _number(ALGORITHMS, algorithm, "algorithm")
         call.codec = None if codec is None else codec.encode()
         call.tensor, call.feedback = tensor, feedback
         call.stream = _stream(stream)
+        return call
+
+    def _run(
+        self, collective: Collective, given: Optional[Array], out: Any, count: int, written: int, **options: Any
+    ) -> Any:
+        target = None
+        if out is not None:
+            target = described_output(out, written, given.dtype if given else None, "out")
+        call = self._call(collective, count, (given or target).dtype, **options)
+        call.sendbuf = given.pointer() if given else None
+        call.recvbuf = target.pointer() if target else None
         report = structure(_abi.cinch_report_t, LIBRARY.cinch_report_init)
         check(LIBRARY.cinch_call(ctypes.byref(call), ctypes.byref(report)))
         if getattr(_group, "depth", 0):
@@ -406,6 +424,16 @@ class Communicator:
         else:
             self.report = _report(report)
         return out
+
+
+def _text(copy: Any, subject: Any) -> str:
+    """Returns a text that the library copies to a buffer."""
+    size = ctypes.c_size_t()
+    check(copy(subject, None, 0, ctypes.byref(size)))
+    # Metrics grow while other threads call.
+    room = ctypes.create_string_buffer(2 * size.value + 4096)
+    check(copy(subject, room, len(room), ctypes.byref(size)))
+    return room.value.decode()
 
 
 def _stream(stream: Any) -> Optional[int]:

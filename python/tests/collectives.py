@@ -86,6 +86,11 @@ def compressed(comm):
     report = comm.report
     if not report.codec.startswith("linear8") or not 0 < report.wire_bytes < 300_000:
         raise SystemExit(f"{report}")
+    if "linear8" not in comm.explain("all_reduce", 100_000, codec="linear8") or comm.name != "":
+        raise SystemExit(f"{comm.name!r}")
+    if not comm.codec_policy.startswith("compression off"):
+        raise SystemExit(comm.codec_policy)
+    raises(ValueError, "all_gather", comm.explain, "allreduce", 1)
     if comm.stats()["coded_calls"] < 1 or len(cinch.stats()) != 1:
         raise SystemExit(f"{cinch.stats()}")
     classes = [it for it in comm.stats()["calls"] if (it["collective"], it["codec"]) == ("all_reduce", "linear8")]

@@ -132,6 +132,22 @@ pub(super) unsafe fn bind(
     }
 }
 
+/// Returns the communicator and the call without its buffers.
+///
+/// # Errors
+/// Invalid argument, naming the field.
+///
+/// # Safety
+/// `call` is NULL or a struct for the size that it gives, with valid strings.
+pub(super) unsafe fn describe(call: *const cinch_call_t) -> Result<(Arc<CommEntry>, Call)> {
+    // SAFETY: the caller passes NULL or a struct for the size that it gives.
+    let call = unsafe { versioned::read(call)? };
+    let (request, options) = (request_of(&call)?, options_of(&call)?);
+    let (entry, mut made) = collectives::describe(call.comm, &request)?;
+    options.set(&mut made);
+    Ok((entry, made))
+}
+
 /// Returns the arguments that all collectives have.
 fn request_of(call: &cinch_call_t) -> Result<CollectiveRequest> {
     let (collective, sends) = types::collective(call.collective)?;

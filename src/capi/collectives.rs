@@ -236,3 +236,19 @@ pub(super) unsafe fn bind(
     let (call, buffers) = unsafe { request.bind(&ARGUMENT_NAMES, &entry.comm, find_op)? };
     Ok((entry, call, buffers))
 }
+
+/// Returns the communicator behind `comm`, and the call that `request` describes without its buffers.
+///
+/// # Errors
+/// Invalid argument, naming the argument.
+pub(super) fn describe(
+    comm: *const cinch_comm_t,
+    request: &CollectiveRequest,
+) -> Result<(Arc<CommEntry>, Call)> {
+    let entry = handle::lookup(comm)?;
+    let on_gpu = entry.comm.gpu().is_some();
+    // SAFETY: `cinch_op_create_premulsum` creates no factor by address.
+    let find_op = |op, dtype| unsafe { entry.ops.find(op, dtype, on_gpu) };
+    let (call, _) = request.call(&ARGUMENT_NAMES, entry.comm.rank(), find_op)?;
+    Ok((entry, call))
+}

@@ -21,6 +21,7 @@ mod codec;
 mod collectives;
 mod comm;
 mod config;
+mod describe;
 mod device;
 mod error;
 mod feedback;

@@ -1,6 +1,7 @@
 //! The counts of all calls of a communicator.
 
-use super::core::arguments::{check_out, copy_out, store};
+use super::core::arguments::check_out;
+use super::describe::copy_text;
 use super::error::cinch_result_t;
 use super::handle::{self, cinch_comm_t};
 use super::versioned;
@@ -130,14 +131,10 @@ pub unsafe extern "C" fn cinch_comm_metrics(
 ) -> cinch_result_t {
     guard!("cinch_comm_metrics", {
         check_out("bytes", bytes)?;
-        let mut text = handle::lookup(comm)?.comm.metrics_json();
-        text.push('\0');
+        let text = handle::lookup(comm)?.comm.metrics_json();
         // SAFETY: cinch.h requires of the program that `bytes` is NULL or writable, and `buffer` NULL or writable for
         // `capacity` bytes.
-        unsafe {
-            store("bytes", bytes, text.len())?;
-            copy_out("metrics", text.as_bytes(), buffer.cast(), capacity)
-        }
+        unsafe { copy_text("metrics", &text, (buffer, capacity), bytes) }
     })
 }
 

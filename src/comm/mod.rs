@@ -210,6 +210,11 @@ impl Communicator {
             .map(|_| ())
     }
 
+    /// Returns the name that the program gave the communicator; empty without one.
+    pub fn name(&self) -> &str {
+        &self.config.comm_name
+    }
+
     /// Shows the candidates for a call, their predicted costs and the winner as text.
     ///
     /// # Errors

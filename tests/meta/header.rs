@@ -24,6 +24,7 @@ const FILES: &[&str] = &[
     "report",
     "stats",
     "call",
+    "describe",
     "request",
     "codec",
     "feedback",

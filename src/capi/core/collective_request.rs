@@ -87,6 +87,38 @@ impl CollectiveRequest {
         }
     }
 
+    /// Returns the call without its buffers, and whether rank `rank` is its root or, for a send/recv, the sender.
+    ///
+    /// # Errors
+    /// Invalid argument, naming the argument by `names`.
+    pub fn call(
+        &self,
+        names: &ArgumentNames,
+        rank: usize,
+        find_op: impl FnOnce(i64, DType) -> Result<ReduceOp>,
+    ) -> Result<(Call, bool)> {
+        let dtype = names.dtype(self.dtype)?;
+        let mut call = Call::new(self.collective, dtype, self.count);
+        if self.collective.reduces() {
+            call.op = find_op(self.op, dtype)?;
+        }
+        if self.collective.has_root() {
+            call.root = rank_of("root", self.root)?;
+        }
+        if !self.collective.is_message() {
+            let is_root = call.root == rank;
+            return Ok((call, is_root));
+        }
+        let peer = rank_of("peer", self.peer)?;
+        (call.root, call.peer) = if self.sends {
+            (rank, peer)
+        } else {
+            (peer, rank)
+        };
+        // A rank may send to itself. On the sending side it is the root, which alone has an input.
+        Ok((call, self.sends))
+    }
+
     /// Checks the arguments that only C programs can get wrong, and returns the call with its
     /// buffers.
     ///
@@ -104,26 +136,7 @@ impl CollectiveRequest {
         comm: &Communicator,
         find_op: impl FnOnce(i64, DType) -> Result<ReduceOp>,
     ) -> Result<(Call, Buffers<'static>)> {
-        let dtype = names.dtype(self.dtype)?;
-        let mut call = Call::new(self.collective, dtype, self.count);
-        if self.collective.reduces() {
-            call.op = find_op(self.op, dtype)?;
-        }
-        if self.collective.has_root() {
-            call.root = rank_of("root", self.root)?;
-        }
-        let mut is_root = call.root == comm.rank();
-        if self.collective.is_message() {
-            let (rank, peer) = (comm.rank(), rank_of("peer", self.peer)?);
-            (call.root, call.peer) = if self.sends {
-                (rank, peer)
-            } else {
-                (peer, rank)
-            };
-            // A rank may send to itself. On the sending side it is the root, which alone has an
-            // input.
-            is_root = self.sends;
-        }
+        let (call, is_root) = self.call(names, comm.rank(), find_op)?;
         let (input, output) = (
             self.collective.input_extent(is_root),
             self.collective.output_extent(is_root),
