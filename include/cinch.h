@@ -1318,7 +1318,8 @@ cinch_result_t cinch_comm_stats(const cinch_comm_t *comm, cinch_comm_stats_t *st
  * NUL in `*bytes`. Does not wait; any thread may call it.
  *
  * The text is one JSON object. `calls` has, by `collective`, `codec` and `size_class` (bytes of the larger buffer, up
- * to a power of two), the number of `calls`, their `bytes`, the `wire_bytes` that this rank sent, and `timed_calls`
+ * to a power of two), the number of `calls`, their `bytes`, the `wire_bytes` that this rank sent and the
+ * `raw_bytes` that it would have sent without codecs, and `timed_calls`
  * with their `timed_seconds`: small calls on host memory are timed in turn, those on GPUs not at all. `peer_waits` has
  * the seconds that this rank has waited for other ranks, in waits of a millisecond and more.
  *

@@ -1,7 +1,7 @@
 //! `cinch ps`: asks this user's running ranks of this host what they do and for whom they wait.
 
 use crate::{ExitResult, FAILURE};
-use cinch::recorder::{check_folder, socket_folder};
+use cinch::recorder::{check_folder, remove_stale, socket_folder};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -54,7 +54,8 @@ pub struct RankReport {
     /// Wait that goes on.
     pub waits: Option<WaitReport>,
     recent: Vec<CallReport>,
-    /// Counters since the communicator was created.
+    /// Counters since the communicator was created; empty from versions that have none.
+    #[serde(default)]
     pub metrics: MetricsReport,
 }
 
@@ -76,6 +77,9 @@ pub struct ClassReport {
     pub bytes: u64,
     /// Bytes that the rank sent.
     pub wire_bytes: u64,
+    /// Bytes that it would have sent without codecs; 0 from versions that do not count them.
+    #[serde(default)]
+    pub raw_bytes: u64,
     /// Calls whose time was measured.
     pub timed_calls: u64,
     /// Seconds of these calls.
@@ -148,7 +152,7 @@ pub fn run(options: &PsOptions, out: &mut dyn Write) -> ExitResult {
             Ok(answer) => answers.push(answer),
             // The process has ended since the folder was read, or was killed and left its socket.
             Err(error) if options.pids.is_empty() && is_gone(&error) => {
-                let _ = fs::remove_file(socket(&folder, pid));
+                remove_stale(pid, &socket(&folder, pid));
             }
             Err(error) => {
                 let text = format!(

@@ -31,6 +31,7 @@ struct Totals {
     calls: u64,
     bytes: u64,
     wire_bytes: u64,
+    raw_bytes: u64,
     timed: u64,
     seconds: f64,
 }
@@ -42,6 +43,7 @@ impl Totals {
             totals.calls += class.calls;
             totals.bytes += class.bytes;
             totals.wire_bytes += class.wire_bytes;
+            totals.raw_bytes += class.raw_bytes;
             totals.timed += class.timed_calls;
             totals.seconds += class.timed_seconds;
         }
@@ -55,6 +57,7 @@ impl Totals {
             calls: self.calls.saturating_sub(before.calls),
             bytes: self.bytes.saturating_sub(before.bytes),
             wire_bytes: self.wire_bytes.saturating_sub(before.wire_bytes),
+            raw_bytes: self.raw_bytes.saturating_sub(before.raw_bytes),
             timed: self.timed.saturating_sub(before.timed),
             seconds: (self.seconds - before.seconds).max(0.0),
         }
@@ -64,11 +67,15 @@ impl Totals {
 /// A rank by its communicator's id, its number and its process.
 type RankKey = (String, usize, u32);
 
-/// Counters of all ranks at one time.
-struct Reading {
+/// Counters of a rank at one time.
+struct RankReading {
     time: Instant,
-    ranks: BTreeMap<RankKey, (RankReport, Totals)>,
+    report: RankReport,
+    totals: Totals,
 }
+
+/// The latest counters of ranks.
+type Reading = BTreeMap<RankKey, RankReading>;
 
 /// Runs `cinch top`. Exit code 0 when all tables are printed, or the reader has closed the pipe.
 pub fn run(options: &TopOptions, out: &mut dyn Write) -> ExitResult {
@@ -92,7 +99,8 @@ pub fn run(options: &TopOptions, out: &mut dyn Write) -> ExitResult {
             Err(error) => return Err((FAILURE, error.to_string())),
             Ok(()) => {}
         }
-        before = now;
+        // A process that was stopped for one reading answers the next one again.
+        before.extend(now);
         left -= 1;
     }
     Ok(0)
@@ -106,30 +114,39 @@ fn read() -> ExitResult<Reading> {
     }
     let pids =
         ps::listed(&folder).map_err(|error| failed(format!("{}: {error}", folder.display())))?;
-    let mut ranks = BTreeMap::new();
+    let mut ranks = Reading::new();
     for pid in pids {
         // A process that ends meanwhile, or is stopped, is not shown.
         let Ok(answer) = ps::ask(&folder, pid) else {
             continue;
         };
-        let report: ps::ProcessReport = serde_json::from_value(answer).map_err(|error| {
-            failed(format!(
-                "process {pid} has another version of cinch: {error}"
-            ))
-        })?;
-        for rank in report.communicators {
-            let totals = Totals::of(&rank.metrics);
-            ranks.insert((rank.id.clone(), rank.rank, pid), (rank, totals));
+        let time = Instant::now();
+        let answer: Result<ps::ProcessReport, _> = serde_json::from_value(answer);
+        let report = match answer {
+            Ok(report) => report,
+            Err(error) => {
+                eprintln!("cinch: process {pid} has another version of cinch: {error}");
+                continue;
+            }
+        };
+        for report in report.communicators {
+            let totals = Totals::of(&report.metrics);
+            let key = (report.id.clone(), report.rank, pid);
+            ranks.insert(
+                key,
+                RankReading {
+                    time,
+                    report,
+                    totals,
+                },
+            );
         }
     }
-    Ok(Reading {
-        time: Instant::now(),
-        ranks,
-    })
+    Ok(ranks)
 }
 
 fn table(before: &Reading, now: &Reading, out: &mut dyn Write) -> io::Result<()> {
-    if now.ranks.is_empty() {
+    if now.is_empty() {
         return writeln!(
             out,
             "no process with a communicator answers; ranks that run with CINCH_PS=1 do"
@@ -140,10 +157,14 @@ fn table(before: &Reading, now: &Reading, out: &mut dyn Write) -> io::Result<()>
         "{:<16} {:>5} {:>8} {:>9} {:>9} {:>9} {:>6} {:>10}  waits for",
         "communicator", "rank", "pid", "calls/s", "GB/s", "wire GB/s", "ratio", "mean us"
     )?;
-    let seconds = now.time.duration_since(before.time).as_secs_f64().max(1e-3);
-    for (key, (rank, totals)) in &now.ranks {
-        let earlier = before.ranks.get(key);
-        let change = totals.since(earlier.map(|(_, totals)| totals));
+    for (key, reading) in now {
+        let (rank, earlier) = (&reading.report, before.get(key));
+        let change = reading.totals.since(earlier.map(|earlier| &earlier.totals));
+        // A rank that is new has no rates yet.
+        let seconds = earlier.map_or(f64::INFINITY, |earlier| {
+            let passed = reading.time.duration_since(earlier.time);
+            passed.as_secs_f64().max(1e-3)
+        });
         let name = if rank.name.is_empty() {
             &rank.id
         } else {
@@ -158,9 +179,9 @@ fn table(before: &Reading, now: &Reading, out: &mut dyn Write) -> io::Result<()>
             change.calls as f64 / seconds,
             change.bytes as f64 / seconds / 1e9,
             change.wire_bytes as f64 / seconds / 1e9,
-            quotient(change.bytes as f64, change.wire_bytes as f64, 2),
+            quotient(change.raw_bytes as f64, change.wire_bytes as f64, 2),
             quotient(change.seconds * 1e6, change.timed as f64, 1),
-            waits(rank, earlier.map(|(rank, _)| rank), seconds)
+            waits(rank, earlier.map(|earlier| &earlier.report), seconds)
         )?;
     }
     Ok(())
@@ -206,8 +227,9 @@ mod tests {
         let text = format!(
             r#"{{"name": "", "id": "1f", "rank": 1, "ranks": [], "calls": 9, "failed": null, "waits": null, "recent": [],
             "metrics": {{"calls": [{{"collective": "all_reduce", "codec": "linear8", "size_class": 1024,
-            "calls": {calls}, "bytes": {}, "wire_bytes": {}, "timed_calls": {}, "timed_seconds": {}}}],
+            "calls": {calls}, "bytes": {}, "raw_bytes": {}, "wire_bytes": {}, "timed_calls": {}, "timed_seconds": {}}}],
             "peer_waits": [{{"rank": 0, "seconds": {wait}}}]}}}}"#,
+            calls * 1_000_000,
             calls * 1_000_000,
             calls * 250_000,
             calls / 2,
@@ -216,12 +238,14 @@ mod tests {
         serde_json::from_str(&text).unwrap()
     }
 
-    fn reading(time: Instant, rank: RankReport) -> Reading {
-        let totals = Totals::of(&rank.metrics);
-        Reading {
+    fn reading(time: Instant, report: RankReport) -> Reading {
+        let totals = Totals::of(&report.metrics);
+        let reading = RankReading {
             time,
-            ranks: [(("1f".to_string(), 1, 77), (rank, totals))].into(),
-        }
+            report,
+            totals,
+        };
+        [(("1f".to_string(), 1, 77), reading)].into()
     }
 
     #[test]
@@ -237,10 +261,13 @@ mod tests {
             "1f", "1", "77", "1000.0", "1.000", "0.250", "4.00", "20.0", "rank", "0", "25", "%",
         ];
         assert_eq!(words, expected, "{text}");
-        let empty = Reading {
-            time: begin,
-            ranks: BTreeMap::new(),
-        };
+        let mut out = Vec::new();
+        table(&Reading::new(), &now, &mut out).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        let words: Vec<&str> = text.lines().nth(1).unwrap().split_whitespace().collect();
+        let expected = ["1f", "1", "77", "0.0", "0.000", "0.000", "4.00", "20.0"];
+        assert_eq!(words[..8], expected, "a new rank: {text}");
+        let empty = Reading::new();
         let mut out = Vec::new();
         table(&empty, &empty, &mut out).unwrap();
         assert!(String::from_utf8(out).unwrap().contains("CINCH_PS=1"));

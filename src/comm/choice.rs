@@ -142,10 +142,14 @@ fn choose_by_policy(
     if policy.off {
         return CodecDecision::exact(RawReason::Off);
     }
+    if !policy.is_lossy() {
+        return CodecDecision::exact(RawReason::NotAsked);
+    }
     let bytes = input_bytes(call, nranks);
     let mut nearest = (0, RawReason::NotAsked);
     for one in &policy.codecs {
         match misfit(one, call, bytes) {
+            None if !one.codec.is_lossy() => return CodecDecision::exact(RawReason::NotAsked),
             None if switched_off => return CodecDecision::exact(RawReason::SwitchedOff),
             None => return CodecDecision::coded(one.codec),
             Some(found) if found.0 > nearest.0 => nearest = found,
@@ -158,9 +162,6 @@ fn choose_by_policy(
 /// Returns why a codec of the policy does not fit a call, after the number of conditions that the call
 /// has met.
 fn misfit(one: &PolicyCodec, call: &Call, bytes: usize) -> Option<(usize, RawReason)> {
-    if !one.codec.is_lossy() {
-        return Some((0, RawReason::NotAsked));
-    }
     if !one.collectives.has(call.collective) {
         return Some((1, RawReason::Collective));
     }
@@ -332,21 +333,75 @@ mod tests {
 
     #[test]
     fn first_rule_that_fits_a_call_gives_its_codec() {
-        let rules = "*=minmax4:min=64M:for=all_reduce,*=dynamic8:min=1M:max=32M:dtype=bf16,\
-                     *=cast16:min=0:for=broadcast";
-        let policy = policy(&[("CINCH_CODEC_RULES", rules)]);
-        let m = 1 << 20;
         use Collective::*;
-        for (collective, dtype, bytes, expected) in [
-            (AllReduce, DType::F32, 64 * m, Ok("minmax4:block=256")),
-            (AllReduce, DType::F32, 63 * m, Err(RawReason::Small)),
-            (AllReduce, DType::BF16, 32 * m, Ok("dynamic8:block=256")),
-            (AllReduce, DType::BF16, 33 * m, Err(RawReason::Large)),
-            (ReduceScatter, DType::BF16, m, Ok("dynamic8:block=256")),
-            (ReduceScatter, DType::F32, m, Err(RawReason::DType)),
-            (Broadcast, DType::F32, 4, Ok("cast16")),
-            (AllGather, DType::F32, 64 * m, Err(RawReason::Collective)),
+        let by_size = "*=minmax4:min=64M:for=all_reduce,*=dynamic8:min=1M:max=32M:dtype=bf16,\
+                       *=cast16:min=0:for=broadcast";
+        let but_f32 = "*=raw:dtype=f32,*=linear8:min=0";
+        let but_small = "*=raw:max=64K,*=linear8";
+        let (k, m) = (1 << 10, 1 << 20);
+        for (rules, collective, dtype, bytes, expected) in [
+            (
+                by_size,
+                AllReduce,
+                DType::F32,
+                64 * m,
+                Ok("minmax4:block=256"),
+            ),
+            (
+                by_size,
+                AllReduce,
+                DType::F32,
+                63 * m,
+                Err(RawReason::Small),
+            ),
+            (
+                by_size,
+                AllReduce,
+                DType::BF16,
+                32 * m,
+                Ok("dynamic8:block=256"),
+            ),
+            (
+                by_size,
+                AllReduce,
+                DType::BF16,
+                33 * m,
+                Err(RawReason::Large),
+            ),
+            (
+                by_size,
+                ReduceScatter,
+                DType::BF16,
+                m,
+                Ok("dynamic8:block=256"),
+            ),
+            (by_size, ReduceScatter, DType::F32, m, Err(RawReason::DType)),
+            (by_size, Broadcast, DType::F32, 4, Ok("cast16")),
+            (
+                by_size,
+                AllGather,
+                DType::F32,
+                64 * m,
+                Err(RawReason::Collective),
+            ),
+            (but_f32, AllReduce, DType::F32, m, Err(RawReason::NotAsked)),
+            (but_f32, AllReduce, DType::F16, 2, Ok("linear8:block=256")),
+            (
+                but_small,
+                AllReduce,
+                DType::F32,
+                64 * k,
+                Err(RawReason::NotAsked),
+            ),
+            (
+                but_small,
+                AllReduce,
+                DType::F32,
+                65 * k,
+                Ok("linear8:block=256"),
+            ),
         ] {
+            let policy = policy(&[("CINCH_CODEC_RULES", rules)]);
             let blocks = if collective == ReduceScatter { 4 } else { 1 };
             let count = bytes / dtype.size() / blocks;
             let call = call(collective, dtype, ReduceOp::Sum, count);

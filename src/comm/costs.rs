@@ -20,7 +20,7 @@ const QUICK_TRIP: f64 = 200e-6;
 /// Round trips of each size; the first only synchronises both sides and does not count.
 const TRIPS: usize = 6;
 
-/// Measures this rank's core, with `spec` and the other codecs, and its link to a partner. Gives
+/// Measures this rank's core, with `specs` and the other codecs, and its link to a partner. Gives
 /// `engine` the costs on which all ranks agree.
 ///
 /// All ranks call it together, right after they have connected. Both ranks of a pair send the same
@@ -30,12 +30,12 @@ const TRIPS: usize = 6;
 /// Errors of a message between two ranks; mismatch if a rank sends no costs.
 pub(super) fn measure(
     exchange: &OutOfBandRef,
-    spec: CodecSpec,
+    specs: &[CodecSpec],
     engine: &mut HostEngine,
     isa: Isa,
 ) -> Result<()> {
     // Without the barrier codecs could run on a core while messages are timed on another core.
-    let core = MeasuredCosts::of_core(Affine::default(), spec, isa)?;
+    let core = MeasuredCosts::of_core(Affine::default(), specs, isa)?;
     exchange.barrier()?;
     let send = link(exchange, engine)?;
     let parts = exchange.all_gather(&MeasuredCosts { send, ..core }.to_bytes())?;

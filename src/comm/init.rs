@@ -15,11 +15,11 @@ use crate::schedule::Groups;
 use crate::sync::Fault;
 use crate::sys::file;
 use crate::sys::fork::{ForkOwned, ProcessId};
-use crate::sys::log::{self, Level};
+use crate::sys::log::{self, Level, LineForm, LogLabel};
 use crate::sys::numa;
 use crate::sys::nvml::Nvml;
 use crate::transport::{self, ConnectContext};
-use crate::types::{DeviceChoice, Subsystem, TransportKind};
+use crate::types::{CodecSpec, DeviceChoice, Subsystem, TransportKind};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -38,6 +38,10 @@ pub(super) fn by_id(
             "rank {rank} of {nranks}: a communicator of n ranks has ranks 0 to n-1"
         )));
     }
+    let _label = log::label(LogLabel {
+        rank,
+        communicator: config.comm_name.clone(),
+    });
     start_log(&config);
     let begun = Instant::now();
     let exchange = ControlPlane::join(id, rank, nranks, &config, fault.clone())?;
@@ -59,7 +63,12 @@ fn start_log(config: &Config) {
         subsystems: config.log_subsystems,
         file: config.log_file.as_deref(),
         host: &bootstrap::host_name(),
-        as_nccl: config.as_nccl,
+        form: match config.log_format.as_str() {
+            "long" => LineForm::Long,
+            "json" => LineForm::Json,
+            _ if config.as_nccl => LineForm::Nccl,
+            _ => LineForm::Short,
+        },
     });
     if !decided {
         return;
@@ -162,6 +171,10 @@ pub(super) fn connect(
     begun: Instant,
 ) -> Result<Communicator> {
     let deadline = deadline(&config, begun);
+    let _label = log::label(LogLabel {
+        rank: exchange.rank(),
+        communicator: config.comm_name.clone(),
+    });
     let order = CREATED.fetch_add(1, Ordering::Relaxed) + 1;
     exchange.limit_exchanges(Some(deadline));
     let made = connect_until(exchange.clone(), fault.clone(), (config, order), deadline);
@@ -192,7 +205,7 @@ fn connect_until(
     let facts = CommFacts {
         ranks: peers.len(),
         hosts: Groups::of_hosts(peers.iter().map(|peer| peer.host_id)).count(),
-        order,
+        order: first_order(&*exchange, order)?,
     };
     let policy = CodecPolicy::new(&config, facts);
     agreement::compare_settings(&*exchange, &config, &policy, table.as_deref())?;
@@ -254,6 +267,17 @@ fn connect_until(
         log_connected(&comm);
     }
     Ok(comm)
+}
+
+/// Returns the order of the communicator on rank 0. Other ranks may have created more communicators, or several ranks
+/// of this one.
+fn first_order(exchange: &dyn bootstrap::OutOfBand, order: usize) -> Result<usize> {
+    let orders = exchange.all_gather(&(order as u64).to_le_bytes())?;
+    let damaged = || Error::new(ErrorKind::Mismatch, "rank 0 sent no order of communicators");
+    let first = orders
+        .first()
+        .and_then(|bytes| bytes.as_slice().try_into().ok());
+    Ok(u64::from_le_bytes(first.ok_or_else(damaged)?) as usize)
 }
 
 fn rank_name(peer: &PeerInfo) -> RankName {
@@ -329,9 +353,10 @@ fn on_host(
         engine.set_topology(topology);
     }
     // All ranks have agreed on the policy, and measure together.
-    let mut automatic = policy.codecs.iter().filter(|one| one.codec.auto);
-    if let Some(first) = automatic.next() {
-        costs::measure(exchange, first.codec.inter, &mut engine, isa)
+    let automatic = policy.codecs.iter().filter(|one| one.codec.auto);
+    let automatic: Vec<CodecSpec> = automatic.map(|one| one.codec.inter).collect();
+    if !automatic.is_empty() {
+        costs::measure(exchange, &automatic, &mut engine, isa)
             .inspect_err(|error| exchange.announce(error))?;
     }
     Ok((info, engine))

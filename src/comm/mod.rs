@@ -43,6 +43,7 @@ use crate::recorder::{self, CommMetrics, EndStep, RecorderHandle};
 use crate::schedule::Groups;
 use crate::sync::{CAUSE_TIMEOUT, Fault};
 use crate::sys::fork::{ForkOwned, ProcessId};
+use crate::sys::log::{self, LabelGuard, LogLabel};
 use crate::types::TransportKind;
 use gpu::GpuState;
 use requests::CallThread;
@@ -213,6 +214,14 @@ impl Communicator {
     /// Returns the name that the program gave the communicator; empty without one.
     pub fn name(&self) -> &str {
         &self.config.comm_name
+    }
+
+    /// Labels this thread's log lines with the rank until the guard is dropped.
+    fn label_log(&self) -> LabelGuard {
+        log::label(LogLabel {
+            rank: self.rank(),
+            communicator: self.name().into(),
+        })
     }
 
     /// Shows the candidates for a call, their predicted costs and the winner as text.

@@ -235,6 +235,7 @@ impl Communicator {
             compared,
             lost,
         } = compare(window.dtype(), exact, coded);
+        let _label = self.label_log();
         let me = &self.peers()[self.rank()];
         let of = format!(
             "{me}: a coded sum of communicator \"{}\"",

@@ -115,7 +115,7 @@ impl Communicator {
         let class = CallClass::new(call.collective, report.codec.inter.kind, bytes);
         let metrics = self.recorder.metrics();
         self.counters.count_call(decision, report, || {
-            metrics.count_call(class, bytes, report.wire_bytes, time);
+            metrics.count_call(class, bytes, [report.wire_bytes, report.raw_bytes], time);
         });
     }
 

@@ -88,6 +88,7 @@ impl Drop for Communicator {
             return;
         }
         if log::enabled(Level::Info) {
+            let _label = self.label_log();
             log::line(
                 Level::Info,
                 format_args!(

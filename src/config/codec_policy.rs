@@ -74,10 +74,12 @@ impl PolicyCodec {
 
     /// Returns the codec of a rule; `self` is that of the process.
     fn by_rule(&self, codec: CodecSetting, calls: &CallConditions) -> PolicyCodec {
+        let max_bytes = calls.max_bytes.unwrap_or(self.max_bytes);
+        let usual = Some(self.min_bytes).filter(|&min| min <= max_bytes);
         PolicyCodec {
             codec,
-            min_bytes: calls.min_bytes.unwrap_or(self.min_bytes),
-            max_bytes: calls.max_bytes.unwrap_or(self.max_bytes),
+            min_bytes: calls.min_bytes.or(usual).unwrap_or(0),
+            max_bytes,
             collectives: calls.collectives.unwrap_or(self.collectives),
             dtypes: calls.dtypes.clone(),
         }
@@ -389,7 +391,10 @@ mod tests {
     #[test]
     fn rules_of_one_pattern_are_alternatives_by_call() {
         let rules = "*=minmax4:min=64M,*=dynamic8:min=1M:max=63M:dtype=bf16+f16";
-        let config = config(&[("CINCH_CODEC_RULES", rules)]);
+        let config = config(&[
+            ("CINCH_CODEC_RULES", rules),
+            ("CINCH_CODEC_MIN_BYTES", "2M"),
+        ]);
         let policy = CodecPolicy::new(&config, on_hosts(1));
         let codecs = policy.in_effect("CINCH_CODEC").unwrap();
         let second = "dynamic8:block=256:dtype=f16+bf16:max=66060288";
@@ -401,6 +406,11 @@ mod tests {
         };
         assert!(large.has_dtype(DType::F32) && !half.has_dtype(DType::F32));
         assert!(half.has_dtype(DType::BF16));
+        // The minimum of the process is more than this rule codes.
+        let mut small = config.clone();
+        small.codec_rules = CodecRules::parse("*=linear8:max=64K").unwrap();
+        let policy = CodecPolicy::new(&small, on_hosts(1));
+        assert_eq!(policy.codecs[0].min_bytes, 0);
     }
 
     #[test]

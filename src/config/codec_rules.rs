@@ -11,7 +11,7 @@ pub struct CommFacts {
     pub ranks: usize,
     /// Number of hosts.
     pub hosts: usize,
-    /// Position in the order in which this process has created communicators, from 1.
+    /// Position in the order in which the process of rank 0 has created communicators, from 1.
     pub order: usize,
 }
 

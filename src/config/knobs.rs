@@ -232,6 +232,8 @@ knobs! {
         "widest instruction set to use; results do not depend on it";
     CINCH_LOG log_level: String = "warn".into(), Word(&["none", "version", "warn", "info", "trace"]), No,
         "log threshold";
+    CINCH_LOG_FORMAT log_format: String = "short".into(), Word(&["short", "long", "json"]), No,
+        "form of log lines; long and json have time, host, rank and communicator";
     CINCH_LOG_SUBSYS log_subsystems: Subsystems = Subsystems::ALL, Custom("ALL or names such as INIT,COLL,ENV, commas between; ^ in front excludes them", parse_subsystems), No,
         "subsystems whose info and trace lines are logged";
     CINCH_LOG_FILE log_file: Option<PathBuf> = None, FilePath("a path; %h and %p stand for host and process"), No,

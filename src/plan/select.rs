@@ -259,7 +259,7 @@ mod tests {
     use crate::cpu::Isa;
     use crate::plan::{Affine, MachineFacts, MeasuredCosts, Planner, gpu_tests};
     use crate::schedule::Groups;
-    use crate::types::{CodecSpec, Collective, TransportKind};
+    use crate::types::{Collective, TransportKind};
 
     fn limits(hosts: &Groups) -> Limits {
         Limits {
@@ -335,7 +335,7 @@ mod tests {
     fn measured() -> MeasuredCosts {
         let line = |fixed, each| Affine { fixed, each };
         let send = line(25e-6, 0.8e-9);
-        let mut costs = MeasuredCosts::of_core(send, CodecSpec::RAW, Isa::Scalar).unwrap();
+        let mut costs = MeasuredCosts::of_core(send, &[], Isa::Scalar).unwrap();
         costs.reduce = line(0.0, 0.1e-9);
         costs.encode = costs.encode.map(|_| line(0.0, 0.2e-9));
         costs.decode = costs.decode.map(|_| line(0.0, 0.1e-9));

@@ -4,13 +4,10 @@
 //! containers with a folder of their own are missing.
 
 use super::snapshot::{ProcessSnapshot, RankSnapshot};
-use super::socket_file::{check_folder, socket_folder};
+use super::socket_file::{check_folder, remove_stale, socket_folder};
 use super::{CommLabel, RankName};
 use crate::sys::socket::{self, Socket};
 use crate::wire::Wire;
-use nix::errno::Errno;
-use nix::sys::signal::kill;
-use nix::unistd::Pid;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{ErrorKind, IoSliceMut};
@@ -18,8 +15,11 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Ending of the names of sockets that answer with snapshots.
-pub(super) const SUFFIX: &str = "snapshot";
+/// Returns the ending of the names of sockets that answer with snapshots, for processes with this service address. A
+/// stopped process of another job must not delay the answers of this one.
+pub(super) fn suffix(service: &str) -> String {
+    format!("{:08x}.snapshot", crc32c::crc32c(service.as_bytes()))
+}
 
 /// Largest snapshot of a process in bytes; 1,000 communicators of 1,000 ranks take about 50 MB.
 const MAX_BYTES: usize = 256 << 20;
@@ -142,7 +142,7 @@ struct PendingAnswer {
 /// most `timeout`, and no longer once `end` is closed at its other side.
 pub(super) fn gather(own: ProcessSnapshot, timeout: Duration, end: &OwnedFd) -> JobSnapshot {
     let begun = Instant::now();
-    let (mut pending, mut unresponsive) = ask_all(&socket_folder(), own.pid);
+    let (mut pending, mut unresponsive) = ask_all(&socket_folder(), &own);
     let mut processes = Vec::new();
     let deadline = begun + timeout;
     while !pending.is_empty() {
@@ -164,8 +164,13 @@ pub(super) fn gather(own: ProcessSnapshot, timeout: Duration, end: &OwnedFd) -> 
                 return true;
             }
             match read(one) {
-                Some(ended) => {
-                    processes.extend(ended.filter(|answer| answer.service == own.service));
+                Some(Some(answer)) => {
+                    processes.extend(Some(answer).filter(|it| it.service == own.service));
+                    false
+                }
+                // The answer is damaged, cut off or of another version.
+                Some(None) => {
+                    unresponsive.push(one.pid);
                     false
                 }
                 None => true,
@@ -200,13 +205,13 @@ fn read(answer: &mut PendingAnswer) -> Option<Option<ProcessSnapshot>> {
 }
 
 /// Connects to the sockets of all other processes. Returns the connections, and the processes that take none.
-fn ask_all(folder: &Path, own: u32) -> (Vec<PendingAnswer>, Vec<u32>) {
+fn ask_all(folder: &Path, own: &ProcessSnapshot) -> (Vec<PendingAnswer>, Vec<u32>) {
     let (mut pending, mut unresponsive) = (Vec::new(), Vec::new());
     if check_folder(folder).is_err() {
         return (pending, unresponsive);
     }
-    for (pid, path) in listed(folder) {
-        if pid == own {
+    for (pid, path) in listed(folder, &suffix(&own.service)) {
+        if pid == own.pid {
             continue;
         }
         match socket::connect_file(&path) {
@@ -224,20 +229,13 @@ fn ask_all(folder: &Path, own: u32) -> (Vec<PendingAnswer>, Vec<u32>) {
     (pending, unresponsive)
 }
 
-/// Removes the socket that a killed process left. A process that lives is about to listen.
-fn remove_stale(pid: u32, path: &Path) {
-    if kill(Pid::from_raw(pid as i32), None) == Err(Errno::ESRCH) {
-        let _ = fs::remove_file(path);
-    }
-}
-
-/// Returns the processes with a socket in `folder`, ascending.
-fn listed(folder: &Path) -> Vec<(u32, PathBuf)> {
+/// Returns the processes with a socket in `folder` whose name ends with `suffix`, ascending.
+fn listed(folder: &Path, suffix: &str) -> Vec<(u32, PathBuf)> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut found: Vec<(u32, PathBuf)> = entries
         .filter_map(|entry| {
             let name = entry.file_name();
-            let pid = name.to_str()?.strip_suffix(SUFFIX)?.strip_suffix('.')?;
+            let pid = name.to_str()?.strip_suffix(suffix)?.strip_suffix('.')?;
             Some((pid.parse().ok()?, entry.path()))
         })
         .collect();

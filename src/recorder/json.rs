@@ -2,6 +2,7 @@
 
 use super::{CallRecord, FlightRecorder};
 use crate::sys::clock::monotonic_nanoseconds;
+use crate::sys::json_string::escaped;
 use crate::types::CallSignature;
 use std::fmt::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -82,10 +83,11 @@ pub fn metrics_json(recorder: &FlightRecorder) -> String {
         };
         format!(
             "{{\"collective\":\"{collective}\",\"codec\":\"{codec}\",\"size_class\":{size_class},\"calls\":{},\
-             \"bytes\":{},\"wire_bytes\":{},\"timed_calls\":{},\"timed_seconds\":{:.9}}}",
+             \"bytes\":{},\"wire_bytes\":{},\"raw_bytes\":{},\"timed_calls\":{},\"timed_seconds\":{:.9}}}",
             counts.calls,
             counts.bytes,
             counts.wire_bytes,
+            counts.raw_bytes,
             counts.timed,
             counts.nanoseconds as f64 * 1e-9
         )
@@ -116,33 +118,10 @@ fn seconds(from: u64, to: u64) -> f64 {
     to.saturating_sub(from) as f64 * 1e-9
 }
 
-/// Returns a text as a JSON string.
-pub fn escaped(text: &str) -> String {
-    let mut out = String::from("\"");
-    for c in text.chars() {
-        match c {
-            '"' => out.push_str("\\\""),
-            '\\' => out.push_str("\\\\"),
-            '\n' => out.push_str("\\n"),
-            c if u32::from(c) < 0x20 => {
-                let _ = write!(out, "\\u{:04x}", u32::from(c));
-            }
-            c => out.push(c),
-        }
-    }
-    out.push('"');
-    out
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::{CallState, CommLabel, WaitRecord};
     use super::*;
-
-    #[test]
-    fn text_is_escaped() {
-        assert_eq!(escaped("a\"b\\c\nd\u{1}ü"), "\"a\\\"b\\\\c\\nd\\u0001ü\"");
-    }
 
     #[test]
     fn all_fields_are_there() {

@@ -10,12 +10,12 @@ use std::time::Duration;
 /// Number of counted combinations of collective, size class and codec. Further ones count under `other`.
 const CELLS: usize = 128;
 
-/// Calls of at least this size are all timed; of smaller ones every [`TIMED_EVERY`]-th, because reading the clock
-/// twice would take a twentieth of the smallest call's time.
+/// Calls of at least this size are all timed; of smaller ones one of 2 to [`TIMED_OF_LOG2`], because reading the
+/// clock twice would take a twentieth of the smallest call's time.
 const ALWAYS_TIMED: usize = 64 << 10;
 
-/// Interval of timed small calls.
-const TIMED_EVERY: u64 = 8;
+/// Binary logarithm of the number of small calls of which one is timed.
+const TIMED_OF_LOG2: u32 = 3;
 
 /// Waits for a rank that are shorter than this are not counted: they are the time that messages take.
 pub const SHORTEST_WAIT: Duration = Duration::from_millis(1);
@@ -76,6 +76,8 @@ pub struct CallCounts {
     pub bytes: u64,
     /// Bytes that this rank sent.
     pub wire_bytes: u64,
+    /// Bytes that this rank would have sent with the same algorithms and without codecs.
+    pub raw_bytes: u64,
     /// Calls whose time was measured. Calls on GPUs are not: they end later.
     pub timed: u64,
     /// Nanoseconds of these calls.
@@ -86,25 +88,34 @@ pub struct CallCounts {
 #[derive(Debug, Default)]
 struct MetricCell {
     word: AtomicU64,
-    counts: [AtomicU64; 5],
+    counts: [AtomicU64; 6],
 }
 
 impl MetricCell {
     /// Adds a call. Callers hold the lock of the communicator's counters.
     fn add(&self, by: &CallCounts) {
-        let by = [by.calls, by.bytes, by.wire_bytes, by.timed, by.nanoseconds];
+        let CallCounts {
+            calls,
+            bytes,
+            wire_bytes,
+            raw_bytes,
+            timed,
+            nanoseconds,
+        } = *by;
+        let by = [calls, bytes, wire_bytes, raw_bytes, timed, nanoseconds];
         for (count, by) in self.counts.iter().zip(by) {
             count.store(count.load(Ordering::Relaxed) + by, Ordering::Relaxed);
         }
     }
 
     fn read(&self) -> CallCounts {
-        let [calls, bytes, wire_bytes, timed, nanoseconds] =
-            [0, 1, 2, 3, 4].map(|at| self.counts[at].load(Ordering::Relaxed));
+        let [calls, bytes, wire_bytes, raw_bytes, timed, nanoseconds] =
+            [0, 1, 2, 3, 4, 5].map(|at| self.counts[at].load(Ordering::Relaxed));
         CallCounts {
             calls,
             bytes,
             wire_bytes,
+            raw_bytes,
             timed,
             nanoseconds,
         }
@@ -133,23 +144,26 @@ impl CommMetrics {
     /// Returns whether call `number` of `bytes` bytes is timed.
     #[inline]
     pub fn is_timed(number: u64, bytes: usize) -> bool {
-        bytes >= ALWAYS_TIMED || number.is_multiple_of(TIMED_EVERY)
+        // A program may repeat 8 calls for ever, so the choice must not repeat with the numbers.
+        let mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        bytes >= ALWAYS_TIMED || mixed.leading_zeros() >= TIMED_OF_LOG2
     }
 
-    /// Adds a call of `bytes` bytes, of which this rank sent `wire_bytes`. Callers hold the lock of the
-    /// communicator's counters.
+    /// Adds a call of `bytes` bytes. This rank sent `sent[0]` bytes, and would have sent `sent[1]` without a codec.
+    /// Callers hold the lock of the communicator's counters.
     #[inline]
     pub fn count_call(
         &self,
         class: CallClass,
         bytes: usize,
-        wire_bytes: u64,
+        [wire_bytes, raw_bytes]: [u64; 2],
         time: Option<Duration>,
     ) {
         let counts = CallCounts {
             calls: 1,
             bytes: bytes as u64,
             wire_bytes,
+            raw_bytes,
             timed: u64::from(time.is_some()),
             nanoseconds: time.map_or(0, |time| time.as_nanos() as u64),
         };
@@ -220,16 +234,17 @@ mod tests {
     fn calls_count_by_collective_codec_and_power_of_two() {
         let metrics = CommMetrics::new(2);
         let time = Some(Duration::from_micros(3));
-        metrics.count_call(class(1024), 1024, 300, time);
-        metrics.count_call(class(513), 513, 200, None);
-        metrics.count_call(class(1025), 1025, 500, time);
+        metrics.count_call(class(1024), 1024, [300, 1100], time);
+        metrics.count_call(class(513), 513, [200, 700], None);
+        metrics.count_call(class(1025), 1025, [500, 500], time);
         let raw = CallClass::new(Collective::Broadcast, CodecKind::Raw, 0);
-        metrics.count_call(raw, 0, 0, None);
+        metrics.count_call(raw, 0, [0; 2], None);
         let calls = metrics.calls();
         let small = CallCounts {
             calls: 2,
             bytes: 1537,
             wire_bytes: 500,
+            raw_bytes: 1800,
             timed: 1,
             nanoseconds: 3000,
         };
@@ -266,7 +281,7 @@ mod tests {
         }
         assert!(classes.len() > CELLS);
         for class in &classes {
-            metrics.count_call(*class, 64, 1, None);
+            metrics.count_call(*class, 64, [1; 2], None);
         }
         let calls = metrics.calls();
         assert_eq!(calls.len(), CELLS + 1);
@@ -287,11 +302,14 @@ mod tests {
     #[test]
     fn large_calls_are_timed_always_and_small_ones_in_turn() {
         assert!((0..8).all(|number| CommMetrics::is_timed(number, 64 << 10)));
-        assert_eq!(
-            (0..80)
-                .filter(|&number| CommMetrics::is_timed(number, 8))
-                .count(),
-            10
-        );
+        // A step of a program makes so many calls, and one of them is looked at.
+        for calls in 1..=64 {
+            for at in 0..calls.min(8) {
+                let numbers = (0..4096).map(|step| step * calls + at);
+                let timed = numbers.filter(|&number| CommMetrics::is_timed(number, 8));
+                let timed = timed.count();
+                assert!((300..=800).contains(&timed), "{at} of {calls}: {timed}");
+            }
+        }
     }
 }

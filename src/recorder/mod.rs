@@ -14,11 +14,11 @@ mod socket_file;
 mod text_service;
 
 pub use gather::{CommSnapshot, GatheredRank, JobSnapshot, MissingRank};
-pub use json::{escaped, metrics_json, process_json};
+pub use json::{metrics_json, process_json};
 pub use metrics::{CallClass, CallCounts, CommMetrics, SHORTEST_WAIT};
 pub use service::{RecorderHandle, RecorderSettings, dump, offer_text_service, register};
 pub use snapshot::{ProcessSnapshot, RankSnapshot};
-pub use socket_file::{check_folder, socket_folder};
+pub use socket_file::{check_folder, remove_stale, socket_folder};
 pub use text_service::{TextReply, TextServiceSettings, TextSession};
 
 use crate::error::{Error, ErrorKind};

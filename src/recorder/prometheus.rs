@@ -10,7 +10,7 @@ struct CallMetric {
     value: fn(&CallCounts) -> String,
 }
 
-const CALL_METRICS: [CallMetric; 5] = [
+const CALL_METRICS: [CallMetric; 6] = [
     CallMetric {
         name: "cinch_calls_total",
         help: "Calls that have returned.",
@@ -25,6 +25,11 @@ const CALL_METRICS: [CallMetric; 5] = [
         name: "cinch_wire_bytes_total",
         help: "Bytes that this rank sent.",
         value: |counts| counts.wire_bytes.to_string(),
+    },
+    CallMetric {
+        name: "cinch_raw_bytes_total",
+        help: "Bytes that this rank would have sent without codecs.",
+        value: |counts| counts.raw_bytes.to_string(),
     },
     CallMetric {
         name: "cinch_timed_calls_total",
@@ -85,7 +90,7 @@ pub fn prometheus_text(recorders: &[&FlightRecorder], host: &str) -> String {
         "1 if the communicator has failed.",
     );
     for (recorder, labels) in recorders.iter().zip(&labels) {
-        let failed = u8::from(recorder.failure().is_some());
+        let failed = u8::from(recorder.failure().is_some() || recorder.error().is_some());
         let _ = writeln!(text, "cinch_communicator_failed{{{labels}}} {failed}");
     }
     text
@@ -152,9 +157,12 @@ mod tests {
             gpu: None,
         });
         let class = CallClass::new(Collective::AllReduce, CodecKind::Linear8, 1 << 20);
-        recorder
-            .metrics()
-            .count_call(class, 1 << 20, 266_240, Some(Duration::from_micros(1500)));
+        recorder.metrics().count_call(
+            class,
+            1 << 20,
+            [266_240, 1 << 20],
+            Some(Duration::from_micros(1500)),
+        );
         recorder.metrics().add_wait(0, Duration::from_millis(250));
         let text = prometheus_text(&[&recorder], "node\\1");
         let common = format!(
@@ -166,6 +174,7 @@ mod tests {
             format!("cinch_calls_total{{{common},{class}}} 1"),
             format!("cinch_call_bytes_total{{{common},{class}}} 1048576"),
             format!("cinch_wire_bytes_total{{{common},{class}}} 266240"),
+            format!("cinch_raw_bytes_total{{{common},{class}}} 1048576"),
             format!("cinch_timed_calls_total{{{common},{class}}} 1"),
             format!("cinch_timed_call_seconds_total{{{common},{class}}} 0.001500000"),
             format!(

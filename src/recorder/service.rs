@@ -1,7 +1,7 @@
 //! The recorders of this process, and the threads that show them: to `cinch ps` over a socket, in a file, and by the
 //! text service of the front end.
 
-use super::gather::SUFFIX;
+use super::gather::suffix;
 use super::prometheus::prometheus_text;
 use super::snapshot::{ProcessSnapshot, RankSnapshot};
 use super::socket_file::NamedListener;
@@ -192,7 +192,7 @@ pub fn dump(reason: &str) {
         return;
     };
     let path = expanded(pattern, &settings.host);
-    match file::replace(Path::new(&path), &snapshot(&settings.host, reason)) {
+    match file::replace(Path::new(&path), &snapshot(&settings.host, reason), 0o600) {
         Ok(()) => log::line(
             Level::Warn,
             format_args!("the latest calls are in {path} ({reason})"),
@@ -210,7 +210,8 @@ fn expanded(pattern: &Path, host: &str) -> String {
     text.replace("%p", &std::process::id().to_string())
 }
 
-/// Writes the counters of all communicators of this process. Readers find the old file or the new one, whole.
+/// Writes the counters of all communicators of this process. Readers find the old file or the new one, whole; other
+/// users may read it, as the exporter of a monitoring system is one.
 fn write_metrics(path: &str, host: &str) -> std::io::Result<()> {
     let recorders = with_list(|list| list.recorders.clone());
     let recorders: Vec<&FlightRecorder> = recorders.iter().map(|it| &**it).collect();
@@ -218,7 +219,7 @@ fn write_metrics(path: &str, host: &str) -> std::io::Result<()> {
     if recorders.is_empty() {
         return Ok(());
     }
-    file::replace(Path::new(path), &prometheus_text(&recorders, host))
+    file::replace(Path::new(path), &prometheus_text(&recorders, host), 0o644)
 }
 
 fn snapshot(host: &str, reason: &str) -> String {
@@ -255,9 +256,10 @@ struct ShownPlaces {
 
 fn start(settings: RecorderSettings, text: Option<TextServiceSettings>) -> Result<ShowingThreads> {
     let ps = settings.answers_ps.then(|| NamedListener::bind("sock"));
-    let snapshots = text
-        .as_ref()
-        .map(|text| NamedListener::bind(SUFFIX).map(|listener| (listener, text.name.clone())));
+    let snapshots = text.as_ref().map(|text| {
+        let named = NamedListener::bind(&suffix(&text.name));
+        named.map(|listener| (listener, text.name.clone()))
+    });
     let signals = settings.dump_file.as_ref().and_then(|_| {
         let failed = |error: &Error| {
             log::line(

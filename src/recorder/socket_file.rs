@@ -3,7 +3,9 @@
 use crate::config::runtime_directory;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sys::fork::CloseOnFork;
-use nix::unistd::geteuid;
+use nix::errno::Errno;
+use nix::sys::signal::kill;
+use nix::unistd::{Pid, geteuid};
 use std::fs::{self, DirBuilder, Permissions};
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -38,6 +40,13 @@ pub fn check_folder(folder: &Path) -> Result<()> {
                 known.uid()
             ),
         )),
+    }
+}
+
+/// Removes the socket that a killed process left. A process that lives is about to listen.
+pub fn remove_stale(pid: u32, path: &Path) {
+    if kill(Pid::from_raw(pid as i32), None) == Err(Errno::ESRCH) {
+        let _ = fs::remove_file(path);
     }
 }
 

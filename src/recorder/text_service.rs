@@ -74,38 +74,80 @@ struct TextClient {
 /// The addresses at which a text service listens.
 pub(super) struct TextListeners {
     sockets: Vec<Socket>,
+    /// Addresses that other programs have.
+    missing: Vec<SocketAddr>,
+    next_try: Instant,
     has_warned: bool,
 }
 
 impl TextListeners {
     /// Listens at the addresses that are free, so that clients can connect from now on.
     pub(super) fn open(settings: &TextServiceSettings) -> TextListeners {
-        let mut has_warned = false;
-        TextListeners {
-            sockets: listen(settings, &mut has_warned),
-            has_warned,
+        let mut opened = TextListeners {
+            sockets: Vec::new(),
+            missing: settings.addresses.clone(),
+            next_try: Instant::now(),
+            has_warned: false,
+        };
+        opened.listen(settings);
+        opened
+    }
+
+    /// Tries the missing addresses. The first failure is logged.
+    fn listen(&mut self, settings: &TextServiceSettings) {
+        self.next_try = Instant::now() + LISTEN_INTERVAL;
+        let mut failure = None;
+        for address in std::mem::take(&mut self.missing) {
+            match socket::listen_shared(address) {
+                Ok(listener) => self.sockets.push(listener),
+                Err(error) => {
+                    // This host may have one of two families only.
+                    let is_lack = error.kind() == ErrorKind::AddrNotAvailable
+                        || error.raw_os_error() == Some(libc::EAFNOSUPPORT);
+                    if !is_lack || settings.addresses.len() == 1 {
+                        self.missing.push(address);
+                        failure = failure.or(Some((address, error)));
+                    }
+                }
+            }
         }
+        if let (false, Some((address, error))) = (self.has_warned, failure) {
+            self.has_warned = true;
+            log::line(
+                Level::Warn,
+                format_args!(
+                    "the state of this process cannot be shown at {address} ({}): {error}; cinch tries again every {} s",
+                    settings.name,
+                    LISTEN_INTERVAL.as_secs()
+                ),
+            );
+        }
+    }
+
+    /// Tries the missing addresses if it is time, and returns the time until the next try.
+    fn listen_if_due(&mut self, settings: &TextServiceSettings) -> Duration {
+        if self.missing.is_empty() {
+            return Duration::MAX;
+        }
+        if Instant::now() >= self.next_try {
+            self.listen(settings);
+        }
+        self.next_try.saturating_duration_since(Instant::now())
     }
 }
 
 /// Serves clients until the other side of `end` is closed. `own` returns the snapshot of this process.
 pub(super) fn serve(
     settings: &TextServiceSettings,
-    opened: TextListeners,
+    mut opened: TextListeners,
     own: &dyn Fn() -> ProcessSnapshot,
     end: &OwnedFd,
 ) {
-    let TextListeners {
-        sockets: mut listeners,
-        mut has_warned,
-    } = opened;
     let mut clients: Vec<TextClient> = Vec::new();
     let collect = |timeout: Duration| gather(own(), timeout, end);
-    let mut tries_again = false;
     loop {
-        if listeners.is_empty() && std::mem::replace(&mut tries_again, true) {
-            listeners = listen(settings, &mut has_warned);
-        }
+        let until_try = opened.listen_if_due(settings);
+        let listeners = &opened.sockets;
         let mut interests = vec![socket::interest(end, true, false)];
         interests.extend(
             listeners
@@ -113,10 +155,9 @@ pub(super) fn serve(
                 .map(|one| socket::interest(one, true, false)),
         );
         interests.extend(clients.iter().map(TextClient::interest));
-        let limit = match (listeners.is_empty(), clients.is_empty()) {
-            (true, _) => LISTEN_INTERVAL,
-            (false, false) => CLIENT_TIMEOUT / 4,
-            (false, true) => Duration::MAX,
+        let limit = match clients.is_empty() {
+            true => until_try,
+            false => until_try.min(CLIENT_TIMEOUT / 4),
         };
         if socket::poll(&mut interests, limit).is_err() {
             std::thread::sleep(SHORTAGE_PAUSE);
@@ -127,9 +168,12 @@ pub(super) fn serve(
         }
         let (of_listeners, of_clients) = interests[1..].split_at(listeners.len());
         let mut events = of_clients.iter();
+        // An answer to one client may take long, in which the bytes of others wait.
+        let now = Instant::now();
         clients.retain_mut(|client| {
             let has_event = events.next().is_some_and(|event| event.revents != 0);
-            (!has_event || client.advance(&collect)) && client.moved.elapsed() < CLIENT_TIMEOUT
+            let is_silent = now.saturating_duration_since(client.moved) >= CLIENT_TIMEOUT;
+            (!has_event || client.advance(&collect)) && !is_silent
         });
         for (listener, event) in listeners.iter().zip(of_listeners) {
             if event.revents != 0 {
@@ -137,30 +181,6 @@ pub(super) fn serve(
             }
         }
     }
-}
-
-/// Listens at the addresses that are free. If none is, a warning is logged once.
-fn listen(settings: &TextServiceSettings, has_warned: &mut bool) -> Vec<Socket> {
-    let mut failure = None;
-    let mut listeners = Vec::new();
-    for address in &settings.addresses {
-        match socket::listen_shared(*address) {
-            Ok(listener) => listeners.push(listener),
-            Err(error) => failure = failure.or(Some(error)),
-        }
-    }
-    if let (true, false, Some(error)) = (listeners.is_empty(), *has_warned, failure) {
-        *has_warned = true;
-        log::line(
-            Level::Warn,
-            format_args!(
-                "the state of this process cannot be shown at {}: {error}; cinch tries again every {} s",
-                settings.name,
-                LISTEN_INTERVAL.as_secs()
-            ),
-        );
-    }
-    listeners
 }
 
 fn accept(listener: &Socket, settings: &TextServiceSettings, clients: &mut Vec<TextClient>) {

@@ -1,6 +1,7 @@
 //! The clock that all processes of a host share.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::SystemTime;
 
 /// Returns nanoseconds of the monotonic clock. Processes of one host may compare the values, which
 /// [`std::time::Instant`] does not offer.
@@ -37,8 +38,31 @@ pub fn local_time() -> String {
         libc::localtime_r(&now, &mut parts);
         parts
     };
+    date_and_time(&parts, ' ')
+}
+
+/// Returns a time of the system's clock in UTC by RFC 3339, as `2026-11-27T13:06:53.000123Z`.
+pub fn utc(time: SystemTime) -> String {
+    let time = time
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default();
+    let seconds = time.as_secs() as libc::time_t;
+    // SAFETY: `gmtime_r` reads `seconds` and writes only `parts`, which is plain data and valid as zero.
+    let parts = unsafe {
+        let mut parts: libc::tm = std::mem::zeroed();
+        libc::gmtime_r(&seconds, &mut parts);
+        parts
+    };
     format!(
-        "{:04}-{:02}-{:02} {:02}:{:02}:{:02}",
+        "{}.{:06}Z",
+        date_and_time(&parts, 'T'),
+        time.subsec_micros()
+    )
+}
+
+fn date_and_time(parts: &libc::tm, between: char) -> String {
+    format!(
+        "{:04}-{:02}-{:02}{between}{:02}:{:02}:{:02}",
         parts.tm_year + 1900,
         parts.tm_mon + 1,
         parts.tm_mday,

@@ -4,6 +4,7 @@ use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{Error, ErrorKind, Read, Result, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Reads a text file of at most `most` bytes. A FIFO or a device is refused instead of waited for.
 ///
@@ -30,12 +31,14 @@ pub fn read_start(path: &Path, most: usize) -> Result<Vec<u8>> {
     start_of(path, most, 0)
 }
 
-/// Writes `text` to a file that its user alone may read, and creates missing directories. Other processes read either
+/// Writes `text` to a file with the permissions `mode`, and creates missing directories, for its user alone. Other processes read either
 /// the old text or the new text, because the text goes to a temporary file that is then renamed.
 ///
 /// # Errors
 /// The system's errors; invalid input if the path names no file.
-pub fn replace(path: &Path, text: &str) -> Result<()> {
+pub fn replace(path: &Path, text: &str, mode: u32) -> Result<()> {
+    /// Number of files that this process has written, because several threads may write one file.
+    static WRITTEN: AtomicUsize = AtomicUsize::new(0);
     let no_name = || Error::new(ErrorKind::InvalidInput, "the path names no file");
     let name = path.file_name().ok_or_else(no_name)?;
     if let Some(directory) = path.parent() {
@@ -45,14 +48,15 @@ pub fn replace(path: &Path, text: &str) -> Result<()> {
             .create(directory)?;
     }
     let mut temporary = name.to_os_string();
-    temporary.push(format!(".{}.tmp", std::process::id()));
+    let number = WRITTEN.fetch_add(1, Ordering::Relaxed);
+    temporary.push(format!(".{}.{number}.tmp", std::process::id()));
     let temporary = path.with_file_name(temporary);
     // An earlier process with this number may have left a file, or a link, of this name.
     let _ = fs::remove_file(&temporary);
     let mut file = OpenOptions::new()
         .write(true)
         .create_new(true)
-        .mode(0o600)
+        .mode(mode)
         .open(&temporary)?;
     let written = file
         .write_all(text.as_bytes())
@@ -97,15 +101,15 @@ mod tests {
         let root = std::env::temp_dir().join(format!("cinch-replace-{}", std::process::id()));
         let path = root.join("below/file");
         for text in ["one", "two"] {
-            replace(&path, text).unwrap();
+            replace(&path, text, 0o600).unwrap();
             assert_eq!(read_text(&path, 5).unwrap(), text);
         }
         let mode = std::os::unix::fs::MetadataExt::mode(&std::fs::metadata(&path).unwrap());
         assert_eq!(mode & 0o777, 0o600);
         assert_eq!(std::fs::read_dir(root.join("below")).unwrap().count(), 1);
-        assert!(replace(&root.join("below"), "three").is_err());
+        assert!(replace(&root.join("below"), "three", 0o600).is_err());
         assert_eq!(std::fs::read_dir(&root).unwrap().count(), 1);
-        assert!(replace(&path.join("under a file"), "four").is_err());
+        assert!(replace(&path.join("under a file"), "four", 0o600).is_err());
         std::fs::remove_dir_all(&root).unwrap();
     }
 

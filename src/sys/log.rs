@@ -2,13 +2,17 @@
 //! process sets. The data path logs nothing.
 
 use super::fork_safe::ForkSafeOnce;
-use super::stderr;
+use super::json_string::escaped;
+use super::{clock, stderr};
 use crate::types::{Subsystem, Subsystems};
-use std::fmt::Arguments;
+use std::cell::RefCell;
+use std::fmt::{Arguments, Write};
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use std::sync::Arc;
+use std::time::SystemTime;
 
 /// Level of a log line, or the highest level that is logged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -39,6 +43,47 @@ impl Level {
     }
 }
 
+/// Form of log lines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LineForm {
+    /// Process, level and text.
+    Short,
+    /// Time, host, process, rank, communicator, level and text.
+    Long,
+    /// A JSON object with the fields of the long form, the subsystem and the thread.
+    Json,
+    /// NCCL's, for tools that parse NCCL's log: host, process, thread, level and text.
+    Nccl,
+}
+
+/// The rank about which a thread logs.
+#[derive(Debug)]
+pub struct LogLabel {
+    /// Rank in the communicator.
+    pub rank: usize,
+    /// Name of the communicator; may be empty.
+    pub communicator: String,
+}
+
+/// Restores the earlier label of the thread when it is dropped.
+#[derive(Debug)]
+pub struct LabelGuard(Option<Arc<LogLabel>>);
+
+thread_local! {
+    static LABEL: RefCell<Option<Arc<LogLabel>>> = const { RefCell::new(None) };
+}
+
+/// Labels the lines of this thread until the guard is dropped.
+pub fn label(label: LogLabel) -> LabelGuard {
+    LabelGuard(LABEL.replace(Some(Arc::new(label))))
+}
+
+impl Drop for LabelGuard {
+    fn drop(&mut self) {
+        LABEL.set(self.0.take());
+    }
+}
+
 /// Destination, level and format of the log.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings<'a> {
@@ -48,10 +93,10 @@ pub struct Settings<'a> {
     pub subsystems: Subsystems,
     /// Path of the log; `%h` and `%p` stand for host and process. `None` logs to standard error.
     pub file: Option<&'a Path>,
-    /// Name of this host, for `%h` in the path and for lines in NCCL's format.
+    /// Name of this host, for `%h` in the path and for lines.
     pub host: &'a str,
-    /// Whether lines have NCCL's format, for tools that parse NCCL's log.
-    pub as_nccl: bool,
+    /// Form of lines.
+    pub form: LineForm,
 }
 
 struct Sink {
@@ -60,8 +105,8 @@ struct Sink {
     /// The file is used without a lock, because a forked child could find a lock held forever. Each
     /// line is one system call.
     file: Option<File>,
-    /// Name of the host if lines have NCCL's format; `None` otherwise.
-    as_nccl: Option<String>,
+    host: String,
+    form: LineForm,
 }
 
 static SINK: ForkSafeOnce<Sink> = ForkSafeOnce::new();
@@ -102,7 +147,7 @@ pub fn line_of(subsystem: Subsystem, level: Level, text: Arguments<'_>) {
         return;
     }
     match SINK.get() {
-        Some(sink) => sink.write(level, text),
+        Some(sink) => sink.write(subsystem, level, text),
         None => stderr::write(&stderr::log_line(level.name(), text)),
     }
 }
@@ -134,13 +179,14 @@ impl Sink {
             level: level.map_or(Level::Warn, |(level, _)| *level),
             subsystems: settings.subsystems,
             file,
-            as_nccl: settings.as_nccl.then(|| settings.host.to_string()),
+            host: settings.host.to_string(),
+            form: settings.form,
         };
         (sink, complaint)
     }
 
-    fn write(&self, level: Level, text: Arguments<'_>) {
-        let line = self.format(level, text);
+    fn write(&self, subsystem: Subsystem, level: Level, text: Arguments<'_>) {
+        let line = self.format(subsystem, level, SystemTime::now(), text);
         match self.file.as_ref() {
             Some(file) => stderr::write_to(file.as_fd(), &line),
             None => stderr::write(&line),
@@ -151,15 +197,48 @@ impl Sink {
         level <= self.level && (level <= Level::Warn || self.subsystems.has(subsystem))
     }
 
-    fn format(&self, level: Level, text: Arguments<'_>) -> String {
-        match &self.as_nccl {
-            None => stderr::log_line(level.name(), text),
-            Some(host) => format!(
-                "{host}:{}:{} CINCH {} {text}\n",
-                std::process::id(),
+    fn format(
+        &self,
+        subsystem: Subsystem,
+        level: Level,
+        time: SystemTime,
+        text: Arguments<'_>,
+    ) -> String {
+        let (host, level, pid) = (&self.host, level.name(), std::process::id());
+        let label = LABEL.with_borrow(Option::clone);
+        match self.form {
+            LineForm::Short => stderr::log_line(level, text),
+            LineForm::Nccl => format!(
+                "{host}:{pid}:{} CINCH {} {text}\n",
                 nix::unistd::gettid(),
-                level.name().to_ascii_uppercase()
+                level.to_ascii_uppercase()
             ),
+            LineForm::Long => {
+                let rank = label.map(|label| match label.communicator.as_str() {
+                    "" => format!(" rank {}", label.rank),
+                    name => format!(" rank {} of \"{name}\"", label.rank),
+                });
+                let rank = rank.unwrap_or_default();
+                let time = clock::utc(time);
+                format!("{time} {host} cinch[{pid}]{rank} {level}: {text}\n")
+            }
+            LineForm::Json => {
+                let mut line = format!(
+                    "{{\"time\":\"{}\",\"level\":\"{level}\",\"subsystem\":\"{}\",\"host\":{},\
+                     \"pid\":{pid},\"tid\":{}",
+                    clock::utc(time),
+                    subsystem.name(),
+                    escaped(host),
+                    nix::unistd::gettid(),
+                );
+                if let Some(label) = label {
+                    let name = escaped(&label.communicator);
+                    // Writing to a string cannot fail, here and below.
+                    let _ = write!(line, ",\"rank\":{},\"communicator\":{name}", label.rank);
+                }
+                let _ = writeln!(line, ",\"text\":{}}}", escaped(&text.to_string()));
+                line
+            }
         }
     }
 }
@@ -170,26 +249,26 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    fn sink(level: &str, subsystems: &str, as_nccl: bool) -> Sink {
+    fn sink(level: &str, subsystems: &str, form: LineForm) -> Sink {
         Sink::new(&Settings {
             level,
             subsystems: Subsystems::parse(subsystems).0,
             file: None,
             host: "node7",
-            as_nccl,
+            form,
         })
         .0
     }
 
     #[test]
     fn level_and_subsystem_select_lines() {
-        let info = sink("info", "COLL", false);
+        let info = sink("info", "COLL", LineForm::Short);
         assert!(info.wants(Subsystem::Coll, Level::Info));
         assert!(!info.wants(Subsystem::Init, Level::Info));
         assert!(!info.wants(Subsystem::Coll, Level::Trace));
         // Warnings ignore the list of subsystems.
         assert!(info.wants(Subsystem::Init, Level::Warn));
-        let version = sink("version", "ALL", true);
+        let version = sink("version", "ALL", LineForm::Nccl);
         assert!(version.wants(Subsystem::Init, Level::Version));
         assert!(!version.wants(Subsystem::Init, Level::Warn));
     }
@@ -197,14 +276,45 @@ mod tests {
     #[test]
     fn lines_have_the_format_of_the_settings() {
         let (pid, tid) = (std::process::id(), nix::unistd::gettid());
+        let line = |form| {
+            let text = format_args!("a \"text\"");
+            sink("info", "ALL", form).format(
+                Subsystem::Net,
+                Level::Info,
+                SystemTime::UNIX_EPOCH,
+                text,
+            )
+        };
+        let time = "1970-01-01T00:00:00.000000Z";
         assert_eq!(
-            sink("info", "ALL", true).format(Level::Info, format_args!("text")),
-            format!("node7:{pid}:{tid} CINCH INFO text\n")
+            line(LineForm::Short),
+            format!("cinch[{pid}] info: a \"text\"\n")
         );
-        assert_eq!(
-            sink("info", "ALL", false).format(Level::Warn, format_args!("text")),
-            format!("cinch[{pid}] warn: text\n")
+        let nccl = format!("node7:{pid}:{tid} CINCH INFO a \"text\"\n");
+        assert_eq!(line(LineForm::Nccl), nccl);
+        let long = format!("{time} node7 cinch[{pid}] info: a \"text\"\n");
+        assert_eq!(line(LineForm::Long), long);
+        let outer = label(LogLabel {
+            rank: 3,
+            communicator: "dp".into(),
+        });
+        {
+            let _inner = label(LogLabel {
+                rank: 1,
+                communicator: String::new(),
+            });
+            let long = format!("{time} node7 cinch[{pid}] rank 1 info: a \"text\"\n");
+            assert_eq!(line(LineForm::Long), long);
+        }
+        let long = format!("{time} node7 cinch[{pid}] rank 3 of \"dp\" info: a \"text\"\n");
+        assert_eq!(line(LineForm::Long), long);
+        let json = format!(
+            "{{\"time\":\"{time}\",\"level\":\"info\",\"subsystem\":\"NET\",\"host\":\"node7\",\"pid\":{pid},\
+             \"tid\":{tid},\"rank\":3,\"communicator\":\"dp\",\"text\":\"a \\\"text\\\"\"}}\n"
         );
+        assert_eq!(line(LineForm::Json), json);
+        drop(outer);
+        assert!(!line(LineForm::Json).contains("rank"));
     }
 
     #[test]
@@ -217,7 +327,7 @@ mod tests {
             subsystems: Subsystems::ALL,
             file: Some(&pattern),
             host: &host,
-            as_nccl: false,
+            form: LineForm::Short,
         });
         assert!(sink.file.is_some() && complaint.is_none());
         let path = folder.join(format!("cinch-log-test-{host}-{}", std::process::id()));
@@ -232,13 +342,13 @@ mod tests {
             subsystems: Subsystems::ALL,
             file: Some(Path::new("/dev/null")),
             host: "node7",
-            as_nccl: false,
+            form: LineForm::Short,
         });
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !done.load(Ordering::Relaxed) {
-                    to_file.write(Level::Warn, format_args!("text"));
+                    to_file.write(Subsystem::Init, Level::Warn, format_args!("text"));
                 }
             });
             // Holds the lock of the standard library while children are forked, as any `eprintln`
@@ -252,7 +362,7 @@ mod tests {
             });
             let written = (0..20).all(|_| {
                 in_child(|| {
-                    to_file.write(Level::Warn, format_args!("text"));
+                    to_file.write(Subsystem::Init, Level::Warn, format_args!("text"));
                     stderr::write("");
                     true
                 })

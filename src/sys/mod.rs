@@ -11,6 +11,7 @@ pub mod fork;
 pub mod fork_safe;
 pub mod futex;
 pub mod ibverbs;
+pub mod json_string;
 mod loader;
 pub mod log;
 pub mod memory;

@@ -7,7 +7,7 @@ use cinch::mem::{UserBuffers, bytes_of, bytes_of_mut};
 use cinch::plan::{Affine, MeasuredCosts};
 use cinch::testing::{gaussian, local_world, random_word};
 use cinch::types::TransportKind;
-use cinch::{CodecSpec, Collective, Communicator, Config, DType, ReduceOp, Report};
+use cinch::{Collective, Communicator, Config, DType, ReduceOp, Report};
 
 fn config(codec: &str, transport: TransportKind) -> Config {
     let mut config = Config {
@@ -178,7 +178,7 @@ fn costs(message: f64, byte: f64, element: f64) -> MeasuredCosts {
             fixed: message,
             each: byte,
         },
-        CodecSpec::RAW,
+        &[],
         cinch::cpu::Isa::Scalar,
     )
     .unwrap();

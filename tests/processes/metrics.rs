@@ -5,6 +5,7 @@ use crate::support::config;
 use cinch::types::TransportKind;
 use cinch::{Communicator, ReduceOp};
 use std::collections::BTreeMap;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -84,6 +85,9 @@ fn files_have_all_calls_and_name_the_rank_that_comes_late() {
     let files: Vec<_> = [0, 1]
         .map(|rank: usize| {
             let path = written(&pattern, pids[rank].parse().unwrap());
+            // Exporters run as other users.
+            let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+            assert_eq!(mode & 0o444, 0o444, "{mode:o}");
             samples(&std::fs::read_to_string(path).unwrap())
         })
         .into();

@@ -2,8 +2,9 @@
 
 use super::Versions;
 use super::status::{COUNTED, async_error, count_of};
-use cinch::recorder::{CommSnapshot, GatheredRank, JobSnapshot, MissingRank, escaped};
+use cinch::recorder::{CommSnapshot, GatheredRank, JobSnapshot, MissingRank};
 use cinch::sys::clock::local_time;
+use cinch::sys::json_string::escaped;
 
 /// Number that stands for an unknown version or GPU.
 const UNKNOWN: i64 = -1;

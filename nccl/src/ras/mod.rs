@@ -78,14 +78,9 @@ impl RasSession {
 
     fn status(&self, is_verbose: bool, gather: &dyn Fn(Duration) -> JobSnapshot) -> TextReply {
         let job = gather(self.timeout);
-        let mut ranks = job.processes.iter().flat_map(|process| &process.ranks);
-        // A process of host memory alone does not load the driver.
-        let driver = match ranks.any(|rank| rank.label.gpu.is_some()) {
-            true => Driver::load().ok(),
-            false => None,
-        };
         let versions = Versions {
-            driver: driver.map(|driver| driver.version()),
+            // A process of host memory alone does not load the driver for an answer.
+            driver: Driver::in_use().map(|driver| driver.version()),
             ..self.versions
         };
         TextReply {

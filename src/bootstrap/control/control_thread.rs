@@ -10,6 +10,7 @@ use crate::bootstrap::framed_stream::{Body, Frame, FramedStream, UNREACHABLE};
 use crate::bootstrap::process::ProcessState;
 use crate::error::{Error, Result};
 use crate::sys::clock;
+use crate::sys::log::{self, LogLabel};
 use crate::sys::process::block_signals;
 use crate::wire::Wire;
 use nix::poll::{PollFd, PollFlags};
@@ -63,6 +64,10 @@ impl ControlThread {
     /// Serves until this rank has left or ended; see [`super`] for the root.
     pub(super) fn run(mut self) {
         block_signals();
+        let _label = log::label(LogLabel {
+            rank: self.node.shared.rank,
+            communicator: self.node.shared.name.clone(),
+        });
         while !self.is_finished() {
             let ready = self.poll();
             clock::tick();

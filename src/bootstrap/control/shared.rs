@@ -23,6 +23,8 @@ pub(super) struct SharedControl {
     pub(super) members: Vec<RankEntry>,
     pub(super) fault: Arc<Fault>,
     pub(super) heartbeat: Duration,
+    /// Name of the communicator, for the log.
+    pub(super) name: String,
     pub(super) warnings: WarningHook,
     pub(super) changed: Condvar,
     has_left: Vec<AtomicBool>,
@@ -116,6 +118,7 @@ impl SharedControl {
             fault,
             changed: Condvar::new(),
             heartbeat: config.heartbeat,
+            name: config.comm_name.clone(),
             warnings,
             calls: Mutex::new(CallLog::new()),
             state: Mutex::default(),

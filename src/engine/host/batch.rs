@@ -82,6 +82,7 @@ impl<'a> Batch<'a> {
     /// The failure that stopped a call.
     pub fn poll(&mut self, engine: &mut HostEngine, caller: &mut impl Caller) -> Result<Progress> {
         let mut moved = false;
+        let mut has_ended = false;
         loop {
             self.admit(engine, caller)?;
             let mut finished = false;
@@ -98,11 +99,12 @@ impl<'a> Batch<'a> {
                     at += 1;
                 }
             }
+            has_ended |= finished;
             if !finished || self.waiting.is_empty() {
                 break;
             }
         }
-        if moved {
+        if moved || has_ended {
             engine.end_wait(&mut self.clock);
         }
         Ok(Progress {

@@ -77,6 +77,7 @@ impl HostEngine {
                 true => {
                     let missing = missing(&mut self.links);
                     let mut ranks: Vec<usize> = missing.iter().map(|it| it.0).collect();
+                    ranks.sort_unstable();
                     ranks.dedup();
                     clock.waits_for = Some(ranks);
                 }

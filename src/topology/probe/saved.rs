@@ -143,7 +143,7 @@ impl ProbeKey {
     pub fn save(&self, cache: &Path, graph: &MachineGraph, saved: &SavedProbe) -> Result<PathBuf> {
         let path = self.path(cache);
         let text = saved.to_text(graph, &self.fingerprint);
-        file::replace(&path, &text).map_err(|error| {
+        file::replace(&path, &text, 0o600).map_err(|error| {
             let text = format!("{} cannot be written: {error}", path.display());
             Error::new(crate::error::ErrorKind::System, text)
         })?;

@@ -123,7 +123,10 @@ pub fn run<W: BenchRank, Q: CallQueue>(
         }
     }
     let mut outcome: Option<CheckOutcome> = None;
-    for _ in 0..effort.checks {
+    for check in 0..effort.checks {
+        if check > 0 && is_late(world, effort.half())? {
+            break;
+        }
         queue.poison()?;
         repeat(world, queue, Contender::Ours, calls, graph)?;
         let found = compare(world, queue, source, row, calls - 1)?;

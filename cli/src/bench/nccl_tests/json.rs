@@ -13,6 +13,9 @@ const VERSION: u32 = 3;
 /// Prefixes of environment variables that are written. Others may hold secrets.
 const SHOWN: [&str; 3] = ["CINCH_", "NCCL_", "CUDA_"];
 
+/// Begins the names of variables that launchers hand to ranks. One of them holds the secret of the unique id.
+const LAUNCH: &str = "CINCH_LAUNCH_";
+
 /// Writes all records. `places` are host and process of each rank.
 ///
 /// # Errors
@@ -27,14 +30,15 @@ pub fn write_json(
     let env = std::env::vars_os().filter_map(|(name, value)| {
         let name = name.into_string().ok()?;
         let is_shown = SHOWN.iter().any(|prefix| name.starts_with(prefix));
-        is_shown.then(|| format!("{name}={}", value.to_string_lossy()))
+        (is_shown && !name.starts_with(LAUNCH))
+            .then(|| format!("{name}={}", value.to_string_lossy()))
     });
     let (wrong, mean) = totals(records);
     let okay = if wrong == 0 { "true" } else { "false" };
     let file = json!({
         "version": VERSION,
         "start_time": records.first().map_or("", |record| &record.run.date),
-        "args": std::env::args().collect::<Vec<_>>(),
+        "args": std::env::args_os().map(|it| it.to_string_lossy().into_owned()).collect::<Vec<_>>(),
         "env": env.collect::<Vec<_>>(),
         "cinch_version": cinch::VERSION,
         "config": config(options, places, records),

@@ -26,7 +26,8 @@ impl BenchOptions {
         if let Some(refusal) = letters.refusal(on_gpus) {
             return Err(refusal);
         }
-        if let Some(seconds) = letters.timeout {
+        // In nccl-tests 0 is no timeout of its own.
+        if let Some(seconds) = letters.timeout.filter(|&seconds| seconds > 0) {
             config
                 .set("CINCH_TIMEOUT", &seconds.to_string(), Origin::Program)
                 .map_err(|error| format!("-T {seconds}: {}", error.message()))?;

@@ -35,11 +35,12 @@ pub fn reduction_name(redop: &str) -> &str {
     }
 }
 
-/// Formats a number in `width` columns, with as many of two digits after the point as fit.
+/// Formats a number in `width` columns, with as many of two digits after the point as fit. Larger
+/// numbers widen the column.
 fn fitted(value: f64, width: usize) -> String {
     let texts = [2, 1, 0].map(|digits| format!("{value:width$.digits$}"));
     let fitting = texts.into_iter().find(|text| text.len() <= width);
-    fitting.unwrap_or_else(|| format!("{value:width$.1e}"))
+    fitting.unwrap_or_else(|| format!("{value:.0}"))
 }
 
 /// Writes the heading: the options of the run, its ranks by host and process, then the columns.
@@ -284,7 +285,7 @@ mod tests {
             (6.024, "   6.02"),
             (12345.678, "12345.7"),
             (1234567.8, "1234568"),
-            (123456789.0, "  1.2e8"),
+            (123456789.0, "123456789"),
         ];
         for (value, expected) in cases {
             assert_eq!(fitted(value, 7), expected);
