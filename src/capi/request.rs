@@ -24,14 +24,21 @@ pub struct cinch_request_t {
 
 /// A started call, and where its result goes when the program waits for it.
 enum StartedCall {
-    Collective(CallRequest<Report>, ReportTarget),
-    Init(CallRequest<Communicator>, *mut *mut cinch_comm_t),
+    Collective(CallRequest<Report>, ResultPlace<ReportTarget>),
+    Init(
+        CallRequest<Communicator>,
+        ResultPlace<*mut *mut cinch_comm_t>,
+    ),
 }
 
-// SAFETY: the addresses are used by `cinch_request_wait` alone, whose callers keep them writable.
-unsafe impl Send for StartedCall {}
-// SAFETY: as for `Send`; the rest of a request may be shared between threads.
-unsafe impl Sync for StartedCall {}
+/// An address of the program to which `cinch_request_wait` writes, and nothing else of the library.
+struct ResultPlace<T>(T);
+
+// SAFETY: cinch.h requires of the program that the address is writable for the thread that waits, whichever it is.
+unsafe impl<T> Send for ResultPlace<T> {}
+// SAFETY: threads that share the value do not use the address: the one that waits has removed the request from the
+// table, and later lookups fail.
+unsafe impl<T> Sync for ResultPlace<T> {}
 
 impl StartedCall {
     fn pending(&self) -> &dyn PendingCall {
@@ -76,7 +83,10 @@ pub unsafe extern "C" fn cinch_call_start(
             let target = ReportTarget::new(report)?;
             let (entry, call, buffers) = call::bind(call)?;
             let started = entry.comm.start(&call, buffers)?;
-            let handle = REQUESTS.register(Arc::new(StartedCall::Collective(started, target)))?;
+            let handle = REQUESTS.register(Arc::new(StartedCall::Collective(
+                started,
+                ResultPlace(target),
+            )))?;
             store("request", request, handle)
         }
     })
@@ -105,7 +115,8 @@ pub unsafe extern "C" fn cinch_comm_init_start(
             let config = config::read(config)?;
             let (rank, nranks) = (rank_of("rank", rank)?, rank_of("nranks", nranks)?);
             let started = Communicator::init_start(&id, rank, nranks, config)?;
-            let handle = REQUESTS.register(Arc::new(StartedCall::Init(started, comm)))?;
+            let handle =
+                REQUESTS.register(Arc::new(StartedCall::Init(started, ResultPlace(comm))))?;
             store("request", request, handle)
         }
     })
@@ -131,11 +142,11 @@ pub unsafe extern "C" fn cinch_request_wait(request: *mut cinch_request_t) -> ci
     guard!("cinch_request_wait", {
         REQUESTS.lookup(request)?.is_done()?;
         match &*REQUESTS.remove(request)? {
-            StartedCall::Collective(request, target) => target.fill(&request.take()?),
+            StartedCall::Collective(request, target) => target.0.fill(&request.take()?),
             StartedCall::Init(request, comm) => {
                 let handle = handle::register(request.take()?)?;
                 // SAFETY: `cinch_comm_init_start` checked `comm`, which its caller keeps writable until now.
-                unsafe { store("comm", *comm, handle)? }
+                unsafe { store("comm", comm.0, handle)? }
             }
         }
         Ok(())

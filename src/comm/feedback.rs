@@ -14,6 +14,7 @@ impl Communicator {
     /// driver. A failed communicator still has the residuals of its successful calls, without the tensor
     /// of the call that failed.
     pub fn export_residuals(&self) -> Result<Vec<u8>> {
+        self.await_started_calls()?;
         let (rank, nranks) = (self.rank(), self.nranks());
         Ok(match &self.state {
             DeviceState::Host(_) => self.engine()?.feedback().export(rank, nranks),
@@ -30,6 +31,7 @@ impl Communicator {
     /// GPU also the errors of [`Communicator::export_residuals`].
     pub fn import_residuals(&self, bytes: &[u8]) -> Result<()> {
         let feedback = Feedback::import(bytes, self.rank(), self.nranks())?;
+        self.await_started_calls()?;
         match &self.state {
             DeviceState::Host(_) => {
                 feedback.check_chunks()?;
@@ -47,6 +49,7 @@ impl Communicator {
     /// # Errors
     /// Invalid argument if the factor is negative or not finite.
     pub fn rescale_residuals(&self, factor: f32) -> Result<()> {
+        self.await_started_calls()?;
         let _environment = FloatEnvironment::standard();
         match &self.state {
             DeviceState::Host(_) => self.engine()?.feedback().rescale(factor),
@@ -64,6 +67,7 @@ impl Communicator {
     /// # Errors
     /// Internal if an earlier call panicked.
     pub fn forget_residuals(&self, tensor: Option<u64>) -> Result<()> {
+        self.await_started_calls()?;
         match &self.state {
             DeviceState::Host(_) => {
                 self.engine()?.feedback().forget(tensor);
@@ -71,5 +75,12 @@ impl Communicator {
             }
             DeviceState::Gpu(gpu) => gpu.engine()?.forget_residuals(tensor),
         }
+    }
+
+    /// Waits for the calls that were started earlier, which use residuals.
+    fn await_started_calls(&self) -> Result<()> {
+        self.owner.check()?;
+        self.started.wait_idle();
+        Ok(())
     }
 }

@@ -64,6 +64,34 @@ fn many_calls_of_several_threads_keep_their_order() {
 }
 
 #[test]
+fn residuals_are_read_and_dropped_after_started_calls() {
+    shared_world(2, |comm| {
+        let call = Call {
+            codec: Some("minmax4".parse().unwrap()),
+            feedback: Some(1),
+            ..Call::new(Collective::AllReduce, DType::F32, 1000)
+        };
+        let none = comm.export_residuals().unwrap();
+        let run = || {
+            // Rank 0's call waits for this rank.
+            thread::sleep(Duration::from_millis(50 * comm.rank() as u64));
+            let bytes: Vec<u8> = (0..1000).flat_map(|at| (at as f32).to_le_bytes()).collect();
+            let data: &'static mut [u8] = Box::leak(bytes.into());
+            let buffers = UserBuffers::in_place(data, 0, 4000).unwrap();
+            comm.start(&call, buffers).unwrap()
+        };
+        let first = run();
+        let kept = comm.export_residuals().unwrap();
+        assert!(first.is_done().unwrap() && kept.len() > none.len());
+        first.wait().unwrap();
+        let second = run();
+        comm.forget_residuals(None).unwrap();
+        second.wait().unwrap();
+        assert_eq!(comm.export_residuals().unwrap(), none);
+    });
+}
+
+#[test]
 fn impossible_calls_are_refused_before_they_are_queued() {
     shared_world(2, |comm| {
         let call = Call::new(Collective::AllReduce, DType::F32, 4);
