@@ -2,8 +2,8 @@
 
 use super::check::{self, BufferRanges};
 use super::sample::Admission;
-use super::topology;
 use super::{Call, CommInfo, Communicator, DeviceState, PanicGuard, Report};
+use super::{stats, topology};
 use crate::bootstrap::OutOfBandRef;
 use crate::config::{CodecPolicy, Config, FileChoice};
 use crate::cpu::{FloatEnvironment, Isa};
@@ -427,6 +427,8 @@ impl Communicator {
         self.check_on(call, &buffers)?;
         check::own_message_is_grouped(self, call)?;
         let admission = self.admit_on(call, &buffers)?;
+        let bytes = stats::call_bytes(call, self.nranks());
+        let _range = self.profiler_range(call, &admission, bytes);
         let mut engine = gpu.engine()?;
         let _guard = PanicGuard(self);
         let queued = GpuCall {

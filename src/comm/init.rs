@@ -18,6 +18,7 @@ use crate::sys::fork::{ForkOwned, ProcessId};
 use crate::sys::log::{self, Level, LineForm, LogLabel};
 use crate::sys::numa;
 use crate::sys::nvml::Nvml;
+use crate::sys::nvtx;
 use crate::transport::{self, ConnectContext};
 use crate::types::{CodecSpec, DeviceChoice, Subsystem, TransportKind};
 use std::path::Path;
@@ -73,6 +74,7 @@ fn start_log(config: &Config) {
     if !decided {
         return;
     }
+    nvtx::open();
     // NCCL logs its version only if NCCL_DEBUG is set. In the drop-in that variable sets CINCH_LOG.
     if config.as_nccl && config.is_set("CINCH_LOG") {
         let version = crate::VERSION;

@@ -44,10 +44,11 @@ use crate::schedule::Groups;
 use crate::sync::{CAUSE_TIMEOUT, Fault};
 use crate::sys::fork::{ForkOwned, ProcessId};
 use crate::sys::log::{self, LabelGuard, LogLabel};
+use crate::sys::nvtx::{self, ProfilerRange};
 use crate::types::TransportKind;
 use gpu::GpuState;
 use requests::CallThread;
-use sample::Sampler;
+use sample::{Admission, Sampler};
 use stats::CommCounters;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
@@ -180,6 +181,7 @@ impl Communicator {
         let admission = self.admit(call, true)?;
         let request = call.resolve(admission.decision.codec);
         let bytes = stats::call_bytes(call, self.nranks());
+        let _range = self.profiler_range(call, &admission, bytes);
         let begun = CommMetrics::is_timed(self.recorder.count(), bytes).then(Instant::now);
         let mut engine = self.engine()?;
         let _guard = PanicGuard(self);
@@ -214,6 +216,21 @@ impl Communicator {
     /// Returns the name that the program gave the communicator; empty without one.
     pub fn name(&self) -> &str {
         &self.config.comm_name
+    }
+
+    /// Begins a range of the profiler for a call, if there is a profiler.
+    #[inline]
+    fn profiler_range(
+        &self,
+        call: &Call,
+        admission: &Admission,
+        bytes: usize,
+    ) -> Option<ProfilerRange> {
+        let name = || {
+            let codec = admission.decision.codec;
+            format!("{} {} {codec} {}", call.collective, call.dtype, self.name())
+        };
+        nvtx::range(name, bytes)
     }
 
     /// Labels this thread's log lines with the rank until the guard is dropped.

@@ -17,6 +17,7 @@ pub mod log;
 pub mod memory;
 pub mod numa;
 pub mod nvml;
+pub mod nvtx;
 pub mod pci;
 pub mod process;
 pub mod socket;

@@ -18,6 +18,7 @@ mod memory_limits;
 mod metrics;
 mod nccl;
 mod near_networks;
+mod nvtx;
 mod other_users;
 mod ps;
 mod rank_death;

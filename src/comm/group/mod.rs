@@ -9,6 +9,7 @@ use super::{Call, Communicator, PanicGuard, Report};
 use crate::cpu::FloatEnvironment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::mem::{Buffers, DeviceBuffers, UserBuffers};
+use crate::sys::nvtx;
 use host::{HostCalls, HostRun};
 
 /// Calls that run together. Sends and receives that depend on each other need a group, and so does a
@@ -166,6 +167,8 @@ impl<'a> Group<'a> {
             comm.started.wait_idle();
         }
         self.pair_own_messages()?;
+        let count = self.calls.len();
+        let _range = nvtx::range(|| format!("group of {count} calls"), 0);
         let _guards: Vec<PanicGuard<'_>> = comms.iter().map(|comm| PanicGuard(comm)).collect();
         let mut hosts = HostCalls::find(&self.calls, &comms)?;
         let run = HostRun::plan(&mut hosts, &mut self.calls)?;
