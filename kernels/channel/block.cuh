@@ -13,6 +13,7 @@
 #pragma once
 
 #include "abi.h"
+#include "ptx/block.cuh"
 
 namespace cinch {
 
@@ -57,13 +58,6 @@ __device__ __forceinline__ Role role() {
 // publishers sync there once.
 constexpr uint32_t READY_BARRIER = 1, MOVED_BARRIER = 3, FREE_BARRIER = 5, WAITERS_BARRIER = 7,
                    MOVERS_BARRIER = 8;
-
-__device__ __forceinline__ void arrive_at(uint32_t barrier, uint32_t threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-__device__ __forceinline__ void sync_at(uint32_t barrier, uint32_t threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
 
 __device__ __forceinline__ void arrive_ready(uint32_t half) {
   arrive_at(READY_BARRIER + half, MOVERS + WAITERS);

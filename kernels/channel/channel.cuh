@@ -88,10 +88,7 @@ struct Channel {
 
 // Returns the block's channel. Callers use this function instead of passing a reference, so that
 // the compiler emits shared-memory loads. Generic loads take ten times as long.
-__device__ __forceinline__ Channel &this_channel() {
-  __shared__ Channel channel;
-  return channel;
-}
+__device__ __forceinline__ Channel &this_channel() { return block_shared<Channel>(); }
 
 __device__ __forceinline__ uint8_t Job::sender(uint32_t r) const {
   return this_channel().peers[peers + r];

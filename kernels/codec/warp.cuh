@@ -9,6 +9,8 @@
 
 #if defined(__CUDACC__)
 
+#include "ptx/block.cuh"
+
 namespace cinch {
 
 constexpr uint32_t TILE = 512;
@@ -56,19 +58,24 @@ __device__ __forceinline__ double folded(double first, double second) {
   return part;
 }
 
+// Half a tile of each of up to 16 warps. The elements of neighbouring lanes are 20 words apart, so
+// that 16-byte vectors have no bank conflicts.
+struct RowScratch {
+  static constexpr uint32_t WARPS = 16, PITCH = 20;
+  alignas(16) float of_warp[WARPS][16 * PITCH];
+};
+
 // Adds a tile to K sums for each block, in the order of src/codec/blocked/sums.rs; `add(x, part)`
 // adds an element to K partial sums. Sums of blocks that fit in the tile are complete afterwards.
 // For longer blocks each lane keeps partial sums.
 //
 // Lanes exchange elements through shared memory, half a tile at a time, so that lane l gets element
-// l of each row of 32. The scratch serves up to 16 warps of a block. The elements of neighbouring
-// lanes are 20 words apart, so 16-byte vectors have no bank conflicts.
+// l of each row of 32.
 template <int K, class Add>
 __device__ __forceinline__ void add_rows(const float (&x)[16], uint32_t log2_block,
                                          double (&sum)[K], Add &&add) {
-  constexpr uint32_t WARPS = 16, PITCH = 20, ROWS = 8;  // rows of half a tile
-  alignas(16) __shared__ float scratch[WARPS][16 * PITCH];
-  float *own = scratch[threadIdx.x / 32 % WARPS];
+  constexpr uint32_t PITCH = RowScratch::PITCH, ROWS = 8;  // rows of half a tile
+  float *own = block_shared<RowScratch>().of_warp[threadIdx.x / 32 % RowScratch::WARPS];
   const uint32_t lane = threadIdx.x % 32;
   const float *column = own + lane / 16 * PITCH + lane % 16;
   const bool is_long = log2_block >= LOG2_TILE;

@@ -183,9 +183,9 @@ class NumberLine {
       if ((lane_id() & (tiles - 1)) == 0) {
         Numbers &own = line_[((t & (tiles - 1)) << log2_) + (lane_id() >> (5 - log2_))];
 #pragma unroll
-        for (int k = 0; k < C::numbers; ++k) own.number[k] = codes.number[k];
+        for (uint32_t k = 0; k < C::numbers; ++k) own.number[k] = codes.number[k];
       }
-      if ((t + 1 & (tiles - 1)) == 0 || t + 1 == last_) {
+      if (((t + 1) & (tiles - 1)) == 0 || t + 1 == last_) {
         const uint32_t line = t & ~(tiles - 1);  // its first tile
         const uint32_t tile = line + (lane_id() >> log2_);
         __syncwarp();

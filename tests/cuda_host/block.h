@@ -1,5 +1,6 @@
-// Emulates CUDA for a plain C++ compiler: it runs a kernel one thread block after another. Each
-// CUDA thread is a fiber; shuffles and barriers switch to the next fiber until all have arrived.
+// Emulates CUDA for a plain C++ compiler: it runs a kernel one thread block after another, or all
+// blocks side by side. Each CUDA thread is a fiber; shuffles and barriers switch to the next fiber
+// until all have arrived.
 // Arithmetic takes the host paths of the headers, which equal the device's bit for bit.
 #pragma once
 
@@ -71,26 +72,29 @@ switch_fiber:
 )");
 
 // A thread block, or several copies of it that run side by side (one for each rank), all on the
-// caller's thread.
+// caller's thread. `blocks` groups of `copies` copies run side by side too; the group's number is
+// then the index of the block.
 class Block {
  public:
   static constexpr uint32_t STACK = 256 << 10;
 
-  Block(uint32_t threads, std::function<void()> kernel, uint32_t copies = 1)
+  Block(uint32_t threads, std::function<void()> kernel, uint32_t copies = 1, uint32_t blocks = 0)
       : kernel_(std::move(kernel)),
         threads_(threads),
-        fibers_(threads * copies),
-        left_(threads * copies),
-        all_(copies),
-        warps_((threads * copies + 31) / 32) {
+        group_(blocks == 0 ? 0 : copies),
+        fibers_(threads * copies * max_of(blocks, 1)),
+        left_((uint32_t)fibers_.size()),
+        all_(fibers_.size() / threads),
+        named_(fibers_.size() / threads * NAMED),
+        warps_((fibers_.size() + 31) / 32) {
     current_ = this;
     blockDim.x = threads;
-    for (uint32_t i = 0; i < threads * copies; ++i) {
+    for (uint32_t i = 0; i < fibers_.size(); ++i) {
       Fiber &fiber = fibers_[i];
-      fiber.stack.reset(new char[STACK]);
+      if (i == stacks_.size()) stacks_.emplace_back(new char[STACK]);
       // Prepares the stack as if `enter` had just switched away: six registers and the address to
       // resume at, below a return address that is never used.
-      const uintptr_t end = (uintptr_t)(fiber.stack.get() + STACK) / 16 * 16;
+      const uintptr_t end = (uintptr_t)(stacks_[i].get() + STACK) / 16 * 16;
       void **top = (void **)end - 8;
       memset(top, 0, 8 * sizeof(void *));
       top[6] = (void *)&Block::enter;
@@ -104,6 +108,7 @@ class Block {
       for (at_ = 0; at_ < fibers_.size(); ++at_) {
         if (!fibers_[at_].is_ready()) continue;
         threadIdx.x = at_ % threads_;
+        if (group_ > 0) blockIdx.x = copy() / group_;
         switch_fiber(&scheduler_, &fibers_[at_].at);
       }
     }
@@ -115,7 +120,7 @@ class Block {
   // `slow_turns` more turns of the scheduler.
   static inline uint32_t slow_copy = UINT32_MAX, slow_turns = 0;
 
-  // Returns the index of the copy to which the current thread belongs.
+  // Returns the index of the copy to which the current thread belongs, over all groups.
   uint32_t copy() const { return at_ / threads_; }
 
   // Switches to the other threads once.
@@ -133,6 +138,11 @@ class Block {
     }
     pause();
   }
+
+  // Count the thread at a named barrier, which opens when `threads` threads have arrived.
+  // sync_named waits until it opens.
+  void arrive_named(uint32_t barrier, uint32_t threads) { arrive(named(barrier), threads); }
+  void sync_named(uint32_t barrier, uint32_t threads) { sync(named(barrier), threads); }
 
   // Wait for all threads of the block, or for all threads of the warp.
   void sync_all() { sync(all_[copy()], threads_); }
@@ -168,19 +178,30 @@ class Block {
     return fibers_[at_].received;
   }
 
-  // Makes an asynchronous copy either now or at this thread's next wait_copies; the choice is
-  // random.
+  // Makes an asynchronous copy either now or when this thread waits for it; the choice is random.
   void copy_sometime(void *to, const void *from, uint32_t bytes) {
     chance_ = chance_ * 6364136223846793005u + 1442695040888963407u;
     if (chance_ >> 63) {
       memcpy(to, from, bytes);
     } else {
-      fibers_[at_].copies.push_back({to, from, bytes});
+      fibers_[at_].copies.push_back({to, from, bytes, fibers_[at_].groups});
     }
   }
-  void make_copies() {
-    for (const Copy &copy : fibers_[at_].copies) memcpy(copy.to, copy.from, copy.bytes);
-    fibers_[at_].copies.clear();
+  // Closes this thread's current group of asynchronous copies.
+  void commit_copies() { ++fibers_[at_].groups; }
+  // Makes the copies of all closed groups but the last `groups` ones.
+  void make_copies(uint32_t groups) {
+    Fiber &own = fibers_[at_];
+    const auto is_due = [&](const Copy &copy) { return copy.group + groups < own.groups; };
+    size_t kept = 0;
+    for (const Copy &copy : own.copies) {
+      if (is_due(copy)) {
+        memcpy(copy.to, copy.from, copy.bytes);
+      } else {
+        own.copies[kept++] = copy;
+      }
+    }
+    own.copies.resize(kept);
   }
 
   template <class T>
@@ -203,11 +224,12 @@ class Block {
     void *to;
     const void *from;
     uint32_t bytes;
+    uint32_t group;
   };
   struct Fiber {
-    std::unique_ptr<char[]> stack;
     std::vector<Copy> copies;
-    void *at;  // stack pointer to resume at
+    uint32_t groups = 0;  // of copies that the thread has closed
+    void *at;             // stack pointer to resume at
     bool done = false;
     const Barrier *barrier = nullptr;  // that the fiber waits at
     uint64_t round = 0;                // of that barrier, when it arrived
@@ -234,27 +256,38 @@ class Block {
     });
   }
 
+  Barrier &named(uint32_t barrier) { return named_[copy() * NAMED + barrier]; }
+
+  // Returns whether the barrier has opened.
+  static bool arrive(Barrier &barrier, uint32_t threads) {
+    if (++barrier.arrived < threads) return false;
+    barrier.arrived = 0;
+    ++barrier.round;
+    return true;
+  }
+
   void sync(Barrier &barrier, uint32_t threads) {
     Fiber &own = fibers_[at_];
     own.round = barrier.round;
-    if (++barrier.arrived == threads) {
-      barrier.arrived = 0;
-      ++barrier.round;
-      return;
-    }
+    if (arrive(barrier, threads)) return;
     own.barrier = &barrier;
     pause();
     own.barrier = nullptr;
   }
 
   static inline Block *current_;
+  // Stacks of fibers, which later blocks reuse: new memory costs more than a small kernel.
+  static inline std::vector<std::unique_ptr<char[]>> stacks_;
   static inline uint64_t chance_ = 1;
+  static constexpr uint32_t NAMED = 16;  // named barriers of a thread block
+  static uint32_t max_of(uint32_t a, uint32_t b) { return a > b ? a : b; }
   std::function<void()> kernel_;
   uint32_t threads_;
+  uint32_t group_;  // copies of a group; 0 if all copies have one block index
   std::vector<Fiber> fibers_;
   void *scheduler_;
   uint32_t at_ = 0, left_;
-  std::vector<Barrier> all_, warps_;
+  std::vector<Barrier> all_, named_, warps_;
 };
 
 template <class T>
@@ -271,4 +304,11 @@ template <class Kernel>
 void launch(uint32_t blocks, uint32_t threads, Kernel &&kernel, uint32_t copies = 1) {
   gridDim.x = blocks;
   for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) Block(threads, kernel, copies).run();
+}
+
+// Runs all thread blocks of a kernel side by side, each as `copies` copies.
+template <class Kernel>
+void launch_together(uint32_t blocks, uint32_t threads, Kernel &&kernel, uint32_t copies) {
+  gridDim.x = blocks;
+  Block(threads, kernel, copies, blocks).run();
 }

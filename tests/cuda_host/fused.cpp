@@ -1,26 +1,7 @@
 // Exports a function that runs fused kernels on the host, for fused_kernels.rs. The blocks of all
 // ranks with one index run side by side, since each waits for the others. block.h emulates the GPU.
 #include "block.h"
-
-#include <algorithm>
-
-using std::max;
-using std::min;
-
-inline int __ffs(uint32_t x) { return __builtin_ffs((int)x); }
-inline void __threadfence() {}
-inline void __threadfence_system() {}
-template <class T, class More>
-T atomicAdd(T *at, More more) {
-  const T was = *at;
-  *at = was + (T)more;
-  return was;
-}
-inline uint32_t atomicCAS_system(uint32_t *at, uint32_t from, uint32_t to) {
-  const uint32_t was = *at;
-  if (was == from) *at = to;
-  return was;
-}
+#include "device.h"
 
 #include "fused/coded.cuh"
 #include "fused/ll128.cuh"

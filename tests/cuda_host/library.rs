@@ -3,6 +3,7 @@
 use std::ffi::{CString, c_void};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Returns whether a compiler can be started.
 pub fn starts(compiler: &str) -> bool {
@@ -18,9 +19,14 @@ impl Library {
     /// Compiles `tests/cuda_host/NAME.cpp` with `options`. Headers in `folders` take precedence over
     /// those of `kernels/`.
     pub fn compile(compiler: &str, name: &str, options: &[&str], folders: &[&str]) -> Library {
+        // A source may be compiled several times, with different options, even by several threads.
+        static BUILT: AtomicUsize = AtomicUsize::new(0);
+        let number = BUILT.fetch_add(1, Ordering::Relaxed);
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let library = Path::new(env!("CARGO_TARGET_TMPDIR"))
-            .join(format!("cuda-{name}-{compiler}-{}.so", std::process::id()));
+        let library = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!(
+            "cuda-{name}-{compiler}-{}-{number}.so",
+            std::process::id()
+        ));
         let mut command = Command::new(compiler);
         command.args(["-std=c++17", "-fPIC", "-shared", "-ffp-contract=off"]);
         if compiler == "g++" {
@@ -51,10 +57,15 @@ impl Library {
 
     /// Returns the address of the function `name`; panics if the library has none.
     pub fn find(&self, name: &str) -> *mut c_void {
+        self.look_up(name)
+            .unwrap_or_else(|| panic!("{name} is missing"))
+    }
+
+    /// Returns the address of the function `name`, if the library has it.
+    pub fn look_up(&self, name: &str) -> Option<*mut c_void> {
         let name = CString::new(name).unwrap();
         // SAFETY: `Library` never closes its handle, and `name` is a C string.
         let symbol = unsafe { libc::dlsym(self.0, name.as_ptr()) };
-        assert!(!symbol.is_null(), "{name:?} is missing");
-        symbol
+        (!symbol.is_null()).then_some(symbol)
     }
 }

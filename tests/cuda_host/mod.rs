@@ -8,5 +8,8 @@ mod fused_coded;
 mod fused_kernels;
 mod fused_work;
 mod host;
+mod interpreter;
+mod interpreter_cases;
+mod interpreter_work;
 mod kernels;
 mod library;

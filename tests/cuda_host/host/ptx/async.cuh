@@ -1,5 +1,6 @@
 // Replaces kernels/ptx/async.cuh where tests run kernels on the host. Each copy of a block has its
-// own dynamic shared memory. An asynchronous copy happens at once, or when the thread waits for it.
+// own dynamic shared memory. An asynchronous copy happens at once, or when the thread waits for its
+// group.
 #pragma once
 
 #include <stdint.h>
@@ -7,7 +8,7 @@
 namespace cinch {
 
 inline uint8_t *launched_shared() {
-  constexpr uint32_t BLOCKS = 20, BYTES = 192 << 10;
+  constexpr uint32_t BLOCKS = 128, BYTES = 192 << 10;
   alignas(128) static uint8_t memory[BLOCKS][BYTES];
   return memory[Block::current().copy()];
 }
@@ -22,11 +23,10 @@ inline void store_shared(uint32_t at, uint4 v) { *(uint4 *)(launched_shared() + 
 
 inline void copy16(void *to, const void *from) { Block::current().copy_sometime(to, from, 16); }
 inline void copy4(void *to, const void *from) { Block::current().copy_sometime(to, from, 4); }
-inline void commit_copies() {}
+inline void commit_copies() { Block::current().commit_copies(); }
 template <int GROUPS>
 void wait_copies() {
-  static_assert(GROUPS == 0, "groups of copies are not emulated");
-  Block::current().make_copies();
+  Block::current().make_copies(GROUPS);
 }
 
 }  // namespace cinch

@@ -6,7 +6,12 @@
 
 namespace cinch {
 
-inline uint64_t load_relaxed(const uint64_t *at) { return __atomic_load_n(at, __ATOMIC_RELAXED); }
+// Loads first and switches to other fibers then, so that a poll may see an outdated counter.
+inline uint64_t load_relaxed(const uint64_t *at) {
+  const uint64_t value = __atomic_load_n(at, __ATOMIC_RELAXED);
+  Block::current().pause();
+  return value;
+}
 inline uint32_t load_relaxed(const uint32_t *at) { return __atomic_load_n(at, __ATOMIC_RELAXED); }
 inline void store_relaxed(uint64_t *at, uint64_t value) {
   __atomic_store_n(at, value, __ATOMIC_RELAXED);

@@ -1,0 +1,260 @@
+//! Emulates the ranks of a communicator, which run the kernels of the schedule interpreter on the
+//! host side by side (`block.h`).
+
+use super::interpreter_work::{Buffers, Residuals, Work};
+use super::library::{Library, starts};
+use cinch::codec::kernel_params;
+use cinch::cpu::Isa;
+use cinch::engine::gpu::kernels;
+use cinch::engine::gpu::pack::{self, PackedSchedule, WorkBuffer};
+use cinch::engine::gpu::signature_hash;
+use cinch::error::ErrorKind;
+use cinch::gpu::abi::{
+    CURSORS_BYTES, CodecWords, CommView, Control, MAX_RANKS, ScheduleArgs, Trouble,
+    WORK_BUFFER_BYTES,
+};
+use cinch::mem::PeerBufferLayout;
+use cinch::plan::{Limits, Plan, Planner};
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::sync::Arc;
+
+/// The type of `test_interpreter` in `interpreter.cpp`: a kernel, the number of ranks, and the
+/// blocks and arguments of each rank.
+type Launch = unsafe extern "C" fn(*const c_void, u32, *const u32, *const ScheduleArgs);
+
+/// The schedule kernels of one file of `kernels/entry/`, compiled for the host.
+pub struct Kernels {
+    library: Library,
+    launch: Launch,
+}
+
+impl Kernels {
+    /// Compiles `kernels/entry/ENTRY.cu`; `None`, with a message, if there is no g++.
+    pub fn compile(entry: &str) -> Option<Kernels> {
+        if !starts("g++") {
+            println!("skipped: no g++ is here to compile the kernels");
+            return None;
+        }
+        let define = format!("-DCINCH_ENTRY=\"entry/{entry}.cu\"");
+        // Optimisation would take longer than the tests save by it.
+        let options = [
+            "-O0",
+            "-Wno-unknown-pragmas",
+            "-Wno-unused-function",
+            &define,
+        ];
+        let library = Library::compile("g++", "interpreter", &options, &["tests/cuda_host/host"]);
+        let launch = library.find("test_interpreter");
+        // SAFETY: `interpreter.cpp` defines `test_interpreter` with the parameters of `Launch`.
+        let launch = unsafe { std::mem::transmute::<*mut c_void, Launch>(launch) };
+        Some(Kernels { library, launch })
+    }
+
+    /// Returns whether the file defines this kernel.
+    pub fn has(&self, name: &str) -> bool {
+        self.library.look_up(name).is_some()
+    }
+}
+
+/// The memory of all ranks of a communicator, and the number of calls that they have made.
+pub struct World {
+    limits: Limits,
+    shape: PeerBufferLayout,
+    /// The peer buffer that rank `from` writes and rank `to` reads is element `from * ranks + to`.
+    peer_buffers: Vec<Vec<u128>>,
+    cursors: Vec<Vec<u64>>,
+    controls: Vec<Control>,
+    /// Number of calls so far: of collectives, or of messages by sender and receiver.
+    calls: HashMap<Option<(usize, usize)>, u64>,
+}
+
+impl World {
+    /// Creates ranks with these limits, whose peer buffers have the layout `shape`.
+    pub fn new(limits: Limits, shape: PeerBufferLayout) -> World {
+        let ranks = limits.nranks;
+        let control = Control {
+            abort: 0,
+            unused: [0; 31],
+            trouble: Trouble::default(),
+        };
+        World {
+            limits,
+            peer_buffers: vec![vec![0; shape.bytes().div_ceil(16)]; ranks * ranks],
+            shape,
+            cursors: vec![vec![0; CURSORS_BYTES / 8]; ranks],
+            controls: vec![control; ranks],
+            calls: HashMap::new(),
+        }
+    }
+
+    /// Returns the plan of `rank` for a call, with the kernel that the call forces; `None` if there
+    /// is none.
+    pub fn plan(&self, work: &Work, rank: usize) -> Option<Arc<Plan>> {
+        let mut limits = work.limits(&self.limits);
+        limits.algorithm = None;
+        let mut planner = Planner::new(limits, rank, Isa::Scalar);
+        match planner.plan(&work.request()) {
+            Ok(plan) => {
+                let runs =
+                    plan.kernel == work.kernel && Some(plan.algorithm) == work.call.algorithm;
+                runs.then_some(plan)
+            }
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+                None
+            }
+        }
+    }
+
+    /// Makes a call on all ranks; returns the failure that a rank reported, if any. `buffers` has an
+    /// element for each rank, and so has `residuals` with error feedback.
+    pub fn run(
+        &mut self,
+        library: &Kernels,
+        work: &Work,
+        plans: &[Arc<Plan>],
+        buffers: &mut [Buffers],
+        residuals: &mut [Residuals],
+    ) -> Result<(), Box<Trouble>> {
+        let ranks = self.limits.nranks;
+        let name = kernels::name_for(&plans[0]);
+        let Some(kernel) = library.library.look_up(&name) else {
+            panic!("{name} is missing");
+        };
+        let pair = (work.call.root, work.call.peer);
+        let key = work.call.collective.is_message().then_some(pair);
+        let sequence = *self
+            .calls
+            .entry(key)
+            .and_modify(|calls| *calls += 1)
+            .or_insert(0);
+        let launches: Vec<WorkBuffer> = (0..ranks)
+            .map(|rank| {
+                let residuals = residuals.get_mut(rank);
+                work_buffer(work, sequence, &plans[rank], &mut buffers[rank], residuals)
+            })
+            .collect();
+        let packed: Vec<Vec<u8>> = launches
+            .iter()
+            .map(|launch| {
+                let mut bytes = vec![0; launch.len().max(WORK_BUFFER_BYTES)];
+                launch.write(&mut bytes);
+                bytes
+            })
+            .collect();
+        let args: Vec<ScheduleArgs> = (0..ranks)
+            .map(|rank| self.args(work, rank, &launches[rank], &packed[rank]))
+            .collect();
+        let blocks: Vec<u32> = (0..ranks)
+            .map(|rank| match work.takes_part(rank) {
+                true => launches[rank].channels() as u32,
+                false => 0,
+            })
+            .collect();
+        // SAFETY: `kernel` is a schedule kernel of this library. There are blocks and arguments for
+        // each rank, and all memory that the arguments point to outlives the call.
+        unsafe {
+            (library.launch)(kernel, ranks as u32, blocks.as_ptr(), args.as_ptr());
+        }
+        match self.controls.iter().find(|one| one.trouble.state != 0) {
+            Some(one) => Err(Box::new(one.trouble)),
+            None => Ok(()),
+        }
+    }
+
+    fn args(
+        &mut self,
+        work: &Work,
+        rank: usize,
+        launch: &WorkBuffer,
+        packed: &[u8],
+    ) -> ScheduleArgs {
+        let [nworks, nsteps, npeers] = launch.counts();
+        let mut work_buffer = [0; WORK_BUFFER_BYTES];
+        let fits = launch.len() <= WORK_BUFFER_BYTES;
+        if fits {
+            work_buffer.copy_from_slice(&packed[..WORK_BUFFER_BYTES]);
+        }
+        ScheduleArgs {
+            comm: self.view(work, rank),
+            overflow: if fits {
+                0
+            } else {
+                packed.as_ptr().addr() as u64
+            },
+            nworks,
+            nsteps,
+            npeers,
+            unused: 0,
+            work_buffer,
+        }
+    }
+
+    fn view(&mut self, work: &Work, rank: usize) -> CommView {
+        let ranks = self.limits.nranks;
+        let mut buffer = |from: usize, to: usize| match from == to {
+            true => 0,
+            false => self.peer_buffers[from * ranks + to].as_mut_ptr().addr() as u64,
+        };
+        let mut view = CommView {
+            inbox: [0; MAX_RANKS],
+            outbox: [0; MAX_RANKS],
+            cursors: 0,
+            control: 0,
+            // The emulated clock advances at each reading, so this ends a wait that hangs.
+            timeout_ns: 100_000_000,
+            rank: rank as u32,
+            nranks: ranks as u32,
+            fifo: self.shape.fifo(work.kernel.protocol),
+            protocol: work.kernel.number(),
+            unused: 0,
+        };
+        for peer in 0..ranks {
+            view.inbox[peer] = buffer(peer, rank);
+            view.outbox[peer] = buffer(rank, peer);
+        }
+        view.cursors = self.cursors[rank].as_mut_ptr().addr() as u64;
+        view.control = (&raw mut self.controls[rank]).addr() as u64;
+        view
+    }
+}
+
+/// Returns the work item of a rank's launch, with its steps.
+fn work_buffer(
+    work: &Work,
+    sequence: u64,
+    plan: &Plan,
+    buffers: &mut Buffers,
+    residuals: Option<&mut Residuals>,
+) -> WorkBuffer {
+    let packed = PackedSchedule::new(&plan.schedule, &plan.pattern).unwrap();
+    let rank = plan.schedule.rank;
+    let mut one = pack::work(plan, work.op(rank), buffers.addresses()).unwrap();
+    let signature = work
+        .request()
+        .signature(plan.algorithm, plan.specs.intra, sequence)
+        .words();
+    (one.signature, one.signature_hash) = (signature, signature_hash(signature));
+    if let Some(residuals) = residuals {
+        (one.residuals, one.span) = residuals.place();
+    }
+    one.codec = codec_words(plan, sequence);
+    let mut launch = WorkBuffer::default();
+    launch.add(&packed, one).unwrap();
+    launch
+}
+
+/// Returns the codec's parameters for number `sequence`, or without a codec the size of an element.
+fn codec_words(plan: &Plan, sequence: u64) -> CodecWords {
+    let mut word = [0; 8];
+    match &plan.codec {
+        Some(codec) => {
+            let limit = codec.element_limit().unwrap_or(0.0);
+            let draws = Plan::draws(plan.specs.inter, sequence, plan.schedule.rank);
+            word = kernel_params(plan.specs.inter, limit, draws);
+        }
+        None => word[0] = plan.dtype.size() as u32,
+    }
+    CodecWords { word }
+}

@@ -1,0 +1,324 @@
+//! Runs the schedule kernels of all files of `kernels/entry/` on the host, and compares their
+//! outputs with those of the host engine, bit for bit. Both cut messages alike.
+//!
+//! Collectives, algorithms, codecs, protocols and element types are combined completely. Operators,
+//! numbers of ranks, sizes, alignment, blocks of a scale, overlap and error feedback vary from call
+//! to call.
+
+use super::interpreter::{Kernels, World};
+use super::interpreter_work::{Buffers, Residuals, Work, shapes};
+use super::library::starts;
+use crate::support::{self, Rng};
+use cinch::codec::{KERNEL_CODECS, kernel_family};
+use cinch::mem::PeerBufferLayout;
+use cinch::plan::{GpuLimits, Limits, MachineFacts, Resident};
+use cinch::schedule::Groups;
+use cinch::testing::{Data, Pattern, local_world, value};
+use cinch::types::{
+    Algorithm, Call, CodecSetting, CodecSpec, Collective, DType, KernelProtocol, Scalar, ScaleRule,
+    TransportKind,
+};
+use cinch::{Config, ReduceOp, UserBuffers};
+use std::fs;
+use std::path::Path;
+use std::sync::Mutex;
+use std::time::Instant;
+
+/// Numbers of ranks of the calls.
+const RANKS: [usize; 4] = [2, 3, 4, 5];
+
+/// Returns the files of `kernels/entry/` that have kernels of the interpreter.
+fn entries() -> Vec<String> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels/entry");
+    let names = fs::read_dir(folder).unwrap().filter_map(|entry| {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        name.strip_suffix(".cu").map(str::to_string)
+    });
+    let is_interpreter =
+        |name: &String| name == "move" || name.starts_with("raw_") || name.starts_with("coded_");
+    let mut names: Vec<String> = names.filter(is_interpreter).collect();
+    names.sort();
+    names
+}
+
+/// Returns the limits of `nranks` ranks on GPUs, and the layout of their peer buffers: as small as
+/// possible, so that small messages take several passes.
+fn limits(nranks: usize) -> (Limits, PeerBufferLayout) {
+    let least = |shape: &PeerBufferLayout| shape.bytes();
+    let shape = PeerBufferLayout::within(nranks, 1 << 20, 4, true, least).unwrap();
+    let resident = Resident {
+        channels: 2,
+        fused: 2,
+    };
+    let gpu = GpuLimits {
+        ll128: true,
+        pairs: cinch::gpu_links::PairLinks::NVLINK,
+        ..GpuLimits::new(&shape, resident, 4)
+    };
+    let limits = Limits {
+        nranks,
+        slot_bytes: gpu.fifos[0].0,
+        slots: 4,
+        channels: 4,
+        algorithm: None,
+        machine: MachineFacts {
+            transport: TransportKind::Cuda,
+            inside: TransportKind::Cuda,
+            oversubscribed: false,
+            measured: None,
+        },
+        hosts: Groups::ONE,
+        topology: None,
+        gpu: Some(gpu),
+    };
+    (limits, shape)
+}
+
+/// Returns the calls for the kernels of one file.
+fn works(entry: &str, kernels: &Kernels, rng: &mut Rng) -> Vec<Work> {
+    let mut works = Vec::new();
+    if let Some(family) = entry.strip_prefix("coded_") {
+        let kinds = KERNEL_CODECS.into_iter();
+        for kind in kinds.filter(|&kind| kernel_family(kind) == family) {
+            let mut specs = CodecSpec::samples();
+            specs.retain(|spec| {
+                spec.kind == kind && !matches!(spec.scale, ScaleRule::Tensor { .. })
+            });
+            for dtype in DType::ALL.into_iter().filter(|dtype| dtype.has_codecs()) {
+                for shape in shapes(|_| true) {
+                    let spec = rng.pick(&specs);
+                    works.push(work(shape, dtype, spec, KernelProtocol::SIMPLE, rng));
+                }
+            }
+        }
+        return works;
+    }
+    let protocols = [
+        KernelProtocol::SIMPLE,
+        KernelProtocol::LL,
+        KernelProtocol::LL128,
+    ];
+    let moves = entry == "move";
+    for dtype in DType::ALL {
+        if !moves && !kernels.has(&format!("cinch_raw_{dtype}")) {
+            continue;
+        }
+        for shape in shapes(|collective| collective.reduces() != moves) {
+            for kernel in protocols {
+                works.push(work(shape, dtype, CodecSpec::RAW, kernel, rng));
+            }
+        }
+    }
+    works
+}
+
+/// Returns a call whose other properties are random.
+fn work(
+    (collective, algorithm): (Collective, Algorithm),
+    dtype: DType,
+    spec: CodecSpec,
+    kernel: KernelProtocol,
+    rng: &mut Rng,
+) -> Work {
+    let is_lossy = spec.is_lossy();
+    let nranks = match algorithm {
+        Algorithm::Hierarchical => rng.pick(&[3, 4, 5]),
+        _ => rng.pick(&RANKS),
+    };
+    let factor = match dtype.is_float() {
+        true => Scalar::Float(rng.pick(&[0.5, -1.25, 3.0])),
+        false => Scalar::Int(2),
+    };
+    let mut ops = vec![ReduceOp::Sum, ReduceOp::Avg, ReduceOp::PreMulSum(factor)];
+    if !is_lossy {
+        ops.extend([ReduceOp::Prod, ReduceOp::Max, ReduceOp::Min]);
+    }
+    let op = match collective.reduces() {
+        true => rng.pick(&ops),
+        false => ReduceOp::Sum,
+    };
+    let counts: &[usize] = match kernel {
+        KernelProtocol::SIMPLE => &[1, 31, 700, 2048, 5000, 9000],
+        _ => &[1, 5, 31, 700, 2050],
+    };
+    let root = match collective.has_root() || collective.is_message() {
+        true => rng.below(nranks),
+        false => 0,
+    };
+    // Residuals of stochastic rounding could grow without bound, so some codecs refuse them.
+    let feeds = is_lossy && collective.reduces() && spec.seed == 0 && rng.below(4) == 0;
+    let patterns = match is_lossy {
+        true => [Pattern::Gaussian, Pattern::HeavyTailed],
+        false => [Pattern::Uniform, Pattern::Small],
+    };
+    Work {
+        call: Call {
+            op,
+            root,
+            peer: match collective.is_message() {
+                true => (root + 1 + rng.below(nranks - 1)) % nranks,
+                false => 0,
+            },
+            codec: Some(CodecSetting {
+                intra: spec,
+                inter: spec,
+                auto: false,
+            }),
+            algorithm: Some(algorithm),
+            feedback: feeds.then_some(1),
+            wrapping_average: true,
+            ..Call::new(collective, dtype, rng.pick(counts))
+        },
+        nranks,
+        kernel,
+        blocks: 1 + rng.below(2),
+        in_place: collective != Collective::AllToAll && rng.below(2) == 0,
+        shift: rng.pick(&[0, 0, 0, 1]),
+        data: Data {
+            pattern: rng.pick(&patterns),
+            dtype,
+            seed: rng.next(),
+        },
+        times: if feeds { 2 } else { 1 },
+    }
+}
+
+/// Returns the outputs of all ranks of the host engine, by call.
+fn by_host(works: &[Work], limits: &Limits) -> Vec<Vec<Vec<u8>>> {
+    let config = Config {
+        slot_bytes: 256 << 10,
+        buffer_bytes: 1 << 30,
+        ..support::config(TransportKind::Loopback)
+    };
+    let mut by_rank = local_world(limits.nranks, &config, |comm| {
+        let rank = comm.rank();
+        let run = |(index, work): (usize, &Work)| {
+            comm.copy_limits(work.limits(limits)).unwrap();
+            let mut output = vec![0; work.bytes(rank)[1]];
+            for _ in 0..work.times {
+                let call = Call {
+                    op: work.op(rank),
+                    feedback: work.call.feedback.map(|_| index as u64),
+                    ..work.call
+                };
+                if work.takes_part(rank) {
+                    let input = work.input(rank);
+                    let buffers = UserBuffers::new(&input, &mut output);
+                    let run = comm.call(&call, buffers);
+                    run.unwrap_or_else(|error| panic!("{work}: {error}"));
+                }
+            }
+            output
+        };
+        works.iter().enumerate().map(run).collect::<Vec<_>>()
+    });
+    let mut outputs: Vec<Vec<Vec<u8>>> = vec![Vec::new(); works.len()];
+    for by_call in &mut by_rank {
+        for (outputs, output) in outputs.iter_mut().zip(by_call.drain(..)) {
+            outputs.push(output);
+        }
+    }
+    outputs
+}
+
+/// Returns the index of the first element that differs; all NaNs count as equal.
+fn difference(dtype: DType, a: &[u8], b: &[u8]) -> Option<usize> {
+    let elements = a.chunks(dtype.size()).zip(b.chunks(dtype.size()));
+    let is_nan = |element: &[u8]| dtype.is_float() && value(dtype, element).is_nan();
+    let differ = |(a, b): (&[u8], &[u8])| a != b && !(is_nan(a) && is_nan(b));
+    elements.map(differ).position(|differs| differs)
+}
+
+/// Makes all calls of one number of ranks; returns how many have a plan. Adds a sentence to `wrong`
+/// for each call whose output differs.
+fn check(kernels: &Kernels, nranks: usize, mut works: Vec<Work>, wrong: &mut Vec<String>) -> usize {
+    let (limits, shape) = limits(nranks);
+    let mut world = World::new(limits.clone(), shape);
+    let mut plans = Vec::new();
+    works.retain(|work| {
+        let found: Option<Vec<_>> = (0..nranks).map(|rank| world.plan(work, rank)).collect();
+        let is_there = found.is_some();
+        plans.extend(found);
+        is_there
+    });
+    let expected = by_host(&works, &limits);
+    for ((work, plans), expected) in works.iter().zip(&plans).zip(expected) {
+        let mut buffers: Vec<_> = (0..nranks).map(|rank| Buffers::new(work, rank)).collect();
+        let feeds = work.call.feedback.is_some();
+        let fed = (0..nranks).filter(|_| feeds);
+        let mut residuals: Vec<_> = fed.map(|_| Residuals::new(work)).collect();
+        for _ in 0..work.times {
+            buffers.iter_mut().for_each(Buffers::reset);
+            let run = world.run(kernels, work, plans, &mut buffers, &mut residuals);
+            run.unwrap_or_else(|trouble| panic!("{work}: {trouble:?}"));
+        }
+        for (rank, (buffers, expected)) in buffers.iter_mut().zip(&expected).enumerate() {
+            let output = buffers.output(work);
+            if let Some(at) = difference(work.call.dtype, &output, expected) {
+                let size = work.call.dtype.size();
+                let [found, expected] = [&output, expected].map(|all| &all[at * size..][..size]);
+                wrong.push(format!(
+                    "{work}: rank {rank}, element {at} is {found:x?}, not {expected:x?}"
+                ));
+                break;
+            }
+        }
+    }
+    works.len()
+}
+
+/// Compiles one file and makes all its calls, as [`check`] does.
+fn check_entry(entry: &str, seed: u64, wrong: &mut Vec<String>) -> usize {
+    let begin = Instant::now();
+    let Some(kernels) = Kernels::compile(entry) else {
+        return 0;
+    };
+    let compiled = begin.elapsed();
+    let mut rng = Rng(seed);
+    let works = works(entry, &kernels, &mut rng);
+    let mut ran = 0;
+    for nranks in RANKS {
+        let alike = works.iter().filter(|work| work.nranks == nranks);
+        ran += check(&kernels, nranks, alike.cloned().collect(), wrong);
+    }
+    println!(
+        "{entry}: {ran} calls, {compiled:.1?} to compile, {:.1?} in all",
+        begin.elapsed()
+    );
+    ran
+}
+
+#[test]
+fn schedule_kernels_equal_the_host_engine() {
+    let seed = support::seed();
+    let left = Mutex::new(entries());
+    let found = Mutex::new((0, 0, Vec::new()));
+    let next = || left.lock().unwrap().pop();
+    // Each file has a library with memory of its own, so the files are tested side by side.
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism()
+            .map_or(1, usize::from)
+            .min(4)
+        {
+            scope.spawn(|| {
+                while let Some(entry) = next() {
+                    let mut wrong = Vec::new();
+                    let ran = check_entry(&entry, seed, &mut wrong);
+                    let mut found = found.lock().unwrap();
+                    found.0 += ran;
+                    found.1 += usize::from(ran > 0);
+                    found.2.append(&mut wrong);
+                }
+            });
+        }
+    });
+    let (ran, files, wrong) = found.into_inner().unwrap();
+    println!("{ran} calls by kernels of {files} files equal the host engine");
+    assert!(
+        wrong.is_empty(),
+        "{} differ:\n{}",
+        wrong.len(),
+        wrong.join("\n")
+    );
+    assert!(!starts("g++") || files == entries().len(), "{files} files");
+}
