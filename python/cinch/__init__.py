@@ -25,8 +25,9 @@ if TYPE_CHECKING:
         TimeoutError,
         UnsupportedError,
     )
-    from .codecs import decode, encode, wire_bytes
+    from .codecs import copy, decode, encode, wire_bytes
     from .communicator import Communicator, Report, group, init, stats, unique_id
+    from .training import Awp, LossScaler, count_non_finite
 
 __version__ = "0.1.0"
 
@@ -42,8 +43,9 @@ _PLACES = {
         "TimeoutError",
         "UnsupportedError",
     ),
-    ".codecs": ("decode", "encode", "wire_bytes"),
+    ".codecs": ("copy", "decode", "encode", "wire_bytes"),
     ".communicator": ("Communicator", "Report", "group", "init", "stats", "unique_id"),
+    ".training": ("Awp", "LossScaler", "count_non_finite"),
 }
 _MODULES = {name: module for module, names in _PLACES.items() for name in names}
 

@@ -82,6 +82,21 @@ def decode(
     return out
 
 
+def copy(array: Any, out: Any, codec: str, draw: int = 0, stream: Any = None) -> Any:
+    """Copies an array (f32, f16 or bf16) between host memory and a GPU, encoded by `codec` on the way; returns `out`.
+
+    One of both lies in host memory, the other on a GPU. `out` receives decoded elements, in the order of `stream`.
+    """
+    given = describe(array, "array")
+    target = described_output(out, given.count, given.dtype, "out")
+    check(
+        LIBRARY.cinch_copy(
+            codec.encode(), given.pointer(), target.pointer(), given.count, given.dtype, draw, _stream(stream)
+        )
+    )
+    return out
+
+
 def _bytes_of(value: Any, what: str, writable: bool = False) -> Array:
     array = describe(value, what)
     if array.dtype not in (_abi.cinch_dtype_t.CINCH_U8, _abi.cinch_dtype_t.CINCH_I8):

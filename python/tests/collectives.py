@@ -114,6 +114,23 @@ def codecs():
     same(cinch.decode(wire, "linear8", out=half), decoded.astype("f2"))
 
 
+def training_helpers():
+    """Runs adaptive weight precision and a loss scaler by their published rules."""
+    awp = cinch.Awp(1e-3, 3)
+    # Growing norms keep 8 bits; three without growth add 8.
+    found = [awp.update(norm) for norm in (1.0, 1.1, 1.2, 1.3, 1.3, 1.3001, 1.2)]
+    if (found, awp.bits) != (["trunc8"] * 6 + ["trunc16"], 16):
+        raise SystemExit(f"AWP chose {found}")
+    scaler = cinch.LossScaler(interval=3)
+    values = numpy.array([1.0, numpy.nan, numpy.inf, -2.0], "f4")
+    counts = [cinch.count_non_finite(part) for part in (values[:1], values, values.astype("f2"))]
+    applied = [scaler.update(count) for count in (*counts[:2], 0, 0, 0)]
+    if (counts, applied, scaler.scale, scaler.skipped) != ([0, 2, 2], [True, False, True, True, True], 65536.0, 1):
+        raise SystemExit(f"the loss scaler gave {counts}, {applied}, {scaler.scale}, {scaler.skipped}")
+    raises(TypeError, "no setting 'start'", cinch.LossScaler, start=1.0)
+    raises(cinch.InvalidArgumentError, "norm", awp.update, -1.0)
+
+
 def other_arrays(comm):
     """Takes buffers of the standard library, and refuses what it cannot take, before anything moves."""
     numbers = array.array("d", [1.0, 2.0, comm.rank])
@@ -145,6 +162,7 @@ def main():
         messages(comm)
         compressed(comm)
         codecs()
+        training_helpers()
         other_arrays(comm)
         part = comm.split(comm.rank % 2)
         same(part.all_reduce(numpy.array([comm.rank])), [sum(range(comm.rank % 2, comm.size, 2))])
