@@ -34,12 +34,15 @@ pub(super) fn on_host(
     if !one_host || peers.len() < 2 {
         return Ok(None);
     }
-    // Emulated links are slower than those of the file.
-    let divisor = config.emulated_machine().map_or(1, |machine| machine.scale);
-    let topology = of_file(path, peers.len(), divisor, &access(config))
+    let topology = of_file(path, peers.len(), &access(config))
         .map_err(|error| error.context(format!("CINCH_TOPO={}", path.display())))
         // The other ranks wait for this rank next.
         .inspect_err(|error| exchange.announce(error))?;
+    // Emulated links are slower than those of the file.
+    let topology = match config.emulated_machine() {
+        Some(machine) => topology.slowed_down(machine.scale),
+        None => topology,
+    };
     agree(exchange, &topology)?;
     Ok(Some(Arc::new(topology)))
 }
@@ -338,11 +341,8 @@ fn access(config: &Config) -> PeerAccess {
     }
 }
 
-fn of_file(path: &Path, ranks: usize, divisor: u32, access: &PeerAccess) -> Result<RankTopology> {
-    let mut graph = MachineGraph::new(&read_file(path)?);
-    for link in &mut graph.links {
-        link.bandwidth.mb_s = (link.bandwidth.mb_s / divisor).max(1);
-    }
+fn of_file(path: &Path, ranks: usize, access: &PeerAccess) -> Result<RankTopology> {
+    let graph = MachineGraph::new(&read_file(path)?);
     let gpus = graph.by_rank();
     if gpus.len() < ranks {
         return Err(Error::invalid_argument(format!(
@@ -378,17 +378,30 @@ fn agree(exchange: &dyn OutOfBand, topology: &RankTopology) -> Result<()> {
 mod tests {
     use super::*;
     use crate::bootstrap::LocalOutOfBand;
+    use crate::config::EmulatedMachine;
     use crate::sync::Fault;
     use crate::topology::probe::SavedProbe;
 
+    fn file_path(name: &str) -> String {
+        format!("{}/tests/topology/{name}", env!("CARGO_MANIFEST_DIR"))
+    }
+
     /// Returns the topologies of ranks with these values of `CINCH_TOPO`.
     fn outcomes(files: &[&str]) -> Vec<Result<Option<Arc<RankTopology>>>> {
+        emulated(files, None)
+    }
+
+    /// As [`outcomes`], with links that are emulated `scale` times as slow.
+    fn emulated(files: &[&str], scale: Option<u32>) -> Vec<Result<Option<Arc<RankTopology>>>> {
         let faults: Vec<_> = files.iter().map(|_| Fault::new()).collect();
         let world = LocalOutOfBand::world(files.len(), &faults);
         let of = |file: &&str| Config {
-            topology: FileChoice::File(
-                format!("{}/tests/topology/{file}", env!("CARGO_MANIFEST_DIR")).into(),
-            ),
+            topology: FileChoice::File(file_path(file).into()),
+            emulated: scale.map(|scale| EmulatedMachine {
+                file: file.to_string(),
+                xml: std::fs::read_to_string(file_path(file)).unwrap(),
+                scale,
+            }),
             ..Config::default()
         };
         let configs: Vec<Config> = files.iter().map(of).collect();
@@ -409,6 +422,30 @@ mod tests {
         for outcome in outcomes(&["B.xml"; 8]) {
             let topology = outcome.unwrap().unwrap();
             assert_eq!(topology.to_string(), "4 switches of 2 ranks");
+        }
+    }
+
+    /// Whole MB/s, divided by the factor, would be 1 for every link of H from 20,000 on.
+    #[test]
+    fn emulated_links_of_any_scale_have_the_rings_and_groups_of_the_file() {
+        for file in ["C.xml", "H.xml", "I.xml"] {
+            let of = |scale| emulated(&[file; 8], scale).remove(0).unwrap().unwrap();
+            let real = of(None);
+            let messages = [[(0, 1, 1_000_000), (3, 4, 1_000_000), (7, 0, 1_000_000)]];
+            let seconds = real.seconds(messages);
+            for scale in [1, 1000, 40_000, 1_000_000] {
+                let slow = of(Some(scale));
+                assert_eq!(slow.order(), real.order());
+                assert_eq!(slow.ring_sets(), real.ring_sets(), "{file} / {scale}");
+                assert_eq!(slow.groups(), real.groups(), "{file} / {scale}");
+                let ratio = slow.seconds(messages) / seconds / f64::from(scale);
+                assert!((ratio - 1.0).abs() < 1e-9, "{file} / {scale}: {ratio}");
+                assert_eq!(
+                    slow.fingerprint() == real.fingerprint(),
+                    scale == 1,
+                    "{file} / {scale}"
+                );
+            }
         }
     }
 

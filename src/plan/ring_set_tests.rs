@@ -10,15 +10,13 @@ use crate::types::{Protocol, TransportKind};
 /// By this number the links of host tests are slower than those of the file, so that links and not cores decide.
 const SLOWER: u32 = 1000;
 
-/// Returns the topology of a machine file whose bandwidths are divided by `divisor`.
-fn topology(name: &str, divisor: u32) -> Arc<RankTopology> {
+/// Returns the topology of a machine file whose links are `factor` times as slow.
+fn topology(name: &str, factor: u32) -> Arc<RankTopology> {
     let file = format!("{}/tests/topology/{name}.xml", env!("CARGO_MANIFEST_DIR"));
-    let mut graph = MachineGraph::new(&read_xml(&std::fs::read_to_string(file).unwrap()).unwrap());
-    for link in &mut graph.links {
-        link.bandwidth.mb_s /= divisor;
-    }
+    let graph = MachineGraph::new(&read_xml(&std::fs::read_to_string(file).unwrap()).unwrap());
     let gpus = graph.by_rank();
-    Arc::new(RankTopology::new(&graph, &gpus, &PeerAccess::Rule).unwrap())
+    let topology = RankTopology::new(&graph, &gpus, &PeerAccess::Rule).unwrap();
+    Arc::new(topology.slowed_down(factor))
 }
 
 /// Returns limits of ranks in host memory that stand for the GPUs of a machine.

@@ -1,7 +1,8 @@
 //! Schedules on nested groups. Data is reduce-scattered inside the innermost groups and then between groups
 //! along rails, and all-gathered in the reverse order. A rail connects one GPU of each group.
 
-use super::flows::{LinkTime, Loads};
+use super::cuts::Cuts;
+use super::flows::{Bottleneck, LinkTime, Loads};
 use super::graph::MachineGraph;
 use super::groups::Partition;
 use super::paths::Paths;
@@ -238,9 +239,41 @@ impl Hierarchy {
         }
     }
 
+    /// Returns whether it is certain that no places of GPUs inside the groups are faster. The fullest link then divides
+    /// whole groups from others, or members of one group from all other GPUs. In a schedule on groups of equal size each
+    /// GPU has one rail and exchanges as many bytes as any other, so the link carries as many bytes with any places.
+    fn has_best_rails(&self, graph: &MachineGraph, paths: &Paths) -> bool {
+        let [Partition { groups, .. }] = &self.partitions[..] else {
+            return false;
+        };
+        let [LevelExchange::Direct, between] = self.exchanges[..] else {
+            return false;
+        };
+        // The order of a ring may depend on places. Three groups have one order.
+        let has_one_order = between == LevelExchange::Direct || groups.len() < 4;
+        let is_even = groups.iter().all(|group| group.len() == groups[0].len());
+        if !has_one_order || !is_even || !graph.fans.is_empty() {
+            return false;
+        }
+        let Some((_, Bottleneck::Link(link))) = self.loads(graph, paths).fullest(graph) else {
+            return false;
+        };
+        let Some(before) = Cuts::new(graph, paths).before(link) else {
+            return false;
+        };
+        let groups: Option<Vec<u128>> = groups.iter().map(|group| bits(group)).collect();
+        groups.is_some_and(|groups| {
+            let is_whole = |&group: &u128| before & group == 0 || before & group == group;
+            groups.iter().all(is_whole) || groups.iter().any(|group| before & !group == 0)
+        })
+    }
+
     /// Swaps the places of GPUs inside the innermost groups while that makes the schedule faster.
     fn with_better_rails(mut self, graph: &MachineGraph, paths: &Paths) -> Hierarchy {
         loop {
+            if self.has_best_rails(graph, paths) {
+                return self;
+            }
             let mut better = None;
             for group in 1..self.partitions[0].groups.len() {
                 let size = self.partitions[0].groups[group].len();
@@ -259,6 +292,12 @@ impl Hierarchy {
             }
         }
     }
+}
+
+/// Returns the bits of `gpus`; `None` if a GPU has a number beyond all bits.
+fn bits(gpus: &[usize]) -> Option<u128> {
+    let mut bits = gpus.iter().map(|&gpu| 1u128.checked_shl(gpu as u32));
+    bits.try_fold(0, |all, bit| Some(all | bit?))
 }
 
 /// Returns how many of `parts` parts each of `members` members owns.

@@ -10,7 +10,8 @@
 //! | file | computes |
 //! | --- | --- |
 //! | `paths` | the links that a message between two GPUs crosses, and the [`PathType`] |
-//! | `nic_distance` | the class of the path from a rank's GPU or cores to each network device |
+//! | `nic_distance` | class and speed of the path from a rank's GPU or cores to each network device |
+//! | `cuts` | links that divide the GPUs into two parts |
 //! | `groups` | partitions of the GPUs into groups behind one way out |
 //! | `flows` | bytes per link of a schedule; the fullest link gives the time |
 //! | `rates` | the bandwidth of flows that run at once |
@@ -27,6 +28,7 @@
 //! after a fixed number of steps, never after a time.
 
 mod bound;
+mod cuts;
 mod defect;
 mod detect;
 mod flows;
@@ -71,7 +73,7 @@ pub use machine::{
 };
 pub use measured::{MeasuredLimit, MeasuredLimits};
 pub use nic_distance::{
-    InterfaceDistance, NicDistance, RankPlace, interface_distances, nic_distances,
+    InterfaceDistance, NicDistance, RankPlace, interface_distances, is_too_slow, nic_distances,
     nic_distances_on, path_number, path_of_number,
 };
 pub use paths::{PathType, Paths, PeerAccess};

@@ -1,7 +1,10 @@
 //! Distances from a rank to the network devices of its host.
 
 use super::detect::{DetectSources, detect_in};
-use super::{BusId, Machine, MachineGraph, PathType, Paths};
+use super::{
+    BandwidthOrigin, BusId, LinkKind, Machine, MachineGraph, NodeKind, PathType, Paths,
+    ProcessorFacts,
+};
 use crate::error::Result;
 use crate::sys::pci::{NetworkPort, PciFiles, PciTree};
 
@@ -28,6 +31,9 @@ pub struct NicDistance {
     pub function: Option<BusId>,
     /// Class of the path from the rank; `None` if it is unknown.
     pub path: Option<PathType>,
+    /// MB/s of the slowest known link from the rank into the network; `None` if the path or the device's own speed is
+    /// unknown.
+    pub mb_s: Option<u32>,
 }
 
 /// A network interface with its distance from a rank.
@@ -35,22 +41,23 @@ pub struct NicDistance {
 pub struct InterfaceDistance {
     /// Name of the interface.
     pub name: String,
-    /// Speed in Mbit/s; `None` if it is unknown.
+    /// Mbit/s of the interface, or of a slower link on the way to it; `None` if the interface's own speed is unknown.
     pub speed: Option<u32>,
     /// Class of the path from the rank; `None` if it is unknown.
     pub path: Option<PathType>,
 }
 
 /// Returns the network interfaces that are up and have a device on the machine whose /sys is `files`, with their
-/// distances from `place`. The list is empty if the place is unknown.
+/// distances from `place`. The list is empty if the place is unknown. The processor determines the speed between sockets.
 ///
 /// # Errors
 /// As for [`nic_distances`].
 pub fn interface_distances(
     files: &dyn PciFiles,
+    processor: ProcessorFacts,
     place: RankPlace,
 ) -> Result<Vec<InterfaceDistance>> {
-    let nics = nic_distances(files, place)?;
+    let nics = nic_distances(files, processor, place)?;
     if nics.is_empty() {
         return Ok(Vec::new());
     }
@@ -61,10 +68,16 @@ pub fn interface_distances(
         let nic = nics
             .iter()
             .find(|nic| nic.function.is_some() && nic.function == function);
+        let on_the_way = nic
+            .and_then(|nic| nic.mb_s)
+            .map(|mb_s| mb_s.saturating_mul(8));
         InterfaceDistance {
             path: nic.and_then(|nic| nic.path),
             name: port.name,
-            speed: port.speed,
+            // The device may have a faster port.
+            speed: port
+                .speed
+                .map(|speed| speed.min(on_the_way.unwrap_or(speed))),
         }
     };
     Ok(ports.into_iter().map(distance).collect())
@@ -90,15 +103,23 @@ pub fn path_of_number(number: u8) -> Option<Option<PathType>> {
 const NIC_PATHS: [PathType; 4] = [PathType::Pix, PathType::Pxb, PathType::Phb, PathType::Sys];
 
 /// Returns the network devices of the machine whose /sys is `files`, with their distances from `place`. The list is
-/// empty if the place is unknown.
+/// empty if the place is unknown. The processor determines the speed between sockets.
 ///
 /// # Errors
 /// Unsupported if the machine has more than 4,096 PCI devices or network devices.
-pub fn nic_distances(files: &dyn PciFiles, place: RankPlace) -> Result<Vec<NicDistance>> {
+pub fn nic_distances(
+    files: &dyn PciFiles,
+    processor: ProcessorFacts,
+    place: RankPlace,
+) -> Result<Vec<NicDistance>> {
     if place == RankPlace::Unknown {
         return Ok(Vec::new());
     }
-    let machine = detect_in(files, &DetectSources::default())?;
+    let sources = DetectSources {
+        processor,
+        ..DetectSources::default()
+    };
+    let machine = detect_in(files, &sources)?;
     Ok(nic_distances_on(&machine, place))
 }
 
@@ -116,20 +137,59 @@ pub fn nic_distances_on(machine: &Machine, place: RankPlace) -> Vec<NicDistance>
         let class = Paths::class_to_nic(&graph, gpu?, nic)?;
         (class < PathType::Phb || !graph.has_unknown_socket).then_some(class)
     };
+    let start = match place {
+        RankPlace::Gpu(_) => gpu.map(|gpu| graph.gpus[gpu].node),
+        RankPlace::Node(node) => socket(machine, &graph, node),
+        RankPlace::Unknown => None,
+    };
     let nics = graph.nics.iter().enumerate();
-    nics.map(|(index, nic)| NicDistance {
-        name: graph.nodes[nic.node].name.clone(),
-        adapter: nic.guid,
-        function: graph.nodes[nic.node]
-            .parent
-            .and_then(|adapter| graph.nodes[adapter].name.parse().ok()),
-        path: match place {
+    nics.map(|(index, nic)| {
+        let path = match place {
             RankPlace::Gpu(_) => from_gpu(index),
             RankPlace::Node(node) => from_node(machine, node, nic.dev),
             RankPlace::Unknown => None,
-        },
+        };
+        NicDistance {
+            name: graph.nodes[nic.node].name.clone(),
+            adapter: nic.guid,
+            function: graph.nodes[nic.node]
+                .parent
+                .and_then(|adapter| graph.nodes[adapter].name.parse().ok()),
+            path,
+            mb_s: path.and_then(|_| slowest_link(&graph, start?, index)),
+        }
     })
     .collect()
+}
+
+/// Returns the node of the socket with NUMA node `numa`.
+fn socket(machine: &Machine, graph: &MachineGraph, numa: usize) -> Option<usize> {
+    let is_it = |socket: &super::CpuSocket| usize::try_from(socket.numa) == Ok(numa);
+    let place = machine.sockets.iter().position(is_it)?;
+    let is_socket = |node: &usize| graph.nodes[*node].kind == NodeKind::Socket;
+    (0..graph.nodes.len()).filter(is_socket).nth(place)
+}
+
+/// Returns the MB/s of the slowest known link from `node` through network device `nic`; `None` if the speed of the device
+/// is unknown. Links whose speed is assumed count as fast, so that no choice depends on an assumption.
+fn slowest_link(graph: &MachineGraph, node: usize, nic: usize) -> Option<u32> {
+    let links = Paths::from_node_to_nic(graph, node, nic)?;
+    let port = graph.links[*links.last()?];
+    // Without a speed of its own the device has the speed of its adapter's PCIe link.
+    if port.class != LinkKind::Network || port.bandwidth.origin < BandwidthOrigin::File {
+        return None;
+    }
+    let bandwidths = links.iter().map(|&link| graph.links[link].bandwidth);
+    let known = bandwidths.filter(|one| one.origin > BandwidthOrigin::Assumed);
+    known.map(|one| one.mb_s).min()
+}
+
+/// Returns whether a device of `mb_s` is too slow for a rank that also reaches one of `fastest` MB/s, whatever the
+/// distances are. Ranks in a collective wait for the slowest, so two ranks on a fast device finish before one of them does
+/// on a device of half its speed. The limit is 9/5, not 2, because tables give a PCIe link a few percent less than the
+/// network device behind it.
+pub fn is_too_slow(mb_s: u32, fastest: u32) -> bool {
+    u64::from(mb_s) * 9 <= u64::from(fastest) * 5
 }
 
 /// Returns the class of the path from the cores of NUMA node `node` to network device `dev`.

@@ -9,22 +9,30 @@ pub(super) struct Packing {
     pub whole: u64,
 }
 
-/// Returns the amounts of `items` with the largest sum, if item i takes `items[i][row]` of each `rooms[row]` per
-/// unit. `None` if `rooms` has a zero, if an item takes nothing, or if numbers outgrow 128 bits.
+/// Returns the amounts of items with the largest sum. `takes` has a number for each row of each item, item by item: what a
+/// unit of the item takes of `rooms[row]`. `None` if `rooms` is empty or has a zero, if an item takes nothing, or if
+/// numbers outgrow 128 bits.
 ///
 /// The pivots are fraction-free (Bareiss): the inverse of the basis is kept as integers over its determinant. Entering
 /// items are the most profitable, leaving rows the tightest, and of equals the first. Degenerate pivots cannot cycle
 /// for ever, because the number of pivots is limited.
-pub(super) fn pack(items: &[Vec<u32>], rooms: &[u64]) -> Option<Packing> {
-    let takes_nothing = |item: &Vec<u32>| item.iter().all(|&takes| takes == 0);
-    if rooms.contains(&0) || items.is_empty() || items.iter().any(takes_nothing) {
+pub(super) fn pack(takes: &[u32], rooms: &[u64]) -> Option<Packing> {
+    if rooms.is_empty() || rooms.contains(&0) || takes.is_empty() {
         return None;
     }
-    let mut basis = Basis::new(rooms);
+    let of_item = |item: &[u32]| item.iter().map(|&takes| u64::from(takes)).sum::<u64>();
+    let totals = takes.chunks_exact(rooms.len()).map(of_item);
+    let (least, most) = totals.fold((u64::MAX, 0), |(least, most), total| {
+        (least.min(total), most.max(total))
+    });
+    if least == 0 {
+        return None;
+    }
+    let mut basis = Basis::new(rooms, most);
     for _ in 0..MAX_PIVOTS {
-        match basis.most_profitable(items)? {
+        match basis.most_profitable(takes)? {
             None => break,
-            Some(item) => basis.enter(item, &items[item])?,
+            Some(item) => basis.enter(item, &takes[item * rooms.len()..][..rooms.len()])?,
         }
     }
     basis.packing()
@@ -41,10 +49,12 @@ struct Basis {
     /// Amounts at each row times `whole`.
     amounts: Vec<i128>,
     whole: i128,
+    /// Largest sum of what an item takes of all rows.
+    most: u64,
 }
 
 impl Basis {
-    fn new(rooms: &[u64]) -> Basis {
+    fn new(rooms: &[u64], most: u64) -> Basis {
         let rows = rooms.len();
         Basis {
             inverse: (0..rows)
@@ -53,36 +63,56 @@ impl Basis {
             items: vec![None; rows],
             amounts: rooms.iter().map(|&room| room.into()).collect(),
             whole: 1,
+            most,
         }
     }
 
     /// Returns the item whose entry raises the sum most per unit; `Some(None)` if none raises it, and `None` on
     /// overflow.
-    fn most_profitable(&self, items: &[Vec<u32>]) -> Option<Option<usize>> {
+    fn most_profitable(&self, takes: &[u32]) -> Option<Option<usize>> {
         let rows = self.items.len();
         // Dual price of a unit of each row's room, times `whole`.
         let mut prices = vec![0i128; rows];
-        for (row, _) in self
-            .items
-            .iter()
-            .enumerate()
-            .filter(|(_, item)| item.is_some())
-        {
-            for (price, value) in prices.iter_mut().zip(&self.inverse[row]) {
+        let basic = self.items.iter().zip(&self.inverse);
+        for (_, inverse) in basic.filter(|(item, _)| item.is_some()) {
+            for (price, value) in prices.iter_mut().zip(inverse) {
                 *price = price.checked_add(*value)?;
             }
         }
-        let mut best = (0, None);
-        for (at, item) in items.iter().enumerate() {
-            let mut profit = self.whole;
-            for (price, &takes) in prices.iter().zip(item).filter(|(_, takes)| **takes > 0) {
-                profit = profit.checked_sub(price.checked_mul(takes.into())?)?;
+        // Few rows are full, and only these have a price.
+        let prices = prices.into_iter().enumerate();
+        let priced: Vec<(usize, i128)> = prices.filter(|(_, price)| *price != 0).collect();
+        let items = takes.chunks_exact(rows);
+        match self.small(&priced) {
+            Some((priced, whole)) => {
+                let profit = |item: &[u32]| {
+                    let terms = priced
+                        .iter()
+                        .map(|&(row, price)| price * i64::from(item[row]));
+                    Some(whole - terms.sum::<i64>())
+                };
+                largest(items.map(profit), 0)
             }
-            if profit > best.0 {
-                best = (profit, Some(at));
+            None => {
+                let profit = |item: &[u32]| {
+                    let mut terms = priced.iter().filter(|(row, _)| item[*row] > 0);
+                    terms.try_fold(self.whole, |profit, &(row, price)| {
+                        profit.checked_sub(price.checked_mul(item[row].into())?)
+                    })
+                };
+                largest(items.map(profit), 0)
             }
         }
-        Some(best.1)
+    }
+
+    /// Returns `prices` and `whole` in 64 bits, in which sums take a fraction of the time; `None` if the profit of an item
+    /// could outgrow them.
+    fn small(&self, prices: &[(usize, i128)]) -> Option<(Vec<(usize, i64)>, i64)> {
+        let limit = i128::from(i64::MAX / 2) / i128::from(self.most);
+        let to_small = |number: i128| (number.abs() < limit).then_some(number as i64);
+        let prices = prices.iter();
+        let prices = prices.map(|&(row, price)| Some((row, to_small(price)?)));
+        Some((prices.collect::<Option<_>>()?, to_small(self.whole)?))
     }
 
     /// Puts an item into the basis, in the place of the row that limits it first.
@@ -158,6 +188,22 @@ impl Basis {
     }
 }
 
+/// Returns the index of the first of the largest numbers above `least`; `Some(None)` if there is none, and `None` if a
+/// number is missing.
+fn largest<T: PartialOrd>(
+    numbers: impl Iterator<Item = Option<T>>,
+    least: T,
+) -> Option<Option<usize>> {
+    let mut best = (least, None);
+    for (at, number) in numbers.enumerate() {
+        let number = number?;
+        if number > best.0 {
+            best = (number, Some(at));
+        }
+    }
+    Some(best.1)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -165,14 +211,14 @@ mod tests {
     #[test]
     fn the_best_packing_is_found() {
         // Three items share three rooms in pairs: half of each is best.
-        let items = [vec![1, 1, 0], vec![0, 1, 1], vec![1, 0, 1]];
-        let packing = pack(&items, &[1, 1, 1]).unwrap();
+        let takes = [[1, 1, 0], [0, 1, 1], [1, 0, 1]].concat();
+        let packing = pack(&takes, &[1, 1, 1]).unwrap();
         let sum: u64 = packing.amounts.iter().map(|(_, amount)| amount).sum();
         assert_eq!((2 * sum, packing.amounts.len()), (3 * packing.whole, 3));
         // The second item takes less of the room that limits.
-        let packing = pack(&[vec![2, 1], vec![1, 1]], &[10, 30]).unwrap();
+        let packing = pack(&[2, 1, 1, 1], &[10, 30]).unwrap();
         assert_eq!(packing.amounts, [(1, 10 * packing.whole)]);
-        assert!(pack(&[vec![0]], &[1]).is_none());
-        assert!(pack(&[vec![1]], &[0]).is_none());
+        assert!(pack(&[0], &[1]).is_none());
+        assert!(pack(&[1], &[0]).is_none());
     }
 }

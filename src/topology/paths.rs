@@ -137,13 +137,22 @@ impl Paths {
     /// port. `gpu` and `nic` are indices in [`MachineGraph::gpus`] and [`MachineGraph::nics`]. `None` if
     /// there is no path.
     pub fn to_nic(graph: &MachineGraph, gpu: usize, nic: usize) -> Option<Vec<LinkId>> {
-        let (gpu, nic) = (graph.gpus.get(gpu)?.node, graph.nics.get(nic)?.node);
+        Paths::from_node_to_nic(graph, graph.gpus.get(gpu)?.node, nic)
+    }
+
+    /// Returns the links from `node`, a GPU or a socket, to network device `nic`, as [`Paths::to_nic`].
+    pub(super) fn from_node_to_nic(
+        graph: &MachineGraph,
+        node: NodeId,
+        nic: usize,
+    ) -> Option<Vec<LinkId>> {
+        let nic = graph.nics.get(nic)?.node;
         let is_port = |id: &LinkId| {
             let link = graph.links[*id];
             link.class == LinkKind::Network && link.to == nic
         };
         let port = (0..graph.links.len()).find(is_port)?;
-        let (_, mut links) = Finder::new(graph).tree(gpu, graph.links[port].from)?;
+        let (_, mut links) = Finder::new(graph).tree(node, graph.links[port].from)?;
         links.push(port);
         Some(links)
     }

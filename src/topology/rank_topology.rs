@@ -25,6 +25,8 @@ pub struct RankTopology {
     /// Orders of sets of rings, each faster than the best ring and than the sets before it.
     ring_sets: Vec<RingOrders>,
     groups: Groups,
+    /// Factor by which messages take longer than the bandwidths of the graph allow; 1 on a real machine.
+    slowdown: u32,
 }
 
 impl RankTopology {
@@ -48,7 +50,17 @@ impl RankTopology {
             groups: groups_of_ranks(machine, gpus, access)?,
             graph,
             paths,
+            slowdown: 1,
         })
+    }
+
+    /// Returns the topology of ranks on emulated links, on which messages take `factor` times as long. Rings and groups
+    /// stay those of the machine: bandwidths in MB/s that were divided instead would be equal from some factor on.
+    pub fn slowed_down(self, factor: u32) -> RankTopology {
+        RankTopology {
+            slowdown: factor,
+            ..self
+        }
     }
 
     /// Returns the order of the best ring, which is the order of ranks if no other ring is faster.
@@ -83,7 +95,7 @@ impl RankTopology {
             }
             loads.end_phase();
         }
-        loads.time(&self.graph).milliseconds(1) * 1e-3
+        loads.time(&self.graph).milliseconds(1) * 1e-3 * f64::from(self.slowdown)
     }
 
     /// Returns the ranks of each group.
@@ -102,10 +114,13 @@ impl RankTopology {
             .map(|at| self.paths.get(at / ranks, at % ranks).links.as_slice())
             .collect();
         let limits = (links, paths, &graph.pools, &graph.fans);
-        let text = format!(
+        let mut text = format!(
             "{:?}",
             (limits, &self.order, &self.ring_sets, self.members())
         );
+        if self.slowdown != 1 {
+            text += &format!(" / {}", self.slowdown);
+        }
         let digest = Sha256::digest(text.as_bytes());
         digest.iter().take(8).fold(String::new(), |mut text, byte| {
             // Writing to a string cannot fail.

@@ -1,5 +1,6 @@
 //! The best ring through all GPUs, and the best set of rings that share the message.
 
+use super::cuts::Cuts;
 use super::flows::{LinkTime, Loads};
 use super::graph::{LinkId, MachineGraph};
 use super::limits::FanFlows;
@@ -40,15 +41,24 @@ impl RingSet {
 /// Returns the ring whose fullest link takes least time. If several rings are equally fast, the ring in rank
 /// order wins, then the ring that the search meets first.
 pub fn best_ring(graph: &MachineGraph, paths: &Paths) -> (RingOrder, LinkTime) {
+    let (ring, time, _) = counted_best_ring(graph, paths);
+    (ring, time)
+}
+
+/// Returns the ring and the time of [`best_ring`], and the number of steps that the search took.
+pub(super) fn counted_best_ring(
+    graph: &MachineGraph,
+    paths: &Paths,
+) -> (RingOrder, LinkTime, usize) {
     let by_rank = graph.by_rank();
     let time = Loads::ring(graph, paths, &by_rank).time(graph);
     if by_rank.len() < 4 {
         // There is only one ring of fewer than four GPUs.
-        return (by_rank, time);
+        return (by_rank, time, 0);
     }
     let mut search = RingSearch::new(graph, paths, by_rank, time);
-    search.extend(LinkTime::ZERO);
-    (search.best, search.time)
+    search.extend(RingLoad::NONE);
+    (search.best, search.time, search.steps)
 }
 
 /// Extends partial rings, nearest GPUs first, and drops each partial ring that is no faster than the best
@@ -58,7 +68,8 @@ struct RingSearch<'a> {
     paths: &'a Paths,
     /// For each GPU, the other GPUs in the order in which the search tries them.
     nearest: Vec<Vec<usize>>,
-    loads: Vec<u64>,
+    /// Edges of the partial ring on each link, in the direction of the link.
+    edges: Vec<u64>,
     fans: FanFlows,
     ring: RingOrder,
     used: Vec<bool>,
@@ -92,7 +103,7 @@ impl<'a> RingSearch<'a> {
             graph,
             paths,
             nearest,
-            loads: vec![0; graph.links.len()],
+            edges: vec![0; graph.links.len()],
             fans: FanFlows::new(&graph.fans),
             ring: vec![by_rank[0]],
             used,
@@ -103,18 +114,20 @@ impl<'a> RingSearch<'a> {
         }
     }
 
-    /// Tries all continuations of the partial ring, whose fullest link takes `time`.
-    fn extend(&mut self, time: LinkTime) {
+    /// Tries all continuations of the partial ring, whose fullest link has the load `fullest`.
+    fn extend(&mut self, fullest: RingLoad) {
         let (Some(&first), Some(&last)) = (self.ring.first(), self.ring.last()) else {
             return;
         };
         if self.ring.len() == self.used.len() {
-            let time = time.max(self.step(last, first, true));
+            let time = fullest
+                .or_fuller(self.add(last, first))
+                .time(self.used.len());
             if time < self.time {
                 self.best.clone_from(&self.ring);
                 self.time = time;
             }
-            self.step(last, first, false);
+            self.remove(last, first);
             return;
         }
         for at in 0..self.nearest[last].len() {
@@ -122,45 +135,87 @@ impl<'a> RingSearch<'a> {
             if self.used[next] {
                 continue;
             }
-            self.steps += 1;
-            if self.steps > SEARCH_STEPS || self.time <= self.least {
+            if self.steps == SEARCH_STEPS || self.time <= self.least {
                 return;
             }
-            let longer = time.max(self.step(last, next, true));
-            if longer < self.time {
+            self.steps += 1;
+            let longer = fullest.or_fuller(self.add(last, next));
+            if longer.time(self.used.len()) < self.time {
                 self.used[next] = true;
                 self.ring.push(next);
                 self.extend(longer);
                 self.ring.pop();
                 self.used[next] = false;
             }
-            self.step(last, next, false);
+            self.remove(last, next);
         }
     }
 
-    /// Adds the edge between two GPUs to the loads, or removes it. Returns the time of the fullest among the
-    /// links of the edge, all pools and all fans whose cap holds.
-    fn step(&mut self, a: usize, b: usize, add: bool) -> LinkTime {
-        let n = self.used.len() as u64;
-        let mut fullest = LinkTime::ZERO;
+    /// Adds the edge between two GPUs to the loads. Returns the fullest among the links of the edge, all pools and
+    /// all fans whose cap holds.
+    fn add(&mut self, a: usize, b: usize) -> RingLoad {
+        let mut fullest = RingLoad::NONE;
         for (from, to) in [(a, b), (b, a)] {
             let path = self.paths.get(from, to);
-            self.fans.count(from, &path.links, path.root_port, add);
+            self.fans.count(from, &path.links, path.root_port, true);
             for &link in &path.links {
-                let load = &mut self.loads[link];
-                *load = if add { *load + n - 1 } else { *load + 1 - n };
-                let mb_s = self.graph.links[link].bandwidth.mb_s.into();
-                fullest = fullest.max(LinkTime::new(*load, n, mb_s));
+                self.edges[link] += 1;
+                fullest = fullest.or_fuller(RingLoad {
+                    edges: self.edges[link],
+                    mb_s: self.graph.links[link].bandwidth.mb_s.into(),
+                });
             }
         }
         for pool in &self.graph.pools {
-            let load = pool.links.iter().map(|&link| self.loads[link]).sum();
-            fullest = fullest.max(LinkTime::new(load, n, pool.mb_s.into()));
+            fullest = fullest.or_fuller(RingLoad {
+                edges: pool.links.iter().map(|&link| self.edges[link]).sum(),
+                mb_s: pool.mb_s.into(),
+            });
         }
         for fan in self.fans.holding() {
-            fullest = fullest.max(LinkTime::new(self.loads[fan.link], n, fan.mb_s.into()));
+            fullest = fullest.or_fuller(RingLoad {
+                edges: self.edges[fan.link],
+                mb_s: fan.mb_s.into(),
+            });
         }
         fullest
+    }
+
+    /// Removes the edge between two GPUs from the loads.
+    fn remove(&mut self, a: usize, b: usize) {
+        for (from, to) in [(a, b), (b, a)] {
+            let path = self.paths.get(from, to);
+            self.fans.count(from, &path.links, path.root_port, false);
+            for &link in &path.links {
+                self.edges[link] -= 1;
+            }
+        }
+    }
+}
+
+/// Edges of a ring on a link, a pool or a fan. Comparisons take two products of 64 bits, where a [`LinkTime`] takes four
+/// of 128 bits.
+#[derive(Clone, Copy, Debug)]
+struct RingLoad {
+    edges: u64,
+    mb_s: u64,
+}
+
+impl RingLoad {
+    const NONE: RingLoad = RingLoad { edges: 0, mb_s: 1 };
+
+    /// Returns the load that takes longer, of equal loads `self`.
+    fn or_fuller(self, other: RingLoad) -> RingLoad {
+        match other.edges * self.mb_s > self.edges * other.mb_s {
+            true => other,
+            false => self,
+        }
+    }
+
+    /// Returns the time of the load in a ring of `n` GPUs, whose edges carry (n-1)/n of the message each way.
+    const fn time(self, n: usize) -> LinkTime {
+        let n = n as u64;
+        LinkTime::new(self.edges * (n - 1), n, self.mb_s)
     }
 }
 
@@ -183,17 +238,22 @@ fn least(graph: &MachineGraph, paths: &Paths) -> LinkTime {
         })
         .max()
         .unwrap_or(LinkTime::ZERO)
+        .max(least_of_sets(graph, paths))
 }
 
-/// Returns a time that no set of rings can beat: a GPU with a single link must carry two edges of each ring
-/// over it.
+/// Returns a time that no set of rings can beat. A ring leaves and enters each part of the machine, so at least two of its
+/// edges cross a link that divides the GPUs into two parts.
 fn least_of_sets(graph: &MachineGraph, paths: &Paths) -> LinkTime {
-    (0..paths.count())
-        .map(|gpu| first_links(graph, paths, gpu))
-        .filter(|firsts| firsts.len() == 1)
-        .map(|firsts| least_of(paths, 2, firsts.last().copied()))
-        .max()
-        .unwrap_or(LinkTime::ZERO)
+    let cuts = Cuts::new(graph, paths);
+    let is_cut = |link: &LinkId| cuts.before(*link).is_some();
+    let links = (0..graph.links.len())
+        .filter(is_cut)
+        .map(|link| least_of(paths, 2, Some(graph.links[link].bandwidth.mb_s)));
+    let pools = graph.pools.iter().map(|pool| {
+        let links = pool.links.iter().filter(|&link| is_cut(link)).count();
+        least_of(paths, 2 * links as u64, Some(pool.mb_s))
+    });
+    links.chain(pools).max().unwrap_or(LinkTime::ZERO)
 }
 
 /// Returns the time that a link of `mb_s` MB/s needs for `edges` edges of a ring.
@@ -249,45 +309,47 @@ pub(super) struct RingLoads {
     /// Bandwidth in MB/s of each row: a link, or a pool. Links with equal loads in every ring share one row, which has
     /// the least of their bandwidths. Often these are the two directions of a link.
     pub rooms: Vec<u64>,
-    /// By ring and row, the edges of the ring on the row.
-    pub edges: Vec<Vec<u32>>,
+    /// Largest number of edges that a ring puts on each row.
+    pub most: Vec<u32>,
+    /// Edges on all rows, ring by ring.
+    edges: Vec<u32>,
 }
 
 impl RingLoads {
     fn new(graph: &MachineGraph, paths: &Paths) -> RingLoads {
         let orders = all_rings(&graph.by_rank());
-        let units_of_edge = paths.count() as u64 - 1;
-        let loads: Vec<Loads> = orders
+        let n = paths.count();
+        let pair = |(&a, &b): (&usize, &usize)| a.min(b) * n + a.max(b);
+        // The pairs of neighbours in all rings, ring by ring.
+        let pairs: Vec<usize> = orders
             .iter()
-            .map(|order| Loads::ring(graph, paths, order))
+            .flat_map(|order| order.iter().zip(order.iter().cycle().skip(1)).map(pair))
             .collect();
-        let links = (0..graph.links.len()).map(|link| {
-            let mb_s = graph.links[link].bandwidth.mb_s;
-            (mb_s, vec![link])
-        });
-        let pools = graph
-            .pools
-            .iter()
-            .map(|pool| (pool.mb_s, pool.links.clone()));
         let mut rows: BTreeMap<Vec<u32>, u64> = BTreeMap::new();
-        for (mb_s, links) in links.chain(pools) {
-            let edges = |loads: &Loads| {
-                let units: u64 = links.iter().map(|&link| loads.units(link)).sum();
-                (units / units_of_edge) as u32
-            };
-            let column: Vec<u32> = loads.iter().map(edges).collect();
-            if column.iter().any(|&edges| edges > 0) {
-                let room = rows.entry(column).or_insert(u64::MAX);
-                *room = (*room).min(mb_s.into());
-            }
+        for (of_pairs, mb_s) in edges_of_pairs(graph, paths) {
+            let rings = pairs.chunks_exact(n);
+            let column = rings.map(|ring| ring.iter().map(|&pair| of_pairs[pair]).sum());
+            let room = rows.entry(column.collect()).or_insert(u64::MAX);
+            *room = (*room).min(mb_s);
         }
+        let columns = || rows.keys();
+        let rings = 0..orders.len();
         RingLoads {
-            edges: (0..orders.len())
-                .map(|ring| rows.keys().map(|row| row[ring]).collect())
+            edges: rings
+                .flat_map(|ring| columns().map(move |column| column[ring]))
                 .collect(),
-            rooms: rows.into_values().collect(),
+            most: columns()
+                .map(|column| column.iter().copied().max().unwrap_or(0))
+                .collect(),
+            rooms: rows.values().copied().collect(),
             orders,
         }
+    }
+
+    /// Returns the edges of a ring on each row.
+    pub fn edges(&self, ring: usize) -> &[u32] {
+        let rows = self.rooms.len();
+        &self.edges[ring * rows..(ring + 1) * rows]
     }
 
     /// Returns the rings that move most bytes in a second when no link carries more than its bandwidth.
@@ -307,6 +369,38 @@ impl RingLoads {
         rings.sort_by_key(|(_, share)| std::cmp::Reverse(*share));
         Some(RingSet { rings, time })
     }
+}
+
+/// Returns how many edges each pair of neighbours puts on each link and pool, with the MB/s of the link or pool. The pair
+/// of GPUs a < b has the index a * GPUs + b. Links and pools without edges are left out; of those with equal edges, the
+/// slowest stands for all.
+fn edges_of_pairs(graph: &MachineGraph, paths: &Paths) -> BTreeMap<Vec<u32>, u64> {
+    let n = paths.count();
+    let mut of_links = vec![vec![0; n * n]; graph.links.len()];
+    for (a, b) in (0..n).flat_map(|a| (a + 1..n).map(move |b| (a, b))) {
+        for (from, to) in [(a, b), (b, a)] {
+            for &link in &paths.get(from, to).links {
+                of_links[link][a * n + b] += 1;
+            }
+        }
+    }
+    let of_pool = |links: &[LinkId]| {
+        let sum = |pair: usize| links.iter().map(|&link| of_links[link][pair]).sum();
+        (0..n * n).map(sum).collect::<Vec<u32>>()
+    };
+    let of_pools = graph.pools.iter();
+    let of_pools: Vec<_> = of_pools
+        .map(|pool| (of_pool(&pool.links), pool.mb_s))
+        .collect();
+    let mb_s = graph.links.iter().map(|link| link.bandwidth.mb_s);
+    let mut slowest = BTreeMap::new();
+    for (edges, mb_s) in of_links.into_iter().zip(mb_s).chain(of_pools) {
+        if edges.iter().any(|&edges| edges > 0) {
+            let room = slowest.entry(edges).or_insert(u64::MAX);
+            *room = (*room).min(mb_s.into());
+        }
+    }
+    slowest
 }
 
 fn greatest_common_divisor(a: u64, b: u64) -> u64 {

@@ -7,7 +7,7 @@
 use super::flows::{LinkTime, Loads};
 use super::graph::MachineGraph;
 use super::paths::Paths;
-use super::rings::{RingLoads, RingOrder, RingSet, faster_set};
+use super::rings::{RingLoads, RingOrder, faster_set};
 
 /// Largest number of pairs of rings of a channel.
 const MAX_PAIRS: usize = 8;
@@ -25,15 +25,32 @@ pub(super) fn whole_rings(
     paths: &Paths,
     best: &(RingOrder, LinkTime),
 ) -> Vec<Vec<RingOrder>> {
+    counted_whole_rings(graph, paths, best).0
+}
+
+/// Returns the lists of [`whole_rings`], and the number of steps that all searches took.
+pub(super) fn counted_whole_rings(
+    graph: &MachineGraph,
+    paths: &Paths,
+    best: &(RingOrder, LinkTime),
+) -> (Vec<Vec<RingOrder>>, usize) {
     let Some((set, loads)) = faster_set(graph, paths, best.1) else {
-        return Vec::new();
+        return (Vec::new(), 0);
     };
+    let place = |ring: &RingOrder| loads.orders.iter().position(|order| order == ring);
+    let shares: Vec<(usize, u64)> = set
+        .rings
+        .iter()
+        .filter_map(|(ring, share)| Some((place(ring)?, *share)))
+        .collect();
     let mut found = Vec::new();
+    let mut steps = 0;
     let mut time = best.1;
     for pairs in 2..=MAX_PAIRS {
         let mut search = EqualPartSearch::new(&loads, pairs, time.less_by(WORTHWHILE));
-        search.take(&by_largest_remainder(&set, &loads, pairs));
+        search.take(&by_largest_remainder(&shares, pairs));
         search.extend();
+        steps += search.steps;
         let rings: Vec<RingOrder> = search
             .best
             .iter()
@@ -46,34 +63,27 @@ pub(super) fn whole_rings(
             found.push(rings);
         }
     }
-    found
+    (found, steps)
 }
 
-/// Returns the rings of `set`, each as often as its share of `pairs` is. The largest remainders are rounded up;
+/// Returns the rings of `shares`, each as often as its share of `pairs` is. The largest remainders are rounded up;
 /// of equal remainders, the first.
-fn by_largest_remainder(set: &RingSet, loads: &RingLoads, pairs: usize) -> Vec<usize> {
-    let whole: u128 = set.rings.iter().map(|&(_, share)| u128::from(share)).sum();
+fn by_largest_remainder(shares: &[(usize, u64)], pairs: usize) -> Vec<usize> {
+    let whole: u128 = shares.iter().map(|&(_, share)| u128::from(share)).sum();
     let quota = |share: u64| u128::from(share) * pairs as u128;
-    let mut counts: Vec<usize> = set
-        .rings
+    let mut counts: Vec<usize> = shares
         .iter()
         .map(|&(_, share)| (quota(share) / whole) as usize)
         .collect();
     let mut by_remainder: Vec<usize> = (0..counts.len()).collect();
-    by_remainder.sort_by_key(|&at| std::cmp::Reverse(quota(set.rings[at].1) % whole));
+    by_remainder.sort_by_key(|&at| std::cmp::Reverse(quota(shares[at].1) % whole));
     let missing = pairs - counts.iter().sum::<usize>();
     for &at in by_remainder.iter().take(missing) {
         counts[at] += 1;
     }
-    let ring = |at: usize| {
-        loads
-            .orders
-            .iter()
-            .position(|order| *order == set.rings[at].0)
-    };
-    (0..counts.len())
-        .flat_map(|at| std::iter::repeat_n(at, counts[at]))
-        .filter_map(ring)
+    let rings = shares.iter().zip(counts);
+    rings
+        .flat_map(|(&(ring, _), count)| std::iter::repeat_n(ring, count))
         .collect()
 }
 
@@ -83,7 +93,7 @@ struct EqualPartSearch<'a> {
     pairs: usize,
     /// Rings that no link keeps from being part of a faster list.
     pool: Vec<usize>,
-    /// Edges on each row of the rings that are chosen so far.
+    /// Edges on each row of the first 0, 1, 2, ... chosen rings together.
     edges: Vec<u32>,
     chosen: Vec<usize>,
     steps: usize,
@@ -99,15 +109,15 @@ impl<'a> EqualPartSearch<'a> {
             loads,
             pairs,
             pool: Vec::new(),
-            edges: vec![0; loads.rooms.len()],
-            chosen: Vec::new(),
+            edges: vec![0; (pairs + 1) * loads.rooms.len()],
+            chosen: Vec::with_capacity(pairs),
             steps: 0,
             best: Vec::new(),
             most: Vec::new(),
         };
         search.must_beat(time);
         search.pool = (0..loads.orders.len())
-            .filter(|&ring| search.fits(&loads.edges[ring]))
+            .filter(|&ring| search.fits(loads.edges(ring)))
             .collect();
         search
     }
@@ -124,8 +134,7 @@ impl<'a> EqualPartSearch<'a> {
         let pairs = self.pairs as u32;
         self.most = (0..self.loads.rooms.len())
             .map(|row| {
-                let of_ring = self.loads.edges.iter().map(|edges| edges[row]).max();
-                let all = 0..=pairs * of_ring.unwrap_or(0);
+                let all = 0..=pairs * self.loads.most[row];
                 let faster = |&edges: &u32| self.time(row, edges) < time;
                 all.take_while(faster).last().unwrap_or(0)
             })
@@ -142,9 +151,9 @@ impl<'a> EqualPartSearch<'a> {
 
     /// Takes `rings` as the best list, if they are as many as wanted and fit.
     fn take(&mut self, rings: &[usize]) {
-        let mut edges = vec![0; self.edges.len()];
+        let mut edges = vec![0; self.loads.rooms.len()];
         for &ring in rings {
-            for (sum, edge) in edges.iter_mut().zip(&self.loads.edges[ring]) {
+            for (sum, edge) in edges.iter_mut().zip(self.loads.edges(ring)) {
                 *sum += edge;
             }
         }
@@ -170,16 +179,29 @@ impl<'a> EqualPartSearch<'a> {
             }
             self.steps += 1;
             let ring = self.pool[at];
-            let before = self.edges.clone();
-            for (sum, edge) in self.edges.iter_mut().zip(&self.loads.edges[ring]) {
-                *sum += edge;
-            }
-            if self.fits(&self.edges) {
+            if self.add(ring) {
                 self.chosen.push(ring);
                 self.extend();
                 self.chosen.pop();
             }
-            self.edges = before;
         }
+    }
+
+    /// Adds the edges of `ring` to those of the chosen rings. Returns whether the rings fit a faster list.
+    fn add(&mut self, ring: usize) -> bool {
+        let rows = self.loads.rooms.len();
+        let (before, after) = self.edges.split_at_mut((self.chosen.len() + 1) * rows);
+        let before = &before[self.chosen.len() * rows..];
+        // All rows are added even if one is too full, so that the loop has no branch.
+        let mut fits = true;
+        for ((after, before), (edges, most)) in after
+            .iter_mut()
+            .zip(before)
+            .zip(self.loads.edges(ring).iter().zip(&self.most))
+        {
+            *after = before + edges;
+            fits &= *after <= *most;
+        }
+        fits
     }
 }

@@ -12,5 +12,6 @@ mod pairs;
 mod predictions;
 mod probes;
 mod rank_topologies;
+mod search_time;
 mod steps;
 mod xml_input;

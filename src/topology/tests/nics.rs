@@ -2,8 +2,8 @@
 
 use super::fake_sys::FakeSys;
 use crate::topology::{
-    Machine, MachineGraph, NicDistance, PathType, RankPlace, nic_distances, nic_distances_on,
-    read_xml,
+    LinkKind, Machine, MachineGraph, NicDistance, PathType, RankPlace, interface_distances,
+    nic_distances, nic_distances_on, read_xml,
 };
 
 fn machine(file: &str) -> Machine {
@@ -22,7 +22,7 @@ fn fake_sys_gives_the_distances_of_the_file() {
         let sys = FakeSys::new(&machine);
         for gpu in MachineGraph::new(&machine).gpus {
             let place = RankPlace::Gpu(gpu.bus_id);
-            let found = nic_distances(&sys.files, place).unwrap();
+            let found = nic_distances(&sys.files, sys.processor.clone(), place).unwrap();
             assert_eq!(found, nic_distances_on(&machine, place), "{file}");
             let near = found.iter().filter(|nic| nic.path == Some(PathType::Pix));
             assert_eq!(
@@ -32,13 +32,14 @@ fn fake_sys_gives_the_distances_of_the_file() {
                 gpu.dev
             );
         }
-        let of_node_1 = paths(&nic_distances(&sys.files, RankPlace::Node(1)).unwrap());
+        let of_node_1 =
+            paths(&nic_distances(&sys.files, sys.processor.clone(), RankPlace::Node(1)).unwrap());
         let near = of_node_1
             .iter()
             .filter(|path| **path == Some(PathType::Phb));
         assert_eq!(near.count(), of_node_1.len() / 2, "{file}");
         assert!(
-            nic_distances(&sys.files, RankPlace::Unknown)
+            nic_distances(&sys.files, sys.processor.clone(), RankPlace::Unknown)
                 .unwrap()
                 .is_empty()
         );
@@ -56,4 +57,39 @@ fn unknown_nodes_leave_only_paths_below_switches() {
     assert_eq!(found, expected);
     let found = paths(&nic_distances_on(&machine, RankPlace::Node(0)));
     assert_eq!(found, [None; 8]);
+}
+
+/// Devices 7 to 4 are beside GPUs 0 to 3 on one socket.
+#[test]
+fn the_slowest_known_link_is_the_speed_of_a_path() {
+    let mut machine = machine("nics-reversed.xml");
+    let beside_gpu_0 = &mut machine.sockets[0].devices[0].devices[1];
+    beside_gpu_0.nics[0].speed = Some(100_000);
+    let beside_gpu_1 = &mut machine.sockets[0].devices[1].devices[1];
+    beside_gpu_1.nics[0].speed = None;
+    let sys = FakeSys::new(&machine);
+    let graph = MachineGraph::new(&machine);
+    let between = graph
+        .links
+        .iter()
+        .find(|link| link.class == LinkKind::Socket);
+    let far = Some(between.unwrap().bandwidth.mb_s.min(48_000));
+    let near = Some(48_000);
+    let expected = [far, far, far, far, near, near, None, Some(12_500)];
+    for place in [
+        RankPlace::Gpu(graph.gpus[0].bus_id),
+        // From memory of the socket.
+        RankPlace::Node(0),
+    ] {
+        let found = nic_distances(&sys.files, sys.processor.clone(), place).unwrap();
+        let speeds: Vec<_> = found.iter().map(|nic| nic.mb_s).collect();
+        assert_eq!(speeds, expected, "{place:?}");
+    }
+    let interfaces =
+        interface_distances(&sys.files, sys.processor.clone(), RankPlace::Node(0)).unwrap();
+    assert!(
+        interfaces
+            .iter()
+            .all(|one| one.speed.is_none_or(|speed| speed <= 8 * 48_000))
+    );
 }

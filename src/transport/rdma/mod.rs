@@ -33,13 +33,14 @@ use crate::sys::ibverbs::{self, Api};
 use crate::sys::log::{self, Level};
 use crate::sys::pci::SysDirectory;
 use crate::sys::socket::Interest;
-use crate::topology::nic_distances;
+use crate::topology::{ProcessorFacts, nic_distances};
 use crate::types::{Subsystem, TransportKind};
 use crate::wire::{Reader, Wire, WireResult, Writer};
 use connect::{Plan, QueuePairs};
 use endpoint::Endpoint;
 use port_shares::{PortFacts, shares};
 use ports::{AddressKind, Ports};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -95,7 +96,8 @@ fn facts(found: &Result<Ports>, context: &ConnectContext<'_>) -> Vec<PortFacts> 
     let Ok(ports) = found else {
         return Vec::new();
     };
-    let distances = nic_distances(&SysDirectory::new(context.sys), context.place);
+    let processor = ProcessorFacts::read(Path::new("/proc/cpuinfo"));
+    let distances = nic_distances(&SysDirectory::new(context.sys), processor, context.place);
     let distances = distances.unwrap_or_else(|error| {
         log_choice(format_args!("RDMA ports are taken by number: {error}"));
         Vec::new()

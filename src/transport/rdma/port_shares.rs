@@ -1,12 +1,12 @@
 //! Shares the RDMA ports of a host out between its ranks, by distance.
 //!
-//! A rank uses the ports nearest to its GPU, or to its cores on host memory. Ports that are equally near to several
-//! ranks are shared out, so that two ranks share a port only if no other port is as near. Ports of one adapter share
-//! a PCIe link, so ranks take ports of different adapters first.
+//! A rank uses the ports nearest to its GPU, or to its cores on host memory, unless another port is nearly twice as fast
+//! ([`is_too_slow`]). Ports that are equally near to several ranks are shared out, so that two ranks share a port only if
+//! no other port is as near. Ports of one adapter share a PCIe link, so ranks take ports of different adapters first.
 //!
 //! All ranks know the ports and distances of all ranks, and compute all shares alike.
 
-use crate::topology::{PathType, path_number, path_of_number};
+use crate::topology::{PathType, is_too_slow, path_number, path_of_number};
 use crate::wire::{Damaged, Reader, Wire, WireResult, Writer};
 use std::fmt;
 
@@ -23,13 +23,15 @@ pub(super) struct PortFacts {
     pub kinds: u8,
     /// Class of the path from the rank; `None` if it is unknown.
     pub path: Option<PathType>,
+    /// MB/s of the slowest link from the rank into the network; 0 if it is unknown.
+    pub mb_s: u32,
 }
 
 impl Wire for PortFacts {
     fn write(&self, writer: &mut Writer) {
         writer.text(&self.device).u8(self.number);
         writer.u64(self.adapter).u8(self.kinds);
-        writer.u8(path_number(self.path));
+        writer.u32(self.mb_s).u8(path_number(self.path));
     }
 
     fn read(reader: &mut Reader<'_>) -> WireResult<PortFacts> {
@@ -38,6 +40,7 @@ impl Wire for PortFacts {
             number: reader.u8()?,
             adapter: reader.u64()?,
             kinds: reader.u8()?,
+            mb_s: reader.u32()?,
             path: path_of_number(reader.u8()?).ok_or(Damaged)?,
         })
     }
@@ -84,13 +87,17 @@ pub(super) fn shares(ports: &[Vec<&PortFacts>]) -> Vec<Vec<usize>> {
     shares
 }
 
-/// Returns the indices of the nearest ports; none if no distance is known.
+/// Returns the indices of the nearest ports that are fast enough; none if no distance is known. A port of unknown speed
+/// is fast enough, and makes no other port too slow.
 fn nearest(ports: &[&PortFacts]) -> Vec<usize> {
-    let Some(least) = ports.iter().filter_map(|port| port.path).min() else {
+    let known = ports.iter().filter(|port| port.path.is_some());
+    let fastest = known.map(|port| port.mb_s).max().unwrap_or(0);
+    let is_fast = |port: &PortFacts| port.mb_s == 0 || !is_too_slow(port.mb_s, fastest);
+    let fast = || ports.iter().enumerate().filter(|(_, port)| is_fast(port));
+    let Some(least) = fast().filter_map(|(_, port)| port.path).min() else {
         return Vec::new();
     };
-    let each = ports.iter().enumerate();
-    let near = each.filter(|(_, port)| port.path == Some(least));
+    let near = fast().filter(|(_, port)| port.path == Some(least));
     near.map(|(index, _)| index).collect()
 }
 
@@ -200,7 +207,7 @@ impl<'a> PortSharing<'a> {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::topology::{MachineGraph, RankPlace, nic_distances_on, read_xml};
+    use crate::topology::{MachineGraph, NicDistance, RankPlace, nic_distances_on, read_xml};
     use PathType::{Phb, Pix, Sys};
 
     fn port(device: &str, number: u8, adapter: u64, path: Option<PathType>) -> PortFacts {
@@ -210,6 +217,7 @@ mod tests {
             adapter,
             kinds: 2,
             path,
+            mb_s: 0,
         }
     }
 
@@ -234,6 +242,37 @@ mod tests {
             of(&[1, 2, 3], &[near_2, near_0, near_1]),
             [vec![2], vec![0], vec![0]]
         );
+    }
+
+    /// Returns the share of a rank with ports of these distances and MB/s.
+    fn of_speeds(ports: &[(Option<PathType>, u32)]) -> Vec<usize> {
+        let each = ports.iter().enumerate();
+        let ports: Vec<PortFacts> = each
+            .map(|(index, &(path, mb_s))| PortFacts {
+                mb_s,
+                ..port(&format!("m{index}"), 1, index as u64 + 1, path)
+            })
+            .collect();
+        shares(&[ports.iter().collect()]).remove(0)
+    }
+
+    #[test]
+    fn a_port_of_twice_the_speed_wins_one_class_further() {
+        let [near, far] = [Some(Pix), Some(Phb)];
+        assert_eq!(of_speeds(&[(near, 12_500), (far, 25_000)]), [1]);
+        // The PCIe link of the faster device has 24 GB/s in the table.
+        assert_eq!(of_speeds(&[(near, 12_500), (far, 24_000)]), [1]);
+        assert_eq!(of_speeds(&[(near, 12_500), (far, 20_000)]), [0]);
+        assert_eq!(of_speeds(&[(near, 24_000), (far, 25_000)]), [0]);
+        // The nearest of all fast ports win, and equally near ports are all used.
+        let three = [(near, 1000), (Some(Sys), 25_000), (far, 24_000)];
+        assert_eq!(of_speeds(&three), [2]);
+        let four = [(near, 1000), (far, 25_000), (far, 24_000), (far, 1000)];
+        assert_eq!(of_speeds(&four), [1, 2]);
+        // Unknown figures decide nothing.
+        assert_eq!(of_speeds(&[(near, 0), (far, 25_000)]), [0]);
+        assert_eq!(of_speeds(&[(near, 1000), (far, 0)]), [0]);
+        assert_eq!(of_speeds(&[(near, 1000), (None, 25_000)]), [0]);
     }
 
     #[test]
@@ -285,8 +324,11 @@ mod tests {
         let facts = |gpu| {
             let nics = nic_distances_on(&machine, RankPlace::Gpu(gpu));
             let nics = nics.into_iter();
-            nics.map(|nic| port(&nic.name, 1, nic.adapter, nic.path))
-                .collect()
+            let fact = |nic: NicDistance| PortFacts {
+                mb_s: nic.mb_s.unwrap_or(0),
+                ..port(&nic.name, 1, nic.adapter, nic.path)
+            };
+            nics.map(fact).collect()
         };
         gpus.map(facts).collect()
     }

@@ -215,6 +215,7 @@ impl Ports {
                 adapter: known.map_or(0, |nic| nic.adapter),
                 kinds: port.kinds(),
                 path: known.and_then(|nic| nic.path),
+                mb_s: known.and_then(|nic| nic.mb_s).unwrap_or(0),
             }
         });
         facts.collect()

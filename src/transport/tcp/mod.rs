@@ -24,13 +24,14 @@ use crate::mem::{Consumer, FifoPlaces, FifoShape, Producer, Region};
 use crate::sys::log::{self, Level};
 use crate::sys::pci::SysDirectory;
 use crate::sys::socket::{self, Address, Interest};
-use crate::topology::{InterfaceDistance, interface_distances};
+use crate::topology::{InterfaceDistance, ProcessorFacts, interface_distances};
 use crate::types::{Subsystem, TransportKind};
 use crate::wire::Wire;
 use networks::{AddressFacts, AddressOffer};
 use pump::Pump;
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Purpose of the sockets, in errors and in the key.
@@ -91,7 +92,8 @@ impl Transport for Tcp {
 /// nearer.
 fn interfaces(setup: &Setup<'_>) -> (Vec<HostAddress>, Vec<InterfaceDistance>) {
     let context = setup.context;
-    let distances = interface_distances(&SysDirectory::new(context.sys), context.place);
+    let processor = ProcessorFacts::read(Path::new("/proc/cpuinfo"));
+    let distances = interface_distances(&SysDirectory::new(context.sys), processor, context.place);
     let found = distances.and_then(|distances| match distances.is_empty() {
         true => Ok((Vec::new(), distances)),
         false => Ok((alternatives(setup.config())?, distances)),

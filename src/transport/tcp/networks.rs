@@ -1,12 +1,13 @@
 //! Chooses the network of a pair of ranks by distance.
 //!
 //! A rank is reached at the address that the rendezvous knows. If both ranks of a pair have an interface in one further
-//! network that is nearer to their GPUs or cores in all, and no slower, the pair uses that network. Pairs take turns among
+//! network that is no slower, and nearer to their GPUs or cores in all, the pair uses that network. A network that is
+//! nearly twice as fast ([`is_too_slow`]) wins at any distance. Pairs take turns among
 //! equally near networks, so that the interfaces of a host share the load of its ranks. The rank that
 //! connects decides alone, by what both ranks offer, and goes back to the known address if no connection comes about.
 
 use crate::bootstrap::HostAddress;
-use crate::topology::{InterfaceDistance, PathType, path_number, path_of_number};
+use crate::topology::{InterfaceDistance, PathType, is_too_slow, path_number, path_of_number};
 use crate::wire::{Damaged, Reader, Wire, WireResult, Writer};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
@@ -101,13 +102,12 @@ impl AddressOffer {
         self.0[0].port
     }
 
-    /// Returns the address of this offer through which a rank with the addresses `own` reaches it in the nearest network:
-    /// address number `turn` of those that are equally near, modulo their number. `None` if that is the first address of
-    /// this offer, or if there is any doubt.
+    /// Returns the address of this offer through which a rank with the addresses `own` reaches it in the nearest network
+    /// that is fast enough: address number `turn` of those that are equally near, modulo their number. `None` if that is
+    /// the first address of this offer, or if there is any doubt.
     pub fn nearer(&self, own: &AddressOffer, turn: usize) -> Option<&AddressFacts> {
         let (first, own_first) = (&self.0[0], &own.0[0]);
-        let mut least = distance(first, own_first)?;
-        let mut nearest = vec![first];
+        let mut networks = vec![CommonNetwork::new(first, own_first)?];
         for theirs in &self.0[1..] {
             let network = theirs.network();
             let is_in = |one: &&AddressFacts| one.network() == network && network.is_some();
@@ -117,22 +117,38 @@ impl AddressOffer {
                 continue;
             };
             let is_slower = theirs.speed < first.speed || ours.speed < own_first.speed;
-            let is_known = theirs.speed > 0 && first.speed > 0 && own_first.speed > 0;
+            let is_known = first.speed > 0 && own_first.speed > 0;
             // Equal addresses are those of one host, or of networks that each host has for itself.
             if is_slower || !is_known || theirs.ip == ours.ip || ours.ip == own_first.ip {
                 continue;
             }
-            match distance(theirs, ours) {
-                Some(found) if found < least => {
-                    least = found;
-                    nearest = vec![theirs];
-                }
-                Some(found) if found == least => nearest.push(theirs),
-                _ => {}
-            }
+            networks.extend(CommonNetwork::new(theirs, ours));
         }
-        let chosen = nearest[turn % nearest.len()];
+        let fastest = networks.iter().map(|one| one.speed).max()?;
+        networks.retain(|one| !is_too_slow(one.speed, fastest) || fastest == 0);
+        let least = networks.iter().map(|one| one.distance).min()?;
+        networks.retain(|one| one.distance == least);
+        let chosen = networks[turn % networks.len()].theirs;
         (!std::ptr::eq(chosen, first)).then_some(chosen)
+    }
+}
+
+/// A network in which both ranks of a pair have an address.
+struct CommonNetwork<'a> {
+    theirs: &'a AddressFacts,
+    /// Mbit/s of the slower end; 0 if unknown.
+    speed: u32,
+    distance: u8,
+}
+
+impl<'a> CommonNetwork<'a> {
+    /// Returns the network of two addresses; `None` if a distance is unknown.
+    fn new(theirs: &'a AddressFacts, ours: &AddressFacts) -> Option<CommonNetwork<'a>> {
+        Some(CommonNetwork {
+            theirs,
+            speed: theirs.speed.min(ours.speed),
+            distance: distance(theirs, ours)?,
+        })
     }
 }
 
@@ -226,6 +242,25 @@ mod tests {
         ] {
             assert_eq!(found(theirs), None, "{why}");
         }
+    }
+
+    #[test]
+    fn network_of_twice_the_speed_wins_though_it_is_farther() {
+        let offer = |host: u8, speed: u32| {
+            let near = facts(&format!("10.0.0.{host}"), Pix);
+            let far = facts(&format!("10.0.1.{host}"), Sys);
+            AddressOffer(vec![near, AddressFacts { speed, ..far }])
+        };
+        let found = |speeds: [u32; 2]| {
+            let theirs = offer(2, speeds[1]);
+            let found = theirs.nearer(&offer(1, speeds[0]), 1);
+            found.map(|one| one.ip.to_string())
+        };
+        let far = Some("10.0.1.2".to_string());
+        assert_eq!(found([200_000, 400_000]), far);
+        assert_eq!(found([192_000, 200_000]), far, "the PCIe link is slower");
+        assert_eq!(found([200_000, 160_000]), None, "less than 9/5 at one end");
+        assert_eq!(found([200_000, 0]), None, "unknown");
     }
 
     #[test]
