@@ -81,6 +81,7 @@ enum {
                             keys, so that each replay draws other numbers */
   CINCH_LAUNCH_DEPENDENTS = 32, /* the next kernel of the stream may launch once no thread waits for
                                    another rank any more */
+  CINCH_RAW_INTRA = 64 /* messages for the level inside groups are raw, all others encoded */
 };
 
 /* Counters of one channel of one protocol in a peer buffer, at channel * CINCH_LINE_BYTES. */
@@ -166,8 +167,10 @@ struct cinch_step {
   uint8_t batch;     /* steps of the batch that begins here; 0 inside a batch */
   uint16_t stage;
   uint16_t part;
-  uint16_t in_block;
-  uint16_t out_block;
+  uint8_t in_block;
+  uint8_t out_block;
+  uint8_t intra_recv; /* leading receives that are for the level inside groups */
+  uint8_t intra_send; /* 1: its sends are for the level inside groups */
   uint16_t peers; /* index of its first peer; receives come before sends */
   uint8_t nrecv;
   uint8_t nsend;

@@ -32,6 +32,8 @@ struct Job {
   uint8_t half;      // half of the shared state
   bool aligned;      // input and output are aligned to 16 bytes, as far as the step uses them
   bool fast_path;    // Mover::has_fast_path of the job
+  uint8_t raw_recv;  // with a codec: leading receives that are not encoded
+  bool raw_send;     // with a codec: the sends are not encoded
 
   __device__ __forceinline__ uint8_t sender(uint32_t r) const;
   __device__ __forceinline__ const uint8_t *source(uint32_t r) const;

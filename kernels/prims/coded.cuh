@@ -5,6 +5,9 @@
 // and a block of scale is a few neighbouring lanes. A tile is 512 elements, or a block if that is
 // larger. A warp then reads the tile twice: once for the scale and once for the codes.
 //
+// Messages inside groups may be raw while all others are encoded. A step then adds raw messages before
+// encoded ones, and sends in one form.
+//
 // A rank that sends a sum stores the values that its codes decode to, as the receivers do, so that
 // all ranks end with identical bits.
 //
@@ -42,14 +45,15 @@ class CodedSimple {
   }
 
   // Returns whether whole tiles of the chunk may take the loops of WholeTiles. These loops need
-  // aligned buffers, blocks within a tile, and no error feedback. This rank's contribution must
+  // encoded messages, aligned buffers, blocks within a tile, and no error feedback. This rank's contribution must
   // need neither encoding nor a factor but that of an average of bf16. An average must be over a
   // power of two of ranks.
   __device__ __forceinline__ bool has_fast_path(const Job &job) const {
     const bool averages = job.is_final() && (work_.flags & CINCH_AVERAGE);
     const bool known = job.op == CINCH_SEND || job.op == CINCH_RECV ||
                        (job.sums() && job.own != CINCH_OWN_CODED);
-    return known && (job.nrecv == 0 || Whole::HAS_ROOM) && job.aligned &&
+    return known && job.raw_recv == 0 && !job.raw_send &&
+           (job.nrecv == 0 || Whole::HAS_ROOM) && job.aligned &&
            tile_elements() == WARP_TILE && (!C::scaled || codec_.block() != 0) &&
            (!(work_.flags & CINCH_PREMULTIPLY) || (Whole::SCALES && work_.flags & CINCH_AVERAGE)) &&
            work_.residuals == nullptr &&
@@ -99,7 +103,8 @@ class CodedSimple {
     const uint32_t end = min(begin + tile_elements(), n);
     const bool forwards = job.op == CINCH_RECV_COPY_SEND;
     if (forwards) forward(job, begin, end);
-    const bool encodes = job.op == CINCH_SEND || (job.nsend > 0 && !forwards);
+    const bool sends = job.op == CINCH_SEND || (job.nsend > 0 && !forwards);
+    const bool encodes = sends && !job.raw_send;
     const bool twice = C::scaled && encodes && tile_elements() > WARP_TILE;
     Summary summary = C::empty_summary();
     // Summarizes this rank's contribution before an in-place step overwrites any element of the
@@ -135,6 +140,7 @@ class CodedSimple {
 #pragma unroll
           for (uint32_t k = 0; k < HELD; ++k) x[k] = canonical(x[k]);
         }
+        if (sends && !encodes) send_raw(job, at, x);
         if (job.writes()) store_user(job, at, x);
       }
       if (round == 0) codec_.combine_lanes(summary);
@@ -213,6 +219,13 @@ class CodedSimple {
   __device__ __forceinline__ void add_sources(const Job &job, uint32_t at, uint32_t begin,
                                               uint32_t end, float (&x)[HELD]) const {
 #pragma unroll 1
+    for (; begin < min(end, (uint32_t)job.raw_recv); ++begin) {
+      float term[HELD];
+      load_raw(job.source(begin), job.elements, Lane::mine(at), term);
+#pragma unroll
+      for (uint32_t k = 0; k < HELD; ++k) x[k] = E::combine(x[k], term[k], Combine::sum);
+    }
+#pragma unroll 1
     for (uint32_t r = begin; r < end; r += AHEAD) {
       Codes codes[AHEAD];
 #pragma unroll
@@ -222,6 +235,32 @@ class CodedSimple {
 #pragma unroll
       for (uint32_t j = 0; j < AHEAD; ++j) {
         if (r + j < end) codec_.decode_reduce(codes[j], x);
+      }
+    }
+  }
+
+  // Loads this lane's elements, from index i on, of a raw message of n elements.
+  static __device__ __forceinline__ void load_raw(const uint8_t *slot, uint32_t n, uint32_t i,
+                                                  float (&x)[HELD]) {
+    if (i + HELD <= n) {
+      uint4 v[Lane::PIECES];
+      Lane::load_pieces(slot, i, v);
+      Lane::unpack(v, x);
+    } else {
+      Lane::load_some(slot, n, i, x);
+    }
+  }
+
+  // Stores x to all targets as it is.
+  __device__ __forceinline__ void send_raw(const Job &job, uint32_t at,
+                                           const float (&x)[HELD]) const {
+    const uint32_t i = Lane::mine(at);
+    for (uint32_t t = 0; t < job.nsend; ++t) {
+      uint8_t *slot = job.target(t);
+      if (i + HELD <= job.elements) {
+        Lane::store_pieces(slot + (uint64_t)i * SIZE, x, false);
+      } else {
+        Lane::store_some(slot, job.elements, i, x);
       }
     }
   }

@@ -133,10 +133,8 @@ fn try_connect(
     isa: Isa,
     table: Option<Arc<TuningTable>>,
 ) -> Result<(CommInfo, GpuState)> {
-    let default = Call::new(Collective::AllReduce, DType::F32, 1);
-    for one in &policy.codecs {
-        kernels::check(&default.resolve(one.codec))
-            .map_err(|error| error.context(format!("the codec of this communicator ({policy})")))?;
+    if !policy.is_by_level() {
+        check_codec(policy)?;
     }
     if let Some(why) = without_effect(config) {
         static WARNED: ForkSafeOnce<()> = ForkSafeOnce::new();
@@ -145,7 +143,6 @@ fn try_connect(
         }
     }
     let hosts = Groups::of_hosts(exchange.peers().iter().map(|peer| peer.host_id));
-    refuse_codec_by_level(&hosts, policy)?;
     let context = select::open(config.device)?;
     let kernels = Kernels::of(&context)?;
     let whole = kernels.resident()?;
@@ -167,6 +164,13 @@ fn try_connect(
         .map(|_| config.gpu_channels_for(hosts.count()));
     let resident = resident(exchange, &context, whole, asked)?;
     let topology = topology::on_gpus(&**exchange, config, context.device(), &links.paths)?;
+    // All ranks have agreed on the policy and on the topology, so all of them refuse a codec by level together.
+    let groups = match &topology {
+        Some(topology) if hosts.count() == 1 => topology.groups(),
+        _ => &hosts,
+    };
+    refuse_codec_by_level(groups, policy)?;
+    check_codec(&policy.clone().on_groups(groups.count()))?;
     let info = info(&links, hosts);
     let network = links.take_network();
     let own = site(&context, &info, exchange.peers().len());
@@ -284,19 +288,29 @@ fn resident(
     }
 }
 
-/// Refuses different codecs inside and between hosts if there are several hosts, because a kernel has one
-/// codec for the whole call.
-fn refuse_codec_by_level(hosts: &Groups, policy: &CodecPolicy) -> Result<()> {
-    let mut by_level = policy.codecs.iter().filter(|one| one.codec.is_by_level());
-    let Some(one) = by_level.next().filter(|_| hosts.count() > 1) else {
+/// Refuses a default codec without kernels.
+fn check_codec(policy: &CodecPolicy) -> Result<()> {
+    let default = Call::new(Collective::AllReduce, DType::F32, 1);
+    for one in &policy.codecs {
+        kernels::check(&default.resolve(one.codec))
+            .map_err(|error| error.context(format!("the codec of this communicator ({policy})")))?;
+    }
+    Ok(())
+}
+
+/// Refuses different codecs inside and between groups (hosts, or groups inside a host) if there are several groups, because
+/// a kernel has one codec for the whole call. Messages inside groups may be raw.
+fn refuse_codec_by_level(groups: &Groups, policy: &CodecPolicy) -> Result<()> {
+    let mut codecs = policy.codecs.iter().map(|one| one.codec);
+    let refused = codecs.find(|codec| codec.is_by_level() && codec.intra.is_lossy());
+    let Some(CodecSetting { intra, inter, .. }) = refused.filter(|_| groups.count() > 1) else {
         return Ok(());
     };
-    let CodecSetting { intra, inter, .. } = one.codec;
     Err(Error::new(
         ErrorKind::Unsupported,
         format!(
-            "codec intra={intra},inter={inter} on {hosts} with GPUs: a kernel has one codec for all \
-             of a call, so a codec by level is for host buffers; set CINCH_CODEC={inter}"
+            "codec intra={intra},inter={inter} on {groups} with GPUs: a kernel has one codec for all \
+             of a call; set CINCH_CODEC={inter} or intra=raw,inter={inter}"
         ),
     ))
 }

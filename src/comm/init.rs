@@ -210,6 +210,10 @@ fn connect_until(
         order: first_order(&*exchange, order)?,
     };
     let policy = CodecPolicy::new(&config, facts);
+    let policy = match facts.hosts == 1 && !topology::may_have_groups(&config) {
+        true => policy.on_groups(1),
+        false => policy,
+    };
     agreement::compare_settings(&*exchange, &config, &policy, table.as_deref())?;
     let (info, state) = if config.device == DeviceChoice::Host {
         let (info, engine) = on_host(&exchange, &fault, &config, &policy, isa, deadline)?;
@@ -222,6 +226,14 @@ fn connect_until(
             gpu::connect(&exchange, &fault, (&config, deadline), &policy, isa, table)?;
         (info, DeviceState::Gpu(ForkOwned::new(Box::new(state))))
     };
+    let groups = match &state {
+        DeviceState::Host(engine) => {
+            let engine = engine.lock().unwrap_or_else(PoisonError::into_inner);
+            engine.limits().groups().count()
+        }
+        DeviceState::Gpu(gpu) => gpu.engine()?.limits().groups().count(),
+    };
+    let policy = policy.on_groups(groups);
     let recorder = recorder::register(
         CommLabel {
             name: config.comm_name.clone(),

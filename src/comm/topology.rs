@@ -13,6 +13,7 @@ use crate::topology::{
     self, BusId, DetectSources, DriverGpu, MAX_XML_BYTES, Machine, MachineGraph, MeasuredLimits,
     PeerAccess, ProcessorFacts, RankPlace, RankTopology, read_xml, write_xml,
 };
+use crate::types::DeviceChoice;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -45,6 +46,16 @@ pub(super) fn on_host(
     };
     agree(exchange, &topology)?;
     Ok(Some(Arc::new(topology)))
+}
+
+/// Returns whether ranks of one host may have a topology with several groups. Whether they have is known once they are
+/// connected.
+pub(super) fn may_have_groups(config: &Config) -> bool {
+    match &config.topology {
+        FileChoice::Off => false,
+        FileChoice::File(_) => true,
+        FileChoice::Auto => config.device != DeviceChoice::Host,
+    }
 }
 
 /// Returns the place of a rank on `device`; unknown with `CINCH_TOPO=off`.

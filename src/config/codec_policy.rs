@@ -117,7 +117,8 @@ pub struct CodecPolicy {
 }
 
 impl CodecPolicy {
-    /// Returns the policy of a communicator with these settings, name and properties.
+    /// Returns the policy of a communicator with these settings, name and properties. Its codecs may be by level until
+    /// [`CodecPolicy::on_groups`] is called.
     pub fn new(config: &Config, facts: CommFacts) -> CodecPolicy {
         let policy = CodecPolicy {
             off: false,
@@ -168,16 +169,24 @@ impl CodecPolicy {
         }
     }
 
-    fn on(mut self, links: CodecLinks, one_host: bool) -> CodecPolicy {
-        if !one_host {
-            return self;
-        }
-        for one in &mut self.codecs {
-            one.codec = one.codec.on(1);
-        }
-        if links == CodecLinks::Network && self.is_lossy() {
+    fn on(self, links: CodecLinks, one_host: bool) -> CodecPolicy {
+        if links == CodecLinks::Network && one_host && self.is_lossy() {
             let why = "all ranks are on one host, and CINCH_CODEC_LINKS=network".into();
             return self.without(false, why);
+        }
+        self
+    }
+
+    /// Returns whether a codec of the policy differs inside and between groups.
+    pub fn is_by_level(&self) -> bool {
+        self.codecs.iter().any(|one| one.codec.is_by_level())
+    }
+
+    /// Returns the policy of ranks in this many groups: hosts, or the groups of a topology inside one host. In one group
+    /// no message goes between groups, so all messages have the codec inside groups.
+    pub fn on_groups(mut self, groups: usize) -> CodecPolicy {
+        for one in &mut self.codecs {
+            one.codec = one.codec.on(groups);
         }
         self
     }

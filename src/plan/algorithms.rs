@@ -66,11 +66,12 @@ pub(super) fn no_hierarchy(request: &Request, limits: &Limits) -> Option<String>
                 limits.slots
             ));
         }
-        let two_codecs = limits.gpu.is_some() && request.codec.intra != request.codec.inter;
-        two_codecs.then(|| {
+        let codec = request.codec;
+        let two_codecs = codec.intra.is_lossy() && codec.intra != codec.inter;
+        (limits.gpu.is_some() && two_codecs).then(|| {
             format!(
                 "{} by hierarchical with codecs intra={},inter={} is for host buffers: a kernel has \
-                 one codec for all of a call",
+                 one codec for all of a call, so inside groups it sends in that codec or raw",
                 request.collective, request.codec.intra, request.codec.inter
             )
         })

@@ -10,17 +10,19 @@ use super::busiest::{busiest, leaving};
 use super::candidate::{Candidate, ChannelRings};
 use super::encoded_tiles::TILE as CODED_TILE;
 use super::fused_blocks::{FUSED_SHARE, MOVER_WARPS, coded_share};
-use super::gpu_costs::{ClassMessages, network_seconds, seconds};
+use super::gpu_costs::{ClassBytes, network_seconds, seconds};
 use super::limits::{GpuLimits, Limits};
 use super::link_time::LinkWork;
 use super::tuning::KernelVariant;
 use super::{EncodedTiles, Geometry, Request, chunk_max, granule};
 use crate::codec::{Codec, FUSED_CODECS};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::gpu::abi::LINE_BYTES;
 use crate::gpu_links::LinkClass;
-use crate::schedule::{self, CostCounts, Schedule, SchedulePattern, StepPeers};
-use crate::types::{Algorithm, Collective, DType, Kernel, KernelProtocol, Protocol, ScaleRule};
+use crate::schedule::{self, CostCounts, Op, Schedule, SchedulePattern, StepPeers};
+use crate::types::{
+    Algorithm, CodecSpec, Collective, DType, Kernel, KernelProtocol, Level, Protocol, ScaleRule,
+};
 
 /// Largest number of channels of a raw (not encoded) call below [`LARGE_BYTES`]. Larger calls may
 /// use all channels.
@@ -306,6 +308,20 @@ fn fits_coded(
     is_known && EncodedTiles::new(codec, elements).room() <= gpu.lines_bytes / trips
 }
 
+/// Returns the bytes of a message of so many elements for a level. Only hierarchical schedules have messages for
+/// [`Level::Intra`], which a kernel sends with the codec of all other messages or raw.
+fn message_bytes(
+    request: &Request,
+    codec: Option<&dyn Codec>,
+    level: Level,
+    elements: usize,
+) -> usize {
+    match codec.filter(|_| request.codec.at(level).is_lossy()) {
+        None => elements * request.dtype.size(),
+        Some(codec) => codec.wire_bytes(elements),
+    }
+}
+
 /// Returns the bytes of the call's largest buffer.
 pub(super) fn bytes(request: &Request, nranks: usize) -> usize {
     let blocks = if request.collective.has_blocks() {
@@ -349,14 +365,18 @@ pub(super) fn cut(
             .min(variant.channels);
         return Ok((geometry, blocks.clamp(1, most.max(1))));
     }
-    let slot = match (
-        gpu.fifos[protocol as usize].0,
-        request.codec.inter.is_lossy(),
-    ) {
-        (slot, true) => slot.min(CODED_BYTES),
-        (slot, false) => slot,
+    let slot_bytes = gpu.fifos[protocol as usize].0;
+    let slot = match request.codec.inter.is_lossy() {
+        true => slot_bytes.min(CODED_BYTES),
+        false => slot_bytes,
     };
     let most = chunk_max(slot, request.dtype, request.codec.inter, codec)?;
+    let is_raw_inside =
+        variant.algorithm == Algorithm::Hierarchical && !request.codec.intra.is_lossy();
+    let most = match is_raw_inside {
+        true => most.min(chunk_max(slot_bytes, request.dtype, CodecSpec::RAW, None)?),
+        false => most,
+    };
     let (granule, least, most) = match request.codec.inter.is_lossy() {
         true => (granule, granule, most / granule * granule),
         // Chunks are whole 128-byte lines, so that stores are not split.
@@ -365,6 +385,12 @@ pub(super) fn cut(
             (granule, SMALLEST_CHUNK / size, most / granule * granule)
         }
     };
+    if most == 0 {
+        return Err(Error::invalid_argument(format!(
+            "a slot of {slot_bytes} bytes cannot hold {granule} elements of {}; raise CINCH_BUFFER_BYTES",
+            request.dtype
+        )));
+    }
     let even_load = even_load(request, protocol);
     let most = match variant.chunk / size / granule {
         0 => most,
@@ -415,9 +441,7 @@ pub(super) fn candidate(
     let leaving = leaving(&pattern, limits)?;
     let (geometry, channels) = cut(request, limits, gpu, codec, variant, pattern.parts())?;
     let chunk = geometry.chunk();
-    let wire_bytes = codec.map_or(chunk * request.dtype.size(), |codec| {
-        codec.wire_bytes(chunk)
-    });
+    let wire_bytes = Level::ALL.map(|level| message_bytes(request, codec, level, chunk));
     let mut candidate = Candidate {
         algorithm,
         between,
@@ -432,13 +456,14 @@ pub(super) fn candidate(
     for rank in busiest(request, limits) {
         let schedule = pattern.schedule(rank)?;
         let counts = schedule::cost_counts(&schedule, &limits.hosts);
-        let network = network_seconds(limits, &candidate, &counts, leaving, wire_bytes);
+        let between = wire_bytes[Level::Inter as usize];
+        let network = network_seconds(limits, &candidate, &counts, leaving, between);
         let seconds = seconds(
             (gpu, limits.nranks),
             request,
             &candidate,
-            (&counts, ClassMessages::new(&schedule, gpu)),
-            wire_bytes,
+            (&counts, ClassBytes::new(&schedule, gpu, wire_bytes)),
+            between,
             network,
         );
         if seconds >= candidate.seconds {
@@ -446,11 +471,8 @@ pub(super) fn candidate(
         }
     }
     if let Some(links) = LinkWork::new(limits, &pattern)? {
-        let message_bytes = |_, elements| match codec {
-            None => elements * request.dtype.size(),
-            Some(codec) => codec.wire_bytes(elements),
-        };
-        let seconds = links.seconds(&candidate.geometry, message_bytes);
+        let bytes = |level, elements| message_bytes(request, codec, level, elements);
+        let seconds = links.seconds(&candidate.geometry, bytes);
         candidate.seconds = candidate.seconds.max(seconds);
     }
     Ok(candidate)
@@ -474,25 +496,32 @@ fn in_one_order(
     )
 }
 
-impl ClassMessages {
-    /// Counts the messages of a rank in one pass.
-    fn new(schedule: &Schedule, gpu: &GpuLimits) -> ClassMessages {
-        let mut of_class = [[0, 0]; 2];
-        let mut count = |peers: &StepPeers, direction: usize| {
+impl ClassBytes {
+    /// Counts the bytes of a rank in one pass. `wire_bytes` has the bytes of a message for each level.
+    fn new(schedule: &Schedule, gpu: &GpuLimits, wire_bytes: [usize; 2]) -> ClassBytes {
+        let mut of_class = [[0, 0]; 3];
+        let mut count = |peers: &StepPeers, level: Level, direction: usize| {
+            let bytes = wire_bytes[level as usize];
             for &peer in peers.iter() {
+                of_class[0][direction] += bytes;
                 match gpu.pairs.class(schedule.rank, peer as usize) {
                     LinkClass::SameDevice | LinkClass::NvLink => {}
-                    LinkClass::Pcie => of_class[0][direction] += 1,
-                    LinkClass::Host => of_class[1][direction] += 1,
+                    LinkClass::Pcie => of_class[1][direction] += bytes,
+                    LinkClass::Host => of_class[2][direction] += bytes,
                 }
             }
         };
-        for step in &schedule.steps {
-            count(&step.send_to, 0);
-            count(&step.recv_from, 1);
+        for (at, step) in schedule.steps.iter().enumerate() {
+            count(&step.send_to, step.gives, 0);
+            // All steps of a forwarding chain receive one message.
+            let is_again = step.op == Op::RecvCopySend && at > 0 && schedule.steps[at - 1].more;
+            if !is_again {
+                count(&step.recv_from, step.takes, 1);
+            }
         }
-        let [pcie, pinned] = of_class.map(|[sent, received]: [usize; 2]| sent.max(received));
-        ClassMessages { pcie, pinned }
+        // A link carries both directions at once, so the larger of both matters. A root receives more than it sends.
+        let [all, pcie, pinned] = of_class.map(|[sent, received]: [usize; 2]| sent.max(received));
+        ClassBytes { all, pcie, pinned }
     }
 }
 

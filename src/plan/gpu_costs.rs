@@ -9,9 +9,12 @@ use crate::codec::info;
 use crate::schedule::CostCounts;
 use crate::types::{Algorithm, CodecKind, Kernel, Protocol};
 
-/// Messages of the busiest rank in one pass that cross slower links than NVLink: the larger of those sent and received.
+/// Bytes of the busiest rank's messages in one pass: the larger of those sent and received.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct ClassMessages {
+pub(super) struct ClassBytes {
+    /// Over all links.
+    pub all: usize,
+    /// Over PCIe.
     pub pcie: usize,
     /// Through pinned host memory.
     pub pinned: usize,
@@ -88,13 +91,13 @@ fn codec_seconds(kind: CodecKind) -> (f64, f64) {
     })
 }
 
-/// Returns the predicted seconds of a candidate whose busiest rank has the work `counts` in each
-/// pass.
+/// Returns the predicted seconds of a candidate whose busiest rank has the work `counts` and sends or receives `bytes` in
+/// each pass. A message for [`Level::Inter`](crate::types::Level) has `wire_bytes` bytes.
 pub(super) fn seconds(
     (gpu, nranks): (&GpuLimits, usize),
     request: &Request,
     candidate: &Candidate,
-    (counts, slower): (&CostCounts, ClassMessages),
+    (counts, bytes): (&CostCounts, ClassBytes),
     wire_bytes: usize,
     network: f64,
 ) -> f64 {
@@ -139,19 +142,15 @@ pub(super) fn seconds(
         false => candidate.channels as f64 * WIRE_CHANNEL,
     };
     let wire = share * fastest.min(blocks);
-    // A link carries both directions at once, so the larger of both message counts matters. A root
-    // receives more than it sends.
-    let messages = counts.sends.max(counts.recvs);
     let passes = candidate.geometry.passes() as f64;
     let chunk = candidate.geometry.chunk() as f64;
     let (encode, decode) = codec_seconds(request.codec.inter.kind);
     let touched = (counts.encodes + counts.decodes + counts.reduces) as f64;
-    let slower_links = slower_link_latency(candidate, counts, slower);
+    let slower_links = slower_link_latency(candidate, counts, bytes);
     let waits = launch + candidate.hops.total() as f64 * hop + slower_links;
     // Links of different classes work at once, and algorithms use each as evenly as NVLink.
-    let travels_of =
-        |messages: usize, wire: f64| passes * messages as f64 * wire_bytes as f64 / wire;
-    let near = messages.saturating_sub(slower.pcie.max(slower.pinned));
+    let travels_of = |bytes: usize, wire: f64| passes * bytes as f64 / wire;
+    let near = bytes.all.saturating_sub(bytes.pcie.max(bytes.pinned));
     let of_pinned = WIRE_PINNED[usize::from(sends_to_all(candidate.algorithm))];
     let [pcie, pinned] = [
         WIRE_PCIE * fastest / WIRE[0],
@@ -159,8 +158,8 @@ pub(super) fn seconds(
     ]
     .map(|rate| wire.min(share * rate));
     let travels = travels_of(near, wire)
-        .max(travels_of(slower.pcie, pcie))
-        .max(travels_of(slower.pinned, pinned));
+        .max(travels_of(bytes.pcie, pcie))
+        .max(travels_of(bytes.pinned, pinned));
     if is_fused && is_coded {
         // The first encoded tiles of a block run at once, each on its own warps; only further tiles
         // add time.
@@ -171,10 +170,19 @@ pub(super) fn seconds(
         let coded = many.max(0.0) * coded * FUSED_CODED_ELEMENT;
         return waits + travels.max(coded) + network;
     }
+    // A schedule that is not hierarchical has no messages for the level inside groups.
+    let [raw_encodes, raw_decodes] = match request.codec.intra.is_lossy() {
+        true => [0, 0],
+        false => counts.intra_coded,
+    };
+    let [encodes, decodes] = [
+        counts.encodes.saturating_sub(raw_encodes),
+        counts.decodes.saturating_sub(raw_decodes),
+    ];
     waits
         + travels
         + passes * chunk * touched * request.dtype.size() as f64 * ELEMENT_BYTE
-        + passes * chunk * (counts.encodes as f64 * encode + counts.decodes as f64 * decode)
+        + passes * chunk * (encodes as f64 * encode + decodes as f64 * decode)
         + network
 }
 
@@ -187,21 +195,21 @@ fn sends_to_all(algorithm: Algorithm) -> bool {
 }
 
 /// Returns the seconds by which links slower than NVLink delay a call, beside the time of its bytes.
-fn slower_link_latency(candidate: &Candidate, counts: &CostCounts, slower: ClassMessages) -> f64 {
+fn slower_link_latency(candidate: &Candidate, counts: &CostCounts, bytes: ClassBytes) -> f64 {
     use costs::*;
     // Groups are such that slower links are between them.
     let hops = match candidate.algorithm {
         Algorithm::Hierarchical => candidate.hops.between,
         _ => candidate.hops.total(),
     } as f64;
-    match (slower, candidate.kernel.protocol) {
-        (ClassMessages { pinned: 1.., .. }, Protocol::Simple) => {
+    match (bytes, candidate.kernel.protocol) {
+        (ClassBytes { pinned: 1.., .. }, Protocol::Simple) => {
             let peers = (counts.connections / 2).max(1) as f64;
             (FIRST_PINNED + PEER_PINNED * peers).max(hops * HOP_PINNED_SIMPLE)
         }
-        (ClassMessages { pinned: 1.., .. }, _) if candidate.kernel.is_fused() => hops * HOP_PINNED,
-        (ClassMessages { pinned: 1.., .. }, _) => LAUNCH_PINNED + hops * HOP_PINNED,
-        (ClassMessages { pcie: 1.., .. }, _) => hops * HOP_PCIE,
+        (ClassBytes { pinned: 1.., .. }, _) if candidate.kernel.is_fused() => hops * HOP_PINNED,
+        (ClassBytes { pinned: 1.., .. }, _) => LAUNCH_PINNED + hops * HOP_PINNED,
+        (ClassBytes { pcie: 1.., .. }, _) => hops * HOP_PCIE,
         _ => 0.0,
     }
 }

@@ -53,10 +53,10 @@ impl CodecSetting {
         self.intra != self.inter
     }
 
-    /// Returns the setting that applies on this many hosts. On one host no message goes between
-    /// hosts, so `intra` replaces `inter`.
-    pub const fn on(self, hosts: usize) -> CodecSetting {
-        match hosts {
+    /// Returns the setting that applies on this many groups: hosts, or groups inside a host. In one group no message goes
+    /// between groups, so `intra` replaces `inter`.
+    pub const fn on(self, groups: usize) -> CodecSetting {
+        match groups {
             0 | 1 => CodecSetting {
                 inter: self.intra,
                 ..self

@@ -81,6 +81,12 @@ pub struct CallSignature {
     pub intra: CodecSpec,
 }
 
+/// Returns 24 bits that stand for a codec inside hosts: its number plus 1, and a digest of its parameters.
+fn bits_of_intra(codec: CodecSpec) -> u64 {
+    let mixed = codec.word().wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (codec.kind as u64 + 1) | mixed >> 48 << 8
+}
+
 impl CallSignature {
     /// Sequence number of a call that a CUDA graph replays. Ranks may capture and replay graphs at
     /// different points of their order of calls, so a count would differ between them.
@@ -109,21 +115,27 @@ impl CallSignature {
     /// hosts. Otherwise the bits hold the codec's number plus 1, and a digest of its parameters.
     /// Ranks compare the full settings when they join.
     fn intra_bits(&self) -> u64 {
-        if self.intra == self.codec {
-            return 0;
+        match self.intra == self.codec {
+            true => 0,
+            false => bits_of_intra(self.intra),
         }
-        let mixed = self.intra.word().wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        (self.intra.kind as u64 + 1) | mixed >> 48 << 8
     }
 
     /// Decodes a signature. Returns `None` if the words are no signature, or if they hold only a
-    /// digest of the codec inside hosts.
+    /// digest of a lossy codec inside hosts.
     pub fn from_words(words: &[u64; SIGNATURE_WORDS]) -> Option<CallSignature> {
         let byte = |shift: u32| (words[0] >> shift) as u8;
-        if byte(0) != FORMAT_VERSION || words[0] >> 40 != 0 {
+        if byte(0) != FORMAT_VERSION {
             return None;
         }
         let codec = CodecSpec::from_word(words[4])?;
+        let intra = match words[0] >> 40 {
+            0 => codec,
+            bits if bits == bits_of_intra(CodecSpec::RAW) && codec != CodecSpec::RAW => {
+                CodecSpec::RAW
+            }
+            _ => return None,
+        };
         let collective = Collective::from_number(byte(8).into())?;
         let (place, fused) = match has_place(collective) {
             true => (words[1], Fused::ALONE),
@@ -140,7 +152,7 @@ impl CallSignature {
             count: words[2],
             sequence: words[3],
             codec,
-            intra: codec,
+            intra,
         })
     }
 

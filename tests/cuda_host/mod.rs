@@ -13,3 +13,4 @@ mod interpreter_cases;
 mod interpreter_work;
 mod kernels;
 mod library;
+mod steps;

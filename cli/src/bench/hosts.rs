@@ -32,6 +32,10 @@ pub fn main(
 ) -> crate::ExitResult {
     let workload = Workload::new(options, nranks).map_err(|sentence| (USAGE, sentence))?;
     let policy = CodecPolicy::new(config, CommFacts::first(nranks, hosts.count()));
+    let policy = match hosts.count() {
+        1 => policy.on_groups(1),
+        _ => policy,
+    };
     let failure = |error: cinch::Error| (FAILURE, error.to_string());
     for row in &workload.rows {
         let call = Call {

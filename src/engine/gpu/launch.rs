@@ -12,7 +12,7 @@ use crate::gpu::{Context, Function, Launch, Stream};
 use crate::plan::{EncodedTiles, Plan, Request};
 use crate::sys::cuda::{CUcontext, CUgreenCtx, CuResult};
 use crate::types::{
-    Algorithm, Collective, Kernel, KernelProtocol, Protocol, ReduceOp, SIGNATURE_WORDS,
+    Algorithm, Collective, Kernel, KernelProtocol, Level, Protocol, ReduceOp, SIGNATURE_WORDS,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -299,14 +299,24 @@ fn codec_words(plan: &Plan, operation: u64) -> abi::CodecWords {
 
 /// Returns the payload bytes that this rank sends in all passes.
 fn wire_bytes(plan: &Plan, packed: &PackedSchedule) -> u64 {
-    let mut sends = vec![0u64; plan.pattern.parts()];
+    let mut sends = vec![[0u64; Level::ALL.len()]; plan.pattern.parts()];
     for step in &packed.steps {
-        sends[usize::from(step.part)] += u64::from(step.nsend);
+        let level = match step.intra_send {
+            0 => Level::Inter,
+            _ => Level::Intra,
+        };
+        sends[usize::from(step.part)][level as usize] += u64::from(step.nsend);
     }
     let mut bytes = 0;
-    for (part, sends) in sends.iter().enumerate().filter(|(_, sends)| **sends > 0) {
-        for pass in 0..plan.geometry.passes() {
-            bytes += sends * plan.wire_bytes(plan.geometry.range(pass, part).len()) as u64;
+    for (part, by_level) in sends.iter().enumerate() {
+        for level in Level::ALL
+            .into_iter()
+            .filter(|&level| by_level[level as usize] > 0)
+        {
+            for pass in 0..plan.geometry.passes() {
+                let elements = plan.geometry.range(pass, part).len();
+                bytes += by_level[level as usize] * plan.bytes_for(level, elements) as u64;
+            }
         }
     }
     bytes

@@ -15,7 +15,7 @@ use crate::gpu::abi::{self, Combine, KernelWork};
 use crate::plan::Plan;
 use crate::reduce;
 use crate::schedule::{self, ChunkPlace, Op, Own, Schedule, SchedulePattern};
-use crate::types::{ReduceOp, Scalar};
+use crate::types::{Level, ReduceOp, Scalar};
 
 /// A rank's steps of one pass, in the form that kernels read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,8 +52,8 @@ impl PackedSchedule {
             // then unused.
             let block =
                 |place: Option<ChunkPlace>| place.and_then(|place| place.block).unwrap_or(0);
-            let in_block = block(pattern.input(schedule.rank, step.chunk)) as u16;
-            let out_block = block(pattern.output(schedule.rank, step.chunk)) as u16;
+            let in_block = block(pattern.input(schedule.rank, step.chunk)) as u8;
+            let out_block = block(pattern.output(schedule.rank, step.chunk)) as u8;
             let (own, own_after) = match step.own {
                 Own::Absent => (abi::OWN_ABSENT, 0),
                 Own::Exact { after } => (abi::OWN_EXACT, after),
@@ -68,6 +68,8 @@ impl PackedSchedule {
                 part: pattern.part(step.chunk) as u16,
                 in_block,
                 out_block,
+                intra_recv: step.intra_recv()?,
+                intra_send: u8::from(step.gives == Level::Intra),
                 peers: numbered("peers", peers.len())?,
                 nrecv: step.recv.len() as u8,
                 nsend: step.send.len() as u8,
@@ -106,7 +108,28 @@ struct JoinedStep {
     chunk: usize,
     own: Own,
     recv: Vec<u8>,
+    /// Level of each received message.
+    takes: Vec<Level>,
     send: Vec<u8>,
+    gives: Level,
+}
+
+impl JoinedStep {
+    /// Returns the number of received messages that are for [`Level::Intra`].
+    ///
+    /// # Errors
+    /// Internal if one of them follows another message, or if the step does not add it, for which kernels have no code.
+    fn intra_recv(&self) -> Result<u8> {
+        let is_intra = |level: &&Level| **level == Level::Intra;
+        let leading = self.takes.iter().take_while(is_intra).count();
+        let all = self.takes.iter().filter(is_intra).count();
+        match leading == all && (all == 0 || self.op.sums()) {
+            true => Ok(leading as u8),
+            false => Err(Error::internal(
+                "a step has messages of its group behind others",
+            )),
+        }
+    }
 }
 
 /// Joins the steps of each chain into one step. Also joins the sends of one chunk, which carry the
@@ -117,6 +140,7 @@ fn join(steps: &[schedule::Step]) -> Vec<JoinedStep> {
     for step in steps {
         let ranks = |peers: &[u32]| peers.iter().map(|&rank| rank as u8).collect::<Vec<u8>>();
         let (recv, send) = (ranks(&step.recv_from), ranks(&step.send_to));
+        let takes = vec![step.takes; recv.len()];
         let continues = more;
         more = step.more;
         if let Some(last) = joined.last_mut() {
@@ -126,13 +150,19 @@ fn join(steps: &[schedule::Step]) -> Vec<JoinedStep> {
                 // All steps of a forwarding chain refer to one message.
                 if step.op != Op::RecvCopySend {
                     last.recv.extend(recv);
+                    last.takes.extend(takes);
+                }
+                if !send.is_empty() {
+                    last.gives = step.gives;
                 }
                 last.send.extend(send);
                 continue;
             }
             let source =
                 step.op == Op::RecvReduceCopySend && recv.is_empty() && step.own == Own::FIRST;
-            if same && last.op == Op::Send && (step.op == Op::Send || source) && !step.more {
+            let carries_same = same && last.gives == step.gives;
+            if carries_same && last.op == Op::Send && (step.op == Op::Send || source) && !step.more
+            {
                 last.op = step.op;
                 last.own = step.own;
                 last.send.extend(send);
@@ -145,7 +175,9 @@ fn join(steps: &[schedule::Step]) -> Vec<JoinedStep> {
             chunk: step.chunk as usize,
             own: step.own,
             recv,
+            takes,
             send,
+            gives: step.gives,
         });
     }
     joined
@@ -296,7 +328,9 @@ pub struct Addresses {
 /// See [`arithmetic`]; unsupported if a kernel cannot number the passes.
 pub fn work(plan: &Plan, op: ReduceOp, at: Addresses) -> Result<KernelWork> {
     let (combine, factor, flags) = arithmetic(plan, op)?;
-    let flags = flags | aligned(at);
+    let is_raw_inside = plan.codec.is_some() && plan.intra.is_none();
+    let raw_intra = if is_raw_inside { abi::RAW_INTRA } else { 0 };
+    let flags = flags | aligned(at) | raw_intra;
     Ok(KernelWork {
         input: at.input,
         output: at.output,
@@ -366,5 +400,7 @@ pub fn arithmetic(plan: &Plan, op: ReduceOp) -> Result<(Combine, u64, u8)> {
     })
 }
 
+#[cfg(test)]
+mod level_tests;
 #[cfg(test)]
 mod tests;

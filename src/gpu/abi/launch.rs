@@ -61,6 +61,8 @@ pub const FACTOR_AT: u8 = 8;
 pub const REDRAW: u8 = 16;
 /// Bit of [`KernelWork::flags`]: the stream's next kernel may launch once no thread waits for another rank.
 pub const LAUNCH_DEPENDENTS: u8 = 32;
+/// Bit of [`KernelWork::flags`]: messages for [`Level::Intra`](crate::types::Level::Intra) are raw, all others encoded.
+pub const RAW_INTRA: u8 = 64;
 
 /// Bit of [`OneshotArgs::phases`]: every rank sends each other rank one part or block. Without this bit,
 /// every rank sends its whole input.
@@ -98,9 +100,13 @@ pub struct KernelStep {
     /// Index of the step's chunk among the parts of the pass's element range.
     pub part: u16,
     /// Index of the input's block that has the chunk.
-    pub in_block: u16,
+    pub in_block: u8,
     /// Index of the output's block that has the chunk.
-    pub out_block: u16,
+    pub out_block: u8,
+    /// Number of received messages, the first of all, that are for [`Level::Intra`](crate::types::Level::Intra).
+    pub intra_recv: u8,
+    /// 1 if the sent messages are for [`Level::Intra`](crate::types::Level::Intra), else 0.
+    pub intra_send: u8,
     /// Index of the step's first peer in the work buffer. Peers that the step receives from come
     /// first, then peers that it sends to.
     pub peers: u16,
@@ -168,7 +174,7 @@ pub struct KernelWork {
     pub nsteps: u16,
     /// Reduction of two contributions, a [`Combine`].
     pub combine: u8,
-    /// Bits [`PREMULTIPLY`] to [`LAUNCH_DEPENDENTS`].
+    /// Bits [`PREMULTIPLY`] to [`RAW_INTRA`].
     pub flags: u8,
     /// Padding, always 0.
     pub unused: u16,

@@ -27,7 +27,7 @@ fn rust_layout() -> String {
     fields!("cinch_trouble", Trouble, state kind peer sends channel step pass protocol expected seen
         mine theirs);
     fields!("cinch_control", Control, abort trouble);
-    fields!("cinch_step", KernelStep, op own own_after batch stage part in_block out_block peers
+    fields!("cinch_step", KernelStep, op own own_after batch stage part in_block out_block intra_recv intra_send peers
         nrecv nsend recv_mask send_mask);
     fields!("cinch_residuals", ResidualsHeader, turn arrived);
     fields!("cinch_work", KernelWork, input output count chunk factor signature signature_hash residuals
@@ -78,6 +78,7 @@ const NUMBERS: &[(&str, usize)] = &[
     ("CINCH_FACTOR_AT", FACTOR_AT as usize),
     ("CINCH_REDRAW", REDRAW as usize),
     ("CINCH_LAUNCH_DEPENDENTS", LAUNCH_DEPENDENTS as usize),
+    ("CINCH_RAW_INTRA", RAW_INTRA as usize),
     ("CINCH_SENDS_PARTS", SENDS_PARTS as usize),
     ("CINCH_SUMS", SUMS as usize),
     ("CINCH_SENDS_SUMS", SENDS_SUMS as usize),

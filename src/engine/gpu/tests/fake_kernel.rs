@@ -170,11 +170,13 @@ impl<'a> Kernel<'a> {
         })
     }
 
-    /// Returns the bytes of a step's chunk.
-    fn bytes(&self, work: &KernelWork, step: &abi::KernelStep, pass: u64) -> usize {
+    /// Returns the bytes of a message of a step's chunk.
+    fn bytes(&self, work: &KernelWork, step: &abi::KernelStep, pass: u64, is_intra: bool) -> usize {
         let start = (pass * u64::from(work.parts) + u64::from(step.part)) * work.chunk;
         let n = (work.count - start.min(work.count)).min(work.chunk) as usize;
-        self.codec.map_or(4 * n, |codec| codec.wire_bytes(n))
+        let is_raw = is_intra && work.flags & abi::RAW_INTRA != 0;
+        let codec = self.codec.filter(|_| !is_raw);
+        codec.map_or(4 * n, |codec| codec.wire_bytes(n))
     }
 
     /// Runs one batch; returns false if a peer runs another call.
@@ -184,13 +186,14 @@ impl<'a> Kernel<'a> {
         let mut taken = Vec::new();
         let mut sent = Vec::new();
         for step in steps {
-            let bytes = self.bytes(&work, step, pass);
             let first = usize::from(step.peers);
             let middle = first + usize::from(step.nrecv);
             let peers = &self.work_buffer.peers[first..middle + usize::from(step.nsend)];
             let (recv, send) = peers.split_at(usize::from(step.nrecv));
             let mut received = Vec::new();
-            for &peer in recv {
+            for (at, &peer) in recv.iter().enumerate() {
+                let is_intra = at < usize::from(step.intra_recv);
+                let bytes = self.bytes(&work, step, pass, is_intra);
                 let peer = usize::from(peer);
                 let number = self.cursor(channel, peer).received;
                 let slot = self.slot(self.view.inbox[peer], channel, number);
@@ -223,6 +226,7 @@ impl<'a> Kernel<'a> {
             let message = world.step(&work, step, pass, &received);
             for &peer in send {
                 let peer = usize::from(peer);
+                let bytes = self.bytes(&work, step, pass, step.intra_send == 1);
                 assert_eq!(message.len(), bytes);
                 sent.push((peer, message.clone()));
             }

@@ -204,7 +204,7 @@ impl<'a> World<'a> {
         let start = ((pass * u64::from(work.parts) + u64::from(step.part)) * work.chunk)
             .min(work.count) as usize;
         let n = (work.chunk as usize).min(work.count as usize - start);
-        let place = |block: u16| usize::from(block) * work.count as usize + start;
+        let place = |block: u8| usize::from(block) * work.count as usize + start;
         let (from, to) = (place(step.in_block), place(step.out_block));
         let own = || {
             let factor = f32::from_bits(work.factor as u32);
@@ -218,8 +218,15 @@ impl<'a> World<'a> {
                 .collect::<Vec<f32>>()
         };
         let op = step.op;
+        // Messages inside groups may be raw.
+        let is_raw_inside = work.flags & abi::RAW_INTRA != 0;
+        let is_raw = |term: usize| is_raw_inside && term < usize::from(step.intra_recv);
+        let encode = |values: &[f32]| match is_raw_inside && step.intra_send == 1 {
+            true => raw(values),
+            false => self.encode(values),
+        };
         if op == Op::Send as u8 {
-            return self.encode(&own());
+            return encode(&own());
         }
         let (result, message) = if op == Op::Copy as u8 {
             (own(), Vec::new())
@@ -236,8 +243,12 @@ impl<'a> World<'a> {
                         combine(&mut sum, work, &own);
                     }
                 }
-                if let Some(message) = received.get(term) {
-                    self.add(&mut sum, work, message, n);
+                match received.get(term) {
+                    Some(message) if is_raw(term) => {
+                        combine(&mut sum, work, &floats(&message[..4 * n]));
+                    }
+                    Some(message) => self.add(&mut sum, work, message, n),
+                    None => {}
                 }
             }
             let mut sum = sum.expect("a sum of nothing");
@@ -245,7 +256,7 @@ impl<'a> World<'a> {
                 let nranks = self.launches.len() as f32;
                 sum.iter_mut().for_each(|x| *x /= nranks);
             }
-            let message = self.encode(&sum);
+            let message = encode(&sum);
             if op == Op::RecvReduceCopySend as u8 {
                 sum = self.decode(&message, n);
             }
@@ -268,7 +279,7 @@ impl<'a> World<'a> {
 
     fn encode(&self, values: &[f32]) -> Vec<u8> {
         match self.codec {
-            None => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            None => raw(values),
             Some(codec) => {
                 let mut wire = vec![0; codec.wire_bytes(values.len())];
                 codec.encode(span(values.len()), values, None, &mut wire, None);
@@ -299,6 +310,10 @@ fn output(work: &KernelWork) -> *mut f32 {
 
 fn span(chunk: usize) -> Span {
     Span::whole(chunk)
+}
+
+fn raw(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|x| x.to_le_bytes()).collect()
 }
 
 pub(crate) fn floats(bytes: &[u8]) -> Vec<f32> {

@@ -1,0 +1,242 @@
+//! Runs single steps of schedule kernels with a codec on the host (`block.h`) where messages inside groups are raw.
+//! Compares messages and outputs byte for byte with the scalar codec.
+
+use super::library::{Library, starts};
+use crate::support::{self, Rng};
+use cinch::codec::{self, Codec, RoundingRandom, Span, kernel_params};
+use cinch::cpu::Isa;
+use cinch::reduce::{narrow, widen};
+use cinch::schedule::Op;
+use cinch::{CodecSpec, DType};
+use std::ffi::{CString, c_char, c_void};
+use std::sync::Arc;
+
+/// Mirrors `Step` of `steps.cpp`.
+#[repr(C)]
+struct Step {
+    input: *const u8,
+    output: *mut u8,
+    sources: [*const u8; 4],
+    targets: [*mut u8; 4],
+    elements: u32,
+    nranks: u32,
+    codec: [u32; 8],
+    op: u8,
+    own: u8,
+    own_after: u8,
+    nrecv: u8,
+    nsend: u8,
+    raw_recv: u8,
+    raw_send: u8,
+    aligned: u8,
+}
+
+/// The type of `test_step` in `steps.cpp`.
+type Run = unsafe extern "C" fn(*const c_char, *const Step) -> bool;
+
+/// Value of memory that a step must not change.
+const AROUND: u8 = 0xee;
+
+/// Memory whose first byte is aligned to 16.
+struct Memory {
+    words: Vec<u128>,
+    bytes: usize,
+}
+
+impl Memory {
+    fn new(contents: &[u8], bytes: usize) -> Memory {
+        let words = vec![u128::from_ne_bytes([AROUND; 16]); bytes.div_ceil(16) + 2];
+        let mut memory = Memory { words, bytes };
+        memory.all()[..contents.len()].copy_from_slice(contents);
+        memory
+    }
+
+    fn all(&mut self) -> &mut [u8] {
+        let bytes = 16 * self.words.len();
+        // SAFETY: `words` owns `bytes` initialised bytes, and the result borrows `self` mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.words.as_mut_ptr().cast(), bytes) }
+    }
+
+    /// Returns the contents; panics if bytes behind them changed.
+    fn take(mut self, what: &str) -> Vec<u8> {
+        let bytes = self.bytes;
+        let all = self.all();
+        assert!(all[bytes..].iter().all(|&byte| byte == AROUND), "{what}");
+        all[..bytes].to_vec()
+    }
+}
+
+/// Chunk of `n` elements of a type, with a codec.
+struct Case {
+    codec: Arc<dyn Codec>,
+    spec: CodecSpec,
+    dtype: DType,
+    n: usize,
+    /// Bytes by which the user's buffers are off a multiple of 16.
+    off: usize,
+}
+
+impl Case {
+    fn what(&self) -> String {
+        let Case {
+            spec,
+            n,
+            dtype,
+            off,
+            ..
+        } = self;
+        format!("{spec} of {n} {dtype}, {off} bytes off")
+    }
+
+    fn raw(&self, values: &[f32]) -> Vec<u8> {
+        let mut bytes = vec![0; self.n * self.dtype.size()];
+        narrow(self.dtype, Isa::Scalar, values, &mut bytes);
+        bytes
+    }
+
+    /// Returns random elements of the type.
+    fn values(&self, rng: &mut Rng) -> Vec<f32> {
+        let values: Vec<f32> = (0..self.n).map(|_| rng.normal() as f32).collect();
+        let mut rounded = vec![0.0; self.n];
+        widen(self.dtype, Isa::Scalar, &self.raw(&values), &mut rounded);
+        rounded
+    }
+
+    fn encode(&self, values: &[f32]) -> Vec<u8> {
+        let mut wire = vec![0; self.codec.wire_bytes(self.n)];
+        let span = Span::whole(self.n);
+        self.codec.encode(span, values, None, &mut wire, None);
+        wire
+    }
+
+    fn decode(&self, wire: &[u8]) -> Vec<f32> {
+        let mut values = vec![0.0; self.n];
+        self.codec.decode(Span::whole(self.n), wire, &mut values);
+        values
+    }
+
+    /// Runs a step with this contribution and these messages, of which the first `raw_recv` are raw. Returns the
+    /// messages that it sends and its output.
+    fn run(
+        &self,
+        run: Run,
+        op: Op,
+        input: &[f32],
+        (sources, raw_recv, own_after): (&[Vec<u8>], usize, usize),
+        (sends, raw_send): (usize, bool),
+    ) -> (Vec<Vec<u8>>, Vec<u8>) {
+        let (what, size) = (self.what(), self.dtype.size());
+        let message = match raw_send {
+            true => self.n * size,
+            false => self.codec.wire_bytes(self.n),
+        };
+        let padding = vec![AROUND; self.off];
+        let mut input = Memory::new(
+            &[padding, self.raw(input)].concat(),
+            self.off + self.n * size,
+        );
+        let mut output = Memory::new(&[], self.off + self.n * size);
+        let mut sources: Vec<Memory> = sources
+            .iter()
+            .map(|one| Memory::new(one, one.len()))
+            .collect();
+        let mut targets: Vec<Memory> = (0..sends).map(|_| Memory::new(&[], message)).collect();
+        let mut step = Step {
+            input: input.all()[self.off..].as_ptr(),
+            output: output.all()[self.off..].as_mut_ptr(),
+            sources: [std::ptr::null(); 4],
+            targets: [std::ptr::null_mut(); 4],
+            elements: self.n as u32,
+            nranks: 4,
+            codec: kernel_params(self.spec, 0.0, [RoundingRandom::NONE; 2]),
+            op: op as u8,
+            own: 1,
+            own_after: own_after as u8,
+            nrecv: sources.len() as u8,
+            nsend: sends as u8,
+            raw_recv: raw_recv as u8,
+            raw_send: u8::from(raw_send),
+            aligned: u8::from(self.off == 0),
+        };
+        for (place, source) in step.sources.iter_mut().zip(&mut sources) {
+            *place = source.all().as_ptr();
+        }
+        for (place, target) in step.targets.iter_mut().zip(&mut targets) {
+            *place = target.all().as_mut_ptr();
+        }
+        let name = CString::new(format!("{}_{}", self.spec.kind.name(), self.dtype)).unwrap();
+        // SAFETY: the step names memory of this function with room for n elements, or for an encoded chunk of them.
+        assert!(unsafe { run(name.as_ptr(), &step) }, "{what}");
+        let sent = targets.into_iter().map(|target| target.take(&what));
+        (sent.collect(), output.take(&what)[self.off..].to_vec())
+    }
+
+    fn check(&self, run: Run, rng: &mut Rng) {
+        let what = self.what();
+        let own = self.values(rng);
+        // A contribution travels as it is.
+        let (sent, _) = self.run(run, Op::Send, &own, (&[], 0, 0), (2, true));
+        assert!(sent.iter().all(|sent| *sent == self.raw(&own)), "{what}");
+        // Two raw messages and an encoded message, with the own contribution between the raw ones.
+        let [first, second, third] = [(); 3].map(|()| self.values(rng));
+        let third = self.encode(&third);
+        let sources = [self.raw(&first), self.raw(&second), third.clone()];
+        let mut sum: Vec<f32> = (0..self.n).map(|i| first[i] + own[i] + second[i]).collect();
+        self.codec
+            .decode_reduce(Span::whole(self.n), &third, &mut sum);
+        let encoded = self.encode(&sum);
+        let (sent, _) = self.run(run, Op::RecvReduceSend, &own, (&sources, 2, 1), (1, false));
+        assert!(sent[0] == encoded, "{what}: encoded sum");
+        // The owner stores the values that its peers decode.
+        let op = Op::RecvReduceCopySend;
+        let (sent, output) = self.run(run, op, &own, (&sources, 2, 1), (2, false));
+        assert!(sent.iter().all(|sent| *sent == encoded), "{what}");
+        assert!(
+            output == self.raw(&self.decode(&encoded)),
+            "{what}: stored sum"
+        );
+        let (_, output) = self.run(run, Op::RecvReduceCopy, &own, (&sources, 2, 1), (0, false));
+        assert!(output == self.raw(&sum), "{what}: sum");
+        // Encoded messages in place of raw ones take another path, which gives another sum.
+        let sources = [self.encode(&first), self.encode(&second), third];
+        let (other, _) = self.run(run, Op::RecvReduceSend, &own, (&sources, 0, 1), (1, false));
+        assert!(self.n < 64 || other[0] != encoded, "{what}");
+    }
+}
+
+#[test]
+fn steps_with_raw_messages_inside_groups_equal_the_scalar_codec() {
+    if !starts("g++") {
+        println!("skipped: no g++ is here to compile the kernels");
+        return;
+    }
+    let options = [
+        "-O1",
+        "-Wno-unknown-pragmas",
+        "-Wno-unused-function",
+        "-Wno-extra",
+        "-Wno-parentheses",
+    ];
+    let library = Library::compile("g++", "steps", &options, &["tests/cuda_host/host"]);
+    // SAFETY: `steps.cpp` defines `test_step` with the parameters of `Run`.
+    let run = unsafe { std::mem::transmute::<*mut c_void, Run>(library.find("test_step")) };
+    let mut rng = Rng(support::seed());
+    for name in ["linear8", "linear8:block=1024", "dynamic8", "cast_bf16"] {
+        let spec: CodecSpec = name.parse().unwrap();
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            for n in [1, 15, 16, 500, 512, 1024, 1543] {
+                for off in [0, dtype.size()] {
+                    let codec = codec::build(spec, Isa::Scalar).unwrap().unwrap();
+                    Case {
+                        codec,
+                        spec,
+                        dtype,
+                        n,
+                        off,
+                    }
+                    .check(run, &mut rng);
+                }
+            }
+        }
+    }
+}
